@@ -1,0 +1,1 @@
+"""Switching state-space models and gated recurrent networks as one object."""

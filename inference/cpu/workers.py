@@ -1,0 +1,69 @@
+"""How a CPU kernel is compiled and spread over threads.
+
+Kernels are compiled without numba's parallel mode: each takes a range of sequences, releases the interpreter lock, and
+`in_parallel` runs several of them at once on plain Python threads. So there is no threading layer beside torch's, the
+number of threads is torch's own, and calls from several user threads are safe.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numba
+import torch
+
+# -inf is a legal weight, so no flag may assume finite numbers; sums may be reordered so that they vectorise.
+_OPTIONS: dict[str, Any] = {
+    "nogil": True,
+    "error_model": "numpy",
+    "fastmath": {"reassoc", "contract", "arcp", "nsz"},
+}
+
+
+def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile `function` with numba on first call; keep the machine code on disk where a folder can be written."""
+    try:
+        return numba.njit(cache=True, **_OPTIONS)(function)
+    except RuntimeError:  # no writable cache folder: compile once a process
+        return numba.njit(**_OPTIONS)(function)
+
+
+def ranges(n: int, at_least: int = 1) -> list[tuple[int, int]]:
+    """Split `range(n)` into at most `torch.get_num_threads()` contiguous ranges of `at_least` items or more."""
+    parts = max(1, min(torch.get_num_threads(), n // max(1, at_least)))
+    edges = [n * i // parts for i in range(parts + 1)]
+    return list(zip(edges[:-1], edges[1:], strict=True))
+
+
+def in_parallel(tasks: Sequence[Callable[[], None]]) -> None:
+    """Run all tasks, the last one on the calling thread; returns when all are done, raising the first error."""
+    if len(tasks) == 1 or torch.get_num_threads() == 1:
+        for task in tasks:
+            task()
+        return
+    futures = [_executor().submit(task) for task in tasks[:-1]]
+    try:
+        tasks[-1]()
+    finally:
+        for future in futures:
+            future.result()
+
+
+_pool: ThreadPoolExecutor | None = None
+
+
+def _executor() -> ThreadPoolExecutor:
+    global _pool
+    if _pool is None:
+        _pool = ThreadPoolExecutor(max_workers=max(1, (os.cpu_count() or 1)), thread_name_prefix="samplehold")
+    return _pool
+
+
+def _forget_pool() -> None:
+    global _pool
+    _pool = None
+
+
+if hasattr(os, "register_at_fork"):  # a forked child has none of its parent's threads
+    os.register_at_fork(after_in_child=_forget_pool)
