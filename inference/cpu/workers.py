@@ -5,6 +5,7 @@ Kernels are compiled without numba's parallel mode: each takes a range of sequen
 number of threads is torch's own, and calls from several user threads are safe.
 """
 
+import inspect
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,10 +24,20 @@ _OPTIONS: dict[str, Any] = {
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile `function` with numba on first call; keep the machine code on disk where a folder can be written."""
+    return _compiled(function, _OPTIONS)
+
+
+def exact_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+    """As `kernel`, for arithmetic that depends on the order of its operations."""
+    return _compiled(function, {**_OPTIONS, "fastmath": False})
+
+
+def _compiled(function: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+    function = inspect.unwrap(function)  # numba cannot compile through a wrapper, such as a run-time type checker's
     try:
-        return numba.njit(cache=True, **_OPTIONS)(function)
+        return numba.njit(cache=True, **options)(function)
     except RuntimeError:  # no writable cache folder: compile once a process
-        return numba.njit(**_OPTIONS)(function)
+        return numba.njit(**options)(function)
 
 
 def ranges(n: int, at_least: int = 1) -> list[tuple[int, int]]:

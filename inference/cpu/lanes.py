@@ -1,0 +1,277 @@
+r"""Vectors of one register's width as values inside numba kernels: `Lanes`, 8 float64 or 16 float32 numbers.
+
+numba leaves vectorising to LLVM, which gives up on the short, unknown trip counts of a recursion over K states, and on
+many processors takes only half of the register. Here the width is part of the type:
+
+    load, store                vectors of a one-dimensional array, from a position on
+    load_some, store_some      the same for the last, partly filled vector of a row
+    splat, spread              a number in every lane; one of an array
+    +, -, *, muladd            arithmetic; `muladd(a, b, c)` is a * b + c
+    larger, at_least           the larger of two; the vector with everything under a floor made 0
+    largest, total             of all elements, by a tree of fixed shape
+    exp                        of numbers <= 0, to about one unit in the last place
+    width                      how many elements of an array a vector holds
+
+`exp` writes $x = n \ln 2 + r$ and $e^x = 2^n e^r$ with the Taylor polynomial of $e^r$; $n$ falls out of adding
+$1.5 \cdot 2^m$ for $m$ mantissa bits, and $2^n$ is assembled from its bits. -inf gives 0, NaN gives NaN.
+"""
+
+import inspect
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numba
+from llvmlite import ir
+from numba import types
+from numba.core.datamodel import models
+from numba.extending import intrinsic, overload, register_model
+
+BYTES = 64
+_INDEX = ir.IntType(32)
+_FLOAT = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}
+_FUSE = ("contract",)
+_lowered: Any = intrinsic  # what it decorates is called without its first argument
+
+
+class Lanes(types.Type):
+    """The numba type of a vector: as many numbers of `dtype` as fill `BYTES` bytes."""
+
+    def __init__(self, dtype: Any) -> None:
+        self.dtype = dtype
+        self.count = BYTES * 8 // dtype.bitwidth
+        self.vector = ir.VectorType(_FLOAT[dtype], self.count)
+        super().__init__(name=f"Lanes({dtype})")
+
+
+@register_model(Lanes)
+class _Model(models.PrimitiveModel):
+    def __init__(self, manager: Any, lanes: Any) -> None:
+        super().__init__(manager, lanes, lanes.vector)
+
+
+def _constant(vector: Any, number: Any) -> Any:
+    return ir.Constant(vector, [number] * vector.count)
+
+
+def _positions(positions: Any) -> Any:
+    return ir.Constant(ir.VectorType(_INDEX, len(positions)), list(positions))
+
+
+def _repeat(builder: Any, number: Any, count: int) -> Any:
+    undefined = ir.Constant(ir.VectorType(number.type, count), ir.Undefined)
+    vector = builder.insert_element(undefined, number, ir.Constant(_INDEX, 0))
+    return builder.shuffle_vector(vector, vector, _positions([0] * count))
+
+
+def _address(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
+    data = context.make_array(array_type)(context, builder, array).data
+    return builder.bitcast(builder.gep(data, [index]), Lanes(array_type.dtype).vector.as_pointer())
+
+
+def _first(builder: Any, count: Any, width: int) -> Any:
+    """The mask of the first `count` lanes."""
+    steps = ir.Constant(ir.VectorType(count.type, width), list(range(width)))
+    return builder.icmp_signed("<", steps, _repeat(builder, count, width))
+
+
+def _masked(builder: Any, what: str, vector: Any, result: Any, arguments: Any) -> Any:
+    name = f"llvm.masked.{what}.v{vector.count}f{64 if vector.count * 8 == BYTES else 32}.p0"
+    signature = ir.FunctionType(result, [a.type for a in arguments])
+    function = builder.module.globals.get(name) or ir.Function(builder.module, signature, name)
+    return builder.call(function, arguments)
+
+
+@_lowered
+def load(typing: Any, array: Any, index: Any) -> Any:
+    """The vector that starts at `array[index]`; nothing checks that it lies inside the array."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load(_address(context, builder, signature.args[0], *args), align=array.dtype.bitwidth // 8)
+
+    return Lanes(array.dtype)(array, types.intp), generate
+
+
+@_lowered
+def store(typing: Any, array: Any, index: Any, value: Any) -> Any:
+    """Write the vector to `array[index]` and what follows."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        address = _address(context, builder, signature.args[0], *args[:2])
+        builder.store(args[2], address, align=array.dtype.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, Lanes(array.dtype)), generate
+
+
+@_lowered
+def load_some(typing: Any, array: Any, index: Any, count: Any, filler: Any) -> Any:
+    """The vector of `array[index : index + count]`, filled up with `filler`; a whole one if count is larger."""
+    lanes = Lanes(array.dtype)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        address = _address(context, builder, signature.args[0], *args[:2])
+        alignment = ir.Constant(_INDEX, array.dtype.bitwidth // 8)
+        mask, rest = _first(builder, args[2], lanes.count), _repeat(builder, args[3], lanes.count)
+        return _masked(builder, "load", lanes.vector, lanes.vector, [address, alignment, mask, rest])
+
+    return lanes(array, types.intp, types.intp, array.dtype), generate
+
+
+@_lowered
+def store_some(typing: Any, array: Any, index: Any, value: Any, count: Any) -> Any:
+    """Write the first `count` numbers of the vector to `array[index]` and what follows."""
+    lanes = Lanes(array.dtype)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        address = _address(context, builder, signature.args[0], *args[:2])
+        alignment = ir.Constant(_INDEX, array.dtype.bitwidth // 8)
+        mask = _first(builder, args[3], lanes.count)
+        _masked(builder, "store", lanes.vector, ir.VoidType(), [args[2], address, alignment, mask])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, lanes, types.intp), generate
+
+
+@_lowered
+def width(typing: Any, array: Any) -> Any:
+    """How many elements of the array fill a vector, known when the kernel is compiled."""
+    count = Lanes(array.dtype).count
+    return types.intp(array), lambda context, builder, signature, args: context.get_constant(types.intp, count)
+
+
+@_lowered
+def spread(typing: Any, array: Any, index: Any) -> Any:
+    """The number `array[index]` in every lane."""
+    lanes = Lanes(array.dtype)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        return _repeat(builder, builder.load(builder.gep(data, [args[1]])), lanes.count)
+
+    return lanes(array, types.intp), generate
+
+
+@_lowered
+def splat(typing: Any, number: Any) -> Any:
+    """The number in every lane."""
+    lanes = Lanes(number)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _repeat(builder, args[0], lanes.count)
+
+    return lanes(number), generate
+
+
+@_lowered
+def muladd(typing: Any, a: Any, b: Any, c: Any) -> Any:
+    """`a * b + c`, rounded once where the processor can."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.fadd(builder.fmul(args[0], args[1], flags=_FUSE), args[2], flags=_FUSE)
+
+    return a(a, a, a), generate
+
+
+def _elementwise(generate: Callable[[Any, Any, Any], Any]) -> Any:
+    @_lowered
+    def combine(typing: Any, a: Any, b: Any) -> Any:
+        return a(a, a), lambda context, builder, signature, args: generate(builder, *args)
+
+    return combine
+
+
+def _overload(sign: Callable[..., Any], function: Any) -> None:
+    @overload(sign)
+    def operate(a, b):
+        return (lambda a, b: function(a, b)) if isinstance(a, Lanes) and isinstance(b, Lanes) else None
+
+
+def _select_larger(builder: Any, a: Any, b: Any) -> Any:
+    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+
+_overload(operator.add, _elementwise(lambda builder, a, b: builder.fadd(a, b, flags=_FUSE)))
+_overload(operator.sub, _elementwise(lambda builder, a, b: builder.fsub(a, b, flags=_FUSE)))
+_overload(operator.mul, _elementwise(lambda builder, a, b: builder.fmul(a, b, flags=_FUSE)))
+larger = _elementwise(_select_larger)
+
+
+@_lowered
+def at_least(typing: Any, a: Any, floor: Any) -> Any:
+    """`a` where it is not under `floor` (NaN is not), and 0 elsewhere."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        keep = builder.fcmp_unordered(">=", args[0], _repeat(builder, args[1], a.count))
+        return builder.select(keep, args[0], _constant(a.vector, 0.0))
+
+    return a(a, a.dtype), generate
+
+
+def _reduction(generate: Callable[[Any, Any, Any], Any]) -> Any:
+    @_lowered
+    def reduce(typing: Any, a: Any) -> Any:
+        def halve(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            vector, n = args[0], a.count
+            while n > 1:
+                low = builder.shuffle_vector(vector, vector, _positions(range(n // 2)))
+                high = builder.shuffle_vector(vector, vector, _positions(range(n // 2, n)))
+                vector, n = generate(builder, low, high), n // 2
+            return builder.extract_element(vector, ir.Constant(_INDEX, 0))
+
+        return a.dtype(a), halve
+
+    return reduce
+
+
+total = _reduction(lambda builder, a, b: builder.fadd(a, b))
+largest = _reduction(_select_larger)
+
+
+@_lowered
+def _exp(typing: Any, a: Any) -> Any:
+    if a.dtype == types.float32:
+        integer, mantissa, bias, lowest, degree = ir.IntType(32), 23, 127, -87.0, 7
+        ln2_high, ln2_low = 0.693359375, math.log(2) - 0.693359375  # few enough bits that n * ln2_high is exact
+    else:
+        integer, mantissa, bias, lowest, degree = ir.IntType(64), 52, 1023, -708.0, 13
+        ln2_high, ln2_low = float.fromhex("0x1.62e42fee00000p-1"), float.fromhex("0x1.a39ef35793c76p-33")
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        bits = ir.VectorType(integer, a.count)
+
+        def constant(number: float) -> Any:
+            return _constant(a.vector, number)
+
+        def fused(x: Any, y: Any, z: Any) -> Any:
+            return builder.fadd(builder.fmul(x, y, flags=_FUSE), z, flags=_FUSE)
+
+        vanishes = builder.fcmp_ordered("<", args[0], constant(lowest))
+        x = builder.select(vanishes, constant(lowest), args[0])
+        shifted = fused(x, constant(1 / math.log(2)), constant(1.5 * 2**mantissa))
+        n = builder.fsub(shifted, constant(1.5 * 2**mantissa))
+        r = fused(n, constant(-ln2_low), fused(n, constant(-ln2_high), x))
+        polynomial = constant(1 / math.factorial(degree))
+        for k in reversed(range(degree)):
+            polynomial = fused(polynomial, r, constant(1 / math.factorial(k)))
+        exponent = builder.add(builder.bitcast(shifted, bits), _constant(bits, bias))
+        power = builder.bitcast(builder.shl(exponent, _constant(bits, mantissa)), a.vector)
+        return builder.select(vanishes, constant(0.0), builder.fmul(polynomial, power))
+
+    return a(a), generate
+
+
+def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a small function of a kernel into its callers: a call would pass each array as seven arguments.
+
+    Compiled apart from the kernel, whose permission to reorder sums would undo the rounding trick of `exp`.
+    """
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": set(_FUSE), "forceinline": True}
+    return numba.njit(**options)(inspect.unwrap(function))  # without a run-time type checker's wrapper
+
+
+@inlined
+def exp(a: Any) -> Any:
+    """`exp(a)` for a <= 0; 0 where the answer is near or below the least normal number."""
+    return _exp(a)

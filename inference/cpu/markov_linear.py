@@ -1,0 +1,401 @@
+r"""Filter and smooth a chain with one constant transition table, in probabilities: the fast kernels.
+
+Forward and backward are one recursion run in the two directions of time. With $l_t$ the likelihoods of step t divided
+by the largest, the forward vectors $a_t$ and the backward vectors $b_t$, each normalised, are
+
+$$a_t \propto l_t \odot A^\top a_{t-1}, \qquad b_t \propto l_t \odot A\, b_{t+1}$$
+
+so both are a sweep: weigh the message by the likelihoods, normalise, store, push through a matrix. The second pass of
+either direction meets what the other one stored: with message $m_t = A\, b_{t+1}$ and stored $a_t$,
+
+$$P(s_t \mid x) = a_t \odot m_t / n_t, \quad n_t = \textstyle\sum a_t \odot m_t, \qquad
+P(s_t = i, s_{t+1} = j \mid x) = a_t(i)\, A_{ij}\, b_{t+1}(j) / n_t$$
+
+and the sums of the latter over t are $A_{ij} G_{ij}$ with $G = \sum_t (a_t / n_t) b_{t+1}^\top$, a matrix product over
+a block of steps. A forward sweep and a backward meeting smooth a sequence; two threads smooth one sequence by sweeping
+from both ends to the middle and meeting what the other left there. Nothing else is stored by step and state.
+
+Numbers smaller than `TINY` are dropped. The evidence that this loses is, at each step, at most K `TINY` over the
+normaliser and over n_t. So where both exceed `LEAST` at all steps, every answer is right to rounding, whatever the
+tables; the kernels report where that is so.
+
+Up to four sequences go side by side; where they share a table, each row of it is loaded once for all four. Matrices are
+stored by panels of one vector's width, [panel, old state, lane].
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numba.extending import overload
+
+from .lanes import (
+    BYTES,
+    at_least,
+    exp,
+    inlined,
+    larger,
+    largest,
+    load,
+    load_some,
+    muladd,
+    splat,
+    spread,
+    store,
+    store_some,
+    total,
+    width,
+)
+from .workers import kernel
+
+GROUP = 4  # sequences side by side
+RENEW = 1024  # steps after which counts move to float64
+TINY = {torch.float32: 1e-36, torch.float64: 1e-290}
+LEAST = {torch.float32: 1e-10, torch.float64: 1e-100}
+
+
+class Tables(NamedTuple):
+    """What the kernels read; all tables flattened to one axis. Entry b of `..._of` says which table sequence b has."""
+
+    log_likelihood: Any
+    log_likelihood_of: Any
+    start: Any  # P(s_1), [n, P]
+    start_of: Any
+    forward: Any  # transition probabilities, by panels
+    backward: Any  # the same transposed
+    transition_of: Any
+    lengths: Any
+    n_steps: int
+    n_states: int
+    tiny: float
+    least: float
+
+
+class Beliefs(NamedTuple):
+    """What the kernels write."""
+
+    state: Any  # [B * T * K]
+    scale: Any  # [B * T], the normaliser of each forward step
+    shift: Any  # [B * T], the largest log-likelihood of each step
+    certain: Any  # [B, 2], whether each direction kept every digit
+
+
+class Scratch(NamedTuple):
+    """What a thread works in, for `GROUP` sequences side by side."""
+
+    message: Any  # [GROUP * P]
+    weight: Any  # [GROUP * P]
+    inverse: Any  # [GROUP], one over the sum of the weights
+    source: Any  # [GROUP * depth * P], normalised vectors that the messages came from
+    target: Any  # [GROUP * depth * P], stored vectors they met, over n_t
+    pairs: Any  # [GROUP * P * P], G of the last blocks
+    sums: Any  # [GROUP * P * P], G in float64
+
+
+class NarrowScratch(NamedTuple):
+    """The same where P is one vector: its own type, so that the kernels are compiled without loops over vectors."""
+
+    message: Any
+    weight: Any
+    inverse: Any
+    source: Any
+    target: Any
+    pairs: Any
+    sums: Any
+
+
+def padded(n_states: int, dtype: torch.dtype) -> int:
+    """P: the number of states, rounded up to one vector, or to pairs of vectors."""
+    lanes = BYTES // dtype.itemsize
+    return lanes if n_states <= lanes else -(-n_states // (2 * lanes)) * 2 * lanes
+
+
+def scratch(n_states: int, dtype: torch.dtype, *, counts: bool) -> Scratch | NarrowScratch:
+    """A thread's working memory; without `counts`, only what filtering needs."""
+    p = padded(n_states, dtype)
+    depth = 16 if p < 128 else 48  # large pairs leave the nearest cache: go through them less often
+    sizes = [GROUP * p, GROUP * p, GROUP] + [GROUP * n * p * counts for n in (depth, depth, p)]
+    arrays = [np.asarray(torch.zeros(n, dtype=dtype)) for n in sizes]
+    kind = NarrowScratch if p * dtype.itemsize == BYTES else Scratch
+    return kind._make([*arrays, np.zeros(sizes[-1])])
+
+
+def _padding(scratch: Any) -> Any:
+    """P, inside a kernel."""
+    raise TypeError("_padding: only inside a numba kernel")
+
+
+@overload(_padding)
+def _padding_of(scratch):
+    if scratch.instance_class is NarrowScratch:
+        return lambda scratch: width(scratch.weight)
+    return lambda scratch: scratch.weight.size // GROUP
+
+
+@inlined
+def weigh(log_likelihood: Any, row: int, n_states: int, message: Any, weight: Any, at: int, p: int, tiny: Any) -> Any:
+    """Weight <- likelihoods * message; returns its sum and the largest log-likelihood."""
+    wide = width(weight)
+    nothing = weight.dtype.type(-np.inf)
+    most = load_some(log_likelihood, row, n_states, nothing)
+    for j in range(wide, p, wide):
+        most = larger(most, load_some(log_likelihood, row + j, n_states - j, nothing))
+    shift = largest(most)
+    height, mass = splat(shift), splat(weight.dtype.type(0))
+    for j in range(0, p, wide):
+        likelihood = exp(load_some(log_likelihood, row + j, n_states - j, nothing) - height)
+        product = at_least(likelihood * load(message, at + j), tiny)
+        store(weight, at + j, product)
+        mass = mass + product
+    return total(mass), shift
+
+
+@inlined
+def push_one(weight: Any, inverse: Any, message: Any, at: int, n_states: int, matrix: Any, where: int, p: int) -> None:
+    """Message <- weight / its sum, times the matrix."""
+    wide = width(weight)
+    zero = weight.dtype.type(0)
+    for j in range(0, p, wide):
+        y0, y1, y2, y3 = splat(zero), splat(zero), splat(zero), splat(zero)
+        row = where + j * p
+        for i in range(at, at + n_states, 4):
+            y0 = muladd(spread(weight, i), load(matrix, row), y0)
+            y1 = muladd(spread(weight, i + 1), load(matrix, row + wide), y1)
+            y2 = muladd(spread(weight, i + 2), load(matrix, row + 2 * wide), y2)
+            y3 = muladd(spread(weight, i + 3), load(matrix, row + 3 * wide), y3)
+            row += 4 * wide
+        store(message, at + j, ((y0 + y1) + (y2 + y3)) * splat(inverse))
+
+
+@inlined
+def push_four(weight: Any, inverse: Any, message: Any, n_states: int, matrix: Any, where: int, p: int) -> None:
+    """The same for four slots and one matrix, two panels at a time: eight sums stay in registers."""
+    wide = width(weight)
+    zero = weight.dtype.type(0)
+    r0, r1, r2, r3 = spread(inverse, 0), spread(inverse, 1), spread(inverse, 2), spread(inverse, 3)
+    for j in range(0, p, 2 * wide):
+        y0, y1, y2, y3 = splat(zero), splat(zero), splat(zero), splat(zero)
+        z0, z1, z2, z3 = splat(zero), splat(zero), splat(zero), splat(zero)
+        left, right = where + j * p, where + (j + wide) * p
+        for i in range(n_states):
+            y, z = load(matrix, left + i * wide), load(matrix, right + i * wide)
+            x0, x1 = spread(weight, i), spread(weight, p + i)
+            x2, x3 = spread(weight, 2 * p + i), spread(weight, 3 * p + i)
+            y0, z0 = muladd(x0, y, y0), muladd(x0, z, z0)
+            y1, z1 = muladd(x1, y, y1), muladd(x1, z, z1)
+            y2, z2 = muladd(x2, y, y2), muladd(x2, z, z2)
+            y3, z3 = muladd(x3, y, y3), muladd(x3, z, z3)
+        store(message, j, y0 * r0)
+        store(message, j + wide, z0 * r0)
+        store(message, p + j, y1 * r1)
+        store(message, p + j + wide, z1 * r1)
+        store(message, 2 * p + j, y2 * r2)
+        store(message, 2 * p + j + wide, z2 * r2)
+        store(message, 3 * p + j, y3 * r3)
+        store(message, 3 * p + j + wide, z3 * r3)
+
+
+@inlined
+def combine(state: Any, row: int, n_states: int, message: Any, at: int, target: Any, to: int, p: int) -> Any:
+    """State <- stored vector * message, normalised; target <- stored vector over the same n_t, which is returned."""
+    wide = width(message)
+    zero = message.dtype.type(0)
+    mass = splat(zero)
+    for j in range(0, p, wide):
+        mass = muladd(load_some(state, row + j, n_states - j, zero), load(message, at + j), mass)
+    norm = total(mass)
+    inverse = splat(message.dtype.type(1) / norm)
+    for j in range(0, p, wide):
+        stored = load_some(state, row + j, n_states - j, zero) * inverse
+        store(target, to + j, stored)
+        store_some(state, row + j, stored * load(message, at + j), n_states - j)
+    return norm
+
+
+@inlined
+def rescale(vector: Any, at: int, factor: Any, result: Any, to: int, p: int, n: int) -> None:
+    """The first n numbers of result <- factor * vector."""
+    for j in range(0, p, width(vector)):
+        store_some(result, to + j, load(vector, at + j) * splat(factor), n - j)
+
+
+@inlined
+def count_narrow(source: Any, target: Any, row: int, depth: int, pairs: Any, at: int, p: int) -> None:
+    """Pairs += source^T target over `depth` steps, where P is one vector: four rows at a time."""
+    for i in range(0, p, 4):
+        to, d = at + i * p, row
+        y0, y1, y2, y3 = load(pairs, to), load(pairs, to + p), load(pairs, to + 2 * p), load(pairs, to + 3 * p)
+        for _ in range(depth):
+            y = load(target, d)
+            y0, y1 = muladd(spread(source, d + i), y, y0), muladd(spread(source, d + i + 1), y, y1)
+            y2, y3 = muladd(spread(source, d + i + 2), y, y2), muladd(spread(source, d + i + 3), y, y3)
+            d += p
+        store(pairs, to, y0)
+        store(pairs, to + p, y1)
+        store(pairs, to + 2 * p, y2)
+        store(pairs, to + 3 * p, y3)
+
+
+@inlined
+def count(source: Any, target: Any, row: int, depth: int, pairs: Any, at: int, p: int) -> None:
+    """Pairs += source^T target over `depth` steps: four rows of two vectors at a time."""
+    wide = width(source)
+    for i in range(0, p, 4):
+        for j in range(0, p, 2 * wide):
+            to, d = at + i * p + j, row
+            y0, y1, y2, y3 = load(pairs, to), load(pairs, to + p), load(pairs, to + 2 * p), load(pairs, to + 3 * p)
+            on = to + wide
+            z0, z1, z2, z3 = load(pairs, on), load(pairs, on + p), load(pairs, on + 2 * p), load(pairs, on + 3 * p)
+            for _ in range(depth):
+                y, z = load(target, d + j), load(target, d + j + wide)
+                x0, x1 = spread(source, d + i), spread(source, d + i + 1)
+                x2, x3 = spread(source, d + i + 2), spread(source, d + i + 3)
+                y0, y1, y2, y3 = muladd(x0, y, y0), muladd(x1, y, y1), muladd(x2, y, y2), muladd(x3, y, y3)
+                z0, z1, z2, z3 = muladd(x0, z, z0), muladd(x1, z, z1), muladd(x2, z, z2), muladd(x3, z, z3)
+                d += p
+            store(pairs, to, y0)
+            store(pairs, to + p, y1)
+            store(pairs, to + 2 * p, y2)
+            store(pairs, to + 3 * p, y3)
+            store(pairs, on, z0)
+            store(pairs, on + p, z1)
+            store(pairs, on + 2 * p, z2)
+            store(pairs, on + 3 * p, z3)
+
+
+@inlined
+def renew(pairs: Any, sums: Any, at: int, n: int) -> None:
+    """Move `n` pairs to their float64 sums."""
+    for i in range(at, at + n):
+        sums[i] += pairs[i]
+        pairs[i] = 0
+
+
+@inlined
+def begin(tables: Any, scratch: Any, group: Any, n: int, forward: bool) -> None:
+    """Make a group ready for a pass from the first step (the message is P(s_1)) or from the last one (it is 1)."""
+    message, weight, start, p = scratch.message, scratch.weight, tables.start, _padding(scratch)
+    for slot in range(n):
+        row = tables.start_of[group[slot]] * p
+        for j in range(p):
+            message[slot * p + j] = start[row + j] if forward else message.dtype.type(1)
+            weight[slot * p + j] = 0
+
+
+@inlined
+def blank(beliefs: Any, b: int, length: int, n_steps: int, n_states: int) -> None:
+    """Nothing happens beyond a sequence's length."""
+    beliefs.state[(b * n_steps + length) * n_states : (b + 1) * n_steps * n_states] = 0
+    beliefs.scale[b * n_steps + length : (b + 1) * n_steps] = 1
+    beliefs.shift[b * n_steps + length : (b + 1) * n_steps] = 0
+
+
+@inlined
+def write_counts(tables: Any, counts: Any, scratch: Any, b: int, slot: int, forward: bool) -> None:
+    """Counts of sequence b <- transition probabilities * the sums of its slot, which are then 0."""
+    matrix, k, sums, wide, p = tables.forward, tables.n_states, scratch.sums, width(scratch.weight), _padding(scratch)
+    table, at = tables.transition_of[b] * p * p, slot * p * p
+    for i in range(k):
+        for j in range(k):
+            pair = sums[at + (i * p + j if forward else j * p + i)]
+            counts[(b * k + i) * k + j] = matrix[table + (j // wide * p + i) * wide + j % wide] * pair
+    sums[at : at + p * p] = 0
+
+
+@kernel
+def walk(
+    tables: Any, beliefs: Any, scratch: Any, group: Any, first: int, n: int, t0: int, t1: int, step: int, meeting: bool
+) -> None:
+    """Steps t0, t0+step, .. before t1 of slots first..first+n-1 of a group.
+
+    A sweep stores each normalised vector; if `meeting`, the other direction has been there: its vectors are replaced by
+    P(s_t | x), and pairs are counted. Before and after, `weight` holds the last normalised vector (0 before the first).
+    """
+    log_likelihood, lent, matrix_of = tables.log_likelihood, tables.log_likelihood_of, tables.transition_of
+    matrix = tables.forward if step > 0 else tables.backward
+    state, scale, shift, certain = beliefs.state, beliefs.scale, beliefs.shift, beliefs.certain
+    message, weight, inverse = scratch.message, scratch.weight, scratch.inverse
+    source, target, pairs, sums = scratch.source, scratch.target, scratch.pairs, scratch.sums
+    k, p, n_steps, one = tables.n_states, _padding(scratch), tables.n_steps, weight.dtype.type(1)
+    tiny, least, side = weight.dtype.type(tables.tiny), weight.dtype.type(tables.least), int(step < 0)
+    room, narrow = source.size // (GROUP * p), p == width(weight)
+    together = n == GROUP and not narrow
+    for slot in range(first, first + n):
+        together &= matrix_of[group[slot]] == matrix_of[group[first]]
+        inverse[slot] = one
+    depth, kept = 0, 0
+    for t in range(t0, t1, step):
+        for slot in range(first, first + n):
+            b, at = group[slot], slot * p
+            row, pair = (b * n_steps + t) * k, (slot * room + depth) * p
+            if meeting:
+                rescale(weight, at, inverse[slot], source, pair, p, p)
+                norm = combine(state, row, k, message, at, target, pair, p)
+                certain[2 * b + side] &= norm >= least
+            mass, top = weigh(log_likelihood, (lent[b] * n_steps + t) * k, k, message, weight, at, p, tiny)
+            certain[2 * b + side] &= mass >= least
+            inverse[slot] = one / mass
+            if not meeting:
+                rescale(weight, at, inverse[slot], state, row, p, k)
+            if step > 0:
+                scale[b * n_steps + t], shift[b * n_steps + t] = mass, top
+        if together:
+            push_four(weight, inverse, message, k, matrix, matrix_of[group[0]] * p * p, p)
+        else:
+            for slot in range(first, first + n):
+                push_one(weight, inverse[slot], message, slot * p, k, matrix, matrix_of[group[slot]] * p * p, p)
+        depth += 1
+        if meeting and (depth == room or t + step == t1):
+            kept += depth
+            for slot in range(first, first + n):
+                if narrow:
+                    count_narrow(source, target, slot * room * p, depth, pairs, slot * p * p, p)
+                else:
+                    count(source, target, slot * room * p, depth, pairs, slot * p * p, p)
+                if kept >= RENEW or t + step == t1:
+                    renew(pairs, sums, slot * p * p, p * p)
+            kept, depth = kept % RENEW, 0
+    for slot in range(first, first + n):
+        rescale(weight, slot * p, inverse[slot], weight, slot * p, p, p)
+
+
+@kernel
+def run(tables: Any, beliefs: Any, counts: Any, scratch: Any, groups: Any, middle: int, legs: Any) -> None:
+    """Take groups of sequences through `legs`: rows (forward or not, meeting or not).
+
+    Arguments:
+        groups: [n, GROUP] numbers of sequences, -1 for none.
+        middle: the step where the two directions meet; n_steps if a whole sweep comes first.
+        counts: [B * K * K], to which a meeting adds A_ij G_ij.
+    """
+    n_steps, lengths = tables.n_steps, tables.lengths
+    for g in range(groups.shape[0]):
+        group, n, shared = groups[g], 0, n_steps
+        while n < GROUP and group[n] >= 0:
+            shared = min(shared, lengths[group[n]])
+            n += 1
+        for leg in range(legs.shape[0]):
+            forward, meeting = legs[leg, 0], legs[leg, 1]
+            if not meeting or middle == n_steps:
+                begin(tables, scratch, group, n, forward)
+            elif not forward:
+                scratch.weight[:] = 0  # the pair across the middle is counted by those who go forward
+            for part in range(n + 1):
+                # side by side as far as the shortest goes (part 0 of the way), and what is left of each on its own
+                slot = (part if forward else n - part) - 1
+                size, low, high = n, 0, shared
+                if slot >= 0:
+                    size, low, high = 1, shared, lengths[group[slot]]
+                slot = max(slot, 0)
+                if forward == meeting:
+                    low = max(low, middle)
+                else:
+                    high = min(high, middle)
+                t0, t1, step = (low, high, 1) if forward else (high - 1, low - 1, -1)
+                if low < high:
+                    walk(tables, beliefs, scratch, group, slot, size, t0, t1, step, meeting)
+            for slot in range(n):
+                if meeting:
+                    write_counts(tables, counts, scratch, group[slot], slot, forward)
+                elif forward:
+                    blank(beliefs, group[slot], lengths[group[slot]], n_steps, tables.n_states)

@@ -1,0 +1,34 @@
+"""Normal densities and moments in plain torch: any device, differentiable."""
+
+import math
+
+import torch
+from torch import Tensor
+
+LOG_2PI = math.log(2 * math.pi)
+
+
+def normal_log_density(x: Tensor, loc: Tensor, precision: Tensor) -> Tensor:
+    residual = x.unsqueeze(-2) - loc.unsqueeze(-3)
+    terms = precision.log().unsqueeze(-3) - precision.unsqueeze(-3) * residual**2
+    return 0.5 * (terms.sum(-1) - x.shape[-1] * LOG_2PI)
+
+
+def multivariate_normal_log_density(x: Tensor, loc: Tensor, chol_precision: Tensor) -> Tensor:
+    residual = x.unsqueeze(-3) - loc.unsqueeze(-2)  # [*r, K, N, F] against x as [1, N, F]
+    whitened = residual @ chol_precision
+    half_log_det = chol_precision.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    density = half_log_det.unsqueeze(-1) - 0.5 * (whitened.square().sum(-1) + x.shape[-1] * LOG_2PI)
+    return density.mT
+
+
+def normal_moments(x: Tensor, weights: Tensor, about: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    residual = x.unsqueeze(-3) - about.unsqueeze(-2)  # [*r, K, N, F]
+    weighted = residual * weights.mT.unsqueeze(-1)
+    return weights.sum(-2), weighted.sum(-2), (weighted * residual).sum(-2)
+
+
+def multivariate_normal_moments(x: Tensor, weights: Tensor, about: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    residual = x.unsqueeze(-3) - about.unsqueeze(-2)
+    weighted = residual * weights.mT.unsqueeze(-1)
+    return weights.sum(-2), weighted.sum(-2), torch.einsum("...nf,...ng->...fg", weighted, residual)

@@ -1,0 +1,209 @@
+r"""A finite Markov chain under observation in plain torch: all sequences and states of a step at once, in logarithms.
+
+$$\log a_t = l_t + m_t - \log c_t, \quad m_{t+1}(j) = \log \sum_i a_t(i) A_{ij}, \qquad
+w_t = l_t + v_t, \quad v_{t-1}(i) = \log \sum_j A_{ij} e^{w_t(j)}$$
+
+Runs on any device, and autograd differentiates it any number of times: -inf gives exact zeros and finite gradients, and
+no step stores more than a vector for the backward pass.
+
+All functions take `log_initial [*b, K]`, `log_transition [*b, S, K, K]` with S = 1 (constant) or T - 1,
+`log_likelihood [*b, T, K]` and `lengths [*B]`, the batch axes of all tables broadcasting to *B. The last thing they
+give is `failed` [*B], the first step of each sequence whose observation is impossible or not a number, or -1; the rest
+means nothing for a sequence that failed.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+_NEVER = float("-inf")
+
+
+class _LogMatmul(torch.autograd.Function):
+    """`log(exp(vector) @ exp(matrix))`, saving nothing as large as [*B, K, K] for the backward pass."""
+
+    @staticmethod
+    def forward(vector: Tensor, matrix: Tensor) -> Tensor:
+        return torch.logsumexp(vector.unsqueeze(-1) + matrix, -2)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs, output)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor]:
+        vector, matrix, output = ctx.saved_tensors
+        reached = torch.where(output == _NEVER, 0.0, output)
+        grad = grad_outputs[0].unsqueeze(-2) * torch.exp(vector.unsqueeze(-1) + matrix - reached.unsqueeze(-2))
+        return grad.sum(-1).sum_to_size(vector.shape), grad.sum_to_size(matrix.shape)
+
+
+class _Steps(NamedTuple):
+    """The tables step by step; a step beyond its sequence's length has likelihood 1 everywhere."""
+
+    log_initial: Tensor
+    transitions: tuple[Tensor, ...]
+    likelihoods: tuple[Tensor, ...]  # divided by the largest of the step
+    shift: Tensor  # [*B, T], the logarithm of that largest one
+    active: tuple[Tensor, ...]  # whether each sequence has this step
+
+    def transition(self, t: int) -> Tensor:
+        return self.transitions[t if len(self.transitions) > 1 else 0]
+
+
+def _steps(log_initial: Tensor, log_transition: Tensor, log_likelihood: Tensor, lengths: Tensor) -> _Steps:
+    n_steps, n_states = log_likelihood.shape[-2:]
+    active = torch.arange(n_steps, device=lengths.device) < lengths.unsqueeze(-1)
+    given = torch.where(active.unsqueeze(-1), log_likelihood, 0.0)
+    shift = given.detach().amax(-1)
+    return _Steps(
+        log_initial.expand(*lengths.shape, n_states),
+        log_transition.unbind(-3),
+        (given - shift.unsqueeze(-1)).unbind(-2),
+        shift,
+        active.unbind(-1),
+    )
+
+
+def _forward(steps: _Steps) -> tuple[list[Tensor], Tensor, Tensor]:
+    """log P(s_t | x_1..t) of each step, log p(x_t | x_1..t-1) - shift_t as [*B, T], and failed."""
+    message, states, scales = steps.log_initial, [], []
+    for t, (likelihood, active) in enumerate(zip(steps.likelihoods, steps.active, strict=True)):
+        weight = likelihood + torch.where(active.unsqueeze(-1), message, 0.0)
+        state, scale = _normalize(weight)
+        states.append(state)
+        scales.append(scale)
+        if t + 1 < len(steps.likelihoods):
+            message = _log_matmul(states[-1], steps.transition(t))
+    active = torch.stack(steps.active, -1)
+    scale = torch.stack(scales, -1)
+    failed = _first(active & ~(scale.isfinite() & steps.shift.isfinite()))
+    return states, torch.where(active, scale, 0.0), failed
+
+
+def _normalize(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights whose exponentials add up to one, and what was taken off: the largest first, to keep more digits."""
+    top = weight.detach().amax(-1, keepdim=True)
+    rest = torch.logsumexp(weight - top, -1, keepdim=True)
+    return weight - top - rest, (top + rest).squeeze(-1)
+
+
+def _first(bad: Tensor) -> Tensor:
+    """The first True along the last axis, or -1."""
+    return torch.where(bad.any(-1), bad.byte().argmax(-1), -1)
+
+
+def _log_matmul(vector: Tensor, matrix: Tensor) -> Tensor:
+    product: Any = _LogMatmul.apply(vector, matrix)
+    return product
+
+
+def _total(scale: Tensor, shift: Tensor) -> Tensor:
+    return (scale.double().sum(-1) + shift.double().sum(-1)).to(scale.dtype)
+
+
+def log_normalizer(
+    log_initial: Tensor, log_transition: Tensor, log_likelihood: Tensor, lengths: Tensor
+) -> tuple[Tensor, Tensor]:
+    """log p(x_1..T), [*B]; failed."""
+    steps = _steps(log_initial, log_transition, log_likelihood, lengths)
+    _, scale, failed = _forward(steps)
+    return _total(scale, steps.shift), failed
+
+
+def filter(
+    log_initial: Tensor, log_transition: Tensor, log_likelihood: Tensor, lengths: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """log p(x_1..T) [*B], P(s_t | x_1..t) [*B, T, K] and log p(x_t | x_1..t-1) [*B, T]; failed."""
+    steps = _steps(log_initial, log_transition, log_likelihood, lengths)
+    states, scale, failed = _forward(steps)
+    active = torch.stack(steps.active, -1)
+    state = torch.where(active.unsqueeze(-1), torch.stack(states, -2).exp(), 0.0)
+    return _total(scale, steps.shift), state, scale + steps.shift, failed
+
+
+def posterior(
+    log_initial: Tensor, log_transition: Tensor, log_likelihood: Tensor, lengths: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """log p(x_1..T) [*B], P(s_t | x) [*B, T, K] and P(s_t, s_t+1 | x) [*B, S, K, K]; failed.
+
+    The last is there by step, or, where one table serves all steps, summed over them.
+    """
+    steps = _steps(log_initial, log_transition, log_likelihood, lengths)
+    states, scale, failed = _forward(steps)
+    n_steps, last = len(states), len(states) - 1
+    message, weight = torch.zeros_like(states[last]), steps.likelihoods[last]
+    smoothed, pairs = [], []
+    for t in reversed(range(n_steps)):
+        belief, _ = _normalize(states[t] + message)
+        smoothed.append(torch.where(steps.active[t].unsqueeze(-1), belief.exp(), 0.0))
+        if t < last:
+            reached = torch.where(message == _NEVER, 0.0, message).unsqueeze(-1)
+            onward = steps.transition(t) + weight.unsqueeze(-2) - reached
+            pair = torch.exp(belief.unsqueeze(-1) + onward)
+            pairs.append(torch.where(steps.active[t + 1][..., None, None], pair, 0.0))
+        if t > 0:
+            weight = steps.likelihoods[t] + message
+            weight = weight - weight.detach().amax(-1, keepdim=True)
+            message = _log_matmul(weight, steps.transition(t - 1).mT)
+            message = torch.where(steps.active[t].unsqueeze(-1), message, 0.0)
+    state, pair = torch.stack(smoothed[::-1], -2), _collect(pairs, log_transition, states[last])
+    return _total(scale, steps.shift), state, pair, failed
+
+
+def _collect(pairs: list[Tensor], log_transition: Tensor, like: Tensor) -> Tensor:
+    """Pairs, last one first, as the posterior of a table [*b, S, K, K]."""
+    n_tables, n_states = log_transition.shape[-3], like.shape[-1]
+    if not pairs:
+        return like.new_zeros(*like.shape[:-1], n_tables, n_states, n_states)
+    if len(pairs) == n_tables:
+        return torch.stack(pairs[::-1], -3)
+    return torch.stack(pairs, -3).sum(-3, keepdim=True)
+
+
+@torch.no_grad()
+def viterbi(
+    log_initial: Tensor, log_transition: Tensor, log_likelihood: Tensor, lengths: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The most probable path [*B, T], -1 beyond a sequence's length; failed."""
+    steps = _steps(log_initial.double(), log_transition.double(), log_likelihood.double(), lengths)
+    message, best = steps.log_initial, []
+    for t, likelihood in enumerate(steps.likelihoods):
+        weight = likelihood + message
+        best.append(weight - weight.amax(-1, keepdim=True))
+        if t + 1 < len(steps.likelihoods):
+            message = (best[-1].unsqueeze(-1) + steps.transition(t)).amax(-2)
+    failed = _first(torch.stack(steps.active, -1) & ~torch.stack(best, -2).amax(-1).isfinite())
+    return _trace(steps, best, lengths, lambda t, score: score.argmax(-1)), failed
+
+
+@torch.no_grad()
+def sample(
+    log_initial: Tensor, log_transition: Tensor, log_likelihood: Tensor, lengths: Tensor, uniform: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Paths [n, *B, T] drawn from the posterior by inverting its distribution at `uniform` [n, *B, T]; failed."""
+    steps = _steps(log_initial.double(), log_transition.double(), log_likelihood.double(), lengths)
+    states, _, failed = _forward(steps)
+
+    def pick(t: int, score: Tensor) -> Tensor:
+        mass = (score - score.amax(-1, keepdim=True)).exp().cumsum(-1)
+        whole = mass[..., -1:]
+        reached = (mass <= uniform[..., t].unsqueeze(-1) * whole).sum(-1)
+        return torch.minimum(reached, (mass < whole).sum(-1))
+
+    return _trace(steps, [state.expand(*uniform.shape[:-1], -1) for state in states], lengths, pick), failed
+
+
+def _trace(steps: _Steps, scores: list[Tensor], lengths: Tensor, pick: Any) -> Tensor:
+    """Go back from the last step, choosing each state by its score plus the transition into the next one."""
+    path, following = [], None
+    for t in reversed(range(len(scores))):
+        score = scores[t]
+        if following is not None:
+            into = steps.transition(t).expand(*score.shape, score.shape[-1])
+            into = into.gather(-1, following[..., None, None].expand(*score.shape, 1)).squeeze(-1)
+            score = torch.where((lengths > t + 1).unsqueeze(-1), score + into, score)
+        following = pick(t, score)
+        path.append(torch.where(steps.active[t], following, -1))
+    return torch.stack(path[::-1], -1)

@@ -1,0 +1,547 @@
+"""Copy chains against the enumeration of every path, against each other, and at the ends of the number range."""
+
+import math
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from oracles.copy_paths import Enumerated, enumerate_paths
+from samplehold.inference.copy_chain import CopyChain
+from samplehold.inference.cpu import copy as cpu
+from samplehold.inference.cpu import copy_sums as sums
+from samplehold.inference.naive import copy as naive
+from samplehold.inference.vectorized import copy as vectorized
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+from torch.testing import assert_close
+
+IMPLEMENTATIONS = (naive, vectorized, cpu)
+TIGHT = {"rtol": 1e-10, "atol": 1e-14}
+NONE = -torch.inf
+
+
+@dataclass(frozen=True)
+class Case:
+    """Tables of chains whose observations are all possible."""
+
+    log_fresh: Tensor
+    log_held: Tensor
+    log_initial: Tensor | None
+    lengths: Tensor
+
+    @property
+    def tables(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        return self.log_fresh, self.log_held, self.log_initial, self.lengths
+
+    @property
+    def chain(self) -> CopyChain:
+        return CopyChain(*self.tables)
+
+    def possible(self) -> bool:
+        """Whether some state can be reached at every step of every sequence."""
+        begin = torch.zeros_like(self.log_fresh[:, 0]) if self.log_initial is None else self.log_initial.exp()
+        reached, alive = begin > 0, [(begin > 0).any(-1) | (self.log_initial is None)]
+        for t in range(self.log_fresh.shape[1]):
+            reached = (reached & (self.log_held[:, t] > NONE)) | (self.log_fresh[:, t] > NONE)
+            alive.append(reached.any(-1) | (t >= self.lengths))
+        return bool(torch.stack(alive).all())
+
+    def leaves(self) -> list[Tensor]:
+        given = (self.log_fresh, self.log_held, self.log_initial)
+        return [table.clone().requires_grad_() for table in given if table is not None]
+
+    def with_leaves(self, leaves: list[Tensor]) -> "Case":
+        return Case(leaves[0], leaves[1], leaves[2] if len(leaves) > 2 else None, self.lengths)
+
+
+@st.composite
+def cases(draw, max_states=3, max_steps=4, n=2, dtype=torch.float64, impossible=True) -> Case:
+    """Random chains with one batch axis, with impossible events, ragged lengths, both shapes of `log_held`."""
+    states, steps = draw(st.integers(1, max_states)), draw(st.integers(1, max_steps))
+    width, with_initial = draw(st.sampled_from((states, 1))), draw(st.booleans())
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    share = draw(st.sampled_from((0.0, 0.2, 0.5))) if impossible else 0.0
+
+    def table(*shape: int) -> Tensor:
+        x = 2 * torch.randn(shape, generator=generator, dtype=torch.float64)
+        return x.where(torch.rand(shape, generator=generator) >= share, NONE).to(dtype)
+
+    lengths = torch.randint(1, steps + 1, (n,), generator=generator)
+    initial = table(n, states) if with_initial else None
+    case = Case(table(n, steps, states), table(n, steps, width), initial, lengths)
+    assume(case.possible())
+    return case
+
+
+def random_case(n: int, steps: int, states: int, width: int, initial: bool = True, dtype=torch.float64, seed=0) -> Case:
+    generator = torch.Generator().manual_seed(seed)
+
+    def table(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    lengths = torch.randint(1, steps + 1, (n,), generator=generator)
+    return Case(table(n, steps, states), table(n, steps, width), table(n, states) if initial else None, lengths)
+
+
+def shares(expected: Enumerated, case: Case) -> tuple[Tensor, Tensor, Tensor]:
+    held = expected.held if case.log_held.shape[-1] > 1 else expected.held.sum(-1, keepdim=True)
+    return expected.fresh, held, expected.initial
+
+
+@given(cases(max_steps=5))
+def test_every_implementation_equals_the_enumeration_of_paths(case):
+    expected = enumerate_paths(*case.tables)
+    fresh, held, initial = shares(expected, case)
+    for implementation in IMPLEMENTATIONS:
+        value, failed = implementation.log_normalizer(*case.tables)
+        assert_close(value, expected.log_normalizer, **TIGHT)
+        assert (failed == -1).all()
+
+        increment, state, redraw, _ = implementation.filter(*case.tables)
+        assert_close(increment, expected.log_increment, **TIGHT)
+        assert_close(state, expected.filtered_state, **TIGHT)
+        assert_close(redraw, expected.filtered_redraw, **TIGHT)
+
+        value, state, redraw, _ = implementation.smooth(*case.tables)
+        assert_close(value, expected.log_normalizer, **TIGHT)
+        assert_close(state, expected.state, **TIGHT)
+        assert_close(redraw, expected.redraw, **TIGHT)
+
+        value, *found, _ = implementation.marginals(*case.tables)
+        assert_close(value, expected.log_normalizer, **TIGHT)
+        assert_close(found[0], fresh, **TIGHT)
+        assert_close(found[1], held, **TIGHT)
+        if case.log_initial is None:
+            assert found[2] is None
+        else:
+            assert_close(found[2], initial, **TIGHT)
+
+
+@given(cases())
+def test_the_gradient_of_the_log_normalizer_is_the_smoothed_marginals(case):
+    expected = shares(enumerate_paths(*case.tables), case)
+    for implementation in IMPLEMENTATIONS:
+        leaves = case.leaves()
+        value, _ = implementation.log_normalizer(*case.with_leaves(leaves).tables)
+        for gradient, share in zip(torch.autograd.grad(value.sum(), leaves), expected, strict=False):
+            assert_close(gradient, share, **TIGHT)
+
+
+@given(cases())
+def test_the_best_path_has_the_greatest_weight_of_all_paths(case):
+    expected = enumerate_paths(*case.tables)
+    for implementation in IMPLEMENTATIONS:
+        path, redraw, value, _ = implementation.viterbi(*case.tables)
+        assert_close(value, expected.log_best, **TIGHT)
+        for i, length in enumerate(case.lengths.tolist()):
+            found = tuple(path[i, :length].tolist()), tuple(redraw[i, :length].int().tolist())
+            assert math.log(expected.paths[i][found]) == pytest.approx(
+                float(expected.log_best[i]), rel=1e-10, abs=1e-12
+            )
+            assert (path[i, length:] == -1).all()
+            assert not redraw[i, length:].any()
+
+
+@given(cases())
+def test_entropy_equals_the_enumeration_of_paths(case):
+    assert_close(case.chain.entropy(), enumerate_paths(*case.tables).entropy, rtol=1e-10, atol=1e-13)
+
+
+@settings(max_examples=10)
+@given(cases(max_states=2, max_steps=3, n=1), st.integers(0, 2**31))
+def test_draws_have_the_frequencies_of_the_posterior(case, seed):
+    n = 20_000
+    weights = enumerate_paths(*case.tables).paths[0]
+    total = sum(weights.values())
+    drawn = case.chain.sample(n, torch.Generator().manual_seed(seed))
+    length = int(case.lengths[0])
+    found: dict[tuple, int] = {}
+    for s, z in zip(drawn.path[:, 0, :length].tolist(), drawn.redraw[:, 0, :length].int().tolist(), strict=True):
+        found[tuple(s), tuple(z)] = found.get((tuple(s), tuple(z)), 0) + 1
+    assert set(found) <= set(weights)
+    assert (drawn.path[:, 0, length:] == -1).all()
+    # Bernstein: no count is this far from its mean but with probability 1e-7, of at most 64 counts and 10 chains
+    for path, weight in weights.items():
+        p = weight / total
+        margin = math.log(2e7)
+        bound = margin / 3 + math.sqrt(margin**2 / 9 + 2 * margin * n * p * (1 - p))
+        assert abs(found.get(path, 0) - n * p) <= bound
+
+
+@given(cases(), st.integers(0, 2**31))
+def test_all_implementations_make_the_same_draws_of_the_same_uniform_numbers(case, seed):
+    size = 5, *case.log_fresh.shape[:2], 2
+    uniform = torch.rand(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    path, redraw, _ = naive.sample(*case.tables, uniform)
+    for implementation in (vectorized, cpu):
+        other, other_redraw, _ = implementation.sample(*case.tables, uniform)
+        assert torch.equal(path, other)
+        assert torch.equal(redraw, other_redraw)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("states", "width", "initial"), [(2, 2, True), (17, 1, False), (40, 40, True), (1, 1, False)])
+def test_the_implementations_agree_on_longer_sequences(states, width, initial, dtype):
+    case = random_case(3, 200, states, width, initial, dtype)
+    double = Case(*(t if t is None or t.dtype == torch.int64 else t.double() for t in case.tables))
+    exact = {"rtol": 1e-11, "atol": 1e-14}
+    loose = exact if dtype == torch.float64 else {"rtol": 5e-6, "atol": 1e-10}
+    for name in ("log_normalizer", "filter", "smooth", "marginals"):
+        *expected, _ = getattr(naive, name)(*double.tables)
+        for implementation, bound in ((vectorized, exact), (cpu, loose)):
+            *found, _ = getattr(implementation, name)(*case.tables)
+            for ours, theirs in zip(found, expected, strict=True):
+                if theirs is not None:
+                    rounding = bound if ours.dtype == torch.float64 else loose
+                    assert_close(ours.double(), theirs, **rounding)
+
+
+def test_float32_tables_lose_nothing_but_their_own_rounding():
+    case = random_case(4, 20_000, 5, 5, dtype=torch.float32)
+    value = case.chain.log_normalizer()
+    smoothed = case.chain.smooth()
+    double = CopyChain(case.log_fresh.double(), case.log_held.double(), case.log_initial.double(), case.lengths)
+    assert_close(value.double(), double.log_normalizer(), rtol=1.2e-7, atol=0)
+    assert_close(smoothed.state.double(), double.smooth().state, rtol=0, atol=1e-6)
+    assert value.dtype == smoothed.state.dtype == smoothed.redraw.dtype == torch.float32
+
+
+@pytest.mark.parametrize(("n", "steps"), [(2, 37), (1, 2), (1, 3), (1, 37), (1, 400)])
+def test_sequences_of_several_blocks_and_from_both_ends_equal_their_step_by_step_twin(n, steps, monkeypatch):
+    monkeypatch.setattr(sums, "BLOCK", 40)  # 8 steps of 5 states
+    monkeypatch.setattr(cpu, "_MIN_WORK", 1)  # a sequence that is alone is taken from both ends
+    case = random_case(n, steps, 5, 5)
+    case = replace(case, lengths=torch.arange(steps, steps - n, -1))
+    for name in ("log_normalizer", "filter", "smooth", "marginals"):
+        *expected, _ = getattr(vectorized, name)(*case.tables)
+        *found, _ = getattr(cpu, name)(*case.tables)
+        for ours, theirs in zip(found, expected, strict=True):
+            assert_close(ours, theirs, rtol=1e-11, atol=1e-16)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0,)])
+def test_results_have_the_batch_axes_of_the_tables(shape):
+    generator = torch.Generator().manual_seed(1)
+    fresh, held = (torch.randn(*shape, 4, 2, generator=generator) for _ in range(2))
+    chain = CopyChain(fresh, held, torch.zeros(2).expand(*shape, 2), torch.full(shape, 3))
+    assert chain.log_normalizer().shape == shape
+    assert chain.entropy().shape == shape
+    assert chain.filter().state.shape == chain.smooth().state.shape == (*shape, 4, 2)
+    assert chain.filter().log_increment.shape == chain.smooth().redraw.shape == (*shape, 4)
+    assert chain.marginals().initial.shape == (*shape, 2)
+    assert chain.viterbi().path.shape == (*shape, 4)
+    assert chain.sample(5).path.shape == (5, *shape, 4)
+
+
+def test_batch_axes_broadcast():
+    generator = torch.Generator().manual_seed(2)
+    fresh, held = torch.randn(3, 1, 4, 2, generator=generator), torch.randn(5, 4, 1, generator=generator)
+    initial, lengths = torch.randn(2, generator=generator), torch.tensor([[4], [2], [3]])
+    broadcast = CopyChain(fresh, held, initial, lengths)
+    assert broadcast.log_normalizer().shape == (3, 5)
+    for i in range(3):
+        for j in range(5):
+            alone = CopyChain(fresh[i, 0], held[j], initial, int(lengths[i]))
+            assert_close(broadcast.smooth().state[i, j], alone.smooth().state)
+            assert_close(broadcast.log_normalizer()[i, j], alone.log_normalizer())
+
+
+def test_what_lies_beyond_the_end_of_a_sequence_is_ignored():
+    case = random_case(4, 6, 3, 3)
+    outside = torch.arange(6) >= case.lengths.unsqueeze(-1)
+    fresh, held = (table.masked_fill(outside.unsqueeze(-1), math.nan) for table in (case.log_fresh, case.log_held))
+    for requires_grad in (False, True):
+        leaves = [fresh.clone().requires_grad_(requires_grad), held.clone().requires_grad_(requires_grad)]
+        chain = CopyChain(*leaves, case.log_initial, case.lengths)
+        for i, length in enumerate(case.lengths.tolist()):
+            alone = CopyChain(case.log_fresh[i, :length], case.log_held[i, :length], case.log_initial[i])
+            assert_close(chain.log_normalizer()[i], alone.log_normalizer(), **TIGHT)
+            assert_close(chain.entropy()[i], alone.entropy(), **TIGHT)
+            assert_close(chain.smooth().state[i, :length], alone.smooth().state, **TIGHT)
+            assert torch.equal(chain.viterbi().path[i, :length], alone.viterbi().path)
+        for result in (chain.smooth().state, chain.filter().state, chain.marginals().fresh, chain.marginals().held):
+            assert (result[outside] == 0).all()
+        if requires_grad:
+            found = chain.log_normalizer().sum() + chain.entropy().sum()
+            for gradient in torch.autograd.grad(found, leaves):
+                assert gradient.isfinite().all()
+                assert (gradient[outside] == 0).all()
+
+
+@settings(max_examples=3)
+@given(cases(max_steps=3, n=1, impossible=False))
+def test_all_results_have_right_first_and_second_derivatives(case):
+    leaves = case.leaves()
+    functions = {
+        "log_normalizer": lambda chain: chain.log_normalizer(),
+        "entropy": lambda chain: chain.entropy(),
+        "filter": lambda chain: (chain.filter().log_increment, chain.filter().state, chain.filter().redraw),
+        "marginals": lambda chain: (chain.marginals().fresh, chain.marginals().held),
+    }
+    for function in functions.values():
+
+        def evaluate(*leaves, function=function):
+            return function(case.with_leaves(list(leaves)).chain)
+
+        assert gradcheck(evaluate, leaves)
+        assert gradgradcheck(evaluate, leaves)
+
+
+@settings(max_examples=15)
+@given(cases())
+def test_impossible_events_are_exact_zeros_with_finite_derivatives_of_every_order(case):
+    never = case.log_fresh == NONE, (case.log_held == NONE).expand_as(case.log_fresh)
+    for implementation in IMPLEMENTATIONS:
+        fresh, held = implementation.marginals(case.log_fresh, case.log_held.expand_as(never[1]), *case.tables[2:])[1:3]
+        assert (fresh[never[0]] == 0).all()
+        assert (held[never[1]] == 0).all()
+    leaves = case.leaves()
+    chain = case.with_leaves(leaves).chain
+    weights = torch.linspace(0.5, 1.5, chain.smooth().state.numel(), dtype=torch.float64).view(
+        chain.smooth().state.shape
+    )
+    results = chain.log_normalizer().sum(), chain.entropy().sum(), (chain.smooth().state * weights).sum()
+    for result in results:
+        first = torch.autograd.grad(result, leaves, create_graph=True)
+        for gradient, table in zip(first, leaves, strict=True):
+            assert gradient.isfinite().all()
+            assert (gradient[table == NONE] == 0).all()
+        second = torch.autograd.grad(sum((gradient**2).sum() for gradient in first), leaves)
+        assert all(gradient.isfinite().all() for gradient in second)
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_the_operators_pass_torchs_own_checks(width):
+    case = random_case(2, 4, 3, width, initial=width == 3)
+    for operator in (cpu.filter, cpu.smooth, cpu.viterbi):
+        torch.library.opcheck(operator, case.tables)
+    torch.library.opcheck(cpu.sample, (*case.tables, torch.rand(3, 2, 4, 2, dtype=torch.float64)))
+    leaves = case.with_leaves(case.leaves()).tables
+    torch.library.opcheck(cpu.copy_marginals, (*leaves, True))
+
+
+def stationary(steps: int, level: float, dtype: torch.dtype = torch.float64) -> CopyChain:
+    """Every observation has likelihood exp(level) under each state, so the posterior is the stationary prior."""
+    pi, rho = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64), 0.125
+    fresh, held = (rho * pi).log() + level, torch.full((1,), math.log(1 - rho) + level, dtype=torch.float64)
+    return CopyChain(fresh.expand(steps, 3).to(dtype), held.expand(steps, 1).to(dtype), pi.log().to(dtype))
+
+
+@pytest.mark.parametrize("level", [-1e5, 0.0, 1e5])
+def test_a_million_steps_of_extreme_likelihoods_stay_exact(level):
+    steps = 1_000_000
+    chain = stationary(steps, level)
+    slack = steps * 1.5e-11 if level else 1e-9  # what rounding level + log(rho pi) to float64 may add up to
+    smoothed = chain.smooth()
+    assert abs(float(chain.log_normalizer()) - steps * level) <= slack
+    assert abs(float(smoothed.log_normalizer) - steps * level) <= slack
+    bound = {"rtol": 0, "atol": 1e-10 if level else 1e-14}
+    pi = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).expand(steps, 3)
+    assert_close(smoothed.state, pi, **bound)
+    assert_close(chain.filter().state, pi, **bound)
+    assert_close(smoothed.redraw, torch.full_like(smoothed.redraw, 0.125), **bound)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_sum_of_a_million_terms_is_rounded_once(dtype):
+    steps = 1_000_000
+    tables = torch.full((steps, 3), -1e5, dtype=dtype), torch.full((steps, 1), -1e5, dtype=dtype)
+    expected = steps * (math.log(4) - 1e5)  # each step multiplies the evidence by 1 + 3, times exp(-1e5)
+    value = CopyChain(*tables, torch.tensor([0.5, 0.25, 0.25]).log().to(dtype)).log_normalizer()
+    start = 1e-7 if dtype == torch.float32 else 0.0
+    assert float(value) == pytest.approx(expected, rel=2 * torch.finfo(dtype).eps, abs=start)
+
+
+def log_space(case: Case) -> tuple[Tensor, Tensor]:
+    """log p(x) and P(s_t | x), without anything that could underflow."""
+    values, states = [], []
+    for fresh, held, initial, length in zip(*case.tables, strict=True):
+        fresh, held = fresh[:length].double(), held[:length].double()
+        alpha, beta = [initial.double()], [torch.zeros_like(fresh[0])]
+        for t in range(length):
+            alpha.append(torch.logaddexp(held[t] + alpha[-1], fresh[t] + alpha[-1].logsumexp(-1)))
+            beta.append(torch.logaddexp(held[-1 - t] + beta[-1], (fresh[-1 - t] + beta[-1]).logsumexp(-1)))
+        values.append(alpha[-1].logsumexp(-1))
+        states.append((torch.stack(alpha[1:]) + torch.stack(beta[-2::-1])).softmax(-1))
+    return torch.stack(values), torch.stack(states)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("spread", [30.0, 300.0, 3e3, 1e5])
+def test_weights_of_any_spread_are_right_in_every_implementation(spread, dtype):
+    case = random_case(20, 12, 3, 3, dtype=dtype, seed=1)
+    case = Case(spread * case.log_fresh, spread * case.log_held, spread * case.log_initial, torch.full((20,), 12))
+    value, state = log_space(case)
+    rounding = 1e-11 if dtype == torch.float64 else 3e-7
+    for implementation in (vectorized, cpu):
+        found, smoothed, _, _ = implementation.smooth(*case.tables)
+        assert_close(found.double(), value, rtol=rounding, atol=0)
+        assert_close(smoothed.double(), state, rtol=0, atol=4 * rounding * max(1.0, spread * 1e-2))
+        assert_close(implementation.log_normalizer(*case.tables)[0], found, rtol=rounding, atol=0)
+        increment, filtered, _, _ = implementation.filter(*case.tables)
+        assert_close(increment.sum(-1), value, rtol=rounding, atol=0)
+        assert_close(filtered[:, -1], smoothed[:, -1], rtol=0, atol=4 * rounding)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_state_written_off_by_thousands_of_nats_comes_back(dtype):
+    # The state never changes: evidence of 3000 nats against it in 30 steps, then 3005 for it in 10.
+    steps, down, up = 40, torch.tensor([0.0, -100.0], dtype=dtype), torch.tensor([-300.5, 0.0], dtype=dtype)
+    held = torch.cat([down.expand(30, 2), up.expand(10, 2)])
+    chain = CopyChain(torch.full((steps, 2), NONE, dtype=dtype), held, torch.full((2,), math.log(0.5), dtype=dtype))
+    odds = math.exp(-5)
+    expected = torch.tensor([odds / (1 + odds), 1 / (1 + odds)], dtype=dtype).expand(steps, 2)
+    assert_close(chain.smooth().state, expected)
+    assert_close(chain.filter().state[-1], expected[-1])
+    assert torch.equal(chain.viterbi().path, torch.ones(steps, dtype=torch.int64))
+    assert float(chain.log_normalizer()) == pytest.approx(-3000 + math.log(0.5 * (1 + odds)), rel=1e-6)
+    drawn = chain.sample(2000, torch.Generator().manual_seed(0))
+    assert (drawn.path == drawn.path[:, :1]).all()
+    assert not drawn.redraw.any()
+    assert 0 < int((drawn.path[:, 0] == 0).sum()) < 40  # 13 expected
+
+
+def test_a_state_that_cannot_be_reached_does_no_harm_however_well_it_fits():
+    fresh = torch.tensor([[-1.0, NONE], [-1.0, NONE]]).repeat(500, 1).double()
+    held = torch.tensor([-1.0, 0.0]).double().expand(1000, 2)
+    chain = CopyChain(fresh, held)
+    assert_close(chain.smooth().state, torch.tensor([1.0, 0.0]).double().expand(1000, 2), rtol=0, atol=0)
+    assert float(chain.log_normalizer()) == pytest.approx(-1 + 999 * (math.log(2) - 1), rel=1e-14)
+    assert chain.marginals().fresh.isfinite().all()
+
+
+def test_calls_from_two_threads_at_once_do_not_disturb_each_other():
+    chains = [random_case(6, 300, 16, 16, seed=seed).chain for seed in range(2)]
+    expected = [(chain.smooth().state, chain.viterbi().path) for chain in chains]
+    wrong: list[int] = []
+
+    def work(k: int) -> None:
+        for _ in range(30):
+            state, path = chains[k].smooth().state, chains[k].viterbi().path
+            if not (torch.equal(state, expected[k][0]) and torch.equal(path, expected[k][1])):
+                wrong.append(k)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.fixture
+def n_threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("n", [5, 1])
+def test_results_do_not_depend_on_the_number_of_threads(n, n_threads):
+    case = random_case(n, 2000, 16, 16)
+    results = []
+    for threads in (1, 2):
+        n_threads(threads)
+        chain = case.chain
+        smoothed, drawn = chain.smooth(), chain.sample(4, torch.Generator().manual_seed(3))
+        results.append((smoothed.state, smoothed.log_normalizer, chain.filter().state, drawn.path, drawn.redraw))
+    for one, two in zip(*results, strict=True):
+        assert torch.equal(one, two)
+
+
+def test_draws_repeat_with_their_generator():
+    chain = random_case(2, 30, 4, 1).chain
+    first, again, other = (chain.sample(8, torch.Generator().manual_seed(seed)).path for seed in (7, 7, 8))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+MEMORY = r"""
+import re, torch
+from pathlib import Path
+from samplehold.inference.copy_chain import CopyChain
+generator = torch.Generator().manual_seed(0)
+tables = [torch.randn(1, 1_000_000, 8, generator=generator) for _ in range(2)]
+CopyChain(tables[0][:, :50_000], tables[1][:, :50_000]).smooth()
+status = lambda what: int(re.search(what + r":\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
+Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is in use now
+before = status("VmRSS")
+smoothed = CopyChain(*tables).smooth()
+peak = status("VmHWM")
+output = sum(t.numel() * t.element_size() for t in (smoothed.state, smoothed.redraw))
+print((peak - before) * 1024 / output)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of memory from /proc")
+def test_smoothing_a_million_steps_needs_little_memory_beside_input_and_output():
+    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
+    assert 0.9 < float(done.stdout) < 2.5  # the output itself is 1
+
+
+def test_an_impossible_observation_is_an_error_with_its_sequence_and_step():
+    case = random_case(3, 5, 2, 2)
+    fresh, held = case.log_fresh.clone(), case.log_held.clone()
+    fresh[1, 3], held[1, 3] = NONE, NONE
+    chain = CopyChain(fresh, held)
+    methods = ("log_normalizer", "filter", "smooth", "marginals", "viterbi", "entropy")
+    for call in (*(getattr(chain, name) for name in methods), lambda: chain.sample(2)):
+        with pytest.raises(
+            ValueError, match=r"log_fresh, log_held: the observation at step 3 of sequence 1 is impossible"
+        ):
+            call()
+    with pytest.raises(ValueError, match=r"step 3 of sequence 1 is impossible"):
+        CopyChain(fresh.requires_grad_(), held).smooth()
+    assert CopyChain(fresh, held, None, [5, 3, 5]).log_normalizer().isfinite().all()
+    assert CopyChain(fresh[[0, 2]], held[[0, 2]]).log_normalizer().isfinite().all()
+    with pytest.raises(ValueError, match=r"step 3 is impossible"):
+        CopyChain(fresh[1], held[1]).smooth()
+    with pytest.raises(ValueError, match=r"step 3 of sequence \(1, 0\) is impossible"):
+        CopyChain(fresh[:, None], held[:, None]).smooth()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("name", ["log_fresh", "log_held"])
+def test_bad_numbers_in_a_table_are_an_error_with_table_sequence_and_step(name, bad):
+    case = random_case(3, 5, 2, 2)
+    tables = {"log_fresh": case.log_fresh.clone(), "log_held": case.log_held.clone()}
+    tables[name][2, 4, 1] = bad
+    shown = "NaN" if math.isnan(bad) else r"\+inf"
+    for requires_grad in (False, True):
+        chain = CopyChain(*(table.clone().requires_grad_(requires_grad) for table in tables.values()), case.log_initial)
+        methods = ("log_normalizer", "filter", "smooth", "marginals", "viterbi", "entropy")
+        for call in (*(getattr(chain, method) for method in methods), lambda chain=chain: chain.sample(2)):
+            with pytest.raises(ValueError, match=rf"{name}: holds {shown} at step 4 of sequence 2"):
+                call()
+
+
+def test_bad_arguments_are_named():
+    fresh, held, initial = torch.zeros(2, 4, 3), torch.zeros(2, 4, 3), torch.zeros(2, 3)
+    for arguments, message in (
+        ((fresh, held[:, :3]), r"log_held: got shape \[2, 3, 3\], expected \[\*batch, 4, 3\]"),
+        ((fresh, held[..., :2]), r"log_held: got shape \[2, 4, 2\]"),
+        ((fresh[0, 0], held), r"log_fresh: got shape \[3\]"),
+        ((fresh[:, :0], held[:, :0]), r"log_fresh: got shape \[2, 0, 3\]"),
+        ((fresh, held, initial[:, :2]), r"log_initial: got shape \[2, 2\], expected \[\*batch, 3\]"),
+        ((fresh, held[[0, 1, 1]]), r"log_fresh, log_held: the batch axes .* do not broadcast"),
+        ((fresh, held, initial, [4, 5]), r"lengths: got 5 of sequence 1, but the series has 4 steps"),
+        ((fresh, held, initial, [0, 4]), r"lengths: got 0 of sequence 0"),
+        ((fresh, held, initial + torch.tensor([[0.0], [math.nan]])), r"log_initial: got \[nan, .* of sequence 1"),
+        ((fresh, held, torch.full((3,), NONE)), r"log_initial: got \[-inf, -inf, -inf\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            CopyChain(*arguments)
+    for arguments, message in (
+        ((fresh, held.double()), r"log_held: got torch.float64 on cpu, but log_fresh is torch.float32"),
+        ((fresh.half(), held.half()), r"log_fresh: got dtype torch.float16"),
+        ((fresh, held, initial, torch.tensor([1.0, 2.0])), r"lengths: got dtype torch.float32, expected integers"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            CopyChain(*arguments)
+    with pytest.raises(ValueError, match="n: got 0, expected a positive integer"):
+        CopyChain(fresh, held).sample(0)

@@ -1,0 +1,67 @@
+"""Normal densities and moments: the fused kernels, plain torch and the textbook agree."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from samplehold.inference import gaussian
+from samplehold.inference.naive import gaussian as naive
+from samplehold.inference.vectorized import gaussian as vectorized
+from torch.testing import assert_close
+
+
+def problem(seed, n, k, f, restarts=(), dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    x, loc, weights = (
+        torch.randn(*shape, generator=generator, dtype=dtype)
+        for shape in ((n, f), (*restarts, k, f), (*restarts, n, k))
+    )
+    root = torch.randn(*restarts, k, f, f, generator=generator, dtype=dtype).tril(-1) * 0.3
+    chol = root + torch.diag_embed(0.5 + torch.rand(*restarts, k, f, generator=generator, dtype=dtype))
+    return x, loc, chol, weights.sigmoid()
+
+
+@given(st.integers(0, 10_000), st.integers(1, 6), st.integers(1, 4), st.integers(1, 4))
+def test_all_implementations_equal_the_textbook(seed, n, k, f):
+    x, loc, chol, weights = problem(seed, n, k, f)
+    precision = chol.diagonal(dim1=-2, dim2=-1) ** 2
+    full, diagonal = naive.multivariate_normal_log_density(x, loc, chol), naive.normal_log_density(x, loc, precision)
+    for module in (gaussian, vectorized):
+        assert_close(module.multivariate_normal_log_density(x, loc, chol), full, rtol=1e-10, atol=1e-10)
+        assert_close(module.normal_log_density(x, loc, precision), diagonal, rtol=1e-10, atol=1e-10)
+        for name in ("normal_moments", "multivariate_normal_moments"):
+            found, expected = getattr(module, name)(x, weights, loc), getattr(naive, name)(x, weights, loc)
+            for a, b in zip(found, expected, strict=True):
+                assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("restarts", [(), (3,), (2, 2)])
+@pytest.mark.parametrize("n", [1, 255, 257, 5000])
+def test_blocks_and_restarts_change_nothing(n, restarts, dtype):
+    x, loc, chol, weights = problem(0, n, 3, 2, restarts, dtype)
+    precision = chol.diagonal(dim1=-2, dim2=-1) ** 2
+    tolerance = {"rtol": 1e-5, "atol": 1e-3} if dtype == torch.float32 else {"rtol": 1e-11, "atol": 1e-10}
+    for name, arguments in [
+        ("multivariate_normal_log_density", (x, loc, chol)),
+        ("normal_log_density", (x, loc, precision)),
+        ("normal_moments", (x, weights, loc)),
+        ("multivariate_normal_moments", (x, weights, loc)),
+    ]:
+        found, expected = getattr(gaussian, name)(*arguments), getattr(vectorized, name)(*arguments)
+        assert_close(tuple(found), tuple(expected), **tolerance)
+
+
+def test_gradients_flow_through_the_density():
+    x, loc, chol, _ = problem(0, 4, 2, 2)
+    assert torch.autograd.gradcheck(
+        lambda m, c: gaussian.multivariate_normal_log_density(x, m, c), (loc.requires_grad_(), chol.requires_grad_())
+    )
+
+
+def test_data_far_from_zero_keep_their_digits():
+    x = torch.tensor([[1e8], [1e8 + 1]], dtype=torch.float64)
+    ones = torch.ones(2, 1, dtype=torch.float64)
+    _, first, second = gaussian.multivariate_normal_moments(x, ones, torch.tensor([[1e8]], dtype=torch.float64))
+    assert first.item() == 1.0
+    assert second.item() == 1.0
