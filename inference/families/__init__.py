@@ -1,0 +1,76 @@
+r"""Exponential families in natural parameters, batched over any plates.
+
+A family is the set of densities
+
+$$p(x \mid \eta) = h(x) \exp(\langle \eta, t(x) \rangle - A(\eta)), \qquad
+  \nabla A(\eta) = E[t(x)], \qquad
+  KL(\eta \| \eta_0) = \langle E_\eta[t], \eta - \eta_0 \rangle - A(\eta) + A(\eta_0).$$
+
+So a posterior is a prior plus messages, $\eta = \eta_0 + \sum_f m_f$, and a message has the shape of $\eta$. Natural
+parameters $\eta$ and statistics $t$ are single tensors `[*plates, P]`, matrices flattened:
+
+    family          t(x)                          eta                                       h(x)
+    Beta            log p, log(1-p)               a, b                                      1/(p (1-p))
+    Dirichlet       log p_k                       alpha_k                                   1/prod_k p_k
+    Gamma           log l, l                      shape, -rate                              1/l
+    NormalGamma     l u, l u^2, log l, l          k m, -k/2, shape, -rate - k m^2/2         l^(-1/2)
+    NormalWishart   L u, u'L u, log|L|, L         k m, -k/2, df/2, -(inv(W) + k m m')/2     |L|^(-D/2)
+    Bernoulli       z                             logit                                     1
+    Categorical     one-hot of s                  log weights, up to a constant             1
+    Gaussian        x, x x'                       L m, -L/2                                 1
+
+and the paths of the two chains, whose parameters are a named tuple of tables: see `paths`.
+
+Here u is a location whose prior has the location m and is worth k (`kappa`) observations, l and L are precisions. The
+powers kept in h leave concentrations and shapes as they are in $\eta$, so that tiny ones lose no digits. A
+NormalWishart of one dimension is a NormalGamma with `shape = df/2`, `rate = 1/(2W)`, in the same order. These two
+subtract $k m^2$ from a second moment: center data whose mean is many standard deviations from 0.
+
+Families hold no state, and compute in the dtype and on the device of their arguments, differentiably. Only `check` and
+`mode` raise.
+
+References: Wainwright & Jordan 2008, section 3; Bishop 2006, appendix B, for the closed forms.
+"""
+
+from .discrete import Bernoulli, BernoulliParameters, Categorical, CategoricalParameters
+from .family import Family, Stats, VectorFamily, tree_map, tree_parts
+from .normal import (
+    Gaussian,
+    GaussianParameters,
+    LocPrecision,
+    NormalGamma,
+    NormalGammaParameters,
+    NormalWishart,
+    NormalWishartParameters,
+)
+from .paths import CopyPaths, CopyTables, MarkovPaths, MarkovTables
+from .positive import Beta, BetaParameters, Dirichlet, DirichletParameters, Gamma, GammaParameters
+
+__all__ = [
+    "Bernoulli",
+    "BernoulliParameters",
+    "Beta",
+    "BetaParameters",
+    "Categorical",
+    "CategoricalParameters",
+    "CopyPaths",
+    "CopyTables",
+    "Dirichlet",
+    "DirichletParameters",
+    "Family",
+    "Gamma",
+    "GammaParameters",
+    "Gaussian",
+    "GaussianParameters",
+    "LocPrecision",
+    "MarkovPaths",
+    "MarkovTables",
+    "NormalGamma",
+    "NormalGammaParameters",
+    "NormalWishart",
+    "NormalWishartParameters",
+    "Stats",
+    "VectorFamily",
+    "tree_map",
+    "tree_parts",
+]

@@ -1,0 +1,101 @@
+"""The contract of an exponential family, and the contract of one whose parameters are a single tensor."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
+
+from jaxtyping import Float
+from torch import Generator, Tensor
+
+Stats: TypeAlias = Any
+"""Statistics, natural parameters or messages: a tensor, or a named tuple of tensors, as the family has it."""
+
+Eta = TypeVar("Eta", bound=Tensor | tuple[Tensor, ...])
+Point = TypeVar("Point")
+
+
+class Family(ABC, Generic[Eta]):
+    r"""Densities $p(x \mid \eta) = h(x) \exp(\langle \eta, t(x) \rangle - A(\eta))$, batched over plates.
+
+    `Eta`, the type of natural parameters, statistics and messages alike, is a tensor or a named tuple of tensors.
+    """
+
+    latent: ClassVar[bool] = False
+    """Whether a variable of this family may go without a prior: its factors make its density, on the measure h."""
+
+    @abstractmethod
+    def log_normalizer(self, eta: Eta) -> Tensor:
+        r"""$A(\eta)$, one number a plate."""
+
+    @abstractmethod
+    def mean(self, eta: Eta) -> Eta:
+        r"""Expected statistics $\nabla A(\eta)$, in the shape of eta."""
+
+    @abstractmethod
+    def dot(self, eta: Eta, statistics: Eta) -> Tensor:
+        r"""$\langle \eta, t \rangle$, one number a plate."""
+
+    @abstractmethod
+    def log_base(self, statistics: Eta) -> Tensor:
+        r"""$\log h$ as a function of the (expected) statistics, in which it is linear."""
+
+    @abstractmethod
+    def check(self, eta: Eta) -> None:
+        """Raise ValueError, naming the parameter and the plate, if eta is not the parameter of a proper density."""
+
+    def evaluate(self, eta: Eta) -> tuple[Tensor, Eta]:
+        r"""$A(\eta)$ and $\nabla A(\eta)$ together, which some families find in one pass."""
+        return self.log_normalizer(eta), self.mean(eta)
+
+    def kl(self, eta: Eta, eta0: Eta) -> Tensor:
+        r"""$KL(\eta \| \eta_0) \ge 0$, one number a plate; plates broadcast."""
+        mean = self.mean(eta)
+        return self.dot(eta, mean) - self.dot(eta0, mean) - (self.log_normalizer(eta) - self.log_normalizer(eta0))
+
+    def entropy(self, eta: Eta) -> Float[Tensor, "*plates"]:
+        """Entropy in the usual coordinates: differential, or that of the probabilities of a discrete variable."""
+        log_normalizer, mean = self.evaluate(eta)
+        return log_normalizer - self.dot(eta, mean) - self.log_base(mean)
+
+
+class VectorFamily(Family[Tensor], Generic[Point]):
+    """A family whose natural parameters are one tensor `[*plates, P]`.
+
+    `usual(eta)` is a record of the usual parameters, and `natural` takes these by name. A point is a tensor with the
+    plates in front, or a `LocPrecision` of two.
+    """
+
+    @abstractmethod
+    def statistics(self, point: Point) -> Float[Tensor, "*plates P"]:
+        """t(x) at a point."""
+
+    @abstractmethod
+    def sample(self, eta: Float[Tensor, "*plates P"], n: int, generator: Generator | None = None) -> Point:
+        """n draws, `[n, *plates, ...]`; differentiable where the variable is continuous."""
+
+    @abstractmethod
+    def mode(self, eta: Float[Tensor, "*plates P"]) -> Point:
+        """The point of greatest density in the usual coordinates, jointly. Raises ValueError where there is none."""
+
+    def log_prob(self, point: Point, eta: Float[Tensor, "*#plates P"]) -> Float[Tensor, "*out"]:
+        """Log density of a point, in the usual coordinates."""
+        statistics = self.statistics(point)
+        return self.dot(eta, statistics) + self.log_base(statistics) - self.log_normalizer(eta)
+
+    def dot(self, eta: Float[Tensor, "*#plates P"], statistics: Float[Tensor, "*#plates P"]) -> Float[Tensor, "*out"]:
+        return (eta * statistics).sum(-1)
+
+    def log_base(self, statistics: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates"]:
+        return statistics.new_zeros(statistics.shape[:-1])
+
+
+def tree_map(function: Callable[..., Tensor], *stats: Stats) -> Stats:
+    """Apply a function to each tensor of one or several statistics of the same structure."""
+    if isinstance(stats[0], Tensor):
+        return function(*stats)
+    return type(stats[0])(*(function(*parts) for parts in zip(*stats, strict=True)))
+
+
+def tree_parts(stats: Stats) -> tuple[Tensor, ...]:
+    """The tensors of statistics."""
+    return (stats,) if isinstance(stats, Tensor) else tuple(stats)

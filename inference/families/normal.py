@@ -1,0 +1,271 @@
+"""Families around the normal density: the conjugate priors of its location and precision, and the vector itself."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Generator, Tensor
+
+from .family import VectorFamily
+from .numerics import (
+    LOG_2PI,
+    lgamma_gap,
+    log_det,
+    log_gamma_draw,
+    normal_draw,
+    pack,
+    positive,
+    positive_definite,
+    require,
+    scale_gap,
+    steps,
+)
+
+
+@dataclass(frozen=True)
+class LocPrecision:
+    """A point of NormalGamma (two numbers a plate) or of NormalWishart (a vector and a matrix a plate)."""
+
+    loc: Float[Tensor, "..."]
+    precision: Float[Tensor, "..."]
+
+
+@dataclass(frozen=True)
+class NormalGammaParameters:
+    """`precision ~ Gamma(shape, rate)`, `loc | precision ~ N(loc, 1 / (kappa precision))`."""
+
+    loc: Float[Tensor, "*plates"]
+    kappa: Float[Tensor, "*plates"]
+    shape: Float[Tensor, "*plates"]
+    rate: Float[Tensor, "*plates"]
+
+
+@dataclass(frozen=True)
+class NormalWishartParameters:
+    """`precision ~ Wishart(df, scale_matrix)`, whose mean is their product; `loc | precision` as in the NormalGamma."""
+
+    loc: Float[Tensor, "*plates D"]
+    kappa: Float[Tensor, "*plates"]
+    df: Float[Tensor, "*plates"]
+    scale_matrix: Float[Tensor, "*plates D D"]
+
+
+@dataclass(frozen=True)
+class GaussianParameters:
+    loc: Float[Tensor, "*plates D"]
+    precision: Float[Tensor, "*plates D D"]
+
+
+class NormalGamma(VectorFamily[LocPrecision]):
+    """Location and precision of a normal variable, one number each: see `NormalGammaParameters`."""
+
+    def natural(
+        self,
+        loc: Float[Tensor, "*#plates"],
+        kappa: Float[Tensor, "*#plates"],
+        shape: Float[Tensor, "*#plates"],
+        rate: Float[Tensor, "*#plates"],
+    ) -> Float[Tensor, "*out 4"]:
+        parts = kappa * loc, -kappa / 2, shape, -rate - kappa * loc.square() / 2
+        return torch.stack(torch.broadcast_tensors(*parts), -1)
+
+    def usual(self, eta: Float[Tensor, "*plates 4"]) -> NormalGammaParameters:
+        weighted_loc, half_kappa, shape, rest = eta.unbind(-1)
+        loc = weighted_loc / (-2 * half_kappa)
+        return NormalGammaParameters(loc, -2 * half_kappa, shape, -rest - weighted_loc * loc / 2)
+
+    def check(self, eta: Tensor) -> None:
+        q = self.usual(eta)
+        positive("kappa", q.kappa, self)
+        positive("shape", q.shape, self)
+        positive("rate", q.rate, self)
+
+    def log_normalizer(self, eta: Float[Tensor, "*plates 4"]) -> Float[Tensor, "*plates"]:
+        q = self.usual(eta)
+        return torch.lgamma(q.shape) - q.shape * q.rate.log() - q.kappa.log() / 2 + LOG_2PI / 2
+
+    def mean(self, eta: Float[Tensor, "*plates 4"]) -> Float[Tensor, "*plates 4"]:
+        q = self.usual(eta)
+        precision = q.shape / q.rate
+        first = precision * q.loc
+        return torch.stack([first, first * q.loc + 1 / q.kappa, torch.digamma(q.shape) - q.rate.log(), precision], -1)
+
+    def log_base(self, statistics: Float[Tensor, "*plates 4"]) -> Float[Tensor, "*plates"]:
+        return -statistics[..., 2] / 2
+
+    def kl(self, eta: Float[Tensor, "*#plates 4"], eta0: Float[Tensor, "*#plates 4"]) -> Float[Tensor, "*out"]:
+        q, p = self.usual(eta), self.usual(eta0)
+        of_precision = lgamma_gap(p.shape, q.shape) + scale_gap(p.rate, q.rate, p.shape, q.shape)
+        of_loc = scale_gap(p.kappa, q.kappa) / 2 + p.kappa * q.shape / q.rate * (q.loc - p.loc).square() / 2
+        return of_precision + of_loc
+
+    def statistics(self, point: LocPrecision) -> Float[Tensor, "*plates 4"]:
+        first = point.precision * point.loc
+        return torch.stack([first, first * point.loc, point.precision.log(), point.precision], -1)
+
+    def sample(self, eta: Float[Tensor, "*plates 4"], n: int, generator: Generator | None = None) -> LocPrecision:
+        q = self.usual(eta)
+        precision = log_gamma_draw(q.shape.expand(n, *q.shape.shape), generator).exp() / q.rate
+        return LocPrecision(q.loc + normal_draw(precision, generator) * (q.kappa * precision).rsqrt(), precision)
+
+    def mode(self, eta: Float[Tensor, "*plates 4"]) -> LocPrecision:
+        q = self.usual(eta)
+        require(q.shape > 0.5, "shape", q.shape, self, "above 1/2 for a mode; take the mean instead")
+        return LocPrecision(q.loc, (q.shape - 0.5) / q.rate)
+
+
+class NormalWishart(VectorFamily[LocPrecision]):
+    """Location vector and precision matrix of a normal variable: see `NormalWishartParameters`. P = D + 1 + 1 + D^2."""
+
+    def natural(
+        self,
+        loc: Float[Tensor, "*#plates D"],
+        kappa: Float[Tensor, "*#plates"],
+        df: Float[Tensor, "*#plates"],
+        scale_matrix: Float[Tensor, "*#plates D D"],
+    ) -> Float[Tensor, "*out P"]:
+        kappa, df = kappa[..., None], df[..., None]
+        outer = (kappa * loc)[..., :, None] * loc[..., None, :]
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(scale_matrix))
+        return pack(kappa * loc, -kappa / 2, df / 2, -(inverse + outer).flatten(-2) / 2)
+
+    def usual(self, eta: Float[Tensor, "*plates P"]) -> NormalWishartParameters:
+        loc, kappa, df, chol = self._split(eta)
+        return NormalWishartParameters(loc, kappa, df, torch.cholesky_inverse(chol))
+
+    def _split(self, eta: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """loc, kappa, df, and the Cholesky factor of the inverse scale matrix."""
+        loc, kappa, df, inverse = self._parts(eta)
+        return loc, kappa, df, torch.linalg.cholesky(inverse)
+
+    def _parts(self, eta: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """loc, kappa, df, inverse scale matrix."""
+        dim = math.isqrt(eta.shape[-1] - 2)
+        weighted_loc, half_kappa, half_df, rest = eta.split([dim, 1, 1, dim * dim], -1)
+        loc = weighted_loc / (-2 * half_kappa)
+        matrix = rest.unflatten(-1, (dim, dim))
+        inverse = -(matrix + matrix.mT) - weighted_loc[..., :, None] * loc[..., None, :]
+        return loc, -2 * half_kappa[..., 0], 2 * half_df[..., 0], inverse
+
+    def check(self, eta: Tensor) -> None:
+        dim = math.isqrt(max(eta.shape[-1] - 2, 0))
+        if dim < 1 or dim * dim + dim + 2 != eta.shape[-1]:
+            raise ValueError(
+                f"NormalWishart: got {eta.shape[-1]} natural parameters, expected D^2 + D + 2; use `natural`."
+            )
+        _, kappa, df, inverse = self._parts(eta)
+        positive("kappa", kappa, self)
+        require(df > dim - 1, "df", df, self, f"above D - 1 = {dim - 1}")
+        positive_definite("scale_matrix", inverse, self)
+
+    def log_normalizer(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates"]:
+        loc, kappa, df, chol = self._split(eta)
+        dim = loc.shape[-1]
+        wishart = torch.lgamma(steps(df, dim)).sum(-1) + df / 2 * (dim * math.log(2) - log_det(chol))
+        return wishart + dim * (dim - 1) / 4 * math.log(math.pi) + dim / 2 * (LOG_2PI - kappa.log())
+
+    def mean(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates P"]:
+        loc, kappa, df, chol = self._split(eta)
+        dim = loc.shape[-1]
+        precision = df[..., None, None] * torch.cholesky_inverse(chol)
+        first = (precision @ loc[..., None])[..., 0]
+        second = (first * loc).sum(-1) + dim / kappa
+        expected_log_det = torch.digamma(steps(df, dim)).sum(-1) + dim * math.log(2) - log_det(chol)
+        return pack(first, second[..., None], expected_log_det[..., None], precision.flatten(-2))
+
+    def log_base(self, statistics: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates"]:
+        dim = math.isqrt(statistics.shape[-1] - 2)
+        return -dim / 2 * statistics[..., dim + 1]
+
+    def kl(self, eta: Float[Tensor, "*#plates P"], eta0: Float[Tensor, "*#plates P"]) -> Float[Tensor, "*out"]:
+        (loc, kappa, df, chol), (loc0, kappa0, df0, chol0) = self._split(eta), self._split(eta0)
+        dim = loc.shape[-1]
+        ratio = torch.linalg.solve_triangular(chol, chol0, upper=False)  # ratio ratio' is similar to inv(W0) W
+        log_ratio = log_det(chol0) - log_det(chol)
+        of_precision = lgamma_gap(steps(df0, dim), steps(df, dim)).sum(-1) + (
+            df * (ratio.square().sum((-2, -1)) - dim - log_ratio) / 2 + (df - df0) * log_ratio / 2
+        )
+        shift = torch.linalg.solve_triangular(chol, (loc - loc0)[..., None], upper=False).square().sum((-2, -1))
+        return of_precision + dim * scale_gap(kappa0, kappa) / 2 + kappa0 * df * shift / 2
+
+    def statistics(self, point: LocPrecision) -> Float[Tensor, "*plates P"]:
+        first = (point.precision @ point.loc[..., None])[..., 0]
+        second = (first * point.loc).sum(-1, keepdim=True)
+        log_volume = log_det(torch.linalg.cholesky(point.precision))[..., None]
+        return pack(first, second, log_volume, point.precision.flatten(-2))
+
+    def sample(self, eta: Float[Tensor, "*plates P"], n: int, generator: Generator | None = None) -> LocPrecision:
+        """By Bartlett 1933: precision = inv(C)' A A' inv(C), where C C' is the inverse scale matrix, A triangular."""
+        loc, kappa, df, chol = self._split(eta)
+        dim = loc.shape[-1]
+        chi = (log_gamma_draw(steps(df, dim).expand(n, *df.shape, dim), generator) / 2).exp() * math.sqrt(2)
+        lower = normal_draw(loc.new_empty(n, *df.shape, dim, dim), generator).tril(-1) + torch.diag_embed(chi)
+        half = torch.linalg.solve_triangular(chol.mT, lower, upper=True)
+        noise = normal_draw(loc.new_empty(n, *df.shape, dim, 1), generator)
+        shift = chol @ torch.linalg.solve_triangular(lower.mT, noise, upper=True)
+        return LocPrecision(loc + shift[..., 0] * kappa.rsqrt()[..., None], half @ half.mT)
+
+    def mode(self, eta: Float[Tensor, "*plates P"]) -> LocPrecision:
+        q = self.usual(eta)
+        dim = q.loc.shape[-1]
+        require(q.df > dim, "df", q.df, self, f"above D = {dim} for a mode; take the mean instead")
+        return LocPrecision(q.loc, (q.df - dim)[..., None, None] * q.scale_matrix)
+
+
+class Gaussian(VectorFamily[Tensor]):
+    """A vector, by location and precision matrix. Its point is the vector. P = D + D^2."""
+
+    latent = True
+
+    def natural(
+        self, loc: Float[Tensor, "*#plates D"], precision: Float[Tensor, "*#plates D D"]
+    ) -> Float[Tensor, "*out P"]:
+        return pack((precision @ loc[..., None])[..., 0], -precision.flatten(-2) / 2)
+
+    def usual(self, eta: Float[Tensor, "*plates P"]) -> GaussianParameters:
+        weighted_loc, precision = self._parts(eta)
+        loc = torch.cholesky_solve(weighted_loc[..., None], torch.linalg.cholesky(precision))[..., 0]
+        return GaussianParameters(loc, precision)
+
+    def _parts(self, eta: Tensor) -> tuple[Tensor, Tensor]:
+        """precision @ loc, precision."""
+        dim = math.isqrt(eta.shape[-1])
+        matrix = eta[..., dim:].unflatten(-1, (dim, dim))
+        return eta[..., :dim], -(matrix + matrix.mT)
+
+    def check(self, eta: Tensor) -> None:
+        dim = math.isqrt(eta.shape[-1])
+        if dim < 1 or dim * dim + dim != eta.shape[-1]:
+            raise ValueError(f"Gaussian: got {eta.shape[-1]} natural parameters, expected D^2 + D; use `natural`.")
+        positive_definite("precision", self._parts(eta)[1], self)
+
+    def log_normalizer(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates"]:
+        weighted_loc, precision = self._parts(eta)
+        chol = torch.linalg.cholesky(precision)
+        white = torch.linalg.solve_triangular(chol, weighted_loc[..., None], upper=False)[..., 0]
+        return (white.square().sum(-1) - log_det(chol) + white.shape[-1] * LOG_2PI) / 2
+
+    def mean(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates P"]:
+        q = self.usual(eta)
+        covariance = torch.cholesky_inverse(torch.linalg.cholesky(q.precision))
+        return pack(q.loc, (covariance + q.loc[..., :, None] * q.loc[..., None, :]).flatten(-2))
+
+    def kl(self, eta: Float[Tensor, "*#plates P"], eta0: Float[Tensor, "*#plates P"]) -> Float[Tensor, "*out"]:
+        q, p = self.usual(eta), self.usual(eta0)
+        chol, chol0 = torch.linalg.cholesky(q.precision), torch.linalg.cholesky(p.precision)
+        ratio = torch.linalg.solve_triangular(chol, chol0, upper=False)
+        shift = (chol0.mT @ (q.loc - p.loc)[..., None]).square().sum((-2, -1))
+        trace = ratio.square().sum((-2, -1)) - q.loc.shape[-1]
+        return (trace - (log_det(chol0) - log_det(chol)) + shift) / 2
+
+    def statistics(self, point: Float[Tensor, "*plates D"]) -> Float[Tensor, "*plates P"]:
+        return pack(point, (point[..., :, None] * point[..., None, :]).flatten(-2))
+
+    def sample(self, eta: Float[Tensor, "*plates P"], n: int, generator: Generator | None = None) -> Tensor:
+        q = self.usual(eta)
+        noise = normal_draw(q.loc.new_empty(n, *q.loc.shape, 1), generator)
+        return q.loc + torch.linalg.solve_triangular(torch.linalg.cholesky(q.precision).mT, noise, upper=True)[..., 0]
+
+    def mode(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates D"]:
+        return self.usual(eta).loc

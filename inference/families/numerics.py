@@ -1,0 +1,67 @@
+"""What the families share: differences without cancellation, draws, checks."""
+
+import math
+
+import torch
+from jaxtyping import Bool
+from torch import Generator, Tensor
+
+LOG_2PI = math.log(2 * math.pi)
+
+
+def lgamma_gap(a0: Tensor, a: Tensor) -> Tensor:
+    """lgamma(a0) less its tangent at a, which is never negative: like terms meet before they are added to others."""
+    return torch.lgamma(a0) - torch.lgamma(a) - (a0 - a) * torch.digamma(a)
+
+
+def scale_gap(rate0: Tensor, rate: Tensor, shape0: Tensor | float = 1.0, shape: Tensor | float = 1.0) -> Tensor:
+    """The part of a Gamma's divergence due to its rates: shape (r - 1) - shape0 log r, with r = rate0 / rate."""
+    excess = (rate0 - rate) / rate
+    return shape * excess - shape0 * torch.log1p(excess)
+
+
+def steps(df: Tensor, dim: int) -> Tensor:
+    """df/2, (df-1)/2, ..., (df-D+1)/2: the arguments of the multivariate gamma function."""
+    return (df[..., None] - torch.arange(dim, dtype=df.dtype, device=df.device)) / 2
+
+
+def log_det(chol: Tensor) -> Tensor:
+    """log determinant of the matrix whose lower Cholesky factor this is."""
+    return 2 * chol.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
+def pack(*parts: Tensor) -> Tensor:
+    """Concatenate along the last axis, broadcasting the plates in front."""
+    plates = torch.broadcast_shapes(*(part.shape[:-1] for part in parts))
+    return torch.cat([part.expand(*plates, -1) for part in parts], -1)
+
+
+def log_gamma_draw(shape: Tensor, generator: Generator | None) -> Tensor:
+    """Log of a Gamma(shape, 1) draw, which itself may underflow: G(a) = G(a + 1) U^(1/a), Marsaglia & Tsang 2000."""
+    uniform = torch.rand(shape.shape, generator=generator, dtype=shape.dtype, device=shape.device)
+    above = torch._standard_gamma(shape + 1, generator)  # pyright: ignore[reportPrivateImportUsage]
+    return above.log() + torch.log1p(-uniform) / shape
+
+
+def normal_draw(like: Tensor, generator: Generator | None) -> Tensor:
+    return torch.randn(like.shape, generator=generator, dtype=like.dtype, device=like.device)
+
+
+def positive(name: str, value: Tensor, family: object) -> None:
+    require((value > 0) & value.isfinite(), name, value, family, "a finite number above 0")
+
+
+def positive_definite(name: str, matrix: Tensor, family: object) -> None:
+    bad = torch.linalg.cholesky_ex(matrix).info != 0
+    smallest = torch.linalg.eigvalsh(matrix.nan_to_num())[..., 0]
+    require(~bad, name, smallest, family, "positive definite (least eigenvalue shown)")
+
+
+def require(ok: Bool[Tensor, "..."], name: str, value: Tensor, family: object, expected: str) -> None:
+    bad = (~ok).nonzero()
+    if len(bad):
+        index = tuple(bad[0].tolist())
+        place = f" at {list(index)}" if index else ""
+        raise ValueError(
+            f"{name} of {type(family).__name__}: got {float(value[index]) + 0.0:g}{place}, expected {expected}."
+        )
