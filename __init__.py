@@ -1,1 +1,69 @@
-"""Switching state-space models and gated recurrent networks as one object."""
+"""Switching state-space models and gated recurrent networks as two views of one object.
+
+import samplehold as sh
+
+model = sh.SwitchingSSM(sh.Copy(n_states=2), sh.Normal(n_features=1))
+fit = model.fit(series)
+fit.model.smooth(series).redraw
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .inference.copy_chain import CopyChain
+    from .inference.markov_chain import MarkovChain
+    from .inference.scan import lerp_scan, linear_scan
+    from .switching import (
+        Bernoulli,
+        Categorical,
+        Copy,
+        Fit,
+        Forecast,
+        Gated,
+        Markov,
+        MultivariateNormal,
+        Normal,
+        Poisson,
+        SwitchingSSM,
+    )
+
+# Loaded on first use, so that the command line answers at once.
+_HOMES = {
+    "CopyChain": "inference.copy_chain",
+    "MarkovChain": "inference.markov_chain",
+    "lerp_scan": "inference.scan",
+    "linear_scan": "inference.scan",
+}
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Bernoulli",
+    "Categorical",
+    "Copy",
+    "CopyChain",
+    "Fit",
+    "Forecast",
+    "Gated",
+    "Markov",
+    "MarkovChain",
+    "MultivariateNormal",
+    "Normal",
+    "Poisson",
+    "SwitchingSSM",
+    "lerp_scan",
+    "linear_scan",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOMES.get(name, 'switching')}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

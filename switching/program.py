@@ -1,0 +1,151 @@
+r"""The generative program, in two forms that are one density.
+
+`explicit_program` has a Pyro site for every gate `z_t`, state `s_t` and observation `x_t` (t from 1), marked for exact
+enumeration; `collapsed_program` has one site `x` whose distribution sums the paths out,
+
+$$\log p(x \mid \theta) = \log \sum_{z, s} p(z, s \mid \theta)\, p(x \mid s, z, \theta),$$
+
+which is the chain's log-normaliser, so SVI and NUTS over the parameters run at the speed of the kernels.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import pyro
+import torch
+from jaxtyping import Bool, Float, Int
+from pyro.distributions import TorchDistribution
+from torch import Tensor
+from torch.distributions import constraints
+
+from ..inference.copy_chain import CopySampled
+from .dynamics import Drive, Dynamics
+from .emissions import Emission
+from .emissions.contract import ByGate
+from .sites import Parameters
+
+NO_AXES = torch.Size()
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A draw of the whole model."""
+
+    x: Float[Tensor, "*b T F"]
+    path: Int[Tensor, "*b T"]
+    redraw: Bool[Tensor, "*b T"]
+
+
+class Observation(TorchDistribution):
+    """One observation given its state and gate, which broadcast to the batch shape; NaN features are marginalised."""
+
+    arg_constraints: dict = {}  # noqa: RUF012 the interface of torch.distributions
+    has_enumerate_support = False
+
+    def __init__(self, emission: Emission, values: Parameters, state: Tensor, redraw: Tensor) -> None:
+        self.emission, self.values = emission, values
+        self.state, self.redraw = torch.broadcast_tensors(state, redraw)
+        super().__init__(self.state.shape, torch.Size((emission.n_features,)), validate_args=False)
+
+    @property
+    def support(self) -> constraints.Constraint:
+        return constraints.independent(constraints.real, 1)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        return self.emission.log_prob_at(value, self.values, self.state, self.redraw)
+
+    def sample(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> Tensor:
+        shape = torch.Size(sample_shape) + self.batch_shape
+        return self.emission.sample_at(self.values, self.state.expand(shape), self.redraw.expand(shape))
+
+    def expand(self, batch_shape: Sequence[int], _instance: object = None) -> "Observation":
+        return Observation(self.emission, self.values, self.state.expand(batch_shape), self.redraw.expand(batch_shape))
+
+
+class PathMixture(TorchDistribution):
+    """Whole sequences with their state paths summed out: event `[T, F]`, batch the sequences.
+
+    `log_prob` is the log-normaliser of the chain over paths; NaN is missing, and steps beyond `lengths` are ignored.
+    """
+
+    arg_constraints: dict = {}  # noqa: RUF012
+    has_enumerate_support = False
+
+    def __init__(
+        self,
+        dynamics: Dynamics,
+        emission: Emission,
+        values: Parameters,
+        n_steps: int,
+        batch_shape: torch.Size = NO_AXES,
+        drive: Drive = Drive(),  # noqa: B008 frozen
+        lengths: Tensor | None = None,
+    ) -> None:
+        self.dynamics, self.emission, self.values = dynamics, emission, values
+        self.drive, self.lengths = drive, lengths
+        super().__init__(batch_shape, torch.Size((n_steps, emission.n_features)), validate_args=False)
+
+    @property
+    def support(self) -> constraints.Constraint:
+        return constraints.independent(constraints.real, 2)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        likelihood = self.emission.log_likelihood(value, self.values)
+        return self.dynamics.chain(self.values, likelihood, self.drive, self.lengths).log_normalizer()
+
+    def sample(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> Tensor:
+        return self.simulate(torch.Size(sample_shape)).x
+
+    def simulate(self, sample_shape: torch.Size = NO_AXES, generator: torch.Generator | None = None) -> Simulated:
+        """Draw states, gates and observations from the prior over paths: a chain whose likelihood is flat.
+
+        The observations are drawn from torch's global generator, as those of every torch distribution are.
+        """
+        like = self.dynamics.first(self.values)
+        flat = like.new_zeros(*self.batch_shape, self.event_shape[0], self.dynamics.n_states)
+        draw = self.dynamics.chain(self.values, ByGate(flat, flat), self.drive).sample(sample_shape.numel(), generator)
+        shape = sample_shape + self.batch_shape + self.event_shape[:1]
+        path = draw.path.reshape(shape)
+        redraw = (
+            draw.redraw.reshape(shape) if isinstance(draw, CopySampled) else torch.ones_like(path, dtype=torch.bool)
+        )
+        return Simulated(self.emission.sample_at(self.values, path, redraw), path, redraw)
+
+    def expand(self, batch_shape: Sequence[int], _instance: object = None) -> "PathMixture":
+        return PathMixture(
+            self.dynamics,
+            self.emission,
+            self.values,
+            self.event_shape[0],
+            torch.Size(batch_shape),
+            self.drive,
+            self.lengths,
+        )
+
+
+def explicit_program(
+    dynamics: Dynamics,
+    emission: Emission,
+    values: Parameters,
+    x: Tensor | None,
+    n_steps: int,
+    batch_shape: torch.Size,
+    drive: Drive,
+    lengths: Tensor | None,
+) -> Tensor:
+    """Sites `z_1, s_1, x_1, z_2, ...` inside one plate a batch axis, observed where `x` is given; returns x."""
+    state: Tensor | None = None
+    observations = []
+    plates = [pyro.plate(f"sequences_{i}", n, dim=i - len(batch_shape)) for i, n in enumerate(batch_shape)]
+    for step in pyro.markov(range(1, n_steps + 1)):
+        with ExitStack() as scope:
+            for plate in plates:
+                scope.enter_context(plate)
+            if lengths is not None:
+                scope.enter_context(pyro.poutine.mask(mask=(step <= lengths)))  # pyright: ignore[reportArgumentType]
+            redraw, state = dynamics.draw(values, step, state, drive)
+            observed = None if x is None else x[..., step - 1, :]
+            observation = Observation(emission, values, state, redraw)
+            observations.append(pyro.sample(f"x_{step}", observation, obs=observed))
+    return torch.stack(observations, -2)

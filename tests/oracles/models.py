@@ -1,0 +1,80 @@
+"""Small models of every kind with random parameters, and the plain enumeration of all their paths."""
+
+import itertools
+
+import pyro
+import torch
+from samplehold.switching import (
+    Bernoulli,
+    Categorical,
+    Copy,
+    Gated,
+    Markov,
+    MultivariateNormal,
+    Normal,
+    Poisson,
+    SwitchingSSM,
+)
+from torch import Tensor
+
+EMISSIONS = {
+    "normal": Normal(2),
+    "full": MultivariateNormal(2),
+    "bernoulli": Bernoulli(2),
+    "poisson": Poisson(2),
+    "categorical": Categorical(3),
+    "gated": Gated(Normal(2), Normal(2)),
+    "gated_symbols": Gated(Categorical(3), Categorical(3)),
+}
+DYNAMICS = {
+    "copy": Copy(2, redraw_prior=(2.0, 3.0), state_prior=1.5),
+    "covariates": Copy(2, redraw_prior=(2.0, 3.0), state_prior=1.5, n_covariates=2),
+    "markov": Markov(2, initial_prior=1.5, transition_prior=2.0, sticky=1.0),
+}
+KINDS = [
+    (dynamics, emission)
+    for dynamics in DYNAMICS
+    for emission in EMISSIONS
+    if not (dynamics == "markov" and emission.startswith("gated"))
+]
+
+
+def random_model(dynamics: str, emission: str, seed: int = 0) -> SwitchingSSM:
+    """A model whose parameters are a draw from its own prior."""
+    model = SwitchingSSM(DYNAMICS[dynamics], EMISSIONS[emission])
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        trace = pyro.poutine.trace(model).get_trace(n_steps=1, **drive(dynamics, (), 1))
+    names = model.dynamics.sites(model.prior) + model.emission.sites(model.prior)
+    return model.with_values({site.name: trace.nodes[site.name]["value"] for site in names})
+
+
+def drive(dynamics: str, batch: tuple[int, ...], n_steps: int, seed: int = 0) -> dict[str, Tensor]:
+    """Covariates and gaps for the kind of dynamics that takes them."""
+    generator = torch.Generator().manual_seed(seed)
+    if dynamics != "covariates":
+        return {}
+    covariates = torch.randn(*batch, n_steps, 2, generator=generator, dtype=torch.float64)
+    dt = 0.5 + 2 * torch.rand(*batch, n_steps, generator=generator, dtype=torch.float64)
+    return {"covariates": covariates, "dt": dt}
+
+
+def trace_log_prob(program, *args, data=None, **keywords) -> Tensor:
+    """Log density of a Pyro program's trace with the given sites fixed."""
+    conditioned = pyro.condition(program, data=data or {})
+    return pyro.poutine.trace(conditioned).get_trace(*args, **keywords).log_prob_sum()
+
+
+def enumerate_evidence(model: SwitchingSSM, x: Tensor, **keywords) -> Tensor:
+    """log p(x) of one sequence: the Pyro program's joint density summed over every path of states and gates."""
+    n_steps, copies = x.shape[0], isinstance(model.dynamics, Copy)
+    gates = list(itertools.product((0.0, 1.0), repeat=n_steps - 1)) if copies else [()]
+    terms = []
+    for states in itertools.product(range(model.n_states), repeat=n_steps):
+        for redraws in gates:
+            if any(z == 0 and states[t] != states[t + 1] for t, z in enumerate(redraws)):
+                continue  # a held state that moves has probability 0
+            data = {f"s_{t + 1}": torch.tensor(s) for t, s in enumerate(states)}
+            data |= {f"z_{t + 2}": torch.tensor(z, dtype=x.dtype) for t, z in enumerate(redraws)}
+            terms.append(trace_log_prob(model, x, data=data, **keywords))
+    return torch.stack(terms).logsumexp(0)

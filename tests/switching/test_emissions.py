@@ -1,0 +1,174 @@
+"""Every emission's density, moments and M-step against textbook definitions."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles.models import EMISSIONS, random_model
+from samplehold.switching import Bernoulli, Categorical, Gated, MultivariateNormal, Normal, Poisson, SwitchingSSM
+from samplehold.switching.dynamics import Copy
+from samplehold.switching.sites import log_prior
+from torch.testing import assert_close
+
+PLAIN = {name: e for name, e in EMISSIONS.items() if not isinstance(e, Gated)}
+
+
+def data(name, n=40, missing=0.0, seed=0):
+    x = random_model("copy", name, seed=seed).simulate(n, seed=seed).x
+    hole = torch.rand(x.shape, generator=torch.Generator().manual_seed(seed)) < missing
+    return torch.where(hole, torch.nan, x)
+
+
+def weights(n, k=2, restarts=(), seed=0):
+    return torch.rand(*restarts, n, k, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", list(PLAIN))
+def test_log_prob_is_that_of_the_pyro_distribution(name):
+    model, x = random_model("copy", name), data(name)
+    table = model.emission.log_likelihood(x, model.values).redrawn
+    for state in range(2):
+        at = model.emission.at(model.values, torch.tensor(state))
+        assert_close(table[:, state], model.emission.distribution(at).log_prob(x), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["normal", "bernoulli", "poisson", "full"])
+def test_a_missing_feature_leaves_the_marginal_of_the_others(name):
+    model, x = random_model("copy", name), data(name)
+    values = model.describe()
+    seen = x.clone()
+    seen[:, 0] = torch.nan
+    table = model.emission.log_likelihood(seen, model.values).redrawn
+    if name == "full":
+        scale = values["covariance"][:, 1, 1].sqrt()
+        expected = torch.distributions.Normal(values["loc"][:, 1], scale).log_prob(x[:, 1:])
+    else:
+        one = type(model.emission)(1)
+        expected = one.log_likelihood(x[:, 1:], {n: v[:, 1:] for n, v in model.values.items() if n in one.event_dims})
+        expected = expected.redrawn
+    assert_close(table, expected, rtol=1e-10, atol=1e-10)
+    assert_close(
+        model.emission.log_likelihood(torch.full_like(x, torch.nan), model.values).redrawn,
+        torch.zeros(len(x), 2, dtype=x.dtype),
+        rtol=0,
+        atol=0,
+    )
+
+
+@pytest.mark.parametrize("name", list(PLAIN))
+@pytest.mark.parametrize("missing", [0.0, 0.3])
+def test_the_m_step_is_a_stationary_point_of_its_objective(name, missing):
+    """With missing features the objective is that of EM: its gradient is the gradient of the observed
+    log-likelihood."""
+    model, w = random_model("copy", name), weights(40)
+    x = data(name, missing=missing)
+    emission, prior = model.emission, model.emission.default_prior(2, x)
+    values = model.values
+    if name == "full" and missing:  # iterate: the fill-in of missing values depends on the parameters
+        for _ in range(4000):
+            values = emission.maximize(emission.gather(x, w, None, values), prior, torch.zeros(2)).values
+    else:
+        values = emission.maximize(emission.gather(x, w, None, values), prior, torch.zeros(2)).values
+    leaves = {n: values[n].clone().requires_grad_() for n in emission.event_dims}
+    objective = (w * emission.log_likelihood(x, leaves).redrawn).sum() + log_prior(emission.sites(prior), leaves)
+    gradients = torch.autograd.grad(objective, list(leaves.values()))
+    for (leaf_name, leaf), gradient in zip(leaves.items(), gradients, strict=True):
+        gradient = gradient * leaf  # relative steps
+        if name == "categorical":  # stationary on the simplex: the gradient is the same in every direction
+            gradient = gradient - leaf * gradient.sum(-1, keepdim=True)
+        assert float(gradient.abs().max()) < 1e-7 * float(w.sum()), leaf_name
+
+
+@pytest.mark.parametrize("name", list(PLAIN))
+def test_restarts_are_one_more_axis(name):
+    model, x = random_model("copy", name), data(name, missing=0.2)
+    w = weights(40, restarts=(3,))
+    stacked = {n: torch.stack([model.values[n]] * 3) for n in model.emission.event_dims}
+    prior = model.emission.default_prior(2, x)
+    whole = model.emission.maximize(model.emission.gather(x, w, None, stacked), prior, torch.zeros(2)).values
+    for r in range(3):
+        moments = model.emission.gather(x, w[r], None, model.values)
+        alone = model.emission.maximize(moments, prior, torch.zeros(2)).values
+        for n in alone:
+            assert_close(whole[n][r], alone[n], rtol=1e-12, atol=1e-12)
+    table = model.emission.log_likelihood(x, whole).redrawn
+    one = model.emission.log_likelihood(x, {n: v[1] for n, v in whole.items()}).redrawn
+    assert_close(table[1], one, rtol=1e-12, atol=1e-12)
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e3), st.integers(0, 10_000))
+def test_variances_keep_their_digits_far_from_zero(centre, scale, seed):
+    """The variance of data at 1e6 with scale 1e-3 is found to the digits that the data themselves carry."""
+    generator = torch.Generator().manual_seed(seed)
+    x = centre + scale * torch.randn(50, 1, generator=generator, dtype=torch.float64)
+    ones = torch.ones(50, 1, dtype=torch.float64)
+    for emission, name in ((Normal(1), "scatter"), (MultivariateNormal(1), "scatter")):
+        found = emission.gather(x, ones, None, None)[name].flatten()
+        assert_close(found, ((x - x.mean()) ** 2).sum().reshape(1), rtol=1e-9, atol=0)
+
+
+def test_a_state_on_one_point_is_reported_and_stays_finite_under_maximum_likelihood():
+    x = torch.tensor([[0.0], [1.0], [5.0], [5.0]], dtype=torch.float64)
+    w = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]], dtype=torch.float64)
+    for emission in (Normal(1), MultivariateNormal(1)):
+        result = emission.maximize(emission.gather(x, w, None, None), None, torch.tensor([1e-8], dtype=x.dtype))
+        assert result.collapsed.tolist() == [False, True]
+        assert bool(torch.isfinite(result.values["precision"]).all())
+        assert_close(result.values["precision"][1].flatten(), torch.tensor([1e8], dtype=x.dtype))
+
+
+def test_gated_emission_sends_redrawn_and_held_weights_to_their_parts():
+    emission = Gated(Normal(1), Normal(1))
+    x, redrawn, held = data("normal")[:, :1], weights(40), weights(40, seed=1)
+    moments = emission.gather(x, redrawn, held, None)
+    assert_close(moments["count"], Normal(1).gather(x, redrawn, None, None)["count"])
+    assert_close(moments["background_count"], held.sum().reshape(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("emission", "bad", "said"),
+    [
+        (Bernoulli(1), 2.0, "0 or 1"),
+        (Poisson(1), -1.0, "counts"),
+        (Poisson(1), 1.5, "counts"),
+        (Categorical(3), 3.0, "from 0 to 2"),
+        (Categorical(3), 0.5, "from 0 to 2"),
+    ],
+)
+def test_values_outside_the_support_are_named(emission, bad, said):
+    model = SwitchingSSM(Copy(2), emission)
+    with pytest.raises(ValueError, match=rf"x: got {bad:g} at step 2, feature 0; expected .*{said}"):
+        model.fit([0.0, 1.0, bad, 1.0], progress=False)
+
+
+def test_mean_and_variance_are_those_of_the_distribution():
+    for name in ("normal", "full", "bernoulli", "poisson"):
+        model = random_model("copy", name)
+        pyro_form = model.emission.distribution({n: model.values[n] for n in model.emission.event_dims})
+        assert_close(model.emission.mean(model.values).redrawn, pyro_form.mean)
+        assert_close(model.emission.variance(model.values).redrawn, pyro_form.variance)
+    model = random_model("copy", "categorical")
+    p = model.probs
+    mean = p[:, 1] + 2 * p[:, 2]
+    assert_close(model.emission.mean(model.values).redrawn[:, 0], mean)
+    assert_close(model.emission.variance(model.values).redrawn[:, 0], p[:, 1] + 4 * p[:, 2] - mean**2)
+
+
+def test_default_priors_are_in_the_units_of_the_data():
+    """Rescaling the data rescales the fitted parameters and nothing else."""
+    x = data("normal")
+    for emission in (Normal(2), MultivariateNormal(2)):
+        w = weights(40)
+        small = emission.maximize(emission.gather(x, w, None, None), emission.default_prior(2, x), torch.zeros(2))
+        y = 1000 * x + 5
+        large = emission.maximize(emission.gather(y, w, None, None), emission.default_prior(2, y), torch.zeros(2))
+        assert_close(large.values["loc"], 1000 * small.values["loc"] + 5, rtol=1e-10, atol=1e-8)
+        assert_close(large.values["precision"] * 1e6, small.values["precision"], rtol=1e-10, atol=1e-10)
+
+
+def test_poisson_of_no_events_is_certain():
+    zero = {"rate": torch.zeros(1, 1, dtype=torch.float64)}
+    x = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
+    assert Poisson(1).log_likelihood(x, zero).redrawn.flatten().tolist() == [0.0, -math.inf]

@@ -1,0 +1,74 @@
+"""SVI and NUTS on the collapsed density, beside message passing, on data that identify the parameters well."""
+
+import pytest
+import samplehold as sh
+import torch
+
+PARAMETERS = ("redraw_prob", "loc", "precision")
+
+
+@pytest.fixture(scope="module")
+def fits():
+    generator = torch.Generator().manual_seed(0)
+    jumps = (torch.rand(100, generator=generator) < 0.1).cumsum(-1) % 2
+    x = (4.0 * jumps + torch.randn(100, generator=generator, dtype=torch.float64))[:, None]
+    x[40:43] = torch.nan
+    model = sh.SwitchingSSM(sh.Copy(2), sh.Normal(1))
+    before = torch.random.get_rng_state()
+    found = {
+        method: model.fit(x, method=method, max_steps=steps, restarts=1, progress=False)
+        for method, steps in (("vmp", 100), ("svi", 120), ("nuts", 60))
+    }
+    assert torch.equal(torch.random.get_rng_state(), before)
+    return x, found
+
+
+def test_the_three_give_the_same_record(fits):
+    x, found = fits
+    shapes = {name: value.shape for name, value in found["vmp"].model.values.items()}
+    for method, fit in found.items():
+        assert fit.method == method
+        assert {name: value.shape for name, value in fit.posterior.mean.items()} == shapes
+        assert {name: value.shape[1:] for name, value in fit.posterior.sample(5).items()} == shapes
+        assert bool(fit.active_states.all())
+        assert fit.steps == len(fit.objective)
+        assert float(fit.posterior.smooth(x).state.sum(-1).sub(1).abs().max()) < 1e-10
+        assert bool(torch.isfinite(fit.posterior.forecast(x, 3, draws=20).variance).all())
+
+
+@pytest.mark.parametrize("method", ["vmp", "svi"])
+def test_posterior_means_are_those_of_nuts_up_to_its_error(fits, method):
+    _, found = fits
+    draws, mean = found["nuts"].posterior.draws, found[method].posterior.mean
+    for name in PARAMETERS:
+        spread = draws[name].std((0, 1))
+        # the mean of 120 draws is within a third of a standard deviation; factorising moves a mean by as much at most
+        assert bool(((mean[name] - draws[name].mean((0, 1))).abs() < 0.6 * spread).all()), name
+
+
+def test_intervals_of_message_passing_are_narrower_than_those_of_nuts_and_by_how_much(fits):
+    _, found = fits
+    widths = {}
+    for method in ("vmp", "nuts"):
+        interval = found[method].posterior.interval(0.9)
+        widths[method] = {name: interval.upper[name] - interval.lower[name] for name in PARAMETERS}
+    ratio = {name: widths["vmp"][name] / widths["nuts"][name] for name in PARAMETERS}
+    assert 0.4 < float(ratio["redraw_prob"]) < 0.9  # gates and their rate are coupled, which q does not know
+    assert bool(((ratio["loc"] > 0.6) & (ratio["loc"] < 1.25)).all())
+    assert bool(((ratio["precision"] > 0.6) & (ratio["precision"] < 1.3)).all())
+
+
+def test_the_objective_of_nuts_is_the_log_joint_of_its_draws(fits):
+    x, found = fits
+    fit = found["nuts"]
+    last = {name: value[-1, -1] for name, value in fit.posterior.draws.items()}
+    model = fit.model.with_values(last)
+    joint = model.log_evidence(x) + model.log_prior(last)
+    assert abs(float(fit.objective[-1] - joint)) < 1e-8
+    assert fit.objective.shape == (120,)
+
+
+def test_the_bound_of_svi_lies_below_that_of_a_normal_guide_at_its_best_and_ends_near_message_passing(fits):
+    _, found = fits
+    assert float(found["svi"].objective[-50:].mean()) > float(found["svi"].objective[:10].mean())
+    assert abs(float(found["svi"].objective[-50:].mean() - found["vmp"].objective[-1])) < 5
