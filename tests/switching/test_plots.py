@@ -1,0 +1,325 @@
+"""Figures show what the model computes, at the times that the data has."""
+
+import io
+from pathlib import Path
+
+import matplotlib.dates
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import StepPatch
+from samplehold.switching import (
+    Bernoulli,
+    Categorical,
+    Copy,
+    Gated,
+    Markov,
+    MultivariateNormal,
+    Normal,
+    Poisson,
+    SwitchingSSM,
+)
+from samplehold.switching.drawing import TimeAxis, apart, state_colors
+from samplehold.switching.order import reordered, state_levels
+from samplehold.switching.plots import plot_fit, plot_forecast
+from samplehold.switching.timeline import continued, evenly_spaced, following, label_text
+
+DATA = Path(__file__).parents[2] / "notebooks" / "data"
+
+
+def tensor(values) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def nile_model() -> SwitchingSSM:
+    return SwitchingSSM(Copy(2), Normal(1)).with_values(
+        redraw_prob=tensor(0.025),
+        state_probs=tensor([0.4, 0.6]),
+        loc=tensor([[1100.0], [850.0]]),
+        scale=tensor([[130.0], [125.0]]),
+    )
+
+
+@pytest.fixture(scope="module")
+def nile() -> pd.DataFrame:
+    return pd.read_csv(DATA / "nile.csv", index_col="year")
+
+
+def steps(panel) -> list[StepPatch]:
+    return [patch for patch in panel.patches if isinstance(patch, StepPatch)]
+
+
+def texts(figure: Figure) -> str:
+    return " | ".join(text.get_text() for panel in figure.axes for text in panel.texts)
+
+
+def rendered(figure: Figure) -> bytes:
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=50)
+    return file.getvalue()
+
+
+# ---- the fit -------------------------------------------------------------------------------------------------------
+
+
+def test_the_nile_figure_shows_series_states_and_the_redraw_of_1899(nile):
+    model = nile_model()
+    figure = plot_fit(model, nile)
+    series, states, gate = figure.axes
+    assert series.get_ylabel() == "volume"
+    line = series.lines[0]
+    np.testing.assert_array_equal(line.get_xdata(), np.arange(1871, 1971))
+    np.testing.assert_array_equal(line.get_ydata(), nile["volume"])
+    smoothed = model.smooth(nile)
+    bars = steps(gate)[0].get_data()
+    np.testing.assert_allclose(bars.values[1:], smoothed.redraw.numpy()[1:])
+    np.testing.assert_allclose(bars.edges, np.arange(1871, 1972) - 0.5)
+    assert np.isnan(bars.values[0])
+    assert f"1899: {float(smoothed.redraw[1899 - 1871]):.2f}" in texts(figure)
+    assert "state 0: 1100" in texts(figure)
+    assert "state 1: 850" in texts(figure)
+    low_state = steps(states)[0].get_data()
+    np.testing.assert_allclose(low_state.values, smoothed.state[:, 1].numpy())
+    np.testing.assert_allclose(steps(states)[1].get_data().values, 1.0)
+    assert gate.get_xlim() == series.get_xlim() == (1870.5, 1970.5)
+    assert len(rendered(figure)) > 5000
+
+
+def test_the_band_is_the_mean_and_spread_of_the_smoothed_mixture(nile):
+    model = nile_model()
+    panel = plot_fit(model, nile, level=0.9).axes[0]
+    state, values = model.smooth(nile).state.numpy(), model.describe()
+    mean = state @ values["loc"].numpy()[:, 0]
+    second = state @ (values["scale"] ** 2 + values["loc"] ** 2).numpy()[:, 0]
+    reach = 1.6448536269514722 * np.sqrt(second - mean**2)
+    curves = [patch.get_data() for patch in steps(panel)]
+    np.testing.assert_allclose(curves[0].values, mean, rtol=1e-10)
+    high = state[:, 0] > 0.5
+    for k, here in enumerate((high, ~high)):
+        band, middle = curves[1 + 2 * k], curves[2 + 2 * k]
+        np.testing.assert_allclose(band.values[here], (mean + reach)[here], rtol=1e-10)
+        np.testing.assert_allclose(band.baseline[here], (mean - reach)[here], rtol=1e-10)
+        np.testing.assert_allclose(middle.values[here], mean[here], rtol=1e-10)
+        assert np.isnan(band.values[~here]).all()
+
+
+def test_missing_values_break_the_line_and_nothing_else(nile):
+    gappy = nile.astype(float)
+    gappy.iloc[10:15] = np.nan
+    panel = plot_fit(nile_model(), gappy).axes[0]
+    assert np.flatnonzero(np.isnan(panel.lines[0].get_ydata())).tolist() == [10, 11, 12, 13, 14]
+    assert np.isfinite(steps(panel)[0].get_data().values).all()
+
+
+MODELS = {
+    "poisson": SwitchingSSM(Copy(2), Poisson(1)).with_values(
+        redraw_prob=tensor(0.1), state_probs=tensor([0.5, 0.5]), rate=tensor([[0.5], [6.0]])
+    ),
+    "bernoulli": SwitchingSSM(Markov(2), Bernoulli(2)).with_values(
+        initial_probs=tensor([0.5, 0.5]),
+        transition_probs=tensor([[0.9, 0.1], [0.2, 0.8]]),
+        probs=tensor([[0.1, 0.9], [0.8, 0.3]]),
+    ),
+    "categorical": SwitchingSSM(Copy(2), Categorical(3)).with_values(
+        redraw_prob=tensor(0.1), state_probs=tensor([0.5, 0.5]), probs=tensor([[0.8, 0.1, 0.1], [0.0, 0.3, 0.7]])
+    ),
+    "gated": SwitchingSSM(Copy(2), Gated(Normal(1), Normal(1))).with_values(
+        redraw_prob=tensor(0.2),
+        state_probs=tensor([0.5, 0.5]),
+        loc=tensor([[-5.0], [5.0]]),
+        scale=tensor([[1.0], [1.0]]),
+        background_loc=tensor([[0.0]]),
+        background_scale=tensor([[0.5]]),
+    ),
+    "vectors": SwitchingSSM(Markov(2), MultivariateNormal(2)).with_values(
+        initial_probs=tensor([0.5, 0.5]),
+        transition_probs=tensor([[0.9, 0.1], [0.2, 0.8]]),
+        loc=tensor([[0.0, 1.0], [3.0, -1.0]]),
+        covariance=tensor([[[1.0, 0.5], [0.5, 1.0]], [[2.0, 0.0], [0.0, 0.5]]]),
+    ),
+    "one state": SwitchingSSM(Copy(1), Normal(1)).with_values(
+        redraw_prob=tensor(0.2), state_probs=tensor([1.0]), loc=tensor([[0.0]]), scale=tensor([[1.0]])
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_family_is_drawn(name):
+    model = MODELS[name]
+    x = model.simulate(40, seed=1).x
+    figure = plot_fit(model, x)
+    n_features = model.emission.n_features
+    assert len(figure.axes) == n_features + 2
+    for feature in range(n_features):
+        drawn = figure.axes[feature].lines[-1]
+        np.testing.assert_array_equal(drawn.get_ydata(), x[:, feature].numpy())
+    expected = "redraw" if isinstance(model.dynamics, Copy) else "change"
+    assert figure.axes[-1].get_ylabel() == f"{expected}\nprobability"
+    assert all(f"state {k}: " in texts(figure) for k in range(model.n_states))
+    ahead = plot_forecast(model, x, 5)
+    assert len(ahead.axes) == n_features + 1
+    assert rendered(figure) != rendered(ahead)
+
+
+def test_a_gated_band_follows_the_background_at_held_steps():
+    model = MODELS["gated"]
+    x = tensor([5.1, 0.2, -0.1, -4.8, 0.3])
+    curve = steps(plot_fit(model, x).axes[0])[0].get_data().values
+    np.testing.assert_allclose(curve, [5.0, 0.0, 0.0, -5.0, 0.0], atol=1e-3)
+
+
+def test_counts_have_no_band_below_zero():
+    model = MODELS["poisson"]
+    bands = [patch.get_data() for patch in steps(plot_fit(model, model.simulate(40, seed=1).x).axes[0])][1::2]
+    lowest = [np.nanmin(band.baseline) for band in bands]
+    assert min(lowest) == 0.0
+
+
+def test_one_of_several_sequences_is_drawn_to_its_end():
+    model = nile_model()
+    frames = [
+        pd.DataFrame({"a": [1000.0, 900.0, 800.0]}, index=pd.date_range("2020-01-01", periods=3)),
+        pd.DataFrame({"b": [1100.0, 1090.0]}, index=pd.date_range("2021-01-01", periods=2)),
+    ]
+    figure = plot_fit(model, frames, sequence=1)
+    assert figure.axes[0].get_ylabel() == "b"
+    np.testing.assert_array_equal(figure.axes[0].lines[0].get_ydata(), [1100.0, 1090.0])
+    np.testing.assert_allclose(
+        figure.axes[0].lines[0].get_xdata(), matplotlib.dates.date2num(frames[1].index.to_numpy())
+    )
+    padded = torch.full((2, 3, 1), torch.nan, dtype=torch.float64)
+    padded[0, :, 0], padded[1, :2, 0] = tensor([1000.0, 900.0, 800.0]), tensor([1100.0, 1090.0])
+    panel = plot_fit(model, padded, lengths=[3, 2], sequence=-1).axes[0]
+    np.testing.assert_array_equal(panel.lines[0].get_ydata(), [1100.0, 1090.0])
+    with pytest.raises(ValueError, match=r"sequence: got 2, but x holds 2 sequence"):
+        plot_fit(model, frames, sequence=2)
+
+
+def test_gaps_between_steps_are_drawn_to_scale():
+    model = nile_model()
+    panel = plot_fit(model, tensor([1100.0, 1000.0, 900.0]), dt=tensor([1.0, 4.0, 1.0])).axes[0]
+    np.testing.assert_array_equal(panel.lines[0].get_xdata(), [0.0, 4.0, 5.0])
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, -0.5, 90])
+def test_levels_outside_the_unit_interval_are_refused(nile, level):
+    with pytest.raises(ValueError, match=r"level: got .*, expected a probability between 0 and 1"):
+        plot_fit(nile_model(), nile, level=level)
+    with pytest.raises(ValueError, match="level"):
+        plot_forecast(nile_model(), nile, 3, level=level)
+
+
+def test_pyplot_keeps_no_figure(nile):
+    import matplotlib.pyplot as plt
+
+    open_before = plt.get_fignums()
+    plot_fit(nile_model(), nile)
+    plot_forecast(nile_model(), nile, 3)
+    assert plt.get_fignums() == open_before
+
+
+# ---- the forecast --------------------------------------------------------------------------------------------------
+
+
+def test_the_forecast_goes_on_where_the_series_ends(nile):
+    model = nile_model()
+    series, states = plot_forecast(model, nile, 5).axes
+    assert states.get_xlim() == (1930.5, 1975.5)
+    np.testing.assert_array_equal(series.lines[0].get_xdata(), np.arange(1931, 1971))
+    np.testing.assert_array_equal(series.lines[-1].get_xdata(), [1970.5, 1970.5])
+    mean = steps(series)[0].get_data()
+    np.testing.assert_allclose(mean.values, model.forecast(nile, 5).mean[:, 0].numpy())
+    np.testing.assert_allclose(mean.edges, np.arange(1971, 1977) - 0.5)
+    low_state = steps(states)[0].get_data().values
+    np.testing.assert_allclose(low_state[:40], model.smooth(nile).state[60:, 1].numpy(), rtol=1e-10)
+    np.testing.assert_allclose(low_state[40:], model.forecast(nile, 5).state[:, 1].numpy(), rtol=1e-10)
+
+
+def test_a_forecast_of_text_labels_counts_the_steps_ahead():
+    model = nile_model()
+    x = pd.Series([1100.0, 1000.0, 900.0], index=["a", "b", "c"])
+    figure = plot_forecast(model, x, 2)
+    figure.draw_without_rendering()
+    labels = [label.get_text() for label in figure.axes[-1].get_xticklabels()]
+    assert [label for label in labels if label] == ["a", "b", "c", "+1", "+2"]
+
+
+# ---- the parts -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("index", "ahead"),
+    [
+        (pd.Index([1968, 1969, 1970]), ["1971", "1972"]),
+        (pd.Index([0.0, 0.5, 1.0]), ["1.5", "2"]),
+        (pd.Index(["2009Q2", "2009Q3"]), ["2009Q4", "2010Q1"]),
+        (pd.Index(["2020-01", "2020-02", "2020-03"]), ["2020-04-01", "2020-05-01"]),
+        (pd.date_range("2020-01-30", periods=3), ["2020-02-02", "2020-02-03"]),
+        (pd.date_range("2020-01-30", periods=3, tz="Europe/Berlin"), ["2020-02-02", "2020-02-03"]),
+        (pd.date_range("2019-10-31", periods=4, freq="ME"), ["2020-02-29", "2020-03-31"]),
+        (pd.date_range("2020-01-15", periods=3, freq=pd.DateOffset(months=2)), ["2020-07-15", "2020-09-15"]),
+        (pd.date_range("2020-01-06", periods=10, freq="B"), ["2020-01-20", "2020-01-21"]),
+        (pd.date_range("2020-01-01", periods=3, freq="h"), ["2020-01-01 03:00:00", "2020-01-01 04:00:00"]),
+        (pd.DatetimeIndex(["2020-01-01", "2020-01-02", "2020-01-09"]), ["+1", "+2"]),
+        (pd.DatetimeIndex(["2020-01-02", "2020-01-01", "2019-12-31"]), ["+1", "+2"]),
+        (pd.Index(["a", "b"]), ["+1", "+2"]),
+        (pd.Index([1, 2, 4]), ["+1", "+2"]),
+        (pd.Index(["2009Q1", "2009Q3"]), ["+1", "+2"]),
+        (pd.Index(["2020-13-01", "2020-14-01"]), ["+1", "+2"]),
+    ],
+)
+def test_labels_go_on_where_they_are_evenly_spaced(index, ahead):
+    assert [label_text(label) for label in following(index, 2)] == ahead
+    assert [label_text(label) for label in continued(index, 2)][-2:] == ahead
+    assert len(TimeAxis.of(continued(index, 2)).at) == len(index) + 2
+
+
+@pytest.mark.parametrize(
+    ("index", "even"),
+    [
+        (pd.Index([1, 2, 3]), True),
+        (pd.Index([1, 2, 4]), False),
+        (pd.Index(["a", "b", "c"]), True),
+        (pd.Index(["2020-01-01", "2020-01-02", "2020-01-09"]), False),
+        (pd.Index(["2020-01-01", "2020-01-02", "2020-01-03"]), True),
+        (pd.Index([5]), True),
+    ],
+)
+def test_uneven_steps_are_noticed(index, even):
+    assert evenly_spaced(index) is even
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.floats(0.01, 0.3))
+def test_labels_are_moved_apart_in_order_and_only_if_need_be(where, gap):
+    where = np.array(where)
+    moved = apart(where, gap)
+    order = np.argsort(where, kind="stable")
+    assert (np.diff(moved[order]) >= gap - 1e-9).all()
+    assert moved.mean() == pytest.approx(where.mean(), abs=1e-9)
+    if (np.diff(where[order]) >= gap).all():
+        np.testing.assert_allclose(moved, where, atol=1e-12)
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 8])
+def test_states_are_coloured_from_dark_to_light_by_their_level(n):
+    levels = np.random.default_rng(n).permutation(n).astype(float)
+    luminance = [0.2126 * r + 0.7152 * g + 0.0722 * b for r, g, b in map(to_rgb, state_colors(levels))]
+    assert (np.diff(np.array(luminance)[np.argsort(levels)]) > 0.02).all()
+
+
+def test_reordering_names_the_same_model_anew():
+    for name in ("vectors", "gated", "poisson"):
+        model = MODELS[name]
+        x = model.simulate(30, seed=2).x
+        order = torch.tensor([1, 0])
+        other = model.with_values(reordered(model.emission, model.values, order))
+        torch.testing.assert_close(other.log_evidence(x), model.log_evidence(x), rtol=1e-12, atol=0)
+        torch.testing.assert_close(other.smooth(x).state, model.smooth(x).state[:, order], rtol=1e-10, atol=1e-14)
+        torch.testing.assert_close(
+            state_levels(other.emission, other.values), state_levels(model.emission, model.values)[order]
+        )

@@ -1,0 +1,347 @@
+"""What a fit tells ArviZ is what the model computes, under names that a reader knows."""
+
+import itertools
+from pathlib import Path
+
+import arviz as az
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import xarray as xr
+from samplehold.switching import (
+    Bernoulli,
+    Categorical,
+    Copy,
+    Gated,
+    Markov,
+    MultivariateNormal,
+    Normal,
+    Poisson,
+    SwitchingSSM,
+    report,
+)
+from samplehold.switching.dynamics import Drive
+from torch.testing import assert_close
+
+DATA = Path(__file__).parents[2] / "notebooks" / "data"
+DRAWN = ("chain", "draw")
+
+
+def tensor(values) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def nile() -> pd.DataFrame:
+    return pd.read_csv(DATA / "nile.csv", index_col="year")
+
+
+@pytest.fixture(scope="module")
+def nile_fit(nile):
+    return SwitchingSSM(Copy(2), Normal(1)).fit(nile, restarts=4, progress=False)
+
+
+@pytest.fixture(scope="module")
+def nile_data(nile, nile_fit):
+    return nile_fit.to_arviz(nile)
+
+
+def copy_model(n_states: int = 3) -> SwitchingSSM:
+    return SwitchingSSM(Copy(n_states), Normal(1)).with_values(
+        redraw_prob=tensor(0.3),
+        state_probs=tensor([0.5, 0.3, 0.2])[:n_states] / tensor([0.5, 0.3, 0.2])[:n_states].sum(),
+        loc=tensor([[-1.0], [0.5], [2.0]])[:n_states],
+        scale=tensor([[1.0], [0.7], [1.5]])[:n_states],
+    )
+
+
+def markov_model() -> SwitchingSSM:
+    return SwitchingSSM(Markov(3), Normal(1)).with_values(
+        initial_probs=tensor([0.6, 0.4, 0.0]),
+        transition_probs=tensor([[0.7, 0.2, 0.1], [0.0, 0.9, 0.1], [0.3, 0.3, 0.4]]),
+        loc=tensor([[-1.0], [0.5], [2.0]]),
+        scale=tensor([[1.0], [0.7], [1.5]]),
+    )
+
+
+def data_of(model: SwitchingSSM, x, draws: int = 4, **keywords) -> az.InferenceData:
+    """The InferenceData of a model with known values, as of a fit that found them."""
+    series = model.read(x, keywords.pop("lengths", None))
+    drive = Drive(keywords.pop("covariates", None), keywords.pop("dt", None))
+    point = {name: value.unsqueeze(0) for name, value in model.values_like(series.values).items()}
+    return report.inference_data(model, point, (1, draws), series, drive, **keywords)
+
+
+# ---- names ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_group_has_named_dims_and_the_coordinates_of_the_data(nile, nile_data):
+    assert set(nile_data.groups()) == {
+        "posterior",
+        "posterior_predictive",
+        "log_likelihood",
+        "observed_data",
+        "smoothed",
+    }
+    assert {name: value.dims for name, value in nile_data.posterior.data_vars.items()} == {
+        "redraw_prob": DRAWN,
+        "state_probs": (*DRAWN, "state"),
+        "loc": (*DRAWN, "state", "feature"),
+        "scale": (*DRAWN, "state", "feature"),
+    }
+    assert nile_data.posterior_predictive["x"].dims == (*DRAWN, "time", "feature")
+    assert nile_data.log_likelihood["x"].dims == (*DRAWN, "time")
+    assert nile_data.observed_data["x"].dims == ("time", "feature")
+    assert {name: value.dims for name, value in nile_data.smoothed.data_vars.items()} == {
+        "state_probability": ("time", "state"),
+        "redraw_probability": ("time",),
+        "change_probability": ("time",),
+    }
+    for group in ("posterior_predictive", "log_likelihood", "observed_data", "smoothed"):
+        assert nile_data[group]["time"].values.tolist() == list(range(1871, 1971))
+    assert nile_data.posterior["feature"].values.tolist() == ["volume"]
+    assert nile_data.posterior.sizes["draw"] == nile_data.posterior_predictive.sizes["draw"] == 100
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (
+            SwitchingSSM(Markov(2), MultivariateNormal(2)),
+            {
+                "initial_probs": ("state",),
+                "transition_probs": ("state", "state_new"),
+                "loc": ("state", "feature"),
+                "covariance": ("state", "feature", "feature_new"),
+            },
+        ),
+        (
+            SwitchingSSM(Copy(2), Poisson(2)),
+            {"redraw_prob": (), "state_probs": ("state",), "rate": ("state", "feature")},
+        ),
+        (
+            SwitchingSSM(Copy(2), Bernoulli(2)),
+            {"redraw_prob": (), "state_probs": ("state",), "probs": ("state", "feature")},
+        ),
+        (
+            SwitchingSSM(Copy(2), Categorical(3)),
+            {"redraw_prob": (), "state_probs": ("state",), "probs": ("state", "category")},
+        ),
+        (
+            SwitchingSSM(Copy(2), Gated(Poisson(1), Categorical(3))),
+            {
+                "redraw_prob": (),
+                "state_probs": ("state",),
+                "rate": ("state", "feature"),
+                "background_probs": ("category",),
+            },
+        ),
+    ],
+)
+def test_parameters_of_every_family_have_their_dims(model, expected):
+    x = np.random.default_rng(0).integers(0, 2, (30, model.emission.n_features)).astype(float)
+    data = model.fit(x, restarts=2, max_steps=20, progress=False).to_arviz(x, draws=4)
+    assert {name: value.dims[2:] for name, value in data.posterior.data_vars.items()} == expected
+    assert np.isfinite(data.posterior.to_array().values).all()
+    assert az.summary(data, kind="stats").shape[0] == sum(value[0, 0].size for value in data.posterior.values())
+
+
+def test_covariates_are_named_and_gaps_are_taken():
+    rng = np.random.default_rng(1)
+    x, covariates = rng.normal(size=40), pd.DataFrame({"heat": rng.normal(size=40), "rain": rng.normal(size=40)})
+    dt = np.full(40, 2.0)
+    fit = SwitchingSSM(Copy(2, n_covariates=2), Normal(1)).fit(
+        x, restarts=1, max_steps=3, progress=False, covariates=covariates.to_numpy(copy=True), dt=dt
+    )
+    data = fit.to_arviz(x, covariates=covariates, dt=dt, draws=4)
+    assert data.posterior["redraw_weights"].dims == (*DRAWN, "covariate")
+    assert data.posterior["covariate"].values.tolist() == ["heat", "rain"]
+    evidence = fit.model.log_evidence(x, covariates=covariates.to_numpy(copy=True), dt=dt)
+    assert float(data.log_likelihood["x"][0, 0].sum()) == pytest.approx(float(evidence), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("index", "stored"),
+    [
+        (pd.date_range("2020-01-31", periods=5, freq="ME"), "2020-01-31"),
+        (pd.date_range("2020-01-01", periods=5, freq="D", tz="Europe/Berlin"), "2019-12-31T23"),
+        (pd.period_range("2020Q1", periods=5, freq="Q"), "2020Q1"),
+        (pd.Index(["a", "b", "c", "d", "e"]), "a"),
+        (pd.Index([0.5, 1.5, 2.5, 3.5, 7.0]), "0.5"),
+    ],
+)
+def test_any_pandas_index_survives_netcdf(index, stored, tmp_path):
+    x = pd.DataFrame({"up": [0.0, 1.0, np.nan, 3.0, 9.0]}, index=index)
+    data = data_of(copy_model(2), x)
+    data.to_netcdf(str(tmp_path / "posterior.nc"))
+    assert str(az.from_netcdf(tmp_path / "posterior.nc").smoothed["time"].values[0]).startswith(stored)
+
+
+# ---- numbers -------------------------------------------------------------------------------------------------------
+
+
+def test_posterior_is_the_point_in_a_readers_form(nile_fit, nile_data):
+    for name, value in nile_fit.model.describe().items():
+        drawn = nile_data.posterior[name].values
+        assert (drawn == value.numpy()).all()
+        assert drawn.shape == (1, 100, *value.shape)
+
+
+def test_log_likelihood_is_one_step_ahead_and_sums_to_the_evidence(nile, nile_fit, nile_data):
+    increments = nile_fit.model.filter(nile).log_increment.numpy()
+    np.testing.assert_allclose(nile_data.log_likelihood["x"].values, np.broadcast_to(increments, (1, 100, 100)), rtol=0)
+    assert float(nile_data.log_likelihood["x"][0, 7].sum()) == pytest.approx(
+        float(nile_fit.model.log_evidence(nile)), rel=1e-12
+    )
+
+
+def test_smoothed_group_is_what_the_model_smooths(nile, nile_fit, nile_data):
+    smoothed = nile_fit.model.smooth(nile)
+    np.testing.assert_allclose(nile_data.smoothed["state_probability"].values, smoothed.state.numpy(), rtol=1e-12)
+    np.testing.assert_allclose(nile_data.smoothed["redraw_probability"].values, smoothed.redraw.numpy(), rtol=1e-12)
+
+
+def test_the_nile_changes_in_1899(nile_fit, nile_data):
+    loc = np.sort(nile_data.posterior["loc"].values[0, 0, :, 0])
+    np.testing.assert_allclose(loc, [850, 1100], atol=10)
+    redraw = nile_data.smoothed["redraw_probability"].sel(time=slice(1872, None))
+    assert int(redraw.idxmax()) == 1899
+    assert 0.7 < float(redraw.max()) < 0.9
+    assert float(redraw.sel(time=[1898, 1899]).sum()) > 0.85
+    change = nile_data.smoothed["change_probability"]
+    assert float(change[0]) == 0
+    assert (change.values[1:] <= redraw.values).all()
+    best = nile_data.smoothed["state_probability"].argmax("state")
+    assert (np.diff(best.values) != 0).nonzero()[0].tolist() == [1898 - 1871]
+
+
+@pytest.mark.parametrize("model", [copy_model(), copy_model(2), markov_model()], ids=["copy", "copy2", "markov"])
+def test_change_probability_equals_enumeration_of_all_paths(model):
+    x = tensor([0.3, -1.2, 2.5, float("nan"), 0.1])
+    likelihood = model.emission.log_likelihood(x.unsqueeze(-1), model.values).redrawn.exp().numpy()
+    values = {name: value.numpy() for name, value in model.values.items()}
+    if "redraw_prob" in values:
+        first = values["state_probs"]
+        table = (1 - values["redraw_prob"]) * np.eye(model.n_states) + values["redraw_prob"] * first
+    else:
+        first, table = values["initial_probs"], values["transition_probs"]
+    total, changed = 0.0, np.zeros(5)
+    for path in itertools.product(range(model.n_states), repeat=5):
+        weight = first[path[0]] * likelihood[0, path[0]]
+        for t in range(1, 5):
+            weight *= table[path[t - 1], path[t]] * likelihood[t, path[t]]
+        total += weight
+        changed[1:] += weight * (np.diff(path) != 0)
+    chain = model.chain(x)
+    np.testing.assert_allclose(report.change_probability(model.values, chain).numpy(), changed / total, rtol=1e-10)
+    data = data_of(model, x)
+    np.testing.assert_allclose(data.smoothed["change_probability"].values, changed / total, rtol=1e-10)
+
+
+def test_missing_steps_have_no_log_likelihood_and_are_filled_in_by_the_predictive():
+    x = pd.DataFrame({"up": [0.3, np.nan, 2.5, np.nan, 0.1]}, index=[10, 20, 30, 40, 50])
+    model = copy_model()
+    data = data_of(model, x)
+    assert data.log_likelihood["time"].values.tolist() == [10, 30, 50]
+    assert float(data.log_likelihood["x"][0, 0].sum()) == pytest.approx(float(model.log_evidence(x)), rel=1e-12)
+    assert np.isfinite(data.posterior_predictive["x"].values).all()
+    assert np.isnan(data.observed_data["x"].values[:, 0]).tolist() == [False, True, False, True, False]
+    with pytest.warns(UserWarning, match="Pareto"):
+        assert az.loo(data)["elpd_loo"] == pytest.approx(float(model.log_evidence(x)), rel=1e-12)
+
+
+@pytest.mark.parametrize("model", [copy_model(), markov_model()], ids=["copy", "markov"])
+def test_ragged_sequences_get_an_axis_and_end_where_they_end(model):
+    parts = [tensor([0.3, -1.2, 2.5, 0.0]), tensor([1.0, 2.0])]
+    data = data_of(model, parts, lengths=None)
+    assert data.smoothed["state_probability"].dims == ("sequence", "time", "state")
+    np.testing.assert_allclose(
+        data.log_likelihood["x"].values[0, 0].sum(-1), model.log_evidence(parts).numpy(), rtol=1e-12
+    )
+    for i, part in enumerate(parts):
+        n = len(part)
+        smoothed = data.smoothed["state_probability"].values[i]
+        np.testing.assert_allclose(smoothed[:n], model.smooth(part).state.numpy(), rtol=1e-10)
+        assert np.isnan(smoothed[n:]).all()
+        assert np.isnan(data.smoothed["change_probability"].values[i, n:]).all()
+        replicates = data.posterior_predictive["x"].values[:, :, i]
+        assert np.isfinite(replicates[:, :, :n]).all()
+        assert np.isnan(replicates[:, :, n:]).all()
+
+
+def test_replicates_follow_the_smoothed_mixture():
+    model, x = copy_model(), tensor([0.3, -1.2, 2.5, float("nan"), 0.1])
+    drawn = data_of(model, x, draws=20_000).posterior_predictive["x"].values[0, :, :, 0]
+    state = model.smooth(x).state.numpy()
+    mean = state @ model.values["loc"].numpy()[:, 0]
+    second = state @ (1 / model.values["precision"] + model.values["loc"] ** 2).numpy()[:, 0]
+    spread = np.sqrt(second - mean**2)
+    assert (np.abs(drawn.mean(0) - mean) < 5 * spread / np.sqrt(20_000)).all()
+    np.testing.assert_allclose(drawn.std(0), spread, rtol=0.03)
+
+
+def test_the_seed_alone_decides_the_replicates_and_torch_is_left_as_it_was():
+    model, x = copy_model(), tensor([0.3, -1.2, 2.5])
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    first = data_of(model, x, seed=3).posterior_predictive["x"].values
+    assert_close(torch.random.get_rng_state(), before)
+    torch.manual_seed(6)
+    assert (data_of(model, x, seed=3).posterior_predictive["x"].values == first).all()
+    assert (data_of(model, x, seed=4).posterior_predictive["x"].values != first).all()
+
+
+@pytest.mark.parametrize("table_size", [1, 2**24])
+def test_several_parameter_draws_are_averaged_and_kept_apart_where_they_should_be(table_size, monkeypatch):
+    monkeypatch.setattr(report, "TABLE_SIZE", table_size)
+    x = tensor([[0.3, -1.2, 2.5], [0.0, 0.5, float("nan")]]).unsqueeze(-1)
+    models = [
+        copy_model(),
+        *(copy_model().with_values(copy_model().values | {"redraw_prob": tensor(p)}) for p in (0.1, 0.5, 0.9)),
+    ]
+    values = {name: torch.stack([model.values[name] for model in models]) for name in models[0].values}
+    data = report.inference_data(models[0], values, (2, 2), models[0].read(x), Drive())
+    assert data.posterior["redraw_prob"].values.tolist() == [[0.3, 0.1], [0.5, 0.9]]
+    expected = np.mean([model.smooth(x).state.numpy() for model in models], 0)
+    np.testing.assert_allclose(data.smoothed["state_probability"].values, expected, rtol=1e-12)
+    for i, model in enumerate(models):
+        own = model.filter(x).log_increment.numpy()
+        np.testing.assert_allclose(data.log_likelihood["x"].values[i // 2, i % 2], own, rtol=1e-12)
+    assert data.posterior_predictive["x"].shape == (2, 2, 2, 3, 1)
+    assert len(np.unique(data.posterior_predictive["x"].values)) == 24
+
+
+# ---- ArviZ ---------------------------------------------------------------------------------------------------------
+
+
+def test_summary_shows_the_point_without_spread(nile_fit, nile_data):
+    summary = az.summary(nile_data, round_to="none")
+    assert summary.loc["redraw_prob", "mean"] == pytest.approx(float(nile_fit.model.values["redraw_prob"]), rel=1e-12)
+    assert {"state_probs[0]", "loc[1, volume]", "scale[0, volume]"} <= set(summary.index)
+    assert (summary["sd"] < 1e-12 * summary["mean"]).all()
+
+
+def test_loo_of_a_point_is_its_evidence_without_a_penalty(nile, nile_fit, nile_data):
+    with pytest.warns(UserWarning, match="Pareto"):
+        loo = az.loo(nile_data, pointwise=True)
+    assert loo["elpd_loo"] == pytest.approx(float(nile_fit.model.log_evidence(nile)), rel=1e-10)
+    assert loo["p_loo"] == pytest.approx(0.0, abs=1e-8)
+    assert loo["n_data_points"] == 100
+    assert np.isinf(loo["pareto_k"]).all()
+
+
+def test_netcdf_gives_back_every_group(nile_data, tmp_path):
+    nile_data.to_netcdf(str(tmp_path / "posterior.nc"))
+    loaded = az.from_netcdf(tmp_path / "posterior.nc")
+    assert loaded.groups() == nile_data.groups()
+    for group in nile_data.groups():
+        xr.testing.assert_equal(loaded[group], nile_data[group])
+    assert loaded.attrs["method"] == "em"
+    assert loaded.attrs["converged"] == 1
+
+
+@pytest.mark.parametrize("draws", [0, 1, True])
+def test_too_few_draws_are_refused(nile, nile_fit, draws):
+    with pytest.raises(ValueError, match=r"draws: got .*, expected an integer of at least 2"):
+        nile_fit.to_arviz(nile, draws=draws)

@@ -1,0 +1,361 @@
+"""The command line, as a person uses it: good runs leave their files, bad ones one line and status 2."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from samplehold.__main__ import app
+from samplehold.switching import Copy, Markov, SwitchingSSM
+from typer.testing import CliRunner
+
+DATA = Path(__file__).parents[1] / "notebooks" / "data"
+NILE, SUNSPOTS, MACRO = DATA / "nile.csv", DATA / "sunspots.csv", DATA / "us_macro.csv"
+
+
+def run(*arguments: object):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory) -> tuple[Path, str]:
+    out = tmp_path_factory.mktemp("nile") / "results"
+    done = run("fit", NILE, "--columns", "volume", "--states", 2, "--out", out)
+    assert done.exit_code == 0, done.output
+    return out, done.stdout
+
+
+# ---- fit -----------------------------------------------------------------------------------------------------------
+
+
+def test_fit_writes_four_results_and_prints_the_redraw_of_1899(results):
+    out, printed = results
+    assert sorted(path.name for path in out.iterdir()) == ["model", "plot.png", "posterior.nc", "states.csv"]
+    assert (out / "plot.png").read_bytes()[:4] == b"\x89PNG"
+    line = next(line for line in printed.splitlines() if "1899" in line)
+    probability = float(line.split("│")[2])
+    assert 0.7 < probability < 0.9
+    assert "1 -> 0" in line
+    assert "converged" in printed
+    assert "redraw_prob: 0.025" in printed
+
+
+def test_the_saved_model_has_its_states_in_order_and_near_the_truth(results):
+    model = SwitchingSSM.load(results[0] / "model")
+    loc = model.describe()["loc"][:, 0]
+    np.testing.assert_allclose(loc.numpy(), [850, 1100], atol=10)
+    assert json.loads((results[0] / "model" / "columns.json").read_text()) == {
+        "columns": ["volume"],
+        "time": "year",
+        "covariates": {},
+    }
+
+
+def test_the_table_of_states_is_what_the_model_smooths(results):
+    table = pd.read_csv(results[0] / "states.csv", index_col="year")
+    nile = pd.read_csv(NILE, index_col="year")
+    smoothed = SwitchingSSM.load(results[0] / "model").smooth(nile)
+    assert list(table.columns) == ["volume", "state", "state_0", "state_1", "redraw", "change"]
+    assert (table["volume"] == nile["volume"]).all()
+    np.testing.assert_allclose(table[["state_0", "state_1"]], smoothed.state.numpy(), atol=5.1e-7)
+    np.testing.assert_allclose(table["redraw"], smoothed.redraw.numpy(), atol=5.1e-7)
+    assert (table["state"] == np.where(table.index < 1899, 1, 0)).all()
+
+
+def test_the_posterior_can_be_read_by_arviz(results):
+    import arviz as az
+
+    data = az.from_netcdf(results[0] / "posterior.nc")
+    np.testing.assert_allclose(np.sort(data.posterior["loc"].values[0, 0, :, 0]), [850, 1100], atol=10)
+    assert data.smoothed["redraw_probability"].sel(time=1899) > 0.7
+
+
+def test_the_same_seed_gives_the_same_fit(results, tmp_path):
+    assert run("fit", NILE, "-c", "volume", "-k", 2, "-o", tmp_path / "again").exit_code == 0
+    for name in ("states.csv", "model/model.json", "model/values.safetensors"):
+        assert (tmp_path / "again" / name).read_bytes() == (results[0] / name).read_bytes()
+
+
+def test_all_numeric_columns_but_the_time_are_the_default(tmp_path):
+    done = run("fit", MACRO, "--out", tmp_path / "out", "--restarts", 1, "--max-steps", 3)
+    assert done.exit_code == 0, done.output
+    saved = json.loads((tmp_path / "out" / "model" / "columns.json").read_text())
+    assert saved["columns"] == ["realgdp", "unemp", "infl"]
+    assert saved["time"] == "quarter"
+    assert "not converged: raise --max-steps" in done.stdout
+
+
+def test_macro_with_a_full_covariance_and_markov_dynamics(tmp_path):
+    options = (
+        "-c",
+        "infl, unemp",
+        "-k",
+        3,
+        "--emission",
+        "multivariate-normal",
+        "--dynamics",
+        "markov",
+        "--restarts",
+        2,
+    )
+    done = run("fit", MACRO, *options, "--out", tmp_path)
+    assert done.exit_code == 0, done.output
+    model = SwitchingSSM.load(tmp_path / "model")
+    assert isinstance(model.dynamics, Markov)
+    assert tuple(model.values["precision"].shape) == (3, 2, 2)
+    assert "changes of state" in done.stdout
+    assert "covariance unemp infl" in done.stdout
+    assert "covariance infl unemp" not in done.stdout
+    table = pd.read_csv(tmp_path / "states.csv", index_col="quarter")
+    assert table.index[0] == "1959Q1"
+    assert list(table.columns[-1:]) == ["change"]
+    ahead = run("forecast", tmp_path, MACRO, "--horizon", 2)
+    assert [line.split(",")[0] for line in ahead.stdout.split()] == ["quarter", "2009Q4", "2010Q1"]
+
+
+def test_sunspots_as_counts_under_maximum_likelihood(tmp_path):
+    rounded = pd.read_csv(SUNSPOTS, index_col="year").round().astype(int)
+    rounded.to_parquet(tmp_path / "sunspots.parquet")
+    options = ("-k", 3, "--emission", "poisson", "--prior", "none", "--restarts", 2, "--out", tmp_path / "out")
+    done = run("fit", tmp_path / "sunspots.parquet", *options)
+    assert done.exit_code == 0, done.output
+    rate = SwitchingSSM.load(tmp_path / "out" / "model").values["rate"][:, 0]
+    np.testing.assert_allclose(rate.numpy(), [12, 49, 111], atol=3)
+    assert pd.read_csv(tmp_path / "out" / "states.csv", index_col="year").index[0] == 1700
+
+
+def test_covariates_are_standardised_and_asked_for_again(tmp_path):
+    options = ("-c", "infl", "--covariates", "unemp", "--restarts", 1, "--max-steps", 3, "--out", tmp_path)
+    assert run("fit", MACRO, *options).exit_code == 0
+    model = SwitchingSSM.load(tmp_path / "model")
+    assert isinstance(model.dynamics, Copy)
+    assert model.dynamics.n_covariates == 1
+    unemp = pd.read_csv(MACRO)["unemp"]
+    saved = json.loads((tmp_path / "model" / "columns.json").read_text())
+    assert saved["covariates"]["unemp"] == pytest.approx([unemp.mean(), unemp.std(ddof=0)])
+    assert "missing; give a table with unemp for the next 3 steps" in run("forecast", tmp_path, MACRO, "-n", 3).stderr
+    ahead = run("forecast", tmp_path, MACRO, "-n", 3, "--covariates", MACRO)
+    drivers = ((unemp - unemp.mean()) / unemp.std(ddof=0)).to_numpy()
+    expected = model.forecast(
+        pd.read_csv(MACRO)[["infl"]], 3, covariates=np.concatenate([drivers, drivers[:3]])[:, None]
+    )
+    shown = np.array([line.split(",")[1] for line in ahead.stdout.split()[1:]], dtype=float)
+    np.testing.assert_allclose(shown, expected.mean[:, 0].numpy(), rtol=1e-8)
+    assert run("sample", tmp_path, "--steps", 4, "--covariates", MACRO).stdout.count("\n") == 5
+
+
+# ---- forecast and sample -------------------------------------------------------------------------------------------
+
+
+def test_forecast_equals_that_of_the_library(results, tmp_path):
+    out, plot = tmp_path / "forecast.csv", tmp_path / "forecast.png"
+    done = run("forecast", results[0], NILE, "--horizon", 10, "--out", out, "--plot", plot)
+    assert done.exit_code == 0, done.output
+    table = pd.read_csv(out, index_col="year")
+    expected = SwitchingSSM.load(results[0] / "model").forecast(pd.read_csv(NILE, index_col="year"), 10)
+    assert list(table.columns) == ["volume", "volume_lower", "volume_upper", "state_0", "state_1", "redraw"]
+    assert table.index.tolist() == list(range(1971, 1981))
+    np.testing.assert_allclose(table["volume"], expected.mean[:, 0].numpy(), rtol=1e-9)
+    np.testing.assert_allclose(table[["state_0", "state_1"]], expected.state.numpy(), rtol=1e-9)
+    assert (table["volume_lower"] < 700).all()
+    assert plot.read_bytes()[:4] == b"\x89PNG"
+    assert run("forecast", results[0] / "model", NILE, "--horizon", 10).stdout == out.read_text()
+
+
+def test_sample_equals_that_of_the_library(results, tmp_path):
+    done = run("sample", results[0], "--steps", 50, "--seed", 3, "--out", tmp_path / "sample.csv")
+    assert done.exit_code == 0, done.output
+    table = pd.read_csv(tmp_path / "sample.csv", index_col="step")
+    expected = SwitchingSSM.load(results[0] / "model").simulate(50, seed=3)
+    np.testing.assert_allclose(table["volume"], expected.x[:, 0].numpy(), rtol=1e-9)
+    assert (table["state"] == expected.path.numpy()).all()
+    assert (table["redraw"] == expected.redraw.numpy()).all()
+    assert run("sample", results[0], "--steps", 50, "--seed", 3).stdout == (tmp_path / "sample.csv").read_text()
+
+
+def test_a_model_saved_from_python_needs_its_columns_named_only_if_they_are_ambiguous(tmp_path):
+    two = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
+    probs = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    from samplehold.switching import Normal
+
+    model = SwitchingSSM(Copy(2), Normal(1)).with_values(
+        redraw_prob=torch.tensor(0.1, dtype=torch.float64), state_probs=probs, loc=two, scale=torch.ones_like(two)
+    )
+    model.save(tmp_path / "saved")
+    assert run("forecast", tmp_path / "saved", NILE, "-n", 1).exit_code == 0
+    unnamed = run("forecast", tmp_path / "saved", MACRO, "-n", 1)
+    assert unnamed.exit_code == 2
+    assert "got realgdp, unemp, infl, but the model has 1 feature(s)" in unnamed.stderr
+    assert run("forecast", tmp_path / "saved", MACRO, "-n", 1, "-c", "infl").exit_code == 0
+    assert run("sample", tmp_path / "saved", "-n", 1).stdout.splitlines()[0] == "step,x,state,redraw"
+
+
+# ---- tables --------------------------------------------------------------------------------------------------------
+
+
+def test_missing_cells_true_and_false_and_other_spellings_are_read(tmp_path):
+    path = tmp_path / "rain.csv"
+    path.write_text("day, wet ,warm\n1, True,1\n2,,0\n3,False,NA\n4,True,1\n5,True,1\n6,False,0\n")
+    done = run("fit", path, "--emission", "bernoulli", "--restarts", 1, "--max-steps", 5, "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    table = pd.read_csv(tmp_path / "out" / "states.csv", index_col="day")
+    assert table["warm"].isna().tolist() == [False, False, True, False, False, False]
+
+
+def test_a_blank_line_is_a_missing_value_in_a_file_of_one_column_and_nothing_in_others(tmp_path):
+    one, two = tmp_path / "one.csv", tmp_path / "two.tsv"
+    one.write_text("x\n1\n\n3\n2\n4\n\n\n")
+    two.write_text("x\ty\n1\t1\n\n3\t2\n2\t1\n")
+    assert run("fit", one, "-k", 1, "--out", tmp_path / "1", "--restarts", 1).exit_code == 0
+    assert run("fit", two, "-k", 1, "--out", tmp_path / "2", "--restarts", 1).exit_code == 0
+    assert pd.read_csv(tmp_path / "1" / "states.csv")["x"].isna().tolist() == [False, True, False, False, False]
+    assert pd.read_csv(tmp_path / "2" / "states.csv")["x"].tolist() == [1, 3, 2]
+
+
+def test_columns_with_the_names_of_results_are_kept(tmp_path):
+    path = tmp_path / "named.csv"
+    path.write_text("state,y\n5,1\n7,2\n6,1\n")
+    assert run("fit", path, "-k", 1, "--out", tmp_path / "out", "--restarts", 1).exit_code == 0
+    table = pd.read_csv(tmp_path / "out" / "states.csv")
+    assert table["state (observed)"].tolist() == [5, 7, 6]
+    assert table["state"].tolist() == [0, 0, 0]
+
+
+def test_uneven_times_are_pointed_out(tmp_path):
+    path = tmp_path / "uneven.csv"
+    path.write_text("year,x\n2000,1\n2001,2\n2005,3\n2006,1\n")
+    done = run("fit", path, "-k", 1, "--out", tmp_path / "out", "--restarts", 1)
+    assert "Note: year is not evenly spaced; its rows were taken as consecutive steps." in done.stdout
+
+
+FILES = {
+    "text.csv": 'year,note,x\n2000,"two\nlines",1\n2001,b,2\n\n2002,c,lots\n2003,d,oops\n',
+    "infinite.csv": "x\n1\n2\ninf\n",
+    "empty.csv": "",
+    "blank.csv": "\n\n",
+    "header.csv": "year,x\n",
+    "semicolon.csv": "year;x\n2000;1\n",
+    "ragged.csv": "x,y\n1,2\n3,4,5\n",
+    "words.csv": "a,b\none,two\nthree,four\n",
+    "not.parquet": "x,y\n1,2\n",
+    "short.csv": "x\n1\n",
+    "missing.csv": "x,y\n1,\n2,\n3,\n",
+    "holes.csv": "year,x\n2000,1\n,2\n2002,3\n",
+    "counts.csv": "x\n1\n2.5\n3\n",
+    "constant.csv": "x,c\n1,1\n2,1\n3,1\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fit", "absent.csv", "-o", "out"], "data: there is no file absent.csv"),
+        (["fit", ".", "-o", "out"], "data: . is not a file"),
+        (["fit", "empty.csv", "-o", "out"], "data: empty.csv is empty; give a table"),
+        (["fit", "blank.csv", "-o", "out"], "blank.csv is empty; give a table"),
+        (["fit", "header.csv", "-o", "out"], "data: header.csv has no rows"),
+        (["fit", "not.parquet", "-o", "out"], "data: not.parquet cannot be read as Parquet ("),
+        (["fit", "ragged.csv", "-o", "out"], "data: ragged.csv cannot be read as CSV ("),
+        (["fit", str(NILE), "-c", "height", "-o", "out"], "has no column 'height'; it has year, volume."),
+        (["fit", "semicolon.csv", "-c", "x", "-o", "out"], "it has year;x (is the file comma-separated?)."),
+        (["fit", "text.csv", "-c", "x", "-o", "out"], "x: got 'lots' in line 6 of text.csv, expected a number"),
+        (["fit", "words.csv", "-o", "out"], "words.csv has no numeric column to model; it has a, b."),
+        (["fit", "words.csv", "-c", "b", "-o", "out"], "b: got 'two' in line 2 of words.csv"),
+        (["fit", "infinite.csv", "-o", "out"], "x: got an infinite value in line 4 of infinite.csv"),
+        (["fit", "short.csv", "-k", "2", "-o", "out"], "x: got 1 observed step(s) for 2 states"),
+        (["fit", "missing.csv", "-c", "x,y", "-o", "out"], "feature 1 (y) has no observed value"),
+        (["fit", "holes.csv", "--time", "year", "-o", "out"], "--time: year has an empty cell in line 3 of holes.csv"),
+        (
+            ["fit", "holes.csv", "--time", "month", "-o", "out"],
+            "--time: holes.csv has no column 'month'; it has year, x",
+        ),
+        (["fit", "counts.csv", "--emission", "poisson", "-o", "out"], "got 2.5 at step 1, feature 0; expected counts"),
+        (["fit", "constant.csv", "-c", "x", "--covariates", "c", "-o", "out"], "--covariates: c is constant"),
+        (["fit", str(NILE), "-k", "0", "-o", "out"], "--states: got 0, expected at least 1."),
+        (["fit", str(NILE), "--restarts", "0", "-o", "out"], "restarts: got 0"),
+        (["fit", str(NILE), "--max-steps", "0", "-o", "out"], "max_steps: got 0"),
+        (["fit", str(MACRO), "--emission", "categorical", "-o", "out"], "--columns: got 3 columns, but a categorical"),
+        (
+            ["fit", str(MACRO), "-c", "infl", "--covariates", "unemp", "--dynamics", "markov", "-o", "out"],
+            "--covariates: Markov dynamics take none",
+        ),
+        (["fit", str(NILE), "-o", "counts.csv"], "--out: cannot make the folder counts.csv ("),
+        (["forecast", "absent", str(NILE)], "model: there is no folder absent"),
+        (["forecast", ".", str(NILE)], "holds no model.json"),
+        (["sample", "absent"], "model: there is no folder absent"),
+    ],
+)
+def test_bad_input_ends_with_one_line_and_status_2(arguments, message, tmp_path, monkeypatch):
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    done = run(*arguments)
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--horizon", "0"], "--horizon: got 0, expected at least 1."),
+        (["--level", "90"], "--level: got 90.0, expected a probability between 0 and 1"),
+        (["--out", "no/such/folder.csv"], "--out: there is no folder no/such"),
+        (["--plot", "forecast.docx"], "Format 'docx' is not supported"),
+        (["--covariates", str(NILE)], "--covariates: this model has none"),
+        (["--columns", "year,volume"], "--columns: got year, volume, but the model has 1 feature(s)"),
+    ],
+)
+def test_bad_options_of_a_forecast_end_with_one_line_and_status_2(results, arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = run("forecast", results[0], NILE, *arguments)
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_sample_needs_a_step(results):
+    done = run("sample", results[0], "--steps", 0)
+    assert (done.exit_code, done.stderr) == (2, "samplehold: --steps: got 0, expected at least 1.\n")
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0o500)
+    done = run("fit", NILE, "-o", locked)
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert "is not writable" in done.stderr
+
+
+# ---- the program itself --------------------------------------------------------------------------------------------
+
+
+def test_the_module_runs_from_anywhere_and_leaves_its_results(tmp_path):
+    command = [sys.executable, "-m", "samplehold", "fit", str(NILE), "--columns", "volume", "--restarts", "2"]
+    done = subprocess.run([*command, "--out", "results"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "1899" in done.stdout
+    assert done.stderr == ""
+    assert (tmp_path / "results" / "plot.png").stat().st_size > 10_000
+    missing = subprocess.run(
+        [*command, "--out", "results", "-c", "height"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert missing.returncode == 2
+    assert missing.stderr == f"samplehold: --columns: {NILE} has no column 'height'; it has year, volume.\n"
+
+
+def test_help_shows_examples_and_loads_nothing_heavy():
+    for command in ((), ("fit",), ("forecast",), ("sample",)):
+        done = run(*command, "--help")
+        assert done.exit_code == 0
+        assert "Example: samplehold" in done.stdout
+    heavy = "import sys, samplehold.__main__; print(sorted({'torch', 'pyro', 'numba', 'pandas'} & set(sys.modules)))"
+    loaded = subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, check=True)
+    assert loaded.stdout == "[]\n"
