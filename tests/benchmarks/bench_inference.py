@@ -1,0 +1,247 @@
+"""Chains, scans and EM against hmmlearn, dynamax and Pyro, on the same arrays: `python
+tests/benchmarks/bench_inference.py`.
+
+Needs the extra `bench`. Log tables go in and posteriors come out on both sides, at the peer's own precision: dynamax
+runs in float32 and so do we against it. hmmlearn and Pyro run in float64. Run it on a quiet machine.
+"""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import jax
+import numpy as np
+import pyro.distributions as dist
+import torch
+from dynamax.hidden_markov_model import GaussianHMM as DynamaxHMM
+from dynamax.hidden_markov_model import hmm_smoother
+from hmmlearn import _hmmc
+from hmmlearn.hmm import GaussianHMM
+from samplehold import CopyChain, Markov, MarkovChain, MultivariateNormal, SwitchingSSM, linear_scan
+from samplehold.switching.dynamics import Drive
+from samplehold.switching.em import Problem, maximize
+from samplehold.switching.sequences import read_sequences
+from timing import HEADER, Row, paired
+
+SIZES = [(16, 1000, 8), (1, 100_000, 8), (64, 1000, 32), (8, 1000, 256)]
+RHO = 0.1
+
+
+def tables(n_sequences: int, n_steps: int, n_states: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """log P(s_1), a persistent log transition, and log-likelihoods of a few nats."""
+    rng = np.random.default_rng(0)
+    initial = rng.dirichlet(np.ones(n_states))
+    transition = 0.8 * np.eye(n_states) + 0.2 * rng.dirichlet(np.ones(n_states), n_states)
+    likelihood = -(rng.normal(size=(n_sequences, n_steps, n_states)) ** 2)
+    return np.log(initial), np.log(transition), likelihood
+
+
+def hmmlearn_smoother(
+    initial: np.ndarray, transition: np.ndarray, likelihood: np.ndarray, scaling: bool
+) -> list[np.ndarray]:
+    """Posteriors by hmmlearn's C++ passes, one sequence after another, as its `score_samples` does."""
+    start, moves = np.exp(initial), np.exp(transition)
+    posteriors = []
+    for table in likelihood:
+        if scaling:
+            probs = np.exp(table)
+            _, forward, scale = _hmmc.forward_scaling(start, moves, probs)
+            product = forward * _hmmc.backward_scaling(start, moves, probs, scale)
+        else:
+            _, forward = _hmmc.forward_log(start, moves, table)
+            joint = forward + _hmmc.backward_log(start, moves, table)
+            product = np.exp(joint - joint.max(1, keepdims=True))
+        posteriors.append(product / product.sum(1, keepdims=True))
+    return posteriors
+
+
+def dynamax_smoother(initial: np.ndarray, transition: np.ndarray, likelihood: np.ndarray) -> Callable[[], object]:
+    start, moves, table = (
+        jax.numpy.asarray(t, dtype="float32") for t in (np.exp(initial), np.exp(transition), likelihood)
+    )
+    smoother = jax.jit(jax.vmap(hmm_smoother, in_axes=(None, None, 0)))
+    return lambda: jax.block_until_ready(smoother(start, moves, table))
+
+
+def markov_smoothers() -> Iterator[Row]:
+    for size in SIZES:
+        arrays = tables(*size)
+        double, single = ([torch.tensor(t, dtype=d) for t in arrays] for d in (torch.float64, torch.float32))
+        ours = partial(lambda t: MarkovChain(*t).smooth(), double)
+        expected = np.stack(hmmlearn_smoother(*arrays, scaling=True))
+        assert np.abs(ours().state.numpy() - expected).max() < 1e-9
+        shown = str(size)
+        for name, scaling in (("hmmlearn, scaling", True), ("hmmlearn, log", False)):
+            yield Row("Markov smoother", shown, name, *paired(ours, partial(hmmlearn_smoother, *arrays, scaling)), 1.5)
+        yield Row(
+            "Markov smoother",
+            shown,
+            "dynamax",
+            *paired(lambda t=single: MarkovChain(*t).smooth(), dynamax_smoother(*arrays)),
+            1.5,
+        )
+
+
+def copy_smoothers() -> Iterator[Row]:
+    size = (8, 1000, 256)
+    _, _, likelihood = tables(*size)
+    fresh = np.random.default_rng(1).dirichlet(np.ones(size[-1]))
+    dense = (np.log(fresh), np.log((1 - RHO) * np.eye(size[-1]) + RHO * fresh), likelihood)
+
+    def ours(dtype: torch.dtype) -> Callable[[], object]:
+        table, log_fresh = torch.tensor(likelihood, dtype=dtype), torch.tensor(np.log(fresh), dtype=dtype)
+        first = np.log(RHO) + log_fresh + table
+        first[:, 0] -= np.log(RHO)
+        held = np.log1p(-RHO) + table
+        return lambda: CopyChain(first, held).smooth()
+
+    expected = np.stack(hmmlearn_smoother(*dense, scaling=True))
+    assert np.abs(ours(torch.float64)().state.numpy() - expected).max() < 1e-9
+    yield Row(
+        "copy smoother",
+        str(size),
+        "hmmlearn, dense",
+        *paired(ours(torch.float64), lambda: hmmlearn_smoother(*dense, True)),
+        100,
+    )
+    yield Row("copy smoother", str(size), "dynamax, dense", *paired(ours(torch.float32), dynamax_smoother(*dense)), 10)
+
+
+def gradients() -> Iterator[Row]:
+    for size, target in (((16, 1000, 8), 10), ((64, 1000, 32), 50)):
+        initial, transition, _ = (torch.tensor(t) for t in tables(*size))
+        x = torch.randn(size[:2], dtype=torch.float64)
+        loc = torch.linspace(-2, 2, size[2], dtype=torch.float64)
+
+        def gradient(evidence, initial=initial, transition=transition, x=x, loc=loc):
+            leaves = [t.clone().requires_grad_() for t in (initial, transition, loc)]
+            return torch.autograd.grad(evidence(*leaves, x).sum(), leaves)
+
+        def ours(initial, transition, loc, x):
+            likelihood = dist.Normal(loc, 1.0).log_prob(x.unsqueeze(-1))
+            start = torch.logsumexp(initial.unsqueeze(-1) + transition, 0)  # Pyro moves before the first observation
+            return MarkovChain(start, transition, likelihood).log_normalizer()
+
+        def peer(initial, transition, loc, x):
+            return dist.DiscreteHMM(initial, transition, dist.Normal(loc, 1.0)).log_prob(x)
+
+        assert torch.allclose(gradient(ours)[2], gradient(peer)[2], rtol=1e-8)
+        yield Row(
+            "log evidence + gradient",
+            str(size),
+            "Pyro DiscreteHMM",
+            *paired(partial(gradient, ours), partial(gradient, peer)),
+            target,
+        )
+
+
+def expectation_maximization() -> Iterator[Row]:
+    n_steps, n_states, n_features, n_iterations = 10_000, 4, 2, 50
+    rng = np.random.default_rng(0)
+    centres = 3 * rng.normal(size=(n_states, n_features))
+    x = centres[np.repeat(rng.integers(n_states, size=n_steps // 20), 20)] + rng.normal(size=(n_steps, n_features))
+    start = {
+        "initial_probs": np.full(n_states, 1 / n_states),
+        "transition_probs": 0.7 * np.eye(n_states) + 0.3 / n_states,
+        "loc": centres + rng.normal(size=centres.shape),
+        "precision": np.stack([np.eye(n_features)] * n_states),
+    }
+
+    def ours(restarts: int) -> Callable[[], object]:
+        model = SwitchingSSM(Markov(n_states), MultivariateNormal(n_features))
+        problem = Problem(model.dynamics, model.emission, read_sequences(x, n_features), Drive(), None)
+        values = {name: torch.tensor(np.stack([value] * restarts)) for name, value in start.items()}
+        return lambda: maximize(problem, values, n_iterations, 0.0)
+
+    def hmmlearn_fit() -> GaussianHMM:
+        peer = GaussianHMM(
+            n_states, "full", n_iter=n_iterations, tol=-np.inf, init_params="", implementation="scaling",
+            min_covar=0, covars_prior=0, covars_weight=0,
+        )  # fmt: skip
+        peer.startprob_, peer.transmat_, peer.means_ = start["initial_probs"], start["transition_probs"], start["loc"]
+        peer.covars_ = start["precision"]
+        return peer.fit(x)
+
+    size = f"T={n_steps} K={n_states} D={n_features}, {n_iterations} steps"
+    assert abs(float(ours(1)().final[0]) - hmmlearn_fit().monitor_.history[-1]) < 1e-3
+    yield Row("EM", size, "hmmlearn", *paired(ours(1), hmmlearn_fit), 1.5)
+    yield Row(
+        "EM, 16 restarts", size, "hmmlearn, a loop", *paired(ours(16), lambda: [hmmlearn_fit() for _ in range(16)]), 3
+    )
+    peer = DynamaxHMM(n_states, n_features)
+    params, props = peer.initialize(
+        jax.random.PRNGKey(0),
+        initial_probs=jax.numpy.asarray(start["initial_probs"]),
+        transition_matrix=jax.numpy.asarray(start["transition_probs"]),
+        emission_means=jax.numpy.asarray(start["loc"]),
+        emission_covariances=jax.numpy.asarray(start["precision"]),
+    )
+    emissions = jax.numpy.asarray(x, dtype="float32")
+
+    def dynamax_fit() -> object:
+        return jax.block_until_ready(peer.fit_em(params, props, emissions, num_iters=n_iterations, verbose=False))
+
+    yield Row("EM", size, "dynamax", *paired(ours(1), dynamax_fit), 10)
+
+
+def scans() -> Iterator[Row]:
+    shape = (16, 4096, 256)
+    a, b = torch.rand(shape), torch.randn(shape)
+    pair, target = torch.cat([a, b]).flatten(), torch.empty(2 * a.numel())
+    half = a.numel() + a.numel() // 2  # read two tables and write one: as many bytes as copying one and a half
+
+    def copy() -> None:
+        target[:half].copy_(pair[:half])
+
+    yield Row("linear_scan", str(shape), "copying the same bytes", *paired(lambda: linear_scan(a, b), copy), 1 / 1.7)
+
+
+MEMORY = """
+import resource, torch
+from samplehold import {kind}Chain
+torch.manual_seed(0)
+n, k = 1_000_000, 8
+def chain(n):
+    table = torch.randn(1, n, k, dtype=torch.float64)
+    return {build}
+chain(1000).smooth()
+whole = chain(n)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+with open("/proc/self/clear_refs", "w") as f: f.write("5")
+def status(key):
+    return next(int(l.split()[1]) for l in open("/proc/self/status") if l.startswith(key))
+before = status("VmRSS")
+out = whole.smooth()
+peak = status("VmHWM")
+size = sum(t.numel() * t.element_size() for t in vars(out).values() if torch.is_tensor(t)) / 1024
+print((peak - before - size) / size)
+"""
+
+
+def memory() -> Iterator[str]:
+    """Peak of `smooth` on (1, 1e6, 8) beyond its input and its output, in units of the output."""
+    builds = {
+        "Markov": "MarkovChain(torch.zeros(k).double(), torch.randn(k, k).double(), table)",
+        "Copy": "CopyChain(table, table - 1)",
+    }
+    for kind, build in builds.items():
+        program = MEMORY.format(kind=kind, build=build)
+        ratio = float(
+            subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+        )
+        yield f"{kind}Chain.smooth on (1, 1000000, 8): {ratio:.2f} times the output beyond input and output (aim: 1.5)"
+
+
+def main() -> None:
+    print(HEADER)
+    for part in (markov_smoothers, copy_smoothers, gradients, expectation_maximization, scans):
+        for row in part():
+            print(row, flush=True)
+    print()
+    for line in memory():
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""Paired timing of two functions: medians over alternating runs, after warm-up, and rows of a markdown table."""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: what was measured, ours against a peer, and the ratio aimed at."""
+
+    work: str
+    size: str
+    peer: str
+    ours_ms: float
+    peer_ms: float
+    target: float
+
+    def __str__(self) -> str:
+        ratio = self.peer_ms / self.ours_ms
+        mark = "" if ratio >= self.target else " (missed)"
+        aim = f"{self.target:g}x{mark}" if self.target else ""
+        cells = (self.work, self.size, self.peer, f"{self.ours_ms:.3g}", f"{self.peer_ms:.3g}", f"{ratio:.2g}x", aim)
+        return f"| {' | '.join(cells)} |"
+
+
+HEADER = "| work | size | peer | samplehold, ms | peer, ms | ratio | aim |\n|---|---|---|---:|---:|---:|---:|"
+
+
+def paired(ours: Callable[[], object], peer: Callable[[], object], seconds: float = 3.0) -> tuple[float, float]:
+    """Median milliseconds of both, run in turns for about `seconds` after two warm-up runs of each."""
+    for function in (ours, peer, ours, peer):
+        function()
+    times: tuple[list[float], list[float]] = ([], [])
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(times[0]) < 5:
+        for function, record in ((ours, times[0]), (peer, times[1])):
+            start = time.perf_counter()
+            function()
+            record.append(1e3 * (time.perf_counter() - start))
+    return statistics.median(times[0]), statistics.median(times[1])
