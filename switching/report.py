@@ -63,11 +63,11 @@ def to_arviz(
 ) -> az.InferenceData:
     """The fit and the series x as ArviZ `InferenceData`.
 
-    A fit by EM is a point. It enters `posterior` as one chain of `draws` equal draws, the plainest form that ArviZ's
-    functions take, and they then mean this. `az.summary` shows the point with a standard deviation of 0, and its
-    convergence columns say nothing. `az.loo` gives the log evidence at the point, the sum of one-step-ahead plug-in
-    densities, with p_loo = 0: it does not know that the parameters were fitted to the same data, and it warns that
-    Pareto's k is infinite, as equal draws have no tail.
+    A fit with a posterior enters by `draws` independent draws from it. A fit by EM is a point. It enters `posterior` as
+    one chain of `draws` equal draws, the plainest form that ArviZ's functions take, and they then mean this.
+    `az.summary` shows the point with a standard deviation of 0, and its convergence columns say nothing. `az.loo` gives
+    the log evidence at the point, the sum of one-step-ahead plug-in densities, with p_loo = 0: it does not know that
+    the parameters were fitted to the same data, and it warns that Pareto's k is infinite, as equal draws have no tail.
 
     Groups (`sequence` only where x is a batch):
         posterior: the parameters, with dims among `state`, `state_new` (columns of transitions), `feature`, `category`
@@ -79,6 +79,7 @@ def to_arviz(
             every step has seen itself; for a check that has not, use `log_likelihood`, and for series of the model's
             own `model.simulate`. NaN beyond a sequence's end.
         observed_data: `x (sequence, time, feature)`, NaN where missing.
+        sample_stats: `objective (step)`, the log posterior, the ELBO or what else the fit raised, step by step.
         smoothed, averaged over draws, NaN beyond a sequence's end:
             `state_probability (sequence, time, state)`, P(s_t | x);
             `redraw_probability (sequence, time)`, P(z_t = 1 | x), for copy dynamics, whose first step is a redraw;
@@ -87,7 +88,8 @@ def to_arviz(
     Arguments:
         x, lengths, covariates, dt: as in every method of the model; index and columns of pandas objects become the
             coordinates `time`, `feature` and `covariate`.
-        draws: how often a point is repeated, each time with a series of its own in `posterior_predictive`.
+        draws: from the posterior, or how often a point is repeated; each has a series of its own in
+            `posterior_predictive`.
         seed: of the predictive draws.
 
     Raises:
@@ -99,7 +101,10 @@ def to_arviz(
     series = model.read(x, lengths)
     names = getattr(covariates, "columns", None)
     drive = model._drive(numbers(covariates), numbers(dt), series.values, series.batch_shape, series.values.shape[-2])
-    point = {name: value.unsqueeze(0) for name, value in model.values_like(series.values).items()}
+    if fit.posterior is None:
+        values = {name: value.unsqueeze(0) for name, value in model.values_like(series.values).items()}
+    else:
+        values = {name: value.to(series.values) for name, value in fit.posterior.sample(draws, seed).items()}
     attributes = {
         "inference_library": "samplehold",
         "method": fit.method,
@@ -107,7 +112,10 @@ def to_arviz(
         "converged": int(fit.converged),
         "steps": fit.steps,
     }
-    return inference_data(model, point, (1, draws), series, drive, names, attributes, seed)
+    data = inference_data(model, values, (1, draws), series, drive, names, attributes, seed)
+    trace = {"objective": (("step",), fit.objective.cpu().numpy())}
+    data.add_groups(sample_stats=_dataset(trace, {"step": np.arange(1, len(fit.objective) + 1)}))
+    return data
 
 
 def inference_data(

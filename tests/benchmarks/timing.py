@@ -29,12 +29,12 @@ HEADER = "| work | size | peer | samplehold, ms | peer, ms | ratio | aim |\n|---
 
 
 def paired(ours: Callable[[], object], peer: Callable[[], object], seconds: float = 3.0) -> tuple[float, float]:
-    """Median milliseconds of both, run in turns for about `seconds` after two warm-up runs of each."""
-    for function in (ours, peer, ours, peer):
+    """Median milliseconds of both, run in turns for about `seconds`, three times at least, after a warm-up of each."""
+    for function in (ours, peer):
         function()
     times: tuple[list[float], list[float]] = ([], [])
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(times[0]) < 5:
+    while time.perf_counter() < end or len(times[0]) < 3:
         for function, record in ((ours, times[0]), (peer, times[1])):
             start = time.perf_counter()
             function()

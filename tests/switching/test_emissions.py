@@ -67,7 +67,7 @@ def test_the_m_step_is_a_stationary_point_of_its_objective(name, missing):
     emission, prior = model.emission, model.emission.default_prior(2, x)
     values = model.values
     if name == "full" and missing:  # iterate: the fill-in of missing values depends on the parameters
-        for _ in range(4000):
+        for _ in range(1500):
             values = emission.maximize(emission.gather(x, w, None, values), prior, torch.zeros(2)).values
     else:
         values = emission.maximize(emission.gather(x, w, None, values), prior, torch.zeros(2)).values

@@ -82,6 +82,7 @@ def test_every_group_has_named_dims_and_the_coordinates_of_the_data(nile, nile_d
         "posterior_predictive",
         "log_likelihood",
         "observed_data",
+        "sample_stats",
         "smoothed",
     }
     assert {name: value.dims for name, value in nile_data.posterior.data_vars.items()} == {
@@ -331,10 +332,20 @@ def test_loo_of_a_point_is_its_evidence_without_a_penalty(nile, nile_fit, nile_d
     assert np.isinf(loo["pareto_k"]).all()
 
 
+def test_a_fit_with_a_posterior_enters_by_its_draws(nile):
+    fit = SwitchingSSM(Copy(2), Normal(1)).fit(nile, method="vmp", restarts=2, progress=False)
+    data = fit.to_arviz(nile, draws=200, seed=3)
+    assert_close(torch.from_numpy(data.posterior["loc"].values[0]), fit.posterior.sample(200, 3)["loc"])
+    spread = az.summary(data, var_names=["loc"], kind="stats")["sd"].to_numpy()
+    assert (spread > 5).all()
+    assert az.loo(data)["p_loo"] > 1
+    assert_close(torch.from_numpy(data.sample_stats["objective"].values), fit.objective, rtol=0, atol=0)
+
+
 def test_netcdf_gives_back_every_group(nile_data, tmp_path):
     nile_data.to_netcdf(str(tmp_path / "posterior.nc"))
     loaded = az.from_netcdf(tmp_path / "posterior.nc")
-    assert loaded.groups() == nile_data.groups()
+    assert set(loaded.groups()) == set(nile_data.groups())
     for group in nile_data.groups():
         xr.testing.assert_equal(loaded[group], nile_data[group])
     assert loaded.attrs["method"] == "em"
