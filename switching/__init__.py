@@ -2,20 +2,26 @@
 
 from .dynamics import Copy, Markov
 from .emissions import Bernoulli, Categorical, Gated, MultivariateNormal, Normal, Poisson
+from .factorial import FactorialSSM
+from .filter_vmp import filter_vmp
 from .fit import Fit
 from .forecast import Forecast
+from .layered import LayeredSSM
 from .model import SwitchingSSM
 
 __all__ = [
     "Bernoulli",
     "Categorical",
     "Copy",
+    "FactorialSSM",
     "Fit",
     "Forecast",
     "Gated",
+    "LayeredSSM",
     "Markov",
     "MultivariateNormal",
     "Normal",
     "Poisson",
     "SwitchingSSM",
+    "filter_vmp",
 ]

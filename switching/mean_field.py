@@ -7,8 +7,8 @@ $$B(q) = \sum_t q_t^\top \lambda_t + q_{t-1}^\top W_t\, q_t + H(q_t), \qquad
 \log q_t = \lambda_t + W_t^\top q_{t-1} + W_{t+1} q_{t+1} + \text{const}.$$
 
 For a copy chain $W_t$ is diagonal, $\log(1 + held_t / fresh_t)$, and $\lambda_t = \log fresh_t$. Steps with even and
-with odd t are updated in turn, all at once, so B never falls. It has many local optima. Each evaluation goes on from the
-q of the one before, if that was of the same shape, so that the bound does not fall as the parameters move; the first
+with odd t are updated in turn, all at once, so B never falls. It has many local optima. An evaluation starts from the q
+of the one before, if that was of the same shape, so that the bound does not fall as the parameters move; the first
 starts at the marginals of the exact chain.
 """
 

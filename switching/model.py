@@ -353,12 +353,16 @@ class SwitchingSSM(PyroModule):
 
         Arguments:
             method: "em", expectation-maximisation: the mode of the posterior, or maximum likelihood with `prior=None`.
+                "vmp", variational message passing: q(parameters) q(paths), under a bound on the evidence. "svi" and
+                "nuts", through Pyro on the collapsed density, from a fit by message passing: a normal guide in each
+                unconstrained parameter, and draws from the posterior. These three fill in `Fit.posterior`.
             restarts: how many starts are run as one batch (k-means++ and random labellings in turn); the best is kept.
-            max_steps: EM steps at most.
+            max_steps: steps of EM, VMP (at most) or SVI; draws of each of 2 chains of NUTS, after half as many more.
             tol: a restart has converged when its objective changes by less than `tol` relative to its size.
             seed: of the starts; the same seed gives the same fit.
             progress: show a progress bar on a terminal.
             prior: "scaled" scales the emission's default prior to x; "own" takes `model.prior` as it stands.
+            factorization: of q(paths) in VMP: "structured", the exact chain, or "mean_field", every step on its own.
 
         Returns:
             `Fit`, with `.model` (this model with its values), the objective's trace and each restart's end.

@@ -2,6 +2,8 @@ r"""Filter and smooth chains with constant tables in probabilities: what surroun
 
 The initial and transition tables are divided by their largest entry, the likelihoods of each step by theirs; the
 logarithms of these divisors and of the normalisers of the forward pass add up to log p(x).
+
+Everything but the kernels is small. numpy does it: torch would spread some of it over threads that wait for each other.
 """
 
 from functools import partial
@@ -16,8 +18,8 @@ from .lanes import BYTES
 from .markov_tables import Tables
 from .workers import in_parallel
 
-# A filter drops numbers under TINY; the next step puts at least their share of the least transition probability in
-# their place. Where that probability exceeds this, the loss is beyond the last digit.
+# A filter cannot look back to see what it lost. It drops numbers under TINY, but the next step puts at least the least
+# transition probability in their place: where that exceeds this, the loss is beyond the last digit.
 _MIXES = {torch.float32: 1e-13, torch.float64: 1e-130}
 _MIN_HALVED = 256  # steps that repay a second thread for one sequence
 _MIN_WORK = 4096  # sequences times steps times states that repay a second thread
@@ -26,107 +28,117 @@ _SMOOTH = np.array([[True, False], [False, True]])
 
 
 class Scaled(NamedTuple):
-    """Chains filtered or smoothed."""
+    """Chains filtered or smoothed; `certain` [B] says where no digit was lost."""
 
+    certain: np.ndarray
+    log_normalizer: Tensor  # [B]
     state: Tensor  # [B, T, K]
+    log_increment: Tensor  # [B, T]; empty if smoothed
     counts: Tensor  # [B, K, K]; empty if only filtered
-    scale: Tensor  # [B, T], normalisers of the forward pass; 1 beyond the length
-    shift: Tensor  # [B, T], log of the largest likelihood of each step; 0 beyond the length
-    into_first: Tensor  # [B], log of the largest initial probability
-    into_next: Tensor  # [B], log of the largest transition probability
-    lengths: Tensor  # [B]
-    certain: Tensor  # [B], whether no digit was lost
 
-    def log_increment(self) -> Tensor:
-        """log p(x_t | x_1..t-1), [B, T]."""
-        increment = self.scale.log() + self.shift + self.into_next.unsqueeze(-1)
-        increment[:, 0] += self.into_first - self.into_next
-        return increment.where(torch.arange(self.shift.shape[1]) < self.lengths.unsqueeze(-1), 0)
 
-    def log_normalizer(self) -> Tensor:
-        """log p(x), [B]."""
-        steps = self.scale.double().log().sum(-1) + self.shift.sum(-1, dtype=torch.float64)
-        return (steps + self.into_first + self.into_next.double() * (self.lengths - 1)).to(self.state.dtype)
+class _Job(NamedTuple):
+    read: linear.Tables
+    write: linear.Beliefs
+    result: Scaled  # what is written, as tensors
+    into_first: np.ndarray  # [B], log of the largest initial probability
+    into_next: np.ndarray  # [B], log of the largest transition probability
+    least: np.ndarray  # [B], the least transition probability
 
 
 def filter_scaled(tables: Tables) -> Scaled:
-    """State is P(s_t | x_1..t); certain only if every transition is likely enough, see `_MIXES`."""
-    scaled, read, write, least = _prepare(tables, smoothing=False)
-    _go_along(tables, read, write, _FILTER, scaled.counts)
-    return scaled._replace(certain=scaled.certain.bool().all(-1) & (least >= _MIXES[scaled.state.dtype]))
+    """State is P(s_t | x_1..t)."""
+    job = _prepare(tables, smoothing=False)
+    _go_along(tables, job, _FILTER)
+    increment = job.result.log_increment.numpy()
+    moved = np.arange(job.read.n_steps) < tables.lengths[:, None]
+    increment += np.where(moved, job.into_next[:, None], 0).astype(increment.dtype)
+    increment[:, 0] += (job.into_first - job.into_next).astype(increment.dtype)
+    result = _result(tables, job)
+    return result._replace(certain=result.certain & (job.least >= _MIXES[result.state.dtype]))
 
 
 def smooth_scaled(tables: Tables) -> Scaled:
     """State is P(s_t | x), counts are the expected numbers of transitions."""
-    scaled, read, write, _ = _prepare(tables, smoothing=True)
-    if read.n_steps >= _MIN_HALVED and 2 * len(tables.lengths) <= torch.get_num_threads():
-        scaled = scaled._replace(counts=_go_from_both_ends(read, write, scaled.counts))
+    job = _prepare(tables, smoothing=True)
+    if job.read.n_steps >= _MIN_HALVED and 2 * len(tables.lengths) <= torch.get_num_threads():
+        _go_from_both_ends(job)
     else:
-        _go_along(tables, read, write, _SMOOTH, scaled.counts)
-    return scaled._replace(certain=scaled.certain.bool().all(-1))
+        _go_along(tables, job, _SMOOTH)
+    return _result(tables, job)
 
 
-def _prepare(tables: Tables, *, smoothing: bool) -> tuple[Scaled, linear.Tables, linear.Beliefs, Tensor]:
-    """What the kernels write, twice (as tensors and as they see it), what they read, and the least transition."""
-    n, (n_steps, n_states), dtype = len(tables.lengths), tables.log_likelihood.shape[1:], tables.log_initial.dtype
-    start, into_first = _probabilities(tables.log_initial, 1)
-    matrix, into_next = _probabilities(tables.log_transition[:, 0], 2)
-    scaled = Scaled(
+def _prepare(tables: Tables, *, smoothing: bool) -> _Job:
+    n, (n_steps, n_states) = len(tables.lengths), tables.log_likelihood.shape[1:]
+    dtype = torch.from_numpy(tables.log_initial[:0]).dtype
+    start, into_first = _probabilities(tables.log_initial)
+    matrix, into_next = _probabilities(tables.log_transition[:, 0])
+    result = Scaled(
+        np.ones((n, 2), np.uint8),
+        torch.empty(n, dtype=torch.float64),
         torch.empty(n, n_steps, n_states, dtype=dtype),
+        torch.empty(0 if smoothing else n, n_steps, dtype=dtype),
         torch.empty(n if smoothing else 0, n_states, n_states, dtype=dtype),
-        torch.empty(n, n_steps, dtype=dtype),
-        torch.empty(n, n_steps, dtype=dtype),
-        into_first[tables.initial_of],
-        into_next[tables.transition_of],
-        tables.lengths,
-        torch.ones(n, 2, dtype=torch.uint8),
     )
     p = linear.padded(n_states, dtype)
     read = linear.Tables(
-        _flat(tables.log_likelihood),
-        _flat(tables.likelihood_of),
-        _flat(torch.nn.functional.pad(start, (0, p - n_states))),
-        _flat(tables.initial_of),
-        _flat(_panels(matrix, p)),
-        _flat(_panels(matrix.mT, p)),
-        _flat(tables.transition_of),
-        _flat(tables.lengths),
+        tables.log_likelihood.ravel(),
+        tables.likelihood_of,
+        np.pad(start, ((0, 0), (0, p - n_states))).ravel(),
+        tables.initial_of,
+        _panels(matrix, p, dtype),
+        _panels(matrix.transpose(0, 2, 1), p, dtype),
+        tables.transition_of,
+        tables.lengths,
         n_steps,
         n_states,
         linear.TINY[dtype],
         linear.LEAST[dtype],
     )
-    write = linear.Beliefs._make(map(_flat, (scaled.state, scaled.scale, scaled.shift, scaled.certain)))
-    return scaled, read, write, matrix.amin((-1, -2))[tables.transition_of]
+    state, total, increment, counts = (
+        tensor.view(-1).numpy() for tensor in (result.state, result.log_normalizer, result.log_increment, result.counts)
+    )
+    write = linear.Beliefs(state, total, increment, counts, result.certain.ravel())
+    least = matrix.min((1, 2))[tables.transition_of]
+    return _Job(read, write, result, into_first[tables.initial_of], into_next[tables.transition_of], least)
 
 
-def _flat(table: Tensor) -> Any:
-    return table.view(-1).numpy()
+def _probabilities(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """exp(table [n, ...]) over its largest entry, and the logarithm of that in float64."""
+    top = table.max(tuple(range(1, table.ndim)), keepdims=True)
+    top = np.where(np.isfinite(top), top, 0)
+    return np.exp(table - top), top.ravel().astype(np.float64)
 
 
-def _probabilities(table: Tensor, n_own: int) -> tuple[Tensor, Tensor]:
-    """exp(table) over its largest entry, and the logarithm of that."""
-    top = table.flatten(-n_own).amax(-1)
-    top = top.where(top.isfinite(), 0)
-    return (table - top.view(-1, *[1] * n_own)).exp_(), top
+def _panels(matrix: np.ndarray, p: int, dtype: torch.dtype) -> np.ndarray:
+    """[n, K, K] padded to [n, P, P] and stored by panels [n, panel, row, lane], flat."""
+    n, n_states, _ = matrix.shape
+    lanes = BYTES // dtype.itemsize
+    room = torch.zeros(n, p // lanes, p, lanes, dtype=dtype).numpy()  # torch's memory begins where a vector may
+    room.transpose(0, 2, 1, 3)[:, :n_states] = np.pad(matrix, ((0, 0), (0, 0), (0, p - n_states))).reshape(
+        n, n_states, -1, lanes
+    )
+    return room.ravel()
 
 
-def _panels(matrix: Tensor, p: int) -> Tensor:
-    """[n, K, K] padded to [n, P, P] and stored by panels [n, panel, row, lane]."""
-    lanes, room = BYTES // matrix.dtype.itemsize, p - matrix.shape[-1]
-    square = torch.nn.functional.pad(matrix, (0, room, 0, room))
-    return square.view(-1, p, p // lanes, lanes).transpose(1, 2).contiguous()
+def _result(tables: Tables, job: _Job) -> Scaled:
+    total = job.result.log_normalizer.numpy()
+    total += job.into_first + job.into_next * (tables.lengths - 1)
+    return job.result._replace(
+        certain=job.result.certain.all(1), log_normalizer=job.result.log_normalizer.to(job.result.state.dtype)
+    )
 
 
-def _go_along(tables: Tables, read: linear.Tables, write: linear.Beliefs, legs: Any, counts: Tensor) -> None:
+def _go_along(tables: Tables, job: _Job, legs: np.ndarray) -> None:
     """Sequences side by side in groups, and groups spread over threads."""
+    read, dtype = job.read, job.result.state.dtype
     work = len(tables.lengths) * read.n_steps * read.n_states
     n_threads = min(torch.get_num_threads(), max(1, work // _MIN_WORK))
     groups = _groups(tables, n_threads)
 
     def go(own: Any) -> None:
-        room = linear.scratch(read.n_states, counts.dtype, counts=len(counts) > 0)
-        linear.run(read, write, _flat(counts), room, own, read.n_steps, legs)
+        room = linear.scratch(read.n_states, dtype, counts=len(legs) > 1)
+        linear.run(read, job.write, room, own, read.n_steps, legs)
 
     if len(groups):
         in_parallel([partial(go, groups[i::n_threads]) for i in range(min(n_threads, len(groups)))])
@@ -136,23 +148,24 @@ def _groups(tables: Tables, n_threads: int) -> np.ndarray:
     """Sequences that go side by side, [n, GROUP], -1 for none: of one table and like length where possible."""
     n = len(tables.lengths)
     size = min(linear.GROUP, max(1, n // n_threads))
-    order = np.lexsort((-tables.lengths.numpy(), tables.transition_of.numpy()))
-    filled = np.append(order, np.full(-n % size, -1)).reshape(-1, size)
-    return np.pad(filled, ((0, 0), (0, linear.GROUP - size)), constant_values=-1)
+    groups, place = np.full((-(-n // size), linear.GROUP), -1), np.arange(n)
+    groups[place // size, place % size] = np.lexsort((-tables.lengths, tables.transition_of))
+    return groups
 
 
-def _go_from_both_ends(read: linear.Tables, write: linear.Beliefs, counts: Tensor) -> Tensor:
+def _go_from_both_ends(job: _Job) -> None:
     """Two threads a sequence: each sweeps from its end to the middle, and meets what the other left there."""
+    read, counts = job.read, job.result.counts
     ways = [(b, forward) for b in range(len(counts)) for forward in (True, False)]
     rooms = [linear.scratch(read.n_states, counts.dtype, counts=True) for _ in ways]
-    halves = torch.zeros(2, *counts.shape, dtype=counts.dtype)
+    halves = np.zeros((2, counts.numel()), job.write.counts.dtype)
 
     def go(way: int, meeting: bool) -> None:
         b, forward = ways[way]
         alone = np.array([[b, *[-1] * (linear.GROUP - 1)]])
-        middle = int(read.lengths[b]) // 2
-        linear.run(read, write, _flat(halves[int(forward)]), rooms[way], alone, middle, np.array([[forward, meeting]]))
+        write = job.write._replace(counts=halves[int(forward)])
+        linear.run(read, write, rooms[way], alone, int(read.lengths[b]) // 2, np.array([[forward, meeting]]))
 
     for meeting in (False, True):
         in_parallel([partial(go, way, meeting) for way in range(len(ways))])
-    return halves.sum(0)
+    np.sum(halves, 0, out=job.write.counts)

@@ -1,0 +1,82 @@
+r"""`filter_vmp`: the filter of a copy model by message passing one step at a time, and what a minGRU leaves out of it.
+
+With $j_1 = \log \pi(s) + \log p(x_t \mid s, 1)$ and $j_0 = \log Q_{t-1}(s) + \log p(x_t \mid s, 0)$
+
+$$\log Q(s) = q\, j_1(s) + (1-q)\, j_0(s) + \text{const}, \qquad
+\text{logit}\, q = \text{logit}\, \rho + E_{Q(s)}[j_1(s) - j_0(s)].$$
+
+If held evidence is free of s, as with a `Gated` emission, the first line is the minGRU step on the logits,
+$h_t = (1-q)\, h_{t-1} + q\, v_t$ with $v_t = \log \pi(s) + \log p(x_t \mid s, 1)$ and $Q(s_t) = \text{softmax}(h_t)$.
+The second line makes q depend on the state; a minGRU reads it from x alone, which is `gate="input"`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..inference.filter_vmp import VMPFiltered, filter_steps
+from .dynamics import Copy, Drive
+from .model import SwitchingSSM
+
+__all__ = ["VMPFiltered", "filter_vmp"]
+
+
+def filter_vmp(
+    model: SwitchingSSM,
+    x: Any,
+    gate: str | Tensor | Callable[[Tensor], Tensor] = "posterior",
+    sweeps: int = 4,
+    form: str = "mean_field",
+    *,
+    lengths: Any = None,
+) -> VMPFiltered:
+    r"""Q(s_t) and Q(z_t = 1) at every step, given the observations up to it, by mean field on (z_t, s_t).
+
+    Arguments:
+        model: with copy dynamics (without covariates) and parameter values.
+        x: sequences as `SwitchingSSM` takes them; NaN is missing.
+        gate: "posterior": the gate and the state are inferred in turn.
+            "input": the gate is a function of x_t alone, the posterior
+            $P(z_t{=}1 \mid x_t) = \rho f_t / (\rho f_t + (1-\rho) h_t)$ with $f_t = \sum_s \pi(s) p(x_t \mid s, 1)$,
+            $h_t = \sum_s \pi(s) p(x_t \mid s, 0)$, whose belief about the state is that of the stationary chain. It is
+            the exact posterior of the gate where held steps emit alike in all states (`Gated`).
+            A tensor [*b, T] of probabilities, or a function that makes it of the observations [*b, T, F]: that gate.
+            The first step redraws, whatever the gate says.
+        sweeps: updates of gate and state at each step, where the gate is inferred.
+        form: "mean_field"; or "conditional", which treats gate and state as independent before the observation (see
+            `inference.filter_vmp` for its equations and what they are worth).
+
+    Raises:
+        ValueError: a model without values or with other dynamics; a gate that is not of these, not of shape [*b, T], or
+            not in [0, 1]; an observation that is impossible.
+
+    See Also: `SwitchingSSM.filter`, the exact filter.
+    """
+    if not isinstance(model.dynamics, Copy) or model.dynamics.n_covariates:
+        raise ValueError(f"model: has dynamics {model.dynamics}, expected Copy(n_states) without covariates.")
+    series = model.read(x, lengths)
+    observed, values = series.values, model.values_like(series.values)
+    redrawn, held = model.emission.log_likelihood(observed, values)
+    log_rho, log_hold = model.dynamics.log_gate(values, Drive(), len(series.batch_shape))
+    log_odds = (log_rho - log_hold).expand(observed.shape[:-1])
+    log_state = values["state_probs"].log()
+    if isinstance(gate, str):
+        given = None
+        if gate == "input":
+            drawn = (log_state + redrawn).logsumexp(-1)
+            kept = (log_state + held.expand_as(redrawn)).logsumexp(-1)
+            given = torch.sigmoid(log_odds + drawn - kept)
+        elif gate != "posterior":
+            raise ValueError(f'gate: got {gate!r}, expected "posterior", "input", a tensor or a function of x.')
+    else:
+        given = _read_gate(gate, observed)
+    return filter_steps(redrawn, held, log_state, log_odds, None, given, series.lengths, sweeps, form)
+
+
+def _read_gate(gate: Tensor | Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    given = torch.as_tensor(gate if isinstance(gate, Tensor) else gate(x)).to(x)
+    if given.shape != x.shape[:-1]:
+        raise ValueError(f"gate: got shape {list(given.shape)}, expected {list(x.shape[:-1])}: a probability a step.")
+    return given
