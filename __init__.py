@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .inference.copy_chain import CopyChain
     from .inference.markov_chain import MarkovChain
     from .inference.scan import lerp_scan, linear_scan
+    from .models import GRU, LSTM, QRNN, Elman, MinGRU, MinLSTM
     from .switching import (
         Bernoulli,
         Categorical,
@@ -37,15 +38,19 @@ _HOMES = {
     "MarkovChain": "inference.markov_chain",
     "lerp_scan": "inference.scan",
     "linear_scan": "inference.scan",
-}
+} | dict.fromkeys(("GRU", "LSTM", "QRNN", "Elman", "MinGRU", "MinLSTM"), "models")
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "GRU",
+    "LSTM",
+    "QRNN",
     "Bernoulli",
     "Categorical",
     "Copy",
     "CopyChain",
+    "Elman",
     "FactorialSSM",
     "Fit",
     "Forecast",
@@ -53,6 +58,8 @@ __all__ = [
     "LayeredSSM",
     "Markov",
     "MarkovChain",
+    "MinGRU",
+    "MinLSTM",
     "MultivariateNormal",
     "Normal",
     "Poisson",

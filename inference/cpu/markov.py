@@ -17,6 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,9 +48,9 @@ def filter(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """log p(x_1..T) [*B], P(s_t | x_1..t) [*B, T, K] and log p(x_t | x_1..t-1) [*B, T]; failed."""
 
-    def quickly(tables: Tables) -> tuple[Tensor, Results]:
+    def quickly(tables: Tables) -> tuple[np.ndarray, Results]:
         scaled = filter_scaled(tables)
-        return scaled.certain, (scaled.log_normalizer(), scaled.state, scaled.log_increment())
+        return scaled.certain, (scaled.log_normalizer, scaled.state, scaled.log_increment)
 
     def exactly(tables: Tables) -> tuple[Tensor, Results]:
         log_state, increment, failed = _filter_logs(tables)
@@ -64,9 +65,9 @@ def posterior(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """log p(x_1..T) [*B], P(s_t | x) [*B, T, K] and P(s_t, s_t+1 | x) [*B, S, K, K] by step or summed; failed."""
 
-    def quickly(tables: Tables) -> tuple[Tensor, Results]:
+    def quickly(tables: Tables) -> tuple[np.ndarray, Results]:
         scaled = smooth_scaled(tables)
-        return scaled.certain, (scaled.log_normalizer(), scaled.state, scaled.counts.unsqueeze(1))
+        return scaled.certain, (scaled.log_normalizer, scaled.state, scaled.counts.unsqueeze(1))
 
     def exactly(tables: Tables) -> tuple[Tensor, Results]:
         state, increment, failed = _filter_logs(tables)
@@ -80,21 +81,22 @@ def posterior(
 def _answer(
     tables: Tables,
     lengths: Tensor,
-    quickly: Callable[[Tables], tuple[Tensor, Results]],
+    quickly: Callable[[Tables], tuple[np.ndarray, Results]],
     exactly: Callable[[Tables], tuple[Tensor, Results]],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Results for all sequences: `quickly`, which says of which ones it is certain, and `exactly` for the others."""
-    failed = torch.full_like(tables.lengths, -1)
+    failed = torch.full((lengths.numel(),), -1)
     if tables.log_transition.shape[1] == 1:
         certain, results = quickly(tables)
-        doubtful = (~certain).nonzero().squeeze(-1)
+        (doubtful,) = np.nonzero(~certain)
         if len(doubtful):
             failed[doubtful], exact = exactly(double(select(tables, doubtful)))
             for table, rows in zip(results, exact, strict=True):
                 table[doubtful] = rows.to(table.dtype)
     else:
-        failed, exact = exactly(double(tables))
-        results = tuple(table.to(tables.log_likelihood.dtype) for table in exact)
+        failed, (total, state, third) = exactly(double(tables))
+        dtype = torch.from_numpy(tables.log_likelihood).dtype
+        results = total.to(dtype), state.to(dtype), third.to(dtype)
     batched = (table.reshape((*lengths.shape, *table.shape[1:])) for table in (*results, failed))
     total, state, third, failed = batched
     return total, state, third, failed
@@ -102,8 +104,9 @@ def _answer(
 
 def _filter_logs(tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
     """log P(s_t | x_1..t), log p(x_t | x_1..t-1), and failed."""
-    log_state = tables.log_likelihood.new_empty(len(tables.lengths), *tables.log_likelihood.shape[1:])
-    increment, failed = torch.zeros(log_state.shape[:2], dtype=torch.float64), torch.full_like(tables.lengths, -1)
+    n = len(tables.lengths)
+    log_state = torch.empty(n, *tables.log_likelihood.shape[1:], dtype=torch.float64)
+    increment, failed = torch.zeros(log_state.shape[:2], dtype=torch.float64), torch.full((n,), -1)
     _over_sequences(filter_logs, tables, log_state, increment, failed)
     return log_state, increment, failed
 
@@ -111,8 +114,7 @@ def _filter_logs(tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
 def _over_sequences(kernel: Callable[..., None], tables: Tables, *arrays: Tensor) -> None:
     """Run a kernel of `markov_log` or `markov_paths` over ranges of sequences."""
     _, n_tables, n_states, _ = tables.log_transition.shape
-    n_steps = tables.log_likelihood.shape[1]
-    read = LogTables._make([*(table.view(-1).numpy() for table in tables), n_steps, n_tables, n_states])
+    read = LogTables._make([*(table.ravel() for table in tables), tables.log_likelihood.shape[1], n_tables, n_states])
     given = [array.view(-1).numpy() for array in arrays]
     in_parallel([partial(kernel, read, *given, first, last) for first, last in ranges(len(tables.lengths))])
 
@@ -124,7 +126,7 @@ def viterbi(
     """The most probable path [*B, T], -1 beyond a sequence's length; failed."""
     tables = double(flatten(log_initial, log_transition, log_likelihood, lengths))
     path = torch.empty(*lengths.shape, log_likelihood.shape[-2], dtype=torch.int64)
-    failed = torch.full_like(tables.lengths, -1)
+    failed = torch.full((lengths.numel(),), -1)
     _over_sequences(best_paths, tables, path, failed)
     return path, failed.view(lengths.shape)
 

@@ -75,9 +75,10 @@ class Beliefs(NamedTuple):
     """What the kernels write."""
 
     state: Any  # [B * T * K]
-    scale: Any  # [B * T], the normaliser of each forward step
-    shift: Any  # [B * T], the largest log-likelihood of each step
-    certain: Any  # [B, 2], whether each direction kept every digit
+    log_normalizer: Any  # [B], float64
+    log_increment: Any  # [B * T], or nothing if not wanted
+    counts: Any  # [B * K * K], or nothing if only filtered
+    certain: Any  # [B * 2], whether each direction kept every digit
 
 
 class Scratch(NamedTuple):
@@ -90,6 +91,7 @@ class Scratch(NamedTuple):
     target: Any  # [GROUP * depth * P], stored vectors they met, over n_t
     pairs: Any  # [GROUP * P * P], G of the last blocks
     sums: Any  # [GROUP * P * P], G in float64
+    evidence: Any  # [GROUP * 3], float64: log p(x) so far, its rounding error, and a factor yet to be taken the log of
 
 
 class NarrowScratch(NamedTuple):
@@ -102,6 +104,7 @@ class NarrowScratch(NamedTuple):
     target: Any
     pairs: Any
     sums: Any
+    evidence: Any
 
 
 def padded(n_states: int, dtype: torch.dtype) -> int:
@@ -117,7 +120,7 @@ def scratch(n_states: int, dtype: torch.dtype, *, counts: bool) -> Scratch | Nar
     sizes = [GROUP * p, GROUP * p, GROUP] + [GROUP * n * p * counts for n in (depth, depth, p)]
     arrays = [np.asarray(torch.zeros(n, dtype=dtype)) for n in sizes]
     kind = NarrowScratch if p * dtype.itemsize == BYTES else Scratch
-    return kind._make([*arrays, np.zeros(sizes[-1])])
+    return kind._make([*arrays, np.zeros(sizes[-1]), np.zeros(3 * GROUP)])
 
 
 def _padding(scratch: Any) -> Any:
@@ -280,20 +283,40 @@ def begin(tables: Any, scratch: Any, group: Any, n: int, forward: bool) -> None:
         for j in range(p):
             message[slot * p + j] = start[row + j] if forward else message.dtype.type(1)
             weight[slot * p + j] = 0
+        if forward:
+            scratch.evidence[3 * slot : 3 * slot + 2] = 0
+            scratch.evidence[3 * slot + 2] = 1
 
 
 @inlined
-def blank(beliefs: Any, b: int, length: int, n_steps: int, n_states: int) -> None:
-    """Nothing happens beyond a sequence's length."""
-    beliefs.state[(b * n_steps + length) * n_states : (b + 1) * n_steps * n_states] = 0
-    beliefs.scale[b * n_steps + length : (b + 1) * n_steps] = 1
-    beliefs.shift[b * n_steps + length : (b + 1) * n_steps] = 0
+def gain(evidence: Any, slot: int, top: Any, mass: Any) -> None:
+    """Log p(x) += top + log(mass), compensated; the logarithm is taken of many masses at once."""
+    at = 3 * slot
+    before, factor = evidence[at], evidence[at + 2] * mass
+    after = before + top
+    evidence[at + 1] += (before - after) + top if abs(before) >= abs(top) else (top - after) + before
+    evidence[at] = after
+    if factor < 1e-150 or factor > 1e150:
+        evidence[at + 1] += np.log(factor)
+        factor = 1.0
+    evidence[at + 2] = factor
 
 
 @inlined
-def write_counts(tables: Any, counts: Any, scratch: Any, b: int, slot: int, forward: bool) -> None:
+def finish(tables: Any, beliefs: Any, scratch: Any, b: int, slot: int) -> None:
+    """A sequence has been gone through to its end: write log p(x), and 0 beyond the end."""
+    evidence, n_steps, n_states = scratch.evidence, tables.n_steps, tables.n_states
+    beliefs.log_normalizer[b] = evidence[3 * slot] + (evidence[3 * slot + 1] + np.log(evidence[3 * slot + 2]))
+    beliefs.state[(b * n_steps + tables.lengths[b]) * n_states : (b + 1) * n_steps * n_states] = 0
+    if beliefs.log_increment.size:
+        beliefs.log_increment[b * n_steps + tables.lengths[b] : (b + 1) * n_steps] = 0
+
+
+@inlined
+def write_counts(tables: Any, beliefs: Any, scratch: Any, b: int, slot: int, forward: bool) -> None:
     """Counts of sequence b <- transition probabilities * the sums of its slot, which are then 0."""
-    matrix, k, sums, wide, p = tables.forward, tables.n_states, scratch.sums, width(scratch.weight), _padding(scratch)
+    matrix, sums, counts, k = tables.forward, scratch.sums, beliefs.counts, tables.n_states
+    wide, p = width(scratch.weight), _padding(scratch)
     table, at = tables.transition_of[b] * p * p, slot * p * p
     for i in range(k):
         for j in range(k):
@@ -313,8 +336,8 @@ def walk(
     """
     log_likelihood, lent, matrix_of = tables.log_likelihood, tables.log_likelihood_of, tables.transition_of
     matrix = tables.forward if step > 0 else tables.backward
-    state, scale, shift, certain = beliefs.state, beliefs.scale, beliefs.shift, beliefs.certain
-    message, weight, inverse = scratch.message, scratch.weight, scratch.inverse
+    state, increment, certain = beliefs.state, beliefs.log_increment, beliefs.certain
+    message, weight, inverse, evidence = scratch.message, scratch.weight, scratch.inverse, scratch.evidence
     source, target, pairs, sums = scratch.source, scratch.target, scratch.pairs, scratch.sums
     k, p, n_steps, one = tables.n_states, _padding(scratch), tables.n_steps, weight.dtype.type(1)
     tiny, least, side = weight.dtype.type(tables.tiny), weight.dtype.type(tables.least), int(step < 0)
@@ -338,7 +361,9 @@ def walk(
             if not meeting:
                 rescale(weight, at, inverse[slot], state, row, p, k)
             if step > 0:
-                scale[b * n_steps + t], shift[b * n_steps + t] = mass, top
+                gain(evidence, slot, top, mass)
+                if increment.size:
+                    increment[b * n_steps + t] = top + np.log(mass)
         if together:
             push_four(weight, inverse, message, k, matrix, matrix_of[group[0]] * p * p, p)
         else:
@@ -360,13 +385,12 @@ def walk(
 
 
 @kernel
-def run(tables: Any, beliefs: Any, counts: Any, scratch: Any, groups: Any, middle: int, legs: Any) -> None:
+def run(tables: Any, beliefs: Any, scratch: Any, groups: Any, middle: int, legs: Any) -> None:
     """Take groups of sequences through `legs`: rows (forward or not, meeting or not).
 
     Arguments:
         groups: [n, GROUP] numbers of sequences, -1 for none.
         middle: the step where the two directions meet; n_steps if a whole sweep comes first.
-        counts: [B * K * K], to which a meeting adds A_ij G_ij.
     """
     n_steps, lengths = tables.n_steps, tables.lengths
     for g in range(groups.shape[0]):
@@ -396,6 +420,6 @@ def run(tables: Any, beliefs: Any, counts: Any, scratch: Any, groups: Any, middl
                     walk(tables, beliefs, scratch, group, slot, size, t0, t1, step, meeting)
             for slot in range(n):
                 if meeting:
-                    write_counts(tables, counts, scratch, group[slot], slot, forward)
-                elif forward:
-                    blank(beliefs, group[slot], lengths[group[slot]], n_steps, tables.n_states)
+                    write_counts(tables, beliefs, scratch, group[slot], slot, forward)
+                if forward:
+                    finish(tables, beliefs, scratch, group[slot], slot)

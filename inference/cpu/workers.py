@@ -9,6 +9,7 @@ import inspect
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import numba
@@ -44,7 +45,7 @@ def ranges(n: int, at_least: int = 1) -> list[tuple[int, int]]:
     """Split `range(n)` into at most `torch.get_num_threads()` contiguous ranges of `at_least` items or more."""
     parts = max(1, min(torch.get_num_threads(), n // max(1, at_least)))
     edges = [n * i // parts for i in range(parts + 1)]
-    return list(zip(edges[:-1], edges[1:], strict=True))
+    return list(pairwise(edges))
 
 
 def in_parallel(tasks: Sequence[Callable[[], None]]) -> None:

@@ -1,0 +1,148 @@
+r"""Softmax regression and generative classes with equal posteriors: two views of one log-linear object.
+
+$$\log P(y = k \mid x) = w_k^\top x + b_k + \text{const}(x)$$
+
+Gaussian classes with one covariance, $x \mid k \sim N(\mu_k, \Sigma)$, give, up to terms that all classes share,
+
+$$w_k = \Sigma^{-1} \mu_k, \qquad b_k = \log \pi_k - \tfrac{1}{2} \mu_k^\top \Sigma^{-1} \mu_k$$
+
+Categorical features, one-hot and independent given the class (naive Bayes), give
+
+$$w_{k,(f,v)} = \log P(x_f = v \mid k), \qquad b_k = \log \pi_k$$
+
+Both maps have exact inverses, since a shift of all $w_k$ by one vector $c$ changes no posterior. It is free, and so is
+$\Sigma$: they are the part of P(x) that regression does not see.
+
+$$\mu_k = \Sigma (w_k + c), \qquad \log \pi_k = b_k + \tfrac{1}{2} \mu_k^\top \Sigma^{-1} \mu_k + \text{const}$$
+$$\log P(x_f = v \mid k) = w_{k,(f,v)} + c_{(f,v)} - A_{k,f}, \quad
+\log \pi_k = b_k + \sum_f A_{k,f} + \text{const}, \quad
+A_{k,f} = \log \sum_v e^{w_{k,(f,v)} + c_{(f,v)}}$$
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class SoftmaxRegression:
+    """log P(y = k | x) = weight[k] x + bias[k] - log-sum-exp over k."""
+
+    weight: Float[Tensor, "K F"]
+    bias: Float[Tensor, "K"]
+
+    def log_posterior(self, x: Float[Tensor, "*b F"]) -> Float[Tensor, "*b K"]:
+        return (x @ self.weight.mT + self.bias).log_softmax(-1)
+
+    @staticmethod
+    def from_logistic(weight: Float[Tensor, "F"], bias: Float[Tensor, ""]) -> "SoftmaxRegression":
+        """The two classes of P(y = 1 | x) = sigmoid(weight x + bias)."""
+        return SoftmaxRegression(torch.stack([torch.zeros_like(weight), weight]), torch.stack([bias * 0, bias]))
+
+    def to_logistic(self) -> tuple[Float[Tensor, "F"], Float[Tensor, ""]]:
+        """`(weight, bias)` of P(y = 1 | x) = sigmoid(weight x + bias); `ValueError` unless there are two classes."""
+        if len(self.bias) != 2:
+            raise ValueError(f"regression: got {len(self.bias)} classes, but a logistic regression has 2.")
+        return self.weight[1] - self.weight[0], self.bias[1] - self.bias[0]
+
+
+@dataclass(frozen=True)
+class GaussianClasses:
+    """x | k ~ N(mean[k], covariance): linear discriminant analysis as a generative model."""
+
+    log_prior: Float[Tensor, "K"]
+    mean: Float[Tensor, "K F"]
+    covariance: Float[Tensor, "F F"]
+
+    def log_joint(self, x: Float[Tensor, "*b F"]) -> Float[Tensor, "*b K"]:
+        """log P(y = k) p(x | k)."""
+        chol = torch.linalg.cholesky(self.covariance)
+        whitened = torch.linalg.solve_triangular(chol, (x[..., None, :] - self.mean).mT, upper=False)
+        log_volume = chol.diagonal().log().sum() + 0.5 * x.shape[-1] * math.log(2 * math.pi)
+        return self.log_prior - 0.5 * whitened.square().sum(-2) - log_volume
+
+    def log_posterior(self, x: Float[Tensor, "*b F"]) -> Float[Tensor, "*b K"]:
+        return self.log_joint(x).log_softmax(-1)
+
+    def regression(self) -> SoftmaxRegression:
+        """The softmax regression with the same posterior."""
+        weight = torch.cholesky_solve(self.mean.mT, torch.linalg.cholesky(self.covariance)).mT
+        return SoftmaxRegression(weight, self.log_prior - 0.5 * (weight * self.mean).sum(-1))
+
+
+@dataclass(frozen=True)
+class CategoricalClasses:
+    """Naive Bayes over categorical features: feature f has `sizes[f]` values, side by side in the table's columns."""
+
+    log_prior: Float[Tensor, "K"]
+    log_table: Float[Tensor, "K V"]
+    sizes: tuple[int, ...]
+
+    def log_joint(self, x: Float[Tensor, "*b V"]) -> Float[Tensor, "*b K"]:
+        """log P(y = k) P(x | k) of one-hot features."""
+        x = x[..., None, :]
+        return self.log_prior + torch.where(x == 0, 0, x * self.log_table).sum(-1)
+
+    def log_posterior(self, x: Float[Tensor, "*b V"]) -> Float[Tensor, "*b K"]:
+        return self.log_joint(x).log_softmax(-1)
+
+    def regression(self) -> SoftmaxRegression:
+        """The softmax regression with the same posterior; raises `ValueError` where a value is impossible."""
+        if self.log_table.isneginf().any() or self.log_prior.isneginf().any():
+            raise ValueError(
+                "log_table: a probability of 0 would be a weight of -inf; give every value a positive probability."
+            )
+        return SoftmaxRegression(self.log_table, self.log_prior)
+
+
+def to_gaussian(
+    regression: SoftmaxRegression,
+    covariance: Float[Tensor, "F F"] | None = None,
+    shift: Float[Tensor, "F"] | None = None,
+) -> GaussianClasses:
+    """Gaussian classes with the posterior of a softmax regression.
+
+    Arguments:
+        covariance: that of every class, any positive definite matrix; the identity where None.
+        shift: the c that is added to every class's weights; 0 where None, which makes this the inverse of
+            `GaussianClasses.regression` for the same covariance.
+    """
+    weight = regression.weight if shift is None else regression.weight + shift
+    if covariance is None:
+        covariance = torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device)
+    _check_positive_definite(covariance)
+    mean = weight @ covariance
+    log_prior = (regression.bias + 0.5 * (weight * mean).sum(-1)).log_softmax(0)
+    return GaussianClasses(log_prior, mean, covariance)
+
+
+def to_categorical(
+    regression: SoftmaxRegression, sizes: Sequence[int], shift: Float[Tensor, "V"] | None = None
+) -> CategoricalClasses:
+    """Naive Bayes over one-hot features with the posterior of a softmax regression.
+
+    Arguments:
+        sizes: the number of values of each feature; their sum is the number of inputs.
+        shift: the c that is added to every class's weights; 0 where None, which makes this the inverse of
+            `CategoricalClasses.regression`.
+    """
+    weight = regression.weight if shift is None else regression.weight + shift
+    if sum(sizes) != weight.shape[1] or min(sizes, default=0) < 1:
+        raise ValueError(
+            f"sizes: got {list(sizes)}, but the regression has {weight.shape[1]} inputs; "
+            "give the number of values of each one-hot feature."
+        )
+    features = weight.split(list(sizes), -1)
+    normalizers = torch.stack([feature.logsumexp(-1) for feature in features], -1)
+    log_table = torch.cat([feature.log_softmax(-1) for feature in features], -1)
+    return CategoricalClasses((regression.bias + normalizers.sum(-1)).log_softmax(0), log_table, tuple(sizes))
+
+
+def _check_positive_definite(covariance: Tensor) -> None:
+    failed = torch.linalg.cholesky_ex(covariance).info != 0
+    if failed or not torch.equal(covariance, covariance.mT):
+        raise ValueError("covariance: not symmetric and positive definite; give the covariance within a class.")

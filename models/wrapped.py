@@ -1,0 +1,108 @@
+r"""torch's own GRU, LSTM and Elman network with the interface of this package's layers: `lengths` and `step`.
+
+They are subclasses of torch's modules, so their `state_dict` is torch's, and all of torch's kernels serve them.
+
+$$\text{Elman: } h' = \tanh(W x + b + U h + b'), \qquad \text{GRU: } h' = (1 - z) n + z h,\;
+n = \tanh(W_n x + b_n + r \odot (U_n h + b'_n))$$
+
+GRU's z *holds*; a minGRU's gate *draws*. With $U = 0$, $b' = 0$ a GRU is a minGRU of gate $1 - z$ and tanh candidate.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from .recurrent import batch_major, check_step, observed, time_major
+
+
+class _Wrapped(nn.RNNBase):
+    def forward(self, x: Tensor, h0: Any = None, lengths: Tensor | list[int] | None = None) -> tuple[Tensor, Any]:
+        """Outputs at every step and states after the last.
+
+        Arguments:
+            x: [batch, T, input_size] or [T, input_size]; [T, batch, input_size] for batch_first=False.
+            h0: states before the first step, [num_layers, batch, hidden_size] or [num_layers, hidden_size]; for an
+                LSTM a pair of them, hidden states and cells. Zeros where None.
+            lengths: the number of steps of each sequence, [batch], between 1 and T; all T where None.
+
+        Returns:
+            out, zero past each length, and h_n, the states at each sequence's last step.
+        """
+        x = batch_major(x, self.input_size, self.batch_first)
+        some = observed(x, lengths)
+        if some is None:
+            return super().forward(time_major(x, self.batch_first), h0)
+        if x.dim() == 2:
+            out, state = super().forward(time_major(x[: int(some[0])], self.batch_first), h0)
+            empty = x.new_zeros(x.shape[0] - out.shape[0], out.shape[1])
+            return torch.cat([out, empty]), state
+        packed = pack_padded_sequence(x, some[0].cpu(), batch_first=True, enforce_sorted=False)
+        out, state = super().forward(packed, h0)
+        return pad_packed_sequence(out, batch_first=self.batch_first, total_length=x.shape[1])[0], state
+
+    def step(self, x: Tensor, h: Any = None) -> tuple[Tensor, Any]:
+        """One step: `x` [batch, input_size] or [input_size], and the states before it, to the output and the next."""
+        check_step(x, self.input_size)
+        time = x.dim() - 1 if self.batch_first else 0
+        out, state = super().forward(x.unsqueeze(time), h)
+        return out.squeeze(time), state
+
+
+class GRU(_Wrapped, nn.GRU):  # pyright: ignore[reportIncompatibleMethodOverride]
+    """`torch.nn.GRU` with `lengths` and `step`; batch_first is True unless said otherwise."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(input_size, hidden_size, num_layers, bias, batch_first, device=device, dtype=dtype)
+
+
+class LSTM(_Wrapped, nn.LSTM):  # pyright: ignore[reportIncompatibleMethodOverride]
+    """`torch.nn.LSTM` with `lengths` and `step`; its states are pairs (h, c)."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(input_size, hidden_size, num_layers, bias, batch_first, device=device, dtype=dtype)
+
+
+class Elman(_Wrapped, nn.RNN):  # pyright: ignore[reportIncompatibleMethodOverride]
+    """`torch.nn.RNN` with `lengths` and `step`; `nonlinearity` is "tanh" or "relu"."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = True,
+        nonlinearity: str = "tanh",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            input_size,
+            hidden_size,
+            num_layers,
+            bias=bias,
+            batch_first=batch_first,
+            nonlinearity=nonlinearity,
+            device=device,
+            dtype=dtype,
+        )

@@ -1,0 +1,205 @@
+"""Windows that are proved to suffice do suffice, and are no longer than they must be."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from samplehold.models.forgetting import certificate, forgetting
+from samplehold.models.gated import MinGRU, MinLSTM
+from samplehold.models.qrnn import QRNN
+from samplehold.models.stability import stabilize
+from samplehold.models.truncated import truncate
+from samplehold.models.wrapped import GRU, LSTM, Elman
+from torch.testing import assert_close
+
+ROUNDING = 1e-13
+
+
+def build(layer_class, seed, scale=1.0, features=3, units=4, **options):
+    random = torch.Generator().manual_seed(seed)
+    layer = layer_class(features, units, dtype=torch.float64, **options).requires_grad_(False)
+    for parameter in layer.parameters():
+        parameter.normal_(generator=random).mul_(scale)
+    return layer, random
+
+
+def normal(random, *shape):
+    return torch.randn(*shape, generator=random, dtype=torch.float64)
+
+
+def errors(layer, x, window, h0=None):
+    return (truncate(layer, window)(x, h0) - layer(x, h0)[0]).abs().amax(-1)
+
+
+def single_layers():
+    yield from ((MinGRU, {"candidate": kind}) for kind in ("linear", "tanh", "positive", "simplex"))
+    yield MinLSTM, {}
+    yield from ((QRNN, {"pooling": pooling, "window": k}) for pooling in ("f", "fo", "ifo") for k in (1, 3))
+
+
+@pytest.mark.parametrize(("layer_class", "options"), list(single_layers()))
+@settings(max_examples=5)
+@given(
+    seed=st.integers(0, 2**20),
+    scale=st.sampled_from([0.5, 3.0]),
+    tol=st.sampled_from([0.1, 1e-3, 1e-9]),
+    with_start=st.booleans(),
+)
+def test_the_bound_holds_at_every_step_with_its_own_window_and_with_any_longer_one(
+    layer_class, options, seed, scale, tol, with_start
+):
+    layer, random = build(layer_class, seed, scale, **options)
+    x = normal(random, 2, 12, 3)
+    h0 = normal(random, 1, 2, 4) if with_start and layer_class is not QRNN else None
+    found = forgetting(layer, x, tol, h0)
+    assert ((found.window >= 1) & (found.window <= torch.arange(1, 13))).all()
+    assert (found.bound <= tol).all()
+    for window in range(1, 13):
+        error = errors(layer, x, window, h0)
+        own = found.window == window
+        assert (error[own] <= found.bound[own] + ROUNDING).all()
+        assert (error[found.window <= window] <= tol + ROUNDING).all()
+        assert (error <= certificate(layer, x, window, h0) + ROUNDING).all()
+
+
+@settings(max_examples=8)
+@given(seed=st.integers(0, 2**20), tol=st.sampled_from([0.1, 1e-4, 1e-8]))
+def test_the_bound_is_tight_within_the_ratio_of_the_greatest_state_so_far_to_the_one_cut_off(seed, tol):
+    layer, random = build(MinGRU, seed, 1.0, units=1)
+    x = normal(random, 60, 3)
+    states = layer(x)[0].abs().squeeze(-1)
+    found = forgetting(layer, x, tol)
+    for t in range(3, 60, 5):
+        w = int(found.window[t])
+        if w > t:
+            continue
+        ratio = states[: t - w + 1].max() / states[t - w]
+        error = errors(layer, x, w)[t]
+        assert_close(found.bound[t], error * ratio, rtol=1e-6, atol=1e-13)
+        if w > 1:
+            shorter = errors(layer, x, w - 1)[t] * states[: t - w + 2].max() / states[t - w + 1]
+            assert shorter > tol * (1 - 1e-6)
+
+
+def test_the_bound_is_the_error_itself_where_states_grow():
+    layer, _ = build(MinGRU, 0, units=2, candidate="positive")
+    x = torch.ones(40, 3, dtype=torch.float64)
+    found = forgetting(layer, x, 1e-3)
+    for t in range(40):
+        w = int(found.window[t])
+        if w <= t:
+            error = errors(layer, x, w)[t]
+            assert_close(found.bound[t], error, rtol=1e-9, atol=1e-14)
+            assert errors(layer, x, w - 1)[t] > 1e-3
+
+
+def test_a_gate_that_draws_forgets_at_once_and_one_that_holds_never():
+    layer, random = build(MinGRU, 0)
+    x = normal(random, 1, 30, 3)
+    layer.bias_l0[:4] = 1e4
+    assert (forgetting(layer, x, 1e-12).window == 1).all()
+    layer.bias_l0[:4] = -1e4
+    h0 = torch.ones(1, 1, 4, dtype=torch.float64)
+    assert (forgetting(layer, x, 1e-12, h0).window == torch.arange(1, 31)).all()
+    assert (forgetting(layer, x, 1e-12, h0).bound == 0).all()
+    # from zero, a state that is never drawn stays what a truncated network starts from
+    assert (forgetting(layer, x, 1e-12).window == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("layer_class", "candidate"),
+    [(MinGRU, "linear"), (MinGRU, "tanh"), (MinGRU, "positive"), (MinGRU, "simplex"), (MinLSTM, "linear")],
+)
+@settings(max_examples=3)
+@given(seed=st.integers(0, 2**20), num_layers=st.integers(2, 3), scale=st.sampled_from([0.3, 1.0]))
+def test_the_bound_holds_for_a_stack(layer_class, candidate, seed, num_layers, scale):
+    layer, random = build(layer_class, seed, scale, num_layers=num_layers, candidate=candidate)
+    x, h0 = normal(random, 2, 25, 3), normal(random, num_layers, 2, 4)
+    found = forgetting(layer, x, 0.05, h0)
+    for window in (1, 2, 3, 5, 8, 12):
+        error = errors(layer, x, window, h0)
+        assert (error <= certificate(layer, x, window, h0) + ROUNDING).all()
+        own = found.window == window
+        assert (error[own] <= found.bound[own] + ROUNDING).all()
+        assert (found.bound[own] <= 0.05).all()
+
+
+def test_the_bound_of_a_stack_is_within_a_factor_of_thirty_of_the_error():
+    ratios = []
+    for seed in range(20):
+        layer, random = build(MinGRU, seed, 0.5, num_layers=2)
+        x = normal(random, 60, 3)
+        bound, error = certificate(layer, x, 10)[10:], errors(layer, x, 10)[10:]
+        ratios.append((bound.log() - error.log()).mean())
+    assert 0 < torch.stack(ratios).mean().exp() < 30
+
+
+@pytest.mark.parametrize("layer_class", [GRU, LSTM, Elman])
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_the_bound_holds_for_stabilized_networks(layer_class, num_layers):
+    layer, random = build(layer_class, 2, 0.3, num_layers=num_layers)
+    for k in range(num_layers):
+        getattr(layer, f"bias_ih_l{k}").sub_(2.0)
+        getattr(layer, f"weight_hh_l{k}").mul_(0.5)
+    x = normal(random, 2, 40, 3).clamp(-1, 1)
+    layer = stabilize(layer, 1.0, slack=0.5)
+    found = forgetting(layer, x, 1e-2)
+    assert (found.bound <= 1e-2).all()
+    assert 1 < found.longest < 30
+    for window in (1, 2, 5, 10, 20, 40):
+        error = errors(layer, x, window)
+        assert (error <= certificate(layer, x, window) + ROUNDING).all()
+        assert (error[found.window == window] <= 1e-2).all()
+
+
+def test_a_network_that_is_not_stable_needs_all_its_inputs():
+    layer, random = build(Elman, 0, 3.0)
+    x = normal(random, 300, 3)
+    found = forgetting(layer, x, 1e-2)
+    assert (found.window == torch.arange(1, 301)).all()
+    assert (found.bound == 0).all()
+
+
+def test_truncated_networks_keep_layouts_and_gradients():
+    layer, random = build(MinGRU, 5, num_layers=2)
+    layer.requires_grad_(True)
+    turned = MinGRU(3, 4, num_layers=2, batch_first=False, dtype=torch.float64)
+    turned.load_state_dict(layer.state_dict())
+    x, h0 = normal(random, 2, 5, 9, 3), normal(random, 2, 2, 5, 4)
+    out = truncate(layer, 4)(x, h0)
+    assert out.shape == (2, 5, 9, 4)
+    assert_close(truncate(turned, 4)(x.movedim(2, 0), h0).movedim(0, 2), out)
+    assert_close(truncate(turned, 20)(x.movedim(2, 0), h0).movedim(0, 2), layer(x, h0)[0])
+    assert_close(out[:, :, 7], layer(x[:, :, 4:8])[0][:, :, -1])
+    assert forgetting(turned, x.movedim(2, 0), 1e-3).window.shape == (2, 5, 9)
+    x.requires_grad_()
+    (gradient,) = torch.autograd.grad(truncate(layer, 4)(x, h0)[:, :, 8].sum(), x)
+    assert (gradient[:, :, :5] == 0).all()
+    assert (gradient[:, :, 5:] != 0).all()
+
+
+def test_a_long_series_is_certified_in_little_time():
+    layer, random = build(MinGRU, 6, 0.3, units=8)
+    layer.bias_l0[:8] = -6.0
+    x = normal(random, 20_000, 3)
+    found = forgetting(layer, x, 1e-6)
+    assert found.longest > 1000
+    t = 15_000
+    w = int(found.window[t])
+    again = layer(x[t - w + 1 : t + 1])[0][-1]
+    assert (again - layer(x)[0][t]).abs().max() <= 1e-6
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: forgetting(MinGRU(3, 4), x, 0.0), "tol: got 0.0"),
+        (lambda x: forgetting(torch.nn.Linear(3, 4), x, 0.1), "layer: got Linear, expected MinGRU"),
+        (lambda x: forgetting(QRNN(3, 4, num_layers=2), x, 0.1), "layer: a QRNN of several layers"),
+        (lambda x: forgetting(Elman(3, 4), x, 0.1, torch.full((1, 4), 9.0)), "h0: of size 18 in layer 0"),
+        (lambda x: truncate(MinGRU(3, 4), 0), "window: got 0"),
+    ],
+)
+def test_wrong_input_is_refused_with_the_cure(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(torch.zeros(5, 3))

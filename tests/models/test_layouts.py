@@ -1,0 +1,178 @@
+"""Weights in another layout are the same function: against the cells of Keras, flax and TensorFlow 1 in plain numpy."""
+
+import numpy as np
+import pytest
+import torch
+from oracles import networks
+from samplehold.models import layouts
+from samplehold.models.wrapped import GRU, LSTM, Elman
+
+F, H, T = 3, 4, 6
+LAYERS = {"lstm": LSTM, "gru": GRU, "elman": Elman}
+random = np.random.default_rng(0)
+
+
+def normal(*shape):
+    return random.normal(size=shape)
+
+
+def of_torch(cell, seed=0):
+    layer = LAYERS[cell](F, H, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_(generator=generator)
+    return layer
+
+
+def run(cell, weights, x):
+    """States of torch's layer with these weights."""
+    layer = LAYERS[cell](F, H, dtype=torch.float64)
+    layer.load_state_dict(weights.state_dict())
+    return layer(torch.from_numpy(x))[0].detach().numpy()
+
+
+def loop(step, x, cell):
+    h, c, states = np.zeros(H), np.zeros(H), []
+    for x_t in x:
+        if cell == "lstm":
+            h, c = step(x_t, h, c)
+        else:
+            h = step(x_t, h)
+        states.append(h)
+    return np.array(states)
+
+
+def keras_arrays(cell):
+    G = len(layouts.GATES[cell])
+    return normal(F, G * H), normal(H, G * H), normal(2, G * H) if cell == "gru" else normal(G * H)
+
+
+def tf1_arrays(cell):
+    G = len(layouts.GATES[cell])
+    return normal(F + H, G * H), normal(G * H)
+
+
+def flax_arrays(cell):
+    if cell == "elman":
+        return {"i": {"kernel": normal(F, H), "bias": normal(H)}, "h": {"kernel": normal(H, H)}}
+    biased = {"lstm": ("hi", "hf", "hg", "ho"), "gru": ("ir", "iz", "in", "hn")}[cell]
+    params = {}
+    for gate in layouts.GATES[cell]:
+        for side, width in (("i", F), ("h", H)):
+            bias = {"bias": normal(H)} if side + gate in biased else {}
+            params[side + gate] = {"kernel": normal(width, H)} | bias
+    return params
+
+
+KERAS = {"lstm": networks.keras_lstm, "gru": networks.keras_gru, "elman": networks.keras_simple_rnn}
+TF1 = {"lstm": networks.tf1_lstm, "elman": networks.tf1_rnn}
+FLAX = {"lstm": networks.flax_lstm, "gru": networks.flax_gru, "elman": networks.flax_simple_rnn}
+
+
+@pytest.mark.parametrize("cell", KERAS)
+def test_keras_weights_are_the_same_layer_and_come_back_exactly(cell):
+    arrays, x = keras_arrays(cell), normal(T, F)
+    weights = layouts.from_keras(cell, *arrays)
+    expected = loop(lambda *args: KERAS[cell](*args, *arrays), x, cell)
+    np.testing.assert_allclose(run(cell, weights, x), expected, rtol=1e-12, atol=1e-13)
+    for got, given in zip(layouts.to_keras(weights), arrays, strict=True):
+        np.testing.assert_array_equal(got, given)
+
+
+@pytest.mark.parametrize("cell", TF1)
+@pytest.mark.parametrize("forget_bias", [1.0, 0.3])
+def test_tf1_variables_are_the_same_layer_and_come_back_exactly(cell, forget_bias):
+    arrays, x = tf1_arrays(cell), normal(T, F)
+    weights = layouts.from_tf1(cell, *arrays, hidden_size=H, forget_bias=forget_bias)
+    more = (forget_bias,) if cell == "lstm" else ()
+    expected = loop(lambda *args: TF1[cell](*args, *arrays, *more), x, cell)
+    np.testing.assert_allclose(run(cell, weights, x), expected, rtol=1e-12, atol=1e-13)
+    for got, given in zip(layouts.to_tf1(weights, forget_bias), arrays, strict=True):
+        np.testing.assert_array_equal(got, given)
+
+
+@pytest.mark.parametrize("cell", FLAX)
+def test_flax_parameters_are_the_same_layer_and_come_back_exactly(cell):
+    params, x = flax_arrays(cell), normal(T, F)
+    weights = layouts.from_flax(cell, params)
+    expected = loop(lambda *args: FLAX[cell](*args, params), x, cell)
+    np.testing.assert_allclose(run(cell, weights, x), expected, rtol=1e-12, atol=1e-13)
+    back = layouts.to_flax(weights)
+    assert {name: set(table) for name, table in back.items()} == {name: set(table) for name, table in params.items()}
+    for name, table in params.items():
+        for part, array in table.items():
+            np.testing.assert_array_equal(back[name][part], array)
+
+
+@pytest.mark.parametrize("cell", LAYERS)
+def test_a_torch_layer_survives_every_layout(cell):
+    layer, x = of_torch(cell), normal(T, F)
+    weights = layouts.from_torch(layer)
+    expected = layer(torch.from_numpy(x))[0].detach().numpy()
+    np.testing.assert_array_equal(run(cell, weights, x), expected)
+    ways = [
+        layouts.from_keras(cell, *layouts.to_keras(weights)),
+        layouts.from_flax(cell, layouts.to_flax(weights)),
+    ]
+    if cell != "gru":
+        ways += [layouts.from_tf1(cell, *layouts.to_tf1(weights), hidden_size=H)]
+        ways += [layouts.from_joined(cell, *layouts.to_joined(weights), hidden_size=H)]
+    for again in ways:
+        np.testing.assert_array_equal(again.input, weights.input)
+        np.testing.assert_array_equal(again.hidden, weights.hidden)
+        np.testing.assert_allclose(again.bias, weights.bias, rtol=1e-15, atol=1e-15)
+        np.testing.assert_allclose(run(cell, again, x), expected, rtol=1e-12, atol=1e-14)
+    if cell == "gru":
+        np.testing.assert_array_equal(ways[0].input_bias, weights.input_bias)
+        np.testing.assert_array_equal(ways[0].hidden_bias, weights.hidden_bias)
+
+
+@pytest.mark.parametrize("cell", ["lstm", "elman"])
+def test_one_matrix_on_x_and_h_equals_the_two_matrices(cell):
+    weights = layouts.from_torch(of_torch(cell, 1))
+    kernel, bias = layouts.to_joined(weights)
+    x, h = normal(F), normal(H)
+    one = np.concatenate([x, h]) @ kernel + bias
+    two = weights.input @ x + weights.input_bias + weights.hidden @ h + weights.hidden_bias
+    np.testing.assert_allclose(one, two, rtol=1e-13, atol=1e-14)
+
+
+def test_a_layer_without_bias():
+    kernel, recurrent, _ = keras_arrays("gru")
+    weights = layouts.from_keras("gru", kernel, recurrent)
+    assert (weights.input_bias == 0).all()
+    assert (weights.hidden_bias == 0).all()
+    plain = LSTM(F, H, bias=False, dtype=torch.float64)
+    assert (layouts.from_torch(plain).bias == 0).all()
+
+
+def test_a_gru_that_resets_before_the_product_is_another_function():
+    """Why it is refused: no bias or matrix of the other kind reproduces it."""
+    kernel, recurrent, bias = keras_arrays("gru")
+    x = normal(T, F)
+    before = loop(lambda *args: networks.keras_gru(*args, kernel, recurrent, bias[0], reset_after=False), x, "gru")
+    after = loop(lambda *args: networks.keras_gru(*args, kernel, recurrent, bias * [[1], [0]]), x, "gru")
+    assert np.abs(before - after).max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: layouts.from_keras("gru", normal(F, 3 * H), normal(H, 3 * H), normal(3 * H)), "reset_after=False"),
+        (
+            lambda: layouts.from_tf1("gru", normal(F + H, 2 * H), normal(2 * H), hidden_size=H),
+            "GRUCell resets h before",
+        ),
+        (lambda: layouts.to_tf1(layouts.from_torch(of_torch("gru"))), "GRUCell resets h before"),
+        (lambda: layouts.to_joined(layouts.from_torch(of_torch("gru"))), "one matrix on"),
+        (lambda: layouts.from_joined("gru", normal(F + H, 3 * H), hidden_size=H), "one matrix on"),
+        (lambda: layouts.from_keras("peephole", normal(F, H), normal(H, H)), "cell: got 'peephole', expected one of"),
+        (lambda: layouts.from_keras("lstm", normal(F, 3 * H), normal(H, 4 * H)), r"input: got shape \[12, 3\]"),
+        (lambda: layouts.from_keras("lstm", normal(F, 4 * H), normal(H, 3 * H)), r"hidden: got shape \[12, 4\]"),
+        (lambda: layouts.from_torch(torch.nn.LSTM(F, H, proj_size=2)), "proj_size"),
+    ],
+)
+def test_what_cannot_be_converted_says_why(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
