@@ -194,7 +194,11 @@ def scans() -> Iterator[Row]:
     def copy() -> None:
         target[:half].copy_(pair[:half])
 
-    yield Row("linear_scan", str(shape), "copying the same bytes", *paired(lambda: linear_scan(a, b), copy), 1 / 1.7)
+    def scan() -> torch.Tensor:
+        return linear_scan(a, b)
+
+    yield Row("linear_scan", str(shape), "copying the same bytes in place", *paired(scan, copy), 1 / 1.7)
+    yield Row("linear_scan", str(shape), "a + b, with its own result as we have", *paired(scan, lambda: a + b), 1 / 1.7)
 
 
 MEMORY = """

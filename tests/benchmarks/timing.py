@@ -20,7 +20,7 @@ class Row:
     def __str__(self) -> str:
         ratio = self.peer_ms / self.ours_ms
         mark = "" if ratio >= self.target else " (missed)"
-        aim = f"{self.target:g}x{mark}" if self.target else ""
+        aim = f"{self.target:.3g}x{mark}" if self.target else ""
         cells = (self.work, self.size, self.peer, f"{self.ours_ms:.3g}", f"{self.peer_ms:.3g}", f"{ratio:.2g}x", aim)
         return f"| {' | '.join(cells)} |"
 
