@@ -21,6 +21,7 @@ from . import copy_sums as sums
 from .copy_ends import from_both_ends
 from .copy_paths import sample_range, viterbi_range
 from .copy_weights import FINE, FLOOR, LIMITS, RISKY
+from .results import empty_like
 from .workers import in_parallel, ranges
 
 _MIN_WORK = 16_384  # weights that repay a second thread
@@ -219,8 +220,9 @@ def _array(table: Tensor) -> Any:
 
 def _output(lengths: Tensor, steps: int) -> Callable[[Tensor], Tensor]:
     """Makes a new tensor like another; zeros if some sequence is not going to fill its part of it."""
-    new = torch.zeros_like if bool((lengths < steps).any()) else torch.empty_like
-    return partial(new, memory_format=torch.contiguous_format)
+    if bool((lengths < steps).any()):
+        return partial(torch.zeros_like, memory_format=torch.contiguous_format)
+    return empty_like
 
 
 def _empty(like: Tensor) -> Tensor:

@@ -16,11 +16,9 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from .copy_weights import FINE, FLOOR, IMPOSSIBLE, RISKY, larger, smaller, weigh, weights_at_once
-from .memory import prefetch
 from .workers import exact_kernel, kernel
 
 BLOCK = 262_144  # weights of each kind in a buffer
-_AHEAD = 8  # rows to ask for before their turn, going backward
 
 
 class Tables(NamedTuple):
@@ -194,13 +192,7 @@ def _held_share(held, belief, r, future, scale, out, i, t):
 def _backward(i, t0, n, buffer, posterior):
     """Walk the block of n steps from t0 that is in the buffer, from the future after it to that before it."""
     fresh, held, belief, future = buffer.fresh, buffer.held, buffer.belief, buffer.future
-    states = fresh.shape[1]
-    all_fresh, all_held, all_beliefs = fresh.reshape(-1), held.reshape(-1), belief.reshape(-1)
     for r in range(n - 1, -1, -1):
-        ahead = (r - _AHEAD) * states
-        prefetch(all_fresh, ahead, states)
-        prefetch(all_held, ahead, states)
-        prefetch(all_beliefs, ahead, states)
         reached, drawn = _sums(fresh, belief, r, future)
         scale = 1.0 / (buffer.totals[r] * reached)
         if posterior.state.shape[2] > 0:

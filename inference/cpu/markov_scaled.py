@@ -84,7 +84,7 @@ def _prepare(tables: Tables, *, smoothing: bool) -> _Job:
     read = linear.Tables(
         tables.log_likelihood.ravel(),
         tables.likelihood_of,
-        np.pad(start, ((0, 0), (0, p - n_states))).ravel(),
+        _widened(start, p).ravel(),
         tables.initial_of,
         _panels(matrix, p, dtype),
         _panels(matrix.transpose(0, 2, 1), p, dtype),
@@ -115,10 +115,15 @@ def _panels(matrix: np.ndarray, p: int, dtype: torch.dtype) -> np.ndarray:
     n, n_states, _ = matrix.shape
     lanes = BYTES // dtype.itemsize
     room = torch.zeros(n, p // lanes, p, lanes, dtype=dtype).numpy()  # torch's memory begins where a vector may
-    room.transpose(0, 2, 1, 3)[:, :n_states] = np.pad(matrix, ((0, 0), (0, 0), (0, p - n_states))).reshape(
-        n, n_states, -1, lanes
-    )
+    room.transpose(0, 2, 1, 3)[:, :n_states] = _widened(matrix, p).reshape(n, n_states, -1, lanes)
     return room.ravel()
+
+
+def _widened(table: np.ndarray, p: int) -> np.ndarray:
+    """The table with zeros up to p columns."""
+    wide = np.zeros((*table.shape[:-1], p), table.dtype)
+    wide[..., : table.shape[-1]] = table
+    return wide
 
 
 def _result(tables: Tables, job: _Job) -> Scaled:

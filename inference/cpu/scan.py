@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .results import empty_like
 from .workers import exact_kernel, in_parallel, kernel, ranges
 
 _MIN_WORK = 32_768  # elements that repay a second thread
@@ -123,7 +124,7 @@ def _contiguous(*tables: Tensor) -> list[Tensor]:
 @torch.library.custom_op("samplehold::linear_scan", mutates_args=())
 def linear_scan(a: Tensor, b: Tensor, h0: Tensor) -> Tensor:
     """`h_t = a_t h_{t-1} + b_t` for a, b [N, T, D] and h0 [N, D]."""
-    h = torch.empty_like(b, memory_format=torch.contiguous_format)
+    h = empty_like(b)
     if h.numel():
         _run(_linear, *_contiguous(a, b, h0), h)
     return h
@@ -132,7 +133,7 @@ def linear_scan(a: Tensor, b: Tensor, h0: Tensor) -> Tensor:
 @torch.library.custom_op("samplehold::lerp_scan", mutates_args=())
 def lerp_scan(gate: Tensor, value: Tensor, h0: Tensor) -> Tensor:
     """`h_t = (1 - gate_t) h_{t-1} + gate_t value_t` for gate, value [N, T, D] and h0 [N, D]."""
-    h = torch.empty_like(value, memory_format=torch.contiguous_format)
+    h = empty_like(value)
     if h.numel():
         _run(_lerp, *_contiguous(gate, value, h0), h)
     return h
@@ -140,7 +141,7 @@ def lerp_scan(gate: Tensor, value: Tensor, h0: Tensor) -> Tensor:
 
 @torch.library.custom_op("samplehold::linear_scan_backward", mutates_args=())
 def _linear_gradients(grad: Tensor, a: Tensor, h0: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    d_a, d_b, d_h0 = _like(a, a, h0)
+    d_a, d_b, d_h0 = empty_like(a), empty_like(a), empty_like(h0)
     if h.numel():
         _run(_linear_backward, *_contiguous(grad, a, h0, h), d_a, d_b, d_h0)
     else:
@@ -150,7 +151,7 @@ def _linear_gradients(grad: Tensor, a: Tensor, h0: Tensor, h: Tensor) -> tuple[T
 
 @torch.library.custom_op("samplehold::lerp_scan_backward", mutates_args=())
 def _lerp_gradients(grad: Tensor, gate: Tensor, value: Tensor, h0: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    d_gate, d_value, d_h0 = _like(gate, value, h0)
+    d_gate, d_value, d_h0 = empty_like(gate), empty_like(value), empty_like(h0)
     if h.numel():
         _run(_lerp_backward, *_contiguous(grad, gate, value, h0, h), d_gate, d_value, d_h0)
     else:
@@ -158,24 +159,24 @@ def _lerp_gradients(grad: Tensor, gate: Tensor, value: Tensor, h0: Tensor, h: Te
     return d_gate, d_value, d_h0
 
 
-def _like(*tables: Tensor) -> tuple[Tensor, ...]:
+def _fakes(*tables: Tensor) -> tuple[Tensor, ...]:
     return tuple(torch.empty_like(table, memory_format=torch.contiguous_format) for table in tables)
 
 
 @linear_scan.register_fake
 @lerp_scan.register_fake
 def _(first: Tensor, second: Tensor, h0: Tensor) -> Tensor:
-    return torch.empty_like(second, memory_format=torch.contiguous_format)
+    return _fakes(second)[0]
 
 
 @_linear_gradients.register_fake
 def _(grad: Tensor, a: Tensor, h0: Tensor, h: Tensor) -> tuple[Tensor, ...]:
-    return _like(a, a, h0)
+    return _fakes(a, a, h0)
 
 
 @_lerp_gradients.register_fake
 def _(grad: Tensor, gate: Tensor, value: Tensor, h0: Tensor, h: Tensor) -> tuple[Tensor, ...]:
-    return _like(gate, value, h0)
+    return _fakes(gate, value, h0)
 
 
 def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:

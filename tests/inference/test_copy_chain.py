@@ -211,7 +211,7 @@ def test_float32_tables_lose_nothing_but_their_own_rounding():
     assert value.dtype == smoothed.state.dtype == smoothed.redraw.dtype == torch.float32
 
 
-@pytest.mark.parametrize(("n", "steps"), [(2, 37), (1, 2), (1, 3), (1, 37), (1, 400)])
+@pytest.mark.parametrize(("n", "steps"), [(2, 37), (1, 1), (1, 2), (1, 3), (1, 37), (1, 400)])
 def test_sequences_of_several_blocks_and_from_both_ends_equal_their_step_by_step_twin(n, steps, monkeypatch):
     monkeypatch.setattr(sums, "BLOCK", 40)  # 8 steps of 5 states
     monkeypatch.setattr(cpu, "_MIN_WORK", 1)  # a sequence that is alone is taken from both ends
@@ -452,6 +452,13 @@ def test_results_do_not_depend_on_the_number_of_threads(n, n_threads):
         results.append((smoothed.state, smoothed.log_normalizer, chain.filter().state, drawn.path, drawn.redraw))
     for one, two in zip(*results, strict=True):
         assert torch.equal(one, two)
+
+
+def test_inference_mode_changes_nothing():
+    case = random_case(3, 20, 4, 1)
+    expected = case.chain.smooth().state
+    with torch.inference_mode():
+        assert torch.equal(CopyChain(*(t.clone() for t in case.tables if t is not None)).smooth().state, expected)
 
 
 def test_draws_repeat_with_their_generator():

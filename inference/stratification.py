@@ -1,0 +1,31 @@
+r"""The stratification stack: layers of fluid that are poured on, drained and read from the top.
+
+Layer i was poured at step i with strength (thickness) $s[i]$. A step drains a depth $u$ from the top, then pours a
+layer of strength $d$; reading mixes the layers of the topmost unit of depth (Grefenstette et al. 2015, eqs. 1-3):
+
+$$s_t[i] = \max(0,\; s_{t-1}[i] - \max(0,\; u_t - \sum_{j>i} s_{t-1}[j])), \quad s_t[t] = d_t, \qquad
+r_t = \sum_i \min(s_t[i],\; \max(0,\; 1 - \sum_{j>i} s_t[j]))\, v_i$$
+
+It averages over the depth at which one reads, not over what was done: no distribution over action sequences gives the
+same reads in general.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def stratify(strength: Float[Tensor, "*b n"], pour: Float[Tensor, "*b"], drain: Float[Tensor, "*b"]) -> Tensor:
+    """Strengths [*b, n + 1] of all layers, oldest first, after draining and then pouring one more."""
+    left = strength - (drain[..., None] - _above(strength)).relu()
+    return torch.cat([left.relu(), pour[..., None]], -1)
+
+
+def visible(strength: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
+    """The part of each layer that lies in the topmost unit of depth: its weight in a read."""
+    return torch.minimum(strength, (1 - _above(strength)).relu())
+
+
+def _above(strength: Tensor) -> Tensor:
+    """How much lies above each layer, summed from the top."""
+    return strength.flip(-1).cumsum(-1).flip(-1) - strength

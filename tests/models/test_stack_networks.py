@@ -1,0 +1,330 @@
+"""The stack networks: what they compute is the inference they claim, where they stop being it, and that they learn."""
+
+import itertools
+import math
+import random
+from collections import Counter
+
+import pytest
+import torch
+from benchmarks.bench_stack import compare
+from benchmarks.stack_languages import LANGUAGES, draw
+from samplehold.inference import superposition
+from samplehold.inference.stratification import stratify, visible
+from samplehold.models.gated import MinGRU
+from samplehold.models.stack import NondeterministicStackRNN, StratificationStackRNN, SuperpositionStackRNN
+from samplehold.models.wrapped import LSTM
+from samplehold.switching.stack import StackMixture
+from torch import Tensor, nn
+
+close = torch.testing.assert_close
+
+
+def made(layer: type, *sizes: int, seed: int = 0, sharp: float = 3.0, **options) -> nn.Module:
+    """A layer in double precision with actions decided enough to tell right from wrong."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        network = layer(*sizes, **options).double()
+    with torch.no_grad():
+        network.to_actions.weight.mul_(sharp)
+    return network
+
+
+def inputs(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+VARIANTS = [
+    {},
+    {"stacks": 2, "n_read": 3},
+    {"most_pops": 3, "n_read": 2},
+    {"empty": -1.0, "n_read": 2},
+    {"feedback": False},
+    {"controller": nn.GRU, "stacks": 2},
+]
+
+
+@pytest.mark.parametrize("options", VARIANTS)
+def test_superposition_network_holds_the_expected_cells_of_its_mixture(options):
+    layer, x = made(SuperpositionStackRNN, 4, 5, 3, **options), inputs(2, 9, 4)
+    run, mixture = layer(x), layer.mixture(x)
+    assert mixture.values.shape == (2, layer.stacks, 9, 3)
+    filled = 1 - mixture.depth_distribution().cumsum(-1)[..., : layer.n_read, None]
+    cells = mixture.superposition(layer.n_read) + layer.empty * (1 - filled)
+    close(run.reading, cells.movedim(1, 2).flatten(2), rtol=1e-12, atol=1e-12)
+    close(run.actions.log_action.movedim(2, 1), mixture.log_action)
+
+
+def test_full_capacity_drops_the_deepest_cell_as_a_stack_that_small_would():
+    layer, x = made(SuperpositionStackRNN, 4, 5, 3, capacity=2, n_read=3), inputs(1, 6, 4)
+    run = layer(x)
+    actions, values = run.actions.log_action[0, :, 0].exp(), run.actions.values[0, :, 0]
+    expected = torch.zeros(6, 2, 3, dtype=torch.float64)
+    for history in itertools.product(range(3), repeat=6):
+        stack, p = [torch.zeros(3, dtype=torch.float64)] * 2, 1.0
+        for t, action in enumerate(history):
+            p = p * actions[t, action]
+            moved = {0: [values[t], *stack], 1: [*stack[1:], torch.zeros(3, dtype=torch.float64)], 2: stack}[action]
+            stack = moved[:2]
+            share = math.prod(actions[s, a] for s, a in enumerate(history[: t + 1])) / 3 ** (5 - t)
+            expected[t] += share * torch.stack(stack)
+    close(run.reading[0].reshape(6, 3, 3)[:, :2], expected, rtol=1e-12, atol=1e-12)
+    assert float(run.reading[0].reshape(6, 3, 3)[:, 2].detach().abs().max()) == 0.0
+    with pytest.raises(ValueError, match="capacity: got 2, but histories that hold"):
+        layer.mixture(x)
+
+
+def readings(layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The network's mean top, and that of a mixture in which each history's controller reads its own stack."""
+    T = x.shape[0]
+    histories = torch.tensor(list(itertools.product(range(3), repeat=T)))
+    certain = torch.nn.functional.one_hot(histories, 3).double().log()[:, :, None]
+    run = layer(x.expand(len(histories), -1, -1), log_action=certain)
+    taken = run.actions.log_action[:, :, 0].gather(-1, histories[..., None])[..., 0]
+    return layer(x).reading, (taken.sum(1).exp()[:, None, None] * run.reading).sum(0)
+
+
+def test_without_feedback_the_network_is_the_mixture_and_with_feedback_it_is_not():
+    x = inputs(6, 4)
+    mean, exact = readings(made(SuperpositionStackRNN, 4, 5, 3, feedback=False), x)
+    close(mean[-1], exact[-1], rtol=1e-12, atol=1e-12)
+    layer = made(SuperpositionStackRNN, 4, 5, 3, controller=nn.RNNCell)
+    with torch.no_grad():
+        layer.controller.weight_ih[:, 4:] *= 4
+    mean, exact = readings(layer, x)
+    assert 0.005 < float((mean[-1] - exact[-1]).abs().max()) < 0.5
+    with torch.no_grad():
+        layer.controller.weight_ih[:, 4:] = 0  # a controller that looks away from what it is given
+    mean, exact = readings(layer, x)
+    close(mean[-1], exact[-1], rtol=1e-12, atol=1e-12)
+
+
+NETWORKS = [
+    (SuperpositionStackRNN, {"stacks": 2, "n_read": 2, "most_pops": 2, "empty": -1.0}),
+    (SuperpositionStackRNN, {"capacity": 3, "n_read": 4, "controller": nn.GRUCell}),
+    (StratificationStackRNN, {}),
+    (NondeterministicStackRNN, {"states": 2, "symbols": 2}),
+    (NondeterministicStackRNN, {"value_size": 2, "normalized": True, "reading": "symbol"}),
+]
+
+
+@pytest.mark.parametrize(("layer", "options"), NETWORKS)
+def test_steps_and_pieces_equal_the_whole(layer, options):
+    network, x = made(layer, 4, 5, **options), inputs(2, 3, 7, 4)
+    whole = network(x)
+    first = network(x[..., :3, :])
+    output, state = network(x[..., 3:, :], first.state)
+    close(torch.cat([first.output, output], -2), whole.output)
+    close(state.reading, whole.state.reading)
+    state, outputs = None, []
+    for x_t in x.unbind(-2):
+        output, state = network.step(x_t, state)
+        outputs.append(output)
+    close(torch.stack(outputs, -2), whole.output)
+    close(state.reading.reshape(2, 3, -1), whole.reading[..., -1, :])
+    single = network(x[0, 0])
+    close(single.output, whole.output[0, 0])
+    close(single.reading, whole.reading[0, 0])
+
+
+def objective(run) -> Tensor:
+    return run.reading.square().sum() + run.output.sin().sum()
+
+
+@pytest.mark.parametrize(("layer", "options"), NETWORKS)
+def test_fused_networks_have_the_value_and_gradient_of_plain_torch(layer, options, monkeypatch):
+    from samplehold.inference import stack
+    from samplehold.models import stack as networks
+
+    network, x = made(layer, 4, 5, **options), inputs(2, 6, 4).requires_grad_()
+    parameters = [*network.parameters(), x]
+    fused = network(x)
+    gradients = torch.autograd.grad(objective(fused), parameters)
+    for module in (superposition, stack, networks):
+        monkeypatch.setattr(module, "choose", lambda *_: "vectorized")
+    plain = network(x)
+    close(fused.reading, plain.reading, rtol=1e-12, atol=1e-12)
+    for a, b in zip(gradients, torch.autograd.grad(objective(plain), parameters), strict=True):
+        close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_fused_lstm_equals_its_steps_in_value_and_gradient():
+    layer = made(SuperpositionStackRNN, 4, 5, 3, stacks=2, n_read=2, empty=-1.0)
+    x = inputs(2, 7, 4).requires_grad_()
+    parameters = [*layer.parameters(), x]
+
+    def both(run):
+        start = run(x, None)
+        end = run(x.flip(1), start.state)
+        total = objective(start) + objective(end) + end.state.stack.cos().sum() + end.state.controller[1].sum()
+        total = total + end.actions.log_action.square().sum() + end.actions.values.sum()
+        return end.output, torch.autograd.grad(total, parameters)
+
+    assert layer._fusible(x)
+    (a, grad_a), (b, grad_b) = both(layer._fused), both(layer._run)
+    close(a, b, rtol=1e-12, atol=1e-12)
+    for one, other in zip(grad_a, grad_b, strict=True):
+        close(one, other, rtol=1e-10, atol=1e-12)
+
+
+CONTROLLERS = [nn.LSTMCell, nn.GRUCell, nn.RNNCell, nn.LSTM, nn.GRU, LSTM, MinGRU]
+
+
+@pytest.mark.parametrize("controller", CONTROLLERS)
+def test_any_recurrent_layer_can_be_the_controller(controller):
+    network, x = made(SuperpositionStackRNN, 4, 5, controller=controller), inputs(2, 5, 4)
+    output, _state = network(x)
+    assert output.shape == (2, 5, 5)
+    hidden, inner = network.controller, None
+    reading, by_hand = torch.zeros(2, 10, dtype=torch.float64), []
+    for t in range(5):  # the controller on what it has read, as a layer over the steps so far
+        seen = torch.cat([x[:, t], reading], -1)
+        if isinstance(hidden, nn.RNNCellBase):
+            inner = hidden(seen, inner)
+            out = inner[0] if isinstance(inner, tuple) else inner
+        elif hasattr(hidden, "step"):
+            out, inner = hidden.step(seen, inner)
+        else:
+            out, inner = hidden(seen[None], inner)
+            out = out[0]
+        reading = network(x).reading[:, t]
+        by_hand.append(out)
+    close(torch.stack(by_hand, 1), output)
+    assert all(p.grad is not None for p in _after_backward(network, output.sum()))
+
+
+def _after_backward(network: nn.Module, loss: Tensor) -> list[nn.Parameter]:
+    loss.backward()
+    return list(network.parameters())
+
+
+def test_a_module_that_is_no_recurrent_layer_is_refused_by_name():
+    network = SuperpositionStackRNN(4, 5, controller=nn.Linear)
+    with pytest.raises(TypeError, match="controller: got Linear, expected one of torch's recurrent layers or cells"):
+        network(torch.zeros(1, 3, 4))
+
+
+def test_stratification_reads_the_golden_case():
+    v = torch.eye(3, dtype=torch.float64)
+    strength, reads = torch.zeros(0, dtype=torch.float64), []
+    for pour, drain in ((0.8, 0.0), (0.5, 0.1), (0.9, 0.9)):
+        strength = stratify(strength, *(torch.tensor(z, dtype=torch.float64) for z in (pour, drain)))
+        reads.append(visible(strength) @ v[: len(strength)])
+    expected = torch.tensor([[0.8, 0, 0], [0.5, 0.5, 0], [0.1, 0, 0.9]], dtype=torch.float64)
+    close(torch.stack(reads), expected, rtol=0, atol=1e-15)
+
+
+def test_no_action_mixture_reads_what_the_stratification_stack_reads():
+    """Of mixtures over two steps none comes nearer to the golden reads, in any coefficient, than (sqrt 5.69 - 2.3) /
+    2."""
+    bound = (math.sqrt(5.69) - 2.3) / 2  # (0.5 + d)(0.8 + d) = 0.5 - d
+    grid = torch.linspace(0, 1, 1001, dtype=torch.float64)
+    first, second = torch.meshgrid(grid, grid, indexing="ij")  # P(push) at both steps; the best that is left is no-op
+    gaps = torch.stack([(first - 0.8).abs(), (second - 0.5).abs(), ((1 - second) * first - 0.5).abs()]).amax(0)
+    assert bound <= float(gaps.min()) < bound + 1e-3
+    nearest = torch.tensor([[0.8 + bound, 0, 0.2 - bound], [0.5 - bound, 0, 0.5 + bound]], dtype=torch.float64)
+    top = StackMixture(nearest.log(), torch.zeros(2, 1, dtype=torch.float64)).top()
+    close(top[0, 0] - 0.8, torch.tensor(bound, dtype=torch.float64), rtol=0, atol=1e-12)
+    close(0.5 - top[1, :2], torch.full((2,), bound, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+def test_stratification_strengths_are_those_of_its_reads():
+    layer, x = made(StratificationStackRNN, 4, 5, 3), inputs(2, 6, 4)
+    run, strengths = layer(x), layer.strengths(x)
+    close((visible(strengths).unsqueeze(-2) @ run.actions.values.unsqueeze(-3)).squeeze(-2), run.reading)
+    assert torch.equal(strengths.diagonal(dim1=-2, dim2=-1), run.actions.pour)
+
+
+@pytest.mark.parametrize(("reading", "normalized"), [("configuration", False), ("symbol", True)])
+def test_nondeterministic_network_reads_the_automaton_it_runs(reading, normalized):
+    layer = made(NondeterministicStackRNN, 4, 5, states=2, symbols=3, reading=reading, normalized=normalized)
+    x = inputs(2, 8, 4)
+    run, automaton = layer(x), layer.mixture(x)
+    expected = automaton.reading() if reading == "configuration" else automaton.reading().sum(-2)
+    close(run.reading, expected.reshape(run.reading.shape), rtol=1e-12, atol=1e-12)
+    from_each = torch.cat(
+        [run.actions.log_push.flatten(-2), run.actions.log_replace.flatten(-2), run.actions.log_pop], -1
+    )
+    total = from_each.exp().sum(-1)
+    assert torch.allclose(total, torch.ones_like(total)) == normalized
+    assert automaton.sample(3, torch.Generator().manual_seed(0)).state.shape == (3, 2, 8)
+
+
+def test_vector_network_reads_the_expected_value_on_top():
+    layer, x = made(NondeterministicStackRNN, 4, 5, states=1, symbols=1, value_size=2), inputs(1, 6, 4)
+    with torch.no_grad():
+        layer.bottom.copy_(torch.tensor([0.3, -0.7]))
+    run = layer(x)
+    actions = torch.stack([run.actions.log_push, run.actions.log_replace], -1).flatten(2).tolist()[0]
+    pops = run.actions.log_pop.flatten().tolist()
+    values = torch.cat([layer.bottom.sigmoid()[None], run.actions.values[0]])
+    for n in range(1, 7):
+        weighted, total = torch.zeros(2, dtype=torch.float64), 0.0
+        for history in itertools.product((0, 1, 2), repeat=n):
+            stack, weight = [0], 0.0
+            for t, action in enumerate(history):
+                weight += (actions[t][0], pops[t], actions[t][1])[action]
+                if action == 0:
+                    stack = [*stack, t + 1]
+                elif action == 1:
+                    stack = stack[:-1]
+                if not stack:
+                    break
+            if stack:
+                weighted, total = weighted + math.exp(weight) * values[stack[-1]], total + math.exp(weight)
+        close(run.reading[0, n - 1], weighted / total, rtol=1e-12, atol=1e-12)
+
+
+def test_with_one_state_and_symbol_it_is_the_mixture_that_never_pops_the_empty_stack():
+    layer, x = made(NondeterministicStackRNN, 4, 5, states=1, symbols=1, value_size=1), inputs(5, 4)
+    with torch.no_grad():
+        layer.bottom.fill_(-1e3)  # the bottom reads as 0, as an empty stack does
+    run = layer(x)
+    log_action = torch.stack(
+        [run.actions.log_push, run.actions.log_pop[..., None], run.actions.log_replace], -1
+    ).flatten(1)
+    for n in range(1, 6):
+        mixture = StackMixture(log_action[:n], run.actions.values[:n], on_empty="forbid")
+        close(run.reading[n - 1], mixture.superposition(1)[-1, 0], rtol=1e-12, atol=1e-12)
+    apart = StackMixture(log_action, run.actions.values).superposition(1)[-1, 0] - run.reading[-1]
+    assert float(apart.detach().abs()) > 1e-3  # superposition keeps the histories that popped too often
+
+
+def test_single_precision_and_missing_batch_axes():
+    for layer in (SuperpositionStackRNN, StratificationStackRNN, NondeterministicStackRNN):
+        network = made(layer, 4, 5)
+        double, x = network(inputs(6, 4)).output, inputs(6, 4).float()
+        single = network.float()(x)
+        assert single.output.dtype == single.reading.dtype == torch.float32
+        assert single.output.shape == (6, 5)
+        close(single.output.double(), double, rtol=1e-4, atol=1e-5)
+
+
+def test_bad_input_is_named():
+    with pytest.raises(ValueError, match="stacks: got 0, expected 1 or more"):
+        SuperpositionStackRNN(4, 5, stacks=0)
+    with pytest.raises(ValueError, match="reading: got 'state', expected 'configuration' or 'symbol'"):
+        NondeterministicStackRNN(4, 5, reading="state")
+    layer = SuperpositionStackRNN(4, 5)
+    with pytest.raises(ValueError, match=r"x: got shape \[2, 3, 5\], expected \[\*batch, T, input_size\]"):
+        layer(torch.zeros(2, 3, 5))
+    with pytest.raises(ValueError, match=r"x: got shape \[2, 0, 4\], expected at least one step"):
+        layer(torch.zeros(2, 0, 4))
+    with pytest.raises(ValueError, match=r"log_action: got shape \[2, 3, 3\], expected \[2, 3, 1, 3\]"):
+        layer(torch.zeros(2, 3, 4), log_action=torch.zeros(2, 3, 3))
+
+
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_languages_are_drawn_with_the_probability_they_state(name):
+    batch = draw(LANGUAGES[name], 4000, 1, 7, random.Random(0), stop=0.3)
+    strings = [tuple(s[s >= 0].tolist()) for s in batch.symbols]
+    counts, stated = Counter(strings), dict(zip(strings, (-batch.nats).exp().tolist(), strict=True))
+    assert sum(stated.values()) == pytest.approx(1.0, abs=1e-5)  # every string occurred
+    for string, p in stated.items():
+        assert abs(counts[string] / 4000 - p) < 5 * math.sqrt(p / 4000)
+
+
+@pytest.mark.peer
+def test_layers_compute_what_the_textbook_computes():
+    for name, kind, _, _, gap in compare(12, 2):
+        assert gap < 1e-5, (name, kind)
