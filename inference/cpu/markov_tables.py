@@ -23,11 +23,8 @@ def flatten(log_initial: Tensor, log_transition: Tensor, log_likelihood: Tensor,
     parts: list[Any] = []
     for table, n_own in ((log_initial, 1), (log_transition, 3), (log_likelihood, 2)):
         batch, own = table.shape[: table.dim() - n_own], table.shape[table.dim() - n_own :]
-        number = np.broadcast_to(np.arange(batch.numel()).reshape(batch), lengths.shape)
-        parts += [
-            table.detach().reshape(batch.numel(), *own).contiguous().numpy(),
-            np.ascontiguousarray(number).ravel(),
-        ]
+        number = np.arange(batch.numel()).reshape(batch) + np.zeros(lengths.shape, np.int64)
+        parts += [table.detach().reshape(batch.numel(), *own).contiguous().numpy(), number.ravel()]
     return Tables._make([*parts, lengths.reshape(-1).contiguous().numpy()])
 
 
