@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,8 +38,8 @@ def common_batch(**shapes: Sequence[int] | None) -> torch.Size:
     """The batch shape that all named batch shapes broadcast to; `ValueError` with every shape if there is none."""
     given = {name: tuple(shape) for name, shape in shapes.items() if shape is not None}
     try:
-        return torch.broadcast_shapes(*given.values())
-    except RuntimeError:
+        return torch.Size(np.broadcast_shapes(*given.values()))  # many times as fast as torch's own
+    except ValueError:
         shown = ", ".join(f"{name} {list(shape)}" for name, shape in given.items())
         raise ValueError(
             f"{', '.join(given)}: the batch axes {shown} do not broadcast; make each equal to the others, or 1."
@@ -74,10 +75,10 @@ def check_lengths(lengths: object, batch: Sequence[int], n_steps: int, device: t
 
 
 def check_start(log_initial: Tensor | None) -> None:
-    """Raise `ValueError` unless each row of `log_initial` [*b, K] has a positive, finite sum of exponentials."""
+    """Raise `ValueError` unless each row of `log_initial` [*b, K] has a finite entry and none that is NaN or +inf."""
     if log_initial is None:
         return
-    bad = (~log_initial.detach().logsumexp(-1).isfinite()).nonzero()
+    bad = (~log_initial.detach().amax(-1).isfinite()).nonzero()
     if len(bad):
         index = tuple(bad[0].tolist())
         raise ValueError(

@@ -9,6 +9,7 @@ Laird & Rubin 1977). Restarts are the leading axis of every table; those that ha
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float
@@ -65,15 +66,18 @@ class Problem:
         flat = redrawn.reshape(redrawn.shape[0], rows.shape[0], -1)
         kept = None if held is None else held.reshape(held.shape[0], rows.shape[0], -1)
         moments = self.emission.gather(rows, flat, kept, values)
-        mean = rows.nanmean(0)
-        spread = (rows - mean).square().nanmean(0)
-        floor = VARIANCE_FLOOR * torch.where(spread > 0, spread, 1.0)
-        result = self.emission.maximize(moments, self.prior, floor)
+        result = self.emission.maximize(moments, self.prior, self._variance_floor)
         if values is None:
             return result.values, result.collapsed
         # a state without any mass has no estimate: it keeps what it had
         kept_values = {n: torch.where(torch.isfinite(v), v, values[n]) for n, v in result.values.items()}
         return kept_values, result.collapsed
+
+    @cached_property
+    def _variance_floor(self) -> Tensor:
+        rows = self.series.values.reshape(-1, self.series.values.shape[-1])
+        spread = (rows - rows.nanmean(0)).square().nanmean(0)
+        return VARIANCE_FLOOR * torch.where(spread > 0, spread, 1.0)
 
     def start(self, labels: Tensor, n_states: int) -> Parameters:
         """Parameters from a labelling `[R, *b, T]` of the steps."""

@@ -24,7 +24,7 @@ from .copy_weights import FINE, FLOOR, LIMITS, RISKY
 from .results import empty_like
 from .workers import in_parallel, ranges
 
-_MIN_WORK = 16_384  # weights that repay a second thread
+_MIN_WORK = 1 << 16  # weights that repay a second thread
 
 
 def log_normalizer(

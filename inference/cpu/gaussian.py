@@ -13,6 +13,7 @@ from torch import Tensor
 from .workers import in_parallel, kernel, ranges
 
 BLOCK = 256  # steps worked on together: residuals and weights of a block stay in the first-level cache
+_MIN_WORK = 1 << 19  # steps times numbers of a covariance that repay a second thread
 LOG_2PI = float(np.log(2 * np.pi))
 
 
@@ -112,7 +113,7 @@ def _density(fused, x: Tensor, loc: Tensor, spread: Tensor, constant: Tensor) ->
     tasks = [
         partial(fused, rows, *(table[r] for table in tables), start, stop)
         for r in range(len(tables[0]))
-        for start, stop in _pieces(n_steps, len(tables[0]))
+        for start, stop in _pieces(n_steps, len(tables[0]), loc)
     ]
     in_parallel(tasks)
     return out
@@ -130,7 +131,7 @@ def multivariate_normal_moments(x: Tensor, weights: Tensor, about: Tensor) -> tu
 
 def _moments(x: Tensor, weights: Tensor, about: Tensor, full: bool) -> tuple[Tensor, Tensor, Tensor]:
     restarts, n_steps, (n_states, n_features) = weights.shape[:-2], x.shape[0], about.shape[-2:]
-    pieces = _pieces(n_steps, max(1, restarts.numel()))
+    pieces = _pieces(n_steps, max(1, restarts.numel()), about)
     sums = [
         torch.zeros(len(pieces), *restarts, *shape, dtype=x.dtype)
         for shape in ((n_states,), (n_states, n_features), (n_states, n_features, n_features))
@@ -153,6 +154,7 @@ def _rows(table: Tensor, n_leading: int) -> np.ndarray:
     return table.reshape(-1, *table.shape[n_leading:]).numpy()
 
 
-def _pieces(n_steps: int, n_restarts: int) -> list[tuple[int, int]]:
+def _pieces(n_steps: int, n_restarts: int, loc: Tensor) -> list[tuple[int, int]]:
     """Ranges of steps, several only where there are fewer restarts than threads."""
-    return ranges(n_steps, 4 * BLOCK) if n_restarts < torch.get_num_threads() else [(0, n_steps)]
+    at_least = max(4 * BLOCK, _MIN_WORK // (loc.shape[-2] * loc.shape[-1] ** 2))
+    return ranges(n_steps, at_least) if n_restarts < torch.get_num_threads() else [(0, n_steps)]

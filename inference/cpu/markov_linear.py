@@ -77,6 +77,7 @@ class Scratch(NamedTuple):
     pairs: Any  # [GROUP * P * P], G of the last blocks
     sums: Any  # [GROUP * P * P], G in float64
     evidence: Any  # [GROUP * 3], float64: log p(x) so far, its rounding error, and a factor yet to be taken the log of
+    sure: Any  # [GROUP], whether every digit was kept; not in `Beliefs`, where threads would share a cache line
 
 
 class NarrowScratch(NamedTuple):
@@ -90,6 +91,7 @@ class NarrowScratch(NamedTuple):
     pairs: Any
     sums: Any
     evidence: Any
+    sure: Any
 
 
 def padded(n_states: int, dtype: torch.dtype) -> int:
@@ -105,7 +107,8 @@ def scratch(n_states: int, dtype: torch.dtype, *, counts: bool) -> Scratch | Nar
     sizes = [GROUP * p, GROUP * p, GROUP] + [GROUP * n * p * counts for n in (depth, depth, p)]
     arrays = [np.asarray(torch.zeros(n, dtype=dtype)) for n in sizes]
     kind = NarrowScratch if p * dtype.itemsize == BYTES else Scratch
-    return kind._make([*arrays, np.zeros(sizes[-1]), np.zeros(3 * GROUP)])
+    own, line = 3 * GROUP, BYTES // 8  # nothing of another thread's within a cache line
+    return kind._make([*arrays, np.zeros(sizes[-1]), np.zeros(own + line)[:own], np.zeros(GROUP + BYTES, bool)[:GROUP]])
 
 
 def _padding(scratch: Any) -> Any:
@@ -190,7 +193,7 @@ def walk(
     """
     log_likelihood, lent, matrix_of = tables.log_likelihood, tables.log_likelihood_of, tables.transition_of
     matrix = tables.forward if step > 0 else tables.backward
-    state, increment, certain = beliefs.state, beliefs.log_increment, beliefs.certain
+    state, increment, sure = beliefs.state, beliefs.log_increment, scratch.sure
     message, weight, inverse, evidence = scratch.message, scratch.weight, scratch.inverse, scratch.evidence
     source, target, pairs, sums = scratch.source, scratch.target, scratch.pairs, scratch.sums
     k, p, n_steps, one = tables.n_states, _padding(scratch), tables.n_steps, weight.dtype.type(1)
@@ -199,7 +202,7 @@ def walk(
     together = n == GROUP and not narrow
     for slot in range(first, first + n):
         together &= matrix_of[group[slot]] == matrix_of[group[first]]
-        inverse[slot] = one
+        inverse[slot], sure[slot] = one, True
     depth, kept = 0, 0
     for t in range(t0, t1, step):
         for slot in range(first, first + n):
@@ -208,9 +211,9 @@ def walk(
             if meeting:
                 rescale(weight, at, inverse[slot], source, pair, p, p)
                 norm = combine(state, row, k, message, at, target, pair, p)
-                certain[2 * b + side] &= norm >= least
+                sure[slot] &= norm >= least
             mass, top = weigh(log_likelihood, (lent[b] * n_steps + t) * k, k, message, weight, at, p, tiny)
-            certain[2 * b + side] &= mass >= least
+            sure[slot] &= mass >= least
             inverse[slot] = one / mass
             if not meeting:
                 rescale(weight, at, inverse[slot], state, row, p, k)
@@ -236,6 +239,7 @@ def walk(
             kept, depth = kept % RENEW, 0
     for slot in range(first, first + n):
         rescale(weight, slot * p, inverse[slot], weight, slot * p, p, p)
+        beliefs.certain[2 * group[slot] + side] &= sure[slot]
 
 
 @kernel

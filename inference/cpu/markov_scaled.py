@@ -21,8 +21,8 @@ from .workers import in_parallel
 # A filter cannot look back to see what it lost. It drops numbers under TINY, but the next step puts at least the least
 # transition probability in their place: where that exceeds this, the loss is beyond the last digit.
 _MIXES = {torch.float32: 1e-13, torch.float64: 1e-130}
-_MIN_HALVED = 256  # steps that repay a second thread for one sequence
-_MIN_WORK = 4096  # sequences times steps times states that repay a second thread
+_MIN_HALVED = 1 << 17  # steps times states, padded, that repay a second thread for one sequence
+_MIN_WORK = 1 << 16  # sequences times steps times states, padded, that repay a second thread
 _FILTER = np.array([[True, False]])  # legs: forward or not, meeting or not
 _SMOOTH = np.array([[True, False], [False, True]])
 
@@ -61,7 +61,8 @@ def filter_scaled(tables: Tables) -> Scaled:
 def smooth_scaled(tables: Tables) -> Scaled:
     """State is P(s_t | x), counts are the expected numbers of transitions."""
     job = _prepare(tables, smoothing=True)
-    if job.read.n_steps >= _MIN_HALVED and 2 * len(tables.lengths) <= torch.get_num_threads():
+    work = job.read.n_steps * linear.padded(job.read.n_states, job.result.state.dtype)
+    if work >= _MIN_HALVED and 2 * len(tables.lengths) <= torch.get_num_threads():
         _go_from_both_ends(job)
     else:
         _go_along(tables, job, _SMOOTH)
@@ -137,7 +138,7 @@ def _result(tables: Tables, job: _Job) -> Scaled:
 def _go_along(tables: Tables, job: _Job, legs: np.ndarray) -> None:
     """Sequences side by side in groups, and groups spread over threads."""
     read, dtype = job.read, job.result.state.dtype
-    work = len(tables.lengths) * read.n_steps * read.n_states
+    work = len(tables.lengths) * read.n_steps * linear.padded(read.n_states, dtype)
     n_threads = min(torch.get_num_threads(), max(1, work // _MIN_WORK))
     groups = _groups(tables, n_threads)
 

@@ -1,10 +1,12 @@
 """How a CPU kernel is compiled and spread over threads.
 
-Kernels are compiled without numba's parallel mode: each takes a range of sequences, releases the interpreter lock, and
-`in_parallel` runs several of them at once on plain Python threads. So there is no threading layer beside torch's, the
-number of threads is torch's own, and calls from several user threads are safe.
+Kernels are compiled without numba's parallel mode: each takes a range of sequences and releases the interpreter lock,
+and `in_parallel` runs several of them at once on torch's own OpenMP threads. Those stay awake for milliseconds after
+every parallel operation of torch, so a second team of threads beside them would find its processors taken. Where torch
+has another runtime, and in a forked child, whose parent kept the threads, plain Python threads do the work.
 """
 
+import ctypes
 import inspect
 import os
 from collections.abc import Callable, Sequence
@@ -49,19 +51,45 @@ def ranges(n: int, at_least: int = 1) -> list[tuple[int, int]]:
 
 
 def in_parallel(tasks: Sequence[Callable[[], None]]) -> None:
-    """Run all tasks, the last one on the calling thread; returns when all are done, raising the first error."""
+    """Run all tasks, as many at once as torch has threads; returns when all are done, raising the first error."""
     if len(tasks) == 1 or torch.get_num_threads() == 1:
         for task in tasks:
             task()
         return
-    futures = [_executor().submit(task) for task in tasks[:-1]]
-    try:
-        tasks[-1]()
-    finally:
+    waiting, errors = iter(tasks), []
+
+    def work(_: Any = None) -> None:
+        for task in waiting:
+            try:
+                task()
+            except BaseException as error:  # raised below: nothing may unwind through the threads' own stack
+                errors.append(error)
+
+    if _omp_parallel is None:
+        futures = [_executor().submit(work) for _ in range(min(len(tasks), torch.get_num_threads()) - 1)]
+        work()
         for future in futures:
             future.result()
+    else:
+        _omp_parallel(_Region(work), None, torch.get_num_threads(), 0)
+    if errors:
+        raise errors[0]
 
 
+_Region = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+def _find_omp_parallel() -> Any:
+    """The C function `GOMP_parallel(region, data, n_threads, flags)` of the OpenMP runtime in this process, or None."""
+    try:
+        function = ctypes.CDLL(None).GOMP_parallel  # torch loads its runtime where every library can find it
+    except (AttributeError, OSError, TypeError):
+        return None
+    function.argtypes, function.restype = (_Region, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint), None
+    return function
+
+
+_omp_parallel = _find_omp_parallel()
 _pool: ThreadPoolExecutor | None = None
 
 
@@ -72,10 +100,10 @@ def _executor() -> ThreadPoolExecutor:
     return _pool
 
 
-def _forget_pool() -> None:
-    global _pool
-    _pool = None
+def _without_threads() -> None:
+    global _omp_parallel, _pool
+    _omp_parallel = _pool = None
 
 
 if hasattr(os, "register_at_fork"):  # a forked child has none of its parent's threads
-    os.register_at_fork(after_in_child=_forget_pool)
+    os.register_at_fork(after_in_child=_without_threads)

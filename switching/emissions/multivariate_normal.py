@@ -93,7 +93,7 @@ class MultivariateNormal(StateEmission):
                 parts.append(self.log_prob(rows[which].unsqueeze(-2), against_steps(values, self.event_dims, 1)))
         table = parts[0]
         if len(patterns) > 1:
-            order = torch.cat([which for _, which in patterns]).argsort()
+            order = torch.cat([torch.as_tensor(which) for _, which in patterns]).argsort()
             table = torch.cat(parts, -2).index_select(-2, order)
         return table.reshape(*table.shape[:-2], *x.shape[:-1], table.shape[-1])
 
@@ -153,10 +153,10 @@ def _log_density(residual: Tensor, chol_precision: Tensor) -> Tensor:
     return half_log_det - 0.5 * (whitened.square().sum(-1) + residual.shape[-1] * math.log(2 * math.pi))
 
 
-def _patterns(observed: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Each pattern of observed features that occurs in [N, F], and the rows that have it."""
+def _patterns(observed: Tensor) -> list[tuple[Tensor, Tensor | slice]]:
+    """Each pattern of observed features that occurs in [N, F], and an index of the rows that have it."""
     if bool(observed.all()):
-        return [(observed[0], torch.arange(len(observed), device=observed.device))]
+        return [(observed[0], slice(None))]
     patterns, which = torch.unique(observed, dim=0, return_inverse=True)
     return [(pattern, torch.nonzero(which == i)[:, 0]) for i, pattern in enumerate(patterns)]
 

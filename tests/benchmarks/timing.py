@@ -28,14 +28,18 @@ class Row:
 HEADER = "| work | size | peer | samplehold, ms | peer, ms | ratio | aim |\n|---|---|---|---:|---:|---:|---:|"
 
 
-def paired(ours: Callable[[], object], peer: Callable[[], object], seconds: float = 3.0) -> tuple[float, float]:
-    """Median milliseconds of both, run in turns for about `seconds`, three times at least, after a warm-up of each."""
-    for function in (ours, peer):
-        function()
+def paired(ours: Callable[[], object], peer: Callable[[], object], seconds: float = 6.0) -> tuple[float, float]:
+    """Median milliseconds of both, taken in turns for about `seconds`, three times at least.
+
+    Threads of one library stay awake after their work, up to 0.1 s in OpenBLAS, and would take the processors of the
+    other; so each turn begins with a rest and with a run that is not counted.
+    """
     times: tuple[list[float], list[float]] = ([], [])
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(times[0]) < 3:
         for function, record in ((ours, times[0]), (peer, times[1])):
+            time.sleep(0.1)
+            function()
             start = time.perf_counter()
             function()
             record.append(1e3 * (time.perf_counter() - start))

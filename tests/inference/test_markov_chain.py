@@ -14,6 +14,7 @@ from hmmlearn.hmm import CategoricalHMM
 from hypothesis import given, settings
 from oracles.markov_paths import Answers, Tables, enumerate_paths, expand, path_weights, tables
 from samplehold.inference.cpu import markov as cpu
+from samplehold.inference.cpu import markov_scaled
 from samplehold.inference.markov_chain import MarkovChain
 from samplehold.inference.naive import markov as naive
 from samplehold.inference.vectorized import markov as vectorized
@@ -263,7 +264,9 @@ def test_operators_pass_opcheck(varies):
     torch.library.opcheck(cpu.sample, (*given, lengths, torch.rand(2, 2, 3, dtype=torch.float64)))
 
 
-def test_results_do_not_depend_on_the_number_of_threads(threads):
+def test_results_do_not_depend_on_the_number_of_threads(threads, monkeypatch):
+    monkeypatch.setattr(markov_scaled, "_MIN_HALVED", 1)  # two threads whatever the size
+    monkeypatch.setattr(markov_scaled, "_MIN_WORK", 1)
     chains = [random_chain(batch, n, 6, ragged=True) for batch, n in (((), 5000), ((9,), 400))]
     for chain in chains:
         results = []

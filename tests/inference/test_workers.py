@@ -1,0 +1,58 @@
+"""Spreading work over threads: everything runs, errors come back, and no two teams of threads compete."""
+
+import os
+import threading
+
+import pytest
+import torch
+from samplehold.inference.cpu import workers
+
+
+@pytest.fixture(params=["torch's threads", "plain threads"])
+def team(request, monkeypatch):
+    if request.param == "plain threads":
+        monkeypatch.setattr(workers, "_omp_parallel", None)
+    elif workers._omp_parallel is None:
+        pytest.skip("torch has another runtime here")
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 50])
+def test_every_task_runs_once(n, team):
+    done = []
+    workers.in_parallel([lambda k=k: done.append(k) for k in range(n)])
+    assert sorted(done) == list(range(n))
+
+
+def test_two_tasks_run_at_the_same_time(team):
+    both = threading.Barrier(2, timeout=20)  # breaks, and raises, unless two threads arrive
+    workers.in_parallel([both.wait, both.wait])
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_an_error_in_a_task_is_raised_after_the_others_are_done(failing, team):
+    done = []
+
+    def task(k):
+        if k == failing:
+            raise KeyError("lost")
+        done.append(k)
+
+    with pytest.raises(KeyError, match="lost"):
+        workers.in_parallel([lambda k=k: task(k) for k in range(4)])
+    assert len(done) == 3
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_works_without_its_parents_threads(team):
+    workers.in_parallel([lambda: None] * 2)
+    child = os.fork()
+    if child == 0:
+        done = []
+        workers.in_parallel([lambda k=k: done.append(k) for k in range(4)])
+        os._exit(0 if sorted(done) == [0, 1, 2, 3] else 1)
+    assert os.waitpid(child, 0)[1] == 0
