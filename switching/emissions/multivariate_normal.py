@@ -14,6 +14,7 @@ miss the same features share their factorisation.
 
 import math
 from dataclasses import dataclass
+from functools import reduce
 from typing import ClassVar
 
 import pyro.distributions as dist
@@ -84,9 +85,9 @@ class MultivariateNormal(StateEmission):
     def table(self, x: Tensor, values: Parameters) -> Tensor:
         rows = x.reshape(-1, self.n_features)
         parts = []
-        patterns = _patterns(~torch.isnan(rows))
+        patterns = _patterns(rows)
         for observed, which in patterns:
-            if bool(observed.all()):
+            if observed is None:
                 chol = torch.linalg.cholesky(values["precision"])
                 parts.append(multivariate_normal_log_density(rows[which], values["loc"], chol))
             else:
@@ -104,11 +105,8 @@ class MultivariateNormal(StateEmission):
         if values is None:
             mean, variance = location_and_variance(x, self.n_features)
             values = {"loc": mean.unsqueeze(0), "precision": torch.diag(1 / variance).unsqueeze(0)}
-        parts = [
-            _pattern_moments(x[rows], observed, weights[..., rows, :], values)
-            for observed, rows in _patterns(~torch.isnan(x))
-        ]
-        count, first, second = (torch.stack(part).sum(0) for part in zip(*parts, strict=True))
+        parts = [_pattern_moments(x[rows], observed, weights[..., rows, :], values) for observed, rows in _patterns(x)]
+        count, first, second = (reduce(torch.add, part) for part in zip(*parts, strict=True))
         shift = first / count.clamp(min=torch.finfo(x.dtype).tiny).unsqueeze(-1)
         scatter = second - first.unsqueeze(-1) * shift.unsqueeze(-2)
         return {"count": count, "mean": values["loc"] + shift, "scatter": 0.5 * (scatter + scatter.mT)}
@@ -153,17 +151,18 @@ def _log_density(residual: Tensor, chol_precision: Tensor) -> Tensor:
     return half_log_det - 0.5 * (whitened.square().sum(-1) + residual.shape[-1] * math.log(2 * math.pi))
 
 
-def _patterns(observed: Tensor) -> list[tuple[Tensor, Tensor | slice]]:
-    """Each pattern of observed features that occurs in [N, F], and an index of the rows that have it."""
-    if bool(observed.all()):
-        return [(observed[0], slice(None))]
-    patterns, which = torch.unique(observed, dim=0, return_inverse=True)
-    return [(pattern, torch.nonzero(which == i)[:, 0]) for i, pattern in enumerate(patterns)]
+def _patterns(x: Tensor) -> list[tuple[Tensor | None, Tensor | slice]]:
+    """Each pattern of observed features in x [N, F], None where all are, and an index of the rows that have it."""
+    if not math.isnan(float(x.sum())):  # the common case, decided in one pass
+        return [(None, slice(None))]
+    patterns, which = torch.unique(~torch.isnan(x), dim=0, return_inverse=True)
+    rows = [torch.nonzero(which == i)[:, 0] for i in range(len(patterns))]
+    return [(None if bool(p.all()) else p, index) for p, index in zip(patterns, rows, strict=True)]
 
 
-def _pattern_moments(x: Tensor, observed: Tensor, weights: Tensor, values: Parameters) -> Moments:
+def _pattern_moments(x: Tensor, observed: Tensor | None, weights: Tensor, values: Parameters) -> Moments:
     """Expected moments about the state's mean of rows that miss the same features."""
-    if bool(observed.all()):
+    if observed is None:
         return multivariate_normal_moments(x, weights, values["loc"])
     filled, spread = _conditional(x, observed, values)
     count, residual = weights.sum(-2), filled - values["loc"].unsqueeze(-2)
