@@ -14,7 +14,20 @@ if TYPE_CHECKING:
     from .inference.copy_chain import CopyChain
     from .inference.markov_chain import MarkovChain
     from .inference.scan import lerp_scan, linear_scan
-    from .models import GRU, LSTM, QRNN, Elman, MinGRU, MinLSTM
+    from .models import (
+        GRU,
+        LSTM,
+        QRNN,
+        Elman,
+        MinGRU,
+        MinLSTM,
+        NondeterministicStackRNN,
+        StratificationStackRNN,
+        SuperpositionStackRNN,
+        as_rnn,
+        as_ssm,
+        compare,
+    )
     from .switching import (
         Bernoulli,
         Categorical,
@@ -28,8 +41,11 @@ if TYPE_CHECKING:
         MultivariateNormal,
         Normal,
         Poisson,
+        PushdownAutomaton,
+        StackMixture,
         SwitchingSSM,
         filter_vmp,
+        stack_program,
     )
 
 # Loaded on first use, so that the command line answers at once.
@@ -38,7 +54,14 @@ _HOMES = {
     "MarkovChain": "inference.markov_chain",
     "lerp_scan": "inference.scan",
     "linear_scan": "inference.scan",
-} | dict.fromkeys(("GRU", "LSTM", "QRNN", "Elman", "MinGRU", "MinLSTM"), "models")
+} | dict.fromkeys(
+    (
+        *("GRU", "LSTM", "QRNN", "Elman", "MinGRU", "MinLSTM"),
+        *("NondeterministicStackRNN", "StratificationStackRNN", "SuperpositionStackRNN"),
+        *("as_rnn", "as_ssm", "compare"),
+    ),
+    "models",
+)
 
 __version__ = "0.1.0"
 
@@ -61,12 +84,21 @@ __all__ = [
     "MinGRU",
     "MinLSTM",
     "MultivariateNormal",
+    "NondeterministicStackRNN",
     "Normal",
     "Poisson",
+    "PushdownAutomaton",
+    "StackMixture",
+    "StratificationStackRNN",
+    "SuperpositionStackRNN",
     "SwitchingSSM",
+    "as_rnn",
+    "as_ssm",
+    "compare",
     "filter_vmp",
     "lerp_scan",
     "linear_scan",
+    "stack_program",
 ]
 
 

@@ -1,4 +1,4 @@
-"""The command line: `samplehold fit`, `samplehold forecast`, `samplehold sample`, or `python -m samplehold ...`.
+"""The command line: `samplehold fit`, `forecast`, `sample` and `compare`, or `python -m samplehold ...`.
 
 Heavy libraries are imported inside the commands, so that `--help` answers at once.
 """
@@ -156,6 +156,23 @@ def sample(
         from .switching import console
 
         console.write_table(console.sample_table(console.load(model), steps, seed, covariates), out)
+
+
+@app.command(epilog="Example: [bold]samplehold compare --out comparison/[/bold]")
+def compare(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the figures.")],
+    seed: SEED = 0,
+) -> None:
+    """Measure where a network's forward pass is a posterior update: a table of claims, and the figures beside it."""
+    with _one_line_errors():
+        from rich.console import Console
+
+        from .models.shown import show
+        from .switching.console import check_folder
+
+        check_folder(out)
+        if not show(out, Console(), seed):
+            raise typer.Exit(1)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ $$e' \le \max_{\tilde g} \; (1 - \tilde g)\, e + |\tilde g - g|\, |v - h| + \til
 
 which is convex in $\tilde g$, and so greatest at an end of its interval. For GRU, LSTM and Elman networks the bound is
 $G^w m$ with the Lipschitz constants of `samplehold.models.stability`, and holds for all inputs of the same magnitude.
+For the filter of a switching model it is a product of what is held (`samplehold.models.forgetting_filter`).
 
 Miller & Hardt 2019, *Stable recurrent models*, arXiv 1805.10369.
 """
@@ -27,38 +28,28 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..inference.gated_scan import Activated
 from ..inference.scan import linear_scan
+from ..switching import SwitchingSSM
+from .forgetting_filter import filter_forgetting
 from .gated import MinGRU, MinLSTM
 from .qrnn import QRNN
 from .recurrent import batch_major
 from .stability import stability
-
-
-@dataclass(frozen=True)
-class Forgetting:
-    """For each step the least number of last inputs, itself among them, that certify the output to `tol`."""
-
-    window: Int[Tensor, "*b T"]
-    bound: Float[Tensor, "*b T"]  # proved of the greatest error of any unit, with that window
-    tol: float
-
-    @property
-    def longest(self) -> int:
-        """The window that serves every step."""
-        return int(self.window.max()) if self.window.numel() else 0
+from .windows import Forgetting, all_inputs, first_windows
 
 
 def forgetting(layer: nn.Module, x: Tensor, tol: float, h0: Any = None) -> Forgetting:
     """How many past inputs each output of a network needs, to within `tol`.
 
     Arguments:
-        layer: `MinGRU` or `MinLSTM` of any depth, a `QRNN` of one layer, or a `GRU`, `LSTM` or `Elman` network.
-        x: the series, as the layer takes it.
-        tol: the greatest error allowed in any unit of the output.
+        layer: `MinGRU` or `MinLSTM` of any depth, a `QRNN` of one layer, or a `GRU`, `LSTM` or `Elman` network; or a
+            `SwitchingSSM` with `Copy` dynamics, whose filter restarts from its state_probs.
+        x: the series, as the layer or the model takes it.
+        tol: the greatest error allowed in any unit of the output, or total variation of a filter.
         h0: the states before the first step, as the layer takes them.
 
     Returns:
@@ -70,24 +61,15 @@ def forgetting(layer: nn.Module, x: Tensor, tol: float, h0: Any = None) -> Forge
     """
     if not tol > 0:
         raise ValueError(f"tol: got {tol}; give a positive error.")
+    if isinstance(layer, SwitchingSSM):
+        return filter_forgetting(layer, x, tol)
     x, h0 = batch_major(x, _parts(layer).input_size, _parts(layer).batch_first).detach().double(), _double(h0)
-    steps = x.shape[-2]
-    all_inputs = torch.arange(1, steps + 1, device=x.device).expand(x.shape[:-1])
-    window, bound = all_inputs.clone(), x.new_zeros(x.shape[:-1])
     if _is_single(layer):
         hold, size, warmup = _single(layer, x, h0)
         window, bound = _product_windows(hold, size, tol)
-        window = torch.minimum(window + warmup, all_inputs)
-        return Forgetting(window, torch.where(window == all_inputs, 0, bound), tol)
-    found = torch.zeros_like(window, dtype=torch.bool)
-    for j, errors in enumerate(_errors(layer, x, h0), 1):
-        here = (errors <= tol) & ~found[..., j - 1 :]
-        window[..., j - 1 :][here] = j
-        bound[..., j - 1 :][here] = errors[here]
-        found[..., j - 1 :] |= here
-        if found.all():
-            break
-    return Forgetting(window, bound, tol)
+        window = torch.minimum(window + warmup, all_inputs(x))
+        return Forgetting(window, torch.where(window == all_inputs(x), 0, bound), tol)
+    return first_windows(_errors(layer, x, h0), x, tol)
 
 
 def certificate(layer: nn.Module, x: Tensor, window: int, h0: Any = None) -> Float[Tensor, "*b T"]:

@@ -8,6 +8,9 @@ from .fit import Fit
 from .forecast import Forecast
 from .layered import LayeredSSM
 from .model import SwitchingSSM
+from .pushdown import PushdownAutomaton
+from .stack import StackMixture
+from .stack_program import stack_program
 
 __all__ = [
     "Bernoulli",
@@ -22,6 +25,9 @@ __all__ = [
     "MultivariateNormal",
     "Normal",
     "Poisson",
+    "PushdownAutomaton",
+    "StackMixture",
     "SwitchingSSM",
     "filter_vmp",
+    "stack_program",
 ]

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -359,3 +360,35 @@ def test_help_shows_examples_and_loads_nothing_heavy():
     heavy = "import sys, samplehold.__main__; print(sorted({'torch', 'pyro', 'numba', 'pandas'} & set(sys.modules)))"
     loaded = subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, check=True)
     assert loaded.stdout == "[]\n"
+
+
+# ---- compare -------------------------------------------------------------------------------------------------------
+
+
+def test_compare_prints_the_table_of_claims_and_writes_their_figures(tmp_path, monkeypatch):
+    from samplehold.models import shown
+
+    small = {"LAYERS": 9, "TRAINED": -1.0}
+    for name, value in small.items():
+        monkeypatch.setattr(shown, name, value)
+    monkeypatch.setattr(shown, "price_of_exactness", partial(shown.price_of_exactness, (0.02, 1.0), (0.3,), n_steps=60))
+    monkeypatch.setattr(shown, "train_next_token", partial(shown.train_next_token, n_steps=5))
+    done = run("compare", "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    assert "MISSED" not in done.stdout
+    for number in range(1, 7):
+        assert f"{number}. " in done.stdout
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert names == ["beliefs.png", "information.png", "price.png", "trained_mingru.png", "trained_minlstm.png"]
+    assert (tmp_path / "out" / "price.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_compare_says_what_was_missed_and_ends_with_status_1(tmp_path, monkeypatch):
+    from samplehold.models import shown
+
+    monkeypatch.setattr(shown, "show", lambda out, console, seed: False)
+    assert run("compare", "--out", tmp_path).exit_code == 1
+    assert run("compare", "--out", DATA / "nile.csv").exit_code == 2
+    missed = shown.Shown("claim", 2.0, 1.0)
+    assert not missed.met
+    assert shown.Shown("claim", 2.0, 1.0, below=False).met

@@ -10,6 +10,7 @@ from samplehold.models.qrnn import QRNN
 from samplehold.models.stability import stabilize
 from samplehold.models.truncated import truncate
 from samplehold.models.wrapped import GRU, LSTM, Elman
+from samplehold.switching import Categorical, Copy, Gated, Markov, Normal, SwitchingSSM
 from torch.testing import assert_close
 
 ROUNDING = 1e-13
@@ -178,6 +179,70 @@ def test_truncated_networks_keep_layouts_and_gradients():
     assert (gradient[:, :, 5:] != 0).all()
 
 
+def windowed(model, x, window):
+    """The filter of the last `window` observations at each step, one step at a time: restarted from state_probs."""
+    chain, exact = model.chain(x), model.filter(x).state
+    fresh, held = chain.log_fresh.exp(), chain.log_held.exp().expand_as(chain.log_fresh)
+    found = exact.clone()
+    for t in range(window, x.shape[0]):
+        belief = model.values["state_probs"]
+        for k in range(t - window + 1, t + 1):
+            belief = fresh[k] + held[k] * belief
+            belief = belief / belief.sum()
+        found[t] = belief
+    return 0.5 * (found - exact).abs().sum(-1)
+
+
+def copy_model(kind, redraw, random):
+    def rows(*shape):
+        table = torch.rand(*shape, generator=random, dtype=torch.float64) + 0.05
+        return table / table.sum(-1, keepdim=True)
+
+    values = {"redraw_prob": redraw, "state_probs": rows(3)}
+    if kind == "normal":
+        loc = normal(random, 3, 1)
+        return SwitchingSSM(Copy(3), Normal(1)).with_values(values, loc=loc, scale=torch.ones(3, 1))
+    if kind == "held":
+        return SwitchingSSM(Copy(3), Categorical(4)).with_values(values, probs=rows(3, 4))
+    emission = Gated(Categorical(4), Categorical(4))
+    return SwitchingSSM(Copy(3), emission).with_values(values, probs=rows(3, 4), background_probs=rows(1, 4))
+
+
+@pytest.mark.parametrize("kind", ["normal", "held", "gated"])
+@settings(max_examples=5)
+@given(seed=st.integers(0, 2**20), redraw=st.sampled_from([0.05, 0.3, 0.8]), tol=st.sampled_from([0.1, 1e-3]))
+def test_the_bound_holds_for_the_exact_filter_of_a_model(kind, seed, redraw, tol):
+    model = copy_model(kind, redraw, torch.Generator().manual_seed(seed))
+    x = model.simulate(25, seed=seed).x
+    found = forgetting(model, x, tol)
+    assert found.window.shape == (25,)
+    assert (found.bound <= tol).all()
+    for window in range(1, 25):
+        own = found.window == window
+        error = windowed(model, x, window)
+        assert (error[own] <= found.bound[own] + ROUNDING).all()
+        assert (error[found.window <= window] <= tol + ROUNDING).all()
+
+
+def test_where_held_steps_emit_alike_the_bound_is_the_error_over_the_distance_cut_off():
+    """Tight within 1 / TV(a_{t-w}, state_probs), and no shorter window has a bound within tol."""
+    model = copy_model("gated", 0.1, torch.Generator().manual_seed(3))
+    x = model.simulate(60, seed=3).x
+    found, filtered = forgetting(model, x, 1e-2), model.filter(x)
+    cut_off = 0.5 * (filtered.state - model.values["state_probs"]).abs().sum(-1)
+    certified = 0
+    for t in range(60):
+        w = int(found.window[t])
+        if w <= t:
+            assert_close(found.bound[t], (1 - filtered.redraw[t - w + 1 : t + 1]).prod())
+            assert_close(windowed(model, x, w)[t], found.bound[t] * cut_off[t - w], rtol=1e-9, atol=1e-14)
+            assert (1 - filtered.redraw[t - w + 2 : t + 1]).prod() > 1e-2
+            certified += 1
+    assert certified > 10
+    batch = forgetting(model, x.expand(2, 60, 1), 1e-2)
+    assert_close(batch.window, found.window.expand(2, 60))
+
+
 def test_a_long_series_is_certified_in_little_time():
     layer, random = build(MinGRU, 6, 0.3, units=8)
     layer.bias_l0[:8] = -6.0
@@ -198,6 +263,7 @@ def test_a_long_series_is_certified_in_little_time():
         (lambda x: forgetting(QRNN(3, 4, num_layers=2), x, 0.1), "layer: a QRNN of several layers"),
         (lambda x: forgetting(Elman(3, 4), x, 0.1, torch.full((1, 4), 9.0)), "h0: of size 18 in layer 0"),
         (lambda x: truncate(MinGRU(3, 4), 0), "window: got 0"),
+        (lambda x: forgetting(SwitchingSSM(Markov(2), Normal(3)), x, 0.1), "layer: the model has dynamics Markov"),
     ],
 )
 def test_wrong_input_is_refused_with_the_cure(call, message):

@@ -1,0 +1,119 @@
+r"""Linear probes: what can be read from a network's states about beliefs that it was never shown.
+
+Two maps are fitted to some sequences and judged on the others. Least squares with a ridge, from the state to the belief
+$a_t$, gives
+
+$$R^2 = 1 - \sum_t \|a_t - \hat a_t\|^2 \Big/ \sum_t \|a_t - \bar a\|^2 ;$$
+
+multinomial logistic regression on the belief as a soft label gives the log-loss $-\sum_s a_t(s) \log \hat a_t(s)$ in
+nats, which is at least the entropy of $a_t$. The same maps from the present input alone, and the mean of the beliefs,
+are the baselines.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+MOST_ROWS = 20_000  # steps that a probe is fitted to; more are thinned out evenly
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What linear maps read from states about beliefs, on held-out steps; `summary()` is the table of it."""
+
+    r2: dict[str, float]  # by what was read: "network", "input", "marginal"
+    log_loss: dict[str, float]  # nats a step; also "belief", its entropy, the least that is possible
+    state: Float[Tensor, "*b T K"]  # the belief that logistic regression reads from the network
+    held_out: Bool[Tensor, "*b T"]
+
+    def summary(self) -> pd.DataFrame:
+        """Held-out R^2 and log-loss of the network's states, of the present input alone, and of no input."""
+        return pd.DataFrame({"R2": self.r2, "log-loss, nats": self.log_loss}).reindex(
+            ["network", "input", "marginal", "belief"]
+        )
+
+
+def fit_probe(
+    state: Float[Tensor, "*b T D"],
+    belief: Float[Tensor, "*b T K"],
+    inputs: Float[Tensor, "*b T I"],
+    inside: Bool[Tensor, "*b T"] | None = None,
+) -> Probe:
+    """Read beliefs from a network's states.
+
+    Arguments:
+        state: of the network, at each step.
+        belief: what is to be read, a distribution over K states at each step.
+        inputs: what the network was given, for the baseline.
+        inside: the steps that belong to their sequence; all where None.
+
+    The maps are fitted to the first half of the sequences, or of the steps where there is one sequence, and judged on
+    the other half.
+
+    Raises:
+        ValueError: fewer than two steps to fit to or to judge on.
+    """
+    from sklearn.linear_model import Ridge
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    inside = torch.ones(state.shape[:-1], dtype=torch.bool) if inside is None else inside.cpu()
+    first = _first_half(inside)
+    train, test = (inside & first).flatten().numpy(), (inside & ~first).flatten().numpy()
+    if train.sum() < 2 or test.sum() < 2:
+        raise ValueError(
+            f"x: a probe was left {train.sum()} steps to fit to and {test.sum()} to judge on; give longer sequences."
+        )
+    rows = {"network": state, "input": inputs}
+    tables = {name: part.detach().flatten(0, -2).double().cpu().numpy() for name, part in rows.items()}
+    target = belief.detach().flatten(0, -2).double().cpu().numpy()
+    mean = target[train].mean(0)
+    spread = ((target[test] - mean) ** 2).sum()
+    r2, loss = {"marginal": 0.0}, {"marginal": _loss(target[test], np.broadcast_to(mean, target[test].shape))}
+    read = target
+    for name, table in tables.items():
+        linear = make_pipeline(StandardScaler(), Ridge(1e-3)).fit(_thin(table[train]), _thin(target[train]))
+        wrong = ((target[test] - linear.predict(table[test]).reshape(-1, target.shape[1])) ** 2).sum()
+        r2[name] = float(1 - wrong / spread) if spread > 0 else float(wrong == 0)
+        probabilities = _logistic(_thin(table[train]), _thin(target[train]), table)
+        loss[name] = _loss(target[test], probabilities[test])
+        read = probabilities if name == "network" else read
+    loss["belief"] = _loss(target[test], target[test])
+    found = torch.from_numpy(read).to(belief).reshape(belief.shape) * inside.to(belief.device).unsqueeze(-1)
+    return Probe(r2, loss, found, (inside & ~first).to(belief.device))
+
+
+def _first_half(inside: Tensor) -> Tensor:
+    """Which steps are fitted to, [*b, T]."""
+    *batch, steps = inside.shape
+    n = int(np.prod(batch))
+    if n > 1:
+        return (torch.arange(n) < (n + 1) // 2).reshape(batch).unsqueeze(-1).expand(*batch, steps)
+    return (torch.arange(steps) < (int(inside.sum()) + 1) // 2).expand(inside.shape)
+
+
+def _thin(table: np.ndarray) -> np.ndarray:
+    return table[:: 1 + (len(table) - 1) // MOST_ROWS]
+
+
+def _logistic(rows: np.ndarray, target: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Probabilities of each state at the rows `wanted`, by logistic regression on soft labels."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.preprocessing import StandardScaler
+
+    n, k = target.shape
+    if k == 1:
+        return np.ones((len(wanted), 1))
+    scale = StandardScaler().fit(rows)
+    labels = np.repeat(np.arange(k), n)
+    model = LogisticRegression(C=100.0, max_iter=1000)
+    model.fit(np.tile(scale.transform(rows), (k, 1)), labels, sample_weight=target.T.reshape(-1))
+    return model.predict_proba(scale.transform(wanted))
+
+
+def _loss(target: np.ndarray, probabilities: np.ndarray) -> float:
+    return float(-(target * np.log(np.clip(probabilities, 1e-300, None))).sum(-1).mean())
