@@ -78,7 +78,7 @@ def plot_comparison(report: "Comparison", sequence: int, steps: slice) -> Figure
         distance = np.maximum(table["total_variation"].sel(update=name).values, LEAST)
         panels[-2].semilogy(axis.at, distance, color=COLORS.get(name, INK), linewidth=1.0, label=name)
     shown = np.maximum(table["total_variation"].values, LEAST)
-    panels[-2].set_ylim(bottom=float(np.quantile(shown, 0.02)) / 3)  # a single step that is exact takes no room
+    panels[-2].set_ylim(bottom=float(np.quantile(shown, 0.02)) / 3, top=1.0)  # exact steps take no room
     panels[-2].set_ylabel("total\nvariation")
     panels[-2].legend(fontsize=8, frameon=False, ncols=3, loc="lower right")
     for name in beliefs:
