@@ -30,7 +30,8 @@ class Fit:
     Attributes:
         model: the model with its fitted values.
         method: how it was fitted, e.g. "em".
-        objective: `[steps]`, what was maximised, after each step of the best restart.
+        objective: `[steps]`, what was maximised, after each step of the best restart. Of minibatches: the estimate of
+            the bound in each pass, and at the end the bound itself.
         converged: whether the best restart met the tolerance.
         steps: how many steps the best restart took.
         restarts: `[R]`, where each restart ended.
@@ -86,6 +87,7 @@ def fit_model(
     covariates: Any,
     dt: Any,
     factorization: str = "structured",
+    batch_size: int | None = None,
 ) -> Fit:
     """See `SwitchingSSM.fit`."""
     if method not in METHODS:
@@ -99,6 +101,7 @@ def fit_model(
         raise ValueError(f"tol: got {tol!r}, expected a small number of at least 0, such as 1e-6.")
     if prior not in ("scaled", "own", None):
         raise ValueError(f'prior: got {prior!r}, expected "scaled", "own", or None for maximum likelihood.')
+    check_batches(batch_size, method)
     series = model.read(x, lengths)
     check_enough(series, model.n_states)
     drive = model._drive(covariates, dt, series.values, series.batch_shape, series.values.shape[-2])
@@ -106,7 +109,7 @@ def fit_model(
     if method == "vmp":
         from .variational import fit_vmp
 
-        return fit_vmp(model, series, drive, factorization, restarts, max_steps, tol, seed, progress)
+        return fit_vmp(model, series, drive, factorization, restarts, max_steps, tol, seed, progress, batch_size)
     if method != "em":
         from .sampling_fits import fit_nuts, fit_svi
 
@@ -140,6 +143,16 @@ def _record(model: "SwitchingSSM", ended: Maximization) -> Fit:
         collapsed_states=ended.collapsed[best],
         interrupted=ended.interrupted,
     )
+
+
+def check_batches(batch_size: int | None, method: str) -> None:
+    """Raise ValueError where there is no such minibatch, or a method that takes none."""
+    if batch_size is None:
+        return
+    if method != "vmp":
+        raise ValueError(f'batch_size: got {batch_size}, but method="{method}" takes all data; use method="vmp".')
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise ValueError(f"batch_size: got {batch_size!r}, expected a number of sequences of at least 1.")
 
 
 def check_enough(series: Sequences, n_states: int) -> None:

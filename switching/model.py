@@ -348,6 +348,7 @@ class SwitchingSSM(PyroModule):
         covariates: Any = None,
         dt: Any = None,
         factorization: str = "structured",
+        batch_size: int | None = None,
     ) -> "Fit":
         """Fit the parameters to sequences.
 
@@ -363,6 +364,8 @@ class SwitchingSSM(PyroModule):
             progress: show a progress bar on a terminal.
             prior: "scaled" scales the emission's default prior to x; "own" takes `model.prior` as it stands.
             factorization: of q(paths) in VMP: "structured", the exact chain, or "mean_field", every step on its own.
+            batch_size: sequences after which VMP updates the parameters, by a step that shrinks as it goes on (see
+                `minibatches`); a step of `max_steps` is then a pass through all sequences. None: all sequences.
 
         Returns:
             `Fit`, with `.model` (this model with its values), the objective's trace and each restart's end.
@@ -375,7 +378,20 @@ class SwitchingSSM(PyroModule):
         from .fit import fit_model
 
         return fit_model(
-            self, x, method, restarts, max_steps, tol, seed, lengths, progress, prior, covariates, dt, factorization
+            self,
+            x,
+            method,
+            restarts,
+            max_steps,
+            tol,
+            seed,
+            lengths,
+            progress,
+            prior,
+            covariates,
+            dt,
+            factorization,
+            batch_size,
         )
 
     def save(self, path: str | Path) -> None:

@@ -65,12 +65,7 @@ class Posterior(ABC):
 
     def interval(self, level: float = 0.9, n: int = 10_000, seed: int = 0) -> Interval:
         """Central intervals of each number, from the quantiles of n draws."""
-        if not 0 < level < 1:
-            raise ValueError(f"level: got {level}, expected a probability between 0 and 1, such as 0.9.")
-        tail = round((1 - level) / 2 * (n - 1))
-        ordered = {name: draws.sort(dim=0).values for name, draws in self.sample(n, seed).items()}
-        lower = {name: draws[tail] for name, draws in ordered.items()}
-        return Interval(lower, {name: draws[n - 1 - tail] for name, draws in ordered.items()})
+        return central_intervals(self.sample(n, seed), level)
 
     def forecast(
         self,
@@ -231,6 +226,17 @@ class DrawnPosterior(Posterior):
         total = fields.pop("log_normalizer")
         evidence = total.logsumexp(0) - math.log(len(total))
         return type(found[0])(log_normalizer=evidence, **{name: part.mean(0) for name, part in fields.items()})
+
+
+def central_intervals(draws: Parameters, level: float) -> Interval:
+    """Central intervals of each number from the quantiles of draws `[n, ...]`."""
+    if not 0 < level < 1:
+        raise ValueError(f"level: got {level}, expected a probability between 0 and 1, such as 0.9.")
+    n = len(next(iter(draws.values())))
+    tail = round((1 - level) / 2 * (n - 1))
+    ordered = {name: drawn.sort(dim=0).values for name, drawn in draws.items()}
+    lower = {name: drawn[tail] for name, drawn in ordered.items()}
+    return Interval(lower, {name: drawn[n - 1 - tail] for name, drawn in ordered.items()})
 
 
 def chain_of(model: "SwitchingSSM", values: Parameters, series: Sequences, drive: Drive) -> Chain:

@@ -28,6 +28,7 @@ The prior of the intercept, a beta distribution of its sigmoid, is met in the sa
 import math
 from abc import ABC, abstractmethod
 from collections import namedtuple
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +37,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from ..inference.copy_chain import CopyChain, CopyMarginals
-from ..inference.families import Family, tree_parts
+from ..inference.families import Family, tree_map, tree_parts
 from ..inference.markov_chain import MarkovChain, MarkovMarginals
 from .conjugate import Piece, Probabilities, RedrawProbability, RedrawWeights, Representative, emitters
 from .dynamics import Copy, Drive, Dynamics, Markov
@@ -67,15 +68,24 @@ def pieces(dynamics: Dynamics, emission: Emission) -> dict[str, tuple[str, Piece
 
 
 class Trajectories(Family[Any]):
-    """The family of the module's docstring. Natural parameters and counts have the leading axes of the parameters."""
+    """The family of the module's docstring. Natural parameters and counts have the leading axes of the parameters.
+
+    `share` is the part that this series is of all data: what the prior has that is not conjugate counts by it.
+    """
 
     latent = True
 
     def __init__(
-        self, dynamics: Dynamics, emission: Emission, prior: Parameters, series: Sequences, drive: Drive
+        self,
+        dynamics: Dynamics,
+        emission: Emission,
+        prior: Parameters,
+        series: Sequences,
+        drive: Drive,
+        share: float = 1.0,
     ) -> None:
         self.make = namedtuple("Counts", pieces(dynamics, emission))  # the fields differ from model to model
-        self.moves = CopyMoves(dynamics, drive, prior) if isinstance(dynamics, Copy) else MarkovMoves()
+        self.moves = CopyMoves(dynamics, drive, prior, share) if isinstance(dynamics, Copy) else MarkovMoves()
         self.emitted, self.lengths = Emitted(emission, series), series.lengths
 
     def chain(self, eta: Counts) -> Chain:
@@ -89,11 +99,29 @@ class Trajectories(Family[Any]):
         return self.evaluate(eta)[1]
 
     def evaluate(self, eta: Counts) -> tuple[Tensor, Counts]:
-        marginals = self.marginals(eta)
-        return self._total(marginals.log_normalizer, eta), self.counts(marginals, eta)
+        total, counts = None, None
+        for part, marginals in self.turns(eta):
+            log_normalizer, own = part._total(marginals.log_normalizer, eta), part.counts(marginals, eta)
+            total = log_normalizer if total is None else total + log_normalizer
+            counts = own if counts is None else tree_map(torch.add, counts, own)
+        assert total is not None
+        return total, counts
+
+    def turns(self, eta: Counts) -> Iterator[tuple["Trajectories", Marginals]]:
+        """Parts of the data, and what the posterior says of each."""
+        yield self, self.marginals(eta)
 
     def marginals(self, eta: Counts) -> Marginals:
         return self.chain(eta).marginals()
+
+    def occupancy(self, eta: Counts) -> Tensor:
+        """Expected number of steps in each state, `[*r, K]`; held steps of a gated emission do not tell theirs."""
+        total = torch.zeros((), dtype=eta[0].dtype, device=eta[0].device)
+        for part, marginals in self.turns(eta):
+            redrawn, held = part.moves.weights(marginals)
+            mass = redrawn if held is None or held.shape[-1] < redrawn.shape[-1] else redrawn + held
+            total = total + mass.reshape(*self._leading(eta), -1, redrawn.shape[-1]).sum(-2)
+        return total
 
     def counts(self, marginals: Marginals, eta: Counts) -> Counts:
         """How often the posterior uses each statistic."""
@@ -173,6 +201,7 @@ class CopyMoves(Moves):
     dynamics: Copy
     drive: Drive
     prior: Parameters
+    share: float = 1.0
     event_dims = 1
 
     def chain(self, eta: Counts, likelihood: ByGate, lengths: Tensor | None) -> Chain:
@@ -232,7 +261,7 @@ class CopyMoves(Moves):
         normaliser = torch.lgamma(redraws) + torch.lgamma(holds) - torch.lgamma(redraws + holds)
         squares = eta[..., 1 + n :].unflatten(-1, (1 + n, 1 + n)).diagonal(dim1=-2, dim2=-1)[..., 1:].sum(-1)
         normal = -squares / (2 * WEIGHT_SCALE**2) - n * (math.log(WEIGHT_SCALE) + math.log(2 * math.pi) / 2)
-        return redraws * u + holds * v - normaliser + normal
+        return self.share * (redraws * u + holds * v - normaliser + normal)
 
 
 def with_intercept(covariates: Tensor) -> Tensor:
@@ -271,10 +300,7 @@ class Emitted:
         self.emission, self.x = emission, series.values
         self.rows = series.values.reshape(-1, series.values.shape[-1])
         self.emitters = emitters(emission)
-        observed = ~torch.isnan(self.rows)
-        self.complete = bool(observed.all())
-        self._observed = observed.to(self.rows.dtype)
-        self._seen = observed.any(-1, keepdim=True).to(self.rows.dtype)
+        self.complete = not bool(torch.isnan(self.rows).any())
         self._last: tuple[Counts, list[Representative]] | None = None
 
     def likelihood(self, eta: Counts) -> ByGate:
@@ -310,10 +336,11 @@ class Emitted:
         n_axes = self.x.ndim - 1
         if self.complete:
             return table.add_(widened(constant.sum(-1), 1, n_axes))
-        seen = self._observed if constant.shape[-1] == self.x.shape[-1] else self._seen
-        total = seen @ constant.mT
+        observed = ~torch.isnan(self.rows)
+        seen = observed if constant.shape[-1] == self.x.shape[-1] else observed.any(-1, keepdim=True)
+        total = seen.to(self.rows.dtype) @ constant.mT
         return table.add_(total.reshape(*total.shape[:-2], *self.x.shape[:-1], total.shape[-1]))
 
     def _rows(self, weights: Tensor, n_lead: int) -> Tensor:
         flat = weights.reshape(*weights.shape[:n_lead], -1, weights.shape[-1])
-        return flat if self.complete else flat * self._seen
+        return flat if self.complete else flat * (~torch.isnan(self.rows)).any(-1, keepdim=True)

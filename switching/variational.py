@@ -10,7 +10,8 @@ All restarts run as one batch for a while, then the better ones go on until they
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,9 +19,10 @@ from torch import Tensor
 
 from ..inference.families import tree_map
 from ..inference.vmp import VMP, Block, Factor
-from .conjugate import RedrawWeights, emitters
+from .conjugate import Piece, RedrawWeights, emitters
 from .dynamics import Drive, Dynamics
 from .emissions import Emission
+from .in_turns import LONG, ROOM, InTurns, Stretches
 from .mean_field import IndependentSteps
 from .posterior import VariationalPosterior, moved
 from .progress import Progress
@@ -37,6 +39,8 @@ PATHS = "paths"
 TRIAL = 30  # steps after which the worse restarts are dropped
 KEPT = 3  # of how many restarts one goes on
 AT_ONCE = 10  # steps between two looks at the progress
+SAMPLE = 2**18  # steps that a start looks at
+STRETCH = 2**12  # steps of each stretch that is looked at of a longer sequence
 
 
 class Use:
@@ -49,11 +53,11 @@ class Use:
     def __call__(self, paths: tuple[Tensor, ...], statistics: Tensor) -> Tensor:
         return (getattr(paths, self.name) * statistics).sum(-1)
 
-    def factor(self, make: Callable[..., tuple]) -> Factor:
+    def factor(self, make: Callable[..., tuple], scale: float = 1.0) -> Factor:
         nothing = dict.fromkeys(self.fields)
         to_paths = lambda paths, statistics: make(**nothing | {self.name: statistics})
         to_parameters = lambda paths, statistics: getattr(paths, self.name)
-        return Factor(self, (PATHS, self.name), {PATHS: to_paths, self.name: to_parameters})
+        return Factor(self, (PATHS, self.name), {PATHS: to_paths, self.name: to_parameters}, scale=scale)
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,7 @@ class Structure:
     drive: Drive
     about: Tensor
     factorization: str = "structured"
+    share: float = 1.0  # the part that this series is of all data
 
     @staticmethod
     def of(model: "SwitchingSSM", series: Sequences, drive: Drive, factorization: str = "structured") -> "Structure":
@@ -75,23 +80,87 @@ class Structure:
         shifted = Sequences(series.values - about, series.lengths)
         return Structure(model.dynamics, model.emission, prior, shifted, drive, about, factorization)
 
-    def trajectories(self) -> Trajectories:
+    def trajectories(self, restarts: int = 1) -> Trajectories:
+        """The family of the paths: all at once, or in turns where tables of so many restarts would be large."""
+        whole = (self.dynamics, self.emission, self.prior, self.series, self.drive, self.share)
         kind = IndependentSteps if self.factorization == "mean_field" else Trajectories
-        return kind(self.dynamics, self.emission, self.prior, self.series, self.drive)
+        n_steps = self.series.values.shape[-2]
+        n_sequences = self.series.batch_shape.numel()
+        numbers = restarts * n_steps * self.dynamics.n_states  # in the table of one sequence
+        if n_sequences * numbers > ROOM and n_sequences > 1:
+            parts = [self.part(some) for some in torch.arange(n_sequences).split(max(1, ROOM // numbers))]
+            return InTurns([part.trajectories(restarts) for part in parts], *whole)
+        if numbers > LONG and kind is Trajectories:
+            return Stretches(max(1, ROOM * n_steps // numbers), *whole)
+        return kind(*whole)
+
+    def part(self, which: Tensor) -> "Structure":
+        """The same of some of the sequences, given by their numbers."""
+
+        def some(table: Tensor | None) -> Tensor | None:
+            if table is None:
+                return None
+            flat = table.reshape(n_sequences, *table.shape[n_batch:])
+            first, last = int(which[0]), int(which[-1])
+            in_order = last - first + 1 == len(which) and bool((which.diff() == 1).all())
+            return flat[first : last + 1] if in_order else flat[which.to(flat.device)]  # a view where there is one
+
+        n_batch, n_sequences = len(self.series.batch_shape), self.series.batch_shape.numel()
+        values = some(self.series.values)
+        assert values is not None
+        series = Sequences(values, some(self.series.lengths))
+        drive = Drive(some(self.drive.covariates), some(self.drive.dt))
+        return replace(self, series=series, drive=drive, share=self.share * len(which) / n_sequences)
 
     def engine(self, start: dict[str, Tensor]) -> VMP:
         """The engine whose paths start at these expected statistics of the parameters, `[R, ...]` each."""
-        family = self.trajectories()
-        blocks = []
-        for name, (prefix, piece) in pieces(self.dynamics, self.emission).items():
-            prior = piece.prior(self._own(prefix))
-            eta = prior.expand(start[name].shape)
-            known = None if isinstance(piece, RedrawWeights) else prior  # that prior is a part of the trajectories
-            blocks.append(Block(name, piece.family, known, eta))
-        fields = tuple(start)
-        factors = [Use(name, fields).factor(family.make) for name in fields]
-        paths = Block(PATHS, family, eta=family.make(**start))
-        return VMP([*blocks, paths], factors, restarts=next(iter(start.values())).shape[0])
+        priors = {name: piece.prior(self._own(prefix)) for name, (prefix, piece) in self._pieces.items()}
+        return self._engine(start, {name: prior.expand(start[name].shape) for name, prior in priors.items()})
+
+    def resumed(self, etas: dict[str, Tensor], step: float = 1.0, scale: float = 1.0) -> VMP:
+        """The engine with these natural parameters `[R, ...]`, and their best paths, each counted `scale` times.
+
+        Other blocks go a fraction `step` of the way to their optimum.
+        """
+        statistics = {name: self._pieces[name][1].family.mean(eta) for name, eta in etas.items()}
+        return self._engine(statistics, etas, step, scale, check=False)
+
+    def _engine(
+        self,
+        start: dict[str, Tensor],
+        etas: dict[str, Tensor],
+        step: float = 1.0,
+        scale: float = 1.0,
+        check: bool = True,
+    ) -> VMP:
+        restarts = len(next(iter(start.values())))
+        family, blocks = self.trajectories(restarts), []
+        for name, (prefix, piece) in self._pieces.items():
+            # the prior of the redraw's weights is a part of the trajectories
+            prior = None if isinstance(piece, RedrawWeights) else piece.prior(self._own(prefix))
+            blocks.append(Block(name, piece.family, prior, etas[name], step=step))
+        paths = Block(PATHS, family, eta=family.make(**start), scale=scale)
+        factors = [Use(name, tuple(start)).factor(family.make, scale) for name in start]
+        return VMP([*blocks, paths], factors, restarts, check)
+
+    def sample(self, seed: int) -> "Structure":
+        """All data or, of many, about `SAMPLE` steps: some of the sequences, or stretches of a long one."""
+        n_sequences, n_steps = self.series.batch_shape.numel(), self.series.values.shape[-2]
+        if n_sequences * n_steps <= SAMPLE:
+            return self
+        order = torch.randperm(n_sequences, generator=torch.Generator().manual_seed(seed))
+        few = replace(self.part(order[: max(1, SAMPLE // n_steps)].sort().values), share=self.share)
+        if n_steps <= SAMPLE:
+            return few
+        length = n_steps if few.series.lengths is None else int(few.series.lengths[0])
+        size = min(length, STRETCH)
+        firsts = torch.linspace(0, length - size, min(SAMPLE // STRETCH, -(-length // size))).long().tolist()
+        values = torch.cat([few.series.values[:, first : first + size] for first in firsts])
+        drives = [few.drive.at(slice(first, first + size)) for first in firsts]
+        covariates = [d.covariates for d in drives if d.covariates is not None]
+        dt = [d.dt for d in drives if d.dt is not None]
+        drive = Drive(torch.cat(covariates) if covariates else None, torch.cat(dt) if dt else None)
+        return replace(few, series=Sequences(values), drive=drive)
 
     def start(self, labels: Tensor) -> dict[str, Tensor]:
         """Expected statistics of the parameters from labellings `[R, *b, T]` of the steps."""
@@ -103,7 +172,7 @@ class Structure:
         moments = self.emission.gather(x.reshape(-1, x.shape[-1]), soft, 0.1 * soft, None)
         emitted = {e.block: e for e in emitters(self.emission)}
         found = {}
-        for name, (prefix, piece) in pieces(self.dynamics, self.emission).items():
+        for name, (prefix, piece) in self._pieces.items():
             if name in emitted:
                 own = {n.removeprefix(prefix): m for n, m in moments.items() if n.startswith(prefix)}
                 eta = piece.prior(self._own(prefix)) + emitted[name].piece.message(own)
@@ -112,12 +181,16 @@ class Structure:
                 found[name] = piece.statistics({n: v.to(x) for n, v in values.items()})
         return found
 
+    @cached_property
+    def _pieces(self) -> dict[str, tuple[str, Piece]]:
+        return pieces(self.dynamics, self.emission)
+
     def point(self, values: Parameters) -> dict[str, Tensor]:
         """Statistics of given parameters: those that an engine has whose q is one point."""
         values = moved(values, -self.about)
         return {
             name: piece.statistics({n.removeprefix(prefix): v for n, v in values.items() if n.startswith(prefix)})
-            for name, (prefix, piece) in pieces(self.dynamics, self.emission).items()
+            for name, (prefix, piece) in self._pieces.items()
         }
 
     def _own(self, prefix: str) -> Parameters:
@@ -142,21 +215,30 @@ def fit_vmp(
     tol: float,
     seed: int,
     progress: bool,
+    batch_size: int | None = None,
 ) -> "Fit":
     """See `SwitchingSSM.fit`; the model's prior is the one to use."""
-    from .fit import Fit
+    from .minibatches import climb_in_batches
 
     structure = Structure.of(model, series, drive, factorization)
     check_factorization(factorization, drive)
-    labels = first_labels(model.emission, series, model.n_states, restarts, seed)
-    engine = structure.engine(structure.start(labels))
     with Progress(f"VMP, {restarts} restarts", max_steps, progress) as shown:
-        ended = climb(engine, restarts, max_steps, tol, shown)
+        if batch_size is not None and batch_size < series.batch_shape.numel():
+            ended = climb_in_batches(structure, batch_size, restarts, max_steps, tol, seed, shown)
+        else:
+            sample = structure.sample(seed)
+            labels = first_labels(model.emission, sample.series, model.n_states, restarts, seed)
+            ended = climb(structure.engine(sample.start(labels)), restarts, max_steps, tol, shown)
+    return _record(model, structure, ended)
+
+
+def _record(model: "SwitchingSSM", structure: Structure, ended: "Climb") -> "Fit":
+    from .fit import Fit
+
     etas = {name: block.eta[ended.best] for name, block in ended.engine.blocks.items() if name != PATHS}
     posterior = VariationalPosterior(model, etas, structure.about)
-    family = structure.trajectories()
     paths = tree_map(lambda part: part[ended.best : ended.best + 1], ended.engine.blocks[PATHS].eta)
-    empty = occupancy(*family.moves.weights(family.marginals(paths))) < 1.0
+    empty = structure.trajectories().occupancy(paths)[0] < 1.0
     return Fit(
         model=model._copy(posterior.mean, model.prior),
         method="vmp",
@@ -179,12 +261,6 @@ def check_factorization(factorization: str, drive: Drive) -> None:
             "dt: got a gap of 0, which holds the state for certain, so that no two steps are independent; "
             'use factorization="structured".'
         )
-
-
-def occupancy(redrawn: Tensor, held: Tensor | None) -> Tensor:
-    """Expected number of steps in each state, `[K]`; a held step of a gated emission does not tell its state."""
-    mass = redrawn if held is None or held.shape[-1] < redrawn.shape[-1] else redrawn + held
-    return mass.reshape(-1, redrawn.shape[-1]).sum(0)
 
 
 @dataclass(frozen=True)

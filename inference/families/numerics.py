@@ -32,8 +32,11 @@ def log_det(chol: Tensor) -> Tensor:
 
 def pack(*parts: Tensor) -> Tensor:
     """Concatenate along the last axis, broadcasting the plates in front."""
-    plates = torch.broadcast_shapes(*(part.shape[:-1] for part in parts))
-    return torch.cat([part.expand(*plates, -1) for part in parts], -1)
+    shapes = {part.shape[:-1] for part in parts}
+    if len(shapes) > 1:
+        plates = torch.broadcast_shapes(*shapes)
+        parts = tuple(part.expand(*plates, -1) for part in parts)
+    return torch.cat(parts, -1)
 
 
 def log_gamma_draw(shape: Tensor, generator: Generator | None) -> Tensor:

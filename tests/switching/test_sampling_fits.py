@@ -1,8 +1,10 @@
 """SVI and NUTS on the collapsed density, beside message passing, on data that identify the parameters well."""
 
+import matplotlib.pyplot as plt
 import pytest
 import samplehold as sh
 import torch
+from torch.testing import assert_close
 
 PARAMETERS = ("redraw_prob", "loc", "precision")
 
@@ -34,6 +36,21 @@ def test_the_three_give_the_same_record(fits):
         assert fit.steps == len(fit.objective)
         assert float(fit.posterior.smooth(x).state.sum(-1).sub(1).abs().max()) < 1e-10
         assert bool(torch.isfinite(fit.posterior.forecast(x, 3, draws=20).variance).all())
+
+
+@pytest.mark.parametrize("method", ["vmp", "svi", "nuts"])
+def test_each_has_its_draws_and_its_trace_in_arviz_and_a_figure(fits, method):
+    x, fit = fits[0], fits[1][method]
+    data = fit.to_arviz(x, draws=50, seed=1)
+    assert {"posterior", "posterior_predictive", "log_likelihood", "smoothed", "sample_stats"} <= set(data.groups())
+    drawn = fit.posterior.sample(50, seed=1)
+    assert_close(torch.from_numpy(data["posterior"]["redraw_prob"].values[0]), drawn["redraw_prob"])
+    trace = torch.from_numpy(data["sample_stats"]["objective"].values)
+    assert_close(trace.to(fit.objective), fit.objective, rtol=0, atol=0)
+    assert data["log_likelihood"]["x"].shape == (1, 50, 97)  # three steps are missing
+    figure = fit.plot(x)
+    assert len(figure.axes) >= 3
+    plt.close(figure)
 
 
 @pytest.mark.parametrize("method", ["vmp", "svi"])

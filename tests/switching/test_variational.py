@@ -135,7 +135,10 @@ def test_counts_are_the_gradient_of_the_log_normalizer(dynamics, emission, gaps)
 @pytest.mark.parametrize(
     ("dynamics", "emission", "factorization"),
     [(*kind, "structured") for kind in KINDS]
-    + [(*kind, "mean_field") for kind in (("copy", "normal"), ("markov", "full"), ("copy", "gated_symbols"))],
+    + [
+        (*kind, "mean_field")
+        for kind in (("copy", "normal"), ("covariates", "full"), ("markov", "full"), ("copy", "gated_symbols"))
+    ],
 )
 def test_no_block_lowers_the_bound(dynamics, emission, factorization):
     model, x, keywords = ragged(dynamics, emission, 20)
@@ -144,6 +147,42 @@ def test_no_block_lowers_the_bound(dynamics, emission, factorization):
     assert bool((run.elbo[-1] > run.elbo[0]).all())
     bounds = torch.stack([sweep.elbo[name] for sweep in run.sweeps for name in engine.blocks])
     assert float(bounds.diff(dim=0).min()) > -1e-9 * float(bounds.abs().max())
+
+
+@pytest.mark.parametrize(("dynamics", "emission"), [("covariates", "normal"), ("copy", "gated"), ("markov", "normal")])
+def test_independent_steps_reach_the_bound_of_their_definition_at_a_stationary_point(dynamics, emission):
+    """E log p(x, s, z) + H(q) with q(s_t) of each step and the best q(z_t | s_t-1, s_t), written out over pairs."""
+    model, x, keywords = ragged(dynamics, emission, 6)
+    x, n_steps = x[0], 6
+    keywords = {name: value[0] for name, value in keywords.items() if name != "lengths"}
+    if dynamics == "copy":
+        keywords["dt"] = torch.tensor([1.0, 0.5, 2.0, 1.0, 3.0, 1.5]).double()
+    family, eta = at_values(structure_of(model, x, "mean_field", **keywords), model)
+    chain = family.chain(eta)
+    for _ in range(60):  # evaluations go on from one another
+        marginals = family.marginals(eta)
+    q = family._steps.clone().requires_grad_()
+    if dynamics == "markov":
+        local, move = chain.log_likelihood.clone(), chain.log_transition.expand(n_steps, 2, 2)
+        local[0] += chain.log_initial
+    else:
+        fresh, held = chain.log_fresh, chain.log_held.expand_as(chain.log_fresh)
+        stay = torch.logaddexp(fresh, held).unsqueeze(-2)  # both gates lead from a state to itself
+        local, move = torch.zeros_like(fresh), torch.where(torch.eye(2).bool(), stay, fresh.unsqueeze(-2))
+        local[0] = fresh[0]
+
+    def bound(q: Tensor) -> Tensor:
+        pairs = torch.einsum("ti,tij,tj->", q[:-1], move[1:], q[1:])
+        return (q * local).sum() + pairs - (q * q.log()).sum()
+
+    assert_close(family.log_normalizer(eta), bound(q) + prior_of_gate(model), rtol=1e-9, atol=1e-9)
+    (slope,) = torch.autograd.grad(bound(q), q)
+    assert_close(slope - slope.mean(-1, keepdim=True), torch.zeros_like(slope), rtol=0, atol=1e-6)
+    total = (
+        marginals.likelihood if dynamics == "markov" else marginals.fresh + marginals.held.expand_as(marginals.fresh)
+    )
+    if not emission.startswith("gated"):
+        assert_close(total, q.detach(), rtol=1e-6, atol=1e-8)
 
 
 # ---- exact evidence with unknown parameters --------------------------------------------------------------------------

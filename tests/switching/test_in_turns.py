@@ -1,0 +1,247 @@
+"""Data in parts: groups of sequences, stretches of a long one, and minibatches, against all of it at once."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import samplehold as sh
+import torch
+from oracles.models import KINDS, drive, random_model
+from samplehold.switching import variational
+from samplehold.switching.in_turns import InTurns, Stretches
+from samplehold.switching.minibatches import climb_in_batches
+from samplehold.switching.starts import first_labels
+from samplehold.switching.variational import PATHS, Structure
+from torch import Tensor
+from torch.testing import assert_close
+
+
+def structure_of(model: sh.SwitchingSSM, x: Tensor, lengths=None, factorization="structured", **keywords) -> Structure:
+    series = model.read(x, lengths)
+    driven = model._drive(keywords.get("covariates"), keywords.get("dt"), x, series.batch_shape, x.shape[-2])
+    return Structure.of(model, series, driven, factorization)
+
+
+def start_of(structure: Structure, restarts: int = 2) -> dict[str, Tensor]:
+    n_states = structure.dynamics.n_states
+    return structure.start(first_labels(structure.emission, structure.series, n_states, restarts, 0))
+
+
+def survey(structure: Structure, start: dict[str, Tensor], kind: type):
+    family = structure.trajectories(len(next(iter(start.values()))))
+    assert type(family) is kind or type(getattr(family, "parts", [None])[0]) is kind
+    eta = family.make(**start)
+    return family.evaluate(eta), family.log_normalizer(eta), family.occupancy(eta)
+
+
+def check_same(found, expected) -> None:
+    (total, counts), again, steps = found
+    (whole_total, whole_counts), _, whole_steps = expected
+    assert_close(total, whole_total, rtol=1e-11, atol=1e-10)
+    assert_close(again, whole_total, rtol=1e-11, atol=1e-10)
+    assert_close(steps, whole_steps, rtol=1e-9, atol=1e-10)
+    for got, all_at_once in zip(counts, whole_counts, strict=True):
+        assert_close(got, all_at_once, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize(("dynamics", "emission"), KINDS)
+@pytest.mark.parametrize("long", [False, True])
+def test_sums_over_groups_of_sequences_and_over_stretches_equal_the_whole(monkeypatch, dynamics, emission, long):
+    model = random_model(dynamics, emission, seed=2)
+    keywords = drive(dynamics, (2, 3), 13)
+    x = model.simulate(13, (2, 3), seed=0, **keywords).x
+    x[0, 0, 2, 0] = x[1, 1, 3:5] = torch.nan
+    structure = structure_of(model, x, torch.tensor([[13, 5, 1], [9, 10, 12]]), **keywords)
+    start = start_of(structure)
+    expected = survey(structure, start, variational.Trajectories)
+    monkeypatch.setattr(variational, "ROOM", 2 * 4 * 2 * (1 if long else 13))  # stretches of 4 steps, or 4 sequences
+    monkeypatch.setattr(variational, "LONG", 8 if long else 10**6)
+    check_same(survey(structure, start, Stretches if long else InTurns), expected)
+
+
+def test_stretches_of_a_path_that_some_states_cannot_take_equal_the_whole(monkeypatch):
+    model = sh.SwitchingSSM(sh.Markov(3), sh.Categorical(3)).with_values(
+        initial_probs=[1.0, 0.0, 0.0],
+        transition_probs=[[0.5, 0.5, 0.0], [0.0, 0.5, 0.5], [0.5, 0.0, 0.5]],
+        probs=[[0.9, 0.1, 0.0], [0.0, 0.9, 0.1], [0.1, 0.0, 0.9]],
+    )
+    x = model.simulate(40, seed=1).x
+    structure = structure_of(model, x)
+    values = {name: value.double() for name, value in model.values.items()}
+    start = {name: statistics[None].clamp_min(-1e4) for name, statistics in structure.point(values).items()}
+    expected = survey(structure, start, variational.Trajectories)
+    monkeypatch.setattr(variational, "ROOM", 9)
+    monkeypatch.setattr(variational, "LONG", 8)
+    check_same(survey(structure, start, Stretches), expected)
+
+
+def test_steps_on_their_own_in_groups_of_sequences_rise_to_the_same_bound(monkeypatch):
+    model = random_model("copy", "normal", seed=2)
+    x = model.simulate(10, (6,), seed=0).x
+    structure = structure_of(model, x, factorization="mean_field")
+    start = start_of(structure)
+    expected = structure.engine(start).run(10, tol=0).elbo
+    monkeypatch.setattr(variational, "ROOM", 2 * 10 * 2 * 2)
+    engine = structure.engine(start)
+    assert len(engine.blocks[PATHS].family.parts) == 3
+    assert_close(engine.run(10, tol=0).elbo, expected, rtol=1e-10, atol=0)
+
+
+def test_a_fit_in_turns_is_the_fit_at_once(monkeypatch):
+    truth = random_model("markov", "full", seed=1)
+    x = truth.simulate(60, (5,), seed=0).x
+    model = sh.SwitchingSSM(sh.Markov(2), sh.MultivariateNormal(2))
+    expected = model.fit(x, method="vmp", restarts=3, progress=False)
+    monkeypatch.setattr(variational, "ROOM", 3 * 60 * 2 * 2)
+    found = model.fit(x, method="vmp", restarts=3, progress=False)
+    assert_close(found.objective, expected.objective, rtol=1e-9, atol=0)
+    assert_close(found.model.loc, expected.model.loc, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("shape", [(300, 40), (2, 6000), (1, 12_000)])
+def test_a_start_looks_at_a_sample_of_many_steps(monkeypatch, shape):
+    truth = random_model("covariates", "normal", seed=1)
+    keywords = drive("covariates", shape[:1], shape[1])
+    x = truth.simulate(shape[1], shape[:1], seed=0, **keywords).x
+    monkeypatch.setattr(variational, "SAMPLE", 2000)
+    monkeypatch.setattr(variational, "STRETCH", 100)
+    structure = structure_of(truth, x, **keywords)
+    sample = structure.sample(0)
+    values = sample.series.values
+    assert values.shape[:-1].numel() == 2000
+    assert tuple(sample.drive.covariates.shape) == (*values.shape[:-1], 2)
+    rows = (structure.series.values.reshape(-1, 2) == values[1, 7]).all(-1)
+    assert int(rows.sum()) == 1  # observations as they are
+    assert_close(sample.drive.dt[1, 7], keywords["dt"].reshape(-1)[rows.nonzero()[0, 0]])
+    assert sample.share == 1
+    assert bool(structure.sample(0).series.values.equal(values))
+
+
+ONE_SIZE = """
+import sys, torch
+from samplehold import Markov, Normal, SwitchingSSM
+from samplehold.switching import variational
+def status(field):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(field)) / 1024
+def fit(n):
+    x = torch.randn(n, 400, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    before = status("VmRSS")
+    open("/proc/self/clear_refs", "w").write("5")
+    model.fit(x, method="vmp", restarts=2, max_steps=2, progress=False)
+    return status("VmHWM") - before
+variational.ROOM = variational.SAMPLE = 2**16
+model = SwitchingSSM(Markov(4), Normal(1))
+fit(250)
+print(fit(500), fit(4000))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks of memory are read where Linux has them")
+def test_memory_grows_with_the_input_alone():
+    found = subprocess.run([sys.executable, "-c", ONE_SIZE], capture_output=True, text=True, check=True)
+    small, large = map(float, found.stdout.split())
+    more = 3500 * 400 * 8 / 2**20  # MiB of input
+    assert large - small < 4 * more  # a few copies of it; a table of four states and two restarts is 8 times as much
+
+
+# ---- minibatches -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dynamics", "emission"), [("copy", "normal"), ("covariates", "full"), ("markov", "categorical")]
+)
+def test_a_whole_step_on_half_of_data_that_repeats_is_the_step_on_all(dynamics, emission):
+    model = random_model(dynamics, emission, seed=2)
+    keywords = drive(dynamics, (3,), 9)
+    x = model.simulate(9, (3,), seed=0, **keywords).x
+    both = structure_of(model, torch.cat([x, x]), **{n: torch.cat([k, k]) for n, k in keywords.items()})
+    whole = both.engine(start_of(both))
+    whole.step()
+    etas = {name: block.eta for name, block in whole.blocks.items() if name != PATHS}
+    half = both.part(torch.arange(3)).resumed(etas, step=1.0, scale=2.0)
+    assert_close(half.elbo(), whole.elbo(), rtol=1e-10, atol=0)
+    whole.step()
+    for name in etas:
+        half.update(name)
+        assert_close(half.blocks[name].eta, whole.blocks[name].eta, rtol=1e-9, atol=1e-9)
+    part = both.part(torch.arange(3)).resumed(etas, step=0.25, scale=2.0)
+    for name in etas:
+        part.update(name)
+        expected = etas[name] + 0.25 * (whole.blocks[name].eta - etas[name])
+        assert_close(part.blocks[name].eta, expected, rtol=1e-9, atol=1e-9)
+
+
+def data(n_sequences: int = 120) -> Tensor:
+    truth = sh.SwitchingSSM(sh.Copy(3), sh.Normal(2)).with_values(
+        redraw_prob=0.1, state_probs=[0.2, 0.3, 0.5], loc=[[0.0, 0.0], [3.0, 0.0], [0.0, 4.0]], scale=[[1.0, 1.0]] * 3
+    )
+    return truth.simulate(30, (n_sequences,), seed=0).x.double()
+
+
+def test_minibatches_end_near_the_posterior_of_all_data():
+    model, x = sh.SwitchingSSM(sh.Copy(3), sh.Normal(2)), data()
+    whole = model.fit(x, method="vmp", restarts=4, progress=False)
+    found = model.fit(x, method="vmp", restarts=4, batch_size=20, progress=False)
+    order, own = (f.model.loc.sum(-1).argsort() for f in (whole, found))
+    assert found.converged
+    spread = {name: u - whole.posterior.interval().lower[name] for name, u in whole.posterior.interval().upper.items()}
+    assert_close(found.model.loc[own], whole.model.loc[order], rtol=0, atol=0.1 * float(spread["loc"].min()))
+    gap = (found.model.redraw_prob - whole.model.redraw_prob).abs()
+    assert float(gap) < 0.1 * float(spread["redraw_prob"])
+    # the last entry is the bound itself, which no posterior raises above that of the fit to all data
+    assert 0 <= float(whole.objective[-1] - found.objective[-1]) < 0.1
+    structure = structure_of(model.scaled_to(x), x)
+    again = structure.resumed({name: eta[None] for name, eta in found.posterior.blocks.items()})
+    assert_close(again.elbo()[0], found.objective[-1], rtol=1e-10, atol=0)
+    assert found.active_states.all()
+
+
+def test_minibatches_are_repeatable_and_differ_by_seed():
+    model, x = sh.SwitchingSSM(sh.Markov(2), sh.Normal(2)), data(30)
+    keywords = {"method": "vmp", "restarts": 2, "batch_size": 7, "max_steps": 4, "progress": False}
+    before = torch.random.get_rng_state()
+    first, second, other = (model.fit(x, seed=seed, **keywords) for seed in (0, 0, 1))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert torch.equal(first.objective, second.objective)
+    assert not torch.equal(first.objective, other.objective)
+    assert first.steps == 5  # four passes, and the bound at the end
+    assert not first.converged
+
+
+def test_a_batch_of_all_sequences_is_the_ordinary_fit():
+    model, x = sh.SwitchingSSM(sh.Copy(2), sh.Normal(2)), data(10)
+    whole, batch = (model.fit(x, method="vmp", restarts=2, batch_size=size, progress=False) for size in (None, 10))
+    assert torch.equal(whole.objective, batch.objective)
+
+
+def test_passes_keep_the_better_restarts_and_an_interrupt_keeps_the_best_so_far():
+    structure = structure_of(model := sh.SwitchingSSM(sh.Copy(3), sh.Normal(2)), data(40))
+    assert model.n_states == 3
+    kept = []
+
+    def report(step: int, best: float) -> None:
+        kept.append(best)
+        if step == 3:
+            raise KeyboardInterrupt
+
+    ended = climb_in_batches(structure, 10, 9, 50, 0.0, 0, report)
+    assert ended.interrupted
+    assert len(ended.objective) == 4
+    assert_close(ended.objective[:3].tolist(), kept)
+    assert ended.engine.restarts == 1  # 9, 3, 1
+    assert ended.final.isfinite().all()
+    assert_close(ended.final.max(), ended.objective[-1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"batch_size": 0}, "batch_size: got 0, expected a number of sequences"),
+        ({"batch_size": -2}, "batch_size: got -2"),
+        ({"batch_size": 2, "method": "em"}, 'batch_size: got 2, but method="em"'),
+    ],
+)
+def test_bad_batch_sizes_are_named(change, said):
+    with pytest.raises(ValueError, match=said):
+        sh.SwitchingSSM(sh.Copy(2), sh.Normal(2)).fit(data(4), **({"method": "vmp", "progress": False} | change))
