@@ -39,6 +39,8 @@ from ..inference.families import CopyPaths, CopyTables
 from ..inference.markov_chain import MarkovChain
 from ..inference.vmp import VMP, Block, Factor
 from .coupled import draw_chain, draw_model, prior_tables
+from .coupled_fit import CoupledFit, check_whole_steps
+from .factorial_fit import fit_chains
 from .factorial_noise import TINY, CountNoise, NormalNoise, fit_counts, fit_normal
 from .sequences import Sequences, read_sequences
 
@@ -67,16 +69,6 @@ class FactorialPosterior:
     state: tuple[Float[Tensor, "*b T _"], ...]  # q(s_dt)
     redraw: Float[Tensor, "*b T D"]  # q(z_dt = 1)
     elbo: Float[Tensor, "steps"]  # summed over sequences, <= log evidence
-    converged: bool
-
-
-@dataclass(frozen=True)
-class FactorialFit:
-    """A model fitted by variational EM; the bound after each step."""
-
-    model: "FactorialSSM"
-    posterior: FactorialPosterior
-    elbo: Float[Tensor, "steps"]
     converged: bool
 
 
@@ -205,22 +197,36 @@ class FactorialSSM:
         run = engine.run(max_steps, tol)
         return _posterior(engine, run.elbo, run.converged)
 
-    def fit(self, x: Any, lengths: Any = None, max_steps: int = 100, tol: float = 1e-7) -> FactorialFit:
-        """Maximum likelihood by variational EM from this model's values: the bound rises with every step.
+    def fit(
+        self,
+        x: Any,
+        method: str = "vmp",
+        restarts: int = 8,
+        max_steps: int = 500,
+        tol: float = 1e-6,
+        seed: int = 0,
+        lengths: Any = None,
+        progress: bool = True,
+    ) -> CoupledFit:
+        """Learn all parameters.
 
-        A step updates q of every chain and then all parameters, in closed form: those of the chains from expected
-        counts, `loc` and `precision` by least squares on expected states (counts: chain after chain). Steps that miss
-        single features are not supported; whole missing steps are.
+        Arguments:
+            method: "vmp", message passing: q(parameters) q(paths) under flat priors, that of the observations scaled to
+                x, restarts as one batch; the model gives the numbers of states and chains, and whether x are counts.
+                "em", maximum likelihood by variational EM from this model's values: one start. A step updates q of
+                every chain and then all parameters, those of the chains from expected counts, `loc` and `precision` by
+                least squares on expected states (counts: chain after chain). The bound rises with every step.
+            restarts, max_steps, tol, seed, progress: as `SwitchingSSM.fit`.
 
         Raises:
-            ValueError: x misses single features.
+            ValueError: x of real numbers misses single features of a step; whole missing steps are no matter.
         """
         series = self._read(x, lengths)
-        missing = torch.isnan(series.values) & series.inside.unsqueeze(-1)
-        if bool((missing.any(-1) & ~missing.all(-1)).any()):
-            raise ValueError(
-                "x: misses single features, expected whole steps; fill them in, or set the whole step to NaN."
-            )
+        if method == "vmp":
+            return fit_chains(self, series, restarts, max_steps, tol, seed, progress)
+        if method != "em":
+            raise ValueError(f'method: got {method!r}, expected "vmp" or "em".')
+        check_whole_steps(series.values)
         model, trace, converged = self, [], False
         engine = model.engine(series)
         while len(trace) < max_steps and not converged:
@@ -230,7 +236,8 @@ class FactorialSSM:
             if not converged and len(trace) < max_steps:
                 model, engine = model._maximized(series, engine)
         elbo = torch.stack(trace)
-        return FactorialFit(model, _posterior(engine, elbo, converged), elbo, converged)
+        paths = _posterior(engine, elbo, converged)
+        return CoupledFit(model, "em", elbo, converged, len(elbo), elbo[-1:], paths)
 
     def _maximized(self, series: Sequences, engine: VMP) -> tuple["FactorialSSM", VMP]:
         """The parameters that are best under q, and an engine with the same q."""
@@ -277,7 +284,10 @@ class FactorialSSM:
 
 
 def _posterior(engine: VMP, elbo: Tensor, converged: bool) -> FactorialPosterior:
-    used = [engine.stats(name) for name in engine.blocks]
+    return posterior_of([engine.stats(name) for name in engine.blocks], elbo, converged)
+
+
+def posterior_of(used: Sequence[CopyTables], elbo: Tensor, converged: bool) -> FactorialPosterior:
     redraw = torch.stack([stats.fresh.sum(-1) for stats in used], -1)
     return FactorialPosterior(tuple(stats.fresh + stats.held for stats in used), redraw, elbo, converged)
 

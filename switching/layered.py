@@ -43,6 +43,7 @@ from ..inference.families import CopyPaths, CopyTables
 from ..inference.markov_chain import MarkovChain
 from ..inference.vmp import VMP, Block, Factor
 from .coupled import draw_chain, draw_model, prior_tables
+from .coupled_fit import CoupledFit
 from .emissions import Emission
 from .program import Observation
 from .sequences import Sequences, read_sequences
@@ -263,14 +264,39 @@ class LayeredSSM:
         """The best q of independent layers, by sweeps from the bottom to the top; the bound rises with every update."""
         engine = self.engine(x, lengths)
         run = engine.run(max_steps, tol)
-        used = [engine.stats(name) for name in engine.blocks]
-        redraw = torch.stack([stats.fresh.sum(-1) for stats in used], -1)
-        return LayeredPosterior(tuple(stats.fresh + stats.held for stats in used), redraw, run.elbo, run.converged)
+        return posterior_of([engine.stats(name) for name in engine.blocks], run.elbo, run.converged)
+
+    def fit(
+        self,
+        x: Any,
+        restarts: int = 8,
+        max_steps: int = 500,
+        tol: float = 1e-6,
+        seed: int = 0,
+        lengths: Any = None,
+        progress: bool = True,
+    ) -> CoupledFit:
+        """Learn all tables and the emission by message passing, restarts as one batch.
+
+        The model gives the numbers of states and the emission; its values are not looked at. Priors are flat, that of
+        the emission is scaled to x.
+
+        Raises:
+            ValueError: as `infer`; with full normals, steps that miss single features.
+        """
+        from .layered_fit import fit_layers
+
+        return fit_layers(self, self._read(x, lengths), restarts, max_steps, tol, seed, progress)
 
     def _read(self, x: Any, lengths: Any) -> Sequences:
         series = read_sequences(x, self.emission.n_features, lengths)
         self.emission.check(series.values)
         return replace(series, values=series.values.to(self.state_probs))
+
+
+def posterior_of(used: Sequence[CopyTables], elbo: Tensor, converged: bool) -> LayeredPosterior:
+    redraw = torch.stack([stats.fresh.sum(-1) for stats in used], -1)
+    return LayeredPosterior(tuple(stats.fresh + stats.held for stats in used), redraw, elbo, converged)
 
 
 def _emission(redrawn: Tensor, held: Tensor) -> Any:

@@ -19,6 +19,7 @@ parameters $\eta$ and statistics $t$ are single tensors `[*plates, P]`, matrices
     Categorical     one-hot of s                  log weights, up to a constant             1
     Gaussian        x, x x'                       L m, -L/2                                 1
 
+the coefficients of a regression, `MatrixNormalWishart`, which generalises NormalWishart to several inputs,
 and the paths of the two chains, whose parameters are a named tuple of tables: see `paths`.
 
 Here u is a location whose prior has the location m and is worth k (`kappa`) observations, l and L are precisions. The
@@ -45,6 +46,7 @@ from .normal import (
 )
 from .paths import CopyPaths, CopyTables, MarkovPaths, MarkovTables
 from .positive import Beta, BetaParameters, Dirichlet, DirichletParameters, Gamma, GammaParameters
+from .regression import MatrixNormalWishart, MatrixNormalWishartParameters
 
 __all__ = [
     "Bernoulli",
@@ -65,6 +67,8 @@ __all__ = [
     "LocPrecision",
     "MarkovPaths",
     "MarkovTables",
+    "MatrixNormalWishart",
+    "MatrixNormalWishartParameters",
     "NormalGamma",
     "NormalGammaParameters",
     "NormalWishart",

@@ -25,7 +25,8 @@ from .numerics import (
 
 @dataclass(frozen=True)
 class LocPrecision:
-    """A point of NormalGamma (two numbers a plate) or of NormalWishart (a vector and a matrix a plate)."""
+    """A point of NormalGamma (two numbers a plate), NormalWishart (a vector and a matrix) or MatrixNormalWishart (two
+    matrices)."""
 
     loc: Float[Tensor, "..."]
     precision: Float[Tensor, "..."]

@@ -23,6 +23,7 @@ from samplehold.inference.families import (
     LocPrecision,
     MarkovPaths,
     MarkovTables,
+    MatrixNormalWishart,
     NormalGamma,
     NormalWishart,
 )
@@ -30,8 +31,9 @@ from scipy import integrate
 from torch import Generator, Tensor
 from torch.testing import assert_close
 
-FAMILIES = [Beta(), Dirichlet(), Gamma(), NormalGamma(), NormalWishart(), Bernoulli(), Categorical(), Gaussian()]
-CONTINUOUS = [Beta(), Dirichlet(), Gamma(), NormalGamma(), NormalWishart(), Gaussian()]
+NORMAL = [NormalGamma(), NormalWishart(), MatrixNormalWishart(3)]
+FAMILIES = [Beta(), Dirichlet(), Gamma(), *NORMAL, Bernoulli(), Categorical(), Gaussian()]
+CONTINUOUS = [Beta(), Dirichlet(), Gamma(), *NORMAL, Gaussian()]
 each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: type(family).__name__)
 each_continuous = pytest.mark.parametrize("family", CONTINUOUS, ids=lambda family: type(family).__name__)
 
@@ -46,7 +48,7 @@ def random_usual(family: Any, seed: int, plates: tuple[int, ...] = (3,), dim: in
     def normal(*shape: int) -> Tensor:
         return torch.randn((*plates, *shape), generator=generator, dtype=torch.float64)
 
-    def matrix() -> Tensor:
+    def matrix(dim: int = dim) -> Tensor:
         root = normal(dim, dim)
         return root @ root.mT + 0.3 * torch.eye(dim, dtype=torch.float64)
 
@@ -61,6 +63,9 @@ def random_usual(family: Any, seed: int, plates: tuple[int, ...] = (3,), dim: in
             return {"loc": normal(), "kappa": positive(), "shape": positive(), "rate": positive()}
         case "NormalWishart":
             return {"loc": normal(dim), "kappa": positive(), "df": dim + positive(), "scale_matrix": matrix()}
+        case "MatrixNormalWishart":
+            k = family.n_inputs
+            return {"loc": normal(k, dim), "weight": size * matrix(k), "df": dim + positive(), "scale_matrix": matrix()}
         case "Bernoulli":
             return {"probs": torch.sigmoid(normal())}
         case "Categorical":
@@ -126,7 +131,7 @@ def test_log_prob_is_that_of_torch_distributions(family):
 def test_entropy_is_the_expected_negative_log_density(family):
     usual = random_usual(family, 4)
     eta = family.natural(**usual)
-    if not isinstance(family, NormalGamma | NormalWishart):
+    if family not in NORMAL:
         assert_close(family.entropy(eta), conjugate.entropy(type(family).__name__, usual), rtol=1e-10, atol=1e-10)
     draws = family.sample(eta, 20_000, Generator().manual_seed(1))
     assert_within_error(-family.log_prob(draws, eta), family.entropy(eta))

@@ -31,6 +31,23 @@ def log_density(family: str, usual: dict[str, Tensor], point: Any) -> Tensor:
             of_loc = dist.MultivariateNormal(usual["loc"], precision_matrix=matrix).log_prob(point.loc)
             wishart = dist.Wishart(usual["df"], covariance_matrix=usual["scale_matrix"], validate_args=False)
             return of_loc + wishart.log_prob(point.precision)
+        case "MatrixNormalWishart":
+            both = torch.stack(
+                [
+                    torch.kron(a, b)
+                    for a, b in zip(
+                        usual["weight"].expand(*point.loc.shape[:-2], -1, -1).flatten(0, -3),
+                        point.precision.flatten(0, -3),
+                        strict=True,
+                    )
+                ]
+            )
+            rows = dist.MultivariateNormal(
+                usual["loc"].expand_as(point.loc).flatten(-2).flatten(0, -2), precision_matrix=both
+            )
+            of_loc = rows.log_prob(point.loc.flatten(-2).flatten(0, -2)).reshape(point.loc.shape[:-2])
+            wishart = dist.Wishart(usual["df"], covariance_matrix=usual["scale_matrix"], validate_args=False)
+            return of_loc + wishart.log_prob(point.precision)
         case "Bernoulli":
             return dist.Bernoulli(usual["probs"]).log_prob(point)
         case "Categorical":

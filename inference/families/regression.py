@@ -1,0 +1,158 @@
+"""The conjugate family of a linear regression: coefficients of the inputs, and the precision of the noise."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Generator, Tensor
+
+from .family import VectorFamily
+from .normal import LocPrecision
+from .numerics import (
+    LOG_2PI,
+    lgamma_gap,
+    log_det,
+    log_gamma_draw,
+    normal_draw,
+    pack,
+    positive_definite,
+    require,
+    steps,
+)
+
+
+@dataclass(frozen=True)
+class MatrixNormalWishartParameters:
+    r"""$\Lambda \sim$ Wishart(df, scale_matrix), rows of $M - loc$ normal with precision $weight \otimes \Lambda$."""
+
+    loc: Float[Tensor, "*plates K D"]
+    weight: Float[Tensor, "*plates K K"]
+    df: Float[Tensor, "*plates"]
+    scale_matrix: Float[Tensor, "*plates D D"]
+
+
+class MatrixNormalWishart(VectorFamily[LocPrecision]):
+    r"""Coefficients M and precision $\Lambda$ of $x \sim N(M^\top s, \Lambda^{-1})$.
+
+    $$t = (M \Lambda,\; M \Lambda M^\top,\; \log|\Lambda|,\; \Lambda), \qquad
+    \eta = (V m,\; -V/2,\; \nu/2,\; -(W^{-1} + m^\top V m)/2), \qquad h = |\Lambda|^{(K-D-1)/2},$$
+
+    m, V, $\nu$ and W being the `MatrixNormalWishartParameters`. A single input makes it a `NormalWishart`. As that
+    one, it subtracts a square from a second moment: center the data. P = KD + K^2 + 1 + D^2.
+
+    Arguments:
+        n_inputs: K.
+    """
+
+    def __init__(self, n_inputs: int) -> None:
+        self.n_inputs = n_inputs
+
+    def natural(
+        self,
+        loc: Float[Tensor, "*#plates K D"],
+        weight: Float[Tensor, "*#plates K K"],
+        df: Float[Tensor, "*#plates"],
+        scale_matrix: Float[Tensor, "*#plates D D"],
+    ) -> Float[Tensor, "*out P"]:
+        weighted = weight @ loc
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(scale_matrix)) + loc.mT @ weighted
+        return pack(weighted.flatten(-2), -weight.flatten(-2) / 2, df[..., None] / 2, -inverse.flatten(-2) / 2)
+
+    def usual(self, eta: Float[Tensor, "*plates P"]) -> MatrixNormalWishartParameters:
+        loc, chol_weight, df, chol = self._split(eta)
+        return MatrixNormalWishartParameters(loc, chol_weight @ chol_weight.mT, df, torch.cholesky_inverse(chol))
+
+    def parts(self, table: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Statistics or natural parameters as [K, D], [K, K], [] and [D, D]."""
+        k = self.n_inputs
+        dim = self._n_outputs(table.shape[-1])
+        first, second, log_volume, last = table.split([k * dim, k * k, 1, dim * dim], -1)
+        matrices = first.unflatten(-1, (k, dim)), second.unflatten(-1, (k, k)), last.unflatten(-1, (dim, dim))
+        return matrices[0], matrices[1], log_volume[..., 0], matrices[2]
+
+    def _n_outputs(self, size: int) -> int:
+        k = self.n_inputs
+        return (math.isqrt(max(0, 4 * (size - 1) - 3 * k * k)) - k) // 2
+
+    def _matrices(self, eta: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """weight @ loc, weight, df, inverse scale matrix + loc' weight loc."""
+        weighted, half, half_df, rest = self.parts(eta)
+        return weighted, -(half + half.mT), 2 * half_df, -(rest + rest.mT)
+
+    def _split(self, eta: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """loc, the Cholesky factors of weight and of the inverse scale matrix, and df between them."""
+        weighted, weight, df, total = self._matrices(eta)
+        chol_weight = torch.linalg.cholesky(weight)
+        loc = torch.cholesky_solve(weighted, chol_weight)
+        return loc, chol_weight, df, torch.linalg.cholesky(total - weighted.mT @ loc)
+
+    def check(self, eta: Tensor) -> None:
+        k, size = self.n_inputs, eta.shape[-1]
+        dim = self._n_outputs(size)
+        if dim < 1 or k * dim + k * k + 1 + dim * dim != size:
+            raise ValueError(
+                f"MatrixNormalWishart: got {size} natural parameters for {k} inputs, expected KD + K^2 + 1 + D^2; "
+                "use `natural`."
+            )
+        weighted, weight, df, total = self._matrices(eta)
+        positive_definite("weight", weight, self)
+        require(df > dim - 1, "df", df, self, f"above D - 1 = {dim - 1}")
+        positive_definite("scale_matrix", total - weighted.mT @ torch.linalg.solve(weight, weighted), self)
+
+    def log_normalizer(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates"]:
+        loc, chol_weight, df, chol = self._split(eta)
+        dim = loc.shape[-1]
+        wishart = torch.lgamma(steps(df, dim)).sum(-1) + df / 2 * (dim * math.log(2) - log_det(chol))
+        wishart = wishart + dim * (dim - 1) / 4 * math.log(math.pi)
+        return wishart + dim / 2 * (self.n_inputs * LOG_2PI - log_det(chol_weight))
+
+    def mean(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates P"]:
+        loc, chol_weight, df, chol = self._split(eta)
+        dim = loc.shape[-1]
+        precision = df[..., None, None] * torch.cholesky_inverse(chol)
+        first = loc @ precision
+        second = first @ loc.mT + dim * torch.cholesky_inverse(chol_weight)
+        expected_log_det = torch.digamma(steps(df, dim)).sum(-1) + dim * math.log(2) - log_det(chol)
+        return pack(first.flatten(-2), second.flatten(-2), expected_log_det[..., None], precision.flatten(-2))
+
+    def log_base(self, statistics: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates"]:
+        first, _, log_volume, _ = self.parts(statistics)
+        return (self.n_inputs - first.shape[-1] - 1) / 2 * log_volume
+
+    def kl(self, eta: Float[Tensor, "*#plates P"], eta0: Float[Tensor, "*#plates P"]) -> Float[Tensor, "*out"]:
+        (loc, chol_weight, df, chol), (loc0, chol_weight0, df0, chol0) = self._split(eta), self._split(eta0)
+        dim = loc.shape[-1]
+        ratio = torch.linalg.solve_triangular(chol, chol0, upper=False)
+        log_ratio = log_det(chol0) - log_det(chol)
+        of_precision = lgamma_gap(steps(df0, dim), steps(df, dim)).sum(-1) + (
+            df * (ratio.square().sum((-2, -1)) - dim - log_ratio) / 2 + (df - df0) * log_ratio / 2
+        )
+        inputs = torch.linalg.solve_triangular(chol_weight, chol_weight0, upper=False)
+        excess = inputs.square().sum((-2, -1)) - self.n_inputs - (log_det(chol_weight0) - log_det(chol_weight))
+        shift = torch.linalg.solve_triangular(chol, (loc - loc0).mT @ chol_weight0, upper=False).square().sum((-2, -1))
+        return of_precision + dim * excess / 2 + df * shift / 2
+
+    def statistics(self, point: LocPrecision) -> Float[Tensor, "*plates P"]:
+        first = point.loc @ point.precision
+        log_volume = log_det(torch.linalg.cholesky(point.precision))[..., None]
+        second = (first @ point.loc.mT).flatten(-2)
+        return pack(first.flatten(-2), second, log_volume, point.precision.flatten(-2))
+
+    def sample(self, eta: Float[Tensor, "*plates P"], n: int, generator: Generator | None = None) -> LocPrecision:
+        """Of the precision by Bartlett 1933, as `NormalWishart`; then of the coefficients."""
+        loc, chol_weight, df, chol = self._split(eta)
+        dim = loc.shape[-1]
+        chi = (log_gamma_draw(steps(df, dim).expand(n, *df.shape, dim), generator) / 2).exp() * math.sqrt(2)
+        lower = normal_draw(loc.new_empty(n, *df.shape, dim, dim), generator).tril(-1) + torch.diag_embed(chi)
+        half = torch.linalg.solve_triangular(chol.mT, lower, upper=True)
+        noise = normal_draw(loc.new_empty(n, *df.shape, dim, self.n_inputs), generator)
+        shift = chol @ torch.linalg.solve_triangular(lower.mT, noise, upper=True)  # of covariance inv(precision)
+        shift = torch.linalg.solve_triangular(chol_weight.mT, shift.mT, upper=True)
+        return LocPrecision(loc + shift, half @ half.mT)
+
+    def mode(self, eta: Float[Tensor, "*plates P"]) -> LocPrecision:
+        q = self.usual(eta)
+        excess = self.n_inputs - q.loc.shape[-1] - 1
+        require(q.df + excess > 0, "df", q.df, self, f"above {-excess} for a mode; take the mean instead")
+        return LocPrecision(q.loc, (q.df + excess)[..., None, None] * q.scale_matrix)
