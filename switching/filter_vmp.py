@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..inference.filter_vmp import VMPFiltered, filter_steps
-from .dynamics import Copy, Drive
+from .dynamics import Copy
 from .model import SwitchingSSM
 
 __all__ = ["VMPFiltered", "filter_vmp"]
@@ -31,12 +31,14 @@ def filter_vmp(
     form: str = "mean_field",
     *,
     lengths: Any = None,
+    covariates: Any = None,
+    dt: Any = None,
 ) -> VMPFiltered:
     r"""Q(s_t) and Q(z_t = 1) at every step, given the observations up to it, by mean field on (z_t, s_t).
 
     Arguments:
-        model: with copy dynamics (without covariates) and parameter values.
-        x: sequences as `SwitchingSSM` takes them; NaN is missing.
+        model: with copy dynamics and parameter values.
+        x, lengths, covariates, dt: sequences as `SwitchingSSM` takes them; NaN is missing.
         gate: "posterior": the gate and the state are inferred in turn.
             "input": the gate is a function of x_t alone, the posterior
             $P(z_t{=}1 \mid x_t) = \rho f_t / (\rho f_t + (1-\rho) h_t)$ with $f_t = \sum_s \pi(s) p(x_t \mid s, 1)$,
@@ -54,12 +56,13 @@ def filter_vmp(
 
     See Also: `SwitchingSSM.filter`, the exact filter.
     """
-    if not isinstance(model.dynamics, Copy) or model.dynamics.n_covariates:
-        raise ValueError(f"model: has dynamics {model.dynamics}, expected Copy(n_states) without covariates.")
+    if not isinstance(model.dynamics, Copy):
+        raise ValueError(f"model: has dynamics {model.dynamics}, expected Copy(n_states).")
     series = model.read(x, lengths)
     observed, values = series.values, model.values_like(series.values)
+    drive = model._drive(covariates, dt, observed, series.batch_shape, observed.shape[-2])
     redrawn, held = model.emission.log_likelihood(observed, values)
-    log_rho, log_hold = model.dynamics.log_gate(values, Drive(), len(series.batch_shape))
+    log_rho, log_hold = model.dynamics.log_gate(values, drive, len(series.batch_shape))
     log_odds = (log_rho - log_hold).expand(observed.shape[:-1])
     log_state = values["state_probs"].log()
     if isinstance(gate, str):

@@ -54,6 +54,13 @@ def test_kernel_naive_and_vectorized_agree(seed, states, impossible, wide, indep
         assert fine.all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("given", [False, True])
+def test_the_operator_passes_opcheck(dtype, given):
+    tables, gate = random_tables(1, 3, 4, 2, dtype=dtype), torch.full((3, 4), 0.3, dtype=dtype)
+    torch.library.opcheck(cpu.filter, (*tables, gate if given else None, torch.tensor([4, 2, 3]), 2, False))
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_gradient_of_vectorized_equals_finite_differences(form):
     tables = [table.requires_grad_() for table in random_tables(3, 1, 2, 2)]

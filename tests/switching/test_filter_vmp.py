@@ -3,7 +3,8 @@
 import pytest
 import torch
 from oracles.copy_paths import enumerate_paths
-from oracles.models import random_model
+from oracles.models import drive, random_model
+from samplehold.inference.filter_vmp import filter_steps
 from samplehold.inference.scan import lerp_scan
 from samplehold.switching import Categorical, Copy, Gated, Markov, Normal, SwitchingSSM
 from samplehold.switching.filter_vmp import filter_vmp
@@ -130,6 +131,31 @@ def test_exact_where_the_gate_is_certain(rho):
         assert_close(found.redraw, expected.redraw, rtol=1e-12, atol=0)
 
 
+def test_covariates_and_gaps_move_the_gate_step_by_step():
+    emission = {"loc": [[0.0], [1.0]], "scale": [[1.0], [0.7]], "state_probs": [0.4, 0.6]}
+    model = SwitchingSSM(Copy(2, n_covariates=2), Normal(1))
+    model = in_float64(model.with_values(emission | {"redraw_intercept": -0.5, "redraw_weights": [1.0, -0.5]}))
+    keywords = drive("covariates", (2,), 12)
+    keywords["dt"][1, 4] = 0.0
+    x = model.simulate(12, (2,), seed=1, **keywords).x
+    found, values = filter_vmp(model, x, **keywords), model.values
+    logit = values["redraw_intercept"] + keywords["covariates"] @ values["redraw_weights"]
+    rho = 1 - (1 - torch.sigmoid(logit)) ** keywords["dt"]
+    likelihood = model.emission.log_likelihood(x, values)
+    for b in range(2):
+        for t in range(1, 12):  # one step on its own, from the belief before it
+            tables = (table[b, t : t + 1] for table in likelihood)
+            log_before = found.state[b, t - 1].log()
+            alone = filter_steps(*tables, values["state_probs"].log(), torch.logit(rho[b, t : t + 1]), log_before)
+            assert_close(found.state[b, t], alone.state[0], rtol=1e-9, atol=1e-11)
+            assert_close(found.redraw[b, t], alone.redraw[0], rtol=1e-9, atol=1e-11)
+    assert found.redraw[1, 4] == 0  # no time, no redraw
+    assert (found.state - model.filter(x, **keywords).state).abs().mean() < 0.1
+    given = filter_vmp(model, x, gate="input", **keywords)
+    without_gaps = filter_vmp(model, x, gate="input", covariates=keywords["covariates"])
+    assert (given.redraw - without_gaps.redraw).abs().max() > 0.1
+
+
 def test_ragged_batches_equal_their_sequences_one_by_one():
     model = random_model("copy", "normal", 1)
     x = model.simulate(6, (3,), seed=1).x
@@ -150,3 +176,5 @@ def test_bad_arguments_are_named():
         filter_vmp(model, x, gate=torch.zeros(3))
     with pytest.raises(ValueError, match="model: has dynamics Markov"):
         filter_vmp(SwitchingSSM(Markov(2), Normal(2)), x)
+    with pytest.raises(ValueError, match="covariates: missing"):
+        filter_vmp(random_model("covariates", "normal", 1), x)
