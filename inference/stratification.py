@@ -13,6 +13,7 @@ same reads in general.
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 
 def stratify(strength: Float[Tensor, "*b n"], pour: Float[Tensor, "*b"], drain: Float[Tensor, "*b"]) -> Tensor:
@@ -24,6 +25,15 @@ def stratify(strength: Float[Tensor, "*b n"], pour: Float[Tensor, "*b"], drain: 
 def visible(strength: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
     """The part of each layer that lies in the topmost unit of depth: its weight in a read."""
     return torch.minimum(strength, (1 - _above(strength)).relu())
+
+
+def strengths(pour: Float[Tensor, "*b T"], drain: Float[Tensor, "*b T"]) -> Float[Tensor, "*b T T"]:
+    """What is left, after each step (first T), of the layer poured at each step (last T)."""
+    strength, kept, T = pour[..., :0], [], pour.shape[-1]
+    for d, u in zip(pour.unbind(-1), drain.unbind(-1), strict=True):
+        strength = stratify(strength, d, u)
+        kept.append(pad(strength, (0, T - strength.shape[-1])))
+    return torch.stack(kept, -2)
 
 
 def _above(strength: Tensor) -> Tensor:

@@ -19,8 +19,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..inference.backends import choose
+from ..inference.checks import check_lengths
 from ..inference.stack import advance, start
-from ..inference.stratification import stratify, visible
+from ..inference.stratification import stratify, strengths, visible
 from ..inference.superposition import superposed_step
 from ..switching.pushdown import PushdownAutomaton
 from ..switching.stack import StackMixture
@@ -63,7 +64,9 @@ class SuperpositionStackRNN(StackRNN):
         feedback: bool = True,
     ) -> None:
         sizes = {"value_size": value_size, "stacks": stacks, "n_read": n_read, "most_pops": most_pops}
-        check_sizes(input_size=input_size, hidden_size=hidden_size, **sizes, capacity=capacity or 1)
+        check_sizes(input_size=input_size, hidden_size=hidden_size, **sizes)
+        if capacity is not None:
+            check_sizes(capacity=capacity)
         raw_size = stacks * (2 + most_pops + value_size)
         super().__init__(input_size, hidden_size, stacks * n_read * value_size, raw_size, controller, feedback)
         self.value_size, self.stacks, self.n_read = value_size, stacks, n_read
@@ -77,6 +80,7 @@ class SuperpositionStackRNN(StackRNN):
             log_action: [*batch, T, stacks, A], log-probabilities to act with in place of the controller's, which are
                 still reported. With certain actions (0 and -inf) the controller reads the stack of that one history.
         """
+        x = self._checked(x)
         if log_action is None:
             return self._fused(x, state) if self._fusible(x) else self._run(x, state)
         expected = (*x.shape[:-1], self.stacks, 2 + self.most_pops)
@@ -97,7 +101,7 @@ class SuperpositionStackRNN(StackRNN):
         """
         actions = self(x).actions
         if lengths is not None:
-            lengths = torch.as_tensor(lengths)[..., None].expand(*x.shape[:-2], self.stacks)
+            lengths = check_lengths(lengths, x.shape[:-2], x.shape[-2], x.device)[..., None]
         log_action, values = actions.log_action.movedim(-2, -3), actions.values.movedim(-2, -3)
         return StackMixture(log_action, values, capacity=self.capacity, lengths=lengths)
 
@@ -108,11 +112,10 @@ class SuperpositionStackRNN(StackRNN):
         """All steps of an LSTM cell at once on the CPU; the same numbers as `_run`."""
         from ..inference.cpu.stack_lstm import Settings, StackLSTM
 
-        x = self._checked(x)
         batch = x.shape[:-2]
         input_weight, weight, input_bias, bias = self.controller.parameters()
         flat = x.reshape(-1, *x.shape[-2:]).transpose(0, 1)
-        state = state or self._begin(flat.shape[1], flat.shape[0])
+        state = self._started(state, flat.shape[1], flat.shape[0])
         zeros = x.new_zeros(flat.shape[1], self.hidden_size)
         hidden, memory = state.controller or (zeros, zeros)
         weight, bias = torch.cat([input_weight, weight], 1), input_bias + bias
@@ -121,7 +124,7 @@ class SuperpositionStackRNN(StackRNN):
             Settings(self.stacks, self.value_size, self.n_read, self.empty, self.capacity),
         )  # fmt: skip
         state = StackState((out[-1], memory), cells, reading[-1], raw[-1])
-        out, reading, raw = (z.transpose(0, 1).reshape(*batch, -1, z.shape[-1]) for z in (out, reading, raw))
+        out, reading, raw = (z.transpose(0, 1).reshape(*batch, *z.shape[::2]) for z in (out, reading, raw))
         return StackRun(out, reading, self._actions(raw), state)
 
     def _empty(self, batch: int, n_steps: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,9 +134,9 @@ class SuperpositionStackRNN(StackRNN):
 
     def _update(self, stack: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
         depth = stack.shape[1] + 1 if self.capacity is None else min(stack.shape[1] + 1, self.capacity)
-        each = raw.reshape(len(raw) * self.stacks, -1)
+        each = raw.reshape(len(raw) * self.stacks, raw.shape[1] // self.stacks)
         cells, reading = superposed_step(each, stack, depth, self.n_read, self.empty)
-        return cells, reading.reshape(len(raw), -1)
+        return cells, reading.reshape(len(raw), self.reading_size)
 
     def _actions(self, raw: Tensor) -> SuperpositionActions:
         action, value = raw.unflatten(-1, (self.stacks, -1)).split([2 + self.most_pops, self.value_size], -1)
@@ -175,12 +178,7 @@ class StratificationStackRNN(StackRNN):
     def strengths(self, x: Tensor) -> Float[Tensor, "*b T T"]:
         """The strength that is left at each step (first T) of the layer poured at each step (last T)."""
         actions = self(x).actions
-        strength, T = x.new_zeros(*x.shape[:-2], 0), x.shape[-2]
-        found = []
-        for pour, drain in zip(actions.pour.unbind(-1), actions.drain.unbind(-1), strict=True):
-            strength = stratify(strength, pour, drain)
-            found.append(nn.functional.pad(strength, (0, T - strength.shape[-1])))
-        return torch.stack(found, -2)
+        return strengths(actions.pour, actions.drain)
 
     def _empty(self, batch: int, n_steps: int, like: Tensor) -> tuple[Any, Tensor]:
         stack = like.new_zeros(batch, 0), like.new_zeros(batch, 0, self.value_size)

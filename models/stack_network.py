@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ..switching.stack_checks import check_count
 from .recurrent import batch_major, check_step
 
 Change = Callable[[int, Tensor], Tensor]
@@ -78,23 +79,24 @@ class StackRNN(nn.Module, ABC):
     def step(self, x: Tensor, state: StackState | None = None) -> tuple[Float[Tensor, "*b H"], StackState]:
         """One step: x [*batch, input_size] to the controller's output and the state, which holds the reading."""
         check_step(x, self.input_size)
+        self._check_kind(x)
         batch = x.shape[:-1]
-        output, state = self._step(x.reshape(-1, self.input_size), state or self._begin(batch.numel(), 16))
-        return output.reshape(*batch, -1), state
+        output, state = self._step(x.reshape(-1, self.input_size), self._started(state, batch.numel(), 16))
+        return output.reshape(*batch, self.hidden_size), state
 
     def _run(self, x: Tensor, state: StackState | None, change: Change = lambda t, raw: raw) -> StackRun:
         """`change(t, raw)` may act on the stack with other actions than the controller's."""
         x = self._checked(x)
         *batch, T, _ = x.shape
         flat = x.reshape(-1, T, self.input_size)
-        state = state or self._begin(len(flat), T)
+        state = self._started(state, len(flat), T)
         outputs, readings, raws = [], [], []
         for t, x_t in enumerate(flat.unbind(1)):
             output, state = self._step(x_t, state, partial(change, t))
             outputs.append(output)
             readings.append(state.reading)
             raws.append(state.raw)
-        output, reading, raw = (torch.stack(z, 1).reshape(*batch, T, -1) for z in (outputs, readings, raws))
+        output, reading, raw = (torch.stack(z, 1).reshape(*batch, T, z[0].shape[-1]) for z in (outputs, readings, raws))
         return StackRun(output, reading, self._actions(raw), state)
 
     def _step(
@@ -111,8 +113,30 @@ class StackRNN(nn.Module, ABC):
         stack, reading = self._empty(batch, n_steps, weight)
         return StackState(None, stack, reading, weight.new_zeros(batch, len(weight)))
 
+    def _started(self, state: StackState | None, batch: int, n_steps: int) -> StackState:
+        if state is None:
+            return self._begin(batch, n_steps)
+        if not isinstance(state, StackState):
+            raise TypeError(f"state: got {type(state).__name__}, expected the StackState of an earlier call, or None.")
+        if len(state.reading) != batch:
+            raise ValueError(
+                f"state: holds {len(state.reading)} sequences, but x has {batch}; continue the sequences it came from."
+            )
+        return state
+
+    def _check_kind(self, x: Tensor) -> None:
+        weight = self.to_actions.weight
+        if x.dtype != weight.dtype or x.device != weight.device:
+            raise TypeError(
+                f"x: got {x.dtype} on {x.device}, but the layer's weights are {weight.dtype} on {weight.device}; "
+                "convert x, or the layer, with `.to(...)`."
+            )
+
     def _checked(self, x: Tensor) -> Tensor:
+        if not isinstance(x, Tensor):
+            raise TypeError(f"x: got {type(x).__name__}, expected a torch tensor; convert it with torch.as_tensor.")
         x = batch_major(x, self.input_size, batch_first=True)
+        self._check_kind(x)
         if x.shape[-2] < 1:
             raise ValueError(f"x: got shape {list(x.shape)}, expected at least one step.")
         return x
@@ -148,7 +172,6 @@ def _control(controller: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any]
 
 
 def check_sizes(least: int = 1, **sizes: int) -> None:
-    """Raise `ValueError` for a size below `least`."""
+    """Raise unless all are whole numbers of `least` or more."""
     for name, size in sizes.items():
-        if size < least:
-            raise ValueError(f"{name}: got {size}, expected {least} or more.")
+        check_count(name, size, least)

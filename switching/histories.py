@@ -4,11 +4,18 @@ Elements are numbered by the step that pushed them, 0..T-1, then the cells of th
 then "empty", the last number, which is below itself: so popping an empty stack does nothing.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from .stack_checks import check_count
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,8 @@ class Histories:
         depth: cells on the stack after each step.
         below: for every element, what was under it when it was pushed; only elements that were pushed have a meaning.
         log_probability: of the whole history in the mixture.
+        weight: how much of the mixture it stands for, so that `(weight * f).sum(0)` estimates the mean of f: 1 / n for
+            samples, its probability where all are listed, 1 for the best one alone.
         values: the values of all elements; of "empty" 0.
     """
 
@@ -64,17 +73,38 @@ class Histories:
     depth: Int[Tensor, "n *b T"]
     below: Int[Tensor, "n *b C"]
     log_probability: Float[Tensor, "n *b"]
+    weight: Float[Tensor, "n *b"]
     values: Float[Tensor, "*b C V"]
 
     def elements(self, depth: int) -> Int[Tensor, "n *b T depth"]:
         """The stacks as element numbers, from the top; empty cells have the last number."""
+        check_count("depth", depth, 1)
         cells = [self.top]
         for _ in range(depth - 1):
             cells.append(self.below.gather(-1, cells[-1]))
-        return torch.stack(cells[:depth], -1)
+        return torch.stack(cells, -1)
 
     def cells(self, depth: int) -> Float[Tensor, "n *b T depth V"]:
         """The stacks as values, from the top; empty cells are 0."""
         index = self.elements(depth)
         flat = index.flatten(-2)[..., None].expand(*index.shape[:-2], -1, self.values.shape[-1])
         return self.values.expand(len(index), *self.values.shape).gather(-2, flat).unflatten(-2, index.shape[-2:])
+
+    def plot(
+        self,
+        step: int = -1,
+        sequence: int | Sequence[int] = (),
+        names: Sequence[str] | None = None,
+        most: int = 10,
+    ) -> "Figure":
+        """The most probable whole stacks after one step, as these histories have them.
+
+        Arguments:
+            step: after which one; negative: counted from the last.
+            sequence: its index in the batch axes.
+            names: what to call the element that each step pushed (and, if given, the initial cells from the top).
+            most: stacks to show.
+        """
+        from .stack_plots import plot_stacks
+
+        return plot_stacks(self, step, sequence, names, most)

@@ -22,6 +22,7 @@ from torch import Tensor
 from ..inference import stack as inference
 from ..inference.checks import check_lengths, check_same_kind
 from .histories import follow
+from .stack_checks import check_count, check_numbers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -72,33 +73,55 @@ class PushdownState:
 
     @property
     def reading(self) -> Float[Tensor, "*b Q G"]:
-        """P(state, symbol on top | the steps so far)."""
-        return self.log_top.flatten(-3).softmax(-1).reshape(self.log_top.shape).sum(-3)
+        """P(state, symbol on top | the steps so far); `ValueError` if no run has any weight."""
+        return self.pushed.sum(-3)
 
     @property
     def pushed(self) -> Float[Tensor, "*b n Q G"]:
-        """P(step that pushed the element on top, state, symbol | the steps so far), first the bottom."""
+        """P(step that pushed the element on top, state, symbol | the steps so far), first the bottom.
+
+        Raises:
+            ValueError: no run has any weight any more; names the sequence and the step.
+        """
+        gone = self.log_normalizer.isneginf()
+        if gone.any():
+            where = gone.nonzero()[0].tolist()
+            raise ValueError(
+                f"log_push, log_replace, log_pop: no run{f' of sequence {where}' if where else ''} has weight after "
+                f"step {self.log_top.shape[-3] - 2}; give a transition that is possible there a weight above -inf."
+            )
         return self.log_top.flatten(-3).softmax(-1).reshape(self.log_top.shape)
 
 
-def start(log_initial: Float[Tensor, "*b Q G"], n_steps: int = 16) -> PushdownState:
-    """Before the first step: log-weights of the state and of the bottom symbol. `n_steps` is a guess of the length."""
+def start(log_initial: Tensor, n_steps: int = 16) -> PushdownState:
+    """Before the first step: log_initial [*b, Q, G] weighs state and bottom symbol; `n_steps` guesses the length."""
+    check_same_kind(log_initial=log_initial)
+    _check_initial(log_initial)
+    check_count("n_steps", n_steps, 1)
     flat = log_initial.reshape(-1, log_initial.shape[-2] * log_initial.shape[-1])
     return PushdownState(log_initial.unsqueeze(-3), inference.start(flat, log_initial.shape[-2], n_steps))
 
 
 def advance(
     state: PushdownState,
-    log_push: Float[Tensor, "*b Q G Q G"],
-    log_replace: Float[Tensor, "*b Q G Q G"],
-    log_pop: Float[Tensor, "*b Q G Q"],
+    log_push: Tensor,
+    log_replace: Tensor,
+    log_pop: Tensor,
 ) -> PushdownState:
-    """One more step of all runs, in O(steps so far squared); differentiable, and `state` itself stays as it was."""
+    """One more step of all runs, in O(steps so far squared); differentiable, and `state` itself stays as it was.
+
+    Arguments:
+        log_push, log_replace: [*b, Q, G, Q, G], weights of this step, as in `PushdownAutomaton`.
+        log_pop: [*b, Q, G, Q].
+    """
     batch, (Q, G) = state.log_top.shape[:-3], state.log_top.shape[-2:]
+    tables = {"log_push": log_push, "log_replace": log_replace, "log_pop": log_pop}
+    check_same_kind(log_initial=state.log_top, **tables)
+    _check_steps(batch, Q, G, **tables)
     K = Q * G
     push, replace, pop = log_push.reshape(-1, K, K), log_replace.reshape(-1, K, K), log_pop.reshape(-1, K, Q)
     log_top, tape = inference.advance(state.tape, push, replace, pop)
-    return PushdownState(log_top.reshape(*batch, -1, Q, G), tape)
+    return PushdownState(log_top.reshape(*batch, log_top.shape[1], Q, G), tape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +155,7 @@ class PushdownAutomaton:
     def reading(self) -> Float[Tensor, "*b T Q G"]:
         """P(state, symbol on top after step t | steps 1..t), differentiable: what a stack network reads."""
         weight = torch.logsumexp(self._inside.log_top[:, 1:], 2).softmax(-1)
-        return weight.reshape(*self._batch, -1, *self._sizes).to(self.log_pop.dtype)
+        return weight.reshape(*self._batch, self._steps, *self._sizes).to(self.log_pop.dtype)
 
     def marginals(self) -> Float[Tensor, "*b T Q G"]:
         """P(state, symbol on top after step t | all steps), smoothed."""
@@ -149,6 +172,7 @@ class PushdownAutomaton:
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> PushdownRuns:
         """n runs of each sequence, exactly with their probability."""
+        check_count("n", n, 1)
         with torch.no_grad():
             return self._runs(inference.trace(self._weights, self._inside, n, inference.draw(generator)))
 
@@ -159,23 +183,16 @@ class PushdownAutomaton:
             tables = inference.inside(self._weights, best=True)
             return self._runs(inference.trace(self._weights, tables, 1, inference.largest))
 
-    def plot(self, sequence: Sequence[int] = (), steps: Sequence[str] | None = None) -> "Figure":
-        """Heat maps of actions, state and symbol on top, and element on top over time, of one sequence."""
-        from .stack_plots import Panel, heat_maps
+    def plot(self, sequence: int | Sequence[int] = (), steps: Sequence[str] | None = None) -> "Figure":
+        """Heat maps of actions, state and symbol on top, and element on top over time, of one sequence.
 
-        taken = self.transition_posterior()
-        totals = [x[tuple(sequence)].flatten(1).sum(1) for x in (taken.push, taken.pop, taken.replace)]
-        Q, G = self._sizes
-        panels = [
-            Panel("action", torch.stack(totals, -1), ["push", "pop", "replace"]),
-            Panel(
-                "on top",
-                self.marginals()[tuple(sequence)].flatten(1),
-                [f"{q}, {x}" for q in range(Q) for x in range(G)],
-            ),
-            Panel("pushed at", self.top()[tuple(sequence)], [*(steps or map(str, range(self._steps))), "bottom"]),
-        ]
-        return heat_maps(panels, steps)
+        Arguments:
+            sequence: its index in the batch axes.
+            steps: a name for each step.
+        """
+        from .stack_plots import plot_automaton
+
+        return plot_automaton(self, sequence, steps)
 
     @cached_property
     def _batch(self) -> torch.Size:
@@ -252,24 +269,34 @@ class PushdownAutomaton:
 def _check(automaton: PushdownAutomaton) -> None:
     tables = {k: v for k, v in vars(automaton).items() if k.startswith("log_")}
     check_same_kind(**tables)
-    if automaton.log_initial.dim() < 2:
-        raise ValueError(f"log_initial: got shape {list(automaton.log_initial.shape)}, expected [*batch, Q, G].")
+    _check_initial(automaton.log_initial)
     *batch, Q, G = automaton.log_initial.shape
     T = automaton.log_pop.shape[-4] if automaton.log_pop.dim() >= 4 else 0
-    wanted = {
-        "log_pop": (*batch, T, Q, G, Q),
-        "log_push": (*batch, T, Q, G, Q, G),
-        "log_replace": (*batch, T, Q, G, Q, G),
-    }
-    for name, shape in wanted.items():
-        if T < 1 or tables[name].shape != shape:
+    del tables["log_initial"]
+    if T < 1:
+        raise ValueError(
+            f"log_pop: got shape {list(automaton.log_pop.shape)}, expected {[*batch, 'T', Q, G, Q]} with T > 0."
+        )
+    _check_steps((*batch, T), Q, G, **tables)
+    check_lengths(automaton.lengths, batch, T, automaton.log_pop.device)
+
+
+def _check_initial(log_initial: Tensor) -> None:
+    if log_initial.dim() < 2 or not log_initial.shape[-2:].numel():
+        raise ValueError(
+            f"log_initial: got shape {list(log_initial.shape)}, expected [*batch, Q, G], one state and symbol or more."
+        )
+    check_numbers("log_initial", log_initial)
+
+
+def _check_steps(leading: tuple[int, ...], Q: int, G: int, **tables: Tensor) -> None:
+    """Weights of transitions, with the axes `leading` before those of states and symbols."""
+    ends = {"log_pop": (Q, G, Q), "log_push": (Q, G, Q, G), "log_replace": (Q, G, Q, G)}
+    for name, end in ends.items():
+        if tables[name].shape != (*leading, *end):
             raise ValueError(
-                f"{name}: got shape {list(tables[name].shape)}, expected {['T', *shape] if T < 1 else list(shape)} for "
-                f"{Q} states and {G} symbols (Q and G of log_initial) and the T of log_pop."
+                f"{name}: got shape {list(tables[name].shape)}, expected {[*leading, *end]} for {Q} states and {G} "
+                "symbols, as log_initial has them; all tables have the same batch and time axes."
             )
     for name, table in tables.items():
-        bad = table.isnan() | table.isposinf()
-        if bad.any():
-            where = bad.nonzero()[0].tolist()
-            raise ValueError(f"{name}: holds {table[tuple(where)]} at {where}; log-weights are finite numbers or -inf.")
-    check_lengths(automaton.lengths, batch, T, automaton.log_pop.device)
+        check_numbers(name, table)

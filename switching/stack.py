@@ -29,7 +29,7 @@ from ..inference.checks import check_lengths
 from ..inference.superposition import depths, superpose
 from ..inference.vectorized.stack import log_sum_exp
 from .histories import Histories, follow
-from .stack_checks import check_capacity, check_log_weights, check_mixture, check_single_pops
+from .stack_checks import check_capacity, check_count, check_evidence, check_log_weights, check_mixture, check_reads
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -104,6 +104,7 @@ class StackMixture:
 
         O(T) a step for an uncoupled mixture, whatever the depth, or O(capacity); O(T^2 depth) a step for a coupled one.
         """
+        check_count("depth", depth, 1)
         if not self.coupled:
             cells = self._recurse(self.values, self.initial)[..., :depth, :]
             return torch.nn.functional.pad(cells, (0, 0, 0, depth - cells.shape[-2]))
@@ -138,21 +139,22 @@ class StackMixture:
                 empty stack); 0 where nothing was observed, -inf for impossible. Steps past `lengths` are ignored.
 
         Raises:
-            ValueError: its shape does not fit, or it holds NaN or +inf.
+            TypeError: it is no tensor, or one of another dtype or device than values.
+            ValueError: its shape does not fit, it holds NaN or +inf, or leaves nothing possible at some step.
         """
-        expected = (*self._batch, self.values.shape[-2], self.values.shape[-2] + self.n_initial + 1)
-        if log_likelihood.shape != expected:
-            raise ValueError(
-                f"log_likelihood: got shape {list(log_likelihood.shape)}, expected {list(expected)}: one column "
-                "for the push of each step, then the initial cells, then the empty stack."
-            )
+        check_evidence(self, "log_likelihood", log_likelihood)
         check_log_weights("log_likelihood", log_likelihood)
-        check_single_pops(self, "condition")
         before = 0.0 if self.log_evidence is None else self.log_evidence
         return replace(self, log_evidence=before + log_likelihood)
 
     def read_likelihood(self, reads: Tensor, scale: float) -> Float[Tensor, "*b T C"]:
-        """Evidence for `condition` from reads [*b, T, V] of the top: Normal(value on top, scale); NaN is no reading."""
+        """Evidence for `condition` from reads [*b, T, V] of the value on top (0 if empty), with normal error.
+
+        Arguments:
+            reads: what was read; NaN: that number was not.
+            scale: standard deviation of the error.
+        """
+        check_reads(self, "reads", reads, scale)
         table = torch.nn.functional.pad(self._table, (0, 0, 0, 1))
         error = (reads[..., :, None, :] - table[..., None, :, :]) / scale
         density = -0.5 * error**2 - math.log(scale) - 0.5 * math.log(2 * math.pi)
@@ -160,17 +162,18 @@ class StackMixture:
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Histories:
         """n histories of each sequence, exactly from the mixture."""
+        check_count("n", n, 1)
         if self.coupled:
             return self._trace(n, best=False, choose=inference.draw(generator))
         pick = inference.draw(generator)
         options = self._log_action.detach().flatten(0, -2).expand(n, -1, -1)
-        return self._follow(pick(options.flatten(0, 1)).reshape(n, *self._log_action.shape[:-1]))
+        return self._follow(pick(options.flatten(0, 1)).reshape(n, *self._log_action.shape[:-1]), equal=True)
 
     def viterbi(self) -> Histories:
         """The most probable whole history of each sequence (n = 1)."""
         if self.coupled:
             return self._trace(1, best=True, choose=inference.largest)
-        return self._follow(self._log_action.argmax(-1)[None])
+        return self._follow(self._log_action.argmax(-1)[None], equal=True)
 
     def enumerate(self) -> Histories:
         """Every history, with its probability: for small T.
@@ -187,22 +190,16 @@ class StackMixture:
         grid = torch.cartesian_prod(*[torch.arange(A, device=self.values.device)] * T).reshape(A**T, T)
         return self._follow(grid.reshape(A**T, *[1] * len(self._batch), T).expand(A**T, *self._batch, T))
 
-    def plot(self, sequence: Sequence[int] = (), steps: Sequence[str] | None = None) -> "Figure":
-        """Heat maps of actions, depth and element on top over time, of one sequence (its index in the batch axes)."""
-        from .stack_plots import Panel, heat_maps
+    def plot(self, sequence: int | Sequence[int] = (), steps: Sequence[str] | None = None) -> "Figure":
+        """Heat maps of actions (before and given the evidence), depth and element on top over time, of one sequence.
 
-        action, depth, top = (
-            x[tuple(sequence)] for x in (self.action_posterior(), self.depth_distribution(), self.top())
-        )
-        deepest = max(1, int((depth.detach() > 1e-3).any(0).nonzero().max()))
-        names = ["push", "pop", "no-op", *(f"pop {n}" for n in range(2, action.shape[-1] - 1))]
-        elements = [*(steps or map(str, range(len(action)))), *(f"initial {n}" for n in range(self.n_initial)), "empty"]
-        panels = [
-            Panel("action", action, names),
-            Panel("depth", depth[:, : deepest + 1]),
-            Panel("pushed at", top, elements),
-        ]
-        return heat_maps(panels, steps)
+        Arguments:
+            sequence: its index in the batch axes.
+            steps: a name for each step.
+        """
+        from .stack_plots import plot_mixture
+
+        return plot_mixture(self, sequence, steps)
 
     @cached_property
     def _batch(self) -> torch.Size:
@@ -304,16 +301,18 @@ class StackMixture:
                 weights = self._weigh(self._log_action, self._evidence, best=True)
                 tables = inference.inside(weights, best=True)
             runs = inference.trace(weights, tables, n, choose)
-            action, top = (x[..., self.n_initial :].reshape(n, *self._batch, -1) for x in (runs.action, runs.top))
+            action, top = (
+                x[..., self.n_initial :].reshape(n, *self._log_action.shape[:-1]) for x in (runs.action, runs.top)
+            )
             if self.on_empty == "noop":  # a run that holds the bottom either held or popped an empty stack
                 options = self._log_action.index_fill(-1, action.new_zeros(1), -torch.inf).expand(
                     n, *self._log_action.shape
                 )
                 action = torch.where((action == 2) & (top == 0), choose(options), action)
-        return self._follow(action)
+        return self._follow(action, equal=True)
 
-    def _follow(self, action: Tensor) -> Histories:
-        """Run given actions [n, *b, T] and weigh them."""
+    def _follow(self, action: Tensor, equal: bool = False) -> Histories:
+        """Run given actions [n, *b, T] and weigh them; `equal`: each stands for as much as the others."""
         path = follow(action, self.n_initial)
         log_weight = _picked(self._log_action, action)
         if self.on_empty == "forbid":
@@ -323,7 +322,8 @@ class StackMixture:
             log_weight = log_weight + _picked(self._evidence, path.top)
         log_probability = log_weight.sum(-1) - self.log_normalizer().detach()
         values = torch.nn.functional.pad(self._table.detach(), (0, 0, 0, 1))
-        return Histories(action, path.top, path.depth, path.below, log_probability, values)
+        weight = torch.full_like(log_probability, 1 / len(action)) if equal else log_probability.exp()
+        return Histories(action, path.top, path.depth, path.below, log_probability, weight, values)
 
 
 def _picked(table: Tensor, index: Tensor) -> Tensor:

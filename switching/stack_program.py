@@ -15,19 +15,21 @@ from torch.nn.functional import one_hot, pad
 
 from ..inference.superposition import superpose
 from .stack import StackMixture
+from .stack_checks import check_reads, check_scale
 
 
 def stack_program(mixture: StackMixture, scale: float, reads: Tensor | None = None) -> Float[Tensor, "*b T V"]:
     """Sites `a_1, x_1, a_2, ...`, one plate a batch axis, and deterministic `stack_t` [*b, T+D, V]; returns the reads.
 
     A certain action moves the cells by the same update that averages them under an uncertain one. Weights that are no
-    probabilities, and pops that are forbidden, enter as factors `weight_t`. For enumeration, wrap it in
+    probabilities, and pops that are forbidden, enter as factors `weight_t`: these steer inference, but
+    not what `Predictive` draws forward (`StackMixture.sample` draws with them). For enumeration, wrap the program in
     `pyro.infer.config_enumerate`; memory grows as 3^T.
 
     Arguments:
         mixture: actions and values, without evidence.
         scale: standard deviation of a read of the value on top (0 for the empty stack).
-        reads: [*b, T, V], observed; NaN: a step not read; None: all are drawn.
+        reads: [*b, T, V], observed; NaN: a number not read; None: all are drawn.
 
     Raises:
         ValueError: the mixture already holds evidence, or reads have another shape than its values.
@@ -37,8 +39,9 @@ def stack_program(mixture: StackMixture, scale: float, reads: Tensor | None = No
         raise ValueError(
             "mixture: holds evidence already; give the program the mixture before `condition`, and the reads."
         )
-    if reads is not None and reads.shape != values.shape:
-        raise ValueError(f"reads: got shape {list(reads.shape)}, expected that of values, {list(values.shape)}.")
+    check_scale(scale)
+    if reads is not None:
+        check_reads(mixture, "reads", reads, scale)
     log_action, past = mixture._log_action, mixture._past
     marked = torch.cat([values, torch.ones_like(values[..., :1])], -1)  # the last column says that a cell is filled
     initial = values[..., :0, :] if mixture.initial is None else mixture.initial
@@ -58,15 +61,12 @@ def stack_program(mixture: StackMixture, scale: float, reads: Tensor | None = No
             pyro.factor(f"weight_{t + 1}", weight)
             cells = _moved(cells, action, log_action.shape[-1], marked[..., t, :])
             pyro.deterministic(f"stack_{t + 1}", cells[..., :V], event_dim=2)
-            seen = None if reads is None else reads[..., t, :]
-            if seen is not None:
-                there = ~(seen.isnan().any(-1) | past[..., t])
-                scope.enter_context(pyro.poutine.mask(mask=there))  # pyright: ignore[reportArgumentType]
-                seen = seen.nan_to_num()
-            read = dist.Normal(
-                cells[..., 0, :V], torch.as_tensor(scale, dtype=values.dtype, device=values.device)
-            ).to_event(1)
-            observations.append(pyro.sample(f"x_{t + 1}", read, obs=seen))
+            read = dist.Normal(cells[..., 0, :V], torch.full_like(cells[..., 0, :V], scale))
+            seen = None
+            if reads is not None:
+                there = ~(reads[..., t, :].isnan() | past[..., t, None])
+                read, seen = read.mask(there), reads[..., t, :].nan_to_num()
+            observations.append(pyro.sample(f"x_{t + 1}", read.to_event(1), obs=seen))
     return torch.stack(torch.broadcast_tensors(*observations), -2)
 
 

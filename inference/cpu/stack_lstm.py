@@ -76,7 +76,7 @@ class StackLSTM(torch.autograd.Function):
         inputs, act, c, h = new(T + 1, B, n_in + R + H), new(T, B, 4 * H), new(T + 1, B, H), new(T, B, H)
         raw, action, value, r = new(T, B, len(d)), new(T, M, A), new(T, M, V), x.new_full((T, B, R), settings.empty)
         inputs[:T, :, :n_in], inputs[0, :, n_in : n_in + R], inputs[0, :, n_in + R :], c[0] = x, reading, hidden, cell
-        stacks = [cells.reshape(M, -1)]
+        stacks = [cells.flatten(1)]
         for t in range(T):
             gates = torch.addmm(b, inputs[t], W.t())
             _forward_gates(gates.numpy(), c[t].numpy(), act[t].numpy(), c[t + 1].numpy(), h[t].numpy())
@@ -85,13 +85,13 @@ class StackLSTM(torch.autograd.Function):
             depth = n + 1 if settings.capacity is None else min(n + 1, settings.capacity)
             stacks.append(new(M, depth * V))
             forward_cells(
-                raw[t].view(M, -1).numpy(), stacks[-2].numpy(), n, empty, action[t].numpy(), value[t].numpy(),
-                stacks[-1].numpy(), r[t].view(M, -1).numpy(),
+                raw[t].view(M, A + V).numpy(), stacks[-2].numpy(), n, empty, action[t].numpy(), value[t].numpy(),
+                stacks[-1].numpy(), r[t].view(M, R * B // max(M, 1)).numpy(),
             )  # fmt: skip
             inputs[t + 1, :, n_in : n_in + R], inputs[t + 1, :, n_in + R :] = r[t], h[t]
         ctx.save_for_backward(W, U, inputs, act, c, h, action, value, *stacks)
         ctx.sizes, ctx.empty, ctx.n_first = (n_in, R), empty, cells.shape[1]
-        return h, r, raw, c[T].clone(), stacks[-1].view(M, -1, V).clone()
+        return h, r, raw, c[T].clone(), stacks[-1].unflatten(1, (stacks[-1].shape[1] // V, V)).clone()
 
     @staticmethod
     @once_differentiable

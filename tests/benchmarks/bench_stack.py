@@ -198,7 +198,7 @@ def growth(lengths: tuple[int, ...]) -> Iterator[tuple[str, list[float], float]]
     """Seconds of each layer by length, and the exponent fitted to the last three."""
     x = torch.randn(BATCH, max(lengths), INPUTS, generator=torch.Generator().manual_seed(0))
     for name, layer, _ in cases(1):
-        taken = [min(seconds(layer, x[:, :n]) for _ in range(3 if n < 300 else 2)) for n in lengths]
+        taken = [min(seconds(layer, x[:, :n]) for _ in range(3 if n < 300 else 1)) for n in lengths]
         yield name, taken, float(np.polyfit(np.log(lengths[-3:]), np.log(taken[-3:]), 1)[0])
 
 

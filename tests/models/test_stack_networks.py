@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import torch
 from benchmarks.bench_stack import compare
-from benchmarks.stack_languages import LANGUAGES, draw
+from benchmarks.stack_languages import LANGUAGES, STOP, best_possible, draw, excess, train
 from samplehold.inference import superposition
 from samplehold.inference.stratification import stratify, visible
 from samplehold.models.gated import MinGRU
@@ -310,8 +310,41 @@ def test_bad_input_is_named():
         layer(torch.zeros(2, 3, 5))
     with pytest.raises(ValueError, match=r"x: got shape \[2, 0, 4\], expected at least one step"):
         layer(torch.zeros(2, 0, 4))
+    with pytest.raises(ValueError, match="capacity: got 0, expected 1 or more"):
+        SuperpositionStackRNN(4, 5, capacity=0)
+    with pytest.raises(ValueError, match="value_size: got -1, expected 0 or more"):
+        NondeterministicStackRNN(4, 5, value_size=-1)
+    with pytest.raises(TypeError, match=r"x: got torch\.float64 on cpu, but the layer's weights are torch\.float32"):
+        layer(torch.zeros(2, 3, 4).double())
+    with pytest.raises(TypeError, match=r"x: got torch\.float64 on cpu, but the layer's weights are torch\.float32"):
+        layer.step(torch.zeros(2, 4).double())
+    with pytest.raises(ValueError, match=r"x: got shape \[2, 5\], expected one step"):
+        layer.step(torch.zeros(2, 5))
+    with pytest.raises(ValueError, match="state: holds 2 sequences, but x has 3"):
+        layer(torch.zeros(3, 2, 4), layer(torch.zeros(2, 2, 4)).state)
+    with pytest.raises(ValueError, match=r"lengths: got 9 of sequence 0, but the series has 3 steps"):
+        layer.mixture(torch.zeros(2, 3, 4), [9, 2])
+    with pytest.raises(ValueError, match=r"lengths: got shape \[3\], but the batch axes are \[2\]"):
+        layer.mixture(torch.zeros(2, 3, 4), [3, 2, 1])
     with pytest.raises(ValueError, match=r"log_action: got shape \[2, 3, 3\], expected \[2, 3, 1, 3\]"):
         layer(torch.zeros(2, 3, 4), log_action=torch.zeros(2, 3, 3))
+
+
+@pytest.mark.parametrize(("layer", "options"), NETWORKS)
+def test_a_batch_of_no_sequences_runs(layer, options):
+    network = made(layer, 4, 5, **options)
+    run = network(torch.zeros(2, 0, 3, 4, dtype=torch.float64))
+    assert run.output.shape == (2, 0, 3, 5)
+    assert run.reading.shape == (2, 0, 3, network.reading_size)
+    assert network.step(torch.zeros(0, 4, dtype=torch.float64))[0].shape == (0, 5)
+
+
+def test_mixtures_of_networks_take_lengths():
+    x = inputs(2, 5, 4)
+    for network in (made(SuperpositionStackRNN, 4, 5, 3, stacks=2), made(NondeterministicStackRNN, 4, 5)):
+        ragged, short = network.mixture(x, [5, 3]), network.mixture(x[1, :3])
+        close(ragged.log_normalizer()[1], short.log_normalizer())
+        assert torch.equal(ragged.viterbi().action[0, 1][..., :3], short.viterbi().action[0])
 
 
 @pytest.mark.parametrize("name", LANGUAGES)
@@ -322,6 +355,26 @@ def test_languages_are_drawn_with_the_probability_they_state(name):
     assert sum(stated.values()) == pytest.approx(1.0, abs=1e-5)  # every string occurred
     for string, p in stated.items():
         assert abs(counts[string] / 4000 - p) < 5 * math.sqrt(p / 4000)
+
+
+def test_the_bound_is_the_least_cross_entropy_and_a_learner_of_the_source_comes_near_it():
+    language = LANGUAGES["marked reversal"]
+    batch = draw(language, 20000, 40, 100, random.Random(0))
+    pairs = (batch.symbols >= 0).sum(1).sub(2).div(2)
+    nats = -math.log(STOP) - (pairs - 1) * math.log(1 - STOP) + pairs * math.log(2)  # by the source without an end
+    found = (nats.sum() - batch.nats.sum()) / (batch.symbols >= 0).sum()
+    assert float(found) == pytest.approx(best_possible(language, 40, 100), abs=1e-3)
+    entropy = math.log(30) + pairs * math.log(2)  # 20 to 49 pairs, evenly
+    close(batch.nats, entropy.float(), rtol=1e-5, atol=0)
+
+
+def test_a_stack_network_learns_marked_reversal_and_an_lstm_does_not():
+    language, found = LANGUAGES["marked reversal"], {}
+    for name in ("LSTM", "superposition"):
+        model = train(name, language, seed=0, updates=1500)
+        found[name] = [excess(model, language, 1, 40, stop=STOP), excess(model, language, 40, 100)]
+    assert found["superposition"][0] < 0.02 < found["LSTM"][0]  # nats per symbol above the bound, on lengths as trained
+    assert found["superposition"][1] < found["LSTM"][1]  # and on longer strings
 
 
 @pytest.mark.peer

@@ -2,7 +2,6 @@
 
 import math
 
-import matplotlib.pyplot as plt
 import pytest
 import torch
 from hypothesis import given, settings
@@ -245,11 +244,25 @@ def test_devices_without_kernels_take_the_plain_recursion(monkeypatch):
     close(state.reading, expected.reading()[:, -1])
 
 
-def test_plot_shows_actions_and_configurations():
+def test_plot_shows_actions_configurations_and_elements():
     automaton = PushdownAutomaton(*tables(1, 6, 2, 2))
-    figure = automaton.plot()
-    close(torch.as_tensor(figure.axes[1].images[0].get_array().data.T.copy()), automaton.marginals().flatten(1))
-    plt.close(figure)
+    figure = automaton.plot(steps=list("uvwxyz"))
+    action, configuration, top = (torch.as_tensor(x.images[0].get_array().data.T.copy()) for x in figure.axes[:3])
+    posterior = automaton.transition_posterior()
+    close(action, torch.stack([x.flatten(1).sum(1) for x in (posterior.push, posterior.pop, posterior.replace)], -1))
+    close(configuration, automaton.marginals().flatten(1))
+    names = [label.get_text() for label in figure.axes[2].get_yticklabels()]
+    close(top, automaton.top()[:, [6 if name == "bottom" else "uvwxyz".index(name) for name in names]])
+    assert names[0] == "bottom"
+    with pytest.raises(ValueError, match=r"sequence: got \[0\], but the batch axes are \[\]"):
+        automaton.plot(0)
+
+
+def test_a_batch_of_no_sequences_has_answers_of_its_shape():
+    automaton = PushdownAutomaton(*tables(0, 3, 2, 2, 2, 0))
+    assert automaton.log_normalizer().shape == (2, 0)
+    assert automaton.reading().shape == automaton.marginals().shape == (2, 0, 3, 2, 2)
+    assert automaton.sample(4).state.shape == (4, 2, 0, 3)
 
 
 def test_bad_input_is_named():
@@ -262,7 +275,7 @@ def test_bad_input_is_named():
         PushdownAutomaton(initial, push, replace, pop[:, :1])
     with pytest.raises(ValueError, match=r"log_initial: got shape \[2\], expected \[\*batch, Q, G\]"):
         PushdownAutomaton(initial[0], push, replace, pop)
-    with pytest.raises(ValueError, match=r"log_replace: holds nan at \[0, 0, 0, 0, 0\]"):
+    with pytest.raises(ValueError, match=r"log_replace: holds NaN at \[0, 0, 0, 0, 0\]"):
         PushdownAutomaton(initial, push, torch.full_like(replace, torch.nan), pop)
     with pytest.raises(TypeError, match=r"log_push: got torch\.float32 on cpu, but log_initial is torch\.float64"):
         PushdownAutomaton(initial, push.float(), replace, pop)
@@ -281,3 +294,22 @@ def test_an_automaton_without_runs_names_the_step_at_which_the_mass_vanished():
     nowhere = PushdownAutomaton(torch.full_like(initial, -torch.inf), push, replace, pop)
     with pytest.raises(ValueError, match="vanished before the first step: log_initial is -inf"):
         nowhere.log_normalizer()
+
+
+def test_steps_name_bad_input_and_the_step_after_which_no_run_is_left():
+    initial, push, replace, pop = tables(0, 3, 2, 2)
+    state = start(initial)
+    with pytest.raises(ValueError, match=r"log_initial: got shape \[2\], expected \[\*batch, Q, G\]"):
+        start(initial[0])
+    with pytest.raises(ValueError, match=r"log_push: got shape \[2, 2, 2\], expected \[2, 2, 2, 2\]"):
+        advance(state, pop[0], replace[0], pop[0])
+    with pytest.raises(ValueError, match=r"log_pop: holds NaN at \[0, 0, 0\]"):
+        advance(state, push[0], replace[0], torch.full_like(pop[0], torch.nan))
+    with pytest.raises(TypeError, match=r"log_push: got torch\.float32 on cpu, but log_initial is torch\.float64"):
+        advance(state, push[0].float(), replace[0], pop[0])
+    with pytest.raises(ValueError, match="n: got 0, expected 1 or more"):
+        PushdownAutomaton(initial, push, replace, pop).sample(0)
+    never = torch.full_like(push[0], -torch.inf)
+    gone = advance(advance(state, push[0], replace[0], pop[0]), never, never, torch.full_like(pop[0], -torch.inf))
+    with pytest.raises(ValueError, match="no run has weight after step 1"):
+        gone.reading  # noqa: B018

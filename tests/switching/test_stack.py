@@ -4,7 +4,6 @@ import math
 import re
 from dataclasses import replace
 
-import matplotlib.pyplot as plt
 import pyro
 import pytest
 import torch
@@ -78,7 +77,7 @@ def test_own_enumeration_is_that_of_the_oracle():
 def test_popping_several_cells_equals_enumeration():
     mix = StackMixture(normal(0, 5, 5).log_softmax(-1), normal(1, 5, 2), normal(2, 2, 2))
     check_all(mix)
-    with pytest.raises(ValueError, match=r"log_action: got 5 actions, but condition couples"):
+    with pytest.raises(ValueError, match=r"log_action: got 5 actions, but evidence couples"):
         mix.condition(torch.zeros(5, 8, dtype=torch.float64))
 
 
@@ -197,7 +196,7 @@ def test_pyro_enumeration_of_the_program_gives_the_evidence_and_its_gradient(bat
     lengths = None if not batch else [4, 3]
     mix = StackMixture(log_action, normal(1, *batch, 4, 2), normal(2, *batch, 1, 2), on_empty, lengths=lengths)
     reads = normal(3, *batch, 4, 2)
-    reads[..., 1, :] = torch.nan
+    reads[..., 1, :] = reads[..., 2, 0] = torch.nan
     elbo = TraceEnum_ELBO(max_plate_nesting=len(batch))
     loss = elbo.differentiable_loss(config_enumerate(stack_program), lambda *_: None, mix, 0.7, reads)
     evidence = mix.condition(mix.read_likelihood(reads, 0.7)).log_normalizer().sum()
@@ -246,14 +245,73 @@ def test_single_precision_is_single_precision_of_the_double_answer():
         close(a.superposition(4).double(), b.superposition(4), rtol=1e-5, atol=1e-5)
 
 
-def test_plot_shows_actions_depths_and_elements():
-    mix = mixture(1, 5).condition(normal(2, 5, 6))
-    figure = mix.plot(steps=list("abcde"))
-    shown = [axis.images[0].get_array() for axis in figure.axes[:3]]
-    close(torch.as_tensor(shown[0].data.T.copy()), mix.action_posterior())
-    close(torch.as_tensor(shown[2].data.T.copy()), mix.top())
-    assert [label.get_text() for label in figure.axes[2].get_yticklabels()] == [*"abcde", "empty"]
-    plt.close(figure)
+def test_histories_weigh_what_they_stand_for():
+    mix = mixture(3, 4, D=1).condition(normal(5, 4, 6))
+    every, drawn, best = mix.enumerate(), mix.sample(8, torch.Generator().manual_seed(0)), mix.viterbi()
+    assert torch.equal(every.weight, every.log_probability.exp())
+    assert drawn.weight.tolist() == [1 / 8] * 8
+    assert best.weight.tolist() == [1.0]
+    close((every.weight[:, None, None] * torch.nn.functional.one_hot(every.depth, 6)).sum(0), mix.depth_distribution())
+
+
+def pictured(axis) -> Tensor:
+    return torch.as_tensor(axis.images[0].get_array().data.T.copy())
+
+
+def labels(axis) -> list[str]:
+    return [label.get_text() for label in axis.get_yticklabels()]
+
+
+def test_plot_shows_actions_with_and_without_evidence_depths_and_elements():
+    mix = mixture(1, 5, D=1)
+    evidence = normal(2, 5, 7)
+    evidence[:, 3] = -torch.inf  # what step 3 pushes is never on top, and is left out
+    seen = mix.condition(evidence)
+    figure = seen.plot(steps=list("abcde"))
+    alone, given, depth, top = figure.axes[:4]
+    close(pictured(alone), mix.action_posterior())
+    close(pictured(given), seen.action_posterior())
+    shown = pictured(depth)
+    close(shown, seen.depth_distribution()[:, : shown.shape[1]])
+    assert float(seen.depth_distribution()[:, shown.shape[1] :].sum()) < 0.01  # deeper ones are left out
+    close(torch.as_tensor(depth.lines[0].get_ydata()), seen.viterbi().depth[0])
+    assert labels(top) == ["empty", "initial 0", "a", "b", "c", "e"]
+    close(pictured(top), seen.top()[:, [6, 5, 0, 1, 2, 4]])
+    assert [label.get_text() for label in top.get_xticklabels()] == list("abcde")
+    assert len(mix.plot().axes) == 4  # action, depth, top and the color bar: without evidence there is one action panel
+    batch = StackMixture(torch.stack([normal(0, 5, 3), mix.log_action]), mix.values.expand(2, 5, 2))
+    close(pictured(batch.plot(1).axes[0]), mix.action_posterior())
+
+
+def test_plot_of_histories_shows_the_most_probable_stacks():
+    mix = mixture(4, 4, D=1)
+    every = mix.enumerate()
+    totals: dict[tuple[int, ...], float] = {}
+    for actions, weight in zip(every.action.tolist(), every.weight.tolist(), strict=True):
+        stack = tuple(play(tuple(actions), 1)[2])
+        totals[stack] = totals.get(stack, 0.0) + weight
+    ranked = sorted(totals.items(), key=lambda item: -item[1])[:5]
+    figure = every.plot(step=2, names=list("wxyz"), most=5)
+    bars, cells = figure.axes
+    close([bar.get_height() for bar in bars.patches], [weight for _, weight in ranked])
+    written: list[list[str]] = [[] for _ in ranked]
+    for text in sorted(cells.texts, key=lambda text: -text.get_position()[1]):
+        written[text.get_position()[0]].append(text.get_text())
+    names = [*"wxyz", "initial 0"]
+    assert written == [[names[c] for c in stack] or ["empty"] for stack, _ in ranked]
+    assert bars.get_title(loc="left") == f"stacks after step 2: 5 of {len(totals)}"
+
+
+@pytest.mark.parametrize("on_empty", ["noop", "forbid"])
+def test_a_batch_of_no_sequences_has_answers_of_its_shape(on_empty):
+    mix = StackMixture(torch.zeros(2, 0, 4, 3), torch.zeros(2, 0, 4, 1), on_empty=on_empty, capacity=4)
+    for mixed in (mix, mix.condition(torch.zeros(2, 0, 4, 5))):
+        assert mixed.log_normalizer().shape == (2, 0)
+        assert mixed.action_posterior().shape == (2, 0, 4, 3)
+        assert mixed.top().shape == mixed.depth_distribution().shape == (2, 0, 4, 5)
+        assert mixed.superposition(2).shape == (2, 0, 4, 2, 1)
+        assert mixed.sample(3).action.shape == (3, 2, 0, 4)
+        assert mixed.viterbi().cells(2).shape == (1, 2, 0, 4, 2, 1)
 
 
 def broken(**change):
@@ -273,10 +331,35 @@ def broken(**change):
         (broken(values=torch.zeros(2)), r"values: got shape \[2\], expected \[\*batch, T, V\]"),
         (broken(initial=torch.zeros(1, 3)), r"initial: got shape \[1, 3\], expected \[D, 2\]|expected \['D', 2\]"),
         (broken(on_empty="ignore"), r"on_empty: got 'ignore', expected 'noop' or 'forbid'"),
-        (broken(capacity=0), r"capacity: got 0, expected at least 1"),
+        (broken(initial=torch.zeros(2)), r"initial: got shape \[2\], expected \['D', 2\]"),
+        (broken(initial=torch.full((1, 2), torch.nan)), r"initial: holds nan at \[0, 0\]; give finite numbers"),
+        (broken(values=torch.full((3, 2), torch.inf)), r"values: holds inf at \[0, 0\]; give finite numbers"),
+        (broken(capacity=0), r"capacity: got 0, expected 1 or more"),
+        (broken(capacity=1, initial=torch.zeros(2, 2)), r"capacity: got 1, expected at least 2, the cells of the init"),
+        (broken(log_evidence=torch.zeros(3, 3)), r"log_evidence: got shape \[3, 3\], expected \[3, 4\]"),
+        (broken(log_evidence=torch.full((3, 4), torch.nan)), r"log_evidence: holds NaN at \[0, 0\]"),
         (broken(lengths=[4]), r"lengths: got"),
         (lambda: broken()().condition(torch.zeros(3, 3)), r"log_likelihood: got shape \[3, 3\], expected \[3, 4\]"),
         (lambda: broken()().condition(torch.full((3, 4), -torch.inf)), r"log_likelihood: everything is impossible"),
+        (lambda: broken()().superposition(0), r"depth: got 0, expected 1 or more"),
+        (lambda: broken()().sample(0), r"n: got 0, expected 1 or more"),
+        (lambda: broken()().viterbi().cells(0), r"depth: got 0, expected 1 or more"),
+        (lambda: broken()().plot((0,)), r"sequence: got \[0\], but the batch axes are \[\]"),
+        (lambda: broken()().plot(steps=["a"]), r"steps: got 1 names, but there are 3 steps"),
+        (lambda: broken()().viterbi().plot(step=3), r"step: got 3, but the histories have 3 steps"),
+        (lambda: broken()().viterbi().plot(names=["a"]), r"names: got 1, expected 3, one a step"),
+        (
+            lambda: broken()().read_likelihood(torch.zeros(3, 3), 1.0),
+            r"reads: got shape \[3, 3\], expected that of",
+        ),
+        (lambda: broken()().read_likelihood(torch.full((3, 2), torch.inf), 1.0), r"reads: holds inf at \[0, 0\]"),
+        (lambda: broken()().read_likelihood(torch.zeros(3, 2), 0.0), r"scale: got 0.0, expected a standard deviation"),
+        (lambda: stack_program(broken()(), -1.0), r"scale: got -1.0, expected a standard deviation"),
+        (lambda: stack_program(broken()(), 1.0, torch.zeros(2, 2)), r"reads: got shape \[2, 2\], expected that of val"),
+        (
+            lambda: stack_program(broken()().condition(torch.zeros(3, 4)), 1.0),
+            r"mixture: holds evidence already",
+        ),
         (
             lambda: StackMixture(torch.zeros(11, 3), torch.zeros(11, 1)).enumerate(),
             r"enumerate: 3 actions over T = 11 steps make 3\^11 histories, more than 59049",
@@ -286,6 +369,14 @@ def broken(**change):
 def test_bad_input_is_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_mixed_precision_is_named():
+    message = r"log_action: got torch\.float64 on cpu, but values is torch\.float32 on cpu; convert it"
+    with pytest.raises(TypeError, match=message):
+        broken(log_action=torch.zeros(3, 3).double())()
+    with pytest.raises(TypeError, match=r"log_likelihood: got torch\.float64 on cpu"):
+        broken()().condition(torch.zeros(3, 4).double())
 
 
 def test_evidence_that_leaves_no_history_names_the_step():
