@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -180,8 +181,9 @@ def _start(log_fresh: Tensor, log_initial: Tensor | None) -> tuple[Tensor, Tenso
 
 
 def _belief(log_start: Tensor) -> Tensor:
-    """Its exponential, which is 0 only for what is impossible."""
-    return log_start.exp().clamp_min(FLOOR).where(log_start > -torch.inf, 0.0)
+    """Its exponential, which is 0 only for what is impossible; by numpy, as torch would wake its threads for it."""
+    start = log_start.numpy()
+    return torch.from_numpy(np.where(start > -np.inf, np.maximum(np.exp(start), FLOOR), 0.0))
 
 
 def _run(task: Callable[..., None], like: Tensor, *arguments: Any) -> None:

@@ -256,7 +256,10 @@ def _run(kernel: Callable[..., None], gate: str, candidate: str, block: int, pre
         for job in jobs:
             kernel(_GATES[gate], _CANDIDATES[candidate], block, *job, steps, units, width, *flat)
 
-    in_parallel([partial(run, jobs) for jobs in _jobs(sequences, steps, units, block if candidate == "simplex" else 1)])
+    in_parallel(
+        [partial(run, jobs) for jobs in _jobs(sequences, steps, units, block if candidate == "simplex" else 1)],
+        among_torch=True,
+    )
 
 
 @torch.library.custom_op("samplehold::gated_scan", mutates_args=())

@@ -114,7 +114,9 @@ def _run(function: Callable[..., None], *tables: Tensor) -> None:
     columns = [(0, width)]
     if len(rows) < parts:
         columns = [(_LINE * lo, min(width, _LINE * hi)) for lo, hi in ranges(blocks, -(-blocks * len(rows) // parts))]
-    in_parallel([lambda part=(*row, *column): function(*part, *arrays) for row in rows for column in columns])
+    in_parallel(
+        [lambda part=(*row, *column): function(*part, *arrays) for row in rows for column in columns], among_torch=True
+    )
 
 
 def _contiguous(*tables: Tensor) -> list[Tensor]:

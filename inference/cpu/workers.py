@@ -1,9 +1,12 @@
 """How a CPU kernel is compiled and spread over threads.
 
 Kernels are compiled without numba's parallel mode: each takes a range of sequences and releases the interpreter lock,
-and `in_parallel` runs several of them at once on torch's own OpenMP threads. Those stay awake for milliseconds after
-every parallel operation of torch, so a second team of threads beside them would find its processors taken. Where torch
-has another runtime, and in a forked child, whose parent kept the threads, plain Python threads do the work.
+and `in_parallel` runs several of them at once on plain Python threads, which sleep while they wait.
+
+Kernels that sit between matrix products run on torch's own OpenMP threads instead. Those stay awake for milliseconds
+after every parallel operation of torch, and a second team beside them would find its processors taken; but after a rest
+they wake less well. Where torch has another runtime, and in a forked child, whose parent kept the threads, the plain
+threads do that work too.
 """
 
 import ctypes
@@ -50,8 +53,12 @@ def ranges(n: int, at_least: int = 1) -> list[tuple[int, int]]:
     return list(pairwise(edges))
 
 
-def in_parallel(tasks: Sequence[Callable[[], None]]) -> None:
-    """Run all tasks, as many at once as torch has threads; returns when all are done, raising the first error."""
+def in_parallel(tasks: Sequence[Callable[[], None]], *, among_torch: bool = False) -> None:
+    """Run all tasks, as many at once as torch has threads; returns when all are done, raising the first error.
+
+    Arguments:
+        among_torch: the kernel is called between torch's own parallel operations, and shares their threads.
+    """
     if len(tasks) == 1 or torch.get_num_threads() == 1:
         for task in tasks:
             task()
@@ -65,7 +72,7 @@ def in_parallel(tasks: Sequence[Callable[[], None]]) -> None:
             except BaseException as error:  # raised below: nothing may unwind through the threads' own stack
                 errors.append(error)
 
-    if _omp_parallel is None:
+    if _omp_parallel is None or not among_torch:
         futures = [_executor().submit(work) for _ in range(min(len(tasks), torch.get_num_threads()) - 1)]
         work()
         for future in futures:
