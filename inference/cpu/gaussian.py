@@ -126,7 +126,9 @@ def normal_moments(x: Tensor, weights: Tensor, about: Tensor) -> tuple[Tensor, T
 
 def multivariate_normal_moments(x: Tensor, weights: Tensor, about: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     count, first, second = _moments(x, weights, about, True)
-    return count, first, second + second.tril(-1).mT
+    row, column = np.tril_indices(x.shape[-1], -1)
+    second[..., column, row] = second[..., row, column]
+    return count, first, second
 
 
 def _moments(x: Tensor, weights: Tensor, about: Tensor, full: bool) -> tuple[Tensor, Tensor, Tensor]:

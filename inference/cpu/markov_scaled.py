@@ -7,7 +7,7 @@ Everything but the kernels is small. numpy does it: torch would spread some of i
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -141,13 +141,16 @@ def _go_along(tables: Tables, job: _Job, legs: np.ndarray) -> None:
     work = len(tables.lengths) * read.n_steps * linear.padded(read.n_states, dtype)
     n_threads = min(torch.get_num_threads(), max(1, work // _MIN_WORK))
     groups = _groups(tables, n_threads)
-
-    def go(own: Any) -> None:
-        room = linear.scratch(read.n_states, dtype, counts=len(legs) > 1)
-        linear.run(read, job.write, room, own, read.n_steps, legs)
-
-    if len(groups):
-        in_parallel([partial(go, groups[i::n_threads]) for i in range(min(n_threads, len(groups)))])
+    shares = [groups[i::n_threads] for i in range(min(n_threads, len(groups)))]
+    # made here, not by the threads: torch lets go of the interpreter for each, and they would wait for one another
+    rooms = [linear.scratch(read.n_states, dtype, counts=len(legs) > 1) for _ in shares]
+    if shares:
+        in_parallel(
+            [
+                partial(linear.run, read, job.write, room, own, read.n_steps, legs)
+                for room, own in zip(rooms, shares, strict=True)
+            ]
+        )
 
 
 def _groups(tables: Tables, n_threads: int) -> np.ndarray:

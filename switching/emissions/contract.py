@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from pyro.distributions.torch_distribution import TorchDistributionMixin
@@ -143,6 +144,13 @@ class StateEmission(Emission):
 
     def gather(self, x: Tensor, redrawn: Tensor, held: Tensor | None, values: Parameters | None) -> Parameters:
         return self.moments(x, redrawn if held is None else redrawn + held, values)
+
+
+def is_complete(x: Tensor) -> bool:
+    """Whether nothing is missing, in one pass; by numpy, since torch would wake its threads, which then stay awake."""
+    if x.device.type == "cpu":
+        return not np.isnan(x.detach().numpy().sum())
+    return not bool(torch.isnan(x).any())
 
 
 def against_steps(values: Parameters, event_dims: dict[str, int], n_axes: int) -> Parameters:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ...inference.gaussian import Moments, multivariate_normal_log_density, multivariate_normal_moments
 from ..sites import Parameters, Site
-from .contract import ByGate, Maximized, StateEmission, against_steps, shaped
+from .contract import ByGate, Maximized, StateEmission, against_steps, is_complete, shaped
 from .normal import location_and_variance
 
 
@@ -153,7 +153,7 @@ def _log_density(residual: Tensor, chol_precision: Tensor) -> Tensor:
 
 def _patterns(x: Tensor) -> list[tuple[Tensor | None, Tensor | slice]]:
     """Each pattern of observed features in x [N, F], None where all are, and an index of the rows that have it."""
-    if not math.isnan(float(x.sum())):  # the common case, decided in one pass
+    if is_complete(x):
         return [(None, slice(None))]
     patterns, which = torch.unique(~torch.isnan(x), dim=0, return_inverse=True)
     rows = [torch.nonzero(which == i)[:, 0] for i in range(len(patterns))]

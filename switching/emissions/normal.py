@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ...inference.gaussian import normal_log_density, normal_moments
 from ..sites import Parameters, Site
-from .contract import ByGate, Maximized, StateEmission, shaped
+from .contract import ByGate, Maximized, StateEmission, is_complete, shaped
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Normal(StateEmission):
         return torch.where(observed, terms, 0.0).sum(-1)
 
     def table(self, x: Tensor, values: Parameters) -> Tensor:
-        if bool(torch.isnan(x).any()):
+        if not is_complete(x):
             return super().table(x, values)
         table = normal_log_density(x.reshape(-1, self.n_features), values["loc"], values["precision"])
         return table.reshape(*table.shape[:-2], *x.shape[:-1], table.shape[-1])
@@ -77,13 +77,13 @@ class Normal(StateEmission):
         return dist.Normal(values["loc"], values["precision"].rsqrt()).to_event(1)
 
     def moments(self, x: Tensor, weights: Tensor, values: Parameters | None) -> Parameters:
-        observed = ~torch.isnan(x)
         # about a point near the state's mean, so that a state far from the others loses no digits
         about = values["loc"] if values is not None else x.nanmean(-2, keepdim=True)
-        if bool(observed.all()):
+        if is_complete(x):
             count, first, second = normal_moments(x, weights, about)
             count = count.unsqueeze(-1).expand_as(first)
         else:
+            observed = ~torch.isnan(x)
             count = weights.mT @ observed.to(x.dtype)
             residual = torch.where(observed, x, 0.0).unsqueeze(-2) - about.unsqueeze(-3)
             residual = torch.where(observed.unsqueeze(-2), residual, 0.0)
