@@ -42,12 +42,12 @@ from .stability import stability
 from .windows import Forgetting, all_inputs, first_windows
 
 
-def forgetting(layer: nn.Module, x: Tensor, tol: float, h0: Any = None) -> Forgetting:
+def forgetting(layer_or_model: nn.Module, x: Tensor, tol: float, h0: Any = None) -> Forgetting:
     """How many past inputs each output of a network needs, to within `tol`.
 
     Arguments:
-        layer: `MinGRU` or `MinLSTM` of any depth, a `QRNN` of one layer, or a `GRU`, `LSTM` or `Elman` network; or a
-            `SwitchingSSM` with `Copy` dynamics, whose filter restarts from its state_probs.
+        layer_or_model: `MinGRU` or `MinLSTM` of any depth, a `QRNN` of one layer, a `GRU`, `LSTM` or `Elman` network,
+            or a `SwitchingSSM` with `Copy` dynamics, whose filter restarts from its state_probs.
         x: the series, as the layer or the model takes it.
         tol: the greatest error allowed in any unit of the output, or total variation of a filter.
         h0: the states before the first step, as the layer takes them.
@@ -61,8 +61,9 @@ def forgetting(layer: nn.Module, x: Tensor, tol: float, h0: Any = None) -> Forge
     """
     if not tol > 0:
         raise ValueError(f"tol: got {tol}; give a positive error.")
-    if isinstance(layer, SwitchingSSM):
-        return filter_forgetting(layer, x, tol)
+    if isinstance(layer_or_model, SwitchingSSM):
+        return filter_forgetting(layer_or_model, x, tol)
+    layer = layer_or_model
     x, h0 = batch_major(x, _parts(layer).input_size, _parts(layer).batch_first).detach().double(), _double(h0)
     if _is_single(layer):
         hold, size, warmup = _single(layer, x, h0)

@@ -1,16 +1,97 @@
-"""What models of several coupled copy chains share: their sites in a program, and each chain's prior as tables.
+"""What models of several coupled copy chains share: exact inference over all joint states, the best q of independent
+chains, their sites in a program, and each chain's prior as tables.
 
 Sites are `z_t_d` and `s_t_d` for step t and chain d, both from 1. The first step redraws every chain.
 """
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ..inference.copy_chain import CopyChain
 from ..inference.families import CopyTables
+from ..inference.markov_chain import MarkovChain
+from ..inference.vmp import VMP
+
+
+@dataclass(frozen=True)
+class CoupledDraw:
+    """A draw of the whole model."""
+
+    x: Float[Tensor, "*b T F"]
+    path: Int[Tensor, "*b T D"]
+    redraw: Bool[Tensor, "*b T D"]
+
+
+@dataclass(frozen=True)
+class CoupledBelief:
+    """The exact marginals of each chain, and the evidence of the whole."""
+
+    log_evidence: Float[Tensor, "*b"]
+    state: tuple[Float[Tensor, "*b T _"], ...]  # P(s_dt | ...), a table for each chain
+
+
+@dataclass(frozen=True)
+class CoupledPaths:
+    """The structured approximation: each chain's exact marginals under q, and how the bound rose."""
+
+    state: tuple[Float[Tensor, "*b T _"], ...]  # q(s_dt)
+    redraw: Float[Tensor, "*b T D"]  # q(z_dt = 1)
+    elbo: Float[Tensor, "steps"]  # summed over sequences, <= log evidence
+    converged: bool
+
+
+class CoupledChains(ABC):
+    """D copy chains of one model."""
+
+    @abstractmethod
+    def program(self, x: Tensor | None = None, n_steps: int | None = None, batch_shape: tuple[int, ...] = ()) -> Tensor:
+        """The Pyro program; conditioned on x where given."""
+
+    @abstractmethod
+    def product_chain(self, x: Any, lengths: Any = None) -> MarkovChain | CopyChain:
+        """The chain over all joint states."""
+
+    @abstractmethod
+    def engine(self, x: Any, lengths: Any = None, check: bool = True) -> VMP:
+        """The model on the engine, a block of exact paths for each chain."""
+
+    @abstractmethod
+    def _marginals(self, joint: Tensor) -> tuple[Tensor, ...]:
+        """The beliefs about each chain in one about the joint state."""
+
+    def log_evidence(self, x: Any, lengths: Any = None) -> Tensor:
+        """log p(x), exact."""
+        return self.product_chain(x, lengths).log_normalizer()
+
+    def filter(self, x: Any, lengths: Any = None) -> CoupledBelief:
+        """P(s_dt | x_1..t), exact."""
+        found = self.product_chain(x, lengths).filter()
+        return CoupledBelief(found.log_normalizer, self._marginals(found.state))
+
+    def smooth(self, x: Any, lengths: Any = None) -> CoupledBelief:
+        """P(s_dt | x), exact."""
+        found = self.product_chain(x, lengths).smooth()
+        return CoupledBelief(found.log_normalizer, self._marginals(found.state))
+
+    def infer(self, x: Any, lengths: Any = None, max_steps: int = 200, tol: float = 1e-10) -> CoupledPaths:
+        """The best q of independent chains, by coordinate ascent from the prior; the bound rises with every update."""
+        engine = self.engine(x, lengths)
+        run = engine.run(max_steps, tol)
+        return paths_of([engine.stats(name) for name in engine.blocks], run.elbo, run.converged)
+
+
+def paths_of(used: Sequence[CopyTables], elbo: Tensor, converged: bool) -> CoupledPaths:
+    """What q says, from its expected uses of each chain's tables."""
+    redraw = torch.stack([stats.fresh.sum(-1) for stats in used], -1)
+    return CoupledPaths(tuple(stats.fresh + stats.held for stats in used), redraw, elbo, converged)
 
 
 def draw_chain(t: int, d: int, rho: Tensor, probs: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -32,48 +32,20 @@ from typing import Any
 import pyro
 import pyro.distributions as dist
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..inference.families import CopyPaths, CopyTables
 from ..inference.markov_chain import MarkovChain
 from ..inference.vmp import VMP, Block, Factor
-from .coupled import draw_chain, draw_model, prior_tables
+from .coupled import CoupledChains, CoupledDraw, draw_chain, draw_model, paths_of, prior_tables
 from .coupled_fit import CoupledFit, check_whole_steps
 from .factorial_fit import fit_chains
 from .factorial_noise import TINY, CountNoise, NormalNoise, fit_counts, fit_normal
 from .sequences import Sequences, read_sequences
 
 
-@dataclass(frozen=True)
-class FactorialDraw:
-    """A draw of the whole model."""
-
-    x: Float[Tensor, "*b T F"]
-    path: Int[Tensor, "*b T D"]
-    redraw: Bool[Tensor, "*b T D"]
-
-
-@dataclass(frozen=True)
-class FactorialBelief:
-    """The marginals of each chain, and the evidence of the whole."""
-
-    log_evidence: Float[Tensor, "*b"]
-    state: tuple[Float[Tensor, "*b T _"], ...]  # P(s_dt | ...), a table for each chain
-
-
-@dataclass(frozen=True)
-class FactorialPosterior:
-    """The structured approximation: each chain's exact marginals under q, and how the bound rose."""
-
-    state: tuple[Float[Tensor, "*b T _"], ...]  # q(s_dt)
-    redraw: Float[Tensor, "*b T D"]  # q(z_dt = 1)
-    elbo: Float[Tensor, "steps"]  # summed over sequences, <= log evidence
-    converged: bool
-
-
 @dataclass(frozen=True, eq=False)
-class FactorialSSM:
+class FactorialSSM(CoupledChains):
     """D copy chains that jointly drive one observation.
 
     Arguments:
@@ -132,9 +104,9 @@ class FactorialSSM:
                 seen.append(pyro.sample(f"x_{t}", self._emission(eta), obs=None if x is None else x[..., t - 1, :]))
         return torch.stack(seen, -2)
 
-    def simulate(self, n_steps: int, batch_shape: tuple[int, ...] = (), seed: int | None = None) -> FactorialDraw:
+    def simulate(self, n_steps: int, batch_shape: tuple[int, ...] = (), seed: int | None = None) -> CoupledDraw:
         """A draw of states, gates and observations; a seed makes it repeatable and leaves global state alone."""
-        return FactorialDraw(*draw_model(self.program, self.n_chains, n_steps, batch_shape, seed))
+        return CoupledDraw(*draw_model(self.program, self.n_chains, n_steps, batch_shape, seed))
 
     def _emission(self, eta: Tensor) -> Any:
         if self.precision is None:
@@ -154,20 +126,6 @@ class FactorialSSM:
             transition = torch.kron(transition, (1 - rho) * stay + rho * probs)
             eta = (eta.unsqueeze(1) + loc).flatten(0, 1)
         return MarkovChain(initial.log(), transition.log(), self._emitted(series).table(eta), series.lengths)
-
-    def log_evidence(self, x: Any, lengths: Any = None) -> Tensor:
-        """log p(x), exact."""
-        return self.product_chain(x, lengths).log_normalizer()
-
-    def filter(self, x: Any, lengths: Any = None) -> FactorialBelief:
-        """P(s_dt | x_1..t), exact."""
-        found = self.product_chain(x, lengths).filter()
-        return FactorialBelief(found.log_normalizer, self._marginals(found.state))
-
-    def smooth(self, x: Any, lengths: Any = None) -> FactorialBelief:
-        """P(s_dt | x), exact."""
-        found = self.product_chain(x, lengths).smooth()
-        return FactorialBelief(found.log_normalizer, self._marginals(found.state))
 
     def _marginals(self, joint: Tensor) -> tuple[Tensor, ...]:
         split = joint.unflatten(-1, self.n_states)
@@ -190,12 +148,6 @@ class FactorialSSM:
 
         factor = Factor(emission, tuple(block.name for block in blocks), mask=series.inside.to(series.values))
         return VMP(blocks, [factor], check=check)
-
-    def infer(self, x: Any, lengths: Any = None, max_steps: int = 200, tol: float = 1e-10) -> FactorialPosterior:
-        """The best q of independent chains, by coordinate ascent from the prior."""
-        engine = self.engine(x, lengths)
-        run = engine.run(max_steps, tol)
-        return _posterior(engine, run.elbo, run.converged)
 
     def fit(
         self,
@@ -236,7 +188,7 @@ class FactorialSSM:
             if not converged and len(trace) < max_steps:
                 model, engine = model._maximized(series, engine)
         elbo = torch.stack(trace)
-        paths = _posterior(engine, elbo, converged)
+        paths = paths_of([engine.stats(name) for name in engine.blocks], elbo, converged)
         return CoupledFit(model, "em", elbo, converged, len(elbo), elbo[-1:], paths)
 
     def _maximized(self, series: Sequences, engine: VMP) -> tuple["FactorialSSM", VMP]:
@@ -281,15 +233,6 @@ class FactorialSSM:
 
     def _emitted(self, series: Sequences) -> CountNoise | NormalNoise:
         return CountNoise.of(series.values) if self.precision is None else NormalNoise.of(series.values, self.precision)
-
-
-def _posterior(engine: VMP, elbo: Tensor, converged: bool) -> FactorialPosterior:
-    return posterior_of([engine.stats(name) for name in engine.blocks], elbo, converged)
-
-
-def posterior_of(used: Sequence[CopyTables], elbo: Tensor, converged: bool) -> FactorialPosterior:
-    redraw = torch.stack([stats.fresh.sum(-1) for stats in used], -1)
-    return FactorialPosterior(tuple(stats.fresh + stats.held for stats in used), redraw, elbo, converged)
 
 
 def _check(model: FactorialSSM) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..inference.families import MatrixNormalWishart
 from ..inference.vmp import VMP
+from .coupled import paths_of
 from .coupled_fit import (
     CoupledFit,
     CoupledPosterior,
@@ -39,8 +40,6 @@ def fit_chains(
     model: "FactorialSSM", series: Sequences, restarts: int, max_steps: int, tol: float, seed: int, progress: bool
 ) -> CoupledFit:
     """See `FactorialSSM.fit`."""
-    from .factorial import posterior_of
-
     check_numbers(restarts, max_steps)
     about = torch.zeros_like(model.loc[0][0])
     if model.precision is not None:
@@ -68,7 +67,7 @@ def fit_chains(
         converged=ended.converged,
         steps=len(ended.objective),
         restarts=ended.final,
-        paths=posterior_of(used(best, [f"chain_{d}" for d in chains]), ended.objective, ended.converged),
+        paths=paths_of(used(best, [f"chain_{d}" for d in chains]), ended.objective, ended.converged),
         posterior=posterior,
         interrupted=ended.interrupted,
     )

@@ -35,14 +35,13 @@ from typing import Any
 
 import pyro
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..inference.copy_chain import CopyChain, CopyFiltered
 from ..inference.families import CopyPaths, CopyTables
 from ..inference.markov_chain import MarkovChain
 from ..inference.vmp import VMP, Block, Factor
-from .coupled import draw_chain, draw_model, prior_tables
+from .coupled import CoupledChains, CoupledDraw, draw_chain, draw_model, prior_tables
 from .coupled_fit import CoupledFit
 from .emissions import Emission
 from .program import Observation
@@ -50,35 +49,8 @@ from .sequences import Sequences, read_sequences
 from .sites import Parameters
 
 
-@dataclass(frozen=True)
-class LayeredDraw:
-    """A draw of the whole model; the last axis of path and redraw is the layer, from the lowest."""
-
-    x: Float[Tensor, "*b T F"]
-    path: Int[Tensor, "*b T L"]
-    redraw: Bool[Tensor, "*b T L"]
-
-
-@dataclass(frozen=True)
-class LayeredBelief:
-    """The exact marginals of each layer from the lowest, and the evidence of the whole."""
-
-    log_evidence: Float[Tensor, "*b"]
-    state: tuple[Float[Tensor, "*b T _"], ...]
-
-
-@dataclass(frozen=True)
-class LayeredPosterior:
-    """The structured approximation: each layer's exact marginals under q, and how the bound rose."""
-
-    state: tuple[Float[Tensor, "*b T _"], ...]
-    redraw: Float[Tensor, "*b T L"]
-    elbo: Float[Tensor, "steps"]  # summed over sequences, <= log evidence
-    converged: bool
-
-
 @dataclass(frozen=True, eq=False)
-class LayeredSSM:
+class LayeredSSM(CoupledChains):
     """Layers of copy chains, from the lowest to the top.
 
     Arguments:
@@ -148,9 +120,9 @@ class LayeredSSM:
             states.insert(0, state)
         return redraw, states
 
-    def simulate(self, n_steps: int, batch_shape: tuple[int, ...] = (), seed: int | None = None) -> LayeredDraw:
+    def simulate(self, n_steps: int, batch_shape: tuple[int, ...] = (), seed: int | None = None) -> CoupledDraw:
         """A draw of states, gates and observations; a seed makes it repeatable and leaves global state alone."""
-        return LayeredDraw(*draw_model(self.program, self.n_layers, n_steps, batch_shape, seed))
+        return CoupledDraw(*draw_model(self.program, self.n_layers, n_steps, batch_shape, seed))
 
     # ---- exact inference ---------------------------------------------------------------------------------------------
 
@@ -187,20 +159,6 @@ class LayeredSSM:
             total = total * (torch.cat([held, drawn]) if layer == 0 else held + drawn)
         size = self.redraw_prob.new_empty(self.n_states).numel()
         return total.expand(2, *self.n_states, *self.n_states).reshape(2, size, size).transpose(0, 1)
-
-    def log_evidence(self, x: Any, lengths: Any = None) -> Tensor:
-        """log p(x), exact."""
-        return self.product_chain(x, lengths).log_normalizer()
-
-    def filter(self, x: Any, lengths: Any = None) -> LayeredBelief:
-        """P(s^l_t | x_1..t), exact."""
-        found = self.product_chain(x, lengths).filter()
-        return LayeredBelief(found.log_normalizer, self._marginals(found.state))
-
-    def smooth(self, x: Any, lengths: Any = None) -> LayeredBelief:
-        """P(s^l_t | x), exact."""
-        found = self.product_chain(x, lengths).smooth()
-        return LayeredBelief(found.log_normalizer, self._marginals(found.state))
 
     def _marginals(self, joint: Tensor) -> tuple[Tensor, ...]:
         split = joint.unflatten(-1, (2, *self.n_states))
@@ -260,12 +218,6 @@ class LayeredSSM:
                 factors.append(Factor(_asked(self.tables[layer].log()), names, mask=inside))
         return VMP(blocks, factors, check=check)
 
-    def infer(self, x: Any, lengths: Any = None, max_steps: int = 200, tol: float = 1e-10) -> LayeredPosterior:
-        """The best q of independent layers, by sweeps from the bottom to the top; the bound rises with every update."""
-        engine = self.engine(x, lengths)
-        run = engine.run(max_steps, tol)
-        return posterior_of([engine.stats(name) for name in engine.blocks], run.elbo, run.converged)
-
     def fit(
         self,
         x: Any,
@@ -292,11 +244,6 @@ class LayeredSSM:
         series = read_sequences(x, self.emission.n_features, lengths)
         self.emission.check(series.values)
         return replace(series, values=series.values.to(self.state_probs))
-
-
-def posterior_of(used: Sequence[CopyTables], elbo: Tensor, converged: bool) -> LayeredPosterior:
-    redraw = torch.stack([stats.fresh.sum(-1) for stats in used], -1)
-    return LayeredPosterior(tuple(stats.fresh + stats.held for stats in used), redraw, elbo, converged)
 
 
 def _emission(redrawn: Tensor, held: Tensor) -> Any:

@@ -9,6 +9,7 @@ from torch import Tensor
 from ..inference.families import CopyPaths
 from ..inference.vmp import VMP, Block
 from .conjugate import emitters
+from .coupled import paths_of
 from .coupled_fit import (
     CoupledFit,
     CoupledPosterior,
@@ -40,8 +41,6 @@ def fit_layers(
     model: "LayeredSSM", series: Sequences, restarts: int, max_steps: int, tol: float, seed: int, progress: bool
 ) -> CoupledFit:
     """See `LayeredSSM.fit`."""
-    from .layered import posterior_of
-
     check_numbers(restarts, max_steps)
     about = center(model.emission, series.values)
     engine = layers_engine(model, series, about, restarts, seed)
@@ -66,7 +65,7 @@ def fit_layers(
         converged=ended.converged,
         steps=len(ended.objective),
         restarts=ended.final,
-        paths=posterior_of(used(best, chains), ended.objective, ended.converged),
+        paths=paths_of(used(best, chains), ended.objective, ended.converged),
         posterior=posterior,
         interrupted=ended.interrupted,
     )

@@ -13,7 +13,7 @@ import ctypes
 import inspect
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import pairwise
 from typing import Any
 
@@ -66,19 +66,19 @@ def in_parallel(tasks: Sequence[Callable[[], None]], *, among_torch: bool = Fals
     waiting, errors = iter(tasks), []
 
     def work(_: Any = None) -> None:
-        for task in waiting:
-            try:
+        try:
+            for task in waiting:
                 task()
-            except BaseException as error:  # raised below: nothing may unwind through the threads' own stack
-                errors.append(error)
+        except BaseException as error:  # an interrupt too: raised below, as C cannot pass it on
+            errors.append(error)
 
     if _omp_parallel is None or not among_torch:
         futures = [_executor().submit(work) for _ in range(min(len(tasks), torch.get_num_threads()) - 1)]
         work()
-        for future in futures:
-            future.result()
+        wait(futures)
     else:
         _omp_parallel(_Region(work), None, torch.get_num_threads(), 0)
+    work()  # what a thread left that ended by an error or an interrupt: no result may stay half written
     if errors:
         raise errors[0]
 

@@ -32,16 +32,17 @@ def test_two_tasks_run_at_the_same_time(team):
     workers.in_parallel([both.wait, both.wait], among_torch=True)
 
 
+@pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt])
 @pytest.mark.parametrize("failing", [0, 1])
-def test_an_error_in_a_task_is_raised_after_the_others_are_done(failing, team):
+def test_an_error_in_a_task_is_raised_after_the_others_are_done(failing, error, team):
     done = []
 
     def task(k):
         if k == failing:
-            raise KeyError("lost")
+            raise error("lost")
         done.append(k)
 
-    with pytest.raises(KeyError, match="lost"):
+    with pytest.raises(error, match="lost"):
         workers.in_parallel([lambda k=k: task(k) for k in range(4)], among_torch=True)
     assert len(done) == 3
 
