@@ -457,7 +457,7 @@ def test_paths_equal_enumeration(kind, seed, impossible):
     entropy = -(log_probs.exp() * log_probs)[possible].sum()
     assert_close(family.entropy(eta), entropy, rtol=1e-10, atol=1e-10)
     kl = (log_probs.exp() * (log_probs - log_probs0))[possible].sum()
-    assert_close(family.kl(eta, eta0), kl, rtol=1e-9, atol=1e-10)
+    assert_close(family.kl(eta, eta0), kl, rtol=1e-10, atol=1e-11)
 
 
 def test_paths_need_finite_tables_of_one_batch():

@@ -370,7 +370,7 @@ def test_gaussian_candidates_are_exact_and_gates_leave_out_what_is_said(seed, un
     slope = torch.linalg.solve(lifted.covariance, lifted.separation)
     u = x @ slope - ((lifted.shift + 0.5 * lifted.separation) * slope).sum(0)
     pi = torch.stack([model.values["state_probs"][1] for model in lifted.models])
-    assert_close(lifted.gap(x), torch.log(1 - pi + pi * u.exp()), rtol=1e-8, atol=1e-9)
+    assert_close(lifted.gap(x), torch.log(1 - pi + pi * u.exp()), rtol=1e-10, atol=1e-11)
     gram = lifted.separation.T @ slope
     assert_close(gram, gram[0, 0] * torch.eye(units, dtype=torch.float64), rtol=0, atol=1e-9 * float(gram[0, 0]))
     filtered = lifted.models[0].filter(x)
@@ -391,7 +391,7 @@ def test_units_that_are_all_drawn_have_independent_posteriors_and_the_candidates
     assert_close(joint, product, rtol=1e-9, atol=1e-12)
     slope = torch.linalg.solve(lifted.covariance, lifted.separation)
     assert_close(slope, layer.weight_l0[3:].T, rtol=1e-9, atol=1e-10)
-    assert_close(torch.logit(margins), x @ slope - 0.5 * (lifted.separation * slope).sum(0), rtol=1e-8, atol=1e-9)
+    assert_close(torch.logit(margins), x @ slope - 0.5 * (lifted.separation * slope).sum(0), rtol=1e-10, atol=1e-10)
 
 
 # ---- errors --------------------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ def check_same(found, expected) -> None:
     assert_close(again, whole_total, rtol=1e-11, atol=1e-10)
     assert_close(steps, whole_steps, rtol=1e-9, atol=1e-10)
     for got, all_at_once in zip(counts, whole_counts, strict=True):
-        assert_close(got, all_at_once, rtol=1e-8, atol=1e-9)
+        assert_close(got, all_at_once, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize(("dynamics", "emission"), KINDS)

@@ -97,7 +97,7 @@ def test_forecasts_average_the_densities_of_the_draws(emission):
     mean = torch.stack([one.mean for one in each])
     assert_close(forecast.mean, mean.mean(0), rtol=1e-10, atol=1e-10)
     spread = torch.stack([one.variance for one in each]).mean(0) + mean.var(0, correction=0)
-    assert_close(forecast.variance, spread, rtol=1e-8, atol=1e-10)
+    assert_close(forecast.variance, spread, rtol=1e-10, atol=1e-11)
     lower, upper = forecast.interval(0.9, n=2000)
     assert bool((lower < upper).all())
     torch.manual_seed(0)

@@ -72,7 +72,7 @@ def test_with_known_parameters_the_structured_bound_is_the_evidence_and_the_mean
     family, eta = at_values(structure_of(model, x, **keywords), model)
     assert_close(family.log_normalizer(eta), exact, rtol=1e-10, atol=1e-10)
     smoothed, expected = family.chain(eta).smooth(), model.smooth(x, **keywords)
-    assert_close(smoothed.state, expected.state, rtol=1e-8, atol=1e-12)
+    assert_close(smoothed.state, expected.state, rtol=1e-10, atol=1e-12)
     loose, eta = at_values(structure_of(model, x, "mean_field", **keywords), model)
     assert bool((loose.log_normalizer(eta) <= exact + 1e-10).all())
     free = structure_of(model, x[:, :1], **{n: k[:, :1] for n, k in keywords.items() if n != "lengths"})
@@ -129,7 +129,7 @@ def test_counts_are_the_gradient_of_the_log_normalizer(dynamics, emission, gaps)
     gradients = torch.autograd.grad(family.log_normalizer(eta).sum(), list(eta))
     assert_close(value, family.log_normalizer(eta).detach(), rtol=1e-12, atol=1e-12)
     for got, expected in zip(counts, gradients, strict=True):
-        assert_close(got, expected, rtol=1e-8, atol=1e-9)
+        assert_close(got, expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize(
