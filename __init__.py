@@ -11,9 +11,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .inference.copy_chain import CopyChain
-    from .inference.markov_chain import MarkovChain
-    from .inference.scan import lerp_scan, linear_scan
+    from .inference.chains.copy.chain import CopyChain
+    from .inference.chains.markov.chain import MarkovChain
+    from .inference.scans.linear.op import lerp_scan, linear_scan
     from .models import (
         GRU,
         LSTM,
@@ -45,15 +45,15 @@ if TYPE_CHECKING:
         StackMixture,
         SwitchingSSM,
         filter_vmp,
-        stack_program,
     )
+    from .switching.stacks import program as stack_program
 
 # Loaded on first use, so that the command line answers at once.
 _HOMES = {
-    "CopyChain": "inference.copy_chain",
-    "MarkovChain": "inference.markov_chain",
-    "lerp_scan": "inference.scan",
-    "linear_scan": "inference.scan",
+    "CopyChain": "inference.chains.copy.chain",
+    "MarkovChain": "inference.chains.markov.chain",
+    "lerp_scan": "inference.scans.linear.op",
+    "linear_scan": "inference.scans.linear.op",
 } | dict.fromkeys(
     (
         *("GRU", "LSTM", "QRNN", "Elman", "MinGRU", "MinLSTM"),

@@ -1,6 +1,6 @@
 """The recurrent networks, their weights in other libraries' layouts, and what can be proved of them."""
 
-from .correspondence import (
+from .bridge.correspondence import (
     Comparison,
     Lifted,
     as_rnn,
@@ -11,15 +11,15 @@ from .correspondence import (
     redrawn_start,
     token_marginal,
 )
-from .forgetting import Forgetting, forgetting
-from .gated import MinGRU, MinLSTM
-from .information import information_sweep
-from .next_token import price_of_exactness
-from .qrnn import QRNN
-from .stability import Stability, stability, stabilize
-from .stack import NondeterministicStackRNN, StratificationStackRNN, SuperpositionStackRNN
-from .truncated import truncate
-from .wrapped import GRU, LSTM, Elman
+from .networks.minimal import MinGRU, MinLSTM
+from .networks.qrnn import QRNN
+from .networks.stack import NondeterministicStackRNN, StratificationStackRNN, SuperpositionStackRNN
+from .networks.truncated import truncate
+from .networks.wrapped import GRU, LSTM, Elman
+from .studies.forgetting import Forgetting, forgetting
+from .studies.information import information_sweep
+from .studies.next_token import price_of_exactness
+from .studies.stability import Stability, stability, stabilize
 
 __all__ = [
     "GRU",

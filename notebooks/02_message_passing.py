@@ -33,7 +33,7 @@ import pandas as pd
 import samplehold as sh
 import torch
 from samplehold.inference.families import Beta, CopyPaths, CopyTables, Dirichlet, NormalGamma
-from samplehold.inference.vmp import VMP, Block, Factor
+from samplehold.inference.message_passing.engine import VMP, Block, Factor
 
 # %% [markdown]
 # ## The updates

@@ -42,8 +42,8 @@ import pandas as pd
 import samplehold as sh
 import torch
 from IPython.display import display
-from samplehold.inference.stratification import strengths, visible
-from samplehold.switching.pushdown import advance, start
+from samplehold.inference.stacks.stratification import strengths, visible
+from samplehold.switching.stacks.automaton import advance, start
 from torch import nn
 from torch.nn.functional import cross_entropy, one_hot, pad
 

@@ -1,16 +1,16 @@
 """The generative models, each a Pyro program, and how they are fitted to sequences."""
 
+from .coupled.factorial import FactorialSSM
+from .coupled.layered import LayeredSSM
 from .dynamics import Copy, Markov
 from .emissions import Bernoulli, Categorical, Gated, MultivariateNormal, Normal, Poisson
-from .factorial import FactorialSSM
 from .filter_vmp import filter_vmp
-from .fit import Fit
+from .fitting.fit import Fit
 from .forecast import Forecast
-from .layered import LayeredSSM
 from .model import SwitchingSSM
-from .pushdown import PushdownAutomaton
-from .stack import StackMixture
-from .stack_program import stack_program
+from .stacks.automaton import PushdownAutomaton
+from .stacks.mixture import StackMixture
+from .stacks.program import stack_program
 
 __all__ = [
     "Bernoulli",

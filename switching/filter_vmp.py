@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..inference.filter_vmp import VMPFiltered, filter_steps
+from ..inference.message_passing.stepwise.op import VMPFiltered, filter_steps
 from .dynamics import Copy
 from .model import SwitchingSSM
 

@@ -13,7 +13,7 @@ from torch.distributions import constraints
 
 from .emissions import Emission
 from .emissions.contract import ByGate
-from .sites import Parameters
+from .parameters import Parameters
 
 
 class StateMixture(TorchDistribution):

@@ -18,18 +18,18 @@ from jaxtyping import Float
 from pyro.nn import PyroModule
 from torch import Tensor
 
-from ..inference.copy_chain import CopyFiltered, CopySampled, CopySmoothed, CopyViterbi
-from ..inference.markov_chain import MarkovFiltered, MarkovSampled, MarkovSmoothed, MarkovViterbi
+from ..inference.chains.copy.chain import CopyFiltered, CopySampled, CopySmoothed, CopyViterbi
+from ..inference.chains.markov.chain import MarkovFiltered, MarkovSampled, MarkovSmoothed, MarkovViterbi
+from .data.series import Sequences, read_sequences, to_tensor
 from .dynamics import Drive, Dynamics
 from .dynamics.contract import Chain
 from .emissions import Emission, Gated
 from .forecast import Forecast
+from .parameters import Parameters, log_prior, sample_sites
 from .program import PathMixture, Simulated, explicit_program
-from .sequences import Sequences, read_sequences, to_tensor
-from .sites import Parameters, log_prior, sample_sites
 
 if TYPE_CHECKING:
-    from .fit import Fit
+    from .fitting.fit import Fit
 
 
 @dataclass(frozen=True)
@@ -375,7 +375,7 @@ class SwitchingSSM(PyroModule):
             ValueError: see `read_sequences`; values outside the emission's support; a feature without any observation;
                 fewer observations than states; a prior without a mode.
         """
-        from .fit import fit_model
+        from .fitting.fit import fit_model
 
         return fit_model(
             self,

@@ -19,11 +19,11 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
-from ..inference.copy_chain import CopySampled
+from ..inference.chains.copy.chain import CopySampled
 from .dynamics import Drive, Dynamics
 from .emissions import Emission
 from .emissions.contract import ByGate
-from .sites import Parameters
+from .parameters import Parameters
 
 NO_AXES = torch.Size()
 

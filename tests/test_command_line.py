@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from samplehold.__main__ import app
+from samplehold.cli.app import app
 from samplehold.switching import Copy, Markov, SwitchingSSM
 from typer.testing import CliRunner
 
@@ -366,7 +366,7 @@ def test_help_shows_examples_and_loads_nothing_heavy():
 
 
 def test_compare_prints_the_table_of_claims_and_writes_their_figures(tmp_path, monkeypatch):
-    from samplehold.models import shown
+    from samplehold.models.studies import claims as shown
 
     small = {"LAYERS": 9, "TRAINED": -1.0}
     for name, value in small.items():
@@ -384,7 +384,7 @@ def test_compare_prints_the_table_of_claims_and_writes_their_figures(tmp_path, m
 
 
 def test_compare_says_what_was_missed_and_ends_with_status_1(tmp_path, monkeypatch):
-    from samplehold.models import shown
+    from samplehold.models.studies import claims as shown
 
     monkeypatch.setattr(shown, "show", lambda out, console, seed: False)
     assert run("compare", "--out", tmp_path).exit_code == 1

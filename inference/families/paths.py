@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..copy_chain import CopyChain
-from ..markov_chain import MarkovChain
+from ..chains.copy.chain import CopyChain
+from ..chains.markov.chain import MarkovChain
 from .family import Family, tree_map, tree_parts
 
 

@@ -13,10 +13,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ...inference.copy_chain import CopyChain, CopyMarginals
-from ...inference.markov_chain import MarkovChain, MarkovMarginals
+from ...inference.chains.copy.chain import CopyChain, CopyMarginals
+from ...inference.chains.markov.chain import MarkovChain, MarkovMarginals
 from ..emissions.contract import ByGate
-from ..sites import Parameters, Site
+from ..parameters import Parameters, Site
 
 Chain = CopyChain | MarkovChain
 Marginals = CopyMarginals | MarkovMarginals

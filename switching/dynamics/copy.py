@@ -24,9 +24,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from ...inference.copy_chain import CopyChain, CopyMarginals
+from ...inference.chains.copy.chain import CopyChain, CopyMarginals
 from ..emissions.contract import ByGate
-from ..sites import Parameters, Site, concentration
+from ..parameters import Parameters, Site, concentration
 from .contract import Chain, Drive, Dynamics, Marginals, check_n_states, check_probs, draw_state, widened
 from .markov import normalised
 

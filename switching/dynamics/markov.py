@@ -7,9 +7,9 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from ...inference.markov_chain import MarkovChain, MarkovMarginals
+from ...inference.chains.markov.chain import MarkovChain, MarkovMarginals
 from ..emissions.contract import ByGate
-from ..sites import Parameters, Site, concentration
+from ..parameters import Parameters, Site, concentration
 from .contract import Chain, Drive, Dynamics, Marginals, check_n_states, check_probs, draw_state, widened
 
 

@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
-from ..sites import Parameters, Site
+from ..parameters import Parameters, Site
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
-from ..sites import Parameters, Site, concentration
+from ..parameters import Parameters, Site, concentration
 from .contract import ByGate, Maximized, StateEmission, check_support, shaped
 
 

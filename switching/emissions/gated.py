@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..sites import Parameters, Site, prefixed, with_prefix
+from ..parameters import Parameters, Site, prefixed, with_prefix
 from .contract import ByGate, Emission, Maximized, StateEmission
 from .discrete import Categorical
 

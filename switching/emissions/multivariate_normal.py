@@ -22,8 +22,8 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
-from ...inference.gaussian import Moments, multivariate_normal_log_density, multivariate_normal_moments
-from ..sites import Parameters, Site
+from ...inference.gaussian.op import Moments, multivariate_normal_log_density, multivariate_normal_moments
+from ..parameters import Parameters, Site
 from .contract import ByGate, Maximized, StateEmission, against_steps, is_complete, shaped
 from .normal import location_and_variance
 

@@ -17,8 +17,8 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
-from ...inference.gaussian import normal_log_density, normal_moments
-from ..sites import Parameters, Site
+from ...inference.gaussian.op import normal_log_density, normal_moments
+from ..parameters import Parameters, Site
 from .contract import ByGate, Maximized, StateEmission, is_complete, shaped
 
 

@@ -20,9 +20,9 @@ from dynamax.hidden_markov_model import hmm_smoother
 from hmmlearn import _hmmc
 from hmmlearn.hmm import GaussianHMM
 from samplehold import CopyChain, Markov, MarkovChain, MultivariateNormal, SwitchingSSM, linear_scan
+from samplehold.switching.data.series import read_sequences
 from samplehold.switching.dynamics import Drive
-from samplehold.switching.em import Problem, maximize
-from samplehold.switching.sequences import read_sequences
+from samplehold.switching.fitting.em import Problem, maximize
 from timing import HEADER, Row, paired
 
 SIZES = [(16, 1000, 8), (1, 100_000, 8), (64, 1000, 32), (8, 1000, 256)]

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from hmmlearn.vhmm import VariationalGaussianHMM
 from samplehold import Copy, Markov, MultivariateNormal, Normal, SwitchingSSM
-from samplehold.inference.vmp import VMP
+from samplehold.inference.message_passing.engine import VMP
+from samplehold.switching.data.series import Sequences
 from samplehold.switching.dynamics import Drive
-from samplehold.switching.sequences import Sequences
-from samplehold.switching.variational import Structure
+from samplehold.switching.fitting.message_passing import Structure
 from timing import HEADER, Row, paired
 
 SIZES = [(1, 10_000, 4, 1.5), (64, 1000, 4, 5.0), (256, 1000, 4, 4.0), (64, 1000, 16, 8.0)]

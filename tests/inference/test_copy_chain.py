@@ -11,11 +11,10 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from oracles.copy_paths import Enumerated, enumerate_paths
-from samplehold.inference.copy_chain import CopyChain
-from samplehold.inference.cpu import copy as cpu
-from samplehold.inference.cpu import copy_sums as sums
-from samplehold.inference.naive import copy as naive
-from samplehold.inference.vectorized import copy as vectorized
+from samplehold.inference.chains.copy import cpu, naive
+from samplehold.inference.chains.copy import cpu_sums as sums
+from samplehold.inference.chains.copy import plain as vectorized
+from samplehold.inference.chains.copy.chain import CopyChain
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.testing import assert_close
@@ -471,7 +470,7 @@ def test_draws_repeat_with_their_generator():
 MEMORY = r"""
 import re, torch
 from pathlib import Path
-from samplehold.inference.copy_chain import CopyChain
+from samplehold.inference.chains.copy.chain import CopyChain
 generator = torch.Generator().manual_seed(0)
 tables = [torch.randn(1, 1_000_000, 8, generator=generator) for _ in range(2)]
 CopyChain(tables[0][:, :50_000], tables[1][:, :50_000]).smooth()

@@ -6,11 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samplehold.inference.copy_chain import CopyChain
-from samplehold.inference.cpu import filter_vmp as cpu
-from samplehold.inference.filter_vmp import filter_steps
-from samplehold.inference.naive import filter_vmp as naive
-from samplehold.inference.vectorized import filter_vmp as vectorized
+from samplehold.inference.chains.copy.chain import CopyChain
+from samplehold.inference.message_passing.stepwise import cpu, naive
+from samplehold.inference.message_passing.stepwise import plain as vectorized
+from samplehold.inference.message_passing.stepwise.op import filter_steps
 from torch.testing import assert_close
 
 FORMS = ("mean_field", "conditional")

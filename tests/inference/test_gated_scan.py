@@ -5,10 +5,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samplehold.inference.backends import HAS_NUMBA
-from samplehold.inference.gated_scan import PARTS, activate, gated_scan
-from samplehold.inference.naive.gated_scan import gated_scan as naive
-from samplehold.inference.vectorized.gated_scan import gated_scan as vectorized
+from samplehold.inference.numerics.backends import HAS_NUMBA
+from samplehold.inference.scans.gated.naive import gated_scan as naive
+from samplehold.inference.scans.gated.op import PARTS, activate, gated_scan
+from samplehold.inference.scans.gated.plain import gated_scan as vectorized
 from torch.testing import assert_close
 
 KINDS = ("linear", "tanh", "positive", "simplex")
@@ -86,7 +86,7 @@ def test_a_gated_scan_can_be_differentiated_twice(gate):
 
 @needs_numba
 def test_the_fused_operator_is_registered_as_torch_expects():
-    from samplehold.inference.cpu.gated_scan import gated_scan as fused
+    from samplehold.inference.scans.gated.cpu import gated_scan as fused
 
     pre, h0, _ = tables(3, 2, 4, 6, "ratio")
     torch.library.opcheck(fused, (pre, h0, "ratio", "simplex", 3))
@@ -139,8 +139,8 @@ def test_wrong_tables_are_refused_with_the_cure():
 @needs_numba
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_exponentials_are_accurate_to_three_units_in_the_last_place(dtype):
-    from samplehold.inference.cpu import elementary
-    from samplehold.inference.cpu.workers import kernel
+    from samplehold.inference.numerics import elementary
+    from samplehold.inference.numerics.workers import kernel
 
     @kernel
     def fill(x, out):

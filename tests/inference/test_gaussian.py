@@ -4,9 +4,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from samplehold.inference import gaussian
-from samplehold.inference.naive import gaussian as naive
-from samplehold.inference.vectorized import gaussian as vectorized
+from samplehold.inference.gaussian import naive
+from samplehold.inference.gaussian import op as gaussian
+from samplehold.inference.gaussian import plain as vectorized
 from torch.testing import assert_close
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from samplehold.inference.cpu.lanes import (
+from samplehold.inference.numerics.lanes import (
     at_least,
     exp,
     larger,
@@ -17,7 +17,7 @@ from samplehold.inference.cpu.lanes import (
     total,
     width,
 )
-from samplehold.inference.cpu.workers import exact_kernel, kernel
+from samplehold.inference.numerics.workers import exact_kernel, kernel
 
 DTYPES = [np.float32, np.float64]
 

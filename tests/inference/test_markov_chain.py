@@ -13,11 +13,10 @@ import torch
 from hmmlearn.hmm import CategoricalHMM
 from hypothesis import given, settings
 from oracles.markov_paths import Answers, Tables, enumerate_paths, expand, path_weights, tables
-from samplehold.inference.cpu import markov as cpu
-from samplehold.inference.cpu import markov_scaled
-from samplehold.inference.markov_chain import MarkovChain
-from samplehold.inference.naive import markov as naive
-from samplehold.inference.vectorized import markov as vectorized
+from samplehold.inference.chains.markov import cpu, naive
+from samplehold.inference.chains.markov import cpu_scaled as markov_scaled
+from samplehold.inference.chains.markov import plain as vectorized
+from samplehold.inference.chains.markov.chain import MarkovChain
 from torch import Tensor
 
 INF = float("inf")

@@ -7,10 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samplehold.inference.cpu import scan as cpu
-from samplehold.inference.naive import scan as naive
-from samplehold.inference.scan import lerp_scan, linear_scan
-from samplehold.inference.vectorized import scan as vectorized
+from samplehold.inference.scans.linear import cpu, naive
+from samplehold.inference.scans.linear import plain as vectorized
+from samplehold.inference.scans.linear.op import lerp_scan, linear_scan
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.testing import assert_close

@@ -23,7 +23,7 @@ from samplehold.inference.families import (
     NormalGamma,
     NormalWishart,
 )
-from samplehold.inference.vmp import VMP, Block, Factor
+from samplehold.inference.message_passing.engine import VMP, Block, Factor
 from torch import Generator, Tensor
 from torch.testing import assert_close
 

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 import torch
-from samplehold.inference.cpu import workers
+from samplehold.inference.numerics import workers
 
 
 @pytest.fixture(params=["torch's threads", "plain threads"])

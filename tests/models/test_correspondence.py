@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.copy_paths import enumerate_paths
-from samplehold.models.correspondence import as_rnn, as_ssm, one_hot, redrawn_start, token_marginal
-from samplehold.models.gated import MinGRU, MinLSTM
-from samplehold.models.qrnn import QRNN
-from samplehold.models.wrapped import GRU
+from samplehold.models.bridge.correspondence import as_rnn, as_ssm, one_hot, redrawn_start, token_marginal
+from samplehold.models.networks.minimal import MinGRU, MinLSTM
+from samplehold.models.networks.qrnn import QRNN
+from samplehold.models.networks.wrapped import GRU
 from samplehold.switching import (
     Categorical,
     Copy,
@@ -22,7 +22,7 @@ from samplehold.switching import (
     SwitchingSSM,
     filter_vmp,
 )
-from samplehold.switching.sites import Parameters
+from samplehold.switching.parameters import Parameters
 from torch.testing import assert_close
 
 CANDIDATES = ("linear", "tanh", "positive", "simplex")

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from samplehold.models.information import gaussian_model, information_sweep, linear_gate, mutual_information
+from samplehold.models.studies.information import gaussian_model, information_sweep, linear_gate, mutual_information
 from torch.testing import assert_close
 
 

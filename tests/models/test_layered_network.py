@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samplehold.models.correspondence import as_rnn, compare_layers, one_hot
-from samplehold.models.gated import MinGRU
-from samplehold.models.layered_network import BeliefLayer, SweepNetwork
+from samplehold.models.bridge.correspondence import as_rnn, compare_layers, one_hot
+from samplehold.models.bridge.layered_network import BeliefLayer, SweepNetwork
+from samplehold.models.networks.minimal import MinGRU
 from samplehold.switching import Categorical, Gated, LayeredSSM, Normal
 from torch.testing import assert_close
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from samplehold.models.loglinear import (
+from samplehold.models.studies.loglinear import (
     CategoricalClasses,
     GaussianClasses,
     SoftmaxRegression,

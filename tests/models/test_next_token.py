@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from samplehold.models.comparison import compare
-from samplehold.models.gated import MinGRU, MinLSTM
-from samplehold.models.next_token import held_model, make_layer, price_of_exactness, train_next_token
-from samplehold.models.tokens import one_hot
+from samplehold.models.bridge.comparison import compare
+from samplehold.models.bridge.tokens import one_hot
+from samplehold.models.networks.minimal import MinGRU, MinLSTM
+from samplehold.models.studies.next_token import held_model, make_layer, price_of_exactness, train_next_token
 from torch.testing import assert_close
 
 

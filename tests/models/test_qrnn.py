@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import networks
-from samplehold.models.qrnn import QRNN, QRNNState
+from samplehold.models.networks.qrnn import QRNN, QRNNState
 from torch.testing import assert_close
 
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from benchmarks.bench_stack import compare
 from benchmarks.stack_languages import LANGUAGES, STOP, Predictor, best_possible, draw, excess
-from samplehold.inference import superposition
-from samplehold.inference.stratification import stratify, visible
-from samplehold.models.gated import MinGRU
-from samplehold.models.stack import NondeterministicStackRNN, StratificationStackRNN, SuperpositionStackRNN
-from samplehold.models.wrapped import LSTM
-from samplehold.switching.stack import StackMixture
+from samplehold.inference.stacks.stratification import stratify, visible
+from samplehold.inference.stacks.superposition import op as superposition
+from samplehold.models.networks.minimal import MinGRU
+from samplehold.models.networks.stack import NondeterministicStackRNN, StratificationStackRNN, SuperpositionStackRNN
+from samplehold.models.networks.wrapped import LSTM
+from samplehold.switching.stacks.mixture import StackMixture
 from torch import Tensor, nn
 
 close = torch.testing.assert_close
@@ -133,8 +133,8 @@ def objective(run) -> Tensor:
 
 @pytest.mark.parametrize(("layer", "options"), NETWORKS)
 def test_fused_networks_have_the_value_and_gradient_of_plain_torch(layer, options, monkeypatch):
-    from samplehold.inference import stack
-    from samplehold.models import stack as networks
+    from samplehold.inference.stacks.automaton import op as stack
+    from samplehold.models.networks import stack as networks
 
     network, x = made(layer, 4, 5, **options), inputs(2, 6, 4).requires_grad_()
     parameters = [*network.parameters(), x]
@@ -381,7 +381,7 @@ def reverser(sharp: float = 100.0) -> Predictor:
     for parameter in model.parameters():
         nn.init.zeros_(parameter)
     with torch.no_grad():
-        take, keep, write, show = cell.weight_ih.unflatten(0, (4, 20))
+        write = cell.weight_ih.unflatten(0, (4, 20))[2]
         biases = cell.bias_ih.unflatten(0, (4, 20))
         biases[0] = biases[3] = sharp
         biases[1] = -sharp
@@ -389,8 +389,8 @@ def reverser(sharp: float = 100.0) -> Predictor:
         write[0, 2] = sharp
         for unit, symbol in ((1, 0), (2, 1), (3, 0), (4, 1)):
             write[unit, symbol] = sharp
-        cell.weight_hh.unflatten(0, (4, 20))[0, 3:5, 0] = -2 * sharp / one * 2
-        push, pop, hold = layer.to_actions.weight[:3]
+        cell.weight_hh.unflatten(0, (4, 20))[0, 3:5, 0] = -4 * sharp / one
+        push, pop = layer.to_actions.weight[:2]
         push[:3] = torch.tensor([-2.0, 1.0, 1.0]) * sharp / one
         pop[:3] = torch.tensor([2.0, 2.0, 2.0]) * sharp / one
         layer.to_actions.bias[:3] = torch.tensor([0.0, -3.0, 0.5]) * sharp

@@ -9,8 +9,8 @@ import pytest
 import samplehold as sh
 import torch
 from oracles.models import KINDS, drive, random_model
-from samplehold.switching.conjugate import emitters
-from samplehold.switching.sites import sample_sites
+from samplehold.switching.fitting.conjugate import emitters
+from samplehold.switching.parameters import sample_sites
 from scipy.stats import chisquare
 from torch import Tensor
 

@@ -7,11 +7,11 @@ import torch
 from oracles.conjugate import log_dirichlet_multinomial, normal_wishart_log_evidence, normal_wishart_posterior
 from samplehold.inference.families import CopyTables, MatrixNormalWishart
 from samplehold.switching import Categorical, FactorialSSM, Gated, LayeredSSM, MultivariateNormal, Normal, Poisson
-from samplehold.switching.conjugate import emitters
-from samplehold.switching.coupled_fit import joint_counts, joint_normal, observed_features
-from samplehold.switching.factorial_fit import chains_engine
-from samplehold.switching.factorial_noise import CountNoise, NormalNoise
-from samplehold.switching.layered_fit import layers_engine
+from samplehold.switching.coupled.factorial_fit import chains_engine
+from samplehold.switching.coupled.fit import joint_counts, joint_normal, observed_features
+from samplehold.switching.coupled.layered_fit import layers_engine
+from samplehold.switching.coupled.noise import CountNoise, NormalNoise
+from samplehold.switching.fitting.conjugate import emitters
 from torch.testing import assert_close
 
 FLOAT = torch.float64

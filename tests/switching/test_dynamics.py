@@ -8,7 +8,7 @@ from oracles.models import drive, random_model
 from samplehold.switching import Copy, Markov, Normal, SwitchingSSM
 from samplehold.switching.dynamics import Drive
 from samplehold.switching.dynamics.copy import log1mexp
-from samplehold.switching.sites import log_prior
+from samplehold.switching.parameters import log_prior
 from torch.testing import assert_close
 
 GAPS = torch.tensor([1.0, 0.5, 2.0, 1.0, 3.0, 1.0], dtype=torch.float64)

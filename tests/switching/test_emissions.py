@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from oracles.models import EMISSIONS, random_model
 from samplehold.switching import Bernoulli, Categorical, Gated, MultivariateNormal, Normal, Poisson, SwitchingSSM
 from samplehold.switching.dynamics import Copy
-from samplehold.switching.sites import log_prior
+from samplehold.switching.parameters import log_prior
 from torch.testing import assert_close
 
 PLAIN = {name: e for name, e in EMISSIONS.items() if not isinstance(e, Gated)}

@@ -5,7 +5,7 @@ import itertools
 import pyro
 import pytest
 import torch
-from samplehold.switching.factorial import FactorialSSM
+from samplehold.switching.coupled.factorial import FactorialSSM
 from torch.nn.functional import one_hot
 from torch.testing import assert_close
 

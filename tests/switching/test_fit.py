@@ -125,8 +125,8 @@ def test_the_same_seed_gives_the_same_fit_and_restarts_differ(nile):
 
 
 def test_restarts_as_a_batch_equal_restarts_one_by_one(nile):
-    from samplehold.switching.em import Problem, maximize
-    from samplehold.switching.starts import first_labels
+    from samplehold.switching.fitting.em import Problem, maximize
+    from samplehold.switching.fitting.starts import first_labels
 
     model = sh.SwitchingSSM(sh.Copy(3), sh.Normal(1)).scaled_to(nile)
     series = model.read(nile)
@@ -172,7 +172,7 @@ def test_states_without_any_mass_are_said_and_stay_finite():
 
 
 def test_interrupting_a_fit_returns_the_best_so_far(nile, monkeypatch):
-    from samplehold.switching import em
+    from samplehold.switching.fitting import em
 
     calls = []
     true_step = em.Problem.maximize

@@ -8,11 +8,11 @@ import pytest
 import samplehold as sh
 import torch
 from oracles.models import KINDS, drive, random_model
-from samplehold.switching import variational
-from samplehold.switching.in_turns import InTurns, Stretches
-from samplehold.switching.minibatches import climb_in_batches
-from samplehold.switching.starts import first_labels
-from samplehold.switching.variational import PATHS, Structure
+from samplehold.switching.fitting import message_passing as variational
+from samplehold.switching.fitting.in_turns import InTurns, Stretches
+from samplehold.switching.fitting.message_passing import PATHS, Structure
+from samplehold.switching.fitting.minibatches import climb_in_batches
+from samplehold.switching.fitting.starts import first_labels
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -121,7 +121,7 @@ def test_a_start_looks_at_a_sample_of_many_steps(monkeypatch, shape):
 ONE_SIZE = """
 import sys, torch
 from samplehold import Markov, Normal, SwitchingSSM
-from samplehold.switching import variational
+from samplehold.switching.fitting import message_passing as variational
 def status(field):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(field)) / 1024
 def fit(n):

@@ -6,8 +6,8 @@ import pyro
 import pytest
 import torch
 from oracles.models import EMISSIONS
-from samplehold.inference.copy_chain import CopyChain
-from samplehold.switching.layered import LayeredSSM
+from samplehold.inference.chains.copy.chain import CopyChain
+from samplehold.switching.coupled.layered import LayeredSSM
 from torch.nn.functional import one_hot
 from torch.testing import assert_close
 

@@ -24,10 +24,10 @@ from samplehold.switching import (
     Poisson,
     SwitchingSSM,
 )
-from samplehold.switching.drawing import TimeAxis, apart, state_colors
-from samplehold.switching.order import reordered, state_levels
-from samplehold.switching.plots import plot_fit, plot_forecast
-from samplehold.switching.timeline import continued, evenly_spaced, following, label_text
+from samplehold.switching.data.timeline import continued, evenly_spaced, following, label_text
+from samplehold.switching.fitting.order import reordered, state_levels
+from samplehold.switching.views.drawing import TimeAxis, apart, state_colors
+from samplehold.switching.views.figures import plot_fit, plot_forecast
 
 DATA = Path(__file__).parents[2] / "notebooks" / "data"
 

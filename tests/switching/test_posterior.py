@@ -6,10 +6,10 @@ import pytest
 import samplehold as sh
 import torch
 from oracles.models import KINDS, drive, random_model
-from samplehold.switching.alignment import match_states, reorder_states
 from samplehold.switching.dynamics import Drive
-from samplehold.switching.posterior import DrawnPosterior, VariationalPosterior, chain_of
-from samplehold.switching.trajectories import pieces
+from samplehold.switching.fitting.alignment import match_states, reorder_states
+from samplehold.switching.fitting.posterior import DrawnPosterior, VariationalPosterior, chain_of
+from samplehold.switching.fitting.trajectories import pieces
 from torch import Tensor
 from torch.testing import assert_close
 

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.action_histories import every_run
-from samplehold.inference import stack as inference
-from samplehold.inference.cpu import stack as fused
-from samplehold.inference.naive.stack import forward_weights
-from samplehold.inference.vectorized import stack as vectorized
-from samplehold.switching.pushdown import PushdownAutomaton, Transitions, advance, start
+from samplehold.inference.stacks.automaton import cpu as fused
+from samplehold.inference.stacks.automaton import op as inference
+from samplehold.inference.stacks.automaton import plain as vectorized
+from samplehold.inference.stacks.automaton.naive import forward_weights
+from samplehold.switching.stacks.automaton import PushdownAutomaton, Transitions, advance, start
 from torch import Tensor
 
 close = torch.testing.assert_close
@@ -154,7 +154,7 @@ def run(weights: list[Tensor], stepwise, branch: bool) -> Tensor:
 
 @pytest.mark.parametrize("branch", [False, True])
 def test_gradients_through_the_steps_equal_those_of_plain_torch(branch):
-    from samplehold.inference.cpu import stack_tape
+    from samplehold.inference.stacks.automaton import tape as stack_tape
 
     T, Q, G, B = 5, 2, 2, 2
     initial, push, replace, pop = (x.clamp_min(-4) for x in tables(6, T, Q, G, B))

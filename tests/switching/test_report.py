@@ -19,9 +19,9 @@ from samplehold.switching import (
     Normal,
     Poisson,
     SwitchingSSM,
-    report,
 )
 from samplehold.switching.dynamics import Drive
+from samplehold.switching.views import arviz as report
 from torch.testing import assert_close
 
 DATA = Path(__file__).parents[2] / "notebooks" / "data"

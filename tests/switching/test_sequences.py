@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from samplehold.switching.sequences import read_sequences
+from samplehold.switching.data.series import read_sequences
 from torch.testing import assert_close
 
 LINE = [1.0, 2.0, float("nan"), 4.0]

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.action_histories import every_history, play
 from pyro.infer import Predictive, TraceEnum_ELBO, config_enumerate
-from samplehold.switching.stack import StackMixture
-from samplehold.switching.stack_program import stack_program
+from samplehold.switching.stacks.mixture import StackMixture
+from samplehold.switching.stacks.program import stack_program
 from torch import Tensor
 
 close = torch.testing.assert_close

@@ -10,11 +10,11 @@ import torch
 from hmmlearn.vhmm import VariationalCategoricalHMM, VariationalGaussianHMM
 from oracles.conjugate import log_dirichlet_multinomial, normal_wishart_log_evidence
 from oracles.models import KINDS, drive, random_model, trace_log_prob
+from samplehold.switching.data.series import Sequences
 from samplehold.switching.dynamics import Drive
-from samplehold.switching.sequences import Sequences
-from samplehold.switching.starts import first_labels
-from samplehold.switching.trajectories import pieces
-from samplehold.switching.variational import PATHS, Structure, climb
+from samplehold.switching.fitting.message_passing import PATHS, Structure, climb
+from samplehold.switching.fitting.starts import first_labels
+from samplehold.switching.fitting.trajectories import pieces
 from torch import Tensor
 from torch.testing import assert_close
 

@@ -1,0 +1,284 @@
+"""What the command line does: tables in, files and tables of text out.
+
+A fit is written to a folder that holds `model/` (as `SwitchingSSM.save` writes it, and `columns.json`, which names the
+columns of the table it was fitted to), `posterior.nc`, `states.csv` and `plot.png`.
+"""
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from rich.console import Console
+from rich.markup import escape
+
+from ..switching.data.tables import TableSeries, numeric_columns, pick_series, read_table
+from ..switching.data.timeline import evenly_spaced, following, label_text
+from ..switching.dynamics import Copy, Markov
+from ..switching.emissions import Bernoulli, Categorical, Emission, MultivariateNormal, Normal, Poisson
+from ..switching.fitting.fit import Fit
+from ..switching.fitting.order import reordered, state_levels
+from ..switching.model import SwitchingSSM
+from ..switching.views.arviz import numbers
+from .printing import show_course, show_parameters, show_switches
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from matplotlib.figure import Figure
+
+MODEL, COLUMNS = "model", "columns.json"
+MAX_REPLICATED = 10**7  # numbers in the posterior predictive series that are written
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """A model from disk, and the columns of a table that it speaks of."""
+
+    model: SwitchingSSM
+    columns: list[str]
+    time: str | None
+    covariates: dict[str, tuple[float, float]]  # mean and standard deviation by which each was standardised
+
+
+# ---- reading -------------------------------------------------------------------------------------------------------
+
+
+def split(names: str | None) -> list[str] | None:
+    """Names separated by commas."""
+    return None if names is None else [name.strip() for name in names.split(",") if name.strip()]
+
+
+def check_folder(out: Path) -> None:
+    """Make the folder where it is not there; ValueError where nothing can be written into it."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--out: cannot make the folder {out} ({error.strerror}).") from None
+    if not os.access(out, os.W_OK):
+        raise ValueError(f"--out: the folder {out} is not writable; give another one.")
+
+
+def build(observed: pd.DataFrame, n_states: int, emission: str, dynamics: str, n_covariates: int) -> SwitchingSSM:
+    """The model that the options ask for; ValueError where they do not fit together."""
+    if n_states < 1:
+        raise ValueError(f"--states: got {n_states}, expected at least 1.")
+    if dynamics == "markov" and n_covariates:
+        raise ValueError(
+            "--covariates: Markov dynamics take none; use --dynamics copy, whose redraw probability they move."
+        )
+    if emission == "categorical" and observed.shape[1] != 1:
+        raise ValueError(
+            f"--columns: got {observed.shape[1]} columns, but a categorical emission is one symbol; give one column."
+        )
+    moves = Copy(n_states, n_covariates=n_covariates) if dynamics == "copy" else Markov(n_states)
+    return SwitchingSSM(moves, _emission(emission, observed))
+
+
+def _emission(name: str, observed: pd.DataFrame) -> Emission:
+    n = observed.shape[1]
+    if name == "categorical":
+        largest = observed.iloc[:, 0].max()
+        return Categorical(max(1, int(largest) + 1 if largest == largest else 1))
+    families = {"normal": Normal, "multivariate-normal": MultivariateNormal, "poisson": Poisson, "bernoulli": Bernoulli}
+    return families[name](n)
+
+
+def load(path: Path) -> SavedModel:
+    """A model that `fit_and_write` or `SwitchingSSM.save` has written; ValueError where there is none."""
+    folder = path / MODEL if (path / MODEL).is_dir() else path
+    if not folder.is_dir():
+        raise ValueError(f"model: there is no folder {folder}; give the folder that `samplehold fit` has written.")
+    model = SwitchingSSM.load(folder)
+    if not model.values:
+        raise ValueError(f"model: {folder} holds a model without parameter values; fit it first.")
+    if not (folder / COLUMNS).is_file():
+        return SavedModel(model, [], None, {})
+    try:
+        known = json.loads((folder / COLUMNS).read_text(encoding="utf-8"))
+        covariates = {name: (float(mean), float(scale)) for name, (mean, scale) in known["covariates"].items()}
+        return SavedModel(model, [str(name) for name in known["columns"]], known["time"], covariates)
+    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        raise ValueError(f"model: {folder / COLUMNS} does not name columns ({error!r}); fit the model again.") from None
+
+
+def read_series_of(saved: SavedModel, data: Path, columns: Sequence[str] | None, time: str | None) -> TableSeries:
+    """The series of a table that a saved model speaks of."""
+    table = read_table(data)
+    time = saved.time if time is None and saved.time in table.columns else time
+    series = pick_series(table, data, columns or saved.columns or None, list(saved.covariates), time)
+    if series.observed.shape[1] != saved.model.emission.n_features:
+        raise ValueError(
+            f"--columns: got {', '.join(series.observed.columns)}, but the model has "
+            f"{saved.model.emission.n_features} feature(s); name as many columns."
+        )
+    return series
+
+
+def standardised(table: pd.DataFrame, scaling: dict[str, tuple[float, float]]) -> pd.DataFrame | None:
+    """Each covariate less its mean, over its standard deviation; None where there are no covariates."""
+    if not scaling:
+        return None
+    return pd.DataFrame({name: (table[name] - mean) / scale for name, (mean, scale) in scaling.items()})
+
+
+def scaling_of(table: pd.DataFrame) -> dict[str, tuple[float, float]]:
+    """Mean and standard deviation of every covariate; ValueError where one is constant or has empty cells."""
+    scaling = {}
+    for name in table.columns:
+        column = np.asarray(table[name], dtype=np.float64)
+        mean, scale = float(column.mean()), float(column.std())
+        if np.isnan(column).any():
+            raise ValueError(
+                f"--covariates: {name} has empty cells; fill them or drop the column, covariates cannot be missing."
+            )
+        if not scale > 0:
+            raise ValueError(f"--covariates: {name} is constant, so it cannot move anything; drop it.")
+        scaling[str(name)] = (mean, scale)
+    return scaling
+
+
+# ---- fit -----------------------------------------------------------------------------------------------------------
+
+
+def fit_and_write(model: SwitchingSSM, series: TableSeries, out: Path, **options: Any) -> None:
+    """Fit with the options of `SwitchingSSM.fit`, write the four results, and print what was found."""
+    scaling = scaling_of(series.covariates)
+    drivers = standardised(series.covariates, scaling)
+    fit = in_order(model.fit(series.observed, covariates=numbers(drivers), **options))
+    fit.model.save(out / MODEL)
+    named = {"columns": list(series.observed.columns), "time": series.time, "covariates": scaling}
+    (out / MODEL / COLUMNS).write_text(json.dumps(named, indent=2) + "\n", encoding="utf-8")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # ArviZ announces its next version when it is imported
+        draws = int(np.clip(MAX_REPLICATED // series.observed.size, 2, 100))
+        posterior = fit.to_arviz(series.observed, covariates=drivers, draws=draws)
+    posterior.to_netcdf(str(out / "posterior.nc"))
+    smoothed = posterior["smoothed"]
+    state_table(series, smoothed).to_csv(out / "states.csv", index_label=series.observed.index.name)
+    write_figure(fit.plot(series.observed, covariates=drivers), out / "plot.png")
+    console = Console(highlight=False)
+    show_parameters(console, posterior["posterior"].isel(chain=0, draw=0), smoothed)
+    show_switches(console, series, smoothed)
+    show_course(console, fit)
+    if not evenly_spaced(series.observed.index):
+        console.print(f"Note: {series.time} is not evenly spaced; its rows were taken as consecutive steps.")
+    console.print(escape(f"Wrote model/, posterior.nc, states.csv and plot.png to {out}."), soft_wrap=True)
+
+
+def in_order(fit: Fit) -> Fit:
+    """The same fit with its states numbered from the lowest level to the highest."""
+    order = state_levels(fit.model.emission, fit.model.values).argsort(stable=True)
+    model = fit.model.with_values(reordered(fit.model.emission, fit.model.values, order))
+    return replace(fit, model=model, empty_states=fit.empty_states[order], collapsed_states=fit.collapsed_states[order])
+
+
+def state_table(series: TableSeries, smoothed: "xr.Dataset") -> pd.DataFrame:
+    """A row for each step: what was observed, the most probable state, and the smoothed probabilities."""
+    state = smoothed["state_probability"].values
+    results = {"state": state.argmax(-1)} | {f"state_{k}": state[:, k].round(6) for k in range(state.shape[1])}
+    for name in ("redraw", "change"):
+        if f"{name}_probability" in smoothed:
+            results[name] = smoothed[f"{name}_probability"].values.round(6)
+    return beside(series.observed, results)
+
+
+def beside(observed: pd.DataFrame, results: dict[str, Any]) -> pd.DataFrame:
+    """The results next to the observed columns, of which any that has a result's name is renamed."""
+    kept = observed.rename(columns={name: f"{name} (observed)" for name in results})
+    return kept.assign(**results)
+
+
+# ---- forecast and sample -------------------------------------------------------------------------------------------
+
+
+def forecast_table(
+    saved: SavedModel, series: TableSeries, horizon: int, level: float, coming: Path | None
+) -> tuple[pd.DataFrame, np.ndarray | None]:
+    """A row for each step ahead, and the standardised covariates of the whole series and the horizon."""
+    if horizon < 1:
+        raise ValueError(f"--horizon: got {horizon}, expected at least 1.")
+    if not 0 < level < 1:
+        raise ValueError(f"--level: got {level}, expected a probability between 0 and 1, such as 0.9.")
+    ahead = coming_covariates(saved, coming, horizon)
+    drivers = None
+    if ahead is not None:
+        past = standardised(series.covariates, saved.covariates)
+        assert past is not None
+        drivers = np.concatenate([numbers(past), ahead])
+    forecast = saved.model.forecast(series.observed, horizon, covariates=drivers)
+    lower, upper = forecast.interval(level)
+    columns = {}
+    for f, name in enumerate(series.observed.columns):
+        columns |= {name: forecast.mean[:, f], f"{name}_lower": lower[:, f], f"{name}_upper": upper[:, f]}
+    columns |= {f"state_{k}": forecast.state[:, k] for k in range(saved.model.n_states)}
+    if isinstance(saved.model.dynamics, Copy):
+        columns["redraw"] = forecast.redraw
+    index = series.observed.index
+    labels = pd.Index([label_text(label) for label in following(index, horizon)], name=index.name)
+    return pd.DataFrame({name: column.numpy() for name, column in columns.items()}, index=labels), drivers
+
+
+def sample_table(saved: SavedModel, steps: int, seed: int, coming: Path | None) -> pd.DataFrame:
+    """A new series with its states and redraws."""
+    if steps < 1:
+        raise ValueError(f"--steps: got {steps}, expected at least 1.")
+    drawn = saved.model.simulate(steps, covariates=coming_covariates(saved, coming, steps), seed=seed)
+    n_features = saved.model.emission.n_features
+    names = saved.columns or ([f"x_{f}" for f in range(n_features)] if n_features > 1 else ["x"])
+    table = pd.DataFrame(drawn.x.numpy(), columns=names, index=pd.RangeIndex(steps, name="step"))
+    results = {"state": drawn.path.numpy()}
+    if isinstance(saved.model.dynamics, Copy):
+        results["redraw"] = drawn.redraw.numpy().astype(int)
+    return beside(table, results)
+
+
+def coming_covariates(saved: SavedModel, path: Path | None, steps: int) -> np.ndarray | None:
+    """The standardised covariates of the steps to come, `[steps, C]`; None for a model without any."""
+    n_covariates = getattr(saved.model.dynamics, "n_covariates", 0)
+    if not n_covariates:
+        if path is not None:
+            raise ValueError("--covariates: this model has none; leave the option out.")
+        return None
+    if len(saved.covariates) != n_covariates:
+        raise ValueError(f"model: has {n_covariates} covariate(s) but does not name them; use it from Python.")
+    if path is None:
+        raise ValueError(
+            f"--covariates: missing; give a table with {', '.join(saved.covariates)} for the next {steps} steps."
+        )
+    table = numeric_columns(read_table(path), list(saved.covariates), path, "--covariates")
+    if len(table) < steps:
+        raise ValueError(
+            f"--covariates: {path} has {len(table)} row(s), but {steps} steps are asked for; give a row for each."
+        )
+    drivers = standardised(table.iloc[:steps], saved.covariates)
+    assert drivers is not None
+    return numbers(drivers)
+
+
+# ---- writing -------------------------------------------------------------------------------------------------------
+
+
+def write_table(table: pd.DataFrame, out: Path | None) -> None:
+    """Write CSV to a file, or to standard output."""
+    if out is None:
+        table.to_csv(sys.stdout, float_format="%.10g")
+        return
+    _check_parent(out, "--out")
+    table.to_csv(out, float_format="%.10g")
+
+
+def write_figure(figure: "Figure", path: Path) -> None:
+    """Write an image; ValueError where its kind is unknown or the folder is not there."""
+    _check_parent(path, "--plot")
+    figure.savefig(path, dpi=160)
+
+
+def _check_parent(path: Path, option: str) -> None:
+    if not path.parent.is_dir():
+        raise ValueError(f"{option}: there is no folder {path.parent}; make it first.")

@@ -1,0 +1,236 @@
+r"""Copy chains: a hidden state that at every step is either drawn afresh or held.
+
+$$P(s_{1:T}, z_{1:T}, x) = \sum_{s_0} P(s_0) \prod_t
+\begin{cases} fresh_t(s_t) & z_t = 1 \\ held_t(s_t)\,[s_t = s_{t-1}] & z_t = 0 \end{cases}$$
+
+Everything about one sequence is in the two tables, so the recursions below cost O(K) a step where those of a general
+chain cost O(K^2). With $a_{t-1}$ normalised:
+
+$$a_t = (held_t \odot a_{t-1} + fresh_t) / c_t, \quad \log p(x) = \sum_t \log c_t, \quad
+b_{t-1} = (held_t \odot b_t + \textstyle\sum_s fresh_t(s)\, b_t(s)) / c_t$$
+$$P(s_t, z_t{=}1 \mid x) = fresh_t\, b_t / c_t, \qquad P(s_t, z_t{=}0 \mid x) = held_t\, a_{t-1}\, b_t / c_t$$
+
+The same chain filtered by run length instead of state is that of Adams & MacKay 2007; its exact posterior draws are
+those of Fearnhead 2006.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from ...numerics.backends import implementation
+from ...numerics.checks import check_lengths, check_possible, check_same_kind, check_start, common_batch
+from . import plain as vectorized
+from .plain import NEVER
+
+
+@dataclass(frozen=True)
+class CopyFiltered:
+    """The belief after each observation; 0 beyond the end of a sequence."""
+
+    log_normalizer: Float[Tensor, "*b"]  # log p(x)
+    log_increment: Float[Tensor, "*b T"]  # log p(x_t | x_1..t-1)
+    state: Float[Tensor, "*b T K"]  # P(s_t | x_1..t)
+    redraw: Float[Tensor, "*b T"]  # P(z_t = 1 | x_1..t)
+
+
+@dataclass(frozen=True)
+class CopySmoothed:
+    """The belief given the whole sequence; 0 beyond its end."""
+
+    log_normalizer: Float[Tensor, "*b"]
+    state: Float[Tensor, "*b T K"]  # P(s_t | x)
+    redraw: Float[Tensor, "*b T"]  # P(z_t = 1 | x)
+
+
+@dataclass(frozen=True)
+class CopyMarginals:
+    """How often each entry of the tables is used, the gradient of log p(x); 0 beyond the end of a sequence."""
+
+    log_normalizer: Float[Tensor, "*b"]
+    fresh: Float[Tensor, "*b T K"]  # P(s_t, z_t = 1 | x)
+    held: Float[Tensor, "*b T H"]  # P(s_t, z_t = 0 | x), summed over s_t if the table has one column
+    initial: Float[Tensor, "*b K"] | None  # P(s_0 | x)
+
+
+@dataclass(frozen=True)
+class CopyViterbi:
+    """The most probable (s_1..T, z_1..T), with s_0 summed out."""
+
+    path: Int[Tensor, "*b T"]  # -1 beyond the end of a sequence
+    redraw: Bool[Tensor, "*b T"]  # False beyond the end of a sequence
+    log_probability: Float[Tensor, "*b"]  # log P(path, redraw, x)
+
+
+@dataclass(frozen=True)
+class CopySampled:
+    """Independent draws of (s_1..T, z_1..T) given x."""
+
+    path: Int[Tensor, "n *b T"]  # -1 beyond the end of a sequence
+    redraw: Bool[Tensor, "n *b T"]  # False beyond the end of a sequence
+
+
+class CopyChain:
+    r"""The posterior over paths of a copy chain, from its tables of log-weights.
+
+    Arguments:
+        log_fresh: [*b, T, K], $\log P(z_t{=}1)\, P(s_t{=}s \mid z_t{=}1)\, p(x_t \mid s, z_t{=}1)$.
+        log_held: [*b, T, K], or [*b, T, 1] for all states alike, $\log P(z_t{=}0)\, p(x_t \mid s, z_t{=}0)$.
+        log_initial: [*b, K], $\log P(s_0)$, before the first observation. It need not be normalised: its sum is a
+            factor of the evidence. None: the first step redraws, whatever `log_held` says of it.
+        lengths: [*b], each sequence's number of steps; None: all have T. What the tables hold beyond it is ignored.
+
+    Weights are any finite numbers or -inf, an impossible event. Batch axes broadcast.
+
+    Raises:
+        TypeError: tables that are not float32 or float64 tensors of one dtype on one device; lengths of no integers.
+        ValueError: shapes or lengths that do not fit together. From every method: an observation that is impossible
+            under every state, or a table with NaN or +inf, with its sequence and step.
+    """
+
+    def __init__(
+        self,
+        log_fresh: Tensor,
+        log_held: Tensor,
+        log_initial: Tensor | None = None,
+        lengths: Tensor | Sequence[int] | int | None = None,
+    ):
+        check_same_kind(log_fresh=log_fresh, log_held=log_held, log_initial=log_initial)
+        _check_shapes(log_fresh, log_held, log_initial)
+        self.log_fresh = log_fresh
+        self.log_held = log_held
+        self.log_initial = log_initial
+        self.batch_shape = common_batch(
+            log_fresh=log_fresh.shape[:-2],
+            log_held=log_held.shape[:-2],
+            log_initial=None if log_initial is None else log_initial.shape[:-1],
+            lengths=None if lengths is None else torch.as_tensor(lengths).shape,
+        )
+        self.n_steps, self.n_states = log_fresh.shape[-2:]
+        self.lengths = check_lengths(lengths, self.batch_shape, self.n_steps, log_fresh.device)
+        check_start(log_initial)
+
+    def log_normalizer(self) -> Float[Tensor, "*b"]:
+        """log p(x), [*b]; its gradient with respect to each table is the table's field of `marginals`."""
+        tables = self._tables()
+        value, failed = implementation("copy", *tables[:3]).log_normalizer(*tables)
+        self._check(failed)
+        return self._shaped(value)
+
+    def filter(self) -> CopyFiltered:
+        """The belief after each observation, [*b, T, K], and the probability that the step redrew, [*b, T]."""
+        increment, state, redraw, failed = self._implementation().filter(*self._tables())
+        self._check(failed)
+        total, increment = increment.sum(-1).to(state), increment.to(state)
+        return CopyFiltered(self._shaped(total), self._shaped(increment), self._shaped(state), self._shaped(redraw))
+
+    def smooth(self) -> CopySmoothed:
+        """The belief given all observations, [*b, T, K], and the probability that the step redrew, [*b, T]."""
+        value, state, redraw, failed = self._implementation().smooth(*self._tables())
+        self._check(failed)
+        return CopySmoothed(self._shaped(value), self._shaped(state), self._shaped(redraw))
+
+    def marginals(self) -> CopyMarginals:
+        """Joint posteriors of state and gate, shaped like the tables: the expected counts of EM and message passing."""
+        value, fresh, held, initial, failed = self._implementation().marginals(*self._tables())
+        self._check(failed)
+        start = None if initial is None else self._shaped(initial)
+        return CopyMarginals(self._shaped(value), self._shaped(fresh), self._shaped(held), start)
+
+    @torch.no_grad()
+    def viterbi(self) -> CopyViterbi:
+        """The best path and gates; of equally good ones, one that holds, and else the state of the least index."""
+        path, redraw, value, failed = self._implementation().viterbi(*self._tables())
+        self._check(failed)
+        return CopyViterbi(self._shaped(path), self._shaped(redraw), self._shaped(value))
+
+    @torch.no_grad()
+    def sample(self, n: int, generator: torch.Generator | None = None) -> CopySampled:
+        """n independent draws of the whole path given x, backward in time; O(K) a step and O(log K) for each draw.
+
+        The draws depend on the generator alone, not on the number of threads.
+        """
+        if not isinstance(n, int) or n < 1:
+            raise ValueError(f"n: got {n!r}, expected a positive integer: the number of draws.")
+        tables = self._tables()
+        size = n, len(tables[3]), self.n_steps, 2
+        uniform = torch.rand(size, generator=generator, dtype=torch.float64, device=self.log_fresh.device)
+        path, redraw, failed = self._implementation().sample(*tables, uniform)
+        self._check(failed)
+        shape = n, *self.batch_shape, self.n_steps
+        return CopySampled(path.reshape(shape), redraw.reshape(shape))
+
+    def entropy(self) -> Float[Tensor, "*b"]:
+        r"""Entropy of the posterior over (s_1..T, z_1..T), in nats, [*b].
+
+        Read backward in time the posterior is a chain: given what comes after, the gate of step t depends on s_t alone,
+        and a redraw forgets all but the belief before it. So no large numbers cancel:
+
+        $$H = H(s_T \mid x) + \sum_t E[H(z_t \mid s_t, x_{1:t})] + \sum_{t \ge 2} P(z_t{=}1 \mid x)\, H(a_{t-1})$$
+        """
+        tables, implemented = self._tables(), self._implementation()
+        _, state, _, failed = implemented.filter(*tables)
+        self._check(failed)
+        _, smoothed, redraw, _ = implemented.smooth(*tables)
+        belief = -torch.special.xlogy(state, state.clamp_min(torch.finfo(state.dtype).tiny)).sum(-1)
+        last = belief.gather(-1, tables[3].unsqueeze(-1) - 1).squeeze(-1)
+        gates = (smoothed * _gate_entropy(*tables, state)).sum((-2, -1))
+        return self._shaped(last + gates + (redraw[:, 1:] * belief[:, :-1]).sum(-1))
+
+    def _tables(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        """The tables with one batch axis: [N, T, K], [N, T, K or 1], [N, K] or None, [N]."""
+        size = self.batch_shape.numel()
+
+        def flat(table: Tensor, n_trailing: int) -> Tensor:
+            trailing = table.shape[table.dim() - n_trailing :]
+            return table.expand(*self.batch_shape, *trailing).reshape(size, *trailing)
+
+        initial = None if self.log_initial is None else flat(self.log_initial, 1)
+        return flat(self.log_fresh, 2), flat(self.log_held, 2), initial, self.lengths.reshape(size)
+
+    def _implementation(self) -> ModuleType:
+        """Results that are to be differentiated come from plain torch."""
+        tables = [table for table in (self.log_fresh, self.log_held, self.log_initial) if table is not None]
+        if torch.is_grad_enabled() and any(table.requires_grad for table in tables):
+            return vectorized
+        return implementation("copy", *tables)
+
+    def _check(self, failed: Tensor) -> None:
+        check_possible(failed.reshape(self.batch_shape), log_fresh=self.log_fresh, log_held=self.log_held)
+
+    def _shaped(self, table: Tensor) -> Tensor:
+        return table.reshape((*self.batch_shape, *table.shape[1:]))
+
+
+def _check_shapes(log_fresh: Tensor, log_held: Tensor, log_initial: Tensor | None) -> None:
+    if log_fresh.dim() < 2 or 0 in log_fresh.shape[-2:]:
+        raise ValueError(
+            f"log_fresh: got shape {list(log_fresh.shape)}, expected [*batch, T, K] with at least one step and state."
+        )
+    steps, states = log_fresh.shape[-2:]
+    if log_held.dim() < 2 or log_held.shape[-2] != steps or log_held.shape[-1] not in (1, states):
+        raise ValueError(
+            f"log_held: got shape {list(log_held.shape)}, expected [*batch, {steps}, {states}] as log_fresh has, "
+            f"or [*batch, {steps}, 1] for all states alike."
+        )
+    if log_initial is not None and log_initial.shape[-1:] != (states,):
+        raise ValueError(f"log_initial: got shape {list(log_initial.shape)}, expected [*batch, {states}].")
+
+
+def _gate_entropy(
+    log_fresh: Tensor, log_held: Tensor, log_initial: Tensor | None, lengths: Tensor, state: Tensor
+) -> Tensor:
+    """H(z_t | s_t, x_1..t), [N, T, K], from the tables and the filtered states."""
+    start = torch.zeros_like(state[:, 0]) if log_initial is None else log_initial.softmax(-1)
+    before = torch.cat([start.unsqueeze(1), state[:, :-1]], 1)
+    inside = torch.arange(state.shape[1], device=state.device) < lengths.unsqueeze(-1)
+    fresh, held = (table.where(inside.unsqueeze(-1), 0.0).clamp_min(NEVER) for table in (log_fresh, log_held))
+    log_odds = fresh - held - before.clamp_min(torch.finfo(state.dtype).tiny).log()
+    log_odds = log_odds.where(before > 0, -NEVER)  # what was not there was not held
+    distance = torch.where(log_odds >= 0, log_odds, -log_odds)
+    return softplus(-distance) + distance * (-distance).sigmoid()

@@ -1,0 +1,78 @@
+"""The best path and random paths of copy chains as numba kernels."""
+
+import math
+
+import numpy as np
+
+from ...numerics.workers import kernel
+from .cpu_weights import highest
+
+
+@kernel
+def _better(log_fresh, log_held, t, best, offset, drawn):
+    """One step of the best paths, whose log-weights are `best - offset`, and the log-weight of the best of them."""
+    narrow = log_held.shape[1] < log_fresh.shape[1]
+    top = -np.inf
+    for s in range(log_fresh.shape[1]):
+        kept = log_held[t, 0 if narrow else s] + (best[s] - offset)
+        fresh = np.float64(log_fresh[t, s])
+        drawn[t, s] = fresh > kept
+        best[s] = highest(fresh, kept)
+        top = highest(top, best[s])
+    return top
+
+
+@kernel
+def viterbi_range(n0, n1, log_fresh, log_held, log_start, lengths, path, redraw, tops, failed):
+    """Best paths and their redraws of sequences n0..n1, from normalised log-beliefs, and what each step gained."""
+    steps, states = log_fresh.shape[1:]
+    best, ends, drawn = np.empty(states), np.empty(steps, np.int64), np.empty((steps, states), np.bool_)
+    for i in range(n0, n1):
+        best[:] = log_start[i]
+        top = 0.0
+        for t in range(lengths[i]):
+            top = _better(log_fresh[i], log_held[i], t, best, top, drawn)
+            if not -np.inf < top < np.inf:
+                failed[i] = t
+                break
+            tops[i, t] = top
+            s = 0
+            while best[s] != top:
+                s += 1
+            ends[t] = s
+        if failed[i] >= 0:
+            continue
+        s = ends[lengths[i] - 1]
+        for t in range(lengths[i] - 1, -1, -1):
+            path[i, t], redraw[i, t] = s, drawn[t, s]
+            if drawn[t, s] and t > 0:
+                s = ends[t - 1]
+
+
+@kernel
+def sample_range(n0, n1, log_fresh, log_held, start, lengths, state, uniform, failed, path, redraw):
+    """Draws for sequences n0..n1 from their filtered states, with uniform numbers [n, N, T, 2]."""
+    n, states = len(uniform), log_fresh.shape[2]
+    narrow = log_held.shape[2] < states
+    cumulative, current, drawn = np.empty(states), np.empty(n, np.int64), np.empty(n, np.bool_)
+    for i in range(n0, n1):
+        if failed[i] >= 0:
+            continue
+        drawn[:] = True
+        for t in range(lengths[i] - 1, -1, -1):
+            if drawn.any():
+                total = 0.0
+                for s in range(states):
+                    total += state[i, t, s]
+                    cumulative[s] = total
+                cumulative /= total
+            for j in range(n):
+                if drawn[j]:
+                    current[j] = np.searchsorted(cumulative, uniform[j, i, t, 1], side="right")
+                s = current[j]
+                before = state[i, t - 1, s] if t > 0 else start[i, s]
+                odds = 0.0
+                if before > 0.0:
+                    odds = before * math.exp(log_held[i, t, 0 if narrow else s] - log_fresh[i, t, s])
+                drawn[j] = uniform[j, i, t, 0] < 1.0 / (1.0 + odds)
+                path[j, i, t], redraw[j, i, t] = s, drawn[j]

@@ -1,0 +1,243 @@
+r"""Markov chains: a hidden state that moves by a table of transitions, K^2 of them a step.
+
+$$P(s_{1:T}, x) = P(s_1) \prod_{t \ge 2} A_t(s_{t-1}, s_t) \prod_t p(x_t \mid s_t)$$
+
+The chain is an exponential family in the logarithms of its tables, and $\log p(x)$ is its log-normaliser: the gradient
+with respect to each table is the posterior probability that its entry is used, which the forward-backward recursions
+give at the price of one more pass (Rabiner 1989, *A tutorial on hidden Markov models*, section III):
+
+$$a_t = l_t \odot (A_t^\top a_{t-1}) / c_t, \quad b_{t-1} = A_t (l_t \odot b_t) / c_t, \quad p(x) = \prod_t c_t$$
+$$P(s_t \mid x) = a_t \odot b_t, \quad P(s_{t-1} = i, s_t = j \mid x) = a_{t-1}(i)\, A_t(i, j)\, l_t(j)\, b_t(j) / c_t$$
+
+The first state is drawn from the initial table and meets the first observation without a transition; Pyro's
+`DiscreteHMM` applies one before the first observation.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ...numerics.backends import implementation
+from ...numerics.checks import check_lengths, check_possible, check_same_kind, check_start, common_batch
+
+
+@dataclass(frozen=True)
+class MarkovFiltered:
+    """The belief after each observation; 0 beyond the end of a sequence."""
+
+    log_normalizer: Float[Tensor, "*b"]  # log p(x)
+    log_increment: Float[Tensor, "*b T"]  # log p(x_t | x_1..t-1)
+    state: Float[Tensor, "*b T K"]  # P(s_t | x_1..t)
+
+
+@dataclass(frozen=True)
+class MarkovSmoothed:
+    """The belief given the whole sequence; 0 beyond its end."""
+
+    log_normalizer: Float[Tensor, "*b"]
+    state: Float[Tensor, "*b T K"]  # P(s_t | x)
+    transitions: Float[Tensor, "*b K K"]  # expected numbers of moves from each state to each other
+
+
+@dataclass(frozen=True)
+class MarkovMarginals:
+    """How often each table's entries are used: the gradient of the log-normaliser; 0 beyond the end of a sequence."""
+
+    log_normalizer: Float[Tensor, "*b"]
+    initial: Float[Tensor, "*b K"]  # P(s_1 | x)
+    transition: (
+        Float[Tensor, "*b K K"] | Float[Tensor, "*b moves K K"]
+    )  # expected numbers, or P(s_t, s_t+1 | x) by step
+    likelihood: Float[Tensor, "*b T K"]  # P(s_t | x)
+
+
+@dataclass(frozen=True)
+class MarkovViterbi:
+    """The most probable path."""
+
+    path: Int[Tensor, "*b T"]  # -1 beyond the end of a sequence
+    log_probability: Float[Tensor, "*b"]  # log P(path, x)
+
+
+@dataclass(frozen=True)
+class MarkovSampled:
+    """Independent draws of the path given x."""
+
+    path: Int[Tensor, "n *b T"]  # -1 beyond the end of a sequence
+
+
+class MarkovChain:
+    r"""The posterior over paths of a Markov chain, from its tables of log-weights.
+
+    Arguments:
+        log_initial: [*b, K], $\log P(s_1)$.
+        log_transition: $\log P(s_{t+1} = new \mid s_t = old)$ as [*b, K, K], one table [old, new] for all steps, or as
+            [*b, T-1, K, K], one for each. It is taken for the latter where it has one axis more than `log_likelihood`,
+            for the former where it has as many or fewer.
+        log_likelihood: [*b, T, K], $\log p(x_t \mid s_t)$.
+        lengths: [*b], each sequence's number of steps; None: all have T. Likelihoods are not read beyond it.
+
+    Weights are any finite numbers or -inf, an impossible event, and need not be normalised. Batch axes broadcast; a
+    table shared by sequences is not copied.
+
+    Raises:
+        TypeError: tables that are not float32 or float64 tensors of one dtype on one device; lengths of no integers.
+        ValueError: shapes or lengths that do not fit together; an initial or transition table with NaN or +inf. From
+            every method: an observation that is impossible under every state, NaN or +inf, with its sequence and step.
+    """
+
+    def __init__(
+        self,
+        log_initial: Tensor,
+        log_transition: Tensor,
+        log_likelihood: Tensor,
+        lengths: Tensor | Sequence[int] | None = None,
+    ):
+        check_same_kind(log_initial=log_initial, log_transition=log_transition, log_likelihood=log_likelihood)
+        self.varies = _check_shapes(log_initial, log_transition, log_likelihood)
+        self.log_initial = log_initial
+        self.log_transition = log_transition
+        self.log_likelihood = log_likelihood
+        self.batch_shape = common_batch(
+            log_initial=log_initial.shape[:-1],
+            log_transition=log_transition.shape[: -3 if self.varies else -2],
+            log_likelihood=log_likelihood.shape[:-2],
+            lengths=None if lengths is None else torch.as_tensor(lengths).shape,
+        )
+        self.n_steps, self.n_states = log_likelihood.shape[-2:]
+        self.lengths = check_lengths(lengths, self.batch_shape, self.n_steps, log_likelihood.device)
+        check_start(log_initial)
+        _check_transition(log_transition)
+
+    def log_normalizer(self) -> Float[Tensor, "*b"]:
+        """log p(x), [*b]; its gradient with respect to each table is the table's field of `marginals`."""
+        total, failed = self._implementation().log_normalizer(*self._tables())
+        self._check(failed)
+        return total
+
+    def filter(self) -> MarkovFiltered:
+        """The belief after each observation, [*b, T, K]."""
+        total, state, increment, failed = self._implementation().filter(*self._tables())
+        self._check(failed)
+        return MarkovFiltered(total, increment, state)
+
+    def smooth(self) -> MarkovSmoothed:
+        """The belief given all observations, [*b, T, K], and the expected numbers of moves, [*b, K, K]."""
+        total, state, transition, failed = self._implementation().posterior(*self._tables())
+        self._check(failed)
+        return MarkovSmoothed(total, state, transition.sum(-3) if self.varies else transition.squeeze(-3))
+
+    def marginals(self) -> MarkovMarginals:
+        """The posterior of each table, shaped like it: the expected counts of EM and message passing."""
+        total, state, transition, failed = self._implementation().posterior(*self._tables())
+        self._check(failed)
+        return MarkovMarginals(total, state[..., 0, :], transition if self.varies else transition.squeeze(-3), state)
+
+    def viterbi(self) -> MarkovViterbi:
+        """The best path; of equally good ones, the one whose last state has the least index, then the one before."""
+        path, failed = self._implementation().viterbi(*self._tables())
+        self._check(failed)
+        return MarkovViterbi(path, self._log_probability(path))
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> MarkovSampled:
+        """n independent draws of the whole path given x, backward in time.
+
+        The draws depend on the generator alone, not on the number of threads.
+        """
+        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+            raise ValueError(f"n: got {n!r}, expected a positive integer: the number of draws.")
+        size, device = (n, *self.batch_shape, self.n_steps), self.log_likelihood.device
+        uniform = torch.rand(size, generator=generator, dtype=torch.float64, device=device)
+        path, failed = self._implementation().sample(*self._tables(), uniform)
+        self._check(failed)
+        return MarkovSampled(path)
+
+    def entropy(self) -> Float[Tensor, "*b"]:
+        r"""Entropy of the posterior over paths, in nats, [*b].
+
+        $$H = \log p(x) - E[\log P(s_{1:T}, x)]$$
+
+        where both sides use tables divided by their largest entry, likelihoods by that of their step, so that no large
+        numbers cancel.
+        """
+        tables = [table.double() for table in self._tables()[:3]]
+        tables = [table - _largest(table, dims) for table, dims in zip(tables, (1, 3, 1), strict=True)]
+        log_initial, log_transition, log_likelihood = tables
+        total, state, transition, failed = self._implementation().posterior(*tables, self.lengths)
+        self._check(failed)
+        initial = _expectation(state[..., 0, :], log_initial).sum(-1)
+        moves = _expectation(transition, log_transition).sum((-3, -2, -1))
+        steps = _expectation(state, log_likelihood).sum((-2, -1))
+        return (total - initial - moves - steps).to(self.log_likelihood.dtype)
+
+    def _tables(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The tables, transitions with an axis for steps, of one entry where one table serves all, and the lengths."""
+        transition = self.log_transition if self.varies else self.log_transition.unsqueeze(-3)
+        return self.log_initial, transition, self.log_likelihood, self.lengths
+
+    def _implementation(self) -> ModuleType:
+        return implementation("markov", self.log_initial, self.log_transition, self.log_likelihood)
+
+    def _check(self, failed: Tensor) -> None:
+        check_possible(failed, log_likelihood=self.log_likelihood)
+
+    def _log_probability(self, path: Tensor) -> Tensor:
+        """log P(path, x), summed in float64."""
+        log_initial, log_transition, log_likelihood, _ = self._tables()
+        taken, real = path.clamp_min(0), path >= 0
+        start = log_initial.expand(*self.batch_shape, -1).gather(-1, taken[..., :1])
+        steps = log_likelihood.expand(*self.batch_shape, -1, -1).gather(-1, taken.unsqueeze(-1)).squeeze(-1)
+        moves = log_transition.flatten(-2).expand(*self.batch_shape, self.n_steps - 1, -1)
+        moves = moves.gather(-1, (taken[..., :-1] * self.n_states + taken[..., 1:]).unsqueeze(-1)).squeeze(-1)
+        terms = torch.cat([start, steps.where(real, 0), moves.where(real[..., 1:], 0)], -1)
+        return terms.sum(-1, dtype=torch.float64).to(path.device, terms.dtype)
+
+
+def _largest(table: Tensor, n_own: int) -> Tensor:
+    """The largest entry over the last `n_own` axes; 0 where there is none, or only -inf."""
+    dims = tuple(range(-n_own, 0))
+    if table.numel() == 0:
+        return table.new_zeros(())
+    top = table.detach().amax(dims, keepdim=True)
+    return top.where(top.isfinite(), 0)
+
+
+def _expectation(belief: Tensor, table: Tensor) -> Tensor:
+    """belief * table, 0 where the belief is."""
+    return belief * table.where(belief > 0, 0)
+
+
+def _check_shapes(log_initial: Tensor, log_transition: Tensor, log_likelihood: Tensor) -> bool:
+    """Raise `ValueError` unless all three fit together; True if transitions vary with the step."""
+    if log_likelihood.dim() < 2 or 0 in log_likelihood.shape[-2:]:
+        raise ValueError(
+            f"log_likelihood: got shape {list(log_likelihood.shape)}, expected [*batch, T, K] with at least one step "
+            "and one state."
+        )
+    steps, states = log_likelihood.shape[-2:]
+    if log_initial.shape[-1:] != (states,):
+        raise ValueError(f"log_initial: got shape {list(log_initial.shape)}, expected [*batch, {states}].")
+    varies = log_transition.dim() == log_likelihood.dim() + 1
+    own = (steps - 1, states, states) if varies else (states, states)
+    if log_transition.dim() > log_likelihood.dim() + 1 or log_transition.shape[-len(own) :] != own:
+        raise ValueError(
+            f"log_transition: got shape {list(log_transition.shape)}, expected [*batch, {states}, {states}], one table "
+            f"[old, new] for all steps, or [*batch, {steps - 1}, {states}, {states}], one for each move; it is taken "
+            f"for the latter where it has one axis more than log_likelihood, {list(log_likelihood.shape)}, so a batch "
+            "of constant tables needs a log_likelihood with batch axes (of size 1, if it is shared)."
+        )
+    return varies
+
+
+def _check_transition(log_transition: Tensor) -> None:
+    bad = (~(log_transition.detach() < float("inf"))).nonzero()
+    if len(bad):
+        index = tuple(bad[0].tolist())
+        raise ValueError(
+            f"log_transition: got {log_transition[index].item()} at {list(index)}; log-weights are finite numbers, or "
+            "-inf for an impossible move."
+        )

@@ -1,0 +1,162 @@
+"""Normal densities and moments as fused numba kernels: one pass over the data, no table of residuals.
+
+Steps are taken in blocks; within a block every loop runs over steps, which are contiguous after a small transposition,
+so the arithmetic vectorises whatever the number of states and features.
+"""
+
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..numerics.workers import in_parallel, kernel, ranges
+
+BLOCK = 256  # steps worked on together: residuals and weights of a block stay in the first-level cache
+_MIN_WORK = 1 << 19  # steps times numbers of a covariance that repay a second thread
+LOG_2PI = float(np.log(2 * np.pi))
+
+
+@kernel
+def _full_density(x, loc, chol, constant, out, start, stop):
+    n_states, n_features = loc.shape
+    columns = np.empty((n_features, BLOCK), x.dtype)
+    total, whitened = np.empty(BLOCK, x.dtype), np.empty(BLOCK, x.dtype)
+    for begin in range(start, stop, BLOCK):
+        size = min(BLOCK, stop - begin)
+        for n in range(size):
+            for f in range(n_features):
+                columns[f, n] = x[begin + n, f]
+        for k in range(n_states):
+            for n in range(size):
+                total[n] = constant[k]
+            for g in range(n_features):
+                for n in range(size):
+                    whitened[n] = 0.0
+                for f in range(g, n_features):
+                    weight, centre = chol[k, f, g], loc[k, f]
+                    for n in range(size):
+                        whitened[n] += weight * (columns[f, n] - centre)
+                for n in range(size):
+                    total[n] -= 0.5 * whitened[n] * whitened[n]
+            for n in range(size):
+                out[begin + n, k] = total[n]
+
+
+@kernel
+def _diagonal_density(x, loc, precision, constant, out, start, stop):
+    n_states, n_features = loc.shape
+    columns = np.empty((n_features, BLOCK), x.dtype)
+    total = np.empty(BLOCK, x.dtype)
+    for begin in range(start, stop, BLOCK):
+        size = min(BLOCK, stop - begin)
+        for n in range(size):
+            for f in range(n_features):
+                columns[f, n] = x[begin + n, f]
+        for k in range(n_states):
+            for n in range(size):
+                total[n] = constant[k]
+            for f in range(n_features):
+                half, centre = 0.5 * precision[k, f], loc[k, f]
+                for n in range(size):
+                    residual = columns[f, n] - centre
+                    total[n] -= half * residual * residual
+            for n in range(size):
+                out[begin + n, k] = total[n]
+
+
+@kernel
+def _sums(x, weights, about, full, count, first, second, start, stop):
+    n_states, n_features = about.shape
+    residual = np.empty((n_features, BLOCK), x.dtype)
+    weight, weighted = np.empty(BLOCK, x.dtype), np.empty(BLOCK, x.dtype)
+    for begin in range(start, stop, BLOCK):
+        size = min(BLOCK, stop - begin)
+        for k in range(n_states):
+            total = 0.0
+            for n in range(size):
+                weight[n] = weights[begin + n, k]
+                total += weight[n]
+            count[k] += total
+            for f in range(n_features):
+                centre = about[k, f]
+                for n in range(size):
+                    residual[f, n] = x[begin + n, f] - centre
+            for f in range(n_features):
+                total = 0.0
+                for n in range(size):
+                    weighted[n] = weight[n] * residual[f, n]
+                    total += weighted[n]
+                first[k, f] += total
+                for g in range(0 if full else f, f + 1):
+                    total = 0.0
+                    for n in range(size):
+                        total += weighted[n] * residual[g, n]
+                    second[k, f, g] += total
+
+
+def normal_log_density(x: Tensor, loc: Tensor, precision: Tensor) -> Tensor:
+    constant = 0.5 * (precision.log().sum(-1) - x.shape[-1] * LOG_2PI)
+    return _density(_diagonal_density, x, loc, precision, constant)
+
+
+def multivariate_normal_log_density(x: Tensor, loc: Tensor, chol_precision: Tensor) -> Tensor:
+    half_log_det = chol_precision.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    return _density(_full_density, x, loc, chol_precision, half_log_det - 0.5 * x.shape[-1] * LOG_2PI)
+
+
+def _density(fused, x: Tensor, loc: Tensor, spread: Tensor, constant: Tensor) -> Tensor:
+    restarts, n_steps = loc.shape[:-2], x.shape[0]
+    out = torch.empty(*restarts, n_steps, loc.shape[-2], dtype=x.dtype)
+    tables = [_rows(t, len(restarts)) for t in (loc, spread, constant, out)]
+    rows = x.detach().contiguous().numpy()
+    tasks = [
+        partial(fused, rows, *(table[r] for table in tables), start, stop)
+        for r in range(len(tables[0]))
+        for start, stop in _pieces(n_steps, len(tables[0]), loc)
+    ]
+    in_parallel(tasks)
+    return out
+
+
+def normal_moments(x: Tensor, weights: Tensor, about: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    count, first, second = _moments(x, weights, about, False)
+    return count, first, second.diagonal(dim1=-2, dim2=-1)
+
+
+def multivariate_normal_moments(x: Tensor, weights: Tensor, about: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    count, first, second = _moments(x, weights, about, True)
+    row, column = np.tril_indices(x.shape[-1], -1)
+    second[..., column, row] = second[..., row, column]
+    return count, first, second
+
+
+def _moments(x: Tensor, weights: Tensor, about: Tensor, full: bool) -> tuple[Tensor, Tensor, Tensor]:
+    restarts, n_steps, (n_states, n_features) = weights.shape[:-2], x.shape[0], about.shape[-2:]
+    pieces = _pieces(n_steps, max(1, restarts.numel()), about)
+    sums = [
+        torch.zeros(len(pieces), *restarts, *shape, dtype=x.dtype)
+        for shape in ((n_states,), (n_states, n_features), (n_states, n_features, n_features))
+    ]
+    rows, w, c = x.detach().contiguous().numpy(), _rows(weights, len(restarts)), _rows(about, len(restarts))
+    partials = [_rows(s, 1 + len(restarts)).reshape(len(pieces), len(w), *s.shape[1 + len(restarts) :]) for s in sums]
+    tasks = [
+        partial(_sums, rows, w[r], c[r], full, *(p[i, r] for p in partials), start, stop)
+        for r in range(len(w))
+        for i, (start, stop) in enumerate(pieces)
+    ]
+    in_parallel(tasks)
+    count, first, second = (s.sum(0) for s in sums)
+    return count, first, second
+
+
+def _rows(table: Tensor, n_leading: int) -> np.ndarray:
+    """The table as numpy with its leading axes flattened into one."""
+    table = table.detach().contiguous()
+    return table.reshape(-1, *table.shape[n_leading:]).numpy()
+
+
+def _pieces(n_steps: int, n_restarts: int, loc: Tensor) -> list[tuple[int, int]]:
+    """Ranges of steps, several only where there are fewer restarts than threads."""
+    at_least = max(4 * BLOCK, _MIN_WORK // (loc.shape[-2] * loc.shape[-1] ** 2))
+    return ranges(n_steps, at_least) if n_restarts < torch.get_num_threads() else [(0, n_steps)]

@@ -1,0 +1,161 @@
+r"""Message passing one step at a time: mean field on the gate and the state of each step, in logit space.
+
+The belief $Q_{t-1}(s)$ is carried forward, and what is true of $(z_t, s_t)$ given it,
+
+$$P(s, z{=}1, x_t) = \rho\, e^{j_1(s)}, \quad P(s, z{=}0, x_t) = (1-\rho)\, e^{j_0(s)}, \qquad
+j_1 = \log \pi(s) + \log p(x_t \mid s, 1), \quad j_0 = \log Q_{t-1}(s) + \log p(x_t \mid s, 0),$$
+
+is approximated by $Q(z)\,Q(s)$, with $q = Q(z_t{=}1)$:
+
+$$\log Q(s) = q\, j_1(s) + (1-q)\, j_0(s) + \text{const}, \qquad
+\text{logit}\, q = \text{logit}\, \rho + E_{Q(s)}[j_1(s) - j_0(s)].$$
+
+Each line is the maximum of the bound of the step, given the other:
+
+$$B_t = \log \textstyle\sum_s e^{q j_1 + (1-q) j_0} - KL(q \| \rho) \;\le\; \log P(x_t \mid Q_{t-1}).$$
+
+It bounds the evidence of one step given the belief carried into it, so the sum over steps bounds nothing in general.
+The first q is the exact posterior of the gate given $Q_{t-1}$; or the likelier of 0 and 1 where no state is possible
+both when drawn and when held.
+
+**The conditional form.** The updates of $Q(z \mid x)\, Q(s \mid x, z)$ are also written without saying what the gate
+does to the state,
+
+$$\log Q(z \mid x) = E_{Q(s \mid x, z)}[\log P(x \mid s, z)] + \log P(z), \qquad
+\log Q(s \mid x, z) = E_{Q(z \mid x)}[\log P(x \mid s, z)] + \log P(s),$$
+
+up to constants. The right-hand side of the second does not depend on z, and all that the past says of $s_t$ is
+$P(s) = \rho\, \pi(s) + (1-\rho)\, Q_{t-1}(s)$. So these are the two lines above with $\log P(s)$ in the place of both
+$\log \pi(s)$ and $\log Q_{t-1}(s)$: mean field in a model in which gate and state are independent before the
+observation. Where held and drawn states emit alike, its Q(s) is the exact filter while its gate learns nothing and
+stays at $\rho$. In the first form, "mean_field", it is the gate that learns, and the state that errs.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ...numerics.backends import choose
+from ...numerics.checks import check_lengths, check_possible, check_same_kind, check_start, common_batch
+from . import plain as vectorized
+
+Form = Literal["mean_field", "conditional"]
+
+
+@dataclass(frozen=True)
+class VMPFiltered:
+    """The approximate belief after each observation; 0 beyond the end of a sequence."""
+
+    state: Float[Tensor, "*b T K"]  # Q(s_t)
+    redraw: Float[Tensor, "*b T"]  # Q(z_t = 1)
+    bound: Float[Tensor, "*b T"]  # of the log evidence of the step, given the belief before it
+    change: Float[Tensor, "*b T"]  # of Q(z_t = 1) in the last sweep
+
+
+def filter_steps(
+    log_redrawn: Tensor,
+    log_held: Tensor,
+    log_state: Tensor,
+    log_odds: Tensor,
+    log_initial: Tensor | None = None,
+    gate: Tensor | None = None,
+    lengths: Tensor | None = None,
+    sweeps: int = 4,
+    form: str = "mean_field",
+) -> VMPFiltered:
+    r"""The step-by-step filter from its tables, O(K) a step and sweep.
+
+    Arguments:
+        log_redrawn: [*b, T, K], $\log p(x_t \mid s, z_t{=}1)$.
+        log_held: [*b, T, K], or [*b, T, 1] for all states alike, $\log p(x_t \mid s, z_t{=}0)$.
+        log_state: [*b, K], $\log \pi(s)$, normalised.
+        log_odds: [*b, T], $\text{logit}\, \rho_t$.
+        log_initial: [*b, K], $\log P(s_0)$, normalised; None: the first step redraws, whatever
+            `log_odds` and `gate` say.
+        gate: [*b, T], $Q(z_t{=}1)$ where it is given and not inferred; there is nothing to sweep over then.
+        lengths: [*b], each sequence's number of steps.
+        sweeps: updates of gate and state at each step.
+        form: "mean_field" or "conditional", see the module's equations.
+
+    Raises:
+        TypeError: tables that are not float32 or float64 tensors of one dtype on one device.
+        ValueError: shapes that do not fit, gates outside [0, 1], sweeps < 1; an observation that is impossible.
+    """
+    check_same_kind(
+        log_redrawn=log_redrawn,
+        log_held=log_held,
+        log_state=log_state,
+        log_odds=log_odds,
+        log_initial=log_initial,
+        gate=gate,
+    )
+    _check_arguments(gate, sweeps, form)
+    batch = _check_shapes(log_redrawn, log_held, log_state, log_odds, log_initial, gate)
+    check_start(log_initial)
+    steps, states = log_redrawn.shape[-2:]
+    counts = check_lengths(lengths, batch, steps, log_redrawn.device)
+    if log_initial is None:
+        first = torch.arange(steps, device=log_odds.device) == 0
+        log_initial, log_odds = log_state, log_odds.masked_fill(first, torch.inf)
+        gate = None if gate is None else gate.masked_fill(first, 1.0)
+
+    def flat(table: Tensor, *own: int) -> Tensor:
+        return table.expand(*batch, *own).reshape(-1, *own)
+
+    tables = (flat(log_redrawn, steps, states), flat(log_held, *log_held.shape[-2:]), flat(log_state, states))
+    tables = (*tables, flat(log_odds, steps), flat(log_initial, states), None if gate is None else flat(gate, steps))
+    results = _implementation(*tables)(*tables, counts.reshape(-1), sweeps, form == "conditional")
+    check_possible(results[-1].reshape(batch), log_redrawn=log_redrawn, log_held=log_held)
+    return VMPFiltered(*(table.reshape(*batch, *table.shape[1:]) for table in results[:-1]))
+
+
+def _implementation(*tables: Tensor | None):
+    """Results that are to be differentiated come from plain torch."""
+    wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tables)
+    if wanted or choose(*tables) != "cpu":
+        return vectorized.filter
+    from . import cpu
+
+    return cpu.filter
+
+
+def _check_arguments(gate: Tensor | None, sweeps: int, form: str) -> None:
+    if not isinstance(sweeps, int) or isinstance(sweeps, bool) or sweeps < 1:
+        raise ValueError(f"sweeps: got {sweeps!r}, expected an integer of at least 1.")
+    if form not in get_args(Form):
+        raise ValueError(f"form: got {form!r}, expected one of {get_args(Form)}.")
+    if gate is not None and not bool(((gate >= 0) & (gate <= 1)).all()):
+        bad = gate[~((gate >= 0) & (gate <= 1))]
+        raise ValueError(f"gate: got {float(bad[0])}, expected probabilities; pass logits through a sigmoid.")
+
+
+def _check_shapes(
+    log_redrawn: Tensor,
+    log_held: Tensor,
+    log_state: Tensor,
+    log_odds: Tensor,
+    log_initial: Tensor | None,
+    gate: Tensor | None,
+) -> torch.Size:
+    if log_redrawn.dim() < 2 or 0 in log_redrawn.shape[-2:]:
+        raise ValueError(f"log_redrawn: got shape {list(log_redrawn.shape)}, expected [*batch, T, K] with T, K >= 1.")
+    steps, states = log_redrawn.shape[-2:]
+    fits = {
+        "log_held": (log_held, ((steps, states), (steps, 1))),
+        "log_state": (log_state, ((states,),)),
+        "log_odds": (log_odds, ((steps,),)),
+        "log_initial": (log_initial, ((states,),)),
+        "gate": (gate, ((steps,),)),
+    }
+    leading = {"log_redrawn": log_redrawn.shape[:-2]}
+    for name, (table, allowed) in fits.items():
+        own = len(allowed[0])
+        if table is not None and tuple(table.shape[-own:]) not in allowed:
+            expected = " or ".join(f"[*batch, {', '.join(map(str, shape))}]" for shape in allowed)
+            raise ValueError(f"{name}: got shape {list(table.shape)}, expected {expected}.")
+        if table is not None:
+            leading[name] = table.shape[:-own]
+    return common_batch(**leading)

@@ -1,0 +1,112 @@
+r"""Gated recurrences straight from pre-activations: what a minimal network does after its product.
+
+$$h_t = hold_t \odot h_{t-1} + draw_t \odot v_t$$
+
+A row of pre-activations is `[gate, candidate]` or `[forget, input, candidate]`, each as wide as the state:
+
+| gate     | parts | hold                                 | draw                                 | of |
+|----------|-------|--------------------------------------|--------------------------------------|----|
+| "redraw" | 2     | $1 - \sigma(g)$                     | $\sigma(g)$                         | minGRU |
+| "hold"   | 2     | $\sigma(f)$                         | $1 - \sigma(f)$                     | QRNN, f and fo |
+| "ratio"  | 3     | $\sigma(f) / (\sigma(f) + \sigma(i))$ | $\sigma(i) / (\sigma(f) + \sigma(i))$ | minLSTM |
+| "free"   | 3     | $\sigma(f)$                         | $\sigma(i)$                         | QRNN, ifo |
+
+| candidate  | v |
+|------------|---|
+| "linear"   | $c$ |
+| "tanh"     | $\tanh c$ |
+| "positive" | $c + 1/2$ for $c \ge 0$, else $\sigma(c)$ (Feng et al. 2024, appendix B) |
+| "simplex"  | softmax over each block of units |
+
+All but "free" take convex combinations of the old state and the candidate, so no rescaling and no logarithms are
+needed: a long product of holds underflows to the 0 it stands for.
+"""
+
+from collections.abc import Callable
+from typing import Literal, get_args
+
+from jaxtyping import Float
+from torch import Tensor
+
+from ...numerics.backends import choose
+from ...numerics.checks import DTYPES
+from . import plain as vectorized
+from .plain import Activated
+
+Gate = Literal["redraw", "hold", "ratio", "free"]
+Candidate = Literal["linear", "tanh", "positive", "simplex"]
+PARTS: dict[str, int] = {"redraw": 2, "hold": 2, "ratio": 3, "free": 3}
+
+
+def gated_scan(
+    pre: Float[Tensor, "*b T width"],
+    h0: Float[Tensor, "*b0 D"],
+    gate: str = "redraw",
+    candidate: str = "linear",
+    block: int | None = None,
+) -> Float[Tensor, "*b T D"]:
+    """All states of a gated recurrence from its pre-activations.
+
+    Arguments:
+        pre: the output of one matrix product, parts of width D side by side (see the tables of this module).
+        h0: the state before the first step; its batch axes are those of `pre`, or broadcast to them.
+        gate: "redraw", "hold", "ratio" or "free".
+        candidate: "linear", "tanh", "positive" or "simplex".
+        block: the number of units of one simplex, for candidate="simplex"; all D where None.
+
+    Raises:
+        ValueError: widths that do not fit together, or a gate or candidate that does not exist.
+    """
+    if pre.dtype not in DTYPES:  # half precision: too few digits to carry over many steps
+        return gated_scan(pre.float(), h0.float(), gate, candidate, block).to(pre.dtype)
+    block = check_kinds(h0.shape[-1], gate, candidate, block)
+    _check_width(pre, h0.shape[-1], gate)
+    batch, (steps, width), units = pre.shape[:-2], pre.shape[-2:], h0.shape[-1]
+    flat = pre.reshape(batch.numel(), steps, width), h0.expand(*batch, units).reshape(batch.numel(), units)
+    scan = _implementation(pre, block if candidate == "simplex" else 1)
+    return scan(*flat, gate, candidate, block).reshape(*batch, steps, units)
+
+
+def activate(
+    pre: Float[Tensor, "*b width"],
+    units: int,
+    gate: str = "redraw",
+    candidate: str = "linear",
+    block: int | None = None,
+) -> Activated:
+    """`hold`, `draw` and `value`, each [*b, units], of pre-activations of one step or of a whole series."""
+    block = check_kinds(units, gate, candidate, block)
+    _check_width(pre, units, gate)
+    return vectorized.activate(pre, gate, candidate, block)
+
+
+def check_kinds(units: int, gate: str, candidate: str, block: int | None) -> int:
+    """The size of a block, once gate, candidate and block are known to exist and to fit the number of units."""
+    for name, value, known in (("gate", gate, get_args(Gate)), ("candidate", candidate, get_args(Candidate))):
+        if value not in known:
+            raise ValueError(f"{name}: got {value!r}, expected one of {', '.join(map(repr, known))}.")
+    if block is None:
+        return units
+    if candidate != "simplex":
+        raise ValueError(f"block: got {block} with candidate={candidate!r}; only candidate='simplex' has blocks.")
+    if block < 1 or units % block:
+        raise ValueError(f"block: got {block}, but there are {units} units; give a divisor of {units}.")
+    return block
+
+
+def _check_width(pre: Tensor, units: int, gate: str) -> None:
+    if pre.shape[-1] != PARTS[gate] * units:
+        raise ValueError(
+            f"pre: got {pre.shape[-1]} columns, but gate={gate!r} over {units} units needs {PARTS[gate]} * {units}; "
+            "its columns are the gates and then the candidates."
+        )
+
+
+def _implementation(pre: Tensor, block: int) -> Callable[..., Tensor]:
+    """The fused kernels, unless a block that is normalised as a whole is wider than they take."""
+    if choose(pre) == "cpu":
+        from . import cpu
+
+        if block <= cpu.WIDEST:
+            return cpu.gated_scan
+    return vectorized.gated_scan

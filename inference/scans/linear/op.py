@@ -1,0 +1,79 @@
+r"""Linear recurrences over time, element by element.
+
+$$h_t = a_t \odot h_{t-1} + b_t \qquad\qquad h_t = (1 - gate_t) \odot h_{t-1} + gate_t \odot value_t$$
+
+The second is the first with $a = 1 - gate$ and $b = gate \odot value$, the update of a minGRU. Both are computed as
+they are written, without logarithms: a long product of small $a_t$ underflows to the 0 that it stands for.
+
+The gradient runs the same recurrence backward in time. With $\bar h_t$ the gradient of the loss with respect to $h_t$
+through all that comes after,
+
+$$\bar h_t = \partial L / \partial h_t + a_{t+1} \odot \bar h_{t+1}, \qquad
+\bar b_t = \bar h_t, \quad \bar a_t = \bar h_t \odot h_{t-1}, \quad \bar h_0 = a_1 \odot \bar h_1 .$$
+"""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from ...numerics.backends import implementation
+from ...numerics.checks import check_same_kind, common_batch
+
+
+def linear_scan(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Float[Tensor, "*b T D"]:
+    r"""All states of $h_t = a_t h_{t-1} + b_t$.
+
+    Arguments:
+        a: [*b, T, D], any real numbers.
+        b: [*b, T, D].
+        h0: [*b, D], the state before the first step; zeros if None. Batch axes broadcast.
+
+    Returns:
+        h_1..T, [*b, T, D]. Differentiable in every argument, any number of times.
+
+    Raises:
+        TypeError: arguments that are not float32 or float64 tensors of one dtype on one device.
+        ValueError: shapes that do not fit together.
+    """
+    names = ("a", "b")
+    return _scan("linear_scan", names, a, b, h0)
+
+
+def lerp_scan(gate: Tensor, value: Tensor, h0: Tensor | None = None) -> Float[Tensor, "*b T D"]:
+    r"""All states of $h_t = (1 - gate_t) h_{t-1} + gate_t value_t$, as in a minGRU (Feng et al. 2024).
+
+    A gate of exactly 0 keeps the state and a gate of exactly 1 takes the value, both without rounding.
+
+    Arguments:
+        gate: [*b, T, D], usually in [0, 1].
+        value: [*b, T, D].
+        h0: [*b, D], the state before the first step; zeros if None. Batch axes broadcast.
+
+    Returns:
+        h_1..T, [*b, T, D]. Differentiable in every argument, any number of times.
+
+    Raises:
+        TypeError: arguments that are not float32 or float64 tensors of one dtype on one device.
+        ValueError: shapes that do not fit together.
+    """
+    names = ("gate", "value")
+    return _scan("lerp_scan", names, gate, value, h0)
+
+
+def _scan(function: str, names: tuple[str, str], first: Tensor, second: Tensor, h0: Tensor | None) -> Tensor:
+    check_same_kind(**dict(zip(names, (first, second), strict=True)), h0=h0)
+    for name, table in zip(names, (first, second), strict=True):
+        if table.dim() < 2 or table.shape[-2:] != second.shape[-2:]:
+            shapes = f"{names[0]} {list(first.shape)}, {names[1]} {list(second.shape)}"
+            raise ValueError(f"{name}: got {shapes}; expected both as [*batch, T, D] with the same T and D.")
+    steps, width = second.shape[-2:]
+    if h0 is not None and h0.shape[-1:] != (width,):
+        raise ValueError(f"h0: got shape {list(h0.shape)}; expected [*batch, {width}], one state for each sequence.")
+    leading = None if h0 is None else h0.shape[:-1]
+    batch = common_batch(**dict(zip(names, (first.shape[:-2], second.shape[:-2]), strict=True)), h0=leading)
+    if h0 is None:
+        h0 = second.new_zeros(*batch, width)
+    size = batch.numel()
+    tables = [table.expand(*batch, steps, width).reshape(size, steps, width) for table in (first, second)]
+    start = h0.expand(*batch, width).reshape(size, width)
+    scan = getattr(implementation("scan", first, second, h0), function)
+    return scan(*tables, start).reshape(*batch, steps, width)

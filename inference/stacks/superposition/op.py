@@ -1,0 +1,77 @@
+r"""The superposition stack: expected cells and depths when each action is uncertain and independent of the others.
+
+If an action is push, pop or no-op with probabilities $p, q, n$, the expected cells of the stack follow
+
+$$S_t[i] = p\, S_{t-1}[i-1] + q\, S_{t-1}[i+1] + n\, S_{t-1}[i], \qquad S_{t-1}[-1] = v_t$$
+
+whatever the distribution over stacks was before, since the three moves are linear (Joulin & Mikolov 2015). The depth is
+a birth-death chain.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ...numerics.backends import choose
+
+
+def superpose(
+    cells: Float[Tensor, "*b D V"], action: Float[Tensor, "*b A"], value: Float[Tensor, "*b V"]
+) -> Float[Tensor, "*b D V"]:
+    """Expected cells, top first, after one more action; the deepest cell falls out of a push, empty cells are 0.
+
+    Arguments:
+        action: probabilities of push, pop, no-op, and possibly of popping two cells, three cells and so on.
+    """
+    depth = cells.shape[-2]
+    above = torch.cat([value.unsqueeze(-2), cells], -2)
+    push, pop, hold, *pops = action[..., None, None].unbind(-3)
+    result = push * above[..., :depth, :] + hold * cells
+    for n, weight in enumerate([pop, *pops], start=1):
+        rest = (weight * cells[..., n:, :], cells.new_zeros(*cells.shape[:-2], min(n, depth), cells.shape[-1]))
+        result = result + torch.cat(rest, -2)
+    return result
+
+
+def superposed_step(
+    raw: Float[Tensor, "M R"], cells: Float[Tensor, "M n V"], depth: int, n_read: int, empty: float = 0.0
+) -> tuple[Float[Tensor, "M depth V"], Float[Tensor, "M r"]]:
+    """What a stack network does in one step, fused on the CPU: actions, value, update and read.
+
+    Arguments:
+        raw: logits of the A = R - V actions, then V numbers whose sigmoid is the pushed value.
+        cells: expected cells before, less `empty`; there may be fewer than `depth`.
+        n_read: cells to read.
+        empty: what an empty cell reads as.
+
+    Returns:
+        The cells after, less `empty`, and the first n_read of them as they read, flattened.
+    """
+    if choose(raw, cells) == "cpu":
+        from . import cpu as fused
+
+        return fused.superposed_step(raw, cells, depth, n_read, empty)
+    V = cells.shape[-1]
+    value = raw[..., -V:].sigmoid() - empty
+    room = cells.new_zeros(*cells.shape[:-2], max(depth, n_read) - cells.shape[-2], V)
+    new = superpose(torch.cat([cells, room], -2), raw[..., :-V].softmax(-1), value)
+    new = pad(new[..., :depth, :], (0, 0, 0, new.shape[-2] - depth))
+    return new[..., :depth, :], (new[..., :n_read, :] + empty).flatten(-2)
+
+
+def depths(action: Tensor, n_initial: int, n_depths: int, on_empty: str) -> Iterator[Tensor]:
+    """The birth-death chain of the depth after each step; mass that grows past `n_depths` - 1 is lost."""
+    depth = action.new_zeros(*action.shape[:-2], n_depths)
+    depth[..., n_initial] = 1.0
+    for step in action.unbind(-2):
+        moved = superpose(depth[..., None], step, step.new_zeros(*step.shape[:-1], 1))[..., 0]
+        if on_empty == "noop":
+            pops = torch.stack([step[..., 1], *step[..., 3:].unbind(-1)], -1)
+            short = depth[..., : pops.shape[-1]].cumsum(-1)  # P(depth < n) for n = 1, 2, ...
+            stuck = (pops[..., : short.shape[-1]] * short).sum(-1, keepdim=True)
+            moved = torch.cat([moved[..., :1] + stuck, moved[..., 1:]], -1)
+        depth = moved
+        yield depth

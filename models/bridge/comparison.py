@@ -1,0 +1,194 @@
+r"""How far a network's states are from the exact beliefs of a model, step by step.
+
+Beside the exact filter $a_t = P(s_t \mid x_{1:t})$ stand three ways to carry a belief $Q_t$ forward: the per-step
+variational update, converged (`filter_vmp`) and after one sweep, and the network. Of each, at every step:
+
+    total variation   1/2 sum_s |a_t(s) - Q_t(s)|
+    divergence        KL(a_t || Q_t), nats
+    gate              Q(z_t = 1), against P(z_t = 1 | x_1..t)
+    evidence lost     log p(x_t | x_1..t-1) - log p(x_t | Q_t-1), nats: what it costs to predict x_t from Q_t-1
+
+The evidence lost may be negative at a step; in expectation over the model's data it is the divergence of predictions.
+
+A network's state is a belief where it is a simplex of K units, and the log of one where it is a linear minGRU of K
+units that share one coin: those that `as_rnn` makes. From any other state the belief is read by a linear probe
+(`samplehold.models.bridge.probe`), fitted to one half of x and judged on the other.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from ...inference.chains.copy.chain import CopyChain, CopyFiltered
+from ...inference.chains.markov.chain import MarkovChain, MarkovFiltered
+from ...switching import Copy, LayeredSSM, SwitchingSSM, filter_vmp
+from ...switching.data.series import Sequences
+from .network_states import READINGS, Seen, belief_of, run
+from .probe import Probe
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from matplotlib.figure import Figure
+
+CONVERGED = 100  # sweeps of the per-step update
+MESSAGE_PASSING, ONE_SWEEP, NETWORK = "message passing", "one sweep", "network"
+
+
+@dataclass(frozen=True)
+class Update:
+    """One way to carry a belief forward, beside the exact one; 0 beyond the end of a sequence."""
+
+    state: Float[Tensor, "*b T K"]  # Q_t
+    redraw: Float[Tensor, "*b T"] | None  # Q(z_t = 1); None where there is no such gate
+    total_variation: Float[Tensor, "*b T"]
+    divergence: Float[Tensor, "*b T"]
+    gate_error: Float[Tensor, "*b T"] | None  # |Q(z_t = 1) - P(z_t = 1 | x_1..t)|
+    evidence_lost: Float[Tensor, "*b T"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A model's exact filter, and beside it message passing and a network: `summary()`, `to_xarray()`, `plot()`."""
+
+    series: Sequences
+    exact: CopyFiltered | MarkovFiltered
+    updates: dict[str, Update]  # "message passing" and "one sweep" for copy dynamics, and "network"
+    hidden: Float[Tensor, "*b T D"]  # the network's own states
+    reads: str  # how a belief was read from them: "belief", "logits" or "probe"
+    probe: Probe | None
+    inside: Bool[Tensor, "*b T"]
+
+    @property
+    def network(self) -> Update:
+        return self.updates[NETWORK]
+
+    def summary(self) -> pd.DataFrame:
+        """A row for each update: means over steps (a probe's: held-out ones), greatest errors, nats lost a step."""
+        rows = {}
+        for name, update in self.updates.items():
+            kept = self.inside
+            if name == NETWORK and self.probe is not None:
+                kept = self.probe.held_out
+            gate = (torch.nan,) * 2
+            if update.gate_error is not None:
+                gate = float(update.gate_error[kept].mean()), float(update.gate_error[kept].max())
+            rows[name] = {
+                "TV, mean": float(update.total_variation[kept].mean()),
+                "TV, max": float(update.total_variation[kept].max()),
+                "KL, mean": float(update.divergence[kept].mean()),
+                "gate error, mean": gate[0],
+                "gate error, max": gate[1],
+                "evidence lost, a step": float(update.evidence_lost[kept].mean()),
+            }
+        return pd.DataFrame.from_dict(rows, orient="index")
+
+    def to_xarray(self) -> "xr.Dataset":
+        """Everything by update, sequence, time and state; NaN beyond a sequence's end."""
+        from .comparison_views import dataset
+
+        return dataset(self)
+
+    def plot(self, sequence: int = 0, steps: slice | None = None) -> "Figure":
+        """The beliefs of one sequence under each other, their distances to the exact one, and the gates."""
+        from .comparison_views import plot_comparison
+
+        return plot_comparison(self, sequence, slice(None) if steps is None else steps)
+
+
+def compare(
+    model: nn.Module | LayeredSSM,
+    layer: nn.Module,
+    x: Any,
+    *,
+    lengths: Any = None,
+    inputs: Tensor | None = None,
+    reads: str | None = None,
+) -> Comparison:
+    """Measure, at every step, how far a network's state is from what a model believes.
+
+    Arguments:
+        model: a `SwitchingSSM` with parameter values and without covariates.
+        layer: any recurrent layer: called as `layer(inputs)`, it returns its states [N, T, D], alone or first.
+        x: sequences as the model takes them; NaN is missing.
+        lengths: the number of steps of each sequence.
+        inputs: what the network reads, [*b, T, I]; where None, one-hot rows of symbols and x itself of other
+            observations, with zeros for what is missing.
+        reads: what the network's state is: "belief", "logits" or "probe"; found out where None, see this module.
+
+    Returns:
+        `Comparison`. A minGRU or minLSTM whose state is a belief starts with a redraw, as the model does; any other
+        network starts from its own h0.
+
+    Raises:
+        ValueError: a model without values or with covariates; inputs that the network does not take; an observation
+            that is impossible; a reading that does not fit the network.
+    """
+    if not isinstance(model, SwitchingSSM):
+        raise ValueError(
+            f"model: got {type(model).__name__}, expected a SwitchingSSM; for layers of chains use `compare_layers`."
+        )
+    if reads is not None and reads not in READINGS:
+        raise ValueError(f"reads: got {reads!r}, expected one of {', '.join(map(repr, READINGS))}.")
+    if getattr(model.dynamics, "n_covariates", 0):
+        raise ValueError("model: has covariates, which no update beside the exact one reads; give a model without.")
+    series = model.read(x, lengths)
+    with torch.no_grad():
+        chain = model.chain(series)
+        exact = chain.filter()
+        updates: dict[str, Update] = {}
+        if isinstance(model.dynamics, Copy):
+            for name, sweeps in ((MESSAGE_PASSING, CONVERGED), (ONE_SWEEP, 1)):
+                found = filter_vmp(model, series, sweeps=sweeps)
+                updates[name] = measure(chain, exact, found.state, found.redraw, series.inside)
+        seen: Seen = run(model, layer, series, inputs, reads)
+        belief, probe = belief_of(seen, exact.state, series.inside)
+        redraw = seen.redraw if isinstance(exact, CopyFiltered) else None
+        updates[NETWORK] = measure(chain, exact, belief, redraw, series.inside)
+    return Comparison(series, exact, updates, seen.hidden, seen.reads, probe, series.inside)
+
+
+def measure(
+    chain: CopyChain | MarkovChain,
+    exact: CopyFiltered | MarkovFiltered,
+    state: Float[Tensor, "*b T K"],
+    redraw: Float[Tensor, "*b T"] | None,
+    inside: Bool[Tensor, "*b T"],
+) -> Update:
+    """The distances of beliefs about a chain from its exact filter; see the module's equations."""
+
+    def kept(table: Tensor) -> Tensor:
+        return torch.where(inside, table, 0.0)
+
+    true = exact.state
+    tiny = torch.finfo(true.dtype).tiny
+    divergence = torch.special.xlogy(true, true.clamp_min(tiny)) - torch.special.xlogy(true, state.clamp_min(tiny))
+    lost = exact.log_increment - predictive(chain, state)
+    gate_error = None
+    if redraw is not None and isinstance(exact, CopyFiltered):
+        gate_error = kept((redraw - exact.redraw).abs())
+    return Update(
+        state=state,
+        redraw=redraw,
+        total_variation=kept(0.5 * (true - state).abs().sum(-1)),
+        divergence=kept(divergence.sum(-1).clamp_min(0)),
+        gate_error=gate_error,
+        evidence_lost=kept(lost),
+    )
+
+
+def predictive(chain: CopyChain | MarkovChain, state: Float[Tensor, "*b T K"]) -> Float[Tensor, "*b T"]:
+    """log p(x_t | Q_t-1), the evidence of each step given the belief carried into it; the first has none."""
+    log_before = state[..., :-1, :].log()
+    if isinstance(chain, CopyChain):
+        fresh, held = chain.log_fresh, chain.log_held
+        first = fresh[..., :1, :].logsumexp(-1)
+        later = torch.logaddexp(fresh[..., 1:, :].logsumexp(-1), (held[..., 1:, :] + log_before).logsumexp(-1))
+    else:
+        moved = (log_before.unsqueeze(-1) + chain.log_transition).logsumexp(-2)
+        first = (chain.log_initial.unsqueeze(-2) + chain.log_likelihood[..., :1, :]).logsumexp(-1)
+        later = (moved + chain.log_likelihood[..., 1:, :]).logsumexp(-1)
+    return torch.cat([first, later], -1)

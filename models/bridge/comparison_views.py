@@ -1,0 +1,92 @@
+"""A comparison as a table of labelled arrays, and as a picture."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from ...switching.data.timeline import time_index
+from ...switching.views.drawing import GATE, INK, STRIP, TimeAxis, draw_states, new_figure, set_title, state_colors
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from .comparison import Comparison
+
+EXACT = "exact"
+COLORS = {"message passing": "#8c2981", "one sweep": "#de4968", "network": "#1f77b4"}
+LEAST = 1e-17  # what the logarithmic axis shows of a distance of 0
+
+
+def dataset(report: "Comparison") -> "xr.Dataset":
+    """See `Comparison.to_xarray`."""
+    import xarray as xr
+
+    inside = report.inside.cpu().numpy()
+    names, batch = [*report.updates], inside.shape[:-1]
+    sequences = ("sequence",) if batch else ()
+
+    def flat(table: Any, *tail: int) -> np.ndarray:
+        if table is None:
+            return np.full((*((int(np.prod(batch)),) if batch else ()), inside.shape[-1], *tail), np.nan)
+        values = table.detach().cpu().double().numpy()
+        kept = inside.reshape(*inside.shape, *(1,) * (values.ndim - inside.ndim))
+        values = np.where(kept, values, np.nan)
+        return values.reshape(-1, *values.shape[len(batch) :]) if batch else values
+
+    states = report.exact.state.shape[-1]
+    exact_gate = getattr(report.exact, "redraw", None)
+    beliefs = [flat(report.exact.state), *(flat(update.state) for update in report.updates.values())]
+    gates = [flat(exact_gate), *(flat(update.redraw) for update in report.updates.values())]
+    fields = {"total_variation", "divergence", "gate_error", "evidence_lost"}
+    data = {
+        "state_probability": (("belief", *sequences, "time", "state"), np.stack(beliefs)),
+        "redraw_probability": (("belief", *sequences, "time"), np.stack(gates)),
+        "hidden": ((*sequences, "time", "unit"), flat(report.hidden)),
+    } | {
+        field: (
+            ("update", *sequences, "time"),
+            np.stack([flat(getattr(update, field)) for update in report.updates.values()]),
+        )
+        for field in sorted(fields)
+    }
+    coordinates = {"belief": [EXACT, *names], "update": names, "state": np.arange(states)}
+    return xr.Dataset(data, coordinates | {"time": np.arange(inside.shape[-1])})
+
+
+def plot_comparison(report: "Comparison", sequence: int, steps: slice) -> Figure:
+    """See `Comparison.plot`."""
+    table = dataset(report)
+    if "sequence" in table.dims:
+        if not -table.sizes["sequence"] <= sequence < table.sizes["sequence"]:
+            raise ValueError(f"sequence: got {sequence}, but there are {table.sizes['sequence']}.")
+        table = table.isel(sequence=sequence)
+    index = time_index(report.series)
+    length = int(np.isfinite(table["state_probability"].values[0, :, 0]).sum())
+    kept = range(length)[steps]
+    if kept.step != 1 or len(kept) < 1:
+        raise ValueError(f"steps: got {steps}, expected a range of the {length} steps of this sequence.")
+    table, axis = table.isel(time=slice(kept.start, kept.stop)), TimeAxis.of(index[kept.start : kept.stop])
+    beliefs = [str(name) for name in table["belief"].values]
+    figure, panels = new_figure([*[STRIP] * len(beliefs), 2 * GATE, GATE])
+    colors = state_colors(np.arange(table.sizes["state"]))
+    for panel, name in zip(panels, beliefs, strict=False):
+        draw_states(panel, axis, table["state_probability"].sel(belief=name).values, colors)
+        panel.set_ylabel(name, rotation=0, ha="right", va="center")
+    set_title(panels[0], "P(state), exact and as each update has it; its distance from the exact one; P(redraw)")
+    for name in beliefs[1:]:
+        distance = np.maximum(table["total_variation"].sel(update=name).values, LEAST)
+        panels[-2].semilogy(axis.at, distance, color=COLORS.get(name, INK), linewidth=1.0, label=name)
+    shown = np.maximum(table["total_variation"].values, LEAST)
+    panels[-2].set_ylim(bottom=float(np.quantile(shown, 0.02)) / 3, top=1.0)  # exact steps take no room
+    panels[-2].set_ylabel("total\nvariation")
+    panels[-2].legend(fontsize=8, frameon=False, ncols=3, loc="lower right")
+    for name in beliefs:
+        gate = table["redraw_probability"].sel(belief=name).values
+        if np.isfinite(gate).any():
+            style = {"color": INK, "linewidth": 2.0, "alpha": 0.35} if name == EXACT else {"linewidth": 0.9}
+            panels[-1].plot(axis.at, gate, **{"color": COLORS.get(name, INK), **style})
+    panels[-1].set_ylim(-0.02, 1.02)
+    panels[-1].set_ylabel("redraw\nprobability")
+    axis.mark(panels)
+    return figure

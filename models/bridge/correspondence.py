@@ -1,0 +1,101 @@
+r"""The bridge between a network and a model: where a gated network's forward pass is a posterior update, to rounding.
+
+    as_ssm      network -> model    any minGRU or minLSTM layer over tokens is the exact filter of copy chains
+    as_rnn      model -> network    a copy model with gated tokens is a minGRU
+    compare     any model, any network: how far the network's states are from the exact beliefs
+
+The two directions are derived in `samplehold.models.bridge.lifting` and `samplehold.models.bridge.lowering`.
+"""
+
+from typing import Any, Literal, overload
+
+from torch import nn
+
+from ...switching import LayeredSSM, SwitchingSSM
+from ..networks.minimal import MinGRU
+from .comparison import Comparison, compare
+from .layered_network import LayerComparison, SweepNetwork, compare_layers, lower_layers
+from .lifting import Lifted, LiftedDraw, lift_tokens
+from .lifting_gaussian import LiftedGaussian, lift_gaussian
+from .lowering import lower, token_marginal
+from .tokens import one_hot, redrawn_start
+
+__all__ = [
+    "Comparison",
+    "LayerComparison",
+    "Lifted",
+    "LiftedDraw",
+    "LiftedGaussian",
+    "SweepNetwork",
+    "as_rnn",
+    "as_ssm",
+    "compare",
+    "compare_layers",
+    "one_hot",
+    "redrawn_start",
+    "token_marginal",
+]
+
+
+@overload
+def as_ssm(layer: nn.Module, token_probs: Any = None, inputs: Literal["tokens"] = "tokens") -> Lifted: ...
+
+
+@overload
+def as_ssm(layer: nn.Module, token_probs: None = None, *, inputs: Literal["gaussian"]) -> LiftedGaussian: ...
+
+
+def as_ssm(layer: nn.Module, token_probs: Any = None, inputs: str = "tokens") -> Lifted | LiftedGaussian:
+    """The generative model whose posterior update a minGRU or minLSTM layer is.
+
+    Arguments:
+        layer: `MinGRU` or `MinLSTM` of one layer, with any weights and any candidate.
+        token_probs: [input_size], how probable each token is, up to a factor; uniform where None. Any choice makes
+            the same filter: the probabilities say what is observed, the layer what it means.
+        inputs: "tokens": x is one-hot, and the layer *is* the filter of the model, exactly. "gaussian": x is a vector
+            of real numbers; candidates are exact and gates are a limit (see `lifting_gaussian`).
+
+    Raises:
+        ValueError: a network of another kind or of several layers, weights that are not finite, probabilities that are
+            not positive; for Gaussian inputs more units than features, or candidates that are not linear in x.
+    """
+    if inputs == "tokens":
+        return lift_tokens(layer, token_probs)
+    if inputs != "gaussian":
+        raise ValueError(f'inputs: got {inputs!r}, expected "tokens" or "gaussian".')
+    if token_probs is not None:
+        raise ValueError('token_probs: given for inputs="gaussian", which has no tokens; leave it out.')
+    return lift_gaussian(layer)
+
+
+@overload
+def as_rnn(model: SwitchingSSM, space: str = "probability") -> MinGRU: ...
+
+
+@overload
+def as_rnn(model: LayeredSSM, space: str = "probability") -> SweepNetwork: ...
+
+
+def as_rnn(model: nn.Module | LayeredSSM, space: str = "probability") -> MinGRU | SweepNetwork:
+    """The minGRU whose state is the exact filter of a copy model; an ordinary module, to be trained further.
+
+    The layer reads `one_hot(tokens, V)` and starts as the model does, with a redraw, from `redrawn_start(layer, x)`:
+
+        x = one_hot(tokens, V)
+        belief, _ = layer(x, redrawn_start(layer, x))      # = model.filter(tokens).state
+
+    Arguments:
+        model: a `SwitchingSSM` of `Copy(K)` dynamics and a `Gated(Categorical(V), Categorical(V))` emission. Or a
+            `LayeredSSM` over symbols: then the network is a `SweepNetwork`, whose layers with a softmax between them
+            are one bottom-up sweep (`layered_network`), and which sees to the first step itself.
+        space: "probability": the state [K] is P(s_t | x_1..t). "logit": the state is the log of it up to a constant,
+            under the per-step variational update whose gate is read from x alone, `filter_vmp(model, x, gate="input")`.
+
+    Raises:
+        ValueError: another model, and why its filter is no minGRU; in logit space a probability of 0.
+    """
+    if isinstance(model, LayeredSSM):
+        if space != "probability":
+            raise ValueError(f'space: got {space!r}; layers of beliefs are in space="probability".')
+        return lower_layers(model)
+    return lower(model, space)

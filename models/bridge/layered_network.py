@@ -1,0 +1,152 @@
+r"""A stack of layers of beliefs as a network: one bottom-up sweep of `LayeredSSM`, with a softmax between its layers.
+
+In `LayeredSSM.bottom_up(x, passed="state")` layer l + 1 hears the belief $b_t$ of the layer below, by way of
+$e_t = b_t \log B_l^\top$, and filters it exactly:
+
+$$a_t = \text{softmax}\big(e_t + \log((1 - \rho)\, a_{t-1} + \rho\, \pi)\big), \qquad a_0 = \pi$$
+
+Its input is linear in $b_t$, and the softmax makes the belief that the layer above reads. That is a recurrent network
+with matrices $\log B_l$, biases $\log \pi_l$ and one gate $\rho_l$ a layer, `SweepNetwork`. The lowest layer is the
+same, with $e_t = \log p(x_t \mid s)$, and where its emission is `Gated` a minGRU (`samplehold.models.bridge.lowering`).
+
+The upper layers are no minGRUs: what they hear tells about a state that is held as much as about one that is drawn, so
+$a_t$ weighs the units of $a_{t-1}$ by $e_t$, which a gate that all units share cannot.
+
+**Without the softmax** the layers pass on their logits, $\log a_t$ less their mean, and those are no beliefs.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ...switching import Categorical, Copy, Gated, LayeredSSM, SwitchingSSM
+from ...switching.data.series import Sequences, read_sequences
+from .lowering import SURE, lower
+from .tokens import one_hot, redrawn_start
+
+
+class BeliefLayer(nn.Module):
+    """One layer: the filter of a copy chain whose evidence is linear in the input, held or drawn."""
+
+    def __init__(
+        self, log_evidence: Float[Tensor, "K I"], redraw_prob: Tensor, state_probs: Float[Tensor, "K"]
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(log_evidence.clamp(min=-SURE))
+        self.redraw_logit = nn.Parameter(torch.logit(redraw_prob).clamp(-SURE, SURE))
+        self.log_prior = nn.Parameter(state_probs.log().clamp(min=-SURE))
+
+    def forward(self, x: Float[Tensor, "*b T I"]) -> Float[Tensor, "*b T K"]:
+        """Beliefs after each input; the state before the first is the prior, so its gate does not matter."""
+        prior, rho = self.log_prior.softmax(-1), self.redraw_logit.sigmoid()
+        state, states = prior, []
+        for evidence in (x @ self.weight.T).unbind(-2):
+            state = (evidence + torch.lerp(state, prior, rho).log()).softmax(-1)
+            states.append(state)
+        return torch.stack(states, -2)
+
+
+class SweepNetwork(nn.Module):
+    """Layers of beliefs over one-hot tokens, from the lowest; an ordinary module, to be trained further.
+
+    `layers[0]` is a `MinGRU` where the emission is gated, all others are `BeliefLayer`.
+    """
+
+    def __init__(self, layers: list[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Float[Tensor, "*b T V"], between: str = "softmax") -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Beliefs of the top layer [*b, T, K], and of every layer from the lowest.
+
+        Arguments:
+            x: one-hot tokens; rows of zeros where they are missing.
+            between: what a layer passes up: "softmax", its belief; "none", the logits of it.
+        """
+        if between not in ("softmax", "none"):
+            raise ValueError(f'between: got {between!r}, expected "softmax" or "none".')
+        states: list[Tensor] = []
+        for layer in self.layers:
+            out = layer(x) if isinstance(layer, BeliefLayer) else layer(x, redrawn_start(layer, x))[0]  # pyright: ignore
+            states.append(out)
+            logits = out.clamp_min(torch.finfo(out.dtype).tiny).log()
+            x = out if between == "softmax" else logits - logits.mean(-1, keepdim=True)
+        return states[-1], tuple(states)
+
+
+def lower_layers(model: LayeredSSM) -> SweepNetwork:
+    """The network of a `LayeredSSM` over symbols; see `samplehold.models.bridge.correspondence.as_rnn`."""
+    emission, values = model.emission, model.values
+    rho, fresh = model.redraw_prob, model.fresh_probs
+    if isinstance(emission, Gated) and isinstance(emission.emission, Categorical):
+        lowest = SwitchingSSM(Copy(model.n_states[0]), emission).with_values(
+            values, redraw_prob=rho[0], state_probs=fresh[0]
+        )
+        layers: list[nn.Module] = [lower(lowest)]
+    elif isinstance(emission, Categorical):
+        layers = [BeliefLayer(values["probs"].log(), rho[0], fresh[0])]
+    else:
+        raise ValueError(
+            f"model: emits {type(emission).__name__}, whose log-likelihoods are not linear in x; "
+            "give Categorical(V) or Gated(Categorical(V), Categorical(V))."
+        )
+    upper = zip(model.tables, rho[1:], fresh[1:], strict=True)
+    return SweepNetwork([*layers, *(BeliefLayer(table.log(), gate, probs) for table, gate, probs in upper)])
+
+
+@dataclass(frozen=True)
+class LayerComparison:
+    """Beliefs about each layer of a `LayeredSSM` from the lowest, four ways; 0 beyond the end of a sequence."""
+
+    exact: tuple[Float[Tensor, "*b T _"], ...]  # P(s^l_t | x_1..t), of all layers at once
+    sweep: tuple[Float[Tensor, "*b T _"], ...]  # one bottom-up sweep, every layer exact on its own
+    network: tuple[Float[Tensor, "*b T _"], ...]
+    without_softmax: tuple[Float[Tensor, "*b T _"], ...]  # the same network, passing logits from layer to layer
+    series: Sequences
+
+    def distance(self, one: str, other: str) -> tuple[Float[Tensor, "*b T"], ...]:
+        """Total variation between two of "exact", "sweep", "network", "without_softmax", a table for each layer."""
+        pairs = zip(getattr(self, one), getattr(self, other), strict=True)
+        return tuple(0.5 * (a - b).abs().sum(-1) for a, b in pairs)
+
+    def summary(self) -> pd.DataFrame:
+        """Total variation a layer: greatest between network and sweep, and means over steps of the others."""
+        inside = self.series.inside
+        columns = {
+            "network - sweep, max": [float(d[inside].max()) for d in self.distance("network", "sweep")],
+            "without softmax - sweep, mean": [
+                float(d[inside].mean()) for d in self.distance("without_softmax", "sweep")
+            ],
+            "sweep - exact, mean": [float(d[inside].mean()) for d in self.distance("sweep", "exact")],
+            "without softmax - exact, mean": [
+                float(d[inside].mean()) for d in self.distance("without_softmax", "exact")
+            ],
+        }
+        return pd.DataFrame(columns, index=pd.RangeIndex(1, len(self.sweep) + 1, name="layer"))
+
+
+def compare_layers(model: LayeredSSM, network: SweepNetwork, x: Any, lengths: Any = None) -> LayerComparison:
+    """A network of layers beside one bottom-up sweep of a model and its exact filter, with and without softmax.
+
+    Arguments:
+        model: small enough for its exact filter, over the product of all layers' states.
+        network: `as_rnn(model)`, or one trained from it.
+        x: symbols, as `SwitchingSSM` takes them.
+
+    Raises:
+        ValueError: x that is not of the model's symbols.
+    """
+    series = read_sequences(x, 1, lengths)
+    exact = model.filter(series).state
+    sweep = tuple(found.state for found in model.bottom_up(series, passed="state"))
+    tokens = next(iter(model.values.values())).shape[-1]
+    rows = one_hot(series.values[..., 0], tokens, dtype=model.state_probs.dtype)
+    inside = series.inside.unsqueeze(-1)
+    with torch.no_grad():
+        passed, bare = (network(rows, between)[1] for between in ("softmax", "none"))
+    kept = [tuple(torch.where(inside, table, 0.0) for table in tables) for tables in (exact, sweep, passed, bare)]
+    return LayerComparison(kept[0], kept[1], kept[2], kept[3], series)

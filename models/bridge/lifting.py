@@ -1,0 +1,285 @@
+r"""From a network to a model: every minGRU or minLSTM layer over tokens is the exact filter of copy chains.
+
+Let a layer read tokens $x$ with any probabilities $p(x) > 0$, and for one unit let $g(x)$ be its gate, $v(x)$ its
+candidate, and $lo$, $hi$ the least and the greatest of the candidates and $h_0$. With $r(x) = (v(x) - lo)/(hi - lo)$
+
+$$\rho = \sum_x p(x) g(x), \quad p(x \mid z{=}1) = \frac{g(x)\, p(x)}{\rho}, \quad
+  p_0(x) = \frac{(1 - g(x))\, p(x)}{1 - \rho}, \quad
+  \pi = \sum_x p(x \mid z{=}1)\, r(x), \quad p(x \mid s{=}1) = \frac{r(x)\, p(x \mid z{=}1)}{\pi}$$
+
+are the tables of a copy chain of two states with a `Gated` emission. In it $P(z_t{=}1 \mid x_t) = g(x_t)$ and
+$P(s_t{=}1 \mid x_t, z_t{=}1) = r(x_t)$, a held step says nothing of the state, and so its filter is the layer:
+
+$$h_t = lo + (hi - lo)\, P(s_t{=}1 \mid x_{1:t}), \qquad P(s_0{=}1) = \frac{h_0 - lo}{hi - lo}$$
+
+A block of a simplex has one gate and K candidates that sum to one: it is one chain of K states, with r its candidates.
+The price: $p(x_t \mid x_{1:t-1}) = p(x_t)$. Every chain explains the same tokens, each on its own; given the tokens the
+chains are independent. The tables are float64 and kept as logarithms, since saturated gates underflow.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
+
+from ...inference.chains.copy.chain import CopyChain
+from ...switching import Categorical, Copy, Gated, SwitchingSSM
+from ..networks.minimal import MinGRU, MinLSTM
+from ..networks.recurrent import check_state
+from .tokens import read_tokens
+
+
+@dataclass(frozen=True)
+class LiftedDraw:
+    """Tokens, and the path of every chain."""
+
+    tokens: Int[Tensor, "*b T"]
+    state: Int[Tensor, "C *b T"]
+    redraw: Bool[Tensor, "C *b T"]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a layer makes of each token, one row a token."""
+
+    log_draw: Float[Tensor, "V C"]  # log P(z = 1 | x), a column for each coin
+    log_hold: Float[Tensor, "V C"]
+    value: Float[Tensor, "V D"]  # the candidates
+    start: Float[Tensor, "D"]  # the state before the first step where none is given
+    block: int | None  # units that share a coin and are a distribution
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Lifted:
+    """A layer as C copy chains of K states: one chain a unit, of two states, or one a block of a simplex.
+
+    Results about chains have the chain as their first axis.
+    """
+
+    token_probs: Float[Tensor, "V"]  # p(x)
+    log_redraw: Float[Tensor, "C"]  # log rho
+    log_hold: Float[Tensor, "C"]  # log (1 - rho), exact where rho is close to 1
+    log_state: Float[Tensor, "C K"]  # log pi
+    log_drawn: Float[Tensor, "C K V"]  # log p(x | s, z = 1)
+    log_background: Float[Tensor, "C V"]  # log p_0
+    levels: Float[Tensor, "C K U"]  # what the chain's units read in each state: lo and hi, or the rows of an identity
+    start: Float[Tensor, "C K"]  # P(s_0) for the layer's default h0
+    reading: Reading = field(repr=False)
+
+    @property
+    def n_chains(self) -> int:
+        return self.levels.shape[0]
+
+    @property
+    def n_states(self) -> int:
+        return self.levels.shape[1]
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.token_probs)
+
+    @cached_property
+    def models(self) -> tuple[SwitchingSSM, ...]:
+        """Each chain as a model of the library, which redraws at its first step instead of starting from `start`."""
+        model = SwitchingSSM(Copy(self.n_states), Gated(Categorical(self.n_tokens), Categorical(self.n_tokens)))
+        return tuple(
+            model.with_values(
+                redraw_prob=self.log_redraw[c].exp(),
+                state_probs=self.log_state[c].exp(),
+                probs=self.log_drawn[c].exp(),
+                background_probs=self.log_background[c].exp()[None],
+            )
+            for c in range(self.n_chains)
+        )
+
+    def hidden(self, tokens: Any, h0: Tensor | None = None, lengths: Any = None) -> Float[Tensor, "*b T D"]:
+        r"""The layer's states, from the filters of the chains: $E[level(s_t) \mid x_{1..t}]$; the layer is not run.
+
+        Arguments:
+            tokens: indices [*b, T]; NaN is missing.
+            h0: the state before the first step as the layer takes it, [1, *b, D]. Where it lies beyond the candidates,
+                a model that spans it too is made for this call, one for the whole batch.
+            lengths: the number of steps of each sequence, [*b]; states past it are zero, as the layer's are.
+
+        Raises:
+            ValueError: a token that is not among the layer's, or shapes that do not fit.
+        """
+        spanning = self.spanning(h0)
+        return spanning.read(spanning.chain(tokens, h0, lengths).filter().state).to(self.reading.dtype)
+
+    def read(self, belief: Float[Tensor, "C *b T K"]) -> Float[Tensor, "*b T D"]:
+        """What the units of the layer read under beliefs about the chains, filtered or smoothed: expected levels."""
+        levels = self.levels.reshape(self.n_chains, *(1,) * (belief.dim() - 3), *self.levels.shape[1:])
+        return (belief @ levels).movedim(0, -2).flatten(-2)
+
+    def chain(self, tokens: Any, h0: Tensor | None = None, lengths: Any = None) -> CopyChain:
+        """All chains given the tokens, with batch axes [C, *b]: `.filter()`, `.smooth()`, `.viterbi()`, `.sample(n)`.
+
+        Arguments as `hidden`; h0 within the span of `levels`, which `spanning(h0)` sees to.
+        """
+        read = read_tokens(tokens, self.n_tokens, lengths)
+        fresh = (self.log_drawn + (self.log_redraw[:, None] + self.log_state).unsqueeze(-1)).mT  # [C, V, K]
+        held = (self.log_background + self.log_hold[:, None]).unsqueeze(-1)
+        unseen = (self.log_redraw[:, None] + self.log_state)[:, None], self.log_hold[:, None, None]
+        index = torch.where(read.seen, read.index, self.n_tokens).flatten()
+        log_fresh, log_held = (
+            torch.cat([table, none], 1).index_select(1, index).unflatten(1, read.index.shape)
+            for table, none in zip((fresh, held), unseen, strict=True)
+        )
+        batch = read.index.shape[:-1]
+        start = self.start.reshape(self.n_chains, *(1,) * len(batch), self.n_states)
+        if h0 is not None:
+            start = self._belief(check_state("h0", h0, (1, *batch, len(self.reading.start)))[0])
+        counts = None if read.lengths is None else read.lengths.expand(self.n_chains, *batch)
+        return CopyChain(log_fresh, log_held, start.log(), counts)
+
+    def log_evidence(self, tokens: Any, lengths: Any = None) -> Float[Tensor, "*b"]:
+        """log p(tokens), on which all chains agree: the sum of log p(x_t), as tokens are independent over time."""
+        return self.chain(tokens, None, lengths).log_normalizer()[0]
+
+    def sample(self, n_steps: int, batch_shape: tuple[int, ...] = (), seed: int = 0) -> LiftedDraw:
+        """Draw tokens from the model, and given them the gates and states of every chain."""
+        random = torch.Generator(self.token_probs.device).manual_seed(seed)
+        size = torch.Size((*batch_shape, n_steps))
+
+        def draw(probs: Tensor) -> Tensor:
+            flat = probs.reshape(-1, probs.shape[-1])
+            return torch.multinomial(flat, 1, generator=random).reshape(probs.shape[:-1])
+
+        tokens = draw(self.token_probs.expand(*size, -1))
+        log_gates = torch.stack([self.log_hold[:, None] + self.log_background, self._log_draw()], -1)
+        redraw = draw(log_gates.softmax(-1)[:, tokens]).bool()
+        fresh = draw((self.log_drawn + self.log_state.unsqueeze(-1)).softmax(1).mT[:, tokens])
+        starts = self.start.reshape(self.n_chains, *(1,) * len(batch_shape), self.n_states)
+        first = draw(starts.expand(self.n_chains, *batch_shape, self.n_states))
+        steps = torch.arange(1, n_steps + 1, device=tokens.device)
+        latest = torch.where(redraw, steps, 0).cummax(-1).values
+        return LiftedDraw(tokens, torch.cat([first.unsqueeze(-1), fresh], -1).gather(-1, latest), redraw)
+
+    def spanning(self, h0: Tensor | None) -> "Lifted":
+        """This model where `h0` lies in its span, else one of two-state chains that span h0 too."""
+        if h0 is None:
+            return self
+        if h0.shape[-1:] != self.reading.start.shape:
+            raise ValueError(
+                f"h0: got shape {list(h0.shape)}, but the layer has {len(self.reading.start)} units; "
+                "give [1, *batch, units], as the layer takes it."
+            )
+        if self._spans(h0):
+            return self
+        return lift(replace(self.reading, block=None), self.token_probs, h0)
+
+    def _spans(self, h0: Tensor) -> bool:
+        states = h0.detach().double()
+        if self.reading.block is not None:
+            states = states.unflatten(-1, (-1, self.reading.block))
+            off = (states.sum(-1) - 1).abs().amax() if states.numel() else 0.0
+            return bool((states >= 0).all()) and float(off) <= 16 * torch.finfo(self.reading.dtype).eps
+        low, high = self.levels[:, 0, 0], self.levels[:, 1, 0]
+        return bool(((states >= low) & (states <= high)).all())
+
+    def _belief(self, h0: Tensor) -> Tensor:
+        """P(s_0) [C, *b, K] that reads h0 [*b, D]."""
+        states = h0.detach().double()
+        if self.reading.block is not None:
+            states = states.unflatten(-1, (-1, self.reading.block))
+            return (states / states.sum(-1, keepdim=True)).movedim(-2, 0)
+        return _between(states, self.levels[:, 0, 0], self.levels[:, 1, 0]).movedim(-2, 0)
+
+    def _log_draw(self) -> Tensor:
+        """log rho + log p(x | z = 1), [C, V]."""
+        return self.log_redraw[:, None] + (self.log_drawn + self.log_state.unsqueeze(-1)).logsumexp(1)
+
+
+def lift_tokens(layer: nn.Module, token_probs: Any = None) -> Lifted:
+    """See `samplehold.models.bridge.correspondence.as_ssm`."""
+    reading = read_layer(check_liftable(layer))
+    n_tokens = len(reading.value)
+    probs = reading.value.new_ones(n_tokens) if token_probs is None else torch.as_tensor(token_probs).to(reading.value)
+    if probs.shape != (n_tokens,) or not bool((probs.isfinite() & (probs > 0)).all()):
+        raise ValueError(
+            f"token_probs: got {_short(probs)}, expected {n_tokens} positive numbers, one for each feature of the "
+            "layer; smooth counts by adding 1 to each."
+        )
+    return lift(reading, probs / probs.sum(), None)
+
+
+def check_liftable(layer: nn.Module) -> MinGRU | MinLSTM:
+    """The layer, or a `ValueError` that says why it is no filter of copy chains."""
+    kind = type(layer).__name__
+    if isinstance(layer, nn.RNNBase):
+        raise ValueError(
+            f"layer: a {kind}'s gates read its own state, so no chain has it as its filter; use `compare`."
+        )
+    if not isinstance(layer, MinGRU | MinLSTM):
+        raise ValueError(f"layer: got {kind}, expected MinGRU or MinLSTM, whose gates read one input each.")
+    if layer.num_layers != 1:
+        raise ValueError(
+            f"layer: has {layer.num_layers} layers, and those above the first read beliefs, not tokens; give one layer."
+        )
+    if not all(bool(parameter.isfinite().all()) for parameter in layer.parameters()):
+        raise ValueError("layer: has weights that are not finite; train it again from finite ones.")
+    return layer
+
+
+@torch.no_grad()
+def read_layer(layer: MinGRU | MinLSTM) -> Reading:
+    """Gates and candidates of a layer for each of its features alone, as the layer rounds them, in float64."""
+    weight = layer.get_parameter("weight_l0")
+    pre = layer.product(torch.eye(layer.input_size, dtype=weight.dtype, device=weight.device))
+    now, units = layer.activate(pre), layer.hidden_size
+    block = layer.block if layer.candidate == "simplex" else None
+    gates = pre.double()[:, :-units].unflatten(-1, (-1, units))[..., :: block or 1]  # one column a coin
+    log_odds = gates[:, 0]
+    if isinstance(layer, MinLSTM):
+        log_odds = logsigmoid(gates[:, 1]) - logsigmoid(gates[:, 0])
+    start = layer.initial_state()[0].double()
+    value = now.value.double()
+    if block is not None:  # sums to one in float64 too
+        shares = value.unflatten(-1, (-1, block))
+        value = (shares / shares.sum(-1, keepdim=True)).flatten(-2)
+        start = torch.full_like(start, 1 / block)
+    return Reading(logsigmoid(log_odds), logsigmoid(-log_odds), value, start, block, weight.dtype)
+
+
+def lift(reading: Reading, token_probs: Float[Tensor, "V"], h0: Tensor | None) -> Lifted:
+    """The chains of a layer; those of two states span its candidates, its default start, and `h0` [..., D] if given."""
+    value, start = reading.value, reading.start
+    units = value.shape[-1]
+    if reading.block is not None:
+        fresh, belief = value.unflatten(-1, (-1, reading.block)), start.unflatten(-1, (-1, reading.block))
+        levels = torch.eye(reading.block).to(value).expand(units // reading.block, -1, -1)
+    else:
+        spanned = [value, start[None]] if h0 is None else [value, h0.detach().to(value).reshape(-1, units), start[None]]
+        low, high = torch.cat(spanned).aminmax(dim=0)
+        fresh, belief = _between(value, low, high), _between(start, low, high)
+        levels = torch.stack([low, high], -1).unsqueeze(-1)
+    coins = levels.shape[0] // reading.log_draw.shape[1]  # chains that share a gate
+    log_draw, log_hold = (gate.repeat_interleave(coins, -1).T for gate in (reading.log_draw, reading.log_hold))
+    drawn, held = log_draw + token_probs.log(), log_hold + token_probs.log()  # [C, V]
+    log_redraw, log_held = drawn.logsumexp(-1), held.logsumexp(-1)
+    joint = drawn.log_softmax(-1).unsqueeze(1) + fresh.permute(1, 2, 0).log()  # log p(x, s | z = 1), [C, K, V]
+    log_state = joint.logsumexp(-1)
+    never = log_state.isneginf()  # a state that no token draws: what it would emit does not matter
+    given = torch.where(never.unsqueeze(-1), drawn.log_softmax(-1).unsqueeze(1), joint).log_softmax(-1)
+    return Lifted(
+        token_probs, log_redraw, log_held, log_state, given, held.log_softmax(-1), levels, belief, reading
+    )  # fmt: skip
+
+
+def _between(value: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """(1 - r, r) with value = low + (high - low) r; even odds where low = high."""
+    width = torch.where(high > low, high - low, 1.0)
+    shares = torch.stack([high - value, value - low], -1).clamp(min=0) / width.unsqueeze(-1)
+    return torch.where((high > low).unsqueeze(-1), shares, 0.5)
+
+
+def _short(probs: Tensor | Sequence[float]) -> str:
+    numbers = torch.as_tensor(probs).flatten().tolist()
+    return f"{numbers[:4]}{' ...' if len(numbers) > 4 else ''} of shape {list(torch.as_tensor(probs).shape)}"

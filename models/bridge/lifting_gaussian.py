@@ -1,0 +1,124 @@
+r"""A minGRU over real vectors as copy chains with Gaussian emissions: candidates exact, gates in the limit.
+
+For unit d, with gate and candidate rows $w_g, w_d$ of the layer and a noise covariance that all units share,
+
+$$x \mid z{=}0 \sim N(0, \Sigma), \qquad x \mid z{=}1, s \sim N(m_d + M_d s, \Sigma), \qquad s \in \{0, 1\},$$
+
+so that $\text{logit}\, P(s{=}1 \mid x, z{=}1)$ is linear in x with the slope $\Sigma^{-1} M_d$, and with
+$u(x) = M_d^\top \Sigma^{-1} (x - m_d) - \tfrac12 M_d^\top \Sigma^{-1} M_d$
+
+$$\text{logit}\, P(z{=}1 \mid x) = \text{logit}\, \rho + m_d^\top \Sigma^{-1} x - \tfrac12 m_d^\top \Sigma^{-1} m_d
++ \log \textstyle\sum_s \pi(s)\, e^{s\, u(x)}.$$
+
+**Exact**: the candidates, by $M = \Sigma W^\top$ and a $\pi$ that absorbs the bias. **A limit**: the gates. Their slope
+is the layer's by $m_d = \Sigma w_g$, and $\rho$ absorbs the bias where x does not tell the states apart (u = 0); the
+last term, which is not linear, is what a linear gate leaves out: `gap`. It matters less the more surely x tells z.
+
+**All units together**, $x \mid z{=}1, s \sim N(m + M s, \Sigma)$, have posteriors $\prod_d P(s_d \mid x, z{=}1)$, since
+the noise is chosen such that $M^\top \Sigma^{-1} M = W \Sigma W^\top$ is a multiple of the identity:
+$\Sigma \propto W^+ W^{+\top} + (I - W^+ W)$. That is possible for any W of full row rank, hence with D <= F.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ...switching import Copy, Gated, MultivariateNormal, SwitchingSSM
+from ..networks.minimal import MinGRU
+from .lifting import check_liftable
+
+LARGEST_SHIFT = 16.0  # of m' inv(Sigma) m: more would take the prior of the gates out of what a float can hold
+SUREST = 30.0  # log-odds beyond which a float's probability is as good as certain
+EXACT = ("candidates: P(s_t = 1 | x_t, z_t = 1)",)
+LIMIT = ("gates: P(z_t = 1 | x_t), as x tells z ever more surely",)
+
+
+@dataclass(frozen=True)
+class LiftedGaussian:
+    """A layer's units as copy chains with Gaussian emissions that share their noise; results have units last."""
+
+    models: tuple[SwitchingSSM, ...]  # one a unit: Copy(2), and Gated normal emissions
+    covariance: Float[Tensor, "F F"]  # Sigma
+    shift: Float[Tensor, "F D"]  # m
+    separation: Float[Tensor, "F D"]  # M
+    gate_weight: Float[Tensor, "D F"]  # the layer's own gates
+    gate_bias: Float[Tensor, "D"]
+    exact: tuple[str, ...] = EXACT
+    limit: tuple[str, ...] = LIMIT
+
+    def candidate(self, x: Any) -> Float[Tensor, "*b T D"]:
+        """P(s_t = 1 | x_t, z_t = 1), which is the layer's candidate: sigmoid(v), or (1 + v) / 2 for tanh candidates."""
+        return torch.stack([(_drawn(m, x)).softmax(-1)[..., 1] for m in self.models], -1)
+
+    def gate_log_odds(self, x: Any) -> Float[Tensor, "*b T D"]:
+        """logit P(z_t = 1 | x_t) in the model."""
+        found = []
+        for model in self.models:
+            values = model.values
+            held = model.emission.log_likelihood(model.read(x).values, values).held[..., 0]
+            found.append(torch.logit(values["redraw_prob"]) + _drawn(model, x).logsumexp(-1) - held)
+        return torch.stack(found, -1)
+
+    def gap(self, x: Any) -> Float[Tensor, "*b T D"]:
+        """What the layer's gates leave out of the log-odds: `gate_log_odds(x)` minus the layer's linear ones."""
+        rows = self.models[0].read(x).values
+        return self.gate_log_odds(x) - (rows @ self.gate_weight.T + self.gate_bias)
+
+
+def lift_gaussian(layer: nn.Module) -> LiftedGaussian:
+    """See `samplehold.models.bridge.correspondence.as_ssm`; float64, whatever the layer is."""
+    layer = check_liftable(layer)
+    if not isinstance(layer, MinGRU):
+        raise ValueError("layer: a MinLSTM's gate is a ratio, whose log-odds are not linear in x; give a MinGRU.")
+    if layer.candidate not in ("linear", "tanh"):
+        raise ValueError(
+            f'layer: has candidate={layer.candidate!r}; Gaussian inputs need log-odds that are linear in x: "linear" '
+            '(the candidate is the log-odds of its state) or "tanh" (twice its argument is).'
+        )
+    units, features = layer.hidden_size, layer.input_size
+    weight = layer.get_parameter("weight_l0").detach().double()
+    bias = dict(layer.named_parameters()).get("bias_l0", weight.new_zeros(2 * units)).detach().double()
+    gates, rows = weight.split(units)
+    gate_bias, row_bias = bias.split(units)
+    if layer.candidate == "tanh":
+        rows, row_bias = 2 * rows, 2 * row_bias
+    if units > features or int(torch.linalg.matrix_rank(rows)) < units:
+        raise ValueError(
+            f"layer: {units} units over {features} features have candidates of rank "
+            f"{int(torch.linalg.matrix_rank(rows))}; give at most as many units as features, with independent rows."
+        )
+    inverse = torch.linalg.pinv(rows)
+    noise = inverse @ inverse.T + torch.eye(features).to(rows) - inverse @ rows
+    widest = float((gates @ noise * gates).sum(-1).max())
+    noise = 0.5 * (noise + noise.T) * min(1.0, LARGEST_SHIFT / max(widest, 1e-300))
+    shift, separation = noise @ gates.T, noise @ rows.T
+    half = 0.5 * (rows.T * separation).sum(0)
+    log_odds_redraw = gate_bias + 0.5 * (gates.T * shift).sum(0)
+    log_odds_state = row_bias + half + (rows.T * shift).sum(0)
+    for name, log_odds in (("gate", log_odds_redraw), ("candidate", log_odds_state)):
+        if bool((log_odds.abs() > SUREST).any()):
+            raise ValueError(
+                f"layer: unit {int(log_odds.abs().argmax())} has a {name} bias that leaves no doubt before x is seen "
+                f"(log-odds {float(log_odds.abs().max()):.3g}); center the inputs, or give a smaller bias."
+            )
+    model = SwitchingSSM(Copy(2), Gated(MultivariateNormal(features), MultivariateNormal(features)))
+    models = tuple(
+        model.with_values(
+            redraw_prob=log_odds_redraw[d].sigmoid(),
+            state_probs=torch.stack([-log_odds_state[d], log_odds_state[d]]).sigmoid(),
+            loc=torch.stack([shift[:, d], shift[:, d] + separation[:, d]]),
+            covariance=noise.expand(2, -1, -1),
+            background_loc=torch.zeros(1, features).to(noise),
+            background_covariance=noise[None],
+        )
+        for d in range(units)
+    )
+    return LiftedGaussian(models, noise, shift, separation, gates, gate_bias)
+
+
+def _drawn(model: SwitchingSSM, x: Any) -> Tensor:
+    """log pi(s) + log p(x_t | s, z_t = 1), [*b, T, 2]."""
+    return model.values["state_probs"].log() + model.emission.log_likelihood(model.read(x).values, model.values).redrawn

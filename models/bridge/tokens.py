@@ -1,0 +1,81 @@
+"""Tokens at the door of a network: checked indices, one-hot features, and a start that is a redraw."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ...inference.numerics.checks import check_lengths
+from ..networks.minimal import MinGRU, MinLSTM
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Checked tokens: `index [*b, T]` int64, 0 where there is none, and `seen [*b, T]`."""
+
+    index: Tensor
+    seen: Tensor
+    lengths: Tensor | None
+
+
+def read_tokens(tokens: Any, n_tokens: int, lengths: Tensor | Sequence[int] | int | None = None) -> Tokens:
+    """Tokens `[*b, T]` as checked indices; NaN is a missing one.
+
+    Raises:
+        ValueError: no time axis, a token that is not an integer from 0 to n_tokens - 1, or lengths that do not fit.
+    """
+    given = torch.as_tensor(tokens)
+    *_, steps = (0, *given.shape)
+    if given.dim() == 0 or steps == 0:
+        raise ValueError(f"tokens: got shape {list(given.shape)}, expected [*batch, T] with at least one step.")
+    counts, inside = None, torch.ones(given.shape, dtype=torch.bool, device=given.device)
+    if lengths is not None:
+        counts = check_lengths(lengths, given.shape[:-1], steps, given.device)
+        inside = torch.arange(steps, device=given.device) < counts.unsqueeze(-1)
+    seen = inside & ~given.isnan() if given.is_floating_point() else inside
+    bad = seen & ~((given >= 0) & (given < n_tokens) & (given == given.floor() if given.is_floating_point() else seen))
+    if bool(bad.any()):
+        where = tuple(torch.nonzero(bad)[0].tolist())
+        *batch, step = where
+        place = f"sequence {batch[0] if len(batch) == 1 else tuple(batch)}, " if batch else ""
+        raise ValueError(
+            f"tokens: got {float(given[where]):g} at {place}step {step}, expected an integer from 0 to "
+            f"{n_tokens - 1}; give the indices of tokens [*batch, T], not one-hot rows."
+        )
+    return Tokens(torch.where(seen, given, 0).long(), seen, counts)
+
+
+def one_hot(
+    tokens: Any, n_tokens: int, lengths: Tensor | Sequence[int] | int | None = None, dtype: torch.dtype = torch.float64
+) -> Float[Tensor, "*b T V"]:
+    """Tokens `[*b, T]` as rows `[*b, T, n_tokens]` that a network reads: all zeros where a token is missing (NaN).
+
+    For the networks of `as_rnn` a row of zeros *is* a missing observation: their biases are the prior of gate and
+    state, and the weights of a token are its log-likelihoods.
+
+    Raises:
+        ValueError: as `read_tokens`.
+    """
+    read = read_tokens(tokens, n_tokens, lengths)
+    return nn.functional.one_hot(read.index, n_tokens).to(dtype) * read.seen.unsqueeze(-1)
+
+
+def redrawn_start(layer: MinGRU | MinLSTM, x: Tensor) -> Float[Tensor, "L *b D"]:
+    r"""The `h0` from which a layer's first step is a redraw, whatever its gate says: the first step's own candidate.
+
+    $$h_1 = (1 - g_1)\, v_1 + g_1 v_1 = v_1$$
+
+    The models in `samplehold.switching` redraw at their first step; a network that starts here does the same.
+
+    Arguments:
+        x: the series, as the layer takes it.
+    """
+    rows = (x if layer.batch_first else x.movedim(0, -2))[..., 0, :]
+    start = []
+    for k in range(layer.num_layers):
+        rows = layer.activations(rows, k).value
+        start.append(rows)
+    return torch.stack(start)

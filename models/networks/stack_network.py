@@ -1,0 +1,177 @@
+"""What the stack networks share: the controller, its loop over time, and what a pass returns."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ...switching.stacks.checks import check_count
+from .recurrent import batch_major, check_step
+
+Change = Callable[[int, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class StackState:
+    """Between two steps: the controller's state, the stack, what is read off it, and the controller's raw actions."""
+
+    controller: Any
+    stack: Any
+    reading: Float[Tensor, "B R"]
+    raw: Float[Tensor, "B O"]
+
+
+@dataclass(frozen=True)
+class StackRun:
+    """A stack network's pass over its input; also unpacks as torch's layers do: `output, state = layer(x)`.
+
+    Arguments:
+        output: hidden states of the controller.
+        reading: what was read off the stack after each step.
+        actions: what was done, in the layer's own terms.
+        state: to be passed on to the next call.
+    """
+
+    output: Float[Tensor, "*b T H"]
+    reading: Float[Tensor, "*b T R"]
+    actions: Any
+    state: StackState
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.output, self.state))
+
+
+class StackRNN(nn.Module, ABC):
+    """What the stack networks share: the controller, its loop over time, and the map from hidden state to actions.
+
+    Arguments:
+        controller: makes the controller from its input and hidden size: a class of `models`, `torch.nn.LSTMCell`,
+            `torch.nn.GRU`, ..., or a function that returns a module of torch's conventions or one with
+            `step(x_t, state) -> (output, state)`.
+        feedback: whether the controller reads the stack; if not, the actions depend on the input alone.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        reading_size: int,
+        raw_size: int,
+        controller: Callable[[int, int], nn.Module],
+        feedback: bool,
+    ) -> None:
+        super().__init__()
+        self.input_size, self.hidden_size, self.reading_size, self.feedback = (
+            input_size, hidden_size, reading_size, feedback,
+        )  # fmt: skip
+        self.controller = controller(input_size + (reading_size if feedback else 0), hidden_size)
+        self.to_actions = nn.Linear(hidden_size, raw_size)
+
+    def forward(self, x: Tensor, state: StackState | None = None) -> StackRun:
+        """Run over x [*batch, T, input_size]; `state` continues an earlier run."""
+        return self._run(x, state)
+
+    def step(self, x: Tensor, state: StackState | None = None) -> tuple[Float[Tensor, "*b H"], StackState]:
+        """One step: x [*batch, input_size] to the controller's output and the state, which holds the reading."""
+        check_step(x, self.input_size)
+        self._check_kind(x)
+        batch = x.shape[:-1]
+        output, state = self._step(x.reshape(-1, self.input_size), self._started(state, batch.numel(), 16))
+        return output.reshape(*batch, self.hidden_size), state
+
+    def _run(self, x: Tensor, state: StackState | None, change: Change = lambda t, raw: raw) -> StackRun:
+        """`change(t, raw)` may act on the stack with other actions than the controller's."""
+        x = self._checked(x)
+        *batch, T, _ = x.shape
+        flat = x.reshape(-1, T, self.input_size)
+        state = self._started(state, len(flat), T)
+        outputs, readings, raws = [], [], []
+        for t, x_t in enumerate(flat.unbind(1)):
+            output, state = self._step(x_t, state, partial(change, t))
+            outputs.append(output)
+            readings.append(state.reading)
+            raws.append(state.raw)
+        output, reading, raw = (torch.stack(z, 1).reshape(*batch, T, z[0].shape[-1]) for z in (outputs, readings, raws))
+        return StackRun(output, reading, self._actions(raw), state)
+
+    def _step(
+        self, x: Tensor, state: StackState, change: Callable[[Tensor], Tensor] = lambda raw: raw
+    ) -> tuple[Tensor, StackState]:
+        seen = torch.cat([x, state.reading], -1) if self.feedback else x
+        output, inner = _control(self.controller, seen, state.controller)
+        raw = self.to_actions(output)
+        stack, reading = self._update(state.stack, change(raw))
+        return output, StackState(inner, stack, reading, raw)
+
+    def _begin(self, batch: int, n_steps: int) -> StackState:
+        weight = self.to_actions.weight
+        stack, reading = self._empty(batch, n_steps, weight)
+        return StackState(None, stack, reading, weight.new_zeros(batch, len(weight)))
+
+    def _started(self, state: StackState | None, batch: int, n_steps: int) -> StackState:
+        if state is None:
+            return self._begin(batch, n_steps)
+        if not isinstance(state, StackState):
+            raise TypeError(f"state: got {type(state).__name__}, expected the StackState of an earlier call, or None.")
+        if len(state.reading) != batch:
+            raise ValueError(
+                f"state: holds {len(state.reading)} sequences, but x has {batch}; continue the sequences it came from."
+            )
+        return state
+
+    def _check_kind(self, x: Tensor) -> None:
+        weight = self.to_actions.weight
+        if x.dtype != weight.dtype or x.device != weight.device:
+            raise TypeError(
+                f"x: got {x.dtype} on {x.device}, but the layer's weights are {weight.dtype} on {weight.device}; "
+                "convert x, or the layer, with `.to(...)`."
+            )
+
+    def _checked(self, x: Tensor) -> Tensor:
+        if not isinstance(x, Tensor):
+            raise TypeError(f"x: got {type(x).__name__}, expected a torch tensor; convert it with torch.as_tensor.")
+        x = batch_major(x, self.input_size, batch_first=True)
+        self._check_kind(x)
+        if x.shape[-2] < 1:
+            raise ValueError(f"x: got shape {list(x.shape)}, expected at least one step.")
+        return x
+
+    @abstractmethod
+    def _empty(self, batch: int, n_steps: int, like: Tensor) -> tuple[Any, Tensor]:
+        """The stack and the reading before the first step."""
+
+    @abstractmethod
+    def _update(self, stack: Any, raw: Tensor) -> tuple[Any, Tensor]:
+        """The stack and the reading after a step."""
+
+    @abstractmethod
+    def _actions(self, raw: Tensor) -> Any:
+        """The actions as they are reported, from [*batch, raw_size]."""
+
+
+def _control(controller: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    """One step of any controller: (output, state)."""
+    if callable(step := getattr(controller, "step", None)):
+        return step(x, state)  # pyright: ignore[reportReturnType]
+    if isinstance(controller, nn.RNNCellBase):
+        state = controller(x, state)
+        return (state[0] if isinstance(state, tuple) else state), state
+    if isinstance(controller, nn.RNNBase):
+        time = 1 if controller.batch_first else 0
+        output, state = controller(x.unsqueeze(time), state)
+        return output.squeeze(time), state
+    raise TypeError(
+        f"controller: got {type(controller).__name__}, expected one of torch's recurrent layers or cells, or a module "
+        "with step(x_t, state) -> (output, state)."
+    )
+
+
+def check_sizes(least: int = 1, **sizes: int) -> None:
+    """Raise unless all are whole numbers of `least` or more."""
+    for name, size in sizes.items():
+        check_count(name, size, least)

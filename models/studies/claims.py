@@ -1,0 +1,230 @@
+"""What this library claims of networks and models, measured anew: `samplehold compare --out DIR`.
+
+Every row of the table is a number, what it must be below or above, and whether it is.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from ...inference.scans.linear.op import linear_scan
+from ...switching import Categorical, Copy, Gated, LayeredSSM, SwitchingSSM, filter_vmp
+from ..bridge.comparison import compare
+from ..bridge.correspondence import as_rnn, as_ssm, compare_layers
+from ..bridge.lowering import token_marginal
+from ..bridge.tokens import one_hot, redrawn_start
+from ..networks.minimal import MinGRU, MinLSTM
+from .information import information_sweep
+from .next_token import held_model, make_layer, price_of_exactness, train_next_token
+
+LAYERS = 200  # random layers; the tests take a thousand
+ROUNDINGS = 8.0  # of a state at each step, in units of the float's precision
+CANDIDATES = ("linear", "tanh", "positive", "simplex")
+TRAINED = 0.9  # least R^2 of a trained network's probe
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One claim, what was measured of it, and the bound it must keep."""
+
+    claim: str
+    value: float
+    bound: float
+    below: bool = True
+    figure: tuple[str, Figure] | None = None
+
+    @property
+    def met(self) -> bool:
+        return self.value < self.bound if self.below else self.value > self.bound
+
+
+def show(out: Path, console: Console, seed: int = 0) -> bool:
+    """Measure all claims, print the table, write the figures into the folder `out`; whether all are met.
+
+    Raises:
+        OSError: the folder cannot be made or written to.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    table = Table(title="Networks and models", title_justify="left")
+    for name in ("claim", "measured", "bound", ""):
+        table.add_column(name, justify="left" if name in ("claim", "") else "right")
+    parts: tuple[Callable[[int], Iterator[Shown]], ...] = (tokens, networks, layers, information, price, trained)
+    met = True
+    with console.status("Measuring") as status:
+        for part in parts:
+            for shown in part(seed):
+                status.update(f"Measured: {shown.claim}")
+                sign = "<" if shown.below else ">"
+                table.add_row(
+                    shown.claim, f"{shown.value:.2g}", f"{sign} {shown.bound:.2g}", "met" if shown.met else "MISSED"
+                )
+                met = met and shown.met
+                if shown.figure is not None:
+                    shown.figure[1].savefig(out / shown.figure[0], dpi=150)
+    console.print(table)
+    console.print(f"Figures in {out}: " + ", ".join(sorted(path.name for path in out.glob("*.png"))))
+    return met
+
+
+# ---- the claims ----------------------------------------------------------------------------------------------------
+
+
+def tokens(seed: int) -> Iterator[Shown]:
+    """Random layers of every candidate, gates saturated and not, any h0, against the filters of their chains."""
+    random = torch.Generator().manual_seed(seed)
+    worst = {torch.float64: (0.0, 0.0), torch.float32: (0.0, 0.0)}
+    for number in range(LAYERS):
+        layer = random_layer(number, random)
+        steps = 100_000 if number == 0 else 1 + int(200 * _uniform(random))
+        symbols = torch.randint(layer.input_size, (1 if number == 0 else 2, steps), generator=random)
+        h0 = torch.randn(1, len(symbols), layer.hidden_size, generator=random, dtype=torch.float64)
+        probs = torch.rand(layer.input_size, generator=random, dtype=torch.float64) + 1e-3
+        for dtype, seen in worst.items():
+            found = lifting_error(layer.to(dtype), symbols, h0.to(dtype), probs)
+            worst[dtype] = max(seen[0], found[0]), max(seen[1], found[1])
+    for dtype, bound in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
+        name = str(dtype).removeprefix("torch.")
+        yield Shown(f"1. {LAYERS} random layers over tokens - filter of their chains, {name}", worst[dtype][0], bound)
+        yield Shown("   the same in roundings of a state, one for each step it is held", worst[dtype][1], ROUNDINGS)
+
+
+def networks(seed: int) -> Iterator[Shown]:
+    """A copy model with gated tokens, its two networks, and the model that comes back."""
+    model = gated_model(seed)
+    x = model.simulate(1000, (8,), seed=seed).x
+    own = compare(model, as_rnn(model), x)
+    yield Shown("   as_rnn(model) - exact filter, total variation", float(own.network.total_variation.max()), 1e-12)
+    (again,) = as_ssm(as_rnn(model), token_probs=token_marginal(model)).models
+    change = (again.log_evidence(x) / model.log_evidence(x) - 1).abs().max()
+    yield Shown("2. model -> network -> model, relative change of the log likelihood", float(change), 1e-12)
+    rows = one_hot(x[..., 0], 8)
+    layer = as_rnn(model, space="logit")
+    with torch.no_grad():
+        belief = layer(rows, redrawn_start(layer, rows))[0].softmax(-1)
+    error = (belief - filter_vmp(model, x, gate="input").state).abs().max()
+    picture = compare(model, MinGRU(8, 4, candidate="simplex", dtype=torch.float64), x).plot(steps=slice(0, 150))
+    yield Shown(
+        '3. logit-space network - filter_vmp(gate="input")', float(error), 1e-12, figure=("beliefs.png", picture)
+    )
+
+
+def layers(seed: int) -> Iterator[Shown]:
+    """A stack with and without softmax between its layers."""
+    model = layered_model(seed)
+    found = compare_layers(model, as_rnn(model), model.simulate(200, (8,), seed=seed).x).summary()
+    with_softmax = float(found["network - sweep, max"].to_numpy().max())
+    yield Shown("   layers with softmax between - one bottom-up sweep", with_softmax, 1e-12)
+    without = float(found["without softmax - sweep, mean"].to_numpy()[1:].max())
+    yield Shown("   layers without softmax - one bottom-up sweep", without, 0.01, below=False)
+
+
+def information(seed: int) -> Iterator[Shown]:
+    """Distances as the input tells ever more of the gate."""
+    sweep = information_sweep(seed=seed)
+    shares = sweep.information / sweep.entropy
+    figure = ("information.png", sweep.plot())
+    for name, table in sweep.total_variation.items():
+        if name == "one sweep":
+            continue
+        what = "linear gate" if name == "network" else name
+        text = f"4. {what} - exact at I(x;z) = {float(shares[-1]):.4f} H(z), over that at {float(shares[0]):.2f} H(z)"
+        yield Shown(text, float(table[-1] / table[0]), 0.01, figure=figure)
+
+
+def price(seed: int) -> Iterator[Shown]:
+    """Lifted models have independent tokens; where held states emit, a minGRU loses."""
+    layer = random_layer(3, torch.Generator().manual_seed(seed))
+    drawn = as_ssm(layer).sample(200_000, seed=seed).tokens
+    pairs = torch.bincount(drawn[:-1] * layer.input_size + drawn[1:], minlength=layer.input_size**2).double()
+    joint = (pairs / pairs.sum()).reshape(layer.input_size, -1)
+    expected = joint.sum(1, keepdim=True) * joint.sum(0)
+    statistic = float(((joint - expected) ** 2 / expected.clamp(min=1e-300)).sum()) * len(drawn)
+    freedom = (layer.input_size - 1) ** 2
+    text = "5. sampled from a lifted model: chi-square of neighbours over its degrees of freedom"
+    yield Shown(text, statistic / freedom, 1 + 5 * (2 / freedom) ** 0.5)
+    found = price_of_exactness(seed=seed)
+    figure = ("price.png", found.plot())
+    worst = float(found.network[:, 0].min())
+    rho = float(found.redraw_prob[0])
+    yield Shown(
+        f"   held states emit: the minGRU loses, rho = {rho:g}, nats a token", worst, 1e-3, below=False, figure=figure
+    )
+    yield Shown("   rho = 1: the minGRU loses, nats a token", float(found.network[:, -1].abs().max()), 1e-3)
+
+
+def trained(seed: int) -> Iterator[Shown]:
+    """Networks trained to predict tokens, and what their states say of a model they were not told of."""
+    model = held_model(0.1, 0.5)
+    x = one_hot(model.simulate(64, (2048,), seed=seed).x[..., 0], model.n_states, dtype=torch.float32)
+    test = model.simulate(200, (40,), seed=seed + 1).x
+    for kind in (MinGRU, MinLSTM):
+        network = train_next_token(make_layer(kind, model.n_states, 16, seed), x, seed=seed)
+        report = compare(model, network.layer, test, reads="probe")
+        assert report.probe is not None
+        base = report.probe.r2["input"]
+        text = f"6. {kind.__name__} trained on a copy model: R2 of the exact posterior (from the input: {base:.2f})"
+        figure = (f"trained_{kind.__name__.lower()}.png", report.plot(sequence=39))
+        yield Shown(text, report.probe.r2["network"], TRAINED, below=False, figure=figure)
+
+
+# ---- models and layers to measure ----------------------------------------------------------------------------------
+
+
+def random_layer(number: int, random: torch.Generator) -> MinGRU | MinLSTM:
+    """V 2-50, D 1-64, weights up to 0.1 to 1000, candidates in turn."""
+    kind = MinLSTM if number % 3 == 2 else MinGRU
+    n_tokens, n_units = 2 + int(49 * _uniform(random)), 1 + int(64 * _uniform(random))
+    layer = kind(n_tokens, n_units, candidate=CANDIDATES[number % 4], dtype=torch.float64).requires_grad_(False)
+    scale = 10 ** (4 * _uniform(random) - 1)
+    for parameter in layer.parameters():
+        parameter.uniform_(-scale, scale, generator=random)
+    return layer
+
+
+def lifting_error(layer: MinGRU | MinLSTM, symbols: Tensor, h0: Tensor, probs: Tensor) -> tuple[float, float]:
+    r"""Greatest difference between a layer's states and those of its lifted model, relative to the span of each unit.
+
+    And the same in units of what rounding may do to the layer: a state is rounded at every step, and rounded states are
+    held, so with $n_t = hold_t\, n_{t-1} + 1$ a unit may be off by a few $n_t \epsilon$. A unit that holds for long has
+    long forgotten its digits, in float32 after some hundred steps the fifth one.
+    """
+    lifted, x = as_ssm(layer, token_probs=probs), one_hot(symbols, layer.input_size, dtype=h0.dtype)
+    levels = lifted.spanning(h0).levels
+    width = (levels.amax(1) - levels.amin(1)).flatten()
+    difference = (layer(x, h0)[0].double() - lifted.hidden(symbols, h0).double()).abs()
+    error = difference / torch.where(width > 0, width, 1.0)
+    hold = layer.activations(x).hold.double()
+    rounded = linear_scan(hold, torch.ones_like(hold), torch.zeros_like(hold[..., 0, :]))
+    return float(error.max()), float((error / (rounded * torch.finfo(h0.dtype).eps)).max())
+
+
+def gated_model(seed: int) -> SwitchingSSM:
+    """Four states and eight tokens."""
+    random = torch.Generator().manual_seed(seed)
+    return SwitchingSSM(Copy(4), Gated(Categorical(8), Categorical(8))).with_values(
+        redraw_prob=0.2, state_probs=_rows(random, 4), probs=_rows(random, 4, 8), background_probs=_rows(random, 1, 8)
+    )
+
+
+def layered_model(seed: int) -> LayeredSSM:
+    """Three layers over six tokens."""
+    random = torch.Generator().manual_seed(seed)
+    values = {"probs": _rows(random, 3, 6), "background_probs": _rows(random, 1, 6)}
+    redraw = torch.tensor([0.5, 0.2, 0.1], dtype=torch.float64)
+    tables = [_rows(random, 3, 3), _rows(random, 2, 3)]
+    return LayeredSSM(Gated(Categorical(6), Categorical(6)), values, redraw, tables, _rows(random, 2))
+
+
+def _rows(random: torch.Generator, *shape: int) -> Tensor:
+    table = torch.rand(*shape, generator=random, dtype=torch.float64) ** 3 + 0.01
+    return table / table.sum(-1, keepdim=True)
+
+
+def _uniform(random: torch.Generator) -> float:
+    return float(torch.rand((), generator=random))

@@ -1,0 +1,273 @@
+r"""How many past inputs a network needs: windows with a proved bound on what is lost without the rest.
+
+The network of a window w (`networks.truncated`) reads the last w inputs only: at each step it starts afresh,
+from the layer's default initial state, w steps back. A gated layer's state is linear in the state before, so after
+those w steps
+
+$$|h_t - \tilde h_t| = \prod_{s = t-w+1}^{t} hold_s \odot |h_{t-w} - \tilde h_{t-w}| \le \prod_s hold_s \odot m_{t-w}$$
+
+where m is the greatest distance of any state so far from the initial one. `forgetting` finds for each step the least w
+for which this is at most tol; a longer window is never worse. Once w reaches the first input nothing is cut off.
+
+In a stack, the layers above the first read inputs with an error of their own. A gate then lies in an interval, and so
+does a candidate, and since
+$\tilde h' - h' = (1 - \tilde g)(\tilde h - h) + (\tilde g - g)(v - h) + \tilde g (\tilde v - v)$,
+
+$$e' \le \max_{\tilde g} \; (1 - \tilde g)\, e + |\tilde g - g|\, |v - h| + \tilde g \max |\tilde v - v|$$
+
+which is convex in $\tilde g$, and so greatest at an end of its interval. For GRU, LSTM and Elman networks the bound is
+$G^w m$ with the Lipschitz constants of `stability`, and holds for all inputs of the same magnitude.
+For the filter of a switching model it is a product of what is held (`forgetting_filter`).
+
+Miller & Hardt 2019, *Stable recurrent models*, arXiv 1805.10369.
+"""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ...inference.scans.gated.op import Activated
+from ...inference.scans.linear.op import linear_scan
+from ...switching import SwitchingSSM
+from ..networks.minimal import MinGRU, MinLSTM
+from ..networks.qrnn import QRNN
+from ..networks.recurrent import batch_major
+from .forgetting_filter import filter_forgetting
+from .stability import stability
+from .windows import Forgetting, all_inputs, first_windows
+
+
+def forgetting(layer_or_model: nn.Module, x: Tensor, tol: float, h0: Any = None) -> Forgetting:
+    """How many past inputs each output of a network needs, to within `tol`.
+
+    Arguments:
+        layer_or_model: `MinGRU` or `MinLSTM` of any depth, a `QRNN` of one layer, a `GRU`, `LSTM` or `Elman` network,
+            or a `SwitchingSSM` with `Copy` dynamics, whose filter restarts from its state_probs.
+        x: the series, as the layer or the model takes it.
+        tol: the greatest error allowed in any unit of the output, or total variation of a filter.
+        h0: the states before the first step, as the layer takes them.
+
+    Returns:
+        `Forgetting(window [*batch, T], bound [*batch, T])`; where no shorter window is certified, all t + 1 inputs.
+        For one gated layer any longer window is certified too; of a stack, `certificate` tells the bound of a window.
+
+    Raises:
+        ValueError: tol is not positive, or a network of another kind.
+    """
+    if not tol > 0:
+        raise ValueError(f"tol: got {tol}; give a positive error.")
+    if isinstance(layer_or_model, SwitchingSSM):
+        return filter_forgetting(layer_or_model, x, tol)
+    layer = layer_or_model
+    x, h0 = batch_major(x, _parts(layer).input_size, _parts(layer).batch_first).detach().double(), _double(h0)
+    if _is_single(layer):
+        hold, size, warmup = _single(layer, x, h0)
+        window, bound = _product_windows(hold, size, tol)
+        window = torch.minimum(window + warmup, all_inputs(x))
+        return Forgetting(window, torch.where(window == all_inputs(x), 0, bound), tol)
+    return first_windows(_errors(layer, x, h0), x, tol)
+
+
+def certificate(layer: nn.Module, x: Tensor, window: int, h0: Any = None) -> Float[Tensor, "*b T"]:
+    """A proved bound, at each step, on the greatest error of `truncate(layer, window)(x, h0)` in any unit."""
+    x, h0 = batch_major(x, _parts(layer).input_size, _parts(layer).batch_first).detach().double(), _double(h0)
+    bound = x.new_zeros(x.shape[:-1])
+    if _is_single(layer):
+        hold, size, warmup = _single(layer, x, h0)
+        ends = torch.arange(window + 1, x.shape[-2] + 1, device=x.device)
+        if window > warmup and len(ends):
+            begins = (ends - (window - warmup)).expand(*x.shape[:-2], -1)
+            bound[..., window:] = _product_bound(*_cumulative(hold), size, begins, ends.expand_as(begins))
+        else:
+            bound[..., window:] = torch.inf
+        return bound
+    for j, errors in enumerate(_errors(layer, x, h0), 1):
+        if j == window:
+            bound[..., j - 1 :] = errors
+            break
+    return bound
+
+
+# --- one gated layer: products of holds ---------------------------------------------------------------------------
+
+
+def _single(layer: Any, x: Tensor, h0: Any) -> tuple[Tensor, Tensor, int]:
+    """`hold` [*b, T, D], the greatest distance from the initial state so far [*b, T + 1, D], and inputs to warm up."""
+    twin = copy.deepcopy(layer).double().requires_grad_(False)
+    start = twin.initial_state(*x.shape[:-2])
+    if isinstance(layer, QRNN):
+        given = start if h0 is None else h0
+        now = twin.activations(torch.cat([given.inputs[0], x], -2))
+        first, origin = given.cell[0], start.cell[0]
+        # while the window of inputs fills up, a truncated network's gates are not those of the whole one
+        astray = min(layer.window - 1, 1 if layer.gate == "hold" else layer.window - 1)
+    else:
+        now = twin.activations(x)
+        first, origin, astray = (start if h0 is None else h0)[0], start[0], 0
+    states = linear_scan(now.hold, now.draw * now.value, first)
+    distance = (torch.cat([first[..., None, :], states], -2) - origin[..., None, :]).abs()
+    return now.hold, distance.cummax(-2).values + astray, layer.window - 1 if isinstance(layer, QRNN) else 0
+
+
+def _product_windows(hold: Tensor, size: Tensor, tol: float) -> tuple[Tensor, Tensor]:
+    """Least windows and their bounds [*b, T]: the bound rises with the step a window begins at, so by bisection."""
+    tables = _cumulative(hold)
+    ends = torch.arange(1, hold.shape[-2] + 1, device=hold.device).expand(hold.shape[:-1])
+    low, high = torch.zeros_like(ends), ends - 1
+    for _ in range(hold.shape[-2].bit_length()):
+        middle = (low + high + 1) // 2
+        fine = _product_bound(*tables, size, middle, ends) <= tol
+        low, high = torch.where(fine, middle, low), torch.where(fine, high, middle - 1)
+    return ends - low, _product_bound(*tables, size, low, ends)
+
+
+def _cumulative(hold: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums of log hold over the first r steps [*b, T + 1, D], and the number of holds of exactly 0 among them."""
+    none = hold == 0
+    logs = torch.where(none, 1, hold).log()
+    pad = torch.nn.functional.pad
+    return pad(logs.cumsum(-2), (0, 0, 1, 0)), pad(none.long().cumsum(-2), (0, 0, 1, 0))
+
+
+def _product_bound(logs: Tensor, zeros: Tensor, size: Tensor, begins: Tensor, ends: Tensor) -> Tensor:
+    """max over units of (product of holds from step `begins` to `ends`) * size[begins]; 0 from the first step on."""
+
+    def at(table: Tensor, step: Tensor) -> Tensor:
+        return table.gather(-2, step[..., None].expand(*step.shape, table.shape[-1]))
+
+    steps = logs.shape[-2] - 1
+    rounding = 2 * steps * torch.finfo(logs.dtype).eps * at(logs, ends).abs()  # of the two cumulative sums
+    product = (at(logs, ends) - at(logs, begins) + rounding).exp().clamp(max=1)
+    kept = at(zeros, ends) == at(zeros, begins)
+    bound = torch.where(kept, product * at(size, begins), 0).amax(-1)
+    return torch.where(begins == 0, 0, bound)
+
+
+# --- stacks and networks with recurrent weights: errors step by step ---------------------------------------------
+
+
+def _errors(layer: Any, x: Tensor, h0: Any) -> Iterator[Tensor]:
+    """For windows j = 1, 2, .. the bounds of all outputs that have j inputs, [*b, T - j + 1]."""
+    return _lipschitz_errors(layer, x, h0) if isinstance(layer, nn.RNNBase) else _stack_errors(layer, x, h0)
+
+
+def _lipschitz_errors(network: nn.RNNBase, x: Tensor, h0: Any) -> Iterator[Tensor]:
+    found = stability(network, float(x.abs().max()) if x.numel() else 0.0)
+    n = len(found.reach) // network.num_layers
+    if h0 is not None:
+        for part, state in enumerate(h0 if isinstance(h0, tuple) else (h0,)):
+            size = state.norm(dim=-1) if isinstance(network, nn.RNN) else state.abs().amax(-1)
+            over = size.reshape(network.num_layers, -1).amax(-1) > found.reach[part::n]
+            if over.any():
+                raise ValueError(
+                    f"h0: of size {float(size.max()):g} in layer {int(over.nonzero()[0])}, but inputs reach "
+                    f"{float(found.reach[part]):g} from zero; the bound holds for states within reach."
+                )
+    errors = found.reach
+    for j in range(1, x.shape[-2] + 1):
+        errors = (found.gain @ errors).clamp(max=1e100)  # finite, so that no 0 * inf appears
+        bounds = errors[-n].to(x.device).expand(*x.shape[:-2], x.shape[-2] - j + 1).clone()
+        bounds[..., 0] = 0
+        yield bounds
+
+
+def _stack_errors(layer: Any, x: Tensor, h0: Tensor | None) -> Iterator[Tensor]:
+    twin = copy.deepcopy(layer).double().requires_grad_(False)
+    start = twin.initial_state(*x.shape[:-2])
+    tables, errors = [], []
+    for k in range(layer.num_layers):
+        table = _Table.of(twin, k, x, start[k] if h0 is None else h0[k])
+        distance = (table.before - start[k][..., None, :]).abs().cummax(-2).values
+        distance[..., 0, :] = 0  # the window that begins with the first step starts from h0 itself
+        tables.append(table)
+        errors.append(distance)
+        x = table.states
+    for j in range(x.shape[-2]):
+        below = None
+        for k, table in enumerate(tables):
+            below = table.advance(errors[k][..., : x.shape[-2] - j, :], below, j)
+            errors[k] = below
+        yield errors[-1].amax(-1)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """What the steps of one layer are made of, [*b, T, ...], in the run from the first step on."""
+
+    layer: Any
+    k: int
+    pre: Tensor
+    now: Activated
+    before: Tensor
+    states: Tensor
+
+    @staticmethod
+    def of(layer: Any, k: int, x: Tensor, first: Tensor) -> "_Table":
+        now = layer.activations(x, k)
+        states = linear_scan(now.hold, now.draw * now.value, first)
+        before = torch.cat([first[..., None, :], states[..., :-1, :]], -2)
+        return _Table(layer, k, layer.product(x, k), now, before, states)
+
+    def advance(self, errors: Tensor, below: Tensor | None, j: int) -> Tensor:
+        """Errors after step s + j of the runs that began at steps s = 0, 1, .., from those before it."""
+        hold, draw, value = (part[..., j:, :] for part in (self.now.hold, self.now.draw, self.now.value))
+        if below is None:
+            return hold * errors
+        radius = below @ self.layer.rows(self.k).abs().mT
+        lowest, highest = self._extremes(self.pre[..., j:, :], radius)
+        astray = torch.maximum(highest.value - value, value - lowest.value)
+        apart = (value - self.before[..., j:, :]).abs()
+
+        def worst(gate: Activated) -> Tensor:
+            return gate.hold * errors + (gate.draw - draw).abs() * apart + gate.draw * astray
+
+        return torch.maximum(worst(lowest), worst(highest))
+
+    def _extremes(self, pre: Tensor, radius: Tensor) -> tuple[Activated, Activated]:
+        """Least and greatest draws, and least and greatest candidates, of pre-activations within a radius."""
+        if self.layer.gate == "ratio":  # a forget gate lowers the draw
+            radius = torch.cat([-radius[..., : self.layer.hidden_size], radius[..., self.layer.hidden_size :]], -1)
+        lowest, highest = (self.layer.activate(pre + sign * radius) for sign in (-1, 1))
+        if self.layer.candidate != "simplex":
+            return lowest, highest
+        least, most = ((pre + sign * radius)[..., -self.layer.hidden_size :] for sign in (-1, 1))
+        shape = (-1, self.layer.block)
+        shift = most.unflatten(-1, shape).amax(-1, keepdim=True)
+        least, most = ((c.unflatten(-1, shape) - shift).exp() for c in (least, most))
+
+        def share(own: Tensor, others: Tensor) -> Tensor:
+            return (own / (own + (others.sum(-1, keepdim=True) - others).clamp(min=0))).flatten(-2)
+
+        return replace(lowest, value=share(least, most)), replace(highest, value=share(most, least))
+
+
+def _parts(layer: Any) -> Any:
+    if not isinstance(layer, (MinGRU, MinLSTM, QRNN, nn.RNNBase)):
+        raise ValueError(
+            f"layer: got {type(layer).__name__}, expected MinGRU, MinLSTM, QRNN, GRU, LSTM or Elman; "
+            "give the recurrent layer of your network, and its inputs."
+        )
+    if isinstance(layer, QRNN) and layer.num_layers > 1:
+        raise ValueError(
+            "layer: a QRNN of several layers; certify one layer at a time, on the outputs of the one below."
+        )
+    return layer
+
+
+def _is_single(layer: Any) -> bool:
+    return not isinstance(layer, nn.RNNBase) and layer.num_layers == 1
+
+
+def _double(state: Any) -> Any:
+    """A state as the layer takes it, in float64 and without gradient."""
+    if state is None:
+        return None
+    if isinstance(state, Tensor):
+        return state.detach().double()
+    parts = [_double(part) for part in state]
+    return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)

@@ -1,0 +1,176 @@
+r"""Networks trained to predict the next token, and the price of exactness.
+
+A minGRU is an exact filter only of models that say nothing of their next token (`bridge.lifting`). Here are
+models whose held states emit,
+
+$$s_t \text{ held or drawn as in every copy model}, \qquad
+p(x \mid s) = (1 - o)\,[x = s] + o / V,$$
+
+with an overlap o of the states. Their exact filter predicts $x_{t+1}$; it is no minGRU. How much does the best minGRU
+of a size lose? It is trained on sequences from the model and judged on others, in nats a token:
+
+    network     mean of log p(x_t+1 | x_1..t, exact) - log p(x_t+1 | x_1..t, network)
+    no memory   the same for the marginal p(x), all that a model whose exact filter is a minGRU can know
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import torch
+from jaxtyping import Float
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from ...switching import Categorical, Copy, SwitchingSSM
+from ..bridge.tokens import one_hot
+from ..networks.minimal import MinGRU
+
+REDRAW_PROBS = (0.02, 0.1, 0.3, 1.0)
+OVERLAPS = (0.3, 0.6)
+BATCH, LENGTH = 64, 64
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A recurrent layer trained with a linear head to predict the next token."""
+
+    layer: nn.Module
+    head: nn.Linear
+    loss: Float[Tensor, "steps"]  # nats a token, on the batch of each step
+
+    @torch.no_grad()
+    def log_probs(self, x: Float[Tensor, "*b T V"]) -> Float[Tensor, "*b n"]:
+        """log p(x_t+1 | x_1..t) of the tokens 2 .. T, [*b, T - 1]."""
+        out = self.layer(x[..., :-1, :])[0]
+        return (self.head(out).log_softmax(-1) * x[..., 1:, :]).sum(-1)
+
+
+def train_next_token(
+    layer: nn.Module, x: Float[Tensor, "N T V"], n_steps: int = 200, rate: float = 1e-2, seed: int = 0
+) -> Trained:
+    """Train a layer, in place, to predict the next of one-hot tokens; by Adam with a cosine schedule.
+
+    Arguments:
+        layer: `out, _ = layer(x)`, with states out [N, T, D]; its parameters are where training starts.
+        x: sequences; each step takes 64 of them.
+        n_steps, rate: of Adam.
+        seed: of the batches and the linear head.
+    """
+    random = torch.Generator().manual_seed(seed)
+    width, tokens = int(getattr(layer, "hidden_size", 0)), x.shape[-1]
+    head = nn.Linear(width, tokens, dtype=x.dtype)
+    with torch.no_grad():
+        head.weight.normal_(0, 1 / math.sqrt(width), generator=random)
+        head.bias.zero_()
+    parameters = [*layer.parameters(), *head.parameters()]
+    optimizer = torch.optim.Adam(parameters, rate)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, n_steps)
+    target, losses = x.argmax(-1), []
+    for _ in range(n_steps):
+        rows = torch.randint(len(x), (BATCH,), generator=random)
+        out = layer(x[rows, :-1])[0]
+        loss = nn.functional.cross_entropy(head(out).flatten(0, 1), target[rows, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.detach())
+    return Trained(layer, head, torch.stack(losses))
+
+
+def held_model(redraw_prob: float, overlap: float, n_states: int = 3) -> SwitchingSSM:
+    """The model of this module's equations, with a token for each state."""
+    eye = torch.eye(n_states, dtype=torch.float64)
+    return SwitchingSSM(Copy(n_states), Categorical(n_states)).with_values(
+        redraw_prob=redraw_prob, state_probs=torch.full_like(eye[0], 1 / n_states), probs=(1 - overlap) * eye
+        + overlap / n_states,
+    )  # fmt: skip
+
+
+def make_layer(kind: Any, n_tokens: int, n_units: int, seed: int = 0) -> nn.Module:
+    """A float32 layer `kind(n_tokens, n_units)` with weights of a seed, leaving global random numbers alone."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return kind(n_tokens, n_units)
+
+
+@dataclass(frozen=True)
+class Price:
+    """Nats a token lost against the exact filter, by redraw probability and overlap; `summary()` and `plot()`."""
+
+    redraw_prob: Float[Tensor, "R"]
+    overlap: Float[Tensor, "O"]
+    network: Float[Tensor, "O R"]
+    no_memory: Float[Tensor, "O R"]
+
+    def summary(self) -> pd.DataFrame:
+        """A row for each model."""
+        rows = [
+            (float(o), float(r), float(self.network[i, j]), float(self.no_memory[i, j]))
+            for i, o in enumerate(self.overlap)
+            for j, r in enumerate(self.redraw_prob)
+        ]
+        columns = ["overlap", "rho", "minGRU loses, nats", "no memory loses, nats"]
+        return pd.DataFrame(rows, columns=columns).set_index(["overlap", "rho"])
+
+    def plot(self) -> Figure:
+        """Losses against the redraw probability, a colour for each overlap."""
+        figure = Figure(figsize=(6.5, 4.0), layout="constrained", facecolor="white")
+        panel = figure.subplots()
+        for i, (overlap, color) in enumerate(
+            zip(self.overlap.tolist(), ("#8c2981", "#1f77b4", "#de4968"), strict=False)
+        ):
+            rho = self.redraw_prob.numpy()
+            panel.plot(
+                rho, self.network[i].numpy(), "o-", color=color, markersize=4, label=f"minGRU, overlap {overlap:g}"
+            )
+            panel.plot(rho, self.no_memory[i].numpy(), ":", color=color, label=f"no memory, overlap {overlap:g}")
+        panel.set_xscale("log")
+        panel.set_yscale("symlog", linthresh=1e-3)
+        panel.set_ylim(bottom=-5e-4)
+        panel.set_xlabel("redraw probability")
+        panel.set_ylabel("nats a token lost against the exact filter")
+        panel.legend(frameon=False, fontsize=8)
+        for side in ("top", "right"):
+            panel.spines[side].set_visible(False)
+        return figure
+
+
+def price_of_exactness(
+    redraw_probs: Sequence[float] = REDRAW_PROBS,
+    overlaps: Sequence[float] = OVERLAPS,
+    n_units: int = 16,
+    n_steps: int = 200,
+    seed: int = 0,
+) -> Price:
+    """What the best minGRU of a size loses on models whose held states emit; a second or so of training for each.
+
+    Arguments:
+        redraw_probs: rho of the models; at 1 tokens are independent, and there is nothing to lose.
+        overlaps: o of the models, from 0, where a token tells its state, to 1, where it tells nothing.
+        n_units: of the minGRU.
+        n_steps: of training.
+
+    Raises:
+        ValueError: an overlap or redraw probability that is not in [0, 1].
+    """
+    for name, numbers in (("redraw_probs", redraw_probs), ("overlaps", overlaps)):
+        if not all(0 <= number <= 1 for number in numbers):
+            raise ValueError(f"{name}: got {list(numbers)}; give numbers between 0 and 1.")
+    network, no_memory = torch.zeros(2, len(overlaps), len(redraw_probs))
+    for i, overlap in enumerate(overlaps):
+        for j, redraw_prob in enumerate(redraw_probs):
+            model = held_model(redraw_prob, overlap)
+            symbols = model.simulate(LENGTH, (2048,), seed=seed).x
+            test = model.simulate(256, (128,), seed=seed + 1).x
+            layer = make_layer(MinGRU, model.n_states, n_units, seed)
+            train = one_hot(symbols[..., 0], model.n_states, dtype=torch.float32)
+            trained = train_next_token(layer, train, n_steps, seed=seed)
+            exact = model.filter(test).log_increment[:, 1:].mean()
+            found = trained.log_probs(one_hot(test[..., 0], model.n_states, dtype=torch.float32)).mean()
+            network[i, j] = exact - found
+            no_memory[i, j] = exact + math.log(model.n_states)  # the marginal is uniform
+    return Price(torch.tensor(redraw_probs), torch.tensor(overlaps), network, no_memory)

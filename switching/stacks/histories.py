@@ -1,0 +1,110 @@
+"""Histories of a stack on pointers: every element knows what was below it when it was pushed.
+
+Elements are numbered by the step that pushed them, 0..T-1, then the cells of the initial stack from its top, T..T+D-1,
+then "empty", the last number, which is below itself: so popping an empty stack does nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from .checks import check_count
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Path:
+    """What actions [*n, T] do to a stack: element on top and depth after each step, and what is under each element."""
+
+    top: Int[Tensor, "*n T"]
+    depth: Int[Tensor, "*n T"]
+    below: Int[Tensor, "*n C"]
+
+
+def follow(action: Int[Tensor, "*n T"], n_initial: int = 0) -> Path:
+    """Run actions (0 push, 1 pop, 2 no-op, 3 pop two cells, 4 pop three, ...) from a stack of `n_initial` cells."""
+    T = action.shape[-1]
+    empty = T + n_initial
+    numbers = torch.arange(empty + 1, device=action.device)
+    below = (numbers + 1).clamp_max(empty).repeat(*action.shape[:-1], 1)
+    height = (empty - numbers).clamp_max(n_initial).repeat(*action.shape[:-1], 1)
+    top = torch.full(action.shape[:-1], T, device=action.device)
+    most_pops = max(1, int(action.max()) - 1) if action.numel() else 1
+    tops, depths = [], []
+    for t, a in enumerate(action.unbind(-1)):
+        below[..., t], height[..., t] = top, _at(height, top) + 1
+        after, left = torch.where(a == 0, t, top), top
+        for n in range(1, most_pops + 1):
+            left = _at(below, left)
+            after = torch.where(a == (1 if n == 1 else n + 1), left, after)
+        top = after
+        tops.append(top)
+        depths.append(_at(height, top))
+    return Path(torch.stack(tops, -1), torch.stack(depths, -1), below)
+
+
+def _at(table: Tensor, index: Tensor) -> Tensor:
+    return table.gather(-1, index[..., None])[..., 0]
+
+
+@dataclass(frozen=True)
+class Histories:
+    """Whole histories of a `StackMixture`, n of them for each sequence.
+
+    Arguments:
+        action: 0 push, 1 pop, 2 no-op (3, 4, ... pop two, three, ... cells).
+        top: the element on top after each step.
+        depth: cells on the stack after each step.
+        below: for every element, what was under it when it was pushed; only elements that were pushed have a meaning.
+        log_probability: of the whole history in the mixture.
+        weight: how much of the mixture it stands for, so that `(weight * f).sum(0)` estimates the mean of f: 1 / n for
+            samples, its probability where all are listed, 1 for the best one alone.
+        values: the values of all elements; of "empty" 0.
+    """
+
+    action: Int[Tensor, "n *b T"]
+    top: Int[Tensor, "n *b T"]
+    depth: Int[Tensor, "n *b T"]
+    below: Int[Tensor, "n *b C"]
+    log_probability: Float[Tensor, "n *b"]
+    weight: Float[Tensor, "n *b"]
+    values: Float[Tensor, "*b C V"]
+
+    def elements(self, depth: int) -> Int[Tensor, "n *b T depth"]:
+        """The stacks as element numbers, from the top; empty cells have the last number."""
+        check_count("depth", depth, 1)
+        cells = [self.top]
+        for _ in range(depth - 1):
+            cells.append(self.below.gather(-1, cells[-1]))
+        return torch.stack(cells, -1)
+
+    def cells(self, depth: int) -> Float[Tensor, "n *b T depth V"]:
+        """The stacks as values, from the top; empty cells are 0."""
+        index = self.elements(depth)
+        flat = index.flatten(-2)[..., None].expand(*index.shape[:-2], -1, self.values.shape[-1])
+        return self.values.expand(len(index), *self.values.shape).gather(-2, flat).unflatten(-2, index.shape[-2:])
+
+    def plot(
+        self,
+        step: int = -1,
+        sequence: int | Sequence[int] = (),
+        names: Sequence[str] | None = None,
+        most: int = 10,
+    ) -> "Figure":
+        """The most probable whole stacks after one step, as these histories have them.
+
+        Arguments:
+            step: after which one; negative: counted from the last.
+            sequence: its index in the batch axes.
+            names: what to call the element that each step pushed (and, if given, the initial cells from the top).
+            most: stacks to show.
+        """
+        from ..views.stack_figures import plot_stacks
+
+        return plot_stacks(self, step, sequence, names, most)

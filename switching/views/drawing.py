@@ -1,0 +1,204 @@
+"""The parts that figures are drawn from: a shared time axis, series, bands, stacked states and gates."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+import matplotlib.dates as dates
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import StepPatch
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+from numpy import ndarray
+
+from ..data.timeline import calendar, label_text
+
+INK, FAINT = "#262626", "#8c8c8c"
+WIDTH, PANEL, STRIP, GATE, MARGIN = 9.0, 2.6, 0.4, 0.85, 0.9  # inches
+MAX_NAMED_GATES = 6
+MANY_STEPS = 2000
+HALO = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.0}
+
+
+@dataclass(frozen=True)
+class TimeAxis:
+    """Where steps lie: positions `at [T]`, edges of their cells `[T + 1]`, what ticks say, and the limits shown."""
+
+    at: ndarray
+    edges: ndarray
+    labels: pd.Index
+    kind: str  # "date", "number" or "text"
+    limits: tuple[float, float]
+
+    @staticmethod
+    def of(index: pd.Index, gaps: Any = None) -> "TimeAxis":
+        """Dates and increasing numbers lie where they say, or as the gaps between steps say; others one step apart."""
+        index = calendar(index)
+        kind, at = "text", np.arange(len(index), dtype=np.float64)
+        if gaps is not None:
+            kind, at = "number", np.concatenate([[0.0], np.cumsum(np.asarray(gaps, dtype=np.float64)[1:])])
+        elif isinstance(index, pd.PeriodIndex):
+            kind, at = "date", np.asarray(dates.date2num(index.to_timestamp()))
+        elif isinstance(index, pd.DatetimeIndex):
+            kind, at = "date", np.asarray(dates.date2num(index.tz_localize(None)))
+        elif pd.api.types.is_numeric_dtype(index):
+            kind, at = "number", index.to_numpy(dtype=np.float64)
+        if not (np.isfinite(at).all() and (np.diff(at) > 0).all()):
+            kind, at = "text", np.arange(len(index), dtype=np.float64)
+        steps = np.diff(at) if len(at) > 1 else np.ones(1)
+        edges = np.concatenate([[at[0] - steps[0] / 2], (at[:-1] + at[1:]) / 2, [at[-1] + steps[-1] / 2]])
+        return TimeAxis(at, edges, index, kind, (edges[0], edges[-1]))
+
+    def part(self, start: int, stop: int) -> "TimeAxis":
+        """The steps from `start` up to `stop`."""
+        edges = self.edges[start : stop + 1]
+        return TimeAxis(self.at[start:stop], edges, self.labels[start:stop], self.kind, (edges[0], edges[-1]))
+
+    def mark(self, panels: Sequence[Axes]) -> None:
+        """Set the limits, and the ticks under the last panel, which all panels share."""
+        last = panels[-1]
+        last.set_xlim(*self.limits)
+        last.tick_params(axis="x", labelbottom=True, bottom=True)
+        if self.kind == "date":
+            locator = dates.AutoDateLocator(minticks=4, maxticks=9)
+            last.xaxis.set_major_locator(locator)
+            last.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
+            return
+        whole = self.kind == "text" or bool((self.at == np.round(self.at)).all())
+        last.xaxis.set_major_locator(MaxNLocator(8, integer=whole, steps=[1, 2, 5, 10]))
+        if self.kind == "text":
+            names = {round(at): label_text(label) for at, label in zip(self.at, self.labels, strict=True)}
+            last.xaxis.set_major_formatter(FuncFormatter(lambda at, _: names.get(round(at), "")))
+        if self.labels.name is not None:
+            last.set_xlabel(str(self.labels.name))
+
+
+def new_figure(heights: Sequence[float]) -> tuple[Figure, list[Axes]]:
+    """Panels of these heights in inches, one under the other, with one time axis."""
+    figure = Figure(figsize=(WIDTH, sum(heights) + MARGIN), layout="constrained", facecolor="white")
+    panels = list(figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0])
+    for panel in panels:
+        for side in ("top", "right"):
+            panel.spines[side].set_visible(False)
+        for side in ("left", "bottom"):
+            panel.spines[side].set_color(FAINT)
+        panel.tick_params(colors=INK, labelsize=9, color=FAINT)
+        panel.xaxis.label.set_size(9)
+        panel.yaxis.label.set_size(9)
+    for panel in panels[:-1]:
+        panel.tick_params(axis="x", bottom=False)
+    figure.align_ylabels(panels)
+    return figure, panels
+
+
+def set_title(panel: Axes, text: str) -> None:
+    """A line above the panel, in plain words."""
+    panel.set_title(text, loc="left", fontsize=10, color=INK, pad=8)
+
+
+def state_colors(levels: ndarray) -> list[str]:
+    """A colour for each state, from dark to light in the order of their levels; told apart without seeing hue."""
+    shades = np.linspace(0.05, 0.75, len(levels)) if len(levels) > 1 else np.array([0.3])
+    ranks = np.argsort(np.argsort(levels, kind="stable"), kind="stable")
+    return [to_hex(matplotlib.colormaps["plasma"](shade)) for shade in shades[ranks]]
+
+
+def draw_series(panel: Axes, axis: TimeAxis, observed: ndarray, joined: bool = True) -> None:
+    """Points, joined by a thin line that is broken where a value is missing; a long series as a faint cloud."""
+    n = len(observed)
+    size, alpha = (1.0, 0.2) if n >= MANY_STEPS else (min(3.2, max(1.0, 600 / n)), 1.0)
+    if joined and n < MANY_STEPS:
+        panel.plot(axis.at, observed, color=INK, linewidth=0.5, alpha=0.55, zorder=3)
+    panel.plot(axis.at, observed, "o", color=INK, markersize=size, alpha=alpha, markeredgewidth=0, zorder=4)
+
+
+def draw_steps(panel: Axes, axis: TimeAxis, values: ndarray, baseline: ndarray | None, **style: Any) -> None:
+    """A line of steps, filled down to the baseline if there is one; nothing where values are NaN."""
+    # Axes.stairs would walk over every vertex in Python to find the limits: minutes for a long series
+    floor: Any = baseline  # matplotlib takes an array, but is annotated otherwise
+    panel.add_artist(StepPatch(values, axis.edges, baseline=floor, fill=baseline is not None, **style))
+    ends = np.concatenate([values, [] if baseline is None else baseline])
+    ends = ends[np.isfinite(ends)]
+    if ends.size:
+        panel.update_datalim([(axis.edges[0], ends.min()), (axis.edges[-1], ends.max())])
+        panel.autoscale_view()
+
+
+def draw_band(
+    panel: Axes, axis: TimeAxis, best: ndarray, colors: Sequence[str], mean: ndarray, lower: ndarray, upper: ndarray
+) -> None:
+    """The mean as steps in a band, each step in the colour of its most probable state."""
+    draw_steps(panel, axis, mean, None, color=FAINT, linewidth=0.6, zorder=2)
+    for state, color in enumerate(colors):
+        here = best == state
+        if here.any():
+            top, bottom, middle = (np.where(here, bound, np.nan) for bound in (upper, lower, mean))
+            draw_steps(panel, axis, top, bottom, color=color, alpha=0.22, linewidth=0, zorder=1)
+            draw_steps(panel, axis, middle, None, color=color, linewidth=2.2, zorder=5)
+
+
+def draw_categories(panel: Axes, axis: TimeAxis, probs: ndarray) -> None:
+    """The probability of each category at each step as shades of grey."""
+    rows = np.arange(probs.shape[1] + 1) - 0.5
+    panel.pcolormesh(axis.edges, rows, probs.T, cmap="Blues", vmin=0.0, vmax=1.2, zorder=1)
+    panel.yaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def label_states(panel: Axes, heights: ndarray, texts: Sequence[str], colors: Sequence[str]) -> None:
+    """A text for each state in its colour, beside the panel at its height, moved where two would overlap."""
+    low, high = panel.get_ylim()
+    panel.set_ylim(low, high)
+    where = np.clip((heights - low) / (high - low), 0.0, 1.0)
+    for text, at, color in zip(texts, apart(where, gap=0.16 / PANEL), colors, strict=True):
+        panel.text(1.01, at, text, transform=panel.transAxes, color=color, va="center", fontsize=9, fontweight="bold")
+
+
+def apart(where: ndarray, gap: float) -> ndarray:
+    """The positions moved as little as needed for neighbours to be `gap` apart, keeping their order."""
+    order = np.argsort(where, kind="stable")
+    index = np.arange(len(where))
+    # positions less index * gap must not fall: least-squares monotone fit by pooling neighbours
+    blocks: list[list[float]] = []
+    for value in where[order] - index * gap:
+        blocks.append([value, 1.0])
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            (a, n), (b, m) = blocks[-2:]
+            blocks[-2:] = [[(a * n + b * m) / (n + m), n + m]]
+    fitted = np.repeat([value for value, _ in blocks], [int(n) for _, n in blocks])
+    moved = np.empty(len(where))
+    moved[order] = fitted + index * gap
+    return moved
+
+
+def draw_states(panel: Axes, axis: TimeAxis, state: ndarray, colors: Sequence[str]) -> None:
+    """The probabilities of the states at each step, stacked, in the order of `colors` from dark to light."""
+    base = np.zeros(len(state))
+    for k in np.argsort([sum(to_rgb(color)) for color in colors]):
+        top = base + state[:, k]
+        draw_steps(panel, axis, top, base, color=colors[k], linewidth=0)
+        base = top
+    panel.set_ylim(0, 1)
+    panel.set_yticks([])
+    panel.spines["left"].set_visible(False)
+    panel.set_ylabel("state", rotation=0, ha="right", va="center")
+
+
+def draw_gate(panel: Axes, axis: TimeAxis, gate: ndarray, name: str) -> None:
+    """The probability of a redraw (or change) at each step but the first; the likely ones are named if they are few."""
+    later = gate.copy()
+    later[0] = np.nan
+    draw_steps(panel, axis, later, np.zeros_like(later), color=INK, linewidth=0.5)  # thin bars stay visible
+    likely = np.flatnonzero(np.nan_to_num(later) >= 0.5)
+    if len(likely) <= MAX_NAMED_GATES:
+        for step in likely:
+            text = f" {label_text(axis.labels[step])}: {gate[step]:.2f} "
+            late = step > 0.85 * len(gate)
+            at, side = (axis.edges[step], "right") if late else (axis.edges[step + 1], "left")
+            panel.text(at, gate[step], text, ha=side, va="top", fontsize=8, color=INK, bbox=HALO)
+    panel.set_ylim(0, 1)
+    panel.set_yticks([0, 0.5, 1])
+    panel.set_ylabel(f"{name}\nprobability")
