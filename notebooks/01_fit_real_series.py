@@ -84,7 +84,7 @@ assert abs(low - 850) < 20
 
 # %%
 path = fit.model.viterbi(nile).path
-draws = fit.model.sample_posterior(nile, 4000, generator=torch.Generator().manual_seed(0)).path
+draws = fit.model.sample_posterior(nile, 4000, seed=0).path
 changed = draws[:, 1:] != draws[:, :-1]
 last = nile.index.to_numpy()[1:][changed.shape[1] - 1 - changed.flip(1).int().argmax(1).numpy()]
 years, counts = np.unique(last[changed.any(1).numpy()], return_counts=True)

@@ -18,11 +18,10 @@ from jaxtyping import Float
 from pyro.nn import PyroModule
 from torch import Tensor
 
-from ..inference.chains.copy.chain import CopyFiltered, CopySampled, CopySmoothed, CopyViterbi
-from ..inference.chains.markov.chain import MarkovFiltered, MarkovSampled, MarkovSmoothed, MarkovViterbi
+from ..inference.chains.contract import Chain, Filtered, Sampled, Smoothed, Viterbi
+from ..inference.numerics.randomness import Seed
 from .data.series import Sequences, read_sequences, to_tensor
 from .dynamics import Drive, Dynamics
-from .dynamics.contract import Chain
 from .emissions import Emission, Gated
 from .forecast import Forecast
 from .parameters import Parameters, log_prior, sample_sites
@@ -225,7 +224,7 @@ class SwitchingSSM(PyroModule):
         with torch.random.fork_rng(devices=[like.device] if like.is_cuda else []):
             torch.random.manual_seed(seed)
             of_paths = int(torch.randint(2**62, ()))  # a stream of its own: equal seeds would tie noise to gates
-            return mixture.simulate(generator=torch.Generator(like.device).manual_seed(of_paths))
+            return mixture.simulate(seed=torch.Generator(like.device).manual_seed(of_paths))
 
     # ---- inference given the values --------------------------------------------------------------------------------
 
@@ -233,21 +232,15 @@ class SwitchingSSM(PyroModule):
         """log p(x | values), every path summed out: `[*batch]`; differentiable in the values."""
         return self.chain(x, lengths=lengths, covariates=covariates, dt=dt).log_normalizer()
 
-    def filter(
-        self, x: Any, *, lengths: Any = None, covariates: Any = None, dt: Any = None
-    ) -> CopyFiltered | MarkovFiltered:
+    def filter(self, x: Any, *, lengths: Any = None, covariates: Any = None, dt: Any = None) -> Filtered:
         """P(s_t | x_1..t) and P(z_t = 1 | x_1..t) at every step, and log p(x_t | x_1..t-1)."""
         return self.chain(x, lengths=lengths, covariates=covariates, dt=dt).filter()
 
-    def smooth(
-        self, x: Any, *, lengths: Any = None, covariates: Any = None, dt: Any = None
-    ) -> CopySmoothed | MarkovSmoothed:
+    def smooth(self, x: Any, *, lengths: Any = None, covariates: Any = None, dt: Any = None) -> Smoothed:
         """P(s_t | x) and P(z_t = 1 | x) at every step, given the whole series."""
         return self.chain(x, lengths=lengths, covariates=covariates, dt=dt).smooth()
 
-    def viterbi(
-        self, x: Any, *, lengths: Any = None, covariates: Any = None, dt: Any = None
-    ) -> CopyViterbi | MarkovViterbi:
+    def viterbi(self, x: Any, *, lengths: Any = None, covariates: Any = None, dt: Any = None) -> Viterbi:
         """The most probable path of states and gates."""
         return self.chain(x, lengths=lengths, covariates=covariates, dt=dt).viterbi()
 
@@ -259,10 +252,10 @@ class SwitchingSSM(PyroModule):
         lengths: Any = None,
         covariates: Any = None,
         dt: Any = None,
-        generator: torch.Generator | None = None,
-    ) -> CopySampled | MarkovSampled:
+        seed: Seed = None,
+    ) -> Sampled:
         """n independent paths from the posterior given the whole series: `path [n, *batch, T]`."""
-        return self.chain(x, lengths=lengths, covariates=covariates, dt=dt).sample(n, generator)
+        return self.chain(x, lengths=lengths, covariates=covariates, dt=dt).sample(n, seed)
 
     def chain(self, x: Any, *, lengths: Any = None, covariates: Any = None, dt: Any = None) -> Chain:
         """The chain over paths that x defines: every exact algorithm of `inference` in one object."""
@@ -327,7 +320,7 @@ class SwitchingSSM(PyroModule):
         own = self.values_like(values)
         likelihood = self.emission.log_likelihood(values, own)
         step = self.dynamics.chain(own, likelihood, drive, belief=state.belief).filter()
-        redraw = getattr(step, "redraw", torch.ones_like(step.log_increment))
+        redraw = torch.ones_like(step.log_increment) if step.redraw is None else step.redraw
         out = StreamOutput(step.state[..., 0, :], redraw[..., 0], step.log_increment[..., 0])
         return StreamState(out.state, state.log_evidence + out.log_increment, state.steps + 1), out
 

@@ -19,7 +19,6 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
-from ..inference.chains.copy.chain import CopySampled
 from .dynamics import Drive, Dynamics
 from .emissions import Emission
 from .emissions.contract import ByGate
@@ -97,19 +96,17 @@ class PathMixture(TorchDistribution):
     def sample(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> Tensor:
         return self.simulate(torch.Size(sample_shape)).x
 
-    def simulate(self, sample_shape: torch.Size = NO_AXES, generator: torch.Generator | None = None) -> Simulated:
+    def simulate(self, sample_shape: torch.Size = NO_AXES, seed: torch.Generator | None = None) -> Simulated:
         """Draw states, gates and observations from the prior over paths: a chain whose likelihood is flat.
 
         The observations are drawn from torch's global generator, as those of every torch distribution are.
         """
         like = self.dynamics.first(self.values)
         flat = like.new_zeros(*self.batch_shape, self.event_shape[0], self.dynamics.n_states)
-        draw = self.dynamics.chain(self.values, ByGate(flat, flat), self.drive).sample(sample_shape.numel(), generator)
+        draw = self.dynamics.chain(self.values, ByGate(flat, flat), self.drive).sample(sample_shape.numel(), seed)
         shape = sample_shape + self.batch_shape + self.event_shape[:1]
         path = draw.path.reshape(shape)
-        redraw = (
-            draw.redraw.reshape(shape) if isinstance(draw, CopySampled) else torch.ones_like(path, dtype=torch.bool)
-        )
+        redraw = torch.ones_like(path, dtype=torch.bool) if draw.redraw is None else draw.redraw.reshape(shape)
         return Simulated(self.emission.sample_at(self.values, path, redraw), path, redraw)
 
     def expand(self, batch_shape: Sequence[int], _instance: object = None) -> "PathMixture":

@@ -95,10 +95,11 @@ class CopyPaths(_Paths[CopyTables]):
 
     def chain(self, eta: CopyTables) -> CopyChain:
         tables = self._weights(eta)
-        return CopyChain(tables.fresh, tables.held, lengths=self.lengths)
+        return CopyChain(None, tables.fresh, tables.held, self.lengths)
 
     def evaluate(self, eta: CopyTables) -> tuple[Tensor, CopyTables]:
         smoothed = self.chain(eta).marginals()
+        assert smoothed.held is not None
         return smoothed.log_normalizer, CopyTables(smoothed.fresh, smoothed.held)
 
     def _batch_axes(self, tables: CopyTables) -> int:
@@ -113,7 +114,9 @@ class MarkovPaths(_Paths[MarkovTables]):
 
     def evaluate(self, eta: MarkovTables) -> tuple[Tensor, MarkovTables]:
         smoothed = self.chain(eta).marginals()
-        return smoothed.log_normalizer, MarkovTables(smoothed.initial, smoothed.transition, smoothed.likelihood)
+        assert smoothed.initial is not None
+        assert smoothed.transition is not None
+        return smoothed.log_normalizer, MarkovTables(smoothed.initial, smoothed.transition, smoothed.fresh)
 
     def _batch_axes(self, tables: MarkovTables) -> int:
         return tables.likelihood.ndim - 2

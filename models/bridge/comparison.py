@@ -23,8 +23,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from ...inference.chains.copy.chain import CopyChain, CopyFiltered
-from ...inference.chains.markov.chain import MarkovChain, MarkovFiltered
+from ...inference.chains.contract import Chain, Filtered
 from ...switching import Copy, LayeredSSM, SwitchingSSM, filter_vmp
 from ...switching.data.series import Sequences
 from .network_states import READINGS, Seen, belief_of, run
@@ -55,7 +54,7 @@ class Comparison:
     """A model's exact filter, and beside it message passing and a network: `summary()`, `to_xarray()`, `plot()`."""
 
     series: Sequences
-    exact: CopyFiltered | MarkovFiltered
+    exact: Filtered
     updates: dict[str, Update]  # "message passing" and "one sweep" for copy dynamics, and "network"
     hidden: Float[Tensor, "*b T D"]  # the network's own states
     reads: str  # how a belief was read from them: "belief", "logits" or "probe"
@@ -146,14 +145,14 @@ def compare(
                 updates[name] = measure(chain, exact, found.state, found.redraw, series.inside)
         seen: Seen = run(model, layer, series, inputs, reads)
         belief, probe = belief_of(seen, exact.state, series.inside)
-        redraw = seen.redraw if isinstance(exact, CopyFiltered) else None
+        redraw = None if exact.redraw is None else seen.redraw
         updates[NETWORK] = measure(chain, exact, belief, redraw, series.inside)
     return Comparison(series, exact, updates, seen.hidden, seen.reads, probe, series.inside)
 
 
 def measure(
-    chain: CopyChain | MarkovChain,
-    exact: CopyFiltered | MarkovFiltered,
+    chain: Chain,
+    exact: Filtered,
     state: Float[Tensor, "*b T K"],
     redraw: Float[Tensor, "*b T"] | None,
     inside: Bool[Tensor, "*b T"],
@@ -166,9 +165,9 @@ def measure(
     true = exact.state
     tiny = torch.finfo(true.dtype).tiny
     divergence = torch.special.xlogy(true, true.clamp_min(tiny)) - torch.special.xlogy(true, state.clamp_min(tiny))
-    lost = exact.log_increment - predictive(chain, state)
+    lost = exact.log_increment - chain.predictive(state)
     gate_error = None
-    if redraw is not None and isinstance(exact, CopyFiltered):
+    if redraw is not None and exact.redraw is not None:
         gate_error = kept((redraw - exact.redraw).abs())
     return Update(
         state=state,
@@ -178,17 +177,3 @@ def measure(
         gate_error=gate_error,
         evidence_lost=kept(lost),
     )
-
-
-def predictive(chain: CopyChain | MarkovChain, state: Float[Tensor, "*b T K"]) -> Float[Tensor, "*b T"]:
-    """log p(x_t | Q_t-1), the evidence of each step given the belief carried into it; the first has none."""
-    log_before = state[..., :-1, :].log()
-    if isinstance(chain, CopyChain):
-        fresh, held = chain.log_fresh, chain.log_held
-        first = fresh[..., :1, :].logsumexp(-1)
-        later = torch.logaddexp(fresh[..., 1:, :].logsumexp(-1), (held[..., 1:, :] + log_before).logsumexp(-1))
-    else:
-        moved = (log_before.unsqueeze(-1) + chain.log_transition).logsumexp(-2)
-        first = (chain.log_initial.unsqueeze(-2) + chain.log_likelihood[..., :1, :]).logsumexp(-1)
-        later = (moved + chain.log_likelihood[..., 1:, :]).logsumexp(-1)
-    return torch.cat([first, later], -1)

@@ -137,7 +137,7 @@ class Lifted:
         if h0 is not None:
             start = self._belief(check_state("h0", h0, (1, *batch, len(self.reading.start)))[0])
         counts = None if read.lengths is None else read.lengths.expand(self.n_chains, *batch)
-        return CopyChain(log_fresh, log_held, start.log(), counts)
+        return CopyChain(start.log(), log_fresh, log_held, counts)
 
     def log_evidence(self, tokens: Any, lengths: Any = None) -> Float[Tensor, "*b"]:
         """log p(tokens), on which all chains agree: the sum of log p(x_t), as tokens are independent over time."""

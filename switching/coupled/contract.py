@@ -15,8 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ...inference.chains.copy.chain import CopyChain
-from ...inference.chains.markov.chain import MarkovChain
+from ...inference.chains.contract import Chain
 from ...inference.families import CopyTables
 from ...inference.message_passing.engine import VMP
 
@@ -56,7 +55,7 @@ class CoupledChains(ABC):
         """The Pyro program; conditioned on x where given."""
 
     @abstractmethod
-    def product_chain(self, x: Any, lengths: Any = None) -> MarkovChain | CopyChain:
+    def product_chain(self, x: Any, lengths: Any = None) -> Chain:
         """The chain over all joint states."""
 
     @abstractmethod

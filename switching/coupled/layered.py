@@ -37,7 +37,8 @@ import pyro
 import torch
 from torch import Tensor
 
-from ...inference.chains.copy.chain import CopyChain, CopyFiltered
+from ...inference.chains.contract import Filtered
+from ...inference.chains.copy.chain import CopyChain
 from ...inference.chains.markov.chain import MarkovChain
 from ...inference.families import CopyPaths, CopyTables
 from ...inference.message_passing.engine import VMP, Block, Factor
@@ -167,7 +168,7 @@ class LayeredSSM(CoupledChains):
 
     # ---- message passing ---------------------------------------------------------------------------------------------
 
-    def bottom_up(self, x: Any, lengths: Any = None, passed: str = "redrawn") -> tuple[CopyFiltered, ...]:
+    def bottom_up(self, x: Any, lengths: Any = None, passed: str = "redrawn") -> tuple[Filtered, ...]:
         """Each layer's filter, from the lowest, in one bottom-up sweep; see the module's definition.
 
         Arguments:
@@ -178,7 +179,7 @@ class LayeredSSM(CoupledChains):
             raise ValueError(f'passed: got {passed!r}, expected "redrawn" or "state".')
         series = self._read(x, lengths)
         redrawn, held = self.emission.log_likelihood(series.values, self.values)
-        found: list[CopyFiltered] = []
+        found: list[Filtered] = []
         for layer in range(self.n_layers):
             found.append(self.layer_chain(layer, redrawn, held, series.lengths).filter())
             if layer < self.n_layers - 1:
@@ -193,10 +194,11 @@ class LayeredSSM(CoupledChains):
     ) -> CopyChain:
         """One layer (from 0) on its own under log evidence [*b, T, K_l] of drawn and of held states."""
         prior = prior_tables(self.redraw_prob[layer], self.fresh_probs[layer].log(), log_redrawn.shape[-2])
-        return CopyChain(prior.fresh + log_redrawn, prior.held + log_held, lengths=lengths)
+        return CopyChain(None, prior.fresh + log_redrawn, prior.held + log_held, lengths)
 
-    def _redrawn(self, layer: int, log_redrawn: Tensor, found: CopyFiltered) -> Tensor:
+    def _redrawn(self, layer: int, log_redrawn: Tensor, found: Filtered) -> Tensor:
         """P(s_t, z_t = 1 | evidence up to t): given a redraw, the state before does not matter."""
+        assert found.redraw is not None
         return found.redraw.unsqueeze(-1) * torch.softmax(self.fresh_probs[layer].log() + log_redrawn, -1)
 
     def engine(self, x: Any, lengths: Any = None, check: bool = True) -> VMP:

@@ -13,13 +13,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ...inference.chains.copy.chain import CopyChain, CopyMarginals
-from ...inference.chains.markov.chain import MarkovChain, MarkovMarginals
+from ...inference.chains.contract import Chain, Marginals
 from ..emissions.contract import ByGate
 from ..parameters import Parameters, Site
-
-Chain = CopyChain | MarkovChain
-Marginals = CopyMarginals | MarkovMarginals
 
 
 @dataclass(frozen=True)
@@ -72,10 +68,6 @@ class Dynamics(ABC):
 
         With a `belief` about the state before the first step, the chain goes on from there.
         """
-
-    @abstractmethod
-    def weights(self, marginals: Marginals) -> tuple[Tensor, Tensor | None]:
-        """Posterior weights of redrawn and of held steps: what the emission's moments are taken under."""
 
     @abstractmethod
     def maximize(self, marginals: Marginals, prior: Parameters | None, values: Parameters, drive: Drive) -> Parameters:

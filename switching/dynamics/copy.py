@@ -24,10 +24,11 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from ...inference.chains.copy.chain import CopyChain, CopyMarginals
+from ...inference.chains.contract import Chain, Marginals
+from ...inference.chains.copy.chain import CopyChain
 from ..emissions.contract import ByGate
 from ..parameters import Parameters, Site, concentration
-from .contract import Chain, Drive, Dynamics, Marginals, check_n_states, check_probs, draw_state, widened
+from .contract import Drive, Dynamics, check_n_states, check_probs, draw_state, widened
 from .markov import normalised
 
 WEIGHT_SCALE = 2.5  # prior standard deviation of a covariate's weight (Gelman et al. 2008), covariates of unit variance
@@ -150,16 +151,12 @@ class Copy(Dynamics):
         fresh = likelihood.redrawn + (log_redraw.unsqueeze(-1) + log_state)
         held = likelihood.held + log_hold.unsqueeze(-1)
         if belief is not None:
-            return CopyChain(fresh, held, belief.log(), lengths)
+            return CopyChain(belief.log(), fresh, held, lengths)
         fresh[..., 0, :] = likelihood.redrawn[..., 0, :] + log_state[..., 0, :]  # the first step redraws, whatever rho
-        return CopyChain(fresh, held, None, lengths)
-
-    def weights(self, marginals: Marginals) -> tuple[Tensor, Tensor | None]:
-        assert isinstance(marginals, CopyMarginals)
-        return marginals.fresh, marginals.held
+        return CopyChain(None, fresh, held, lengths)
 
     def maximize(self, marginals: Marginals, prior: Parameters | None, values: Parameters, drive: Drive) -> Parameters:
-        assert isinstance(marginals, CopyMarginals)
+        assert marginals.held is not None
         n_restarts = values["state_probs"].ndim - 1
         fresh = marginals.fresh.sum(tuple(range(n_restarts, marginals.fresh.ndim - 1)))
         redrawn = marginals.fresh[..., 1:, :].sum(-1).flatten(n_restarts)

@@ -7,10 +7,11 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from ...inference.chains.markov.chain import MarkovChain, MarkovMarginals
+from ...inference.chains.contract import Chain, Marginals
+from ...inference.chains.markov.chain import MarkovChain
 from ..emissions.contract import ByGate
 from ..parameters import Parameters, Site, concentration
-from .contract import Chain, Drive, Dynamics, Marginals, check_n_states, check_probs, draw_state, widened
+from .contract import Drive, Dynamics, check_n_states, check_probs, draw_state, widened
 
 
 @dataclass(frozen=True)
@@ -77,12 +78,9 @@ class Markov(Dynamics):
         initial = widened(values["initial_probs"], 1, n_batch) if belief is None else _moved(belief, transition)
         return MarkovChain(initial.log(), transition.log(), table, lengths)
 
-    def weights(self, marginals: Marginals) -> tuple[Tensor, Tensor | None]:
-        assert isinstance(marginals, MarkovMarginals)
-        return marginals.likelihood, None
-
     def maximize(self, marginals: Marginals, prior: Parameters | None, values: Parameters, drive: Drive) -> Parameters:
-        assert isinstance(marginals, MarkovMarginals)
+        assert marginals.initial is not None
+        assert marginals.transition is not None
         n_restarts = values["initial_probs"].ndim - 1
         sequences = tuple(range(n_restarts, marginals.initial.ndim - 1))
         initial = marginals.initial.sum(sequences) if sequences else marginals.initial

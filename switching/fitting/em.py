@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from ...inference.chains.contract import Marginals
 from ..data.series import Sequences
 from ..dynamics import Drive, Dynamics
-from ..dynamics.contract import Marginals
 from ..emissions import Emission
 from ..parameters import Parameters, log_prior
 
@@ -54,7 +54,7 @@ class Problem:
 
     def maximize(self, marginals: Marginals, values: Parameters) -> tuple[Parameters, Tensor]:
         """New parameters, and which states have collapsed onto a point, `[R, K]`."""
-        redrawn, held = self.dynamics.weights(marginals)
+        redrawn, held = marginals.fresh, marginals.held
         moved = self.dynamics.maximize(marginals, self.prior, values, self.drive)
         emitted, collapsed = self._emission_step(redrawn, held, values)
         return moved | emitted, collapsed
@@ -138,7 +138,7 @@ def maximize(
             final[active], converged[active] = now, stopped
             for name, value in values.items():
                 best[name][active] = value
-            redrawn, held = problem.dynamics.weights(marginals)
+            redrawn, held = marginals.fresh, marginals.held
             mass = redrawn if held is None else redrawn + (held if held.shape[-1] > 1 else 0.0)
             occupancy[active] = mass.flatten(1, -2).sum(1)
             collapsed[active] = flags

@@ -19,11 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...inference.chains.copy.chain import CopyChain, CopyMarginals
-from ...inference.chains.markov.chain import MarkovChain, MarkovMarginals
+from ...inference.chains.contract import Marginals
 from ..data.series import Sequences
 from ..dynamics import Drive, Dynamics
-from ..dynamics.contract import Chain, Marginals
 from ..emissions import Emission
 from ..parameters import Parameters
 from .trajectories import Counts, Trajectories
@@ -81,13 +79,15 @@ class Stretches(Trajectories):
         for i in reversed(range(len(self.stretches))):
             stretch, log_before = self.stretches[i], passed[i - 1][1] if i else None
             chain = stretch.chain(eta)
-            marginals = _as_in(chain, _between(chain, log_before, log_after).marginals())
+            marginals = chain.between(log_before, log_after).marginals()
+            if marginals.held is not None and len(stretch.emitted.emitters) > 1:  # held steps emit alike in all states
+                marginals = replace(marginals, held=marginals.held.sum(-1, keepdim=True))
             if log_before is not None:
-                belief = _first(marginals)
+                belief = marginals.fresh[..., 0, :]
                 # where a_t is 0, b_t is of no consequence
                 log_after = torch.where(log_before == -math.inf, 0.0, belief.log() - log_before)
                 belief.zero_()  # it was counted in the stretch before
-                if isinstance(marginals, MarkovMarginals):
+                if marginals.initial is not None:
                     marginals = replace(marginals, initial=torch.zeros_like(marginals.initial))
             yield stretch, replace(marginals, log_normalizer=passed[i][0])
 
@@ -95,40 +95,8 @@ class Stretches(Trajectories):
         """Of each stretch its part of the log-normalizer, and the log belief at its end."""
         log_belief = None
         for stretch in self.stretches:
-            found = _between(stretch.chain(eta), log_belief, None).filter()
+            found = stretch.chain(eta).between(log_belief, None).filter()
             assert stretch.lengths is not None
             last = (stretch.lengths - 1)[..., None, None].expand(*found.state.shape[:-2], 1, found.state.shape[-1])
             log_belief = found.state.gather(-2, last).squeeze(-2).log()
             yield found.log_normalizer, log_belief
-
-
-def _between(chain: Chain, log_before: Tensor | None, log_after: Tensor | None) -> Chain:
-    """The chain whose first step has the belief `log_before`, and whose last the weight `log_after` besides."""
-    if isinstance(chain, MarkovChain):
-        initial, table = chain.log_initial, chain.log_likelihood
-        if log_before is not None:
-            initial = torch.zeros_like(initial)
-            table[..., 0, :] = log_before
-        if log_after is not None:
-            table[..., -1, :] += log_after
-        return MarkovChain(initial, chain.log_transition, table, chain.lengths)
-    fresh, held = chain.log_fresh, chain.log_held
-    if log_before is not None:
-        fresh[..., 0, :] = log_before
-    if log_after is not None:
-        held = held.expand_as(fresh).clone()
-        fresh[..., -1, :] += log_after
-        held[..., -1, :] += log_after
-    return CopyChain(fresh, held, None, chain.lengths)
-
-
-def _as_in(chain: Chain, marginals: Marginals) -> Marginals:
-    """Held steps of all states alike are counted as one, as the chain's table has them."""
-    if isinstance(chain, CopyChain) and isinstance(marginals, CopyMarginals) and chain.log_held.shape[-1] == 1:
-        return replace(marginals, held=marginals.held.sum(-1, keepdim=True))
-    return marginals
-
-
-def _first(marginals: Marginals) -> Tensor:
-    """P(s_t | x) at the first step, which counts as drawn."""
-    return (marginals.fresh if isinstance(marginals, CopyMarginals) else marginals.likelihood)[..., 0, :]

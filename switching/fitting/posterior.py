@@ -18,11 +18,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...inference.chains.copy.chain import CopySmoothed
-from ...inference.chains.markov.chain import MarkovSmoothed
+from ...inference.chains.contract import Chain, Smoothed
 from ..data.series import Sequences
 from ..dynamics import Drive
-from ..dynamics.contract import Chain
 from ..emissions.contract import ByGate
 from ..forecast import Forecast
 from ..parameters import Parameters
@@ -58,9 +56,7 @@ class Posterior(ABC):
         """n draws, on a leading axis."""
 
     @abstractmethod
-    def smooth(
-        self, x: Any, *, lengths: Any = None, covariates: Any = None, dt: Any = None
-    ) -> CopySmoothed | MarkovSmoothed:
+    def smooth(self, x: Any, *, lengths: Any = None, covariates: Any = None, dt: Any = None) -> Smoothed:
         """P(s_t | x) and P(z_t = 1 | x), the parameters averaged out."""
 
     def interval(self, level: float = 0.9, n: int = 10_000, seed: int = 0) -> Interval:
@@ -164,9 +160,7 @@ class VariationalPosterior(Posterior):
             found |= {prefix + own: value for own, value in piece.named(point).items()}
         return moved(found, self.about)
 
-    def smooth(
-        self, x: Any, *, lengths: Any = None, covariates: Any = None, dt: Any = None
-    ) -> CopySmoothed | MarkovSmoothed:
+    def smooth(self, x: Any, *, lengths: Any = None, covariates: Any = None, dt: Any = None) -> Smoothed:
         """The best q(paths) given q(parameters): the exact chain under expected logs of all tables.
 
         Its log-normaliser is the expected evidence's bound: it lies below log p(x), the more so the less is known.
@@ -212,9 +206,7 @@ class DrawnPosterior(Posterior):
             which = torch.randint(total, (n,), generator=generator, device=first.device)
         return {name: draws.flatten(0, 1)[which] for name, draws in self.draws.items()}
 
-    def smooth(
-        self, x: Any, *, lengths: Any = None, covariates: Any = None, dt: Any = None
-    ) -> CopySmoothed | MarkovSmoothed:
+    def smooth(self, x: Any, *, lengths: Any = None, covariates: Any = None, dt: Any = None) -> Smoothed:
         """The mean over the draws; log p(x) is that of the mixture of all draws."""
         series = self.model.read(x, lengths)
         drive = self.model._drive(covariates, dt, series.values, series.batch_shape, series.values.shape[-2])
@@ -222,7 +214,8 @@ class DrawnPosterior(Posterior):
         found = [
             chain_of(self.model, some, series, drive).smooth() for some in in_turns(every, series, self.model.n_states)
         ]
-        fields = {name: torch.cat([getattr(part, name) for part in found]) for name in found[0].__dataclass_fields__}
+        there = [name for name, part in vars(found[0]).items() if part is not None]
+        fields = {name: torch.cat([getattr(part, name) for part in found]) for name in there}
         total = fields.pop("log_normalizer")
         evidence = total.logsumexp(0) - math.log(len(total))
         return type(found[0])(log_normalizer=evidence, **{name: part.mean(0) for name, part in fields.items()})

@@ -36,12 +36,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from ...inference.chains.copy.chain import CopyChain, CopyMarginals
-from ...inference.chains.markov.chain import MarkovChain, MarkovMarginals
+from ...inference.chains.contract import Chain, Marginals
+from ...inference.chains.copy.chain import CopyChain
+from ...inference.chains.markov.chain import MarkovChain
 from ...inference.families import Family, tree_map, tree_parts
 from ..data.series import Sequences
 from ..dynamics import Copy, Drive, Dynamics, Markov
-from ..dynamics.contract import Chain, Marginals, widened
+from ..dynamics.contract import widened
 from ..dynamics.copy import WEIGHT_SCALE, log1mexp
 from ..emissions import Emission
 from ..emissions.contract import ByGate
@@ -117,15 +118,15 @@ class Trajectories(Family[Any]):
     def occupancy(self, eta: Counts) -> Tensor:
         """Expected number of steps in each state, `[*r, K]`; held steps of a gated emission do not tell theirs."""
         total = torch.zeros((), dtype=eta[0].dtype, device=eta[0].device)
-        for part, marginals in self.turns(eta):
-            redrawn, held = part.moves.weights(marginals)
+        for _, marginals in self.turns(eta):
+            redrawn, held = marginals.fresh, marginals.held
             mass = redrawn if held is None or held.shape[-1] < redrawn.shape[-1] else redrawn + held
             total = total + mass.reshape(*self._leading(eta), -1, redrawn.shape[-1]).sum(-2)
         return total
 
     def counts(self, marginals: Marginals, eta: Counts) -> Counts:
         """How often the posterior uses each statistic."""
-        redrawn, held = self.moves.weights(marginals)
+        redrawn, held = marginals.fresh, marginals.held
         return self.make(**self.moves.counts(marginals, eta), **self.emitted.counts(redrawn, held, eta))
 
     def dot(self, eta: Counts, statistics: Counts) -> Tensor:
@@ -165,10 +166,6 @@ class Moves(ABC):
     def chain(self, eta: Counts, likelihood: ByGate, lengths: Tensor | None) -> Chain: ...
 
     @abstractmethod
-    def weights(self, marginals: Marginals) -> tuple[Tensor, Tensor | None]:
-        """Posterior weights of redrawn and of held steps."""
-
-    @abstractmethod
     def counts(self, marginals: Marginals, eta: Counts) -> dict[str, Tensor]: ...
 
     def log_pseudo(self, eta: Counts) -> Tensor | float:
@@ -184,12 +181,9 @@ class MarkovMoves(Moves):
         n_batch = table.ndim - 1 - eta.initial.ndim
         return MarkovChain(widened(eta.initial, 1, n_batch), widened(eta.transition, 2, n_batch), table, lengths)
 
-    def weights(self, marginals: Marginals) -> tuple[Tensor, Tensor | None]:
-        assert isinstance(marginals, MarkovMarginals)
-        return marginals.likelihood, None
-
     def counts(self, marginals: Marginals, eta: Counts) -> dict[str, Tensor]:
-        assert isinstance(marginals, MarkovMarginals)
+        assert marginals.initial is not None
+        assert marginals.transition is not None
         batch = tuple(range(eta.initial.ndim - 1, marginals.initial.ndim - 1))
         if not batch:
             return {"initial": marginals.initial, "transition": marginals.transition}
@@ -212,7 +206,7 @@ class CopyMoves(Moves):
         fresh[..., 1:, :] += log_redraw
         held = likelihood.held.clone()
         held[..., 1:, :] += log_hold
-        return CopyChain(fresh, held, None, lengths)
+        return CopyChain(None, fresh, held, lengths)
 
     def log_gate(self, eta: Tensor, n_batch: int) -> tuple[Tensor, Tensor]:
         """Bounds on the expected log rho_t and log (1 - rho_t) from the second step on; broadcast to [*r, *b, T-1]."""
@@ -224,12 +218,8 @@ class CopyMoves(Moves):
             u, v = logistic_bounds(widened(eta, 1, n_batch + 1), with_intercept(steps.covariates))
         return (u, v) if steps.dt is None else (log_redraw_in_gap(u, v, steps.dt), steps.dt * v)
 
-    def weights(self, marginals: Marginals) -> tuple[Tensor, Tensor | None]:
-        assert isinstance(marginals, CopyMarginals)
-        return marginals.fresh, marginals.held
-
     def counts(self, marginals: Marginals, eta: Counts) -> dict[str, Tensor]:
-        assert isinstance(marginals, CopyMarginals)
+        assert marginals.held is not None
         n_lead, n_batch = eta.state.ndim - 1, marginals.fresh.ndim - 1 - eta.state.ndim
         lead = eta.state.shape[:n_lead]
         state = marginals.fresh.reshape(*lead, -1, eta.state.shape[-1]).sum(-2)

@@ -19,11 +19,10 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
-from ...inference.chains.copy.chain import CopyChain, CopySmoothed
+from ...inference.chains.contract import Chain
 from ..data.series import Sequences
 from ..data.timeline import storable, time_index
 from ..dynamics import Drive
-from ..dynamics.contract import Chain
 from ..emissions import Categorical, Emission, Gated
 from ..emissions.gated import PREFIX
 from ..parameters import Parameters
@@ -181,7 +180,7 @@ def summarize(
             chain = chain_of(model, some, series, drive)
             increments.append(chain.filter().log_increment.where(series.inside, 0.0))
             replicates.append(_replicates(model.emission, some, chain, total // n, generator))
-            for name, probability in _smoothed(some, chain).items():
+            for name, probability in _smoothed(chain).items():
                 smoothed[name] = smoothed.get(name, 0.0) + probability.sum(0) / n
     outside = ~series.inside.unsqueeze(-1)
     return Summary(
@@ -194,11 +193,11 @@ def summarize(
     )
 
 
-def _smoothed(values: Parameters, chain: Chain) -> dict[str, Tensor]:
+def _smoothed(chain: Chain) -> dict[str, Tensor]:
     """The probabilities of the group `smoothed`, for each draw."""
     smoothed = chain.smooth()
-    redraw = {"redraw_probability": smoothed.redraw} if isinstance(smoothed, CopySmoothed) else {}
-    return {"state_probability": smoothed.state} | redraw | {"change_probability": change_probability(values, chain)}
+    redraw = {} if smoothed.redraw is None else {"redraw_probability": smoothed.redraw}
+    return {"state_probability": smoothed.state} | redraw | {"change_probability": chain.change_probability()}
 
 
 def chain_of(model: "SwitchingSSM", values: Parameters, series: Sequences, drive: Drive) -> Chain:
@@ -207,31 +206,10 @@ def chain_of(model: "SwitchingSSM", values: Parameters, series: Sequences, drive
     return model.dynamics.chain(values, likelihood, drive, series.lengths)
 
 
-def change_probability(values: Parameters, chain: Chain) -> Float[Tensor, "*rb T"]:
-    r"""P(s_t != s_{t-1} | x) at every step; 0 at the first, which has no state before it.
-
-    With the filtered belief a, the probability of staying is, for the copy chain and for the Markov chain,
-
-    $$\sum_s P(s_t{=}s, z_t{=}0 \mid x) + P(s_t{=}s, z_t{=}1 \mid x)\, a_{t-1}(s), \qquad
-      \sum_s P(s_t{=}s \mid x)\, \frac{a_{t-1}(s) A_{ss}}{\sum_{s'} a_{t-1}(s') A_{s's}}.$$
-    """
-    before = chain.filter().state[..., :-1, :]
-    if isinstance(chain, CopyChain):
-        marginals = chain.marginals()
-        stay = marginals.held[..., 1:, :].sum(-1) + (marginals.fresh[..., 1:, :] * before).sum(-1)
-    else:
-        table = values["transition_probs"]
-        table = table.reshape(*table.shape[:-2], *(1,) * (before.ndim - table.ndim), *table.shape[-2:])
-        kept, predicted = before * table.diagonal(dim1=-2, dim2=-1).unsqueeze(-2), before @ table
-        share = torch.where(predicted > 0, kept / predicted, 0.0)
-        stay = (chain.smooth().state[..., 1:, :] * share).sum(-1)
-    return torch.nn.functional.pad((1 - stay).clamp(0.0, 1.0), (1, 0))
-
-
 def _replicates(emission: Emission, values: Parameters, chain: Chain, each: int, generator: torch.Generator) -> Tensor:
     """`each` new series along posterior paths of every draw: `[n * each, *b, T, F]`."""
     drawn = chain.sample(each, generator)
-    redraw = getattr(drawn, "redraw", torch.ones_like(drawn.path))
+    redraw = torch.ones_like(drawn.path) if drawn.redraw is None else drawn.redraw
     n = drawn.path.shape[1]
     series = [
         emission.sample_at({name: value[i] for name, value in values.items()}, drawn.path[:, i], redraw[:, i])

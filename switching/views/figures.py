@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 from scipy.special import ndtri
 from torch import Tensor
 
-from ...inference.chains.copy.chain import CopySmoothed
 from ..data.series import Sequences
 from ..data.timeline import continued, time_index
 from ..dynamics import Drive
@@ -23,7 +22,7 @@ from ..emissions.contract import ByGate
 from ..fitting.order import state_levels
 from ..forecast import StateMixture
 from ..parameters import Parameters
-from .arviz import chain_of, change_probability, numbers
+from .arviz import chain_of, numbers
 from .drawing import (
     GATE,
     INK,
@@ -160,11 +159,12 @@ class Posterior:
         with torch.no_grad():
             chain = chain_of(model, values, series, drive)
             smoothed = chain.smooth()
-            redrawn, held = model.dynamics.weights(chain.marginals())
-            if isinstance(smoothed, CopySmoothed):
+            marginals = chain.marginals()
+            redrawn, held = marginals.fresh, marginals.held
+            if smoothed.redraw is not None:
                 gate, name = smoothed.redraw, "redraw"
             else:
-                gate, name = change_probability(values, chain), "change"
+                gate, name = chain.change_probability(), "change"
         weights = ByGate(redrawn, torch.zeros_like(redrawn) if held is None else held)
         return Posterior(values, weights, smoothed.state, gate, name)
 

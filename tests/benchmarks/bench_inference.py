@@ -95,7 +95,7 @@ def copy_smoothers() -> Iterator[Row]:
         first = np.log(RHO) + log_fresh + table
         first[:, 0] -= np.log(RHO)
         held = np.log1p(-RHO) + table
-        return lambda: CopyChain(first, held).smooth()
+        return lambda: CopyChain(None, first, held).smooth()
 
     expected = np.stack(hmmlearn_smoother(*dense, scaling=True))
     assert np.abs(ours(torch.float64)().state.numpy() - expected).max() < 1e-9
@@ -240,7 +240,7 @@ def memory() -> Iterator[str]:
     """Peak of `smooth` on (1, 1e6, 8) beyond its input and its output, in units of the output."""
     builds = {
         "Markov": "MarkovChain(torch.zeros(k).double(), torch.randn(k, k).double(), table)",
-        "Copy": "CopyChain(table, table - 1)",
+        "Copy": "CopyChain(None, table, table - 1)",
     }
     for kind, build in builds.items():
         program = MEMORY.format(kind=kind, build=build)

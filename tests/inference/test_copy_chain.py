@@ -39,7 +39,7 @@ class Case:
 
     @property
     def chain(self) -> CopyChain:
-        return CopyChain(*self.tables)
+        return CopyChain(self.log_initial, self.log_fresh, self.log_held, self.lengths)
 
     def possible(self) -> bool:
         """Whether some state can be reached at every step of every sequence."""
@@ -204,7 +204,7 @@ def test_float32_tables_lose_nothing_but_their_own_rounding():
     case = random_case(4, 20_000, 5, 5, dtype=torch.float32)
     value = case.chain.log_normalizer()
     smoothed = case.chain.smooth()
-    double = CopyChain(case.log_fresh.double(), case.log_held.double(), case.log_initial.double(), case.lengths)
+    double = CopyChain(case.log_initial.double(), case.log_fresh.double(), case.log_held.double(), case.lengths)
     assert_close(value.double(), double.log_normalizer(), rtol=1.2e-7, atol=0)
     assert_close(smoothed.state.double(), double.smooth().state, rtol=0, atol=1e-6)
     assert value.dtype == smoothed.state.dtype == smoothed.redraw.dtype == torch.float32
@@ -227,7 +227,7 @@ def test_sequences_of_several_blocks_and_from_both_ends_equal_their_step_by_step
 def test_results_have_the_batch_axes_of_the_tables(shape):
     generator = torch.Generator().manual_seed(1)
     fresh, held = (torch.randn(*shape, 4, 2, generator=generator) for _ in range(2))
-    chain = CopyChain(fresh, held, torch.zeros(2).expand(*shape, 2), torch.full(shape, 3))
+    chain = CopyChain(torch.zeros(2).expand(*shape, 2), fresh, held, torch.full(shape, 3))
     assert chain.log_normalizer().shape == shape
     assert chain.entropy().shape == shape
     assert chain.filter().state.shape == chain.smooth().state.shape == (*shape, 4, 2)
@@ -241,11 +241,11 @@ def test_batch_axes_broadcast():
     generator = torch.Generator().manual_seed(2)
     fresh, held = torch.randn(3, 1, 4, 2, generator=generator), torch.randn(5, 4, 1, generator=generator)
     initial, lengths = torch.randn(2, generator=generator), torch.tensor([[4], [2], [3]])
-    broadcast = CopyChain(fresh, held, initial, lengths)
+    broadcast = CopyChain(initial, fresh, held, lengths)
     assert broadcast.log_normalizer().shape == (3, 5)
     for i in range(3):
         for j in range(5):
-            alone = CopyChain(fresh[i, 0], held[j], initial, int(lengths[i]))
+            alone = CopyChain(initial, fresh[i, 0], held[j], int(lengths[i]))
             assert_close(broadcast.smooth().state[i, j], alone.smooth().state)
             assert_close(broadcast.log_normalizer()[i, j], alone.log_normalizer())
 
@@ -256,9 +256,9 @@ def test_what_lies_beyond_the_end_of_a_sequence_is_ignored():
     fresh, held = (table.masked_fill(outside.unsqueeze(-1), math.nan) for table in (case.log_fresh, case.log_held))
     for requires_grad in (False, True):
         leaves = [fresh.clone().requires_grad_(requires_grad), held.clone().requires_grad_(requires_grad)]
-        chain = CopyChain(*leaves, case.log_initial, case.lengths)
+        chain = CopyChain(case.log_initial, *leaves, case.lengths)
         for i, length in enumerate(case.lengths.tolist()):
-            alone = CopyChain(case.log_fresh[i, :length], case.log_held[i, :length], case.log_initial[i])
+            alone = CopyChain(case.log_initial[i], case.log_fresh[i, :length], case.log_held[i, :length])
             assert_close(chain.log_normalizer()[i], alone.log_normalizer(), **TIGHT)
             assert_close(chain.entropy()[i], alone.entropy(), **TIGHT)
             assert_close(chain.smooth().state[i, :length], alone.smooth().state, **TIGHT)
@@ -328,7 +328,7 @@ def stationary(steps: int, level: float, dtype: torch.dtype = torch.float64) -> 
     """Every observation has likelihood exp(level) under each state, so the posterior is the stationary prior."""
     pi, rho = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64), 0.125
     fresh, held = (rho * pi).log() + level, torch.full((1,), math.log(1 - rho) + level, dtype=torch.float64)
-    return CopyChain(fresh.expand(steps, 3).to(dtype), held.expand(steps, 1).to(dtype), pi.log().to(dtype))
+    return CopyChain(pi.log().to(dtype), fresh.expand(steps, 3).to(dtype), held.expand(steps, 1).to(dtype))
 
 
 @pytest.mark.parametrize("level", [-1e5, 0.0, 1e5])
@@ -351,7 +351,7 @@ def test_a_sum_of_a_million_terms_is_rounded_once(dtype):
     steps = 1_000_000
     tables = torch.full((steps, 3), -1e5, dtype=dtype), torch.full((steps, 1), -1e5, dtype=dtype)
     expected = steps * (math.log(4) - 1e5)  # each step multiplies the evidence by 1 + 3, times exp(-1e5)
-    value = CopyChain(*tables, torch.tensor([0.5, 0.25, 0.25]).log().to(dtype)).log_normalizer()
+    value = CopyChain(torch.tensor([0.5, 0.25, 0.25]).log().to(dtype), *tables).log_normalizer()
     start = 1e-7 if dtype == torch.float32 else 0.0
     assert float(value) == pytest.approx(expected, rel=2 * torch.finfo(dtype).eps, abs=start)
 
@@ -392,7 +392,7 @@ def test_a_state_written_off_by_thousands_of_nats_comes_back(dtype):
     # The state never changes: evidence of 3000 nats against it in 30 steps, then 3005 for it in 10.
     steps, down, up = 40, torch.tensor([0.0, -100.0], dtype=dtype), torch.tensor([-300.5, 0.0], dtype=dtype)
     held = torch.cat([down.expand(30, 2), up.expand(10, 2)])
-    chain = CopyChain(torch.full((steps, 2), NONE, dtype=dtype), held, torch.full((2,), math.log(0.5), dtype=dtype))
+    chain = CopyChain(torch.full((2,), math.log(0.5), dtype=dtype), torch.full((steps, 2), NONE, dtype=dtype), held)
     odds = math.exp(-5)
     expected = torch.tensor([odds / (1 + odds), 1 / (1 + odds)], dtype=dtype).expand(steps, 2)
     assert_close(chain.smooth().state, expected)
@@ -408,7 +408,7 @@ def test_a_state_written_off_by_thousands_of_nats_comes_back(dtype):
 def test_a_state_that_cannot_be_reached_does_no_harm_however_well_it_fits():
     fresh = torch.tensor([[-1.0, NONE], [-1.0, NONE]]).repeat(500, 1).double()
     held = torch.tensor([-1.0, 0.0]).double().expand(1000, 2)
-    chain = CopyChain(fresh, held)
+    chain = CopyChain(None, fresh, held)
     assert_close(chain.smooth().state, torch.tensor([1.0, 0.0]).double().expand(1000, 2), rtol=0, atol=0)
     assert float(chain.log_normalizer()) == pytest.approx(-1 + 999 * (math.log(2) - 1), rel=1e-14)
     assert chain.marginals().fresh.isfinite().all()
@@ -457,7 +457,10 @@ def test_inference_mode_changes_nothing():
     case = random_case(3, 20, 4, 1)
     expected = case.chain.smooth().state
     with torch.inference_mode():
-        assert torch.equal(CopyChain(*(t.clone() for t in case.tables if t is not None)).smooth().state, expected)
+        assert torch.equal(
+            replace(case, **{name: t.clone() for name, t in vars(case).items() if t is not None}).chain.smooth().state,
+            expected,
+        )
 
 
 def test_draws_repeat_with_their_generator():
@@ -473,11 +476,11 @@ from pathlib import Path
 from samplehold.inference.chains.copy.chain import CopyChain
 generator = torch.Generator().manual_seed(0)
 tables = [torch.randn(1, 1_000_000, 8, generator=generator) for _ in range(2)]
-CopyChain(tables[0][:, :50_000], tables[1][:, :50_000]).smooth()
+CopyChain(None, tables[0][:, :50_000], tables[1][:, :50_000]).smooth()
 status = lambda what: int(re.search(what + r":\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
 Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is in use now
 before = status("VmRSS")
-smoothed = CopyChain(*tables).smooth()
+smoothed = CopyChain(None, *tables).smooth()
 peak = status("VmHWM")
 output = sum(t.numel() * t.element_size() for t in (smoothed.state, smoothed.redraw))
 print((peak - before) * 1024 / output)
@@ -494,7 +497,7 @@ def test_an_impossible_observation_is_an_error_with_its_sequence_and_step():
     case = random_case(3, 5, 2, 2)
     fresh, held = case.log_fresh.clone(), case.log_held.clone()
     fresh[1, 3], held[1, 3] = NONE, NONE
-    chain = CopyChain(fresh, held)
+    chain = CopyChain(None, fresh, held)
     methods = ("log_normalizer", "filter", "smooth", "marginals", "viterbi", "entropy")
     for call in (*(getattr(chain, name) for name in methods), lambda: chain.sample(2)):
         with pytest.raises(
@@ -502,13 +505,13 @@ def test_an_impossible_observation_is_an_error_with_its_sequence_and_step():
         ):
             call()
     with pytest.raises(ValueError, match=r"step 3 of sequence 1 is impossible"):
-        CopyChain(fresh.requires_grad_(), held).smooth()
-    assert CopyChain(fresh, held, None, [5, 3, 5]).log_normalizer().isfinite().all()
-    assert CopyChain(fresh[[0, 2]], held[[0, 2]]).log_normalizer().isfinite().all()
+        CopyChain(None, fresh.requires_grad_(), held).smooth()
+    assert CopyChain(None, fresh, held, [5, 3, 5]).log_normalizer().isfinite().all()
+    assert CopyChain(None, fresh[[0, 2]], held[[0, 2]]).log_normalizer().isfinite().all()
     with pytest.raises(ValueError, match=r"step 3 is impossible"):
-        CopyChain(fresh[1], held[1]).smooth()
+        CopyChain(None, fresh[1], held[1]).smooth()
     with pytest.raises(ValueError, match=r"step 3 of sequence \(1, 0\) is impossible"):
-        CopyChain(fresh[:, None], held[:, None]).smooth()
+        CopyChain(None, fresh[:, None], held[:, None]).smooth()
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -519,7 +522,7 @@ def test_bad_numbers_in_a_table_are_an_error_with_table_sequence_and_step(name, 
     tables[name][2, 4, 1] = bad
     shown = "NaN" if math.isnan(bad) else r"\+inf"
     for requires_grad in (False, True):
-        chain = CopyChain(*(table.clone().requires_grad_(requires_grad) for table in tables.values()), case.log_initial)
+        chain = CopyChain(case.log_initial, *(table.clone().requires_grad_(requires_grad) for table in tables.values()))
         methods = ("log_normalizer", "filter", "smooth", "marginals", "viterbi", "entropy")
         for call in (*(getattr(chain, method) for method in methods), lambda chain=chain: chain.sample(2)):
             with pytest.raises(ValueError, match=rf"{name}: holds {shown} at step 4 of sequence 2"):
@@ -529,25 +532,25 @@ def test_bad_numbers_in_a_table_are_an_error_with_table_sequence_and_step(name, 
 def test_bad_arguments_are_named():
     fresh, held, initial = torch.zeros(2, 4, 3), torch.zeros(2, 4, 3), torch.zeros(2, 3)
     for arguments, message in (
-        ((fresh, held[:, :3]), r"log_held: got shape \[2, 3, 3\], expected \[\*batch, 4, 3\]"),
-        ((fresh, held[..., :2]), r"log_held: got shape \[2, 4, 2\]"),
-        ((fresh[0, 0], held), r"log_fresh: got shape \[3\]"),
-        ((fresh[:, :0], held[:, :0]), r"log_fresh: got shape \[2, 0, 3\]"),
-        ((fresh, held, initial[:, :2]), r"log_initial: got shape \[2, 2\], expected \[\*batch, 3\]"),
-        ((fresh, held[[0, 1, 1]]), r"log_fresh, log_held: the batch axes .* do not broadcast"),
-        ((fresh, held, initial, [4, 5]), r"lengths: got 5 of sequence 1, but the series has 4 steps"),
-        ((fresh, held, initial, [0, 4]), r"lengths: got 0 of sequence 0"),
-        ((fresh, held, initial + torch.tensor([[0.0], [math.nan]])), r"log_initial: got \[nan, .* of sequence 1"),
-        ((fresh, held, torch.full((3,), NONE)), r"log_initial: got \[-inf, -inf, -inf\]"),
+        ((None, fresh, held[:, :3]), r"log_held: got shape \[2, 3, 3\], expected \[\*batch, 4, 3\]"),
+        ((None, fresh, held[..., :2]), r"log_held: got shape \[2, 4, 2\]"),
+        ((None, fresh[0, 0], held), r"log_fresh: got shape \[3\]"),
+        ((None, fresh[:, :0], held[:, :0]), r"log_fresh: got shape \[2, 0, 3\]"),
+        ((initial[:, :2], fresh, held), r"log_initial: got shape \[2, 2\], expected \[\*batch, 3\]"),
+        ((None, fresh, held[[0, 1, 1]]), r"log_fresh, log_held: the batch axes .* do not broadcast"),
+        ((initial, fresh, held, [4, 5]), r"lengths: got 5 of sequence 1, but the series has 4 steps"),
+        ((initial, fresh, held, [0, 4]), r"lengths: got 0 of sequence 0"),
+        ((initial + torch.tensor([[0.0], [math.nan]]), fresh, held), r"log_initial: got \[nan, .* of sequence 1"),
+        ((torch.full((3,), NONE), fresh, held), r"log_initial: got \[-inf, -inf, -inf\]"),
     ):
         with pytest.raises(ValueError, match=message):
             CopyChain(*arguments)
     for arguments, message in (
-        ((fresh, held.double()), r"log_held: got torch.float64 on cpu, but log_fresh is torch.float32"),
-        ((fresh.half(), held.half()), r"log_fresh: got dtype torch.float16"),
-        ((fresh, held, initial, torch.tensor([1.0, 2.0])), r"lengths: got dtype torch.float32, expected integers"),
+        ((None, fresh, held.double()), r"log_held: got torch.float64 on cpu, but log_fresh is torch.float32"),
+        ((None, fresh.half(), held.half()), r"log_fresh: got dtype torch.float16"),
+        ((initial, fresh, held, torch.tensor([1.0, 2.0])), r"lengths: got dtype torch.float32, expected integers"),
     ):
         with pytest.raises(TypeError, match=message):
             CopyChain(*arguments)
     with pytest.raises(ValueError, match="n: got 0, expected a positive integer"):
-        CopyChain(fresh, held).sample(0)
+        CopyChain(None, fresh, held).sample(0)

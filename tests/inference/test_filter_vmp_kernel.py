@@ -97,9 +97,9 @@ def test_many_sweeps_end_in_the_fixed_point_of_both_updates(form):
 def test_bound_rises_with_every_sweep_to_the_least_divergence_from_the_exact_step():
     redrawn, held, state, odds, initial = random_tables(8, 20, 1, 3)
     exact = CopyChain(
+        initial,
         redrawn + state.unsqueeze(1) + torch.nn.functional.logsigmoid(odds).unsqueeze(-1),
         held + torch.nn.functional.logsigmoid(-odds).unsqueeze(-1),
-        initial,
     ).marginals()
     bounds = []
     for sweeps in (1, 2, 3, 10):
@@ -122,9 +122,9 @@ def test_exact_where_one_of_gate_and_state_is_certain(form, case):
     if case != "one_state":
         odds = torch.full_like(odds, math.inf if case == "always_redraw" else -math.inf)
     chain = CopyChain(
+        initial,
         redrawn + state.unsqueeze(1) + torch.nn.functional.logsigmoid(odds).unsqueeze(-1),
         held + torch.nn.functional.logsigmoid(-odds).unsqueeze(-1),
-        initial,
     ).filter()
     found = filter_steps(redrawn, held, state, odds, initial, sweeps=2, form=form)
     assert_close(found.state, chain.state, rtol=1e-12, atol=1e-14)

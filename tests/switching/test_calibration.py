@@ -91,9 +91,9 @@ def test_paths_drawn_from_the_posterior_are_calibrated(dynamics, emission):
     model, generator = random_model(dynamics, emission, seed=3), torch.Generator().manual_seed(1)
     keywords = drive(dynamics, (n_sequences,), n_steps)
     drawn = model.simulate(n_steps, (n_sequences,), seed=5, **keywords)
-    found = model.sample_posterior(drawn.x, DRAWS, generator=generator, **keywords)
-    gates = getattr(found, "redraw", torch.ones_like(found.path, dtype=torch.bool))
-    truth = summaries(model, drawn.x, drawn.path, drawn.redraw.bool() if hasattr(found, "redraw") else gates[0])
+    found = model.sample_posterior(drawn.x, DRAWS, seed=generator, **keywords)
+    gates = torch.ones_like(found.path, dtype=torch.bool) if found.redraw is None else found.redraw
+    truth = summaries(model, drawn.x, drawn.path, gates[0] if found.redraw is None else drawn.redraw.bool())
     draws = summaries(model, drawn.x, found.path, gates)
     for name, value in truth.items():
         if not (dynamics == "markov" and "redraw" in name):
@@ -114,7 +114,7 @@ def test_a_posterior_that_is_too_narrow_is_caught():
     truth = summaries(truth_model, drawn.x, drawn.path, drawn.redraw.bool())
     for repeated in (1, 2):  # the same observations, taken for as many others
         x = drawn.x.expand(-1, -1, repeated)
-        found = model(repeated).sample_posterior(x, DRAWS, generator=generator)
+        found = model(repeated).sample_posterior(x, DRAWS, seed=generator)
         draws = summaries(truth_model, drawn.x, found.path, found.redraw)
         worst = min(p_value(value, draws[name], generator) for name, value in truth.items())
         assert (worst > LEAST) == (repeated == 1)

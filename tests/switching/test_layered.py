@@ -143,11 +143,11 @@ def test_bottom_up_is_a_filter_of_softmaxed_beliefs_layer_by_layer(passed):
         rho[0] = 1.0  # the first step redraws
         fresh, hold = (rho.log() + pi[layer].log() + redrawn), (1 - rho).log() + held
         hold = hold.expand_as(fresh)
-        chain = CopyChain(fresh, hold)
+        chain = CopyChain(None, fresh, hold)
         assert_close(found.state, chain.filter().state, rtol=1e-10, atol=1e-12)
         message = []
         for t in range(8):  # the posterior of a filter that stops at t: P(s_t, z_t = 1 | evidence up to t)
-            stopped = CopyChain(fresh[: t + 1], hold[: t + 1]).marginals()
+            stopped = CopyChain(None, fresh[: t + 1], hold[: t + 1]).marginals()
             message.append(stopped.fresh[-1] if passed == "redrawn" else (stopped.fresh + stopped.held)[-1])
         if layer < 2:
             redrawn = held = torch.stack(message) @ model.tables[layer].log().T

@@ -235,7 +235,7 @@ def test_change_probability_equals_enumeration_of_all_paths(model):
         total += weight
         changed[1:] += weight * (np.diff(path) != 0)
     chain = model.chain(x)
-    np.testing.assert_allclose(report.change_probability(model.values, chain).numpy(), changed / total, rtol=1e-10)
+    np.testing.assert_allclose(chain.change_probability().numpy(), changed / total, rtol=1e-10)
     data = data_of(model, x)
     np.testing.assert_allclose(data.smoothed["change_probability"].values, changed / total, rtol=1e-10)
 

@@ -15,74 +15,30 @@ those of Fearnhead 2006.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import ModuleType
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import softplus
 
 from ...numerics.backends import implementation
 from ...numerics.checks import check_lengths, check_possible, check_same_kind, check_start, common_batch
+from ...numerics.randomness import Seed, check_draws, generator_of
+from ..contract import Filtered, Marginals, Sampled, Smoothed, Viterbi, at_end, change_from_stay, inside
+from ..mean_field import check_finite, earlier, independent_steps, later
 from . import plain as vectorized
 from .plain import NEVER
-
-
-@dataclass(frozen=True)
-class CopyFiltered:
-    """The belief after each observation; 0 beyond the end of a sequence."""
-
-    log_normalizer: Float[Tensor, "*b"]  # log p(x)
-    log_increment: Float[Tensor, "*b T"]  # log p(x_t | x_1..t-1)
-    state: Float[Tensor, "*b T K"]  # P(s_t | x_1..t)
-    redraw: Float[Tensor, "*b T"]  # P(z_t = 1 | x_1..t)
-
-
-@dataclass(frozen=True)
-class CopySmoothed:
-    """The belief given the whole sequence; 0 beyond its end."""
-
-    log_normalizer: Float[Tensor, "*b"]
-    state: Float[Tensor, "*b T K"]  # P(s_t | x)
-    redraw: Float[Tensor, "*b T"]  # P(z_t = 1 | x)
-
-
-@dataclass(frozen=True)
-class CopyMarginals:
-    """How often each entry of the tables is used, the gradient of log p(x); 0 beyond the end of a sequence."""
-
-    log_normalizer: Float[Tensor, "*b"]
-    fresh: Float[Tensor, "*b T K"]  # P(s_t, z_t = 1 | x)
-    held: Float[Tensor, "*b T H"]  # P(s_t, z_t = 0 | x), summed over s_t if the table has one column
-    initial: Float[Tensor, "*b K"] | None  # P(s_0 | x)
-
-
-@dataclass(frozen=True)
-class CopyViterbi:
-    """The most probable (s_1..T, z_1..T), with s_0 summed out."""
-
-    path: Int[Tensor, "*b T"]  # -1 beyond the end of a sequence
-    redraw: Bool[Tensor, "*b T"]  # False beyond the end of a sequence
-    log_probability: Float[Tensor, "*b"]  # log P(path, redraw, x)
-
-
-@dataclass(frozen=True)
-class CopySampled:
-    """Independent draws of (s_1..T, z_1..T) given x."""
-
-    path: Int[Tensor, "n *b T"]  # -1 beyond the end of a sequence
-    redraw: Bool[Tensor, "n *b T"]  # False beyond the end of a sequence
 
 
 class CopyChain:
     r"""The posterior over paths of a copy chain, from its tables of log-weights.
 
     Arguments:
-        log_fresh: [*b, T, K], $\log P(z_t{=}1)\, P(s_t{=}s \mid z_t{=}1)\, p(x_t \mid s, z_t{=}1)$.
-        log_held: [*b, T, K], or [*b, T, 1] for all states alike, $\log P(z_t{=}0)\, p(x_t \mid s, z_t{=}0)$.
         log_initial: [*b, K], $\log P(s_0)$, before the first observation. It need not be normalised: its sum is a
             factor of the evidence. None: the first step redraws, whatever `log_held` says of it.
+        log_fresh: [*b, T, K], $\log P(z_t{=}1)\, P(s_t{=}s \mid z_t{=}1)\, p(x_t \mid s, z_t{=}1)$.
+        log_held: [*b, T, K], or [*b, T, 1] for all states alike, $\log P(z_t{=}0)\, p(x_t \mid s, z_t{=}0)$.
         lengths: [*b], each sequence's number of steps; None: all have T. What the tables hold beyond it is ignored.
 
     Weights are any finite numbers or -inf, an impossible event. Batch axes broadcast.
@@ -95,9 +51,9 @@ class CopyChain:
 
     def __init__(
         self,
+        log_initial: Tensor | None,
         log_fresh: Tensor,
         log_held: Tensor,
-        log_initial: Tensor | None = None,
         lengths: Tensor | Sequence[int] | int | None = None,
     ):
         check_same_kind(log_fresh=log_fresh, log_held=log_held, log_initial=log_initial)
@@ -122,48 +78,47 @@ class CopyChain:
         self._check(failed)
         return self._shaped(value)
 
-    def filter(self) -> CopyFiltered:
+    def filter(self) -> Filtered:
         """The belief after each observation, [*b, T, K], and the probability that the step redrew, [*b, T]."""
         increment, state, redraw, failed = self._implementation().filter(*self._tables())
         self._check(failed)
         total, increment = increment.sum(-1).to(state), increment.to(state)
-        return CopyFiltered(self._shaped(total), self._shaped(increment), self._shaped(state), self._shaped(redraw))
+        return Filtered(self._shaped(total), self._shaped(increment), self._shaped(state), self._shaped(redraw))
 
-    def smooth(self) -> CopySmoothed:
+    def smooth(self) -> Smoothed:
         """The belief given all observations, [*b, T, K], and the probability that the step redrew, [*b, T]."""
         value, state, redraw, failed = self._implementation().smooth(*self._tables())
         self._check(failed)
-        return CopySmoothed(self._shaped(value), self._shaped(state), self._shaped(redraw))
+        return Smoothed(self._shaped(value), self._shaped(state), self._shaped(redraw))
 
-    def marginals(self) -> CopyMarginals:
+    def marginals(self) -> Marginals:
         """Joint posteriors of state and gate, shaped like the tables: the expected counts of EM and message passing."""
         value, fresh, held, initial, failed = self._implementation().marginals(*self._tables())
         self._check(failed)
         start = None if initial is None else self._shaped(initial)
-        return CopyMarginals(self._shaped(value), self._shaped(fresh), self._shaped(held), start)
+        return Marginals(self._shaped(value), self._shaped(fresh), self._shaped(held), start)
 
     @torch.no_grad()
-    def viterbi(self) -> CopyViterbi:
+    def viterbi(self) -> Viterbi:
         """The best path and gates; of equally good ones, one that holds, and else the state of the least index."""
         path, redraw, value, failed = self._implementation().viterbi(*self._tables())
         self._check(failed)
-        return CopyViterbi(self._shaped(path), self._shaped(redraw), self._shaped(value))
+        return Viterbi(self._shaped(path), self._shaped(value), self._shaped(redraw))
 
     @torch.no_grad()
-    def sample(self, n: int, generator: torch.Generator | None = None) -> CopySampled:
+    def sample(self, n: int, seed: Seed = None) -> Sampled:
         """n independent draws of the whole path given x, backward in time; O(K) a step and O(log K) for each draw.
 
-        The draws depend on the generator alone, not on the number of threads.
+        The draws depend on the seed alone, not on the number of threads.
         """
-        if not isinstance(n, int) or n < 1:
-            raise ValueError(f"n: got {n!r}, expected a positive integer: the number of draws.")
-        tables = self._tables()
+        check_draws(n)
+        tables, device = self._tables(), self.log_fresh.device
         size = n, len(tables[3]), self.n_steps, 2
-        uniform = torch.rand(size, generator=generator, dtype=torch.float64, device=self.log_fresh.device)
+        uniform = torch.rand(size, generator=generator_of(seed, device), dtype=torch.float64, device=device)
         path, redraw, failed = self._implementation().sample(*tables, uniform)
         self._check(failed)
         shape = n, *self.batch_shape, self.n_steps
-        return CopySampled(path.reshape(shape), redraw.reshape(shape))
+        return Sampled(path.reshape(shape), redraw.reshape(shape))
 
     def entropy(self) -> Float[Tensor, "*b"]:
         r"""Entropy of the posterior over (s_1..T, z_1..T), in nats, [*b].
@@ -181,6 +136,65 @@ class CopyChain:
         last = belief.gather(-1, tables[3].unsqueeze(-1) - 1).squeeze(-1)
         gates = (smoothed * _gate_entropy(*tables, state)).sum((-2, -1))
         return self._shaped(last + gates + (redraw[:, 1:] * belief[:, :-1]).sum(-1))
+
+    def between(self, before: Tensor | None, after: Tensor | None) -> "CopyChain":
+        """These steps as a stretch of a longer chain; see `Chain.between`. The first step counts as drawn."""
+        log_initial, fresh, held = self.log_initial, self.log_fresh, self.log_held
+        if before is not None:
+            log_initial, fresh = None, fresh.expand(*self.batch_shape, self.n_steps, self.n_states)
+            fresh = torch.cat([before.expand_as(fresh[..., 0, :]).unsqueeze(-2), fresh[..., 1:, :]], -2)
+        if after is not None:
+            fresh = at_end(fresh, after, self.lengths)
+            held = at_end(held.expand(*held.shape[:-1], self.n_states), after, self.lengths)
+        return CopyChain(log_initial, fresh, held, self.lengths)
+
+    def change_probability(self) -> Float[Tensor, "*b T"]:
+        r"""P(s_t != s_{t-1} | x), at most that of a redraw, which may land on the old state. With the filtered a,
+
+        $$1 - \sum_s P(s_t{=}s, z_t{=}0 \mid x) + P(s_t{=}s, z_t{=}1 \mid x)\, a_{t-1}(s).$$
+        """
+        before, marginals = self.filter().state[..., :-1, :], self.marginals()
+        assert marginals.held is not None
+        stay = marginals.held[..., 1:, :].sum(-1) + (marginals.fresh[..., 1:, :] * before).sum(-1)
+        return change_from_stay(stay, self)
+
+    def predictive(self, belief: Tensor) -> Float[Tensor, "*b T"]:
+        """log p(x_t | Q_t-1), the evidence of each step given the belief carried into it; the first has none."""
+        first = torch.logaddexp(*self._first_step()).logsumexp(-1, keepdim=True)
+        kept = (self.log_held[..., 1:, :] + belief[..., :-1, :].log()).logsumexp(-1)
+        later_ones = torch.logaddexp(self.log_fresh[..., 1:, :].logsumexp(-1), kept)
+        return torch.cat([first.expand(*later_ones.shape[:-1], 1), later_ones], -1)
+
+    def mean_field(self, state: Tensor | None = None, sweeps: int = 5) -> Marginals:
+        r"""Independent steps, see `Chain.mean_field`: the gate is summed out of moves, $\log(1 + held_t / fresh_t)$."""
+        shape = (*self.batch_shape, self.n_steps, self.n_states)
+        within = inside(self).unsqueeze(-1).expand(shape)
+        first = (torch.arange(self.n_steps, device=within.device) == 0).unsqueeze(-1)
+        drawn, kept = (weight.unsqueeze(-2) for weight in self._first_step())
+        odds = torch.where(first, kept - drawn, self.log_held - self.log_fresh)
+        local = torch.where(first, torch.logaddexp(drawn, kept), self.log_fresh)
+        stay, local = torch.where(within & ~first, softplus(odds), 0.0), torch.where(within, local, 0.0)
+        check_finite(log_fresh=local, log_held=stay)
+        bound, q = independent_steps(
+            local,
+            lambda q: later(q) * stay,
+            lambda q: earlier(q * stay),
+            within[..., 0],
+            torch.where(within, self.smooth().state, 1 / self.n_states) if state is None else state,
+            sweeps,
+        )
+        held = torch.where(within, torch.where(first, 1.0, later(q)) * q * odds.sigmoid(), 0.0)
+        fresh, initial = q - held, None
+        if self.log_initial is not None:
+            initial = held[..., 0, :] + fresh[..., :1, :].sum((-2, -1)).unsqueeze(-1) * self.log_initial.softmax(-1)
+        return Marginals(bound, fresh, held, initial)
+
+    def _first_step(self) -> tuple[Tensor, Tensor]:
+        """Log-weights [*b, K] of drawing and of holding each state at the first step."""
+        fresh, held = self.log_fresh[..., 0, :], self.log_held[..., 0, :]
+        if self.log_initial is None:
+            return fresh, torch.full_like(fresh, -torch.inf)
+        return fresh + self.log_initial.logsumexp(-1, keepdim=True), held + self.log_initial
 
     def _tables(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         """The tables with one batch axis: [N, T, K], [N, T, K or 1], [N, K] or None, [N]."""

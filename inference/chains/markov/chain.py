@@ -14,60 +14,17 @@ The first state is drawn from the initial table and meets the first observation 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import ModuleType
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from ...numerics.backends import implementation
 from ...numerics.checks import check_lengths, check_possible, check_same_kind, check_start, common_batch
-
-
-@dataclass(frozen=True)
-class MarkovFiltered:
-    """The belief after each observation; 0 beyond the end of a sequence."""
-
-    log_normalizer: Float[Tensor, "*b"]  # log p(x)
-    log_increment: Float[Tensor, "*b T"]  # log p(x_t | x_1..t-1)
-    state: Float[Tensor, "*b T K"]  # P(s_t | x_1..t)
-
-
-@dataclass(frozen=True)
-class MarkovSmoothed:
-    """The belief given the whole sequence; 0 beyond its end."""
-
-    log_normalizer: Float[Tensor, "*b"]
-    state: Float[Tensor, "*b T K"]  # P(s_t | x)
-    transitions: Float[Tensor, "*b K K"]  # expected numbers of moves from each state to each other
-
-
-@dataclass(frozen=True)
-class MarkovMarginals:
-    """How often each table's entries are used: the gradient of the log-normaliser; 0 beyond the end of a sequence."""
-
-    log_normalizer: Float[Tensor, "*b"]
-    initial: Float[Tensor, "*b K"]  # P(s_1 | x)
-    transition: (
-        Float[Tensor, "*b K K"] | Float[Tensor, "*b moves K K"]
-    )  # expected numbers, or P(s_t, s_t+1 | x) by step
-    likelihood: Float[Tensor, "*b T K"]  # P(s_t | x)
-
-
-@dataclass(frozen=True)
-class MarkovViterbi:
-    """The most probable path."""
-
-    path: Int[Tensor, "*b T"]  # -1 beyond the end of a sequence
-    log_probability: Float[Tensor, "*b"]  # log P(path, x)
-
-
-@dataclass(frozen=True)
-class MarkovSampled:
-    """Independent draws of the path given x."""
-
-    path: Int[Tensor, "n *b T"]  # -1 beyond the end of a sequence
+from ...numerics.randomness import Seed, check_draws, generator_of
+from ..contract import Filtered, Marginals, Sampled, Smoothed, Viterbi, at_end, change_from_stay, inside
+from ..mean_field import check_finite, independent_steps
 
 
 class MarkovChain:
@@ -119,42 +76,43 @@ class MarkovChain:
         self._check(failed)
         return total
 
-    def filter(self) -> MarkovFiltered:
+    def filter(self) -> Filtered:
         """The belief after each observation, [*b, T, K]."""
         total, state, increment, failed = self._implementation().filter(*self._tables())
         self._check(failed)
-        return MarkovFiltered(total, increment, state)
+        return Filtered(total, increment, state)
 
-    def smooth(self) -> MarkovSmoothed:
+    def smooth(self) -> Smoothed:
         """The belief given all observations, [*b, T, K], and the expected numbers of moves, [*b, K, K]."""
         total, state, transition, failed = self._implementation().posterior(*self._tables())
         self._check(failed)
-        return MarkovSmoothed(total, state, transition.sum(-3) if self.varies else transition.squeeze(-3))
+        moves = transition.sum(-3) if self.varies else transition.squeeze(-3)
+        return Smoothed(total, state, transition=moves)
 
-    def marginals(self) -> MarkovMarginals:
+    def marginals(self) -> Marginals:
         """The posterior of each table, shaped like it: the expected counts of EM and message passing."""
         total, state, transition, failed = self._implementation().posterior(*self._tables())
         self._check(failed)
-        return MarkovMarginals(total, state[..., 0, :], transition if self.varies else transition.squeeze(-3), state)
+        moves = transition if self.varies else transition.squeeze(-3)
+        return Marginals(total, state, initial=state[..., 0, :], transition=moves)
 
-    def viterbi(self) -> MarkovViterbi:
+    def viterbi(self) -> Viterbi:
         """The best path; of equally good ones, the one whose last state has the least index, then the one before."""
         path, failed = self._implementation().viterbi(*self._tables())
         self._check(failed)
-        return MarkovViterbi(path, self._log_probability(path))
+        return Viterbi(path, self._log_probability(path))
 
-    def sample(self, n: int, generator: torch.Generator | None = None) -> MarkovSampled:
+    def sample(self, n: int, seed: Seed = None) -> Sampled:
         """n independent draws of the whole path given x, backward in time.
 
-        The draws depend on the generator alone, not on the number of threads.
+        The draws depend on the seed alone, not on the number of threads.
         """
-        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
-            raise ValueError(f"n: got {n!r}, expected a positive integer: the number of draws.")
+        check_draws(n)
         size, device = (n, *self.batch_shape, self.n_steps), self.log_likelihood.device
-        uniform = torch.rand(size, generator=generator, dtype=torch.float64, device=device)
+        uniform = torch.rand(size, generator=generator_of(seed, device), dtype=torch.float64, device=device)
         path, failed = self._implementation().sample(*self._tables(), uniform)
         self._check(failed)
-        return MarkovSampled(path)
+        return Sampled(path)
 
     def entropy(self) -> Float[Tensor, "*b"]:
         r"""Entropy of the posterior over paths, in nats, [*b].
@@ -174,10 +132,65 @@ class MarkovChain:
         steps = _expectation(state, log_likelihood).sum((-2, -1))
         return (total - initial - moves - steps).to(self.log_likelihood.dtype)
 
+    def between(self, before: Tensor | None, after: Tensor | None) -> "MarkovChain":
+        """These steps as a stretch of a longer chain; see `Chain.between`."""
+        initial, table = self.log_initial, self.log_likelihood
+        if before is not None:
+            initial, table = torch.zeros_like(initial), table.expand(*self.batch_shape, self.n_steps, self.n_states)
+            table = torch.cat([before.expand_as(table[..., 0, :]).unsqueeze(-2), table[..., 1:, :]], -2)
+        if after is not None:
+            table = at_end(table, after, self.lengths)
+        return MarkovChain(initial, self.log_transition, table, self.lengths)
+
+    def change_probability(self) -> Float[Tensor, "*b T"]:
+        r"""P(s_t != s_{t-1} | x). With the filtered a,
+
+        $$1 - \sum_s P(s_t{=}s \mid x)\, \frac{a_{t-1}(s) A_{ss}}{\sum_{s'} a_{t-1}(s') A_{s's}}.$$
+        """
+        before, table = self.filter().state[..., :-1, :], self._moves().exp()
+        kept = before * table.diagonal(dim1=-2, dim2=-1)
+        predicted = (before.unsqueeze(-2) @ table).squeeze(-2)
+        share = torch.where(predicted > 0, kept / predicted, 0.0)
+        return change_from_stay((self.smooth().state[..., 1:, :] * share).sum(-1), self)
+
+    def predictive(self, belief: Tensor) -> Float[Tensor, "*b T"]:
+        """log p(x_t | Q_t-1), the evidence of each step given the belief carried into it; the first has none."""
+        moved = (belief[..., :-1, :].log().unsqueeze(-1) + self._moves()).logsumexp(-2)
+        first = (self.log_initial.unsqueeze(-2) + self.log_likelihood[..., :1, :]).logsumexp(-1)
+        later_ones = (moved + self.log_likelihood[..., 1:, :]).logsumexp(-1)
+        return torch.cat([first.expand(*later_ones.shape[:-1], 1), later_ones], -1)
+
+    def mean_field(self, state: Tensor | None = None, sweeps: int = 5) -> Marginals:
+        """Independent steps, see `Chain.mean_field`."""
+        shape = (*self.batch_shape, self.n_steps, self.n_states)
+        within, moves = inside(self).unsqueeze(-1).expand(shape), self._moves()
+        first = (torch.arange(self.n_steps, device=within.device) == 0).unsqueeze(-1)
+        local = self.log_likelihood + torch.where(first, self.log_initial.unsqueeze(-2), 0.0)
+        local = torch.where(within, local, 0.0)
+        check_finite(log_likelihood=local, log_transition=moves)
+
+        def forward(q: Tensor) -> Tensor:
+            pushed = (q[..., :-1, :].unsqueeze(-2) @ moves).squeeze(-2)
+            return torch.where(within, torch.nn.functional.pad(pushed, (0, 0, 1, 0)), 0.0)
+
+        def backward(q: Tensor) -> Tensor:
+            after = torch.where(within, q, 0.0)[..., 1:, :].unsqueeze(-1)
+            return torch.nn.functional.pad((moves @ after).squeeze(-1), (0, 0, 0, 1))
+
+        start = torch.where(within, self.smooth().state, 1 / self.n_states) if state is None else state
+        bound, q = independent_steps(local, forward, backward, within[..., 0], start, sweeps)
+        pairs = torch.einsum(
+            "...ti,...tj->...tij" if self.varies else "...ti,...tj->...ij", q[..., :-1, :], q[..., 1:, :]
+        )
+        return Marginals(bound, q, initial=q[..., 0, :], transition=pairs)
+
+    def _moves(self) -> Tensor:
+        """Log-weights [*b, T-1 or 1, K, K] of the moves into each step but the first."""
+        return self.log_transition if self.varies else self.log_transition.unsqueeze(-3)
+
     def _tables(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The tables, transitions with an axis for steps, of one entry where one table serves all, and the lengths."""
-        transition = self.log_transition if self.varies else self.log_transition.unsqueeze(-3)
-        return self.log_initial, transition, self.log_likelihood, self.lengths
+        return self.log_initial, self._moves(), self.log_likelihood, self.lengths
 
     def _implementation(self) -> ModuleType:
         return implementation("markov", self.log_initial, self.log_transition, self.log_likelihood)

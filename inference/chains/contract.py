@@ -1,0 +1,145 @@
+r"""What every chain offers: exact inference over the paths of a hidden state, with one set of records for all chains.
+
+A chain is the posterior over paths $s_{1:T}$ given observations, held as tables of log-weights. It is an exponential
+family in these tables; its log-normaliser is $\log p(x)$, and the gradient of that are the `marginals`. A chain may
+have a gate $z_t$ that tells whether a step drew its state afresh ($z_t = 1$) or held the old one; where it has none,
+`redraw` and `held` are None in every record.
+
+Batch axes `*b` are those of the sequences, with whatever else is inferred at once (draws, restarts) in front.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ..numerics.randomness import Seed
+
+
+@dataclass(frozen=True)
+class Filtered:
+    """The belief after each observation; 0 beyond the end of a sequence."""
+
+    log_normalizer: Float[Tensor, "*b"]  # log p(x)
+    log_increment: Float[Tensor, "*b T"]  # log p(x_t | x_1..t-1)
+    state: Float[Tensor, "*b T K"]  # P(s_t | x_1..t)
+    redraw: Float[Tensor, "*b T"] | None = None  # P(z_t = 1 | x_1..t)
+
+
+@dataclass(frozen=True)
+class Smoothed:
+    """The belief given the whole sequence; 0 beyond its end."""
+
+    log_normalizer: Float[Tensor, "*b"]
+    state: Float[Tensor, "*b T K"]  # P(s_t | x)
+    redraw: Float[Tensor, "*b T"] | None = None  # P(z_t = 1 | x)
+    transition: Float[Tensor, "*b K K"] | None = None  # expected numbers of moves, where the chain has a table of them
+
+
+@dataclass(frozen=True)
+class Marginals:
+    """How often each entry of the tables is used, the gradient of log p(x); 0 beyond the end of a sequence."""
+
+    log_normalizer: Float[Tensor, "*b"]
+    fresh: Float[Tensor, "*b T K"]  # P(s_t, z_t = 1 | x); without a gate P(s_t | x)
+    held: Float[Tensor, "*b T H"] | None = None  # P(s_t, z_t = 0 | x), summed over s_t if the table has one column
+    initial: Float[Tensor, "*b K"] | None = None  # of the table of the first state
+    transition: Float[Tensor, "..."] | None = None  # [*b, K, K] expected numbers, or [*b, T-1, K, K] by step
+
+
+@dataclass(frozen=True)
+class Viterbi:
+    """The most probable path, with its gates where there are any."""
+
+    path: Int[Tensor, "*b T"]  # -1 beyond the end of a sequence
+    log_probability: Float[Tensor, "*b"]  # log P(path, redraw, x)
+    redraw: Bool[Tensor, "*b T"] | None = None  # False beyond the end of a sequence
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Independent draws of the path given x, with its gates where there are any."""
+
+    path: Int[Tensor, "n *b T"]  # -1 beyond the end of a sequence
+    redraw: Bool[Tensor, "n *b T"] | None = None  # False beyond the end of a sequence
+
+
+@runtime_checkable
+class Chain(Protocol):
+    """The posterior over paths of a hidden state; every method is exact."""
+
+    batch_shape: torch.Size
+    n_steps: int
+    n_states: int
+    lengths: Int[Tensor, "*b"]
+
+    def log_normalizer(self) -> Float[Tensor, "*b"]:
+        """log p(x); its gradient with respect to each table is the table's field of `marginals`."""
+        ...
+
+    def filter(self) -> Filtered:
+        """The belief after each observation."""
+        ...
+
+    def smooth(self) -> Smoothed:
+        """The belief given all observations."""
+        ...
+
+    def marginals(self) -> Marginals:
+        """The posterior of each table, shaped like it: the expected counts of EM and message passing."""
+        ...
+
+    def viterbi(self) -> Viterbi:
+        """The most probable path."""
+        ...
+
+    def sample(self, n: int, seed: Seed = None) -> Sampled:
+        """n independent draws of the whole path given x."""
+        ...
+
+    def entropy(self) -> Float[Tensor, "*b"]:
+        """Entropy of the posterior over paths and gates, in nats."""
+        ...
+
+    def between(self, before: Float[Tensor, "*b K"] | None, after: Float[Tensor, "*b K"] | None) -> "Chain":
+        """These steps as a stretch of a longer chain.
+
+        Arguments:
+            before: log P(s_1 | x_1 and all that came before), which replaces all that the tables say of the first step.
+            after: log-weight of all that comes after, given the state at each sequence's last step.
+        """
+        ...
+
+    def change_probability(self) -> Float[Tensor, "*b T"]:
+        """P(s_t != s_t-1 | x); 0 at the first step, which has no state before it, and beyond the end."""
+        ...
+
+    def predictive(self, belief: Float[Tensor, "*b T K"]) -> Float[Tensor, "*b T"]:
+        """log p(x_t | Q_t-1): the evidence of each step given any belief carried into it; the first has none."""
+        ...
+
+    def mean_field(self, state: Float[Tensor, "*b T K"] | None = None, sweeps: int = 5) -> Marginals:
+        """The best q(s_1) ... q(s_T) of independent steps near `state`, with its bound in the place of log p(x).
+
+        `fresh` and `held`, which has all K columns here, sum to q.
+        """
+        ...
+
+
+def inside(chain: Chain) -> Bool[Tensor, "*b T"]:
+    """Which steps belong to their sequence."""
+    return torch.arange(chain.n_steps, device=chain.lengths.device) < chain.lengths.unsqueeze(-1)
+
+
+def at_end(table: Float[Tensor, "*b T K"], weight: Float[Tensor, "*b K"], lengths: Int[Tensor, "*b"]) -> Tensor:
+    """The table with a log-weight added at each sequence's last step."""
+    last = torch.arange(table.shape[-2], device=table.device) == lengths.unsqueeze(-1) - 1
+    return torch.where(last.unsqueeze(-1), table + weight.unsqueeze(-2), table)
+
+
+def change_from_stay(stay: Float[Tensor, "*b n"], chain: Chain) -> Float[Tensor, "*b T"]:
+    """Probabilities of a change at every step, from those of staying from the second step on."""
+    change = torch.nn.functional.pad((1 - stay).clamp(0.0, 1.0), (1, 0))
+    return torch.where(inside(chain), change, 0.0)

@@ -1,0 +1,61 @@
+r"""The naive factorisation, for comparison: q(s_1) ... q(s_T), every step on its own.
+
+With log weights $W_t(i, j)$ of a move from i to j at step t (for a copy chain the gate is summed out of it, since a
+held step joins the states on both sides) and $\lambda_t(j)$ of being in j, the bound and the update of one step are
+
+$$B(q) = \sum_t q_t^\top \lambda_t + q_{t-1}^\top W_t\, q_t + H(q_t), \qquad
+\log q_t = \lambda_t + W_t^\top q_{t-1} + W_{t+1} q_{t+1} + \text{const}.$$
+
+Steps with even and with odd t are updated in turn, all at once, so B never falls. It has many local optima.
+"""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+Push = Callable[[Tensor], Tensor]
+
+
+def independent_steps(
+    local: Float[Tensor, "*b T K"],
+    forward: Push,
+    backward: Push,
+    inside: Bool[Tensor, "*b T"],
+    q: Float[Tensor, "*b T K"],
+    sweeps: int,
+) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b T K"]]:
+    r"""The bound B(q), and q after some sweeps over all steps; 0 beyond the end of a sequence.
+
+    Arguments:
+        local: $\lambda_t$, 0 beyond the end.
+        forward: from q to $W_t^\top q_{t-1}$ of every step, 0 of the first and beyond the end.
+        backward: from q to $W_{t+1} q_{t+1}$ of every step, 0 of the last.
+        inside: the steps that belong to their sequence.
+        q: where to start.
+    """
+    odd = (torch.arange(local.shape[-2], device=local.device) % 2 == 1).unsqueeze(-1)
+    for _ in range(sweeps):
+        for turn in (~odd, odd):
+            q = torch.where(turn, torch.softmax(local + forward(q) + backward(q), -1), q)
+    energy = q * (local + forward(q) - q.clamp_min(torch.finfo(q.dtype).tiny).log())
+    bound = torch.where(inside.unsqueeze(-1) & (q > 0), energy, 0.0).sum((-2, -1))
+    return bound, torch.where(inside.unsqueeze(-1), q, 0.0)
+
+
+def check_finite(**tables: Tensor) -> None:
+    """Raise `ValueError` unless all weights are numbers: independent steps cannot avoid an impossible move."""
+    for name, table in tables.items():
+        if not bool(table.isfinite().all()):
+            raise ValueError(f"{name}: holds weights that are not finite; give finite ones, or use exact inference.")
+
+
+def later(table: Float[Tensor, "*b T K"]) -> Float[Tensor, "*b T K"]:
+    """Each step gets what was at the step before it; the first gets 0."""
+    return torch.nn.functional.pad(table[..., :-1, :], (0, 0, 1, 0))
+
+
+def earlier(table: Float[Tensor, "*b T K"]) -> Float[Tensor, "*b T K"]:
+    """Each step gets what was at the step after it; the last gets 0."""
+    return torch.nn.functional.pad(table[..., 1:, :], (0, 0, 0, 1))

@@ -1,0 +1,34 @@
+"""Randomness: one rule for seeds, and one way to draw from tables of weights."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+Seed = int | torch.Generator | None
+"""A number, which makes a draw repeatable; a generator, which goes on from where it is; None: torch's global one."""
+
+
+def generator_of(seed: object, device: torch.device | str = "cpu") -> torch.Generator | None:
+    """The generator that a seed stands for.
+
+    Raises:
+        TypeError: a seed of another kind.
+    """
+    if seed is None or isinstance(seed, torch.Generator):
+        return seed
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"seed: got {seed!r}, expected an integer, a torch.Generator, or None.")
+    return torch.Generator(device).manual_seed(seed)
+
+
+def check_draws(n: object, name: str = "n") -> None:
+    """Raise `ValueError` unless n is a positive whole number of draws."""
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise ValueError(f"{name}: got {n!r}, expected a positive integer: the number of draws.")
+
+
+def draw_index(log_weight: Float[Tensor, "*b X"], seed: Seed = None) -> Int[Tensor, "*b"]:
+    """One index each with probability proportional to exp(log_weight), by the Gumbel trick; -inf is never drawn."""
+    generator = generator_of(seed, log_weight.device)
+    uniform = torch.rand(log_weight.shape, generator=generator, dtype=torch.float64, device=log_weight.device)
+    return (log_weight - (-uniform.clamp_min(1e-300).log()).log()).argmax(-1)
