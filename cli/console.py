@@ -217,7 +217,7 @@ def forecast_table(
     for f, name in enumerate(series.observed.columns):
         columns |= {name: forecast.mean[:, f], f"{name}_lower": lower[:, f], f"{name}_upper": upper[:, f]}
     columns |= {f"state_{k}": forecast.state[:, k] for k in range(saved.model.n_states)}
-    if isinstance(saved.model.dynamics, Copy):
+    if saved.model.dynamics.holds:
         columns["redraw"] = forecast.redraw
     index = series.observed.index
     labels = pd.Index([label_text(label) for label in following(index, horizon)], name=index.name)
@@ -233,14 +233,14 @@ def sample_table(saved: SavedModel, steps: int, seed: int, coming: Path | None) 
     names = saved.columns or ([f"x_{f}" for f in range(n_features)] if n_features > 1 else ["x"])
     table = pd.DataFrame(drawn.x.numpy(), columns=names, index=pd.RangeIndex(steps, name="step"))
     results = {"state": drawn.path.numpy()}
-    if isinstance(saved.model.dynamics, Copy):
+    if saved.model.dynamics.holds:
         results["redraw"] = drawn.redraw.numpy().astype(int)
     return beside(table, results)
 
 
 def coming_covariates(saved: SavedModel, path: Path | None, steps: int) -> np.ndarray | None:
     """The standardised covariates of the steps to come, `[steps, C]`; None for a model without any."""
-    n_covariates = getattr(saved.model.dynamics, "n_covariates", 0)
+    n_covariates = saved.model.dynamics.n_covariates
     if not n_covariates:
         if path is not None:
             raise ValueError("--covariates: this model has none; leave the option out.")

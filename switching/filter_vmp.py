@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from ..inference.message_passing.stepwise.op import VMPFiltered, filter_steps
-from .dynamics import Copy
 from .model import SwitchingSSM
 
 __all__ = ["VMPFiltered", "filter_vmp"]
@@ -56,7 +55,7 @@ def filter_vmp(
 
     See Also: `SwitchingSSM.filter`, the exact filter.
     """
-    if not isinstance(model.dynamics, Copy):
+    if not model.dynamics.holds:
         raise ValueError(f"model: has dynamics {model.dynamics}, expected Copy(n_states).")
     series = model.read(x, lengths)
     observed, values = series.values, model.values_like(series.values)

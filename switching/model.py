@@ -73,7 +73,7 @@ class SwitchingSSM(PyroModule):
         n_features = emission.n_features
         if not isinstance(n_features, int) or n_features < 1:
             raise ValueError(f"n_features: got {n_features!r}, expected an integer of at least 1.")
-        if isinstance(emission, Gated) and not hasattr(dynamics, "redraw_prior"):
+        if isinstance(emission, Gated) and not dynamics.holds:
             raise ValueError("emission: Gated needs Copy dynamics; a Markov chain has no held steps.")
         self.dynamics, self.emission = dynamics, emission
         self.prior: Parameters = dynamics.default_prior() | emission.default_prior(dynamics.n_states, None)

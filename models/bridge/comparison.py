@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from ...inference.chains.contract import Chain, Filtered
-from ...switching import Copy, LayeredSSM, SwitchingSSM, filter_vmp
+from ...switching import LayeredSSM, SwitchingSSM, filter_vmp
 from ...switching.data.series import Sequences
 from .network_states import READINGS, Seen, belief_of, run
 from .probe import Probe
@@ -132,14 +132,14 @@ def compare(
         )
     if reads is not None and reads not in READINGS:
         raise ValueError(f"reads: got {reads!r}, expected one of {', '.join(map(repr, READINGS))}.")
-    if getattr(model.dynamics, "n_covariates", 0):
+    if model.dynamics.n_covariates:
         raise ValueError("model: has covariates, which no update beside the exact one reads; give a model without.")
     series = model.read(x, lengths)
     with torch.no_grad():
         chain = model.chain(series)
         exact = chain.filter()
         updates: dict[str, Update] = {}
-        if isinstance(model.dynamics, Copy):
+        if model.dynamics.holds:
             for name, sweeps in ((MESSAGE_PASSING, CONVERGED), (ONE_SWEEP, 1)):
                 found = filter_vmp(model, series, sweeps=sweeps)
                 updates[name] = measure(chain, exact, found.state, found.redraw, series.inside)

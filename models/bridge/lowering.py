@@ -20,7 +20,7 @@ alone, $h_t = (1 - q_t)\, h_{t-1} + q_t v_t$ with $Q(s_t) = \text{softmax}(h_t)$
 import torch
 from torch import Tensor, nn
 
-from ...switching import Categorical, Copy, Gated, SwitchingSSM
+from ...switching import Categorical, Gated, SwitchingSSM
 from ...switching.parameters import Parameters
 from ..networks.minimal import MinGRU
 
@@ -66,7 +66,7 @@ def _check(model: nn.Module) -> Parameters:
     if not isinstance(model, SwitchingSSM):
         raise ValueError(f"model: got {type(model).__name__}, expected a SwitchingSSM or LayeredSSM.")
     dynamics, emission = model.dynamics, model.emission
-    if not isinstance(dynamics, Copy):
+    if not dynamics.holds:
         raise ValueError(
             f"model: has {type(dynamics).__name__} dynamics, whose filter multiplies the old belief by a matrix, as no "
             "minGRU does; give Copy dynamics, or measure how near a network comes with `compare`."

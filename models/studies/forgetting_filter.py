@@ -28,13 +28,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...inference.chains.copy.chain import CopyChain
-from ...switching import Copy, SwitchingSSM
+from ...switching import SwitchingSSM
 from .windows import Forgetting, first_windows
 
 
 def filter_forgetting(model: SwitchingSSM, x: Any, tol: float) -> Forgetting:
     """The windows of `forgetting` for the exact filter of a model; see there."""
-    if not isinstance(model.dynamics, Copy) or model.dynamics.n_covariates:
+    if not model.dynamics.holds or model.dynamics.n_covariates:
         raise ValueError(
             f"layer: the model has dynamics {model.dynamics}; products of holds bound the filter of Copy(n_states) "
             "without covariates."

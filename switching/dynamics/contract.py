@@ -6,6 +6,7 @@ restarts or posterior draws.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pyro
 import pyro.distributions as dist
@@ -38,6 +39,8 @@ class Dynamics(ABC):
     """Prior over state paths."""
 
     n_states: int
+    n_covariates: int = 0  # that drive it
+    holds: ClassVar[bool] = False  # whether a step may hold its state, so that there is a gate
 
     @abstractmethod
     def check_values(self, values: Parameters) -> Parameters:
@@ -88,6 +91,10 @@ class Dynamics(ABC):
     @abstractmethod
     def draw(self, values: Parameters, step: int, previous: Tensor | None, drive: Drive) -> tuple[Tensor, Tensor]:
         """Pyro sites `z_t`, `s_t` of one step (from 1) given the state before it; returns (redraw, state)."""
+
+    def log_gate(self, values: Parameters, drive: Drive, n_batch: int) -> tuple[Tensor, Tensor]:
+        """log P(z_t = 1) and log P(z_t = 0) of every step, where there is a gate."""
+        raise TypeError(f"dynamics: {type(self).__name__} has no gate; use Copy(n_states).")
 
     def describe(self, values: Parameters) -> Parameters:
         """The parameters as a reader knows them."""

@@ -16,6 +16,7 @@ $$d\,\sigma\,(r\,e^{du}/\rho - h), \qquad (r + h)\,(d\,\sigma)^2\,e^{du}/\rho, \
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pyro
 import pyro.distributions as dist
@@ -53,6 +54,7 @@ class Copy(Dynamics):
     redraw_prior: Sequence[float] = (1, 1)
     state_prior: float | Sequence = 1.0
     n_covariates: int = 0
+    holds: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_n_states(self.n_states)

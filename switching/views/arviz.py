@@ -249,7 +249,7 @@ def coordinates(model: "SwitchingSSM", series: Sequences, covariate_names: Any) 
     coords |= {"state": np.arange(model.n_states), "state_new": np.arange(model.n_states)}
     features = list(range(emission.n_features)) if series.features is None else list(series.features)
     coords |= {"feature": features, "feature_new": features, "time": storable(time_index(series)).to_numpy()}
-    n_covariates = getattr(model.dynamics, "n_covariates", 0)
+    n_covariates = model.dynamics.n_covariates
     coords["covariate"] = list(range(n_covariates)) if covariate_names is None else [str(c) for c in covariate_names]
     for part in (emission.emission, emission.background) if isinstance(emission, Gated) else (emission,):
         if isinstance(part, Categorical):
