@@ -3,11 +3,12 @@
 Heavy libraries are imported inside the commands, so that `--help` answers at once.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -23,21 +24,16 @@ app = typer.Typer(
 )
 
 
-class EmissionName(StrEnum):
-    """How an observation follows from its state."""
-
-    NORMAL = "normal"
-    MULTIVARIATE_NORMAL = "multivariate-normal"
-    POISSON = "poisson"
-    BERNOULLI = "bernoulli"
-    CATEGORICAL = "categorical"
+def _choices(title: str, room: str) -> Any:
+    """The classes of a room as an option spells them, read from the public face so that nothing heavy is imported."""
+    face = (Path(__file__).parents[1] / "__init__.pyi").read_text(encoding="utf-8")
+    names = re.findall(rf"^from \.switching\.{room}\.(?!contract|gated)\w+ import (\w+)", face, re.MULTILINE)
+    return StrEnum(title, {name: re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower() for name in names})
 
 
-class DynamicsName(StrEnum):
-    """How the hidden state moves."""
-
-    COPY = "copy"
-    MARKOV = "markov"
+EmissionName = _choices("EmissionName", "emissions")
+DynamicsName = _choices("DynamicsName", "dynamics")
+NORMAL, COPY = EmissionName("normal"), DynamicsName("copy")
 
 
 class PriorName(StrEnum):
@@ -73,6 +69,12 @@ CSV_OUT = Annotated[
 ]
 
 
+EMISSION: Any = Annotated[EmissionName, typer.Option(help="Distribution of a row, given its state.")]
+DYNAMICS: Any = Annotated[
+    DynamicsName, typer.Option(help="copy: the state is held or drawn afresh; markov: a hidden Markov chain.")
+]
+
+
 @app.command(
     epilog="Example: [bold]samplehold fit nile.csv --columns volume --states 2 --emission normal --dynamics copy"
     " --out results/[/bold]"
@@ -82,12 +84,8 @@ def fit(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for model/, posterior.nc, states.csv and plot.png.")],
     columns: COLUMNS = None,
     states: Annotated[int, typer.Option("--states", "-k", help="Number of hidden states.")] = 2,
-    emission: Annotated[
-        EmissionName, typer.Option(help="Distribution of a row, given its state.")
-    ] = EmissionName.NORMAL,
-    dynamics: Annotated[
-        DynamicsName, typer.Option(help="copy: the state is held or drawn afresh; markov: a hidden Markov chain.")
-    ] = DynamicsName.COPY,
+    emission: EMISSION = NORMAL,  # pyright: ignore[reportInvalidTypeForm]
+    dynamics: DYNAMICS = COPY,  # pyright: ignore[reportInvalidTypeForm]
     time: TIME = None,
     covariates: Annotated[
         str | None,
@@ -134,13 +132,10 @@ def forecast(
 
         saved = console.load(model)
         series = console.read_series_of(saved, data, console.split(columns), time)
-        table, drivers = console.forecast_table(saved, series, horizon, level, covariates)
+        table, observed = console.forecast_table(saved, series, horizon, level, covariates)
         console.write_table(table, out)
         if plot is not None:
-            from ..switching.views.figures import plot_forecast
-
-            figure = plot_forecast(saved.model, series.observed, horizon, covariates=drivers, level=level)
-            console.write_figure(figure, plot)
+            console.write_figure(saved.model.plot_forecast(observed, horizon, level=level), plot)
 
 
 @app.command(epilog="Example: [bold]samplehold sample results/ --steps 100 --seed 0 --out sample.csv[/bold]")

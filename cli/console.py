@@ -18,14 +18,14 @@ import pandas as pd
 from rich.console import Console
 from rich.markup import escape
 
+from ..switching.data.series import Series
 from ..switching.data.tables import TableSeries, numeric_columns, pick_series, read_table
 from ..switching.data.timeline import evenly_spaced, following, label_text
-from ..switching.dynamics import Copy, Markov
-from ..switching.emissions import Bernoulli, Categorical, Emission, MultivariateNormal, Normal, Poisson
+from ..switching.fitting.alignment import state_levels
 from ..switching.fitting.fit import Fit
-from ..switching.fitting.order import reordered, state_levels
 from ..switching.model import SwitchingSSM
-from ..switching.views.arviz import numbers
+from ..switching.parameters import reordered
+from ..switching.storage import find, load_model
 from .printing import show_course, show_parameters, show_switches
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ MAX_REPLICATED = 10**7  # numbers in the posterior predictive series that are wr
 class SavedModel:
     """A model from disk, and the columns of a table that it speaks of."""
 
-    model: SwitchingSSM
+    model: Any  # of one chain, or of several
     columns: list[str]
     time: str | None
     covariates: dict[str, tuple[float, float]]  # mean and standard deviation by which each was standardised
@@ -72,21 +72,16 @@ def build(observed: pd.DataFrame, n_states: int, emission: str, dynamics: str, n
         raise ValueError(
             "--covariates: Markov dynamics take none; use --dynamics copy, whose redraw probability they move."
         )
-    if emission == "categorical" and observed.shape[1] != 1:
-        raise ValueError(
-            f"--columns: got {observed.shape[1]} columns, but a categorical emission is one symbol; give one column."
-        )
-    moves = Copy(n_states, n_covariates=n_covariates) if dynamics == "copy" else Markov(n_states)
-    return SwitchingSSM(moves, _emission(emission, observed))
+    moves = class_of(dynamics)(n_states, **({"n_covariates": n_covariates} if n_covariates else {}))
+    try:
+        return SwitchingSSM(moves, class_of(emission).sized_to(observed.to_numpy()))
+    except ValueError as error:
+        raise ValueError(f"--columns: {str(error).removeprefix('x: ')}") from None
 
 
-def _emission(name: str, observed: pd.DataFrame) -> Emission:
-    n = observed.shape[1]
-    if name == "categorical":
-        largest = observed.iloc[:, 0].max()
-        return Categorical(max(1, int(largest) + 1 if largest == largest else 1))
-    families = {"normal": Normal, "multivariate-normal": MultivariateNormal, "poisson": Poisson, "bernoulli": Bernoulli}
-    return families[name](n)
+def class_of(name: str) -> Any:
+    """The public class that an option names, e.g. MultivariateNormal for multivariate-normal."""
+    return find("".join(word.capitalize() for word in name.split("-")))
 
 
 def load(path: Path) -> SavedModel:
@@ -94,8 +89,8 @@ def load(path: Path) -> SavedModel:
     folder = path / MODEL if (path / MODEL).is_dir() else path
     if not folder.is_dir():
         raise ValueError(f"model: there is no folder {folder}; give the folder that `samplehold fit` has written.")
-    model = SwitchingSSM.load(folder)
-    if not model.values:
+    model = load_model(folder)
+    if isinstance(model, SwitchingSSM) and not model.values:
         raise ValueError(f"model: {folder} holds a model without parameter values; fit it first.")
     if not (folder / COLUMNS).is_file():
         return SavedModel(model, [], None, {})
@@ -112,10 +107,10 @@ def read_series_of(saved: SavedModel, data: Path, columns: Sequence[str] | None,
     table = read_table(data)
     time = saved.time if time is None and saved.time in table.columns else time
     series = pick_series(table, data, columns or saved.columns or None, list(saved.covariates), time)
-    if series.observed.shape[1] != saved.model.emission.n_features:
+    if series.observed.shape[1] != saved.model.n_features:
         raise ValueError(
             f"--columns: got {', '.join(series.observed.columns)}, but the model has "
-            f"{saved.model.emission.n_features} feature(s); name as many columns."
+            f"{saved.model.n_features} feature(s); name as many columns."
         )
     return series
 
@@ -150,18 +145,19 @@ def fit_and_write(model: SwitchingSSM, series: TableSeries, out: Path, **options
     """Fit with the options of `SwitchingSSM.fit`, write the four results, and print what was found."""
     scaling = scaling_of(series.covariates)
     drivers = standardised(series.covariates, scaling)
-    fit = in_order(model.fit(series.observed, covariates=numbers(drivers), **options))
+    observed = model.read(series.observed, covariates=drivers)
+    fit = in_order(model.fit(observed, **options))
     fit.model.save(out / MODEL)
     named = {"columns": list(series.observed.columns), "time": series.time, "covariates": scaling}
     (out / MODEL / COLUMNS).write_text(json.dumps(named, indent=2) + "\n", encoding="utf-8")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # ArviZ announces its next version when it is imported
         draws = int(np.clip(MAX_REPLICATED // series.observed.size, 2, 100))
-        posterior = fit.to_arviz(series.observed, covariates=drivers, draws=draws)
+        posterior = fit.to_arviz(observed, draws=draws)
     posterior.to_netcdf(str(out / "posterior.nc"))
     smoothed = posterior["smoothed"]
     state_table(series, smoothed).to_csv(out / "states.csv", index_label=series.observed.index.name)
-    write_figure(fit.plot(series.observed, covariates=drivers), out / "plot.png")
+    write_figure(fit.plot(observed), out / "plot.png")
     console = Console(highlight=False)
     show_parameters(console, posterior["posterior"].isel(chain=0, draw=0), smoothed)
     show_switches(console, series, smoothed)
@@ -174,7 +170,7 @@ def fit_and_write(model: SwitchingSSM, series: TableSeries, out: Path, **options
 def in_order(fit: Fit) -> Fit:
     """The same fit with its states numbered from the lowest level to the highest."""
     order = state_levels(fit.model.emission, fit.model.values).argsort(stable=True)
-    model = fit.model.with_values(reordered(fit.model.emission, fit.model.values, order))
+    model = fit.model.with_values(reordered(fit.model.known, fit.model.values, order))
     return replace(fit, model=model, empty_states=fit.empty_states[order], collapsed_states=fit.collapsed_states[order])
 
 
@@ -199,8 +195,8 @@ def beside(observed: pd.DataFrame, results: dict[str, Any]) -> pd.DataFrame:
 
 def forecast_table(
     saved: SavedModel, series: TableSeries, horizon: int, level: float, coming: Path | None
-) -> tuple[pd.DataFrame, np.ndarray | None]:
-    """A row for each step ahead, and the standardised covariates of the whole series and the horizon."""
+) -> tuple[pd.DataFrame, Series]:
+    """A row for each step ahead, and the series with what drives it over the horizon."""
     if horizon < 1:
         raise ValueError(f"--horizon: got {horizon}, expected at least 1.")
     if not 0 < level < 1:
@@ -210,37 +206,52 @@ def forecast_table(
     if ahead is not None:
         past = standardised(series.covariates, saved.covariates)
         assert past is not None
-        drivers = np.concatenate([numbers(past), ahead])
-    forecast = saved.model.forecast(series.observed, horizon, covariates=drivers)
+        drivers = np.concatenate([past, ahead])
+    observed = saved.model.read(series.observed, horizon=horizon, covariates=drivers)
+    forecast = saved.model.forecast(observed, horizon)
     lower, upper = forecast.interval(level)
     columns = {}
     for f, name in enumerate(series.observed.columns):
         columns |= {name: forecast.mean[:, f], f"{name}_lower": lower[:, f], f"{name}_upper": upper[:, f]}
-    columns |= {f"state_{k}": forecast.state[:, k] for k in range(saved.model.n_states)}
-    if saved.model.dynamics.holds:
-        columns["redraw"] = forecast.redraw
+    states = forecast.state if isinstance(forecast.state, tuple) else (forecast.state,)
+    for chain, state in zip(_chains(saved.model), states, strict=True):
+        columns |= {f"state{chain}_{k}": state[:, k] for k in range(state.shape[-1])}
+    if saved.model.holds:
+        columns |= _by_chain("redraw", forecast.redraw, saved.model)
     index = series.observed.index
     labels = pd.Index([label_text(label) for label in following(index, horizon)], name=index.name)
-    return pd.DataFrame({name: column.numpy() for name, column in columns.items()}, index=labels), drivers
+    return pd.DataFrame({name: column.numpy() for name, column in columns.items()}, index=labels), observed
 
 
 def sample_table(saved: SavedModel, steps: int, seed: int, coming: Path | None) -> pd.DataFrame:
     """A new series with its states and redraws."""
     if steps < 1:
         raise ValueError(f"--steps: got {steps}, expected at least 1.")
-    drawn = saved.model.simulate(steps, covariates=coming_covariates(saved, coming, steps), seed=seed)
-    n_features = saved.model.emission.n_features
+    drivers = coming_covariates(saved, coming, steps)
+    drawn = saved.model.simulate(steps, seed=seed, **({} if drivers is None else {"covariates": drivers}))
+    n_features = saved.model.n_features
     names = saved.columns or ([f"x_{f}" for f in range(n_features)] if n_features > 1 else ["x"])
     table = pd.DataFrame(drawn.x.numpy(), columns=names, index=pd.RangeIndex(steps, name="step"))
-    results = {"state": drawn.path.numpy()}
-    if saved.model.dynamics.holds:
-        results["redraw"] = drawn.redraw.numpy().astype(int)
-    return beside(table, results)
+    results = _by_chain("state", drawn.path, saved.model)
+    if saved.model.holds:
+        results |= _by_chain("redraw", drawn.redraw.int(), saved.model)
+    return beside(table, {name: column.numpy() for name, column in results.items()})
+
+
+def _chains(model: Any) -> list[str]:
+    """What the names of columns add for each chain; nothing where there is only one."""
+    return [f"_{d + 1}" for d in range(len(model.n_states))] if isinstance(model.n_states, tuple) else [""]
+
+
+def _by_chain(name: str, table: Any, model: Any) -> dict[str, Any]:
+    """A column for each chain of a table [T], or [T, D]."""
+    columns = table.reshape(len(table), -1).unbind(-1)
+    return {f"{name}{chain}": column for chain, column in zip(_chains(model), columns, strict=True)}
 
 
 def coming_covariates(saved: SavedModel, path: Path | None, steps: int) -> np.ndarray | None:
     """The standardised covariates of the steps to come, `[steps, C]`; None for a model without any."""
-    n_covariates = saved.model.dynamics.n_covariates
+    n_covariates = saved.model.n_covariates
     if not n_covariates:
         if path is not None:
             raise ValueError("--covariates: this model has none; leave the option out.")
@@ -258,7 +269,7 @@ def coming_covariates(saved: SavedModel, path: Path | None, steps: int) -> np.nd
         )
     drivers = standardised(table.iloc[:steps], saved.covariates)
     assert drivers is not None
-    return numbers(drivers)
+    return drivers.to_numpy()
 
 
 # ---- writing -------------------------------------------------------------------------------------------------------

@@ -86,6 +86,7 @@ def show_course(console: Console, fit: Fit) -> None:
         f"EM: objective {float(fit.objective[-1]):.6g} after {fit.steps} steps, {end}; best of {restarts} start(s)."
     )
     for name, states in (("empty", fit.empty_states), ("collapsed onto a single point", fit.collapsed_states)):
+        assert not isinstance(states, tuple)
         if states.any():
             which = ", ".join(str(k) for k in states.nonzero()[:, 0].tolist())
             console.print(

@@ -278,7 +278,7 @@ print(f"VMP's 90% interval of the redraw probability has {ratio['redraw probabil
 macro = pd.read_csv("data/us_macro.csv", index_col="quarter")[["infl", "unemp"]]
 half, zero = torch.full((2,), 0.5, dtype=torch.float64), torch.zeros(2, 2, dtype=torch.float64)
 economy = sh.FactorialSSM(half, [half, half], [zero, zero], torch.eye(2, dtype=torch.float64)).fit(
-    macro, progress=False
+    macro, "vmp", progress=False
 )
 effects = torch.stack([loc[loc[:, 0].argmax()] - loc[loc[:, 0].argmin()] for loc in economy.model.loc])
 together = int((effects[:, 0] * effects[:, 1]).argmax())
@@ -298,7 +298,7 @@ pd.DataFrame(effects.numpy(), names, ["inflation, points", "unemployment, points
 # %%
 exact_states, beliefs = economy.model.smooth(macro), economy.model.infer(macro)
 worst = max(float((a - b).abs().max()) for a, b in zip(exact_states.state, beliefs.state, strict=True))
-gap = float(exact_states.log_evidence - beliefs.elbo[-1])
+gap = float(exact_states.log_normalizer - beliefs.elbo[-1])
 print(f"largest error of a marginal {worst:.3f}; the bound lies {gap:.2f} nats below log p(x)")
 assert gap > 0
 assert worst < 0.25
@@ -339,7 +339,7 @@ truth = sh.LayeredSSM(
     state_probs=half,
 )
 series = truth.simulate(400, (4,), seed=3)
-layered = truth.fit(series.x, progress=False)
+layered = truth.fit(series.x, "vmp", progress=False)
 learned = layered.model.tables[0][:, layered.model.values["loc"][:, 0].argsort()]
 learned = learned[learned[:, 2].argsort()]
 assert layered.converged

@@ -41,8 +41,9 @@ import pyro
 import samplehold as sh
 import torch
 from IPython.display import display
-from samplehold.models import information_sweep, one_hot, price_of_exactness, redrawn_start, token_marginal
-from samplehold.models.studies.next_token import train_next_token
+from samplehold.models.bridge.correspondence import one_hot, redrawn_start, token_marginal
+from samplehold.models.studies.information import information_sweep
+from samplehold.models.studies.next_token import price_of_exactness, train_next_token
 
 plt.rcParams.update({"figure.dpi": 100, "font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
 plt.rcParams.update({"axes.titlesize": 10, "axes.titlelocation": "left", "legend.frameon": False})

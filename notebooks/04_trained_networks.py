@@ -37,10 +37,12 @@ import pandas as pd
 import samplehold as sh
 import torch
 from IPython.display import display
-from samplehold.models import Comparison, compare_layers, one_hot, truncate
-from samplehold.models.studies import forgetting, stability
-from samplehold.models.studies.forgetting import certificate
+from samplehold import Comparison
+from samplehold.models.bridge.correspondence import compare_layers, one_hot
+from samplehold.models.networks.truncated import truncate
+from samplehold.models.studies.forgetting import certificate, forgetting
 from samplehold.models.studies.next_token import train_next_token
+from samplehold.models.studies.stability import stability
 
 plt.rcParams.update({"figure.dpi": 100, "font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
 plt.rcParams.update({"axes.titlesize": 10, "axes.titlelocation": "left", "legend.frameon": False})

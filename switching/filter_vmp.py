@@ -11,12 +11,13 @@ The second line makes q depend on the state; a minGRU reads it from x alone, whi
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from ..inference.message_passing.stepwise.op import VMPFiltered, filter_steps
+from .data.series import Given
 from .model import SwitchingSSM
 
 __all__ = ["VMPFiltered", "filter_vmp"]
@@ -28,10 +29,7 @@ def filter_vmp(
     gate: str | Tensor | Callable[[Tensor], Tensor] = "posterior",
     sweeps: int = 4,
     form: str = "mean_field",
-    *,
-    lengths: Any = None,
-    covariates: Any = None,
-    dt: Any = None,
+    **given: Unpack[Given],
 ) -> VMPFiltered:
     r"""Q(s_t) and Q(z_t = 1) at every step, given the observations up to it, by mean field on (z_t, s_t).
 
@@ -57,28 +55,27 @@ def filter_vmp(
     """
     if not model.dynamics.holds:
         raise ValueError(f"model: has dynamics {model.dynamics}, expected Copy(n_states).")
-    series = model.read(x, lengths)
-    observed, values = series.values, model.values_like(series.values)
-    drive = model._drive(covariates, dt, observed, series.batch_shape, observed.shape[-2])
+    series = model.read(x, **given)
+    observed, values = series.observations, model.values_like(series.observations)
     redrawn, held = model.emission.log_likelihood(observed, values)
-    log_rho, log_hold = model.dynamics.log_gate(values, drive, len(series.batch_shape))
+    log_rho, log_hold = model.dynamics.log_gate(values, series.drive, len(series.batch_shape))
     log_odds = (log_rho - log_hold).expand(observed.shape[:-1])
     log_state = values["state_probs"].log()
     if isinstance(gate, str):
-        given = None
+        opened = None
         if gate == "input":
             drawn = (log_state + redrawn).logsumexp(-1)
             kept = (log_state + held.expand_as(redrawn)).logsumexp(-1)
-            given = torch.sigmoid(log_odds + drawn - kept)
+            opened = torch.sigmoid(log_odds + drawn - kept)
         elif gate != "posterior":
             raise ValueError(f'gate: got {gate!r}, expected "posterior", "input", a tensor or a function of x.')
     else:
-        given = _read_gate(gate, observed)
-    return filter_steps(redrawn, held, log_state, log_odds, None, given, series.lengths, sweeps, form)
+        opened = _read_gate(gate, observed)
+    return filter_steps(redrawn, held, log_state, log_odds, None, opened, series.lengths, sweeps, form)
 
 
 def _read_gate(gate: Tensor | Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    given = torch.as_tensor(gate if isinstance(gate, Tensor) else gate(x)).to(x)
-    if given.shape != x.shape[:-1]:
-        raise ValueError(f"gate: got shape {list(given.shape)}, expected {list(x.shape[:-1])}: a probability a step.")
-    return given
+    opened = torch.as_tensor(gate if isinstance(gate, Tensor) else gate(x)).to(x)
+    if opened.shape != x.shape[:-1]:
+        raise ValueError(f"gate: got shape {list(opened.shape)}, expected {list(x.shape[:-1])}: a probability a step.")
+    return opened

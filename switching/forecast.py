@@ -4,6 +4,7 @@ $$p(x_{T+h} \mid x_{1:T}) = \sum_{s, z} P(s_{T+h} = s, z_{T+h} = z \mid x_{1:T})
 """
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -11,9 +12,11 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
-from .emissions import Emission
-from .emissions.contract import ByGate
+from ..inference.numerics.randomness import Seed
+from .emissions.contract import ByGate, Emission
 from .parameters import Parameters
+from .problem import Problem
+from .seeding import seeded
 
 
 class StateMixture(TorchDistribution):
@@ -58,12 +61,30 @@ class StateMixture(TorchDistribution):
         return sum((w.unsqueeze(-1) * q).sum(-2) for w, q in zip(self.weights, quantity, strict=True))  # type: ignore[return-value]
 
 
+class Interval(NamedTuple):
+    """Lower and upper ends of central intervals: tensors, or tensors by name of a parameter."""
+
+    lower: Any
+    upper: Any
+
+
 @dataclass(frozen=True)
 class Forecast:
-    """State and observation at horizons 1..H after the last step of each sequence."""
+    """State and observation at horizons 1..H after the last step of each sequence.
 
-    state: Float[Tensor, "*b H K"]
-    redraw: Float[Tensor, "*b H"]
+    Of a model of several chains, `state` holds a table for each chain and `redraw` a column.
+
+    Example:
+        >>> import samplehold as sh
+        >>> model = sh.SwitchingSSM(sh.Copy(n_states=2), sh.Normal())
+        >>> model = model.with_values(redraw_prob=0.1, state_probs=[0.5, 0.5], loc=[[0.0], [5.0]], scale=[[1.0], [1.0]])
+        >>> model.forecast([0.2, -0.1, 5.3, 4.9], horizon=2).mean.round(decimals=2)
+        tensor([[4.7500],
+                [4.5200]], dtype=torch.float64)
+    """
+
+    state: Float[Tensor, "*b H K"] | tuple[Float[Tensor, "*b H _"], ...]
+    redraw: Float[Tensor, "*b H"] | Float[Tensor, "*b H D"]
     observation: StateMixture
     mean: Float[Tensor, "*b H F"]
     variance: Float[Tensor, "*b H F"]
@@ -75,14 +96,33 @@ class Forecast:
         state = weights.redrawn + weights.held
         return Forecast(state, weights.redrawn.sum(-1), observation, observation.mean, observation.variance)
 
-    def interval(self, level: float = 0.9, n: int = 20_000, seed: int = 0) -> tuple[Tensor, Tensor]:
-        """Lower and upper ends of the central interval of each feature, `[*b, H, F]` twice, from n draws."""
-        if not 0 < level < 1:
-            raise ValueError(f"level: got {level}, expected a probability between 0 and 1, such as 0.9.")
-        like = self.state
-        with torch.random.fork_rng(devices=[like.device] if like.is_cuda else []):
-            torch.random.manual_seed(seed)
-            draws = self.observation.sample((n,))
-        ordered = draws.sort(dim=0).values
-        tail = round((1 - level) / 2 * (n - 1))
-        return ordered[tail], ordered[n - 1 - tail]
+    def interval(self, level: float = 0.9, n: int = 20_000, seed: Seed = 0) -> Interval:
+        """Lower and upper ends of the central interval of each feature, `[*b, H, F]`, from the quantiles of n draws."""
+        with seeded(seed, self.mean):
+            return central_interval(self.observation.sample((n,)), level)
+
+
+def central_interval(draws: Float[Tensor, "n *d"], level: float) -> Interval:
+    """The central interval of each number that was drawn n times."""
+    check_level(level)
+    tail = round((1 - level) / 2 * (len(draws) - 1)) + 1
+    return Interval(draws.kthvalue(tail, dim=0).values, draws.kthvalue(len(draws) + 1 - tail, dim=0).values)
+
+
+def check_level(level: float) -> None:
+    """Raise ValueError unless this is the probability of an interval."""
+    if not 0 < level < 1:
+        raise ValueError(f"level: got {level}, expected a probability between 0 and 1, such as 0.9.")
+
+
+def check_horizon(horizon: object) -> None:
+    """Raise ValueError unless this is a number of steps."""
+    if not isinstance(horizon, int) or isinstance(horizon, bool) or horizon < 1:
+        raise ValueError(f"horizon: got {horizon!r}, expected a number of steps of at least 1.")
+
+
+def look_ahead(problem: Problem, values: Parameters, horizon: int) -> ByGate:
+    """P(s, z | x) at each of the `horizon` steps after the last one: `[*r, *b, H, K]` for z = 1 and for z = 0."""
+    state, last = problem.chain(values).filter().state, problem.series.last[..., None, None]
+    belief = state.gather(-2, last.expand(*state.shape[:-2], 1, state.shape[-1])).squeeze(-2)
+    return problem.dynamics.propagate(values, belief, problem.series.ahead, horizon)

@@ -9,10 +9,12 @@ them; `with_values` or `fit` gives it values, and then every inference below is 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
+import pyro
 import torch
 from jaxtyping import Float
 from pyro.nn import PyroModule
@@ -20,14 +22,20 @@ from torch import Tensor
 
 from ..inference.chains.contract import Chain, Filtered, Sampled, Smoothed, Viterbi
 from ..inference.numerics.randomness import Seed
-from .data.series import Sequences, read_sequences, to_tensor
-from .dynamics import Drive, Dynamics
-from .emissions import Emission, Gated
-from .forecast import Forecast
-from .parameters import Parameters, log_prior, sample_sites
-from .program import PathMixture, Simulated, explicit_program
+from .data.series import Given, Series, read_series, to_tensor
+from .dynamics.contract import Dynamics
+from .emissions.contract import Emission
+from .forecast import Forecast, check_horizon, look_ahead
+from .parameters import Named, Parameter, Parameters, described
+from .priors import log_prior, sample_sites
+from .problem import Problem
+from .program import PathMixture, Simulated, explicit_program, sequence_plates
+from .seeding import seeded
 
 if TYPE_CHECKING:
+    import arviz as az
+    from matplotlib.figure import Figure
+
     from .fitting.fit import Fit
 
 
@@ -42,24 +50,36 @@ class StreamState:
 
 @dataclass(frozen=True)
 class StreamOutput:
-    """What one observation of a stream says."""
+    """What one observation of a stream says; of a model of several chains, of each one."""
 
-    state: Float[Tensor, "*b K"]
-    redraw: Float[Tensor, "*b"]
+    state: Float[Tensor, "*b K"] | tuple[Float[Tensor, "*b _"], ...]
+    redraw: Float[Tensor, "*b"] | Float[Tensor, "*b D"]
     log_increment: Float[Tensor, "*b"]
 
 
-class SwitchingSSM(PyroModule):
+class SwitchingSSM(Named, PyroModule):
     """A switching state-space model.
 
     Arguments:
         dynamics: `Copy(n_states)` or `Markov(n_states)`.
         emission: `Normal(n_features)`, `MultivariateNormal(n_features)`, `Categorical(n_categories)`,
-            `Bernoulli(n_features)`, `Poisson(n_features)` or `Gated(emission, background)`.
+            `Bernoulli(n_features)`, `Poisson(n_features)`, `Gated(emission, background)`, or one of your own.
 
     Every method that takes `x` takes it as a tensor `[T]`, `[T, F]` or `[*batch, T, F]`, a numpy array, a pandas object
     or a list of ragged sequences, with NaN for what is missing, and `lengths`; with `Copy` dynamics also `covariates
-    [*batch, T, C]` and `dt [*batch, T]`, the gap before each step. Results have the batch axes of `x`.
+    [*batch, T, C]` and `dt [*batch, T]`, the gap before each step. `read` makes all of these one `Series`, which every
+    method takes in their place. Results have the batch axes of `x`.
+
+    Raises:
+        TypeError: dynamics or an emission that is none.
+        ValueError: an emission that differs between redrawn and held steps, of which these dynamics have none.
+
+    Example:
+        >>> import samplehold as sh
+        >>> model = sh.SwitchingSSM(sh.Copy(n_states=2), sh.Normal(n_features=1))
+        >>> fit = model.fit([0.1, -0.2, 0.0, 5.1, 4.8, 5.0], progress=False)
+        >>> fit.model.smooth([0.2, -0.1, 5.3, 4.9]).state.argmax(-1).unique_consecutive(return_counts=True)[1]
+        tensor([2, 2])
     """
 
     def __init__(self, dynamics: Dynamics, emission: Emission) -> None:
@@ -73,8 +93,10 @@ class SwitchingSSM(PyroModule):
         n_features = emission.n_features
         if not isinstance(n_features, int) or n_features < 1:
             raise ValueError(f"n_features: got {n_features!r}, expected an integer of at least 1.")
-        if isinstance(emission, Gated) and not dynamics.holds:
-            raise ValueError("emission: Gated needs Copy dynamics; a Markov chain has no held steps.")
+        if len(emission.parts) > 1 and not dynamics.holds:
+            raise ValueError(
+                f"emission: {emission.name} needs Copy dynamics; {dynamics.name} dynamics have no held steps."
+            )
         self.dynamics, self.emission = dynamics, emission
         self.prior: Parameters = dynamics.default_prior() | emission.default_prior(dynamics.n_states, None)
         self._names: tuple[str, ...] = ()
@@ -83,12 +105,37 @@ class SwitchingSSM(PyroModule):
     def n_states(self) -> int:
         return self.dynamics.n_states
 
+    @property
+    def n_features(self) -> int:
+        """F, the length of one observation."""
+        return self.emission.n_features
+
+    @property
+    def n_covariates(self) -> int:
+        """C, the number of covariates that drive it."""
+        return self.dynamics.n_covariates
+
+    @property
+    def holds(self) -> bool:
+        """Whether a step may hold its state, so that there is a gate."""
+        return self.dynamics.holds
+
     # ---- parameters ------------------------------------------------------------------------------------------------
 
     @property
     def values(self) -> Parameters:
         """The parameter values by name; empty while the model has only a prior."""
         return {name: getattr(self, name) for name in self._names}
+
+    @property
+    def known(self) -> dict[str, Parameter]:
+        """What is known of each parameter besides its values: axes, support, the form in which people give it."""
+        return self.dynamics.parameters | dict(self.emission.parameters)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The lengths of the parameters' axes."""
+        return self.dynamics.sizes | self.emission.sizes
 
     def with_values(self, values: Mapping[str, Any] | None = None, /, **named: Any) -> "SwitchingSSM":
         """The same model with these parameter values, e.g. `redraw_prob=0.1, state_probs=[...], loc=[[...]],
@@ -98,15 +145,10 @@ class SwitchingSSM(PyroModule):
             ValueError: a parameter is missing, unknown, or outside its space.
         """
         given = {name: to_tensor(value, name) for name, value in {**(values or {}), **named}.items()}
-        own = self.dynamics.check_values(given) | self.emission.check_values(given)
-        unknown = set(given) - set(own) - {"scale", "covariance", "background_scale", "background_covariance"}
+        own = self.dynamics.check_values(given) | self.emission.check_values(given, self.n_states)
+        unknown = set(given) - set(own) - {p.shown.name for p in self.known.values() if p.shown}
         if unknown:
             raise ValueError(f"values: got unknown parameter(s) {sorted(unknown)}; this model has {sorted(own)}.")
-        for name, dims in self.emission.event_dims.items():
-            n_states = own[name].shape[own[name].ndim - 1 - dims]
-            expected = 1 if name.startswith("background_") else self.n_states
-            if n_states != expected:
-                raise ValueError(f"{name}: got {n_states} rows, but the model has {expected} state(s) here.")
         return self._copy(own, self.prior)
 
     def without_values(self) -> "SwitchingSSM":
@@ -121,11 +163,12 @@ class SwitchingSSM(PyroModule):
                 raise ValueError(f"prior: got {name} of shape {tuple(table.shape)}, expected {expected}.")
         return self._copy(self.values, self.prior | prior)
 
-    def scaled_to(self, x: Any) -> "SwitchingSSM":
-        """The same model with the emission's prior scaled to the observations x, as `fit` does."""
-        series = self.read(x)
-        rows = series.values.reshape(-1, self.emission.n_features)
-        prior = self.dynamics.default_prior() | self.emission.default_prior(self.n_states, rows)
+    def scaled_to(self, x: Any, **given: Unpack[Given]) -> "SwitchingSSM":
+        """The same model with the emission's prior scaled to the observations x, as `fit` does; what drives the
+        dynamics may be left out."""
+        series = x if isinstance(x, Series) else read_series(x, self.emission.n_features, **given)
+        self.emission.check(series.observations)
+        prior = self.dynamics.default_prior() | self.emission.default_prior(self.n_states, series.rows)
         return self._copy(self.values, prior)
 
     def _copy(self, values: Parameters, prior: Parameters) -> "SwitchingSSM":
@@ -142,163 +185,172 @@ class SwitchingSSM(PyroModule):
             raise ValueError("model: has no parameter values yet; use model.fit(x).model, or model.with_values(...).")
         return {name: value.to(x) for name, value in self.values.items()}
 
-    def prior_like(self, x: Tensor) -> Parameters:
-        """The prior's hyperparameters in the dtype and on the device of x."""
-        return {name: table.to(x) for name, table in self.prior.items()}
-
     def log_prior(self, values: Parameters) -> Tensor:
         """Log density of the prior at parameter values: `[*r]`."""
-        prior = self.prior_like(next(iter(values.values())))
+        prior = self._prior_like(next(iter(values.values())))
         return log_prior(self.dynamics.sites(prior) + self.emission.sites(prior), values)
 
     def describe(self) -> Parameters:
         """The parameter values as a reader knows them: scales and covariances rather than precisions."""
-        return self.dynamics.describe({n: v for n, v in self.values.items() if n not in self.emission.event_dims}) | (
-            self.emission.describe(self.values)
-        )
+        return described(self.known, self.values)
+
+    # ---- what was observed -----------------------------------------------------------------------------------------
+
+    def read(self, x: Any, *, horizon: int = 0, **given: Unpack[Given]) -> Series:
+        """The observations, what drives them and their labels as one `Series`, checked against this model.
+
+        Arguments:
+            x, lengths, covariates, dt: as in every method. A Series comes back as it is, once it has been checked.
+            horizon: number of steps to come, for which covariates and gaps are given too: `[*batch, T + horizon, ...]`.
+
+        Raises:
+            ValueError: see `data.series.read_series`; values outside the emission's support; covariates or gaps that do
+                not fit the dynamics or the series.
+        """
+        if isinstance(x, Series):
+            extra = [name for name, value in given.items() if value is not None]
+            if extra:
+                raise ValueError(f"{extra[0]}: got some besides a Series, which has its own; leave it out.")
+            series = x
+        else:
+            series = read_series(x, self.emission.n_features, **given)
+        if series.checked is not None and all(a is b for a, b in zip(series.checked, self._parts, strict=True)):
+            return series
+        if series.observations.shape[-1] != self.emission.n_features:
+            raise ValueError(
+                f"x: got {series.observations.shape[-1]} feature(s), but the emission has {self.emission.n_features}."
+            )
+        self.emission.check(series.observations)
+        n_steps = series.n_steps + horizon
+        if isinstance(x, Series):
+            n_steps = max(series.n_steps, series.n_driven)
+        self.dynamics.check_drive(series.whole_drive, series.batch_shape, n_steps)
+        return replace(series, checked=self._parts)
+
+    def problem(self, x: Any, *, horizon: int = 0, **given: Unpack[Given]) -> Problem:
+        """This model's dynamics, emission and prior, and the series x: what every kind of inference takes."""
+        series = self.read(x, horizon=horizon, **given)
+        return Problem(self.dynamics, self.emission, series, self._prior_like(series.observations))
+
+    def _prior_like(self, x: Tensor) -> Parameters:
+        return {name: table.to(x) for name, table in self.prior.items()}
+
+    @property
+    def _parts(self) -> tuple[Dynamics, Emission]:
+        return self.dynamics, self.emission
+
+    @property
+    def _like(self) -> Tensor:
+        """A tensor of the dtype and device in which the model computes where it is given none."""
+        return next(iter((self.values or self.prior).values()))
 
     # ---- the Pyro program ------------------------------------------------------------------------------------------
 
     def forward(
-        self,
-        x: Any = None,
-        *,
-        lengths: Any = None,
-        n_steps: int | None = None,
-        batch_shape: tuple[int, ...] = (),
-        covariates: Any = None,
-        dt: Any = None,
+        self, x: Any = None, *, n_steps: int | None = None, batch_shape: tuple[int, ...] = (), **given: Unpack[Given]
     ) -> Tensor:
         """The generative program with a site for every gate, state and observation; conditioned on x where given."""
-        series, n_steps, batch_shape = self._extent(x, lengths, n_steps, batch_shape)
-        like = self._reference(series)
-        drive = self._drive(covariates, dt, like, batch_shape, n_steps)
-        observed = None if series is None else series.values
-        counts = None if series is None else series.lengths
-        return explicit_program(
-            self.dynamics, self.emission, self._drawn(like), observed, n_steps, torch.Size(batch_shape), drive, counts
-        )
+        problem = self._extent(x, n_steps, batch_shape, given)
+        return explicit_program(problem, self._drawn(problem), observed=x is not None)
 
     def collapsed(
-        self,
-        x: Any = None,
-        *,
-        lengths: Any = None,
-        n_steps: int | None = None,
-        batch_shape: tuple[int, ...] = (),
-        covariates: Any = None,
-        dt: Any = None,
+        self, x: Any = None, *, n_steps: int | None = None, batch_shape: tuple[int, ...] = (), **given: Unpack[Given]
     ) -> Tensor:
         """The same density with the paths summed out: one site `x`, whose log probability is the chain's
         log-normaliser."""
-        import pyro
-
-        series, n_steps, batch_shape = self._extent(x, lengths, n_steps, batch_shape)
-        like = self._reference(series)
-        drive = self._drive(covariates, dt, like, batch_shape, n_steps)
-        counts = None if series is None else series.lengths
-        mixture = PathMixture(
-            self.dynamics, self.emission, self._drawn(like), n_steps, torch.Size(batch_shape), drive, counts
-        )
-        with pyro.plate_stack("sequences", batch_shape):
-            return pyro.sample("x", mixture, obs=None if series is None else series.values)
+        problem = self._extent(x, n_steps, batch_shape, given)
+        mixture = PathMixture(problem, self._drawn(problem))
+        with ExitStack() as scope:
+            for plate in sequence_plates(problem.series.batch_shape):
+                scope.enter_context(plate)
+            return pyro.sample("x", mixture, obs=None if x is None else problem.series.observations)
 
     def simulate(
-        self,
-        n_steps: int,
-        batch_shape: tuple[int, ...] = (),
-        *,
-        covariates: Any = None,
-        dt: Any = None,
-        seed: int | None = None,
+        self, n_steps: int, batch_shape: tuple[int, ...] = (), *, seed: Seed = None, **given: Unpack[Given]
     ) -> Simulated:
         """Draw sequences from the model with its values; a seed makes the draw repeatable and leaves global state
         alone."""
-        like = self._reference(None)
-        drive = self._drive(covariates, dt, like, batch_shape, n_steps)
-        mixture = PathMixture(
-            self.dynamics, self.emission, self.values_like(like), n_steps, torch.Size(batch_shape), drive
-        )
-        if seed is None:
-            return mixture.simulate()
-        with torch.random.fork_rng(devices=[like.device] if like.is_cuda else []):
-            torch.random.manual_seed(seed)
+        problem = self._extent(None, n_steps, batch_shape, given)
+        like = problem.series.observations
+        mixture = PathMixture(problem, self.values_like(like))
+        with seeded(seed, like):
+            if seed is None:
+                return mixture.simulate()
             of_paths = int(torch.randint(2**62, ()))  # a stream of its own: equal seeds would tie noise to gates
             return mixture.simulate(seed=torch.Generator(like.device).manual_seed(of_paths))
 
+    def _extent(self, x: Any, n_steps: int | None, batch_shape: tuple[int, ...], given: Given) -> Problem:
+        """The problem of x, or without x one of so many steps at which nothing was observed."""
+        if x is not None:
+            return self.problem(x, **given)
+        if n_steps is None or n_steps < 1:
+            raise ValueError(f"n_steps: got {n_steps}; without x, give the number of steps to draw.")
+        shape = (*batch_shape, n_steps, self.emission.n_features)
+        return self.problem(self._like.new_full(shape, torch.nan), **given)
+
+    def _drawn(self, problem: Problem) -> Parameters:
+        """The values, or where there are none a draw from the prior as Pyro sites."""
+        return self.values_like(problem.series.observations) if self._names else sample_sites(problem.sites)
+
     # ---- inference given the values --------------------------------------------------------------------------------
 
-    def log_evidence(self, x: Any, *, lengths: Any = None, covariates: Any = None, dt: Any = None) -> Tensor:
+    def log_evidence(self, x: Any, **given: Unpack[Given]) -> Tensor:
         """log p(x | values), every path summed out: `[*batch]`; differentiable in the values."""
-        return self.chain(x, lengths=lengths, covariates=covariates, dt=dt).log_normalizer()
+        return self.chain(x, **given).log_normalizer()
 
-    def filter(self, x: Any, *, lengths: Any = None, covariates: Any = None, dt: Any = None) -> Filtered:
+    def filter(self, x: Any, **given: Unpack[Given]) -> Filtered:
         """P(s_t | x_1..t) and P(z_t = 1 | x_1..t) at every step, and log p(x_t | x_1..t-1)."""
-        return self.chain(x, lengths=lengths, covariates=covariates, dt=dt).filter()
+        return self.chain(x, **given).filter()
 
-    def smooth(self, x: Any, *, lengths: Any = None, covariates: Any = None, dt: Any = None) -> Smoothed:
+    def smooth(self, x: Any, **given: Unpack[Given]) -> Smoothed:
         """P(s_t | x) and P(z_t = 1 | x) at every step, given the whole series."""
-        return self.chain(x, lengths=lengths, covariates=covariates, dt=dt).smooth()
+        return self.chain(x, **given).smooth()
 
-    def viterbi(self, x: Any, *, lengths: Any = None, covariates: Any = None, dt: Any = None) -> Viterbi:
+    def viterbi(self, x: Any, **given: Unpack[Given]) -> Viterbi:
         """The most probable path of states and gates."""
-        return self.chain(x, lengths=lengths, covariates=covariates, dt=dt).viterbi()
+        return self.chain(x, **given).viterbi()
 
-    def sample_posterior(
-        self,
-        x: Any,
-        n: int,
-        *,
-        lengths: Any = None,
-        covariates: Any = None,
-        dt: Any = None,
-        seed: Seed = None,
-    ) -> Sampled:
+    def sample_posterior(self, x: Any, n: int, seed: Seed = None, **given: Unpack[Given]) -> Sampled:
         """n independent paths from the posterior given the whole series: `path [n, *batch, T]`."""
-        return self.chain(x, lengths=lengths, covariates=covariates, dt=dt).sample(n, seed)
+        return self.chain(x, **given).sample(n, seed)
 
-    def chain(self, x: Any, *, lengths: Any = None, covariates: Any = None, dt: Any = None) -> Chain:
+    def chain(self, x: Any, **given: Unpack[Given]) -> Chain:
         """The chain over paths that x defines: every exact algorithm of `inference` in one object."""
-        series = self.read(x, lengths)
-        drive = self._drive(covariates, dt, series.values, series.batch_shape, series.values.shape[-2])
-        values = self.values_like(series.values)
-        likelihood = self.emission.log_likelihood(series.values, values)
-        return self.dynamics.chain(values, likelihood, drive, series.lengths)
+        problem = self.problem(x, **given)
+        return problem.chain(self.values_like(problem.series.observations))
 
-    def forecast(
-        self, x: Any, horizon: int, *, lengths: Any = None, covariates: Any = None, dt: Any = None
-    ) -> Forecast:
+    def forecast(self, x: Any, horizon: int, **given: Unpack[Given]) -> Forecast:
         """States and observations at each of the `horizon` steps after the last one of x.
 
         With covariates or gaps, give those of the future too: `[*batch, T + horizon, C]` and `[*batch, T + horizon]`,
         for sequences of equal length.
         """
-        if not isinstance(horizon, int) or horizon < 1:
-            raise ValueError(f"horizon: got {horizon!r}, expected a number of steps of at least 1.")
-        series = self.read(x, lengths)
-        n_steps, batch = series.values.shape[-2], series.batch_shape
-        whole = self._drive(covariates, dt, series.values, batch, n_steps + horizon)
-        if series.lengths is not None and (whole.covariates is not None or whole.dt is not None):
-            raise ValueError(
-                "lengths: forecasts with covariates or dt need sequences of equal length; forecast one at a time."
-            )
-        values = self.values_like(series.values)
-        likelihood = self.emission.log_likelihood(series.values, values)
-        filtered = self.dynamics.chain(values, likelihood, whole.at(slice(0, n_steps)), series.lengths).filter()
-        belief = filtered.state[..., -1, :]
-        if series.lengths is not None:
-            last = (series.lengths - 1)[..., None, None].expand(*batch, 1, self.n_states)
-            belief = filtered.state.gather(-2, last).squeeze(-2)
-        future = whole.at(slice(n_steps, None))
-        return Forecast.of(self.emission, values, self.dynamics.propagate(values, belief, future, horizon))
+        check_horizon(horizon)
+        problem = self.problem(x, horizon=horizon, **given)
+        problem.series.check_ahead(horizon)
+        values = self.values_like(problem.series.observations)
+        return Forecast.of(self.emission, values, look_ahead(problem, values, horizon))
+
+    def product_of(self, values: Parameters) -> Parameters:
+        """Parameters as those of the chain in `problem`: these themselves."""
+        return values
+
+    def probabilities(self, chain: Chain, values: Parameters) -> dict[str, tuple[Tensor, tuple[str, ...]]]:
+        """What a reader asks of the whole series, by name: probabilities `[*r, *b, T, ...]`, and their axes after time.
+
+        They are of the states; of a redraw, where there is a gate; and of a change of state, which is less.
+        """
+        smoothed = chain.smooth()
+        redraw = {} if smoothed.redraw is None else {"redraw_probability": (smoothed.redraw, ())}
+        change: dict[str, Any] = {"change_probability": (chain.change_probability(), ())}
+        return {"state_probability": (smoothed.state, ("state",))} | redraw | change
 
     # ---- streams ---------------------------------------------------------------------------------------------------
 
     def start(self, batch_shape: tuple[int, ...] = ()) -> StreamState:
         """The state of a batch of streams before their first observation."""
-        like = self._reference(None)
-        self.values_like(like)
-        return StreamState(None, like.new_zeros(batch_shape), 0)
+        self.values_like(self._like)
+        return StreamState(None, self._like.new_zeros(batch_shape), 0)
 
     def update(
         self, state: StreamState, x_t: Any, *, covariates: Any = None, dt: Any = None
@@ -314,17 +366,21 @@ class SwitchingSSM(PyroModule):
             x_t = x_t.unsqueeze(-1)
         if tuple(x_t.shape) != (*batch, self.emission.n_features):
             raise ValueError(f"x_t: got shape {tuple(x_t.shape)}, expected {(*batch, self.emission.n_features)}.")
-        values = self.read(x_t.unsqueeze(-2)).values
-        one = [None if d is None else to_tensor(d, "drive").unsqueeze(len(batch)) for d in (covariates, dt)]
-        drive = self._drive(one[0], one[1], values, batch, 1)
-        own = self.values_like(values)
-        likelihood = self.emission.log_likelihood(values, own)
-        step = self.dynamics.chain(own, likelihood, drive, belief=state.belief).filter()
+        one: Given = {}
+        if covariates is not None:
+            one["covariates"] = to_tensor(covariates, "covariates").unsqueeze(len(batch))
+        if dt is not None:
+            gap = one["dt"] = to_tensor(dt, "dt").unsqueeze(-1)
+            if state.steps and not bool(((gap >= 0) & gap.isfinite()).all()):
+                raise ValueError(f"dt: got {dt}, expected the time since the step before, a number of at least 0.")
+        problem = self.problem(x_t.unsqueeze(-2), **one)
+        step = problem.chain(self.values_like(x_t), state.belief).filter()
         redraw = torch.ones_like(step.log_increment) if step.redraw is None else step.redraw
-        out = StreamOutput(step.state[..., 0, :], redraw[..., 0], step.log_increment[..., 0])
-        return StreamState(out.state, state.log_evidence + out.log_increment, state.steps + 1), out
+        belief, increment = step.state[..., 0, :], step.log_increment[..., 0]
+        after = StreamState(belief, state.log_evidence + increment, state.steps + 1)
+        return after, StreamOutput(belief, redraw[..., 0], increment)
 
-    # ---- fitting and storing ---------------------------------------------------------------------------------------
+    # ---- fits, files, views: these import what stands above --------------------------------------------------------
 
     def fit(
         self,
@@ -333,59 +389,66 @@ class SwitchingSSM(PyroModule):
         restarts: int = 8,
         max_steps: int = 500,
         tol: float = 1e-6,
-        seed: int = 0,
-        lengths: Any = None,
+        seed: Seed = 0,
+        prior: str | None = "scaled",
         progress: bool = True,
         *,
-        prior: str | None = "scaled",
-        covariates: Any = None,
-        dt: Any = None,
         factorization: str = "structured",
         batch_size: int | None = None,
+        **given: Unpack[Given],
     ) -> "Fit":
         """Fit the parameters to sequences.
 
         Arguments:
             method: "em", expectation-maximisation: the mode of the posterior, or maximum likelihood with `prior=None`.
                 "vmp", variational message passing: q(parameters) q(paths), under a bound on the evidence. "svi" and
-                "nuts", through Pyro on the collapsed density, from a fit by message passing: a normal guide in each
-                unconstrained parameter, and draws from the posterior. These three fill in `Fit.posterior`.
+                "nuts", through Pyro on the collapsed density, from a fit by message passing (an emission without a
+                conjugate prior: by EM): a normal guide in each unconstrained parameter, and draws from the posterior.
+                These three fill in `Fit.posterior`.
             restarts: how many starts are run as one batch (k-means++ and random labellings in turn); the best is kept.
             max_steps: steps of EM, VMP (at most) or SVI; draws of each of 2 chains of NUTS, after half as many more.
             tol: a restart has converged when its objective changes by less than `tol` relative to its size.
             seed: of the starts; the same seed gives the same fit.
-            progress: show a progress bar on a terminal.
             prior: "scaled" scales the emission's default prior to x; "own" takes `model.prior` as it stands.
+            progress: show a progress bar on a terminal.
             factorization: of q(paths) in VMP: "structured", the exact chain, or "mean_field", every step on its own.
             batch_size: sequences after which VMP updates the parameters, by a step that shrinks as it goes on (see
-                `minibatches`); a step of `max_steps` is then a pass through all sequences. None: all sequences.
+                `fitting.in_parts`); a step of `max_steps` is then a pass through all sequences. None: all sequences.
 
         Returns:
             `Fit`, with `.model` (this model with its values), the objective's trace and each restart's end.
             Interrupting it (Ctrl-C) returns the best so far, marked `interrupted`.
 
         Raises:
-            ValueError: see `read_sequences`; values outside the emission's support; a feature without any observation;
-                fewer observations than states; a prior without a mode.
+            ValueError: see `read`; a feature without any observation; fewer observations than states; a prior without a
+                mode.
+            TypeError: message passing with an emission that has no conjugate prior.
         """
         from .fitting.fit import fit_model
+        from .fitting.options import Options
 
-        return fit_model(
-            self,
-            x,
-            method,
-            restarts,
-            max_steps,
-            tol,
-            seed,
-            lengths,
-            progress,
-            prior,
-            covariates,
-            dt,
-            factorization,
-            batch_size,
-        )
+        options = Options(method, restarts, max_steps, tol, seed, prior, progress, factorization, batch_size)
+        return fit_model(self, self.read(x, **given), options)
+
+    def plot(self, x: Any, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]) -> "Figure":
+        """The series, what the model makes of it, and where the state was drawn afresh: see `views.plot_fit`."""
+        from .views.figures import plot_fit
+
+        return plot_fit(self, x, sequence=sequence, level=level, **given)
+
+    def plot_forecast(
+        self, x: Any, horizon: int, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]
+    ) -> "Figure":
+        """The end of the series and the forecast after it: see `views.plot_forecast`."""
+        from .views.figures import plot_forecast
+
+        return plot_forecast(self, x, horizon, sequence=sequence, level=level, **given)
+
+    def to_arviz(self, x: Any, *, draws: int = 100, seed: Seed = 0, **given: Unpack[Given]) -> "az.InferenceData":
+        """The model at its values and the series x as ArviZ `InferenceData`: see `views.arviz.to_arviz`."""
+        from .views.arviz import to_arviz
+
+        return to_arviz(self, x, draws=draws, seed=seed, **given)
 
     def save(self, path: str | Path) -> None:
         """Write the model into the folder `path`: `model.json` (structure) and `values.safetensors` (numbers)."""
@@ -393,50 +456,30 @@ class SwitchingSSM(PyroModule):
 
         save_model(self, Path(path))
 
-    @staticmethod
-    def load(path: str | Path) -> "SwitchingSSM":
-        """Read a model that `save` has written."""
-        from .storage import load_model
+    @classmethod
+    def load(cls, path: str | Path) -> "SwitchingSSM":
+        """Read a model that `save` has written.
 
-        return load_model(Path(path))
+        Raises:
+            ValueError: no such folder, or one that holds no such model.
+        """
+        from .storage import load_as
 
-    # ---- reading arguments -----------------------------------------------------------------------------------------
+        return load_as(cls, Path(path))
 
-    def read(self, x: Any, lengths: Any = None) -> Sequences:
-        """The observations as `Sequences`, checked against the emission's support."""
-        series = read_sequences(x, self.emission.n_features, lengths)
-        self.emission.check(series.values)
-        return series
+    def to_parts(self) -> tuple[dict[str, Named], dict[str, Tensor]]:
+        """Itself as parts with arguments, and tensors by name: what files hold."""
+        tensors = {f"value.{name}": value for name, value in self.values.items()}
+        tensors |= {f"prior.{name}": table for name, table in self.prior.items()}
+        return {"dynamics": self.dynamics, "emission": self.emission}, tensors
 
-    def _drive(self, covariates: Any, dt: Any, like: Tensor, batch_shape: Any, n_steps: int) -> Drive:
-        given = {
-            name: None if d is None else to_tensor(d, name).to(like)
-            for name, d in (("covariates", covariates), ("dt", dt))
-        }
-        drive = Drive(**given)
-        self.dynamics.check_drive(drive, torch.Size(batch_shape), n_steps)
-        return drive
-
-    def _extent(
-        self, x: Any, lengths: Any, n_steps: int | None, batch_shape: tuple[int, ...]
-    ) -> tuple[Sequences | None, int, tuple[int, ...]]:
-        if x is not None:
-            series = self.read(x, lengths)
-            return series, series.values.shape[-2], tuple(series.batch_shape)
-        if n_steps is None or n_steps < 1:
-            raise ValueError(f"n_steps: got {n_steps}; without x, give the number of steps to draw.")
-        return None, n_steps, tuple(batch_shape)
-
-    def _reference(self, series: Sequences | None) -> Tensor:
-        """A tensor whose dtype and device the computation takes: the data's, else the values', else the prior's."""
-        if series is not None:
-            return series.values
-        tables = self.values or self.prior
-        return next(iter(tables.values()))
-
-    def _drawn(self, like: Tensor) -> Parameters:
-        """The values, or where there are none a draw from the prior as Pyro sites."""
-        if self._names:
-            return self.values_like(like)
-        prior = self.prior_like(like)
-        return sample_sites(self.dynamics.sites(prior) + self.emission.sites(prior))
+    @classmethod
+    def from_parts(cls, parts: dict[str, Any], tensors: dict[str, Tensor]) -> "SwitchingSSM":
+        """The model that `to_parts` has taken apart."""
+        model = cls(parts["dynamics"], parts["emission"])
+        prior = {name.removeprefix("prior."): t for name, t in tensors.items() if name.startswith("prior.")}
+        values = {name.removeprefix("value."): t for name, t in tensors.items() if name.startswith("value.")}
+        if set(prior) != set(model.prior):
+            raise ValueError(f"prior: got {sorted(prior)}, but the model has {sorted(model.prior)}.")
+        model = model.with_prior(prior)
+        return model.with_values(values) if values else model

@@ -1,54 +1,140 @@
-"""Parameters as Pyro sites: one list of (name, distribution) serves the program, the prior density and its draws.
+"""Parameters: what is known of them besides their values, their names, axes and supports.
 
-A family of parameters is described by `Site`s in order; the distribution of a later site may depend on the values of
-earlier ones. `sample_sites` is the Pyro program of that list and `log_prior` its log density at given values, so the
-two are the same density by construction.
+Values and hyperparameters live in dictionaries of tensors by name, with leading axes `*r` for restarts or draws. What
+their axes mean is known from the `Parameter` of the same name, so that checks, files, tables and the order of the
+states need to know no model.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
 
-import pyro
 import torch
-from pyro.distributions.torch_distribution import TorchDistributionMixin
+from jaxtyping import Int
 from torch import Tensor
+from torch.distributions import constraints
 
 Parameters = dict[str, Tensor]
 
+PREFIX = "background_"
+"""Before the names of the parameters of a gated emission's held steps."""
 
-class Site(NamedTuple):
-    """A named parameter and its prior, given the values of the sites before it."""
+
+# ---- what is known of a parameter ------------------------------------------------------------------------------------
+
+
+class Shown(NamedTuple):
+    """Another form of a parameter, in which people give and read it."""
 
     name: str
-    distribution: Callable[[Parameters], TorchDistributionMixin]
+    support: constraints.Constraint
+    of: Callable[[Tensor], Tensor]  # from the parameter to this form
+    back: Callable[[Tensor], Tensor]
 
 
-def sample_sites(sites: Sequence[Site]) -> Parameters:
-    """Draw every parameter, in order, as a Pyro sample site."""
-    values: Parameters = {}
-    for site in sites:
-        values[site.name] = pyro.sample(site.name, site.distribution(values))
-    return values
+@dataclass(frozen=True)
+class Parameter:
+    """What is known of a parameter besides its values.
+
+    Attributes:
+        dims: what its axes are called, those of restarts left out: "state", "feature", "category", ...
+        support: where its values lie.
+        shown: the form in which people know it, if that is another.
+    """
+
+    dims: tuple[str, ...]
+    support: constraints.Constraint = constraints.real
+    shown: Shown | None = None
+
+    def renamed(self, dims: Mapping[str, str | None]) -> "Parameter":
+        """The same with other names of some axes, or without those whose name is None."""
+        names = [dims.get(dim, dim) for dim in self.dims]
+        return replace(self, dims=tuple(name for name in names if name is not None))
 
 
-def log_prior(sites: Sequence[Site], values: Parameters) -> Tensor:
-    """Log density of the sites at `values`, one number a restart: [*r]."""
-    terms = [site.distribution(values).log_prob(values[site.name]) for site in sites]
-    return torch.stack(torch.broadcast_tensors(*terms)).sum(0)
+EXPECTED = {
+    "positive": "a number greater than 0",
+    "nonnegative": "a number of at least 0",
+    "unit_interval": "a probability",
+}
 
 
-def prefixed(sites: Sequence[Site], prefix: str) -> list[Site]:
-    """The same sites under names that start with `prefix`."""
+def check_parameters(
+    known: Mapping[str, Parameter], values: Parameters, sizes: Mapping[str, int], owner: str
+) -> Parameters:
+    """The parameters under their own names, where they fit their shapes and supports.
 
-    def rename(site: Site) -> Site:
-        return Site(prefix + site.name, lambda values: site.distribution(with_prefix(values, prefix)))
+    Arguments:
+        sizes: the length of each of the `dims` that is known.
+        owner: what needs them, for messages.
 
-    return [rename(site) for site in sites]
+    Raises:
+        ValueError: a parameter is missing, of another shape, not finite, or outside its support.
+    """
+    found = {}
+    for name, parameter in known.items():
+        shown = parameter.shown
+        if shown is not None and shown.name in values and name in values:
+            raise ValueError(f"{shown.name}: got {name} too, which is another form of it; give one of the two.")
+        if shown is not None and shown.name in values:
+            value = _checked(shown.name, shown.support, parameter, values[shown.name], sizes, owner)
+            found[name] = _checked(name, parameter.support, parameter, shown.back(value), sizes, owner)
+        elif name in values:
+            found[name] = _checked(name, parameter.support, parameter, values[name], sizes, owner)
+        else:
+            raise ValueError(f"{name}: missing; {owner} needs it, of shape {_shape(parameter, sizes)}.")
+    return found
 
 
-def with_prefix(values: Parameters, prefix: str) -> Parameters:
-    """The entries whose names start with `prefix`, without it."""
-    return {name[len(prefix) :]: value for name, value in values.items() if name.startswith(prefix)}
+def _checked(
+    name: str,
+    support: constraints.Constraint,
+    parameter: Parameter,
+    value: Tensor,
+    sizes: Mapping[str, int],
+    owner: str,
+) -> Tensor:
+    tail = tuple(sizes.get(dim, -1) for dim in parameter.dims)
+    own = tuple(value.shape[value.ndim - len(tail) :])
+    if len(own) < len(tail) or any(n not in (-1, have) for n, have in zip(tail, own, strict=True)):
+        raise ValueError(f"{name}: got shape {tuple(value.shape)}; {owner} needs {_shape(parameter, sizes)}.")
+    if not bool(torch.isfinite(value).all()):
+        raise ValueError(f"{name}: got values that are not finite; give finite parameters.")
+    if _is(support, "simplex"):
+        return check_simplex(value, name)
+    if _is(support, "positive_definite"):
+        failed = torch.linalg.cholesky_ex(value).info
+        if bool(failed.any()) or bool((value - value.mT).abs().amax() > 1e-6 * value.abs().amax()):
+            raise ValueError(
+                f"{name}: got a matrix that is not symmetric positive definite; check each state's matrix."
+            )
+        return value
+    bad = ~support.check(value)
+    if bool(bad.any()):
+        expected = next((text for known, text in EXPECTED.items() if _is(support, known)), f"a value in {support}")
+        got = float(value[tuple(bad.nonzero()[0].tolist())]) if bad.shape == value.shape else value.tolist()
+        raise ValueError(f"{name}: got {got}, expected {expected}.")
+    return value
+
+
+def _is(support: constraints.Constraint, name: str) -> bool:
+    """Whether this is torch's constraint of that name."""
+    known: Any = getattr(constraints, name)
+    return type(support) is type(known) and repr(support) == repr(known)
+
+
+def _shape(parameter: Parameter, sizes: Mapping[str, int]) -> str:
+    return f"[{', '.join(str(sizes.get(dim, 'K')) for dim in parameter.dims)}]"
+
+
+def check_simplex(probs: Tensor, name: str) -> Tensor:
+    """The table itself, where its last axis holds probabilities that sum to 1 to rounding; else ValueError."""
+    total = probs.sum(-1, keepdim=True)
+    if not bool((probs >= 0).all()) or not bool(((total - 1).abs() <= 1e-6).all()):
+        sums = total.flatten().tolist()[:4]
+        raise ValueError(f"{name}: got rows that are not probabilities (sums {sums}); normalise them.")
+    exact = (total - 1).abs() <= 8 * torch.finfo(probs.dtype).eps
+    return torch.where(exact, probs, probs / total)
 
 
 def concentration(prior: float | Sequence[float] | Tensor, shape: tuple[int, ...], name: str) -> Tensor:
@@ -67,3 +153,77 @@ def concentration(prior: float | Sequence[float] | Tensor, shape: tuple[int, ...
     if not bool(((table > 0) & torch.isfinite(table)).all()):
         raise ValueError(f"{name}: got {table.tolist()}, expected positive, finite concentrations.")
     return table
+
+
+def widened(table: Tensor, event_dims: int, n_axes: int) -> Tensor:
+    """[*r, *event] as [*r, 1, ..., 1, *event] with `n_axes` axes for sequences (and steps)."""
+    split = table.ndim - event_dims
+    return table.reshape(*table.shape[:split], *(1,) * n_axes, *table.shape[split:])
+
+
+def kept(found: Parameters, values: Parameters) -> Parameters:
+    """What was found, and where that is not finite, what there was: nothing was known of it."""
+    return {name: torch.where(torch.isfinite(value), value, values[name]) for name, value in found.items()}
+
+
+def with_prefix(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The entries whose names start with `prefix`, without it; for no prefix all but those of a background."""
+    if not prefix:
+        return {name: value for name, value in values.items() if not name.startswith(PREFIX)}
+    return {name[len(prefix) :]: value for name, value in values.items() if name.startswith(prefix)}
+
+
+def prefixed(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The same entries under names that start with `prefix`."""
+    return {prefix + name: value for name, value in values.items()}
+
+
+def moved(parameters: Parameters, by: Tensor) -> Parameters:
+    """The same parameters, or hyperparameters, with locations counted from elsewhere."""
+    return {name: table + by if name.removeprefix(PREFIX) == "loc" else table for name, table in parameters.items()}
+
+
+def described(known: Mapping[str, Parameter], values: Parameters) -> Parameters:
+    """The values in the forms in which people know them: scales and covariances rather than precisions."""
+    forms = {name: parameter.shown for name, parameter in known.items()}
+    pairs = [(name, forms.get(name), value) for name, value in values.items()]
+    return {shown.name if shown else name: shown.of(value) if shown else value for name, shown, value in pairs}
+
+
+def reordered(known: Mapping[str, Parameter], values: Parameters, order: Int[Tensor, "*r K"]) -> Parameters:
+    """The same parameters with state `order[..., k]` as state k: other names for the same model."""
+
+    def moved(name: str, value: Tensor) -> Tensor:
+        dims = known[name].dims
+        for axis, dim in enumerate(dims, start=-len(dims)):
+            if dim in ("state", "state_new"):
+                shape = [1] * -axis
+                shape[0] = order.shape[-1]
+                index = order.reshape(*order.shape[:-1], *[1] * (len(dims) + axis), *shape)
+                value = value.take_along_dim(index, axis)
+        return value
+
+    return {name: moved(name, value) for name, value in values.items()}
+
+
+class Named:
+    """A class that files know by its name: its own, unless it sets another `name`."""
+
+    name: ClassVar[str]
+    _by_name: ClassVar[dict[str, type["Named"]]] = {}
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        cls.name = cls.__dict__.get("name", cls.__name__)
+        other = Named._by_name.get(cls.name)
+        if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise ValueError(
+                f"name: {cls.__module__}.{cls.__qualname__} is called {cls.name!r} in files, as {other.__module__}."
+                f"{other.__qualname__} is; give it another with `name = ...`."
+            )
+        Named._by_name[cls.name] = cls
+
+    @staticmethod
+    def find(name: str) -> type["Named"] | None:
+        """The class of that name, if it has been defined."""
+        return Named._by_name.get(name)

@@ -1,7 +1,7 @@
 r"""The generative program, in two forms that are one density.
 
 `explicit_program` has a Pyro site for every gate `z_t`, state `s_t` and observation `x_t` (t from 1), marked for exact
-enumeration; `collapsed_program` has one site `x` whose distribution sums the paths out,
+enumeration; `PathMixture` has one site `x` whose distribution sums the paths out,
 
 $$\log p(x \mid \theta) = \log \sum_{z, s} p(z, s \mid \theta)\, p(x \mid s, z, \theta),$$
 
@@ -10,7 +10,7 @@ which is the chain's log-normaliser, so SVI and NUTS over the parameters run at 
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyro
 import torch
@@ -19,10 +19,10 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
-from .dynamics import Drive, Dynamics
-from .emissions import Emission
-from .emissions.contract import ByGate
+from ..inference.numerics.randomness import Seed
+from .emissions.contract import ByGate, Emission
 from .parameters import Parameters
+from .problem import Problem
 
 NO_AXES = torch.Size()
 
@@ -65,84 +65,69 @@ class Observation(TorchDistribution):
 class PathMixture(TorchDistribution):
     """Whole sequences with their state paths summed out: event `[T, F]`, batch the sequences.
 
-    `log_prob` is the log-normaliser of the chain over paths; NaN is missing, and steps beyond `lengths` are ignored.
+    `log_prob` is the log-normaliser of the chain over paths; NaN is missing, and steps beyond the lengths of the
+    problem's series, of which only the extent and the drive matter here, are ignored.
     """
 
     arg_constraints: dict = {}  # noqa: RUF012
     has_enumerate_support = False
 
-    def __init__(
-        self,
-        dynamics: Dynamics,
-        emission: Emission,
-        values: Parameters,
-        n_steps: int,
-        batch_shape: torch.Size = NO_AXES,
-        drive: Drive = Drive(),  # noqa: B008 frozen
-        lengths: Tensor | None = None,
-    ) -> None:
-        self.dynamics, self.emission, self.values = dynamics, emission, values
-        self.drive, self.lengths = drive, lengths
-        super().__init__(batch_shape, torch.Size((n_steps, emission.n_features)), validate_args=False)
+    def __init__(self, problem: Problem, values: Parameters, batch_shape: torch.Size | None = None) -> None:
+        self.problem, self.values, series = problem, values, problem.series
+        batch = series.batch_shape if batch_shape is None else batch_shape
+        super().__init__(batch, series.observations.shape[-2:], validate_args=False)
 
     @property
     def support(self) -> constraints.Constraint:
         return constraints.independent(constraints.real, 2)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        likelihood = self.emission.log_likelihood(value, self.values)
-        return self.dynamics.chain(self.values, likelihood, self.drive, self.lengths).log_normalizer()
+        series = replace(self.problem.series, observations=value)
+        return self.problem.of(series).chain(self.values).log_normalizer()
 
     def sample(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> Tensor:
         return self.simulate(torch.Size(sample_shape)).x
 
-    def simulate(self, sample_shape: torch.Size = NO_AXES, seed: torch.Generator | None = None) -> Simulated:
+    def simulate(self, sample_shape: torch.Size = NO_AXES, seed: Seed = None) -> Simulated:
         """Draw states, gates and observations from the prior over paths: a chain whose likelihood is flat.
 
         The observations are drawn from torch's global generator, as those of every torch distribution are.
         """
-        like = self.dynamics.first(self.values)
-        flat = like.new_zeros(*self.batch_shape, self.event_shape[0], self.dynamics.n_states)
-        draw = self.dynamics.chain(self.values, ByGate(flat, flat), self.drive).sample(sample_shape.numel(), seed)
+        dynamics, emission = self.problem.dynamics, self.problem.emission
+        flat = dynamics.first(self.values).new_zeros(*self.batch_shape, self.event_shape[0], dynamics.n_states)
+        chain = dynamics.chain(self.values, ByGate(flat, flat), self.problem.series.drive)
+        draw = chain.sample(sample_shape.numel(), seed)
         shape = sample_shape + self.batch_shape + self.event_shape[:1]
         path = draw.path.reshape(shape)
         redraw = torch.ones_like(path, dtype=torch.bool) if draw.redraw is None else draw.redraw.reshape(shape)
-        return Simulated(self.emission.sample_at(self.values, path, redraw), path, redraw)
+        return Simulated(emission.sample_at(self.values, path, redraw), path, redraw)
 
     def expand(self, batch_shape: Sequence[int], _instance: object = None) -> "PathMixture":
-        return PathMixture(
-            self.dynamics,
-            self.emission,
-            self.values,
-            self.event_shape[0],
-            torch.Size(batch_shape),
-            self.drive,
-            self.lengths,
-        )
+        return PathMixture(self.problem, self.values, torch.Size(batch_shape))
 
 
-def explicit_program(
-    dynamics: Dynamics,
-    emission: Emission,
-    values: Parameters,
-    x: Tensor | None,
-    n_steps: int,
-    batch_shape: torch.Size,
-    drive: Drive,
-    lengths: Tensor | None,
-) -> Tensor:
-    """Sites `z_1, s_1, x_1, z_2, ...` inside one plate a batch axis, observed where `x` is given; returns x."""
+def explicit_program(problem: Problem, values: Parameters, observed: bool) -> Tensor:
+    """Sites `z_1, s_1, x_1, z_2, ...` inside one plate a batch axis, conditioned on the series where `observed`.
+
+    Returns the observations.
+    """
+    dynamics, emission, series = problem.dynamics, problem.emission, problem.series
     state: Tensor | None = None
     observations = []
-    plates = [pyro.plate(f"sequences_{i}", n, dim=i - len(batch_shape)) for i, n in enumerate(batch_shape)]
-    for step in pyro.markov(range(1, n_steps + 1)):
+    plates = sequence_plates(series.batch_shape)
+    for step in pyro.markov(range(1, series.n_steps + 1)):
         with ExitStack() as scope:
             for plate in plates:
                 scope.enter_context(plate)
-            if lengths is not None:
-                scope.enter_context(pyro.poutine.mask(mask=(step <= lengths)))  # pyright: ignore[reportArgumentType]
-            redraw, state = dynamics.draw(values, step, state, drive)
-            observed = None if x is None else x[..., step - 1, :]
+            if series.lengths is not None:
+                scope.enter_context(pyro.poutine.mask(mask=(step <= series.lengths)))  # pyright: ignore[reportArgumentType]
+            redraw, state = dynamics.draw(values, step, state, series.drive)
             observation = Observation(emission, values, state, redraw)
-            observations.append(pyro.sample(f"x_{step}", observation, obs=observed))
+            seen = series.observations[..., step - 1, :] if observed else None
+            observations.append(pyro.sample(f"x_{step}", observation, obs=seen))
     return torch.stack(observations, -2)
+
+
+def sequence_plates(batch_shape: Sequence[int]) -> list[pyro.plate]:
+    """One plate for each axis of sequences."""
+    return [pyro.plate(f"sequences_{i}", n, dim=i - len(batch_shape)) for i, n in enumerate(batch_shape)]

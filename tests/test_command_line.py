@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from samplehold import Copy, Markov, SwitchingSSM
 from samplehold.cli.app import app
-from samplehold.switching import Copy, Markov, SwitchingSSM
 from typer.testing import CliRunner
 
 DATA = Path(__file__).parents[1] / "notebooks" / "data"
@@ -182,7 +182,7 @@ def test_sample_equals_that_of_the_library(results, tmp_path):
 def test_a_model_saved_from_python_needs_its_columns_named_only_if_they_are_ambiguous(tmp_path):
     two = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
     probs = torch.tensor([0.5, 0.5], dtype=torch.float64)
-    from samplehold.switching import Normal
+    from samplehold import Normal
 
     model = SwitchingSSM(Copy(2), Normal(1)).with_values(
         redraw_prob=torch.tensor(0.1, dtype=torch.float64), state_probs=probs, loc=two, scale=torch.ones_like(two)

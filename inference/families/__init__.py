@@ -45,6 +45,7 @@ from .normal import (
     NormalWishartParameters,
 )
 from .paths import CopyPaths, CopyTables, MarkovPaths, MarkovTables
+from .point import Point
 from .positive import Beta, BetaParameters, Dirichlet, DirichletParameters, Gamma, GammaParameters
 from .regression import MatrixNormalWishart, MatrixNormalWishartParameters
 
@@ -73,6 +74,7 @@ __all__ = [
     "NormalGammaParameters",
     "NormalWishart",
     "NormalWishartParameters",
+    "Point",
     "Stats",
     "VectorFamily",
     "tree_map",

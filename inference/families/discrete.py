@@ -53,6 +53,9 @@ class Bernoulli(VectorFamily[Tensor]):
     def sample(self, eta: Float[Tensor, "*plates 1"], n: int, generator: Generator | None = None) -> Tensor:
         return torch.bernoulli(torch.sigmoid(eta[..., 0]).expand(n, *eta.shape[:-1]), generator=generator)
 
+    def expected(self, eta: Float[Tensor, "*plates 1"]) -> Float[Tensor, "*plates"]:
+        return torch.sigmoid(eta[..., 0])
+
     def mode(self, eta: Float[Tensor, "*plates 1"]) -> Float[Tensor, "*plates"]:
         return (eta[..., 0] > 0).to(eta.dtype)
 
@@ -90,6 +93,9 @@ class Categorical(VectorFamily[Tensor]):
     def sample(self, eta: Float[Tensor, "*plates K"], n: int, generator: Generator | None = None) -> Tensor:
         uniform = torch.rand(n, *eta.shape, generator=generator, dtype=eta.dtype, device=eta.device)
         return self.mode(eta - (-uniform.log()).log())  # Gumbel 1954
+
+    def expected(self, eta: Float[Tensor, "*plates K"]) -> Float[Tensor, "*plates K"]:
+        return torch.softmax(eta, -1)
 
     def mode(self, eta: Float[Tensor, "*plates K"]) -> Float[Tensor, "*plates K"]:
         return torch.nn.functional.one_hot(eta.argmax(-1), eta.shape[-1]).to(eta.dtype)

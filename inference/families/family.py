@@ -43,8 +43,11 @@ class Family(ABC, Generic[Eta]):
     def check(self, eta: Eta) -> None:
         """Raise ValueError, naming the parameter and the plate, if eta is not the parameter of a proper density."""
 
-    def evaluate(self, eta: Eta) -> tuple[Tensor, Eta]:
-        r"""$A(\eta)$ and $\nabla A(\eta)$ together, which some families find in one pass."""
+    def evaluate(self, eta: Eta, start: Eta | None = None) -> tuple[Tensor, Eta]:
+        r"""$A(\eta)$ and $\nabla A(\eta)$ together, which some families find in one pass.
+
+        `start` are statistics near which to look for them, for a family that finds them step by step.
+        """
         return self.log_normalizer(eta), self.mean(eta)
 
     def kl(self, eta: Eta, eta0: Eta) -> Tensor:
@@ -59,11 +62,19 @@ class Family(ABC, Generic[Eta]):
 
 
 class VectorFamily(Family[Tensor], Generic[Point]):
-    """A family whose natural parameters are one tensor `[*plates, P]`.
+    r"""A family whose natural parameters are one tensor `[*plates, P]`.
 
     `usual(eta)` is a record of the usual parameters, and `natural` takes these by name. A point is a tensor with the
     plates in front, or a `LocPrecision` of two.
+
+    Where $\log h = \langle c, t \rangle$ is linear in t, the mode in the usual coordinates is the peak of
+    $\langle \eta + c, t \rangle$. In the continuous families here the peak of $\langle \eta, t \rangle$ is also the
+    expected point (Diaconis & Ylvisaker 1979), `expected`, and of a sum of messages alone it is the maximum of their
+    likelihood.
     """
+
+    natural: Callable[..., Tensor]
+    """From the usual parameters, by name, to natural ones `[*plates, P]`."""
 
     @abstractmethod
     def statistics(self, point: Point) -> Float[Tensor, "*plates P"]:
@@ -74,8 +85,20 @@ class VectorFamily(Family[Tensor], Generic[Point]):
         """n draws, `[n, *plates, ...]`; differentiable where the variable is continuous."""
 
     @abstractmethod
+    def expected(self, eta: Float[Tensor, "*plates P"]) -> Point:
+        """The expected point; NaN or infinite where there is none."""
+
+    @abstractmethod
     def mode(self, eta: Float[Tensor, "*plates P"]) -> Point:
         """The point of greatest density in the usual coordinates, jointly. Raises ValueError where there is none."""
+
+    def tilted(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates P"]:
+        """eta + c: what the mode is the peak of."""
+        return eta
+
+    def moved(self, eta: Float[Tensor, "*plates P"], by: Tensor) -> Float[Tensor, "*plates P"]:
+        """Natural parameters, or a message, with locations counted from elsewhere; the same where there are none."""
+        return eta
 
     def log_prob(self, point: Point, eta: Float[Tensor, "*#plates P"]) -> Float[Tensor, "*out"]:
         """Log density of a point, in the usual coordinates."""

@@ -110,10 +110,22 @@ class NormalGamma(VectorFamily[LocPrecision]):
         precision = log_gamma_draw(q.shape.expand(n, *q.shape.shape), generator).exp() / q.rate
         return LocPrecision(q.loc + normal_draw(precision, generator) * (q.kappa * precision).rsqrt(), precision)
 
-    def mode(self, eta: Float[Tensor, "*plates 4"]) -> LocPrecision:
+    def tilted(self, eta: Float[Tensor, "*plates 4"]) -> Float[Tensor, "*plates 4"]:
+        return eta - eta.new_tensor([0.0, 0.0, 0.5, 0.0])
+
+    def moved(self, eta: Float[Tensor, "*plates 4"], by: Float[Tensor, "*#plates"]) -> Float[Tensor, "*plates 4"]:
+        first, half, shape, rest = eta.unbind(-1)
+        shift = -2 * half * by
+        return torch.stack([first + shift, half, shape, rest - (first + shift / 2) * by], -1)
+
+    def expected(self, eta: Float[Tensor, "*plates 4"]) -> LocPrecision:
         q = self.usual(eta)
-        require(q.shape > 0.5, "shape", q.shape, self, "above 1/2 for a mode; take the mean instead")
-        return LocPrecision(q.loc, (q.shape - 0.5) / q.rate)
+        return LocPrecision(q.loc, q.shape / q.rate)
+
+    def mode(self, eta: Float[Tensor, "*plates 4"]) -> LocPrecision:
+        shape = eta[..., 2]
+        require(shape > 0.5, "shape", shape, self, "above 1/2 for a mode; take the mean instead")
+        return self.expected(self.tilted(eta))
 
 
 class NormalWishart(VectorFamily[LocPrecision]):
@@ -207,11 +219,28 @@ class NormalWishart(VectorFamily[LocPrecision]):
         shift = chol @ torch.linalg.solve_triangular(lower.mT, noise, upper=True)
         return LocPrecision(loc + shift[..., 0] * kappa.rsqrt()[..., None], half @ half.mT)
 
-    def mode(self, eta: Float[Tensor, "*plates P"]) -> LocPrecision:
+    def tilted(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates P"]:
+        dim = math.isqrt(eta.shape[-1] - 2)
+        base = eta.new_zeros(eta.shape[-1])
+        base[dim + 1] = dim / 2
+        return eta - base
+
+    def moved(self, eta: Float[Tensor, "*plates P"], by: Float[Tensor, "*#plates D"]) -> Float[Tensor, "*plates P"]:
+        dim = math.isqrt(eta.shape[-1] - 2)
+        first, half, half_df, rest = eta.split([dim, 1, 1, dim * dim], -1)
+        shift = -2 * half * by
+        middle = (first + shift / 2)[..., :, None] * by[..., None, :]
+        return pack(first + shift, half, half_df, rest - ((middle + middle.mT) / 2).flatten(-2))
+
+    def expected(self, eta: Float[Tensor, "*plates P"]) -> LocPrecision:
         q = self.usual(eta)
-        dim = q.loc.shape[-1]
-        require(q.df > dim, "df", q.df, self, f"above D = {dim} for a mode; take the mean instead")
-        return LocPrecision(q.loc, (q.df - dim)[..., None, None] * q.scale_matrix)
+        return LocPrecision(q.loc, q.df[..., None, None] * q.scale_matrix)
+
+    def mode(self, eta: Float[Tensor, "*plates P"]) -> LocPrecision:
+        dim = math.isqrt(eta.shape[-1] - 2)
+        df = 2 * eta[..., dim + 1]
+        require(df > dim, "df", df, self, f"above D = {dim} for a mode; take the mean instead")
+        return self.expected(self.tilted(eta))
 
 
 class Gaussian(VectorFamily[Tensor]):
@@ -268,5 +297,8 @@ class Gaussian(VectorFamily[Tensor]):
         noise = normal_draw(q.loc.new_empty(n, *q.loc.shape, 1), generator)
         return q.loc + torch.linalg.solve_triangular(torch.linalg.cholesky(q.precision).mT, noise, upper=True)[..., 0]
 
-    def mode(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates D"]:
+    def expected(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates D"]:
         return self.usual(eta).loc
+
+    def mode(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates D"]:
+        return self.expected(eta)

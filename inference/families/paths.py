@@ -8,12 +8,14 @@ log h is what is known of paths, such as steps that cannot happen: `base`, table
 """
 
 from abc import abstractmethod
-from typing import Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..chains.contract import Chain, Marginals
 from ..chains.copy.chain import CopyChain
 from ..chains.markov.chain import MarkovChain
 from .family import Family, tree_map, tree_parts
@@ -25,6 +27,16 @@ class CopyTables(NamedTuple):
     fresh: Tensor
     held: Tensor
 
+    @property
+    def steps(self) -> tuple[Tensor, Tensor]:
+        """What there is of each step: that of a step that draws its state, and that of one that holds it."""
+        return self.fresh, self.held
+
+    @staticmethod
+    def of_steps(drawn: Tensor | None, held: Tensor | None) -> "CopyTables":
+        """A message to the steps alone; None says nothing."""
+        return CopyTables(drawn, held)  # type: ignore[arg-type]
+
 
 class MarkovTables(NamedTuple):
     """`initial` [*b, K], `transition` [*b, K, K] or [*b, T-1, K, K] as [old, new], `likelihood` [*b, T, K]."""
@@ -33,52 +45,83 @@ class MarkovTables(NamedTuple):
     transition: Tensor
     likelihood: Tensor
 
+    @property
+    def steps(self) -> tuple[Tensor, None]:
+        """What there is of each step, all of which draw their state."""
+        return self.likelihood, None
+
+    @staticmethod
+    def of_steps(drawn: Tensor | None, held: Tensor | None) -> "MarkovTables":
+        """A message to the steps alone; None says nothing."""
+        return MarkovTables(None, None, drawn)  # type: ignore[arg-type]
+
 
 Tables = TypeVar("Tables", CopyTables, MarkovTables)
 
 
+@dataclass(frozen=True, eq=False)
 class _Paths(Family[Tables], Generic[Tables]):
     """What the two families share.
 
     Arguments:
         lengths: [*b], the number of steps of each sequence; all of them unless given.
         base: the tables of log h; nothing is added unless given.
+        before, after: [*b, K], where these steps are a stretch of a longer chain; see `Chain.between`.
+        independent: take the best independent steps, `Chain.mean_field`, in place of the exact chain: A is then its
+            bound, which an evaluation raises from the statistics that it starts from.
     """
 
-    latent = True
-
-    def __init__(self, lengths: Tensor | None = None, base: Tables | None = None):
-        self.lengths = lengths
-        self.base = base
+    lengths: Tensor | None = None
+    base: Tables | None = None
+    before: Tensor | None = None
+    after: Tensor | None = None
+    independent: bool = False
+    latent: ClassVar[bool] = True
 
     @abstractmethod
-    def chain(self, eta: Tables) -> CopyChain | MarkovChain:
+    def _chain(self, tables: Tables) -> Chain: ...
+
+    @abstractmethod
+    def _used(self, marginals: Marginals, eta: Tables) -> Tables:
+        """Marginals in the shapes of the tables."""
+
+    def chain(self, eta: Tables) -> Chain:
         """The chain of these natural parameters: its filter, paths and draws."""
-
-    @abstractmethod
-    def _batch_axes(self, tables: Tables) -> int: ...
+        chain = self._chain(eta if self.base is None else tree_map(torch.add, eta, self.base))
+        return chain if self.before is None and self.after is None else chain.between(self.before, self.after)
 
     def log_normalizer(self, eta: Tables) -> Float[Tensor, "*b"]:
-        return self.chain(eta).log_normalizer()
+        return self.evaluate(eta)[0] if self.independent else self.chain(eta).log_normalizer()
 
     def mean(self, eta: Tables) -> Tables:
         return self.evaluate(eta)[1]
 
+    def evaluate(self, eta: Tables, start: Tables | None = None) -> tuple[Tensor, Tables]:
+        chain = self.chain(eta)
+        if self.independent:
+            drawn, held = (None, None) if start is None else start.steps
+            state = drawn if drawn is None or held is None else drawn + held
+            marginals = chain.mean_field(state)
+        else:
+            marginals = chain.marginals()
+        return marginals.log_normalizer, self._used(marginals, eta)
+
     def dot(self, eta: Tables, statistics: Tables) -> Float[Tensor, "*b"]:
-        axes = self._batch_axes(statistics)
+        axes = _batch_axes(statistics)
         pairs = zip(tree_parts(eta), tree_parts(statistics), strict=True)
-        return torch.stack([(a * b).flatten(axes).sum(-1) for a, b in pairs]).sum(0)
+        # what cannot happen may have an infinite weight
+        products = [torch.where(used == 0, 0.0, weight * used).flatten(axes).sum(-1) for weight, used in pairs]
+        return torch.stack(products).sum(0)
 
     def log_base(self, statistics: Tables) -> Float[Tensor, "*b"]:
         if self.base is None:
-            return torch.zeros_like(tree_parts(statistics)[0].flatten(self._batch_axes(statistics))[..., 0])
-        finite = tree_map(lambda used, base: torch.where(used == 0, 0.0, base), statistics, self.base)
-        return self.dot(finite, statistics)
+            return torch.zeros_like(statistics.steps[0][..., 0, 0])
+        return self.dot(self.base, statistics)
 
     def check(self, eta: Tables) -> None:
-        axes = self._batch_axes(eta)
+        axes = _batch_axes(eta)
         for name, table in zip(eta._fields, eta, strict=True):
-            if table.shape[:axes] != tree_parts(eta)[0].shape[:axes]:
+            if table.shape[:axes] != eta.steps[0].shape[:axes]:
                 shapes = {name: list(part.shape) for name, part in zip(eta._fields, eta, strict=True)}
                 raise ValueError(f"{name}: the tables have shapes {shapes}; give each all batch axes, with `expand`.")
             if not table.isfinite().all():
@@ -86,37 +129,33 @@ class _Paths(Family[Tables], Generic[Tables]):
                     f"{name}: got a weight that is not finite; put -inf for what cannot happen into `base`."
                 )
 
-    def _weights(self, eta: Tables) -> Tables:
-        return eta if self.base is None else tree_map(torch.add, eta, self.base)
+
+def _batch_axes(tables: CopyTables | MarkovTables) -> int:
+    return tables.steps[0].ndim - 2
 
 
+@dataclass(frozen=True, eq=False)
 class CopyPaths(_Paths[CopyTables]):
     """Paths (s_1..T, z_1..T) of a copy chain, O(K) a step."""
 
-    def chain(self, eta: CopyTables) -> CopyChain:
-        tables = self._weights(eta)
+    def _chain(self, tables: CopyTables) -> CopyChain:
         return CopyChain(None, tables.fresh, tables.held, self.lengths)
 
-    def evaluate(self, eta: CopyTables) -> tuple[Tensor, CopyTables]:
-        smoothed = self.chain(eta).marginals()
-        assert smoothed.held is not None
-        return smoothed.log_normalizer, CopyTables(smoothed.fresh, smoothed.held)
-
-    def _batch_axes(self, tables: CopyTables) -> int:
-        return tables.fresh.ndim - 2
+    def _used(self, marginals: Marginals, eta: CopyTables) -> CopyTables:
+        held = marginals.held
+        assert held is not None
+        alike = eta.held.shape[-1] < held.shape[-1]  # all states hold alike
+        return CopyTables(marginals.fresh, held.sum(-1, keepdim=True) if alike else held)
 
 
+@dataclass(frozen=True, eq=False)
 class MarkovPaths(_Paths[MarkovTables]):
     """Paths s_1..T of a Markov chain; never stores T x K x K unless a transition by step is given."""
 
-    def chain(self, eta: MarkovTables) -> MarkovChain:
-        return MarkovChain(*self._weights(eta), self.lengths)
+    def _chain(self, tables: MarkovTables) -> MarkovChain:
+        return MarkovChain(*tables, self.lengths)
 
-    def evaluate(self, eta: MarkovTables) -> tuple[Tensor, MarkovTables]:
-        smoothed = self.chain(eta).marginals()
-        assert smoothed.initial is not None
-        assert smoothed.transition is not None
-        return smoothed.log_normalizer, MarkovTables(smoothed.initial, smoothed.transition, smoothed.fresh)
-
-    def _batch_axes(self, tables: MarkovTables) -> int:
-        return tables.likelihood.ndim - 2
+    def _used(self, marginals: Marginals, eta: MarkovTables) -> MarkovTables:
+        assert marginals.initial is not None
+        assert marginals.transition is not None
+        return MarkovTables(marginals.initial, marginals.transition, marginals.fresh)

@@ -45,16 +45,16 @@ class _Simplex(VectorFamily[Tensor]):
     def kl(self, eta: Float[Tensor, "*#plates K"], eta0: Float[Tensor, "*#plates K"]) -> Float[Tensor, "*out"]:
         return lgamma_gap(eta0, eta).sum(-1) - lgamma_gap(eta0.sum(-1), eta.sum(-1))
 
+    def tilted(self, eta: Float[Tensor, "*plates K"]) -> Float[Tensor, "*plates K"]:
+        return eta - 1
+
     def _sample(self, eta: Float[Tensor, "*plates K"], n: int, generator: Generator | None) -> Tensor:
         return torch.softmax(log_gamma_draw(eta.expand(n, *eta.shape), generator), -1)
 
-    def _mode(self, eta: Float[Tensor, "*plates K"]) -> Tensor:
-        if eta.shape[-1] == 1:
-            return torch.ones_like(eta)
+    def _require_mode(self, eta: Float[Tensor, "*plates K"]) -> None:
         require(eta >= 1, "concentration", eta, self, "at least 1 for a mode; take the mean instead")
-        total = (eta - 1).sum(-1, keepdim=True)
-        require(total > 0, "concentration", eta, self, "at least one above 1 for a mode; take the mean instead")
-        return (eta - 1) / total
+        above = (eta > 1).any(-1, keepdim=True)
+        require(above, "concentration", eta, self, "at least one above 1 for a mode; take the mean instead")
 
 
 class Dirichlet(_Simplex):
@@ -72,8 +72,14 @@ class Dirichlet(_Simplex):
     def sample(self, eta: Float[Tensor, "*plates K"], n: int, generator: Generator | None = None) -> Tensor:
         return self._sample(eta, n, generator)
 
+    def expected(self, eta: Float[Tensor, "*plates K"]) -> Float[Tensor, "*plates K"]:
+        return eta / eta.sum(-1, keepdim=True)
+
     def mode(self, eta: Float[Tensor, "*plates K"]) -> Float[Tensor, "*plates K"]:
-        return self._mode(eta)
+        if eta.shape[-1] == 1:
+            return torch.ones_like(eta)
+        self._require_mode(eta)
+        return self.expected(self.tilted(eta))
 
 
 class Beta(_Simplex):
@@ -91,8 +97,12 @@ class Beta(_Simplex):
     def sample(self, eta: Float[Tensor, "*plates 2"], n: int, generator: Generator | None = None) -> Tensor:
         return self._sample(eta, n, generator)[..., 0]
 
+    def expected(self, eta: Float[Tensor, "*plates 2"]) -> Float[Tensor, "*plates"]:
+        return eta[..., 0] / eta.sum(-1)
+
     def mode(self, eta: Float[Tensor, "*plates 2"]) -> Float[Tensor, "*plates"]:
-        return self._mode(eta)[..., 0]
+        self._require_mode(eta)
+        return self.expected(self.tilted(eta))
 
 
 class Gamma(VectorFamily[Tensor]):
@@ -130,7 +140,13 @@ class Gamma(VectorFamily[Tensor]):
         q = self.usual(eta)
         return log_gamma_draw(q.shape.expand(n, *q.shape.shape), generator).exp() / q.rate
 
+    def tilted(self, eta: Float[Tensor, "*plates 2"]) -> Float[Tensor, "*plates 2"]:
+        return torch.stack([eta[..., 0] - 1, eta[..., 1]], -1)
+
+    def expected(self, eta: Float[Tensor, "*plates 2"]) -> Float[Tensor, "*plates"]:
+        return -eta[..., 0] / eta[..., 1]
+
     def mode(self, eta: Float[Tensor, "*plates 2"]) -> Float[Tensor, "*plates"]:
-        q = self.usual(eta)
-        require(q.shape >= 1, "shape", q.shape, self, "at least 1 for a mode; take the mean instead")
-        return (q.shape - 1) / q.rate
+        shape = eta[..., 0]
+        require(shape >= 1, "shape", shape, self, "at least 1 for a mode; take the mean instead")
+        return self.expected(self.tilted(eta))

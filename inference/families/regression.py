@@ -151,8 +151,18 @@ class MatrixNormalWishart(VectorFamily[LocPrecision]):
         shift = torch.linalg.solve_triangular(chol_weight.mT, shift.mT, upper=True)
         return LocPrecision(loc + shift, half @ half.mT)
 
-    def mode(self, eta: Float[Tensor, "*plates P"]) -> LocPrecision:
+    def tilted(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates P"]:
+        dim, position = self._n_outputs(eta.shape[-1]), self.n_inputs * (self._n_outputs(eta.shape[-1]) + self.n_inputs)
+        base = eta.new_zeros(eta.shape[-1])
+        base[position] = (self.n_inputs - dim - 1) / 2
+        return eta + base
+
+    def expected(self, eta: Float[Tensor, "*plates P"]) -> LocPrecision:
         q = self.usual(eta)
-        excess = self.n_inputs - q.loc.shape[-1] - 1
-        require(q.df + excess > 0, "df", q.df, self, f"above {-excess} for a mode; take the mean instead")
-        return LocPrecision(q.loc, (q.df + excess)[..., None, None] * q.scale_matrix)
+        return LocPrecision(q.loc, q.df[..., None, None] * q.scale_matrix)
+
+    def mode(self, eta: Float[Tensor, "*plates P"]) -> LocPrecision:
+        df = 2 * self.parts(eta)[2]
+        excess = self.n_inputs - self._n_outputs(eta.shape[-1]) - 1
+        require(df + excess > 0, "df", df, self, f"above {-excess} for a mode; take the mean instead")
+        return self.expected(self.tilted(eta))

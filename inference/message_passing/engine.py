@@ -36,6 +36,7 @@ References: Winn & Bishop 2005; Hoffman et al. 2013 for steps and scales; Johnso
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -56,12 +57,16 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Run:
-    """The ELBO after each sweep, [steps, *restarts], whether it settled, and the sweeps if these were recorded."""
+    """The ELBO after each sweep, [steps, *restarts], whether it settled, and the sweeps if these were recorded.
+
+    `interrupted`: Ctrl-C ended the run; the blocks are as they were after the last whole sweep.
+    """
 
     elbo: Tensor
     steps: int
     converged: bool
     sweeps: tuple[Sweep, ...] = ()
+    interrupted: bool = False
 
 
 class VMP:
@@ -72,12 +77,15 @@ class VMP:
             paths: just after its update, its part of the bound is its normalizer, which is known.
         factors: each names its blocks.
         restarts: length of the leading axis of every eta and elog, where these hold several independent runs.
-        check: whether to test every factor numerically, which costs a few evaluations of it. Leave that out only for
-            factors from code that was tested before, as in a loop over minibatches.
+        check: whether to test every block and every factor numerically, which costs a few evaluations of it. Leave that
+            out only for code that was tested before, as in a loop over minibatches.
+        linear: without a check, the blocks in whose statistics all factors are linear, as `linear` of an engine of the
+            same structure says.
 
     Attributes:
-        blocks: by name, as they are now. Blocks are never changed in place, so that `dict(vmp.blocks)` is a checkpoint;
-            put another block of the same shape in its place to set its eta, prior or step.
+        blocks: by name, as they are now, to be read; `put` sets one. Blocks are never changed in place, so that
+            `dict(vmp.blocks)` is a checkpoint.
+        linear: the blocks in whose statistics all factors were found to be linear, not just affine.
 
     Raises:
         ValueError: names the block that is missing, double, without a factor or improper; the factor whose elog is not
@@ -85,43 +93,68 @@ class VMP:
     """
 
     def __init__(
-        self, blocks: Iterable[Block], factors: Iterable[Factor], restarts: int | None = None, check: bool = True
+        self,
+        blocks: Iterable[Block],
+        factors: Iterable[Factor],
+        restarts: int | None = None,
+        check: bool = True,
+        linear: frozenset[str] = frozenset(),
     ):
         self.factors = tuple(factors)
         self.restarts = restarts
-        self.blocks = by_name(blocks, restarts)
-        self._factors = neighbors(self.blocks, self.factors)
-        self._moments: dict[str, tuple[Stats, Tensor | None, Stats]] = {}
-        self._tight: tuple[str, dict[str, Block]] | None = None
-        self._linear: set[str] = set()
+        self._blocks = by_name(blocks, restarts, check)
+        self.blocks: Mapping[str, Block] = MappingProxyType(self._blocks)
+        self._factors = neighbors(self._blocks, self.factors)
+        self._moments: dict[str, tuple[Block, Tensor | None, Stats]] = {}
+        self._tight: str | None = None  # the block that is at its optimum given all others as they are
+        self.linear = linear
         if check:
-            affine = {name for factor in self.factors for name in check_factor(factor, self.blocks, restarts)}
-            self._linear = set(self.blocks) - affine
+            not_linear = {name for factor in self.factors for name in check_factor(factor, self._blocks, restarts)}
+            self.linear = frozenset(self._blocks) - not_linear
+
+    def put(self, block: Block, near: Stats = None) -> None:
+        """Another block in the place of the one of its name: to set its eta, prior, step or family.
+
+        `near` are statistics from which a family that finds its own step by step should start.
+        """
+        named = by_name([block], self.restarts)
+        if not set(named) <= set(self._blocks):
+            raise ValueError(f"block: got {block.name!r}, expected one of {list(self._blocks)}; it has no factors.")
+        self._blocks.update(named)
+        self._tight = None
+        if near is not None:
+            self._moments[block.name] = replace(block, eta=None), None, near
 
     def stats(self, name: str) -> Stats:
         """Expected statistics of a block, as it is now."""
         return self._evaluate(name)[1]
 
+    def normalizer(self, name: str) -> Tensor:
+        """A(eta) of a block: a number, or one a restart."""
+        block, (known, _) = self._blocks[name], self._evaluate(name)
+        return self._total(block.family.log_normalizer(block.eta) if known is None else known)
+
+    def message(self, name: str, under: Mapping[str, Stats] | None = None) -> Stats:
+        """The sum of all messages to a block, each as often as its factor counts.
+
+        `under` are statistics of other blocks to take in place of those that they have.
+        """
+        return self._sum_of_messages(None, name, under or {}, 1.0)
+
     @torch.no_grad()
-    def update(self, name: str) -> None:
-        """Move one block by its step towards its optimum given the others."""
-        block = self.blocks[name]
-        optimum = block.prior
-        for factor in self._factors[name]:
-            # A message does not depend on the statistics of the block it goes to: eta stands for them, for its shape.
-            stats = [block.eta if other == name else self.stats(other) for other in factor.blocks]
-            message = factor.message(name, *stats)
-            optimum = add_message(optimum, message, factor.scale / block.scale)
-        eta = fit_message(optimum, block.eta)
+    def update(self, name: str, under: Mapping[str, Stats] | None = None) -> None:
+        """Move one block by its step towards its optimum given the others, or given statistics in place of theirs."""
+        block = self._blocks[name]
+        eta = self._sum_of_messages(block.prior, name, under or {}, block.scale)
         if block.step != 1:
             eta = tree_map(lambda new, old: torch.lerp(old, new, block.step), eta, block.eta)
-        self.blocks[name] = replace(block, eta=eta)
-        if block.step == 1 and block.prior is None and name in self._linear:
-            self._tight = name, dict(self.blocks)
+        self._blocks[name] = replace(block, eta=eta)
+        optimal = block.step == 1 and block.prior is None and name in self.linear and not under
+        self._tight = name if optimal else None
 
     def step(self) -> None:
         """Update every block once."""
-        for name in self.blocks:
+        for name in self._blocks:
             self.update(name)
 
     def sweep(self) -> Sweep:
@@ -132,7 +165,7 @@ class VMP:
                 block.
         """
         elbo, change, terms = {}, {}, self._terms()
-        for name, block in self.blocks.items():
+        for name, block in list(self._blocks.items()):
             before, old = terms, self.stats(name)
             self.update(name)
             terms, pairs = self._terms(), zip(tree_parts(old), tree_parts(self.stats(name)), strict=True)
@@ -148,44 +181,49 @@ class VMP:
         """Sweep until no ELBO changes by more than `tol` of itself, or `max_steps` times.
 
         With `record`, every sweep is looked at block by block. Without, the ELBO is taken once a sweep, and a sweep of
-        full steps that lowered it is repeated block by block.
+        full steps that lowered it is repeated block by block. Ctrl-C ends a run after its last whole sweep; it is
+        raised where there is none.
 
         Raises:
             ValueError: as `sweep`.
         """
         trace: list[Tensor] = []
         sweeps: list[Sweep] = []
-        terms, converged = self._terms(), False
-        while len(trace) < max_steps and not converged:
-            start, last = dict(self.blocks), terms
-            if record:
-                sweeps.append(self.sweep())
-            else:
-                self.step()
-            terms = self._terms()
-            if all(block.step == 1 for block in start.values()) and _fell(last, terms):
-                self.blocks = start
-                self.sweep()
-            trace.append(terms.sum(0))
-            converged = len(trace) > 1 and bool(((trace[-1] - trace[-2]).abs() <= tol * trace[-1].abs()).all())
+        terms, converged, start = self._terms(), False, dict(self._blocks)
+        try:
+            while len(trace) < max_steps and not converged:
+                start, last = dict(self._blocks), terms
+                if record:
+                    sweeps.append(self.sweep())
+                else:
+                    self.step()
+                terms = self._terms()
+                if all(block.step == 1 for block in start.values()) and _fell(last, terms):
+                    self._restore(start)
+                    self.sweep()
+                trace.append(terms.sum(0))
+                converged = len(trace) > 1 and bool(((trace[-1] - trace[-2]).abs() <= tol * trace[-1].abs()).all())
+        except KeyboardInterrupt:
+            self._restore(start)
+            if not trace:
+                raise  # nothing has been reached yet
+            return Run(torch.stack(trace), len(trace), False, tuple(sweeps[: len(trace)]), interrupted=True)
         return Run(torch.stack(trace), len(trace), converged, tuple(sweeps))
 
     def select(self, restarts: Tensor) -> "VMP":
         """The same engine with some of the restarts, given by their indices; priors and factors are common to all."""
-        kept = (replace(b, eta=tree_map(lambda part: part[restarts], b.eta)) for b in self.blocks.values())
-        selected = VMP(kept, self.factors, len(restarts), check=False)
-        selected._linear = self._linear
-        return selected
+        kept = (replace(b, eta=tree_map(lambda part: part[restarts], b.eta)) for b in self._blocks.values())
+        return VMP(kept, self.factors, len(restarts), check=False, linear=self.linear)
 
-    def elbo(self) -> Tensor:
-        """The evidence lower bound: a number, or one a restart."""
-        return self._terms().sum(0)
+    def elbo(self, without: str | None = None) -> Tensor:
+        """The evidence lower bound: a number, or one a restart; `without` leaves out a block's own part of it."""
+        return self._terms(without).sum(0)
 
     @torch.no_grad()
     def log_joint(self, statistics: Mapping[str, Stats]) -> Tensor:
         """Log density of data and a point, which is given by the statistics t of each block there."""
         terms = [f.scale * self._total(f.value(*(statistics[name] for name in f.blocks))) for f in self.factors]
-        for name, block in self.blocks.items():
+        for name, block in self._blocks.items():
             log_prob = block.family.log_base(statistics[name])
             if block.prior is not None:
                 log_prob = log_prob + block.family.dot(block.prior, statistics[name])
@@ -194,26 +232,46 @@ class VMP:
         return torch.stack(terms).sum(0)
 
     @torch.no_grad()
-    def _terms(self) -> Tensor:
+    def _sum_of_messages(self, prior: Stats, name: str, under: Mapping[str, Stats], scale: float) -> Stats:
+        """The prior plus all messages over the block's scale, in the full shape of its eta."""
+        block = self._blocks[name]
+        messages = []
+        for factor in self._factors[name]:
+            # Where elog is affine, a message does not depend on the statistics of the block it goes to: eta stands for
+            # them, for its shape.
+            stats = []
+            for other in factor.blocks:
+                if other == name and name not in factor.convex:
+                    stats.append(block.eta)
+                else:
+                    stats.append(under[other] if other in under else self.stats(other))
+            messages.append((factor.message(name, *stats), factor.scale / scale))
+        total = prior
+        for message, weight in sorted(messages, key=lambda pair: _size(pair[0])):  # small ones meet in small tables
+            total = add_message(total, message, weight)
+        return fit_message(total, block.eta)
+
+    @torch.no_grad()
+    def _terms(self, without: str | None = None) -> Tensor:
         r"""The parts of the ELBO, [parts, *restarts]: one a factor and one a block.
 
         At its optimum, a block without a prior has $\eta = \sum_f m_f$. If its factors are linear in its statistics,
         not just affine, their parts and its own sum to $\langle \eta,\mu\rangle + A(\eta) - \langle\eta,\mu\rangle$.
         """
-        tight = None
-        if self._tight is not None and all(self.blocks[name] is block for name, block in self._tight[1].items()):
-            tight = self._tight[0]
         parts: list[tuple[str, Tensor]] = []
         for factor in self.factors:
-            if tight not in factor.blocks:
+            if self._tight not in factor.blocks:
                 value = factor.value(*map(self.stats, factor.blocks))
                 parts.append((f"factor {factor.name!r}", factor.scale * self._total(value)))
-        for name, block in self.blocks.items():
+        for name, block in self._blocks.items():
+            if name == without:
+                continue
             log_normalizer, mean = self._evaluate(name)
             if log_normalizer is None:
                 value = -block.family.kl(block.eta, block.prior)
             else:
-                value = log_normalizer if name == tight else log_normalizer - block.family.dot(block.eta, mean)
+                tight = name == self._tight
+                value = log_normalizer if tight else log_normalizer - block.family.dot(block.eta, mean)
             parts.append((f"block {name!r}", block.scale * self._total(value)))
         terms = torch.stack([part for _, part in parts])
         if not terms.isfinite().all():
@@ -227,21 +285,33 @@ class VMP:
     @torch.no_grad()
     def _evaluate(self, name: str) -> tuple[Tensor | None, Stats]:
         """For a block without a prior its normalizer, and the expected statistics; kept as long as its eta."""
-        block = self.blocks[name]
-        if name not in self._moments or self._moments[name][0] is not block.eta:
+        block = self._blocks[name]
+        known = self._moments.get(name)
+        if known is None or known[0].eta is not block.eta or known[0].family is not block.family:
             try:
                 if block.prior is None:
-                    self._moments[name] = block.eta, *block.family.evaluate(block.eta)
+                    start = None if known is None else known[2]
+                    self._moments[name] = block, *block.family.evaluate(block.eta, start)
                 else:
-                    self._moments[name] = block.eta, None, block.family.mean(block.eta)
+                    self._moments[name] = block, None, block.family.mean(block.eta)
             except RuntimeError:  # a Cholesky factor that does not exist
                 check_proper(block)
                 raise
         return self._moments[name][1:]
 
+    def _restore(self, blocks: Mapping[str, Block]) -> None:
+        self._blocks.update(blocks)
+        self._tight = None
+
     def _total(self, plates: Tensor) -> Tensor:
         """Sum over plates, but not over restarts."""
         return plates.sum() if self.restarts is None else plates.reshape(self.restarts, -1).sum(-1)
+
+
+def _size(message: Stats) -> int:
+    return (
+        message.numel() if isinstance(message, Tensor) else sum(0 if part is None else part.numel() for part in message)
+    )
 
 
 def _fell(before: Tensor, after: Tensor) -> bool:

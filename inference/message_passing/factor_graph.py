@@ -2,6 +2,10 @@ r"""What variational message passing works on: factors, the blocks they join, an
 
 A factor is one function, $E_q[\log f]$ in terms of the expected statistics $\mu$ of its blocks, affine in each; its
 message to a block is the gradient. A block is one factor of q.
+
+Where a latent variable was summed out of a factor, its elog is a lower bound, convex in the statistics of some blocks.
+The message to these is the gradient at the statistics as they are: the bound lies above its tangent, so that an update
+still raises it.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -26,6 +30,8 @@ class Factor:
             than automatic differentiation. A part of a named tuple that is None is 0.
         mask: multiplies elog. Data under a zero must still be finite numbers.
         scale: how many times the factor counts.
+        convex: names of the blocks in whose statistics elog is convex, and need not be affine. It is asked only for
+            statistics that some eta has.
     """
 
     elog: Callable[..., Tensor]
@@ -33,6 +39,7 @@ class Factor:
     messages: Mapping[str, Callable[..., Stats]] = field(default_factory=dict)
     mask: Tensor | None = None
     scale: float = 1.0
+    convex: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -109,8 +116,11 @@ def fit_message(message: Stats, eta: Stats) -> Stats:
 # What must hold, checked when an engine is built.
 
 
-def by_name(blocks: Iterable[Block], restarts: int | None = None) -> dict[str, Block]:
-    """Blocks with their start, by name. Raises ValueError for a block that cannot stand, see `Block`."""
+def by_name(blocks: Iterable[Block], restarts: int | None = None, check: bool = True) -> dict[str, Block]:
+    """Blocks with their start, by name. Raises ValueError for a block that cannot stand, see `Block`.
+
+    Without `check`, natural parameters are taken for those of densities.
+    """
     named: dict[str, Block] = {}
     for block in blocks:
         if block.name in named:
@@ -124,7 +134,8 @@ def by_name(blocks: Iterable[Block], restarts: int | None = None) -> dict[str, B
                 f"block {block.name!r}: got neither prior nor eta; give `eta`, for its shape and its start."
             )
         named[block.name] = block if block.eta is not None else replace(block, eta=block.prior)
-        check_proper(named[block.name])
+        if check:
+            check_proper(named[block.name])
         for part in tree_parts(named[block.name].eta):
             _check_restarts(f"block {block.name!r}: eta", part, restarts)
         _check_prior(named[block.name])
@@ -181,21 +192,33 @@ def neighbors(blocks: Mapping[str, Block], factors: Iterable[Factor]) -> dict[st
 
 @torch.no_grad()
 def check_factor(factor: Factor, blocks: Mapping[str, Block], restarts: int | None = None) -> set[str]:
-    """Test at random statistics that elog is affine in each block's, and that every message is its gradient m.
+    """Test that elog is affine in each block's statistics, or convex if it says so, and each message its gradient m.
 
-    For g affine and any u, v: g(u + v) + g(0) = g(u) + g(v), and sum(g(u) - g(0)) = <m, u>.
+    For g affine and any u, v: g(u + v) + g(0) = g(u) + g(v), and sum(g(u) - g(0)) = <m, u>. A convex g lies above its
+    tangents, at statistics that some eta has.
 
     Returns:
-        The names of the blocks in which elog is affine, but not linear: g(0) is not 0.
+        The names of the blocks in which elog is not linear: g(0) is not 0, or g is convex.
 
     Raises:
         ValueError: names the factor and the block.
     """
     etas = [blocks[name].eta for name in factor.blocks]
     u, v = ([_random_like(eta, seed + i) for i, eta in enumerate(etas)] for seed in (0, 1000))
-    at_u, affine = _value(factor, u), set()
+    convex = [name in factor.convex for name in factor.blocks]
+    if any(convex):  # which it is for weights of paths that are not negative
+        u = [
+            _typical(blocks[name], 1.0) if name in factor.convex else tree_map(torch.abs, part)
+            for name, part in zip(factor.blocks, u, strict=True)
+        ]
+    at_u, not_linear = _value(factor, u), set(factor.convex)
     _check_restarts(f"factor {factor.name!r}: elog", at_u, restarts)
     for i, name in enumerate(factor.blocks):
+        message = _message(factor, name, u, u[i])
+        if convex[i]:
+            far = _typical(blocks[name], 2.0)
+            _check_tangent(factor, name, message, u[i], far, at_u, _value(factor, [*u[:i], far, *u[i + 1 :]]))
+            continue
         at_v, at_sum, at_zero = (
             _value(factor, [*u[:i], stats, *u[i + 1 :]])
             for stats in (v[i], tree_map(torch.add, u[i], v[i]), tree_map(torch.zeros_like, u[i]))
@@ -206,11 +229,10 @@ def check_factor(factor: Factor, blocks: Mapping[str, Block], restarts: int | No
                 f"factor {factor.name!r}: elog is not affine in the statistics of block {name!r}; write it as a sum of "
                 "products that hold at most one statistic of each block."
             )
-        message = _message(factor, name, u, u[i])
         _check_gradient(factor, name, message, [(u[i], at_u - at_zero), (v[i], at_v - at_zero)])
         if at_zero.any():
-            affine.add(name)
-    return affine
+            not_linear.add(name)
+    return not_linear
 
 
 def _tolerance(value: Tensor) -> float:
@@ -241,6 +263,20 @@ def _check_gradient(factor: Factor, name: str, message: Stats, rises: list[tuple
             )
 
 
+def _check_tangent(
+    factor: Factor, name: str, message: Stats, near: Stats, far: Stats, at_near: Tensor, at_far: Tensor
+) -> None:
+    pairs = zip(tree_parts(message), tree_parts(near), tree_parts(far), strict=True)
+    rises = [m * (b - a) for m, a, b in pairs]
+    rise = sum(part.sum() for part in rises)
+    size = at_near.abs().sum() + at_far.abs().sum() + sum(part.abs().sum() for part in rises)
+    if not at_far.sum() - at_near.sum() >= rise - _tolerance(at_near) * size:
+        raise ValueError(
+            f"factor {factor.name!r}: elog falls below its tangent in the statistics of block {name!r}, in which it is "
+            "said to be convex; see that the message is the gradient, and that the bound is convex."
+        )
+
+
 def _check_restarts(what: str, tensor: Tensor, restarts: int | None) -> None:
     if restarts is not None and tensor.shape[:1] != (restarts,):
         raise ValueError(f"{what} has shape {list(tensor.shape)}, expected restarts = {restarts} as its first axis.")
@@ -253,6 +289,11 @@ def _value(factor: Factor, stats: list[Stats]) -> Tensor:
         shapes = {name: [list(p.shape) for p in tree_parts(s)] for name, s in zip(factor.blocks, stats, strict=True)}
         error.add_note(f"raised by factor {factor.name!r}, given statistics of shapes {shapes}")
         raise
+
+
+def _typical(block: Block, sharpness: float) -> Stats:
+    """Statistics of a member of the block's family; the greater, the surer."""
+    return block.family.mean(tree_map(lambda part: part * sharpness, block.eta))
 
 
 def _random_like(eta: Stats, seed: int) -> Stats:

@@ -24,8 +24,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from ...inference.chains.contract import Chain, Filtered
-from ...switching import LayeredSSM, SwitchingSSM, filter_vmp
-from ...switching.data.series import Sequences
+from ...switching.coupled.layered import LayeredSSM
+from ...switching.data.series import Series
+from ...switching.filter_vmp import filter_vmp
+from ...switching.model import SwitchingSSM
 from .network_states import READINGS, Seen, belief_of, run
 from .probe import Probe
 
@@ -53,7 +55,7 @@ class Update:
 class Comparison:
     """A model's exact filter, and beside it message passing and a network: `summary()`, `to_xarray()`, `plot()`."""
 
-    series: Sequences
+    series: Series
     exact: Filtered
     updates: dict[str, Update]  # "message passing" and "one sweep" for copy dynamics, and "network"
     hidden: Float[Tensor, "*b T D"]  # the network's own states
@@ -134,7 +136,7 @@ def compare(
         raise ValueError(f"reads: got {reads!r}, expected one of {', '.join(map(repr, READINGS))}.")
     if model.dynamics.n_covariates:
         raise ValueError("model: has covariates, which no update beside the exact one reads; give a model without.")
-    series = model.read(x, lengths)
+    series = model.read(x, lengths=lengths)
     with torch.no_grad():
         chain = model.chain(series)
         exact = chain.filter()

@@ -61,7 +61,7 @@ def plot_comparison(report: "Comparison", sequence: int, steps: slice) -> Figure
         if not -table.sizes["sequence"] <= sequence < table.sizes["sequence"]:
             raise ValueError(f"sequence: got {sequence}, but there are {table.sizes['sequence']}.")
         table = table.isel(sequence=sequence)
-    index = time_index(report.series)
+    index = time_index(report.series.index_of(), report.series.n_steps)
     length = int(np.isfinite(table["state_probability"].values[0, :, 0]).sum())
     kept = range(length)[steps]
     if kept.step != 1 or len(kept) < 1:

@@ -11,7 +11,8 @@ from typing import Any, Literal, overload
 
 from torch import nn
 
-from ...switching import LayeredSSM, SwitchingSSM
+from ...switching.coupled.layered import LayeredSSM
+from ...switching.model import SwitchingSSM
 from ..networks.minimal import MinGRU
 from .comparison import Comparison, compare
 from .layered_network import LayerComparison, SweepNetwork, compare_layers, lower_layers

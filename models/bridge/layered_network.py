@@ -23,8 +23,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ...switching import Categorical, Copy, Gated, LayeredSSM, SwitchingSSM
-from ...switching.data.series import Sequences, read_sequences
+from ...switching.coupled.layered import LayeredSSM
+from ...switching.data.series import Series, read_series
+from ...switching.dynamics.copy import Copy
+from ...switching.emissions.discrete import Categorical
+from ...switching.emissions.gated import Gated
+from ...switching.model import SwitchingSSM
 from .lowering import SURE, lower
 from .tokens import one_hot, redrawn_start
 
@@ -106,7 +110,7 @@ class LayerComparison:
     sweep: tuple[Float[Tensor, "*b T _"], ...]  # one bottom-up sweep, every layer exact on its own
     network: tuple[Float[Tensor, "*b T _"], ...]
     without_softmax: tuple[Float[Tensor, "*b T _"], ...]  # the same network, passing logits from layer to layer
-    series: Sequences
+    series: Series
 
     def distance(self, one: str, other: str) -> tuple[Float[Tensor, "*b T"], ...]:
         """Total variation between two of "exact", "sweep", "network", "without_softmax", a table for each layer."""
@@ -140,11 +144,11 @@ def compare_layers(model: LayeredSSM, network: SweepNetwork, x: Any, lengths: An
     Raises:
         ValueError: x that is not of the model's symbols.
     """
-    series = read_sequences(x, 1, lengths)
+    series = read_series(x, 1, lengths=lengths)
     exact = model.filter(series).state
     sweep = tuple(found.state for found in model.bottom_up(series, passed="state"))
     tokens = next(iter(model.values.values())).shape[-1]
-    rows = one_hot(series.values[..., 0], tokens, dtype=model.state_probs.dtype)
+    rows = one_hot(series.observations[..., 0], tokens, dtype=model.state_probs.dtype)
     inside = series.inside.unsqueeze(-1)
     with torch.no_grad():
         passed, bare = (network(rows, between)[1] for between in ("softmax", "none"))

@@ -28,7 +28,10 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from ...inference.chains.copy.chain import CopyChain
-from ...switching import Categorical, Copy, Gated, SwitchingSSM
+from ...switching.dynamics.copy import Copy
+from ...switching.emissions.discrete import Categorical
+from ...switching.emissions.gated import Gated
+from ...switching.model import SwitchingSSM
 from ..networks.minimal import MinGRU, MinLSTM
 from ..networks.recurrent import check_state
 from .tokens import read_tokens

@@ -26,7 +26,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ...switching import Copy, Gated, MultivariateNormal, SwitchingSSM
+from ...switching.dynamics.copy import Copy
+from ...switching.emissions.gated import Gated
+from ...switching.emissions.multivariate_normal import MultivariateNormal
+from ...switching.model import SwitchingSSM
 from ..networks.minimal import MinGRU
 from .lifting import check_liftable
 
@@ -58,13 +61,13 @@ class LiftedGaussian:
         found = []
         for model in self.models:
             values = model.values
-            held = model.emission.log_likelihood(model.read(x).values, values).held[..., 0]
+            held = model.emission.log_likelihood(model.read(x).observations, values).held[..., 0]
             found.append(torch.logit(values["redraw_prob"]) + _drawn(model, x).logsumexp(-1) - held)
         return torch.stack(found, -1)
 
     def gap(self, x: Any) -> Float[Tensor, "*b T D"]:
         """What the layer's gates leave out of the log-odds: `gate_log_odds(x)` minus the layer's linear ones."""
-        rows = self.models[0].read(x).values
+        rows = self.models[0].read(x).observations
         return self.gate_log_odds(x) - (rows @ self.gate_weight.T + self.gate_bias)
 
 
@@ -121,4 +124,5 @@ def lift_gaussian(layer: nn.Module) -> LiftedGaussian:
 
 def _drawn(model: SwitchingSSM, x: Any) -> Tensor:
     """log pi(s) + log p(x_t | s, z_t = 1), [*b, T, 2]."""
-    return model.values["state_probs"].log() + model.emission.log_likelihood(model.read(x).values, model.values).redrawn
+    drawn = model.emission.log_likelihood(model.read(x).observations, model.values).redrawn
+    return model.values["state_probs"].log() + drawn

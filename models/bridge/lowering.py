@@ -20,7 +20,9 @@ alone, $h_t = (1 - q_t)\, h_{t-1} + q_t v_t$ with $Q(s_t) = \text{softmax}(h_t)$
 import torch
 from torch import Tensor, nn
 
-from ...switching import Categorical, Gated, SwitchingSSM
+from ...switching.emissions.discrete import Categorical
+from ...switching.emissions.gated import Gated
+from ...switching.model import SwitchingSSM
 from ...switching.parameters import Parameters
 from ..networks.minimal import MinGRU
 

@@ -7,8 +7,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from ...switching import Categorical, Gated, SwitchingSSM
-from ...switching.data.series import Sequences
+from ...switching.data.series import Series
+from ...switching.emissions.discrete import Categorical
+from ...switching.emissions.gated import Gated
+from ...switching.model import SwitchingSSM
 from ..networks.minimal import MinGRU, MinLSTM
 from .probe import Probe, fit_probe
 from .tokens import redrawn_start
@@ -27,12 +29,12 @@ class Seen:
     reads: str
 
 
-def run(model: SwitchingSSM, layer: nn.Module, series: Sequences, inputs: Tensor | None, reads: str | None) -> Seen:
+def run(model: SwitchingSSM, layer: nn.Module, series: Series, inputs: Tensor | None, reads: str | None) -> Seen:
     """The states of a network on the observations of a series; beyond a sequence's end they mean nothing."""
     rows = network_inputs(model, series) if inputs is None else inputs
-    if rows.shape[:-1] != series.values.shape[:-1]:
+    if rows.shape[:-1] != series.observations.shape[:-1]:
         raise ValueError(
-            f"inputs: got shape {list(rows.shape)}, expected {[*series.values.shape[:-1], 'I']}, as x has."
+            f"inputs: got shape {list(rows.shape)}, expected {[*series.observations.shape[:-1], 'I']}, as x has."
         )
     parameter = next(iter(layer.parameters()), rows)
     rows = rows.to(parameter).nan_to_num(0.0)
@@ -47,7 +49,7 @@ def run(model: SwitchingSSM, layer: nn.Module, series: Sequences, inputs: Tensor
     hidden = _states(layer, flat, redrawn=reads != "probe")
     redraw = None
     if isinstance(layer, MinGRU | MinLSTM) and layer.num_layers == 1:
-        redraw = layer.activations(rows).draw.mean(-1).to(series.values)
+        redraw = layer.activations(rows).draw.mean(-1).to(series.observations)
         if reads != "probe":  # it started with a redraw
             redraw = torch.where(torch.arange(redraw.shape[-1], device=redraw.device) == 0, 1.0, redraw)
         redraw = torch.where(series.inside, redraw, 0.0)
@@ -56,15 +58,16 @@ def run(model: SwitchingSSM, layer: nn.Module, series: Sequences, inputs: Tensor
             f"reads: {reads!r} needs one unit for each of {model.n_states} states, but the network has "
             f'{hidden.shape[-1]}; use "probe".'
         )
-    return Seen(hidden.to(series.values).reshape(*rows.shape[:-1], -1), redraw, rows.to(series.values), reads)
+    like = series.observations
+    return Seen(hidden.to(like).reshape(*rows.shape[:-1], -1), redraw, rows.to(like), reads)
 
 
-def network_inputs(model: SwitchingSSM, series: Sequences) -> Tensor:
+def network_inputs(model: SwitchingSSM, series: Series) -> Tensor:
     """What a network reads of a series: symbols as one-hot rows, anything else as it is; zeros where missing."""
     emission = model.emission.emission if isinstance(model.emission, Gated) else model.emission
     if not isinstance(emission, Categorical):
-        return series.values.nan_to_num(0.0)
-    symbol = series.values[..., 0]
+        return series.observations.nan_to_num(0.0)
+    symbol = series.observations[..., 0]
     rows = nn.functional.one_hot(symbol.nan_to_num(0.0).long(), emission.n_categories).to(symbol)
     return rows * (~symbol.isnan()).unsqueeze(-1)
 

@@ -14,7 +14,12 @@ from rich.table import Table
 from torch import Tensor
 
 from ...inference.scans.linear.op import linear_scan
-from ...switching import Categorical, Copy, Gated, LayeredSSM, SwitchingSSM, filter_vmp
+from ...switching.coupled.layered import LayeredSSM
+from ...switching.dynamics.copy import Copy
+from ...switching.emissions.discrete import Categorical
+from ...switching.emissions.gated import Gated
+from ...switching.filter_vmp import filter_vmp
+from ...switching.model import SwitchingSSM
 from ..bridge.comparison import compare
 from ..bridge.correspondence import as_rnn, as_ssm, compare_layers
 from ..bridge.lowering import token_marginal

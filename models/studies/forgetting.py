@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from ...inference.scans.gated.op import Activated
 from ...inference.scans.linear.op import linear_scan
-from ...switching import SwitchingSSM
+from ...switching.model import SwitchingSSM
 from ..networks.minimal import MinGRU, MinLSTM
 from ..networks.qrnn import QRNN
 from ..networks.recurrent import batch_major

@@ -27,8 +27,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...inference.chains.copy.chain import CopyChain
-from ...switching import SwitchingSSM
+from ...switching.model import SwitchingSSM
 from .windows import Forgetting, first_windows
 
 
@@ -39,14 +38,13 @@ def filter_forgetting(model: SwitchingSSM, x: Any, tol: float) -> Forgetting:
             f"layer: the model has dynamics {model.dynamics}; products of holds bound the filter of Copy(n_states) "
             "without covariates."
         )
-    values = model.read(x).values.double()
+    values = model.read(x).observations.double()
     return first_windows(filter_bounds(model, values), values, tol)
 
 
 def filter_bounds(model: SwitchingSSM, x: Any) -> Iterator[Float[Tensor, "*b n"]]:
     """For windows w = 1, 2, ..., T the bounds at steps w - 1, ..., T - 1; 0 where the window is all there is."""
-    chain = model.chain(x)
-    assert isinstance(chain, CopyChain)
+    chain: Any = model.chain(x)  # with a gate, as was seen to: it has these two tables
     fresh = chain.log_fresh.detach()
     held = chain.log_held.detach().expand_as(fresh)
     log_bound, log_b = torch.zeros_like(fresh[..., 0]), torch.zeros_like(fresh)

@@ -29,7 +29,10 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.special import entr
 
-from ...switching import Copy, Gated, MultivariateNormal, SwitchingSSM
+from ...switching.dynamics.copy import Copy
+from ...switching.emissions.gated import Gated
+from ...switching.emissions.multivariate_normal import MultivariateNormal
+from ...switching.model import SwitchingSSM
 from ...switching.views.drawing import FAINT, INK
 from ..bridge.comparison import MESSAGE_PASSING, NETWORK, ONE_SWEEP, compare
 from ..networks.minimal import MinGRU

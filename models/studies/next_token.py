@@ -24,7 +24,9 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from ...switching import Categorical, Copy, SwitchingSSM
+from ...switching.dynamics.copy import Copy
+from ...switching.emissions.discrete import Categorical
+from ...switching.model import SwitchingSSM
 from ..bridge.tokens import one_hot
 from ..networks.minimal import MinGRU
 

@@ -1,13 +1,21 @@
-"""What models of several coupled copy chains share: exact inference over all joint states, the best q of independent
-chains, their sites in a program, and each chain's prior as tables.
+r"""What models of several coupled copy chains share: the verbs of every model, exact over all joint states.
 
-Sites are `z_t_d` and `s_t_d` for step t and chain d, both from 1. The first step redraws every chain.
+The chains of a model with D of them, $s_{1t}, \ldots, s_{Dt}$, are together one Markov chain over joint states, the
+`product`; every exact answer is one of that, taken apart. A gate $z_{dt}$ is not in the joint state, but given two
+neighbouring ones its probability is a table, $G_d = P(z_{dt} = 1 \mid s_{t-1}, s_t)$. So with the belief $b_t$ about
+$s_t$, filtered or smoothed, and the filtered $a_{t-1}$
+
+$$P(z_{dt} = 1 \mid \ldots) = \sum_j b_t(j)\, \frac{\sum_i a_{t-1}(i) A_{ij} G_d(i, j)}{\sum_i a_{t-1}(i) A_{ij}}.$$
+
+Sites of the program are `z_t_d` and `s_t_d` for step t and chain d, both from 1. The first step redraws every chain.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
 
 import pyro
 import pyro.distributions as dist
@@ -15,9 +23,24 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ...inference.chains.contract import Chain
+from ...inference.chains.contract import Chain, Sampled, Viterbi
 from ...inference.families import CopyTables
 from ...inference.message_passing.engine import VMP
+from ...inference.numerics.randomness import Seed, generator_of
+from ..data.series import Given, Series
+from ..fitting.options import Options
+from ..forecast import Forecast
+from ..model import StreamOutput, StreamState, SwitchingSSM
+from ..parameters import Named, Parameter, Parameters, widened
+from ..problem import Problem
+from ..seeding import seeded
+from .joint import coordinates, marginals
+
+if TYPE_CHECKING:
+    import arviz as az
+    from matplotlib.figure import Figure
+
+    from ..fitting.fit import Fit
 
 
 @dataclass(frozen=True)
@@ -31,10 +54,11 @@ class CoupledDraw:
 
 @dataclass(frozen=True)
 class CoupledBelief:
-    """The exact marginals of each chain, and the evidence of the whole."""
+    """The exact marginals of each chain, and the evidence of the whole; 0 beyond the end of a sequence."""
 
-    log_evidence: Float[Tensor, "*b"]
+    log_normalizer: Float[Tensor, "*b"]  # log p(x)
     state: tuple[Float[Tensor, "*b T _"], ...]  # P(s_dt | ...), a table for each chain
+    redraw: Float[Tensor, "*b T D"]  # P(z_dt = 1 | ...)
 
 
 @dataclass(frozen=True)
@@ -47,44 +71,275 @@ class CoupledPaths:
     converged: bool
 
 
-class CoupledChains(ABC):
-    """D copy chains of one model."""
+class CoupledSSM(Named, ABC):
+    """D copy chains of one model.
+
+    Methods take x as `SwitchingSSM` does, with `lengths`; results have one table or one column for each chain.
+    """
+
+    n_covariates: int = 0  # that drive it
+    holds: bool = True  # a step may hold its state, so that there is a gate
+
+    # ---- what a model says -----------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def n_states(self) -> tuple[int, ...]:
+        """The number of states of each chain."""
+
+    @property
+    @abstractmethod
+    def n_features(self) -> int:
+        """F, the length of one observation."""
+
+    @property
+    @abstractmethod
+    def known(self) -> Mapping[str, Parameter]:
+        """What is known of each parameter besides its values."""
+
+    @property
+    @abstractmethod
+    def sizes(self) -> dict[str, int]:
+        """The lengths of the parameters' axes."""
+
+    @property
+    @abstractmethod
+    def parameters(self) -> Parameters:
+        """All parameters by name."""
+
+    @abstractmethod
+    def with_parameters(self, values: Parameters) -> "CoupledSSM":
+        """The same model with other parameters, named and shaped as these."""
+
+    @abstractmethod
+    def product_of(self, values: Parameters) -> Parameters:
+        """Parameters `[*r, ...]` of this model as those of the `product`."""
+
+    @cached_property
+    @abstractmethod
+    def product(self) -> SwitchingSSM:
+        """The model of one chain over all joint states."""
+
+    @abstractmethod
+    def gates_of(self, values: Parameters) -> Float[Tensor, "*r D J J"]:
+        """P(z_d = 1 | joint state before, joint state) under parameters `[*r, ...]`: 0 where that cannot be."""
 
     @abstractmethod
     def program(self, x: Tensor | None = None, n_steps: int | None = None, batch_shape: tuple[int, ...] = ()) -> Tensor:
         """The Pyro program; conditioned on x where given."""
 
     @abstractmethod
-    def product_chain(self, x: Any, lengths: Any = None) -> Chain:
-        """The chain over all joint states."""
+    def engine(self, x: Any, *, check: bool = True, **given: Unpack[Given]) -> VMP:
+        """The model at its values on the engine, a block of exact paths for each chain."""
+
+    @property
+    @abstractmethod
+    def _axes(self) -> tuple[int, ...]:
+        """The sizes of a joint state's axes, the last of which are those of the chains."""
 
     @abstractmethod
-    def engine(self, x: Any, lengths: Any = None, check: bool = True) -> VMP:
-        """The model on the engine, a block of exact paths for each chain."""
+    def to_parts(self) -> tuple[dict[str, Named], dict[str, Tensor]]:
+        """Itself as parts with arguments, and tensors by name: what files hold."""
 
+    @classmethod
     @abstractmethod
-    def _marginals(self, joint: Tensor) -> tuple[Tensor, ...]:
-        """The beliefs about each chain in one about the joint state."""
+    def from_parts(cls, parts: dict[str, Any], tensors: dict[str, Tensor]) -> "CoupledSSM":
+        """The model that `to_parts` has taken apart."""
 
-    def log_evidence(self, x: Any, lengths: Any = None) -> Tensor:
+    # ---- inference given the values --------------------------------------------------------------------------------
+
+    def read(self, x: Any, *, horizon: int = 0, **given: Unpack[Given]) -> Series:
+        """The observations as one `Series`, in the dtype of the model, checked against it."""
+        series = self.product.read(x, horizon=horizon, **given)
+        return replace(series, observations=series.observations.to(next(iter(self.parameters.values()))))
+
+    def problem(self, x: Any, **given: Unpack[Given]) -> Problem:
+        """The `product` and the series x: what exact inference takes."""
+        return self.product.problem(self.read(x, **given))
+
+    def log_evidence(self, x: Any, **given: Unpack[Given]) -> Tensor:
         """log p(x), exact."""
-        return self.product_chain(x, lengths).log_normalizer()
+        return self.product.log_evidence(self.read(x, **given))
 
-    def filter(self, x: Any, lengths: Any = None) -> CoupledBelief:
-        """P(s_dt | x_1..t), exact."""
-        found = self.product_chain(x, lengths).filter()
-        return CoupledBelief(found.log_normalizer, self._marginals(found.state))
+    def filter(self, x: Any, **given: Unpack[Given]) -> CoupledBelief:
+        """P(s_dt | x_1..t) and P(z_dt = 1 | x_1..t), exact."""
+        found = self.product.filter(self.read(x, **given))
+        redraw = self._gates(found.state, found.state, self.parameters)
+        return CoupledBelief(found.log_normalizer, self._split(found.state), redraw)
 
-    def smooth(self, x: Any, lengths: Any = None) -> CoupledBelief:
-        """P(s_dt | x), exact."""
-        found = self.product_chain(x, lengths).smooth()
-        return CoupledBelief(found.log_normalizer, self._marginals(found.state))
+    def smooth(self, x: Any, **given: Unpack[Given]) -> CoupledBelief:
+        """P(s_dt | x) and P(z_dt = 1 | x), exact."""
+        chain = self.product.chain(self.read(x, **given))
+        found = chain.smooth()
+        redraw = self._gates(found.state, chain.filter().state, self.parameters)
+        return CoupledBelief(found.log_normalizer, self._split(found.state), redraw)
 
-    def infer(self, x: Any, lengths: Any = None, max_steps: int = 200, tol: float = 1e-10) -> CoupledPaths:
+    def viterbi(self, x: Any, **given: Unpack[Given]) -> Viterbi:
+        """The most probable path of all states, `[*batch, T, D]`, gates summed out."""
+        found = self.product.viterbi(self.read(x, **given))
+        return replace(found, path=self._apart(found.path))
+
+    def sample_posterior(self, x: Any, n: int, seed: Seed = None, **given: Unpack[Given]) -> Sampled:
+        """n independent paths and gates from the posterior given the whole series: `path [n, *batch, T, D]`."""
+        gates = self.gates_of(self.parameters)
+        generator = generator_of(seed, gates.device)
+        joint = self.product.sample_posterior(self.read(x, **given), n, generator).path
+        steps = joint.clamp_min(0)
+        probability = gates[:, steps[..., :-1], steps[..., 1:]].movedim(0, -1)
+        first = probability.new_ones(*steps.shape[:-1], 1, len(self.n_states))  # the first step redraws
+        whole = torch.cat([first, probability], -2)
+        uniform = torch.rand(whole.shape, generator=generator, dtype=whole.dtype, device=whole.device)
+        return Sampled(self._apart(joint), (uniform < whole) & (joint >= 0).unsqueeze(-1))
+
+    def simulate(self, n_steps: int, batch_shape: tuple[int, ...] = (), *, seed: Seed = None) -> CoupledDraw:
+        """A draw of states, gates and observations; a seed makes it repeatable and leaves global state alone."""
+        if not isinstance(n_steps, int) or n_steps < 1:
+            raise ValueError(f"n_steps: got {n_steps!r}, expected a number of steps of at least 1.")
+        return CoupledDraw(*_draw(self.program, len(self.n_states), n_steps, batch_shape, seed))
+
+    def forecast(self, x: Any, horizon: int, **given: Unpack[Given]) -> Forecast:
+        """States, gates and observations at each of the `horizon` steps after the last one of x.
+
+        `state` holds a table for each chain, `redraw` a column.
+        """
+        found = self.product.forecast(self.read(x, **given), horizon)
+        assert isinstance(found.state, Tensor)
+        redraw = self.parameters["redraw_prob"].to(found.state).expand(*found.state.shape[:-1], -1)
+        return replace(found, state=self._split(found.state), redraw=redraw)
+
+    def infer(self, x: Any, max_steps: int = 200, tol: float = 1e-10, **given: Unpack[Given]) -> CoupledPaths:
         """The best q of independent chains, by coordinate ascent from the prior; the bound rises with every update."""
-        engine = self.engine(x, lengths)
+        engine = self.engine(x, **given)
         run = engine.run(max_steps, tol)
         return paths_of([engine.stats(name) for name in engine.blocks], run.elbo, run.converged)
+
+    # ---- streams ---------------------------------------------------------------------------------------------------
+
+    def start(self, batch_shape: tuple[int, ...] = ()) -> StreamState:
+        """The state of a batch of streams before their first observation."""
+        return self.product.start(batch_shape)
+
+    def update(self, state: StreamState, x_t: Any) -> tuple[StreamState, StreamOutput]:
+        """Take in one observation of each stream, exactly; see `SwitchingSSM.update`."""
+        after, out = self.product.update(state, x_t)
+        assert after.belief is not None
+        before = after.belief if state.belief is None else state.belief
+        two = torch.stack([before, after.belief], -2)  # of which the first step counts as drawn
+        redraw = self._gates(two, two, self.parameters)[..., 0 if state.belief is None else 1, :]
+        return after, StreamOutput(self._split(after.belief), redraw, out.log_increment)
+
+    # ---- fits, files, views ----------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        x: Any,
+        method: str = "em",
+        restarts: int = 8,
+        max_steps: int = 500,
+        tol: float = 1e-6,
+        seed: Seed = 0,
+        prior: str | None = "scaled",
+        progress: bool = True,
+        **given: Unpack[Given],
+    ) -> "Fit":
+        """Learn all parameters by message passing, restarts as one batch.
+
+        The model gives the numbers of states and the kind of emission; its values are not looked at.
+
+        Arguments:
+            method: "vmp": q(parameters) q(paths), the chains independent under q. "em": the parameters at a point, the
+                mode of the posterior, or maximum likelihood with `prior=None`; the bound on it is raised, which counts
+                the chains as independent.
+            prior: "scaled": concentrations of 1, and a prior of the emission that is scaled to x.
+            restarts, max_steps, tol, seed, progress: as `SwitchingSSM.fit`.
+
+        Returns:
+            `Fit`, whose `paths` are the chains' marginals under q.
+
+        Raises:
+            ValueError: another method, or the model's own prior, which it does not have; x that cannot be fitted.
+        """
+        from .fit import fit_coupled
+
+        options = Options(method, restarts, max_steps, tol, seed, prior, progress)
+        return fit_coupled(self, self.read(x, **given), options)
+
+    @abstractmethod
+    def network(self, series: Series, options: Options) -> Any:
+        """Blocks, factors and labels to learn from: see `fit.Network`."""
+
+    def plot(self, x: Any, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]) -> "Figure":
+        """The series, its smoothed mean, and of each chain the probabilities of its states and of a redraw."""
+        from ..views.coupled_figures import plot_coupled
+
+        return plot_coupled(self, x, sequence=sequence, level=level, **given)
+
+    def plot_forecast(
+        self, x: Any, horizon: int, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]
+    ) -> "Figure":
+        """The end of the series and the forecast after it, with the probabilities of each chain's states."""
+        from ..views.coupled_figures import plot_coupled_forecast
+
+        return plot_coupled_forecast(self, x, horizon, sequence=sequence, level=level, **given)
+
+    def to_arviz(self, x: Any, *, draws: int = 100, seed: Seed = 0, **given: Unpack[Given]) -> "az.InferenceData":
+        """The model at its values and the series x as ArviZ `InferenceData`: see `views.arviz.to_arviz`."""
+        from ..views.arviz import to_arviz
+
+        return to_arviz(self, x, draws=draws, seed=seed, **given)
+
+    def save(self, path: str | Path) -> None:
+        """Write the model into the folder `path`: `model.json` (structure) and `values.safetensors` (numbers)."""
+        from ..storage import save_model
+
+        save_model(self, Path(path))
+
+    @classmethod
+    def load(cls, path: str | Path) -> "CoupledSSM":
+        """Read a model that `save` has written.
+
+        Raises:
+            ValueError: no such folder, or one that holds no such model.
+        """
+        from ..storage import load_as
+
+        return load_as(cls, Path(path))
+
+    # ---- joint states ----------------------------------------------------------------------------------------------
+
+    def values_like(self, x: Tensor) -> Parameters:
+        """All parameters in the dtype and on the device of x."""
+        return {name: value.to(x) for name, value in self.parameters.items()}
+
+    def probabilities(self, chain: Chain, values: Parameters) -> dict[str, tuple[Tensor, tuple[str, ...]]]:
+        """As `SwitchingSSM.probabilities`: of each chain's states, and of its redraws."""
+        smoothed, filtered = chain.smooth().state, chain.filter().state
+        states = {
+            f"state_probability_{d}": (state, (f"state_{d}",)) for d, state in enumerate(self._split(smoothed), start=1)
+        }
+        redraw = self._gates(smoothed, filtered, values)
+        return states | {"redraw_probability": (redraw, self.known["redraw_prob"].dims)}
+
+    def _gates(
+        self, belief: Float[Tensor, "*rb T J"], filtered: Float[Tensor, "*rb T J"], values: Parameters
+    ) -> Float[Tensor, "*rb T D"]:
+        """P(z_dt = 1 | ...) under a belief about each step, given the filtered one; see the module's equation."""
+        moves, gates = self.product_of(values)["transition_probs"].to(belief), self.gates_of(values).to(belief)
+        n_batch = belief.ndim - moves.ndim
+        before, moves = filtered[..., :-1, :], widened(moves, 2, n_batch)
+        reached = before @ moves
+        share = torch.where(belief[..., 1:, :] > 0, belief[..., 1:, :] / reached, 0.0)
+        later = [(share * (before @ (moves * widened(g, 2, n_batch)))).sum(-1) for g in gates.unbind(-3)]
+        inside = belief.sum(-1)  # 0 beyond the end of a sequence
+        return torch.stack([torch.cat([inside[..., :1], gate], -1) for gate in later], -1)
+
+    def _split(self, joint: Tensor) -> tuple[Tensor, ...]:
+        """The beliefs about each chain in one about the joint state."""
+        return marginals(joint, self._axes)[-len(self.n_states) :]
+
+    def _apart(self, path: Tensor) -> Tensor:
+        """Joint states as the states of the chains: `[*b, D]`."""
+        return coordinates(path, self._axes)[..., -len(self.n_states) :]
 
 
 def paths_of(used: Sequence[CopyTables], elbo: Tensor, converged: bool) -> CoupledPaths:
@@ -103,16 +358,11 @@ def draw_chain(t: int, d: int, rho: Tensor, probs: Tensor, before: Tensor | None
     return redraw, pyro.sample(f"s_{t}_{d + 1}", dist.Categorical(probs), infer={"enumerate": "parallel"})
 
 
-def draw_model(
-    program: Callable[..., Tensor], n_chains: int, n_steps: int, batch_shape: tuple[int, ...], seed: int | None
+def _draw(
+    program: Callable[..., Tensor], n_chains: int, n_steps: int, batch_shape: tuple[int, ...], seed: Seed
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Run `program(None, n_steps, batch_shape)`: x [*b, T, F], states and gates [*b, T, D].
-
-    A seed makes the draw repeatable and leaves global state alone.
-    """
-    with torch.random.fork_rng(enabled=seed is not None):
-        if seed is not None:
-            torch.random.manual_seed(seed)
+    """Run `program(None, n_steps, batch_shape)`: x [*b, T, F], states and gates [*b, T, D]."""
+    with seeded(seed, torch.empty(0)):
         trace = pyro.poutine.trace(program).get_trace(None, n_steps, batch_shape)
 
     def value(name: str) -> Tensor:

@@ -23,29 +23,45 @@ are what couples the chains; the message to one is the gradient with respect to 
 one chain over $\prod_d K_d$ states.
 """
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from typing import Any, Unpack
 
 import pyro
 import pyro.distributions as dist
 import torch
 from torch import Tensor
+from torch.distributions import constraints
 
-from ...inference.chains.markov.chain import MarkovChain
-from ...inference.families import CopyPaths, CopyTables
+from ...inference.families import Beta, CopyPaths, CopyTables, Dirichlet, Gamma, MatrixNormalWishart
 from ...inference.message_passing.engine import VMP, Block, Factor
-from ..data.series import Sequences, read_sequences
-from .contract import CoupledChains, CoupledDraw, draw_chain, draw_model, paths_of, prior_tables
-from .factorial_fit import fit_chains
-from .fit import CoupledFit, check_whole_steps
-from .noise import TINY, CountNoise, NormalNoise, fit_counts, fit_normal
+from ..data.series import Given, Series
+from ..dynamics.factors import fresh_states, gates
+from ..dynamics.markov import Markov
+from ..emissions.discrete import Poisson
+from ..emissions.multivariate_normal import MultivariateNormal
+from ..fitting.options import Options
+from ..model import SwitchingSSM
+from ..parameters import Named, Parameter, Parameters, check_parameters
+from ..program import sequence_plates
+from .contract import CoupledSSM, draw_chain, prior_tables
+from .factors import (
+    check_whole_steps,
+    greedy_labels,
+    joint_counts,
+    joint_normal,
+    noise_prior,
+    paths_block,
+    rate_prior,
+)
+from .fit import Network, Points
+from .noise import CountNoise, NormalNoise
 
 
 @dataclass(frozen=True, eq=False)
-class FactorialSSM(CoupledChains):
+class FactorialSSM(CoupledSSM):
     """D copy chains that jointly drive one observation.
 
     Arguments:
@@ -58,6 +74,12 @@ class FactorialSSM(CoupledChains):
 
     Raises:
         ValueError: shapes that do not fit, probabilities that are none, a precision that is not positive definite.
+
+    Example:
+        >>> half = torch.tensor([0.5, 0.5])
+        >>> model = FactorialSSM(half / 5, [half, half], [torch.eye(2), 3 * torch.eye(2)], torch.eye(2))
+        >>> model.smooth(torch.tensor([[1.0, 3.0], [0.9, 3.1], [3.2, 0.8]])).redraw.shape
+        torch.Size([3, 2])
     """
 
     redraw_prob: Tensor
@@ -66,7 +88,10 @@ class FactorialSSM(CoupledChains):
     precision: Tensor | None = None
 
     def __post_init__(self) -> None:
-        _check(self)
+        if not len(self.redraw_prob) == len(self.state_probs) == len(self.loc) > 0:
+            sizes = ", ".join(str(len(given)) for given in (self.redraw_prob, self.state_probs, self.loc))
+            raise ValueError(f"redraw_prob, state_probs, loc: got {sizes} chains; give one entry each.")
+        check_parameters(self.known, self.parameters, self.sizes, self.name)
 
     @property
     def n_chains(self) -> int:
@@ -80,6 +105,42 @@ class FactorialSSM(CoupledChains):
     def n_features(self) -> int:
         return self.loc[0].shape[-1]
 
+    # ---- parameters --------------------------------------------------------------------------------------------------
+
+    @property
+    def known(self) -> Mapping[str, Parameter]:
+        found = {"redraw_prob": Parameter(("component",), constraints.unit_interval)}
+        for d in range(1, self.n_chains + 1):
+            found[f"state_probs_{d}"] = Parameter((f"state_{d}",), constraints.simplex)
+            found[f"loc_{d}"] = Parameter((f"state_{d}", "feature"))
+        if self.precision is not None:
+            found["precision"] = MultivariateNormal(self.n_features).parameters["precision"].renamed({"state": None})
+        return found
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        states = {f"state_{d}": len(probs) for d, probs in enumerate(self.state_probs, start=1)}
+        return states | {"component": self.n_chains, "feature": self.n_features, "feature_new": self.n_features}
+
+    @property
+    def parameters(self) -> Parameters:
+        found = {"redraw_prob": self.redraw_prob}
+        for d, (probs, loc) in enumerate(zip(self.state_probs, self.loc, strict=True), start=1):
+            found |= {f"state_probs_{d}": probs, f"loc_{d}": loc}
+        return found if self.precision is None else found | {"precision": self.precision}
+
+    def with_parameters(self, values: Parameters) -> "FactorialSSM":
+        return FactorialSSM.from_parts({}, values)
+
+    def to_parts(self) -> tuple[dict[str, Named], dict[str, Tensor]]:
+        return {}, self.parameters
+
+    @classmethod
+    def from_parts(cls, parts: dict[str, Any], tensors: dict[str, Tensor]) -> "FactorialSSM":
+        chains = range(1, len(tensors["redraw_prob"]) + 1)
+        probs, loc = ([tensors[f"{name}_{d}"] for d in chains] for name in ("state_probs", "loc"))
+        return cls(tensors["redraw_prob"], probs, loc, tensors.get("precision"))
+
     # ---- the generative program --------------------------------------------------------------------------------------
 
     def program(self, x: Tensor | None = None, n_steps: int | None = None, batch_shape: tuple[int, ...] = ()) -> Tensor:
@@ -87,9 +148,8 @@ class FactorialSSM(CoupledChains):
         if x is not None:
             n_steps, batch_shape = x.shape[-2], tuple(x.shape[:-2])
         assert n_steps is not None
-        plates = [pyro.plate(f"sequences_{i}", n, dim=i - len(batch_shape)) for i, n in enumerate(batch_shape)]
         states: list[Tensor] = []
-        seen = []
+        seen, plates = [], sequence_plates(batch_shape)
         for t in pyro.markov(range(1, n_steps + 1)):
             with ExitStack() as scope:
                 for plate in plates:
@@ -98,158 +158,121 @@ class FactorialSSM(CoupledChains):
                     draw_chain(t, d, self.redraw_prob[d], self.state_probs[d], states[d] if states else None)[1]
                     for d in range(self.n_chains)
                 ]
-                eta = torch.stack(torch.broadcast_tensors(*(m[s] for m, s in zip(self.loc, states, strict=True)))).sum(
-                    0
-                )
-                seen.append(pyro.sample(f"x_{t}", self._emission(eta), obs=None if x is None else x[..., t - 1, :]))
+                added = torch.broadcast_tensors(*(m[s] for m, s in zip(self.loc, states, strict=True)))
+                emission = self._emission(torch.stack(added).sum(0))
+                seen.append(pyro.sample(f"x_{t}", emission, obs=None if x is None else x[..., t - 1, :]))
         return torch.stack(seen, -2)
-
-    def simulate(self, n_steps: int, batch_shape: tuple[int, ...] = (), seed: int | None = None) -> CoupledDraw:
-        """A draw of states, gates and observations; a seed makes it repeatable and leaves global state alone."""
-        return CoupledDraw(*draw_model(self.program, self.n_chains, n_steps, batch_shape, seed))
 
     def _emission(self, eta: Tensor) -> Any:
         if self.precision is None:
             return dist.Poisson(eta.exp()).to_event(1)
         return dist.MultivariateNormal(eta, precision_matrix=self.precision)
 
-    # ---- exact inference ---------------------------------------------------------------------------------------------
+    # ---- one chain over all joint states -----------------------------------------------------------------------------
 
-    def product_chain(self, x: Any, lengths: Any = None) -> MarkovChain:
-        """The chain over all joint states, the last chain's state changing fastest: O(prod K_d^2) a step."""
-        series = self._read(x, lengths)
-        initial, transition = self.redraw_prob.new_ones(1), self.redraw_prob.new_ones(1, 1)
-        eta = self.loc[0].new_zeros(1, self.n_features)
-        for rho, probs, loc in zip(self.redraw_prob, self.state_probs, self.loc, strict=True):
-            stay = torch.eye(len(probs)).to(probs)
-            initial = torch.kron(initial, probs)
-            transition = torch.kron(transition, (1 - rho) * stay + rho * probs)
-            eta = (eta.unsqueeze(1) + loc).flatten(0, 1)
-        return MarkovChain(initial.log(), transition.log(), self._emitted(series).table(eta), series.lengths)
+    @cached_property
+    def product(self) -> SwitchingSSM:
+        """The model of one chain over all joint states, the last chain's state changing fastest."""
+        n = len(self.product_of(self.parameters)["initial_probs"])
+        emission = Poisson(self.n_features) if self.precision is None else MultivariateNormal(self.n_features)
+        return SwitchingSSM(Markov(n), emission).with_values(self.product_of(self.parameters))
 
-    def _marginals(self, joint: Tensor) -> tuple[Tensor, ...]:
-        split = joint.unflatten(-1, self.n_states)
-        axes = range(-self.n_chains, 0)
-        return tuple(split.sum([a for a in axes if a != d]) if self.n_chains > 1 else split for d in axes)
+    def product_of(self, values: Parameters) -> Parameters:
+        chains = range(1, self.n_chains + 1)
+        rho = values["redraw_prob"].unbind(-1)
+        probs, loc = ([values[f"{name}_{d}"] for d in chains] for name in ("state_probs", "loc"))
+        eta = reduce(lambda a, b: (a.unsqueeze(-2) + b.unsqueeze(-3)).flatten(-3, -2), loc)
+        found = {
+            "initial_probs": reduce(_outer, probs),
+            "transition_probs": reduce(_kron, [_moves(r, p) for r, p in zip(rho, probs, strict=True)]),
+        }
+        if self.precision is None:
+            return found | {"rate": eta.exp()}
+        return found | {"loc": eta, "precision": values["precision"].unsqueeze(-3).expand(*eta.shape, -1)}
+
+    def gates_of(self, values: Parameters) -> Tensor:
+        tables = []
+        for d, rho in enumerate(values["redraw_prob"].unbind(-1)):
+            probs = values[f"state_probs_{d + 1}"]
+            moves = _moves(rho, probs)
+            own = torch.where(moves > 0, rho[..., None, None] * probs.unsqueeze(-2) / moves, 0.0)
+            ones = [torch.ones_like(own[..., :1, :1]).expand(*own.shape[:-2], k, k) for k in self.n_states]
+            tables.append(reduce(_kron, [*ones[:d], own, *ones[d + 1 :]]))
+        return torch.stack(tables, -3)
+
+    @property
+    def _axes(self) -> tuple[int, ...]:
+        return self.n_states
 
     # ---- message passing ---------------------------------------------------------------------------------------------
 
-    def engine(self, x: Any, lengths: Any = None, check: bool = True) -> VMP:
-        """The model on the engine: a block `chain_d` (d from 1) of exact paths for each chain, and one factor."""
-        series = self._read(x, lengths)
-        blocks = []
-        for d, base in enumerate(self._bases(series)):
-            zero = series.values.new_zeros(*series.values.shape[:-1], self.n_states[d])
-            blocks.append(Block(f"chain_{d + 1}", CopyPaths(series.lengths, base), eta=CopyTables(zero, zero)))
-        emitted = self._emitted(series)
+    def engine(self, x: Any, *, check: bool = True, **given: Unpack[Given]) -> VMP:
+        """The model at its values on the engine: a block `chain_d` (d from 1) of exact paths for each chain, and one
+        factor."""
+        series = self.read(x, **given)
+        blocks, values = [], series.observations
+        for d, (rho, probs) in enumerate(zip(self.redraw_prob, self.state_probs, strict=True), start=1):
+            zero, base = (
+                values.new_zeros(*values.shape[:-1], len(probs)),
+                prior_tables(rho, probs.log(), series.n_steps),
+            )
+            blocks.append(Block(f"chain_{d}", CopyPaths(series.lengths, base), eta=CopyTables(zero, zero)))
+        noise = CountNoise.of(values) if self.precision is None else NormalNoise.of(values, self.precision)
 
         def emission(*stats: CopyTables) -> Tensor:
-            return emitted.expected(self.loc, [used.fresh + used.held for used in stats])
+            return noise.expected(self.loc, [used.fresh + used.held for used in stats])
 
-        factor = Factor(emission, tuple(block.name for block in blocks), mask=series.inside.to(series.values))
+        factor = Factor(emission, tuple(block.name for block in blocks), mask=series.inside.to(values))
         return VMP(blocks, [factor], check=check)
 
-    def fit(
-        self,
-        x: Any,
-        method: str = "vmp",
-        restarts: int = 8,
-        max_steps: int = 500,
-        tol: float = 1e-6,
-        seed: int = 0,
-        lengths: Any = None,
-        progress: bool = True,
-    ) -> CoupledFit:
-        """Learn all parameters.
-
-        Arguments:
-            method: "vmp", message passing: q(parameters) q(paths) under flat priors, that of the observations scaled to
-                x, restarts as one batch; the model gives the numbers of states and chains, and whether x are counts.
-                "em", maximum likelihood by variational EM from this model's values: one start. A step updates q of
-                every chain and then all parameters, those of the chains from expected counts, `loc` and `precision` by
-                least squares on expected states (counts: chain after chain). The bound rises with every step.
-            restarts, max_steps, tol, seed, progress: as `SwitchingSSM.fit`.
-
-        Raises:
-            ValueError: x of real numbers misses single features of a step; whole missing steps are no matter.
-        """
-        series = self._read(x, lengths)
-        if method == "vmp":
-            return fit_chains(self, series, restarts, max_steps, tol, seed, progress)
-        if method != "em":
-            raise ValueError(f'method: got {method!r}, expected "vmp" or "em".')
-        check_whole_steps(series.values)
-        model, trace, converged = self, [], False
-        engine = model.engine(series)
-        while len(trace) < max_steps and not converged:
-            engine.step()
-            trace.append(engine.elbo())
-            converged = len(trace) > 1 and bool((trace[-1] - trace[-2]).abs() <= tol * trace[-1].abs())
-            if not converged and len(trace) < max_steps:
-                model, engine = model._maximized(series, engine)
-        elbo = torch.stack(trace)
-        paths = paths_of([engine.stats(name) for name in engine.blocks], elbo, converged)
-        return CoupledFit(model, "em", elbo, converged, len(elbo), elbo[-1:], paths)
-
-    def _maximized(self, series: Sequences, engine: VMP) -> tuple["FactorialSSM", VMP]:
-        """The parameters that are best under q, and an engine with the same q."""
-        used = [engine.stats(name) for name in engine.blocks]
-        first = [stats.fresh.flatten(0, -2).sum(0) for stats in used]
-        drawn = torch.stack([stats.fresh[..., 1:, :].sum() for stats in used])
-        held = torch.stack([stats.held[..., 1:, :].sum() for stats in used])
-        rho = (
-            (drawn / (drawn + held).clamp_min(TINY)).clamp(TINY, 1.0)
-            if bool((drawn + held > 0).all())
-            else self.redraw_prob
-        )
-        states = [(stats.fresh + stats.held).flatten(0, -2) for stats in used]
-        probs = [(n / n.sum()).clamp_min(TINY) for n in first]
-        model = replace(self, redraw_prob=rho, state_probs=[p / p.sum() for p in probs])
-        rows = series.values.reshape(-1, self.n_features)
-        if self.precision is None:
-            model = replace(model, loc=fit_counts(rows, states, self.loc))
+    def network(self, series: Series, options: Options) -> Network:
+        counts, sizes = self.precision is None, self.n_states
+        about = torch.zeros_like(self.loc[0][0])
+        if not counts:
+            check_whole_steps(series.observations)
+            about = series.rows.nanmean(0)
+        shifted = series.shifted(about)
+        x, n_axes = shifted.observations, len(series.batch_shape) + 1
+        names = [f"chain_{d}" for d in range(1, self.n_chains + 1)]
+        labels = greedy_labels(shifted, sizes, options.restarts, options.number)
+        families, priors, factors = {}, {}, []
+        for d, (chain, k) in enumerate(zip(names, sizes, strict=True), start=1):
+            families |= {f"redraw_{d}": Beta(), f"state_{d}": Dirichlet()}
+            priors |= {f"redraw_{d}": x.new_ones(2), f"state_{d}": x.new_ones(k)}
+            factors += [gates(f"redraw_{d}", chain, n_axes), fresh_states(f"state_{d}", chain, n_axes)]
+        if counts:
+            families |= {f"rate_{d}": Gamma() for d in range(1, len(sizes) + 1)}
+            priors |= {f"rate_{d}": rate_prior(x, k, len(sizes)) for d, k in enumerate(sizes, start=1)}
+            factors.append(joint_counts(x, names))
         else:
-            loc, precision = fit_normal(rows, states)
-            model = replace(model, loc=loc, precision=precision)
-        renewed = model.engine(series, check=False)
-        for block, old, new in zip(engine.blocks.values(), self._bases(series), model._bases(series), strict=True):
-            shift = [torch.where(a == b, 0.0, a.clamp_min(math.log(TINY)) - b) for a, b in zip(old, new, strict=True)]
-            eta = CopyTables(block.eta.fresh + shift[0], block.eta.held + shift[1])
-            renewed.blocks[block.name] = replace(renewed.blocks[block.name], eta=eta)
-        return model, renewed
+            families["noise"], priors["noise"] = MatrixNormalWishart(sum(sizes)), noise_prior(x, sum(sizes))
+            factors.append(joint_normal(x, MatrixNormalWishart(sum(sizes)), sizes, names))
+        paths = [paths_block(name, own, k, series) for name, own, k in zip(names, labels, sizes, strict=True)]
 
-    # ---- tables ------------------------------------------------------------------------------------------------------
+        def collect(points: Points) -> Parameters:
+            chains = range(1, len(sizes) + 1)
+            found = {"redraw_prob": torch.stack([points[f"redraw_{d}"] for d in chains], -1)}
+            found |= {f"state_probs_{d}": points[f"state_{d}"] for d in chains}
+            if counts:
+                return found | {f"loc_{d}": points[f"rate_{d}"].log() for d in chains}
+            parts = points["noise"].loc.split(list(sizes), -2)  # each takes its share of `about`
+            found |= {f"loc_{d}": part + about / len(sizes) for d, part in enumerate(parts, start=1)}
+            return found | {"precision": points["noise"].precision}
 
-    def _read(self, x: Any, lengths: Any) -> Sequences:
-        series = read_sequences(x, self.n_features, lengths)
-        if self.precision is None and not bool(((series.values >= 0) | series.values.isnan()).all()):
-            raise ValueError("x: got a negative number, expected counts; a model of real numbers has a precision.")
-        return replace(series, values=series.values.to(self.redraw_prob))
-
-    def _bases(self, series: Sequences) -> list[CopyTables]:
-        """Each chain's prior as tables that broadcast to its statistics."""
-        pairs = zip(self.redraw_prob, self.state_probs, strict=True)
-        return [prior_tables(rho, probs.log(), series.values.shape[-2]) for rho, probs in pairs]
-
-    def _emitted(self, series: Sequences) -> CountNoise | NormalNoise:
-        return CountNoise.of(series.values) if self.precision is None else NormalNoise.of(series.values, self.precision)
+        return Network(families, priors, factors, paths, collect)
 
 
-def _check(model: FactorialSSM) -> None:
-    redraw, states, loc = model.redraw_prob, model.state_probs, model.loc
-    if not len(redraw) == len(states) == len(loc) > 0:
-        raise ValueError(
-            f"redraw_prob, state_probs, loc: got {len(redraw)}, {len(states)}, {len(loc)} chains; give one entry each."
-        )
-    if not bool(((redraw >= 0) & (redraw <= 1)).all()):
-        raise ValueError(f"redraw_prob: got {redraw.tolist()}, expected probabilities.")
-    features = loc[0].shape[-1]
-    for d, (probs, table) in enumerate(zip(states, loc, strict=True)):
-        if probs.ndim != 1 or not bool((probs >= 0).all()) or abs(float(probs.sum()) - 1) > 1e-5:
-            raise ValueError(f"state_probs[{d}]: got {probs.tolist()}, expected K probabilities that sum to 1.")
-        if tuple(table.shape) != (len(probs), features):
-            raise ValueError(f"loc[{d}]: got shape {list(table.shape)}, expected {[len(probs), features]}.")
-    if model.precision is not None:
-        shape = tuple(model.precision.shape)
-        if shape != (features, features) or int(torch.linalg.cholesky_ex(model.precision).info) != 0:
-            raise ValueError(f"precision: got shape {list(shape)}, expected positive definite {[features, features]}.")
+def _moves(rho: Tensor, probs: Tensor) -> Tensor:
+    """One chain's table of moves with its gate summed out: [*r, K, K] of [*r] and [*r, K]."""
+    rho = rho[..., None, None]
+    return (1 - rho) * torch.eye(probs.shape[-1]).to(probs) + rho * probs.unsqueeze(-2)
+
+
+def _outer(a: Tensor, b: Tensor) -> Tensor:
+    """Probabilities of pairs of independent states."""
+    return (a.unsqueeze(-1) * b.unsqueeze(-2)).flatten(-2)
+
+
+def _kron(a: Tensor, b: Tensor) -> Tensor:
+    """Tables of moves of pairs of independent states."""
+    return torch.einsum("...ij,...kl->...ikjl", a, b).flatten(-4, -3).flatten(-2)

@@ -28,30 +28,40 @@ the bound of independent layers; where layers depend strongly on each other, its
 exact ones.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
+from string import ascii_letters
+from typing import Any, Unpack
 
 import pyro
 import torch
 from torch import Tensor
+from torch.distributions import constraints
 
 from ...inference.chains.contract import Filtered
 from ...inference.chains.copy.chain import CopyChain
-from ...inference.chains.markov.chain import MarkovChain
-from ...inference.families import CopyPaths, CopyTables
+from ...inference.families import Beta, CopyPaths, CopyTables, Dirichlet
 from ...inference.message_passing.engine import VMP, Block, Factor
-from ..data.series import Sequences, read_sequences
-from ..emissions import Emission
-from ..parameters import Parameters
-from ..program import Observation
-from .contract import CoupledChains, CoupledDraw, draw_chain, draw_model, prior_tables
-from .fit import CoupledFit
+from ..data.series import Given, Series
+from ..dynamics.factors import fresh_states, gates
+from ..dynamics.markov import Markov
+from ..emissions.contract import ByGate, Emission
+from ..fitting.graph import center, conjugates, emitted
+from ..fitting.options import Options
+from ..fitting.starts import first_labels
+from ..model import SwitchingSSM
+from ..parameters import Named, Parameter, Parameters, check_parameters, moved, prefixed
+from ..program import Observation, sequence_plates
+from .contract import CoupledSSM, draw_chain, prior_tables
+from .factors import asked, labels_above, paths_block
+from .fit import Network, Points
+from .joint import Indexed
 
 
 @dataclass(frozen=True, eq=False)
-class LayeredSSM(CoupledChains):
+class LayeredSSM(CoupledSSM):
     """Layers of copy chains, from the lowest to the top.
 
     Arguments:
@@ -63,6 +73,15 @@ class LayeredSSM(CoupledChains):
 
     Raises:
         ValueError: shapes that do not fit, rows that are no probabilities, a table with a zero.
+
+    Example:
+        >>> import samplehold as sh
+        >>> half, loc = torch.tensor([0.5, 0.5]), torch.tensor([[0.0], [4.0]])
+        >>> table = torch.tensor([[0.9, 0.1], [0.1, 0.9]])
+        >>> values = {"loc": loc, "scale": torch.ones(2, 1)}
+        >>> model = LayeredSSM(sh.Normal(), values, torch.tensor([0.5, 0.1]), [table], half)
+        >>> [state.shape for state in model.smooth([0.1, 3.9, 4.2]).state]
+        [torch.Size([3, 2]), torch.Size([3, 2])]
     """
 
     emission: Emission
@@ -72,17 +91,29 @@ class LayeredSSM(CoupledChains):
     state_probs: Tensor
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "values", self.emission.check_values(dict(self.values)))
-        _check(self)
+        if len(self.redraw_prob) != self.n_layers:
+            raise ValueError(
+                f"redraw_prob: got shape {list(self.redraw_prob.shape)}, but {len(self.tables)} tables and state_probs "
+                f"make {self.n_layers} layers; give one probability a layer."
+            )
+        object.__setattr__(self, "values", self.emission.check_values(dict(self.values), self.n_states[0]))
+        check_parameters(self.known, self.parameters, self.sizes | {"background": 1}, self.name)
+        for layer, table in enumerate(self.tables):
+            if not bool((table > 0).all()):
+                raise ValueError(f"tables[{layer}]: got {table.tolist()}, expected rows of positive probabilities.")
 
     @property
     def n_layers(self) -> int:
-        return len(self.redraw_prob)
+        return 1 + len(self.tables)
 
     @property
     def n_states(self) -> tuple[int, ...]:
         """Numbers of states from the lowest layer to the top."""
         return (*(table.shape[-1] for table in self.tables), len(self.state_probs))
+
+    @property
+    def n_features(self) -> int:
+        return self.emission.n_features
 
     @property
     def fresh_probs(self) -> tuple[Tensor, ...]:
@@ -92,6 +123,39 @@ class LayeredSSM(CoupledChains):
             probs.insert(0, probs[0] @ table)
         return tuple(probs)
 
+    # ---- parameters --------------------------------------------------------------------------------------------------
+
+    @property
+    def known(self) -> Mapping[str, Parameter]:
+        found = {"redraw_prob": Parameter(("layer",), constraints.unit_interval)}
+        for layer in range(1, self.n_layers):
+            found[f"table_{layer}"] = Parameter((f"state_{layer + 1}", f"state_{layer}"), constraints.simplex)
+        found["state_probs"] = Parameter((f"state_{self.n_layers}",), constraints.simplex)
+        emitted = self.emission.parameters.items()
+        return found | {name: parameter.renamed({"state": "state_1"}) for name, parameter in emitted}
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        states = {f"state_{layer}": k for layer, k in enumerate(self.n_states, start=1)}
+        return states | self.emission.sizes | {"layer": self.n_layers}
+
+    @property
+    def parameters(self) -> Parameters:
+        tables = {f"table_{layer}": table for layer, table in enumerate(self.tables, start=1)}
+        return {"redraw_prob": self.redraw_prob} | tables | {"state_probs": self.state_probs} | self.values
+
+    def with_parameters(self, values: Parameters) -> "LayeredSSM":
+        return LayeredSSM.from_parts({"emission": self.emission}, values)
+
+    def to_parts(self) -> tuple[dict[str, Named], dict[str, Tensor]]:
+        return {"emission": self.emission}, self.parameters
+
+    @classmethod
+    def from_parts(cls, parts: dict[str, Any], tensors: dict[str, Tensor]) -> "LayeredSSM":
+        tables = [tensors[f"table_{layer}"] for layer in range(1, len(tensors["redraw_prob"]))]
+        values = {name: tensors[name] for name in parts["emission"].parameters}
+        return cls(parts["emission"], values, tensors["redraw_prob"], tables, tensors["state_probs"])
+
     # ---- the generative program --------------------------------------------------------------------------------------
 
     def program(self, x: Tensor | None = None, n_steps: int | None = None, batch_shape: tuple[int, ...] = ()) -> Tensor:
@@ -99,9 +163,8 @@ class LayeredSSM(CoupledChains):
         if x is not None:
             n_steps, batch_shape = x.shape[-2], tuple(x.shape[:-2])
         assert n_steps is not None
-        plates = [pyro.plate(f"sequences_{i}", n, dim=i - len(batch_shape)) for i, n in enumerate(batch_shape)]
         states: list[Tensor] = []
-        seen = []
+        seen, plates = [], sequence_plates(batch_shape)
         for t in pyro.markov(range(1, n_steps + 1)):
             with ExitStack() as scope:
                 for plate in plates:
@@ -121,54 +184,73 @@ class LayeredSSM(CoupledChains):
             states.insert(0, state)
         return redraw, states
 
-    def simulate(self, n_steps: int, batch_shape: tuple[int, ...] = (), seed: int | None = None) -> CoupledDraw:
-        """A draw of states, gates and observations; a seed makes it repeatable and leaves global state alone."""
-        return CoupledDraw(*draw_model(self.program, self.n_layers, n_steps, batch_shape, seed))
+    # ---- one chain over all joint states -----------------------------------------------------------------------------
 
-    # ---- exact inference ---------------------------------------------------------------------------------------------
+    @cached_property
+    def product(self) -> SwitchingSSM:
+        """The model of one chain over (z^1, s^1, ..., s^L), the state of the top changing fastest: for small models."""
+        states = torch.cartesian_prod(*(torch.arange(k) for k in self._axes))
+        emission = Indexed(self.emission, self.n_states[0], states[:, 1], states[:, 0].bool())
+        return SwitchingSSM(Markov(len(states)), emission).with_values(self.product_of(self.parameters))
 
-    def product_chain(self, x: Any, lengths: Any = None) -> MarkovChain:
-        """The chain over (z^1, s^1, ..., s^L), the top layer's state changing fastest: for small models."""
-        series = self._read(x, lengths)
-        sizes = self.n_states
-        moves = self._moves([torch.eye(k).to(self.state_probs) for k in sizes])  # [s, new z^1, new s]
-        start = self._moves([torch.zeros(k, k).to(self.state_probs) for k in sizes], first=True)[0]
-        likelihood = torch.stack(
-            torch.broadcast_tensors(*reversed(self.emission.log_likelihood(series.values, self.values))), -2
-        )  # [*b, T, z^1, s^1], held before redrawn
-        upper = moves.shape[-1] // sizes[0]
-        table = likelihood.repeat_interleave(upper, -1).flatten(-2)
-        transition = moves.flatten(1).repeat(2, 1)  # the gate before does not matter
-        return MarkovChain(start.flatten().log(), transition.log(), table, series.lengths)
+    def product_of(self, values: Parameters) -> Parameters:
+        held, drawn = self._steps(values)
+        lead = values["redraw_prob"].shape[:-1]
+        moves = torch.stack([held[0], drawn[0]], -4)  # gate, old, above, new of the lowest layer
+        rest = [a + b for a, b in zip(held[1:], drawn[1:], strict=True)]
+        joint = self._joint([moves, *rest], gated=True).flatten(len(lead), len(lead) + self.n_layers - 1)
+        joint = joint.flatten(len(lead) + 1)  # [*r, old states, gate and new states]
+        _, fresh = self._steps(values | {"redraw_prob": torch.ones_like(values["redraw_prob"])})
+        first = self._joint(fresh)[(..., *[0] * self.n_layers, *[slice(None)] * self.n_layers)].flatten(len(lead))
+        initial = torch.cat([torch.zeros_like(first), first], -1)  # the first step redraws
+        transition = torch.cat([joint, joint], -2)  # the gate before does not matter
+        own = {name: values[name] for name in self.emission.parameters}
+        return own | {"initial_probs": initial, "transition_probs": transition}
 
-    def _moves(self, same: list[Tensor], first: bool = False) -> Tensor:
-        """P(z^1, s | s before) as [prod K, 2, prod K]; all layers redraw where it is the first step."""
-        total = self.redraw_prob.new_ones((1,) * (1 + 2 * self.n_layers))
-        for layer, keep in enumerate(same):
-            rho = torch.ones_like(self.redraw_prob[layer]) if first else self.redraw_prob[layer]
-            top = layer == self.n_layers - 1
-            fresh = rho * (self.state_probs.unsqueeze(0) if top else self.tables[layer])  # [above, new]
-            parts = [
-                fresh.unsqueeze(0).expand(len(keep), -1, -1),
-                ((1 - rho) * keep).unsqueeze(1).expand(-1, len(fresh), -1),
-            ]
-            shape = [1] * (1 + 2 * self.n_layers)  # z^1, old states, new states
-            shape[1 + layer], shape[1 + self.n_layers + layer] = len(keep), len(keep)
-            if not top:
-                shape[2 + self.n_layers + layer] = len(fresh)
-            drawn, held = (part.transpose(1, 2).reshape(shape) for part in parts)
-            total = total * (torch.cat([held, drawn]) if layer == 0 else held + drawn)
-        size = self.redraw_prob.new_empty(self.n_states).numel()
-        return total.expand(2, *self.n_states, *self.n_states).reshape(2, size, size).transpose(0, 1)
+    def gates_of(self, values: Parameters) -> Tensor:
+        held, drawn = self._steps(values)
+        size = torch.Size(self.n_states).numel()
+        tables = []
+        for layer in range(self.n_layers):
+            share = drawn[layer] / (held[layer] + drawn[layer]).clamp_min(torch.finfo(drawn[layer].dtype).tiny)
+            ones = [torch.ones_like(table) for table in drawn]
+            table = self._joint([*ones[:layer], share, *ones[layer + 1 :]])
+            table = table.reshape(*table.shape[: table.ndim - 2 * self.n_layers], size, size)
+            if layer == 0:  # whose gate is a part of the joint state
+                half = torch.cat([torch.zeros_like(table), torch.ones_like(table)], -1)
+            else:
+                half = torch.cat([table, table], -1)
+            tables.append(torch.cat([half, half], -2))
+        return torch.stack(tables, -3)
 
-    def _marginals(self, joint: Tensor) -> tuple[Tensor, ...]:
-        split = joint.unflatten(-1, (2, *self.n_states))
-        axes = range(-self.n_layers, 0)
-        return tuple(split.sum([-self.n_layers - 1, *(a for a in axes if a != layer)]) for layer in axes)
+    def _steps(self, values: Parameters) -> tuple[list[Tensor], list[Tensor]]:
+        """Of each layer P(z = 0, new | old) and P(z = 1, new | above) as [*r, old, above, new]; none above the top."""
+        held, drawn = [], []
+        for layer, (rho, k) in enumerate(zip(values["redraw_prob"].unbind(-1), self.n_states, strict=True), start=1):
+            rho, top = rho[..., None, None, None], layer == self.n_layers
+            fresh = values["state_probs"].unsqueeze(-2) if top else values[f"table_{layer}"]
+            same = torch.eye(k).to(fresh).unsqueeze(-2)
+            shape = torch.broadcast_shapes(same.shape, fresh.unsqueeze(-3).shape)
+            drawn.append(rho * fresh.unsqueeze(-3).expand(*fresh.shape[:-2], *shape[-3:]))
+            held.append((1 - rho) * same.expand(shape[-3:]))
+        return held, drawn
+
+    def _joint(self, tables: Sequence[Tensor], gated: bool = False) -> Tensor:
+        """The product over layers of tables [*r, old, above, new], the lowest with a gate before these where `gated`:
+        [*r, old states, gate, new states]."""
+        n = self.n_layers
+        old, new, gate = ascii_letters[:n], ascii_letters[n : 2 * n], "Z" if gated else ""
+        above = [*new[1:], "Y"]  # the top has none: an axis of one
+        terms = [f"...{gate if layer == 0 else ''}{old[layer]}{above[layer]}{new[layer]}" for layer in range(n)]
+        return torch.einsum(f"{','.join(terms)}->...{old}{gate}{new}", *tables)
+
+    @property
+    def _axes(self) -> tuple[int, ...]:
+        return 2, *self.n_states
 
     # ---- message passing ---------------------------------------------------------------------------------------------
 
-    def bottom_up(self, x: Any, lengths: Any = None, passed: str = "redrawn") -> tuple[Filtered, ...]:
+    def bottom_up(self, x: Any, *, passed: str = "redrawn", **given: Unpack[Given]) -> tuple[Filtered, ...]:
         """Each layer's filter, from the lowest, in one bottom-up sweep; see the module's definition.
 
         Arguments:
@@ -177,112 +259,93 @@ class LayeredSSM(CoupledChains):
         """
         if passed not in ("redrawn", "state"):
             raise ValueError(f'passed: got {passed!r}, expected "redrawn" or "state".')
-        series = self._read(x, lengths)
-        redrawn, held = self.emission.log_likelihood(series.values, self.values)
+        series = self.read(x, **given)
+        evidence = self.emission.log_likelihood(series.observations, self.values)
         found: list[Filtered] = []
         for layer in range(self.n_layers):
-            found.append(self.layer_chain(layer, redrawn, held, series.lengths).filter())
+            found.append(self.layer_chain(layer, evidence, series.lengths).filter())
             if layer < self.n_layers - 1:
                 belief = found[-1].state
                 if passed == "redrawn":
-                    belief = self._redrawn(layer, redrawn, found[-1])
-                redrawn = held = belief @ self.tables[layer].log().mT
+                    belief = self._redrawn(layer, evidence.redrawn, found[-1])
+                heard = belief @ self.tables[layer].log().mT
+                evidence = ByGate(heard, heard)
         return tuple(found)
 
-    def layer_chain(
-        self, layer: int, log_redrawn: Tensor, log_held: Tensor, lengths: Tensor | None = None
-    ) -> CopyChain:
+    def layer_chain(self, layer: int, evidence: ByGate, lengths: Tensor | None = None) -> CopyChain:
         """One layer (from 0) on its own under log evidence [*b, T, K_l] of drawn and of held states."""
-        prior = prior_tables(self.redraw_prob[layer], self.fresh_probs[layer].log(), log_redrawn.shape[-2])
-        return CopyChain(None, prior.fresh + log_redrawn, prior.held + log_held, lengths)
+        fresh = self.fresh_probs[layer].log()
+        prior = prior_tables(self.redraw_prob[layer], fresh, evidence.redrawn.shape[-2])
+        return CopyChain(None, prior.fresh + evidence.redrawn, prior.held + evidence.held, lengths)
 
     def _redrawn(self, layer: int, log_redrawn: Tensor, found: Filtered) -> Tensor:
         """P(s_t, z_t = 1 | evidence up to t): given a redraw, the state before does not matter."""
         assert found.redraw is not None
         return found.redraw.unsqueeze(-1) * torch.softmax(self.fresh_probs[layer].log() + log_redrawn, -1)
 
-    def engine(self, x: Any, lengths: Any = None, check: bool = True) -> VMP:
-        """The model on the engine: a block `layer_l` (from 1, the lowest) of exact paths for each layer."""
-        series = self._read(x, lengths)
-        redrawn, held = self.emission.log_likelihood(series.values, self.values)
-        inside = series.inside.to(series.values)
-        flat, start = torch.zeros_like(redrawn[..., :1]), self.fresh_probs
-        blocks, factors = [], [Factor(_emission(redrawn, held), ("layer_1",), mask=inside)]
+    def engine(self, x: Any, *, check: bool = True, **given: Unpack[Given]) -> VMP:
+        """The model at its values on the engine: a block `layer_l` (from 1, the lowest) of paths for each layer."""
+        series = self.read(x, **given)
+        evidence = self.emission.log_likelihood(series.observations, self.values)
+        inside, flat = series.inside.to(series.observations), torch.zeros_like(evidence.redrawn[..., :1])
+        blocks, factors = [], [Factor(_observed(evidence), ("layer_1",), mask=inside)]
         for layer, k in enumerate(self.n_states):
             top = layer == self.n_layers - 1
             log_fresh = self.state_probs.log() if top else self.state_probs.new_zeros(k)
-            base = prior_tables(self.redraw_prob[layer], log_fresh, series.values.shape[-2])
+            base = prior_tables(self.redraw_prob[layer], log_fresh, series.n_steps)
             eta = flat.expand(*flat.shape[:-1], k)
-            tables = CopyTables(eta if top else eta + start[layer].log(), eta)
+            tables = CopyTables(eta if top else eta + self.fresh_probs[layer].log(), eta)
             blocks.append(Block(f"layer_{layer + 1}", CopyPaths(series.lengths, base), eta=tables))
             if not top:
                 names = f"layer_{layer + 1}", f"layer_{layer + 2}"
-                factors.append(Factor(_asked(self.tables[layer].log()), names, mask=inside))
+                factors.append(Factor(_drawn_below(self.tables[layer].log()), names, mask=inside))
         return VMP(blocks, factors, check=check)
 
-    def fit(
-        self,
-        x: Any,
-        restarts: int = 8,
-        max_steps: int = 500,
-        tol: float = 1e-6,
-        seed: int = 0,
-        lengths: Any = None,
-        progress: bool = True,
-    ) -> CoupledFit:
-        """Learn all tables and the emission by message passing, restarts as one batch.
+    def network(self, series: Series, options: Options) -> Network:
+        parts, sizes, restarts = conjugates(self.emission), self.n_states, options.restarts
+        about = center(self.emission, series)
+        x, n_axes = series.observations - about, len(series.batch_shape) + 1
+        prior = {n: t.to(x) for n, t in self.emission.default_prior(sizes[0], series.rows).items()}
+        prior = moved(prior, -about)
+        families: dict[str, Any] = {part.block: part.emission.family for part in parts}  # type: ignore[attr-defined]
+        priors = {part.block: part.emission.natural(part.own(prior)) for part in parts}  # type: ignore[attr-defined]
+        factors = [emitted(part, "layer_1", x, alone=len(parts) == 1) for part in parts]
+        paths, labels = [], first_labels(self.emission, series, sizes[0], restarts, options.number)
+        for layer, k in enumerate(sizes, start=1):
+            chain, top = f"layer_{layer}", layer == len(sizes)
+            source = "state" if top else f"table_{layer}"
+            shape = (k,) if top else (sizes[layer], k)
+            families |= {f"redraw_{layer}": Beta(), source: Dirichlet()}
+            priors |= {f"redraw_{layer}": x.new_ones(2), source: x.new_ones(shape)}
+            factors.append(gates(f"redraw_{layer}", chain, n_axes))
+            drawn = fresh_states(source, chain, n_axes) if top else asked(source, chain, f"layer_{layer + 1}", n_axes)
+            factors.append(drawn)
+            if layer > 1:
+                labels = labels_above(series, labels, sizes[layer - 2], k, options.number)
+            paths.append(paths_block(chain, labels, k, series))
 
-        The model gives the numbers of states and the emission; its values are not looked at. Priors are flat, that of
-        the emission is scaled to x.
+        def collect(points: Points) -> Parameters:
+            layers = range(1, len(sizes) + 1)
+            found = {"redraw_prob": torch.stack([points[f"redraw_{layer}"] for layer in layers], -1)}
+            found |= {f"table_{layer}": points[f"table_{layer}"] for layer in layers[:-1]}
+            found |= {"state_probs": points["state"]}
+            for part in parts:
+                own = part.emission.values(points[part.block])  # type: ignore[attr-defined]
+                found |= moved(prefixed(own, part.prefix), about)
+            return found
 
-        Raises:
-            ValueError: as `infer`; with full normals, steps that miss single features.
-        """
-        from .layered_fit import fit_layers
-
-        return fit_layers(self, self._read(x, lengths), restarts, max_steps, tol, seed, progress)
-
-    def _read(self, x: Any, lengths: Any) -> Sequences:
-        series = read_sequences(x, self.emission.n_features, lengths)
-        self.emission.check(series.values)
-        return replace(series, values=series.values.to(self.state_probs))
+        return Network(families, priors, factors, paths, collect)
 
 
-def _emission(redrawn: Tensor, held: Tensor) -> Any:
+def _observed(evidence: ByGate) -> Any:
     def emission(lowest: CopyTables) -> Tensor:
-        return (lowest.fresh * redrawn + lowest.held * held).sum(-1)
+        return (lowest.fresh * evidence.redrawn + lowest.held * evidence.held).sum(-1)
 
     return emission
 
 
-def _asked(log_table: Tensor) -> Any:
+def _drawn_below(log_table: Tensor) -> Any:
     def fresh_states(below: CopyTables, above: CopyTables) -> Tensor:
         return (((above.fresh + above.held) @ log_table) * below.fresh).sum(-1)
 
     return fresh_states
-
-
-def _check(model: LayeredSSM) -> None:
-    redraw, sizes = model.redraw_prob, model.n_states
-    if redraw.ndim != 1 or len(redraw) != len(sizes):
-        raise ValueError(
-            f"redraw_prob: got shape {list(redraw.shape)}, but {len(model.tables)} tables and state_probs make "
-            f"{len(sizes)} layers; give one probability a layer."
-        )
-    if not bool(((redraw >= 0) & (redraw <= 1)).all()):
-        raise ValueError(f"redraw_prob: got {redraw.tolist()}, expected probabilities.")
-    for layer, table in enumerate(model.tables):
-        if tuple(table.shape) != (sizes[layer + 1], sizes[layer]):
-            raise ValueError(
-                f"tables[{layer}]: got shape {list(table.shape)}, expected {[sizes[layer + 1], sizes[layer]]}: "
-                "a row for each state of the layer above."
-            )
-        if not bool((table > 0).all()) or not bool(((table.sum(-1) - 1).abs() < 1e-5).all()):
-            raise ValueError(f"tables[{layer}]: got {table.tolist()}, expected rows of positive probabilities.")
-    probs = model.state_probs
-    if not bool((probs >= 0).all()) or abs(float(probs.sum()) - 1) > 1e-5:
-        raise ValueError(f"state_probs: got {probs.tolist()}, expected probabilities that sum to 1.")
-    for name, dims in model.emission.event_dims.items():
-        rows = model.values[name].shape[-1 - dims]
-        if rows != (1 if name.startswith("background_") else sizes[0]):
-            raise ValueError(f"{name}: got {rows} rows, but the lowest layer has {sizes[0]} states.")

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-TINY = 1e-30  # least probability or rate after an M-step
-
 
 @dataclass(frozen=True)
 class NormalNoise:
@@ -73,38 +71,3 @@ class CountNoise:
         linear = torch.stack([m @ table for m, table in zip(states, loc, strict=True)]).sum(0)
         rate = torch.stack([m @ table.exp() for m, table in zip(states, loc, strict=True)]).prod(0)
         return ((self.x * linear - rate - torch.lgamma(self.x + 1)) * self.seen).sum(-1)
-
-
-def fit_normal(x: Tensor, states: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
-    """Means of each chain's states and noise precision that are best for x [N, F] under independent states [N, K_d].
-
-    Least squares on expected states; of solutions that differ by offsets between chains, the smallest. Rows of x with
-    NaN are left out.
-    """
-    rows, _, states = _seen(x, states)
-    joint = torch.cat(states, -1)
-    own = torch.block_diag(*(torch.ones(m.shape[-1], m.shape[-1]) for m in states)).to(joint)
-    second = (joint.mT @ joint) * (1 - own) + torch.diag(joint.sum(0))
-    cross = joint.mT @ rows
-    loc = torch.linalg.pinv(second, hermitian=True) @ cross
-    scatter = rows.mT @ rows - loc.mT @ cross - cross.mT @ loc + loc.mT @ second @ loc
-    chol = torch.linalg.cholesky((scatter + scatter.mT) / (2 * len(rows)))
-    return list(loc.split([m.shape[-1] for m in states])), torch.cholesky_inverse(chol)
-
-
-def fit_counts(x: Tensor, states: Sequence[Tensor], loc: Sequence[Tensor]) -> list[Tensor]:
-    """Log rates of each chain's states, one chain after the other at its best for counts x [N, F] given the others."""
-    rows, ones, states = _seen(x, states)
-    fitted = list(loc)
-    for d, m in enumerate(states):
-        others = [states[e] @ fitted[e].exp() for e in range(len(states)) if e != d]
-        exposure = m.mT @ torch.stack([ones, *others]).prod(0)
-        total = (m.mT @ rows).clamp_min(TINY)
-        fitted[d] = torch.where(exposure > 0, (total / exposure.clamp_min(TINY)).log(), fitted[d])
-    return fitted
-
-
-def _seen(x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """The rows of x without NaN, as many ones, and the same rows of the states."""
-    seen = ~torch.isnan(x).any(-1)
-    return x[seen], torch.ones_like(x[seen]), [m[seen] for m in states]

@@ -6,17 +6,13 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from .series import Sequences
-
 QUARTER = re.compile(r"\d{4}-?[Qq][1-4]")
 ISO_DATE = re.compile(r"\d{4}-\d{2}(-\d{2}([T ].*)?)?")
 
 
-def time_index(series: Sequences) -> pd.Index:
-    """The pandas index that the series came with; 0, 1, 2, ... where it came without."""
-    if series.time is None:
-        return pd.RangeIndex(series.values.shape[-2], name="step")
-    return pd.Index(series.time)
+def time_index(index: pd.Index | None, n_steps: int) -> pd.Index:
+    """The pandas index that a series came with; 0, 1, 2, ... where it came without."""
+    return pd.RangeIndex(n_steps, name="step") if index is None else pd.Index(index)
 
 
 def storable(index: pd.Index) -> pd.Index:
@@ -51,7 +47,7 @@ def following(index: pd.Index, horizon: int) -> pd.Index:
         if all(after == before + 1 for before, after in pairwise(index)):
             return pd.PeriodIndex([index[-1] + int(step) for step in ahead], name=index.name)
     elif isinstance(index, pd.DatetimeIndex):
-        dates = _following_dates(index.tz_localize(None), ahead)
+        dates = _following_dates(index.tz_localize(None), horizon)
         if dates is not None:
             return dates.rename(index.name)
     elif pd.api.types.is_numeric_dtype(index) and len(index) >= 2:
@@ -61,21 +57,17 @@ def following(index: pd.Index, horizon: int) -> pd.Index:
     return pd.Index([f"+{step}" for step in ahead], name=index.name)
 
 
-def _following_dates(index: pd.DatetimeIndex, ahead: np.ndarray) -> pd.DatetimeIndex | None:
-    """The next dates by clock, by month (the same day, or the last) or by weekday; None for any other spacing."""
-    if len(index) < 3:
+def _following_dates(index: pd.DatetimeIndex, horizon: int) -> pd.DatetimeIndex | None:
+    """The next dates at the frequency that pandas sees, or on the same day of the month; None for any other spacing."""
+    if len(index) < 3 or not (index.is_monotonic_increasing and index.is_unique):
         return None
-    gaps = np.diff(index.to_numpy())
-    if (gaps == gaps[0]).all() and gaps[0] > np.timedelta64(0):
-        return pd.DatetimeIndex(index.to_numpy()[-1] + gaps[0] * ahead)
+    frequency = pd.infer_freq(index)
+    if frequency is not None:
+        return pd.date_range(index[-1], periods=horizon + 1, freq=frequency)[1:]
     months = np.diff(np.asarray(index.year * 12 + index.month))
-    last_days = bool((index.day == index.days_in_month).all())
-    if (months == months[0]).all() and months[0] > 0 and (last_days or index.day.nunique() == 1):
-        moved = [index[-1] + pd.DateOffset(months=int(months[0] * step)) for step in ahead]
-        return pd.DatetimeIndex([date + pd.offsets.MonthEnd(0) for date in moved] if last_days else moved)
-    days = index.to_numpy().astype("datetime64[D]")
-    if np.is_busday(days).all() and (np.busday_offset(days[:-1], 1) == days[1:]).all() and (index == days).all():
-        return pd.DatetimeIndex(np.busday_offset(days[-1], ahead))
+    if (months == months[0]).all() and index.day.nunique() == 1:
+        ahead = int(months[0]) * np.arange(1, horizon + 1)
+        return pd.DatetimeIndex([index[-1] + pd.DateOffset(months=step) for step in ahead.tolist()])
     return None
 
 

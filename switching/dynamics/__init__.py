@@ -1,7 +1,1 @@
-"""Dynamics: how the hidden state moves."""
-
-from .contract import Drive, Dynamics
-from .copy import Copy
-from .markov import Markov
-
-__all__ = ["Copy", "Drive", "Dynamics", "Markov"]
+"""Dynamics: how the hidden state moves. Import each from its file."""

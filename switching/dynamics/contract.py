@@ -1,11 +1,11 @@
-"""What dynamics are: how the hidden state moves, as a chain over tables, as Pyro sites and as an M-step.
+"""What dynamics are: how the hidden state moves, as a chain over tables, as Pyro sites, as an M-step and as factors.
 
 Dynamics are a stateless description, like an emission; their parameters are tensors `[*r, ...]`, where `*r` are
-restarts or posterior draws.
+restarts or posterior draws, in `blocks` that are conjugate to how often paths use them.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import ClassVar
 
 import pyro
@@ -15,48 +15,68 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...inference.chains.contract import Chain, Marginals
+from ...inference.families import CopyTables, Family, MarkovTables
+from ...inference.message_passing.factor_graph import Factor
+from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
-from ..parameters import Parameters, Site
+from ..parameters import Named, Parameter, Parameters, check_parameters, kept
+from ..priors import Conjugate, Site
+
+PATHS = "paths"
+"""The block of a model's paths in message passing."""
 
 
-@dataclass(frozen=True)
-class Drive:
-    """What moves the redraw probability from outside: covariates `[*b, T, C]` and gaps `dt [*b, T]` before each
-    step."""
+class Dynamics(Named, ABC):
+    """Prior over state paths.
 
-    covariates: Float[Tensor, "*b T C"] | None = None
-    dt: Float[Tensor, "*b T"] | None = None
-
-    def at(self, steps: slice) -> "Drive":
-        """The same for a range of steps."""
-        return Drive(
-            None if self.covariates is None else self.covariates[..., steps, :],
-            None if self.dt is None else self.dt[..., steps],
-        )
-
-
-class Dynamics(ABC):
-    """Prior over state paths."""
+    Attributes:
+        n_states: K.
+        n_covariates: C, how many drive it.
+        holds: whether a step may hold its state, so that there is a gate.
+    """
 
     n_states: int
-    n_covariates: int = 0  # that drive it
-    holds: ClassVar[bool] = False  # whether a step may hold its state, so that there is a gate
+    n_covariates: int = 0
+    holds: ClassVar[bool] = False
 
-    @abstractmethod
-    def check_values(self, values: Parameters) -> Parameters:
-        """Return the parameters under their own names and shapes; raise ValueError where they are not valid."""
+    # ---- parameters ------------------------------------------------------------------------------------------------
 
+    @property
     @abstractmethod
-    def check_drive(self, drive: Drive, batch_shape: torch.Size, n_steps: int) -> None:
-        """Raise ValueError where covariates or gaps do not fit these dynamics or the series."""
+    def blocks(self) -> Mapping[str, Conjugate]:
+        """The parameters, in blocks that have a prior each."""
 
     @abstractmethod
     def default_prior(self) -> Parameters:
         """The concentrations given to the constructor, as tables."""
 
-    @abstractmethod
+    @property
+    def parameters(self) -> dict[str, Parameter]:
+        """By name, what is known of them."""
+        return {name: parameter for block in self.blocks.values() for name, parameter in block.parameters.items()}
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The lengths of the parameters' axes."""
+        return {"state": self.n_states, "state_new": self.n_states, "covariate": self.n_covariates}
+
+    def check_values(self, values: Parameters) -> Parameters:
+        """Return the parameters under their own names; raise ValueError where they are not valid."""
+        return check_parameters(self.parameters, values, self.sizes, f"{self.name} dynamics")
+
+    def check_drive(self, drive: Drive, batch_shape: torch.Size, n_steps: int) -> None:
+        """Raise ValueError where covariates or gaps do not fit these dynamics or the series."""
+        for name, given in (("covariates", drive.covariates), ("dt", drive.gaps)):
+            if given is not None:
+                raise ValueError(
+                    f"{name}: {self.name} dynamics take none; use Copy dynamics, whose redraw probability it moves."
+                )
+
     def sites(self, prior: Parameters) -> list[Site]:
         """The parameters' prior as Pyro sites."""
+        return [site for block in self.blocks.values() for site in block.sites(prior)]
+
+    # ---- paths -----------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def chain(
@@ -73,14 +93,6 @@ class Dynamics(ABC):
         """
 
     @abstractmethod
-    def maximize(self, marginals: Marginals, prior: Parameters | None, values: Parameters, drive: Drive) -> Parameters:
-        """Mode of the parameters given the chain's posterior; maximum likelihood without a prior."""
-
-    @abstractmethod
-    def start(self, labels: Int[Tensor, "*rb T"], n_batch: int, inside: Tensor) -> Parameters:
-        """Rough parameters from a first labelling of every step; the last `n_batch` axes before time are sequences."""
-
-    @abstractmethod
     def propagate(self, values: Parameters, belief: Float[Tensor, "*b K"], drive: Drive, horizon: int) -> ByGate:
         """P(s, z) at each of the `horizon` steps that follow the belief: `[*b, H, K]` for z = 1 and for z = 0."""
 
@@ -94,11 +106,47 @@ class Dynamics(ABC):
 
     def log_gate(self, values: Parameters, drive: Drive, n_batch: int) -> tuple[Tensor, Tensor]:
         """log P(z_t = 1) and log P(z_t = 0) of every step, where there is a gate."""
-        raise TypeError(f"dynamics: {type(self).__name__} has no gate; use Copy(n_states).")
+        raise TypeError(f"dynamics: {self.name} has no gate; use Copy(n_states).")
 
-    def describe(self, values: Parameters) -> Parameters:
-        """The parameters as a reader knows them."""
-        return values
+    # ---- fits ------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def counts(self, marginals: Marginals, lead: torch.Size) -> dict[str, Tensor]:
+        """What the posterior adds to the natural parameters of each block, summed over all but the leading axes."""
+
+    def maximize(self, marginals: Marginals, prior: Parameters | None, values: Parameters, drive: Drive) -> Parameters:
+        """Mode of the parameters given the chain's posterior; maximum likelihood without a prior.
+
+        Parameters of which nothing is known keep their values.
+        """
+        found: Parameters = {}
+        for name, counts in self.counts(marginals, self._lead(values)).items():
+            found |= self.blocks[name].mode(prior, counts)
+        return kept(found, values)
+
+    @abstractmethod
+    def start(self, labels: Int[Tensor, "*rb T"], series: Series) -> Parameters:
+        """Rough parameters `[*r, ...]` from a first labelling of every step."""
+
+    @abstractmethod
+    def paths(self, series: Series, lead: tuple[int, ...], alike: bool) -> tuple[Family, CopyTables | MarkovTables]:
+        """The family of the paths of a series, and tables of 0 for it with these leading axes.
+
+        `alike`: held steps emit alike in all states, so that their table needs a single column.
+        """
+
+    @abstractmethod
+    def factors(self, series: Series, prior: Parameters, share: float, counted: Tensor | None) -> list[Factor]:
+        """The factors that join the blocks to the paths.
+
+        Arguments:
+            share: the part that the series is of all data: what the prior has that is no block's counts by it.
+            counted: [T], 0 for steps that were counted elsewhere and 1 for the others; None: all count.
+        """
+
+    def _lead(self, values: Parameters) -> torch.Size:
+        name, parameter = next(iter(self.parameters.items()))
+        return values[name].shape[: values[name].ndim - len(parameter.dims)]
 
 
 def draw_state(step: int, probs: Tensor) -> Tensor:
@@ -107,25 +155,8 @@ def draw_state(step: int, probs: Tensor) -> Tensor:
 
 
 def check_n_states(n_states: int) -> None:
+    """Raise where this is no number of states."""
     if not isinstance(n_states, int) or isinstance(n_states, bool):
         raise TypeError(f"n_states: got {n_states!r}, expected an integer.")
     if n_states < 1:
         raise ValueError(f"n_states: got {n_states}, expected at least 1.")
-
-
-def check_probs(values: Parameters, name: str, shape: tuple[int, ...]) -> Tensor:
-    """The named table of probabilities over its last axis, normalised; ValueError where it is not one."""
-    from ..emissions.discrete import check_simplex
-
-    if name not in values:
-        raise ValueError(f"{name}: missing; the dynamics need it, of shape {list(shape)}.")
-    value = values[name]
-    if tuple(value.shape[value.ndim - len(shape) :]) != shape:
-        raise ValueError(f"{name}: got shape {tuple(value.shape)}; the dynamics need {list(shape)}.")
-    return check_simplex(value, name)
-
-
-def widened(table: Tensor, event_dims: int, n_axes: int) -> Tensor:
-    """[*r, *event] as [*r, 1, ..., 1, *event] with `n_axes` axes for sequences (and steps)."""
-    split = table.ndim - event_dims
-    return table.reshape(*table.shape[:split], *(1,) * n_axes, *table.shape[split:])

@@ -4,35 +4,82 @@ $$z_t \sim \text{Bernoulli}(\rho_t), \qquad s_t = s_{t-1} \text{ if } z_t = 0, \
   s_t \sim \text{Categorical}(\pi) \text{ if } z_t = 1, \qquad z_1 = 1$$
 
 The redraw probability is constant with a Beta prior, or moved by covariates, $\text{logit}\,\rho_t = w_0 + w^\top c_t$.
-A gap of
-$d$ steps holds with probability $(1 - \rho)^d$, so irregular times cost nothing: $\rho_t(d) = 1 - (1 - \rho_t)^d$.
-
-Given the posterior weights $r_t = P(z_t = 1 \mid x)$ and $h_t = P(z_t = 0 \mid x)$, the M-step of $\rho$ maximises
-$\sum_t r_t \log \rho_t + h_t \log(1 - \rho_t)$ plus the log prior: in closed form for unit gaps without covariates,
-otherwise by Fisher scoring on the logit, whose score and information at a step are
-
-$$d\,\sigma\,(r\,e^{du}/\rho - h), \qquad (r + h)\,(d\,\sigma)^2\,e^{du}/\rho, \qquad u = \log(1 - \sigma).$$
+A gap of $d$ steps holds with probability $(1 - \rho)^d$, so irregular times cost nothing:
+$\rho_t(d) = 1 - (1 - \rho_t)^d$. For unit gaps without covariates the prior of $\rho$ is conjugate; what happens
+otherwise is in `gates`.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import pyro
 import pyro.distributions as dist
 import torch
-from jaxtyping import Float
 from torch import Tensor
+from torch.distributions import SigmoidTransform
 from torch.nn.functional import logsigmoid
 
 from ...inference.chains.contract import Chain, Marginals
 from ...inference.chains.copy.chain import CopyChain
+from ...inference.families import CopyPaths, CopyTables, Gaussian
+from ...inference.message_passing.factor_graph import Factor
+from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
-from ..parameters import Parameters, Site, concentration
-from .contract import Drive, Dynamics, check_n_states, check_probs, draw_state, widened
-from .markov import normalised
+from ..parameters import Parameter, Parameters, concentration, widened
+from ..priors import Conjugate, Probabilities, Site
+from .contract import PATHS, Dynamics, check_n_states, draw_state
+from .factors import by_state, driven_gates, fresh_states, gate_counts, gates
+from .gates import GateLikelihood, fisher_scoring, log1mexp, log_redraw_in_gap, logistic_bounds, with_intercept
 
 WEIGHT_SCALE = 2.5  # prior standard deviation of a covariate's weight (Gelman et al. 2008), covariates of unit variance
+
+
+@dataclass(frozen=True)
+class RedrawWeights(Conjugate):
+    """Intercept and weights of the redraw's logit. Under message passing they are normal; their prior is a factor."""
+
+    n_covariates: int
+    family = Gaussian()
+    prior_is_factor = True
+
+    @property
+    def parameters(self) -> Mapping[str, Parameter]:  # type: ignore[override]
+        return {"redraw_intercept": Parameter(()), "redraw_weights": Parameter(("covariate",))}
+
+    def natural(self, prior: Parameters) -> Tensor:
+        """Where q starts: the prior itself is none of the family."""
+        like, size = prior["redraw_concentration"], 1 + self.n_covariates
+        return self.family.natural(like.new_zeros(size), torch.eye(size).to(like))
+
+    def point(self, values: Parameters) -> Tensor:
+        return torch.cat([values["redraw_intercept"][..., None], values["redraw_weights"]], -1)
+
+    def values(self, point: Tensor) -> Parameters:
+        return {"redraw_intercept": point[..., 0], "redraw_weights": point[..., 1:]}
+
+    def sites(self, prior: Parameters) -> list[Site]:
+        redraw, hold = prior["redraw_concentration"].unbind(-1)
+        zero = redraw.new_zeros(self.n_covariates)
+        intercept = dist.TransformedDistribution(dist.Beta(redraw, hold), [SigmoidTransform().inv])
+        weights = dist.Normal(zero, torch.full_like(zero, WEIGHT_SCALE)).to_event(1)
+        return [Site("redraw_intercept", lambda values: intercept), Site("redraw_weights", lambda values: weights)]
+
+    def prior_factor(self, block: str, prior: Parameters, share: float) -> Factor:
+        """The expected log prior; of the intercept, a beta distribution of its sigmoid, the bound of observed gates."""
+        n = self.n_covariates
+        redraws, holds = prior["redraw_concentration"].unbind(-1)
+        normalizer = torch.lgamma(redraws) + torch.lgamma(holds) - torch.lgamma(redraws + holds)
+        normalizer = normalizer + n * (math.log(WEIGHT_SCALE) + math.log(2 * math.pi) / 2)
+        intercept = torch.eye(1, 1 + n).to(normalizer)
+
+        def redraw_prior(statistics: Tensor) -> Tensor:
+            u, v = (bound[..., 0] for bound in logistic_bounds(statistics.unsqueeze(-2), intercept))
+            squares = statistics[..., 1 + n :].unflatten(-1, (1 + n, 1 + n)).diagonal(dim1=-2, dim2=-1)[..., 1:]
+            return redraws * u + holds * v - squares.sum(-1) / (2 * WEIGHT_SCALE**2) - normalizer
+
+        return Factor(redraw_prior, (block,), scale=share, convex=(block,))
 
 
 @dataclass(frozen=True)
@@ -48,6 +95,17 @@ class Copy(Dynamics):
             where they are 0; the weights have normal priors of scale 2.5, so give covariates of about unit variance).
         state_prior: Dirichlet concentration of the fresh state, scalar or [K].
         n_covariates: C, the number of covariates that move the logit of the redraw probability.
+
+    Raises:
+        TypeError: a number of states that is none.
+        ValueError: no states, concentrations that are not positive.
+
+    Example:
+        >>> import samplehold as sh
+        >>> model = sh.SwitchingSSM(sh.Copy(n_states=2), sh.Normal())
+        >>> model = model.with_values(redraw_prob=0.1, state_probs=[0.5, 0.5], loc=[[0.0], [5.0]], scale=[[1.0], [1.0]])
+        >>> model.smooth([0.2, -0.1, 5.3, 4.9]).redraw.round(decimals=2)
+        tensor([1.0000, 0.0500, 1.0000, 0.0500], dtype=torch.float64)
     """
 
     n_states: int
@@ -62,67 +120,47 @@ class Copy(Dynamics):
             raise ValueError(f"n_covariates: got {self.n_covariates}, expected 0 or more.")
         self.default_prior()
 
-    def check_values(self, values: Parameters) -> Parameters:
-        checked = {"state_probs": check_probs(values, "state_probs", (self.n_states,))}
-        names = ("redraw_intercept", "redraw_weights") if self.n_covariates else ("redraw_prob",)
-        for name in names:
-            if name not in values:
-                raise ValueError(f"{name}: missing; Copy dynamics with {self.n_covariates} covariates need it.")
-            if not bool(torch.isfinite(values[name]).all()):
-                raise ValueError(f"{name}: got {values[name].tolist()}, expected finite numbers.")
-            checked[name] = values[name]
-        if self.n_covariates:
-            shape = tuple(values["redraw_weights"].shape)
-            if shape[-1:] != (self.n_covariates,):
-                raise ValueError(f"redraw_weights: got shape {shape}, expected [{self.n_covariates}].")
-        elif not bool(((checked["redraw_prob"] >= 0) & (checked["redraw_prob"] <= 1)).all()):
-            raise ValueError(f"redraw_prob: got {checked['redraw_prob'].tolist()}, expected a probability.")
-        return checked
+    @property
+    def blocks(self) -> Mapping[str, Conjugate]:
+        redraw = Probabilities("redraw_prob", "redraw_concentration", ())
+        return {
+            "redraw": RedrawWeights(self.n_covariates) if self.n_covariates else redraw,
+            "state": Probabilities("state_probs", "state_concentration", ("state",)),
+        }
+
+    def default_prior(self) -> Parameters:
+        return {
+            "redraw_concentration": concentration(self.redraw_prior, (2,), "redraw_prior"),
+            "state_concentration": concentration(self.state_prior, (self.n_states,), "state_prior"),
+        }
 
     def check_drive(self, drive: Drive, batch_shape: torch.Size, n_steps: int) -> None:
         expected = (*batch_shape, n_steps, self.n_covariates)
-        if self.n_covariates and drive.covariates is None:
+        covariates, gaps = drive.covariates, drive.gaps
+        if self.n_covariates and covariates is None:
             raise ValueError(
                 f"covariates: missing; Copy was given n_covariates={self.n_covariates}, so pass {list(expected)}."
             )
-        if drive.covariates is not None:
+        if covariates is not None:
             if not self.n_covariates:
                 raise ValueError("covariates: got some, but Copy was built without; build it with n_covariates=C.")
-            if tuple(drive.covariates.shape) != expected:
+            if tuple(covariates.shape) != expected:
                 raise ValueError(
-                    f"covariates: got shape {tuple(drive.covariates.shape)}, expected {expected}: a row for each step."
+                    f"covariates: got shape {tuple(covariates.shape)}, expected {expected}: a row for each step."
                 )
-            if not bool(torch.isfinite(drive.covariates).all()):
+            if not bool(torch.isfinite(covariates).all()):
                 raise ValueError("covariates: got NaN or infinite values; fill or drop them, they cannot be missing.")
-        if drive.dt is not None:
-            if tuple(drive.dt.shape) != (*batch_shape, n_steps):
+        if gaps is not None:
+            if tuple(gaps.shape) != expected[:-1]:
                 raise ValueError(
-                    f"dt: got shape {tuple(drive.dt.shape)}, expected {expected[:-1]}: the gap before each step."
+                    f"dt: got shape {tuple(gaps.shape)}, expected {expected[:-1]}: the gap before each step."
                 )
-            if not bool(((drive.dt[..., 1:] >= 0) & torch.isfinite(drive.dt[..., 1:])).all()):
+            if not bool(((gaps[..., 1:] >= 0) & torch.isfinite(gaps[..., 1:])).all()):
                 raise ValueError(
                     "dt: got gaps that are negative or not finite; give the time since the step before, in steps."
                 )
 
-    def default_prior(self) -> Parameters:
-        redraw = concentration(self.redraw_prior, (2,), "redraw_prior")
-        return {
-            "redraw_concentration": redraw,
-            "state_concentration": concentration(self.state_prior, (self.n_states,), "state_prior"),
-        }
-
-    def sites(self, prior: Parameters) -> list[Site]:
-        redraw, hold = prior["redraw_concentration"].unbind(-1)
-        state = Site("state_probs", lambda v: dist.Dirichlet(prior["state_concentration"]))
-        if not self.n_covariates:
-            return [Site("redraw_prob", lambda v: dist.Beta(redraw, hold)), state]
-        to_logit = torch.distributions.SigmoidTransform().inv
-        spread = WEIGHT_SCALE * torch.ones(self.n_covariates, dtype=redraw.dtype, device=redraw.device)
-        return [
-            Site("redraw_intercept", lambda v: dist.TransformedDistribution(dist.Beta(redraw, hold), [to_logit])),
-            Site("redraw_weights", lambda v: dist.Normal(torch.zeros_like(spread), spread).to_event(1)),
-            state,
-        ]
+    # ---- paths -----------------------------------------------------------------------------------------------------
 
     def log_gate(self, values: Parameters, drive: Drive, n_batch: int) -> tuple[Tensor, Tensor]:
         """log rho_t and log (1 - rho_t), which broadcast to [*r, *b, T]; the first step is like any other here."""
@@ -134,9 +172,9 @@ class Copy(Dynamics):
         else:
             prob = widened(values["redraw_prob"], 0, n_batch + 1)
             log_redraw, log_hold = prob.log(), torch.log1p(-prob)
-        if drive.dt is None:
+        if drive.gaps is None:
             return log_redraw, log_hold
-        log_hold = torch.where(drive.dt > 0, drive.dt * log_hold, 0.0)
+        log_hold = torch.where(drive.gaps > 0, drive.gaps * log_hold, 0.0)
         return log1mexp(log_hold), log_hold
 
     def chain(
@@ -156,60 +194,6 @@ class Copy(Dynamics):
             return CopyChain(belief.log(), fresh, held, lengths)
         fresh[..., 0, :] = likelihood.redrawn[..., 0, :] + log_state[..., 0, :]  # the first step redraws, whatever rho
         return CopyChain(None, fresh, held, lengths)
-
-    def maximize(self, marginals: Marginals, prior: Parameters | None, values: Parameters, drive: Drive) -> Parameters:
-        assert marginals.held is not None
-        n_restarts = values["state_probs"].ndim - 1
-        fresh = marginals.fresh.sum(tuple(range(n_restarts, marginals.fresh.ndim - 1)))
-        redrawn = marginals.fresh[..., 1:, :].sum(-1).flatten(n_restarts)
-        held = marginals.held[..., 1:, :].sum(-1).flatten(n_restarts)
-        if prior is not None:
-            fresh = fresh + prior["state_concentration"] - 1
-        updated = {"state_probs": normalised(fresh, values["state_probs"])}
-        if not self.n_covariates and drive.dt is None:
-            counts = torch.stack([redrawn.sum(-1), held.sum(-1)], -1)
-            if prior is not None:
-                counts = counts + prior["redraw_concentration"] - 1
-            old = torch.stack([values["redraw_prob"], 1 - values["redraw_prob"]], -1)
-            return updated | {"redraw_prob": normalised(counts, old)[..., 0]}
-        return updated | self._score(redrawn, held, prior, values, drive)
-
-    def _score(
-        self, redrawn: Tensor, held: Tensor, prior: Parameters | None, values: Parameters, drive: Drive
-    ) -> Parameters:
-        """The M-step of the redraw probability where it has no closed form."""
-        steps = drive.at(slice(1, None))
-        gaps = redrawn.new_ones(()) if steps.dt is None else steps.dt.flatten()
-        alpha, beta = redrawn.new_zeros(2) if prior is None else prior["redraw_concentration"]
-        if not self.n_covariates:
-            logit = torch.logit(values["redraw_prob"], eps=1e-12).unsqueeze(-1)
-            design = redrawn.new_ones(1, 1)
-            if prior is not None:  # the density of rho itself, as its site has it; the intercept's is that of its logit
-                alpha, beta = alpha - 1, beta - 1
-        else:
-            assert steps.covariates is not None
-            logit = torch.cat([values["redraw_intercept"].unsqueeze(-1), values["redraw_weights"]], -1)
-            covariates = steps.covariates.reshape(-1, self.n_covariates)
-            design = torch.cat([torch.ones_like(covariates[:, :1]), covariates], -1)
-        shrink = redrawn.new_full((self.n_covariates,), 0.0 if prior is None else WEIGHT_SCALE**-2)
-        logit = fisher_scoring(logit, design, gaps, redrawn, held, alpha, beta, shrink)
-        if not self.n_covariates:
-            return {"redraw_prob": logit[..., 0].sigmoid()}
-        return {"redraw_intercept": logit[..., 0], "redraw_weights": logit[..., 1:]}
-
-    def start(self, labels: Tensor, n_batch: int, inside: Tensor) -> Parameters:
-        axes = tuple(range(-1 - n_batch, 0))
-        one_hot = torch.nn.functional.one_hot(labels, self.n_states).double() * inside.unsqueeze(-1)
-        counts = one_hot.flatten(-2 - n_batch, -2).sum(-2) + 1
-        probs = counts / counts.sum(-1, keepdim=True)
-        pairs = inside[..., 1:].double()
-        changed = ((labels[..., 1:] != labels[..., :-1]) * pairs).sum(axes) / pairs.sum().clamp(min=1)
-        # a redraw changes the state with probability 1 - sum pi^2
-        redraw = (changed / (1 - (probs**2).sum(-1)).clamp(min=0.1)).clamp(0.02, 0.9)
-        if not self.n_covariates:
-            return {"redraw_prob": redraw, "state_probs": probs}
-        weights = redraw.new_zeros(*redraw.shape, self.n_covariates)
-        return {"redraw_intercept": torch.logit(redraw), "redraw_weights": weights, "state_probs": probs}
 
     def propagate(self, values: Parameters, belief: Tensor, drive: Drive, horizon: int) -> ByGate:
         n_batch = belief.ndim - 1 - (values["state_probs"].ndim - 1)
@@ -236,66 +220,87 @@ class Copy(Dynamics):
         state = draw_state(step, torch.where(redraw.bool().unsqueeze(-1), fresh, same))
         return redraw, state
 
+    # ---- fits ------------------------------------------------------------------------------------------------------
 
-def log1mexp(x: Tensor) -> Tensor:
-    """log(1 - e^x) for x <= 0 without cancellation (Mächler 2012); its gradient is finite below 0."""
-    near = x > -0.6931471805599453
-    small, large = torch.where(near, x, -1.0), torch.where(near, -1.0, x)
-    return torch.where(near, torch.log(-torch.expm1(small)), torch.log1p(-torch.exp(large)))
+    def counts(self, marginals: Marginals, lead: torch.Size) -> dict[str, Tensor]:
+        assert marginals.held is not None
+        redraw = gate_counts(marginals.fresh, marginals.held, lead)
+        return {"redraw": redraw, "state": by_state(marginals.fresh, lead)}
 
+    def maximize(self, marginals: Marginals, prior: Parameters | None, values: Parameters, drive: Drive) -> Parameters:
+        if not self.n_covariates and drive.gaps is None:
+            return super().maximize(marginals, prior, values, drive)
+        lead = self._lead(values)
+        found = self.blocks["state"].mode(prior, by_state(marginals.fresh, lead))
+        found = {name: torch.where(table.isfinite(), table, values[name]) for name, table in found.items()}
+        return found | self._scored(marginals, prior, values, drive.at(slice(1, None)))
 
-def fisher_scoring(
-    weights: Float[Tensor, "*r P"],
-    design: Float[Tensor, "#N P"],
-    gaps: Tensor,
-    redrawn: Float[Tensor, "*r N"],
-    held: Float[Tensor, "*r N"],
-    alpha: Tensor,
-    beta: Tensor,
-    shrink: Float[Tensor, "C"],
-    max_steps: int = 50,
-) -> Float[Tensor, "*r P"]:
-    """Maximise the expected log probability of the gates over the weights of the logit; see the module's equations.
+    def _scored(self, marginals: Marginals, prior: Parameters | None, values: Parameters, drive: Drive) -> Parameters:
+        """The M-step of the redraw probability where it has no closed form."""
+        assert marginals.held is not None
+        lead = self._lead(values)
+        redrawn, held = (w.sum(-1)[..., 1:].reshape(*lead, -1) for w in (marginals.fresh, marginals.held))
+        alpha, beta = redrawn.new_zeros(2) if prior is None else prior["redraw_concentration"].to(redrawn)
+        if self.n_covariates:
+            assert drive.covariates is not None
+            weights = self.blocks["redraw"].point(values)
+            design = with_intercept(drive.covariates.reshape(-1, self.n_covariates))
+        else:
+            weights = torch.logit(values["redraw_prob"], eps=1e-12).unsqueeze(-1)
+            design = redrawn.new_ones(1, 1)
+            if prior is not None:  # the density of rho itself, as its site has it; the intercept's is that of its logit
+                alpha, beta = alpha - 1, beta - 1
+        gaps = redrawn.new_ones(()) if drive.gaps is None else drive.gaps.flatten()
+        shrink = redrawn.new_full((self.n_covariates,), 0.0 if prior is None else WEIGHT_SCALE**-2)
+        likelihood = GateLikelihood(design, gaps, redrawn, held, alpha, beta, shrink)
+        weights = fisher_scoring(likelihood, weights)
+        if self.n_covariates:
+            return self.blocks["redraw"].values(weights)
+        return {"redraw_prob": weights[..., 0].sigmoid()}
 
-    `alpha log sigma(w_0) + beta log sigma(-w_0)` and `-shrink w^2 / 2` are added; each step is halved until it ascends.
-    """
+    def start(self, labels: Tensor, series: Series) -> Parameters:
+        inside, n_batch = series.inside, len(series.batch_shape)
+        one_hot = torch.nn.functional.one_hot(labels, self.n_states).double() * inside.unsqueeze(-1)
+        counts = one_hot.flatten(-2 - n_batch, -2).sum(-2) + 1
+        probs = counts / counts.sum(-1, keepdim=True)
+        pairs = inside[..., 1:].double()
+        changed = (labels[..., 1:] != labels[..., :-1]) * pairs
+        changed = changed.flatten(-1 - n_batch).sum(-1) / pairs.sum().clamp(min=1)
+        # a redraw changes the state with probability 1 - sum pi^2
+        redraw = (changed / (1 - (probs**2).sum(-1)).clamp(min=0.1)).clamp(0.02, 0.9)
+        if not self.n_covariates:
+            return {"redraw_prob": redraw, "state_probs": probs}
+        weights = redraw.new_zeros(*redraw.shape, self.n_covariates)
+        return {"redraw_intercept": torch.logit(redraw), "redraw_weights": weights, "state_probs": probs}
 
-    def objective(w: Tensor) -> Tensor:
-        log_hold = gaps * logsigmoid(-(w @ design.mT))
-        prior = alpha * logsigmoid(w[..., 0]) + beta * logsigmoid(-w[..., 0]) - 0.5 * (shrink * w[..., 1:] ** 2).sum(-1)
-        gates = torch.where(redrawn > 0, redrawn * log1mexp(log_hold), 0.0) + held * log_hold
-        return gates.sum(-1) + prior
+    def paths(self, series: Series, lead: tuple[int, ...], alike: bool) -> tuple[CopyPaths, CopyTables]:
+        gaps, base = series.drive.gaps, None
+        if gaps is not None and bool((gaps[..., 1:] == 0).any()):  # no redraw in a gap of 0 steps
+            never = torch.where(gaps == 0, -torch.inf, 0.0)
+            never[..., 0] = 0.0
+            base = CopyTables(never.unsqueeze(-1), torch.zeros_like(never).unsqueeze(-1))
+        shape = (*lead, *series.batch_shape, series.n_steps)
+        zero = series.observations.new_zeros(())
+        tables = CopyTables(zero.expand(*shape, self.n_states), zero.expand(*shape, 1 if alike else self.n_states))
+        return CopyPaths(series.lengths, base), tables
 
-    value = objective(weights)
-    for _ in range(max_steps):
-        sigma = torch.sigmoid(weights @ design.mT)
-        log_hold = gaps * logsigmoid(-(weights @ design.mT))
-        odds = torch.where(log_hold < 0, torch.exp(log_hold) / -torch.expm1(log_hold), 0.0)
-        slope = gaps * sigma
-        first = sigma[..., :1] if design.shape[0] == 1 else torch.sigmoid(weights[..., :1])
-        score = slope * (redrawn * odds - held)
-        information = (redrawn + held) * slope**2 * odds
-        gradient = (score.unsqueeze(-1) * design).sum(-2)
-        curvature = (information.unsqueeze(-1) * design).mT @ design.expand(redrawn.shape[-1], -1)
-        gradient[..., 0] += (alpha * (1 - first) - beta * first)[..., 0]
-        gradient[..., 1:] -= shrink * weights[..., 1:]
-        ridge = torch.cat(
-            [((alpha + beta).clamp(min=0) * first * (1 - first)), shrink.expand(*first.shape[:-1], -1)], -1
-        )
-        curvature = curvature + torch.diag_embed(ridge + 1e-12 * (1 + curvature.diagonal(dim1=-2, dim2=-1)))
-        step = torch.linalg.solve(curvature, gradient.unsqueeze(-1)).squeeze(-1).clamp(-5.0, 5.0)
-        if bool(((gradient * step).sum(-1) <= 1e-15 * (1 + value.abs())).all()):
-            break  # what is left to gain is rounding
-        moved = torch.zeros_like(value, dtype=torch.bool)
-        for _ in range(30):
-            tried = objective(weights + step)
-            better = ~moved & (tried > value)
-            weights = torch.where(better.unsqueeze(-1), weights + step, weights)
-            value = torch.where(better, tried, value)
-            moved = moved | better
-            if bool(moved.all()):
-                break
-            step = 0.5 * step
-        if not bool(moved.any()):
-            break
-    return weights
+    def factors(self, series: Series, prior: Parameters, share: float, counted: Tensor | None) -> list[Factor]:
+        n_axes, blocks = len(series.batch_shape) + 1, self.blocks
+        states = fresh_states("state", PATHS, n_axes, counted)
+        if not self.n_covariates and series.gaps is None:
+            return [gates("redraw", PATHS, n_axes), states]
+        drive = series.drive.at(slice(1, None))
+
+        def log_gate(statistics: Tensor) -> tuple[Tensor, Tensor]:
+            wide = widened(statistics, 1, n_axes)
+            if drive.covariates is None:
+                log_redraw, log_hold = wide.unbind(-1)
+            else:
+                log_redraw, log_hold = logistic_bounds(wide, with_intercept(drive.covariates))
+            if drive.gaps is None:
+                return log_redraw, log_hold
+            return log_redraw_in_gap(log_redraw, log_hold, drive.gaps), drive.gaps * log_hold
+
+        found = [driven_gates("redraw", PATHS, log_gate), states]
+        redraw = blocks["redraw"]
+        return [*found, redraw.prior_factor("redraw", prior, share)] if isinstance(redraw, RedrawWeights) else found

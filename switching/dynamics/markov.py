@@ -1,17 +1,21 @@
 r"""Markov dynamics: $s_1 \sim \text{Categorical}(p)$, $s_t \sim \text{Categorical}(A_{s_{t-1}})$, Dirichlet rows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import pyro.distributions as dist
 import torch
 from torch import Tensor
 
 from ...inference.chains.contract import Chain, Marginals
 from ...inference.chains.markov.chain import MarkovChain
+from ...inference.families import MarkovPaths, MarkovTables
+from ...inference.message_passing.factor_graph import Factor
+from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
-from ..parameters import Parameters, Site, concentration
-from .contract import Drive, Dynamics, check_n_states, check_probs, draw_state, widened
+from ..parameters import Parameters, concentration, widened
+from ..priors import Conjugate, Probabilities
+from .contract import PATHS, Dynamics, check_n_states, draw_state
+from .factors import by_state, first_state, moves
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,18 @@ class Markov(Dynamics):
         initial_prior: Dirichlet concentration of the first state, scalar or [K].
         transition_prior: Dirichlet concentration of each row, scalar, [K] or [K, K].
         sticky: added to the concentration of staying (Fox et al. 2011).
+
+    Raises:
+        TypeError: a number of states that is none.
+        ValueError: no states, concentrations that are not positive, a negative `sticky`.
+
+    Example:
+        >>> import samplehold as sh
+        >>> model = sh.SwitchingSSM(sh.Markov(n_states=2), sh.Poisson())
+        >>> table = [[0.9, 0.1], [0.2, 0.8]]
+        >>> model = model.with_values(initial_probs=[0.5, 0.5], transition_probs=table, rate=[[1.0], [9.0]])
+        >>> model.viterbi([0, 2, 1, 8, 11]).path
+        tensor([0, 0, 0, 1, 1])
     """
 
     n_states: int
@@ -38,18 +54,12 @@ class Markov(Dynamics):
             raise ValueError(f"sticky: got {self.sticky}, expected a concentration of at least 0.")
         self.default_prior()
 
-    def check_values(self, values: Parameters) -> Parameters:
+    @property
+    def blocks(self) -> Mapping[str, Conjugate]:
         return {
-            "initial_probs": check_probs(values, "initial_probs", (self.n_states,)),
-            "transition_probs": check_probs(values, "transition_probs", (self.n_states, self.n_states)),
+            "initial": Probabilities("initial_probs", "initial_concentration", ("state",)),
+            "transition": Probabilities("transition_probs", "transition_concentration", ("state", "state_new")),
         }
-
-    def check_drive(self, drive: Drive, batch_shape: torch.Size, n_steps: int) -> None:
-        for name in ("covariates", "dt"):
-            if getattr(drive, name) is not None:
-                raise ValueError(
-                    f"{name}: Markov dynamics take none; use Copy dynamics, whose redraw probability it moves."
-                )
 
     def default_prior(self) -> Parameters:
         rows = concentration(self.transition_prior, (self.n_states, self.n_states), "transition_prior")
@@ -58,11 +68,7 @@ class Markov(Dynamics):
             "transition_concentration": rows + self.sticky * torch.eye(self.n_states, dtype=rows.dtype),
         }
 
-    def sites(self, prior: Parameters) -> list[Site]:
-        return [
-            Site("initial_probs", lambda v: dist.Dirichlet(prior["initial_concentration"])),
-            Site("transition_probs", lambda v: dist.Dirichlet(prior["transition_concentration"]).to_event(1)),
-        ]
+    # ---- paths -----------------------------------------------------------------------------------------------------
 
     def chain(
         self,
@@ -77,34 +83,6 @@ class Markov(Dynamics):
         transition = widened(values["transition_probs"], 2, n_batch)
         initial = widened(values["initial_probs"], 1, n_batch) if belief is None else _moved(belief, transition)
         return MarkovChain(initial.log(), transition.log(), table, lengths)
-
-    def maximize(self, marginals: Marginals, prior: Parameters | None, values: Parameters, drive: Drive) -> Parameters:
-        assert marginals.initial is not None
-        assert marginals.transition is not None
-        n_restarts = values["initial_probs"].ndim - 1
-        sequences = tuple(range(n_restarts, marginals.initial.ndim - 1))
-        initial = marginals.initial.sum(sequences) if sequences else marginals.initial
-        transition = marginals.transition.sum(sequences) if sequences else marginals.transition
-        if prior is not None:
-            initial = initial + prior["initial_concentration"] - 1
-            transition = transition + prior["transition_concentration"] - 1
-        return {
-            "initial_probs": normalised(initial, values["initial_probs"]),
-            "transition_probs": normalised(transition, values["transition_probs"]),
-        }
-
-    def start(self, labels: Tensor, n_batch: int, inside: Tensor) -> Parameters:
-        one_hot = torch.nn.functional.one_hot(labels, self.n_states).double() * inside.unsqueeze(-1)
-        pairs = one_hot[..., :-1, :].mT @ one_hot[..., 1:, :]
-        first = one_hot[..., 0, :]
-        for _ in range(n_batch):
-            pairs, first = pairs.sum(-3), first.sum(-2)
-        stay = torch.eye(self.n_states, dtype=torch.float64) * self.n_states  # persistence where labels say nothing
-        pairs, first = pairs + 1 + stay, first + 1
-        return {
-            "initial_probs": first / first.sum(-1, keepdim=True),
-            "transition_probs": pairs / pairs.sum(-1, keepdim=True),
-        }
 
     def propagate(self, values: Parameters, belief: Tensor, drive: Drive, horizon: int) -> ByGate:
         n_batch = belief.ndim - 1 - (values["transition_probs"].ndim - 2)
@@ -123,13 +101,36 @@ class Markov(Dynamics):
         state = draw_state(step, probs)
         return torch.ones_like(state), state  # every step is drawn anew, from a row that depends on the last
 
+    # ---- fits ------------------------------------------------------------------------------------------------------
+
+    def counts(self, marginals: Marginals, lead: torch.Size) -> dict[str, Tensor]:
+        assert marginals.initial is not None
+        assert marginals.transition is not None
+        moved = marginals.transition.reshape(*lead, -1, self.n_states, self.n_states).sum(-3)
+        return {"initial": by_state(marginals.initial, lead), "transition": moved}
+
+    def start(self, labels: Tensor, series: Series) -> Parameters:
+        one_hot = torch.nn.functional.one_hot(labels, self.n_states).double() * series.inside.unsqueeze(-1)
+        lead = labels.shape[: labels.ndim - 1 - len(series.batch_shape)]
+        pairs = (one_hot[..., :-1, :].mT @ one_hot[..., 1:, :]).reshape(*lead, -1, self.n_states, self.n_states)
+        stay = torch.eye(self.n_states, dtype=torch.float64) * self.n_states  # persistence where labels say nothing
+        pairs, first = pairs.sum(-3) + 1 + stay, by_state(one_hot[..., 0, :], lead) + 1
+        return {
+            "initial_probs": first / first.sum(-1, keepdim=True),
+            "transition_probs": pairs / pairs.sum(-1, keepdim=True),
+        }
+
+    def paths(self, series: Series, lead: tuple[int, ...], alike: bool) -> tuple[MarkovPaths, MarkovTables]:
+        shape, k = (*lead, *series.batch_shape), self.n_states
+        zero = series.observations.new_zeros(())
+        tables = MarkovTables(zero.expand(*shape, k), zero.expand(*shape, k, k), zero.expand(*shape, series.n_steps, k))
+        return MarkovPaths(series.lengths), tables
+
+    def factors(self, series: Series, prior: Parameters, share: float, counted: Tensor | None) -> list[Factor]:
+        n_axes = len(series.batch_shape) + 1
+        return [first_state("initial", PATHS, n_axes, counted), moves("transition", PATHS, n_axes)]
+
 
 def _moved(belief: Tensor, transition: Tensor) -> Tensor:
     """The belief one step later, before anything is observed."""
     return (belief.unsqueeze(-2) @ transition).squeeze(-2)
-
-
-def normalised(counts: Tensor, otherwise: Tensor) -> Tensor:
-    """Counts over their sum; where a row has no counts at all, the probabilities it had."""
-    total = counts.sum(-1, keepdim=True)
-    return torch.where(total > 0, counts / total, otherwise)

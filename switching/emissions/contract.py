@@ -1,26 +1,55 @@
-r"""What an emission is: $p(x_t \mid s_t, z_t)$, its conjugate prior, and the two things that fitting needs of it.
+r"""What an emission is: $p(x_t \mid s_t, z_t)$, its prior, and its M-step.
 
 An emission is a stateless description. Its parameters live in a dictionary of tensors `[*r, K, ...]`, where `*r` are
 restarts or posterior draws, and its prior in another, so one description serves the Pyro program, EM over many restarts
-at once, and message passing. `Emission` is what a model asks for; `StateEmission` is the usual case, in which a step's
-distribution depends on its state alone:
+at once, and message passing. A subclass of `Emission` says
 
-    log_prob    log p(x | parameters), feature values that are NaN marginalised
-    moments     sum_t w_t(s) times the sufficient statistics of x_t, centred so that nothing cancels
-    maximize    the mode of the conjugate posterior given those moments (maximum likelihood without a prior)
+    parameters      their names, axes and supports
+    log_prob        log p(x | parameters), feature values that are NaN marginalised
+    distribution    the same as a Pyro distribution
+    default_prior   hyperparameters, scaled to data
+    priors          Pyro distributions with these hyperparameters
+
+and fits by EM (the M-step climbs along the gradient), by SVI and by NUTS. A `ConjugateEmission` says instead of the
+last how its prior is a member of an exponential `family` of which the data's `message` moves the natural parameters;
+its M-step is exact, and it fits by message passing too. See `priors.Conjugate`.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
+from torch.distributions import constraints
 
-from ..parameters import Parameters, Site
+from ..data.series import place
+from ..parameters import Named, Parameter, Parameters, check_parameters, moved, widened, with_prefix
+from ..priors import Conjugate, Site, log_prior
+from .ascent import ascend
+
+
+class ByGate(NamedTuple):
+    """A quantity of redrawn steps and of held ones; the same tensor where the two do not differ."""
+
+    redrawn: Tensor
+    held: Tensor
+
+
+class Part(NamedTuple):
+    """An emission of single states in a model: the block of its parameters, and the prefix of their names."""
+
+    block: str
+    prefix: str
+    emission: "Emission"
+
+    def own(self, values: Parameters) -> Parameters:
+        """Its own of a model's values or hyperparameters, under their own names."""
+        return with_prefix(values, self.prefix)
 
 
 @dataclass(frozen=True)
@@ -31,83 +60,28 @@ class Maximized:
     collapsed: Bool[Tensor, "*r K"]  # a variance fell to its floor: the state sits on a single point
 
 
-class ByGate(NamedTuple):
-    """A quantity of redrawn steps and of held ones; the same tensor where the two do not differ."""
+class Emission(Named, ABC):
+    """The distribution of one observation given its state; see the module's docstring.
 
-    redrawn: Tensor
-    held: Tensor
+    A subclass is a frozen dataclass whose fields are its arguments, so that models with it can be stored. One that
+    differs between redrawn and held steps is put together from two by `Gated`.
 
+    Attributes:
+        n_features: F, the length of one observation.
+        parameters: by name; the first of their axes is "state".
+        support: where observations lie.
+        expects: the same in words, for messages.
 
-class Emission(ABC):
-    """Distribution of one observation given the state and the gate; see the module's equations."""
+    Example:
+        `docs/own_emission.md` writes one, and fits it.
+    """
 
-    n_features: int  # F, the length of one observation
-    event_dims: dict[str, int]  # of each parameter, the number of axes after the state axis
+    n_features: int = 1
+    parameters: Mapping[str, Parameter] = {}
+    support: constraints.Constraint = constraints.real
+    expects: str = "finite numbers"
 
-    @abstractmethod
-    def check(self, x: Float[Tensor, "*b T F"]) -> None:
-        """Raise ValueError, naming the place, where x lies outside the support."""
-
-    @abstractmethod
-    def check_values(self, values: Parameters) -> Parameters:
-        """Return the parameters under their own names and shapes; raise ValueError where they are not valid."""
-
-    @abstractmethod
-    def default_prior(self, n_states: int, x: Float[Tensor, "N F"] | None) -> Parameters:
-        """Weak conjugate prior, scaled to the observations x (unit scale without any)."""
-
-    @abstractmethod
-    def sites(self, prior: Parameters) -> list[Site]:
-        """The parameters' prior as Pyro sites."""
-
-    @abstractmethod
-    def log_likelihood(self, x: Float[Tensor, "*b T F"], values: Parameters) -> ByGate:
-        """log p(x_t | s, z_t): `[*r, *b, T, K]` for redrawn steps, and the same or `[*r, *b, T, 1]` for held ones."""
-
-    @abstractmethod
-    def log_prob_at(self, x: Tensor, values: Parameters, state: Tensor, redraw: Tensor) -> Tensor:
-        """log p(x | s, z) at given states and gates, which broadcast against the batch axes of x."""
-
-    @abstractmethod
-    def sample_at(self, values: Parameters, state: Tensor, redraw: Tensor) -> Tensor:
-        """One observation for each of the given states and gates: `[*batch, F]`."""
-
-    @abstractmethod
-    def gather(
-        self,
-        x: Float[Tensor, "N F"],
-        redrawn: Float[Tensor, "*r N K"],
-        held: Float[Tensor, "*r N H"] | None,
-        values: Parameters | None,
-    ) -> Parameters:
-        """Moments under the posterior weights of redrawn and of held steps (none for a Markov chain).
-
-        `values` are the parameters under which missing features are filled in, and about which moments are taken.
-        """
-
-    @abstractmethod
-    def maximize(self, moments: Parameters, prior: Parameters | None, floor: Tensor) -> Maximized:
-        """Mode of the posterior; without a prior the maximum likelihood, with variances of at least `floor` [F]."""
-
-    @abstractmethod
-    def mean(self, values: Parameters) -> ByGate:
-        """Mean of each feature in each state: `[*r, K, F]` (held: the same or `[*r, 1, F]`)."""
-
-    @abstractmethod
-    def variance(self, values: Parameters) -> ByGate:
-        """Variance of each feature in each state, shaped as `mean`."""
-
-    def embed(self, x: Float[Tensor, "N F"]) -> Float[Tensor, "N E"]:
-        """Coordinates in which near observations are alike, for k-means starts; x has no missing values."""
-        return x
-
-    def describe(self, values: Parameters) -> Parameters:
-        """The parameters as a reader knows them, e.g. scales rather than precisions."""
-        return {name: values[name] for name in self.event_dims}
-
-
-class StateEmission(Emission):
-    """An emission that depends on the state alone."""
+    # ---- what a subclass writes ------------------------------------------------------------------------------------
 
     @abstractmethod
     def log_prob(self, x: Float[Tensor, "*#n F"], values: Parameters) -> Float[Tensor, "*n"]:
@@ -118,32 +92,229 @@ class StateEmission(Emission):
         """The Pyro distribution of a whole observation: batch as the parameters, event [F]."""
 
     @abstractmethod
-    def moments(
-        self, x: Float[Tensor, "N F"], weights: Float[Tensor, "*r N K"], values: Parameters | None
-    ) -> Parameters:
-        """Weighted sufficient statistics."""
+    def default_prior(self, n_states: int, x: Float[Tensor, "N F"] | None) -> Parameters:
+        """Hyperparameters of a weak prior, scaled to the observations x (unit scale without any)."""
+
+    def priors(self, prior: Parameters) -> Mapping[str, TorchDistributionMixin]:
+        """Of each parameter its prior, a distribution whose event is the whole table."""
+        raise TypeError(f"{self.name}: has no priors; write `priors(prior)`, a Pyro distribution for each parameter.")
+
+    # ---- what it may write better ----------------------------------------------------------------------------------
 
     def table(self, x: Float[Tensor, "*b T F"], values: Parameters) -> Float[Tensor, "*rb T K"]:
         """log p(x_t | s) of every step and state."""
-        return self.log_prob(x.unsqueeze(-2), against_steps(values, self.event_dims, x.ndim - 1))
+        wide = {n: widened(values[n], len(p.dims), x.ndim - 1) for n, p in self.parameters.items()}
+        return self.log_prob(x.unsqueeze(-2), wide)
 
-    def log_likelihood(self, x: Tensor, values: Parameters) -> ByGate:
-        table = self.table(x, values)
-        return ByGate(table, table)
+    def moments(self, values: Parameters) -> tuple[Float[Tensor, "*r K F"], Float[Tensor, "*r K F"]]:
+        """Mean and variance of each feature in each state."""
+        found, like = self.distribution(values), next(iter(values.values()))
+        return found.mean.to(like), found.variance.to(like)
+
+    def embed(self, x: Float[Tensor, "N F"]) -> Float[Tensor, "N E"]:
+        """Coordinates in which near observations are alike, for k-means starts; x has no missing values."""
+        return x
+
+    def maximize(
+        self,
+        x: Float[Tensor, "N F"],
+        weights: Float[Tensor, "*r N K"],
+        near: Parameters,
+        prior: Parameters | None,
+        floor: Float[Tensor, "F"],
+    ) -> Maximized:
+        """Better parameters under the posterior weights of each step's state.
+
+        The expected log-likelihood plus the log prior is raised by L-BFGS from `near`, never lowered.
+
+        Arguments:
+            near: parameters `[*r, K, ...]` to start from.
+            prior: None for maximum likelihood.
+            floor: variances at or below it count as collapsed.
+        """
+
+        def objective(values: Parameters) -> Tensor:
+            table = self.table(x, values)
+            gained = torch.where(weights > 0, weights * table, 0.0).sum((-2, -1))
+            return gained if prior is None else gained + log_prior(self.sites(prior), values)
+
+        own = {name: near[name] for name in self.parameters}
+        values = ascend(objective, own, {name: p.support for name, p in self.parameters.items()})
+        return Maximized(values, (self.moments(values)[1] <= floor).any(-1))
+
+    @classmethod
+    def sized_to(cls, x: Any) -> "Emission":
+        """The emission of this kind for observations `[N, F]` like these, NaN where missing."""
+        return cls(x.shape[-1])  # pyright: ignore[reportCallIssue] n_features is the first argument
+
+    # ---- what follows ----------------------------------------------------------------------------------------------
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The lengths of the parameters' axes, but for that of the states."""
+        return {"feature": self.n_features, "feature_new": self.n_features}
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The emissions of redrawn and of held steps, where these differ; otherwise only itself."""
+        return (Part("emission", "", self),)
+
+    def check(self, x: Float[Tensor, "*b T F"]) -> None:
+        """Raise ValueError, naming the place, where x lies outside the support."""
+        bad = ~self.support.check(x) & ~torch.isnan(x)
+        if bool(bad.any()):
+            got = float(x[tuple(torch.nonzero(bad)[0].tolist())])
+            raise ValueError(f"x: got {got:g} at {place(bad)}; expected {self.expects} ({self.name}).")
+
+    def check_values(self, values: Parameters, n_states: int) -> Parameters:
+        """Return the parameters under their own names; raise ValueError where they are not valid."""
+        sizes = {"state": n_states, "background": 1} | self.sizes
+        return check_parameters(self.parameters, values, sizes, self.name)
+
+    def sites(self, prior: Parameters) -> list[Site]:
+        """The parameters' prior as Pyro sites."""
+        distributions = self.priors(prior)
+        return [Site(name, lambda values, name=name: distributions[name]) for name in self.parameters]
+
+    def start(self, prior: Parameters) -> Parameters:
+        """Typical parameters under a prior, the same in all states: what a first M-step starts from."""
+        found = {}
+        for site in self.sites(prior):
+            mean = site.distribution(found).mean
+            to_support = torch.distributions.biject_to(self.parameters[site.name].support)
+            middle = to_support(mean.new_zeros(to_support.inverse_shape(mean.shape)))
+            found[site.name] = mean if bool(mean.isfinite().all()) else middle
+        return found
+
+    def log_likelihood(self, x: Float[Tensor, "*b T F"], values: Parameters) -> ByGate:
+        """log p(x_t | s, z_t): `[*r, *b, T, K]` for redrawn steps, and the same or `[*r, *b, T, 1]` for held ones."""
+        tables = [part.emission.table(x, part.own(values)) for part in self.parts]
+        return ByGate(tables[0], tables[-1])
+
+    def mean(self, values: Parameters) -> ByGate:
+        """Mean of each feature in each state: `[*r, K, F]` (held: the same or `[*r, 1, F]`)."""
+        means = [part.emission.moments(part.own(values))[0] for part in self.parts]
+        return ByGate(means[0], means[-1])
+
+    def variance(self, values: Parameters) -> ByGate:
+        """Variance of each feature in each state, shaped as `mean`."""
+        variances = [part.emission.moments(part.own(values))[1] for part in self.parts]
+        return ByGate(variances[0], variances[-1])
 
     def log_prob_at(self, x: Tensor, values: Parameters, state: Tensor, redraw: Tensor) -> Tensor:
-        return self.log_prob(x, self.at(values, state))
+        """log p(x | s, z) at given states and gates, which broadcast against the batch axes of x."""
+        found = [part.emission.log_prob(x, _at(part, values, state)) for part in self.parts]
+        return found[0] if len(found) == 1 else torch.where(redraw.bool(), *found)
 
     def sample_at(self, values: Parameters, state: Tensor, redraw: Tensor) -> Tensor:
-        values = self.at(values, state)
-        return self.distribution(values).sample().to(next(iter(values.values())).dtype)  # symbols as numbers
+        """One observation for each of the given states and gates: `[*batch, F]`."""
+        like = next(iter(values.values()))
+        found = [part.emission.distribution(_at(part, values, state)).sample().to(like) for part in self.parts]
+        return found[0] if len(found) == 1 else torch.where(redraw.bool().unsqueeze(-1), *found)
 
-    def at(self, values: Parameters, state: Tensor) -> Parameters:
-        """The parameters of given states: `[K, ...]` indexed by `[*batch]` gives `[*batch, ...]`."""
-        return {name: values[name][state] for name in self.event_dims}
+    def weights(self, fresh: Float[Tensor, "*n K"], held: Float[Tensor, "*n H"] | None) -> list[Tensor]:
+        """Of the posterior weights of redrawn and of held steps those that each part answers for."""
+        if len(self.parts) == 1:
+            return [fresh if held is None else fresh + held]
+        assert held is not None  # what differs between the two has copy dynamics
+        return [fresh, held.sum(-1, keepdim=True)]
 
-    def gather(self, x: Tensor, redrawn: Tensor, held: Tensor | None, values: Parameters | None) -> Parameters:
-        return self.moments(x, redrawn if held is None else redrawn + held, values)
+
+def _at(part: Part, values: Parameters, state: Tensor) -> Parameters:
+    """The parameters of given states: `[K, ...]` indexed by `[*batch]` gives `[*batch, ...]`.
+
+    A background has one row, or in a mixture over draws of the parameters one for each of its states.
+    """
+    own = part.own(values)
+    return {name: own[name][state.clamp(max=len(own[name]) - 1)] for name in part.emission.parameters}
+
+
+class Representative(NamedTuple):
+    r"""Parameters whose log-likelihood is an expected one: $E_q[\log p(x \mid \theta)] = \log p(x \mid \theta') + c$.
+
+    `values` are $\theta'$ `[*r, K, ...]`; `constant` is c of each observed feature `[*r, K, F]`, or `[*r, K, 1]` of a
+    whole step.
+    """
+
+    values: Parameters
+    constant: Float[Tensor, "*r K C"]
+
+
+class ConjugateEmission(Conjugate, Emission):
+    """An emission whose prior is conjugate: see the module's docstring.
+
+    A subclass writes `log_prob`, `distribution`, `default_prior`, `natural` (see `Conjugate`), `message` and
+    `representative`, and names its `family`. Its parameters are in the order of the parts of the family's point.
+    """
+
+    fills_in: ClassVar[bool] = False
+    """Whether missing features of a step are filled in under the parameters: its expected log-likelihood is then convex
+    in their statistics, and linear only where no step misses single features."""
+
+    @abstractmethod
+    def message(
+        self, x: Float[Tensor, "N F"], weights: Float[Tensor, "*r N K"], near: Parameters | None = None
+    ) -> Float[Tensor, "*plates P"]:
+        """What the weighted observations add to the natural parameters.
+
+        Arguments:
+            near: parameters from whose location those in the message are counted, so that it loses no digits, and under
+                which missing features are filled in. Without it, locations are counted from 0.
+        """
+
+    @abstractmethod
+    def representative(self, statistics: Float[Tensor, "*plates P"]) -> Representative:
+        """The parameters at which the log-likelihood is the expected one."""
+
+    def maximize(
+        self, x: Tensor, weights: Tensor, near: Parameters, prior: Parameters | None, floor: Tensor
+    ) -> Maximized:
+        """The mode of the prior and the weighted observations; without a prior the limit, variances above the floor.
+
+        NaN where a state has no weight and no prior helps.
+        """
+        message, about = self.message(x, weights, near), near.get("loc")
+        if prior is None:
+            found = self.limit(message, floor)
+        else:
+            found = self._none_collapsed(self.mode(prior if about is None else moved(prior, -about), message))
+        return found if about is None else replace(found, values=moved(found.values, about))
+
+    def limit(self, message: Float[Tensor, "*plates P"], floor: Float[Tensor, "F"]) -> Maximized:
+        """The greatest likelihood under the message alone, with variances of at least the floor."""
+        return self._none_collapsed(self.mode(None, message))
+
+    def start(self, prior: Parameters) -> Parameters:
+        about = prior.get("loc")
+        if about is None:
+            return self.expected(self.natural(prior))
+        return moved(self.expected(self.natural(moved(prior, -about))), about)
+
+    def expected_table(
+        self, x: Float[Tensor, "*b T F"], statistics: Float[Tensor, "*plates P"]
+    ) -> Float[Tensor, "*rb T K"]:
+        """E log p(x_t | s) of every step and state, what is missing of a step summed out."""
+        values, constant = self.representative(statistics)
+        table = self.table(x, values)
+        if is_complete(x):
+            return table.add_(widened(constant.sum(-1), 1, x.ndim - 1))
+        seen = ~torch.isnan(x.reshape(-1, x.shape[-1]))
+        seen = seen if constant.shape[-1] == x.shape[-1] else seen.any(-1, keepdim=True)
+        total = seen.to(x) @ constant.mT
+        return table.add_(total.reshape(*total.shape[:-2], *x.shape[:-1], total.shape[-1]))
+
+    def expected_message(
+        self, x: Float[Tensor, "N F"], weights: Float[Tensor, "*r N K"], statistics: Float[Tensor, "*plates P"]
+    ) -> Float[Tensor, "*plates P"]:
+        """The gradient of the weighted `expected_table` with respect to the statistics."""
+        near = self.representative(statistics).values
+        message = self.message(x, weights, near)
+        return self.family.moved(message, near["loc"]) if "loc" in near else message
+
+    def _none_collapsed(self, values: Parameters) -> Maximized:
+        name, parameter = next(iter(self.parameters.items()))
+        shape = values[name].shape[: values[name].ndim - len(parameter.dims) + 1]
+        return Maximized(values, torch.zeros(shape, dtype=torch.bool, device=values[name].device))
 
 
 def is_complete(x: Tensor) -> bool:
@@ -151,36 +322,3 @@ def is_complete(x: Tensor) -> bool:
     if x.device.type == "cpu":
         return not np.isnan(x.detach().numpy().sum())
     return not bool(torch.isnan(x).any())
-
-
-def against_steps(values: Parameters, event_dims: dict[str, int], n_axes: int) -> Parameters:
-    """Parameters [*r, K, ...] as [*r, 1, ..., 1, K, ...], with `n_axes` axes for sequences and steps."""
-
-    def widen(value: Tensor, dims: int) -> Tensor:
-        split = value.ndim - 1 - dims
-        return value.reshape(*value.shape[:split], *(1,) * n_axes, *value.shape[split:])
-
-    return {name: widen(values[name], dims) for name, dims in event_dims.items()}
-
-
-def check_support(x: Tensor, valid: Tensor, expected: str) -> None:
-    """Raise ValueError naming the first observed value of x that is not valid."""
-    bad = ~valid & ~torch.isnan(x)
-    if bad.any():
-        *batch, step, feature = torch.nonzero(bad)[0].tolist()
-        place = f"sequence {batch[0] if len(batch) == 1 else tuple(batch)}, " if batch else ""
-        got = float(x[(*batch, step, feature)])
-        raise ValueError(f"x: got {got:g} at {place}step {step}, feature {feature}; expected {expected}.")
-
-
-def shaped(values: Parameters, name: str, tail: tuple[int, ...], emission: str) -> Tensor:
-    """The named parameter, checked to be a finite [K, *tail]."""
-    expected = f"[K{''.join(f', {n}' for n in tail)}]"
-    if name not in values:
-        raise ValueError(f"{name}: missing; {emission} needs it, of shape {expected}.")
-    value = values[name]
-    if value.ndim < 1 + len(tail) or tuple(value.shape[value.ndim - len(tail) :]) != tail:
-        raise ValueError(f"{name}: got shape {tuple(value.shape)}; {emission} needs {expected}.")
-    if not bool(torch.isfinite(value).all()):
-        raise ValueError(f"{name}: got values that are not finite; give finite parameters.")
-    return value

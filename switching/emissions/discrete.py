@@ -6,54 +6,59 @@ r"""Emissions on integers: Bernoulli and Poisson features, and one categorical s
 | Poisson | $\lambda^x e^{-\lambda} / x!$ | Gamma(a, b) | $(a - 1 + \sum w x) / (b + \sum w)$ |
 | Categorical | $p_x$ | Dirichlet($\alpha$) | $(\alpha_c - 1 + \sum w [x = c]) / \sum_{c'} (\ldots)$ |
 
-A missing feature has likelihood 1 and adds nothing to the sums.
+A missing feature has likelihood 1 and adds nothing to the sums. The expected log-likelihood under a conjugate q is one
+at $\theta'$ plus c:
+
+| emission | $\theta'$ | c |
+|---|---|---|
+| Bernoulli | $\propto e^{E \log p}, e^{E \log(1-p)}$ | log of their sum |
+| Poisson | $e^{E \log \lambda}$ | $e^{E\log\lambda} - E[\lambda]$ |
+| Categorical | $\propto e^{E \log p}$ | log of their sum |
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import pyro.distributions as dist
 import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
+from torch.distributions import constraints
 
-from ..parameters import Parameters, Site, concentration
-from .contract import ByGate, Maximized, StateEmission, check_support, shaped
-
-
-def _never(count: Tensor) -> Tensor:
-    """These emissions have no variance that could collapse."""
-    return torch.zeros(count.shape[:-1], dtype=torch.bool, device=count.device)
-
-
-def _weighted_sums(x: Tensor, weights: Tensor) -> Parameters:
-    observed = ~torch.isnan(x)
-    return {"count": weights.mT @ observed.to(x.dtype), "total": weights.mT @ torch.where(observed, x, 0.0)}
+from ...inference.families import Beta, Dirichlet, Gamma
+from ..parameters import Parameter, Parameters, concentration
+from .contract import ConjugateEmission, Representative
 
 
 @dataclass(frozen=True)
-class Bernoulli(StateEmission):
-    """Independent binary features; parameter `probs [K, F]`."""
+class Bernoulli(ConjugateEmission):
+    """Independent binary features; parameter `probs [K, F]`.
+
+    Arguments:
+        n_features: F.
+
+    Example:
+        >>> import samplehold as sh
+        >>> model = sh.SwitchingSSM(sh.Copy(n_states=2), sh.Bernoulli(n_features=1))
+        >>> fit = model.fit([0, 0, 0, 1, 1, 1, 1, 0, 0, 0], progress=False)
+        >>> fit.model.values["probs"].shape
+        torch.Size([2, 1])
+    """
 
     n_features: int = 1
-    event_dims: ClassVar[dict[str, int]] = {"probs": 1}
-
-    def check(self, x: Tensor) -> None:
-        check_support(x, (x == 0) | (x == 1), "0 or 1 (Bernoulli)")
-
-    def check_values(self, values: Parameters) -> Parameters:
-        probs = shaped(values, "probs", (self.n_features,), "Bernoulli")
-        if not bool(((probs >= 0) & (probs <= 1)).all()):
-            raise ValueError("probs: got values outside [0, 1]; give probabilities.")
-        return {"probs": probs}
+    family = Beta()
+    parameters = {"probs": Parameter(("state", "feature"), constraints.unit_interval)}  # noqa: RUF012
+    support = constraints.boolean
+    expects = "0 or 1"
 
     def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
         two = torch.full((n_states, self.n_features), 2.0, dtype=torch.float64 if x is None else x.dtype)
         return {"successes": two, "failures": two.clone()}
 
-    def sites(self, prior: Parameters) -> list[Site]:
-        return [Site("probs", lambda v: dist.Beta(prior["successes"], prior["failures"]).to_event(2))]
+    def natural(self, prior: Parameters) -> Tensor:
+        return self.family.natural(prior["successes"], prior["failures"])
 
     def log_prob(self, x: Tensor, values: Parameters) -> Tensor:
         observed = ~torch.isnan(x)
@@ -64,47 +69,43 @@ class Bernoulli(StateEmission):
     def distribution(self, values: Parameters) -> TorchDistributionMixin:
         return dist.Bernoulli(values["probs"]).to_event(1)
 
-    def moments(self, x: Tensor, weights: Tensor, values: Parameters | None) -> Parameters:
-        return _weighted_sums(x, weights)
+    def message(self, x: Tensor, weights: Tensor, near: Parameters | None = None) -> Tensor:
+        count, total = _weighted_sums(x, weights)
+        return torch.stack([total, (count - total).clamp_min(0.0)], -1)
 
-    def maximize(self, moments: Parameters, prior: Parameters | None, floor: Tensor) -> Maximized:
-        count, total = moments["count"], moments["total"]
-        if prior is not None:
-            total = total + prior["successes"] - 1
-            count = count + prior["successes"] + prior["failures"] - 2
-        return Maximized({"probs": (total / count).clamp(0.0, 1.0)}, _never(count))
-
-    def mean(self, values: Parameters) -> ByGate:
-        return ByGate(values["probs"], values["probs"])
-
-    def variance(self, values: Parameters) -> ByGate:
-        variance = values["probs"] * (1 - values["probs"])
-        return ByGate(variance, variance)
+    def representative(self, statistics: Tensor) -> Representative:
+        constant = statistics.logsumexp(-1)
+        return Representative({"probs": torch.sigmoid(statistics[..., 0] - statistics[..., 1])}, constant)
 
 
 @dataclass(frozen=True)
-class Poisson(StateEmission):
-    """Independent counts; parameter `rate [K, F]`, the expected count a step."""
+class Poisson(ConjugateEmission):
+    """Independent counts; parameter `rate [K, F]`, the expected count a step.
+
+    Arguments:
+        n_features: F.
+
+    Example:
+        >>> import samplehold as sh
+        >>> model = sh.SwitchingSSM(sh.Copy(n_states=2), sh.Poisson(n_features=1))
+        >>> fit = model.fit([1, 0, 2, 1, 9, 8, 11, 10], progress=False)
+        >>> fit.model.values["rate"].shape
+        torch.Size([2, 1])
+    """
 
     n_features: int = 1
-    event_dims: ClassVar[dict[str, int]] = {"rate": 1}
-
-    def check(self, x: Tensor) -> None:
-        check_support(x, (x >= 0) & (x == x.floor()), "counts 0, 1, 2, ... (Poisson)")
-
-    def check_values(self, values: Parameters) -> Parameters:
-        rate = shaped(values, "rate", (self.n_features,), "Poisson")
-        if not bool((rate >= 0).all()):
-            raise ValueError("rate: got negative values; give expected counts.")
-        return {"rate": rate}
+    family = Gamma()
+    parameters = {"rate": Parameter(("state", "feature"), constraints.nonnegative)}  # noqa: RUF012
+    support = constraints.nonnegative_integer
+    expects = "counts 0, 1, 2, ..."
 
     def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
         mean = torch.ones(self.n_features, dtype=torch.float64) if x is None else x.nanmean(0)
         shape = torch.full((n_states, self.n_features), 2.0, dtype=mean.dtype, device=mean.device)
         return {"shape": shape, "rate": shape / torch.where(mean > 0, mean, 1.0)}  # prior mean: that of the data
 
-    def sites(self, prior: Parameters) -> list[Site]:
-        return [Site("rate", lambda v: dist.Gamma(prior["shape"], prior["rate"]).to_event(2))]
+    def natural(self, prior: Parameters) -> Tensor:
+        return self.family.natural(prior["shape"], prior["rate"])
 
     def log_prob(self, x: Tensor, values: Parameters) -> Tensor:
         observed = ~torch.isnan(x)
@@ -115,53 +116,72 @@ class Poisson(StateEmission):
     def distribution(self, values: Parameters) -> TorchDistributionMixin:
         return dist.Poisson(values["rate"]).to_event(1)
 
-    def moments(self, x: Tensor, weights: Tensor, values: Parameters | None) -> Parameters:
-        return _weighted_sums(x, weights)
+    def message(self, x: Tensor, weights: Tensor, near: Parameters | None = None) -> Tensor:
+        count, total = _weighted_sums(x, weights)
+        return torch.stack([total, -count], -1)
 
-    def maximize(self, moments: Parameters, prior: Parameters | None, floor: Tensor) -> Maximized:
-        count, total = moments["count"], moments["total"]
-        if prior is not None:
-            count, total = count + prior["rate"], total + prior["shape"] - 1
-        return Maximized({"rate": total / count}, _never(count))
-
-    def mean(self, values: Parameters) -> ByGate:
-        return ByGate(values["rate"], values["rate"])
-
-    def variance(self, values: Parameters) -> ByGate:
-        return ByGate(values["rate"], values["rate"])
+    def representative(self, statistics: Tensor) -> Representative:
+        rate = statistics[..., 0].exp()
+        return Representative({"rate": rate}, rate - statistics[..., 1])
 
     def embed(self, x: Tensor) -> Tensor:
         return x.sqrt()  # stabilises the variance of counts
 
 
 @dataclass(frozen=True)
-class Categorical(StateEmission):
-    """One symbol 0, ..., C-1 a step; parameter `probs [K, C]`. `prior` is a Dirichlet concentration: scalar, [C] or [K,
-    C]."""
+class Categorical(ConjugateEmission):
+    """One symbol 0, ..., C-1 a step; parameter `probs [K, C]`.
+
+    Arguments:
+        n_categories: C.
+        prior: Dirichlet concentration, scalar, [C] or [K, C].
+
+    Example:
+        >>> import samplehold as sh
+        >>> model = sh.SwitchingSSM(sh.Copy(n_states=2), sh.Categorical(n_categories=3))
+        >>> fit = model.fit([0, 0, 1, 0, 2, 2, 2, 1, 2], progress=False)
+        >>> fit.model.values["probs"].shape
+        torch.Size([2, 3])
+    """
 
     n_categories: int
     prior: float | Sequence = 1.0
     n_features: ClassVar[int] = 1
-    event_dims: ClassVar[dict[str, int]] = {"probs": 1}
+    family = Dirichlet()
+    parameters = {"probs": Parameter(("state", "category"), constraints.simplex)}  # noqa: RUF012
 
     def __post_init__(self) -> None:
         if self.n_categories < 1:
             raise ValueError(f"n_categories: got {self.n_categories}, expected at least 1.")
 
-    def check(self, x: Tensor) -> None:
-        expected = f"an integer from 0 to {self.n_categories - 1} (Categorical of {self.n_categories} categories)"
-        check_support(x, (x >= 0) & (x < self.n_categories) & (x == x.floor()), expected)
+    @classmethod
+    def sized_to(cls, x: Any) -> "Categorical":
+        """With one category more than the greatest symbol; ValueError for more than one column."""
+        if x.shape[-1] != 1:
+            raise ValueError(
+                f"x: got {x.shape[-1]} columns, but a categorical emission is one symbol; give one column."
+            )
+        seen = x[~np.isnan(x)]
+        return cls(max(1, int(seen.max()) + 1) if seen.size else 1)
 
-    def check_values(self, values: Parameters) -> Parameters:
-        probs = shaped(values, "probs", (self.n_categories,), "Categorical")
-        return {"probs": check_simplex(probs, "probs")}
+    @property
+    def support(self) -> constraints.Constraint:  # type: ignore[override]
+        return constraints.integer_interval(0, self.n_categories - 1)
+
+    @property
+    def expects(self) -> str:  # type: ignore[override]
+        return f"an integer from 0 to {self.n_categories - 1}, one of {self.n_categories} categories"
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return super().sizes | {"category": self.n_categories}
 
     def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
         table = concentration(self.prior, (n_states, self.n_categories), "prior")
         return {"concentration": table if x is None else table.to(x)}
 
-    def sites(self, prior: Parameters) -> list[Site]:
-        return [Site("probs", lambda v: dist.Dirichlet(prior["concentration"]).to_event(1))]
+    def natural(self, prior: Parameters) -> Tensor:
+        return prior["concentration"]
 
     def log_prob(self, x: Tensor, values: Parameters) -> Tensor:
         observed = ~torch.isnan(x[..., 0])
@@ -174,36 +194,26 @@ class Categorical(StateEmission):
     def distribution(self, values: Parameters) -> TorchDistributionMixin:
         return dist.Categorical(probs=values["probs"].unsqueeze(-2)).to_event(1)
 
-    def moments(self, x: Tensor, weights: Tensor, values: Parameters | None) -> Parameters:
+    def moments(self, values: Parameters) -> tuple[Tensor, Tensor]:
+        """Of the symbols as numbers."""
+        symbols = torch.arange(self.n_categories).to(values["probs"])
+        mean = (values["probs"] * symbols).sum(-1, keepdim=True)
+        return mean, (values["probs"] * (symbols - mean) ** 2).sum(-1, keepdim=True)
+
+    def message(self, x: Tensor, weights: Tensor, near: Parameters | None = None) -> Tensor:
         observed = torch.nonzero(~torch.isnan(x[:, 0]))[:, 0]
         counts = weights.new_zeros(*weights.shape[:-2], weights.shape[-1], self.n_categories)
-        return {"counts": counts.index_add(-1, x[observed, 0].long(), weights[..., observed, :].mT)}
+        return counts.index_add(-1, x[observed, 0].long(), weights[..., observed, :].mT)
 
-    def maximize(self, moments: Parameters, prior: Parameters | None, floor: Tensor) -> Maximized:
-        counts = moments["counts"] + (0.0 if prior is None else prior["concentration"] - 1)
-        return Maximized({"probs": counts / counts.sum(-1, keepdim=True)}, _never(counts))
-
-    def mean(self, values: Parameters) -> ByGate:
-        mean = (values["probs"] * self._symbols(values)).sum(-1, keepdim=True)
-        return ByGate(mean, mean)
-
-    def variance(self, values: Parameters) -> ByGate:
-        deviation = self._symbols(values) - self.mean(values).redrawn
-        variance = (values["probs"] * deviation**2).sum(-1, keepdim=True)
-        return ByGate(variance, variance)
-
-    def _symbols(self, values: Parameters) -> Tensor:
-        return torch.arange(self.n_categories, dtype=values["probs"].dtype, device=values["probs"].device)
+    def representative(self, statistics: Tensor) -> Representative:
+        constant = statistics.logsumexp(-1, keepdim=True)
+        return Representative({"probs": (statistics - constant).exp()}, constant)
 
     def embed(self, x: Tensor) -> Tensor:
         return torch.nn.functional.one_hot(x[:, 0].long(), self.n_categories).to(x.dtype)
 
 
-def check_simplex(probs: Tensor, name: str) -> Tensor:
-    """The table itself, where its last axis holds probabilities that sum to 1 to rounding; else ValueError."""
-    total = probs.sum(-1, keepdim=True)
-    if not bool((probs >= 0).all()) or not bool(((total - 1).abs() <= 1e-6).all()):
-        sums = total.flatten().tolist()[:4]
-        raise ValueError(f"{name}: got rows that are not probabilities (sums {sums}); normalise them.")
-    exact = (total - 1).abs() <= 8 * torch.finfo(probs.dtype).eps
-    return torch.where(exact, probs, probs / total)
+def _weighted_sums(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights of the observed values of each feature, and their weighted sum: `[*r, K, F]` twice."""
+    observed = ~torch.isnan(x)
+    return weights.mT @ observed.to(x.dtype), weights.mT @ torch.where(observed, x, 0.0)

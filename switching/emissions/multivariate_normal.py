@@ -5,50 +5,69 @@ $$\Lambda \sim \text{Wishart}(\nu_0, W_0), \qquad \mu \mid \Lambda \sim N(m_0, (
 With weighted count $n$, mean $\bar x$ and scatter $S$ the posterior has $\kappa = \kappa_0 + n$,
 $m = (\kappa_0 m_0 + n \bar x)/\kappa$, $\nu = \nu_0 + n$ and
 $W^{-1} = W_0^{-1} + S + \kappa_0 n (\bar x - m_0)(\bar x - m_0)^\top / \kappa$; its joint mode is $\mu = m$,
-$\Lambda = (\nu - F) W$ (Murphy 2007, section 8).
+$\Lambda = (\nu - F) W$ (Murphy 2007, section 8). Under a normal-Wishart q
+
+$$\theta' = (E[\Lambda]^{-1} E[\Lambda\mu],\; E[\Lambda]), \qquad
+c = (E\log|\Lambda| - \log|E[\Lambda]| - F/\kappa)/2.$$
 
 Missing features are integrated out: the likelihood of a step is that of its observed features, and the moments take the
-conditional mean and covariance of the missing ones under the current parameters (Ghahramani & Jordan 1994). Steps that
-miss the same features share their factorisation.
+conditional mean and covariance of the missing ones under the current parameters (Ghahramani & Jordan 1994). Under a q
+they are one more latent variable, $q(x_{mis} \mid s)$, and $\log \int e^{E_q[\log p(x \mid \theta)]} dx_{mis}$ is the
+likelihood of the observed features under $\theta'$, plus c. Steps that miss the same features share their
+factorisation; a step that misses all is left out.
 """
 
 import math
 from dataclasses import dataclass
 from functools import reduce
-from typing import ClassVar
 
 import pyro.distributions as dist
 import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
+from torch.distributions import constraints
 
+from ...inference.families import NormalWishart
+from ...inference.families.numerics import log_det, pack
 from ...inference.gaussian.op import Moments, multivariate_normal_log_density, multivariate_normal_moments
-from ..parameters import Parameters, Site
-from .contract import ByGate, Maximized, StateEmission, against_steps, is_complete, shaped
+from ..parameters import Parameter, Parameters, Shown, widened
+from .contract import ConjugateEmission, Maximized, Representative, is_complete
 from .normal import location_and_variance
 
 
+def _inverse(matrix: Tensor) -> Tensor:
+    return torch.cholesky_inverse(torch.linalg.cholesky(matrix))
+
+
 @dataclass(frozen=True)
-class MultivariateNormal(StateEmission):
+class MultivariateNormal(ConjugateEmission):
     """Normal vectors with a full covariance for each state.
 
     Parameters `loc [K, F]` and `precision [K, F, F]` (inverse covariance); `covariance` is accepted in its place.
+
+    Arguments:
+        n_features: F.
+
+    Example:
+        >>> import samplehold as sh
+        >>> x = torch.randn(50, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        >>> model = sh.SwitchingSSM(sh.Markov(n_states=2), sh.MultivariateNormal(n_features=2))
+        >>> fit = model.fit(x, progress=False)
+        >>> fit.model.describe()["covariance"].shape
+        torch.Size([2, 2, 2])
     """
 
     n_features: int
-    event_dims: ClassVar[dict[str, int]] = {"loc": 1, "precision": 2}
-
-    def check(self, x: Tensor) -> None:
-        pass  # every finite vector is in the support
-
-    def check_values(self, values: Parameters) -> Parameters:
-        values = dict(values)
-        if "covariance" in values:
-            values["precision"] = _inverse(values.pop("covariance"), "covariance")
-        loc = shaped(values, "loc", (self.n_features,), "MultivariateNormal")
-        precision = shaped(values, "precision", (self.n_features, self.n_features), "MultivariateNormal")
-        _inverse(precision, "precision")
-        return {"loc": loc, "precision": precision}
+    family = NormalWishart()
+    fills_in = True
+    parameters = {  # noqa: RUF012 the same for all instances
+        "loc": Parameter(("state", "feature")),
+        "precision": Parameter(
+            ("state", "feature", "feature_new"),
+            constraints.positive_definite,
+            Shown("covariance", constraints.positive_definite, _inverse, _inverse),
+        ),
+    }
 
     def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
         mean, variance = location_and_variance(x, self.n_features)
@@ -59,15 +78,8 @@ class MultivariateNormal(StateEmission):
             "inverse_scale": torch.diag(variance).expand(n_states, -1, -1),  # expected covariance: that of the data
         }
 
-    def sites(self, prior: Parameters) -> list[Site]:
-        def loc(values: Parameters) -> TorchDistributionMixin:
-            precision = prior["count"][..., None, None] * values["precision"]
-            return dist.MultivariateNormal(prior["loc"], precision_matrix=precision).to_event(1)
-
-        def precision(values: Parameters) -> TorchDistributionMixin:
-            return dist.Wishart(prior["df"], precision_matrix=prior["inverse_scale"]).to_event(1)
-
-        return [Site("precision", precision), Site("loc", loc)]
+    def natural(self, prior: Parameters) -> Tensor:
+        return self.family.natural(prior["loc"], prior["count"], prior["df"], _inverse(prior["inverse_scale"]))
 
     def log_prob(self, x: Tensor, values: Parameters) -> Tensor:
         observed = ~torch.isnan(x)
@@ -76,9 +88,9 @@ class MultivariateNormal(StateEmission):
             return _log_density(residual, torch.linalg.cholesky(values["precision"]))
         # a missing feature becomes a standard normal at its mean, independent of the rest, and its density is taken out
         seen = observed.to(x.dtype)
-        covariance = torch.cholesky_inverse(torch.linalg.cholesky(values["precision"]))
+        covariance = _inverse(values["precision"])
         covariance = covariance * seen.unsqueeze(-1) * seen.unsqueeze(-2) + torch.diag_embed(1 - seen)
-        chol = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(covariance)))
+        chol = torch.linalg.cholesky(_inverse(covariance))
         missing = (1 - seen).sum(-1)
         return _log_density(torch.where(observed, residual, 0.0), chol) + 0.5 * math.log(2 * math.pi) * missing
 
@@ -91,7 +103,8 @@ class MultivariateNormal(StateEmission):
                 chol = torch.linalg.cholesky(values["precision"])
                 parts.append(multivariate_normal_log_density(rows[which], values["loc"], chol))
             else:
-                parts.append(self.log_prob(rows[which].unsqueeze(-2), against_steps(values, self.event_dims, 1)))
+                wide = {name: widened(values[name], len(p.dims), 1) for name, p in self.parameters.items()}
+                parts.append(self.log_prob(rows[which].unsqueeze(-2), wide))
         table = parts[0]
         if len(patterns) > 1:
             order = torch.cat([torch.as_tensor(which) for _, which in patterns]).argsort()
@@ -101,47 +114,42 @@ class MultivariateNormal(StateEmission):
     def distribution(self, values: Parameters) -> TorchDistributionMixin:
         return dist.MultivariateNormal(values["loc"], precision_matrix=values["precision"])
 
-    def moments(self, x: Tensor, weights: Tensor, values: Parameters | None) -> Parameters:
-        if values is None:
-            mean, variance = location_and_variance(x, self.n_features)
-            values = {"loc": mean.unsqueeze(0), "precision": torch.diag(1 / variance).unsqueeze(0)}
-        parts = [_pattern_moments(x[rows], observed, weights[..., rows, :], values) for observed, rows in _patterns(x)]
+    def message(self, x: Tensor, weights: Tensor, near: Parameters | None = None) -> Tensor:
+        if near is None:
+            zero = x.new_zeros(weights.shape[-1], self.n_features)
+            near = {"loc": zero, "precision": torch.diag_embed(torch.ones_like(zero))}
+        parts = [
+            _pattern_moments(x[rows], observed, weights[..., rows, :], near)
+            for observed, rows in _patterns(x)
+            if observed is None or bool(observed.any())
+        ]
         count, first, second = (reduce(torch.add, part) for part in zip(*parts, strict=True))
-        shift = first / count.clamp(min=torch.finfo(x.dtype).tiny).unsqueeze(-1)
-        scatter = second - first.unsqueeze(-1) * shift.unsqueeze(-2)
-        return {"count": count, "mean": values["loc"] + shift, "scatter": 0.5 * (scatter + scatter.mT)}
+        half = count[..., None] / 2
+        return pack(first, -half, half, -_symmetric(second).flatten(-2) / 2)
 
-    def maximize(self, moments: Parameters, prior: Parameters | None, floor: Tensor) -> Maximized:
-        n, mean, scatter = moments["count"][..., None], moments["mean"], moments["scatter"]
-        if prior is None:
-            # in units of the floor's square root a covariance with an eigenvalue below 1 has collapsed
-            unit = floor.sqrt()
-            any_mass = n.unsqueeze(-1) > 0
-            scaled = scatter / torch.where(any_mass, n.unsqueeze(-1), 1.0) / (unit.unsqueeze(-1) * unit)
-            variance, axes = torch.linalg.eigh(scaled)
-            inverse = (axes / variance.clamp(min=1.0).unsqueeze(-2)) @ axes.mT / (unit.unsqueeze(-1) * unit)
-            inverse = torch.where(any_mass, inverse, torch.nan)  # no estimate: the caller keeps what it had
-            return Maximized({"loc": mean, "precision": _symmetric(inverse)}, (variance <= 1.0).any(-1))
-        prior_count = prior["count"][..., None]
-        count = prior_count + n
-        loc = (prior_count * prior["loc"] + n * mean) / count
-        offset = mean - prior["loc"]
-        between = (prior_count * n / count).unsqueeze(-1) * offset.unsqueeze(-1) * offset.unsqueeze(-2)
-        chol = torch.linalg.cholesky(prior["inverse_scale"] + scatter + between)
-        df = (prior["df"] + moments["count"] - self.n_features)[..., None, None]
-        values = {"loc": loc, "precision": _symmetric(df * torch.cholesky_inverse(chol))}
-        return Maximized(values, torch.zeros_like(moments["count"], dtype=torch.bool))
+    def limit(self, message: Tensor, floor: Tensor) -> Maximized:
+        first, half, _, second = message.split([self.n_features, 1, 1, self.n_features**2], -1)
+        n = -2 * half
+        mean = first / n
+        scatter = -2 * second.unflatten(-1, (self.n_features, self.n_features)) / n.unsqueeze(-1)
+        covariance = scatter - mean.unsqueeze(-1) * mean.unsqueeze(-2)
+        # in units of the floor's square root a covariance with an eigenvalue below 1 has collapsed
+        unit, any_mass = floor.sqrt(), n.unsqueeze(-1) > 0
+        scaled = torch.where(any_mass, covariance, 0.0) / (unit.unsqueeze(-1) * unit)
+        variance, axes = torch.linalg.eigh(scaled)
+        inverse = (axes / variance.clamp(min=1.0).unsqueeze(-2)) @ axes.mT / (unit.unsqueeze(-1) * unit)
+        inverse = torch.where(any_mass, _symmetric(inverse), torch.nan)  # no estimate: the caller keeps what it had
+        return Maximized({"loc": mean, "precision": inverse}, (variance <= 1.0).any(-1))
 
-    def mean(self, values: Parameters) -> ByGate:
-        return ByGate(values["loc"], values["loc"])
-
-    def variance(self, values: Parameters) -> ByGate:
-        variance = torch.diagonal(self.describe(values)["covariance"], dim1=-2, dim2=-1)
-        return ByGate(variance, variance)
-
-    def describe(self, values: Parameters) -> Parameters:
-        covariance = torch.cholesky_inverse(torch.linalg.cholesky(values["precision"]))
-        return {"loc": values["loc"], "covariance": covariance}
+    def representative(self, statistics: Tensor) -> Representative:
+        dim = self.n_features
+        first, second, log_volume, flat = statistics.split([dim, 1, 1, dim * dim], -1)
+        precision = flat.unflatten(-1, (dim, dim))
+        chol = torch.linalg.cholesky(precision)
+        loc = torch.cholesky_solve(first[..., None], chol)[..., 0]
+        spread = second - (first * loc).sum(-1, keepdim=True)
+        constant = (log_volume - log_det(chol)[..., None] - spread) / 2
+        return Representative({"loc": loc, "precision": precision}, constant)
 
 
 def _log_density(residual: Tensor, chol_precision: Tensor) -> Tensor:
@@ -184,16 +192,6 @@ def _conditional(x: Tensor, observed: Tensor, values: Parameters) -> tuple[Tenso
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(block))
     spread = torch.where(both, inverse, 0.0)
     return loc + residual - torch.where(missing, (residual @ precision) @ spread, 0.0), spread
-
-
-def _inverse(matrix: Tensor, name: str) -> Tensor:
-    if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2]:
-        raise ValueError(f"{name}: got shape {tuple(matrix.shape)}, expected square matrices [K, F, F].")
-    chol, failed = torch.linalg.cholesky_ex(matrix)
-    asymmetry = (matrix - matrix.mT).abs().amax() > 1e-6 * matrix.abs().amax()
-    if bool(failed.any()) or bool(asymmetry) or not bool(torch.isfinite(matrix).all()):
-        raise ValueError(f"{name}: got a matrix that is not symmetric positive definite; check each state's matrix.")
-    return torch.cholesky_inverse(chol)
 
 
 def _symmetric(matrix: Tensor) -> Tensor:

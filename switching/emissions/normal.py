@@ -5,44 +5,52 @@ $$\tau \sim \text{Gamma}(a_0, b_0), \qquad \mu \mid \tau \sim N(m_0, 1/(\kappa_0
 With weights of total $n$, weighted mean $\bar x$ and scatter $S = \sum_t w_t (x_t - \bar x)^2$ the posterior is of the
 same form with $\kappa = \kappa_0 + n$, $m = (\kappa_0 m_0 + n \bar x)/\kappa$, $a = a_0 + n/2$ and
 $b = b_0 + S/2 + \kappa_0 n (\bar x - m_0)^2 / (2\kappa)$; its joint mode is $\mu = m$, $\tau = (a - 1/2)/b$
-(Murphy 2007, *Conjugate Bayesian analysis of the Gaussian distribution*, section 3).
+(Murphy 2007, *Conjugate Bayesian analysis of the Gaussian distribution*, section 3). Under a normal-gamma q
+
+$$\theta' = (E[\tau\mu]/E[\tau],\; E[\tau]), \qquad c = (E[\log\tau] - \log E[\tau] - 1/\kappa)/2.$$
 """
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import pyro.distributions as dist
 import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
+from torch.distributions import constraints
 
+from ...inference.families import NormalGamma
 from ...inference.gaussian.op import normal_log_density, normal_moments
-from ..parameters import Parameters, Site
-from .contract import ByGate, Maximized, StateEmission, is_complete, shaped
+from ..parameters import Parameter, Parameters, Shown
+from .contract import ConjugateEmission, Maximized, Representative, is_complete
 
 
 @dataclass(frozen=True)
-class Normal(StateEmission):
+class Normal(ConjugateEmission):
     """Independent normal features.
 
     Parameters `loc [K, F]` and `precision [K, F]` (inverse variance); `scale` is accepted in place of `precision`.
+
+    Arguments:
+        n_features: F.
+
+    Example:
+        >>> import samplehold as sh
+        >>> model = sh.SwitchingSSM(sh.Copy(n_states=2), sh.Normal(n_features=1))
+        >>> sorted(model.fit([0.1, -0.2, 0.0, 5.1, 4.8, 5.0], progress=False).model.describe())
+        ['loc', 'redraw_prob', 'scale', 'state_probs']
     """
 
     n_features: int = 1
-    event_dims: ClassVar[dict[str, int]] = {"loc": 1, "precision": 1}
-
-    def check(self, x: Tensor) -> None:
-        pass  # every finite number is in the support
-
-    def check_values(self, values: Parameters) -> Parameters:
-        values = dict(values)
-        if "scale" in values:
-            values["precision"] = values.pop("scale") ** -2
-        checked = {name: shaped(values, name, (self.n_features,), "Normal") for name in self.event_dims}
-        if not bool((checked["precision"] > 0).all()):
-            raise ValueError("precision: got values that are not positive; an inverse variance is greater than 0.")
-        return checked
+    family = NormalGamma()
+    parameters = {  # noqa: RUF012 the same for all instances
+        "loc": Parameter(("state", "feature")),
+        "precision": Parameter(
+            ("state", "feature"),
+            constraints.positive,
+            Shown("scale", constraints.positive, torch.rsqrt, lambda scale: scale**-2),
+        ),
+    }
 
     def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
         mean, variance = location_and_variance(x, self.n_features)
@@ -54,11 +62,8 @@ class Normal(StateEmission):
             "rate": (variance / 2).expand(shape),  # the prior's expected variance is that of the data
         }
 
-    def sites(self, prior: Parameters) -> list[Site]:
-        return [
-            Site("precision", lambda v: dist.Gamma(prior["shape"], prior["rate"]).to_event(2)),
-            Site("loc", lambda v: dist.Normal(prior["loc"], (prior["count"] * v["precision"]).rsqrt()).to_event(2)),
-        ]
+    def natural(self, prior: Parameters) -> Tensor:
+        return self.family.natural(prior["loc"], prior["count"], prior["shape"], prior["rate"])
 
     def log_prob(self, x: Tensor, values: Parameters) -> Tensor:
         precision = values["precision"]
@@ -76,9 +81,8 @@ class Normal(StateEmission):
     def distribution(self, values: Parameters) -> TorchDistributionMixin:
         return dist.Normal(values["loc"], values["precision"].rsqrt()).to_event(1)
 
-    def moments(self, x: Tensor, weights: Tensor, values: Parameters | None) -> Parameters:
-        # about a point near the state's mean, so that a state far from the others loses no digits
-        about = values["loc"] if values is not None else x.nanmean(-2, keepdim=True)
+    def message(self, x: Tensor, weights: Tensor, near: Parameters | None = None) -> Tensor:
+        about = x.new_zeros(weights.shape[-1], self.n_features) if near is None else near["loc"]
         if is_complete(x):
             count, first, second = normal_moments(x, weights, about)
             count = count.unsqueeze(-1).expand_as(first)
@@ -89,30 +93,19 @@ class Normal(StateEmission):
             residual = torch.where(observed.unsqueeze(-2), residual, 0.0)
             first = torch.einsum("...nk,...nkf->...kf", weights, residual)
             second = torch.einsum("...nk,...nkf->...kf", weights, residual**2)
-        shift = first / count.clamp(min=torch.finfo(x.dtype).tiny)
-        return {"count": count, "mean": about + shift, "scatter": (second - first * shift).clamp(min=0.0)}
+        return torch.stack([first, -count / 2, count / 2, -second / 2], -1)
 
-    def maximize(self, moments: Parameters, prior: Parameters | None, floor: Tensor) -> Maximized:
-        n, mean, scatter = moments["count"], moments["mean"], moments["scatter"]
-        if prior is None:
-            variance = scatter / n
-            collapsed = (variance <= floor).any(-1)
-            return Maximized({"loc": mean, "precision": 1 / torch.maximum(variance, floor)}, collapsed)
-        count = prior["count"] + n
-        loc = (prior["count"] * prior["loc"] + n * mean) / count
-        rate = prior["rate"] + 0.5 * (scatter + prior["count"] * n / count * (mean - prior["loc"]) ** 2)
-        precision = (prior["shape"] + 0.5 * n - 0.5) / rate
-        return Maximized({"loc": loc, "precision": precision}, torch.zeros_like(n[..., 0], dtype=torch.bool))
-
-    def mean(self, values: Parameters) -> ByGate:
-        return ByGate(values["loc"], values["loc"])
-
-    def variance(self, values: Parameters) -> ByGate:
+    def limit(self, message: Tensor, floor: Tensor) -> Maximized:
+        values = self.mode(None, message)
         variance = 1 / values["precision"]
-        return ByGate(variance, variance)
+        held = variance.clamp_min(0.0).maximum(floor)  # NaN stays NaN
+        return Maximized(values | {"precision": 1 / held}, (variance <= floor).any(-1))
 
-    def describe(self, values: Parameters) -> Parameters:
-        return {"loc": values["loc"], "scale": values["precision"].rsqrt()}
+    def representative(self, statistics: Tensor) -> Representative:
+        first, second, log_precision, precision = statistics.unbind(-1)
+        loc = first / precision
+        constant = (log_precision - precision.log() - (second - first * loc)) / 2
+        return Representative({"loc": loc, "precision": precision}, constant)
 
 
 def location_and_variance(x: Tensor | None, n_features: int) -> tuple[Tensor, Tensor]:

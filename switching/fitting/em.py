@@ -9,85 +9,19 @@ Laird & Rubin 1977). Restarts are the leading axis of every table; those that ha
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ...inference.chains.contract import Marginals
-from ..data.series import Sequences
-from ..dynamics import Drive, Dynamics
-from ..emissions import Emission
-from ..parameters import Parameters, log_prior
+from ..data.series import Series
+from ..parameters import Parameters, kept, prefixed
+from ..problem import Problem
+from .options import Options
+from .starts import first_labels, softened
 
 VARIANCE_FLOOR = 1e-10  # of the data's variance: below it a state has collapsed onto a point
-
-
-@dataclass(frozen=True)
-class Problem:
-    """All that an E-step and an M-step need besides the parameters."""
-
-    dynamics: Dynamics
-    emission: Emission
-    series: Sequences
-    drive: Drive
-    prior: Parameters | None
-
-    def objective(self, values: Parameters) -> tuple[Tensor, Marginals]:
-        """What is maximised, `[R]`, and the posterior marginals of the chain."""
-        marginals = self.chain(values).marginals()
-        total = marginals.log_normalizer
-        total = total.reshape(total.shape[0], -1).sum(-1)
-        if self.prior is not None:
-            total = total + log_prior(self.sites, values)
-        return total, marginals
-
-    def chain(self, values: Parameters):
-        likelihood = self.emission.log_likelihood(self.series.values, values)
-        return self.dynamics.chain(values, likelihood, self.drive, self.series.lengths)
-
-    @property
-    def sites(self) -> list:
-        assert self.prior is not None
-        return self.dynamics.sites(self.prior) + self.emission.sites(self.prior)
-
-    def maximize(self, marginals: Marginals, values: Parameters) -> tuple[Parameters, Tensor]:
-        """New parameters, and which states have collapsed onto a point, `[R, K]`."""
-        redrawn, held = marginals.fresh, marginals.held
-        moved = self.dynamics.maximize(marginals, self.prior, values, self.drive)
-        emitted, collapsed = self._emission_step(redrawn, held, values)
-        return moved | emitted, collapsed
-
-    def _emission_step(
-        self, redrawn: Tensor, held: Tensor | None, values: Parameters | None
-    ) -> tuple[Parameters, Tensor]:
-        rows = self.series.values.reshape(-1, self.series.values.shape[-1])
-        flat = redrawn.reshape(redrawn.shape[0], rows.shape[0], -1)
-        kept = None if held is None else held.reshape(held.shape[0], rows.shape[0], -1)
-        moments = self.emission.gather(rows, flat, kept, values)
-        result = self.emission.maximize(moments, self.prior, self._variance_floor)
-        if values is None:
-            return result.values, result.collapsed
-        # a state without any mass has no estimate: it keeps what it had
-        kept_values = {n: torch.where(torch.isfinite(v), v, values[n]) for n, v in result.values.items()}
-        return kept_values, result.collapsed
-
-    @cached_property
-    def _variance_floor(self) -> Tensor:
-        rows = self.series.values.reshape(-1, self.series.values.shape[-1])
-        spread = (rows - rows.nanmean(0)).square().nanmean(0)
-        return VARIANCE_FLOOR * torch.where(spread > 0, spread, 1.0)
-
-    def start(self, labels: Tensor, n_states: int) -> Parameters:
-        """Parameters from a labelling `[R, *b, T]` of the steps."""
-        inside = self.series.inside
-        one_hot = torch.nn.functional.one_hot(labels, n_states).to(self.series.values) * inside.unsqueeze(-1)
-        moved = self.dynamics.start(labels, len(self.series.batch_shape), inside)
-        # every state gets a little of every step, so that none starts on a single point
-        soft = 0.9 * one_hot + 0.1 / n_states * inside.unsqueeze(-1)
-        emitted, _ = self._emission_step(soft, 0.1 * soft, None)
-        return {name: value.to(self.series.values) for name, value in moved.items()} | emitted
 
 
 @dataclass(frozen=True)
@@ -97,7 +31,6 @@ class Maximization:
     values: Parameters  # [R, ...]
     objective: Float[Tensor, "S R"]  # NaN after a restart has converged
     final: Float[Tensor, "R"]
-    steps: list[int]
     converged: Bool[Tensor, "R"]
     collapsed: Bool[Tensor, "R K"]
     occupancy: Float[Tensor, "R K"]  # expected number of steps in each state
@@ -112,9 +45,7 @@ def maximize(
     report: Callable[[int, float], None] = lambda step, best: None,
 ) -> Maximization:
     """Run EM on all restarts until each has converged, or `max_steps`; Ctrl-C keeps what has been reached."""
-    n_restarts = next(iter(values.values())).shape[0]
-    n_states = problem.dynamics.n_states
-    like = problem.series.values
+    like, n_restarts, n_states = problem.series.observations, len(next(iter(values.values()))), problem.n_states
     active = torch.arange(n_restarts, device=like.device)
     final = like.new_full((n_restarts,), -torch.inf, dtype=torch.float64)
     converged = torch.zeros(n_restarts, dtype=torch.bool, device=like.device)
@@ -122,32 +53,25 @@ def maximize(
     occupancy = like.new_zeros(n_restarts, n_states)
     best = {name: value.clone() for name, value in values.items()}
     trace: list[Tensor] = []
-    steps = [0] * n_restarts
-    flags = collapsed.clone()
+    flags, floor = collapsed.clone(), variance_floor(problem.series)
     interrupted = False
     try:
         for step in range(1, max_steps + 1):
-            now, marginals = problem.objective(values)
-            now = now.double()
-            change = (now - final[active]).abs()
-            stopped = change <= tol * now.abs().clamp(min=1.0)
+            marginals = problem.chain(values).marginals()
+            now = (problem.total(marginals.log_normalizer) + problem.log_prior(values)).double()
+            stopped = (now - final[active]).abs() <= tol * now.abs().clamp(min=1.0)
             row = now.new_full((n_restarts,), torch.nan)
             row[active] = now
             # from here to the end of this block one step's results belong together
             trace.append(row)
-            final[active], converged[active] = now, stopped
+            final[active], converged[active], collapsed[active] = now, stopped, flags
             for name, value in values.items():
                 best[name][active] = value
-            redrawn, held = marginals.fresh, marginals.held
-            mass = redrawn if held is None else redrawn + (held if held.shape[-1] > 1 else 0.0)
-            occupancy[active] = mass.flatten(1, -2).sum(1)
-            collapsed[active] = flags
-            for restart in active.tolist():
-                steps[restart] = step
+            occupancy[active] = occupied(marginals).flatten(1, -2).sum(1)
             report(step, float(final.max()))
             if bool(stopped.all()):
                 break
-            values, flags = problem.maximize(marginals, values)
+            values, flags = maximized(problem, marginals, values, floor)
             going = ~stopped
             if not bool(going.all()):
                 active, flags = active[going], flags[going]
@@ -156,4 +80,53 @@ def maximize(
         if not trace:
             raise  # nothing has been reached yet
         interrupted = True
-    return Maximization(best, torch.stack(trace), final, steps, converged, collapsed, occupancy, interrupted)
+    return Maximization(best, torch.stack(trace), final, converged, collapsed, occupancy, interrupted)
+
+
+def maximized(
+    problem: Problem, marginals: Marginals, values: Parameters, floor: Float[Tensor, "F"]
+) -> tuple[Parameters, Bool[Tensor, "R K"]]:
+    """The M-step: new parameters, and which states have collapsed onto a point."""
+    moved = problem.dynamics.maximize(marginals, problem.prior, values, problem.series.drive)
+    emitted, collapsed = _emission_step(problem, marginals.fresh, marginals.held, values, floor)
+    return moved | emitted, collapsed
+
+
+def occupied(marginals: Marginals) -> Float[Tensor, "*b T K"]:
+    """The probability of each state at each step; held steps that emit alike in all states do not tell theirs."""
+    held = marginals.held
+    return marginals.fresh if held is None or held.shape[-1] == 1 else marginals.fresh + held
+
+
+def _emission_step(
+    problem: Problem, fresh: Tensor, held: Tensor | None, near: Parameters, floor: Tensor
+) -> tuple[Parameters, Tensor]:
+    rows, found, collapsed = problem.series.rows, {}, []
+    for part, weights in zip(problem.emission.parts, problem.emission.weights(fresh, held), strict=True):
+        flat = weights.reshape(len(weights), len(rows), -1)
+        prior = None if problem.prior is None else part.own(problem.prior)
+        result = part.emission.maximize(rows, flat, part.own(near), prior, floor)
+        # a state without any weight has no estimate: it keeps what it had
+        found |= prefixed(kept(result.values, part.own(near)), part.prefix)
+        collapsed.append(result.collapsed)
+    return found, collapsed[0]
+
+
+def variance_floor(series: Series) -> Float[Tensor, "F"]:
+    """The variance of each feature below which a state has collapsed onto a point."""
+    spread = (series.rows - series.rows.nanmean(0)).square().nanmean(0)
+    return VARIANCE_FLOOR * torch.where(spread > 0, spread, 1.0)
+
+
+def start(problem: Problem, options: Options) -> Parameters:
+    """Parameters `[R, ...]` to start from."""
+    series, like = problem.series, problem.series.observations
+    labels = first_labels(problem.emission, series, problem.n_states, options.restarts, options.number)
+    moved = problem.dynamics.start(labels, series)
+    soft, typical = softened(labels, problem.n_states, series), {}
+    for part in problem.emission.parts:
+        n_states = 1 if part.prefix else problem.n_states
+        own = part.emission.start(part.emission.default_prior(n_states, series.rows))
+        typical |= prefixed({name: v.expand(options.restarts, *v.shape) for name, v in own.items()}, part.prefix)
+    emitted, _ = _emission_step(problem, soft, 0.1 * soft, typical, variance_floor(series))
+    return {name: value.to(like) for name, value in moved.items()} | emitted

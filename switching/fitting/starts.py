@@ -1,4 +1,4 @@
-"""Where EM starts: first labellings of the steps, a different one for each restart.
+"""Where fits start: first labellings of the steps, a different one for each restart.
 
 Half of the restarts cluster the observations (k-means++ and Lloyd steps), which finds states that differ in level; the
 others label random stretches of time, which finds states that differ in anything else.
@@ -6,23 +6,23 @@ others label random stretches of time, which finds states that differ in anythin
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from sklearn.cluster import KMeans
 from torch import Tensor
 
-from ..data.series import Sequences
-from ..emissions import Emission
+from ..data.series import Series
+from ..emissions.contract import Emission
 
 MAX_CLUSTERED = 20_000  # observations that k-means looks at; beyond that, a random subset
+SAMPLE = 2**18  # steps that a start of message passing looks at
+STRETCH = 2**12  # steps of each stretch that is looked at of a longer sequence
 
 
-def first_labels(
-    emission: Emission, series: Sequences, n_states: int, restarts: int, seed: int
-) -> Int[Tensor, "R *b T"]:
+def first_labels(emission: Emission, series: Series, n_states: int, restarts: int, seed: int) -> Int[Tensor, "R *b T"]:
     """A state for every step and restart; each state occurs at least once in every labelling."""
     rng = np.random.default_rng(seed)
     inside = series.inside.flatten().cpu().numpy()
-    points = _embedded(emission, series.values)
+    points = _embedded(emission, series.observations)
     labels = np.zeros((restarts, inside.size), dtype=np.int64)
     for restart in range(restarts):
         if restart % 2 == 0 and points is not None:
@@ -30,7 +30,7 @@ def first_labels(
         else:
             labels[restart] = _stretches(inside.size, n_states, rng)
         _occupy(labels[restart], inside, n_states, rng)
-    return torch.from_numpy(labels).reshape(restarts, *series.values.shape[:-1]).to(series.values.device)
+    return torch.from_numpy(labels).reshape(restarts, *series.observations.shape[:-1]).to(series.observations.device)
 
 
 def _embedded(emission: Emission, values: Tensor) -> np.ndarray | None:
@@ -70,3 +70,36 @@ def _occupy(labels: np.ndarray, inside: np.ndarray, n_states: int, rng: np.rando
             donors = np.flatnonzero(inside & (counts[labels] > 1))
             if donors.size:
                 labels[rng.choice(donors)] = state
+
+
+def softened(labels: Int[Tensor, "R *b T"], n_states: int, series: Series) -> Float[Tensor, "R *b T K"]:
+    """Weights of the states at each step: of every state a little, so that none starts on a single point."""
+    inside = series.inside.unsqueeze(-1)
+    one_hot = torch.nn.functional.one_hot(labels, n_states).to(series.observations)
+    return (0.9 * one_hot + 0.1 / n_states) * inside
+
+
+def sample_of(series: Series, seed: int) -> Series:
+    """The series or, of a very long one, about `SAMPLE` steps: some of the sequences, or stretches of a long one."""
+    n_sequences, n_steps = series.n_sequences, series.n_steps
+    if n_sequences * n_steps <= SAMPLE:
+        return series
+    order = torch.randperm(n_sequences, generator=torch.Generator().manual_seed(seed))
+    few = series.part(order[: max(1, SAMPLE // n_steps)].sort().values)
+    if n_steps <= SAMPLE:
+        return few
+    length = int(few.last[0]) + 1
+    size = min(length, STRETCH)
+    firsts = torch.linspace(0, length - size, min(SAMPLE // STRETCH, -(-length // size))).long().tolist()
+    parts = [few.stretch(first, size) for first in firsts]
+
+    def joined(tables: list[Tensor | None]) -> Tensor | None:
+        there = [table for table in tables if table is not None]
+        return torch.cat(there) if there else None
+
+    observations = torch.cat([part.observations for part in parts])
+    return Series(
+        observations,
+        covariates=joined([part.covariates for part in parts]),
+        gaps=joined([part.gaps for part in parts]),
+    )

@@ -9,58 +9,36 @@ With parameters $\theta_1, \ldots, \theta_n$ (a point estimate is one of them, r
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 import arviz as az
 import numpy as np
-import pandas as pd
 import torch
 import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
 from ...inference.chains.contract import Chain
-from ..data.series import Sequences
+from ...inference.numerics.randomness import Seed
+from ..data.series import Given, Series
 from ..data.timeline import storable, time_index
-from ..dynamics import Drive
-from ..emissions import Categorical, Emission, Gated
-from ..emissions.gated import PREFIX
-from ..parameters import Parameters
-
-if TYPE_CHECKING:
-    from ..fitting.fit import Fit
-    from ..model import SwitchingSSM
-
-TABLE_SIZE = 2**24  # numbers in one likelihood table: draws beyond it are taken in turns
-
-DYNAMICS_DIMS: dict[str, tuple[str, ...]] = {
-    "redraw_prob": (),
-    "redraw_intercept": (),
-    "redraw_weights": ("covariate",),
-    "state_probs": ("state",),
-    "initial_probs": ("state",),
-    "transition_probs": ("state", "state_new"),
-}
-EMISSION_DIMS: dict[str, tuple[str, ...]] = {  # after the state
-    "loc": ("feature",),
-    "scale": ("feature",),
-    "covariance": ("feature", "feature_new"),
-    "rate": ("feature",),
-    "probs": ("feature",),
-}
+from ..emissions.contract import Emission
+from ..fitting.fit import Fit
+from ..parameters import Parameters, described
+from ..seeding import number_of, seeded
 
 
 def to_arviz(
-    fit: "Fit",
+    source: Any,
     x: Any,
     *,
-    lengths: Any = None,
-    covariates: Any = None,
-    dt: Any = None,
     draws: int = 100,
-    seed: int = 0,
+    seed: Seed = 0,
+    **given: Unpack[Given],
 ) -> az.InferenceData:
-    """The fit and the series x as ArviZ `InferenceData`.
+    """A fit, or a model at its values, and the series x as ArviZ `InferenceData`.
+
+    Models of several chains have one `state_probability_d` for each, and a column of `redraw_probability`.
 
     A fit with a posterior enters by `draws` independent draws from it. A fit by EM is a point. It enters `posterior` as
     one chain of `draws` equal draws, the plainest form that ArviZ's functions take, and they then mean this.
@@ -85,6 +63,7 @@ def to_arviz(
             `change_probability (sequence, time)`, P(s_t != s_t-1 | x): less, as a redraw may land on the old state.
 
     Arguments:
+        source: the fit or the model.
         x, lengths, covariates, dt: as in every method of the model; index and columns of pandas objects become the
             coordinates `time`, `feature` and `covariate`.
         draws: from the posterior, or how often a point is repeated; each has a series of its own in
@@ -96,50 +75,50 @@ def to_arviz(
     """
     if isinstance(draws, bool) or not isinstance(draws, int) or draws < 2:
         raise ValueError(f"draws: got {draws!r}, expected an integer of at least 2, the least that az.loo takes.")
-    model = fit.model
-    series = model.read(x, lengths)
-    names = getattr(covariates, "columns", None)
-    drive = model._drive(numbers(covariates), numbers(dt), series.values, series.batch_shape, series.values.shape[-2])
+    fit = source if isinstance(source, Fit) else _point(source)
+    model, series = fit.model, fit.model.read(x, **given)
     if fit.posterior is None:
-        values = {name: value.unsqueeze(0) for name, value in model.values_like(series.values).items()}
+        values = {name: value.unsqueeze(0) for name, value in model.values_like(series.observations).items()}
     else:
-        values = {name: value.to(series.values) for name, value in fit.posterior.sample(draws, seed).items()}
+        values = {name: v.to(series.observations) for name, v in fit.posterior.sample(draws, seed).items()}
     attributes = {
         "inference_library": "samplehold",
         "method": fit.method,
-        "objective": float(fit.objective[-1]),
+        "objective": float(fit.objective[-1]) if len(fit.objective) else float("nan"),
         "converged": int(fit.converged),
         "steps": fit.steps,
     }
-    data = inference_data(model, values, (1, draws), series, drive, names, attributes, seed)
+    data = inference_data(model, values, (1, draws), series, attributes, number_of(seed))
     trace = {"objective": (("step",), fit.objective.cpu().numpy())}
     data.add_groups(sample_stats=_dataset(trace, {"step": np.arange(1, len(fit.objective) + 1)}))
     return data
 
 
+def _point(model: Any) -> Fit:
+    """A model's values as a fit that took no steps."""
+    nothing = torch.zeros(1, dtype=torch.bool)
+    return Fit(model, "none", torch.empty(0), True, 0, torch.empty(0), nothing, nothing)
+
+
 def inference_data(
-    model: "SwitchingSSM",
+    model: Any,
     values: Parameters,
     shape: tuple[int, int],
-    series: Sequences,
-    drive: Drive,
-    covariate_names: Any = None,
+    series: Series,
     attributes: dict[str, Any] | None = None,
     seed: int = 0,
 ) -> az.InferenceData:
     """All groups from parameter draws `[n, ...]`, where n is chains times draws = `shape`, or 1: a point repeated."""
-    coords = coordinates(model, series, covariate_names)
+    coords = coordinates(series, model.sizes)
     step = (*(name for name in coords if name.startswith("sequence")), "time")
-    found = summarize(model, values, shape[0] * shape[1], series, drive, seed)
-    seen = (~torch.isnan(series.values)).any(-1).reshape(-1, series.values.shape[-2]).any(0).cpu()
-    parameters = {
-        name: (("chain", "draw", *parameter_dims(name, model.emission)), _drawn(value, shape))
-        for name, value in described(model, values).items()
-    }
-    smoothed = {
-        name: ((*step, "state") if name == "state_probability" else step, probability.cpu().numpy())
-        for name, probability in found.smoothed.items()
-    }
+    found = summarize(model, values, shape[0] * shape[1], series, seed)
+    seen = (~torch.isnan(series.observations)).any(-1).reshape(-1, series.n_steps).any(0).cpu()
+    dims = {p.shown.name if p.shown else name: p.dims for name, p in model.known.items()}
+    parameters = {}
+    for name, value in described(model.known, values).items():
+        own, axes = (value.squeeze(1), dims[name][1:]) if dims[name][:1] == ("background",) else (value, dims[name])
+        parameters[name] = (("chain", "draw", *axes), _drawn(own, shape))
+    smoothed = {name: ((*step, *axes), p.cpu().numpy()) for name, (p, axes) in found.smoothed.items()}
     likelihood = {"x": (("chain", "draw", *step), _drawn(found.log_increment[..., seen], shape))}
     replicates = {"x": (("chain", "draw", *step, "feature"), _drawn(found.replicates, shape))}
     sampled = coords | {"chain": np.arange(shape[0]), "draw": np.arange(shape[1])}
@@ -148,7 +127,7 @@ def inference_data(
         posterior=_dataset(parameters, sampled),
         posterior_predictive=_dataset(replicates, sampled),
         log_likelihood=_dataset(likelihood, sampled | {"time": coords["time"][seen.numpy()]}),
-        observed_data=_dataset({"x": ((*step, "feature"), series.values.cpu().numpy())}, coords),
+        observed_data=_dataset({"x": ((*step, "feature"), series.observations.cpu().numpy())}, coords),
         smoothed=_dataset(smoothed, coords),
     )
 
@@ -162,48 +141,30 @@ class Summary:
 
     log_increment: Float[Tensor, "n *b T"]  # log p(x_t | x_1..t-1), 0 where nothing was observed
     replicates: Float[Tensor, "total *b T F"]
-    smoothed: dict[str, Tensor]  # means over draws, [*b, T, K] for states and [*b, T] for gates
+    smoothed: dict[str, tuple[Tensor, tuple[str, ...]]]  # means over draws [*b, T, ...], and their axes after time
 
 
-def summarize(
-    model: "SwitchingSSM", values: Parameters, total: int, series: Sequences, drive: Drive, seed: int
-) -> Summary:
+def summarize(model: Any, values: Parameters, total: int, series: Series, seed: int) -> Summary:
     """Filter, smooth and replicate the series under every draw; `total` replicates are shared out among the draws."""
-    n = next(iter(values.values())).shape[0]
-    at_once = max(1, TABLE_SIZE // (series.values.shape[:-1].numel() * model.n_states))
+    n, problem = len(next(iter(values.values()))), model.problem(series)
     increments, replicates, smoothed = [], [], {}
-    generator = torch.Generator(series.values.device).manual_seed(seed)
-    with torch.no_grad(), torch.random.fork_rng(devices=[series.values.device] if series.values.is_cuda else []):
-        torch.random.manual_seed(seed)  # observations come from torch's global generator, which is put back afterwards
-        for start in range(0, n, at_once):
-            some = {name: value[start : start + at_once] for name, value in values.items()}
-            chain = chain_of(model, some, series, drive)
+    generator = torch.Generator(series.observations.device).manual_seed(seed)
+    with torch.no_grad(), seeded(seed, series.observations):
+        for some in problem.in_turns(values):
+            own = model.product_of(some)
+            chain = problem.chain(own)
             increments.append(chain.filter().log_increment.where(series.inside, 0.0))
-            replicates.append(_replicates(model.emission, some, chain, total // n, generator))
-            for name, probability in _smoothed(chain).items():
-                smoothed[name] = smoothed.get(name, 0.0) + probability.sum(0) / n
-    outside = ~series.inside.unsqueeze(-1)
-    return Summary(
-        log_increment=torch.cat(increments),
-        replicates=torch.cat(replicates).masked_fill(outside, torch.nan),
-        smoothed={
-            name: p.masked_fill(outside if p.ndim > outside.ndim - 1 else outside[..., 0], torch.nan)
-            for name, p in smoothed.items()
-        },
-    )
+            replicates.append(_replicates(problem.emission, own, chain, total // n, generator))
+            for name, (probability, axes) in model.probabilities(chain, some).items():
+                before = smoothed[name][0] if name in smoothed else 0.0
+                smoothed[name] = before + probability.sum(0) / n, axes
+    outside = ~series.inside
 
+    def ended(table: Tensor) -> Tensor:
+        return table.masked_fill(outside.reshape(*outside.shape, *[1] * (table.ndim - outside.ndim)), torch.nan)
 
-def _smoothed(chain: Chain) -> dict[str, Tensor]:
-    """The probabilities of the group `smoothed`, for each draw."""
-    smoothed = chain.smooth()
-    redraw = {} if smoothed.redraw is None else {"redraw_probability": smoothed.redraw}
-    return {"state_probability": smoothed.state} | redraw | {"change_probability": chain.change_probability()}
-
-
-def chain_of(model: "SwitchingSSM", values: Parameters, series: Sequences, drive: Drive) -> Chain:
-    """The chain over paths under parameters with leading axes `[*r, ...]`."""
-    likelihood = model.emission.log_likelihood(series.values, values)
-    return model.dynamics.chain(values, likelihood, drive, series.lengths)
+    replicated = torch.cat(replicates).masked_fill(outside.unsqueeze(-1), torch.nan)
+    return Summary(torch.cat(increments), replicated, {name: (ended(p), axes) for name, (p, axes) in smoothed.items()})
 
 
 def _replicates(emission: Emission, values: Parameters, chain: Chain, each: int, generator: torch.Generator) -> Tensor:
@@ -218,42 +179,25 @@ def _replicates(emission: Emission, values: Parameters, chain: Chain, each: int,
     return torch.cat(series)
 
 
-def described(model: "SwitchingSSM", values: Parameters) -> Parameters:
-    """Parameters `[n, ...]` as a reader knows them, the state axis of a background left out."""
-    emitted = model.emission.event_dims
-    moved = {name: value for name, value in values.items() if name not in emitted}
-    shown = model.dynamics.describe(moved) | model.emission.describe(values)
-    return {name: value.squeeze(1) if name.startswith(PREFIX) else value for name, value in shown.items()}
-
-
 # ---- their names ---------------------------------------------------------------------------------------------------
 
 
-def parameter_dims(name: str, emission: Emission) -> tuple[str, ...]:
-    """The dims of a parameter in a reader's form; those of a gated emission's background have no state."""
-    if name in DYNAMICS_DIMS:
-        return DYNAMICS_DIMS[name]
-    plain = name.removeprefix(PREFIX)
-    part = emission
-    if isinstance(emission, Gated):
-        part = emission.emission if plain == name else emission.background
-    own = ("category",) if isinstance(part, Categorical) else EMISSION_DIMS[plain]
-    return ("state", *own) if plain == name else own
-
-
-def coordinates(model: "SwitchingSSM", series: Sequences, covariate_names: Any) -> dict[str, Any]:
+def coordinates(series: Series, sizes: dict[str, int]) -> dict[str, Any]:
     """The labels of every axis but chain and draw; those of the sequences come first, in order."""
-    batch, emission = series.batch_shape, model.emission
+    batch = series.batch_shape
     names = ["sequence"] if len(batch) == 1 else [f"sequence_{i}" for i in range(len(batch))]
     coords: dict[str, Any] = {name: np.arange(n) for name, n in zip(names, batch, strict=True)}
-    coords |= {"state": np.arange(model.n_states), "state_new": np.arange(model.n_states)}
-    features = list(range(emission.n_features)) if series.features is None else list(series.features)
-    coords |= {"feature": features, "feature_new": features, "time": storable(time_index(series)).to_numpy()}
-    n_covariates = model.dynamics.n_covariates
-    coords["covariate"] = list(range(n_covariates)) if covariate_names is None else [str(c) for c in covariate_names]
-    for part in (emission.emission, emission.background) if isinstance(emission, Gated) else (emission,):
-        if isinstance(part, Categorical):
-            coords["category"] = np.arange(part.n_categories)
+    if series.sequences is not None:
+        coords["sequence"] = list(series.sequences)
+    coords |= {dim: np.arange(size) for dim, size in sizes.items()}
+    features: list[Any] = list(range(series.observations.shape[-1]))
+    if series.features is not None and not isinstance(series.features[0], tuple):
+        features = list(series.features)
+    common = None if isinstance(series.index, tuple) else series.index
+    coords |= {"feature": features, "feature_new": features}
+    coords["time"] = storable(time_index(common, series.n_steps)).to_numpy()
+    if series.drivers is not None:
+        coords["covariate"] = list(series.drivers)
     return coords
 
 
@@ -269,8 +213,3 @@ def _drawn(draws: Tensor, shape: tuple[int, int]) -> np.ndarray:
     if array.shape[0] == 1:
         return np.broadcast_to(array[0], (*shape, *array.shape[1:]))
     return array.reshape(*shape, *array.shape[1:])
-
-
-def numbers(table: Any) -> Any:
-    """A pandas object as an array of numbers of its own; anything else as it is."""
-    return np.array(table, dtype=np.float64) if isinstance(table, pd.DataFrame | pd.Series) else table

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy import ndarray
+from scipy.optimize import isotonic_regression
 
 from ..data.timeline import calendar, label_text
 
@@ -161,20 +162,13 @@ def apart(where: ndarray, gap: float) -> ndarray:
     """The positions moved as little as needed for neighbours to be `gap` apart, keeping their order."""
     order = np.argsort(where, kind="stable")
     index = np.arange(len(where))
-    # positions less index * gap must not fall: least-squares monotone fit by pooling neighbours
-    blocks: list[list[float]] = []
-    for value in where[order] - index * gap:
-        blocks.append([value, 1.0])
-        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
-            (a, n), (b, m) = blocks[-2:]
-            blocks[-2:] = [[(a * n + b * m) / (n + m), n + m]]
-    fitted = np.repeat([value for value, _ in blocks], [int(n) for _, n in blocks])
     moved = np.empty(len(where))
-    moved[order] = fitted + index * gap
+    # positions less index * gap must not fall
+    moved[order] = isotonic_regression(where[order] - index * gap).x + index * gap
     return moved
 
 
-def draw_states(panel: Axes, axis: TimeAxis, state: ndarray, colors: Sequence[str]) -> None:
+def draw_states(panel: Axes, axis: TimeAxis, state: ndarray, colors: Sequence[str], name: str = "state") -> None:
     """The probabilities of the states at each step, stacked, in the order of `colors` from dark to light."""
     base = np.zeros(len(state))
     for k in np.argsort([sum(to_rgb(color)) for color in colors]):
@@ -184,7 +178,7 @@ def draw_states(panel: Axes, axis: TimeAxis, state: ndarray, colors: Sequence[st
     panel.set_ylim(0, 1)
     panel.set_yticks([])
     panel.spines["left"].set_visible(False)
-    panel.set_ylabel("state", rotation=0, ha="right", va="center")
+    panel.set_ylabel(name, rotation=0, ha="right", va="center")
 
 
 def draw_gate(panel: Axes, axis: TimeAxis, gate: ndarray, name: str) -> None:

@@ -4,25 +4,25 @@ Every figure is a plain `matplotlib.figure.Figure`; nothing here touches pyplot'
 """
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
-import pandas as pd
+import numpy as np
 import torch
 from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.special import ndtri
 from torch import Tensor
+from torch.distributions import constraints
 
-from ..data.series import Sequences
+from ..data.series import Given, Series
 from ..data.timeline import continued, time_index
-from ..dynamics import Drive
-from ..emissions import Bernoulli, Categorical, Emission, Gated, Poisson
-from ..emissions.contract import ByGate
-from ..fitting.order import state_levels
-from ..forecast import StateMixture
+from ..emissions.contract import ByGate, Emission
+from ..fitting.alignment import state_levels
+from ..forecast import Forecast, StateMixture, check_horizon, check_level, look_ahead
+from ..model import SwitchingSSM
 from ..parameters import Parameters
-from .arviz import chain_of, numbers
+from ..problem import Problem
 from .drawing import (
     GATE,
     INK,
@@ -40,22 +40,11 @@ from .drawing import (
     state_colors,
 )
 
-if TYPE_CHECKING:
-    from ..model import SwitchingSSM
-
 LEAST_SHOWN, SHOWN_HORIZONS = 40, 4  # a forecast's figure shows at least so many steps, or horizons, before it
 
 
-def plot_fit(
-    model: "SwitchingSSM",
-    x: Any,
-    *,
-    lengths: Any = None,
-    covariates: Any = None,
-    dt: Any = None,
-    sequence: int = 0,
-    level: float = 0.9,
-) -> Figure:
+@torch.no_grad()
+def plot_fit(model: SwitchingSSM, x: Any, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]) -> Figure:
     """A series, what the model makes of it, and where the state was drawn afresh.
 
     From the top: each feature with the mean of its smoothed state mixture, and a band of that mean plus and minus
@@ -72,35 +61,26 @@ def plot_fit(
     Raises:
         ValueError: as `model.smooth`; no such sequence; level outside (0, 1).
     """
-    _check_level(level)
-    series, drive = one_sequence(model, x, lengths, covariates, dt, sequence)
-    seen = Posterior.of(model, series, drive)
-    mixture = StateMixture(model.emission, seen.values, seen.weights)
+    check_level(level)
+    problem, values = _alone(model, model.read(x, **given), sequence)
+    emission, seen = model.emission, Smoothing.of(problem, values)
+    mixture = StateMixture(emission, values, seen.weights)
     reach = float(ndtri(0.5 + level / 2)) * mixture.variance.sqrt()
-    lower, upper = within_support(model.emission, mixture.mean - reach, mixture.mean + reach)
+    lower, upper = within_support(emission, mixture.mean - reach, mixture.mean + reach)
     band = Band(mixture.mean, lower, upper, seen.state)
-    axis = TimeAxis.of(time_index(series), None if series.time is not None else drive.dt)
-    figure, panels = new_figure([*[PANEL] * model.emission.n_features, STRIP, GATE])
-    set_title(
-        panels[0], f"Observed series, with {_shown(model.emission, f'{100 * level:g}% band')} in its smoothed state"
-    )
-    draw_features(panels, model.emission, seen.values, (series, axis), (band, axis), seen.weights)
-    draw_states(panels[-2], axis, seen.state.numpy(), _colors(model.emission, seen.values))
+    axis = time_axis(problem.series)
+    figure, panels = new_figure([*[PANEL] * emission.n_features, STRIP, GATE])
+    set_title(panels[0], f"Observed series, with {_shown(emission, f'{100 * level:g}% band')} in its smoothed state")
+    draw_features(panels, emission, values, (problem.series, axis), (band, axis), seen.weights)
+    draw_states(panels[-2], axis, seen.state.numpy(), _colors(emission, values))
     draw_gate(panels[-1], axis, seen.gate.numpy(), seen.gate_name)
     axis.mark(panels)
     return figure
 
 
+@torch.no_grad()
 def plot_forecast(
-    model: "SwitchingSSM",
-    x: Any,
-    horizon: int,
-    *,
-    lengths: Any = None,
-    covariates: Any = None,
-    dt: Any = None,
-    sequence: int = 0,
-    level: float = 0.9,
+    model: SwitchingSSM, x: Any, horizon: int, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]
 ) -> Figure:
     """The end of a series and the forecast after it.
 
@@ -115,25 +95,24 @@ def plot_forecast(
     Raises:
         ValueError: as `model.forecast`; no such sequence; level outside (0, 1).
     """
-    _check_level(level)
-    series, drive = one_sequence(model, x, lengths, covariates, dt, sequence, horizon)
-    n_steps = series.values.shape[0]
-    with torch.no_grad():
-        ahead = model.forecast(series.values, horizon, covariates=drive.covariates, dt=drive.dt)
-    seen = Posterior.of(model, series, drive.at(slice(0, n_steps)))
+    check_level(level)
+    check_horizon(horizon)
+    problem, values = _alone(model, model.read(x, horizon=horizon, **given), sequence)
+    emission, n_steps = model.emission, problem.series.n_steps
+    problem.series.check_ahead(horizon)
+    ahead = Forecast.of(emission, values, look_ahead(problem, values, horizon))
+    seen = Smoothing.of(problem, values)
     first = max(0, n_steps - max(LEAST_SHOWN, SHOWN_HORIZONS * horizon))
-    whole = TimeAxis.of(continued(time_index(series), horizon), None if series.time is not None else drive.dt)
-    axis, n_past = whole.part(first, n_steps + horizon), n_steps - first
-    past = replace(series, values=series.values[first:])
-    figure, panels = new_figure([*[PANEL] * model.emission.n_features, STRIP])
-    set_title(
-        panels[0], f"Observed series, then {_shown(model.emission, f'{100 * level:g}% interval')} in the forecast"
-    )
+    axis, n_past = time_axis(problem.series, horizon).part(first, n_steps + horizon), n_steps - first
+    past = replace(problem.series, observations=problem.series.observations[first:])
+    figure, panels = new_figure([*[PANEL] * emission.n_features, STRIP])
+    set_title(panels[0], f"Observed series, then {_shown(emission, f'{100 * level:g}% interval')} in the forecast")
+    assert isinstance(ahead.state, Tensor)
     band = Band(ahead.mean, *ahead.interval(level), ahead.state)
     both = (past, axis.part(0, n_past)), (band, axis.part(n_past, n_past + horizon))
-    draw_features(panels, model.emission, seen.values, *both, ahead.observation.weights)
+    draw_features(panels, emission, values, *both, ahead.observation.weights)
     states = torch.cat([seen.state[first:], ahead.state]).numpy()
-    draw_states(panels[-1], axis, states, _colors(model.emission, seen.values))
+    draw_states(panels[-1], axis, states, _colors(emission, values))
     for panel in panels:
         panel.axvline(axis.edges[n_past], color="white" if panel is panels[-1] else INK, linewidth=0.9, linestyle="--")
     axis.mark(panels)
@@ -144,70 +123,44 @@ def plot_forecast(
 
 
 @dataclass(frozen=True)
-class Posterior:
-    """One sequence under the model's values."""
+class Smoothing:
+    """What a model says of one sequence."""
 
-    values: Parameters
     weights: ByGate  # P(s_t, z_t = 1 | x) and P(s_t, z_t = 0 | x), [T, K] each
     state: Float[Tensor, "T K"]
     gate: Float[Tensor, "T"]
     gate_name: str
 
     @staticmethod
-    def of(model: "SwitchingSSM", series: Sequences, drive: Drive) -> "Posterior":
-        values = {name: value.detach() for name, value in model.values_like(series.values).items()}
-        with torch.no_grad():
-            chain = chain_of(model, values, series, drive)
-            smoothed = chain.smooth()
-            marginals = chain.marginals()
-            redrawn, held = marginals.fresh, marginals.held
-            if smoothed.redraw is not None:
-                gate, name = smoothed.redraw, "redraw"
-            else:
-                gate, name = chain.change_probability(), "change"
-        weights = ByGate(redrawn, torch.zeros_like(redrawn) if held is None else held)
-        return Posterior(values, weights, smoothed.state, gate, name)
+    def of(problem: Problem, values: Parameters) -> "Smoothing":
+        chain = problem.chain(values)
+        smoothed, marginals = chain.smooth(), chain.marginals()
+        fresh, held = marginals.fresh, marginals.held
+        weights = ByGate(fresh, torch.zeros_like(fresh) if held is None else held)
+        if smoothed.redraw is not None:
+            return Smoothing(weights, smoothed.state, smoothed.redraw, "redraw")
+        return Smoothing(weights, smoothed.state, chain.change_probability(), "change")
 
 
-def one_sequence(
-    model: "SwitchingSSM", x: Any, lengths: Any, covariates: Any, dt: Any, sequence: int, horizon: int = 0
-) -> tuple[Sequences, Drive]:
-    """The sequence of that number, cut to its length, with the names of its steps and features and what drives it."""
-    series = model.read(x, lengths)
-    series = replace(series, values=series.values.detach().cpu())
-    n_steps, n_features = series.values.shape[-2:]
-    drive = model._drive(numbers(covariates), numbers(dt), series.values, series.batch_shape, n_steps + horizon)
-    flat = series.values.reshape(-1, n_steps, n_features)
-    if not -len(flat) <= sequence < len(flat):
-        raise ValueError(f"sequence: got {sequence}, but x holds {len(flat)} sequence(s), counted from 0.")
-    time, features = series.time, series.features
-    if isinstance(x, list | tuple) and isinstance(x[sequence], pd.DataFrame | pd.Series):
-        own = model.read(x[sequence])
-        time, features = own.time, own.features
-    n = n_steps if series.lengths is None else int(series.lengths.flatten()[sequence])
-    if n < n_steps and horizon and (drive.covariates is not None or drive.dt is not None):
-        raise ValueError(
-            "lengths: forecasts with covariates or dt need sequences of equal length; forecast one at a time."
-        )
-    steps = slice(0, n + horizon)
-    moved = Drive(
-        None
-        if drive.covariates is None
-        else drive.covariates.reshape(len(flat), -1, drive.covariates.shape[-1])[sequence, steps],
-        None if drive.dt is None else drive.dt.reshape(len(flat), -1)[sequence, steps],
-    )
-    return Sequences(flat[sequence, :n], None, None if time is None else time[:n], features), moved
+def _alone(model: SwitchingSSM, series: Series, sequence: int) -> tuple[Problem, Parameters]:
+    """The problem of one sequence, and the model's values for it."""
+    one = series.one(sequence).cpu()
+    values = {name: value.detach() for name, value in model.values_like(one.observations).items()}
+    return model.problem(one), values
+
+
+def time_axis(series: Series, horizon: int = 0) -> TimeAxis:
+    """Where the steps lie, and those to come: as their labels say, or their gaps where there are no labels."""
+    index = time_index(series.index_of(), series.n_steps)
+    gaps = series.gaps if series.index is None and series.gaps is not None else None
+    gaps = None if gaps is None else gaps[: series.n_steps + horizon]
+    return TimeAxis.of(continued(index, horizon) if horizon else index, gaps)
 
 
 def within_support(emission: Emission, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
     """The ends of a band, kept inside what the emission can produce."""
-    part = emission.emission if isinstance(emission, Gated) else emission
-    return (lower.clamp(min=0.0), upper) if isinstance(part, Poisson) else (lower, upper)
-
-
-def _check_level(level: float) -> None:
-    if not 0 < level < 1:
-        raise ValueError(f"level: got {level}, expected a probability between 0 and 1, such as 0.9.")
+    least, most = (getattr(emission.support, f"{end}_bound", None) for end in ("lower", "upper"))
+    return lower if least is None else lower.clamp(min=least), upper if most is None else upper.clamp(max=most)
 
 
 # ---- the panels ----------------------------------------------------------------------------------------------------
@@ -227,7 +180,7 @@ def draw_features(
     panels: list[Axes],
     emission: Emission,
     values: Parameters,
-    observed: tuple[Sequences, TimeAxis],
+    observed: tuple[Series, TimeAxis],
     expected: tuple[Band, TimeAxis],
     weights: ByGate,
 ) -> None:
@@ -237,8 +190,8 @@ def draw_features(
     best = band.state.argmax(-1).numpy()
     for feature in range(emission.n_features):
         panel = panels[feature]
-        if isinstance(emission, Categorical):
-            draw_categories(panel, axis, ((weights.redrawn + weights.held) @ values["probs"]).numpy())
+        if _categorical(emission):
+            draw_categories(panel, axis, _categories(emission, values, weights))
             where = values["probs"].argmax(-1).double().numpy()
             texts = [f"state {k}: mostly {at:.0f}" for k, at in enumerate(where)]
         else:
@@ -246,8 +199,9 @@ def draw_features(
             draw_band(panel, axis, best, colors, mean, *((mean, mean) if _binary(emission) else (lower, upper)))
             where = means[:, feature]
             texts = [f"state {k}: {at:.4g}" for k, at in enumerate(where)]
-        draw_series(panel, seen_at, series.values[:, feature].numpy(), joined=not _binary(emission))
-        panel.set_ylabel(_feature_name(series, feature))
+        few = _binary(emission) or _categorical(emission)
+        draw_series(panel, seen_at, series.observations[:, feature].numpy(), joined=not few)
+        panel.set_ylabel(series.features_of()[feature])
         label_states(panel, where, texts, colors)
 
 
@@ -255,18 +209,23 @@ def _colors(emission: Emission, values: Parameters) -> list[str]:
     return state_colors(state_levels(emission, values).numpy())
 
 
-def _feature_name(series: Sequences, feature: int) -> str:
-    if series.features is not None:
-        return series.features[feature]
-    return "x" if series.values.shape[-1] == 1 else f"x[{feature}]"
-
-
 def _binary(emission: Emission) -> bool:
-    """Whether observations are so few distinct numbers that a band says nothing and a joining line hides them."""
-    return isinstance(emission, Bernoulli | Categorical)
+    """Whether observations are only ever 0 and 1, of which a band says nothing and which a joining line hides."""
+    return emission.support is constraints.boolean
+
+
+def _categorical(emission: Emission) -> bool:
+    return "category" in emission.sizes
+
+
+def _categories(emission: Emission, values: Parameters, weights: ByGate) -> np.ndarray:
+    """The probability of each category at each step: [T, C]."""
+    tables = [part.own(values)["probs"] for part in emission.parts]
+    shares = zip(emission.weights(*weights), tables, strict=True)
+    return torch.stack([weight @ table for weight, table in shares]).sum(0).numpy()
 
 
 def _shown(emission: Emission, spread: str) -> str:
-    if isinstance(emission, Categorical):
+    if _categorical(emission):
         return "the probability of each category"
-    return "the probability of a 1" if isinstance(emission, Bernoulli) else f"the mean and {spread}"
+    return "the probability of a 1" if _binary(emission) else f"the mean and {spread}"

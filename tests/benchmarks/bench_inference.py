@@ -20,8 +20,7 @@ from dynamax.hidden_markov_model import hmm_smoother
 from hmmlearn import _hmmc
 from hmmlearn.hmm import GaussianHMM
 from samplehold import CopyChain, Markov, MarkovChain, MultivariateNormal, SwitchingSSM, linear_scan
-from samplehold.switching.data.series import read_sequences
-from samplehold.switching.dynamics import Drive
+from samplehold.switching.data.series import Drive, read_sequences
 from samplehold.switching.fitting.em import Problem, maximize
 from timing import HEADER, Row, paired
 

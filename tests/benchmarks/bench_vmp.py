@@ -19,8 +19,7 @@ import torch
 from hmmlearn.vhmm import VariationalGaussianHMM
 from samplehold import Copy, Markov, MultivariateNormal, Normal, SwitchingSSM
 from samplehold.inference.message_passing.engine import VMP
-from samplehold.switching.data.series import Sequences
-from samplehold.switching.dynamics import Drive
+from samplehold.switching.data.series import Drive, Sequences
 from samplehold.switching.fitting.message_passing import Structure
 from timing import HEADER, Row, paired
 

@@ -469,7 +469,7 @@ def test_ragged_sequences_are_their_own_lengths():
     padded = hidden_markov(torch.where(inside[..., None], x, 99.0), 2, lengths=lengths)
     first, second = hidden_markov(x[:1], 2), hidden_markov(x[1:, :5], 2)
     for vmp in (first, second):
-        vmp.blocks["theta"] = padded.blocks["theta"]
+        vmp.put(padded.blocks["theta"])
     added = []
     for vmp in (padded, first, second):
         vmp.update("paths")
@@ -533,7 +533,7 @@ def test_minibatches_average_to_the_batch():
         mean = torch.stack([part.blocks[name].eta for part in parts]).mean(0)
         assert_close(mean, whole.blocks[name].eta, rtol=1e-11, atol=1e-11)
         for vmp in (whole, *parts):
-            vmp.blocks[name] = replace(vmp.blocks[name], eta=start[name])
+            vmp.put(replace(vmp.blocks[name], eta=start[name]))
 
 
 def test_stochastic_steps_find_the_optimum_of_the_batch():
@@ -555,7 +555,7 @@ def test_stochastic_steps_find_the_optimum_of_the_batch():
 def test_a_partial_step_goes_part_of_the_way():
     x = clustered(9, 2, 17)
     full, half = mixture(x, 2), mixture(x, 2)
-    half.blocks["theta"] = replace(half.blocks["theta"], step=0.25)
+    half.put(replace(half.blocks["theta"], step=0.25))
     start = half.blocks["theta"].eta
     full.update("theta"), half.update("theta")
     assert_close(half.blocks["theta"].eta, 0.75 * start + 0.25 * full.blocks["theta"].eta, rtol=1e-13, atol=1e-13)
@@ -593,7 +593,7 @@ def test_restarts_are_a_loop_over_restarts():
     for i in range(4):
         alone = sample_hold(x, 3, seed=2)
         theta = sample_hold(x, 3, restarts=4, seed=2).blocks["theta"].eta[i]
-        alone.blocks["theta"] = replace(alone.blocks["theta"], eta=theta)
+        alone.put(replace(alone.blocks["theta"], eta=theta))
         assert_close(alone.run(15, tol=0).elbo, run.elbo[:, i], rtol=1e-11, atol=0)
         assert_close(alone.blocks["theta"].eta, together.blocks["theta"].eta[i], rtol=1e-9, atol=1e-9)
     kept = together.select(run.elbo[-1].topk(2).indices)

@@ -4,13 +4,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samplehold import Categorical, Copy, Gated, Markov, Normal, SwitchingSSM
 from samplehold.models.networks.minimal import MinGRU, MinLSTM
 from samplehold.models.networks.qrnn import QRNN
 from samplehold.models.networks.truncated import truncate
 from samplehold.models.networks.wrapped import GRU, LSTM, Elman
 from samplehold.models.studies.forgetting import certificate, forgetting
 from samplehold.models.studies.stability import stabilize
-from samplehold.switching import Categorical, Copy, Gated, Markov, Normal, SwitchingSSM
 from torch.testing import assert_close
 
 ROUNDING = 1e-13

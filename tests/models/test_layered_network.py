@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samplehold import Categorical, Gated, LayeredSSM, Normal
 from samplehold.models.bridge.correspondence import as_rnn, compare_layers, one_hot
 from samplehold.models.bridge.layered_network import BeliefLayer, SweepNetwork
 from samplehold.models.networks.minimal import MinGRU
-from samplehold.switching import Categorical, Gated, LayeredSSM, Normal
 from torch.testing import assert_close
 
 
@@ -58,7 +58,7 @@ def test_without_softmax_the_upper_layers_are_astray_by_what_the_comparison_show
     assert (table["without softmax - exact, mean"].iloc[1:] > table["sweep - exact, mean"].iloc[1:]).all()
     expected = 0.5 * (report.without_softmax[1] - report.sweep[1]).abs().sum(-1).mean()
     assert table["without softmax - sweep, mean"].iloc[1] == pytest.approx(float(expected))
-    assert_close(report.exact[2], model.filter(report.series.values).state[2])
+    assert_close(report.exact[2], model.filter(report.series.observations).state[2])
 
 
 def test_the_network_of_layers_can_be_trained_further():

@@ -4,17 +4,7 @@ import itertools
 
 import pyro
 import torch
-from samplehold.switching import (
-    Bernoulli,
-    Categorical,
-    Copy,
-    Gated,
-    Markov,
-    MultivariateNormal,
-    Normal,
-    Poisson,
-    SwitchingSSM,
-)
+from samplehold import Bernoulli, Categorical, Copy, Gated, Markov, MultivariateNormal, Normal, Poisson, SwitchingSSM
 from torch import Tensor
 
 EMISSIONS = {

@@ -9,8 +9,7 @@ import pytest
 import samplehold as sh
 import torch
 from oracles.models import KINDS, drive, random_model
-from samplehold.switching.fitting.conjugate import emitters
-from samplehold.switching.parameters import sample_sites
+from samplehold.switching.priors import sample_sites
 from scipy.stats import chisquare
 from torch import Tensor
 
@@ -48,7 +47,7 @@ def numbers(*parts: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", ONE_STATE)
 def test_conjugate_posteriors_are_calibrated(name):
     emission, hyperparameters = ONE_STATE[name]
-    (emitter,), generator = emitters(emission), torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     prior = emission.default_prior(N_POSTERIORS, None)  # a state for each data set
     prior |= {n: torch.full_like(prior[n], value) for n, value in hyperparameters.items()}
     with torch.random.fork_rng():
@@ -58,8 +57,8 @@ def test_conjugate_posteriors_are_calibrated(name):
         x = torch.stack([emission.distribution(values).sample() for _ in range(N_STEPS)])  # [n, data sets, F]
     x = x.to(torch.float64).reshape(N_STEPS * N_POSTERIORS, emission.n_features)
     of = torch.nn.functional.one_hot(torch.arange(N_POSTERIORS), N_POSTERIORS).double().repeat(N_STEPS, 1)
-    eta = emitter.piece.prior(prior) + emitter.piece.message(emission.moments(x, of, None))
-    draws = emitter.piece.named(emitter.piece.family.sample(eta, DRAWS, generator))
+    eta = emission.natural(prior) + emission.message(x, of)
+    draws = emission.values(emission.family.sample(eta, DRAWS, generator))
     own, drawn = (numbers(*(found[n] for n in values)) for found in (values, draws))
     for i in range(own.shape[-1]):
         assert p_value(own[:, i], drawn[..., i], generator) > LEAST

@@ -5,13 +5,11 @@ import itertools
 import pytest
 import torch
 from oracles.conjugate import log_dirichlet_multinomial, normal_wishart_log_evidence, normal_wishart_posterior
+from samplehold import Categorical, FactorialSSM, Gated, LayeredSSM, MultivariateNormal, Normal, Poisson
 from samplehold.inference.families import CopyTables, MatrixNormalWishart
-from samplehold.switching import Categorical, FactorialSSM, Gated, LayeredSSM, MultivariateNormal, Normal, Poisson
-from samplehold.switching.coupled.factorial_fit import chains_engine
-from samplehold.switching.coupled.fit import joint_counts, joint_normal, observed_features
-from samplehold.switching.coupled.layered_fit import layers_engine
+from samplehold.switching.coupled.factors import joint_counts, joint_normal
 from samplehold.switching.coupled.noise import CountNoise, NormalNoise
-from samplehold.switching.fitting.conjugate import emitters
+from samplehold.switching.fitting.options import Options
 from torch.testing import assert_close
 
 FLOAT = torch.float64
@@ -69,8 +67,7 @@ def holed(x: torch.Tensor) -> torch.Tensor:
 def test_no_block_of_a_factorial_model_lowers_the_bound(counts):
     model = factorial(counts)
     x = holed(model.simulate(30, (2,), seed=1).x)
-    about = torch.zeros(2, dtype=FLOAT)
-    engine = chains_engine(model, model._read(x, [30, 12]), about, 3, 0)
+    engine = model.network(model.read(x, lengths=[30, 12]), Options("vmp", 3)).engine(3)
     run = engine.run(8, tol=0, record=True)  # raises where a block does; before that, checks messages and linearity
     assert bool((run.elbo[-1] > run.elbo[0]).all())
     assert len(run.sweeps[0].elbo) == len(engine.blocks) == (8 if counts else 7)
@@ -80,7 +77,7 @@ def test_no_block_of_a_factorial_model_lowers_the_bound(counts):
 def test_no_block_of_a_layered_model_lowers_the_bound(emission):
     model = layered(emission)
     x = holed(model.simulate(30, (2,), seed=1).x)
-    engine = layers_engine(model, model._read(x, [30, 12]), torch.zeros(x.shape[-1], dtype=FLOAT), 3, 0)
+    engine = model.network(model.read(x, lengths=[30, 12]), Options("vmp", 3)).engine(3)
     run = engine.run(8, tol=0, record=True)
     assert bool((run.elbo[-1] > run.elbo[0]).all())
 
@@ -90,12 +87,13 @@ def test_observations_are_linear_in_the_statistics_of_their_parameters(emission)
     model = layered(emission)
     x = model.simulate(20, seed=2).x
     x[4] = torch.nan
-    (emitter,) = emitters(model.emission)
-    prior = {name: table.to(x) for name, table in model.emission.default_prior(3, x).items()}
-    features, constant = observed_features(emitter, x, prior)
-    found = features @ emitter.piece.statistics(model.values).flatten(1).mT + constant
-    assert_close(found, model.emission.log_likelihood(x, model.values).redrawn, rtol=1e-9, atol=1e-9)
-    assert not found[4].any()
+    emission = model.emission
+    points = emission.default_prior(3, x)
+    both = [emission.statistics(model.values), emission.statistics(emission.start(points))]
+    tables = [emission.expected_table(x, statistics) for statistics in (*both, (both[0] + both[1]) / 2)]
+    assert_close(tables[0], emission.log_likelihood(x, model.values).redrawn, rtol=1e-9, atol=1e-9)
+    assert_close(tables[2], (tables[0] + tables[1]) / 2, rtol=1e-9, atol=1e-9)
+    assert not tables[0][4].any()
 
 
 @pytest.mark.parametrize("counts", [False, True])
@@ -147,7 +145,7 @@ def test_the_bound_of_a_layered_model_lies_below_the_exact_evidence():
         [torch.full(sizes, 0.5, dtype=FLOAT)],
         torch.full((2,), 0.5, dtype=FLOAT),
     )
-    fit = model.fit(x[:, None], restarts=6, tol=1e-10, progress=False)
+    fit = model.fit(x[:, None], "vmp", restarts=6, tol=1e-10, progress=False)
     assert float(exact) - 3.0 < float(fit.objective[-1]) < float(exact)
     assert bool((fit.restarts <= exact).all())
 
@@ -156,9 +154,9 @@ def test_one_state_and_one_step_have_the_conjugate_evidence():
     x = draw(0, 6, 1, 2)
     one = torch.ones(1, dtype=FLOAT)
     model = FactorialSSM(torch.full((1,), 0.3).to(FLOAT), [one], [torch.zeros(1, 2).to(FLOAT)], torch.eye(2).to(FLOAT))
-    fit = model.fit(x, restarts=1, progress=False)
+    fit = model.fit(x, "vmp", restarts=1, progress=False)
     rows = x[:, 0]
-    block = chains_engine(model, model._read(x, None), rows.mean(0), 1, 0).blocks["noise"]
+    block = model.network(model.read(x), Options("vmp", 1)).engine(1).blocks["noise"]
     prior = block.family.usual(block.prior)
     known = {"loc": rows.mean(0), "kappa": prior.weight[0, 0], "df": prior.df, "scale_matrix": prior.scale_matrix}
     assert_close(fit.objective[-1], normal_wishart_log_evidence(known, rows), rtol=1e-12, atol=0)
@@ -175,7 +173,7 @@ def test_a_factorial_fit_finds_the_chains(counts):
     truth = factorial(counts)
     sample = truth.simulate(250, (3,), seed=3)
     x = holed(sample.x.clone())
-    fit = truth.fit(x, progress=False)
+    fit = truth.fit(x, "vmp", progress=False)
     assert fit.converged
     assert fit.method == "vmp"
     assert float(fit.objective.diff().min()) > -1e-9 * float(fit.objective[-1].abs())
@@ -199,7 +197,7 @@ def test_a_factorial_fit_finds_the_chains(counts):
 def test_a_layered_fit_finds_the_layers():
     truth = layered()
     sample = truth.simulate(400, (4,), seed=3)
-    fit = truth.fit(sample.x, progress=False)
+    fit = truth.fit(sample.x, "vmp", progress=False)
     assert fit.converged
     assert float(fit.objective.diff().min()) > -1e-9 * float(fit.objective[-1].abs())
     assert fit.objective[-1] < fit.model.log_evidence(sample.x).sum()
@@ -222,7 +220,7 @@ def test_posteriors_have_means_intervals_and_draws_by_the_model_names(kind):
         else layered("gated" if kind == "gated" else "normal")
     )
     x = model.simulate(60, (2,), seed=1).x + (0.0 if kind == "counts" else 100.0)
-    fit = model.fit(x, restarts=2, max_steps=20, progress=False)
+    fit = model.fit(x, "vmp", restarts=2, max_steps=20, progress=False)
     draws, interval = fit.posterior.sample(4000), fit.posterior.interval(0.9)
     assert draws.keys() == fit.posterior.mean.keys() == interval.lower.keys()
     for name, mean in fit.posterior.mean.items():
@@ -247,10 +245,10 @@ def test_fits_are_repeatable_and_ragged_data_end_where_they_end():
 
 
 def test_bad_arguments_are_named():
-    x = layered("full").simulate(9, seed=0).x
-    x[3, 0] = torch.nan
-    with pytest.raises(ValueError, match="x: misses single features"):
-        layered("full").fit(x, progress=False)
+    with pytest.raises(ValueError, match='prior: got "own"'):
+        layered().fit(torch.zeros(5, 1), prior="own")
+    with pytest.raises(ValueError, match="method: got 'svi'"):
+        layered().fit(torch.zeros(5, 1), "svi")
     with pytest.raises(ValueError, match="restarts: got 0"):
         layered().fit(torch.zeros(5, 1), restarts=0)
     with pytest.raises(ValueError, match="max_steps: got -1"):

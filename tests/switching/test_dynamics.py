@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 from oracles.models import drive, random_model
-from samplehold.switching import Copy, Markov, Normal, SwitchingSSM
-from samplehold.switching.dynamics import Drive
-from samplehold.switching.dynamics.copy import log1mexp
-from samplehold.switching.parameters import log_prior
+from samplehold import Copy, Markov, Normal, SwitchingSSM
+from samplehold.switching.data.series import Drive
+from samplehold.switching.dynamics.gates import log1mexp
+from samplehold.switching.priors import log_prior
 from torch.testing import assert_close
 
 GAPS = torch.tensor([1.0, 0.5, 2.0, 1.0, 3.0, 1.0], dtype=torch.float64)

@@ -7,9 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles.models import EMISSIONS, random_model
-from samplehold.switching import Bernoulli, Categorical, Gated, MultivariateNormal, Normal, Poisson, SwitchingSSM
-from samplehold.switching.dynamics import Copy
-from samplehold.switching.parameters import log_prior
+from samplehold import Bernoulli, Categorical, Copy, Gated, MultivariateNormal, Normal, Poisson, SwitchingSSM
+from samplehold.switching.priors import log_prior
 from torch.testing import assert_close
 
 PLAIN = {name: e for name, e in EMISSIONS.items() if not isinstance(e, Gated)}
@@ -30,8 +29,12 @@ def test_log_prob_is_that_of_the_pyro_distribution(name):
     model, x = random_model("copy", name), data(name)
     table = model.emission.log_likelihood(x, model.values).redrawn
     for state in range(2):
-        at = model.emission.at(model.values, torch.tensor(state))
+        at = {name: model.values[name][state] for name in model.emission.parameters}
         assert_close(table[:, state], model.emission.distribution(at).log_prob(x), rtol=1e-10, atol=1e-10)
+
+
+def started(emission, x):
+    return emission.start(emission.default_prior(1, x))
 
 
 @pytest.mark.parametrize("name", ["normal", "bernoulli", "poisson", "full"])
@@ -46,7 +49,7 @@ def test_a_missing_feature_leaves_the_marginal_of_the_others(name):
         expected = torch.distributions.Normal(values["loc"][:, 1], scale).log_prob(x[:, 1:])
     else:
         one = type(model.emission)(1)
-        expected = one.log_likelihood(x[:, 1:], {n: v[:, 1:] for n, v in model.values.items() if n in one.event_dims})
+        expected = one.log_likelihood(x[:, 1:], {n: v[:, 1:] for n, v in model.values.items() if n in one.parameters})
         expected = expected.redrawn
     assert_close(table, expected, rtol=1e-10, atol=1e-10)
     assert_close(
@@ -68,10 +71,10 @@ def test_the_m_step_is_a_stationary_point_of_its_objective(name, missing):
     values = model.values
     if name == "full" and missing:  # iterate: the fill-in of missing values depends on the parameters
         for _ in range(1500):
-            values = emission.maximize(emission.gather(x, w, None, values), prior, torch.zeros(2)).values
+            values = emission.maximize(x, w, values, prior, torch.zeros(2)).values
     else:
-        values = emission.maximize(emission.gather(x, w, None, values), prior, torch.zeros(2)).values
-    leaves = {n: values[n].clone().requires_grad_() for n in emission.event_dims}
+        values = emission.maximize(x, w, values, prior, torch.zeros(2)).values
+    leaves = {n: values[n].clone().requires_grad_() for n in emission.parameters}
     objective = (w * emission.log_likelihood(x, leaves).redrawn).sum() + log_prior(emission.sites(prior), leaves)
     gradients = torch.autograd.grad(objective, list(leaves.values()))
     for (leaf_name, leaf), gradient in zip(leaves.items(), gradients, strict=True):
@@ -85,12 +88,11 @@ def test_the_m_step_is_a_stationary_point_of_its_objective(name, missing):
 def test_restarts_are_one_more_axis(name):
     model, x = random_model("copy", name), data(name, missing=0.2)
     w = weights(40, restarts=(3,))
-    stacked = {n: torch.stack([model.values[n]] * 3) for n in model.emission.event_dims}
+    stacked = {n: torch.stack([model.values[n]] * 3) for n in model.emission.parameters}
     prior = model.emission.default_prior(2, x)
-    whole = model.emission.maximize(model.emission.gather(x, w, None, stacked), prior, torch.zeros(2)).values
+    whole = model.emission.maximize(x, w, stacked, prior, torch.zeros(2)).values
     for r in range(3):
-        moments = model.emission.gather(x, w[r], None, model.values)
-        alone = model.emission.maximize(moments, prior, torch.zeros(2)).values
+        alone = model.emission.maximize(x, w[r], model.values, prior, torch.zeros(2)).values
         for n in alone:
             assert_close(whole[n][r], alone[n], rtol=1e-12, atol=1e-12)
     table = model.emission.log_likelihood(x, whole).redrawn
@@ -104,16 +106,16 @@ def test_variances_keep_their_digits_far_from_zero(centre, scale, seed):
     generator = torch.Generator().manual_seed(seed)
     x = centre + scale * torch.randn(50, 1, generator=generator, dtype=torch.float64)
     ones = torch.ones(50, 1, dtype=torch.float64)
-    for emission, name in ((Normal(1), "scatter"), (MultivariateNormal(1), "scatter")):
-        found = emission.gather(x, ones, None, None)[name].flatten()
-        assert_close(found, ((x - x.mean()) ** 2).sum().reshape(1), rtol=1e-9, atol=0)
+    for emission in (Normal(1), MultivariateNormal(1)):
+        found = emission.maximize(x, ones, started(emission, x), None, torch.full_like(x[0], 1e-12)).values
+        assert_close(1 / found["precision"].flatten(), ((x - x.mean()) ** 2).mean().reshape(1), rtol=1e-9, atol=0)
 
 
 def test_a_state_on_one_point_is_reported_and_stays_finite_under_maximum_likelihood():
     x = torch.tensor([[0.0], [1.0], [5.0], [5.0]], dtype=torch.float64)
     w = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]], dtype=torch.float64)
     for emission in (Normal(1), MultivariateNormal(1)):
-        result = emission.maximize(emission.gather(x, w, None, None), None, torch.tensor([1e-8], dtype=x.dtype))
+        result = emission.maximize(x, w, started(emission, x), None, torch.tensor([1e-8], dtype=x.dtype))
         assert result.collapsed.tolist() == [False, True]
         assert bool(torch.isfinite(result.values["precision"]).all())
         assert_close(result.values["precision"][1].flatten(), torch.tensor([1e8], dtype=x.dtype))
@@ -121,10 +123,12 @@ def test_a_state_on_one_point_is_reported_and_stays_finite_under_maximum_likelih
 
 def test_gated_emission_sends_redrawn_and_held_weights_to_their_parts():
     emission = Gated(Normal(1), Normal(1))
-    x, redrawn, held = data("normal")[:, :1], weights(40), weights(40, seed=1)
-    moments = emission.gather(x, redrawn, held, None)
-    assert_close(moments["count"], Normal(1).gather(x, redrawn, None, None)["count"])
-    assert_close(moments["background_count"], held.sum().reshape(1, 1))
+    redrawn, held = weights(40), weights(40, seed=1)
+    drawn, background = emission.weights(redrawn, held)
+    assert_close(drawn, redrawn, rtol=0, atol=0)
+    assert_close(background, held.sum(-1, keepdim=True), rtol=0, atol=0)
+    (both,) = Normal(1).weights(redrawn, held)
+    assert_close(both, redrawn + held, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +150,7 @@ def test_values_outside_the_support_are_named(emission, bad, said):
 def test_mean_and_variance_are_those_of_the_distribution():
     for name in ("normal", "full", "bernoulli", "poisson"):
         model = random_model("copy", name)
-        pyro_form = model.emission.distribution({n: model.values[n] for n in model.emission.event_dims})
+        pyro_form = model.emission.distribution({n: model.values[n] for n in model.emission.parameters})
         assert_close(model.emission.mean(model.values).redrawn, pyro_form.mean)
         assert_close(model.emission.variance(model.values).redrawn, pyro_form.variance)
     model = random_model("copy", "categorical")
@@ -161,9 +165,9 @@ def test_default_priors_are_in_the_units_of_the_data():
     x = data("normal")
     for emission in (Normal(2), MultivariateNormal(2)):
         w = weights(40)
-        small = emission.maximize(emission.gather(x, w, None, None), emission.default_prior(2, x), torch.zeros(2))
+        small = emission.maximize(x, w, started(emission, x), emission.default_prior(2, x), torch.zeros(2))
         y = 1000 * x + 5
-        large = emission.maximize(emission.gather(y, w, None, None), emission.default_prior(2, y), torch.zeros(2))
+        large = emission.maximize(y, w, started(emission, y), emission.default_prior(2, y), torch.zeros(2))
         assert_close(large.values["loc"], 1000 * small.values["loc"] + 5, rtol=1e-10, atol=1e-8)
         assert_close(large.values["precision"] * 1e6, small.values["precision"], rtol=1e-10, atol=1e-10)
 

@@ -58,10 +58,7 @@ def test_log_evidence_is_differentiable_in_the_parameters(dynamics):
     names = list(model.values)
 
     def evidence(*leaves):
-        series = model.read(x)
-        given = model._drive(keywords.get("covariates"), keywords.get("dt"), series.values, (), 8)
-        values = dict(zip(names, leaves, strict=True))
-        return model.dynamics.chain(values, model.emission.log_likelihood(x, values), given).log_normalizer()
+        return model.problem(x, **keywords).chain(dict(zip(names, leaves, strict=True))).log_normalizer()
 
     leaves = [v.clone().requires_grad_() for v in model.values.values()]
     assert torch.autograd.gradcheck(evidence, leaves, atol=1e-6)
@@ -100,9 +97,9 @@ GOOD = {"redraw_prob": 0.1, "state_probs": [0.5, 0.5], "loc": [[0.0], [3.0]], "s
         ({"redraw_prob": 1.5}, "redraw_prob: got 1.5, expected a probability"),
         ({"state_probs": [0.5, 0.6]}, "state_probs: got rows that are not probabilities"),
         ({"state_probs": [0.2, 0.3, 0.5]}, r"state_probs: got shape \(3,\)"),
-        ({"loc": [[0.0]]}, "loc: got 1 rows, but the model has 2"),
+        ({"loc": [[0.0]]}, r"loc: got shape \(1, 1\); Normal needs \[2, 1\]"),
         ({"loc": [0.0, 1.0]}, r"loc: got shape \(2,\)"),
-        ({"scale": [[0.0], [1.0]]}, "precision: got values that are not finite"),
+        ({"scale": [[0.0], [1.0]]}, "scale: got 0.0, expected a number greater than 0"),
         ({"rate": [[1.0], [1.0]]}, r"unknown parameter\(s\) \['rate'\]"),
         ({"loc": None}, "loc: missing"),
     ],

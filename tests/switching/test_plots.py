@@ -13,19 +13,10 @@ from hypothesis import strategies as st
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
-from samplehold.switching import (
-    Bernoulli,
-    Categorical,
-    Copy,
-    Gated,
-    Markov,
-    MultivariateNormal,
-    Normal,
-    Poisson,
-    SwitchingSSM,
-)
+from samplehold import Bernoulli, Categorical, Copy, Gated, Markov, MultivariateNormal, Normal, Poisson, SwitchingSSM
 from samplehold.switching.data.timeline import continued, evenly_spaced, following, label_text
-from samplehold.switching.fitting.order import reordered, state_levels
+from samplehold.switching.fitting.alignment import state_levels
+from samplehold.switching.parameters import reordered
 from samplehold.switching.views.drawing import TimeAxis, apart, state_colors
 from samplehold.switching.views.figures import plot_fit, plot_forecast
 
@@ -317,7 +308,7 @@ def test_reordering_names_the_same_model_anew():
         model = MODELS[name]
         x = model.simulate(30, seed=2).x
         order = torch.tensor([1, 0])
-        other = model.with_values(reordered(model.emission, model.values, order))
+        other = model.with_values(reordered(model.known, model.values, order))
         torch.testing.assert_close(other.log_evidence(x), model.log_evidence(x), rtol=1e-12, atol=0)
         torch.testing.assert_close(other.smooth(x).state, model.smooth(x).state[:, order], rtol=1e-10, atol=1e-14)
         torch.testing.assert_close(

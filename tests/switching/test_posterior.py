@@ -6,10 +6,10 @@ import pytest
 import samplehold as sh
 import torch
 from oracles.models import KINDS, drive, random_model
-from samplehold.switching.dynamics import Drive
-from samplehold.switching.fitting.alignment import match_states, reorder_states
-from samplehold.switching.fitting.posterior import DrawnPosterior, VariationalPosterior, chain_of
-from samplehold.switching.fitting.trajectories import pieces
+from samplehold.switching.fitting.alignment import match_states
+from samplehold.switching.fitting.graph import blocks_of
+from samplehold.switching.fitting.posterior import DrawnPosterior, VariationalPosterior
+from samplehold.switching.parameters import reordered, with_prefix
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -19,9 +19,8 @@ def posterior_of(dynamics: str, emission: str, worth: float = 40.0) -> tuple[sh.
     model = random_model(dynamics, emission, seed=3)
     prior = model.prior
     blocks = {}
-    for name, (prefix, piece) in pieces(model.dynamics, model.emission).items():
-        own = {n.removeprefix(prefix): table for n, table in prior.items() if n.startswith(prefix)}
-        blocks[name] = worth * piece.prior(own)
+    for name, (prefix, block) in blocks_of(model.dynamics, model.emission).items():
+        blocks[name] = worth * block.natural(with_prefix(prior, prefix))
     return model, VariationalPosterior(model, blocks, torch.zeros(model.emission.n_features).double())
 
 
@@ -141,12 +140,12 @@ def test_states_are_matched_by_the_steps_they_explain(dynamics):
     model = model.with_values(loc=[[0.0], [3.0], [9.0]], scale=[[1.0], [1.0], [1.0]], **own)
     series = model.read(model.simulate(60, (2,), seed=0).x)
     orders = torch.tensor([[0, 1, 2], [1, 2, 0], [2, 1, 0], [0, 2, 1]])
-    reference = model.values_like(series.values)
-    draws = reorder_states(model.emission, {n: v.expand(4, *v.shape) for n, v in reference.items()}, orders)
-    evidence = chain_of(model, draws, series, Drive()).log_normalizer()
+    reference = model.values_like(series.observations)
+    draws = reordered(model.known, {n: v.expand(4, *v.shape) for n, v in reference.items()}, orders)
+    evidence = model.problem(series).chain(draws).log_normalizer()
     assert_close(evidence, evidence[:1].expand_as(evidence), rtol=1e-10, atol=0)  # only the names have changed
-    matched = match_states(model, draws, reference, series, Drive())
-    back = reorder_states(model.emission, draws, matched)
+    matched = match_states(model.problem(series), draws, reference)
+    back = reordered(model.known, draws, matched)
     for name, value in back.items():
         assert_close(value, reference[name].expand_as(value), rtol=0, atol=0)
 

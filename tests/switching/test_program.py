@@ -6,7 +6,7 @@ import pytest
 import torch
 from oracles.models import DYNAMICS, EMISSIONS, KINDS, drive, enumerate_evidence, random_model, trace_log_prob
 from pyro.infer.autoguide.initialization import init_to_median
-from samplehold.switching import Copy, Normal, SwitchingSSM
+from samplehold import Copy, Normal, SwitchingSSM
 from torch.testing import assert_close
 
 N_STEPS = 4

@@ -9,18 +9,8 @@ import pandas as pd
 import pytest
 import torch
 import xarray as xr
-from samplehold.switching import (
-    Bernoulli,
-    Categorical,
-    Copy,
-    Gated,
-    Markov,
-    MultivariateNormal,
-    Normal,
-    Poisson,
-    SwitchingSSM,
-)
-from samplehold.switching.dynamics import Drive
+from samplehold import Bernoulli, Categorical, Copy, Gated, Markov, MultivariateNormal, Normal, Poisson, SwitchingSSM
+from samplehold.switching import problem
 from samplehold.switching.views import arviz as report
 from torch.testing import assert_close
 
@@ -67,10 +57,9 @@ def markov_model() -> SwitchingSSM:
 
 def data_of(model: SwitchingSSM, x, draws: int = 4, **keywords) -> az.InferenceData:
     """The InferenceData of a model with known values, as of a fit that found them."""
-    series = model.read(x, keywords.pop("lengths", None))
-    drive = Drive(keywords.pop("covariates", None), keywords.pop("dt", None))
-    point = {name: value.unsqueeze(0) for name, value in model.values_like(series.values).items()}
-    return report.inference_data(model, point, (1, draws), series, drive, **keywords)
+    series = model.read(x, **{name: keywords.pop(name, None) for name in ("lengths", "covariates", "dt")})
+    point = {name: value.unsqueeze(0) for name, value in model.values_like(series.observations).items()}
+    return report.inference_data(model, point, (1, draws), series, **keywords)
 
 
 # ---- names ---------------------------------------------------------------------------------------------------------
@@ -295,14 +284,14 @@ def test_the_seed_alone_decides_the_replicates_and_torch_is_left_as_it_was():
 
 @pytest.mark.parametrize("table_size", [1, 2**24])
 def test_several_parameter_draws_are_averaged_and_kept_apart_where_they_should_be(table_size, monkeypatch):
-    monkeypatch.setattr(report, "TABLE_SIZE", table_size)
+    monkeypatch.setattr(problem, "TABLE_SIZE", table_size)
     x = tensor([[0.3, -1.2, 2.5], [0.0, 0.5, float("nan")]]).unsqueeze(-1)
     models = [
         copy_model(),
         *(copy_model().with_values(copy_model().values | {"redraw_prob": tensor(p)}) for p in (0.1, 0.5, 0.9)),
     ]
     values = {name: torch.stack([model.values[name] for model in models]) for name in models[0].values}
-    data = report.inference_data(models[0], values, (2, 2), models[0].read(x), Drive())
+    data = report.inference_data(models[0], values, (2, 2), models[0].read(x))
     assert data.posterior["redraw_prob"].values.tolist() == [[0.3, 0.1], [0.5, 0.9]]
     expected = np.mean([model.smooth(x).state.numpy() for model in models], 0)
     np.testing.assert_allclose(data.smoothed["state_probability"].values, expected, rtol=1e-12)

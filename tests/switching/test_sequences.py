@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from samplehold.switching.data.series import read_sequences
+from samplehold.switching.data.series import read_series
 from torch.testing import assert_close
 
 LINE = [1.0, 2.0, float("nan"), 4.0]
@@ -23,44 +23,44 @@ LINE = [1.0, 2.0, float("nan"), 4.0]
     ],
 )
 def test_one_sequence_in_any_form_is_the_same(x):
-    series = read_sequences(x, 1)
-    assert_close(series.values, torch.tensor(LINE, dtype=torch.float64).unsqueeze(-1), equal_nan=True)
+    series = read_series(x, 1)
+    assert_close(series.observations, torch.tensor(LINE, dtype=torch.float64).unsqueeze(-1), equal_nan=True)
     assert series.batch_shape == ()
 
 
 def test_integers_become_float64_and_floating_types_are_kept():
-    assert read_sequences([1, 2, 3], 1).values.dtype == torch.float64
-    assert read_sequences(np.array([True, False]), 1).values.dtype == torch.float64
-    assert read_sequences(torch.zeros(3), 1).values.dtype == torch.float32
-    assert read_sequences(np.zeros(3, dtype=np.float32), 1).values.dtype == torch.float32
+    assert read_series([1, 2, 3], 1).observations.dtype == torch.float64
+    assert read_series(np.array([True, False]), 1).observations.dtype == torch.float64
+    assert read_series(torch.zeros(3), 1).observations.dtype == torch.float32
+    assert read_series(np.zeros(3, dtype=np.float32), 1).observations.dtype == torch.float32
 
 
 @pytest.mark.parametrize("x", [[np.zeros(3), np.ones(5)], [[0.0] * 3, [1.0] * 5], (torch.zeros(3), torch.ones(5))])
 def test_a_list_of_sequences_is_a_ragged_batch(x):
-    series = read_sequences(x, 1)
-    assert series.values.shape == (2, 5, 1)
+    series = read_series(x, 1)
+    assert series.observations.shape == (2, 5, 1)
     assert series.lengths.tolist() == [3, 5]
-    assert bool(torch.isnan(series.values[0, 3:]).all())
+    assert bool(torch.isnan(series.observations[0, 3:]).all())
 
 
 def test_a_list_of_matrices_is_a_batch_too():
-    series = read_sequences([np.zeros((3, 2)), np.ones((4, 2))], 2)
-    assert series.values.shape == (2, 4, 2)
-    rows = read_sequences([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]], 2)
-    assert rows.values.shape == (3, 2)  # nested numbers of equal length are the rows of one sequence
+    series = read_series([np.zeros((3, 2)), np.ones((4, 2))], 2)
+    assert series.observations.shape == (2, 4, 2)
+    rows = read_series([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]], 2)
+    assert rows.observations.shape == (3, 2)  # nested numbers of equal length are the rows of one sequence
 
 
 def test_pandas_gives_the_names_of_its_axes():
-    series = read_sequences(pd.DataFrame({"a": [1.0, 2], "b": [3.0, 4]}, index=[1990, 1991]), 2)
-    assert list(series.time) == [1990, 1991]
+    series = read_series(pd.DataFrame({"a": [1.0, 2], "b": [3.0, 4]}, index=[1990, 1991]), 2)
+    assert list(series.index) == [1990, 1991]
     assert list(series.features) == ["a", "b"]
 
 
 def test_what_lies_beyond_a_sequence_is_ignored_even_if_infinite():
     x = torch.zeros(2, 4, 1)
     x[1, 2:] = torch.inf
-    series = read_sequences(x, 1, lengths=[4, 2])
-    assert bool(torch.isnan(series.values[1, 2:]).all())
+    series = read_series(x, 1, lengths=[4, 2])
+    assert bool(torch.isnan(series.observations[1, 2:]).all())
 
 
 @pytest.mark.parametrize(
@@ -87,4 +87,4 @@ def test_what_lies_beyond_a_sequence_is_ignored_even_if_infinite():
 )
 def test_bad_input_is_named(x, n_features, lengths, error, said):
     with pytest.raises(error, match=said):
-        read_sequences(x, n_features, lengths)
+        read_series(x, n_features, lengths=lengths)

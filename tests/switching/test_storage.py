@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from oracles.models import KINDS, random_model
-from samplehold.switching import Copy, Normal, SwitchingSSM
+from samplehold import Copy, Normal, SwitchingSSM
 from torch.testing import assert_close
 
 

@@ -10,11 +10,13 @@ import torch
 from hmmlearn.vhmm import VariationalCategoricalHMM, VariationalGaussianHMM
 from oracles.conjugate import log_dirichlet_multinomial, normal_wishart_log_evidence
 from oracles.models import KINDS, drive, random_model, trace_log_prob
-from samplehold.switching.data.series import Sequences
-from samplehold.switching.dynamics import Drive
-from samplehold.switching.fitting.message_passing import PATHS, Structure, climb
+from samplehold.inference.message_passing.factor_graph import add_message, fit_message
+from samplehold.switching.dynamics.contract import PATHS
+from samplehold.switching.fitting.graph import Graph
+from samplehold.switching.fitting.in_parts import engine_of, started
+from samplehold.switching.fitting.message_passing import climb
+from samplehold.switching.fitting.options import Options
 from samplehold.switching.fitting.starts import first_labels
-from samplehold.switching.fitting.trajectories import pieces
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -30,28 +32,23 @@ def ragged(dynamics: str, emission: str, n_steps: int = 12) -> tuple[sh.Switchin
     return model, x, keywords | {"lengths": torch.tensor([n_steps, 5, 1])}
 
 
-def structure_of(model: sh.SwitchingSSM, x, factorization: str = "structured", **keywords) -> Structure:
-    series = model.read(x, keywords.get("lengths"))
-    driven = model._drive(
-        keywords.get("covariates"), keywords.get("dt"), series.values, series.batch_shape, x.shape[-2]
-    )
-    return Structure.of(model, series, driven, factorization)
+def graph_of(model: sh.SwitchingSSM, x, factorization: str = "structured", **keywords) -> Graph:
+    return Graph.of(model.problem(x, **keywords), factorization == "mean_field")
 
 
-def at_values(structure: Structure, model: sh.SwitchingSSM):
-    """The trajectories, and their natural parameters where q of the parameters is a point."""
-    family = structure.trajectories()
-    return family, family.make(**structure.point(model.values_like(structure.about)))
+def at_values(graph: Graph, model: sh.SwitchingSSM):
+    """The family of the paths, and their natural parameters where q of the parameters is a point."""
+    engine = graph.engine(graph.priors, check=False)
+    engine.update(PATHS, under=graph.point(model.values_like(graph.about)))
+    return engine.blocks[PATHS].family, engine.blocks[PATHS].eta
 
 
-def engine_of(model: sh.SwitchingSSM, x, factorization: str = "structured", restarts: int = 2, **keywords):
-    structure = structure_of(model, x, factorization, **keywords)
-    labels = first_labels(model.emission, structure.series, model.n_states, restarts, 0)
-    return structure.engine(structure.start(labels))
+def engine_for(model: sh.SwitchingSSM, x, factorization: str = "structured", restarts: int = 2, **keywords):
+    return started(graph_of(model, x, factorization, **keywords), Options("vmp", restarts))
 
 
 def prior_of_gate(model: sh.SwitchingSSM) -> Tensor:
-    """Log prior of intercept and weights, which is a part of the trajectories."""
+    """Log prior of intercept and weights, which is a factor of its own."""
     sites = [
         site
         for site in model.dynamics.sites(model.prior)
@@ -68,17 +65,17 @@ def test_with_known_parameters_the_structured_bound_is_the_evidence_and_the_mean
     dynamics, emission
 ):
     model, x, keywords = ragged(dynamics, emission)
-    exact = model.log_evidence(x, **keywords).sum() + prior_of_gate(model)
-    family, eta = at_values(structure_of(model, x, **keywords), model)
+    exact = model.log_evidence(x, **keywords)
+    family, eta = at_values(graph_of(model, x, **keywords), model)
     assert_close(family.log_normalizer(eta), exact, rtol=1e-10, atol=1e-10)
     smoothed, expected = family.chain(eta).smooth(), model.smooth(x, **keywords)
     assert_close(smoothed.state, expected.state, rtol=1e-10, atol=1e-12)
-    loose, eta = at_values(structure_of(model, x, "mean_field", **keywords), model)
+    loose, eta = at_values(graph_of(model, x, "mean_field", **keywords), model)
     assert bool((loose.log_normalizer(eta) <= exact + 1e-10).all())
-    free = structure_of(model, x[:, :1], **{n: k[:, :1] for n, k in keywords.items() if n != "lengths"})
+    free = graph_of(model, x[:, :1], **{n: k[:, :1] for n, k in keywords.items() if n != "lengths"})
     if dynamics != "covariates" and not emission.startswith("gated"):  # one step alone: nothing to factorise
         alone, eta = at_values(free, model)
-        one, same = at_values(structure_of(model, x[:, :1], "mean_field"), model)
+        one, same = at_values(graph_of(model, x[:, :1], "mean_field"), model)
         assert_close(one.log_normalizer(same), alone.log_normalizer(eta), rtol=1e-10, atol=1e-10)
 
 
@@ -87,14 +84,17 @@ def test_the_log_joint_at_a_point_is_that_of_the_program(dynamics, emission):
     model = random_model(dynamics, emission, seed=5)
     keywords = drive(dynamics, (), 6)
     drawn = model.simulate(6, seed=1, **keywords)
-    family, eta = at_values(structure := structure_of(model, drawn.x, **keywords), model)
-    joint = log_weight(family.chain(eta), drawn) + family.moves.log_pseudo(eta)
-    for name, (prefix, piece) in pieces(model.dynamics, model.emission).items():
-        if name == "redraw" and dynamics == "covariates":
-            continue  # a part of the trajectories
-        statistics, prior = getattr(eta, name), piece.prior(structure._own(prefix))
-        density = piece.family.dot(prior, statistics) + piece.family.log_base(statistics)
-        joint = joint + (density - piece.family.log_normalizer(prior)).sum()
+    graph = graph_of(model, drawn.x, **keywords)
+    family, eta = at_values(graph, model)
+    joint, point = log_weight(family.chain(eta), drawn), graph.point(model.values_like(graph.about))
+    for name, (_, block) in graph.blocks.items():
+        if block.prior_is_factor:
+            prior = next(f for f in graph.engine(graph.priors, check=False).factors if f.name == "redraw_prior")
+            joint = joint + prior.value(point[name])
+            continue
+        statistics, eta0 = point[name], graph.priors[name]
+        density = block.family.dot(eta0, statistics) + block.family.log_base(statistics)
+        joint = joint + (density - block.family.log_normalizer(eta0)).sum()
     data = {f"s_{t + 1}": s for t, s in enumerate(drawn.path)} | model.values
     data |= {f"z_{t + 1}": z.double() for t, z in enumerate(drawn.redraw) if t > 0 and dynamics != "markov"}
     expected = trace_log_prob(model.without_values(), drawn.x, data=data, **keywords)
@@ -121,15 +121,23 @@ def test_counts_are_the_gradient_of_the_log_normalizer(dynamics, emission, gaps)
     model, x, keywords = ragged(dynamics, emission)
     if gaps:
         keywords["dt"] = torch.tensor([1.0, 3.0, 0.4, 2.5]).repeat(3).expand(3, -1).double()
-    structure = structure_of(model, x, **keywords)
-    family = structure.trajectories()
-    labels = first_labels(model.emission, structure.series, 2, 3, 1)
-    eta = family.make(**{name: s.clone().requires_grad_() for name, s in structure.start(labels).items()})
-    value, counts = family.evaluate(family.make(*(part.detach() for part in eta)))
-    gradients = torch.autograd.grad(family.log_normalizer(eta).sum(), list(eta))
-    assert_close(value, family.log_normalizer(eta).detach(), rtol=1e-12, atol=1e-12)
-    for got, expected in zip(counts, gradients, strict=True):
-        assert_close(got, expected, rtol=1e-10, atol=1e-10)
+    graph = graph_of(model, x, **keywords)
+    engine = started(graph, Options("vmp", 3, seed=1))
+    labels = first_labels(model.emission, graph.problem.series, 2, 3, 1)
+    start = {name: s.clone().requires_grad_() for name, s in graph.start(labels).items()}
+    paths, total, message = engine.blocks[PATHS], torch.zeros(()), None
+    for factor in engine.factors:
+        if PATHS not in factor.blocks:
+            total = total + factor.value(*(start[name] for name in factor.blocks)).sum()
+        else:
+            stats = [paths.eta if name == PATHS else start[name] for name in factor.blocks]
+            message = add_message(message, factor.message(PATHS, *stats), 1.0)
+    total = total + paths.family.log_normalizer(fit_message(message, paths.eta)).sum()
+    gradients = torch.autograd.grad(total, list(start.values()))
+    fixed = {name: s.detach() for name, s in start.items()}
+    engine.update(PATHS, under=fixed)
+    for name, expected in zip(start, gradients, strict=True):
+        assert_close(engine.message(name, under=fixed), expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +150,7 @@ def test_counts_are_the_gradient_of_the_log_normalizer(dynamics, emission, gaps)
 )
 def test_no_block_lowers_the_bound(dynamics, emission, factorization):
     model, x, keywords = ragged(dynamics, emission, 20)
-    engine = engine_of(model.scaled_to(x), x, factorization, **keywords)
+    engine = engine_for(model.scaled_to(x), x, factorization, **keywords)
     run = engine.run(8, tol=0, record=True)  # raises where a block does
     assert bool((run.elbo[-1] > run.elbo[0]).all())
     bounds = torch.stack([sweep.elbo[name] for sweep in run.sweeps for name in engine.blocks])
@@ -157,11 +165,12 @@ def test_independent_steps_reach_the_bound_of_their_definition_at_a_stationary_p
     keywords = {name: value[0] for name, value in keywords.items() if name != "lengths"}
     if dynamics == "copy":
         keywords["dt"] = torch.tensor([1.0, 0.5, 2.0, 1.0, 3.0, 1.5]).double()
-    family, eta = at_values(structure_of(model, x, "mean_field", **keywords), model)
-    chain = family.chain(eta)
+    family, eta = at_values(graph_of(model, x, "mean_field", **keywords), model)
+    chain, used = family.chain(eta), None
     for _ in range(60):  # evaluations go on from one another
-        marginals = family.marginals(eta)
-    q = family._steps.clone().requires_grad_()
+        found, used = family.evaluate(eta, used)
+    drawn, held = used.steps
+    q = (drawn if held is None else drawn + held).clone().requires_grad_()
     if dynamics == "markov":
         local, move = chain.log_likelihood.clone(), chain.log_transition.expand(n_steps, 2, 2)
         local[0] += chain.log_initial
@@ -175,12 +184,9 @@ def test_independent_steps_reach_the_bound_of_their_definition_at_a_stationary_p
         pairs = torch.einsum("ti,tij,tj->", q[:-1], move[1:], q[1:])
         return (q * local).sum() + pairs - (q * q.log()).sum()
 
-    assert_close(family.log_normalizer(eta), bound(q) + prior_of_gate(model), rtol=1e-9, atol=1e-9)
+    assert_close(found, bound(q).detach(), rtol=1e-9, atol=1e-9)
     (slope,) = torch.autograd.grad(bound(q), q)
     assert_close(slope - slope.mean(-1, keepdim=True), torch.zeros_like(slope), rtol=0, atol=1e-6)
-    total = marginals.fresh if dynamics == "markov" else marginals.fresh + marginals.held.expand_as(marginals.fresh)
-    if not emission.startswith("gated"):
-        assert_close(total, q.detach(), rtol=1e-6, atol=1e-8)
 
 
 # ---- exact evidence with unknown parameters --------------------------------------------------------------------------
@@ -227,7 +233,7 @@ def test_the_bounds_lie_in_order_below_the_exact_evidence(dt):
     exact = exact_evidence(model, SYMBOLS, log_gates)
     bounds = {}
     for factorization in ("mean_field", "structured"):
-        engine = engine_of(model, SYMBOLS[:, None], factorization, restarts=6, **keywords)
+        engine = engine_for(model, SYMBOLS[:, None], factorization, restarts=6, **keywords)
         bounds[factorization] = float(engine.run(40, 1e-8).elbo[-1].max())
     assert bounds["mean_field"] < bounds["structured"] < float(exact)
     assert float(exact) - bounds["structured"] < 2.0
@@ -248,7 +254,7 @@ def test_the_bound_with_covariates_lies_below_the_exact_evidence():
         return (gate + prior).flatten().logsumexp(0) + cell
 
     exact = exact_evidence(model, SYMBOLS, log_gates)
-    bound = engine_of(model, SYMBOLS[:, None], restarts=6, covariates=covariates[:, None]).run(40, 1e-8).elbo[-1].max()
+    bound = engine_for(model, SYMBOLS[:, None], restarts=6, covariates=covariates[:, None]).run(40, 1e-8).elbo[-1].max()
     assert float(exact) - 3.0 < float(bound) < float(exact)
 
 
@@ -257,7 +263,7 @@ def test_the_bound_with_covariates_lies_below_the_exact_evidence():
 
 def one_state(emission, x: Tensor):
     model = sh.SwitchingSSM(sh.Markov(1), emission).scaled_to(x)
-    engine = engine_of(model, x, restarts=1)
+    engine = engine_for(model, x, restarts=1)
     engine.step()
     return model, engine
 
@@ -273,7 +279,7 @@ def test_one_state_with_full_normals_has_the_conjugate_evidence_and_posterior():
     }
     assert_close(engine.elbo()[0], normal_wishart_log_evidence(prior, x), rtol=1e-12, atol=1e-12)
     posterior = model.fit(x, method="vmp", restarts=1, progress=False, prior="own").posterior
-    q = pieces(model.dynamics, model.emission)["emission"][1].family.usual(posterior.blocks["emission"])
+    q = model.emission.family.usual(posterior.blocks["emission"])
     assert_close(
         posterior.mean["loc"][0],
         (prior["kappa"] * prior["loc"] + x.sum(0)) / (prior["kappa"] + 7),
@@ -320,19 +326,20 @@ def test_one_state_with_integers_has_the_conjugate_evidence():
 def test_ragged_sequences_equal_the_same_sequences_one_by_one_and_padding_does_not_matter():
     model = random_model("copy", "normal", seed=2)
     x = model.simulate(9, (2,), seed=0).x
-    structure = structure_of(model, x, lengths=torch.tensor([9, 4]))
-    family, eta = at_values(structure, model)
-    total, counts = family.evaluate(eta)
-    parts = []
-    for row in (x[0], x[1, :4]):
-        alone = Structure.of(model, Sequences(row), Drive())
-        shifted = Structure(
-            alone.dynamics, alone.emission, structure.prior, Sequences(row - structure.about), Drive(), structure.about
-        )
-        parts.append(shifted.trajectories().evaluate(eta))
+    graph = graph_of(model, x, lengths=torch.tensor([9, 4]))
+    point = graph.point(model.values_like(graph.about))
+
+    def evaluated(graph: Graph):
+        engine = graph.engine(graph.priors, check=False)
+        engine.update(PATHS, under=point)
+        paths = engine.blocks[PATHS]
+        return paths.family.log_normalizer(paths.eta).sum(), {n: engine.message(n, under=point) for n in graph.blocks}
+
+    total, counts = evaluated(graph)
+    parts = [evaluated(graph.to(model.read(row).shifted(graph.about))) for row in (x[0], x[1, :4])]
     assert_close(total, parts[0][0] + parts[1][0], rtol=1e-12, atol=1e-12)
-    for got, a, b in zip(counts, parts[0][1], parts[1][1], strict=True):
-        assert_close(got, a + b, rtol=1e-10, atol=1e-12)
+    for name, got in counts.items():
+        assert_close(got, parts[0][1][name] + parts[1][1][name], rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("emission", ["normal", "full", "bernoulli", "poisson", "categorical"])
@@ -341,25 +348,22 @@ def test_steps_that_are_missing_count_as_if_they_were_not_there(emission):
     x = model.simulate(8, seed=0).x
     x[2] = x[6] = torch.nan
     there = torch.tensor([0, 1, 3, 4, 5, 7])
-    family, eta = at_values(structure := structure_of(model, x), model)
-    removed = Structure.of(model, Sequences(x[there]), Drive()).trajectories()
-    assert_close(
-        family.emitted.likelihood(eta).redrawn[there], removed.emitted.likelihood(eta).redrawn, rtol=1e-12, atol=1e-12
-    )
-    assert float(family.emitted.likelihood(eta).redrawn[2].abs().max()) == 0
+    emission, statistics = model.emission, model.emission.statistics(model.values)
+    table = emission.expected_table(x, statistics)
+    assert_close(table[there], emission.expected_table(x[there], statistics), rtol=1e-12, atol=1e-12)
+    assert float(table[2].abs().max()) == 0
     weights = torch.rand(8, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    ours = family.emitted.counts(weights, weights, eta)["emission"]
-    assert_close(ours, removed.emitted.counts(weights[there], weights[there], eta)["emission"], rtol=1e-10, atol=1e-10)
-    assert structure.series.values.shape == x.shape
+    ours = emission.expected_message(x, weights, statistics)
+    assert_close(ours, emission.expected_message(x[there], weights[there], statistics), rtol=1e-10, atol=1e-10)
 
 
 # ---- another library -------------------------------------------------------------------------------------------------
 
 
 def start_from(model, x, etas: dict[str, Tensor]):
-    structure = structure_of(model, x)
-    found = pieces(model.dynamics, model.emission)
-    return structure.engine({name: found[name][1].family.mean(eta[None]) for name, eta in etas.items()})
+    graph = graph_of(model, x)
+    under = {name: block.family.mean(etas[name][None]) for name, (_, block) in graph.blocks.items()}
+    return engine_of(graph, {name: prior[None] for name, prior in graph.priors.items()}, under)
 
 
 def test_the_categorical_bound_is_that_of_hmmlearn():
@@ -437,8 +441,7 @@ def test_the_normal_bound_is_that_of_hmmlearn():
     )
     own = {n: torch.from_numpy(np.asarray(v, dtype=float)) for n, v in start.items()}
     data = torch.from_numpy(x)
-    family = pieces(model.dynamics, model.emission)["emission"][1].family
-    emission = family.natural(own["loc"] - data.mean(0), own["kappa"], own["df"], own["scale_matrix"])
+    emission = model.emission.family.natural(own["loc"] - data.mean(0), own["kappa"], own["df"], own["scale_matrix"])
     engine = start_from(model, data, {"initial": own["initial"], "transition": own["transition"], "emission": emission})
     left_out = 100 * math.log(2 * math.pi)  # a constant
     theirs = torch.tensor(list(peer.monitor_.history)).double()[1:] - left_out
@@ -468,19 +471,25 @@ def test_states_that_are_not_needed_empty_out():
 
 def test_restarts_as_a_batch_equal_restarts_one_by_one():
     model, x = sh.SwitchingSSM(sh.Copy(3), sh.Normal(1)).scaled_to(levels()), levels()
-    structure = structure_of(model, x)
-    start = structure.start(first_labels(model.emission, structure.series, 3, 4, 0))
-    together = structure.engine(start).run(10, tol=0).elbo
+    graph = graph_of(model, x)
+    start = graph.start(first_labels(model.emission, graph.problem.series, 3, 4, 0))
+
+    def run(under: dict[str, Tensor]) -> Tensor:
+        n = len(under["state"])
+        etas = {name: prior.expand(n, *prior.shape) for name, prior in graph.priors.items()}
+        return engine_of(graph, etas, under).run(10, tol=0).elbo
+
+    together = run(start)
     for r in range(4):
-        alone = structure.engine({name: s[r : r + 1] for name, s in start.items()}).run(10, tol=0).elbo
+        alone = run({name: s[r : r + 1] for name, s in start.items()})
         assert_close(together[:, r], alone[:, 0], rtol=1e-10, atol=0)
 
 
 def test_the_best_restart_is_kept_and_the_worse_are_dropped():
     model, x = sh.SwitchingSSM(sh.Copy(3), sh.Normal(1)), levels()
-    engine = engine_of(model.scaled_to(x), x, restarts=6)
-    ended = climb(engine, 6, 200, 1e-9)
-    assert len(ended.engine.blocks[PATHS].eta.redraw) == 2
+    engine = engine_for(model.scaled_to(x), x, restarts=6)
+    ended = climb(engine, Options("vmp", 6, 200, 1e-9))
+    assert len(ended.engine.blocks["redraw"].eta) == 2
     assert_close(ended.objective[-1], ended.final.max(), rtol=0, atol=0)
     fit = model.fit(x, method="vmp", restarts=6, max_steps=200, tol=1e-9, progress=False)
     assert_close(fit.objective, ended.objective, rtol=1e-12, atol=0)

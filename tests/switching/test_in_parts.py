@@ -8,41 +8,44 @@ import pytest
 import samplehold as sh
 import torch
 from oracles.models import KINDS, drive, random_model
-from samplehold.switching.fitting import message_passing as variational
-from samplehold.switching.fitting.in_turns import InTurns, Stretches
-from samplehold.switching.fitting.message_passing import PATHS, Structure
-from samplehold.switching.fitting.minibatches import climb_in_batches
-from samplehold.switching.fitting.starts import first_labels
+from samplehold.switching.dynamics.contract import PATHS
+from samplehold.switching.fitting import in_parts, starts
+from samplehold.switching.fitting.graph import Graph
+from samplehold.switching.fitting.in_parts import InParts, engine_of, occupancy_of, parameters_of, run_batches
+from samplehold.switching.fitting.options import Options
+from samplehold.switching.fitting.starts import first_labels, sample_of
 from torch import Tensor
 from torch.testing import assert_close
 
-
-def structure_of(model: sh.SwitchingSSM, x: Tensor, lengths=None, factorization="structured", **keywords) -> Structure:
-    series = model.read(x, lengths)
-    driven = model._drive(keywords.get("covariates"), keywords.get("dt"), x, series.batch_shape, x.shape[-2])
-    return Structure.of(model, series, driven, factorization)
+Etas = dict[str, Tensor]
 
 
-def start_of(structure: Structure, restarts: int = 2) -> dict[str, Tensor]:
-    n_states = structure.dynamics.n_states
-    return structure.start(first_labels(structure.emission, structure.series, n_states, restarts, 0))
+def graph_of(model: sh.SwitchingSSM, x: Tensor, factorization="structured", **keywords) -> Graph:
+    return Graph.of(model.problem(x, **keywords), factorization == "mean_field")
 
 
-def survey(structure: Structure, start: dict[str, Tensor], kind: type):
-    family = structure.trajectories(len(next(iter(start.values()))))
-    assert type(family) is kind or type(getattr(family, "parts", [None])[0]) is kind
-    eta = family.make(**start)
-    return family.evaluate(eta), family.log_normalizer(eta), family.occupancy(eta)
+def start_of(graph: Graph, restarts: int = 2) -> Etas:
+    return graph.start(first_labels(graph.problem.emission, graph.problem.series, graph.problem.n_states, restarts, 0))
+
+
+def started(graph: Graph, under: Etas):
+    n = len(next(iter(under.values())))
+    return engine_of(graph, {name: prior.expand(n, *prior.shape) for name, prior in graph.priors.items()}, under)
+
+
+def stepped(graph: Graph, under: Etas) -> tuple[Tensor, Etas, Tensor]:
+    """The bound, the parameters and the steps in each state after two steps."""
+    engine = started(graph, under)
+    bound = engine.run(2, tol=0).elbo
+    occupancy = engine.occupancy if isinstance(engine, InParts) else occupancy_of(engine)
+    return bound, parameters_of(engine), occupancy
 
 
 def check_same(found, expected) -> None:
-    (total, counts), again, steps = found
-    (whole_total, whole_counts), _, whole_steps = expected
-    assert_close(total, whole_total, rtol=1e-11, atol=1e-10)
-    assert_close(again, whole_total, rtol=1e-11, atol=1e-10)
-    assert_close(steps, whole_steps, rtol=1e-9, atol=1e-10)
-    for got, all_at_once in zip(counts, whole_counts, strict=True):
-        assert_close(got, all_at_once, rtol=1e-10, atol=1e-10)
+    assert_close(found[0], expected[0], rtol=1e-11, atol=1e-10)
+    assert_close(found[2], expected[2], rtol=1e-9, atol=1e-10)
+    for name, eta in found[1].items():
+        assert_close(eta, expected[1][name], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(("dynamics", "emission"), KINDS)
@@ -52,12 +55,13 @@ def test_sums_over_groups_of_sequences_and_over_stretches_equal_the_whole(monkey
     keywords = drive(dynamics, (2, 3), 13)
     x = model.simulate(13, (2, 3), seed=0, **keywords).x
     x[0, 0, 2, 0] = x[1, 1, 3:5] = torch.nan
-    structure = structure_of(model, x, torch.tensor([[13, 5, 1], [9, 10, 12]]), **keywords)
-    start = start_of(structure)
-    expected = survey(structure, start, variational.Trajectories)
-    monkeypatch.setattr(variational, "ROOM", 2 * 4 * 2 * (1 if long else 13))  # stretches of 4 steps, or 4 sequences
-    monkeypatch.setattr(variational, "LONG", 8 if long else 10**6)
-    check_same(survey(structure, start, Stretches if long else InTurns), expected)
+    graph = graph_of(model, x, lengths=torch.tensor([[13, 5, 1], [9, 10, 12]]), **keywords)
+    start = start_of(graph)
+    expected = stepped(graph, start)
+    monkeypatch.setattr(in_parts, "ROOM", 2 * 4 * 2 * (1 if long else 13))  # stretches of 4 steps, or 4 sequences
+    monkeypatch.setattr(in_parts, "LONG", 8 if long else 10**6)
+    assert isinstance(started(graph, start), InParts)
+    check_same(stepped(graph, start), expected)
 
 
 def test_stretches_of_a_path_that_some_states_cannot_take_equal_the_whole(monkeypatch):
@@ -66,25 +70,23 @@ def test_stretches_of_a_path_that_some_states_cannot_take_equal_the_whole(monkey
         transition_probs=[[0.5, 0.5, 0.0], [0.0, 0.5, 0.5], [0.5, 0.0, 0.5]],
         probs=[[0.9, 0.1, 0.0], [0.0, 0.9, 0.1], [0.1, 0.0, 0.9]],
     )
-    x = model.simulate(40, seed=1).x
-    structure = structure_of(model, x)
+    graph = graph_of(model, model.simulate(40, seed=1).x)
     values = {name: value.double() for name, value in model.values.items()}
-    start = {name: statistics[None].clamp_min(-1e4) for name, statistics in structure.point(values).items()}
-    expected = survey(structure, start, variational.Trajectories)
-    monkeypatch.setattr(variational, "ROOM", 9)
-    monkeypatch.setattr(variational, "LONG", 8)
-    check_same(survey(structure, start, Stretches), expected)
+    start = {name: statistics[None].clamp_min(-1e4) for name, statistics in graph.point(values).items()}
+    expected = stepped(graph, start)
+    monkeypatch.setattr(in_parts, "ROOM", 9)
+    monkeypatch.setattr(in_parts, "LONG", 8)
+    check_same(stepped(graph, start), expected)
 
 
 def test_steps_on_their_own_in_groups_of_sequences_rise_to_the_same_bound(monkeypatch):
     model = random_model("copy", "normal", seed=2)
-    x = model.simulate(10, (6,), seed=0).x
-    structure = structure_of(model, x, factorization="mean_field")
-    start = start_of(structure)
-    expected = structure.engine(start).run(10, tol=0).elbo
-    monkeypatch.setattr(variational, "ROOM", 2 * 10 * 2 * 2)
-    engine = structure.engine(start)
-    assert len(engine.blocks[PATHS].family.parts) == 3
+    graph = graph_of(model, model.simulate(10, (6,), seed=0).x, factorization="mean_field")
+    start = start_of(graph)
+    expected = started(graph, start).run(10, tol=0).elbo
+    monkeypatch.setattr(in_parts, "ROOM", 2 * 10 * 2 * 2)
+    engine = started(graph, start)
+    assert isinstance(engine, InParts)
     assert_close(engine.run(10, tol=0).elbo, expected, rtol=1e-10, atol=0)
 
 
@@ -93,7 +95,7 @@ def test_a_fit_in_turns_is_the_fit_at_once(monkeypatch):
     x = truth.simulate(60, (5,), seed=0).x
     model = sh.SwitchingSSM(sh.Markov(2), sh.MultivariateNormal(2))
     expected = model.fit(x, method="vmp", restarts=3, progress=False)
-    monkeypatch.setattr(variational, "ROOM", 3 * 60 * 2 * 2)
+    monkeypatch.setattr(in_parts, "ROOM", 3 * 60 * 2 * 2)
     found = model.fit(x, method="vmp", restarts=3, progress=False)
     assert_close(found.objective, expected.objective, rtol=1e-9, atol=0)
     assert_close(found.model.loc, expected.model.loc, rtol=1e-6, atol=1e-8)
@@ -104,24 +106,23 @@ def test_a_start_looks_at_a_sample_of_many_steps(monkeypatch, shape):
     truth = random_model("covariates", "normal", seed=1)
     keywords = drive("covariates", shape[:1], shape[1])
     x = truth.simulate(shape[1], shape[:1], seed=0, **keywords).x
-    monkeypatch.setattr(variational, "SAMPLE", 2000)
-    monkeypatch.setattr(variational, "STRETCH", 100)
-    structure = structure_of(truth, x, **keywords)
-    sample = structure.sample(0)
-    values = sample.series.values
+    monkeypatch.setattr(starts, "SAMPLE", 2000)
+    monkeypatch.setattr(starts, "STRETCH", 100)
+    series = truth.read(x, **keywords)
+    sample = sample_of(series, 0)
+    values = sample.observations
     assert values.shape[:-1].numel() == 2000
     assert tuple(sample.drive.covariates.shape) == (*values.shape[:-1], 2)
-    rows = (structure.series.values.reshape(-1, 2) == values[1, 7]).all(-1)
+    rows = (series.rows == values[1, 7]).all(-1)
     assert int(rows.sum()) == 1  # observations as they are
-    assert_close(sample.drive.dt[1, 7], keywords["dt"].reshape(-1)[rows.nonzero()[0, 0]])
-    assert sample.share == 1
-    assert bool(structure.sample(0).series.values.equal(values))
+    assert_close(sample.drive.gaps[1, 7], keywords["dt"].reshape(-1)[rows.nonzero()[0, 0]])
+    assert bool(sample_of(series, 0).observations.equal(values))
 
 
 ONE_SIZE = """
 import sys, torch
 from samplehold import Markov, Normal, SwitchingSSM
-from samplehold.switching.fitting import message_passing as variational
+from samplehold.switching.fitting import in_parts, starts
 def status(field):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(field)) / 1024
 def fit(n):
@@ -130,7 +131,7 @@ def fit(n):
     open("/proc/self/clear_refs", "w").write("5")
     model.fit(x, method="vmp", restarts=2, max_steps=2, progress=False)
     return status("VmHWM") - before
-variational.ROOM = variational.SAMPLE = 2**16
+in_parts.ROOM = starts.SAMPLE = 2**16
 model = SwitchingSSM(Markov(4), Normal(1))
 fit(250)
 print(fit(500), fit(4000))
@@ -155,17 +156,23 @@ def test_a_whole_step_on_half_of_data_that_repeats_is_the_step_on_all(dynamics, 
     model = random_model(dynamics, emission, seed=2)
     keywords = drive(dynamics, (3,), 9)
     x = model.simulate(9, (3,), seed=0, **keywords).x
-    both = structure_of(model, torch.cat([x, x]), **{n: torch.cat([k, k]) for n, k in keywords.items()})
-    whole = both.engine(start_of(both))
+    both = graph_of(model, torch.cat([x, x]), **{n: torch.cat([k, k]) for n, k in keywords.items()})
+    whole = started(both, start_of(both))
     whole.step()
-    etas = {name: block.eta for name, block in whole.blocks.items() if name != PATHS}
-    half = both.part(torch.arange(3)).resumed(etas, step=1.0, scale=2.0)
-    assert_close(half.elbo(), whole.elbo(), rtol=1e-10, atol=0)
+    etas = parameters_of(whole)
+
+    def half_of(step: float):
+        half = both.to(both.problem.series.part(torch.arange(3)), share=0.5).engine(etas, step=step)
+        half.update(PATHS)
+        return half
+
+    half = half_of(1.0)
+    assert_close(2 * half.elbo(), whole.elbo(), rtol=1e-10, atol=0)
     whole.step()
     for name in etas:
         half.update(name)
         assert_close(half.blocks[name].eta, whole.blocks[name].eta, rtol=1e-9, atol=1e-9)
-    part = both.part(torch.arange(3)).resumed(etas, step=0.25, scale=2.0)
+    part = half_of(0.25)
     for name in etas:
         part.update(name)
         expected = etas[name] + 0.25 * (whole.blocks[name].eta - etas[name])
@@ -191,8 +198,8 @@ def test_minibatches_end_near_the_posterior_of_all_data():
     assert float(gap) < 0.1 * float(spread["redraw_prob"])
     # the last entry is the bound itself, which no posterior raises above that of the fit to all data
     assert 0 <= float(whole.objective[-1] - found.objective[-1]) < 0.1
-    structure = structure_of(model.scaled_to(x), x)
-    again = structure.resumed({name: eta[None] for name, eta in found.posterior.blocks.items()})
+    graph = graph_of(model.scaled_to(x), x)
+    again = engine_of(graph, {name: eta[None] for name, eta in found.posterior.blocks.items()})
     assert_close(again.elbo()[0], found.objective[-1], rtol=1e-10, atol=0)
     assert found.active_states.all()
 
@@ -216,22 +223,19 @@ def test_a_batch_of_all_sequences_is_the_ordinary_fit():
 
 
 def test_passes_keep_the_better_restarts_and_an_interrupt_keeps_the_best_so_far():
-    structure = structure_of(model := sh.SwitchingSSM(sh.Copy(3), sh.Normal(2)), data(40))
-    assert model.n_states == 3
-    kept = []
+    graph, kept = graph_of(sh.SwitchingSSM(sh.Copy(3), sh.Normal(2)), data(40)), []
 
     def report(step: int, best: float) -> None:
         kept.append(best)
         if step == 3:
             raise KeyboardInterrupt
 
-    ended = climb_in_batches(structure, 10, 9, 50, 0.0, 0, report)
+    ended = run_batches(graph, Options("vmp", 9, 50, 0.0, batch_size=10), report)
     assert ended.interrupted
-    assert len(ended.objective) == 4
-    assert_close(ended.objective[:3].tolist(), kept)
-    assert ended.engine.restarts == 1  # 9, 3, 1
+    assert_close(ended.objective, kept)
+    assert len(ended.kept) == 1  # 9, 3, 1
+    assert len(ended.etas["redraw"]) == 1
     assert ended.final.isfinite().all()
-    assert_close(ended.final.max(), ended.objective[-1], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,69 @@
+"""A point in the place of a density: expectation-maximisation as message passing."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Generator, Tensor
+
+from .family import VectorFamily
+
+LEAST = -69.0  # log of about 1e-30: what a probability of 0 is taken for, so that no message is infinite
+
+
+class Point(VectorFamily[Any]):
+    r"""All mass at the mode of another family's density with natural parameters eta.
+
+    An update then goes to the point that maximises the expected log density, the M-step of expectation-maximisation,
+    and the block's part of the bound is the log density of the prior there.
+
+    Arguments:
+        family: of the prior, with a mode.
+        flat: leave the prior out, in the block's part of the bound too: maximum likelihood. Its natural parameters must
+            then be those of `nothing`.
+    """
+
+    def __init__(self, family: VectorFamily[Any], flat: bool = False) -> None:
+        self.family = family
+        self.flat = flat
+
+    def nothing(self, like: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates P"]:
+        """Natural parameters that say nothing of the point: the mode of these plus a message is the message's peak."""
+        return -self.family.tilted(torch.zeros_like(like))
+
+    def check(self, eta: Tensor) -> None:
+        if not self.flat:
+            self.family.check(eta)
+
+    def log_normalizer(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates"]:
+        return torch.zeros_like(eta[..., 0])
+
+    def mean(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates P"]:
+        return self.family.statistics(self.expected(eta)).nan_to_num(nan=torch.nan, neginf=LEAST)
+
+    def kl(self, eta: Float[Tensor, "*#plates P"], eta0: Float[Tensor, "*#plates P"]) -> Float[Tensor, "*out"]:
+        """Less the log density of the point under the family's member eta0; 0 where that is flat."""
+        if self.flat:
+            return torch.zeros_like(eta[..., 0])
+        return self.family.log_normalizer(eta0) - (self.family.tilted(eta0) * self.mean(eta)).sum(-1)
+
+    def statistics(self, point: object) -> Float[Tensor, "*plates P"]:
+        return self.family.statistics(point)
+
+    def sample(self, eta: Float[Tensor, "*plates P"], n: int, generator: Generator | None = None) -> Any:
+        """The point itself, n times."""
+        found = self.expected(eta)
+        if isinstance(found, Tensor):
+            return found.expand(n, *found.shape)
+        return type(found)(*(part.expand(n, *part.shape) for part in vars(found).values()))
+
+    def expected(self, eta: Float[Tensor, "*plates P"]) -> Any:
+        """The mode; where nothing is known, so that there is none, the expected point."""
+        mode, mean = self.family.expected(self.family.tilted(eta)), self.family.expected(eta)
+        if isinstance(mode, Tensor):
+            return torch.where(mode.isnan(), mean, mode)
+        pairs = zip(vars(mode).values(), vars(mean).values(), strict=True)
+        return type(mode)(*(torch.where(a.isnan(), b, a) for a, b in pairs))
+
+    def mode(self, eta: Float[Tensor, "*plates P"]) -> Any:
+        return self.expected(eta)

@@ -1,0 +1,146 @@
+"""Factors, blocks and starts of learning in models of several chains.
+
+Every factor is multilinear in the expected statistics of its blocks; its messages are the gradients, by automatic
+differentiation where no closed form is given.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...inference.families import CopyPaths, CopyTables, MatrixNormalWishart
+from ...inference.message_passing.factor_graph import Block, Factor
+from ..data.series import Series
+from ..dynamics.factors import named
+from ..emissions.normal import Normal, location_and_variance
+from ..fitting.starts import first_labels
+from ..parameters import widened
+
+SURE = 8.0  # log odds of the labels that the paths start from
+LOC_WEIGHT = 0.05  # steps that the prior of a location is worth
+
+
+# ---- factors ---------------------------------------------------------------------------------------------------------
+
+
+def asked(name: str, below: str, above: str, n_axes: int) -> Factor:
+    """E log B[s', s] of every state s drawn in the layer below, s' being the state of the layer above."""
+
+    def elog(lower: CopyTables, upper: CopyTables, table: Tensor) -> Tensor:
+        return (((upper.fresh + upper.held) @ widened(table, 2, n_axes - 1)) * lower.fresh).sum(-1)
+
+    return Factor(named(name, elog), (below, above, name))
+
+
+def joint_normal(x: Tensor, family: MatrixNormalWishart, sizes: Sequence[int], chains: Sequence[str]) -> Factor:
+    """E log N(x; sum of the chains' locations, precision) at the steps that were observed."""
+    seen = ~torch.isnan(x).any(-1)
+    filled = torch.where(seen.unsqueeze(-1), x, 0.0)
+    outer = filled.unsqueeze(-1) * filled.unsqueeze(-2)
+    within = torch.block_diag(*(torch.ones(k, k) for k in sizes)).to(x)
+    n_axes = x.ndim - 1
+
+    def noise(statistics: Tensor, *paths: CopyTables) -> Tensor:
+        first, second, log_volume, precision = family.parts(statistics)
+        state = torch.cat([p.fresh + p.held for p in paths], -1)
+        linear = (state @ widened(first, 2, n_axes - 1) * filled).sum(-1)
+        across = (state @ widened(second * (1 - within), 2, n_axes - 1) * state).sum(-1)
+        alone = (state * widened(second.diagonal(dim1=-2, dim2=-1), 1, n_axes)).sum(-1)
+        data = (outer * widened(precision, 2, n_axes)).sum((-2, -1))
+        constant = widened(log_volume, 0, n_axes) - x.shape[-1] * math.log(2 * math.pi)
+        return linear + (constant - across - alone - data) / 2
+
+    return Factor(noise, ("noise", *chains), mask=seen.to(x))
+
+
+def joint_counts(x: Tensor, chains: Sequence[str]) -> Factor:
+    """E log Poisson(x; product of the chains' rates) of the counts that were observed."""
+    seen = ~torch.isnan(x)
+    filled = torch.where(seen, x, 0.0)
+    n_axes, n = x.ndim - 1, len(chains)
+
+    def counts(*stats: Any) -> Tensor:
+        states = [p.fresh + p.held for p in stats[:n]]
+        log_rates, rates = zip(*(table.unbind(-1) for table in stats[n:]), strict=True)
+        log_rate = [m @ widened(table, 2, n_axes - 1) for m, table in zip(states, log_rates, strict=True)]
+        rate = [m @ widened(table, 2, n_axes - 1) for m, table in zip(states, rates, strict=True)]
+        value = filled * torch.stack(log_rate).sum(0) - torch.stack(rate).prod(0) - torch.lgamma(filled + 1)
+        return (value * seen).sum(-1)
+
+    return Factor(counts, (*chains, *(f"rate_{d + 1}" for d in range(n))))
+
+
+def check_whole_steps(x: Tensor) -> None:
+    """Raise ValueError where single features of a step are missing."""
+    missing = torch.isnan(x)
+    if bool((missing.any(-1) & ~missing.all(-1)).any()):
+        raise ValueError("x: misses single features, expected whole steps; fill them in, or set the whole step to NaN.")
+
+
+# ---- priors ----------------------------------------------------------------------------------------------------------
+
+
+def noise_prior(x: Tensor, n_states: int) -> Tensor:
+    """Locations around 0, to which x is centered, and a precision around the inverse variance of x."""
+    n_features = x.shape[-1]
+    variance = location_and_variance(x.reshape(-1, n_features), n_features)[1]
+    return MatrixNormalWishart(n_states).natural(
+        x.new_zeros(n_states, n_features),
+        LOC_WEIGHT * torch.eye(n_states).to(x),
+        x.new_tensor(n_features + 2.0),
+        torch.diag(1 / variance),
+    )
+
+
+def rate_prior(x: Tensor, n_states: int, n_chains: int) -> Tensor:
+    """Rates around the share of one of n chains in the mean count."""
+    mean = x.reshape(-1, x.shape[-1]).nanmean(0).clamp_min(1e-3)
+    rate = mean ** (-1 / n_chains)
+    return torch.stack([torch.ones_like(rate), -rate], -1).expand(n_states, -1, -1)
+
+
+# ---- starts ----------------------------------------------------------------------------------------------------------
+
+
+def paths_block(name: str, labels: Tensor, n_states: int, series: Series) -> Block:
+    """Exact paths that start near a labelling `[R, *b, T]`."""
+    start = SURE * torch.nn.functional.one_hot(labels, n_states).to(series.observations)
+    return Block(name, CopyPaths(series.lengths), eta=CopyTables(start, start))
+
+
+def greedy_labels(series: Series, sizes: Sequence[int], restarts: int, seed: int) -> list[Tensor]:
+    """For each chain labels `[R, *b, T]`: of the data, then of what the chains before leave of it."""
+    found = []
+    for restart in range(restarts):
+        rest, own = series.observations.clone(), []
+        for k in sizes:
+            left = Series(rest, series.lengths)
+            # the even ones cluster, the odd ones cut time into stretches
+            labels = first_labels(Normal(rest.shape[-1]), left, k, 2, seed + restart)[restart % 2]
+            one_hot = torch.nn.functional.one_hot(labels, k).to(rest)
+            seen = ~torch.isnan(rest)
+            rows = one_hot.flatten(0, -2).mT @ torch.where(seen, rest, 0.0).flatten(0, -2)
+            means = rows / (one_hot.flatten(0, -2).mT @ seen.to(rest).flatten(0, -2)).clamp_min(1)
+            rest = rest - one_hot @ means
+            own.append(labels)
+        found.append(own)
+    return [torch.stack([own[d] for own in found]) for d in range(len(sizes))]
+
+
+def labels_above(series: Series, below: Tensor, n_below: int, k: int, seed: int) -> Tensor:
+    """For a layer labels `[R, *b, T]`: clusters of how often each label below occurs around a step.
+
+    The restarts look 4, 8, 16, ... steps around.
+    """
+    found = []
+    for restart, labels in enumerate(below):
+        one_hot = torch.nn.functional.one_hot(labels, n_below).to(series.observations) * series.inside.unsqueeze(-1)
+        width = min(2 ** (2 + restart % 5), labels.shape[-1])
+        rows = one_hot.reshape(-1, *one_hot.shape[-2:]).mT
+        near = torch.nn.functional.avg_pool1d(rows, 2 * width + 1, 1, width)
+        shares = Series(near.mT.reshape(one_hot.shape), series.lengths)
+        found.append(first_labels(Normal(n_below), shares, k, 1, seed + restart)[0])
+    return torch.stack(found)

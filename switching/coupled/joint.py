@@ -1,0 +1,103 @@
+"""A model of several chains as one chain over their joint states: what exact inference runs on."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from pyro.distributions.torch_distribution import TorchDistributionMixin
+from torch import Tensor
+from torch.distributions import constraints
+
+from ..emissions.contract import ByGate, Emission
+from ..parameters import Parameter, Parameters
+from ..priors import Site
+
+
+@dataclass(frozen=True, eq=False)
+class Indexed(Emission):
+    """An emission of joint states, each of which looks like one state of another emission, redrawn or held.
+
+    Arguments:
+        emission: the other one.
+        n_states: how many states it has.
+        state: [J], which of them each joint state shows.
+        redrawn: [J], whether as a redrawn step or as a held one.
+    """
+
+    emission: Emission
+    n_states: int
+    state: Tensor
+    redrawn: Tensor
+
+    @property
+    def n_features(self) -> int:  # type: ignore[override]
+        return self.emission.n_features
+
+    @property
+    def support(self) -> constraints.Constraint:  # type: ignore[override]
+        return self.emission.support
+
+    @property
+    def parameters(self) -> Mapping[str, Parameter]:  # type: ignore[override]
+        return self.emission.parameters
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return self.emission.sizes
+
+    def check(self, x: Tensor) -> None:
+        self.emission.check(x)
+
+    def check_values(self, values: Parameters, n_states: int) -> Parameters:
+        return self.emission.check_values(values, self.n_states)
+
+    def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
+        return self.emission.default_prior(self.n_states, x)
+
+    def sites(self, prior: Parameters) -> list[Site]:
+        return self.emission.sites(prior)
+
+    def log_prob(self, x: Tensor, values: Parameters) -> Tensor:
+        """That of the other emission."""
+        return self.emission.log_prob(x, values)
+
+    def distribution(self, values: Parameters) -> TorchDistributionMixin:
+        """That of the other emission."""
+        return self.emission.distribution(values)
+
+    def log_likelihood(self, x: Tensor, values: Parameters) -> ByGate:
+        return self._chosen(self.emission.log_likelihood(x, values), -1)
+
+    def mean(self, values: Parameters) -> ByGate:
+        return self._chosen(self.emission.mean(values), -2)
+
+    def variance(self, values: Parameters) -> ByGate:
+        return self._chosen(self.emission.variance(values), -2)
+
+    def log_prob_at(self, x: Tensor, values: Parameters, state: Tensor, redraw: Tensor) -> Tensor:
+        return self.emission.log_prob_at(x, values, self.state[state], self.redrawn[state])
+
+    def sample_at(self, values: Parameters, state: Tensor, redraw: Tensor) -> Tensor:
+        return self.emission.sample_at(values, self.state[state], self.redrawn[state])
+
+    def _chosen(self, found: ByGate, axis: int) -> ByGate:
+        """Of a quantity of states and gates that of each joint state."""
+        redrawn = found.redrawn.index_select(axis, self.state)
+        alike = found.held.shape[axis] == 1
+        held = found.held if alike else found.held.index_select(axis, self.state)
+        shape = [1] * -axis
+        shape[0] = len(self.state)
+        table = torch.where(self.redrawn.reshape(shape), redrawn, held)
+        return ByGate(table, table)
+
+
+def marginals(joint: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Of beliefs `[*b, J]` about joint states, J the product of the sizes, those about each of its axes."""
+    split, n = joint.unflatten(-1, sizes), len(sizes)
+    return tuple(split.sum([a for a in range(-n, 0) if a != own]) if n > 1 else split for own in range(-n, 0))
+
+
+def coordinates(path: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """Joint states `[*b]` as one number for each axis, `[*b, D]`; -1, beyond the end of a sequence, stays."""
+    where = torch.stack(torch.unravel_index(path.clamp_min(0), sizes), -1)
+    return torch.where((path < 0).unsqueeze(-1), -1, where)

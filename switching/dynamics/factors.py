@@ -1,0 +1,119 @@
+"""Factors between a chain's paths and the parameters that move it, in expected statistics.
+
+Statistics of parameters are `[*r, ...]`, those of paths `[*r, *b, T, K]`; `n_axes` counts the axes of sequences and
+steps between. Messages are the gradients in closed form.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ...inference.families import CopyTables, MarkovTables
+from ...inference.message_passing.factor_graph import Factor
+from ..parameters import widened
+
+LogGate = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+def named(name: str, elog: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The function under the name by which errors call its factor."""
+    elog.__name__ = name
+    return elog
+
+
+def summed(table: Tensor, lead: torch.Size) -> Tensor:
+    """The table's sum over all but its leading axes."""
+    return table.reshape(*lead, -1).sum(-1)
+
+
+def by_state(table: Tensor, lead: torch.Size) -> Tensor:
+    """The table's sum over all but its leading axes and the last."""
+    return table.reshape(*lead, -1, table.shape[-1]).sum(-2)
+
+
+def gates(block: str, chain: str, n_axes: int) -> Factor:
+    """E log p(z | rho) from the second step on; the block holds log rho and log (1 - rho)."""
+
+    def to_block(paths: CopyTables, redraw: Tensor) -> Tensor:
+        return gate_counts(paths.fresh, paths.held, redraw.shape[:-1])
+
+    def log_gate(redraw: Tensor) -> tuple[Tensor, Tensor]:
+        log_redraw, log_hold = widened(redraw, 1, n_axes).unbind(-1)
+        return log_redraw, log_hold
+
+    return driven_gates(block, chain, log_gate, {block: to_block})
+
+
+def driven_gates(block: str, chain: str, log_gate: LogGate, messages: dict[str, Callable] | None = None) -> Factor:
+    """The same, where something moves the gates: `log_gate` gives their expected log probabilities `[*r, *b, T-1]`.
+
+    Without a closed message to the block these are bounds, convex in the block's statistics.
+    """
+
+    def elog(paths: CopyTables, statistics: Tensor) -> Tensor:
+        log_redraw, log_hold = log_gate(statistics)
+        return paths.fresh.sum(-1)[..., 1:] * log_redraw + paths.held.sum(-1)[..., 1:] * log_hold
+
+    def to_chain(paths: CopyTables, statistics: Tensor) -> CopyTables:
+        later = paths.fresh.shape[-2] - 1
+        padded = (pad(log.expand(*log.shape[:-1], later), (1, 0)).unsqueeze(-1) for log in log_gate(statistics))
+        return CopyTables(*padded)
+
+    closed = messages or {}
+    convex = () if closed else (block,)
+    return Factor(named(block, elog), (chain, block), {chain: to_chain} | closed, convex=convex)
+
+
+def gate_counts(fresh: Tensor, held: Tensor, lead: torch.Size) -> Tensor:
+    """Expected numbers of redraws and of holds from the second step on: `[*r, 2]`."""
+    return torch.stack([summed(table.sum(-1)[..., 1:], lead) for table in (fresh, held)], -1)
+
+
+def fresh_states(block: str, chain: str, n_axes: int, counted: Tensor | None = None) -> Factor:
+    """E log pi(s) of every drawn state."""
+    mask = None if counted is None else counted.unsqueeze(-1)
+
+    def elog(paths: CopyTables, log_probs: Tensor) -> Tensor:
+        return (paths.fresh * widened(log_probs, 1, n_axes)).sum(-1)
+
+    def to_chain(paths: CopyTables, log_probs: Tensor) -> CopyTables:
+        message = widened(log_probs, 1, n_axes)
+        return CopyTables.of_steps(message if mask is None else message * mask, None)
+
+    def to_block(paths: CopyTables, log_probs: Tensor) -> Tensor:
+        return by_state(paths.fresh if mask is None else paths.fresh * mask, log_probs.shape[:-1])
+
+    return Factor(named(block, elog), (chain, block), {chain: to_chain, block: to_block}, mask=counted)
+
+
+def first_state(block: str, chain: str, n_axes: int, counted: Tensor | None = None) -> Factor:
+    """E log P(s_1)."""
+    mask = torch.ones(()) if counted is None else counted[0]
+
+    def elog(paths: MarkovTables, log_probs: Tensor) -> Tensor:
+        return (paths.initial * widened(log_probs, 1, n_axes - 1)).sum(-1)
+
+    def to_chain(paths: MarkovTables, log_probs: Tensor) -> MarkovTables:
+        return MarkovTables(widened(log_probs, 1, n_axes - 1) * mask, None, None)  # type: ignore[arg-type]
+
+    def to_block(paths: MarkovTables, log_probs: Tensor) -> Tensor:
+        return by_state(paths.initial, log_probs.shape[:-1]) * mask
+
+    return Factor(named(block, elog), (chain, block), {chain: to_chain, block: to_block}, mask=mask)
+
+
+def moves(block: str, chain: str, n_axes: int) -> Factor:
+    """E log A[old, new] of every move."""
+
+    def elog(paths: MarkovTables, log_table: Tensor) -> Tensor:
+        return (paths.transition * widened(log_table, 2, n_axes - 1)).sum((-2, -1))
+
+    def to_chain(paths: MarkovTables, log_table: Tensor) -> MarkovTables:
+        return MarkovTables(None, widened(log_table, 2, n_axes - 1), None)  # type: ignore[arg-type]
+
+    def to_block(paths: MarkovTables, log_table: Tensor) -> Tensor:
+        return paths.transition.reshape(*log_table.shape[:-2], -1, *log_table.shape[-2:]).sum(-3)
+
+    return Factor(named(block, elog), (chain, block), {chain: to_chain, block: to_block})

@@ -1,0 +1,136 @@
+r"""The gate's probability where something moves it: gaps between steps, and covariates.
+
+A gap of d steps holds with probability $(1 - \rho)^d$. Given the posterior weights $r_t = P(z_t = 1 \mid x)$ and
+$h_t = P(z_t = 0 \mid x)$, the M-step of $\rho = \sigma(\psi)$, $\psi$ linear in covariates, maximises
+$\sum_t r_t \log \rho_t + h_t \log(1 - \rho_t)$ plus the log prior by Fisher scoring on $\psi$, whose score and
+information at a step are
+
+$$d\,\sigma\,(r\,e^{du}/\rho - h), \qquad (r + h)\,(d\,\sigma)^2\,e^{du}/\rho, \qquad u = \log(1 - \sigma).$$
+
+**Under a q of the parameters** the expected log probabilities are bounded below by functions that are convex in
+expected statistics and hold with equality at a point: one more latent variable is summed out. With
+$u = E \log \rho$, $v = E \log(1-\rho)$, $s = \log(e^u + e^v)$ a gap of d steps is held with log weight $d v$ and
+redrawn with
+
+$$\log\big(e^{ds} - e^{dv}\big) \;\; (d \ge 1), \qquad \log\big(1 - (1 - e^u)^d\big) \;\; (d \le 1).$$
+
+The first sums out the number of redraws in the gap, exactly if d is whole and by Jensen's inequality otherwise, since
+its slope in $u - v$ grows; the second expands in powers of $\rho$, all of whose coefficients are positive. With
+covariates, summing out a Polya-Gamma variable gives (Jaakkola & Jordan 2000, eq. 12; Polson, Scott & Windle 2013)
+
+$$u, v = \pm E[\psi]/2 - \log\big(2 \cosh(\sqrt{E[\psi^2]}/2)\big).$$
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import logsigmoid, softplus
+
+MAX_STEPS, MAX_HALVINGS = 50, 30
+LONGEST_STEP = 5.0  # of a weight, in log odds
+
+
+def log1mexp(x: Tensor) -> Tensor:
+    """log(1 - e^x) for x <= 0 without cancellation (Mächler 2012); its gradient is finite below 0."""
+    near = x > -0.6931471805599453
+    small, large = torch.where(near, x, -1.0), torch.where(near, -1.0, x)
+    return torch.where(near, torch.log(-torch.expm1(small)), torch.log1p(-torch.exp(large)))
+
+
+def with_intercept(covariates: Float[Tensor, "*b C"]) -> Float[Tensor, "*b P"]:
+    """The covariates after a column of ones."""
+    return torch.cat([torch.ones_like(covariates[..., :1]), covariates], -1)
+
+
+# ---- at a point ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GateLikelihood:
+    """The expected log probability of the gates as a function of the logit's weights `[*r, P]`, and the prior's.
+
+    `alpha log sigma(w_0) + beta log sigma(-w_0) - shrink w^2 / 2` is the log prior of intercept and other weights.
+    """
+
+    design: Float[Tensor, "#N P"]
+    gaps: Tensor  # [N], or one number
+    redrawn: Float[Tensor, "*r N"]
+    held: Float[Tensor, "*r N"]
+    alpha: Tensor
+    beta: Tensor
+    shrink: Float[Tensor, "C"]
+
+    def value(self, weights: Float[Tensor, "*r P"]) -> Float[Tensor, "*r"]:
+        """What is maximised."""
+        first, others = weights[..., 0], weights[..., 1:]
+        log_hold = self.gaps * logsigmoid(-(weights @ self.design.mT))
+        gates = torch.where(self.redrawn > 0, self.redrawn * log1mexp(log_hold), 0.0) + self.held * log_hold
+        prior = self.alpha * logsigmoid(first) + self.beta * logsigmoid(-first)
+        return gates.sum(-1) + prior - (self.shrink * others**2).sum(-1) / 2
+
+    def slopes(self, weights: Float[Tensor, "*r P"]) -> tuple[Float[Tensor, "*r P"], Float[Tensor, "*r P P"]]:
+        """Its gradient, and the expected curvature."""
+        logit = weights @ self.design.mT
+        log_hold, slope = self.gaps * logsigmoid(-logit), self.gaps * torch.sigmoid(logit)
+        odds = torch.where(log_hold < 0, torch.exp(log_hold) / -torch.expm1(log_hold), 0.0)
+        score = slope * (self.redrawn * odds - self.held)
+        information = (self.redrawn + self.held) * slope**2 * odds
+        gradient = (score.unsqueeze(-1) * self.design).sum(-2)
+        curvature = (information.unsqueeze(-1) * self.design).mT @ self.design.expand(self.redrawn.shape[-1], -1)
+        first = torch.sigmoid(weights[..., :1])
+        gradient[..., :1] += self.alpha * (1 - first) - self.beta * first
+        gradient[..., 1:] -= self.shrink * weights[..., 1:]
+        bend = (self.alpha + self.beta).clamp(min=0) * first * (1 - first)
+        ridge = torch.cat([bend, self.shrink.expand(*first.shape[:-1], -1)], -1)
+        ridge = ridge + 1e-12 * (1 + curvature.diagonal(dim1=-2, dim2=-1))
+        return gradient, curvature + torch.diag_embed(ridge)
+
+
+def fisher_scoring(likelihood: GateLikelihood, weights: Float[Tensor, "*r P"]) -> Float[Tensor, "*r P"]:
+    """The weights that maximise the likelihood; each step is halved until it ascends."""
+    value = likelihood.value(weights)
+    for _ in range(MAX_STEPS):
+        gradient, curvature = likelihood.slopes(weights)
+        step = torch.linalg.solve(curvature, gradient.unsqueeze(-1)).squeeze(-1).clamp(-LONGEST_STEP, LONGEST_STEP)
+        if bool(((gradient * step).sum(-1) <= 1e-15 * (1 + value.abs())).all()):
+            break  # what is left to gain is rounding
+        moved = torch.zeros_like(value, dtype=torch.bool)
+        for _ in range(MAX_HALVINGS):
+            tried = likelihood.value(weights + step)
+            better = ~moved & (tried > value)
+            weights = torch.where(better.unsqueeze(-1), weights + step, weights)
+            value = torch.where(better, tried, value)
+            moved = moved | better
+            if bool(moved.all()):
+                break
+            step = 0.5 * step
+        if not bool(moved.any()):
+            break
+    return weights
+
+
+# ---- under a q -------------------------------------------------------------------------------------------------------
+
+
+def logistic_bounds(
+    statistics: Float[Tensor, "*r Q"], design: Float[Tensor, "*b P"]
+) -> tuple[Float[Tensor, "*rb"], Float[Tensor, "*rb"]]:
+    """Bounds on E log sigma(psi), E log sigma(-psi) for psi = design @ w, from the means of w and ww'."""
+    size = design.shape[-1]
+    first, second = statistics[..., :size], statistics[..., size:].unflatten(-1, (size, size))
+    mean = (design * first).sum(-1)
+    square = ((design.unsqueeze(-2) @ second).squeeze(-2) * design).sum(-1)
+    root = (square.clamp_min(0) + 1e-30).sqrt()  # its gradient exists at 0
+    log_cosh = root / 2 + softplus(-root)
+    return mean / 2 - log_cosh, -mean / 2 - log_cosh
+
+
+def log_redraw_in_gap(u: Tensor, v: Tensor, gap: Tensor) -> Tensor:
+    """Bound on the expected log probability of a redraw in a gap of some steps; 0 for a gap of 0, which has none."""
+    total, long = torch.logaddexp(u, v), torch.where(gap >= 1, gap, 1.0)
+    several = long * total + log1mexp(long * (v - total))
+    short = torch.where((gap > 0) & (gap < 1), gap, 0.5)
+    part = log1mexp(short * log1mexp(u.clamp_max(-torch.finfo(u.dtype).eps)))
+    return torch.where(gap >= 1, several, torch.where(gap > 0, part, 0.0))

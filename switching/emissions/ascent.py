@@ -1,0 +1,43 @@
+"""An M-step along the gradient, for emissions without a conjugate prior."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+from torch.distributions import biject_to
+from torch.distributions.constraints import Constraint
+
+from ..parameters import Parameters
+
+MAX_STEPS = 20  # of L-BFGS in one M-step: the next one goes on
+
+
+def ascend(
+    objective: Callable[[Parameters], Tensor], values: Parameters, supports: Mapping[str, Constraint]
+) -> Parameters:
+    """Raise an objective `[*r]` by L-BFGS in unconstrained coordinates, from all restarts `*r` at once.
+
+    A restart whose objective would not rise keeps its values.
+    """
+    to_support = {name: biject_to(support) for name, support in supports.items()}
+    free = {name: to_support[name].inv(value).detach().requires_grad_() for name, value in values.items()}
+    optimiser = torch.optim.LBFGS(list(free.values()), max_iter=MAX_STEPS, line_search_fn="strong_wolfe")
+
+    def moved() -> Parameters:
+        return {name: to_support[name](value) for name, value in free.items()}
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        with torch.enable_grad():
+            loss = -objective(moved()).sum()
+            loss.backward()
+        return loss
+
+    optimiser.step(closure)
+    with torch.no_grad():
+        found = moved()
+        better = objective(found) >= objective(values)  # False for NaN
+    return {
+        name: torch.where(better.reshape(*better.shape, *[1] * (values[name].ndim - better.ndim)), value, values[name])
+        for name, value in found.items()
+    }

@@ -1,0 +1,219 @@
+r"""A model under message passing: its parameters in conjugate blocks, its paths in one more, and the factors between.
+
+$$q = q(\text{paths}) \prod_b q(\theta_b), \qquad
+\log p(x, y \mid \theta) = \sum_b \langle t_b(\theta), n_b(y, x) \rangle + \text{const}$$
+
+where y is the path, with whatever is missing of x. Each block of parameters meets the paths in one factor, in which an
+update of the paths is an E-step under expected logs, and one of the parameters adds expected counts to the prior.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ...inference.chains.contract import Chain
+from ...inference.families import CopyTables, MarkovTables
+from ...inference.message_passing.engine import VMP
+from ...inference.message_passing.factor_graph import Block, Factor
+from ..data.series import Series
+from ..dynamics.contract import PATHS, Dynamics
+from ..dynamics.factors import named
+from ..emissions.contract import ConjugateEmission, Emission, Part
+from ..parameters import Parameters, moved, prefixed, with_prefix
+from ..priors import Conjugate
+from ..problem import Problem
+from .starts import softened
+
+Etas = dict[str, Tensor]
+"""By block of parameters, natural parameters or expected statistics `[*r, ...]`."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Blocks and factors of a problem.
+
+    Attributes:
+        problem: whose locations, of observations and prior, are counted from `about`.
+        about: [F].
+        independent: whether every step of a path is on its own under q.
+        share: the part that this series is of all data: the prior counts by it.
+        before, after: [*r, *b, K], where the series is a stretch of a longer one: see `Chain.between`. The first step
+            is then the last of the stretch before, where it was counted.
+    """
+
+    problem: Problem
+    about: Tensor
+    independent: bool = False
+    share: float = 1.0
+    before: Tensor | None = None
+    after: Tensor | None = None
+
+    @staticmethod
+    def of(problem: Problem, independent: bool = False) -> "Graph":
+        """The graph of a problem under its prior.
+
+        Raises:
+            TypeError: an emission that has no conjugate prior.
+            ValueError: independent steps, two of which a gap of 0 makes one.
+        """
+        conjugates(problem.emission)
+        series, gaps = problem.series, problem.series.drive.gaps
+        if independent and gaps is not None and bool((gaps[..., 1:] == 0).any()):
+            raise ValueError(
+                "dt: got a gap of 0, which holds the state for certain, so that no two steps are independent; "
+                'use factorization="structured".'
+            )
+        about = center(problem.emission, series)
+        prior = None if problem.prior is None else moved(problem.prior, -about)
+        return Graph(replace(problem, series=series.shifted(about), prior=prior), about, independent)
+
+    @cached_property
+    def blocks(self) -> "Blocks":
+        return blocks_of(self.problem.dynamics, self.problem.emission)
+
+    @property
+    def priors(self) -> Etas:
+        """Natural parameters of each block's prior, or where q of a block starts whose prior is a factor."""
+        assert self.problem.prior is not None
+        return {n: block.natural(with_prefix(self.problem.prior, prefix)) for n, (prefix, block) in self.blocks.items()}
+
+    # ---- the engine ------------------------------------------------------------------------------------------------
+
+    def engine(self, etas: Etas, check: bool = True, linear: frozenset[str] = frozenset(), step: float = 1.0) -> VMP:
+        """The engine with these natural parameters of the parameters; its paths are yet to be updated."""
+        name, prior = next(iter(self.priors.items()))
+        lead = etas[name].shape[: etas[name].ndim - prior.ndim]
+        blocks = [
+            Block(name, block.family, None if block.prior_is_factor else prior, etas[name], step, self.share)
+            for (name, (_, block)), prior in zip(self.blocks.items(), self.priors.values(), strict=True)
+        ]
+        dynamics, series, parts = self.problem.dynamics, self.problem.series, conjugates(self.problem.emission)
+        family, zero = dynamics.paths(series, tuple(lead), alike=len(parts) > 1 and not self.independent)
+        cut = {"before": self.before, "after": self.after, "independent": self.independent}
+        family = replace(family, **cut)  # pyright: ignore[reportArgumentType]
+        factors = [
+            *dynamics.factors(series, self.problem.prior or {}, self.share, self.counted),
+            *(emitted(part, PATHS, series.observations, self.counted, len(parts) == 1) for part in parts),
+        ]
+        restarts = int(lead[0]) if lead else None
+        return VMP([*blocks, Block(PATHS, family, eta=zero)], factors, restarts, check, linear)
+
+    @property
+    def counted(self) -> Tensor | None:
+        """[T], 0 where a step was counted elsewhere; None: nowhere."""
+        if self.before is None:
+            return None
+        counted = torch.ones(self.problem.series.n_steps).to(self.problem.series.observations)
+        counted[0] = 0.0
+        return counted
+
+    def chain(self, etas: Etas) -> Chain:
+        """The chain over paths under a q of the parameters: smoothing, draws, the most probable path."""
+        engine = self.engine(etas, check=False)
+        engine.update(PATHS)
+        paths = engine.blocks[PATHS]
+        return paths.family.chain(paths.eta)  # type: ignore[attr-defined]
+
+    # ---- parameters ------------------------------------------------------------------------------------------------
+
+    def start(self, labels: Tensor) -> Etas:
+        """Expected statistics of the parameters from labellings `[R, *b, T]` of the steps."""
+        problem, series, parts = self.problem, self.problem.series, conjugates(self.problem.emission)
+        soft = softened(labels, problem.n_states, series).reshape(len(labels), -1, problem.n_states)
+        moves = {n: v.to(series.observations) for n, v in problem.dynamics.start(labels, series).items()}
+        found = {name: block.statistics(moves) for name, block in problem.dynamics.blocks.items()}
+        for part, weights in zip(parts, problem.emission.weights(soft, 0.1 * soft), strict=True):
+            assert isinstance(part.emission, ConjugateEmission)
+            typical = part.emission.start(part.emission.default_prior(weights.shape[-1], series.rows))
+            typical = {name: table.expand(len(labels), *table.shape) for name, table in typical.items()}
+            message = part.emission.expected_message(series.rows, weights, part.emission.statistics(typical))
+            found[part.block] = part.emission.family.mean(self.priors[part.block] + message)
+        return found
+
+    def point(self, values: Parameters) -> Etas:
+        """Statistics of given parameters: those that a q has which is one point."""
+        values = moved(values, -self.about)
+        return {n: block.statistics(with_prefix(values, prefix)) for n, (prefix, block) in self.blocks.items()}
+
+    def to(self, series: Series, share: float = 1.0, **changes: Tensor | None) -> "Graph":
+        """The same for another part of the data, already counted from `about`."""
+        return replace(self, problem=self.problem.of(series), share=self.share * share, **changes)
+
+
+Blocks = dict[str, tuple[str, Conjugate]]
+"""The blocks of parameters by name, each with the prefix that its parameters' names have."""
+
+
+def blocks_of(dynamics: Dynamics, emission: Emission) -> Blocks:
+    """The blocks of a model's parameters."""
+    moves = {name: ("", block) for name, block in dynamics.blocks.items()}
+    return moves | {part.block: (part.prefix, part.emission) for part in conjugates(emission)}  # type: ignore[dict-item]
+
+
+def expected(blocks: Blocks, etas: Etas, about: Tensor) -> Parameters:
+    """Expected parameters under a q whose locations are counted from `about`."""
+    found: Parameters = {}
+    for name, (prefix, block) in blocks.items():
+        found |= prefixed(block.expected(etas[name]), prefix)
+    return moved(found, about)
+
+
+def drawn(blocks: Blocks, etas: Etas, about: Tensor, n: int, generator: torch.Generator | None) -> Parameters:
+    """n draws of the parameters, on a leading axis."""
+    found: Parameters = {}
+    for name, (prefix, block) in blocks.items():
+        found |= prefixed(block.values(block.family.sample(etas[name], n, generator)), prefix)
+    return moved(found, about)
+
+
+def conjugates(emission: Emission) -> list[Part]:
+    """The emission's parts, all of which have conjugate priors."""
+    parts = []
+    for part in emission.parts:
+        if not isinstance(part.emission, ConjugateEmission):
+            raise TypeError(
+                f"emission: {part.emission.name} has no conjugate family, which message passing needs; "
+                'use method="em", "svi" or "nuts".'
+            )
+        parts.append(part)
+    return parts
+
+
+def center(emission: Emission, series: Series) -> Tensor:
+    """Means of the features where the emission has locations, so that second moments lose no digits; else 0."""
+    if all("loc" in part.emission.parameters for part in emission.parts):
+        return series.rows.nanmean(0)
+    return torch.zeros_like(series.rows[0])
+
+
+def emitted(part: Part, chain: str, x: Tensor, counted: Tensor | None = None, alone: bool = True) -> Factor:
+    """E log p(x_t | s_t) at the steps that a part of an emission answers for: all, those drawn, or those held."""
+    emission, rows = part.emission, x.reshape(-1, x.shape[-1])
+    assert isinstance(emission, ConjugateEmission)
+    at_drawn, at_held = alone or not part.prefix, alone or bool(part.prefix)
+
+    def weights(paths: CopyTables | MarkovTables) -> Tensor:
+        drawn, held = paths.steps
+        if held is None:
+            return drawn
+        if at_drawn and at_held:
+            return drawn + held
+        return drawn if at_drawn else held.sum(-1, keepdim=True)
+
+    def elog(paths: CopyTables | MarkovTables, statistics: Tensor) -> Tensor:
+        used = weights(paths)
+        return torch.where(used == 0, 0.0, used * emission.expected_table(x, statistics)).sum(-1)
+
+    def to_chain(paths: CopyTables | MarkovTables, statistics: Tensor) -> CopyTables | MarkovTables:
+        table = emission.expected_table(x, statistics)
+        table = table if counted is None else table * counted.unsqueeze(-1)
+        return type(paths).of_steps(table if at_drawn else None, table if at_held else None)
+
+    def to_block(paths: CopyTables | MarkovTables, statistics: Tensor) -> Tensor:
+        own = weights(paths) if counted is None else weights(paths) * counted.unsqueeze(-1)
+        return emission.expected_message(rows, own.reshape(*own.shape[: own.ndim - x.ndim], len(rows), -1), statistics)
+
+    messages = {chain: to_chain, part.block: to_block}
+    return Factor(named(part.block, elog), (chain, part.block), messages, mask=counted, convex=(part.block,))

@@ -1,0 +1,284 @@
+r"""Message passing over more data than its tables should be held of at once, or than an update should wait for.
+
+Sequences are independent given the parameters, so the bound and the messages to the parameters are sums over groups of
+sequences. A sequence that is too long for one turn is cut into stretches, each of which begins with the last step of
+the one before. A first pass, forward, leaves the belief $a_t$ at each cut; a second, backward, takes for each stretch
+from t to t' the chain
+
+$$a_t(s_t) \prod_{u = t+1}^{t'} p(s_u, x_u \mid s_{u-1}) \; b_{t'}(s_{t'}), \qquad
+b_t(s) = P(s_t = s \mid x) / a_t(s),$$
+
+in which $b_{t'}$ stands for all that comes after it, and which gives the $b_t$ that the stretch before it needs.
+
+**Minibatches.** After each batch of n of the N sequences, every block of parameters goes a step of the natural gradient
+of the bound,
+
+$$\eta \leftarrow (1 - \epsilon_i)\, \eta + \epsilon_i \Big(\eta_0 + \tfrac Nn \sum_{b \in \text{batch}} m_b\Big),
+\qquad \epsilon_i = i^{-\kappa},$$
+
+with the messages $m_b$ of exact paths under the $\eta$ before it. For $1/2 < \kappa \le 1$ the steps sum to infinity
+and their squares do not, so that $\eta$ goes to a stationary point of the bound (Robbins & Monro 1951; Hoffman, Blei,
+Wang & Paisley 2013). A pass takes each sequence once, in an order of its own. The mean over its batches of
+$\tfrac Nn \sum_b \log Z_b - KL(q \| p)$ estimates the bound; at the end the bound itself is taken.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from copy import copy
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...inference.families import Stats, tree_map
+from ...inference.message_passing.engine import VMP, Run
+from ..dynamics.contract import PATHS
+from .graph import Etas, Graph
+from .options import Options
+from .starts import first_labels, sample_of
+
+ROOM = 2**20  # numbers in one table of a turn
+LONG = 2**24  # numbers in one table beyond which a single sequence is cut
+FORGETTING = 0.7  # kappa: the nearer to 1/2, the sooner early batches are forgotten
+KEPT = 3  # of how many restarts one goes on
+
+
+class Visit(NamedTuple):
+    """What a part of the data says under some parameters: its part of the bound, `[R]`, and what it adds to them."""
+
+    elbo: Tensor
+    messages: Etas
+
+    def plus(self, other: "Visit") -> "Visit":
+        messages = {name: message + other.messages[name] for name, message in self.messages.items()}
+        return Visit(self.elbo + other.elbo, messages)
+
+
+class InParts:
+    """The engine of a graph whose paths are never all there at once; the interface of `VMP` that a climb uses.
+
+    Arguments:
+        etas: natural parameters of the blocks of parameters, `[R, ...]`.
+        under: expected statistics of the parameters for the first update, in place of those of `etas`.
+    """
+
+    def __init__(self, graph: Graph, etas: Etas, under: Etas | None = None):
+        self.graph, self.etas = graph, etas
+        series, restarts = graph.problem.series, len(next(iter(etas.values())))
+        numbers = restarts * series.n_steps * graph.problem.n_states  # in the table of one sequence
+        self._groups = torch.arange(series.n_sequences).split(max(1, ROOM // numbers))
+        self._size = max(1, ROOM * series.n_steps // numbers) if is_long(graph, restarts) else None  # of a stretch
+        self._paths: list[Stats] = []  # of each group, where an evaluation goes on from the one before
+        few = graph.to(series.part(self._groups[0][:1]).stretch(0, 2))
+        self.linear = few.engine(etas).linear
+        self._now = self._visit(etas, under)
+
+    def elbo(self) -> Tensor:
+        """The evidence lower bound, one a restart."""
+        return self._now.elbo
+
+    @property
+    def occupancy(self) -> Tensor:
+        """Expected number of steps in each state, `[R, K]`."""
+        found = [occupancy_of(turn.engine, turn.counted) for turn in self._turns(self.etas, None)]
+        return torch.stack(found).sum(0)
+
+    def run(self, max_steps: int, tol: float) -> Run:
+        """As `VMP.run`."""
+        trace: list[Tensor] = []
+        converged = False
+        try:
+            while len(trace) < max_steps and not converged:
+                etas = {name: prior + self._now.messages[name] for name, prior in self._priors().items()}
+                self._now, self.etas = self._visit(etas), etas
+                trace.append(self._now.elbo)
+                converged = len(trace) > 1 and bool(((trace[-1] - trace[-2]).abs() <= tol * trace[-1].abs()).all())
+        except KeyboardInterrupt:
+            if not trace:
+                raise  # nothing has been reached yet
+            return Run(torch.stack(trace), len(trace), False, interrupted=True)
+        return Run(torch.stack(trace), len(trace), converged)
+
+    def select(self, restarts: Tensor) -> "InParts":
+        """The same with some of the restarts."""
+        selected, now = copy(self), self._now
+        selected.etas = {name: eta[restarts] for name, eta in self.etas.items()}
+        messages = {name: message[restarts] for name, message in now.messages.items()}
+        selected._now = Visit(now.elbo[restarts], messages)
+        selected._paths = [tree_map(lambda table: table[restarts], paths) for paths in self._paths]
+        return selected
+
+    def _priors(self) -> Etas:
+        return {
+            name: torch.zeros_like(prior) if self.graph.blocks[name][1].prior_is_factor else prior
+            for name, prior in self.graph.priors.items()
+        }
+
+    def _visit(self, etas: Etas, under: Etas | None = None) -> Visit:
+        """The bound and the messages under parameters, or in the first place under other statistics of them."""
+        total, messages = torch.zeros(()), dict.fromkeys(etas, torch.zeros(()))
+        for engine, evidence, _ in self._turns(etas, under):
+            # under other statistics nothing is at its optimum, and there is no bound to speak of
+            bound = evidence + engine.elbo(without=PATHS) if under is None else torch.full_like(evidence, -math.inf)
+            total = total + bound
+            messages = {name: message + engine.message(name) for name, message in messages.items()}
+        return Visit(total, messages)
+
+    def _turns(self, etas: Etas, under: Etas | None) -> Iterator["Turn"]:
+        known, self._paths = self._paths, []
+        for i, some in enumerate(self._groups):
+            part = self.graph.to(
+                self.graph.problem.series.part(some), len(some) / self.graph.problem.series.n_sequences
+            )
+            if self._size is not None:
+                yield from self._stretches(part, etas, under, self._size)
+                continue
+            engine = part.engine(etas, check=False, linear=self.linear)
+            if i < len(known):
+                engine.put(engine.blocks[PATHS], near=known[i])
+            engine.update(PATHS, under)
+            if part.independent:
+                self._paths.append(engine.stats(PATHS))
+            yield Turn(engine, engine.normalizer(PATHS), None)
+
+    def _stretches(self, whole: Graph, etas: Etas, under: Etas | None, size: int) -> Iterator["Turn"]:
+        """The same for a single long sequence, `size` steps at a time."""
+        n_steps = int(whole.problem.series.last.max()) + 1
+        firsts = range(0, max(1, n_steps - 1), size)
+
+        def stretch(i: int, before: Tensor | None, after: Tensor | None) -> tuple[Graph, VMP]:
+            series = whole.problem.series.stretch(firsts[i], size + 1)
+            part = whole.to(series, 1 / len(firsts), before=before, after=after)
+            engine = part.engine(etas, check=False, linear=self.linear)
+            engine.update(PATHS, under)
+            return part, engine
+
+        passed, log_belief = [], None  # the log belief before each stretch, and its part of the evidence
+        for i in range(len(firsts)):
+            part, engine = stretch(i, log_belief, None)
+            paths = engine.blocks[PATHS]
+            found = paths.family.chain(paths.eta).filter()  # type: ignore[attr-defined]
+            passed.append((log_belief, found.log_normalizer.reshape(len(found.log_normalizer), -1).sum(-1)))
+            last = part.problem.series.last[..., None, None].expand(*found.state.shape[:-2], 1, found.state.shape[-1])
+            log_belief = found.state.gather(-2, last).squeeze(-2).log()
+        log_after = None
+        for i in reversed(range(len(firsts))):
+            before, evidence = passed[i]
+            part, engine = stretch(i, before, log_after)
+            yield Turn(engine, evidence, part.counted)
+            if before is not None:
+                belief = engine.stats(PATHS).steps[0][..., 0, :]
+                # where a_t is 0, b_t is of no consequence
+                log_after = torch.where(before == -math.inf, 0.0, belief.log() - before)
+
+
+class Turn(NamedTuple):
+    """The engine of some of the data, their part of the evidence `[R]`, and `Graph.counted` of their steps."""
+
+    engine: VMP
+    evidence: Tensor
+    counted: Tensor | None
+
+
+def is_long(graph: Graph, restarts: int) -> bool:
+    """Whether a single sequence is better taken in stretches."""
+    return restarts * graph.problem.series.n_steps * graph.problem.n_states > LONG and not graph.independent
+
+
+def is_large(graph: Graph, restarts: int) -> bool:
+    """Whether the tables of so many restarts are better not held of all data at once."""
+    series = graph.problem.series
+    numbers = series.n_sequences * restarts * series.n_steps * graph.problem.n_states
+    return is_long(graph, restarts) or (series.n_sequences > 1 and numbers > ROOM)
+
+
+def occupancy_of(engine: VMP, counted: Tensor | None = None) -> Tensor:
+    """Expected number of steps in each state, `[R, K]`; held steps that emit alike in all states do not tell theirs."""
+    drawn, held = engine.stats(PATHS).steps
+    mass = drawn if held is None or held.shape[-1] < drawn.shape[-1] else drawn + held
+    mass = mass if counted is None else mass * counted.unsqueeze(-1)
+    return mass.reshape(len(mass), -1, mass.shape[-1]).sum(-2)
+
+
+# ---- minibatches -----------------------------------------------------------------------------------------------------
+
+
+class Passes(NamedTuple):
+    """Where passes through minibatches ended: the restarts that were kept, and each one's last bound."""
+
+    etas: Etas
+    kept: Tensor
+    final: Tensor  # [R]
+    objective: list[float]
+    converged: bool
+    interrupted: bool
+
+
+def run_batches(
+    graph: Graph, options: Options, report: Callable[[int, float], None] = lambda step, best: None
+) -> Passes:
+    """Passes through all sequences until the estimate of the bound settles, or `max_steps`.
+
+    Each of the first passes keeps the better third of the restarts, until one is left.
+    """
+    generator = torch.Generator().manual_seed(options.number)
+    series, restarts = graph.problem.series, options.restarts
+    n, batches = series.n_sequences, -(-series.n_sequences // (options.batch_size or series.n_sequences))
+    first = started(graph, options, of_sample=True)
+    first.run(1, 0.0)
+    etas, linear = parameters_of(first), first.linear
+    kept, final = torch.arange(restarts), torch.full((restarts,), -math.inf, dtype=torch.float64)
+    objective: list[float] = []
+    i, converged, interrupted = 0, False, False
+    try:
+        while len(objective) < options.max_steps and not converged:
+            estimate, now = torch.zeros(len(kept), dtype=torch.float64), etas
+            for some in torch.randperm(n, generator=generator).tensor_split(batches):
+                i += 1
+                share = len(some) / n
+                batch = graph.to(series.part(some.sort().values), share).engine(now, False, linear, i**-FORGETTING)
+                batch.update(PATHS)
+                estimate += batch.elbo().double().cpu()
+                for name in now:
+                    batch.update(name)
+                now = parameters_of(batch)
+            etas = now
+            final[kept] = estimate
+            objective.append(float(estimate.max()))
+            report(len(objective), objective[-1])
+            if len(kept) > 1:
+                better = estimate.argsort(descending=True)[: math.ceil(len(kept) / KEPT)]
+                kept, etas = kept[better], {name: eta[better.to(eta.device)] for name, eta in etas.items()}
+            else:
+                last = objective[-1]
+                converged = len(objective) > 1 and abs(last - objective[-2]) <= options.tol * abs(last)
+    except KeyboardInterrupt:
+        if not objective:
+            raise  # nothing has been reached yet
+        interrupted = True
+    return Passes(etas, kept, final, objective, converged, interrupted)
+
+
+def started(graph: Graph, options: Options, of_sample: bool = False) -> VMP | InParts:
+    """The engine of all data, or only of what starts look at, whose paths start at labellings of the steps."""
+    series = sample_of(graph.problem.series, options.number)
+    labels = first_labels(graph.problem.emission, series, graph.problem.n_states, options.restarts, options.number)
+    under = graph.to(series).start(labels)
+    etas = {name: prior.expand(options.restarts, *prior.shape) for name, prior in graph.priors.items()}
+    return engine_of(graph.to(series) if of_sample else graph, etas, under)
+
+
+def engine_of(graph: Graph, etas: Etas, under: Etas | None = None) -> VMP | InParts:
+    """The engine with these natural parameters; its paths are those under them, or under given statistics."""
+    if is_large(graph, len(next(iter(etas.values())))):
+        return InParts(graph, etas, under)
+    engine = graph.engine(etas)
+    engine.update(PATHS, under)
+    return engine
+
+
+def parameters_of(engine: VMP | InParts) -> Etas:
+    """Natural parameters of the blocks of parameters."""
+    if isinstance(engine, InParts):
+        return engine.etas
+    return {name: block.eta for name, block in engine.blocks.items() if name != PATHS}

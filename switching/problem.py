@@ -1,0 +1,84 @@
+"""`Problem`: a model's dynamics, emission and prior, and the series that they meet: what inference takes.
+
+Parameter values are dictionaries of tensors `[*r, ...]`, whose leading axes stand for restarts or posterior draws: one
+problem serves all of them at once.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from jaxtyping import Float
+from torch import Tensor
+
+from ..inference.chains.contract import Chain
+from .data.series import Series
+from .dynamics.contract import Dynamics
+from .emissions.contract import Emission
+from .parameters import Parameter, Parameters
+from .priors import Site, log_prior
+
+TABLE_SIZE = 2**24  # numbers in one likelihood table: draws beyond it are taken in turns
+
+
+@dataclass(frozen=True)
+class Problem:
+    """All that inference needs besides the parameters.
+
+    Attributes:
+        dynamics, emission: of the model.
+        series: what was observed.
+        prior: hyperparameters in the dtype of the series; None for maximum likelihood.
+    """
+
+    dynamics: Dynamics
+    emission: Emission
+    series: Series
+    prior: Parameters | None = None
+
+    @property
+    def n_states(self) -> int:
+        return self.dynamics.n_states
+
+    @property
+    def parameters(self) -> dict[str, Parameter]:
+        """By name, what is known of the parameters."""
+        return self.dynamics.parameters | dict(self.emission.parameters)
+
+    @property
+    def sites(self) -> list[Site]:
+        """The prior as Pyro sites."""
+        if self.prior is None:
+            raise ValueError("prior: got None, under which parameters have no distribution; give one.")
+        return self.dynamics.sites(self.prior) + self.emission.sites(self.prior)
+
+    def chain(self, values: Parameters, belief: Float[Tensor, "*b K"] | None = None) -> Chain:
+        """The chain over paths under these parameters, going on from a belief about the state before, where given."""
+        series = self.series
+        likelihood = self.emission.log_likelihood(series.observations, values)
+        return self.dynamics.chain(values, likelihood, series.drive, series.lengths, belief)
+
+    def objective(self, values: Parameters) -> Float[Tensor, "*r"]:
+        """log p(x | parameters) + log p(parameters), the latter only under a prior."""
+        return self.total(self.chain(values).log_normalizer()) + self.log_prior(values)
+
+    def log_prior(self, values: Parameters) -> Float[Tensor, "*r"]:
+        """Log density of the parameters; 0 without a prior."""
+        if self.prior is None:
+            return self.series.observations.new_zeros(())
+        return log_prior(self.sites, values)
+
+    def total(self, evidence: Float[Tensor, "*rb"]) -> Float[Tensor, "*r"]:
+        """The evidence of all sequences together."""
+        n_batch = len(self.series.batch_shape)
+        return evidence.flatten(evidence.ndim - n_batch).sum(-1) if n_batch else evidence
+
+    def in_turns(self, draws: Parameters) -> Iterator[Parameters]:
+        """Draws `[n, ...]` in parts whose likelihood tables fit into memory."""
+        n = len(next(iter(draws.values())))
+        at_once = max(1, TABLE_SIZE // (self.series.n_sequences * self.series.n_steps * self.n_states))
+        for first in range(0, n, at_once):
+            yield {name: table[first : first + at_once] for name, table in draws.items()}
+
+    def of(self, series: Series) -> "Problem":
+        """The same for another series."""
+        return replace(self, series=series)

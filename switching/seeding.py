@@ -1,0 +1,30 @@
+"""Seeds where Pyro draws: from torch's global generator, which is put back afterwards."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from ..inference.numerics.randomness import Seed, generator_of
+
+
+def number_of(seed: Seed) -> int:
+    """A number for libraries with generators of their own: the seed itself, or one drawn from its generator."""
+    generator = generator_of(seed)
+    if isinstance(seed, int):
+        return seed
+    device = "cpu" if generator is None else generator.device
+    return int(torch.randint(2**31, (), generator=generator, device=device))
+
+
+@contextmanager
+def seeded(seed: Seed, like: Tensor) -> Iterator[None]:
+    """Draws inside depend on the seed alone, and leave torch's global generator as it was; None: they go on from it."""
+    if seed is None:
+        yield
+        return
+    number = number_of(seed)
+    with torch.random.fork_rng(devices=[like.device] if like.is_cuda else []):
+        torch.random.manual_seed(number)
+        yield

@@ -1,0 +1,116 @@
+"""The figure of a model of several chains: what each of them says of a series."""
+
+from dataclasses import replace
+from typing import Any, Unpack
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from scipy.special import ndtri
+from torch import Tensor
+
+from ..coupled.contract import CoupledSSM
+from ..data.series import Given, Series
+from ..emissions.contract import ByGate
+from ..forecast import StateMixture, check_level
+from .drawing import (
+    FAINT,
+    GATE,
+    INK,
+    PANEL,
+    STRIP,
+    TimeAxis,
+    draw_gate,
+    draw_series,
+    draw_states,
+    draw_steps,
+    new_figure,
+    set_title,
+    state_colors,
+)
+from .figures import LEAST_SHOWN, SHOWN_HORIZONS, time_axis, within_support
+
+
+@torch.no_grad()
+def plot_coupled(model: CoupledSSM, x: Any, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]) -> Figure:
+    """A series, what all chains together make of it, and what each chain does.
+
+    From the top: each feature with the mean of its smoothed mixture, and a band as in `plot_fit`; for each chain the
+    probabilities of its states, stacked; then for each chain the probability that a step redrew its state.
+
+    Arguments:
+        x, lengths: as in every method of the model; a pandas index becomes the time axis.
+        sequence: which one to draw, where x holds several.
+        level: probability that the band would hold if the mixture were normal.
+
+    Raises:
+        ValueError: as `model.smooth`; no such sequence; level outside (0, 1).
+    """
+    check_level(level)
+    series = model.read(x, **given).one(sequence).cpu()
+    problem, values = model.problem(series), model.values_like(series.observations)
+    own = model.product_of(values)
+    chain = problem.chain(own)
+    found, joint = model.probabilities(chain, values), chain.smooth().state
+    mixture = StateMixture(problem.emission, own, ByGate(joint, torch.zeros_like(joint)))
+    reach = float(ndtri(0.5 + level / 2)) * mixture.variance.sqrt()
+    ends = within_support(problem.emission, mixture.mean - reach, mixture.mean + reach)
+    n, part = len(model.n_states), _part(model)
+    axis = time_axis(series)
+    figure, panels = new_figure([*[PANEL] * model.n_features, *[STRIP] * n, *[GATE] * n])
+    set_title(panels[0], f"Observed series, with the mean and {100 * level:g}% band in its smoothed states")
+    _draw_features(panels, (series, axis), (mixture.mean, *ends), axis)
+    _draw_strips(panels[-2 * n : -n], axis, [found[f"state_probability_{d}"][0] for d in range(1, n + 1)], part)
+    for d, panel in enumerate(panels[-n:]):
+        draw_gate(panel, axis, found["redraw_probability"][0][:, d].numpy(), f"{part} {d + 1}\nredraw")
+    axis.mark(panels)
+    return figure
+
+
+@torch.no_grad()
+def plot_coupled_forecast(
+    model: CoupledSSM, x: Any, horizon: int, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]
+) -> Figure:
+    """The end of a series and the forecast after it, as `plot_forecast`, with a strip of states for each chain."""
+    check_level(level)
+    series = model.read(x, horizon=horizon, **given).one(sequence).cpu()
+    ahead, seen, n_steps = model.forecast(series, horizon), model.smooth(series), series.n_steps
+    first = max(0, n_steps - max(LEAST_SHOWN, SHOWN_HORIZONS * horizon))
+    axis, n_past = time_axis(series, horizon).part(first, n_steps + horizon), n_steps - first
+    past = replace(series, observations=series.observations[first:])
+    figure, panels = new_figure([*[PANEL] * model.n_features, *[STRIP] * len(model.n_states)])
+    set_title(panels[0], f"Observed series, then the mean and {100 * level:g}% interval in the forecast")
+    expected, later = (ahead.mean, *ahead.interval(level)), axis.part(n_past, n_past + horizon)
+    _draw_features(panels, (past, axis.part(0, n_past)), expected, later)
+    states = [torch.cat([a[first:], b]) for a, b in zip(seen.state, ahead.state, strict=True)]
+    _draw_strips(panels[model.n_features :], axis, states, _part(model))
+    for panel in panels:
+        strip = panel not in panels[: model.n_features]
+        panel.axvline(axis.edges[n_past], color="white" if strip else INK, linewidth=0.9, linestyle="--")
+    axis.mark(panels)
+    return figure
+
+
+def _draw_features(
+    panels: list[Axes], observed: tuple[Series, TimeAxis], expected: tuple[Tensor, ...], axis: TimeAxis
+) -> None:
+    """A panel for each feature: the observed steps over mean, lower and upper ends at the expected ones."""
+    series, seen_at = observed
+    mean, lower, upper = (table.numpy() for table in expected)
+    for feature, name in enumerate(series.features_of()):
+        panel = panels[feature]
+        draw_steps(panel, axis, upper[:, feature], lower[:, feature], color=FAINT, alpha=0.3, linewidth=0, zorder=1)
+        draw_steps(panel, axis, mean[:, feature], None, color=INK, linewidth=1.6, zorder=5)
+        draw_series(panel, seen_at, series.observations[:, feature].numpy())
+        panel.set_ylabel(name)
+
+
+def _draw_strips(panels: list[Axes], axis: TimeAxis, states: list[Tensor], part: str) -> None:
+    for d, (panel, state) in enumerate(zip(panels, states, strict=True), start=1):
+        draw_states(panel, axis, state.numpy(), state_colors(np.arange(state.shape[-1])), f"{part} {d}")
+
+
+def _part(model: CoupledSSM) -> str:
+    """What the model calls its chains."""
+    return model.known["redraw_prob"].dims[0]
