@@ -242,7 +242,7 @@ fluid = visible(strengths(pushing, popping))
 state, rows = start(torch.zeros(1, 1, dtype=torch.float64)), []
 for push, pop, hold in actions:  # one state, one symbol
     state = advance(state, push.reshape(1, 1, 1, 1), hold.reshape(1, 1, 1, 1), pop.reshape(1, 1, 1))
-    rows.append(pad(state.pushed[1:, 0, 0], (0, len(word) - len(rows) - 1)))
+    rows.append(pad(state.pushed[:-1, 0, 0], (0, len(word) - len(rows) - 1)))
 reads = {
     "superposition": mean.superposition(1)[:, 0],
     "nondeterministic": torch.stack(rows),

@@ -24,8 +24,9 @@ from ...inference.stacks.automaton.op import advance, start
 from ...inference.stacks.stratification import stratify, strengths, visible
 from ...inference.stacks.superposition.op import superposed_step
 from ...switching.stacks.automaton import PushdownAutomaton
+from ...switching.stacks.checks import check_counts
 from ...switching.stacks.mixture import StackMixture
-from .stack_network import StackRNN, StackRun, StackState, check_sizes
+from .stack_network import StackRNN, StackRun, StackState
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,9 @@ class SuperpositionStackRNN(StackRNN):
         feedback: bool = True,
     ) -> None:
         sizes = {"value_size": value_size, "stacks": stacks, "n_read": n_read, "most_pops": most_pops}
-        check_sizes(input_size=input_size, hidden_size=hidden_size, **sizes)
+        check_counts(1, input_size=input_size, hidden_size=hidden_size, **sizes)
         if capacity is not None:
-            check_sizes(capacity=capacity)
+            check_counts(1, capacity=capacity)
         raw_size = stacks * (2 + most_pops + value_size)
         super().__init__(input_size, hidden_size, stacks * n_read * value_size, raw_size, controller, feedback)
         self.value_size, self.stacks, self.n_read = value_size, stacks, n_read
@@ -171,7 +172,7 @@ class StratificationStackRNN(StackRNN):
         controller: Callable[[int, int], nn.Module] = nn.LSTMCell,
         feedback: bool = True,
     ) -> None:
-        check_sizes(input_size=input_size, hidden_size=hidden_size, value_size=value_size)
+        check_counts(1, input_size=input_size, hidden_size=hidden_size, value_size=value_size)
         super().__init__(input_size, hidden_size, value_size, 2 + value_size, controller, feedback)
         self.value_size = value_size
 
@@ -234,8 +235,8 @@ class NondeterministicStackRNN(StackRNN):
         controller: Callable[[int, int], nn.Module] = nn.LSTMCell,
         feedback: bool = True,
     ) -> None:
-        check_sizes(input_size=input_size, hidden_size=hidden_size, states=states, symbols=symbols)
-        check_sizes(0, value_size=value_size)
+        check_counts(1, input_size=input_size, hidden_size=hidden_size, states=states, symbols=symbols)
+        check_counts(0, value_size=value_size)
         if reading not in ("configuration", "symbol"):
             raise ValueError(f"reading: got {reading!r}, expected 'configuration' or 'symbol'.")
         K = states * symbols
@@ -249,7 +250,7 @@ class NondeterministicStackRNN(StackRNN):
         """The automaton, with the weights of this pass, all of whose runs the stack held."""
         actions = self(x).actions
         log_initial = self._log_initial(actions.log_pop).expand(*x.shape[:-2], -1, -1)
-        return PushdownAutomaton(log_initial, actions.log_push, actions.log_replace, actions.log_pop, lengths)
+        return PushdownAutomaton(log_initial, actions.log_push, actions.log_replace, actions.log_pop, lengths=lengths)
 
     def _log_initial(self, like: Tensor) -> Tensor:
         first = torch.arange(self.states * self.symbols, device=like.device) == 0

@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ...switching.stacks.checks import check_count
 from .recurrent import batch_major, check_step
 
 Change = Callable[[int, Tensor], Tensor]
@@ -169,9 +168,3 @@ def _control(controller: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any]
         f"controller: got {type(controller).__name__}, expected one of torch's recurrent layers or cells, or a module "
         "with step(x_t, state) -> (output, state)."
     )
-
-
-def check_sizes(least: int = 1, **sizes: int) -> None:
-    """Raise unless all are whole numbers of `least` or more."""
-    for name, size in sizes.items():
-        check_count(name, size, least)

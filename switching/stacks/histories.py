@@ -1,7 +1,7 @@
 """Histories of a stack on pointers: every element knows what was below it when it was pushed.
 
-Elements are numbered by the step that pushed them, 0..T-1, then the cells of the initial stack from its top, T..T+D-1,
-then "empty", the last number, which is below itself: so popping an empty stack does nothing.
+Elements are numbered as in `samplehold.switching.stacks`; "empty", the last number, is below itself, so that popping an
+empty stack does nothing.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .checks import check_count
+from .checks import check_counts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,13 +59,25 @@ class Histories:
 
     Arguments:
         action: 0 push, 1 pop, 2 no-op (3, 4, ... pop two, three, ... cells).
-        top: the element on top after each step.
+        top: the element on top after each step, the last number for an empty stack.
         depth: cells on the stack after each step.
         below: for every element, what was under it when it was pushed; only elements that were pushed have a meaning.
         log_probability: of the whole history in the mixture.
         weight: how much of the mixture it stands for, so that `(weight * f).sum(0)` estimates the mean of f: 1 / n for
             samples, its probability where all are listed, 1 for the best one alone.
         values: the values of all elements; of "empty" 0.
+
+    >>> import torch
+    >>> import samplehold as sh
+    >>> action = torch.tensor([[0.9, 0.0, 0.1], [0.6, 0.1, 0.3], [0.2, 0.5, 0.3]])  # push, pop, no-op
+    >>> every = sh.StackMixture(action.log(), torch.tensor([[1.0], [2.0], [3.0]])).enumerate()
+    >>> best = every.weight.argmax()
+    >>> every.action[best].tolist(), every.depth[best].tolist(), round(float(every.weight[best]), 2)
+    ([0, 0, 1], [1, 2, 1], 0.27)
+    >>> every.elements(depth=2)[best].tolist()  # 0 and 1 are the first two pushes, 3 is empty
+    [[0, 3], [1, 0], [0, 3]]
+    >>> every.cells(depth=2)[best, ..., 0].tolist()
+    [[1.0, 0.0], [2.0, 1.0], [1.0, 0.0]]
     """
 
     action: Int[Tensor, "n *b T"]
@@ -77,34 +89,48 @@ class Histories:
     values: Float[Tensor, "*b C V"]
 
     def elements(self, depth: int) -> Int[Tensor, "n *b T depth"]:
-        """The stacks as element numbers, from the top; empty cells have the last number."""
-        check_count("depth", depth, 1)
+        """The stacks as element numbers, from the top; empty cells have the last number. `depth` is 1 or more."""
+        check_counts(1, depth=depth)
         cells = [self.top]
         for _ in range(depth - 1):
             cells.append(self.below.gather(-1, cells[-1]))
         return torch.stack(cells, -1)
 
     def cells(self, depth: int) -> Float[Tensor, "n *b T depth V"]:
-        """The stacks as values, from the top; empty cells are 0."""
+        """The stacks as values, from the top; empty cells are 0. `depth` is 1 or more."""
         index = self.elements(depth)
         flat = index.flatten(-2)[..., None].expand(*index.shape[:-2], -1, self.values.shape[-1])
         return self.values.expand(len(index), *self.values.shape).gather(-2, flat).unflatten(-2, index.shape[-2:])
 
     def plot(
         self,
-        step: int = -1,
         sequence: int | Sequence[int] = (),
+        step: int = -1,
         names: Sequence[str] | None = None,
         most: int = 10,
     ) -> "Figure":
         """The most probable whole stacks after one step, as these histories have them.
 
         Arguments:
-            step: after which one; negative: counted from the last.
             sequence: its index in the batch axes.
+            step: after which one; negative: counted from the last.
             names: what to call the element that each step pushed (and, if given, the initial cells from the top).
             most: stacks to show.
-        """
-        from ..views.stack_figures import plot_stacks
 
-        return plot_stacks(self, step, sequence, names, most)
+        Raises:
+            ValueError: there is no such sequence or step, or not one name a step or an element.
+        """
+        from ..views.stack_figures import one_of, plot_stacks
+
+        index = one_of(sequence, self.top.shape[1:-1])
+        check_counts(1, most=most)
+        T, n = self.top.shape[-1], self.values.shape[-2] - 1
+        if not -T <= step < T:
+            raise ValueError(f"step: got {step}, but the histories have {T} steps; give one of them.")
+        if names is not None and len(names) not in (T, n):
+            raise ValueError(f"names: got {len(names)}, expected {T}, one a step, or {n}, one an element; or None.")
+        names = [*(names or map(str, range(T))), *(f"initial {i}" for i in range(n - T))][:n]
+        here = (slice(None), *index)
+        deepest = int(self.depth[here][:, step].max())
+        stacks = self.elements(deepest + 1)[here][:, step]  # one more, so that empty ones have a cell
+        return plot_stacks(stacks, self.weight[here], names, most, f"stacks after step {step % T}")
