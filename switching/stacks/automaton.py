@@ -97,8 +97,7 @@ class PushdownState:
 def start(log_initial: Tensor, n_steps: int = 16) -> PushdownState:
     """Before the first step: log_initial [*b, Q, G] weighs state and bottom symbol; `n_steps` guesses the length.
 
-    Raises:
-        TypeError, ValueError: see `PushdownAutomaton`.
+    Raises what `PushdownAutomaton` raises.
     """
     check_same_kind(log_initial=log_initial)
     check_initial(log_initial)
@@ -107,20 +106,14 @@ def start(log_initial: Tensor, n_steps: int = 16) -> PushdownState:
     return PushdownState(log_initial.unsqueeze(-3), inference.start(flat, log_initial.shape[-2], n_steps))
 
 
-def advance(
-    state: PushdownState,
-    log_push: Tensor,
-    log_replace: Tensor,
-    log_pop: Tensor,
-) -> PushdownState:
+def advance(state: PushdownState, log_push: Tensor, log_replace: Tensor, log_pop: Tensor) -> PushdownState:
     """One more step of all runs, in O(steps so far squared); differentiable, and `state` itself stays as it was.
 
     Arguments:
         log_push, log_replace: [*b, Q, G, Q, G], weights of this step, as in `PushdownAutomaton`.
         log_pop: [*b, Q, G, Q].
 
-    Raises:
-        TypeError, ValueError: see `PushdownAutomaton`.
+    Raises what `PushdownAutomaton` raises.
 
     >>> import torch
     >>> from samplehold.switching.stacks.automaton import advance, start
@@ -231,11 +224,8 @@ class PushdownAutomaton:
         """Heat maps of actions, state and symbol on top, and element on top over time, of one sequence.
 
         Arguments:
-            sequence: its index in the batch axes.
-            steps: a name for each step.
-
-        Raises:
-            ValueError: there is no such sequence, or not one name a step.
+            sequence: its index in the batch axes; `ValueError` if there is none such.
+            steps: a name for each step, or `ValueError`.
         """
         from ..views.stack_figures import one_of, plot_automaton
 

@@ -23,10 +23,8 @@ def check_numbers(**tables: Tensor) -> None:
     for name, table in tables.items():
         for bad, word in ((table.isnan(), "NaN"), (table.isposinf(), "+inf")):
             if bad.any():
-                where = bad.nonzero()[0].tolist()
-                raise ValueError(
-                    f"{name}: holds {word} at {where}; log-weights are finite numbers or -inf (impossible)."
-                )
+                at = bad.nonzero()[0].tolist()
+                raise ValueError(f"{name}: holds {word} at {at}; log-weights are finite numbers or -inf (impossible).")
 
 
 def check_log_weights(name: str, table: Tensor) -> None:
@@ -39,12 +37,6 @@ def check_log_weights(name: str, table: Tensor) -> None:
             f"{name}: everything is impossible (-inf) at step {step}{f' of sequence {sequence}' if sequence else ''}; "
             "leave something possible at every step."
         )
-
-
-def check_scale(scale: object) -> None:
-    """Raise `ValueError` unless it is a standard deviation."""
-    if not isinstance(scale, (int, float)) or not 0 < scale < math.inf:
-        raise ValueError(f"scale: got {scale!r}, expected a standard deviation, a finite number above 0.")
 
 
 def check_mixture(log_action: Tensor, values: Tensor, initial: Tensor | None, on_empty: str) -> None:
@@ -97,16 +89,18 @@ def check_single_pops(log_action: Tensor, what: str) -> None:
         )
 
 
-def check_reads(reads: object, values: Tensor) -> None:
-    """Reads of the value on top."""
+def check_reads(reads: object, scale: object, values: Tensor) -> None:
+    """Reads of the value on top, unless they are None, and the standard deviation of their error."""
+    if not isinstance(scale, (int, float)) or not 0 < scale < math.inf:
+        raise ValueError(f"scale: got {scale!r}, expected a standard deviation, a finite number above 0.")
     check_same_kind(values=values, reads=reads)
-    assert isinstance(reads, Tensor)
+    if not isinstance(reads, Tensor):
+        return
     if reads.shape != values.shape:
         raise ValueError(f"reads: got shape {list(reads.shape)}, expected that of values, {list(values.shape)}.")
     if reads.isinf().any():
-        raise ValueError(
-            f"reads: holds inf at {reads.isinf().nonzero()[0].tolist()}; give finite reads, or NaN for none."
-        )
+        where = reads.isinf().nonzero()[0].tolist()
+        raise ValueError(f"reads: holds inf at {where}; give finite reads, or NaN for none.")
 
 
 @torch.no_grad()

@@ -29,6 +29,10 @@ class Path:
 
 def follow(action: Int[Tensor, "*n T"], n_initial: int = 0) -> Path:
     """Run actions (0 push, 1 pop, 2 no-op, 3 pop two cells, 4 pop three, ...) from a stack of `n_initial` cells."""
+
+    def at(table: Tensor, index: Tensor) -> Tensor:
+        return table.gather(-1, index[..., None])[..., 0]
+
     T = action.shape[-1]
     empty = T + n_initial
     numbers = torch.arange(empty + 1, device=action.device)
@@ -38,19 +42,20 @@ def follow(action: Int[Tensor, "*n T"], n_initial: int = 0) -> Path:
     most_pops = max(1, int(action.max()) - 1) if action.numel() else 1
     tops, depths = [], []
     for t, a in enumerate(action.unbind(-1)):
-        below[..., t], height[..., t] = top, _at(height, top) + 1
+        below[..., t], height[..., t] = top, at(height, top) + 1
         after, left = torch.where(a == 0, t, top), top
         for n in range(1, most_pops + 1):
-            left = _at(below, left)
+            left = at(below, left)
             after = torch.where(a == (1 if n == 1 else n + 1), left, after)
         top = after
         tops.append(top)
-        depths.append(_at(height, top))
+        depths.append(at(height, top))
     return Path(torch.stack(tops, -1), torch.stack(depths, -1), below)
 
 
-def _at(table: Tensor, index: Tensor) -> Tensor:
-    return table.gather(-1, index[..., None])[..., 0]
+def picked(table: Float[Tensor, "*b T X"], index: Int[Tensor, "n *b T"]) -> Float[Tensor, "n *b T"]:
+    """The entry of each step that an index names."""
+    return torch.take_along_dim(table[None], index[..., None], -1)[..., 0]
 
 
 @dataclass(frozen=True)
@@ -99,26 +104,21 @@ class Histories:
     def cells(self, depth: int) -> Float[Tensor, "n *b T depth V"]:
         """The stacks as values, from the top; empty cells are 0. `depth` is 1 or more."""
         index = self.elements(depth)
-        flat = index.flatten(-2)[..., None].expand(*index.shape[:-2], -1, self.values.shape[-1])
-        return self.values.expand(len(index), *self.values.shape).gather(-2, flat).unflatten(-2, index.shape[-2:])
+        flat = torch.take_along_dim(self.values[None], index.flatten(-2)[..., None], -2)
+        return flat.unflatten(-2, index.shape[-2:])
 
     def plot(
-        self,
-        sequence: int | Sequence[int] = (),
-        step: int = -1,
-        names: Sequence[str] | None = None,
-        most: int = 10,
+        self, sequence: int | Sequence[int] = (), step: int = -1, names: Sequence[str] | None = None, most: int = 10
     ) -> "Figure":
         """The most probable whole stacks after one step, as these histories have them.
+
+        `ValueError` if there is no such sequence or step, or not one name a step or an element.
 
         Arguments:
             sequence: its index in the batch axes.
             step: after which one; negative: counted from the last.
             names: what to call the element that each step pushed (and, if given, the initial cells from the top).
             most: stacks to show.
-
-        Raises:
-            ValueError: there is no such sequence or step, or not one name a step or an element.
         """
         from ..views.stack_figures import one_of, plot_stacks
 

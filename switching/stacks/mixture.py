@@ -25,17 +25,9 @@ from ...inference.numerics.randomness import Seed, check_draws, generator_of
 from ...inference.stacks.automaton.op import draw
 from ...inference.stacks.superposition.op import depths, superpose
 from .cached import cached_table
-from .checks import (
-    check_capacity,
-    check_counts,
-    check_evidence,
-    check_log_weights,
-    check_mixture,
-    check_reads,
-    check_scale,
-)
+from .checks import check_capacity, check_counts, check_evidence, check_log_weights, check_mixture, check_reads
 from .coupled import CoupledStack
-from .histories import Histories, follow
+from .histories import Histories, follow, picked
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -110,9 +102,14 @@ class StackMixture:
         return self.on_empty == "forbid" or self.log_evidence is not None
 
     @property
+    def initial_cells(self) -> Float[Tensor, "*b D V"]:
+        """The stack before the first step, D = 0 for an empty one."""
+        return self.values[..., :0, :] if self.initial is None else self.initial
+
+    @property
     def n_initial(self) -> int:
         """D, the cells of the initial stack."""
-        return 0 if self.initial is None else self.initial.shape[-2]
+        return self.initial_cells.shape[-2]
 
     @property
     def n_elements(self) -> int:
@@ -154,10 +151,10 @@ class StackMixture:
         """
         check_counts(1, depth=depth)
         if not self.coupled:
-            cells = self._superposed(self.values, self.initial)[..., :depth, :]
+            cells = self._superposed(self.values, self.initial_cells)[..., :depth, :]
             return pad(cells, (0, 0, 0, depth - cells.shape[-2]))
-        initial = self.values[..., :0, :] if self.initial is None else self.initial.flip(-2)
-        return self._coupled.cells(torch.cat([initial, self.values], -2), depth).to(self.values.dtype)
+        pushed = torch.cat([self.initial_cells.flip(-2), self.values], -2)
+        return self._coupled.cells(pushed, depth).to(self.values.dtype)
 
     def depth_distribution(self) -> Float[Tensor, "*b T C"]:
         """P(depth after step t | everything), for depths 0..T+D.
@@ -195,8 +192,7 @@ class StackMixture:
             TypeError: reads are no tensor, or one of another dtype or device than values.
             ValueError: they have another shape than values, or hold inf; scale is no finite number above 0.
         """
-        check_reads(reads, self.values)
-        check_scale(scale)
+        check_reads(reads, scale, self.values)
         error = (reads[..., :, None, :] - self._table[..., None, :, :]) / scale
         density = -0.5 * error**2 - math.log(scale) - 0.5 * math.log(2 * math.pi)
         return torch.where(error.isnan(), 0.0, density).sum(-1)
@@ -216,11 +212,7 @@ class StackMixture:
         return self._weighed(self._coupled.viterbi() if self.coupled else self.log_prior.argmax(-1)[None], 1.0)
 
     def enumerate(self) -> Histories:
-        """Every history, with its probability: for small T.
-
-        Raises:
-            ValueError: there are more than 3^10 of them.
-        """
+        """Every history, with its probability: for small T. `ValueError` if there are more than 3^10 of them."""
         A, T = self.log_action.shape[-1], self.values.shape[-2]
         if A**T > MAX_HISTORIES:
             raise ValueError(
@@ -234,11 +226,8 @@ class StackMixture:
         """Heat maps of actions (before and given the evidence), depth and element on top over time, of one sequence.
 
         Arguments:
-            sequence: its index in the batch axes.
-            steps: a name for each step.
-
-        Raises:
-            ValueError: there is no such sequence, or not one name a step.
+            sequence: its index in the batch axes; `ValueError` if there is none such.
+            steps: a name for each step, or `ValueError`.
         """
         from ..views.stack_figures import one_of, plot_mixture
 
@@ -258,8 +247,7 @@ class StackMixture:
     @cached_table
     def _table(self) -> Tensor:
         """The values of all elements, [*b, C, V]; of "empty" 0."""
-        elements = self.values if self.initial is None else torch.cat([self.values, self.initial], -2)
-        return pad(elements, (0, 0, 0, 1))
+        return pad(torch.cat([self.values, self.initial_cells], -2), (0, 0, 0, 1))
 
     @cached_table
     def _evidence(self) -> Tensor:
@@ -277,17 +265,14 @@ class StackMixture:
         """P(element on top) of an uncoupled mixture: the expected cells if each element is its own unit vector."""
         T = self.values.shape[-2]
         eye = torch.eye(T + self.n_initial, dtype=self.values.dtype, device=self.values.device)
-        unit = eye.expand(*self._batch, -1, -1)
-        tops = self._superposed(unit[..., :T, :], unit[..., T:, :])[..., 0, :]
+        pushed, initial = eye.expand(*self._batch, -1, -1).tensor_split([T], -2)
+        tops = self._superposed(pushed, initial)[..., 0, :]
         return torch.cat([tops, self.depth_distribution()[..., :1]], -1)
 
-    def _superposed(self, values: Tensor, initial: Tensor | None) -> Tensor:
+    def _superposed(self, values: Tensor, initial: Tensor) -> Tensor:
         """Expected cells of an uncoupled mixture after each step, for any values: [*b, T, capacity, V]."""
-        room = values.shape[-2] + self.n_initial if self.capacity is None else self.capacity
-        cells = values.new_zeros(*values.shape[:-2], room, values.shape[-1])
-        if initial is not None:
-            cells = torch.cat([initial, cells[..., : room - initial.shape[-2], :]], -2)
-        kept = []
+        empty = values.shape[-2] if self.capacity is None else self.capacity - self.n_initial
+        cells, kept = pad(initial, (0, 0, 0, empty)), []
         for action, value in zip(self.log_prior.softmax(-1).unbind(-2), values.unbind(-2), strict=True):
             cells = superpose(cells, action, value)
             kept.append(cells)
@@ -297,17 +282,12 @@ class StackMixture:
     def _weighed(self, action: Int[Tensor, "n *b T"], weight: float | None = None) -> Histories:
         """The histories of given actions, each standing for `weight` of the mixture; None: for its probability."""
         path = follow(action, self.n_initial)
-        log_weight = _picked(self.log_prior, action)
+        log_weight = picked(self.log_prior, action)
         if self.on_empty == "forbid":
             before = torch.cat([torch.full_like(path.depth[..., :1], self.n_initial), path.depth[..., :-1]], -1)
             log_weight = log_weight.masked_fill((action == 1) & (before == 0), -torch.inf)
         if self.log_evidence is not None:
-            log_weight = log_weight + _picked(self._evidence, path.top)
+            log_weight = log_weight + picked(self._evidence, path.top)
         log_probability = log_weight.sum(-1) - self.log_normalizer()
         each = log_probability.exp() if weight is None else torch.full_like(log_probability, weight)
         return Histories(action, path.top, path.depth, path.below, log_probability, each, self._table)
-
-
-def _picked(table: Tensor, index: Tensor) -> Tensor:
-    """The entries [n, *b, T] of a table [*b, T, X] at an index [n, *b, T]."""
-    return table.expand(len(index), *table.shape).gather(-1, index[..., None])[..., 0]

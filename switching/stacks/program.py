@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
 from ...inference.stacks.superposition.op import superpose
-from .checks import check_reads, check_scale
+from .checks import check_reads
 from .mixture import StackMixture
 
 
@@ -54,12 +54,9 @@ def stack_program(mixture: StackMixture, reads: Tensor | None = None, *, scale: 
         raise ValueError(
             "mixture: holds evidence already; give the program the mixture before `condition`, and the reads."
         )
-    check_scale(scale)
-    if reads is not None:
-        check_reads(reads, values)
+    check_reads(reads, scale, values)
     marked = pad(values, (0, 1), value=1.0)  # the last column says that a cell is filled
-    initial = values[..., :0, :] if mixture.initial is None else mixture.initial
-    cells = pad(pad(initial, (0, 1), value=1.0), (0, 0, 0, values.shape[-2]))
+    cells = pad(pad(mixture.initial_cells, (0, 1), value=1.0), (0, 0, 0, values.shape[-2]))
     batch = values.shape[:-2]
     plates = [pyro.plate(f"sequences_{i}", n, dim=i - len(batch)) for i, n in enumerate(batch)]
     observations = []

@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float, Int
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
@@ -31,15 +30,13 @@ class Panel:
         title: what it shows.
         table: probabilities [T, X].
         rows: names of the X rows, from below; None: numbers.
-        path: [T], a row for each step, drawn as a line over the map.
-        path_name: what the line is.
+        best: [T], the row of each step in the most probable history, drawn as a line over the map.
     """
 
     title: str
     table: Tensor
     rows: Sequence[str] | None = None
-    path: Tensor | None = None
-    path_name: str = ""
+    best: Tensor | None = None
 
 
 def one_of(sequence: int | Sequence[int], batch: Sequence[int]) -> tuple[int, ...]:
@@ -77,48 +74,15 @@ def _draw(axis: Axes, panel: Panel) -> None:
     axis.imshow(table.T, aspect="auto", origin="lower", cmap=BLUES, vmin=0, vmax=1, interpolation="nearest")
     _plain(axis)
     title = panel.title
-    if panel.path is not None:
-        axis.plot(range(len(table)), panel.path.cpu().numpy(), "o-", color=LINE, linewidth=1.2, markersize=3)
-        title = f"{title}; line: {panel.path_name}"
+    if panel.best is not None:
+        axis.plot(range(len(table)), panel.best.cpu().numpy(), "o-", color=LINE, linewidth=1.2, markersize=3)
+        title = f"{title}; line: the most probable history"
     set_title(axis, title)
     if panel.rows is not None:
         every = -(-len(panel.rows) // MANY)
         axis.set_yticks(range(0, len(panel.rows), every), panel.rows[::every])
     else:
         axis.yaxis.set_major_locator(MaxNLocator(6, integer=True))
-
-
-def stack_bars(stacks: Sequence[Sequence[str]], probability: Sequence[float], title: str) -> Figure:
-    """Whole stacks of named cells side by side, drawn upward from the bottom, with bars of their probability above."""
-    tallest = max(1, *map(len, stacks))
-    column = max([0.55, *(0.15 + 0.07 * len(name) for cells in stacks for name in cells)])
-    width = max(3.2, 0.8 + column * len(stacks))
-    figure = Figure(figsize=(width, 1.9 + 0.22 * tallest), layout="constrained", facecolor="white")
-    heights = [1.2, 0.3 + 0.22 * tallest]
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=heights)
-    above.bar(range(len(stacks)), probability, width=0.7, color=BAR)
-    for i, p in enumerate(probability):
-        above.text(i, p, f"{p:.2f}", ha="center", va="bottom", fontsize=8, color=INK)
-    above.set_ylim(0, 1.15 * max(probability))
-    above.set_ylabel("probability", fontsize=9, color=INK)
-    for i, cells in enumerate(stacks):
-        for height, name in enumerate(reversed(cells)):
-            below.add_patch(
-                Rectangle((i - 0.35, height - 0.5), 0.7, 1.0, facecolor=CELL, edgecolor=FAINT, linewidth=0.6)
-            )
-            below.text(i, height, name, ha="center", va="center", fontsize=8, color=INK)
-        if not cells:
-            below.text(i, 0, "empty", ha="center", va="center", fontsize=8, color=FAINT, style="italic")
-    below.set_ylim(-0.6, tallest - 0.4)
-    below.set_xlim(-0.6, len(stacks) - 0.4)
-    for axis in (above, below):
-        _plain(axis)
-        axis.set_xticks([])
-    below.set_yticks([])
-    below.spines["left"].set_visible(False)
-    below.set_xlabel("stack, top uppermost", fontsize=9, color=INK)
-    set_title(above, title)
-    return figure
 
 
 def _plain(axis: Axes) -> None:
@@ -141,7 +105,7 @@ def plot_mixture(
     names = ["push", "pop", "no-op", *(f"pop {n}" for n in range(2, action[0][1].shape[-1] - 1))]
     panels = [
         *(Panel(title, table, names) for title, table in action),
-        Panel("depth", depth[:, : deepest + 1], path=best, path_name="the most probable history"),
+        Panel("depth", depth[:, : deepest + 1], best=best),
         _on_top(top, steps, "empty"),
     ]
     return heat_maps(panels, steps)
@@ -179,11 +143,34 @@ def _on_top(top: Float[Tensor, "T C"], steps: Sequence[str] | None, last: str) -
 def plot_stacks(
     stacks: Int[Tensor, "n depth"], weight: Float[Tensor, " n"], names: list[str], most: int, title: str
 ) -> Figure:
-    """See `Histories.plot`: stacks of element numbers from the top, a name for each element but the last."""
-    stacks, group = torch.unique(stacks, dim=0, return_inverse=True)
-    total = weight.new_zeros(len(stacks)).index_add_(0, group, weight)
+    """See `Histories.plot`: stacks of element numbers from the top, a name for each element but the last.
+
+    Equal stacks are one, drawn upward from the bottom, with a bar of their probability above.
+    """
+    different, group = torch.unique(stacks, dim=0, return_inverse=True)
+    total = weight.new_zeros(len(different)).index_add_(0, group, weight)
     order = total.argsort(descending=True, stable=True)[:most]
-    shown = [[names[c] for c in row if c < len(names)] for row in stacks[order].tolist()]
-    if len(order) < len(stacks):
-        title = f"{title}: {len(order)} of {len(stacks)}"
-    return stack_bars(shown, total[order].tolist(), title)
+    upward = [[names[c] for c in reversed(row) if c < len(names)] for row in different[order].tolist()]
+    tallest, at = max(1, *map(len, upward)), range(len(order))
+    column = max([0.55, *(0.15 + 0.07 * len(name) for stack in upward for name in stack)])
+    size = max(3.2, 0.8 + column * len(order)), 1.9 + 0.22 * tallest
+    figure = Figure(figsize=size, layout="constrained", facecolor="white")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[1.2, 0.3 + 0.22 * tallest])
+    above.bar(at, total[order].tolist(), width=0.7, color=BAR)
+    above.set(ylim=(0, 1.15 * float(total.max())), xticks=[])
+    above.set_ylabel("probability", fontsize=9, color=INK)
+    for i, stack, p in zip(at, upward, total[order].tolist(), strict=True):
+        above.text(i, p, f"{p:.2f}", ha="center", va="bottom", fontsize=8, color=INK)
+        below.bar([i] * len(stack), 1.0, 0.7, [h - 0.5 for h in range(len(stack))], color=CELL, ec=FAINT, lw=0.6)
+        for height, name in enumerate(stack):
+            below.text(i, height, name, ha="center", va="center", fontsize=8, color=INK)
+        if not stack:
+            below.text(i, 0, "empty", ha="center", va="center", fontsize=8, color=FAINT, style="italic")
+    _plain(above)
+    _plain(below)
+    below.set(xlim=(-0.6, len(order) - 0.4), ylim=(-0.6, tallest - 0.4), xticks=[], yticks=[])
+    below.spines["left"].set_visible(False)
+    below.set_xlabel("stack, top uppermost", fontsize=9, color=INK)
+    left_out = f": {len(order)} of {len(different)}" if len(order) < len(different) else ""
+    set_title(above, f"{title}{left_out}")
+    return figure
