@@ -20,6 +20,8 @@ class cached_table(Generic[Value]):
         self.__doc__ = compute.__doc__
 
     def __get__(self, owner: Any, _kind: type) -> Value:
+        if owner is None:
+            return self  # pyright: ignore[reportReturnType] - the class itself was asked, as `help` does
         kept = vars(owner)
         recorded = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in kept.values())
         key = f"{self.compute.__name__} (recorded: {recorded})"
