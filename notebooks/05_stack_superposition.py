@@ -105,7 +105,7 @@ class Reader(nn.Module):
         self.readout = nn.Linear(layer.hidden_size + layer.reading_size, len(ALPHABET))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        run = self.layer(x)
+        run = self.layer.run(x)
         return self.readout(torch.cat([run.output, run.reading], -1))
 
 
@@ -242,7 +242,7 @@ fluid = visible(strengths(pushing, popping))
 state, rows = start(torch.zeros(1, 1, dtype=torch.float64)), []
 for push, pop, hold in actions:  # one state, one symbol
     state = advance(state, push.reshape(1, 1, 1, 1), hold.reshape(1, 1, 1, 1), pop.reshape(1, 1, 1))
-    rows.append(pad(state.pushed[1:, 0, 0], (0, len(word) - len(rows) - 1)))
+    rows.append(pad(state.pushed[:-1, 0, 0], (0, len(word) - len(rows) - 1)))
 reads = {
     "superposition": mean.superposition(1)[:, 0],
     "nondeterministic": torch.stack(rows),
@@ -289,11 +289,11 @@ looking = network.controller.weight_ih.detach()[:, 4:].clone()
 def mean_field_error(gain: float) -> float:
     """Largest difference between the network's read and the mean read of histories that each read their own stack."""
     network.controller.weight_ih[:, 4:] = gain * looking
-    run = network(series.expand(len(histories), -1, -1), log_action=forced)
+    run = network.run(series.expand(len(histories), -1, -1), log_action=forced)
     taken = run.actions.log_action[:, :, 0].gather(-1, histories[..., None])[..., 0].sum(1).exp()
     torch.testing.assert_close(taken.sum(), torch.ones((), dtype=torch.float64))
     exact = (taken[:, None] * run.reading[:, -1]).sum(0)
-    return float((network(series).reading[-1] - exact).abs().max())
+    return float((network.run(series).reading[-1] - exact).abs().max())
 
 
 gains = [0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0]

@@ -17,39 +17,29 @@ from ...inference.numerics.elementary import sigmoids, tanh
 from ...inference.numerics.workers import kernel
 from ...inference.stacks.superposition.cpu import backward_cells, forward_cells
 
-
-@kernel
-def _forward_gates(gates, old, act, cell, hidden):
-    B, H = old.shape
-    for b in range(B):
-        for k in range(H):
-            act[b, k] = sigmoids(gates[b, k])[0]
-            act[b, H + k] = sigmoids(gates[b, H + k])[0]
-            act[b, 2 * H + k] = tanh(gates[b, 2 * H + k])
-            act[b, 3 * H + k] = sigmoids(gates[b, 3 * H + k])[0]
-            cell[b, k] = act[b, H + k] * old[b, k] + act[b, k] * act[b, 2 * H + k]
-            hidden[b, k] = act[b, 3 * H + k] * tanh(cell[b, k])
+INPUT, FORGET, CANDIDATE, OUTPUT = range(4)  # an LSTM's gates, as torch orders them
 
 
-@kernel
-def _backward_gates(g_hidden, g_cell, old, act, cell, g_gates):
-    """Overwrites g_cell with the gradient of the cell before."""
-    B, H = old.shape
-    one = type(old[0, 0])(1)
-    for b in range(B):
-        for k in range(H):
-            i, f, g, o = act[b, k], act[b, H + k], act[b, 2 * H + k], act[b, 3 * H + k]
-            t = tanh(cell[b, k])
-            d = g_cell[b, k] + g_hidden[b, k] * o * (one - t * t)
-            g_gates[b, k] = d * g * i * (one - i)
-            g_gates[b, H + k] = d * old[b, k] * f * (one - f)
-            g_gates[b, 2 * H + k] = d * i * (one - g * g)
-            g_gates[b, 3 * H + k] = g_hidden[b, k] * t * o * (one - o)
-            g_cell[b, k] = d * f
+class Weights(NamedTuple):
+    """W [4H, I + R + H] and b [4H] of the gates, and U [O, H] and d [O] of the actions."""
+
+    gates: Tensor
+    gates_bias: Tensor
+    actions: Tensor
+    actions_bias: Tensor
+
+
+class Start(NamedTuple):
+    """Before the first step: hidden state and cell [B, H], reading [B, R], and stacks [B stacks, n, V]."""
+
+    hidden: Tensor
+    cell: Tensor
+    reading: Tensor
+    stacks: Tensor
 
 
 class Settings(NamedTuple):
-    """What is fixed: stacks a sequence, values a cell, cells read, value of an empty cell, most cells kept."""
+    """Stacks a sequence, values a cell, cells read, value of an empty cell, most cells kept."""
 
     stacks: int
     width: int
@@ -58,72 +48,115 @@ class Settings(NamedTuple):
     capacity: int | None
 
 
-class StackLSTM(torch.autograd.Function):
-    """`apply(x, hidden, cell, reading, cells, W, b, U, d, settings)`, time first.
+class Pass(NamedTuple):
+    """Hidden states [T, B, H], readings [T, B, R], raw actions [T, B, O], and the last cell [B, H] and stacks."""
 
-    x [T, B, I], hidden and cell [B, H], reading [B, R], cells [B stacks, n, V], W [4H, I + R + H], U [O, H]; to hidden
-    states [T, B, H], readings [T, B, R], raw actions [T, B, O], and the last cell [B, H] and cells.
-    """
+    hidden: Tensor
+    reading: Tensor
+    raw: Tensor
+    cell: Tensor
+    stacks: Tensor
+
+
+def stack_lstm(x: Tensor, start: Start, weights: Weights, settings: Settings) -> Pass:
+    """All steps over x [T, B, I], differentiable once in x, start and weights."""
+    return Pass(*_StackLSTM.apply(x, *start, *weights, settings))
+
+
+@kernel
+def _forward_gates(gates, old, cell, hidden):
+    """`gates` [B, 4, H] holds the logits of the gates, and then the gates."""
+    B, H = old.shape
+    for b in range(B):
+        for k in range(H):
+            i, f = sigmoids(gates[b, INPUT, k])[0], sigmoids(gates[b, FORGET, k])[0]
+            g, o = tanh(gates[b, CANDIDATE, k]), sigmoids(gates[b, OUTPUT, k])[0]
+            gates[b, INPUT, k], gates[b, FORGET, k] = i, f
+            gates[b, CANDIDATE, k], gates[b, OUTPUT, k] = g, o
+            cell[b, k] = f * old[b, k] + i * g
+            hidden[b, k] = o * tanh(cell[b, k])
+
+
+@kernel
+def _backward_gates(g_hidden, g_cell, old, gates, cell, g_logits):
+    """Overwrites g_cell with the gradient of the cell before."""
+    B, H = old.shape
+    one = type(old[0, 0])(1)
+    for b in range(B):
+        for k in range(H):
+            i, f = gates[b, INPUT, k], gates[b, FORGET, k]
+            g, o = gates[b, CANDIDATE, k], gates[b, OUTPUT, k]
+            t = tanh(cell[b, k])
+            d = g_cell[b, k] + g_hidden[b, k] * o * (one - t * t)
+            g_logits[b, INPUT, k] = d * g * i * (one - i)
+            g_logits[b, FORGET, k] = d * old[b, k] * f * (one - f)
+            g_logits[b, CANDIDATE, k] = d * i * (one - g * g)
+            g_logits[b, OUTPUT, k] = g_hidden[b, k] * t * o * (one - o)
+            g_cell[b, k] = d * f
+
+
+class _StackLSTM(torch.autograd.Function):
+    """`apply(x, *start, *weights, settings)`. The kernels see each table by step and by stack, M = B stacks of them."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, hidden: Tensor, cell: Tensor, reading: Tensor, cells: Tensor,
-        W: Tensor, b: Tensor, U: Tensor, d: Tensor, settings: Settings,
-    ) -> tuple[Tensor, ...]:  # fmt: skip
-        (T, B, n_in), (H, R, V) = x.shape, (hidden.shape[1], reading.shape[1], settings.width)
-        M, A, empty = B * settings.stacks, len(d) // settings.stacks - V, x.numpy().dtype.type(settings.empty)
+    def forward(ctx: Any, x: Tensor, *given: Any) -> tuple[Tensor, ...]:
+        start, weights, settings = Start(*given[:4]), Weights(*given[4:8]), given[8]
+        (T, B, n_inputs), M, V = x.shape, len(start.stacks), settings.width
+        H, R, n_raw = start.hidden.shape[1], start.reading.shape[1], len(weights.actions_bias)
+        per_stack, ctx.n_read, ctx.parts = n_raw // settings.stacks, settings.n_read * V, (n_inputs, R, H)
         new = x.new_empty
-        inputs, act, c, h = new(T + 1, B, n_in + R + H), new(T, B, 4 * H), new(T + 1, B, H), new(T, B, H)
-        raw, action, value, r = new(T, B, len(d)), new(T, M, A), new(T, M, V), x.new_full((T, B, R), settings.empty)
-        inputs[:T, :, :n_in], inputs[0, :, n_in : n_in + R], inputs[0, :, n_in + R :], c[0] = x, reading, hidden, cell
-        stacks = [cells.flatten(1)]
+        inputs, gates, cell = new(T + 1, B, sum(ctx.parts)), new(T, B, 4 * H), new(T + 1, B, H)
+        hidden, raw, reading = new(T, B, H), new(T, B, n_raw), x.new_full((T, B, R), settings.empty)
+        action, value = new(T, M, per_stack - V), new(T, M, V)
+        seen, read, fed = inputs.split(ctx.parts, -1)
+        seen[:T], read[0], fed[0], cell[0] = x, start.reading, start.hidden, start.cell
+        gates_at, cell_at, hidden_at = gates.view(T, B, 4, H).numpy(), cell.numpy(), hidden.numpy()
+        raw_at, reading_at = raw.view(T, M, per_stack).numpy(), reading.view(T, M, ctx.n_read).numpy()
+        action_at, value_at = action.numpy(), value.numpy()
+        ctx.empty = empty = hidden_at.dtype.type(settings.empty)
+        stacks, W, U = [start.stacks.flatten(1)], weights.gates.t(), weights.actions.t()
         for t in range(T):
-            gates = torch.addmm(b, inputs[t], W.t())
-            _forward_gates(gates.numpy(), c[t].numpy(), act[t].numpy(), c[t + 1].numpy(), h[t].numpy())
-            torch.addmm(d, h[t], U.t(), out=raw[t])
-            n = stacks[-1].shape[1] // V
-            depth = n + 1 if settings.capacity is None else min(n + 1, settings.capacity)
+            torch.addmm(weights.gates_bias, inputs[t], W, out=gates[t])
+            _forward_gates(gates_at[t], cell_at[t], cell_at[t + 1], hidden_at[t])
+            torch.addmm(weights.actions_bias, hidden[t], U, out=raw[t])
+            n_cells = stacks[t].shape[1] // V
+            depth = n_cells + 1 if settings.capacity is None else min(n_cells + 1, settings.capacity)
             stacks.append(new(M, depth * V))
             forward_cells(
-                raw[t].view(M, A + V).numpy(), stacks[-2].numpy(), n, empty, action[t].numpy(), value[t].numpy(),
-                stacks[-1].numpy(), r[t].view(M, R * B // max(M, 1)).numpy(),
+                raw_at[t], stacks[t].numpy(), n_cells, empty, action_at[t], value_at[t], stacks[t + 1].numpy(),
+                reading_at[t],
             )  # fmt: skip
-            inputs[t + 1, :, n_in : n_in + R], inputs[t + 1, :, n_in + R :] = r[t], h[t]
-        ctx.save_for_backward(W, U, inputs, act, c, h, action, value, *stacks)
-        ctx.sizes, ctx.empty, ctx.n_first = (n_in, R), empty, cells.shape[1]
-        return h, r, raw, c[T].clone(), stacks[-1].unflatten(1, (stacks[-1].shape[1] // V, V)).clone()
+            read[t + 1], fed[t + 1] = reading[t], hidden[t]
+        ctx.save_for_backward(weights.gates, weights.actions, inputs, gates, cell, hidden, action, value, *stacks[:-1])
+        return hidden, reading, raw, cell[T].clone(), stacks[-1].unflatten(1, (-1, V))
 
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, g_h: Tensor, g_r: Tensor, g_raw: Tensor, g_c: Tensor, g_cells: Tensor
+        ctx: Any, g_hidden: Tensor, g_reading: Tensor, g_raw: Tensor, g_cell: Tensor, g_stacks: Tensor
     ) -> tuple[Tensor | None, ...]:
-        W, U, inputs, act, c, h, action, value, *stacks = ctx.saved_tensors
-        (n_in, R), (T, M, V) = ctx.sizes, value.shape
-        g_c, g_stack, g_raw = (
-            g_c.clone(),
-            g_cells.flatten(1).clone(),
-            g_raw.clone(memory_format=torch.contiguous_format),
-        )
-        g_gates, g_inputs = torch.empty_like(act), torch.zeros_like(inputs[0])
-        g_step, g_x = g_raw.new_empty(M, g_raw.shape[2] * g_raw.shape[1] // M), g_raw.new_empty(T, len(g_c), n_in)
+        W, U, inputs, gates, cell, hidden, action, value, *stacks = ctx.saved_tensors
+        (T, B, H), (M, V), A = hidden.shape, value.shape[1:], action.shape[2]
+        g_raw, g_cell = g_raw.clone(memory_format=torch.contiguous_format), g_cell.clone()
+        g_stack = g_stacks.flatten(1).clone()
+        g_logits, g_inputs, g_step = torch.empty_like(gates), torch.zeros_like(inputs), value.new_empty(M, A + V)
+        g_seen, g_read, g_fed = g_inputs.split(ctx.parts, -1)
+        gates_at, g_logits_at = (z.view(T, B, 4, H).numpy() for z in (gates, g_logits))
+        cell_at, action_at, value_at = cell.numpy(), action.numpy(), value.numpy()
         for t in range(T - 1, -1, -1):
-            g_read = (g_r[t] + g_inputs[:, n_in : n_in + R]).view(M, -1)
-            g_before = torch.empty_like(stacks[t])
+            g_after, g_stack = g_stack, torch.empty_like(stacks[t])
+            by_stack = (g_reading[t] + g_read[t + 1]).view(M, ctx.n_read)
             backward_cells(
-                g_stack.numpy(), g_read.numpy(), stacks[t].numpy(), stacks[t].shape[1] // V, ctx.empty,
-                action[t].numpy(), value[t].numpy(), g_step.numpy(), g_before.numpy(),
+                g_after.numpy(), by_stack.numpy(), stacks[t].numpy(), stacks[t].shape[1] // V, ctx.empty,
+                action_at[t], value_at[t], g_step.numpy(), g_stack.numpy(),
             )  # fmt: skip
-            g_stack = g_before
-            g_raw[t] += g_step.view(g_raw[t].shape)
-            g_hidden = torch.addmm(g_h[t] + g_inputs[:, n_in + R :], g_raw[t], U)
-            _backward_gates(
-                g_hidden.numpy(), g_c.numpy(), c[t].numpy(), act[t].numpy(), c[t + 1].numpy(), g_gates[t].numpy()
-            )  # fmt: skip
-            g_inputs = g_gates[t] @ W
-            g_x[t] = g_inputs[:, :n_in]
-        flat, flat_raw = g_gates.flatten(0, 1), g_raw.flatten(0, 1)
+            g_raw[t] += g_step.view_as(g_raw[t])
+            g_out = torch.addmm(g_hidden[t] + g_fed[t + 1], g_raw[t], U)
+            _backward_gates(g_out.numpy(), g_cell.numpy(), cell_at[t], gates_at[t], cell_at[t + 1], g_logits_at[t])
+            torch.mm(g_logits[t], W, out=g_inputs[t])
+        by_gates, by_actions = g_logits.flatten(0, 1), g_raw.flatten(0, 1)
         return (
-            g_x, g_inputs[:, n_in + R :], g_c, g_inputs[:, n_in : n_in + R], g_stack.view(M, ctx.n_first, V),
-            flat.t() @ inputs[:T].flatten(0, 1), flat.sum(0), flat_raw.t() @ h.flatten(0, 1), flat_raw.sum(0), None,
+            g_seen[:T], g_fed[0], g_cell, g_read[0], g_stack.unflatten(1, (-1, V)),
+            by_gates.t() @ inputs[:T].flatten(0, 1), by_gates.sum(0),
+            by_actions.t() @ hidden.flatten(0, 1), by_actions.sum(0), None,
         )  # fmt: skip

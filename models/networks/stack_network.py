@@ -1,19 +1,16 @@
 """What the stack networks share: the controller, its loop over time, and what a pass returns."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
-from ...switching.stacks.checks import check_count
 from .recurrent import batch_major, check_step
-
-Change = Callable[[int, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -28,7 +25,7 @@ class StackState:
 
 @dataclass(frozen=True)
 class StackRun:
-    """A stack network's pass over its input; also unpacks as torch's layers do: `output, state = layer(x)`.
+    """A stack network's pass over its input, with all that it did.
 
     Arguments:
         output: hidden states of the controller.
@@ -42,18 +39,23 @@ class StackRun:
     actions: Any
     state: StackState
 
-    def __iter__(self) -> Iterator[Any]:
-        return iter((self.output, self.state))
-
 
 class StackRNN(nn.Module, ABC):
     """What the stack networks share: the controller, its loop over time, and the map from hidden state to actions.
+
+    Called, a layer returns `(output, state)`, as torch's recurrent layers do; `run` adds what was done and read.
 
     Arguments:
         controller: makes the controller from its input and hidden size: a class of `models`, `torch.nn.LSTMCell`,
             `torch.nn.GRU`, ..., or a function that returns a module of torch's conventions or one with
             `step(x_t, state) -> (output, state)`.
         feedback: whether the controller reads the stack; if not, the actions depend on the input alone.
+
+    Raises:
+        TypeError: a size that is no whole number. From every call: x of another dtype or device than the weights, a
+            state that is no `StackState`, a controller that is no recurrent layer.
+        ValueError: a size or another option out of its range. From every call: x of another shape or without a step, a
+            state of another number of sequences.
     """
 
     def __init__(
@@ -66,56 +68,55 @@ class StackRNN(nn.Module, ABC):
         feedback: bool,
     ) -> None:
         super().__init__()
-        self.input_size, self.hidden_size, self.reading_size, self.feedback = (
-            input_size, hidden_size, reading_size, feedback,
-        )  # fmt: skip
+        self.input_size, self.hidden_size, self.reading_size = input_size, hidden_size, reading_size
+        self.feedback = feedback
         self.controller = controller(input_size + (reading_size if feedback else 0), hidden_size)
         self.to_actions = nn.Linear(hidden_size, raw_size)
 
-    def forward(self, x: Tensor, state: StackState | None = None) -> StackRun:
-        """Run over x [*batch, T, input_size]; `state` continues an earlier run."""
-        return self._run(x, state)
+    def forward(self, x: Tensor, state: StackState | None = None) -> tuple[Float[Tensor, "*b T H"], StackState]:
+        """The controller's outputs over x [*batch, T, input_size], and the state; `state` continues an earlier pass."""
+        run = self.run(x, state)
+        return run.output, run.state
+
+    def run(self, x: Tensor, state: StackState | None = None) -> StackRun:
+        """As a call of the layer, with the reading and the actions of every step."""
+        return self._run(self._checked(x), state)
 
     def step(self, x: Tensor, state: StackState | None = None) -> tuple[Float[Tensor, "*b H"], StackState]:
         """One step: x [*batch, input_size] to the controller's output and the state, which holds the reading."""
         check_step(x, self.input_size)
         self._check_kind(x)
         batch = x.shape[:-1]
-        output, state = self._step(x.reshape(-1, self.input_size), self._started(state, batch.numel(), 16))
+        output, state = self._step(x.reshape(-1, self.input_size), self._started(state, batch.numel()))
         return output.reshape(*batch, self.hidden_size), state
 
-    def _run(self, x: Tensor, state: StackState | None, change: Change = lambda t, raw: raw) -> StackRun:
-        """`change(t, raw)` may act on the stack with other actions than the controller's."""
-        x = self._checked(x)
+    def _run(self, x: Tensor, state: StackState | None, override: Tensor | None = None) -> StackRun:
+        """Step by step; `override` [B, T, O] acts on the stack in place of the raw actions, except where it is NaN."""
         *batch, T, _ = x.shape
         flat = x.reshape(-1, T, self.input_size)
         state = self._started(state, len(flat), T)
         outputs, readings, raws = [], [], []
         for t, x_t in enumerate(flat.unbind(1)):
-            output, state = self._step(x_t, state, partial(change, t))
+            output, state = self._step(x_t, state, None if override is None else override[:, t])
             outputs.append(output)
             readings.append(state.reading)
             raws.append(state.raw)
         output, reading, raw = (torch.stack(z, 1).reshape(*batch, T, z[0].shape[-1]) for z in (outputs, readings, raws))
         return StackRun(output, reading, self._actions(raw), state)
 
-    def _step(
-        self, x: Tensor, state: StackState, change: Callable[[Tensor], Tensor] = lambda raw: raw
-    ) -> tuple[Tensor, StackState]:
+    def _step(self, x: Tensor, state: StackState, override: Tensor | None = None) -> tuple[Tensor, StackState]:
         seen = torch.cat([x, state.reading], -1) if self.feedback else x
         output, inner = _control(self.controller, seen, state.controller)
         raw = self.to_actions(output)
-        stack, reading = self._update(state.stack, change(raw))
+        acted = raw if override is None else torch.where(override.isnan(), raw, override)
+        stack, reading = self._update(state.stack, acted)
         return output, StackState(inner, stack, reading, raw)
 
-    def _begin(self, batch: int, n_steps: int) -> StackState:
-        weight = self.to_actions.weight
-        stack, reading = self._empty(batch, n_steps, weight)
-        return StackState(None, stack, reading, weight.new_zeros(batch, len(weight)))
-
-    def _started(self, state: StackState | None, batch: int, n_steps: int) -> StackState:
+    def _started(self, state: StackState | None, batch: int, n_steps: int = 16) -> StackState:
         if state is None:
-            return self._begin(batch, n_steps)
+            weight = self.to_actions.weight
+            stack, reading = self._empty(batch, n_steps, weight)
+            return StackState(None, stack, reading, weight.new_zeros(batch, len(weight)))
         if not isinstance(state, StackState):
             raise TypeError(f"state: got {type(state).__name__}, expected the StackState of an earlier call, or None.")
         if len(state.reading) != batch:
@@ -171,7 +172,13 @@ def _control(controller: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any]
     )
 
 
-def check_sizes(least: int = 1, **sizes: int) -> None:
-    """Raise unless all are whole numbers of `least` or more."""
-    for name, size in sizes.items():
-        check_count(name, size, least)
+def unchanged(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a call of the module computes what `kind` does with all its parameters.
+
+    Not so a subclass (which a parametrised module is), nor a module with hooks (which pruning works by), a `forward` of
+    its own, or without a bias.
+    """
+    hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+    hooked = any(hooks) or bool(_has_any_global_hook())
+    whole = all(parameter is not None for parameter in module._parameters.values())
+    return type(module) is kind and whole and not hooked and "forward" not in vars(module)

@@ -12,7 +12,6 @@ References: Lang 1974; DuSell & Chiang 2020 (locally normalised weights), 2022 (
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,8 +19,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...inference.numerics.checks import check_lengths, check_same_kind
+from ...inference.numerics.randomness import Seed, check_draws, generator_of
 from ...inference.stacks.automaton import op as inference
-from .checks import check_count, check_numbers
+from .cached import cached_table
+from .checks import check_counts, check_initial, check_transitions
 from .histories import follow
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class PushdownRuns:
     """Whole runs, n for each sequence: what was done at each step (0 push, 1 pop, 2 replace), and what held after it.
 
     Arguments:
-        top: the step that pushed the element on top; -1 for the bottom.
+        top: the step that pushed the element on top; T for the bottom.
         log_probability: of the run, among all runs.
     """
 
@@ -56,10 +57,10 @@ class PushdownRuns:
 
 @dataclass(frozen=True)
 class PushdownState:
-    """All runs after the steps so far.
+    """All runs after the n - 1 steps so far; `start` makes it, `advance` takes it on.
 
     Arguments:
-        log_top: log-weight of all runs with the element pushed at each step so far on top (first the bottom), by state
+        log_top: log-weight of all runs with the element pushed at each step so far on top (last the bottom), by state
             and symbol. Everything that can be read off the stack now.
     """
 
@@ -78,7 +79,7 @@ class PushdownState:
 
     @property
     def pushed(self) -> Float[Tensor, "*b n Q G"]:
-        """P(step that pushed the element on top, state, symbol | the steps so far), first the bottom.
+        """P(step that pushed the element on top, state, symbol | the steps so far), last the bottom.
 
         Raises:
             ValueError: no run has any weight any more; names the sequence and the step.
@@ -94,59 +95,95 @@ class PushdownState:
 
 
 def start(log_initial: Tensor, n_steps: int = 16) -> PushdownState:
-    """Before the first step: log_initial [*b, Q, G] weighs state and bottom symbol; `n_steps` guesses the length."""
+    """Before the first step: log_initial [*b, Q, G] weighs state and bottom symbol; `n_steps` guesses the length.
+
+    Raises what `PushdownAutomaton` raises.
+    """
     check_same_kind(log_initial=log_initial)
-    _check_initial(log_initial)
-    check_count("n_steps", n_steps, 1)
+    check_initial(log_initial)
+    check_counts(1, n_steps=n_steps)
     flat = log_initial.reshape(-1, log_initial.shape[-2] * log_initial.shape[-1])
     return PushdownState(log_initial.unsqueeze(-3), inference.start(flat, log_initial.shape[-2], n_steps))
 
 
-def advance(
-    state: PushdownState,
-    log_push: Tensor,
-    log_replace: Tensor,
-    log_pop: Tensor,
-) -> PushdownState:
+def advance(state: PushdownState, log_push: Tensor, log_replace: Tensor, log_pop: Tensor) -> PushdownState:
     """One more step of all runs, in O(steps so far squared); differentiable, and `state` itself stays as it was.
 
     Arguments:
         log_push, log_replace: [*b, Q, G, Q, G], weights of this step, as in `PushdownAutomaton`.
         log_pop: [*b, Q, G, Q].
+
+    Raises what `PushdownAutomaton` raises.
+
+    >>> import torch
+    >>> from samplehold.switching.stacks.automaton import advance, start
+    >>> state = start(torch.zeros(1, 1))  # one state, one symbol
+    >>> for step in range(2):  # push with probability 0.7, else pop, which runs at the bottom cannot
+    ...     push, pop = torch.full((1, 1, 1, 1), 0.7).log(), torch.full((1, 1, 1), 0.3).log()
+    ...     state = advance(state, push, torch.full_like(push, -torch.inf), pop)
+    >>> state.pushed.flatten()  # step 0, step 1, bottom
+    tensor([0.0000, 0.7000, 0.3000])
     """
     batch, (Q, G) = state.log_top.shape[:-3], state.log_top.shape[-2:]
     tables = {"log_push": log_push, "log_replace": log_replace, "log_pop": log_pop}
     check_same_kind(log_initial=state.log_top, **tables)
-    _check_steps(batch, Q, G, **tables)
+    check_transitions(batch, (Q, G), **tables)
     K = Q * G
     push, replace, pop = log_push.reshape(-1, K, K), log_replace.reshape(-1, K, K), log_pop.reshape(-1, K, Q)
     log_top, tape = inference.advance(state.tape, push, replace, pop)
-    return PushdownState(log_top.reshape(*batch, log_top.shape[1], Q, G), tape)
+    bottom_last = log_top.roll(-1, 1)  # the recursion has it first
+    return PushdownState(bottom_last.reshape(*batch, log_top.shape[1], Q, G), tape)
 
 
 @dataclass(frozen=True, eq=False)
 class PushdownAutomaton:
     """All runs of a weighted pushdown automaton.
 
+    Elements are numbered by the step that pushed them; the last number is the bottom.
+
     Arguments:
         log_initial: [*b, Q, G], log-weight of the first state and of the bottom symbol.
         log_push: [*b, T, Q, G, Q, G], state and top before, state and pushed symbol after.
         log_replace: [*b, T, Q, G, Q, G], state and top before and after.
         log_pop: [*b, T, Q, G, Q], state and top before, state after.
-        lengths: [*b], steps of each sequence; after them a run holds, with weight 1.
+        lengths: [*b], each sequence's number of steps; after them a run holds, with weight 1. None: all have T.
 
     Raises:
-        ValueError: shapes do not fit, a weight is NaN or +inf, or no run has any weight (names sequence and step).
+        TypeError: tables that are not float32 or float64 tensors of one dtype on one device; lengths of no integers.
+        ValueError: shapes do not fit; a weight is NaN or +inf. From every method: no run has any weight, with the
+            sequence and the step.
+
+    See Also: `advance`, which goes step by step. Lang 1974; DuSell & Chiang 2022, whose stack reading is `reading`.
+
+    >>> import torch
+    >>> import samplehold as sh
+    >>> table = torch.zeros(3, 1, 2, 1, 2)  # three steps, one state, two symbols, all transitions alike
+    >>> push, replace, pop = table.clone(), table.clone(), table[..., 0].clone()
+    >>> push[1:], replace[0], pop[0] = -torch.inf, -torch.inf, -torch.inf  # a push comes first, and then no other
+    >>> start = torch.tensor([[0.0, -torch.inf]])  # symbol 0 lies at the bottom
+    >>> automaton = sh.PushdownAutomaton(start, push, replace, pop)
+    >>> automaton.log_normalizer().exp()  # 8 runs keep what is pushed; 4 + 4 pop it at once or after a replacement
+    tensor(16.)
+    >>> automaton.top()[-1]  # pushed at step 0, 1, 2, or the bottom
+    tensor([0.5000, 0.0000, 0.0000, 0.5000])
+    >>> automaton.sample(5, seed=0).depth[:, 0].tolist()
+    [1, 1, 1, 1, 1]
     """
 
     log_initial: Tensor
     log_push: Tensor
     log_replace: Tensor
     log_pop: Tensor
-    lengths: Tensor | Sequence[int] | None = None
+    lengths: Tensor | Sequence[int] | int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_same_kind(log_initial=self.log_initial, **self._tables)
+        check_initial(self.log_initial)
+        if self.log_pop.dim() < 4 or self.log_pop.shape[-4] < 1:
+            shape, (Q, G) = list(self.log_pop.shape), self._sizes
+            raise ValueError(f"log_pop: got shape {shape}, expected {[*self._batch, 'T', Q, G, Q]} with T > 0.")
+        check_transitions((*self._batch, self._steps), self._sizes, **self._tables)
+        check_lengths(self.lengths, self._batch, self._steps, self.log_pop.device)
 
     def log_normalizer(self) -> Float[Tensor, "*b"]:
         """log of the summed weights of all runs; differentiable, and its gradient is `transition_posterior`."""
@@ -159,77 +196,81 @@ class PushdownAutomaton:
 
     def marginals(self) -> Float[Tensor, "*b T Q G"]:
         """P(state, symbol on top after step t | all steps), smoothed."""
-        return self._posterior[1].reshape(*self._batch, self._steps, self._steps + 1, *self._sizes).sum(-3)
+        return self._posterior[1].sum(-3)
 
     def top(self) -> Float[Tensor, "*b T C"]:
         """P(step that pushed the element on top after step t | all steps), the last entry: the bottom."""
-        by_element = self._posterior[1].sum(-1).reshape(*self._batch, self._steps, self._steps + 1)
-        return by_element.roll(-1, -1)
+        return self._posterior[1].sum((-2, -1)).roll(-1, -1)
 
     def transition_posterior(self) -> Transitions:
         """P(a run takes this transition at step t | all steps)."""
         return self._posterior[0]
 
-    def sample(self, n: int, generator: torch.Generator | None = None) -> PushdownRuns:
+    @torch.no_grad()
+    def sample(self, n: int, seed: Seed = None) -> PushdownRuns:
         """n runs of each sequence, exactly with their probability."""
-        check_count("n", n, 1)
-        with torch.no_grad():
-            return self._runs(inference.trace(self._weights, self._inside, n, inference.draw(generator)))
+        check_draws(n)
+        choose = inference.draw(generator_of(seed, self.log_pop.device))
+        return self._runs(inference.trace(self._weights, self._inside, n, choose))
 
+    @torch.no_grad()
     def viterbi(self) -> PushdownRuns:
         """The run of most weight of each sequence (n = 1)."""
-        with torch.no_grad():
-            self._inside  # noqa: B018 - raises if there is no run
-            tables = inference.inside(self._weights, best=True)
-            return self._runs(inference.trace(self._weights, tables, 1, inference.largest))
+        self._inside  # noqa: B018 - raises if there is no run
+        tables = inference.inside(self._weights, best=True)
+        return self._runs(inference.trace(self._weights, tables, 1, inference.largest))
 
     def plot(self, sequence: int | Sequence[int] = (), steps: Sequence[str] | None = None) -> "Figure":
         """Heat maps of actions, state and symbol on top, and element on top over time, of one sequence.
 
         Arguments:
-            sequence: its index in the batch axes.
-            steps: a name for each step.
+            sequence: its index in the batch axes; `ValueError` if there is none such.
+            steps: a name for each step, or `ValueError`.
         """
-        from ..views.stack_figures import plot_automaton
+        from ..views.stack_figures import one_of, plot_automaton
 
-        return plot_automaton(self, sequence, steps)
+        index = one_of(sequence, self._batch)
+        with torch.no_grad():
+            taken = self.transition_posterior()
+            action = torch.stack([x[index].flatten(1).sum(1) for x in (taken.push, taken.pop, taken.replace)], -1)
+            return plot_automaton(action, self.marginals()[index], self.top()[index], steps)
 
-    @cached_property
+    @property
     def _batch(self) -> torch.Size:
         return self.log_initial.shape[:-2]
 
-    @cached_property
-    def _sizes(self) -> torch.Size:
-        return self.log_initial.shape[-2:]
+    @property
+    def _sizes(self) -> tuple[int, int]:
+        """States Q and symbols G."""
+        return self.log_initial.shape[-2], self.log_initial.shape[-1]
 
-    @cached_property
+    @property
     def _steps(self) -> int:
         return self.log_pop.shape[-4]
 
-    def _held(self, table: Tensor, past: float | Tensor) -> Tensor:
-        """A table of weights [*b, T, ...] with `past` after the end of a sequence."""
-        if self.lengths is None:
-            return table
-        lengths = check_lengths(self.lengths, self._batch, self._steps, table.device)
-        ended = torch.arange(self._steps, device=table.device) >= lengths[..., None]
-        return torch.where(ended.reshape(*ended.shape, *[1] * (table.dim() - ended.dim())), past, table)
+    @property
+    def _tables(self) -> dict[str, Tensor]:
+        return {"log_push": self.log_push, "log_replace": self.log_replace, "log_pop": self.log_pop}
 
     def _weigh(
         self, log_push: Tensor, log_replace: Tensor, log_pop: Tensor, evidence: Tensor | None = None
     ) -> inference.Weights:
-        Q, G = self._sizes
-        K, T = Q * G, self._steps
-        hold = torch.where(torch.eye(K, dtype=torch.bool, device=log_pop.device), 0.0, -torch.inf).to(log_pop.dtype)
-        push = self._held(log_push, -torch.inf).reshape(-1, T, K, K).double()
-        replace = self._held(log_replace, hold.reshape(Q, G, Q, G)).reshape(-1, T, K, K).double()
-        pop = self._held(log_pop, -torch.inf).reshape(-1, T, K, Q).double()
+        """The weights of each step by configuration, of holding where a sequence has ended."""
+        (Q, G), T, device = self._sizes, self._steps, log_pop.device
+        K = Q * G
+        ended = torch.arange(T, device=device) >= check_lengths(self.lengths, self._batch, T, device)[..., None]
+        ended = ended.reshape(-1, T, 1, 1)
+        hold = torch.where(torch.eye(K, dtype=torch.bool, device=device), 0.0, -torch.inf).double()
+        push = torch.where(ended, -torch.inf, log_push.reshape(-1, T, K, K).double())
+        replace = torch.where(ended, hold, log_replace.reshape(-1, T, K, K).double())
+        pop = torch.where(ended, -torch.inf, log_pop.reshape(-1, T, K, Q).double())
         return inference.Weights(self.log_initial.reshape(-1, K).double(), push, replace, replace, pop, evidence)
 
-    @cached_property
+    @cached_table
     def _weights(self) -> inference.Weights:
-        return self._weigh(self.log_push, self.log_replace, self.log_pop)
+        return self._weigh(**self._tables)
 
-    @cached_property
+    @cached_table
     def _inside(self) -> inference.Inside:
         tables = inference.inside(self._weights)
         if (gone := inference.vanished(tables)) is not None:
@@ -240,14 +281,14 @@ class PushdownAutomaton:
             )
         return tables
 
-    @cached_property
-    def _posterior(self) -> tuple[Transitions, Tensor]:
-        """Transitions, and tops [B, T, C, K]."""
+    @cached_table
+    def _posterior(self) -> tuple[Transitions, Float[Tensor, "*b T C Q G"]]:
+        """Transitions, and what is on top after each step: element (the bottom first), state and symbol."""
         self._inside  # noqa: B018
-        T, K = self._steps, self._sizes.numel()
-        nothing = self.log_pop.new_zeros(self._batch.numel(), T, T + 1, K, dtype=torch.float64)
-        *steps, top = inference.expected_use(self._weigh, self.log_push, self.log_replace, self.log_pop, nothing)
-        return Transitions(*steps), top.to(self.log_pop.dtype)
+        T, (Q, G) = self._steps, self._sizes
+        nothing = self.log_pop.new_zeros(self._batch.numel(), T, T + 1, Q * G, dtype=torch.float64)
+        *steps, top = inference.expected_use(self._weigh, *self._tables.values(), nothing)
+        return Transitions(*steps), top.to(self.log_pop.dtype).reshape(*self._batch, T, T + 1, Q, G)
 
     def _runs(self, runs: inference.Runs) -> PushdownRuns:
         def shaped(x: Tensor) -> Tensor:
@@ -260,43 +301,7 @@ class PushdownAutomaton:
             action=action,
             state=configuration // G,
             symbol=configuration % G,
-            top=shaped(runs.top) - 1,
+            top=(shaped(runs.top) - 1) % (self._steps + 1),  # the recursion numbers the bottom 0
             depth=follow(action).depth,
             log_probability=shaped(log_probability),
         )
-
-
-def _check(automaton: PushdownAutomaton) -> None:
-    tables = {k: v for k, v in vars(automaton).items() if k.startswith("log_")}
-    check_same_kind(**tables)
-    _check_initial(automaton.log_initial)
-    *batch, Q, G = automaton.log_initial.shape
-    T = automaton.log_pop.shape[-4] if automaton.log_pop.dim() >= 4 else 0
-    del tables["log_initial"]
-    if T < 1:
-        raise ValueError(
-            f"log_pop: got shape {list(automaton.log_pop.shape)}, expected {[*batch, 'T', Q, G, Q]} with T > 0."
-        )
-    _check_steps((*batch, T), Q, G, **tables)
-    check_lengths(automaton.lengths, batch, T, automaton.log_pop.device)
-
-
-def _check_initial(log_initial: Tensor) -> None:
-    if log_initial.dim() < 2 or not log_initial.shape[-2:].numel():
-        raise ValueError(
-            f"log_initial: got shape {list(log_initial.shape)}, expected [*batch, Q, G], one state and symbol or more."
-        )
-    check_numbers("log_initial", log_initial)
-
-
-def _check_steps(leading: tuple[int, ...], Q: int, G: int, **tables: Tensor) -> None:
-    """Weights of transitions, with the axes `leading` before those of states and symbols."""
-    ends = {"log_pop": (Q, G, Q), "log_push": (Q, G, Q, G), "log_replace": (Q, G, Q, G)}
-    for name, end in ends.items():
-        if tables[name].shape != (*leading, *end):
-            raise ValueError(
-                f"{name}: got shape {list(tables[name].shape)}, expected {[*leading, *end]} for {Q} states and {G} "
-                "symbols, as log_initial has them; all tables have the same batch and time axes."
-            )
-    for name, table in tables.items():
-        check_numbers(name, table)

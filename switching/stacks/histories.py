@@ -1,7 +1,7 @@
 """Histories of a stack on pointers: every element knows what was below it when it was pushed.
 
-Elements are numbered by the step that pushed them, 0..T-1, then the cells of the initial stack from its top, T..T+D-1,
-then "empty", the last number, which is below itself: so popping an empty stack does nothing.
+Elements are numbered as in `samplehold.switching.stacks`; "empty", the last number, is below itself, so that popping an
+empty stack does nothing.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .checks import check_count
+from .checks import check_counts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,6 +29,10 @@ class Path:
 
 def follow(action: Int[Tensor, "*n T"], n_initial: int = 0) -> Path:
     """Run actions (0 push, 1 pop, 2 no-op, 3 pop two cells, 4 pop three, ...) from a stack of `n_initial` cells."""
+
+    def at(table: Tensor, index: Tensor) -> Tensor:
+        return table.gather(-1, index[..., None])[..., 0]
+
     T = action.shape[-1]
     empty = T + n_initial
     numbers = torch.arange(empty + 1, device=action.device)
@@ -38,19 +42,20 @@ def follow(action: Int[Tensor, "*n T"], n_initial: int = 0) -> Path:
     most_pops = max(1, int(action.max()) - 1) if action.numel() else 1
     tops, depths = [], []
     for t, a in enumerate(action.unbind(-1)):
-        below[..., t], height[..., t] = top, _at(height, top) + 1
+        below[..., t], height[..., t] = top, at(height, top) + 1
         after, left = torch.where(a == 0, t, top), top
         for n in range(1, most_pops + 1):
-            left = _at(below, left)
+            left = at(below, left)
             after = torch.where(a == (1 if n == 1 else n + 1), left, after)
         top = after
         tops.append(top)
-        depths.append(_at(height, top))
+        depths.append(at(height, top))
     return Path(torch.stack(tops, -1), torch.stack(depths, -1), below)
 
 
-def _at(table: Tensor, index: Tensor) -> Tensor:
-    return table.gather(-1, index[..., None])[..., 0]
+def picked(table: Float[Tensor, "*b T X"], index: Int[Tensor, "n *b T"]) -> Float[Tensor, "n *b T"]:
+    """The entry of each step that an index names."""
+    return torch.take_along_dim(table[None], index[..., None], -1)[..., 0]
 
 
 @dataclass(frozen=True)
@@ -59,13 +64,25 @@ class Histories:
 
     Arguments:
         action: 0 push, 1 pop, 2 no-op (3, 4, ... pop two, three, ... cells).
-        top: the element on top after each step.
+        top: the element on top after each step, the last number for an empty stack.
         depth: cells on the stack after each step.
         below: for every element, what was under it when it was pushed; only elements that were pushed have a meaning.
         log_probability: of the whole history in the mixture.
         weight: how much of the mixture it stands for, so that `(weight * f).sum(0)` estimates the mean of f: 1 / n for
             samples, its probability where all are listed, 1 for the best one alone.
         values: the values of all elements; of "empty" 0.
+
+    >>> import torch
+    >>> import samplehold as sh
+    >>> action = torch.tensor([[0.9, 0.0, 0.1], [0.6, 0.1, 0.3], [0.2, 0.5, 0.3]])  # push, pop, no-op
+    >>> every = sh.StackMixture(action.log(), torch.tensor([[1.0], [2.0], [3.0]])).enumerate()
+    >>> best = every.weight.argmax()
+    >>> every.action[best].tolist(), every.depth[best].tolist(), round(float(every.weight[best]), 2)
+    ([0, 0, 1], [1, 2, 1], 0.27)
+    >>> every.elements(depth=2)[best].tolist()  # 0 and 1 are the first two pushes, 3 is empty
+    [[0, 3], [1, 0], [0, 3]]
+    >>> every.cells(depth=2)[best, ..., 0].tolist()
+    [[1.0, 0.0], [2.0, 1.0], [1.0, 0.0]]
     """
 
     action: Int[Tensor, "n *b T"]
@@ -77,34 +94,43 @@ class Histories:
     values: Float[Tensor, "*b C V"]
 
     def elements(self, depth: int) -> Int[Tensor, "n *b T depth"]:
-        """The stacks as element numbers, from the top; empty cells have the last number."""
-        check_count("depth", depth, 1)
+        """The stacks as element numbers, from the top; empty cells have the last number. `depth` is 1 or more."""
+        check_counts(1, depth=depth)
         cells = [self.top]
         for _ in range(depth - 1):
             cells.append(self.below.gather(-1, cells[-1]))
         return torch.stack(cells, -1)
 
     def cells(self, depth: int) -> Float[Tensor, "n *b T depth V"]:
-        """The stacks as values, from the top; empty cells are 0."""
+        """The stacks as values, from the top; empty cells are 0. `depth` is 1 or more."""
         index = self.elements(depth)
-        flat = index.flatten(-2)[..., None].expand(*index.shape[:-2], -1, self.values.shape[-1])
-        return self.values.expand(len(index), *self.values.shape).gather(-2, flat).unflatten(-2, index.shape[-2:])
+        flat = torch.take_along_dim(self.values[None], index.flatten(-2)[..., None], -2)
+        return flat.unflatten(-2, index.shape[-2:])
 
     def plot(
-        self,
-        step: int = -1,
-        sequence: int | Sequence[int] = (),
-        names: Sequence[str] | None = None,
-        most: int = 10,
+        self, sequence: int | Sequence[int] = (), step: int = -1, names: Sequence[str] | None = None, most: int = 10
     ) -> "Figure":
         """The most probable whole stacks after one step, as these histories have them.
 
+        `ValueError` if there is no such sequence or step, or not one name a step or an element.
+
         Arguments:
-            step: after which one; negative: counted from the last.
             sequence: its index in the batch axes.
+            step: after which one; negative: counted from the last.
             names: what to call the element that each step pushed (and, if given, the initial cells from the top).
             most: stacks to show.
         """
-        from ..views.stack_figures import plot_stacks
+        from ..views.stack_figures import one_of, plot_stacks
 
-        return plot_stacks(self, step, sequence, names, most)
+        index = one_of(sequence, self.top.shape[1:-1])
+        check_counts(1, most=most)
+        T, n = self.top.shape[-1], self.values.shape[-2] - 1
+        if not -T <= step < T:
+            raise ValueError(f"step: got {step}, but the histories have {T} steps; give one of them.")
+        if names is not None and len(names) not in (T, n):
+            raise ValueError(f"names: got {len(names)}, expected {T}, one a step, or {n}, one an element; or None.")
+        names = [*(names or map(str, range(T))), *(f"initial {i}" for i in range(n - T))][:n]
+        here = (slice(None), *index)
+        deepest = int(self.depth[here][:, step].max())
+        stacks = self.elements(deepest + 1)[here][:, step]  # one more, so that empty ones have a cell
+        return plot_stacks(stacks, self.weight[here], names, most, f"stacks after step {step % T}")

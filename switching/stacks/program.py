@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
 from ...inference.stacks.superposition.op import superpose
-from .checks import check_reads, check_scale
+from .checks import check_reads
 from .mixture import StackMixture
 
 
-def stack_program(mixture: StackMixture, scale: float, reads: Tensor | None = None) -> Float[Tensor, "*b T V"]:
+def stack_program(mixture: StackMixture, reads: Tensor | None = None, *, scale: float) -> Float[Tensor, "*b T V"]:
     """Sites `a_1, x_1, a_2, ...`, one plate a batch axis, and deterministic `stack_t` [*b, T+D, V]; returns the reads.
 
     A certain action moves the cells by the same update that averages them under an uncertain one. Weights that are no
@@ -28,34 +28,44 @@ def stack_program(mixture: StackMixture, scale: float, reads: Tensor | None = No
 
     Arguments:
         mixture: actions and values, without evidence.
-        scale: standard deviation of a read of the value on top (0 for the empty stack).
         reads: [*b, T, V], observed; NaN: a number not read; None: all are drawn.
+        scale: standard deviation of a read of the value on top (0 for the empty stack).
 
     Raises:
-        ValueError: the mixture already holds evidence, or reads have another shape than its values.
+        TypeError: reads are no tensor, or one of another dtype or device than the mixture's values.
+        ValueError: the mixture already holds evidence; reads have another shape than its values, or hold inf; scale is
+            no finite number above 0.
+
+    See Also: Joulin & Mikolov 2015, section 3.2, whose update of the cells this samples.
+
+    >>> import torch
+    >>> import samplehold as sh
+    >>> from pyro.infer import TraceEnum_ELBO, config_enumerate
+    >>> mixture = sh.StackMixture(torch.zeros(3, 3).log_softmax(-1), torch.tensor([[1.0], [2.0], [3.0]]))
+    >>> reads = torch.tensor([[1.0], [2.0], [1.0]])  # push 1, push 2, pop
+    >>> program = config_enumerate(sh.stack_program)
+    >>> loss = TraceEnum_ELBO().loss(program, lambda *args, **options: None, mixture, reads, scale=0.1)
+    >>> evidence = mixture.condition(mixture.read_likelihood(reads, scale=0.1)).log_normalizer()
+    >>> abs(loss + float(evidence)) < 1e-5
+    True
     """
     values, V = mixture.values, mixture.values.shape[-1]
     if mixture.log_evidence is not None:
         raise ValueError(
             "mixture: holds evidence already; give the program the mixture before `condition`, and the reads."
         )
-    check_scale(scale)
-    if reads is not None:
-        check_reads(mixture, "reads", reads, scale)
-    log_action, past = mixture._log_action, mixture._past
-    marked = torch.cat([values, torch.ones_like(values[..., :1])], -1)  # the last column says that a cell is filled
-    initial = values[..., :0, :] if mixture.initial is None else mixture.initial
-    initial = torch.cat([initial, torch.ones_like(initial[..., :1])], -1)
-    cells = pad(initial, (0, 0, 0, values.shape[-2]))
+    check_reads(reads, scale, values)
+    marked = pad(values, (0, 1), value=1.0)  # the last column says that a cell is filled
+    cells = pad(pad(mixture.initial_cells, (0, 1), value=1.0), (0, 0, 0, values.shape[-2]))
     batch = values.shape[:-2]
     plates = [pyro.plate(f"sequences_{i}", n, dim=i - len(batch)) for i, n in enumerate(batch)]
     observations = []
-    for t in range(values.shape[-2]):
+    for t, log_action in enumerate(mixture.log_prior.unbind(-2)):
         with ExitStack() as scope:
             for plate in plates:
                 scope.enter_context(plate)
-            action = pyro.sample(f"a_{t + 1}", dist.Categorical(logits=log_action[..., t, :]))
-            weight = torch.logsumexp(log_action[..., t, :], -1)
+            action = pyro.sample(f"a_{t + 1}", dist.Categorical(logits=log_action))
+            weight = torch.logsumexp(log_action, -1)
             if mixture.on_empty == "forbid":
                 weight = torch.where((action == 1) & (cells[..., 0, -1] == 0), -torch.inf, weight)
             pyro.factor(f"weight_{t + 1}", weight)
@@ -64,7 +74,7 @@ def stack_program(mixture: StackMixture, scale: float, reads: Tensor | None = No
             read = dist.Normal(cells[..., 0, :V], torch.full_like(cells[..., 0, :V], scale))
             seen = None
             if reads is not None:
-                there = ~(reads[..., t, :].isnan() | past[..., t, None])
+                there = ~(reads[..., t, :].isnan() | mixture.past_end[..., t, None])
                 read, seen = read.mask(there), reads[..., t, :].nan_to_num()
             observations.append(pyro.sample(f"x_{t + 1}", read.to_event(1), obs=seen))
     return torch.stack(torch.broadcast_tensors(*observations), -2)

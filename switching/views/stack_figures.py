@@ -1,23 +1,19 @@
-"""Pictures of a stack over time: heat maps on one time axis, and the most probable stacks of one step."""
+"""Pictures of a stack over time: heat maps on one time axis, and the most probable stacks of one step.
+
+They are drawn from the tables of one sequence, and elements are numbered as in `samplehold.switching.stacks`.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from jaxtyping import Float, Int
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from ..stacks.checks import check_count
 from .drawing import FAINT, INK, set_title
-
-if TYPE_CHECKING:
-    from ..stacks.automaton import PushdownAutomaton
-    from ..stacks.histories import Histories
-    from ..stacks.mixture import StackMixture
 
 BLUES, BAR, CELL, LINE = "Blues", "#4a86b8", "#eef3f8", "#e8743b"
 ROW, STEP = 0.17, 0.24  # inches
@@ -34,15 +30,13 @@ class Panel:
         title: what it shows.
         table: probabilities [T, X].
         rows: names of the X rows, from below; None: numbers.
-        path: [T], a row for each step, drawn as a line over the map.
-        path_name: what the line is.
+        best: [T], the row of each step in the most probable history, drawn as a line over the map.
     """
 
     title: str
     table: Tensor
     rows: Sequence[str] | None = None
-    path: Tensor | None = None
-    path_name: str = ""
+    best: Tensor | None = None
 
 
 def one_of(sequence: int | Sequence[int], batch: Sequence[int]) -> tuple[int, ...]:
@@ -53,12 +47,6 @@ def one_of(sequence: int | Sequence[int], batch: Sequence[int]) -> tuple[int, ..
             f"sequence: got {list(index)}, but the batch axes are {list(batch)}; give the index of one sequence."
         )
     return index
-
-
-def check_names(steps: Sequence[str] | None, n_steps: int) -> None:
-    """Raise `ValueError` unless there is one name for each step."""
-    if steps is not None and len(steps) != n_steps:
-        raise ValueError(f"steps: got {len(steps)} names, but there are {n_steps} steps; give one a step, or None.")
 
 
 def heat_maps(panels: Sequence[Panel], steps: Sequence[str] | None = None) -> Figure:
@@ -86,48 +74,15 @@ def _draw(axis: Axes, panel: Panel) -> None:
     axis.imshow(table.T, aspect="auto", origin="lower", cmap=BLUES, vmin=0, vmax=1, interpolation="nearest")
     _plain(axis)
     title = panel.title
-    if panel.path is not None:
-        axis.plot(range(len(table)), panel.path.cpu().numpy(), "o-", color=LINE, linewidth=1.2, markersize=3)
-        title = f"{title}; line: {panel.path_name}"
+    if panel.best is not None:
+        axis.plot(range(len(table)), panel.best.cpu().numpy(), "o-", color=LINE, linewidth=1.2, markersize=3)
+        title = f"{title}; line: the most probable history"
     set_title(axis, title)
     if panel.rows is not None:
         every = -(-len(panel.rows) // MANY)
         axis.set_yticks(range(0, len(panel.rows), every), panel.rows[::every])
     else:
         axis.yaxis.set_major_locator(MaxNLocator(6, integer=True))
-
-
-def stack_bars(stacks: Sequence[Sequence[str]], probability: Sequence[float], title: str) -> Figure:
-    """Whole stacks of named cells side by side, drawn upward from the bottom, with bars of their probability above."""
-    tallest = max(1, *map(len, stacks))
-    column = max([0.55, *(0.15 + 0.07 * len(name) for cells in stacks for name in cells)])
-    width = max(3.2, 0.8 + column * len(stacks))
-    figure = Figure(figsize=(width, 1.9 + 0.22 * tallest), layout="constrained", facecolor="white")
-    heights = [1.2, 0.3 + 0.22 * tallest]
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=heights)
-    above.bar(range(len(stacks)), probability, width=0.7, color=BAR)
-    for i, p in enumerate(probability):
-        above.text(i, p, f"{p:.2f}", ha="center", va="bottom", fontsize=8, color=INK)
-    above.set_ylim(0, 1.15 * max(probability))
-    above.set_ylabel("probability", fontsize=9, color=INK)
-    for i, cells in enumerate(stacks):
-        for height, name in enumerate(reversed(cells)):
-            below.add_patch(
-                Rectangle((i - 0.35, height - 0.5), 0.7, 1.0, facecolor=CELL, edgecolor=FAINT, linewidth=0.6)
-            )
-            below.text(i, height, name, ha="center", va="center", fontsize=8, color=INK)
-        if not cells:
-            below.text(i, 0, "empty", ha="center", va="center", fontsize=8, color=FAINT, style="italic")
-    below.set_ylim(-0.6, tallest - 0.4)
-    below.set_xlim(-0.6, len(stacks) - 0.4)
-    for axis in (above, below):
-        _plain(axis)
-        axis.set_xticks([])
-    below.set_yticks([])
-    below.spines["left"].set_visible(False)
-    below.set_xlabel("stack, top uppermost", fontsize=9, color=INK)
-    set_title(above, title)
-    return figure
 
 
 def _plain(axis: Axes) -> None:
@@ -138,75 +93,84 @@ def _plain(axis: Axes) -> None:
         axis.spines[side].set_color(FAINT)
 
 
-def plot_mixture(mix: "StackMixture", sequence: int | Sequence[int], steps: Sequence[str] | None) -> Figure:
-    """See `StackMixture.plot`."""
-    index = one_of(sequence, mix.values.shape[:-2])
-    check_names(steps, mix.values.shape[-2])
-    with torch.no_grad():
-        prior, action = mix._log_action.softmax(-1)[index], mix.action_posterior()[index]
-        depth, top = mix.depth_distribution()[index], mix.top()[index]
-        best = mix.viterbi().depth[(0, *index)]
-    T, D = len(action), mix.n_initial
-    names = ["push", "pop", "no-op", *(f"pop {n}" for n in range(2, action.shape[-1] - 1))]
-    elements = [*(steps or map(str, range(T))), *(f"initial {n}" for n in range(D)), "empty"]
-    upward = [T + D, *range(T + D - 1, T - 1, -1), *range(T)]
-    shown = [c for c in upward if c == T + D or bool((top[:, c] > LEAST).any())]
+def plot_mixture(
+    action: Sequence[tuple[str, Tensor]],
+    depth: Float[Tensor, "T C"],
+    top: Float[Tensor, "T C"],
+    best: Int[Tensor, " T"],
+    steps: Sequence[str] | None,
+) -> Figure:
+    """See `StackMixture.plot`: titles and tables [T, A] of actions, then P(depth), P(on top), depths of one history."""
     deepest = max(1, int(best.max()), int((depth > LEAST).any(0).nonzero().max()))
-    actions = [Panel("action", action, names)]
-    if mix.coupled:
-        actions = [Panel("action, each step alone", prior, names), Panel("action, given everything", action, names)]
-    below = [
-        Panel("depth", depth[:, : deepest + 1], path=best, path_name="the most probable history"),
-        Panel("on top, by the step that pushed it", top[:, shown], [elements[c] for c in shown]),
+    names = ["push", "pop", "no-op", *(f"pop {n}" for n in range(2, action[0][1].shape[-1] - 1))]
+    panels = [
+        *(Panel(title, table, names) for title, table in action),
+        Panel("depth", depth[:, : deepest + 1], best=best),
+        _on_top(top, steps, "empty"),
     ]
-    return heat_maps([*actions, *below], steps)
+    return heat_maps(panels, steps)
 
 
 def plot_automaton(
-    automaton: "PushdownAutomaton", sequence: int | Sequence[int], steps: Sequence[str] | None
+    action: Float[Tensor, "T 3"],
+    configuration: Float[Tensor, "T Q G"],
+    top: Float[Tensor, "T C"],
+    steps: Sequence[str] | None,
 ) -> Figure:
     """See `PushdownAutomaton.plot`."""
-    Q, G = automaton.log_initial.shape[-2:]
-    T = automaton.log_pop.shape[-4]
-    index = one_of(sequence, automaton.log_initial.shape[:-2])
-    check_names(steps, T)
-    with torch.no_grad():
-        taken, top = automaton.transition_posterior(), automaton.top()[index]
-        totals = [x[index].flatten(1).sum(1) for x in (taken.push, taken.pop, taken.replace)]
-        configurations = automaton.marginals()[index].flatten(1)
-    elements = [*(steps or map(str, range(T))), "bottom"]
-    shown = [c for c in (T, *range(T)) if c == T or bool((top[:, c] > LEAST).any())]
+    _, Q, G = configuration.shape
+    title = "symbol on top" if Q == 1 else "state, symbol on top"
     names = [f"{x}" if Q == 1 else f"{q}, {x}" for q in range(Q) for x in range(G)]
-    return heat_maps(
-        [
-            Panel("action", torch.stack(totals, -1), ["push", "pop", "replace"]),
-            Panel("symbol on top" if Q == 1 else "state, symbol on top", configurations, names),
-            Panel("on top, by the step that pushed it", top[:, shown], [elements[c] for c in shown]),
-        ],
-        steps,
-    )
+    panels = [
+        Panel("action", action, ["push", "pop", "replace"]),
+        Panel(title, configuration.flatten(1), names),
+        _on_top(top, steps, "bottom"),
+    ]
+    return heat_maps(panels, steps)
+
+
+def _on_top(top: Float[Tensor, "T C"], steps: Sequence[str] | None, last: str) -> Panel:
+    """What is on top: from below the last element, the initial cells, and what each step pushed, if ever on top."""
+    T, C = top.shape
+    if steps is not None and len(steps) != T:
+        raise ValueError(f"steps: got {len(steps)} names, but there are {T} steps; give one a step, or None.")
+    names = [*(steps or map(str, range(T))), *(f"initial {n}" for n in range(C - 1 - T)), last]
+    upward = [*reversed(range(T, C)), *range(T)]
+    shown = [c for c in upward if c == C - 1 or bool((top[:, c] > LEAST).any())]
+    return Panel("on top, by the step that pushed it", top[:, shown], [names[c] for c in shown])
 
 
 def plot_stacks(
-    histories: "Histories", step: int, sequence: int | Sequence[int], names: Sequence[str] | None, most: int
+    stacks: Int[Tensor, "n depth"], weight: Float[Tensor, " n"], names: list[str], most: int, title: str
 ) -> Figure:
-    """See `Histories.plot`."""
-    index = one_of(sequence, histories.top.shape[1:-1])
-    check_count("most", most, 1)
-    T, n = histories.top.shape[-1], histories.values.shape[-2] - 1
-    if not -T <= step < T:
-        raise ValueError(f"step: got {step}, but the histories have {T} steps; give one of them.")
-    if names is not None and len(names) not in (T, n):
-        raise ValueError(f"names: got {len(names)}, expected {T}, one a step, or {n}, one an element; or None.")
-    names = [*(names or map(str, range(T))), *(f"initial {i}" for i in range(n - T))][:n]
-    depth = int(histories.depth[(slice(None), *index)][:, step].max())
-    rows = histories.elements(depth + 1)[(slice(None), *index)][:, step]  # one more, so that empty ones have a cell
-    stacks, group = torch.unique(rows, dim=0, return_inverse=True)
-    weight = histories.weight[(slice(None), *index)]
-    total = weight.new_zeros(len(stacks)).index_add_(0, group, weight)
+    """See `Histories.plot`: stacks of element numbers from the top, a name for each element but the last.
+
+    Equal stacks are one, drawn upward from the bottom, with a bar of their probability above.
+    """
+    different, group = torch.unique(stacks, dim=0, return_inverse=True)
+    total = weight.new_zeros(len(different)).index_add_(0, group, weight)
     order = total.argsort(descending=True, stable=True)[:most]
-    shown = [[names[c] for c in row if c < n] for row in stacks[order].tolist()]
-    title = f"stacks after step {step % T}"
-    if len(order) < len(stacks):
-        title = f"{title}: {len(order)} of {len(stacks)}"
-    return stack_bars(shown, total[order].tolist(), title)
+    upward = [[names[c] for c in reversed(row) if c < len(names)] for row in different[order].tolist()]
+    tallest, at = max(1, *map(len, upward)), range(len(order))
+    column = max([0.55, *(0.15 + 0.07 * len(name) for stack in upward for name in stack)])
+    size = max(3.2, 0.8 + column * len(order)), 1.9 + 0.22 * tallest
+    figure = Figure(figsize=size, layout="constrained", facecolor="white")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[1.2, 0.3 + 0.22 * tallest])
+    above.bar(at, total[order].tolist(), width=0.7, color=BAR)
+    above.set(ylim=(0, 1.15 * float(total.max())), xticks=[])
+    above.set_ylabel("probability", fontsize=9, color=INK)
+    for i, stack, p in zip(at, upward, total[order].tolist(), strict=True):
+        above.text(i, p, f"{p:.2f}", ha="center", va="bottom", fontsize=8, color=INK)
+        below.bar([i] * len(stack), 1.0, 0.7, [h - 0.5 for h in range(len(stack))], color=CELL, ec=FAINT, lw=0.6)
+        for height, name in enumerate(stack):
+            below.text(i, height, name, ha="center", va="center", fontsize=8, color=INK)
+        if not stack:
+            below.text(i, 0, "empty", ha="center", va="center", fontsize=8, color=FAINT, style="italic")
+    _plain(above)
+    _plain(below)
+    below.set(xlim=(-0.6, len(order) - 0.4), ylim=(-0.6, tallest - 0.4), xticks=[], yticks=[])
+    below.spines["left"].set_visible(False)
+    below.set_xlabel("stack, top uppermost", fontsize=9, color=INK)
+    left_out = f": {len(order)} of {len(different)}" if len(order) < len(different) else ""
+    set_title(above, f"{title}{left_out}")
+    return figure

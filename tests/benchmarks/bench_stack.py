@@ -167,7 +167,7 @@ def seconds(network: nn.Module, x: Tensor) -> float:
     network.zero_grad()
     begun = time.process_time()  # one thread: what other programs do to the machine matters less than on the wall clock
     out = network(x)
-    (out if isinstance(out, Tensor) else out.output).square().sum().backward()
+    (out if isinstance(out, Tensor) else out[0]).square().sum().backward()
     return time.process_time() - begun
 
 
@@ -176,7 +176,7 @@ def same_weights(layer: nn.Module, peer: nn.Module) -> None:
     with torch.no_grad():
         for mine, other in zip(layer.controller.parameters(), peer.cell.parameters(), strict=True):
             other.copy_(mine)
-        peer.first = layer._begin(1, 1).reading[0].detach()
+        peer.first = layer._started(None, 1).reading[0].detach()
         peer.head.weight.copy_(layer.to_actions.weight)
         peer.head.bias.copy_(layer.to_actions.bias)
 
@@ -188,7 +188,7 @@ def compare(n: int, repeats: int) -> Iterator[tuple[str, str, float, float, floa
         for kind, peer in peers.items():
             same_weights(layer, peer)
             with torch.no_grad():
-                gap = float((layer(x).output - peer(x)).abs().max())
+                gap = float((layer(x)[0] - peer(x)).abs().max())
             times = [(seconds(layer, x), seconds(peer, x)) for _ in range(repeats)]
             mine, other = (min(column[1:]) for column in zip(*times, strict=True))
             yield name, kind, mine, other, gap

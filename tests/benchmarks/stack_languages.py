@@ -170,8 +170,12 @@ class Predictor(nn.Module):
     def nats(self, symbols: Tensor) -> Tensor:
         """Summed cross-entropy of a batch of strings."""
         before = torch.cat([torch.full_like(symbols[:, :1], self.n_symbols), symbols[:, :-1]], 1).clamp_min(0)
-        run = self.layer(one_hot(before, self.n_symbols + 1).to(self.readout.weight.dtype))
-        seen = run[0] if isinstance(run, tuple) else torch.cat([run.output, run.reading], -1)
+        x = one_hot(before, self.n_symbols + 1).to(self.readout.weight.dtype)
+        if isinstance(self.layer, StackRNN):
+            run = self.layer.run(x)
+            seen = torch.cat([run.output, run.reading], -1)
+        else:
+            seen, _ = self.layer(x)
         logits = self.readout(seen)
         return cross_entropy(logits.flatten(0, 1), symbols.flatten(), ignore_index=-1, reduction="sum")
 

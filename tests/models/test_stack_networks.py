@@ -16,6 +16,7 @@ from samplehold.models.networks.stack import NondeterministicStackRNN, Stratific
 from samplehold.models.networks.wrapped import LSTM
 from samplehold.switching.stacks.mixture import StackMixture
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 close = torch.testing.assert_close
 
@@ -47,7 +48,7 @@ VARIANTS = [
 @pytest.mark.parametrize("options", VARIANTS)
 def test_superposition_network_holds_the_expected_cells_of_its_mixture(options):
     layer, x = made(SuperpositionStackRNN, 4, 5, 3, **options), inputs(2, 9, 4)
-    run, mixture = layer(x), layer.mixture(x)
+    run, mixture = layer.run(x), layer.mixture(x)
     assert mixture.values.shape == (2, layer.stacks, 9, 3)
     filled = 1 - mixture.depth_distribution().cumsum(-1)[..., : layer.n_read, None]
     cells = mixture.superposition(layer.n_read) + layer.empty * (1 - filled)
@@ -57,7 +58,7 @@ def test_superposition_network_holds_the_expected_cells_of_its_mixture(options):
 
 def test_full_capacity_drops_the_deepest_cell_as_a_stack_that_small_would():
     layer, x = made(SuperpositionStackRNN, 4, 5, 3, capacity=2, n_read=3), inputs(1, 6, 4)
-    run = layer(x)
+    run = layer.run(x)
     actions, values = run.actions.log_action[0, :, 0].exp(), run.actions.values[0, :, 0]
     expected = torch.zeros(6, 2, 3, dtype=torch.float64)
     for history in itertools.product(range(3), repeat=6):
@@ -79,9 +80,9 @@ def readings(layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     T = x.shape[0]
     histories = torch.tensor(list(itertools.product(range(3), repeat=T)))
     certain = torch.nn.functional.one_hot(histories, 3).double().log()[:, :, None]
-    run = layer(x.expand(len(histories), -1, -1), log_action=certain)
+    run = layer.run(x.expand(len(histories), -1, -1), log_action=certain)
     taken = run.actions.log_action[:, :, 0].gather(-1, histories[..., None])[..., 0]
-    return layer(x).reading, (taken.sum(1).exp()[:, None, None] * run.reading).sum(0)
+    return layer.run(x).reading, (taken.sum(1).exp()[:, None, None] * run.reading).sum(0)
 
 
 def test_without_feedback_the_network_is_the_mixture_and_with_feedback_it_is_not():
@@ -111,8 +112,8 @@ NETWORKS = [
 @pytest.mark.parametrize(("layer", "options"), NETWORKS)
 def test_steps_and_pieces_equal_the_whole(layer, options):
     network, x = made(layer, 4, 5, **options), inputs(2, 3, 7, 4)
-    whole = network(x)
-    first = network(x[..., :3, :])
+    whole = network.run(x)
+    first = network.run(x[..., :3, :])
     output, state = network(x[..., 3:, :], first.state)
     close(torch.cat([first.output, output], -2), whole.output)
     close(state.reading, whole.state.reading)
@@ -122,7 +123,7 @@ def test_steps_and_pieces_equal_the_whole(layer, options):
         outputs.append(output)
     close(torch.stack(outputs, -2), whole.output)
     close(state.reading.reshape(2, 3, -1), whole.reading[..., -1, :])
-    single = network(x[0, 0])
+    single = network.run(x[0, 0])
     close(single.output, whole.output[0, 0])
     close(single.reading, whole.reading[0, 0])
 
@@ -138,11 +139,11 @@ def test_fused_networks_have_the_value_and_gradient_of_plain_torch(layer, option
 
     network, x = made(layer, 4, 5, **options), inputs(2, 6, 4).requires_grad_()
     parameters = [*network.parameters(), x]
-    fused = network(x)
+    fused = network.run(x)
     gradients = torch.autograd.grad(objective(fused), parameters)
     for module in (superposition, stack, networks):
         monkeypatch.setattr(module, "choose", lambda *_: "vectorized")
-    plain = network(x)
+    plain = network.run(x)
     close(fused.reading, plain.reading, rtol=1e-12, atol=1e-12)
     for a, b in zip(gradients, torch.autograd.grad(objective(plain), parameters), strict=True):
         close(a, b, rtol=1e-10, atol=1e-12)
@@ -167,6 +168,87 @@ def test_fused_lstm_equals_its_steps_in_value_and_gradient():
         close(one, other, rtol=1e-10, atol=1e-12)
 
 
+def prune_both(layer: nn.Module) -> None:
+    prune.l1_unstructured(layer.controller, "weight_hh", 0.5)
+    prune.l1_unstructured(layer.to_actions, "weight", 0.5)
+
+
+def prune_for_good(layer: nn.Module) -> None:
+    """Afterwards the parameters stand in another order."""
+    for module, name in ((layer.controller, "bias_ih"), (layer.controller, "weight_ih"), (layer.to_actions, "weight")):
+        prune.l1_unstructured(module, name, 0.5)
+        prune.remove(module, name)
+
+
+def halve_the_state(layer: nn.Module) -> None:
+    layer.controller.register_forward_hook(lambda _module, _given, out: tuple(z / 2 for z in out))
+
+
+def double_the_actions(layer: nn.Module) -> None:
+    layer.to_actions.register_forward_hook(lambda _module, _given, out: 2 * out)
+
+
+def shift_the_input(layer: nn.Module) -> None:
+    layer.controller.register_forward_pre_hook(lambda _module, given: (given[0] + 1, *given[1:]))
+
+
+def parametrise(layer: nn.Module) -> None:
+    nn.utils.parametrizations.weight_norm(layer.to_actions)
+    with torch.no_grad():
+        layer.to_actions.parametrizations.weight.original0.mul_(2)
+
+
+def clamp_the_actions(layer: nn.Module) -> None:
+    linear = layer.to_actions
+    linear.forward = lambda z: nn.Linear.forward(linear, z).clamp(-0.1, 0.1)
+
+
+CHANGES = [prune_both, prune_for_good, halve_the_state, double_the_actions, shift_the_input, parametrise]
+
+
+@pytest.mark.parametrize("change", [*CHANGES, clamp_the_actions])
+def test_a_layer_whose_modules_were_changed_still_computes_what_its_steps_compute(change):
+    layer, x = made(SuperpositionStackRNN, 4, 5, 3, stacks=2), inputs(2, 7, 4)
+    before = layer(x)[0]
+    change(layer)
+    assert layer._fusible(x) == (change is prune_for_good)
+    run, state, outputs, readings = layer.run(x), None, [], []
+    assert not torch.allclose(before, run.output, atol=1e-3)
+    for x_t in x.unbind(1):
+        output, state = layer.step(x_t, state)
+        outputs.append(output)
+        readings.append(state.reading)
+    close(run.output, torch.stack(outputs, 1), rtol=1e-12, atol=1e-12)
+    close(run.reading, torch.stack(readings, 1), rtol=1e-12, atol=1e-12)
+    parameters = list(layer.parameters())
+    total = torch.stack(outputs, 1).sin().sum() + torch.stack(readings, 1).square().sum()
+    ours, theirs = (torch.autograd.grad(loss, parameters) for loss in (objective(run), total))
+    for a, b in zip(ours, theirs, strict=True):
+        close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_a_hook_on_all_modules_is_called_at_every_step():
+    layer, seen = made(SuperpositionStackRNN, 4, 5), []
+    handle = nn.modules.module.register_module_forward_hook(lambda module, _given, _out: seen.append(module))
+    try:
+        layer(inputs(2, 7, 4))
+    finally:
+        handle.remove()
+    assert Counter(seen)[layer.controller] == Counter(seen)[layer.to_actions] == 7
+
+
+def test_a_call_gives_output_and_state_and_a_run_gives_all():
+    for network in (made(layer, 4, 5, **options) for layer, options in NETWORKS):
+        x = inputs(2, 3, 4)
+        output, state = network(x)
+        run = network.run(x)
+        assert torch.equal(output, run.output)
+        assert torch.equal(state.reading, run.state.reading)
+        assert torch.equal(run.reading[:, -1], run.state.reading)
+        with pytest.raises(TypeError, match="unpack"):
+            _output, _state = run
+
+
 CONTROLLERS = [nn.LSTMCell, nn.GRUCell, nn.RNNCell, nn.LSTM, nn.GRU, LSTM, MinGRU]
 
 
@@ -187,7 +269,7 @@ def test_any_recurrent_layer_can_be_the_controller(controller):
         else:
             out, inner = hidden(seen[None], inner)
             out = out[0]
-        reading = network(x).reading[:, t]
+        reading = network.run(x).reading[:, t]
         by_hand.append(out)
     close(torch.stack(by_hand, 1), output)
     assert all(p.grad is not None for p in _after_backward(network, output.sum()))
@@ -230,7 +312,7 @@ def test_no_action_mixture_reads_what_the_stratification_stack_reads():
 
 def test_stratification_strengths_are_those_of_its_reads():
     layer, x = made(StratificationStackRNN, 4, 5, 3), inputs(2, 6, 4)
-    run, strengths = layer(x), layer.strengths(x)
+    run, strengths = layer.run(x), layer.strengths(x)
     close((visible(strengths).unsqueeze(-2) @ run.actions.values.unsqueeze(-3)).squeeze(-2), run.reading)
     assert torch.equal(strengths.diagonal(dim1=-2, dim2=-1), run.actions.pour)
 
@@ -239,7 +321,7 @@ def test_stratification_strengths_are_those_of_its_reads():
 def test_nondeterministic_network_reads_the_automaton_it_runs(reading, normalized):
     layer = made(NondeterministicStackRNN, 4, 5, states=2, symbols=3, reading=reading, normalized=normalized)
     x = inputs(2, 8, 4)
-    run, automaton = layer(x), layer.mixture(x)
+    run, automaton = layer.run(x), layer.mixture(x)
     expected = automaton.reading() if reading == "configuration" else automaton.reading().sum(-2)
     close(run.reading, expected.reshape(run.reading.shape), rtol=1e-12, atol=1e-12)
     from_each = torch.cat(
@@ -254,7 +336,7 @@ def test_vector_network_reads_the_expected_value_on_top():
     layer, x = made(NondeterministicStackRNN, 4, 5, states=1, symbols=1, value_size=2), inputs(1, 6, 4)
     with torch.no_grad():
         layer.bottom.copy_(torch.tensor([0.3, -0.7]))
-    run = layer(x)
+    run = layer.run(x)
     actions = torch.stack([run.actions.log_push, run.actions.log_replace], -1).flatten(2).tolist()[0]
     pops = run.actions.log_pop.flatten().tolist()
     values = torch.cat([layer.bottom.sigmoid()[None], run.actions.values[0]])
@@ -279,7 +361,7 @@ def test_with_one_state_and_symbol_it_is_the_mixture_that_never_pops_the_empty_s
     layer, x = made(NondeterministicStackRNN, 4, 5, states=1, symbols=1, value_size=1), inputs(5, 4)
     with torch.no_grad():
         layer.bottom.fill_(-1e3)  # the bottom reads as 0, as an empty stack does
-    run = layer(x)
+    run = layer.run(x)
     log_action = torch.stack(
         [run.actions.log_push, run.actions.log_pop[..., None], run.actions.log_replace], -1
     ).flatten(1)
@@ -293,8 +375,8 @@ def test_with_one_state_and_symbol_it_is_the_mixture_that_never_pops_the_empty_s
 def test_single_precision_and_missing_batch_axes():
     for layer in (SuperpositionStackRNN, StratificationStackRNN, NondeterministicStackRNN):
         network = made(layer, 4, 5)
-        double, x = network(inputs(6, 4)).output, inputs(6, 4).float()
-        single = network.float()(x)
+        double, x = network(inputs(6, 4))[0], inputs(6, 4).float()
+        single = network.float().run(x)
         assert single.output.dtype == single.reading.dtype == torch.float32
         assert single.output.shape == (6, 5)
         close(single.output.double(), double, rtol=1e-4, atol=1e-5)
@@ -321,19 +403,19 @@ def test_bad_input_is_named():
     with pytest.raises(ValueError, match=r"x: got shape \[2, 5\], expected one step"):
         layer.step(torch.zeros(2, 5))
     with pytest.raises(ValueError, match="state: holds 2 sequences, but x has 3"):
-        layer(torch.zeros(3, 2, 4), layer(torch.zeros(2, 2, 4)).state)
+        layer(torch.zeros(3, 2, 4), layer(torch.zeros(2, 2, 4))[1])
     with pytest.raises(ValueError, match=r"lengths: got 9 of sequence 0, but the series has 3 steps"):
-        layer.mixture(torch.zeros(2, 3, 4), [9, 2])
+        layer.mixture(torch.zeros(2, 3, 4), lengths=[9, 2])
     with pytest.raises(ValueError, match=r"lengths: got shape \[3\], but the batch axes are \[2\]"):
-        layer.mixture(torch.zeros(2, 3, 4), [3, 2, 1])
+        layer.mixture(torch.zeros(2, 3, 4), lengths=[3, 2, 1])
     with pytest.raises(ValueError, match=r"log_action: got shape \[2, 3, 3\], expected \[2, 3, 1, 3\]"):
-        layer(torch.zeros(2, 3, 4), log_action=torch.zeros(2, 3, 3))
+        layer.run(torch.zeros(2, 3, 4), log_action=torch.zeros(2, 3, 3))
 
 
 @pytest.mark.parametrize(("layer", "options"), NETWORKS)
 def test_a_batch_of_no_sequences_runs(layer, options):
     network = made(layer, 4, 5, **options)
-    run = network(torch.zeros(2, 0, 3, 4, dtype=torch.float64))
+    run = network.run(torch.zeros(2, 0, 3, 4, dtype=torch.float64))
     assert run.output.shape == (2, 0, 3, 5)
     assert run.reading.shape == (2, 0, 3, network.reading_size)
     assert network.step(torch.zeros(0, 4, dtype=torch.float64))[0].shape == (0, 5)
@@ -342,7 +424,7 @@ def test_a_batch_of_no_sequences_runs(layer, options):
 def test_mixtures_of_networks_take_lengths():
     x = inputs(2, 5, 4)
     for network in (made(SuperpositionStackRNN, 4, 5, 3, stacks=2), made(NondeterministicStackRNN, 4, 5)):
-        ragged, short = network.mixture(x, [5, 3]), network.mixture(x[1, :3])
+        ragged, short = network.mixture(x, lengths=[5, 3]), network.mixture(x[1, :3])
         close(ragged.log_normalizer()[1], short.log_normalizer())
         assert torch.equal(ragged.viterbi().action[0, 1][..., :3], short.viterbi().action[0])
 

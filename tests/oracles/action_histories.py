@@ -1,7 +1,7 @@
 """Stacks by brute force: every history of push, pop and no-op, every run of a pushdown automaton, one at a time.
 
 Plain Python lists, no shared work between histories. Elements are numbered by the step that pushed them, then the
-initial cells from the top, then "empty", as in `samplehold.switching.stack`.
+initial cells from the top, then "empty", as in `samplehold.switching.stacks`.
 """
 
 import itertools

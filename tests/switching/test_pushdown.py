@@ -137,6 +137,33 @@ def test_steps_equal_the_batch_and_keep_their_past():
     close(advance(states[5], push[:, 5], replace[:, 5], pop[:, 5]).log_top, state.log_top)
 
 
+def test_the_bottom_is_the_last_element_of_every_table_and_run():
+    T, Q, G = 4, 2, 2
+    initial, push, replace, pop = tables(3, T, Q, G)
+    automaton = PushdownAutomaton(initial, push, replace, pop)
+    state = start(initial)
+    for t in range(T):
+        state = advance(state, push[t], replace[t], pop[t])
+    close(state.pushed.sum((-2, -1)), automaton.top()[-1])  # nothing comes after the last step
+    runs = automaton.sample(4000, seed=0)
+    counted = torch.nn.functional.one_hot(runs.top, T + 1).double().mean(0)
+    close(counted, automaton.top(), rtol=0, atol=5 * 0.5 / math.sqrt(4000))
+    assert torch.equal(runs.top == T, runs.depth == 0)
+
+
+def test_what_a_draw_computed_can_still_be_differentiated():
+    weights = [x.requires_grad_() for x in tables(2, 3, 2, 1)]
+    automaton = PushdownAutomaton(*weights)
+    automaton.sample(2)
+    automaton.plot()
+    for query in ("log_normalizer", "marginals"):
+        ours, theirs = (
+            torch.autograd.grad(getattr(x, query)().sin().sum(), weights[2])[0]
+            for x in (automaton, PushdownAutomaton(*weights))
+        )
+        assert torch.equal(ours, theirs)
+
+
 def run(weights: list[Tensor], stepwise, branch: bool) -> Tensor:
     """A number made from every step, with a second future after step 2."""
     initial, push, replace, pop = weights
@@ -210,7 +237,7 @@ def test_sampled_runs_have_the_smoothed_frequencies_and_their_own_probability():
 
 def test_ragged_batches_equal_single_sequences():
     weights, lengths = tables(9, 5, 2, 2, 3), [5, 2, 1]
-    batch = PushdownAutomaton(*weights, lengths)
+    batch = PushdownAutomaton(*weights, lengths=lengths)
     for b, n in enumerate(lengths):
         one = PushdownAutomaton(weights[0][b], *(x[b, :n] for x in weights[1:]))
         close(batch.log_normalizer()[b], one.log_normalizer())
@@ -307,7 +334,7 @@ def test_steps_name_bad_input_and_the_step_after_which_no_run_is_left():
         advance(state, push[0], replace[0], torch.full_like(pop[0], torch.nan))
     with pytest.raises(TypeError, match=r"log_push: got torch\.float32 on cpu, but log_initial is torch\.float64"):
         advance(state, push[0].float(), replace[0], pop[0])
-    with pytest.raises(ValueError, match="n: got 0, expected 1 or more"):
+    with pytest.raises(ValueError, match="n: got 0, expected a positive integer"):
         PushdownAutomaton(initial, push, replace, pop).sample(0)
     never = torch.full_like(push[0], -torch.inf)
     gone = advance(advance(state, push[0], replace[0], pop[0]), never, never, torch.full_like(pop[0], -torch.inf))

@@ -148,6 +148,27 @@ def test_gradients_are_posteriors_and_can_be_differentiated_again():
     assert torch.autograd.gradcheck(lambda a: StackMixture(a, mix.values).superposition(3), (uncoupled,))
 
 
+def test_what_a_draw_or_a_figure_computed_can_still_be_differentiated():
+    log_action, evidence = normal(0, 4, 3).requires_grad_(), normal(1, 4, 5)
+    fresh, used = (StackMixture(log_action, normal(2, 4, 2)).condition(evidence) for _ in range(2))
+    used.sample(2)
+    used.plot()
+    for query in ("log_normalizer", "top", "depth_distribution"):
+        totals = (getattr(x, query)().sin().sum() for x in (used, fresh))
+        ours, theirs = (torch.autograd.grad(total, log_action, retain_graph=True)[0] for total in totals)
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("on_empty", ["noop", "forbid"])
+def test_a_seed_repeats_a_draw_and_a_generator_goes_on(on_empty):
+    mix = mixture(1, 30, on_empty=on_empty)
+    first = mix.sample(4, seed=7).action
+    assert torch.equal(first, mix.sample(4, 7).action)
+    generator = torch.Generator().manual_seed(7)
+    assert torch.equal(first, mix.sample(4, generator).action)
+    assert not torch.equal(first, mix.sample(4, generator).action)
+
+
 def motzkin(n: int) -> int:
     """Paths of n steps up, down, level that start and end at 0 and never go below."""
     m = [1, 1]
@@ -198,7 +219,7 @@ def test_pyro_enumeration_of_the_program_gives_the_evidence_and_its_gradient(bat
     reads = normal(3, *batch, 4, 2)
     reads[..., 1, :] = reads[..., 2, 0] = torch.nan
     elbo = TraceEnum_ELBO(max_plate_nesting=len(batch))
-    loss = elbo.differentiable_loss(config_enumerate(stack_program), lambda *_: None, mix, 0.7, reads)
+    loss = elbo.differentiable_loss(config_enumerate(stack_program), lambda *_, **__: None, mix, reads, scale=0.7)
     evidence = mix.condition(mix.read_likelihood(reads, 0.7)).log_normalizer().sum()
     close(-loss, evidence, rtol=1e-12, atol=1e-12)
     ours, theirs = (torch.autograd.grad(x, log_action)[0] for x in (evidence, -loss))
@@ -209,9 +230,9 @@ def test_predictive_draws_actions_stacks_and_reads_that_fit_together():
     mix = mixture(8, 5, D=1)
     with torch.random.fork_rng():
         pyro.set_rng_seed(0)
-        draws = Predictive(stack_program, num_samples=50)(mix, 0.01)
+        draws = Predictive(stack_program, num_samples=50)(mix, scale=0.01)
     actions = torch.stack([draws[f"a_{t}"] for t in range(1, 6)], -1)
-    cells = mix._follow(actions).cells(6)
+    cells = mix._weighed(actions).cells(6)
     for t in range(5):
         close(draws[f"stack_{t + 1}"], cells[:, t])
         close(draws[f"x_{t + 1}"], cells[:, t, 0], rtol=0, atol=0.06)
@@ -342,7 +363,7 @@ def broken(**change):
         (lambda: broken()().condition(torch.zeros(3, 3)), r"log_likelihood: got shape \[3, 3\], expected \[3, 4\]"),
         (lambda: broken()().condition(torch.full((3, 4), -torch.inf)), r"log_likelihood: everything is impossible"),
         (lambda: broken()().superposition(0), r"depth: got 0, expected 1 or more"),
-        (lambda: broken()().sample(0), r"n: got 0, expected 1 or more"),
+        (lambda: broken()().sample(0), r"n: got 0, expected a positive integer"),
         (lambda: broken()().viterbi().cells(0), r"depth: got 0, expected 1 or more"),
         (lambda: broken()().plot((0,)), r"sequence: got \[0\], but the batch axes are \[\]"),
         (lambda: broken()().plot(steps=["a"]), r"steps: got 1 names, but there are 3 steps"),
@@ -354,10 +375,13 @@ def broken(**change):
         ),
         (lambda: broken()().read_likelihood(torch.full((3, 2), torch.inf), 1.0), r"reads: holds inf at \[0, 0\]"),
         (lambda: broken()().read_likelihood(torch.zeros(3, 2), 0.0), r"scale: got 0.0, expected a standard deviation"),
-        (lambda: stack_program(broken()(), -1.0), r"scale: got -1.0, expected a standard deviation"),
-        (lambda: stack_program(broken()(), 1.0, torch.zeros(2, 2)), r"reads: got shape \[2, 2\], expected that of val"),
+        (lambda: stack_program(broken()(), scale=-1.0), r"scale: got -1.0, expected a standard deviation"),
         (
-            lambda: stack_program(broken()().condition(torch.zeros(3, 4)), 1.0),
+            lambda: stack_program(broken()(), torch.zeros(2, 2), scale=1.0),
+            r"reads: got shape \[2, 2\], expected that of val",
+        ),
+        (
+            lambda: stack_program(broken()().condition(torch.zeros(3, 4)), scale=1.0),
             r"mixture: holds evidence already",
         ),
         (
