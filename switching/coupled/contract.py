@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ...inference.chains.contract import Chain, Sampled, Viterbi
+from ...inference.chains.contract import Chain
 from ...inference.families import CopyTables
 from ...inference.message_passing.engine import VMP
 from ...inference.numerics.randomness import Seed, generator_of
@@ -59,6 +59,22 @@ class CoupledBelief:
     log_normalizer: Float[Tensor, "*b"]  # log p(x)
     state: tuple[Float[Tensor, "*b T _"], ...]  # P(s_dt | ...), a table for each chain
     redraw: Float[Tensor, "*b T D"]  # P(z_dt = 1 | ...)
+
+
+@dataclass(frozen=True)
+class CoupledViterbi:
+    """The most probable path of all states, gates summed out; -1 beyond the end of a sequence."""
+
+    path: Int[Tensor, "*b T D"]
+    log_probability: Float[Tensor, "*b"]  # log P(path, x)
+
+
+@dataclass(frozen=True)
+class CoupledSampled:
+    """Independent draws of whole paths and gates given a sequence; -1, and no redraw, beyond its end."""
+
+    path: Int[Tensor, "n *b T D"]
+    redraw: Bool[Tensor, "n *b T D"]
 
 
 @dataclass(frozen=True)
@@ -174,12 +190,12 @@ class CoupledSSM(Named, ABC):
         redraw = self._gates(found.state, chain.filter().state, self.parameters)
         return CoupledBelief(found.log_normalizer, self._split(found.state), redraw)
 
-    def viterbi(self, x: Any, **given: Unpack[Given]) -> Viterbi:
+    def viterbi(self, x: Any, **given: Unpack[Given]) -> CoupledViterbi:
         """The most probable path of all states, `[*batch, T, D]`, gates summed out."""
         found = self.product.viterbi(self.read(x, **given))
-        return replace(found, path=self._apart(found.path))
+        return CoupledViterbi(self._apart(found.path), found.log_probability)
 
-    def sample_posterior(self, x: Any, n: int, seed: Seed = None, **given: Unpack[Given]) -> Sampled:
+    def sample_posterior(self, x: Any, n: int, seed: Seed = None, **given: Unpack[Given]) -> CoupledSampled:
         """n independent paths and gates from the posterior given the whole series: `path [n, *batch, T, D]`."""
         gates = self.gates_of(self.parameters)
         generator = generator_of(seed, gates.device)
@@ -189,7 +205,7 @@ class CoupledSSM(Named, ABC):
         first = probability.new_ones(*steps.shape[:-1], 1, len(self.n_states))  # the first step redraws
         whole = torch.cat([first, probability], -2)
         uniform = torch.rand(whole.shape, generator=generator, dtype=whole.dtype, device=whole.device)
-        return Sampled(self._apart(joint), (uniform < whole) & (joint >= 0).unsqueeze(-1))
+        return CoupledSampled(self._apart(joint), (uniform < whole) & (joint >= 0).unsqueeze(-1))
 
     def simulate(self, n_steps: int, batch_shape: tuple[int, ...] = (), *, seed: Seed = None) -> CoupledDraw:
         """A draw of states, gates and observations; a seed makes it repeatable and leaves global state alone."""

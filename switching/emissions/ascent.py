@@ -9,7 +9,7 @@ from torch.distributions.constraints import Constraint
 
 from ..parameters import Parameters
 
-MAX_STEPS = 20  # of L-BFGS in one M-step: the next one goes on
+MAX_STEPS = 8  # of L-BFGS in one M-step: the next one goes on
 
 
 def ascend(
@@ -20,7 +20,7 @@ def ascend(
     A restart whose objective would not rise keeps its values.
     """
     to_support = {name: biject_to(support) for name, support in supports.items()}
-    free = {name: to_support[name].inv(value).detach().requires_grad_() for name, value in values.items()}
+    free = {name: to_support[name].inv(value).detach().clone().requires_grad_() for name, value in values.items()}
     optimiser = torch.optim.LBFGS(list(free.values()), max_iter=MAX_STEPS, line_search_fn="strong_wolfe")
 
     def moved() -> Parameters:
@@ -35,7 +35,7 @@ def ascend(
 
     optimiser.step(closure)
     with torch.no_grad():
-        found = moved()
+        found = {name: value.detach() for name, value in moved().items()}
         better = objective(found) >= objective(values)  # False for NaN
     return {
         name: torch.where(better.reshape(*better.shape, *[1] * (values[name].ndim - better.ndim)), value, values[name])

@@ -94,6 +94,8 @@ def fit_model(model: SwitchingSSM, series: Series, options: Options) -> Fit[Swit
     if options.method == "vmp":
         return _by_message_passing(model, problem, options)
     start = _start(model, problem, options)
+    if start.interrupted:
+        return start
     sampled = (fit_svi if options.method == "svi" else fit_nuts)(model, problem, options, start.model.values)
     return _of_draws(model, options.method, sampled) if sampled is not None else replace(start, interrupted=True)
 

@@ -22,6 +22,7 @@ from samplehold.inference.families import (
     MarkovTables,
     NormalGamma,
     NormalWishart,
+    tree_parts,
 )
 from samplehold.inference.message_passing.engine import VMP, Block, Factor
 from torch import Generator, Tensor
@@ -786,3 +787,61 @@ def test_a_step_out_of_the_family_is_named():
     vmp.update("x")
     with pytest.raises(ValueError, match="block 'x': its eta is improper: precision of Gaussian: got -2"):
         vmp.elbo()
+
+
+# ---- factors with something summed out -------------------------------------------------------------------------------
+
+
+def logistic(z: Tensor, sign: float = 1.0):
+    """The bound on E log sigma(z w) of a normal weight, convex in the mean of its square (Jaakkola & Jordan 2000)."""
+
+    def bound(weight):
+        mean, square = weight[..., 0], weight[..., 1]
+        root = (z.square() * square.unsqueeze(-1) + 1e-30).sqrt()
+        return sign * (z * mean.unsqueeze(-1) / 2 - root / 2 - torch.nn.functional.softplus(-root))
+
+    return bound
+
+
+def test_a_convex_factor_raises_the_bound_through_its_tangent():
+    z = torch.tensor([1.0, 2.0, -0.5, 3.0], dtype=torch.float64)
+    prior = Gaussian().natural(torch.zeros(1).double(), torch.eye(1).double())
+    vmp = VMP([Block("weight", Gaussian(), prior)], [Factor(logistic(z), ("weight",), convex=("weight",))])
+    bounds = torch.stack([vmp.sweep().elbo["weight"] for _ in range(30)])
+    assert float(bounds.diff().min()) >= -1e-12
+    grid = torch.linspace(-12, 12, 4001, dtype=torch.float64)
+    log_joint = torch.nn.functional.logsigmoid(grid[:, None] * z).sum(-1) - grid**2 / 2 - 0.5 * math.log(2 * math.pi)
+    exact = log_joint.logsumexp(0) + math.log(float(grid[1] - grid[0]))
+    assert exact - 0.3 < bounds[-1] < exact
+
+
+def test_what_is_said_to_be_convex_and_is_not_is_named():
+    z = torch.tensor([1.0, 2.0, -0.5, 3.0], dtype=torch.float64)
+    prior = Gaussian().natural(torch.zeros(1).double(), torch.eye(1).double())
+    with pytest.raises(ValueError, match="factor 'bound': elog falls below its tangent"):
+        VMP([Block("weight", Gaussian(), prior)], [Factor(logistic(z, -1.0), ("weight",), convex=("weight",))])
+
+
+def test_blocks_are_read_as_a_mapping_and_set_by_put():
+    x = series(2, 9, 18)[..., 0]
+    vmp = sample_hold(x, 3, seed=2)
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        vmp.blocks["theta"] = vmp.blocks["theta"]
+    with pytest.raises(ValueError, match="block: got 'nobody', expected one of"):
+        vmp.put(replace(vmp.blocks["theta"], name="nobody"))
+    vmp.run(5)
+    before = vmp.elbo()
+    vmp.put(vmp.blocks["theta"])  # which changes nothing, and nothing is known to be at its optimum any more
+    assert_close(vmp.elbo(), before, rtol=1e-12, atol=0)
+
+
+def test_an_update_under_other_statistics_is_that_of_an_engine_which_has_them():
+    x = series(2, 9, 18)[..., 0]
+    vmp, other = sample_hold(x, 3, seed=2), sample_hold(x, 3, seed=2)
+    other.run(3)
+    under = {name: other.stats(name) for name in other.blocks if name != "path"}
+    name = next(n for n, block in vmp.blocks.items() if block.prior is None)
+    vmp.update(name, under=under)
+    other.update(name)
+    for ours, theirs in zip(tree_parts(vmp.blocks[name].eta), tree_parts(other.blocks[name].eta), strict=True):
+        assert_close(ours, theirs, rtol=1e-12, atol=1e-12)

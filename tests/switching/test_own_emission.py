@@ -1,0 +1,167 @@
+"""An emission from outside the library, with nothing but a density and priors, and one with a conjugate family."""
+
+import math
+from dataclasses import dataclass
+
+import pyro.distributions as dist
+import pytest
+import samplehold as sh
+import torch
+from samplehold.switching.emissions.ascent import ascend
+from torch import Tensor
+from torch.distributions import constraints
+from torch.testing import assert_close
+
+
+@dataclass(frozen=True)
+class Laplace(sh.Emission):
+    """Independent Laplace features."""
+
+    n_features: int = 1
+    name = "LaplaceOfTheTests"
+    parameters = {  # noqa: RUF012
+        "loc": sh.Parameter(("state", "feature")),
+        "scale": sh.Parameter(("state", "feature"), constraints.positive),
+    }
+
+    def log_prob(self, x, values):
+        found = dist.Laplace(values["loc"], values["scale"]).log_prob(x.nan_to_num())
+        return torch.where(x.isnan(), 0.0, found).sum(-1)
+
+    def distribution(self, values):
+        return dist.Laplace(values["loc"], values["scale"]).to_event(1)
+
+    def default_prior(self, n_states, x):
+        x = torch.tensor([[-1.0], [1.0]]).double().expand(-1, self.n_features) if x is None else x
+        median = x.nanmedian(0).values
+        return {"median": median.expand(n_states, -1), "spread": (x - median).abs().nanmean(0).expand(n_states, -1)}
+
+    def priors(self, prior):
+        loc = dist.Laplace(prior["median"], 5 * prior["spread"]).to_event(2)
+        return {"loc": loc, "scale": dist.LogNormal(prior["spread"].log(), 1.0).to_event(2)}
+
+
+@dataclass(frozen=True)
+class PlainNormal(Laplace):
+    """Normal features whose conjugate prior is left unused."""
+
+    name = "PlainNormalOfTheTests"
+
+    def log_prob(self, x, values):
+        return sh.Normal(self.n_features).log_prob(x, {"loc": values["loc"], "precision": values["scale"] ** -2})
+
+    def distribution(self, values):
+        return dist.Normal(values["loc"], values["scale"]).to_event(1)
+
+
+def levels(n_steps: int = 150) -> Tensor:
+    model = sh.SwitchingSSM(sh.Copy(2), Laplace(1)).with_values(
+        redraw_prob=0.08, state_probs=[0.5, 0.5], loc=[[0.0], [4.0]], scale=[[0.5], [1.0]]
+    )
+    x = model.simulate(n_steps, seed=1).x.double()
+    x[10:14] = torch.nan
+    return x
+
+
+@pytest.mark.parametrize("prior", ["scaled", None])
+@pytest.mark.parametrize("dynamics", [sh.Copy(2), sh.Markov(2)])
+def test_em_rises_to_the_log_joint_at_its_values(dynamics, prior):
+    model, x = sh.SwitchingSSM(dynamics, Laplace(1)), levels()
+    fit = model.fit(x, restarts=4, prior=prior, progress=False)
+    assert fit.converged
+    assert float(fit.objective.diff().min()) >= 0.0
+    expected = fit.model.log_evidence(x)
+    if prior is not None:
+        expected = expected + fit.model.log_prior(fit.model.values)
+    assert_close(fit.objective[-1], expected, rtol=1e-10, atol=0)
+    assert_close(fit.model.loc.flatten().sort().values, torch.tensor([0.0, 4.0]).double(), rtol=0, atol=0.5)
+
+
+def test_one_state_has_the_maximum_likelihood_of_the_textbook():
+    x = levels()
+    fit = sh.SwitchingSSM(sh.Markov(1), Laplace(1)).fit(x, restarts=1, prior=None, tol=1e-12, progress=False)
+    seen = x[~x.isnan()]
+    best = -len(seen) * (1 + math.log(2 * (seen - seen.median()).abs().mean()))
+    assert_close(float(fit.objective[-1]), best, rtol=1e-6, atol=0)
+
+
+def test_climbing_ends_where_the_conjugate_m_step_does():
+    x = levels()
+    plain, conjugate = (
+        sh.SwitchingSSM(sh.Copy(2), emission).fit(x, prior=None, restarts=4, tol=1e-10, progress=False)
+        for emission in (PlainNormal(1), sh.Normal(1))
+    )
+    assert_close(plain.objective[-1], conjugate.objective[-1], rtol=1e-8, atol=0)
+    order = [fit.model.loc.flatten().argsort() for fit in (plain, conjugate)]
+    assert_close(plain.model.loc[order[0]], conjugate.model.loc[order[1]], rtol=1e-4, atol=1e-4)
+
+
+def test_a_climb_keeps_what_it_cannot_better():
+    values = {"probs": torch.tensor([[0.2, 0.8], [0.5, 0.5]], dtype=torch.float64)}
+
+    def objective(values):  # finite at the start of the first restart alone
+        return torch.where(torch.tensor([True, False]), values["probs"].log()[:, 0], -torch.inf)
+
+    found = ascend(objective, values, {"probs": constraints.simplex})["probs"]
+    assert found[0, 0] > 0.9
+    assert torch.equal(found[1], values["probs"][1]) or bool(found[1].isfinite().all())
+
+
+@pytest.mark.parametrize(("method", "steps"), [("svi", 200), ("nuts", 15)])
+def test_pyro_goes_on_from_em(method, steps):
+    model, x = sh.SwitchingSSM(sh.Copy(2), Laplace(1)), levels()
+    fit = model.fit(x, method, restarts=2, max_steps=steps, progress=False)
+    draws = fit.posterior.draws
+    assert set(draws) == {"redraw_prob", "state_probs", "loc", "scale"}
+    assert bool((draws["scale"] > 0).all())
+    assert_close(fit.model.loc.flatten().sort().values, torch.tensor([0.0, 4.0]).double(), rtol=0, atol=1.0)
+
+
+def test_everything_that_a_fitted_model_does_works_on_it(tmp_path):
+    x = levels()
+    fit = sh.SwitchingSSM(sh.Copy(2), Laplace(1)).fit(x, restarts=2, progress=False)
+    model = fit.model
+    assert model.smooth(x).state.shape == (150, 2)
+    assert model.forecast(x, 3).interval().lower.shape == (3, 1)
+    assert fit.plot(x).axes
+    assert list(fit.to_arviz(x, draws=3).posterior["scale"].dims) == ["chain", "draw", "state", "feature"]
+    model.save(tmp_path / "laplace")
+    again = sh.SwitchingSSM.load(tmp_path / "laplace")
+    assert again.emission == Laplace(1)
+    assert torch.equal(again.log_evidence(x), model.log_evidence(x))
+
+
+def test_message_passing_says_what_it_needs_and_what_to_use():
+    with pytest.raises(TypeError, match="LaplaceOfTheTests has no conjugate family, which message passing needs; use"):
+        sh.SwitchingSSM(sh.Copy(2), Laplace(1)).fit(levels(), "vmp", progress=False)
+
+
+def test_names_in_files_belong_to_one_class(tmp_path):
+    with pytest.raises(ValueError, match="is called 'Normal' in files"):
+        type("Normal", (Laplace,), {"__module__": "elsewhere"})
+    type("Laplace", (Laplace,), {"name": "OnceDefined", "__module__": __name__, "__qualname__": "Once"})
+    type("Laplace", (Laplace,), {"name": "OnceDefined", "__module__": __name__, "__qualname__": "Once"})  # a cell again
+    sh.SwitchingSSM(sh.Copy(2), Laplace(1)).save(tmp_path)
+    text = (tmp_path / "model.json").read_text()
+    (tmp_path / "model.json").write_text(text.replace("LaplaceOfTheTests", "NobodyKnows"))
+    with pytest.raises(ValueError, match="unknown class 'NobodyKnows': import the module that defines it"):
+        sh.SwitchingSSM.load(tmp_path)
+
+
+def test_what_is_left_out_is_named():
+    class NoPriors(Laplace):
+        name = "NoPriorsOfTheTests"
+
+        def priors(self, prior):
+            return sh.Emission.priors(self, prior)
+
+    with pytest.raises(TypeError, match="NoPriorsOfTheTests: has no priors"):
+        sh.SwitchingSSM(sh.Copy(2), NoPriors(1)).fit(levels(), progress=False)
+
+    class Named(Laplace):
+        name = "NoDataclassOfTheTests"
+
+        def __init__(self, n):
+            object.__setattr__(self, "n_features", n)
+
+    assert Named(1).n_features == 1

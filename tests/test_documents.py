@@ -1,0 +1,24 @@
+"""Every Python block of the README and of the documents runs as it stands, in order."""
+
+import re
+from pathlib import Path
+
+import matplotlib as mpl
+import pytest
+import samplehold
+
+ROOT = Path(samplehold.__file__).parent
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+DOCUMENTS = [
+    path for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))] if BLOCK.search(path.read_text())
+]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_every_block_runs(path, tmp_path, monkeypatch):
+    (tmp_path / "notebooks").symlink_to(ROOT / "notebooks")  # whose data they read; what they write stays here
+    monkeypatch.chdir(tmp_path)
+    mpl.use("Agg")
+    names = {"__name__": f"document_{path.stem}"}
+    for number, block in enumerate(BLOCK.findall(path.read_text()), start=1):
+        exec(compile(block, f"{path.name}, block {number}", "exec"), names)
