@@ -21,6 +21,7 @@ from .switching.coupled.factorial import FactorialSSM as FactorialSSM
 from .switching.coupled.layered import LayeredSSM as LayeredSSM
 from .switching.dynamics.copy import Copy as Copy
 from .switching.dynamics.markov import Markov as Markov
+from .switching.emissions.contract import ConjugateEmission as ConjugateEmission
 from .switching.emissions.contract import Emission as Emission
 from .switching.emissions.discrete import Bernoulli as Bernoulli
 from .switching.emissions.discrete import Categorical as Categorical

@@ -51,6 +51,15 @@ def filter_vmp(
         ValueError: a model without values or with other dynamics; a gate that is not of these, not of shape [*b, T], or
             not in [0, 1]; an observation that is impossible.
 
+    Example:
+        >>> import samplehold as sh
+        >>> model = sh.SwitchingSSM(sh.Copy(n_states=2), sh.Normal())
+        >>> model = model.with_values(redraw_prob=0.1, state_probs=[0.5, 0.5], loc=[[0.0], [5.0]], scale=[[1.0], [1.0]])
+        >>> x = [0.2, -0.1, 5.3, 4.9]
+        >>> error = (filter_vmp(model, x).state - model.filter(x).state).abs().max()
+        >>> bool(error < 0.01)
+        True
+
     See Also: `SwitchingSSM.filter`, the exact filter.
     """
     if not model.dynamics.holds:

@@ -103,6 +103,7 @@ class SwitchingSSM(Named, PyroModule):
 
     @property
     def n_states(self) -> int:
+        """K, the number of states."""
         return self.dynamics.n_states
 
     @property

@@ -5,6 +5,7 @@ their axes mean is known from the `Parameter` of the same name, so that checks, 
 states need to know no model.
 """
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
@@ -40,6 +41,12 @@ class Parameter:
         dims: what its axes are called, those of restarts left out: "state", "feature", "category", ...
         support: where its values lie.
         shown: the form in which people know it, if that is another.
+
+    Example:
+        >>> import samplehold as sh
+        >>> scale = sh.Parameter(("state", "feature"), constraints.positive)
+        >>> sh.SwitchingSSM(sh.Copy(2), sh.Normal()).known["loc"].dims == scale.dims
+        True
     """
 
     dims: tuple[str, ...]
@@ -215,11 +222,14 @@ class Named:
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         cls.name = cls.__dict__.get("name", cls.__name__)
+        package, where = __name__.split(".")[0], (cls.__module__, cls.__qualname__)
         other = Named._by_name.get(cls.name)
-        if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+        taken = other is not None and (other.__module__, other.__qualname__) != where
+        ours = cls.__module__.split(".")[0] != package and cls.name in sys.modules[package].__all__
+        if taken or ours:
             raise ValueError(
-                f"name: {cls.__module__}.{cls.__qualname__} is called {cls.name!r} in files, as {other.__module__}."
-                f"{other.__qualname__} is; give it another with `name = ...`."
+                f"name: {'.'.join(where)} is called {cls.name!r} in files, as another class is; give it another name "
+                "with `name = ...`."
             )
         Named._by_name[cls.name] = cls
 

@@ -95,6 +95,7 @@ class FactorialSSM(CoupledSSM):
 
     @property
     def n_chains(self) -> int:
+        """D, the number of chains."""
         return len(self.loc)
 
     @property

@@ -104,6 +104,7 @@ class LayeredSSM(CoupledSSM):
 
     @property
     def n_layers(self) -> int:
+        """L, the number of layers."""
         return 1 + len(self.tables)
 
     @property

@@ -73,7 +73,13 @@ class Emission(Named, ABC):
         expects: the same in words, for messages.
 
     Example:
-        `docs/own_emission.md` writes one, and fits it.
+        `docs/own_emission.md` writes one, and fits it. What every emission does:
+
+        >>> import samplehold as sh
+        >>> emission = sh.Poisson(n_features=1)
+        >>> values = emission.check_values({"rate": torch.tensor([[1.0], [9.0]])}, n_states=2)
+        >>> emission.log_likelihood(torch.tensor([[0.0], [8.0]]), values).redrawn.argmax(-1)
+        tensor([0, 1])
     """
 
     n_features: int = 1
@@ -245,6 +251,16 @@ class ConjugateEmission(Conjugate, Emission):
 
     A subclass writes `log_prob`, `distribution`, `default_prior`, `natural` (see `Conjugate`), `message` and
     `representative`, and names its `family`. Its parameters are in the order of the parts of the family's point.
+
+    Example:
+        The M-step is the mode of prior and weighted observations, here of a rate under a gamma prior:
+
+        >>> import samplehold as sh
+        >>> emission = sh.Poisson(n_features=1)
+        >>> x, weights = torch.tensor([[3.0], [5.0]]), torch.ones(2, 1)
+        >>> prior = {"shape": torch.tensor([[2.0]]), "rate": torch.tensor([[1.0]])}
+        >>> emission.maximize(x, weights, emission.start(prior), prior, floor=torch.zeros(1)).values["rate"]
+        tensor([[3.]])
     """
 
     fills_in: ClassVar[bool] = False

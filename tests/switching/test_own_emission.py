@@ -7,7 +7,9 @@ import pyro.distributions as dist
 import pytest
 import samplehold as sh
 import torch
+from samplehold.inference.families import Gamma
 from samplehold.switching.emissions.ascent import ascend
+from samplehold.switching.emissions.contract import Representative
 from torch import Tensor
 from torch.distributions import constraints
 from torch.testing import assert_close
@@ -52,6 +54,69 @@ class PlainNormal(Laplace):
 
     def distribution(self, values):
         return dist.Normal(values["loc"], values["scale"]).to_event(1)
+
+
+@dataclass(frozen=True)
+class Exponential(sh.ConjugateEmission):
+    """Waiting times, with a gamma prior on their rate: all that a conjugate emission must write."""
+
+    n_features: int = 1
+    name = "ExponentialOfTheTests"
+    family = Gamma()
+    parameters = {"rate": sh.Parameter(("state", "feature"), constraints.positive)}  # noqa: RUF012
+    support = constraints.nonnegative
+    expects = "waiting times of at least 0"
+
+    def default_prior(self, n_states, x):
+        mean = torch.ones(self.n_features).double() if x is None else x.nanmean(0)
+        two = torch.full((n_states, self.n_features), 2.0).to(mean)
+        return {"shape": two, "rate": two * mean}
+
+    def natural(self, prior):
+        return self.family.natural(prior["shape"], prior["rate"])
+
+    def log_prob(self, x, values):
+        terms = values["rate"].log() - values["rate"] * x.nan_to_num()
+        return torch.where(x.isnan(), 0.0, terms).sum(-1)
+
+    def distribution(self, values):
+        return dist.Exponential(values["rate"]).to_event(1)
+
+    def message(self, x, weights, near=None):
+        seen = ~x.isnan()
+        return torch.stack([weights.mT @ seen.to(x), -(weights.mT @ x.nan_to_num())], -1)
+
+    def representative(self, statistics):
+        rate = statistics[..., 1]
+        return Representative({"rate": rate}, statistics[..., 0] - rate.log())
+
+
+def waits() -> Tensor:
+    model = sh.SwitchingSSM(sh.Markov(2), Exponential(1)).with_values(
+        initial_probs=[0.5, 0.5], transition_probs=[[0.95, 0.05], [0.05, 0.95]], rate=[[5.0], [0.1]]
+    )
+    x = model.simulate(120, seed=3).x.double()
+    x[7] = torch.nan
+    return x
+
+
+@pytest.mark.parametrize("method", ["em", "vmp", "svi"])
+def test_a_conjugate_emission_of_six_functions_fits(method):
+    fit = sh.SwitchingSSM(sh.Markov(2), Exponential(1)).fit(waits(), method, restarts=3, max_steps=200, progress=False)
+    rate = fit.model.rate.flatten().sort().values
+    assert_close(rate.log(), torch.tensor([0.1, 5.0]).log().double(), rtol=0, atol=0.5)
+    assert fit.plot(waits()).axes
+    assert fit.model.forecast(waits(), 2).mean.shape == (2, 1)
+
+
+def test_its_bound_of_one_state_is_the_conjugate_evidence():
+    x = waits()
+    model = sh.SwitchingSSM(sh.Markov(1), Exponential(1)).scaled_to(x)
+    fit = model.fit(x, "vmp", restarts=1, prior="own", progress=False)
+    a, b, seen = model.prior["shape"][0, 0], model.prior["rate"][0, 0], x[~x.isnan()]
+    n = len(seen)
+    expected = a * b.log() - torch.lgamma(a) + torch.lgamma(a + n) - (a + n) * (b + seen.sum()).log()
+    assert_close(fit.objective[-1], expected, rtol=1e-12, atol=0)
 
 
 def levels(n_steps: int = 150) -> Tensor:
