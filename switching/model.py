@@ -11,8 +11,7 @@ them; `with_values` or `fit` gives it values, and then every inference below is 
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import pyro
 import torch
@@ -31,12 +30,7 @@ from .priors import log_prior, sample_sites
 from .problem import Problem
 from .program import PathMixture, Simulated, explicit_program, sequence_plates
 from .seeding import seeded
-
-if TYPE_CHECKING:
-    import arviz as az
-    from matplotlib.figure import Figure
-
-    from .fitting.fit import Fit
+from .verbs import Verbs
 
 
 @dataclass(frozen=True)
@@ -57,7 +51,7 @@ class StreamOutput:
     log_increment: Float[Tensor, "*b"]
 
 
-class SwitchingSSM(Named, PyroModule):
+class SwitchingSSM(Verbs, PyroModule):
     """A switching state-space model.
 
     Arguments:
@@ -381,92 +375,17 @@ class SwitchingSSM(Named, PyroModule):
         after = StreamState(belief, state.log_evidence + increment, state.steps + 1)
         return after, StreamOutput(belief, redraw[..., 0], increment)
 
-    # ---- fits, files, views: these import what stands above --------------------------------------------------------
+    # ---- what the verbs of all models ask of it --------------------------------------------------------------------
 
-    def fit(
-        self,
-        x: Any,
-        method: str = "em",
-        restarts: int = 8,
-        max_steps: int = 500,
-        tol: float = 1e-6,
-        seed: Seed = 0,
-        prior: str | None = "scaled",
-        progress: bool = True,
-        *,
-        factorization: str = "structured",
-        batch_size: int | None = None,
-        **given: Unpack[Given],
-    ) -> "Fit":
-        """Fit the parameters to sequences.
-
-        Arguments:
-            method: "em", expectation-maximisation: the mode of the posterior, or maximum likelihood with `prior=None`.
-                "vmp", variational message passing: q(parameters) q(paths), under a bound on the evidence. "svi" and
-                "nuts", through Pyro on the collapsed density, from a fit by message passing (an emission without a
-                conjugate prior: by EM): a normal guide in each unconstrained parameter, and draws from the posterior.
-                These three fill in `Fit.posterior`.
-            restarts: how many starts are run as one batch (k-means++ and random labellings in turn); the best is kept.
-            max_steps: steps of EM, VMP (at most) or SVI; draws of each of 2 chains of NUTS, after half as many more.
-            tol: a restart has converged when its objective changes by less than `tol` relative to its size.
-            seed: of the starts; the same seed gives the same fit.
-            prior: "scaled" scales the emission's default prior to x; "own" takes `model.prior` as it stands.
-            progress: show a progress bar on a terminal.
-            factorization: of q(paths) in VMP: "structured", the exact chain, or "mean_field", every step on its own.
-            batch_size: sequences after which VMP updates the parameters, by a step that shrinks as it goes on (see
-                `fitting.in_parts`); a step of `max_steps` is then a pass through all sequences. None: all sequences.
-
-        Returns:
-            `Fit`, with `.model` (this model with its values), the objective's trace and each restart's end.
-            Interrupting it (Ctrl-C) returns the best so far, marked `interrupted`.
-
-        Raises:
-            ValueError: see `read`; a feature without any observation; fewer observations than states; a prior without a
-                mode.
-            TypeError: message passing with an emission that has no conjugate prior.
-        """
+    def _fitted(self, series: Series, options: Any) -> Any:
         from .fitting.fit import fit_model
-        from .fitting.options import Options
 
-        options = Options(method, restarts, max_steps, tol, seed, prior, progress, factorization, batch_size)
-        return fit_model(self, self.read(x, **given), options)
+        return fit_model(self, series, options)
 
-    def plot(self, x: Any, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]) -> "Figure":
-        """The series, what the model makes of it, and where the state was drawn afresh: see `views.plot_fit`."""
-        from .views.figures import plot_fit
+    def _figures(self) -> Any:
+        from .views import figures
 
-        return plot_fit(self, x, sequence=sequence, level=level, **given)
-
-    def plot_forecast(
-        self, x: Any, horizon: int, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]
-    ) -> "Figure":
-        """The end of the series and the forecast after it: see `views.plot_forecast`."""
-        from .views.figures import plot_forecast
-
-        return plot_forecast(self, x, horizon, sequence=sequence, level=level, **given)
-
-    def to_arviz(self, x: Any, *, draws: int = 100, seed: Seed = 0, **given: Unpack[Given]) -> "az.InferenceData":
-        """The model at its values and the series x as ArviZ `InferenceData`: see `views.arviz.to_arviz`."""
-        from .views.arviz import to_arviz
-
-        return to_arviz(self, x, draws=draws, seed=seed, **given)
-
-    def save(self, path: str | Path) -> None:
-        """Write the model into the folder `path`: `model.json` (structure) and `values.safetensors` (numbers)."""
-        from .storage import save_model
-
-        save_model(self, Path(path))
-
-    @classmethod
-    def load(cls, path: str | Path) -> "SwitchingSSM":
-        """Read a model that `save` has written.
-
-        Raises:
-            ValueError: no such folder, or one that holds no such model.
-        """
-        from .storage import load_as
-
-        return load_as(cls, Path(path))
+        return figures
 
     def to_parts(self) -> tuple[dict[str, Named], dict[str, Tensor]]:
         """Itself as parts with arguments, and tensors by name: what files hold."""

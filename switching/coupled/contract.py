@@ -12,10 +12,10 @@ Sites of the program are `z_t_d` and `s_t_d` for step t and chain d, both from 1
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import pyro
 import pyro.distributions as dist
@@ -33,14 +33,10 @@ from ..forecast import Forecast
 from ..model import StreamOutput, StreamState, SwitchingSSM
 from ..parameters import Named, Parameter, Parameters, widened
 from ..problem import Problem
+from ..program import sequence_plates
 from ..seeding import seeded
+from ..verbs import Verbs
 from .joint import coordinates, marginals
-
-if TYPE_CHECKING:
-    import arviz as az
-    from matplotlib.figure import Figure
-
-    from ..fitting.fit import Fit
 
 
 @dataclass(frozen=True)
@@ -87,7 +83,7 @@ class CoupledPaths:
     converged: bool
 
 
-class CoupledSSM(Named, ABC):
+class CoupledSSM(Verbs, ABC):
     """D copy chains of one model.
 
     Methods take x as `SwitchingSSM` does, with `lengths`; results have one table or one column for each chain.
@@ -141,8 +137,23 @@ class CoupledSSM(Named, ABC):
         """P(z_d = 1 | joint state before, joint state) under parameters `[*r, ...]`: 0 where that cannot be."""
 
     @abstractmethod
+    def _step(self, t: int, states: list[Tensor]) -> tuple[list[Tensor], Any]:
+        """The sites of one step (from 1) given the states before it; the states, and the distribution of x_t."""
+
     def program(self, x: Tensor | None = None, n_steps: int | None = None, batch_shape: tuple[int, ...] = ()) -> Tensor:
-        """The Pyro program; conditioned on x where given."""
+        """The Pyro program: sites `z_t_d`, `s_t_d` for each chain and `x_t`; conditioned on x where given."""
+        if x is not None:
+            n_steps, batch_shape = x.shape[-2], tuple(x.shape[:-2])
+        assert n_steps is not None
+        states: list[Tensor] = []
+        seen, plates = [], sequence_plates(batch_shape)
+        for t in pyro.markov(range(1, n_steps + 1)):
+            with ExitStack() as scope:
+                for plate in plates:
+                    scope.enter_context(plate)
+                states, emission = self._step(t, states)
+                seen.append(pyro.sample(f"x_{t}", emission, obs=None if x is None else x[..., t - 1, :]))
+        return torch.stack(seen, -2)
 
     @abstractmethod
     def engine(self, x: Any, *, check: bool = True, **given: Unpack[Given]) -> VMP:
@@ -244,82 +255,21 @@ class CoupledSSM(Named, ABC):
         redraw = self._gates(two, two, self.parameters)[..., 0 if state.belief is None else 1, :]
         return after, StreamOutput(self._split(after.belief), redraw, out.log_increment)
 
-    # ---- fits, files, views ----------------------------------------------------------------------------------------
-
-    def fit(
-        self,
-        x: Any,
-        method: str = "em",
-        restarts: int = 8,
-        max_steps: int = 500,
-        tol: float = 1e-6,
-        seed: Seed = 0,
-        prior: str | None = "scaled",
-        progress: bool = True,
-        **given: Unpack[Given],
-    ) -> "Fit":
-        """Learn all parameters by message passing, restarts as one batch.
-
-        The model gives the numbers of states and the kind of emission; its values are not looked at.
-
-        Arguments:
-            method: "vmp": q(parameters) q(paths), the chains independent under q. "em": the parameters at a point, the
-                mode of the posterior, or maximum likelihood with `prior=None`; the bound on it is raised, which counts
-                the chains as independent.
-            prior: "scaled": concentrations of 1, and a prior of the emission that is scaled to x.
-            restarts, max_steps, tol, seed, progress: as `SwitchingSSM.fit`.
-
-        Returns:
-            `Fit`, whose `paths` are the chains' marginals under q.
-
-        Raises:
-            ValueError: another method, or the model's own prior, which it does not have; x that cannot be fitted.
-        """
-        from .fit import fit_coupled
-
-        options = Options(method, restarts, max_steps, tol, seed, prior, progress)
-        return fit_coupled(self, self.read(x, **given), options)
+    # ---- what the verbs of all models ask of it --------------------------------------------------------------------
 
     @abstractmethod
     def network(self, series: Series, options: Options) -> Any:
         """Blocks, factors and labels to learn from: see `fit.Network`."""
 
-    def plot(self, x: Any, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]) -> "Figure":
-        """The series, its smoothed mean, and of each chain the probabilities of its states and of a redraw."""
-        from ..views.coupled_figures import plot_coupled
+    def _fitted(self, series: Series, options: Options) -> Any:
+        from .fit import fit_coupled
 
-        return plot_coupled(self, x, sequence=sequence, level=level, **given)
+        return fit_coupled(self, series, options)
 
-    def plot_forecast(
-        self, x: Any, horizon: int, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]
-    ) -> "Figure":
-        """The end of the series and the forecast after it, with the probabilities of each chain's states."""
-        from ..views.coupled_figures import plot_coupled_forecast
+    def _figures(self) -> Any:
+        from ..views import coupled_figures
 
-        return plot_coupled_forecast(self, x, horizon, sequence=sequence, level=level, **given)
-
-    def to_arviz(self, x: Any, *, draws: int = 100, seed: Seed = 0, **given: Unpack[Given]) -> "az.InferenceData":
-        """The model at its values and the series x as ArviZ `InferenceData`: see `views.arviz.to_arviz`."""
-        from ..views.arviz import to_arviz
-
-        return to_arviz(self, x, draws=draws, seed=seed, **given)
-
-    def save(self, path: str | Path) -> None:
-        """Write the model into the folder `path`: `model.json` (structure) and `values.safetensors` (numbers)."""
-        from ..storage import save_model
-
-        save_model(self, Path(path))
-
-    @classmethod
-    def load(cls, path: str | Path) -> "CoupledSSM":
-        """Read a model that `save` has written.
-
-        Raises:
-            ValueError: no such folder, or one that holds no such model.
-        """
-        from ..storage import load_as
-
-        return load_as(cls, Path(path))
+        return coupled_figures
 
     # ---- joint states ----------------------------------------------------------------------------------------------
 

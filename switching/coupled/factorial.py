@@ -24,12 +24,10 @@ one chain over $\prod_d K_d$ states.
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import Any, Unpack
 
-import pyro
 import pyro.distributions as dist
 import torch
 from torch import Tensor
@@ -45,7 +43,6 @@ from ..emissions.multivariate_normal import MultivariateNormal
 from ..fitting.options import Options
 from ..model import SwitchingSSM
 from ..parameters import Named, Parameter, Parameters, check_parameters
-from ..program import sequence_plates
 from .contract import CoupledSSM, draw_chain, prior_tables
 from .factors import (
     check_whole_steps,
@@ -144,30 +141,16 @@ class FactorialSSM(CoupledSSM):
 
     # ---- the generative program --------------------------------------------------------------------------------------
 
-    def program(self, x: Tensor | None = None, n_steps: int | None = None, batch_shape: tuple[int, ...] = ()) -> Tensor:
-        """Pyro sites `z_t_d`, `s_t_d` (t, d from 1) for each chain and `x_t`; conditioned on complete x where given."""
-        if x is not None:
-            n_steps, batch_shape = x.shape[-2], tuple(x.shape[:-2])
-        assert n_steps is not None
-        states: list[Tensor] = []
-        seen, plates = [], sequence_plates(batch_shape)
-        for t in pyro.markov(range(1, n_steps + 1)):
-            with ExitStack() as scope:
-                for plate in plates:
-                    scope.enter_context(plate)
-                states = [
-                    draw_chain(t, d, self.redraw_prob[d], self.state_probs[d], states[d] if states else None)[1]
-                    for d in range(self.n_chains)
-                ]
-                added = torch.broadcast_tensors(*(m[s] for m, s in zip(self.loc, states, strict=True)))
-                emission = self._emission(torch.stack(added).sum(0))
-                seen.append(pyro.sample(f"x_{t}", emission, obs=None if x is None else x[..., t - 1, :]))
-        return torch.stack(seen, -2)
-
-    def _emission(self, eta: Tensor) -> Any:
+    def _step(self, t: int, states: list[Tensor]) -> tuple[list[Tensor], Any]:
+        states = [
+            draw_chain(t, d, rho, probs, states[d] if states else None)[1]
+            for d, (rho, probs) in enumerate(zip(self.redraw_prob, self.state_probs, strict=True))
+        ]
+        added = torch.broadcast_tensors(*(m[s] for m, s in zip(self.loc, states, strict=True)))
+        eta = torch.stack(added).sum(0)
         if self.precision is None:
-            return dist.Poisson(eta.exp()).to_event(1)
-        return dist.MultivariateNormal(eta, precision_matrix=self.precision)
+            return states, dist.Poisson(eta.exp()).to_event(1)
+        return states, dist.MultivariateNormal(eta, precision_matrix=self.precision)
 
     # ---- one chain over all joint states -----------------------------------------------------------------------------
 

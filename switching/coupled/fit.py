@@ -108,6 +108,11 @@ def fit_coupled(model: CoupledSSM, series: Series, options: Options) -> Fit[Coup
         raise ValueError(
             f'method: got {options.method!r}, expected "em" or "vmp": the parameters of a {model.name} have no sites.'
         )
+    if options.factorization != "structured" or options.batch_size is not None:
+        raise ValueError(
+            f'factorization, batch_size: got "{options.factorization}" and {options.batch_size}, but the chains of a '
+            f"{model.name} are exact, and take all sequences at once; leave both out."
+        )
     if options.prior == "own":
         raise ValueError(f'prior: got "own", but a {model.name} has no prior of its own; use "scaled", or None.')
     check_enough(series, max(model.n_states))

@@ -29,13 +29,11 @@ exact ones.
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from string import ascii_letters
 from typing import Any, Unpack
 
-import pyro
 import torch
 from torch import Tensor
 from torch.distributions import constraints
@@ -53,7 +51,7 @@ from ..fitting.options import Options
 from ..fitting.starts import first_labels
 from ..model import SwitchingSSM
 from ..parameters import Named, Parameter, Parameters, check_parameters, moved, prefixed
-from ..program import Observation, sequence_plates
+from ..program import Observation
 from .contract import CoupledSSM, draw_chain, prior_tables
 from .factors import asked, labels_above, paths_block
 from .fit import Network, Points
@@ -159,31 +157,14 @@ class LayeredSSM(CoupledSSM):
 
     # ---- the generative program --------------------------------------------------------------------------------------
 
-    def program(self, x: Tensor | None = None, n_steps: int | None = None, batch_shape: tuple[int, ...] = ()) -> Tensor:
-        """Pyro sites `z_t_l`, `s_t_l` (from 1, layer 1 the lowest) and `x_t`; conditioned on x where given."""
-        if x is not None:
-            n_steps, batch_shape = x.shape[-2], tuple(x.shape[:-2])
-        assert n_steps is not None
-        states: list[Tensor] = []
-        seen, plates = [], sequence_plates(batch_shape)
-        for t in pyro.markov(range(1, n_steps + 1)):
-            with ExitStack() as scope:
-                for plate in plates:
-                    scope.enter_context(plate)
-                redraw, states = self._draw(t, states)
-                observation = Observation(self.emission, self.values, states[0], redraw)
-                seen.append(pyro.sample(f"x_{t}", observation, obs=None if x is None else x[..., t - 1, :]))
-        return torch.stack(seen, -2)
-
-    def _draw(self, t: int, before: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """The gate of the lowest layer and the states of all, drawn from the top."""
-        states: list[Tensor] = []
+    def _step(self, t: int, states: list[Tensor]) -> tuple[list[Tensor], Any]:
+        before, states = states, []
         redraw = self.redraw_prob.new_ones(())
-        for layer in reversed(range(self.n_layers)):
+        for layer in reversed(range(self.n_layers)):  # drawn from the top
             probs = self.state_probs if not states else self.tables[layer][states[0]]
             redraw, state = draw_chain(t, layer, self.redraw_prob[layer], probs, before[layer] if before else None)
             states.insert(0, state)
-        return redraw, states
+        return states, Observation(self.emission, self.values, states[0], redraw)
 
     # ---- one chain over all joint states -----------------------------------------------------------------------------
 

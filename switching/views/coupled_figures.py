@@ -33,11 +33,11 @@ from .figures import LEAST_SHOWN, SHOWN_HORIZONS, time_axis, within_support
 
 
 @torch.no_grad()
-def plot_coupled(model: CoupledSSM, x: Any, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]) -> Figure:
+def plot_fit(model: CoupledSSM, x: Any, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]) -> Figure:
     """A series, what all chains together make of it, and what each chain does.
 
-    From the top: each feature with the mean of its smoothed mixture, and a band as in `plot_fit`; for each chain the
-    probabilities of its states, stacked; then for each chain the probability that a step redrew its state.
+    From the top: each feature with the mean of its smoothed mixture, and a band as in `figures.plot_fit`; for each chain
+    the probabilities of its states, stacked; then for each chain the probability that a step redrew its state.
 
     Arguments:
         x, lengths: as in every method of the model; a pandas index becomes the time axis.
@@ -69,10 +69,10 @@ def plot_coupled(model: CoupledSSM, x: Any, *, sequence: int = 0, level: float =
 
 
 @torch.no_grad()
-def plot_coupled_forecast(
+def plot_forecast(
     model: CoupledSSM, x: Any, horizon: int, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]
 ) -> Figure:
-    """The end of a series and the forecast after it, as `plot_forecast`, with a strip of states for each chain."""
+    """The end of a series and the forecast after it, as `figures.plot_forecast`, with a strip for each chain."""
     check_level(level)
     series = model.read(x, horizon=horizon, **given).one(sequence).cpu()
     ahead, seen, n_steps = model.forecast(series, horizon), model.smooth(series), series.n_steps

@@ -8,6 +8,7 @@ runs in float32 and so do we against it. hmmlearn and Pyro run in float64. Run i
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
@@ -20,8 +21,7 @@ from dynamax.hidden_markov_model import hmm_smoother
 from hmmlearn import _hmmc
 from hmmlearn.hmm import GaussianHMM
 from samplehold import CopyChain, Markov, MarkovChain, MultivariateNormal, SwitchingSSM, linear_scan
-from samplehold.switching.data.series import Drive, read_sequences
-from samplehold.switching.fitting.em import Problem, maximize
+from samplehold.switching.fitting.em import maximize
 from timing import HEADER, Row, paired
 
 SIZES = [(16, 1000, 8), (1, 100_000, 8), (64, 1000, 32), (8, 1000, 256)]
@@ -160,7 +160,7 @@ def expectation_maximization() -> Iterator[Row]:
 
     def ours(restarts: int) -> Callable[[], object]:
         model = SwitchingSSM(Markov(n_states), MultivariateNormal(n_features))
-        problem = Problem(model.dynamics, model.emission, read_sequences(x, n_features), Drive(), None)
+        problem = replace(model.problem(x), prior=None)
         values = {name: torch.tensor(np.stack([value] * restarts)) for name, value in start.items()}
         return lambda: maximize(problem, values, n_iterations, -1.0)  # no change is small enough to stop
 

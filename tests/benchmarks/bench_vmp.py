@@ -19,8 +19,8 @@ import torch
 from hmmlearn.vhmm import VariationalGaussianHMM
 from samplehold import Copy, Markov, MultivariateNormal, Normal, SwitchingSSM
 from samplehold.inference.message_passing.engine import VMP
-from samplehold.switching.data.series import Drive, Sequences
-from samplehold.switching.fitting.message_passing import Structure
+from samplehold.switching.fitting.graph import Graph
+from samplehold.switching.fitting.in_parts import engine_of as started
 from timing import HEADER, Row, paired
 
 SIZES = [(1, 10_000, 4, 1.5), (64, 1000, 4, 5.0), (256, 1000, 4, 4.0), (64, 1000, 16, 8.0)]
@@ -37,10 +37,11 @@ def levels(n_sequences: int, n_steps: int, n_states: int, n_features: int) -> to
 
 
 def engine_of(model: SwitchingSSM, x: torch.Tensor, restarts: int) -> VMP:
-    structure = Structure.of(model.scaled_to(x), Sequences(x), Drive())
+    graph = Graph.of(model.scaled_to(x).problem(x))
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(model.n_states, (restarts, *x.shape[:-1]), generator=generator)
-    return structure.engine(structure.start(labels))
+    etas = {name: prior.expand(restarts, *prior.shape) for name, prior in graph.priors.items()}
+    return started(graph, etas, graph.start(labels))
 
 
 def iteration(engine: VMP) -> Callable[[], object]:

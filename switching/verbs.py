@@ -1,0 +1,114 @@
+"""What all models offer alike: fits, figures, exports, files. These import what stands above where they are called."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from ..inference.numerics.randomness import Seed
+from .data.series import Given, Series
+from .parameters import Named
+
+if TYPE_CHECKING:
+    import arviz as az
+    from matplotlib.figure import Figure
+
+    from .fitting.fit import Fit
+    from .fitting.options import Options
+
+
+class Verbs(Named):
+    """A model that reads series; the class says how it fits them, and what draws them."""
+
+    def read(self, x: Any, *, horizon: int = 0, **given: Unpack[Given]) -> Series:
+        """The observations, what drives them and their labels as one `Series`, checked against this model."""
+        raise TypeError(f"{self.name}: reads no series.")
+
+    def _fitted(self, series: Series, options: "Options") -> "Fit":
+        raise TypeError(f"{self.name}: has no fits.")
+
+    def _figures(self) -> Any:
+        """The module with `plot_fit` and `plot_forecast` for this kind of model."""
+        raise TypeError(f"{self.name}: has no figures.")
+
+    def fit(
+        self,
+        x: Any,
+        method: str = "em",
+        restarts: int = 8,
+        max_steps: int = 500,
+        tol: float = 1e-6,
+        seed: Seed = 0,
+        prior: str | None = "scaled",
+        progress: bool = True,
+        *,
+        factorization: str = "structured",
+        batch_size: int | None = None,
+        **given: Unpack[Given],
+    ) -> "Fit":
+        """Fit the parameters to sequences.
+
+        Of a model of several chains, the values are not looked at, only its sizes and its kind of emission; it has the
+        first two methods, in both of which the chains are independent under q, so that "em" raises a bound.
+
+        Arguments:
+            method: "em", expectation-maximisation: the mode of the posterior, or maximum likelihood with `prior=None`.
+                "vmp", variational message passing: q(parameters) q(paths), under a bound on the evidence. "svi" and
+                "nuts", through Pyro on the collapsed density, from a fit by message passing (an emission without a
+                conjugate prior: by EM): a normal guide in each unconstrained parameter, and draws from the posterior.
+                These three fill in `Fit.posterior`.
+            restarts: how many starts are run as one batch (k-means++ and random labellings in turn); the best is kept.
+            max_steps: steps of EM, VMP (at most) or SVI; draws of each of 2 chains of NUTS, after half as many more.
+            tol: a restart has converged when its objective changes by less than `tol` relative to its size.
+            seed: of the starts; the same seed gives the same fit.
+            prior: "scaled" scales the emission's default prior to x; "own" takes `model.prior` as it stands; None: no
+                prior, for "em".
+            progress: show a progress bar on a terminal.
+            factorization: of q(paths) in VMP: "structured", the exact chain, or "mean_field", every step on its own.
+            batch_size: sequences after which VMP updates the parameters, by a step that shrinks as it goes on (see
+                `fitting.in_parts`); a step of `max_steps` is then a pass through all sequences. None: all sequences.
+
+        Returns:
+            `Fit`, with `.model` (this model with its values), the objective's trace and each restart's end.
+            Interrupting it (Ctrl-C) returns the best so far, marked `interrupted`.
+
+        Raises:
+            ValueError: see `read`; a feature without any observation; fewer observations than states; a prior without a
+                mode.
+            TypeError: message passing with an emission that has no conjugate prior.
+        """
+        from .fitting.options import Options
+
+        options = Options(method, restarts, max_steps, tol, seed, prior, progress, factorization, batch_size)
+        return self._fitted(self.read(x, **given), options)
+
+    def plot(self, x: Any, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]) -> "Figure":
+        """The series, what the model makes of it, and where states were drawn afresh: see `plot_fit` in `views`."""
+        return self._figures().plot_fit(self, x, sequence=sequence, level=level, **given)
+
+    def plot_forecast(
+        self, x: Any, horizon: int, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]
+    ) -> "Figure":
+        """The end of the series and the forecast after it: see `plot_forecast` in `views`."""
+        return self._figures().plot_forecast(self, x, horizon, sequence=sequence, level=level, **given)
+
+    def to_arviz(self, x: Any, *, draws: int = 100, seed: Seed = 0, **given: Unpack[Given]) -> "az.InferenceData":
+        """The model at its values and the series x as ArviZ `InferenceData`: see `views.arviz.to_arviz`."""
+        from .views.arviz import to_arviz
+
+        return to_arviz(self, x, draws=draws, seed=seed, **given)
+
+    def save(self, path: str | Path) -> None:
+        """Write the model into the folder `path`: `model.json` (structure) and `values.safetensors` (numbers)."""
+        from .storage import save_model
+
+        save_model(self, Path(path))  # type: ignore[arg-type]
+
+    @classmethod
+    def load(cls, path: str | Path) -> Any:
+        """Read a model of this class that `save` has written.
+
+        Raises:
+            ValueError: no such folder, or one that holds no such model.
+        """
+        from .storage import load_as
+
+        return load_as(cls, Path(path))
