@@ -19,6 +19,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from ...numerics import lanes
+from ...numerics.elementary import exp
 from ...numerics.workers import kernel
 
 FINE, IMPOSSIBLE, RISKY = 0, 1, 2
@@ -81,10 +82,10 @@ def _exponentials(x):
     width = lanes.width(x)
     whole = len(x) - len(x) % width
     for k in range(0, whole, width):
-        lanes.store(x, k, lanes.exp(lanes.load(x, k)))
+        lanes.store(x, k, exp(lanes.load(x, k)))
     if whole < len(x):
         rest = len(x) - whole
-        lanes.store_some(x, whole, lanes.exp(lanes.load_some(x, whole, rest, x[0])), rest)
+        lanes.store_some(x, whole, exp(lanes.load_some(x, whole, rest, x[0])), rest)
 
 
 @kernel

@@ -29,8 +29,8 @@ import numpy as np
 import torch
 from numba.extending import overload
 
-from ...numerics.lanes import BYTES, inlined, width
-from ...numerics.workers import kernel
+from ...numerics.compilation import inlined, kernel
+from ...numerics.lanes import BYTES, width
 from .cpu_steps import combine, count, count_narrow, push_four, push_one, rescale, weigh
 
 GROUP = 4  # sequences side by side

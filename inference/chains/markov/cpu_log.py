@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...numerics.lanes import exp, inlined, larger, largest, load_some, splat, spread, store, store_some, total, width
-from ...numerics.workers import exact_kernel
+from ...numerics.compilation import exact_kernel, inlined
+from ...numerics.elementary import exp
+from ...numerics.lanes import larger, largest, load_some, splat, spread, store, store_some, total, width
 
 NEVER = -np.inf
 LOWEST = -1e300  # stands for -inf where that would be subtracted from itself

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ...numerics.lanes import inlined, larger, load_some, splat, spread, store, width
-from ...numerics.workers import exact_kernel
+from ...numerics.compilation import exact_kernel, inlined
+from ...numerics.lanes import larger, load_some, splat, spread, store, width
 from .cpu_log import NEVER
 
 

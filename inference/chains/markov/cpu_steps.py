@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from ...numerics.compilation import inlined
+from ...numerics.elementary import exp
 from ...numerics.lanes import (
     at_least,
-    exp,
-    inlined,
     larger,
     largest,
     load,

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...numerics.elementary import exp_of_negative
+from ...numerics.elementary import exp
 from ...numerics.workers import in_parallel, kernel, ranges
 
 _MIN_WORK = 200_000  # terms a thread should have before a second one pays
@@ -41,7 +41,7 @@ def _raise(top, x, weight):
 def _gather(total, x, weight, top):
     """total += exp(x + weight - top), along x."""
     for i in range(x.shape[0]):
-        total[i] += exp_of_negative(x[i] + weight - top[i])
+        total[i] += exp(x[i] + weight - top[i])
 
 
 @kernel
@@ -49,7 +49,7 @@ def _spread(amount, x, weight, total, grad):
     """grad += share with share = amount exp(x + weight - total), along x; returns the sum of the shares."""
     given = 0.0
     for i in range(x.shape[0]):
-        share = amount[i] * exp_of_negative(x[i] + weight - total[i])
+        share = amount[i] * exp(x[i] + weight - total[i])
         grad[i] += share
         given += share
     return given
@@ -65,7 +65,7 @@ def _add(x, y, best):
         return top
     total = 0.0
     for i in range(x.shape[0]):
-        total += exp_of_negative(x[i] + y[i] - top)
+        total += exp(x[i] + y[i] - top)
     return top + np.log(total)
 
 

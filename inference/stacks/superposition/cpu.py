@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ...numerics.elementary import exp_of_negative, sigmoids
+from ...numerics.elementary import exp, sigmoids
 from ...numerics.workers import kernel
 
 
@@ -32,7 +32,7 @@ def forward_cells(raw, cells, n_cells, empty, action, value, new, reading):
             highest = max(highest, raw[m, n])
         total = type(empty)(0)
         for n in range(A):
-            action[m, n] = exp_of_negative(raw[m, n] - highest)
+            action[m, n] = exp(raw[m, n] - highest)
             total += action[m, n]
         for n in range(A):
             action[m, n] /= total

@@ -1,0 +1,198 @@
+"""One operator, several kernels.
+
+An `Op` is a `torch.library` operator. What it computes is said by a plain implementation, in torch alone, which serves
+every device; `kernel` registers a faster one for some device, and torch picks by where the tensors lie. Nothing else in
+the package asks for a device. Beside an operator's room stands one file a device, `cpu` or `cuda`, that registers what
+it has; `load_kernels` in the room's `__init__` imports those that this machine can compile.
+
+The derivative of an operator is that of its plain implementation, run again in the backward pass: so every result can
+be differentiated any number of times, whichever kernel computed it. Two things make first derivatives faster: a
+`gradient` in terms of other operators, or an `adjoint` kernel.
+
+`torch.library.custom_op` does the like, but its operators import torch's compiler when they are first called, which
+every new process would wait for.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+_LIBRARY = torch.library.Library("samplehold", "FRAGMENT")
+_COMPILERS = {"cpu": "numba", "cuda": "triton"}
+
+
+class Call(NamedTuple):
+    """What a gradient may look at."""
+
+    inputs: tuple[Any, ...]
+    outputs: tuple[Tensor, ...]
+    wanted: tuple[bool, ...]  # of which inputs the gradient is asked for
+
+
+Function = Callable[..., Any]
+Gradients = tuple[Tensor | None, ...]
+
+
+def _anything(*arguments: Any) -> bool:
+    return True
+
+
+class Op:
+    """A torch operator under the name `samplehold::name`, called as a function.
+
+    Arguments:
+        plain: computes it in torch alone, on any device and in any dtype. Its annotations (`Tensor`, `Tensor | None`,
+            `bool`, `int`, `float`, `str`) are the operator's schema.
+        fake: from the same arguments, empty tensors (see `blank`) with the results' shapes and dtypes.
+        gradient: from a `Call` and the gradients of the outputs, None where there is none, the gradients of the inputs.
+            It must be made of differentiable operations. If it gives None, the plain implementation is differentiated.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        plain: Callable[..., Any],
+        fake: Callable[..., Any],
+        gradient: Callable[..., Gradients | None] | None = None,
+    ) -> None:
+        self.name, self.plain, self.fake, self.gradient = name, plain, fake, gradient
+        self._adjoints: dict[str, tuple[Function, Callable[..., bool]]] = {}
+        self.overload = _define(name, plain, fake)
+        _LIBRARY.impl(name, lambda *arguments: _contiguous(plain(*arguments)), "CompositeExplicitAutograd")
+        torch.library.register_autograd(
+            f"samplehold::{name}", self._differentiate, setup_context=self._save, lib=_LIBRARY
+        )
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.overload(*arguments)
+
+    def kernel(self, device: str, takes: Callable[..., bool] = _anything) -> Callable[[Function], Function]:
+        """Decorates a function with the operator's arguments and results, for tensors on a device such as "cpu".
+
+        `takes` says of the arguments, by their shapes, dtypes and options, whether the kernel can work on them; if not,
+        the plain implementation does.
+        """
+
+        def register(function: Function) -> Function:
+            def choose(*arguments: Any) -> Any:
+                return function(*arguments) if takes(*arguments) else _contiguous(self.plain(*arguments))
+
+            _LIBRARY.impl(self.name, function if takes is _anything else choose, device.upper())
+            return function
+
+        return register
+
+    def adjoint(self, device: str, takes: Callable[..., bool] = _anything) -> Callable[[Function], Function]:
+        """Decorates a kernel of the first derivative on a device, for the inputs that it `takes`.
+
+        It is given the operator's inputs, its outputs and their gradients (None where there is none), and returns the
+        gradients of all floating-point inputs.
+        """
+
+        def register(function: Function) -> Function:
+            def fake(*given: Any) -> Any:
+                found = [blank(x) for x in given[:n_inputs] if _differentiable(x)]
+                return tuple(found) if len(found) > 1 else found[0]
+
+            n_inputs = len(self.overload._schema.arguments)
+            name = f"{self.name}_adjoint_{device}"
+            self._adjoints[device] = _define(name, function, fake), takes
+            _LIBRARY.impl(name, function, device.upper())
+            return function
+
+        return register
+
+    def _save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        outputs = output if isinstance(output, tuple) else (output,)
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(x for x in outputs if not x.is_floating_point()))
+        ctx.others = tuple(None if isinstance(x, Tensor) else x for x in inputs)
+        kept = outputs if self.gradient is not None or self._adjoints else ()
+        ctx.save_for_backward(*(x if isinstance(x, Tensor) else None for x in inputs), *kept)
+
+    def _differentiate(self, ctx: Any, *grads: Tensor | None) -> Gradients:
+        n, saved = len(ctx.others), ctx.saved_tensors
+        inputs = tuple(other if x is None else x for x, other in zip(saved, ctx.others, strict=False))
+        call = Call(inputs, saved[n:], ctx.needs_input_grad)
+        if all(grad is None for grad in grads):
+            return (None,) * n
+        found = None if self.gradient is None else self.gradient(call, *grads)
+        if found is None and not torch.is_grad_enabled():
+            found = self._by_adjoint(call, grads)
+        return replay(self.plain, call, grads) if found is None else found
+
+    def _by_adjoint(self, call: Call, grads: Sequence[Tensor | None]) -> Gradients | None:
+        device = next(x.device.type for x in call.inputs if isinstance(x, Tensor))
+        adjoint, takes = self._adjoints.get(device, (None, _anything))
+        if adjoint is None or not takes(*call.inputs):
+            return None
+        given = adjoint(*call.inputs, *call.outputs, *grads)
+        parts = iter((given,) if isinstance(given, Tensor) else given)
+        return tuple(next(parts) if _differentiable(x) else None for x in call.inputs)
+
+
+def replay(plain: Callable[..., Any], call: Call, grads: Sequence[Tensor | None]) -> Gradients:
+    """The gradients of the inputs by running a plain implementation again, differentiable if gradients are recorded."""
+    further = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # an input that was computed from another one must not count as a way to reach that one
+        fresh = [
+            (x.view_as(x) if further else x.detach().requires_grad_()) if wanted else x
+            for x, wanted in zip(call.inputs, call.wanted, strict=True)
+        ]
+        output = plain(*fresh)
+        outputs = output if isinstance(output, tuple) else (output,)
+        pairs = [(x, d) for x, d in zip(outputs, grads, strict=True) if d is not None and x.requires_grad]
+        if not pairs:
+            return (None,) * len(fresh)
+        sources = [x for x, wanted in zip(fresh, call.wanted, strict=True) if wanted]
+        found = iter(
+            torch.autograd.grad(
+                [x for x, _ in pairs], sources, [d for _, d in pairs], create_graph=further, allow_unused=True
+            )
+        )
+    return tuple(next(found) if wanted else None for wanted in call.wanted)
+
+
+def differentiated(*inputs: Any) -> bool:
+    """Whether autograd records what is computed from these inputs."""
+    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
+
+
+def blank(like: Tensor, shape: Sequence[Any] | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """A contiguous tensor of no content, of the same shape, dtype and device unless told; sizes may be symbolic."""
+    return torch.empty(like.shape if shape is None else shape, dtype=dtype or like.dtype, device=like.device)
+
+
+def load_kernels(room: str) -> None:
+    """Import the files of a package that register kernels, those of a device whose compiler is installed.
+
+    Where none is, the plain implementations serve.
+    """
+    for device, compiler in _COMPILERS.items():
+        if find_spec(f"{room}.{device}") is None:
+            continue
+        try:
+            import_module(compiler)
+        except ImportError:  # no wheel for this machine
+            continue
+        import_module(f"{room}.{device}")
+
+
+def _define(name: str, function: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    _LIBRARY.define(name + torch.library.infer_schema(inspect.unwrap(function), mutates_args=()))
+    torch.library.register_fake(f"samplehold::{name}", fake, lib=_LIBRARY)
+    return getattr(torch.ops.samplehold, name).default
+
+
+def _contiguous(output: Any) -> Any:
+    return output.contiguous() if isinstance(output, Tensor) else tuple(x.contiguous() for x in output)
+
+
+def _differentiable(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point()
