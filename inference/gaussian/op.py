@@ -12,6 +12,7 @@ Steps are
 complete here: emissions deal with what is missing.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -54,7 +55,7 @@ def _full_gradient(call: Call, grad: Tensor) -> Gradients | None:
 
 diagonal_moments = Op("normal_moments", plain.normal_moments, fake=_fake_moments)
 full_moments = Op(
-    "multivariate_normal_moments", plain.multivariate_normal_moments, fake=lambda *tables: _fake_moments(*tables, True)
+    "multivariate_normal_moments", plain.multivariate_normal_moments, fake=partial(_fake_moments, full=True)
 )
 diagonal_density = Op("normal_log_density", plain.normal_log_density, _fake_density, _diagonal_gradient)
 full_density = Op(

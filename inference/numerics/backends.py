@@ -28,10 +28,10 @@ def choose(*tables: Tensor | None) -> Literal["cpu", "vectorized"]:
     return "vectorized"
 
 
-def implementation(algorithm: Literal["copy", "markov"], *tables: Tensor | None) -> ModuleType:
+def implementation(algorithm: Literal["markov"], *tables: Tensor | None) -> ModuleType:
     """The module of `algorithm` that these tables should take, e.g. `samplehold.inference.chains.copy.cpu`."""
     from importlib import import_module
 
-    rooms = {"copy": "chains.copy", "markov": "chains.markov"}
+    rooms = {"markov": "chains.markov"}
     kind = {"cpu": "cpu", "vectorized": "plain"}[choose(*tables)]
     return import_module(f"...{rooms[algorithm]}.{kind}", __name__)

@@ -15,20 +15,18 @@ those of Fearnhead 2006.
 """
 
 from collections.abc import Sequence
-from types import ModuleType
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from ...numerics.backends import implementation
 from ...numerics.checks import check_lengths, check_possible, check_same_kind, check_start, common_batch
+from ...numerics.logs import NEVER
 from ...numerics.randomness import Seed, check_draws, generator_of
 from ..contract import Filtered, Marginals, Sampled, Smoothed, Viterbi, at_end, change_from_stay, inside
 from ..mean_field import check_finite, earlier, independent_steps, later
-from . import plain as vectorized
-from .plain import NEVER
+from . import op
 
 
 class CopyChain:
@@ -73,39 +71,37 @@ class CopyChain:
 
     def log_normalizer(self) -> Float[Tensor, "*b"]:
         """log p(x), [*b]; its gradient with respect to each table is the table's field of `marginals`."""
-        tables = self._tables()
-        value, failed = implementation("copy", *tables[:3]).log_normalizer(*tables)
+        value, failed = op.log_normalizer(*self._tables())
         self._check(failed)
         return self._shaped(value)
 
     def filter(self) -> Filtered:
         """The belief after each observation, [*b, T, K], and the probability that the step redrew, [*b, T]."""
-        increment, state, redraw, failed = self._implementation().filter(*self._tables())
+        increment, state, redraw, failed = op.filter(*self._tables())
         self._check(failed)
         total, increment = increment.sum(-1).to(state), increment.to(state)
         return Filtered(self._shaped(total), self._shaped(increment), self._shaped(state), self._shaped(redraw))
 
     def smooth(self) -> Smoothed:
         """The belief given all observations, [*b, T, K], and the probability that the step redrew, [*b, T]."""
-        value, state, redraw, failed = self._implementation().smooth(*self._tables())
+        value, state, redraw, failed = op.smooth(*self._tables())
         self._check(failed)
         return Smoothed(self._shaped(value), self._shaped(state), self._shaped(redraw))
 
     def marginals(self) -> Marginals:
         """Joint posteriors of state and gate, shaped like the tables: the expected counts of EM and message passing."""
-        value, fresh, held, initial, failed = self._implementation().marginals(*self._tables())
+        value, fresh, held, initial, failed = op.marginals(*self._tables())
         self._check(failed)
-        start = None if initial is None else self._shaped(initial)
+        start = None if self.log_initial is None else self._shaped(initial)
         return Marginals(self._shaped(value), self._shaped(fresh), self._shaped(held), start)
 
     @torch.no_grad()
     def viterbi(self) -> Viterbi:
         """The best path and gates; of equally good ones, one that holds, and else the state of the least index."""
-        path, redraw, value, failed = self._implementation().viterbi(*self._tables())
+        path, redraw, value, failed = op.viterbi(*self._tables())
         self._check(failed)
         return Viterbi(self._shaped(path), self._shaped(value), self._shaped(redraw))
 
-    @torch.no_grad()
     def sample(self, n: int, seed: Seed = None) -> Sampled:
         """n independent draws of the whole path given x, backward in time; O(K) a step and O(log K) for each draw.
 
@@ -115,7 +111,7 @@ class CopyChain:
         tables, device = self._tables(), self.log_fresh.device
         size = n, len(tables[3]), self.n_steps, 2
         uniform = torch.rand(size, generator=generator_of(seed, device), dtype=torch.float64, device=device)
-        path, redraw, failed = self._implementation().sample(*tables, uniform)
+        path, redraw, failed = op.sample(*tables, uniform)
         self._check(failed)
         shape = n, *self.batch_shape, self.n_steps
         return Sampled(path.reshape(shape), redraw.reshape(shape))
@@ -128,10 +124,10 @@ class CopyChain:
 
         $$H = H(s_T \mid x) + \sum_t E[H(z_t \mid s_t, x_{1:t})] + \sum_{t \ge 2} P(z_t{=}1 \mid x)\, H(a_{t-1})$$
         """
-        tables, implemented = self._tables(), self._implementation()
-        _, state, _, failed = implemented.filter(*tables)
+        tables = self._tables()
+        _, state, _, failed = op.filter(*tables)
         self._check(failed)
-        _, smoothed, redraw, _ = implemented.smooth(*tables)
+        _, smoothed, redraw, _ = op.smooth(*tables)
         belief = -torch.special.xlogy(state, state.clamp_min(torch.finfo(state.dtype).tiny)).sum(-1)
         last = belief.gather(-1, tables[3].unsqueeze(-1) - 1).squeeze(-1)
         gates = (smoothed * _gate_entropy(*tables, state)).sum((-2, -1))
@@ -196,8 +192,8 @@ class CopyChain:
             return fresh, torch.full_like(fresh, -torch.inf)
         return fresh + self.log_initial.logsumexp(-1, keepdim=True), held + self.log_initial
 
-    def _tables(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """The tables with one batch axis: [N, T, K], [N, T, K or 1], [N, K] or None, [N]."""
+    def _tables(self) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
+        """The tables with one batch axis: [N, K] or None, [N, T, K], [N, T, K or 1], [N]."""
         size = self.batch_shape.numel()
 
         def flat(table: Tensor, n_trailing: int) -> Tensor:
@@ -205,14 +201,7 @@ class CopyChain:
             return table.expand(*self.batch_shape, *trailing).reshape(size, *trailing)
 
         initial = None if self.log_initial is None else flat(self.log_initial, 1)
-        return flat(self.log_fresh, 2), flat(self.log_held, 2), initial, self.lengths.reshape(size)
-
-    def _implementation(self) -> ModuleType:
-        """Results that are to be differentiated come from plain torch."""
-        tables = [table for table in (self.log_fresh, self.log_held, self.log_initial) if table is not None]
-        if torch.is_grad_enabled() and any(table.requires_grad for table in tables):
-            return vectorized
-        return implementation("copy", *tables)
+        return initial, flat(self.log_fresh, 2), flat(self.log_held, 2), self.lengths.reshape(size)
 
     def _check(self, failed: Tensor) -> None:
         check_possible(failed.reshape(self.batch_shape), log_fresh=self.log_fresh, log_held=self.log_held)
@@ -237,7 +226,7 @@ def _check_shapes(log_fresh: Tensor, log_held: Tensor, log_initial: Tensor | Non
 
 
 def _gate_entropy(
-    log_fresh: Tensor, log_held: Tensor, log_initial: Tensor | None, lengths: Tensor, state: Tensor
+    log_initial: Tensor | None, log_fresh: Tensor, log_held: Tensor, lengths: Tensor, state: Tensor
 ) -> Tensor:
     """H(z_t | s_t, x_1..t), [N, T, K], from the tables and the filtered states."""
     start = torch.zeros_like(state[:, 0]) if log_initial is None else log_initial.softmax(-1)

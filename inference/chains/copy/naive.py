@@ -36,7 +36,7 @@ class _Forward(NamedTuple):
     failed: int  # the first step without a positive, finite c_t, or -1
 
 
-def _sequences(log_fresh: Tensor, log_held: Tensor, log_initial: Tensor | None, lengths: Tensor) -> Iterator[_Sequence]:
+def _sequences(log_initial: Tensor | None, log_fresh: Tensor, log_held: Tensor, lengths: Tensor) -> Iterator[_Sequence]:
     for n, length in enumerate(lengths.tolist()):
         fresh, held = log_fresh[n, :length], log_held[n, :length].expand(length, log_fresh.shape[-1])
         if log_initial is None:
@@ -101,8 +101,8 @@ def filter(*tables: Any) -> tuple[Tensor, ...]:
     return _each(one, *tables)
 
 
-def marginals(*tables: Any) -> tuple[Any, ...]:
-    """log_normalizer [N], fresh [N, T, K], held like its table, initial [N, K] or None, failed [N]."""
+def marginals(*tables: Any) -> tuple[Tensor, ...]:
+    """log_normalizer [N], fresh [N, T, K], held like its table, initial [N, K] (of the table, if any), failed [N]."""
 
     def one(sequence: _Sequence, steps: int) -> tuple[Tensor, ...]:
         forward = _forward(sequence)
@@ -114,13 +114,12 @@ def marginals(*tables: Any) -> tuple[Any, ...]:
         by_step = (sequence.padded(table, steps) for table in (sequence.fresh * future, held))
         return _evidence(sequence, forward), *by_step, sequence.start * b, torch.tensor(forward.failed)
 
-    value, fresh, held, initial, failed = _each(one, *tables)
-    return value, fresh, held, None if tables[2] is None else initial, failed
+    return _each(one, *tables)
 
 
-def smooth(log_fresh: Tensor, log_held: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+def smooth(log_initial: Tensor | None, log_fresh: Tensor, log_held: Tensor, lengths: Tensor) -> tuple[Tensor, ...]:
     """log_normalizer [N], state [N, T, K], redraw [N, T], failed [N]."""
-    value, fresh, held, _, failed = marginals(log_fresh, log_held.expand_as(log_fresh), *rest)
+    value, fresh, held, _, failed = marginals(log_initial, log_fresh, log_held.expand_as(log_fresh), lengths)
     return value, fresh + held, fresh.sum(-1), failed
 
 
@@ -170,5 +169,5 @@ def sample(*arguments: Any) -> tuple[Tensor, ...]:
 
 def _each(one: Callable[[_Sequence, int], tuple[Tensor, ...]], *tables: Any) -> tuple[Tensor, ...]:
     """The results of all sequences, stacked; `one` pads what has a time axis to the number of steps of the tables."""
-    results = [one(sequence, tables[0].shape[1]) for sequence in _sequences(*tables)]
+    results = [one(sequence, tables[1].shape[1]) for sequence in _sequences(*tables)]
     return tuple(torch.stack(parts) for parts in zip(*results, strict=True))

@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from ...chains.copy.plain import NEVER
-
-POSSIBLE = NEVER / 2  # log weights above it are of events that can happen
+from ...numerics.logs import NEVER, POSSIBLE
 
 
 def filter(
