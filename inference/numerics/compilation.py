@@ -3,6 +3,9 @@
 `kernel` is for the loops themselves, `exact_kernel` for those whose arithmetic depends on the order of its operations,
 `inlined` for the small functions that they call. None uses numba's parallel mode: a kernel takes a range of sequences
 and releases the interpreter lock, and `threads` runs several at once.
+
+numba counts references to arrays, every time that one is taken out of a record. Functions that neither make nor return
+an array need no counting; `lean_kernel` and `inlined` leave it out, so that there records cost nothing.
 """
 
 import inspect
@@ -26,12 +29,19 @@ def exact_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     return _cached(function, fastmath=False)
 
 
+def lean_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+    """As `kernel`, for functions that neither make nor return an array."""
+    return _cached(function, fastmath=_REORDERED, _nrt=False)
+
+
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile a function into the kernels that call it: a call would pass each array as seven arguments.
 
     It is compiled apart from them, so that it keeps the order of its operations, but for multiply-adds that are fused.
+    It must neither make nor return an array.
     """
-    return numba.njit(**_OPTIONS, fastmath={"contract"}, forceinline=True)(inspect.unwrap(function))
+    options: dict[str, Any] = {**_OPTIONS, "fastmath": {"contract"}, "forceinline": True, "_nrt": False}
+    return numba.njit(**options)(inspect.unwrap(function))
 
 
 def _cached(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:

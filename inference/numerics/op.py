@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-_LIBRARY = torch.library.Library("samplehold", "FRAGMENT")
 _COMPILERS = {"cpu": "numba", "cuda": "triton"}
 
 
@@ -62,10 +61,14 @@ class Op:
     ) -> None:
         self.name, self.plain, self.fake, self.gradient = name, plain, fake, gradient
         self._adjoints: dict[str, tuple[Function, Callable[..., bool]]] = {}
-        self.overload = _define(name, plain, fake)
-        _LIBRARY.impl(name, lambda *arguments: _contiguous(plain(*arguments)), "CompositeExplicitAutograd")
+        if name in _defined:  # its file was loaded again
+            _defined[name]._library._destroy()
+        _defined[name] = self
+        self._library = torch.library.Library("samplehold", "FRAGMENT")
+        self.overload = self._define(name, _schema(plain), fake)
+        self._library.impl(name, lambda *arguments: _contiguous(plain(*arguments)), "CompositeExplicitAutograd")
         torch.library.register_autograd(
-            f"samplehold::{name}", self._differentiate, setup_context=self._save, lib=_LIBRARY
+            f"samplehold::{name}", self._differentiate, setup_context=self._save, lib=self._library
         )
 
     def __call__(self, *arguments: Any) -> Any:
@@ -82,7 +85,7 @@ class Op:
             def choose(*arguments: Any) -> Any:
                 return function(*arguments) if takes(*arguments) else _contiguous(self.plain(*arguments))
 
-            _LIBRARY.impl(self.name, function if takes is _anything else choose, device.upper())
+            self._library.impl(self.name, function if takes is _anything else choose, device.upper())
             return function
 
         return register
@@ -90,22 +93,30 @@ class Op:
     def adjoint(self, device: str, takes: Callable[..., bool] = _anything) -> Callable[[Function], Function]:
         """Decorates a kernel of the first derivative on a device, for the inputs that it `takes`.
 
-        It is given the operator's inputs, its outputs and their gradients (None where there is none), and returns the
+        It is given a `Call` and the gradients of the outputs, None where there is none, and returns a list of the
         gradients of all floating-point inputs.
         """
 
         def register(function: Function) -> Function:
-            def fake(*given: Any) -> Any:
-                found = [blank(x) for x in given[:n_inputs] if _differentiable(x)]
-                return tuple(found) if len(found) > 1 else found[0]
+            def of_tensors(*given: Any) -> list[Tensor]:
+                inputs, outputs, grads = given[:n], given[n : n + m], given[n + m :]
+                return function(Call(inputs, outputs, tuple(map(_differentiable, inputs))), *grads)
 
-            n_inputs = len(self.overload._schema.arguments)
+            n, m = len(self.overload._schema.arguments), len(self.overload._schema.returns)
+            others = [f"Tensor output{i}" for i in range(m)] + [f"Tensor? grad{i}" for i in range(m)]
+            schema = f"{_schema(self.plain).partition(') ->')[0]}, {', '.join(others)}) -> Tensor[]"
             name = f"{self.name}_adjoint_{device}"
-            self._adjoints[device] = _define(name, function, fake), takes
-            _LIBRARY.impl(name, function, device.upper())
+            fake = lambda *given: [blank(x) for x in given[:n] if _differentiable(x)]
+            self._adjoints[device] = self._define(name, schema, fake), takes
+            self._library.impl(name, of_tensors, device.upper())
             return function
 
         return register
+
+    def _define(self, name: str, schema: str, fake: Function) -> Any:
+        self._library.define(name + schema)
+        torch.library.register_fake(f"samplehold::{name}", fake, lib=self._library)
+        return getattr(torch.ops.samplehold, name).default
 
     def _save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         outputs = output if isinstance(output, tuple) else (output,)
@@ -131,9 +142,39 @@ class Op:
         adjoint, takes = self._adjoints.get(device, (None, _anything))
         if adjoint is None or not takes(*call.inputs):
             return None
-        given = adjoint(*call.inputs, *call.outputs, *grads)
-        parts = iter((given,) if isinstance(given, Tensor) else given)
+        parts = iter(adjoint(*call.inputs, *call.outputs, *grads))
         return tuple(next(parts) if _differentiable(x) else None for x in call.inputs)
+
+
+_defined: dict[str, Op] = {}
+
+
+class Variants:
+    """A function whose first argument is a tensor, with faster forms on some devices: for what cannot be an operator.
+
+    Arguments:
+        plain: the form for all other devices, in torch alone. What derivatives the forms have is their own affair.
+    """
+
+    def __init__(self, plain: Function) -> None:
+        self.plain = plain
+        self._kernels: dict[str, Function] = {}
+
+    def __call__(self, table: Tensor, *others: Any) -> Any:
+        return self._kernels.get(table.device.type, self.plain)(table, *others)
+
+    def kernel(self, device: str) -> Callable[[Function], Function]:
+        """Decorates a function with the same arguments and results, for tensors on a device such as "cpu"."""
+
+        def register(function: Function) -> Function:
+            self._kernels[device] = function
+            return function
+
+        return register
+
+    def has_kernel(self, device: str) -> bool:
+        """Whether something faster than the plain form serves tensors on a device."""
+        return device in self._kernels
 
 
 def replay(plain: Callable[..., Any], call: Call, grads: Sequence[Tensor | None]) -> Gradients:
@@ -147,15 +188,13 @@ def replay(plain: Callable[..., Any], call: Call, grads: Sequence[Tensor | None]
         ]
         output = plain(*fresh)
         outputs = output if isinstance(output, tuple) else (output,)
-        pairs = [(x, d) for x, d in zip(outputs, grads, strict=True) if d is not None and x.requires_grad]
-        if not pairs:
+        terms = [(x * d).sum() for x, d in zip(outputs, grads, strict=True) if d is not None and x.requires_grad]
+        if not terms:
             return (None,) * len(fresh)
+        # the gradient of one number: torch imports much to check the shapes of several
         sources = [x for x, wanted in zip(fresh, call.wanted, strict=True) if wanted]
-        found = iter(
-            torch.autograd.grad(
-                [x for x, _ in pairs], sources, [d for _, d in pairs], create_graph=further, allow_unused=True
-            )
-        )
+        total: Any = sum(terms[1:], terms[0])
+        found = iter(torch.autograd.grad(total, sources, create_graph=further, allow_unused=True))
     return tuple(next(found) if wanted else None for wanted in call.wanted)
 
 
@@ -184,10 +223,8 @@ def load_kernels(room: str) -> None:
         import_module(f"{room}.{device}")
 
 
-def _define(name: str, function: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    _LIBRARY.define(name + torch.library.infer_schema(inspect.unwrap(function), mutates_args=()))
-    torch.library.register_fake(f"samplehold::{name}", fake, lib=_LIBRARY)
-    return getattr(torch.ops.samplehold, name).default
+def _schema(function: Function) -> str:
+    return torch.library.infer_schema(inspect.unwrap(function), mutates_args=())
 
 
 def _contiguous(output: Any) -> Any:

@@ -18,10 +18,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ...inference.numerics.backends import choose
 from ...inference.numerics.checks import check_lengths
 from ...inference.stacks.automaton.op import advance, start
 from ...inference.stacks.stratification import stratify, strengths, visible
+from ...inference.stacks.superposition.op import step as superposition
 from ...inference.stacks.superposition.op import superposed_step
 from ...switching.stacks.automaton import PushdownAutomaton
 from ...switching.stacks.mixture import StackMixture
@@ -106,7 +106,8 @@ class SuperpositionStackRNN(StackRNN):
         return StackMixture(log_action, values, capacity=self.capacity, lengths=lengths)
 
     def _fusible(self, x: Tensor) -> bool:
-        return type(self.controller) is nn.LSTMCell and self.controller.bias and self.feedback and choose(x) == "cpu"
+        plain_cell = type(self.controller) is nn.LSTMCell and self.controller.bias
+        return plain_cell and self.feedback and superposition.has_kernel(x.device.type)
 
     def _fused(self, x: Tensor, state: StackState | None) -> StackRun:
         """All steps of an LSTM cell at once on the CPU; the same numbers as `_run`."""

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from samplehold.inference.numerics.op import Op, blank, load_kernels
+from samplehold.inference.numerics.op import Call, Op, blank, load_kernels
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.testing import assert_close
@@ -40,19 +40,10 @@ for operator in (compiled, with_adjoint):
 
 
 @with_adjoint.adjoint("cpu", takes=is_weighted)
-def adjoint(
-    x: Tensor,
-    weight: Tensor | None,
-    exponent: int,
-    out: Tensor,
-    sign: Tensor,
-    d_out: Tensor | None,
-    d_sign: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def adjoint(call: Call, d_out: Tensor, d_sign: None) -> list[Tensor]:
     called.append("adjoint")
-    assert weight is not None
-    assert d_out is not None
-    return d_out * exponent * out / x, d_out * exponent * out / weight
+    (x, weight, exponent), (out, _) = call.inputs, call.outputs
+    return [d_out * exponent * out / x, d_out * exponent * out / weight]
 
 
 @pytest.fixture
@@ -116,6 +107,14 @@ linear_scan(a, a).sum().backward()
 assert "torch._dynamo" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_file_of_operators_can_be_loaded_again():
+    for _ in range(2):
+        again = Op("test_power_again", power, fake)
+        again.kernel("cpu")(kernel)
+        again.adjoint("cpu")(adjoint)
+        assert_close(again(torch.ones(2), torch.ones(2), 2)[0], torch.ones(2))
 
 
 def test_where_a_compiler_is_missing_its_kernels_are_not_loaded(monkeypatch):

@@ -14,17 +14,16 @@ The first state is drawn from the initial table and meets the first observation 
 """
 
 from collections.abc import Sequence
-from types import ModuleType
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...numerics.backends import implementation
 from ...numerics.checks import check_lengths, check_possible, check_same_kind, check_start, common_batch
 from ...numerics.randomness import Seed, check_draws, generator_of
 from ..contract import Filtered, Marginals, Sampled, Smoothed, Viterbi, at_end, change_from_stay, inside
 from ..mean_field import check_finite, independent_steps
+from . import op
 
 
 class MarkovChain:
@@ -72,33 +71,33 @@ class MarkovChain:
 
     def log_normalizer(self) -> Float[Tensor, "*b"]:
         """log p(x), [*b]; its gradient with respect to each table is the table's field of `marginals`."""
-        total, failed = self._implementation().log_normalizer(*self._tables())
+        total, failed = op.log_normalizer(*self._tables())
         self._check(failed)
         return total
 
     def filter(self) -> Filtered:
         """The belief after each observation, [*b, T, K]."""
-        total, state, increment, failed = self._implementation().filter(*self._tables())
+        total, state, increment, failed = op.filter(*self._tables())
         self._check(failed)
         return Filtered(total, increment, state)
 
     def smooth(self) -> Smoothed:
         """The belief given all observations, [*b, T, K], and the expected numbers of moves, [*b, K, K]."""
-        total, state, transition, failed = self._implementation().posterior(*self._tables())
+        total, state, transition, failed = op.posterior(*self._tables())
         self._check(failed)
         moves = transition.sum(-3) if self.varies else transition.squeeze(-3)
         return Smoothed(total, state, transition=moves)
 
     def marginals(self) -> Marginals:
         """The posterior of each table, shaped like it: the expected counts of EM and message passing."""
-        total, state, transition, failed = self._implementation().posterior(*self._tables())
+        total, state, transition, failed = op.posterior(*self._tables())
         self._check(failed)
         moves = transition if self.varies else transition.squeeze(-3)
         return Marginals(total, state, initial=state[..., 0, :], transition=moves)
 
     def viterbi(self) -> Viterbi:
         """The best path; of equally good ones, the one whose last state has the least index, then the one before."""
-        path, failed = self._implementation().viterbi(*self._tables())
+        path, failed = op.viterbi(*self._tables())
         self._check(failed)
         return Viterbi(path, self._log_probability(path))
 
@@ -110,7 +109,7 @@ class MarkovChain:
         check_draws(n)
         size, device = (n, *self.batch_shape, self.n_steps), self.log_likelihood.device
         uniform = torch.rand(size, generator=generator_of(seed, device), dtype=torch.float64, device=device)
-        path, failed = self._implementation().sample(*self._tables(), uniform)
+        path, failed = op.sample(*self._tables(), uniform)
         self._check(failed)
         return Sampled(path)
 
@@ -125,7 +124,7 @@ class MarkovChain:
         tables = [table.double() for table in self._tables()[:3]]
         tables = [table - _largest(table, dims) for table, dims in zip(tables, (1, 3, 1), strict=True)]
         log_initial, log_transition, log_likelihood = tables
-        total, state, transition, failed = self._implementation().posterior(*tables, self.lengths)
+        total, state, transition, failed = op.posterior(*tables, self.lengths)
         self._check(failed)
         initial = _expectation(state[..., 0, :], log_initial).sum(-1)
         moves = _expectation(transition, log_transition).sum((-3, -2, -1))
@@ -191,9 +190,6 @@ class MarkovChain:
     def _tables(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The tables, transitions with an axis for steps, of one entry where one table serves all, and the lengths."""
         return self.log_initial, self._moves(), self.log_likelihood, self.lengths
-
-    def _implementation(self) -> ModuleType:
-        return implementation("markov", self.log_initial, self.log_transition, self.log_likelihood)
 
     def _check(self, failed: Tensor) -> None:
         check_possible(failed, log_likelihood=self.log_likelihood)

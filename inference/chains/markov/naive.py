@@ -5,7 +5,7 @@ The scaled recursions of Rabiner 1989, *A tutorial on hidden Markov models*, sec
 $$\alpha_t = l_t \odot (A^\top \alpha_{t-1}) / c_t, \qquad \beta_{t-1} = A (l_t \odot \beta_t) / c_t, \qquad
 P(s_t \mid x) = \alpha_t \odot \beta_t$$
 
-Every function takes the tables of `vectorized.markov`, gives what its namesake there gives, and can be differentiated.
+Every function takes the tables of `plain`, gives what its namesake there gives, and can be differentiated.
 In probabilities, a chain that stays for long where it hardly can be underflows, and its observations look impossible.
 """
 

@@ -4,39 +4,17 @@ $$\log a_t = l_t + m_t - \log c_t, \quad m_{t+1}(j) = \log \sum_i a_t(i) A_{ij},
 w_t = l_t + v_t, \quad v_{t-1}(i) = \log \sum_j A_{ij} e^{w_t(j)}$$
 
 Runs on any device, and autograd differentiates it any number of times: -inf gives exact zeros and finite gradients, and
-no step stores more than a vector for the backward pass.
-
-All functions take `log_initial [*b, K]`, `log_transition [*b, S, K, K]` with S = 1 (constant) or T - 1,
-`log_likelihood [*b, T, K]` and `lengths [*B]`, the batch axes of all tables broadcasting to *B. The last thing they
-give is `failed` [*B], the first step of each sequence whose observation is impossible or not a number, or -1; the rest
-means nothing for a sequence that failed.
+no step stores more than a vector for the backward pass. Arguments and results are those of `op`.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-_NEVER = float("-inf")
-
-
-class _LogMatmul(torch.autograd.Function):
-    """`log(exp(vector) @ exp(matrix))`, saving nothing as large as [*B, K, K] for the backward pass."""
-
-    @staticmethod
-    def forward(vector: Tensor, matrix: Tensor) -> Tensor:
-        return torch.logsumexp(vector.unsqueeze(-1) + matrix, -2)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs, output)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor]:
-        vector, matrix, output = ctx.saved_tensors
-        reached = torch.where(output == _NEVER, 0.0, output)
-        grad = grad_outputs[0].unsqueeze(-2) * torch.exp(vector.unsqueeze(-1) + matrix - reached.unsqueeze(-2))
-        return grad.sum(-1).sum_to_size(vector.shape), grad.sum_to_size(matrix.shape)
+from ...numerics.logs import log_matmul
+from ...numerics.randomness import invert
 
 
 class _Steps(NamedTuple):
@@ -75,7 +53,7 @@ def _forward(steps: _Steps) -> tuple[list[Tensor], Tensor, Tensor]:
         states.append(state)
         scales.append(scale)
         if t + 1 < len(steps.likelihoods):
-            message = _log_matmul(states[-1], steps.transition(t))
+            message = log_matmul(states[-1], steps.transition(t))
     active = torch.stack(steps.active, -1)
     scale = torch.stack(scales, -1)
     failed = _first(active & ~(scale.isfinite() & steps.shift.isfinite()))
@@ -92,11 +70,6 @@ def _normalize(weight: Tensor) -> tuple[Tensor, Tensor]:
 def _first(bad: Tensor) -> Tensor:
     """The first True along the last axis, or -1."""
     return torch.where(bad.any(-1), bad.byte().argmax(-1), -1)
-
-
-def _log_matmul(vector: Tensor, matrix: Tensor) -> Tensor:
-    product: Any = _LogMatmul.apply(vector, matrix)
-    return product
 
 
 def _total(scale: Tensor, shift: Tensor) -> Tensor:
@@ -139,14 +112,14 @@ def posterior(
         belief, _ = _normalize(states[t] + message)
         smoothed.append(torch.where(steps.active[t].unsqueeze(-1), belief.exp(), 0.0))
         if t < last:
-            reached = torch.where(message == _NEVER, 0.0, message).unsqueeze(-1)
+            reached = torch.where(message == -torch.inf, 0.0, message).unsqueeze(-1)
             onward = steps.transition(t) + weight.unsqueeze(-2) - reached
             pair = torch.exp(belief.unsqueeze(-1) + onward)
             pairs.append(torch.where(steps.active[t + 1][..., None, None], pair, 0.0))
         if t > 0:
             weight = steps.likelihoods[t] + message
             weight = weight - weight.detach().amax(-1, keepdim=True)
-            message = _log_matmul(weight, steps.transition(t - 1).mT)
+            message = log_matmul(weight, steps.transition(t - 1).mT)
             message = torch.where(steps.active[t].unsqueeze(-1), message, 0.0)
     state, pair = torch.stack(smoothed[::-1], -2), _collect(pairs, log_transition, states[last])
     return _total(scale, steps.shift), state, pair, failed
@@ -162,7 +135,6 @@ def _collect(pairs: list[Tensor], log_transition: Tensor, like: Tensor) -> Tenso
     return torch.stack(pairs, -3).sum(-3, keepdim=True)
 
 
-@torch.no_grad()
 def viterbi(
     log_initial: Tensor, log_transition: Tensor, log_likelihood: Tensor, lengths: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -178,7 +150,6 @@ def viterbi(
     return _trace(steps, best, lengths, lambda t, score: score.argmax(-1)), failed
 
 
-@torch.no_grad()
 def sample(
     log_initial: Tensor, log_transition: Tensor, log_likelihood: Tensor, lengths: Tensor, uniform: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -187,15 +158,13 @@ def sample(
     states, _, failed = _forward(steps)
 
     def pick(t: int, score: Tensor) -> Tensor:
-        mass = (score - score.amax(-1, keepdim=True)).exp().cumsum(-1)
-        whole = mass[..., -1:]
-        reached = (mass <= uniform[..., t].unsqueeze(-1) * whole).sum(-1)
-        return torch.minimum(reached, (mass < whole).sum(-1))
+        weight = (score - score.amax(-1, keepdim=True)).exp()
+        return invert(weight, uniform[..., t : t + 1]).squeeze(-1)
 
     return _trace(steps, [state.expand(*uniform.shape[:-1], -1) for state in states], lengths, pick), failed
 
 
-def _trace(steps: _Steps, scores: list[Tensor], lengths: Tensor, pick: Any) -> Tensor:
+def _trace(steps: _Steps, scores: list[Tensor], lengths: Tensor, pick: Callable[[int, Tensor], Tensor]) -> Tensor:
     """Go back from the last step, choosing each state by its score plus the transition into the next one."""
     path, following = [], None
     for t in reversed(range(len(scores))):

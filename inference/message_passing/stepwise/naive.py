@@ -17,7 +17,7 @@ def filter(
     sweeps: int,
     independent: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """state [N, T, K], redraw, bound and change [N, T], failed [N] from tables as `inference.filter_vmp` has them."""
+    """state [N, T, K], redraw, bound and change [N, T], failed [N]; see `op.filter`."""
     sequences, steps, states = log_redrawn.shape
     held = log_held.expand(-1, -1, states)
     state, by_step = torch.zeros_like(log_redrawn), log_redrawn.new_zeros(3, sequences, steps)

@@ -38,11 +38,34 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...numerics.backends import choose
 from ...numerics.checks import check_lengths, check_possible, check_same_kind, check_start, common_batch
-from . import plain as vectorized
+from ...numerics.op import Op, blank
+from . import plain
 
 Form = Literal["mean_field", "conditional"]
+
+
+def _fake(
+    redrawn: Tensor,
+    held: Tensor,
+    state: Tensor,
+    odds: Tensor,
+    initial: Tensor,
+    gate: Tensor | None,
+    lengths: Tensor,
+    *_: object,
+) -> tuple[Tensor, ...]:
+    by_step = (blank(redrawn, redrawn.shape[:2]) for _ in range(3))
+    return blank(redrawn), *by_step, blank(lengths)
+
+
+filter = Op("filter_vmp", plain.filter, _fake)
+"""state [N, T, K], redraw, bound and change [N, T], and the first impossible step or -1 [N].
+
+From log_redrawn [N, T, K], log_held [N, T, K] or [N, T, 1], log_state [N, K], log_odds [N, T], log_initial [N, K],
+gate [N, T] or None, lengths [N], the number of sweeps, and whether gate and state are independent
+(the conditional form).
+"""
 
 
 @dataclass(frozen=True)
@@ -83,6 +106,11 @@ def filter_steps(
     Raises:
         TypeError: tables that are not float32 or float64 tensors of one dtype on one device.
         ValueError: shapes that do not fit, gates outside [0, 1], sweeps < 1; an observation that is impossible.
+
+    >>> import torch
+    >>> log_redrawn = torch.tensor([[0.0, -5.0], [-5.0, 0.0]])  # the second observation fits the other state
+    >>> found = filter_steps(log_redrawn, log_redrawn, torch.tensor([0.5, 0.5]).log(), torch.zeros(2))
+    >>> found.redraw, found.state[1].argmax()
     """
     check_same_kind(
         log_redrawn=log_redrawn,
@@ -107,19 +135,9 @@ def filter_steps(
 
     tables = (flat(log_redrawn, steps, states), flat(log_held, *log_held.shape[-2:]), flat(log_state, states))
     tables = (*tables, flat(log_odds, steps), flat(log_initial, states), None if gate is None else flat(gate, steps))
-    results = _implementation(*tables)(*tables, counts.reshape(-1), sweeps, form == "conditional")
+    results = filter(*tables, counts.reshape(-1), sweeps, form == "conditional")
     check_possible(results[-1].reshape(batch), log_redrawn=log_redrawn, log_held=log_held)
     return VMPFiltered(*(table.reshape(*batch, *table.shape[1:]) for table in results[:-1]))
-
-
-def _implementation(*tables: Tensor | None):
-    """Results that are to be differentiated come from plain torch."""
-    wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tables)
-    if wanted or choose(*tables) != "cpu":
-        return vectorized.filter
-    from . import cpu
-
-    return cpu.filter
 
 
 def _check_arguments(gate: Tensor | None, sweeps: int, form: str) -> None:

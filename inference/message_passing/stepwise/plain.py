@@ -1,7 +1,4 @@
-"""Mean field on one gate and one state a step in plain torch, over all sequences at once; differentiable.
-
-An impossible event has the weight `NEVER` instead of -inf: its exponential is 0, and no derivative meets inf - inf.
-"""
+"""Mean field on one gate and one state a step in plain torch, over all sequences at once; differentiable."""
 
 import torch
 from torch import Tensor
@@ -21,7 +18,7 @@ def filter(
     sweeps: int,
     independent: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """state [N, T, K], redraw, bound and change [N, T], failed [N] from tables as `inference.filter_vmp` has them."""
+    """state [N, T, K], redraw, bound and change [N, T], failed [N]; see `op.filter`."""
     sequences, steps, states = log_redrawn.shape
     inside = torch.arange(steps, device=lengths.device) < lengths.unsqueeze(-1)
     redrawn, held = (_finite(t.where(inside.unsqueeze(-1), 0.0)).transpose(0, 1) for t in (log_redrawn, log_held))

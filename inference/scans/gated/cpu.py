@@ -24,7 +24,7 @@ from torch import Tensor
 from ...numerics.compilation import kernel
 from ...numerics.elementary import exp, sigmoids, tanh
 from ...numerics.memory import prefetch
-from ...numerics.op import blank
+from ...numerics.op import Call, blank
 from ...numerics.threads import in_parallel, ranges
 from .op import scan
 
@@ -261,10 +261,9 @@ def forward(pre: Tensor, h0: Tensor, gate: str, candidate: str, block: int) -> T
 
 
 @scan.adjoint("cpu", takes=_fits)
-def backward(
-    pre: Tensor, h0: Tensor, gate: str, candidate: str, block: int, h: Tensor, d_h: Tensor
-) -> tuple[Tensor, Tensor]:
+def backward(call: Call, d_h: Tensor) -> list[Tensor]:
+    (pre, h0, *options), (h,) = call.inputs, call.outputs
     d_pre, d_h0 = blank(pre), blank(h0).zero_()
     if h.numel():
-        _run(_backward, gate, candidate, block, pre, h0, h, d_h, d_pre, d_h0)
-    return d_pre, d_h0
+        _run(_backward, *options, pre, h0, h, d_h, d_pre, d_h0)
+    return [d_pre, d_h0]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...numerics.compilation import exact_kernel, kernel
 from ...numerics.memory import empty_like
+from ...numerics.op import Call
 from ...numerics.threads import in_parallel, ranges
 from .op import scan
 
@@ -103,10 +104,9 @@ def forward(first: Tensor, second: Tensor, h0: Tensor, lerp: bool) -> Tensor:
 
 
 @scan.adjoint("cpu")
-def backward(
-    first: Tensor, second: Tensor, h0: Tensor, lerp: bool, h: Tensor, grad: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def backward(call: Call, grad: Tensor) -> list[Tensor]:
+    (first, second, h0, lerp), (h,) = call.inputs, call.outputs
     d_first, d_second, d_h0 = empty_like(first), empty_like(second), empty_like(h0).zero_()
     if h.numel():
         _run(_backward, lerp, first, second, h0, h, grad, d_first, d_second, d_h0)
-    return d_first, d_second, d_h0
+    return [d_first, d_second, d_h0]

@@ -1,7 +1,7 @@
 """One fused step of a superposition stack: from the controller's raw outputs to the new cells and what is read of them.
 
 A small network spends its time on calls, not on arithmetic: the softmax, the sigmoid, the update and the read are one
-node of the autograd graph each way. The equation is that of `samplehold.inference.stacks.superposition.op.superpose`.
+node of the autograd graph each way, with less ado than an operator has. The equation is that of `op.superpose`.
 """
 
 from typing import Any
@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ...numerics.compilation import kernel
 from ...numerics.elementary import exp, sigmoids
-from ...numerics.workers import kernel
+from .op import step
 
 
 @kernel
@@ -111,6 +112,6 @@ class _Step(torch.autograd.Function):
         return g_raw, g_cells.view(len(cells), ctx.n_cells, value.shape[1]), None, None, None
 
 
+@step.kernel("cpu")
 def superposed_step(raw: Tensor, cells: Tensor, depth: int, n_read: int, empty: float) -> tuple[Tensor, Tensor]:
-    """See `samplehold.inference.stacks.superposition.op.superposed_step`."""
     return _Step.apply(raw, cells, depth, n_read, empty)  # pyright: ignore[reportReturnType]

@@ -1,8 +1,9 @@
 """The weighted pushdown recursion one step at a time on the CPU, for weights that depend on what was read before.
 
 The steps of one run share one set of tables instead of handing them on, so forward and backward over n steps take
-O(n^2) memory although every step reads all steps before it. Each step is a node of the autograd graph, tied to the step
-before by an empty tensor (`link`): so the nodes run backward strictly in order, as the shared adjoint tables need.
+O(n^2) memory although every step reads all steps before it. An operator could not do that: what it computes depends on
+its arguments alone, and its derivatives are its own. So each step is a node of the autograd graph, tied to the step
+before by an empty tensor (`link`): the nodes run backward strictly in order, as the shared adjoint tables need.
 """
 
 from dataclasses import dataclass
@@ -14,32 +15,39 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ...numerics.workers import in_parallel, kernel
-from .cpu import advance as advance_tables
-from .cpu import arrays, new_tables, retreat, shares
+from ...numerics.threads import in_parallel, ranges
+from .cpu_recursion import Tables, Weights, backward, forward
+
+_MIN_WORK = 200_000  # terms a thread should have before a second one pays
 
 
-@kernel
-def _forward(lo, hi, t, log_push, log_replace, log_pop, segment, matched, below, log_top):
-    nothing = np.empty((0, 0))
-    for b in range(lo, hi):
-        advance_tables(
-            t, 0, log_push[b], log_replace[b], log_replace[b], log_pop[b], nothing,
-            segment[b], matched[b], below[b], log_top[b],
-        )  # fmt: skip
+def new_tables(log_initial: Tensor, n_states: int, n_steps: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """segment, matched, below and log_top before the first step: one element, the bottom, on top of nothing."""
+    B, K = log_initial.shape
+    times = n_steps + 1
+    full = partial(torch.full, fill_value=-torch.inf, dtype=torch.float64)
+    segment, matched = full((B, times, K, times, K)), full((B, times, K, n_states, times))
+    below, log_top = full((B, times, K)), full((B, times, times, K))
+    segment[:, 0, :, 0].diagonal(dim1=-2, dim2=-1).zero_()
+    below[:, 0] = log_initial
+    log_top[:, 0, 0] = log_initial
+    return segment, matched, below, log_top
 
 
-@kernel
-def _backward(lo, hi, t, log_push, log_replace, log_pop, tables, adjoint, g_replace, g_pop):
-    nothing = np.empty((0, 0))
-    segment, matched, below, log_top = tables
-    g_segment, g_below, g_top, g_push = adjoint
-    for b in range(lo, hi):
-        retreat(
-            t, log_push[b], log_replace[b], log_replace[b], log_pop[b], nothing,
-            segment[b], matched[b], below[b], log_top[b], g_segment[b], g_below[b], g_top[b],
-            g_push[b], g_replace[b], g_replace[b], g_pop[b], nothing,
-        )  # fmt: skip
+def arrays(*tensors: Tensor) -> tuple[np.ndarray, ...]:
+    return tuple(x.detach().contiguous().numpy() for x in tensors)
+
+
+def shares(tables: tuple[Tensor, ...], pairs: float) -> list[tuple[int, int]]:
+    """Sequences for each thread, given the pairs of times that are summed over in each."""
+    B, _, K, Q = tables[1].shape[:4]
+    return ranges(B, at_least=int(_MIN_WORK / (K * K * Q * pairs / 2 + 1)) + 1)
+
+
+def _of_step(push: Tensor, replace: Tensor, pop: Tensor) -> Weights:
+    """The weights of one step, or their adjoints: no evidence, and the bottom is replaced as any other element."""
+    pushed, replaced, popped = arrays(push, replace.unsqueeze(1), pop.unsqueeze(1))
+    return Weights(pushed, replaced, replaced, popped, np.empty((len(pushed), 1, 0, 0)))
 
 
 class _Tables:
@@ -115,11 +123,8 @@ class _Step(torch.autograd.Function):
         replace, pop = log_replace.double(), log_pop.double()
         tables.log_push[:, t - 1] = log_push
         tables.filled = t
-        weights = arrays(tables.log_push, replace, pop)
-        run = [
-            partial(_forward, lo, hi, t, *weights, *arrays(*tables.inside)) for lo, hi in shares(tables.inside, t**2)
-        ]
-        in_parallel(run)
+        arguments = (t, t), 0, _of_step(tables.log_push, replace, pop), Tables(*arrays(*tables.inside))
+        in_parallel([partial(forward, part, *arguments) for part in shares(tables.inside, t**2)])
         ctx.save_for_backward(replace, pop)
         ctx.tables, ctx.t, ctx.dtype = tables, t, log_push.dtype
         return tables.inside[3][:, t, : t + 1].to(log_push.dtype, copy=True), link.new_empty(0)
@@ -132,10 +137,15 @@ class _Step(torch.autograd.Function):
         adjoint = tables.adjoint()
         adjoint[2][:, t, : t + 1] += grad_top
         g_replace, g_pop = torch.zeros(replace.shape, dtype=replace.dtype), torch.zeros(pop.shape, dtype=pop.dtype)
-        args = (
-            *arrays(tables.log_push, replace, pop), arrays(*tables.inside), arrays(*adjoint), *arrays(g_replace, g_pop)
-        )  # fmt: skip
-        in_parallel([partial(_backward, lo, hi, t, *args) for lo, hi in shares(tables.inside, t**2)])
+        segment, below, log_top = arrays(*adjoint[:3])
+        arguments = (
+            (t, t),
+            _of_step(tables.log_push, replace, pop),
+            Tables(*arrays(*tables.inside)),
+            _of_step(adjoint[3], g_replace, g_pop),
+            Tables(segment, np.empty((len(segment), 0, 0, 0, 0)), below, log_top),
+        )
+        in_parallel([partial(backward, part, *arguments) for part in shares(tables.inside, t**2)])
         g_push = adjoint[3][:, t - 1].to(ctx.dtype, copy=True)
         if t == tables.copied + 1:
             tables.hand_back()
@@ -150,17 +160,17 @@ class Tape:
     step: int
     link: Tensor
 
+    def advance(self, log_push: Tensor, log_replace: Tensor, log_pop: Tensor) -> tuple[Tensor, "Tape"]:
+        """log_top [B, t + 1, K] after one more step, and the longer run. This one stays valid, and can branch."""
+        tables, t = self.tables, self.step
+        if tables.filled != t or t == tables.log_push.shape[1]:
+            tables = tables.copy(t, self.link.requires_grad)
+        weights = log_push, log_replace, log_pop
+        log_top, link = _Step.apply(self.link, *weights, tables, t + 1)  # pyright: ignore[reportGeneralTypeIssues]
+        return log_top, Tape(tables, t + 1, link)
+
 
 def start(log_initial: Tensor, n_states: int, n_steps: int = 16) -> Tape:
     """A run before its first step, with room for `n_steps` (more are made when needed). log_initial [B, K]."""
     tables = _Tables(log_initial.detach().double(), n_states, max(1, n_steps))
     return Tape(tables, 0, _Begin.apply(log_initial, tables))  # pyright: ignore[reportArgumentType]
-
-
-def advance(tape: Tape, log_push: Tensor, log_replace: Tensor, log_pop: Tensor) -> tuple[Tensor, Tape]:
-    """log_top [B, t + 1, K] after one more step, and the longer run. The run given stays valid, and can branch."""
-    tables, t = tape.tables, tape.step
-    if tables.filled != t or t == tables.log_push.shape[1]:
-        tables = tables.copy(t, tape.link.requires_grad)
-    log_top, link = _Step.apply(tape.link, log_push, log_replace, log_pop, tables, t + 1)  # pyright: ignore
-    return log_top, Tape(tables, t + 1, link)
