@@ -28,7 +28,7 @@ def inside(
     T = log_push.shape[1]
     tables = new_tables(log_initial, log_pop.shape[-1], T)
     weights, filled = _weights(log_push, log_replace, log_bottom, log_pop, log_evidence), Tables(*arrays(*tables))
-    in_parallel([partial(forward, part, (1, T), int(best), weights, filled) for part in shares(tables, T**3 / 3)])
+    in_parallel([partial(forward, part, (1, T), int(best), weights, filled) for part in shares(log_pop, T**3 / 3)])
     return tables
 
 
@@ -48,7 +48,7 @@ def inside_adjoint(call: Call, *grads: Tensor | None) -> list[Tensor]:
     if grads[1] is None:
         adjoint[1] = adjoint[1][:, :0, :, :, :0]
     arguments = _weights(*given), Tables(*arrays(*tables)), _weights(*gradients), Tables(*arrays(*adjoint))
-    in_parallel([partial(backward, part, (1, T), *arguments) for part in shares(tables, T**3 / 3)])
+    in_parallel([partial(backward, part, (1, T), *arguments) for part in shares(given[3], T**3 / 3)])
     return [adjoint[2][:, 0] + adjoint[3][:, 0, 0], *(x for x in gradients if x is not None)]
 
 

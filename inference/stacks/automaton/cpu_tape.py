@@ -38,79 +38,87 @@ def arrays(*tensors: Tensor) -> tuple[np.ndarray, ...]:
     return tuple(x.detach().contiguous().numpy() for x in tensors)
 
 
-def shares(tables: tuple[Tensor, ...], pairs: float) -> list[tuple[int, int]]:
-    """Sequences for each thread, given the pairs of times that are summed over in each."""
-    B, _, K, Q = tables[1].shape[:4]
+def shares(log_pop: Tensor, pairs: float) -> list[tuple[int, int]]:
+    """Sequences for each thread, given the pairs of times that are summed over in each, and weights of pops."""
+    B, K, Q = log_pop.shape[0], *log_pop.shape[-2:]
     return ranges(B, at_least=int(_MIN_WORK / (K * K * Q * pairs / 2 + 1)) + 1)
 
 
-def _of_step(push: Tensor, replace: Tensor, pop: Tensor) -> Weights:
-    """The weights of one step, or their adjoints: no evidence, and the bottom is replaced as any other element."""
-    pushed, replaced, popped = arrays(push, replace.unsqueeze(1), pop.unsqueeze(1))
-    return Weights(pushed, replaced, replaced, popped, np.empty((len(pushed), 1, 0, 0)))
+class _Memory:
+    """The tables of a run or their adjoints, as tensors and, on the same memory, as arrays for the kernels."""
+
+    def __init__(self, push: Tensor, *tables: Tensor):
+        self.all = push, *tables
+        self.log_top, self.below = tables[3], tables[2]
+        self._push, *rest = arrays(*self.all)
+        self.tables = Tables(*rest)
+
+    def weights(self, replace: Tensor, pop: Tensor) -> Weights:
+        """What the kernels take of one step: no evidence, and the bottom is replaced as any other element."""
+        replaced, popped = arrays(replace.unsqueeze(1), pop.unsqueeze(1))
+        return Weights(self._push, replaced, replaced, popped, np.empty((len(popped), 1, 0, 0)))
+
+    def until(self, t: int) -> tuple[Tensor, ...]:
+        """The parts that belong to times 0..t."""
+        push, segment, matched, below, log_top = self.all
+        n = t + 1
+        return push[:, :t], segment[:, :n, :, :n], matched[:, :n, :, :, :n], below[:, :n], log_top[:, :n, :n]
 
 
-class _Tables:
-    """The shared tables of one run, filled up to some step, and their adjoint while a backward pass is under way."""
+class _Run:
+    """The memory that the steps of one run share, and its adjoint while a backward pass is under way."""
 
     def __init__(self, log_initial: Tensor, n_states: int, capacity: int):
         B, K = log_initial.shape
-        self.inside = new_tables(log_initial, n_states, capacity)
-        self.log_push = torch.full((B, capacity, K, K), -torch.inf, dtype=torch.float64)
+        push = torch.full((B, capacity, K, K), -torch.inf, dtype=torch.float64)
+        self.memory = _Memory(push, *new_tables(log_initial, n_states, capacity))
+        self.capacity, self.n_states = capacity, n_states
         self.filled = 0
-        self.source: _Tables | None = None  # the tables this one was copied from, and up to which step
+        self.source: _Run | None = None  # the run that this one was copied from, and up to which step
         self.copied = 0
-        self._adjoint: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+        self._adjoint: _Memory | None = None
         self._pass: int | None = None
 
-    def copy(self, t: int, differentiable: bool) -> "_Tables":
+    def copy(self, t: int, differentiable: bool) -> "_Run":
         """The first t steps, with room for as many again: the original's later steps stay its own."""
-        segment, matched, below, log_top = self.inside
-        new = _Tables(below[:, 0], matched.shape[3], max(16, 2 * t))
-        n = t + 1
-        new.inside[0][:, :n, :, :n] = segment[:, :n, :, :n]
-        new.inside[1][:, :n, :, :, :n] = matched[:, :n, :, :, :n]
-        new.inside[2][:, :n] = below[:, :n]
-        new.inside[3][:, :n, :n] = log_top[:, :n, :n]
-        new.log_push[:, :t] = self.log_push[:, :t]
+        new = _Run(self.memory.below[:, 0], self.n_states, max(16, 2 * t))
+        for mine, given in zip(new.memory.until(t), self.memory.until(t), strict=True):
+            mine.copy_(given)
         new.filled = new.copied = t
         new.source = self if differentiable else None
         return new
 
-    def adjoint(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def adjoint(self) -> _Memory:
         """The gradients collected by the backward pass that is running now; zeros when it has just begun."""
         current = torch._C._current_graph_task_id()  # pyright: ignore[reportAttributeAccessIssue]
         if self._adjoint is None or self._pass != current:
-            segment, _, below, log_top = self.inside
-            zeros = torch.zeros_like
-            self._adjoint, self._pass = (zeros(segment), zeros(below), zeros(log_top), zeros(self.log_push)), current
+            push, segment, matched, below, log_top = self.memory.all
+            unused = matched[:, :0, :, :, :0]  # nothing reads what was matched
+            zeros = (torch.zeros_like(x) for x in (push, segment, unused, below, log_top))
+            self._adjoint, self._pass = _Memory(*zeros), current
         return self._adjoint
 
     def hand_back(self) -> None:
         """Add what this copy has collected about the steps it was copied with to the original."""
         if self.source is not None:
-            n = self.copied + 1
-            g_segment, g_below, g_top, g_push = self.adjoint()
-            s_segment, s_below, s_top, s_push = self.source.adjoint()
-            s_segment[:, :n, :, :n] += g_segment[:, :n, :, :n]
-            s_below[:, :n] += g_below[:, :n]
-            s_top[:, :n, :n] += g_top[:, :n, :n]
-            s_push[:, : n - 1] += g_push[:, : n - 1]
+            theirs, mine = self.source.adjoint().until(self.copied), self.adjoint().until(self.copied)
+            for total, part in zip(theirs, mine, strict=True):
+                total += part
 
 
 class _Begin(torch.autograd.Function):
     """Step 0: an empty link whose backward returns the gradient of the initial weights, the last thing to be known."""
 
     @staticmethod
-    def forward(ctx: Any, log_initial: Tensor, tables: _Tables) -> Tensor:
-        ctx.tables, ctx.dtype = tables, log_initial.dtype
+    def forward(ctx: Any, log_initial: Tensor, run: _Run) -> Tensor:
+        ctx.run, ctx.dtype = run, log_initial.dtype
         return log_initial.new_empty(0)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None]:
-        _, g_below, g_top, _ = ctx.tables.adjoint()
-        return (g_below[:, 0] + g_top[:, 0, 0]).to(ctx.dtype), None
+        adjoint = ctx.run.adjoint()
+        return (adjoint.below[:, 0] + adjoint.log_top[:, 0, 0]).to(ctx.dtype), None
 
 
 class _Step(torch.autograd.Function):
@@ -118,59 +126,51 @@ class _Step(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, link: Tensor, log_push: Tensor, log_replace: Tensor, log_pop: Tensor, tables: _Tables, t: int
+        ctx: Any, link: Tensor, log_push: Tensor, log_replace: Tensor, log_pop: Tensor, run: _Run, t: int
     ) -> tuple[Tensor, Tensor]:
-        replace, pop = log_replace.double(), log_pop.double()
-        tables.log_push[:, t - 1] = log_push
-        tables.filled = t
-        arguments = (t, t), 0, _of_step(tables.log_push, replace, pop), Tables(*arrays(*tables.inside))
-        in_parallel([partial(forward, part, *arguments) for part in shares(tables.inside, t**2)])
+        replace, pop, memory = log_replace.double(), log_pop.double(), run.memory
+        memory.all[0][:, t - 1] = log_push
+        run.filled = t
+        arguments = (t, t), 0, memory.weights(replace, pop), memory.tables
+        in_parallel([partial(forward, part, *arguments) for part in shares(pop, t**2)])
         ctx.save_for_backward(replace, pop)
-        ctx.tables, ctx.t, ctx.dtype = tables, t, log_push.dtype
-        return tables.inside[3][:, t, : t + 1].to(log_push.dtype, copy=True), link.new_empty(0)
+        ctx.run, ctx.t, ctx.dtype = run, t, log_push.dtype
+        return memory.log_top[:, t, : t + 1].to(log_push.dtype, copy=True), link.new_empty(0)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_top: Tensor, grad_link: Tensor) -> tuple[Tensor | None, ...]:
-        replace, pop = ctx.saved_tensors
-        tables, t = ctx.tables, ctx.t
-        adjoint = tables.adjoint()
-        adjoint[2][:, t, : t + 1] += grad_top
+        (replace, pop), run, t = ctx.saved_tensors, ctx.run, ctx.t
+        memory, adjoint = run.memory, run.adjoint()
+        adjoint.log_top[:, t, : t + 1] += grad_top
         g_replace, g_pop = torch.zeros(replace.shape, dtype=replace.dtype), torch.zeros(pop.shape, dtype=pop.dtype)
-        segment, below, log_top = arrays(*adjoint[:3])
-        arguments = (
-            (t, t),
-            _of_step(tables.log_push, replace, pop),
-            Tables(*arrays(*tables.inside)),
-            _of_step(adjoint[3], g_replace, g_pop),
-            Tables(segment, np.empty((len(segment), 0, 0, 0, 0)), below, log_top),
-        )
-        in_parallel([partial(backward, part, *arguments) for part in shares(tables.inside, t**2)])
-        g_push = adjoint[3][:, t - 1].to(ctx.dtype, copy=True)
-        if t == tables.copied + 1:
-            tables.hand_back()
+        given = memory.weights(replace, pop), memory.tables, adjoint.weights(g_replace, g_pop), adjoint.tables
+        in_parallel([partial(backward, part, (t, t), *given) for part in shares(pop, t**2)])
+        g_push = adjoint.all[0][:, t - 1].to(ctx.dtype, copy=True)
+        if t == run.copied + 1:
+            run.hand_back()
         return grad_link, g_push, g_replace.to(ctx.dtype), g_pop.to(ctx.dtype), None, None
 
 
 @dataclass(frozen=True)
 class Tape:
-    """A run after some steps: the shared tables, how far it has come, and the link to its last step."""
+    """A run after some steps: the memory its steps share, how far it has come, and the link to its last step."""
 
-    tables: _Tables
+    run: _Run
     step: int
     link: Tensor
 
     def advance(self, log_push: Tensor, log_replace: Tensor, log_pop: Tensor) -> tuple[Tensor, "Tape"]:
         """log_top [B, t + 1, K] after one more step, and the longer run. This one stays valid, and can branch."""
-        tables, t = self.tables, self.step
-        if tables.filled != t or t == tables.log_push.shape[1]:
-            tables = tables.copy(t, self.link.requires_grad)
+        run, t = self.run, self.step
+        if run.filled != t or t == run.capacity:
+            run = run.copy(t, self.link.requires_grad)
         weights = log_push, log_replace, log_pop
-        log_top, link = _Step.apply(self.link, *weights, tables, t + 1)  # pyright: ignore[reportGeneralTypeIssues]
-        return log_top, Tape(tables, t + 1, link)
+        log_top, link = _Step.apply(self.link, *weights, run, t + 1)  # pyright: ignore[reportGeneralTypeIssues]
+        return log_top, Tape(run, t + 1, link)
 
 
 def start(log_initial: Tensor, n_states: int, n_steps: int = 16) -> Tape:
     """A run before its first step, with room for `n_steps` (more are made when needed). log_initial [B, K]."""
-    tables = _Tables(log_initial.detach().double(), n_states, max(1, n_steps))
-    return Tape(tables, 0, _Begin.apply(log_initial, tables))  # pyright: ignore[reportArgumentType]
+    run = _Run(log_initial.detach().double(), n_states, max(1, n_steps))
+    return Tape(run, 0, _Begin.apply(log_initial, run))  # pyright: ignore[reportArgumentType]
