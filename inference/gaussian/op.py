@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..numerics.op import Call, Gradients, Op, blank
+from ..numerics.op import Call, Gradients, Op, blank, tensors
 from . import plain
 
 
@@ -53,13 +53,21 @@ def _full_gradient(call: Call, grad: Tensor) -> Gradients | None:
     return None, (chol @ (chol.mT @ first.unsqueeze(-1))).squeeze(-1), (own - second @ chol).tril()
 
 
-diagonal_moments = Op("normal_moments", plain.normal_moments, fake=_fake_moments)
-full_moments = Op(
-    "multivariate_normal_moments", plain.multivariate_normal_moments, fake=partial(_fake_moments, full=True)
+_MOMENTS = f"(Tensor x, Tensor weights, Tensor about) -> {tensors(3)}"
+_full_moments = partial(_fake_moments, full=True)
+diagonal_moments = Op("normal_moments" + _MOMENTS, plain.normal_moments, _fake_moments)
+full_moments = Op("multivariate_normal_moments" + _MOMENTS, plain.multivariate_normal_moments, _full_moments)
+diagonal_density = Op(
+    "normal_log_density(Tensor x, Tensor loc, Tensor precision) -> Tensor",
+    plain.normal_log_density,
+    _fake_density,
+    _diagonal_gradient,
 )
-diagonal_density = Op("normal_log_density", plain.normal_log_density, _fake_density, _diagonal_gradient)
 full_density = Op(
-    "multivariate_normal_log_density", plain.multivariate_normal_log_density, _fake_density, _full_gradient
+    "multivariate_normal_log_density(Tensor x, Tensor loc, Tensor chol_precision) -> Tensor",
+    plain.multivariate_normal_log_density,
+    _fake_density,
+    _full_gradient,
 )
 
 

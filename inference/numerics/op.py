@@ -13,7 +13,6 @@ be differentiated any number of times, whichever kernel computed it. Two things 
 every new process would wait for.
 """
 
-import inspect
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -23,6 +22,10 @@ import torch
 from torch import Tensor
 
 _COMPILERS = {"cpu": "numba", "cuda": "triton"}
+_defined: dict[str, "Op"] = {}
+
+Function = Callable[..., Any]
+Gradients = tuple[Tensor | None, ...]
 
 
 class Call(NamedTuple):
@@ -33,43 +36,35 @@ class Call(NamedTuple):
     wanted: tuple[bool, ...]  # of which inputs the gradient is asked for
 
 
-Function = Callable[..., Any]
-Gradients = tuple[Tensor | None, ...]
-
-
 def _anything(*arguments: Any) -> bool:
     return True
 
 
 class Op:
-    """A torch operator under the name `samplehold::name`, called as a function.
+    """A torch operator in the namespace `samplehold`, called as a function.
 
     Arguments:
-        plain: computes it in torch alone, on any device and in any dtype. Its annotations (`Tensor`, `Tensor | None`,
-            `bool`, `int`, `float`, `str`) are the operator's schema.
+        schema: name, arguments and results, as in "scan(Tensor a, Tensor? h0, bool reverse) -> (Tensor, Tensor)".
+        plain: computes it in torch alone, on any device and in any dtype.
         fake: from the same arguments, empty tensors (see `blank`) with the results' shapes and dtypes.
         gradient: from a `Call` and the gradients of the outputs, None where there is none, the gradients of the inputs.
             It must be made of differentiable operations. If it gives None, the plain implementation is differentiated.
     """
 
     def __init__(
-        self,
-        name: str,
-        plain: Callable[..., Any],
-        fake: Callable[..., Any],
-        gradient: Callable[..., Gradients | None] | None = None,
+        self, schema: str, plain: Function, fake: Function, gradient: Callable[..., Gradients | None] | None = None
     ) -> None:
-        self.name, self.plain, self.fake, self.gradient = name, plain, fake, gradient
-        self._adjoints: dict[str, tuple[Function, Callable[..., bool]]] = {}
-        if name in _defined:  # its file was loaded again
-            _defined[name]._library._destroy()
-        _defined[name] = self
+        self.schema, self.plain, self.fake, self.gradient = schema, plain, fake, gradient
+        self.name = schema.partition("(")[0]
+        if self.name in _defined:  # its file was loaded again
+            _defined[self.name]._library._destroy()
+        _defined[self.name] = self
         self._library = torch.library.Library("samplehold", "FRAGMENT")
-        self.overload = self._define(name, _schema(plain), fake)
-        self._library.impl(name, lambda *arguments: _contiguous(plain(*arguments)), "CompositeExplicitAutograd")
-        torch.library.register_autograd(
-            f"samplehold::{name}", self._differentiate, setup_context=self._save, lib=self._library
-        )
+        self._adjoints: dict[str, tuple[Function, Callable[..., bool]]] = {}
+        self.overload = self._define(schema, fake)
+        self._library.impl(self.name, lambda *given: _contiguous(plain(*given)), "CompositeExplicitAutograd")
+        name, steps = f"samplehold::{self.name}", {"setup_context": self._save, "lib": self._library}
+        torch.library.register_autograd(name, self._differentiate, **steps)
 
     def __call__(self, *arguments: Any) -> Any:
         return self.overload(*arguments)
@@ -96,25 +91,26 @@ class Op:
         It is given a `Call` and the gradients of the outputs, None where there is none, and returns a list of the
         gradients of all floating-point inputs.
         """
+        n, m = len(self.overload._schema.arguments), len(self.overload._schema.returns)
 
         def register(function: Function) -> Function:
             def of_tensors(*given: Any) -> list[Tensor]:
                 inputs, outputs, grads = given[:n], given[n : n + m], given[n + m :]
                 return function(Call(inputs, outputs, tuple(map(_differentiable, inputs))), *grads)
 
-            n, m = len(self.overload._schema.arguments), len(self.overload._schema.returns)
             others = [f"Tensor output{i}" for i in range(m)] + [f"Tensor? grad{i}" for i in range(m)]
-            schema = f"{_schema(self.plain).partition(') ->')[0]}, {', '.join(others)}) -> Tensor[]"
+            given = self.schema.partition("(")[2].partition(") ->")[0]
             name = f"{self.name}_adjoint_{device}"
             fake = lambda *given: [blank(x) for x in given[:n] if _differentiable(x)]
-            self._adjoints[device] = self._define(name, schema, fake), takes
+            overload = self._define(f"{name}({given}, {', '.join(others)}) -> Tensor[]", fake)
             self._library.impl(name, of_tensors, device.upper())
+            self._adjoints[device] = overload, takes
             return function
 
         return register
 
-    def _define(self, name: str, schema: str, fake: Function) -> Any:
-        self._library.define(name + schema)
+    def _define(self, schema: str, fake: Function) -> Any:
+        name = self._library.define(schema)
         torch.library.register_fake(f"samplehold::{name}", fake, lib=self._library)
         return getattr(torch.ops.samplehold, name).default
 
@@ -146,9 +142,6 @@ class Op:
         return tuple(next(parts) if _differentiable(x) else None for x in call.inputs)
 
 
-_defined: dict[str, Op] = {}
-
-
 class Variants:
     """A function whose first argument is a tensor, with faster forms on some devices: for what cannot be an operator.
 
@@ -165,19 +158,14 @@ class Variants:
 
     def kernel(self, device: str) -> Callable[[Function], Function]:
         """Decorates a function with the same arguments and results, for tensors on a device such as "cpu"."""
-
-        def register(function: Function) -> Function:
-            self._kernels[device] = function
-            return function
-
-        return register
+        return lambda function: self._kernels.setdefault(device, function)
 
     def has_kernel(self, device: str) -> bool:
         """Whether something faster than the plain form serves tensors on a device."""
         return device in self._kernels
 
 
-def replay(plain: Callable[..., Any], call: Call, grads: Sequence[Tensor | None]) -> Gradients:
+def replay(plain: Function, call: Call, grads: Sequence[Tensor | None]) -> Gradients:
     """The gradients of the inputs by running a plain implementation again, differentiable if gradients are recorded."""
     further = torch.is_grad_enabled()
     with torch.enable_grad():
@@ -208,6 +196,11 @@ def blank(like: Tensor, shape: Sequence[Any] | None = None, dtype: torch.dtype |
     return torch.empty(like.shape if shape is None else shape, dtype=dtype or like.dtype, device=like.device)
 
 
+def tensors(n: int) -> str:
+    """The results of an operator that has n of them, in its schema."""
+    return f"({', '.join(['Tensor'] * n)})"
+
+
 def load_kernels(room: str) -> None:
     """Import the files of a package that register kernels, those of a device whose compiler is installed.
 
@@ -221,10 +214,6 @@ def load_kernels(room: str) -> None:
         except ImportError:  # no wheel for this machine
             continue
         import_module(f"{room}.{device}")
-
-
-def _schema(function: Function) -> str:
-    return torch.library.infer_schema(inspect.unwrap(function), mutates_args=())
 
 
 def _contiguous(output: Any) -> Any:

@@ -23,7 +23,8 @@ def fake(x: Tensor, weight: Tensor | None, exponent: int) -> tuple[Tensor, Tenso
     return blank(x), blank(x, dtype=torch.int64)
 
 
-plain, compiled, with_adjoint = (Op(f"test_power_{n}", power, fake) for n in ("plain", "compiled", "with_adjoint"))
+SCHEMA = "(Tensor x, Tensor? weight, int exponent) -> (Tensor, Tensor)"
+plain, compiled, with_adjoint = (Op(f"test_power_{n}{SCHEMA}", power, fake) for n in ("plain", "kernel", "adjoint"))
 
 
 def kernel(x: Tensor, weight: Tensor | None, exponent: int) -> tuple[Tensor, Tensor]:
@@ -111,7 +112,7 @@ assert "torch._dynamo" not in sys.modules
 
 def test_a_file_of_operators_can_be_loaded_again():
     for _ in range(2):
-        again = Op("test_power_again", power, fake)
+        again = Op("test_power_again" + SCHEMA, power, fake)
         again.kernel("cpu")(kernel)
         again.adjoint("cpu")(adjoint)
         assert_close(again(torch.ones(2), torch.ones(2), 2)[0], torch.ones(2))

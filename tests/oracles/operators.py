@@ -8,7 +8,8 @@ from samplehold.inference.numerics.op import Op, Variants
 
 @cache
 def without_kernels(operator: Op) -> Op:
-    return Op(f"{operator.name}_without_kernels", operator.plain, operator.fake, operator.gradient)
+    schema = operator.schema.replace("(", "_without_kernels(", 1)
+    return Op(schema, operator.plain, operator.fake, operator.gradient)
 
 
 def use_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:

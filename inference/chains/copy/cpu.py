@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ...numerics.memory import empty_like
@@ -32,103 +31,83 @@ from .cpu_recursions import (
 from .cpu_weights import FINE, FLOOR, LIMITS, RISKY, Inputs, Limits, Outputs, new_block
 
 _MIN_WORK = 1 << 16  # weights that repay a second thread
+Results = tuple[Tensor, ...]
 
 
 @op.evidence.kernel("cpu")
-def log_normalizer(
-    log_initial: Tensor | None, log_fresh: Tensor, log_held: Tensor, lengths: Tensor
-) -> tuple[Tensor, Tensor]:
-    tables = (log_initial, log_fresh, log_held, lengths)
-    value, verdict, failed = _smooth(*tables)
-    return _trusted(verdict, (value, failed), log_normalizer, plain.log_normalizer, tables)
+def log_normalizer(*tables: Any) -> Results:
+    return _smooth(log_normalizer, plain.log_normalizer, tables)
+
+
+@op.smooth.kernel("cpu")
+def smooth(*tables: Any) -> Results:
+    state = _new(tables, tables[1])
+    return _smooth(smooth, plain.smooth, tables, state=state, redraw=_new(tables, state[:, :, 0]))
+
+
+@op.marginals.kernel("cpu")
+def marginals(*tables: Any) -> Results:
+    _, fresh, held, _ = tables
+    shares = {"fresh": _new(tables, fresh), "held": _new(tables, held), "initial": _new(tables, fresh[:, 0])}
+    return _smooth(marginals, plain.marginals, tables, **shares)
 
 
 @op.filter.kernel("cpu")
-def filter(
-    log_initial: Tensor | None, log_fresh: Tensor, log_held: Tensor, lengths: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    tables = (log_initial, log_fresh, log_held, lengths)
+def filter(*tables: Any) -> Results:
     results, verdict, *_ = _filter(*tables)
     return _trusted(verdict, results, filter, plain.filter, tables)
 
 
-@op.smooth.kernel("cpu")
-def smooth(
-    log_initial: Tensor | None, log_fresh: Tensor, log_held: Tensor, lengths: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    tables = (log_initial, log_fresh, log_held, lengths)
-    new = _maker(lengths, log_fresh.shape[1])
-    state, redraw = new(log_fresh), new(log_fresh[:, :, 0])
-    value, verdict, failed = _smooth(*tables, state=state, redraw=redraw)
-    return _trusted(verdict, (value, state, redraw, failed), smooth, plain.smooth, tables)
-
-
-@op.marginals.kernel("cpu")
-def marginals(
-    log_initial: Tensor | None, log_fresh: Tensor, log_held: Tensor, lengths: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    tables = (log_initial, log_fresh, log_held, lengths)
-    new = _maker(lengths, log_fresh.shape[1])
-    fresh, held, initial = new(log_fresh), new(log_held), new(log_fresh[:, 0])
-    value, verdict, failed = _smooth(*tables, fresh=fresh, held=held, initial=initial.unsqueeze(1))
-    return _trusted(verdict, (value, fresh, held, initial, failed), marginals, plain.marginals, tables)
-
-
 @op.viterbi.kernel("cpu")
-def viterbi(
-    log_initial: Tensor | None, log_fresh: Tensor, log_held: Tensor, lengths: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    inputs, log_sum = _read(log_initial, log_fresh, log_held, lengths)
+def viterbi(*tables: Any) -> Results:
+    _, log_fresh, _, lengths = tables
+    inputs, log_sum = _read(*tables)
     path = lengths.new_full(log_fresh.shape[:2], -1)
     redraw, gain = torch.zeros_like(path, dtype=torch.bool), torch.zeros_like(path, dtype=torch.float64)
     failed = torch.full_like(lengths, -1)
-    _run(viterbi_range, log_fresh, inputs, *map(_array, (path, redraw, gain, failed)))
+    _run(viterbi_range, inputs, *map(_array, (path, redraw, gain, failed)))
     return path, redraw, (gain.sum(-1) + log_sum).to(log_fresh.dtype), failed
 
 
 @op.sample.kernel("cpu")
-def sample(
-    log_initial: Tensor | None, log_fresh: Tensor, log_held: Tensor, lengths: Tensor, uniform: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    tables = _selected((log_initial, log_fresh, log_held, lengths))
+def sample(*given: Any) -> Results:
+    *tables, uniform = given
+    tables = _selected(tables)
     (_, _, _, failed), verdict, inputs, filtered = _filter(*tables)
-    path = lengths.new_full(uniform.shape[:3], -1)
+    path = torch.full(uniform.shape[:3], -1)
     redraw = torch.zeros_like(path, dtype=torch.bool)
-    _run(sample_range, log_fresh, inputs, filtered, *map(_array, (uniform, path, redraw)))
+    _run(sample_range, inputs, filtered, *map(_array, (uniform, path, redraw)))
     index = (verdict == RISKY).nonzero().squeeze(-1)
     if len(index):
-        initial, fresh, held, counts = _selected(tables, index)
-        again = plain.sample(initial, fresh, held, counts, uniform[:, index])
+        again = plain.sample(*_selected(tables, index), uniform[:, index])
         path[:, index], redraw[:, index], failed[index] = again
     return path, redraw, failed
 
 
-def _filter(log_initial: Tensor | None, log_fresh: Tensor, log_held: Tensor, lengths: Tensor) -> tuple[Any, ...]:
+def _filter(*tables: Any) -> tuple[Results, Tensor, Inputs, Outputs]:
     """The results of `filter`, a verdict on each sequence, and what the kernel read and wrote."""
-    _, steps, states = log_fresh.shape
-    inputs, log_sum = _read(log_initial, log_fresh, log_held, lengths)
-    new = _maker(lengths, steps)
-    state, redraw = new(log_fresh), new(log_fresh[:, :, 0])
-    increment = new(redraw.double())
-    outputs, (_, verdict, failed) = _written(lengths, inputs, increment=increment, state=state, redraw=redraw)
+    log_fresh = tables[1]
+    inputs, log_sum = _read(*tables)
+    state, redraw = _new(tables, log_fresh), _new(tables, log_fresh[:, :, 0])
+    increment = _new(tables, redraw.double())
+    outputs, (_, verdict, failed) = _written(inputs, increment=increment, state=state, redraw=redraw)
 
     def task(n0: int, n1: int) -> None:
+        _, steps, states = log_fresh.shape
         block = new_block(weights.rows_at_once(steps, states), states, 0, inputs.log_fresh.dtype)
         filter_range(n0, n1, LIMITS[log_fresh.dtype], inputs, block, outputs)
 
-    _run(task, log_fresh)
+    _run(task, inputs, pass_on=False)
     increment[:, 0] += log_sum
     return (increment, state, redraw, failed), verdict, inputs, outputs
 
 
-def _smooth(
-    log_initial: Tensor | None, log_fresh: Tensor, log_held: Tensor, lengths: Tensor, **wanted: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """log_normalizer, verdict, failed; fills those `Outputs` that are wanted."""
-    sequences, steps, states = log_fresh.shape
-    inputs, log_sum = _read(log_initial, log_fresh, log_held, lengths)
-    outputs, (value, verdict, failed) = _written(lengths, inputs, **wanted)
-    limits = LIMITS[log_fresh.dtype]
+def _smooth(function: Callable[..., Results], twin: Callable[..., Results], tables: Any, **wanted: Tensor) -> Results:
+    """log p(x), those of the `Outputs` that are wanted, and the failed steps."""
+    sequences, steps, states = tables[1].shape
+    inputs, log_sum = _read(*tables)
+    outputs, (value, verdict, failed) = _written(inputs, **wanted)
+    limits = LIMITS[tables[1].dtype]
 
     def task(n0: int, n1: int) -> None:
         rows = min(steps, max(1, weights.BLOCK // states))
@@ -137,8 +116,9 @@ def _smooth(
 
     alone = sequences == 1 and steps * states >= _MIN_WORK
     if not (alone and _from_both_ends(limits, inputs, outputs)):
-        _run(task, log_fresh)
-    return (value + log_sum).to(log_fresh.dtype), verdict, failed
+        _run(task, inputs, pass_on=False)
+    results = (value + log_sum).to(tables[1].dtype), *wanted.values(), failed
+    return _trusted(verdict, results, function, twin, tables)
 
 
 def _from_both_ends(limits: Limits, inputs: Inputs, outputs: Outputs) -> bool:
@@ -197,33 +177,31 @@ def _read(log_initial: Tensor | None, log_fresh: Tensor, log_held: Tensor, lengt
     return Inputs(_array(log_fresh), _array(log_held), start, belief, _array(lengths)), log_sum
 
 
-def _written(lengths: Tensor, inputs: Inputs, **wanted: Tensor) -> tuple[Outputs, tuple[Tensor, Tensor, Tensor]]:
+def _written(inputs: Inputs, **wanted: Tensor) -> tuple[Outputs, tuple[Tensor, Tensor, Tensor]]:
     """Where the kernels write, and the tensors of value, verdict and failed step that lie there."""
-    own = torch.empty_like(lengths, dtype=torch.float64), torch.full_like(lengths, FINE), torch.full_like(lengths, -1)
-    none: NDArray[Any] = np.empty((len(lengths), 1, 0), inputs.log_fresh.dtype)
-    value, verdict, failed = map(_array, own)
-    increment = np.empty((len(lengths), 0))
-    empty = Outputs(value, verdict, failed, increment, none, none[:, 0], none, none, none)
-    return empty._replace(**{name: _array(table) for name, table in wanted.items()}), own
+    n = len(inputs.lengths)
+    own = torch.empty(n, dtype=torch.float64), torch.full((n,), FINE), torch.full((n,), -1)
+    none: Any = np.empty((n, 1, 0), inputs.log_fresh.dtype)
+    outputs = Outputs(*map(_array, own), np.empty((n, 0)), none, none[:, 0], none, none, none[:, 0])  # pyright: ignore
+    return outputs._replace(**{name: _array(table) for name, table in wanted.items()}), own
 
 
-def _run(task: Callable[..., None], like: Tensor, *arguments: Any) -> None:
-    """Call `task(n0, n1, *arguments)` on ranges of sequences that cover them all."""
-    sequences, steps, states = like.shape
+def _run(task: Callable[..., None], inputs: Inputs, *others: Any, pass_on: bool = True) -> None:
+    """Call `task(n0, n1, inputs, *others)`, or `task(n0, n1)`, on ranges of sequences that cover them all."""
+    sequences, steps, states = inputs.log_fresh.shape
+    arguments = (inputs, *others) if pass_on else ()
     parts = ranges(sequences, max(1, -(-_MIN_WORK // (steps * states))))
     in_parallel([partial(task, *part, *arguments) for part in parts])
 
 
 def _trusted(
-    verdict: Tensor, results: tuple[Tensor, ...], function: Callable[..., Any], twin: Callable[..., Any], tables: Any
-) -> tuple[Any, ...]:
+    verdict: Tensor, results: Results, function: Callable[..., Results], twin: Callable[..., Results], tables: Any
+) -> Results:
     """The results, those of risky sequences replaced by `function` in float64, or by its twin where that was tried."""
     index = (verdict == RISKY).nonzero().squeeze(-1)
     if len(index):
         safer = function if tables[1].dtype == torch.float32 else twin
-        with torch.no_grad():
-            again = safer(*_selected(tables, index))
-        for result, new in zip(results, again, strict=True):
+        for result, new in zip(results, safer(*_selected(tables, index)), strict=True):
             result[index] = new.to(result)
     return results
 
@@ -237,8 +215,7 @@ def _array(table: Tensor) -> Any:
     return table.detach().contiguous().numpy()
 
 
-def _maker(lengths: Tensor, steps: int) -> Callable[[Tensor], Tensor]:
-    """Makes a new tensor like another; zeros if some sequence is not going to fill its part of it."""
-    if bool((lengths < steps).any()):
-        return partial(torch.zeros_like, memory_format=torch.contiguous_format)
-    return empty_like
+def _new(tables: Any, like: Tensor) -> Tensor:
+    """A new tensor like another; zeros if some sequence is not going to fill its part of it."""
+    ragged = bool((tables[3] < tables[1].shape[1]).any())
+    return torch.zeros(like.shape, dtype=like.dtype) if ragged else empty_like(like)

@@ -154,7 +154,8 @@ def _backward(i, t0, n, block, outputs):
             _held_share(held, belief, r, future, scale, outputs.held, at)
         _retreat(held, belief, r, future, drawn, scale)
     if t0 == 0:
-        _product(belief, 0, future, 1.0, outputs.initial, (i, 0))
+        for s in range(outputs.initial.shape[1]):
+            outputs.initial[i, s] = belief[0, s] * future[0, s]
 
 
 @kernel

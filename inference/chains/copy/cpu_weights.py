@@ -66,7 +66,7 @@ class Outputs(NamedTuple):
     redraw: NDArray  # [N, T]
     fresh: NDArray  # [N, T, K]
     held: NDArray  # [N, T, K] or [N, T, 1]
-    initial: NDArray  # [N, 1, K]
+    initial: NDArray  # [N, K]
 
 
 class Block(NamedTuple):

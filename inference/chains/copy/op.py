@@ -10,7 +10,7 @@ The gradient of log p(x) is the posterior shares of the tables' entries, and com
 import torch
 from torch import Tensor
 
-from ...numerics.op import Call, Gradients, Op, blank, differentiated, replay
+from ...numerics.op import Call, Gradients, Op, blank, differentiated, replay, tensors
 from . import plain
 
 Results = tuple[Tensor, ...]
@@ -54,12 +54,13 @@ def _fake_sample(initial: Tensor | None, fresh: Tensor, held: Tensor, lengths: T
     return path, blank(path, dtype=torch.bool), blank(lengths)
 
 
-evidence = Op("copy_log_normalizer", plain.log_normalizer, _fake_value)
-filter = Op("copy_filter", plain.filter, _fake_filter)
-smooth = Op("copy_smooth", plain.smooth, _fake_smooth)
-marginals = Op("copy_marginals", plain.marginals, _fake_marginals, _by_shares)
-viterbi = Op("copy_viterbi", plain.viterbi, _fake_viterbi)
-sample = Op("copy_sample", plain.sample, _fake_sample)
+_TABLES = "Tensor? log_initial, Tensor log_fresh, Tensor log_held, Tensor lengths"
+evidence = Op(f"copy_log_normalizer({_TABLES}) -> {tensors(2)}", plain.log_normalizer, _fake_value)
+filter = Op(f"copy_filter({_TABLES}) -> {tensors(4)}", plain.filter, _fake_filter)
+smooth = Op(f"copy_smooth({_TABLES}) -> {tensors(4)}", plain.smooth, _fake_smooth)
+marginals = Op(f"copy_marginals({_TABLES}) -> {tensors(5)}", plain.marginals, _fake_marginals, _by_shares)
+viterbi = Op(f"copy_viterbi({_TABLES}) -> {tensors(4)}", plain.viterbi, _fake_viterbi)
+sample = Op(f"copy_sample({_TABLES}, Tensor uniform) -> {tensors(3)}", plain.sample, _fake_sample)
 
 
 def log_normalizer(*tables: Tensor | None) -> tuple[Tensor, Tensor]:

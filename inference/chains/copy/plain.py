@@ -11,7 +11,7 @@ carries the derivative. Then every derivative is a sum of positive terms, and sm
 Steps beyond the end of a sequence hold the state with weight 1. Arguments and results are those of `op`.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +28,8 @@ class _Steps(NamedTuple):
     start: Tensor  # [N, K], log P(s_0), not normalised
     scale: Tensor  # [N, 1], the logarithm of its sum as a constant; 0 where the first step redraws
     inside: Tensor  # [T, N], whether the step belongs to the sequence
+    narrow: bool  # whether the table of holding has one column
+    dtype: torch.dtype  # of the tables
 
 
 class _Forward(NamedTuple):
@@ -51,7 +53,7 @@ def _steps(log_initial: Tensor | None, log_fresh: Tensor, log_held: Tensor, leng
         scale = start.detach().logsumexp(-1, keepdim=True)
     fresh = fresh.where(inside.unsqueeze(-1), NEVER)
     held = held.where(inside.unsqueeze(-1), 0.0)
-    return _Steps(fresh, held, start, scale, inside)
+    return _Steps(fresh, held, start, scale, inside, log_held.shape[-1] == 1, log_fresh.dtype)
 
 
 def _log_add(x: Tensor, y: Tensor) -> Tensor:
@@ -89,20 +91,16 @@ def _evidence(steps: _Steps, forward: _Forward) -> Tensor:
     return (steps.scale + forward.total.sum(0) + forward.left[-1]).squeeze(-1)
 
 
-def log_normalizer(
-    log_initial: Tensor | None, log_fresh: Tensor, log_held: Tensor, lengths: Tensor
-) -> tuple[Tensor, Tensor]:
+def log_normalizer(*tables: Any) -> tuple[Tensor, ...]:
     """log_normalizer [N], and the step at which each sequence failed, or -1, [N]."""
-    steps = _steps(log_initial, log_fresh, log_held, lengths)
+    steps = _steps(*tables)
     forward = _forward(steps)
-    return _evidence(steps, forward).to(log_fresh.dtype), forward.failed
+    return _evidence(steps, forward).to(steps.dtype), forward.failed
 
 
-def filter(
-    log_initial: Tensor | None, log_fresh: Tensor, log_held: Tensor, lengths: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def filter(*tables: Any) -> tuple[Tensor, ...]:
     """log_increment [N, T] in float64, state [N, T, K], redraw [N, T], failed [N]."""
-    steps = _steps(log_initial, log_fresh, log_held, lengths)
+    steps = _steps(*tables)
     forward = _forward(steps)
     inside, left = steps.inside, forward.left
     increment = (forward.total + left - forward.carried).squeeze(-1)
@@ -111,7 +109,7 @@ def filter(
     state = (forward.after - left).exp().where(inside.unsqueeze(-1), 0.0)
     drawn = steps.fresh.logsumexp(-1, keepdim=True) + forward.carried - forward.total - left
     redraw = drawn.squeeze(-1).exp()
-    state, redraw = (part.transpose(0, 1).to(log_fresh.dtype) for part in (state, redraw.where(inside, 0.0)))
+    state, redraw = (part.transpose(0, 1).to(steps.dtype) for part in (state, redraw.where(inside, 0.0)))
     return increment.where(inside, 0.0).T, state, redraw, forward.failed
 
 
@@ -133,37 +131,29 @@ def _joint(steps: _Steps, forward: _Forward) -> tuple[Tensor, Tensor, Tensor]:
     return (fresh - norm).exp().where(inside, 0.0), (held - norm).exp().where(inside, 0.0), start
 
 
-def smooth(
-    log_initial: Tensor | None, log_fresh: Tensor, log_held: Tensor, lengths: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def smooth(*tables: Any) -> tuple[Tensor, ...]:
     """log_normalizer [N], state [N, T, K], redraw [N, T], failed [N]."""
-    steps = _steps(log_initial, log_fresh, log_held, lengths)
+    steps = _steps(*tables)
     forward = _forward(steps)
     fresh, held, _ = _joint(steps, forward)
     results = _evidence(steps, forward), (fresh + held).transpose(0, 1), fresh.sum(-1).T
-    value, state, redraw = (table.to(log_fresh.dtype) for table in results)
-    return value, state, redraw, forward.failed
+    return *(table.to(steps.dtype) for table in results), forward.failed
 
 
-def marginals(
-    log_initial: Tensor | None, log_fresh: Tensor, log_held: Tensor, lengths: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def marginals(*tables: Any) -> tuple[Tensor, ...]:
     """log_normalizer [N], fresh [N, T, K], held like its table, initial [N, K] (of the table, if any), failed [N]."""
-    steps = _steps(log_initial, log_fresh, log_held, lengths)
+    steps = _steps(*tables)
     forward = _forward(steps)
     fresh, held, start = _joint(steps, forward)
-    if log_held.shape[-1] == 1:
+    if steps.narrow:
         held = held.sum(-1, keepdim=True)
     results = _evidence(steps, forward), fresh.transpose(0, 1), held.transpose(0, 1), start
-    value, fresh, held, start = (table.to(log_fresh.dtype) for table in results)
-    return value, fresh, held, start, forward.failed
+    return *(table.to(steps.dtype) for table in results), forward.failed
 
 
-def viterbi(
-    log_initial: Tensor | None, log_fresh: Tensor, log_held: Tensor, lengths: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def viterbi(*tables: Any) -> tuple[Tensor, ...]:
     """path [N, T], redraw [N, T], log_probability [N], failed [N]."""
-    steps = _steps(log_initial, log_fresh, log_held, lengths)
+    steps = _steps(*tables)
     best, top, total = steps.start - steps.scale, torch.zeros_like(steps.scale), []
     drawn, tops = [], []
     for fresh, held in zip(steps.fresh.unbind(0), steps.held.unbind(0), strict=True):
@@ -181,15 +171,14 @@ def viterbi(
         redraw.append(drawn[t].gather(-1, state))
         state = torch.where(redraw[-1], tops[t - 1], state)
     states, redraws = torch.cat(path[::-1], -1), torch.cat(redraw[::-1], -1)
-    value = (steps.scale + totals.sum(0)).squeeze(-1).to(log_fresh.dtype)
+    value = (steps.scale + totals.sum(0)).squeeze(-1).to(steps.dtype)
     return states.where(steps.inside.T, -1), redraws & steps.inside.T, value, _first_impossible(totals)
 
 
-def sample(
-    log_initial: Tensor | None, log_fresh: Tensor, log_held: Tensor, lengths: Tensor, uniform: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def sample(*tables_and_uniform: Any) -> tuple[Tensor, ...]:
     """path [n, N, T], redraw [n, N, T], failed [N], from uniform numbers [n, N, T, 2] for gates and states."""
-    steps = _steps(log_initial, log_fresh, log_held, lengths)
+    *tables, uniform = tables_and_uniform
+    steps = _steps(*tables)
     forward = _forward(steps)
     belief = (forward.after - forward.left).exp()
     uniform = uniform.permute(2, 3, 1, 0)  # [T, 2, N, n]

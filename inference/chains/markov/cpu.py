@@ -19,71 +19,64 @@ from . import op
 from .cpu_log import best_paths, draw_paths, filter_logs, smooth_logs
 from .cpu_scaled import Tables, filter_scaled, flatten, smooth_scaled
 
-Results = tuple[Tensor, Tensor, Tensor]
+Results = tuple[Tensor, ...]
 
 
 @op.filter.kernel("cpu")
-def filter(
-    log_initial: Tensor, log_transition: Tensor, log_likelihood: Tensor, lengths: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    def quickly(tables: Tables) -> tuple[np.ndarray, Results]:
-        scaled = filter_scaled(tables)
+def filter(*tables: Tensor) -> tuple[Tensor, ...]:
+    def quickly(flat: Tables) -> tuple[np.ndarray, Results]:
+        scaled = filter_scaled(flat)
         return scaled.certain, (scaled.log_normalizer, scaled.state, scaled.log_increment)
 
-    def exactly(tables: Tables) -> tuple[Tensor, Results]:
-        log_state, increment, failed = _filter_logs(tables)
+    def exactly(flat: Tables) -> tuple[Tensor, Results]:
+        log_state, increment, failed = _filter_logs(flat)
         return failed, (increment.sum(-1), log_state.exp_(), increment)
 
-    return _answer(flatten(log_initial, log_transition, log_likelihood, lengths), lengths, quickly, exactly)
+    return _answer(tables, quickly, exactly)
 
 
 @op.posterior.kernel("cpu")
-def posterior(
-    log_initial: Tensor, log_transition: Tensor, log_likelihood: Tensor, lengths: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    def quickly(tables: Tables) -> tuple[np.ndarray, Results]:
-        scaled = smooth_scaled(tables)
+def posterior(*tables: Tensor) -> tuple[Tensor, ...]:
+    def quickly(flat: Tables) -> tuple[np.ndarray, Results]:
+        scaled = smooth_scaled(flat)
         return scaled.certain, (scaled.log_normalizer, scaled.state, scaled.counts.unsqueeze(1))
 
-    def exactly(tables: Tables) -> tuple[Tensor, Results]:
-        state, increment, failed = _filter_logs(tables)
-        pairs = state.new_zeros(len(state), *tables.log_transition.shape[1:])
-        _over_sequences(smooth_logs, tables, state, pairs)
+    def exactly(flat: Tables) -> tuple[Tensor, Results]:
+        state, increment, failed = _filter_logs(flat)
+        pairs = state.new_zeros(len(state), *flat.log_transition.shape[1:])
+        _over_sequences(smooth_logs, flat, state, pairs)
         return failed, (increment.sum(-1), state, pairs)
 
-    return _answer(flatten(log_initial, log_transition, log_likelihood, lengths), lengths, quickly, exactly)
+    return _answer(tables, quickly, exactly)
 
 
 @op.viterbi.kernel("cpu")
-def viterbi(
-    log_initial: Tensor, log_transition: Tensor, log_likelihood: Tensor, lengths: Tensor
-) -> tuple[Tensor, Tensor]:
-    tables = flatten(log_initial, log_transition, log_likelihood, lengths).double()
-    path = torch.empty(*lengths.shape, log_likelihood.shape[-2], dtype=torch.int64)
+def viterbi(*tables: Tensor) -> tuple[Tensor, ...]:
+    flat, lengths = flatten(*tables).double(), tables[3]
+    path = torch.empty(*lengths.shape, flat.log_likelihood.shape[1], dtype=torch.int64)
     failed = torch.full((lengths.numel(),), -1)
-    _over_sequences(best_paths, tables, path, failed)
+    _over_sequences(best_paths, flat, path, failed)
     return path, failed.view(lengths.shape)
 
 
 @op.sample.kernel("cpu")
-def sample(
-    log_initial: Tensor, log_transition: Tensor, log_likelihood: Tensor, lengths: Tensor, uniform: Tensor
-) -> tuple[Tensor, Tensor]:
-    tables = flatten(log_initial, log_transition, log_likelihood, lengths).double()
-    log_state, _, failed = _filter_logs(tables)
+def sample(*given: Tensor) -> tuple[Tensor, ...]:
+    *tables, uniform = given
+    flat = flatten(*tables).double()
+    log_state, _, failed = _filter_logs(flat)
     path = torch.empty(uniform.shape, dtype=torch.int64)
     if not (failed >= 0).any():
-        _over_sequences(draw_paths, tables, log_state, uniform.contiguous(), path)
-    return path, failed.view(lengths.shape)
+        _over_sequences(draw_paths, flat, log_state, uniform.contiguous(), path)
+    return path, failed.view(tables[3].shape)
 
 
 def _answer(
-    tables: Tables,
-    lengths: Tensor,
+    given: tuple[Tensor, ...],
     quickly: Callable[[Tables], tuple[np.ndarray, Results]],
     exactly: Callable[[Tables], tuple[Tensor, Results]],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Results for all sequences: `quickly`, which says of which ones it is certain, and `exactly` for the others."""
+    tables, lengths = flatten(*given), given[3]
     failed = torch.full((lengths.numel(),), -1)
     if tables.log_transition.shape[1] == 1:
         certain, results = quickly(tables)
@@ -93,11 +86,9 @@ def _answer(
             for table, rows in zip(results, exact, strict=True):
                 table[doubtful] = rows.to(table.dtype)
     else:
-        failed, (total, state, third) = exactly(tables.double())
-        dtype = torch.from_numpy(tables.log_likelihood).dtype
-        results = total.to(dtype), state.to(dtype), third.to(dtype)
-    total, state, third, failed = (table.reshape((*lengths.shape, *table.shape[1:])) for table in (*results, failed))
-    return total, state, third, failed
+        failed, results = exactly(tables.double())
+        results = tuple(table.to(given[2].dtype) for table in results)
+    return tuple(table.reshape((*lengths.shape, *table.shape[1:])) for table in (*results, failed))
 
 
 def _filter_logs(tables: Tables) -> tuple[Tensor, Tensor, Tensor]:

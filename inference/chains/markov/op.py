@@ -10,7 +10,7 @@ The gradient of log p(x) is the posterior of each table, which `posterior` has a
 import torch
 from torch import Tensor
 
-from ...numerics.op import Call, Gradients, Op, blank, differentiated, replay
+from ...numerics.op import Call, Gradients, Op, blank, differentiated, replay, tensors
 from . import plain
 
 Results = tuple[Tensor, ...]
@@ -52,10 +52,11 @@ def _fake_sample(initial: Tensor, transition: Tensor, likelihood: Tensor, length
     return blank(lengths, uniform.shape), blank(lengths)
 
 
-filter = Op("markov_filter", plain.filter, _fake_filter)
-posterior = Op("markov_posterior", plain.posterior, _fake_posterior, _by_posterior)
-viterbi = Op("markov_viterbi", plain.viterbi, _fake_viterbi)
-sample = Op("markov_sample", plain.sample, _fake_sample)
+_TABLES = "Tensor log_initial, Tensor log_transition, Tensor log_likelihood, Tensor lengths"
+filter = Op(f"markov_filter({_TABLES}) -> {tensors(4)}", plain.filter, _fake_filter)
+posterior = Op(f"markov_posterior({_TABLES}) -> {tensors(4)}", plain.posterior, _fake_posterior, _by_posterior)
+viterbi = Op(f"markov_viterbi({_TABLES}) -> {tensors(2)}", plain.viterbi, _fake_viterbi)
+sample = Op(f"markov_sample({_TABLES}, Tensor uniform) -> {tensors(2)}", plain.sample, _fake_sample)
 
 
 def log_normalizer(*tables: Tensor) -> tuple[Tensor, Tensor]:

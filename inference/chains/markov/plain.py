@@ -76,34 +76,28 @@ def _total(scale: Tensor, shift: Tensor) -> Tensor:
     return (scale.double().sum(-1) + shift.double().sum(-1)).to(scale.dtype)
 
 
-def log_normalizer(
-    log_initial: Tensor, log_transition: Tensor, log_likelihood: Tensor, lengths: Tensor
-) -> tuple[Tensor, Tensor]:
+def log_normalizer(*tables: Tensor) -> tuple[Tensor, ...]:
     """log p(x_1..T), [*B]; failed."""
-    steps = _steps(log_initial, log_transition, log_likelihood, lengths)
+    steps = _steps(*tables)
     _, scale, failed = _forward(steps)
     return _total(scale, steps.shift), failed
 
 
-def filter(
-    log_initial: Tensor, log_transition: Tensor, log_likelihood: Tensor, lengths: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def filter(*tables: Tensor) -> tuple[Tensor, ...]:
     """log p(x_1..T) [*B], P(s_t | x_1..t) [*B, T, K] and log p(x_t | x_1..t-1) [*B, T]; failed."""
-    steps = _steps(log_initial, log_transition, log_likelihood, lengths)
+    steps = _steps(*tables)
     states, scale, failed = _forward(steps)
     active = torch.stack(steps.active, -1)
     state = torch.where(active.unsqueeze(-1), torch.stack(states, -2).exp(), 0.0)
     return _total(scale, steps.shift), state, scale + steps.shift, failed
 
 
-def posterior(
-    log_initial: Tensor, log_transition: Tensor, log_likelihood: Tensor, lengths: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def posterior(*tables: Tensor) -> tuple[Tensor, ...]:
     """log p(x_1..T) [*B], P(s_t | x) [*B, T, K] and P(s_t, s_t+1 | x) [*B, S, K, K]; failed.
 
     The last is there by step, or, where one table serves all steps, summed over them.
     """
-    steps = _steps(log_initial, log_transition, log_likelihood, lengths)
+    steps = _steps(*tables)
     states, scale, failed = _forward(steps)
     n_steps, last = len(states), len(states) - 1
     message, weight = torch.zeros_like(states[last]), steps.likelihoods[last]
@@ -121,25 +115,26 @@ def posterior(
             weight = weight - weight.detach().amax(-1, keepdim=True)
             message = log_matmul(weight, steps.transition(t - 1).mT)
             message = torch.where(steps.active[t].unsqueeze(-1), message, 0.0)
-    state, pair = torch.stack(smoothed[::-1], -2), _collect(pairs, log_transition, states[last])
+    state, pair = torch.stack(smoothed[::-1], -2), _collect(pairs, len(steps.transitions), states[last])
     return _total(scale, steps.shift), state, pair, failed
 
 
-def _collect(pairs: list[Tensor], log_transition: Tensor, like: Tensor) -> Tensor:
-    """Pairs, last one first, as the posterior of a table [*b, S, K, K]."""
-    n_tables, n_states = log_transition.shape[-3], like.shape[-1]
+def _collect(pairs: list[Tensor], n_tables: int, like: Tensor) -> Tensor:
+    """Pairs, last one first, as the posterior of transition tables by step or of one for all."""
     if not pairs:
-        return like.new_zeros(*like.shape[:-1], n_tables, n_states, n_states)
+        return like.new_zeros(*like.shape[:-1], n_tables, like.shape[-1], like.shape[-1])
     if len(pairs) == n_tables:
         return torch.stack(pairs[::-1], -3)
     return torch.stack(pairs, -3).sum(-3, keepdim=True)
 
 
-def viterbi(
-    log_initial: Tensor, log_transition: Tensor, log_likelihood: Tensor, lengths: Tensor
-) -> tuple[Tensor, Tensor]:
+def _double(*tables: Tensor) -> tuple[Tensor, ...]:
+    return *(table.double() for table in tables[:3]), tables[3]
+
+
+def viterbi(*tables: Tensor) -> tuple[Tensor, ...]:
     """The most probable path [*B, T], -1 beyond a sequence's length; failed."""
-    steps = _steps(log_initial.double(), log_transition.double(), log_likelihood.double(), lengths)
+    steps = _steps(*_double(*tables))
     message, best = steps.log_initial, []
     for t, likelihood in enumerate(steps.likelihoods):
         weight = likelihood + message
@@ -147,24 +142,23 @@ def viterbi(
         if t + 1 < len(steps.likelihoods):
             message = (best[-1].unsqueeze(-1) + steps.transition(t)).amax(-2)
     failed = _first(torch.stack(steps.active, -1) & ~torch.stack(best, -2).amax(-1).isfinite())
-    return _trace(steps, best, lengths, lambda t, score: score.argmax(-1)), failed
+    return _trace(steps, best, lambda t, score: score.argmax(-1)), failed
 
 
-def sample(
-    log_initial: Tensor, log_transition: Tensor, log_likelihood: Tensor, lengths: Tensor, uniform: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Paths [n, *B, T] drawn from the posterior by inverting its distribution at `uniform` [n, *B, T]; failed."""
-    steps = _steps(log_initial.double(), log_transition.double(), log_likelihood.double(), lengths)
+def sample(*tables_and_uniform: Tensor) -> tuple[Tensor, ...]:
+    """Paths [n, *B, T] drawn from the posterior by inverting its distribution at uniform numbers [n, *B, T]; failed."""
+    *tables, uniform = tables_and_uniform
+    steps = _steps(*_double(*tables))
     states, _, failed = _forward(steps)
 
     def pick(t: int, score: Tensor) -> Tensor:
         weight = (score - score.amax(-1, keepdim=True)).exp()
         return invert(weight, uniform[..., t : t + 1]).squeeze(-1)
 
-    return _trace(steps, [state.expand(*uniform.shape[:-1], -1) for state in states], lengths, pick), failed
+    return _trace(steps, [state.expand(*uniform.shape[:-1], -1) for state in states], pick), failed
 
 
-def _trace(steps: _Steps, scores: list[Tensor], lengths: Tensor, pick: Callable[[int, Tensor], Tensor]) -> Tensor:
+def _trace(steps: _Steps, scores: list[Tensor], pick: Callable[[int, Tensor], Tensor]) -> Tensor:
     """Go back from the last step, choosing each state by its score plus the transition into the next one."""
     path, following = [], None
     for t in reversed(range(len(scores))):
@@ -172,7 +166,7 @@ def _trace(steps: _Steps, scores: list[Tensor], lengths: Tensor, pick: Callable[
         if following is not None:
             into = steps.transition(t).expand(*score.shape, score.shape[-1])
             into = into.gather(-1, following[..., None, None].expand(*score.shape, 1)).squeeze(-1)
-            score = torch.where((lengths > t + 1).unsqueeze(-1), score + into, score)
+            score = torch.where(steps.active[t + 1].unsqueeze(-1), score + into, score)
         following = pick(t, score)
         path.append(torch.where(steps.active[t], following, -1))
     return torch.stack(path[::-1], -1)

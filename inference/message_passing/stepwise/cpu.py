@@ -150,20 +150,11 @@ def _range(n0, n1, inputs, outputs, sweeps, independent):
 
 
 @op.filter.kernel("cpu")
-def filter(
-    log_redrawn: Tensor,
-    log_held: Tensor,
-    log_state: Tensor,
-    log_odds: Tensor,
-    log_initial: Tensor,
-    gate: Tensor | None,
-    lengths: Tensor,
-    sweeps: int,
-    independent: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    given = log_odds.new_empty(len(lengths), 0) if gate is None else gate
-    tables = (log_redrawn, log_held, log_state, log_odds, log_initial, given, lengths)
-    inputs = Inputs._make(table.detach().contiguous().numpy() for table in tables)
+def filter(*given: Any) -> tuple[Tensor, ...]:
+    *tables, gate, lengths, sweeps, independent = given
+    log_redrawn, log_odds = tables[0], tables[3]
+    gate = log_odds.new_empty(len(lengths), 0) if gate is None else gate
+    inputs = Inputs._make(table.detach().contiguous().numpy() for table in (*tables, gate, lengths))
     redraw, bound, change = (log_redrawn.new_zeros(log_redrawn.shape[:2]) for _ in range(3))
     results = log_redrawn.new_zeros(log_redrawn.shape), redraw, bound, change, torch.full_like(lengths, -1)
     outputs = Outputs._make(table.numpy() for table in results)

@@ -32,34 +32,30 @@ stays at $\rho$. In the first form, "mean_field", it is the gate that learns, an
 """
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ...numerics.checks import check_lengths, check_possible, check_same_kind, check_start, common_batch
-from ...numerics.op import Op, blank
+from ...numerics.op import Op, blank, tensors
 from . import plain
 
 Form = Literal["mean_field", "conditional"]
 
 
-def _fake(
-    redrawn: Tensor,
-    held: Tensor,
-    state: Tensor,
-    odds: Tensor,
-    initial: Tensor,
-    gate: Tensor | None,
-    lengths: Tensor,
-    *_: object,
-) -> tuple[Tensor, ...]:
+def _fake(redrawn: Tensor, *others: Any) -> tuple[Tensor, ...]:
     by_step = (blank(redrawn, redrawn.shape[:2]) for _ in range(3))
-    return blank(redrawn), *by_step, blank(lengths)
+    return blank(redrawn), *by_step, blank(others[5])
 
 
-filter = Op("filter_vmp", plain.filter, _fake)
+filter = Op(
+    "filter_vmp(Tensor log_redrawn, Tensor log_held, Tensor log_state, Tensor log_odds, Tensor log_initial, "
+    f"Tensor? gate, Tensor lengths, int sweeps, bool independent) -> {tensors(5)}",
+    plain.filter,
+    _fake,
+)
 """state [N, T, K], redraw, bound and change [N, T], and the first impossible step or -1 [N].
 
 From log_redrawn [N, T, K], log_held [N, T, K] or [N, T, 1], log_state [N, K], log_odds [N, T], log_initial [N, K],

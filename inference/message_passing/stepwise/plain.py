@@ -1,5 +1,7 @@
 """Mean field on one gate and one state a step in plain torch, over all sequences at once; differentiable."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
@@ -7,18 +9,9 @@ from torch.nn.functional import logsigmoid
 from ...numerics.logs import NEVER, POSSIBLE
 
 
-def filter(
-    log_redrawn: Tensor,
-    log_held: Tensor,
-    log_state: Tensor,
-    log_odds: Tensor,
-    log_initial: Tensor,
-    gate: Tensor | None,
-    lengths: Tensor,
-    sweeps: int,
-    independent: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def filter(*given: Any) -> tuple[Tensor, ...]:
     """state [N, T, K], redraw, bound and change [N, T], failed [N]; see `op.filter`."""
+    log_redrawn, log_held, log_state, log_odds, log_initial, gate, lengths, sweeps, independent = given
     sequences, steps, states = log_redrawn.shape
     inside = torch.arange(steps, device=lengths.device) < lengths.unsqueeze(-1)
     redrawn, held = (_finite(t.where(inside.unsqueeze(-1), 0.0)).transpose(0, 1) for t in (log_redrawn, log_held))

@@ -36,7 +36,11 @@ Gate = Literal["redraw", "hold", "ratio", "free"]
 Candidate = Literal["linear", "tanh", "positive", "simplex"]
 PARTS: dict[str, int] = {"redraw": 2, "hold": 2, "ratio": 3, "free": 3}
 
-scan = Op("gated_scan", plain.gated_scan, fake=lambda pre, h0, *options: blank(h0, (*pre.shape[:2], h0.shape[1])))
+scan = Op(
+    "gated_scan(Tensor pre, Tensor h0, str gate, str candidate, int block) -> Tensor",
+    plain.gated_scan,
+    fake=lambda pre, h0, *options: blank(h0, (*pre.shape[:2], h0.shape[1])),
+)
 """All states [N, T, D] from pre-activations [N, T, parts * D], states before them [N, D], gate, candidate and block."""
 
 

@@ -19,7 +19,11 @@ from ...numerics.checks import check_same_kind, common_batch
 from ...numerics.op import Op, blank
 from . import plain
 
-scan = Op("linear_scan", plain.scan, fake=lambda first, second, h0, lerp: blank(second))
+scan = Op(
+    "linear_scan(Tensor first, Tensor second, Tensor h0, bool lerp) -> Tensor",
+    plain.scan,
+    fake=lambda first, second, h0, lerp: blank(second),
+)
 """`h_t = first_t h_{t-1} + second_t`, or `h_t = (1 - first_t) h_{t-1} + first_t second_t` if `lerp`.
 
 From first and second [N, T, D] and h0 [N, D] to all states [N, T, D].

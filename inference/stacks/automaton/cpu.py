@@ -16,19 +16,13 @@ starts.kernel("cpu")(start)
 
 
 @pushdown.kernel("cpu")
-def inside(
-    log_initial: Tensor,
-    log_push: Tensor,
-    log_replace: Tensor,
-    log_bottom: Tensor,
-    log_pop: Tensor,
-    log_evidence: Tensor | None,
-    best: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def inside(log_initial: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    *weights, best = given
+    log_push, log_pop = weights[0], weights[3]
     T = log_push.shape[1]
     tables = new_tables(log_initial, log_pop.shape[-1], T)
-    weights, filled = _weights(log_push, log_replace, log_bottom, log_pop, log_evidence), Tables(*arrays(*tables))
-    in_parallel([partial(forward, part, (1, T), int(best), weights, filled) for part in shares(log_pop, T**3 / 3)])
+    arguments = (1, T), int(best), _weights(*weights), Tables(*arrays(*tables))
+    in_parallel([partial(forward, part, *arguments) for part in shares(log_pop, T**3 / 3)])
     return tables
 
 

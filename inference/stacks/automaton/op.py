@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...numerics.op import Op, Variants, blank
+from ...numerics.op import Op, Variants, blank, tensors
 from . import plain
 from .runs import Choose as Choose
 from .runs import Runs as Runs
@@ -39,7 +39,12 @@ def _fake(initial: Tensor, push: Tensor, *others: Any) -> tuple[Tensor, Tensor, 
     return segment, matched, below, log_top
 
 
-pushdown = Op("pushdown", plain.pushdown, _fake)
+pushdown = Op(
+    "pushdown(Tensor log_initial, Tensor log_push, Tensor log_replace, Tensor log_bottom, Tensor log_pop, "
+    f"Tensor? log_evidence, bool best) -> {tensors(4)}",
+    plain.pushdown,
+    _fake,
+)
 """The tables of `Inside`, but segment by time, configuration at that time, element, and configuration newly on top.
 
 From the tables of `Weights` in float64, and whether to take the best runs instead of all.

@@ -80,16 +80,9 @@ def start(log_initial: Float[Tensor, "B K"], n_states: int, n_steps: int = 0, be
     return Tape((_identity(log_initial),), (log_initial,), (), none, log_initial[:, None], n_states, best)
 
 
-def pushdown(
-    log_initial: Tensor,
-    log_push: Tensor,
-    log_replace: Tensor,
-    log_bottom: Tensor,
-    log_pop: Tensor,
-    log_evidence: Tensor | None,
-    best: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def pushdown(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The tables of all steps; see `op.pushdown`."""
+    log_initial, log_push, log_replace, log_bottom, log_pop, log_evidence, best = given
     n = log_push.shape[1] + 1
     tape = start(log_initial, int(log_pop.shape[-1]), best=best)
     matched, log_top = [_padded(tape.matched, n)], [_padded(tape.log_top, n)]
