@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+_NAMESPACE = __name__.partition(".")[0]  # samplehold, but where its files are imported under another name
 _COMPILERS = {"cpu": "numba", "cuda": "triton"}
 _defined: dict[str, "Op"] = {}
 
@@ -59,11 +60,11 @@ class Op:
         if self.name in _defined:  # its file was loaded again
             _defined[self.name]._library._destroy()
         _defined[self.name] = self
-        self._library = torch.library.Library("samplehold", "FRAGMENT")
+        self._library = torch.library.Library(_NAMESPACE, "FRAGMENT")
         self._adjoints: dict[str, tuple[Function, Callable[..., bool]]] = {}
         self.overload = self._define(schema, fake)
         self._library.impl(self.name, lambda *given: _contiguous(plain(*given)), "CompositeExplicitAutograd")
-        name, steps = f"samplehold::{self.name}", {"setup_context": self._save, "lib": self._library}
+        name, steps = f"{_NAMESPACE}::{self.name}", {"setup_context": self._save, "lib": self._library}
         torch.library.register_autograd(name, self._differentiate, **steps)
 
     def __call__(self, *arguments: Any) -> Any:
@@ -111,8 +112,8 @@ class Op:
 
     def _define(self, schema: str, fake: Function) -> Any:
         name = self._library.define(schema)
-        torch.library.register_fake(f"samplehold::{name}", fake, lib=self._library)
-        return getattr(torch.ops.samplehold, name).default
+        torch.library.register_fake(f"{_NAMESPACE}::{name}", fake, lib=self._library)
+        return getattr(getattr(torch.ops, _NAMESPACE), name).default
 
     def _save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         outputs = output if isinstance(output, tuple) else (output,)

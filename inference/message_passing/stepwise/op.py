@@ -38,7 +38,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...numerics.checks import check_lengths, check_possible, check_same_kind, check_start, common_batch
+from ...numerics.checks import (
+    check_lengths,
+    check_possible,
+    check_same_kind,
+    check_shape,
+    check_start,
+    check_steps,
+    common_batch,
+)
 from ...numerics.op import Op, blank, tensors
 from . import plain
 
@@ -107,6 +115,7 @@ def filter_steps(
     >>> log_redrawn = torch.tensor([[0.0, -5.0], [-5.0, 0.0]])  # the second observation fits the other state
     >>> found = filter_steps(log_redrawn, log_redrawn, torch.tensor([0.5, 0.5]).log(), torch.zeros(2))
     >>> found.redraw, found.state[1].argmax()
+    (tensor([1.0000, 0.9863]), tensor(1))
     """
     check_same_kind(
         log_redrawn=log_redrawn,
@@ -117,9 +126,16 @@ def filter_steps(
         gate=gate,
     )
     _check_arguments(gate, sweeps, form)
-    batch = _check_shapes(log_redrawn, log_held, log_state, log_odds, log_initial, gate)
+    steps, states = check_steps("log_redrawn", log_redrawn)
+    batch = common_batch(
+        log_redrawn=log_redrawn.shape[:-2],
+        log_held=check_shape("log_held", log_held, (steps, states), (steps, 1)),
+        log_state=check_shape("log_state", log_state, (states,)),
+        log_odds=check_shape("log_odds", log_odds, (steps,)),
+        log_initial=check_shape("log_initial", log_initial, (states,)),
+        gate=check_shape("gate", gate, (steps,)),
+    )
     check_start(log_initial)
-    steps, states = log_redrawn.shape[-2:]
     counts = check_lengths(lengths, batch, steps, log_redrawn.device)
     if log_initial is None:
         first = torch.arange(steps, device=log_odds.device) == 0
@@ -144,32 +160,3 @@ def _check_arguments(gate: Tensor | None, sweeps: int, form: str) -> None:
     if gate is not None and not bool(((gate >= 0) & (gate <= 1)).all()):
         bad = gate[~((gate >= 0) & (gate <= 1))]
         raise ValueError(f"gate: got {float(bad[0])}, expected probabilities; pass logits through a sigmoid.")
-
-
-def _check_shapes(
-    log_redrawn: Tensor,
-    log_held: Tensor,
-    log_state: Tensor,
-    log_odds: Tensor,
-    log_initial: Tensor | None,
-    gate: Tensor | None,
-) -> torch.Size:
-    if log_redrawn.dim() < 2 or 0 in log_redrawn.shape[-2:]:
-        raise ValueError(f"log_redrawn: got shape {list(log_redrawn.shape)}, expected [*batch, T, K] with T, K >= 1.")
-    steps, states = log_redrawn.shape[-2:]
-    fits = {
-        "log_held": (log_held, ((steps, states), (steps, 1))),
-        "log_state": (log_state, ((states,),)),
-        "log_odds": (log_odds, ((steps,),)),
-        "log_initial": (log_initial, ((states,),)),
-        "gate": (gate, ((steps,),)),
-    }
-    leading = {"log_redrawn": log_redrawn.shape[:-2]}
-    for name, (table, allowed) in fits.items():
-        own = len(allowed[0])
-        if table is not None and tuple(table.shape[-own:]) not in allowed:
-            expected = " or ".join(f"[*batch, {', '.join(map(str, shape))}]" for shape in allowed)
-            raise ValueError(f"{name}: got shape {list(table.shape)}, expected {expected}.")
-        if table is not None:
-            leading[name] = table.shape[:-own]
-    return common_batch(**leading)

@@ -58,7 +58,7 @@ def inside(weights: Weights, best: bool = False) -> Inside:
     >>> never = torch.full_like(half, -torch.inf)
     >>> weights = Weights(torch.zeros(1, 1), half, never, half, half)  # a pop on the bottom holds it
     >>> inside(weights).log_top[0, -1].exp().flatten()  # elements 0 to 3 on top in the end
-    tensor([0.3750, 0.2500, 0.0000, 0.3750], dtype=torch.float64)
+    tensor([0.3750, 0.1250, 0.0000, 0.5000], dtype=torch.float64)
     """
     tables = [None if x is None else x.double() for x in vars(weights).values()]
     segment, matched, below, log_top = pushdown(*tables, best)
@@ -91,7 +91,13 @@ def start(log_initial: Float[Tensor, "B K"], n_states: int, n_steps: int = 16) -
 def advance(
     tape: Any, log_push: Float[Tensor, "B K K"], log_replace: Float[Tensor, "B K K"], log_pop: Float[Tensor, "B K Q"]
 ) -> tuple[Float[Tensor, "B n K"], Tape]:
-    """log_top [B, t + 1, K] after one more step, differentiable, and the longer run; the given run stays valid."""
+    """log_top [B, t + 1, K] after one more step, differentiable, and the longer run; the given run stays valid.
+
+    >>> half = torch.tensor([[[0.5]]]).log()  # push or pop, one state and symbol
+    >>> log_top, run = advance(start(torch.zeros(1, 1), n_states=1), half, torch.full_like(half, -torch.inf), half)
+    >>> log_top.exp().flatten()  # a pop on the bottom has no weight: half of the runs are left, with the new one on top
+    tensor([0.0000, 0.5000])
+    """
     return tape.advance(log_push, log_replace, log_pop)
 
 
@@ -108,6 +114,11 @@ def carry(weights: Weights, tables: Inside, bottom: Float[Tensor, "B L"], push: 
     $$D_t[c] = P(c\ \text{on top at}\ t \mid \text{all})\; E[label \mid c\ \text{on top at}\ t, \text{all}]$$
 
     O(T^3 L) time and O(T^2 L) memory.
+
+    Arguments:
+        tables: of `inside`.
+        push: from labels, one for each of some elements, and the first and the end of their numbers, to labels with
+            these elements pushed.
     """
     B, T = weights.log_pop.shape[:2]
     N, M = tables.segment[:, :, 0, 0], tables.matched[:, :, 0, 0]
@@ -139,7 +150,7 @@ def carry(weights: Weights, tables: Inside, bottom: Float[Tensor, "B L"], push: 
 def expected_use(build: Callable[..., Weights], *leaves: Tensor) -> tuple[Tensor, ...]:
     """How often a run uses each leaf: the gradient of log Z, where `build(*leaves)` makes the weights from log-weights.
 
-    Differentiable in turn if a leaf needs a gradient.
+    Shaped like the leaves; differentiable in turn if a leaf needs a gradient.
     """
     again = torch.is_grad_enabled() and any(x.requires_grad for x in leaves)
     with torch.enable_grad():
@@ -150,7 +161,7 @@ def expected_use(build: Callable[..., Weights], *leaves: Tensor) -> tuple[Tensor
 
 
 def log_total(tables: Inside) -> Float[Tensor, " B"]:
-    """log Z of all runs."""
+    """log Z of all runs: the log of the sum of the weights of all runs of T steps."""
     return torch.logsumexp(tables.log_top[:, -1].flatten(1), -1)
 
 
