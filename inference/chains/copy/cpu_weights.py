@@ -19,7 +19,6 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import DTypeLike, NDArray
 
-from ...numerics import lanes
 from ...numerics.compilation import kernel
 from ...numerics.elementary import exp
 
@@ -131,13 +130,8 @@ def _shift(table, t, shift, lowest, out, r):
 
 @kernel
 def _exponentials(x):
-    width = lanes.width(x)
-    whole = len(x) - len(x) % width
-    for k in range(0, whole, width):
-        lanes.store(x, k, exp(lanes.load(x, k)))
-    if whole < len(x):
-        rest = len(x) - whole
-        lanes.store_some(x, whole, exp(lanes.load_some(x, whole, rest, x[0])), rest)
+    for k in range(len(x)):
+        x[k] = exp(x[k])
 
 
 @kernel

@@ -24,30 +24,22 @@ Results = tuple[Tensor, ...]
 
 @op.filter.kernel("cpu")
 def filter(*tables: Tensor) -> tuple[Tensor, ...]:
-    def quickly(flat: Tables) -> tuple[np.ndarray, Results]:
-        scaled = filter_scaled(flat)
-        return scaled.certain, (scaled.log_normalizer, scaled.state, scaled.log_increment)
-
     def exactly(flat: Tables) -> tuple[Tensor, Results]:
         log_state, increment, failed = _filter_logs(flat)
         return failed, (increment.sum(-1), log_state.exp_(), increment)
 
-    return _answer(tables, quickly, exactly)
+    return _answer(tables, filter_scaled, exactly)
 
 
 @op.posterior.kernel("cpu")
 def posterior(*tables: Tensor) -> tuple[Tensor, ...]:
-    def quickly(flat: Tables) -> tuple[np.ndarray, Results]:
-        scaled = smooth_scaled(flat)
-        return scaled.certain, (scaled.log_normalizer, scaled.state, scaled.counts.unsqueeze(1))
-
     def exactly(flat: Tables) -> tuple[Tensor, Results]:
         state, increment, failed = _filter_logs(flat)
         pairs = state.new_zeros(len(state), *flat.log_transition.shape[1:])
         _over_sequences(smooth_logs, flat, state, pairs)
         return failed, (increment.sum(-1), state, pairs)
 
-    return _answer(tables, quickly, exactly)
+    return _answer(tables, smooth_scaled, exactly)
 
 
 @op.viterbi.kernel("cpu")

@@ -60,61 +60,63 @@ def flatten(log_initial: Tensor, log_transition: Tensor, log_likelihood: Tensor,
 
 
 class Scaled(NamedTuple):
-    """Chains filtered or smoothed; `certain` [B] says where no digit was lost."""
+    """Chains filtered or smoothed."""
 
-    certain: np.ndarray
+    inputs: Inputs
+    certain: Any  # [B, 2], whether a sweep in either direction kept every digit
     log_normalizer: Tensor  # [B]
     state: Tensor  # [B, T, K]
     log_increment: Tensor  # [B, T]; empty if smoothed
     counts: Tensor  # [B, K, K]; empty if only filtered
 
-
-class _Job(NamedTuple):
-    inputs: Inputs
-    outputs: Outputs
-    result: Scaled  # what is written, as tensors
-    into_first: np.ndarray  # [B], log of the largest initial probability
-    into_next: np.ndarray  # [B], log of the largest transition probability
-    least: np.ndarray  # [B], the least transition probability
+    def outputs(self) -> Outputs:
+        total, state, increment, counts = (tensor.view(-1).numpy() for tensor in self[2:])
+        return Outputs(state, total, increment, counts, self.certain.ravel())
 
 
-def filter_scaled(tables: Tables) -> Scaled:
-    """State is P(s_t | x_1..t)."""
-    job = _prepare(tables, smoothing=False)
+def filter_scaled(tables: Tables) -> tuple[np.ndarray, tuple[Tensor, ...]]:
+    """Where no digit was lost; log p(x), P(s_t | x_1..t) and log p(x_t | x_1..t-1)."""
+    job, scale = _prepare(tables, smoothing=False)
     _go_along(tables, job, smoothing=False)
-    increment = job.result.log_increment.numpy()
+    increment = job.log_increment.numpy()
     moved = np.arange(job.inputs.n_steps) < tables.lengths[:, None]
-    increment += np.where(moved, job.into_next[:, None], 0).astype(increment.dtype)
-    increment[:, 0] += (job.into_first - job.into_next).astype(increment.dtype)
-    result = _result(tables, job)
-    return result._replace(certain=result.certain & (job.least >= _MIXES[result.state.dtype]))
+    increment += np.where(moved, scale.next[:, None], 0).astype(increment.dtype)
+    increment[:, 0] += (scale.first - scale.next).astype(increment.dtype)
+    mixes = scale.least >= _MIXES[job.state.dtype]
+    return job.certain.all(1) & mixes, (scale.of_all(tables, job), job.state, job.log_increment)
 
 
-def smooth_scaled(tables: Tables) -> Scaled:
-    """State is P(s_t | x), counts are the expected numbers of transitions."""
-    job = _prepare(tables, smoothing=True)
-    work = job.inputs.n_steps * padded(job.inputs.n_states, job.result.state.itemsize)
+def smooth_scaled(tables: Tables) -> tuple[np.ndarray, tuple[Tensor, ...]]:
+    """Where no digit was lost; log p(x), P(s_t | x) and the expected numbers of transitions."""
+    job, scale = _prepare(tables, smoothing=True)
+    work = job.inputs.n_steps * padded(job.inputs.n_states, job.state.itemsize)
     if work >= _MIN_HALVED and 2 * len(tables.lengths) <= torch.get_num_threads():
         _go_from_both_ends(job)
     else:
         _go_along(tables, job, smoothing=True)
-    return _result(tables, job)
+    return job.certain.all(1), (scale.of_all(tables, job), job.state, job.counts.unsqueeze(1))
 
 
-def _prepare(tables: Tables, *, smoothing: bool) -> _Job:
+class _Scale(NamedTuple):
+    """What the tables of each sequence were divided by, [B]."""
+
+    first: np.ndarray  # log of the largest initial probability
+    next: np.ndarray  # log of the largest transition probability
+    least: np.ndarray  # the least transition probability then
+
+    def of_all(self, tables: Tables, job: Scaled) -> Tensor:
+        """log p(x)."""
+        total = job.log_normalizer.numpy()
+        total += self.first + self.next * (tables.lengths - 1)
+        return job.log_normalizer.to(job.state.dtype)
+
+
+def _prepare(tables: Tables, *, smoothing: bool) -> tuple[Scaled, _Scale]:
     n, (n_steps, n_states) = len(tables.lengths), tables.log_likelihood.shape[1:]
-    number = tables.log_initial.dtype.type
     dtype = torch.from_numpy(tables.log_initial[:0]).dtype
-    start, into_first = _probabilities(tables.log_initial)
-    matrix, into_next = _probabilities(tables.log_transition[:, 0])
-    result = Scaled(
-        certain=np.ones((n, 2), np.uint8),
-        log_normalizer=torch.empty(n, dtype=torch.float64),
-        state=torch.empty(n, n_steps, n_states, dtype=dtype),
-        log_increment=torch.empty(0 if smoothing else n, n_steps, dtype=dtype),
-        counts=torch.empty(n if smoothing else 0, n_states, n_states, dtype=dtype),
-    )
-    p = padded(n_states, dtype.itemsize)
+    start, first = _probabilities(tables.log_initial)
+    matrix, following = _probabilities(tables.log_transition[:, 0])
+    p, number = padded(n_states, dtype.itemsize), start.dtype.type
     inputs = Inputs(
         log_likelihood=tables.log_likelihood.ravel(),
         likelihood_of=tables.likelihood_of,
@@ -129,10 +131,16 @@ def _prepare(tables: Tables, *, smoothing: bool) -> _Job:
         tiny=number(TINY[dtype]),
         least=number(LEAST[dtype]),
     )
-    total, state, increment, counts = (tensor.view(-1).numpy() for tensor in result[1:])
-    outputs = Outputs(state, total, increment, counts, result.certain.ravel())
-    least = matrix.min((1, 2))[tables.transition_of]
-    return _Job(inputs, outputs, result, into_first[tables.initial_of], into_next[tables.transition_of], least)
+    job = Scaled(
+        inputs,
+        certain=np.ones((n, 2), np.uint8),
+        log_normalizer=torch.empty(n, dtype=torch.float64),
+        state=torch.empty(n, n_steps, n_states, dtype=dtype),
+        log_increment=torch.empty(0 if smoothing else n, n_steps, dtype=dtype),
+        counts=torch.empty(n if smoothing else 0, n_states, n_states, dtype=dtype),
+    )
+    moves = tables.transition_of
+    return job, _Scale(first[tables.initial_of], following[moves], matrix.min((1, 2))[moves])
 
 
 def _probabilities(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -158,17 +166,9 @@ def _widened(table: np.ndarray, p: int) -> np.ndarray:
     return wide
 
 
-def _result(tables: Tables, job: _Job) -> Scaled:
-    total = job.result.log_normalizer.numpy()
-    total += job.into_first + job.into_next * (tables.lengths - 1)
-    return job.result._replace(
-        certain=job.result.certain.all(1), log_normalizer=job.result.log_normalizer.to(job.result.state.dtype)
-    )
-
-
-def _go_along(tables: Tables, job: _Job, *, smoothing: bool) -> None:
+def _go_along(tables: Tables, job: Scaled, *, smoothing: bool) -> None:
     """Sequences side by side in groups, and groups spread over threads."""
-    inputs, dtype = job.inputs, job.result.state.dtype
+    inputs, outputs, dtype = job.inputs, job.outputs(), job.state.dtype
     work = len(tables.lengths) * inputs.n_steps * padded(inputs.n_states, dtype.itemsize)
     n_threads = min(torch.get_num_threads(), max(1, work // _MIN_WORK))
     groups = _groups(tables, n_threads)
@@ -177,7 +177,7 @@ def _go_along(tables: Tables, job: _Job, *, smoothing: bool) -> None:
     sweeps = (there, back) if smoothing else (there,)
     # made here, not by the threads: torch lets go of the interpreter for each, and they would wait for one another
     rooms = [workspace(inputs.n_states, dtype, counts=smoothing) for _ in shares]
-    tasks = [partial(run, inputs, job.outputs, room, own, sweeps) for room, own in zip(rooms, shares, strict=True)]
+    tasks = [partial(run, inputs, outputs, room, own, sweeps) for room, own in zip(rooms, shares, strict=True)]
     if tasks:
         in_parallel(tasks)
 
@@ -191,19 +191,19 @@ def _groups(tables: Tables, n_threads: int) -> np.ndarray:
     return groups
 
 
-def _go_from_both_ends(job: _Job) -> None:
+def _go_from_both_ends(job: Scaled) -> None:
     """Two threads a sequence: each sweeps from its end to the middle, and on to meet what the other one recorded."""
-    inputs, counts = job.inputs, job.result.counts
+    inputs, written, counts = job.inputs, job.outputs(), job.counts
     ways = [(b, forward) for b in range(len(counts)) for forward in (True, False)]
     rooms = [workspace(inputs.n_states, counts.dtype, counts=True) for _ in ways]
-    halves = np.zeros((2, counts.numel()), job.outputs.counts.dtype)
+    halves = np.zeros((2, counts.numel()), written.counts.dtype)
 
     def go(way: int, meets: bool) -> None:
         b, forward = ways[way]
         alone = np.array([[b, *[-1] * (GROUP - 1)]])
-        outputs = job.outputs._replace(counts=halves[int(forward)])
+        outputs = written._replace(counts=halves[int(forward)])
         run(inputs, outputs, rooms[way], alone, (Sweep(forward, meets, int(inputs.lengths[b]) // 2),))
 
     for meets in (False, True):
         in_parallel([partial(go, way, meets) for way in range(len(ways))])
-    np.sum(halves, 0, out=job.outputs.counts)
+    np.sum(halves, 0, out=written.counts)

@@ -47,12 +47,10 @@ _at = np.uintp  # an unsigned index: numba need not ask whether it counts from t
 def _activate_gates(kind, x, lo, units, n, rows):
     """Fill the rows of holds and draws, and, for two gates, the slopes that `_gate_gradients` multiplies with."""
     one = type(rows[0])(1)
-    if kind == _REDRAW:
+    if kind in (_REDRAW, _HOLD):
+        sign = one if kind == _HOLD else -one
         for d in range(n):
-            rows[_DRAWS + d], rows[_HOLDS + d] = sigmoids(x[_at(lo + d)])
-    elif kind == _HOLD:
-        for d in range(n):
-            rows[_HOLDS + d], rows[_DRAWS + d] = sigmoids(x[_at(lo + d)])
+            rows[_HOLDS + d], rows[_DRAWS + d] = sigmoids(sign * x[_at(lo + d)])
     elif kind == _FREE:
         for d in range(n):
             rows[_HOLDS + d], rows[_SLOPES_F + d] = sigmoids(x[_at(lo + d)])
