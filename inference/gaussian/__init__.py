@@ -1,0 +1,5 @@
+"""Normal log densities of every step under every state, and the weighted moments that fit them: see `op`."""
+
+from ..numerics.op import load_kernels
+
+load_kernels(__name__)

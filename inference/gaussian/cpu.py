@@ -10,23 +10,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..numerics.workers import in_parallel, kernel, ranges
+from ..numerics.compilation import kernel
+from ..numerics.op import blank
+from ..numerics.threads import in_parallel, ranges
+from .op import diagonal_density, diagonal_moments, full_density, full_moments
+from .plain import LOG_2PI
 
 BLOCK = 256  # steps worked on together: residuals and weights of a block stay in the first-level cache
 _MIN_WORK = 1 << 19  # steps times numbers of a covariance that repay a second thread
-LOG_2PI = float(np.log(2 * np.pi))
 
 
 @kernel
-def _full_density(x, loc, chol, constant, out, start, stop):
+def _columns(x, begin, size, columns):
+    for n in range(size):
+        for f in range(x.shape[1]):
+            columns[f, n] = x[begin + n, f]
+
+
+@kernel
+def _full_density(steps, x, loc, chol, constant, out):
     n_states, n_features = loc.shape
     columns = np.empty((n_features, BLOCK), x.dtype)
     total, whitened = np.empty(BLOCK, x.dtype), np.empty(BLOCK, x.dtype)
-    for begin in range(start, stop, BLOCK):
-        size = min(BLOCK, stop - begin)
-        for n in range(size):
-            for f in range(n_features):
-                columns[f, n] = x[begin + n, f]
+    for begin in range(steps[0], steps[1], BLOCK):
+        size = min(BLOCK, steps[1] - begin)
+        _columns(x, begin, size, columns)
         for k in range(n_states):
             for n in range(size):
                 total[n] = constant[k]
@@ -44,15 +52,13 @@ def _full_density(x, loc, chol, constant, out, start, stop):
 
 
 @kernel
-def _diagonal_density(x, loc, precision, constant, out, start, stop):
+def _diagonal_density(steps, x, loc, precision, constant, out):
     n_states, n_features = loc.shape
     columns = np.empty((n_features, BLOCK), x.dtype)
     total = np.empty(BLOCK, x.dtype)
-    for begin in range(start, stop, BLOCK):
-        size = min(BLOCK, stop - begin)
-        for n in range(size):
-            for f in range(n_features):
-                columns[f, n] = x[begin + n, f]
+    for begin in range(steps[0], steps[1], BLOCK):
+        size = min(BLOCK, steps[1] - begin)
+        _columns(x, begin, size, columns)
         for k in range(n_states):
             for n in range(size):
                 total[n] = constant[k]
@@ -66,12 +72,13 @@ def _diagonal_density(x, loc, precision, constant, out, start, stop):
 
 
 @kernel
-def _sums(x, weights, about, full, count, first, second, start, stop):
+def _sums(steps, full, x, weights, about, sums):
+    count, first, second = sums
     n_states, n_features = about.shape
     residual = np.empty((n_features, BLOCK), x.dtype)
     weight, weighted = np.empty(BLOCK, x.dtype), np.empty(BLOCK, x.dtype)
-    for begin in range(start, stop, BLOCK):
-        size = min(BLOCK, stop - begin)
+    for begin in range(steps[0], steps[1], BLOCK):
+        size = min(BLOCK, steps[1] - begin)
         for k in range(n_states):
             total = 0.0
             for n in range(size):
@@ -95,11 +102,13 @@ def _sums(x, weights, about, full, count, first, second, start, stop):
                     second[k, f, g] += total
 
 
+@diagonal_density.kernel("cpu")
 def normal_log_density(x: Tensor, loc: Tensor, precision: Tensor) -> Tensor:
     constant = 0.5 * (precision.log().sum(-1) - x.shape[-1] * LOG_2PI)
     return _density(_diagonal_density, x, loc, precision, constant)
 
 
+@full_density.kernel("cpu")
 def multivariate_normal_log_density(x: Tensor, loc: Tensor, chol_precision: Tensor) -> Tensor:
     half_log_det = chol_precision.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     return _density(_full_density, x, loc, chol_precision, half_log_det - 0.5 * x.shape[-1] * LOG_2PI)
@@ -107,23 +116,25 @@ def multivariate_normal_log_density(x: Tensor, loc: Tensor, chol_precision: Tens
 
 def _density(fused, x: Tensor, loc: Tensor, spread: Tensor, constant: Tensor) -> Tensor:
     restarts, n_steps = loc.shape[:-2], x.shape[0]
-    out = torch.empty(*restarts, n_steps, loc.shape[-2], dtype=x.dtype)
+    out = blank(x, (*restarts, n_steps, loc.shape[-2]))
     tables = [_rows(t, len(restarts)) for t in (loc, spread, constant, out)]
     rows = x.detach().contiguous().numpy()
     tasks = [
-        partial(fused, rows, *(table[r] for table in tables), start, stop)
+        partial(fused, steps, rows, *(table[r] for table in tables))
         for r in range(len(tables[0]))
-        for start, stop in _pieces(n_steps, len(tables[0]), loc)
+        for steps in _pieces(n_steps, len(tables[0]), loc)
     ]
     in_parallel(tasks)
     return out
 
 
+@diagonal_moments.kernel("cpu")
 def normal_moments(x: Tensor, weights: Tensor, about: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     count, first, second = _moments(x, weights, about, False)
-    return count, first, second.diagonal(dim1=-2, dim2=-1)
+    return count, first, second.diagonal(dim1=-2, dim2=-1).contiguous()
 
 
+@full_moments.kernel("cpu")
 def multivariate_normal_moments(x: Tensor, weights: Tensor, about: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     count, first, second = _moments(x, weights, about, True)
     row, column = np.tril_indices(x.shape[-1], -1)
@@ -141,9 +152,9 @@ def _moments(x: Tensor, weights: Tensor, about: Tensor, full: bool) -> tuple[Ten
     rows, w, c = x.detach().contiguous().numpy(), _rows(weights, len(restarts)), _rows(about, len(restarts))
     partials = [_rows(s, 1 + len(restarts)).reshape(len(pieces), len(w), *s.shape[1 + len(restarts) :]) for s in sums]
     tasks = [
-        partial(_sums, rows, w[r], c[r], full, *(p[i, r] for p in partials), start, stop)
+        partial(_sums, steps, full, rows, w[r], c[r], tuple(p[i, r] for p in partials))
         for r in range(len(w))
-        for i, (start, stop) in enumerate(pieces)
+        for i, steps in enumerate(pieces)
     ]
     in_parallel(tasks)
     count, first, second = (s.sum(0) for s in sums)

@@ -12,14 +12,63 @@ Steps are
 complete here: emissions deal with what is missing.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..numerics.backends import HAS_NUMBA
-from . import plain as vectorized
+from ..numerics.op import Call, Gradients, Op, blank, tensors
+from . import plain
+
+
+def _fake_density(x: Tensor, loc: Tensor, spread: Tensor) -> Tensor:
+    return blank(loc, (*loc.shape[:-2], x.shape[0], loc.shape[-2]))
+
+
+def _fake_moments(x: Tensor, weights: Tensor, about: Tensor, full: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    own = x.shape[1:] if full else ()
+    return blank(about, about.shape[:-1]), blank(about), blank(about, (*about.shape, *own))
+
+
+# The gradient of a density is made of moments: with weights g, of g about the mean. Of x it is rarely asked for.
+
+
+def _diagonal_gradient(call: Call, grad: Tensor) -> Gradients | None:
+    x, loc, precision = call.inputs
+    if call.wanted[0]:
+        return None
+    count, first, second = diagonal_moments(x, grad, loc)
+    return None, precision * first, 0.5 * (count.unsqueeze(-1) / precision - second)
+
+
+def _full_gradient(call: Call, grad: Tensor) -> Gradients | None:
+    x, loc, chol = call.inputs
+    if call.wanted[0]:
+        return None
+    count, first, second = full_moments(x, grad, loc)
+    own = torch.diag_embed(count.unsqueeze(-1) / chol.diagonal(dim1=-2, dim2=-1))
+    chol = chol.tril()
+    return None, (chol @ (chol.mT @ first.unsqueeze(-1))).squeeze(-1), (own - second @ chol).tril()
+
+
+_MOMENTS = f"(Tensor x, Tensor weights, Tensor about) -> {tensors(3)}"
+_full_moments = partial(_fake_moments, full=True)
+diagonal_moments = Op("normal_moments" + _MOMENTS, plain.normal_moments, _fake_moments)
+full_moments = Op("multivariate_normal_moments" + _MOMENTS, plain.multivariate_normal_moments, _full_moments)
+diagonal_density = Op(
+    "normal_log_density(Tensor x, Tensor loc, Tensor precision) -> Tensor",
+    plain.normal_log_density,
+    _fake_density,
+    _diagonal_gradient,
+)
+full_density = Op(
+    "multivariate_normal_log_density(Tensor x, Tensor loc, Tensor chol_precision) -> Tensor",
+    plain.multivariate_normal_log_density,
+    _fake_density,
+    _full_gradient,
+)
 
 
 class Moments(NamedTuple):
@@ -33,38 +82,49 @@ class Moments(NamedTuple):
 def normal_log_density(
     x: Float[Tensor, "N F"], loc: Float[Tensor, "*r K F"], precision: Float[Tensor, "*r K F"]
 ) -> Float[Tensor, "*r N K"]:
-    """Log density of each step under each state, features independent with the given precisions."""
-    return _implementation(x, loc, precision).normal_log_density(x, loc, precision)
+    """Log density of each step under each state, features independent with the given precisions.
+
+    >>> x, loc = torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0], [1.0]])
+    >>> normal_log_density(x, loc, torch.ones(2, 1))
+    tensor([[-0.9189, -1.4189],
+            [-1.4189, -0.9189]])
+    """
+    return diagonal_density(x, loc, precision)
 
 
 def multivariate_normal_log_density(
     x: Float[Tensor, "N F"], loc: Float[Tensor, "*r K F"], chol_precision: Float[Tensor, "*r K F F"]
 ) -> Float[Tensor, "*r N K"]:
-    """Log density of each step under each state; precision = chol_precision chol_precision^T."""
-    return _implementation(x, loc, chol_precision).multivariate_normal_log_density(x, loc, chol_precision)
+    """Log density of each step under each state; precision = chol_precision chol_precision^T, of a lower factor.
+
+    >>> multivariate_normal_log_density(torch.zeros(1, 2), torch.zeros(1, 2), torch.eye(2).expand(1, 2, 2))
+    tensor([[-1.8379]])
+    """
+    return full_density(x, loc, chol_precision)
 
 
 def normal_moments(
     x: Float[Tensor, "N F"], weights: Float[Tensor, "*r N K"], about: Float[Tensor, "*#r #K F"]
 ) -> Moments:
-    """Weighted moments about `about`, second moments of each feature alone."""
-    about = about.expand(*weights.shape[:-2], weights.shape[-1], x.shape[-1])
-    return Moments(*_implementation(x, weights, about).normal_moments(x, weights, about))
+    """Weighted moments about `about`, second moments of each feature alone.
+
+    >>> normal_moments(torch.tensor([[1.0], [4.0]]), torch.tensor([[1.0], [0.5]]), torch.zeros(1, 1))
+    Moments(count=tensor([1.5000]), first=tensor([[3.]]), second=tensor([[9.]]))
+    """
+    return Moments(*diagonal_moments(x, weights, _about_each(about, weights)))
 
 
 def multivariate_normal_moments(
     x: Float[Tensor, "N F"], weights: Float[Tensor, "*r N K"], about: Float[Tensor, "*#r #K F"]
 ) -> Moments:
-    """Weighted moments about `about`, with the full second moments."""
-    about = about.expand(*weights.shape[:-2], weights.shape[-1], x.shape[-1])
-    return Moments(*_implementation(x, weights, about).multivariate_normal_moments(x, weights, about))
+    """Weighted moments about `about`, with the full second moments.
+
+    >>> multivariate_normal_moments(torch.tensor([[1.0, 2.0]]), torch.ones(1, 1), torch.zeros(1, 2)).second
+    tensor([[[1., 2.],
+             [2., 4.]]])
+    """
+    return Moments(*full_moments(x, weights, _about_each(about, weights)))
 
 
-def _implementation(*tensors: Tensor):
-    """The fused kernels where no gradient is asked for; plain torch, which autograd differentiates, elsewhere."""
-    differentiable = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-    if HAS_NUMBA and not differentiable and all(t.device.type == "cpu" for t in tensors):
-        from . import cpu as gaussian
-
-        return gaussian
-    return vectorized
+def _about_each(about: Tensor, weights: Tensor) -> Tensor:
+    return about.expand(*weights.shape[:-2], weights.shape[-1], about.shape[-1])

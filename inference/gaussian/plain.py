@@ -16,7 +16,7 @@ def normal_log_density(x: Tensor, loc: Tensor, precision: Tensor) -> Tensor:
 
 def multivariate_normal_log_density(x: Tensor, loc: Tensor, chol_precision: Tensor) -> Tensor:
     residual = x.unsqueeze(-3) - loc.unsqueeze(-2)  # [*r, K, N, F] against x as [1, N, F]
-    whitened = residual @ chol_precision
+    whitened = residual @ chol_precision.tril()
     half_log_det = chol_precision.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     density = half_log_det.unsqueeze(-1) - 0.5 * (whitened.square().sum(-1) + x.shape[-1] * LOG_2PI)
     return density.mT

@@ -34,6 +34,26 @@ def check_same_kind(**tables: object) -> None:
             )
 
 
+def check_steps(name: str, table: Tensor) -> tuple[int, int]:
+    """T and K of a table [*batch, T, K]; `ValueError` unless it has at least one step and state."""
+    if table.dim() < 2 or 0 in table.shape[-2:]:
+        raise ValueError(
+            f"{name}: got shape {list(table.shape)}, expected [*batch, T, K] with at least one step and one state."
+        )
+    return table.shape[-2], table.shape[-1]
+
+
+def check_shape(name: str, table: Tensor | None, *allowed: tuple[int, ...]) -> Sequence[int] | None:
+    """The batch axes of a table, if any; `ValueError` unless its last axes are one of those that are allowed."""
+    if table is None:
+        return None
+    own = len(allowed[0])
+    if tuple(table.shape[-own:]) not in allowed:
+        expected = " or ".join(f"[*batch, {', '.join(map(str, shape))}]" for shape in allowed)
+        raise ValueError(f"{name}: got shape {list(table.shape)}, expected {expected}.")
+    return table.shape[:-own]
+
+
 def common_batch(**shapes: Sequence[int] | None) -> torch.Size:
     """The batch shape that all named batch shapes broadcast to; `ValueError` with every shape if there is none."""
     given = {name: tuple(shape) for name, shape in shapes.items() if shape is not None}

@@ -9,20 +9,15 @@ many processors takes only half of the register. Here the width is part of the t
     +, -, *, muladd            arithmetic; `muladd(a, b, c)` is a * b + c
     larger, at_least           the larger of two; the vector with everything under a floor made 0
     largest, total             of all elements, by a tree of fixed shape
-    exp                        of numbers <= 0, to about one unit in the last place
     width                      how many elements of an array a vector holds
 
-`exp` writes $x = n \ln 2 + r$ and $e^x = 2^n e^r$ with the Taylor polynomial of $e^r$; $n$ falls out of adding
-$1.5 \cdot 2^m$ for $m$ mantissa bits, and $2^n$ is assembled from its bits. -inf gives 0, NaN gives NaN.
+`elementary.exp` takes them too.
 """
 
-import inspect
-import math
 import operator
 from collections.abc import Callable
 from typing import Any
 
-import numba
 from llvmlite import ir
 from numba import types
 from numba.core.datamodel import models
@@ -31,8 +26,8 @@ from numba.extending import intrinsic, overload, register_model
 BYTES = 64
 _INDEX = ir.IntType(32)
 _FLOAT = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}
-_FUSE = ("contract",)
-_lowered: Any = intrinsic  # what it decorates is called without its first argument
+FUSE = ("contract",)
+lowered: Any = intrinsic  # what it decorates is called without its first argument
 
 
 class Lanes(types.Type):
@@ -83,7 +78,7 @@ def _masked(builder: Any, what: str, vector: Any, result: Any, arguments: Any) -
     return builder.call(function, arguments)
 
 
-@_lowered
+@lowered
 def load(typing: Any, array: Any, index: Any) -> Any:
     """The vector that starts at `array[index]`; nothing checks that it lies inside the array."""
 
@@ -93,7 +88,7 @@ def load(typing: Any, array: Any, index: Any) -> Any:
     return Lanes(array.dtype)(array, types.intp), generate
 
 
-@_lowered
+@lowered
 def store(typing: Any, array: Any, index: Any, value: Any) -> Any:
     """Write the vector to `array[index]` and what follows."""
 
@@ -105,7 +100,7 @@ def store(typing: Any, array: Any, index: Any, value: Any) -> Any:
     return types.void(array, types.intp, Lanes(array.dtype)), generate
 
 
-@_lowered
+@lowered
 def load_some(typing: Any, array: Any, index: Any, count: Any, filler: Any) -> Any:
     """The vector of `array[index : index + count]`, filled up with `filler`; a whole one if count is larger."""
     lanes = Lanes(array.dtype)
@@ -119,7 +114,7 @@ def load_some(typing: Any, array: Any, index: Any, count: Any, filler: Any) -> A
     return lanes(array, types.intp, types.intp, array.dtype), generate
 
 
-@_lowered
+@lowered
 def store_some(typing: Any, array: Any, index: Any, value: Any, count: Any) -> Any:
     """Write the first `count` numbers of the vector to `array[index]` and what follows."""
     lanes = Lanes(array.dtype)
@@ -134,14 +129,14 @@ def store_some(typing: Any, array: Any, index: Any, value: Any, count: Any) -> A
     return types.void(array, types.intp, lanes, types.intp), generate
 
 
-@_lowered
+@lowered
 def width(typing: Any, array: Any) -> Any:
     """How many elements of the array fill a vector, known when the kernel is compiled."""
     count = Lanes(array.dtype).count
     return types.intp(array), lambda context, builder, signature, args: context.get_constant(types.intp, count)
 
 
-@_lowered
+@lowered
 def spread(typing: Any, array: Any, index: Any) -> Any:
     """The number `array[index]` in every lane."""
     lanes = Lanes(array.dtype)
@@ -153,7 +148,7 @@ def spread(typing: Any, array: Any, index: Any) -> Any:
     return lanes(array, types.intp), generate
 
 
-@_lowered
+@lowered
 def splat(typing: Any, number: Any) -> Any:
     """The number in every lane."""
     lanes = Lanes(number)
@@ -164,18 +159,18 @@ def splat(typing: Any, number: Any) -> Any:
     return lanes(number), generate
 
 
-@_lowered
+@lowered
 def muladd(typing: Any, a: Any, b: Any, c: Any) -> Any:
     """`a * b + c`, rounded once where the processor can."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.fadd(builder.fmul(args[0], args[1], flags=_FUSE), args[2], flags=_FUSE)
+        return builder.fadd(builder.fmul(args[0], args[1], flags=FUSE), args[2], flags=FUSE)
 
     return a(a, a, a), generate
 
 
 def _elementwise(generate: Callable[[Any, Any, Any], Any]) -> Any:
-    @_lowered
+    @lowered
     def combine(typing: Any, a: Any, b: Any) -> Any:
         return a(a, a), lambda context, builder, signature, args: generate(builder, *args)
 
@@ -192,13 +187,13 @@ def _select_larger(builder: Any, a: Any, b: Any) -> Any:
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
-_overload(operator.add, _elementwise(lambda builder, a, b: builder.fadd(a, b, flags=_FUSE)))
-_overload(operator.sub, _elementwise(lambda builder, a, b: builder.fsub(a, b, flags=_FUSE)))
-_overload(operator.mul, _elementwise(lambda builder, a, b: builder.fmul(a, b, flags=_FUSE)))
+_overload(operator.add, _elementwise(lambda builder, a, b: builder.fadd(a, b, flags=FUSE)))
+_overload(operator.sub, _elementwise(lambda builder, a, b: builder.fsub(a, b, flags=FUSE)))
+_overload(operator.mul, _elementwise(lambda builder, a, b: builder.fmul(a, b, flags=FUSE)))
 larger = _elementwise(_select_larger)
 
 
-@_lowered
+@lowered
 def at_least(typing: Any, a: Any, floor: Any) -> Any:
     """`a` where it is not under `floor` (NaN is not), and 0 elsewhere."""
 
@@ -210,7 +205,7 @@ def at_least(typing: Any, a: Any, floor: Any) -> Any:
 
 
 def _reduction(generate: Callable[[Any, Any, Any], Any]) -> Any:
-    @_lowered
+    @lowered
     def reduce(typing: Any, a: Any) -> Any:
         def halve(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             vector, n = args[0], a.count
@@ -227,51 +222,3 @@ def _reduction(generate: Callable[[Any, Any, Any], Any]) -> Any:
 
 total = _reduction(lambda builder, a, b: builder.fadd(a, b))
 largest = _reduction(_select_larger)
-
-
-@_lowered
-def _exp(typing: Any, a: Any) -> Any:
-    if a.dtype == types.float32:
-        integer, mantissa, bias, lowest, degree = ir.IntType(32), 23, 127, -87.0, 7
-        ln2_high, ln2_low = 0.693359375, math.log(2) - 0.693359375  # few enough bits that n * ln2_high is exact
-    else:
-        integer, mantissa, bias, lowest, degree = ir.IntType(64), 52, 1023, -708.0, 13
-        ln2_high, ln2_low = float.fromhex("0x1.62e42fee00000p-1"), float.fromhex("0x1.a39ef35793c76p-33")
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        bits = ir.VectorType(integer, a.count)
-
-        def constant(number: float) -> Any:
-            return _constant(a.vector, number)
-
-        def fused(x: Any, y: Any, z: Any) -> Any:
-            return builder.fadd(builder.fmul(x, y, flags=_FUSE), z, flags=_FUSE)
-
-        vanishes = builder.fcmp_ordered("<", args[0], constant(lowest))
-        x = builder.select(vanishes, constant(lowest), args[0])
-        shifted = fused(x, constant(1 / math.log(2)), constant(1.5 * 2**mantissa))
-        n = builder.fsub(shifted, constant(1.5 * 2**mantissa))
-        r = fused(n, constant(-ln2_low), fused(n, constant(-ln2_high), x))
-        polynomial = constant(1 / math.factorial(degree))
-        for k in reversed(range(degree)):
-            polynomial = fused(polynomial, r, constant(1 / math.factorial(k)))
-        exponent = builder.add(builder.bitcast(shifted, bits), _constant(bits, bias))
-        power = builder.bitcast(builder.shl(exponent, _constant(bits, mantissa)), a.vector)
-        return builder.select(vanishes, constant(0.0), builder.fmul(polynomial, power))
-
-    return a(a), generate
-
-
-def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a small function of a kernel into its callers: a call would pass each array as seven arguments.
-
-    Compiled apart from the kernel, whose permission to reorder sums would undo the rounding trick of `exp`.
-    """
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": set(_FUSE), "forceinline": True}
-    return numba.njit(**options)(inspect.unwrap(function))  # without a run-time type checker's wrapper
-
-
-@inlined
-def exp(a: Any) -> Any:
-    """`exp(a)` for a <= 0; 0 where the answer is near or below the least normal number."""
-    return _exp(a)

@@ -28,7 +28,25 @@ def check_draws(n: object, name: str = "n") -> None:
 
 
 def draw_index(log_weight: Float[Tensor, "*b X"], seed: Seed = None) -> Int[Tensor, "*b"]:
-    """One index each with probability proportional to exp(log_weight), by the Gumbel trick; -inf is never drawn."""
+    """One index each with probability proportional to exp(log_weight), by the Gumbel trick; -inf is never drawn.
+
+    >>> draw_index(torch.tensor([[0.0, -torch.inf], [-torch.inf, 0.0]]), seed=1).tolist()
+    [0, 1]
+    """
     generator = generator_of(seed, log_weight.device)
     uniform = torch.rand(log_weight.shape, generator=generator, dtype=torch.float64, device=log_weight.device)
     return (log_weight - (-uniform.clamp_min(1e-300).log()).log()).argmax(-1)
+
+
+def invert(weight: Float[Tensor, "*b X"], uniform: Float[Tensor, "*b n"]) -> Int[Tensor, "*b n"]:
+    """The first index up to which more than a share `uniform` of all weight lies; never one without weight.
+
+    Uniform numbers in [0, 1) give draws with probabilities proportional to the weights, the same on every device.
+
+    >>> invert(torch.tensor([0.0, 1.0, 3.0]), torch.tensor([0.0, 0.2, 0.3, 0.99])).tolist()
+    [1, 1, 2, 2]
+    """
+    cumulative = weight.cumsum(-1)
+    whole = cumulative[..., -1:]
+    index = torch.searchsorted(cumulative, (uniform * whole).contiguous(), right=True)
+    return torch.minimum(index, (cumulative < whole).sum(-1, keepdim=True))

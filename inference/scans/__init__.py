@@ -1,0 +1,4 @@
+"""Recurrences over time, element by element: `linear` from their coefficients, `gated` from pre-activations.
+
+Each is an operator (`op`) with a plain form in torch (`plain`), a textbook twin (`naive`) and CPU kernels (`cpu`).
+"""

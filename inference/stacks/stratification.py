@@ -17,18 +17,31 @@ from torch.nn.functional import pad
 
 
 def stratify(strength: Float[Tensor, "*b n"], pour: Float[Tensor, "*b"], drain: Float[Tensor, "*b"]) -> Tensor:
-    """Strengths [*b, n + 1] of all layers, oldest first, after draining and then pouring one more."""
+    """Strengths [*b, n + 1] of all layers, oldest first, after draining and then pouring one more.
+
+    >>> stratify(torch.tensor([0.5, 1.0]), pour=torch.tensor(0.7), drain=torch.tensor(1.2))
+    tensor([0.3000, 0.0000, 0.7000])
+    """
     left = strength - (drain[..., None] - _above(strength)).relu()
     return torch.cat([left.relu(), pour[..., None]], -1)
 
 
 def visible(strength: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
-    """The part of each layer that lies in the topmost unit of depth: its weight in a read."""
+    """The part of each layer that lies in the topmost unit of depth: its weight in a read.
+
+    >>> visible(torch.tensor([0.5, 0.8, 0.7]))
+    tensor([0.0000, 0.3000, 0.7000])
+    """
     return torch.minimum(strength, (1 - _above(strength)).relu())
 
 
 def strengths(pour: Float[Tensor, "*b T"], drain: Float[Tensor, "*b T"]) -> Float[Tensor, "*b T T"]:
-    """What is left, after each step (first T), of the layer poured at each step (last T)."""
+    """What is left, after each step (first T), of the layer poured at each step (last T).
+
+    >>> strengths(torch.tensor([1.0, 0.5]), torch.tensor([0.0, 0.25]))
+    tensor([[1.0000, 0.0000],
+            [0.7500, 0.5000]])
+    """
     strength, kept, T = pour[..., :0], [], pour.shape[-1]
     for d, u in zip(pour.unbind(-1), drain.unbind(-1), strict=True):
         strength = stratify(strength, d, u)

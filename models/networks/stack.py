@@ -19,10 +19,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from ...inference.numerics.backends import choose
 from ...inference.numerics.checks import check_lengths
 from ...inference.stacks.automaton.op import advance, start
 from ...inference.stacks.stratification import stratify, strengths, visible
+from ...inference.stacks.superposition.op import step as superposition
 from ...inference.stacks.superposition.op import superposed_step
 from ...switching.stacks.automaton import PushdownAutomaton
 from ...switching.stacks.checks import check_counts
@@ -121,7 +121,7 @@ class SuperpositionStackRNN(StackRNN):
 
     def _fusible(self, x: Tensor) -> bool:
         plain = unchanged(self.controller, nn.LSTMCell) and unchanged(self.to_actions, nn.Linear)
-        return plain and self.feedback and choose(x) == "cpu"
+        return plain and self.feedback and superposition.has_kernel(x.device.type)
 
     def _fused(self, x: Tensor, state: StackState | None) -> StackRun:
         """All steps of an LSTM cell at once on the CPU; the same numbers as `_run`."""

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ...inference.numerics.compilation import kernel
 from ...inference.numerics.elementary import sigmoids, tanh
-from ...inference.numerics.workers import kernel
 from ...inference.stacks.superposition.cpu import backward_cells, forward_cells
 
 INPUT, FORGET, CANDIDATE, OUTPUT = range(4)  # an LSTM's gates, as torch orders them

@@ -36,8 +36,8 @@ from .figures import LEAST_SHOWN, SHOWN_HORIZONS, time_axis, within_support
 def plot_fit(model: CoupledSSM, x: Any, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]) -> Figure:
     """A series, what all chains together make of it, and what each chain does.
 
-    From the top: each feature with the mean of its smoothed mixture, and a band as in `figures.plot_fit`; for each chain
-    the probabilities of its states, stacked; then for each chain the probability that a step redrew its state.
+    From the top: each feature with the mean of its smoothed mixture, and a band as in `figures.plot_fit`; for each
+    chain the probabilities of its states, stacked; then for each chain the probability that a step redrew its state.
 
     Arguments:
         x, lengths: as in every method of the model; a pandas index becomes the time axis.

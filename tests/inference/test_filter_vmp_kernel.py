@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.operators import without_kernels
 from samplehold.inference.chains.copy.chain import CopyChain
-from samplehold.inference.message_passing.stepwise import cpu, naive
-from samplehold.inference.message_passing.stepwise import plain as vectorized
+from samplehold.inference.message_passing.stepwise import naive, op, plain
 from samplehold.inference.message_passing.stepwise.op import filter_steps
 from torch.testing import assert_close
 
@@ -44,7 +44,7 @@ def test_kernel_naive_and_vectorized_agree(seed, states, impossible, wide, indep
     arguments = (*tables, gate, torch.tensor([5, 1, 3, 5]), 3, independent)
     expected = naive.filter(*arguments)
     fine = expected[-1] < 0
-    for implementation in (cpu, vectorized):
+    for implementation in (op, plain):
         found = implementation.filter(*arguments)
         assert torch.equal(found[-1], expected[-1])  # the step at which each sequence failed
         for a, b in zip(found[:-1], expected[:-1], strict=True):
@@ -57,11 +57,13 @@ def test_kernel_naive_and_vectorized_agree(seed, states, impossible, wide, indep
 @pytest.mark.parametrize("given", [False, True])
 def test_the_operator_passes_opcheck(dtype, given):
     tables, gate = random_tables(1, 3, 4, 2, dtype=dtype), torch.full((3, 4), 0.3, dtype=dtype)
-    torch.library.opcheck(cpu.filter, (*tables, gate if given else None, torch.tensor([4, 2, 3]), 2, False))
+    arguments = (*tables, gate if given else None, torch.tensor([4, 2, 3]), 2, False)
+    for operator in (op.filter, without_kernels(op.filter)):
+        torch.library.opcheck(operator.overload, arguments)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_gradient_of_vectorized_equals_finite_differences(form):
+def test_gradient_equals_finite_differences(form):
     tables = [table.requires_grad_() for table in random_tables(3, 1, 2, 2)]
 
     def outputs(*tables):
@@ -73,7 +75,7 @@ def test_gradient_of_vectorized_equals_finite_differences(form):
 
 def test_gradient_is_finite_where_events_are_impossible():
     tables = [table.requires_grad_() for table in random_tables(11, 4, 5, 3, impossible=True)]
-    found = vectorized.filter(*tables, None, torch.full((4,), 5), 3, False)
+    found = op.filter(*tables, None, torch.full((4,), 5), 3, False)
     fine = found[-1] < 0
     assert fine.any()
     (found[0] * torch.arange(3.0))[fine].sum().backward()

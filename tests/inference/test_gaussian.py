@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles.operators import without_kernels
 from samplehold.inference.gaussian import naive
 from samplehold.inference.gaussian import op as gaussian
 from samplehold.inference.gaussian import plain as vectorized
@@ -52,11 +53,34 @@ def test_blocks_and_restarts_change_nothing(n, restarts, dtype):
         assert_close(tuple(found), tuple(expected), **tolerance)
 
 
-def test_gradients_flow_through_the_density():
-    x, loc, chol, _ = problem(0, 4, 2, 2)
-    assert torch.autograd.gradcheck(
-        lambda m, c: gaussian.multivariate_normal_log_density(x, m, c), (loc.requires_grad_(), chol.requires_grad_())
-    )
+FUNCTIONS = ["multivariate_normal_log_density", "normal_log_density", "normal_moments", "multivariate_normal_moments"]
+
+
+def arguments_of(name, restarts=()):
+    x, loc, chol, weights = problem(0, 4, 2, 2, restarts)
+    spread = {"multivariate_normal_log_density": chol, "normal_log_density": chol.diagonal(dim1=-2, dim2=-1) ** 2}
+    second = (loc, spread[name]) if name in spread else (weights, loc)
+    return [table.detach().clone().requires_grad_() for table in (x, *second)]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("restarts", [(), (2,)])
+def test_first_and_second_derivatives_are_right(name, restarts):
+    x, *parameters = arguments_of(name, restarts)
+    function = getattr(gaussian, name)
+    for tables in ((x, *parameters), (x.detach(), *parameters)):
+        assert torch.autograd.gradcheck(function, tables)
+        assert torch.autograd.gradgradcheck(function, tables)
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [gaussian.full_density, gaussian.diagonal_density, gaussian.diagonal_moments, gaussian.full_moments],
+    ids=FUNCTIONS,
+)
+def test_the_operators_pass_torchs_own_checks(operator):
+    for served in (operator, without_kernels(operator)):
+        torch.library.opcheck(served.overload, arguments_of(operator.name, (2,)))
 
 
 def test_data_far_from_zero_keep_their_digits():

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from samplehold.inference.numerics.compilation import exact_kernel, kernel
+from samplehold.inference.numerics.elementary import exp
 from samplehold.inference.numerics.lanes import (
     at_least,
-    exp,
     larger,
     largest,
     load,
@@ -17,7 +18,6 @@ from samplehold.inference.numerics.lanes import (
     total,
     width,
 )
-from samplehold.inference.numerics.workers import exact_kernel, kernel
 
 DTYPES = [np.float32, np.float64]
 

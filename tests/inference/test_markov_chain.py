@@ -13,9 +13,8 @@ import torch
 from hmmlearn.hmm import CategoricalHMM
 from hypothesis import given, settings
 from oracles.markov_paths import Answers, Tables, enumerate_paths, expand, path_weights, tables
-from samplehold.inference.chains.markov import cpu, naive
-from samplehold.inference.chains.markov import cpu_scaled as markov_scaled
-from samplehold.inference.chains.markov import plain as vectorized
+from oracles.operators import without_kernels
+from samplehold.inference.chains.markov import cpu_scaled, naive, op, plain
 from samplehold.inference.chains.markov.chain import MarkovChain
 from torch import Tensor
 
@@ -178,10 +177,10 @@ def test_implementations_agree(batch, n_states, varies, dtype):
     uniform = torch.rand(3, *batch, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for name in ("filter", "posterior"):
         expected = getattr(naive, name)(*given, lengths)[:-1]
-        for implementation in (cpu, vectorized):
+        for implementation in (op, plain):
             for actual, table in zip(getattr(implementation, name)(*given, lengths)[:-1], expected, strict=True):
                 close(actual, table)
-    for implementation in (cpu, vectorized):
+    for implementation in (op, plain):
         for name, further in (("viterbi", ()), ("sample", (uniform,))):
             both = (getattr(module, name)(*given, lengths, *further)[0] for module in (implementation, naive))
             assert torch.equal(*both)
@@ -194,7 +193,7 @@ def test_gradients_of_the_implementations_agree(batch, n_states, varies):
     *given, lengths = chain._tables()
     for name in ("log_normalizer", "filter", "posterior"):
         expected = gradients(getattr(naive, name), given, lengths)
-        for implementation in (cpu, vectorized):
+        for implementation in (op, plain):
             for actual, table in zip(gradients(getattr(implementation, name), given, lengths), expected, strict=True):
                 assert table.isfinite().all()
                 close(actual, table)
@@ -214,12 +213,12 @@ def gradients(function, given: list[Tensor], lengths: Tensor) -> tuple[Tensor, .
 def test_long_ragged_batches_agree(varies):
     chain = random_chain((7,), 300, 5, varies=varies, ragged=True)
     for name in ("filter", "posterior"):
-        expected = getattr(vectorized, name)(*chain._tables())[:-1]
-        for actual, table in zip(getattr(cpu, name)(*chain._tables())[:-1], expected, strict=True):
+        expected = getattr(plain, name)(*chain._tables())[:-1]
+        for actual, table in zip(getattr(op, name)(*chain._tables())[:-1], expected, strict=True):
             torch.testing.assert_close(actual, table, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("implementation", [cpu, vectorized])
+@pytest.mark.parametrize("implementation", [op, plain])
 @pytest.mark.parametrize("varies", [False, True])
 def test_gradcheck_and_gradgradcheck(implementation, varies):
     chain = random_chain((2,), 3, 2, varies=varies, ragged=True)
@@ -232,7 +231,7 @@ def test_gradcheck_and_gradgradcheck(implementation, varies):
     assert torch.autograd.gradgradcheck(lambda *leaves: function(*leaves, lengths)[:-1], leaves)
 
 
-@pytest.mark.parametrize("implementation", [cpu, vectorized])
+@pytest.mark.parametrize("implementation", [op, plain])
 def test_second_derivatives_are_finite_where_events_are_impossible(implementation):
     chain = random_chain((2,), 5, 4, holes=0.5, seed=1)
     *given, lengths = chain._tables()
@@ -253,19 +252,20 @@ def naive_second_derivatives(given: list[Tensor], lengths: Tensor) -> tuple[Tens
 
 
 @pytest.mark.parametrize("varies", [False, True])
-def test_operators_pass_opcheck(varies):
+@pytest.mark.parametrize("served", [lambda operator: operator, without_kernels], ids=["with kernels", "without"])
+def test_operators_pass_opcheck(varies, served):
     chain = random_chain((2,), 3, 2, varies=varies, ragged=True)
     *given, lengths = chain._tables()
     leaves = [table.clone().requires_grad_() for table in given]
-    torch.library.opcheck(cpu.filter, (*leaves, lengths))
-    torch.library.opcheck(cpu.posterior, (*leaves, lengths))
-    torch.library.opcheck(cpu.viterbi, (*given, lengths))
-    torch.library.opcheck(cpu.sample, (*given, lengths, torch.rand(2, 2, 3, dtype=torch.float64)))
+    torch.library.opcheck(served(op.filter).overload, (*leaves, lengths))
+    torch.library.opcheck(served(op.posterior).overload, (*leaves, lengths))
+    torch.library.opcheck(served(op.viterbi).overload, (*given, lengths))
+    torch.library.opcheck(served(op.sample).overload, (*given, lengths, torch.rand(2, 2, 3, dtype=torch.float64)))
 
 
 def test_results_do_not_depend_on_the_number_of_threads(threads, monkeypatch):
-    monkeypatch.setattr(markov_scaled, "_MIN_HALVED", 1)  # two threads whatever the size
-    monkeypatch.setattr(markov_scaled, "_MIN_WORK", 1)
+    monkeypatch.setattr(cpu_scaled, "_MIN_HALVED", 1)  # two threads whatever the size
+    monkeypatch.setattr(cpu_scaled, "_MIN_WORK", 1)
     chains = [random_chain(batch, n, 6, ragged=True) for batch, n in (((), 5000), ((9,), 400))]
     for chain in chains:
         results = []
@@ -411,7 +411,7 @@ def test_what_lies_beyond_a_sequence_is_not_read(varies):
 
 def test_shared_tables_are_not_expanded():
     chain = random_chain((50,), 4, 40, ragged=True)
-    flat = cpu.flatten(*chain._tables())
+    flat = cpu_scaled.flatten(*chain._tables())
     assert flat.log_transition.ctypes.data == chain.log_transition.data_ptr()
     assert flat.log_initial.shape == (1, 40)
 

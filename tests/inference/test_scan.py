@@ -7,30 +7,30 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samplehold.inference.scans.linear import cpu, naive
-from samplehold.inference.scans.linear import plain as vectorized
-from samplehold.inference.scans.linear.op import lerp_scan, linear_scan
+from oracles.operators import without_kernels
+from samplehold.inference.scans.linear import naive, plain
+from samplehold.inference.scans.linear.op import lerp_scan, linear_scan, scan
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.testing import assert_close
 
-NAMES = ("linear_scan", "lerp_scan")
+each_kind = pytest.mark.parametrize("lerp", [False, True], ids=["linear", "lerp"])
 
 
-def loop(name: str, first: list[float], second: list[float], h: float) -> list[float]:
+def loop(lerp: bool, first: list[float], second: list[float], h: float) -> list[float]:
     """One column of either recurrence, in Python's own numbers."""
     states = []
     for x, y in zip(first, second, strict=True):
-        h = x * h + y if name == "linear_scan" else (1 - x) * h + x * y
+        h = (1 - x) * h + x * y if lerp else x * h + y
         states.append(h)
     return states
 
 
-def by_columns(name: str, first: Tensor, second: Tensor, h0: Tensor) -> Tensor:
+def by_columns(lerp: bool, first: Tensor, second: Tensor, h0: Tensor) -> Tensor:
     expected = torch.empty_like(second)
     for n in range(second.shape[0]):
         for d in range(second.shape[2]):
-            column = loop(name, first[n, :, d].tolist(), second[n, :, d].tolist(), float(h0[n, d]))
+            column = loop(lerp, first[n, :, d].tolist(), second[n, :, d].tolist(), float(h0[n, d]))
             expected[n, :, d] = torch.tensor(column, dtype=second.dtype)
     return expected
 
@@ -46,23 +46,23 @@ def arguments(draw, dtype=torch.float64, max_steps=40) -> tuple[Tensor, Tensor, 
     return first.to(dtype), second.to(dtype), h0.to(dtype)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each_kind
 @given(arguments())
-def test_every_implementation_equals_a_plain_loop(name, tables):
-    expected = by_columns(name, *tables)
+def test_every_implementation_equals_a_plain_loop(lerp, tables):
+    expected = by_columns(lerp, *tables)
     bound = {"rtol": 1e-11, "atol": 1e-12 * max(1.0, float(expected.abs().amax()) if expected.numel() else 0.0)}
-    for implementation in (naive, vectorized, cpu):
-        assert_close(getattr(implementation, name)(*tables), expected, **bound)
+    for implementation in (naive.scan, plain.scan, scan):
+        assert_close(implementation(*tables, lerp), expected, **bound)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each_kind
 @given(arguments())
-def test_the_implementations_have_equal_gradients(name, tables):
+def test_the_implementations_have_equal_gradients(lerp, tables):
     leaves = [table.clone().requires_grad_() for table in tables]
     weight = torch.linspace(-1, 1, tables[1].numel(), dtype=torch.float64).view(tables[1].shape)
     found = []
-    for implementation in (naive, vectorized, cpu):
-        h = getattr(implementation, name)(*leaves)
+    for implementation in (naive.scan, plain.scan, scan):
+        h = implementation(*leaves, lerp)
         found.append(torch.autograd.grad((weight * h).sum(), leaves))
     for gradients in found[1:]:
         for ours, theirs in zip(gradients, found[0], strict=True):
@@ -70,21 +70,22 @@ def test_the_implementations_have_equal_gradients(name, tables):
             assert_close(ours, theirs, rtol=1e-11, atol=1e-12 * scale)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each_kind
 @settings(max_examples=5)
 @given(arguments(max_steps=4))
-def test_first_and_second_derivatives_are_right(name, tables):
+def test_first_and_second_derivatives_are_right(lerp, tables):
     leaves = [table[..., :3].clone().requires_grad_() for table in tables]
-    for implementation in (vectorized, cpu):
-        assert gradcheck(getattr(implementation, name), leaves)
-        assert gradgradcheck(getattr(implementation, name), leaves)
+    for implementation in (plain.scan, scan):
+        assert gradcheck(implementation, (*leaves, lerp))
+        assert gradgradcheck(implementation, (*leaves, lerp))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each_kind
 @pytest.mark.parametrize("steps", [0, 1, 5])
-def test_the_operators_pass_torchs_own_checks(name, steps):
+def test_the_operators_pass_torchs_own_checks(lerp, steps):
     tables = [torch.randn(*shape, dtype=torch.float64) for shape in ((2, steps, 3), (2, steps, 3), (2, 3))]
-    torch.library.opcheck(getattr(cpu, name), [table.requires_grad_() for table in tables])
+    for operator in (scan, without_kernels(scan)):
+        torch.library.opcheck(operator.overload, [*(table.requires_grad_() for table in tables), lerp])
 
 
 @pytest.mark.parametrize("scan", [linear_scan, lerp_scan])
@@ -118,8 +119,8 @@ def test_a_long_product_underflows_to_zero_and_leaves_no_trace():
 
 def test_factors_of_one_count():
     steps = 5_000
-    for scan_of in (linear_scan, vectorized.linear_scan):
-        h = scan_of(torch.ones(2, steps, 3), torch.ones(2, steps, 3), torch.zeros(2, 3))
+    for scan_of in (scan, plain.scan):
+        h = scan_of(torch.ones(2, steps, 3), torch.ones(2, steps, 3), torch.zeros(2, 3), False)
         assert torch.equal(h, torch.arange(1.0, steps + 1)[None, :, None].expand(2, steps, 3))
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from benchmarks.bench_stack import compare
 from benchmarks.stack_languages import LANGUAGES, STOP, Predictor, best_possible, draw, excess
+from oracles.operators import use_plain_torch
 from samplehold.inference.stacks.stratification import stratify, visible
-from samplehold.inference.stacks.superposition import op as superposition
 from samplehold.models.networks.minimal import MinGRU
 from samplehold.models.networks.stack import NondeterministicStackRNN, StratificationStackRNN, SuperpositionStackRNN
 from samplehold.models.networks.wrapped import LSTM
@@ -134,15 +134,11 @@ def objective(run) -> Tensor:
 
 @pytest.mark.parametrize(("layer", "options"), NETWORKS)
 def test_fused_networks_have_the_value_and_gradient_of_plain_torch(layer, options, monkeypatch):
-    from samplehold.inference.stacks.automaton import op as stack
-    from samplehold.models.networks import stack as networks
-
     network, x = made(layer, 4, 5, **options), inputs(2, 6, 4).requires_grad_()
     parameters = [*network.parameters(), x]
     fused = network.run(x)
     gradients = torch.autograd.grad(objective(fused), parameters)
-    for module in (superposition, stack, networks):
-        monkeypatch.setattr(module, "choose", lambda *_: "vectorized")
+    use_plain_torch(monkeypatch)
     plain = network.run(x)
     close(fused.reading, plain.reading, rtol=1e-12, atol=1e-12)
     for a, b in zip(gradients, torch.autograd.grad(objective(plain), parameters), strict=True):

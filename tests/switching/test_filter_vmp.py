@@ -14,7 +14,8 @@ from torch.testing import assert_close
 def exact(model, x):
     """P(s_t | x_1..t) and P(z_t = 1 | x_1..t) by enumeration of every path."""
     chain = model.chain(x)
-    found = enumerate_paths(*chain._tables())
+    initial, fresh, held, lengths = chain._tables()
+    found = enumerate_paths(fresh, held, initial, lengths)
     return found.filtered_state[0], found.filtered_redraw[0]
 
 

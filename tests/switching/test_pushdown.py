@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.action_histories import every_run
-from samplehold.inference.stacks.automaton import cpu as fused
+from oracles.operators import use_plain_torch, without_kernels
+from samplehold.inference.stacks.automaton import cpu_tape
 from samplehold.inference.stacks.automaton import op as inference
 from samplehold.inference.stacks.automaton import plain as vectorized
 from samplehold.inference.stacks.automaton.naive import forward_weights
@@ -81,26 +82,36 @@ def test_fused_tables_and_gradients_equal_the_plain_ones(seed, Q, G, T, best):
         pop.reshape(B, T, K, Q),
     ]
     weights = [x.requires_grad_(not best) for x in (*weights, evidence)]
-    mine, plain = fused.inside(*weights, best), vectorized.inside(*weights, best)
+    mine, plain = inference.pushdown(*weights, best), vectorized.pushdown(*weights, best)
     for a, b in zip(mine, plain, strict=True):
         close(a, b, rtol=1e-12, atol=1e-12)
     if not best:
-        reached = plain[3] > -torch.inf
-        probe = torch.randn(reached.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-        gradients = [
-            torch.autograd.grad((x[3] * probe)[reached].sum(), weights, materialize_grads=True) for x in (mine, plain)
-        ]
-        for a, b in zip(*gradients, strict=True):
-            assert torch.isfinite(a).all()
-            close(a, b, rtol=1e-11, atol=1e-12)
+        generator = torch.Generator().manual_seed(seed)
+        reached = [x > -torch.inf for x in plain]
+        probes = [torch.randn(x.shape, dtype=torch.float64, generator=generator) for x in reached]
+        for used in ([3], [0, 1, 2, 3]):  # the weights of all runs, and all tables
+            gradients = [
+                torch.autograd.grad(
+                    sum((x[k] * probes[k])[reached[k]].sum() for k in used),
+                    weights,
+                    materialize_grads=True,
+                    retain_graph=True,
+                )
+                for x in (mine, plain)
+            ]
+            for a, b in zip(*gradients, strict=True):
+                assert torch.isfinite(a).all()
+                close(a, b, rtol=1e-11, atol=1e-12)
 
 
 def test_kernel_meets_the_contract_of_a_torch_operator():
     initial, push, replace, pop = (x.clamp_min(-3) for x in tables(0, 4, 2, 2, 2))
     flat = [initial.reshape(2, 4), *(x.reshape(2, 4, 4, 4) for x in (push, replace, replace)), pop.reshape(2, 4, 4, 2)]
     weights = [x.clone().requires_grad_() for x in (*flat, torch.zeros(2, 4, 5, 4, dtype=torch.float64))]
-    torch.library.opcheck(fused._pushdown, (*weights, False))
-    assert torch.autograd.gradcheck(lambda *w: fused.inside(*w)[3][:, -1], weights)
+    for operator in (inference.pushdown, without_kernels(inference.pushdown)):
+        torch.library.opcheck(operator.overload, (*weights, False))
+        torch.library.opcheck(operator.overload, (*weights[:-1], None, False))
+        assert torch.autograd.gradcheck(lambda *w: operator(*w, False)[3][:, -1], weights)  # noqa: B023
 
 
 def test_posterior_is_the_gradient_and_differentiable_itself():
@@ -164,30 +175,28 @@ def test_what_a_draw_computed_can_still_be_differentiated():
         assert torch.equal(ours, theirs)
 
 
-def run(weights: list[Tensor], stepwise, branch: bool) -> Tensor:
+def run(weights: list[Tensor], start, branch: bool) -> Tensor:
     """A number made from every step, with a second future after step 2."""
     initial, push, replace, pop = weights
-    tape, total, kept = stepwise.start(initial, pop.shape[-1], 2), 0.0, None
+    tape, total, kept = start(initial, pop.shape[-1], 2), 0.0, None
     for t in range(push.shape[1]):
         kept = tape if t == 2 else kept
-        log_top, tape = stepwise.advance(tape, push[:, t], replace[:, t], pop[:, t])
+        log_top, tape = tape.advance(push[:, t], replace[:, t], pop[:, t])
         total = total + (log_top.softmax(1) * torch.arange(1.0, t + 3.0, dtype=torch.float64)[:, None]).sum()
     if branch:
-        log_top, kept = stepwise.advance(kept, 2 * push[:, 0], replace[:, 0], pop[:, 0])
-        log_top, kept = stepwise.advance(kept, push[:, 1], replace[:, 1], 2 * pop[:, 1])
+        log_top, kept = kept.advance(2 * push[:, 0], replace[:, 0], pop[:, 0])
+        log_top, kept = kept.advance(push[:, 1], replace[:, 1], 2 * pop[:, 1])
         total = total + log_top.logsumexp((1, 2)).square().sum()
     return total
 
 
 @pytest.mark.parametrize("branch", [False, True])
 def test_gradients_through_the_steps_equal_those_of_plain_torch(branch):
-    from samplehold.inference.stacks.automaton import tape as stack_tape
-
     T, Q, G, B = 5, 2, 2, 2
     initial, push, replace, pop = (x.clamp_min(-4) for x in tables(6, T, Q, G, B))
     flat = initial.reshape(B, 4), push.reshape(B, T, 4, 4), replace.reshape(B, T, 4, 4), pop.reshape(B, T, 4, 2)
     weights = [x.clone().requires_grad_() for x in flat]
-    mine, plain = run(weights, stack_tape, branch), run(weights, vectorized, branch)
+    mine, plain = run(weights, cpu_tape.start, branch), run(weights, vectorized.start, branch)
     close(mine, plain)
     first = torch.autograd.grad(mine, weights, retain_graph=True)
     part = torch.autograd.grad(mine, weights[3], retain_graph=True)  # stops before the start, and leaves nothing behind
@@ -260,7 +269,7 @@ def test_single_precision_weights_give_single_precision_answers():
 def test_devices_without_kernels_take_the_plain_recursion(monkeypatch):
     weights = tables(4, 5, 2, 1, 2)
     expected = PushdownAutomaton(*weights)
-    monkeypatch.setattr(inference, "choose", lambda *_: "vectorized")
+    use_plain_torch(monkeypatch)
     plain = PushdownAutomaton(*weights)
     close(plain.log_normalizer(), expected.log_normalizer())
     close(plain.marginals(), expected.marginals())

@@ -15,20 +15,27 @@ those of Fearnhead 2006.
 """
 
 from collections.abc import Sequence
-from types import ModuleType
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from ...numerics.backends import implementation
-from ...numerics.checks import check_lengths, check_possible, check_same_kind, check_start, common_batch
+from ...numerics.checks import (
+    check_lengths,
+    check_possible,
+    check_same_kind,
+    check_shape,
+    check_start,
+    check_steps,
+    common_batch,
+)
+from ...numerics.logs import NEVER
+from ...numerics.op import Op
 from ...numerics.randomness import Seed, check_draws, generator_of
 from ..contract import Filtered, Marginals, Sampled, Smoothed, Viterbi, at_end, change_from_stay, inside
 from ..mean_field import check_finite, earlier, independent_steps, later
-from . import plain as vectorized
-from .plain import NEVER
+from . import op
 
 
 class CopyChain:
@@ -47,6 +54,15 @@ class CopyChain:
         TypeError: tables that are not float32 or float64 tensors of one dtype on one device; lengths of no integers.
         ValueError: shapes or lengths that do not fit together. From every method: an observation that is impossible
             under every state, or a table with NaN or +inf, with its sequence and step.
+
+    >>> import torch, samplehold as sh
+    >>> seen = torch.tensor([0, 0, 1, 0, 0, 1, 1, 1, 1])  # one of two states, seen rightly four times in five
+    >>> likelihood = torch.where(seen.unsqueeze(-1) == torch.arange(2), 0.8, 0.2)
+    >>> chain = sh.CopyChain(None, (0.1 * 0.5 * likelihood).log(), (0.9 * likelihood).log())  # redrawn one time in ten
+    >>> chain.viterbi().path
+    tensor([0, 0, 0, 0, 0, 1, 1, 1, 1])
+    >>> chain.smooth().state[:, 1]
+    tensor([0.1474, 0.1653, 0.2769, 0.2852, 0.3892, 0.8251, 0.9329, 0.9570, 0.9520])
     """
 
     def __init__(
@@ -57,65 +73,95 @@ class CopyChain:
         lengths: Tensor | Sequence[int] | int | None = None,
     ):
         check_same_kind(log_fresh=log_fresh, log_held=log_held, log_initial=log_initial)
-        _check_shapes(log_fresh, log_held, log_initial)
+        self.n_steps, self.n_states = check_steps("log_fresh", log_fresh)
         self.log_fresh = log_fresh
         self.log_held = log_held
         self.log_initial = log_initial
         self.batch_shape = common_batch(
             log_fresh=log_fresh.shape[:-2],
-            log_held=log_held.shape[:-2],
-            log_initial=None if log_initial is None else log_initial.shape[:-1],
+            log_held=check_shape("log_held", log_held, (self.n_steps, self.n_states), (self.n_steps, 1)),
+            log_initial=check_shape("log_initial", log_initial, (self.n_states,)),
             lengths=None if lengths is None else torch.as_tensor(lengths).shape,
         )
-        self.n_steps, self.n_states = log_fresh.shape[-2:]
         self.lengths = check_lengths(lengths, self.batch_shape, self.n_steps, log_fresh.device)
         check_start(log_initial)
 
     def log_normalizer(self) -> Float[Tensor, "*b"]:
-        """log p(x), [*b]; its gradient with respect to each table is the table's field of `marginals`."""
-        tables = self._tables()
-        value, failed = implementation("copy", *tables[:3]).log_normalizer(*tables)
+        """log p(x), [*b]; its gradient with respect to each table is the table's field of `marginals`.
+
+        >>> import torch, samplehold as sh
+        >>> chain = sh.CopyChain(None, torch.zeros(3, 2), torch.zeros(3, 1))  # all weights are 1
+        >>> chain.log_normalizer().exp()  # 2 beginnings; from each step to the next, one hold and two redraws
+        tensor(18.)
+        """
+        value, failed = op.log_normalizer(*self._tables())
         self._check(failed)
         return self._shaped(value)
 
     def filter(self) -> Filtered:
-        """The belief after each observation, [*b, T, K], and the probability that the step redrew, [*b, T]."""
-        increment, state, redraw, failed = self._implementation().filter(*self._tables())
-        self._check(failed)
-        total, increment = increment.sum(-1).to(state), increment.to(state)
-        return Filtered(self._shaped(total), self._shaped(increment), self._shaped(state), self._shaped(redraw))
+        """The belief after each observation, [*b, T, K], and the probability that the step redrew, [*b, T].
+
+        >>> import torch, samplehold as sh
+        >>> sh.CopyChain(None, torch.zeros(3, 2), torch.zeros(3, 1)).filter().redraw
+        tensor([1.0000, 0.6667, 0.6667])
+        """
+        increment, state, redraw = self._results(op.filter)
+        return Filtered(increment.sum(-1).to(state), increment.to(state), state, redraw)
 
     def smooth(self) -> Smoothed:
-        """The belief given all observations, [*b, T, K], and the probability that the step redrew, [*b, T]."""
-        value, state, redraw, failed = self._implementation().smooth(*self._tables())
-        self._check(failed)
-        return Smoothed(self._shaped(value), self._shaped(state), self._shaped(redraw))
+        """The belief given all observations, [*b, T, K], and the probability that the step redrew, [*b, T].
+
+        >>> import torch, samplehold as sh
+        >>> log_fresh = torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.0, -torch.inf]])  # ends in state 0, if it is redrawn
+        >>> sh.CopyChain(None, log_fresh, torch.zeros(3, 1)).smooth().state
+        tensor([[0.5000, 0.5000],
+                [0.5000, 0.5000],
+                [0.7500, 0.2500]])
+        """
+        return Smoothed(*self._results(op.smooth))
 
     def marginals(self) -> Marginals:
-        """Joint posteriors of state and gate, shaped like the tables: the expected counts of EM and message passing."""
-        value, fresh, held, initial, failed = self._implementation().marginals(*self._tables())
-        self._check(failed)
-        start = None if initial is None else self._shaped(initial)
-        return Marginals(self._shaped(value), self._shaped(fresh), self._shaped(held), start)
+        """Joint posteriors of state and gate, shaped like the tables: the expected counts of EM and message passing.
+
+        >>> import torch, samplehold as sh
+        >>> counts = sh.CopyChain(None, torch.zeros(3, 2), torch.zeros(3, 1)).marginals()
+        >>> counts.fresh.sum(), counts.held.sum()  # of three steps
+        (tensor(2.3333), tensor(0.6667))
+        """
+        value, fresh, held, initial = self._results(op.marginals)
+        return Marginals(value, fresh, held, None if self.log_initial is None else initial)
 
     @torch.no_grad()
     def viterbi(self) -> Viterbi:
-        """The best path and gates; of equally good ones, one that holds, and else the state of the least index."""
-        path, redraw, value, failed = self._implementation().viterbi(*self._tables())
-        self._check(failed)
-        return Viterbi(self._shaped(path), self._shaped(value), self._shaped(redraw))
+        """The best path and gates; of equally good ones, one that holds, and else the state of the least index.
 
-    @torch.no_grad()
+        >>> import torch, samplehold as sh
+        >>> log_fresh = torch.tensor([[0.0, -1.0], [-3.0, -2.0], [-3.0, -2.0]])
+        >>> best = sh.CopyChain(None, log_fresh, torch.tensor([[0.0], [-1.0], [0.0]])).viterbi()
+        >>> best.path, best.redraw, best.log_probability
+        (tensor([0, 0, 0]), tensor([ True, False, False]), tensor(-1.))
+        """
+        path, redraw, value = self._results(op.viterbi)
+        return Viterbi(path, value, redraw)
+
     def sample(self, n: int, seed: Seed = None) -> Sampled:
         """n independent draws of the whole path given x, backward in time; O(K) a step and O(log K) for each draw.
 
         The draws depend on the seed alone, not on the number of threads.
+
+        Raises:
+            ValueError: n is not a positive whole number.
+
+        >>> import torch, samplehold as sh
+        >>> drawn = sh.CopyChain(None, torch.zeros(4, 2), torch.zeros(4, 1)).sample(1000, seed=0)
+        >>> drawn.path.shape, round(float(drawn.redraw[:, 1].double().mean()), 1)
+        (torch.Size([1000, 4]), 0.7)
         """
         check_draws(n)
         tables, device = self._tables(), self.log_fresh.device
         size = n, len(tables[3]), self.n_steps, 2
         uniform = torch.rand(size, generator=generator_of(seed, device), dtype=torch.float64, device=device)
-        path, redraw, failed = self._implementation().sample(*tables, uniform)
+        path, redraw, failed = op.sample(*tables, uniform)
         self._check(failed)
         shape = n, *self.batch_shape, self.n_steps
         return Sampled(path.reshape(shape), redraw.reshape(shape))
@@ -127,15 +173,17 @@ class CopyChain:
         and a redraw forgets all but the belief before it. So no large numbers cancel:
 
         $$H = H(s_T \mid x) + \sum_t E[H(z_t \mid s_t, x_{1:t})] + \sum_{t \ge 2} P(z_t{=}1 \mid x)\, H(a_{t-1})$$
+
+        >>> import torch, samplehold as sh
+        >>> sh.CopyChain(None, torch.zeros(3, 2), torch.zeros(3, 1)).entropy().exp()  # all histories weigh the same
+        tensor(18.)
         """
-        tables, implemented = self._tables(), self._implementation()
-        _, state, _, failed = implemented.filter(*tables)
-        self._check(failed)
-        _, smoothed, redraw, _ = implemented.smooth(*tables)
+        state = self.filter().state
+        _, smoothed, redraw = self._results(op.smooth)
         belief = -torch.special.xlogy(state, state.clamp_min(torch.finfo(state.dtype).tiny)).sum(-1)
-        last = belief.gather(-1, tables[3].unsqueeze(-1) - 1).squeeze(-1)
-        gates = (smoothed * _gate_entropy(*tables, state)).sum((-2, -1))
-        return self._shaped(last + gates + (redraw[:, 1:] * belief[:, :-1]).sum(-1))
+        last = belief.gather(-1, self.lengths.unsqueeze(-1) - 1).squeeze(-1)
+        gates = (smoothed * self._gate_entropy(state)).sum((-2, -1))
+        return last + gates + (redraw[..., 1:] * belief[..., :-1]).sum(-1)
 
     def between(self, before: Tensor | None, after: Tensor | None) -> "CopyChain":
         """These steps as a stretch of a longer chain; see `Chain.between`. The first step counts as drawn."""
@@ -152,6 +200,10 @@ class CopyChain:
         r"""P(s_t != s_{t-1} | x), at most that of a redraw, which may land on the old state. With the filtered a,
 
         $$1 - \sum_s P(s_t{=}s, z_t{=}0 \mid x) + P(s_t{=}s, z_t{=}1 \mid x)\, a_{t-1}(s).$$
+
+        >>> import torch, samplehold as sh
+        >>> sh.CopyChain(None, torch.zeros(3, 2), torch.zeros(3, 1)).change_probability()
+        tensor([0.0000, 0.3333, 0.3333])
         """
         before, marginals = self.filter().state[..., :-1, :], self.marginals()
         assert marginals.held is not None
@@ -189,6 +241,17 @@ class CopyChain:
             initial = held[..., 0, :] + fresh[..., :1, :].sum((-2, -1)).unsqueeze(-1) * self.log_initial.softmax(-1)
         return Marginals(bound, fresh, held, initial)
 
+    def _gate_entropy(self, state: Tensor) -> Tensor:
+        """H(z_t | s_t, x_1..t), [*b, T, K], from the filtered states."""
+        start = torch.zeros_like(state[..., 0, :]) if self.log_initial is None else self.log_initial.softmax(-1)
+        before = torch.cat([start.expand_as(state[..., 0, :]).unsqueeze(-2), state[..., :-1, :]], -2)
+        within = inside(self).unsqueeze(-1)
+        fresh, held = (table.where(within, 0.0).clamp_min(NEVER) for table in (self.log_fresh, self.log_held))
+        log_odds = fresh - held - before.clamp_min(torch.finfo(state.dtype).tiny).log()
+        log_odds = log_odds.where(before > 0, -NEVER)  # what was not there was not held
+        distance = torch.where(log_odds >= 0, log_odds, -log_odds)
+        return softplus(-distance) + distance * (-distance).sigmoid()
+
     def _first_step(self) -> tuple[Tensor, Tensor]:
         """Log-weights [*b, K] of drawing and of holding each state at the first step."""
         fresh, held = self.log_fresh[..., 0, :], self.log_held[..., 0, :]
@@ -196,8 +259,8 @@ class CopyChain:
             return fresh, torch.full_like(fresh, -torch.inf)
         return fresh + self.log_initial.logsumexp(-1, keepdim=True), held + self.log_initial
 
-    def _tables(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """The tables with one batch axis: [N, T, K], [N, T, K or 1], [N, K] or None, [N]."""
+    def _tables(self) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
+        """The tables with one batch axis: [N, K] or None, [N, T, K], [N, T, K or 1], [N]."""
         size = self.batch_shape.numel()
 
         def flat(table: Tensor, n_trailing: int) -> Tensor:
@@ -205,46 +268,16 @@ class CopyChain:
             return table.expand(*self.batch_shape, *trailing).reshape(size, *trailing)
 
         initial = None if self.log_initial is None else flat(self.log_initial, 1)
-        return flat(self.log_fresh, 2), flat(self.log_held, 2), initial, self.lengths.reshape(size)
+        return initial, flat(self.log_fresh, 2), flat(self.log_held, 2), self.lengths.reshape(size)
 
-    def _implementation(self) -> ModuleType:
-        """Results that are to be differentiated come from plain torch."""
-        tables = [table for table in (self.log_fresh, self.log_held, self.log_initial) if table is not None]
-        if torch.is_grad_enabled() and any(table.requires_grad for table in tables):
-            return vectorized
-        return implementation("copy", *tables)
+    def _results(self, operator: Op) -> list[Tensor]:
+        """What an operator finds, with the batch axes of the chain."""
+        *results, failed = operator(*self._tables())
+        self._check(failed)
+        return [self._shaped(table) for table in results]
 
     def _check(self, failed: Tensor) -> None:
         check_possible(failed.reshape(self.batch_shape), log_fresh=self.log_fresh, log_held=self.log_held)
 
     def _shaped(self, table: Tensor) -> Tensor:
         return table.reshape((*self.batch_shape, *table.shape[1:]))
-
-
-def _check_shapes(log_fresh: Tensor, log_held: Tensor, log_initial: Tensor | None) -> None:
-    if log_fresh.dim() < 2 or 0 in log_fresh.shape[-2:]:
-        raise ValueError(
-            f"log_fresh: got shape {list(log_fresh.shape)}, expected [*batch, T, K] with at least one step and state."
-        )
-    steps, states = log_fresh.shape[-2:]
-    if log_held.dim() < 2 or log_held.shape[-2] != steps or log_held.shape[-1] not in (1, states):
-        raise ValueError(
-            f"log_held: got shape {list(log_held.shape)}, expected [*batch, {steps}, {states}] as log_fresh has, "
-            f"or [*batch, {steps}, 1] for all states alike."
-        )
-    if log_initial is not None and log_initial.shape[-1:] != (states,):
-        raise ValueError(f"log_initial: got shape {list(log_initial.shape)}, expected [*batch, {states}].")
-
-
-def _gate_entropy(
-    log_fresh: Tensor, log_held: Tensor, log_initial: Tensor | None, lengths: Tensor, state: Tensor
-) -> Tensor:
-    """H(z_t | s_t, x_1..t), [N, T, K], from the tables and the filtered states."""
-    start = torch.zeros_like(state[:, 0]) if log_initial is None else log_initial.softmax(-1)
-    before = torch.cat([start.unsqueeze(1), state[:, :-1]], 1)
-    inside = torch.arange(state.shape[1], device=state.device) < lengths.unsqueeze(-1)
-    fresh, held = (table.where(inside.unsqueeze(-1), 0.0).clamp_min(NEVER) for table in (log_fresh, log_held))
-    log_odds = fresh - held - before.clamp_min(torch.finfo(state.dtype).tiny).log()
-    log_odds = log_odds.where(before > 0, -NEVER)  # what was not there was not held
-    distance = torch.where(log_odds >= 0, log_odds, -log_odds)
-    return softplus(-distance) + distance * (-distance).sigmoid()

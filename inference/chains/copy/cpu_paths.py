@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from ...numerics.workers import kernel
+from ...numerics.compilation import kernel
 from .cpu_weights import highest
 
 
@@ -23,43 +23,45 @@ def _better(log_fresh, log_held, t, best, offset, drawn):
 
 
 @kernel
-def viterbi_range(n0, n1, log_fresh, log_held, log_start, lengths, path, redraw, tops, failed):
-    """Best paths and their redraws of sequences n0..n1, from normalised log-beliefs, and what each step gained."""
-    steps, states = log_fresh.shape[1:]
+def viterbi_range(n0, n1, inputs, path, redraw, gain, failed):
+    """Best paths and their redraws of sequences n0..n1, and by how much each step raises their log-weight."""
+    steps, states = inputs.log_fresh.shape[1:]
     best, ends, drawn = np.empty(states), np.empty(steps, np.int64), np.empty((steps, states), np.bool_)
     for i in range(n0, n1):
-        best[:] = log_start[i]
-        top = 0.0
-        for t in range(lengths[i]):
-            top = _better(log_fresh[i], log_held[i], t, best, top, drawn)
+        log_fresh, log_held = inputs.log_fresh[i], inputs.log_held[i]
+        best[:] = inputs.log_start[i]
+        top, last = 0.0, inputs.lengths[i] - 1
+        for t in range(last + 1):
+            top = _better(log_fresh, log_held, t, best, top, drawn)
             if not -np.inf < top < np.inf:
                 failed[i] = t
                 break
-            tops[i, t] = top
+            gain[i, t] = top
             s = 0
             while best[s] != top:
                 s += 1
             ends[t] = s
         if failed[i] >= 0:
             continue
-        s = ends[lengths[i] - 1]
-        for t in range(lengths[i] - 1, -1, -1):
+        s = ends[last]
+        for t in range(last, -1, -1):
             path[i, t], redraw[i, t] = s, drawn[t, s]
             if drawn[t, s] and t > 0:
                 s = ends[t - 1]
 
 
 @kernel
-def sample_range(n0, n1, log_fresh, log_held, start, lengths, state, uniform, failed, path, redraw):
-    """Draws for sequences n0..n1 from their filtered states, with uniform numbers [n, N, T, 2]."""
+def sample_range(n0, n1, inputs, filtered, uniform, path, redraw):
+    """Draws for sequences n0..n1 from what was filtered, with uniform numbers [n, N, T, 2]."""
+    log_fresh, log_held, start, state = inputs.log_fresh, inputs.log_held, inputs.start, filtered.state
     n, states = len(uniform), log_fresh.shape[2]
     narrow = log_held.shape[2] < states
     cumulative, current, drawn = np.empty(states), np.empty(n, np.int64), np.empty(n, np.bool_)
     for i in range(n0, n1):
-        if failed[i] >= 0:
+        if filtered.failed[i] >= 0:
             continue
         drawn[:] = True
-        for t in range(lengths[i] - 1, -1, -1):
+        for t in range(inputs.lengths[i] - 1, -1, -1):
             if drawn.any():
                 total = 0.0
                 for s in range(states):

@@ -1,4 +1,4 @@
-r"""From log-weights to weights that can be multiplied and added: exponentials, a row of the tables at a time.
+r"""What the kernels of copy chains work on, and how log-weights become weights that can be multiplied and added.
 
 Weights are in the precision of the tables, and relative to the largest of their step. No number may underflow to a 0
 that means "impossible". So a weight below `lowest` is raised to it, and a belief below `FLOOR` likewise; such a state
@@ -17,13 +17,15 @@ import torch
 from llvmlite import ir
 from numba.core import cgutils
 from numba.extending import intrinsic
+from numpy.typing import DTypeLike, NDArray
 
-from ...numerics import lanes
-from ...numerics.workers import kernel
+from ...numerics.compilation import kernel
+from ...numerics.elementary import exp
 
 FINE, IMPOSSIBLE, RISKY = 0, 1, 2
 FLOOR = 1e-150  # the least belief that is not 0: times the least weight it is still a normal number
 _CHUNK = 1024  # weights that are made at once, in the first-level cache
+BLOCK = 262_144  # weights of each kind in a block
 
 
 class Limits(NamedTuple):
@@ -40,6 +42,56 @@ LIMITS = {
     torch.float64: Limits(lowest=-345.0, least=1e-75, lost=1e-70, share=1e-17, calm=1e-50),
     torch.float32: Limits(lowest=-85.0, least=1e-12, lost=1e-24, share=1e-8, calm=1e-16),
 }
+
+
+class Inputs(NamedTuple):
+    """What kernels read: all sequences."""
+
+    log_fresh: NDArray  # [N, T, K]
+    log_held: NDArray  # [N, T, K] or [N, T, 1]
+    log_start: NDArray  # [N, K], of the belief before the first step
+    start: NDArray  # [N, K], that belief
+    lengths: NDArray  # [N]
+
+
+class Outputs(NamedTuple):
+    """What kernels write; an array without columns is not wanted."""
+
+    value: NDArray  # [N]
+    verdict: NDArray  # [N]
+    failed: NDArray  # [N]
+    increment: NDArray  # [N, T]
+    state: NDArray  # [N, T, K]
+    redraw: NDArray  # [N, T]
+    fresh: NDArray  # [N, T, K]
+    held: NDArray  # [N, T, K] or [N, T, 1]
+    initial: NDArray  # [N, K]
+
+
+class Block(NamedTuple):
+    """The weights and beliefs of one block, and what is kept of the others."""
+
+    fresh: NDArray  # [rows, K]
+    held: NDArray  # [rows, K]
+    belief: NDArray  # [rows + 1, K], before and after each step
+    totals: NDArray  # [rows], c_t
+    redrawn: NDArray  # [rows], the sum of the weights of redraws
+    shifts: NDArray  # [rows], the logarithm of what the weights were divided by
+    future: NDArray  # [1, K], b_t
+    kept: NDArray  # [blocks + 1, K], beliefs before each block, or futures after it
+
+
+def new_block(rows: int, states: int, blocks: int, dtype: DTypeLike) -> Block:
+    return Block(
+        fresh=np.empty((rows, states), dtype),
+        held=np.empty((rows, states), dtype),
+        belief=np.empty((rows + 1, states)),
+        totals=np.empty(rows),
+        redrawn=np.empty(rows),
+        shifts=np.empty(rows),
+        future=np.empty((1, states)),
+        kept=np.empty((blocks + 1, states)),
+    )
 
 
 def _extremum(name: str, flags: tuple[str, ...]) -> Any:
@@ -78,13 +130,8 @@ def _shift(table, t, shift, lowest, out, r):
 
 @kernel
 def _exponentials(x):
-    width = lanes.width(x)
-    whole = len(x) - len(x) % width
-    for k in range(0, whole, width):
-        lanes.store(x, k, lanes.exp(lanes.load(x, k)))
-    if whole < len(x):
-        rest = len(x) - whole
-        lanes.store_some(x, whole, lanes.exp(lanes.load_some(x, whole, rest, x[0])), rest)
+    for k in range(len(x)):
+        x[k] = exp(x[k])
 
 
 @kernel
@@ -94,18 +141,19 @@ def _fill(out, r, value):
 
 
 @kernel
-def weights_at_once(n, states):
+def rows_at_once(n, states):
     """How many of n rows to make at once."""
     return max(1, min(n, _CHUNK // states))
 
 
 @kernel
-def weigh(log_fresh, log_held, t0, r0, r1, fresh, held, shifts, lowest):
-    """Weights of the steps t0 + r0 to t0 + r1, in rows r0 to r1, and the logarithms of what they were divided by."""
+def weigh(log_fresh, log_held, t0, rows, block, lowest):
+    """Weights of the steps t0 + r of some rows r of a block, and the logarithms of what they were divided by."""
+    fresh, held, shifts = block.fresh, block.held, block.shifts
     states = fresh.shape[1]
     narrow = log_held.shape[1] < states
     low = type(log_fresh[0, 0])(lowest)
-    for r in range(r0, r1):
+    for r in range(rows[0], rows[1]):
         t = t0 + r
         shift = _largest(log_held, t, _largest(log_fresh, t, log_fresh[t, 0]))
         if shift == -np.inf:
@@ -117,6 +165,6 @@ def weigh(log_fresh, log_held, t0, r0, r1, fresh, held, shifts, lowest):
             _fill(held, r, math.exp(low if (x < low) and (x > -np.inf) else x))
         else:
             _shift(log_held, t, shift, low, held, r)
-    _exponentials(fresh.reshape(-1)[r0 * states : r1 * states])
+    _exponentials(fresh.reshape(-1)[rows[0] * states : rows[1] * states])
     if not narrow:
-        _exponentials(held.reshape(-1)[r0 * states : r1 * states])
+        _exponentials(held.reshape(-1)[rows[0] * states : rows[1] * states])

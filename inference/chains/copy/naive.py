@@ -1,174 +1,92 @@
-r"""Copy chains as a textbook writes them: one sequence after another, one step after another, in probabilities.
+r"""Copy chains as the Markov chains that they are: over pairs $(z_t, s_t)$, by the textbook's recursions.
 
-With $fresh_t$ and $held_t$ the exponentials of the tables, and a normalised belief $a_{t-1}$:
-
-$$a_t = (held_t \odot a_{t-1} + fresh_t) / c_t, \qquad
-b_{t-1} = (held_t \odot b_t + \textstyle\sum_s fresh_t(s)\, b_t(s)) / c_t$$
-
-Any floating dtype; differentiable wherever the tables are, -inf included. A state less probable than the least number
-of the dtype is lost.
+A pair moves to $(1, s')$ with weight $fresh_t(s')$ and to $(0, s')$ with weight $held_t(s')$ if $s' = s$; all that is
+known of the state before the first step is in the weights of the first pairs. O(K^2) a step, in probabilities;
+differentiable wherever the tables are, -inf included. Arguments and results are those of `plain`.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..markov import naive as markov
 
-class _Sequence(NamedTuple):
-    fresh: Tensor  # [T, K], divided by exp(shift)
-    held: Tensor  # [T, K], divided by exp(shift)
-    shift: Tensor  # [T]
-    start: Tensor  # [K], the normalised belief before the first step
-    log_start: Tensor  # [], the logarithm of what it was divided by
-    width: int  # the number of columns of the table that `held` was made of: K or 1
-
-    def padded(self, table: Tensor, steps: int) -> Tensor:
-        """`table` [T, ...] with rows of zeros up to `steps`."""
-        return torch.cat([table, table.new_zeros(steps - len(table), *table.shape[1:])])
+Results = tuple[Tensor, ...]
 
 
-class _Forward(NamedTuple):
-    before: list[Tensor]  # T beliefs [K]: what each step begins with
-    after: list[Tensor]  # T beliefs [K]: what it ends with
-    total: list[Tensor]  # c_t
-    failed: int  # the first step without a positive, finite c_t, or -1
+def _pairs(log_initial: Tensor | None, log_fresh: Tensor, log_held: Tensor, lengths: Tensor) -> Results:
+    """The tables of the Markov chain: pairs (0, s) come first, then pairs (1, s)."""
+    held, first = log_held.expand_as(log_fresh), log_fresh[:, 0]
+    before, total = held[:, 0] - torch.inf, torch.zeros_like(first[:, :1])
+    if log_initial is not None:
+        before, total = log_initial + held[:, 0], log_initial.logsumexp(-1, keepdim=True)
+    same = torch.eye(log_fresh.shape[-1], dtype=torch.bool)
+    stays = torch.where(same, held[:, 1:].unsqueeze(-2), -torch.inf)
+    moves = torch.cat([stays, log_fresh[:, 1:].unsqueeze(-2).expand_as(stays)], -1)
+    nothing_seen = log_fresh.new_zeros(*log_fresh.shape[:2], 2 * log_fresh.shape[-1])
+    return torch.cat([before, total + first], -1), torch.cat([moves, moves], -2), nothing_seen, lengths
 
 
-def _sequences(log_fresh: Tensor, log_held: Tensor, log_initial: Tensor | None, lengths: Tensor) -> Iterator[_Sequence]:
-    for n, length in enumerate(lengths.tolist()):
-        fresh, held = log_fresh[n, :length], log_held[n, :length].expand(length, log_fresh.shape[-1])
-        if log_initial is None:
-            held = torch.cat([torch.full_like(held[:1], -torch.inf), held[1:]])
-            start, log_start = torch.zeros_like(fresh[0]), torch.zeros_like(fresh[0, 0])
-        else:
-            start, log_start = log_initial[n].softmax(-1), log_initial[n].logsumexp(-1)
-        shift = torch.maximum(fresh.amax(-1), held.amax(-1)).detach()
-        shift = torch.where(shift == -torch.inf, 0, shift)
-        fresh, held = ((table - shift.unsqueeze(-1)).exp() for table in (fresh, held))
-        yield _Sequence(fresh, held, shift, start, log_start, log_held.shape[-1])
+def log_normalizer(*tables: Any) -> Results:
+    """log_normalizer [N], failed [N]."""
+    return markov.log_normalizer(*_pairs(*tables))
 
 
-def _forward(sequence: _Sequence) -> _Forward:
-    belief, before, after, total, failed = sequence.start, [], [], [], -1
-    for t, (fresh, held) in enumerate(zip(sequence.fresh.unbind(0), sequence.held.unbind(0), strict=True)):
-        before.append(belief)
-        weight = held * belief + fresh
-        c = weight.sum()
-        if failed < 0 and not 0 < c < torch.inf:
-            failed = t
-        belief = weight / c
-        after.append(belief)
-        total.append(c)
-    return _Forward(before, after, total, failed)
-
-
-def _backward(sequence: _Sequence, forward: _Forward) -> tuple[list[Tensor], Tensor]:
-    """b_t of every step, and that before the first."""
-    b, after = torch.ones_like(sequence.start), []
-    for fresh, held, c in zip(sequence.fresh.flip(0), sequence.held.flip(0), reversed(forward.total), strict=True):
-        after.append(b)
-        b = (held * b + (fresh * b).sum()) / c
-    return after[::-1], b
-
-
-def log_normalizer(*tables: Any) -> tuple[Tensor, ...]:
-    """log_normalizer [N], and the step at which each sequence failed, or -1, [N]."""
-
-    def one(sequence: _Sequence, steps: int) -> tuple[Tensor, ...]:
-        forward = _forward(sequence)
-        return _evidence(sequence, forward), torch.tensor(forward.failed)
-
-    return _each(one, *tables)
-
-
-def _evidence(sequence: _Sequence, forward: _Forward) -> Tensor:
-    return torch.stack(forward.total).log().sum() + sequence.shift.sum() + sequence.log_start
-
-
-def filter(*tables: Any) -> tuple[Tensor, ...]:
+def filter(*tables: Any) -> Results:
     """log_increment [N, T], state [N, T, K], redraw [N, T], failed [N]."""
-
-    def one(sequence: _Sequence, steps: int) -> tuple[Tensor, ...]:
-        forward = _forward(sequence)
-        total = torch.stack(forward.total)
-        increment = total.log() + sequence.shift
-        increment = torch.cat([increment[:1] + sequence.log_start, increment[1:]])
-        by_step = increment, torch.stack(forward.after), sequence.fresh.sum(-1) / total
-        return *(sequence.padded(table, steps) for table in by_step), torch.tensor(forward.failed)
-
-    return _each(one, *tables)
+    _, pair, increment, failed = markov.filter(*_pairs(*tables))
+    held, fresh = pair.chunk(2, -1)
+    return increment, held + fresh, fresh.sum(-1), failed
 
 
-def marginals(*tables: Any) -> tuple[Any, ...]:
-    """log_normalizer [N], fresh [N, T, K], held like its table, initial [N, K] or None, failed [N]."""
-
-    def one(sequence: _Sequence, steps: int) -> tuple[Tensor, ...]:
-        forward = _forward(sequence)
-        after, b = _backward(sequence, forward)
-        future = torch.stack(after) / torch.stack(forward.total).unsqueeze(-1)
-        held = sequence.held * torch.stack(forward.before) * future
-        if sequence.width == 1:
-            held = held.sum(-1, keepdim=True)
-        by_step = (sequence.padded(table, steps) for table in (sequence.fresh * future, held))
-        return _evidence(sequence, forward), *by_step, sequence.start * b, torch.tensor(forward.failed)
-
-    value, fresh, held, initial, failed = _each(one, *tables)
-    return value, fresh, held, None if tables[2] is None else initial, failed
+def marginals(*tables: Any) -> Results:
+    """log_normalizer [N], fresh [N, T, K], held like its table, initial [N, K] (of the table, if any), failed [N]."""
+    value, pair, _, failed = markov.posterior(*_pairs(*tables))
+    held, fresh = pair.chunk(2, -1)
+    start = torch.zeros_like(held[:, 0]) if tables[0] is None else tables[0]
+    initial = held[:, 0] + fresh[:, 0].sum(-1, keepdim=True) * start.softmax(-1)
+    return value, fresh, held.sum(-1, True) if tables[2].shape[-1] == 1 else held, initial, failed
 
 
-def smooth(log_fresh: Tensor, log_held: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+def smooth(*tables: Any) -> Results:
     """log_normalizer [N], state [N, T, K], redraw [N, T], failed [N]."""
-    value, fresh, held, _, failed = marginals(log_fresh, log_held.expand_as(log_fresh), *rest)
-    return value, fresh + held, fresh.sum(-1), failed
+    value, pair, _, failed = markov.posterior(*_pairs(*tables))
+    held, fresh = pair.chunk(2, -1)
+    return value, held + fresh, fresh.sum(-1), failed
 
 
-def viterbi(*tables: Any) -> tuple[Tensor, ...]:
+def viterbi(*tables: Any) -> Results:
     """path [N, T], redraw [N, T], log_probability [N], failed [N]."""
-
-    def one(sequence: _Sequence, steps: int) -> tuple[Tensor, ...]:
-        best, total, decisions = sequence.start.log(), sequence.log_start, []
-        for fresh, held, shift in zip(sequence.fresh.log(), sequence.held.log(), sequence.shift, strict=True):
-            kept, drawn = held + best, fresh  # of all that a redraw forgets, the best has weight 1, as has all s_0
-            best = torch.maximum(kept, drawn)
-            decisions.append(((drawn > kept).tolist(), int(best.argmax())))
-            total = total + shift + best.max()
-            best = best - best.max()
-        state, path, redraw = decisions[-1][1], [], []
-        for t in reversed(range(len(decisions))):
-            path.insert(0, state)
-            redraw.insert(0, decisions[t][0][state])
-            state = decisions[t - 1][1] if redraw[0] else state
-        outside = [-1] * (steps - len(path)), [False] * (steps - len(path))
-        failed = _forward(sequence).failed
-        return torch.tensor(path + outside[0]), torch.tensor(redraw + outside[1]), total, torch.tensor(failed)
-
-    return _each(one, *tables)
+    start, moves, nothing, lengths = _pairs(*tables)
+    pair, failed = markov.viterbi(start, moves, nothing, lengths)
+    K, value = start.shape[-1] // 2, []
+    for n, length in enumerate(lengths.tolist()):
+        path = pair[n, :length].tolist()
+        value.append(start[n, path[0]] + sum(moves[n, t, old, new] for t, (old, new) in enumerate(pairwise(path))))
+    return torch.where(pair < 0, -1, pair % K), pair >= K, torch.stack(value), failed
 
 
-def sample(*arguments: Any) -> tuple[Tensor, ...]:
+def sample(*given: Any) -> Results:
     """path [n, N, T], redraw [n, N, T], failed [N], from uniform numbers [n, N, T, 2]: the last of the arguments."""
-    *tables, uniform = arguments
-    path = torch.full(uniform.shape[:3], -1)
-    redraw = torch.zeros(uniform.shape[:3], dtype=torch.bool)
-    failed = []
-    for index, sequence in enumerate(_sequences(*tables)):
-        forward = _forward(sequence)
-        failed.append(forward.failed)
+    *tables, uniform = given
+    start, moves, _, lengths = _pairs(*tables)
+    _, state, _, failed = filter(*tables)
+    path, redraw = torch.full(uniform.shape[:3], -1), torch.zeros(uniform.shape[:3], dtype=torch.bool)
+    for n, length in enumerate(lengths.tolist()):
+        K = state.shape[-1]
         for draw in range(len(uniform)):
             s, drawn = 0, True
-            for t in reversed(range(len(sequence.fresh))):
+            for t in reversed(range(length)):
+                gate, place = uniform[draw, n, t]
                 if drawn:
-                    cumulative = forward.after[t].cumsum(-1)
-                    s = int((cumulative / cumulative[-1] > uniform[draw, index, t, 1]).int().argmax())
-                fresh, kept = sequence.fresh[t, s], sequence.held[t, s] * forward.before[t][s]
-                drawn = bool(uniform[draw, index, t, 0] < fresh / (fresh + kept))
-                path[draw, index, t], redraw[draw, index, t] = s, drawn
-    return path, redraw, torch.tensor(failed)
-
-
-def _each(one: Callable[[_Sequence, int], tuple[Tensor, ...]], *tables: Any) -> tuple[Tensor, ...]:
-    """The results of all sequences, stacked; `one` pads what has a time axis to the number of steps of the tables."""
-    results = [one(sequence, tables[0].shape[1]) for sequence in _sequences(*tables)]
-    return tuple(torch.stack(parts) for parts in zip(*results, strict=True))
+                    cumulative = state[n, t].cumsum(-1)
+                    s = int((cumulative / cumulative[-1] > place).int().argmax())
+                if t > 0:
+                    kept, fresh = state[n, t - 1, s] * moves[n, t - 1, s, s].exp(), moves[n, t - 1, s, K + s].exp()
+                else:
+                    kept, fresh = start[n, s].exp(), start[n, K + s].exp()
+                drawn = bool(gate < fresh / (fresh + kept))
+                path[draw, n, t], redraw[draw, n, t] = s, drawn
+    return path, redraw, failed

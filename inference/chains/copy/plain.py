@@ -8,24 +8,28 @@ m_t = \log \textstyle\sum_s e^{l_t(s)}$$
 Here $c_t = \log \sum_s e^{n_t(s)}$ is a constant as far as derivatives are concerned, so $m_t$ is 0 in value while it
 carries the derivative. Then every derivative is a sum of positive terms, and small ones are as exact as large ones.
 
-An impossible event has the weight `NEVER` instead of -inf: its exponential is 0, and no derivative meets inf - inf.
-Steps beyond the end of a sequence hold the state with weight 1.
+Steps beyond the end of a sequence hold the state with weight 1. Arguments and results are those of `op`.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-NEVER = -1e30
+from ...numerics.logs import NEVER, POSSIBLE
+from ...numerics.randomness import invert
 
 
-class _Tables(NamedTuple):
+class _Steps(NamedTuple):
+    """The tables step by step."""
+
     fresh: Tensor  # [T, N, K]
     held: Tensor  # [T, N, K]
     start: Tensor  # [N, K], log P(s_0), not normalised
     scale: Tensor  # [N, 1], the logarithm of its sum as a constant; 0 where the first step redraws
     inside: Tensor  # [T, N], whether the step belongs to the sequence
+    narrow: bool  # whether the table of holding has one column
+    dtype: torch.dtype  # of the tables
 
 
 class _Forward(NamedTuple):
@@ -37,9 +41,8 @@ class _Forward(NamedTuple):
     failed: Tensor  # [N]
 
 
-def _prepare(log_fresh: Tensor, log_held: Tensor, log_initial: Tensor | None, lengths: Tensor) -> _Tables:
-    steps = torch.arange(log_fresh.shape[1], device=log_fresh.device)
-    inside = steps.unsqueeze(-1) < lengths
+def _steps(log_initial: Tensor | None, log_fresh: Tensor, log_held: Tensor, lengths: Tensor) -> _Steps:
+    inside = torch.arange(log_fresh.shape[1], device=log_fresh.device).unsqueeze(-1) < lengths
     fresh = log_fresh.double().clamp_min(NEVER).transpose(0, 1)
     held = log_held.double().clamp_min(NEVER).transpose(0, 1).expand_as(fresh)
     if log_initial is None:
@@ -50,7 +53,7 @@ def _prepare(log_fresh: Tensor, log_held: Tensor, log_initial: Tensor | None, le
         scale = start.detach().logsumexp(-1, keepdim=True)
     fresh = fresh.where(inside.unsqueeze(-1), NEVER)
     held = held.where(inside.unsqueeze(-1), 0.0)
-    return _Tables(fresh, held, start, scale, inside)
+    return _Steps(fresh, held, start, scale, inside, log_held.shape[-1] == 1, log_fresh.dtype)
 
 
 def _log_add(x: Tensor, y: Tensor) -> Tensor:
@@ -59,11 +62,11 @@ def _log_add(x: Tensor, y: Tensor) -> Tensor:
     return torch.logaddexp(x, y)
 
 
-def _forward(tables: _Tables) -> _Forward:
-    belief = tables.start - tables.scale
-    mass = torch.zeros_like(tables.scale) if not tables.start.requires_grad else belief.logsumexp(-1, keepdim=True)
+def _forward(steps: _Steps) -> _Forward:
+    belief = steps.start - steps.scale
+    mass = torch.zeros_like(steps.scale) if not steps.start.requires_grad else belief.logsumexp(-1, keepdim=True)
     before, after, carried, left, totals = [], [], [], [], []
-    for fresh, held in zip(tables.fresh.unbind(0), tables.held.unbind(0), strict=True):
+    for fresh, held in zip(steps.fresh.unbind(0), steps.held.unbind(0), strict=True):
         before.append(belief)
         carried.append(mass)
         weight = _log_add(held + belief, fresh + mass)
@@ -74,93 +77,86 @@ def _forward(tables: _Tables) -> _Forward:
         left.append(mass)
         totals.append(total)
     total = torch.stack(totals)
-    impossible = ~((total.squeeze(-1) > NEVER / 2) & (total.squeeze(-1) < torch.inf))
-    failed = torch.where(impossible.any(0), impossible.int().argmax(0), -1)
-    return _Forward(torch.stack(before), torch.stack(after), torch.stack(carried), torch.stack(left), total, failed)
+    before, after, carried, left = map(torch.stack, (before, after, carried, left))
+    return _Forward(before, after, carried, left, total, _first_impossible(total))
 
 
-def _evidence(tables: _Tables, forward: _Forward) -> Tensor:
-    return (tables.scale + forward.total.sum(0) + forward.left[-1]).squeeze(-1)
+def _first_impossible(total: Tensor) -> Tensor:
+    """The first step [N] without a total weight [T, N, 1] that is a real number, or -1."""
+    impossible = ~((total > POSSIBLE) & (total < torch.inf)).squeeze(-1)
+    return torch.where(impossible.any(0), impossible.int().argmax(0), -1)
 
 
-def log_normalizer(
-    log_fresh: Tensor, log_held: Tensor, log_initial: Tensor | None, lengths: Tensor
-) -> tuple[Tensor, Tensor]:
+def _evidence(steps: _Steps, forward: _Forward) -> Tensor:
+    return (steps.scale + forward.total.sum(0) + forward.left[-1]).squeeze(-1)
+
+
+def log_normalizer(*tables: Any) -> tuple[Tensor, ...]:
     """log_normalizer [N], and the step at which each sequence failed, or -1, [N]."""
-    tables = _prepare(log_fresh, log_held, log_initial, lengths)
-    forward = _forward(tables)
-    return _evidence(tables, forward).to(log_fresh.dtype), forward.failed
+    steps = _steps(*tables)
+    forward = _forward(steps)
+    return _evidence(steps, forward).to(steps.dtype), forward.failed
 
 
-def filter(
-    log_fresh: Tensor, log_held: Tensor, log_initial: Tensor | None, lengths: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def filter(*tables: Any) -> tuple[Tensor, ...]:
     """log_increment [N, T] in float64, state [N, T, K], redraw [N, T], failed [N]."""
-    tables = _prepare(log_fresh, log_held, log_initial, lengths)
-    forward = _forward(tables)
-    inside, left = tables.inside, forward.left
+    steps = _steps(*tables)
+    forward = _forward(steps)
+    inside, left = steps.inside, forward.left
     increment = (forward.total + left - forward.carried).squeeze(-1)
-    first = (tables.scale + forward.carried[0]).T
+    first = (steps.scale + forward.carried[0]).T
     increment = torch.cat([increment[:1] + first, increment[1:]])
     state = (forward.after - left).exp().where(inside.unsqueeze(-1), 0.0)
-    drawn = tables.fresh.logsumexp(-1, keepdim=True) + forward.carried - forward.total - left
+    drawn = steps.fresh.logsumexp(-1, keepdim=True) + forward.carried - forward.total - left
     redraw = drawn.squeeze(-1).exp()
-    state, redraw = (part.transpose(0, 1).to(log_fresh.dtype) for part in (state, redraw.where(inside, 0.0)))
+    state, redraw = (part.transpose(0, 1).to(steps.dtype) for part in (state, redraw.where(inside, 0.0)))
     return increment.where(inside, 0.0).T, state, redraw, forward.failed
 
 
-def _joint(tables: _Tables, forward: _Forward) -> tuple[Tensor, Tensor, Tensor]:
+def _joint(steps: _Steps, forward: _Forward) -> tuple[Tensor, Tensor, Tensor]:
     """P(s_t, z_t=1 | x) and P(s_t, z_t=0 | x), [T, N, K], and P(s_0 | x), [N, K]."""
-    future, futures = torch.zeros_like(tables.start), []
+    future, futures = torch.zeros_like(steps.start), []
     for fresh, held, total in zip(
-        tables.fresh.flip(0).unbind(0), tables.held.flip(0).unbind(0), forward.total.flip(0).unbind(0), strict=True
+        steps.fresh.flip(0).unbind(0), steps.held.flip(0).unbind(0), forward.total.flip(0).unbind(0), strict=True
     ):
         futures.append(future)
         drawn = (fresh + future).logsumexp(-1, keepdim=True)
         future = _log_add(held + future, drawn) - total
     later = torch.stack(futures[::-1])
-    fresh = tables.fresh + forward.carried + later
-    held = tables.held + forward.before + later
+    fresh = steps.fresh + forward.carried + later
+    held = steps.held + forward.before + later
     norm = _log_add(fresh, held).logsumexp(-1, keepdim=True)
-    start = (tables.start + future).softmax(-1)
-    inside = tables.inside.unsqueeze(-1)
+    start = (steps.start + future).softmax(-1)
+    inside = steps.inside.unsqueeze(-1)
     return (fresh - norm).exp().where(inside, 0.0), (held - norm).exp().where(inside, 0.0), start
 
 
-def smooth(
-    log_fresh: Tensor, log_held: Tensor, log_initial: Tensor | None, lengths: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def smooth(*tables: Any) -> tuple[Tensor, ...]:
     """log_normalizer [N], state [N, T, K], redraw [N, T], failed [N]."""
-    tables = _prepare(log_fresh, log_held, log_initial, lengths)
-    forward = _forward(tables)
-    fresh, held, _ = _joint(tables, forward)
-    results = _evidence(tables, forward), (fresh + held).transpose(0, 1), fresh.sum(-1).T
-    value, state, redraw = (table.to(log_fresh.dtype) for table in results)
-    return value, state, redraw, forward.failed
+    steps = _steps(*tables)
+    forward = _forward(steps)
+    fresh, held, _ = _joint(steps, forward)
+    results = _evidence(steps, forward), (fresh + held).transpose(0, 1), fresh.sum(-1).T
+    return *(table.to(steps.dtype) for table in results), forward.failed
 
 
-def marginals(
-    log_fresh: Tensor, log_held: Tensor, log_initial: Tensor | None, lengths: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:
-    """log_normalizer [N], fresh [N, T, K], held like its table, initial [N, K] or None, failed [N]."""
-    tables = _prepare(log_fresh, log_held, log_initial, lengths)
-    forward = _forward(tables)
-    fresh, held, start = _joint(tables, forward)
-    if log_held.shape[-1] == 1:
+def marginals(*tables: Any) -> tuple[Tensor, ...]:
+    """log_normalizer [N], fresh [N, T, K], held like its table, initial [N, K] (of the table, if any), failed [N]."""
+    steps = _steps(*tables)
+    forward = _forward(steps)
+    fresh, held, start = _joint(steps, forward)
+    if steps.narrow:
         held = held.sum(-1, keepdim=True)
-    results = _evidence(tables, forward), fresh.transpose(0, 1), held.transpose(0, 1), start
-    value, fresh, held, start = (table.to(log_fresh.dtype) for table in results)
-    return value, fresh, held, None if log_initial is None else start, forward.failed
+    results = _evidence(steps, forward), fresh.transpose(0, 1), held.transpose(0, 1), start
+    return *(table.to(steps.dtype) for table in results), forward.failed
 
 
-def viterbi(
-    log_fresh: Tensor, log_held: Tensor, log_initial: Tensor | None, lengths: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def viterbi(*tables: Any) -> tuple[Tensor, ...]:
     """path [N, T], redraw [N, T], log_probability [N], failed [N]."""
-    tables = _prepare(log_fresh, log_held, log_initial, lengths)
-    best, top, total = tables.start - tables.scale, torch.zeros_like(tables.scale), []
+    steps = _steps(*tables)
+    best, top, total = steps.start - steps.scale, torch.zeros_like(steps.scale), []
     drawn, tops = [], []
-    for fresh, held in zip(tables.fresh.unbind(0), tables.held.unbind(0), strict=True):
+    for fresh, held in zip(steps.fresh.unbind(0), steps.held.unbind(0), strict=True):
         kept = held + best
         best = torch.maximum(kept, fresh)
         drawn.append(fresh > kept)
@@ -169,39 +165,34 @@ def viterbi(
         total.append(top)
         tops.append(argtop)
     totals = torch.stack(total)
-    impossible = ~((totals.squeeze(-1) > NEVER / 2) & (totals.squeeze(-1) < torch.inf))
-    failed = torch.where(impossible.any(0), impossible.int().argmax(0), -1)
     state, path, redraw = tops[-1], [], []
     for t in reversed(range(len(tops))):
         path.append(state)
         redraw.append(drawn[t].gather(-1, state))
         state = torch.where(redraw[-1], tops[t - 1], state)
     states, redraws = torch.cat(path[::-1], -1), torch.cat(redraw[::-1], -1)
-    value = (tables.scale + totals.sum(0)).squeeze(-1).to(log_fresh.dtype)
-    return states.where(tables.inside.T, -1), redraws & tables.inside.T, value, failed
+    value = (steps.scale + totals.sum(0)).squeeze(-1).to(steps.dtype)
+    return states.where(steps.inside.T, -1), redraws & steps.inside.T, value, _first_impossible(totals)
 
 
-def sample(
-    log_fresh: Tensor, log_held: Tensor, log_initial: Tensor | None, lengths: Tensor, uniform: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def sample(*tables_and_uniform: Any) -> tuple[Tensor, ...]:
     """path [n, N, T], redraw [n, N, T], failed [N], from uniform numbers [n, N, T, 2] for gates and states."""
-    tables = _prepare(log_fresh, log_held, log_initial, lengths)
-    forward = _forward(tables)
-    cumulative = (forward.after - forward.left).exp().cumsum(-1)
-    cumulative = cumulative / cumulative[..., -1:]
+    *tables, uniform = tables_and_uniform
+    steps = _steps(*tables)
+    forward = _forward(steps)
+    belief = (forward.after - forward.left).exp()
     uniform = uniform.permute(2, 3, 1, 0)  # [T, 2, N, n]
     drawn = torch.ones_like(uniform[0, 0], dtype=torch.bool)
     state = torch.zeros_like(drawn, dtype=torch.int64)
     path, redraw = [], []
     for t in reversed(range(len(uniform))):
         gate, place = uniform[t].unbind(0)
-        fresh_state = torch.searchsorted(cumulative[t], place.contiguous(), right=True)
-        state = torch.where(drawn, fresh_state, state)
-        fresh = tables.fresh[t].gather(-1, state) + forward.carried[t]
-        kept = (tables.held[t] + forward.before[t]).gather(-1, state)
-        drawn = (gate < (fresh - kept).sigmoid()) | ~tables.inside[t].unsqueeze(-1)
+        state = torch.where(drawn, invert(belief[t], place), state)
+        fresh = steps.fresh[t].gather(-1, state) + forward.carried[t]
+        kept = (steps.held[t] + forward.before[t]).gather(-1, state)
+        drawn = (gate < (fresh - kept).sigmoid()) | ~steps.inside[t].unsqueeze(-1)
         path.append(state)
         redraw.append(drawn)
-    inside = tables.inside.T
+    inside = steps.inside.T
     paths, redraws = (torch.stack(part[::-1], -1).transpose(0, 1) for part in (path, redraw))
     return paths.where(inside, -1), redraws & inside, forward.failed

@@ -14,17 +14,25 @@ The first state is drawn from the initial table and meets the first observation 
 """
 
 from collections.abc import Sequence
-from types import ModuleType
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...numerics.backends import implementation
-from ...numerics.checks import check_lengths, check_possible, check_same_kind, check_start, common_batch
+from ...numerics.checks import (
+    check_lengths,
+    check_possible,
+    check_same_kind,
+    check_shape,
+    check_start,
+    check_steps,
+    common_batch,
+)
+from ...numerics.op import Op
 from ...numerics.randomness import Seed, check_draws, generator_of
 from ..contract import Filtered, Marginals, Sampled, Smoothed, Viterbi, at_end, change_from_stay, inside
 from ..mean_field import check_finite, independent_steps
+from . import op
 
 
 class MarkovChain:
@@ -45,6 +53,16 @@ class MarkovChain:
         TypeError: tables that are not float32 or float64 tensors of one dtype on one device; lengths of no integers.
         ValueError: shapes or lengths that do not fit together; an initial or transition table with NaN or +inf. From
             every method: an observation that is impossible under every state, NaN or +inf, with its sequence and step.
+
+    >>> import torch, samplehold as sh
+    >>> seen = torch.tensor([0, 0, 1, 0, 0, 1, 1, 1, 1])  # one of two states, seen rightly four times in five
+    >>> likelihood = torch.where(seen.unsqueeze(-1) == torch.arange(2), 0.8, 0.2)
+    >>> transition = torch.tensor([[0.95, 0.05], [0.05, 0.95]])
+    >>> chain = sh.MarkovChain(torch.tensor([0.5, 0.5]).log(), transition.log(), likelihood.log())
+    >>> chain.viterbi().path
+    tensor([0, 0, 0, 0, 0, 1, 1, 1, 1])
+    >>> chain.log_normalizer()
+    tensor(-6.5439)
     """
 
     def __init__(
@@ -55,64 +73,98 @@ class MarkovChain:
         lengths: Tensor | Sequence[int] | None = None,
     ):
         check_same_kind(log_initial=log_initial, log_transition=log_transition, log_likelihood=log_likelihood)
-        self.varies = _check_shapes(log_initial, log_transition, log_likelihood)
+        self.n_steps, self.n_states = check_steps("log_likelihood", log_likelihood)
+        self.varies = _check_moves(log_transition, log_likelihood)
         self.log_initial = log_initial
         self.log_transition = log_transition
         self.log_likelihood = log_likelihood
         self.batch_shape = common_batch(
-            log_initial=log_initial.shape[:-1],
+            log_initial=check_shape("log_initial", log_initial, (self.n_states,)),
             log_transition=log_transition.shape[: -3 if self.varies else -2],
             log_likelihood=log_likelihood.shape[:-2],
             lengths=None if lengths is None else torch.as_tensor(lengths).shape,
         )
-        self.n_steps, self.n_states = log_likelihood.shape[-2:]
         self.lengths = check_lengths(lengths, self.batch_shape, self.n_steps, log_likelihood.device)
         check_start(log_initial)
         _check_transition(log_transition)
 
     def log_normalizer(self) -> Float[Tensor, "*b"]:
-        """log p(x), [*b]; its gradient with respect to each table is the table's field of `marginals`."""
-        total, failed = self._implementation().log_normalizer(*self._tables())
+        """log p(x), [*b]; its gradient with respect to each table is the table's field of `marginals`.
+
+        >>> import torch, samplehold as sh
+        >>> sh.MarkovChain(torch.zeros(2), torch.zeros(2, 2), torch.zeros(5, 2)).log_normalizer().exp()  # 2^5 paths
+        tensor(32.)
+        """
+        total, failed = op.log_normalizer(*self._tables())
         self._check(failed)
         return total
 
     def filter(self) -> Filtered:
-        """The belief after each observation, [*b, T, K]."""
-        total, state, increment, failed = self._implementation().filter(*self._tables())
-        self._check(failed)
+        """The belief after each observation, [*b, T, K].
+
+        >>> import torch, samplehold as sh
+        >>> never_back = torch.tensor([[0.5, 0.5], [0.0, 1.0]]).log()
+        >>> sh.MarkovChain(torch.tensor([1.0, 0.0]).log(), never_back, torch.zeros(4, 2)).filter().state[:, 0]
+        tensor([1.0000, 0.5000, 0.2500, 0.1250])
+        """
+        total, state, increment = self._results(op.filter)
         return Filtered(total, increment, state)
 
     def smooth(self) -> Smoothed:
-        """The belief given all observations, [*b, T, K], and the expected numbers of moves, [*b, K, K]."""
-        total, state, transition, failed = self._implementation().posterior(*self._tables())
-        self._check(failed)
+        """The belief given all observations, [*b, T, K], and the expected numbers of moves, [*b, K, K].
+
+        >>> import torch, samplehold as sh
+        >>> likelihood = torch.tensor([[0.0, 0.0], [0.0, 0.0], [-torch.inf, 0.0]])  # ends in state 1
+        >>> never_back = torch.tensor([[0.5, 0.5], [0.0, 1.0]]).log()
+        >>> smoothed = sh.MarkovChain(torch.tensor([1.0, 0.0]).log(), never_back, likelihood).smooth()
+        >>> smoothed.state[:, 0], smoothed.transition[0]
+        (tensor([1.0000, 0.3333, 0.0000]), tensor([0.3333, 1.0000]))
+        """
+        total, state, transition = self._results(op.posterior)
         moves = transition.sum(-3) if self.varies else transition.squeeze(-3)
         return Smoothed(total, state, transition=moves)
 
     def marginals(self) -> Marginals:
-        """The posterior of each table, shaped like it: the expected counts of EM and message passing."""
-        total, state, transition, failed = self._implementation().posterior(*self._tables())
-        self._check(failed)
+        """The posterior of each table, shaped like it: the expected counts of EM and message passing.
+
+        >>> import torch, samplehold as sh
+        >>> sh.MarkovChain(torch.zeros(2), torch.zeros(2, 2), torch.zeros(5, 2)).marginals().transition  # of 4 moves
+        tensor([[1., 1.],
+                [1., 1.]])
+        """
+        total, state, transition = self._results(op.posterior)
         moves = transition if self.varies else transition.squeeze(-3)
         return Marginals(total, state, initial=state[..., 0, :], transition=moves)
 
     def viterbi(self) -> Viterbi:
-        """The best path; of equally good ones, the one whose last state has the least index, then the one before."""
-        path, failed = self._implementation().viterbi(*self._tables())
-        self._check(failed)
+        """The best path; of equally good ones, the one whose last state has the least index, then the one before.
+
+        >>> import torch, samplehold as sh
+        >>> likelihood = torch.tensor([[0.0, -3.0], [-1.0, 0.0], [0.0, -3.0]])
+        >>> best = sh.MarkovChain(torch.zeros(2), torch.tensor([[0.0, -2.0], [-2.0, 0.0]]), likelihood).viterbi()
+        >>> best.path, best.log_probability
+        (tensor([0, 0, 0]), tensor(-1.))
+        """
+        (path,) = self._results(op.viterbi)
         return Viterbi(path, self._log_probability(path))
 
     def sample(self, n: int, seed: Seed = None) -> Sampled:
         """n independent draws of the whole path given x, backward in time.
 
         The draws depend on the seed alone, not on the number of threads.
+
+        Raises:
+            ValueError: n is not a positive whole number.
+
+        >>> import torch, samplehold as sh
+        >>> path = sh.MarkovChain(torch.zeros(2), torch.zeros(2, 2), torch.zeros(5, 2)).sample(1000, seed=0).path
+        >>> path.shape, round(float(path.double().mean()), 1)
+        (torch.Size([1000, 5]), 0.5)
         """
         check_draws(n)
         size, device = (n, *self.batch_shape, self.n_steps), self.log_likelihood.device
         uniform = torch.rand(size, generator=generator_of(seed, device), dtype=torch.float64, device=device)
-        path, failed = self._implementation().sample(*self._tables(), uniform)
-        self._check(failed)
-        return Sampled(path)
+        return Sampled(*self._results(op.sample, uniform))
 
     def entropy(self) -> Float[Tensor, "*b"]:
         r"""Entropy of the posterior over paths, in nats, [*b].
@@ -121,11 +173,15 @@ class MarkovChain:
 
         where both sides use tables divided by their largest entry, likelihoods by that of their step, so that no large
         numbers cancel.
+
+        >>> import torch, samplehold as sh
+        >>> sh.MarkovChain(torch.zeros(2), torch.zeros(2, 2), torch.zeros(5, 2)).entropy().exp()
+        tensor(32.)
         """
         tables = [table.double() for table in self._tables()[:3]]
         tables = [table - _largest(table, dims) for table, dims in zip(tables, (1, 3, 1), strict=True)]
         log_initial, log_transition, log_likelihood = tables
-        total, state, transition, failed = self._implementation().posterior(*tables, self.lengths)
+        total, state, transition, failed = op.posterior(*tables, self.lengths)
         self._check(failed)
         initial = _expectation(state[..., 0, :], log_initial).sum(-1)
         moves = _expectation(transition, log_transition).sum((-3, -2, -1))
@@ -146,6 +202,10 @@ class MarkovChain:
         r"""P(s_t != s_{t-1} | x). With the filtered a,
 
         $$1 - \sum_s P(s_t{=}s \mid x)\, \frac{a_{t-1}(s) A_{ss}}{\sum_{s'} a_{t-1}(s') A_{s's}}.$$
+
+        >>> import torch, samplehold as sh
+        >>> sh.MarkovChain(torch.zeros(2), torch.zeros(2, 2), torch.zeros(3, 2)).change_probability()
+        tensor([0.0000, 0.5000, 0.5000])
         """
         before, table = self.filter().state[..., :-1, :], self._moves().exp()
         kept = before * table.diagonal(dim1=-2, dim2=-1)
@@ -192,8 +252,10 @@ class MarkovChain:
         """The tables, transitions with an axis for steps, of one entry where one table serves all, and the lengths."""
         return self.log_initial, self._moves(), self.log_likelihood, self.lengths
 
-    def _implementation(self) -> ModuleType:
-        return implementation("markov", self.log_initial, self.log_transition, self.log_likelihood)
+    def _results(self, operator: Op, *further: Tensor) -> list[Tensor]:
+        *results, failed = operator(*self._tables(), *further)
+        self._check(failed)
+        return results
 
     def _check(self, failed: Tensor) -> None:
         check_possible(failed, log_likelihood=self.log_likelihood)
@@ -224,16 +286,9 @@ def _expectation(belief: Tensor, table: Tensor) -> Tensor:
     return belief * table.where(belief > 0, 0)
 
 
-def _check_shapes(log_initial: Tensor, log_transition: Tensor, log_likelihood: Tensor) -> bool:
-    """Raise `ValueError` unless all three fit together; True if transitions vary with the step."""
-    if log_likelihood.dim() < 2 or 0 in log_likelihood.shape[-2:]:
-        raise ValueError(
-            f"log_likelihood: got shape {list(log_likelihood.shape)}, expected [*batch, T, K] with at least one step "
-            "and one state."
-        )
+def _check_moves(log_transition: Tensor, log_likelihood: Tensor) -> bool:
+    """Raise `ValueError` unless both fit together; True if transitions vary with the step."""
     steps, states = log_likelihood.shape[-2:]
-    if log_initial.shape[-1:] != (states,):
-        raise ValueError(f"log_initial: got shape {list(log_initial.shape)}, expected [*batch, {states}].")
     varies = log_transition.dim() == log_likelihood.dim() + 1
     own = (steps - 1, states, states) if varies else (states, states)
     if log_transition.dim() > log_likelihood.dim() + 1 or log_transition.shape[-len(own) :] != own:

@@ -1,107 +1,146 @@
-r"""Filter and smooth chains with constant tables in probabilities: what surrounds the kernels of `markov_linear`.
+r"""Filter and smooth chains with constant tables in probabilities: what surrounds the kernels of `cpu_sweeps`.
 
 The initial and transition tables are divided by their largest entry, the likelihoods of each step by theirs; the
-logarithms of these divisors and of the normalisers of the forward pass add up to log p(x).
+logarithms of these divisors and of the normalisers of the forward sweep add up to log p(x).
 
 Everything but the kernels is small. numpy does it: torch would spread some of it over threads that wait for each other.
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ...numerics.lanes import BYTES
-from ...numerics.workers import in_parallel
-from . import cpu_linear as linear
-from .cpu_tables import Tables
+from ...numerics.threads import in_parallel
+from .cpu_steps import GROUP, Inputs, Outputs, padded
+from .cpu_sweeps import LEAST, TINY, Sweep, run, workspace
 
 # A filter cannot look back to see what it lost. It drops numbers under TINY, but the next step puts at least the least
 # transition probability in their place: where that exceeds this, the loss is beyond the last digit.
 _MIXES = {torch.float32: 1e-13, torch.float64: 1e-130}
 _MIN_HALVED = 1 << 17  # steps times states, padded, that repay a second thread for one sequence
 _MIN_WORK = 1 << 16  # sequences times steps times states, padded, that repay a second thread
-_FILTER = np.array([[True, False]])  # legs: forward or not, meeting or not
-_SMOOTH = np.array([[True, False], [False, True]])
+
+
+class Tables(NamedTuple):
+    """The tables of chains as arrays. Entry b of `..._of` says which one sequence b has: a shared one is there once."""
+
+    log_initial: np.ndarray  # [n, K]
+    initial_of: np.ndarray  # [B]
+    log_transition: np.ndarray  # [n, S, K, K], S = 1 (constant) or T - 1
+    transition_of: np.ndarray
+    log_likelihood: np.ndarray  # [n, T, K]
+    likelihood_of: np.ndarray
+    lengths: np.ndarray
+
+    def select(self, sequences: np.ndarray) -> "Tables":
+        """Those of some sequences only."""
+        parts: list[Any] = []
+        for table, of in zip(self[:6:2], self[1:6:2], strict=True):
+            used, number = np.unique(of[sequences], return_inverse=True)
+            parts += [table[used], number]
+        return Tables._make([*parts, self.lengths[sequences]])
+
+    def double(self) -> "Tables":
+        """The same in float64."""
+        return Tables._make(part.astype(np.float64, copy=False) if part.dtype.kind == "f" else part for part in self)
+
+
+def flatten(log_initial: Tensor, log_transition: Tensor, log_likelihood: Tensor, lengths: Tensor) -> Tables:
+    """Of tables whose batch axes broadcast to those of `lengths`."""
+    parts: list[Any] = []
+    for table, n_own in ((log_initial, 1), (log_transition, 3), (log_likelihood, 2)):
+        batch, own = table.shape[: table.dim() - n_own], table.shape[table.dim() - n_own :]
+        number = np.arange(batch.numel()).reshape(batch) + np.zeros(lengths.shape, np.int64)
+        parts += [table.detach().reshape(batch.numel(), *own).contiguous().numpy(), number.ravel()]
+    return Tables._make([*parts, lengths.reshape(-1).contiguous().numpy()])
 
 
 class Scaled(NamedTuple):
-    """Chains filtered or smoothed; `certain` [B] says where no digit was lost."""
+    """Chains filtered or smoothed."""
 
-    certain: np.ndarray
+    inputs: Inputs
+    certain: Any  # [B, 2], whether a sweep in either direction kept every digit
     log_normalizer: Tensor  # [B]
     state: Tensor  # [B, T, K]
     log_increment: Tensor  # [B, T]; empty if smoothed
     counts: Tensor  # [B, K, K]; empty if only filtered
 
-
-class _Job(NamedTuple):
-    read: linear.Tables
-    write: linear.Beliefs
-    result: Scaled  # what is written, as tensors
-    into_first: np.ndarray  # [B], log of the largest initial probability
-    into_next: np.ndarray  # [B], log of the largest transition probability
-    least: np.ndarray  # [B], the least transition probability
+    def outputs(self) -> Outputs:
+        total, state, increment, counts = (tensor.view(-1).numpy() for tensor in self[2:])
+        return Outputs(state, total, increment, counts, self.certain.ravel())
 
 
-def filter_scaled(tables: Tables) -> Scaled:
-    """State is P(s_t | x_1..t)."""
-    job = _prepare(tables, smoothing=False)
-    _go_along(tables, job, _FILTER)
-    increment = job.result.log_increment.numpy()
-    moved = np.arange(job.read.n_steps) < tables.lengths[:, None]
-    increment += np.where(moved, job.into_next[:, None], 0).astype(increment.dtype)
-    increment[:, 0] += (job.into_first - job.into_next).astype(increment.dtype)
-    result = _result(tables, job)
-    return result._replace(certain=result.certain & (job.least >= _MIXES[result.state.dtype]))
+def filter_scaled(tables: Tables) -> tuple[np.ndarray, tuple[Tensor, ...]]:
+    """Where no digit was lost; log p(x), P(s_t | x_1..t) and log p(x_t | x_1..t-1)."""
+    job, scale = _prepare(tables, smoothing=False)
+    _go_along(tables, job, smoothing=False)
+    increment = job.log_increment.numpy()
+    moved = np.arange(job.inputs.n_steps) < tables.lengths[:, None]
+    increment += np.where(moved, scale.next[:, None], 0).astype(increment.dtype)
+    increment[:, 0] += (scale.first - scale.next).astype(increment.dtype)
+    mixes = scale.least >= _MIXES[job.state.dtype]
+    return job.certain.all(1) & mixes, (scale.of_all(tables, job), job.state, job.log_increment)
 
 
-def smooth_scaled(tables: Tables) -> Scaled:
-    """State is P(s_t | x), counts are the expected numbers of transitions."""
-    job = _prepare(tables, smoothing=True)
-    work = job.read.n_steps * linear.padded(job.read.n_states, job.result.state.dtype)
+def smooth_scaled(tables: Tables) -> tuple[np.ndarray, tuple[Tensor, ...]]:
+    """Where no digit was lost; log p(x), P(s_t | x) and the expected numbers of transitions."""
+    job, scale = _prepare(tables, smoothing=True)
+    work = job.inputs.n_steps * padded(job.inputs.n_states, job.state.itemsize)
     if work >= _MIN_HALVED and 2 * len(tables.lengths) <= torch.get_num_threads():
         _go_from_both_ends(job)
     else:
-        _go_along(tables, job, _SMOOTH)
-    return _result(tables, job)
+        _go_along(tables, job, smoothing=True)
+    return job.certain.all(1), (scale.of_all(tables, job), job.state, job.counts.unsqueeze(1))
 
 
-def _prepare(tables: Tables, *, smoothing: bool) -> _Job:
+class _Scale(NamedTuple):
+    """What the tables of each sequence were divided by, [B]."""
+
+    first: np.ndarray  # log of the largest initial probability
+    next: np.ndarray  # log of the largest transition probability
+    least: np.ndarray  # the least transition probability then
+
+    def of_all(self, tables: Tables, job: Scaled) -> Tensor:
+        """log p(x)."""
+        total = job.log_normalizer.numpy()
+        total += self.first + self.next * (tables.lengths - 1)
+        return job.log_normalizer.to(job.state.dtype)
+
+
+def _prepare(tables: Tables, *, smoothing: bool) -> tuple[Scaled, _Scale]:
     n, (n_steps, n_states) = len(tables.lengths), tables.log_likelihood.shape[1:]
     dtype = torch.from_numpy(tables.log_initial[:0]).dtype
-    start, into_first = _probabilities(tables.log_initial)
-    matrix, into_next = _probabilities(tables.log_transition[:, 0])
-    result = Scaled(
-        np.ones((n, 2), np.uint8),
-        torch.empty(n, dtype=torch.float64),
-        torch.empty(n, n_steps, n_states, dtype=dtype),
-        torch.empty(0 if smoothing else n, n_steps, dtype=dtype),
-        torch.empty(n if smoothing else 0, n_states, n_states, dtype=dtype),
+    start, first = _probabilities(tables.log_initial)
+    matrix, following = _probabilities(tables.log_transition[:, 0])
+    p, number = padded(n_states, dtype.itemsize), start.dtype.type
+    inputs = Inputs(
+        log_likelihood=tables.log_likelihood.ravel(),
+        likelihood_of=tables.likelihood_of,
+        start=_widened(start, p).ravel(),
+        start_of=tables.initial_of,
+        forward=_panels(matrix, p, dtype),
+        backward=_panels(matrix.transpose(0, 2, 1), p, dtype),
+        transition_of=tables.transition_of,
+        lengths=tables.lengths,
+        n_steps=n_steps,
+        n_states=n_states,
+        tiny=number(TINY[dtype]),
+        least=number(LEAST[dtype]),
     )
-    p = linear.padded(n_states, dtype)
-    read = linear.Tables(
-        tables.log_likelihood.ravel(),
-        tables.likelihood_of,
-        _widened(start, p).ravel(),
-        tables.initial_of,
-        _panels(matrix, p, dtype),
-        _panels(matrix.transpose(0, 2, 1), p, dtype),
-        tables.transition_of,
-        tables.lengths,
-        n_steps,
-        n_states,
-        linear.TINY[dtype],
-        linear.LEAST[dtype],
+    job = Scaled(
+        inputs,
+        certain=np.ones((n, 2), np.uint8),
+        log_normalizer=torch.empty(n, dtype=torch.float64),
+        state=torch.empty(n, n_steps, n_states, dtype=dtype),
+        log_increment=torch.empty(0 if smoothing else n, n_steps, dtype=dtype),
+        counts=torch.empty(n if smoothing else 0, n_states, n_states, dtype=dtype),
     )
-    state, total, increment, counts = (
-        tensor.view(-1).numpy() for tensor in (result.state, result.log_normalizer, result.log_increment, result.counts)
-    )
-    write = linear.Beliefs(state, total, increment, counts, result.certain.ravel())
-    least = matrix.min((1, 2))[tables.transition_of]
-    return _Job(read, write, result, into_first[tables.initial_of], into_next[tables.transition_of], least)
+    moves = tables.transition_of
+    return job, _Scale(first[tables.initial_of], following[moves], matrix.min((1, 2))[moves])
 
 
 def _probabilities(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -112,7 +151,7 @@ def _probabilities(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _panels(matrix: np.ndarray, p: int, dtype: torch.dtype) -> np.ndarray:
-    """[n, K, K] padded to [n, P, P] and stored by panels [n, panel, row, lane], flat."""
+    """[n, K, K] padded to [n, P, P] and stored by panels of a vector's width, [n, panel, row, lane], flat."""
     n, n_states, _ = matrix.shape
     lanes = BYTES // dtype.itemsize
     room = torch.zeros(n, p // lanes, p, lanes, dtype=dtype).numpy()  # torch's memory begins where a vector may
@@ -127,54 +166,44 @@ def _widened(table: np.ndarray, p: int) -> np.ndarray:
     return wide
 
 
-def _result(tables: Tables, job: _Job) -> Scaled:
-    total = job.result.log_normalizer.numpy()
-    total += job.into_first + job.into_next * (tables.lengths - 1)
-    return job.result._replace(
-        certain=job.result.certain.all(1), log_normalizer=job.result.log_normalizer.to(job.result.state.dtype)
-    )
-
-
-def _go_along(tables: Tables, job: _Job, legs: np.ndarray) -> None:
+def _go_along(tables: Tables, job: Scaled, *, smoothing: bool) -> None:
     """Sequences side by side in groups, and groups spread over threads."""
-    read, dtype = job.read, job.result.state.dtype
-    work = len(tables.lengths) * read.n_steps * linear.padded(read.n_states, dtype)
+    inputs, outputs, dtype = job.inputs, job.outputs(), job.state.dtype
+    work = len(tables.lengths) * inputs.n_steps * padded(inputs.n_states, dtype.itemsize)
     n_threads = min(torch.get_num_threads(), max(1, work // _MIN_WORK))
     groups = _groups(tables, n_threads)
     shares = [groups[i::n_threads] for i in range(min(n_threads, len(groups)))]
+    there, back = Sweep(True, False, inputs.n_steps), Sweep(False, True, inputs.n_steps)
+    sweeps = (there, back) if smoothing else (there,)
     # made here, not by the threads: torch lets go of the interpreter for each, and they would wait for one another
-    rooms = [linear.scratch(read.n_states, dtype, counts=len(legs) > 1) for _ in shares]
-    if shares:
-        in_parallel(
-            [
-                partial(linear.run, read, job.write, room, own, read.n_steps, legs)
-                for room, own in zip(rooms, shares, strict=True)
-            ]
-        )
+    rooms = [workspace(inputs.n_states, dtype, counts=smoothing) for _ in shares]
+    tasks = [partial(run, inputs, outputs, room, own, sweeps) for room, own in zip(rooms, shares, strict=True)]
+    if tasks:
+        in_parallel(tasks)
 
 
 def _groups(tables: Tables, n_threads: int) -> np.ndarray:
     """Sequences that go side by side, [n, GROUP], -1 for none: of one table and like length where possible."""
     n = len(tables.lengths)
-    size = min(linear.GROUP, max(1, n // n_threads))
-    groups, place = np.full((-(-n // size), linear.GROUP), -1), np.arange(n)
+    size = min(GROUP, max(1, n // n_threads))
+    groups, place = np.full((-(-n // size), GROUP), -1), np.arange(n)
     groups[place // size, place % size] = np.lexsort((-tables.lengths, tables.transition_of))
     return groups
 
 
-def _go_from_both_ends(job: _Job) -> None:
-    """Two threads a sequence: each sweeps from its end to the middle, and meets what the other left there."""
-    read, counts = job.read, job.result.counts
+def _go_from_both_ends(job: Scaled) -> None:
+    """Two threads a sequence: each sweeps from its end to the middle, and on to meet what the other one recorded."""
+    inputs, written, counts = job.inputs, job.outputs(), job.counts
     ways = [(b, forward) for b in range(len(counts)) for forward in (True, False)]
-    rooms = [linear.scratch(read.n_states, counts.dtype, counts=True) for _ in ways]
-    halves = np.zeros((2, counts.numel()), job.write.counts.dtype)
+    rooms = [workspace(inputs.n_states, counts.dtype, counts=True) for _ in ways]
+    halves = np.zeros((2, counts.numel()), written.counts.dtype)
 
-    def go(way: int, meeting: bool) -> None:
+    def go(way: int, meets: bool) -> None:
         b, forward = ways[way]
-        alone = np.array([[b, *[-1] * (linear.GROUP - 1)]])
-        write = job.write._replace(counts=halves[int(forward)])
-        linear.run(read, write, rooms[way], alone, int(read.lengths[b]) // 2, np.array([[forward, meeting]]))
+        alone = np.array([[b, *[-1] * (GROUP - 1)]])
+        outputs = written._replace(counts=halves[int(forward)])
+        run(inputs, outputs, rooms[way], alone, (Sweep(forward, meets, int(inputs.lengths[b]) // 2),))
 
-    for meeting in (False, True):
-        in_parallel([partial(go, way, meeting) for way in range(len(ways))])
-    np.sum(halves, 0, out=job.write.counts)
+    for meets in (False, True):
+        in_parallel([partial(go, way, meets) for way in range(len(ways))])
+    np.sum(halves, 0, out=written.counts)

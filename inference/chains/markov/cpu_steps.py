@@ -1,16 +1,20 @@
-"""The arithmetic of one step of `markov_linear`, a vector of states at a time, and of its counts.
+"""What one step of `cpu_sweeps` does to the vectors of a slot, and what its counts add up to.
 
-All arrays are flat; `at`, `row`, `to`, `where` are positions in them, `p` is the padded number of states.
+A thread goes through up to `GROUP` sequences side by side, each in a slot of its `Workspace`. All arrays are flat; a
+slot's vector of P numbers begins at `slot * P`. Vectors are worked on a register's width at a time.
 """
 
-from typing import Any
+from collections import namedtuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numba.extending import overload
 
+from ...numerics.compilation import inlined
+from ...numerics.elementary import exp
 from ...numerics.lanes import (
+    BYTES,
     at_least,
-    exp,
-    inlined,
     larger,
     largest,
     load,
@@ -24,19 +28,92 @@ from ...numerics.lanes import (
     width,
 )
 
+GROUP = 4  # sequences side by side
+
+
+class Inputs(NamedTuple):
+    """What the kernels read. Entry b of `..._of` says which table sequence b has."""
+
+    log_likelihood: Any
+    likelihood_of: Any
+    start: Any  # P(s_1), [n, P]
+    start_of: Any
+    forward: Any  # transition probabilities, by panels [n, panel, old state, lane]
+    backward: Any  # the same transposed
+    transition_of: Any
+    lengths: Any
+    n_steps: int
+    n_states: int
+    tiny: Any  # numbers under it are dropped
+    least: Any  # normalisers under it leave doubt about the digits that this loses
+
+
+class Outputs(NamedTuple):
+    """What the kernels write."""
+
+    state: Any  # [B * T * K]
+    log_normalizer: Any  # [B], float64
+    log_increment: Any  # [B * T], or nothing if not wanted
+    counts: Any  # [B * K * K], or nothing if only filtered
+    certain: Any  # [B * 2], whether each direction kept every digit
+
+
+class Workspace(NamedTuple):
+    """What a thread works in, by slots."""
+
+    message: Any  # [GROUP * P]
+    weight: Any  # [GROUP * P]
+    inverse: Any  # [GROUP], one over the sum of the weights
+    source: Any  # [GROUP * depth * P], normalised vectors that the messages came from
+    target: Any  # [GROUP * depth * P], stored vectors they met, over n_t
+    pairs: Any  # [GROUP * P * P], G of the last blocks
+    sums: Any  # [GROUP * P * P], G in float64
+    evidence: Any  # [GROUP * 3], float64: log p(x) so far, its rounding error, and a factor yet to be taken the log of
+    sure: Any  # [GROUP], whether every digit was kept; not in `Outputs`, where threads would share a cache line
+
+
+NarrowWorkspace: Any = namedtuple("NarrowWorkspace", Workspace._fields)
+"""The same where P is one vector: a type of its own, for which the kernels are compiled without loops over vectors."""
+
+
+def padded(n_states: int, itemsize: int) -> int:
+    """P: the number of states, rounded up to one vector, or to pairs of vectors."""
+    lanes = BYTES // itemsize
+    return lanes if n_states <= lanes else -(-n_states // (2 * lanes)) * 2 * lanes
+
+
+def padding(work: Any) -> Any:
+    """P, inside a kernel."""
+    raise TypeError("padding: only inside a numba kernel")
+
+
+@overload(padding)
+def _padding_of(work):
+    if work.instance_class is NarrowWorkspace:
+        return lambda work: width(work.weight)
+    return lambda work: work.weight.size // GROUP
+
 
 @inlined
-def weigh(log_likelihood: Any, row: int, n_states: int, message: Any, weight: Any, at: int, p: int, tiny: Any) -> Any:
+def weigh(inputs: Any, work: Any, slot: int, row: int) -> Any:
     """Weight <- likelihoods * message; returns its sum and the largest log-likelihood."""
-    wide = width(weight)
+    log_likelihood, k, tiny, message, weight = (
+        inputs.log_likelihood,
+        inputs.n_states,
+        inputs.tiny,
+        work.message,
+        work.weight,
+    )
+    wide, p = width(weight), padding(work)
+    at = slot * p
     nothing = weight.dtype.type(-np.inf)
-    most = load_some(log_likelihood, row, n_states, nothing)
+    most = load_some(log_likelihood, row, k, nothing)
     for j in range(wide, p, wide):
-        most = larger(most, load_some(log_likelihood, row + j, n_states - j, nothing))
+        most = larger(most, load_some(log_likelihood, row + j, k - j, nothing))
     shift = largest(most)
     height, mass = splat(shift), splat(weight.dtype.type(0))
     for j in range(0, p, wide):
-        likelihood = exp(load_some(log_likelihood, row + j, n_states - j, nothing) - height)
+        likelihood = exp(load_some(log_likelihood, row + j, k - j, nothing) - height)
         product = at_least(likelihood * load(message, at + j), tiny)
         store(weight, at + j, product)
         mass = mass + product
@@ -44,9 +121,10 @@ def weigh(log_likelihood: Any, row: int, n_states: int, message: Any, weight: An
 
 
 @inlined
-def push_one(weight: Any, inverse: Any, message: Any, at: int, n_states: int, matrix: Any, where: int, p: int) -> None:
+def push_one(work: Any, slot: int, matrix: Any, table: int, n_states: int) -> None:
     """Message <- weight / its sum, times the matrix."""
-    wide = width(weight)
+    weight, message, inverse, p = work.weight, work.message, splat(work.inverse[slot]), padding(work)
+    wide, at, where = width(weight), slot * p, table * p * p
     zero = weight.dtype.type(0)
     for j in range(0, p, wide):
         y0, y1, y2, y3 = splat(zero), splat(zero), splat(zero), splat(zero)
@@ -57,13 +135,14 @@ def push_one(weight: Any, inverse: Any, message: Any, at: int, n_states: int, ma
             y2 = muladd(spread(weight, i + 2), load(matrix, row + 2 * wide), y2)
             y3 = muladd(spread(weight, i + 3), load(matrix, row + 3 * wide), y3)
             row += 4 * wide
-        store(message, at + j, ((y0 + y1) + (y2 + y3)) * splat(inverse))
+        store(message, at + j, ((y0 + y1) + (y2 + y3)) * inverse)
 
 
 @inlined
-def push_four(weight: Any, inverse: Any, message: Any, n_states: int, matrix: Any, where: int, p: int) -> None:
+def push_four(work: Any, matrix: Any, table: int, n_states: int) -> None:
     """The same for four slots and one matrix, two panels at a time: eight sums stay in registers."""
-    wide = width(weight)
+    weight, message, inverse, p = work.weight, work.message, work.inverse, padding(work)
+    wide, where = width(weight), table * p * p
     zero = weight.dtype.type(0)
     r0, r1, r2, r3 = spread(inverse, 0), spread(inverse, 1), spread(inverse, 2), spread(inverse, 3)
     for j in range(0, p, 2 * wide):
@@ -89,10 +168,19 @@ def push_four(weight: Any, inverse: Any, message: Any, n_states: int, matrix: An
 
 
 @inlined
-def combine(state: Any, row: int, n_states: int, message: Any, at: int, target: Any, to: int, p: int) -> Any:
-    """State <- stored vector * message, normalised; target <- stored vector over the same n_t, which is returned."""
-    wide = width(message)
-    zero = message.dtype.type(0)
+def rescale(work: Any, slot: int, result: Any, to: int, n: int) -> None:
+    """The first n numbers of result[to:] <- weight / its sum."""
+    weight, inverse, p = work.weight, splat(work.inverse[slot]), padding(work)
+    at = slot * p
+    for j in range(0, p, width(weight)):
+        store_some(result, to + j, load(weight, at + j) * inverse, n - j)
+
+
+@inlined
+def combine(state: Any, row: int, n_states: int, work: Any, slot: int, to: int) -> Any:
+    """State <- stored vector * message, normalised; target[to:] <- stored vector over the same n_t; returns n_t."""
+    message, target, p = work.message, work.target, padding(work)
+    wide, at, zero = width(message), slot * p, message.dtype.type(0)
     mass = splat(zero)
     for j in range(0, p, wide):
         mass = muladd(load_some(state, row + j, n_states - j, zero), load(message, at + j), mass)
@@ -106,17 +194,11 @@ def combine(state: Any, row: int, n_states: int, message: Any, at: int, target: 
 
 
 @inlined
-def rescale(vector: Any, at: int, factor: Any, result: Any, to: int, p: int, n: int) -> None:
-    """The first n numbers of result <- factor * vector."""
-    for j in range(0, p, width(vector)):
-        store_some(result, to + j, load(vector, at + j) * splat(factor), n - j)
-
-
-@inlined
-def count_narrow(source: Any, target: Any, row: int, depth: int, pairs: Any, at: int, p: int) -> None:
-    """Pairs += source^T target over `depth` steps, where P is one vector: four rows at a time."""
+def count_narrow(work: Any, slot: int, row: int, depth: int) -> None:
+    """Pairs of a slot += source^T target over `depth` steps, where P is one vector: four rows at a time."""
+    source, target, pairs, p = work.source, work.target, work.pairs, padding(work)
     for i in range(0, p, 4):
-        to, d = at + i * p, row
+        to, d = (slot * p + i) * p, row
         y0, y1, y2, y3 = load(pairs, to), load(pairs, to + p), load(pairs, to + 2 * p), load(pairs, to + 3 * p)
         for _ in range(depth):
             y = load(target, d)
@@ -130,14 +212,14 @@ def count_narrow(source: Any, target: Any, row: int, depth: int, pairs: Any, at:
 
 
 @inlined
-def count(source: Any, target: Any, row: int, depth: int, pairs: Any, at: int, p: int) -> None:
-    """Pairs += source^T target over `depth` steps: four rows of two vectors at a time."""
-    wide = width(source)
+def count_wide(work: Any, slot: int, row: int, depth: int) -> None:
+    """The same where P is more than one vector: four rows of two vectors at a time."""
+    source, target, pairs, p, wide = work.source, work.target, work.pairs, padding(work), width(work.source)
     for i in range(0, p, 4):
         for j in range(0, p, 2 * wide):
-            to, d = at + i * p + j, row
-            y0, y1, y2, y3 = load(pairs, to), load(pairs, to + p), load(pairs, to + 2 * p), load(pairs, to + 3 * p)
+            to, d = (slot * p + i) * p + j, row
             on = to + wide
+            y0, y1, y2, y3 = load(pairs, to), load(pairs, to + p), load(pairs, to + 2 * p), load(pairs, to + 3 * p)
             z0, z1, z2, z3 = load(pairs, on), load(pairs, on + p), load(pairs, on + 2 * p), load(pairs, on + 3 * p)
             for _ in range(depth):
                 y, z = load(target, d + j), load(target, d + j + wide)
@@ -154,3 +236,17 @@ def count(source: Any, target: Any, row: int, depth: int, pairs: Any, at: int, p
             store(pairs, on + p, z1)
             store(pairs, on + 2 * p, z2)
             store(pairs, on + 3 * p, z3)
+
+
+@inlined
+def gain(evidence: Any, slot: int, top: Any, mass: Any) -> None:
+    """Log p(x) += top + log(mass), compensated; the logarithm is taken of many masses at once."""
+    at = 3 * slot
+    before, factor = evidence[at], evidence[at + 2] * mass
+    after = before + top
+    evidence[at + 1] += (before - after) + top if abs(before) >= abs(top) else (top - after) + before
+    evidence[at] = after
+    if factor < 1e-150 or factor > 1e150:
+        evidence[at + 1] += np.log(factor)
+        factor = 1.0
+    evidence[at + 2] = factor

@@ -4,39 +4,17 @@ $$\log a_t = l_t + m_t - \log c_t, \quad m_{t+1}(j) = \log \sum_i a_t(i) A_{ij},
 w_t = l_t + v_t, \quad v_{t-1}(i) = \log \sum_j A_{ij} e^{w_t(j)}$$
 
 Runs on any device, and autograd differentiates it any number of times: -inf gives exact zeros and finite gradients, and
-no step stores more than a vector for the backward pass.
-
-All functions take `log_initial [*b, K]`, `log_transition [*b, S, K, K]` with S = 1 (constant) or T - 1,
-`log_likelihood [*b, T, K]` and `lengths [*B]`, the batch axes of all tables broadcasting to *B. The last thing they
-give is `failed` [*B], the first step of each sequence whose observation is impossible or not a number, or -1; the rest
-means nothing for a sequence that failed.
+no step stores more than a vector for the backward pass. Arguments and results are those of `op`.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-_NEVER = float("-inf")
-
-
-class _LogMatmul(torch.autograd.Function):
-    """`log(exp(vector) @ exp(matrix))`, saving nothing as large as [*B, K, K] for the backward pass."""
-
-    @staticmethod
-    def forward(vector: Tensor, matrix: Tensor) -> Tensor:
-        return torch.logsumexp(vector.unsqueeze(-1) + matrix, -2)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs, output)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor]:
-        vector, matrix, output = ctx.saved_tensors
-        reached = torch.where(output == _NEVER, 0.0, output)
-        grad = grad_outputs[0].unsqueeze(-2) * torch.exp(vector.unsqueeze(-1) + matrix - reached.unsqueeze(-2))
-        return grad.sum(-1).sum_to_size(vector.shape), grad.sum_to_size(matrix.shape)
+from ...numerics.logs import log_matmul
+from ...numerics.randomness import invert
 
 
 class _Steps(NamedTuple):
@@ -75,7 +53,7 @@ def _forward(steps: _Steps) -> tuple[list[Tensor], Tensor, Tensor]:
         states.append(state)
         scales.append(scale)
         if t + 1 < len(steps.likelihoods):
-            message = _log_matmul(states[-1], steps.transition(t))
+            message = log_matmul(states[-1], steps.transition(t))
     active = torch.stack(steps.active, -1)
     scale = torch.stack(scales, -1)
     failed = _first(active & ~(scale.isfinite() & steps.shift.isfinite()))
@@ -94,43 +72,32 @@ def _first(bad: Tensor) -> Tensor:
     return torch.where(bad.any(-1), bad.byte().argmax(-1), -1)
 
 
-def _log_matmul(vector: Tensor, matrix: Tensor) -> Tensor:
-    product: Any = _LogMatmul.apply(vector, matrix)
-    return product
-
-
 def _total(scale: Tensor, shift: Tensor) -> Tensor:
     return (scale.double().sum(-1) + shift.double().sum(-1)).to(scale.dtype)
 
 
-def log_normalizer(
-    log_initial: Tensor, log_transition: Tensor, log_likelihood: Tensor, lengths: Tensor
-) -> tuple[Tensor, Tensor]:
+def log_normalizer(*tables: Tensor) -> tuple[Tensor, ...]:
     """log p(x_1..T), [*B]; failed."""
-    steps = _steps(log_initial, log_transition, log_likelihood, lengths)
+    steps = _steps(*tables)
     _, scale, failed = _forward(steps)
     return _total(scale, steps.shift), failed
 
 
-def filter(
-    log_initial: Tensor, log_transition: Tensor, log_likelihood: Tensor, lengths: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def filter(*tables: Tensor) -> tuple[Tensor, ...]:
     """log p(x_1..T) [*B], P(s_t | x_1..t) [*B, T, K] and log p(x_t | x_1..t-1) [*B, T]; failed."""
-    steps = _steps(log_initial, log_transition, log_likelihood, lengths)
+    steps = _steps(*tables)
     states, scale, failed = _forward(steps)
     active = torch.stack(steps.active, -1)
     state = torch.where(active.unsqueeze(-1), torch.stack(states, -2).exp(), 0.0)
     return _total(scale, steps.shift), state, scale + steps.shift, failed
 
 
-def posterior(
-    log_initial: Tensor, log_transition: Tensor, log_likelihood: Tensor, lengths: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def posterior(*tables: Tensor) -> tuple[Tensor, ...]:
     """log p(x_1..T) [*B], P(s_t | x) [*B, T, K] and P(s_t, s_t+1 | x) [*B, S, K, K]; failed.
 
     The last is there by step, or, where one table serves all steps, summed over them.
     """
-    steps = _steps(log_initial, log_transition, log_likelihood, lengths)
+    steps = _steps(*tables)
     states, scale, failed = _forward(steps)
     n_steps, last = len(states), len(states) - 1
     message, weight = torch.zeros_like(states[last]), steps.likelihoods[last]
@@ -139,35 +106,35 @@ def posterior(
         belief, _ = _normalize(states[t] + message)
         smoothed.append(torch.where(steps.active[t].unsqueeze(-1), belief.exp(), 0.0))
         if t < last:
-            reached = torch.where(message == _NEVER, 0.0, message).unsqueeze(-1)
+            reached = torch.where(message == -torch.inf, 0.0, message).unsqueeze(-1)
             onward = steps.transition(t) + weight.unsqueeze(-2) - reached
             pair = torch.exp(belief.unsqueeze(-1) + onward)
             pairs.append(torch.where(steps.active[t + 1][..., None, None], pair, 0.0))
         if t > 0:
             weight = steps.likelihoods[t] + message
             weight = weight - weight.detach().amax(-1, keepdim=True)
-            message = _log_matmul(weight, steps.transition(t - 1).mT)
+            message = log_matmul(weight, steps.transition(t - 1).mT)
             message = torch.where(steps.active[t].unsqueeze(-1), message, 0.0)
-    state, pair = torch.stack(smoothed[::-1], -2), _collect(pairs, log_transition, states[last])
+    state, pair = torch.stack(smoothed[::-1], -2), _collect(pairs, len(steps.transitions), states[last])
     return _total(scale, steps.shift), state, pair, failed
 
 
-def _collect(pairs: list[Tensor], log_transition: Tensor, like: Tensor) -> Tensor:
-    """Pairs, last one first, as the posterior of a table [*b, S, K, K]."""
-    n_tables, n_states = log_transition.shape[-3], like.shape[-1]
+def _collect(pairs: list[Tensor], n_tables: int, like: Tensor) -> Tensor:
+    """Pairs, last one first, as the posterior of transition tables by step or of one for all."""
     if not pairs:
-        return like.new_zeros(*like.shape[:-1], n_tables, n_states, n_states)
+        return like.new_zeros(*like.shape[:-1], n_tables, like.shape[-1], like.shape[-1])
     if len(pairs) == n_tables:
         return torch.stack(pairs[::-1], -3)
     return torch.stack(pairs, -3).sum(-3, keepdim=True)
 
 
-@torch.no_grad()
-def viterbi(
-    log_initial: Tensor, log_transition: Tensor, log_likelihood: Tensor, lengths: Tensor
-) -> tuple[Tensor, Tensor]:
+def _double(*tables: Tensor) -> tuple[Tensor, ...]:
+    return *(table.double() for table in tables[:3]), tables[3]
+
+
+def viterbi(*tables: Tensor) -> tuple[Tensor, ...]:
     """The most probable path [*B, T], -1 beyond a sequence's length; failed."""
-    steps = _steps(log_initial.double(), log_transition.double(), log_likelihood.double(), lengths)
+    steps = _steps(*_double(*tables))
     message, best = steps.log_initial, []
     for t, likelihood in enumerate(steps.likelihoods):
         weight = likelihood + message
@@ -175,27 +142,23 @@ def viterbi(
         if t + 1 < len(steps.likelihoods):
             message = (best[-1].unsqueeze(-1) + steps.transition(t)).amax(-2)
     failed = _first(torch.stack(steps.active, -1) & ~torch.stack(best, -2).amax(-1).isfinite())
-    return _trace(steps, best, lengths, lambda t, score: score.argmax(-1)), failed
+    return _trace(steps, best, lambda t, score: score.argmax(-1)), failed
 
 
-@torch.no_grad()
-def sample(
-    log_initial: Tensor, log_transition: Tensor, log_likelihood: Tensor, lengths: Tensor, uniform: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Paths [n, *B, T] drawn from the posterior by inverting its distribution at `uniform` [n, *B, T]; failed."""
-    steps = _steps(log_initial.double(), log_transition.double(), log_likelihood.double(), lengths)
+def sample(*tables_and_uniform: Tensor) -> tuple[Tensor, ...]:
+    """Paths [n, *B, T] drawn from the posterior by inverting its distribution at uniform numbers [n, *B, T]; failed."""
+    *tables, uniform = tables_and_uniform
+    steps = _steps(*_double(*tables))
     states, _, failed = _forward(steps)
 
     def pick(t: int, score: Tensor) -> Tensor:
-        mass = (score - score.amax(-1, keepdim=True)).exp().cumsum(-1)
-        whole = mass[..., -1:]
-        reached = (mass <= uniform[..., t].unsqueeze(-1) * whole).sum(-1)
-        return torch.minimum(reached, (mass < whole).sum(-1))
+        weight = (score - score.amax(-1, keepdim=True)).exp()
+        return invert(weight, uniform[..., t : t + 1]).squeeze(-1)
 
-    return _trace(steps, [state.expand(*uniform.shape[:-1], -1) for state in states], lengths, pick), failed
+    return _trace(steps, [state.expand(*uniform.shape[:-1], -1) for state in states], pick), failed
 
 
-def _trace(steps: _Steps, scores: list[Tensor], lengths: Tensor, pick: Any) -> Tensor:
+def _trace(steps: _Steps, scores: list[Tensor], pick: Callable[[int, Tensor], Tensor]) -> Tensor:
     """Go back from the last step, choosing each state by its score plus the transition into the next one."""
     path, following = [], None
     for t in reversed(range(len(scores))):
@@ -203,7 +166,7 @@ def _trace(steps: _Steps, scores: list[Tensor], lengths: Tensor, pick: Any) -> T
         if following is not None:
             into = steps.transition(t).expand(*score.shape, score.shape[-1])
             into = into.gather(-1, following[..., None, None].expand(*score.shape, 1)).squeeze(-1)
-            score = torch.where((lengths > t + 1).unsqueeze(-1), score + into, score)
+            score = torch.where(steps.active[t + 1].unsqueeze(-1), score + into, score)
         following = pick(t, score)
         path.append(torch.where(steps.active[t], following, -1))
     return torch.stack(path[::-1], -1)

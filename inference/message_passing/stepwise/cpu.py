@@ -2,14 +2,39 @@
 
 import math
 from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...numerics.workers import in_parallel, kernel, ranges
+from ...numerics.compilation import kernel
+from ...numerics.threads import in_parallel, ranges
+from . import op
 
 _MIN_WORK = 2048  # log weights that repay a second thread
+
+
+class Inputs(NamedTuple):
+    """What the kernel reads."""
+
+    redrawn: Any  # [N, T, K]
+    held: Any  # [N, T, K] or [N, T, 1]
+    fresh: Any  # [N, K]
+    odds: Any  # [N, T]
+    initial: Any  # [N, K]
+    gate: Any  # [N, T]; no columns where the gate is inferred
+    lengths: Any  # [N]
+
+
+class Outputs(NamedTuple):
+    """What the kernel writes."""
+
+    state: Any  # [N, T, K]
+    redraw: Any  # [N, T]
+    bound: Any  # [N, T]
+    change: Any  # [N, T]
+    failed: Any  # [N]
 
 
 @kernel
@@ -34,17 +59,11 @@ def _sigmoid(x):
 
 
 @kernel
-def _weights(drawn, kept, redrawn, held, log_rho, log_hold, independent, j1, j0):
-    """Log weights of each state under z = 1 and z = 0, the gate's own left out."""
-    for k in range(len(j1)):
-        fresh, before = drawn[k], kept[k]
-        if independent:
-            a, b = log_rho + fresh, log_hold + before
-            top = max(a, b)
-            fresh = top if top == -math.inf else top + math.log1p(math.exp(min(a, b) - top))
-            before = fresh
-        j1[k] = fresh + redrawn[k]
-        j0[k] = before + held[k if len(held) > 1 else 0]
+def _log_either(fresh, before, log_rho, log_hold):
+    """log P(s) of a state that is drawn from the one weight or held with the other."""
+    a, b = log_rho + fresh, log_hold + before
+    top = max(a, b)
+    return top if top == -math.inf else top + math.log1p(math.exp(min(a, b) - top))
 
 
 @kernel
@@ -92,37 +111,25 @@ def _divergence(weight, log_prior):
 
 
 @kernel
-def _sequences(
-    n0,
-    n1,
-    redrawn,
-    held,
-    fresh,
-    odds,
-    initial,
-    gate,
-    lengths,
-    sweeps,
-    independent,
-    state,
-    redraw,
-    bound,
-    change,
-    failed,
-):
-    """`gate` has no columns where the gate is inferred."""
-    states = redrawn.shape[2]
+def _range(n0, n1, inputs, outputs, sweeps, independent):
+    """Filter the sequences n0..n1."""
+    states = inputs.redrawn.shape[2]
     j1, j0, log_q = np.empty(states), np.empty(states), np.empty(states)
     for n in range(n0, n1):
-        for k in range(states):
-            log_q[k] = initial[n, k]
-        for t in range(lengths[n]):
-            log_odds = float(odds[n, t])
+        redrawn, held, fresh = inputs.redrawn[n], inputs.held[n], inputs.fresh[n]
+        log_q[:] = inputs.initial[n]
+        for t in range(inputs.lengths[n]):
+            log_odds = float(inputs.odds[n, t])
             log_rho, log_hold = _log_sigmoid(log_odds), _log_sigmoid(-log_odds)
-            _weights(fresh[n], log_q, redrawn[n, t], held[n, t], log_rho, log_hold, independent, j1, j0)
+            for k in range(states):  # log-weights of each state under z = 1 and z = 0, the gate's own left out
+                drawn, kept = fresh[k], log_q[k]
+                if independent:
+                    drawn = kept = _log_either(drawn, kept, log_rho, log_hold)
+                j1[k] = drawn + redrawn[t, k]
+                j0[k] = kept + held[t, k if held.shape[1] > 1 else 0]
             rounds, moved = sweeps, 0.0
-            if gate.shape[1] > 0:
-                q, rounds = float(gate[n, t]), 0
+            if inputs.gate.shape[1] > 0:
+                q, rounds = float(inputs.gate[n, t]), 0
                 hold = 1.0 - q
             else:
                 logit = _first_gate(j1, j0, log_rho, log_hold)
@@ -134,52 +141,23 @@ def _sequences(
                 total = _state(j1, j0, q, hold, log_q)
                 moved = abs(q - old)
             if not total > -math.inf or total == math.inf:
-                failed[n] = t
+                outputs.failed[n] = t
                 break
             for k in range(states):
-                state[n, t, k] = math.exp(log_q[k])
-            redraw[n, t], change[n, t] = q, moved
-            bound[n, t] = total - _divergence(q, log_rho) - _divergence(hold, log_hold)
+                outputs.state[n, t, k] = math.exp(log_q[k])
+            outputs.redraw[n, t], outputs.change[n, t] = q, moved
+            outputs.bound[n, t] = total - _divergence(q, log_rho) - _divergence(hold, log_hold)
 
 
-@torch.library.custom_op("samplehold::filter_vmp", mutates_args=())
-def filter(
-    log_redrawn: Tensor,
-    log_held: Tensor,
-    log_state: Tensor,
-    log_odds: Tensor,
-    log_initial: Tensor,
-    gate: Tensor | None,
-    lengths: Tensor,
-    sweeps: int,
-    independent: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """state [N, T, K], redraw, bound and change [N, T], failed [N] from tables as `inference.filter_vmp` has them."""
-    state, redraw, bound, change, failed = _results(log_redrawn, lengths)
-    given = log_odds.new_empty(len(lengths), 0) if gate is None else gate
-    tables = (log_redrawn, log_held, log_state, log_odds, log_initial, given, lengths)
-    inputs = [table.detach().contiguous().numpy() for table in tables]
-    outputs = [table.numpy() for table in (state, redraw, bound, change, failed)]
+@op.filter.kernel("cpu")
+def filter(*given: Any) -> tuple[Tensor, ...]:
+    *tables, gate, lengths, sweeps, independent = given
+    log_redrawn, log_odds = tables[0], tables[3]
+    gate = log_odds.new_empty(len(lengths), 0) if gate is None else gate
+    inputs = Inputs._make(table.detach().contiguous().numpy() for table in (*tables, gate, lengths))
+    redraw, bound, change = (log_redrawn.new_zeros(log_redrawn.shape[:2]) for _ in range(3))
+    results = log_redrawn.new_zeros(log_redrawn.shape), redraw, bound, change, torch.full_like(lengths, -1)
+    outputs = Outputs._make(table.numpy() for table in results)
     parts = ranges(len(lengths), max(1, -(-_MIN_WORK // max(1, log_redrawn[:1].numel()))))
-    in_parallel([partial(_sequences, *part, *inputs, sweeps, independent, *outputs) for part in parts])
-    return state, redraw, bound, change, failed
-
-
-@filter.register_fake
-def _(
-    log_redrawn: Tensor,
-    log_held: Tensor,
-    log_state: Tensor,
-    log_odds: Tensor,
-    log_initial: Tensor,
-    gate: Tensor | None,
-    lengths: Tensor,
-    sweeps: int,
-    independent: bool,
-) -> tuple[Tensor, ...]:
-    return _results(log_redrawn, lengths)
-
-
-def _results(log_redrawn: Tensor, lengths: Tensor) -> tuple[Tensor, ...]:
-    by_step = [log_redrawn.new_zeros(log_redrawn.shape[:2]) for _ in range(3)]
-    return log_redrawn.new_zeros(log_redrawn.shape), *by_step, torch.full_like(lengths, -1)
+    in_parallel([partial(_range, *part, inputs, outputs, sweeps, independent) for part in parts])
+    return results

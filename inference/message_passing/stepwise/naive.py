@@ -1,23 +1,15 @@
 """Mean field on one gate and one state a step, as it is derived: numbers and loops."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def filter(
-    log_redrawn: Tensor,
-    log_held: Tensor,
-    log_state: Tensor,
-    log_odds: Tensor,
-    log_initial: Tensor,
-    gate: Tensor | None,
-    lengths: Tensor,
-    sweeps: int,
-    independent: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """state [N, T, K], redraw, bound and change [N, T], failed [N] from tables as `inference.filter_vmp` has them."""
+def filter(*arguments: Any) -> tuple[Tensor, ...]:
+    """state [N, T, K], redraw, bound and change [N, T], failed [N]; see `op.filter`."""
+    log_redrawn, log_held, log_state, log_odds, log_initial, gate, lengths, sweeps, independent = arguments
     sequences, steps, states = log_redrawn.shape
     held = log_held.expand(-1, -1, states)
     state, by_step = torch.zeros_like(log_redrawn), log_redrawn.new_zeros(3, sequences, steps)

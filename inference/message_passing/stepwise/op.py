@@ -32,17 +32,44 @@ stays at $\rho$. In the first form, "mean_field", it is the gate that learns, an
 """
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...numerics.backends import choose
-from ...numerics.checks import check_lengths, check_possible, check_same_kind, check_start, common_batch
-from . import plain as vectorized
+from ...numerics.checks import (
+    check_lengths,
+    check_possible,
+    check_same_kind,
+    check_shape,
+    check_start,
+    check_steps,
+    common_batch,
+)
+from ...numerics.op import Op, blank, tensors
+from . import plain
 
 Form = Literal["mean_field", "conditional"]
+
+
+def _fake(redrawn: Tensor, *others: Any) -> tuple[Tensor, ...]:
+    by_step = (blank(redrawn, redrawn.shape[:2]) for _ in range(3))
+    return blank(redrawn), *by_step, blank(others[5])
+
+
+filter = Op(
+    "filter_vmp(Tensor log_redrawn, Tensor log_held, Tensor log_state, Tensor log_odds, Tensor log_initial, "
+    f"Tensor? gate, Tensor lengths, int sweeps, bool independent) -> {tensors(5)}",
+    plain.filter,
+    _fake,
+)
+"""state [N, T, K], redraw, bound and change [N, T], and the first impossible step or -1 [N].
+
+From log_redrawn [N, T, K], log_held [N, T, K] or [N, T, 1], log_state [N, K], log_odds [N, T], log_initial [N, K],
+gate [N, T] or None, lengths [N], the number of sweeps, and whether gate and state are independent
+(the conditional form).
+"""
 
 
 @dataclass(frozen=True)
@@ -83,6 +110,12 @@ def filter_steps(
     Raises:
         TypeError: tables that are not float32 or float64 tensors of one dtype on one device.
         ValueError: shapes that do not fit, gates outside [0, 1], sweeps < 1; an observation that is impossible.
+
+    >>> import torch
+    >>> log_redrawn = torch.tensor([[0.0, -5.0], [-5.0, 0.0]])  # the second observation fits the other state
+    >>> found = filter_steps(log_redrawn, log_redrawn, torch.tensor([0.5, 0.5]).log(), torch.zeros(2))
+    >>> found.redraw, found.state[1].argmax()
+    (tensor([1.0000, 0.9863]), tensor(1))
     """
     check_same_kind(
         log_redrawn=log_redrawn,
@@ -93,9 +126,16 @@ def filter_steps(
         gate=gate,
     )
     _check_arguments(gate, sweeps, form)
-    batch = _check_shapes(log_redrawn, log_held, log_state, log_odds, log_initial, gate)
+    steps, states = check_steps("log_redrawn", log_redrawn)
+    batch = common_batch(
+        log_redrawn=log_redrawn.shape[:-2],
+        log_held=check_shape("log_held", log_held, (steps, states), (steps, 1)),
+        log_state=check_shape("log_state", log_state, (states,)),
+        log_odds=check_shape("log_odds", log_odds, (steps,)),
+        log_initial=check_shape("log_initial", log_initial, (states,)),
+        gate=check_shape("gate", gate, (steps,)),
+    )
     check_start(log_initial)
-    steps, states = log_redrawn.shape[-2:]
     counts = check_lengths(lengths, batch, steps, log_redrawn.device)
     if log_initial is None:
         first = torch.arange(steps, device=log_odds.device) == 0
@@ -107,19 +147,9 @@ def filter_steps(
 
     tables = (flat(log_redrawn, steps, states), flat(log_held, *log_held.shape[-2:]), flat(log_state, states))
     tables = (*tables, flat(log_odds, steps), flat(log_initial, states), None if gate is None else flat(gate, steps))
-    results = _implementation(*tables)(*tables, counts.reshape(-1), sweeps, form == "conditional")
+    results = filter(*tables, counts.reshape(-1), sweeps, form == "conditional")
     check_possible(results[-1].reshape(batch), log_redrawn=log_redrawn, log_held=log_held)
     return VMPFiltered(*(table.reshape(*batch, *table.shape[1:]) for table in results[:-1]))
-
-
-def _implementation(*tables: Tensor | None):
-    """Results that are to be differentiated come from plain torch."""
-    wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tables)
-    if wanted or choose(*tables) != "cpu":
-        return vectorized.filter
-    from . import cpu
-
-    return cpu.filter
 
 
 def _check_arguments(gate: Tensor | None, sweeps: int, form: str) -> None:
@@ -130,32 +160,3 @@ def _check_arguments(gate: Tensor | None, sweeps: int, form: str) -> None:
     if gate is not None and not bool(((gate >= 0) & (gate <= 1)).all()):
         bad = gate[~((gate >= 0) & (gate <= 1))]
         raise ValueError(f"gate: got {float(bad[0])}, expected probabilities; pass logits through a sigmoid.")
-
-
-def _check_shapes(
-    log_redrawn: Tensor,
-    log_held: Tensor,
-    log_state: Tensor,
-    log_odds: Tensor,
-    log_initial: Tensor | None,
-    gate: Tensor | None,
-) -> torch.Size:
-    if log_redrawn.dim() < 2 or 0 in log_redrawn.shape[-2:]:
-        raise ValueError(f"log_redrawn: got shape {list(log_redrawn.shape)}, expected [*batch, T, K] with T, K >= 1.")
-    steps, states = log_redrawn.shape[-2:]
-    fits = {
-        "log_held": (log_held, ((steps, states), (steps, 1))),
-        "log_state": (log_state, ((states,),)),
-        "log_odds": (log_odds, ((steps,),)),
-        "log_initial": (log_initial, ((states,),)),
-        "gate": (gate, ((steps,),)),
-    }
-    leading = {"log_redrawn": log_redrawn.shape[:-2]}
-    for name, (table, allowed) in fits.items():
-        own = len(allowed[0])
-        if table is not None and tuple(table.shape[-own:]) not in allowed:
-            expected = " or ".join(f"[*batch, {', '.join(map(str, shape))}]" for shape in allowed)
-            raise ValueError(f"{name}: got shape {list(table.shape)}, expected {expected}.")
-        if table is not None:
-            leading[name] = table.shape[:-own]
-    return common_batch(**leading)

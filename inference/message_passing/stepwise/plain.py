@@ -1,29 +1,17 @@
-"""Mean field on one gate and one state a step in plain torch, over all sequences at once; differentiable.
+"""Mean field on one gate and one state a step in plain torch, over all sequences at once; differentiable."""
 
-An impossible event has the weight `NEVER` instead of -inf: its exponential is 0, and no derivative meets inf - inf.
-"""
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from ...chains.copy.plain import NEVER
-
-POSSIBLE = NEVER / 2  # log weights above it are of events that can happen
+from ...numerics.logs import NEVER, POSSIBLE
 
 
-def filter(
-    log_redrawn: Tensor,
-    log_held: Tensor,
-    log_state: Tensor,
-    log_odds: Tensor,
-    log_initial: Tensor,
-    gate: Tensor | None,
-    lengths: Tensor,
-    sweeps: int,
-    independent: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """state [N, T, K], redraw, bound and change [N, T], failed [N] from tables as `inference.filter_vmp` has them."""
+def filter(*given: Any) -> tuple[Tensor, ...]:
+    """state [N, T, K], redraw, bound and change [N, T], failed [N]; see `op.filter`."""
+    log_redrawn, log_held, log_state, log_odds, log_initial, gate, lengths, sweeps, independent = given
     sequences, steps, states = log_redrawn.shape
     inside = torch.arange(steps, device=lengths.device) < lengths.unsqueeze(-1)
     redrawn, held = (_finite(t.where(inside.unsqueeze(-1), 0.0)).transpose(0, 1) for t in (log_redrawn, log_held))

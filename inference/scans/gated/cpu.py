@@ -16,16 +16,17 @@ loops over many of them without checks at run time.
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from ...numerics.elementary import exp_of_negative, sigmoids, tanh
+from ...numerics.compilation import kernel
+from ...numerics.elementary import exp, sigmoids, tanh
 from ...numerics.memory import prefetch
-from ...numerics.workers import in_parallel, kernel, ranges
-from . import plain as vectorized
+from ...numerics.op import Call, blank
+from ...numerics.threads import in_parallel, ranges
+from .op import scan
 
 _REDRAW, _HOLD, _RATIO, _FREE = 0, 1, 2, 3
 _LINEAR, _TANH, _POSITIVE, _SIMPLEX = 0, 1, 2, 3
@@ -43,15 +44,13 @@ _at = np.uintp  # an unsigned index: numba need not ask whether it counts from t
 
 
 @kernel
-def _activate_gates(kind: int, x: Any, lo: int, units: int, n: int, rows: Any) -> None:
+def _activate_gates(kind, x, lo, units, n, rows):
     """Fill the rows of holds and draws, and, for two gates, the slopes that `_gate_gradients` multiplies with."""
     one = type(rows[0])(1)
-    if kind == _REDRAW:
+    if kind in (_REDRAW, _HOLD):
+        sign = one if kind == _HOLD else -one
         for d in range(n):
-            rows[_DRAWS + d], rows[_HOLDS + d] = sigmoids(x[_at(lo + d)])
-    elif kind == _HOLD:
-        for d in range(n):
-            rows[_HOLDS + d], rows[_DRAWS + d] = sigmoids(x[_at(lo + d)])
+            rows[_HOLDS + d], rows[_DRAWS + d] = sigmoids(sign * x[_at(lo + d)])
     elif kind == _FREE:
         for d in range(n):
             rows[_HOLDS + d], rows[_SLOPES_F + d] = sigmoids(x[_at(lo + d)])
@@ -62,9 +61,9 @@ def _activate_gates(kind: int, x: Any, lo: int, units: int, n: int, rows: Any) -
             # sigmoid(i) / (sigmoid(f) + sigmoid(i)), numerator and denominator scaled so that nothing overflows
             f, i = x[_at(lo + d)], x[_at(units + lo + d)]
             shift = max(-f, -i, one - one)
-            both = exp_of_negative(-shift)
-            no_f = exp_of_negative(-f - shift)
-            no_i = exp_of_negative(-i - shift)
+            both = exp(-shift)
+            no_f = exp(-f - shift)
+            no_i = exp(-i - shift)
             scale = one / (both + both + no_f + no_i)
             rows[_HOLDS + d] = (both + no_i) * scale
             rows[_DRAWS + d] = (both + no_f) * scale
@@ -73,8 +72,9 @@ def _activate_gates(kind: int, x: Any, lo: int, units: int, n: int, rows: Any) -
 
 
 @kernel
-def _activate_candidates(kind: int, x: Any, start: int, n: int, block: int, rows: Any) -> None:
+def _activate_candidates(layout, x, start, n, rows):
     """Fill the row of candidates from the pre-activations that begin at `start`."""
+    kind, block = layout.candidate, layout.block
     zero, half, one = type(rows[0])(0), type(rows[0])(0.5), type(rows[0])(1)
     if kind == _LINEAR:
         for d in range(n):
@@ -92,7 +92,7 @@ def _activate_candidates(kind: int, x: Any, start: int, n: int, block: int, rows
             for d in range(first + 1, first + block):
                 most = max(most, x[_at(start + d)])
             for d in range(first, first + block):
-                rows[_VALUES + d] = exp_of_negative(x[_at(start + d)] - most)
+                rows[_VALUES + d] = exp(x[_at(start + d)] - most)
             total = zero
             for d in range(first, first + block):
                 total += rows[_VALUES + d]
@@ -102,7 +102,7 @@ def _activate_candidates(kind: int, x: Any, start: int, n: int, block: int, rows
 
 
 @kernel
-def _state_gradients(d_h: Any, y: int, h: Any, before: int, n: int, rows: Any) -> None:
+def _state_gradients(d_h, y, h, before, n, rows):
     for d in range(n):
         total = d_h[_at(y + d)] + rows[_STATE + d]
         rows[_D_F + d] = total * h[_at(before + d)]
@@ -112,7 +112,7 @@ def _state_gradients(d_h: Any, y: int, h: Any, before: int, n: int, rows: Any) -
 
 
 @kernel
-def _gate_gradients(kind: int, n: int, out: Any, lo: int, units: int, rows: Any) -> None:
+def _gate_gradients(kind, n, out, lo, units, rows):
     """Write the gradients of the gates' pre-activations, from those of hold and draw."""
     if kind in (_REDRAW, _HOLD):
         sign = type(rows[0])(1 if kind == _HOLD else -1)
@@ -131,7 +131,8 @@ def _gate_gradients(kind: int, n: int, out: Any, lo: int, units: int, rows: Any)
 
 
 @kernel
-def _candidate_gradients(kind: int, x: Any, start: int, n: int, block: int, out: Any, rows: Any) -> None:
+def _candidate_gradients(layout, x, start, n, out, rows):
+    kind, block = layout.candidate, layout.block
     one, zero = type(rows[0])(1), type(rows[0])(0)
     if kind == _LINEAR:
         for d in range(n):
@@ -153,24 +154,23 @@ def _candidate_gradients(kind: int, x: Any, start: int, n: int, block: int, out:
                 out[_at(start + d)] = rows[_VALUES + d] * (rows[_D_V + d] - mean)
 
 
+class Layout(NamedTuple):
+    """What is the same for all rows of pre-activations."""
+
+    gate: int
+    candidate: int
+    block: int
+    steps: int
+    units: int
+    width: int  # of a row: two or three times the units
+
+
 @kernel
-def _forward(
-    gate: int,
-    candidate: int,
-    block: int,
-    b0: int,
-    b1: int,
-    lo: int,
-    hi: int,
-    steps: int,
-    units: int,
-    width: int,
-    pre: Any,
-    h0: Any,
-    h: Any,
-) -> None:
-    n = hi - lo
-    candidates = width - units + lo
+def _forward(layout, job, pre, h0, h):
+    """Sequences b0..b1 and units lo..hi of a job."""
+    steps, units, width = layout.steps, layout.units, layout.width
+    b0, b1, lo, hi = job
+    n, candidates = hi - lo, width - units + lo
     rows = np.empty(9 * _ROW, pre.dtype)
     for b in range(b0, b1):
         for d in range(n):
@@ -180,8 +180,8 @@ def _forward(
             prefetch(h, y + _AHEAD * units, n)
             for part in range(lo, width, units):
                 prefetch(pre, x + _AHEAD * width + part, n)
-            _activate_gates(gate, pre, x + lo, units, n, rows)
-            _activate_candidates(candidate, pre, x + candidates, n, block, rows)
+            _activate_gates(layout.gate, pre, x + lo, units, n, rows)
+            _activate_candidates(layout, pre, x + candidates, n, rows)
             for d in range(n):
                 state = rows[_HOLDS + d] * rows[_STATE + d] + rows[_DRAWS + d] * rows[_VALUES + d]
                 rows[_STATE + d] = state
@@ -189,26 +189,11 @@ def _forward(
 
 
 @kernel
-def _backward(
-    gate: int,
-    candidate: int,
-    block: int,
-    b0: int,
-    b1: int,
-    lo: int,
-    hi: int,
-    steps: int,
-    units: int,
-    width: int,
-    pre: Any,
-    h0: Any,
-    h: Any,
-    d_h: Any,
-    d_pre: Any,
-    d_h0: Any,
-) -> None:
-    n = hi - lo
-    candidates = width - units + lo
+def _backward(layout, job, pre, h0, h, d_h, d_pre, d_h0):
+    """The adjoint of `_forward`."""
+    steps, units, width = layout.steps, layout.units, layout.width
+    b0, b1, lo, hi = job
+    n, candidates = hi - lo, width - units + lo
     rows = np.empty(9 * _ROW, pre.dtype)
     for b in range(b0, b1):
         for d in range(n):
@@ -220,14 +205,14 @@ def _backward(
             for part in range(lo, width, units):
                 prefetch(pre, x - _AHEAD * width + part, n)
                 prefetch(d_pre, x - _AHEAD * width + part, n)
-            _activate_gates(gate, pre, x + lo, units, n, rows)
-            _activate_candidates(candidate, pre, x + candidates, n, block, rows)
+            _activate_gates(layout.gate, pre, x + lo, units, n, rows)
+            _activate_candidates(layout, pre, x + candidates, n, rows)
             if t > 0:
                 _state_gradients(d_h, y, h, y - units, n, rows)
             else:
                 _state_gradients(d_h, y, h0, b * units + lo, n, rows)
-            _gate_gradients(gate, n, d_pre, x + lo, units, rows)
-            _candidate_gradients(candidate, pre, x + candidates, n, block, d_pre, rows)
+            _gate_gradients(layout.gate, n, d_pre, x + lo, units, rows)
+            _candidate_gradients(layout, pre, x + candidates, n, d_pre, rows)
         for d in range(n):
             d_h0[_at(b * units + lo + d)] = rows[_STATE + d]
 
@@ -250,73 +235,33 @@ def _jobs(sequences: int, steps: int, units: int, block: int) -> list[list[tuple
 def _run(kernel: Callable[..., None], gate: str, candidate: str, block: int, pre: Tensor, *tables: Tensor) -> None:
     sequences, steps, width = pre.shape
     units = tables[0].shape[1]
-    flat = [table.detach().numpy().reshape(-1) for table in (pre, *tables)]
+    layout = Layout(_GATES[gate], _CANDIDATES[candidate], block, steps, units, width)
+    flat = [table.detach().contiguous().numpy().reshape(-1) for table in (pre, *tables)]
 
     def run(jobs: list[tuple[int, int, int, int]]) -> None:
         for job in jobs:
-            kernel(_GATES[gate], _CANDIDATES[candidate], block, *job, steps, units, width, *flat)
+            kernel(layout, job, *flat)
 
-    in_parallel(
-        [partial(run, jobs) for jobs in _jobs(sequences, steps, units, block if candidate == "simplex" else 1)],
-        among_torch=True,
-    )
+    shares = _jobs(sequences, steps, units, block if candidate == "simplex" else 1)
+    in_parallel([partial(run, jobs) for jobs in shares], among_torch=True)
 
 
-@torch.library.custom_op("samplehold::gated_scan", mutates_args=())
-def gated_scan(pre: Tensor, h0: Tensor, gate: str, candidate: str, block: int) -> Tensor:
-    """All states [N, T, D] from pre-activations [N, T, parts * D] and the states before them [N, D]."""
-    h = pre.new_empty(*pre.shape[:2], h0.shape[1])
+def _fits(pre: Tensor, h0: Tensor, gate: str, candidate: str, block: int) -> bool:
+    return candidate != "simplex" or block <= WIDEST
+
+
+@scan.kernel("cpu", takes=_fits)
+def forward(pre: Tensor, h0: Tensor, gate: str, candidate: str, block: int) -> Tensor:
+    h = blank(h0, (*pre.shape[:2], h0.shape[1]))
     if h.numel():
-        _run(_forward, gate, candidate, block, pre.contiguous(), h0.contiguous(), h)
+        _run(_forward, gate, candidate, block, pre, h0, h)
     return h
 
 
-@gated_scan.register_fake
-def _(pre: Tensor, h0: Tensor, gate: str, candidate: str, block: int) -> Tensor:
-    return pre.new_empty(*pre.shape[:2], h0.shape[1])
-
-
-@torch.library.custom_op("samplehold::gated_scan_backward", mutates_args=())
-def _gradients(
-    pre: Tensor, h0: Tensor, h: Tensor, d_h: Tensor, gate: str, candidate: str, block: int
-) -> tuple[Tensor, Tensor]:
-    d_pre = torch.empty_like(pre, memory_format=torch.contiguous_format)
-    d_h0 = torch.zeros_like(h0, memory_format=torch.contiguous_format)
+@scan.adjoint("cpu", takes=_fits)
+def backward(call: Call, d_h: Tensor) -> list[Tensor]:
+    (pre, h0, *options), (h,) = call.inputs, call.outputs
+    d_pre, d_h0 = blank(pre), blank(h0).zero_()
     if h.numel():
-        tables = (table.contiguous() for table in (h0, h, d_h))
-        _run(_backward, gate, candidate, block, pre.contiguous(), *tables, d_pre, d_h0)
-    return d_pre, d_h0
-
-
-@_gradients.register_fake
-def _(
-    pre: Tensor,
-    h0: Tensor,
-    h: Tensor,
-    d_h: Tensor,
-    gate: str,
-    candidate: str,
-    block: int,
-) -> tuple[Tensor, Tensor]:
-    return (
-        torch.empty_like(pre, memory_format=torch.contiguous_format),
-        torch.empty_like(h0, memory_format=torch.contiguous_format),
-    )
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    pre, h0, *ctx.options = inputs
-    ctx.save_for_backward(pre, h0, output)
-
-
-def _differentiate(ctx: Any, d_h: Tensor) -> tuple[Any, ...]:
-    pre, h0, h = ctx.saved_tensors
-    if torch.is_grad_enabled():  # someone will differentiate these gradients
-        again = vectorized.gated_scan(pre, h0, *ctx.options)
-        gradients = torch.autograd.grad(again, (pre, h0), d_h, create_graph=True)
-    else:
-        gradients = _gradients(pre, h0, h, d_h, *ctx.options)
-    return *gradients, None, None, None
-
-
-gated_scan.register_autograd(_differentiate, setup_context=_save)
+        _run(_backward, *options, pre, h0, h, d_h, d_pre, d_h0)
+    return [d_pre, d_h0]

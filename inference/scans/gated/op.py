@@ -22,20 +22,26 @@ All but "free" take convex combinations of the old state and the candidate, so n
 needed: a long product of holds underflows to the 0 it stands for.
 """
 
-from collections.abc import Callable
 from typing import Literal, get_args
 
 from jaxtyping import Float
 from torch import Tensor
 
-from ...numerics.backends import choose
 from ...numerics.checks import DTYPES
-from . import plain as vectorized
-from .plain import Activated
+from ...numerics.op import Op, blank
+from . import plain
+from .plain import Activated as Activated
 
 Gate = Literal["redraw", "hold", "ratio", "free"]
 Candidate = Literal["linear", "tanh", "positive", "simplex"]
 PARTS: dict[str, int] = {"redraw": 2, "hold": 2, "ratio": 3, "free": 3}
+
+scan = Op(
+    "gated_scan(Tensor pre, Tensor h0, str gate, str candidate, int block) -> Tensor",
+    plain.gated_scan,
+    fake=lambda pre, h0, *options: blank(h0, (*pre.shape[:2], h0.shape[1])),
+)
+"""All states [N, T, D] from pre-activations [N, T, parts * D], states before them [N, D], gate, candidate and block."""
 
 
 def gated_scan(
@@ -56,6 +62,11 @@ def gated_scan(
 
     Raises:
         ValueError: widths that do not fit together, or a gate or candidate that does not exist.
+
+    >>> import torch
+    >>> pre = torch.tensor([[0.0, 4.0], [0.0, 8.0], [-100.0, 1.0]])  # gates of one half, one half and 0
+    >>> gated_scan(pre, torch.zeros(1)).squeeze(-1)
+    tensor([2., 5., 5.])
     """
     if pre.dtype not in DTYPES:  # half precision: too few digits to carry over many steps
         return gated_scan(pre.float(), h0.float(), gate, candidate, block).to(pre.dtype)
@@ -63,7 +74,6 @@ def gated_scan(
     _check_width(pre, h0.shape[-1], gate)
     batch, (steps, width), units = pre.shape[:-2], pre.shape[-2:], h0.shape[-1]
     flat = pre.reshape(batch.numel(), steps, width), h0.expand(*batch, units).reshape(batch.numel(), units)
-    scan = _implementation(pre, block if candidate == "simplex" else 1)
     return scan(*flat, gate, candidate, block).reshape(*batch, steps, units)
 
 
@@ -74,10 +84,13 @@ def activate(
     candidate: str = "linear",
     block: int | None = None,
 ) -> Activated:
-    """`hold`, `draw` and `value`, each [*b, units], of pre-activations of one step or of a whole series."""
+    """`hold`, `draw` and `value`, each [*b, units], of pre-activations of one step or of a whole series.
+
+    Arguments and errors are those of `gated_scan`.
+    """
     block = check_kinds(units, gate, candidate, block)
     _check_width(pre, units, gate)
-    return vectorized.activate(pre, gate, candidate, block)
+    return plain.activate(pre, gate, candidate, block)
 
 
 def check_kinds(units: int, gate: str, candidate: str, block: int | None) -> int:
@@ -100,13 +113,3 @@ def _check_width(pre: Tensor, units: int, gate: str) -> None:
             f"pre: got {pre.shape[-1]} columns, but gate={gate!r} over {units} units needs {PARTS[gate]} * {units}; "
             "its columns are the gates and then the candidates."
         )
-
-
-def _implementation(pre: Tensor, block: int) -> Callable[..., Tensor]:
-    """The fused kernels, unless a block that is normalised as a whole is wider than they take."""
-    if choose(pre) == "cpu":
-        from . import cpu
-
-        if block <= cpu.WIDEST:
-            return cpu.gated_scan
-    return vectorized.gated_scan

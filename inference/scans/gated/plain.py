@@ -1,6 +1,6 @@
 r"""The gated recurrence from pre-activations, in plain torch: any device, differentiable any number of times.
 
-Activations are taken of the whole series at once; the recurrence itself is `linear_scan`.
+Activations are taken of the whole series at once; the recurrence itself is the plain linear one.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from ..linear.op import linear_scan
+from ..linear import plain as linear
 
 
 @dataclass(frozen=True)
@@ -50,4 +50,4 @@ def _candidate(pre: Tensor, candidate: str, block: int) -> Tensor:
 def gated_scan(pre: Tensor, h0: Tensor, gate: str, candidate: str, block: int) -> Tensor:
     """All states [N, T, D] from pre-activations [N, T, parts * D] and the states before them [N, D]."""
     step = activate(pre, gate, candidate, block)
-    return linear_scan(step.hold, step.draw * step.value, h0)
+    return linear.scan(step.hold, step.draw * step.value, h0, False)

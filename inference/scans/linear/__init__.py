@@ -1,0 +1,5 @@
+"""Linear recurrences h_t = a_t h_{t-1} + b_t: the functions to call are in `op`."""
+
+from ...numerics.op import load_kernels
+
+load_kernels(__name__)

@@ -1,19 +1,17 @@
-r"""Linear recurrences on the CPU: one pass over memory forward, one pass back.
+"""Linear recurrences on the CPU: one pass over memory forward, one pass back.
 
-Sequences are spread over threads, and, where there are fewer sequences than threads, blocks of columns as well. The
-gradient of a gradient is built from the same operators, the recurrence backward in time being one forward in reverse:
-
-$$\bar h = reverse\big(scan(reverse(a_2, \dots, a_T, 0), reverse(\partial L / \partial h))\big)$$
+Sequences are spread over threads, and, where there are fewer sequences than threads, blocks of columns as well.
 """
 
 from collections.abc import Callable
-from typing import Any
 
-import torch
 from torch import Tensor
 
-from ...numerics.results import empty_like
-from ...numerics.workers import exact_kernel, in_parallel, kernel, ranges
+from ...numerics.compilation import exact_kernel, kernel
+from ...numerics.memory import empty_like
+from ...numerics.op import Call
+from ...numerics.threads import in_parallel, ranges
+from .op import scan
 
 _MIN_WORK = 32_768  # elements that repay a second thread
 _LINE = 16  # columns are divided between threads in whole cache lines
@@ -35,7 +33,7 @@ def _lerp_row(gate, value, before, h):
 
 
 @exact_kernel
-def _linear_row_backward(grad, a, before, d_before, d_a, d_b):
+def _linear_row_adjoint(grad, a, before, d_before, d_a, d_b):
     """`d_before` holds the gradient of h_t through what comes after, and is left with that of h_{t-1}."""
     for d in range(grad.shape[0]):
         total = grad[d] + d_before[d]
@@ -45,7 +43,7 @@ def _linear_row_backward(grad, a, before, d_before, d_a, d_b):
 
 
 @exact_kernel
-def _lerp_row_backward(grad, gate, value, before, d_before, d_gate, d_value):
+def _lerp_row_adjoint(grad, gate, value, before, d_before, d_gate, d_value):
     one = type(grad[0])(1)
     for d in range(grad.shape[0]):
         total = grad[d] + d_before[d]
@@ -55,59 +53,36 @@ def _lerp_row_backward(grad, gate, value, before, d_before, d_gate, d_value):
 
 
 @kernel
-def _linear(n0, n1, d0, d1, a, b, h0, h):
+def _forward(n0, n1, d0, d1, lerp, first, second, h0, h):
     for n in range(n0, n1):
         before = h0[n, d0:d1]
         for t in range(h.shape[1]):
-            new = h[n, t, d0:d1]
-            _linear_row(a[n, t, d0:d1], b[n, t, d0:d1], before, new)
+            x, y, new = first[n, t, d0:d1], second[n, t, d0:d1], h[n, t, d0:d1]
+            if lerp:
+                _lerp_row(x, y, before, new)
+            else:
+                _linear_row(x, y, before, new)
             before = new
 
 
 @kernel
-def _lerp(n0, n1, d0, d1, gate, value, h0, h):
-    for n in range(n0, n1):
-        before = h0[n, d0:d1]
-        for t in range(h.shape[1]):
-            new = h[n, t, d0:d1]
-            _lerp_row(gate[n, t, d0:d1], value[n, t, d0:d1], before, new)
-            before = new
-
-
-@kernel
-def _linear_backward(n0, n1, d0, d1, grad, a, h0, h, d_a, d_b, d_h0):
+def _backward(n0, n1, d0, d1, lerp, first, second, h0, h, grad, d_first, d_second, d_h0):
     for n in range(n0, n1):
         d_before = d_h0[n, d0:d1]
         d_before[:] = 0
         for t in range(h.shape[1] - 1, -1, -1):
             before = h[n, t - 1, d0:d1] if t > 0 else h0[n, d0:d1]
-            _linear_row_backward(
-                grad[n, t, d0:d1], a[n, t, d0:d1], before, d_before, d_a[n, t, d0:d1], d_b[n, t, d0:d1]
-            )
+            g, x, d_x, d_y = grad[n, t, d0:d1], first[n, t, d0:d1], d_first[n, t, d0:d1], d_second[n, t, d0:d1]
+            if lerp:
+                _lerp_row_adjoint(g, x, second[n, t, d0:d1], before, d_before, d_x, d_y)
+            else:
+                _linear_row_adjoint(g, x, before, d_before, d_x, d_y)
 
 
-@kernel
-def _lerp_backward(n0, n1, d0, d1, grad, gate, value, h0, h, d_gate, d_value, d_h0):
-    for n in range(n0, n1):
-        d_before = d_h0[n, d0:d1]
-        d_before[:] = 0
-        for t in range(h.shape[1] - 1, -1, -1):
-            before = h[n, t - 1, d0:d1] if t > 0 else h0[n, d0:d1]
-            _lerp_row_backward(
-                grad[n, t, d0:d1],
-                gate[n, t, d0:d1],
-                value[n, t, d0:d1],
-                before,
-                d_before,
-                d_gate[n, t, d0:d1],
-                d_value[n, t, d0:d1],
-            )
-
-
-def _run(function: Callable[..., None], *tables: Tensor) -> None:
-    """Call `function(n0, n1, d0, d1, *tables)` on parts that cover all sequences n and columns d."""
+def _run(function: Callable[..., None], lerp: bool, *tables: Tensor) -> None:
+    """Call `function(n0, n1, d0, d1, lerp, *tables)` on parts that cover all sequences n and columns d."""
     sequences, steps, width = tables[0].shape
-    arrays = [table.detach().numpy() for table in tables]
+    arrays = [table.detach().contiguous().numpy() for table in tables]
     parts = len(ranges(sequences * steps * width, _MIN_WORK))
     rows = ranges(sequences, -(-sequences // parts))
     blocks = -(-width // _LINE)
@@ -115,102 +90,23 @@ def _run(function: Callable[..., None], *tables: Tensor) -> None:
     if len(rows) < parts:
         columns = [(_LINE * lo, min(width, _LINE * hi)) for lo, hi in ranges(blocks, -(-blocks * len(rows) // parts))]
     in_parallel(
-        [lambda part=(*row, *column): function(*part, *arrays) for row in rows for column in columns], among_torch=True
+        [lambda part=(*row, *column): function(*part, lerp, *arrays) for row in rows for column in columns],
+        among_torch=True,
     )
 
 
-def _contiguous(*tables: Tensor) -> list[Tensor]:
-    return [table.contiguous() for table in tables]
-
-
-@torch.library.custom_op("samplehold::linear_scan", mutates_args=())
-def linear_scan(a: Tensor, b: Tensor, h0: Tensor) -> Tensor:
-    """`h_t = a_t h_{t-1} + b_t` for a, b [N, T, D] and h0 [N, D]."""
-    h = empty_like(b)
+@scan.kernel("cpu")
+def forward(first: Tensor, second: Tensor, h0: Tensor, lerp: bool) -> Tensor:
+    h = empty_like(second)
     if h.numel():
-        _run(_linear, *_contiguous(a, b, h0), h)
+        _run(_forward, lerp, first, second, h0, h)
     return h
 
 
-@torch.library.custom_op("samplehold::lerp_scan", mutates_args=())
-def lerp_scan(gate: Tensor, value: Tensor, h0: Tensor) -> Tensor:
-    """`h_t = (1 - gate_t) h_{t-1} + gate_t value_t` for gate, value [N, T, D] and h0 [N, D]."""
-    h = empty_like(value)
+@scan.adjoint("cpu")
+def backward(call: Call, grad: Tensor) -> list[Tensor]:
+    (first, second, h0, lerp), (h,) = call.inputs, call.outputs
+    d_first, d_second, d_h0 = empty_like(first), empty_like(second), empty_like(h0).zero_()
     if h.numel():
-        _run(_lerp, *_contiguous(gate, value, h0), h)
-    return h
-
-
-@torch.library.custom_op("samplehold::linear_scan_backward", mutates_args=())
-def _linear_gradients(grad: Tensor, a: Tensor, h0: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    d_a, d_b, d_h0 = empty_like(a), empty_like(a), empty_like(h0)
-    if h.numel():
-        _run(_linear_backward, *_contiguous(grad, a, h0, h), d_a, d_b, d_h0)
-    else:
-        d_h0.zero_()
-    return d_a, d_b, d_h0
-
-
-@torch.library.custom_op("samplehold::lerp_scan_backward", mutates_args=())
-def _lerp_gradients(grad: Tensor, gate: Tensor, value: Tensor, h0: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    d_gate, d_value, d_h0 = empty_like(gate), empty_like(value), empty_like(h0)
-    if h.numel():
-        _run(_lerp_backward, *_contiguous(grad, gate, value, h0, h), d_gate, d_value, d_h0)
-    else:
-        d_h0.zero_()
-    return d_gate, d_value, d_h0
-
-
-def _fakes(*tables: Tensor) -> tuple[Tensor, ...]:
-    return tuple(torch.empty_like(table, memory_format=torch.contiguous_format) for table in tables)
-
-
-@linear_scan.register_fake
-@lerp_scan.register_fake
-def _(first: Tensor, second: Tensor, h0: Tensor) -> Tensor:
-    return _fakes(second)[0]
-
-
-@_linear_gradients.register_fake
-def _(grad: Tensor, a: Tensor, h0: Tensor, h: Tensor) -> tuple[Tensor, ...]:
-    return _fakes(a, a, h0)
-
-
-@_lerp_gradients.register_fake
-def _(grad: Tensor, gate: Tensor, value: Tensor, h0: Tensor, h: Tensor) -> tuple[Tensor, ...]:
-    return _fakes(gate, value, h0)
-
-
-def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs, output)
-
-
-def _adjoint(a: Tensor, grad: Tensor) -> Tensor:
-    """The gradient of every h_t through all that depends on it, as a function that can be differentiated again."""
-    after = torch.cat([a[:, 1:], torch.zeros_like(a[:, :1])], 1)
-    return linear_scan(after.flip(1), grad.flip(1), grad.new_zeros(len(grad), grad.shape[2])).flip(1)
-
-
-def _before(h: Tensor, h0: Tensor) -> Tensor:
-    return torch.cat([h0.unsqueeze(1), h], 1)[:, :-1]
-
-
-def _differentiate_linear(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    a, _, h0, h = ctx.saved_tensors
-    if not torch.is_grad_enabled():
-        return _linear_gradients(grad, a, h0, h)
-    total = _adjoint(a, grad)
-    return total * _before(h, h0), total, (total[:, :1] * a[:, :1]).sum(1)
-
-
-def _differentiate_lerp(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    gate, value, h0, h = ctx.saved_tensors
-    if not torch.is_grad_enabled():
-        return _lerp_gradients(grad, gate, value, h0, h)
-    hold = 1 - gate
-    total = _adjoint(hold, grad)
-    return total * (value - _before(h, h0)), total * gate, (total[:, :1] * hold[:, :1]).sum(1)
-
-
-linear_scan.register_autograd(_differentiate_linear, setup_context=_save)
-lerp_scan.register_autograd(_differentiate_lerp, setup_context=_save)
+        _run(_backward, lerp, first, second, h0, h, grad, d_first, d_second, d_h0)
+    return [d_first, d_second, d_h0]

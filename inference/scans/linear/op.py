@@ -15,8 +15,19 @@ $$\bar h_t = \partial L / \partial h_t + a_{t+1} \odot \bar h_{t+1}, \qquad
 from jaxtyping import Float
 from torch import Tensor
 
-from ...numerics.backends import implementation
 from ...numerics.checks import check_same_kind, common_batch
+from ...numerics.op import Op, blank
+from . import plain
+
+scan = Op(
+    "linear_scan(Tensor first, Tensor second, Tensor h0, bool lerp) -> Tensor",
+    plain.scan,
+    fake=lambda first, second, h0, lerp: blank(second),
+)
+"""`h_t = first_t h_{t-1} + second_t`, or `h_t = (1 - first_t) h_{t-1} + first_t second_t` if `lerp`.
+
+From first and second [N, T, D] and h0 [N, D] to all states [N, T, D].
+"""
 
 
 def linear_scan(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Float[Tensor, "*b T D"]:
@@ -33,9 +44,12 @@ def linear_scan(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Float[Tensor,
     Raises:
         TypeError: arguments that are not float32 or float64 tensors of one dtype on one device.
         ValueError: shapes that do not fit together.
+
+    >>> import torch
+    >>> linear_scan(torch.full((3, 1), 0.5), torch.ones(3, 1)).squeeze(-1)
+    tensor([1.0000, 1.5000, 1.7500])
     """
-    names = ("a", "b")
-    return _scan("linear_scan", names, a, b, h0)
+    return _scan(False, ("a", "b"), a, b, h0)
 
 
 def lerp_scan(gate: Tensor, value: Tensor, h0: Tensor | None = None) -> Float[Tensor, "*b T D"]:
@@ -54,12 +68,16 @@ def lerp_scan(gate: Tensor, value: Tensor, h0: Tensor | None = None) -> Float[Te
     Raises:
         TypeError: arguments that are not float32 or float64 tensors of one dtype on one device.
         ValueError: shapes that do not fit together.
+
+    >>> import torch
+    >>> gate, value = torch.tensor([[1.0], [0.0], [0.5]]), torch.tensor([[4.0], [9.0], [8.0]])
+    >>> lerp_scan(gate, value).squeeze(-1)
+    tensor([4., 4., 6.])
     """
-    names = ("gate", "value")
-    return _scan("lerp_scan", names, gate, value, h0)
+    return _scan(True, ("gate", "value"), gate, value, h0)
 
 
-def _scan(function: str, names: tuple[str, str], first: Tensor, second: Tensor, h0: Tensor | None) -> Tensor:
+def _scan(lerp: bool, names: tuple[str, str], first: Tensor, second: Tensor, h0: Tensor | None) -> Tensor:
     check_same_kind(**dict(zip(names, (first, second), strict=True)), h0=h0)
     for name, table in zip(names, (first, second), strict=True):
         if table.dim() < 2 or table.shape[-2:] != second.shape[-2:]:
@@ -75,5 +93,4 @@ def _scan(function: str, names: tuple[str, str], first: Tensor, second: Tensor, 
     size = batch.numel()
     tables = [table.expand(*batch, steps, width).reshape(size, steps, width) for table in (first, second)]
     start = h0.expand(*batch, width).reshape(size, width)
-    scan = getattr(implementation("scan", first, second, h0), function)
-    return scan(*tables, start).reshape(*batch, steps, width)
+    return scan(*tables, start, lerp).reshape(*batch, steps, width)

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 
-def linear_scan(a: Tensor, b: Tensor, h0: Tensor) -> Tensor:
-    """`h_t = a_t h_{t-1} + b_t` for a, b [N, T, D] and h0 [N, D]."""
+def scan(first: Tensor, second: Tensor, h0: Tensor, lerp: bool) -> Tensor:
+    """All states [N, T, D], see `op.scan`."""
+    a, b = (1 - first, first * second) if lerp else (first, second)
     steps = b.shape[1]
     if steps == 0:
         return a * h0.unsqueeze(1) + b  # empty, yet a function of all three
@@ -36,8 +37,3 @@ def linear_scan(a: Tensor, b: Tensor, h0: Tensor) -> Tensor:
         before.append(block_factor * before[-1] + block_state)
     h = torch.stack(states, 2) + torch.stack(factors, 2) * torch.stack(before[:-1], 1).unsqueeze(2)
     return h.flatten(1, 2)[:, :steps]
-
-
-def lerp_scan(gate: Tensor, value: Tensor, h0: Tensor) -> Tensor:
-    """`h_t = (1 - gate_t) h_{t-1} + gate_t value_t` for gate, value [N, T, D] and h0 [N, D]."""
-    return linear_scan(1 - gate, gate * value, h0)

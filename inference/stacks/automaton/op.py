@@ -15,192 +15,90 @@ time and $O(T^2)$ memory, all in logs. With `max` for the sum the same tables ho
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from types import ModuleType
+from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from ...numerics.backends import choose
+from ...numerics.op import Op, Variants, blank, tensors
+from . import plain
+from .runs import Choose as Choose
+from .runs import Runs as Runs
+from .runs import draw as draw
+from .runs import largest as largest
+from .runs import trace as trace
+from .tables import Inside as Inside
+from .tables import Weights as Weights
 
 
-@dataclass(frozen=True)
-class Weights:
-    """Log-weights of a pushdown automaton with K = Q G configurations, `state * G + symbol`.
-
-    Arguments:
-        log_initial: state and bottom symbol before the first step.
-        log_push, log_replace: by configuration before and after.
-        log_bottom: what `log_replace` is while the bottom is on top.
-        log_pop: by configuration before and state after.
-        log_evidence: of element c on top at step t in a configuration; None: no evidence.
-    """
-
-    log_initial: Float[Tensor, "B K"]
-    log_push: Float[Tensor, "B T K K"]
-    log_replace: Float[Tensor, "B T K K"]
-    log_bottom: Float[Tensor, "B T K K"]
-    log_pop: Float[Tensor, "B T K Q"]
-    log_evidence: Float[Tensor, "B T C K"] | None = None
-
-    def tensors(self) -> list[Tensor]:
-        """All the tables that are given."""
-        return [x for x in vars(self).values() if x is not None]
+def _fake(initial: Tensor, push: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    (B, T, K), Q = push.shape[:3], others[2].shape[-1]
+    shapes = (B, T + 1, K, T + 1, K), (B, T + 1, K, Q, T + 1), (B, T + 1, K), (B, T + 1, T + 1, K)
+    segment, matched, below, log_top = (blank(initial, shape) for shape in shapes)
+    return segment, matched, below, log_top
 
 
-@dataclass(frozen=True)
-class Inside:
-    """What `inside` computes, as logarithms; times 0..T and elements 0..T, so C = T + 1.
+pushdown = Op(
+    "pushdown(Tensor log_initial, Tensor log_push, Tensor log_replace, Tensor log_bottom, Tensor log_pop, "
+    f"Tensor? log_evidence, bool best) -> {tensors(4)}",
+    plain.pushdown,
+    _fake,
+)
+"""The tables of `Inside`, but segment by time, configuration at that time, element, and configuration newly on top.
 
-    Arguments:
-        segment: $N_t[c]$ by configuration newly on top, configuration at t, and t.
-        matched: $M_t[k]$ by t, configuration under the element, state after its pop, and k.
-        below: $B_c$, everything that ends with pushing c.
-        log_top: $F_t[c]$, all runs up to t with c on top at t.
-    """
-
-    segment: Float[Tensor, "B C K K C"]
-    matched: Float[Tensor, "B C K Q C"]
-    below: Float[Tensor, "B C K"]
-    log_top: Float[Tensor, "B C C K"]
+From the tables of `Weights` in float64, and whether to take the best runs instead of all.
+"""
 
 
 def inside(weights: Weights, best: bool = False) -> Inside:
-    """The tables of all runs, or with `best` of the best runs.
+    """The tables of all runs, or with `best` of the best runs, in float64; differentiable any number of times.
 
-    On the CPU the fused kernel gives `log_top` a gradient, once. Where the other tables or second derivatives are
-    needed, `inside_differentiable` costs more time and memory.
+    >>> half = torch.tensor(0.5).log().reshape(1, 1, 1, 1).expand(1, 3, 1, 1)  # push or pop, three times
+    >>> never = torch.full_like(half, -torch.inf)
+    >>> weights = Weights(torch.zeros(1, 1), half, never, half, half)  # a pop on the bottom holds it
+    >>> inside(weights).log_top[0, -1].exp().flatten()  # elements 0 to 3 on top in the end
+    tensor([0.3750, 0.1250, 0.0000, 0.5000], dtype=torch.float64)
     """
-    return Inside(*_backend(*weights.tensors()).inside(*vars(weights).values(), best))
+    tables = [None if x is None else x.double() for x in vars(weights).values()]
+    segment, matched, below, log_top = pushdown(*tables, best)
+    return Inside(segment.permute(0, 3, 4, 2, 1), matched, below, log_top)
 
 
 def inside_differentiable(weights: Weights) -> Inside:
-    """As `inside`, every table differentiable any number of times; O(T^3) memory while gradients are recorded."""
-    from . import plain as stack
-
-    return Inside(*stack.inside(*vars(weights).values()))
+    """As `inside`, whose tables can all be differentiated."""
+    return inside(weights)
 
 
-def start(log_initial: Float[Tensor, "B K"], n_states: int, n_steps: int = 16) -> object:
+@runtime_checkable
+class Tape(Protocol):
+    """A run after some steps."""
+
+    def advance(self, log_push: Tensor, log_replace: Tensor, log_pop: Tensor) -> tuple[Tensor, "Tape"]:
+        """See the function `advance`."""
+        ...
+
+
+starts = Variants(plain.start)
+"""How a run starts; not an operator, as the steps of a run may share what they compute, and its derivative."""
+
+
+def start(log_initial: Float[Tensor, "B K"], n_states: int, n_steps: int = 16) -> Tape:
     """A run before its first step, to be lengthened by `advance`; `n_steps` is a guess of how long it gets."""
-    return _stepwise(log_initial).start(log_initial, n_states, n_steps)
+    return starts(log_initial, n_states, n_steps)
 
 
 def advance(
-    tape: object, log_push: Float[Tensor, "B K K"], log_replace: Float[Tensor, "B K K"], log_pop: Float[Tensor, "B K Q"]
-) -> tuple[Float[Tensor, "B n K"], object]:
-    """log_top [B, t + 1, K] after one more step, differentiable, and the longer run; the given run stays valid."""
-    return _stepwise(log_push).advance(tape, log_push, log_replace, log_pop)
+    tape: Any, log_push: Float[Tensor, "B K K"], log_replace: Float[Tensor, "B K K"], log_pop: Float[Tensor, "B K Q"]
+) -> tuple[Float[Tensor, "B n K"], Tape]:
+    """log_top [B, t + 1, K] after one more step, differentiable, and the longer run; the given run stays valid.
 
-
-def _backend(*tables: Tensor) -> ModuleType:
-    if choose(*tables) == "cpu":
-        from . import cpu as stack
-    else:
-        from . import plain as stack
-    return stack
-
-
-def _stepwise(table: Tensor) -> ModuleType:
-    if choose(table) == "cpu":
-        from . import tape as stepwise
-    else:
-        from . import plain as stepwise
-    return stepwise
-
-
-@dataclass(frozen=True)
-class Runs:
-    """Whole runs of an automaton: 0 push, 1 pop, 2 replace; configuration and element on top are after the step.
-
-    Arguments:
-        log_weight: sum of the log-weights of all that the run did.
+    >>> half = torch.tensor([[[0.5]]]).log()  # push or pop, one state and symbol
+    >>> log_top, run = advance(start(torch.zeros(1, 1), n_states=1), half, torch.full_like(half, -torch.inf), half)
+    >>> log_top.exp().flatten()  # a pop on the bottom has no weight: half of the runs are left, with the new one on top
+    tensor([0.0000, 0.5000])
     """
-
-    action: Int[Tensor, "n B T"]
-    configuration: Int[Tensor, "n B T"]
-    top: Int[Tensor, "n B T"]
-    log_weight: Float[Tensor, "n B"]
-
-
-Choose = Callable[[Float[Tensor, "*m X"]], Int[Tensor, "*m"]]
-
-
-def draw(generator: torch.Generator | None) -> Choose:
-    """Pick with probability proportional to exp(option), by the Gumbel trick; makes `trace` sample."""
-
-    def pick(options: Tensor) -> Tensor:
-        u = torch.rand(options.shape, generator=generator, device=options.device, dtype=torch.float64)
-        return (options - (-u.clamp_min(1e-300).log()).log()).argmax(-1)
-
-    return pick
-
-
-def largest(options: Float[Tensor, "*m X"]) -> Int[Tensor, "*m"]:
-    """Pick the best; on the tables of best runs it makes `trace` find the best run."""
-    return options.argmax(-1)
-
-
-def trace(weights: Weights, tables: Inside, n: int, choose: Choose) -> Runs:
-    """Walk back from the last step, choosing what each weight was made of; all n B runs at once, T turns.
-
-    A run's pending elements, popped later than now but pushed earlier, wait on an agenda with the configuration they
-    will be pushed on. What is on top when the agenda is empty stays for ever, and is chosen from all that can be there.
-    """
-    B, T, K, Q = weights.log_pop.shape
-    G, M = K // Q, n * B
-    b = torch.arange(B, device=weights.log_pop.device).repeat(n)
-    m = torch.arange(M, device=b.device)
-    agenda = torch.zeros(3, M, T + 1, dtype=torch.int64, device=b.device)
-    pending = torch.zeros_like(b)
-
-    def open_top(t: int, ending: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """An element on top at t, the configurations it was pushed in and is in, given the weight of what follows."""
-        options = tables.below[b, :, :, None] + tables.segment[b, :, :, :, t] + ending[:, None, None]
-        index = choose(options.flatten(1))
-        return index // (K * K), index // K % K, index % K
-
-    c, a, j = open_top(T, weights.log_pop.new_zeros(M, K))
-    log_weight = weights.log_pop.new_zeros(M)
-    steps: list[tuple[Tensor, Tensor, Tensor]] = []
-    for t in range(T, 0, -1):
-        if weights.log_evidence is not None:
-            log_weight = log_weight + weights.log_evidence[b, t - 1, c, j]
-        r, y = j // G, j % G
-        row = tables.segment[b, c, a]  # [M, K, C]
-        replace = torch.where(
-            (c == 0)[:, None], weights.log_bottom[b, t - 1, :, j], weights.log_replace[b, t - 1, :, j]
-        )
-        closing = tables.matched[b, t].unflatten(1, (Q, G))[m, :, y, r, 1:]  # [M, Q, k - 1]
-        split = row.unflatten(1, (Q, G))[m, :, y, :-1] + closing
-        index = choose(torch.cat([row[:, :, t - 1] + replace, split.flatten(1)], 1))
-        pushed, popped = c == t, (index >= K) & (c != t)
-        action = torch.where(pushed, 0, torch.where(popped, 1, 2))
-        steps.append((action, j, c))
-
-        i = index.clamp_max(K - 1)
-        after_replace = (c, a, i, replace[m, i])
-        u, k = (index - K).clamp_min(0) // T, (index - K).clamp_min(0) % T + 1
-        under = u * G + y
-        pop = weights.log_pop[b, t - 1, :, r]
-        inner = weights.log_push[b, k - 1, under][..., None] + tables.segment[b, k, :, :, t - 1] + pop[:, None]
-        index = choose(inner.flatten(1))
-        after_pop = (k, index // K, index % K, pop[m, index % K])
-        resumed = agenda[:, m, (pending - 1).clamp_min(0)]
-        found = open_top(t - 1, weights.log_push[b, t - 1, :, a])
-        parent = torch.where(pending > 0, resumed, torch.stack(found))
-        after_push = (*parent, weights.log_push[b, t - 1, parent[2], a])
-
-        here = torch.stack([c, a, under])
-        agenda[:, m[popped], pending[popped]] = here[:, popped]
-        pending = pending + popped.long() - (pushed & (pending > 0)).long()
-        choices = zip(after_push, after_pop, after_replace, strict=True)
-        c, a, j, gain = (torch.where(pushed, x, torch.where(popped, y, z)) for x, y, z in choices)
-        log_weight = log_weight + gain
-    log_weight = log_weight + weights.log_initial[b, j]
-    action, configuration, top = (torch.stack(x[::-1], -1).unflatten(0, (n, B)) for x in zip(*steps, strict=True))
-    return Runs(action, configuration, top, log_weight.unflatten(0, (n, B)))
+    return tape.advance(log_push, log_replace, log_pop)
 
 
 Push = Callable[[Float[Tensor, "B n L"], int, int], Float[Tensor, "B n L"]]
@@ -216,6 +114,11 @@ def carry(weights: Weights, tables: Inside, bottom: Float[Tensor, "B L"], push: 
     $$D_t[c] = P(c\ \text{on top at}\ t \mid \text{all})\; E[label \mid c\ \text{on top at}\ t, \text{all}]$$
 
     O(T^3 L) time and O(T^2 L) memory.
+
+    Arguments:
+        tables: of `inside`.
+        push: from labels, one for each of some elements, and the first and the end of their numbers, to labels with
+            these elements pushed.
     """
     B, T = weights.log_pop.shape[:2]
     N, M = tables.segment[:, :, 0, 0], tables.matched[:, :, 0, 0]
@@ -247,19 +150,18 @@ def carry(weights: Weights, tables: Inside, bottom: Float[Tensor, "B L"], push: 
 def expected_use(build: Callable[..., Weights], *leaves: Tensor) -> tuple[Tensor, ...]:
     """How often a run uses each leaf: the gradient of log Z, where `build(*leaves)` makes the weights from log-weights.
 
-    Differentiable in turn if a leaf needs a gradient.
+    Shaped like the leaves; differentiable in turn if a leaf needs a gradient.
     """
     again = torch.is_grad_enabled() and any(x.requires_grad for x in leaves)
     with torch.enable_grad():
         inputs = [x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in leaves]
         weights = build(*inputs)
-        tables = inside_differentiable(weights) if again else inside(weights)
-        total = log_total(tables).sum()
+        total = log_total(inside(weights)).sum()
         return torch.autograd.grad(total, inputs, create_graph=again, materialize_grads=True)  # no pop at T = 1
 
 
 def log_total(tables: Inside) -> Float[Tensor, " B"]:
-    """log Z of all runs."""
+    """log Z of all runs: the log of the sum of the weights of all runs of T steps."""
     return torch.logsumexp(tables.log_top[:, -1].flatten(1), -1)
 
 

@@ -1,23 +1,17 @@
 """The weighted pushdown recursion in plain torch: a step at a time over all sequences, elements and split points.
 
-For any device, and differentiable any number of times. The tables are those of `op.inside`.
+For any device, and differentiable any number of times.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-
-def log_sum_exp(x: Float[Tensor, "..."], dims: tuple[int, ...]) -> Float[Tensor, "..."]:
-    """log sum exp over `dims`; unlike `torch.logsumexp`, gradients are 0, not NaN, where every term is -inf."""
-    top = x.detach().amax(dims, keepdim=True)
-    top = torch.where(top.isneginf(), 0.0, top)
-    total = (x - top).exp().sum(dims)
-    some = total > 0
-    return torch.where(some, torch.where(some, total, 1.0).log(), -torch.inf) + top.squeeze(dims)
+from ...numerics.logs import log_sum_exp
 
 
 def _largest(x: Tensor, dims: tuple[int, ...]) -> Tensor:
@@ -44,6 +38,40 @@ class Tape:
     n_states: int
     best: bool
 
+    def advance(
+        self,
+        log_push: Float[Tensor, "B K K"],
+        log_replace: Float[Tensor, "B K K"],
+        log_pop: Float[Tensor, "B K Q"],
+        log_bottom: Float[Tensor, "B K K"] | None = None,
+        log_evidence: Float[Tensor, "B C K"] | None = None,
+    ) -> tuple[Float[Tensor, "B n K"], "Tape"]:
+        """log_top [B, t + 1, K] after one more step, and the longer run."""
+        add: Callable[[Tensor, tuple[int, ...]], Tensor] = _largest if self.best else log_sum_exp
+        t, Q = len(self.segments), self.n_states
+        (B, K), G = self.below[0].shape, self.below[0].shape[1] // Q
+        last = self.segments[-1]
+        held = log_replace[:, None].expand(B, t, K, K)
+        if log_bottom is not None:
+            held = torch.cat([log_bottom[:, None], held[:, 1:]], 1)
+        terms = [add(last[..., None] + held[:, :, None], (-2,))[..., None]]
+        matched = self.matched[:, :0]
+        if t > 1:
+            back = add(last[:, 1:, ..., None] + log_pop[:, None, None], (-2,))
+            matched = add(torch.stack(self.log_push, 1)[..., None] + back[:, :, None], (-2,))
+            left = torch.stack([_padded(s, t) for s in self.segments[:-1]], 2)  # [B, c, k, K, K]
+            left = left.unflatten(-1, (Q, G)).unsqueeze(-2)  # [B, c, k, a, u, 1, y]
+            split = left + matched.unflatten(2, (Q, G)).transpose(-1, -2)[:, None, :, None]
+            terms.append(add(split, (2, 4)).flatten(-2)[..., None])
+        segment = torch.cat([add(torch.cat(terms, -1), (-1,)), _identity(log_push[:, 0])], 1)
+        if log_evidence is not None:
+            segment = segment + log_evidence[:, : t + 1, None]
+        reached = add(self.log_top, (1,))
+        below = (*self.below, add(reached[..., None] + log_push, (-2,)))
+        log_top = add(torch.stack(below, 1)[..., None] + segment, (-2,))
+        segments, pushes = (*self.segments, segment), (*self.log_push, log_push)
+        return log_top, Tape(segments, below, pushes, matched, log_top, Q, self.best)
+
 
 def start(log_initial: Float[Tensor, "B K"], n_states: int, n_steps: int = 0, best: bool = False) -> Tape:
     """A run before its first step."""
@@ -52,60 +80,19 @@ def start(log_initial: Float[Tensor, "B K"], n_states: int, n_steps: int = 0, be
     return Tape((_identity(log_initial),), (log_initial,), (), none, log_initial[:, None], n_states, best)
 
 
-def advance(
-    tape: Tape,
-    log_push: Float[Tensor, "B K K"],
-    log_replace: Float[Tensor, "B K K"],
-    log_pop: Float[Tensor, "B K Q"],
-    log_bottom: Float[Tensor, "B K K"] | None = None,
-    log_evidence: Float[Tensor, "B C K"] | None = None,
-) -> tuple[Float[Tensor, "B n K"], Tape]:
-    """log_top [B, t + 1, K] after one more step, and the longer run."""
-    add: Callable[[Tensor, tuple[int, ...]], Tensor] = _largest if tape.best else log_sum_exp
-    t, Q = len(tape.segments), tape.n_states
-    (B, K), G = tape.below[0].shape, tape.below[0].shape[1] // Q
-    last = tape.segments[-1]
-    held = log_replace[:, None].expand(B, t, K, K)
-    if log_bottom is not None:
-        held = torch.cat([log_bottom[:, None], held[:, 1:]], 1)
-    terms = [add(last[..., None] + held[:, :, None], (-2,))[..., None]]
-    matched = tape.matched[:, :0]
-    if t > 1:
-        back = add(last[:, 1:, ..., None] + log_pop[:, None, None], (-2,))
-        matched = add(torch.stack(tape.log_push, 1)[..., None] + back[:, :, None], (-2,))
-        left = torch.stack([_padded(s, t) for s in tape.segments[:-1]], 2)  # [B, c, k, K, K]
-        left = left.unflatten(-1, (Q, G)).unsqueeze(-2)  # [B, c, k, a, u, 1, y]
-        split = left + matched.unflatten(2, (Q, G)).transpose(-1, -2)[:, None, :, None]
-        terms.append(add(split, (2, 4)).flatten(-2)[..., None])
-    segment = torch.cat([add(torch.cat(terms, -1), (-1,)), _identity(log_push[:, 0])], 1)
-    if log_evidence is not None:
-        segment = segment + log_evidence[:, : t + 1, None]
-    reached = add(tape.log_top, (1,))
-    below = (*tape.below, add(reached[..., None] + log_push, (-2,)))
-    log_top = add(torch.stack(below, 1)[..., None] + segment, (-2,))
-    return log_top, Tape((*tape.segments, segment), below, (*tape.log_push, log_push), matched, log_top, Q, tape.best)
-
-
-def inside(
-    log_initial: Float[Tensor, "B K"],
-    log_push: Float[Tensor, "B T K K"],
-    log_replace: Float[Tensor, "B T K K"],
-    log_bottom: Float[Tensor, "B T K K"],
-    log_pop: Float[Tensor, "B T K Q"],
-    log_evidence: Float[Tensor, "B T C K"] | None = None,
-    best: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The tables `(segment, matched, below, log_top)` of all steps; see `op.inside`."""
+def pushdown(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The tables of all steps; see `op.pushdown`."""
+    log_initial, log_push, log_replace, log_bottom, log_pop, log_evidence, best = given
     n = log_push.shape[1] + 1
-    tape = start(log_initial, log_pop.shape[-1], best=best)
+    tape = start(log_initial, int(log_pop.shape[-1]), best=best)
     matched, log_top = [_padded(tape.matched, n)], [_padded(tape.log_top, n)]
     evidence = [None] * (n - 1) if log_evidence is None else log_evidence.unbind(1)
     weights = (x.unbind(1) for x in (log_push, log_replace, log_pop, log_bottom))
     for push, replace, pop, bottom, e in zip(*weights, evidence, strict=True):
-        top, tape = advance(tape, push, replace, pop, bottom, e)
+        top, tape = tape.advance(push, replace, pop, bottom, e)
         matched.append(_padded(torch.cat([_padded(tape.matched[:, :0], 1), tape.matched], 1), n))
         log_top.append(_padded(top, n))
-    segment = torch.stack([_padded(s, n) for s in tape.segments], -1)
+    segment = torch.stack([_padded(s, n).permute(0, 3, 1, 2) for s in tape.segments], 1)
     return segment, torch.stack(matched, 1).movedim(2, -1), torch.stack(tape.below, 1), torch.stack(log_top, 1)
 
 
@@ -117,6 +104,6 @@ def _identity(like: Tensor) -> Tensor:
     return table.expand(like.shape[0], 1, K, K)
 
 
-def _padded(x: Tensor, n: int) -> Tensor:
-    """x [B, m, ...] with -inf appended along axis 1 up to length n."""
+def _padded(x: Tensor, n: Any) -> Tensor:
+    """x [B, m, ...] with -inf appended along axis 1 up to length n, which may be symbolic."""
     return torch.cat([x, x.new_full((x.shape[0], n - x.shape[1], *x.shape[2:]), -torch.inf)], 1)

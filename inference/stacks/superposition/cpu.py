@@ -1,7 +1,7 @@
 """One fused step of a superposition stack: from the controller's raw outputs to the new cells and what is read of them.
 
 A small network spends its time on calls, not on arithmetic: the softmax, the sigmoid, the update and the read are one
-node of the autograd graph each way. The equation is that of `samplehold.inference.stacks.superposition.op.superpose`.
+node of the autograd graph each way, with less ado than an operator has. The equation is that of `op.superpose`.
 """
 
 from typing import Any
@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ...numerics.elementary import exp_of_negative, sigmoids
-from ...numerics.workers import kernel
+from ...numerics.compilation import kernel
+from ...numerics.elementary import exp, sigmoids
+from .op import step
 
 
 @kernel
@@ -32,7 +33,7 @@ def forward_cells(raw, cells, n_cells, empty, action, value, new, reading):
             highest = max(highest, raw[m, n])
         total = type(empty)(0)
         for n in range(A):
-            action[m, n] = exp_of_negative(raw[m, n] - highest)
+            action[m, n] = exp(raw[m, n] - highest)
             total += action[m, n]
         for n in range(A):
             action[m, n] /= total
@@ -111,6 +112,6 @@ class _Step(torch.autograd.Function):
         return g_raw, g_cells.view(len(cells), ctx.n_cells, value.shape[1]), None, None, None
 
 
+@step.kernel("cpu")
 def superposed_step(raw: Tensor, cells: Tensor, depth: int, n_read: int, empty: float) -> tuple[Tensor, Tensor]:
-    """See `samplehold.inference.stacks.superposition.op.superposed_step`."""
     return _Step.apply(raw, cells, depth, n_read, empty)  # pyright: ignore[reportReturnType]

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ...numerics.backends import choose
+from ...numerics.op import Variants
 
 
 def superpose(
@@ -25,6 +25,9 @@ def superpose(
 
     Arguments:
         action: probabilities of push, pop, no-op, and possibly of popping two cells, three cells and so on.
+
+    >>> superpose(torch.tensor([[4.0], [2.0]]), torch.tensor([0.5, 0.25, 0.25]), torch.tensor([8.0])).squeeze(-1)
+    tensor([5.5000, 2.5000])
     """
     depth = cells.shape[-2]
     above = torch.cat([value.unsqueeze(-2), cells], -2)
@@ -36,10 +39,24 @@ def superpose(
     return result
 
 
+def _step(raw: Tensor, cells: Tensor, depth: int, n_read: int, empty: float) -> tuple[Tensor, Tensor]:
+    """`superposed_step` in plain torch."""
+    V = cells.shape[-1]
+    value = raw[..., -V:].sigmoid() - empty
+    room = cells.new_zeros(*cells.shape[:-2], max(depth, n_read) - cells.shape[-2], V)
+    new = superpose(torch.cat([cells, room], -2), raw[..., :-V].softmax(-1), value)
+    new = pad(new[..., :depth, :], (0, 0, 0, new.shape[-2] - depth))
+    return new[..., :depth, :], (new[..., :n_read, :] + empty).flatten(-2)
+
+
+step = Variants(_step)
+"""`superposed_step`; not an operator, whose bookkeeping would take longer than the step of a small network."""
+
+
 def superposed_step(
     raw: Float[Tensor, "M R"], cells: Float[Tensor, "M n V"], depth: int, n_read: int, empty: float = 0.0
 ) -> tuple[Float[Tensor, "M depth V"], Float[Tensor, "M r"]]:
-    """What a stack network does in one step, fused on the CPU: actions, value, update and read.
+    """What a stack network does in one step: actions, value, update and read.
 
     Arguments:
         raw: logits of the A = R - V actions, then V numbers whose sigmoid is the pushed value.
@@ -49,21 +66,28 @@ def superposed_step(
 
     Returns:
         The cells after, less `empty`, and the first n_read of them as they read, flattened.
-    """
-    if choose(raw, cells) == "cpu":
-        from . import cpu as fused
 
-        return fused.superposed_step(raw, cells, depth, n_read, empty)
-    V = cells.shape[-1]
-    value = raw[..., -V:].sigmoid() - empty
-    room = cells.new_zeros(*cells.shape[:-2], max(depth, n_read) - cells.shape[-2], V)
-    new = superpose(torch.cat([cells, room], -2), raw[..., :-V].softmax(-1), value)
-    new = pad(new[..., :depth, :], (0, 0, 0, new.shape[-2] - depth))
-    return new[..., :depth, :], (new[..., :n_read, :] + empty).flatten(-2)
+    >>> cells, reading = superposed_step(torch.tensor([[9.0, 0.0, 0.0, 9.0]]), torch.zeros(1, 0, 1), depth=1, n_read=1)
+    >>> reading.round(decimals=2)  # pushed, with a value near 1
+    tensor([[1.]])
+    """
+    return step(raw, cells, depth, n_read, empty)
 
 
 def depths(action: Tensor, n_initial: int, n_depths: int, on_empty: str) -> Iterator[Tensor]:
-    """The birth-death chain of the depth after each step; mass that grows past `n_depths` - 1 is lost."""
+    """The birth-death chain of the depth after each step; mass that grows past `n_depths` - 1 is lost.
+
+    Arguments:
+        action: [*b, T, A], probabilities as in `superpose`.
+        on_empty: "noop", a pop of more than there is does nothing; else its mass is lost.
+
+    Yields:
+        P(depth) [*b, n_depths] after each step.
+
+    >>> action = torch.tensor([[0.5, 0.5, 0.0]]).expand(2, 3)
+    >>> [depth.tolist() for depth in depths(action, 0, 3, "noop")]
+    [[0.5, 0.5, 0.0], [0.5, 0.25, 0.25]]
+    """
     depth = action.new_zeros(*action.shape[:-2], n_depths)
     depth[..., n_initial] = 1.0
     for step in action.unbind(-2):

@@ -5,14 +5,14 @@ import threading
 
 import pytest
 import torch
-from samplehold.inference.numerics import workers
+from samplehold.inference.numerics import openmp, threads
 
 
 @pytest.fixture(params=["torch's threads", "plain threads"])
 def team(request, monkeypatch):
     if request.param == "plain threads":
-        monkeypatch.setattr(workers, "_omp_parallel", None)
-    elif workers._omp_parallel is None:
+        monkeypatch.setattr(threads, "_team", None)
+    elif threads._team is None:
         pytest.skip("torch has another runtime here")
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -23,13 +23,13 @@ def team(request, monkeypatch):
 @pytest.mark.parametrize("n", [1, 2, 3, 50])
 def test_every_task_runs_once(n, team):
     done = []
-    workers.in_parallel([lambda k=k: done.append(k) for k in range(n)], among_torch=True)
+    threads.in_parallel([lambda k=k: done.append(k) for k in range(n)], among_torch=True)
     assert sorted(done) == list(range(n))
 
 
 def test_two_tasks_run_at_the_same_time(team):
     both = threading.Barrier(2, timeout=20)  # breaks, and raises, unless two threads arrive
-    workers.in_parallel([both.wait, both.wait], among_torch=True)
+    threads.in_parallel([both.wait, both.wait], among_torch=True)
 
 
 @pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt])
@@ -43,17 +43,23 @@ def test_an_error_in_a_task_is_raised_after_the_others_are_done(failing, error, 
         done.append(k)
 
     with pytest.raises(error, match="lost"):
-        workers.in_parallel([lambda k=k: task(k) for k in range(4)], among_torch=True)
+        threads.in_parallel([lambda k=k: task(k) for k in range(4)], among_torch=True)
     assert len(done) == 3
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_works_without_its_parents_threads(team):
-    workers.in_parallel([lambda: None] * 2, among_torch=True)
+    threads.in_parallel([lambda: None] * 2, among_torch=True)
     child = os.fork()
     if child == 0:
         done = []
-        workers.in_parallel([lambda k=k: done.append(k) for k in range(4)], among_torch=True)
+        threads.in_parallel([lambda k=k: done.append(k) for k in range(4)], among_torch=True)
         os._exit(0 if sorted(done) == [0, 1, 2, 3] else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_where_torchs_runtime_has_no_such_call_there_is_no_team(monkeypatch):
+    assert openmp.find_team("a platform of which nothing is known") is None
+    monkeypatch.setitem(openmp._ENTRY, "with another runtime", "no_function_of_this_name")
+    assert openmp.find_team("with another runtime") is None

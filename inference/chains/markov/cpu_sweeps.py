@@ -1,0 +1,238 @@
+r"""Filter and smooth a chain with one constant transition table, in probabilities: the fast kernels.
+
+Forward and backward are one recursion run in the two directions of time. With $l_t$ the likelihoods of step t divided
+by the largest, the forward vectors $a_t$ and the backward vectors $b_t$, each normalised, are
+
+$$a_t \propto l_t \odot A^\top a_{t-1}, \qquad b_t \propto l_t \odot A\, b_{t+1}$$
+
+so both are a **sweep**: weigh the message by the likelihoods, normalise, record, push through a matrix. A sweep in the
+one direction **meets** the records of a sweep in the other: with message $m_t = A\, b_{t+1}$ and record $a_t$,
+
+$$P(s_t \mid x) = a_t \odot m_t / n_t, \quad n_t = \textstyle\sum a_t \odot m_t, \qquad
+P(s_t = i, s_{t+1} = j \mid x) = a_t(i)\, A_{ij}\, b_{t+1}(j) / n_t$$
+
+and the sums of the latter over t are $A_{ij} G_{ij}$ with $G = \sum_t (a_t / n_t) b_{t+1}^\top$, a matrix product over
+a block of steps. A forward sweep that records and a backward sweep that meets smooth a sequence; two threads smooth one
+sequence by sweeping from both ends to the middle, and on from there to meet what the other one recorded. Nothing else
+is stored by step and state: the posterior takes the place of the record.
+
+Numbers smaller than `TINY` are dropped. The evidence that this loses is, at each step, at most K `TINY` over the
+normaliser and over n_t. So where both exceed `LEAST` at all steps, every answer is right to rounding, whatever the
+tables; the kernels report where that is so.
+
+Sequences of a group go side by side as far as the shortest goes; what is left of each is walked on its own. Where they
+share a table, each row of it is loaded once for all.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ...numerics.compilation import inlined, lean_kernel
+from ...numerics.lanes import BYTES, width
+from .cpu_steps import (
+    GROUP,
+    NarrowWorkspace,
+    Workspace,
+    combine,
+    count_narrow,
+    count_wide,
+    gain,
+    padded,
+    padding,
+    push_four,
+    push_one,
+    rescale,
+    weigh,
+)
+
+RENEW = 1024  # steps after which counts move to float64
+TINY = {torch.float32: 1e-36, torch.float64: 1e-290}
+LEAST = {torch.float32: 1e-10, torch.float64: 1e-100}
+
+
+class Sweep(NamedTuple):
+    """A direction of time, whether records are met or made, and the step where the two directions part."""
+
+    forward: bool
+    meets: bool
+    middle: int  # n_steps if a whole sweep comes before the one that meets it
+
+
+class Stretch(NamedTuple):
+    """The part of a sweep that some slots of a group walk together: steps begin, begin + step, .. before end."""
+
+    first: int  # slot
+    n: int  # slots
+    begin: int
+    end: int
+    step: int
+
+
+def workspace(n_states: int, dtype: torch.dtype, *, counts: bool) -> Any:
+    """A thread's working memory; without `counts`, only what filtering needs."""
+    p = padded(n_states, dtype.itemsize)
+    depth = 16 if p < 128 else 48  # large pairs leave the nearest cache: go through them less often
+    sizes = [GROUP * p, GROUP * p, GROUP] + [GROUP * n * p * counts for n in (depth, depth, p)]
+    arrays = [np.asarray(torch.zeros(n, dtype=dtype)) for n in sizes]
+    kind = NarrowWorkspace if p * dtype.itemsize == BYTES else Workspace
+    own, line = 3 * GROUP, BYTES // 8  # nothing of another thread's within a cache line
+    return kind._make([*arrays, np.zeros(sizes[-1]), np.zeros(own + line)[:own], np.zeros(GROUP + BYTES, bool)[:GROUP]])
+
+
+@inlined
+def meet(outputs: Any, work: Any, slot: int, row: int, n_states: int, depth: int) -> Any:
+    """The posterior takes the place of the record at `row`; what is to be counted is kept at `depth`. Returns n_t."""
+    p = padding(work)
+    to = (slot * (work.source.size // (GROUP * p)) + depth) * p
+    rescale(work, slot, work.source, to, p)
+    return combine(outputs.state, row, n_states, work, slot, to)
+
+
+@inlined
+def push(inputs: Any, work: Any, group: Any, stretch: Any, together: bool) -> None:
+    """The messages of the next step."""
+    matrix = inputs.forward if stretch.step > 0 else inputs.backward
+    if together:
+        push_four(work, matrix, inputs.transition_of[group[0]], inputs.n_states)
+    else:
+        for slot in range(stretch.first, stretch.first + stretch.n):
+            push_one(work, slot, matrix, inputs.transition_of[group[slot]], inputs.n_states)
+
+
+@inlined
+def count(work: Any, stretch: Any, depth: int, renew: bool) -> None:
+    """Add the pairs of the last `depth` steps to those of their slots, and those, if `renew`, to their float64 sums."""
+    p, pairs, sums = padding(work), work.pairs, work.sums
+    for slot in range(stretch.first, stretch.first + stretch.n):
+        row = slot * (work.source.size // GROUP)
+        if p == width(work.weight):
+            count_narrow(work, slot, row, depth)
+        else:
+            count_wide(work, slot, row, depth)
+        if renew:
+            for i in range(slot * p * p, (slot + 1) * p * p):
+                sums[i] += pairs[i]
+                pairs[i] = 0
+
+
+@lean_kernel
+def walk(inputs: Any, outputs: Any, work: Any, group: Any, stretch: Any, meets: bool) -> None:
+    """Walk a stretch. Before and after, `work.weight` holds the last normalised vector, or 0 before the first."""
+    k, p, n_steps, one = inputs.n_states, padding(work), inputs.n_steps, work.weight.dtype.type(1)
+    first, end_slot, forward = stretch.first, stretch.first + stretch.n, stretch.step > 0
+    room = work.source.size // (GROUP * p)
+    together = stretch.n == GROUP and p > width(work.weight)
+    for slot in range(first, end_slot):
+        together &= inputs.transition_of[group[slot]] == inputs.transition_of[group[first]]
+        work.inverse[slot], work.sure[slot] = one, True
+    depth, uncounted = 0, 0
+    for t in range(stretch.begin, stretch.end, stretch.step):
+        for slot in range(first, end_slot):
+            b = group[slot]
+            row = (b * n_steps + t) * k
+            if meets:
+                work.sure[slot] &= meet(outputs, work, slot, row, k, depth) >= inputs.least
+            mass, top = weigh(inputs, work, slot, (inputs.likelihood_of[b] * n_steps + t) * k)
+            work.sure[slot] &= mass >= inputs.least
+            work.inverse[slot] = one / mass
+            if not meets:
+                rescale(work, slot, outputs.state, row, k)
+            if forward:
+                gain(work.evidence, slot, top, mass)
+                if outputs.log_increment.size:
+                    outputs.log_increment[b * n_steps + t] = top + np.log(mass)
+        push(inputs, work, group, stretch, together)
+        depth += 1
+        last = t + stretch.step == stretch.end
+        if meets and (depth == room or last):
+            uncounted += depth
+            count(work, stretch, depth, uncounted >= RENEW or last)
+            uncounted, depth = uncounted % RENEW, 0
+    for slot in range(first, end_slot):
+        rescale(work, slot, work.weight, slot * p, p)
+        outputs.certain[2 * group[slot] + int(not forward)] &= work.sure[slot]
+
+
+@inlined
+def begin(inputs: Any, work: Any, group: Any, n: int, forward: bool) -> None:
+    """Make a group ready for a sweep from the first step (the message is P(s_1)) or from the last one (it is 1)."""
+    p = padding(work)
+    for slot in range(n):
+        row = inputs.start_of[group[slot]] * p
+        for j in range(p):
+            work.message[slot * p + j] = inputs.start[row + j] if forward else work.message.dtype.type(1)
+            work.weight[slot * p + j] = 0
+        if forward:
+            work.evidence[3 * slot : 3 * slot + 2] = 0
+            work.evidence[3 * slot + 2] = 1
+
+
+@inlined
+def finish(inputs: Any, outputs: Any, work: Any, b: int, slot: int) -> None:
+    """A sequence has been gone through to its end: write log p(x), and 0 beyond the end."""
+    evidence, n_steps, n_states = work.evidence, inputs.n_steps, inputs.n_states
+    outputs.log_normalizer[b] = evidence[3 * slot] + (evidence[3 * slot + 1] + np.log(evidence[3 * slot + 2]))
+    outputs.state[(b * n_steps + inputs.lengths[b]) * n_states : (b + 1) * n_steps * n_states] = 0
+    if outputs.log_increment.size:
+        outputs.log_increment[b * n_steps + inputs.lengths[b] : (b + 1) * n_steps] = 0
+
+
+@inlined
+def write_counts(inputs: Any, outputs: Any, work: Any, b: int, slot: int, forward: bool) -> None:
+    """Counts of sequence b <- transition probabilities * the sums of its slot, which are then 0."""
+    matrix, sums, counts, k = inputs.forward, work.sums, outputs.counts, inputs.n_states
+    wide, p = width(work.weight), padding(work)
+    table, at = inputs.transition_of[b] * p * p, slot * p * p
+    for i in range(k):
+        for j in range(k):
+            pair = sums[at + (i * p + j if forward else j * p + i)]
+            counts[(b * k + i) * k + j] = matrix[table + (j // wide * p + i) * wide + j % wide] * pair
+    sums[at : at + p * p] = 0
+
+
+@inlined
+def stretch_of(lengths: Any, group: Any, n: int, sweep: Any, part: int) -> Any:
+    """Part 0..n of a group's sweep, in the order in which they are walked; it may have no steps.
+
+    The steps that all n sequences have are walked side by side, before or after what is left of each: the sequences
+    begin together.
+    """
+    shared = lengths[group[0]]
+    for slot in range(1, n):
+        shared = min(shared, lengths[group[slot]])
+    slot = (part if sweep.forward else n - part) - 1
+    low, high = (0, shared) if slot < 0 else (shared, lengths[group[slot]])
+    if sweep.forward == sweep.meets:  # what comes after the middle: recorded by backward sweeps, met by forward ones
+        low = max(low, sweep.middle)
+    else:
+        high = min(high, sweep.middle)
+    size = n if slot < 0 else 1
+    if sweep.forward:
+        return Stretch(max(slot, 0), size, low, high, 1)
+    return Stretch(max(slot, 0), size, high - 1, low - 1, -1)
+
+
+@lean_kernel
+def run(inputs: Any, outputs: Any, work: Any, groups: Any, sweeps: Any) -> None:
+    """Take groups of sequences, [n, GROUP] of their numbers with -1 for none, through some sweeps."""
+    n_steps = inputs.n_steps
+    for g in range(groups.shape[0]):
+        group, n = groups[g], 0
+        while n < GROUP and group[n] >= 0:
+            n += 1
+        for sweep in sweeps:
+            if not sweep.meets or sweep.middle == n_steps:
+                begin(inputs, work, group, n, sweep.forward)
+            elif not sweep.forward:
+                work.weight[:] = 0  # the pair across the middle is counted by those who go forward
+            for part in range(n + 1):
+                stretch = stretch_of(inputs.lengths, group, n, sweep, part)
+                if (stretch.end - stretch.begin) * stretch.step > 0:
+                    walk(inputs, outputs, work, group, stretch, sweep.meets)
+            for slot in range(n):
+                if sweep.meets:
+                    write_counts(inputs, outputs, work, group[slot], slot, sweep.forward)
+                if sweep.forward:
+                    finish(inputs, outputs, work, group[slot], slot)

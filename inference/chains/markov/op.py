@@ -1,0 +1,65 @@
+"""The operators of Markov chains, whose values and errors `MarkovChain` hands out.
+
+All take `log_initial [*b, K]`, `log_transition [*b, S, K, K]` with S = 1 (constant) or T - 1, `log_likelihood
+[*b, T, K]` and `lengths [*B]`, the batch axes of all tables broadcasting to *B. The last result is `failed [*B]`, the
+first step of each sequence whose observation is impossible or not a number, or -1; the rest means nothing there.
+
+The gradient of log p(x) is the posterior of each table, which `posterior` has at hand.
+"""
+
+import torch
+from torch import Tensor
+
+from ...numerics.op import Call, Gradients, Op, blank, differentiated, replay, tensors
+from . import plain
+
+Results = tuple[Tensor, ...]
+
+
+def _by_posterior(call: Call, d_total: Tensor | None, *others: Tensor | None) -> Gradients | None:
+    """The gradient of log p(x) alone."""
+    if d_total is None or any(grad is not None for grad in others):
+        return None
+    if torch.is_grad_enabled():  # someone will differentiate these gradients
+        return replay(plain.log_normalizer, call, (d_total, None))
+    _, state, pairs, _ = call.outputs
+    beliefs = zip(call.inputs, (state[..., 0, :], pairs, state), call.wanted, strict=False)
+    weighted = (
+        (d_total.view(*d_total.shape, *[1] * (belief.dim() - d_total.dim())) * belief).sum_to_size(table.shape)
+        if wanted
+        else None
+        for table, belief, wanted in beliefs
+    )
+    return *weighted, None
+
+
+def _fake_filter(initial: Tensor, transition: Tensor, likelihood: Tensor, lengths: Tensor) -> Results:
+    steps, states = likelihood.shape[-2:]
+    shapes = (lengths.shape, (*lengths.shape, steps, states), (*lengths.shape, steps))
+    return *(blank(likelihood, shape) for shape in shapes), blank(lengths)
+
+
+def _fake_posterior(initial: Tensor, transition: Tensor, likelihood: Tensor, lengths: Tensor) -> Results:
+    shapes = (lengths.shape, (*lengths.shape, *likelihood.shape[-2:]), (*lengths.shape, *transition.shape[-3:]))
+    return *(blank(likelihood, shape) for shape in shapes), blank(lengths)
+
+
+def _fake_viterbi(initial: Tensor, transition: Tensor, likelihood: Tensor, lengths: Tensor) -> Results:
+    return blank(lengths, (*lengths.shape, likelihood.shape[-2])), blank(lengths)
+
+
+def _fake_sample(initial: Tensor, transition: Tensor, likelihood: Tensor, lengths: Tensor, uniform: Tensor) -> Results:
+    return blank(lengths, uniform.shape), blank(lengths)
+
+
+_TABLES = "Tensor log_initial, Tensor log_transition, Tensor log_likelihood, Tensor lengths"
+filter = Op(f"markov_filter({_TABLES}) -> {tensors(4)}", plain.filter, _fake_filter)
+posterior = Op(f"markov_posterior({_TABLES}) -> {tensors(4)}", plain.posterior, _fake_posterior, _by_posterior)
+viterbi = Op(f"markov_viterbi({_TABLES}) -> {tensors(2)}", plain.viterbi, _fake_viterbi)
+sample = Op(f"markov_sample({_TABLES}, Tensor uniform) -> {tensors(2)}", plain.sample, _fake_sample)
+
+
+def log_normalizer(*tables: Tensor) -> tuple[Tensor, Tensor]:
+    """log p(x) [*B], and failed; with the gradient at hand where one will be asked for."""
+    total, *_, failed = (posterior if differentiated(*tables) else filter)(*tables)
+    return total, failed

@@ -1,0 +1,58 @@
+"""Sums of weights that are given by their logarithms, with derivatives that stay finite.
+
+An impossible event has the weight -inf in every table that is handed in or out, and in the kernels, which compare
+before they subtract. Recursions in plain torch that are to be differentiated put `NEVER` in its place: its exponential
+is 0 as well, and no derivative meets inf - inf. It is so low that no sum of real weights comes near it, and so far from
+the end of the number range that thousands of them can be added.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+NEVER = -1e30
+POSSIBLE = NEVER / 2  # log-weights above it are of events that can happen
+
+
+def log_sum_exp(x: Float[Tensor, "..."], dims: int | tuple[int, ...], keepdim: bool = False) -> Float[Tensor, "..."]:
+    """log sum exp over `dims`; unlike `torch.logsumexp`, gradients are 0, not NaN, where every term is -inf.
+
+    >>> x = torch.full((2, 3), -torch.inf, requires_grad=True)
+    >>> total = log_sum_exp(x, -1)
+    >>> total.tolist(), torch.autograd.grad(total, x, torch.ones(2))[0].sum().item()
+    ([-inf, -inf], 0.0)
+    """
+    top = x.detach().amax(dims, keepdim=True)
+    top = torch.where(top.isneginf(), 0.0, top)
+    total = (x - top).exp().sum(dims, keepdim)
+    some = total > 0
+    log_total = torch.where(some, torch.where(some, total, 1.0).log(), -torch.inf)
+    return log_total + (top if keepdim else top.squeeze(dims))
+
+
+def log_matmul(vector: Float[Tensor, "*b K"], matrix: Float[Tensor, "*c K L"]) -> Float[Tensor, "*bc L"]:
+    """`log(exp(vector) @ exp(matrix))`, which keeps nothing of the product's size for the backward pass.
+
+    Batch axes broadcast. Differentiable any number of times; -inf gives exact zeros and finite gradients.
+    """
+    product: Any = _LogMatmul.apply(vector, matrix)
+    return product
+
+
+class _LogMatmul(torch.autograd.Function):
+    @staticmethod
+    def forward(vector: Tensor, matrix: Tensor) -> Tensor:
+        return torch.logsumexp(vector.unsqueeze(-1) + matrix, -2)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs, output)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor]:
+        vector, matrix, output = ctx.saved_tensors
+        reached = torch.where(output == -torch.inf, 0.0, output)
+        grad = grad_outputs[0].unsqueeze(-2) * torch.exp(vector.unsqueeze(-1) + matrix - reached.unsqueeze(-2))
+        return grad.sum(-1).sum_to_size(vector.shape), grad.sum_to_size(matrix.shape)

@@ -1,0 +1,225 @@
+"""One operator, several kernels.
+
+An `Op` is a `torch.library` operator. What it computes is said by a plain implementation, in torch alone, which serves
+every device; `kernel` registers a faster one for some device, and torch picks by where the tensors lie. Nothing else in
+the package asks for a device. Beside an operator's room stands one file a device, `cpu` or `cuda`, that registers what
+it has; `load_kernels` in the room's `__init__` imports those that this machine can compile.
+
+The derivative of an operator is that of its plain implementation, run again in the backward pass: so every result can
+be differentiated any number of times, whichever kernel computed it. Two things make first derivatives faster: a
+`gradient` in terms of other operators, or an `adjoint` kernel.
+
+`torch.library.custom_op` does the like, but its operators import torch's compiler when they are first called, which
+every new process would wait for.
+"""
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+_NAMESPACE = __name__.partition(".")[0]  # samplehold, but where its files are imported under another name
+_COMPILERS = {"cpu": "numba", "cuda": "triton"}
+_defined: dict[str, "Op"] = {}
+
+Function = Callable[..., Any]
+Gradients = tuple[Tensor | None, ...]
+
+
+class Call(NamedTuple):
+    """What a gradient may look at."""
+
+    inputs: tuple[Any, ...]
+    outputs: tuple[Tensor, ...]
+    wanted: tuple[bool, ...]  # of which inputs the gradient is asked for
+
+
+def _anything(*arguments: Any) -> bool:
+    return True
+
+
+class Op:
+    """A torch operator in the namespace `samplehold`, called as a function.
+
+    Arguments:
+        schema: name, arguments and results, as in "scan(Tensor a, Tensor? h0, bool reverse) -> (Tensor, Tensor)".
+        plain: computes it in torch alone, on any device and in any dtype.
+        fake: from the same arguments, empty tensors (see `blank`) with the results' shapes and dtypes.
+        gradient: from a `Call` and the gradients of the outputs, None where there is none, the gradients of the inputs.
+            It must be made of differentiable operations. If it gives None, the plain implementation is differentiated.
+    """
+
+    def __init__(
+        self, schema: str, plain: Function, fake: Function, gradient: Callable[..., Gradients | None] | None = None
+    ) -> None:
+        self.schema, self.plain, self.fake, self.gradient = schema, plain, fake, gradient
+        self.name = schema.partition("(")[0]
+        if self.name in _defined:  # its file was loaded again
+            _defined[self.name]._library._destroy()
+        _defined[self.name] = self
+        self._library = torch.library.Library(_NAMESPACE, "FRAGMENT")
+        self._adjoints: dict[str, tuple[Function, Callable[..., bool]]] = {}
+        self.overload = self._define(schema, fake)
+        self._library.impl(self.name, lambda *given: _contiguous(plain(*given)), "CompositeExplicitAutograd")
+        name, steps = f"{_NAMESPACE}::{self.name}", {"setup_context": self._save, "lib": self._library}
+        torch.library.register_autograd(name, self._differentiate, **steps)
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.overload(*arguments)
+
+    def kernel(self, device: str, takes: Callable[..., bool] = _anything) -> Callable[[Function], Function]:
+        """Decorates a function with the operator's arguments and results, for tensors on a device such as "cpu".
+
+        `takes` says of the arguments, by their shapes, dtypes and options, whether the kernel can work on them; if not,
+        the plain implementation does.
+        """
+
+        def register(function: Function) -> Function:
+            def choose(*arguments: Any) -> Any:
+                return function(*arguments) if takes(*arguments) else _contiguous(self.plain(*arguments))
+
+            self._library.impl(self.name, function if takes is _anything else choose, device.upper())
+            return function
+
+        return register
+
+    def adjoint(self, device: str, takes: Callable[..., bool] = _anything) -> Callable[[Function], Function]:
+        """Decorates a kernel of the first derivative on a device, for the inputs that it `takes`.
+
+        It is given a `Call` and the gradients of the outputs, None where there is none, and returns a list of the
+        gradients of all floating-point inputs.
+        """
+        n, m = len(self.overload._schema.arguments), len(self.overload._schema.returns)
+
+        def register(function: Function) -> Function:
+            def of_tensors(*given: Any) -> list[Tensor]:
+                inputs, outputs, grads = given[:n], given[n : n + m], given[n + m :]
+                return function(Call(inputs, outputs, tuple(map(_differentiable, inputs))), *grads)
+
+            others = [f"Tensor output{i}" for i in range(m)] + [f"Tensor? grad{i}" for i in range(m)]
+            given = self.schema.partition("(")[2].partition(") ->")[0]
+            name = f"{self.name}_adjoint_{device}"
+            fake = lambda *given: [blank(x) for x in given[:n] if _differentiable(x)]
+            overload = self._define(f"{name}({given}, {', '.join(others)}) -> Tensor[]", fake)
+            self._library.impl(name, of_tensors, device.upper())
+            self._adjoints[device] = overload, takes
+            return function
+
+        return register
+
+    def _define(self, schema: str, fake: Function) -> Any:
+        name = self._library.define(schema)
+        torch.library.register_fake(f"{_NAMESPACE}::{name}", fake, lib=self._library)
+        return getattr(getattr(torch.ops, _NAMESPACE), name).default
+
+    def _save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        outputs = output if isinstance(output, tuple) else (output,)
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(x for x in outputs if not x.is_floating_point()))
+        ctx.others = tuple(None if isinstance(x, Tensor) else x for x in inputs)
+        kept = outputs if self.gradient is not None or self._adjoints else ()
+        ctx.save_for_backward(*(x if isinstance(x, Tensor) else None for x in inputs), *kept)
+
+    def _differentiate(self, ctx: Any, *grads: Tensor | None) -> Gradients:
+        n, saved = len(ctx.others), ctx.saved_tensors
+        inputs = tuple(other if x is None else x for x, other in zip(saved, ctx.others, strict=False))
+        call = Call(inputs, saved[n:], ctx.needs_input_grad)
+        if all(grad is None for grad in grads):
+            return (None,) * n
+        found = None if self.gradient is None else self.gradient(call, *grads)
+        if found is None and not torch.is_grad_enabled():
+            found = self._by_adjoint(call, grads)
+        return replay(self.plain, call, grads) if found is None else found
+
+    def _by_adjoint(self, call: Call, grads: Sequence[Tensor | None]) -> Gradients | None:
+        device = next(x.device.type for x in call.inputs if isinstance(x, Tensor))
+        adjoint, takes = self._adjoints.get(device, (None, _anything))
+        if adjoint is None or not takes(*call.inputs):
+            return None
+        parts = iter(adjoint(*call.inputs, *call.outputs, *grads))
+        return tuple(next(parts) if _differentiable(x) else None for x in call.inputs)
+
+
+class Variants:
+    """A function whose first argument is a tensor, with faster forms on some devices: for what cannot be an operator.
+
+    Arguments:
+        plain: the form for all other devices, in torch alone. What derivatives the forms have is their own affair.
+    """
+
+    def __init__(self, plain: Function) -> None:
+        self.plain = plain
+        self._kernels: dict[str, Function] = {}
+
+    def __call__(self, table: Tensor, *others: Any) -> Any:
+        return self._kernels.get(table.device.type, self.plain)(table, *others)
+
+    def kernel(self, device: str) -> Callable[[Function], Function]:
+        """Decorates a function with the same arguments and results, for tensors on a device such as "cpu"."""
+        return lambda function: self._kernels.setdefault(device, function)
+
+    def has_kernel(self, device: str) -> bool:
+        """Whether something faster than the plain form serves tensors on a device."""
+        return device in self._kernels
+
+
+def replay(plain: Function, call: Call, grads: Sequence[Tensor | None]) -> Gradients:
+    """The gradients of the inputs by running a plain implementation again, differentiable if gradients are recorded."""
+    further = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # an input that was computed from another one must not count as a way to reach that one
+        fresh = [
+            (x.view_as(x) if further else x.detach().requires_grad_()) if wanted else x
+            for x, wanted in zip(call.inputs, call.wanted, strict=True)
+        ]
+        output = plain(*fresh)
+        outputs = output if isinstance(output, tuple) else (output,)
+        terms = [(x * d).sum() for x, d in zip(outputs, grads, strict=True) if d is not None and x.requires_grad]
+        if not terms:
+            return (None,) * len(fresh)
+        # the gradient of one number: torch imports much to check the shapes of several
+        sources = [x for x, wanted in zip(fresh, call.wanted, strict=True) if wanted]
+        total: Any = sum(terms[1:], terms[0])
+        found = iter(torch.autograd.grad(total, sources, create_graph=further, allow_unused=True))
+    return tuple(next(found) if wanted else None for wanted in call.wanted)
+
+
+def differentiated(*inputs: Any) -> bool:
+    """Whether autograd records what is computed from these inputs."""
+    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
+
+
+def blank(like: Tensor, shape: Sequence[Any] | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """A contiguous tensor of no content, of the same shape, dtype and device unless told; sizes may be symbolic."""
+    return torch.empty(like.shape if shape is None else shape, dtype=dtype or like.dtype, device=like.device)
+
+
+def tensors(n: int) -> str:
+    """The results of an operator that has n of them, in its schema."""
+    return f"({', '.join(['Tensor'] * n)})"
+
+
+def load_kernels(room: str) -> None:
+    """Import the files of a package that register kernels, those of a device whose compiler is installed.
+
+    Where none is, the plain implementations serve.
+    """
+    for device, compiler in _COMPILERS.items():
+        if find_spec(f"{room}.{device}") is None:
+            continue
+        try:
+            import_module(compiler)
+        except ImportError:  # no wheel for this machine
+            continue
+        import_module(f"{room}.{device}")
+
+
+def _contiguous(output: Any) -> Any:
+    return output.contiguous() if isinstance(output, Tensor) else tuple(x.contiguous() for x in output)
+
+
+def _differentiable(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point()

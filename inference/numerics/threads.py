@@ -1,0 +1,74 @@
+"""How a CPU kernel is spread over threads: it takes a range of sequences, and several ranges run at once.
+
+Most kernels run on plain Python threads, which sleep while they wait. Those that sit between matrix products run on
+torch's own OpenMP threads instead. Those stay awake for milliseconds after every parallel operation of torch, and a
+second team beside them would find its processors taken; but after a rest they wake less well. Where torch's threads
+cannot be had, and in a forked child, whose parent kept the threads, the plain threads do that work too.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from itertools import pairwise
+
+import torch
+
+from .openmp import find_team
+
+
+def ranges(n: int, at_least: int = 1) -> list[tuple[int, int]]:
+    """Split `range(n)` into at most `torch.get_num_threads()` contiguous ranges of `at_least` items or more."""
+    parts = max(1, min(torch.get_num_threads(), n // max(1, at_least)))
+    edges = [n * i // parts for i in range(parts + 1)]
+    return list(pairwise(edges))
+
+
+def in_parallel(tasks: Sequence[Callable[[], None]], *, among_torch: bool = False) -> None:
+    """Run all tasks, as many at once as torch has threads; returns when all are done, raising the first error.
+
+    Arguments:
+        among_torch: the kernel is called between torch's own parallel operations, and shares their threads.
+    """
+    n_threads = torch.get_num_threads()
+    if len(tasks) == 1 or n_threads == 1:
+        for task in tasks:
+            task()
+        return
+    waiting, errors = iter(tasks), []
+
+    def work() -> None:
+        try:
+            for task in waiting:
+                task()
+        except BaseException as error:  # an interrupt too: raised below, as C cannot pass it on
+            errors.append(error)
+
+    if _team is not None and among_torch:
+        _team(work, n_threads)
+    else:
+        futures = [_executor().submit(work) for _ in range(min(len(tasks), n_threads) - 1)]
+        work()
+        wait(futures)
+    work()  # what a thread left that ended by an error or an interrupt: no result may stay half written
+    if errors:
+        raise errors[0]
+
+
+_team = find_team()
+_pool: ThreadPoolExecutor | None = None
+
+
+def _executor() -> ThreadPoolExecutor:
+    global _pool
+    if _pool is None:
+        _pool = ThreadPoolExecutor(max_workers=max(1, (os.cpu_count() or 1)), thread_name_prefix="samplehold")
+    return _pool
+
+
+def _without_threads() -> None:
+    global _team, _pool
+    _team = _pool = None
+
+
+if hasattr(os, "register_at_fork"):  # a forked child has none of its parent's threads
+    os.register_at_fork(after_in_child=_without_threads)

@@ -1,0 +1,127 @@
+"""Operators: which implementation serves, and that their derivatives are right to any order, whichever served."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from samplehold.inference.numerics.op import Call, Op, blank, load_kernels
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+from torch.testing import assert_close
+
+called: list[str] = []
+
+
+def power(x: Tensor, weight: Tensor | None, exponent: int) -> tuple[Tensor, Tensor]:
+    """weight x ** exponent, which is differentiable, and the sign of x, which is not."""
+    called.append("plain")
+    return (x if weight is None else weight * x) ** exponent, x.sign().long()
+
+
+def fake(x: Tensor, weight: Tensor | None, exponent: int) -> tuple[Tensor, Tensor]:
+    return blank(x), blank(x, dtype=torch.int64)
+
+
+SCHEMA = "(Tensor x, Tensor? weight, int exponent) -> (Tensor, Tensor)"
+plain, compiled, with_adjoint = (Op(f"test_power_{n}{SCHEMA}", power, fake) for n in ("plain", "kernel", "adjoint"))
+
+
+def kernel(x: Tensor, weight: Tensor | None, exponent: int) -> tuple[Tensor, Tensor]:
+    called.append("kernel")
+    return (x if weight is None else weight * x).pow(exponent), x.sign().long()
+
+
+def is_weighted(x: Tensor, weight: Tensor | None, exponent: int) -> bool:
+    return weight is not None
+
+
+for operator in (compiled, with_adjoint):
+    operator.kernel("cpu", takes=is_weighted)(kernel)
+
+
+@with_adjoint.adjoint("cpu", takes=is_weighted)
+def adjoint(call: Call, d_out: Tensor, d_sign: None) -> list[Tensor]:
+    called.append("adjoint")
+    (x, weight, exponent), (out, _) = call.inputs, call.outputs
+    return [d_out * exponent * out / x, d_out * exponent * out / weight]
+
+
+@pytest.fixture
+def tables():
+    called.clear()
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (0.5 + torch.rand(4, generator=generator, dtype=torch.float64) for _ in range(2))
+    return x.requires_grad_(), weight.requires_grad_()
+
+
+def test_the_plain_implementation_serves_until_there_is_a_kernel_that_takes_the_arguments(tables):
+    x, weight = (table.detach() for table in tables)
+    for operator, given, server in ((plain, weight, "plain"), (compiled, weight, "kernel"), (compiled, None, "plain")):
+        called.clear()
+        value, sign = operator(x, given, 3)
+        assert called == [server]
+        assert_close(value, (x if given is None else given * x) ** 3)
+        assert_close(sign, x.sign().long())
+
+
+@pytest.mark.parametrize("operator", [plain, compiled, with_adjoint])
+def test_first_and_second_derivatives_are_right_whatever_served(operator, tables):
+    assert gradcheck(lambda x, w: operator(x, w, 3)[0], tables)
+    assert gradgradcheck(lambda x, w: operator(x, w, 3)[0], tables)
+    assert gradcheck(lambda x: operator(x, None, 3)[0], tables[:1])
+    torch.library.opcheck(operator.overload, (*tables, 3))
+
+
+def test_an_adjoint_serves_first_derivatives_and_the_plain_implementation_all_others(tables):
+    value = with_adjoint(*tables, 3)[0].sum()
+    torch.autograd.grad(value, tables, retain_graph=True)
+    assert called == ["kernel", "adjoint"]
+    torch.autograd.grad(value, tables, create_graph=True)
+    assert called == ["kernel", "adjoint", "plain"]
+    called.clear()
+    torch.autograd.grad(with_adjoint(tables[0], None, 3)[0].sum(), tables[0])
+    assert called == ["plain", "plain"]
+
+
+def test_an_input_that_was_computed_from_another_one_counts_once(tables):
+    x, _ = tables
+    for operator in (plain, compiled, with_adjoint):
+        (first,) = torch.autograd.grad(operator(x, 2 * x, 2)[0].sum(), x, create_graph=True)
+        assert_close(first, 16 * x**3)
+        assert_close(torch.autograd.grad(first.sum(), x)[0], 48 * x**2)
+
+
+def test_a_result_that_is_no_real_number_has_no_derivative(tables):
+    value, sign = compiled(*tables, 2)
+    assert value.requires_grad
+    assert not sign.requires_grad
+
+
+def test_the_first_call_does_not_wait_for_the_compiler_of_torch():
+    code = """
+import sys, torch
+from samplehold.inference.chains.copy.chain import CopyChain
+from samplehold.inference.scans.linear.op import linear_scan
+a = torch.rand(2, 3, 4, requires_grad=True)
+linear_scan(a, a).sum().backward()
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_file_of_operators_can_be_loaded_again():
+    for _ in range(2):
+        again = Op("test_power_again" + SCHEMA, power, fake)
+        again.kernel("cpu")(kernel)
+        again.adjoint("cpu")(adjoint)
+        assert_close(again(torch.ones(2), torch.ones(2), 2)[0], torch.ones(2))
+
+
+def test_where_a_compiler_is_missing_its_kernels_are_not_loaded(monkeypatch):
+    import samplehold.inference.scans.linear as room
+
+    monkeypatch.setitem(sys.modules, "numba", None)  # importing it fails
+    monkeypatch.delitem(sys.modules, f"{room.__name__}.cpu")
+    load_kernels(room.__name__)
+    assert f"{room.__name__}.cpu" not in sys.modules
