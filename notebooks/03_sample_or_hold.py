@@ -41,9 +41,6 @@ import pyro
 import samplehold as sh
 import torch
 from IPython.display import display
-from samplehold.models.bridge.correspondence import one_hot, redrawn_start, token_marginal
-from samplehold.models.studies.information import information_sweep
-from samplehold.models.studies.next_token import price_of_exactness, train_next_token
 
 plt.rcParams.update({"figure.dpi": 100, "font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
 plt.rcParams.update({"axes.titlesize": 10, "axes.titlelocation": "left", "legend.frameon": False})
@@ -174,9 +171,9 @@ assert gained["speaking"] > 0.3
 # %%
 x = silent.simulate(2000, (8,), seed=1).x
 layer = sh.as_rnn(silent)
-rows = one_hot(x[..., 0], 5)
+rows = sh.one_hot(x[..., 0], 5)
 with torch.no_grad():
-    states, _ = layer(rows, redrawn_start(layer, rows))
+    states, _ = layer(rows, sh.redrawn_start(layer, rows))
 error = float((states - silent.filter(x).state).abs().max())
 print(f"{layer}\nnetwork - exact filter: {error:.1e} over {states.shape[0]} x {states.shape[1]} steps")
 assert error < 1e-13
@@ -200,7 +197,7 @@ torch.testing.assert_close(layer.bias_l0[0].detach(), torch.logit(silent.redraw_
 # sequence.
 
 # %%
-(again,) = sh.as_ssm(layer, token_probs=token_marginal(silent)).models
+(again,) = sh.as_ssm(layer, token_probs=sh.token_marginal(silent)).models
 change = float((again.log_evidence(x) / silent.log_evidence(x) - 1).abs().max())
 print(f"redraw probability {float(again.redraw_prob):.6f}; log-likelihoods change by a factor of 1 + {change:.0e}")
 assert change < 1e-12
@@ -222,13 +219,13 @@ data = speaking.simulate(64, (1024,), seed=2).x
 with torch.random.fork_rng():
     torch.manual_seed(0)
     network = sh.MinGRU(5, 4, dtype=torch.float64)
-trained = train_next_token(network, one_hot(data[..., 0], 5), n_steps=500, rate=0.03)
+trained = sh.train_next_token(network, sh.one_hot(data[..., 0], 5), n_steps=500, rate=0.03)
 frequency = torch.bincount(data.long().flatten(), minlength=5)
 lifted = sh.as_ssm(network, token_probs=frequency)
 
 tokens = draws["speaking"][1].x[:, 0]
 with torch.no_grad():
-    states, _ = network(one_hot(tokens, 5))
+    states, _ = network(sh.one_hot(tokens, 5))
 width = (lifted.levels[:, 1] - lifted.levels[:, 0]).flatten()
 error = float(((states - lifted.hidden(tokens)).abs() / width).max())
 print(f"loss fell from {trained.loss[:10].mean():.3f} to {trained.loss[-50:].mean():.3f} nats a token")
@@ -245,7 +242,7 @@ assert error < 1e-13
 # and so $h_t = \sum_\tau w_{t\tau}\, v(x_\tau)$, plus what is left of $h_0$: attention over the past, as a posterior.
 
 # %%
-now = network.activations(one_hot(tokens, 5))
+now = network.activations(sh.one_hot(tokens, 5))
 unit = int(now.draw.std(0).argmax())  # the unit with the most decided gate
 gate, value = now.draw[:, unit].detach(), now.value[:, unit].detach()
 log_kept = torch.log1p(-gate).cumsum(0)
@@ -337,7 +334,7 @@ plt.show()
 # updates are from the exact filter.
 
 # %%
-sweep = information_sweep(n_sequences=4, n_steps=500)
+sweep = sh.information_sweep(n_sequences=4, n_steps=500)
 share = sweep.information / sweep.entropy
 linear = sweep.total_variation["network"]
 passing = sweep.total_variation["message passing"]
@@ -366,7 +363,7 @@ sweep.plot()
 # - a *minGRU* of 16 units, trained on the model's data, loses what is left when the update must be a minGRU's.
 
 # %%
-price = price_of_exactness(redraw_probs=(0.02, 0.05, 0.1, 0.3, 1.0), n_steps=150)
+price = sh.price_of_exactness(redraw_probs=(0.02, 0.05, 0.1, 0.3, 1.0), n_steps=150)
 summary = price.summary()
 summary["share recovered"] = 1 - summary.iloc[:, 0] / summary.iloc[:, 1].where(summary.iloc[:, 1] > 1e-6)
 display(summary.round(4))

@@ -37,12 +37,6 @@ import pandas as pd
 import samplehold as sh
 import torch
 from IPython.display import display
-from samplehold import Comparison
-from samplehold.models.bridge.correspondence import compare_layers, one_hot
-from samplehold.models.networks.truncated import truncate
-from samplehold.models.studies.forgetting import certificate, forgetting
-from samplehold.models.studies.next_token import train_next_token
-from samplehold.models.studies.stability import stability
 
 plt.rcParams.update({"figure.dpi": 100, "font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
 plt.rcParams.update({"axes.titlesize": 10, "axes.titlelocation": "left", "legend.frameon": False})
@@ -58,9 +52,9 @@ probs = [[0.55, 0.15, 0.15, 0.15], [0.15, 0.55, 0.15, 0.15], [0.15, 0.15, 0.55, 
 model = sh.SwitchingSSM(sh.Copy(3), sh.Categorical(4))
 model = model.with_values(redraw_prob=0.06, state_probs=[1 / 3, 1 / 3, 1 / 3], probs=probs)
 
-train = one_hot(model.simulate(64, (2048,), seed=0).x[..., 0], 4, dtype=torch.float32)
+train = sh.one_hot(model.simulate(64, (2048,), seed=0).x[..., 0], 4, dtype=torch.float32)
 test = model.simulate(200, (40,), seed=1).x
-rows = one_hot(test[..., 0], 4, dtype=torch.float32)
+rows = sh.one_hot(test[..., 0], 4, dtype=torch.float32)
 
 exact = model.filter(test)
 best = -float(exact.log_increment[:, 1:].mean())
@@ -83,7 +77,7 @@ def random_layer(kind: type) -> torch.nn.Module:
 
 
 kinds = {"MinGRU": sh.MinGRU, "MinLSTM": sh.MinLSTM, "GRU": sh.GRU, "LSTM": sh.LSTM}
-trained = {name: train_next_token(random_layer(kind), train, n_steps=250, rate=0.02) for name, kind in kinds.items()}
+trained = {name: sh.train_next_token(random_layer(kind), train, n_steps=250, rate=0.02) for name, kind in kinds.items()}
 lost = pd.Series({name: -float(net.log_probs(rows).mean()) - best for name, net in trained.items()})
 won = 1 - lost / (worst - best)
 pd.DataFrame({"nats lost to the posterior": lost.round(4), "share of the memory's worth": won.round(3)})
@@ -119,7 +113,7 @@ assert max(lost["GRU"], lost["LSTM"]) < min(lost["MinGRU"], lost["MinLSTM"])
 
 
 # %%
-def read(report: Comparison) -> dict[str, float]:
+def read(report: sh.Comparison) -> dict[str, float]:
     """What the two probes find in a network's states, on held-out sequences."""
     kept = report.probe.held_out
     belief, found = report.exact.state[kept], report.network.state[kept]  # by logistic regression
@@ -170,7 +164,7 @@ plt.show()
 # probabilities are, too. Is that a lack of training? Six times as many steps for the minGRU:
 
 # %%
-longer = train_next_token(random_layer(sh.MinGRU), train, n_steps=1500, rate=0.02)
+longer = sh.train_next_token(random_layer(sh.MinGRU), train, n_steps=1500, rate=0.02)
 longer_lost = -float(longer.log_probs(rows).mean()) - best
 longer_read = read(sh.compare(model, longer.layer, test, reads="probe"))
 print(f"lost {longer_lost:.4f} nats a token, {longer_lost / (worst - best):.0%} of the memory's worth")
@@ -210,14 +204,14 @@ plt.show()
 few = rows[:8]
 windows = {}
 for name, net in trained.items():
-    found = forgetting(net.layer, few, tol=0.1)
+    found = sh.forgetting(net.layer, few, tol=0.1)
     windows[name] = {"mean window": float(found.window.float().mean()), "longest window": found.longest}
     if name in ("GRU", "LSTM"):
-        windows[name]["Lipschitz rate"] = stability(net.layer, 1.0).rate
+        windows[name]["Lipschitz rate"] = sh.stability(net.layer, 1.0).rate
 windows = pd.DataFrame(windows).T
 windows.loc["exact filter", ["mean window", "longest window"]] = [
-    float(forgetting(model, test[:8], tol=0.1).window.float().mean()),
-    forgetting(model, test[:8], tol=0.1).longest,
+    float(sh.forgetting(model, test[:8], tol=0.1).window.float().mean()),
+    sh.forgetting(model, test[:8], tol=0.1).longest,
 ]
 display(windows.round(1))
 assert bool((windows.loc[["MinGRU", "MinLSTM"], "longest window"] < 30).all())
@@ -238,10 +232,10 @@ nats = {name: [] for name in trained}
 with torch.no_grad():
     whole = layer(few)[0]
     for window in LENGTHS:
-        proved.append(float(certificate(layer, few, window).max()))
-        actual.append(float((truncate(layer, window)(few) - whole).abs().max()))
+        proved.append(float(sh.truncation_bound(layer, few, window).max()))
+        actual.append(float((sh.truncate(layer, window)(few) - whole).abs().max()))
         for name, net in trained.items():
-            out = truncate(net.layer, window)(rows[:, :-1])
+            out = sh.truncate(net.layer, window)(rows[:, :-1])
             log_probs = (net.head(out).log_softmax(-1) * rows[:, 1:]).sum(-1)
             nats[name].append(-float(log_probs.mean()) - best)
 assert all(a <= p * (1 + 1e-5) + 1e-6 for a, p in zip(actual, proved, strict=True))
@@ -292,7 +286,7 @@ half = torch.tensor([0.5, 0.5], dtype=torch.float64)
 layered = sh.LayeredSSM(sh.Categorical(4), {"probs": probs}, redraw, [middle, top], half)
 network = sh.as_rnn(layered)
 draw = layered.simulate(300, (8,), seed=0)
-report = compare_layers(layered, network, draw.x)
+report = sh.compare_layers(layered, network, draw.x)
 layers = report.summary()
 
 

@@ -14,28 +14,10 @@ from torch import nn
 from ...switching.coupled.layered import LayeredSSM
 from ...switching.model import SwitchingSSM
 from ..networks.minimal import MinGRU
-from .comparison import Comparison, compare
-from .layered_network import LayerComparison, SweepNetwork, compare_layers, lower_layers
-from .lifting import Lifted, LiftedDraw, lift_tokens
+from .layered_network import SweepNetwork, lower_layers
+from .lifting import Lifted, lift_tokens
 from .lifting_gaussian import LiftedGaussian, lift_gaussian
-from .lowering import lower, token_marginal
-from .tokens import one_hot, redrawn_start
-
-__all__ = [
-    "Comparison",
-    "LayerComparison",
-    "Lifted",
-    "LiftedDraw",
-    "LiftedGaussian",
-    "SweepNetwork",
-    "as_rnn",
-    "as_ssm",
-    "compare",
-    "compare_layers",
-    "one_hot",
-    "redrawn_start",
-    "token_marginal",
-]
+from .lowering import lower
 
 
 @overload

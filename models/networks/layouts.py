@@ -1,7 +1,7 @@
 r"""Weights of recurrent layers as torch, Keras, flax and TensorFlow 1 store them: arrays in, arrays out.
 
-All go through one record in torch's layout, `Weights`: rows are gates, `input [G*H, I]`, `hidden [G*H, H]` and two
-biases; an LSTM's gates are i, f, g, o, a GRU's r, z, n, with
+All go through one record in torch's layout, `RecurrentWeights`: rows are gates, `input [G*H, I]`, `hidden [G*H, H]`
+and two biases; an LSTM's gates are i, f, g, o, a GRU's r, z, n, with
 
 $$n = \tanh(W_n x + b_n + r \odot (U_n h + b'_n)), \qquad h' = (1 - z) \odot n + z \odot h$$
 
@@ -34,7 +34,7 @@ _TF1 = {"lstm": "igfo", "elman": "n"}
 
 
 @dataclass(frozen=True)
-class Weights:
+class RecurrentWeights:
     """One recurrent layer in torch's layout."""
 
     cell: str  # "lstm", "gru" or "elman"
@@ -67,7 +67,7 @@ class Weights:
         return {f"{name}_l{layer}": torch.from_numpy(array.copy()) for name, array in zip(names, arrays, strict=True)}
 
 
-def from_torch(module: nn.RNNBase, layer: int = 0) -> Weights:
+def from_torch(module: nn.RNNBase, layer: int = 0) -> RecurrentWeights:
     """The weights of one layer of a `torch.nn.LSTM`, `GRU` or `RNN`."""
     cell = {nn.LSTM: "lstm", nn.GRU: "gru", nn.RNN: "elman"}
     kind = next(name for kind, name in cell.items() if isinstance(module, kind))
@@ -78,10 +78,10 @@ def from_torch(module: nn.RNNBase, layer: int = 0) -> Weights:
     state = {name: value.detach().cpu().numpy().copy() for name, value in module.named_parameters()}
     matrices = state[f"weight_ih_l{layer}"], state[f"weight_hh_l{layer}"]
     zeros = np.zeros(len(matrices[0]), matrices[0].dtype)
-    return Weights(kind, *matrices, *(state.get(f"bias_{part}_l{layer}", zeros) for part in ("ih", "hh")))
+    return RecurrentWeights(kind, *matrices, *(state.get(f"bias_{part}_l{layer}", zeros) for part in ("ih", "hh")))
 
 
-def from_joined(cell: str, kernel: Any, bias: Any = None, *, hidden_size: int) -> Weights:
+def from_joined(cell: str, kernel: Any, bias: Any = None, *, hidden_size: int) -> RecurrentWeights:
     """The layer whose gates are `[x, h] @ kernel + bias`, kernel [I + H, G*H] with torch's order of gates.
 
     Raises:
@@ -95,7 +95,7 @@ def from_joined(cell: str, kernel: Any, bias: Any = None, *, hidden_size: int) -
     return _with_one_bias(cell, kernel[:split].T, kernel[split:].T, bias)
 
 
-def to_joined(weights: Weights) -> tuple[np.ndarray, np.ndarray]:
+def to_joined(weights: RecurrentWeights) -> tuple[np.ndarray, np.ndarray]:
     """`(kernel [I + H, G*H], bias [G*H])`, the one matrix on [x, h] that equals the two matrices.
 
     Raises:
@@ -105,7 +105,7 @@ def to_joined(weights: Weights) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([weights.input.T, weights.hidden.T]), weights.bias
 
 
-def from_keras(cell: str, kernel: Any, recurrent_kernel: Any, bias: Any = None) -> Weights:
+def from_keras(cell: str, kernel: Any, recurrent_kernel: Any, bias: Any = None) -> RecurrentWeights:
     """From the weights of a Keras `LSTM`, `GRU` (reset_after=True) or `SimpleRNN`, in the order of `get_weights`.
 
     No bias stands for use_bias=False. Activations are Keras' present defaults, tanh and sigmoid.
@@ -124,10 +124,10 @@ def from_keras(cell: str, kernel: Any, recurrent_kernel: Any, bias: Any = None) 
     if cell != "gru" or bias is None:
         return _with_one_bias(cell, at_input, hidden, None if bias is None else _reorder(bias, *order))
     at_both = np.asarray(bias)
-    return Weights(cell, at_input, hidden, _reorder(at_both[0], *order), _reorder(at_both[1], *order))
+    return RecurrentWeights(cell, at_input, hidden, _reorder(at_both[0], *order), _reorder(at_both[1], *order))
 
 
-def to_keras(weights: Weights) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def to_keras(weights: RecurrentWeights) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """`(kernel, recurrent_kernel, bias)` for `set_weights` of a Keras layer; a GRU needs reset_after=True."""
     order = GATES[weights.cell], _KERAS[weights.cell]
     both = np.stack([weights.input_bias, weights.hidden_bias]) if weights.cell == "gru" else weights.bias
@@ -136,7 +136,7 @@ def to_keras(weights: Weights) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return kernel, recurrent, bias
 
 
-def from_tf1(cell: str, kernel: Any, bias: Any, *, hidden_size: int, forget_bias: float = 1.0) -> Weights:
+def from_tf1(cell: str, kernel: Any, bias: Any, *, hidden_size: int, forget_bias: float = 1.0) -> RecurrentWeights:
     """From the variables of a TensorFlow 1 `BasicLSTMCell`/`LSTMCell` ("lstm") or `BasicRNNCell` ("elman").
 
     Arguments:
@@ -148,17 +148,19 @@ def from_tf1(cell: str, kernel: Any, bias: Any, *, hidden_size: int, forget_bias
     order = _order(_TF1, cell)
     columns = (_reorder(np.asarray(table).T, order, GATES[cell]).T for table in (kernel, bias))
     weights = from_joined(cell, *columns, hidden_size=hidden_size)
-    return Weights(cell, weights.input, weights.hidden, weights.input_bias, _run_time_bias(weights, forget_bias))
+    return RecurrentWeights(
+        cell, weights.input, weights.hidden, weights.input_bias, _run_time_bias(weights, forget_bias)
+    )
 
 
-def to_tf1(weights: Weights, forget_bias: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+def to_tf1(weights: RecurrentWeights, forget_bias: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
     """`(kernel [I + H, G*H], bias [G*H])` of the TensorFlow 1 cell that adds `forget_bias` at run time."""
     order = GATES[weights.cell], _order(_TF1, weights.cell)
     bias = weights.input_bias + (weights.hidden_bias - _run_time_bias(weights, forget_bias))
     return _reorder(to_joined(weights)[0].T, *order).T, _reorder(bias, *order)
 
 
-def from_flax(cell: str, params: Mapping[str, Mapping[str, Any]]) -> Weights:
+def from_flax(cell: str, params: Mapping[str, Mapping[str, Any]]) -> RecurrentWeights:
     """From the parameters of a flax.linen `LSTMCell`/`OptimizedLSTMCell`, `GRUCell` or `SimpleCell` ("elman")."""
     gates = _order(GATES, cell)
 
@@ -169,10 +171,10 @@ def from_flax(cell: str, params: Mapping[str, Mapping[str, Any]]) -> Weights:
         return np.concatenate([np.asarray(table.get(name, zeros)).T for table in tables])
 
     matrices = (stacked(side, "kernel") for side in "ih")
-    return Weights(cell, *matrices, *(stacked(side, "bias") for side in "ih"))
+    return RecurrentWeights(cell, *matrices, *(stacked(side, "bias") for side in "ih"))
 
 
-def to_flax(weights: Weights) -> dict[str, dict[str, np.ndarray]]:
+def to_flax(weights: RecurrentWeights) -> dict[str, dict[str, np.ndarray]]:
     """Parameters of the flax.linen cell, by submodule."""
     cell, units = weights.cell, weights.hidden.shape[1]
     params = {}
@@ -211,12 +213,14 @@ def _reorder(rows: Any, have: Sequence[str], want: Sequence[str]) -> np.ndarray:
     return np.concatenate([parts[gate] for gate in want])
 
 
-def _with_one_bias(cell: str, at_input: np.ndarray, hidden: np.ndarray, bias: Any) -> Weights:
+def _with_one_bias(cell: str, at_input: np.ndarray, hidden: np.ndarray, bias: Any) -> RecurrentWeights:
     zeros = np.zeros(len(at_input), at_input.dtype)
-    return Weights(cell, at_input.copy(), hidden.copy(), zeros.copy() if bias is None else np.asarray(bias), zeros)
+    return RecurrentWeights(
+        cell, at_input.copy(), hidden.copy(), zeros.copy() if bias is None else np.asarray(bias), zeros
+    )
 
 
-def _run_time_bias(weights: Weights, forget_bias: float) -> np.ndarray:
+def _run_time_bias(weights: RecurrentWeights, forget_bias: float) -> np.ndarray:
     rows = np.zeros_like(weights.hidden_bias)
     if weights.cell == "lstm":
         units = weights.hidden.shape[1]

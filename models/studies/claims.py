@@ -21,7 +21,8 @@ from ...switching.emissions.gated import Gated
 from ...switching.filter_vmp import filter_vmp
 from ...switching.model import SwitchingSSM
 from ..bridge.comparison import compare
-from ..bridge.correspondence import as_rnn, as_ssm, compare_layers
+from ..bridge.correspondence import as_rnn, as_ssm
+from ..bridge.layered_network import compare_layers
 from ..bridge.lowering import token_marginal
 from ..bridge.tokens import one_hot, redrawn_start
 from ..networks.minimal import MinGRU, MinLSTM

@@ -54,7 +54,7 @@ def forgetting(layer_or_model: nn.Module, x: Tensor, tol: float, h0: Any = None)
 
     Returns:
         `Forgetting(window [*batch, T], bound [*batch, T])`; where no shorter window is certified, all t + 1 inputs.
-        For one gated layer any longer window is certified too; of a stack, `certificate` tells the bound of a window.
+        For one gated layer any longer window is certified too; for a stack `truncation_bound` gives a window's bound.
 
     Raises:
         ValueError: tol is not positive, or a network of another kind.
@@ -73,7 +73,7 @@ def forgetting(layer_or_model: nn.Module, x: Tensor, tol: float, h0: Any = None)
     return first_windows(_errors(layer, x, h0), x, tol)
 
 
-def certificate(layer: nn.Module, x: Tensor, window: int, h0: Any = None) -> Float[Tensor, "*b T"]:
+def truncation_bound(layer: nn.Module, x: Tensor, window: int, h0: Any = None) -> Float[Tensor, "*b T"]:
     """A proved bound, at each step, on the greatest error of `truncate(layer, window)(x, h0)` in any unit."""
     x, h0 = batch_major(x, _parts(layer).input_size, _parts(layer).batch_first).detach().double(), _double(h0)
     bound = x.new_zeros(x.shape[:-1])

@@ -49,6 +49,52 @@ class SoftmaxRegression:
             raise ValueError(f"regression: got {len(self.bias)} classes, but a logistic regression has 2.")
         return self.weight[1] - self.weight[0], self.bias[1] - self.bias[0]
 
+    def gaussian_classes(
+        self, covariance: Float[Tensor, "F F"] | None = None, shift: Float[Tensor, "F"] | None = None
+    ) -> "GaussianClasses":
+        """Gaussian classes with this posterior.
+
+        Arguments:
+            covariance: that of every class, any positive definite matrix; the identity where None.
+            shift: the c that is added to every class's weights; 0 where None, which makes this the inverse of
+                `GaussianClasses.regression` for the same covariance.
+
+        Raises:
+            ValueError: a covariance that is not symmetric and positive definite.
+        """
+        weight = self.weight if shift is None else self.weight + shift
+        if covariance is None:
+            covariance = torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device)
+        if torch.linalg.cholesky_ex(covariance).info != 0 or not torch.equal(covariance, covariance.mT):
+            raise ValueError("covariance: not symmetric and positive definite; give the covariance within a class.")
+        mean = weight @ covariance
+        log_prior = (self.bias + 0.5 * (weight * mean).sum(-1)).log_softmax(0)
+        return GaussianClasses(log_prior, mean, covariance)
+
+    def categorical_classes(
+        self, sizes: Sequence[int], shift: Float[Tensor, "V"] | None = None
+    ) -> "CategoricalClasses":
+        """Naive Bayes over one-hot features with this posterior.
+
+        Arguments:
+            sizes: the number of values of each feature; their sum is the number of inputs.
+            shift: the c that is added to every class's weights; 0 where None, which makes this the inverse of
+                `CategoricalClasses.regression`.
+
+        Raises:
+            ValueError: sizes that do not make up the inputs.
+        """
+        weight = self.weight if shift is None else self.weight + shift
+        if sum(sizes) != weight.shape[1] or min(sizes, default=0) < 1:
+            raise ValueError(
+                f"sizes: got {list(sizes)}, but the regression has {weight.shape[1]} inputs; "
+                "give the number of values of each one-hot feature."
+            )
+        features = weight.split(list(sizes), -1)
+        normalizers = torch.stack([feature.logsumexp(-1) for feature in features], -1)
+        log_table = torch.cat([feature.log_softmax(-1) for feature in features], -1)
+        return CategoricalClasses((self.bias + normalizers.sum(-1)).log_softmax(0), log_table, tuple(sizes))
+
 
 @dataclass(frozen=True)
 class GaussianClasses:
@@ -97,52 +143,3 @@ class CategoricalClasses:
                 "log_table: a probability of 0 would be a weight of -inf; give every value a positive probability."
             )
         return SoftmaxRegression(self.log_table, self.log_prior)
-
-
-def to_gaussian(
-    regression: SoftmaxRegression,
-    covariance: Float[Tensor, "F F"] | None = None,
-    shift: Float[Tensor, "F"] | None = None,
-) -> GaussianClasses:
-    """Gaussian classes with the posterior of a softmax regression.
-
-    Arguments:
-        covariance: that of every class, any positive definite matrix; the identity where None.
-        shift: the c that is added to every class's weights; 0 where None, which makes this the inverse of
-            `GaussianClasses.regression` for the same covariance.
-    """
-    weight = regression.weight if shift is None else regression.weight + shift
-    if covariance is None:
-        covariance = torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device)
-    _check_positive_definite(covariance)
-    mean = weight @ covariance
-    log_prior = (regression.bias + 0.5 * (weight * mean).sum(-1)).log_softmax(0)
-    return GaussianClasses(log_prior, mean, covariance)
-
-
-def to_categorical(
-    regression: SoftmaxRegression, sizes: Sequence[int], shift: Float[Tensor, "V"] | None = None
-) -> CategoricalClasses:
-    """Naive Bayes over one-hot features with the posterior of a softmax regression.
-
-    Arguments:
-        sizes: the number of values of each feature; their sum is the number of inputs.
-        shift: the c that is added to every class's weights; 0 where None, which makes this the inverse of
-            `CategoricalClasses.regression`.
-    """
-    weight = regression.weight if shift is None else regression.weight + shift
-    if sum(sizes) != weight.shape[1] or min(sizes, default=0) < 1:
-        raise ValueError(
-            f"sizes: got {list(sizes)}, but the regression has {weight.shape[1]} inputs; "
-            "give the number of values of each one-hot feature."
-        )
-    features = weight.split(list(sizes), -1)
-    normalizers = torch.stack([feature.logsumexp(-1) for feature in features], -1)
-    log_table = torch.cat([feature.log_softmax(-1) for feature in features], -1)
-    return CategoricalClasses((regression.bias + normalizers.sum(-1)).log_softmax(0), log_table, tuple(sizes))
-
-
-def _check_positive_definite(covariance: Tensor) -> None:
-    failed = torch.linalg.cholesky_ex(covariance).info != 0
-    if failed or not torch.equal(covariance, covariance.mT):
-        raise ValueError("covariance: not symmetric and positive definite; give the covariance within a class.")

@@ -36,7 +36,7 @@ BATCH, LENGTH = 64, 64
 
 
 @dataclass(frozen=True)
-class Trained:
+class NextTokenPredictor:
     """A recurrent layer trained with a linear head to predict the next token."""
 
     layer: nn.Module
@@ -52,7 +52,7 @@ class Trained:
 
 def train_next_token(
     layer: nn.Module, x: Float[Tensor, "N T V"], n_steps: int = 200, rate: float = 1e-2, seed: int = 0
-) -> Trained:
+) -> NextTokenPredictor:
     """Train a layer, in place, to predict the next of one-hot tokens; by Adam with a cosine schedule.
 
     Arguments:
@@ -80,7 +80,7 @@ def train_next_token(
         optimizer.step()
         schedule.step()
         losses.append(loss.detach())
-    return Trained(layer, head, torch.stack(losses))
+    return NextTokenPredictor(layer, head, torch.stack(losses))
 
 
 def held_model(redraw_prob: float, overlap: float, n_states: int = 3) -> SwitchingSSM:
@@ -100,7 +100,7 @@ def make_layer(kind: Any, n_tokens: int, n_units: int, seed: int = 0) -> nn.Modu
 
 
 @dataclass(frozen=True)
-class Price:
+class PriceOfExactness:
     """Nats a token lost against the exact filter, by redraw probability and overlap; `summary()` and `plot()`."""
 
     redraw_prob: Float[Tensor, "R"]
@@ -147,7 +147,7 @@ def price_of_exactness(
     n_units: int = 16,
     n_steps: int = 200,
     seed: int = 0,
-) -> Price:
+) -> PriceOfExactness:
     """What the best minGRU of a size loses on models whose held states emit; a second or so of training for each.
 
     Arguments:
@@ -175,4 +175,4 @@ def price_of_exactness(
             found = trained.log_probs(one_hot(test[..., 0], model.n_states, dtype=torch.float32)).mean()
             network[i, j] = exact - found
             no_memory[i, j] = exact + math.log(model.n_states)  # the marginal is uniform
-    return Price(torch.tensor(redraw_probs), torch.tensor(overlaps), network, no_memory)
+    return PriceOfExactness(torch.tensor(redraw_probs), torch.tensor(overlaps), network, no_memory)

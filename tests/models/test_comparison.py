@@ -5,12 +5,24 @@ import math
 import numpy as np
 import pytest
 import torch
-from samplehold import Categorical, Copy, Gated, Markov, Normal, SwitchingSSM, filter_vmp
-from samplehold.models.bridge.comparison import compare, measure
-from samplehold.models.bridge.correspondence import as_rnn
-from samplehold.models.bridge.probe import fit_probe
-from samplehold.models.networks.minimal import MinGRU, MinLSTM
-from samplehold.models.networks.wrapped import GRU, LSTM, Elman
+from samplehold import (
+    GRU,
+    LSTM,
+    Categorical,
+    Copy,
+    Elman,
+    Gated,
+    Markov,
+    MinGRU,
+    MinLSTM,
+    Normal,
+    SwitchingSSM,
+    as_rnn,
+    compare,
+    filter_vmp,
+    fit_probe,
+)
+from samplehold.models.bridge.comparison import measure
 from torch.testing import assert_close
 
 

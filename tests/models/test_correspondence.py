@@ -8,11 +8,25 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.copy_paths import enumerate_paths
-from samplehold import Categorical, Copy, Gated, Markov, MultivariateNormal, Normal, SwitchingSSM, filter_vmp
-from samplehold.models.bridge.correspondence import as_rnn, as_ssm, one_hot, redrawn_start, token_marginal
-from samplehold.models.networks.minimal import MinGRU, MinLSTM
-from samplehold.models.networks.qrnn import QRNN
-from samplehold.models.networks.wrapped import GRU
+from samplehold import (
+    GRU,
+    QRNN,
+    Categorical,
+    Copy,
+    Gated,
+    Markov,
+    MinGRU,
+    MinLSTM,
+    MultivariateNormal,
+    Normal,
+    SwitchingSSM,
+    as_rnn,
+    as_ssm,
+    filter_vmp,
+    one_hot,
+    redrawn_start,
+    token_marginal,
+)
 from samplehold.switching.parameters import Parameters
 from torch.testing import assert_close
 

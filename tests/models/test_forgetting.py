@@ -4,13 +4,24 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samplehold import Categorical, Copy, Gated, Markov, Normal, SwitchingSSM
-from samplehold.models.networks.minimal import MinGRU, MinLSTM
-from samplehold.models.networks.qrnn import QRNN
-from samplehold.models.networks.truncated import truncate
-from samplehold.models.networks.wrapped import GRU, LSTM, Elman
-from samplehold.models.studies.forgetting import certificate, forgetting
-from samplehold.models.studies.stability import stabilize
+from samplehold import (
+    GRU,
+    LSTM,
+    QRNN,
+    Categorical,
+    Copy,
+    Elman,
+    Gated,
+    Markov,
+    MinGRU,
+    MinLSTM,
+    Normal,
+    SwitchingSSM,
+    forgetting,
+    stabilize,
+    truncate,
+    truncation_bound,
+)
 from torch.testing import assert_close
 
 ROUNDING = 1e-13
@@ -60,7 +71,7 @@ def test_the_bound_holds_at_every_step_with_its_own_window_and_with_any_longer_o
         own = found.window == window
         assert (error[own] <= found.bound[own] + ROUNDING).all()
         assert (error[found.window <= window] <= tol + ROUNDING).all()
-        assert (error <= certificate(layer, x, window, h0) + ROUNDING).all()
+        assert (error <= truncation_bound(layer, x, window, h0) + ROUNDING).all()
 
 
 @settings(max_examples=8)
@@ -119,7 +130,7 @@ def test_the_bound_holds_for_a_stack(layer_class, candidate, seed, num_layers, s
     found = forgetting(layer, x, 0.05, h0)
     for window in (1, 2, 3, 5, 8, 12):
         error = errors(layer, x, window, h0)
-        assert (error <= certificate(layer, x, window, h0) + ROUNDING).all()
+        assert (error <= truncation_bound(layer, x, window, h0) + ROUNDING).all()
         own = found.window == window
         assert (error[own] <= found.bound[own] + ROUNDING).all()
         assert (found.bound[own] <= 0.05).all()
@@ -130,7 +141,7 @@ def test_the_bound_of_a_stack_is_within_a_factor_of_thirty_of_the_error():
     for seed in range(20):
         layer, random = build(MinGRU, seed, 0.5, num_layers=2)
         x = normal(random, 60, 3)
-        bound, error = certificate(layer, x, 10)[10:], errors(layer, x, 10)[10:]
+        bound, error = truncation_bound(layer, x, 10)[10:], errors(layer, x, 10)[10:]
         ratios.append((bound.log() - error.log()).mean())
     assert 0 < torch.stack(ratios).mean().exp() < 30
 
@@ -149,7 +160,7 @@ def test_the_bound_holds_for_stabilized_networks(layer_class, num_layers):
     assert 1 < found.longest < 30
     for window in (1, 2, 5, 10, 20, 40):
         error = errors(layer, x, window)
-        assert (error <= certificate(layer, x, window) + ROUNDING).all()
+        assert (error <= truncation_bound(layer, x, window) + ROUNDING).all()
         assert (error[found.window == window] <= 1e-2).all()
 
 

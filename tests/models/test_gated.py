@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import networks
-from samplehold.models.networks.minimal import MinGRU, MinLSTM
+from samplehold import MinGRU, MinLSTM
 from torch.testing import assert_close
 
 LOOPS = {MinGRU: networks.min_gru, MinLSTM: networks.min_lstm}

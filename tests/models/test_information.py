@@ -4,7 +4,8 @@ import math
 
 import pytest
 import torch
-from samplehold.models.studies.information import gaussian_model, information_sweep, linear_gate, mutual_information
+from samplehold import information_sweep
+from samplehold.models.studies.information import gaussian_model, linear_gate, mutual_information
 from torch.testing import assert_close
 
 

@@ -6,10 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samplehold import Categorical, Gated, LayeredSSM, Normal
-from samplehold.models.bridge.correspondence import as_rnn, compare_layers, one_hot
-from samplehold.models.bridge.layered_network import BeliefLayer, SweepNetwork
-from samplehold.models.networks.minimal import MinGRU
+from samplehold import Categorical, Gated, LayeredSSM, MinGRU, Normal, SweepNetwork, as_rnn, compare_layers, one_hot
+from samplehold.models.bridge.layered_network import BeliefLayer
 from torch.testing import assert_close
 
 

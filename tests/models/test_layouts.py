@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 from oracles import networks
+from samplehold import GRU, LSTM, Elman
 from samplehold.models.networks import layouts
-from samplehold.models.networks.wrapped import GRU, LSTM, Elman
 
 F, H, T = 3, 4, 6
 LAYERS = {"lstm": LSTM, "gru": GRU, "elman": Elman}

@@ -7,13 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from samplehold.models.studies.loglinear import (
-    CategoricalClasses,
-    GaussianClasses,
-    SoftmaxRegression,
-    to_categorical,
-    to_gaussian,
-)
+from samplehold import CategoricalClasses, GaussianClasses, SoftmaxRegression
 from scipy.stats import multivariate_normal
 from torch.testing import assert_close
 
@@ -57,7 +51,7 @@ def test_gaussian_classes_and_their_regression_have_one_posterior_and_come_back(
     x = normal(random, 7, F)
     regression = model.regression()
     assert_close(regression.log_posterior(x), model.log_posterior(x), rtol=1e-9, atol=1e-10)
-    again = to_gaussian(regression, model.covariance)
+    again = regression.gaussian_classes(model.covariance)
     assert_close(again.mean, model.mean, rtol=1e-9, atol=1e-10)
     assert_close(again.log_prior, model.log_prior, rtol=1e-9, atol=1e-10)
 
@@ -67,7 +61,8 @@ def test_any_regression_is_gaussian_classes_of_any_covariance_and_shift(seed, K,
     random = torch.Generator().manual_seed(seed)
     regression = SoftmaxRegression(normal(random, K, F), normal(random, K))
     x = normal(random, 7, F)
-    for model in (to_gaussian(regression), to_gaussian(regression, covariance_of(random, F), normal(random, F))):
+    shifted = regression.gaussian_classes(covariance_of(random, F), normal(random, F))
+    for model in (regression.gaussian_classes(), shifted):
         assert_close(model.log_prior.exp().sum().item(), 1.0, rtol=1e-13, atol=0)
         assert_close(model.log_posterior(x), regression.log_posterior(x), rtol=1e-9, atol=1e-10)
 
@@ -78,12 +73,12 @@ def test_any_regression_on_one_hots_is_a_naive_bayes_of_any_shift(seed, K, sizes
     regression = SoftmaxRegression(normal(random, K, sum(sizes)), normal(random, K))
     x = one_hots(sizes)
     for shift in (None, normal(random, sum(sizes))):
-        model = to_categorical(regression, sizes, shift)
+        model = regression.categorical_classes(sizes, shift)
         assert_close(model.log_joint(x).exp().sum().item(), 1.0, rtol=1e-12, atol=0)
         for table in model.log_table.split(sizes, -1):
             assert_close(table.exp().sum(-1), torch.ones(K, dtype=torch.float64), rtol=1e-13, atol=0)
         assert_close(model.log_posterior(x), regression.log_posterior(x), rtol=1e-10, atol=1e-11)
-        again = to_categorical(model.regression(), sizes)
+        again = model.regression().categorical_classes(sizes)
         assert_close(again.log_table, model.log_table, rtol=1e-12, atol=1e-12)
         assert_close(again.log_prior, model.log_prior, rtol=1e-12, atol=1e-12)
 
@@ -104,7 +99,7 @@ def test_logistic_regression_is_two_classes():
     regression = SoftmaxRegression.from_logistic(weight, bias)
     assert_close(regression.log_posterior(x)[:, 1].exp(), (x @ weight + bias).sigmoid(), rtol=1e-13, atol=0)
     assert_close(regression.to_logistic(), (weight, bias), rtol=0, atol=0)
-    model = to_gaussian(regression, covariance_of(random, 3))
+    model = regression.gaussian_classes(covariance_of(random, 3))
     assert_close(model.log_posterior(x)[:, 1].exp(), (x @ weight + bias).sigmoid(), rtol=1e-10, atol=0)
 
 
@@ -120,9 +115,9 @@ def test_an_impossible_value_has_a_posterior_but_no_regression():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda r: to_categorical(r, [2, 2]), r"sizes: got \[2, 2\], but the regression has 3 inputs"),
+        (lambda r: r.categorical_classes([2, 2]), r"sizes: got \[2, 2\], but the regression has 3 inputs"),
         (
-            lambda r: to_gaussian(r, -torch.eye(3, dtype=torch.float64)),
+            lambda r: r.gaussian_classes(-torch.eye(3, dtype=torch.float64)),
             "covariance: not symmetric and positive definite",
         ),
         (lambda r: r.to_logistic(), "regression: got 4 classes"),

@@ -4,10 +4,8 @@ import math
 
 import pytest
 import torch
-from samplehold.models.bridge.comparison import compare
-from samplehold.models.bridge.tokens import one_hot
-from samplehold.models.networks.minimal import MinGRU, MinLSTM
-from samplehold.models.studies.next_token import held_model, make_layer, price_of_exactness, train_next_token
+from samplehold import MinGRU, MinLSTM, compare, one_hot, price_of_exactness, train_next_token
+from samplehold.models.studies.next_token import held_model, make_layer
 from torch.testing import assert_close
 
 

@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import networks
-from samplehold.models.networks.qrnn import QRNN, QRNNState
+from samplehold import QRNN
+from samplehold.models.networks.qrnn import QRNNState
 from torch.testing import assert_close
 
 

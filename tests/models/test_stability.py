@@ -4,8 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samplehold.models.networks.wrapped import GRU, LSTM, Elman
-from samplehold.models.studies.stability import stability, stabilize
+from samplehold import GRU, LSTM, Elman, stability, stabilize
 from torch.testing import assert_close
 
 LAYERS = (GRU, LSTM, Elman)

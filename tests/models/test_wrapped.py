@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from samplehold.models.networks.wrapped import GRU, LSTM, Elman
+from samplehold import GRU, LSTM, Elman
 from torch.testing import assert_close
 
 PEERS = {GRU: torch.nn.GRU, LSTM: torch.nn.LSTM, Elman: torch.nn.RNN}
