@@ -19,6 +19,7 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
+from ..inference.numerics.checks import ImpossibleError
 from ..inference.numerics.randomness import Seed
 from .emissions.contract import ByGate, Emission
 from .parameters import Parameters
@@ -65,8 +66,9 @@ class Observation(TorchDistribution):
 class PathMixture(TorchDistribution):
     """Whole sequences with their state paths summed out: event `[T, F]`, batch the sequences.
 
-    `log_prob` is the log-normaliser of the chain over paths; NaN is missing, and steps beyond the lengths of the
-    problem's series, of which only the extent and the drive matter here, are ignored.
+    `log_prob` is the log-normaliser of the chain over paths, -inf for a sequence that no path can have made, as a sampler
+    meets where it tries its step size; NaN is missing, and steps beyond the lengths of the problem's series, of which
+    only the extent and the drive matter here, are ignored.
     """
 
     arg_constraints: dict = {}  # noqa: RUF012
@@ -82,6 +84,13 @@ class PathMixture(TorchDistribution):
         return constraints.independent(constraints.real, 2)
 
     def log_prob(self, value: Tensor) -> Tensor:
+        try:
+            return self._evidence(value)
+        except ImpossibleError as error:
+            possible = torch.where(error.failed[..., None, None], torch.nan, value)
+            return self._evidence(possible).masked_fill(error.failed, -torch.inf)
+
+    def _evidence(self, value: Tensor) -> Tensor:
         series = replace(self.problem.series, observations=value)
         return self.problem.of(series).chain(self.values).log_normalizer()
 

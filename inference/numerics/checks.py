@@ -9,6 +9,14 @@ from torch import Tensor
 DTYPES = (torch.float32, torch.float64)
 
 
+class ImpossibleError(ValueError):
+    """Log-weights from which no path can be made; `failed` [*b] says of which sequences that is so."""
+
+    def __init__(self, message: str, failed: Tensor) -> None:
+        super().__init__(message)
+        self.failed = failed
+
+
 def check_same_kind(**tables: object) -> None:
     """Raise `TypeError` unless all given tables are float32 or float64 tensors of one dtype, on one device.
 
@@ -108,29 +116,31 @@ def check_start(log_initial: Tensor | None) -> None:
 
 
 def check_possible(failed_step: Tensor, **tables: Tensor | None) -> None:
-    """Raise `ValueError` if a recursion met a step whose total weight is not a positive finite number.
+    """Raise `ImpossibleError` if a recursion met a step whose total weight is not a positive finite number.
 
     Arguments:
         failed_step: [*b], the first such step of each sequence, or -1.
         tables: log-weights by step, [*b, T, n] with batch axes that broadcast: searched for NaN and +inf, so that the
             message can tell a bad number from an impossible observation.
     """
-    failed = (failed_step >= 0).nonzero()
-    if not len(failed):
+    failed = failed_step >= 0
+    if not failed.any():
         return
-    index = tuple(failed[0].tolist())
+    index = tuple(failed.nonzero()[0].tolist())
     step = int(failed_step[index])
     given = {name: table for name, table in tables.items() if table is not None}
     for name, table in given.items():
         row = table.detach().expand(*failed_step.shape, *table.shape[-2:])[index][step]
         if row.isnan().any() or row.isposinf().any():
-            raise ValueError(
+            raise ImpossibleError(
                 f"{name}: holds {'NaN' if row.isnan().any() else '+inf'} at step {step}{_of_sequence(index)}; "
-                "log-weights are finite numbers, or -inf for an impossible event."
+                "log-weights are finite numbers, or -inf for an impossible event.",
+                failed,
             )
-    raise ValueError(
+    raise ImpossibleError(
         f"{', '.join(given)}: the observation at step {step}{_of_sequence(index)} is impossible under every state that "
-        "can be reached; give it a positive probability, or make the step missing (all log-likelihoods 0)."
+        "can be reached; give it a positive probability, or make the step missing (all log-likelihoods 0).",
+        failed,
     )
 
 

@@ -10,6 +10,7 @@ from samplehold import Copy, Normal, SwitchingSSM
 from torch.testing import assert_close
 
 N_STEPS = 4
+GATE = {"redraw_prob": 0.1, "state_probs": [0.5, 0.5]}
 
 
 def observed(model, dynamics, seed=1, batch=(), n_steps=N_STEPS):
@@ -131,6 +132,27 @@ def test_svi_and_nuts_run_on_the_collapsed_density():
     mcmc = pyro.infer.MCMC(kernel, num_samples=5, warmup_steps=5, disable_progbar=True)
     mcmc.run(x)
     assert mcmc.get_samples()["loc"].shape == (5, 2, 2)
+
+
+def test_what_no_path_can_have_made_has_density_zero():
+    model = SwitchingSSM(Copy(2), Normal(1)).with_values(loc=[[0.0], [1.0]], precision=[[1.0], [1.0]], **GATE)
+    x = torch.tensor([[0.0, 1.0, 0.5], [0.0, 1e200, 0.5]], dtype=torch.float64)[..., None]  # its square is infinite
+    mixture = pyro.poutine.trace(model.collapsed).get_trace(x).nodes["x"]["fn"]
+    found = mixture.log_prob(x)
+    assert_close(found[0], model.log_evidence(x[0]), rtol=1e-12, atol=0)
+    assert found[1] == -torch.inf
+    with pytest.raises(ValueError, match="step 1 of sequence 1 is impossible"):
+        model.log_evidence(x)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nuts_finds_a_step_size_for_a_series_in_any_unit(seed):
+    x = torch.randn(50, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 1e4 + 1e5
+    free = SwitchingSSM(Copy(2), Normal(1)).fit(x, restarts=1, max_steps=3, progress=False).model.without_values()
+    pyro.set_rng_seed(seed)
+    kernel = pyro.infer.NUTS(free.collapsed, max_tree_depth=3)
+    pyro.infer.MCMC(kernel, num_samples=2, warmup_steps=2, disable_progbar=True).run(x)
+    assert 0 < kernel.step_size < float("inf")
 
 
 @pytest.mark.parametrize("emission", list(EMISSIONS))
