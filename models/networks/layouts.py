@@ -35,13 +35,29 @@ _TF1 = {"lstm": "igfo", "elman": "n"}
 
 @dataclass(frozen=True)
 class RecurrentWeights:
-    """One recurrent layer in torch's layout."""
+    """One recurrent layer of H units and I inputs in torch's layout.
 
-    cell: str  # "lstm", "gru" or "elman"
-    input: np.ndarray  # [G*H, I]
-    hidden: np.ndarray  # [G*H, H]
-    input_bias: np.ndarray  # [G*H]
-    hidden_bias: np.ndarray  # [G*H]
+    Arguments:
+        cell: "lstm", "gru" or "elman", of G = 4, 3 or 1 gates.
+        input, hidden: matrices [G*H, I] of x and [G*H, H] of h.
+        input_bias, hidden_bias: [G*H].
+
+    Raises:
+        ValueError: an unknown cell, or shapes that do not fit together.
+
+    >>> import torch, samplehold as sh
+    >>> weights = sh.from_torch(torch.nn.LSTM(input_size=3, hidden_size=4))
+    >>> weights.cell, weights.input.shape, weights.hidden.shape, weights.bias.shape
+    ('lstm', (16, 3), (16, 4), (16,))
+    >>> sh.LSTM(input_size=3, hidden_size=4).load_state_dict(weights.state_dict())
+    <All keys matched successfully>
+    """
+
+    cell: str
+    input: np.ndarray
+    hidden: np.ndarray
+    input_bias: np.ndarray
+    hidden_bias: np.ndarray
 
     def __post_init__(self) -> None:
         if self.cell not in GATES:
@@ -57,20 +73,40 @@ class RecurrentWeights:
 
     @property
     def bias(self) -> np.ndarray:
-        """The sum of both biases."""
+        """The sum of both biases, [G*H]."""
         return self.input_bias + self.hidden_bias
 
     def state_dict(self, layer: int = 0) -> dict[str, Tensor]:
-        """Names and tensors as `torch.nn.LSTM`, `GRU` and `RNN` load them."""
+        """Names and tensors, copies, as layer number `layer` of a `torch.nn.LSTM`, `GRU` or `RNN` loads them."""
         names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
         arrays = (self.input, self.hidden, self.input_bias, self.hidden_bias)
         return {f"{name}_l{layer}": torch.from_numpy(array.copy()) for name, array in zip(names, arrays, strict=True)}
 
 
 def from_torch(module: nn.RNNBase, layer: int = 0) -> RecurrentWeights:
-    """The weights of one layer of a `torch.nn.LSTM`, `GRU` or `RNN`."""
+    """The weights of one layer of a `torch.nn.LSTM`, `GRU` or `RNN`, copied; biases are zero where it has none.
+
+    An RNN's nonlinearity is no weight: give `torch.nn.RNN(nonlinearity="relu")` its relu again.
+
+    Raises:
+        TypeError: a module of another kind.
+        ValueError: a layer that the module does not have, a module of both directions, or an LSTM with proj_size.
+
+    >>> import torch, samplehold as sh
+    >>> trained, layer, x = torch.nn.GRU(3, 4, batch_first=True), sh.GRU(3, 4), torch.randn(2, 9, 3)
+    >>> layer.load_state_dict(sh.from_torch(trained).state_dict())
+    <All keys matched successfully>
+    >>> torch.equal(layer(x)[0], trained(x)[0])
+    True
+    """
     cell = {nn.LSTM: "lstm", nn.GRU: "gru", nn.RNN: "elman"}
-    kind = next(name for kind, name in cell.items() if isinstance(module, kind))
+    kind = next((name for kind, name in cell.items() if isinstance(module, kind)), None)
+    if kind is None:
+        raise TypeError(f"module: got {type(module).__name__}, expected a torch.nn.LSTM, GRU or RNN.")
+    if not 0 <= layer < module.num_layers:
+        raise ValueError(f"layer: got {layer}; the module's layers are 0 to {module.num_layers - 1}.")
+    if module.bidirectional:
+        raise ValueError("module: a layer of both directions is two, and these weights are one's; build it one way.")
     if getattr(module, "proj_size", 0):
         raise ValueError(
             "module: an LSTM with proj_size has a third matrix, which no other layout has; build it without."
@@ -82,10 +118,25 @@ def from_torch(module: nn.RNNBase, layer: int = 0) -> RecurrentWeights:
 
 
 def from_joined(cell: str, kernel: Any, bias: Any = None, *, hidden_size: int) -> RecurrentWeights:
-    """The layer whose gates are `[x, h] @ kernel + bias`, kernel [I + H, G*H] with torch's order of gates.
+    """The layer whose gates are `[x, h] @ kernel + bias`, with torch's order of gates.
+
+    Arguments:
+        cell: "lstm" or "elman".
+        kernel: [I + H, G*H].
+        bias: [G*H]; zero where None.
+        hidden_size: H.
 
     Raises:
-        ValueError: for a GRU, whose reset gate stands between two products that one matrix would add.
+        ValueError: for a GRU, whose reset gate stands between two products that one matrix would add; for shapes that
+            do not fit together.
+
+    >>> import torch, samplehold as sh
+    >>> kernel, bias, x, h = torch.randn(3 + 4, 4), torch.randn(4), torch.randn(3), torch.randn(1, 4)
+    >>> layer = sh.Elman(input_size=3, hidden_size=4)
+    >>> layer.load_state_dict(sh.from_joined("elman", kernel, bias, hidden_size=4).state_dict())
+    <All keys matched successfully>
+    >>> layer.step(x, h)[0].allclose((torch.cat([x, h[0]]) @ kernel + bias).tanh(), atol=1e-5)
+    True
     """
     _refuse_joined(cell)
     kernel = np.asarray(kernel)
@@ -100,6 +151,14 @@ def to_joined(weights: RecurrentWeights) -> tuple[np.ndarray, np.ndarray]:
 
     Raises:
         ValueError: for a GRU, see `from_joined`.
+
+    >>> import numpy as np, torch, samplehold as sh
+    >>> weights = sh.from_torch(torch.nn.LSTM(input_size=3, hidden_size=4))
+    >>> kernel, bias = sh.to_joined(weights)
+    >>> kernel.shape, bias.shape
+    ((7, 16), (16,))
+    >>> np.array_equal(sh.from_joined("lstm", kernel, bias, hidden_size=4).hidden, weights.hidden)
+    True
     """
     _refuse_joined(weights.cell)
     return np.concatenate([weights.input.T, weights.hidden.T]), weights.bias
@@ -108,16 +167,30 @@ def to_joined(weights: RecurrentWeights) -> tuple[np.ndarray, np.ndarray]:
 def from_keras(cell: str, kernel: Any, recurrent_kernel: Any, bias: Any = None) -> RecurrentWeights:
     """From the weights of a Keras `LSTM`, `GRU` (reset_after=True) or `SimpleRNN`, in the order of `get_weights`.
 
-    No bias stands for use_bias=False. Activations are Keras' present defaults, tanh and sigmoid.
+    Activations are Keras' present defaults, tanh and sigmoid.
+
+    Arguments:
+        cell: "lstm", "gru" or "elman" (`SimpleRNN`).
+        kernel: [I, G*H].
+        recurrent_kernel: [H, G*H].
+        bias: [G*H], for a GRU [2, G*H]; None for use_bias=False.
 
     Raises:
-        ValueError: for a GRU with reset_after=False (its bias is one row).
+        ValueError: for a GRU with reset_after=False (its bias is one row), and for shapes that do not fit together.
+
+    >>> import numpy as np, samplehold as sh
+    >>> arrays = np.array([[1.0, 2.0, 3.0]]), np.zeros((1, 3)), np.zeros((2, 3))  # get_weights() of a GRU: z, r, h
+    >>> weights = sh.from_keras("gru", *arrays)
+    >>> weights.input[:, 0]  # r, z, n
+    array([2., 1., 3.])
+    >>> [np.array_equal(array, given) for array, given in zip(sh.to_keras(weights), arrays)]
+    [True, True, True]
     """
-    if cell == "gru" and bias is not None and np.asarray(bias).ndim != 2:
+    if cell == "gru" and bias is not None and np.asarray(bias).shape[:-1] != (2,):
         raise ValueError(
-            f"bias: got shape {list(np.asarray(bias).shape)}, the layout of a Keras GRU with reset_after=False, which "
-            "resets h before its product; torch resets after it, and no weights make the two equal. "
-            "Train the layer with reset_after=True."
+            f"bias: got shape {list(np.asarray(bias).shape)}, expected [2, 3 * units]; one row is the layout of a GRU "
+            "with reset_after=False, which resets h before its product. torch resets after it, and no weights make the "
+            "two equal: train the layer with reset_after=True."
         )
     order = _order(_KERAS, cell), GATES[cell]
     at_input, hidden = (_reorder(np.asarray(table).T, *order) for table in (kernel, recurrent_kernel))
@@ -128,7 +201,18 @@ def from_keras(cell: str, kernel: Any, recurrent_kernel: Any, bias: Any = None) 
 
 
 def to_keras(weights: RecurrentWeights) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`(kernel, recurrent_kernel, bias)` for `set_weights` of a Keras layer; a GRU needs reset_after=True."""
+    """`(kernel [I, G*H], recurrent_kernel [H, G*H], bias)` for `set_weights` of a Keras layer.
+
+    The bias is [G*H]; for a GRU, which needs reset_after=True, [2, G*H].
+
+    >>> import numpy as np, torch, samplehold as sh
+    >>> weights = sh.from_torch(torch.nn.GRU(input_size=3, hidden_size=4))
+    >>> arrays = sh.to_keras(weights)
+    >>> [array.shape for array in arrays]
+    [(3, 12), (4, 12), (2, 12)]
+    >>> np.array_equal(sh.from_keras("gru", *arrays).hidden, weights.hidden)
+    True
+    """
     order = GATES[weights.cell], _KERAS[weights.cell]
     both = np.stack([weights.input_bias, weights.hidden_bias]) if weights.cell == "gru" else weights.bias
     tables = weights.input.T, weights.hidden.T, both
@@ -140,10 +224,20 @@ def from_tf1(cell: str, kernel: Any, bias: Any, *, hidden_size: int, forget_bias
     """From the variables of a TensorFlow 1 `BasicLSTMCell`/`LSTMCell` ("lstm") or `BasicRNNCell` ("elman").
 
     Arguments:
+        cell: "lstm" or "elman".
+        kernel: [I + H, G*H].
+        bias: [G*H].
+        hidden_size: H.
         forget_bias: what the cell adds to its forget gate at run time; ignored for "elman".
 
     Raises:
-        ValueError: for a GRUCell, which cannot be converted.
+        ValueError: for a GRUCell, which cannot be converted, and for shapes that do not fit together.
+
+    >>> import numpy as np, samplehold as sh
+    >>> kernel = np.array([[1.0, 2.0, 3.0, 4.0], [0.0, 0.0, 0.0, 0.0]])  # gates i, j, f, o of one unit
+    >>> weights = sh.from_tf1("lstm", kernel, np.zeros(4), hidden_size=1)
+    >>> weights.input[:, 0], weights.bias  # i, f, g, o, with the bias of the run
+    (array([1., 3., 2., 4.]), array([0., 1., 0., 0.]))
     """
     order = _order(_TF1, cell)
     columns = (_reorder(np.asarray(table).T, order, GATES[cell]).T for table in (kernel, bias))
@@ -154,15 +248,45 @@ def from_tf1(cell: str, kernel: Any, bias: Any, *, hidden_size: int, forget_bias
 
 
 def to_tf1(weights: RecurrentWeights, forget_bias: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-    """`(kernel [I + H, G*H], bias [G*H])` of the TensorFlow 1 cell that adds `forget_bias` at run time."""
+    """`(kernel [I + H, G*H], bias [G*H])` of the TensorFlow 1 cell that adds `forget_bias` at run time.
+
+    Raises:
+        ValueError: for a GRU, see `from_tf1`.
+
+    >>> import numpy as np, samplehold as sh
+    >>> kernel, bias = np.arange(28.0).reshape(7, 4), np.ones(4)  # 6 features, 1 unit
+    >>> back = sh.to_tf1(sh.from_tf1("lstm", kernel, bias, hidden_size=1))
+    >>> np.array_equal(back[0], kernel), np.array_equal(back[1], bias)
+    (True, True)
+    """
     order = GATES[weights.cell], _order(_TF1, weights.cell)
     bias = weights.input_bias + (weights.hidden_bias - _run_time_bias(weights, forget_bias))
     return _reorder(to_joined(weights)[0].T, *order).T, _reorder(bias, *order)
 
 
 def from_flax(cell: str, params: Mapping[str, Mapping[str, Any]]) -> RecurrentWeights:
-    """From the parameters of a flax.linen `LSTMCell`/`OptimizedLSTMCell`, `GRUCell` or `SimpleCell` ("elman")."""
+    """From the parameters of a flax.linen `LSTMCell`/`OptimizedLSTMCell`, `GRUCell` or `SimpleCell` ("elman").
+
+    Arguments:
+        cell: "lstm", "gru" or "elman".
+        params: `cell.init(...)["params"]`: by submodule ("ii", "hi", ...; "i" and "h" for "elman") a kernel, [I, H] or
+            [H, H], and perhaps a bias [H].
+
+    Raises:
+        ValueError: submodules that are missing, or shapes that do not fit together.
+
+    >>> import numpy as np, samplehold as sh
+    >>> params = {"i": {"kernel": np.ones((3, 4)), "bias": np.arange(4.0)}, "h": {"kernel": np.eye(4)}}
+    >>> weights = sh.from_flax("elman", params)
+    >>> weights.input.shape, weights.bias
+    ((4, 3), array([0., 1., 2., 3.]))
+    """
     gates = _order(GATES, cell)
+    if missing := {_flax_name(cell, side, gate) for side in "ih" for gate in gates} - set(params):
+        raise ValueError(
+            f"params: got {sorted(params)}, without {sorted(missing)}, which cell={cell!r} has; "
+            'give `cell.init(...)["params"]` of the cell itself.'
+        )
 
     def stacked(side: str, name: str) -> np.ndarray:
         tables = [params[_flax_name(cell, side, gate)] for gate in gates]
@@ -175,14 +299,23 @@ def from_flax(cell: str, params: Mapping[str, Mapping[str, Any]]) -> RecurrentWe
 
 
 def to_flax(weights: RecurrentWeights) -> dict[str, dict[str, np.ndarray]]:
-    """Parameters of the flax.linen cell, by submodule."""
+    """Parameters of the flax.linen cell, by submodule: a kernel [I, H] or [H, H], and the bias [H] where it has one.
+
+    >>> import numpy as np, torch, samplehold as sh
+    >>> weights = sh.from_torch(torch.nn.GRU(input_size=3, hidden_size=4))
+    >>> params = sh.to_flax(weights)
+    >>> {name: sorted(tables) for name, tables in params.items() if "bias" in tables}
+    {'ir': ['bias', 'kernel'], 'iz': ['bias', 'kernel'], 'in': ['bias', 'kernel'], 'hn': ['bias', 'kernel']}
+    >>> np.array_equal(sh.from_flax("gru", params).hidden, weights.hidden)
+    True
+    """
     cell, units = weights.cell, weights.hidden.shape[1]
     params = {}
     for k, gate in enumerate(GATES[cell]):
         rows = slice(k * units, (k + 1) * units)
-        at_input, at_hidden = {"kernel": weights.input[rows].T}, {"kernel": weights.hidden[rows].T}
+        at_input, at_hidden = {"kernel": weights.input[rows].T.copy()}, {"kernel": weights.hidden[rows].T.copy()}
         if cell == "gru" and gate == "n":
-            at_input["bias"], at_hidden["bias"] = weights.input_bias[rows], weights.hidden_bias[rows]
+            at_input["bias"], at_hidden["bias"] = weights.input_bias[rows].copy(), weights.hidden_bias[rows].copy()
         else:
             (at_hidden if cell == "lstm" else at_input)["bias"] = weights.bias[rows]
         params[_flax_name(cell, "i", gate)], params[_flax_name(cell, "h", gate)] = at_input, at_hidden
@@ -216,7 +349,7 @@ def _reorder(rows: Any, have: Sequence[str], want: Sequence[str]) -> np.ndarray:
 def _with_one_bias(cell: str, at_input: np.ndarray, hidden: np.ndarray, bias: Any) -> RecurrentWeights:
     zeros = np.zeros(len(at_input), at_input.dtype)
     return RecurrentWeights(
-        cell, at_input.copy(), hidden.copy(), zeros.copy() if bias is None else np.asarray(bias), zeros
+        cell, at_input.copy(), hidden.copy(), zeros.copy() if bias is None else np.array(bias), zeros
     )
 
 

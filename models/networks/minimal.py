@@ -164,7 +164,22 @@ class MinGRU(_Minimal):
     Parameters: `weight_l<k>` [G + D, inputs] and `bias_l<k>` [G + D], the G gates first, then the D candidates; G is
     D, or the number of blocks for candidate="simplex".
 
+    Raises:
+        TypeError: from every call, lengths of no integers.
+        ValueError: a size less than 1, an unknown candidate, a block that does not divide the units. From every call:
+            x, states or lengths that do not fit.
+
     Feng et al. 2024, *Were RNNs All We Needed?*, section 3.1.
+
+    >>> import torch, samplehold as sh
+    >>> layer, x = sh.MinGRU(input_size=3, hidden_size=4, candidate="simplex", block=2), torch.randn(2, 9, 3)
+    >>> out, h = layer(x)
+    >>> out.shape, h.shape
+    (torch.Size([2, 9, 4]), torch.Size([1, 2, 4]))
+    >>> out.unflatten(-1, (2, 2)).sum(-1).allclose(torch.tensor(1.0))  # at each step two distributions over two states
+    True
+    >>> layer(x[:, 5:], layer(x[:, :5])[1])[0].allclose(out[:, 5:], atol=1e-5)  # h carries on a series
+    True
     """
 
     gate = "redraw"
@@ -173,10 +188,18 @@ class MinGRU(_Minimal):
 class MinLSTM(_Minimal):
     r"""minLSTM: $h_t = f'_t \odot h_{t-1} + i'_t \odot v_t$ with $f' = f / (f + i)$, $i' = i / (f + i)$.
 
-    Arguments as `MinGRU`. Parameters: `weight_l<k>` [2 G + D, inputs] and `bias_l<k>` [2 G + D]: forget gates, input
-    gates, candidates.
+    Arguments and errors as `MinGRU`. Parameters: `weight_l<k>` [2 G + D, inputs] and `bias_l<k>` [2 G + D]: forget
+    gates, input gates, candidates.
 
     Feng et al. 2024, *Were RNNs All We Needed?*, section 3.2.
+
+    >>> import torch, samplehold as sh
+    >>> layer, x = sh.MinLSTM(input_size=3, hidden_size=4, num_layers=2), torch.randn(2, 9, 3)
+    >>> out, h = layer(x, lengths=[9, 5])
+    >>> out.shape, h.shape
+    (torch.Size([2, 9, 4]), torch.Size([2, 2, 4]))
+    >>> layer.step(x[0, 8], layer(x[0, :8])[1])[0].allclose(out[0, 8], atol=1e-5)  # step by step it is the same
+    True
     """
 
     gate = "ratio"

@@ -49,7 +49,21 @@ class QRNN(Recurrent):
     Parameters: `weight_l<k>` [parts * D, features, window], as a causal `torch.nn.Conv1d` has it (the present input
     last), and `bias_l<k>` [parts * D]; parts are forget gates, input gates (ifo), candidates, output gates (fo, ifo).
 
+    Raises:
+        TypeError: from every call, lengths of no integers.
+        ValueError: a size or window less than 1, or an unknown pooling. From every call: x, states or lengths that do
+            not fit.
+
     Bradbury et al. 2017, *Quasi-recurrent neural networks*, arXiv 1611.01576, equations 3 to 5.
+
+    >>> import torch, samplehold as sh
+    >>> out, h = sh.QRNN(input_size=3, hidden_size=4, window=2)(torch.randn(2, 9, 3))
+    >>> out.shape, h.cell.shape, h.inputs[0].shape  # the last input stays for the next window
+    (torch.Size([2, 9, 4]), torch.Size([1, 2, 4]), torch.Size([2, 1, 3]))
+    >>> layer = sh.QRNN(input_size=1, hidden_size=1, pooling="ifo").requires_grad_(False)
+    >>> _ = layer.weight_l0.zero_(), layer.bias_l0.fill_(100)  # hold all, add 1, show all: it counts
+    >>> layer(torch.zeros(5, 1))[0].squeeze(-1)
+    tensor([1., 2., 3., 4., 5.])
     """
 
     def __init__(
@@ -105,6 +119,10 @@ class QRNN(Recurrent):
             x: [*batch, T, input_size], any batch axes or none; [T, *batch, input_size] for batch_first=False.
             h0: what the previous chunk returned; `initial_state` where None.
             lengths: the number of steps of each sequence, [*batch], between 1 and T; all T where None.
+
+        Returns:
+            out [*batch, T, hidden_size] (time first for batch_first=False), zero past each length, and
+            `QRNNState(cell [num_layers, *batch, hidden_size], inputs, one [*batch, window - 1, features] a layer)`.
         """
         x = batch_major(x, self.input_size, self.batch_first)
         some = observed(x, lengths)

@@ -19,6 +19,14 @@ class Truncated(nn.Module):
 
     def __init__(self, layer: nn.Module, window: int) -> None:
         super().__init__()
+        if not hasattr(layer, "input_size") or not hasattr(layer, "hidden_size"):
+            raise TypeError(
+                f"layer: got {type(layer).__name__}, expected a recurrent layer, such as MinGRU or torch.nn.GRU."
+            )
+        if getattr(layer, "bidirectional", False) or getattr(layer, "proj_size", 0):
+            raise ValueError(
+                "layer: one that looks ahead or projects its state has no window of past inputs; build it plain."
+            )
         if window < 1:
             raise ValueError(f"window: got {window}; give 1 or more inputs, the present one among them.")
         self.layer = layer
@@ -33,10 +41,12 @@ class Truncated(nn.Module):
             return first
         first = batch_major(first, layer.hidden_size, layer.batch_first)
         flat = x.reshape(-1, *x.shape[-2:]).unfold(1, self.window, 1)[:, 1:].transpose(2, 3)
-        windows = flat.reshape(-1, self.window, x.shape[-1])
+        windows = flat.reshape(flat.shape[:2].numel(), self.window, x.shape[-1])
         at_once = max(1, 2**18 // self.window)
         rest = torch.cat([self._last(chunk) for chunk in windows.split(at_once)])
-        return time_major(torch.cat([first, rest.reshape(*x.shape[:-2], -1, rest.shape[-1])], -2), layer.batch_first)
+        return time_major(
+            torch.cat([first, rest.reshape(*x.shape[:-2], flat.shape[1], rest.shape[-1])], -2), layer.batch_first
+        )
 
     def _last(self, windows: Tensor) -> Tensor:
         layer: Any = self.layer
@@ -47,5 +57,29 @@ class Truncated(nn.Module):
 
 
 def truncate(layer: nn.Module, window: int) -> Truncated:
-    """The feed-forward network that computes each output of `layer` from its last `window` inputs."""
+    """The feed-forward network that computes each output of `layer` from its last `window` inputs.
+
+    Arguments:
+        layer: `MinGRU`, `MinLSTM`, `QRNN`, `GRU`, `LSTM` or `Elman`, or torch's own, of one direction.
+        window: how many inputs an output depends on, the present one among them.
+
+    Returns:
+        a module that shares the layer's parameters, and maps x and `h0` as the layer takes them to out as the layer
+        returns it. Before each window the state is the layer's default; `h0` is that before the first `window` steps.
+
+    Raises:
+        TypeError: a module that is no recurrent layer.
+        ValueError: a window less than 1; a layer of both directions, or with proj_size. From every call: x that does
+            not fit the layer.
+
+    Miller & Hardt 2019, *Stable recurrent models*, arXiv 1805.10369.
+
+    >>> import torch, samplehold as sh
+    >>> layer, x = sh.MinGRU(input_size=3, hidden_size=4), torch.randn(9, 3)
+    >>> network, other = sh.truncate(layer, window=5), torch.cat([torch.zeros(4, 3), x[4:]])
+    >>> torch.equal(network(x)[8], network(other)[8]), torch.equal(layer(x)[0][8], layer(other)[0][8])
+    (True, False)
+    >>> network(x)[:5].allclose(layer(x)[0][:5], atol=1e-6)  # nothing is cut off yet
+    True
+    """
     return Truncated(layer, window)

@@ -51,7 +51,31 @@ class _Wrapped(nn.RNNBase):
 
 
 class GRU(_Wrapped, nn.GRU):  # pyright: ignore[reportIncompatibleMethodOverride]
-    """`torch.nn.GRU` with `lengths` and `step`; batch_first is True unless said otherwise."""
+    """`torch.nn.GRU` with `lengths` and `step`; batch_first is True unless said otherwise.
+
+    Arguments:
+        input_size: features of x.
+        hidden_size: units D of a layer.
+        num_layers: layers, each reading the states of the one below.
+        bias: whether there are biases.
+        batch_first: whether time is the last axis but one of x, or the first.
+
+    Parameters are torch's: `weight_ih_l<k>` [3 D, inputs], `weight_hh_l<k>` [3 D, D], two biases [3 D]; gates r, z, n.
+
+    Raises:
+        TypeError: from every call, lengths of no integers.
+        ValueError: a size less than 1. From every call: x or lengths that do not fit.
+        RuntimeError: from every call, states of another shape, or no step (both torch's).
+
+    Cho et al. 2014, *Learning phrase representations using RNN encoder-decoder*; the reset is after the product with h.
+
+    >>> import torch, samplehold as sh
+    >>> layer, peer, x = sh.GRU(3, 4), torch.nn.GRU(3, 4, batch_first=True), torch.randn(2, 9, 3)
+    >>> layer.load_state_dict(peer.state_dict())
+    <All keys matched successfully>
+    >>> torch.equal(layer(x)[0], peer(x)[0])
+    True
+    """
 
     def __init__(
         self,
@@ -67,7 +91,20 @@ class GRU(_Wrapped, nn.GRU):  # pyright: ignore[reportIncompatibleMethodOverride
 
 
 class LSTM(_Wrapped, nn.LSTM):  # pyright: ignore[reportIncompatibleMethodOverride]
-    """`torch.nn.LSTM` with `lengths` and `step`; its states are pairs (h, c)."""
+    r"""`torch.nn.LSTM` with `lengths` and `step`; its states are pairs (h, c).
+
+    $c' = f \odot c + i \odot g$, $h' = o \odot \tanh c'$. Arguments, parameters (gates i, f, g, o) and errors as `GRU`.
+
+    Hochreiter & Schmidhuber 1997, *Long short-term memory*; forget gates of Gers et al. 2000, *Learning to forget*.
+
+    >>> import torch, samplehold as sh
+    >>> layer, x = sh.LSTM(input_size=3, hidden_size=4), torch.randn(2, 9, 3)
+    >>> out, (h, c) = layer(x, lengths=[9, 5])
+    >>> out.shape, h.shape, c.shape
+    (torch.Size([2, 9, 4]), torch.Size([1, 2, 4]), torch.Size([1, 2, 4]))
+    >>> torch.equal(h[0, 1], out[1, 4]), out[1, 5:].any().item()  # ends at its fifth step, with zeros after it
+    (True, False)
+    """
 
     def __init__(
         self,
@@ -83,7 +120,20 @@ class LSTM(_Wrapped, nn.LSTM):  # pyright: ignore[reportIncompatibleMethodOverri
 
 
 class Elman(_Wrapped, nn.RNN):  # pyright: ignore[reportIncompatibleMethodOverride]
-    """`torch.nn.RNN` with `lengths` and `step`; `nonlinearity` is "tanh" or "relu"."""
+    """`torch.nn.RNN` with `lengths` and `step`; `nonlinearity` is "tanh" or "relu".
+
+    Other arguments, parameters (no gates: D rows) and errors as `GRU`; an unknown nonlinearity is a `ValueError` too.
+
+    Elman 1990, *Finding structure in time*.
+
+    >>> import torch, samplehold as sh
+    >>> layer, x = sh.Elman(input_size=3, hidden_size=4), torch.randn(9, 3)
+    >>> out, h = layer(x)
+    >>> out.shape, h.shape
+    (torch.Size([9, 4]), torch.Size([1, 4]))
+    >>> layer.step(x[8], layer(x[:8])[1])[0].allclose(out[8], atol=1e-6)  # step by step it is the same
+    True
+    """
 
     def __init__(
         self,

@@ -21,6 +21,7 @@ from ..data.timeline import calendar, label_text
 INK, FAINT = "#262626", "#8c8c8c"
 WIDTH, PANEL, STRIP, GATE, MARGIN = 9.0, 2.6, 0.4, 0.85, 0.9  # inches
 MAX_NAMED_GATES = 6
+NAME_WIDTH = 0.11  # of a step and its probability, as a share of the panel
 MANY_STEPS = 2000
 HALO = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.0}
 
@@ -182,13 +183,20 @@ def draw_states(panel: Axes, axis: TimeAxis, state: ndarray, colors: Sequence[st
 
 
 def draw_gate(panel: Axes, axis: TimeAxis, gate: ndarray, name: str) -> None:
-    """The probability of a redraw (or change) at each step but the first; the likely ones are named if they are few."""
+    """The probability of a redraw (or change) at each step but the first; the likely ones are named if they are few.
+
+    Of two that are so close that their names would overlap, the likelier is named.
+    """
     later = gate.copy()
     later[0] = np.nan
     draw_steps(panel, axis, later, np.zeros_like(later), color=INK, linewidth=0.5)  # thin bars stay visible
     likely = np.flatnonzero(np.nan_to_num(later) >= 0.5)
     if len(likely) <= MAX_NAMED_GATES:
-        for step in likely:
+        named: list[int] = []
+        for step in likely[np.argsort(-gate[likely], kind="stable")]:
+            if any(abs(axis.at[step] - axis.at[other]) < NAME_WIDTH * np.ptp(axis.at) for other in named):
+                continue
+            named.append(step)
             text = f" {label_text(axis.labels[step])}: {gate[step]:.2f} "
             late = step > 0.85 * len(gate)
             at, side = (axis.edges[step], "right") if late else (axis.edges[step + 1], "left")

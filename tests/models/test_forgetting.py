@@ -195,7 +195,7 @@ def windowed(model, x, window):
     chain, exact = model.chain(x), model.filter(x).state
     fresh, held = chain.log_fresh.exp(), chain.log_held.exp().expand_as(chain.log_fresh)
     found = exact.clone()
-    for t in range(window, x.shape[0]):
+    for t in range(window, len(exact)):
         belief = model.values["state_probs"]
         for k in range(t - window + 1, t + 1):
             belief = fresh[k] + held[k] * belief
@@ -233,6 +233,29 @@ def test_the_bound_holds_for_the_exact_filter_of_a_model(kind, seed, redraw, tol
         error = windowed(model, x, window)
         assert (error[own] <= found.bound[own] + ROUNDING).all()
         assert (error[found.window <= window] <= tol + ROUNDING).all()
+
+
+def test_the_bound_holds_across_gaps_in_which_a_filter_forgets():
+    model = copy_model("gated", 0.1, torch.Generator().manual_seed(1))
+    x, dt = model.simulate(30, seed=1).x, torch.ones(30, dtype=torch.float64)
+    dt[10::10] = 40.0
+    series = model.read(x, dt=dt)
+    found, even = forgetting(model, series, 0.05), forgetting(model, x, 0.05)
+    assert found.longest < even.longest
+    assert (found.bound <= 0.05).all()
+    for window in range(1, 30):
+        own = found.window == window
+        assert (windowed(model, series, window)[own] <= found.bound[own] + ROUNDING).all()
+
+
+def test_steps_beyond_a_sequence_need_no_inputs():
+    model = copy_model("gated", 0.1, torch.Generator().manual_seed(1))
+    x = model.simulate(30, seed=1).x
+    found, alone = forgetting(model, [x, x[:4]], 1e-9), forgetting(model, x[:4], 1e-9)
+    assert_close(found.window[1, :4], alone.window)
+    assert_close(found.bound[1, :4], alone.bound)
+    assert not found.window[1, 4:].any()
+    assert not found.bound[1, 4:].any()
 
 
 def test_where_held_steps_emit_alike_the_bound_is_the_error_over_the_distance_cut_off():
@@ -274,9 +297,24 @@ def test_a_long_series_is_certified_in_little_time():
         (lambda x: forgetting(QRNN(3, 4, num_layers=2), x, 0.1), "layer: a QRNN of several layers"),
         (lambda x: forgetting(Elman(3, 4), x, 0.1, torch.full((1, 4), 9.0)), "h0: of size 18 in layer 0"),
         (lambda x: truncate(MinGRU(3, 4), 0), "window: got 0"),
+        (lambda x: truncation_bound(MinGRU(3, 4), x, 0), "window: got 0"),
+        (lambda x: forgetting(SwitchingSSM(Copy(2), Normal(3)), x, 0.1, x[0]), "h0: given for a model"),
         (lambda x: forgetting(SwitchingSSM(Markov(2), Normal(3)), x, 0.1), "layer: the model has dynamics Markov"),
     ],
 )
 def test_wrong_input_is_refused_with_the_cure(call, message):
     with pytest.raises(ValueError, match=message):
         call(torch.zeros(5, 3))
+
+
+@pytest.mark.parametrize(
+    ("layer", "error"),
+    [(torch.nn.Linear(2, 2), TypeError), (torch.nn.GRU(2, 2, bidirectional=True), ValueError)],
+)
+def test_what_has_no_window_of_past_inputs_cannot_be_truncated(layer, error):
+    with pytest.raises(error, match="layer: "):
+        truncate(layer, 3)
+
+
+def test_an_empty_batch_is_truncated_to_an_empty_batch():
+    assert truncate(MinGRU(2, 3), 2)(torch.zeros(0, 5, 2)).shape == (0, 5, 3)

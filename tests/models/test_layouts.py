@@ -176,3 +176,33 @@ def test_a_gru_that_resets_before_the_product_is_another_function():
 def test_what_cannot_be_converted_says_why(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_what_is_no_layer_of_one_direction_is_refused():
+    with pytest.raises(TypeError, match="module"):
+        layouts.from_torch(torch.nn.Linear(F, H))
+    with pytest.raises(ValueError, match="layer: got 1"):
+        layouts.from_torch(torch.nn.GRU(F, H), layer=1)
+    with pytest.raises(ValueError, match="both directions"):
+        layouts.from_torch(torch.nn.GRU(F, H, bidirectional=True))
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_bias_of_other_rows_than_two_is_refused_for_a_gru_of_keras(rows):
+    with pytest.raises(ValueError, match="bias: got shape"):
+        layouts.from_keras("gru", normal(F, 3 * H), normal(H, 3 * H), normal(rows, 3 * H))
+
+
+def test_missing_submodules_of_flax_are_named():
+    with pytest.raises(ValueError, match="without .*'hn'"):
+        layouts.from_flax("gru", {"in": {"kernel": normal(F, H)}})
+
+
+def test_weights_share_no_memory_with_what_they_came_from():
+    kernel, bias = normal(F + H, 4 * H), normal(4 * H)
+    weights = layouts.from_joined("lstm", kernel, bias, hidden_size=H)
+    before = weights.bias.copy()
+    bias += 1.0
+    np.testing.assert_array_equal(weights.bias, before)
+    layouts.to_flax(weights)["ii"]["kernel"][:] = 7.0
+    assert not (weights.input == 7.0).any()

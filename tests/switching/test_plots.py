@@ -17,7 +17,7 @@ from samplehold import Bernoulli, Categorical, Copy, Gated, Markov, Multivariate
 from samplehold.switching.data.timeline import continued, evenly_spaced, following, label_text
 from samplehold.switching.fitting.alignment import state_levels
 from samplehold.switching.parameters import reordered
-from samplehold.switching.views.drawing import TimeAxis, apart, state_colors
+from samplehold.switching.views.drawing import TimeAxis, apart, draw_gate, new_figure, state_colors
 from samplehold.switching.views.figures import plot_fit, plot_forecast
 
 DATA = Path(__file__).parents[2] / "notebooks" / "data"
@@ -314,3 +314,11 @@ def test_reordering_names_the_same_model_anew():
         torch.testing.assert_close(
             state_levels(other.emission, other.values), state_levels(model.emission, model.values)[order]
         )
+
+
+def test_of_two_redraws_close_together_only_the_likelier_is_named():
+    _, (panel,) = new_figure([1.0])
+    gate = torch.zeros(200, dtype=torch.float64)
+    gate[50], gate[55], gate[120] = 0.7, 0.9, 0.8
+    draw_gate(panel, TimeAxis.of(pd.RangeIndex(200)), gate.numpy(), "redraw")
+    assert sorted(text.get_text().strip() for text in panel.texts) == ["120: 0.80", "55: 0.90"]
