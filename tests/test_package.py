@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import inspect
 import pkgutil
 import re
 import tomllib
@@ -26,9 +27,17 @@ def test_every_folder_of_code_is_in_the_wheel():
     assert set(listed) == folders
 
 
-def test_every_public_name_exists_and_is_documented():
-    for name in samplehold.__all__:
-        assert getattr(samplehold, name).__doc__, name
+@pytest.mark.parametrize("name", samplehold.__all__)
+def test_every_public_name_has_a_docstring_with_an_example(name):
+    assert ">>>" in (getattr(samplehold, name).__doc__ or "")
+
+
+@pytest.mark.parametrize("name", [name for name in samplehold.__all__ if inspect.isclass(getattr(samplehold, name))])
+def test_every_public_method_has_a_docstring(name):
+    for method, member in vars(getattr(samplehold, name)).items():
+        function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
+        if not method.startswith("_") and (inspect.isfunction(function) or isinstance(function, property)):
+            assert inspect.getdoc(getattr(getattr(samplehold, name), method)), f"{name}.{method}"
 
 
 MODULES = [module.name for module in pkgutil.walk_packages(samplehold.__path__, "samplehold.")]

@@ -16,7 +16,7 @@ units that share one coin: those that `as_rnn` makes. From any other state the b
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import pandas as pd
 import torch
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from ...inference.chains.contract import Chain, Filtered
 from ...switching.coupled.layered import LayeredSSM
-from ...switching.data.series import Series
+from ...switching.data.series import Given, Series
 from ...switching.filter_vmp import filter_vmp
 from ...switching.model import SwitchingSSM
 from .network_states import READINGS, Seen, belief_of, run
@@ -53,7 +53,18 @@ class Update:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A model's exact filter, and beside it message passing and a network: `summary()`, `to_xarray()`, `plot()`."""
+    """A model's exact filter, and beside it message passing and a network: `summary()`, `to_xarray()`, `plot()`.
+
+    Example:
+        >>> import samplehold as sh
+        >>> model = sh.SwitchingSSM(sh.Copy(2), sh.Normal())
+        >>> model = model.with_values(redraw_prob=0.2, state_probs=[0.5, 0.5], loc=[[-1], [1]], scale=[[1], [1]])
+        >>> report = sh.compare(model, sh.GRU(1, 8), model.simulate(30, (4,), seed=0).x)
+        >>> list(report.updates), report.reads  # its state is no belief: one is read from it
+        (['message passing', 'one sweep', 'network'], 'probe')
+        >>> report.network.total_variation.shape
+        torch.Size([4, 30])
+    """
 
     series: Series
     exact: Filtered
@@ -65,6 +76,7 @@ class Comparison:
 
     @property
     def network(self) -> Update:
+        """What the network's states say, beside the exact filter."""
         return self.updates[NETWORK]
 
     def summary(self) -> pd.DataFrame:
@@ -94,7 +106,11 @@ class Comparison:
         return dataset(self)
 
     def plot(self, sequence: int = 0, steps: slice | None = None) -> "Figure":
-        """The beliefs of one sequence under each other, their distances to the exact one, and the gates."""
+        """The beliefs of one sequence under each other, their distances to the exact one, and the gates.
+
+        Raises:
+            ValueError: there is no such sequence; steps that are no range of its own.
+        """
         from .comparison_views import plot_comparison
 
         return plot_comparison(self, sequence, slice(None) if steps is None else steps)
@@ -105,17 +121,16 @@ def compare(
     layer: nn.Module,
     x: Any,
     *,
-    lengths: Any = None,
     inputs: Tensor | None = None,
     reads: str | None = None,
+    **given: Unpack[Given],
 ) -> Comparison:
     """Measure, at every step, how far a network's state is from what a model believes.
 
     Arguments:
         model: a `SwitchingSSM` with parameter values and without covariates.
         layer: any recurrent layer: called as `layer(inputs)`, it returns its states [N, T, D], alone or first.
-        x: sequences as the model takes them; NaN is missing.
-        lengths: the number of steps of each sequence.
+        x, lengths, dt: sequences as the model takes them; NaN is missing. The network is not told of gaps.
         inputs: what the network reads, [*b, T, I]; where None, one-hot rows of symbols and x itself of other
             observations, with zeros for what is missing.
         reads: what the network's state is: "belief", "logits" or "probe"; found out where None, see this module.
@@ -127,6 +142,18 @@ def compare(
     Raises:
         ValueError: a model without values or with covariates; inputs that the network does not take; an observation
             that is impossible; a reading that does not fit the network.
+
+    Example:
+        >>> import samplehold as sh
+        >>> model = sh.SwitchingSSM(sh.Copy(2), sh.Gated(sh.Categorical(2), sh.Categorical(2)))
+        >>> probs, background = [[0.9, 0.1], [0.1, 0.9]], [[0.5, 0.5]]
+        >>> model = model.with_values(redraw_prob=0.3, state_probs=[0.5, 0.5], probs=probs, background_probs=background)
+        >>> table = sh.compare(model, sh.as_rnn(model), [0, 0, 1, 1, 0, 1]).summary()
+        >>> table["TV, max"] < 1e-12  # the network is exact, which independent gates and states are not
+        message passing    False
+        one sweep          False
+        network             True
+        Name: TV, max, dtype: bool
     """
     if not isinstance(model, SwitchingSSM):
         raise ValueError(
@@ -136,7 +163,7 @@ def compare(
         raise ValueError(f"reads: got {reads!r}, expected one of {', '.join(map(repr, READINGS))}.")
     if model.dynamics.n_covariates:
         raise ValueError("model: has covariates, which no update beside the exact one reads; give a model without.")
-    series = model.read(x, lengths=lengths)
+    series = model.read(x, **given)
     with torch.no_grad():
         chain = model.chain(series)
         exact = chain.filter()

@@ -35,9 +35,8 @@ def dataset(report: "Comparison") -> "xr.Dataset":
         return values.reshape(-1, *values.shape[len(batch) :]) if batch else values
 
     states = report.exact.state.shape[-1]
-    exact_gate = getattr(report.exact, "redraw", None)
     beliefs = [flat(report.exact.state), *(flat(update.state) for update in report.updates.values())]
-    gates = [flat(exact_gate), *(flat(update.redraw) for update in report.updates.values())]
+    gates = [flat(report.exact.redraw), *(flat(update.redraw) for update in report.updates.values())]
     fields = {"total_variation", "divergence", "gate_error", "evidence_lost"}
     data = {
         "state_probability": (("belief", *sequences, "time", "state"), np.stack(beliefs)),
@@ -61,7 +60,7 @@ def plot_comparison(report: "Comparison", sequence: int, steps: slice) -> Figure
         if not -table.sizes["sequence"] <= sequence < table.sizes["sequence"]:
             raise ValueError(f"sequence: got {sequence}, but there are {table.sizes['sequence']}.")
         table = table.isel(sequence=sequence)
-    index = time_index(report.series.index_of(), report.series.n_steps)
+    index = time_index(report.series.index_of(sequence), report.series.n_steps)
     length = int(np.isfinite(table["state_probability"].values[0, :, 0]).sum())
     kept = range(length)[steps]
     if kept.step != 1 or len(kept) < 1:

@@ -41,6 +41,13 @@ def as_ssm(layer: nn.Module, token_probs: Any = None, inputs: str = "tokens") ->
     Raises:
         ValueError: a network of another kind or of several layers, weights that are not finite, probabilities that are
             not positive; for Gaussian inputs more units than features, or candidates that are not linear in x.
+
+    Example:
+        >>> import torch, samplehold as sh
+        >>> layer, tokens = sh.MinGRU(4, 3, dtype=torch.float64), torch.tensor([0, 3, 1, 1, 2])
+        >>> states, _ = layer(sh.one_hot(tokens, 4))
+        >>> bool((sh.as_ssm(layer).hidden(tokens) - states).abs().max() < 1e-12)  # by the filters of its chains
+        True
     """
     if inputs == "tokens":
         return lift_tokens(layer, token_probs)
@@ -76,6 +83,15 @@ def as_rnn(model: nn.Module | LayeredSSM, space: str = "probability") -> MinGRU 
 
     Raises:
         ValueError: another model, and why its filter is no minGRU; in logit space a probability of 0.
+
+    Example:
+        >>> import torch, samplehold as sh
+        >>> model = sh.SwitchingSSM(sh.Copy(2), sh.Gated(sh.Categorical(2), sh.Categorical(2)))
+        >>> probs, background = [[0.9, 0.1], [0.1, 0.9]], [[0.5, 0.5]]
+        >>> model = model.with_values(redraw_prob=0.3, state_probs=[0.5, 0.5], probs=probs, background_probs=background)
+        >>> layer, x = sh.as_rnn(model), sh.one_hot([0, 0, 1, 1], 2)
+        >>> torch.allclose(layer(x, sh.redrawn_start(layer, x))[0], model.filter([0, 0, 1, 1]).state)
+        True
     """
     if isinstance(model, LayeredSSM):
         if space != "probability":

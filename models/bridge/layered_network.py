@@ -24,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ...switching.coupled.layered import LayeredSSM
-from ...switching.data.series import Series, read_series
+from ...switching.data.series import Series
 from ...switching.dynamics.copy import Copy
 from ...switching.emissions.discrete import Categorical
 from ...switching.emissions.gated import Gated
@@ -57,7 +57,15 @@ class BeliefLayer(nn.Module):
 class SweepNetwork(nn.Module):
     """Layers of beliefs over one-hot tokens, from the lowest; an ordinary module, to be trained further.
 
-    `layers[0]` is a `MinGRU` where the emission is gated, all others are `BeliefLayer`.
+    `layers[0]` is a `MinGRU` where the emission is gated, all others are `BeliefLayer`. Made by `as_rnn`.
+
+    Example:
+        >>> import torch, samplehold as sh
+        >>> table, half = torch.tensor([[0.9, 0.1], [0.1, 0.9]]), torch.tensor([0.5, 0.5])
+        >>> model = sh.LayeredSSM(sh.Categorical(2), {"probs": table}, torch.tensor([0.5, 0.1]), [table], half)
+        >>> top, layers = sh.as_rnn(model)(sh.one_hot([0, 0, 1], 2, dtype=torch.float32))
+        >>> top.shape, len(layers), torch.allclose(top.sum(-1), torch.ones(3))
+        (torch.Size([3, 2]), 2, True)
     """
 
     def __init__(self, layers: list[nn.Module]) -> None:
@@ -70,6 +78,9 @@ class SweepNetwork(nn.Module):
         Arguments:
             x: one-hot tokens; rows of zeros where they are missing.
             between: what a layer passes up: "softmax", its belief; "none", the logits of it.
+
+        Raises:
+            ValueError: another word for `between`.
         """
         if between not in ("softmax", "none"):
             raise ValueError(f'between: got {between!r}, expected "softmax" or "none".')
@@ -104,7 +115,18 @@ def lower_layers(model: LayeredSSM) -> SweepNetwork:
 
 @dataclass(frozen=True)
 class LayerComparison:
-    """Beliefs about each layer of a `LayeredSSM` from the lowest, four ways; 0 beyond the end of a sequence."""
+    """Beliefs about each layer of a `LayeredSSM` from the lowest, four ways; 0 beyond the end of a sequence.
+
+    Example:
+        >>> import torch, samplehold as sh
+        >>> table, half = torch.tensor([[0.9, 0.1], [0.1, 0.9]]), torch.tensor([0.5, 0.5])
+        >>> model = sh.LayeredSSM(sh.Categorical(2), {"probs": table}, torch.tensor([0.5, 0.1]), [table], half)
+        >>> report = sh.compare_layers(model, sh.as_rnn(model), [0, 0, 1, 1, 1])
+        >>> [table.shape for table in report.distance("sweep", "exact")]
+        [torch.Size([5]), torch.Size([5])]
+        >>> report.summary().index.tolist()  # layers, from the lowest
+        [1, 2]
+    """
 
     exact: tuple[Float[Tensor, "*b T _"], ...]  # P(s^l_t | x_1..t), of all layers at once
     sweep: tuple[Float[Tensor, "*b T _"], ...]  # one bottom-up sweep, every layer exact on its own
@@ -139,12 +161,20 @@ def compare_layers(model: LayeredSSM, network: SweepNetwork, x: Any, lengths: An
     Arguments:
         model: small enough for its exact filter, over the product of all layers' states.
         network: `as_rnn(model)`, or one trained from it.
-        x: symbols, as `SwitchingSSM` takes them.
+        x, lengths: symbols, as the model takes them; NaN is missing.
 
     Raises:
         ValueError: x that is not of the model's symbols.
+
+    Example:
+        >>> import torch, samplehold as sh
+        >>> table, half = torch.tensor([[0.9, 0.1], [0.1, 0.9]]), torch.tensor([0.5, 0.5])
+        >>> model = sh.LayeredSSM(sh.Categorical(2), {"probs": table}, torch.tensor([0.5, 0.1]), [table], half)
+        >>> table = sh.compare_layers(model, sh.as_rnn(model), [0, 0, 1, 1, 1]).summary()
+        >>> (table[["network - sweep, max", "without softmax - sweep, mean"]] < 1e-6).to_numpy().tolist()
+        [[True, True], [True, False]]
     """
-    series = read_series(x, 1, lengths=lengths)
+    series = model.read(x, lengths=lengths)
     exact = model.filter(series).state
     sweep = tuple(found.state for found in model.bottom_up(series, passed="state"))
     tokens = next(iter(model.values.values())).shape[-1]

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from ...inference.chains.copy.chain import CopyChain
+from ...inference.numerics.randomness import Seed, generator_of
 from ...switching.dynamics.copy import Copy
 from ...switching.emissions.discrete import Categorical
 from ...switching.emissions.gated import Gated
@@ -63,6 +64,16 @@ class Lifted:
     """A layer as C copy chains of K states: one chain a unit, of two states, or one a block of a simplex.
 
     Results about chains have the chain as their first axis.
+
+    Example:
+        >>> import samplehold as sh
+        >>> lifted = sh.as_ssm(sh.MinGRU(input_size=4, hidden_size=3))
+        >>> lifted.n_chains, lifted.n_states, lifted.n_tokens
+        (3, 2, 4)
+        >>> lifted.chain([0, 3, 1]).smooth().state.shape  # what each unit says of the past, given all tokens
+        torch.Size([3, 3, 2])
+        >>> round(float(lifted.log_evidence([0, 3, 1]).exp() * 4**3), 6)  # tokens are independent, here uniform
+        1.0
     """
 
     token_probs: Float[Tensor, "V"]  # p(x)
@@ -77,14 +88,17 @@ class Lifted:
 
     @property
     def n_chains(self) -> int:
+        """C, the number of chains."""
         return self.levels.shape[0]
 
     @property
     def n_states(self) -> int:
+        """K, the number of states of each chain."""
         return self.levels.shape[1]
 
     @property
     def n_tokens(self) -> int:
+        """V, the number of tokens."""
         return len(self.token_probs)
 
     @cached_property
@@ -146,9 +160,9 @@ class Lifted:
         """log p(tokens), on which all chains agree: the sum of log p(x_t), as tokens are independent over time."""
         return self.chain(tokens, None, lengths).log_normalizer()[0]
 
-    def sample(self, n_steps: int, batch_shape: tuple[int, ...] = (), seed: int = 0) -> LiftedDraw:
+    def sample(self, n_steps: int, batch_shape: tuple[int, ...] = (), seed: Seed = None) -> LiftedDraw:
         """Draw tokens from the model, and given them the gates and states of every chain."""
-        random = torch.Generator(self.token_probs.device).manual_seed(seed)
+        random = generator_of(seed, self.token_probs.device)
         size = torch.Size((*batch_shape, n_steps))
 
         def draw(probs: Tensor) -> Tensor:

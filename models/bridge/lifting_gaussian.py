@@ -41,7 +41,16 @@ LIMIT = ("gates: P(z_t = 1 | x_t), as x tells z ever more surely",)
 
 @dataclass(frozen=True)
 class LiftedGaussian:
-    """A layer's units as copy chains with Gaussian emissions that share their noise; results have units last."""
+    """A layer's units as copy chains with Gaussian emissions that share their noise; results have units last.
+
+    Example:
+        >>> import torch, samplehold as sh
+        >>> _ = torch.manual_seed(0)
+        >>> layer, x = sh.MinGRU(2, 2), torch.tensor([[1.0, -0.5], [0.0, 2.0]])
+        >>> candidates = sh.as_ssm(layer, inputs="gaussian").candidate(x)
+        >>> torch.allclose(candidates.float(), layer.activations(x).value.sigmoid())
+        True
+    """
 
     models: tuple[SwitchingSSM, ...]  # one a unit: Copy(2), and Gated normal emissions
     covariance: Float[Tensor, "F F"]  # Sigma
@@ -54,21 +63,26 @@ class LiftedGaussian:
 
     def candidate(self, x: Any) -> Float[Tensor, "*b T D"]:
         """P(s_t = 1 | x_t, z_t = 1), which is the layer's candidate: sigmoid(v), or (1 + v) / 2 for tanh candidates."""
-        return torch.stack([(_drawn(m, x)).softmax(-1)[..., 1] for m in self.models], -1)
+        rows = self._rows(x)
+        return torch.stack([_drawn(model, rows).softmax(-1)[..., 1] for model in self.models], -1)
 
     def gate_log_odds(self, x: Any) -> Float[Tensor, "*b T D"]:
         """logit P(z_t = 1 | x_t) in the model."""
-        found = []
+        found, rows = [], self._rows(x)
         for model in self.models:
             values = model.values
-            held = model.emission.log_likelihood(model.read(x).observations, values).held[..., 0]
-            found.append(torch.logit(values["redraw_prob"]) + _drawn(model, x).logsumexp(-1) - held)
+            held = model.emission.log_likelihood(rows, values).held[..., 0]
+            found.append(torch.logit(values["redraw_prob"]) + _drawn(model, rows).logsumexp(-1) - held)
         return torch.stack(found, -1)
 
     def gap(self, x: Any) -> Float[Tensor, "*b T D"]:
         """What the layer's gates leave out of the log-odds: `gate_log_odds(x)` minus the layer's linear ones."""
-        rows = self.models[0].read(x).observations
-        return self.gate_log_odds(x) - (rows @ self.gate_weight.T + self.gate_bias)
+        series = self.models[0].read(x)
+        rows = self._rows(series)
+        return self.gate_log_odds(series) - (rows @ self.gate_weight.T + self.gate_bias)
+
+    def _rows(self, x: Any) -> Float[Tensor, "*b T F"]:
+        return self.models[0].read(x).observations.to(self.covariance)
 
 
 def lift_gaussian(layer: nn.Module) -> LiftedGaussian:
@@ -122,7 +136,7 @@ def lift_gaussian(layer: nn.Module) -> LiftedGaussian:
     return LiftedGaussian(models, noise, shift, separation, gates, gate_bias)
 
 
-def _drawn(model: SwitchingSSM, x: Any) -> Tensor:
-    """log pi(s) + log p(x_t | s, z_t = 1), [*b, T, 2]."""
-    drawn = model.emission.log_likelihood(model.read(x).observations, model.values).redrawn
+def _drawn(model: SwitchingSSM, rows: Float[Tensor, "*b T F"]) -> Float[Tensor, "*b T 2"]:
+    """log pi(s) + log p(x_t | s, z_t = 1)."""
+    drawn = model.emission.log_likelihood(rows, model.values).redrawn
     return model.values["state_probs"].log() + drawn

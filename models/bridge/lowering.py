@@ -18,6 +18,7 @@ alone, $h_t = (1 - q_t)\, h_{t-1} + q_t v_t$ with $Q(s_t) = \text{softmax}(h_t)$
 """
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from ...switching.emissions.discrete import Categorical
@@ -53,10 +54,19 @@ def lower(model: nn.Module, space: str = "probability") -> MinGRU:
     return layer
 
 
-def token_marginal(model: nn.Module) -> Tensor:
-    r"""$p(x) = \rho f(x) + (1 - \rho) p_0(x)$ [V]: the token probabilities of a model that `as_rnn` takes.
+def token_marginal(model: nn.Module) -> Float[Tensor, "V"]:
+    r"""$p(x) = \rho f(x) + (1 - \rho) p_0(x)$: the token probabilities of a model that `as_rnn` takes.
 
     With them `as_ssm(as_rnn(model), token_probs=token_marginal(model)).models[0]` is the model again.
+
+    Raises:
+        ValueError: a model that `as_rnn` does not take.
+
+    Example:
+        >>> import samplehold as sh
+        >>> lifted = sh.as_ssm(sh.MinGRU(3, 1), token_probs=[1.0, 2.0, 1.0])
+        >>> sh.token_marginal(lifted.models[0])
+        tensor([0.2500, 0.5000, 0.2500], dtype=torch.float64)
     """
     values = _check(model)
     fresh = values["state_probs"] @ values["probs"]

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from ...switching.data.series import Series
 from ...switching.emissions.discrete import Categorical
-from ...switching.emissions.gated import Gated
 from ...switching.model import SwitchingSSM
 from ..networks.minimal import MinGRU, MinLSTM
 from .probe import Probe, fit_probe
@@ -64,7 +63,7 @@ def run(model: SwitchingSSM, layer: nn.Module, series: Series, inputs: Tensor | 
 
 def network_inputs(model: SwitchingSSM, series: Series) -> Tensor:
     """What a network reads of a series: symbols as one-hot rows, anything else as it is; zeros where missing."""
-    emission = model.emission.emission if isinstance(model.emission, Gated) else model.emission
+    emission = model.emission.parts[0].emission
     if not isinstance(emission, Categorical):
         return series.observations.nan_to_num(0.0)
     symbol = series.observations[..., 0]

@@ -23,7 +23,18 @@ MOST_ROWS = 20_000  # steps that a probe is fitted to; more are thinned out even
 
 @dataclass(frozen=True)
 class Probe:
-    """What linear maps read from states about beliefs, on held-out steps; `summary()` is the table of it."""
+    """What linear maps read from states about beliefs, on held-out steps; `summary()` is the table of it.
+
+    Example:
+        >>> import torch, samplehold as sh
+        >>> share = (1 + torch.arange(20.0).sin()) / 2
+        >>> belief = torch.stack([share, 1 - share], -1)
+        >>> probe = sh.fit_probe(state=belief.log(), belief=belief, inputs=torch.zeros(20, 1))
+        >>> probe.held_out.sum(), probe.state.shape
+        (tensor(10), torch.Size([20, 2]))
+        >>> bool(probe.log_loss["belief"] <= probe.log_loss["network"] < probe.log_loss["input"])
+        True
+    """
 
     r2: dict[str, float]  # by what was read: "network", "input", "marginal"
     log_loss: dict[str, float]  # nats a step; also "belief", its entropy, the least that is possible
@@ -46,7 +57,7 @@ def fit_probe(
     """Read beliefs from a network's states.
 
     Arguments:
-        state: of the network, at each step.
+        state: of the network, at each step; any number of units.
         belief: what is to be read, a distribution over K states at each step.
         inputs: what the network was given, for the baseline.
         inside: the steps that belong to their sequence; all where None.
@@ -56,6 +67,14 @@ def fit_probe(
 
     Raises:
         ValueError: fewer than two steps to fit to or to judge on.
+
+    Example:
+        >>> import torch, samplehold as sh
+        >>> share = (1 + torch.arange(20.0).sin()) / 2
+        >>> belief = torch.stack([share, 1 - share], -1)
+        >>> found = sh.fit_probe(state=3 * belief - 1, belief=belief, inputs=torch.zeros(20, 1))
+        >>> round(found.r2["network"], 3)  # the belief is a linear map of such states
+        1.0
     """
     from sklearn.linear_model import Ridge
     from sklearn.pipeline import make_pipeline

@@ -58,6 +58,13 @@ def one_hot(
 
     Raises:
         ValueError: as `read_tokens`.
+
+    Example:
+        >>> import samplehold as sh
+        >>> sh.one_hot([2, 0, float("nan")], 3)
+        tensor([[0., 0., 1.],
+                [1., 0., 0.],
+                [0., 0., 0.]], dtype=torch.float64)
     """
     read = read_tokens(tokens, n_tokens, lengths)
     return nn.functional.one_hot(read.index, n_tokens).to(dtype) * read.seen.unsqueeze(-1)
@@ -72,6 +79,13 @@ def redrawn_start(layer: MinGRU | MinLSTM, x: Tensor) -> Float[Tensor, "L *b D"]
 
     Arguments:
         x: the series, as the layer takes it.
+
+    Example:
+        >>> import torch, samplehold as sh
+        >>> layer, x = sh.MinGRU(3, 2), torch.eye(3)
+        >>> out, _ = layer(x, sh.redrawn_start(layer, x))
+        >>> torch.allclose(out[0], layer.activations(x[0]).value)
+        True
     """
     rows = (x if layer.batch_first else x.movedim(0, -2))[..., 0, :]
     start = []

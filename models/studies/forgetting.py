@@ -42,26 +42,37 @@ from .stability import stability
 from .windows import Forgetting, all_inputs, first_windows
 
 
-def forgetting(layer_or_model: nn.Module, x: Tensor, tol: float, h0: Any = None) -> Forgetting:
+def forgetting(layer_or_model: nn.Module, x: Any, tol: float, h0: Any = None) -> Forgetting:
     """How many past inputs each output of a network needs, to within `tol`.
 
     Arguments:
         layer_or_model: `MinGRU` or `MinLSTM` of any depth, a `QRNN` of one layer, a `GRU`, `LSTM` or `Elman` network,
             or a `SwitchingSSM` with `Copy` dynamics, whose filter restarts from its state_probs.
-        x: the series, as the layer or the model takes it.
+        x: the series, as the layer takes it; or as the model does, with `model.read(x, lengths=..., dt=...)` for ragged
+            sequences and gaps.
         tol: the greatest error allowed in any unit of the output, or total variation of a filter.
-        h0: the states before the first step, as the layer takes them.
+        h0: the states before the first step, as the layer takes them; a model has none.
 
     Returns:
         `Forgetting(window [*batch, T], bound [*batch, T])`; where no shorter window is certified, all t + 1 inputs.
         For one gated layer any longer window is certified too; for a stack `truncation_bound` gives a window's bound.
 
     Raises:
-        ValueError: tol is not positive, or a network of another kind.
+        ValueError: tol is not positive; a network of another kind; a model with other dynamics or with covariates, or
+            an h0 for it; for a GRU, LSTM or Elman network an h0 larger than what its inputs reach.
+
+    Example:
+        >>> import torch, samplehold as sh
+        >>> layer = sh.MinGRU(input_size=1, hidden_size=1)
+        >>> _ = layer.load_state_dict({"weight_l0": torch.zeros(2, 1), "bias_l0": torch.tensor([0.0, 1.0])})
+        >>> sh.forgetting(layer, torch.zeros(8, 1), tol=0.1).window  # half of the state is held at each step
+        tensor([1, 2, 3, 3, 3, 4, 4, 4])
     """
     if not tol > 0:
         raise ValueError(f"tol: got {tol}; give a positive error.")
     if isinstance(layer_or_model, SwitchingSSM):
+        if h0 is not None:
+            raise ValueError("h0: given for a model, whose filter starts from its prior; leave it out.")
         return filter_forgetting(layer_or_model, x, tol)
     layer = layer_or_model
     x, h0 = batch_major(x, _parts(layer).input_size, _parts(layer).batch_first).detach().double(), _double(h0)
@@ -74,7 +85,25 @@ def forgetting(layer_or_model: nn.Module, x: Tensor, tol: float, h0: Any = None)
 
 
 def truncation_bound(layer: nn.Module, x: Tensor, window: int, h0: Any = None) -> Float[Tensor, "*b T"]:
-    """A proved bound, at each step, on the greatest error of `truncate(layer, window)(x, h0)` in any unit."""
+    """A proved bound, at each step, on the greatest error of `truncate(layer, window)(x, h0)` in any unit.
+
+    Arguments:
+        layer: as `forgetting` takes it; no model.
+        x, h0: as the layer takes them.
+        window: how many inputs each output has.
+
+    Raises:
+        ValueError: a window below 1; a network or an h0 that `forgetting` does not take.
+
+    Example:
+        >>> import torch, samplehold as sh
+        >>> layer, x = sh.MinGRU(2, 3, dtype=torch.float64), torch.ones(20, 2, dtype=torch.float64)
+        >>> error = (sh.truncate(layer, 5)(x) - layer(x)[0]).abs().amax(-1)
+        >>> bool((error <= sh.truncation_bound(layer, x, 5) + 1e-12).all())
+        True
+    """
+    if window < 1:
+        raise ValueError(f"window: got {window}; give 1 or more inputs, the present one among them.")
     x, h0 = batch_major(x, _parts(layer).input_size, _parts(layer).batch_first).detach().double(), _double(h0)
     bound = x.new_zeros(x.shape[:-1])
     if _is_single(layer):

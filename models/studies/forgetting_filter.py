@@ -21,12 +21,14 @@ $TV(a_{t-w}, a'_{t-w}) \le 1$.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ...switching.data.series import Series
 from ...switching.model import SwitchingSSM
 from .windows import Forgetting, first_windows
 
@@ -38,13 +40,16 @@ def filter_forgetting(model: SwitchingSSM, x: Any, tol: float) -> Forgetting:
             f"layer: the model has dynamics {model.dynamics}; products of holds bound the filter of Copy(n_states) "
             "without covariates."
         )
-    values = model.read(x).observations.double()
-    return first_windows(filter_bounds(model, values), values, tol)
+    series = model.read(x)
+    series = replace(series, observations=series.observations.double())
+    found = first_windows(filter_bounds(model, series), series.observations, tol)
+    window, bound = (torch.where(series.inside, table, 0) for table in (found.window, found.bound))
+    return Forgetting(window, bound, tol)
 
 
-def filter_bounds(model: SwitchingSSM, x: Any) -> Iterator[Float[Tensor, "*b n"]]:
+def filter_bounds(model: SwitchingSSM, series: Series) -> Iterator[Float[Tensor, "*b n"]]:
     """For windows w = 1, 2, ..., T the bounds at steps w - 1, ..., T - 1; 0 where the window is all there is."""
-    chain: Any = model.chain(x)  # with a gate, as was seen to: it has these two tables
+    chain: Any = model.chain(series)  # with a gate, as was seen to: it has these two tables
     fresh = chain.log_fresh.detach()
     held = chain.log_held.detach().expand_as(fresh)
     log_bound, log_b = torch.zeros_like(fresh[..., 0]), torch.zeros_like(fresh)

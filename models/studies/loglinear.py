@@ -30,12 +30,22 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class SoftmaxRegression:
-    """log P(y = k | x) = weight[k] x + bias[k] - log-sum-exp over k."""
+    """log P(y = k | x) = weight[k] x + bias[k] - log-sum-exp over k.
+
+    Example:
+        >>> import torch, samplehold as sh
+        >>> regression = sh.SoftmaxRegression.from_logistic(torch.tensor([2.0]), torch.tensor(0.0))
+        >>> classes = regression.gaussian_classes(covariance=torch.tensor([[4.0]]))  # any covariance will do
+        >>> x = torch.tensor([[-1.0], [0.0], [0.5]])
+        >>> torch.allclose(classes.log_posterior(x), regression.log_posterior(x))
+        True
+    """
 
     weight: Float[Tensor, "K F"]
     bias: Float[Tensor, "K"]
 
     def log_posterior(self, x: Float[Tensor, "*b F"]) -> Float[Tensor, "*b K"]:
+        """log P(y = k | x)."""
         return (x @ self.weight.mT + self.bias).log_softmax(-1)
 
     @staticmethod
@@ -98,7 +108,14 @@ class SoftmaxRegression:
 
 @dataclass(frozen=True)
 class GaussianClasses:
-    """x | k ~ N(mean[k], covariance): linear discriminant analysis as a generative model."""
+    """x | k ~ N(mean[k], covariance): linear discriminant analysis as a generative model.
+
+    Example:
+        >>> import torch, samplehold as sh
+        >>> even, mean = torch.tensor([0.5, 0.5]).log(), torch.tensor([[-1.0], [1.0]])
+        >>> sh.GaussianClasses(even, mean, torch.eye(1)).regression().to_logistic()
+        (tensor([2.]), tensor(0.))
+    """
 
     log_prior: Float[Tensor, "K"]
     mean: Float[Tensor, "K F"]
@@ -112,6 +129,7 @@ class GaussianClasses:
         return self.log_prior - 0.5 * whitened.square().sum(-2) - log_volume
 
     def log_posterior(self, x: Float[Tensor, "*b F"]) -> Float[Tensor, "*b K"]:
+        """log P(y = k | x)."""
         return self.log_joint(x).log_softmax(-1)
 
     def regression(self) -> SoftmaxRegression:
@@ -122,10 +140,18 @@ class GaussianClasses:
 
 @dataclass(frozen=True)
 class CategoricalClasses:
-    """Naive Bayes over categorical features: feature f has `sizes[f]` values, side by side in the table's columns."""
+    """Naive Bayes over categorical features: feature f has `sizes[f]` values, side by side in the table's columns.
+
+    Example:
+        >>> import torch, samplehold as sh
+        >>> even, table = torch.tensor([0.5, 0.5]), torch.tensor([[0.9, 0.1], [0.3, 0.7]])
+        >>> classes = sh.CategoricalClasses(even.log(), table.log(), sizes=(2,))
+        >>> classes.log_posterior(torch.tensor([1.0, 0.0])).exp()  # 0.9 to 0.3
+        tensor([0.7500, 0.2500])
+    """
 
     log_prior: Float[Tensor, "K"]
-    log_table: Float[Tensor, "K V"]
+    log_table: Float[Tensor, "K V"]  # log P(value | class), with the values of all features side by side
     sizes: tuple[int, ...]
 
     def log_joint(self, x: Float[Tensor, "*b V"]) -> Float[Tensor, "*b K"]:
@@ -134,6 +160,7 @@ class CategoricalClasses:
         return self.log_prior + torch.where(x == 0, 0, x * self.log_table).sum(-1)
 
     def log_posterior(self, x: Float[Tensor, "*b V"]) -> Float[Tensor, "*b K"]:
+        """log P(y = k | x) of one-hot features."""
         return self.log_joint(x).log_softmax(-1)
 
     def regression(self) -> SoftmaxRegression:

@@ -16,6 +16,7 @@ of a size lose? It is trained on sequences from the model and judged on others, 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import pandas as pd
@@ -24,20 +25,31 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from ...inference.numerics.randomness import Seed
 from ...switching.dynamics.copy import Copy
 from ...switching.emissions.discrete import Categorical
 from ...switching.model import SwitchingSSM
+from ...switching.seeding import number_of, seeded
 from ..bridge.tokens import one_hot
 from ..networks.minimal import MinGRU
 
 REDRAW_PROBS = (0.02, 0.1, 0.3, 1.0)
 OVERLAPS = (0.3, 0.6)
 BATCH, LENGTH = 64, 64
+UNSEEN = -100  # the target of a missing token, which no loss counts
 
 
 @dataclass(frozen=True)
 class NextTokenPredictor:
-    """A recurrent layer trained with a linear head to predict the next token."""
+    """A recurrent layer trained with a linear head to predict the next token.
+
+    Example:
+        >>> import torch, samplehold as sh
+        >>> x = sh.one_hot([[0, 1] * 5, [1, 0] * 5], 2, dtype=torch.float32)
+        >>> trained = sh.train_next_token(sh.MinGRU(2, 3), x, n_steps=2)
+        >>> trained.log_probs(x).shape, trained.loss.shape  # of all tokens but the first; of each step of training
+        (torch.Size([2, 9]), torch.Size([2]))
+    """
 
     layer: nn.Module
     head: nn.Linear
@@ -45,36 +57,45 @@ class NextTokenPredictor:
 
     @torch.no_grad()
     def log_probs(self, x: Float[Tensor, "*b T V"]) -> Float[Tensor, "*b n"]:
-        """log p(x_t+1 | x_1..t) of the tokens 2 .. T, [*b, T - 1]."""
+        """log p(x_t+1 | x_1..t) of the tokens 2 .. T in nats, [*b, T - 1]; 0 for a missing one."""
         out = self.layer(x[..., :-1, :])[0]
         return (self.head(out).log_softmax(-1) * x[..., 1:, :]).sum(-1)
 
 
 def train_next_token(
-    layer: nn.Module, x: Float[Tensor, "N T V"], n_steps: int = 200, rate: float = 1e-2, seed: int = 0
+    layer: nn.Module, x: Float[Tensor, "N T V"], n_steps: int = 200, rate: float = 1e-2, seed: Seed = 0
 ) -> NextTokenPredictor:
     """Train a layer, in place, to predict the next of one-hot tokens; by Adam with a cosine schedule.
 
     Arguments:
         layer: `out, _ = layer(x)`, with states out [N, T, D]; its parameters are where training starts.
-        x: sequences; each step takes 64 of them.
+        x: sequences, with rows of zeros where a token is missing; each step takes 64 of them, some more than once.
         n_steps, rate: of Adam.
         seed: of the batches and the linear head.
+
+    Example:
+        >>> import torch, samplehold as sh
+        >>> _ = torch.manual_seed(0)
+        >>> x = sh.one_hot([[0, 1] * 5, [1, 0] * 5], 2, dtype=torch.float32)
+        >>> trained = sh.train_next_token(sh.MinGRU(2, 4), x, n_steps=60, rate=0.1)
+        >>> bool(trained.loss[-1] < 0.1 < trained.loss[0])  # that one token follows the other is soon learned
+        True
     """
-    random = torch.Generator().manual_seed(seed)
-    width, tokens = int(getattr(layer, "hidden_size", 0)), x.shape[-1]
-    head = nn.Linear(width, tokens, dtype=x.dtype)
+    random = torch.Generator().manual_seed(number_of(seed))
     with torch.no_grad():
-        head.weight.normal_(0, 1 / math.sqrt(width), generator=random)
+        width, tokens = layer(x[:1])[0].shape[-1], x.shape[-1]
+        head = nn.Linear(width, tokens, dtype=x.dtype, device="meta").to_empty(device=x.device)  # not yet drawn
+        weight = torch.empty(tokens, width, dtype=x.dtype).normal_(0, 1 / math.sqrt(width), generator=random)
+        head.weight.copy_(weight)
         head.bias.zero_()
     parameters = [*layer.parameters(), *head.parameters()]
     optimizer = torch.optim.Adam(parameters, rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, n_steps)
-    target, losses = x.argmax(-1), []
+    target, losses = torch.where(x.any(-1), x.argmax(-1), UNSEEN), []
     for _ in range(n_steps):
         rows = torch.randint(len(x), (BATCH,), generator=random)
         out = layer(x[rows, :-1])[0]
-        loss = nn.functional.cross_entropy(head(out).flatten(0, 1), target[rows, 1:].flatten())
+        loss = nn.functional.cross_entropy(head(out).flatten(0, 1), target[rows, 1:].flatten(), ignore_index=UNSEEN)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -92,21 +113,28 @@ def held_model(redraw_prob: float, overlap: float, n_states: int = 3) -> Switchi
     )  # fmt: skip
 
 
-def make_layer(kind: Any, n_tokens: int, n_units: int, seed: int = 0) -> nn.Module:
+def make_layer(kind: Any, n_tokens: int, n_units: int, seed: Seed = 0) -> nn.Module:
     """A float32 layer `kind(n_tokens, n_units)` with weights of a seed, leaving global random numbers alone."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with seeded(seed, torch.empty(0)):
         return kind(n_tokens, n_units)
 
 
 @dataclass(frozen=True)
 class PriceOfExactness:
-    """Nats a token lost against the exact filter, by redraw probability and overlap; `summary()` and `plot()`."""
+    """Nats a token lost against the exact filter, by redraw probability and overlap; `summary()` and `plot()`.
+
+    Example:
+        >>> import torch, samplehold as sh
+        >>> rho, overlap = torch.tensor([0.1, 1.0]), torch.tensor([0.5])
+        >>> price = sh.PriceOfExactness(rho, overlap, torch.tensor([[0.25, 0.0]]), torch.tensor([[0.5, 0.0]]))
+        >>> price.summary()["minGRU loses, nats"].tolist()  # a row for each overlap and redraw probability
+        [0.25, 0.0]
+    """
 
     redraw_prob: Float[Tensor, "R"]
     overlap: Float[Tensor, "O"]
-    network: Float[Tensor, "O R"]
-    no_memory: Float[Tensor, "O R"]
+    network: Float[Tensor, "O R"]  # what the best minGRU loses
+    no_memory: Float[Tensor, "O R"]  # what the marginal p(x) loses
 
     def summary(self) -> pd.DataFrame:
         """A row for each model."""
@@ -122,9 +150,8 @@ class PriceOfExactness:
         """Losses against the redraw probability, a colour for each overlap."""
         figure = Figure(figsize=(6.5, 4.0), layout="constrained", facecolor="white")
         panel = figure.subplots()
-        for i, (overlap, color) in enumerate(
-            zip(self.overlap.tolist(), ("#8c2981", "#1f77b4", "#de4968"), strict=False)
-        ):
+        colors = cycle(("#8c2981", "#1f77b4", "#de4968"))
+        for i, (overlap, color) in enumerate(zip(self.overlap.tolist(), colors, strict=False)):
             rho = self.redraw_prob.numpy()
             panel.plot(
                 rho, self.network[i].numpy(), "o-", color=color, markersize=4, label=f"minGRU, overlap {overlap:g}"
@@ -146,7 +173,8 @@ def price_of_exactness(
     overlaps: Sequence[float] = OVERLAPS,
     n_units: int = 16,
     n_steps: int = 200,
-    seed: int = 0,
+    seed: Seed = 0,
+    n_sequences: int = 2048,
 ) -> PriceOfExactness:
     """What the best minGRU of a size loses on models whose held states emit; a second or so of training for each.
 
@@ -155,22 +183,31 @@ def price_of_exactness(
         overlaps: o of the models, from 0, where a token tells its state, to 1, where it tells nothing.
         n_units: of the minGRU.
         n_steps: of training.
+        seed: of the sequences, the layer and its training; the same for each model.
+        n_sequences: of 64 tokens, to train on; it is judged on 128 of 256.
 
     Raises:
         ValueError: an overlap or redraw probability that is not in [0, 1].
+
+    Example:
+        >>> import samplehold as sh
+        >>> price = sh.price_of_exactness([1.0], [0.5], n_units=2, n_steps=1, n_sequences=1)
+        >>> bool(price.no_memory.abs() < 1e-6)  # with a redraw at each step there is nothing to remember
+        True
     """
     for name, numbers in (("redraw_probs", redraw_probs), ("overlaps", overlaps)):
         if not all(0 <= number <= 1 for number in numbers):
             raise ValueError(f"{name}: got {list(numbers)}; give numbers between 0 and 1.")
     network, no_memory = torch.zeros(2, len(overlaps), len(redraw_probs))
+    number = number_of(seed)
     for i, overlap in enumerate(overlaps):
         for j, redraw_prob in enumerate(redraw_probs):
             model = held_model(redraw_prob, overlap)
-            symbols = model.simulate(LENGTH, (2048,), seed=seed).x
-            test = model.simulate(256, (128,), seed=seed + 1).x
-            layer = make_layer(MinGRU, model.n_states, n_units, seed)
+            symbols = model.simulate(LENGTH, (n_sequences,), seed=number).x
+            test = model.simulate(256, (128,), seed=number + 1).x
+            layer = make_layer(MinGRU, model.n_states, n_units, number)
             train = one_hot(symbols[..., 0], model.n_states, dtype=torch.float32)
-            trained = train_next_token(layer, train, n_steps, seed=seed)
+            trained = train_next_token(layer, train, n_steps, seed=number)
             exact = model.filter(test).log_increment[:, 1:].mean()
             found = trained.log_probs(one_hot(test[..., 0], model.n_states, dtype=torch.float32)).mean()
             network[i, j] = exact - found

@@ -36,7 +36,16 @@ Condition = tuple[str, float, float]
 
 @dataclass(frozen=True)
 class Stability:
-    """A certificate for one network and one bound on its inputs."""
+    """A certificate for one network and one bound on its inputs.
+
+    Example:
+        >>> import torch, samplehold as sh
+        >>> network = sh.LSTM(input_size=1, hidden_size=2)
+        >>> _ = [torch.nn.init.zeros_(parameter) for parameter in network.parameters()]  # every gate is 1/2
+        >>> found = sh.stability(network, input_bound=1.0)
+        >>> found.rate, found.stable, found.gain.shape  # of h and c
+        (0.5, True, torch.Size([2, 2]))
+    """
 
     rate: float  # the spectral radius of gain: the factor a step by which distances shrink in the long run
     gain: Float[Tensor, "m m"]  # distances after a step are at most gain @ distances before; [h] or [h, c] a layer
@@ -62,7 +71,7 @@ class _Layer:
     conditions: list[Condition]
 
 
-def stability(network: nn.RNNBase, input_bound: float) -> Stability:
+def stability(network: nn.Module, input_bound: float) -> Stability:
     """Bound how fast a `GRU`, `LSTM` or `Elman` network (or torch's own) forgets the state it started from.
 
     Arguments:
@@ -70,10 +79,19 @@ def stability(network: nn.RNNBase, input_bound: float) -> Stability:
         input_bound: the greatest magnitude that any input takes.
 
     Raises:
-        ValueError: a network that runs both ways in time.
+        TypeError: a network of another kind.
+        ValueError: a network that runs both ways in time; a bound that is negative.
+
+    Miller & Hardt 2019, *Stable recurrent models*, arXiv 1805.10369.
+
+    Example:
+        >>> import torch, samplehold as sh
+        >>> network = sh.Elman(input_size=1, hidden_size=2)
+        >>> _ = torch.nn.init.constant_(network.weight_hh_l0, 0.25)  # of the spectral norm 1/2
+        >>> round(sh.stability(network, input_bound=1.0).rate, 3)
+        0.5
     """
-    if network.bidirectional:
-        raise ValueError("network: it runs both ways in time, and no state carries all of the past; give one way.")
+    network = _checked(network, input_bound)
     layers = []
     for k in range(network.num_layers):
         layers.append(_layer(network, k, input_bound))
@@ -90,16 +108,30 @@ def stability(network: nn.RNNBase, input_bound: float) -> Stability:
     return Stability(rate, gain, torch.cat([layer.reach for layer in layers]), tuple(conditions))
 
 
-def stabilize(network: nn.RNNBase, input_bound: float, slack: float = 0.01) -> nn.RNNBase:
+def stabilize(network: nn.Module, input_bound: float, slack: float = 0.01) -> nn.RNNBase:
     """A copy of the network whose recurrent weights are projected onto the conditions of stability.
 
     Elman: singular values are cut at 1 - slack. LSTM and GRU: every row of a recurrent matrix is projected onto the
     ball of sums of magnitudes within (1 - slack) of its limit; for a GRU the three terms of its condition get a third
     each. Layers that meet their conditions stay as they are, as do biases and input weights.
 
+    Arguments:
+        network, input_bound: as `stability`.
+        slack: how far below its limit a projected condition ends, as a share of that.
+
     Raises:
-        ValueError: slack outside of 0..1, or gates that inputs alone can drive to 1.
+        TypeError: a network of another kind.
+        ValueError: a network that runs both ways in time; a bound that is negative; slack outside of 0..1; gates that
+            inputs alone can drive to 1.
+
+    Example:
+        >>> import torch, samplehold as sh
+        >>> network = sh.Elman(input_size=1, hidden_size=2)
+        >>> _ = torch.nn.init.constant_(network.weight_hh_l0, 2.0)
+        >>> sh.stability(network, 1.0).stable, round(sh.stability(sh.stabilize(network, 1.0), 1.0).rate, 3)
+        (False, 0.99)
     """
+    network = _checked(network, input_bound)
     if not 0 < slack < 1:
         raise ValueError(f"slack: got {slack}; give a number between 0 and 1.")
     stable = copy.deepcopy(network)
@@ -118,6 +150,16 @@ def stabilize(network: nn.RNNBase, input_bound: float, slack: float = 0.01) -> n
             )
         input_bound = _output_bound(found, network)
     return stable
+
+
+def _checked(network: nn.Module, input_bound: float) -> nn.RNNBase:
+    if not isinstance(network, nn.RNNBase):
+        raise TypeError(f"network: got {type(network).__name__}, expected GRU, LSTM or Elman, or torch's own.")
+    if network.bidirectional:
+        raise ValueError("network: it runs both ways in time, and no state carries all of the past; give one way.")
+    if input_bound < 0:
+        raise ValueError(f"input_bound: got {input_bound}; give the greatest magnitude of any input, 0 or more.")
+    return network
 
 
 def _is_stable(layer: _Layer) -> bool:

@@ -10,7 +10,18 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Forgetting:
-    """For each step the least number of last inputs, itself among them, that certify the output to `tol`."""
+    """For each step the least number of last inputs, itself among them, that certify the output to `tol`.
+
+    Both tables are 0 beyond the end of a sequence.
+
+    Example:
+        >>> import samplehold as sh
+        >>> model = sh.SwitchingSSM(sh.Copy(2), sh.Normal())
+        >>> model = model.with_values(redraw_prob=0.9, state_probs=[0.5, 0.5], loc=[[-3], [3]], scale=[[1], [1]])
+        >>> found = sh.forgetting(model, [-3.1, -2.8, 3.2, 0.1, 3.0, -3.2], tol=0.05)
+        >>> found.window, found.longest  # a redraw forgets, and most steps redraw
+        (tensor([1, 2, 2, 2, 2, 2]), 2)
+    """
 
     window: Int[Tensor, "*b T"]
     bound: Float[Tensor, "*b T"]  # proved, with that window: of any unit's error, or a filter's total variation

@@ -2,7 +2,9 @@
 
 import math
 
+import matplotlib.dates as mdates
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from samplehold import (
@@ -194,6 +196,19 @@ def test_tables_arrays_and_pictures_of_a_comparison():
     single = compare(model, as_rnn(make()), x[3, :, 0])
     assert "sequence" not in single.to_xarray().dims
     assert single.plot(steps=slice(5, 20)).axes[-1].get_xlim() == (4.5, 19.5)
+
+
+def test_the_picture_of_a_sequence_has_its_own_dates():
+    model = SwitchingSSM(Copy(2), Normal(1)).with_values(
+        redraw_prob=0.1, state_probs=[0.5, 0.5], loc=[[-1.0], [1.0]], scale=[[1.0], [1.0]]
+    )
+    numbers = torch.linspace(-2, 2, 9).numpy()
+    days = [pd.date_range(start, periods=9 - k, freq="D") for k, start in enumerate(("2020-01-01", "2021-01-01"))]
+    x = [pd.Series(numbers[: len(index)], index=index) for index in days]
+    report = compare(model, MinGRU(1, 2, candidate="simplex"), x)
+    for sequence, index in enumerate(days):
+        first, last = report.plot(sequence).axes[-1].get_xlim()
+        assert [first + 0.5, last - 0.5] == pytest.approx(mdates.date2num([index[0], index[-1]]))
 
 
 def test_single_precision_and_real_numbers():

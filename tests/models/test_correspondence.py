@@ -257,6 +257,9 @@ def test_tokens_sampled_from_a_lifted_model_are_independent_and_its_paths_are_th
                 assert (rate - found[unit, here].mean()).abs() < 0.04
     assert_close(drawn.redraw.double().mean(-1), lifted.log_redraw.exp(), rtol=0, atol=0.01)
     assert_close(lifted.sample(7, (2, 3), seed=1).state, lifted.sample(7, (2, 3), seed=1).state)
+    generator = torch.Generator().manual_seed(1)
+    assert_close(lifted.sample(7, (2, 3), seed=generator).state, lifted.sample(7, (2, 3), seed=1).state)
+    assert not torch.equal(lifted.sample(50, seed=generator).tokens, lifted.sample(50, seed=generator).tokens)
 
 
 def test_any_token_probabilities_make_the_same_filter():

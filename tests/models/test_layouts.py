@@ -194,7 +194,7 @@ def test_a_bias_of_other_rows_than_two_is_refused_for_a_gru_of_keras(rows):
 
 
 def test_missing_submodules_of_flax_are_named():
-    with pytest.raises(ValueError, match="without .*'hn'"):
+    with pytest.raises(ValueError, match=r"without .*'hn'"):
         layouts.from_flax("gru", {"in": {"kernel": normal(F, H)}})
 
 

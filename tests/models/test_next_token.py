@@ -4,7 +4,15 @@ import math
 
 import pytest
 import torch
-from samplehold import MinGRU, MinLSTM, compare, one_hot, price_of_exactness, train_next_token
+from samplehold import (
+    MinGRU,
+    MinLSTM,
+    PriceOfExactness,
+    compare,
+    one_hot,
+    price_of_exactness,
+    train_next_token,
+)
 from samplehold.models.studies.next_token import held_model, make_layer
 from torch.testing import assert_close
 
@@ -66,7 +74,11 @@ def test_trained_networks_hold_the_exact_posterior(kind):
 def test_training_repeats_and_predictions_are_distributions():
     model = held_model(0.1, 0.5)
     x = one_hot(model.simulate(20, (70,), seed=0).x[..., 0], 3, dtype=torch.float32)
-    runs = [train_next_token(make_layer(MinGRU, 3, 4), x, 3) for _ in range(2)]
+    before = torch.get_rng_state()
+    runs = [train_next_token(make_layer(MinGRU, 3, 4), x, 3, seed=seed) for seed in (0, 0)]
+    assert torch.equal(torch.get_rng_state(), before)
+    drawn = [train_next_token(make_layer(MinGRU, 3, 4), x, 3, seed=torch.Generator().manual_seed(5)) for _ in range(2)]
+    assert_close(drawn[0].loss, drawn[1].loss, rtol=0, atol=0)
     assert_close(runs[0].loss, runs[1].loss, rtol=0, atol=0)
     found = runs[0].log_probs(x[:5])
     assert found.shape == (5, 19)
@@ -74,3 +86,27 @@ def test_training_repeats_and_predictions_are_distributions():
         [runs[0].log_probs(torch.cat([x[:5, :1], torch.eye(3)[k].expand(5, 1, 3)], 1)) for k in range(3)]
     )
     assert_close(every.exp().sum(0), torch.ones(5, 1))
+
+
+class Bare(torch.nn.Module):
+    """A layer that says nothing of its sizes."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = make_layer(MinGRU, 2, 5)
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+def test_any_layer_is_trained_and_a_missing_token_is_no_target():
+    x = one_hot([[0.0, 1.0], [0.0, math.nan]], 2, dtype=torch.float32)
+    trained = train_next_token(Bare(), x, 80, rate=0.1)
+    assert trained.head.in_features == 5
+    assert trained.loss[-1] < 0.1  # read as a token, the missing one would contradict the other
+    assert (trained.log_probs(x)[1] == 0).all()
+
+
+def test_every_overlap_has_its_curve():
+    price = PriceOfExactness(torch.tensor([0.1, 1.0]), torch.linspace(0, 1, 4), torch.zeros(4, 2), torch.ones(4, 2))
+    assert len(price.plot().axes[0].lines) == 8

@@ -144,8 +144,13 @@ def test_elman_is_stable_just_below_spectral_norm_one():
 
 
 def test_wrong_input_is_refused_with_the_cure():
-    with pytest.raises(ValueError, match="network: it runs both ways"):
-        stability(torch.nn.GRU(2, 3, bidirectional=True), 1.0)
+    for certify in (stability, stabilize):
+        with pytest.raises(ValueError, match="network: it runs both ways"):
+            certify(torch.nn.GRU(2, 3, bidirectional=True), 1.0)
+        with pytest.raises(ValueError, match="input_bound: got -1"):
+            certify(GRU(2, 3), -1.0)
+        with pytest.raises(TypeError, match="network: got Linear, expected GRU, LSTM or Elman"):
+            certify(torch.nn.Linear(2, 3), 1.0)
     for layer_class in (GRU, LSTM):
         layer, _ = build(layer_class, 0, 10.0)
         assert not stability(layer, 5.0).stable
