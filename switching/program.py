@@ -66,9 +66,9 @@ class Observation(TorchDistribution):
 class PathMixture(TorchDistribution):
     """Whole sequences with their state paths summed out: event `[T, F]`, batch the sequences.
 
-    `log_prob` is the log-normaliser of the chain over paths, -inf for a sequence that no path can have made, as a sampler
-    meets where it tries its step size; NaN is missing, and steps beyond the lengths of the problem's series, of which
-    only the extent and the drive matter here, are ignored.
+    `log_prob` is the log-normaliser of the chain over paths, -inf for a sequence that no path can have made (a sampler
+    meets such where it tries its step size); NaN is missing, and steps beyond the lengths of the problem's series, of
+    which only the extent and the drive matter here, are ignored.
     """
 
     arg_constraints: dict = {}  # noqa: RUF012

@@ -368,7 +368,7 @@ def test_help_shows_examples_and_loads_nothing_heavy():
 def test_compare_prints_the_table_of_claims_and_writes_their_figures(tmp_path, monkeypatch):
     from samplehold.models.studies import claims as shown
 
-    small = {"LAYERS": 9, "TRAINED": -1.0}
+    small = {"LAYERS": 9, "TRAINED": -1.0, "JUDGED": 8}
     for name, value in small.items():
         monkeypatch.setattr(shown, name, value)
     monkeypatch.setattr(shown, "price_of_exactness", partial(shown.price_of_exactness, (0.02, 1.0), (0.3,), n_steps=60))

@@ -140,6 +140,7 @@ def compare(
         network starts from its own h0.
 
     Raises:
+        TypeError: what is no model.
         ValueError: a model without values or with covariates; inputs that the network does not take; an observation
             that is impossible; a reading that does not fit the network.
 
@@ -156,7 +157,7 @@ def compare(
         Name: TV, max, dtype: bool
     """
     if not isinstance(model, SwitchingSSM):
-        raise ValueError(
+        raise TypeError(
             f"model: got {type(model).__name__}, expected a SwitchingSSM; for layers of chains use `compare_layers`."
         )
     if reads is not None and reads not in READINGS:

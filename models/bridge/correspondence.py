@@ -39,8 +39,9 @@ def as_ssm(layer: nn.Module, token_probs: Any = None, inputs: str = "tokens") ->
             of real numbers; candidates are exact and gates are a limit (see `lifting_gaussian`).
 
     Raises:
-        ValueError: a network of another kind or of several layers, weights that are not finite, probabilities that are
-            not positive; for Gaussian inputs more units than features, or candidates that are not linear in x.
+        TypeError: a network of another kind.
+        ValueError: one whose gates read its own state, or of several layers; weights that are not finite, probabilities
+            that are not positive; for Gaussian inputs more units than features, or candidates that are not linear in x.
 
     Example:
         >>> import torch, samplehold as sh
@@ -82,6 +83,7 @@ def as_rnn(model: nn.Module | LayeredSSM, space: str = "probability") -> MinGRU 
             under the per-step variational update whose gate is read from x alone, `filter_vmp(model, x, gate="input")`.
 
     Raises:
+        TypeError: what is no model.
         ValueError: another model, and why its filter is no minGRU; in logit space a probability of 0.
 
     Example:

@@ -228,14 +228,14 @@ def lift_tokens(layer: nn.Module, token_probs: Any = None) -> Lifted:
 
 
 def check_liftable(layer: nn.Module) -> MinGRU | MinLSTM:
-    """The layer, or a `ValueError` that says why it is no filter of copy chains."""
+    """The layer, or an error that says why it is no filter of copy chains."""
     kind = type(layer).__name__
     if isinstance(layer, nn.RNNBase):
         raise ValueError(
             f"layer: a {kind}'s gates read its own state, so no chain has it as its filter; use `compare`."
         )
     if not isinstance(layer, MinGRU | MinLSTM):
-        raise ValueError(f"layer: got {kind}, expected MinGRU or MinLSTM, whose gates read one input each.")
+        raise TypeError(f"layer: got {kind}, expected MinGRU or MinLSTM, whose gates read one input each.")
     if layer.num_layers != 1:
         raise ValueError(
             f"layer: has {layer.num_layers} layers, and those above the first read beliefs, not tokens; give one layer."

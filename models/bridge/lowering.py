@@ -74,9 +74,9 @@ def token_marginal(model: nn.Module) -> Float[Tensor, "V"]:
 
 
 def _check(model: nn.Module) -> Parameters:
-    """The parameter values of a model that has a minGRU for its filter; `ValueError` with what stands in the way."""
+    """The parameter values of a model that has a minGRU for its filter; or an error with what stands in the way."""
     if not isinstance(model, SwitchingSSM):
-        raise ValueError(f"model: got {type(model).__name__}, expected a SwitchingSSM or LayeredSSM.")
+        raise TypeError(f"model: got {type(model).__name__}, expected a SwitchingSSM or LayeredSSM.")
     dynamics, emission = model.dynamics, model.emission
     if not dynamics.holds:
         raise ValueError(

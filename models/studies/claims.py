@@ -33,6 +33,7 @@ LAYERS = 200  # random layers; the tests take a thousand
 ROUNDINGS = 8.0  # of a state at each step, in units of the float's precision
 CANDIDATES = ("linear", "tanh", "positive", "simplex")
 TRAINED = 0.9  # least R^2 of a trained network's probe
+JUDGED = 40  # sequences of 200 tokens, on which a trained network is compared
 
 
 @dataclass(frozen=True)
@@ -168,14 +169,14 @@ def trained(seed: int) -> Iterator[Shown]:
     """Networks trained to predict tokens, and what their states say of a model they were not told of."""
     model = held_model(0.1, 0.5)
     x = one_hot(model.simulate(64, (2048,), seed=seed).x[..., 0], model.n_states, dtype=torch.float32)
-    test = model.simulate(200, (40,), seed=seed + 1).x
+    test = model.simulate(200, (JUDGED,), seed=seed + 1).x
     for kind in (MinGRU, MinLSTM):
         network = train_next_token(make_layer(kind, model.n_states, 16, seed), x, seed=seed)
         report = compare(model, network.layer, test, reads="probe")
         assert report.probe is not None
         base = report.probe.r2["input"]
         text = f"6. {kind.__name__} trained on a copy model: R2 of the exact posterior (from the input: {base:.2f})"
-        figure = (f"trained_{kind.__name__.lower()}.png", report.plot(sequence=39))
+        figure = (f"trained_{kind.__name__.lower()}.png", report.plot(sequence=JUDGED - 1))
         yield Shown(text, report.probe.r2["network"], TRAINED, below=False, figure=figure)
 
 

@@ -58,7 +58,8 @@ def forgetting(layer_or_model: nn.Module, x: Any, tol: float, h0: Any = None) ->
         For one gated layer any longer window is certified too; for a stack `truncation_bound` gives a window's bound.
 
     Raises:
-        ValueError: tol is not positive; a network of another kind; a model with other dynamics or with covariates, or
+        TypeError: what is neither such a network nor a model.
+        ValueError: tol is not positive; a model with other dynamics or with covariates, or
             an h0 for it; for a GRU, LSTM or Elman network an h0 larger than what its inputs reach.
 
     Example:
@@ -277,8 +278,8 @@ class _Table:
 
 def _parts(layer: Any) -> Any:
     if not isinstance(layer, (MinGRU, MinLSTM, QRNN, nn.RNNBase)):
-        raise ValueError(
-            f"layer: got {type(layer).__name__}, expected MinGRU, MinLSTM, QRNN, GRU, LSTM or Elman; "
+        raise TypeError(
+            f"layer_or_model: got {type(layer).__name__}, expected MinGRU, MinLSTM, QRNN, GRU, LSTM or Elman; "
             "give the recurrent layer of your network, and its inputs."
         )
     if isinstance(layer, QRNN) and layer.num_layers > 1:

@@ -96,11 +96,12 @@ def random_case(number: int, random: torch.Generator):
     return layer, torch.randint(tokens, (batch, steps), generator=random), None if number % 3 == 0 else h0, probs
 
 
-def test_a_thousand_random_layers_equal_the_filters_of_their_chains(one_thread):
+@pytest.mark.parametrize("first", range(0, 1000, 250))
+def test_a_thousand_random_layers_equal_the_filters_of_their_chains(first, one_thread):
     """Relative to the range of candidates and h0: under 1e-12 in float64, 1e-5 in float32."""
-    random = torch.Generator().manual_seed(1)
+    random = torch.Generator().manual_seed(1 + first)
     worst, saturated, outside = {torch.float64: 0.0, torch.float32: 0.0}, 0, 0
-    for number in range(1000):
+    for number in range(first, first + 250):
         layer, tokens, h0, probs = random_case(number, random)
         for dtype in (
             (torch.float64, torch.float32) if number % 3 == 1 or tokens.shape[-1] > 10**4 else (torch.float64,)
@@ -117,8 +118,8 @@ def test_a_thousand_random_layers_equal_the_filters_of_their_chains(one_thread):
             outside += int(lifted.spanning(start) is not lifted)
     assert worst[torch.float64] < 1e-12
     assert worst[torch.float32] < 1e-5
-    assert saturated > 200
-    assert outside > 200
+    assert saturated > 50
+    assert outside > 50
 
 
 @settings(max_examples=20)
@@ -449,5 +450,5 @@ def categorical(states=2):
     ],
 )
 def test_what_cannot_be_converted_says_why(call, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         call()
