@@ -135,8 +135,9 @@ def inside(chain: Chain) -> Bool[Tensor, "*b T"]:
 
 def at_end(table: Float[Tensor, "*b T K"], weight: Float[Tensor, "*b K"], lengths: Int[Tensor, "*b"]) -> Tensor:
     """The table with a log-weight added at each sequence's last step."""
-    last = torch.arange(table.shape[-2], device=table.device) == lengths.unsqueeze(-1) - 1
-    return torch.where(last.unsqueeze(-1), table + weight.unsqueeze(-2), table)
+    shape = *lengths.shape, table.shape[-1]
+    last = (lengths - 1)[..., None, None].expand(*lengths.shape, 1, table.shape[-1])
+    return table.expand(*lengths.shape, *table.shape[-2:]).scatter_add(-2, last, weight.expand(shape).unsqueeze(-2))
 
 
 def change_from_stay(stay: Float[Tensor, "*b n"], chain: Chain) -> Float[Tensor, "*b T"]:

@@ -107,6 +107,7 @@ class VMP:
         self._factors = neighbors(self._blocks, self.factors)
         self._moments: dict[str, tuple[Block, Tensor | None, Stats]] = {}
         self._tight: str | None = None  # the block that is at its optimum given all others as they are
+        self._astray = False  # whether a block follows statistics that no block has, so that the bound says nothing yet
         self.linear = linear
         if check:
             not_linear = {name for factor in self.factors for name in check_factor(factor, self._blocks, restarts)}
@@ -150,7 +151,7 @@ class VMP:
             eta = tree_map(lambda new, old: torch.lerp(old, new, block.step), eta, block.eta)
         self._blocks[name] = replace(block, eta=eta)
         optimal = block.step == 1 and block.prior is None and name in self.linear and not under
-        self._tight = name if optimal else None
+        self._tight, self._astray = name if optimal else None, bool(under)
 
     def step(self) -> None:
         """Update every block once."""
@@ -189,7 +190,7 @@ class VMP:
         """
         trace: list[Tensor] = []
         sweeps: list[Sweep] = []
-        terms, converged, start = self._terms(), False, dict(self._blocks)
+        terms, converged, start = None if self._astray else self._terms(), False, dict(self._blocks)
         try:
             while len(trace) < max_steps and not converged:
                 start, last = dict(self._blocks), terms
@@ -198,7 +199,8 @@ class VMP:
                 else:
                     self.step()
                 terms = self._terms()
-                if all(block.step == 1 for block in start.values()) and _fell(last, terms):
+                whole = all(block.step == 1 for block in start.values())
+                if whole and last is not None and _fell(last, terms):
                     self._restore(start)
                     self.sweep()
                 trace.append(terms.sum(0))

@@ -100,6 +100,10 @@ class Graph:
         restarts = int(lead[0]) if lead else None
         return VMP([*blocks, Block(PATHS, family, eta=zero)], factors, restarts, check, linear)
 
+    def linear(self, etas: Etas) -> frozenset[str]:
+        """`VMP.linear` of the engine, whose blocks and factors are tested on two steps."""
+        return self.to(self.problem.series.part(torch.zeros(1, dtype=torch.long)).stretch(0, 2)).engine(etas).linear
+
     @property
     def counted(self) -> Tensor | None:
         """[T], 0 where a step was counted elsewhere; None: nowhere."""
@@ -208,7 +212,7 @@ def emitted(part: Part, chain: str, x: Tensor, counted: Tensor | None = None, al
 
     def to_chain(paths: CopyTables | MarkovTables, statistics: Tensor) -> CopyTables | MarkovTables:
         table = emission.expected_table(x, statistics)
-        table = table if counted is None else table * counted.unsqueeze(-1)
+        table = table if counted is None else table.mul_(counted.unsqueeze(-1))
         return type(paths).of_steps(table if at_drawn else None, table if at_held else None)
 
     def to_block(paths: CopyTables | MarkovTables, statistics: Tensor) -> Tensor:

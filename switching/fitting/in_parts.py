@@ -69,8 +69,7 @@ class InParts:
         self._groups = torch.arange(series.n_sequences).split(max(1, ROOM // numbers))
         self._size = max(1, ROOM * series.n_steps // numbers) if is_long(graph, restarts) else None  # of a stretch
         self._paths: list[Stats] = []  # of each group, where an evaluation goes on from the one before
-        few = graph.to(series.part(self._groups[0][:1]).stretch(0, 2))
-        self.linear = few.engine(etas).linear
+        self.linear = graph.linear(etas)
         self._now = self._visit(etas, under)
 
     def elbo(self) -> Tensor:
@@ -272,7 +271,7 @@ def engine_of(graph: Graph, etas: Etas, under: Etas | None = None) -> VMP | InPa
     """The engine with these natural parameters; its paths are those under them, or under given statistics."""
     if is_large(graph, len(next(iter(etas.values())))):
         return InParts(graph, etas, under)
-    engine = graph.engine(etas)
+    engine = graph.engine(etas, check=False, linear=graph.linear(etas))
     engine.update(PATHS, under)
     return engine
 

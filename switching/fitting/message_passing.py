@@ -52,7 +52,7 @@ def climb(
     """Run all restarts for some steps, then the best third of them until they have settled, or `max_steps`."""
     restarts, max_steps = options.restarts, options.max_steps
     kept = torch.arange(restarts)
-    final, traces = engine.elbo().double(), []
+    final, traces = torch.full((restarts,), -math.inf, dtype=torch.float64), []
     converged = interrupted = False
     steps = 0
     try:
@@ -63,7 +63,7 @@ def climb(
             row = torch.full((run.steps, restarts), torch.nan, dtype=torch.float64)
             row[:, kept] = run.elbo.double().cpu()
             traces.append(row)
-            final[kept] = run.elbo[-1].double()
+            final[kept] = run.elbo[-1].double().cpu()
             report(steps, float(final.max()))
             if steps == TRIAL and len(kept) > 1 and not converged:
                 better = run.elbo[-1].argsort(descending=True)[: math.ceil(len(kept) / KEPT)]

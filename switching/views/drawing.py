@@ -200,7 +200,7 @@ def draw_gate(panel: Axes, axis: TimeAxis, gate: ndarray, name: str) -> None:
             text = f" {label_text(axis.labels[step])}: {gate[step]:.2f} "
             late = step > 0.85 * len(gate)
             at, side = (axis.edges[step], "right") if late else (axis.edges[step + 1], "left")
-            panel.text(at, gate[step], text, ha=side, va="top", fontsize=8, color=INK, bbox=HALO)
+            panel.text(float(at), float(gate[step]), text, ha=side, va="top", fontsize=8, color=INK, bbox=HALO)
     panel.set_ylim(0, 1)
     panel.set_yticks([0, 0.5, 1])
     panel.set_ylabel(f"{name}\nprobability")
