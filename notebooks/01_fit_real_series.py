@@ -58,7 +58,7 @@ fit.model.describe()
 assert fit.converged
 assert bool((fit.objective.diff() >= -1e-9).all())
 print(f"{fit.steps} steps, objective {float(fit.objective[-1]):.3f}")
-print("restarts end at", np.sort(fit.restarts.numpy()).round(3))
+fit.restarts.groupby("start").objective.max().round(3)
 
 # %%
 fit.plot(nile)

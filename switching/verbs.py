@@ -55,12 +55,16 @@ class Verbs(Named):
                 "nuts", through Pyro on the collapsed density, from a fit by message passing (an emission without a
                 conjugate prior: by EM): a normal guide in each unconstrained parameter, and draws from the posterior.
                 These three fill in `Fit.posterior`.
-            restarts: how many starts are run as one batch (k-means++ and random labellings in turn); the best is kept.
+            restarts: four times as many short climbs from starts of several kinds (see `fitting.starts`), of which half
+                as many as `restarts` are taken to the end, and as many more from rearrangements of the best (see
+                `fitting.search`); all run as batches, and `Fit.restarts` tells of each. 1: a single climb.
             max_steps: steps of EM, VMP (at most) or SVI; draws of each of 2 chains of NUTS, after half as many more.
-            tol: a restart has converged when its objective changes by less than `tol` relative to its size.
+            tol: a climb has converged when what is left to gain, extrapolated from its last rises, is less than `tol`
+                nats for each observed step.
             seed: of the starts; the same seed gives the same fit.
-            prior: "scaled" scales the emission's default prior to x; "own" takes `model.prior` as it stands; None: no
-                prior, for "em".
+            prior: "scaled" scales the emission's default prior to x: of normals it is worth half an observation, of
+                the spread that x has within a state by robust statistics, and lets locations lie anywhere; "own" takes
+                `model.prior` as it stands; None: no prior, for "em".
             progress: show a progress bar on a terminal.
             factorization: of q(paths) in VMP: "structured", the exact chain, or "mean_field", every step on its own.
             batch_size: sequences after which VMP updates the parameters, by a step that shrinks as it goes on (see

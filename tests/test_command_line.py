@@ -43,7 +43,7 @@ def test_fit_writes_four_results_and_prints_the_redraw_of_1899(results):
     assert 0.7 < probability < 0.9
     assert "1 -> 0" in line
     assert "converged" in printed
-    assert "redraw_prob: 0.025" in printed
+    assert "redraw_prob: 0.0245" in printed
 
 
 def test_the_saved_model_has_its_states_in_order_and_near_the_truth(results):

@@ -15,7 +15,8 @@ from ...inference.families import CopyPaths, CopyTables, MatrixNormalWishart
 from ...inference.message_passing.factor_graph import Block, Factor
 from ..data.series import Series
 from ..dynamics.factors import named
-from ..emissions.normal import Normal, location_and_variance
+from ..emissions.normal import Normal
+from ..emissions.spread import spread
 from ..fitting.starts import first_labels
 from ..parameters import widened
 
@@ -86,7 +87,7 @@ def check_whole_steps(x: Tensor) -> None:
 def noise_prior(x: Tensor, n_states: int) -> Tensor:
     """Locations around 0, to which x is centered, and a precision around the inverse variance of x."""
     n_features = x.shape[-1]
-    variance = location_and_variance(x.reshape(-1, n_features), n_features)[1]
+    variance = spread(x.reshape(-1, n_features), 1, n_features).total
     return MatrixNormalWishart(n_states).natural(
         x.new_zeros(n_states, n_features),
         LOC_WEIGHT * torch.eye(n_states).to(x),

@@ -19,16 +19,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...inference.families import Gamma, Point, VectorFamily, tree_map
+from ...inference.families import Gamma, Point, VectorFamily
 from ...inference.message_passing.engine import VMP
 from ...inference.message_passing.factor_graph import Block, Factor
 from ...inference.numerics.randomness import Seed, generator_of
 from ..data.series import Series
-from ..fitting.fit import Fit, check_enough
-from ..fitting.message_passing import climb
+from ..fitting.fit import Fit, check_enough, course
+from ..fitting.message_passing import Passing
 from ..fitting.options import Options
 from ..fitting.posterior import ParameterPosterior
 from ..fitting.progress import Progress
+from ..fitting.search import Race
 from ..parameters import Parameters
 from .contract import CoupledSSM, paths_of
 
@@ -121,23 +122,21 @@ def fit_coupled(model: CoupledSSM, series: Series, options: Options) -> Fit[Coup
         network = network.at_points(flat=options.prior is None)
     title = f"{options.method.upper()}, {options.restarts} restarts"
     with Progress(title, options.max_steps, options.progress) as shown:
-        ended = climb(network.engine(options.restarts), options, shown)
-    best = ended.engine.select(torch.tensor([ended.best]))
-    etas = {name: best.blocks[name].eta[0] for name in network.families}
+        race = Race(options, series, shown)
+        race.run(Passing(network.engine(options.restarts)), ("labels",) * options.restarts, -(-options.restarts // 3))
+    best = race.best
+    etas = {name: best.tables[name] for name in network.families}
     posterior = CoupledPosterior(etas, network.families, network.collect)
-    used = [tree_map(lambda part: part[0], best.stats(block.name)) for block in network.paths]
-    paths = paths_of(used, ended.objective, ended.converged)
+    used = [block.family.mean(best.tables[block.name]) for block in network.paths]
+    how = course(race.found())
+    paths = paths_of(used, how["objective"], how["converged"])
     empty = tuple(state.flatten(0, -2).sum(0) < 1.0 for state in paths.state)
     return Fit(
         model=model.with_parameters(posterior.mean),
         method=options.method,
-        objective=ended.objective,
-        converged=ended.converged,
-        steps=len(ended.objective),
-        restarts=ended.final,
         empty_states=empty,
         collapsed_states=tuple(torch.zeros_like(chain) for chain in empty),
-        interrupted=ended.interrupted,
         posterior=posterior if options.method == "vmp" else None,
         paths=paths,
+        **how,
     )

@@ -82,6 +82,11 @@ class Series:
         return self.batch_shape.numel()
 
     @property
+    def n_observed(self) -> int:
+        """How many steps have an observed value."""
+        return int((~torch.isnan(self.rows)).any(-1).sum())
+
+    @property
     def rows(self) -> Float[Tensor, "n F"]:
         """All steps of all sequences below each other."""
         return self.observations.reshape(-1, self.observations.shape[-1])

@@ -100,9 +100,10 @@ class Poisson(ConjugateEmission):
     expects = "counts 0, 1, 2, ..."
 
     def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
+        """A rate anywhere below some times the mean of the data: half a step without a count, or less."""
         mean = torch.ones(self.n_features, dtype=torch.float64) if x is None else x.nanmean(0)
-        shape = torch.full((n_states, self.n_features), 2.0, dtype=mean.dtype, device=mean.device)
-        return {"shape": shape, "rate": shape / torch.where(mean > 0, mean, 1.0)}  # prior mean: that of the data
+        rate = (1 / torch.where(mean > 0, mean, 1.0)).clamp_max(0.5).expand(n_states, -1)
+        return {"shape": torch.ones_like(rate), "rate": rate}
 
     def natural(self, prior: Parameters) -> Tensor:
         return self.family.natural(prior["shape"], prior["rate"])

@@ -32,7 +32,7 @@ from ...inference.families.numerics import log_det, pack
 from ...inference.gaussian.op import Moments, multivariate_normal_log_density, multivariate_normal_moments
 from ..parameters import Parameter, Parameters, Shown, widened
 from .contract import ConjugateEmission, Maximized, Representative, is_complete
-from .normal import location_and_variance
+from .spread import spread
 
 
 def _inverse(matrix: Tensor) -> Tensor:
@@ -70,12 +70,13 @@ class MultivariateNormal(ConjugateEmission):
     }
 
     def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
-        mean, variance = location_and_variance(x, self.n_features)
+        """Half an observation, of the spread within a state; locations anywhere within ten times that of the data."""
+        found = spread(x, n_states, self.n_features)
         return {
-            "loc": mean.expand(n_states, -1),
-            "count": torch.full_like(mean[:1], 0.01).expand(n_states),
-            "df": torch.full_like(mean[:1], self.n_features + 2.0).expand(n_states),
-            "inverse_scale": torch.diag(variance).expand(n_states, -1, -1),  # expected covariance: that of the data
+            "loc": found.center.expand(n_states, -1),
+            "count": (0.01 * found.within / found.total).min().expand(n_states),
+            "df": torch.full_like(found.center[:1], self.n_features + 0.5).expand(n_states),
+            "inverse_scale": torch.diag(found.within / 2).expand(n_states, -1, -1),
         }
 
     def natural(self, prior: Parameters) -> Tensor:

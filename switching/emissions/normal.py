@@ -23,6 +23,7 @@ from ...inference.families import NormalGamma
 from ...inference.gaussian.op import normal_log_density, normal_moments
 from ..parameters import Parameter, Parameters, Shown
 from .contract import ConjugateEmission, Maximized, Representative, is_complete
+from .spread import spread
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,13 @@ class Normal(ConjugateEmission):
     }
 
     def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
-        mean, variance = location_and_variance(x, self.n_features)
-        shape = (n_states, self.n_features)
+        """Half an observation, of the spread within a state; locations anywhere within ten times that of the data."""
+        found, shape = spread(x, n_states, self.n_features), (n_states, self.n_features)
         return {
-            "loc": mean.expand(shape),
-            "count": torch.full_like(mean, 0.01).expand(shape),
-            "shape": torch.full_like(mean, 1.5).expand(shape),
-            "rate": (variance / 2).expand(shape),  # the prior's expected variance is that of the data
+            "loc": found.center.expand(shape),
+            "count": (0.01 * found.within / found.total).expand(shape),
+            "shape": torch.full_like(found.center, 0.75).expand(shape),
+            "rate": (found.within / 4).expand(shape),
         }
 
     def natural(self, prior: Parameters) -> Tensor:
@@ -106,12 +107,3 @@ class Normal(ConjugateEmission):
         loc = first / precision
         constant = (log_precision - precision.log() - (second - first * loc)) / 2
         return Representative({"loc": loc, "precision": precision}, constant)
-
-
-def location_and_variance(x: Tensor | None, n_features: int) -> tuple[Tensor, Tensor]:
-    """Mean and variance of each feature over the observed values, [F] twice; 0 and 1 without data or spread."""
-    if x is None:
-        return torch.zeros(n_features, dtype=torch.float64), torch.ones(n_features, dtype=torch.float64)
-    mean = x.nanmean(0)
-    variance = ((x - mean) ** 2).nanmean(0)
-    return mean, torch.where(variance > 0, variance, 1.0)

@@ -1,8 +1,10 @@
 """`model.fit`: the record it returns, and the walk from observations to that record."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import pandas as pd
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -11,12 +13,13 @@ from ..data.series import Series
 from ..emissions.contract import ConjugateEmission
 from ..model import SwitchingSSM
 from ..problem import Problem
-from . import em
+from .em import EM, occupied
 from .message_passing import fit_vmp
 from .options import Options
 from .posterior import VariationalPosterior
 from .progress import Progress
 from .sampling import Sampled, fit_nuts, fit_svi
+from .search import Found, search
 
 if TYPE_CHECKING:
     import arviz as az
@@ -36,7 +39,8 @@ class Fit(Generic[Model]):
             the bound in each pass, and at the end the bound itself.
         converged: whether the best restart met the tolerance.
         steps: how many steps the best restart took.
-        restarts: `[R]`, where each restart ended.
+        restarts: a table of one row a start: of what kind it was, its steps, where it ended and how ("converged",
+            "left behind" by better ones, "max_steps", "interrupted"), and whether that is within 0.01 nats of the best.
         empty_states: `[K]`, states left with less than one expected step: their parameters are those of the prior, or
             under maximum likelihood the last that had any support. Of a model of several chains: one tensor for each.
         collapsed_states: `[K]`, states that sit on a single point under maximum likelihood; the likelihood has no
@@ -58,7 +62,7 @@ class Fit(Generic[Model]):
     objective: Float[Tensor, "S"]
     converged: bool
     steps: int
-    restarts: Float[Tensor, "R"]
+    restarts: pd.DataFrame
     empty_states: Bool[Tensor, "K"] | tuple[Tensor, ...]
     collapsed_states: Bool[Tensor, "K"] | tuple[Tensor, ...]
     interrupted: bool = False
@@ -103,23 +107,15 @@ def fit_model(model: SwitchingSSM, series: Series, options: Options) -> Fit[Swit
 def _by_em(model: SwitchingSSM, problem: Problem, options: Options) -> Fit[SwitchingSSM]:
     check_modes(problem)
     with Progress(f"EM, {options.restarts} restarts", options.max_steps, options.progress) as shown:
-        ended = em.maximize(problem, em.start(problem, options), options.max_steps, options.tol, shown)
-    # a likelihood that grows without bound on a collapsed state is no better fit: prefer restarts without one
-    sound = ~ended.collapsed.any(-1)
-    score = torch.where(sound, ended.final, -torch.inf) if bool(sound.any()) else ended.final
-    best = int(score.argmax())
-    objective = ended.objective[:, best]
-    objective = objective[~objective.isnan()]
+        found = search(problem, partial(EM, problem), lambda v: problem.chain(v).smooth().state, options, shown)
+    best = found.best
+    occupancy = occupied(problem.chain(best.tables).marginals()).flatten(0, -2).sum(0)
     return Fit(
-        model=model._copy({name: value[best].clone() for name, value in ended.values.items()}, model.prior),
+        model=model._copy({name: value.clone() for name, value in best.tables.items()}, model.prior),
         method="em",
-        objective=objective,
-        converged=bool(ended.converged[best]),
-        steps=len(objective),
-        restarts=ended.final,
-        empty_states=ended.occupancy[best] < 1.0,
-        collapsed_states=ended.collapsed[best],
-        interrupted=ended.interrupted,
+        empty_states=occupancy < 1.0,
+        collapsed_states=torch.zeros_like(occupancy > 0) if best.collapsed is None else best.collapsed,
+        **course(found),
     )
 
 
@@ -131,15 +127,22 @@ def _by_message_passing(model: SwitchingSSM, problem: Problem, options: Options)
     return Fit(
         model=model._copy(posterior.mean, model.prior),
         method="vmp",
-        objective=ended.objective,
-        converged=ended.converged,
-        steps=len(ended.objective),
-        restarts=ended.final,
         empty_states=empty,
         collapsed_states=torch.zeros_like(empty),
-        interrupted=ended.interrupted,
         posterior=posterior,
+        **course(ended.found),
     )
+
+
+def course(found: Found) -> dict[str, Any]:
+    """Of a record how its fit went."""
+    return {
+        "objective": torch.tensor(found.best.trace, dtype=torch.float64),
+        "converged": found.best.ended == "converged",
+        "steps": len(found.best.trace),
+        "restarts": found.table,
+        "interrupted": found.interrupted,
+    }
 
 
 def _start(model: SwitchingSSM, problem: Problem, options: Options) -> Fit[SwitchingSSM]:

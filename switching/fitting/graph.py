@@ -24,7 +24,6 @@ from ..emissions.contract import ConjugateEmission, Emission, Part
 from ..parameters import Parameters, moved, prefixed, with_prefix
 from ..priors import Conjugate
 from ..problem import Problem
-from .starts import softened
 
 Etas = dict[str, Tensor]
 """By block of parameters, natural parameters or expected statistics `[*r, ...]`."""
@@ -121,20 +120,6 @@ class Graph:
         return paths.family.chain(paths.eta)  # type: ignore[attr-defined]
 
     # ---- parameters ------------------------------------------------------------------------------------------------
-
-    def start(self, labels: Tensor) -> Etas:
-        """Expected statistics of the parameters from labellings `[R, *b, T]` of the steps."""
-        problem, series, parts = self.problem, self.problem.series, conjugates(self.problem.emission)
-        soft = softened(labels, problem.n_states, series).reshape(len(labels), -1, problem.n_states)
-        moves = {n: v.to(series.observations) for n, v in problem.dynamics.start(labels, series).items()}
-        found = {name: block.statistics(moves) for name, block in problem.dynamics.blocks.items()}
-        for part, weights in zip(parts, problem.emission.weights(soft, 0.1 * soft), strict=True):
-            assert isinstance(part.emission, ConjugateEmission)
-            typical = part.emission.start(part.emission.default_prior(weights.shape[-1], series.rows))
-            typical = {name: table.expand(len(labels), *table.shape) for name, table in typical.items()}
-            message = part.emission.expected_message(series.rows, weights, part.emission.statistics(typical))
-            found[part.block] = part.emission.family.mean(self.priors[part.block] + message)
-        return found
 
     def point(self, values: Parameters) -> Etas:
         """Statistics of given parameters: those that a q has which is one point."""

@@ -33,9 +33,10 @@ from torch import Tensor
 from ...inference.families import Stats, tree_map
 from ...inference.message_passing.engine import VMP, Run
 from ..dynamics.contract import PATHS
+from ..parameters import Parameters
 from .graph import Etas, Graph
 from .options import Options
-from .starts import first_labels, sample_of
+from .starts import Starts, sample_of
 
 ROOM = 2**20  # numbers in one table of a turn
 LONG = 2**24  # numbers in one table beyond which a single sequence is cut
@@ -214,7 +215,7 @@ class Passes(NamedTuple):
 
 
 def run_batches(
-    graph: Graph, options: Options, report: Callable[[int, float], None] = lambda step, best: None
+    graph: Graph, starts: Starts, options: Options, report: Callable[[int, float], None] = lambda step, best: None
 ) -> Passes:
     """Passes through all sequences until the estimate of the bound settles, or `max_steps`.
 
@@ -223,11 +224,12 @@ def run_batches(
     generator = torch.Generator().manual_seed(options.number)
     series, restarts = graph.problem.series, options.restarts
     n, batches = series.n_sequences, -(-series.n_sequences // (options.batch_size or series.n_sequences))
-    first = started(graph, options, of_sample=True)
+    first = engine_from(graph.to(sample_of(series, options.number)), starts.values)
     first.run(1, 0.0)
     etas, linear = parameters_of(first), first.linear
     kept, final = torch.arange(restarts), torch.full((restarts,), -math.inf, dtype=torch.float64)
     objective: list[float] = []
+    n_observed = series.n_observed
     i, converged, interrupted = 0, False, False
     try:
         while len(objective) < options.max_steps and not converged:
@@ -250,7 +252,7 @@ def run_batches(
                 kept, etas = kept[better], {name: eta[better.to(eta.device)] for name, eta in etas.items()}
             else:
                 last = objective[-1]
-                converged = len(objective) > 1 and abs(last - objective[-2]) <= options.tol * abs(last)
+                converged = len(objective) > 1 and abs(last - objective[-2]) <= options.tol * n_observed
     except KeyboardInterrupt:
         if not objective:
             raise  # nothing has been reached yet
@@ -258,13 +260,11 @@ def run_batches(
     return Passes(etas, kept, final, objective, converged, interrupted)
 
 
-def started(graph: Graph, options: Options, of_sample: bool = False) -> VMP | InParts:
-    """The engine of all data, or only of what starts look at, whose paths start at labellings of the steps."""
-    series = sample_of(graph.problem.series, options.number)
-    labels = first_labels(graph.problem.emission, series, graph.problem.n_states, options.restarts, options.number)
-    under = graph.to(series).start(labels)
-    etas = {name: prior.expand(options.restarts, *prior.shape) for name, prior in graph.priors.items()}
-    return engine_of(graph.to(series) if of_sample else graph, etas, under)
+def engine_from(graph: Graph, values: Parameters) -> VMP | InParts:
+    """The engine whose paths are those under given parameters `[R, ...]`."""
+    restarts = len(next(iter(values.values())))
+    etas = {name: prior.expand(restarts, *prior.shape) for name, prior in graph.priors.items()}
+    return engine_of(graph, etas, graph.point(values))
 
 
 def engine_of(graph: Graph, etas: Etas, under: Etas | None = None) -> VMP | InParts:

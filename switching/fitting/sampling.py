@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
 import pyro
 import torch
 from pyro.infer import MCMC, NUTS, SVI, Trace_ELBO
@@ -24,6 +25,7 @@ from .alignment import match_states
 from .options import Options
 from .posterior import DrawnPosterior
 from .progress import Progress
+from .search import COLUMNS
 
 DRAWS = 1000  # from the guide of SVI
 LEARNING_RATE, DECAY = 0.05, 0.02  # the rate at the start, and its fraction that is left at the end
@@ -38,7 +40,7 @@ class Sampled:
     posterior: DrawnPosterior
     occupancy: Tensor  # [K], expected number of steps in each state
     objective: Tensor
-    restarts: Tensor
+    restarts: pd.DataFrame
     converged: bool
     interrupted: bool
 
@@ -148,10 +150,12 @@ def _sampled(
     problem: Problem,
     draws: Parameters,
     trace: Tensor,
-    restarts: Tensor,
+    finals: Tensor,
     converged: bool,
     interrupted: bool,
 ) -> Sampled:
     posterior = DrawnPosterior(model, {name: value.detach() for name, value in draws.items()})
     occupancy = posterior.smooth(problem.series).state.reshape(-1, problem.n_states).sum(0)
-    return Sampled(posterior, occupancy, trace, restarts, converged, interrupted)
+    n = len(trace) // len(finals)
+    rows = [("fit", n, final, "interrupted" if interrupted else "sampled", True) for final in finals.tolist()]
+    return Sampled(posterior, occupancy, trace, pd.DataFrame(rows, columns=COLUMNS), converged, interrupted)

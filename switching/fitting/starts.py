@@ -1,50 +1,185 @@
-"""Where fits start: first labellings of the steps, a different one for each restart.
+"""Where fits start: first guesses of the parameters, of several kinds in turn, a different one for each restart.
 
-Half of the restarts cluster the observations (k-means++ and Lloyd steps), which finds states that differ in level; the
-others label random stretches of time, which finds states that differ in anything else.
+    clusters   k-means of the observations: states that differ in level
+    contexts   k-means of each observation together with those around it: states that differ in what comes before or
+               after them, though they look alike
+    few steps  each state from a few steps, moves between states drawn from their prior
+    free       clusters, moves between states drawn from their prior
+    stretches  random stretches of time: states that last, and differ in anything else
+
+A fit that has ended is the start of another: `rearranged` takes a state out and splits another in two, for what local
+steps do not find (Ueda, Nakano, Ghahramani & Hinton 2000, *SMEM algorithm for mixture models*).
 """
+
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from sklearn.cluster import KMeans
 from torch import Tensor
+from torch.distributions import constraints
 
 from ..data.series import Series
 from ..emissions.contract import Emission
+from ..parameters import Parameters, kept, prefixed
+from ..problem import Problem
 
+KINDS = ("clusters", "contexts", "few steps", "stretches", "contexts", "free", "few steps", "contexts")
 MAX_CLUSTERED = 20_000  # observations that k-means looks at; beyond that, a random subset
-SAMPLE = 2**18  # steps that a start of message passing looks at
+WIDEST = 64  # coordinates that k-means looks at; beyond that, as many random projections
+AROUND = 3  # at most so many steps before and after one are its context
+OPEN = 1e-3  # the share of all events together of which a start gives away a part to each
+SAMPLE = 2**18  # steps that a start looks at
 STRETCH = 2**12  # steps of each stretch that is looked at of a longer sequence
+VARIANCE_FLOOR = 1e-10  # of the data's variance: below it a state has collapsed onto a point
+
+
+class Starts(NamedTuple):
+    """First guesses of the parameters `[R, ...]`, and the kind of each."""
+
+    values: Parameters
+    kinds: tuple[str, ...]
+
+
+def first_guesses(problem: Problem, n: int, seed: int) -> Starts:
+    """n first guesses, the kinds in turn."""
+    problem = problem.of(sample_of(problem.series, seed))
+    rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
+    points, guesses, kinds = _embedded(problem.emission, problem.series), [], []
+    for number in range(n):
+        kind = KINDS[number % len(KINDS)]
+        if points is None and kind in ("clusters", "contexts", "free"):
+            kind = "stretches"
+        if kind == "few steps":
+            guesses.append(_from_weights(problem, _few(problem, rng), _drawn_moves(problem, generator)))
+        else:
+            labels = _labels(kind, problem.series, problem.n_states, points, rng)
+            moves = _drawn_moves(problem, generator) if kind == "free" else None
+            guesses.append(from_labels(problem, labels, moves))
+        kinds.append(kind)
+    return Starts(_stacked(guesses), tuple(kinds))
+
+
+def rearranged(problem: Problem, state: Float[Tensor, "*b T K"], n: int, seed: int) -> Starts:
+    """n guesses from smoothed probabilities of the states, with one state taken out and another split in two."""
+    rng, n_states = np.random.default_rng(seed), problem.n_states
+    points, inside = _embedded(problem.emission, problem.series), problem.series.inside.flatten().cpu().numpy()
+    weights = state.reshape(-1, n_states).cpu().numpy()
+    mass = weights[inside].sum(0)
+    guesses = []
+    for number in range(n):
+        out = int(rng.choice(n_states, p=_shares(1 / (mass + 1))))
+        others = np.where(np.arange(n_states) == out, 0.0, weights)
+        labels = np.where(others.sum(-1) > 0, others.argmax(-1), rng.choice(np.delete(np.arange(n_states), out)))
+        split = int(rng.choice(n_states, p=_shares(np.bincount(labels[inside], minlength=n_states))))
+        own = np.flatnonzero(inside & (labels == split))
+        half = _halves(points, own, problem, number, rng)
+        labels[own[half]] = out
+        _occupy(labels, inside, n_states, rng)
+        guesses.append(from_labels(problem, labels))
+    return Starts(_stacked(guesses), ("rearranged",) * n)
+
+
+def from_labels(problem: Problem, labels: np.ndarray, moves: Parameters | None = None) -> Parameters:
+    """Parameters from a state for every step; the moves between states too where they are not given."""
+    series = problem.series
+    given = torch.from_numpy(labels).reshape(1, *series.observations.shape[:-1]).to(series.observations.device)
+    moves = problem.dynamics.start(given, series) if moves is None else moves
+    return _from_weights(problem, softened(given, problem.n_states, series), moves)
+
+
+def _from_weights(problem: Problem, weights: Float[Tensor, "1 *b T K"], moves: Parameters) -> Parameters:
+    series, found = problem.series, {name: value.to(problem.series.observations) for name, value in moves.items()}
+    floor, rows = variance_floor(series), series.rows
+    for part, own in zip(problem.emission.parts, problem.emission.weights(weights, 0.1 * weights), strict=True):
+        default = part.emission.default_prior(own.shape[-1], rows)
+        near = {name: value.unsqueeze(0) for name, value in part.emission.start(default).items()}
+        best = part.emission.maximize(rows, own.reshape(1, len(rows), -1), near, None, floor)
+        found |= prefixed(kept(best.values, near), part.prefix)
+    return {name: _opened(value, problem.parameters[name].support) for name, value in found.items()}
+
+
+def _opened(value: Tensor, support: Any) -> Tensor:
+    """The same, without a probability or a rate of 0 or 1: no step would lead away from there."""
+    if support is constraints.simplex:
+        return (1 - OPEN) * value + OPEN / value.shape[-1]
+    if support is constraints.unit_interval:
+        return (1 - OPEN) * value + OPEN / 2
+    return value.clamp_min(OPEN) if support is constraints.nonnegative else value
+
+
+def _drawn_moves(problem: Problem, generator: torch.Generator) -> Parameters:
+    """Parameters of the dynamics, drawn from the prior that they have by themselves."""
+    prior, found = problem.dynamics.default_prior(), {}
+    for block in problem.dynamics.blocks.values():
+        found |= block.values(block.family.sample(block.natural(prior), 1, generator))
+    return found
+
+
+def _stacked(guesses: list[Parameters]) -> Parameters:
+    return {name: torch.cat([guess[name] for guess in guesses]) for name in guesses[0]}
+
+
+# ---- labels and weights of the steps ---------------------------------------------------------------------------------
 
 
 def first_labels(emission: Emission, series: Series, n_states: int, restarts: int, seed: int) -> Int[Tensor, "R *b T"]:
-    """A state for every step and restart; each state occurs at least once in every labelling."""
-    rng = np.random.default_rng(seed)
+    """A state for every step and restart: clusters and stretches in turn."""
+    rng, points = np.random.default_rng(seed), _embedded(emission, series)
+    found = [_labels(("clusters", "stretches")[i % 2], series, n_states, points, rng) for i in range(restarts)]
+    labels = torch.from_numpy(np.stack(found)).reshape(restarts, *series.observations.shape[:-1])
+    return labels.to(series.observations.device)
+
+
+def _labels(
+    kind: str, series: Series, n_states: int, points: np.ndarray | None, rng: np.random.Generator
+) -> np.ndarray:
+    """A state for every step; each state occurs at least once."""
     inside = series.inside.flatten().cpu().numpy()
-    points = _embedded(emission, series.observations)
-    labels = np.zeros((restarts, inside.size), dtype=np.int64)
-    for restart in range(restarts):
-        if restart % 2 == 0 and points is not None:
-            labels[restart] = _clusters(points, inside, n_states, rng)
-        else:
-            labels[restart] = _stretches(inside.size, n_states, rng)
-        _occupy(labels[restart], inside, n_states, rng)
-    return torch.from_numpy(labels).reshape(restarts, *series.observations.shape[:-1]).to(series.observations.device)
+    if kind == "stretches" or points is None:
+        labels = _stretches(inside.size, n_states, rng)
+    elif kind == "contexts":
+        labels = _clusters(_with_context(points, series, rng), inside, n_states, rng)
+    else:
+        labels = _clusters(points, inside, n_states, rng)
+    _occupy(labels, inside, n_states, rng)
+    return labels
 
 
-def _embedded(emission: Emission, values: Tensor) -> np.ndarray | None:
-    """Standardised coordinates of every step, missing values at the mean; None where no two steps differ."""
-    rows = values.reshape(-1, values.shape[-1])
+def _embedded(emission: Emission, series: Series) -> np.ndarray | None:
+    """Standardised coordinates of every step, missing values at the median; None where no two steps differ.
+
+    Far outliers are drawn in, so that none has a cluster of its own.
+    """
+    rows = series.rows
     typical = rows.nanmedian(0).values  # an observed value, so that it lies in the emission's support
-    points = emission.embed(torch.where(torch.isnan(rows), typical, rows)).double()
-    scale = points.std(0, correction=0)
-    if not bool((scale > 0).any()):
+    points = emission.embed(torch.where(torch.isnan(rows), typical, rows)).double().cpu().numpy()
+    low, middle, high = np.quantile(points[series.inside.flatten().cpu().numpy()], [0.05, 0.5, 0.95], axis=0)
+    spread = np.where(high > low, high - low, points.std(0))
+    if not (spread > 0).any():
         return None
-    return ((points - points.mean(0)) / torch.where(scale > 0, scale, 1.0)).cpu().numpy()
+    return np.clip((points - middle) / np.where(spread > 0, spread, 1.0), -3.0, 3.0)
+
+
+def _with_context(points: np.ndarray, series: Series, rng: np.random.Generator) -> np.ndarray:
+    """Each step's coordinates with those of the steps around it; at the ends of a sequence its own stand for them."""
+    n_steps, number = series.n_steps, np.arange(len(points))
+    step = number % n_steps
+    last = np.repeat(series.last.flatten().cpu().numpy(), n_steps) if series.last.ndim else int(series.last)
+    before, after = int(rng.integers(0, AROUND + 1)), int(rng.integers(0, AROUND + 1))
+    if before == after == 0:
+        before = after = 1
+    wide = [points]
+    for shift in [*range(-before, 0), *range(1, after + 1)]:
+        there = (step + shift >= 0) & (step + shift <= last)
+        wide.append(points[np.where(there, number + shift, number)])
+    return np.concatenate(wide, -1)
 
 
 def _clusters(points: np.ndarray, inside: np.ndarray, n_states: int, rng: np.random.Generator) -> np.ndarray:
+    if points.shape[-1] > WIDEST:
+        points = points @ rng.standard_normal((points.shape[-1], WIDEST))
     known = points[inside]
     if len(known) > MAX_CLUSTERED:
         known = known[rng.choice(len(known), MAX_CLUSTERED, replace=False)]
@@ -62,6 +197,31 @@ def _stretches(n_steps: int, n_states: int, rng: np.random.Generator) -> np.ndar
     return rng.permutation(np.resize(rng.permutation(n_states), len(breaks) + 1))[stretch]
 
 
+def _few(problem: Problem, rng: np.random.Generator) -> Float[Tensor, "1 *b T K"]:
+    """Weights under which each state has a few steps of its own, and a little of all."""
+    series, n_states = problem.series, problem.n_states
+    inside = np.flatnonzero(series.inside.flatten().cpu().numpy())
+    weights = np.zeros((series.inside.numel(), n_states))
+    weights[inside] = 1 / (len(inside) * n_states)
+    for state in range(n_states):
+        weights[rng.choice(inside, min(len(inside), int(rng.integers(2, 6)) + series.rows.shape[-1])), state] += 1.0
+    return torch.from_numpy(weights).reshape(1, *series.inside.shape, n_states).to(series.observations)
+
+
+def _halves(
+    points: np.ndarray | None, own: np.ndarray, problem: Problem, number: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Which of these steps go together, by their level or by their context in turn."""
+    if points is None or len(own) < 2:
+        return rng.random(len(own)) < 0.5
+    wide = points if number % 2 else _with_context(points, problem.series, rng)
+    return _clusters(wide[own], np.ones(len(own), dtype=bool), 2, rng).astype(bool)
+
+
+def _shares(weights: np.ndarray) -> np.ndarray:
+    return weights / weights.sum()
+
+
 def _occupy(labels: np.ndarray, inside: np.ndarray, n_states: int, rng: np.random.Generator) -> None:
     """Give every state that has no step one of its own, taken from a state that has several."""
     for state in range(n_states):
@@ -77,6 +237,12 @@ def softened(labels: Int[Tensor, "R *b T"], n_states: int, series: Series) -> Fl
     inside = series.inside.unsqueeze(-1)
     one_hot = torch.nn.functional.one_hot(labels, n_states).to(series.observations)
     return (0.9 * one_hot + 0.1 / n_states) * inside
+
+
+def variance_floor(series: Series) -> Float[Tensor, "F"]:
+    """The variance of each feature below which a state has collapsed onto a point."""
+    spread = (series.rows - series.rows.nanmean(0)).square().nanmean(0)
+    return VARIANCE_FLOOR * torch.where(spread > 0, spread, 1.0)
 
 
 def sample_of(series: Series, seed: int) -> Series:

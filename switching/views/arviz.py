@@ -13,6 +13,7 @@ from typing import Any, Unpack
 
 import arviz as az
 import numpy as np
+import pandas as pd
 import torch
 import xarray as xr
 from jaxtyping import Float
@@ -24,6 +25,7 @@ from ..data.series import Given, Series
 from ..data.timeline import storable, time_index
 from ..emissions.contract import Emission
 from ..fitting.fit import Fit
+from ..fitting.search import COLUMNS
 from ..parameters import Parameters, described
 from ..seeding import number_of, seeded
 
@@ -97,7 +99,7 @@ def to_arviz(
 def _point(model: Any) -> Fit:
     """A model's values as a fit that took no steps."""
     nothing = torch.zeros(1, dtype=torch.bool)
-    return Fit(model, "none", torch.empty(0), True, 0, torch.empty(0), nothing, nothing)
+    return Fit(model, "none", torch.empty(0), True, 0, pd.DataFrame(columns=COLUMNS), nothing, nothing)
 
 
 def inference_data(

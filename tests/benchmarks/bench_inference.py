@@ -21,7 +21,7 @@ from dynamax.hidden_markov_model import hmm_smoother
 from hmmlearn import _hmmc
 from hmmlearn.hmm import GaussianHMM
 from samplehold import CopyChain, Markov, MarkovChain, MultivariateNormal, SwitchingSSM, linear_scan
-from samplehold.switching.fitting.em import maximize
+from samplehold.switching.fitting.em import EM
 from timing import HEADER, Row, paired
 
 SIZES = [(16, 1000, 8), (1, 100_000, 8), (64, 1000, 32), (8, 1000, 256)]
@@ -162,7 +162,7 @@ def expectation_maximization() -> Iterator[Row]:
         model = SwitchingSSM(Markov(n_states), MultivariateNormal(n_features))
         problem = replace(model.problem(x), prior=None)
         values = {name: torch.tensor(np.stack([value] * restarts)) for name, value in start.items()}
-        return lambda: maximize(problem, values, n_iterations, -1.0)  # no change is small enough to stop
+        return lambda: EM(problem, values).run(n_iterations)
 
     def hmmlearn_fit() -> GaussianHMM:
         peer = GaussianHMM(

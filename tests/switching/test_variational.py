@@ -13,10 +13,9 @@ from oracles.models import KINDS, drive, random_model, trace_log_prob
 from samplehold.inference.message_passing.factor_graph import add_message, fit_message
 from samplehold.switching.dynamics.contract import PATHS
 from samplehold.switching.fitting.graph import Graph
-from samplehold.switching.fitting.in_parts import engine_of, started
-from samplehold.switching.fitting.message_passing import climb
-from samplehold.switching.fitting.options import Options
-from samplehold.switching.fitting.starts import first_labels
+from samplehold.switching.fitting.in_parts import engine_from, engine_of
+from samplehold.switching.fitting.starts import first_guesses
+from samplehold.switching.parameters import moved
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -44,7 +43,11 @@ def at_values(graph: Graph, model: sh.SwitchingSSM):
 
 
 def engine_for(model: sh.SwitchingSSM, x, factorization: str = "structured", restarts: int = 2, **keywords):
-    return started(graph_of(model, x, factorization, **keywords), Options("vmp", restarts))
+    return started(graph_of(model, x, factorization, **keywords), restarts)
+
+
+def started(graph: Graph, restarts: int, seed: int = 0):
+    return engine_from(graph, moved(first_guesses(graph.problem, restarts, seed).values, graph.about))
 
 
 def prior_of_gate(model: sh.SwitchingSSM) -> Tensor:
@@ -122,9 +125,9 @@ def test_counts_are_the_gradient_of_the_log_normalizer(dynamics, emission, gaps)
     if gaps:
         keywords["dt"] = torch.tensor([1.0, 3.0, 0.4, 2.5]).repeat(3).expand(3, -1).double()
     graph = graph_of(model, x, **keywords)
-    engine = started(graph, Options("vmp", 3, seed=1))
-    labels = first_labels(model.emission, graph.problem.series, 2, 3, 1)
-    start = {name: s.clone().requires_grad_() for name, s in graph.start(labels).items()}
+    engine = started(graph, 3, 1)
+    guesses = graph.point(moved(first_guesses(graph.problem, 3, 1).values, graph.about))
+    start = {name: s.clone().requires_grad_() for name, s in guesses.items()}
     paths, total, message = engine.blocks[PATHS], torch.zeros(()), None
     for factor in engine.factors:
         if PATHS not in factor.blocks:
@@ -472,7 +475,7 @@ def test_states_that_are_not_needed_empty_out():
 def test_restarts_as_a_batch_equal_restarts_one_by_one():
     model, x = sh.SwitchingSSM(sh.Copy(3), sh.Normal(1)).scaled_to(levels()), levels()
     graph = graph_of(model, x)
-    start = graph.start(first_labels(model.emission, graph.problem.series, 3, 4, 0))
+    start = graph.point(moved(first_guesses(graph.problem, 4, 0).values, graph.about))
 
     def run(under: dict[str, Tensor]) -> Tensor:
         n = len(under["state"])
@@ -485,15 +488,13 @@ def test_restarts_as_a_batch_equal_restarts_one_by_one():
         assert_close(together[:, r], alone[:, 0], rtol=1e-10, atol=0)
 
 
-def test_the_best_restart_is_kept_and_the_worse_are_dropped():
-    model, x = sh.SwitchingSSM(sh.Copy(3), sh.Normal(1)), levels()
-    engine = engine_for(model.scaled_to(x), x, restarts=6)
-    ended = climb(engine, Options("vmp", 6, 200, 1e-9))
-    assert len(ended.engine.blocks["redraw"].eta) == 2
-    assert_close(ended.objective[-1], ended.final.max(), rtol=0, atol=0)
-    fit = model.fit(x, method="vmp", restarts=6, max_steps=200, tol=1e-9, progress=False)
-    assert_close(fit.objective, ended.objective, rtol=1e-12, atol=0)
-    assert_close(fit.restarts, ended.final, rtol=1e-12, atol=0)
+def test_the_best_restart_is_kept_and_the_worse_are_left_behind():
+    fit = sh.SwitchingSSM(sh.Copy(3), sh.Normal(1)).fit(levels(), method="vmp", restarts=6, progress=False)
+    assert float(fit.objective[-1]) >= fit.restarts.objective.max() - 1e-2
+    assert fit.converged
+    left = fit.restarts[fit.restarts.ended == "left behind"]
+    assert len(left) > 0
+    assert left.steps.min() < fit.steps
     assert float(fit.objective.diff().min()) > -1e-9 * float(fit.objective.abs().max())
 
 

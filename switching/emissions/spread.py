@@ -1,0 +1,56 @@
+"""How far observations spread, in all and within a state: what a weak prior is scaled by."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from sklearn.cluster import KMeans
+from torch import Tensor
+
+MOST = 20_000  # observations that are looked at
+NORMAL = 0.6744897501960817  # the median of |z| of a standard normal z
+LEAST = 1e-3  # of the whole spread, below which the spread within a state is not taken to be
+
+
+class Spread(NamedTuple):
+    """Of each feature: the median, the variance around it, and the variance within a state."""
+
+    center: Float[Tensor, "F"]
+    total: Float[Tensor, "F"]
+    within: Float[Tensor, "F"]
+
+
+def spread(x: Float[Tensor, "N F"] | None, n_states: int, n_features: int) -> Spread:
+    """Of observations x, of as many clusters as there are states: of medians, so that outliers do not count.
+
+    Without data 0, 1 and 1; where a feature never changes, it counts as of variance 1.
+    """
+    if x is None:
+        zero = torch.zeros(n_features, dtype=torch.float64)
+        return Spread(zero, zero + 1, zero + 1)
+    rows = x.detach().double().cpu().numpy()
+    rows = rows[np.isfinite(rows).any(-1)]
+    rows = rows[:: max(1, len(rows) // MOST)]
+    center = np.nanmedian(rows, 0)
+    residual = rows - center
+    total = _scale(residual)
+    scaled = np.clip(np.nan_to_num(residual / total), -5.0, 5.0)
+    n_clusters = min(n_states, len(np.unique(scaled, axis=0)))
+    labels = KMeans(n_clusters, n_init=1, max_iter=20, random_state=0).fit_predict(scaled)  # pyright: ignore[reportArgumentType]
+    for cluster in range(n_clusters):
+        own = labels == cluster
+        with np.errstate(all="ignore"):
+            residual[own] -= np.nan_to_num(np.nanmedian(rows[own], 0)) - center
+    within = np.maximum(np.minimum(_scale(residual), total), LEAST * total)
+    return Spread(*(torch.from_numpy(found).to(x) for found in (center, total**2, within**2)))
+
+
+def _scale(residual: np.ndarray) -> np.ndarray:
+    """The standard deviation of each column by the median of its sizes; by their mean square where that is 0, and 1
+    where all are."""
+    size = np.abs(residual)
+    median = np.nanmedian(size, 0) / NORMAL
+    mean = np.sqrt(np.nanmean(size**2, 0))
+    found = np.where(median > 0, median, mean)
+    return np.where(found > 0, found, 1.0)

@@ -1,0 +1,230 @@
+r"""The search for the best of many optima: many short climbs, few long ones.
+
+All restarts climb as one batch. After 8, 16, 32, ... steps the worse half leaves, except those that climb so fast that
+they would pass the best before the next such look. A climb has settled when what is left to gain, by Aitken's
+extrapolation of its last rises $d_1, d_2$,
+
+$$\sum_{i \ge 1} d_2 (d_2/d_1)^i = d_2^2 / (d_1 - d_2),$$
+
+is below a tolerance, or the rises are below rounding. The best end is then rearranged (see `starts.rearranged`), and
+the search goes on from there, as long as that finds a better one.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from ...inference.families import tree_map
+from ...inference.message_passing.engine import Run
+from ..data.series import Series
+from ..parameters import Parameters
+from ..problem import Problem
+from .options import Options
+from .starts import SAMPLE, first_guesses, rearranged
+
+TRIALS = 4  # short climbs for each restart
+FIRST_LOOK = 8  # steps before the first half leaves
+KEPT = 0.5  # of the restarts go on to the end
+AT_ONCE = 10  # steps between two looks at the progress
+ROUNDS = 4  # of rearrangements
+ROOM = 2**25  # numbers in one table of all restarts
+ROUNDING = {torch.float64: 2e-13, torch.float32: 1e-6}  # of an objective, by which it may rise and fall for ever
+SAME = 0.01  # nats within which two climbs have reached the same optimum
+
+COLUMNS = ["start", "steps", "objective", "ended", "agrees"]
+
+Report = Callable[[int, float], None]
+
+
+@runtime_checkable
+class Climber(Protocol):
+    """A batch of restarts that climb."""
+
+    @property
+    def tables(self) -> dict[str, Any]:
+        """What the climb moves, `[R, ...]`: parameters, or natural parameters of their distribution."""
+        ...
+
+    @property
+    def collapsed(self) -> Tensor | None:
+        """`[R, K]`, which states sit on a single point; None: none can."""
+        ...
+
+    def run(self, max_steps: int, tol: float) -> Run:
+        """Climb so many steps; each row of the trace belongs to one of them."""
+        ...
+
+    def select(self, restarts: Tensor) -> Any:
+        """Some of the restarts."""
+        ...
+
+
+@dataclass
+class Climb:
+    """One restart: where it came from, how it went, where it is."""
+
+    kind: str
+    trace: list[float] = field(default_factory=list)
+    tables: dict[str, Any] = field(default_factory=dict)
+    collapsed: Tensor | None = None
+    ended: str = ""
+
+    @property
+    def final(self) -> float:
+        return self.trace[-1] if self.trace else -math.inf
+
+    @property
+    def sound(self) -> bool:
+        """Whether no state has collapsed: a likelihood that grows without bound on one is no better for it."""
+        return self.collapsed is None or not bool(self.collapsed.any())
+
+    def left(self, rounding: float) -> float:
+        """What is left to gain, by the last two rises."""
+        if len(self.trace) < 3:
+            return math.inf
+        a, b, c = self.trace[-3:]
+        before, last = b - a, c - b
+        if abs(last) <= rounding * abs(c):
+            return 0.0
+        return last * last / (before - last) if before > last else math.inf
+
+
+@dataclass(frozen=True)
+class Found:
+    """All climbs, and the best of them."""
+
+    climbs: list[Climb]
+    best: Climb
+    interrupted: bool
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row a climb: kind of its start, steps, objective, how it ended, whether its end is that of the best."""
+        rows = [(c.kind, len(c.trace), c.final, c.ended, c.final >= self.best.final - SAME) for c in self.climbs]
+        return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def search(
+    problem: Problem,
+    begin: Callable[[Parameters], Climber],
+    states: Callable[[dict[str, Tensor]], Tensor],
+    options: Options,
+    report: Report,
+) -> Found:
+    """Climb from first guesses, then from rearrangements of the best end.
+
+    Arguments:
+        begin: starts a batch of climbs from parameters `[R, ...]`.
+        states: smoothed probabilities `[*b, T, K]` of the states at the end of a climb.
+    """
+    size = problem.series.n_sequences * problem.series.n_steps
+    n = options.restarts if options.restarts == 1 else TRIALS * options.restarts
+    n = max(min(n, ROOM // (size * problem.n_states)), options.restarts)
+    race = Race(options, problem.series, report)
+    starts = first_guesses(problem, n, options.number)
+    race.run(begin(starts.values), starts.kinds, math.ceil(KEPT * options.restarts))
+    rounds = ROUNDS if problem.n_states > 1 and options.restarts > 1 and size <= SAMPLE else 0
+    try:
+        for number in range(rounds):
+            before = race.best.final
+            if race.interrupted:
+                break
+            starts = rearranged(problem, states(race.best.tables), options.restarts, options.number + number)
+            race.run(begin(starts.values), starts.kinds, 0)
+            if race.best.final <= before + race.tol:
+                break
+    except KeyboardInterrupt:
+        race.interrupted = True
+    return race.found()
+
+
+class Race:
+    """Climbs side by side, of which those that are left behind leave.
+
+    Attributes:
+        climbs: all so far.
+        tol: nats that may be left to gain at the end.
+        interrupted: whether Ctrl-C ended it.
+    """
+
+    def __init__(self, options: Options, series: Series, report: Report) -> None:
+        self.climbs: list[Climb] = []
+        self.interrupted = False
+        self.tol = options.tol * float(series.n_observed)
+        self._max_steps, self._report = options.max_steps, report
+        self._rounding = ROUNDING[series.observations.dtype]
+
+    @property
+    def best(self) -> Climb:
+        """The highest so far, without a collapsed state if there is such; of those as high one that has settled."""
+        sound = [climb for climb in self.climbs if climb.sound] or self.climbs
+        top = max(climb.final for climb in sound) - self.tol
+        return max(
+            (climb for climb in sound if climb.final >= top),
+            key=lambda climb: (climb.ended == "converged", climb.final),
+        )
+
+    def found(self) -> Found:
+        return Found(self.climbs, self.best, self.interrupted)
+
+    def run(self, climber: Climber, kinds: Sequence[str], n_kept: int) -> None:
+        """Let one more batch climb; of it `n_kept`, and those that may still pass the best, go on to the end."""
+        going = [Climb(kind) for kind in kinds]
+        self.climbs += going
+        try:
+            self._climb(climber, going, n_kept)
+        except KeyboardInterrupt:
+            if not self.best.trace:
+                raise  # nothing has been reached yet
+            self.interrupted = True
+        for climb in self.climbs:
+            if not climb.ended:
+                climb.ended = "interrupted" if self.interrupted else "max_steps"
+
+    def _climb(self, climber: Climber, going: list[Climb], n_kept: int) -> None:
+        steps, look = 0, FIRST_LOOK
+        while going and steps < self._max_steps and not self.interrupted:
+            run = climber.run(min(AT_ONCE, look - steps, self._max_steps - steps), 0.0)
+            steps, self.interrupted = steps + run.steps, run.interrupted
+            self._note(going, climber, run)
+            self._report(steps, self.best.final)
+            leave = [self._has_settled(climb) for climb in going]
+            if steps == look:
+                look *= 2
+                behind = self._behind(going, n_kept, steps)
+                leave = [out or left for out, left in zip(leave, behind, strict=True)]
+            if any(leave):
+                stay = [i for i, out in enumerate(leave) if not out]
+                going = [going[i] for i in stay]
+                if going:
+                    climber = climber.select(torch.tensor(stay))
+
+    def _note(self, going: list[Climb], climber: Climber, run: Run) -> None:
+        rows, tables, collapsed = run.elbo.double().cpu(), climber.tables, climber.collapsed
+        for i, climb in enumerate(going):
+            climb.trace += rows[:, i].tolist()
+            climb.tables = {name: tree_map(lambda part: part[i], table) for name, table in tables.items()}  # noqa: B023
+            climb.collapsed = None if collapsed is None else collapsed[i]
+
+    def _has_settled(self, climb: Climb) -> bool:
+        if climb.left(self._rounding) > self.tol:
+            return False
+        climb.ended = "converged"
+        return True
+
+    def _behind(self, going: list[Climb], n_kept: int, steps: int) -> list[bool]:
+        """Which leave: the worse half, but not those that would pass the best within as many steps again."""
+        order = sorted(range(len(going)), key=lambda i: -going[i].final)
+        worse = set(order[n_kept if n_kept == 0 else max(n_kept, math.ceil(len(going) / 2)) :])
+        best, leave = self.best.final, []
+        for i, climb in enumerate(going):
+            lead, rise = best - climb.final, climb.trace[-1] - climb.trace[-2]
+            leave.append(i in worse and lead > 0 and rise * steps <= lead)
+            if leave[-1]:
+                climb.ended = "left behind"
+        return leave

@@ -1,0 +1,137 @@
+"""A fit finds what is there: states that look alike, in any unit, beside outliers; and says how it came about."""
+
+import numpy as np
+import pytest
+import samplehold as sh
+import torch
+from samplehold.switching.fitting.search import Climb
+from samplehold.switching.fitting.starts import KINDS, first_guesses, rearranged
+from torch.testing import assert_close
+
+# ---- states that look alike ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("pattern", [[0, 0, 1], [0, 1, 0, 2], [0, 0, 1, 1, 2, 2]])
+def test_symbols_that_stand_for_several_states_are_told_apart_by_what_is_around_them(pattern, seed):
+    x = np.tile(pattern, 300 // len(pattern)).astype(float)
+    model = sh.SwitchingSSM(sh.Markov(len(pattern)), sh.Categorical(max(pattern) + 1))
+    fit = model.fit(x, prior=None, seed=seed, progress=False)
+    assert float(fit.objective[-1]) > -1e-3  # every step is certain
+    assert fit.converged
+
+
+def test_message_passing_finds_a_period_too():
+    fit = sh.SwitchingSSM(sh.Markov(3), sh.Categorical(2)).fit(np.tile([0.0, 0, 1], 100), "vmp", progress=False)
+    assert float(fit.objective[-1]) > -40.6
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_normals_of_a_period_are_told_apart(seed):
+    x = np.tile([0, 0, 1, 1, 2, 2], 50) + 0.1 * np.random.default_rng(seed).standard_normal(300)
+    model = sh.SwitchingSSM(sh.Markov(6), sh.Normal())
+    truth = model.with_values(
+        initial_probs=[1.0, 0, 0, 0, 0, 0],
+        transition_probs=torch.eye(6).roll(1, 1),
+        loc=[[0.0], [0], [1], [1], [2], [2]],
+        scale=[[0.1]] * 6,
+    )
+    fit = model.fit(x, seed=seed, progress=False)
+    assert float(fit.model.log_evidence(x)) > float(truth.log_evidence(x))
+
+
+# ---- units and outliers ----------------------------------------------------------------------------------------------
+
+
+def two_levels(n_steps: int, gap: float, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return gap * ((rng.random(n_steps) < 0.05).cumsum() % 2) + rng.standard_normal(n_steps)
+
+
+@pytest.mark.parametrize("method", ["em", "vmp"])
+@pytest.mark.parametrize("emission", [sh.Normal(1), sh.MultivariateNormal(1)])
+@pytest.mark.parametrize(("scale", "shift"), [(1e-6, 0.0), (1e6, 0.0), (1.0, 1e6), (1e6, 1e6)])
+def test_another_unit_gives_the_same_fit_in_that_unit(scale, shift, emission, method):
+    x = two_levels(300, 3.0)
+    model = sh.SwitchingSSM(sh.Markov(2), emission)
+    one, other = (model.fit(y, method, restarts=4, progress=False).model for y in (x, scale * x + shift))
+    assert_close(other.transition_probs, one.transition_probs, rtol=1e-6, atol=1e-9)
+    assert_close((other.loc - shift) / scale, one.loc, rtol=1e-6, atol=1e-8)
+    assert_close(other.precision * scale**2, one.precision, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("scale", [0.25, 1e6])
+def test_a_fit_of_a_long_series_stops_at_the_same_height_in_any_unit(scale):
+    x, model = two_levels(20_000, 1.5), sh.SwitchingSSM(sh.Markov(2), sh.Normal(1))
+    ends = [
+        float(model.fit(y, prior=None, restarts=1, progress=False).objective[-1]) + len(x) * np.log(c)
+        for c, y in ((1.0, x), (scale, scale * x))
+    ]
+    long = model.fit(x, prior=None, restarts=1, tol=1e-12, max_steps=2000, progress=False)
+    assert abs(ends[0] - ends[1]) < 1e-6
+    assert float(long.objective[-1]) - ends[0] < 0.02  # tol nats for each step
+
+
+@pytest.mark.parametrize("dynamics", [sh.Copy(2), sh.Markov(2)])
+@pytest.mark.parametrize("emission", [sh.Normal(1), sh.MultivariateNormal(1)])
+@pytest.mark.parametrize("method", ["em", "vmp"])
+def test_the_prior_is_weak_beside_states_far_apart(dynamics, emission, method):
+    x = np.repeat([0.0, 100.0], 100) + 0.5 * np.random.default_rng(0).standard_normal(200)
+    model = sh.SwitchingSSM(dynamics, emission)
+    weak, none = model.fit(x, method, progress=False).model, model.fit(x, prior=None, progress=False).model
+    order = weak.loc[:, 0].argsort()
+    assert_close(weak.loc[order], none.loc[none.loc[:, 0].argsort()], rtol=0, atol=1e-2)
+    ratio = weak.precision[order].flatten() / none.precision[none.loc[:, 0].argsort()].flatten()
+    assert bool(((ratio.rsqrt() > 0.95) & (ratio.rsqrt() < 1.05)).all())
+
+
+def test_one_outlier_does_not_hide_the_regimes():
+    x = two_levels(300, 5.0)
+    x[150] = 999.0
+    model = sh.SwitchingSSM(sh.Markov(3), sh.Normal(1)).fit(x, progress=False).model
+    low, high, far = model.loc[:, 0].sort().values.tolist()
+    assert abs(low) < 0.4
+    assert abs(high - 5) < 0.4
+    assert far > 900
+    assert float(model.describe()["scale"][model.loc[:, 0].argsort()[:2]].max()) < 1.3
+
+
+# ---- how it came about -----------------------------------------------------------------------------------------------
+
+
+def test_every_restart_is_told_of():
+    fit = sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)).fit(two_levels(100, 3.0), restarts=4, progress=False)
+    table = fit.restarts
+    assert set(KINDS) <= set(table.start)
+    assert "rearranged" in set(table.start)
+    assert set(table.ended) <= {"converged", "left behind", "max_steps"}
+    assert int(table.agrees.sum()) > 4
+    assert (table.objective[table.agrees] >= table.objective.max() - 0.02).all()
+    assert len(sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)).fit([0.0, 1, 5, 6], restarts=1, progress=False).restarts) == 1
+
+
+def test_what_is_left_to_gain_is_extrapolated():
+    rises = 0.5 ** np.arange(10)
+    climb = Climb("clusters", list(-100 + rises.cumsum()))
+    assert_close(climb.left(0.0), rises[-1])  # the sum of all that follow
+    assert Climb("clusters", [0.0, 1.0, 2.0]).left(0.0) == np.inf  # not slowing down
+    assert Climb("clusters", [0.0, 1.0]).left(0.0) == np.inf
+    assert Climb("clusters", [5.0, 5.0, 5.0]).left(0.0) == 0.0
+
+
+@pytest.mark.parametrize("emission", [sh.Normal(2), sh.MultivariateNormal(2), sh.Poisson(2), sh.Bernoulli(2)])
+def test_guesses_are_inside_their_supports_and_differ(emission):
+    rng = np.random.default_rng(0)
+    x = torch.from_numpy(rng.integers(0, 2, (2, 40, 2)).astype(float))
+    x[0, 3] = x[1, 5, 0] = torch.nan
+    model = sh.SwitchingSSM(sh.Markov(3), emission).scaled_to(x, lengths=[40, 25])
+    problem = model.problem(x, lengths=[40, 25])
+    starts = first_guesses(problem, 8, 0)
+    state = torch.full((2, 40, 3), 1 / 3, dtype=torch.float64)
+    moved = rearranged(problem, state, 4, 0)
+    for values in (starts.values, moved.values):
+        for name, parameter in problem.parameters.items():
+            assert bool(parameter.support.check(values[name]).all()), name
+            assert bool(values[name].isfinite().all())
+    assert bool(problem.objective(starts.values).isfinite().all())
+    assert len(problem.objective(starts.values).unique()) >= 5
