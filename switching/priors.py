@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from ..inference.families import Beta, Dirichlet, Gamma, LocPrecision, NormalGamma, NormalWishart, VectorFamily
+from .definite import Wishart
 from .parameters import Parameter, Parameters, with_prefix
 
 
@@ -107,7 +108,7 @@ def _(family: NormalWishart, eta: Tensor, names: Sequence[str], about: Tensor | 
         weighted = q.kappa[..., None, None] * values[precision]
         return dist.MultivariateNormal(q.loc + about, precision_matrix=weighted).to_event(q.kappa.ndim)
 
-    return [Site(precision, lambda values: _event(dist.Wishart(q.df, q.scale_matrix))), Site(loc, location)]
+    return [Site(precision, lambda values: _event(Wishart(q.df, q.scale_matrix))), Site(loc, location)]
 
 
 # ---- conjugate blocks ------------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ class Verbs(Named):
             restarts: four times as many short climbs from starts of several kinds (see `fitting.starts`), of which half
                 as many as `restarts` are taken to the end, and as many more from rearrangements of the best (see
                 `fitting.search`); all run as batches, and `Fit.restarts` tells of each. 1: a single climb.
-            max_steps: steps of EM, VMP (at most) or SVI; draws of each of 2 chains of NUTS, after half as many more.
+            max_steps: steps of EM, VMP (at most) or SVI; draws of each of 4 chains of NUTS, after half as many more.
             tol: a climb has converged when what is left to gain, extrapolated from its last rises, is less than `tol`
                 nats for each observed step.
             seed: of the starts; the same seed gives the same fit.

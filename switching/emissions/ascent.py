@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
-from torch.distributions import biject_to
 from torch.distributions.constraints import Constraint
 
+from ..definite import free_coordinates
 from ..parameters import Parameters
 
 MAX_STEPS = 8  # of L-BFGS in one M-step: the next one goes on
@@ -19,12 +19,14 @@ def ascend(
 
     A restart whose objective would not rise keeps its values.
     """
-    to_support = {name: biject_to(support) for name, support in supports.items()}
-    free = {name: to_support[name].inv(value).detach().clone().requires_grad_() for name, value in values.items()}
+    to_support = {name: free_coordinates(support) for name, support in supports.items()}
+    free = {
+        n: torch.as_tensor(to_support[n].inv(value)).detach().clone().requires_grad_() for n, value in values.items()
+    }
     optimiser = torch.optim.LBFGS(list(free.values()), max_iter=MAX_STEPS, line_search_fn="strong_wolfe")
 
     def moved() -> Parameters:
-        return {name: to_support[name](value) for name, value in free.items()}
+        return {name: torch.as_tensor(to_support[name](value)) for name, value in free.items()}
 
     def closure() -> Tensor:
         optimiser.zero_grad()

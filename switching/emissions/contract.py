@@ -86,6 +86,8 @@ class Emission(Named, ABC):
     parameters: Mapping[str, Parameter] = {}
     support: constraints.Constraint = constraints.real
     expects: str = "finite numbers"
+    have_unit: ClassVar[bool] = False
+    """Whether `in_units` says what another unit does to the parameters, and "loc" is what another origin moves."""
 
     # ---- what a subclass writes ------------------------------------------------------------------------------------
 
@@ -116,6 +118,10 @@ class Emission(Named, ABC):
         """Mean and variance of each feature in each state."""
         found, like = self.distribution(values), next(iter(values.values()))
         return found.mean.to(like), found.variance.to(like)
+
+    def in_units(self, table: Parameters, unit: Float[Tensor, "F"]) -> Parameters:
+        """Values or hyperparameters of x in those of x / unit, where observations `have_unit`."""
+        return table
 
     def embed(self, x: Float[Tensor, "N F"]) -> Float[Tensor, "N E"]:
         """Coordinates in which near observations are alike, for k-means starts; x has no missing values."""

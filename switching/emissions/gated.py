@@ -86,6 +86,13 @@ class Gated(Emission):
     def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
         return self.emission.default_prior(n_states, x) | prefixed(self.background.default_prior(1, x), PREFIX)
 
+    def in_units(self, table: Parameters, unit: Tensor) -> Parameters:
+        found = dict(table)
+        for part in self.parts:
+            own = part.emission.in_units(part.own(table), unit)
+            found |= {name: value for name, value in prefixed(own, part.prefix).items() if name in table}
+        return found
+
     def sites(self, prior: Parameters) -> list[Site]:
         redrawn, held = self.parts
         return self.emission.sites(redrawn.own(prior)) + prefixed_sites(self.background.sites(held.own(prior)), PREFIX)

@@ -59,6 +59,7 @@ class MultivariateNormal(ConjugateEmission):
 
     n_features: int
     family = NormalWishart()
+    have_unit = True
     fills_in = True
     parameters = {  # noqa: RUF012 the same for all instances
         "loc": Parameter(("state", "feature")),
@@ -78,6 +79,11 @@ class MultivariateNormal(ConjugateEmission):
             "df": torch.full_like(found.center[:1], self.n_features + 0.5).expand(n_states),
             "inverse_scale": torch.diag(found.within / 2).expand(n_states, -1, -1),
         }
+
+    def in_units(self, table: Parameters, unit: Tensor) -> Parameters:
+        squares = unit.unsqueeze(-1) * unit
+        factors = {"loc": 1 / unit, "precision": squares, "inverse_scale": 1 / squares}
+        return {name: value * factors[name] if name in factors else value for name, value in table.items()}
 
     def natural(self, prior: Parameters) -> Tensor:
         return self.family.natural(prior["loc"], prior["count"], prior["df"], _inverse(prior["inverse_scale"]))

@@ -44,6 +44,7 @@ class Normal(ConjugateEmission):
 
     n_features: int = 1
     family = NormalGamma()
+    have_unit = True
     parameters = {  # noqa: RUF012 the same for all instances
         "loc": Parameter(("state", "feature")),
         "precision": Parameter(
@@ -62,6 +63,10 @@ class Normal(ConjugateEmission):
             "shape": torch.full_like(found.center, 0.75).expand(shape),
             "rate": (found.within / 4).expand(shape),
         }
+
+    def in_units(self, table: Parameters, unit: Tensor) -> Parameters:
+        factors = {"loc": 1 / unit, "precision": unit**2, "rate": unit**-2}
+        return {name: value * factors[name] if name in factors else value for name, value in table.items()}
 
     def natural(self, prior: Parameters) -> Tensor:
         return self.family.natural(prior["loc"], prior["count"], prior["shape"], prior["rate"])

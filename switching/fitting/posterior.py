@@ -43,6 +43,10 @@ class ParameterPosterior(ABC):
     def sample(self, n: int, seed: Seed = 0) -> Parameters:
         """n draws, on a leading axis."""
 
+    def chains(self, n: int, seed: Seed = 0) -> tuple[Parameters, tuple[int, int]]:
+        """About n draws, and how many chains of how many draws each they are, one chain after another."""
+        return self.sample(n, seed), (1, n)
+
     def interval(self, level: float = 0.9, n: int = 10_000, seed: Seed = 0) -> Interval:
         """Central intervals of each number, from the quantiles of n draws: lower and upper ends by parameter."""
         found = {name: central_interval(draws, level) for name, draws in self.sample(n, seed).items()}
@@ -161,6 +165,13 @@ class DrawnPosterior(Posterior):
         else:
             which = torch.randint(total, (n,), generator=generator, device=first.device)
         return {name: draws.flatten(0, 1)[which] for name, draws in self.draws.items()}
+
+    def chains(self, n: int, seed: Seed = 0) -> tuple[Parameters, tuple[int, int]]:
+        """Of each chain every so many'th draw."""
+        n_chains, length = next(iter(self.draws.values())).shape[:2]
+        each = max(2, min(length, n // n_chains))
+        which = torch.linspace(0, length - 1, each).round().long()
+        return {name: draws[:, which].flatten(0, 1) for name, draws in self.draws.items()}, (n_chains, each)
 
     def smooth(self, x: Any, **given: Unpack[Given]) -> Smoothed:
         """The mean over the draws; log p(x) is that of the mixture of all draws."""

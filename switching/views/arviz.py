@@ -42,7 +42,8 @@ def to_arviz(
 
     Models of several chains have one `state_probability_d` for each, and a column of `redraw_probability`.
 
-    A fit with a posterior enters by `draws` independent draws from it. A fit by EM is a point. It enters `posterior` as
+    A fit with a posterior enters by `draws` independent draws from it; chains of NUTS stay apart, of each as many draws
+    as make `draws` together, at even distances. A fit by EM is a point. It enters `posterior` as
     one chain of `draws` equal draws, the plainest form that ArviZ's functions take, and they then mean this.
     `az.summary` shows the point with a standard deviation of 0, and its convergence columns say nothing. `az.loo` gives
     the log evidence at the point, the sum of one-step-ahead plug-in densities, with p_loo = 0: it does not know that
@@ -52,7 +53,8 @@ def to_arviz(
         posterior: the parameters, with dims among `state`, `state_new` (columns of transitions), `feature`, `category`
             and `covariate`. The background of a gated emission has no state.
         log_likelihood: `x (chain, draw, sequence, time)`, log p(x_t | x_1..t-1, parameters). Times at which nothing was
-            observed are left out; where only some sequences have an observation, the others' value is 0.
+            observed are left out. Where only some sequences have an observation, `x (chain, draw, observation)`, with
+            the coordinates `of_sequence` and `of_time`.
         posterior_predictive: `x (chain, draw, sequence, time, feature)`: for each draw a path of states and gates from
             its posterior given all of x, and new observations along that path. So missing steps are filled in, and
             every step has seen itself; for a check that has not, use `log_likelihood`, and for series of the model's
@@ -80,9 +82,10 @@ def to_arviz(
     fit = source if isinstance(source, Fit) else _point(source)
     model, series = fit.model, fit.model.read(x, **given)
     if fit.posterior is None:
-        values = {name: value.unsqueeze(0) for name, value in model.values_like(series.observations).items()}
+        values, shape = {n: v.unsqueeze(0) for n, v in model.values_like(series.observations).items()}, (1, draws)
     else:
-        values = {name: v.to(series.observations) for name, v in fit.posterior.sample(draws, seed).items()}
+        drawn, shape = fit.posterior.chains(draws, seed)
+        values = {name: value.to(series.observations) for name, value in drawn.items()}
     attributes = {
         "inference_library": "samplehold",
         "method": fit.method,
@@ -90,7 +93,7 @@ def to_arviz(
         "converged": int(fit.converged),
         "steps": fit.steps,
     }
-    data = inference_data(model, values, (1, draws), series, attributes, number_of(seed))
+    data = inference_data(model, values, shape, series, attributes, number_of(seed))
     trace = {"objective": (("step",), fit.objective.cpu().numpy())}
     data.add_groups(sample_stats=_dataset(trace, {"step": np.arange(1, len(fit.objective) + 1)}))
     return data
@@ -114,24 +117,37 @@ def inference_data(
     coords = coordinates(series, model.sizes)
     step = (*(name for name in coords if name.startswith("sequence")), "time")
     found = summarize(model, values, shape[0] * shape[1], series, seed)
-    seen = (~torch.isnan(series.observations)).any(-1).reshape(-1, series.n_steps).any(0).cpu()
+    seen = (~torch.isnan(series.observations)).any(-1).cpu()
     dims = {p.shown.name if p.shown else name: p.dims for name, p in model.known.items()}
     parameters = {}
     for name, value in described(model.known, values).items():
         own, axes = (value.squeeze(1), dims[name][1:]) if dims[name][:1] == ("background",) else (value, dims[name])
         parameters[name] = (("chain", "draw", *axes), _drawn(own, shape))
     smoothed = {name: ((*step, *axes), p.cpu().numpy()) for name, (p, axes) in found.smoothed.items()}
-    likelihood = {"x": (("chain", "draw", *step), _drawn(found.log_increment[..., seen], shape))}
     replicates = {"x": (("chain", "draw", *step, "feature"), _drawn(found.replicates, shape))}
     sampled = coords | {"chain": np.arange(shape[0]), "draw": np.arange(shape[1])}
+    observed, at, where = _observed(found.log_increment, seen, coords, step)
+    likelihood = {"x": (("chain", "draw", *at), _drawn(observed, shape))}
     return az.InferenceData(
         attrs=attributes,
         posterior=_dataset(parameters, sampled),
         posterior_predictive=_dataset(replicates, sampled),
-        log_likelihood=_dataset(likelihood, sampled | {"time": coords["time"][seen.numpy()]}),
+        log_likelihood=_dataset(likelihood, sampled | where),
         observed_data=_dataset({"x": ((*step, "feature"), series.observations.cpu().numpy())}, coords),
         smoothed=_dataset(smoothed, coords),
     )
+
+
+def _observed(
+    table: Tensor, seen: Tensor, coords: dict[str, Any], step: tuple[str, ...]
+) -> tuple[Tensor, tuple[str, ...], dict[str, Any]]:
+    """The numbers `[n, *b, T]` of observed steps, their axes after those of the draws, and the labels of these."""
+    times = seen.reshape(-1, seen.shape[-1])
+    if bool((times == times[0]).all()):  # all sequences have the same
+        return table[..., times[0]], step, {"time": coords["time"][times[0].numpy()]}
+    of = dict(zip((f"of_{name}" for name in step), seen.nonzero().numpy().T, strict=True))
+    labels = {name: ("observation", np.asarray(coords[name[3:]])[index]) for name, index in of.items()}
+    return table[..., seen], ("observation",), {"observation": np.arange(int(seen.sum())), **labels}
 
 
 # ---- the numbers ---------------------------------------------------------------------------------------------------
@@ -206,7 +222,8 @@ def coordinates(series: Series, sizes: dict[str, int]) -> dict[str, Any]:
 def _dataset(variables: dict[str, Any], coords: dict[str, Any]) -> xr.Dataset:
     """A dataset with those coordinates that its variables use."""
     used = {dim for dims, _ in variables.values() for dim in dims}
-    return xr.Dataset(variables, coords={name: (name, labels) for name, labels in coords.items() if name in used})
+    along = {name: labels if isinstance(labels, tuple) else (name, labels) for name, labels in coords.items()}
+    return xr.Dataset(variables, coords={name: labels for name, labels in along.items() if labels[0] in used})
 
 
 def _drawn(draws: Tensor, shape: tuple[int, int]) -> np.ndarray:

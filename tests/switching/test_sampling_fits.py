@@ -4,6 +4,8 @@ import matplotlib.pyplot as plt
 import pytest
 import samplehold as sh
 import torch
+from oracles.models import KINDS, drive, random_model
+from samplehold.switching.fitting import sampling
 from torch.testing import assert_close
 
 PARAMETERS = ("redraw_prob", "loc", "precision")
@@ -17,10 +19,13 @@ def fits():
     x[40:43] = torch.nan
     model = sh.SwitchingSSM(sh.Copy(2), sh.Normal(1))
     before = torch.random.get_rng_state()
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr(sampling, "CHAINS", 2)
     found = {
         method: model.fit(x, method=method, max_steps=steps, restarts=1, progress=False)
-        for method, steps in (("vmp", 100), ("svi", 120), ("nuts", 150))
+        for method, steps in (("vmp", 100), ("svi", 120), ("nuts", 80))
     }
+    monkeypatch.undo()
     assert torch.equal(torch.random.get_rng_state(), before)
     return x, found
 
@@ -43,11 +48,12 @@ def test_each_has_its_draws_and_its_trace_in_arviz_and_a_figure(fits, method):
     x, fit = fits[0], fits[1][method]
     data = fit.to_arviz(x, draws=50, seed=1)
     assert {"posterior", "posterior_predictive", "log_likelihood", "smoothed", "sample_stats"} <= set(data.groups())
-    drawn = fit.posterior.sample(50, seed=1)
-    assert_close(torch.from_numpy(data["posterior"]["redraw_prob"].values[0]), drawn["redraw_prob"])
+    drawn, (chains, each) = fit.posterior.chains(50, seed=1)
+    assert (chains, each) == ((2, 25) if method == "nuts" else (1, 50))
+    assert_close(torch.from_numpy(data["posterior"]["redraw_prob"].values).flatten(), drawn["redraw_prob"])
     trace = torch.from_numpy(data["sample_stats"]["objective"].values)
     assert_close(trace.to(fit.objective), fit.objective, rtol=0, atol=0)
-    assert data["log_likelihood"]["x"].shape == (1, 50, 97)  # three steps are missing
+    assert data["log_likelihood"]["x"].shape == (chains, each, 97)  # three steps are missing
     figure = fit.plot(x)
     assert len(figure.axes) >= 3
     plt.close(figure)
@@ -59,7 +65,7 @@ def test_posterior_means_are_those_of_nuts_up_to_its_error(fits, method):
     draws, mean = found["nuts"].posterior.draws, found[method].posterior.mean
     for name in PARAMETERS:
         spread = draws[name].std((0, 1))
-        # the mean of 120 draws is within a third of a standard deviation; factorising moves a mean by as much at most
+        # the mean of 160 draws is within a third of a standard deviation; factorising moves a mean by as much at most
         assert bool(((mean[name] - draws[name].mean((0, 1))).abs() < 0.6 * spread).all()), name
 
 
@@ -71,8 +77,8 @@ def test_intervals_of_message_passing_are_narrower_than_those_of_nuts_and_by_how
         widths[method] = {name: interval.upper[name] - interval.lower[name] for name in PARAMETERS}
     ratio = {name: widths["vmp"][name] / widths["nuts"][name] for name in PARAMETERS}
     assert 0.4 < float(ratio["redraw_prob"]) < 0.9  # gates and their rate are coupled, which q does not know
-    assert bool(((ratio["loc"] > 0.6) & (ratio["loc"] < 1.25)).all())
-    assert bool(((ratio["precision"] > 0.6) & (ratio["precision"] < 1.3)).all())
+    assert bool(((ratio["loc"] > 0.6) & (ratio["loc"] < 1.5)).all())
+    assert bool(((ratio["precision"] > 0.6) & (ratio["precision"] < 1.5)).all())
 
 
 def test_the_objective_of_nuts_is_the_log_joint_of_its_draws(fits):
@@ -82,10 +88,37 @@ def test_the_objective_of_nuts_is_the_log_joint_of_its_draws(fits):
     model = fit.model.with_values(last)
     joint = model.log_evidence(x) + model.log_prior(last)
     assert abs(float(fit.objective[-1] - joint)) < 1e-8
-    assert fit.objective.shape == (300,)
+    assert fit.objective.shape == (160,)
 
 
 def test_the_bound_of_svi_lies_below_that_of_a_normal_guide_at_its_best_and_ends_near_message_passing(fits):
     _, found = fits
     assert float(found["svi"].objective[-50:].mean()) > float(found["svi"].objective[:10].mean())
     assert abs(float(found["svi"].objective[-50:].mean() - found["vmp"].objective[-1])) < 5
+
+
+@pytest.mark.parametrize(("dynamics", "emission"), KINDS)
+@pytest.mark.parametrize(("method", "steps"), [("svi", 5), ("nuts", 2)])
+def test_every_kind_of_model_can_be_sampled(dynamics, emission, method, steps, monkeypatch):
+    monkeypatch.setattr(sampling, "CHAINS", 1)
+    model, keywords = random_model(dynamics, emission, seed=1), drive(dynamics, (), 30)
+    x = model.simulate(30, seed=0, **keywords).x
+    fit = model.fit(x, method, restarts=1, max_steps=steps, progress=False, **keywords)
+    assert fit.method == method
+    for name, parameter in model.known.items():
+        assert bool(parameter.support.check(fit.posterior.mean[name]).all()), name
+    log_joint = fit.model.log_evidence(x, **keywords) + fit.model.log_prior(fit.model.values)
+    assert bool(log_joint.isfinite())
+
+
+def test_draws_are_the_same_in_any_unit():
+    x = torch.tensor([0.3, -0.2, 0.1, 4.2, 3.9, 4.4, 0.0, 0.2], dtype=torch.float64)[:, None]
+    model = sh.SwitchingSSM(sh.Markov(2), sh.MultivariateNormal(1))
+    for method in ("svi", "nuts"):
+        one, other = (model.fit(y, method, restarts=1, max_steps=3, progress=False) for y in (x, 1e6 * x + 1e6))
+        assert_close((other.posterior.draws["loc"] - 1e6) / 1e6, one.posterior.draws["loc"], rtol=1e-6, atol=1e-6)
+        assert_close(other.posterior.draws["precision"] * 1e12, one.posterior.draws["precision"], rtol=1e-5, atol=1e-6)
+    last = {name: value[-1, -1] for name, value in other.posterior.draws.items()}
+    fitted = other.model.with_values(last)
+    joint = fitted.log_evidence(1e6 * x + 1e6) + fitted.log_prior(last)
+    assert abs(float(other.objective[-1] - joint)) < 1e-6
