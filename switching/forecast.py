@@ -18,6 +18,8 @@ from .parameters import Parameters
 from .problem import Problem
 from .seeding import seeded
 
+BISECTIONS = 80
+
 
 class StateMixture(TorchDistribution):
     """An observation whose state and gate have the probabilities `weights`: batch `[*b, H]`, event `[F]`."""
@@ -56,6 +58,36 @@ class StateMixture(TorchDistribution):
         spread = ByGate(*(v + (m - centre) ** 2 for m, v in zip(mean, variance, strict=True)))
         return self._expect(spread)
 
+    @property
+    def probs(self) -> Tensor:
+        """P(category), of symbols."""
+        return self._expect(self.emission.category_probs(self.values))
+
+    def cdf(self, value: Tensor) -> Tensor:
+        """P(x_f <= value) of each feature by itself."""
+        return self._expect(self.emission.cdf(value.unsqueeze(-2), self.values)).clamp(0.0, 1.0)
+
+    def quantile(self, p: float) -> Tensor:
+        """The least value of each feature, by itself, that is not exceeded with probability p: `[*b, H, F]`.
+
+        By bisection on the distribution function, between bounds of Chebyshev's inequality in every state.
+        """
+        mean, variance = self.emission.mean(self.values), self.emission.variance(self.values)
+        wide = (1 / min(p, 1 - p)) ** 0.5
+        low, high = (
+            torch.stack([f(m + sign * wide * v.sqrt(), -2) for m, v in zip(mean, variance, strict=True)])
+            for f, sign in ((torch.amin, -1.0), (torch.amax, 1.0))
+        )
+        whole = self.emission.support.is_discrete
+        low, high = (end.expand(*self.batch_shape, -1).clone() for end in (low.amin(0), high.amax(0)))
+        low, high = (low.floor() - 1, high.ceil()) if whole else (low, high)
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            middle = middle.floor() if whole else middle
+            enough = self.cdf(middle) >= p
+            low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
+        return high
+
     def _expect(self, quantity: ByGate) -> Tensor:
         """The mixture's expectation of a quantity [..., K, F] of states and gates: [*b, H, F]."""
         return sum((w.unsqueeze(-1) * q).sum(-2) for w, q in zip(self.weights, quantity, strict=True))  # type: ignore[return-value]
@@ -68,7 +100,7 @@ class Interval(NamedTuple):
     upper: Any
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Forecast:
     """State and observation at horizons 1..H after the last step of each sequence.
 
@@ -96,10 +128,28 @@ class Forecast:
         state = weights.redrawn + weights.held
         return Forecast(state, weights.redrawn.sum(-1), observation, observation.mean, observation.variance)
 
+    def __repr__(self) -> str:
+        """How far it looks, and the first and last mean of the first sequence."""
+        shape, flat = list(self.mean.shape), self.mean.detach().reshape(-1, *self.mean.shape[-2:])[0]
+        first, last = ([f"{number:.4g}" for number in flat[step].tolist()] for step in (0, -1))
+        return f"Forecast of shape {shape}: mean {', '.join(first)} after 1 step, {', '.join(last)} after {len(flat)}"
+
+    @property
+    def probs(self) -> Float[Tensor, "*b H C"]:
+        """P(category) at each horizon, of symbols; `TypeError` of other observations."""
+        return self.observation.probs
+
     def interval(self, level: float = 0.9, n: int = 20_000, seed: Seed = 0) -> Interval:
-        """Lower and upper ends of the central interval of each feature, `[*b, H, F]`, from the quantiles of n draws."""
-        with seeded(seed, self.mean):
-            return central_interval(self.observation.sample((n,)), level)
+        """Lower and upper ends of the central interval of each feature, `[*b, H, F]`.
+
+        They are quantiles of the mixture over states; where the emission's distribution has no `cdf`, those of n draws.
+        """
+        check_level(level)
+        try:
+            return Interval(*(self.observation.quantile(p) for p in ((1 - level) / 2, (1 + level) / 2)))
+        except NotImplementedError:
+            with seeded(seed, self.mean):
+                return central_interval(self.observation.sample((n,)), level)
 
 
 def central_interval(draws: Float[Tensor, "n *d"], level: float) -> Interval:

@@ -25,7 +25,7 @@ from .data.series import Given, Series, read_series, to_tensor
 from .dynamics.contract import Dynamics
 from .emissions.contract import Emission
 from .forecast import Forecast, check_horizon, look_ahead
-from .parameters import Named, Parameter, Parameters, described
+from .parameters import Named, Parameter, Parameters, described, listed
 from .priors import log_prior, sample_sites
 from .problem import Problem
 from .program import PathMixture, Simulated, explicit_program, sequence_plates
@@ -94,6 +94,11 @@ class SwitchingSSM(Verbs, PyroModule):
         self.dynamics, self.emission = dynamics, emission
         self.prior: Parameters = dynamics.default_prior() | emission.default_prior(dynamics.n_states, None)
         self._names: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """What it is made of, and its values."""
+        made = f"{self.name}({self.dynamics.name}({self.n_states} states), {self.emission!r})"
+        return f"{made}\n{listed(self.known, self.values)}" if self._names else made
 
     @property
     def n_states(self) -> int:

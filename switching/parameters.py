@@ -21,6 +21,9 @@ PREFIX = "background_"
 """Before the names of the parameters of a gated emission's held steps."""
 
 
+MOST_SHOWN = 24  # numbers of a table that is written out
+
+
 # ---- what is known of a parameter ------------------------------------------------------------------------------------
 
 
@@ -195,6 +198,19 @@ def described(known: Mapping[str, Parameter], values: Parameters) -> Parameters:
     forms = {name: parameter.shown for name, parameter in known.items()}
     pairs = [(name, forms.get(name), value) for name, value in values.items()]
     return {shown.name if shown else name: shown.of(value) if shown else value for name, shown, value in pairs}
+
+
+def listed(known: Mapping[str, Parameter], values: Parameters) -> str:
+    """A line a parameter in the form in which people know it: its numbers, or only its shape where they are many."""
+    lines = []
+    for name, value in described(known, values).items():
+        few = value.numel() <= MOST_SHOWN
+        lines.append(f"  {name}: {_plain(value.tolist()) if few else f'of shape {list(value.shape)}'}")
+    return "\n".join(lines)
+
+
+def _plain(number: Any) -> str:
+    return f"[{', '.join(map(_plain, number))}]" if isinstance(number, list) else f"{number:.4g}"
 
 
 def reordered(known: Mapping[str, Parameter], values: Parameters, order: Int[Tensor, "*r K"]) -> Parameters:

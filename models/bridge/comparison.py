@@ -51,7 +51,7 @@ class Update:
     evidence_lost: Float[Tensor, "*b T"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """A model's exact filter, and beside it message passing and a network: `summary()`, `to_xarray()`, `plot()`.
 
@@ -78,6 +78,10 @@ class Comparison:
     def network(self) -> Update:
         """What the network's states say, beside the exact filter."""
         return self.updates[NETWORK]
+
+    def __repr__(self) -> str:
+        """The table of `summary`."""
+        return f"Comparison\n{self.summary()}"
 
     def summary(self) -> pd.DataFrame:
         """A row for each update: means over steps (a probe's: held-out ones), greatest errors, nats lost a step."""

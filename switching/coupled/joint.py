@@ -74,6 +74,12 @@ class Indexed(Emission):
     def variance(self, values: Parameters) -> ByGate:
         return self._chosen(self.emission.variance(values), -2)
 
+    def cdf(self, x: Tensor, values: Parameters) -> ByGate:
+        return self._chosen(self.emission.cdf(x, values), -2)
+
+    def category_probs(self, values: Parameters) -> ByGate:
+        return self._chosen(self.emission.category_probs(values), -2)
+
     def log_prob_at(self, x: Tensor, values: Parameters, state: Tensor, redraw: Tensor) -> Tensor:
         return self.emission.log_prob_at(x, values, self.state[state], self.redrawn[state])
 

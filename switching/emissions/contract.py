@@ -119,6 +119,11 @@ class Emission(Named, ABC):
         found, like = self.distribution(values), next(iter(values.values()))
         return found.mean.to(like), found.variance.to(like)
 
+    def marginal_cdf(self, x: Float[Tensor, "*#n F"], values: Parameters) -> Float[Tensor, "*n F"]:
+        """P(x_f <= x) of each feature by itself, under parameters that broadcast against x."""
+        found: Any = self.distribution(values)
+        return getattr(found, "base_dist", found).cdf(x)
+
     def in_units(self, table: Parameters, unit: Float[Tensor, "F"]) -> Parameters:
         """Values or hyperparameters of x in those of x / unit, where observations `have_unit`."""
         return table
@@ -207,6 +212,18 @@ class Emission(Named, ABC):
         """Mean of each feature in each state: `[*r, K, F]` (held: the same or `[*r, 1, F]`)."""
         means = [part.emission.moments(part.own(values))[0] for part in self.parts]
         return ByGate(means[0], means[-1])
+
+    def cdf(self, x: Float[Tensor, "*#n F"], values: Parameters) -> ByGate:
+        """P(x_f <= x) of each feature by itself, in each state."""
+        found = [part.emission.marginal_cdf(x, part.own(values)) for part in self.parts]
+        return ByGate(found[0], found[-1])
+
+    def category_probs(self, values: Parameters) -> ByGate:
+        """P(category) in each state `[*r, K, C]`, of symbols."""
+        if "category" not in self.sizes:
+            raise TypeError(f"emission: {self.name} observations have no categories.")
+        tables = [part.own(values)["probs"] for part in self.parts]
+        return ByGate(tables[0], tables[-1])
 
     def variance(self, values: Parameters) -> ByGate:
         """Variance of each feature in each state, shaped as `mean`."""

@@ -69,6 +69,9 @@ class Bernoulli(ConjugateEmission):
     def distribution(self, values: Parameters) -> TorchDistributionMixin:
         return dist.Bernoulli(values["probs"]).to_event(1)
 
+    def marginal_cdf(self, x: Tensor, values: Parameters) -> Tensor:
+        return torch.where(x < 0, 0.0, torch.where(x < 1, 1 - values["probs"], 1.0))
+
     def message(self, x: Tensor, weights: Tensor, near: Parameters | None = None) -> Tensor:
         count, total = _weighted_sums(x, weights)
         return torch.stack([total, (count - total).clamp_min(0.0)], -1)
@@ -116,6 +119,10 @@ class Poisson(ConjugateEmission):
 
     def distribution(self, values: Parameters) -> TorchDistributionMixin:
         return dist.Poisson(values["rate"]).to_event(1)
+
+    def marginal_cdf(self, x: Tensor, values: Parameters) -> Tensor:
+        found = torch.special.gammaincc(x.clamp_min(0).floor() + 1, values["rate"])
+        return torch.where(x < 0, 0.0, found)
 
     def message(self, x: Tensor, weights: Tensor, near: Parameters | None = None) -> Tensor:
         count, total = _weighted_sums(x, weights)
@@ -200,6 +207,12 @@ class Categorical(ConjugateEmission):
         symbols = torch.arange(self.n_categories).to(values["probs"])
         mean = (values["probs"] * symbols).sum(-1, keepdim=True)
         return mean, (values["probs"] * (symbols - mean) ** 2).sum(-1, keepdim=True)
+
+    def marginal_cdf(self, x: Tensor, values: Parameters) -> Tensor:
+        sums, symbol = values["probs"].cumsum(-1), x.floor().long()
+        shape = (*torch.broadcast_shapes(symbol.shape[:-1], sums.shape[:-1]), -1)
+        found = sums.expand(shape).gather(-1, symbol.clamp(0, self.n_categories - 1).expand(shape))
+        return torch.where(symbol < 0, 0.0, found)
 
     def message(self, x: Tensor, weights: Tensor, near: Parameters | None = None) -> Tensor:
         observed = torch.nonzero(~torch.isnan(x[:, 0]))[:, 0]

@@ -121,6 +121,10 @@ class MultivariateNormal(ConjugateEmission):
     def distribution(self, values: Parameters) -> TorchDistributionMixin:
         return dist.MultivariateNormal(values["loc"], precision_matrix=values["precision"])
 
+    def marginal_cdf(self, x: Tensor, values: Parameters) -> Tensor:
+        mean, variance = self.moments(values)
+        return torch.special.ndtr((x - mean) / variance.sqrt())
+
     def message(self, x: Tensor, weights: Tensor, near: Parameters | None = None) -> Tensor:
         if near is None:
             zero = x.new_zeros(weights.shape[-1], self.n_features)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Model = TypeVar("Model")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Fit(Generic[Model]):
     """A fitted model and how it came about.
 
@@ -74,6 +74,44 @@ class Fit(Generic[Model]):
         """`[K]`, which states are in use: those expected to have at least one step."""
         empty = self.empty_states
         return tuple(~chain for chain in empty) if isinstance(empty, tuple) else ~empty
+
+    @property
+    def agreeing(self) -> int:
+        """How many restarts ended within 0.01 nats of the best."""
+        return int(self.restarts.agrees.sum())
+
+    def log_evidence(self, x: Any, **given: Any) -> Tensor:
+        """That of the fitted model, as the five below."""
+        return self._model.log_evidence(x, **given)
+
+    def filter(self, x: Any, **given: Any) -> Any:
+        """See `model.filter`."""
+        return self._model.filter(x, **given)
+
+    def smooth(self, x: Any, **given: Any) -> Any:
+        """See `model.smooth`."""
+        return self._model.smooth(x, **given)
+
+    def viterbi(self, x: Any, **given: Any) -> Any:
+        """See `model.viterbi`."""
+        return self._model.viterbi(x, **given)
+
+    def forecast(self, x: Any, horizon: int, **given: Any) -> Any:
+        """See `model.forecast`."""
+        return self._model.forecast(x, horizon, **given)
+
+    @property
+    def _model(self) -> Any:
+        return self.model
+
+    def __repr__(self) -> str:
+        """What was fitted, how it ended, and the values where they are few."""
+        end = "converged" if self.converged else "interrupted" if self.interrupted else "not converged"
+        objective = f"{float(self.objective[-1]):.6g}" if len(self.objective) else "none"
+        lines = [f"Fit by {self.method}: objective {objective} after {self.steps} steps, {end}"]
+        if len(self.restarts) > 1:
+            lines.append(f"{self.agreeing} of {len(self.restarts)} starts within 0.01 nats of the best")
+        return "\n".join([*lines, repr(self.model)])
 
     def to_arviz(self, x: Any, **keywords: Any) -> "az.InferenceData":
         """InferenceData of this fit and the series x; see `samplehold.switching.views.arviz.to_arviz`."""

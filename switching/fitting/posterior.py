@@ -43,6 +43,11 @@ class ParameterPosterior(ABC):
     def sample(self, n: int, seed: Seed = 0) -> Parameters:
         """n draws, on a leading axis."""
 
+    def __repr__(self) -> str:
+        """The kind of posterior and the means of the parameters."""
+        shapes = (f"  {name}: mean of shape {list(mean.shape)}" for name, mean in self.mean.items())
+        return "\n".join([type(self).__name__, *shapes])
+
     def chains(self, n: int, seed: Seed = 0) -> tuple[Parameters, tuple[int, int]]:
         """About n draws, and how many chains of how many draws each they are, one chain after another."""
         return self.sample(n, seed), (1, n)
@@ -98,7 +103,7 @@ class Posterior(ParameterPosterior):
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class VariationalPosterior(Posterior):
     """Independent blocks of conjugate families.
 
@@ -144,7 +149,7 @@ class VariationalPosterior(Posterior):
         return blocks_of(self.model.dynamics, self.model.emission)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DrawnPosterior(Posterior):
     """Draws of the parameters, `[chains, draws, ...]`, their states aligned."""
 

@@ -1,0 +1,91 @@
+"""Forecasts in closed form: intervals are quantiles of the mixture over states, symbols have probabilities."""
+
+import pytest
+import samplehold as sh
+import torch
+from oracles.models import KINDS, drive, random_model
+from torch.testing import assert_close
+
+
+def forecast_of(dynamics, emission):
+    model = random_model(dynamics, emission, seed=1)
+    x = model.simulate(10, seed=0, **drive(dynamics, (), 10)).x
+    return model.forecast(x, 3, **drive(dynamics, (), 13))
+
+
+@pytest.mark.parametrize(("dynamics", "emission"), KINDS)
+def test_the_ends_of_an_interval_have_the_tails_that_they_say(dynamics, emission):
+    forecast = forecast_of(dynamics, emission)
+    mixture, level = forecast.observation, 0.8
+    for end, p in zip(forecast.interval(level), (0.1, 0.9), strict=True):
+        assert end.shape == forecast.mean.shape
+        if mixture.emission.support.is_discrete:  # the least whole number that is not exceeded with probability p
+            assert bool((mixture.cdf(end) >= p).all())
+            assert bool((mixture.cdf(end - 1) < p).all())
+            assert torch.equal(end, end.round())
+        else:
+            assert_close(mixture.cdf(end), torch.full_like(end, p), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("dynamics", "emission"), KINDS)
+def test_distribution_functions_are_those_of_draws(dynamics, emission):
+    mixture = forecast_of(dynamics, emission).observation
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        draws = mixture.sample((4000,))
+    for at in (-1.0, 0.0, 0.5, 1.0, 3.0):
+        found = mixture.cdf(torch.full_like(mixture.mean, at))
+        counted = (draws <= at).to(found).mean(0)
+        assert_close(found, counted, rtol=0, atol=5 * 0.5 / 4000**0.5)
+
+
+def test_symbols_have_probabilities_and_other_observations_none():
+    forecast = forecast_of("markov", "categorical")
+    assert_close(forecast.probs.sum(-1), torch.ones(3, dtype=torch.float64), rtol=1e-12, atol=0)
+    logs = torch.stack(
+        [forecast.observation.log_prob(torch.tensor([float(c)])) for c in range(forecast.probs.shape[-1])]
+    )
+    assert_close(forecast.probs, logs.exp().mT, rtol=1e-10, atol=0)
+    with pytest.raises(TypeError, match="no categories"):
+        _ = forecast_of("markov", "normal").probs
+
+
+def test_an_interval_draws_nothing():
+    forecast, before = forecast_of("copy", "normal"), torch.random.get_rng_state()
+    one, other = forecast.interval(0.9, seed=1), forecast.interval(0.9, seed=2)
+    assert torch.equal(one.lower, other.lower)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    with pytest.raises(ValueError, match="level"):
+        forecast.interval(1.0)
+
+
+def test_the_quantile_of_one_state_is_that_of_its_normal():
+    model = sh.SwitchingSSM(sh.Markov(1), sh.Normal(1))
+    model = model.with_values(initial_probs=[1.0], transition_probs=[[1.0]], loc=[[3.0]], scale=[[2.0]])
+    found = model.forecast([3.0, 2.0], 1).interval(0.95)
+    expected = torch.distributions.Normal(torch.tensor(3.0).double(), 2.0).icdf(
+        torch.tensor([0.025, 0.975], dtype=torch.float64)
+    )
+    assert_close(torch.cat([found.lower, found.upper]).flatten(), expected, rtol=1e-12, atol=0)
+
+
+def test_what_is_printed_is_short():
+    x = torch.randn(300, 1, generator=torch.Generator().manual_seed(0))
+    fit = sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)).fit(x, "vmp", restarts=2, progress=False)
+    report = sh.compare(fit.model, sh.GRU(1, 4), x)
+    for shown in (fit, fit.model, fit.posterior, fit.forecast(x, 5), report):
+        assert len(repr(shown).splitlines()) <= 10
+        assert type(shown).__name__ in repr(shown)
+    assert "loc: [[" in repr(fit.model)
+    assert repr(sh.SwitchingSSM(sh.Copy(2), sh.Normal(1))) == "SwitchingSSM(Copy(2 states), Normal(n_features=1))"
+
+
+def test_a_fit_answers_for_its_model():
+    x = torch.randn(50, 1, generator=torch.Generator().manual_seed(0))
+    fit = sh.SwitchingSSM(sh.Markov(2), sh.Normal(1)).fit(x, restarts=2, progress=False)
+    assert torch.equal(fit.smooth(x).state, fit.model.smooth(x).state)
+    assert torch.equal(fit.filter(x).state, fit.model.filter(x).state)
+    assert torch.equal(fit.viterbi(x).path, fit.model.viterbi(x).path)
+    assert torch.equal(fit.log_evidence(x), fit.model.log_evidence(x))
+    assert torch.equal(fit.forecast(x, 2).mean, fit.model.forecast(x, 2).mean)
+    assert fit.agreeing == int(fit.restarts.agrees.sum()) >= 1
