@@ -51,8 +51,8 @@ fit = model.fit(nile, progress=False)
 fit.model.describe()
 
 # %% [markdown]
-# The fit is the mode of the posterior of the parameters, found by expectation-maximisation from eight different starts
-# that run as one batch. The objective never falls, and the restarts agree on where it ends:
+# The fit is the mode of the posterior of the parameters, found by expectation-maximisation from starts of several kinds
+# that run as one batch. The objective never falls, and starts of most kinds lead to the same end:
 
 # %%
 assert fit.converged

@@ -1,7 +1,7 @@
 """Every benchmark, one after another, into `docs/benchmarks.md`: `python tests/benchmarks`, with the extra `bench`.
 
 Takes about fifteen minutes on a quiet machine; each `bench_*.py` also runs alone and prints what it finds, and
-`stack_languages.py`, which trains, only so.
+`stack_languages.py`, which trains, and `fit_quality.py`, which compares optima, only so.
 """
 
 import ast
