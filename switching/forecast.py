@@ -3,6 +3,7 @@ r"""What a model says of the future: a mixture over states and gates at every ho
 $$p(x_{T+h} \mid x_{1:T}) = \sum_{s, z} P(s_{T+h} = s, z_{T+h} = z \mid x_{1:T})\, p(x \mid s, z)$$
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -142,14 +143,15 @@ class Forecast:
     def interval(self, level: float = 0.9, n: int = 20_000, seed: Seed = 0) -> Interval:
         """Lower and upper ends of the central interval of each feature, `[*b, H, F]`.
 
-        They are quantiles of the mixture over states; where the emission's distribution has no `cdf`, those of n draws.
+        They are quantiles of the mixture over states; where the emission's distribution has no `cdf`, or no variance to
+        look within, those of n draws.
         """
         check_level(level)
-        try:
-            return Interval(*(self.observation.quantile(p) for p in ((1 - level) / 2, (1 + level) / 2)))
-        except NotImplementedError:
-            with seeded(seed, self.mean):
-                return central_interval(self.observation.sample((n,)), level)
+        if bool((self.mean.isfinite() & self.variance.isfinite()).all()):
+            with suppress(NotImplementedError):
+                return Interval(*(self.observation.quantile(p) for p in ((1 - level) / 2, (1 + level) / 2)))
+        with seeded(seed, self.mean):
+            return central_interval(self.observation.sample((n,)), level)
 
 
 def central_interval(draws: Float[Tensor, "n *d"], level: float) -> Interval:

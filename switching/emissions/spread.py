@@ -14,7 +14,7 @@ LEAST = 1e-3  # of the whole spread, below which the spread within a state is no
 
 
 class Spread(NamedTuple):
-    """Of each feature: the median, the variance around it, and the variance within a state."""
+    """Of each feature: the median, the mean square around it, and the variance within a state, by medians."""
 
     center: Float[Tensor, "F"]
     total: Float[Tensor, "F"]
@@ -22,7 +22,9 @@ class Spread(NamedTuple):
 
 
 def spread(x: Float[Tensor, "N F"] | None, n_states: int, n_features: int) -> Spread:
-    """Of observations x, of as many clusters as there are states: of medians, so that outliers do not count.
+    """Of observations x, in as many clusters as there are states.
+
+    Outliers do not count within a state, and do count in all: a prior by these is tight nowhere.
 
     Without data 0, 1 and 1; where a feature never changes, it counts as of variance 1.
     """
@@ -34,23 +36,24 @@ def spread(x: Float[Tensor, "N F"] | None, n_states: int, n_features: int) -> Sp
     rows = rows[:: max(1, len(rows) // MOST)]
     center = np.nanmedian(rows, 0)
     residual = rows - center
-    total = _scale(residual)
-    scaled = np.clip(np.nan_to_num(residual / total), -5.0, 5.0)
+    whole, typical = _or_one(np.sqrt(np.nanmean(residual**2, 0))), _scale(residual)
+    scaled = np.clip(np.nan_to_num(residual / typical), -5.0, 5.0)
     n_clusters = min(n_states, len(np.unique(scaled, axis=0)))
     labels = KMeans(n_clusters, n_init=1, max_iter=20, random_state=0).fit_predict(scaled)  # pyright: ignore[reportArgumentType]
     for cluster in range(n_clusters):
         own = labels == cluster
         with np.errstate(all="ignore"):
             residual[own] -= np.nan_to_num(np.nanmedian(rows[own], 0)) - center
-    within = np.maximum(np.minimum(_scale(residual), total), LEAST * total)
-    return Spread(*(torch.from_numpy(found).to(x) for found in (center, total**2, within**2)))
+    within = np.clip(_scale(residual), LEAST * typical, typical)
+    return Spread(*(torch.from_numpy(found).to(x) for found in (center, whole**2, within**2)))
 
 
 def _scale(residual: np.ndarray) -> np.ndarray:
     """The standard deviation of each column by the median of its sizes; by their mean square where that is 0, and 1
     where all are."""
-    size = np.abs(residual)
-    median = np.nanmedian(size, 0) / NORMAL
-    mean = np.sqrt(np.nanmean(size**2, 0))
-    found = np.where(median > 0, median, mean)
-    return np.where(found > 0, found, 1.0)
+    median = np.nanmedian(np.abs(residual), 0) / NORMAL
+    return _or_one(np.where(median > 0, median, np.sqrt(np.nanmean(residual**2, 0))))
+
+
+def _or_one(scale: np.ndarray) -> np.ndarray:
+    return np.where(scale > 0, scale, 1.0)

@@ -34,26 +34,25 @@ class EM:
         self.collapsed = torch.zeros(len(next(iter(values.values()))), problem.n_states, dtype=torch.bool)
         self._marginals, self._floor = marginals, variance_floor(problem.series)
 
-    def run(self, max_steps: int, tol: float = 0.0) -> Run:
-        """Climb so many steps, or until no objective rises by more than `tol`; Ctrl-C keeps whole steps."""
+    def run(self, max_steps: int) -> Run:
+        """Climb so many steps; Ctrl-C keeps whole ones."""
         trace: list[Tensor] = []
-        converged = False
+        interrupted = False
         try:
             if self._marginals is None:
                 self._marginals = self.problem.chain(self.tables).marginals()
-            while len(trace) < max_steps and not converged:
+            while len(trace) < max_steps:
                 values, collapsed = maximized(self.problem, self._marginals, self.tables, self._floor)
                 marginals = self.problem.chain(values).marginals()
                 now = (self.problem.total(marginals.log_normalizer) + self.problem.log_prior(values)).double()
                 # from here to the end of this block one step's results belong together
                 self.tables, self._marginals, self.collapsed = values, marginals, collapsed
                 trace.append(now)
-                converged = len(trace) > 1 and bool((trace[-1] - trace[-2] <= tol).all()) and tol > 0
         except KeyboardInterrupt:
             if not trace:
                 raise  # nothing has been reached yet
-            return Run(torch.stack(trace), len(trace), False, interrupted=True)
-        return Run(torch.stack(trace), len(trace), converged)
+            interrupted = True
+        return Run(torch.stack(trace), len(trace), False, interrupted=interrupted)
 
     def select(self, restarts: Tensor) -> "EM":
         """Some of the restarts."""

@@ -31,8 +31,8 @@ class Passing:
     def collapsed(self) -> None:
         """No state collapses under a prior."""
 
-    def run(self, max_steps: int, tol: float) -> Run:
-        return self.engine.run(max_steps, tol)
+    def run(self, max_steps: int) -> Run:
+        return self.engine.run(max_steps, tol=0.0)
 
     def select(self, restarts: Tensor) -> "Passing":
         return Passing(self.engine.select(restarts))

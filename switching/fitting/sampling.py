@@ -126,7 +126,7 @@ class Units:
         rows, parts = problem.series.rows, problem.emission.parts
         if not all(part.emission.have_unit for part in parts):
             return Units(torch.zeros_like(rows[0]), torch.ones_like(rows[0]))
-        found = spread(rows, problem.n_states, rows.shape[-1])
+        found = spread(rows, 1, rows.shape[-1])
         return Units(found.center, found.total.sqrt())
 
     def problem(self, problem: Problem) -> Problem:
@@ -156,7 +156,8 @@ class Density:
         self._transforms: dict[str, Transform] = {}
 
     def free(self, values: Parameters) -> Parameters:
-        """The coordinates of parameters."""
+        """The coordinates of parameters, at which the density has to be there."""
+        self._problem.objective(values)
         supports = {site.name: site.distribution(values).support for site in self._problem.sites}
         self._transforms = {name: biject_to(support) for name, support in supports.items()}
         return {name: torch.as_tensor(transform.inv(values[name])) for name, transform in self._transforms.items()}

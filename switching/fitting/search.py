@@ -55,8 +55,8 @@ class Climber(Protocol):
         """`[R, K]`, which states sit on a single point; None: none can."""
         ...
 
-    def run(self, max_steps: int, tol: float) -> Run:
-        """Climb so many steps; each row of the trace belongs to one of them."""
+    def run(self, max_steps: int) -> Run:
+        """Climb so many steps, or less where nothing moves any more; each row of the trace belongs to one of them."""
         ...
 
     def select(self, restarts: Tensor) -> Any:
@@ -189,7 +189,7 @@ class Race:
     def _climb(self, climber: Climber, going: list[Climb], n_kept: int) -> None:
         steps, look = 0, FIRST_LOOK
         while going and steps < self._max_steps and not self.interrupted:
-            run = climber.run(min(AT_ONCE, look - steps, self._max_steps - steps), 0.0)
+            run = climber.run(min(AT_ONCE, look - steps, self._max_steps - steps))
             steps, self.interrupted = steps + run.steps, run.interrupted
             self._note(going, climber, run)
             self._report(steps, self.best.final)

@@ -46,17 +46,17 @@ def first_guesses(problem: Problem, n: int, seed: int) -> Starts:
     """n first guesses, the kinds in turn."""
     problem = problem.of(sample_of(problem.series, seed))
     rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
-    points, guesses, kinds = _embedded(problem.emission, problem.series), [], []
+    points, near, guesses, kinds = _embedded(problem.emission, problem.series), _typical(problem), [], []
     for number in range(n):
         kind = KINDS[number % len(KINDS)]
         if points is None and kind in ("clusters", "contexts", "free"):
             kind = "stretches"
         if kind == "few steps":
-            guesses.append(_from_weights(problem, _few(problem, rng), _drawn_moves(problem, generator)))
+            guesses.append(_from_weights(problem, near, _few(problem, rng), _drawn_moves(problem, generator)))
         else:
             labels = _labels(kind, problem.series, problem.n_states, points, rng)
             moves = _drawn_moves(problem, generator) if kind == "free" else None
-            guesses.append(from_labels(problem, labels, moves))
+            guesses.append(_from_labels(problem, near, labels, moves))
         kinds.append(kind)
     return Starts(_stacked(guesses), tuple(kinds))
 
@@ -66,7 +66,7 @@ def rearranged(problem: Problem, state: Float[Tensor, "*b T K"], n: int, seed: i
     rng, n_states = np.random.default_rng(seed), problem.n_states
     points, inside = _embedded(problem.emission, problem.series), problem.series.inside.flatten().cpu().numpy()
     weights = state.reshape(-1, n_states).cpu().numpy()
-    mass = weights[inside].sum(0)
+    mass, near = weights[inside].sum(0), _typical(problem)
     guesses = []
     for number in range(n):
         out = int(rng.choice(n_states, p=_shares(1 / (mass + 1))))
@@ -77,26 +77,36 @@ def rearranged(problem: Problem, state: Float[Tensor, "*b T K"], n: int, seed: i
         half = _halves(points, own, problem, number, rng)
         labels[own[half]] = out
         _occupy(labels, inside, n_states, rng)
-        guesses.append(from_labels(problem, labels))
+        guesses.append(_from_labels(problem, near, labels))
     return Starts(_stacked(guesses), ("rearranged",) * n)
 
 
-def from_labels(problem: Problem, labels: np.ndarray, moves: Parameters | None = None) -> Parameters:
+def _typical(problem: Problem) -> Parameters:
+    """Parameters of the emission `[1, ...]` that are near to all observations, for weighted moments to start from."""
+    found: Parameters = {}
+    for part in problem.emission.parts:
+        default = part.emission.default_prior(1 if part.prefix else problem.n_states, problem.series.rows)
+        own = {name: value.unsqueeze(0) for name, value in part.emission.start(default).items()}
+        found |= prefixed(own, part.prefix)
+    return found
+
+
+def _from_labels(problem: Problem, near: Parameters, labels: np.ndarray, moves: Parameters | None = None) -> Parameters:
     """Parameters from a state for every step; the moves between states too where they are not given."""
     series = problem.series
     given = torch.from_numpy(labels).reshape(1, *series.observations.shape[:-1]).to(series.observations.device)
     moves = problem.dynamics.start(given, series) if moves is None else moves
-    return _from_weights(problem, softened(given, problem.n_states, series), moves)
+    return _from_weights(problem, near, softened(given, problem.n_states, series), moves)
 
 
-def _from_weights(problem: Problem, weights: Float[Tensor, "1 *b T K"], moves: Parameters) -> Parameters:
+def _from_weights(
+    problem: Problem, near: Parameters, weights: Float[Tensor, "1 *b T K"], moves: Parameters
+) -> Parameters:
     series, found = problem.series, {name: value.to(problem.series.observations) for name, value in moves.items()}
     floor, rows = variance_floor(series), series.rows
     for part, own in zip(problem.emission.parts, problem.emission.weights(weights, 0.1 * weights), strict=True):
-        default = part.emission.default_prior(own.shape[-1], rows)
-        near = {name: value.unsqueeze(0) for name, value in part.emission.start(default).items()}
-        best = part.emission.maximize(rows, own.reshape(1, len(rows), -1), near, None, floor)
-        found |= prefixed(kept(best.values, near), part.prefix)
+        best = part.emission.maximize(rows, own.reshape(1, len(rows), -1), part.own(near), None, floor)
+        found |= prefixed(kept(best.values, part.own(near)), part.prefix)
     return {name: _opened(value, problem.parameters[name].support) for name, value in found.items()}
 
 

@@ -133,7 +133,7 @@ def test_changes_of_a_markov_chain_are_one_less_its_pairs_on_the_diagonal(seed, 
     )
     pairs = by_step_chain.marginals().transition
     expected = 1 - pairs.diagonal(dim1=-2, dim2=-1).sum(-1)
-    assert_close(chain.change_probability()[:, 1:], expected, rtol=1e-9, atol=1e-10)
+    assert_close(chain.change_probability()[:, 1:], expected, rtol=1e-12, atol=1e-12)
 
 
 def test_changes_of_a_copy_chain_are_those_of_the_markov_chain_that_it_is():

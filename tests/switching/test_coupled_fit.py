@@ -173,11 +173,11 @@ def test_a_factorial_fit_finds_the_chains(counts):
     truth = factorial(counts)
     sample = truth.simulate(250, (3,), seed=3)
     x = holed(sample.x.clone())
-    fit = truth.fit(x, "vmp", tol=1e-4, progress=False)
+    fit = truth.fit(x, "vmp", tol=1e-5, progress=False)
     assert fit.converged
     assert fit.method == "vmp"
     assert float(fit.objective.diff().min()) > -1e-9 * float(fit.objective[-1].abs())
-    assert float(fit.objective[-1]) >= fit.restarts.objective.max() - 1e-2
+    assert float(fit.objective[-1]) >= fit.restarts.objective.max() - 1e-3
     evidence = fit.model.log_evidence(x).sum()
     assert fit.objective[-1] < evidence
     assert evidence > truth.log_evidence(x).sum() - 10

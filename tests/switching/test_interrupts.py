@@ -78,7 +78,7 @@ def test_models_of_several_chains_keep_their_steps_too(monkeypatch, method):
     fit = model.fit(levels(), method, restarts=3, tol=0.0, max_steps=50, progress=False)
     assert fit.interrupted
     assert len(fit.objective) == 16
-    assert float(fit.objective[-1]) >= fit.restarts.objective.max() - 1e-2
+    assert float(fit.objective[-1]) >= fit.restarts.objective.max() - 1e-3
 
 
 def test_a_run_is_cut_back_to_its_last_whole_sweep(monkeypatch):

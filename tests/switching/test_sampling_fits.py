@@ -71,14 +71,11 @@ def test_posterior_means_are_those_of_nuts_up_to_its_error(fits, method):
 
 def test_intervals_of_message_passing_are_narrower_than_those_of_nuts_and_by_how_much(fits):
     _, found = fits
-    widths = {}
-    for method in ("vmp", "nuts"):
-        interval = found[method].posterior.interval(0.9)
-        widths[method] = {name: interval.upper[name] - interval.lower[name] for name in PARAMETERS}
-    ratio = {name: widths["vmp"][name] / widths["nuts"][name] for name in PARAMETERS}
+    draws = {method: found[method].posterior.sample(4000, seed=0) for method in ("vmp", "nuts")}
+    ratio = {name: draws["vmp"][name].std(0) / draws["nuts"][name].std(0) for name in PARAMETERS}
     assert 0.4 < float(ratio["redraw_prob"]) < 0.9  # gates and their rate are coupled, which q does not know
-    assert bool(((ratio["loc"] > 0.6) & (ratio["loc"] < 1.5)).all())
-    assert bool(((ratio["precision"] > 0.6) & (ratio["precision"] < 1.5)).all())
+    assert bool(((ratio["loc"] > 0.6) & (ratio["loc"] < 1.25)).all())
+    assert bool(((ratio["precision"] > 0.6) & (ratio["precision"] < 1.3)).all())
 
 
 def test_the_objective_of_nuts_is_the_log_joint_of_its_draws(fits):

@@ -96,6 +96,16 @@ def test_one_outlier_does_not_hide_the_regimes():
     assert float(model.describe()["scale"][model.loc[:, 0].argsort()[:2]].max()) < 1.3
 
 
+def test_rare_steps_far_away_are_a_state_of_their_own():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(600, 1, generator=generator, dtype=torch.float64)
+    rare = torch.arange(600) % 50 == 7
+    x[rare] += 1000.0
+    for emission in (sh.Normal(1), sh.MultivariateNormal(1)):
+        loc = sh.SwitchingSSM(sh.Markov(2), emission).fit(x, progress=False).model.loc
+        assert_close(loc.max(), x[rare].mean(), rtol=1e-3, atol=0)
+
+
 # ---- how it came about -----------------------------------------------------------------------------------------------
 
 

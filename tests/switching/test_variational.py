@@ -490,7 +490,7 @@ def test_restarts_as_a_batch_equal_restarts_one_by_one():
 
 def test_the_best_restart_is_kept_and_the_worse_are_left_behind():
     fit = sh.SwitchingSSM(sh.Copy(3), sh.Normal(1)).fit(levels(), method="vmp", restarts=6, progress=False)
-    assert float(fit.objective[-1]) >= fit.restarts.objective.max() - 1e-2
+    assert float(fit.objective[-1]) >= fit.restarts.objective.max() - 1e-3
     assert fit.converged
     left = fit.restarts[fit.restarts.ended == "left behind"]
     assert len(left) > 0
