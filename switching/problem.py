@@ -5,7 +5,7 @@ problem serves all of them at once.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from jaxtyping import Float
 from torch import Tensor
@@ -28,12 +28,14 @@ class Problem:
         dynamics, emission: of the model.
         series: what was observed.
         prior: hyperparameters in the dtype of the series; None for maximum likelihood.
+        fixed: parameters that a fit holds as they are, `[...]` without axes for restarts.
     """
 
     dynamics: Dynamics
     emission: Emission
     series: Series
     prior: Parameters | None = None
+    fixed: Parameters = field(default_factory=dict)
 
     @property
     def n_states(self) -> int:
@@ -75,9 +77,24 @@ class Problem:
     def in_turns(self, draws: Parameters) -> Iterator[Parameters]:
         """Draws `[n, ...]` in parts whose likelihood tables fit into memory."""
         n = len(next(iter(draws.values())))
-        at_once = max(1, TABLE_SIZE // (self.series.n_sequences * self.series.n_steps * self.n_states))
-        for first in range(0, n, at_once):
-            yield {name: table[first : first + at_once] for name, table in draws.items()}
+        for first in range(0, n, self.at_once):
+            yield {name: table[first : first + self.at_once] for name, table in draws.items()}
+
+    @property
+    def size(self) -> int:
+        """Numbers in one likelihood table."""
+        return self.series.n_sequences * self.series.n_steps * self.n_states
+
+    @property
+    def at_once(self) -> int:
+        """How many draws of the parameters have likelihood tables that fit into memory."""
+        return max(1, TABLE_SIZE // self.size)
+
+    def double(self) -> "Problem":
+        """The same in float64."""
+        prior = None if self.prior is None else {name: table.double() for name, table in self.prior.items()}
+        fixed = {name: value.double() for name, value in self.fixed.items()}
+        return replace(self, series=self.series.double(), prior=prior, fixed=fixed)
 
     def of(self, series: Series) -> "Problem":
         """The same for another series."""

@@ -42,6 +42,8 @@ class Verbs(Named):
         *,
         factorization: str = "structured",
         batch_size: int | None = None,
+        start: Any = None,
+        fixed: Any = None,
         **given: Unpack[Given],
     ) -> "Fit":
         """Fit the parameters to sequences.
@@ -69,9 +71,15 @@ class Verbs(Named):
             factorization: of q(paths) in VMP: "structured", the exact chain, or "mean_field", every step on its own.
             batch_size: sequences after which VMP updates the parameters, by a step that shrinks as it goes on (see
                 `fitting.in_parts`); a step of `max_steps` is then a pass through all sequences. None: all sequences.
+            start: one of the starts, with `restarts=1` the only one: a model or a fit, values by name (of which some
+                may be left out), or a state for every step `[*batch, T]`, -1 where it is not known. States then keep
+                their numbers.
+            fixed: parameters that are held at these values, by name, e.g. `{"loc": [[0.0], [1.0]]}`. Message passing
+                holds the location and the precision of an emission together or not at all.
 
         Returns:
-            `Fit`, with `.model` (this model with its values), the objective's trace and each restart's end.
+            `Fit`, with `.model` (this model with its values, states in the order of their locations), the objective's
+            trace and each restart's end.
             Interrupting it (Ctrl-C) returns the best so far, marked `interrupted`.
 
         Raises:
@@ -81,7 +89,9 @@ class Verbs(Named):
         """
         from .fitting.options import Options
 
-        options = Options(method, restarts, max_steps, tol, seed, prior, progress, factorization, batch_size)
+        options = Options(
+            method, restarts, max_steps, tol, seed, prior, progress, factorization, batch_size, start, fixed
+        )
         return self._fitted(self.read(x, **given), options)
 
     def plot(self, x: Any, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]) -> "Figure":

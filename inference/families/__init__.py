@@ -45,7 +45,7 @@ from .normal import (
     NormalWishartParameters,
 )
 from .paths import CopyPaths, CopyTables, MarkovPaths, MarkovTables
-from .point import Point
+from .point import Held, Point
 from .positive import Beta, BetaParameters, Dirichlet, DirichletParameters, Gamma, GammaParameters
 from .regression import MatrixNormalWishart, MatrixNormalWishartParameters
 
@@ -65,6 +65,7 @@ __all__ = [
     "GammaParameters",
     "Gaussian",
     "GaussianParameters",
+    "Held",
     "LocPrecision",
     "MarkovPaths",
     "MarkovTables",

@@ -1,4 +1,4 @@
-"""A point in the place of a density: expectation-maximisation as message passing."""
+"""A point in the place of a density: expectation-maximisation as message passing, and parameters that are known."""
 
 from typing import Any
 
@@ -67,3 +67,40 @@ class Point(VectorFamily[Any]):
 
     def mode(self, eta: Float[Tensor, "*plates P"]) -> Any:
         return self.expected(eta)
+
+
+class Held(VectorFamily[Any]):
+    """All mass at one known point, whatever the natural parameters are; it adds nothing to the bound.
+
+    Arguments:
+        family: of the prior, of whose points it is one.
+        known: `[*plates, P]`, the statistics of that point.
+    """
+
+    def __init__(self, family: VectorFamily[Any], known: Float[Tensor, "*plates P"]) -> None:
+        self.family = family
+        self.known = known
+
+    def check(self, eta: Tensor) -> None:
+        """Any will do."""
+
+    def log_normalizer(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates"]:
+        return self.dot(eta, self.mean(eta))
+
+    def mean(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates P"]:
+        return self.known.expand_as(eta)
+
+    def kl(self, eta: Float[Tensor, "*#plates P"], eta0: Float[Tensor, "*#plates P"]) -> Float[Tensor, "*out"]:
+        return torch.zeros_like(eta[..., 0])
+
+    def statistics(self, point: object) -> Float[Tensor, "*plates P"]:
+        return self.family.statistics(point)
+
+    def sample(self, eta: Float[Tensor, "*plates P"], n: int, generator: Generator | None = None) -> Any:
+        raise TypeError("Held: its point is known by its statistics alone; ask whoever gave them.")
+
+    def expected(self, eta: Float[Tensor, "*plates P"]) -> Any:
+        return self.sample(eta, 1)
+
+    def mode(self, eta: Float[Tensor, "*plates P"]) -> Any:
+        return self.sample(eta, 1)

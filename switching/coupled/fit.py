@@ -114,6 +114,8 @@ def fit_coupled(model: CoupledSSM, series: Series, options: Options) -> Fit[Coup
             f'factorization, batch_size: got "{options.factorization}" and {options.batch_size}, but the chains of a '
             f"{model.name} are exact, and take all sequences at once; leave both out."
         )
+    if options.start is not None or options.fixed:
+        raise ValueError(f"start, fixed: got some, but a {model.name} starts from guesses of its own; leave them out.")
     if options.prior == "own":
         raise ValueError(f'prior: got "own", but a {model.name} has no prior of its own; use "scaled", or None.')
     check_enough(series, max(model.n_states))

@@ -150,13 +150,26 @@ class Emission(Named, ABC):
             floor: variances at or below it count as collapsed.
         """
 
-        def objective(values: Parameters) -> Tensor:
-            table = self.table(x, values)
-            gained = torch.where(weights > 0, weights * table, 0.0).sum((-2, -1))
+        return self.maximize_beside({}, x, weights, near, prior, floor)
+
+    def maximize_beside(
+        self,
+        fixed: Parameters,
+        x: Float[Tensor, "N F"],
+        weights: Float[Tensor, "*r N K"],
+        near: Parameters,
+        prior: Parameters | None,
+        floor: Float[Tensor, "F"],
+    ) -> Maximized:
+        """As `maximize` by L-BFGS, with some of the parameters held at their values `[*r, K, ...]`."""
+
+        def objective(free: Parameters) -> Tensor:
+            values = fixed | free
+            gained = torch.where(weights > 0, weights * self.table(x, values), 0.0).sum((-2, -1))
             return gained if prior is None else gained + log_prior(self.sites(prior), values)
 
-        own = {name: near[name] for name in self.parameters}
-        values = ascend(objective, own, {name: p.support for name, p in self.parameters.items()})
+        free = {name: parameter.support for name, parameter in self.parameters.items() if name not in fixed}
+        values = fixed | (ascend(objective, {name: near[name] for name in free}, free) if free else {})
         return Maximized(values, (self.moments(values)[1] <= floor).any(-1))
 
     @classmethod

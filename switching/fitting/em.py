@@ -13,9 +13,12 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.distributions import constraints
+from torch.distributions.constraints import Constraint
 
 from ...inference.chains.contract import Marginals
 from ...inference.message_passing.engine import Run
+from ..definite import free_coordinates
 from ..parameters import Parameters, kept, prefixed
 from ..problem import Problem
 from .starts import variance_floor
@@ -54,6 +57,19 @@ class EM:
             interrupted = True
         return Run(torch.stack(trace), len(trace), False, interrupted=interrupted)
 
+    def leapt(self, before: Parameters, by: Float[Tensor, "R"]) -> Parameters:
+        """The parameters that many times as far ahead as they lie from `before`, in coordinates without bounds."""
+        known = self.problem.parameters
+        ahead = {n: _ahead(before[n], now, by, known[n].support) for n, now in self.tables.items()}
+        return ahead | {name: self.tables[name] for name in self.problem.fixed}
+
+    def at(self, tables: Parameters) -> "EM":
+        return EM(self.problem, tables)
+
+    def height(self) -> Float[Tensor, "R"]:
+        self._marginals = self.problem.chain(self.tables).marginals()
+        return self.problem.total(self._marginals.log_normalizer) + self.problem.log_prior(self.tables)
+
     def select(self, restarts: Tensor) -> "EM":
         """Some of the restarts."""
         values = {name: table[restarts] for name, table in self.tables.items()}
@@ -70,6 +86,7 @@ def maximized(
     problem: Problem, marginals: Marginals, values: Parameters, floor: Float[Tensor, "F"]
 ) -> tuple[Parameters, Bool[Tensor, "R K"]]:
     """The M-step: new parameters, and which states have collapsed onto a point."""
+    held = {name: values[name] for name in problem.fixed}
     moved = problem.dynamics.maximize(marginals, problem.prior, values, problem.series.drive)
     rows, found, collapsed = problem.series.rows, {}, []
     for part, weights in zip(
@@ -77,11 +94,25 @@ def maximized(
     ):
         flat = weights.reshape(len(weights), len(rows), -1)
         prior = None if problem.prior is None else part.own(problem.prior)
-        result = part.emission.maximize(rows, flat, part.own(values), prior, floor)
+        step = rows, flat, part.own(values), prior, floor
+        fixed = {name: value for name, value in part.own(held).items() if name in part.emission.parameters}
+        result = part.emission.maximize_beside(fixed, *step) if fixed else part.emission.maximize(*step)
         # a state without any weight has no estimate: it keeps what it had
         found |= prefixed(kept(result.values, part.own(values)), part.prefix)
         collapsed.append(result.collapsed)
-    return moved | found, collapsed[0]
+    return moved | found | held, collapsed[0]
+
+
+def _ahead(before: Tensor, now: Tensor, by: Float[Tensor, "R"], support: Constraint) -> Tensor:
+    """A parameter farther on; what is 0 stays so."""
+    by = by.to(now).reshape(-1, *[1] * (now.ndim - 1))
+    if support is constraints.simplex:
+        move = torch.where(now > 0, now.log() - before.log(), 0.0)
+        return torch.softmax((now.log() + by * move), -1)
+    to_support = free_coordinates(support)
+    here = torch.as_tensor(to_support.inv(now))
+    by = by.reshape(-1, *[1] * (here.ndim - 1))
+    return torch.as_tensor(to_support(here + by * (here - torch.as_tensor(to_support.inv(before)))))
 
 
 def occupied(marginals: Marginals) -> Float[Tensor, "*b T K"]:

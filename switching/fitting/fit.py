@@ -6,14 +6,18 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..data.series import Series
 from ..emissions.contract import ConjugateEmission
 from ..model import SwitchingSSM
+from ..parameters import Parameters, reordered
 from ..problem import Problem
+from .alignment import match_states, state_levels
 from .em import EM, occupied
+from .given import fixed_values, own_start
+from .graph import partly_held, renumbered
 from .message_passing import fit_vmp
 from .options import Options
 from .posterior import VariationalPosterior
@@ -38,6 +42,7 @@ class Fit(Generic[Model]):
         objective: `[steps]`, what was maximised, after each step of the best restart. Of minibatches: the estimate of
             the bound in each pass, and at the end the bound itself.
         converged: whether the best restart met the tolerance.
+        reason: why it ended, in words.
         steps: how many steps the best restart took.
         restarts: a table of one row a start: of what kind it was, its steps, where it ended and how ("converged",
             "left behind" by better ones, "max_steps", "interrupted"), and whether that is within 0.01 nats of the best.
@@ -66,6 +71,7 @@ class Fit(Generic[Model]):
     empty_states: Bool[Tensor, "K"] | tuple[Tensor, ...]
     collapsed_states: Bool[Tensor, "K"] | tuple[Tensor, ...]
     interrupted: bool = False
+    reason: str = ""
     posterior: Any = None  # a Posterior, whose methods differ with the model
     paths: Any = None
 
@@ -106,9 +112,8 @@ class Fit(Generic[Model]):
 
     def __repr__(self) -> str:
         """What was fitted, how it ended, and the values where they are few."""
-        end = "converged" if self.converged else "interrupted" if self.interrupted else "not converged"
         objective = f"{float(self.objective[-1]):.6g}" if len(self.objective) else "none"
-        lines = [f"Fit by {self.method}: objective {objective} after {self.steps} steps, {end}"]
+        lines = [f"Fit by {self.method}: objective {objective} after {self.steps} steps, {self.reason}"]
         if len(self.restarts) > 1:
             lines.append(f"{self.agreeing} of {len(self.restarts)} starts within 0.01 nats of the best")
         return "\n".join([*lines, repr(self.model)])
@@ -131,6 +136,8 @@ def fit_model(model: SwitchingSSM, series: Series, options: Options) -> Fit[Swit
     problem = model.problem(series)
     if options.prior is None:
         problem = replace(problem, prior=None)
+    if options.fixed:
+        problem = replace(problem, fixed=fixed_values(model, problem, options.fixed))
     if options.method == "em":
         return _by_em(model, problem, options)
     if options.method == "vmp":
@@ -144,24 +151,30 @@ def fit_model(model: SwitchingSSM, series: Series, options: Options) -> Fit[Swit
 
 def _by_em(model: SwitchingSSM, problem: Problem, options: Options) -> Fit[SwitchingSSM]:
     check_modes(problem)
+    own = None if options.start is None else own_start(model, problem, options.start)
     with Progress(f"EM, {options.restarts} restarts", options.max_steps, options.progress) as shown:
-        found = search(problem, partial(EM, problem), lambda v: problem.chain(v).smooth().state, options, shown)
+        found = search(problem, partial(EM, problem), lambda v: problem.chain(v).smooth().state, options, shown, own)
     best = found.best
-    occupancy = occupied(problem.chain(best.tables).marginals()).flatten(0, -2).sum(0)
+    order = _order(problem, own, best.tables)
+    values = reordered(problem.parameters, best.tables, order)
+    occupancy = occupied(problem.chain(values).marginals()).flatten(0, -2).sum(0)
     return Fit(
-        model=model._copy({name: value.clone() for name, value in best.tables.items()}, model.prior),
+        model=model._copy({name: value.clone() for name, value in values.items()}, model.prior),
         method="em",
         empty_states=occupancy < 1.0,
-        collapsed_states=torch.zeros_like(occupancy > 0) if best.collapsed is None else best.collapsed,
+        collapsed_states=torch.zeros_like(occupancy > 0) if best.collapsed is None else best.collapsed[order],
         **course(found),
     )
 
 
 def _by_message_passing(model: SwitchingSSM, problem: Problem, options: Options) -> Fit[SwitchingSSM]:
+    own = None if options.start is None else own_start(model, problem, options.start)
     with Progress(f"VMP, {options.restarts} restarts", options.max_steps, options.progress) as shown:
-        ended = fit_vmp(problem, options, shown)
-    posterior = VariationalPosterior(model, ended.etas, ended.graph.about)
-    empty = ended.occupancy < 1.0
+        ended = fit_vmp(problem, options, shown, own)
+    posterior = VariationalPosterior(model, ended.etas, ended.graph.about, problem)
+    order = _order(problem, own, posterior.mean)
+    posterior = replace(posterior, blocks=renumbered(posterior.known_blocks, ended.etas, order))
+    empty = ended.occupancy[order] < 1.0
     return Fit(
         model=model._copy(posterior.mean, model.prior),
         method="vmp",
@@ -172,11 +185,22 @@ def _by_message_passing(model: SwitchingSSM, problem: Problem, options: Options)
     )
 
 
+def _order(problem: Problem, own: Parameters | None, values: Parameters) -> Int[Tensor, "K"]:
+    """The states by their locations; where the user has numbered them, as in that start, or as they are fixed."""
+    if any("state" in problem.parameters[name].dims for name in problem.fixed):
+        return torch.arange(problem.n_states)
+    if own is not None:
+        some = {name: value.unsqueeze(0) for name, value in values.items()}
+        return match_states(problem, some, {name: value[0] for name, value in own.items()})[0]
+    return state_levels(problem.emission, values).argsort(stable=True)
+
+
 def course(found: Found) -> dict[str, Any]:
     """Of a record how its fit went."""
     return {
         "objective": torch.tensor(found.best.trace, dtype=torch.float64),
         "converged": found.best.ended == "converged",
+        "reason": found.reason,
         "steps": len(found.best.trace),
         "restarts": found.table,
         "interrupted": found.interrupted,
@@ -186,6 +210,7 @@ def course(found: Found) -> dict[str, Any]:
 def _start(model: SwitchingSSM, problem: Problem, options: Options) -> Fit[SwitchingSSM]:
     """The fit by message passing, or where there is no conjugate prior by EM, from which the samplers go on."""
     conjugate = all(isinstance(part.emission, ConjugateEmission) for part in problem.emission.parts)
+    conjugate = conjugate and not partly_held(problem)
     quiet = replace(options, method="vmp" if conjugate else "em", max_steps=500, progress=False)
     return (_by_message_passing if conjugate else _by_em)(model, problem, quiet)
 
@@ -197,6 +222,7 @@ def _of_draws(model: SwitchingSSM, method: str, sampled: Sampled) -> Fit[Switchi
         method=method,
         objective=sampled.objective,
         converged=sampled.converged,
+        reason=sampled.reason,
         steps=len(sampled.objective),
         restarts=sampled.restarts,
         empty_states=empty,

@@ -7,21 +7,23 @@ where y is the path, with whatever is missing of x. Each block of parameters mee
 update of the paths is an E-step under expected logs, and one of the parameters adds expected counts to the prior.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from ...inference.chains.contract import Chain
-from ...inference.families import CopyTables, MarkovTables
+from ...inference.families import CopyTables, Held, MarkovTables
 from ...inference.message_passing.engine import VMP
 from ...inference.message_passing.factor_graph import Block, Factor
 from ..data.series import Series
 from ..dynamics.contract import PATHS, Dynamics
 from ..dynamics.factors import named
 from ..emissions.contract import ConjugateEmission, Emission, Part
-from ..parameters import Parameters, moved, prefixed, with_prefix
+from ..parameters import Parameter, Parameters, moved, prefixed, reordered, with_prefix
 from ..priors import Conjugate
 from ..problem import Problem
 
@@ -55,9 +57,13 @@ class Graph:
 
         Raises:
             TypeError: an emission that has no conjugate prior.
-            ValueError: independent steps, two of which a gap of 0 makes one.
+            ValueError: independent steps, two of which a gap of 0 makes one; a block of which a part is fixed.
         """
-        conjugates(problem.emission)
+        for name, free in partly_held(problem).items():
+            raise ValueError(
+                f"fixed: got all of the block {name!r} but {', '.join(free)}; message passing updates them together: "
+                'fix all of it, or use method="em", "svi" or "nuts".'
+            )
         series, gaps = problem.series, problem.series.drive.gaps
         if independent and gaps is not None and bool((gaps[..., 1:] == 0).any()):
             raise ValueError(
@@ -65,12 +71,17 @@ class Graph:
                 'use factorization="structured".'
             )
         about = center(problem.emission, series)
-        prior = None if problem.prior is None else moved(problem.prior, -about)
-        return Graph(replace(problem, series=series.shifted(about), prior=prior), about, independent)
+        return Graph(counted_from(about, problem), about, independent)
 
     @cached_property
     def blocks(self) -> "Blocks":
-        return blocks_of(self.problem.dynamics, self.problem.emission)
+        """Those that are fixed are held at their point."""
+        found = blocks_of(self.problem.dynamics, self.problem.emission)
+        for name, (prefix, block) in found.items():
+            own = with_prefix(self.problem.fixed, prefix)
+            if all(parameter in own for parameter in block.parameters):
+                found[name] = prefix, HeldBlock(block, own)
+        return found
 
     @property
     def priors(self) -> Etas:
@@ -131,6 +142,45 @@ class Graph:
         return replace(self, problem=self.problem.of(series), share=self.share * share, **changes)
 
 
+@dataclass(frozen=True)
+class HeldBlock(Conjugate):
+    """A block of parameters that a fit holds at given values."""
+
+    block: Conjugate
+    at: Parameters
+
+    @property
+    def family(self) -> Held:  # type: ignore[override]
+        return Held(self.block.family, self.block.statistics(self.at))
+
+    @property
+    def parameters(self) -> Mapping[str, Parameter]:  # type: ignore[override]
+        return self.block.parameters
+
+    @property
+    def prior_is_factor(self) -> bool:  # type: ignore[override]
+        return self.block.prior_is_factor
+
+    def natural(self, prior: Parameters) -> Tensor:
+        return self.block.natural(prior)
+
+
+def partly_held(problem: Problem) -> dict[str, list[str]]:
+    """By the name of each block of which only some parameters are fixed, those that are not."""
+    found = {}
+    for name, (prefix, block) in blocks_of(problem.dynamics, problem.emission).items():
+        free = [prefix + parameter for parameter in block.parameters if prefix + parameter not in problem.fixed]
+        if 0 < len(free) < len(block.parameters):
+            found[name] = free
+    return found
+
+
+def counted_from(about: Tensor, problem: Problem) -> Problem:
+    """The same with locations counted from elsewhere."""
+    prior = None if problem.prior is None else moved(problem.prior, -about)
+    return replace(problem, series=problem.series.shifted(about), prior=prior, fixed=moved(problem.fixed, -about))
+
+
 Blocks = dict[str, tuple[str, Conjugate]]
 """The blocks of parameters by name, each with the prefix that its parameters' names have."""
 
@@ -139,6 +189,18 @@ def blocks_of(dynamics: Dynamics, emission: Emission) -> Blocks:
     """The blocks of a model's parameters."""
     moves = {name: ("", block) for name, block in dynamics.blocks.items()}
     return moves | {part.block: (part.prefix, part.emission) for part in conjugates(emission)}  # type: ignore[dict-item]
+
+
+def renumbered(blocks: Blocks, etas: Etas, order: Int[Tensor, "K"]) -> Etas:
+    """The same q with state `order[k]` as state k."""
+    found = {}
+    for name, (_, block) in blocks.items():
+        first, parameter = next(iter(block.parameters.items()))
+        dims = parameter.dims
+        if etas[name].ndim > len(dims):  # [*plates, P], where those of a Dirichlet are shaped as its probabilities
+            dims = (*dims[: etas[name].ndim - 1], "statistic")
+        found |= {name: reordered({first: replace(parameter, dims=dims)}, {first: etas[name]}, order)[first]}
+    return found
 
 
 def expected(blocks: Blocks, etas: Etas, about: Tensor) -> Parameters:

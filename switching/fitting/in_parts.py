@@ -60,17 +60,18 @@ class InParts:
 
     Arguments:
         etas: natural parameters of the blocks of parameters, `[R, ...]`.
+        linear: the blocks in whose statistics all factors are linear: see `Graph.linear`.
         under: expected statistics of the parameters for the first update, in place of those of `etas`.
     """
 
-    def __init__(self, graph: Graph, etas: Etas, under: Etas | None = None):
+    def __init__(self, graph: Graph, etas: Etas, linear: frozenset[str], under: Etas | None = None):
         self.graph, self.etas = graph, etas
         series, restarts = graph.problem.series, len(next(iter(etas.values())))
         numbers = restarts * series.n_steps * graph.problem.n_states  # in the table of one sequence
         self._groups = torch.arange(series.n_sequences).split(max(1, ROOM // numbers))
         self._size = max(1, ROOM * series.n_steps // numbers) if is_long(graph, restarts) else None  # of a stretch
         self._paths: list[Stats] = []  # of each group, where an evaluation goes on from the one before
-        self.linear = graph.linear(etas)
+        self.linear = linear
         self._now = self._visit(etas, under)
 
     def elbo(self) -> Tensor:
@@ -267,11 +268,17 @@ def engine_from(graph: Graph, values: Parameters) -> VMP | InParts:
     return engine_of(graph, etas, graph.point(values))
 
 
-def engine_of(graph: Graph, etas: Etas, under: Etas | None = None) -> VMP | InParts:
-    """The engine with these natural parameters; its paths are those under them, or under given statistics."""
+def engine_of(
+    graph: Graph, etas: Etas, under: Etas | None = None, linear: frozenset[str] | None = None
+) -> VMP | InParts:
+    """The engine with these natural parameters; its paths are those under them, or under given statistics.
+
+    `linear` is that of an engine of the same graph, where there is one.
+    """
+    linear = graph.linear(etas) if linear is None else linear
     if is_large(graph, len(next(iter(etas.values())))):
-        return InParts(graph, etas, under)
-    engine = graph.engine(etas, check=False, linear=graph.linear(etas))
+        return InParts(graph, etas, linear, under)
+    engine = graph.engine(etas, check=False, linear=linear)
     engine.update(PATHS, under)
     return engine
 

@@ -5,6 +5,7 @@ The restarts climb as `search` lets them, or through minibatches of the sequence
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ...inference.message_passing.engine import VMP, Run
@@ -14,14 +15,16 @@ from .graph import Etas, Graph
 from .in_parts import InParts, engine_from, engine_of, occupancy_of, parameters_of, run_batches
 from .options import Options
 from .search import Climb, Found, Report, search
-from .starts import Starts, first_guesses
+from .starts import Starts, first_guesses, opened
+
+HALVINGS = 10  # of a leap
 
 
 class Passing:
     """A batch of restarts that climb by message passing."""
 
-    def __init__(self, engine: VMP | InParts) -> None:
-        self.engine = engine
+    def __init__(self, engine: VMP | InParts, graph: Graph | None = None) -> None:
+        self.engine, self.graph = engine, graph
 
     @property
     def tables(self) -> Etas:
@@ -35,7 +38,40 @@ class Passing:
         return self.engine.run(max_steps, tol=0.0)
 
     def select(self, restarts: Tensor) -> "Passing":
-        return Passing(self.engine.select(restarts))
+        return Passing(self.engine.select(restarts), self.graph)
+
+    def leapt(self, before: Etas, by: Tensor) -> Etas | None:
+        """Natural parameters as far ahead, or half or less of that where they would not be those of a density."""
+        if self.graph is None:
+            return None
+        now = self.tables
+        for _ in range(HALVINGS):
+            ahead = {name: eta + _wide(by, eta) * (eta - before[name]) for name, eta in now.items()}
+            proper = [_is_proper(self.graph, {name: eta[r] for name, eta in ahead.items()}) for r in range(len(by))]
+            if all(proper):
+                return ahead
+            by = torch.where(torch.tensor(proper), by, by / 2)
+        return None
+
+    def at(self, tables: Etas) -> "Passing":
+        assert self.graph is not None
+        return Passing(engine_of(self.graph, tables, linear=self.engine.linear), self.graph)
+
+    def height(self) -> Tensor:
+        return self.engine.elbo()
+
+
+def _wide(by: Tensor, like: Tensor) -> Tensor:
+    return by.to(like).reshape(-1, *[1] * (like.ndim - 1))
+
+
+def _is_proper(graph: Graph, etas: Etas) -> bool:
+    try:
+        for name, (_, block) in graph.blocks.items():
+            block.family.check(etas[name])
+    except ValueError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -48,17 +84,20 @@ class Fitted:
     found: Found
 
 
-def fit_vmp(problem: Problem, options: Options, report: Report = lambda step, best: None) -> Fitted:
-    """Message passing over all data, or over minibatches of the sequences."""
+def fit_vmp(
+    problem: Problem, options: Options, report: Report = lambda step, best: None, own: Parameters | None = None
+) -> Fitted:
+    """Message passing over all data, or over minibatches of the sequences; `own` as in `search`."""
+    own = None if own is None else opened(problem, own)  # of a probability of 0 no logarithm is expected
     graph = Graph.of(problem, options.factorization == "mean_field")
     if options.batch_size is not None and options.batch_size < problem.series.n_sequences:
-        found = _by_batches(graph, first_guesses(problem, options.restarts, options.number), options, report)
+        found = _by_batches(graph, first_guesses(problem, options.restarts, options.number, own), options, report)
     else:
 
         def begin(values: Parameters) -> Passing:
-            return Passing(engine_from(graph, values))
+            return Passing(engine_from(graph, values), graph)
 
-        found = search(problem, begin, lambda etas: graph.chain(etas).smooth().state, options, report)
+        found = search(problem, begin, lambda etas: graph.chain(etas).smooth().state, options, report, own)
     engine = engine_of(graph, {name: eta.unsqueeze(0) for name, eta in found.best.tables.items()})
     occupancy = engine.occupancy if isinstance(engine, InParts) else occupancy_of(engine)
     return Fitted(graph, found.best.tables, occupancy[0], found)

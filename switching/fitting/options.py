@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 from ...inference.numerics.randomness import Seed
 from ..seeding import number_of
@@ -26,6 +27,8 @@ class Options:
     progress: bool = True
     factorization: str = "structured"
     batch_size: int | None = None
+    start: Any = None
+    fixed: Any = None
     number: int = field(init=False)  # that the seed stands for
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any, Unpack
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...inference.chains.contract import Chain, Smoothed
@@ -24,9 +24,10 @@ from ..data.series import Given
 from ..emissions.contract import ByGate
 from ..forecast import Forecast, Interval, central_interval, check_horizon, look_ahead
 from ..model import SwitchingSSM
-from ..parameters import Parameters, moved
+from ..parameters import Parameters
 from ..problem import Problem
-from .graph import Blocks, Etas, Graph, blocks_of, drawn, expected
+from .graph import Blocks, Etas, Graph, blocks_of, counted_from, drawn, expected
+from .refinement import draw_posterior
 
 DRAWS = 200  # that a prediction averages over
 
@@ -48,13 +49,24 @@ class ParameterPosterior(ABC):
         shapes = (f"  {name}: mean of shape {list(mean.shape)}" for name, mean in self.mean.items())
         return "\n".join([type(self).__name__, *shapes])
 
+    @property
+    def refined(self) -> "ParameterPosterior":
+        """The best that is known of the posterior; itself, where that is it."""
+        return self
+
     def chains(self, n: int, seed: Seed = 0) -> tuple[Parameters, tuple[int, int]]:
         """About n draws, and how many chains of how many draws each they are, one chain after another."""
         return self.sample(n, seed), (1, n)
 
-    def interval(self, level: float = 0.9, n: int = 10_000, seed: Seed = 0) -> Interval:
-        """Central intervals of each number, from the quantiles of n draws: lower and upper ends by parameter."""
-        found = {name: central_interval(draws, level) for name, draws in self.sample(n, seed).items()}
+    def interval(self, level: float = 0.9, n: int = 10_000, seed: Seed = 0, correct: bool = True) -> Interval:
+        """Central intervals of each number, from the quantiles of n draws: lower and upper ends by parameter.
+
+        Arguments:
+            correct: take draws of `refined`: those of a variational q lie too close together, since it does not know
+                how the parameters and the paths hang together.
+        """
+        draws = (self.refined if correct else self).sample(n, seed)
+        found = {name: central_interval(value, level) for name, value in draws.items()}
         return Interval(*({name: ends[i] for name, ends in found.items()} for i in range(2)))
 
 
@@ -111,18 +123,26 @@ class VariationalPosterior(Posterior):
         model: the model with the prior that was used.
         blocks: natural parameters of each block.
         about: [F], from which locations are counted in the blocks.
+        problem: what was fitted; None: it is not known, and nothing can be `refined`.
     """
 
     model: SwitchingSSM
     blocks: Etas
     about: Float[Tensor, "F"]
+    problem: Problem | None = None
+
+    @cached_property
+    def refined(self) -> ParameterPosterior:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Draws of the posterior itself: see `RefinedPosterior`."""
+        return self if self.problem is None else RefinedPosterior.of(self.model, self.problem, self.mean)
 
     @property
     def mean(self) -> Parameters:
-        return expected(self._blocks, self.blocks, self.about)
+        return expected(self.known_blocks, self.blocks, self.about) | self._fixed
 
     def sample(self, n: int, seed: Seed = 0) -> Parameters:
-        return drawn(self._blocks, self.blocks, self.about, n, generator_of(seed, self.about.device))
+        found = drawn(self.known_blocks, self.blocks, self.about, n, generator_of(seed, self.about.device))
+        return found | {name: value.expand(n, *value.shape) for name, value in self._fixed.items()}
 
     def smooth(self, x: Any, **given: Unpack[Given]) -> Smoothed:
         """The best q(paths) given q(parameters): the exact chain under expected logs of all tables.
@@ -135,48 +155,68 @@ class VariationalPosterior(Posterior):
         """The chain over paths of q."""
         problem = self.model.problem(x, **given)
         like, about = problem.series.observations, self.about.to(problem.series.observations)
-        assert problem.prior is not None
-        shifted = replace(problem, series=problem.series.shifted(about), prior=moved(problem.prior, -about))
-        return Graph(shifted, about).chain({name: eta.to(like) for name, eta in self.blocks.items()})
+        problem = replace(problem, fixed={name: value.to(like) for name, value in self._fixed.items()})
+        return Graph(counted_from(about, problem), about).chain(
+            {name: eta.to(like) for name, eta in self.blocks.items()}
+        )
 
     @cached_property
     def statistics(self) -> Etas:
         """Expected statistics of each block."""
-        return {name: block.family.mean(self.blocks[name]) for name, (_, block) in self._blocks.items()}
+        return {name: block.family.mean(self.blocks[name]) for name, (_, block) in self.known_blocks.items()}
 
     @property
-    def _blocks(self) -> Blocks:
+    def _fixed(self) -> Parameters:
+        return {} if self.problem is None else self.problem.fixed
+
+    @property
+    def known_blocks(self) -> Blocks:
+        """By name, what the blocks are of."""
         return blocks_of(self.model.dynamics, self.model.emission)
 
 
 @dataclass(frozen=True, repr=False)
 class DrawnPosterior(Posterior):
-    """Draws of the parameters, `[chains, draws, ...]`, their states aligned."""
+    """Draws of the parameters, `[chains, draws, ...]`, their states aligned.
+
+    Attributes:
+        problem: what was fitted, where they are draws of an approximation; None: they are draws of the posterior.
+        diverging: of a sampler's draws, at which its path diverged, so that what lies near may have been missed.
+    """
 
     model: SwitchingSSM
     draws: Parameters
+    problem: Problem | None = None
+    diverging: Bool[Tensor, "chains draws"] | None = None
+
+    @cached_property
+    def refined(self) -> ParameterPosterior:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Draws of the posterior itself: see `RefinedPosterior`."""
+        return self if self.problem is None else RefinedPosterior.of(self.model, self.problem, self.mean)
 
     @property
     def mean(self) -> Parameters:
         return {name: draws.mean((0, 1)) for name, draws in self.draws.items()}
 
     def sample(self, n: int, seed: Seed = 0) -> Parameters:
-        """n of the draws: without replacement if there are as many."""
+        """n of the draws: each of them as often as any other, or one time less."""
         first = next(iter(self.draws.values()))
         total = first.shape[0] * first.shape[1]
         generator = generator_of(seed, first.device)
-        if n <= total:
-            which = torch.randperm(total, generator=generator, device=first.device)[:n]
-        else:
-            which = torch.randint(total, (n,), generator=generator, device=first.device)
+        rounds = [torch.randperm(total, generator=generator, device=first.device) for _ in range(-(-n // total))]
+        which = torch.cat(rounds)[:n]
         return {name: draws.flatten(0, 1)[which] for name, draws in self.draws.items()}
 
     def chains(self, n: int, seed: Seed = 0) -> tuple[Parameters, tuple[int, int]]:
         """Of each chain every so many'th draw."""
+        which = self.spaced(n)
+        drawn = {name: draws[:, which].flatten(0, 1) for name, draws in self.draws.items()}
+        return drawn, (next(iter(self.draws.values())).shape[0], len(which))
+
+    def spaced(self, n: int) -> Int[Tensor, "m"]:
+        """The numbers of the draws of each chain that `chains` takes."""
         n_chains, length = next(iter(self.draws.values())).shape[:2]
-        each = max(2, min(length, n // n_chains))
-        which = torch.linspace(0, length - 1, each).round().long()
-        return {name: draws[:, which].flatten(0, 1) for name, draws in self.draws.items()}, (n_chains, each)
+        return torch.linspace(0, length - 1, max(2, min(length, n // n_chains))).round().long()
 
     def smooth(self, x: Any, **given: Unpack[Given]) -> Smoothed:
         """The mean over the draws; log p(x) is that of the mixture of all draws."""
@@ -188,3 +228,21 @@ class DrawnPosterior(Posterior):
         total = fields.pop("log_normalizer")
         evidence = total.logsumexp(0) - math.log(len(total))
         return Smoothed(log_normalizer=evidence, **{name: part.mean(0) for name, part in fields.items()})
+
+
+@dataclass(frozen=True, repr=False)
+class RefinedPosterior(DrawnPosterior):
+    """Draws of the posterior itself, found by importance sampling around its peak: see `refinement`.
+
+    Attributes:
+        pareto_k: the shape of the tail of the importance weights. Below 0.7 the draws are those of the posterior;
+            otherwise, or NaN where there was too much data to weight them, of the normal at its peak.
+    """
+
+    pareto_k: float = math.nan
+
+    @staticmethod
+    def of(model: SwitchingSSM, problem: Problem, near: Parameters) -> "RefinedPosterior":
+        """Around the peak that is reached from `near`."""
+        draws, k = draw_posterior(problem, near)
+        return RefinedPosterior(model, {name: value.unsqueeze(0) for name, value in draws.items()}, pareto_k=k)

@@ -6,13 +6,19 @@ extrapolation of its last rises $d_1, d_2$,
 
 $$\sum_{i \ge 1} d_2 (d_2/d_1)^i = d_2^2 / (d_1 - d_2),$$
 
-is below a tolerance, or the rises are below rounding. The best end is then rearranged (see `starts.rearranged`), and
-the search goes on from there, as long as that finds a better one.
+is below a tolerance, or the rises are below rounding. Where a climb is slow, it leaps: with $\rho^2 = d_2/d_1$ the
+parameters go to where k steps from $\theta$ to $\theta'$ lead if they go on like this,
+
+$$\theta'' = \theta' + \frac{\rho^k}{1 - \rho^k} (\theta' - \theta),$$
+
+if that is higher; and no climb has settled from which a leap gains more than the tolerance. The best end is then
+rearranged (see `starts.rearranged`), and the search goes on from there, as long as that finds a better one.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import pandas as pd
@@ -30,7 +36,9 @@ from .starts import SAMPLE, first_guesses, rearranged
 TRIALS = 4  # short climbs for each restart
 FIRST_LOOK = 8  # steps before the first half leaves
 KEPT = 0.5  # of the restarts go on to the end
-AT_ONCE = 10  # steps between two looks at the progress
+STRIDE = 8  # steps between two looks at the progress, and between leaps
+FIRST_LEAP = 16  # steps before the first
+FARTHEST = 100.0  # times as far as a stride
 ROUNDS = 4  # of rearrangements
 ROOM = 2**25  # numbers in one table of all restarts
 ROUNDING = {torch.float64: 2e-13, torch.float32: 1e-6}  # of an objective, by which it may rise and fall for ever
@@ -59,6 +67,18 @@ class Climber(Protocol):
         """Climb so many steps, or less where nothing moves any more; each row of the trace belongs to one of them."""
         ...
 
+    def leapt(self, before: dict[str, Any], by: Tensor) -> dict[str, Any] | None:
+        """Tables that lie `by [R]` times as far from where it is as that lies from `before`; None: it cannot."""
+        ...
+
+    def at(self, tables: dict[str, Any]) -> Any:
+        """The same batch at other tables."""
+        ...
+
+    def height(self) -> Tensor:
+        """`[R]`, the objective where it is."""
+        ...
+
     def select(self, restarts: Tensor) -> Any:
         """Some of the restarts."""
         ...
@@ -85,13 +105,25 @@ class Climb:
 
     def left(self, rounding: float) -> float:
         """What is left to gain, by the last two rises."""
-        if len(self.trace) < 3:
-            return math.inf
-        a, b, c = self.trace[-3:]
-        before, last = b - a, c - b
-        if abs(last) <= rounding * abs(c):
+        before, last = self._rises
+        if abs(last) <= rounding * abs(self.final):
             return 0.0
         return last * last / (before - last) if before > last else math.inf
+
+    def leap(self, rounding: float) -> float:
+        """How many strides lie ahead, by the last two rises; 0 where nothing is known of them."""
+        before, last = self._rises
+        if not rounding * abs(self.final) < last < before < math.inf:
+            return 0.0
+        rate = (last / before) ** (STRIDE / 2)
+        return min(rate / (1 - rate), FARTHEST)
+
+    @property
+    def _rises(self) -> tuple[float, float]:
+        if len(self.trace) < 3:
+            return math.inf, math.inf
+        a, b, c = self.trace[-3:]
+        return b - a, c - b
 
 
 @dataclass(frozen=True)
@@ -101,6 +133,18 @@ class Found:
     climbs: list[Climb]
     best: Climb
     interrupted: bool
+    tol: float = 0.0  # nats that may be left to gain
+
+    @property
+    def reason(self) -> str:
+        """Why the best climb ended."""
+        left = self.best.left(0.0)
+        ahead = f"about {left:.2g} nats are" if math.isfinite(left) else "it is not known how much is"
+        if self.best.ended == "converged":
+            return f"converged: less than {self.tol:.2g} nats are left to gain"
+        if self.best.ended == "max_steps":
+            return f"not converged: {ahead} left to gain after {len(self.best.trace)} steps; raise max_steps"
+        return f"not converged: interrupted, {ahead} left to gain"
 
     @property
     def table(self) -> pd.DataFrame:
@@ -115,10 +159,12 @@ def search(
     states: Callable[[dict[str, Tensor]], Tensor],
     options: Options,
     report: Report,
+    own: Parameters | None = None,
 ) -> Found:
     """Climb from first guesses, then from rearrangements of the best end.
 
     Arguments:
+        own: the user's own first guess `[1, ...]`.
         begin: starts a batch of climbs from parameters `[R, ...]`.
         states: smoothed probabilities `[*b, T, K]` of the states at the end of a climb.
     """
@@ -126,7 +172,7 @@ def search(
     n = options.restarts if options.restarts == 1 else TRIALS * options.restarts
     n = max(min(n, ROOM // (size * problem.n_states)), options.restarts)
     race = Race(options, problem.series, report)
-    starts = first_guesses(problem, n, options.number)
+    starts = first_guesses(problem, n, options.number, own)
     race.run(begin(starts.values), starts.kinds, math.ceil(KEPT * options.restarts))
     rounds = ROUNDS if problem.n_states > 1 and options.restarts > 1 and size <= SAMPLE else 0
     try:
@@ -170,7 +216,7 @@ class Race:
         )
 
     def found(self) -> Found:
-        return Found(self.climbs, self.best, self.interrupted)
+        return Found(self.climbs, self.best, self.interrupted, self.tol)
 
     def run(self, climber: Climber, kinds: Sequence[str], n_kept: int) -> None:
         """Let one more batch climb; of it `n_kept`, and those that may still pass the best, go on to the end."""
@@ -189,11 +235,15 @@ class Race:
     def _climb(self, climber: Climber, going: list[Climb], n_kept: int) -> None:
         steps, look = 0, FIRST_LOOK
         while going and steps < self._max_steps and not self.interrupted:
-            run = climber.run(min(AT_ONCE, look - steps, self._max_steps - steps))
+            before = climber.tables
+            run = climber.run(min(STRIDE, self._max_steps - steps))
             steps, self.interrupted = steps + run.steps, run.interrupted
             self._note(going, climber, run)
             self._report(steps, self.best.final)
-            leave = [self._has_settled(climb) for climb in going]
+            gains = [0.0] * len(going)
+            if steps >= FIRST_LEAP and run.steps == STRIDE and not self.interrupted:
+                climber, gains = self._leap(climber, before, going)
+            leave = [self._has_settled(climb, gain) for climb, gain in zip(going, gains, strict=True)]
             if steps == look:
                 look *= 2
                 behind = self._behind(going, n_kept, steps)
@@ -204,6 +254,28 @@ class Race:
                 if going:
                     climber = climber.select(torch.tensor(stay))
 
+    def _leap(self, climber: Climber, before: dict[str, Any], going: list[Climb]) -> tuple[Climber, list[float]]:
+        """The batch after leaps of those that are the higher for it, and what each has gained."""
+        none = [0.0] * len(going)
+        by = torch.tensor([climb.leap(self._rounding) for climb in going], dtype=torch.float64)
+        try:
+            ahead = climber.leapt(before, by) if bool((by > 0).any()) else None
+            if ahead is None:
+                return climber, none
+            there = climber.at(ahead)
+            heights = there.height().double().cpu()
+        except (ValueError, torch.linalg.LinAlgError):  # pyright: ignore[reportPrivateImportUsage]
+            return climber, none  # nothing is there where one of them would land
+        gains = heights - torch.tensor([climb.final for climb in going], dtype=torch.float64)
+        higher = (gains > 0) & (by > 0)  # False for NaN
+        if not bool(higher.any()):
+            return climber, none
+        if not bool(higher.all()):
+            here = climber.tables
+            mixed = {name: tree_map(partial(_where, higher), table, here[name]) for name, table in ahead.items()}
+            there = climber.at(mixed)
+        return there, torch.where(higher, gains, 0.0).tolist()
+
     def _note(self, going: list[Climb], climber: Climber, run: Run) -> None:
         rows, tables, collapsed = run.elbo.double().cpu(), climber.tables, climber.collapsed
         for i, climb in enumerate(going):
@@ -211,8 +283,8 @@ class Race:
             climb.tables = {name: tree_map(lambda part: part[i], table) for name, table in tables.items()}  # noqa: B023
             climb.collapsed = None if collapsed is None else collapsed[i]
 
-    def _has_settled(self, climb: Climb) -> bool:
-        if climb.left(self._rounding) > self.tol:
+    def _has_settled(self, climb: Climb, gain: float) -> bool:
+        if max(climb.left(self._rounding), gain) > self.tol:
             return False
         climb.ended = "converged"
         return True
@@ -228,3 +300,7 @@ class Race:
             if leave[-1]:
                 climb.ended = "left behind"
         return leave
+
+
+def _where(which: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+    return torch.where(which.to(no.device).reshape(-1, *[1] * (no.ndim - 1)), yes, no)

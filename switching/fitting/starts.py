@@ -42,8 +42,14 @@ class Starts(NamedTuple):
     kinds: tuple[str, ...]
 
 
-def first_guesses(problem: Problem, n: int, seed: int) -> Starts:
-    """n first guesses, the kinds in turn."""
+def first_guesses(problem: Problem, n: int, seed: int, own: Parameters | None = None) -> Starts:
+    """n first guesses, the kinds in turn; the user's own, where there are such, in the place of the first."""
+    if own is not None:
+        alone = Starts(_stacked(problem, [own]), ("own",))
+        if n == 1:
+            return alone
+        more = first_guesses(problem, n - 1, seed)
+        return Starts({name: torch.cat([alone.values[name], more.values[name]]) for name in own}, ("own", *more.kinds))
     problem = problem.of(sample_of(problem.series, seed))
     rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     points, near, guesses, kinds = _embedded(problem.emission, problem.series), _typical(problem), [], []
@@ -58,7 +64,7 @@ def first_guesses(problem: Problem, n: int, seed: int) -> Starts:
             moves = _drawn_moves(problem, generator) if kind == "free" else None
             guesses.append(_from_labels(problem, near, labels, moves))
         kinds.append(kind)
-    return Starts(_stacked(guesses), tuple(kinds))
+    return Starts(_stacked(problem, guesses), tuple(kinds))
 
 
 def rearranged(problem: Problem, state: Float[Tensor, "*b T K"], n: int, seed: int) -> Starts:
@@ -78,7 +84,7 @@ def rearranged(problem: Problem, state: Float[Tensor, "*b T K"], n: int, seed: i
         labels[own[half]] = out
         _occupy(labels, inside, n_states, rng)
         guesses.append(_from_labels(problem, near, labels))
-    return Starts(_stacked(guesses), ("rearranged",) * n)
+    return Starts(_stacked(problem, guesses), ("rearranged",) * n)
 
 
 def _typical(problem: Problem) -> Parameters:
@@ -107,7 +113,7 @@ def _from_weights(
     for part, own in zip(problem.emission.parts, problem.emission.weights(weights, 0.1 * weights), strict=True):
         best = part.emission.maximize(rows, own.reshape(1, len(rows), -1), part.own(near), None, floor)
         found |= prefixed(kept(best.values, part.own(near)), part.prefix)
-    return {name: _opened(value, problem.parameters[name].support) for name, value in found.items()}
+    return opened(problem, found)
 
 
 def _opened(value: Tensor, support: Any) -> Tensor:
@@ -127,8 +133,25 @@ def _drawn_moves(problem: Problem, generator: torch.Generator) -> Parameters:
     return found
 
 
-def _stacked(guesses: list[Parameters]) -> Parameters:
-    return {name: torch.cat([guess[name] for guess in guesses]) for name in guesses[0]}
+def _stacked(problem: Problem, guesses: list[Parameters]) -> Parameters:
+    """All guesses, with the parameters that are fixed as they are."""
+    found = {name: torch.cat([guess[name] for guess in guesses]) for name in guesses[0]}
+    return found | {name: value.expand(len(guesses), *value.shape) for name, value in problem.fixed.items()}
+
+
+def from_labels(problem: Problem, labels: Int[np.ndarray, "*b T"]) -> Parameters:
+    """Parameters `[1, ...]` from a state for every step; -1 where it is not known."""
+    series, n_states = problem.series, problem.n_states
+    given = torch.from_numpy(labels).to(series.observations.device)[None]
+    known = (given >= 0).unsqueeze(-1)
+    weights = torch.where(known, softened(given.clamp_min(0), n_states, series), 1 / n_states)
+    moves = problem.dynamics.start(given.clamp_min(0), series)
+    return _from_weights(problem, _typical(problem), weights * series.inside.unsqueeze(-1), moves)
+
+
+def opened(problem: Problem, values: Parameters) -> Parameters:
+    """The same values, from which every probability can rise."""
+    return {name: _opened(value, problem.parameters[name].support) for name, value in values.items()}
 
 
 # ---- labels and weights of the steps ---------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from ..data.series import Given, Series
 from ..data.timeline import storable, time_index
 from ..emissions.contract import Emission
 from ..fitting.fit import Fit
+from ..fitting.posterior import DrawnPosterior
 from ..fitting.search import COLUMNS
 from ..parameters import Parameters, described
 from ..seeding import number_of, seeded
@@ -60,7 +61,8 @@ def to_arviz(
             every step has seen itself; for a check that has not, use `log_likelihood`, and for series of the model's
             own `model.simulate`. NaN beyond a sequence's end.
         observed_data: `x (sequence, time, feature)`, NaN where missing.
-        sample_stats: `objective (step)`, the log posterior, the ELBO or what else the fit raised, step by step.
+        sample_stats: `objective (step)`, the log posterior, the ELBO or what else the fit raised, step by step; of NUTS
+            also `diverging (chain, draw)`.
         smoothed, averaged over draws, NaN beyond a sequence's end:
             `state_probability (sequence, time, state)`, P(s_t | x);
             `redraw_probability (sequence, time)`, P(z_t = 1 | x), for copy dynamics, whose first step is a redraw;
@@ -94,7 +96,10 @@ def to_arviz(
         "steps": fit.steps,
     }
     data = inference_data(model, values, shape, series, attributes, number_of(seed))
-    trace = {"objective": (("step",), fit.objective.cpu().numpy())}
+    trace: dict[str, Any] = {"objective": (("step",), fit.objective.cpu().numpy())}
+    if isinstance(fit.posterior, DrawnPosterior) and fit.posterior.diverging is not None:
+        diverging = fit.posterior.diverging[:, fit.posterior.spaced(draws)]
+        trace["diverging"] = (("chain", "draw"), diverging.cpu().numpy())
     data.add_groups(sample_stats=_dataset(trace, {"step": np.arange(1, len(fit.objective) + 1)}))
     return data
 

@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 import samplehold as sh
 import torch
-from samplehold.switching.fitting.search import Climb
+from samplehold.switching.fitting import search as search_module
+from samplehold.switching.fitting.em import _ahead
+from samplehold.switching.fitting.search import STRIDE, Climb
 from samplehold.switching.fitting.starts import KINDS, first_guesses, rearranged
+from torch.distributions import constraints
 from torch.testing import assert_close
 
 # ---- states that look alike ------------------------------------------------------------------------------------------
@@ -127,6 +130,64 @@ def test_what_is_left_to_gain_is_extrapolated():
     assert Climb("clusters", [0.0, 1.0, 2.0]).left(0.0) == np.inf  # not slowing down
     assert Climb("clusters", [0.0, 1.0]).left(0.0) == np.inf
     assert Climb("clusters", [5.0, 5.0, 5.0]).left(0.0) == 0.0
+
+
+def test_a_leap_goes_as_far_as_its_last_rises_say():
+    climb = Climb("clusters", list(-100 - 0.81 ** np.arange(10)))  # of rate 0.9 in the parameters
+    assert_close(climb.leap(0.0), 0.9**STRIDE / (1 - 0.9**STRIDE))
+    assert Climb("clusters", [0.0, 1.0, 2.0]).leap(0.0) == 0.0  # not slowing down
+    assert Climb("clusters", [0.0, 1.0, 0.5]).leap(0.0) == 0.0  # falling
+    assert Climb("clusters", [0.0, 1.0, 1.0 + 1e-14]).leap(1e-13) == 0.0  # at rest
+
+
+@pytest.fixture(scope="module")
+def flat_ridge():
+    """Symbols of states that look much alike: steps of EM become small long before the top."""
+    truth = sh.SwitchingSSM(sh.Markov(2), sh.Categorical(4)).with_values(
+        initial_probs=[0.5, 0.5],
+        transition_probs=[[0.8, 0.2], [0.3, 0.7]],
+        probs=[[0.5, 0.3, 0.1, 0.1], [0.1, 0.1, 0.4, 0.4]],
+    )
+    return truth.simulate(800, seed=0).x
+
+
+@pytest.mark.parametrize("method", ["em", "vmp"])
+def test_leaps_shorten_a_slow_climb_and_never_lower_it(monkeypatch, flat_ridge, method):
+    model = sh.SwitchingSSM(sh.Markov(2), sh.Categorical(4))
+    start = model.fit(flat_ridge, method, restarts=4, max_steps=8, progress=False).model
+    options = {"start": start, "restarts": 1, "max_steps": 3000, "tol": 1e-9, "progress": False}
+    leaping = model.fit(flat_ridge, method, **options)
+    monkeypatch.setattr(search_module, "FIRST_LEAP", 10**9)
+    walking = model.fit(flat_ridge, method, **options)
+    assert leaping.converged
+    assert float(leaping.objective.diff().min()) > -1e-9
+    assert leaping.steps < 0.6 * walking.steps
+    assert float(leaping.objective[-1]) > float(walking.objective[-1]) - 1e-4
+
+
+@pytest.mark.parametrize("method", ["em", "vmp"])
+def test_what_has_converged_has_little_left_to_gain(flat_ridge, method):
+    model = sh.SwitchingSSM(sh.Markov(2), sh.Categorical(4))
+    fit = model.fit(flat_ridge, method, progress=False)
+    assert fit.converged
+    assert fit.reason.startswith("converged: less than 0.0008 nats")
+    on = model.fit(flat_ridge, method, start=fit, restarts=1, max_steps=3000, tol=0.0, progress=False)
+    assert float(on.objective[-1] - fit.objective[-1]) < 5e-3
+    short = model.fit(flat_ridge, method, max_steps=10, progress=False)
+    assert not short.converged
+    assert "raise max_steps" in short.reason
+    assert short.reason in repr(short)
+
+
+def test_leaps_keep_what_is_impossible_and_stay_inside():
+    now = torch.tensor([[0.5, 0.5, 0.0]], dtype=torch.float64)
+    before = torch.tensor([[0.9, 0.1, 0.0]], dtype=torch.float64)
+    far = _ahead(before, now, torch.tensor([100.0]), constraints.simplex)
+    assert_close(far.sum(-1), torch.ones(1, dtype=torch.float64))
+    assert float(far[0, 2]) == 0.0
+    assert float(far[0, 1]) > 0.99
+    size = _ahead(now[:, :1], now[:, :1] / 2, torch.tensor([100.0]), constraints.positive)
+    assert 0 < float(size) < 1e-20
 
 
 @pytest.mark.parametrize("emission", [sh.Normal(2), sh.MultivariateNormal(2), sh.Poisson(2), sh.Bernoulli(2)])

@@ -1,0 +1,158 @@
+r"""The log joint density of a model's parameters and a series in free coordinates: what samplers and intervals climb.
+
+The paths are summed out exactly. Coordinates are those of `biject_to` of each parameter's support, in units of the
+data's own spread, so that nothing depends on the unit of x; the volume of the transform counts,
+
+$$\log p(y, x) = \log p(x \mid \theta(y)) + \log p(\theta(y)) + \log |\partial \theta / \partial y|,$$
+
+so that the density has its peak inside.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.distributions import Transform, biject_to
+
+from ...inference.numerics.checks import ImpossibleError
+from ..emissions.spread import spread
+from ..parameters import Parameters, moved
+from ..problem import Problem
+
+STEP = 1e-4  # of differences between gradients: of coordinates in which the data have spread 1
+
+
+@dataclass(frozen=True)
+class Units:
+    """Where the data lie and how far they spread, for coordinates in which both are 0 and 1."""
+
+    about: Float[Tensor, "F"]
+    unit: Float[Tensor, "F"]
+
+    @staticmethod
+    def of(problem: Problem) -> "Units":
+        """Of the observed values; 0 and 1 where the emission knows of no unit."""
+        rows, parts = problem.series.rows, problem.emission.parts
+        if not all(part.emission.have_unit for part in parts):
+            return Units(torch.zeros_like(rows[0]), torch.ones_like(rows[0]))
+        found = spread(rows, 1, rows.shape[-1])
+        return Units(found.center, found.total.sqrt())
+
+    def problem(self, problem: Problem) -> Problem:
+        """The same in these units."""
+        series = problem.series.shifted(self.about)
+        series = replace(series, observations=series.observations / self.unit)
+        prior = None if problem.prior is None else self.values(problem, problem.prior)
+        return replace(problem, series=series, prior=prior, fixed=self.values(problem, problem.fixed))
+
+    def values(self, problem: Problem, table: Parameters) -> Parameters:
+        """Values or hyperparameters in these units."""
+        return problem.emission.in_units(moved(table, -self.about), self.unit)
+
+    def back(self, problem: Problem, table: Parameters) -> Parameters:
+        """Values in those of the data."""
+        return moved(problem.emission.in_units(table, 1 / self.unit), self.about)
+
+    def log_volume(self, problem: Problem) -> float:
+        """What a log density of the data is greater by in these units."""
+        return float((~torch.isnan(problem.series.rows)).to(self.unit).sum(0) @ self.unit.log())
+
+
+class Density:
+    """The log joint of a problem in free coordinates; parameters that the problem holds fixed have none.
+
+    Arguments:
+        near: parameters in the data's units, at which the density has to be there.
+
+    Attributes:
+        start: their coordinates by name.
+    """
+
+    def __init__(self, problem: Problem, near: Parameters) -> None:
+        self.problem, self.units = problem, Units.of(problem)
+        self._inner = self.units.problem(problem)
+        near = self.units.values(problem, near)
+        self._inner.objective(near)
+        supports = {site.name: site.distribution(near).support for site in self._inner.sites}
+        self._transforms: dict[str, Transform] = {
+            name: biject_to(support) for name, support in supports.items() if name not in problem.fixed
+        }
+        self.start = {name: torch.as_tensor(to.inv(near[name])) for name, to in self._transforms.items()}
+
+    def values(self, free: Parameters) -> Parameters:
+        """Parameters in the data's units at coordinates `[*r, ...]`."""
+        found = self._values(free)
+        fixed = {name: value.expand_as(found[name]) for name, value in self.problem.fixed.items()}
+        return self.units.back(self.problem, found) | fixed
+
+    def _values(self, free: Parameters) -> Parameters:
+        found = {name: torch.as_tensor(to(free[name])) for name, to in self._transforms.items()}
+        if not self._inner.fixed:
+            return found
+        name, value = next(iter(free.items()))
+        lead = value.shape[: value.ndim - self.start[name].ndim]
+        return found | {name: value.expand(*lead, *value.shape) for name, value in self._inner.fixed.items()}
+
+    def log_prob(self, free: Parameters) -> Float[Tensor, "*r"]:
+        """Log density at coordinates.
+
+        Raises:
+            ValueError: the data are impossible there, or rounding took parameters out of their support.
+        """
+        values = self._values(free)
+        volume = [to.log_abs_det_jacobian(free[name], values[name]) for name, to in self._transforms.items()]
+        return self._inner.objective(values) + torch.stack(volume).sum(0)
+
+    def potential(self, free: Parameters) -> Tensor:
+        """Minus the log density; infinite where the data are impossible."""
+        try:
+            return -self.log_prob(free)
+        except ValueError:
+            return torch.stack([(0.0 * value).sum() for value in free.values()]).sum() + torch.inf
+
+    # ---- all coordinates in one vector -----------------------------------------------------------------------------
+
+    @property
+    def point(self) -> Float[Tensor, "P"]:
+        """The coordinates of `near`."""
+        return torch.cat([value.flatten() for value in self.start.values()])
+
+    def by_name(self, flat: Float[Tensor, "*r P"]) -> Parameters:
+        """The same coordinates by the names of their parameters."""
+        parts = flat.split([value.numel() for value in self.start.values()], -1)
+        pairs = zip(self.start.items(), parts, strict=True)
+        return {name: part.reshape((*flat.shape[:-1], *value.shape)) for (name, value), part in pairs}
+
+    @torch.no_grad()
+    def at(self, flat: Float[Tensor, "R P"]) -> Float[Tensor, "R"]:
+        """Log density at many points, some at a time; -inf where the data are impossible."""
+        return torch.cat([self._at(some) for some in flat.split(self._at_once)])
+
+    def _at(self, flat: Tensor) -> Tensor:
+        try:
+            return self.log_prob(self.by_name(flat)).nan_to_num(-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
+        except (ImpossibleError, ValueError):
+            if len(flat) == 1:
+                return flat.new_full((1,), -torch.inf)
+            return torch.cat([self._at(half) for half in flat.tensor_split(2)])
+
+    def gradient(self, flat: Float[Tensor, "R P"]) -> Float[Tensor, "R P"]:
+        """The gradient of the log density at each point."""
+        found = []
+        for some in flat.split(self._at_once):
+            with torch.enable_grad():
+                here = some.detach().requires_grad_()
+                found.append(torch.autograd.grad(self.log_prob(self.by_name(here)).sum(), here)[0])
+        return torch.cat(found)
+
+    def hessian(self, flat: Float[Tensor, "P"]) -> Float[Tensor, "P P"]:
+        """The Hessian at a point, by central differences of gradients."""
+        moves = STEP * torch.eye(len(flat)).to(flat)
+        above, below = self.gradient(torch.cat([flat + moves, flat - moves])).chunk(2)
+        table = (above - below) / (2 * STEP)
+        return (table + table.mT) / 2
+
+    @property
+    def _at_once(self) -> int:
+        return self.problem.at_once

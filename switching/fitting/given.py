@@ -1,0 +1,80 @@
+"""What a user gives a fit besides data: where to start, and what to hold."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ..data.series import to_tensor
+from ..model import SwitchingSSM
+from ..parameters import Parameters
+from ..problem import Problem
+from .starts import first_guesses, from_labels
+
+
+def fixed_values(model: SwitchingSSM, problem: Problem, fixed: Any) -> Parameters:
+    """The parameters to hold, under their own names.
+
+    Raises:
+        ValueError: they do not fit the model, or leave nothing to fit.
+    """
+    if not isinstance(fixed, Mapping):
+        raise TypeError(
+            f'fixed: got {type(fixed).__name__}, expected values by name, such as {{"loc": [[0.0], [1.0]]}}.'
+        )
+    whole, names = _completed(model, problem, fixed, "fixed")
+    if set(names) == set(model.known):
+        raise ValueError("fixed: got all parameters, which leaves nothing to fit; use model.with_values(...).")
+    return {name: whole[name][0] for name in names}
+
+
+def own_start(model: SwitchingSSM, problem: Problem, start: Any) -> Parameters:
+    """Parameters `[1, ...]` from a model, from values by name (of which some may be missing), or from labels.
+
+    Raises:
+        ValueError: they do not fit the model or the series.
+    """
+    start = getattr(start, "model", start)  # of a fit
+    if isinstance(start, SwitchingSSM):
+        if not start.values:
+            raise ValueError("start: got a model without values; fit it, or give it some by with_values(...).")
+        start = start.values
+    if isinstance(start, Mapping):
+        return _completed(model, problem, start, "start")[0]
+    return from_labels(problem, _labels(problem, start))
+
+
+def _completed(
+    model: SwitchingSSM, problem: Problem, given: Mapping[str, Any], argument: str
+) -> tuple[Parameters, list[str]]:
+    """All parameters `[1, ...]`, those that are not given from a first guess; and the names of those that are."""
+    own = {p.shown.name: name for name, p in model.known.items() if p.shown} | {name: name for name in model.known}
+    unknown = sorted(set(given) - set(own))
+    if unknown:
+        raise ValueError(f"{argument}: got unknown parameter(s) {unknown}; this model has {sorted(own)}.")
+    names = sorted({own[name] for name in given})
+    guess = {name: value[0] for name, value in first_guesses(problem, 1, 0).values.items() if name not in names}
+    try:
+        whole = model.with_values(guess | dict(given)).values
+    except ValueError as error:
+        raise ValueError(f"{argument}: {error}") from None
+    return {name: value.to(problem.series.observations)[None] for name, value in whole.items()}, names
+
+
+def _labels(problem: Problem, start: Any) -> np.ndarray:
+    """A state for every step, -1 where it is not known."""
+    expected = tuple(problem.series.observations.shape[:-1])
+    table = to_tensor(start, "start") if not isinstance(start, Tensor) else start
+    if tuple(table.shape) != expected:
+        raise ValueError(
+            f"start: got labels of shape {tuple(table.shape)}, expected {expected}, a state for each step; or give a "
+            "model, or values by name."
+        )
+    labels = np.nan_to_num(table.double().cpu().numpy(), nan=-1.0)
+    if (labels % 1 != 0).any() or labels.min() < -1 or labels.max() >= problem.n_states:
+        raise ValueError(
+            f"start: got labels from {labels.min():g} to {labels.max():g}, expected states 0 to "
+            f"{problem.n_states - 1}, and -1 or NaN where it is not known."
+        )
+    return labels.astype(np.int64)

@@ -1,0 +1,99 @@
+r"""Draws from the posterior of the parameters itself, by importance sampling around its peak.
+
+The density $p(y, x)$ in free coordinates (see `density`) is climbed by Newton's steps to its peak $\hat y$. Draws from
+a multivariate t around it, whose scale is the inverse of the curvature $-\nabla^2 \log p(\hat y, x)$, are weighted
+by $p(y, x) / t(y)$, the weights smoothed as of Pareto tails (Vehtari, Simpson, Gelman, Yao & Gabry 2024, *Pareto
+smoothed importance sampling*), and drawn from again. Where the weights have no such tail, or where they would take too
+long, what is left are the draws of the normal at the peak (Laplace).
+"""
+
+import math
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ...inference.families.numerics import log_gamma_draw
+from ...inference.numerics.randomness import Seed, generator_of
+from ..parameters import Parameters
+from ..problem import Problem
+from .density import Density
+
+DRAWS = 4000
+MOST = 2**29  # numbers in the tables of all draws: with more data the posterior is normal to within its draws
+RELIABLE = 0.7  # Pareto's shape below which the weights have what they need
+NEWTON = 100  # steps at most
+FRESH = 4  # steps after which the curvature is taken anew
+NEAR = 1e-10  # nats that are left to climb at the peak
+
+
+def draw_posterior(problem: Problem, near: Parameters, seed: Seed = 0) -> tuple[Parameters, float]:
+    """Draws `[DRAWS, ...]` of the parameters, and Pareto's k of their weights; NaN where they were not weighted.
+
+    Arguments:
+        near: parameters from which to climb.
+    """
+    like = problem.series.observations
+    density = Density(problem.double(), {name: value.double() for name, value in near.items()})
+    point, variances, axes = peak(density)
+    generator, n = generator_of(seed, like.device), len(point)
+    normal = torch.randn(DRAWS, n, generator=generator, device=like.device, dtype=torch.float64)
+    moves, found, k = normal * variances.sqrt() @ axes.mT, None, math.nan
+    if problem.size * DRAWS <= MOST:
+        freedom = 5.0 + n
+        halves = torch.full((DRAWS, 1), freedom / 2, dtype=normal.dtype, device=normal.device)
+        wide = (halves.log() - log_gamma_draw(halves, generator)).mul(0.5).exp()  # sqrt(freedom / chi squared)
+        proposed = point + wide * moves
+        log_t = -(freedom + n) / 2 * ((wide * normal).square().sum(-1) / freedom).log1p()
+        smooth, k = smoothed_weights(density.at(proposed) - log_t)
+        if k < RELIABLE:
+            found = proposed[_systematic(smooth, generator)]
+    if found is None:
+        found = point + moves
+    return {name: value.to(like) for name, value in density.values(density.by_name(found)).items()}, k
+
+
+def peak(density: Density) -> tuple[Float[Tensor, "P"], Float[Tensor, "P"], Float[Tensor, "P P"]]:
+    """Where the density is greatest near its start, and the variances along the axes (columns) of its curvature."""
+    point = density.point
+    height, (variances, axes) = density.at(point[None]), _curvature(density, point)
+    for step in range(1, NEWTON):
+        gradient = density.gradient(point[None])[0]
+        if step % FRESH == 0:
+            variances, axes = _curvature(density, point)
+        move = axes @ (variances * (axes.mT @ gradient))
+        if float(gradient @ move) / 2 < NEAR:
+            break
+        sizes = 0.5 ** torch.arange(20).to(point)
+        heights = density.at(point + sizes[:, None] * move)
+        best = int(heights.argmax())
+        if float(heights[best]) <= float(height):
+            break
+        point, height = point + sizes[best] * move, heights[best]
+    return point, *_curvature(density, point)
+
+
+def _curvature(density: Density, point: Tensor) -> tuple[Tensor, Tensor]:
+    """Variances and axes of the normal with the density's curvature; a direction that rises or is flat counts as one
+    in which it falls as fast, or by one unit of the coordinates."""
+    values, axes = torch.linalg.eigh(-density.hessian(point))
+    size = values.abs()
+    return 1 / torch.where(size > 1e-6, size, 1.0), axes
+
+
+def smoothed_weights(log_weights: Float[Tensor, "n"]) -> tuple[Float[Tensor, "n"], float]:
+    """Pareto-smoothed weights that sum to 1, and the tail's shape k."""
+    from arviz import psislw
+
+    given = np.maximum(log_weights.cpu().numpy(), -1e300)
+    smooth, k = psislw(given - given.max())
+    return torch.from_numpy(np.exp(np.asarray(smooth))).to(log_weights), float(k)
+
+
+def _systematic(weights: Float[Tensor, "n"], generator: torch.Generator | None) -> Tensor:
+    """Each index about n times its weight, from one uniform draw."""
+    n = len(weights)
+    at = (torch.arange(n).to(weights) + torch.rand(1, generator=generator, device=weights.device).to(weights)) / n
+    sums = weights.cumsum(0)
+    return torch.searchsorted(sums / sums[-1], at).clamp_max(n - 1)

@@ -1,0 +1,177 @@
+"""Where the user says to start, and what to hold."""
+
+import numpy as np
+import pytest
+import samplehold as sh
+import torch
+from oracles.models import KINDS, drive, random_model
+from torch.testing import assert_close
+
+METHODS = ("em", "vmp", "svi", "nuts")
+TRUTH = sh.SwitchingSSM(sh.Markov(3), sh.Normal(1)).with_values(
+    initial_probs=[1 / 3, 1 / 3, 1 / 3],
+    transition_probs=[[0.9, 0.05, 0.05], [0.05, 0.9, 0.05], [0.05, 0.05, 0.9]],
+    loc=[[3.0], [0.0], [-3.0]],
+    scale=[[1.0], [1.0], [1.0]],
+)
+MODEL = sh.SwitchingSSM(sh.Markov(3), sh.Normal(1))
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    return TRUTH.simulate(150, seed=1)
+
+
+@pytest.fixture(scope="module")
+def x(drawn):
+    return drawn.x
+
+
+# ---- where to start --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["em", "vmp"])
+@pytest.mark.parametrize("kind", ["model", "values", "some values", "fit", "labels", "some labels"])
+def test_a_start_of_ones_own_is_the_only_one_of_a_single_climb(drawn, x, method, kind):
+    path = drawn.path.double()
+    start = {
+        "model": TRUTH,
+        "values": TRUTH.values,
+        "some values": {"loc": [[5.0], [0.0], [-5.0]]},
+        "fit": MODEL.fit(x, start=TRUTH, restarts=1, progress=False),
+        "labels": drawn.path,
+        "some labels": torch.where(torch.arange(150) % 2 == 0, path, torch.nan),
+    }[kind]
+    fit = MODEL.fit(x, method, start=start, restarts=1, progress=False)
+    assert fit.restarts.start.tolist() == ["own"]
+    assert_close(fit.model.loc, TRUTH.loc, rtol=0, atol=0.5)  # the states have kept their numbers
+
+
+def test_among_other_starts_it_is_one_more_and_gives_the_states_their_numbers(x):
+    fit = MODEL.fit(x, start=TRUTH, restarts=4, progress=False)
+    assert (fit.restarts.start == "own").sum() == 1
+    assert len(fit.restarts) > 4
+    assert_close(fit.model.loc, TRUTH.loc, rtol=0, atol=0.5)
+    free = MODEL.fit(x, restarts=4, progress=False)
+    assert bool((free.model.loc.diff(dim=0) > 0).all())  # by location, where nobody has numbered them
+    assert_close(free.objective[-1], fit.objective[-1], rtol=1e-5, atol=0)
+
+
+def test_what_a_start_rules_out_stays_ruled_out_under_maximum_likelihood(x):
+    moves = [[0.9, 0.1, 0.0], [0.0, 0.9, 0.1], [0.1, 0.0, 0.9]]
+    fit = MODEL.fit(x, prior=None, start={"transition_probs": moves}, restarts=1, progress=False)
+    assert_close(fit.model.transition_probs == 0, torch.tensor(moves) == 0)
+    assert MODEL.fit(x, "vmp", start={"transition_probs": moves}, restarts=1, progress=False).converged
+
+
+@pytest.mark.parametrize(
+    ("start", "message"),
+    [
+        ({"level": [0.0]}, "start: got unknown"),
+        ({"loc": [[0.0], [1.0]]}, "start: loc: got shape"),
+        ({"scale": [[-1.0], [1.0], [1.0]]}, "start: scale: got -1"),
+        ({"scale": [[1.0]] * 3, "precision": [[1.0]] * 3}, "start: scale"),
+        (MODEL, "start: got a model without values"),
+        (np.zeros(7), "start: got labels of shape"),
+        (np.full(150, 3), "expected states 0 to 2"),
+        (np.full(150, 0.5), "expected states 0 to 2"),
+    ],
+)  # fmt: skip
+def test_a_start_that_does_not_fit_is_refused(x, start, message):
+    with pytest.raises(ValueError, match=message):
+        MODEL.fit(x, start=start, progress=False)
+
+
+# ---- what to hold ----------------------------------------------------------------------------------------------------
+
+HELD = [
+    {"loc": [[3.0], [0.0], [-3.0]]},
+    {"scale": [[1.0], [1.0], [1.0]]},
+    {"loc": [[3.0], [0.0], [-3.0]], "scale": [[1.0], [1.2], [1.0]]},
+    {"transition_probs": [[0.9, 0.05, 0.05], [0.05, 0.9, 0.05], [0.05, 0.05, 0.9]]},
+]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("fixed", HELD, ids=["loc", "scale", "emission", "moves"])
+def test_what_is_fixed_is_held_by_every_method(monkeypatch, x, method, fixed):
+    from samplehold.switching.fitting import sampling
+
+    monkeypatch.setattr(sampling, "CHAINS", 1)
+    if method == "vmp" and len(fixed) == 1 and "transition_probs" not in fixed:
+        with pytest.raises(ValueError, match="fix all of it"):
+            MODEL.fit(x, method, fixed=fixed, progress=False)
+        return
+    steps = 500 if method in ("em", "vmp") else 4
+    fit = MODEL.fit(x, method, fixed=fixed, restarts=2, max_steps=steps, progress=False)
+    given = {name: torch.tensor(value, dtype=torch.float64) for name, value in fixed.items()}
+    expected = TRUTH.with_values(TRUTH.describe() | given)
+    for name in fixed:
+        own = "precision" if name == "scale" else name
+        assert_close(fit.model.values[own], expected.values[own], rtol=1e-12, atol=0)
+        if fit.posterior is not None:
+            for end in fit.posterior.interval(0.9, n=50):
+                assert_close(end[own], expected.values[own], rtol=1e-12, atol=0)
+    if "loc" not in fixed:
+        assert not torch.equal(fit.model.loc, TRUTH.loc)
+
+
+@pytest.mark.parametrize("fixed", HELD[:2], ids=["loc", "scale"])
+@pytest.mark.parametrize("prior", [None, "scaled"])
+def test_what_is_left_is_at_its_optimum(x, fixed, prior):
+    fit = MODEL.fit(x, fixed=fixed, prior=prior, tol=1e-10, progress=False)
+    problem = fit.model.problem(x)
+    free = {name: value.clone().requires_grad_() for name, value in fit.model.values.items()}
+    objective = problem.chain(free).log_normalizer() + (0 if prior is None else problem.log_prior(free))
+    name = "precision" if "loc" in fixed else "loc"
+    slope = torch.autograd.grad(objective, free[name])[0]
+    scale = free["precision"].rsqrt() if name == "loc" else free["precision"]
+    assert float((slope * scale).abs().max()) < 1e-3  # nats for a step as long as the parameter's own size
+    assert float(fit.objective.diff().min()) > -1e-9
+
+
+def test_a_bound_rises_with_a_block_held_and_is_below_the_free_one(x):
+    fixed = {"transition_probs": TRUTH.transition_probs}
+    fit = MODEL.fit(x, "vmp", fixed=fixed, progress=False)
+    assert fit.converged
+    assert float(fit.objective.diff().min()) > -1e-9
+    # q of what is left, and the paths: below the evidence under what is held, averaged over the prior of the rest
+    joint = fit.model.log_evidence(x)
+    assert float(fit.objective[-1]) < float(joint)
+    smooth = fit.posterior.smooth(x)
+    assert_close(smooth.state.sum(-1), torch.ones(150, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("dynamics", "emission"), KINDS)
+def test_every_model_can_be_held_in_part_and_started_from_itself(dynamics, emission):
+    model, keywords = random_model(dynamics, emission, seed=1), drive(dynamics, (), 40)
+    x = model.simulate(40, seed=0, **keywords).x
+    name = next(iter(model.emission.parameters))
+    fit = model.fit(x, start=model, fixed={name: model.values[name]}, restarts=1, progress=False, **keywords)
+    assert_close(fit.model.values[name], model.values[name])
+    assert float(fit.objective.diff().min()) > -1e-6
+    joint = fit.model.log_evidence(x, **keywords) + fit.model.log_prior(fit.model.values)
+    assert_close(fit.objective[-1], joint, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("fixed", "message"),
+    [
+        ({"level": 1.0}, "fixed: got unknown"),
+        ({"loc": [[1.0]]}, "fixed: loc: got shape"),
+        (TRUTH.values, "nothing to fit"),
+    ],
+)
+def test_what_cannot_be_held_is_refused(x, fixed, message):
+    with pytest.raises(ValueError, match=message):
+        MODEL.fit(x, fixed=fixed, progress=False)
+    with pytest.raises(TypeError, match="fixed: got list"):
+        MODEL.fit(x, fixed=["loc"], progress=False)
+
+
+def test_models_of_several_chains_say_that_they_take_neither(x):
+    half = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    zero = torch.zeros(2, 1, dtype=torch.float64)
+    model = sh.FactorialSSM(half, [half, half], [zero, zero], torch.eye(1, dtype=torch.float64))
+    with pytest.raises(ValueError, match="start, fixed"):
+        model.fit(x, start=np.zeros(150))
