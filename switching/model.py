@@ -21,7 +21,8 @@ from torch import Tensor
 
 from ..inference.chains.contract import Chain, Filtered, Sampled, Smoothed, Viterbi
 from ..inference.numerics.randomness import Seed
-from .data.series import Given, Series, read_series, to_tensor
+from .data.reading import read_series, to_tensor
+from .data.series import Given, Series
 from .dynamics.contract import Dynamics
 from .emissions.contract import Emission
 from .forecast import Forecast, check_horizon, look_ahead
@@ -204,8 +205,8 @@ class SwitchingSSM(Verbs, PyroModule):
             horizon: number of steps to come, for which covariates and gaps are given too: `[*batch, T + horizon, ...]`.
 
         Raises:
-            ValueError: see `data.series.read_series`; values outside the emission's support; covariates or gaps that do
-                not fit the dynamics or the series.
+            ValueError: see `data.reading.read_series`; values outside the emission's support; covariates or gaps that
+                do not fit the dynamics or the series.
         """
         if isinstance(x, Series):
             extra = [name for name, value in given.items() if value is not None]

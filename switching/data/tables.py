@@ -8,9 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-TIME_NAMES = frozenset(
-    "time date datetime timestamp year quarter month week day hour minute period step index t".split()  # noqa: SIM905
-)
+from .timeline import TIME_NAMES
 
 
 @dataclass(frozen=True)
