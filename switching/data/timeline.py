@@ -13,6 +13,8 @@ TIME_NAMES = frozenset(
     "time date datetime timestamp year quarter month week weekday day hour minute second period step t".split()  # noqa: SIM905
 )
 QUARTER = re.compile(r"\d{4}-?[Qq][1-4]")
+YEAR = re.compile(r"(?<!\d)\d{4}(?!\d)")
+DAY_AND_MONTH = re.compile(r"\d{1,2}[-/.]\d{1,2}[-/.]\d{4}")
 ISO_DATE = re.compile(r"\d{4}-\d{2}(-\d{2}([T ].*)?)?")
 
 
@@ -102,12 +104,37 @@ def distances(index: pd.Index) -> np.ndarray | None:
     return None
 
 
+def readings(index: pd.Index) -> list[pd.DatetimeIndex]:
+    """The dates that text in other forms may stand for, such as 1/31/2020 or Jan 2020: none, one, or two where day and
+    month may be exchanged. Without a year in four digits nothing is a date."""
+    labels = list(index)
+    if not labels or not all(isinstance(label, str) and YEAR.search(label) for label in labels):
+        return []
+    found = []
+    for day_first in (False, True) if DAY_AND_MONTH.match(labels[0]) else (False,):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that each may be read in a form of its own
+            try:
+                found.append(pd.DatetimeIndex(pd.to_datetime(labels, dayfirst=day_first)))
+            except (ValueError, OverflowError):
+                continue
+    return found
+
+
+def is_time(index: pd.Index) -> bool:
+    """Whether labels are dates or periods, or text that reads as such."""
+    index = calendar(index)
+    return isinstance(index, pd.PeriodIndex | pd.DatetimeIndex) or bool(readings(index))
+
+
 def out_of_order(index: pd.Index) -> int | None:
-    """The first step whose label is not after the one before it; None where there is none, or labels are text."""
-    gaps = distances(calendar(index))
-    if gaps is None or bool((gaps > 0).all()):
+    """The first step whose label is not after the one before it; None where all are, or they are no times."""
+    index = calendar(index)
+    gaps = distances(index)
+    known = [np.diff(times.asi8) for times in readings(index)] if gaps is None else [gaps]
+    if not known or any(bool((own > 0).all()) for own in known):
         return None
-    return int((gaps > 0).argmin()) + 1
+    return int((known[0] > 0).argmin()) + 1
 
 
 def uneven(times: Sequence[pd.Index]) -> tuple[int, int] | None:
