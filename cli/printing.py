@@ -124,10 +124,9 @@ def show_course(console: Console, fit: Fit) -> None:
     end = "converged" if fit.converged else "not converged: raise --max-steps"
     if fit.interrupted:
         end = "interrupted, the best so far"
-    restarts = len(fit.restarts)
+    tried = f"{len(fit.restarts)} chains" if fit.method == "nuts" else f"best of {len(fit.restarts)} start(s)"
     console.print(
-        f"{fit.method.upper()}: objective {float(fit.objective[-1]):.6g} after {fit.steps} steps, {end}; "
-        f"best of {restarts} start(s).",
+        f"{fit.method.upper()}: objective {float(fit.objective[-1]):.6g} after {fit.steps} steps, {end}; {tried}.",
         soft_wrap=True,
     )
     for name, states in (("empty", fit.empty_states), ("collapsed onto a single point", fit.collapsed_states)):

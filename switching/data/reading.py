@@ -54,7 +54,7 @@ def read_series(x: Any, n_features: int, *, lengths: Any = None, covariates: Any
         values, counts = _padded(x, n_features)
     else:
         values = _with_feature_axis(to_tensor(x, "x"), n_features, "x")
-        if lengths is not None and values.ndim == 2:
+        if lengths is not None and values.ndim == 2 and _counts(lengths, values).ndim == 1:
             rows = Stacked.by_lengths(_summing(lengths, values), x.index if _labelled(x) else None)
             return _read_stacked(x, rows, n_features, covariates, dt)
         if _labelled(x):
@@ -202,7 +202,7 @@ def _list_labels(x: Sequence[Any], names: tuple[str, ...] | None, cured: bool) -
 def _summing(lengths: Any, values: Tensor) -> Tensor:
     """Lengths of sequences that stand below each other in `values [N, F]`."""
     counts = _counts(lengths, values)
-    if counts.ndim != 1 or int(counts.sum()) != len(values) or bool((counts < 1).any()):
+    if int(counts.sum()) != len(values) or bool((counts < 1).any()):
         raise ValueError(
             f"lengths: got {_few(counts)}, which sum to {int(counts.sum())}, for {len(values)} rows; give each "
             "sequence's number of rows, at least 1, which sum to all; or x as [*batch, T, F]."

@@ -167,7 +167,7 @@ class Series:
             return self.stacked.index
         n = len(self.batch_shape)
         if not n:
-            return time_index(self.index_of(), self.n_steps)
+            return time_index(self.index_of(), self.n_steps)[: int(self.last) + 1]
         names = ["sequence"] if n == 1 else [f"sequence_{axis}" for axis in range(n)]
         where = pd.MultiIndex.from_product([range(size) for size in self.batch_shape], names=names)
         lengths = (self.last + 1).flatten().tolist()

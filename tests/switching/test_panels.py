@@ -141,10 +141,19 @@ def test_rows_below_each_other_have_lengths_that_sum_to_them():
     np.testing.assert_allclose(stacked, DRIVEN.states(frame, covariates=frames[0], dt=frames[1]), rtol=1e-12)
 
 
-@pytest.mark.parametrize("lengths", [[4, 2], [4, 2, 4], [9, 0], [[4, 5]], [10, -1]])
+@pytest.mark.parametrize("lengths", [[4, 2], [4, 2, 4], [9, 0], [9, 1, -1]])
 def test_lengths_that_do_not_sum_to_the_rows_are_named(lengths):
     with pytest.raises(ValueError, match=r"lengths: got \[.*\], which sum to \d+, for 9 rows"):
         MODEL.smooth(panel()["level"].to_numpy(), lengths=lengths)
+
+
+def test_a_single_length_is_that_of_a_single_sequence():
+    rows = panel()["level"].to_numpy()
+    assert_close(MODEL.smooth(rows, lengths=4).state[:4], MODEL.smooth(rows[:4]).state)
+    assert MODEL.states(rows, lengths=4).index.tolist() == [0, 1, 2, 3]
+    assert MODEL.smooth(rows, lengths=[9]).state.shape == (1, 9, 2)
+    with pytest.raises(ValueError, match=r"lengths: got shape \(1, 2\), expected one length a sequence: \(\)"):
+        MODEL.smooth(rows, lengths=[[4, 5]])
 
 
 def test_a_long_table_is_read_by_its_columns_and_joins_what_is_found():
