@@ -63,8 +63,8 @@ class SwitchingSSM(Verbs, PyroModule):
     Every method that takes `x` takes it as a tensor `[T]`, `[T, F]` or `[*batch, T, F]`, a numpy array, a pandas
     object, a panel (a frame with an index of sequence and time, or see `read_panel`), or a list of ragged sequences,
     with NaN for what is missing, and `lengths`; with `Copy` dynamics also `covariates [*batch, T, C]` and `dt [*batch,
-    T]`, the gap before each step. `read` makes all of these one `Series`, which every method takes in their place. Results
-    have the batch axes of `x`; those of `states` stand on its labels.
+    T]`, the gap before each step. `read` makes all of these one `Series`, which every method takes in their place.
+    Results have the batch axes of `x`; those of `states` stand on its labels.
 
     Raises:
         TypeError: dynamics or an emission that is none.
