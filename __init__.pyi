@@ -55,6 +55,7 @@ from .models.studies.stability import stabilize as stabilize
 from .models.studies.windows import Forgetting as Forgetting
 from .switching.coupled.factorial import FactorialSSM as FactorialSSM
 from .switching.coupled.layered import LayeredSSM as LayeredSSM
+from .switching.data.reading import read_panel as read_panel
 from .switching.dynamics.copy import Copy as Copy
 from .switching.dynamics.markov import Markov as Markov
 from .switching.emissions.contract import ConjugateEmission as ConjugateEmission

@@ -36,6 +36,15 @@ DynamicsName = _choices("DynamicsName", "dynamics")
 NORMAL, COPY = EmissionName("normal"), DynamicsName("copy")
 
 
+class MethodName(StrEnum):
+    """How a model is fitted."""
+
+    EM = "em"
+    VMP = "vmp"
+    SVI = "svi"
+    NUTS = "nuts"
+
+
 class PriorName(StrEnum):
     """What is maximised besides the likelihood."""
 
@@ -43,7 +52,10 @@ class PriorName(StrEnum):
     NONE = "none"
 
 
-DATA = Annotated[Path, typer.Argument(help="CSV file with a header, or Parquet file; empty cells are missing values.")]
+DATA = Annotated[
+    Path,
+    typer.Argument(help="CSV file with a header (.tsv: with tabs), or Parquet file; empty cells are missing values."),
+]
 MODEL = Annotated[
     Path, typer.Argument(help="Folder written by [bold]samplehold fit[/bold], or the folder model in it.")
 ]
@@ -56,9 +68,15 @@ COLUMNS = Annotated[
 TIME = Annotated[
     str | None,
     typer.Option(
-        help="Column that labels the rows; by default the first, if it is called year, date, ... and is in order."
+        help="Column with the time of each row; by default the first, if it holds dates, has no name, or is called"
+        " year, date, ..."
     ),
 ]
+SEQUENCE = Annotated[
+    str | None,
+    typer.Option(help="Column that says which sequence a row belongs to, in a table of several below each other."),
+]
+FORCE = Annotated[bool, typer.Option("--force", "-f", help="Overwrite results that are there already.")]
 SEED = Annotated[int, typer.Option(help="The same seed gives the same result.")]
 DRIVERS = Annotated[
     Path | None,
@@ -75,6 +93,24 @@ DYNAMICS: Any = Annotated[
 ]
 
 
+def _show_version(asked: bool) -> bool:
+    if asked:
+        from .. import __version__
+
+        typer.echo(f"samplehold {__version__}")
+        raise typer.Exit
+    return asked
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and end.")
+    ] = False,
+) -> None:
+    """Fit switching state-space models to sequences, forecast from them, and draw from them."""
+
+
 @app.command(
     epilog="Example: [bold]samplehold fit nile.csv --columns volume --states 2 --emission normal --dynamics copy"
     " --out results/[/bold]"
@@ -87,28 +123,54 @@ def fit(
     emission: EMISSION = NORMAL,  # pyright: ignore[reportInvalidTypeForm]
     dynamics: DYNAMICS = COPY,  # pyright: ignore[reportInvalidTypeForm]
     time: TIME = None,
+    sequence: SEQUENCE = None,
     covariates: Annotated[
         str | None,
         typer.Option(help="Columns, standardised first, that move the redraw probability of copy dynamics."),
     ] = None,
+    method: Annotated[
+        MethodName,
+        typer.Option(
+            help="em: the best parameters; vmp, svi, nuts: their posterior, by message passing, by a normal guide, by"
+            " sampling."
+        ),
+    ] = MethodName.EM,
     prior: Annotated[
-        PriorName, typer.Option(help="scaled: weak priors scaled to the data; none: maximum likelihood.")
+        PriorName, typer.Option(help="scaled: weak priors scaled to the data; none: maximum likelihood, by em.")
     ] = PriorName.SCALED,
-    restarts: Annotated[int, typer.Option(help="Number of starts; the best fit is kept.")] = 8,
-    max_steps: Annotated[int, typer.Option(help="EM steps at most.")] = 500,
+    restarts: Annotated[
+        int, typer.Option(help="How many searches to take far; four times as many are begun, and the best is kept.")
+    ] = 8,
+    max_steps: Annotated[int, typer.Option(help="Steps at most; of nuts the draws of each of its four chains.")] = 500,
+    tol: Annotated[
+        float, typer.Option(help="Stop where the objective can rise by less than this for each row, in nats.")
+    ] = 1e-6,
     seed: SEED = 0,
+    force: FORCE = False,
 ) -> None:
     """Fit a model to a table; write the model, its posterior, the states of every row and a plot."""
     with _one_line_errors():
         from ..switching.data.tables import pick_series, read_table
         from . import console
 
+        if prior is PriorName.NONE and method is not MethodName.EM:
+            raise ValueError("--prior: none is maximum likelihood, by --method em; the other methods need a prior.")
         table = read_table(data)
-        series = pick_series(table, data, console.split(columns), console.split(covariates) or [], time)
+        series = pick_series(table, data, console.split(columns), console.split(covariates) or [], time, sequence)
         console.check_folder(out)
+        console.check_new([out / name for name in console.RESULTS], force)
         model = console.build(series.observed, states, emission.value, dynamics.value, series.covariates.shape[1])
-        chosen = "scaled" if prior is PriorName.SCALED else None
-        console.fit_and_write(model, series, out, restarts=restarts, max_steps=max_steps, seed=seed, prior=chosen)
+        console.fit_and_write(
+            model,
+            series,
+            out,
+            method=method.value,
+            restarts=restarts,
+            max_steps=max_steps,
+            tol=tol,
+            seed=seed,
+            prior="scaled" if prior is PriorName.SCALED else None,
+        )
 
 
 @app.command(
@@ -124,14 +186,17 @@ def forecast(
     plot: Annotated[Path | None, typer.Option(help="Image to write (.png, .pdf or .svg).")] = None,
     columns: COLUMNS = None,
     time: TIME = None,
+    sequence: SEQUENCE = None,
     covariates: DRIVERS = None,
+    force: FORCE = False,
 ) -> None:
     """Forecast the steps after the last row of a table: mean, interval, and the probability of each state."""
     with _one_line_errors():
         from . import console
 
+        console.check_new([path for path in (out, plot) if path is not None], force)
         saved = console.load(model)
-        series = console.read_series_of(saved, data, console.split(columns), time)
+        series = console.read_series_of(saved, data, console.split(columns), time, sequence)
         table, observed = console.forecast_table(saved, series, horizon, level, covariates)
         console.write_table(table, out)
         if plot is not None:
@@ -145,11 +210,13 @@ def sample(
     seed: SEED = 0,
     out: CSV_OUT = None,
     covariates: DRIVERS = None,
+    force: FORCE = False,
 ) -> None:
     """Draw a new series from a model, with its states and redraws."""
     with _one_line_errors():
         from . import console
 
+        console.check_new([] if out is None else [out], force)
         console.write_table(console.sample_table(console.load(model), steps, seed, covariates), out)
 
 
@@ -157,15 +224,17 @@ def sample(
 def compare(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the figures.")],
     seed: SEED = 0,
+    force: FORCE = False,
 ) -> None:
     """Measure where a network's forward pass is a posterior update: a table of claims, and the figures beside it."""
     with _one_line_errors():
         from rich.console import Console
 
         from ..models.studies.claims import show
-        from .console import check_folder
+        from .console import check_folder, check_new
 
         check_folder(out)
+        check_new(sorted(out.glob("*.png")), force)
         if not show(out, Console(), seed):
             raise typer.Exit(1)
 

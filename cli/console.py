@@ -20,7 +20,7 @@ from rich.markup import escape
 
 from ..switching.data.series import Series
 from ..switching.data.tables import TableSeries, numeric_columns, pick_series, read_table
-from ..switching.data.timeline import evenly_spaced, following, label_text
+from ..switching.data.timeline import following, label_text, uneven
 from ..switching.fitting.alignment import state_levels
 from ..switching.fitting.fit import Fit
 from ..switching.model import SwitchingSSM
@@ -29,10 +29,11 @@ from ..switching.storage import find, load_model
 from .printing import show_course, show_parameters, show_switches
 
 if TYPE_CHECKING:
-    import xarray as xr
+    import arviz as az
     from matplotlib.figure import Figure
 
-MODEL, COLUMNS = "model", "columns.json"
+RESULTS = MODEL, POSTERIOR, STATES, PLOT = "model", "posterior.nc", "states.csv", "plot.png"
+COLUMNS = "columns.json"
 MAX_REPLICATED = 10**7  # numbers in the posterior predictive series that are written
 
 
@@ -44,6 +45,7 @@ class SavedModel:
     columns: list[str]
     time: str | None
     covariates: dict[str, tuple[float, float]]  # mean and standard deviation by which each was standardised
+    sequence: str | None = None
 
 
 # ---- reading -------------------------------------------------------------------------------------------------------
@@ -62,6 +64,13 @@ def check_folder(out: Path) -> None:
         raise ValueError(f"--out: cannot make the folder {out} ({error.strerror}).") from None
     if not os.access(out, os.W_OK):
         raise ValueError(f"--out: the folder {out} is not writable; give another one.")
+
+
+def check_new(paths: Sequence[Path], force: bool) -> None:
+    """ValueError where something would be overwritten that nobody said may be."""
+    there = [path for path in paths if path.exists()]
+    if there and not force:
+        raise ValueError(f"{there[0]} is there already; choose another place, or give --force to overwrite it.")
 
 
 def build(observed: pd.DataFrame, n_states: int, emission: str, dynamics: str, n_covariates: int) -> SwitchingSSM:
@@ -97,16 +106,20 @@ def load(path: Path) -> SavedModel:
     try:
         known = json.loads((folder / COLUMNS).read_text(encoding="utf-8"))
         covariates = {name: (float(mean), float(scale)) for name, (mean, scale) in known["covariates"].items()}
-        return SavedModel(model, [str(name) for name in known["columns"]], known["time"], covariates)
+        names = [str(name) for name in known["columns"]]
+        return SavedModel(model, names, known["time"], covariates, known.get("sequence"))
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
         raise ValueError(f"model: {folder / COLUMNS} does not name columns ({error!r}); fit the model again.") from None
 
 
-def read_series_of(saved: SavedModel, data: Path, columns: Sequence[str] | None, time: str | None) -> TableSeries:
+def read_series_of(
+    saved: SavedModel, data: Path, columns: Sequence[str] | None, time: str | None, sequence: str | None
+) -> TableSeries:
     """The series of a table that a saved model speaks of."""
     table = read_table(data)
     time = saved.time if time is None and saved.time in table.columns else time
-    series = pick_series(table, data, columns or saved.columns or None, list(saved.covariates), time)
+    sequence = saved.sequence if sequence is None and saved.sequence in table.columns else sequence
+    series = pick_series(table, data, columns or saved.columns or None, list(saved.covariates), time, sequence)
     if series.observed.shape[1] != saved.model.n_features:
         raise ValueError(
             f"--columns: got {', '.join(series.observed.columns)}, but the model has "
@@ -145,49 +158,59 @@ def fit_and_write(model: SwitchingSSM, series: TableSeries, out: Path, **options
     """Fit with the options of `SwitchingSSM.fit`, write the four results, and print what was found."""
     scaling = scaling_of(series.covariates)
     drivers = standardised(series.covariates, scaling)
-    observed = model.read(series.observed, covariates=drivers)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of steps that are not evenly spaced, which a note tells below
+        observed = model.read(series.observed, covariates=drivers)
     fit = in_order(model.fit(observed, **options))
     fit.model.save(out / MODEL)
     named = {"columns": list(series.observed.columns), "time": series.time, "covariates": scaling}
+    named |= {} if series.sequence is None else {"sequence": series.sequence}
     (out / MODEL / COLUMNS).write_text(json.dumps(named, indent=2) + "\n", encoding="utf-8")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # ArviZ announces its next version when it is imported
-        draws = int(np.clip(MAX_REPLICATED // series.observed.size, 2, 100))
-        posterior = fit.to_arviz(observed, draws=draws)
-    posterior.to_netcdf(str(out / "posterior.nc"))
-    smoothed = posterior["smoothed"]
-    state_table(series, smoothed).to_csv(out / "states.csv", index_label=series.observed.index.name)
-    write_figure(fit.plot(observed), out / "plot.png")
+    posterior = draws_of(fit, observed)
+    (out / POSTERIOR).unlink(missing_ok=True)  # which a reader of the last one may still hold open
+    posterior.to_netcdf(str(out / POSTERIOR))
+    found = fit.states(observed)
+    beside(series.observed, found.round(6)).to_csv(out / STATES, index_label=series.observed.index.names)
+    write_figure(fit.plot(observed), out / PLOT)
     console = Console(highlight=False)
-    show_parameters(console, posterior["posterior"].isel(chain=0, draw=0), smoothed)
-    show_switches(console, series, smoothed)
+    show_parameters(console, posterior["posterior"].mean(("chain", "draw")), found)
+    show_switches(console, found)
     show_course(console, fit)
-    if not evenly_spaced(series.observed.index):
+    if uneven([series.observed.index] if observed.stacked is None else observed.stacked.times) is not None:
         console.print(f"Note: {series.time} is not evenly spaced; its rows were taken as consecutive steps.")
+    if series.left_out:
+        note = f"Note: {', '.join(series.left_out)} left out, as not of numbers."
+        console.print(escape(note), soft_wrap=True)
+    if observed.sequences is not None and len(observed.sequences) > 1:
+        first = f"{PLOT} shows the first of {len(observed.sequences)} sequences, {observed.sequences[0]}."
+        console.print(escape(first), soft_wrap=True)
     console.print(escape(f"Wrote model/, posterior.nc, states.csv and plot.png to {out}."), soft_wrap=True)
 
 
+def draws_of(fit: Fit, observed: Series) -> "az.InferenceData":
+    """The fit for ArviZ, in as many draws as it has to show: a fit by EM is a point, and one draw."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # ArviZ announces its next version when it is imported
+        if fit.posterior is None:
+            one = fit.to_arviz(observed, draws=2).isel(draw=[0])
+            assert one is not None  # as it is not done in place
+            return one
+        return fit.to_arviz(observed, draws=int(np.clip(MAX_REPLICATED // observed.observations.numel(), 4, 1000)))
+
+
 def in_order(fit: Fit) -> Fit:
-    """The same fit with its states numbered from the lowest level to the highest."""
+    """The same fit with its states numbered from the lowest level to the highest; a posterior keeps its own order."""
+    if fit.posterior is not None:
+        return fit
     order = state_levels(fit.model.emission, fit.model.values).argsort(stable=True)
     model = fit.model.with_values(reordered(fit.model.known, fit.model.values, order))
     return replace(fit, model=model, empty_states=fit.empty_states[order], collapsed_states=fit.collapsed_states[order])
 
 
-def state_table(series: TableSeries, smoothed: "xr.Dataset") -> pd.DataFrame:
-    """A row for each step: what was observed, the most probable state, and the smoothed probabilities."""
-    state = smoothed["state_probability"].values
-    results = {"state": state.argmax(-1)} | {f"state_{k}": state[:, k].round(6) for k in range(state.shape[1])}
-    for name in ("redraw", "change"):
-        if f"{name}_probability" in smoothed:
-            results[name] = smoothed[f"{name}_probability"].values.round(6)
-    return beside(series.observed, results)
-
-
-def beside(observed: pd.DataFrame, results: dict[str, Any]) -> pd.DataFrame:
+def beside(observed: pd.DataFrame, results: pd.DataFrame) -> pd.DataFrame:
     """The results next to the observed columns, of which any that has a result's name is renamed."""
-    kept = observed.rename(columns={name: f"{name} (observed)" for name in results})
-    return kept.assign(**results)
+    kept = observed.rename(columns={name: f"{name} (observed)" for name in results.columns})
+    return pd.concat([kept, results.set_axis(kept.index)], axis=1)
 
 
 # ---- forecast and sample -------------------------------------------------------------------------------------------
@@ -201,26 +224,38 @@ def forecast_table(
         raise ValueError(f"--horizon: got {horizon}, expected at least 1.")
     if not 0 < level < 1:
         raise ValueError(f"--level: got {level}, expected a probability between 0 and 1, such as 0.9.")
+    if series.sequence is not None and saved.covariates:
+        raise ValueError("--sequence: a model with covariates forecasts one sequence; give a table of one.")
     ahead = coming_covariates(saved, coming, horizon)
     drivers = None
     if ahead is not None:
         past = standardised(series.covariates, saved.covariates)
         assert past is not None
         drivers = np.concatenate([past, ahead])
-    observed = saved.model.read(series.observed, horizon=horizon, covariates=drivers)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of uneven steps, which was said when the model was fitted
+        observed = saved.model.read(series.observed, horizon=horizon, covariates=drivers)
     forecast = saved.model.forecast(observed, horizon)
-    lower, upper = forecast.interval(level)
+    mean, lower, upper = (table.flatten(0, -2) for table in (forecast.mean, *forecast.interval(level)))
     columns = {}
     for f, name in enumerate(series.observed.columns):
-        columns |= {name: forecast.mean[:, f], f"{name}_lower": lower[:, f], f"{name}_upper": upper[:, f]}
+        columns |= {name: mean[:, f], f"{name}_lower": lower[:, f], f"{name}_upper": upper[:, f]}
     states = forecast.state if isinstance(forecast.state, tuple) else (forecast.state,)
     for chain, state in zip(_chains(saved.model), states, strict=True):
-        columns |= {f"state{chain}_{k}": state[:, k] for k in range(state.shape[-1])}
+        columns |= {f"state{chain}_{k}": state[..., k].flatten() for k in range(state.shape[-1])}
     if saved.model.holds:
         columns |= _by_chain("redraw", forecast.redraw, saved.model)
-    index = series.observed.index
-    labels = pd.Index([label_text(label) for label in following(index, horizon)], name=index.name)
-    return pd.DataFrame({name: column.numpy() for name, column in columns.items()}, index=labels), observed
+    index = _ahead(series.observed.index, observed, horizon)
+    return pd.DataFrame({name: column.numpy() for name, column in columns.items()}, index=index), observed
+
+
+def _ahead(index: pd.Index, observed: Series, horizon: int) -> pd.Index:
+    """What the steps to come are called, of each sequence."""
+    if observed.stacked is None:
+        return pd.Index([label_text(label) for label in following(index, horizon)], name=index.name)
+    assert observed.sequences is not None
+    steps = [label_text(label) for own in observed.stacked.times for label in following(own, horizon)]
+    return pd.MultiIndex.from_arrays([np.repeat(observed.sequences, horizon), steps], names=index.names)
 
 
 def sample_table(saved: SavedModel, steps: int, seed: int, coming: Path | None) -> pd.DataFrame:
@@ -235,7 +270,7 @@ def sample_table(saved: SavedModel, steps: int, seed: int, coming: Path | None) 
     results = _by_chain("state", drawn.path, saved.model)
     if saved.model.holds:
         results |= _by_chain("redraw", drawn.redraw.int(), saved.model)
-    return beside(table, {name: column.numpy() for name, column in results.items()})
+    return beside(table, pd.DataFrame({name: column.numpy() for name, column in results.items()}))
 
 
 def _chains(model: Any) -> list[str]:
@@ -244,9 +279,10 @@ def _chains(model: Any) -> list[str]:
 
 
 def _by_chain(name: str, table: Any, model: Any) -> dict[str, Any]:
-    """A column for each chain of a table [T], or [T, D]."""
-    columns = table.reshape(len(table), -1).unbind(-1)
-    return {f"{name}{chain}": column for chain, column in zip(_chains(model), columns, strict=True)}
+    """A column for each chain of a table [*b, T], or [*b, T, D]."""
+    chains = _chains(model)
+    columns = table.reshape(-1, len(chains)).unbind(-1)
+    return {f"{name}{chain}": column for chain, column in zip(chains, columns, strict=True)}
 
 
 def coming_covariates(saved: SavedModel, path: Path | None, steps: int) -> np.ndarray | None:

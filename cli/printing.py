@@ -5,11 +5,12 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
-from ..switching.data.tables import TableSeries
 from ..switching.data.timeline import label_text
 from ..switching.fitting.fit import Fit
 
@@ -17,28 +18,58 @@ if TYPE_CHECKING:
     import xarray as xr
 
 MAX_LISTED = 10  # switches in the printed list
+WIDEST = 10_000  # columns of text
 LISTED_FROM = 0.1  # and the least probability that gets one there
 
 
-def show_parameters(console: Console, posterior: "xr.Dataset", smoothed: "xr.Dataset") -> None:
-    """Print the parameters of each state side by side, and a line for each parameter that belongs to no state."""
-    share = smoothed["state_probability"].mean("time").values
-    table = Table(title="Parameters", title_justify="left")
-    table.add_column("")
-    for state in range(len(share)):
-        table.add_column(f"state {state}", justify="right")
-    table.add_row("share of steps", *(f"{number:.4g}" for number in share))
-    others = []
+def show_parameters(console: Console, posterior: "xr.Dataset", found: pd.DataFrame) -> None:
+    """Print the parameters of each state side by side, and a line for each parameter that belongs to no state.
+
+    Where the states do not fit side by side, they stand in several tables below each other.
+    """
+    share = found.filter(regex=r"^state_\d+$").mean()
+    rows, others = [("share of steps", share.to_numpy())], []
     for name, value in posterior.data_vars.items():
         by_state = value.dims[:1] == ("state",)
         for label, entries in _rows(value, value.dims[1:] if by_state else value.dims):
             if by_state:
-                table.add_row(escape(f"{name}{label}"), *(f"{number:.4g}" for number in entries))
+                rows.append((f"{name}{label}", entries))
             else:
                 others.append(f"{name}{label}: {float(entries):.4g}")
-    console.print(table)
+    n_states = len(share)
+
+    def fit_side_by_side(width: int) -> bool:
+        return all(_width(console, _states_table(rows, part)) <= console.width for part in _parts(n_states, width))
+
+    width = next((width for width in range(n_states, 1, -1) if fit_side_by_side(width)), 1)
+    for part in _parts(n_states, width):
+        _print(console, _states_table(rows, part))
     for line in others:
-        console.print(escape(line))
+        console.print(escape(line), soft_wrap=True)
+
+
+def _parts(n_states: int, width: int) -> list[range]:
+    return [range(start, min(start + width, n_states)) for start in range(0, n_states, width)]
+
+
+def _states_table(rows: list[tuple[str, np.ndarray]], states: range) -> Table:
+    table = Table(title="Parameters", title_justify="left")
+    table.add_column("", no_wrap=True)
+    for state in states:
+        table.add_column(f"state {state}", justify="right", no_wrap=True)
+    for label, entries in rows:
+        table.add_row(escape(label), *(f"{entries[state]:.4g}" for state in states))
+    return table
+
+
+def _width(console: Console, table: Table) -> int:
+    """How wide the table must be for no cell to be cut."""
+    return Measurement.get(console, console.options.update(max_width=WIDEST), table).maximum
+
+
+def _print(console: Console, table: Table) -> None:
+    """Print the table with every cell whole, in a narrower terminal or file as well."""
+    Console(highlight=False, width=max(console.width, _width(console, table))).print(table)
 
 
 def _rows(value: "xr.DataArray", dims: Sequence[Any]) -> Iterator[tuple[str, np.ndarray]]:
@@ -52,28 +83,40 @@ def _rows(value: "xr.DataArray", dims: Sequence[Any]) -> Iterator[tuple[str, np.
         yield " ".join(["", *labels]), value.isel(dict(zip(dims, place, strict=True))).values
 
 
-def show_switches(console: Console, series: TableSeries, smoothed: "xr.Dataset") -> None:
+def show_switches(console: Console, found: pd.DataFrame) -> None:
     """Print the steps at which the state was most probably redrawn (Markov dynamics: changed)."""
-    copies = "redraw_probability" in smoothed
-    change = smoothed["change_probability"].values
-    probability = smoothed["redraw_probability"].values if copies else change
-    best = smoothed["state_probability"].values.argmax(-1)
-    order = [t for t in np.argsort(-probability, kind="stable") if t > 0 and probability[t] >= LISTED_FROM][:MAX_LISTED]
-    if not order:
+    copies = "redraw" in found
+    change, state = found["change"].to_numpy(), found["state"].to_numpy()
+    probability = found["redraw"].to_numpy() if copies else change
+    before = _step_before(found.index)
+    listed = [row for row in np.argsort(-probability, kind="stable") if before[row] >= 0][:MAX_LISTED]
+    listed = [row for row in listed if probability[row] >= LISTED_FROM]
+    if not listed:
         console.print(
-            f"No step after the first has a probability of {LISTED_FROM:g} or more that its state was redrawn."
+            f"No step after the first has a probability of {LISTED_FROM:g} or more that its state was redrawn.",
+            soft_wrap=True,
         )
         return
-    what = "redraws" if copies else "changes of state"
-    table = Table(title=f"Most probable {what}", title_justify="left")
-    for name in (series.time or "step", *(["P(redraw)"] if copies else []), "P(state changed)", "most probable state"):
-        table.add_column(escape(name), justify="right")
-    for t in order:
-        shown = [f"{probability[t]:.3f}"] if copies else []
-        table.add_row(
-            escape(label_text(series.observed.index[t])), *shown, f"{change[t]:.3f}", f"{best[t - 1]} -> {best[t]}"
-        )
-    console.print(table)
+    table = Table(title=f"Most probable {'redraws' if copies else 'changes of state'}", title_justify="left")
+    for name in found.index.names:
+        table.add_column(escape(str(name)), justify="right", no_wrap=True)
+    for name in (*(["P(redraw)"] if copies else []), "P(change)"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("state", justify="right", no_wrap=True)
+    for row in listed:
+        labels = found.index[row] if found.index.nlevels > 1 else (found.index[row],)
+        shown = [f"{probability[row]:.3f}"] if copies else []
+        moved = f"{state[before[row]]} -> {state[row]}"
+        table.add_row(*(escape(label_text(label)) for label in labels), *shown, f"{change[row]:.3f}", moved)
+    _print(console, table)
+
+
+def _step_before(index: pd.Index) -> np.ndarray:
+    """The row of the step before each row in its sequence, which the first level names; -1 where there is none."""
+    rows = pd.Series(np.arange(len(index)))
+    if index.nlevels > 1:
+        return rows.groupby(index.get_level_values(0), sort=False).shift(fill_value=-1).to_numpy()
+    return rows.shift(fill_value=-1).to_numpy()
 
 
 def show_course(console: Console, fit: Fit) -> None:
@@ -81,14 +124,17 @@ def show_course(console: Console, fit: Fit) -> None:
     end = "converged" if fit.converged else "not converged: raise --max-steps"
     if fit.interrupted:
         end = "interrupted, the best so far"
-    restarts = len(fit.restarts)
+    tried = f"{len(fit.restarts)} chains" if fit.method == "nuts" else f"best of {len(fit.restarts)} start(s)"
     console.print(
-        f"EM: objective {float(fit.objective[-1]):.6g} after {fit.steps} steps, {end}; best of {restarts} start(s)."
+        f"{fit.method.upper()}: objective {float(fit.objective[-1]):.6g} after {fit.steps} steps, {end}; {tried}.",
+        soft_wrap=True,
     )
     for name, states in (("empty", fit.empty_states), ("collapsed onto a single point", fit.collapsed_states)):
         assert not isinstance(states, tuple)
         if states.any():
             which = ", ".join(str(k) for k in states.nonzero()[:, 0].tolist())
             console.print(
-                f"Warning: state(s) {which} {name}; fit fewer states, or keep --prior scaled.", style="yellow"
+                f"Warning: state(s) {which} {name}; fit fewer states, or keep --prior scaled.",
+                style="yellow",
+                soft_wrap=True,
             )

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from ..inference.chains.contract import Chain, Filtered, Sampled, Smoothed, Viterbi
 from ..inference.numerics.randomness import Seed
-from .data.series import Given, Series, read_series, to_tensor
+from .data.reading import read_series, to_tensor
+from .data.series import Given, Series
 from .dynamics.contract import Dynamics
 from .emissions.contract import Emission
 from .forecast import Forecast, check_horizon, look_ahead
@@ -59,10 +60,11 @@ class SwitchingSSM(Verbs, PyroModule):
         emission: `Normal(n_features)`, `MultivariateNormal(n_features)`, `Categorical(n_categories)`,
             `Bernoulli(n_features)`, `Poisson(n_features)`, `Gated(emission, background)`, or one of your own.
 
-    Every method that takes `x` takes it as a tensor `[T]`, `[T, F]` or `[*batch, T, F]`, a numpy array, a pandas object
-    or a list of ragged sequences, with NaN for what is missing, and `lengths`; with `Copy` dynamics also `covariates
-    [*batch, T, C]` and `dt [*batch, T]`, the gap before each step. `read` makes all of these one `Series`, which every
-    method takes in their place. Results have the batch axes of `x`.
+    Every method that takes `x` takes it as a tensor `[T]`, `[T, F]` or `[*batch, T, F]`, a numpy array, a pandas
+    object, a panel (a frame with an index of sequence and time, or see `read_panel`), or a list of ragged sequences,
+    with NaN for what is missing, and `lengths`; with `Copy` dynamics also `covariates [*batch, T, C]` and `dt [*batch,
+    T]`, the gap before each step. `read` makes all of these one `Series`, which every method takes in their place.
+    Results have the batch axes of `x`; those of `states` stand on its labels.
 
     Raises:
         TypeError: dynamics or an emission that is none.
@@ -204,8 +206,8 @@ class SwitchingSSM(Verbs, PyroModule):
             horizon: number of steps to come, for which covariates and gaps are given too: `[*batch, T + horizon, ...]`.
 
         Raises:
-            ValueError: see `data.series.read_series`; values outside the emission's support; covariates or gaps that do
-                not fit the dynamics or the series.
+            ValueError: see `data.reading.read_series`; values outside the emission's support; covariates or gaps that
+                do not fit the dynamics or the series.
         """
         if isinstance(x, Series):
             extra = [name for name, value in given.items() if value is not None]

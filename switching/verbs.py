@@ -9,6 +9,7 @@ from .parameters import Named
 
 if TYPE_CHECKING:
     import arviz as az
+    import pandas as pd
     from matplotlib.figure import Figure
 
     from .fitting.fit import Fit
@@ -93,6 +94,21 @@ class Verbs(Named):
             method, restarts, max_steps, tol, seed, prior, progress, factorization, batch_size, start, fixed
         )
         return self._fitted(self.read(x, **given), options)
+
+    def states(self, x: Any, **given: Unpack[Given]) -> "pd.DataFrame":
+        """What the model at its values says of each step, given the whole of its sequence.
+
+        Returns:
+            A row for each step, on the index that x came with: of a panel or of rows below each other that of the
+            table, in its order; of other sequences that of sequence and time. Columns:
+            `state`, the most probable one; `state_0`, `state_1`, ..., P(s_t | x);
+            `redraw`, P(z_t = 1 | x), for copy dynamics; `change`, P(s_t != s_t-1 | x), 0 at the first step.
+            A model of several chains has these for each, counted from 1, and no `change`: `state_1`, `state_1_0`, ...,
+            `redraw_1`, ...
+        """
+        from .views.states import states
+
+        return states(self, x, **given)
 
     def plot(self, x: Any, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]) -> "Figure":
         """The series, what the model makes of it, and where states were drawn afresh: see `plot_fit` in `views`."""

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from functools import partial
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import torch
 from samplehold import Copy, Markov, SwitchingSSM
 from samplehold.cli.app import app
+from samplehold.switching.data.tables import pick_series, read_table
 from typer.testing import CliRunner
 
 DATA = Path(__file__).parents[1] / "notebooks" / "data"
@@ -74,6 +76,8 @@ def test_the_posterior_can_be_read_by_arviz(results):
     data = az.from_netcdf(results[0] / "posterior.nc")
     np.testing.assert_allclose(np.sort(data.posterior["loc"].values[0, 0, :, 0]), [850, 1100], atol=10)
     assert data.smoothed["redraw_probability"].sel(time=1899) > 0.7
+    assert dict(data.posterior.sizes) == {"chain": 1, "draw": 1, "state": 2, "feature": 1}  # a point is one draw
+    assert data.posterior_predictive["x"].shape == (1, 1, 100, 1)
 
 
 def test_the_same_seed_gives_the_same_fit(results, tmp_path):
@@ -148,6 +152,138 @@ def test_covariates_are_standardised_and_asked_for_again(tmp_path):
     shown = np.array([line.split(",")[1] for line in ahead.stdout.split()[1:]], dtype=float)
     np.testing.assert_allclose(shown, expected.mean[:, 0].numpy(), rtol=1e-8)
     assert run("sample", tmp_path, "--steps", 4, "--covariates", MACRO).stdout.count("\n") == 5
+
+
+def test_a_fit_by_message_passing_writes_draws_of_its_posterior(tmp_path):
+    import arviz as az
+
+    options = ("--method", "vmp", "--restarts", 1, "--tol", 1e-3, "--out", tmp_path)
+    done = run("fit", NILE, *options)
+    assert done.exit_code == 0, done.output
+    assert "VMP: objective" in done.stdout
+    posterior = az.from_netcdf(tmp_path / "posterior.nc").posterior
+    assert posterior.sizes["draw"] == 1000
+    assert float(posterior["loc"].std("draw").min()) > 1
+    again = run("fit", NILE, *options, "--tol", 1e-9, "--force")
+    steps = [int(printed.stdout.split(" after ")[1].split()[0]) for printed in (done, again)]
+    assert steps[0] < steps[1]
+
+
+# ---- several sequences ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def panel(tmp_path_factory) -> Path:
+    """Two sites, the rows of which alternate while both go on."""
+    rng, path = np.random.default_rng(0), tmp_path_factory.mktemp("panel") / "panel.csv"
+    parts = [
+        pd.DataFrame(
+            {
+                "site": site,
+                "day": pd.date_range("2020-01-01", periods=n),
+                "x": rng.normal(np.arange(n) // 6 % 2 * 6.0, 1),
+            }
+        )
+        for site, n in (("b", 30), ("a", 20))
+    ]
+    pd.concat(parts).sort_values("day", kind="stable").to_csv(path, index=False)
+    return path
+
+
+def test_a_table_of_several_sequences_is_fitted_and_forecast_as_such(panel, tmp_path):
+    done = run("fit", panel, "--sequence", "site", "--restarts", 2, "--out", tmp_path)
+    assert done.exit_code == 0, done.output
+    frame = pd.read_csv(panel, parse_dates=["day"]).set_index(["site", "day"])
+    model, written = SwitchingSSM.load(tmp_path / "model"), pd.read_csv(tmp_path / "states.csv", parse_dates=["day"])
+    written = written.set_index(["site", "day"])
+    assert written.index.equals(frame.index)
+    np.testing.assert_allclose(written.drop(columns="x"), model.states(frame), atol=5.1e-7)
+    header = next(line for line in done.stdout.splitlines() if "P(redraw)" in line)
+    assert [cell.strip() for cell in header.split("┃")[1:3]] == ["site", "day"]
+    assert "2020-01-01" not in done.stdout  # the first step of each is a redraw by definition
+    assert "plot.png shows the first of 2 sequences, b." in done.stdout
+    ahead = run("forecast", tmp_path, panel, "-n", 2, "--plot", tmp_path / "ahead.png")
+    table = pd.read_csv(StringIO(ahead.stdout))
+    assert table["site"].tolist() == ["b", "b", "a", "a"]
+    assert table["day"].tolist() == ["2020-01-31", "2020-02-01", "2020-01-21", "2020-01-22"]
+    expected = model.forecast(frame, 2)
+    np.testing.assert_allclose(table["x"], expected.mean.flatten(), rtol=1e-8)
+    np.testing.assert_allclose(table["state_1"], expected.state[..., 1].flatten(), rtol=1e-8)
+
+
+def test_sequences_below_each_other_are_not_taken_for_one(panel, tmp_path):
+    done = run("fit", panel, "--out", tmp_path)
+    assert done.exit_code == 2
+    assert "--time: day goes back in line 3 of" in done.stderr
+    assert "name the column of the sequences with --sequence" in done.stderr
+
+
+def test_sequences_without_times_count_their_steps_and_may_have_covariates(tmp_path):
+    path, rng = tmp_path / "runs.csv", np.random.default_rng(0)
+    frame = pd.DataFrame({"run": np.repeat([3, 1], [8, 5]), "x": rng.normal(size=13), "c": rng.normal(size=13)})
+    frame.to_csv(path, index=False)
+    options = ("--sequence", "run", "-c", "x", "--covariates", "c", "--restarts", 1, "--max-steps", 3)
+    done = run("fit", path, *options, "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    written = pd.read_csv(tmp_path / "out" / "states.csv")
+    assert written["step"].tolist() == [*range(8), *range(5)]
+    indexed = frame.set_index(["run", written["step"]])
+    drivers = (indexed[["c"]] - frame["c"].mean()) / frame["c"].std(ddof=0)
+    expected = SwitchingSSM.load(tmp_path / "out" / "model").states(indexed[["x"]], covariates=drivers)
+    np.testing.assert_allclose(written[list(expected.columns)], expected, atol=5.1e-7)
+    assert "--sequence: a model with covariates" in run("forecast", tmp_path / "out", path).stderr
+
+
+# ---- what is there stays -------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_overwritten_without_force(results, tmp_path):
+    before = {path: path.stat().st_mtime_ns for path in results[0].rglob("*") if path.is_file()}
+    table, plot = tmp_path / "table.csv", tmp_path / "plot.png"
+    table.write_text("mine"), plot.write_text("mine")
+    (tmp_path / "figures").mkdir(), (tmp_path / "figures" / "beliefs.png").write_text("mine")
+    for arguments in (
+        ("fit", NILE, "--out", results[0]),
+        ("forecast", results[0], NILE, "--out", table),
+        ("forecast", results[0], NILE, "--plot", plot),
+        ("sample", results[0], "--out", table),
+        ("compare", "--out", tmp_path / "figures"),
+    ):
+        done = run(*arguments)
+        assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+        assert "is there already; choose another place, or give --force to overwrite it." in done.stderr
+    assert table.read_text() == plot.read_text() == "mine"
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert run("sample", results[0], "--steps", 3, "--out", table, "--force").exit_code == 0
+    assert table.read_text().startswith("step,volume")
+
+
+def test_one_file_of_results_is_enough_to_stop_a_fit(tmp_path):
+    (tmp_path / "states.csv").write_text("mine")
+    options = (NILE, "--restarts", 1, "--max-steps", 2, "--out", tmp_path)
+    assert run("fit", *options).exit_code == 2
+    assert (tmp_path / "states.csv").read_text() == "mine"
+    assert run("fit", *options, "--force").exit_code == 0
+    assert (tmp_path / "states.csv").read_text().startswith("year")
+
+
+# ---- print ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 200])
+def test_no_cell_is_cut_in_a_terminal_of_any_width(width, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    options = ("-k", 5, "--emission", "multivariate-normal", "--dynamics", "markov", "--restarts", 1, "--max-steps", 5)
+    done = run("fit", MACRO, *options, "--out", tmp_path)
+    assert done.exit_code == 0, done.output
+    assert "…" not in done.stdout
+    rows = [line.split("│") for line in done.stdout.splitlines() if line.startswith("│ loc realgdp")]
+    shown = [float(cell) for row in rows for cell in row[2:-1]]
+    loc = SwitchingSSM.load(tmp_path / "model").describe()["loc"][:, 0]
+    np.testing.assert_allclose(shown, loc, rtol=1e-3)
+    assert len(rows) == (5 if width <= 40 else 1 if width == 200 else len(rows))
+    if width >= 80:
+        assert max(map(len, done.stdout.splitlines()[:20])) <= width
 
 
 # ---- forecast and sample -------------------------------------------------------------------------------------------
@@ -234,6 +370,45 @@ def test_uneven_times_are_pointed_out(tmp_path):
     assert "Note: year is not evenly spaced; its rows were taken as consecutive steps." in done.stdout
 
 
+ROWS = [f"2020-01-{day:02d},{day % 3}" for day in range(1, 9)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "time", "columns"),
+    [
+        ("first.csv", ["Tag,x", *ROWS], "Tag", ["x"]),
+        ("unnamed.csv", [",x", *ROWS], "row", ["x"]),
+        ("counted.csv", [",date,x", *(f"{i},{row}" for i, row in enumerate(ROWS))], "date", ["x"]),
+        ("numbered.csv", [",x", *(f"{i},{row[-1]}" for i, row in enumerate(ROWS))], "row", ["x"]),
+        ("second.csv", ["note,date,x", *(f"n,{row}" for row in ROWS)], "date", ["x"]),
+        ("british.csv", ["d,x", *(f"{day}/01/2020,{day % 3}" for day in range(11, 19))], "d", ["x"]),
+        ("words.csv", ["d,x", *(f"{month} 2020,1" for month in ("Jan", "Feb", "Mar"))], "d", ["x"]),
+        ("empty.csv", ["t,x,", *(f"{i},{row[-1]}," for i, row in enumerate(ROWS))], "t", ["x"]),
+        ("names.csv", ["a,x", *(f"2 {letter},{i}" for i, letter in enumerate("abcd"))], None, ["x"]),
+    ],
+)
+def test_the_time_is_found(name, text, time, columns, tmp_path):
+    (tmp_path / name).write_text("\n".join(text))
+    found = pick_series(read_table(tmp_path / name), tmp_path / name, None, [], None)
+    assert found.time == time
+    assert list(found.observed.columns) == columns
+
+
+def test_packed_files_and_parquet_with_dates_are_read_as_the_others(tmp_path):
+    frame = pd.DataFrame({"date": pd.date_range("2020-01-01", periods=5), "x": [1.0, np.nan, 3.0, 2.0, 1.0]})
+    frame.to_csv(tmp_path / "x.csv", index=False)
+    frame.to_csv(tmp_path / "x.csv.gz", index=False)
+    frame.to_csv(tmp_path / "x.tsv.xz", index=False, sep="\t")
+    frame.to_parquet(tmp_path / "x.parquet")
+    frame.set_index("date").to_parquet(tmp_path / "indexed.parquet")
+    frame.assign(date=frame["date"].dt.date).to_parquet(tmp_path / "days.parquet")
+    for path in tmp_path.iterdir():
+        found = pick_series(read_table(path), path, None, [], None)
+        assert found.time == "date"
+        assert found.observed["x"].tolist()[2:] == [3.0, 2.0, 1.0]
+        assert np.isnan(found.observed["x"].iloc[1])
+
+
 FILES = {
     "text.csv": 'year,note,x\n2000,"two\nlines",1\n2001,b,2\n\n2002,c,lots\n2003,d,oops\n',
     "infinite.csv": "x\n1\n2\ninf\n",
@@ -249,6 +424,19 @@ FILES = {
     "holes.csv": "year,x\n2000,1\n,2\n2002,3\n",
     "counts.csv": "x\n1\n2.5\n3\n",
     "constant.csv": "x,c\n1,1\n2,1\n3,1\n",
+    "parts.csv": "year,month,x\n2000,1,5\n2000,2,6\n2001,1,7\n",
+    "newest.csv": "date,x\n2020-01-03,1\n2020-01-02,2\n2020-01-01,3\n",
+    "british.csv": "d,x\n14/01/2020,1\n13/01/2020,2\n",
+    "falling.csv": "year,x\n2002,1\n2001,2\n2000,3\n",
+    "twice.csv": "x, x\n1,2\n3,4\n",
+    "bare.csv": "1120,1160\n963,1210\n",
+    "longer.csv": "x\n1,2\n3,4\n",
+    "tabs.csv": "year\tx\n2000\t1\n",
+    "typo.csv": "y,x\n1,1\n2,1O\n3,1\n",
+    "empty_cells.csv": "t,x\n1,\n2,\n3,\n",
+    "sites.csv": "site,t,x\na,1,1\na,1,2\n,1,3\n",
+    "broken.csv.gz": "x\n1\n",
+    "book.xlsx": "PK",
 }
 
 
@@ -264,6 +452,29 @@ FILES = {
         (["fit", "ragged.csv", "-o", "out"], "data: ragged.csv cannot be read as CSV ("),
         (["fit", str(NILE), "-c", "height", "-o", "out"], "has no column 'height'; it has year, volume."),
         (["fit", "semicolon.csv", "-c", "x", "-o", "out"], "it has year;x (is the file comma-separated?)."),
+        (["fit", "semicolon.csv", "-o", "out"], "it has year;x (is the file comma-separated?)."),
+        (["fit", "tabs.csv", "-o", "out"], "(is the file comma-separated?). Save it with commas and decimal points"),
+        (["fit", "parts.csv", "-o", "out"], "--columns: parts.csv has year, month, by the name a time"),
+        (["fit", "newest.csv", "-o", "out"], "date goes back in line 3 of newest.csv, where 2020-01-02 follows"),
+        (
+            ["fit", "british.csv", "-o", "out"],
+            "d goes back in line 3 of british.csv, where 13/01/2020 follows 14/01/2020",
+        ),
+        (["fit", "falling.csv", "-c", "x", "-o", "out"], "year goes back in line 3 of falling.csv"),
+        (
+            ["fit", "text.csv", "--time", "x", "-c", "year", "--sequence", "no", "-o", "out"],
+            "--sequence: text.csv has no",
+        ),
+        (["fit", "sites.csv", "--sequence", "site", "-o", "out"], "--sequence: site has an empty cell in line 4"),
+        (["fit", "twice.csv", "-o", "out"], "twice.csv has two columns called x"),
+        (["fit", "bare.csv", "-o", "out"], "bare.csv has no header, its first line is 1120, 1160"),
+        (["fit", "longer.csv", "-o", "out"], "lines have more cells than the header"),
+        (["fit", "typo.csv", "-o", "out"], "x: got '1O' in line 3 of typo.csv"),
+        (["fit", "empty_cells.csv", "-o", "out"], "feature 0 (x) has no observed value"),
+        (["fit", "broken.csv.gz", "-o", "out"], "broken.csv.gz cannot be unpacked (Not a gzipped file"),
+        (["fit", "book.xlsx", "-o", "out"], "book.xlsx is a workbook; save its sheet as a CSV file"),
+        (["fit", str(NILE), "--tol", "-1", "-o", "out"], "tol: got -1.0"),
+        (["fit", str(NILE), "--method", "vmp", "--prior", "none", "-o", "out"], "--prior: none is maximum likelihood"),
         (["fit", "text.csv", "-c", "x", "-o", "out"], "x: got 'lots' in line 6 of text.csv, expected a number"),
         (["fit", "words.csv", "-o", "out"], "words.csv has no numeric column to model; it has a, b."),
         (["fit", "words.csv", "-c", "b", "-o", "out"], "b: got 'two' in line 2 of words.csv"),
@@ -350,6 +561,13 @@ def test_the_module_runs_from_anywhere_and_leaves_its_results(tmp_path):
     )
     assert missing.returncode == 2
     assert missing.stderr == f"samplehold: --columns: {NILE} has no column 'height'; it has year, volume.\n"
+
+
+def test_the_version_is_that_of_the_package():
+    import samplehold
+
+    done = run("--version")
+    assert (done.exit_code, done.stdout) == (0, f"samplehold {samplehold.__version__}\n")
 
 
 def test_help_shows_examples_and_loads_nothing_heavy():

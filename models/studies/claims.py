@@ -59,8 +59,10 @@ def show(out: Path, console: Console, seed: int = 0) -> bool:
     """
     out.mkdir(parents=True, exist_ok=True)
     table = Table(title="Networks and models", title_justify="left")
-    for name in ("claim", "measured", "bound", ""):
-        table.add_column(name, justify="left" if name in ("claim", "") else "right")
+    table.add_column("claim", overflow="fold")
+    for name in ("measured", "bound"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
     parts: tuple[Callable[[int], Iterator[Shown]], ...] = (tokens, networks, layers, information, price, trained)
     met = True
     with console.status("Measuring") as status:

@@ -8,18 +8,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict
 
-import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
+
+from .stacked import Stacked
+from .timeline import time_index
 
 
 class Given(TypedDict, total=False):
     """What may be given beside observations, as keywords of every method that takes x.
 
     Entries:
-        lengths: [*batch], each sequence's number of steps; a list of sequences carries its own.
+        lengths: [*batch], each sequence's number of steps; a list of sequences carries its own, a panel too. Of rows
+            `[N, F]` of B sequences below each other: [B], which sum to N.
         covariates: [*batch, T, C], what moves the redraw probability at each step.
         dt: [*batch, T], the gap before each step, in steps; that before the first is ignored.
     """
@@ -46,7 +49,7 @@ class Drive:
 class Series:
     """Observed sequences, what drives them, and the labels that they came with.
 
-    Made by `model.read(x, ...)`, and taken by every method in place of x.
+    Made by `model.read(x, ...)` and `read_panel`, and taken by every method in place of x.
 
     Attributes:
         observations: NaN where missing, and beyond a sequence's end.
@@ -57,6 +60,7 @@ class Series:
         features: what the features are called: in all sequences, or one tuple for each.
         sequences: what the sequences are called.
         drivers: what the covariates are called.
+        stacked: which rows of one table the steps were, where they came so.
     """
 
     observations: Float[Tensor, "*b T F"]
@@ -67,6 +71,7 @@ class Series:
     features: tuple[str, ...] | tuple[tuple[str, ...], ...] | None = None
     sequences: tuple[str, ...] | None = None
     drivers: tuple[str, ...] | None = None
+    stacked: Stacked | None = field(default=None, repr=False, compare=False)
     checked: Any = field(default=None, repr=False, compare=False)  # what the observations were checked against
 
     @property
@@ -154,6 +159,29 @@ class Series:
         own = self.features[sequence] if isinstance(self.features[0], tuple) else self.features
         return tuple(map(str, own))
 
+    @property
+    def labels(self) -> pd.Index:
+        """What the steps of all sequences are called, in the order of `steps_of`: by the index of the table that they
+        came in, or by sequence and time."""
+        if self.stacked is not None:
+            return self.stacked.index
+        n = len(self.batch_shape)
+        if not n:
+            return time_index(self.index_of(), self.n_steps)[: int(self.last) + 1]
+        names = ["sequence"] if n == 1 else [f"sequence_{axis}" for axis in range(n)]
+        where = pd.MultiIndex.from_product([range(size) for size in self.batch_shape], names=names)
+        lengths = (self.last + 1).flatten().tolist()
+        own = [time_index(self.index_of(i), self.n_steps)[:length] for i, length in enumerate(lengths)]
+        levels = [where.get_level_values(axis).repeat(lengths) for axis in range(n)]
+        if self.sequences is not None:
+            levels = [pd.Index(self.sequences).repeat(lengths)]
+        return pd.MultiIndex.from_arrays([*levels, own[0].append(own[1:])], names=[*names, own[0].name or "step"])
+
+    def steps_of(self, table: Shaped[Tensor, "..."]) -> Shaped[Tensor, "N *f"]:
+        """The entries `[*b, T, ...]` of all steps inside their sequences, below each other: `[N, ...]`."""
+        steps = table[self.inside]
+        return steps if self.stacked is None else self.stacked.back(steps)
+
     def shifted(self, by: Float[Tensor, "F"]) -> "Series":
         """The same with observations counted from elsewhere."""
         return replace(self, observations=self.observations - by, checked=None)
@@ -214,164 +242,18 @@ class Series:
             covariates=None if alone.covariates is None else alone.covariates[0, keep],
             gaps=None if alone.gaps is None else alone.gaps[0, keep],
             index=None if index is None else index[:n],
+            stacked=None,
             features=None if self.features is None else self.features_of(sequence),
             sequences=None if self.sequences is None else (self.sequences[sequence],),
         )
 
 
-def read_series(x: Any, n_features: int, *, lengths: Any = None, covariates: Any = None, dt: Any = None) -> Series:
-    """Read observations in any form that users hold them in.
-
-    Arguments:
-        x: `[T]` (one feature), `[T, F]` or `[*batch, T, F]` as a tensor, a numpy array or nested numbers; a pandas
-            Series or DataFrame (columns are features, the index is time); a list of sequences of unequal length, or a
-            dictionary of them by name. NaN is missing. Integers become float64; floating types are kept.
-        n_features: F, which `x` must have.
-        lengths, covariates, dt: see `Given`; covariates and gaps may reach beyond T.
-
-    Raises:
-        ValueError: wrong rank or number of features, infinite values, no steps, lengths that do not fit.
-        TypeError: not numbers.
-    """
-    names, labels = None, {}
-    if isinstance(x, dict):
-        names, x = tuple(map(str, x)), list(x.values())
-    if isinstance(x, pd.DataFrame | pd.Series):
-        labels = {"index": x.index, "features": _features(x)}
-        x = _pandas_values(x, "x")
-    if isinstance(x, list | tuple) and len(x) > 0 and not np.isscalar(x[0]) and (names or _is_ragged_list(x)):
-        if lengths is not None:
-            raise ValueError(
-                "lengths: got both a list of sequences and lengths; a list carries its own, so leave it out."
-            )
-        if all(isinstance(part, pd.DataFrame | pd.Series) for part in x):
-            own = tuple(_features(part) for part in x)
-            for i, names_of in enumerate(own):
-                if names_of != own[0] and set(names_of) == set(own[0]):
-                    raise ValueError(
-                        f"x[{i}]: got columns {list(names_of)}, but x[0] has {list(own[0])}; use one order."
-                    )
-            labels = {"index": tuple(part.index for part in x), "features": own[0] if len(set(own)) == 1 else own}
-        values, counts = _padded(x, n_features)
-    else:
-        values = _with_feature_axis(to_tensor(x, "x"), n_features, "x")
-        counts = _read_lengths(lengths, values)
-    drivers = tuple(map(str, covariates.columns)) if isinstance(covariates, pd.DataFrame) else None
-    driven = [None if d is None else to_tensor(d, n).to(values) for n, d in (("covariates", covariates), ("dt", dt))]
-    series = Series(values, counts, driven[0], driven[1], sequences=names, drivers=drivers, **labels)
-    _check_finite(series)
-    if counts is not None:
-        series = replace(series, observations=torch.where(series.inside.unsqueeze(-1), values, torch.nan))
-    return series
-
-
-def _features(x: "pd.DataFrame | pd.Series") -> tuple[str, ...]:
-    return tuple(map(str, x.columns)) if isinstance(x, pd.DataFrame) else (str(x.name or "x"),)
-
-
-def _pandas_values(x: "pd.DataFrame | pd.Series", name: str) -> np.ndarray:
-    try:
-        return x.to_numpy(dtype=np.float64, na_value=np.nan)
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"{name}: the pandas object holds values that are not numbers ({error}); select numeric columns."
-        ) from None
-
-
-def _is_ragged_list(x: Sequence[Any]) -> bool:
-    """A list of arrays is a list of sequences; nested plain lists are too, unless they are rows of one sequence."""
-    if isinstance(x[0], Tensor | np.ndarray | pd.Series | pd.DataFrame):
-        return not all(getattr(part, "ndim", 1) == 0 for part in x)
-    return any(not np.isscalar(value) for part in x for value in list(part)[:1]) or len({len(part) for part in x}) > 1
-
-
-def _padded(x: Sequence[Any], n_features: int) -> tuple[Tensor, Tensor]:
-    """A list of sequences as one tensor with NaN beyond their ends, and their lengths."""
-    parts = [_with_feature_axis(to_tensor(part, f"x[{i}]"), n_features, f"x[{i}]") for i, part in enumerate(x)]
-    for i, part in enumerate(parts):
-        if part.ndim != 2:
-            raise ValueError(f"x[{i}]: got shape {tuple(part.shape)}; each sequence of a list is [T] or [T, F].")
-    dtype = parts[0].dtype
-    for part in parts:
-        dtype = torch.promote_types(dtype, part.dtype)
-    values = torch.nn.utils.rnn.pad_sequence([part.to(dtype) for part in parts], True, padding_value=float("nan"))
-    return values, torch.tensor([part.shape[0] for part in parts], device=values.device)
-
-
-def to_tensor(x: Any, name: str) -> Tensor:
-    """Numbers in any form as a tensor: floating types are kept, anything else becomes float64."""
-    if isinstance(x, pd.DataFrame | pd.Series):
-        x = _pandas_values(x, name)
-    if not isinstance(x, Tensor):
-        array = np.asarray(x)
-        if array.dtype.kind not in "fiubc":
-            try:
-                array = array.astype(np.float64)
-            except (TypeError, ValueError):
-                raise TypeError(
-                    f"{name}: got {type(x).__name__} of {array.dtype}, expected numbers; convert text and dates first."
-                ) from None
-        x = torch.from_numpy(np.array(array))  # a copy: the caller's array may be read-only
-    if x.is_complex():
-        raise TypeError(
-            f"{name}: got complex numbers, expected real ones; give real and imaginary parts as two features."
-        )
-    return x if x.dtype in (torch.float32, torch.float64) else x.to(torch.float64)
-
-
-def _with_feature_axis(x: Tensor, n_features: int, name: str) -> Tensor:
-    shape = tuple(x.shape)
-    if x.ndim == 0:
-        raise ValueError(f"{name}: got a single number, expected a sequence [T], [T, F] or [*batch, T, F].")
-    if x.ndim == 1:
-        if n_features != 1:
-            raise ValueError(
-                f"{name}: got shape {shape}, but the emission has {n_features} features; give [T, {n_features}]."
-            )
-        x = x.unsqueeze(-1)
-    if x.shape[-1] != n_features:
-        raise ValueError(
-            f"{name}: got shape {shape}, whose last axis is not the emission's {n_features} feature(s); "
-            f"give [T, {n_features}] or [*batch, T, {n_features}]"
-            + (" (several sequences of one feature: [B, T, 1] or a list)." if n_features == 1 else ".")
-        )
-    if x.shape[-2] == 0:
-        raise ValueError(f"{name}: got shape {shape}, a sequence without any step; give at least one.")
-    return x
-
-
-def _read_lengths(lengths: Any, values: Tensor) -> Tensor | None:
-    if lengths is None:
-        return None
-    counts = torch.as_tensor(lengths, device=values.device)
-    if counts.is_floating_point() or counts.dtype == torch.bool or counts.is_complex():
-        raise TypeError(f"lengths: got {counts.dtype}, expected integers: each sequence's number of steps.")
-    if counts.shape != values.shape[:-2]:
-        raise ValueError(
-            f"lengths: got shape {tuple(counts.shape)}, expected one length a sequence: {tuple(values.shape[:-2])}."
-        )
-    n_steps = values.shape[-2]
-    bad = (counts < 1) | (counts > n_steps)
-    if bad.any():
-        where = tuple(torch.nonzero(bad)[0].tolist())
-        raise ValueError(
-            f"lengths: got {int(counts[where])} for sequence {_number(where)}, but the series has {n_steps} steps; "
-            "give each sequence's number of observed steps, between 1 and T."
-        )
-    return counts.to(torch.int64)
-
-
-def _check_finite(series: Series) -> None:
-    infinite = torch.isinf(series.observations) & series.inside.unsqueeze(-1)
-    if infinite.any():
-        raise ValueError(f"x: got an infinite value at {place(infinite)}; mark missing values with NaN.")
-
-
 def place(bad: Bool[Tensor, "*b T F"]) -> str:
     """The first step and feature that is marked, in words."""
     *batch, step, feature = torch.nonzero(bad)[0].tolist()
-    return f"{f'sequence {_number(batch)}, ' if batch else ''}step {step}, feature {feature}"
+    return f"{f'sequence {number(batch)}, ' if batch else ''}step {step}, feature {feature}"
 
 
-def _number(index: Sequence[int]) -> int | tuple[int, ...]:
+def number(index: Sequence[int]) -> int | tuple[int, ...]:
+    """Of a sequence: its place on one batch axis, or its places on several."""
     return index[0] if len(index) == 1 else tuple(index)

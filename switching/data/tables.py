@@ -1,29 +1,44 @@
 """Tables from files: CSV and Parquet, checked so that a mistake in a file is named with its place."""
 
+import bz2
 import csv
+import gzip
+import lzma
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-TIME_NAMES = frozenset(
-    "time date datetime timestamp year quarter month week day hour minute period step index t".split()  # noqa: SIM905
-)
+from .stacked import Stacked
+from .timeline import TIME_NAMES, distances, is_time, label_text, out_of_order
+
+PACKED = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+WORKBOOKS = (".xlsx", ".xls", ".xlsm", ".ods")
+PARQUET = (".parquet", ".pq")
+UNNAMED = "row"  # what a first column without a name is called
+WHOLE_TIMES = frozenset({"time", "date", "datetime", "timestamp", "t", "step", UNNAMED})  # not parts, as a month is
 
 
 @dataclass(frozen=True)
 class TableSeries:
-    """A series from a file: its observed columns and covariates, indexed by the column that labels its rows."""
+    """A series from a file, or several: observed columns and covariates, indexed by the columns that label its rows."""
 
     observed: pd.DataFrame
     covariates: pd.DataFrame
     time: str | None
+    sequence: str | None = None
+    left_out: tuple[str, ...] = ()  # columns that hold no numbers, where none were chosen
+
+
+# ---- files ---------------------------------------------------------------------------------------------------------
 
 
 def read_table(path: Path) -> pd.DataFrame:
-    """Read a CSV file (comma-separated, with a header; `.tsv`: tab-separated) or a Parquet file.
+    """Read a CSV file (comma-separated, with a header; `.tsv`: tab-separated), packed or not, or a Parquet file.
 
     Raises:
         ValueError: no such file, an empty one, or one that is not what its name says.
@@ -32,9 +47,11 @@ def read_table(path: Path) -> pd.DataFrame:
         raise ValueError(f"data: there is no file {path}.")
     if not path.is_file():
         raise ValueError(f"data: {path} is not a file; give a CSV or Parquet file.")
+    if path.suffix.lower() in WORKBOOKS:
+        raise ValueError(f"data: {path} is a workbook; save its sheet as a CSV file.")
     if path.stat().st_size == 0:
         raise ValueError(f"data: {path} is empty; give a table with a header and at least one row.")
-    table = _read_parquet(path) if path.suffix.lower() in (".parquet", ".pq") else _read_csv(path)
+    table = _read_parquet(path) if path.suffix.lower() in PARQUET else _read_csv(path)
     if table.empty:
         raise ValueError(f"data: {path} has no rows; give at least one row below the header.")
     return table
@@ -48,63 +65,171 @@ def _read_parquet(path: Path) -> pd.DataFrame:
     except (ArrowException, OSError) as error:
         raise ValueError(f"data: {path} cannot be read as Parquet ({_first_line(error)}).") from None
     counted = isinstance(table.index, pd.RangeIndex) and table.index.name is None
-    return table if counted else table.reset_index()
+    return _named(table if counted else table.reset_index())
 
 
 def _read_csv(path: Path) -> pd.DataFrame:
     try:
-        one_column = _header_size(path) == 1  # then a blank line is a missing value
-        table = pd.read_csv(
-            path, sep=_separator(path), index_col=False, skipinitialspace=True, skip_blank_lines=not one_column
-        )
+        one_column = len(_header(path)) == 1  # then a blank line is a missing value
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)  # of lines that are longer than the header
+            warnings.simplefilter("ignore", pd.errors.DtypeWarning)
+            with _lines(path) as lines:
+                table = pd.read_csv(
+                    lines,
+                    sep=_separator(path),
+                    index_col=False,
+                    skipinitialspace=True,
+                    skip_blank_lines=not one_column,
+                )
     except pd.errors.EmptyDataError:
         raise ValueError(f"data: {path} is empty; give a table with a header and at least one row.") from None
-    except pd.errors.ParserError as error:
+    except pd.errors.ParserWarning:
+        raise ValueError(
+            f"data: {path} cannot be read as CSV (lines have more cells than the header); name every column."
+        ) from None
+    except (pd.errors.ParserError, csv.Error) as error:
         raise ValueError(f"data: {path} cannot be read as CSV ({_first_line(error)}).") from None
     except UnicodeDecodeError:
         raise ValueError(f"data: {path} is not text in UTF-8; save it as a CSV file in UTF-8, or as Parquet.") from None
+    except (EOFError, lzma.LZMAError, gzip.BadGzipFile) as error:
+        raise ValueError(f"data: {path} cannot be unpacked ({_first_line(error)}).") from None
     if one_column:
         last = table.iloc[:, 0].last_valid_index()
         table = table.iloc[: 0 if last is None else int(last) + 1]
-    return table.rename(columns=lambda name: str(name).strip())
+    return _named(table)
 
 
-def _header_size(path: Path) -> int:
-    return pd.read_csv(path, sep=_separator(path), index_col=False, skipinitialspace=True, nrows=0).shape[1]
+def _header(path: Path) -> list[str]:
+    """The names of the columns, as they stand in the file.
+
+    Raises:
+        ValueError: names that come twice; none at all, as where the header is missing; cells separated otherwise.
+    """
+    with _lines(path) as lines:
+        rows = csv.reader(lines, delimiter=_separator(path), skipinitialspace=True)
+        names = [name.strip() for name in next((row for row in rows if row), [])]
+    if len(names) == 1 and any(mark in names[0] for mark in ";\t|"):
+        raise ValueError(
+            f"data: {path} is one column, and it has {names[0]} (is the file comma-separated?). Save it with commas "
+            "and decimal points, or with tabs as a .tsv file."
+        )
+    twice = [name for i, name in enumerate(names) if name and name in names[:i]]
+    if twice:
+        raise ValueError(f"data: {path} has two columns called {twice[0]}; give each a name of its own.")
+    if names and all(_is_number(name) for name in names):
+        raise ValueError(f"data: {path} has no header, its first line is {', '.join(names)}; name the columns there.")
+    return names
+
+
+def _named(table: pd.DataFrame) -> pd.DataFrame:
+    """Names without blanks around them; a first column without a name numbers the rows, empty ones are dropped."""
+    unnamed = [str(name).startswith("Unnamed: ") for name in table.columns]  # as pandas calls them
+    kept = table.loc[:, [not (bare and table.iloc[:, i].isna().all()) for i, bare in enumerate(unnamed)]]
+    names = [str(name).strip() for name in kept.columns]
+    if names and unnamed[0] and UNNAMED not in names:
+        names[0] = UNNAMED
+    return kept.set_axis(names, axis=1)
+
+
+def _lines(path: Path) -> TextIOWrapper:
+    lines = PACKED.get(path.suffix.lower(), open)(path, "rt", encoding="utf-8-sig", newline="")
+    assert isinstance(lines, TextIOWrapper)
+    return lines
 
 
 def _separator(path: Path) -> str:
-    return "\t" if path.suffix.lower() in (".tsv", ".tab") else ","
+    packed = path.suffix.lower() in PACKED
+    return "\t" if Path(path.stem if packed else path.name).suffix.lower() in (".tsv", ".tab") else ","
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0].rstrip(".")
 
 
+# ---- columns -------------------------------------------------------------------------------------------------------
+
+
 def pick_series(
-    table: pd.DataFrame, path: Path, columns: Sequence[str] | None, covariates: Sequence[str], time: str | None
+    table: pd.DataFrame,
+    path: Path,
+    columns: Sequence[str] | None,
+    covariates: Sequence[str],
+    time: str | None,
+    sequence: str | None = None,
 ) -> TableSeries:
-    """The columns of a table that make a series.
+    """The columns of a table that make a series, or several below each other.
 
     Arguments:
         table, path: the table, and the file that it was read from.
-        columns: observed features; None takes every numeric column that is neither a covariate nor the time.
+        columns: observed features; None takes every numeric column that is neither a covariate nor a label.
         covariates: columns that drive the dynamics.
-        time: column that labels the rows; None takes the first one if its name (year, date, ...) and its order say so.
+        time: column that labels the rows; None: see `time_column`.
+        sequence: column that says which sequence a row belongs to; None: all rows are one.
 
     Raises:
-        ValueError: see `numeric_columns` and `time_column`; no numeric column at all.
+        ValueError: see `numeric_columns` and `time_column`; no numeric column at all, or some that look like times.
     """
-    label = time_column(table, [*(columns or ()), *covariates], time, path)
+    if sequence is not None:
+        _check_labels(table, sequence, path, "--sequence")
+    label = time_column(table, path, time, [*(columns or ()), *covariates], sequence)
+    left_out: tuple[str, ...] = ()
     if columns is None:
-        numeric = [str(name) for name in table.select_dtypes(["number", "bool"]).columns]
-        columns = [name for name in numeric if name != label and name not in covariates]
-        if not columns:
-            there = ", ".join(map(str, table.columns))
-            raise ValueError(f"--columns: {path} has no numeric column to model; it has {there}.")
-    index = pd.RangeIndex(len(table), name="step") if label is None else pd.Index(table[label], name=label)
+        taken = {sequence, label, UNNAMED, *covariates}
+        columns = _observed(table, path, taken)
+        left_out = tuple(str(name) for name in table.columns if name not in {*columns, *taken})
     observed, drivers = numeric_columns(table, columns, path), numeric_columns(table, covariates, path, "--covariates")
-    return TableSeries(observed.set_axis(index), drivers.set_axis(index), label)
+    index = _index(table, label, sequence)
+    return TableSeries(observed.set_axis(index), drivers.set_axis(index), label, sequence, left_out)
+
+
+def _index(table: pd.DataFrame, time: str | None, sequence: str | None) -> pd.Index:
+    """The labels of the rows: sequence and time, or time; steps are counted where no column labels them."""
+    steps = np.empty(len(table), dtype=np.int64)
+    for own in _members(table, sequence):
+        steps[own] = np.arange(len(own))
+    times = pd.Index(steps, name="step") if time is None else pd.Index(table[time], name=time)
+    if sequence is None:
+        return times
+    return pd.MultiIndex.from_arrays([pd.Index(table[sequence], name=sequence), times])
+
+
+def _observed(table: pd.DataFrame, path: Path, taken: set[str | None]) -> list[str]:
+    """Every numeric column that is not taken.
+
+    Raises:
+        ValueError: there is none; one is called as times are; one is numbers but for some cells.
+    """
+    there = ", ".join(map(str, table.columns))
+    columns = [
+        str(name) for name in table.columns if name not in taken and _holds_numbers(pd.Series(table[name]), path)
+    ]
+    times = [name for name in columns if name.lower() in TIME_NAMES]
+    if times:
+        raise ValueError(
+            f"--columns: {path} has {', '.join(times)}, by the name a time and nothing to model; name the columns to "
+            f"model, or with --time that of the time. It has {there}."
+        )
+    if not columns:
+        raise ValueError(f"--columns: {path} has no numeric column to model; it has {there}.")
+    return columns
+
+
+def _holds_numbers(column: pd.Series, path: Path) -> bool:
+    """Whether all cells are numbers or empty; ValueError where most are, and some are text."""
+    kind = pd.api.types.infer_dtype(column, skipna=True)
+    if kind == "string" or kind.startswith("mixed"):
+        mostly = pd.Series(pd.to_numeric(column, errors="coerce")).count() > 0.5 * column.count()
+        return bool(mostly) and _numeric(column, path).size > 0
+    return kind in ("integer", "floating", "boolean", "decimal", "empty")
 
 
 def numeric_columns(table: pd.DataFrame, columns: Sequence[str], path: Path, option: str = "--columns") -> pd.DataFrame:
@@ -116,13 +241,12 @@ def numeric_columns(table: pd.DataFrame, columns: Sequence[str], path: Path, opt
     for name in columns:
         if name not in table.columns:
             there = ", ".join(map(str, table.columns))
-            cure = " (is the file comma-separated?)" if len(table.columns) == 1 and ";" in there else ""
-            raise ValueError(f"{option}: {path} has no column {name!r}; it has {there}{cure}.")
+            raise ValueError(f"{option}: {path} has no column {name!r}; it has {there}.")
     return pd.DataFrame({name: _numeric(pd.Series(table[name]), path) for name in columns}, index=table.index)
 
 
 def _numeric(column: pd.Series, path: Path) -> np.ndarray:
-    if pd.api.types.is_datetime64_any_dtype(column):
+    if pd.api.types.is_datetime64_any_dtype(column) or pd.api.types.is_timedelta64_dtype(column):
         raise ValueError(
             f"{column.name}: {path} has dates in this column; select numeric columns, and dates with --time."
         )
@@ -145,9 +269,9 @@ def _numeric(column: pd.Series, path: Path) -> np.ndarray:
 
 def _place(path: Path, row: int) -> str:
     """Where the row (counted from 0, below the header) stands in the file: quoted cells may span several lines."""
-    if path.suffix.lower() in (".parquet", ".pq"):
+    if path.suffix.lower() in PARQUET:
         return f"row {row + 1} of {path}"
-    with path.open(encoding="utf-8-sig", newline="") as lines:
+    with _lines(path) as lines:
         reader = csv.reader(lines, delimiter=_separator(path), skipinitialspace=True)
         one_column = len(next(reader)) == 1
         start, seen = reader.line_num + 1, 0
@@ -160,21 +284,61 @@ def _place(path: Path, row: int) -> str:
     return f"row {row + 1} of {path}"
 
 
-def time_column(table: pd.DataFrame, taken: Sequence[str], asked: str | None, path: Path) -> str | None:
-    """The column that labels the rows: the one asked for, or the first one if its name and its order are those of time.
+def _members(table: pd.DataFrame, sequence: str | None) -> Sequence[np.ndarray]:
+    """The rows of each sequence; without a column that names them all rows are one."""
+    if sequence is None:
+        return [np.arange(len(table))]
+    return Stacked.by_labels(table.index, pd.Index(table[sequence]), None).members
+
+
+def time_column(
+    table: pd.DataFrame, path: Path, asked: str | None, taken: Sequence[str], sequence: str | None
+) -> str | None:
+    """The column that labels the rows.
+
+    It is the one asked for; or the first, if it has a name of times (year, date, ...) or dates; or any that has such a
+    name and dates, or is called date, time or t; or one without a name. Numbers called year, month, ..., that go up and
+    down, are a part of a time, and label nothing. Of several sequences each is in order by itself.
 
     Raises:
-        ValueError: the column asked for is not there, or has empty cells.
+        ValueError: the column asked for is not there; it has empty cells; its times are not in order.
     """
-    if asked is not None:
-        if asked not in table.columns:
-            raise ValueError(f"--time: {path} has no column {asked!r}; it has {', '.join(map(str, table.columns))}.")
-        empty = np.flatnonzero(table[asked].isna())
-        if empty.size:
-            place = _place(path, int(empty[0]))
-            raise ValueError(f"--time: {asked} has an empty cell in {place}; every row needs a label.")
-        return asked
-    first = str(table.columns[0])
-    labels = pd.Index(table[first])
-    in_order = labels.is_monotonic_increasing and labels.is_unique and not labels.hasnans
-    return first if first not in taken and first.lower() in TIME_NAMES and in_order else None
+    label = _find_time(table, taken, sequence) if asked is None else asked
+    if label is None:
+        return None
+    _check_labels(table, label, path, "--time")
+    for own in _members(table, sequence):
+        times = pd.Index(table[label].iloc[own])
+        step = out_of_order(times)
+        if step is None:
+            continue
+        if asked is None and label.lower() not in WHOLE_TIMES and not is_time(times):
+            gaps = distances(times)
+            if gaps is not None and not (gaps < 0).all():
+                return None
+        cure = ", name the column of the sequences with --sequence" if sequence is None else ""
+        raise ValueError(
+            f"--time: {label} goes back in {_place(path, int(own[step]))}, where {label_text(times[step])} follows "
+            f"{label_text(times[step - 1])}; sort the rows by time{cure}, or choose another column with --time."
+        )
+    return label
+
+
+def _find_time(table: pd.DataFrame, taken: Sequence[str], sequence: str | None) -> str | None:
+    names = [str(name) for name in table.columns if name not in (sequence, UNNAMED)]
+    for name in names:
+        called, dated = name.lower() in TIME_NAMES, is_time(pd.Index(table[name].dropna()))
+        first = name == names[0] and (called or dated or name.lower() == "index")
+        if name not in taken and (first or (called and dated) or name.lower() in WHOLE_TIMES):
+            return name
+    return UNNAMED if UNNAMED in table.columns and UNNAMED not in taken else None
+
+
+def _check_labels(table: pd.DataFrame, name: str, path: Path, option: str) -> None:
+    """Raise ValueError where a column that labels rows is not there, or has empty cells."""
+    if name not in table.columns:
+        raise ValueError(f"{option}: {path} has no column {name!r}; it has {', '.join(map(str, table.columns))}.")
+    empty = np.flatnonzero(table[name].isna())
+    if empty.size:
+        place = _place(path, int(empty[0]))
+        raise ValueError(f"{option}: {name} has an empty cell in {place}; every row needs a label.")

@@ -1,12 +1,20 @@
 """The time axis of a series: what its steps are called, and how it goes on after the last one."""
 
 import re
+import warnings
+from collections.abc import Sequence
+from datetime import date
 from itertools import pairwise
 
 import numpy as np
 import pandas as pd
 
+TIME_NAMES = frozenset(
+    "time date datetime timestamp year quarter month week weekday day hour minute second period step t".split()  # noqa: SIM905
+)
 QUARTER = re.compile(r"\d{4}-?[Qq][1-4]")
+YEAR = re.compile(r"(?<!\d)\d{4}(?!\d)")
+DAY_AND_MONTH = re.compile(r"\d{1,2}[-/.]\d{1,2}[-/.]\d{4}")
 ISO_DATE = re.compile(r"\d{4}-\d{2}(-\d{2}([T ].*)?)?")
 
 
@@ -26,7 +34,11 @@ def storable(index: pd.Index) -> pd.Index:
 
 def calendar(index: pd.Index) -> pd.Index:
     """Text that reads as quarters (1959Q1), months or dates (1959-01-31) as such; any other index as it is."""
+    if pd.api.types.is_numeric_dtype(index) or isinstance(index, pd.DatetimeIndex | pd.PeriodIndex):
+        return index
     labels = list(index)
+    if labels and all(type(label) is date for label in labels):
+        return pd.DatetimeIndex(pd.to_datetime(labels), name=index.name)
     if not labels or not all(isinstance(label, str) for label in labels):
         return index
     if all(QUARTER.fullmatch(label) for label in labels):
@@ -61,7 +73,9 @@ def _following_dates(index: pd.DatetimeIndex, horizon: int) -> pd.DatetimeIndex 
     """The next dates at the frequency that pandas sees, or on the same day of the month; None for any other spacing."""
     if len(index) < 3 or not (index.is_monotonic_increasing and index.is_unique):
         return None
-    frequency = pd.infer_freq(index)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # that it will return an offset, which serves as well
+        frequency = pd.infer_freq(index)
     if frequency is not None:
         return pd.date_range(index[-1], periods=horizon + 1, freq=frequency)[1:]
     months = np.diff(np.asarray(index.year * 12 + index.month))
@@ -76,6 +90,113 @@ def evenly_spaced(index: pd.Index) -> bool:
     index = calendar(index)
     known = isinstance(index, pd.PeriodIndex | pd.DatetimeIndex) or pd.api.types.is_numeric_dtype(index)
     return len(index) < 3 or not known or not str(following(index, 1)[0]).startswith("+")
+
+
+def distances(index: pd.Index) -> np.ndarray | None:
+    """From each label to the next, of numbers, dates and periods, `[T - 1]`; None where labels are text."""
+    if isinstance(index, pd.PeriodIndex | pd.DatetimeIndex | pd.TimedeltaIndex):
+        empty = index.isna()
+        return np.where(empty[1:] | empty[:-1], np.nan, np.diff(index.asi8))
+    if pd.api.types.is_signed_integer_dtype(index) and not index.hasnans:
+        return np.diff(index.to_numpy(dtype=np.int64)).astype(np.float64)
+    if pd.api.types.is_numeric_dtype(index) and not pd.api.types.is_bool_dtype(index):
+        return np.diff(index.to_numpy(dtype=np.float64, na_value=np.nan))
+    return None
+
+
+def readings(index: pd.Index) -> list[pd.DatetimeIndex]:
+    """The dates that text in other forms may stand for, such as 1/31/2020 or Jan 2020: none, one, or two where day and
+    month may be exchanged. Without a year in four digits nothing is a date."""
+    labels = list(index)
+    if not labels or not all(isinstance(label, str) and YEAR.search(label) for label in labels):
+        return []
+    found = []
+    for day_first in (False, True) if DAY_AND_MONTH.match(labels[0]) else (False,):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that each may be read in a form of its own
+            try:
+                found.append(pd.DatetimeIndex(pd.to_datetime(labels, dayfirst=day_first)))
+            except (ValueError, OverflowError):
+                continue
+    return found
+
+
+def is_time(index: pd.Index) -> bool:
+    """Whether labels are dates or periods, or text that reads as such."""
+    index = calendar(index)
+    return isinstance(index, pd.PeriodIndex | pd.DatetimeIndex) or bool(readings(index))
+
+
+def out_of_order(index: pd.Index) -> int | None:
+    """The first step whose label is not after the one before it; None where all are, or they are no times."""
+    index = calendar(index)
+    gaps = distances(index)
+    known = [np.diff(times.asi8) for times in readings(index)] if gaps is None else [gaps]
+    if not known or any(bool((own > 0).all()) for own in known):
+        return None
+    return int((known[0] > 0).argmin()) + 1
+
+
+def uneven(times: Sequence[pd.Index]) -> tuple[int, int] | None:
+    """Sequence and step of the gap that stands out most, where the steps of some sequences, in order, are not all
+    equally far apart. Dates of a calendar are: months, working days."""
+    times = [calendar(index) for index in times]
+    gaps = [own if (own := distances(index)) is not None else np.empty(0) for index in times]
+    every = np.concatenate(gaps)
+    if not every.size or np.allclose(every, every[0], rtol=1e-9, atol=0):
+        return None
+    if all(isinstance(index, pd.DatetimeIndex) for index in times) and _on_one_calendar(times):
+        return None
+    apart = [np.abs(np.log(own / np.median(every))) for own in gaps]
+    worst = max(range(len(apart)), key=lambda i: float(apart[i].max(initial=-1.0)))
+    return worst, int(apart[worst].argmax()) + 1
+
+
+def _on_one_calendar(times: Sequence[pd.Index]) -> bool:
+    """Whether dates are evenly spaced, all together and without a gap in any, or each alone, on days of its own."""
+    union = pd.DatetimeIndex(pd.concat([pd.Series(index) for index in times]).drop_duplicates().sort_values())
+    if evenly_spaced(union):
+        return all(bool((np.diff(union.get_indexer(index)) == 1).all()) for index in times)
+    return all(evenly_spaced(index) for index in times)
+
+
+def check_times(times: Sequence[pd.Index], names: Sequence[str], cured: bool = False) -> None:
+    """Check the labels of sequences that came with some.
+
+    Arguments:
+        times: the index of each.
+        names: what an error calls the sequences.
+        cured: whether the gaps between steps were given, so that they need not be equal.
+
+    Raises:
+        ValueError: numbers, dates or periods that go back or come twice.
+
+    Warns:
+        UserWarning: they are not evenly spaced, and their rows are taken as consecutive steps.
+    """
+    for index, name in zip(times, names, strict=True):
+        step = out_of_order(index)
+        if step is not None:
+            raise ValueError(
+                f"{name}: its {_axis(index)} does not rise at step {step}, where {label_text(index[step])} follows "
+                f"{label_text(index[step - 1])}; sort the rows by time, as by x.sort_index(), or where their order is "
+                "right give labels that rise."
+            )
+    found = None if cured else uneven(times)
+    if found is not None:
+        which, step = found
+        index = times[which]
+        warnings.warn(
+            f"{names[which]}: its {_axis(index)} is not evenly spaced, as from {label_text(index[step - 1])} to "
+            f"{label_text(index[step])}; rows are taken as consecutive steps. Insert empty rows for steps that are "
+            "missing, or give Copy dynamics the gaps, dt.",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def _axis(index: pd.Index) -> str:
+    return "index" if index.name is None else f"index {index.name}"
 
 
 def continued(index: pd.Index, horizon: int) -> pd.Index:

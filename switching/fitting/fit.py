@@ -87,7 +87,7 @@ class Fit(Generic[Model]):
         return int(self.restarts.agrees.sum())
 
     def log_evidence(self, x: Any, **given: Any) -> Tensor:
-        """That of the fitted model, as the five below."""
+        """That of the fitted model, as the six below."""
         return self._model.log_evidence(x, **given)
 
     def filter(self, x: Any, **given: Any) -> Any:
@@ -101,6 +101,10 @@ class Fit(Generic[Model]):
     def viterbi(self, x: Any, **given: Any) -> Any:
         """See `model.viterbi`."""
         return self._model.viterbi(x, **given)
+
+    def states(self, x: Any, **given: Any) -> pd.DataFrame:
+        """See `model.states`."""
+        return self._model.states(x, **given)
 
     def forecast(self, x: Any, horizon: int, **given: Any) -> Any:
         """See `model.forecast`."""

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import samplehold as sh
 import torch
-from samplehold.switching.data.series import read_series
+from samplehold.switching.data.reading import read_series
 from torch.testing import assert_close
 
 LINE = [1.0, 2.0, float("nan"), 4.0]

@@ -1,0 +1,322 @@
+"""Observations in any form that users hold them in, as one `Series`."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeGuard
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from .series import Series, number, place
+from .stacked import Stacked, check_levels, common_index, panel_of
+from .timeline import check_times
+
+
+def read_series(x: Any, n_features: int, *, lengths: Any = None, covariates: Any = None, dt: Any = None) -> Series:
+    """Read observations in any form that users hold them in.
+
+    Arguments:
+        x: `[T]` (one feature), `[T, F]` or `[*batch, T, F]` as a tensor, a numpy array or nested numbers; a pandas
+            Series or DataFrame (columns are features, the index is time); one whose index names sequence and time, a
+            panel; a list of sequences of unequal length, or a dictionary of them by name; rows `[N, F]` of sequences
+            below each other, with `lengths [B]` that sum to N. NaN is missing. Integers become float64; floating types
+            are kept.
+        n_features: F, which `x` must have.
+        lengths, covariates, dt: see `Given`; covariates and gaps may reach beyond T. Of a panel and of rows below each
+            other they come as x does, or as `[B, T, C]` and `[B, T]`.
+
+    Raises:
+        ValueError: wrong rank or number of features, infinite values, no steps, lengths that do not fit, an index that
+            goes back in time or names a step twice.
+        TypeError: not numbers.
+
+    Warns:
+        UserWarning: an index whose labels are not evenly spaced, where no gaps are given.
+    """
+    if _labelled(x) and _names_sequences(x.index):
+        if lengths is not None:
+            raise ValueError("lengths: got some besides a panel, whose index names the sequences; leave it out.")
+        check_levels(x.index, "x")
+        return _read_stacked(x, panel_of(x.index, "x"), n_features, covariates, dt)
+    names, labels = None, {}
+    if isinstance(x, dict):
+        names, x = tuple(map(str, x)), list(x.values())
+    if isinstance(x, list | tuple) and len(x) > 0 and not np.isscalar(x[0]) and (names or _is_ragged_list(x)):
+        if lengths is not None:
+            raise ValueError(
+                "lengths: got both a list of sequences and lengths; a list carries its own, so leave it out."
+            )
+        x = [_alone(part, f"x[{i}]") for i, part in enumerate(x)]
+        if all(_labelled(part) for part in x):
+            labels = _list_labels(x, names, dt is not None)
+        values, counts = _padded(x, n_features)
+    else:
+        values = _with_feature_axis(to_tensor(x, "x"), n_features, "x")
+        if lengths is not None and values.ndim == 2 and _counts(lengths, values).ndim == 1:
+            rows = Stacked.by_lengths(_summing(lengths, values), x.index if _labelled(x) else None)
+            return _read_stacked(x, rows, n_features, covariates, dt)
+        if _labelled(x):
+            check_times([x.index], ["x"], dt is not None)
+            labels = {"index": x.index, "features": _features(x)}
+        counts = _read_lengths(lengths, values)
+    for given, name in ((covariates, "covariates"), (dt, "dt")):
+        if _labelled(given) and _names_sequences(given.index):
+            raise ValueError(f"{name}: got an index of sequence and time, but x has none; give both the same.")
+    driven = [None if d is None else to_tensor(d, n).to(values) for n, d in (("covariates", covariates), ("dt", dt))]
+    return _finished(
+        Series(values, counts, *driven, sequences=names, drivers=_names_of(covariates), **labels)  # type: ignore[arg-type]
+    )
+
+
+def read_panel(
+    frame: pd.DataFrame,
+    sequence: str | Sequence[str],
+    time: str | None = None,
+    columns: str | Sequence[str] | None = None,
+) -> Series:
+    """Read a long table, in which the rows of several sequences stand below each other.
+
+    What a model says of each step comes back on the table's own index: `frame.join(model.states(series))`. Every method
+    takes a frame with an index of sequence and time as it is, with covariates and gaps in frames of the same index.
+
+    Arguments:
+        frame: a row for each step. Those of one sequence are in the order of time, and need not be together.
+        sequence: the column that names the sequence of a row; several where it takes several to name one.
+        time: the column that names the step of a row; None: the steps of each sequence are counted.
+        columns: the features; None: all other columns. Empty cells are missing values.
+
+    Returns:
+        `Series` of B sequences, `[B, T, F]`, T the length of the longest.
+
+    Raises:
+        ValueError: no such column; an empty cell in `sequence` or `time`; a pair of both that comes twice; times of a
+            sequence that are not in order.
+        TypeError: no frame; a feature that is not numbers.
+
+    Warns:
+        UserWarning: times that are not evenly spaced, or of which some are missing: rows are taken as consecutive.
+
+    Example:
+        >>> import pandas as pd
+        >>> import samplehold as sh
+        >>> frame = pd.DataFrame({"subject": list("aaabb"), "t": [0, 1, 2, 0, 1], "level": [0.1, 0.0, 5.2, 5.1, 4.9]})
+        >>> panel = sh.read_panel(frame, sequence="subject", time="t", columns=["level"])
+        >>> panel.observations.shape, panel.lengths
+        (torch.Size([2, 3, 1]), tensor([3, 2]))
+        >>> fit = sh.SwitchingSSM(sh.Copy(n_states=2), sh.Normal()).fit(panel, progress=False)
+        >>> list(frame.join(fit.states(panel))["state"].map(fit.model.describe()["loc"][:, 0].argsort().tolist().index))
+        [0, 0, 1, 1, 1]
+    """
+    if not isinstance(frame, pd.DataFrame):
+        raise TypeError(f"frame: got {type(frame).__name__}, expected a pandas DataFrame, a row for each step.")
+    keys = [sequence] if isinstance(sequence, str) else list(sequence)
+    labels = [*keys, *([] if time is None else [time])]
+    columns = [columns] if isinstance(columns, str) else columns
+    chosen = [name for name in frame.columns if name not in labels] if columns is None else list(columns)
+    for option, names in (("sequence", keys), ("time", labels[len(keys) :]), ("columns", chosen)):
+        missing = [name for name in names if name not in frame.columns]
+        if missing or (not names and option != "time"):
+            there = ", ".join(map(str, frame.columns))
+            raise ValueError(f"{option}: got {missing[0] if missing else names!r}, expected columns among {there}.")
+    named = [pd.Index(frame[name], name=name) for name in labels]
+    if time is None:
+        named.append(pd.RangeIndex(len(frame), name="row"))
+    rows = panel_of(pd.MultiIndex.from_arrays(named), "frame", counted=time is None)
+    return _read_stacked(frame[chosen], replace(rows, index=frame.index), len(chosen), None, None)
+
+
+def _read_stacked(x: Any, rows: Stacked, n_features: int, covariates: Any, dt: Any) -> Series:
+    """Rows below each other as a batch of sequences, and what drives them where it came in rows too."""
+    table = _with_feature_axis(to_tensor(x, "x"), n_features, "x")
+    labels: dict[str, Any] = {"features": _features(x), "stacked": rows} if _labelled(x) else {}
+    if labels:
+        names = rows.names or range(len(rows.times))
+        check_times(rows.times, [f"x: sequence {name}" for name in names], dt is not None)
+        labels["index"] = common_index(rows.times)
+    values = rows.split(table, torch.nan)
+    driven = [
+        None if given is None else _driver(given, name, n_axes, rows).to(values)
+        for given, name, n_axes in ((covariates, "covariates", 2), (dt, "dt", 1))
+    ]
+    counts = torch.tensor(rows.lengths, device=values.device)
+    return _finished(
+        Series(values, counts, *driven, sequences=rows.names, drivers=_names_of(covariates), **labels)  # type: ignore[arg-type]
+    )
+
+
+def _driver(given: Any, name: str, n_axes: int, rows: Stacked) -> Tensor:
+    """What drives sequences below each other, from rows like theirs, or from a batch; 0 beyond the end of each."""
+    table = to_tensor(given, name)
+    if _labelled(given) and _names_sequences(given.index):
+        own = panel_of(given.index, name)
+        pairs = zip(own.times, rows.times, strict=False)
+        if own.names != rows.names or not all(theirs[: len(ours)].equals(ours) for theirs, ours in pairs):
+            raise ValueError(f"{name}: got an index other than that of x; give a row for each row of x, in its order.")
+        return own.split(table, 0.0)
+    return rows.split(table, 0.0) if table.ndim == n_axes and len(table) == sum(rows.lengths) else table
+
+
+def _finished(series: Series) -> Series:
+    """The series with nothing infinite in it, and NaN beyond the end of each sequence."""
+    _check_finite(series)
+    if series.lengths is None:
+        return series
+    inside = series.inside.unsqueeze(-1)
+    return replace(series, observations=torch.where(inside, series.observations, torch.nan))
+
+
+def _labelled(x: Any) -> TypeGuard[pd.DataFrame | pd.Series]:
+    return isinstance(x, pd.DataFrame | pd.Series)
+
+
+def _names_sequences(index: Any) -> TypeGuard[pd.MultiIndex]:
+    return isinstance(index, pd.MultiIndex) and index.nlevels > 1
+
+
+def _names_of(covariates: Any) -> tuple[str, ...] | None:
+    return tuple(map(str, covariates.columns)) if isinstance(covariates, pd.DataFrame) else None
+
+
+def _alone(part: Any, name: str) -> Any:
+    """A part of a list, which is one sequence; its index of sequence and time loses the former."""
+    if not (_labelled(part) and _names_sequences(part.index)):
+        return part
+    rows = panel_of(part.index, name)
+    if len(rows.members) > 1:
+        raise ValueError(f"{name}: got {len(rows.members)} sequences in one part of a list; give the whole frame as x.")
+    return part.set_axis(rows.times[0])
+
+
+def _list_labels(x: Sequence[Any], names: tuple[str, ...] | None, cured: bool) -> dict[str, Any]:
+    own = tuple(_features(part) for part in x)
+    for i, names_of in enumerate(own):
+        if names_of != own[0] and set(names_of) == set(own[0]):
+            raise ValueError(f"x[{i}]: got columns {list(names_of)}, but x[0] has {list(own[0])}; use one order.")
+    times = tuple(part.index for part in x)
+    check_times(times, [f"x[{name!r}]" for name in names or range(len(x))], cured)
+    return {"index": times, "features": own[0] if len(set(own)) == 1 else own}
+
+
+def _summing(lengths: Any, values: Tensor) -> Tensor:
+    """Lengths of sequences that stand below each other in `values [N, F]`."""
+    counts = _counts(lengths, values)
+    if int(counts.sum()) != len(values) or bool((counts < 1).any()):
+        raise ValueError(
+            f"lengths: got {_few(counts)}, which sum to {int(counts.sum())}, for {len(values)} rows; give each "
+            "sequence's number of rows, at least 1, which sum to all; or x as [*batch, T, F]."
+        )
+    return counts
+
+
+def _few(counts: Tensor) -> str:
+    numbers = counts.flatten().tolist()
+    return f"[{', '.join(map(str, numbers[:5]))}{', ...' if len(numbers) > 5 else ''}]"
+
+
+def _counts(lengths: Any, values: Tensor) -> Tensor:
+    counts = torch.as_tensor(lengths, device=values.device)
+    if counts.is_floating_point() or counts.dtype == torch.bool or counts.is_complex():
+        raise TypeError(f"lengths: got {counts.dtype}, expected integers: each sequence's number of steps.")
+    return counts
+
+
+def _features(x: "pd.DataFrame | pd.Series") -> tuple[str, ...]:
+    return tuple(map(str, x.columns)) if isinstance(x, pd.DataFrame) else (str(x.name or "x"),)
+
+
+def _pandas_values(x: "pd.DataFrame | pd.Series", name: str) -> np.ndarray:
+    try:
+        return x.to_numpy(dtype=np.float64, na_value=np.nan)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{name}: the pandas object holds values that are not numbers ({error}); select numeric columns."
+        ) from None
+
+
+def _is_ragged_list(x: Sequence[Any]) -> bool:
+    """A list of arrays is a list of sequences; nested plain lists are too, unless they are rows of one sequence."""
+    if isinstance(x[0], Tensor | np.ndarray | pd.Series | pd.DataFrame):
+        return not all(getattr(part, "ndim", 1) == 0 for part in x)
+    return any(not np.isscalar(value) for part in x for value in list(part)[:1]) or len({len(part) for part in x}) > 1
+
+
+def _padded(x: Sequence[Any], n_features: int) -> tuple[Tensor, Tensor]:
+    """A list of sequences as one tensor with NaN beyond their ends, and their lengths."""
+    parts = [_with_feature_axis(to_tensor(part, f"x[{i}]"), n_features, f"x[{i}]") for i, part in enumerate(x)]
+    for i, part in enumerate(parts):
+        if part.ndim != 2:
+            raise ValueError(f"x[{i}]: got shape {tuple(part.shape)}; each sequence of a list is [T] or [T, F].")
+    dtype = parts[0].dtype
+    for part in parts:
+        dtype = torch.promote_types(dtype, part.dtype)
+    values = torch.nn.utils.rnn.pad_sequence([part.to(dtype) for part in parts], True, padding_value=float("nan"))
+    return values, torch.tensor([part.shape[0] for part in parts], device=values.device)
+
+
+def to_tensor(x: Any, name: str) -> Tensor:
+    """Numbers in any form as a tensor: floating types are kept, anything else becomes float64."""
+    if isinstance(x, pd.DataFrame | pd.Series):
+        x = _pandas_values(x, name)
+    if not isinstance(x, Tensor):
+        array = np.asarray(x)
+        if array.dtype.kind not in "fiubc":
+            try:
+                array = array.astype(np.float64)
+            except (TypeError, ValueError):
+                raise TypeError(
+                    f"{name}: got {type(x).__name__} of {array.dtype}, expected numbers; convert text and dates first."
+                ) from None
+        x = torch.from_numpy(np.array(array))  # a copy: the caller's array may be read-only
+    if x.is_complex():
+        raise TypeError(
+            f"{name}: got complex numbers, expected real ones; give real and imaginary parts as two features."
+        )
+    return x if x.dtype in (torch.float32, torch.float64) else x.to(torch.float64)
+
+
+def _with_feature_axis(x: Tensor, n_features: int, name: str) -> Tensor:
+    shape = tuple(x.shape)
+    if x.ndim == 0:
+        raise ValueError(f"{name}: got a single number, expected a sequence [T], [T, F] or [*batch, T, F].")
+    if x.ndim == 1:
+        if n_features != 1:
+            raise ValueError(
+                f"{name}: got shape {shape}, but the emission has {n_features} features; give [T, {n_features}]."
+            )
+        x = x.unsqueeze(-1)
+    if x.shape[-1] != n_features:
+        raise ValueError(
+            f"{name}: got shape {shape}, whose last axis is not the emission's {n_features} feature(s); "
+            f"give [T, {n_features}] or [*batch, T, {n_features}]"
+            + (" (several sequences of one feature: [B, T, 1] or a list)." if n_features == 1 else ".")
+        )
+    if x.shape[-2] == 0:
+        raise ValueError(f"{name}: got shape {shape}, a sequence without any step; give at least one.")
+    return x
+
+
+def _read_lengths(lengths: Any, values: Tensor) -> Tensor | None:
+    if lengths is None:
+        return None
+    counts = _counts(lengths, values)
+    if counts.shape != values.shape[:-2]:
+        raise ValueError(
+            f"lengths: got shape {tuple(counts.shape)}, expected one length a sequence: {tuple(values.shape[:-2])}."
+        )
+    n_steps = values.shape[-2]
+    bad = (counts < 1) | (counts > n_steps)
+    if bad.any():
+        where = tuple(torch.nonzero(bad)[0].tolist())
+        raise ValueError(
+            f"lengths: got {int(counts[where])} for sequence {number(where)}, but the series has {n_steps} steps; "
+            "give each sequence's number of observed steps, between 1 and T."
+        )
+    return counts.to(torch.int64)
+
+
+def _check_finite(series: Series) -> None:
+    infinite = torch.isinf(series.observations) & series.inside.unsqueeze(-1)
+    if infinite.any():
+        raise ValueError(f"x: got an infinite value at {place(infinite)}; mark missing values with NaN.")

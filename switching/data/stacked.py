@@ -1,0 +1,116 @@
+"""Sequences that stand below each other as the rows of one table: which rows are whose, and how they are laid out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from .timeline import TIME_NAMES, calendar, distances
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """How the N rows of a table make B sequences.
+
+    Attributes:
+        index: what the rows of the table are called.
+        members: for each sequence its rows, in the order of its steps.
+        times: what the steps of each sequence are called.
+        names: what the sequences are called; None: they are numbered.
+    """
+
+    index: pd.Index
+    members: tuple[Int[np.ndarray, "_"], ...]
+    times: tuple[pd.Index, ...]
+    names: tuple[str, ...] | None = None
+
+    @staticmethod
+    def by_labels(index: pd.Index, keys: pd.Index, times: pd.Index | None) -> "Stacked":
+        """Rows of equal key are a sequence, in the order of their first rows; without times the steps are counted."""
+        codes, found = keys.factorize()
+        order, counts = np.argsort(codes, kind="stable"), np.bincount(codes)
+        members = tuple(np.split(order, np.cumsum(counts)[:-1]))
+        names = tuple(", ".join(map(str, key)) if isinstance(key, tuple) else str(key) for key in found)
+        labels = None if times is None else calendar(times)
+        own = [pd.RangeIndex(len(rows), name="step") if labels is None else labels[rows] for rows in members]
+        return Stacked(index, members, tuple(own), names)
+
+    @staticmethod
+    def by_lengths(lengths: Tensor, index: pd.Index | None) -> "Stacked":
+        """The first rows are the first sequence, the next the second, and so on."""
+        ends = np.cumsum(lengths.cpu().numpy())
+        members = tuple(np.split(np.arange(ends[-1]), ends[:-1]))
+        if index is None:
+            times = tuple(pd.RangeIndex(len(m), name="step") for m in members)
+            return Stacked(pd.RangeIndex(ends[-1], name="step"), members, times)
+        return Stacked(index, members, tuple(calendar(index[m]) for m in members))
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(rows) for rows in self.members]
+
+    def split(self, table: Float[Tensor, "N *f"], beyond: float) -> Float[Tensor, "B T *f"]:
+        """The rows of each sequence, and a number beyond its end."""
+        parts = [table[torch.from_numpy(rows).to(table.device)] for rows in self.members]
+        return torch.nn.utils.rnn.pad_sequence(parts, True, padding_value=beyond)
+
+    def back(self, steps: Tensor) -> Tensor:
+        """Steps `[N, ...]`, sequence after sequence, in the order of the rows."""
+        order = torch.from_numpy(np.concatenate(self.members)).to(steps.device)
+        return torch.empty_like(steps).index_copy(0, order, steps)
+
+
+def check_levels(index: pd.MultiIndex, name: str) -> None:
+    """Raise ValueError where the levels of an index are plainly those of time and sequence, and not the reverse."""
+    levels = _levels(index)
+    if _is_time(index.get_level_values(0), levels[0]) and not _is_time(index.get_level_values(-1), levels[-1]):
+        raise ValueError(
+            f"{name}: got an index of {', '.join(levels)}, expected the sequence first and the time last; "
+            f"exchange them, as by {name}.swaplevel()."
+        )
+
+
+def panel_of(index: pd.MultiIndex, name: str, counted: bool = False) -> Stacked:
+    """The sequences of rows whose index names, last, the time, and before it the sequence.
+
+    Arguments:
+        index: of two levels or more.
+        name: what an error calls the table.
+        counted: whether the last level only counts the rows, so that steps have no labels of their own.
+
+    Raises:
+        ValueError: an empty label; a pair of sequence and time that comes twice.
+    """
+    levels = _levels(index)
+    for i, level in enumerate(levels):
+        empty = np.flatnonzero(index.get_level_values(i).isna())
+        if empty.size:
+            raise ValueError(f"{name}: got no {level} in row {int(empty[0])}; fill it, or drop the row.")
+    twice = np.flatnonzero(index.duplicated())
+    if twice.size:
+        row, labels = int(twice[0]), index.to_list()
+        first = next(int(i) for i in np.flatnonzero(index.duplicated(keep="last")) if labels[i] == labels[row])
+        pair = ", ".join(f"{level} {label}" for level, label in zip(levels, labels[row], strict=True))
+        raise ValueError(f"{name}: got two rows for {pair}, rows {first} and {row}; keep one of them.")
+    return Stacked.by_labels(index, index.droplevel(-1), None if counted else index.get_level_values(-1))
+
+
+def _levels(index: pd.MultiIndex) -> list[str]:
+    return [f"level {i}" if level is None else str(level) for i, level in enumerate(index.names)]
+
+
+def _is_time(labels: pd.Index, level: str) -> bool:
+    """Whether labels are called as times are, or are dates or periods."""
+    numbers = pd.api.types.is_numeric_dtype(labels)
+    return level.lower() in TIME_NAMES or not (numbers or distances(calendar(labels)) is None)
+
+
+def common_index(times: Sequence[pd.Index]) -> Any:
+    """One index for all sequences where each is the beginning of the longest; else the index of each."""
+    longest = max(times, key=len)
+    return longest if all(own.equals(longest[: len(own)]) for own in times) else tuple(times)

@@ -1,0 +1,27 @@
+"""What a model says of every step of a series, as a table that stands beside the data."""
+
+from typing import Any, Unpack
+
+import pandas as pd
+import torch
+
+from ..data.series import Given
+
+
+@torch.no_grad()
+def states(model: Any, x: Any, **given: Unpack[Given]) -> pd.DataFrame:
+    """See `model.states`."""
+    series = model.read(x, **given)
+    problem, values = model.problem(series), model.values_like(series.observations)
+    found = model.probabilities(problem.chain(model.product_of(values)), values)
+    columns = {}
+    for name, (probability, axes) in found.items():
+        rows, short = series.steps_of(probability).cpu().numpy(), name.replace("_probability", "")
+        if name.startswith("state"):  # state, or state_1, state_2, ... of several chains
+            columns[short] = rows.argmax(-1)
+            columns |= {f"{short}_{k}": rows[:, k] for k in range(rows.shape[-1])}
+        elif axes:
+            columns |= {f"{short}_{chain}": rows[:, chain - 1] for chain in range(1, rows.shape[-1] + 1)}
+        else:
+            columns[short] = rows
+    return pd.DataFrame(columns, index=series.labels)
