@@ -9,7 +9,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +21,8 @@ from rich.markup import escape
 from ..switching.data.series import Series
 from ..switching.data.tables import TableSeries, numeric_columns, pick_series, read_table
 from ..switching.data.timeline import following, label_text, uneven
-from ..switching.fitting.alignment import state_levels
 from ..switching.fitting.fit import Fit
 from ..switching.model import SwitchingSSM
-from ..switching.parameters import reordered
 from ..switching.storage import find, load_model
 from .printing import show_course, show_parameters, show_switches
 
@@ -161,7 +159,7 @@ def fit_and_write(model: SwitchingSSM, series: TableSeries, out: Path, **options
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of steps that are not evenly spaced, which a note tells below
         observed = model.read(series.observed, covariates=drivers)
-    fit = in_order(model.fit(observed, **options))
+    fit = model.fit(observed, **options)
     fit.model.save(out / MODEL)
     named = {"columns": list(series.observed.columns), "time": series.time, "covariates": scaling}
     named |= {} if series.sequence is None else {"sequence": series.sequence}
@@ -196,15 +194,6 @@ def draws_of(fit: Fit, observed: Series) -> "az.InferenceData":
             assert one is not None  # as it is not done in place
             return one
         return fit.to_arviz(observed, draws=int(np.clip(MAX_REPLICATED // observed.observations.numel(), 4, 1000)))
-
-
-def in_order(fit: Fit) -> Fit:
-    """The same fit with its states numbered from the lowest level to the highest; a posterior keeps its own order."""
-    if fit.posterior is not None:
-        return fit
-    order = state_levels(fit.model.emission, fit.model.values).argsort(stable=True)
-    model = fit.model.with_values(reordered(fit.model.known, fit.model.values, order))
-    return replace(fit, model=model, empty_states=fit.empty_states[order], collapsed_states=fit.collapsed_states[order])
 
 
 def beside(observed: pd.DataFrame, results: pd.DataFrame) -> pd.DataFrame:

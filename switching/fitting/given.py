@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..data.series import to_tensor
+from ..data.reading import to_tensor
 from ..model import SwitchingSSM
 from ..parameters import Parameters
 from ..problem import Problem
