@@ -193,13 +193,15 @@ def blocks_of(dynamics: Dynamics, emission: Emission) -> Blocks:
 
 def renumbered(blocks: Blocks, etas: Etas, order: Int[Tensor, "K"]) -> Etas:
     """The same q with state `order[k]` as state k."""
-    found = {}
-    for name, (_, block) in blocks.items():
+    found = dict(etas)
+    for name, (prefix, block) in blocks.items():
+        if prefix:
+            continue  # a background is the same in all states
         first, parameter = next(iter(block.parameters.items()))
         dims = parameter.dims
         if etas[name].ndim > len(dims):  # [*plates, P], where those of a Dirichlet are shaped as its probabilities
             dims = (*dims[: etas[name].ndim - 1], "statistic")
-        found |= {name: reordered({first: replace(parameter, dims=dims)}, {first: etas[name]}, order)[first]}
+        found[name] = reordered({first: replace(parameter, dims=dims)}, {first: etas[name]}, order)[first]
     return found
 
 

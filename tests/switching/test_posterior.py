@@ -1,13 +1,14 @@
 """What a fit knows of the parameters: means, draws and intervals agree, and predictions average over them."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import samplehold as sh
 import torch
 from oracles.models import KINDS, drive, random_model
 from samplehold.switching.fitting.alignment import match_states
-from samplehold.switching.fitting.graph import blocks_of
+from samplehold.switching.fitting.graph import blocks_of, renumbered
 from samplehold.switching.fitting.posterior import DrawnPosterior, VariationalPosterior
 from samplehold.switching.parameters import reordered, with_prefix
 from torch import Tensor
@@ -162,3 +163,15 @@ def test_posteriors_by_draws_average_over_them():
     assert_close(posterior.mean["loc"], draws["loc"].mean(0), rtol=1e-12, atol=0)
     assert_close(posterior.sample(6)["loc"].sum(0), draws["loc"].sum(0), rtol=1e-10, atol=1e-10)
     assert posterior.sample(50)["loc"].shape == (50, 2, 2)
+
+
+@pytest.mark.parametrize(("dynamics", "emission"), KINDS)
+def test_renumbering_states_changes_names_alone(dynamics, emission):
+    model, posterior = posterior_of(dynamics, emission)
+    order = torch.tensor([1, 0])
+    other = replace(posterior, blocks=renumbered(posterior.known_blocks, posterior.blocks, order))
+    for name, value in reordered(model.known, posterior.mean, order).items():
+        assert_close(other.mean[name], value, rtol=1e-12, atol=0)
+    for name, (_, block) in posterior.known_blocks.items():
+        before, after = (block.family.log_normalizer(q.blocks[name]).sum() for q in (posterior, other))
+        assert_close(before, after, rtol=1e-12, atol=1e-12)
