@@ -4,13 +4,16 @@ Heavy libraries are imported inside the commands, so that `--help` answers at on
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from ..switching.data.files import check_file, check_model
+from .startup import rare_collections
 
 app = typer.Typer(
     name="samplehold",
@@ -36,6 +39,17 @@ DynamicsName = _choices("DynamicsName", "dynamics")
 NORMAL, COPY = EmissionName("normal"), DynamicsName("copy")
 
 
+def _checked(check: Callable[[Path], None]) -> Callable[[Path], Path]:
+    """What an argument's path goes through before its command loads anything heavy."""
+
+    def callback(path: Path) -> Path:
+        with _one_line_errors():
+            check(path)
+        return path
+
+    return callback
+
+
 class PriorName(StrEnum):
     """What is maximised besides the likelihood."""
 
@@ -43,9 +57,17 @@ class PriorName(StrEnum):
     NONE = "none"
 
 
-DATA = Annotated[Path, typer.Argument(help="CSV file with a header, or Parquet file; empty cells are missing values.")]
+DATA = Annotated[
+    Path,
+    typer.Argument(
+        callback=_checked(check_file), help="CSV file with a header, or Parquet file; empty cells are missing values."
+    ),
+]
 MODEL = Annotated[
-    Path, typer.Argument(help="Folder written by [bold]samplehold fit[/bold], or the folder model in it.")
+    Path,
+    typer.Argument(
+        callback=_checked(check_model), help="Folder written by [bold]samplehold fit[/bold], or the folder model in it."
+    ),
 ]
 COLUMNS = Annotated[
     str | None,
@@ -174,7 +196,8 @@ def compare(
 def _one_line_errors() -> Iterator[None]:
     """What a user can mend ends the program with status 2 and one line; anything else shows where it came from."""
     try:
-        yield
+        with rare_collections():
+            yield
     except (ValueError, OSError) as error:
         typer.echo(f"samplehold: {' '.join(str(error).split())}", err=True)
         raise typer.Exit(2) from None

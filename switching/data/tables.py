@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from .files import check_file
+
 TIME_NAMES = frozenset(
     "time date datetime timestamp year quarter month week day hour minute period step index t".split()  # noqa: SIM905
 )
@@ -28,12 +30,7 @@ def read_table(path: Path) -> pd.DataFrame:
     Raises:
         ValueError: no such file, an empty one, or one that is not what its name says.
     """
-    if not path.exists():
-        raise ValueError(f"data: there is no file {path}.")
-    if not path.is_file():
-        raise ValueError(f"data: {path} is not a file; give a CSV or Parquet file.")
-    if path.stat().st_size == 0:
-        raise ValueError(f"data: {path} is empty; give a table with a header and at least one row.")
+    check_file(path)
     table = _read_parquet(path) if path.suffix.lower() in (".parquet", ".pq") else _read_csv(path)
     if table.empty:
         raise ValueError(f"data: {path} has no rows; give at least one row below the header.")

@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from ...inference.families import Beta, Dirichlet, Gamma
+from ...inference.numerics.checks import broadcast_shapes
 from ..parameters import Parameter, Parameters, concentration
 from .contract import ConjugateEmission, Representative
 
@@ -195,7 +196,7 @@ class Categorical(ConjugateEmission):
         observed = ~torch.isnan(x[..., 0])
         symbol = torch.where(observed, x[..., 0], 0.0).long().unsqueeze(-1)
         log_probs = values["probs"].log()
-        batch = torch.broadcast_shapes(symbol.shape[:-1], log_probs.shape[:-1])
+        batch = broadcast_shapes(symbol.shape[:-1], log_probs.shape[:-1])
         found = log_probs.expand(*batch, -1).gather(-1, symbol.expand(*batch, -1)).squeeze(-1)
         return torch.where(observed, found, 0.0)
 
@@ -210,7 +211,7 @@ class Categorical(ConjugateEmission):
 
     def marginal_cdf(self, x: Tensor, values: Parameters) -> Tensor:
         sums, symbol = values["probs"].cumsum(-1), x.floor().long()
-        shape = (*torch.broadcast_shapes(symbol.shape[:-1], sums.shape[:-1]), -1)
+        shape = (*broadcast_shapes(symbol.shape[:-1], sums.shape[:-1]), -1)
         found = sums.expand(shape).gather(-1, symbol.clamp(0, self.n_categories - 1).expand(shape))
         return torch.where(symbol < 0, 0.0, found)
 

@@ -1,0 +1,19 @@
+"""Whether there is something to read where a user points, asked before anything that takes long to load."""
+
+from pathlib import Path
+
+
+def check_file(path: Path) -> None:
+    """Raise ValueError where there is no file with a table in it."""
+    if not path.exists():
+        raise ValueError(f"data: there is no file {path}.")
+    if not path.is_file():
+        raise ValueError(f"data: {path} is not a file; give a CSV or Parquet file.")
+    if path.stat().st_size == 0:
+        raise ValueError(f"data: {path} is empty; give a table with a header and at least one row.")
+
+
+def check_model(path: Path) -> None:
+    """Raise ValueError where there is no folder that could hold a model."""
+    if not path.is_dir():
+        raise ValueError(f"model: there is no folder {path}; give the folder that `samplehold fit` has written.")
