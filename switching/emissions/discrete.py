@@ -67,6 +67,14 @@ class Bernoulli(ConjugateEmission):
         terms = torch.xlogy(filled, values["probs"]) + torch.special.xlog1py(1 - filled, -values["probs"])
         return torch.where(observed, terms, 0.0).sum(-1)
 
+    def table(self, x: Tensor, values: Parameters) -> Tensor:
+        ones, zeros = _filled(x), _filled(1 - x)
+        probs = values["probs"]
+        never, always = probs == 0, probs == 1
+        log_one, log_zero = probs.masked_fill(never, 1.0).log(), torch.log1p(-probs.masked_fill(always, 0.0))
+        found = torch.cat([ones, zeros], -1) @ torch.cat([log_one, log_zero], -1).mT
+        return _shaped(_unless(found, (ones, never), (zeros, always)), x)
+
     def distribution(self, values: Parameters) -> TorchDistributionMixin:
         return dist.Bernoulli(values["probs"]).to_event(1)
 
@@ -117,6 +125,15 @@ class Poisson(ConjugateEmission):
         filled = torch.where(observed, x, 0.0)
         terms = torch.xlogy(filled, values["rate"]) - values["rate"] - torch.lgamma(filled + 1)
         return torch.where(observed, terms, 0.0).sum(-1)
+
+    def table(self, x: Tensor, values: Parameters) -> Tensor:
+        counts, rate = _filled(x), values["rate"]
+        never = rate == 0
+        log_rate = rate.masked_fill(never, 1.0).log()
+        seen = (~torch.isnan(x)).to(x).reshape(counts.shape)
+        found = torch.cat([counts, seen], -1) @ torch.cat([log_rate, -rate], -1).mT
+        found = found - torch.lgamma(counts + 1).sum(-1, keepdim=True)  # 0 where missing
+        return _shaped(_unless(found, (counts, never)), x)
 
     def distribution(self, values: Parameters) -> TorchDistributionMixin:
         return dist.Poisson(values["rate"]).to_event(1)
@@ -232,3 +249,21 @@ def _weighted_sums(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Weights of the observed values of each feature, and their weighted sum: `[*r, K, F]` twice."""
     observed = ~torch.isnan(x)
     return weights.mT @ observed.to(x.dtype), weights.mT @ torch.where(observed, x, 0.0)
+
+
+def _filled(x: Tensor) -> Tensor:
+    """The values of every step `[N, F]`, 0 where missing."""
+    return torch.nan_to_num(x.reshape(-1, x.shape[-1]), nan=0.0)
+
+
+def _unless(table: Tensor, *impossible: tuple[Tensor, Tensor]) -> Tensor:
+    """A table `[*r, N, K]`, -inf where a step has some of what a state never shows: pairs `[N, F]` and `[*r, K, F]`."""
+    for shown, never in impossible:
+        if bool(never.any()):
+            table = table.masked_fill(shown @ never.to(shown).mT > 0, -torch.inf)
+    return table
+
+
+def _shaped(table: Tensor, x: Tensor) -> Tensor:
+    """A table of all steps `[*r, N, K]` with the batch axes of x `[*b, T, F]`: `[*r, *b, T, K]`."""
+    return table.reshape(*table.shape[:-2], *x.shape[:-1], table.shape[-1])
