@@ -132,7 +132,7 @@ class Poisson(ConjugateEmission):
         log_rate = rate.masked_fill(never, 1.0).log()
         seen = (~torch.isnan(x)).to(x).reshape(counts.shape)
         found = torch.cat([counts, seen], -1) @ torch.cat([log_rate, -rate], -1).mT
-        found = found - torch.lgamma(counts + 1).sum(-1, keepdim=True)  # 0 where missing
+        found = found - _log_factorial(counts).sum(-1, keepdim=True)  # 0 where missing
         return _shaped(_unless(found, (counts, never)), x)
 
     def distribution(self, values: Parameters) -> TorchDistributionMixin:
@@ -254,6 +254,16 @@ def _weighted_sums(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
 def _filled(x: Tensor) -> Tensor:
     """The values of every step `[N, F]`, 0 where missing."""
     return torch.nan_to_num(x.reshape(-1, x.shape[-1]), nan=0.0)
+
+
+def _log_factorial(counts: Tensor) -> Tensor:
+    """log n!, looked up where the counts are small: a tenth of the time of as many gamma functions."""
+    whole = counts.long()
+    low, high = (int(end) for end in whole.aminmax())
+    if not (low >= 0 and high < whole.numel() and bool((whole == counts).all())):
+        return torch.lgamma(counts + 1)
+    table = torch.lgamma(torch.arange(1, high + 2).to(counts))
+    return table.index_select(0, whole.flatten()).reshape(counts.shape)
 
 
 def _unless(table: Tensor, *impossible: tuple[Tensor, Tensor]) -> Tensor:

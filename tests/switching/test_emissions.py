@@ -225,3 +225,9 @@ def test_tables_by_matrix_products_can_be_differentiated_twice(name):
     found = derivatives(emission.table)
     expected = derivatives(lambda *given: Emission.table(emission, *given))
     assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("x", [[[0.0, 3.0]], [[1e6, 3.0]], [[0.5, 3.0]]], ids=["small", "large", "no counts"])
+def test_log_factorials_are_those_of_the_gamma_function(x):
+    x, values = torch.tensor(x, dtype=torch.float64), {"rate": torch.tensor([[2.0, 5.0]], dtype=torch.float64)}
+    assert_close(Poisson(2).table(x, values), Emission.table(Poisson(2), x, values), rtol=1e-12, atol=1e-12)
