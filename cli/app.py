@@ -4,13 +4,16 @@ Heavy libraries are imported inside the commands, so that `--help` answers at on
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from ..switching.data.files import check_file, check_model
+from .startup import rare_collections
 
 app = typer.Typer(
     name="samplehold",
@@ -45,6 +48,17 @@ class MethodName(StrEnum):
     NUTS = "nuts"
 
 
+def _checked(check: Callable[[Path], None]) -> Callable[[Path], Path]:
+    """What an argument's path goes through before its command loads anything heavy."""
+
+    def callback(path: Path) -> Path:
+        with _one_line_errors():
+            check(path)
+        return path
+
+    return callback
+
+
 class PriorName(StrEnum):
     """What is maximised besides the likelihood."""
 
@@ -54,10 +68,16 @@ class PriorName(StrEnum):
 
 DATA = Annotated[
     Path,
-    typer.Argument(help="CSV file with a header (.tsv: with tabs), or Parquet file; empty cells are missing values."),
+    typer.Argument(
+        callback=_checked(check_file),
+        help="CSV file with a header (.tsv: with tabs), or Parquet file; empty cells are missing values.",
+    ),
 ]
 MODEL = Annotated[
-    Path, typer.Argument(help="Folder written by [bold]samplehold fit[/bold], or the folder model in it.")
+    Path,
+    typer.Argument(
+        callback=_checked(check_model), help="Folder written by [bold]samplehold fit[/bold], or the folder model in it."
+    ),
 ]
 COLUMNS = Annotated[
     str | None,
@@ -243,7 +263,8 @@ def compare(
 def _one_line_errors() -> Iterator[None]:
     """What a user can mend ends the program with status 2 and one line; anything else shows where it came from."""
     try:
-        yield
+        with rare_collections():
+            yield
     except (ValueError, OSError) as error:
         typer.echo(f"samplehold: {' '.join(str(error).split())}", err=True)
         raise typer.Exit(2) from None

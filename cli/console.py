@@ -18,6 +18,7 @@ import pandas as pd
 from rich.console import Console
 from rich.markup import escape
 
+from ..switching.data.files import check_model
 from ..switching.data.series import Series
 from ..switching.data.tables import TableSeries, numeric_columns, pick_series, read_table
 from ..switching.data.timeline import following, label_text, uneven
@@ -93,9 +94,8 @@ def class_of(name: str) -> Any:
 
 def load(path: Path) -> SavedModel:
     """A model that `fit_and_write` or `SwitchingSSM.save` has written; ValueError where there is none."""
+    check_model(path)
     folder = path / MODEL if (path / MODEL).is_dir() else path
-    if not folder.is_dir():
-        raise ValueError(f"model: there is no folder {folder}; give the folder that `samplehold fit` has written.")
     model = load_model(folder)
     if isinstance(model, SwitchingSSM) and not model.values:
         raise ValueError(f"model: {folder} holds a model without parameter values; fit it first.")

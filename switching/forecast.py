@@ -13,6 +13,7 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
+from ..inference.numerics.checks import broadcast_shapes
 from ..inference.numerics.randomness import Seed
 from .emissions.contract import ByGate, Emission
 from .parameters import Parameters
@@ -37,7 +38,7 @@ class StateMixture(TorchDistribution):
         return constraints.independent(constraints.real, 1)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        value = value.expand(torch.broadcast_shapes(value.shape, self.batch_shape + self.event_shape))
+        value = value.expand(broadcast_shapes(value.shape, self.batch_shape + self.event_shape))
         likelihood = self.emission.log_likelihood(value, self.values)
         joint = [(log + w.log()).logsumexp(-1) for log, w in zip(likelihood, self.weights, strict=True)]
         return torch.logaddexp(joint[0], joint[1])

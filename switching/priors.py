@@ -75,40 +75,45 @@ def _event(distribution: Any) -> TorchDistributionMixin:
 
 @family_sites.register
 def _(family: Dirichlet, eta: Tensor, names: Sequence[str], about: Tensor | float = 0.0) -> list[Site]:
-    return [Site(names[0], lambda values: _event(dist.Dirichlet(eta)))]
+    prior = _event(dist.Dirichlet(eta))
+    return [Site(names[0], lambda values: prior)]
 
 
 @family_sites.register
 def _(family: Beta, eta: Tensor, names: Sequence[str], about: Tensor | float = 0.0) -> list[Site]:
-    return [Site(names[0], lambda values: _event(dist.Beta(eta[..., 0], eta[..., 1])))]
+    prior = _event(dist.Beta(eta[..., 0], eta[..., 1]))
+    return [Site(names[0], lambda values: prior)]
 
 
 @family_sites.register
 def _(family: Gamma, eta: Tensor, names: Sequence[str], about: Tensor | float = 0.0) -> list[Site]:
     q = family.usual(eta)
-    return [Site(names[0], lambda values: _event(dist.Gamma(q.shape, q.rate)))]
+    prior = _event(dist.Gamma(q.shape, q.rate))
+    return [Site(names[0], lambda values: prior)]
 
 
 @family_sites.register
 def _(family: NormalGamma, eta: Tensor, names: Sequence[str], about: Tensor | float = 0.0) -> list[Site]:
     q, (loc, precision) = family.usual(eta), names
+    spread = _event(dist.Gamma(q.shape, q.rate))
 
     def location(values: Parameters) -> TorchDistributionMixin:
         scale = (q.kappa * values[precision]).rsqrt()
         return dist.Normal(q.loc + about, scale).to_event(q.loc.ndim)
 
-    return [Site(precision, lambda values: _event(dist.Gamma(q.shape, q.rate))), Site(loc, location)]
+    return [Site(precision, lambda values: spread), Site(loc, location)]
 
 
 @family_sites.register
 def _(family: NormalWishart, eta: Tensor, names: Sequence[str], about: Tensor | float = 0.0) -> list[Site]:
     q, (loc, precision) = family.usual(eta), names
+    spread = _event(Wishart(q.df, q.scale_matrix))
 
     def location(values: Parameters) -> TorchDistributionMixin:
         weighted = q.kappa[..., None, None] * values[precision]
         return dist.MultivariateNormal(q.loc + about, precision_matrix=weighted).to_event(q.kappa.ndim)
 
-    return [Site(precision, lambda values: _event(Wishart(q.df, q.scale_matrix))), Site(loc, location)]
+    return [Site(precision, lambda values: spread), Site(loc, location)]
 
 
 # ---- conjugate blocks ------------------------------------------------------------------------------------------------

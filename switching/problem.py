@@ -6,6 +6,7 @@ problem serves all of them at once.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from jaxtyping import Float
 from torch import Tensor
@@ -46,7 +47,7 @@ class Problem:
         """By name, what is known of the parameters."""
         return self.dynamics.parameters | dict(self.emission.parameters)
 
-    @property
+    @cached_property
     def sites(self) -> list[Site]:
         """The prior as Pyro sites."""
         if self.prior is None:

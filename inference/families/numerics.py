@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Bool
 from torch import Generator, Tensor
 
+from ..numerics.checks import broadcast_shapes
+
 LOG_2PI = math.log(2 * math.pi)
 
 
@@ -34,7 +36,7 @@ def pack(*parts: Tensor) -> Tensor:
     """Concatenate along the last axis, broadcasting the plates in front."""
     shapes = {part.shape[:-1] for part in parts}
     if len(shapes) > 1:
-        plates = torch.broadcast_shapes(*shapes)
+        plates = broadcast_shapes(*shapes)
         parts = tuple(part.expand(*plates, -1) for part in parts)
     return torch.cat(parts, -1)
 

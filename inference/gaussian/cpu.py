@@ -52,27 +52,82 @@ def _full_density(steps, x, loc, chol, constant, out):
 
 
 @kernel
+def _seen_columns(x, begin, size, columns, seen):
+    """The same with 0 where missing, and whether not; returns whether nothing is missing."""
+    complete = True
+    for n in range(size):
+        for f in range(x.shape[1]):
+            value = x[begin + n, f]
+            there = value == value
+            complete &= there
+            columns[f, n], seen[f, n] = (value, 1.0) if there else (0.0, 0.0)
+    return complete
+
+
+@kernel
 def _diagonal_density(steps, x, loc, precision, constant, out):
     n_states, n_features = loc.shape
-    columns = np.empty((n_features, BLOCK), x.dtype)
+    columns, seen = np.empty((n_features, BLOCK), x.dtype), np.empty((n_features, BLOCK), x.dtype)
     total = np.empty(BLOCK, x.dtype)
     for begin in range(steps[0], steps[1], BLOCK):
         size = min(BLOCK, steps[1] - begin)
-        _columns(x, begin, size, columns)
+        complete = _seen_columns(x, begin, size, columns, seen)
         for k in range(n_states):
+            start = constant[k].sum() if complete else 0.0
             for n in range(size):
-                total[n] = constant[k]
+                total[n] = start
             for f in range(n_features):
-                half, centre = 0.5 * precision[k, f], loc[k, f]
-                for n in range(size):
-                    residual = columns[f, n] - centre
-                    total[n] -= half * residual * residual
+                half, centre, own = 0.5 * precision[k, f], loc[k, f], constant[k, f]
+                if complete:
+                    for n in range(size):
+                        residual = columns[f, n] - centre
+                        total[n] -= half * residual * residual
+                else:
+                    for n in range(size):
+                        residual = columns[f, n] - centre
+                        total[n] += own - half * residual * residual if seen[f, n] > 0 else 0.0
             for n in range(size):
                 out[begin + n, k] = total[n]
 
 
 @kernel
-def _sums(steps, full, x, weights, about, sums):
+def _diagonal_sums(steps, x, weights, about, sums):
+    count, first, second = sums
+    n_states, n_features = about.shape
+    columns, seen = np.empty((n_features, BLOCK), x.dtype), np.empty((n_features, BLOCK), x.dtype)
+    weight = np.empty(BLOCK, x.dtype)
+    for begin in range(steps[0], steps[1], BLOCK):
+        size = min(BLOCK, steps[1] - begin)
+        complete = _seen_columns(x, begin, size, columns, seen)
+        for k in range(n_states):
+            whole = 0.0
+            for n in range(size):
+                weight[n] = weights[begin + n, k]
+                whole += weight[n]
+            for f in range(n_features):
+                centre, of_seen, of_residual, of_square = about[k, f], 0.0, 0.0, 0.0
+                if complete:
+                    of_seen = whole
+                    for n in range(size):
+                        residual = columns[f, n] - centre
+                        weighted = weight[n] * residual
+                        of_residual += weighted
+                        of_square += weighted * residual
+                else:
+                    for n in range(size):
+                        residual = columns[f, n] - centre
+                        own = weight[n] * seen[f, n]
+                        weighted = own * residual
+                        of_seen += own
+                        of_residual += weighted
+                        of_square += weighted * residual
+                count[k, f] += of_seen
+                first[k, f] += of_residual
+                second[k, f] += of_square
+
+
+@kernel
+def _full_sums(steps, x, weights, about, sums):
     count, first, second = sums
     n_states, n_features = about.shape
     residual = np.empty((n_features, BLOCK), x.dtype)
@@ -95,7 +150,7 @@ def _sums(steps, full, x, weights, about, sums):
                     weighted[n] = weight[n] * residual[f, n]
                     total += weighted[n]
                 first[k, f] += total
-                for g in range(0 if full else f, f + 1):
+                for g in range(f + 1):
                     total = 0.0
                     for n in range(size):
                         total += weighted[n] * residual[g, n]
@@ -104,7 +159,7 @@ def _sums(steps, full, x, weights, about, sums):
 
 @diagonal_density.kernel("cpu")
 def normal_log_density(x: Tensor, loc: Tensor, precision: Tensor) -> Tensor:
-    constant = 0.5 * (precision.log().sum(-1) - x.shape[-1] * LOG_2PI)
+    constant = 0.5 * (precision.log() - LOG_2PI)
     return _density(_diagonal_density, x, loc, precision, constant)
 
 
@@ -130,35 +185,35 @@ def _density(fused, x: Tensor, loc: Tensor, spread: Tensor, constant: Tensor) ->
 
 @diagonal_moments.kernel("cpu")
 def normal_moments(x: Tensor, weights: Tensor, about: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    count, first, second = _moments(x, weights, about, False)
-    return count, first, second.diagonal(dim1=-2, dim2=-1).contiguous()
+    own = about.shape[-2:]
+    count, first, second = _moments(_diagonal_sums, x, weights, about, (own, own, own))
+    return count, first, second
 
 
 @full_moments.kernel("cpu")
 def multivariate_normal_moments(x: Tensor, weights: Tensor, about: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    count, first, second = _moments(x, weights, about, True)
+    n_states, n_features = about.shape[-2:]
+    shapes = (n_states,), (n_states, n_features), (n_states, n_features, n_features)
+    count, first, second = _moments(_full_sums, x, weights, about, shapes)
     row, column = np.tril_indices(x.shape[-1], -1)
     second[..., column, row] = second[..., row, column]
     return count, first, second
 
 
-def _moments(x: Tensor, weights: Tensor, about: Tensor, full: bool) -> tuple[Tensor, Tensor, Tensor]:
-    restarts, n_steps, (n_states, n_features) = weights.shape[:-2], x.shape[0], about.shape[-2:]
+def _moments(fused, x: Tensor, weights: Tensor, about: Tensor, shapes) -> list[Tensor]:
+    """Sums of the given shapes over all steps, for each restart."""
+    restarts, n_steps = weights.shape[:-2], x.shape[0]
     pieces = _pieces(n_steps, max(1, restarts.numel()), about)
-    sums = [
-        torch.zeros(len(pieces), *restarts, *shape, dtype=x.dtype)
-        for shape in ((n_states,), (n_states, n_features), (n_states, n_features, n_features))
-    ]
+    sums = [torch.zeros(len(pieces), *restarts, *shape, dtype=x.dtype) for shape in shapes]
     rows, w, c = x.detach().contiguous().numpy(), _rows(weights, len(restarts)), _rows(about, len(restarts))
     partials = [_rows(s, 1 + len(restarts)).reshape(len(pieces), len(w), *s.shape[1 + len(restarts) :]) for s in sums]
     tasks = [
-        partial(_sums, steps, full, rows, w[r], c[r], tuple(p[i, r] for p in partials))
+        partial(fused, steps, rows, w[r], c[r], tuple(p[i, r] for p in partials))
         for r in range(len(w))
         for i, steps in enumerate(pieces)
     ]
     in_parallel(tasks)
-    count, first, second = (s.sum(0) for s in sums)
-    return count, first, second
+    return [s.sum(0) for s in sums]
 
 
 def _rows(table: Tensor, n_leading: int) -> np.ndarray:

@@ -19,19 +19,33 @@ def multivariate_normal_log_density(x: Tensor, loc: Tensor, chol_precision: Tens
 
 
 def normal_log_density(x: Tensor, loc: Tensor, precision: Tensor) -> Tensor:
-    return multivariate_normal_log_density(x, loc, torch.diag_embed(precision.sqrt()))
+    """Missing features of a step are left out."""
+    return torch.cat([_row_density(row, ~torch.isnan(row), loc, precision) for row in x])
+
+
+def _row_density(row: Tensor, seen: Tensor, loc: Tensor, precision: Tensor) -> Tensor:
+    chol = torch.diag_embed(precision[:, seen].sqrt())
+    return multivariate_normal_log_density(row[seen].unsqueeze(0), loc[:, seen], chol)
 
 
 def multivariate_normal_moments(x: Tensor, weights: Tensor, about: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     count, first, second = [], [], []
+    none = x.new_zeros(x.shape[-1])
     for k in range(weights.shape[-1]):
         residuals = [row - about[k] for row in x]
-        count.append(sum(weights[:, k]))
-        first.append(sum(w * r for w, r in zip(weights[:, k], residuals, strict=True)))
-        second.append(sum(w * torch.outer(r, r) for w, r in zip(weights[:, k], residuals, strict=True)))
+        count.append(sum(weights[:, k], none.sum()))
+        first.append(sum((w * r for w, r in zip(weights[:, k], residuals, strict=True)), none))
+        second.append(
+            sum((w * torch.outer(r, r) for w, r in zip(weights[:, k], residuals, strict=True)), torch.outer(none, none))
+        )
     return torch.stack(count), torch.stack(first), torch.stack(second)
 
 
 def normal_moments(x: Tensor, weights: Tensor, about: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    count, first, second = multivariate_normal_moments(x, weights, about)
-    return count, first, second.diagonal(dim1=-2, dim2=-1)
+    """Of each feature the moments of the steps that it is not missing from."""
+    columns = []
+    for f in range(x.shape[-1]):
+        seen = ~torch.isnan(x[:, f])
+        columns.append(multivariate_normal_moments(x[seen, f : f + 1], weights[seen], about[:, f : f + 1]))
+    count, first, second = zip(*columns, strict=True)
+    return torch.stack(count, -1), torch.cat(first, -1), torch.cat([table[..., 0] for table in second], -1)

@@ -8,8 +8,9 @@ $$n_k = \sum_n w_{nk}, \qquad f_k = \sum_n w_{nk} (x_n - c_k), \qquad S_k = \sum
 
 Both work on residuals, never on raw squares, so data far from zero lose no digits; moments are taken about a point c_k
 of the caller's, near the mean. Parameters have leading axes `*r` (restarts, draws); the same x serves all of them.
-Steps are
-complete here: emissions deal with what is missing.
+
+Of independent features some may be missing, NaN: a density is that of the others, and a feature's moments, its count
+among them, are those of the steps that show it. With full covariances steps are complete here.
 """
 
 from functools import partial
@@ -28,8 +29,9 @@ def _fake_density(x: Tensor, loc: Tensor, spread: Tensor) -> Tensor:
 
 
 def _fake_moments(x: Tensor, weights: Tensor, about: Tensor, full: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    own = x.shape[1:] if full else ()
-    return blank(about, about.shape[:-1]), blank(about), blank(about, (*about.shape, *own))
+    if full:
+        return blank(about, about.shape[:-1]), blank(about), blank(about, (*about.shape, x.shape[1]))
+    return blank(about), blank(about), blank(about)
 
 
 # The gradient of a density is made of moments: with weights g, of g about the mean. Of x it is rarely asked for.
@@ -40,7 +42,7 @@ def _diagonal_gradient(call: Call, grad: Tensor) -> Gradients | None:
     if call.wanted[0]:
         return None
     count, first, second = diagonal_moments(x, grad, loc)
-    return None, precision * first, 0.5 * (count.unsqueeze(-1) / precision - second)
+    return None, precision * first, 0.5 * (count / precision - second)
 
 
 def _full_gradient(call: Call, grad: Tensor) -> Gradients | None:
@@ -74,7 +76,7 @@ full_density = Op(
 class Moments(NamedTuple):
     """Weighted count, first and second moments about a point of each state."""
 
-    count: Float[Tensor, "*r K"]
+    count: Tensor  # [*r, K], or [*r, K, F] where features are independent
     first: Float[Tensor, "*r K F"]
     second: Tensor  # [*r, K, F, F], or [*r, K, F] where features are independent
 
@@ -82,7 +84,7 @@ class Moments(NamedTuple):
 def normal_log_density(
     x: Float[Tensor, "N F"], loc: Float[Tensor, "*r K F"], precision: Float[Tensor, "*r K F"]
 ) -> Float[Tensor, "*r N K"]:
-    """Log density of each step under each state, features independent with the given precisions.
+    """Log density of each step under each state, features independent with the given precisions, NaN where missing.
 
     >>> x, loc = torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0], [1.0]])
     >>> normal_log_density(x, loc, torch.ones(2, 1))
@@ -106,10 +108,10 @@ def multivariate_normal_log_density(
 def normal_moments(
     x: Float[Tensor, "N F"], weights: Float[Tensor, "*r N K"], about: Float[Tensor, "*#r #K F"]
 ) -> Moments:
-    """Weighted moments about `about`, second moments of each feature alone.
+    """Weighted moments about `about` of each feature alone, NaN where missing.
 
     >>> normal_moments(torch.tensor([[1.0], [4.0]]), torch.tensor([[1.0], [0.5]]), torch.zeros(1, 1))
-    Moments(count=tensor([1.5000]), first=tensor([[3.]]), second=tensor([[9.]]))
+    Moments(count=tensor([[1.5000]]), first=tensor([[3.]]), second=tensor([[9.]]))
     """
     return Moments(*diagonal_moments(x, weights, _about_each(about, weights)))
 

@@ -9,9 +9,10 @@ LOG_2PI = math.log(2 * math.pi)
 
 
 def normal_log_density(x: Tensor, loc: Tensor, precision: Tensor) -> Tensor:
-    residual = x.unsqueeze(-2) - loc.unsqueeze(-3)
-    terms = precision.log().unsqueeze(-3) - precision.unsqueeze(-3) * residual**2
-    return 0.5 * (terms.sum(-1) - x.shape[-1] * LOG_2PI)
+    seen, filled = _seen(x)
+    residual = filled.unsqueeze(-2) - loc.unsqueeze(-3)
+    terms = precision.log().unsqueeze(-3) - LOG_2PI - precision.unsqueeze(-3) * residual**2
+    return 0.5 * torch.where(seen.unsqueeze(-2), terms, 0.0).sum(-1)
 
 
 def multivariate_normal_log_density(x: Tensor, loc: Tensor, chol_precision: Tensor) -> Tensor:
@@ -23,12 +24,19 @@ def multivariate_normal_log_density(x: Tensor, loc: Tensor, chol_precision: Tens
 
 
 def normal_moments(x: Tensor, weights: Tensor, about: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    residual = x.unsqueeze(-3) - about.unsqueeze(-2)  # [*r, K, N, F]
+    seen, filled = _seen(x)
+    residual = torch.where(seen, filled.unsqueeze(-3) - about.unsqueeze(-2), 0.0)  # [*r, K, N, F]
     weighted = residual * weights.mT.unsqueeze(-1)
-    return weights.sum(-2), weighted.sum(-2), (weighted * residual).sum(-2)
+    return weights.mT @ seen.to(x), weighted.sum(-2), (weighted * residual).sum(-2)
 
 
 def multivariate_normal_moments(x: Tensor, weights: Tensor, about: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     residual = x.unsqueeze(-3) - about.unsqueeze(-2)
     weighted = residual * weights.mT.unsqueeze(-1)
     return weights.sum(-2), weighted.sum(-2), torch.einsum("...nf,...ng->...fg", weighted, residual)
+
+
+def _seen(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Which features are not missing, and x with 0 for those that are."""
+    seen = ~torch.isnan(x)
+    return seen, torch.where(seen, x, 0.0)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..families import Family, Stats, tree_map, tree_parts
+from ..numerics.checks import broadcast_shapes
 
 
 @dataclass(frozen=True)
@@ -154,8 +155,8 @@ def _check_prior(block: Block) -> None:
 
 def _broadcasts(shape: torch.Size, to: torch.Size) -> bool:
     try:
-        return torch.broadcast_shapes(shape, to) == to
-    except RuntimeError:
+        return broadcast_shapes(shape, to) == to
+    except ValueError:
         return False
 
 

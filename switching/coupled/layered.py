@@ -42,6 +42,7 @@ from ...inference.chains.contract import Filtered
 from ...inference.chains.copy.chain import CopyChain
 from ...inference.families import Beta, CopyPaths, CopyTables, Dirichlet
 from ...inference.message_passing.engine import VMP, Block, Factor
+from ...inference.numerics.checks import broadcast_shapes
 from ..data.series import Given, Series
 from ..dynamics.factors import fresh_states, gates
 from ..dynamics.markov import Markov
@@ -212,7 +213,7 @@ class LayeredSSM(CoupledSSM):
             rho, top = rho[..., None, None, None], layer == self.n_layers
             fresh = values["state_probs"].unsqueeze(-2) if top else values[f"table_{layer}"]
             same = torch.eye(k).to(fresh).unsqueeze(-2)
-            shape = torch.broadcast_shapes(same.shape, fresh.unsqueeze(-3).shape)
+            shape = broadcast_shapes(same.shape, fresh.unsqueeze(-3).shape)
             drawn.append(rho * fresh.unsqueeze(-3).expand(*fresh.shape[:-2], *shape[-3:]))
             held.append((1 - rho) * same.expand(shape[-3:]))
         return held, drawn

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from .files import check_file
 from .stacked import Stacked
 from .timeline import TIME_NAMES, distances, is_time, label_text, out_of_order
 
 PACKED = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-WORKBOOKS = (".xlsx", ".xls", ".xlsm", ".ods")
 PARQUET = (".parquet", ".pq")
 UNNAMED = "row"  # what a first column without a name is called
 WHOLE_TIMES = frozenset({"time", "date", "datetime", "timestamp", "t", "step", UNNAMED})  # not parts, as a month is
@@ -43,14 +43,7 @@ def read_table(path: Path) -> pd.DataFrame:
     Raises:
         ValueError: no such file, an empty one, or one that is not what its name says.
     """
-    if not path.exists():
-        raise ValueError(f"data: there is no file {path}.")
-    if not path.is_file():
-        raise ValueError(f"data: {path} is not a file; give a CSV or Parquet file.")
-    if path.suffix.lower() in WORKBOOKS:
-        raise ValueError(f"data: {path} is a workbook; save its sheet as a CSV file.")
-    if path.stat().st_size == 0:
-        raise ValueError(f"data: {path} is empty; give a table with a header and at least one row.")
+    check_file(path)
     table = _read_parquet(path) if path.suffix.lower() in PARQUET else _read_csv(path)
     if table.empty:
         raise ValueError(f"data: {path} has no rows; give at least one row below the header.")

@@ -25,6 +25,7 @@ from ...inference.chains.contract import Chain, Marginals
 from ...inference.chains.copy.chain import CopyChain
 from ...inference.families import CopyPaths, CopyTables, Gaussian
 from ...inference.message_passing.factor_graph import Factor
+from ...inference.numerics.checks import broadcast_shapes
 from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
 from ..parameters import Parameter, Parameters, concentration, widened
@@ -198,7 +199,7 @@ class Copy(Dynamics):
     def propagate(self, values: Parameters, belief: Tensor, drive: Drive, horizon: int) -> ByGate:
         n_batch = belief.ndim - 1 - (values["state_probs"].ndim - 1)
         log_redraw, log_hold = self.log_gate(values, drive, n_batch)
-        steps = torch.broadcast_shapes(log_hold.shape, (horizon,))
+        steps = broadcast_shapes(log_hold.shape, (horizon,))
         kept = log_hold.expand(steps).cumsum(-1).exp().unsqueeze(-1)  # P(no redraw up to h)
         fresh = widened(values["state_probs"], 1, n_batch + 1)
         state = kept * belief.unsqueeze(-2) + (1 - kept) * fresh

@@ -23,11 +23,6 @@ def named(name: str, elog: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return elog
 
 
-def summed(table: Tensor, lead: torch.Size) -> Tensor:
-    """The table's sum over all but its leading axes."""
-    return table.reshape(*lead, -1).sum(-1)
-
-
 def by_state(table: Tensor, lead: torch.Size) -> Tensor:
     """The table's sum over all but its leading axes and the last."""
     return table.reshape(*lead, -1, table.shape[-1]).sum(-2)
@@ -68,7 +63,9 @@ def driven_gates(block: str, chain: str, log_gate: LogGate, messages: dict[str, 
 
 def gate_counts(fresh: Tensor, held: Tensor, lead: torch.Size) -> Tensor:
     """Expected numbers of redraws and of holds from the second step on: `[*r, 2]`."""
-    return torch.stack([summed(table.sum(-1)[..., 1:], lead) for table in (fresh, held)], -1)
+    # in one sum: one over the few states of every step goes through memory ten times as slowly
+    axes = tuple(range(len(lead), fresh.ndim))
+    return torch.stack([table[..., 1:, :].sum(axes) for table in (fresh, held)], -1)
 
 
 def fresh_states(block: str, chain: str, n_axes: int, counted: Tensor | None = None) -> Factor:

@@ -348,12 +348,13 @@ class ConjugateEmission(Conjugate, Emission):
         """E log p(x_t | s) of every step and state, what is missing of a step summed out."""
         values, constant = self.representative(statistics)
         table = self.table(x, values)
+        add = table.add if table.requires_grad else table.add_  # a density may keep its values for the backward pass
         if is_complete(x):
-            return table.add_(widened(constant.sum(-1), 1, x.ndim - 1))
+            return add(widened(constant.sum(-1), 1, x.ndim - 1))
         seen = ~torch.isnan(x.reshape(-1, x.shape[-1]))
         seen = seen if constant.shape[-1] == x.shape[-1] else seen.any(-1, keepdim=True)
         total = seen.to(x) @ constant.mT
-        return table.add_(total.reshape(*total.shape[:-2], *x.shape[:-1], total.shape[-1]))
+        return add(total.reshape(*total.shape[:-2], *x.shape[:-1], total.shape[-1]))
 
     def expected_message(
         self, x: Float[Tensor, "N F"], weights: Float[Tensor, "*r N K"], statistics: Float[Tensor, "*plates P"]

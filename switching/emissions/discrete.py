@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from ...inference.families import Beta, Dirichlet, Gamma
+from ...inference.numerics.checks import broadcast_shapes
 from ..parameters import Parameter, Parameters, concentration
 from .contract import ConjugateEmission, Representative
 
@@ -65,6 +66,14 @@ class Bernoulli(ConjugateEmission):
         filled = torch.where(observed, x, 0.0)
         terms = torch.xlogy(filled, values["probs"]) + torch.special.xlog1py(1 - filled, -values["probs"])
         return torch.where(observed, terms, 0.0).sum(-1)
+
+    def table(self, x: Tensor, values: Parameters) -> Tensor:
+        ones, zeros = _filled(x), _filled(1 - x)
+        probs = values["probs"]
+        never, always = probs == 0, probs == 1
+        log_one, log_zero = probs.masked_fill(never, 1.0).log(), torch.log1p(-probs.masked_fill(always, 0.0))
+        found = torch.cat([ones, zeros], -1) @ torch.cat([log_one, log_zero], -1).mT
+        return _shaped(_unless(found, (ones, never), (zeros, always)), x)
 
     def distribution(self, values: Parameters) -> TorchDistributionMixin:
         return dist.Bernoulli(values["probs"]).to_event(1)
@@ -116,6 +125,15 @@ class Poisson(ConjugateEmission):
         filled = torch.where(observed, x, 0.0)
         terms = torch.xlogy(filled, values["rate"]) - values["rate"] - torch.lgamma(filled + 1)
         return torch.where(observed, terms, 0.0).sum(-1)
+
+    def table(self, x: Tensor, values: Parameters) -> Tensor:
+        counts, rate = _filled(x), values["rate"]
+        never = rate == 0
+        log_rate = rate.masked_fill(never, 1.0).log()
+        seen = (~torch.isnan(x)).to(x).reshape(counts.shape)
+        found = torch.cat([counts, seen], -1) @ torch.cat([log_rate, -rate], -1).mT
+        found = found - _log_factorial(counts).sum(-1, keepdim=True)  # 0 where missing
+        return _shaped(_unless(found, (counts, never)), x)
 
     def distribution(self, values: Parameters) -> TorchDistributionMixin:
         return dist.Poisson(values["rate"]).to_event(1)
@@ -195,7 +213,7 @@ class Categorical(ConjugateEmission):
         observed = ~torch.isnan(x[..., 0])
         symbol = torch.where(observed, x[..., 0], 0.0).long().unsqueeze(-1)
         log_probs = values["probs"].log()
-        batch = torch.broadcast_shapes(symbol.shape[:-1], log_probs.shape[:-1])
+        batch = broadcast_shapes(symbol.shape[:-1], log_probs.shape[:-1])
         found = log_probs.expand(*batch, -1).gather(-1, symbol.expand(*batch, -1)).squeeze(-1)
         return torch.where(observed, found, 0.0)
 
@@ -210,7 +228,7 @@ class Categorical(ConjugateEmission):
 
     def marginal_cdf(self, x: Tensor, values: Parameters) -> Tensor:
         sums, symbol = values["probs"].cumsum(-1), x.floor().long()
-        shape = (*torch.broadcast_shapes(symbol.shape[:-1], sums.shape[:-1]), -1)
+        shape = (*broadcast_shapes(symbol.shape[:-1], sums.shape[:-1]), -1)
         found = sums.expand(shape).gather(-1, symbol.clamp(0, self.n_categories - 1).expand(shape))
         return torch.where(symbol < 0, 0.0, found)
 
@@ -231,3 +249,31 @@ def _weighted_sums(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Weights of the observed values of each feature, and their weighted sum: `[*r, K, F]` twice."""
     observed = ~torch.isnan(x)
     return weights.mT @ observed.to(x.dtype), weights.mT @ torch.where(observed, x, 0.0)
+
+
+def _filled(x: Tensor) -> Tensor:
+    """The values of every step `[N, F]`, 0 where missing."""
+    return torch.nan_to_num(x.reshape(-1, x.shape[-1]), nan=0.0)
+
+
+def _log_factorial(counts: Tensor) -> Tensor:
+    """log n!, looked up where the counts are small: a tenth of the time of as many gamma functions."""
+    whole = counts.long()
+    low, high = (int(end) for end in whole.aminmax())
+    if not (low >= 0 and high < whole.numel() and bool((whole == counts).all())):
+        return torch.lgamma(counts + 1)
+    table = torch.lgamma(torch.arange(1, high + 2).to(counts))
+    return table.index_select(0, whole.flatten()).reshape(counts.shape)
+
+
+def _unless(table: Tensor, *impossible: tuple[Tensor, Tensor]) -> Tensor:
+    """A table `[*r, N, K]`, -inf where a step has some of what a state never shows: pairs `[N, F]` and `[*r, K, F]`."""
+    for shown, never in impossible:
+        if bool(never.any()):
+            table = table.masked_fill(shown @ never.to(shown).mT > 0, -torch.inf)
+    return table
+
+
+def _shaped(table: Tensor, x: Tensor) -> Tensor:
+    """A table of all steps `[*r, N, K]` with the batch axes of x `[*b, T, F]`: `[*r, *b, T, K]`."""
+    return table.reshape(*table.shape[:-2], *x.shape[:-1], table.shape[-1])

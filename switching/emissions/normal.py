@@ -22,7 +22,7 @@ from torch.distributions import constraints
 from ...inference.families import NormalGamma
 from ...inference.gaussian.op import normal_log_density, normal_moments
 from ..parameters import Parameter, Parameters, Shown
-from .contract import ConjugateEmission, Maximized, Representative, is_complete
+from .contract import ConjugateEmission, Maximized, Representative
 from .spread import spread
 
 
@@ -79,8 +79,6 @@ class Normal(ConjugateEmission):
         return torch.where(observed, terms, 0.0).sum(-1)
 
     def table(self, x: Tensor, values: Parameters) -> Tensor:
-        if not is_complete(x):
-            return super().table(x, values)
         table = normal_log_density(x.reshape(-1, self.n_features), values["loc"], values["precision"])
         return table.reshape(*table.shape[:-2], *x.shape[:-1], table.shape[-1])
 
@@ -89,16 +87,7 @@ class Normal(ConjugateEmission):
 
     def message(self, x: Tensor, weights: Tensor, near: Parameters | None = None) -> Tensor:
         about = x.new_zeros(weights.shape[-1], self.n_features) if near is None else near["loc"]
-        if is_complete(x):
-            count, first, second = normal_moments(x, weights, about)
-            count = count.unsqueeze(-1).expand_as(first)
-        else:
-            observed = ~torch.isnan(x)
-            count = weights.mT @ observed.to(x.dtype)
-            residual = torch.where(observed, x, 0.0).unsqueeze(-2) - about.unsqueeze(-3)
-            residual = torch.where(observed.unsqueeze(-2), residual, 0.0)
-            first = torch.einsum("...nk,...nkf->...kf", weights, residual)
-            second = torch.einsum("...nk,...nkf->...kf", weights, residual**2)
+        count, first, second = normal_moments(x, weights, about)
         return torch.stack([first, -count / 2, count / 2, -second / 2], -1)
 
     def limit(self, message: Tensor, floor: Tensor) -> Maximized:

@@ -5,8 +5,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float
-from sklearn.cluster import KMeans
 from torch import Tensor
+
+from .clusters import clusters
 
 MOST = 20_000  # observations that are looked at
 NORMAL = 0.6744897501960817  # the median of |z| of a standard normal z
@@ -39,7 +40,7 @@ def spread(x: Float[Tensor, "N F"] | None, n_states: int, n_features: int) -> Sp
     whole, typical = _or_one(np.sqrt(np.nanmean(residual**2, 0))), _scale(residual)
     scaled = np.clip(np.nan_to_num(residual / typical), -5.0, 5.0)
     n_clusters = min(n_states, len(np.unique(scaled, axis=0)))
-    labels = KMeans(n_clusters, n_init=1, max_iter=20, random_state=0).fit_predict(scaled)  # pyright: ignore[reportArgumentType]
+    labels = clusters(scaled, n_clusters, seed=0)
     for cluster in range(n_clusters):
         own = labels == cluster
         with np.errstate(all="ignore"):

@@ -6,7 +6,6 @@ agree, $\sum_t P(s_t = i \mid x, \theta_{ref})\, P(s_t = j \mid x, \theta)$, is 
 
 import torch
 from jaxtyping import Float, Int
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from ..emissions.contract import Emission
@@ -16,6 +15,8 @@ from ..problem import Problem
 
 def match_states(problem: Problem, draws: Parameters, reference: Parameters) -> Int[Tensor, "n K"]:
     """For each of the draws `[n, ...]`, which of its states is state 0, 1, ... of the reference."""
+    from scipy.optimize import linear_sum_assignment  # loads for longer than much of what is done without it takes
+
     expected = problem.chain(reference).smooth().state.reshape(-1, problem.n_states)
     orders = []
     for some in problem.in_turns(draws):

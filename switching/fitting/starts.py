@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from sklearn.cluster import KMeans
 from torch import Tensor
 from torch.distributions import constraints
 
 from ..data.series import Series
+from ..emissions.clusters import clusters
 from ..emissions.contract import Emission
 from ..parameters import Parameters, kept, prefixed
 from ..problem import Problem
@@ -217,8 +217,7 @@ def _clusters(points: np.ndarray, inside: np.ndarray, n_states: int, rng: np.ran
     if len(known) > MAX_CLUSTERED:
         known = known[rng.choice(len(known), MAX_CLUSTERED, replace=False)]
     n_clusters = min(n_states, len(np.unique(known, axis=0)))
-    means = KMeans(n_clusters, n_init=1, max_iter=20, random_state=int(rng.integers(2**31)))  # pyright: ignore[reportArgumentType]
-    return np.asarray(means.fit(known).predict(points), dtype=np.int64)
+    return clusters(points, n_clusters, int(rng.integers(2**31)), known)
 
 
 def _stretches(n_steps: int, n_states: int, rng: np.random.Generator) -> np.ndarray:

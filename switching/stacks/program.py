@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
+from ...inference.numerics.checks import broadcast_shapes
 from ...inference.stacks.superposition.op import superpose
 from .checks import check_reads
 from .mixture import StackMixture
@@ -83,7 +84,7 @@ def stack_program(mixture: StackMixture, reads: Tensor | None = None, *, scale: 
 def _moved(cells: Tensor, action: Tensor, n_actions: int, value: Tensor) -> Tensor:
     """Cells after a certain action, whose shape may hold enumerated axes that the cells do not have yet."""
     certain = one_hot(action, n_actions).to(cells.dtype)
-    shape = torch.broadcast_shapes(certain.shape[:-1], cells.shape[:-2])
+    shape = broadcast_shapes(certain.shape[:-1], cells.shape[:-2])
     return superpose(
         cells.expand(*shape, *cells.shape[-2:]),
         certain.expand(*shape, n_actions),

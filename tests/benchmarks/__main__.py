@@ -18,6 +18,7 @@ TITLES = {
     "bench_inference": "Chains, densities, EM, scans",
     "bench_networks": "Networks",
     "bench_stack": "Stacks",
+    "bench_startup": "A new process",
     "bench_vmp": "Message passing",
 }
 PEERS = ("torch", "numba", "numpy", "pyro-ppl", "hmmlearn", "dynamax", "jax", "bayespy")

@@ -20,7 +20,18 @@ from dynamax.hidden_markov_model import GaussianHMM as DynamaxHMM
 from dynamax.hidden_markov_model import hmm_smoother
 from hmmlearn import _hmmc
 from hmmlearn.hmm import GaussianHMM
-from samplehold import CopyChain, Markov, MarkovChain, MultivariateNormal, SwitchingSSM, linear_scan
+from samplehold import (
+    Bernoulli,
+    CopyChain,
+    Emission,
+    Markov,
+    MarkovChain,
+    MultivariateNormal,
+    Normal,
+    Poisson,
+    SwitchingSSM,
+    linear_scan,
+)
 from samplehold.switching.fitting.em import EM
 from timing import HEADER, Row, paired
 
@@ -197,6 +208,26 @@ def expectation_maximization() -> Iterator[Row]:
     yield Row("EM", size, "dynamax", *paired(ours(1), dynamax_fit), 10)
 
 
+def wide_emissions() -> Iterator[Row]:
+    """The table of all steps and states, against that of independent normals, of which nothing is missing."""
+    n_steps, n_features, n_states = 20_000, 48, 16
+    torch.manual_seed(0)
+    x = torch.randn(n_steps, n_features, dtype=torch.float64)
+    level = torch.randn(n_states, n_features, dtype=torch.float64)
+    missing = torch.rand(x.shape) < 0.1
+    normal = partial(Normal(n_features).table, x, {"loc": level, "precision": level.exp()})
+    cases: list[tuple[Emission, torch.Tensor, dict[str, torch.Tensor]]] = [
+        (Normal(n_features), x, {"loc": level, "precision": level.exp()}),
+        (Bernoulli(n_features), (x > 0).double(), {"probs": level.sigmoid()}),
+        (Poisson(n_features), torch.poisson(x.exp()), {"rate": level.exp()}),
+    ]
+    for emission, seen, values in cases:
+        for what, given in (("", seen), (", a tenth missing", seen.masked_fill(missing, torch.nan))):
+            size = f"T={n_steps} K={n_states} F={n_features}"
+            ours = partial(emission.table, given, values)
+            yield Row(f"{emission.name} table{what}", size, "complete Normal", *paired(ours, normal, 2.0), 1 / 3)
+
+
 def scans() -> Iterator[Row]:
     shape = (16, 4096, 256)
     a, b = torch.rand(shape), torch.randn(shape)
@@ -251,7 +282,7 @@ def memory() -> Iterator[str]:
 
 def main() -> None:
     print(HEADER)
-    for part in (markov_smoothers, copy_smoothers, gradients, expectation_maximization, scans):
+    for part in (markov_smoothers, copy_smoothers, gradients, expectation_maximization, wide_emissions, scans):
         for row in part():
             print(row, flush=True)
     print()

@@ -1,5 +1,7 @@
 """Normal densities and moments: the fused kernels, plain torch and the textbook agree."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given
@@ -36,11 +38,34 @@ def test_all_implementations_equal_the_textbook(seed, n, k, f):
                 assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
+@given(st.integers(0, 10_000), st.integers(1, 6), st.integers(1, 4), st.integers(1, 4))
+def test_missing_features_count_for_nothing_in_all_implementations(seed, n, k, f):
+    x, loc, chol, weights = problem(seed, n, k, f)
+    x = x.masked_fill(torch.rand(x.shape, generator=torch.Generator().manual_seed(seed)) < 0.3, torch.nan)
+    precision = chol.diagonal(dim1=-2, dim2=-1) ** 2
+    for name, given_ in (("normal_log_density", (x, loc, precision)), ("normal_moments", (x, weights, loc))):
+        expected = getattr(naive, name)(*given_)
+        for module in (gaussian, vectorized):
+            found = getattr(module, name)(*given_)
+            assert_close(tuple(found), tuple(expected), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("restarts", [(), (2,)])
+@pytest.mark.parametrize("name", ["normal_log_density", "normal_moments"])
+def test_derivatives_are_right_where_features_are_missing(name, restarts):
+    x, *parameters = arguments_of(name, restarts)
+    x = x.detach().masked_fill(torch.eye(4, 2) > 0, torch.nan)
+    function = partial(getattr(gaussian, name), x)
+    assert torch.autograd.gradcheck(function, parameters)
+    assert torch.autograd.gradgradcheck(function, parameters)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("restarts", [(), (3,), (2, 2)])
 @pytest.mark.parametrize("n", [1, 255, 257, 5000])
 def test_blocks_and_restarts_change_nothing(n, restarts, dtype):
     x, loc, chol, weights = problem(0, n, 3, 2, restarts, dtype)
+    holes = x.masked_fill(torch.arange(n).unsqueeze(-1) % 300 == 260, torch.nan)  # in the second block first
     precision = chol.diagonal(dim1=-2, dim2=-1) ** 2
     tolerance = {"rtol": 1e-5, "atol": 1e-3} if dtype == torch.float32 else {"rtol": 1e-11, "atol": 1e-10}
     for name, arguments in [
@@ -48,6 +73,8 @@ def test_blocks_and_restarts_change_nothing(n, restarts, dtype):
         ("normal_log_density", (x, loc, precision)),
         ("normal_moments", (x, weights, loc)),
         ("multivariate_normal_moments", (x, weights, loc)),
+        ("normal_log_density", (holes, loc, precision)),
+        ("normal_moments", (holes, weights, loc)),
     ]:
         found, expected = getattr(gaussian, name)(*arguments), getattr(vectorized, name)(*arguments)
         assert_close(tuple(found), tuple(expected), **tolerance)

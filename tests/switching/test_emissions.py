@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles.models import EMISSIONS, random_model
 from samplehold import Bernoulli, Categorical, Copy, Gated, MultivariateNormal, Normal, Poisson, SwitchingSSM
+from samplehold.switching.emissions.contract import Emission
 from samplehold.switching.priors import log_prior
 from torch.testing import assert_close
 
@@ -176,3 +177,57 @@ def test_poisson_of_no_events_is_certain():
     zero = {"rate": torch.zeros(1, 1, dtype=torch.float64)}
     x = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
     assert Poisson(1).log_likelihood(x, zero).redrawn.flatten().tolist() == [0.0, -math.inf]
+
+
+def wide(name, dtype=torch.float64):
+    """Seven binary or count features of two sequences, some missing and one step all; parameters of three restarts,
+    among them probabilities 0 and 1 and a rate of 0."""
+    generator = torch.Generator().manual_seed(3)
+    level = torch.randn(3, 4, 7, generator=generator, dtype=dtype)
+    missing = torch.rand(2, 5, 7, generator=generator) < 0.2
+    missing[1, 2] = True
+    draw = torch.rand(2, 5, 7, generator=generator, dtype=dtype)
+    if name == "Bernoulli":
+        probs = level.sigmoid()
+        probs[0, 0, 0], probs[1, 2, 3] = 0.0, 1.0
+        return Bernoulli(7), (draw > 0.5).to(dtype).masked_fill(missing, torch.nan), {"probs": probs}
+    rate = level.exp()
+    rate[0, 0, 0] = 0.0
+    return Poisson(7), (30 * draw**3).floor().masked_fill(missing, torch.nan), {"rate": rate}
+
+
+@pytest.mark.parametrize("name", ["Bernoulli", "Poisson"])
+@pytest.mark.parametrize("complete", [True, False])
+def test_tables_by_matrix_products_are_those_of_every_feature_by_itself(name, complete):
+    emission, x, values = wide(name)
+    x = x.nan_to_num(0.0) if complete else x
+    found, expected = emission.table(x, values), Emission.table(emission, x, values)
+    assert found.shape == (3, 2, 5, 4)
+    assert expected.isneginf().any()
+    assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    if not complete:
+        assert_close(found[:, 1, 2], torch.zeros(3, 4, dtype=x.dtype), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["Bernoulli", "Poisson"])
+def test_tables_by_matrix_products_can_be_differentiated_twice(name):
+    emission, x, values = wide(name)
+    (parameter, table), *_ = values.items()
+    inside = table.clamp(1e-3, 1 - 1e-3) if name == "Bernoulli" else table.clamp_min(1e-3)
+    direction = torch.linspace(-1, 1, 3 * 2 * 5 * 4, dtype=x.dtype).reshape(3, 2, 5, 4)
+
+    def derivatives(function):
+        leaf = inside.clone().requires_grad_()
+        (first,) = torch.autograd.grad((function(x, {parameter: leaf}) * direction).sum(), leaf, create_graph=True)
+        (second,) = torch.autograd.grad((first * first.detach()).sum(), leaf)
+        return first.detach(), second
+
+    found = derivatives(emission.table)
+    expected = derivatives(lambda *given: Emission.table(emission, *given))
+    assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("x", [[[0.0, 3.0]], [[1e6, 3.0]], [[0.5, 3.0]]], ids=["small", "large", "no counts"])
+def test_log_factorials_are_those_of_the_gamma_function(x):
+    x, values = torch.tensor(x, dtype=torch.float64), {"rate": torch.tensor([[2.0, 5.0]], dtype=torch.float64)}
+    assert_close(Poisson(2).table(x, values), Emission.table(Poisson(2), x, values), rtol=1e-12, atol=1e-12)

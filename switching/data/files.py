@@ -1,0 +1,23 @@
+"""Whether there is something to read where a user points, asked before anything that takes long to load."""
+
+from pathlib import Path
+
+WORKBOOKS = (".xlsx", ".xls", ".xlsm", ".ods")
+
+
+def check_file(path: Path) -> None:
+    """Raise ValueError where there is no file with a table in it."""
+    if not path.exists():
+        raise ValueError(f"data: there is no file {path}.")
+    if not path.is_file():
+        raise ValueError(f"data: {path} is not a file; give a CSV or Parquet file.")
+    if path.suffix.lower() in WORKBOOKS:
+        raise ValueError(f"data: {path} is a workbook; save its sheet as a CSV file.")
+    if path.stat().st_size == 0:
+        raise ValueError(f"data: {path} is empty; give a table with a header and at least one row.")
+
+
+def check_model(path: Path) -> None:
+    """Raise ValueError where there is no folder that could hold a model."""
+    if not path.is_dir():
+        raise ValueError(f"model: there is no folder {path}; give the folder that `samplehold fit` has written.")
