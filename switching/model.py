@@ -25,7 +25,7 @@ from .data.series import Given, Series, read_series, to_tensor
 from .dynamics.contract import Dynamics
 from .emissions.contract import Emission
 from .forecast import Forecast, check_horizon, look_ahead
-from .parameters import Named, Parameter, Parameters, described, listed
+from .parameters import Named, Parameter, Parameters, check_size, described, listed
 from .priors import log_prior, sample_sites
 from .problem import Problem
 from .program import PathMixture, Simulated, explicit_program, sequence_plates
@@ -84,9 +84,7 @@ class SwitchingSSM(Verbs, PyroModule):
             raise TypeError(
                 f"emission: got {type(emission).__name__}, expected an emission such as Normal(n_features)."
             )
-        n_features = emission.n_features
-        if not isinstance(n_features, int) or n_features < 1:
-            raise ValueError(f"n_features: got {n_features!r}, expected an integer of at least 1.")
+        check_size("n_features", emission.n_features)
         if len(emission.parts) > 1 and not dynamics.holds:
             raise ValueError(
                 f"emission: {emission.name} needs Copy dynamics; {dynamics.name} dynamics have no held steps."

@@ -147,6 +147,19 @@ def check_simplex(probs: Tensor, name: str) -> Tensor:
     return torch.where(exact, probs, probs / total)
 
 
+def check_size(name: str, size: object, least: int = 1) -> None:
+    """Raise unless this is a number of states, features or the like.
+
+    Raises:
+        TypeError: no integer; a truth value is none.
+        ValueError: less than `least`.
+    """
+    if not isinstance(size, int) or isinstance(size, bool):
+        raise TypeError(f"{name}: got {size!r}, expected an integer of at least {least}.")
+    if size < least:
+        raise ValueError(f"{name}: got {size}, expected an integer of at least {least}.")
+
+
 def concentration(prior: float | Sequence[float] | Tensor, shape: tuple[int, ...], name: str) -> Tensor:
     """A table of positive concentrations from a scalar or a table that broadcasts to `shape`.
 

@@ -152,11 +152,3 @@ class Dynamics(Named, ABC):
 def draw_state(step: int, probs: Tensor) -> Tensor:
     """The site `s_{step}`, marked for exact enumeration."""
     return pyro.sample(f"s_{step}", dist.Categorical(probs), infer={"enumerate": "parallel"})
-
-
-def check_n_states(n_states: int) -> None:
-    """Raise where this is no number of states."""
-    if not isinstance(n_states, int) or isinstance(n_states, bool):
-        raise TypeError(f"n_states: got {n_states!r}, expected an integer.")
-    if n_states < 1:
-        raise ValueError(f"n_states: got {n_states}, expected at least 1.")

@@ -27,9 +27,9 @@ from ...inference.families import CopyPaths, CopyTables, Gaussian
 from ...inference.message_passing.factor_graph import Factor
 from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
-from ..parameters import Parameter, Parameters, concentration, widened
+from ..parameters import Parameter, Parameters, check_size, concentration, widened
 from ..priors import Conjugate, Probabilities, Site
-from .contract import PATHS, Dynamics, check_n_states, draw_state
+from .contract import PATHS, Dynamics, draw_state
 from .factors import by_state, driven_gates, fresh_states, gate_counts, gates
 from .gates import GateLikelihood, fisher_scoring, log1mexp, log_redraw_in_gap, logistic_bounds, with_intercept
 
@@ -97,7 +97,7 @@ class Copy(Dynamics):
         n_covariates: C, the number of covariates that move the logit of the redraw probability.
 
     Raises:
-        TypeError: a number of states that is none.
+        TypeError: a number of states or covariates that is no integer.
         ValueError: no states, concentrations that are not positive.
 
     Example:
@@ -115,9 +115,8 @@ class Copy(Dynamics):
     holds: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_n_states(self.n_states)
-        if self.n_covariates < 0:
-            raise ValueError(f"n_covariates: got {self.n_covariates}, expected 0 or more.")
+        check_size("n_states", self.n_states)
+        check_size("n_covariates", self.n_covariates, least=0)
         self.default_prior()
 
     @property

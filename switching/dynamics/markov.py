@@ -12,9 +12,9 @@ from ...inference.families import MarkovPaths, MarkovTables
 from ...inference.message_passing.factor_graph import Factor
 from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
-from ..parameters import Parameters, concentration, widened
+from ..parameters import Parameters, check_size, concentration, widened
 from ..priors import Conjugate, Probabilities
-from .contract import PATHS, Dynamics, check_n_states, draw_state
+from .contract import PATHS, Dynamics, draw_state
 from .factors import by_state, first_state, moves
 
 
@@ -31,7 +31,7 @@ class Markov(Dynamics):
         sticky: added to the concentration of staying (Fox et al. 2011).
 
     Raises:
-        TypeError: a number of states that is none.
+        TypeError: a number of states that is no integer.
         ValueError: no states, concentrations that are not positive, a negative `sticky`.
 
     Example:
@@ -49,7 +49,7 @@ class Markov(Dynamics):
     sticky: float = 0.0
 
     def __post_init__(self) -> None:
-        check_n_states(self.n_states)
+        check_size("n_states", self.n_states)
         if not self.sticky >= 0:
             raise ValueError(f"sticky: got {self.sticky}, expected a concentration of at least 0.")
         self.default_prior()

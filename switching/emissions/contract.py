@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from ..data.series import place
-from ..parameters import Named, Parameter, Parameters, check_parameters, moved, widened, with_prefix
+from ..parameters import Named, Parameter, Parameters, check_parameters, check_size, moved, widened, with_prefix
 from ..priors import Conjugate, Site, log_prior
 from .ascent import ascend
 
@@ -88,6 +88,9 @@ class Emission(Named, ABC):
     expects: str = "finite numbers"
     have_unit: ClassVar[bool] = False
     """Whether `in_units` says what another unit does to the parameters, and "loc" is what another origin moves."""
+
+    def __post_init__(self) -> None:
+        check_size("n_features", self.n_features)
 
     # ---- what a subclass writes ------------------------------------------------------------------------------------
 
