@@ -25,7 +25,7 @@ from .data.series import Given, Series, read_series, to_tensor
 from .dynamics.contract import Dynamics
 from .emissions.contract import Emission
 from .forecast import Forecast, check_horizon, look_ahead
-from .parameters import Named, Parameter, Parameters, check_size, described, listed
+from .parameters import Named, Parameter, Parameters, check_size, count_free, described, listed
 from .priors import log_prior, sample_sites
 from .problem import Problem
 from .program import PathMixture, Simulated, explicit_program, sequence_plates
@@ -134,6 +134,11 @@ class SwitchingSSM(Verbs, PyroModule):
     def sizes(self) -> dict[str, int]:
         """The lengths of the parameters' axes."""
         return self.dynamics.sizes | self.emission.sizes
+
+    @property
+    def n_parameters(self) -> int:
+        """How many numbers a fit chooses freely."""
+        return count_free(self.known, self.values_like(self._like))
 
     def with_values(self, values: Mapping[str, Any] | None = None, /, **named: Any) -> "SwitchingSSM":
         """The same model with these parameter values, e.g. `redraw_prob=0.1, state_probs=[...], loc=[[...]],
@@ -377,6 +382,14 @@ class SwitchingSSM(Verbs, PyroModule):
         belief, increment = step.state[..., 0, :], step.log_increment[..., 0]
         after = StreamState(belief, state.log_evidence + increment, state.steps + 1)
         return after, StreamOutput(belief, redraw[..., 0], increment)
+
+    def durations(self, x: Any, **given: Unpack[Given]) -> Float[Tensor, "K"]:
+        """The expected number of steps from entering each state to leaving it; where gaps are given, of units of time.
+
+        With covariates, at the mean redraw probability of their steps.
+        """
+        series = self.read(x, **given)
+        return self.dynamics.durations(self.values_like(series.observations), series.drive)
 
     # ---- what the verbs of all models ask of it --------------------------------------------------------------------
 

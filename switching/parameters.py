@@ -189,6 +189,20 @@ def kept(found: Parameters, values: Parameters) -> Parameters:
     return {name: torch.where(torch.isfinite(value), value, values[name]) for name, value in found.items()}
 
 
+def count_free(known: Mapping[str, Parameter], values: Parameters) -> int:
+    """How many numbers may be chosen freely: rows of probabilities sum to 1, and matrices are symmetric."""
+    total = 0
+    for name, value in values.items():
+        size = value.shape[-1] if value.ndim else 1
+        if _is(known[name].support, "simplex"):
+            total += value.numel() // size * (size - 1)
+        elif _is(known[name].support, "positive_definite"):
+            total += value.numel() // size**2 * (size * (size + 1) // 2)
+        else:
+            total += value.numel()
+    return total
+
+
 def with_prefix(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """The entries whose names start with `prefix`, without it; for no prefix all but those of a background."""
     if not prefix:

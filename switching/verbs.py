@@ -1,5 +1,6 @@
 """What all models offer alike: fits, figures, exports, files. These import what stands above where they are called."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -82,7 +83,8 @@ class Verbs(Named):
         from .fitting.options import Options
 
         options = Options(method, restarts, max_steps, tol, seed, prior, progress, factorization, batch_size)
-        return self._fitted(self.read(x, **given), options)
+        series = self.read(x, **given)
+        return replace(self._fitted(series, options), series=series, prior=prior)
 
     def plot(self, x: Any, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]) -> "Figure":
         """The series, what the model makes of it, and where states were drawn afresh: see `plot_fit` in `views`."""

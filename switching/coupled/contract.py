@@ -31,7 +31,7 @@ from ..data.series import Given, Series
 from ..fitting.options import Options
 from ..forecast import Forecast
 from ..model import StreamOutput, StreamState, SwitchingSSM
-from ..parameters import Named, Parameter, Parameters, widened
+from ..parameters import Named, Parameter, Parameters, count_free, listed, widened
 from ..problem import Problem
 from ..program import sequence_plates
 from ..seeding import seeded
@@ -92,6 +92,11 @@ class CoupledSSM(Verbs, ABC):
     n_covariates: int = 0  # that drive it
     holds: bool = True  # a step may hold its state, so that there is a gate
 
+    def __repr__(self) -> str:
+        """What it is made of, and its values."""
+        sizes = ", ".join(map(str, self.n_states))
+        return f"{self.name}({sizes} states, {self.product.emission!r})\n{listed(self.known, self.parameters)}"
+
     # ---- what a model says -----------------------------------------------------------------------------------------
 
     @property
@@ -118,6 +123,11 @@ class CoupledSSM(Verbs, ABC):
     @abstractmethod
     def parameters(self) -> Parameters:
         """All parameters by name."""
+
+    @property
+    def n_parameters(self) -> int:
+        """How many numbers a fit chooses freely."""
+        return count_free(self.known, self.parameters)
 
     @abstractmethod
     def with_parameters(self, values: Parameters) -> "CoupledSSM":
@@ -239,6 +249,16 @@ class CoupledSSM(Verbs, ABC):
         engine = self.engine(x, **given)
         run = engine.run(max_steps, tol)
         return paths_of([engine.stats(name) for name in engine.blocks], run.elbo, run.converged)
+
+    @property
+    @abstractmethod
+    def fresh_probs(self) -> tuple[Float[Tensor, "_"], ...]:
+        """What the prior says of a fresh state of each chain."""
+
+    def durations(self, x: Any = None, **given: Unpack[Given]) -> tuple[Float[Tensor, "_"], ...]:
+        """The expected number of steps from entering each state of each chain to leaving it, whatever x."""
+        chains = zip(self.parameters["redraw_prob"].unbind(-1), self.fresh_probs, strict=True)
+        return tuple(1 / (rho * (1 - probs)) for rho, probs in chains)
 
     # ---- streams ---------------------------------------------------------------------------------------------------
 

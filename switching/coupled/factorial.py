@@ -57,7 +57,7 @@ from .fit import Network, Points
 from .noise import CountNoise, NormalNoise
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class FactorialSSM(CoupledSSM):
     """D copy chains that jointly drive one observation.
 
@@ -103,6 +103,10 @@ class FactorialSSM(CoupledSSM):
     def n_features(self) -> int:
         return self.loc[0].shape[-1]
 
+    @property
+    def fresh_probs(self) -> tuple[Tensor, ...]:
+        return tuple(self.state_probs)
+
     # ---- parameters --------------------------------------------------------------------------------------------------
 
     @property
@@ -126,6 +130,11 @@ class FactorialSSM(CoupledSSM):
         for d, (probs, loc) in enumerate(zip(self.state_probs, self.loc, strict=True), start=1):
             found |= {f"state_probs_{d}": probs, f"loc_{d}": loc}
         return found if self.precision is None else found | {"precision": self.precision}
+
+    @property
+    def n_parameters(self) -> int:
+        """What all states of one chain have in common may as well be another's: it counts once."""
+        return super().n_parameters - (self.n_chains - 1) * self.n_features
 
     def with_parameters(self, values: Parameters) -> "FactorialSSM":
         return FactorialSSM.from_parts({}, values)

@@ -186,6 +186,11 @@ class Series:
         tables = {name: getattr(self, name) for name in ("observations", "lengths", "covariates", "gaps")}
         return replace(self, **{name: None if t is None else t.detach().cpu() for name, t in tables.items()})
 
+    def double(self) -> "Series":
+        """The same in double precision."""
+        tables = {name: getattr(self, name) for name in ("observations", "covariates", "gaps")}
+        return replace(self, **{name: None if t is None else t.double() for name, t in tables.items()})
+
     def one(self, sequence: int) -> "Series":
         """One sequence without batch axes, cut to its length, with its labels and what drives the steps to come.
 

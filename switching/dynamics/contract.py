@@ -97,6 +97,13 @@ class Dynamics(Named, ABC):
         """P(s, z) at each of the `horizon` steps that follow the belief: `[*b, H, K]` for z = 1 and for z = 0."""
 
     @abstractmethod
+    def durations(self, values: Parameters, drive: Drive) -> Float[Tensor, "K"]:
+        """The expected number of steps from entering each state to leaving it; infinite where nothing leaves it.
+
+        What covariates move is taken at its mean over their steps, and a gap as the time that it is.
+        """
+
+    @abstractmethod
     def first(self, values: Parameters) -> Float[Tensor, "K"]:
         """P(s_1), before any observation."""
 

@@ -205,6 +205,10 @@ class Copy(Dynamics):
         redrawn = log_redraw.exp().unsqueeze(-1) * fresh
         return ByGate(redrawn.expand(before.shape), log_hold.exp().unsqueeze(-1) * before)
 
+    def durations(self, values: Parameters, drive: Drive) -> Tensor:
+        log_redraw, _ = self.log_gate(values, Drive(drive.covariates, None), 0)
+        return 1 / (log_redraw.exp().mean() * (1 - values["state_probs"]))
+
     def first(self, values: Parameters) -> Tensor:
         return values["state_probs"]
 

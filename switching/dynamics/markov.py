@@ -10,6 +10,7 @@ from ...inference.chains.contract import Chain, Marginals
 from ...inference.chains.markov.chain import MarkovChain
 from ...inference.families import MarkovPaths, MarkovTables
 from ...inference.message_passing.factor_graph import Factor
+from ...inference.numerics.logs import log_probability
 from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
 from ..parameters import Parameters, check_size, concentration, widened
@@ -82,7 +83,7 @@ class Markov(Dynamics):
         n_batch = table.ndim - 2 - (values["initial_probs"].ndim - 1)
         transition = widened(values["transition_probs"], 2, n_batch)
         initial = widened(values["initial_probs"], 1, n_batch) if belief is None else _moved(belief, transition)
-        return MarkovChain(initial.log(), transition.log(), table, lengths)
+        return MarkovChain(log_probability(initial), log_probability(transition), table, lengths)
 
     def propagate(self, values: Parameters, belief: Tensor, drive: Drive, horizon: int) -> ByGate:
         n_batch = belief.ndim - 1 - (values["transition_probs"].ndim - 2)
@@ -92,6 +93,9 @@ class Markov(Dynamics):
             beliefs.append(belief)
         state = torch.stack(beliefs, -2)
         return ByGate(state, torch.zeros_like(state))
+
+    def durations(self, values: Parameters, drive: Drive) -> Tensor:
+        return 1 / (1 - values["transition_probs"].diagonal(dim1=-2, dim2=-1))
 
     def first(self, values: Parameters) -> Tensor:
         return values["initial_probs"]
