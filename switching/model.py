@@ -332,7 +332,7 @@ class SwitchingSSM(Verbs, PyroModule):
         problem = self.problem(x, horizon=horizon, **given)
         problem.series.check_ahead(horizon)
         values = self.values_like(problem.series.observations)
-        return Forecast.of(self.emission, values, look_ahead(problem, values, horizon))
+        return Forecast.of(self.emission, values, look_ahead(problem, values, horizon), problem.series, self)
 
     def product_of(self, values: Parameters) -> Parameters:
         """Parameters as those of the chain in `problem`: these themselves."""

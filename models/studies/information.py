@@ -35,7 +35,7 @@ from ...switching.emissions.gated import Gated
 from ...switching.emissions.multivariate_normal import MultivariateNormal
 from ...switching.model import SwitchingSSM
 from ...switching.seeding import number_of
-from ...switching.views.drawing import FAINT, INK
+from ...switching.views.drawing import FAINT, INK, NotebookFigure
 from ..bridge.comparison import MESSAGE_PASSING, NETWORK, ONE_SWEEP, compare
 from ..networks.minimal import MinGRU
 
@@ -72,7 +72,7 @@ class InformationSweep:
 
     def plot(self) -> Figure:
         """Mean total variation to the exact filter against the share I / H(z)."""
-        figure = Figure(figsize=(6.5, 4.0), layout="constrained", facecolor="white")
+        figure = NotebookFigure(6.5, 4.0)
         panel = figure.subplots()
         share = (self.information / self.entropy).numpy()
         for (name, table), color in zip(self.total_variation.items(), ("#8c2981", "#de4968", "#1f77b4"), strict=False):

@@ -30,6 +30,7 @@ from ...switching.dynamics.copy import Copy
 from ...switching.emissions.discrete import Categorical
 from ...switching.model import SwitchingSSM
 from ...switching.seeding import number_of, seeded
+from ...switching.views.drawing import NotebookFigure
 from ..bridge.tokens import one_hot
 from ..networks.minimal import MinGRU
 
@@ -148,7 +149,7 @@ class PriceOfExactness:
 
     def plot(self) -> Figure:
         """Losses against the redraw probability, a colour for each overlap."""
-        figure = Figure(figsize=(6.5, 4.0), layout="constrained", facecolor="white")
+        figure = NotebookFigure(6.5, 4.0)
         panel = figure.subplots()
         colors = cycle(("#8c2981", "#1f77b4", "#de4968"))
         for i, (overlap, color) in enumerate(zip(self.overlap.tolist(), colors, strict=False)):

@@ -239,10 +239,11 @@ class CoupledSSM(Verbs, ABC):
 
         `state` holds a table for each chain, `redraw` a column.
         """
-        found = self.product.forecast(self.read(x, **given), horizon)
+        series = self.read(x, **given)
+        found = self.product.forecast(series, horizon)
         assert isinstance(found.state, Tensor)
         redraw = self.parameters["redraw_prob"].to(found.state).expand(*found.state.shape[:-1], -1)
-        return replace(found, state=self._split(found.state), redraw=redraw)
+        return replace(found, state=self._split(found.state), redraw=redraw, series=series, source=self)
 
     def infer(self, x: Any, max_steps: int = 200, tol: float = 1e-10, **given: Unpack[Given]) -> CoupledPaths:
         """The best q of independent chains, by coordinate ascent from the prior; the bound rises with every update."""

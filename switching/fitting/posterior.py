@@ -76,7 +76,7 @@ class Posterior(ParameterPosterior):
         found = [look_ahead(problem, some, horizon) for some in problem.in_turns(values)]
         ahead = ByGate(*(torch.cat(parts) for parts in zip(*found, strict=True)))
         mixed = ByGate(*(weights.movedim(0, -2).flatten(-2) / draws for weights in ahead))
-        forecast = Forecast.of(self.model.emission, self._all_states(values), mixed)
+        forecast = Forecast.of(self.model.emission, self._all_states(values), mixed, problem.series, self)
         return replace(forecast, state=(ahead.redrawn + ahead.held).mean(0))
 
     def log_likelihood(
