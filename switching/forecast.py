@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from ..inference.numerics.randomness import Seed
+from ..inference.numerics.records import brief
 from .data.series import Series
 from .emissions.contract import ByGate, Emission
 from .parameters import Parameters
@@ -104,6 +105,9 @@ class Interval(NamedTuple):
     lower: Any
     upper: Any
 
+    def __repr__(self) -> str:
+        return brief(self)
+
 
 @dataclass(frozen=True, repr=False)
 class Forecast:
@@ -143,6 +147,12 @@ class Forecast:
         shape, flat = list(self.mean.shape), self.mean.detach().reshape(-1, *self.mean.shape[-2:])[0]
         first, last = ([f"{number:.4g}" for number in flat[step].tolist()] for step in (0, -1))
         return f"Forecast of shape {shape}: mean {', '.join(first)} after 1 step, {', '.join(last)} after {len(flat)}"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it."""
+        from .views.pages import forecast_page
+
+        return forecast_page(self)
 
     def one(self, sequence: int) -> "Forecast":
         """That of one sequence, without batch axes; `ValueError` where there is no such sequence."""

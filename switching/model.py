@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ..inference.chains.contract import Chain, Filtered, Sampled, Smoothed, Viterbi
 from ..inference.numerics.randomness import Seed
+from ..inference.numerics.records import Record
 from .data.series import Given, Series, read_series, to_tensor
 from .dynamics.contract import Dynamics
 from .emissions.contract import Emission
@@ -33,8 +34,8 @@ from .seeding import seeded
 from .verbs import Verbs
 
 
-@dataclass(frozen=True)
-class StreamState:
+@dataclass(frozen=True, repr=False)
+class StreamState(Record):
     """What a stream remembers: the belief about the last state, and the evidence so far."""
 
     belief: Float[Tensor, "*b K"] | None
@@ -42,8 +43,8 @@ class StreamState:
     steps: int
 
 
-@dataclass(frozen=True)
-class StreamOutput:
+@dataclass(frozen=True, repr=False)
+class StreamOutput(Record):
     """What one observation of a stream says; of a model of several chains, of each one."""
 
     state: Float[Tensor, "*b K"] | tuple[Float[Tensor, "*b _"], ...]

@@ -108,6 +108,12 @@ class Verbs(Named):
 
         return to_arviz(self, x, draws=draws, seed=seed, **given)
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it."""
+        from .views.pages import model_page
+
+        return model_page(self)
+
     def save(self, path: str | Path) -> None:
         """Write the model into the folder `path`: `model.json` (structure) and `values.safetensors` (numbers)."""
         from .storage import save_model

@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.special import entr
 
 from ...inference.numerics.randomness import Seed
+from ...inference.numerics.records import Record
 from ...switching.dynamics.copy import Copy
 from ...switching.emissions.gated import Gated
 from ...switching.emissions.multivariate_normal import MultivariateNormal
@@ -44,8 +45,8 @@ REACH, SPACING = 10.0, 0.05  # of the grid, in standard deviations
 LABELS = {NETWORK: "linear gate (minGRU)", MESSAGE_PASSING: "message passing, converged", ONE_SWEEP: "one sweep"}
 
 
-@dataclass(frozen=True)
-class InformationSweep:
+@dataclass(frozen=True, repr=False)
+class InformationSweep(Record):
     """Distances to the exact filter, by how much of the gate x tells; `summary()` and `plot()`.
 
     Example:

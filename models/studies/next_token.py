@@ -26,6 +26,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from ...inference.numerics.randomness import Seed
+from ...inference.numerics.records import Record
 from ...switching.dynamics.copy import Copy
 from ...switching.emissions.discrete import Categorical
 from ...switching.model import SwitchingSSM
@@ -40,8 +41,8 @@ BATCH, LENGTH = 64, 64
 UNSEEN = -100  # the target of a missing token, which no loss counts
 
 
-@dataclass(frozen=True)
-class NextTokenPredictor:
+@dataclass(frozen=True, repr=False)
+class NextTokenPredictor(Record):
     """A recurrent layer trained with a linear head to predict the next token.
 
     Example:
@@ -120,8 +121,8 @@ def make_layer(kind: Any, n_tokens: int, n_units: int, seed: Seed = 0) -> nn.Mod
         return kind(n_tokens, n_units)
 
 
-@dataclass(frozen=True)
-class PriceOfExactness:
+@dataclass(frozen=True, repr=False)
+class PriceOfExactness(Record):
     """Nats a token lost against the exact filter, by redraw probability and overlap; `summary()` and `plot()`.
 
     Example:

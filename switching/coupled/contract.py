@@ -27,7 +27,9 @@ from ...inference.chains.contract import Chain
 from ...inference.families import CopyTables
 from ...inference.message_passing.engine import VMP
 from ...inference.numerics.randomness import Seed, generator_of
+from ...inference.numerics.records import Record
 from ..data.series import Given, Series
+from ..emissions.contract import Emission
 from ..fitting.options import Options
 from ..forecast import Forecast
 from ..model import StreamOutput, StreamState, SwitchingSSM
@@ -39,8 +41,8 @@ from ..verbs import Verbs
 from .joint import coordinates, marginals
 
 
-@dataclass(frozen=True)
-class CoupledDraw:
+@dataclass(frozen=True, repr=False)
+class CoupledDraw(Record):
     """A draw of the whole model."""
 
     x: Float[Tensor, "*b T F"]
@@ -48,8 +50,8 @@ class CoupledDraw:
     redraw: Bool[Tensor, "*b T D"]
 
 
-@dataclass(frozen=True)
-class CoupledBelief:
+@dataclass(frozen=True, repr=False)
+class CoupledBelief(Record):
     """The exact marginals of each chain, and the evidence of the whole; 0 beyond the end of a sequence."""
 
     log_normalizer: Float[Tensor, "*b"]  # log p(x)
@@ -57,24 +59,24 @@ class CoupledBelief:
     redraw: Float[Tensor, "*b T D"]  # P(z_dt = 1 | ...)
 
 
-@dataclass(frozen=True)
-class CoupledViterbi:
+@dataclass(frozen=True, repr=False)
+class CoupledViterbi(Record):
     """The most probable path of all states, gates summed out; -1 beyond the end of a sequence."""
 
     path: Int[Tensor, "*b T D"]
     log_probability: Float[Tensor, "*b"]  # log P(path, x)
 
 
-@dataclass(frozen=True)
-class CoupledSampled:
+@dataclass(frozen=True, repr=False)
+class CoupledSampled(Record):
     """Independent draws of whole paths and gates given a sequence; -1, and no redraw, beyond its end."""
 
     path: Int[Tensor, "n *b T D"]
     redraw: Bool[Tensor, "n *b T D"]
 
 
-@dataclass(frozen=True)
-class CoupledPaths:
+@dataclass(frozen=True, repr=False)
+class CoupledPaths(Record):
     """The structured approximation: each chain's exact marginals under q, and how the bound rose."""
 
     state: tuple[Float[Tensor, "*b T _"], ...]  # q(s_dt)
@@ -89,13 +91,14 @@ class CoupledSSM(Verbs, ABC):
     Methods take x as `SwitchingSSM` does, with `lengths`; results have one table or one column for each chain.
     """
 
+    emission: Emission  # what it looks like
     n_covariates: int = 0  # that drive it
     holds: bool = True  # a step may hold its state, so that there is a gate
 
     def __repr__(self) -> str:
         """What it is made of, and its values."""
         sizes = ", ".join(map(str, self.n_states))
-        return f"{self.name}({sizes} states, {self.product.emission!r})\n{listed(self.known, self.parameters)}"
+        return f"{self.name}({sizes} states, {self.emission!r})\n{listed(self.known, self.parameters)}"
 
     # ---- what a model says -----------------------------------------------------------------------------------------
 

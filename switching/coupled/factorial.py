@@ -38,6 +38,7 @@ from ...inference.message_passing.engine import VMP, Block, Factor
 from ..data.series import Given, Series
 from ..dynamics.factors import fresh_states, gates
 from ..dynamics.markov import Markov
+from ..emissions.contract import Emission
 from ..emissions.discrete import Poisson
 from ..emissions.multivariate_normal import MultivariateNormal
 from ..fitting.options import Options
@@ -104,6 +105,11 @@ class FactorialSSM(CoupledSSM):
         return self.loc[0].shape[-1]
 
     @property
+    def emission(self) -> Emission:  # type: ignore[override]
+        """What a joint state looks like."""
+        return Poisson(self.n_features) if self.precision is None else MultivariateNormal(self.n_features)
+
+    @property
     def fresh_probs(self) -> tuple[Tensor, ...]:
         return tuple(self.state_probs)
 
@@ -167,8 +173,7 @@ class FactorialSSM(CoupledSSM):
     def product(self) -> SwitchingSSM:
         """The model of one chain over all joint states, the last chain's state changing fastest."""
         n = len(self.product_of(self.parameters)["initial_probs"])
-        emission = Poisson(self.n_features) if self.precision is None else MultivariateNormal(self.n_features)
-        return SwitchingSSM(Markov(n), emission).with_values(self.product_of(self.parameters))
+        return SwitchingSSM(Markov(n), self.emission).with_values(self.product_of(self.parameters))
 
     def product_of(self, values: Parameters) -> Parameters:
         chains = range(1, self.n_chains + 1)

@@ -14,6 +14,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ...inference.numerics.records import Record
+
 
 class Given(TypedDict, total=False):
     """What may be given beside observations, as keywords of every method that takes x.
@@ -29,8 +31,8 @@ class Given(TypedDict, total=False):
     dt: Any
 
 
-@dataclass(frozen=True)
-class Drive:
+@dataclass(frozen=True, repr=False)
+class Drive(Record):
     """What drives the dynamics from outside at some steps; None where nothing does."""
 
     covariates: Float[Tensor, "*b T C"] | None = None
@@ -42,8 +44,8 @@ class Drive:
         return Drive(covariates, None if self.gaps is None else self.gaps[..., steps])
 
 
-@dataclass(frozen=True)
-class Series:
+@dataclass(frozen=True, repr=False)
+class Series(Record):
     """Observed sequences, what drives them, and the labels that they came with.
 
     Made by `model.read(x, ...)`, and taken by every method in place of x.

@@ -27,6 +27,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 from torch.distributions import constraints
 
+from ...inference.numerics.records import Record
 from ..data.series import place
 from ..parameters import Named, Parameter, Parameters, check_parameters, check_size, moved, widened, with_prefix
 from ..priors import Conjugate, Site, log_prior
@@ -52,8 +53,8 @@ class Part(NamedTuple):
         return with_prefix(values, self.prefix)
 
 
-@dataclass(frozen=True)
-class Maximized:
+@dataclass(frozen=True, repr=False)
+class Maximized(Record):
     """Parameters after an M-step, and the states that could not be estimated."""
 
     values: Parameters

@@ -175,6 +175,12 @@ class Fit(Generic[Model]):
             lines.append(f"{self.agreeing} of {len(self.restarts)} starts within 0.01 nats of the best")
         return "\n".join([*lines, repr(self.model)])
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it."""
+        from ..views.pages import fit_page
+
+        return fit_page(self)
+
     def to_arviz(self, x: Any = None, **keywords: Any) -> "az.InferenceData":
         """InferenceData of this fit and the series x, or what was fitted; see `switching.views.arviz.to_arviz`."""
         from ..views.arviz import to_arviz

@@ -48,6 +48,12 @@ class ParameterPosterior(ABC):
         shapes = (f"  {name}: mean of shape {list(mean.shape)}" for name, mean in self.mean.items())
         return "\n".join([type(self).__name__, *shapes])
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it."""
+        from ..views.pages import posterior_page
+
+        return posterior_page(self)
+
     def chains(self, n: int, seed: Seed = 0) -> tuple[Parameters, tuple[int, int]]:
         """About n draws, and how many chains of how many draws each they are, one chain after another."""
         return self.sample(n, seed), (1, n)

@@ -214,13 +214,13 @@ def draw_gate(panel: Axes, axis: TimeAxis, gate: ndarray, name: str) -> None:
         for step in likely[np.argsort(-gate[likely], kind="stable")]:
             text = f" {label_text(axis.labels[step])}: {gate[step]:.2f} "
             late = axis.at[step] - axis.edges[0] > LATE * whole
-            at, side = (axis.edges[step], "right") if late else (axis.edges[step + 1], "left")
-            width = LETTER * len(text) * whole
+            side, at = "right" if late else "left", float(axis.edges[step if late else step + 1])
+            width = LETTER * len(text) * float(whole)
             span = (at - width, at) if late else (at, at + width)
             if any(span[0] < end and start < span[1] for start, end in named):
                 continue
             named.append(span)
-            panel.text(float(at), float(gate[step]), text, ha=side, va="top", fontsize=8, color=INK, bbox=HALO)
+            panel.text(at, float(gate[step]), text, ha=side, va="top", fontsize=8, color=INK, bbox=HALO)
     panel.set_ylim(0, 1)
     panel.set_yticks([0, 0.5, 1])
     panel.set_ylabel(f"{name}\nprobability")
