@@ -251,7 +251,7 @@ def test_every_model_has_one(dynamics, emission):
     model = random_model(dynamics, emission, seed=2)
     given = drive(dynamics, (3,), 40)
     x = model.simulate(40, (3,), seed=0, **given).x
-    fit = model.fit(x, restarts=2, max_steps=50, progress=False, **given)
+    fit = model.fit(x, restarts=1, max_steps=50, progress=False, **given)
     check_whole(fit)
     assert fit.log_evidence().shape == (3,)  # the series, its gaps and covariates are the fit's own
 
