@@ -4,8 +4,8 @@ $$p(x_{T+h} \mid x_{1:T}) = \sum_{s, z} P(s_{T+h} = s, z_{T+h} = z \mid x_{1:T})
 """
 
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -15,10 +15,15 @@ from torch.distributions import constraints
 
 from ..inference.numerics.checks import broadcast_shapes
 from ..inference.numerics.randomness import Seed
+from ..inference.numerics.records import brief
+from .data.series import Series
 from .emissions.contract import ByGate, Emission
 from .parameters import Parameters
 from .problem import Problem
 from .seeding import seeded
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 BISECTIONS = 80
 
@@ -101,6 +106,9 @@ class Interval(NamedTuple):
     lower: Any
     upper: Any
 
+    def __repr__(self) -> str:
+        return brief(self)
+
 
 @dataclass(frozen=True, repr=False)
 class Forecast:
@@ -122,19 +130,60 @@ class Forecast:
     observation: StateMixture
     mean: Float[Tensor, "*b H F"]
     variance: Float[Tensor, "*b H F"]
+    series: Series | None = None  # that it goes on from
+    source: Any = None  # the model or the posterior that made it
 
     @staticmethod
-    def of(emission: Emission, values: Parameters, weights: ByGate) -> "Forecast":
+    def of(
+        emission: Emission, values: Parameters, weights: ByGate, series: Series | None = None, source: Any = None
+    ) -> "Forecast":
         """The forecast whose states and gates have the joint probabilities `weights`, each `[*b, H, K]`."""
         observation = StateMixture(emission, values, weights)
-        state = weights.redrawn + weights.held
-        return Forecast(state, weights.redrawn.sum(-1), observation, observation.mean, observation.variance)
+        mean, variance = observation.mean, observation.variance
+        state, redraw = weights.redrawn + weights.held, weights.redrawn.sum(-1)
+        return Forecast(state, redraw, observation, mean, variance, series, source)
 
     def __repr__(self) -> str:
         """How far it looks, and the first and last mean of the first sequence."""
         shape, flat = list(self.mean.shape), self.mean.detach().reshape(-1, *self.mean.shape[-2:])[0]
         first, last = ([f"{number:.4g}" for number in flat[step].tolist()] for step in (0, -1))
         return f"Forecast of shape {shape}: mean {', '.join(first)} after 1 step, {', '.join(last)} after {len(flat)}"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it."""
+        from .views.pages import forecast_page
+
+        return forecast_page(self)
+
+    def one(self, sequence: int) -> "Forecast":
+        """That of one sequence, without batch axes; `ValueError` where there is no such sequence."""
+        if self.series is None:
+            raise ValueError("forecast: got one that knows no series; make it with model.forecast(x, horizon).")
+        series, n_batch = self.series.one(sequence), len(self.series.batch_shape)
+
+        def alone(table: Tensor) -> Tensor:
+            return table.flatten(0, n_batch - 1)[sequence] if n_batch else table
+
+        mixture = self.observation
+        weights = ByGate(*map(alone, mixture.weights))
+        state = tuple(map(alone, self.state)) if isinstance(self.state, tuple) else alone(self.state)
+        found = Forecast.of(mixture.emission, mixture.values, weights, series, self.source)
+        return replace(found, state=state, redraw=alone(self.redraw))
+
+    def plot(self, *, sequence: int = 0, level: float = 0.9) -> "Figure":
+        """The end of the series and the forecast after it: see `plot_forecast` in `views`.
+
+        Arguments:
+            sequence: which one to draw, of several.
+            level: probability of the interval.
+
+        Raises:
+            ValueError: no such sequence; level outside (0, 1).
+        """
+        check_level(level)
+        alone = self.one(sequence)
+        model = getattr(self.source, "model", self.source)
+        return model._figures().plot_forecast(alone, level)
 
     @property
     def probs(self) -> Float[Tensor, "*b H C"]:

@@ -21,12 +21,13 @@ from torch import Tensor
 
 from ..inference.chains.contract import Chain, Filtered, Sampled, Smoothed, Viterbi
 from ..inference.numerics.randomness import Seed
+from ..inference.numerics.records import Record
 from .data.reading import read_series, to_tensor
 from .data.series import Given, Series
 from .dynamics.contract import Dynamics
 from .emissions.contract import Emission
 from .forecast import Forecast, check_horizon, look_ahead
-from .parameters import Named, Parameter, Parameters, described, listed
+from .parameters import Named, Parameter, Parameters, check_size, count_free, described, listed
 from .priors import log_prior, sample_sites
 from .problem import Problem
 from .program import PathMixture, Simulated, explicit_program, sequence_plates
@@ -34,8 +35,8 @@ from .seeding import seeded
 from .verbs import Verbs
 
 
-@dataclass(frozen=True)
-class StreamState:
+@dataclass(frozen=True, repr=False)
+class StreamState(Record):
     """What a stream remembers: the belief about the last state, and the evidence so far."""
 
     belief: Float[Tensor, "*b K"] | None
@@ -43,8 +44,8 @@ class StreamState:
     steps: int
 
 
-@dataclass(frozen=True)
-class StreamOutput:
+@dataclass(frozen=True, repr=False)
+class StreamOutput(Record):
     """What one observation of a stream says; of a model of several chains, of each one."""
 
     state: Float[Tensor, "*b K"] | tuple[Float[Tensor, "*b _"], ...]
@@ -86,9 +87,7 @@ class SwitchingSSM(Verbs, PyroModule):
             raise TypeError(
                 f"emission: got {type(emission).__name__}, expected an emission such as Normal(n_features)."
             )
-        n_features = emission.n_features
-        if not isinstance(n_features, int) or n_features < 1:
-            raise ValueError(f"n_features: got {n_features!r}, expected an integer of at least 1.")
+        check_size("n_features", emission.n_features)
         if len(emission.parts) > 1 and not dynamics.holds:
             raise ValueError(
                 f"emission: {emission.name} needs Copy dynamics; {dynamics.name} dynamics have no held steps."
@@ -138,6 +137,11 @@ class SwitchingSSM(Verbs, PyroModule):
     def sizes(self) -> dict[str, int]:
         """The lengths of the parameters' axes."""
         return self.dynamics.sizes | self.emission.sizes
+
+    @property
+    def n_parameters(self) -> int:
+        """How many numbers a fit chooses freely."""
+        return count_free(self.known, self.values_like(self._like))
 
     def with_values(self, values: Mapping[str, Any] | None = None, /, **named: Any) -> "SwitchingSSM":
         """The same model with these parameter values, e.g. `redraw_prob=0.1, state_probs=[...], loc=[[...]],
@@ -331,7 +335,7 @@ class SwitchingSSM(Verbs, PyroModule):
         problem = self.problem(x, horizon=horizon, **given)
         problem.series.check_ahead(horizon)
         values = self.values_like(problem.series.observations)
-        return Forecast.of(self.emission, values, look_ahead(problem, values, horizon))
+        return Forecast.of(self.emission, values, look_ahead(problem, values, horizon), problem.series, self)
 
     def product_of(self, values: Parameters) -> Parameters:
         """Parameters as those of the chain in `problem`: these themselves."""
@@ -381,6 +385,14 @@ class SwitchingSSM(Verbs, PyroModule):
         belief, increment = step.state[..., 0, :], step.log_increment[..., 0]
         after = StreamState(belief, state.log_evidence + increment, state.steps + 1)
         return after, StreamOutput(belief, redraw[..., 0], increment)
+
+    def durations(self, x: Any, **given: Unpack[Given]) -> Float[Tensor, "K"]:
+        """The expected number of steps from entering each state to leaving it; where gaps are given, of units of time.
+
+        With covariates, at the mean redraw probability of their steps.
+        """
+        series = self.read(x, **given)
+        return self.dynamics.durations(self.values_like(series.observations), series.drive)
 
     # ---- what the verbs of all models ask of it --------------------------------------------------------------------
 

@@ -147,6 +147,19 @@ def check_simplex(probs: Tensor, name: str) -> Tensor:
     return torch.where(exact, probs, probs / total)
 
 
+def check_size(name: str, size: object, least: int = 1) -> None:
+    """Raise unless this is a number of states, features or the like.
+
+    Raises:
+        TypeError: no integer; a truth value is none.
+        ValueError: less than `least`.
+    """
+    if not isinstance(size, int) or isinstance(size, bool):
+        raise TypeError(f"{name}: got {size!r}, expected an integer of at least {least}.")
+    if size < least:
+        raise ValueError(f"{name}: got {size}, expected an integer of at least {least}.")
+
+
 def concentration(prior: float | Sequence[float] | Tensor, shape: tuple[int, ...], name: str) -> Tensor:
     """A table of positive concentrations from a scalar or a table that broadcasts to `shape`.
 
@@ -174,6 +187,20 @@ def widened(table: Tensor, event_dims: int, n_axes: int) -> Tensor:
 def kept(found: Parameters, values: Parameters) -> Parameters:
     """What was found, and where that is not finite, what there was: nothing was known of it."""
     return {name: torch.where(torch.isfinite(value), value, values[name]) for name, value in found.items()}
+
+
+def count_free(known: Mapping[str, Parameter], values: Parameters) -> int:
+    """How many numbers may be chosen freely: rows of probabilities sum to 1, and matrices are symmetric."""
+    total = 0
+    for name, value in values.items():
+        size = value.shape[-1] if value.ndim else 1
+        if _is(known[name].support, "simplex"):
+            total += value.numel() // size * (size - 1)
+        elif _is(known[name].support, "positive_definite"):
+            total += value.numel() // size**2 * (size * (size + 1) // 2)
+        else:
+            total += value.numel()
+    return total
 
 
 def with_prefix(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..inference.chains.contract import Chain
+from ..inference.numerics.records import Record
 from .data.series import Series
 from .dynamics.contract import Dynamics
 from .emissions.contract import Emission
@@ -21,8 +22,8 @@ from .priors import Site, log_prior
 TABLE_SIZE = 2**24  # numbers in one likelihood table: draws beyond it are taken in turns
 
 
-@dataclass(frozen=True)
-class Problem:
+@dataclass(frozen=True, repr=False)
+class Problem(Record):
     """All that inference needs besides the parameters.
 
     Attributes:

@@ -21,6 +21,7 @@ from torch.distributions import constraints
 
 from ..inference.numerics.checks import ImpossibleError
 from ..inference.numerics.randomness import Seed
+from ..inference.numerics.records import Record
 from .emissions.contract import ByGate, Emission
 from .parameters import Parameters
 from .problem import Problem
@@ -28,8 +29,8 @@ from .problem import Problem
 NO_AXES = torch.Size()
 
 
-@dataclass(frozen=True)
-class Simulated:
+@dataclass(frozen=True, repr=False)
+class Simulated(Record):
     """A draw of the whole model."""
 
     x: Float[Tensor, "*b T F"]

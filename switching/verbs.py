@@ -1,5 +1,6 @@
 """What all models offer alike: fits, figures, exports, files. These import what stands above where they are called."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from .fitting.fit import Fit
     from .fitting.options import Options
+    from .forecast import Forecast
 
 
 class Verbs(Named):
@@ -23,11 +25,15 @@ class Verbs(Named):
         """The observations, what drives them and their labels as one `Series`, checked against this model."""
         raise TypeError(f"{self.name}: reads no series.")
 
+    def forecast(self, x: Any, horizon: int, **given: Unpack[Given]) -> "Forecast":
+        """States and observations at each of the `horizon` steps after the last one of x."""
+        raise TypeError(f"{self.name}: makes no forecasts.")
+
     def _fitted(self, series: Series, options: "Options") -> "Fit":
         raise TypeError(f"{self.name}: has no fits.")
 
     def _figures(self) -> Any:
-        """The module with `plot_fit` and `plot_forecast` for this kind of model."""
+        """The module with `plot_fit(model, x, ...)` and `plot_forecast(forecast, level)` for this kind of model."""
         raise TypeError(f"{self.name}: has no figures.")
 
     def fit(
@@ -93,7 +99,8 @@ class Verbs(Named):
         options = Options(
             method, restarts, max_steps, tol, seed, prior, progress, factorization, batch_size, start, fixed
         )
-        return self._fitted(self.read(x, **given), options)
+        series = self.read(x, **given)
+        return replace(self._fitted(series, options), series=series, prior=prior)
 
     def states(self, x: Any, **given: Unpack[Given]) -> "pd.DataFrame":
         """What the model at its values says of each step, given the whole of its sequence.
@@ -117,14 +124,21 @@ class Verbs(Named):
     def plot_forecast(
         self, x: Any, horizon: int, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]
     ) -> "Figure":
-        """The end of the series and the forecast after it: see `plot_forecast` in `views`."""
-        return self._figures().plot_forecast(self, x, horizon, sequence=sequence, level=level, **given)
+        """The end of the series and the forecast after it: `forecast(x, horizon, ...).plot(...)` of one sequence."""
+        one = self.read(x, horizon=horizon, **given).one(sequence)
+        return self.forecast(one, horizon).plot(level=level)
 
     def to_arviz(self, x: Any, *, draws: int = 100, seed: Seed = 0, **given: Unpack[Given]) -> "az.InferenceData":
         """The model at its values and the series x as ArviZ `InferenceData`: see `views.arviz.to_arviz`."""
         from .views.arviz import to_arviz
 
         return to_arviz(self, x, draws=draws, seed=seed, **given)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it."""
+        from .views.pages import model_page
+
+        return model_page(self)
 
     def save(self, path: str | Path) -> None:
         """Write the model into the folder `path`: `model.json` (structure) and `values.safetensors` (numbers)."""

@@ -16,10 +16,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..numerics.randomness import Seed
+from ..numerics.records import Record
 
 
-@dataclass(frozen=True)
-class Filtered:
+@dataclass(frozen=True, repr=False)
+class Filtered(Record):
     """The belief after each observation; 0 beyond the end of a sequence."""
 
     log_normalizer: Float[Tensor, "*b"]  # log p(x)
@@ -28,8 +29,8 @@ class Filtered:
     redraw: Float[Tensor, "*b T"] | None = None  # P(z_t = 1 | x_1..t)
 
 
-@dataclass(frozen=True)
-class Smoothed:
+@dataclass(frozen=True, repr=False)
+class Smoothed(Record):
     """The belief given the whole sequence; 0 beyond its end."""
 
     log_normalizer: Float[Tensor, "*b"]
@@ -38,8 +39,8 @@ class Smoothed:
     transition: Float[Tensor, "*b K K"] | None = None  # expected numbers of moves, where the chain has a table of them
 
 
-@dataclass(frozen=True)
-class Marginals:
+@dataclass(frozen=True, repr=False)
+class Marginals(Record):
     """How often each entry of the tables is used, the gradient of log p(x); 0 beyond the end of a sequence."""
 
     log_normalizer: Float[Tensor, "*b"]
@@ -49,8 +50,8 @@ class Marginals:
     transition: Float[Tensor, "..."] | None = None  # [*b, K, K] expected numbers, or [*b, T-1, K, K] by step
 
 
-@dataclass(frozen=True)
-class Viterbi:
+@dataclass(frozen=True, repr=False)
+class Viterbi(Record):
     """The most probable path, with its gates where there are any."""
 
     path: Int[Tensor, "*b T"]  # -1 beyond the end of a sequence
@@ -58,8 +59,8 @@ class Viterbi:
     redraw: Bool[Tensor, "*b T"] | None = None  # False beyond the end of a sequence
 
 
-@dataclass(frozen=True)
-class Sampled:
+@dataclass(frozen=True, repr=False)
+class Sampled(Record):
     """Independent draws of the path given x, with its gates where there are any."""
 
     path: Int[Tensor, "n *b T"]  # -1 beyond the end of a sequence

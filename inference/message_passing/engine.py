@@ -42,21 +42,22 @@ import torch
 from torch import Tensor
 
 from ..families import Stats, tree_map, tree_parts
+from ..numerics.records import Record
 from .factor_graph import Block, Factor, add_message, by_name, check_factor, check_proper, fit_message, neighbors
 
 __all__ = ["VMP", "Block", "Factor", "Run", "Sweep"]
 
 
-@dataclass(frozen=True)
-class Sweep:
+@dataclass(frozen=True, repr=False)
+class Sweep(Record):
     """One update of every block: by name, the ELBO after it, and the largest change of an expected statistic."""
 
     elbo: dict[str, Tensor]
     change: dict[str, float]
 
 
-@dataclass(frozen=True)
-class Run:
+@dataclass(frozen=True, repr=False)
+class Run(Record):
     """The ELBO after each sweep, [steps, *restarts], whether it settled, and the sweeps if these were recorded.
 
     `interrupted`: Ctrl-C ended the run; the blocks are as they were after the last whole sweep.

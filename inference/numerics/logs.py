@@ -16,6 +16,12 @@ NEVER = -1e30
 POSSIBLE = NEVER / 2  # log-weights above it are of events that can happen
 
 
+def log_probability(p: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """log p, -inf where p is 0; the gradient is 0 there, so that what cannot be stays so."""
+    possible = p > 0
+    return torch.where(possible, torch.where(possible, p, 1.0).log(), -torch.inf)
+
+
 def log_sum_exp(x: Float[Tensor, "..."], dims: int | tuple[int, ...], keepdim: bool = False) -> Float[Tensor, "..."]:
     """log sum exp over `dims`; unlike `torch.logsumexp`, gradients are 0, not NaN, where every term is -inf.
 

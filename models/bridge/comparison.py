@@ -24,6 +24,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from ...inference.chains.contract import Chain, Filtered
+from ...inference.numerics.records import Record
 from ...switching.coupled.layered import LayeredSSM
 from ...switching.data.series import Given, Series
 from ...switching.filter_vmp import filter_vmp
@@ -39,8 +40,8 @@ CONVERGED = 100  # sweeps of the per-step update
 MESSAGE_PASSING, ONE_SWEEP, NETWORK = "message passing", "one sweep", "network"
 
 
-@dataclass(frozen=True)
-class Update:
+@dataclass(frozen=True, repr=False)
+class Update(Record):
     """One way to carry a belief forward, beside the exact one; 0 beyond the end of a sequence."""
 
     state: Float[Tensor, "*b T K"]  # Q_t
@@ -82,6 +83,12 @@ class Comparison:
     def __repr__(self) -> str:
         """The table of `summary`."""
         return f"Comparison\n{self.summary()}"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it."""
+        from ...switching.views.tables import html
+
+        return html("Comparison with the exact filter", self.summary(), "-")
 
     def summary(self) -> pd.DataFrame:
         """A row for each update: means over steps (a probe's: held-out ones), greatest errors, nats lost a step."""

@@ -6,7 +6,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ...switching.data.timeline import time_index
-from ...switching.views.drawing import GATE, INK, STRIP, TimeAxis, draw_states, new_figure, set_title, state_colors
+from ...switching.views.colors import state_colors
+from ...switching.views.drawing import GATE, INK, STRIP, TimeAxis, draw_states, new_figure, set_title
 
 if TYPE_CHECKING:
     import xarray as xr

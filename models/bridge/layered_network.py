@@ -23,6 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ...inference.numerics.records import Record
 from ...switching.coupled.layered import LayeredSSM
 from ...switching.data.series import Series
 from ...switching.dynamics.copy import Copy
@@ -113,8 +114,8 @@ def lower_layers(model: LayeredSSM) -> SweepNetwork:
     return SweepNetwork([*layers, *(BeliefLayer(table.log(), gate, probs) for table, gate, probs in upper)])
 
 
-@dataclass(frozen=True)
-class LayerComparison:
+@dataclass(frozen=True, repr=False)
+class LayerComparison(Record):
     """Beliefs about each layer of a `LayeredSSM` from the lowest, four ways; 0 beyond the end of a sequence.
 
     Example:

@@ -29,6 +29,7 @@ from torch.nn.functional import logsigmoid
 
 from ...inference.chains.copy.chain import CopyChain
 from ...inference.numerics.randomness import Seed, generator_of
+from ...inference.numerics.records import Record
 from ...switching.dynamics.copy import Copy
 from ...switching.emissions.discrete import Categorical
 from ...switching.emissions.gated import Gated
@@ -38,8 +39,8 @@ from ..networks.recurrent import check_state
 from .tokens import read_tokens
 
 
-@dataclass(frozen=True)
-class LiftedDraw:
+@dataclass(frozen=True, repr=False)
+class LiftedDraw(Record):
     """Tokens, and the path of every chain."""
 
     tokens: Int[Tensor, "*b T"]
@@ -47,8 +48,8 @@ class LiftedDraw:
     redraw: Bool[Tensor, "C *b T"]
 
 
-@dataclass(frozen=True)
-class Reading:
+@dataclass(frozen=True, repr=False)
+class Reading(Record):
     """What a layer makes of each token, one row a token."""
 
     log_draw: Float[Tensor, "V C"]  # log P(z = 1 | x), a column for each coin
@@ -59,8 +60,8 @@ class Reading:
     dtype: torch.dtype
 
 
-@dataclass(frozen=True)
-class Lifted:
+@dataclass(frozen=True, repr=False)
+class Lifted(Record):
     """A layer as C copy chains of K states: one chain a unit, of two states, or one a block of a simplex.
 
     Results about chains have the chain as their first axis.

@@ -26,6 +26,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ...inference.numerics.records import Record
 from ...switching.dynamics.copy import Copy
 from ...switching.emissions.gated import Gated
 from ...switching.emissions.multivariate_normal import MultivariateNormal
@@ -39,8 +40,8 @@ EXACT = ("candidates: P(s_t = 1 | x_t, z_t = 1)",)
 LIMIT = ("gates: P(z_t = 1 | x_t), as x tells z ever more surely",)
 
 
-@dataclass(frozen=True)
-class LiftedGaussian:
+@dataclass(frozen=True, repr=False)
+class LiftedGaussian(Record):
     """A layer's units as copy chains with Gaussian emissions that share their noise; results have units last.
 
     Example:

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from ...inference.numerics.records import Record
 from ...switching.data.series import Series
 from ...switching.emissions.discrete import Categorical
 from ...switching.model import SwitchingSSM
@@ -18,8 +19,8 @@ Reads = Literal["belief", "logits", "probe"]
 READINGS = get_args(Reads)
 
 
-@dataclass(frozen=True)
-class Seen:
+@dataclass(frozen=True, repr=False)
+class Seen(Record):
     """A network's states on a series, [*b, T, D], what it read, [*b, T, I], and what its states mean."""
 
     hidden: Float[Tensor, "*b T D"]

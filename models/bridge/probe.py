@@ -18,11 +18,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from ...inference.numerics.records import Record
+
 MOST_ROWS = 20_000  # steps that a probe is fitted to; more are thinned out evenly
 
 
-@dataclass(frozen=True)
-class Probe:
+@dataclass(frozen=True, repr=False)
+class Probe(Record):
     """What linear maps read from states about beliefs, on held-out steps; `summary()` is the table of it.
 
     Example:

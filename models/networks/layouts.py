@@ -28,13 +28,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ...inference.numerics.records import Record
+
 GATES = {"lstm": "ifgo", "gru": "rzn", "elman": "n"}
 _KERAS = {"lstm": "ifgo", "gru": "zrn", "elman": "n"}
 _TF1 = {"lstm": "igfo", "elman": "n"}
 
 
-@dataclass(frozen=True)
-class RecurrentWeights:
+@dataclass(frozen=True, repr=False)
+class RecurrentWeights(Record):
     """One recurrent layer of H units and I inputs in torch's layout.
 
     Arguments:

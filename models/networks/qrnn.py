@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from ...inference.numerics.records import brief
 from ...inference.scans.gated.op import PARTS, Activated, activate, gated_scan
 from .recurrent import Recurrent, batch_major, check_state, check_step, keep, last, observed, time_major
 
@@ -32,6 +33,9 @@ class QRNNState(NamedTuple):
     inputs: tuple[
         Tensor, ...
     ]  # for each layer its last window - 1 inputs, oldest first, [*batch, window - 1, features]
+
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 class QRNN(Recurrent):

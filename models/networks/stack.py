@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from ...inference.numerics.checks import check_lengths
+from ...inference.numerics.records import Record
 from ...inference.stacks.automaton.op import advance, start
 from ...inference.stacks.stratification import stratify, strengths, visible
 from ...inference.stacks.superposition.op import step as superposition
@@ -32,8 +33,8 @@ from .stack_network import StackRNN, StackRun, StackState, unchanged
 Lengths = Tensor | Sequence[int] | int | None
 
 
-@dataclass(frozen=True)
-class SuperpositionActions:
+@dataclass(frozen=True, repr=False)
+class SuperpositionActions(Record):
     """Log-probabilities of push, pop, no-op (pop two, ...) and the value that a push puts on top, for every stack."""
 
     log_action: Float[Tensor, "*b T S A"]
@@ -160,8 +161,8 @@ class SuperpositionStackRNN(StackRNN):
         return SuperpositionActions(action.log_softmax(-1), value.sigmoid())
 
 
-@dataclass(frozen=True)
-class StratificationActions:
+@dataclass(frozen=True, repr=False)
+class StratificationActions(Record):
     """Strengths poured on and drained at each step, and the values poured."""
 
     pour: Float[Tensor, "*b T"]
@@ -225,8 +226,8 @@ class StratificationStackRNN(StackRNN):
         return StratificationActions(pour, drain, value.tanh())
 
 
-@dataclass(frozen=True)
-class PushdownActions:
+@dataclass(frozen=True, repr=False)
+class PushdownActions(Record):
     """Log-weights of all transitions at each step, and the values pushed (None without)."""
 
     log_push: Float[Tensor, "*b T Q G Q G"]

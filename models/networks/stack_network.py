@@ -10,11 +10,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
+from ...inference.numerics.records import Record
 from .recurrent import batch_major, check_step
 
 
-@dataclass(frozen=True)
-class StackState:
+@dataclass(frozen=True, repr=False)
+class StackState(Record):
     """Between two steps: the controller's state, the stack, what is read off it, and the controller's raw actions."""
 
     controller: Any
@@ -23,8 +24,8 @@ class StackState:
     raw: Float[Tensor, "B O"]
 
 
-@dataclass(frozen=True)
-class StackRun:
+@dataclass(frozen=True, repr=False)
+class StackRun(Record):
     """A stack network's pass over its input, with all that it did.
 
     Arguments:

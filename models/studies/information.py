@@ -30,12 +30,13 @@ from torch import Tensor
 from torch.special import entr
 
 from ...inference.numerics.randomness import Seed
+from ...inference.numerics.records import Record
 from ...switching.dynamics.copy import Copy
 from ...switching.emissions.gated import Gated
 from ...switching.emissions.multivariate_normal import MultivariateNormal
 from ...switching.model import SwitchingSSM
 from ...switching.seeding import number_of
-from ...switching.views.drawing import FAINT, INK
+from ...switching.views.drawing import FAINT, INK, NotebookFigure
 from ..bridge.comparison import MESSAGE_PASSING, NETWORK, ONE_SWEEP, compare
 from ..networks.minimal import MinGRU
 
@@ -44,8 +45,8 @@ REACH, SPACING = 10.0, 0.05  # of the grid, in standard deviations
 LABELS = {NETWORK: "linear gate (minGRU)", MESSAGE_PASSING: "message passing, converged", ONE_SWEEP: "one sweep"}
 
 
-@dataclass(frozen=True)
-class InformationSweep:
+@dataclass(frozen=True, repr=False)
+class InformationSweep(Record):
     """Distances to the exact filter, by how much of the gate x tells; `summary()` and `plot()`.
 
     Example:
@@ -72,7 +73,7 @@ class InformationSweep:
 
     def plot(self) -> Figure:
         """Mean total variation to the exact filter against the share I / H(z)."""
-        figure = Figure(figsize=(6.5, 4.0), layout="constrained", facecolor="white")
+        figure = NotebookFigure(6.5, 4.0)
         panel = figure.subplots()
         share = (self.information / self.entropy).numpy()
         for (name, table), color in zip(self.total_variation.items(), ("#8c2981", "#de4968", "#1f77b4"), strict=False):

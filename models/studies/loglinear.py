@@ -27,9 +27,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ...inference.numerics.records import Record
 
-@dataclass(frozen=True)
-class SoftmaxRegression:
+
+@dataclass(frozen=True, repr=False)
+class SoftmaxRegression(Record):
     """log P(y = k | x) = weight[k] x + bias[k] - log-sum-exp over k.
 
     Example:
@@ -106,8 +108,8 @@ class SoftmaxRegression:
         return CategoricalClasses((self.bias + normalizers.sum(-1)).log_softmax(0), log_table, tuple(sizes))
 
 
-@dataclass(frozen=True)
-class GaussianClasses:
+@dataclass(frozen=True, repr=False)
+class GaussianClasses(Record):
     """x | k ~ N(mean[k], covariance): linear discriminant analysis as a generative model.
 
     Example:
@@ -138,8 +140,8 @@ class GaussianClasses:
         return SoftmaxRegression(weight, self.log_prior - 0.5 * (weight * self.mean).sum(-1))
 
 
-@dataclass(frozen=True)
-class CategoricalClasses:
+@dataclass(frozen=True, repr=False)
+class CategoricalClasses(Record):
     """Naive Bayes over categorical features: feature f has `sizes[f]` values, side by side in the table's columns.
 
     Example:

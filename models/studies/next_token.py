@@ -26,10 +26,12 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from ...inference.numerics.randomness import Seed
+from ...inference.numerics.records import Record
 from ...switching.dynamics.copy import Copy
 from ...switching.emissions.discrete import Categorical
 from ...switching.model import SwitchingSSM
 from ...switching.seeding import number_of, seeded
+from ...switching.views.drawing import NotebookFigure
 from ..bridge.tokens import one_hot
 from ..networks.minimal import MinGRU
 
@@ -39,8 +41,8 @@ BATCH, LENGTH = 64, 64
 UNSEEN = -100  # the target of a missing token, which no loss counts
 
 
-@dataclass(frozen=True)
-class NextTokenPredictor:
+@dataclass(frozen=True, repr=False)
+class NextTokenPredictor(Record):
     """A recurrent layer trained with a linear head to predict the next token.
 
     Example:
@@ -119,8 +121,8 @@ def make_layer(kind: Any, n_tokens: int, n_units: int, seed: Seed = 0) -> nn.Mod
         return kind(n_tokens, n_units)
 
 
-@dataclass(frozen=True)
-class PriceOfExactness:
+@dataclass(frozen=True, repr=False)
+class PriceOfExactness(Record):
     """Nats a token lost against the exact filter, by redraw probability and overlap; `summary()` and `plot()`.
 
     Example:
@@ -148,7 +150,7 @@ class PriceOfExactness:
 
     def plot(self) -> Figure:
         """Losses against the redraw probability, a colour for each overlap."""
-        figure = Figure(figsize=(6.5, 4.0), layout="constrained", facecolor="white")
+        figure = NotebookFigure(6.5, 4.0)
         panel = figure.subplots()
         colors = cycle(("#8c2981", "#1f77b4", "#de4968"))
         for i, (overlap, color) in enumerate(zip(self.overlap.tolist(), colors, strict=False)):

@@ -29,13 +29,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ...inference.numerics.records import Record
 from ..networks.layouts import GATES, from_torch
 
 Condition = tuple[str, float, float]
 
 
-@dataclass(frozen=True)
-class Stability:
+@dataclass(frozen=True, repr=False)
+class Stability(Record):
     """A certificate for one network and one bound on its inputs.
 
     Example:

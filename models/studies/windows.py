@@ -7,9 +7,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ...inference.numerics.records import Record
 
-@dataclass(frozen=True)
-class Forgetting:
+
+@dataclass(frozen=True, repr=False)
+class Forgetting(Record):
     """For each step the least number of last inputs, itself among them, that certify the output to `tol`.
 
     Both tables are 0 beyond the end of a sequence.

@@ -27,11 +27,13 @@ from ...inference.chains.contract import Chain
 from ...inference.families import CopyTables
 from ...inference.message_passing.engine import VMP
 from ...inference.numerics.randomness import Seed, generator_of
+from ...inference.numerics.records import Record
 from ..data.series import Given, Series
+from ..emissions.contract import Emission
 from ..fitting.options import Options
 from ..forecast import Forecast
 from ..model import StreamOutput, StreamState, SwitchingSSM
-from ..parameters import Named, Parameter, Parameters, widened
+from ..parameters import Named, Parameter, Parameters, count_free, listed, widened
 from ..problem import Problem
 from ..program import sequence_plates
 from ..seeding import seeded
@@ -39,8 +41,8 @@ from ..verbs import Verbs
 from .joint import coordinates, marginals
 
 
-@dataclass(frozen=True)
-class CoupledDraw:
+@dataclass(frozen=True, repr=False)
+class CoupledDraw(Record):
     """A draw of the whole model."""
 
     x: Float[Tensor, "*b T F"]
@@ -48,8 +50,8 @@ class CoupledDraw:
     redraw: Bool[Tensor, "*b T D"]
 
 
-@dataclass(frozen=True)
-class CoupledBelief:
+@dataclass(frozen=True, repr=False)
+class CoupledBelief(Record):
     """The exact marginals of each chain, and the evidence of the whole; 0 beyond the end of a sequence."""
 
     log_normalizer: Float[Tensor, "*b"]  # log p(x)
@@ -57,24 +59,24 @@ class CoupledBelief:
     redraw: Float[Tensor, "*b T D"]  # P(z_dt = 1 | ...)
 
 
-@dataclass(frozen=True)
-class CoupledViterbi:
+@dataclass(frozen=True, repr=False)
+class CoupledViterbi(Record):
     """The most probable path of all states, gates summed out; -1 beyond the end of a sequence."""
 
     path: Int[Tensor, "*b T D"]
     log_probability: Float[Tensor, "*b"]  # log P(path, x)
 
 
-@dataclass(frozen=True)
-class CoupledSampled:
+@dataclass(frozen=True, repr=False)
+class CoupledSampled(Record):
     """Independent draws of whole paths and gates given a sequence; -1, and no redraw, beyond its end."""
 
     path: Int[Tensor, "n *b T D"]
     redraw: Bool[Tensor, "n *b T D"]
 
 
-@dataclass(frozen=True)
-class CoupledPaths:
+@dataclass(frozen=True, repr=False)
+class CoupledPaths(Record):
     """The structured approximation: each chain's exact marginals under q, and how the bound rose."""
 
     state: tuple[Float[Tensor, "*b T _"], ...]  # q(s_dt)
@@ -89,8 +91,14 @@ class CoupledSSM(Verbs, ABC):
     Methods take x as `SwitchingSSM` does, with `lengths`; results have one table or one column for each chain.
     """
 
+    emission: Emission  # what it looks like
     n_covariates: int = 0  # that drive it
     holds: bool = True  # a step may hold its state, so that there is a gate
+
+    def __repr__(self) -> str:
+        """What it is made of, and its values."""
+        sizes = ", ".join(map(str, self.n_states))
+        return f"{self.name}({sizes} states, {self.emission!r})\n{listed(self.known, self.parameters)}"
 
     # ---- what a model says -----------------------------------------------------------------------------------------
 
@@ -118,6 +126,11 @@ class CoupledSSM(Verbs, ABC):
     @abstractmethod
     def parameters(self) -> Parameters:
         """All parameters by name."""
+
+    @property
+    def n_parameters(self) -> int:
+        """How many numbers a fit chooses freely."""
+        return count_free(self.known, self.parameters)
 
     @abstractmethod
     def with_parameters(self, values: Parameters) -> "CoupledSSM":
@@ -229,16 +242,27 @@ class CoupledSSM(Verbs, ABC):
 
         `state` holds a table for each chain, `redraw` a column.
         """
-        found = self.product.forecast(self.read(x, **given), horizon)
+        series = self.read(x, **given)
+        found = self.product.forecast(series, horizon)
         assert isinstance(found.state, Tensor)
         redraw = self.parameters["redraw_prob"].to(found.state).expand(*found.state.shape[:-1], -1)
-        return replace(found, state=self._split(found.state), redraw=redraw)
+        return replace(found, state=self._split(found.state), redraw=redraw, series=series, source=self)
 
     def infer(self, x: Any, max_steps: int = 200, tol: float = 1e-10, **given: Unpack[Given]) -> CoupledPaths:
         """The best q of independent chains, by coordinate ascent from the prior; the bound rises with every update."""
         engine = self.engine(x, **given)
         run = engine.run(max_steps, tol)
         return paths_of([engine.stats(name) for name in engine.blocks], run.elbo, run.converged)
+
+    @property
+    @abstractmethod
+    def fresh_probs(self) -> tuple[Float[Tensor, "_"], ...]:
+        """What the prior says of a fresh state of each chain."""
+
+    def durations(self, x: Any = None, **given: Unpack[Given]) -> tuple[Float[Tensor, "_"], ...]:
+        """The expected number of steps from entering each state of each chain to leaving it, whatever x."""
+        chains = zip(self.parameters["redraw_prob"].unbind(-1), self.fresh_probs, strict=True)
+        return tuple(1 / (rho * (1 - probs)) for rho, probs in chains)
 
     # ---- streams ---------------------------------------------------------------------------------------------------
 

@@ -38,6 +38,7 @@ from ...inference.message_passing.engine import VMP, Block, Factor
 from ..data.series import Given, Series
 from ..dynamics.factors import fresh_states, gates
 from ..dynamics.markov import Markov
+from ..emissions.contract import Emission
 from ..emissions.discrete import Poisson
 from ..emissions.multivariate_normal import MultivariateNormal
 from ..fitting.options import Options
@@ -57,7 +58,7 @@ from .fit import Network, Points
 from .noise import CountNoise, NormalNoise
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class FactorialSSM(CoupledSSM):
     """D copy chains that jointly drive one observation.
 
@@ -103,6 +104,15 @@ class FactorialSSM(CoupledSSM):
     def n_features(self) -> int:
         return self.loc[0].shape[-1]
 
+    @property
+    def emission(self) -> Emission:  # type: ignore[override]
+        """What a joint state looks like."""
+        return Poisson(self.n_features) if self.precision is None else MultivariateNormal(self.n_features)
+
+    @property
+    def fresh_probs(self) -> tuple[Tensor, ...]:
+        return tuple(self.state_probs)
+
     # ---- parameters --------------------------------------------------------------------------------------------------
 
     @property
@@ -126,6 +136,11 @@ class FactorialSSM(CoupledSSM):
         for d, (probs, loc) in enumerate(zip(self.state_probs, self.loc, strict=True), start=1):
             found |= {f"state_probs_{d}": probs, f"loc_{d}": loc}
         return found if self.precision is None else found | {"precision": self.precision}
+
+    @property
+    def n_parameters(self) -> int:
+        """What all states of one chain have in common may as well be another's: it counts once."""
+        return super().n_parameters - (self.n_chains - 1) * self.n_features
 
     def with_parameters(self, values: Parameters) -> "FactorialSSM":
         return FactorialSSM.from_parts({}, values)
@@ -158,8 +173,7 @@ class FactorialSSM(CoupledSSM):
     def product(self) -> SwitchingSSM:
         """The model of one chain over all joint states, the last chain's state changing fastest."""
         n = len(self.product_of(self.parameters)["initial_probs"])
-        emission = Poisson(self.n_features) if self.precision is None else MultivariateNormal(self.n_features)
-        return SwitchingSSM(Markov(n), emission).with_values(self.product_of(self.parameters))
+        return SwitchingSSM(Markov(n), self.emission).with_values(self.product_of(self.parameters))
 
     def product_of(self, values: Parameters) -> Parameters:
         chains = range(1, self.n_chains + 1)

@@ -73,7 +73,7 @@ class Network:
         return VMP([*blocks, *self.paths], self.factors, restarts)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CoupledPosterior(ParameterPosterior):
     """Independent blocks of conjugate families over the parameters; the model says of what.
 

@@ -8,13 +8,14 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 from torch.distributions import constraints
 
+from ...inference.numerics.records import Record
 from ..emissions.contract import ByGate, Emission
 from ..parameters import Parameter, Parameters
 from ..priors import Site
 
 
-@dataclass(frozen=True, eq=False)
-class Indexed(Emission):
+@dataclass(frozen=True, eq=False, repr=False)
+class Indexed(Record, Emission):
     """An emission of joint states, each of which looks like one state of another emission, redrawn or held.
 
     Arguments:

@@ -59,7 +59,7 @@ from .fit import Network, Points
 from .joint import Indexed
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LayeredSSM(CoupledSSM):
     """Layers of copy chains, from the lowest to the top.
 

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+from ...inference.numerics.records import Record
 from .stacked import Stacked
 from .timeline import time_index
 
@@ -32,8 +33,8 @@ class Given(TypedDict, total=False):
     dt: Any
 
 
-@dataclass(frozen=True)
-class Drive:
+@dataclass(frozen=True, repr=False)
+class Drive(Record):
     """What drives the dynamics from outside at some steps; None where nothing does."""
 
     covariates: Float[Tensor, "*b T C"] | None = None
@@ -45,8 +46,8 @@ class Drive:
         return Drive(covariates, None if self.gaps is None else self.gaps[..., steps])
 
 
-@dataclass(frozen=True)
-class Series:
+@dataclass(frozen=True, repr=False)
+class Series(Record):
     """Observed sequences, what drives them, and the labels that they came with.
 
     Made by `model.read(x, ...)` and `read_panel`, and taken by every method in place of x.

@@ -97,6 +97,13 @@ class Dynamics(Named, ABC):
         """P(s, z) at each of the `horizon` steps that follow the belief: `[*b, H, K]` for z = 1 and for z = 0."""
 
     @abstractmethod
+    def durations(self, values: Parameters, drive: Drive) -> Float[Tensor, "K"]:
+        """The expected number of steps from entering each state to leaving it; infinite where nothing leaves it.
+
+        What covariates move is taken at its mean over their steps, and a gap as the time that it is.
+        """
+
+    @abstractmethod
     def first(self, values: Parameters) -> Float[Tensor, "K"]:
         """P(s_1), before any observation."""
 
@@ -152,11 +159,3 @@ class Dynamics(Named, ABC):
 def draw_state(step: int, probs: Tensor) -> Tensor:
     """The site `s_{step}`, marked for exact enumeration."""
     return pyro.sample(f"s_{step}", dist.Categorical(probs), infer={"enumerate": "parallel"})
-
-
-def check_n_states(n_states: int) -> None:
-    """Raise where this is no number of states."""
-    if not isinstance(n_states, int) or isinstance(n_states, bool):
-        raise TypeError(f"n_states: got {n_states!r}, expected an integer.")
-    if n_states < 1:
-        raise ValueError(f"n_states: got {n_states}, expected at least 1.")

@@ -28,9 +28,9 @@ from ...inference.message_passing.factor_graph import Factor
 from ...inference.numerics.checks import broadcast_shapes
 from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
-from ..parameters import Parameter, Parameters, concentration, widened
+from ..parameters import Parameter, Parameters, check_size, concentration, widened
 from ..priors import Conjugate, Probabilities, Site
-from .contract import PATHS, Dynamics, check_n_states, draw_state
+from .contract import PATHS, Dynamics, draw_state
 from .factors import by_state, driven_gates, fresh_states, gate_counts, gates
 from .gates import GateLikelihood, fisher_scoring, log1mexp, log_redraw_in_gap, logistic_bounds, with_intercept
 
@@ -98,7 +98,7 @@ class Copy(Dynamics):
         n_covariates: C, the number of covariates that move the logit of the redraw probability.
 
     Raises:
-        TypeError: a number of states that is none.
+        TypeError: a number of states or covariates that is no integer.
         ValueError: no states, concentrations that are not positive.
 
     Example:
@@ -116,9 +116,8 @@ class Copy(Dynamics):
     holds: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_n_states(self.n_states)
-        if self.n_covariates < 0:
-            raise ValueError(f"n_covariates: got {self.n_covariates}, expected 0 or more.")
+        check_size("n_states", self.n_states)
+        check_size("n_covariates", self.n_covariates, least=0)
         self.default_prior()
 
     @property
@@ -206,6 +205,10 @@ class Copy(Dynamics):
         before = torch.cat([belief.unsqueeze(-2).expand(state[..., :1, :].shape), state[..., :-1, :]], -2)
         redrawn = log_redraw.exp().unsqueeze(-1) * fresh
         return ByGate(redrawn.expand(before.shape), log_hold.exp().unsqueeze(-1) * before)
+
+    def durations(self, values: Parameters, drive: Drive) -> Tensor:
+        log_redraw, _ = self.log_gate(values, Drive(drive.covariates, None), 0)
+        return 1 / (log_redraw.exp().mean() * (1 - values["state_probs"]))
 
     def first(self, values: Parameters) -> Tensor:
         return values["state_probs"]

@@ -10,11 +10,12 @@ from ...inference.chains.contract import Chain, Marginals
 from ...inference.chains.markov.chain import MarkovChain
 from ...inference.families import MarkovPaths, MarkovTables
 from ...inference.message_passing.factor_graph import Factor
+from ...inference.numerics.logs import log_probability
 from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
-from ..parameters import Parameters, concentration, widened
+from ..parameters import Parameters, check_size, concentration, widened
 from ..priors import Conjugate, Probabilities
-from .contract import PATHS, Dynamics, check_n_states, draw_state
+from .contract import PATHS, Dynamics, draw_state
 from .factors import by_state, first_state, moves
 
 
@@ -31,7 +32,7 @@ class Markov(Dynamics):
         sticky: added to the concentration of staying (Fox et al. 2011).
 
     Raises:
-        TypeError: a number of states that is none.
+        TypeError: a number of states that is no integer.
         ValueError: no states, concentrations that are not positive, a negative `sticky`.
 
     Example:
@@ -49,7 +50,7 @@ class Markov(Dynamics):
     sticky: float = 0.0
 
     def __post_init__(self) -> None:
-        check_n_states(self.n_states)
+        check_size("n_states", self.n_states)
         if not self.sticky >= 0:
             raise ValueError(f"sticky: got {self.sticky}, expected a concentration of at least 0.")
         self.default_prior()
@@ -82,7 +83,7 @@ class Markov(Dynamics):
         n_batch = table.ndim - 2 - (values["initial_probs"].ndim - 1)
         transition = widened(values["transition_probs"], 2, n_batch)
         initial = widened(values["initial_probs"], 1, n_batch) if belief is None else _moved(belief, transition)
-        return MarkovChain(initial.log(), transition.log(), table, lengths)
+        return MarkovChain(log_probability(initial), log_probability(transition), table, lengths)
 
     def propagate(self, values: Parameters, belief: Tensor, drive: Drive, horizon: int) -> ByGate:
         n_batch = belief.ndim - 1 - (values["transition_probs"].ndim - 2)
@@ -92,6 +93,9 @@ class Markov(Dynamics):
             beliefs.append(belief)
         state = torch.stack(beliefs, -2)
         return ByGate(state, torch.zeros_like(state))
+
+    def durations(self, values: Parameters, drive: Drive) -> Tensor:
+        return 1 / (1 - values["transition_probs"].diagonal(dim1=-2, dim2=-1))
 
     def first(self, values: Parameters) -> Tensor:
         return values["initial_probs"]

@@ -27,8 +27,9 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 from torch.distributions import constraints
 
+from ...inference.numerics.records import Record
 from ..data.series import place
-from ..parameters import Named, Parameter, Parameters, check_parameters, moved, widened, with_prefix
+from ..parameters import Named, Parameter, Parameters, check_parameters, check_size, moved, widened, with_prefix
 from ..priors import Conjugate, Site, log_prior
 from .ascent import ascend
 
@@ -52,8 +53,8 @@ class Part(NamedTuple):
         return with_prefix(values, self.prefix)
 
 
-@dataclass(frozen=True)
-class Maximized:
+@dataclass(frozen=True, repr=False)
+class Maximized(Record):
     """Parameters after an M-step, and the states that could not be estimated."""
 
     values: Parameters
@@ -88,6 +89,9 @@ class Emission(Named, ABC):
     expects: str = "finite numbers"
     have_unit: ClassVar[bool] = False
     """Whether `in_units` says what another unit does to the parameters, and "loc" is what another origin moves."""
+
+    def __post_init__(self) -> None:
+        check_size("n_features", self.n_features)
 
     # ---- what a subclass writes ------------------------------------------------------------------------------------
 

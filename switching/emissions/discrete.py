@@ -29,7 +29,7 @@ from torch.distributions import constraints
 
 from ...inference.families import Beta, Dirichlet, Gamma
 from ...inference.numerics.checks import broadcast_shapes
-from ..parameters import Parameter, Parameters, concentration
+from ..parameters import Parameter, Parameters, check_size, concentration
 from .contract import ConjugateEmission, Representative
 
 
@@ -177,8 +177,7 @@ class Categorical(ConjugateEmission):
     parameters = {"probs": Parameter(("state", "category"), constraints.simplex)}  # noqa: RUF012
 
     def __post_init__(self) -> None:
-        if self.n_categories < 1:
-            raise ValueError(f"n_categories: got {self.n_categories}, expected at least 1.")
+        check_size("n_categories", self.n_categories)
 
     @classmethod
     def sized_to(cls, x: Any) -> "Categorical":

@@ -5,12 +5,15 @@ agree, $\sum_t P(s_t = i \mid x, \theta_{ref})\, P(s_t = j \mid x, \theta)$, is 
 """
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.distributions import constraints
 
 from ..emissions.contract import Emission
 from ..parameters import Parameters
 from ..problem import Problem
+
+NEAR, UNLIKE = 0.5, 1.25  # means nearer than this share of a scale, and scales in this ratio
 
 
 def match_states(problem: Problem, draws: Parameters, reference: Parameters) -> Int[Tensor, "n K"]:
@@ -27,7 +30,23 @@ def match_states(problem: Problem, draws: Parameters, reference: Parameters) -> 
 
 
 def state_levels(emission: Emission, values: Parameters) -> Float[Tensor, "K"]:
-    """One number a state to order it by: the sum over features of its means in units of their spread."""
-    mean = emission.mean(values).redrawn
-    spread = mean.std(0, correction=0)
-    return (mean / torch.where(spread > 0, spread, 1.0)).sum(-1)
+    """One number a state to order it by: the sum over features of its means in units of their spread.
+
+    Of a feature whose states differ only in scale, its standard deviations take the place of its means.
+    """
+    level = torch.where(only_scales(emission, values), _scale(emission, values), emission.mean(values).redrawn)
+    spread = level.std(0, correction=0)
+    return (level / torch.where(spread > 0, spread, 1.0)).sum(-1)
+
+
+def only_scales(emission: Emission, values: Parameters) -> Bool[Tensor, "F"]:
+    """Of which features the states differ in scale and hardly in their means, as what is volatile at times does."""
+    mean, scale = emission.mean(values).redrawn, _scale(emission, values)
+    if emission.support is not constraints.real:  # a scale that goes with the mean tells nothing more
+        return torch.zeros_like(mean[0], dtype=torch.bool)
+    near = mean.amax(0) - mean.amin(0) < NEAR * scale.amin(0)
+    return near & (scale.amax(0) > UNLIKE * scale.amin(0))
+
+
+def _scale(emission: Emission, values: Parameters) -> Float[Tensor, "K F"]:
+    return emission.variance(values).redrawn.sqrt()

@@ -1,5 +1,6 @@
 """`model.fit`: the record it returns, and the walk from observations to that record."""
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -12,7 +13,7 @@ from torch import Tensor
 from ..data.series import Series
 from ..emissions.contract import ConjugateEmission
 from ..model import SwitchingSSM
-from ..parameters import Parameters, reordered
+from ..parameters import Parameters, count_free, reordered
 from ..problem import Problem
 from .alignment import match_states, state_levels
 from .em import EM, occupied
@@ -28,6 +29,8 @@ from .search import Found, search
 if TYPE_CHECKING:
     import arviz as az
     from matplotlib.figure import Figure
+
+    from ..views.summary import Summary
 
 Model = TypeVar("Model")
 
@@ -53,6 +56,9 @@ class Fit(Generic[Model]):
         interrupted: whether Ctrl-C ended the fit; the best so far is kept.
         posterior: the parameters' distribution, and predictions that take it in; None of a fit by EM, which is a point.
         paths: of a model of several chains, each chain's marginals under q.
+        series: what was fitted; the methods take it where they are given no x. `save` keeps the model alone.
+        prior: the argument of `fit`.
+        fixed: the names of the parameters that were held.
 
     Example:
         >>> import samplehold as sh
@@ -74,6 +80,9 @@ class Fit(Generic[Model]):
     reason: str = ""
     posterior: Any = None  # a Posterior, whose methods differ with the model
     paths: Any = None
+    series: Series | None = None
+    prior: str | None = "scaled"
+    fixed: tuple[str, ...] = ()
 
     @property
     def active_states(self) -> Any:
@@ -86,29 +95,85 @@ class Fit(Generic[Model]):
         """How many restarts ended within 0.01 nats of the best."""
         return int(self.restarts.agrees.sum())
 
-    def log_evidence(self, x: Any, **given: Any) -> Tensor:
-        """That of the fitted model, as the six below."""
-        return self._model.log_evidence(x, **given)
+    # ---- how well it describes what was fitted ----------------------------------------------------------------------
 
-    def filter(self, x: Any, **given: Any) -> Any:
+    @property
+    def loglik(self) -> float:
+        """log p(x) of all sequences that were fitted, at the fitted values."""
+        with torch.no_grad():
+            return float(self._model.log_evidence(self._given(None)).sum())
+
+    @property
+    def n_parameters(self) -> int:
+        """How many numbers the fit chose freely."""
+        known = {name: self._model.known[name] for name in self.fixed}
+        return self._model.n_parameters - count_free(known, {name: self._model.values[name] for name in known})
+
+    @property
+    def aic(self) -> float:
+        """Akaike's criterion, 2 n_parameters - 2 loglik; of a fit by EM."""
+        self._check_point("aic")
+        return 2 * self.n_parameters - 2 * self.loglik
+
+    @property
+    def bic(self) -> float:
+        """Schwarz's criterion, log(observed steps) n_parameters - 2 loglik; of a fit by EM."""
+        self._check_point("bic")
+        return math.log(self._given(None).n_observed) * self.n_parameters - 2 * self.loglik
+
+    def summary(self, level: float = 0.9) -> "Summary":
+        """How the fit went, its parameters with standard errors and intervals, and its states; print it.
+
+        A fit by EM has its standard errors from the curvature of what was maximised (see `fitting.curvature`), others
+        from their posterior. `.statistics`, `.parameters` and `.states` are the same in pandas.
+
+        Arguments:
+            level: probability of the intervals.
+
+        Raises:
+            ValueError: level outside (0, 1).
+        """
+        from ..views.summary import summarise
+
+        return summarise(self, self._given(None), level)
+
+    # ---- what its model says ----------------------------------------------------------------------------------------
+
+    def log_evidence(self, x: Any = None, **given: Any) -> Tensor:
+        """That of the fitted model, as the six below; of the series that was fitted where none is given."""
+        return self._model.log_evidence(self._given(x), **given)
+
+    def filter(self, x: Any = None, **given: Any) -> Any:
         """See `model.filter`."""
-        return self._model.filter(x, **given)
+        return self._model.filter(self._given(x), **given)
 
-    def smooth(self, x: Any, **given: Any) -> Any:
+    def smooth(self, x: Any = None, **given: Any) -> Any:
         """See `model.smooth`."""
-        return self._model.smooth(x, **given)
+        return self._model.smooth(self._given(x), **given)
 
-    def viterbi(self, x: Any, **given: Any) -> Any:
+    def viterbi(self, x: Any = None, **given: Any) -> Any:
         """See `model.viterbi`."""
-        return self._model.viterbi(x, **given)
+        return self._model.viterbi(self._given(x), **given)
 
-    def states(self, x: Any, **given: Any) -> pd.DataFrame:
+    def states(self, x: Any = None, **given: Any) -> pd.DataFrame:
         """See `model.states`."""
-        return self._model.states(x, **given)
+        return self._model.states(self._given(x), **given)
 
-    def forecast(self, x: Any, horizon: int, **given: Any) -> Any:
+    def forecast(self, x: Any = None, horizon: int = 1, **given: Any) -> Any:
         """See `model.forecast`."""
-        return self._model.forecast(x, horizon, **given)
+        return self._model.forecast(self._given(x), horizon, **given)
+
+    def _given(self, x: Any) -> Any:
+        """What was given, or what was fitted."""
+        if x is None and self.series is None:
+            raise ValueError("x: got None, but this fit keeps no series; give one.")
+        return self.series if x is None else x
+
+    def _check_point(self, name: str) -> None:
+        if self.posterior is not None:
+            raise ValueError(
+                f'{name}: got a fit by "{self.method}", which is no point; use az.loo(fit.to_arviz()), or method="em".'
+            )
 
     @property
     def _model(self) -> Any:
@@ -122,15 +187,22 @@ class Fit(Generic[Model]):
             lines.append(f"{self.agreeing} of {len(self.restarts)} starts within 0.01 nats of the best")
         return "\n".join([*lines, repr(self.model)])
 
-    def to_arviz(self, x: Any, **keywords: Any) -> "az.InferenceData":
-        """InferenceData of this fit and the series x; see `samplehold.switching.views.arviz.to_arviz`."""
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it."""
+        from ..views.pages import fit_page
+
+        return fit_page(self)
+
+    def to_arviz(self, x: Any = None, **keywords: Any) -> "az.InferenceData":
+        """InferenceData of this fit and the series x, or what was fitted; see `switching.views.arviz.to_arviz`."""
         from ..views.arviz import to_arviz
 
-        return to_arviz(self, x, **keywords)
+        return to_arviz(self, self._given(x), **keywords)
 
-    def plot(self, x: Any, **keywords: Any) -> "Figure":
-        """The series with state means and bands, the smoothed states and the redraw probability; see `model.plot`."""
-        return self.model.plot(x, **keywords)  # type: ignore[attr-defined]
+    def plot(self, x: Any = None, **keywords: Any) -> "Figure":
+        """The series x, or what was fitted, with state means and bands, the smoothed states and redraws; see
+        `model.plot`."""
+        return self._model.plot(self._given(x), **keywords)
 
 
 def fit_model(model: SwitchingSSM, series: Series, options: Options) -> Fit[SwitchingSSM]:
@@ -142,6 +214,10 @@ def fit_model(model: SwitchingSSM, series: Series, options: Options) -> Fit[Swit
         problem = replace(problem, prior=None)
     if options.fixed:
         problem = replace(problem, fixed=fixed_values(model, problem, options.fixed))
+    return replace(_fitted(model, problem, options), fixed=tuple(problem.fixed))
+
+
+def _fitted(model: SwitchingSSM, problem: Problem, options: Options) -> Fit[SwitchingSSM]:
     if options.method == "em":
         return _by_em(model, problem, options)
     if options.method == "vmp":

@@ -27,7 +27,7 @@ from ..model import SwitchingSSM
 from ..parameters import Parameters
 from ..problem import Problem
 from .graph import Blocks, Etas, Graph, blocks_of, counted_from, drawn, expected
-from .refinement import draw_posterior
+from .refinement import RELIABLE, draw_posterior
 
 DRAWS = 200  # that a prediction averages over
 
@@ -53,6 +53,12 @@ class ParameterPosterior(ABC):
     def refined(self) -> "ParameterPosterior":
         """The best that is known of the posterior; itself, where that is it."""
         return self
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it."""
+        from ..views.pages import posterior_page
+
+        return posterior_page(self)
 
     def chains(self, n: int, seed: Seed = 0) -> tuple[Parameters, tuple[int, int]]:
         """About n draws, and how many chains of how many draws each they are, one chain after another."""
@@ -88,7 +94,7 @@ class Posterior(ParameterPosterior):
         found = [look_ahead(problem, some, horizon) for some in problem.in_turns(values)]
         ahead = ByGate(*(torch.cat(parts) for parts in zip(*found, strict=True)))
         mixed = ByGate(*(weights.movedim(0, -2).flatten(-2) / draws for weights in ahead))
-        forecast = Forecast.of(self.model.emission, self._all_states(values), mixed)
+        forecast = Forecast.of(self.model.emission, self._all_states(values), mixed, problem.series, self)
         return replace(forecast, state=(ahead.redrawn + ahead.held).mean(0))
 
     def log_likelihood(
@@ -240,6 +246,11 @@ class RefinedPosterior(DrawnPosterior):
     """
 
     pareto_k: float = math.nan
+
+    @property
+    def reliable(self) -> bool:
+        """Whether the draws are those of the posterior."""
+        return self.pareto_k < RELIABLE
 
     @staticmethod
     def of(model: SwitchingSSM, problem: Problem, near: Parameters) -> "RefinedPosterior":

@@ -1,16 +1,51 @@
-"""A progress bar for fits: steps, steps a second and the objective; silent where nobody watches."""
+"""A progress bar for fits: steps, steps a second and the objective; silent where nobody watches.
+
+On a terminal it is rich's, on standard error. In a notebook, whose output is no terminal, it is a line of text that is
+written anew twice a second, from the first half second on; when the fit has ended, neither leaves anything behind.
+"""
 
 import sys
+import time
 from types import TracebackType
+from typing import Any
 
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
+
+INTERVAL = 0.5  # seconds between two lines in a notebook
+CELLS = 30  # letters of its bar
 
 
 class Progress:
     """Context manager; call it with the step and the best objective so far."""
 
     def __init__(self, title: str, total: int, show: bool) -> None:
+        self._title, self._total, self._show = title, total, show
+        self._shown: TerminalBar | NotebookBar | None = None
+
+    def __enter__(self) -> "Progress":
+        if self._show and Console().is_jupyter:
+            self._shown = NotebookBar(self._title, self._total)
+        elif self._show and sys.stderr.isatty():
+            self._shown = TerminalBar(self._title, self._total)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._shown is not None:
+            self._shown.stop()
+
+    def __call__(self, step: int, objective: float) -> None:
+        if self._shown is not None:
+            self._shown.update(step, objective)
+
+
+class TerminalBar:
+    """Rich's bar."""
+
+    def __init__(self, title: str, total: int) -> None:
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -19,21 +54,46 @@ class Progress:
             TextColumn("objective {task.fields[objective]}"),
             TimeElapsedColumn(),
         )
-        self._bar = Bar(*columns, disable=not (show and sys.stderr.isatty()), transient=True)
+        self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
         self._task = self._bar.add_task(title, total=total, rate="", objective="")
-
-    def __enter__(self) -> "Progress":
         self._bar.start()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.stop()
-
-    def __call__(self, step: int, objective: float) -> None:
-        if self._bar.disable:
-            return
+    def update(self, step: int, objective: float) -> None:
         speed = self._bar.tasks[0].speed
         rate = "" if speed is None else f"{speed:.0f} steps/s"
         self._bar.update(self._task, completed=step, rate=rate, objective=f"{objective:.6g}")
+
+    def stop(self) -> None:
+        self._bar.stop()
+
+
+class NotebookBar:
+    """A line of text under the cell."""
+
+    def __init__(self, title: str, total: int) -> None:
+        self._title, self._total = title, total
+        self._began = self._last = time.monotonic()
+        self._handle: Any = None
+
+    def update(self, step: int, objective: float) -> None:
+        now = time.monotonic()
+        if now - self._last < INTERVAL:
+            return
+        self._last = now
+        done = round(CELLS * min(1.0, step / max(1, self._total)))
+        bar = "█" * done + "░" * (CELLS - done)
+        rate = f"{step / (now - self._began):.0f} steps/s"
+        self._write(f"{self._title} {bar} {step}/{self._total}  {rate}  objective {objective:.6g}")
+
+    def stop(self) -> None:
+        if self._handle is not None:
+            self._write("")
+
+    def _write(self, text: str) -> None:
+        from IPython.display import display  # of the notebook that this runs in
+
+        data = {"text/plain": text}
+        if self._handle is None:
+            self._handle = display(data, raw=True, display_id=True)
+        else:
+            self._handle.update(data, raw=True)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ...inference.numerics.checks import check_lengths, check_same_kind
 from ...inference.numerics.randomness import Seed, check_draws, generator_of
+from ...inference.numerics.records import Record
 from ...inference.stacks.automaton import op as inference
 from .cached import cached_table
 from .checks import check_counts, check_initial, check_transitions
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-@dataclass(frozen=True)
-class Transitions:
+@dataclass(frozen=True, repr=False)
+class Transitions(Record):
     """One number for each transition of each step: a weight's log, or how probable it is that a run takes it."""
 
     push: Float[Tensor, "*b T Q G Q G"]
@@ -38,8 +39,8 @@ class Transitions:
     pop: Float[Tensor, "*b T Q G Q"]
 
 
-@dataclass(frozen=True)
-class PushdownRuns:
+@dataclass(frozen=True, repr=False)
+class PushdownRuns(Record):
     """Whole runs, n for each sequence: what was done at each step (0 push, 1 pop, 2 replace), and what held after it.
 
     Arguments:
@@ -55,8 +56,8 @@ class PushdownRuns:
     log_probability: Float[Tensor, "n *b"]
 
 
-@dataclass(frozen=True)
-class PushdownState:
+@dataclass(frozen=True, repr=False)
+class PushdownState(Record):
     """All runs after the n - 1 steps so far; `start` makes it, `advance` takes it on.
 
     Arguments:
@@ -135,8 +136,8 @@ def advance(state: PushdownState, log_push: Tensor, log_replace: Tensor, log_pop
     return PushdownState(bottom_last.reshape(*batch, log_top.shape[1], Q, G), tape)
 
 
-@dataclass(frozen=True, eq=False)
-class PushdownAutomaton:
+@dataclass(frozen=True, eq=False, repr=False)
+class PushdownAutomaton(Record):
     """All runs of a weighted pushdown automaton.
 
     Elements are numbered by the step that pushed them; the last number is the bottom.

@@ -12,14 +12,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ...inference.numerics.records import Record
 from .checks import check_counts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-@dataclass(frozen=True)
-class Path:
+@dataclass(frozen=True, repr=False)
+class Path(Record):
     """What actions [*n, T] do to a stack: element on top and depth after each step, and what is under each element."""
 
     top: Int[Tensor, "*n T"]
@@ -58,8 +59,8 @@ def picked(table: Float[Tensor, "*b T X"], index: Int[Tensor, "n *b T"]) -> Floa
     return torch.take_along_dim(table[None], index[..., None], -1)[..., 0]
 
 
-@dataclass(frozen=True)
-class Histories:
+@dataclass(frozen=True, repr=False)
+class Histories(Record):
     """Whole histories of a `StackMixture`, n of them for each sequence.
 
     Arguments:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 MAX_HISTORIES = 3**10
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class StackMixture:
     r"""All histories of a stack under uncertain actions, each with its weight.
 
@@ -95,6 +95,32 @@ class StackMixture:
             check_evidence("log_evidence", self.log_evidence, self.log_action, self.n_elements)
         if self.capacity is not None:
             check_capacity(self.capacity, self.log_prior.softmax(-1), self.n_initial, self.on_empty)
+
+    def __repr__(self) -> str:
+        """How many histories of what."""
+        what = ", ".join(f"{name}: {value}" for name, value in self._extent().items())
+        return f"StackMixture({what})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it."""
+        import pandas as pd
+
+        from ..views.tables import html
+
+        return html("StackMixture", pd.DataFrame({"": self._extent()}))
+
+    def _extent(self) -> dict[str, object]:
+        """Its sizes, and what else makes it what it is."""
+        (*batch, T, V), actions = self.values.shape, self.log_action.shape[-1]
+        return {
+            "sequences": math.prod(batch),
+            "steps": T,
+            "actions": actions,
+            "numbers in a cell": V,
+            "initial cells": self.n_initial,
+            "pop of the empty stack": self.on_empty,
+            "evidence": "none" if self.log_evidence is None else "of what is on top",
+        }
 
     @property
     def coupled(self) -> bool:

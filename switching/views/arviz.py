@@ -4,7 +4,8 @@ With parameters $\theta_1, \ldots, \theta_n$ (a point estimate is one of them, r
 
     posterior             theta_i, in the form in which people read parameters (scales, covariances)
     log_likelihood        log p(x_t | x_1..t-1, theta_i), one number a step
-    posterior_predictive  x_t ~ p(x | s_t, z_t, theta_i) along a path (z, s) ~ p(z, s | x, theta_i)
+    posterior_predictive  x_t ~ p(x_t | x_1..t-1, theta_i)
+    replicated            x_t ~ p(x | s_t, z_t, theta_i) along a path (z, s) ~ p(z, s | x, theta_i)
     smoothed              P(s_t | x, theta_i), P(z_t = 1 | x, theta_i), P(s_t != s_t-1 | x, theta_i), averaged over i
 """
 
@@ -21,13 +22,15 @@ from torch import Tensor
 
 from ...inference.chains.contract import Chain
 from ...inference.numerics.randomness import Seed
-from ..data.series import Given, Series
+from ..data.series import Drive, Given, Series
 from ..data.timeline import storable, time_index
-from ..emissions.contract import Emission
+from ..emissions.contract import ByGate, Emission
 from ..fitting.fit import Fit
 from ..fitting.posterior import DrawnPosterior
 from ..fitting.search import COLUMNS
-from ..parameters import Parameters, described
+from ..forecast import StateMixture
+from ..parameters import Parameters, described, widened
+from ..problem import Problem
 from ..seeding import number_of, seeded
 
 
@@ -53,14 +56,15 @@ def to_arviz(
     Groups (`sequence` only where x is a batch):
         posterior: the parameters, with dims among `state`, `state_new` (columns of transitions), `feature`, `category`
             and `covariate`. The background of a gated emission has no state.
-        log_likelihood: `x (chain, draw, sequence, time)`, log p(x_t | x_1..t-1, parameters). Times at which nothing was
-            observed are left out. Where only some sequences have an observation, `x (chain, draw, observation)`, with
-            the coordinates `of_sequence` and `of_time`.
-        posterior_predictive: `x (chain, draw, sequence, time, feature)`: for each draw a path of states and gates from
-            its posterior given all of x, and new observations along that path. So missing steps are filled in, and
-            every step has seen itself; for a check that has not, use `log_likelihood`, and for series of the model's
-            own `model.simulate`. NaN beyond a sequence's end.
-        observed_data: `x (sequence, time, feature)`, NaN where missing.
+        observed_data: `x (sequence, time, feature)`, at the times at which something was observed; without `feature`
+            where there is only one. Where sequences were not observed at the same times, `x (observation, feature)`,
+            with the coordinates `of_sequence` and `of_time`.
+        log_likelihood: `x`, log p(x_t | x_1..t-1, parameters), one number a time, with the same axes but `feature`.
+        posterior_predictive: `x`, draws from that density, with the axes of `observed_data`: what `az.plot_loo_pit` and
+            `az.plot_ppc` compare with it. Of several features `az.plot_loo_pit` takes one at a time, as arrays.
+        replicated: `x (chain, draw, sequence, time, feature)`: for each draw a path of states and gates from its
+            posterior given all of x, and new observations along that path. So missing steps are filled in, and every
+            step has seen itself. NaN beyond a sequence's end.
         sample_stats: `objective (step)`, the log posterior, the ELBO or what else the fit raised, step by step; of NUTS
             also `diverging (chain, draw)`.
         smoothed, averaged over draws, NaN beyond a sequence's end:
@@ -72,7 +76,7 @@ def to_arviz(
         source: the fit or the model.
         x, lengths, covariates, dt: as in every method of the model; index and columns of pandas objects become the
             coordinates `time`, `feature` and `covariate`.
-        draws: from the posterior, or how often a point is repeated; each has a series of its own in
+        draws: from the posterior, or how often a point is repeated; each has series of its own in
             `posterior_predictive`.
         seed: of the predictive draws.
 
@@ -129,30 +133,49 @@ def inference_data(
         own, axes = (value.squeeze(1), dims[name][1:]) if dims[name][:1] == ("background",) else (value, dims[name])
         parameters[name] = (("chain", "draw", *axes), _drawn(own, shape))
     smoothed = {name: ((*step, *axes), p.cpu().numpy()) for name, (p, axes) in found.smoothed.items()}
-    replicates = {"x": (("chain", "draw", *step, "feature"), _drawn(found.replicates, shape))}
     sampled = coords | {"chain": np.arange(shape[0]), "draw": np.arange(shape[1])}
-    observed, at, where = _observed(found.log_increment, seen, coords, step)
-    likelihood = {"x": (("chain", "draw", *at), _drawn(observed, shape))}
+    at = _observed(seen, coords, step)
+    feature = ("feature",) if model.n_features > 1 else ()
+    known, ahead = (at.take(table) for table in (series.observations.unsqueeze(0), found.ahead))
+    if not feature:
+        known, ahead = known.squeeze(-1), ahead.squeeze(-1)
     return az.InferenceData(
         attrs=attributes,
         posterior=_dataset(parameters, sampled),
-        posterior_predictive=_dataset(replicates, sampled),
-        log_likelihood=_dataset(likelihood, sampled | where),
-        observed_data=_dataset({"x": ((*step, "feature"), series.observations.cpu().numpy())}, coords),
+        posterior_predictive=_dataset(
+            {"x": (("chain", "draw", *at.axes, *feature), _drawn(ahead, shape))}, sampled | at.coords
+        ),
+        log_likelihood=_dataset(
+            {"x": (("chain", "draw", *at.axes), _drawn(at.take(found.log_increment), shape))}, sampled | at.coords
+        ),
+        observed_data=_dataset({"x": ((*at.axes, *feature), known[0].cpu().numpy())}, coords | at.coords),
+        replicated=_dataset({"x": (("chain", "draw", *step, "feature"), _drawn(found.replicates, shape))}, sampled),
         smoothed=_dataset(smoothed, coords),
     )
 
 
-def _observed(
-    table: Tensor, seen: Tensor, coords: dict[str, Any], step: tuple[str, ...]
-) -> tuple[Tensor, tuple[str, ...], dict[str, Any]]:
-    """The numbers `[n, *b, T]` of observed steps, their axes after those of the draws, and the labels of these."""
+@dataclass(frozen=True)
+class Observed:
+    """The steps at which something was observed: what their axes are called, the labels there, and an index."""
+
+    axes: tuple[str, ...]
+    coords: dict[str, Any]
+    index: tuple[Any, ...]
+
+    def take(self, table: Float[Tensor, "n *bT"]) -> Tensor:
+        """What a table says of these steps."""
+        return table[(slice(None), *self.index)]
+
+
+def _observed(seen: Tensor, coords: dict[str, Any], step: tuple[str, ...]) -> Observed:
+    """Of which steps `[*b, T]` there are observations: some times of all sequences, or else single steps."""
     times = seen.reshape(-1, seen.shape[-1])
-    if bool((times == times[0]).all()):  # all sequences have the same
-        return table[..., times[0]], step, {"time": coords["time"][times[0].numpy()]}
+    if bool((times == times[0]).all()):
+        each = tuple(slice(None) for _ in range(seen.ndim - 1))
+        return Observed(step, {"time": coords["time"][times[0].numpy()]}, (*each, times[0]))
     of = dict(zip((f"of_{name}" for name in step), seen.nonzero().numpy().T, strict=True))
     labels = {name: ("observation", np.asarray(coords[name[3:]])[index]) for name, index in of.items()}
-    return table[..., seen], ("observation",), {"observation": np.arange(int(seen.sum())), **labels}
+    return Observed(("observation",), {"observation": np.arange(int(seen.sum())), **labels}, (seen,))
 
 
 # ---- the numbers ---------------------------------------------------------------------------------------------------
@@ -163,6 +186,7 @@ class Summary:
     """What parameter draws `[n, ...]` say of a series."""
 
     log_increment: Float[Tensor, "n *b T"]  # log p(x_t | x_1..t-1), 0 where nothing was observed
+    ahead: Float[Tensor, "total *b T F"]  # draws of the same density
     replicates: Float[Tensor, "total *b T F"]
     smoothed: dict[str, tuple[Tensor, tuple[str, ...]]]  # means over draws [*b, T, ...], and their axes after time
 
@@ -170,13 +194,15 @@ class Summary:
 def summarize(model: Any, values: Parameters, total: int, series: Series, seed: int) -> Summary:
     """Filter, smooth and replicate the series under every draw; `total` replicates are shared out among the draws."""
     n, problem = len(next(iter(values.values()))), model.problem(series)
-    increments, replicates, smoothed = [], [], {}
+    increments, ahead, replicates, smoothed = [], [], [], {}
     generator = torch.Generator(series.observations.device).manual_seed(seed)
     with torch.no_grad(), seeded(seed, series.observations):
         for some in problem.in_turns(values):
             own = model.product_of(some)
             chain = problem.chain(own)
-            increments.append(chain.filter().log_increment.where(series.inside, 0.0))
+            filtered = chain.filter()
+            increments.append(filtered.log_increment.where(series.inside, 0.0))
+            ahead.append(_ahead(problem, own, filtered.state, total // n))
             replicates.append(_replicates(problem.emission, own, chain, total // n, generator))
             for name, (probability, axes) in model.probabilities(chain, some).items():
                 before = smoothed[name][0] if name in smoothed else 0.0
@@ -187,7 +213,34 @@ def summarize(model: Any, values: Parameters, total: int, series: Series, seed: 
         return table.masked_fill(outside.reshape(*outside.shape, *[1] * (table.ndim - outside.ndim)), torch.nan)
 
     replicated = torch.cat(replicates).masked_fill(outside.unsqueeze(-1), torch.nan)
-    return Summary(torch.cat(increments), replicated, {name: (ended(p), axes) for name, (p, axes) in smoothed.items()})
+    means = {name: (ended(p), axes) for name, (p, axes) in smoothed.items()}
+    return Summary(torch.cat(increments), torch.cat(ahead), replicated, means)
+
+
+def _ahead(problem: Problem, values: Parameters, filtered: Tensor, each: int) -> Tensor:
+    """`each` draws of every x_t given those before it, under every draw of the parameters: `[n * each, *b, T, F]`."""
+    fresh, held = before_each(problem, values, filtered)
+    possible = (fresh + held).sum(-1, keepdim=True) > 0  # not so beyond the end of a sequence
+    fresh = torch.where(possible, fresh, 1.0)
+    drawn = [
+        StateMixture(problem.emission, {name: value[i] for name, value in values.items()}, ByGate(*both)).sample(
+            (each,)
+        )
+        for i, both in enumerate(zip(fresh, held, strict=True))
+    ]
+    return torch.cat(drawn)
+
+
+def before_each(problem: Problem, values: Parameters, filtered: Float[Tensor, "*rb T K"]) -> ByGate:
+    """P(s_t, z_t | x_1..t-1) of every step, from the filtered states: one step ahead of each, the first afresh."""
+    drive = problem.series.drive
+    one = Drive(*(None if t is None else t.unsqueeze(axis) for t, axis in ((drive.covariates, -2), (drive.gaps, -1))))
+    before = torch.cat([filtered[..., :1, :], filtered[..., :-1, :]], -2)
+    fresh, held = (table.squeeze(-2).clone() for table in problem.dynamics.propagate(values, before, one, 1))
+    first = problem.dynamics.first(values)
+    fresh[..., 0, :] = widened(first, 1, fresh.ndim - 1 - first.ndim)
+    held[..., 0, :] = 0.0
+    return ByGate(fresh, held)
 
 
 def _replicates(emission: Emission, values: Parameters, chain: Chain, each: int, generator: torch.Generator) -> Tensor:

@@ -13,7 +13,8 @@ from torch import Tensor
 from ..coupled.contract import CoupledSSM
 from ..data.series import Given, Series
 from ..emissions.contract import ByGate
-from ..forecast import StateMixture, check_level
+from ..forecast import Forecast, StateMixture, check_level
+from .colors import state_colors
 from .drawing import (
     FAINT,
     GATE,
@@ -25,9 +26,9 @@ from .drawing import (
     draw_series,
     draw_states,
     draw_steps,
+    name_feature,
     new_figure,
     set_title,
-    state_colors,
 )
 from .figures import LEAST_SHOWN, SHOWN_HORIZONS, time_axis, within_support
 
@@ -69,13 +70,12 @@ def plot_fit(model: CoupledSSM, x: Any, *, sequence: int = 0, level: float = 0.9
 
 
 @torch.no_grad()
-def plot_forecast(
-    model: CoupledSSM, x: Any, horizon: int, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]
-) -> Figure:
+def plot_forecast(forecast: Forecast, level: float = 0.9) -> Figure:
     """The end of a series and the forecast after it, as `figures.plot_forecast`, with a strip for each chain."""
-    check_level(level)
-    series = model.read(x, horizon=horizon, **given).one(sequence).cpu()
-    ahead, seen, n_steps = model.forecast(series, horizon), model.smooth(series), series.n_steps
+    series, model = forecast.series, forecast.source
+    assert series is not None
+    ahead, seen = forecast, model.smooth(series)
+    n_steps, horizon = series.n_steps, len(forecast.mean)
     first = max(0, n_steps - max(LEAST_SHOWN, SHOWN_HORIZONS * horizon))
     axis, n_past = time_axis(series, horizon).part(first, n_steps + horizon), n_steps - first
     past = replace(series, observations=series.observations[first:])
@@ -103,7 +103,7 @@ def _draw_features(
         draw_steps(panel, axis, upper[:, feature], lower[:, feature], color=FAINT, alpha=0.3, linewidth=0, zorder=1)
         draw_steps(panel, axis, mean[:, feature], None, color=INK, linewidth=1.6, zorder=5)
         draw_series(panel, seen_at, series.observations[:, feature].numpy())
-        panel.set_ylabel(name)
+        name_feature(panel, name)
 
 
 def _draw_strips(panels: list[Axes], axis: TimeAxis, states: list[Tensor], part: str) -> None:

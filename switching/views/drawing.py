@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import BytesIO
+from textwrap import fill
 from typing import Any
 
-import matplotlib
 import matplotlib.dates as dates
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
@@ -17,11 +17,15 @@ from numpy import ndarray
 from scipy.optimize import isotonic_regression
 
 from ..data.timeline import calendar, label_text
+from .colors import from_dark_to_light
 
 INK, FAINT = "#262626", "#8c8c8c"
 WIDTH, PANEL, STRIP, GATE, MARGIN = 9.0, 2.6, 0.4, 0.85, 0.9  # inches
 MAX_NAMED_GATES = 6
-NAME_WIDTH = 0.11  # of a step and its probability, as a share of the panel
+LETTER = 0.009  # width of a gate's letter, as a share of the panel
+LATE = 0.75  # of the panel, from where on the name of a gate is at its left
+LINE, FONT = 0.16, 9.0  # of a label: inches and points
+LONGEST_NAME = 36  # letters of a feature's name in a line
 MANY_STEPS = 2000
 HALO = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.0}
 
@@ -79,9 +83,22 @@ class TimeAxis:
             last.set_xlabel(str(self.labels.name))
 
 
+class NotebookFigure(Figure):
+    """A figure on white that a notebook shows where it is the last line of a cell, whether pyplot is loaded or not."""
+
+    def __init__(self, width: float, height: float) -> None:
+        super().__init__(figsize=(width, height), layout="constrained", facecolor="white")
+
+    def _repr_png_(self) -> bytes:
+        """What IPython looks for in an object of a kind that it does not know."""
+        file = BytesIO()
+        self.savefig(file, format="png", bbox_inches="tight")
+        return file.getvalue()
+
+
 def new_figure(heights: Sequence[float]) -> tuple[Figure, list[Axes]]:
     """Panels of these heights in inches, one under the other, with one time axis."""
-    figure = Figure(figsize=(WIDTH, sum(heights) + MARGIN), layout="constrained", facecolor="white")
+    figure = NotebookFigure(WIDTH, sum(heights) + MARGIN)
     panels = list(figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0])
     for panel in panels:
         for side in ("top", "right"):
@@ -100,13 +117,6 @@ def new_figure(heights: Sequence[float]) -> tuple[Figure, list[Axes]]:
 def set_title(panel: Axes, text: str) -> None:
     """A line above the panel, in plain words."""
     panel.set_title(text, loc="left", fontsize=10, color=INK, pad=8)
-
-
-def state_colors(levels: ndarray) -> list[str]:
-    """A colour for each state, from dark to light in the order of their levels; told apart without seeing hue."""
-    shades = np.linspace(0.05, 0.75, len(levels)) if len(levels) > 1 else np.array([0.3])
-    ranks = np.argsort(np.argsort(levels, kind="stable"), kind="stable")
-    return [to_hex(matplotlib.colormaps["plasma"](shade)) for shade in shades[ranks]]
 
 
 def draw_series(panel: Axes, axis: TimeAxis, observed: ndarray, joined: bool = True) -> None:
@@ -154,25 +164,32 @@ def label_states(panel: Axes, heights: ndarray, texts: Sequence[str], colors: Se
     """A text for each state in its colour, beside the panel at its height, moved where two would overlap."""
     low, high = panel.get_ylim()
     panel.set_ylim(low, high)
-    where = np.clip((heights - low) / (high - low), 0.0, 1.0)
-    for text, at, color in zip(texts, apart(where, gap=0.16 / PANEL), colors, strict=True):
-        panel.text(1.01, at, text, transform=panel.transAxes, color=color, va="center", fontsize=9, fontweight="bold")
+    where, line = np.clip((heights - low) / (high - low), 0.0, 1.0), LINE / PANEL
+    gap = min(line, 1 / len(texts))  # of very many, all are small
+    size = FONT * gap / line
+    for text, at, color in zip(texts, apart(where, gap), colors, strict=True):
+        panel.text(1.01, at, text, transform=panel.transAxes, color=color, va="center", fontsize=size, weight="bold")
 
 
 def apart(where: ndarray, gap: float) -> ndarray:
-    """The positions moved as little as needed for neighbours to be `gap` apart, keeping their order."""
-    order = np.argsort(where, kind="stable")
-    index = np.arange(len(where))
+    """The positions moved as little as needed to be `gap` apart and half of that inside 0 and 1, in their order."""
+    order, index = np.argsort(where, kind="stable"), np.arange(len(where))
     moved = np.empty(len(where))
     # positions less index * gap must not fall
-    moved[order] = isotonic_regression(where[order] - index * gap).x + index * gap
+    risen = isotonic_regression(where[order] - index * gap).x
+    moved[order] = risen.clip(gap / 2, max(gap / 2, 1 + gap / 2 - len(where) * gap)) + index * gap
     return moved
+
+
+def name_feature(panel: Axes, name: str) -> None:
+    """The name of a feature at the left of its panel, in several lines where it is longer than that is high."""
+    panel.set_ylabel(fill(name, LONGEST_NAME))
 
 
 def draw_states(panel: Axes, axis: TimeAxis, state: ndarray, colors: Sequence[str], name: str = "state") -> None:
     """The probabilities of the states at each step, stacked, in the order of `colors` from dark to light."""
     base = np.zeros(len(state))
-    for k in np.argsort([sum(to_rgb(color)) for color in colors]):
+    for k in from_dark_to_light(colors):
         top = base + state[:, k]
         draw_steps(panel, axis, top, base, color=colors[k], linewidth=0)
         base = top
@@ -192,15 +209,18 @@ def draw_gate(panel: Axes, axis: TimeAxis, gate: ndarray, name: str) -> None:
     draw_steps(panel, axis, later, np.zeros_like(later), color=INK, linewidth=0.5)  # thin bars stay visible
     likely = np.flatnonzero(np.nan_to_num(later) >= 0.5)
     if len(likely) <= MAX_NAMED_GATES:
-        named: list[int] = []
+        named: list[tuple[float, float]] = []  # from where to where
+        whole = axis.edges[-1] - axis.edges[0]
         for step in likely[np.argsort(-gate[likely], kind="stable")]:
-            if any(abs(axis.at[step] - axis.at[other]) < NAME_WIDTH * np.ptp(axis.at) for other in named):
-                continue
-            named.append(step)
             text = f" {label_text(axis.labels[step])}: {gate[step]:.2f} "
-            late = step > 0.85 * len(gate)
-            at, side = (axis.edges[step], "right") if late else (axis.edges[step + 1], "left")
-            panel.text(float(at), float(gate[step]), text, ha=side, va="top", fontsize=8, color=INK, bbox=HALO)
+            late = axis.at[step] - axis.edges[0] > LATE * whole
+            side, at = "right" if late else "left", float(axis.edges[step if late else step + 1])
+            width = LETTER * len(text) * float(whole)
+            span = (at - width, at) if late else (at, at + width)
+            if any(span[0] < end and start < span[1] for start, end in named):
+                continue
+            named.append(span)
+            panel.text(at, float(gate[step]), text, ha=side, va="top", fontsize=8, color=INK, bbox=HALO)
     panel.set_ylim(0, 1)
     panel.set_yticks([0, 0.5, 1])
     panel.set_ylabel(f"{name}\nprobability")

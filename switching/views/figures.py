@@ -18,11 +18,12 @@ from torch.distributions import constraints
 from ..data.series import Given, Series
 from ..data.timeline import continued, time_index
 from ..emissions.contract import ByGate, Emission
-from ..fitting.alignment import state_levels
-from ..forecast import Forecast, StateMixture, check_horizon, check_level, look_ahead
+from ..fitting.alignment import only_scales, state_levels
+from ..forecast import Forecast, StateMixture, check_level
 from ..model import SwitchingSSM
 from ..parameters import Parameters
 from ..problem import Problem
+from .colors import state_colors
 from .drawing import (
     GATE,
     INK,
@@ -35,9 +36,9 @@ from .drawing import (
     draw_series,
     draw_states,
     label_states,
+    name_feature,
     new_figure,
     set_title,
-    state_colors,
 )
 
 LEAST_SHOWN, SHOWN_HORIZONS = 40, 4  # a forecast's figure shows at least so many steps, or horizons, before it
@@ -71,7 +72,7 @@ def plot_fit(model: SwitchingSSM, x: Any, *, sequence: int = 0, level: float = 0
     axis = time_axis(problem.series)
     figure, panels = new_figure([*[PANEL] * emission.n_features, STRIP, GATE])
     set_title(panels[0], f"Observed series, with {_shown(emission, f'{100 * level:g}% band')} in its smoothed state")
-    draw_features(panels, emission, values, (problem.series, axis), (band, axis), seen.weights)
+    draw_features(panels, emission, values, (problem.series, axis), (band, axis), mixture)
     draw_states(panels[-2], axis, seen.state.numpy(), _colors(emission, values))
     draw_gate(panels[-1], axis, seen.gate.numpy(), seen.gate_name)
     axis.mark(panels)
@@ -79,40 +80,29 @@ def plot_fit(model: SwitchingSSM, x: Any, *, sequence: int = 0, level: float = 0
 
 
 @torch.no_grad()
-def plot_forecast(
-    model: SwitchingSSM, x: Any, horizon: int, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]
-) -> Figure:
-    """The end of a series and the forecast after it.
+def plot_forecast(forecast: Forecast, level: float = 0.9) -> Figure:
+    """The end of a series and the forecast after it: of one sequence, see `Forecast.plot`.
 
     Each feature with the forecast's mean and the central interval of its mixture; under it the probability of each
     state, smoothed up to the last observation and forecast beyond.
-
-    Arguments:
-        x, lengths, sequence, level: as in `plot_fit`.
-        horizon: number of steps to forecast.
-        covariates, dt: of the series and of the horizon, `[*batch, T + horizon, C]` and `[*batch, T + horizon]`.
-
-    Raises:
-        ValueError: as `model.forecast`; no such sequence; level outside (0, 1).
     """
-    check_level(level)
-    check_horizon(horizon)
-    problem, values = _alone(model, model.read(x, horizon=horizon, **given), sequence)
-    emission, n_steps = model.emission, problem.series.n_steps
-    problem.series.check_ahead(horizon)
-    ahead = Forecast.of(emission, values, look_ahead(problem, values, horizon))
-    seen = Smoothing.of(problem, values)
+    series, source, mixture = forecast.series, forecast.source, forecast.observation
+    assert series is not None
+    assert isinstance(forecast.state, Tensor)
+    emission, values = _described(source)
+    n_steps, horizon = series.n_steps, len(forecast.mean)
     first = max(0, n_steps - max(LEAST_SHOWN, SHOWN_HORIZONS * horizon))
-    axis, n_past = time_axis(problem.series, horizon).part(first, n_steps + horizon), n_steps - first
-    past = replace(problem.series, observations=problem.series.observations[first:])
+    axis, n_past = time_axis(series, horizon).part(first, n_steps + horizon), n_steps - first
+    past = replace(series.cpu(), observations=series.observations.detach().cpu()[first:])
     figure, panels = new_figure([*[PANEL] * emission.n_features, STRIP])
     set_title(panels[0], f"Observed series, then {_shown(emission, f'{100 * level:g}% interval')} in the forecast")
-    assert isinstance(ahead.state, Tensor)
-    band = Band(ahead.mean, *ahead.interval(level), ahead.state)
+    state = forecast.state.cpu()
+    lower, upper = forecast.interval(level)
+    band = Band(forecast.mean.cpu(), lower.cpu(), upper.cpu(), state)
     both = (past, axis.part(0, n_past)), (band, axis.part(n_past, n_past + horizon))
-    draw_features(panels, emission, values, *both, ahead.observation.weights)
-    states = torch.cat([seen.state[first:], ahead.state]).numpy()
-    draw_states(panels[-1], axis, states, _colors(emission, values))
+    draw_features(panels, emission, values, *both, mixture)
+    seen = source.smooth(series).state.cpu()[first:]
+    draw_states(panels[-1], axis, torch.cat([seen, state]).numpy(), _colors(emission, values))
     for panel in panels:
         panel.axvline(axis.edges[n_past], color="white" if panel is panels[-1] else INK, linewidth=0.9, linestyle="--")
     axis.mark(panels)
@@ -182,27 +172,43 @@ def draw_features(
     values: Parameters,
     observed: tuple[Series, TimeAxis],
     expected: tuple[Band, TimeAxis],
-    weights: ByGate,
+    mixture: StateMixture,
 ) -> None:
     """A panel for each feature: the observed steps over the expected ones, coloured by the most probable state."""
     (series, seen_at), (band, axis) = observed, expected
-    means, colors = emission.mean(values).redrawn.numpy(), _colors(emission, values)
-    best = band.state.argmax(-1).numpy()
-    for feature in range(emission.n_features):
+    colors, best = _colors(emission, values), band.state.argmax(-1).numpy()
+    few = _binary(emission) or _categorical(emission)
+    for feature, name in enumerate(series.features_of()):
         panel = panels[feature]
         if _categorical(emission):
-            draw_categories(panel, axis, _categories(emission, values, weights))
-            where = values["probs"].argmax(-1).double().numpy()
-            texts = [f"state {k}: mostly {at:.0f}" for k, at in enumerate(where)]
+            draw_categories(panel, axis, mixture.probs.cpu().numpy())
         else:
             mean, lower, upper = (bound[:, feature].numpy() for bound in (band.mean, band.lower, band.upper))
             draw_band(panel, axis, best, colors, mean, *((mean, mean) if _binary(emission) else (lower, upper)))
-            where = means[:, feature]
-            texts = [f"state {k}: {at:.4g}" for k, at in enumerate(where)]
-        few = _binary(emission) or _categorical(emission)
         draw_series(panel, seen_at, series.observations[:, feature].numpy(), joined=not few)
-        panel.set_ylabel(series.features_of()[feature])
-        label_states(panel, where, texts, colors)
+        name_feature(panel, name)
+        label_states(panel, *state_labels(emission, values, feature), colors)
+
+
+def state_labels(emission: Emission, values: Parameters, feature: int) -> tuple[np.ndarray, list[str]]:
+    """Where each state is in a feature's panel, and what it is called there: by its level, or by its scale where
+    the states have one level."""
+    if _categorical(emission):
+        where = values["probs"].argmax(-1).double().numpy()
+        return where, [f"state {k}: mostly {at:.0f}" for k, at in enumerate(where)]
+    mean, scale = (
+        table.redrawn[:, feature].double().numpy() for table in (emission.mean(values), emission.variance(values))
+    )
+    scale = np.sqrt(scale)
+    if bool(only_scales(emission, values)[feature]):
+        return mean + scale, [f"state {k}: sd {spread:.3g}" for k, spread in enumerate(scale)]
+    return mean, [f"state {k}: {at:.4g}" for k, at in enumerate(mean)]
+
+
+def _described(source: Any) -> tuple[Emission, Parameters]:
+    """The emission and the values of a model, or of a posterior's model at its mean."""
+    model, values = (source, source.values) if isinstance(source, SwitchingSSM) else (source.model, source.mean)
+    return model.emission, {name: value.detach().cpu() for name, value in values.items()}
 
 
 def _colors(emission: Emission, values: Parameters) -> list[str]:
@@ -216,13 +222,6 @@ def _binary(emission: Emission) -> bool:
 
 def _categorical(emission: Emission) -> bool:
     return "category" in emission.sizes
-
-
-def _categories(emission: Emission, values: Parameters, weights: ByGate) -> np.ndarray:
-    """The probability of each category at each step: [T, C]."""
-    tables = [part.own(values)["probs"] for part in emission.parts]
-    shares = zip(emission.weights(*weights), tables, strict=True)
-    return torch.stack([weight @ table for weight, table in shares]).sum(0).numpy()
 
 
 def _shown(emission: Emission, spread: str) -> str:

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from .drawing import FAINT, INK, set_title
+from .drawing import FAINT, INK, NotebookFigure, set_title
 
 BLUES, BAR, CELL, LINE = "Blues", "#4a86b8", "#eef3f8", "#e8743b"
 ROW, STEP = 0.17, 0.24  # inches
@@ -54,7 +54,7 @@ def heat_maps(panels: Sequence[Panel], steps: Sequence[str] | None = None) -> Fi
     n = len(panels[0].table)
     heights = [max(0.5, ROW * min(panel.table.shape[1], MANY)) for panel in panels]
     width = min(LARGEST, max(SMALLEST, 1.8 + STEP * n))
-    figure = Figure(figsize=(width, 0.5 + sum(heights) + 0.35 * len(panels)), layout="constrained", facecolor="white")
+    figure = NotebookFigure(width, 0.5 + sum(heights) + 0.35 * len(panels))
     axes = list(figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0])
     for axis, panel in zip(axes, panels, strict=True):
         _draw(axis, panel)
@@ -154,7 +154,7 @@ def plot_stacks(
     tallest, at = max(1, *map(len, upward)), range(len(order))
     column = max([0.55, *(0.15 + 0.07 * len(name) for stack in upward for name in stack)])
     size = max(3.2, 0.8 + column * len(order)), 1.9 + 0.22 * tallest
-    figure = Figure(figsize=size, layout="constrained", facecolor="white")
+    figure = NotebookFigure(*size)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[1.2, 0.3 + 0.22 * tallest])
     above.bar(at, total[order].tolist(), width=0.7, color=BAR)
     above.set(ylim=(0, 1.15 * float(total.max())), xticks=[])

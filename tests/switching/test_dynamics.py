@@ -116,8 +116,8 @@ def test_log1mexp_keeps_its_digits():
 @pytest.mark.parametrize(
     ("build", "said"),
     [
-        (lambda: Copy(0), "n_states: got 0, expected at least 1"),
-        (lambda: Markov(0), "n_states: got 0, expected at least 1"),
+        (lambda: Copy(0), "n_states: got 0, expected an integer of at least 1"),
+        (lambda: Markov(0), "n_states: got 0, expected an integer of at least 1"),
         (lambda: Copy(2, redraw_prior=(0, 1)), "redraw_prior: .*positive"),
         (lambda: Copy(2, state_prior=[1.0, 1.0, 1.0]), r"state_prior: got shape \(3,\)"),
         (lambda: Copy(2, n_covariates=-1), "n_covariates: got -1"),

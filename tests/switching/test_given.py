@@ -15,6 +15,7 @@ TRUTH = sh.SwitchingSSM(sh.Markov(3), sh.Normal(1)).with_values(
     scale=[[1.0], [1.0], [1.0]],
 )
 MODEL = sh.SwitchingSSM(sh.Markov(3), sh.Normal(1))
+MODEL_SIZE = 2 + 6 + 3 + 3  # numbers that can be chosen freely
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +113,9 @@ def test_what_is_fixed_is_held_by_every_method(monkeypatch, x, method, fixed):
         if fit.posterior is not None:
             for end in fit.posterior.interval(0.9, n=50):
                 assert_close(end[own], expected.values[own], rtol=1e-12, atol=0)
+    n_held = sum(expected.values["precision" if name == "scale" else name].numel() for name in fixed)
+    n_held -= 3 * ("transition_probs" in fixed)
+    assert fit.n_parameters == MODEL_SIZE - n_held
     if "loc" not in fixed:
         assert not torch.equal(fit.model.loc, TRUTH.loc)
 
@@ -128,6 +132,16 @@ def test_what_is_left_is_at_its_optimum(x, fixed, prior):
     scale = free["precision"].rsqrt() if name == "loc" else free["precision"]
     assert float((slope * scale).abs().max()) < 1e-3  # nats for a step as long as the parameter's own size
     assert float(fit.objective.diff().min()) > -1e-9
+
+
+def test_a_summary_tells_what_was_held(x):
+    fit = MODEL.fit(x, fixed={"loc": TRUTH.loc}, progress=False)
+    summary = fit.summary()
+    assert summary.parameters.filter(like="loc", axis=0)["standard error"].isna().all()
+    assert summary.parameters.filter(like="scale", axis=0)["standard error"].notna().all()
+    assert "Held as given: loc." in str(summary)
+    short = MODEL.fit(x, restarts=1, max_steps=2, progress=False)
+    assert short.reason.capitalize()[:40] in str(short.summary())
 
 
 def test_a_bound_rises_with_a_block_held_and_is_below_the_free_one(x):

@@ -120,7 +120,11 @@ def test_a_model_without_values_says_what_to_do():
 @pytest.mark.parametrize(
     ("build", "error", "said"),
     [
-        (lambda: sh.SwitchingSSM(sh.Copy(2), sh.Normal(0)), ValueError, "n_features: got 0"),
+        (lambda: sh.Normal(0), ValueError, "n_features: got 0, expected an integer of at least 1"),
+        (lambda: sh.MultivariateNormal(-1), ValueError, "n_features: got -1"),
+        (lambda: sh.Bernoulli(0), ValueError, "n_features: got 0"),
+        (lambda: sh.Poisson(-2), ValueError, "n_features: got -2"),
+        (lambda: sh.Copy(2, n_covariates=-1), ValueError, "n_covariates: got -1, expected an integer of at least 0"),
         (lambda: sh.SwitchingSSM(sh.Markov(2), sh.Gated(sh.Normal(1), sh.Normal(1))), ValueError, "Gated needs Copy"),
         (lambda: sh.Gated(sh.Normal(1), sh.Normal(2)), ValueError, "background: got 2 feature"),
         (lambda: sh.Categorical(0), ValueError, "n_categories: got 0"),
@@ -161,7 +165,16 @@ for build, said in [
     (lambda: sh.SwitchingSSM(2, sh.Normal(1)), "dynamics: got int"),
     (lambda: sh.SwitchingSSM(sh.Copy(2), "normal"), "emission: got str"),
     (lambda: sh.Gated(sh.Normal(1), 3), "background: got int"),
-    (lambda: sh.Copy(2.0), "n_states: got 2.0"),
+    *((lambda kind=kind, n=n: kind(n), f"n_states: got {n}") for kind in (sh.Copy, sh.Markov) for n in (2.0, True)),
+    *(
+        (lambda kind=kind, n=n: kind(n), f"n_features: got {n}")
+        for kind in (sh.Normal, sh.MultivariateNormal, sh.Bernoulli, sh.Poisson)
+        for n in (1.5, True, None)
+    ),
+    (lambda: sh.Categorical(2.5), "n_categories: got 2.5"),
+    (lambda: sh.Categorical(True), "n_categories: got True"),
+    (lambda: sh.Copy(2, n_covariates=0.5), "n_covariates: got 0.5"),
+    (lambda: sh.Copy(2, n_covariates=True), "n_covariates: got True"),
 ]:
     try:
         build()

@@ -1,6 +1,7 @@
 """Figures show what the model computes, at the times that the data has."""
 
 import io
+import itertools
 from pathlib import Path
 
 import matplotlib.dates
@@ -17,8 +18,9 @@ from samplehold import Bernoulli, Categorical, Copy, Gated, Markov, Multivariate
 from samplehold.switching.data.timeline import continued, evenly_spaced, following, label_text
 from samplehold.switching.fitting.alignment import state_levels
 from samplehold.switching.parameters import reordered
-from samplehold.switching.views.drawing import TimeAxis, apart, draw_gate, new_figure, state_colors
-from samplehold.switching.views.figures import plot_fit, plot_forecast
+from samplehold.switching.views.colors import from_dark_to_light, state_colors
+from samplehold.switching.views.drawing import TimeAxis, apart, draw_gate, new_figure
+from samplehold.switching.views.figures import plot_fit
 
 DATA = Path(__file__).parents[2] / "notebooks" / "data"
 
@@ -152,7 +154,7 @@ def test_every_family_is_drawn(name):
     expected = "redraw" if isinstance(model.dynamics, Copy) else "change"
     assert figure.axes[-1].get_ylabel() == f"{expected}\nprobability"
     assert all(f"state {k}: " in texts(figure) for k in range(model.n_states))
-    ahead = plot_forecast(model, x, 5)
+    ahead = model.plot_forecast(x, 5)
     assert len(ahead.axes) == n_features + 1
     assert rendered(figure) != rendered(ahead)
 
@@ -202,7 +204,7 @@ def test_levels_outside_the_unit_interval_are_refused(nile, level):
     with pytest.raises(ValueError, match=r"level: got .*, expected a probability between 0 and 1"):
         plot_fit(nile_model(), nile, level=level)
     with pytest.raises(ValueError, match="level"):
-        plot_forecast(nile_model(), nile, 3, level=level)
+        nile_model().plot_forecast(nile, 3, level=level)
 
 
 def test_pyplot_keeps_no_figure(nile):
@@ -210,7 +212,7 @@ def test_pyplot_keeps_no_figure(nile):
 
     open_before = plt.get_fignums()
     plot_fit(nile_model(), nile)
-    plot_forecast(nile_model(), nile, 3)
+    nile_model().plot_forecast(nile, 3)
     assert plt.get_fignums() == open_before
 
 
@@ -219,7 +221,7 @@ def test_pyplot_keeps_no_figure(nile):
 
 def test_the_forecast_goes_on_where_the_series_ends(nile):
     model = nile_model()
-    series, states = plot_forecast(model, nile, 5).axes
+    series, states = model.plot_forecast(nile, 5).axes
     assert states.get_xlim() == (1930.5, 1975.5)
     np.testing.assert_array_equal(series.lines[0].get_xdata(), np.arange(1931, 1971))
     np.testing.assert_array_equal(series.lines[-1].get_xdata(), [1970.5, 1970.5])
@@ -234,10 +236,38 @@ def test_the_forecast_goes_on_where_the_series_ends(nile):
 def test_a_forecast_of_text_labels_counts_the_steps_ahead():
     model = nile_model()
     x = pd.Series([1100.0, 1000.0, 900.0], index=["a", "b", "c"])
-    figure = plot_forecast(model, x, 2)
+    figure = model.plot_forecast(x, 2)
     figure.draw_without_rendering()
     labels = [label.get_text() for label in figure.axes[-1].get_xticklabels()]
     assert [label for label in labels if label] == ["a", "b", "c", "+1", "+2"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_forecast_draws_itself(name):
+    model = MODELS[name]
+    x = model.simulate(40, (3,), seed=1).x
+    forecast = model.forecast(x, 5)
+    assert rendered(forecast.plot(sequence=1, level=0.5)) == rendered(model.plot_forecast(x[1], 5, level=0.5))
+    torch.testing.assert_close(forecast.one(1).mean, forecast.mean[1])
+    torch.testing.assert_close(forecast.one(1).state, forecast.state[1])
+    with pytest.raises(ValueError, match="sequence: got 3, but x holds 3"):
+        forecast.plot(sequence=3)
+    with pytest.raises(ValueError, match="level: got 90"):
+        forecast.plot(level=90)
+
+
+def test_the_forecast_of_a_posterior_draws_its_own_mixture(nile):
+    fit = SwitchingSSM(Copy(2), Normal(1)).fit(nile, method="vmp", restarts=2, progress=False)
+    forecast = fit.posterior.forecast(nile, 5, draws=50)
+    series, states = forecast.plot().axes
+    np.testing.assert_allclose(steps(series)[0].get_data().values, forecast.mean[:, 0].numpy())
+    lowest = fit.posterior.mean["loc"][:, 0].argmin()
+    np.testing.assert_allclose(steps(states)[0].get_data().values[40:], forecast.state[:, lowest], rtol=1e-6)
+
+
+def test_a_figure_is_a_picture_in_a_notebook(nile):
+    for figure in (nile_model().plot(nile), nile_model().forecast(nile, 3).plot()):
+        assert figure._repr_png_().startswith(b"\x89PNG")
 
 
 # ---- the parts -----------------------------------------------------------------------------------------------------
@@ -285,22 +315,113 @@ def test_uneven_steps_are_noticed(index, even):
     assert evenly_spaced(index) is even
 
 
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.floats(0.01, 0.3))
-def test_labels_are_moved_apart_in_order_and_only_if_need_be(where, gap):
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.floats(0.01, 0.12))
+def test_labels_are_moved_apart_in_order_inside_and_only_if_need_be(where, gap):
     where = np.array(where)
     moved = apart(where, gap)
     order = np.argsort(where, kind="stable")
     assert (np.diff(moved[order]) >= gap - 1e-9).all()
-    assert moved.mean() == pytest.approx(where.mean(), abs=1e-9)
-    if (np.diff(where[order]) >= gap).all():
+    assert moved.min() >= gap / 2 - 1e-9
+    assert moved.max() <= 1 - gap / 2 + 1e-9
+    if (np.diff(where[order]) >= gap).all() and where.min() >= gap / 2 and where.max() <= 1 - gap / 2:
         np.testing.assert_allclose(moved, where, atol=1e-12)
 
 
-@pytest.mark.parametrize("n", [2, 3, 5, 8])
-def test_states_are_coloured_from_dark_to_light_by_their_level(n):
+def cielab(color: str) -> np.ndarray:
+    """Textbook sRGB to CIELAB under D65 (IEC 61966-2-1, CIE 15:2004)."""
+    shares = np.array(to_rgb(color))
+    linear = np.where(shares <= 0.04045, shares / 12.92, ((shares + 0.055) / 1.055) ** 2.4)
+    to_xyz = [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750], [0.0193339, 0.1191920, 0.9503041]]
+    x, y, z = (
+        share ** (1 / 3) if share > 216 / 24389 else (24389 / 27 * share + 16) / 116
+        for share in np.array(to_xyz) @ linear / np.array([0.95047, 1.0, 1.08883])
+    )
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 8, 12])
+def test_states_are_coloured_from_dark_to_light_by_their_level_and_neighbours_stay_apart(n):
     levels = np.random.default_rng(n).permutation(n).astype(float)
-    luminance = [0.2126 * r + 0.7152 * g + 0.0722 * b for r, g, b in map(to_rgb, state_colors(levels))]
-    assert (np.diff(np.array(luminance)[np.argsort(levels)]) > 0.02).all()
+    colors = state_colors(levels)
+    places = np.array([cielab(color) for color in colors])[np.argsort(levels)]
+    assert (np.diff(places[:, 0]) > 40 / n).all()  # lightness, of 100
+    assert (np.linalg.norm(np.diff(places, axis=0), axis=1) > 50).all()  # 2 is just noticed
+    every = np.linalg.norm(places[:, None] - places, axis=-1)[~np.eye(n, dtype=bool)]
+    assert every.min() > 25
+    assert from_dark_to_light(colors) == np.argsort(levels).tolist()
+
+
+def volatile(n: int = 2, loc: float = 0.0) -> SwitchingSSM:
+    """States at one level, of which each varies three times as much as the one before."""
+    return SwitchingSSM(Copy(n), Normal(1)).with_values(
+        redraw_prob=tensor(0.02),
+        state_probs=tensor([1 / n] * n),
+        loc=tensor([[0.0], [loc], *[[0.0]] * (n - 2)]),
+        scale=tensor([[3.0**k] for k in reversed(range(n))]),
+    )
+
+
+def test_states_that_differ_in_scale_alone_are_named_by_it():
+    model = volatile(3)
+    figure = model.plot(model.simulate(200, seed=0).x)
+    assert "state 0: sd 9 | state 1: sd 3 | state 2: sd 1" in texts(figure)
+    assert state_levels(model.emission, model.values).argsort().tolist() == [2, 1, 0]
+    ahead = model.forecast(model.simulate(200, seed=0).x, 5).plot()
+    assert "state 0: sd 9 | state 1: sd 3 | state 2: sd 1" in texts(ahead)
+    other = volatile(2, loc=4.0)
+    assert "state 0: 0 | state 1: 4" in texts(other.plot(other.simulate(50, seed=0).x))
+    counts = SwitchingSSM(Copy(2), Poisson(1)).with_values(
+        redraw_prob=tensor(0.1), state_probs=tensor([0.5, 0.5]), rate=tensor([[0.1], [0.25]])
+    )
+    assert "state 0: 0.1 | state 1: 0.25" in texts(counts.plot(counts.simulate(50, seed=0).x))
+
+
+def spread_out(n: int, n_features: int = 1) -> SwitchingSSM:
+    """States of which all but the last lie close together at the lower end."""
+    loc = torch.linspace(0.0, 0.2, n, dtype=torch.float64)
+    loc[-1] = 50.0
+    return SwitchingSSM(Copy(n), Normal(n_features)).with_values(
+        redraw_prob=tensor(0.3),
+        state_probs=tensor([1 / n] * n),
+        loc=loc[:, None].expand(n, n_features),
+        scale=torch.full((n, n_features), 0.01, dtype=torch.float64),
+    )
+
+
+@pytest.mark.parametrize("n", [2, 8, 24])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_labels_stay_in_their_panel(n, ahead):
+    model = spread_out(n, 2)
+    names = ["up", "industrial production of the manufacturing sector, seasonally adjusted, index"]
+    index = pd.date_range("2020-01-01 00:00:07", periods=60, freq="h")
+    x = pd.DataFrame(model.simulate(60, seed=1).x.numpy(), index=index, columns=names)
+    figure = model.plot_forecast(x, 5) if ahead else model.plot(x)
+    figure.draw_without_rendering()
+    whole = figure.bbox
+    for panel in figure.axes:
+        box = panel.get_window_extent()
+        for text in [*panel.texts, panel.yaxis.label]:
+            own = text.get_window_extent()
+            assert own.y0 >= box.y0 - 2, text
+            assert own.y1 <= box.y1 + 2, text
+            assert own.x0 >= whole.x0, text
+            assert own.x1 <= whole.x1, text
+        beside = sorted((t.get_window_extent() for t in panel.texts if "state" in t.get_text()), key=lambda b: b.y0)
+        assert all(a.y1 <= b.y0 + 0.35 * a.height for a, b in itertools.pairwise(beside))
+
+
+@pytest.mark.parametrize("step", [1, 30, 48, 58])
+def test_the_name_of_a_redraw_stays_in_its_panel(step):
+    figure, (panel,) = new_figure([1.0])
+    gate = torch.zeros(60, dtype=torch.float64)
+    gate[step] = 0.97
+    axis = TimeAxis.of(pd.date_range("2020-01-01 00:00:07", periods=60, freq="h"))
+    draw_gate(panel, axis, gate.numpy(), "redraw")
+    axis.mark([panel])
+    figure.draw_without_rendering()
+    box, own = panel.get_window_extent(), panel.texts[0].get_window_extent()
+    assert box.x0 <= own.x0
+    assert own.x1 <= box.x1
 
 
 def test_reordering_names_the_same_model_anew():
@@ -322,3 +443,14 @@ def test_of_two_redraws_close_together_only_the_likelier_is_named():
     gate[50], gate[55], gate[120] = 0.7, 0.9, 0.8
     draw_gate(panel, TimeAxis.of(pd.RangeIndex(200)), gate.numpy(), "redraw")
     assert sorted(text.get_text().strip() for text in panel.texts) == ["120: 0.80", "55: 0.90"]
+
+
+def test_names_at_both_sides_of_their_steps_do_not_meet():
+    figure, (panel,) = new_figure([1.0])
+    gate = torch.zeros(120, dtype=torch.float64)
+    gate[84], gate[101], gate[20] = 0.9, 0.7, 0.8  # the last is named at its left
+    draw_gate(panel, TimeAxis.of(pd.RangeIndex(120)), gate.numpy(), "redraw")
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in panel.texts]
+    assert len(boxes) == 2
+    assert not boxes[0].overlaps(boxes[1])

@@ -69,6 +69,7 @@ def test_every_group_has_named_dims_and_the_coordinates_of_the_data(nile, nile_d
     assert set(nile_data.groups()) == {
         "posterior",
         "posterior_predictive",
+        "replicated",
         "log_likelihood",
         "observed_data",
         "sample_stats",
@@ -80,15 +81,16 @@ def test_every_group_has_named_dims_and_the_coordinates_of_the_data(nile, nile_d
         "loc": (*DRAWN, "state", "feature"),
         "scale": (*DRAWN, "state", "feature"),
     }
-    assert nile_data.posterior_predictive["x"].dims == (*DRAWN, "time", "feature")
+    assert nile_data.posterior_predictive["x"].dims == (*DRAWN, "time")
+    assert nile_data.replicated["x"].dims == (*DRAWN, "time", "feature")
     assert nile_data.log_likelihood["x"].dims == (*DRAWN, "time")
-    assert nile_data.observed_data["x"].dims == ("time", "feature")
+    assert nile_data.observed_data["x"].dims == ("time",)
     assert {name: value.dims for name, value in nile_data.smoothed.data_vars.items()} == {
         "state_probability": ("time", "state"),
         "redraw_probability": ("time",),
         "change_probability": ("time",),
     }
-    for group in ("posterior_predictive", "log_likelihood", "observed_data", "smoothed"):
+    for group in ("posterior_predictive", "replicated", "log_likelihood", "observed_data", "smoothed"):
         assert nile_data[group]["time"].values.tolist() == list(range(1871, 1971))
     assert nile_data.posterior["feature"].values.tolist() == ["volume"]
     assert nile_data.posterior.sizes["draw"] == nile_data.posterior_predictive.sizes["draw"] == 100
@@ -229,14 +231,16 @@ def test_change_probability_equals_enumeration_of_all_paths(model):
     np.testing.assert_allclose(data.smoothed["change_probability"].values, changed / total, rtol=1e-10)
 
 
-def test_missing_steps_have_no_log_likelihood_and_are_filled_in_by_the_predictive():
+def test_missing_steps_have_no_log_likelihood_and_are_filled_in_by_replicates():
     x = pd.DataFrame({"up": [0.3, np.nan, 2.5, np.nan, 0.1]}, index=[10, 20, 30, 40, 50])
     model = copy_model()
     data = data_of(model, x)
     assert data.log_likelihood["time"].values.tolist() == [10, 30, 50]
     assert float(data.log_likelihood["x"][0, 0].sum()) == pytest.approx(float(model.log_evidence(x)), rel=1e-12)
-    assert np.isfinite(data.posterior_predictive["x"].values).all()
-    assert np.isnan(data.observed_data["x"].values[:, 0]).tolist() == [False, True, False, True, False]
+    assert np.isfinite(data.replicated["x"].values).all()
+    assert data.replicated["time"].values.tolist() == [10, 20, 30, 40, 50]
+    assert data.observed_data["x"].values.tolist() == [0.3, 2.5, 0.1]
+    assert data.posterior_predictive["x"].shape == (1, 4, 3)
     with pytest.warns(UserWarning, match="Pareto"):
         assert az.loo(data)["elpd_loo"] == pytest.approx(float(model.log_evidence(x)), rel=1e-12)
 
@@ -259,14 +263,14 @@ def test_ragged_sequences_get_an_axis_and_end_where_they_end(model):
         np.testing.assert_allclose(smoothed[:n], model.smooth(part).state.numpy(), rtol=1e-10)
         assert np.isnan(smoothed[n:]).all()
         assert np.isnan(data.smoothed["change_probability"].values[i, n:]).all()
-        replicates = data.posterior_predictive["x"].values[:, :, i]
+        replicates = data.replicated["x"].values[:, :, i]
         assert np.isfinite(replicates[:, :, :n]).all()
         assert np.isnan(replicates[:, :, n:]).all()
 
 
 def test_replicates_follow_the_smoothed_mixture():
     model, x = copy_model(), tensor([0.3, -1.2, 2.5, float("nan"), 0.1])
-    drawn = data_of(model, x, draws=20_000).posterior_predictive["x"].values[0, :, :, 0]
+    drawn = data_of(model, x, draws=20_000).replicated["x"].values[0, :, :, 0]
     state = model.smooth(x).state.numpy()
     mean = state @ model.values["loc"].numpy()[:, 0]
     second = state @ (1 / model.values["precision"] + model.values["loc"] ** 2).numpy()[:, 0]
@@ -279,11 +283,11 @@ def test_the_seed_alone_decides_the_replicates_and_torch_is_left_as_it_was():
     model, x = copy_model(), tensor([0.3, -1.2, 2.5])
     torch.manual_seed(5)
     before = torch.random.get_rng_state()
-    first = data_of(model, x, seed=3).posterior_predictive["x"].values
+    first = data_of(model, x, seed=3).replicated["x"].values
     assert_close(torch.random.get_rng_state(), before)
     torch.manual_seed(6)
-    assert (data_of(model, x, seed=3).posterior_predictive["x"].values == first).all()
-    assert (data_of(model, x, seed=4).posterior_predictive["x"].values != first).all()
+    assert (data_of(model, x, seed=3).replicated["x"].values == first).all()
+    assert (data_of(model, x, seed=4).replicated["x"].values != first).all()
 
 
 @pytest.mark.parametrize("table_size", [1, 2**24])
@@ -302,8 +306,9 @@ def test_several_parameter_draws_are_averaged_and_kept_apart_where_they_should_b
     for i, model in enumerate(models):
         own = model.filter(x).log_increment[~x[..., 0].isnan()].numpy()
         np.testing.assert_allclose(data.log_likelihood["x"].values[i // 2, i % 2], own, rtol=1e-12)
-    assert data.posterior_predictive["x"].shape == (2, 2, 2, 3, 1)
-    assert len(np.unique(data.posterior_predictive["x"].values)) == 24
+    assert data.replicated["x"].shape == (2, 2, 2, 3, 1)
+    assert len(np.unique(data.replicated["x"].values)) == 24
+    assert len(np.unique(data.posterior_predictive["x"].values)) == 4 * 5  # what was observed
 
 
 # ---- ArviZ ---------------------------------------------------------------------------------------------------------
@@ -349,3 +354,87 @@ def test_netcdf_gives_back_every_group(nile_data, tmp_path):
 def test_too_few_draws_are_refused(nile, nile_fit, draws):
     with pytest.raises(ValueError, match=r"draws: got .*, expected an integer of at least 2"):
         nile_fit.to_arviz(nile, draws=draws)
+
+
+# ---- what would have been predicted --------------------------------------------------------------------------------
+
+
+SERIES = {
+    "one": tensor([0.3, -1.2, 2.5, 0.9, 0.1, 1.1, -0.4, 2.2]),
+    "missing": tensor([0.3, float("nan"), 2.5, float("nan"), 0.1, 1.1, -0.4, 2.2]),
+    "several": tensor([[[0.3], [-1.2], [2.5], [0.0]], [[1.0], [2.0], [0.2], [0.1]]]),
+    "ragged": [tensor([0.3, -1.2, 2.5, 0.0]), tensor([1.0, 2.0])],
+    "ragged and missing": [tensor([0.3, float("nan"), 2.5, 0.0]), tensor([1.0, float("nan"), 2.0])],
+}
+
+
+@pytest.mark.filterwarnings("ignore:Estimated shape parameter of Pareto")
+@pytest.mark.parametrize("kind", SERIES)
+@pytest.mark.parametrize("model", [copy_model(), markov_model()], ids=["copy", "markov"])
+def test_observed_data_their_density_and_their_prediction_have_one_shape(model, kind):
+    data = data_of(model, SERIES[kind], draws=20)
+    observed = data.observed_data["x"]
+    assert np.isfinite(observed.values).all()
+    assert data.posterior_predictive["x"].dims == data.log_likelihood["x"].dims == (*DRAWN, *observed.dims)
+    assert data.posterior_predictive["x"].shape == data.log_likelihood["x"].shape == (1, 20, *observed.shape)
+    values = az.loo_pit(data, y="x")
+    assert values.shape == observed.shape
+    assert ((values >= 0) & (values <= 1)).all()
+    assert az.plot_loo_pit(data, y="x") is not None
+    assert az.plot_loo_pit(data, y="x", ecdf=True) is not None
+    assert az.loo(data).n_data_points == observed.size
+
+
+@pytest.mark.filterwarnings("ignore:Estimated shape parameter of Pareto")
+@pytest.mark.parametrize("model", [copy_model(), markov_model()], ids=["copy", "markov"])
+def test_predictions_are_uniform_beside_what_the_model_made(model):
+    data = data_of(model, model.simulate(400, seed=2).x, draws=400)
+    values = np.sort(az.loo_pit(data, y="x"))
+    assert np.abs(values - (np.arange(400) + 0.5) / 400).max() < 2.0 / 400**0.5  # Kolmogorov: 1 of 1500 seeds is more
+    replicated = data.replicated["x"].values[0, :, :, 0]
+    seen = (replicated <= data.observed_data["x"].values).mean(0)
+    assert seen.std() < values.std()  # which have seen what they are compared with
+
+
+def test_predictions_are_draws_of_the_density_one_step_ahead():
+    x, rho = tensor([0.3, -1.2, 2.5, float("nan"), 0.1]), 0.3
+    model, dt = copy_model(), tensor([1.0, 1.0, 3.0, 1.0, 2.0])
+    filtered = model.filter(x, dt=dt).state
+    rate = 1 - (1 - rho) ** dt[1:, None]
+    state = torch.cat([model.state_probs[None], rate * model.state_probs + (1 - rate) * filtered[:-1]])
+    drawn = data_of(model, x, draws=20_000, dt=dt).posterior_predictive["x"].values[0]
+    mean = (state @ model.loc)[[0, 1, 2, 4], 0].numpy()
+    second = (state @ (1 / model.precision + model.loc**2))[[0, 1, 2, 4], 0].numpy()
+    spread = np.sqrt(second - mean**2)
+    assert (np.abs(drawn.mean(0) - mean) < 5 * spread / np.sqrt(20_000)).all()
+    np.testing.assert_allclose(drawn.std(0), spread, rtol=0.03)
+
+
+@pytest.mark.filterwarnings("ignore:Estimated shape parameter of Pareto")
+def test_of_several_features_each_is_judged_by_itself():
+    x = torch.randn(30, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    frame = pd.DataFrame(x.numpy(), columns=["up", "down"])
+    fit = SwitchingSSM(Copy(2), Normal(2)).fit(frame, method="vmp", restarts=1, max_steps=50, progress=False)
+    data = fit.to_arviz(draws=50)
+    assert data.posterior_predictive["x"].dims == (*DRAWN, "time", "feature")
+    y = data.observed_data["x"].sel(feature="up")
+    y_hat = data.posterior_predictive["x"].sel(feature="up").stack(__sample__=DRAWN)
+    assert az.plot_loo_pit(data, y=y, y_hat=y_hat) is not None
+
+
+def test_predictions_of_covariates_and_background_follow_them():
+    model = SwitchingSSM(Copy(2, n_covariates=1), Gated(Normal(1), Normal(1))).with_values(
+        redraw_intercept=tensor(0.0),
+        redraw_weights=tensor([50.0]),
+        state_probs=tensor([0.5, 0.5]),
+        loc=tensor([[-5.0], [5.0]]),
+        scale=tensor([[0.1], [0.1]]),
+        background_loc=tensor([[0.0]]),
+        background_scale=tensor([[0.1]]),
+    )
+    covariates = tensor([[0.0], [-1.0], [1.0]])  # the second step is held, the third redrawn
+    drawn = (
+        data_of(model, tensor([5.0, 0.1, -5.0]), draws=50, covariates=covariates).posterior_predictive["x"].values[0]
+    )
+    assert (np.abs(drawn[:, [0, 2]]) > 3).all()
+    assert (np.abs(drawn[:, 1]) < 1).all()

@@ -48,6 +48,7 @@ from ...numerics.checks import (
     common_batch,
 )
 from ...numerics.op import Op, blank, tensors
+from ...numerics.records import Record
 from . import plain
 
 Form = Literal["mean_field", "conditional"]
@@ -72,8 +73,8 @@ gate [N, T] or None, lengths [N], the number of sweeps, and whether gate and sta
 """
 
 
-@dataclass(frozen=True)
-class VMPFiltered:
+@dataclass(frozen=True, repr=False)
+class VMPFiltered(Record):
     """The approximate belief after each observation; 0 beyond the end of a sequence."""
 
     state: Float[Tensor, "*b T K"]  # Q(s_t)

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
+from ...numerics.records import Record
 
-@dataclass(frozen=True)
-class Weights:
+
+@dataclass(frozen=True, repr=False)
+class Weights(Record):
     """Log-weights of a pushdown automaton with K = Q G configurations, `state * G + symbol`.
 
     Arguments:

@@ -1,0 +1,196 @@
+r"""Standard errors at a maximum, from the curvature of what was maximised.
+
+Let y be free coordinates of the parameters, and $\ell(y)$ the log-likelihood, under a prior plus its log density. With
+the observed information $H = -\nabla^2 \ell(\hat y)$ a number $g(y)$ has, to first order, the variance
+
+$$\nabla g^\top H^{-1}\, \nabla g$$
+
+(the delta method; Efron & Hinkley 1978). H is made of differences of exact gradients over steps of a hundredth of a
+standard error, all of which are taken at once, as restarts are. There is no standard error where the maximum lies on
+the boundary of a parameter's range, which in coordinates that know no boundary is infinitely far off, and none along a
+direction in which $\ell$ is flat, as it is for the parameters of a state that no step is in.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.distributions import constraints
+
+from ..definite import free_coordinates
+from ..parameters import Parameter, Parameters, described
+
+FIRST, SHARE, WIDEST = 1e-3, 1e-2, 0.05  # steps: the first, then in standard errors, and at most where bounded
+ROUNDS = 2  # in which the standard errors are found that the steps are measured in
+AT_BOUNDARY = 0.5  # Newton step of a logarithm or log odds, beyond which it is on its way to infinity
+VAGUE = 10.0  # standard error of a logarithm or log odds, from which on nothing is known of it
+FLAT = 1e-7  # eigenvalue of the information, scaled to a diagonal of 1
+LEANS = 1e-3  # share of a number's gradient along flat directions, above which it has no standard error
+
+
+def standard_errors(
+    objective: Callable[[Parameters], Float[Tensor, "r"]],
+    turns: Callable[[Parameters], Iterator[Parameters]],
+    known: Mapping[str, Parameter],
+    values: Parameters,
+    unit: Float[Tensor, "F"],
+) -> Parameters:
+    """The standard error of each number in the form in which people know it; NaN where there is none.
+
+    Arguments:
+        objective: of parameters `[r, ...]`, what was maximised.
+        turns: parameters `[n, ...]` in parts that it takes at once.
+        known: of the parameters, by name.
+        values: where the objective is greatest.
+        unit: the spread of each feature of the data, in which the first steps are measured.
+    """
+    free = Coordinates.of(known, values, unit)
+
+    def gradient(points: Tensor) -> Tensor:
+        found = []
+        for some in turns({"y": points}):
+            y = some["y"].detach().requires_grad_()
+            with torch.enable_grad():
+                found += torch.autograd.grad(objective(free.values(y)).sum(), y)
+        return torch.cat(found)
+
+    information, slope = _information(gradient, free)
+    curvature = information.diagonal()
+    lost = free.bounded & ((slope.abs() > AT_BOUNDARY * curvature) | (curvature < VAGUE**-2)) | (curvature <= 0)
+    scale = torch.where(lost, 1.0, curvature).rsqrt()
+    scaled = scale.unsqueeze(-1) * information * scale
+    both = ~lost.unsqueeze(-1) & ~lost
+    scaled = torch.where(both, scaled, torch.diag(lost.to(scaled)))
+    level, axes = torch.linalg.eigh(scaled)
+    flat = level < FLAT
+    spread = axes * torch.where(flat, 0.0, level.clamp_min(FLAT)).rsqrt().masked_fill(flat, 0.0)
+    vague = lost | free.bounded & (scale * spread.norm(dim=-1) > VAGUE)
+    blind = torch.cat([axes[:, flat], torch.eye(len(lost)).to(axes)[:, vague]], -1)
+    found = {}
+    for name, table in free.jacobian().items():
+        rows = table * scale
+        length = rows.norm(dim=-1)
+        sd = (rows @ spread).norm(dim=-1)
+        leans = (rows @ blind).norm(dim=-1) > LEANS * length
+        found[name] = torch.where(leans | (length == 0), torch.nan, sd)
+    return found
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """Free coordinates about a point: steps from it, of logarithms, log odds and the like where a range is bounded.
+
+    Attributes:
+        known, at: the parameters, and the point.
+        moving: by name, which entries of a table have a coordinate; those of other supports than the usual ones are
+            entries of torch's free coordinates.
+        bounded: `[P]`, whose range has an end.
+        first: `[P]`, a small step.
+    """
+
+    known: Mapping[str, Parameter]
+    at: Parameters
+    moving: dict[str, Bool[Tensor, "..."]]
+    bounded: Bool[Tensor, "P"]
+    first: Float[Tensor, "P"]
+
+    @staticmethod
+    def of(known: Mapping[str, Parameter], values: Parameters, unit: Float[Tensor, "F"]) -> "Coordinates":
+        moving = {name: _moving(known[name].support, value) for name, value in values.items()}
+        bounded, first = [], []
+        for name, mask in moving.items():
+            real = known[name].support is constraints.real
+            size = unit if real and known[name].dims[-1:] == ("feature",) else unit.new_ones(())
+            first.append((FIRST * size).expand(mask.shape)[mask])
+            bounded.append(torch.full_like(first[-1], not real, dtype=torch.bool))
+        return Coordinates(known, values, moving, torch.cat(bounded), torch.cat(first))
+
+    def values(self, steps: Float[Tensor, "*r P"]) -> Parameters:
+        """The parameters at so many steps from the point."""
+        sizes = [int(mask.sum()) for mask in self.moving.values()]
+        found = {}
+        for (name, mask), own in zip(self.moving.items(), steps.split(sizes, -1), strict=True):
+            table = own.new_zeros(*own.shape[:-1], mask.numel())
+            table[..., mask.flatten()] = own
+            step = table.reshape((*own.shape[:-1], *mask.shape))
+            found[name] = _stepped(self.known[name].support, self.at[name], step)
+        return found
+
+    def jacobian(self) -> dict[str, Float[Tensor, "... P"]]:
+        """The derivative of each number in the form in which people know it."""
+        zero = torch.zeros_like(self.first)
+        shown = {name: parameter.shown.name if parameter.shown else name for name, parameter in self.known.items()}
+        return {
+            shown[name]: torch.autograd.functional.jacobian(  # pyright: ignore[reportReturnType]
+                lambda y, name=name: described(self.known, {name: self.values(y)[name]})[shown[name]], zero
+            )
+            for name in self.at
+        }
+
+
+def _moving(support: constraints.Constraint, value: Tensor) -> Tensor:
+    """Which entries of a table, or of its free coordinates, can move."""
+    if support is constraints.real:
+        return torch.ones_like(value, dtype=torch.bool)
+    if support is constraints.simplex:  # all that are possible, but for the greatest, beside which they are measured
+        greatest = torch.nn.functional.one_hot(value.argmax(-1), value.shape[-1]).bool()
+        return (value > 0) & ~greatest
+    ends = _ends(support)
+    if ends is not None:
+        return (value > ends[0]) & (value < ends[1])
+    return torch.ones_like(torch.as_tensor(free_coordinates(support).inv(value)), dtype=torch.bool)
+
+
+def _stepped(support: constraints.Constraint, value: Tensor, step: Tensor) -> Tensor:
+    """A parameter after a step of its coordinates, which is 0 at entries that do not move."""
+    if support is constraints.real:
+        return value + step
+    if support is constraints.simplex:
+        return torch.where(value > 0, torch.softmax(value.log() + step, -1), 0.0)
+    ends = _ends(support)
+    if ends is None:
+        transform = free_coordinates(support)
+        return torch.as_tensor(transform(torch.as_tensor(transform.inv(value)) + step))
+    low, high = ends
+    inside = (value > low) & (value < high)
+    if high == torch.inf:
+        return torch.where(inside, low + (value - low) * step.exp(), value)
+    middle = torch.where(inside, (value - low) / (high - low), 0.5)
+    return torch.where(inside, low + (high - low) * torch.sigmoid(torch.logit(middle) + step), value)
+
+
+def _ends(support: constraints.Constraint) -> tuple[float, float] | None:
+    """The range of a support of single numbers that begins at some number."""
+    low = getattr(support, "lower_bound", None)
+    if support.event_dim or not isinstance(low, int | float):
+        return None
+    high = getattr(support, "upper_bound", torch.inf)
+    return float(low), float(high)
+
+
+def _information(
+    gradient: Callable[[Tensor], Tensor], free: Coordinates
+) -> tuple[Float[Tensor, "P P"], Float[Tensor, "P"]]:
+    """Minus the second derivatives at the point, and the slope there."""
+    steps = free.first
+    slope = gradient(torch.zeros_like(steps).unsqueeze(0))[0]
+    for _ in range(ROUNDS):
+        curvature = _differences(gradient, steps, ((1.0, 0.5),)).diagonal()
+        wanted = SHARE * torch.where(curvature > 0, curvature, torch.nan).rsqrt()
+        wanted = torch.where(wanted.isfinite(), wanted, steps)
+        steps = torch.where(free.bounded, wanted.clamp_max(WIDEST), wanted)
+    information = _differences(gradient, steps, ((1.0, 2 / 3), (2.0, -1 / 12)))
+    return (information + information.mT) / 2, slope
+
+
+def _differences(
+    gradient: Callable[[Tensor], Tensor], steps: Float[Tensor, "P"], weights: tuple[tuple[float, float], ...]
+) -> Float[Tensor, "P P"]:
+    """Minus central differences of the gradient, each a pair of how many steps and the weight."""
+    n, moves = len(steps), torch.diag(steps)
+    points = torch.cat([sign * times * moves for times, _ in weights for sign in (1, -1)])
+    found = gradient(points).unflatten(0, (len(weights), 2, n))
+    total = sum(weight * (ends[0] - ends[1]) for (_, weight), ends in zip(weights, found, strict=True))
+    return -torch.as_tensor(total) / steps.unsqueeze(-1)

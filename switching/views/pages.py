@@ -1,0 +1,76 @@
+"""What notebooks show of models, fits, posteriors, forecasts and stacks: a heading and a table each."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ..data.timeline import continued, label_text, time_index
+from ..forecast import Forecast
+from .arviz import coordinates
+from .tables import by_state, html, values_of
+
+LEVEL, DRAWS = 0.9, 2000
+
+
+def model_page(model: Any) -> str:
+    """What a model is made of, and its values by state."""
+    title = repr(model).splitlines()[0]
+    if not values_of(model):
+        return html(title, pd.DataFrame(index=["no values yet: fit it, or give it some"]))
+    return html(title, by_state(model, {dim: range(size) for dim, size in _sizes(model).items()}))
+
+
+def fit_page(fit: Any) -> str:
+    """How a fit ended, and its model."""
+    lines = repr(fit).splitlines()
+    title = "\n".join(lines[: 1 + next(i for i, line in enumerate(lines) if line == repr(fit.model).splitlines()[0])])
+    if fit.series is None:
+        return html(title, by_state(fit.model, {dim: range(size) for dim, size in _sizes(fit.model).items()}))
+    return html(title, by_state(fit.model, coordinates(fit.series, fit.model.sizes)))
+
+
+def posterior_page(posterior: Any) -> str:
+    """Mean, standard deviation and central interval of every number."""
+    draws, mean = posterior.sample(DRAWS), posterior.mean
+    lower, upper = posterior.interval(LEVEL, n=DRAWS)
+    ends = [f"{100 * p:g}%" for p in ((1 - LEVEL) / 2, (1 + LEVEL) / 2)]
+    found = {}
+    for name, table in mean.items():
+        for index in np.ndindex(*table.shape):
+            label = f"{name}[{', '.join(map(str, index))}]" if index else name
+            tables = table, draws[name].std(0), lower[name], upper[name]
+            found[label] = [float(values[index]) for values in tables]
+    table = pd.DataFrame.from_dict(found, orient="index", columns=["mean", "sd", *ends])
+    return html(type(posterior).__name__, table)
+
+
+def forecast_page(forecast: Forecast) -> str:
+    """Mean and interval, and the probabilities of states, at each horizon of the first sequence."""
+    horizon, found = forecast.mean.shape[-2], {}
+    names = [f"x[{f}]" for f in range(forecast.mean.shape[-1])] if forecast.mean.shape[-1] > 1 else ["x"]
+    index = pd.RangeIndex(1, horizon + 1, name="horizon")
+    if forecast.series is not None:
+        alone, names = forecast.one(0), list(forecast.series.features_of())
+        assert alone.series is not None
+        labels = continued(time_index(alone.series.index_of(), alone.series.n_steps), horizon)[-horizon:]
+        index = pd.Index([label_text(label) for label in labels], name=labels.name)
+
+    def first(table: Any) -> np.ndarray:
+        return table.detach().cpu().reshape(-1, *table.shape[-2:])[0].numpy()
+
+    ends = forecast.interval(LEVEL)
+    for f, name in enumerate(names):
+        found[name] = first(forecast.mean)[:, f]
+        found |= {f"{name}, {end}": first(table)[:, f] for end, table in zip(ends._fields, ends, strict=True)}
+    states = forecast.state if isinstance(forecast.state, tuple) else (forecast.state,)
+    for d, state in enumerate(states, start=1):
+        chain = f" {d}" if isinstance(forecast.state, tuple) else ""
+        found |= {f"P(state{chain} {k})": column for k, column in enumerate(first(state).T)}
+    n = forecast.mean.shape[:-2].numel()
+    title = f"Forecast, with intervals of {100 * LEVEL:g}%{f'; the first of {n} sequences' if n > 1 else ''}"
+    return html(title, pd.DataFrame(found, index=index))
+
+
+def _sizes(model: Any) -> dict[str, int]:
+    return {"background": 1} | model.sizes

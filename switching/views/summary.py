@@ -1,0 +1,250 @@
+"""The summary of a fit: how it went, its parameters with their errors, and its states, on one page."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from textwrap import wrap
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from scipy.special import expit, logit, ndtri
+from torch import Tensor
+from torch.distributions import constraints
+
+from ..data.series import Series
+from ..fitting.curvature import standard_errors
+from ..fitting.fit import Fit
+from ..forecast import central_interval, check_level
+from ..parameters import Parameter, Parameters, described
+from ..problem import Problem
+from .arviz import coordinates
+from .tables import html, number, rows, states, values_of
+
+WIDTH = 78
+DRAWS = 10_000  # of a posterior
+OF_CURVATURE = (
+    "Standard errors are of the {what}'s curvature at the estimates; intervals are normal, of the logarithm of what is "
+    "positive and of the log odds of probabilities."
+)
+NO_ERROR = "-: no standard error, at the end of a parameter's range or where the data leave it open."
+OF_POSTERIOR = "Standard errors and intervals are standard deviations and quantiles of the posterior."
+INDEPENDENT = "It takes parameters and paths as independent, which makes them too small."
+AT_PEAK = "They are those of the normal at its peak: weights for other draws were too uneven, or would have taken long."
+HELD = "Held as given: {names}."
+OF_BOUND = "The estimates maximise a bound on it, and may lie beside its maximum."
+
+
+@dataclass(frozen=True, repr=False)
+class Summary:
+    """What a fit found, as tables; printed, it is one page of text.
+
+    Attributes:
+        statistics: by name, the model, how it was fitted and how that ended, and how well it describes the series.
+        parameters: a row for each number: the `state` it belongs to (empty: none), `estimate`, `standard error`, and
+            the ends of its interval, `lower` and `upper`; NaN where there is none.
+        states: a row for each state: `share of steps`, expected given the series, and `expected duration`, the mean
+            number of steps (of units of time, where gaps are given) from entering it to leaving it.
+        level: probability of the intervals.
+        notes: what to know when reading them.
+    """
+
+    statistics: pd.Series
+    parameters: pd.DataFrame
+    states: pd.DataFrame
+    level: float
+    notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        title, *pairs = self.statistics.items()
+        heading = [line.center(WIDTH).rstrip() for line in wrap(str(title[1]), WIDTH)]
+        lines = [*heading, "=" * WIDTH, *_columns(pairs), "=" * WIDTH]
+        ends = [f"{100 * p:g}%" for p in ((1 - self.level) / 2, (1 + self.level) / 2)]
+        table = self.parameters.drop(columns="state").map(number)
+        width = max(24, *map(len, table.index))
+        header = "".join(f"{name:>14}" for name in ("estimate", "std. error", *ends))
+        lines.append(" " * width + header)
+        for state, part in table.groupby(self.parameters["state"], sort=False):
+            lines.append(f"{state or 'all states'} ".ljust(width + len(header), "-"))
+            lines += [f"{name:<{width}}" + "".join(f"{cell:>14}" for cell in row) for name, *row in part.itertuples()]
+        lines += ["=" * WIDTH, *self.states.map(number).to_string().splitlines(), "=" * WIDTH]
+        return "\n".join([*lines, *(line for note in self.notes for line in wrap(note, WIDTH))])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        title, *pairs = self.statistics.items()
+        statistics = pd.DataFrame({"": [value for _, value in pairs]}, index=[name for name, _ in pairs])
+        parts = [html(str(title[1]), statistics), html("Parameters", self.parameters, "-"), html("States", self.states)]
+        return "".join([*parts, *(f"<p>{note}</p>" for note in self.notes)])
+
+
+def summarise(fit: Fit[Any], series: Series, level: float = 0.9) -> Summary:
+    """The summary of a fit and the series that it was fitted to: see `Fit.summary`."""
+    check_level(level)
+    model = fit.model
+    estimates = {name: value.double().cpu() for name, value in described(model.known, values_of(model)).items()}
+    if fit.posterior is None:
+        errors = _errors(fit, series)
+        ends = _normal_ends(model.known, estimates, errors, float(ndtri((1 + level) / 2)))
+    else:
+        drawn = fit.posterior.refined.sample(DRAWS)
+        draws = described(model.known, {name: value.double() for name, value in drawn.items()})
+        errors = {name: table.std(0) for name, table in draws.items()}
+        ends = {name: tuple(central_interval(table, level)) for name, table in draws.items()}
+    records = [
+        (
+            row.name,
+            row.state,
+            *(float(table[row.parameter][row.index]) for table in (estimates, errors)),
+            *(float(end[row.index]) for end in ends[row.parameter]),
+        )
+        for row in rows(model, coordinates(series, model.sizes))
+    ]
+    columns = ["parameter", "state", "estimate", "standard error", "lower", "upper"]
+    parameters = pd.DataFrame.from_records(records, columns=columns, index="parameter")
+    missing = bool(parameters["standard error"].isna().any())
+    return Summary(_statistics(fit, series), parameters, _states(fit, series), level, tuple(_notes(fit, missing)))
+
+
+# ---- the numbers -----------------------------------------------------------------------------------------------------
+
+
+def _errors(fit: Fit[Any], series: Series) -> Parameters:
+    """Standard errors by the curvature of the log-likelihood, under a prior of the log posterior."""
+    model, coupled = fit.model, isinstance(fit.model.n_states, tuple)
+    problem = model.problem(series)
+    prior = None if coupled or fit.prior is None else {name: t.double().cpu() for name, t in problem.prior.items()}
+    problem = replace(problem, series=problem.series.cpu().double(), prior=prior)
+
+    def objective(values: Parameters) -> Tensor:
+        own = model.product_of(values)
+        evidence = problem.total(problem.chain(own).log_normalizer())
+        return evidence + problem.log_prior(own)
+
+    values = {name: value.detach().double().cpu() for name, value in values_of(model).items()}
+    held = {name: values.pop(name) for name in fit.fixed}
+    known = {name: model.known[name] for name in values}
+
+    def beside_held(free: Parameters) -> Tensor:
+        n = len(next(iter(free.values())))
+        return objective(free | {name: value.expand(n, *value.shape) for name, value in held.items()})
+
+    errors = standard_errors(beside_held, problem.in_turns, known, values, _unit(problem))
+    return errors | {name: torch.full_like(value, torch.nan) for name, value in described(model.known, held).items()}
+
+
+def _unit(problem: Problem) -> Tensor:
+    """The spread of each feature."""
+    observed = problem.series.rows
+    about = observed - observed.nanmean(0)
+    spread = about.square().nanmean(0).sqrt()
+    return torch.where(spread > 0, spread, 1.0)
+
+
+def _normal_ends(
+    known: dict[str, Parameter], estimates: Parameters, errors: Parameters, reach: float
+) -> dict[str, tuple[Any, Any]]:
+    """The ends of normal intervals, in coordinates that know no boundary."""
+    found = {}
+    for name, parameter in known.items():
+        shown = parameter.shown.name if parameter.shown else name
+        support = parameter.shown.support if parameter.shown else parameter.support
+        at, step = estimates[shown].cpu().numpy(), reach * errors[shown].numpy()
+        with np.errstate(all="ignore"):  # where there is no error, there is no end
+            plain, positive = (at - step, at + step), (at * np.exp(-step / at), at * np.exp(step / at))
+            share = tuple(expit(logit(at) + sign * step / (at * (1 - at))) for sign in (-1, 1))
+        if support is constraints.simplex or support is constraints.unit_interval:
+            found[shown] = share
+        elif support is constraints.positive or support is constraints.nonnegative:
+            found[shown] = positive
+        elif support is constraints.positive_definite:
+            diagonal = np.eye(at.shape[-1], dtype=bool)
+            found[shown] = tuple(np.where(diagonal, a, b) for a, b in zip(positive, plain, strict=True))
+        else:
+            found[shown] = plain
+    return found
+
+
+def _states(fit: Fit[Any], series: Series) -> pd.DataFrame:
+    """The share of steps and the expected duration of each state."""
+    model = fit.model
+    problem = model.problem(series)
+    values = model.values_like(series.observations)
+    with torch.no_grad():
+        chain = problem.chain(model.product_of(values))
+        found = model.probabilities(chain, values)
+        durations = model.durations(series)
+    tables = [table for name, (table, _) in found.items() if name.startswith("state_probability")]
+    n_steps = float(series.inside.sum())
+    shares = [table.flatten(0, -2).nansum(0) / n_steps for table in tables]
+    durations = durations if isinstance(durations, tuple) else (durations,)
+    columns = {"share of steps": torch.cat(shares), "expected duration": torch.cat(durations)}
+    return pd.DataFrame({name: column.double().cpu().numpy() for name, column in columns.items()}, index=states(model))
+
+
+# ---- the words -------------------------------------------------------------------------------------------------------
+
+
+def _statistics(fit: Fit[Any], series: Series) -> pd.Series:
+    how: dict[str, Any] = {
+        "model": repr(fit.model).splitlines()[0],
+        "method": fit.method,
+        "prior": "none" if fit.prior is None else fit.prior,
+        "converged": "yes" if fit.converged else "interrupted" if fit.interrupted else "no",
+        "steps": fit.steps,
+        "starts": len(fit.restarts),
+        "starts that agree": fit.agreeing,
+    }
+    well: dict[str, Any] = {
+        "sequences": series.n_sequences,
+        "observed steps": series.n_observed,
+        "free parameters": fit.n_parameters,
+        "log-likelihood": fit.loglik,
+        "objective": float(fit.objective[-1]) if len(fit.objective) else math.nan,
+    }
+    if fit.posterior is None:
+        well |= {"aic": fit.aic, "bic": fit.bic}
+    return pd.Series(how | well, dtype=object)
+
+
+def _columns(pairs: list[tuple[Any, Any]]) -> Iterator[str]:
+    """Names and values in two columns."""
+    half = WIDTH // 2 - 1
+    cells = [f"{name}:".ljust(20) + _exact(value).rjust(half - 20) for name, value in pairs]
+    middle = len(cells) // 2
+    for left, right in zip_longest(cells[:middle], cells[middle:], fillvalue=" " * half):
+        yield f"{left}  {right}".rstrip()
+
+
+def _exact(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def _notes(fit: Fit[Any], missing: bool) -> Iterator[str]:
+    if fit.posterior is None:
+        coupled = isinstance(fit.model.n_states, tuple)
+        yield OF_CURVATURE.format(what="log-likelihood" if coupled or fit.prior is None else "log posterior")
+        if coupled:
+            yield OF_BOUND
+    else:
+        refined = fit.posterior.refined
+        independent = refined is fit.posterior and fit.method == "vmp"
+        at_peak = not getattr(refined, "reliable", True)
+        yield " ".join([OF_POSTERIOR, *[INDEPENDENT] * independent, *[AT_PEAK] * at_peak])
+    if fit.fixed:
+        yield HELD.format(names=", ".join(fit.fixed))
+    if missing:
+        yield NO_ERROR
+    empty = fit.empty_states if isinstance(fit.empty_states, tuple) else (fit.empty_states,)
+    collapsed = fit.collapsed_states if isinstance(fit.collapsed_states, tuple) else (fit.collapsed_states,)
+    for flags, said in ((empty, "is expected to have less than one step"), (collapsed, "sits on a single point")):
+        for name, flag in zip(states(fit.model), torch.cat(flags).tolist(), strict=True):
+            if flag:
+                yield f"{name.capitalize()} {said}."
+    if not fit.converged:
+        yield f"{fit.reason.capitalize()}."
+    if not fit.converged and fit.posterior is None:
+        yield "Standard errors take the end of the fit for a maximum."

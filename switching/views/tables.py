@@ -1,0 +1,103 @@
+"""Parameters as rows with names that a reader knows, and tables for notebooks."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from torch import Tensor
+
+from ..parameters import described
+
+MANY_ROWS, MANY_COLUMNS = 60, 16  # beyond which a table in a notebook leaves some out
+DIGITS = 4
+
+
+@dataclass(frozen=True)
+class Row:
+    """A number of a model's parameters.
+
+    Attributes:
+        parameter: the name of its table, in the form in which people know it.
+        index: its place in the table.
+        state: the state that it belongs to, e.g. "state 0" or "layer 2, state 0"; empty where it belongs to none.
+        labels: what its other axes say, e.g. the name of a feature.
+        name: it whole, as ArviZ writes it, e.g. "loc[0, volume]".
+    """
+
+    parameter: str
+    index: tuple[int, ...]
+    state: str
+    labels: tuple[str, ...]
+
+    name: str
+
+    @property
+    def within(self) -> str:
+        """Its name among those of its state."""
+        return f"{self.parameter}[{', '.join(self.labels)}]" if self.labels else self.parameter
+
+
+def rows(model: Any, coords: dict[str, Any]) -> Iterator[Row]:
+    """The numbers of a model with values, those first that belong to no state, then state by state.
+
+    Of symmetric matrices the lower triangle. `coords` names the entries of the axes: see `arviz.coordinates`.
+    """
+    found, dims = [], {p.shown.name if p.shown else name: p.dims for name, p in model.known.items()}
+    for name, table in described(model.known, values_of(model)).items():
+        own = [(axis, dim) for axis, dim in enumerate(dims[name]) if dim != "background"]
+        symmetric = dims[name][-2:] == ("feature", "feature_new")
+        for index in np.ndindex(*table.shape):
+            if symmetric and index[-1] > index[-2]:
+                continue
+            labels = [str(coords[dim][index[axis]]) for axis, dim in own]
+            of_state = bool(own) and own[0][1].startswith("state")
+            state = _state(model, own[0][1], labels[0]) if of_state else ""
+            whole = f"{name}[{', '.join(labels)}]" if labels else name
+            found.append(Row(name, index, state, tuple(labels[1:] if of_state else labels), whole))
+    order = {state: place for place, state in enumerate(dict.fromkeys(["", *states(model)]))}
+    yield from sorted(found, key=lambda row: order[row.state])
+
+
+def states(model: Any) -> list[str]:
+    """What the states are called, chain after chain."""
+    if isinstance(model.n_states, int):
+        return [_state(model, "state", str(k)) for k in range(model.n_states)]
+    chains = enumerate(model.n_states, start=1)
+    return [_state(model, f"state_{d}", str(k)) for d, size in chains for k in range(size)]
+
+
+def _state(model: Any, dim: str, label: str) -> str:
+    chain = dim.removeprefix("state").removeprefix("_")
+    return f"{model.known['redraw_prob'].dims[0]} {chain}, state {label}" if chain else f"state {label}"
+
+
+def values_of(model: Any) -> dict[str, Tensor]:
+    """The values by name, of a model of one chain or of several."""
+    return model.parameters if isinstance(model.n_states, tuple) else model.values
+
+
+def by_state(model: Any, coords: dict[str, Any]) -> pd.DataFrame:
+    """The values of a model: a row a parameter, a column a state, and one before them for what belongs to none."""
+    tables = described(model.known, values_of(model))
+    cells: dict[str, dict[str, float]] = {}
+    for row in rows(model, coords):
+        cells.setdefault(row.within, {})[row.state] = float(tables[row.parameter][row.index])
+    columns = [state for state in ["", *states(model)] if any(state in own for own in cells.values())]
+    return pd.DataFrame.from_dict(cells, orient="index", columns=columns)
+
+
+def number(value: Any) -> str:
+    """A number of four digits, other things as they are; what is not there as a dash."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, float | np.floating):
+        return str(value)
+    return "-" if np.isnan(value) else f"{value:.{DIGITS}g}"
+
+
+def html(title: str, table: pd.DataFrame, blank: str = "") -> str:
+    """A heading and a table for a notebook, numbers by four digits, `blank` where there is none."""
+    shown = table.map(lambda cell: blank if isinstance(cell, float) and np.isnan(cell) else number(cell))
+    body = shown.to_html(max_rows=MANY_ROWS, max_cols=MANY_COLUMNS, border=0)
+    return f"<p><b>{escape(title).replace(chr(10), '<br>')}</b></p>{body}"
