@@ -77,7 +77,7 @@ def test_the_posterior_can_be_read_by_arviz(results):
     np.testing.assert_allclose(np.sort(data.posterior["loc"].values[0, 0, :, 0]), [850, 1100], atol=10)
     assert data.smoothed["redraw_probability"].sel(time=1899) > 0.7
     assert dict(data.posterior.sizes) == {"chain": 1, "draw": 1, "state": 2, "feature": 1}  # a point is one draw
-    assert data.posterior_predictive["x"].shape == (1, 1, 100, 1)
+    assert data.posterior_predictive["x"].shape == (1, 1, 100)
 
 
 def test_the_same_seed_gives_the_same_fit(results, tmp_path):

@@ -54,8 +54,9 @@ def to_arviz(
     the parameters were fitted to the same data, and it warns that Pareto's k is infinite, as equal draws have no tail.
 
     Groups (`sequence` only where x is a batch):
-        posterior: the parameters, with dims among `state`, `state_new` (columns of transitions), `feature`, `category`
-            and `covariate`. The background of a gated emission has no state.
+        posterior: the parameters, of a variational fit its `refined` draws, with dims among `state`, `state_new`
+            (columns of transitions), `feature`, `category` and `covariate`. The background of a gated emission has no
+            state.
         observed_data: `x (sequence, time, feature)`, at the times at which something was observed; without `feature`
             where there is only one. Where sequences were not observed at the same times, `x (observation, feature)`,
             with the coordinates `of_sequence` and `of_time`.
@@ -90,7 +91,7 @@ def to_arviz(
     if fit.posterior is None:
         values, shape = {n: v.unsqueeze(0) for n, v in model.values_like(series.observations).items()}, (1, draws)
     else:
-        drawn, shape = fit.posterior.chains(draws, seed)
+        drawn, shape = fit.posterior.refined.chains(draws, seed)
         values = {name: value.to(series.observations) for name, value in drawn.items()}
     attributes = {
         "inference_library": "samplehold",

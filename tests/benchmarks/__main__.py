@@ -1,7 +1,7 @@
 """Every benchmark, one after another, into `docs/benchmarks.md`: `python tests/benchmarks`, with the extra `bench`.
 
 Takes about fifteen minutes on a quiet machine; each `bench_*.py` also runs alone and prints what it finds, and
-`stack_languages.py`, which trains, and `fit_quality.py`, which compares optima, only so.
+`stack_languages.py`, which trains, `fit_quality.py`, which compares optima, and `interval_coverage.py` only so.
 """
 
 import ast
@@ -36,7 +36,9 @@ def main() -> None:
     parts = [
         "# Benchmarks\n\nWritten by `python tests/benchmarks` (extra `bench`): every script once, one after another. "
         "The same arrays go in on both sides, log tables in and posteriors out, at the peer's own precision; times are "
-        "medians over turns, and a ratio above 1 is in samplehold's favor. What is missed is shown as missed.\n\n"
+        "medians over turns, and a ratio above 1 is in samplehold's favor. What is missed is shown as missed. How good the "
+        "optima of fits are is in [fit_quality.md](fit_quality.md), how often intervals hold the truth in "
+        "[interval_coverage.md](interval_coverage.md).\n\n"
         f"Python {platform.python_version()}, {found}; {os.cpu_count()} processors.\n"
     ]
     for script in sorted(FOLDER.glob("bench_*.py")):

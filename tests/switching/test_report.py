@@ -333,7 +333,7 @@ def test_loo_of_a_point_is_its_evidence_without_a_penalty(nile, nile_fit, nile_d
 def test_a_fit_with_a_posterior_enters_by_its_draws(nile):
     fit = SwitchingSSM(Copy(2), Normal(1)).fit(nile, method="vmp", restarts=2, progress=False)
     data = fit.to_arviz(nile, draws=200, seed=3)
-    assert_close(torch.from_numpy(data.posterior["loc"].values[0]), fit.posterior.sample(200, 3)["loc"])
+    assert_close(torch.from_numpy(data.posterior["loc"].values[0]), fit.posterior.refined.chains(200)[0]["loc"])
     spread = az.summary(data, var_names=["loc"], kind="stats")["sd"].to_numpy()
     assert (spread > 5).all()
     assert az.loo(data)["p_loo"] > 1

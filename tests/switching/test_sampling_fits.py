@@ -48,7 +48,7 @@ def test_each_has_its_draws_and_its_trace_in_arviz_and_a_figure(fits, method):
     x, fit = fits[0], fits[1][method]
     data = fit.to_arviz(x, draws=50, seed=1)
     assert {"posterior", "posterior_predictive", "log_likelihood", "smoothed", "sample_stats"} <= set(data.groups())
-    drawn, (chains, each) = fit.posterior.chains(50, seed=1)
+    drawn, (chains, each) = fit.posterior.refined.chains(50, seed=1)
     assert (chains, each) == ((2, 25) if method == "nuts" else (1, 50))
     assert_close(torch.from_numpy(data["posterior"]["redraw_prob"].values).flatten(), drawn["redraw_prob"])
     trace = torch.from_numpy(data["sample_stats"]["objective"].values)

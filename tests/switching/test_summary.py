@@ -187,7 +187,7 @@ def test_a_posterior_has_no_point_to_judge(nile):
         _ = fit.aic
     summary = fit.summary()
     assert "aic" not in summary.statistics
-    draws = fit.posterior.sample(20_000, seed=5)
+    draws = fit.posterior.refined.sample(20_000, seed=5)
     found = summary.parameters["standard error"]
     assert found["redraw_prob"] == pytest.approx(float(draws["redraw_prob"].std()), rel=0.05)
     assert found["scale[1, volume]"] == pytest.approx(float(draws["precision"][:, 1].rsqrt().std()), rel=0.05)
