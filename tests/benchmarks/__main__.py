@@ -36,8 +36,8 @@ def main() -> None:
     parts = [
         "# Benchmarks\n\nWritten by `python tests/benchmarks` (extra `bench`): every script once, one after another. "
         "The same arrays go in on both sides, log tables in and posteriors out, at the peer's own precision; times are "
-        "medians over turns, and a ratio above 1 is in samplehold's favor. What is missed is shown as missed. How good the "
-        "optima of fits are is in [fit_quality.md](fit_quality.md), how often intervals hold the truth in "
+        "medians over turns, and a ratio above 1 is in samplehold's favor. What is missed is shown as missed. How good "
+        "the optima of fits are is in [fit_quality.md](fit_quality.md), how often intervals hold the truth in "
         "[interval_coverage.md](interval_coverage.md).\n\n"
         f"Python {platform.python_version()}, {found}; {os.cpu_count()} processors.\n"
     ]
