@@ -140,8 +140,10 @@ class SwitchingSSM(Verbs, PyroModule):
 
     @property
     def n_parameters(self) -> int:
-        """How many numbers a fit chooses freely."""
-        return count_free(self.known, self.values_like(self._like))
+        """How many numbers a fit chooses freely; a single state that emits alike is none the other for how it moves."""
+        values = self.values_like(self._like)
+        moves = self.n_states > 1 or len(self.emission.parts) > 1
+        return count_free(self.known, {n: v for n, v in values.items() if moves or n in self.emission.parameters})
 
     def with_values(self, values: Mapping[str, Any] | None = None, /, **named: Any) -> "SwitchingSSM":
         """The same model with these parameter values, e.g. `redraw_prob=0.1, state_probs=[...], loc=[[...]],

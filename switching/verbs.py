@@ -64,9 +64,10 @@ class Verbs(Named):
                 "nuts", through Pyro on the collapsed density, from a fit by message passing (an emission without a
                 conjugate prior: by EM): a normal guide in each unconstrained parameter, and draws from the posterior.
                 These three fill in `Fit.posterior`.
-            restarts: four times as many short climbs from starts of several kinds (see `fitting.starts`), of which half
-                as many as `restarts` are taken to the end, and as many more from rearrangements of the best (see
-                `fitting.search`); all run as batches, and `Fit.restarts` tells of each. 1: a single climb.
+            restarts: four times as many short climbs from starts of several kinds (see `fitting.starts`), of which a
+                quarter as many as `restarts`, and those that may still pass them, are taken to the end; and as many
+                more from rearrangements of the best (see `fitting.search`). All run as batches, and `Fit.restarts`
+                tells of each. 1: a single climb.
             max_steps: steps of EM, VMP (at most) or SVI; draws of each of 4 chains of NUTS, after half as many more.
             tol: a climb has converged when what is left to gain, extrapolated from its last rises, is less than `tol`
                 nats for each observed step.

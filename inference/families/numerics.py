@@ -18,8 +18,10 @@ def lgamma_gap(a0: Tensor, a: Tensor) -> Tensor:
 
 def scale_gap(rate0: Tensor, rate: Tensor, shape0: Tensor | float = 1.0, shape: Tensor | float = 1.0) -> Tensor:
     """The part of a Gamma's divergence due to its rates: shape (r - 1) - shape0 log r, with r = rate0 / rate."""
-    excess = (rate0 - rate) / rate
-    return shape * excess - shape0 * torch.log1p(excess)
+    ratio, excess = rate0 / rate, (rate0 - rate) / rate
+    apart = ratio < 0.5  # where 1 + excess has lost the digits of the ratio
+    log_ratio = torch.where(apart, torch.where(apart, ratio, 1.0).log(), torch.where(apart, 0.0, excess).log1p())
+    return shape * excess - shape0 * log_ratio
 
 
 def steps(df: Tensor, dim: int) -> Tensor:

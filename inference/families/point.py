@@ -88,7 +88,7 @@ class Held(VectorFamily[Any]):
         return self.dot(eta, self.mean(eta))
 
     def mean(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates P"]:
-        return self.known.expand_as(eta)
+        return self.known.nan_to_num(nan=torch.nan, neginf=LEAST).expand_as(eta)
 
     def kl(self, eta: Float[Tensor, "*#plates P"], eta0: Float[Tensor, "*#plates P"]) -> Float[Tensor, "*out"]:
         return torch.zeros_like(eta[..., 0])

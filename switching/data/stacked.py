@@ -36,6 +36,8 @@ class Stacked:
         order, counts = np.argsort(codes, kind="stable"), np.bincount(codes)
         members = tuple(np.split(order, np.cumsum(counts)[:-1]))
         names = tuple(", ".join(map(str, key)) if isinstance(key, tuple) else str(key) for key in found)
+        if len(set(names)) < len(names):  # as of 1 and "1"
+            names = tuple(map(repr, found))
         labels = None if times is None else calendar(times)
         own = [pd.RangeIndex(len(rows), name="step") if labels is None else labels[rows] for rows in members]
         return Stacked(index, members, tuple(own), names)
@@ -66,13 +68,20 @@ class Stacked:
 
 
 def check_levels(index: pd.MultiIndex, name: str) -> None:
-    """Raise ValueError where the levels of an index are plainly those of time and sequence, and not the reverse."""
+    """Raise ValueError where a level before the last, which all are of the sequence, is plainly one of time."""
     levels = _levels(index)
-    if _is_time(index.get_level_values(0), levels[0]) and not _is_time(index.get_level_values(-1), levels[-1]):
-        raise ValueError(
-            f"{name}: got an index of {', '.join(levels)}, expected the sequence first and the time last; "
-            f"exchange them, as by {name}.swaplevel()."
-        )
+    times = [_is_time(index.get_level_values(i), level) for i, level in enumerate(levels)]
+    if not any(times[:-1]):
+        return
+    cure = (
+        f"make one time of {', '.join(level for level, time in zip(levels, times, strict=True) if time)}, or give "
+        "another name to a level that tells sequences apart."
+        if times[-1]
+        else f"exchange them, as by {name}.swaplevel()."
+    )
+    raise ValueError(
+        f"{name}: got an index of {', '.join(levels)}, expected the sequence first and the time last; {cure}"
+    )
 
 
 def panel_of(index: pd.MultiIndex, name: str, counted: bool = False) -> Stacked:

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .clusters import clusters
+from .clusters import clusters, distinct
 
 MOST = 20_000  # observations that are looked at
 NORMAL = 0.6744897501960817  # the median of |z| of a standard normal z
@@ -39,7 +39,7 @@ def spread(x: Float[Tensor, "N F"] | None, n_states: int, n_features: int) -> Sp
     residual = rows - center
     whole, typical = _or_one(np.sqrt(np.nanmean(residual**2, 0))), _scale(residual)
     scaled = np.clip(np.nan_to_num(residual / typical), -5.0, 5.0)
-    n_clusters = min(n_states, len(np.unique(scaled, axis=0)))
+    n_clusters = distinct(scaled, n_states)
     labels = clusters(scaled, n_clusters, seed=0)
     for cluster in range(n_clusters):
         own = labels == cluster

@@ -15,10 +15,12 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import Transform, biject_to
 
-from ...inference.numerics.checks import ImpossibleError
 from ..emissions.spread import spread
 from ..parameters import Parameters, moved
 from ..problem import Problem
+
+IMPOSSIBLE = (ValueError, torch.linalg.LinAlgError)  # pyright: ignore[reportPrivateImportUsage]
+"""What is raised where the data are impossible, or rounding took parameters out of their support."""
 
 STEP = 1e-4  # of differences between gradients: of coordinates in which the data have spread 1
 
@@ -92,7 +94,7 @@ class Density:
             return found
         name, value = next(iter(free.items()))
         lead = value.shape[: value.ndim - self.start[name].ndim]
-        return found | {name: value.expand(*lead, *value.shape) for name, value in self._inner.fixed.items()}
+        return found | {name: value.expand((*lead, *value.shape)) for name, value in self._inner.fixed.items()}
 
     def log_prob(self, free: Parameters) -> Float[Tensor, "*r"]:
         """Log density at coordinates.
@@ -108,7 +110,7 @@ class Density:
         """Minus the log density; infinite where the data are impossible."""
         try:
             return -self.log_prob(free)
-        except ValueError:
+        except IMPOSSIBLE:
             return torch.stack([(0.0 * value).sum() for value in free.values()]).sum() + torch.inf
 
     # ---- all coordinates in one vector -----------------------------------------------------------------------------
@@ -132,7 +134,7 @@ class Density:
     def _at(self, flat: Tensor) -> Tensor:
         try:
             return self.log_prob(self.by_name(flat)).nan_to_num(-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
-        except (ImpossibleError, ValueError):
+        except IMPOSSIBLE:
             if len(flat) == 1:
                 return flat.new_full((1,), -torch.inf)
             return torch.cat([self._at(half) for half in flat.tensor_split(2)])

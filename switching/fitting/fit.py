@@ -226,7 +226,9 @@ def _fitted(model: SwitchingSSM, problem: Problem, options: Options) -> Fit[Swit
     if start.interrupted:
         return start
     sampled = (fit_svi if options.method == "svi" else fit_nuts)(model, problem, options, start.model.values)
-    return _of_draws(model, options.method, sampled) if sampled is not None else replace(start, interrupted=True)
+    return (
+        _of_draws(model, problem, options.method, sampled) if sampled is not None else replace(start, interrupted=True)
+    )
 
 
 def _by_em(model: SwitchingSSM, problem: Problem, options: Options) -> Fit[SwitchingSSM]:
@@ -279,7 +281,7 @@ def course(found: Found) -> dict[str, Any]:
     """Of a record how its fit went."""
     return {
         "objective": torch.tensor(found.best.trace, dtype=torch.float64),
-        "converged": found.best.ended == "converged",
+        "converged": found.best.ended == "converged" and not found.interrupted,
         "reason": found.reason,
         "steps": len(found.best.trace),
         "restarts": found.table,
@@ -295,10 +297,10 @@ def _start(model: SwitchingSSM, problem: Problem, options: Options) -> Fit[Switc
     return (_by_message_passing if conjugate else _by_em)(model, problem, quiet)
 
 
-def _of_draws(model: SwitchingSSM, method: str, sampled: Sampled) -> Fit[SwitchingSSM]:
+def _of_draws(model: SwitchingSSM, problem: Problem, method: str, sampled: Sampled) -> Fit[SwitchingSSM]:
     empty = sampled.occupancy < 1.0
     return Fit(
-        model=model._copy(sampled.posterior.mean, model.prior),
+        model=model._copy(sampled.posterior.mean | problem.fixed, model.prior),
         method=method,
         objective=sampled.objective,
         converged=sampled.converged,

@@ -111,8 +111,9 @@ def _by_batches(graph: Graph, starts: Starts, options: Options, report: Report) 
         Climb(kind, [last], ended="left behind") for kind, last in zip(starts.kinds, passes.final.tolist(), strict=True)
     ]
     ended = "interrupted" if passes.interrupted else "converged" if passes.converged else "max_steps"
+    tol = options.tol * float(graph.problem.series.n_observed)
     for i, number in enumerate(passes.kept.tolist()):
         tables = {name: eta[i] for name, eta in passes.etas.items()}
         climbs[number] = Climb(starts.kinds[number], [*passes.objective, float(bound[i])], tables, ended=ended)
     kept = [climbs[number] for number in passes.kept.tolist()]
-    return Found(climbs, max(kept, key=lambda climb: climb.final), passes.interrupted)
+    return Found(climbs, max(kept, key=lambda climb: climb.final), passes.interrupted, tol, by_passes=True)

@@ -30,12 +30,13 @@ from ...inference.message_passing.engine import Run
 from ..data.series import Series
 from ..parameters import Parameters
 from ..problem import Problem
+from .density import IMPOSSIBLE
 from .options import Options
 from .starts import SAMPLE, first_guesses, rearranged
 
 TRIALS = 4  # short climbs for each restart
 FIRST_LOOK = 8  # steps before the first half leaves
-KEPT = 0.5  # of the restarts go on to the end
+KEPT = 0.25  # of the restarts go on to the end
 STRIDE = 8  # steps between two looks at the progress, and between leaps
 FIRST_LEAP = 16  # steps before the first
 FARTHEST = 100.0  # times as far as a stride
@@ -134,17 +135,19 @@ class Found:
     best: Climb
     interrupted: bool
     tol: float = 0.0  # nats that may be left to gain
+    by_passes: bool = False  # whether the steps were passes through minibatches, whose trace is an estimate
 
     @property
     def reason(self) -> str:
         """Why the best climb ended."""
-        left = self.best.left(0.0)
-        ahead = f"about {left:.2g} nats are" if math.isfinite(left) else "it is not known how much is"
+        if self.interrupted:
+            return "not converged: interrupted, so that better ends may not have been looked for"
         if self.best.ended == "converged":
-            return f"converged: less than {self.tol:.2g} nats are left to gain"
-        if self.best.ended == "max_steps":
-            return f"not converged: {ahead} left to gain after {len(self.best.trace)} steps; raise max_steps"
-        return f"not converged: interrupted, {ahead} left to gain"
+            what = "were gained in the last pass" if self.by_passes else "are left to gain"
+            return f"converged: less than {self.tol:.2g} nats {what}"
+        left = math.inf if self.by_passes else self.best.left(0.0)
+        ahead = f"about {left:.2g} nats are" if math.isfinite(left) else "it is not known how much is"
+        return f"not converged: {ahead} left to gain after {len(self.best.trace)} steps; raise max_steps"
 
     @property
     def table(self) -> pd.DataFrame:
@@ -264,7 +267,7 @@ class Race:
                 return climber, none
             there = climber.at(ahead)
             heights = there.height().double().cpu()
-        except (ValueError, torch.linalg.LinAlgError):  # pyright: ignore[reportPrivateImportUsage]
+        except IMPOSSIBLE:
             return climber, none  # nothing is there where one of them would land
         gains = heights - torch.tensor([climb.final for climb in going], dtype=torch.float64)
         higher = (gains > 0) & (by > 0)  # False for NaN

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from ..data.series import Series
-from ..emissions.clusters import clusters
+from ..emissions.clusters import clusters, distinct
 from ..emissions.contract import Emission
 from ..parameters import Parameters, kept, prefixed
 from ..problem import Problem
@@ -216,7 +216,7 @@ def _clusters(points: np.ndarray, inside: np.ndarray, n_states: int, rng: np.ran
     known = points[inside]
     if len(known) > MAX_CLUSTERED:
         known = known[rng.choice(len(known), MAX_CLUSTERED, replace=False)]
-    n_clusters = min(n_states, len(np.unique(known, axis=0)))
+    n_clusters = distinct(known, n_states)
     return clusters(points, n_clusters, int(rng.integers(2**31)), known)
 
 

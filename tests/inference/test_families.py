@@ -466,3 +466,14 @@ def test_paths_need_finite_tables_of_one_batch():
     with pytest.raises(ValueError, match=r"transition: the tables have shapes .* give each all batch axes"):
         MarkovPaths().check(MarkovTables(torch.zeros(4, 2), torch.zeros(2, 2), torch.zeros(4, 3, 2)))
     CopyPaths().check(CopyTables(torch.zeros(4, 3, 2), torch.zeros(4, 3, 1)))
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float32, 1e-5), (torch.float64, 1e-13)])
+def test_divergences_from_very_weak_priors_keep_their_digits(dtype, rtol):
+    family = NormalGamma()
+    usual = {"loc": torch.tensor(1.0, dtype=dtype), "shape": torch.tensor(3.0, dtype=dtype)}
+    usual["rate"] = torch.tensor(2.0, dtype=dtype)
+    for weak in (1e-3, 1e-8, 1e-14):
+        sure, vague = (family.natural(kappa=torch.tensor(kappa, dtype=dtype), **usual) for kappa in (80.0, weak))
+        expected = 0.5 * (weak / 80 - 1 - math.log(weak / 80))  # of the locations alone
+        assert_close(float(family.kl(sure, vague)), expected, rtol=rtol, atol=0)

@@ -189,3 +189,26 @@ def test_models_of_several_chains_say_that_they_take_neither(x):
     model = sh.FactorialSSM(half, [half, half], [zero, zero], torch.eye(1, dtype=torch.float64))
     with pytest.raises(ValueError, match="start, fixed"):
         model.fit(x, start=np.zeros(150))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_single_number_and_probabilities_of_zero_can_be_held(monkeypatch, method):
+    from samplehold.switching.fitting import sampling
+
+    monkeypatch.setattr(sampling, "CHAINS", 1)
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.normal(0, 1, 40), rng.normal(4, 1, 40)])
+    steps = 300 if method in ("em", "vmp") else 4
+    copy, markov = sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)), sh.SwitchingSSM(sh.Markov(3), sh.Normal(1))
+    symbols = sh.SwitchingSSM(sh.Markov(2), sh.Categorical(2))
+    cases = [
+        (copy, x, {"redraw_prob": 0.1}),
+        (copy, x, {"state_probs": [1.0, 0.0]}),
+        (markov, x, {"transition_probs": [[0.9, 0.1, 0.0], [0.0, 0.9, 0.1], [0.0, 0.0, 1.0]]}),
+        (symbols, (x > 2).astype(int), {"probs": [[1.0, 0.0], [0.2, 0.8]]}),
+    ]
+    for model, series, fixed in cases:
+        fit = model.fit(series, method, fixed=fixed, max_steps=steps, restarts=2, progress=False)
+        for name, value in fixed.items():
+            assert_close(fit.model.values[name], torch.tensor(value, dtype=torch.float64), rtol=0, atol=0)
+        assert bool(fit.objective.isfinite().all())

@@ -177,3 +177,14 @@ def test_divergences_are_reported(monkeypatch):
     assert data["sample_stats"]["diverging"].dims == ("chain", "draw")
     assert data["sample_stats"]["diverging"].shape == (2, 6)
     az.plot_trace(data, var_names=["redraw_prob"])
+
+
+def test_a_matrix_that_rounding_breaks_is_a_density_of_zero():
+    density = density_of("copy", "full")
+    names = list(density.start)
+    far = {name: value.clone() for name, value in density.start.items()}
+    far["precision"][..., -1] = 400.0  # a precision of e^800
+    where = torch.cat([far[name].flatten() for name in names])
+    heights = density.at(torch.stack([density.point, where]))
+    assert heights.isfinite().tolist() == [True, False]
+    assert float(density.potential({name: value.clone() for name, value in far.items()})) == math.inf
