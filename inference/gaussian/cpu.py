@@ -158,15 +158,13 @@ def _full_sums(steps, x, weights, about, sums):
 
 
 @diagonal_density.kernel("cpu")
-def normal_log_density(x: Tensor, loc: Tensor, precision: Tensor) -> Tensor:
-    constant = 0.5 * (precision.log() - LOG_2PI)
-    return _density(_diagonal_density, x, loc, precision, constant)
+def normal_log_density(x: Tensor, loc: Tensor, precision: Tensor, log_precision: Tensor) -> Tensor:
+    return _density(_diagonal_density, x, loc, precision, 0.5 * (log_precision - LOG_2PI))
 
 
 @full_density.kernel("cpu")
-def multivariate_normal_log_density(x: Tensor, loc: Tensor, chol_precision: Tensor) -> Tensor:
-    half_log_det = chol_precision.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    return _density(_full_density, x, loc, chol_precision, half_log_det - 0.5 * x.shape[-1] * LOG_2PI)
+def multivariate_normal_log_density(x: Tensor, loc: Tensor, chol_precision: Tensor, log_det: Tensor) -> Tensor:
+    return _density(_full_density, x, loc, chol_precision, 0.5 * (log_det - x.shape[-1] * LOG_2PI))
 
 
 def _density(fused, x: Tensor, loc: Tensor, spread: Tensor, constant: Tensor) -> Tensor:

@@ -119,6 +119,15 @@ class MultivariateNormal(ConjugateEmission):
             table = torch.cat(parts, -2).index_select(-2, order)
         return table.reshape(*table.shape[:-2], *x.shape[:-1], table.shape[-1])
 
+    def expected_table(self, x: Tensor, statistics: Tensor) -> Tensor:
+        if not is_complete(x):
+            return super().expected_table(x, statistics)
+        values, constant = self.representative(statistics)
+        chol = cholesky(values["precision"])
+        rows, log_volume = x.reshape(-1, self.n_features), log_det(chol) + 2 * constant[..., 0]
+        table = multivariate_normal_log_density(rows, values["loc"], chol, log_volume)
+        return table.reshape(*table.shape[:-2], *x.shape[:-1], table.shape[-1])
+
     def distribution(self, values: Parameters) -> TorchDistributionMixin:
         return dist.MultivariateNormal(values["loc"], precision_matrix=values["precision"])
 
