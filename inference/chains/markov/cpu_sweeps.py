@@ -39,10 +39,12 @@ from .cpu_steps import (
     combine,
     count_narrow,
     count_wide,
+    exponentiate,
     gain,
     padded,
     padding,
     push_four,
+    push_narrow,
     push_one,
     rescale,
     weigh,
@@ -75,11 +77,19 @@ def workspace(n_states: int, dtype: torch.dtype, *, counts: bool) -> Any:
     """A thread's working memory; without `counts`, only what filtering needs."""
     p = padded(n_states, dtype.itemsize)
     depth = 16 if p < 128 else 48  # large pairs leave the nearest cache: go through them less often
-    sizes = [GROUP * p, GROUP * p, GROUP] + [GROUP * n * p * counts for n in (depth, depth, p)]
+    sizes = [GROUP * p, GROUP * p, GROUP * p, GROUP] + [GROUP * n * p * counts for n in (depth, depth, p)]
     arrays = [np.asarray(torch.zeros(n, dtype=dtype)) for n in sizes]
     kind = NarrowWorkspace if p * dtype.itemsize == BYTES else Workspace
     own, line = 3 * GROUP, BYTES // 8  # nothing of another thread's within a cache line
-    return kind._make([*arrays, np.zeros(sizes[-1]), np.zeros(own + line)[:own], np.zeros(GROUP + BYTES, bool)[:GROUP]])
+    return kind._make(
+        [
+            *arrays,
+            np.zeros(sizes[-1]),
+            np.zeros(GROUP, arrays[0].dtype),
+            np.zeros(own + line)[:own],
+            np.zeros(GROUP + BYTES, bool)[:GROUP],
+        ]
+    )
 
 
 @inlined
@@ -92,6 +102,15 @@ def meet(outputs: Any, work: Any, slot: int, row: int, n_states: int, depth: int
 
 
 @inlined
+def push_alone(work: Any, slot: int, matrix: Any, table: int, n_states: int) -> None:
+    """The message of a slot's next step."""
+    if padding(work) == width(work.weight):
+        push_narrow(work, slot, matrix, table, n_states)
+    else:
+        push_one(work, slot, matrix, table, n_states)
+
+
+@inlined
 def push(inputs: Any, work: Any, group: Any, stretch: Any, together: bool) -> None:
     """The messages of the next step."""
     matrix = inputs.forward if stretch.step > 0 else inputs.backward
@@ -99,17 +118,17 @@ def push(inputs: Any, work: Any, group: Any, stretch: Any, together: bool) -> No
         push_four(work, matrix, inputs.transition_of[group[0]], inputs.n_states)
     else:
         for slot in range(stretch.first, stretch.first + stretch.n):
-            push_one(work, slot, matrix, inputs.transition_of[group[slot]], inputs.n_states)
+            push_alone(work, slot, matrix, inputs.transition_of[group[slot]], inputs.n_states)
 
 
 @inlined
-def count(work: Any, stretch: Any, depth: int, renew: bool) -> None:
+def count(work: Any, stretch: Any, depth: int, n_states: int, renew: bool) -> None:
     """Add the pairs of the last `depth` steps to those of their slots, and those, if `renew`, to their float64 sums."""
     p, pairs, sums = padding(work), work.pairs, work.sums
     for slot in range(stretch.first, stretch.first + stretch.n):
         row = slot * (work.source.size // GROUP)
         if p == width(work.weight):
-            count_narrow(work, slot, row, depth)
+            count_narrow(work, slot, row, depth, n_states)
         else:
             count_wide(work, slot, row, depth)
         if renew:
@@ -119,15 +138,22 @@ def count(work: Any, stretch: Any, depth: int, renew: bool) -> None:
 
 
 @inlined
+def look(inputs: Any, work: Any, slot: int, b: int, t: int) -> None:
+    """The likelihoods of step t of sequence b. Apart from `visit`: a processor sees too few operations ahead to have
+    the exponentials of one slot begun while it waits for the recursion of another."""
+    exponentiate(inputs, work, slot, (inputs.likelihood_of[b] * inputs.n_steps + t) * inputs.n_states)
+
+
+@inlined
 def visit(
     inputs: Any, outputs: Any, work: Any, slot: int, b: int, t: int, depth: int, forward: bool, meets: bool
 ) -> None:
-    """Step t of sequence b: its record is met or made, and the message weighed."""
+    """Step t of sequence b, whose likelihoods are at hand: its record is met or made, and the message weighed."""
     k, one = inputs.n_states, work.weight.dtype.type(1)
     row = (b * inputs.n_steps + t) * k
     if meets:
         work.sure[slot] &= meet(outputs, work, slot, row, k, depth) >= inputs.least
-    mass, top = weigh(inputs, work, slot, (inputs.likelihood_of[b] * inputs.n_steps + t) * k)
+    mass, top = weigh(work, slot, inputs.tiny), work.top[slot]
     work.sure[slot] &= mass >= inputs.least
     work.inverse[slot] = one / mass
     if not meets:
@@ -158,13 +184,15 @@ def walk(inputs: Any, outputs: Any, work: Any, group: Any, stretch: Any, meets: 
     depth, uncounted = 0, 0
     for t in range(stretch.begin, stretch.end, stretch.step):
         for slot in range(first, end_slot):
+            look(inputs, work, slot, group[slot], t)
+        for slot in range(first, end_slot):
             visit(inputs, outputs, work, slot, group[slot], t, depth, forward, meets)
         push(inputs, work, group, stretch, together)
         depth += 1
         last = t + stretch.step == stretch.end
         if meets and (depth == room or last):
             uncounted += depth
-            count(work, stretch, depth, uncounted >= RENEW or last)
+            count(work, stretch, depth, inputs.n_states, uncounted >= RENEW or last)
             uncounted, depth = uncounted % RENEW, 0
     for slot in range(first, end_slot):
         leave(outputs, work, slot, group[slot], forward)
@@ -177,14 +205,16 @@ def walk_both_ways(inputs: Any, outputs: Any, work: Any, b: int, n: int, meets: 
     up, down = (n, n - 1) if meets else (0, inputs.lengths[b] - 1)
     depth, uncounted, slots = 0, 0, Stretch(0, 2, 0, n, 1)
     for i in range(n):
+        look(inputs, work, 0, b, up + i)
+        look(inputs, work, 1, b, down - i)
         visit(inputs, outputs, work, 0, b, up + i, depth, True, meets)
         visit(inputs, outputs, work, 1, b, down - i, depth, False, meets)
-        push_one(work, 0, inputs.forward, table, inputs.n_states)
-        push_one(work, 1, inputs.backward, table, inputs.n_states)
+        push_alone(work, 0, inputs.forward, table, inputs.n_states)
+        push_alone(work, 1, inputs.backward, table, inputs.n_states)
         depth += 1
         if meets and (depth == room or i + 1 == n):
             uncounted += depth
-            count(work, slots, depth, uncounted >= RENEW or i + 1 == n)
+            count(work, slots, depth, inputs.n_states, uncounted >= RENEW or i + 1 == n)
             uncounted, depth = uncounted % RENEW, 0
     leave(outputs, work, 0, b, True)
     leave(outputs, work, 1, b, False)
