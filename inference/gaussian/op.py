@@ -92,6 +92,7 @@ def normal_log_density(
 
     `log_precision` is what stands in the place of the logarithm of the precision.
 
+    >>> import torch
     >>> x, loc = torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0], [1.0]])
     >>> normal_log_density(x, loc, torch.ones(2, 1))
     tensor([[-0.9189, -1.4189],
@@ -110,6 +111,7 @@ def multivariate_normal_log_density(
 
     `log_det` is what stands in the place of the logarithm of the precision's determinant.
 
+    >>> import torch
     >>> multivariate_normal_log_density(torch.zeros(1, 2), torch.zeros(1, 2), torch.eye(2).expand(1, 2, 2))
     tensor([[-1.8379]])
     """
@@ -123,6 +125,7 @@ def normal_moments(
 ) -> Moments:
     """Weighted moments about `about` of each feature alone, NaN where missing.
 
+    >>> import torch
     >>> normal_moments(torch.tensor([[1.0], [4.0]]), torch.tensor([[1.0], [0.5]]), torch.zeros(1, 1))
     Moments(count=tensor([[1.5000]]), first=tensor([[3.]]), second=tensor([[9.]]))
     """
@@ -134,6 +137,7 @@ def multivariate_normal_moments(
 ) -> Moments:
     """Weighted moments about `about`, with the full second moments.
 
+    >>> import torch
     >>> multivariate_normal_moments(torch.tensor([[1.0, 2.0]]), torch.ones(1, 1), torch.zeros(1, 2)).second
     tensor([[[1., 2.],
              [2., 4.]]])
