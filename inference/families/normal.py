@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
+from ..numerics.cholesky import cholesky
 from .family import VectorFamily
 from .numerics import (
     LOG_2PI,
@@ -140,7 +141,7 @@ class NormalWishart(VectorFamily[LocPrecision]):
     ) -> Float[Tensor, "*out P"]:
         kappa, df = kappa[..., None], df[..., None]
         outer = (kappa * loc)[..., :, None] * loc[..., None, :]
-        inverse = torch.cholesky_inverse(torch.linalg.cholesky(scale_matrix))
+        inverse = torch.cholesky_inverse(cholesky(scale_matrix))
         return pack(kappa * loc, -kappa / 2, df / 2, -(inverse + outer).flatten(-2) / 2)
 
     def usual(self, eta: Float[Tensor, "*plates P"]) -> NormalWishartParameters:
@@ -150,7 +151,7 @@ class NormalWishart(VectorFamily[LocPrecision]):
     def _split(self, eta: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """loc, kappa, df, and the Cholesky factor of the inverse scale matrix."""
         loc, kappa, df, inverse = self._parts(eta)
-        return loc, kappa, df, torch.linalg.cholesky(inverse)
+        return loc, kappa, df, cholesky(inverse)
 
     def _parts(self, eta: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """loc, kappa, df, inverse scale matrix."""
@@ -205,7 +206,7 @@ class NormalWishart(VectorFamily[LocPrecision]):
     def statistics(self, point: LocPrecision) -> Float[Tensor, "*plates P"]:
         first = (point.precision @ point.loc[..., None])[..., 0]
         second = (first * point.loc).sum(-1, keepdim=True)
-        log_volume = log_det(torch.linalg.cholesky(point.precision))[..., None]
+        log_volume = log_det(cholesky(point.precision))[..., None]
         return pack(first, second, log_volume, point.precision.flatten(-2))
 
     def sample(self, eta: Float[Tensor, "*plates P"], n: int, generator: Generator | None = None) -> LocPrecision:
@@ -255,7 +256,7 @@ class Gaussian(VectorFamily[Tensor]):
 
     def usual(self, eta: Float[Tensor, "*plates P"]) -> GaussianParameters:
         weighted_loc, precision = self._parts(eta)
-        loc = torch.cholesky_solve(weighted_loc[..., None], torch.linalg.cholesky(precision))[..., 0]
+        loc = torch.cholesky_solve(weighted_loc[..., None], cholesky(precision))[..., 0]
         return GaussianParameters(loc, precision)
 
     def _parts(self, eta: Tensor) -> tuple[Tensor, Tensor]:
@@ -272,18 +273,18 @@ class Gaussian(VectorFamily[Tensor]):
 
     def log_normalizer(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates"]:
         weighted_loc, precision = self._parts(eta)
-        chol = torch.linalg.cholesky(precision)
+        chol = cholesky(precision)
         white = torch.linalg.solve_triangular(chol, weighted_loc[..., None], upper=False)[..., 0]
         return (white.square().sum(-1) - log_det(chol) + white.shape[-1] * LOG_2PI) / 2
 
     def mean(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates P"]:
         q = self.usual(eta)
-        covariance = torch.cholesky_inverse(torch.linalg.cholesky(q.precision))
+        covariance = torch.cholesky_inverse(cholesky(q.precision))
         return pack(q.loc, (covariance + q.loc[..., :, None] * q.loc[..., None, :]).flatten(-2))
 
     def kl(self, eta: Float[Tensor, "*#plates P"], eta0: Float[Tensor, "*#plates P"]) -> Float[Tensor, "*out"]:
         q, p = self.usual(eta), self.usual(eta0)
-        chol, chol0 = torch.linalg.cholesky(q.precision), torch.linalg.cholesky(p.precision)
+        chol, chol0 = cholesky(q.precision), cholesky(p.precision)
         ratio = torch.linalg.solve_triangular(chol, chol0, upper=False)
         shift = (chol0.mT @ (q.loc - p.loc)[..., None]).square().sum((-2, -1))
         trace = ratio.square().sum((-2, -1)) - q.loc.shape[-1]
@@ -295,7 +296,7 @@ class Gaussian(VectorFamily[Tensor]):
     def sample(self, eta: Float[Tensor, "*plates P"], n: int, generator: Generator | None = None) -> Tensor:
         q = self.usual(eta)
         noise = normal_draw(q.loc.new_empty(n, *q.loc.shape, 1), generator)
-        return q.loc + torch.linalg.solve_triangular(torch.linalg.cholesky(q.precision).mT, noise, upper=True)[..., 0]
+        return q.loc + torch.linalg.solve_triangular(cholesky(q.precision).mT, noise, upper=True)[..., 0]
 
     def expected(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates D"]:
         return self.usual(eta).loc

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
+from ..numerics.cholesky import cholesky
 from .family import VectorFamily
 from .normal import LocPrecision
 from .numerics import (
@@ -56,7 +57,7 @@ class MatrixNormalWishart(VectorFamily[LocPrecision]):
         scale_matrix: Float[Tensor, "*#plates D D"],
     ) -> Float[Tensor, "*out P"]:
         weighted = weight @ loc
-        inverse = torch.cholesky_inverse(torch.linalg.cholesky(scale_matrix)) + loc.mT @ weighted
+        inverse = torch.cholesky_inverse(cholesky(scale_matrix)) + loc.mT @ weighted
         return pack(weighted.flatten(-2), -weight.flatten(-2) / 2, df[..., None] / 2, -inverse.flatten(-2) / 2)
 
     def usual(self, eta: Float[Tensor, "*plates P"]) -> MatrixNormalWishartParameters:
@@ -83,9 +84,9 @@ class MatrixNormalWishart(VectorFamily[LocPrecision]):
     def _split(self, eta: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """loc, the Cholesky factors of weight and of the inverse scale matrix, and df between them."""
         weighted, weight, df, total = self._matrices(eta)
-        chol_weight = torch.linalg.cholesky(weight)
+        chol_weight = cholesky(weight)
         loc = torch.cholesky_solve(weighted, chol_weight)
-        return loc, chol_weight, df, torch.linalg.cholesky(total - weighted.mT @ loc)
+        return loc, chol_weight, df, cholesky(total - weighted.mT @ loc)
 
     def check(self, eta: Tensor) -> None:
         k, size = self.n_inputs, eta.shape[-1]
@@ -135,7 +136,7 @@ class MatrixNormalWishart(VectorFamily[LocPrecision]):
 
     def statistics(self, point: LocPrecision) -> Float[Tensor, "*plates P"]:
         first = point.loc @ point.precision
-        log_volume = log_det(torch.linalg.cholesky(point.precision))[..., None]
+        log_volume = log_det(cholesky(point.precision))[..., None]
         second = (first @ point.loc.mT).flatten(-2)
         return pack(first.flatten(-2), second, log_volume, point.precision.flatten(-2))
 

@@ -17,7 +17,7 @@ from .op import diagonal_density, diagonal_moments, full_density, full_moments
 from .plain import LOG_2PI
 
 BLOCK = 256  # steps worked on together: residuals and weights of a block stay in the first-level cache
-_MIN_WORK = 1 << 19  # steps times numbers of a covariance that repay a second thread
+_MIN_WORK = 1 << 18  # steps times numbers of a covariance that repay a second thread
 
 
 @kernel
@@ -155,18 +155,18 @@ def _full_sums(steps, x, weights, about, sums):
                     for n in range(size):
                         total += weighted[n] * residual[g, n]
                     second[k, f, g] += total
+                    if g < f:
+                        second[k, g, f] += total
 
 
 @diagonal_density.kernel("cpu")
-def normal_log_density(x: Tensor, loc: Tensor, precision: Tensor) -> Tensor:
-    constant = 0.5 * (precision.log() - LOG_2PI)
-    return _density(_diagonal_density, x, loc, precision, constant)
+def normal_log_density(x: Tensor, loc: Tensor, precision: Tensor, log_precision: Tensor) -> Tensor:
+    return _density(_diagonal_density, x, loc, precision, 0.5 * (log_precision - LOG_2PI))
 
 
 @full_density.kernel("cpu")
-def multivariate_normal_log_density(x: Tensor, loc: Tensor, chol_precision: Tensor) -> Tensor:
-    half_log_det = chol_precision.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    return _density(_full_density, x, loc, chol_precision, half_log_det - 0.5 * x.shape[-1] * LOG_2PI)
+def multivariate_normal_log_density(x: Tensor, loc: Tensor, chol_precision: Tensor, log_det: Tensor) -> Tensor:
+    return _density(_full_density, x, loc, chol_precision, 0.5 * (log_det - x.shape[-1] * LOG_2PI))
 
 
 def _density(fused, x: Tensor, loc: Tensor, spread: Tensor, constant: Tensor) -> Tensor:
@@ -195,8 +195,6 @@ def multivariate_normal_moments(x: Tensor, weights: Tensor, about: Tensor) -> tu
     n_states, n_features = about.shape[-2:]
     shapes = (n_states,), (n_states, n_features), (n_states, n_features, n_features)
     count, first, second = _moments(_full_sums, x, weights, about, shapes)
-    row, column = np.tril_indices(x.shape[-1], -1)
-    second[..., column, row] = second[..., row, column]
     return count, first, second
 
 
@@ -204,16 +202,15 @@ def _moments(fused, x: Tensor, weights: Tensor, about: Tensor, shapes) -> list[T
     """Sums of the given shapes over all steps, for each restart."""
     restarts, n_steps = weights.shape[:-2], x.shape[0]
     pieces = _pieces(n_steps, max(1, restarts.numel()), about)
-    sums = [torch.zeros(len(pieces), *restarts, *shape, dtype=x.dtype) for shape in shapes]
     rows, w, c = x.detach().contiguous().numpy(), _rows(weights, len(restarts)), _rows(about, len(restarts))
-    partials = [_rows(s, 1 + len(restarts)).reshape(len(pieces), len(w), *s.shape[1 + len(restarts) :]) for s in sums]
+    sums = [np.zeros((len(pieces), len(w), *shape), rows.dtype) for shape in shapes]
     tasks = [
-        partial(fused, steps, rows, w[r], c[r], tuple(p[i, r] for p in partials))
+        partial(fused, steps, rows, w[r], c[r], tuple(s[i, r] for s in sums))
         for r in range(len(w))
         for i, steps in enumerate(pieces)
     ]
     in_parallel(tasks)
-    return [s.sum(0) for s in sums]
+    return [torch.from_numpy(s.sum(0)).reshape(*restarts, *shape) for s, shape in zip(sums, shapes, strict=True)]
 
 
 def _rows(table: Tensor, n_leading: int) -> np.ndarray:

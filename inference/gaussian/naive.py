@@ -6,26 +6,23 @@ import torch
 from torch import Tensor
 
 
-def multivariate_normal_log_density(x: Tensor, loc: Tensor, chol_precision: Tensor) -> Tensor:
+def multivariate_normal_log_density(x: Tensor, loc: Tensor, chol_precision: Tensor, log_det: Tensor) -> Tensor:
     precision = chol_precision @ chol_precision.mT
+    constant = log_det - x.shape[-1] * math.log(2 * math.pi)
     table = [
-        [
-            0.5 * torch.logdet(precision[k] / (2 * math.pi)) - 0.5 * (row - loc[k]) @ precision[k] @ (row - loc[k])
-            for k in range(len(loc))
-        ]
-        for row in x
+        [0.5 * (constant[k] - (row - loc[k]) @ precision[k] @ (row - loc[k])) for k in range(len(loc))] for row in x
     ]
     return torch.stack([torch.stack(row) for row in table])
 
 
-def normal_log_density(x: Tensor, loc: Tensor, precision: Tensor) -> Tensor:
+def normal_log_density(x: Tensor, loc: Tensor, precision: Tensor, log_precision: Tensor) -> Tensor:
     """Missing features of a step are left out."""
-    return torch.cat([_row_density(row, ~torch.isnan(row), loc, precision) for row in x])
+    return torch.cat([_row_density(row, ~torch.isnan(row), loc, precision, log_precision) for row in x])
 
 
-def _row_density(row: Tensor, seen: Tensor, loc: Tensor, precision: Tensor) -> Tensor:
+def _row_density(row: Tensor, seen: Tensor, loc: Tensor, precision: Tensor, log_precision: Tensor) -> Tensor:
     chol = torch.diag_embed(precision[:, seen].sqrt())
-    return multivariate_normal_log_density(row[seen].unsqueeze(0), loc[:, seen], chol)
+    return multivariate_normal_log_density(row[seen].unsqueeze(0), loc[:, seen], chol, log_precision[:, seen].sum(-1))
 
 
 def multivariate_normal_moments(x: Tensor, weights: Tensor, about: Tensor) -> tuple[Tensor, Tensor, Tensor]:

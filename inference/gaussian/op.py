@@ -9,6 +9,9 @@ $$n_k = \sum_n w_{nk}, \qquad f_k = \sum_n w_{nk} (x_n - c_k), \qquad S_k = \sum
 Both work on residuals, never on raw squares, so data far from zero lose no digits; moments are taken about a point c_k
 of the caller's, near the mean. Parameters have leading axes `*r` (restarts, draws); the same x serves all of them.
 
+In the place of $\log|\Lambda_k|$ there may be any number: its expectation, where the precision is not known but has a
+distribution.
+
 Of independent features some may be missing, NaN: a density is that of the others, and a feature's moments, its count
 among them, are those of the steps that show it. With full covariances steps are complete here.
 """
@@ -16,7 +19,6 @@ among them, are those of the steps that show it. With full covariances steps are
 from functools import partial
 from typing import NamedTuple
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -24,7 +26,7 @@ from ..numerics.op import Call, Gradients, Op, blank, tensors
 from . import plain
 
 
-def _fake_density(x: Tensor, loc: Tensor, spread: Tensor) -> Tensor:
+def _fake_density(x: Tensor, loc: Tensor, spread: Tensor, log_volume: Tensor) -> Tensor:
     return blank(loc, (*loc.shape[:-2], x.shape[0], loc.shape[-2]))
 
 
@@ -38,21 +40,20 @@ def _fake_moments(x: Tensor, weights: Tensor, about: Tensor, full: bool = False)
 
 
 def _diagonal_gradient(call: Call, grad: Tensor) -> Gradients | None:
-    x, loc, precision = call.inputs
+    x, loc, precision, _ = call.inputs
     if call.wanted[0]:
         return None
     count, first, second = diagonal_moments(x, grad, loc)
-    return None, precision * first, 0.5 * (count / precision - second)
+    return None, precision * first, -0.5 * second, 0.5 * count
 
 
 def _full_gradient(call: Call, grad: Tensor) -> Gradients | None:
-    x, loc, chol = call.inputs
+    x, loc, chol, _ = call.inputs
     if call.wanted[0]:
         return None
     count, first, second = full_moments(x, grad, loc)
-    own = torch.diag_embed(count.unsqueeze(-1) / chol.diagonal(dim1=-2, dim2=-1))
     chol = chol.tril()
-    return None, (chol @ (chol.mT @ first.unsqueeze(-1))).squeeze(-1), (own - second @ chol).tril()
+    return None, (chol @ (chol.mT @ first.unsqueeze(-1))).squeeze(-1), -(second @ chol).tril(), 0.5 * count
 
 
 _MOMENTS = f"(Tensor x, Tensor weights, Tensor about) -> {tensors(3)}"
@@ -60,13 +61,13 @@ _full_moments = partial(_fake_moments, full=True)
 diagonal_moments = Op("normal_moments" + _MOMENTS, plain.normal_moments, _fake_moments)
 full_moments = Op("multivariate_normal_moments" + _MOMENTS, plain.multivariate_normal_moments, _full_moments)
 diagonal_density = Op(
-    "normal_log_density(Tensor x, Tensor loc, Tensor precision) -> Tensor",
+    "normal_log_density(Tensor x, Tensor loc, Tensor precision, Tensor log_precision) -> Tensor",
     plain.normal_log_density,
     _fake_density,
     _diagonal_gradient,
 )
 full_density = Op(
-    "multivariate_normal_log_density(Tensor x, Tensor loc, Tensor chol_precision) -> Tensor",
+    "multivariate_normal_log_density(Tensor x, Tensor loc, Tensor chol_precision, Tensor log_det) -> Tensor",
     plain.multivariate_normal_log_density,
     _fake_density,
     _full_gradient,
@@ -82,27 +83,41 @@ class Moments(NamedTuple):
 
 
 def normal_log_density(
-    x: Float[Tensor, "N F"], loc: Float[Tensor, "*r K F"], precision: Float[Tensor, "*r K F"]
+    x: Float[Tensor, "N F"],
+    loc: Float[Tensor, "*r K F"],
+    precision: Float[Tensor, "*r K F"],
+    log_precision: Float[Tensor, "*r K F"] | None = None,
 ) -> Float[Tensor, "*r N K"]:
     """Log density of each step under each state, features independent with the given precisions, NaN where missing.
 
+    `log_precision` is what stands in the place of the logarithm of the precision.
+
+    >>> import torch
     >>> x, loc = torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0], [1.0]])
     >>> normal_log_density(x, loc, torch.ones(2, 1))
     tensor([[-0.9189, -1.4189],
             [-1.4189, -0.9189]])
     """
-    return diagonal_density(x, loc, precision)
+    return diagonal_density(x, loc, precision, precision.log() if log_precision is None else log_precision)
 
 
 def multivariate_normal_log_density(
-    x: Float[Tensor, "N F"], loc: Float[Tensor, "*r K F"], chol_precision: Float[Tensor, "*r K F F"]
+    x: Float[Tensor, "N F"],
+    loc: Float[Tensor, "*r K F"],
+    chol_precision: Float[Tensor, "*r K F F"],
+    log_det: Float[Tensor, "*r K"] | None = None,
 ) -> Float[Tensor, "*r N K"]:
     """Log density of each step under each state; precision = chol_precision chol_precision^T, of a lower factor.
 
+    `log_det` is what stands in the place of the logarithm of the precision's determinant.
+
+    >>> import torch
     >>> multivariate_normal_log_density(torch.zeros(1, 2), torch.zeros(1, 2), torch.eye(2).expand(1, 2, 2))
     tensor([[-1.8379]])
     """
-    return full_density(x, loc, chol_precision)
+    if log_det is None:
+        log_det = 2 * chol_precision.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    return full_density(x, loc, chol_precision, log_det)
 
 
 def normal_moments(
@@ -110,6 +125,7 @@ def normal_moments(
 ) -> Moments:
     """Weighted moments about `about` of each feature alone, NaN where missing.
 
+    >>> import torch
     >>> normal_moments(torch.tensor([[1.0], [4.0]]), torch.tensor([[1.0], [0.5]]), torch.zeros(1, 1))
     Moments(count=tensor([[1.5000]]), first=tensor([[3.]]), second=tensor([[9.]]))
     """
@@ -121,6 +137,7 @@ def multivariate_normal_moments(
 ) -> Moments:
     """Weighted moments about `about`, with the full second moments.
 
+    >>> import torch
     >>> multivariate_normal_moments(torch.tensor([[1.0, 2.0]]), torch.ones(1, 1), torch.zeros(1, 2)).second
     tensor([[[1., 2.],
              [2., 4.]]])

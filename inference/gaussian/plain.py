@@ -8,19 +8,17 @@ from torch import Tensor
 LOG_2PI = math.log(2 * math.pi)
 
 
-def normal_log_density(x: Tensor, loc: Tensor, precision: Tensor) -> Tensor:
+def normal_log_density(x: Tensor, loc: Tensor, precision: Tensor, log_precision: Tensor) -> Tensor:
     seen, filled = _seen(x)
     residual = filled.unsqueeze(-2) - loc.unsqueeze(-3)
-    terms = precision.log().unsqueeze(-3) - LOG_2PI - precision.unsqueeze(-3) * residual**2
+    terms = log_precision.unsqueeze(-3) - LOG_2PI - precision.unsqueeze(-3) * residual**2
     return 0.5 * torch.where(seen.unsqueeze(-2), terms, 0.0).sum(-1)
 
 
-def multivariate_normal_log_density(x: Tensor, loc: Tensor, chol_precision: Tensor) -> Tensor:
+def multivariate_normal_log_density(x: Tensor, loc: Tensor, chol_precision: Tensor, log_det: Tensor) -> Tensor:
     residual = x.unsqueeze(-3) - loc.unsqueeze(-2)  # [*r, K, N, F] against x as [1, N, F]
     whitened = residual @ chol_precision.tril()
-    half_log_det = chol_precision.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    density = half_log_det.unsqueeze(-1) - 0.5 * (whitened.square().sum(-1) + x.shape[-1] * LOG_2PI)
-    return density.mT
+    return 0.5 * (log_det.unsqueeze(-1) - whitened.square().sum(-1) - x.shape[-1] * LOG_2PI).mT
 
 
 def normal_moments(x: Tensor, weights: Tensor, about: Tensor) -> tuple[Tensor, Tensor, Tensor]:

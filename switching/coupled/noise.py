@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...inference.numerics.cholesky import cholesky
+
 
 @dataclass(frozen=True)
 class NormalNoise:
@@ -21,9 +23,9 @@ class NormalNoise:
         """Observations x with NaN where a feature is missing, which is marginalised."""
         seen = (~torch.isnan(x)).to(x)
         if not bool((seen > 0).all()):
-            covariance = torch.cholesky_inverse(torch.linalg.cholesky(precision))
+            covariance = torch.cholesky_inverse(cholesky(precision))
             covariance = covariance * seen.unsqueeze(-1) * seen.unsqueeze(-2) + torch.diag_embed(1 - seen)
-            precision = torch.cholesky_inverse(torch.linalg.cholesky(covariance)) - torch.diag_embed(1 - seen)
+            precision = torch.cholesky_inverse(cholesky(covariance)) - torch.diag_embed(1 - seen)
         log_det = torch.linalg.slogdet(precision + torch.diag_embed(1 - seen)).logabsdet
         constant = (log_det - seen.sum(-1) * math.log(2 * math.pi)) / 2
         return NormalNoise(torch.where(seen.bool(), x, 0.0), precision, constant)

@@ -30,13 +30,14 @@ from torch.distributions import constraints
 from ...inference.families import NormalWishart
 from ...inference.families.numerics import log_det, pack
 from ...inference.gaussian.op import Moments, multivariate_normal_log_density, multivariate_normal_moments
+from ...inference.numerics.cholesky import cholesky
 from ..parameters import Parameter, Parameters, Shown, widened
 from .contract import ConjugateEmission, Maximized, Representative, is_complete
 from .spread import spread
 
 
 def _inverse(matrix: Tensor) -> Tensor:
-    return torch.cholesky_inverse(torch.linalg.cholesky(matrix))
+    return torch.cholesky_inverse(cholesky(matrix))
 
 
 @dataclass(frozen=True)
@@ -92,12 +93,12 @@ class MultivariateNormal(ConjugateEmission):
         observed = ~torch.isnan(x)
         residual = torch.where(observed, x, 0.0) - values["loc"]
         if bool(observed.all()):
-            return _log_density(residual, torch.linalg.cholesky(values["precision"]))
+            return _log_density(residual, cholesky(values["precision"]))
         # a missing feature becomes a standard normal at its mean, independent of the rest, and its density is taken out
         seen = observed.to(x.dtype)
         covariance = _inverse(values["precision"])
         covariance = covariance * seen.unsqueeze(-1) * seen.unsqueeze(-2) + torch.diag_embed(1 - seen)
-        chol = torch.linalg.cholesky(_inverse(covariance))
+        chol = cholesky(_inverse(covariance))
         missing = (1 - seen).sum(-1)
         return _log_density(torch.where(observed, residual, 0.0), chol) + 0.5 * math.log(2 * math.pi) * missing
 
@@ -107,7 +108,7 @@ class MultivariateNormal(ConjugateEmission):
         patterns = _patterns(rows)
         for observed, which in patterns:
             if observed is None:
-                chol = torch.linalg.cholesky(values["precision"])
+                chol = cholesky(values["precision"])
                 parts.append(multivariate_normal_log_density(rows[which], values["loc"], chol))
             else:
                 wide = {name: widened(values[name], len(p.dims), 1) for name, p in self.parameters.items()}
@@ -116,6 +117,15 @@ class MultivariateNormal(ConjugateEmission):
         if len(patterns) > 1:
             order = torch.cat([torch.as_tensor(which) for _, which in patterns]).argsort()
             table = torch.cat(parts, -2).index_select(-2, order)
+        return table.reshape(*table.shape[:-2], *x.shape[:-1], table.shape[-1])
+
+    def expected_table(self, x: Tensor, statistics: Tensor) -> Tensor:
+        if not is_complete(x):
+            return super().expected_table(x, statistics)
+        values, constant = self.representative(statistics)
+        chol = cholesky(values["precision"])
+        rows, log_volume = x.reshape(-1, self.n_features), log_det(chol) + 2 * constant[..., 0]
+        table = multivariate_normal_log_density(rows, values["loc"], chol, log_volume)
         return table.reshape(*table.shape[:-2], *x.shape[:-1], table.shape[-1])
 
     def distribution(self, values: Parameters) -> TorchDistributionMixin:
@@ -156,7 +166,7 @@ class MultivariateNormal(ConjugateEmission):
         dim = self.n_features
         first, second, log_volume, flat = statistics.split([dim, 1, 1, dim * dim], -1)
         precision = flat.unflatten(-1, (dim, dim))
-        chol = torch.linalg.cholesky(precision)
+        chol = cholesky(precision)
         loc = torch.cholesky_solve(first[..., None], chol)[..., 0]
         spread = second - (first * loc).sum(-1, keepdim=True)
         constant = (log_volume - log_det(chol)[..., None] - spread) / 2
@@ -200,7 +210,7 @@ def _conditional(x: Tensor, observed: Tensor, values: Parameters) -> tuple[Tenso
     residual = torch.where(observed, torch.where(observed, x, 0.0) - loc, 0.0)
     both = missing.unsqueeze(-1) & missing
     block = torch.where(both, precision, torch.diag(observed.to(x.dtype)))
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(block))
+    inverse = torch.cholesky_inverse(cholesky(block))
     spread = torch.where(both, inverse, 0.0)
     return loc + residual - torch.where(missing, (residual @ precision) @ spread, 0.0), spread
 

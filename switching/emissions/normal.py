@@ -79,8 +79,16 @@ class Normal(ConjugateEmission):
         return torch.where(observed, terms, 0.0).sum(-1)
 
     def table(self, x: Tensor, values: Parameters) -> Tensor:
-        table = normal_log_density(x.reshape(-1, self.n_features), values["loc"], values["precision"])
+        return self._table(x, values, values["precision"].log())
+
+    def _table(self, x: Tensor, values: Parameters, log_precision: Tensor) -> Tensor:
+        rows = x.reshape(-1, self.n_features)
+        table = normal_log_density(rows, values["loc"], values["precision"], log_precision)
         return table.reshape(*table.shape[:-2], *x.shape[:-1], table.shape[-1])
+
+    def expected_table(self, x: Tensor, statistics: Tensor) -> Tensor:
+        values, constant = self.representative(statistics)
+        return self._table(x, values, values["precision"].log() + 2 * constant)
 
     def distribution(self, values: Parameters) -> TorchDistributionMixin:
         return dist.Normal(values["loc"], values["precision"].rsqrt()).to_event(1)

@@ -186,8 +186,8 @@ def expectation_maximization() -> Iterator[Row]:
 
     size = f"T={n_steps} K={n_states} D={n_features}, {n_iterations} steps"
     fitted = ours(1)()
-    assert len(fitted.objective) == n_iterations
-    assert abs(float(fitted.final[0]) - hmmlearn_fit().monitor_.history[-1]) < 1e-3
+    assert len(fitted.elbo) == n_iterations
+    assert abs(float(fitted.elbo[-1, 0]) - hmmlearn_fit().monitor_.history[-1]) < 1e-3
     yield Row("EM", size, "hmmlearn", *paired(ours(1), hmmlearn_fit), 1.5)
     yield Row(
         "EM, 16 restarts", size, "hmmlearn, a loop", *paired(ours(16), lambda: [hmmlearn_fit() for _ in range(16)]), 3

@@ -20,7 +20,8 @@ from hmmlearn.vhmm import VariationalGaussianHMM
 from samplehold import Copy, Markov, MultivariateNormal, Normal, SwitchingSSM
 from samplehold.inference.message_passing.engine import VMP
 from samplehold.switching.fitting.graph import Graph
-from samplehold.switching.fitting.in_parts import engine_of as started
+from samplehold.switching.fitting.in_parts import engine_from
+from samplehold.switching.fitting.starts import first_guesses
 from timing import HEADER, Row, paired
 
 SIZES = [(1, 10_000, 4, 1.5), (64, 1000, 4, 5.0), (256, 1000, 4, 4.0), (64, 1000, 16, 8.0)]
@@ -37,11 +38,10 @@ def levels(n_sequences: int, n_steps: int, n_states: int, n_features: int) -> to
 
 
 def engine_of(model: SwitchingSSM, x: torch.Tensor, restarts: int) -> VMP:
-    graph = Graph.of(model.scaled_to(x).problem(x))
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.randint(model.n_states, (restarts, *x.shape[:-1]), generator=generator)
-    etas = {name: prior.expand(restarts, *prior.shape) for name, prior in graph.priors.items()}
-    return started(graph, etas, graph.start(labels))
+    problem = model.scaled_to(x).problem(x)
+    engine = engine_from(Graph.of(problem), first_guesses(problem, restarts, seed=0).values)
+    assert isinstance(engine, VMP)
+    return engine
 
 
 def iteration(engine: VMP) -> Callable[[], object]:

@@ -15,35 +15,48 @@ from torch.testing import assert_close
 
 def problem(seed, n, k, f, restarts=(), dtype=torch.float64):
     generator = torch.Generator().manual_seed(seed)
-    x, loc, weights = (
+    x, loc, weights, log_volume = (
         torch.randn(*shape, generator=generator, dtype=dtype)
-        for shape in ((n, f), (*restarts, k, f), (*restarts, n, k))
+        for shape in ((n, f), (*restarts, k, f), (*restarts, n, k), (*restarts, k, f))
     )
     root = torch.randn(*restarts, k, f, f, generator=generator, dtype=dtype).tril(-1) * 0.3
     chol = root + torch.diag_embed(0.5 + torch.rand(*restarts, k, f, generator=generator, dtype=dtype))
-    return x, loc, chol, weights.sigmoid()
+    return x, loc, chol, log_volume, weights.sigmoid()
 
 
 @given(st.integers(0, 10_000), st.integers(1, 6), st.integers(1, 4), st.integers(1, 4))
 def test_all_implementations_equal_the_textbook(seed, n, k, f):
-    x, loc, chol, weights = problem(seed, n, k, f)
+    x, loc, chol, log_volume, weights = problem(seed, n, k, f)
     precision = chol.diagonal(dim1=-2, dim2=-1) ** 2
-    full, diagonal = naive.multivariate_normal_log_density(x, loc, chol), naive.normal_log_density(x, loc, precision)
+    of_full, of_diagonal = (x, loc, chol, log_volume.sum(-1)), (x, loc, precision, log_volume)
+    full, diagonal = naive.multivariate_normal_log_density(*of_full), naive.normal_log_density(*of_diagonal)
     for module in (gaussian, vectorized):
-        assert_close(module.multivariate_normal_log_density(x, loc, chol), full, rtol=1e-10, atol=1e-10)
-        assert_close(module.normal_log_density(x, loc, precision), diagonal, rtol=1e-10, atol=1e-10)
+        assert_close(module.multivariate_normal_log_density(*of_full), full, rtol=1e-10, atol=1e-10)
+        assert_close(module.normal_log_density(*of_diagonal), diagonal, rtol=1e-10, atol=1e-10)
         for name in ("normal_moments", "multivariate_normal_moments"):
             found, expected = getattr(module, name)(x, weights, loc), getattr(naive, name)(x, weights, loc)
             for a, b in zip(found, expected, strict=True):
                 assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
+def test_what_is_not_said_of_the_volume_follows_from_the_precision():
+    x, loc, chol, _, _ = problem(0, 4, 2, 3)
+    precision = chol.diagonal(dim1=-2, dim2=-1) ** 2
+    full = torch.distributions.MultivariateNormal(loc, precision_matrix=chol @ chol.mT).log_prob(x.unsqueeze(-2))
+    assert_close(gaussian.multivariate_normal_log_density(x, loc, chol), full, rtol=1e-10, atol=1e-10)
+    diagonal = torch.distributions.Normal(loc, precision.rsqrt()).log_prob(x.unsqueeze(-2)).sum(-1)
+    assert_close(gaussian.normal_log_density(x, loc, precision), diagonal, rtol=1e-10, atol=1e-10)
+
+
 @given(st.integers(0, 10_000), st.integers(1, 6), st.integers(1, 4), st.integers(1, 4))
 def test_missing_features_count_for_nothing_in_all_implementations(seed, n, k, f):
-    x, loc, chol, weights = problem(seed, n, k, f)
+    x, loc, chol, log_volume, weights = problem(seed, n, k, f)
     x = x.masked_fill(torch.rand(x.shape, generator=torch.Generator().manual_seed(seed)) < 0.3, torch.nan)
     precision = chol.diagonal(dim1=-2, dim2=-1) ** 2
-    for name, given_ in (("normal_log_density", (x, loc, precision)), ("normal_moments", (x, weights, loc))):
+    for name, given_ in (
+        ("normal_log_density", (x, loc, precision, log_volume)),
+        ("normal_moments", (x, weights, loc)),
+    ):
         expected = getattr(naive, name)(*given_)
         for module in (gaussian, vectorized):
             found = getattr(module, name)(*given_)
@@ -64,16 +77,16 @@ def test_derivatives_are_right_where_features_are_missing(name, restarts):
 @pytest.mark.parametrize("restarts", [(), (3,), (2, 2)])
 @pytest.mark.parametrize("n", [1, 255, 257, 5000])
 def test_blocks_and_restarts_change_nothing(n, restarts, dtype):
-    x, loc, chol, weights = problem(0, n, 3, 2, restarts, dtype)
+    x, loc, chol, log_volume, weights = problem(0, n, 3, 2, restarts, dtype)
     holes = x.masked_fill(torch.arange(n).unsqueeze(-1) % 300 == 260, torch.nan)  # in the second block first
     precision = chol.diagonal(dim1=-2, dim2=-1) ** 2
     tolerance = {"rtol": 1e-5, "atol": 1e-3} if dtype == torch.float32 else {"rtol": 1e-11, "atol": 1e-10}
     for name, arguments in [
-        ("multivariate_normal_log_density", (x, loc, chol)),
-        ("normal_log_density", (x, loc, precision)),
+        ("multivariate_normal_log_density", (x, loc, chol, log_volume.sum(-1))),
+        ("normal_log_density", (x, loc, precision, log_volume)),
         ("normal_moments", (x, weights, loc)),
         ("multivariate_normal_moments", (x, weights, loc)),
-        ("normal_log_density", (holes, loc, precision)),
+        ("normal_log_density", (holes, loc, precision, log_volume)),
         ("normal_moments", (holes, weights, loc)),
     ]:
         found, expected = getattr(gaussian, name)(*arguments), getattr(vectorized, name)(*arguments)
@@ -84,10 +97,13 @@ FUNCTIONS = ["multivariate_normal_log_density", "normal_log_density", "normal_mo
 
 
 def arguments_of(name, restarts=()):
-    x, loc, chol, weights = problem(0, 4, 2, 2, restarts)
-    spread = {"multivariate_normal_log_density": chol, "normal_log_density": chol.diagonal(dim1=-2, dim2=-1) ** 2}
-    second = (loc, spread[name]) if name in spread else (weights, loc)
-    return [table.detach().clone().requires_grad_() for table in (x, *second)]
+    x, loc, chol, log_volume, weights = problem(0, 4, 2, 2, restarts)
+    spread = {
+        "multivariate_normal_log_density": (chol, log_volume.sum(-1)),
+        "normal_log_density": (chol.diagonal(dim1=-2, dim2=-1) ** 2, log_volume),
+    }
+    others = (loc, *spread[name]) if name in spread else (weights, loc)
+    return [table.detach().clone().requires_grad_() for table in (x, *others)]
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

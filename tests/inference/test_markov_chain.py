@@ -218,6 +218,17 @@ def test_long_ragged_batches_agree(varies):
             torch.testing.assert_close(actual, table, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(("n_states", "n_steps"), [*product((1, 4, 9, 33), (1, 2, 3, 33)), (3, 3000), (20, 2501)])
+def test_a_sequence_that_is_walked_from_both_ends_agrees_with_the_other_implementations(n_states, n_steps, dtype):
+    """Alone in its group, of lengths around a block of steps and around the sums that move to float64."""
+    tables = random_chain((), n_steps, n_states, holes=0.1 if n_steps < 9 else 0.0, dtype=dtype)._tables()
+    expected = plain.posterior(*(table.double() for table in tables[:3]), tables[3])[:-1]
+    tolerance = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 1e-10, "atol": 1e-12}
+    for actual, table in zip(op.posterior(*tables)[:-1], expected, strict=True):
+        torch.testing.assert_close(actual.double(), table, **tolerance)
+
+
 @pytest.mark.parametrize("implementation", [op, plain])
 @pytest.mark.parametrize("varies", [False, True])
 def test_gradcheck_and_gradgradcheck(implementation, varies):

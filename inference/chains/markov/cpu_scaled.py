@@ -137,7 +137,7 @@ def _prepare(tables: Tables, *, smoothing: bool) -> tuple[Scaled, _Scale]:
         log_normalizer=torch.empty(n, dtype=torch.float64),
         state=torch.empty(n, n_steps, n_states, dtype=dtype),
         log_increment=torch.empty(0 if smoothing else n, n_steps, dtype=dtype),
-        counts=torch.empty(n if smoothing else 0, n_states, n_states, dtype=dtype),
+        counts=torch.zeros(n if smoothing else 0, n_states, n_states, dtype=dtype),
     )
     moves = tables.transition_of
     return job, _Scale(first[tables.initial_of], following[moves], matrix.min((1, 2))[moves])

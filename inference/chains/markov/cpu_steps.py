@@ -62,12 +62,14 @@ class Workspace(NamedTuple):
     """What a thread works in, by slots."""
 
     message: Any  # [GROUP * P]
+    likelihood: Any  # [GROUP * P], of a step, over the largest
     weight: Any  # [GROUP * P]
     inverse: Any  # [GROUP], one over the sum of the weights
     source: Any  # [GROUP * depth * P], normalised vectors that the messages came from
     target: Any  # [GROUP * depth * P], stored vectors they met, over n_t
     pairs: Any  # [GROUP * P * P], G of the last blocks
     sums: Any  # [GROUP * P * P], G in float64
+    top: Any  # [GROUP], log of the largest likelihood
     evidence: Any  # [GROUP * 3], float64: log p(x) so far, its rounding error, and a factor yet to be taken the log of
     sure: Any  # [GROUP], whether every digit was kept; not in `Outputs`, where threads would share a cache line
 
@@ -95,34 +97,51 @@ def _padding_of(work):
 
 
 @inlined
-def weigh(inputs: Any, work: Any, slot: int, row: int) -> Any:
-    """Weight <- likelihoods * message; returns its sum and the largest log-likelihood."""
-    log_likelihood, k, tiny, message, weight = (
-        inputs.log_likelihood,
-        inputs.n_states,
-        inputs.tiny,
-        work.message,
-        work.weight,
-    )
-    wide, p = width(weight), padding(work)
-    at = slot * p
-    nothing = weight.dtype.type(-np.inf)
+def exponentiate(inputs: Any, work: Any, slot: int, row: int) -> None:
+    """Likelihood and top <- those of the step whose log-likelihoods begin at `row`."""
+    log_likelihood, k, likelihood = inputs.log_likelihood, inputs.n_states, work.likelihood
+    wide, p = width(likelihood), padding(work)
+    nothing = likelihood.dtype.type(-np.inf)
     most = load_some(log_likelihood, row, k, nothing)
     for j in range(wide, p, wide):
         most = larger(most, load_some(log_likelihood, row + j, k - j, nothing))
     shift = largest(most)
-    height, mass = splat(shift), splat(weight.dtype.type(0))
+    height = splat(shift)
     for j in range(0, p, wide):
-        likelihood = exp(load_some(log_likelihood, row + j, k - j, nothing) - height)
-        product = at_least(likelihood * load(message, at + j), tiny)
+        store(likelihood, slot * p + j, exp(load_some(log_likelihood, row + j, k - j, nothing) - height))
+    work.top[slot] = shift
+
+
+@inlined
+def weigh(work: Any, slot: int, tiny: Any) -> Any:
+    """Weight <- likelihood * message; returns its sum."""
+    message, weight, p = work.message, work.weight, padding(work)
+    at, mass = slot * p, splat(weight.dtype.type(0))
+    for j in range(0, p, width(weight)):
+        product = at_least(load(work.likelihood, at + j) * load(message, at + j), tiny)
         store(weight, at + j, product)
         mass = mass + product
-    return total(mass), shift
+    return total(mass)
+
+
+@inlined
+def push_narrow(work: Any, slot: int, matrix: Any, table: int, n_states: int) -> None:
+    """Message <- weight / its sum, times the matrix, where P is one vector: its length is known to the compiler."""
+    weight, message, p = work.weight, work.message, padding(work)
+    at, row, zero = slot * p, table * p * p, weight.dtype.type(0)
+    y0, y1, y2, y3 = splat(zero), splat(zero), splat(zero), splat(zero)
+    for i in range(0, p, 4):
+        if i < n_states:
+            y0 = muladd(spread(weight, at + i), load(matrix, row + i * p), y0)
+            y1 = muladd(spread(weight, at + i + 1), load(matrix, row + (i + 1) * p), y1)
+            y2 = muladd(spread(weight, at + i + 2), load(matrix, row + (i + 2) * p), y2)
+            y3 = muladd(spread(weight, at + i + 3), load(matrix, row + (i + 3) * p), y3)
+    store(message, at, ((y0 + y1) + (y2 + y3)) * splat(work.inverse[slot]))
 
 
 @inlined
 def push_one(work: Any, slot: int, matrix: Any, table: int, n_states: int) -> None:
-    """Message <- weight / its sum, times the matrix."""
+    """The same where P is more than one vector."""
     weight, message, inverse, p = work.weight, work.message, splat(work.inverse[slot]), padding(work)
     wide, at, where = width(weight), slot * p, table * p * p
     zero = weight.dtype.type(0)
@@ -194,10 +213,10 @@ def combine(state: Any, row: int, n_states: int, work: Any, slot: int, to: int) 
 
 
 @inlined
-def count_narrow(work: Any, slot: int, row: int, depth: int) -> None:
+def count_narrow(work: Any, slot: int, row: int, depth: int, n_states: int) -> None:
     """Pairs of a slot += source^T target over `depth` steps, where P is one vector: four rows at a time."""
     source, target, pairs, p = work.source, work.target, work.pairs, padding(work)
-    for i in range(0, p, 4):
+    for i in range(0, n_states, 4):
         to, d = (slot * p + i) * p, row
         y0, y1, y2, y3 = load(pairs, to), load(pairs, to + p), load(pairs, to + 2 * p), load(pairs, to + 3 * p)
         for _ in range(depth):

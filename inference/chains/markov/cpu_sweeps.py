@@ -21,7 +21,8 @@ normaliser and over n_t. So where both exceed `LEAST` at all steps, every answer
 tables; the kernels report where that is so.
 
 Sequences of a group go side by side as far as the shortest goes; what is left of each is walked on its own. Where they
-share a table, each row of it is loaded once for all.
+share a table, each row of it is loaded once for all. A step of a recursion waits for the one before, so that several
+recursions side by side take little longer than one: a sequence that is alone is walked from both ends at once.
 """
 
 from typing import Any, NamedTuple
@@ -38,10 +39,12 @@ from .cpu_steps import (
     combine,
     count_narrow,
     count_wide,
+    exponentiate,
     gain,
     padded,
     padding,
     push_four,
+    push_narrow,
     push_one,
     rescale,
     weigh,
@@ -74,11 +77,19 @@ def workspace(n_states: int, dtype: torch.dtype, *, counts: bool) -> Any:
     """A thread's working memory; without `counts`, only what filtering needs."""
     p = padded(n_states, dtype.itemsize)
     depth = 16 if p < 128 else 48  # large pairs leave the nearest cache: go through them less often
-    sizes = [GROUP * p, GROUP * p, GROUP] + [GROUP * n * p * counts for n in (depth, depth, p)]
+    sizes = [GROUP * p, GROUP * p, GROUP * p, GROUP] + [GROUP * n * p * counts for n in (depth, depth, p)]
     arrays = [np.asarray(torch.zeros(n, dtype=dtype)) for n in sizes]
     kind = NarrowWorkspace if p * dtype.itemsize == BYTES else Workspace
     own, line = 3 * GROUP, BYTES // 8  # nothing of another thread's within a cache line
-    return kind._make([*arrays, np.zeros(sizes[-1]), np.zeros(own + line)[:own], np.zeros(GROUP + BYTES, bool)[:GROUP]])
+    return kind._make(
+        [
+            *arrays,
+            np.zeros(sizes[-1]),
+            np.zeros(GROUP, arrays[0].dtype),
+            np.zeros(own + line)[:own],
+            np.zeros(GROUP + BYTES, bool)[:GROUP],
+        ]
+    )
 
 
 @inlined
@@ -91,6 +102,15 @@ def meet(outputs: Any, work: Any, slot: int, row: int, n_states: int, depth: int
 
 
 @inlined
+def push_alone(work: Any, slot: int, matrix: Any, table: int, n_states: int) -> None:
+    """The message of a slot's next step."""
+    if padding(work) == width(work.weight):
+        push_narrow(work, slot, matrix, table, n_states)
+    else:
+        push_one(work, slot, matrix, table, n_states)
+
+
+@inlined
 def push(inputs: Any, work: Any, group: Any, stretch: Any, together: bool) -> None:
     """The messages of the next step."""
     matrix = inputs.forward if stretch.step > 0 else inputs.backward
@@ -98,17 +118,17 @@ def push(inputs: Any, work: Any, group: Any, stretch: Any, together: bool) -> No
         push_four(work, matrix, inputs.transition_of[group[0]], inputs.n_states)
     else:
         for slot in range(stretch.first, stretch.first + stretch.n):
-            push_one(work, slot, matrix, inputs.transition_of[group[slot]], inputs.n_states)
+            push_alone(work, slot, matrix, inputs.transition_of[group[slot]], inputs.n_states)
 
 
 @inlined
-def count(work: Any, stretch: Any, depth: int, renew: bool) -> None:
+def count(work: Any, stretch: Any, depth: int, n_states: int, renew: bool) -> None:
     """Add the pairs of the last `depth` steps to those of their slots, and those, if `renew`, to their float64 sums."""
     p, pairs, sums = padding(work), work.pairs, work.sums
     for slot in range(stretch.first, stretch.first + stretch.n):
         row = slot * (work.source.size // GROUP)
         if p == width(work.weight):
-            count_narrow(work, slot, row, depth)
+            count_narrow(work, slot, row, depth, n_states)
         else:
             count_wide(work, slot, row, depth)
         if renew:
@@ -117,56 +137,101 @@ def count(work: Any, stretch: Any, depth: int, renew: bool) -> None:
                 pairs[i] = 0
 
 
+@inlined
+def look(inputs: Any, work: Any, slot: int, b: int, t: int) -> None:
+    """The likelihoods of step t of sequence b. Apart from `visit`: a processor sees too few operations ahead to have
+    the exponentials of one slot begun while it waits for the recursion of another."""
+    exponentiate(inputs, work, slot, (inputs.likelihood_of[b] * inputs.n_steps + t) * inputs.n_states)
+
+
+@inlined
+def visit(
+    inputs: Any, outputs: Any, work: Any, slot: int, b: int, t: int, depth: int, forward: bool, meets: bool
+) -> None:
+    """Step t of sequence b, whose likelihoods are at hand: its record is met or made, and the message weighed."""
+    k, one = inputs.n_states, work.weight.dtype.type(1)
+    row = (b * inputs.n_steps + t) * k
+    if meets:
+        work.sure[slot] &= meet(outputs, work, slot, row, k, depth) >= inputs.least
+    mass, top = weigh(work, slot, inputs.tiny), work.top[slot]
+    work.sure[slot] &= mass >= inputs.least
+    work.inverse[slot] = one / mass
+    if not meets:
+        rescale(work, slot, outputs.state, row, k)
+    if forward:
+        gain(work.evidence, slot, top, mass)
+        if outputs.log_increment.size:
+            outputs.log_increment[b * inputs.n_steps + t] = top + np.log(mass)
+
+
+@inlined
+def leave(outputs: Any, work: Any, slot: int, b: int, forward: bool) -> None:
+    """The end of a walk: the last vector is normalised, and doubts are told."""
+    p = padding(work)
+    rescale(work, slot, work.weight, slot * p, p)
+    work.inverse[slot] = work.weight.dtype.type(1)
+    outputs.certain[2 * b + int(not forward)] &= work.sure[slot]
+
+
 @lean_kernel
 def walk(inputs: Any, outputs: Any, work: Any, group: Any, stretch: Any, meets: bool) -> None:
     """Walk a stretch. Before and after, `work.weight` holds the last normalised vector, or 0 before the first."""
-    k, p, n_steps, one = inputs.n_states, padding(work), inputs.n_steps, work.weight.dtype.type(1)
-    first, end_slot, forward = stretch.first, stretch.first + stretch.n, stretch.step > 0
+    p, first, end_slot, forward = padding(work), stretch.first, stretch.first + stretch.n, stretch.step > 0
     room = work.source.size // (GROUP * p)
     together = stretch.n == GROUP and p > width(work.weight)
     for slot in range(first, end_slot):
         together &= inputs.transition_of[group[slot]] == inputs.transition_of[group[first]]
-        work.inverse[slot], work.sure[slot] = one, True
     depth, uncounted = 0, 0
     for t in range(stretch.begin, stretch.end, stretch.step):
         for slot in range(first, end_slot):
-            b = group[slot]
-            row = (b * n_steps + t) * k
-            if meets:
-                work.sure[slot] &= meet(outputs, work, slot, row, k, depth) >= inputs.least
-            mass, top = weigh(inputs, work, slot, (inputs.likelihood_of[b] * n_steps + t) * k)
-            work.sure[slot] &= mass >= inputs.least
-            work.inverse[slot] = one / mass
-            if not meets:
-                rescale(work, slot, outputs.state, row, k)
-            if forward:
-                gain(work.evidence, slot, top, mass)
-                if outputs.log_increment.size:
-                    outputs.log_increment[b * n_steps + t] = top + np.log(mass)
+            look(inputs, work, slot, group[slot], t)
+        for slot in range(first, end_slot):
+            visit(inputs, outputs, work, slot, group[slot], t, depth, forward, meets)
         push(inputs, work, group, stretch, together)
         depth += 1
         last = t + stretch.step == stretch.end
         if meets and (depth == room or last):
             uncounted += depth
-            count(work, stretch, depth, uncounted >= RENEW or last)
+            count(work, stretch, depth, inputs.n_states, uncounted >= RENEW or last)
             uncounted, depth = uncounted % RENEW, 0
     for slot in range(first, end_slot):
-        rescale(work, slot, work.weight, slot * p, p)
-        outputs.certain[2 * group[slot] + int(not forward)] &= work.sure[slot]
+        leave(outputs, work, slot, group[slot], forward)
+
+
+@lean_kernel
+def walk_both_ways(inputs: Any, outputs: Any, work: Any, b: int, n: int, meets: bool) -> None:
+    """Walk n steps of one sequence forward in slot 0 and n backward in slot 1: apart from both ends, or to them."""
+    room, table = work.source.size // (GROUP * padding(work)), inputs.transition_of[b]
+    up, down = (n, n - 1) if meets else (0, inputs.lengths[b] - 1)
+    depth, uncounted, slots = 0, 0, Stretch(0, 2, 0, n, 1)
+    for i in range(n):
+        look(inputs, work, 0, b, up + i)
+        look(inputs, work, 1, b, down - i)
+        visit(inputs, outputs, work, 0, b, up + i, depth, True, meets)
+        visit(inputs, outputs, work, 1, b, down - i, depth, False, meets)
+        push_alone(work, 0, inputs.forward, table, inputs.n_states)
+        push_alone(work, 1, inputs.backward, table, inputs.n_states)
+        depth += 1
+        if meets and (depth == room or i + 1 == n):
+            uncounted += depth
+            count(work, slots, depth, inputs.n_states, uncounted >= RENEW or i + 1 == n)
+            uncounted, depth = uncounted % RENEW, 0
+    leave(outputs, work, 0, b, True)
+    leave(outputs, work, 1, b, False)
 
 
 @inlined
-def begin(inputs: Any, work: Any, group: Any, n: int, forward: bool) -> None:
-    """Make a group ready for a sweep from the first step (the message is P(s_1)) or from the last one (it is 1)."""
+def begin(inputs: Any, work: Any, slot: int, b: int, forward: bool) -> None:
+    """Make a slot ready for a sweep from the first step (the message is P(s_1)) or from the last one (it is 1)."""
     p = padding(work)
-    for slot in range(n):
-        row = inputs.start_of[group[slot]] * p
-        for j in range(p):
-            work.message[slot * p + j] = inputs.start[row + j] if forward else work.message.dtype.type(1)
-            work.weight[slot * p + j] = 0
-        if forward:
-            work.evidence[3 * slot : 3 * slot + 2] = 0
-            work.evidence[3 * slot + 2] = 1
+    row, one = inputs.start_of[b] * p, work.message.dtype.type(1)
+    for j in range(p):
+        work.message[slot * p + j] = inputs.start[row + j] if forward else one
+        work.weight[slot * p + j] = 0
+    work.inverse[slot], work.sure[slot] = one, True
+    if forward:
+        work.evidence[3 * slot : 3 * slot + 2] = 0
+        work.evidence[3 * slot + 2] = 1
 
 
 @inlined
@@ -181,14 +246,14 @@ def finish(inputs: Any, outputs: Any, work: Any, b: int, slot: int) -> None:
 
 @inlined
 def write_counts(inputs: Any, outputs: Any, work: Any, b: int, slot: int, forward: bool) -> None:
-    """Counts of sequence b <- transition probabilities * the sums of its slot, which are then 0."""
+    """Counts of sequence b += transition probabilities * the sums of its slot, which are then 0."""
     matrix, sums, counts, k = inputs.forward, work.sums, outputs.counts, inputs.n_states
     wide, p = width(work.weight), padding(work)
     table, at = inputs.transition_of[b] * p * p, slot * p * p
     for i in range(k):
         for j in range(k):
             pair = sums[at + (i * p + j if forward else j * p + i)]
-            counts[(b * k + i) * k + j] = matrix[table + (j // wide * p + i) * wide + j % wide] * pair
+            counts[(b * k + i) * k + j] += matrix[table + (j // wide * p + i) * wide + j % wide] * pair
     sums[at : at + p * p] = 0
 
 
@@ -214,6 +279,26 @@ def stretch_of(lengths: Any, group: Any, n: int, sweep: Any, part: int) -> Any:
     return Stretch(max(slot, 0), size, high - 1, low - 1, -1)
 
 
+@inlined
+def go_both_ways(inputs: Any, outputs: Any, work: Any, group: Any) -> None:
+    """Smooth a sequence that is alone in its group; of an odd number of steps the backward sweep records one more."""
+    b, p = group[0], padding(work)
+    half, n = inputs.lengths[b] // 2, inputs.lengths[b]
+    group[1] = b
+    begin(inputs, work, 0, b, True)
+    begin(inputs, work, 1, b, False)
+    walk_both_ways(inputs, outputs, work, b, half, False)
+    if n % 2:
+        walk(inputs, outputs, work, group, Stretch(1, 1, half, half - 1, -1), False)
+    work.weight[p : 2 * p] = 0  # the pair across the middle is counted by those who go forward
+    walk_both_ways(inputs, outputs, work, b, half, True)
+    if n % 2:
+        walk(inputs, outputs, work, group, Stretch(0, 1, n - 1, n, 1), True)
+    write_counts(inputs, outputs, work, b, 0, True)
+    write_counts(inputs, outputs, work, b, 1, False)
+    finish(inputs, outputs, work, b, 0)
+
+
 @lean_kernel
 def run(inputs: Any, outputs: Any, work: Any, groups: Any, sweeps: Any) -> None:
     """Take groups of sequences, [n, GROUP] of their numbers with -1 for none, through some sweeps."""
@@ -222,9 +307,13 @@ def run(inputs: Any, outputs: Any, work: Any, groups: Any, sweeps: Any) -> None:
         group, n = groups[g], 0
         while n < GROUP and group[n] >= 0:
             n += 1
+        if n == 1 and len(sweeps) == 2:
+            go_both_ways(inputs, outputs, work, group)
+            continue
         for sweep in sweeps:
             if not sweep.meets or sweep.middle == n_steps:
-                begin(inputs, work, group, n, sweep.forward)
+                for slot in range(n):
+                    begin(inputs, work, slot, group[slot], sweep.forward)
             elif not sweep.forward:
                 work.weight[:] = 0  # the pair across the middle is counted by those who go forward
             for part in range(n + 1):

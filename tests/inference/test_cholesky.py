@@ -1,0 +1,39 @@
+"""Cholesky factors: those of torch, with its errors and its derivatives."""
+
+import pytest
+import torch
+from samplehold.inference.numerics.cholesky import SMALL, cholesky
+
+
+def positive_definite(*shape, dtype=torch.float64):
+    root = torch.randn(*shape, shape[-1], generator=torch.Generator().manual_seed(0), dtype=dtype)
+    return root @ root.mT + torch.eye(shape[-1], dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(1,), (3, 2), (2, 0, 2), (2, 4, 3), (SMALL, 2)])
+def test_the_factors_are_those_of_torch_whatever_the_size(shape, dtype):
+    matrix = positive_definite(*shape, dtype=dtype)
+    found = cholesky(matrix)
+    assert found.dtype == dtype
+    assert torch.allclose(found, torch.linalg.cholesky(matrix), rtol=1e-5 if dtype == torch.float32 else 1e-12)
+    assert torch.equal(found, found.tril())
+
+
+def test_transposed_views_are_read_as_they_are_shown():
+    matrix = positive_definite(2, 3, 4)
+    assert torch.allclose(cholesky(matrix.mT), cholesky(matrix), rtol=1e-12)
+
+
+def test_factors_can_be_differentiated_twice():
+    matrix = positive_definite(2, 3).requires_grad_()
+    assert torch.autograd.gradgradcheck(lambda m: cholesky((m + m.mT) / 2), matrix)
+
+
+@pytest.mark.parametrize("bad", [-1.0, 0.0, torch.nan])
+@pytest.mark.parametrize("place", [0, 1])
+def test_what_has_no_factor_raises_the_error_of_torch(bad, place):
+    matrix = positive_definite(3, 2)
+    matrix[1, place, place] = bad
+    with pytest.raises(torch.linalg.LinAlgError, match="Batch element 1"):
+        cholesky(matrix)
