@@ -85,7 +85,7 @@ def workspace(n_states: int, dtype: torch.dtype, *, counts: bool) -> Any:
         [
             *arrays,
             np.zeros(sizes[-1]),
-            np.zeros(GROUP, arrays[0].dtype),
+            np.zeros(GROUP + BYTES, arrays[0].dtype)[:GROUP],
             np.zeros(own + line)[:own],
             np.zeros(GROUP + BYTES, bool)[:GROUP],
         ]
