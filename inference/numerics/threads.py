@@ -23,6 +23,13 @@ def ranges(n: int, at_least: int = 1) -> list[tuple[int, int]]:
     return list(pairwise(edges))
 
 
+def zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    """Zeros as torch's, beginning where a vector may, without waking torch's threads: not for what is large."""
+    made = torch.empty(shape, dtype=dtype)
+    made.numpy().fill(0)
+    return made
+
+
 def in_parallel(tasks: Sequence[Callable[[], None]], *, among_torch: bool = False) -> None:
     """Run all tasks, as many at once as torch has threads; returns when all are done, raising the first error.
 

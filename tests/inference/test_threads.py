@@ -6,6 +6,7 @@ import threading
 import pytest
 import torch
 from samplehold.inference.numerics import openmp, threads
+from samplehold.inference.numerics.lanes import BYTES
 
 
 @pytest.fixture(params=["torch's threads", "plain threads"])
@@ -63,3 +64,11 @@ def test_where_torchs_runtime_has_no_such_call_there_is_no_team(monkeypatch):
     assert openmp.find_team("a platform of which nothing is known") is None
     monkeypatch.setitem(openmp._ENTRY, "with another runtime", "no_function_of_this_name")
     assert openmp.find_team("with another runtime") is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_zeros_are_zero_and_begin_where_a_vector_may(dtype):
+    for shape in ((0,), (3,), (7, 5, 2), (300, 300)):
+        made = threads.zeros(*shape, dtype=dtype)
+        assert made.data_ptr() % BYTES == 0
+        assert torch.equal(made, torch.zeros(shape, dtype=dtype))

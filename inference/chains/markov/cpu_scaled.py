@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...numerics.lanes import BYTES
-from ...numerics.threads import in_parallel
+from ...numerics.threads import in_parallel, zeros
 from .cpu_steps import GROUP, Inputs, Outputs, padded
 from .cpu_sweeps import LEAST, TINY, Sweep, run, workspace
 
@@ -137,7 +137,7 @@ def _prepare(tables: Tables, *, smoothing: bool) -> tuple[Scaled, _Scale]:
         log_normalizer=torch.empty(n, dtype=torch.float64),
         state=torch.empty(n, n_steps, n_states, dtype=dtype),
         log_increment=torch.empty(0 if smoothing else n, n_steps, dtype=dtype),
-        counts=torch.zeros(n if smoothing else 0, n_states, n_states, dtype=dtype),
+        counts=zeros(n if smoothing else 0, n_states, n_states, dtype=dtype),
     )
     moves = tables.transition_of
     return job, _Scale(first[tables.initial_of], following[moves], matrix.min((1, 2))[moves])
@@ -154,7 +154,7 @@ def _panels(matrix: np.ndarray, p: int, dtype: torch.dtype) -> np.ndarray:
     """[n, K, K] padded to [n, P, P] and stored by panels of a vector's width, [n, panel, row, lane], flat."""
     n, n_states, _ = matrix.shape
     lanes = BYTES // dtype.itemsize
-    room = torch.zeros(n, p // lanes, p, lanes, dtype=dtype).numpy()  # torch's memory begins where a vector may
+    room = zeros(n, p // lanes, p, lanes, dtype=dtype).numpy()  # torch's memory begins where a vector may
     room.transpose(0, 2, 1, 3)[:, :n_states] = _widened(matrix, p).reshape(n, n_states, -1, lanes)
     return room.ravel()
 

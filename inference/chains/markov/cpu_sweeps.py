@@ -32,6 +32,7 @@ import torch
 
 from ...numerics.compilation import inlined, lean_kernel
 from ...numerics.lanes import BYTES, width
+from ...numerics.threads import zeros
 from .cpu_steps import (
     GROUP,
     NarrowWorkspace,
@@ -78,7 +79,7 @@ def workspace(n_states: int, dtype: torch.dtype, *, counts: bool) -> Any:
     p = padded(n_states, dtype.itemsize)
     depth = 16 if p < 128 else 48  # large pairs leave the nearest cache: go through them less often
     sizes = [GROUP * p, GROUP * p, GROUP * p, GROUP] + [GROUP * n * p * counts for n in (depth, depth, p)]
-    arrays = [np.asarray(torch.zeros(n, dtype=dtype)) for n in sizes]
+    arrays = [zeros(n, dtype=dtype).numpy() for n in sizes]
     kind = NarrowWorkspace if p * dtype.itemsize == BYTES else Workspace
     own, line = 3 * GROUP, BYTES // 8  # nothing of another thread's within a cache line
     return kind._make(
