@@ -15,6 +15,7 @@ parameters $\eta$ and statistics $t$ are single tensors `[*plates, P]`, matrices
     Gamma           log l, l                      shape, -rate                              1/l
     NormalGamma     l u, l u^2, log l, l          k m, -k/2, shape, -rate - k m^2/2         l^(-1/2)
     NormalWishart   L u, u'L u, log|L|, L         k m, -k/2, df/2, -(inv(W) + k m m')/2     |L|^(-D/2)
+    Wishart         log|L|, L                     df/2, -inv(W)/2                           |L|^(-(D+1)/2)
     Bernoulli       z                             logit                                     1
     Categorical     one-hot of s                  log weights, up to a constant             1
     Gaussian        x, x x'                       L m, -L/2                                 1
@@ -48,6 +49,7 @@ from .paths import CopyPaths, CopyTables, MarkovPaths, MarkovTables
 from .point import Held, Point
 from .positive import Beta, BetaParameters, Dirichlet, DirichletParameters, Gamma, GammaParameters
 from .regression import MatrixNormalWishart, MatrixNormalWishartParameters
+from .wishart import Wishart, WishartParameters
 
 __all__ = [
     "Bernoulli",
@@ -78,6 +80,8 @@ __all__ = [
     "Point",
     "Stats",
     "VectorFamily",
+    "Wishart",
+    "WishartParameters",
     "tree_map",
     "tree_parts",
 ]
