@@ -21,7 +21,8 @@ parameters $\eta$ and statistics $t$ are single tensors `[*plates, P]`, matrices
     Gaussian        x, x x'                       L m, -L/2                                 1
 
 the coefficients of a regression, `MatrixNormalWishart`, which generalises NormalWishart to several inputs,
-and the paths of the two chains, whose parameters are a named tuple of tables: see `paths`.
+and the paths of the two chains, whose parameters are a named tuple of tables: see `paths`. Where a part of the point is
+known, what is left is of a smaller family: see `restricted`.
 
 Here u is a location whose prior has the location m and is worth k (`kappa`) observations, l and L are precisions. The
 powers kept in h leave concentrations and shapes as they are in $\eta$, so that tiny ones lose no digits. A
@@ -49,6 +50,7 @@ from .paths import CopyPaths, CopyTables, MarkovPaths, MarkovTables
 from .point import Held, Point
 from .positive import Beta, BetaParameters, Dirichlet, DirichletParameters, Gamma, GammaParameters
 from .regression import MatrixNormalWishart, MatrixNormalWishartParameters
+from .restricted import Restricted, given
 from .wishart import Wishart, WishartParameters
 
 __all__ = [
@@ -78,10 +80,12 @@ __all__ = [
     "NormalWishart",
     "NormalWishartParameters",
     "Point",
+    "Restricted",
     "Stats",
     "VectorFamily",
     "Wishart",
     "WishartParameters",
+    "given",
     "tree_map",
     "tree_parts",
 ]
