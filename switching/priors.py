@@ -24,7 +24,8 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 from torch.distributions import constraints
 
-from ..inference.families import Beta, Dirichlet, Gamma, LocPrecision, NormalGamma, NormalWishart, VectorFamily
+from ..inference.families import Beta, Dirichlet, Gamma, LocPrecision, NormalGamma, NormalWishart, VectorFamily, given
+from ..inference.message_passing.factor_graph import Factor
 from .definite import Wishart
 from .parameters import Parameter, Parameters, with_prefix
 
@@ -133,6 +134,10 @@ class Conjugate(ABC):
     parameters: Mapping[str, Parameter]
     """By name, what is known of them."""
 
+    def prior_factor(self, block: str, prior: Parameters, share: float) -> Factor:
+        """Where the prior is a factor, that one; `share` is the part of all data by which it counts."""
+        raise TypeError(f"block {block!r}: its prior is one of its family, and no factor.")
+
     @abstractmethod
     def natural(self, prior: Parameters) -> Tensor:
         """Natural parameters `[*plates, P]` of the prior with these hyperparameters."""
@@ -159,6 +164,11 @@ class Conjugate(ABC):
     def statistics(self, values: Parameters) -> Tensor:
         """The family's statistics t(theta) `[*plates, P]` at given parameters."""
         return self.family.statistics(self.point(values))
+
+    def given(self, known: Parameters) -> VectorFamily[Any]:
+        """The family of these parameters where some of them are known."""
+        nowhere = next(iter(known.values())).new_full((), torch.nan)
+        return given(self.family, self.point(dict.fromkeys(self.parameters, nowhere) | known))
 
     def expected(self, eta: Tensor) -> Parameters:
         """Expected parameters."""

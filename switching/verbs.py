@@ -82,8 +82,8 @@ class Verbs(Named):
             start: one of the starts, with `restarts=1` the only one: a model or a fit, values by name (of which some
                 may be left out), or a state for every step `[*batch, T]`, -1 where it is not known. States then keep
                 their numbers.
-            fixed: parameters that are held at these values, by name, e.g. `{"loc": [[0.0], [1.0]]}`. Message passing
-                holds the location and the precision of an emission together or not at all.
+            fixed: parameters that are held at these values, by name, e.g. `{"loc": [[0.0], [1.0]]}`. The bound of
+                message passing counts no prior density of what is held.
 
         Returns:
             `Fit`, with `.model` (this model with its values, states in the order of their locations), the objective's

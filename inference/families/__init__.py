@@ -15,12 +15,14 @@ parameters $\eta$ and statistics $t$ are single tensors `[*plates, P]`, matrices
     Gamma           log l, l                      shape, -rate                              1/l
     NormalGamma     l u, l u^2, log l, l          k m, -k/2, shape, -rate - k m^2/2         l^(-1/2)
     NormalWishart   L u, u'L u, log|L|, L         k m, -k/2, df/2, -(inv(W) + k m m')/2     |L|^(-D/2)
+    Wishart         log|L|, L                     df/2, -inv(W)/2                           |L|^(-(D+1)/2)
     Bernoulli       z                             logit                                     1
     Categorical     one-hot of s                  log weights, up to a constant             1
     Gaussian        x, x x'                       L m, -L/2                                 1
 
 the coefficients of a regression, `MatrixNormalWishart`, which generalises NormalWishart to several inputs,
-and the paths of the two chains, whose parameters are a named tuple of tables: see `paths`.
+and the paths of the two chains, whose parameters are a named tuple of tables: see `paths`. Where a part of the point is
+known, what is left is of a smaller family: see `restricted`.
 
 Here u is a location whose prior has the location m and is worth k (`kappa`) observations, l and L are precisions. The
 powers kept in h leave concentrations and shapes as they are in $\eta$, so that tiny ones lose no digits. A
@@ -48,6 +50,8 @@ from .paths import CopyPaths, CopyTables, MarkovPaths, MarkovTables
 from .point import Held, Point
 from .positive import Beta, BetaParameters, Dirichlet, DirichletParameters, Gamma, GammaParameters
 from .regression import MatrixNormalWishart, MatrixNormalWishartParameters
+from .restricted import Restricted, given
+from .wishart import Wishart, WishartParameters
 
 __all__ = [
     "Bernoulli",
@@ -76,8 +80,12 @@ __all__ = [
     "NormalWishart",
     "NormalWishartParameters",
     "Point",
+    "Restricted",
     "Stats",
     "VectorFamily",
+    "Wishart",
+    "WishartParameters",
+    "given",
     "tree_map",
     "tree_parts",
 ]

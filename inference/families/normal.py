@@ -20,8 +20,8 @@ from .numerics import (
     positive_definite,
     require,
     scale_gap,
-    steps,
 )
+from .wishart import expected_log_det, wishart_divergence, wishart_draw, wishart_normalizer
 
 
 @dataclass(frozen=True)
@@ -176,8 +176,7 @@ class NormalWishart(VectorFamily[LocPrecision]):
     def log_normalizer(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates"]:
         loc, kappa, df, chol = self._split(eta)
         dim = loc.shape[-1]
-        wishart = torch.lgamma(steps(df, dim)).sum(-1) + df / 2 * (dim * math.log(2) - log_det(chol))
-        return wishart + dim * (dim - 1) / 4 * math.log(math.pi) + dim / 2 * (LOG_2PI - kappa.log())
+        return wishart_normalizer(df, chol) + dim / 2 * (LOG_2PI - kappa.log())
 
     def mean(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates P"]:
         loc, kappa, df, chol = self._split(eta)
@@ -185,8 +184,7 @@ class NormalWishart(VectorFamily[LocPrecision]):
         precision = df[..., None, None] * torch.cholesky_inverse(chol)
         first = (precision @ loc[..., None])[..., 0]
         second = (first * loc).sum(-1) + dim / kappa
-        expected_log_det = torch.digamma(steps(df, dim)).sum(-1) + dim * math.log(2) - log_det(chol)
-        return pack(first, second[..., None], expected_log_det[..., None], precision.flatten(-2))
+        return pack(first, second[..., None], expected_log_det(df, chol)[..., None], precision.flatten(-2))
 
     def log_base(self, statistics: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates"]:
         dim = math.isqrt(statistics.shape[-1] - 2)
@@ -195,11 +193,7 @@ class NormalWishart(VectorFamily[LocPrecision]):
     def kl(self, eta: Float[Tensor, "*#plates P"], eta0: Float[Tensor, "*#plates P"]) -> Float[Tensor, "*out"]:
         (loc, kappa, df, chol), (loc0, kappa0, df0, chol0) = self._split(eta), self._split(eta0)
         dim = loc.shape[-1]
-        ratio = torch.linalg.solve_triangular(chol, chol0, upper=False)  # ratio ratio' is similar to inv(W0) W
-        log_ratio = log_det(chol0) - log_det(chol)
-        of_precision = lgamma_gap(steps(df0, dim), steps(df, dim)).sum(-1) + (
-            df * (ratio.square().sum((-2, -1)) - dim - log_ratio) / 2 + (df - df0) * log_ratio / 2
-        )
+        of_precision = wishart_divergence(df, chol, df0, chol0)
         shift = torch.linalg.solve_triangular(chol, (loc - loc0)[..., None], upper=False).square().sum((-2, -1))
         return of_precision + dim * scale_gap(kappa0, kappa) / 2 + kappa0 * df * shift / 2
 
@@ -210,15 +204,11 @@ class NormalWishart(VectorFamily[LocPrecision]):
         return pack(first, second, log_volume, point.precision.flatten(-2))
 
     def sample(self, eta: Float[Tensor, "*plates P"], n: int, generator: Generator | None = None) -> LocPrecision:
-        """By Bartlett 1933: precision = inv(C)' A A' inv(C), where C C' is the inverse scale matrix, A triangular."""
         loc, kappa, df, chol = self._split(eta)
-        dim = loc.shape[-1]
-        chi = (log_gamma_draw(steps(df, dim).expand(n, *df.shape, dim), generator) / 2).exp() * math.sqrt(2)
-        lower = normal_draw(loc.new_empty(n, *df.shape, dim, dim), generator).tril(-1) + torch.diag_embed(chi)
-        half = torch.linalg.solve_triangular(chol.mT, lower, upper=True)
-        noise = normal_draw(loc.new_empty(n, *df.shape, dim, 1), generator)
+        precision, lower = wishart_draw(df, chol, n, generator)
+        noise = normal_draw(lower[..., :1], generator)
         shift = chol @ torch.linalg.solve_triangular(lower.mT, noise, upper=True)
-        return LocPrecision(loc + shift[..., 0] * kappa.rsqrt()[..., None], half @ half.mT)
+        return LocPrecision(loc + shift[..., 0] * kappa.rsqrt()[..., None], precision)
 
     def tilted(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates P"]:
         dim = math.isqrt(eta.shape[-1] - 2)

@@ -52,10 +52,7 @@ class Point(VectorFamily[Any]):
 
     def sample(self, eta: Float[Tensor, "*plates P"], n: int, generator: Generator | None = None) -> Any:
         """The point itself, n times."""
-        found = self.expected(eta)
-        if isinstance(found, Tensor):
-            return found.expand(n, *found.shape)
-        return type(found)(*(part.expand(n, *part.shape) for part in vars(found).values()))
+        return _repeated(self.expected(eta), n)
 
     def expected(self, eta: Float[Tensor, "*plates P"]) -> Any:
         """The mode; where nothing is known, so that there is none, the expected point."""
@@ -70,16 +67,19 @@ class Point(VectorFamily[Any]):
 
 
 class Held(VectorFamily[Any]):
-    """All mass at one known point, whatever the natural parameters are; it adds nothing to the bound.
+    """All mass at one known point `[*plates, ...]`, whatever the natural parameters are; it adds nothing to the bound.
 
     Arguments:
         family: of the prior, of whose points it is one.
-        known: `[*plates, P]`, the statistics of that point.
     """
 
-    def __init__(self, family: VectorFamily[Any], known: Float[Tensor, "*plates P"]) -> None:
-        self.family = family
-        self.known = known
+    def __init__(self, family: VectorFamily[Any], point: Any) -> None:
+        self.family, self.point = family, point
+        self._known = family.statistics(point).nan_to_num(nan=torch.nan, neginf=LEAST)
+
+    @property
+    def latent(self) -> bool:  # type: ignore[override]
+        return self.family.latent
 
     def check(self, eta: Tensor) -> None:
         """Any will do."""
@@ -88,7 +88,7 @@ class Held(VectorFamily[Any]):
         return self.dot(eta, self.mean(eta))
 
     def mean(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates P"]:
-        return self.known.nan_to_num(nan=torch.nan, neginf=LEAST).expand_as(eta)
+        return self._known.expand_as(eta)
 
     def kl(self, eta: Float[Tensor, "*#plates P"], eta0: Float[Tensor, "*#plates P"]) -> Float[Tensor, "*out"]:
         return torch.zeros_like(eta[..., 0])
@@ -97,10 +97,17 @@ class Held(VectorFamily[Any]):
         return self.family.statistics(point)
 
     def sample(self, eta: Float[Tensor, "*plates P"], n: int, generator: Generator | None = None) -> Any:
-        raise TypeError("Held: its point is known by its statistics alone; ask whoever gave them.")
+        """The point itself, n times."""
+        return _repeated(self.point, n)
 
     def expected(self, eta: Float[Tensor, "*plates P"]) -> Any:
-        return self.sample(eta, 1)
+        return self.point
 
     def mode(self, eta: Float[Tensor, "*plates P"]) -> Any:
-        return self.sample(eta, 1)
+        return self.point
+
+
+def _repeated(point: Any, n: int) -> Any:
+    if isinstance(point, Tensor):
+        return point.expand(n, *point.shape)
+    return type(point)(*(part.expand(n, *part.shape) for part in vars(point).values()))

@@ -10,17 +10,8 @@ from torch import Generator, Tensor
 from ..numerics.cholesky import cholesky
 from .family import VectorFamily
 from .normal import LocPrecision
-from .numerics import (
-    LOG_2PI,
-    lgamma_gap,
-    log_det,
-    log_gamma_draw,
-    normal_draw,
-    pack,
-    positive_definite,
-    require,
-    steps,
-)
+from .numerics import LOG_2PI, log_det, normal_draw, pack, positive_definite, require
+from .wishart import expected_log_det, wishart_divergence, wishart_draw, wishart_normalizer
 
 
 @dataclass(frozen=True)
@@ -104,9 +95,7 @@ class MatrixNormalWishart(VectorFamily[LocPrecision]):
     def log_normalizer(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates"]:
         loc, chol_weight, df, chol = self._split(eta)
         dim = loc.shape[-1]
-        wishart = torch.lgamma(steps(df, dim)).sum(-1) + df / 2 * (dim * math.log(2) - log_det(chol))
-        wishart = wishart + dim * (dim - 1) / 4 * math.log(math.pi)
-        return wishart + dim / 2 * (self.n_inputs * LOG_2PI - log_det(chol_weight))
+        return wishart_normalizer(df, chol) + dim / 2 * (self.n_inputs * LOG_2PI - log_det(chol_weight))
 
     def mean(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates P"]:
         loc, chol_weight, df, chol = self._split(eta)
@@ -114,8 +103,8 @@ class MatrixNormalWishart(VectorFamily[LocPrecision]):
         precision = df[..., None, None] * torch.cholesky_inverse(chol)
         first = loc @ precision
         second = first @ loc.mT + dim * torch.cholesky_inverse(chol_weight)
-        expected_log_det = torch.digamma(steps(df, dim)).sum(-1) + dim * math.log(2) - log_det(chol)
-        return pack(first.flatten(-2), second.flatten(-2), expected_log_det[..., None], precision.flatten(-2))
+        log_volume = expected_log_det(df, chol)[..., None]
+        return pack(first.flatten(-2), second.flatten(-2), log_volume, precision.flatten(-2))
 
     def log_base(self, statistics: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates"]:
         first, _, log_volume, _ = self.parts(statistics)
@@ -124,11 +113,7 @@ class MatrixNormalWishart(VectorFamily[LocPrecision]):
     def kl(self, eta: Float[Tensor, "*#plates P"], eta0: Float[Tensor, "*#plates P"]) -> Float[Tensor, "*out"]:
         (loc, chol_weight, df, chol), (loc0, chol_weight0, df0, chol0) = self._split(eta), self._split(eta0)
         dim = loc.shape[-1]
-        ratio = torch.linalg.solve_triangular(chol, chol0, upper=False)
-        log_ratio = log_det(chol0) - log_det(chol)
-        of_precision = lgamma_gap(steps(df0, dim), steps(df, dim)).sum(-1) + (
-            df * (ratio.square().sum((-2, -1)) - dim - log_ratio) / 2 + (df - df0) * log_ratio / 2
-        )
+        of_precision = wishart_divergence(df, chol, df0, chol0)
         inputs = torch.linalg.solve_triangular(chol_weight, chol_weight0, upper=False)
         excess = inputs.square().sum((-2, -1)) - self.n_inputs - (log_det(chol_weight0) - log_det(chol_weight))
         shift = torch.linalg.solve_triangular(chol, (loc - loc0).mT @ chol_weight0, upper=False).square().sum((-2, -1))
@@ -141,16 +126,13 @@ class MatrixNormalWishart(VectorFamily[LocPrecision]):
         return pack(first.flatten(-2), second, log_volume, point.precision.flatten(-2))
 
     def sample(self, eta: Float[Tensor, "*plates P"], n: int, generator: Generator | None = None) -> LocPrecision:
-        """Of the precision by Bartlett 1933, as `NormalWishart`; then of the coefficients."""
+        """Of the precision, as `NormalWishart`; then of the coefficients."""
         loc, chol_weight, df, chol = self._split(eta)
-        dim = loc.shape[-1]
-        chi = (log_gamma_draw(steps(df, dim).expand(n, *df.shape, dim), generator) / 2).exp() * math.sqrt(2)
-        lower = normal_draw(loc.new_empty(n, *df.shape, dim, dim), generator).tril(-1) + torch.diag_embed(chi)
-        half = torch.linalg.solve_triangular(chol.mT, lower, upper=True)
-        noise = normal_draw(loc.new_empty(n, *df.shape, dim, self.n_inputs), generator)
+        precision, lower = wishart_draw(df, chol, n, generator)
+        noise = normal_draw(loc.new_empty(n, *df.shape, loc.shape[-1], self.n_inputs), generator)
         shift = chol @ torch.linalg.solve_triangular(lower.mT, noise, upper=True)  # of covariance inv(precision)
         shift = torch.linalg.solve_triangular(chol_weight.mT, shift.mT, upper=True)
-        return LocPrecision(loc + shift, half @ half.mT)
+        return LocPrecision(loc + shift, precision)
 
     def tilted(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates P"]:
         dim, position = self._n_outputs(eta.shape[-1]), self.n_inputs * (self._n_outputs(eta.shape[-1]) + self.n_inputs)

@@ -143,11 +143,10 @@ class Dynamics(Named, ABC):
         """
 
     @abstractmethod
-    def factors(self, series: Series, prior: Parameters, share: float, counted: Tensor | None) -> list[Factor]:
+    def factors(self, series: Series, counted: Tensor | None) -> list[Factor]:
         """The factors that join the blocks to the paths.
 
         Arguments:
-            share: the part that the series is of all data: what the prior has that is no block's counts by it.
             counted: [T], 0 for steps that were counted elsewhere and 1 for the others; None: all count.
         """
 

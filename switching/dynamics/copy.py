@@ -12,7 +12,7 @@ otherwise is in `gates`.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pyro
 import pyro.distributions as dist
@@ -23,7 +23,7 @@ from torch.nn.functional import logsigmoid
 
 from ...inference.chains.contract import Chain, Marginals
 from ...inference.chains.copy.chain import CopyChain
-from ...inference.families import CopyPaths, CopyTables, Gaussian
+from ...inference.families import CopyPaths, CopyTables, Gaussian, VectorFamily
 from ...inference.message_passing.factor_graph import Factor
 from ...inference.numerics.checks import broadcast_shapes
 from ..data.series import Drive, Series
@@ -66,6 +66,14 @@ class RedrawWeights(Conjugate):
         intercept = dist.TransformedDistribution(dist.Beta(redraw, hold), [SigmoidTransform().inv])
         weights = dist.Normal(zero, torch.full_like(zero, WEIGHT_SCALE)).to_event(1)
         return [Site("redraw_intercept", lambda values: intercept), Site("redraw_weights", lambda values: weights)]
+
+    def given(self, known: Parameters) -> VectorFamily[Any]:
+        like = next(iter(known.values()))
+        nowhere = {
+            "redraw_intercept": like.new_full((), math.nan),
+            "redraw_weights": like.new_full((self.n_covariates,), math.nan),
+        }
+        return super().given(nowhere | known)
 
     def prior_factor(self, block: str, prior: Parameters, share: float) -> Factor:
         """The expected log prior; of the intercept, a beta distribution of its sigmoid, the bound of observed gates."""
@@ -288,8 +296,8 @@ class Copy(Dynamics):
         tables = CopyTables(zero.expand(*shape, self.n_states), zero.expand(*shape, 1 if alike else self.n_states))
         return CopyPaths(series.lengths, base), tables
 
-    def factors(self, series: Series, prior: Parameters, share: float, counted: Tensor | None) -> list[Factor]:
-        n_axes, blocks = len(series.batch_shape) + 1, self.blocks
+    def factors(self, series: Series, counted: Tensor | None) -> list[Factor]:
+        n_axes = len(series.batch_shape) + 1
         states = fresh_states("state", PATHS, n_axes, counted)
         if not self.n_covariates and series.gaps is None:
             return [gates("redraw", PATHS, n_axes), states]
@@ -305,6 +313,4 @@ class Copy(Dynamics):
                 return log_redraw, log_hold
             return log_redraw_in_gap(log_redraw, log_hold, drive.gaps), drive.gaps * log_hold
 
-        found = [driven_gates("redraw", PATHS, log_gate), states]
-        redraw = blocks["redraw"]
-        return [*found, redraw.prior_factor("redraw", prior, share)] if isinstance(redraw, RedrawWeights) else found
+        return [driven_gates("redraw", PATHS, log_gate), states]

@@ -130,7 +130,7 @@ class Markov(Dynamics):
         tables = MarkovTables(zero.expand(*shape, k), zero.expand(*shape, k, k), zero.expand(*shape, series.n_steps, k))
         return MarkovPaths(series.lengths), tables
 
-    def factors(self, series: Series, prior: Parameters, share: float, counted: Tensor | None) -> list[Factor]:
+    def factors(self, series: Series, counted: Tensor | None) -> list[Factor]:
         n_axes = len(series.batch_shape) + 1
         return [first_state("initial", PATHS, n_axes, counted), moves("transition", PATHS, n_axes)]
 

@@ -18,7 +18,7 @@ from ..problem import Problem
 from .alignment import match_states, state_levels
 from .em import EM, occupied
 from .given import fixed_values, own_start
-from .graph import partly_held, renumbered
+from .graph import renumbered
 from .message_passing import fit_vmp
 from .options import Options
 from .posterior import VariationalPosterior
@@ -292,7 +292,6 @@ def course(found: Found) -> dict[str, Any]:
 def _start(model: SwitchingSSM, problem: Problem, options: Options) -> Fit[SwitchingSSM]:
     """The fit by message passing, or where there is no conjugate prior by EM, from which the samplers go on."""
     conjugate = all(isinstance(part.emission, ConjugateEmission) for part in problem.emission.parts)
-    conjugate = conjugate and not partly_held(problem)
     quiet = replace(options, method="vmp" if conjugate else "em", max_steps=500, progress=False)
     return (_by_message_passing if conjugate else _by_em)(model, problem, quiet)
 

@@ -10,13 +10,14 @@ update of the paths is an E-step under expected logs, and one of the parameters 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from ...inference.chains.contract import Chain
-from ...inference.families import CopyTables, Held, MarkovTables
+from ...inference.families import CopyTables, MarkovTables, VectorFamily
 from ...inference.message_passing.engine import VMP
 from ...inference.message_passing.factor_graph import Block, Factor
 from ..data.series import Series
@@ -24,7 +25,7 @@ from ..dynamics.contract import PATHS, Dynamics
 from ..dynamics.factors import named
 from ..emissions.contract import ConjugateEmission, Emission, Part
 from ..parameters import Parameter, Parameters, moved, prefixed, reordered, with_prefix
-from ..priors import Conjugate
+from ..priors import Conjugate, log_prior
 from ..problem import Problem
 
 Etas = dict[str, Tensor]
@@ -57,13 +58,8 @@ class Graph:
 
         Raises:
             TypeError: an emission that has no conjugate prior.
-            ValueError: independent steps, two of which a gap of 0 makes one; a block of which a part is fixed.
+            ValueError: independent steps, two of which a gap of 0 makes one.
         """
-        for name, free in partly_held(problem).items():
-            raise ValueError(
-                f"fixed: got all of the block {name!r} but {', '.join(free)}; message passing updates them together: "
-                'fix all of it, or use method="em", "svi" or "nuts".'
-            )
         series, gaps = problem.series, problem.series.drive.gaps
         if independent and gaps is not None and bool((gaps[..., 1:] == 0).any()):
             raise ValueError(
@@ -75,13 +71,8 @@ class Graph:
 
     @cached_property
     def blocks(self) -> "Blocks":
-        """Those that are fixed are held at their point."""
-        found = blocks_of(self.problem.dynamics, self.problem.emission)
-        for name, (prefix, block) in found.items():
-            own = with_prefix(self.problem.fixed, prefix)
-            if all(parameter in own for parameter in block.parameters):
-                found[name] = prefix, HeldBlock(block, own)
-        return found
+        """Those of the parameters, held where they are fixed."""
+        return blocks_of(self.problem.dynamics, self.problem.emission, self.problem.fixed)
 
     @property
     def priors(self) -> Etas:
@@ -93,7 +84,7 @@ class Graph:
 
     def engine(self, etas: Etas, check: bool = True, linear: frozenset[str] = frozenset(), step: float = 1.0) -> VMP:
         """The engine with these natural parameters of the parameters; its paths are yet to be updated."""
-        name, prior = next(iter(self.priors.items()))
+        hyper, (name, prior) = self.problem.prior or {}, next(iter(self.priors.items()))
         lead = etas[name].shape[: etas[name].ndim - prior.ndim]
         blocks = [
             Block(name, block.family, None if block.prior_is_factor else prior, etas[name], step, self.share)
@@ -104,7 +95,12 @@ class Graph:
         cut = {"before": self.before, "after": self.after, "independent": self.independent}
         family = replace(family, **cut)  # pyright: ignore[reportArgumentType]
         factors = [
-            *dynamics.factors(series, self.problem.prior or {}, self.share, self.counted),
+            *dynamics.factors(series, self.counted),
+            *(
+                block.prior_factor(name, with_prefix(hyper, prefix), self.share)
+                for name, (prefix, block) in self.blocks.items()
+                if block.prior_is_factor
+            ),
             *(emitted(part, PATHS, series.observations, self.counted, len(parts) == 1) for part in parts),
         ]
         restarts = int(lead[0]) if lead else None
@@ -144,14 +140,14 @@ class Graph:
 
 @dataclass(frozen=True)
 class HeldBlock(Conjugate):
-    """A block of parameters that a fit holds at given values."""
+    """A block of parameters of which a fit holds some, or all, at given values."""
 
     block: Conjugate
     at: Parameters
 
-    @property
-    def family(self) -> Held:  # type: ignore[override]
-        return Held(self.block.family, self.block.statistics(self.at))
+    @cached_property
+    def family(self) -> VectorFamily[Any]:  # type: ignore[override]
+        return self.block.given(self.at)
 
     @property
     def parameters(self) -> Mapping[str, Parameter]:  # type: ignore[override]
@@ -161,18 +157,20 @@ class HeldBlock(Conjugate):
     def prior_is_factor(self) -> bool:  # type: ignore[override]
         return self.block.prior_is_factor
 
+    def prior_factor(self, block: str, prior: Parameters, share: float) -> Factor:
+        """That of what is free."""
+        whole, sites = self.block.prior_factor(block, prior, share), self.block.sites(prior)
+        known = log_prior([site for site in sites if site.name in self.at], self.at)
+        return replace(whole, elog=named(whole.name, lambda statistics: whole.elog(statistics) - known))
+
     def natural(self, prior: Parameters) -> Tensor:
         return self.block.natural(prior)
 
+    def point(self, values: Parameters) -> Any:
+        return self.block.point(values)
 
-def partly_held(problem: Problem) -> dict[str, list[str]]:
-    """By the name of each block of which only some parameters are fixed, those that are not."""
-    found = {}
-    for name, (prefix, block) in blocks_of(problem.dynamics, problem.emission).items():
-        free = [prefix + parameter for parameter in block.parameters if prefix + parameter not in problem.fixed]
-        if 0 < len(free) < len(block.parameters):
-            found[name] = free
-    return found
+    def values(self, point: Any) -> Parameters:
+        return self.block.values(point)
 
 
 def counted_from(about: Tensor, problem: Problem) -> Problem:
@@ -185,10 +183,15 @@ Blocks = dict[str, tuple[str, Conjugate]]
 """The blocks of parameters by name, each with the prefix that its parameters' names have."""
 
 
-def blocks_of(dynamics: Dynamics, emission: Emission) -> Blocks:
-    """The blocks of a model's parameters."""
-    moves = {name: ("", block) for name, block in dynamics.blocks.items()}
-    return moves | {part.block: (part.prefix, part.emission) for part in conjugates(emission)}  # type: ignore[dict-item]
+def blocks_of(dynamics: Dynamics, emission: Emission, fixed: Parameters | None = None) -> Blocks:
+    """The blocks of a model's parameters, held where they are fixed."""
+    found: Blocks = {name: ("", block) for name, block in dynamics.blocks.items()}
+    found |= {part.block: (part.prefix, part.emission) for part in conjugates(emission)}  # type: ignore[dict-item]
+    for name, (prefix, block) in found.items():
+        at = {own: value for own, value in with_prefix(fixed or {}, prefix).items() if own in block.parameters}
+        if at:
+            found[name] = prefix, HeldBlock(block, at)
+    return found
 
 
 def renumbered(blocks: Blocks, etas: Etas, order: Int[Tensor, "K"]) -> Etas:

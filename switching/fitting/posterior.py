@@ -24,7 +24,7 @@ from ..data.series import Given
 from ..emissions.contract import ByGate
 from ..forecast import Forecast, Interval, central_interval, check_horizon, look_ahead
 from ..model import SwitchingSSM
-from ..parameters import Parameters
+from ..parameters import Parameters, moved
 from ..problem import Problem
 from .graph import Blocks, Etas, Graph, blocks_of, counted_from, drawn, expected
 from .refinement import RELIABLE, draw_posterior
@@ -175,10 +175,10 @@ class VariationalPosterior(Posterior):
     def _fixed(self) -> Parameters:
         return {} if self.problem is None else self.problem.fixed
 
-    @property
+    @cached_property
     def known_blocks(self) -> Blocks:
         """By name, what the blocks are of."""
-        return blocks_of(self.model.dynamics, self.model.emission)
+        return blocks_of(self.model.dynamics, self.model.emission, moved(self._fixed, -self.about))
 
 
 @dataclass(frozen=True, repr=False)

@@ -26,12 +26,13 @@ from samplehold.inference.families import (
     MatrixNormalWishart,
     NormalGamma,
     NormalWishart,
+    Wishart,
 )
 from scipy import integrate
 from torch import Generator, Tensor
 from torch.testing import assert_close
 
-NORMAL = [NormalGamma(), NormalWishart(), MatrixNormalWishart(3)]
+NORMAL = [NormalGamma(), NormalWishart(), MatrixNormalWishart(3), Wishart()]
 FAMILIES = [Beta(), Dirichlet(), Gamma(), *NORMAL, Bernoulli(), Categorical(), Gaussian()]
 CONTINUOUS = [Beta(), Dirichlet(), Gamma(), *NORMAL, Gaussian()]
 each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: type(family).__name__)
@@ -63,6 +64,8 @@ def random_usual(family: Any, seed: int, plates: tuple[int, ...] = (3,), dim: in
             return {"loc": normal(), "kappa": positive(), "shape": positive(), "rate": positive()}
         case "NormalWishart":
             return {"loc": normal(dim), "kappa": positive(), "df": dim + positive(), "scale_matrix": matrix()}
+        case "Wishart":
+            return {"df": dim + positive(), "scale_matrix": matrix()}
         case "MatrixNormalWishart":
             k = family.n_inputs
             return {"loc": normal(k, dim), "weight": size * matrix(k), "df": dim + positive(), "scale_matrix": matrix()}
@@ -357,6 +360,9 @@ IMPROPER = [
         [0, 0, -0.5, 2.0, -1, 0, 0, 1],
         "scale_matrix of NormalWishart: got -2, expected positive definite",
     ),
+    (Wishart(), [0.5, -1, 0, 0, -1], "df of Wishart: got 1, expected above D - 1 = 1"),
+    (Wishart(), [2.0, -1, 0, 0, 1], "scale_matrix of Wishart: got -2, expected positive definite"),
+    (Wishart(), [0.0] * 4, "Wishart: got 4 natural parameters"),
     (NormalWishart(), [0.0] * 7, "NormalWishart: got 7 natural parameters"),
     (Bernoulli(), [math.nan], "logit of Bernoulli: got nan"),
     (Categorical(), [-math.inf, -math.inf], "log weights of Categorical: got -inf"),

@@ -31,6 +31,10 @@ def log_density(family: str, usual: dict[str, Tensor], point: Any) -> Tensor:
             of_loc = dist.MultivariateNormal(usual["loc"], precision_matrix=matrix).log_prob(point.loc)
             wishart = dist.Wishart(usual["df"], covariance_matrix=usual["scale_matrix"], validate_args=False)
             return of_loc + wishart.log_prob(point.precision)
+        case "Wishart":
+            return dist.Wishart(usual["df"], covariance_matrix=usual["scale_matrix"], validate_args=False).log_prob(
+                point
+            )
         case "MatrixNormalWishart":
             both = torch.stack(
                 [
