@@ -5,7 +5,7 @@ restarts or posterior draws, in `blocks` that are conjugate to how often paths u
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import ClassVar
 
 import pyro
@@ -121,15 +121,22 @@ class Dynamics(Named, ABC):
     def counts(self, marginals: Marginals, lead: torch.Size) -> dict[str, Tensor]:
         """What the posterior adds to the natural parameters of each block, summed over all but the leading axes."""
 
-    def maximize(self, marginals: Marginals, prior: Parameters | None, values: Parameters, drive: Drive) -> Parameters:
+    def maximize(
+        self,
+        marginals: Marginals,
+        prior: Parameters | None,
+        values: Parameters,
+        drive: Drive,
+        fixed: Collection[str] = (),
+    ) -> Parameters:
         """Mode of the parameters given the chain's posterior; maximum likelihood without a prior.
 
-        Parameters of which nothing is known keep their values.
+        Those that are fixed keep their values, and so do those of which nothing is known.
         """
         found: Parameters = {}
         for name, counts in self.counts(marginals, self._lead(values)).items():
             found |= self.blocks[name].mode(prior, counts)
-        return kept(found, values)
+        return kept(found, values) | {name: values[name] for name in fixed if name in found}
 
     @abstractmethod
     def start(self, labels: Int[Tensor, "*rb T"], series: Series) -> Parameters:

@@ -10,7 +10,7 @@ otherwise is in `gates`.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -239,15 +239,25 @@ class Copy(Dynamics):
         redraw = gate_counts(marginals.fresh, marginals.held, lead)
         return {"redraw": redraw, "state": by_state(marginals.fresh, lead)}
 
-    def maximize(self, marginals: Marginals, prior: Parameters | None, values: Parameters, drive: Drive) -> Parameters:
+    def maximize(
+        self,
+        marginals: Marginals,
+        prior: Parameters | None,
+        values: Parameters,
+        drive: Drive,
+        fixed: Collection[str] = (),
+    ) -> Parameters:
         if not self.n_covariates and drive.gaps is None:
-            return super().maximize(marginals, prior, values, drive)
+            return super().maximize(marginals, prior, values, drive, fixed)
         lead = self._lead(values)
         found = self.blocks["state"].mode(prior, by_state(marginals.fresh, lead))
         found = {name: torch.where(table.isfinite(), table, values[name]) for name, table in found.items()}
-        return found | self._scored(marginals, prior, values, drive.at(slice(1, None)))
+        found |= self._scored(marginals, prior, values, drive.at(slice(1, None)), fixed)
+        return found | {name: values[name] for name in fixed if name in found}
 
-    def _scored(self, marginals: Marginals, prior: Parameters | None, values: Parameters, drive: Drive) -> Parameters:
+    def _scored(
+        self, marginals: Marginals, prior: Parameters | None, values: Parameters, drive: Drive, fixed: Collection[str]
+    ) -> Parameters:
         """The M-step of the redraw probability where it has no closed form."""
         assert marginals.held is not None
         lead = self._lead(values)
@@ -255,16 +265,19 @@ class Copy(Dynamics):
         alpha, beta = redrawn.new_zeros(2) if prior is None else prior["redraw_concentration"].to(redrawn)
         if self.n_covariates:
             assert drive.covariates is not None
-            weights = self.blocks["redraw"].point(values)
+            block = self.blocks["redraw"]
+            weights = block.point(values)
+            free = block.point({name: torch.full_like(values[name], name not in fixed) for name in block.parameters})
             design = with_intercept(drive.covariates.reshape(-1, self.n_covariates))
         else:
             weights = torch.logit(values["redraw_prob"], eps=1e-12).unsqueeze(-1)
+            free = torch.ones_like(weights)
             design = redrawn.new_ones(1, 1)
             if prior is not None:  # the density of rho itself, as its site has it; the intercept's is that of its logit
                 alpha, beta = alpha - 1, beta - 1
         gaps = redrawn.new_ones(()) if drive.gaps is None else drive.gaps.flatten()
         shrink = redrawn.new_full((self.n_covariates,), 0.0 if prior is None else WEIGHT_SCALE**-2)
-        likelihood = GateLikelihood(design, gaps, redrawn, held, alpha, beta, shrink)
+        likelihood = GateLikelihood(design, gaps, redrawn, held, alpha, beta, shrink, free)
         weights = fisher_scoring(likelihood, weights)
         if self.n_covariates:
             return self.blocks["redraw"].values(weights)

@@ -52,6 +52,7 @@ class GateLikelihood:
     """The expected log probability of the gates as a function of the logit's weights `[*r, P]`, and the prior's.
 
     `alpha log sigma(w_0) + beta log sigma(-w_0) - shrink w^2 / 2` is the log prior of intercept and other weights.
+    Weights whose `free` is 0 keep their values; the others' is 1.
     """
 
     design: Float[Tensor, "#N P"]
@@ -61,6 +62,7 @@ class GateLikelihood:
     alpha: Tensor
     beta: Tensor
     shrink: Float[Tensor, "C"]
+    free: Float[Tensor, "*r P"]
 
     def value(self, weights: Float[Tensor, "*r P"]) -> Float[Tensor, "*r"]:
         """What is maximised."""
@@ -85,7 +87,8 @@ class GateLikelihood:
         bend = (self.alpha + self.beta).clamp(min=0) * first * (1 - first)
         ridge = torch.cat([bend, self.shrink.expand(*first.shape[:-1], -1)], -1)
         ridge = ridge + 1e-12 * (1 + curvature.diagonal(dim1=-2, dim2=-1))
-        return gradient, curvature + torch.diag_embed(ridge)
+        both = self.free.unsqueeze(-1) * self.free.unsqueeze(-2)
+        return gradient * self.free, (curvature + torch.diag_embed(ridge)) * both + torch.diag_embed(1 - self.free)
 
 
 def fisher_scoring(likelihood: GateLikelihood, weights: Float[Tensor, "*r P"]) -> Float[Tensor, "*r P"]:

@@ -87,7 +87,7 @@ def maximized(
 ) -> tuple[Parameters, Bool[Tensor, "R K"]]:
     """The M-step: new parameters, and which states have collapsed onto a point."""
     held = {name: values[name] for name in problem.fixed}
-    moved = problem.dynamics.maximize(marginals, problem.prior, values, problem.series.drive)
+    moved = problem.dynamics.maximize(marginals, problem.prior, values, problem.series.drive, problem.fixed)
     rows, found, collapsed = problem.series.rows, {}, []
     for part, weights in zip(
         problem.emission.parts, problem.emission.weights(marginals.fresh, marginals.held), strict=True
@@ -100,7 +100,7 @@ def maximized(
         # a state without any weight has no estimate: it keeps what it had
         found |= prefixed(kept(result.values, part.own(values)), part.prefix)
         collapsed.append(result.collapsed)
-    return moved | found | held, collapsed[0]
+    return moved | found, collapsed[0]
 
 
 def _ahead(before: Tensor, now: Tensor, by: Float[Tensor, "R"], support: Constraint) -> Tensor:

@@ -1,5 +1,7 @@
 """Where the user says to start, and what to hold."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import samplehold as sh
@@ -208,3 +210,26 @@ def test_a_single_number_and_probabilities_of_zero_can_be_held(monkeypatch, meth
         for name, value in fixed.items():
             assert_close(fit.model.values[name], torch.tensor(value, dtype=torch.float64), rtol=0, atol=0)
         assert bool(fit.objective.isfinite().all())
+
+
+@pytest.mark.parametrize("fixed", [{"redraw_intercept": 0.5}, {"redraw_weights": [-1.0, 0.5]}], ids=str)
+@pytest.mark.parametrize("prior", [None, "scaled"])
+def test_of_what_moves_a_gate_each_can_be_held_alone(fixed, prior):
+    covariates = torch.randn(150, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    truth = sh.SwitchingSSM(sh.Copy(2, n_covariates=2), sh.Normal(1)).with_values(
+        redraw_intercept=-1.0, redraw_weights=[1.0, 0.0], state_probs=[0.5, 0.5], loc=[[-3.0], [3.0]], scale=[[1.0]] * 2
+    )
+    x = truth.simulate(150, covariates=covariates, seed=0).x.double()
+    model = sh.SwitchingSSM(truth.dynamics, truth.emission)
+    options = {"fixed": fixed, "prior": prior, "start": truth, "restarts": 1, "tol": 1e-9}
+    fit = model.fit(x, "em", covariates=covariates, progress=False, **options)
+    assert fit.converged
+    assert float(fit.objective.diff().min()) > -1e-9
+    free = ({"redraw_intercept", "redraw_weights"} - set(fixed)).pop()
+    series = model.read(x, covariates=covariates)
+    problem = (model.scaled_to(series) if prior else model).problem(series)
+    problem = problem if prior else replace(problem, prior=None)
+    values = {name: value.clone() for name, value in fit.model.values.items()}
+    values[free].requires_grad_()
+    (slope,) = torch.autograd.grad(problem.objective(values), values[free])
+    assert_close(slope, torch.zeros_like(slope), rtol=0, atol=0.01)
