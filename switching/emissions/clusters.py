@@ -5,6 +5,9 @@ from functools import cache
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
+MAX_CLUSTERED = 20_000  # points that k-means looks at; beyond that, a random subset
+WIDEST = 64  # coordinates that k-means looks at; beyond that, as many random projections
+
 
 def clusters(points: np.ndarray, n_clusters: int, seed: int, learn_from: np.ndarray | None = None) -> np.ndarray:
     """The cluster of each point `[N]`, by k-means of the points, or of those to `learn_from`, from one start.
@@ -17,6 +20,18 @@ def clusters(points: np.ndarray, n_clusters: int, seed: int, learn_from: np.ndar
     with _teams().limit(limits=1, user_api="openmp"):
         found = means.fit(points if learn_from is None else learn_from).predict(points)
     return np.asarray(found, dtype=np.int64)
+
+
+def clusters_among(
+    points: np.ndarray, among: np.ndarray, n_clusters: int, rng: np.random.Generator, most: int = MAX_CLUSTERED
+) -> np.ndarray:
+    """The cluster of each point, by k-means of those `among [N]` them, of which it looks at so many at most."""
+    if points.shape[-1] > WIDEST:
+        points = points @ rng.standard_normal((points.shape[-1], WIDEST))
+    known = points[among]
+    if len(known) > most:
+        known = known[rng.choice(len(known), most, replace=False)]
+    return clusters(points, distinct(known, n_clusters), int(rng.integers(2**31)), known)
 
 
 def distinct(points: np.ndarray, most: int) -> int:

@@ -3,6 +3,8 @@
     clusters   k-means of the observations: states that differ in level
     contexts   k-means of each observation together with those around it: states that differ in what comes before or
                after them, though they look alike
+    pairs      k-means of each step's predictive state, from which of the symbols around it come in pairs (see
+               `spectral`): states that differ in what tends to come before and after them
     few steps  each state from a few steps, moves between states drawn from their prior
     free       clusters, moves between states drawn from their prior
     stretches  random stretches of time: states that last, and differ in anything else
@@ -20,14 +22,13 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from ..data.series import Series
-from ..emissions.clusters import clusters, distinct
+from ..emissions.clusters import clusters_among
 from ..emissions.contract import Emission
 from ..parameters import Parameters, kept, prefixed
 from ..problem import Problem
+from .spectral import predictive_states
 
-KINDS = ("clusters", "contexts", "few steps", "stretches", "contexts", "free", "few steps", "contexts")
-MAX_CLUSTERED = 20_000  # observations that k-means looks at; beyond that, a random subset
-WIDEST = 64  # coordinates that k-means looks at; beyond that, as many random projections
+KINDS = ("clusters", "contexts", "few steps", "stretches", "contexts", "free", "few steps", "pairs")
 AROUND = 3  # at most so many steps before and after one are its context
 OPEN = 1e-3  # the share of all events together of which a start gives away a part to each
 SAMPLE = 2**18  # steps that a start looks at
@@ -55,7 +56,7 @@ def first_guesses(problem: Problem, n: int, seed: int, own: Parameters | None = 
     points, near, guesses, kinds = _embedded(problem.emission, problem.series), _typical(problem), [], []
     for number in range(n):
         kind = KINDS[number % len(KINDS)]
-        if points is None and kind in ("clusters", "contexts", "free"):
+        if points is None and kind in ("clusters", "contexts", "pairs", "free"):
             kind = "stretches"
         if kind == "few steps":
             guesses.append(_from_weights(problem, near, _few(problem, rng), _drawn_moves(problem, generator)))
@@ -173,9 +174,13 @@ def _labels(
     if kind == "stretches" or points is None:
         labels = _stretches(inside.size, n_states, rng)
     elif kind == "contexts":
-        labels = _clusters(_with_context(points, series, rng), inside, n_states, rng)
+        labels = clusters_among(_with_context(points, series, rng), inside, n_states, rng)
+    elif kind == "pairs":
+        known = inside & ~series.rows.isnan().all(-1).cpu().numpy()
+        predictive, told = predictive_states(points, known, series.n_steps, n_states, rng)
+        labels = clusters_among(predictive, told, n_states, rng)
     else:
-        labels = _clusters(points, inside, n_states, rng)
+        labels = clusters_among(points, inside, n_states, rng)
     _occupy(labels, inside, n_states, rng)
     return labels
 
@@ -188,8 +193,9 @@ def _embedded(emission: Emission, series: Series) -> np.ndarray | None:
     rows = series.rows
     typical = rows.nanmedian(0).values  # an observed value, so that it lies in the emission's support
     points = emission.embed(torch.where(torch.isnan(rows), typical, rows)).double().cpu().numpy()
-    low, middle, high = np.quantile(points[series.inside.flatten().cpu().numpy()], [0.05, 0.5, 0.95], axis=0)
-    spread = np.where(high > low, high - low, points.std(0))
+    inside = points[series.inside.flatten().cpu().numpy()]
+    low, middle, high = np.quantile(inside, [0.05, 0.5, 0.95], axis=0)
+    spread = np.where(high > low, high - low, inside.std(0))
     if not (spread > 0).any():
         return None
     return np.clip((points - middle) / np.where(spread > 0, spread, 1.0), -3.0, 3.0)
@@ -208,16 +214,6 @@ def _with_context(points: np.ndarray, series: Series, rng: np.random.Generator) 
         there = (step + shift >= 0) & (step + shift <= last)
         wide.append(points[np.where(there, number + shift, number)])
     return np.concatenate(wide, -1)
-
-
-def _clusters(points: np.ndarray, inside: np.ndarray, n_states: int, rng: np.random.Generator) -> np.ndarray:
-    if points.shape[-1] > WIDEST:
-        points = points @ rng.standard_normal((points.shape[-1], WIDEST))
-    known = points[inside]
-    if len(known) > MAX_CLUSTERED:
-        known = known[rng.choice(len(known), MAX_CLUSTERED, replace=False)]
-    n_clusters = distinct(known, n_states)
-    return clusters(points, n_clusters, int(rng.integers(2**31)), known)
 
 
 def _stretches(n_steps: int, n_states: int, rng: np.random.Generator) -> np.ndarray:
@@ -247,7 +243,7 @@ def _halves(
     if points is None or len(own) < 2:
         return rng.random(len(own)) < 0.5
     wide = points if number % 2 else _with_context(points, problem.series, rng)
-    return _clusters(wide[own], np.ones(len(own), dtype=bool), 2, rng).astype(bool)
+    return clusters_among(wide[own], np.ones(len(own), dtype=bool), 2, rng).astype(bool)
 
 
 def _shares(weights: np.ndarray) -> np.ndarray:
