@@ -35,6 +35,7 @@ from ...inference.message_passing.engine import VMP, Run
 from ..dynamics.contract import PATHS
 from ..parameters import Parameters
 from .graph import Etas, Graph
+from .interrupts import open_to_keys
 from .options import Options
 from .starts import Starts, sample_of
 
@@ -233,27 +234,28 @@ def run_batches(
     n_observed = series.n_observed
     i, converged, interrupted = 0, False, False
     try:
-        while len(objective) < options.max_steps and not converged:
-            estimate, now = torch.zeros(len(kept), dtype=torch.float64), etas
-            for some in torch.randperm(n, generator=generator).tensor_split(batches):
-                i += 1
-                share = len(some) / n
-                batch = graph.to(series.part(some.sort().values), share).engine(now, False, linear, i**-FORGETTING)
-                batch.update(PATHS)
-                estimate += batch.elbo().double().cpu()
-                for name in now:
-                    batch.update(name)
-                now = parameters_of(batch)
-            etas = now
-            final[kept] = estimate
-            objective.append(float(estimate.max()))
-            report(len(objective), objective[-1])
-            if len(kept) > 1:
-                better = estimate.argsort(descending=True)[: math.ceil(len(kept) / KEPT)]
-                kept, etas = kept[better], {name: eta[better.to(eta.device)] for name, eta in etas.items()}
-            else:
-                last = objective[-1]
-                converged = len(objective) > 1 and abs(last - objective[-2]) <= options.tol * n_observed
+        with open_to_keys():
+            while len(objective) < options.max_steps and not converged:
+                estimate, now = torch.zeros(len(kept), dtype=torch.float64), etas
+                for some in torch.randperm(n, generator=generator).tensor_split(batches):
+                    i += 1
+                    share = len(some) / n
+                    batch = graph.to(series.part(some.sort().values), share).engine(now, False, linear, i**-FORGETTING)
+                    batch.update(PATHS)
+                    estimate += batch.elbo().double().cpu()
+                    for name in now:
+                        batch.update(name)
+                    now = parameters_of(batch)
+                etas = now
+                final[kept] = estimate
+                objective.append(float(estimate.max()))
+                report(len(objective), objective[-1])
+                if len(kept) > 1:
+                    better = estimate.argsort(descending=True)[: math.ceil(len(kept) / KEPT)]
+                    kept, etas = kept[better], {name: eta[better.to(eta.device)] for name, eta in etas.items()}
+                else:
+                    last = objective[-1]
+                    converged = len(objective) > 1 and abs(last - objective[-2]) <= options.tol * n_observed
     except KeyboardInterrupt:
         if not objective:
             raise  # nothing has been reached yet

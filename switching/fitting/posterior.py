@@ -228,12 +228,15 @@ class DrawnPosterior(Posterior):
         """The mean over the draws; log p(x) is that of the mixture of all draws."""
         problem = self.model.problem(x, **given)
         every = {name: draws.flatten(0, 1).to(problem.series.observations) for name, draws in self.draws.items()}
-        found = [problem.chain(some).smooth() for some in problem.in_turns(every)]
-        there = [name for name, part in vars(found[0]).items() if part is not None]
-        fields = {name: torch.cat([getattr(part, name) for part in found]) for name in there}
-        total = fields.pop("log_normalizer")
-        evidence = total.logsumexp(0) - math.log(len(total))
-        return Smoothed(log_normalizer=evidence, **{name: part.mean(0) for name, part in fields.items()})
+        fields: dict[str, Any] = {}
+        evidence, n = [], next(iter(every.values())).shape[0]
+        for some in problem.in_turns(every):
+            found = vars(problem.chain(some).smooth())
+            evidence.append(found.pop("log_normalizer"))
+            for name, part in found.items():
+                if part is not None:
+                    fields[name] = fields.get(name, 0.0) + part.sum(0) / n
+        return Smoothed(log_normalizer=torch.cat(evidence).logsumexp(0) - math.log(n), **fields)
 
 
 @dataclass(frozen=True, repr=False)

@@ -18,6 +18,7 @@ from pyro.infer.autoguide import AutoNormal, init_to_value
 from pyro.ops.stats import split_gelman_rubin
 from pyro.optim import ClippedAdam
 from torch import Tensor
+from torch.distributions import biject_to
 
 from ..model import SwitchingSSM
 from ..parameters import Parameters, reordered
@@ -25,6 +26,7 @@ from ..problem import Problem
 from ..seeding import seeded
 from .alignment import match_states
 from .density import Density, Units
+from .interrupts import open_to_keys
 from .options import Options
 from .posterior import DrawnPosterior
 from .progress import Progress
@@ -41,7 +43,7 @@ class Sampled:
     """Draws of the parameters, and how they were reached; the fields are those of `Fit`."""
 
     posterior: DrawnPosterior
-    occupancy: Tensor  # [K], expected number of steps in each state
+    occupancy: Tensor  # [K], expected number of steps in each state under the mean of the draws
     objective: Tensor
     restarts: pd.DataFrame
     converged: bool
@@ -61,17 +63,17 @@ def fit_svi(model: SwitchingSSM, problem: Problem, options: Options, start: Para
         svi = SVI(program, guide, optimiser, Trace_ELBO())
         with Progress("SVI", options.max_steps, options.progress) as shown:
             try:
-                for step in range(1, options.max_steps + 1):
-                    losses.append(-float(svi.step()) - units.log_volume(problem))  # pyright: ignore[reportArgumentType]
-                    shown(step, losses[-1])
+                with open_to_keys():
+                    for step in range(1, options.max_steps + 1):
+                        loss = float(svi.step())  # pyright: ignore[reportArgumentType]
+                        losses.append(-loss - units.log_volume(problem))
+                        shown(step, losses[-1])
             except KeyboardInterrupt:
                 interrupted = True
         if not losses:
             return None
-        with torch.no_grad():
-            found = [guide() for _ in range(DRAWS)]
-    fixed = {name: value.expand(1, DRAWS, *value.shape) for name, value in problem.fixed.items()}
-    free = {name: torch.stack([draw[name] for draw in found])[None] for name in start if name not in fixed}
+        fixed = {name: value.expand(1, DRAWS, *value.shape) for name, value in problem.fixed.items()}
+        free = {name: _drawn(guide, name)[None] for name in start if name not in fixed}
     draws = {name: (units.back(problem, free) | fixed)[name] for name in start}
     trace = torch.tensor(losses, dtype=torch.float64)
     settled = _settled(trace)
@@ -86,15 +88,16 @@ def fit_nuts(model: SwitchingSSM, problem: Problem, options: Options, start: Par
     interrupted, density = False, Density(problem, start)
     with Progress("NUTS", CHAINS * (n_draws + n_warmup), options.progress) as shown:
         try:
-            for number in range(CHAINS):
-                chains.append(Chained())
-                with seeded(options.number + number, problem.series.observations):
-                    kernel = NUTS(potential_fn=density.potential)
-                    recorder = _recorder(chains[-1], density, number * (n_draws + n_warmup), n_warmup, shown)
-                    sampler = MCMC(
-                        kernel, n_draws, n_warmup, initial_params=density.start, disable_progbar=True, hook_fn=recorder
-                    )
-                    sampler.run()
+            with open_to_keys():
+                for number in range(CHAINS):
+                    chains.append(Chained())
+                    before = number * (n_draws + n_warmup)
+                    recorder = _recorder(chains[-1], density, problem, before, n_warmup, shown)
+                    with seeded(options.number + number, problem.series.observations):
+                        kernel, start_at = NUTS(potential_fn=density.potential), density.start
+                        MCMC(
+                            kernel, n_draws, n_warmup, initial_params=start_at, disable_progbar=True, hook_fn=recorder
+                        ).run()
         except KeyboardInterrupt:
             interrupted = True
     complete = _rectangle([len(chain.draws) for chain in chains])
@@ -108,8 +111,7 @@ def fit_nuts(model: SwitchingSSM, problem: Problem, options: Options, start: Par
     if not any("state" in problem.parameters[name].dims for name in problem.fixed):
         flat = reordered(problem.parameters, flat, match_states(problem, flat, start))
     draws = {name: value.unflatten(0, (n_chains, n)) for name, value in flat.items()}
-    with torch.no_grad():
-        trace = torch.cat([problem.objective(some) for some in problem.in_turns(flat)]).double()
+    trace = torch.stack([objective for chain in kept for objective in chain.objective[:n]]).double()
     apart, astray = _apart(draws), int(diverging.sum())
     mixed = apart < MIXED and not interrupted
     how = f"{'' if mixed else 'not '}converged: r_hat of {n_chains} chains up to {apart:.3f}"
@@ -118,24 +120,36 @@ def fit_nuts(model: SwitchingSSM, problem: Problem, options: Options, start: Par
     return _sampled(posterior, problem, trace, n_chains, mixed, how, interrupted)
 
 
+def _drawn(guide: AutoNormal, name: str) -> Tensor:
+    """`DRAWS` draws of a parameter from a guide: the transforms of normal ones."""
+    loc, scale = (getattr(table, name).detach() for table in (guide.locs, guide.scales))
+    free = loc + scale * torch.randn(DRAWS, *loc.shape, dtype=loc.dtype, device=loc.device)
+    trace: Any = guide.prototype_trace
+    return torch.as_tensor(biject_to(trace.nodes[name]["fn"].support)(free))
+
+
 @dataclass
 class Chained:
-    """The draws of one chain so far, and the numbers of those at which the simulated path diverged."""
+    """The draws of one chain so far, the log joint at each, and the numbers of those at which its path diverged."""
 
     draws: list[Parameters] = field(default_factory=list)
+    objective: list[Tensor] = field(default_factory=list)
     diverging: set[int] = field(default_factory=set)
 
 
 def _recorder(
-    chain: Chained, density: Density, before: int, n_warmup: int, shown: Progress
+    chain: Chained, density: Density, problem: Problem, before: int, n_warmup: int, shown: Progress
 ) -> Callable[[Any, dict[str, Tensor], str, int], None]:
     """A hook of Pyro's sampler that keeps each draw as soon as it is there, so that none is lost to an interrupt."""
 
     def record(kernel: Any, free: dict[str, Tensor], stage: str, i: int) -> None:
         warm = stage.lower().startswith("sample")
         if warm:
-            chain.draws.append({name: value.detach() for name, value in density.values(free).items()})
+            draw = {name: value.detach() for name, value in density.values(free).items()}
+            with torch.no_grad():
+                chain.objective.append(problem.objective(draw))
             chain.diverging.update(kernel.diagnostics()["divergences"])
+            chain.draws.append(draw)  # the last: what has come before belongs to it
         shown(before + i + 1 + (n_warmup if warm else 0), float("nan"))
 
     return record
@@ -173,7 +187,7 @@ def _sampled(
     how: str,
     interrupted: bool,
 ) -> Sampled:
-    occupancy = posterior.smooth(problem.series).state.reshape(-1, problem.n_states).sum(0)
+    occupancy = problem.chain(posterior.mean | problem.fixed).smooth().state.reshape(-1, problem.n_states).sum(0)
     n = len(trace) // n_runs
     finals = trace.reshape(n_runs, n).mean(-1) if n_runs > 1 else trace[-1:]
     rows = [("fit", n, final, "interrupted" if interrupted else "sampled", True) for final in finals.tolist()]

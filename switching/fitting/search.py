@@ -31,6 +31,7 @@ from ..data.series import Series
 from ..parameters import Parameters
 from ..problem import Problem
 from .density import IMPOSSIBLE
+from .interrupts import open_to_keys
 from .options import Options
 from .starts import SAMPLE, first_guesses, rearranged
 
@@ -179,14 +180,15 @@ def search(
     race.run(begin(starts.values), starts.kinds, math.ceil(KEPT * options.restarts))
     rounds = ROUNDS if problem.n_states > 1 and options.restarts > 1 and size <= SAMPLE else 0
     try:
-        for number in range(rounds):
-            before = race.best.final
-            if race.interrupted:
-                break
-            starts = rearranged(problem, states(race.best.tables), options.restarts, options.number + number)
-            race.run(begin(starts.values), starts.kinds, 0)
-            if race.best.final <= before + race.tol:
-                break
+        with open_to_keys():
+            for number in range(rounds):
+                before = race.best.final
+                if race.interrupted:
+                    break
+                starts = rearranged(problem, states(race.best.tables), options.restarts, options.number + number)
+                race.run(begin(starts.values), starts.kinds, 0)
+                if race.best.final <= before + race.tol:
+                    break
     except KeyboardInterrupt:
         race.interrupted = True
     return race.found()
@@ -226,7 +228,8 @@ class Race:
         going = [Climb(kind) for kind in kinds]
         self.climbs += going
         try:
-            self._climb(climber, going, n_kept)
+            with open_to_keys():
+                self._climb(climber, going, n_kept)
         except KeyboardInterrupt:
             if not self.best.trace:
                 raise  # nothing has been reached yet

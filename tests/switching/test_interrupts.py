@@ -1,9 +1,15 @@
 """Ctrl-C ends a fit of any kind with the best so far."""
 
+import signal
+import threading
+
 import pytest
 import samplehold as sh
 import torch
 from samplehold.inference.message_passing.engine import VMP
+from samplehold.switching.fitting import fit as fits
+from samplehold.switching.fitting import sampling, search
+from samplehold.switching.fitting.interrupts import open_to_keys, sheltered
 from samplehold.switching.fitting.progress import Progress
 from torch.testing import assert_close
 
@@ -96,3 +102,99 @@ def test_a_run_is_cut_back_to_its_last_whole_sweep(monkeypatch):
     assert fit.interrupted
     assert_close(fit.objective, whole.objective, rtol=1e-12, atol=0)
     assert_close(fit.model.loc, whole.model.loc, rtol=1e-9, atol=1e-9)
+
+
+# ---- at any moment -------------------------------------------------------------------------------------------------
+
+
+def pressed_before(monkeypatch, room, name: str, times: int = 1) -> None:
+    """Somebody presses the keys when this function of a module is called."""
+    true = getattr(room, name)
+
+    def called(*arguments, **keywords):
+        for _ in range(times):
+            signal.raise_signal(signal.SIGINT)
+        return true(*arguments, **keywords)
+
+    monkeypatch.setattr(room, name, called)
+
+
+@pytest.mark.parametrize(
+    ("method", "room", "name"),
+    [
+        ("em", fits, "reordered"),
+        ("vmp", fits, "renumbered"),
+        ("svi", sampling, "_settled"),
+        ("nuts", sampling, "_apart"),
+        ("svi", fits, "course"),
+    ],
+)
+def test_a_press_while_the_result_is_put_together_loses_nothing(monkeypatch, method, room, name):
+    pressed_before(monkeypatch, room, name)
+    fit = MODEL.fit(levels(), method, restarts=2, max_steps=3 if method == "nuts" else 20, progress=False)
+    assert all(bool(value.isfinite().all()) for value in fit.model.values.values())
+    if (method, name) == ("svi", "course"):  # the start from which it would have gone on
+        assert (fit.method, fit.interrupted) == ("vmp", True)
+    else:
+        assert (fit.method, fit.interrupted) == (method, False)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_who_presses_twice_means_it(monkeypatch):
+    pressed_before(monkeypatch, fits, "reordered", times=2)
+    with pytest.raises(KeyboardInterrupt):
+        MODEL.fit(levels(), "em", restarts=2, max_steps=20, progress=False)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_before_the_first_step_there_is_nothing_to_keep(monkeypatch):
+    pressed_before(monkeypatch, search, "first_guesses")
+    with pytest.raises(KeyboardInterrupt):
+        MODEL.fit(levels(), "em", restarts=2, progress=False)
+
+
+def test_a_press_between_two_rounds_keeps_the_first(monkeypatch):
+    pressed_before(monkeypatch, search, "rearranged")
+    fit = MODEL.fit(levels(), "em", restarts=2, progress=False)
+    assert fit.interrupted
+    assert "rearranged" not in set(fit.restarts.start)
+
+
+def test_blocks_within_each_other_stay_open():
+    with sheltered():
+        with open_to_keys():
+            with open_to_keys():
+                pass
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt), open_to_keys():
+            pytest.fail("a press that waits breaks in at once")
+
+
+def test_a_thread_is_never_interrupted():
+    found = []
+    thread = threading.Thread(
+        target=lambda: found.append(MODEL.fit(levels(), "em", restarts=2, max_steps=20, progress=False))
+    )
+    thread.start()
+    thread.join()
+    assert not found[0].interrupted
+
+
+@pytest.mark.parametrize("method", ["em", "vmp", "svi"])
+@pytest.mark.parametrize("wait", [0.02, 0.1, 0.3])
+def test_a_press_at_any_time(method, wait):
+    """What comes back is whole: either an interrupt before the first step, or a fit whose numbers belong together."""
+    x = levels(400)
+    timer = threading.Timer(wait, signal.raise_signal, [signal.SIGINT])
+    timer.start()
+    try:
+        fit = MODEL.fit(x, method, restarts=4, tol=0.0, max_steps=10**5, progress=False)
+        timer.join()  # which raises where the fit was the faster
+    except KeyboardInterrupt:
+        return
+    assert fit.interrupted or method != "svi"  # which never settles by itself
+    if fit.method == "em":
+        problem = fit.model.problem(x)
+        assert_close(problem.objective(fit.model.values), fit.objective[-1], rtol=1e-12, atol=0)
