@@ -95,15 +95,13 @@ class Verbs(Named):
                 mode.
             TypeError: message passing with an emission that has no conjugate prior.
         """
-        from .fitting.interrupts import sheltered
         from .fitting.options import Options
 
         options = Options(
             method, restarts, max_steps, tol, seed, prior, progress, factorization, batch_size, start, fixed
         )
         series = self.read(x, **given)
-        with sheltered():
-            return replace(self._fitted(series, options), series=series, prior=prior)
+        return replace(self._fitted(series, options), series=series, prior=prior)
 
     def states(self, x: Any, **given: Unpack[Given]) -> "pd.DataFrame":
         """What the model at its values says of each step, given the whole of its sequence.

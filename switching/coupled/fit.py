@@ -25,6 +25,7 @@ from ...inference.message_passing.factor_graph import Block, Factor
 from ...inference.numerics.randomness import Seed, generator_of
 from ..data.series import Series
 from ..fitting.fit import Fit, check_enough, course
+from ..fitting.interrupts import sheltered
 from ..fitting.message_passing import Passing
 from ..fitting.options import Options
 from ..fitting.posterior import ParameterPosterior
@@ -103,6 +104,7 @@ def _expected(family: VectorFamily[Any], eta: Tensor) -> Any:
     return family.mean(eta)[..., 0].exp() if isinstance(inner, Gamma) else family.expected(eta)
 
 
+@sheltered()
 def fit_coupled(model: CoupledSSM, series: Series, options: Options) -> Fit[CoupledSSM]:
     """See `CoupledSSM.fit`."""
     if options.method not in ("em", "vmp"):

@@ -19,6 +19,7 @@ from .alignment import match_states, state_levels
 from .em import EM, occupied
 from .given import fixed_values, own_start
 from .graph import renumbered
+from .interrupts import sheltered
 from .message_passing import fit_vmp
 from .options import Options
 from .posterior import VariationalPosterior
@@ -205,6 +206,7 @@ class Fit(Generic[Model]):
         return self._model.plot(self._given(x), **keywords)
 
 
+@sheltered()
 def fit_model(model: SwitchingSSM, series: Series, options: Options) -> Fit[SwitchingSSM]:
     """See `SwitchingSSM.fit`."""
     check_enough(series, model.n_states)
