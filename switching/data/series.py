@@ -188,7 +188,10 @@ class Series(Record):
         return replace(self, observations=self.observations - by, checked=None)
 
     def part(self, which: Int[Tensor, "n"]) -> "Series":
-        """Some of the sequences, given by their numbers, on one batch axis; views where they follow each other."""
+        """Some of the sequences, given by their numbers, on one batch axis, as long as the longest of them.
+
+        Views where they follow each other.
+        """
         first, n = int(which[0]), len(which)
         in_order = int(which[-1]) - first + 1 == n and bool((which.diff() == 1).all())
 
@@ -198,9 +201,12 @@ class Series(Record):
             flat = table.reshape(self.n_sequences, *table.shape[len(self.batch_shape) :])
             return flat[first : first + n] if in_order else flat[which.to(flat.device)]
 
+        lengths = some(self.lengths)
+        if lengths is not None and int(lengths.max()) < self.n_steps:
+            return self.stretch(0, int(lengths.max())).part(which)
         observations = some(self.observations)
         assert observations is not None
-        return Series(observations, some(self.lengths), some(self.covariates), some(self.gaps), checked=self.checked)
+        return Series(observations, lengths, some(self.covariates), some(self.gaps), checked=self.checked)
 
     def stretch(self, first: int, size: int) -> "Series":
         """The steps from `first` on, `size` at most; a sequence that has ended before keeps one."""

@@ -28,10 +28,12 @@ from copy import copy
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from ...inference.families import Stats, tree_map
 from ...inference.message_passing.engine import VMP, Run
+from ..data.series import Series
 from ..dynamics.contract import PATHS
 from ..parameters import Parameters
 from .graph import Etas, Graph
@@ -68,9 +70,8 @@ class InParts:
     def __init__(self, graph: Graph, etas: Etas, linear: frozenset[str], under: Etas | None = None):
         self.graph, self.etas = graph, etas
         series, restarts = graph.problem.series, len(next(iter(etas.values())))
-        numbers = restarts * series.n_steps * graph.problem.n_states  # in the table of one sequence
-        self._groups = torch.arange(series.n_sequences).split(max(1, ROOM // numbers))
-        self._size = max(1, ROOM * series.n_steps // numbers) if is_long(graph, restarts) else None  # of a stretch
+        self._size = max(1, ROOM // (restarts * graph.problem.n_states))  # steps of a turn
+        self._groups = alike(series, self._size)
         self._paths: list[Stats] = []  # of each group, where an evaluation goes on from the one before
         self.linear = linear
         self._now = self._visit(etas, under)
@@ -132,7 +133,7 @@ class InParts:
             part = self.graph.to(
                 self.graph.problem.series.part(some), len(some) / self.graph.problem.series.n_sequences
             )
-            if self._size is not None:
+            if is_long(part, len(next(iter(etas.values())))):
                 yield from self._stretches(part, etas, under, self._size)
                 continue
             engine = part.engine(etas, check=False, linear=self.linear)
@@ -172,6 +173,20 @@ class InParts:
                 belief = engine.stats(PATHS).steps[0][..., 0, :]
                 # where a_t is 0, b_t is of no consequence
                 log_after = torch.where(before == -math.inf, 0.0, belief.log() - before)
+
+
+def alike(series: Series, most: int) -> list[Int[Tensor, "n"]]:
+    """Numbers of sequences of like length together, which have at most so many steps with their padding."""
+    if series.lengths is None:
+        return list(torch.arange(series.n_sequences).split(max(1, most // series.n_steps)))
+    lengths, order = series.lengths.flatten().cpu().sort(stable=True)
+    groups, first = [], 0
+    while first < len(order):
+        padded = lengths[first:] * torch.arange(1, len(order) - first + 1)
+        n = max(1, int((padded <= most).sum()))
+        groups.append(order[first : first + n].sort().values)
+        first += n
+    return groups
 
 
 class Turn(NamedTuple):

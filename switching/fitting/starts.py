@@ -279,7 +279,8 @@ def sample_of(series: Series, seed: int) -> Series:
     if n_sequences * n_steps <= SAMPLE:
         return series
     order = torch.randperm(n_sequences, generator=torch.Generator().manual_seed(seed))
-    few = series.part(order[: max(1, SAMPLE // n_steps)].sort().values)
+    padded = (series.last.flatten().cpu()[order] + 1).cummax(0).values * torch.arange(1, n_sequences + 1)
+    few = series.part(order[: max(1, int((padded <= SAMPLE).sum()))].sort().values)
     if n_steps <= SAMPLE:
         return few
     length = int(few.last[0]) + 1

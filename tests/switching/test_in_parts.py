@@ -252,3 +252,15 @@ def test_passes_keep_the_better_restarts_and_an_interrupt_keeps_the_best_so_far(
 def test_bad_batch_sizes_are_named(change, said):
     with pytest.raises(ValueError, match=said):
         sh.SwitchingSSM(sh.Copy(2), sh.Normal(2)).fit(data(4), **({"method": "vmp", "progress": False} | change))
+
+
+def test_sequences_of_like_length_go_together():
+    """Short ones beside a long one are not padded to its length, in the turns and in what a start looks at."""
+    lengths = [10] * 300 + [5000] + [200] * 20
+    series = sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)).read([torch.randn(n, 1) for n in lengths])
+    groups = in_parts.alike(series, 2**12)
+    parts = [series.part(some) for some in groups]
+    assert sorted(torch.cat(groups).tolist()) == list(range(len(lengths)))
+    assert all(part.n_sequences * part.n_steps <= 2**12 or part.n_sequences == 1 for part in parts)
+    assert sum(part.n_sequences * part.n_steps for part in parts) < 1.3 * sum(lengths)
+    assert all(bool(part.inside[:, -1].any()) for part in parts)
