@@ -1,6 +1,5 @@
 """The command line, as a person uses it: good runs leave their files, bad ones one line and status 2."""
 
-import json
 import os
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import torch
 from samplehold import Copy, Markov, SwitchingSSM
 from samplehold.cli.app import app
 from samplehold.switching.data.tables import pick_series, read_table
+from samplehold.switching.storage import read_model
 from typer.testing import CliRunner
 
 DATA = Path(__file__).parents[1] / "notebooks" / "data"
@@ -52,7 +52,7 @@ def test_the_saved_model_has_its_states_in_order_and_near_the_truth(results):
     model = SwitchingSSM.load(results[0] / "model")
     loc = model.describe()["loc"][:, 0]
     np.testing.assert_allclose(loc.numpy(), [850, 1100], atol=10)
-    assert json.loads((results[0] / "model" / "columns.json").read_text()) == {
+    assert read_model(results[0] / "model").notes == {
         "columns": ["volume"],
         "time": "year",
         "covariates": {},
@@ -82,14 +82,14 @@ def test_the_posterior_can_be_read_by_arviz(results):
 
 def test_the_same_seed_gives_the_same_fit(results, tmp_path):
     assert run("fit", NILE, "-c", "volume", "-k", 2, "-o", tmp_path / "again").exit_code == 0
-    for name in ("states.csv", "model/model.json", "model/values.safetensors"):
+    for name in ("states.csv", "model/model.safetensors"):
         assert (tmp_path / "again" / name).read_bytes() == (results[0] / name).read_bytes()
 
 
 def test_all_numeric_columns_but_the_time_are_the_default(tmp_path):
     done = run("fit", MACRO, "--out", tmp_path / "out", "--restarts", 1, "--max-steps", 3)
     assert done.exit_code == 0, done.output
-    saved = json.loads((tmp_path / "out" / "model" / "columns.json").read_text())
+    saved = read_model(tmp_path / "out" / "model").notes
     assert saved["columns"] == ["realgdp", "unemp", "infl"]
     assert saved["time"] == "quarter"
     assert "not converged: raise --max-steps" in done.stdout
@@ -141,7 +141,7 @@ def test_covariates_are_standardised_and_asked_for_again(tmp_path):
     assert isinstance(model.dynamics, Copy)
     assert model.dynamics.n_covariates == 1
     unemp = pd.read_csv(MACRO)["unemp"]
-    saved = json.loads((tmp_path / "model" / "columns.json").read_text())
+    saved = read_model(tmp_path / "model").notes
     assert saved["covariates"]["unemp"] == pytest.approx([unemp.mean(), unemp.std(ddof=0)])
     assert "missing; give a table with unemp for the next 3 steps" in run("forecast", tmp_path, MACRO, "-n", 3).stderr
     ahead = run("forecast", tmp_path, MACRO, "-n", 3, "--covariates", MACRO)
@@ -498,7 +498,7 @@ FILES = {
         ),
         (["fit", str(NILE), "-o", "counts.csv"], "--out: cannot make the folder counts.csv ("),
         (["forecast", "absent", str(NILE)], "model: there is no folder absent"),
-        (["forecast", ".", str(NILE)], "holds no model.json"),
+        (["forecast", ".", str(NILE)], "it has no model.safetensors; give a folder"),
         (["sample", "absent"], "model: there is no folder absent"),
     ],
 )
