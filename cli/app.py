@@ -177,8 +177,7 @@ def fit(
             raise ValueError("--prior: none is maximum likelihood, by --method em; the other methods need a prior.")
         table = read_table(data)
         series = pick_series(table, data, console.split(columns), console.split(covariates) or [], time, sequence)
-        console.check_folder(out)
-        console.check_new([out / name for name in console.RESULTS], force)
+        console.check_results(out, force)
         model = console.build(series.observed, states, emission.value, dynamics.value, series.covariates.shape[1])
         console.fit_and_write(
             model,

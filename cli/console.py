@@ -1,15 +1,15 @@
 """What the command line does: tables in, files and tables of text out.
 
-A fit is written to a folder that holds `model/` (as `SwitchingSSM.save` writes it, and `columns.json`, which names the
-columns of the table it was fitted to), `posterior.nc`, `states.csv` and `plot.png`.
+A fit is written to a folder that holds `model/` (as `SwitchingSSM.save` writes it, with notes of the columns of the
+table that it was fitted to), `posterior.nc`, `states.csv` and `plot.png`.
 """
 
-import json
 import os
 import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,17 +22,21 @@ from ..switching.data.files import check_model
 from ..switching.data.series import Series
 from ..switching.data.tables import TableSeries, numeric_columns, pick_series, read_table
 from ..switching.data.timeline import following, label_text, uneven
+from ..switching.data.writing import write_output
 from ..switching.fitting.fit import Fit
 from ..switching.model import SwitchingSSM
-from ..switching.storage import find, load_model
+from ..switching.storage import find, read_model, save_model
 from .printing import show_course, show_parameters, show_switches
+from .results import MODEL, replacing
+from .startup import Termination
 
 if TYPE_CHECKING:
     import arviz as az
     from matplotlib.figure import Figure
 
-RESULTS = MODEL, POSTERIOR, STATES, PLOT = "model", "posterior.nc", "states.csv", "plot.png"
-COLUMNS = "columns.json"
+RESULTS = MODEL, POSTERIOR, STATES, PLOT = MODEL, "posterior.nc", "states.csv", "plot.png"
+DPI = 160
+ROWS = 100_000  # of a table that are written at once
 MAX_REPLICATED = 10**7  # numbers in the posterior predictive series that are written
 
 
@@ -63,6 +67,16 @@ def check_folder(out: Path) -> None:
         raise ValueError(f"--out: cannot make the folder {out} ({error.strerror}).") from None
     if not os.access(out, os.W_OK):
         raise ValueError(f"--out: the folder {out} is not writable; give another one.")
+
+
+def check_results(out: Path, force: bool) -> None:
+    """ValueError where something of the folder of results would be overwritten that may not be."""
+    check_folder(out)
+    check_new([out / name for name in RESULTS], force)
+    for name in RESULTS:
+        place = out / name
+        if place.exists() and place.is_dir() != (name == MODEL):
+            raise ValueError(f"--out: {place} is in the way of a result; move it elsewhere.")
 
 
 def check_new(paths: Sequence[Path], force: bool) -> None:
@@ -96,18 +110,18 @@ def load(path: Path) -> SavedModel:
     """A model that `fit_and_write` or `SwitchingSSM.save` has written; ValueError where there is none."""
     check_model(path)
     folder = path / MODEL if (path / MODEL).is_dir() else path
-    model = load_model(folder)
+    stored = read_model(folder)
+    model, known = stored.model, stored.notes
     if isinstance(model, SwitchingSSM) and not model.values:
         raise ValueError(f"model: {folder} holds a model without parameter values; fit it first.")
-    if not (folder / COLUMNS).is_file():
+    if not known:
         return SavedModel(model, [], None, {})
     try:
-        known = json.loads((folder / COLUMNS).read_text(encoding="utf-8"))
         covariates = {name: (float(mean), float(scale)) for name, (mean, scale) in known["covariates"].items()}
         names = [str(name) for name in known["columns"]]
         return SavedModel(model, names, known["time"], covariates, known.get("sequence"))
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
-        raise ValueError(f"model: {folder / COLUMNS} does not name columns ({error!r}); fit the model again.") from None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"model: {folder} does not name its columns ({error!r}); fit the model again.") from None
 
 
 def read_series_of(
@@ -159,17 +173,27 @@ def fit_and_write(model: SwitchingSSM, series: TableSeries, out: Path, **options
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of steps that are not evenly spaced, which a note tells below
         observed = model.read(series.observed, covariates=drivers)
-    fit = model.fit(observed, **options)
-    fit.model.save(out / MODEL)
-    named = {"columns": list(series.observed.columns), "time": series.time, "covariates": scaling}
-    named |= {} if series.sequence is None else {"sequence": series.sequence}
-    (out / MODEL / COLUMNS).write_text(json.dumps(named, indent=2) + "\n", encoding="utf-8")
-    posterior = draws_of(fit, observed)
-    (out / POSTERIOR).unlink(missing_ok=True)  # which a reader of the last one may still hold open
-    posterior.to_netcdf(str(out / POSTERIOR))
-    found = fit.states(observed)
-    beside(series.observed, found.round(6)).to_csv(out / STATES, index_label=series.observed.index.names)
-    write_figure(fit.plot(observed), out / PLOT)
+    notes = {"columns": list(series.observed.columns), "time": series.time, "covariates": scaling}
+    notes |= {} if series.sequence is None else {"sequence": series.sequence}
+    with Termination() as termination:
+        with termination.interrupts():
+            fit = model.fit(observed, **options)
+        posterior, found = draws_of(fit, observed), fit.states(observed)
+        with replacing(out) as new:
+            save_model(fit.model, new / MODEL, notes)
+            (new / POSTERIOR).write_bytes(netcdf(posterior))
+            with open(new / STATES, "w", encoding="utf-8", newline="") as file:
+                for first in range(0, len(found), ROWS):
+                    rows = slice(first, first + ROWS)
+                    table = beside(series.observed.iloc[rows], found.iloc[rows].round(6))
+                    table.to_csv(file, index_label=series.observed.index.names, header=first == 0)
+            fit.plot(observed).savefig(new / PLOT, dpi=DPI)
+        show(series, observed, fit, posterior, found)
+        Console(highlight=False).print(escape(f"Wrote {', '.join(RESULTS)} to {out}."), soft_wrap=True)
+
+
+def show(series: TableSeries, observed: Series, fit: Fit, posterior: "az.InferenceData", found: pd.DataFrame) -> None:
+    """Print what was found."""
     console = Console(highlight=False)
     show_parameters(console, posterior["posterior"].mean(("chain", "draw")), found)
     show_switches(console, found)
@@ -182,18 +206,38 @@ def fit_and_write(model: SwitchingSSM, series: TableSeries, out: Path, **options
     if observed.sequences is not None and len(observed.sequences) > 1:
         first = f"{PLOT} shows the first of {len(observed.sequences)} sequences, {observed.sequences[0]}."
         console.print(escape(first), soft_wrap=True)
-    console.print(escape(f"Wrote model/, posterior.nc, states.csv and plot.png to {out}."), soft_wrap=True)
 
 
 def draws_of(fit: Fit, observed: Series) -> "az.InferenceData":
-    """The fit for ArviZ, in as many draws as it has to show: a fit by EM is a point, and one draw."""
+    """The fit for ArviZ, in as many draws as it has to show: a fit by EM is a point, and one draw.
+
+    Of very long series none are drawn.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # ArviZ announces its next version when it is imported
-        if fit.posterior is None:
-            one = fit.to_arviz(observed, draws=2).isel(draw=[0])
-            assert one is not None  # as it is not done in place
-            return one
-        return fit.to_arviz(observed, draws=int(np.clip(MAX_REPLICATED // observed.observations.numel(), 4, 1000)))
+        from ..switching.views.arviz import to_arviz
+
+        least = 2 if fit.posterior is None else 4
+        affordable = MAX_REPLICATED // observed.observations.numel()
+        draws = 2 if fit.posterior is None else min(max(affordable, least), 1000)
+        found = to_arviz(fit, observed, draws=draws, predictive=affordable >= least)
+        one = found.isel(draw=[0]) if fit.posterior is None else found
+        assert one is not None  # as it is not done in place
+        return one
+
+
+def netcdf(data: "az.InferenceData") -> bytes:
+    """As `to_netcdf` writes it, but in memory: on a full disk the library ends the process."""
+    import netCDF4
+    from xarray.backends import NetCDF4DataStore
+
+    file = netCDF4.Dataset(POSTERIOR, "w", memory=1)
+    file.setncatts(data.attrs)
+    for name in data.groups():
+        group = data[name]
+        packed = {key: {"zlib": True} for key, variable in group.variables.items() if variable.dtype.kind in "biuf"}
+        group.dump_to_store(NetCDF4DataStore(file.createGroup(name)), encoding=packed)
+    return bytes(file.close())
 
 
 def beside(observed: pd.DataFrame, results: pd.DataFrame) -> pd.DataFrame:
@@ -301,18 +345,20 @@ def coming_covariates(saved: SavedModel, path: Path | None, steps: int) -> np.nd
 
 
 def write_table(table: pd.DataFrame, out: Path | None) -> None:
-    """Write CSV to a file, or to standard output."""
+    """Write CSV to a file, all or nothing, or to standard output."""
     if out is None:
         table.to_csv(sys.stdout, float_format="%.10g")
         return
     _check_parent(out, "--out")
-    table.to_csv(out, float_format="%.10g")
+    write_output(out, table.to_csv(float_format="%.10g").encode())
 
 
 def write_figure(figure: "Figure", path: Path) -> None:
-    """Write an image; ValueError where its kind is unknown or the folder is not there."""
+    """Write an image, all or nothing; ValueError where its kind is unknown or the folder is not there."""
     _check_parent(path, "--plot")
-    figure.savefig(path, dpi=160)
+    image = BytesIO()
+    figure.savefig(image, format=path.suffix[1:] or None, dpi=DPI)
+    write_output(path, image.getvalue())
 
 
 def _check_parent(path: Path, option: str) -> None:

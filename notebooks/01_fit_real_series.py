@@ -195,7 +195,7 @@ assert float(agreement) > 0.9
 # %% [markdown]
 # ## Keep it
 #
-# A model is a folder: a description to read, and numbers in safetensors.
+# A model is a folder with one safetensors file: numbers, and a description to read in its metadata.
 
 # %%
 import tempfile

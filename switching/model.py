@@ -164,12 +164,26 @@ class SwitchingSSM(Verbs, PyroModule):
         return self._copy({}, self.prior)
 
     def with_prior(self, prior: Parameters) -> "SwitchingSSM":
-        """The same model with other hyperparameters, named and shaped as in `model.prior`."""
+        """The same model with other hyperparameters, named and shaped as in `model.prior`.
+
+        Raises:
+            ValueError: other names or shapes; numbers that are not finite, or of which there is no prior.
+        """
         for name, table in prior.items():
             if name not in self.prior or table.shape != self.prior[name].shape:
                 expected = {n: tuple(t.shape) for n, t in self.prior.items()}
                 raise ValueError(f"prior: got {name} of shape {tuple(table.shape)}, expected {expected}.")
-        return self._copy(self.values, self.prior | prior)
+            if not bool(table.isfinite().all()):
+                raise ValueError(f"prior: got {name} with values that are not finite; give finite hyperparameters.")
+        model = self._copy(self.values, self.prior | prior)
+        try:
+            sites, typical = self.emission.sites(model.prior), self.emission.start(model.prior)
+            for site in sites + self.dynamics.sites(model.prior):
+                site.distribution(typical)
+        except (ValueError, RuntimeError) as error:
+            said = " ".join(str(error).split())
+            raise ValueError(f"prior: got {sorted(prior)} of which there is no prior: {said}") from None
+        return model
 
     def scaled_to(self, x: Any, **given: Unpack[Given]) -> "SwitchingSSM":
         """The same model with the emission's prior scaled to the observations x, as `fit` does; what drives the

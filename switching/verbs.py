@@ -142,7 +142,11 @@ class Verbs(Named):
         return model_page(self)
 
     def save(self, path: str | Path) -> None:
-        """Write the model into the folder `path`: `model.json` (structure) and `values.safetensors` (numbers)."""
+        """Write the model into the folder `path`, all or nothing: one file, `model.safetensors`.
+
+        Raises:
+            OSError: it cannot be written; a model that was there is as it was.
+        """
         from .storage import save_model
 
         save_model(self, Path(path))  # type: ignore[arg-type]
@@ -152,7 +156,7 @@ class Verbs(Named):
         """Read a model of this class that `save` has written.
 
         Raises:
-            ValueError: no such folder, or one that holds no such model.
+            ValueError: no such folder, or one that holds no such model, or a damaged one.
         """
         from .storage import load_as
 

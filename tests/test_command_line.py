@@ -1,6 +1,6 @@
 """The command line, as a person uses it: good runs leave their files, bad ones one line and status 2."""
 
-import json
+import gzip
 import os
 import subprocess
 import sys
@@ -15,6 +15,7 @@ import torch
 from samplehold import Copy, Markov, SwitchingSSM
 from samplehold.cli.app import app
 from samplehold.switching.data.tables import pick_series, read_table
+from samplehold.switching.storage import read_model
 from typer.testing import CliRunner
 
 DATA = Path(__file__).parents[1] / "notebooks" / "data"
@@ -52,7 +53,7 @@ def test_the_saved_model_has_its_states_in_order_and_near_the_truth(results):
     model = SwitchingSSM.load(results[0] / "model")
     loc = model.describe()["loc"][:, 0]
     np.testing.assert_allclose(loc.numpy(), [850, 1100], atol=10)
-    assert json.loads((results[0] / "model" / "columns.json").read_text()) == {
+    assert read_model(results[0] / "model").notes == {
         "columns": ["volume"],
         "time": "year",
         "covariates": {},
@@ -82,14 +83,14 @@ def test_the_posterior_can_be_read_by_arviz(results):
 
 def test_the_same_seed_gives_the_same_fit(results, tmp_path):
     assert run("fit", NILE, "-c", "volume", "-k", 2, "-o", tmp_path / "again").exit_code == 0
-    for name in ("states.csv", "model/model.json", "model/values.safetensors"):
+    for name in ("states.csv", "model/model.safetensors"):
         assert (tmp_path / "again" / name).read_bytes() == (results[0] / name).read_bytes()
 
 
 def test_all_numeric_columns_but_the_time_are_the_default(tmp_path):
     done = run("fit", MACRO, "--out", tmp_path / "out", "--restarts", 1, "--max-steps", 3)
     assert done.exit_code == 0, done.output
-    saved = json.loads((tmp_path / "out" / "model" / "columns.json").read_text())
+    saved = read_model(tmp_path / "out" / "model").notes
     assert saved["columns"] == ["realgdp", "unemp", "infl"]
     assert saved["time"] == "quarter"
     assert "not converged: raise --max-steps" in done.stdout
@@ -141,7 +142,7 @@ def test_covariates_are_standardised_and_asked_for_again(tmp_path):
     assert isinstance(model.dynamics, Copy)
     assert model.dynamics.n_covariates == 1
     unemp = pd.read_csv(MACRO)["unemp"]
-    saved = json.loads((tmp_path / "model" / "columns.json").read_text())
+    saved = read_model(tmp_path / "model").notes
     assert saved["covariates"]["unemp"] == pytest.approx([unemp.mean(), unemp.std(ddof=0)])
     assert "missing; give a table with unemp for the next 3 steps" in run("forecast", tmp_path, MACRO, "-n", 3).stderr
     ahead = run("forecast", tmp_path, MACRO, "-n", 3, "--covariates", MACRO)
@@ -409,6 +410,42 @@ def test_packed_files_and_parquet_with_dates_are_read_as_the_others(tmp_path):
         assert np.isnan(found.observed["x"].iloc[1])
 
 
+CELLS = "year,note,x\n\n2000,a,1\n   \n2001,%s\n2002,c,3\n"
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("name", ["x.csv", "x.tsv", "x.csv.gz"])
+@pytest.mark.parametrize(
+    ("row", "count"), [("b,2,3", 4), ("b", 2), ("b,2,,3", 5), ('"b\n",2,3', 4), ('"b, c",2', 0), ('"b\n\n",2', 0)]
+)
+def test_a_row_with_other_cells_than_the_header_is_named(tmp_path, name, ending, row, count):
+    path, text = tmp_path / name, (CELLS % row).replace("\n", ending)
+    if name == "x.tsv":
+        text = text.replace(",", "\t")
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    if count:
+        with pytest.raises(ValueError, match=rf"data: line 5 of .* has {count} cell\(s\), but the header has 3"):
+            read_table(path)
+    else:
+        assert read_table(path)["x"].tolist() == [1, 2, 3]
+
+
+def test_a_row_far_down_is_named(tmp_path):
+    rows = ["x,y", *(f"{i},1," for i in range(300_000))]
+    (tmp_path / "x.csv").write_text("\n".join(rows))
+    assert read_table(tmp_path / "x.csv")["y"].eq(1).all()  # every row ends with a comma
+    rows[270_001] += "5"
+    (tmp_path / "x.csv").write_text("\n".join(rows))
+    with pytest.raises(ValueError, match=r"line 270002 of .* has 3 cell\(s\), but the header has 2"):
+        read_table(tmp_path / "x.csv")
+
+
+def test_lines_of_blanks_are_counted_where_a_cell_is_named(tmp_path):
+    (tmp_path / "x.csv").write_text("\n\nx,y\n1,2\n   \n\n3,4O\n5,6\n7,8\n")
+    with pytest.raises(ValueError, match="got '4O' in line 7 of"):
+        pick_series(read_table(tmp_path / "x.csv"), tmp_path / "x.csv", None, [], None)
+
+
 FILES = {
     "text.csv": 'year,note,x\n2000,"two\nlines",1\n2001,b,2\n\n2002,c,lots\n2003,d,oops\n',
     "infinite.csv": "x\n1\n2\ninf\n",
@@ -449,7 +486,10 @@ FILES = {
         (["fit", "blank.csv", "-o", "out"], "blank.csv is empty; give a table"),
         (["fit", "header.csv", "-o", "out"], "data: header.csv has no rows"),
         (["fit", "not.parquet", "-o", "out"], "data: not.parquet cannot be read as Parquet ("),
-        (["fit", "ragged.csv", "-o", "out"], "data: ragged.csv cannot be read as CSV ("),
+        (
+            ["fit", "ragged.csv", "-o", "out"],
+            "line 3 of ragged.csv has 3 cell(s), but the header has 2; name",
+        ),
         (["fit", str(NILE), "-c", "height", "-o", "out"], "has no column 'height'; it has year, volume."),
         (["fit", "semicolon.csv", "-c", "x", "-o", "out"], "it has year;x (is the file comma-separated?)."),
         (["fit", "semicolon.csv", "-o", "out"], "it has year;x (is the file comma-separated?)."),
@@ -468,7 +508,10 @@ FILES = {
         (["fit", "sites.csv", "--sequence", "site", "-o", "out"], "--sequence: site has an empty cell in line 4"),
         (["fit", "twice.csv", "-o", "out"], "twice.csv has two columns called x"),
         (["fit", "bare.csv", "-o", "out"], "bare.csv has no header, its first line is 1120, 1160"),
-        (["fit", "longer.csv", "-o", "out"], "lines have more cells than the header"),
+        (
+            ["fit", "longer.csv", "-o", "out"],
+            "line 2 of longer.csv has 2 cell(s), but the header has 1; name",
+        ),
         (["fit", "typo.csv", "-o", "out"], "x: got '1O' in line 3 of typo.csv"),
         (["fit", "empty_cells.csv", "-o", "out"], "feature 0 (x) has no observed value"),
         (["fit", "broken.csv.gz", "-o", "out"], "broken.csv.gz cannot be unpacked (Not a gzipped file"),
@@ -498,7 +541,7 @@ FILES = {
         ),
         (["fit", str(NILE), "-o", "counts.csv"], "--out: cannot make the folder counts.csv ("),
         (["forecast", "absent", str(NILE)], "model: there is no folder absent"),
-        (["forecast", ".", str(NILE)], "holds no model.json"),
+        (["forecast", ".", str(NILE)], "it has no model.safetensors; give a folder"),
         (["sample", "absent"], "model: there is no folder absent"),
     ],
 )

@@ -9,10 +9,15 @@ an array need no counting; `lean_kernel` and `inlined` leave it out, so that the
 """
 
 import inspect
+import warnings
 from collections.abc import Callable
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import numba
+from numba.core.caching import FunctionCache, IndexDataCacheFile
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 # -inf is a legal weight, so no flag may assume finite numbers; sums may be reordered so that they vectorise.
@@ -46,7 +51,55 @@ def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _cached(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     function = inspect.unwrap(function)  # numba cannot compile through a wrapper, such as a run-time type checker's
-    try:
-        return numba.njit(cache=True, **_OPTIONS, **options)(function)
-    except RuntimeError:  # no writable cache folder: compile once a process
-        return numba.njit(**_OPTIONS, **options)(function)
+    compiled: Any = numba.njit(**_OPTIONS, **options)(function)
+    with suppress(RuntimeError):  # no writable cache folder: compile once a process
+        compiled._cache = _Cache(function)
+    return compiled
+
+
+class _Cache(FunctionCache):
+    """numba's cache of a function: a file that cannot be read is named, and written anew."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        locator = self._impl.locator
+        self._cache_file: Any = _Files(locator.get_cache_path(), self._impl.filename_base, locator.get_source_stamp())
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        try:
+            return super().load_overload(sig, target_context)
+        except Exception as error:  # damaged files can make pickle raise anything
+            warnings.warn(f"kernel cache: {error or repr(error)}; the kernel is compiled anew.", stacklevel=2)
+            with suppress(OSError):
+                self.flush()
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        try:
+            super().save_overload(sig, data)
+        except (OSError, ValueError) as error:
+            warnings.warn(f"kernel cache: {error}; the next process compiles the kernel again.", stacklevel=2)
+
+
+class _Files(IndexDataCacheFile):
+    """numba's files of a function, with a checksum at their ends, which unpickling leaves alone."""
+
+    def __init__(self, cache_path: str, filename_base: str, source_stamp: Any) -> None:
+        super().__init__(cache_path, filename_base, source_stamp)
+        self._version += " with checksums"  # files of numba's own count as those of another version
+
+    def _dump(self, obj: Any) -> bytes:
+        data = super()._dump(obj)
+        return data + sha256(data).digest()
+
+    def _load_index(self) -> Any:
+        try:
+            return super()._load_index()
+        except Exception as error:
+            raise ValueError(f"{self._index_path} is damaged ({error!r})") from None
+
+    def _load_data(self, name: str) -> Any:
+        data = Path(self._data_path(name)).read_bytes()
+        if sha256(data[:-32]).digest() != data[-32:]:
+            raise ValueError(f"{self._data_path(name)} is damaged")
+        return super()._load_data(name)

@@ -5,6 +5,7 @@ Every row of the table is a number, what it must be below or above, and whether 
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from ...inference.scans.linear.op import linear_scan
 from ...switching.coupled.layered import LayeredSSM
+from ...switching.data.writing import write_file
 from ...switching.dynamics.copy import Copy
 from ...switching.emissions.discrete import Categorical
 from ...switching.emissions.gated import Gated
@@ -75,7 +77,9 @@ def show(out: Path, console: Console, seed: int = 0) -> bool:
                 )
                 met = met and shown.met
                 if shown.figure is not None:
-                    shown.figure[1].savefig(out / shown.figure[0], dpi=150)
+                    image = BytesIO()
+                    shown.figure[1].savefig(image, dpi=150)
+                    write_file(out / shown.figure[0], image.getvalue())
     console.print(table)
     console.print(f"Figures in {out}: " + ", ".join(sorted(path.name for path in out.glob("*.png"))))
     return met

@@ -5,9 +5,10 @@ import csv
 import gzip
 import lzma
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import TextIOWrapper
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -63,7 +64,9 @@ def _read_parquet(path: Path) -> pd.DataFrame:
 
 def _read_csv(path: Path) -> pd.DataFrame:
     try:
-        one_column = len(_header(path)) == 1  # then a blank line is a missing value
+        n_columns = len(_header(path))
+        one_column = n_columns == 1  # then a blank line is a missing value
+        _check_cells(path, n_columns)
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)  # of lines that are longer than the header
             warnings.simplefilter("ignore", pd.errors.DtypeWarning)
@@ -113,6 +116,39 @@ def _header(path: Path) -> list[str]:
     if names and all(_is_number(name) for name in names):
         raise ValueError(f"data: {path} has no header, its first line is {', '.join(names)}; name the columns there.")
     return names
+
+
+def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The line at which each row below the header starts, and its cells: quoted ones may span several lines."""
+    with _lines(path) as lines:
+        rows = csv.reader(lines, delimiter=_separator(path), skipinitialspace=True)
+        width, start = 0, 1
+        for cells in rows:
+            if width == 0:
+                width = len(cells)
+            elif width == 1 or cells not in ([], [""]):
+                yield start, cells
+            start = rows.line_num + 1
+
+
+def _check_cells(path: Path, n_columns: int) -> None:
+    """Raise ValueError where a row has not as many cells as the header; empty ones at its end are none too many."""
+    try:
+        for line, cells in _rows(path):
+            if len(cells) == n_columns or (not cells and n_columns == 1):
+                continue
+            if len(cells) < n_columns or any(cell.strip() for cell in cells[n_columns:]):
+                few = len(cells) < n_columns
+                cure = (
+                    "leave cells empty where values are missing"
+                    if few
+                    else "name every column, quote cells with commas"
+                )
+                raise ValueError(
+                    f"data: line {line} of {path} has {len(cells)} cell(s), but the header has {n_columns}; {cure}."
+                )
+    except csv.Error:  # of cells that are longer than the module takes
+        return
 
 
 def _named(table: pd.DataFrame) -> pd.DataFrame:
@@ -261,20 +297,11 @@ def _numeric(column: pd.Series, path: Path) -> np.ndarray:
 
 
 def _place(path: Path, row: int) -> str:
-    """Where the row (counted from 0, below the header) stands in the file: quoted cells may span several lines."""
+    """Where the row (counted from 0, below the header) stands in the file."""
     if path.suffix.lower() in PARQUET:
         return f"row {row + 1} of {path}"
-    with _lines(path) as lines:
-        reader = csv.reader(lines, delimiter=_separator(path), skipinitialspace=True)
-        one_column = len(next(reader)) == 1
-        start, seen = reader.line_num + 1, 0
-        for cells in reader:
-            if cells or one_column:
-                if seen == row:
-                    return f"line {start} of {path}"
-                seen += 1
-            start = reader.line_num + 1
-    return f"row {row + 1} of {path}"
+    start = next((line for line, _ in islice(_rows(path), row, None)), None)
+    return f"row {row + 1} of {path}" if start is None else f"line {start} of {path}"
 
 
 def _members(table: pd.DataFrame, sequence: str | None) -> Sequence[np.ndarray]:

@@ -40,6 +40,7 @@ def to_arviz(
     *,
     draws: int = 100,
     seed: Seed = 0,
+    predictive: bool = True,
     **given: Unpack[Given],
 ) -> az.InferenceData:
     """A fit, or a model at its values, and the series x as ArviZ `InferenceData`.
@@ -80,6 +81,7 @@ def to_arviz(
         draws: from the posterior, or how often a point is repeated; each has series of its own in
             `posterior_predictive`.
         seed: of the predictive draws.
+        predictive: whether there are draws of series, `posterior_predictive` and `replicated`.
 
     Raises:
         ValueError: as `model.smooth`; fewer than 2 draws, which `az.loo` does not take.
@@ -100,7 +102,7 @@ def to_arviz(
         "converged": int(fit.converged),
         "steps": fit.steps,
     }
-    data = inference_data(model, values, shape, series, attributes, number_of(seed))
+    data = inference_data(model, values, shape, series, attributes, number_of(seed), predictive)
     trace: dict[str, Any] = {"objective": (("step",), fit.objective.cpu().numpy())}
     if isinstance(fit.posterior, DrawnPosterior) and fit.posterior.diverging is not None:
         diverging = fit.posterior.diverging[:, fit.posterior.spaced(draws)]
@@ -122,11 +124,12 @@ def inference_data(
     series: Series,
     attributes: dict[str, Any] | None = None,
     seed: int = 0,
+    predictive: bool = True,
 ) -> az.InferenceData:
     """All groups from parameter draws `[n, ...]`, where n is chains times draws = `shape`, or 1: a point repeated."""
     coords = coordinates(series, model.sizes)
     step = (*(name for name in coords if name.startswith("sequence")), "time")
-    found = summarize(model, values, shape[0] * shape[1], series, seed)
+    found = summarize(model, values, shape[0] * shape[1] if predictive else 0, series, seed)
     seen = (~torch.isnan(series.observations)).any(-1).cpu()
     dims = {p.shown.name if p.shown else name: p.dims for name, p in model.known.items()}
     parameters = {}
@@ -137,22 +140,22 @@ def inference_data(
     sampled = coords | {"chain": np.arange(shape[0]), "draw": np.arange(shape[1])}
     at = _observed(seen, coords, step)
     feature = ("feature",) if model.n_features > 1 else ()
-    known, ahead = (at.take(table) for table in (series.observations.unsqueeze(0), found.ahead))
-    if not feature:
-        known, ahead = known.squeeze(-1), ahead.squeeze(-1)
-    return az.InferenceData(
-        attrs=attributes,
-        posterior=_dataset(parameters, sampled),
-        posterior_predictive=_dataset(
-            {"x": (("chain", "draw", *at.axes, *feature), _drawn(ahead, shape))}, sampled | at.coords
-        ),
-        log_likelihood=_dataset(
-            {"x": (("chain", "draw", *at.axes), _drawn(at.take(found.log_increment), shape))}, sampled | at.coords
-        ),
-        observed_data=_dataset({"x": ((*at.axes, *feature), known[0].cpu().numpy())}, coords | at.coords),
-        replicated=_dataset({"x": (("chain", "draw", *step, "feature"), _drawn(found.replicates, shape))}, sampled),
-        smoothed=_dataset(smoothed, coords),
-    )
+
+    def observed(table: Tensor) -> Tensor:
+        return at.take(table) if feature else at.take(table).squeeze(-1)
+
+    groups: dict[str, Any] = {"posterior": _dataset(parameters, sampled)}
+    if found.ahead is not None:
+        ahead = (("chain", "draw", *at.axes, *feature), _drawn(observed(found.ahead), shape))
+        groups["posterior_predictive"] = _dataset({"x": ahead}, sampled | at.coords)
+    log_likelihood = (("chain", "draw", *at.axes), _drawn(at.take(found.log_increment), shape))
+    groups["log_likelihood"] = _dataset({"x": log_likelihood}, sampled | at.coords)
+    seen_x = ((*at.axes, *feature), observed(series.observations.unsqueeze(0))[0].cpu().numpy())
+    groups["observed_data"] = _dataset({"x": seen_x}, coords | at.coords)
+    if found.replicates is not None:
+        replicated = (("chain", "draw", *step, "feature"), _drawn(found.replicates, shape))
+        groups["replicated"] = _dataset({"x": replicated}, sampled)
+    return az.InferenceData(attrs=attributes, **groups, smoothed=_dataset(smoothed, coords))
 
 
 @dataclass(frozen=True)
@@ -187,13 +190,13 @@ class Summary:
     """What parameter draws `[n, ...]` say of a series."""
 
     log_increment: Float[Tensor, "n *b T"]  # log p(x_t | x_1..t-1), 0 where nothing was observed
-    ahead: Float[Tensor, "total *b T F"]  # draws of the same density
-    replicates: Float[Tensor, "total *b T F"]
+    ahead: Float[Tensor, "total *b T F"] | None  # draws of the same density
+    replicates: Float[Tensor, "total *b T F"] | None
     smoothed: dict[str, tuple[Tensor, tuple[str, ...]]]  # means over draws [*b, T, ...], and their axes after time
 
 
 def summarize(model: Any, values: Parameters, total: int, series: Series, seed: int) -> Summary:
-    """Filter, smooth and replicate the series under every draw; `total` replicates are shared out among the draws."""
+    """Filter, smooth and replicate the series under every draw; `total` replicates, or none, are shared out."""
     n, problem = len(next(iter(values.values()))), model.problem(series)
     increments, ahead, replicates, smoothed = [], [], [], {}
     generator = torch.Generator(series.observations.device).manual_seed(seed)
@@ -203,8 +206,9 @@ def summarize(model: Any, values: Parameters, total: int, series: Series, seed: 
             chain = problem.chain(own)
             filtered = chain.filter()
             increments.append(filtered.log_increment.where(series.inside, 0.0))
-            ahead.append(_ahead(problem, own, filtered.state, total // n))
-            replicates.append(_replicates(problem.emission, own, chain, total // n, generator))
+            if total:
+                ahead.append(_ahead(problem, own, filtered.state, total // n))
+                replicates.append(_replicates(problem.emission, own, chain, total // n, generator))
             for name, (probability, axes) in model.probabilities(chain, some).items():
                 before = smoothed[name][0] if name in smoothed else 0.0
                 smoothed[name] = before + probability.sum(0) / n, axes
@@ -213,8 +217,10 @@ def summarize(model: Any, values: Parameters, total: int, series: Series, seed: 
     def ended(table: Tensor) -> Tensor:
         return table.masked_fill(outside.reshape(*outside.shape, *[1] * (table.ndim - outside.ndim)), torch.nan)
 
-    replicated = torch.cat(replicates).masked_fill(outside.unsqueeze(-1), torch.nan)
     means = {name: (ended(p), axes) for name, (p, axes) in smoothed.items()}
+    if not total:
+        return Summary(torch.cat(increments), None, None, means)
+    replicated = torch.cat(replicates).masked_fill(outside.unsqueeze(-1), torch.nan)
     return Summary(torch.cat(increments), torch.cat(ahead), replicated, means)
 
 

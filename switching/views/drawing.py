@@ -1,7 +1,7 @@
 """The parts that figures are drawn from: a shared time axis, series, bands, stacked states and gates."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from textwrap import fill
 from typing import Any
@@ -63,6 +63,11 @@ class TimeAxis:
         """The steps from `start` up to `stop`."""
         edges = self.edges[start : stop + 1]
         return TimeAxis(self.at[start:stop], edges, self.labels[start:stop], self.kind, (edges[0], edges[-1]))
+
+    def thinned(self, every: int) -> "TimeAxis":
+        """One step of so many, which takes the room of all of them."""
+        edges = np.concatenate([self.edges[:-1:every], self.edges[-1:]])
+        return replace(self, at=self.at[::every], edges=edges, labels=self.labels[::every])
 
     def mark(self, panels: Sequence[Axes]) -> None:
         """Set the limits, and the ticks under the last panel, which all panels share."""

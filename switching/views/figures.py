@@ -41,6 +41,7 @@ from .drawing import (
     set_title,
 )
 
+MOST_DRAWN = 50_000  # steps of a figure, which is some thousand pixels wide
 LEAST_SHOWN, SHOWN_HORIZONS = 40, 4  # a forecast's figure shows at least so many steps, or horizons, before it
 
 
@@ -52,7 +53,8 @@ def plot_fit(model: SwitchingSSM, x: Any, *, sequence: int = 0, level: float = 0
     normal quantiles times the mixture's standard deviation (for a categorical symbol: the probability of each
     category); the probability of each state, stacked; the probability that a step redrew its state (for Markov
     dynamics: that the state changed). States are coloured from dark to light by their mean. The first step, a redraw
-    by definition, is left out of the last panel.
+    by definition, is left out of the last panel. Of very many steps every n-th is drawn, as the title then says; in the
+    last panel with the greatest probability of those that it stands for.
 
     Arguments:
         x, lengths, covariates, dt: as in every method of the model; a pandas index becomes the time axis.
@@ -64,15 +66,19 @@ def plot_fit(model: SwitchingSSM, x: Any, *, sequence: int = 0, level: float = 0
     """
     check_level(level)
     problem, values = _alone(model, model.read(x, **given), sequence)
-    emission, seen = model.emission, Smoothing.of(problem, values)
+    every = -(-problem.series.n_steps // MOST_DRAWN)
+    emission, seen = model.emission, Smoothing.of(problem, values).thinned(every)
+    series = replace(problem.series, observations=problem.series.observations[::every])
     mixture = StateMixture(emission, values, seen.weights)
     reach = float(ndtri(0.5 + level / 2)) * mixture.variance.sqrt()
     lower, upper = within_support(emission, mixture.mean - reach, mixture.mean + reach)
     band = Band(mixture.mean, lower, upper, seen.state)
-    axis = time_axis(problem.series)
+    axis = time_axis(problem.series).thinned(every)
     figure, panels = new_figure([*[PANEL] * emission.n_features, STRIP, GATE])
-    set_title(panels[0], f"Observed series, with {_shown(emission, f'{100 * level:g}% band')} in its smoothed state")
-    draw_features(panels, emission, values, (problem.series, axis), (band, axis), mixture)
+    part = "" if every == 1 else f", 1 step of {every} drawn"
+    shown = _shown(emission, f"{100 * level:g}% band")
+    set_title(panels[0], f"Observed series, with {shown} in its smoothed state{part}")
+    draw_features(panels, emission, values, (series, axis), (band, axis), mixture)
     draw_states(panels[-2], axis, seen.state.numpy(), _colors(emission, values))
     draw_gate(panels[-1], axis, seen.gate.numpy(), seen.gate_name)
     axis.mark(panels)
@@ -130,6 +136,12 @@ class Smoothing:
         if smoothed.redraw is not None:
             return Smoothing(weights, smoothed.state, smoothed.redraw, "redraw")
         return Smoothing(weights, smoothed.state, chain.change_probability(), "change")
+
+    def thinned(self, every: int) -> "Smoothing":
+        """One step of so many, with the most probable gate of them."""
+        weights, missing = ByGate(*(table[::every] for table in self.weights)), -len(self.gate) % every
+        gate = torch.cat([self.gate, self.gate.new_zeros(missing)]).reshape(-1, every).amax(-1)
+        return Smoothing(weights, self.state[::every], gate, self.gate_name)
 
 
 def _alone(model: SwitchingSSM, series: Series, sequence: int) -> tuple[Problem, Parameters]:

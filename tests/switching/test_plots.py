@@ -18,6 +18,7 @@ from samplehold import Bernoulli, Categorical, Copy, Gated, Markov, Multivariate
 from samplehold.switching.data.timeline import continued, evenly_spaced, following, label_text
 from samplehold.switching.fitting.alignment import state_levels
 from samplehold.switching.parameters import reordered
+from samplehold.switching.views import figures
 from samplehold.switching.views.colors import from_dark_to_light, state_colors
 from samplehold.switching.views.drawing import TimeAxis, apart, draw_gate, new_figure
 from samplehold.switching.views.figures import plot_fit
@@ -197,6 +198,22 @@ def test_gaps_between_steps_are_drawn_to_scale():
     model = nile_model()
     panel = plot_fit(model, tensor([1100.0, 1000.0, 900.0]), dt=tensor([1.0, 4.0, 1.0])).axes[0]
     np.testing.assert_array_equal(panel.lines[0].get_xdata(), [0.0, 4.0, 5.0])
+
+
+def test_of_very_many_steps_some_are_drawn_and_no_change_is_lost(nile, monkeypatch):
+    model, smoothed = nile_model(), nile_model().smooth(nile)
+    monkeypatch.setattr(figures, "MOST_DRAWN", 30)
+    series, states, gate = plot_fit(model, nile).axes
+    assert series.get_title(loc="left").endswith("smoothed state, 1 step of 4 drawn")
+    np.testing.assert_array_equal(series.lines[-1].get_ydata(), nile.iloc[::4, 0])
+    np.testing.assert_array_equal(series.lines[-1].get_xdata(), nile.index[::4])
+    assert states.get_xlim() == (1870.5, 1970.5)
+    drawn = steps(gate)[0].get_data()
+    np.testing.assert_allclose(drawn.values[1:], smoothed.redraw.reshape(-1, 4).amax(-1)[1:].numpy())
+    assert drawn.edges[-1] == 1970.5
+    monkeypatch.setattr(figures, "MOST_DRAWN", 99)
+    assert len(plot_fit(model, nile.iloc[:-1]).axes[0].lines[-1].get_ydata()) == 99
+    np.testing.assert_allclose(plot_fit(model, nile.iloc[:-1]).axes[0].get_xlim(), (1870.5, 1969.5))
 
 
 @pytest.mark.parametrize("level", [0.0, 1.0, -0.5, 90])

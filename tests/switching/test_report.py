@@ -62,6 +62,13 @@ def data_of(model: SwitchingSSM, x, draws: int = 4, **keywords) -> az.InferenceD
     return report.inference_data(model, point, (1, draws), series, **keywords)
 
 
+def test_series_are_drawn_only_where_they_are_wanted(nile, nile_fit, nile_data):
+    without = report.to_arviz(nile_fit, nile, predictive=False)
+    assert set(nile_data.groups()) - set(without.groups()) == {"posterior_predictive", "replicated"}
+    for name in without.groups():
+        xr.testing.assert_identical(without[name], nile_data[name])
+
+
 # ---- names ---------------------------------------------------------------------------------------------------------
 
 

@@ -1,22 +1,76 @@
-"""Models survive the disk."""
+"""Models survive the disk: all of one, and nothing that is none."""
 
+import hashlib
 import json
+import os
+import random
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
 import pytest
+import samplehold as sh
 import torch
 from oracles.models import KINDS, random_model
+from safetensors import safe_open
+from safetensors.torch import save, save_file
 from samplehold import Copy, Normal, SwitchingSSM
+from samplehold.switching.data import writing
+from samplehold.switching.storage import read_model, save_model
 from torch.testing import assert_close
+
+FILE = "model.safetensors"
+EVERYTHING = os.environ.get("SAMPLEHOLD_FLIPS") == "all"
+
+
+def structure_of(folder: Path) -> dict:
+    with safe_open(folder / FILE, "pt") as file:
+        return json.loads(file.metadata()["samplehold"])
+
+
+def rewrite(folder: Path, structure: dict | str, tensors: dict) -> None:
+    """A file with a right checksum, whatever it says."""
+    text = structure if isinstance(structure, str) else json.dumps(structure)
+    text = re.sub(r'"sha256": "\w+"', f'"sha256": "{"0" * 64}"', text)
+    data = save({name: tensor.clone() for name, tensor in tensors.items()}, {"samplehold": text})
+    (folder / FILE).write_bytes(data.replace(b"0" * 64, hashlib.sha256(data).hexdigest().encode(), 1))
+
+
+def write_former(folder: Path, model: SwitchingSSM) -> None:
+    """As the first format was."""
+    parts, tensors = model.to_parts()
+    structure = {"format": 1, "class": model.name}
+    structure |= {name: {"class": part.name} | vars(part) for name, part in parts.items()}
+    structure["tensors"] = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    folder.mkdir(exist_ok=True)
+    (folder / "model.json").write_text(json.dumps(structure))
+    save_file({name: tensor.clone() for name, tensor in tensors.items()}, folder / "values.safetensors")
+
+
+def same(a: SwitchingSSM, b: SwitchingSSM) -> bool:
+    both = zip(a.to_parts()[1].items(), b.to_parts()[1].items(), strict=True)
+    parts = str(a.to_parts()[0]) == str(b.to_parts()[0])
+    return parts and all(n == m and x.dtype == y.dtype and torch.equal(x, y) for (n, x), (m, y) in both)
+
+
+def small(loc: float = 0.0) -> SwitchingSSM:
+    return SwitchingSSM(Copy(1), Normal(1)).with_values(redraw_prob=0.1, state_probs=[1.0], loc=[[loc]], scale=[[1.0]])
+
+
+# ---- what is saved -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("dynamics", "emission"), KINDS)
 def test_a_saved_model_comes_back_the_same(tmp_path, dynamics, emission):
     model = random_model(dynamics, emission)
     model.save(tmp_path / "model")
+    assert [path.name for path in (tmp_path / "model").iterdir()] == [FILE]
     again = SwitchingSSM.load(tmp_path / "model")
-    assert type(again.emission) is type(model.emission)
-    assert_close(again.values, model.values, rtol=0, atol=0)
-    assert_close(again.prior, model.prior, rtol=0, atol=0)
+    assert (again.dynamics, again.emission) == (model.dynamics, model.emission)
+    assert same(again, model)
     if dynamics == "copy":
         x = model.simulate(10, seed=0).x
         assert_close(again.log_evidence(x), model.log_evidence(x), rtol=0, atol=0)
@@ -27,23 +81,10 @@ def test_a_model_without_values_can_be_saved(tmp_path):
     assert SwitchingSSM.load(tmp_path).values == {}
 
 
-def test_the_description_is_for_people(tmp_path):
-    random_model("copy", "gated").save(tmp_path)
-    text = json.loads((tmp_path / "model.json").read_text())
-    assert text["dynamics"]["class"] == "Copy"
-    assert text["emission"]["background"] == {"class": "Normal", "n_features": 2}
-
-
-def test_what_is_no_model_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"holds no model\.json and no values\.safetensors"):
-        SwitchingSSM.load(tmp_path)
-    random_model("copy", "normal").save(tmp_path)
-    (tmp_path / "model.json").write_text("{}")
-    with pytest.raises(ValueError, match="not the description of a model"):
-        SwitchingSSM.load(tmp_path)
-    (tmp_path / "model.json").write_text("[1")
-    with pytest.raises(ValueError, match="not the description of a model"):
-        SwitchingSSM.load(tmp_path)
+@pytest.mark.parametrize("number", [0.1, 2.0 / 3, (0.1, 0.7), np.float64(0.1)])
+def test_arguments_keep_all_their_digits(tmp_path, number):
+    SwitchingSSM(Copy(2, state_prior=number), Normal(1)).save(tmp_path)
+    assert SwitchingSSM.load(tmp_path).dynamics.state_prior == number
 
 
 def test_values_keep_their_dtype(tmp_path):
@@ -51,3 +92,288 @@ def test_values_keep_their_dtype(tmp_path):
     model = model.with_values({name: value.to(torch.float32) for name, value in model.values.items()})
     model.save(tmp_path)
     assert SwitchingSSM.load(tmp_path).loc.dtype == torch.float32
+
+
+def test_the_description_is_for_people_and_any_reader_of_safetensors(tmp_path):
+    random_model("copy", "gated").save(tmp_path)
+    text = structure_of(tmp_path)
+    assert text["format"] == 2
+    assert text["dynamics"]["class"] == "Copy"
+    assert text["emission"]["background"] == {"class": "Normal", "n_features": 2}
+    with safe_open(tmp_path / FILE, "pt") as file:
+        assert "value.loc" in list(file.keys())
+
+
+def test_notes_come_back_and_do_not_stay_when_another_model_is_saved(tmp_path):
+    save_model(small(), tmp_path, {"columns": ["a", "ü"]})
+    assert read_model(tmp_path).notes == {"columns": ["a", "ü"]}
+    small().save(tmp_path)
+    assert read_model(tmp_path).notes == {}
+
+
+def test_equal_models_make_equal_files(tmp_path):
+    for name in ("a", "b"):
+        random_model("markov", "full").save(tmp_path / name)
+    assert (tmp_path / "a" / FILE).read_bytes() == (tmp_path / "b" / FILE).read_bytes()
+
+
+def test_what_cannot_be_described_is_refused_and_leaves_what_was_there(tmp_path):
+    @dataclass(frozen=True)
+    class Titled(Normal):
+        name = "TitledOfTheTests"
+        title: str = "no number"
+
+    small().save(tmp_path)
+    with pytest.raises(TypeError, match=r"TitledOfTheTests\.title: got 'no number', which cannot be stored"):
+        SwitchingSSM(Copy(2), Titled(1)).save(tmp_path)
+    assert same(SwitchingSSM.load(tmp_path), small())
+
+
+# ---- the first format ----------------------------------------------------------------------------------------------
+
+
+def test_the_first_format_is_read_and_gives_way_to_a_save(tmp_path):
+    write_former(tmp_path, small(1.0))
+    (tmp_path / "columns.json").write_text('{"columns": ["y"], "time": null, "covariates": {}}')
+    assert same(SwitchingSSM.load(tmp_path), small(1.0))
+    assert read_model(tmp_path).notes["columns"] == ["y"]
+    small(2.0).save(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+    write_former(tmp_path, small(1.0))
+    assert same(SwitchingSSM.load(tmp_path), small(2.0))  # the new file goes first
+
+
+def test_the_first_format_of_two_models_is_refused(tmp_path):
+    write_former(tmp_path, small())
+    tensors = SwitchingSSM(Copy(2), Normal(1)).to_parts()[1]
+    save_file({name: tensor.clone() for name, tensor in tensors.items()}, tmp_path / "values.safetensors")
+    with pytest.raises(ValueError, match=r"^path: .* are of two models"):
+        SwitchingSSM.load(tmp_path)
+
+
+# ---- damage --------------------------------------------------------------------------------------------------------
+
+
+def refused(folder: Path, data: bytes) -> str:
+    (folder / FILE).write_bytes(data)
+    with pytest.raises(ValueError, match=r"^path: ") as caught:
+        SwitchingSSM.load(folder)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_any_flipped_bit_and_any_cut_are_refused(tmp_path):
+    model = small()
+    model.save(tmp_path)
+    whole = (tmp_path / FILE).read_bytes()
+    places = range(8 * len(whole)) if EVERYTHING else random.Random(0).sample(range(8 * len(whole)), 400)
+    named = 0
+    for place in places:
+        flipped = bytearray(whole)
+        flipped[place // 8] ^= 1 << place % 8
+        named += "checksum" in refused(tmp_path, bytes(flipped))
+    assert named > len(places) / 2
+    for length in range(0, len(whole), 1 if EVERYTHING else 7):
+        refused(tmp_path, whole[:length])
+    refused(tmp_path, whole + b"\0")
+    (tmp_path / FILE).write_bytes(whole)
+    assert same(SwitchingSSM.load(tmp_path), model)
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+HEAD = '{"format": 2, "sha256": "", "class": "SwitchingSSM", '
+SAID = HEAD + '"emission": {"class": "Normal", "n_features": 1}, "dynamics": %s}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "null",
+        '"text"',
+        "{}",
+        "{",
+        DEEP,
+        '{"format": 2}',
+        '{"format": 2, "sha256": "", "class": ["Copy"]}',
+        '{"format": 2, "sha256": "", "class": "Copy"}',
+        '{"format": 2, "sha256": "", "class": "os.system"}',
+        '{"format": 2, "sha256": "", "class": "__getattr__"}',
+        '{"format": 2, "sha256": "", "class": "SwitchingSSM"}',
+        '{"format": 2, "format": 2, "sha256": "", "class": "SwitchingSSM"}',
+        SAID % "null",
+        SAID % "[]",
+        SAID % DEEP,
+        SAID % "{}",
+        SAID % '{"class": "Dynamics", "n_states": 1}',
+        SAID % '{"class": "Normal", "n_features": 1}',
+        SAID % '{"class": "SwitchingSSM", "dynamics": 1, "emission": 2}',
+        SAID % '{"class": "FactorialSSM", "redraw_prob": [0.1], "state_probs": [[1.0]], "loc": [[[0.0]]]}',
+        SAID % '{"class": "Copy"}',
+        SAID % '{"class": "Copy", "n_states": 1, "n_states": 1}',
+        SAID % '{"class": "Copy", "n_states": 1, "unknown": 1}',
+        *(
+            SAID % f'{{"class": "Copy", "n_states": {size}}}'
+            for size in ("true", '"1"', "null", "0", "-1", "1.5", "2", "NaN", "Infinity", "1e999", "[1]", "1" * 5000)
+        ),
+        *(
+            SAID % f'{{"class": "Copy", "n_states": 1, "state_prior": {prior}}}'
+            for prior in ("true", '"1"', "null", "0", "-1", "[1, 2, 3]", "NaN", "-Infinity", "1e999", "{}", "9" * 4000)
+        ),
+        (SAID % '{"class": "Copy", "n_states": 1}')[:-1] + ', "more": {"class": "Copy", "n_states": 1}}',
+        (SAID % '{"class": "Copy", "n_states": 1}')[:-1] + ', "more": 1}',
+    ],
+    ids=lambda text: text[:90],
+)
+@pytest.mark.parametrize("former", [False, True])
+def test_what_describes_no_model_is_refused(tmp_path, text, former):
+    tensors = SwitchingSSM(Copy(1), Normal(1)).to_parts()[1]
+    if former:
+        (tmp_path / "model.json").write_text(text.replace('"format": 2, "sha256": ""', '"format": 1'))
+        save_file({name: tensor.clone() for name, tensor in tensors.items()}, tmp_path / "values.safetensors")
+    else:
+        rewrite(tmp_path, text, tensors)
+    with pytest.raises(ValueError, match=r"^path: ") as caught:
+        SwitchingSSM.load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("value.loc", None),
+        ("prior.count", None),
+        ("value.new", torch.ones(1)),
+        ("prior.new", torch.ones(1)),
+        ("other", torch.ones(1)),
+        ("value.loc", torch.full((1, 1), torch.nan)),
+        ("value.loc", torch.ones(1, 2)),
+        ("value.loc", torch.ones(1, 1, dtype=torch.int64)),
+        ("value.loc", torch.ones(1, 1, dtype=torch.bool)),
+        ("value.loc", torch.ones(1, 1, dtype=torch.complex64)),
+        ("value.precision", -torch.ones(1, 1)),
+        ("value.redraw_prob", torch.tensor(1.5)),
+        *(
+            ("prior." + name, value)
+            for name in ("count", "shape", "rate")
+            for value in (-torch.ones(1, 1), torch.zeros(1, 1))
+        ),
+        ("prior.count", torch.full((1, 1), torch.inf)),
+        ("prior.loc", torch.full((1, 1), torch.nan)),
+        ("prior.redraw_concentration", torch.tensor([1.0, -1.0])),
+        ("prior.redraw_concentration", torch.tensor([1.0])),
+    ],
+)
+def test_tensors_that_are_no_model_are_refused(tmp_path, name, change):
+    small().save(tmp_path)
+    tensors = {n: t for n, t in small().to_parts()[1].items() if n != name} | ({} if change is None else {name: change})
+    rewrite(tmp_path, structure_of(tmp_path), tensors)
+    with pytest.raises(ValueError, match=r"^path: "):
+        SwitchingSSM.load(tmp_path)
+
+
+def test_missing_tensors_of_models_of_several_chains_are_refused(tmp_path):
+    half = torch.tensor([0.5, 0.5])
+    model = sh.FactorialSSM(half, [half, half], [torch.zeros(2, 1), torch.ones(2, 1)], torch.eye(1))
+    model.save(tmp_path)
+    tensors = model.to_parts()[1]
+    for kept in ([n for n in tensors if n != "loc_2"], [*tensors, "loc_3"]):
+        rewrite(tmp_path, structure_of(tmp_path), {n: tensors.get(n, torch.zeros(2, 1)) for n in kept})
+        with pytest.raises(ValueError, match=r"^path: "):
+            sh.FactorialSSM.load(tmp_path)
+
+
+def test_a_later_format_says_what_to_do(tmp_path):
+    small().save(tmp_path)
+    rewrite(tmp_path, structure_of(tmp_path) | {"format": 3}, small().to_parts()[1])
+    with pytest.raises(ValueError, match=r"^path: .* format 3, and this version reads 2; update samplehold"):
+        SwitchingSSM.load(tmp_path)
+
+
+def test_what_is_no_model_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder" / FILE).mkdir(parents=True)
+    (tmp_path / "dangling").mkdir()
+    (tmp_path / "dangling" / FILE).symlink_to("nowhere")
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "model.json").write_text("{}")
+    for name, said in (
+        (".", f"it has no {FILE}; give a folder that model.save has written"),
+        ("absent", f"it has no {FILE}"),
+        ("file", f"it has no {FILE}"),
+        ("dangling", f"it has no {FILE}"),
+        ("folder", "cannot be read (Is a directory)"),
+        ("half", r"of its first format no values.safetensors"),
+    ):
+        with pytest.raises(ValueError, match=rf"^path: .*{re.escape(said)}"):
+            SwitchingSSM.load(tmp_path / name)
+    with pytest.raises(ValueError, match=r"^path: "):
+        SwitchingSSM.load(f"{tmp_path}/a\0b")
+    save_file({"x": torch.ones(1)}, tmp_path / FILE)
+    with pytest.raises(ValueError, match=r"^path: "):
+        SwitchingSSM.load(tmp_path)
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read anything")
+def test_a_file_that_may_not_be_read_is_named(tmp_path):
+    small().save(tmp_path)
+    (tmp_path / FILE).chmod(0)
+    with pytest.raises(ValueError, match=r"^path: .* cannot be read \(Permission denied\)"):
+        SwitchingSSM.load(tmp_path)
+
+
+# ---- whole or not at all -------------------------------------------------------------------------------------------
+
+
+def test_a_link_in_the_place_of_the_file_is_replaced_and_not_followed(tmp_path):
+    (tmp_path / "precious").write_text("kept")
+    (tmp_path / "model").mkdir()
+    for name in (FILE, "model.json", "values.safetensors"):
+        (tmp_path / "model" / name).symlink_to("../precious")
+    small().save(tmp_path / "model")
+    assert (tmp_path / "precious").read_text() == "kept"
+    assert not (tmp_path / "model" / FILE).is_symlink()
+    assert same(SwitchingSSM.load(tmp_path / "model"), small())
+
+
+@pytest.mark.parametrize("call", ["open", "fsync", "replace"])
+def test_a_save_that_fails_leaves_what_was_there(tmp_path, monkeypatch, call):
+    def full(*arguments, **keywords):
+        raise OSError(28, "No space left on device")
+
+    small(1.0).save(tmp_path)
+    before = (tmp_path / FILE).read_bytes()
+    monkeypatch.setattr("builtins.open" if call == "open" else f"os.{call}", full)
+    with pytest.raises(OSError, match="No space"):
+        small(2.0).save(tmp_path)
+    monkeypatch.undo()
+    assert (tmp_path / FILE).read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+
+
+def test_the_mode_of_the_file_stays(tmp_path):
+    small().save(tmp_path)
+    (tmp_path / FILE).chmod(0o600)
+    small(1.0).save(tmp_path)
+    assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
+
+
+def test_what_a_killed_save_left_goes_with_the_next_unless_it_is_being_written(tmp_path):
+    names = ["dead", "busy", "young"]
+    dead, busy, young = (tmp_path / f".{FILE}.{name}{writing.ENDING}" for name in names)
+    for path in (dead, busy, young):
+        path.write_bytes(b"half")
+    for path in (dead, busy):
+        os.utime(path, (0, 0))
+    with writing.locked(busy):
+        small().save(tmp_path)
+    assert [path.exists() for path in (dead, busy, young)] == [False, True, True]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_kills_leave_all_of_one_model():
+    script = Path(__file__).parents[1] / "fuzz" / "kills.py"
+    done = subprocess.run([sys.executable, script, "30"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("30 kills, none lost, none mixed") == 2

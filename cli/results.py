@@ -1,0 +1,125 @@
+"""A folder of results that is all of one run or all of the one before, whatever ends the run.
+
+The results are written into a new folder beside the old one. What else is kept in the old one is linked into the new
+one, then the two change places in one step, and the old one goes. A working directory, or a place where another disk is
+mounted, cannot change places, nor can folders on all systems: there the results replace the old ones one by one at the
+very end, and only an end within those microseconds leaves some of each.
+"""
+
+import ctypes
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ..switching.data.writing import locked, remove_unfinished, sync, unfinished
+from ..switching.storage import FORMER
+
+MODEL = "model"
+AT_FDCWD, RENAME_EXCHANGE, RENAME_SWAP = -100, 2, 2
+
+
+@contextmanager
+def replacing(out: Path) -> Iterator[Path]:
+    """A new folder, whose files take their places in the folder `out` when the block ends well.
+
+    A link to a folder stays one.
+
+    Raises:
+        ValueError: they cannot be written.
+    """
+    new = None
+    try:
+        out = out.resolve()
+        out.mkdir(parents=True, exist_ok=True)
+        new = _new_folder(out)
+        with locked(new):
+            yield new
+            for folder in (out, out.parent):
+                remove_unfinished(folder, out.name)
+            _place(new, out)
+    except OSError as error:
+        raise ValueError(f"--out: {out} cannot be written ({error.strerror or error}).") from None
+    finally:
+        if new is not None:
+            shutil.rmtree(new, ignore_errors=True)
+
+
+def _new_folder(out: Path) -> Path:
+    """Beside `out` where the two could change places, else in it."""
+    new = unfinished(out, out.name)
+    new.mkdir()
+    beside = out.parent / new.name
+    if not _in_use(out):
+        with suppress(OSError):  # another disk, or a folder that cannot be written
+            new.rename(beside)
+            return beside
+    return new
+
+
+def _in_use(out: Path) -> bool:
+    """Whether some process works in the folder, and would be left in one that is no more."""
+    links = [os.getcwd(), *(os.path.realpath(link) for link in Path("/proc").glob("[0-9]*/cwd"))]
+    return any(Path(link).is_relative_to(out) for link in links)
+
+
+def _place(new: Path, out: Path) -> None:
+    files = [path.relative_to(new) for path in new.rglob("*") if path.is_file()]
+    for path in (*new.rglob("*"), new):
+        sync(path)
+    if new.parent == out.parent:
+        try:
+            _keep(out, new, _former(out))
+            os.chown(new, out.stat().st_uid, out.stat().st_gid)
+            shutil.copystat(out, new)
+            _exchange(new, out)
+        except (OSError, AttributeError):  # no such call, or not here
+            pass
+        else:
+            with suppress(OSError):
+                sync(out.parent)
+                _keep(new, out, _former(new))  # what came meanwhile
+            return
+    for file in files:
+        place = out / file
+        if place.parent.is_symlink() and place.parent != out:
+            place.parent.unlink()
+        place.parent.mkdir(exist_ok=True)
+        os.replace(new / file, place)
+    for path in _former(out):
+        path.unlink(missing_ok=True)
+    sync(out)
+
+
+def _former(out: Path) -> list[Path]:
+    """The files of a model's first format."""
+    return [out / MODEL / name for name in FORMER]
+
+
+def _keep(old: Path, new: Path, but: Sequence[Path]) -> None:
+    """Have in the new folder what there is in the old one and not in it, but for these."""
+    for entry in os.scandir(old):
+        place = new / entry.name
+        if entry.is_dir(follow_symlinks=False):
+            if not place.is_dir():
+                place.mkdir()
+                shutil.copystat(entry.path, place)
+            _keep(Path(entry.path), place, but)
+        elif not os.path.lexists(place) and Path(entry.path) not in but:
+            try:
+                os.link(entry.path, place, follow_symlinks=False)
+            except OSError:  # not on all file systems, nor for files of all owners
+                shutil.copy2(entry.path, place, follow_symlinks=False)
+
+
+def _exchange(a: Path, b: Path) -> None:
+    """Two folders change places in one step."""
+    system, paths = ctypes.CDLL(None, use_errno=True), [os.fsencode(path) for path in (a, b)]
+    if sys.platform == "darwin":
+        failed = system.renamex_np(*paths, RENAME_SWAP)
+    else:
+        failed = system.renameat2(AT_FDCWD, paths[0], AT_FDCWD, paths[1], RENAME_EXCHANGE)
+    if failed:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
