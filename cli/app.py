@@ -4,6 +4,7 @@ Heavy libraries are imported inside the commands, so that `--help` answers at on
 """
 
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -262,7 +263,8 @@ def compare(
 def _one_line_errors() -> Iterator[None]:
     """What a user can mend ends the program with status 2 and one line; anything else shows where it came from."""
     try:
-        with rare_collections():
+        with rare_collections(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "kernel cache: ")
             yield
     except (ValueError, OSError) as error:
         typer.echo(f"samplehold: {' '.join(str(error).split())}", err=True)

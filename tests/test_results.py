@@ -202,6 +202,7 @@ def fit(*arguments: object):
 def test_a_full_disk_ends_a_fit_with_one_line_and_status_2(tmp_path):
     most = 20_000  # bytes of a file: enough for the model, not for the posterior
     write(tmp_path / "out", "old")
+    (tmp_path / "cache").mkdir()  # of kernels, which cannot be kept either
     command = [sys.executable, "-m", "samplehold", "fit", NILE, "-c", "volume", "--restarts", "1", "--max-steps", "3"]
     done = subprocess.run(
         [*command, "-f", "-o", "out"],
@@ -209,13 +210,14 @@ def test_a_full_disk_ends_a_fit_with_one_line_and_status_2(tmp_path):
         capture_output=True,
         text=True,
         check=False,
+        env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")},
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)),
     )
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert done.stderr.startswith("samplehold: --out: ")
     assert "File too large" in done.stderr
     assert texts(tmp_path / "out") == ["old"] * 4
-    assert names(tmp_path) == ["out"]
+    assert names(tmp_path) == ["cache", "out"]
 
 
 def test_a_result_that_is_a_folder_stops_a_fit_at_once(tmp_path):

@@ -58,7 +58,12 @@ def _cached(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
 
 
 class _Cache(FunctionCache):
-    """numba's cache of a function: a file that cannot be read is named, and written anew."""
+    """numba's cache of a function: a file that cannot be read is named, and written anew.
+
+    That none can be written is said once.
+    """
+
+    _said = False
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
@@ -78,7 +83,9 @@ class _Cache(FunctionCache):
         try:
             super().save_overload(sig, data)
         except (OSError, ValueError) as error:
-            warnings.warn(f"kernel cache: {error}; the next process compiles the kernel again.", stacklevel=2)
+            if not _Cache._said:
+                _Cache._said = True
+                warnings.warn(f"kernel cache: {error}; the next process compiles its kernels again.", stacklevel=2)
 
 
 class _Files(IndexDataCacheFile):
