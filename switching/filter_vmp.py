@@ -17,6 +17,9 @@ import torch
 from torch import Tensor
 
 from ..inference.message_passing.stepwise.op import VMPFiltered, filter_steps
+from ..inference.numerics.arrays import floating
+from ..inference.numerics.checks import naming
+from ..inference.numerics.scalars import check_choice, check_kind
 from .data.series import Given
 from .model import SwitchingSSM
 
@@ -62,6 +65,7 @@ def filter_vmp(
 
     See Also: `SwitchingSSM.filter`, the exact filter.
     """
+    check_kind("model", model, SwitchingSSM, "a SwitchingSSM")
     if not model.dynamics.holds:
         raise ValueError(f"model: has dynamics {model.dynamics}, expected Copy(n_states).")
     series = model.read(x, **given)
@@ -71,20 +75,20 @@ def filter_vmp(
     log_odds = (log_rho - log_hold).expand(observed.shape[:-1])
     log_state = values["state_probs"].log()
     if isinstance(gate, str):
+        check_choice("gate", gate, ("posterior", "input"))
         opened = None
         if gate == "input":
             drawn = (log_state + redrawn).logsumexp(-1)
             kept = (log_state + held.expand_as(redrawn)).logsumexp(-1)
             opened = torch.sigmoid(log_odds + drawn - kept)
-        elif gate != "posterior":
-            raise ValueError(f'gate: got {gate!r}, expected "posterior", "input", a tensor or a function of x.')
     else:
         opened = _read_gate(gate, observed)
-    return filter_steps(redrawn, held, log_state, log_odds, None, opened, series.lengths, sweeps, form)
+    with naming("x"):
+        return filter_steps(redrawn, held, log_state, log_odds, None, opened, series.lengths, sweeps, form)
 
 
 def _read_gate(gate: Tensor | Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    opened = torch.as_tensor(gate if isinstance(gate, Tensor) else gate(x)).to(x)
+    opened = floating(gate(x) if callable(gate) else gate, "gate").to(x)
     if opened.shape != x.shape[:-1]:
         raise ValueError(f"gate: got shape {list(opened.shape)}, expected {list(x.shape[:-1])}: a probability a step.")
     return opened

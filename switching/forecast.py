@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from ..inference.numerics.checks import broadcast_shapes
-from ..inference.numerics.randomness import Seed
+from ..inference.numerics.randomness import Seed, generator_of
 from ..inference.numerics.records import brief
+from ..inference.numerics.scalars import check_integer, check_probability
 from .data.series import Series
 from .emissions.contract import ByGate, Emission
 from .parameters import Parameters
@@ -180,7 +181,7 @@ class Forecast:
         Raises:
             ValueError: no such sequence; level outside (0, 1).
         """
-        check_level(level)
+        level = check_probability("level", level, proper=True)
         alone = self.one(sequence)
         model = getattr(self.source, "model", self.source)
         return model._figures().plot_forecast(alone, level)
@@ -196,7 +197,8 @@ class Forecast:
         They are quantiles of the mixture over states; where the emission's distribution has no `cdf`, or no variance to
         look within, those of n draws.
         """
-        check_level(level)
+        level, n = check_probability("level", level, proper=True), check_integer("n", n, least=2)
+        generator_of(seed)
         if bool((self.mean.isfinite() & self.variance.isfinite()).all()):
             with suppress(NotImplementedError):
                 return Interval(*(self.observation.quantile(p) for p in ((1 - level) / 2, (1 + level) / 2)))
@@ -206,21 +208,9 @@ class Forecast:
 
 def central_interval(draws: Float[Tensor, "n *d"], level: float) -> Interval:
     """The central interval of each number that was drawn n times."""
-    check_level(level)
+    level = check_probability("level", level, proper=True)
     tail = round((1 - level) / 2 * (len(draws) - 1)) + 1
     return Interval(draws.kthvalue(tail, dim=0).values, draws.kthvalue(len(draws) + 1 - tail, dim=0).values)
-
-
-def check_level(level: float) -> None:
-    """Raise ValueError unless this is the probability of an interval."""
-    if not 0 < level < 1:
-        raise ValueError(f"level: got {level}, expected a probability between 0 and 1, such as 0.9.")
-
-
-def check_horizon(horizon: object) -> None:
-    """Raise ValueError unless this is a number of steps."""
-    if not isinstance(horizon, int) or isinstance(horizon, bool) or horizon < 1:
-        raise ValueError(f"horizon: got {horizon!r}, expected a number of steps of at least 1.")
 
 
 def look_ahead(problem: Problem, values: Parameters, horizon: int) -> ByGate:

@@ -20,14 +20,16 @@ from pyro.nn import PyroModule
 from torch import Tensor
 
 from ..inference.chains.contract import Chain, Filtered, Sampled, Smoothed, Viterbi
+from ..inference.numerics.checks import naming
 from ..inference.numerics.randomness import Seed
 from ..inference.numerics.records import Record
+from ..inference.numerics.scalars import check_batch_shape, check_integer, check_kind
 from .data.reading import read_series, to_tensor
 from .data.series import Given, Series
 from .dynamics.contract import Dynamics
 from .emissions.contract import Emission
-from .forecast import Forecast, check_horizon, look_ahead
-from .parameters import Named, Parameter, Parameters, check_size, count_free, described, listed
+from .forecast import Forecast, look_ahead
+from .parameters import Named, Parameter, Parameters, count_free, described, listed, read_table
 from .priors import log_prior, sample_sites
 from .problem import Problem
 from .program import PathMixture, Simulated, explicit_program, sequence_plates
@@ -81,13 +83,9 @@ class SwitchingSSM(Verbs, PyroModule):
 
     def __init__(self, dynamics: Dynamics, emission: Emission) -> None:
         super().__init__()
-        if not isinstance(dynamics, Dynamics):
-            raise TypeError(f"dynamics: got {type(dynamics).__name__}, expected Copy(n_states) or Markov(n_states).")
-        if not isinstance(emission, Emission):
-            raise TypeError(
-                f"emission: got {type(emission).__name__}, expected an emission such as Normal(n_features)."
-            )
-        check_size("n_features", emission.n_features)
+        check_kind("dynamics", dynamics, Dynamics, "Copy(n_states) or Markov(n_states)")
+        check_kind("emission", emission, Emission, "an emission such as Normal(n_features)")
+        check_integer("n_features", emission.n_features)
         if len(emission.parts) > 1 and not dynamics.holds:
             raise ValueError(
                 f"emission: {emission.name} needs Copy dynamics; {dynamics.name} dynamics have no held steps."
@@ -152,7 +150,7 @@ class SwitchingSSM(Verbs, PyroModule):
         Raises:
             ValueError: a parameter is missing, unknown, or outside its space.
         """
-        given = {name: to_tensor(value, name) for name, value in {**(values or {}), **named}.items()}
+        given = {name: read_table(value, name) for name, value in {**(values or {}), **named}.items()}
         own = self.dynamics.check_values(given) | self.emission.check_values(given, self.n_states)
         unknown = set(given) - set(own) - {p.shown.name for p in self.known.values() if p.shown}
         if unknown:
@@ -169,12 +167,16 @@ class SwitchingSSM(Verbs, PyroModule):
         Raises:
             ValueError: other names or shapes; numbers that are not finite, or of which there is no prior.
         """
+        prior = {
+            name: read_table(table, f"prior[{name!r}]")
+            for name, table in check_kind("prior", prior, Mapping, "hyperparameters by name").items()
+        }
         for name, table in prior.items():
+            if not bool(table.isfinite().all()):
+                raise ValueError(f"prior[{name!r}]: got numbers that are not finite; give finite hyperparameters.")
             if name not in self.prior or table.shape != self.prior[name].shape:
                 expected = {n: tuple(t.shape) for n, t in self.prior.items()}
                 raise ValueError(f"prior: got {name} of shape {tuple(table.shape)}, expected {expected}.")
-            if not bool(table.isfinite().all()):
-                raise ValueError(f"prior: got {name} with values that are not finite; give finite hyperparameters.")
         model = self._copy(self.values, self.prior | prior)
         try:
             sites, typical = self.emission.sites(model.prior), self.emission.start(model.prior)
@@ -190,6 +192,8 @@ class SwitchingSSM(Verbs, PyroModule):
         dynamics may be left out."""
         series = x if isinstance(x, Series) else read_series(x, self.emission.n_features, **given)
         self.emission.check(series.observations)
+        if not series.n_observed:
+            raise ValueError("x: got no observed value, to which a prior could be scaled; give data that has some.")
         prior = self.dynamics.default_prior() | self.emission.default_prior(self.n_states, series.rows)
         return self._copy(self.values, prior)
 
@@ -305,8 +309,9 @@ class SwitchingSSM(Verbs, PyroModule):
         """The problem of x, or without x one of so many steps at which nothing was observed."""
         if x is not None:
             return self.problem(x, **given)
-        if n_steps is None or n_steps < 1:
-            raise ValueError(f"n_steps: got {n_steps}; without x, give the number of steps to draw.")
+        if n_steps is None:
+            raise ValueError("n_steps: got None; without x, give the number of steps to draw.")
+        n_steps, batch_shape = check_integer("n_steps", n_steps), check_batch_shape("batch_shape", batch_shape)
         shape = (*batch_shape, n_steps, self.emission.n_features)
         return self.problem(self._like.new_full(shape, torch.nan), **given)
 
@@ -318,23 +323,28 @@ class SwitchingSSM(Verbs, PyroModule):
 
     def log_evidence(self, x: Any, **given: Unpack[Given]) -> Tensor:
         """log p(x | values), every path summed out: `[*batch]`; differentiable in the values."""
-        return self.chain(x, **given).log_normalizer()
+        with naming("x"):
+            return self.chain(x, **given).log_normalizer()
 
     def filter(self, x: Any, **given: Unpack[Given]) -> Filtered:
         """P(s_t | x_1..t) and P(z_t = 1 | x_1..t) at every step, and log p(x_t | x_1..t-1)."""
-        return self.chain(x, **given).filter()
+        with naming("x"):
+            return self.chain(x, **given).filter()
 
     def smooth(self, x: Any, **given: Unpack[Given]) -> Smoothed:
         """P(s_t | x) and P(z_t = 1 | x) at every step, given the whole series."""
-        return self.chain(x, **given).smooth()
+        with naming("x"):
+            return self.chain(x, **given).smooth()
 
     def viterbi(self, x: Any, **given: Unpack[Given]) -> Viterbi:
         """The most probable path of states and gates."""
-        return self.chain(x, **given).viterbi()
+        with naming("x"):
+            return self.chain(x, **given).viterbi()
 
     def sample_posterior(self, x: Any, n: int, seed: Seed = None, **given: Unpack[Given]) -> Sampled:
         """n independent paths from the posterior given the whole series: `path [n, *batch, T]`."""
-        return self.chain(x, **given).sample(n, seed)
+        with naming("x"):
+            return self.chain(x, **given).sample(n, seed)
 
     def chain(self, x: Any, **given: Unpack[Given]) -> Chain:
         """The chain over paths that x defines: every exact algorithm of `inference` in one object."""
@@ -347,11 +357,13 @@ class SwitchingSSM(Verbs, PyroModule):
         With covariates or gaps, give those of the future too: `[*batch, T + horizon, C]` and `[*batch, T + horizon]`,
         for sequences of equal length.
         """
-        check_horizon(horizon)
+        horizon = check_integer("horizon", horizon)
         problem = self.problem(x, horizon=horizon, **given)
         problem.series.check_ahead(horizon)
         values = self.values_like(problem.series.observations)
-        return Forecast.of(self.emission, values, look_ahead(problem, values, horizon), problem.series, self)
+        with naming("x"):
+            weights = look_ahead(problem, values, horizon)
+        return Forecast.of(self.emission, values, weights, problem.series, self)
 
     def product_of(self, values: Parameters) -> Parameters:
         """Parameters as those of the chain in `problem`: these themselves."""
@@ -372,7 +384,7 @@ class SwitchingSSM(Verbs, PyroModule):
     def start(self, batch_shape: tuple[int, ...] = ()) -> StreamState:
         """The state of a batch of streams before their first observation."""
         self.values_like(self._like)
-        return StreamState(None, self._like.new_zeros(batch_shape), 0)
+        return StreamState(None, self._like.new_zeros(check_batch_shape("batch_shape", batch_shape)), 0)
 
     def update(
         self, state: StreamState, x_t: Any, *, covariates: Any = None, dt: Any = None
@@ -390,13 +402,22 @@ class SwitchingSSM(Verbs, PyroModule):
             raise ValueError(f"x_t: got shape {tuple(x_t.shape)}, expected {(*batch, self.emission.n_features)}.")
         one: Given = {}
         if covariates is not None:
-            one["covariates"] = to_tensor(covariates, "covariates").unsqueeze(len(batch))
+            table = one["covariates"] = to_tensor(covariates, "covariates")
+            if tuple(table.shape) != (*batch, self.n_covariates):
+                raise ValueError(
+                    f"covariates: got shape {tuple(table.shape)}, expected {(*batch, self.n_covariates)}: this step's."
+                )
+            one["covariates"] = table.unsqueeze(len(batch))
         if dt is not None:
             gap = one["dt"] = to_tensor(dt, "dt").unsqueeze(-1)
+            if tuple(gap.shape) != (*batch, 1):
+                raise ValueError(f"dt: got shape {tuple(gap.shape[:-1])}, expected {batch}: the gap before this step.")
             if state.steps and not bool(((gap >= 0) & gap.isfinite()).all()):
                 raise ValueError(f"dt: got {dt}, expected the time since the step before, a number of at least 0.")
-        problem = self.problem(x_t.unsqueeze(-2), **one)
-        step = problem.chain(self.values_like(x_t), state.belief).filter()
+        with naming("x_t"):
+            problem = self.problem(x_t.unsqueeze(-2), **one)
+        with naming("x_t"):
+            step = problem.chain(self.values_like(x_t), state.belief).filter()
         redraw = torch.ones_like(step.log_increment) if step.redraw is None else step.redraw
         belief, increment = step.state[..., 0, :], step.log_increment[..., 0]
         after = StreamState(belief, state.log_evidence + increment, state.steps + 1)

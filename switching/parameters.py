@@ -8,12 +8,15 @@ states need to know no model.
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 from torch.distributions import constraints
+
+from ..inference.numerics.arrays import floating, numbers
 
 Parameters = dict[str, Tensor]
 
@@ -70,13 +73,18 @@ EXPECTED = {
 
 
 def check_parameters(
-    known: Mapping[str, Parameter], values: Parameters, sizes: Mapping[str, int], owner: str
+    known: Mapping[str, Parameter],
+    values: Parameters,
+    sizes: Mapping[str, int],
+    owner: str,
+    called: Mapping[str, str] | None = None,
 ) -> Parameters:
     """The parameters under their own names, where they fit their shapes and supports.
 
     Arguments:
         sizes: the length of each of the `dims` that is known.
         owner: what needs them, for messages.
+        called: what the caller calls those that have another name there.
 
     Raises:
         ValueError: a parameter is missing, of another shape, not finite, or outside its support.
@@ -88,9 +96,16 @@ def check_parameters(
             raise ValueError(f"{shown.name}: got {name} too, which is another form of it; give one of the two.")
         if shown is not None and shown.name in values:
             value = _checked(shown.name, shown.support, parameter, values[shown.name], sizes, owner)
-            found[name] = _checked(name, parameter.support, parameter, shown.back(value), sizes, owner)
+            try:
+                found[name] = _checked(name, parameter.support, parameter, shown.back(value), sizes, owner)
+            except ValueError:
+                raise ValueError(
+                    f"{shown.name}: got {value.tolist()}, of which {value.dtype} does not hold the {name}; give other "
+                    "units, or numbers nearer to each other."
+                ) from None
         elif name in values:
-            found[name] = _checked(name, parameter.support, parameter, values[name], sizes, owner)
+            named = (called or {}).get(name, name)
+            found[name] = _checked(named, parameter.support, parameter, values[name], sizes, owner)
         else:
             raise ValueError(f"{name}: missing; {owner} needs it, of shape {_shape(parameter, sizes)}.")
     return found
@@ -105,8 +120,8 @@ def _checked(
     owner: str,
 ) -> Tensor:
     tail = tuple(sizes.get(dim, -1) for dim in parameter.dims)
-    own = tuple(value.shape[value.ndim - len(tail) :])
-    if len(own) < len(tail) or any(n not in (-1, have) for n, have in zip(tail, own, strict=True)):
+    fits = value.ndim == len(tail) and value.numel() > 0
+    if not fits or any(n not in (-1, have) for n, have in zip(tail, value.shape, strict=True)):
         raise ValueError(f"{name}: got shape {tuple(value.shape)}; {owner} needs {_shape(parameter, sizes)}.")
     if not bool(torch.isfinite(value).all()):
         raise ValueError(f"{name}: got values that are not finite; give finite parameters.")
@@ -147,28 +162,33 @@ def check_simplex(probs: Tensor, name: str) -> Tensor:
     return torch.where(exact, probs, probs / total)
 
 
-def check_size(name: str, size: object, least: int = 1) -> None:
-    """Raise unless this is a number of states, features or the like.
+def read_table(value: Any, name: str) -> Tensor:
+    """Numbers in any form as a tensor of float32 or float64; truth values are none."""
+    table = numbers(value, name)
+    if table.dtype == torch.bool:
+        raise TypeError(f"{name}: got truth values, expected numbers.")
+    return floating(table, name)
 
-    Raises:
-        TypeError: no integer; a truth value is none.
-        ValueError: less than `least`.
-    """
-    if not isinstance(size, int) or isinstance(size, bool):
-        raise TypeError(f"{name}: got {size!r}, expected an integer of at least {least}.")
-    if size < least:
-        raise ValueError(f"{name}: got {size}, expected an integer of at least {least}.")
+
+def read_tables(given: Mapping[str, Any]) -> Parameters:
+    """Numbers in any form by name, as tensors of one dtype."""
+    tables = {name: read_table(value, name) for name, value in given.items()}
+    dtype = reduce(torch.promote_types, (table.dtype for table in tables.values()))
+    return {name: table.to(dtype) for name, table in tables.items()}
 
 
 def concentration(prior: float | Sequence[float] | Tensor, shape: tuple[int, ...], name: str) -> Tensor:
     """A table of positive concentrations from a scalar or a table that broadcasts to `shape`.
 
     Raises:
+        TypeError: no numbers.
         ValueError: a shape that does not fit, or a concentration that is not positive and finite.
     """
-    table = torch.as_tensor(prior, dtype=torch.float64)
+    table = read_table(prior, name).double()
     try:
         table = table.expand(shape).clone()
+        if not table.numel():
+            raise RuntimeError
     except RuntimeError:
         raise ValueError(
             f"{name}: got shape {tuple(table.shape)}, expected a scalar or a table of shape {shape}."

@@ -90,7 +90,7 @@ class Problem(Record):
     @property
     def at_once(self) -> int:
         """How many draws of the parameters have likelihood tables that fit into memory."""
-        return max(1, TABLE_SIZE // self.size)
+        return max(1, TABLE_SIZE // max(1, self.size))
 
     def double(self) -> "Problem":
         """The same in float64."""

@@ -139,5 +139,11 @@ def explicit_program(problem: Problem, values: Parameters, observed: bool) -> Te
 
 
 def sequence_plates(batch_shape: Sequence[int]) -> list[pyro.plate]:
-    """One plate for each axis of sequences."""
+    """One plate for each axis of sequences.
+
+    Raises:
+        ValueError: there are none.
+    """
+    if 0 in batch_shape:
+        raise ValueError(f"x, batch_shape: got {list(batch_shape)}, no sequence; Pyro's plates need at least one.")
     return [pyro.plate(f"sequences_{i}", n, dim=i - len(batch_shape)) for i, n in enumerate(batch_shape)]

@@ -6,14 +6,14 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from ..inference.numerics.randomness import Seed, generator_of
+from ..inference.numerics.randomness import Seed, seed_number
 
 
 def number_of(seed: Seed) -> int:
     """A number for libraries with generators of their own: the seed itself, or one drawn from its generator."""
-    generator = generator_of(seed)
-    if isinstance(seed, int):
-        return seed
+    if not (seed is None or isinstance(seed, torch.Generator)):
+        return seed_number(seed)
+    generator = seed
     device = "cpu" if generator is None else generator.device
     return int(torch.randint(2**31, (), generator=generator, device=device))
 

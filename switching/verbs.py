@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from ..inference.numerics.checks import naming
 from ..inference.numerics.randomness import Seed
 from .data.series import Given, Series
 from .parameters import Named
@@ -100,8 +101,9 @@ class Verbs(Named):
         options = Options(
             method, restarts, max_steps, tol, seed, prior, progress, factorization, batch_size, start, fixed
         )
-        series = self.read(x, **given)
-        return replace(self._fitted(series, options), series=series, prior=prior)
+        series = self.read(x, **given).detached()
+        with naming("x"):
+            return replace(self._fitted(series, options), series=series, prior=prior)
 
     def states(self, x: Any, **given: Unpack[Given]) -> "pd.DataFrame":
         """What the model at its values says of each step, given the whole of its sequence.

@@ -15,6 +15,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from ..numerics.scalars import check_integer
+
 Push = Callable[[Tensor], Tensor]
 
 
@@ -35,6 +37,7 @@ def independent_steps(
         inside: the steps that belong to their sequence.
         q: where to start.
     """
+    sweeps = check_integer("sweeps", sweeps, least=0)
     odd = (torch.arange(local.shape[-2], device=local.device) % 2 == 1).unsqueeze(-1)
     for _ in range(sweeps):
         for turn in (~odd, odd):

@@ -4,6 +4,7 @@ Steps are taken in blocks; within a block every loop runs over steps, which are 
 so the arithmetic vectorises whatever the number of states and features.
 """
 
+import math
 from functools import partial
 
 import numpy as np
@@ -216,7 +217,7 @@ def _moments(fused, x: Tensor, weights: Tensor, about: Tensor, shapes) -> list[T
 def _rows(table: Tensor, n_leading: int) -> np.ndarray:
     """The table as numpy with its leading axes flattened into one."""
     table = table.detach().contiguous()
-    return table.reshape(-1, *table.shape[n_leading:]).numpy()
+    return table.reshape(math.prod(table.shape[:n_leading]), *table.shape[n_leading:]).numpy()
 
 
 def _pieces(n_steps: int, n_restarts: int, loc: Tensor) -> list[tuple[int, int]]:

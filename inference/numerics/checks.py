@@ -1,10 +1,14 @@
 """Checks of what a caller hands to a scan or a chain: every message names the argument, what came and the cure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from .arrays import numbers
 
 DTYPES = (torch.float32, torch.float64)
 
@@ -12,27 +16,33 @@ DTYPES = (torch.float32, torch.float64)
 class ImpossibleError(ValueError):
     """Log-weights from which no path can be made; `failed` [*b] says of which sequences that is so."""
 
-    def __init__(self, message: str, failed: Tensor) -> None:
-        super().__init__(message)
-        self.failed = failed
+    def __init__(self, names: str, message: str, failed: Tensor) -> None:
+        super().__init__(f"{names}: {message}")
+        self.message, self.failed = message, failed
 
 
-def check_same_kind(**tables: object) -> None:
-    """Raise `TypeError` unless all given tables are float32 or float64 tensors of one dtype, on one device.
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Inside, impossible log-weights, and what is wrong with x, are called what the caller gave as x."""
+    try:
+        yield
+    except ImpossibleError as error:
+        raise ImpossibleError(name, error.message, error.failed) from None
+    except (ValueError, TypeError) as error:
+        if name == "x" or not str(error).startswith("x: "):
+            raise
+        raise type(error)(f"{name}: {str(error)[3:]}") from None
 
-    A table that is None is left out.
+
+def check_same_kind(*optional: str, **tables: object) -> None:
+    """Raise `TypeError` unless all tables are dense float32 or float64 tensors of one dtype, on one device.
+
+    Those that are `optional` may be None.
     """
-    given = {name: table for name, table in tables.items() if table is not None}
+    given = {name: table for name, table in tables.items() if table is not None or name not in optional}
     first = next(iter(given))
     for name, table in given.items():
-        if not isinstance(table, Tensor):
-            raise TypeError(
-                f"{name}: got {type(table).__name__}, expected a torch tensor; convert it with torch.as_tensor."
-            )
-        if table.dtype not in DTYPES:
-            raise TypeError(
-                f"{name}: got dtype {table.dtype}, expected torch.float32 or torch.float64; convert it with `.to(...)`."
-            )
+        table = check_table(name, table)
         other = given[first]
         assert isinstance(other, Tensor)
         if table.dtype != other.dtype or table.device != other.device:
@@ -40,6 +50,48 @@ def check_same_kind(**tables: object) -> None:
                 f"{name}: got {table.dtype} on {table.device}, but {first} is {other.dtype} on {other.device}; "
                 f"convert it with `{name}.to({first})`."
             )
+
+
+def check_table(
+    name: str, table: object, *sizes: int | None, like: Tensor | None = None, finite: bool = False, alone: bool = False
+) -> Tensor:
+    """A dense tensor `[*batch, *sizes]` of floating numbers; without batch axes where `alone`.
+
+    Arguments:
+        sizes: of the last axes; None: any.
+        like: a tensor whose dtype and device it must have; None: float32 or float64, wherever it lies.
+        finite: whether NaN and infinite numbers are refused.
+
+    Raises:
+        TypeError: no tensor, or one of another kind.
+        ValueError: another shape; numbers that are not finite.
+    """
+    if not isinstance(table, Tensor):
+        raise TypeError(
+            f"{name}: got {type(table).__name__}, expected a torch tensor; convert it with torch.as_tensor."
+        )
+    if table.layout != torch.strided or table.device.type == "meta":
+        raise TypeError(
+            f"{name}: got layout {table.layout} on {table.device}, expected a dense tensor with values; convert it "
+            "with `.to_dense()`."
+        )
+    if like is None and table.dtype not in DTYPES:
+        raise TypeError(
+            f"{name}: got dtype {table.dtype}, expected torch.float32 or torch.float64; convert it with `.to(...)`."
+        )
+    if like is not None and (table.dtype != like.dtype or table.device != like.device):
+        raise TypeError(
+            f"{name}: got {table.dtype} on {table.device}, expected {like.dtype} on {like.device}; convert it with "
+            "`.to(...)`."
+        )
+    last = table.shape[table.dim() - len(sizes) :]
+    fits = table.dim() == len(sizes) if alone else table.dim() >= len(sizes)
+    if not fits or any(size not in (None, own) for size, own in zip(sizes, last, strict=True)):
+        axes = ", ".join(["*batch"] * (not alone) + ["any" if size is None else str(size) for size in sizes])
+        raise ValueError(f"{name}: got shape {list(table.shape)}, expected [{axes}].")
+    if finite and not bool(table.detach().isfinite().all()):
+        raise ValueError(f"{name}: got numbers that are not finite; give finite ones.")
+    return table
 
 
 def check_steps(name: str, table: Tensor) -> tuple[int, int]:
@@ -82,6 +134,66 @@ def common_batch(**shapes: Sequence[int] | None) -> torch.Size:
         ) from None
 
 
+def check_integers(table: Any, name: str, what: str) -> Tensor:
+    """A table of integers as int64; `TypeError` where they are no integers, truth values and missing ones among them.
+
+    Arguments:
+        what: the integers are, for the message.
+    """
+    given = numbers(table, name)
+    if given.dtype != torch.int64:
+        got = getattr(table, "dtype", given.dtype)
+        raise TypeError(f"{name}: got dtype {got}, expected integers; give {what}.")
+    return given
+
+
+def check_dtype(name: str, dtype: object) -> None:
+    """Raise `TypeError` unless this is a floating dtype of torch, or None."""
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise TypeError(f"{name}: got {dtype!r}, expected a floating dtype of torch, such as torch.float64, or None.")
+
+
+def check_parts(name: str, parts: object, least: int = 1) -> list[Any]:
+    """The parts of a sequence, of which there are at least so many; `TypeError` where it is none."""
+    if not isinstance(parts, list | tuple | Tensor | np.ndarray) or not getattr(parts, "ndim", 1):
+        raise TypeError(f"{name}: got {type(parts).__name__}, expected a list.")
+    if len(parts) < least:
+        raise ValueError(f"{name}: got {len(parts)} parts, expected at least {least}.")
+    return list(parts)
+
+
+def check_each(name: str, given: object, least: float = 0.0, most: float = float("inf")) -> list[float]:
+    """The finite numbers of a list, each from `least` to `most`.
+
+    Raises:
+        TypeError: no numbers.
+        ValueError: none, a table, or one out of range.
+    """
+    table = numbers(given, name)
+    if table.dtype == torch.bool:
+        raise TypeError(f"{name}: got truth values, expected numbers.")
+    within = (table >= least) & (table <= most) & table.isfinite()
+    if table.dim() != 1 or not table.numel() or not bool(within.all()):
+        bounds = f"from {least:g} to {most:g}" if most < float("inf") else f"of at least {least:g}"
+        raise ValueError(f"{name}: got {table.tolist()}, expected a list of finite numbers {bounds}.")
+    return table.double().tolist()
+
+
+def check_mask(name: str, mask: object, shape: Sequence[int]) -> Tensor:
+    """A table of truth values of this shape."""
+    table = numbers(mask, name)
+    if table.dtype != torch.bool:
+        raise TypeError(f"{name}: got {table.dtype}, expected truth values.")
+    if tuple(table.shape) != tuple(shape):
+        raise ValueError(f"{name}: got shape {list(table.shape)}, expected {list(shape)}.")
+    return table
+
+
+def read_lengths(lengths: object) -> Tensor | None:
+    """Lengths in any form as int64, None where there are none; `TypeError` where they are no integers."""
+    return None if lengths is None else check_integers(lengths, "lengths", "each sequence's number of steps")
+
+
 def check_lengths(lengths: object, batch: Sequence[int], n_steps: int, device: torch.device) -> Tensor:
     """`lengths` as int64 of shape `batch` on `device`; None means that every sequence has all `n_steps`.
 
@@ -91,11 +203,10 @@ def check_lengths(lengths: object, batch: Sequence[int], n_steps: int, device: t
     """
     if lengths is None:
         return torch.full(tuple(batch), n_steps, dtype=torch.int64, device=device)
-    given = torch.as_tensor(lengths, device=device)
-    if given.dtype == torch.bool or given.is_floating_point() or given.is_complex():
-        raise TypeError(f"lengths: got dtype {given.dtype}, expected integers; give each sequence's number of steps.")
+    given = read_lengths(lengths)
+    assert given is not None
     try:
-        expanded = given.to(torch.int64).expand(tuple(batch))
+        expanded = given.to(device).expand(tuple(batch))
     except RuntimeError:
         raise ValueError(
             f"lengths: got shape {list(given.shape)}, but the batch axes are {list(batch)}; give one length a sequence."
@@ -141,12 +252,14 @@ def check_possible(failed_step: Tensor, **tables: Tensor | None) -> None:
         row = table.detach().expand(*failed_step.shape, *table.shape[-2:])[index][step]
         if row.isnan().any() or row.isposinf().any():
             raise ImpossibleError(
-                f"{name}: holds {'NaN' if row.isnan().any() else '+inf'} at step {step}{_of_sequence(index)}; "
+                name,
+                f"holds {'NaN' if row.isnan().any() else '+inf'} at step {step}{_of_sequence(index)}; "
                 "log-weights are finite numbers, or -inf for an impossible event.",
                 failed,
             )
     raise ImpossibleError(
-        f"{', '.join(given)}: the observation at step {step}{_of_sequence(index)} is impossible under every state that "
+        ", ".join(given),
+        f"the observation at step {step}{_of_sequence(index)} is impossible under every state that "
         "can be reached; give it a positive probability, or make the step missing (all log-likelihoods 0).",
         failed,
     )

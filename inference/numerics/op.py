@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .arrays import ordinary
+
 _NAMESPACE = __name__.partition(".")[0]  # samplehold, but where its files are imported under another name
 _COMPILERS = {"cpu": "numba", "cuda": "triton"}
 _defined: dict[str, "Op"] = {}
@@ -68,6 +70,8 @@ class Op:
         torch.library.register_autograd(name, self._differentiate, **steps)
 
     def __call__(self, *arguments: Any) -> Any:
+        if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.is_inference() for x in arguments):
+            arguments = tuple(ordinary(x) if isinstance(x, Tensor) else x for x in arguments)
         return self.overload(*arguments)
 
     def kernel(self, device: str, takes: Callable[..., bool] = _anything) -> Callable[[Function], Function]:

@@ -4,6 +4,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from .scalars import check_integer
+
 Seed = int | torch.Generator | None
 """A number, which makes a draw repeatable; a generator, which goes on from where it is; None: torch's global one."""
 
@@ -13,18 +15,28 @@ def generator_of(seed: object, device: torch.device | str = "cpu") -> torch.Gene
 
     Raises:
         TypeError: a seed of another kind.
+        ValueError: a generator of another device; a number that torch does not take.
     """
-    if seed is None or isinstance(seed, torch.Generator):
+    if seed is None:
+        return None
+    if isinstance(seed, torch.Generator):
+        if seed.device.type != torch.device(device).type:
+            raise ValueError(f"seed: got a generator on {seed.device}, expected one on {device}.")
         return seed
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise TypeError(f"seed: got {seed!r}, expected an integer, a torch.Generator, or None.")
-    return torch.Generator(device).manual_seed(seed)
+    return torch.Generator(device).manual_seed(seed_number(seed))
 
 
-def check_draws(n: object, name: str = "n") -> None:
-    """Raise `ValueError` unless n is a positive whole number of draws."""
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise ValueError(f"{name}: got {n!r}, expected a positive integer: the number of draws.")
+def seed_number(seed: object) -> int:
+    """The number that a seed is.
+
+    Raises:
+        TypeError: no integer.
+        ValueError: one that torch's generators do not take.
+    """
+    try:
+        return check_integer("seed", seed, least=-(2**63), most=2**64 - 1)
+    except TypeError:
+        raise TypeError(f"seed: got {seed!r}, expected an integer, a torch.Generator, or None.") from None
 
 
 def draw_index(log_weight: Float[Tensor, "*b X"], seed: Seed = None) -> Int[Tensor, "*b"]:

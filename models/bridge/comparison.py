@@ -24,7 +24,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from ...inference.chains.contract import Chain, Filtered
+from ...inference.numerics.checks import naming
 from ...inference.numerics.records import Record
+from ...inference.numerics.scalars import check_choice, check_kind
 from ...switching.coupled.layered import LayeredSSM
 from ...switching.data.series import Given, Series
 from ...switching.filter_vmp import filter_vmp
@@ -167,16 +169,14 @@ def compare(
         network             True
         Name: TV, max, dtype: bool
     """
-    if not isinstance(model, SwitchingSSM):
-        raise TypeError(
-            f"model: got {type(model).__name__}, expected a SwitchingSSM; for layers of chains use `compare_layers`."
-        )
-    if reads is not None and reads not in READINGS:
-        raise ValueError(f"reads: got {reads!r}, expected one of {', '.join(map(repr, READINGS))}.")
+    model = check_kind("model", model, SwitchingSSM, "a SwitchingSSM; for layers of chains use `compare_layers`")
+    check_kind("layer", layer, nn.Module, "a recurrent layer")
+    if reads is not None:
+        check_choice("reads", reads, READINGS)
     if model.dynamics.n_covariates:
         raise ValueError("model: has covariates, which no update beside the exact one reads; give a model without.")
     series = model.read(x, **given)
-    with torch.no_grad():
+    with torch.no_grad(), naming("x"):
         chain = model.chain(series)
         exact = chain.filter()
         updates: dict[str, Update] = {}

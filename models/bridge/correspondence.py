@@ -11,6 +11,7 @@ from typing import Any, Literal, overload
 
 from torch import nn
 
+from ...inference.numerics.scalars import check_choice
 from ...switching.coupled.layered import LayeredSSM
 from ...switching.model import SwitchingSSM
 from ..networks.minimal import MinGRU
@@ -50,10 +51,8 @@ def as_ssm(layer: nn.Module, token_probs: Any = None, inputs: str = "tokens") ->
         >>> bool((sh.as_ssm(layer).hidden(tokens) - states).abs().max() < 1e-12)  # by the filters of its chains
         True
     """
-    if inputs == "tokens":
+    if check_choice("inputs", inputs, ("tokens", "gaussian")) == "tokens":
         return lift_tokens(layer, token_probs)
-    if inputs != "gaussian":
-        raise ValueError(f'inputs: got {inputs!r}, expected "tokens" or "gaussian".')
     if token_probs is not None:
         raise ValueError('token_probs: given for inputs="gaussian", which has no tokens; leave it out.')
     return lift_gaussian(layer)
@@ -96,7 +95,7 @@ def as_rnn(model: nn.Module | LayeredSSM, space: str = "probability") -> MinGRU 
         True
     """
     if isinstance(model, LayeredSSM):
-        if space != "probability":
+        if check_choice("space", space, ("probability", "logit")) == "logit":
             raise ValueError(f'space: got {space!r}; layers of beliefs are in space="probability".')
         return lower_layers(model)
     return lower(model, space)

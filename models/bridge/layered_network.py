@@ -24,6 +24,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ...inference.numerics.records import Record
+from ...inference.numerics.scalars import check_choice, check_kind
 from ...switching.coupled.layered import LayeredSSM
 from ...switching.data.series import Series
 from ...switching.dynamics.copy import Copy
@@ -83,8 +84,7 @@ class SweepNetwork(nn.Module):
         Raises:
             ValueError: another word for `between`.
         """
-        if between not in ("softmax", "none"):
-            raise ValueError(f'between: got {between!r}, expected "softmax" or "none".')
+        check_choice("between", between, ("softmax", "none"))
         states: list[Tensor] = []
         for layer in self.layers:
             out = layer(x) if isinstance(layer, BeliefLayer) else layer(x, redrawn_start(layer, x))[0]  # pyright: ignore
@@ -175,6 +175,8 @@ def compare_layers(model: LayeredSSM, network: SweepNetwork, x: Any, lengths: An
         >>> (table[["network - sweep, max", "without softmax - sweep, mean"]] < 1e-6).to_numpy().tolist()
         [[True, True], [True, False]]
     """
+    check_kind("model", model, LayeredSSM, "a LayeredSSM")
+    check_kind("network", network, SweepNetwork, "the network of `as_rnn`")
     series = model.read(x, lengths=lengths)
     exact = model.filter(series).state
     sweep = tuple(found.state for found in model.bottom_up(series, passed="state"))

@@ -28,8 +28,11 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from ...inference.chains.copy.chain import CopyChain
+from ...inference.numerics.arrays import floating
+from ...inference.numerics.checks import check_table
 from ...inference.numerics.randomness import Seed, generator_of
 from ...inference.numerics.records import Record
+from ...inference.numerics.scalars import check_batch_shape, check_integer
 from ...switching.dynamics.copy import Copy
 from ...switching.emissions.discrete import Categorical
 from ...switching.emissions.gated import Gated
@@ -163,11 +166,14 @@ class Lifted(Record):
 
     def sample(self, n_steps: int, batch_shape: tuple[int, ...] = (), seed: Seed = None) -> LiftedDraw:
         """Draw tokens from the model, and given them the gates and states of every chain."""
+        n_steps, batch_shape = check_integer("n_steps", n_steps), check_batch_shape("batch_shape", batch_shape)
         random = generator_of(seed, self.token_probs.device)
         size = torch.Size((*batch_shape, n_steps))
 
         def draw(probs: Tensor) -> Tensor:
             flat = probs.reshape(-1, probs.shape[-1])
+            if not len(flat):
+                return torch.zeros(probs.shape[:-1], dtype=torch.int64, device=probs.device)
             return torch.multinomial(flat, 1, generator=random).reshape(probs.shape[:-1])
 
         tokens = draw(self.token_probs.expand(*size, -1))
@@ -184,6 +190,7 @@ class Lifted(Record):
         """This model where `h0` lies in its span, else one of two-state chains that span h0 too."""
         if h0 is None:
             return self
+        check_table("h0", h0, finite=True)
         if h0.shape[-1:] != self.reading.start.shape:
             raise ValueError(
                 f"h0: got shape {list(h0.shape)}, but the layer has {len(self.reading.start)} units; "
@@ -219,7 +226,11 @@ def lift_tokens(layer: nn.Module, token_probs: Any = None) -> Lifted:
     """See `samplehold.models.bridge.correspondence.as_ssm`."""
     reading = read_layer(check_liftable(layer))
     n_tokens = len(reading.value)
-    probs = reading.value.new_ones(n_tokens) if token_probs is None else torch.as_tensor(token_probs).to(reading.value)
+    probs = (
+        reading.value.new_ones(n_tokens)
+        if token_probs is None
+        else floating(token_probs, "token_probs").to(reading.value)
+    )
     if probs.shape != (n_tokens,) or not bool((probs.isfinite() & (probs > 0)).all()):
         raise ValueError(
             f"token_probs: got {_short(probs)}, expected {n_tokens} positive numbers, one for each feature of the "

@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ...inference.numerics.scalars import check_choice
 from ...switching.emissions.discrete import Categorical
 from ...switching.emissions.gated import Gated
 from ...switching.model import SwitchingSSM
@@ -32,8 +33,7 @@ SURE = 1e4  # log-odds that stand for certainty: their sigmoid is 0 or 1 in floa
 
 def lower(model: nn.Module, space: str = "probability") -> MinGRU:
     """See `samplehold.models.bridge.correspondence.as_rnn`."""
-    if space not in ("probability", "logit"):
-        raise ValueError(f'space: got {space!r}, expected "probability" or "logit".')
+    check_choice("space", space, ("probability", "logit"))
     values = _check(model)
     log_state, log_drawn = values["state_probs"].log(), values["probs"].log()  # [K], [K, V]
     if space == "logit" and not bool((log_drawn + log_state[:, None]).isfinite().all()):

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from ...inference.numerics.checks import check_mask, check_table
 from ...inference.numerics.records import Record
 
 MOST_ROWS = 20_000  # steps that a probe is fitted to; more are thinned out evenly
@@ -82,6 +83,21 @@ def fit_probe(
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
+    state = check_table("state", state, None, None, finite=True)
+    belief = check_table("belief", belief, None, None, finite=True)
+    inputs = check_table("inputs", inputs, None, None, finite=True)
+    for name, table in (("state", state), ("inputs", inputs)):
+        if not bool(table.detach().double().square().sum().isfinite()):
+            raise ValueError(f"{name}: got numbers whose squares float64 does not hold; give them in other units.")
+    for name, table in (("belief", belief), ("inputs", inputs)):
+        if table.shape[:-1] != state.shape[:-1]:
+            raise ValueError(
+                f"{name}: got shape {list(table.shape)}, but state has {list(state.shape)}; give a row for each step."
+            )
+    if not state.shape[-1] or not belief.shape[-1]:
+        raise ValueError("state, belief: got no columns, expected at least one unit and one state.")
+    if inside is not None:
+        inside = check_mask("inside", inside, state.shape[:-1])
     inside = torch.ones(state.shape[:-1], dtype=torch.bool) if inside is None else inside.cpu()
     first = _first_half(inside)
     train, test = (inside & first).flatten().numpy(), (inside & ~first).flatten().numpy()

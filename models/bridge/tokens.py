@@ -8,8 +8,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ...inference.numerics.checks import check_lengths
+from ...inference.numerics.arrays import numbers
+from ...inference.numerics.checks import check_lengths, check_table
+from ...inference.numerics.scalars import check_integer, check_kind
 from ..networks.minimal import MinGRU, MinLSTM
+from ..networks.recurrent import batch_major, weight_of
 
 
 @dataclass(frozen=True)
@@ -27,9 +30,12 @@ def read_tokens(tokens: Any, n_tokens: int, lengths: Tensor | Sequence[int] | in
     Raises:
         ValueError: no time axis, a token that is not an integer from 0 to n_tokens - 1, or lengths that do not fit.
     """
-    given = torch.as_tensor(tokens)
-    *_, steps = (0, *given.shape)
-    if given.dim() == 0 or steps == 0:
+    n_tokens = check_integer("n_tokens", n_tokens)
+    given = numbers(tokens, "tokens")
+    if given.dtype == torch.bool:
+        raise TypeError("tokens: got truth values, expected integers: the indices of tokens.")
+    steps = given.shape[-1] if given.dim() else 0
+    if steps == 0:
         raise ValueError(f"tokens: got shape {list(given.shape)}, expected [*batch, T] with at least one step.")
     counts, inside = None, torch.ones(given.shape, dtype=torch.bool, device=given.device)
     if lengths is not None:
@@ -66,6 +72,8 @@ def one_hot(
                 [1., 0., 0.],
                 [0., 0., 0.]], dtype=torch.float64)
     """
+    check_kind("dtype", dtype, torch.dtype, "a dtype of torch")
+    n_tokens = check_integer("n_tokens", n_tokens)
     read = read_tokens(tokens, n_tokens, lengths)
     return nn.functional.one_hot(read.index, n_tokens).to(dtype) * read.seen.unsqueeze(-1)
 
@@ -87,7 +95,11 @@ def redrawn_start(layer: MinGRU | MinLSTM, x: Tensor) -> Float[Tensor, "L *b D"]
         >>> torch.allclose(out[0], layer.activations(x[0]).value)
         True
     """
-    rows = (x if layer.batch_first else x.movedim(0, -2))[..., 0, :]
+    check_kind("layer", layer, (MinGRU, MinLSTM), "MinGRU or MinLSTM, whose gates read one input each")
+    whole = batch_major(x, layer.input_size, layer.batch_first, weight_of(layer, x))
+    if not whole.shape[-2]:
+        raise ValueError(f"x: got shape {list(x.shape)}, expected at least one step.")
+    rows = check_table("x", whole[..., 0, :], like=whole, finite=True)
     start = []
     for k in range(layer.num_layers):
         rows = layer.activations(rows, k).value

@@ -28,7 +28,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ...inference.numerics.arrays import numbers
 from ...inference.numerics.records import Record
+from ...inference.numerics.scalars import check_choice, check_integer, check_kind, check_number
 
 GATES = {"lstm": "ifgo", "gru": "rzn", "elman": "n"}
 _KERAS = {"lstm": "ifgo", "gru": "zrn", "elman": "n"}
@@ -62,8 +64,9 @@ class RecurrentWeights(Record):
     hidden_bias: np.ndarray
 
     def __post_init__(self) -> None:
-        if self.cell not in GATES:
-            raise ValueError(f"cell: got {self.cell!r}, expected one of {', '.join(map(repr, GATES))}.")
+        check_choice("cell", self.cell, GATES)
+        for name in ("input", "hidden", "input_bias", "hidden_bias"):
+            object.__setattr__(self, name, _array(name, getattr(self, name), 1 if name.endswith("bias") else 2))
         rows = len(GATES[self.cell]) * self.hidden.shape[-1]
         expected = {"input": (rows, self.input.shape[-1]), "hidden": (rows, self.hidden.shape[-1])}
         for name, shape in (expected | {"input_bias": (rows,), "hidden_bias": (rows,)}).items():
@@ -102,11 +105,9 @@ def from_torch(module: nn.RNNBase, layer: int = 0) -> RecurrentWeights:
     True
     """
     cell = {nn.LSTM: "lstm", nn.GRU: "gru", nn.RNN: "elman"}
-    kind = next((name for kind, name in cell.items() if isinstance(module, kind)), None)
-    if kind is None:
-        raise TypeError(f"module: got {type(module).__name__}, expected a torch.nn.LSTM, GRU or RNN.")
-    if not 0 <= layer < module.num_layers:
-        raise ValueError(f"layer: got {layer}; the module's layers are 0 to {module.num_layers - 1}.")
+    check_kind("module", module, tuple(cell), "a torch.nn.LSTM, GRU or RNN")
+    kind = next(name for kind, name in cell.items() if isinstance(module, kind))
+    layer = check_integer("layer", layer, least=0, most=module.num_layers - 1)
     if module.bidirectional:
         raise ValueError("module: a layer of both directions is two, and these weights are one's; build it one way.")
     if getattr(module, "proj_size", 0):
@@ -141,10 +142,12 @@ def from_joined(cell: str, kernel: Any, bias: Any = None, *, hidden_size: int) -
     True
     """
     _refuse_joined(cell)
-    kernel = np.asarray(kernel)
+    kernel, hidden_size = _array("kernel", kernel, 2), check_integer("hidden_size", hidden_size)
+    bias = None if bias is None else _array("bias", bias, 1)
     split = len(kernel) - hidden_size
-    if split < 0:
+    if split < 1:
         raise ValueError(f"kernel: got {len(kernel)} rows for {hidden_size} units; give [inputs + hidden_size, ...].")
+    _check_columns(cell, hidden_size, kernel=kernel, bias=bias)
     return _with_one_bias(cell, kernel[:split].T, kernel[split:].T, bias)
 
 
@@ -188,18 +191,21 @@ def from_keras(cell: str, kernel: Any, recurrent_kernel: Any, bias: Any = None) 
     >>> [np.array_equal(array, given) for array, given in zip(sh.to_keras(weights), arrays)]
     [True, True, True]
     """
-    if cell == "gru" and bias is not None and np.asarray(bias).shape[:-1] != (2,):
+    check_choice("cell", cell, GATES)
+    kernel, recurrent_kernel = _array("kernel", kernel, 2), _array("recurrent_kernel", recurrent_kernel, 2)
+    bias = None if bias is None else _array("bias", bias, *((1, 2) if cell == "gru" else (1,)))
+    if cell == "gru" and bias is not None and bias.shape[:-1] != (2,):
         raise ValueError(
-            f"bias: got shape {list(np.asarray(bias).shape)}, expected [2, 3 * units]; one row is the layout of a GRU "
+            f"bias: got shape {list(bias.shape)}, expected [2, 3 * units]; one row is the layout of a GRU "
             "with reset_after=False, which resets h before its product. torch resets after it, and no weights make the "
             "two equal: train the layer with reset_after=True."
         )
     order = _order(_KERAS, cell), GATES[cell]
-    at_input, hidden = (_reorder(np.asarray(table).T, *order) for table in (kernel, recurrent_kernel))
+    _check_columns(cell, len(recurrent_kernel), kernel=kernel, recurrent_kernel=recurrent_kernel, bias=bias)
+    at_input, hidden = _reorder("kernel", kernel.T, *order), _reorder("recurrent_kernel", recurrent_kernel.T, *order)
     if cell != "gru" or bias is None:
-        return _with_one_bias(cell, at_input, hidden, None if bias is None else _reorder(bias, *order))
-    at_both = np.asarray(bias)
-    return RecurrentWeights(cell, at_input, hidden, _reorder(at_both[0], *order), _reorder(at_both[1], *order))
+        return _with_one_bias(cell, at_input, hidden, None if bias is None else _reorder("bias", bias, *order))
+    return RecurrentWeights(cell, at_input, hidden, *(_reorder("bias", part, *order) for part in bias))
 
 
 def to_keras(weights: RecurrentWeights) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -218,7 +224,7 @@ def to_keras(weights: RecurrentWeights) -> tuple[np.ndarray, np.ndarray, np.ndar
     order = GATES[weights.cell], _KERAS[weights.cell]
     both = np.stack([weights.input_bias, weights.hidden_bias]) if weights.cell == "gru" else weights.bias
     tables = weights.input.T, weights.hidden.T, both
-    kernel, recurrent, bias = (_reorder(table.T, *order).T for table in tables)
+    kernel, recurrent, bias = (_reorder("weights", table.T, *order).T for table in tables)
     return kernel, recurrent, bias
 
 
@@ -242,7 +248,9 @@ def from_tf1(cell: str, kernel: Any, bias: Any, *, hidden_size: int, forget_bias
     (array([1., 3., 2., 4.]), array([0., 1., 0., 0.]))
     """
     order = _order(_TF1, cell)
-    columns = (_reorder(np.asarray(table).T, order, GATES[cell]).T for table in (kernel, bias))
+    forget_bias = check_number("forget_bias", forget_bias)
+    given = {"kernel": _array("kernel", kernel, 2), "bias": _array("bias", bias, 1)}
+    columns = (_reorder(name, table.T, order, GATES[cell]).T for name, table in given.items())
     weights = from_joined(cell, *columns, hidden_size=hidden_size)
     return RecurrentWeights(
         cell, weights.input, weights.hidden, weights.input_bias, _run_time_bias(weights, forget_bias)
@@ -263,7 +271,7 @@ def to_tf1(weights: RecurrentWeights, forget_bias: float = 1.0) -> tuple[np.ndar
     """
     order = GATES[weights.cell], _order(_TF1, weights.cell)
     bias = weights.input_bias + (weights.hidden_bias - _run_time_bias(weights, forget_bias))
-    return _reorder(to_joined(weights)[0].T, *order).T, _reorder(bias, *order)
+    return _reorder("weights", to_joined(weights)[0].T, *order).T, _reorder("weights", bias, *order)
 
 
 def from_flax(cell: str, params: Mapping[str, Mapping[str, Any]]) -> RecurrentWeights:
@@ -284,6 +292,7 @@ def from_flax(cell: str, params: Mapping[str, Mapping[str, Any]]) -> RecurrentWe
     ((4, 3), array([0., 1., 2., 3.]))
     """
     gates = _order(GATES, cell)
+    check_kind("params", params, Mapping, "parameters by submodule")
     if missing := {_flax_name(cell, side, gate) for side in "ih" for gate in gates} - set(params):
         raise ValueError(
             f"params: got {sorted(params)}, without {sorted(missing)}, which cell={cell!r} has; "
@@ -291,10 +300,17 @@ def from_flax(cell: str, params: Mapping[str, Mapping[str, Any]]) -> RecurrentWe
         )
 
     def stacked(side: str, name: str) -> np.ndarray:
-        tables = [params[_flax_name(cell, side, gate)] for gate in gates]
-        width = np.asarray(tables[0]["kernel"]).shape[1]
-        zeros = np.zeros(width, np.asarray(tables[0]["kernel"]).dtype)
-        return np.concatenate([np.asarray(table.get(name, zeros)).T for table in tables])
+        found = []
+        for module in (_flax_name(cell, side, gate) for gate in gates):
+            check_kind(f"params[{module!r}]", params[module], Mapping, "a kernel, and perhaps a bias, by name")
+            if "kernel" not in params[module]:
+                raise ValueError(f"params[{module!r}]: got {sorted(params[module])}, expected a kernel.")
+            kernel = _array(f"params[{module!r}]['kernel']", params[module]["kernel"], 2)
+            bias = params[module].get("bias", np.zeros(kernel.shape[1], kernel.dtype))
+            found.append(kernel.T if name == "kernel" else _array(f"params[{module!r}]['bias']", bias, 1))
+            if found[-1].shape[1:] != found[0].shape[1:]:
+                raise ValueError(f"params[{module!r}]: got a {name} of another width than the first; give one cell's.")
+        return np.concatenate(found)
 
     matrices = (stacked(side, "kernel") for side in "ih")
     return RecurrentWeights(cell, *matrices, *(stacked(side, "bias") for side in "ih"))
@@ -324,13 +340,34 @@ def to_flax(weights: RecurrentWeights) -> dict[str, dict[str, np.ndarray]]:
     return params
 
 
+def _check_columns(cell: str, units: int, **tables: np.ndarray | None) -> None:
+    """Raise ValueError unless all tables have a column for each gate of each unit."""
+    expected = len(GATES[cell]) * units
+    for name, table in tables.items():
+        if table is not None and table.shape[-1] != expected:
+            raise ValueError(
+                f"{name}: got shape {list(table.shape)}, expected {expected} columns for a {cell} of {units} units; "
+                "check the layout the weights came in."
+            )
+
+
+def _array(name: str, table: Any, *axes: int) -> np.ndarray:
+    """Weights in any form that have one of these numbers of axes, and are finite."""
+    array = numbers(table, name).detach().cpu().numpy()
+    if array.ndim not in axes or not array.size:
+        expected = " or ".join({1: "a row", 2: "a matrix"}[n] for n in axes)
+        raise ValueError(f"{name}: got shape {list(array.shape)}, expected {expected}.")
+    if not np.isfinite(array).all():
+        raise ValueError(f"{name}: got numbers that are not finite; give finite weights.")
+    return array
+
+
 def _flax_name(cell: str, side: str, gate: str) -> str:
     return side if cell == "elman" else side + gate
 
 
 def _order(layouts: Mapping[str, str], cell: str) -> str:
-    if cell not in GATES:
-        raise ValueError(f"cell: got {cell!r}, expected one of {', '.join(map(repr, GATES))}.")
+    check_choice("cell", cell, GATES)
     if cell not in layouts:
         raise ValueError(
             "cell: a TensorFlow 1 GRUCell resets h before its product; torch's GRU resets after it, and no weights "
@@ -339,11 +376,10 @@ def _order(layouts: Mapping[str, str], cell: str) -> str:
     return layouts[cell]
 
 
-def _reorder(rows: Any, have: Sequence[str], want: Sequence[str]) -> np.ndarray:
+def _reorder(name: str, rows: np.ndarray, have: Sequence[str], want: Sequence[str]) -> np.ndarray:
     """Rows [G*H, ...] of gates in order `have`, put in order `want`."""
-    rows = np.asarray(rows)
     if len(rows) % len(have):
-        raise ValueError(f"weights: got {len(rows)} gate columns, not a multiple of {len(have)} gates; check the cell.")
+        raise ValueError(f"{name}: got {len(rows)} gate columns, not a multiple of {len(have)} gates; check the cell.")
     parts = dict(zip(have, np.split(rows, len(have)), strict=True))
     return np.concatenate([parts[gate] for gate in want])
 

@@ -18,8 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from ...inference.numerics.checks import check_dtype
+from ...inference.numerics.scalars import check_flag
 from ...inference.scans.gated.op import PARTS, Activated, activate, check_kinds, gated_scan
-from .recurrent import Recurrent, batch_major, check_state, check_step, keep, last, observed, time_major
+from .recurrent import Recurrent, batch_major, check_state, check_step, keep, last, observed, time_major, weight_of
 
 
 class _Minimal(Recurrent):
@@ -44,6 +46,9 @@ class _Minimal(Recurrent):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(input_size, hidden_size, num_layers, batch_first)
+        hidden_size, num_layers = self.hidden_size, self.num_layers
+        bias = check_flag("bias", bias)
+        check_dtype("dtype", dtype)
         self.candidate = candidate
         self.block = check_kinds(hidden_size, self.gate, candidate, block)
         rows = self._gates * self._coins + hidden_size
@@ -96,7 +101,7 @@ class _Minimal(Recurrent):
             out [*batch, T, hidden_size] (time first for batch_first=False), zero past each length, and
             h_n [num_layers, *batch, hidden_size], which as `h0` of the next call continues the series.
         """
-        x = batch_major(x, self.input_size, self.batch_first)
+        x = batch_major(x, self.input_size, self.batch_first, weight_of(self, x))
         batch, steps = x.shape[:-2], x.shape[-2]
         some = observed(x, lengths)
         start = self._start(h0, batch)
@@ -110,8 +115,8 @@ class _Minimal(Recurrent):
 
     def step(self, x: Tensor, h: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """One step: `x` [*batch, input_size] and `h` [num_layers, *batch, hidden_size] to the output and the next h."""
-        check_step(x, self.input_size)
-        state, states = self._start(h, x.shape[:-1]), []
+        x = check_step(x, self.input_size, weight_of(self, x))
+        state, states = self._start(h, x.shape[:-1], "h"), []
         for layer in range(self.num_layers):
             now = self.activations(x, layer)
             x = now.hold * state[layer] + now.draw * now.value
@@ -142,10 +147,11 @@ class _Minimal(Recurrent):
         gates, candidates = rows.split([self._gates * self._coins, self.hidden_size])
         return torch.cat([gates.repeat_interleave(self._block, 0), candidates])
 
-    def _start(self, h0: Tensor | None, batch: torch.Size) -> Tensor:
+    def _start(self, h0: Tensor | None, batch: torch.Size, name: str = "h0") -> Tensor:
         if h0 is None:
             return self.initial_state(*batch)
-        return check_state("h0", h0, (self.num_layers, *batch, self.hidden_size))
+        expected = (self.num_layers, *batch, self.hidden_size)
+        return check_state(name, h0, expected, weight_of(self, h0), finite=name == "h0")
 
 
 class MinGRU(_Minimal):
@@ -165,9 +171,10 @@ class MinGRU(_Minimal):
     D, or the number of blocks for candidate="simplex".
 
     Raises:
-        TypeError: from every call, lengths of no integers.
+        TypeError: a size that is no integer. From every call: x or states that are no tensors of the weights' dtype,
+            lengths of no integers.
         ValueError: a size less than 1, an unknown candidate, a block that does not divide the units. From every call:
-            x, states or lengths that do not fit.
+            x, states or lengths that do not fit, states before the first step that are not finite.
 
     Feng et al. 2024, *Were RNNs All We Needed?*, section 3.1.
 

@@ -19,9 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from ...inference.numerics.checks import check_dtype, check_table
 from ...inference.numerics.records import brief
+from ...inference.numerics.scalars import check_choice, check_flag, check_integer
 from ...inference.scans.gated.op import PARTS, Activated, activate, gated_scan
-from .recurrent import Recurrent, batch_major, check_state, check_step, keep, last, observed, time_major
+from .recurrent import Recurrent, batch_major, check_state, check_step, keep, last, observed, time_major, weight_of
 
 _GATES = {"f": "hold", "fo": "hold", "ifo": "free"}
 
@@ -54,9 +56,10 @@ class QRNN(Recurrent):
     last), and `bias_l<k>` [parts * D]; parts are forget gates, input gates (ifo), candidates, output gates (fo, ifo).
 
     Raises:
-        TypeError: from every call, lengths of no integers.
+        TypeError: a size that is no integer. From every call: x or states that are no tensors of the weights' dtype,
+            lengths of no integers.
         ValueError: a size or window less than 1, or an unknown pooling. From every call: x, states or lengths that do
-            not fit.
+            not fit, states before the first step that are not finite.
 
     Bradbury et al. 2017, *Quasi-recurrent neural networks*, arXiv 1611.01576, equations 3 to 5.
 
@@ -83,10 +86,11 @@ class QRNN(Recurrent):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(input_size, hidden_size, num_layers, batch_first)
-        if pooling not in _GATES:
-            raise ValueError(f"pooling: got {pooling!r}, expected one of 'f', 'fo', 'ifo'.")
-        if window < 1:
-            raise ValueError(f"window: got {window}; give 1 or more inputs, the present one among them.")
+        hidden_size, num_layers = self.hidden_size, self.num_layers
+        bias = check_flag("bias", bias)
+        check_dtype("dtype", dtype)
+        check_choice("pooling", pooling, _GATES)
+        window = check_integer("window", window)
         self.pooling = pooling
         self.window = window
         self.gate = _GATES[pooling]
@@ -128,7 +132,7 @@ class QRNN(Recurrent):
             out [*batch, T, hidden_size] (time first for batch_first=False), zero past each length, and
             `QRNNState(cell [num_layers, *batch, hidden_size], inputs, one [*batch, window - 1, features] a layer)`.
         """
-        x = batch_major(x, self.input_size, self.batch_first)
+        x = batch_major(x, self.input_size, self.batch_first, weight_of(self, x))
         some = observed(x, lengths)
         start = self._start(h0, x.shape[:-2])
         out, cells, inputs = keep(x, some), [], []
@@ -143,8 +147,8 @@ class QRNN(Recurrent):
 
     def step(self, x: Tensor, h: QRNNState | None = None) -> tuple[Tensor, QRNNState]:
         """One step: `x` [*batch, input_size] and what the steps before it left, to the output and what to carry on."""
-        check_step(x, self.input_size)
-        start, cells, inputs = self._start(h, x.shape[:-1]), [], []
+        x = check_step(x, self.input_size, weight_of(self, x))
+        start, cells, inputs = self._start(h, x.shape[:-1], "h"), [], []
         for layer in range(self.num_layers):
             rows = torch.cat([start.inputs[layer], x[..., None, :]], -2)
             window = rows.transpose(-1, -2).flatten(-2)
@@ -178,17 +182,21 @@ class QRNN(Recurrent):
         weight = self.get_parameter(f"weight_l{layer}")[rows].flatten(1)
         return linear(windows, weight, None if bias is None else bias[rows])
 
-    def _start(self, h0: QRNNState | None, batch: torch.Size) -> QRNNState:
+    def _start(self, h0: QRNNState | None, batch: torch.Size, name: str = "h0") -> QRNNState:
         if h0 is None:
             return self.initial_state(*batch)
-        cell = check_state("h0.cell", h0.cell, (self.num_layers, *batch, self.hidden_size))
+        if not isinstance(h0, QRNNState):
+            raise TypeError(f"{name}: got {type(h0).__name__}, expected the QRNNState of an earlier call, or None.")
+        like, expected = weight_of(self, h0.cell), (self.num_layers, *batch, self.hidden_size)
+        cell = check_state(f"{name}.cell", h0.cell, expected, like, finite=name == "h0")
         if len(h0.inputs) != self.num_layers:
-            raise ValueError(f"h0.inputs: got {len(h0.inputs)} tensors for {self.num_layers} layers; give one a layer.")
+            raise ValueError(f"{name}.inputs: got {len(h0.inputs)} tensors; give one a layer, {self.num_layers}.")
         for layer, rows in enumerate(h0.inputs):
             expected = (*batch, self.window - 1, self.layer_inputs(layer))
+            check_table(f"{name}.inputs[{layer}]", rows, like=like)
             if rows.shape != expected:
                 raise ValueError(
-                    f"h0.inputs[{layer}]: got shape {list(rows.shape)}, expected {list(expected)}, which is "
+                    f"{name}.inputs[{layer}]: got shape {list(rows.shape)}, expected {list(expected)}, which is "
                     "[*batch, window - 1, features]; give the layer's last inputs, oldest first."
                 )
         return QRNNState(cell, h0.inputs)

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...inference.numerics.checks import check_lengths
+from ...inference.numerics.arrays import ordinary
+from ...inference.numerics.checks import check_lengths, check_table
+from ...inference.numerics.scalars import check_flag, check_integer
 
 
 class Recurrent(nn.Module):
@@ -21,13 +23,8 @@ class Recurrent(nn.Module):
 
     def __init__(self, input_size: int, hidden_size: int, num_layers: int, batch_first: bool) -> None:
         super().__init__()
-        for name, value in (("input_size", input_size), ("hidden_size", hidden_size), ("num_layers", num_layers)):
-            if value < 1:
-                raise ValueError(f"{name}: got {value}; give a number of 1 or more.")
-        self.input_size = input_size
-        self.hidden_size = hidden_size
-        self.num_layers = num_layers
-        self.batch_first = batch_first
+        sizes = check_sizes(input_size, hidden_size, num_layers, True, batch_first)
+        self.input_size, self.hidden_size, self.num_layers, _, self.batch_first = sizes
 
     def layer_inputs(self, layer: int) -> int:
         """How many features layer number `layer` reads."""
@@ -57,9 +54,33 @@ class Recurrent(nn.Module):
         )
 
 
-def batch_major(x: Tensor, input_size: int, batch_first: bool) -> Tensor:
+def check_sizes(
+    input_size: object, hidden_size: object, num_layers: object, bias: object, batch_first: object
+) -> tuple[int, int, int, bool, bool]:
+    """What the constructors of all layers take first, as numbers and flags."""
+    return (
+        check_integer("input_size", input_size),
+        check_integer("hidden_size", hidden_size),
+        check_integer("num_layers", num_layers),
+        check_flag("bias", bias),
+        check_flag("batch_first", batch_first),
+    )
+
+
+def weight_of(layer: nn.Module, x: object) -> Tensor | None:
+    """A weight of the layer, which what it is given must be like; None where autocast or torch's tracing converts."""
+    free = torch.compiler.is_compiling() or (
+        isinstance(x, Tensor)
+        and torch.amp.is_autocast_available(x.device.type)
+        and torch.is_autocast_enabled(x.device.type)
+    )
+    return None if free else next(layer.parameters(), None)
+
+
+def batch_major(x: Tensor, input_size: int, batch_first: bool, like: Tensor | None = None) -> Tensor:
     """`x` as [*batch, T, input_size], or an error that says which axis is off."""
     expected = "[*batch, T, input_size]" if batch_first else "[T, *batch, input_size]"
+    x = ordinary(check_table("x", x, like=like))
     if x.dim() < 2 or x.shape[-1] != input_size:
         raise ValueError(
             f"x: got shape {list(x.shape)}, expected {expected} with input_size={input_size}; "
@@ -73,17 +94,22 @@ def time_major(out: Tensor, batch_first: bool) -> Tensor:
     return out if batch_first else out.movedim(-2, 0)
 
 
-def check_step(x: Tensor, input_size: int) -> None:
-    """Raise `ValueError` unless x is one step, [*batch, input_size]."""
+def check_step(x: Tensor, input_size: int, like: Tensor | None = None) -> Tensor:
+    """x, or an error unless it is one step, [*batch, input_size]."""
+    x = ordinary(check_table("x", x, like=like))
     if x.dim() < 1 or x.shape[-1] != input_size:
         raise ValueError(
             f"x: got shape {list(x.shape)}, expected one step, [*batch, input_size] with input_size={input_size}; "
             "give x[..., t, :], or call the layer itself for a whole series."
         )
+    return x
 
 
-def check_state(name: str, state: Tensor, expected: tuple[int, ...]) -> Tensor:
-    """`state`, or a `ValueError` unless it has the expected shape."""
+def check_state(
+    name: str, state: Tensor, expected: tuple[int, ...], like: Tensor | None = None, finite: bool = True
+) -> Tensor:
+    """`state`, or an error unless it is a tensor of the expected shape, finite unless torch traces it."""
+    check_table(name, state, like=like, finite=finite and not torch.compiler.is_compiling())
     if state.shape != expected:
         raise ValueError(
             f"{name}: got shape {list(state.shape)}, expected {list(expected)}, which is [num_layers, *batch, ...]; "

@@ -19,14 +19,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from ...inference.numerics.checks import check_lengths
+from ...inference.numerics.checks import check_lengths, check_table
 from ...inference.numerics.records import Record
+from ...inference.numerics.scalars import check_choice, check_flag, check_integer, check_number
 from ...inference.stacks.automaton.op import advance, start
 from ...inference.stacks.stratification import stratify, strengths, visible
 from ...inference.stacks.superposition.op import step as superposition
 from ...inference.stacks.superposition.op import superposed_step
 from ...switching.stacks.automaton import PushdownAutomaton
-from ...switching.stacks.checks import check_counts
 from ...switching.stacks.mixture import StackMixture
 from .stack_network import StackRNN, StackRun, StackState, unchanged
 
@@ -83,9 +83,11 @@ class SuperpositionStackRNN(StackRNN):
         feedback: bool = True,
     ) -> None:
         sizes = {"value_size": value_size, "stacks": stacks, "n_read": n_read, "most_pops": most_pops}
-        check_counts(1, input_size=input_size, hidden_size=hidden_size, **sizes)
+        for name, size in sizes.items():
+            check_integer(name, size)
         if capacity is not None:
-            check_counts(1, capacity=capacity)
+            capacity = check_integer("capacity", capacity)
+        empty = check_number("empty", empty)
         raw_size = stacks * (2 + most_pops + value_size)
         super().__init__(input_size, hidden_size, stacks * n_read * value_size, raw_size, controller, feedback)
         self.value_size, self.stacks, self.n_read = value_size, stacks, n_read
@@ -114,7 +116,7 @@ class SuperpositionStackRNN(StackRNN):
 
         Its values are the pushed ones: an empty cell counts as 0 there, and as `empty` here.
         """
-        actions = self.run(x).actions
+        actions = self.run(check_table("x", x, finite=True)).actions
         if lengths is not None:
             lengths = check_lengths(lengths, x.shape[:-2], x.shape[-2], x.device)[..., None]
         log_action, values = actions.log_action.movedim(-2, -3), actions.values.movedim(-2, -3)
@@ -201,13 +203,13 @@ class StratificationStackRNN(StackRNN):
         controller: Callable[[int, int], nn.Module] = nn.LSTMCell,
         feedback: bool = True,
     ) -> None:
-        check_counts(1, input_size=input_size, hidden_size=hidden_size, value_size=value_size)
+        value_size = check_integer("value_size", value_size)
         super().__init__(input_size, hidden_size, value_size, 2 + value_size, controller, feedback)
         self.value_size = value_size
 
     def strengths(self, x: Tensor) -> Float[Tensor, "*b T T"]:
         """The strength that is left at each step (first T) of the layer poured at each step (last T)."""
-        actions = self.run(x).actions
+        actions = self.run(check_table("x", x, finite=True)).actions
         return strengths(actions.pour, actions.drain)
 
     def _empty(self, batch: int, n_steps: int, like: Tensor) -> tuple[Any, Tensor]:
@@ -276,10 +278,10 @@ class NondeterministicStackRNN(StackRNN):
         controller: Callable[[int, int], nn.Module] = nn.LSTMCell,
         feedback: bool = True,
     ) -> None:
-        check_counts(1, input_size=input_size, hidden_size=hidden_size, states=states, symbols=symbols)
-        check_counts(0, value_size=value_size)
-        if reading not in ("configuration", "symbol"):
-            raise ValueError(f"reading: got {reading!r}, expected 'configuration' or 'symbol'.")
+        states, symbols = check_integer("states", states), check_integer("symbols", symbols)
+        value_size = check_integer("value_size", value_size, least=0)
+        check_choice("reading", reading, ("configuration", "symbol"))
+        normalized = check_flag("normalized", normalized)
         K = states * symbols
         size = (K if reading == "configuration" else symbols) * max(1, value_size)
         super().__init__(input_size, hidden_size, size, K * (2 * K + states) + value_size, controller, feedback)
@@ -289,7 +291,7 @@ class NondeterministicStackRNN(StackRNN):
 
     def mixture(self, x: Tensor, *, lengths: Lengths = None) -> PushdownAutomaton:
         """The automaton, with the weights of this pass, all of whose runs the stack held."""
-        actions = self.run(x).actions
+        actions = self.run(check_table("x", x, finite=True)).actions
         log_initial = self._log_initial(actions.log_pop).expand(*x.shape[:-2], -1, -1)
         return PushdownAutomaton(log_initial, actions.log_push, actions.log_replace, actions.log_pop, lengths=lengths)
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from ...inference.numerics.records import Record
+from ...inference.numerics.scalars import check_flag, check_integer
 from .recurrent import batch_major, check_step
 
 
@@ -69,9 +70,12 @@ class StackRNN(nn.Module, ABC):
         feedback: bool,
     ) -> None:
         super().__init__()
+        input_size, hidden_size = check_integer("input_size", input_size), check_integer("hidden_size", hidden_size)
         self.input_size, self.hidden_size, self.reading_size = input_size, hidden_size, reading_size
-        self.feedback = feedback
-        self.controller = controller(input_size + (reading_size if feedback else 0), hidden_size)
+        self.feedback = check_flag("feedback", feedback)
+        if not callable(controller):
+            raise TypeError(f"controller: got {type(controller).__name__}, expected a class of layers, or a function.")
+        self.controller = controller(input_size + (reading_size if self.feedback else 0), hidden_size)
         self.to_actions = nn.Linear(hidden_size, raw_size)
 
     def forward(self, x: Tensor, state: StackState | None = None) -> tuple[Float[Tensor, "*b T H"], StackState]:
@@ -85,7 +89,7 @@ class StackRNN(nn.Module, ABC):
 
     def step(self, x: Tensor, state: StackState | None = None) -> tuple[Float[Tensor, "*b H"], StackState]:
         """One step: x [*batch, input_size] to the controller's output and the state, which holds the reading."""
-        check_step(x, self.input_size)
+        x = check_step(x, self.input_size)
         self._check_kind(x)
         batch = x.shape[:-1]
         output, state = self._step(x.reshape(-1, self.input_size), self._started(state, batch.numel()))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...inference.numerics.scalars import check_integer
 from .recurrent import batch_major, time_major
 
 
@@ -27,10 +28,8 @@ class Truncated(nn.Module):
             raise ValueError(
                 "layer: one that looks ahead or projects its state has no window of past inputs; build it plain."
             )
-        if window < 1:
-            raise ValueError(f"window: got {window}; give 1 or more inputs, the present one among them.")
         self.layer = layer
-        self.window = window
+        self.window = check_integer("window", window)
 
     def forward(self, x: Tensor, h0: Any = None) -> Tensor:
         """Outputs of the layer's shape for inputs of the layer's shape, each from its own window alone."""

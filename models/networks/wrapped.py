@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from .recurrent import batch_major, check_step, observed, time_major
+from ...inference.numerics.checks import check_dtype
+from ...inference.numerics.scalars import check_choice
+from .recurrent import batch_major, check_sizes, check_state, check_step, observed, time_major, weight_of
 
 
 class _Wrapped(nn.RNNBase):
@@ -30,8 +32,16 @@ class _Wrapped(nn.RNNBase):
         Returns:
             out, zero past each length, and h_n, the states at each sequence's last step.
         """
-        x = batch_major(x, self.input_size, self.batch_first)
+        x = batch_major(x, self.input_size, self.batch_first, weight_of(self, x))
+        if x.dim() > 3 or not x.shape[-2]:
+            raise ValueError(
+                f"x: got shape {list(time_major(x, self.batch_first).shape)}, expected one batch axis at most, and at "
+                "least one step; flatten the batch axes."
+            )
+        h0 = self._started(h0, x.shape[:-2])
         some = observed(x, lengths)
+        if 0 in x.shape[:-2]:
+            return self._nothing(x)
         if some is None:
             return super().forward(time_major(x, self.batch_first), h0)
         if x.dim() == 2:
@@ -44,10 +54,36 @@ class _Wrapped(nn.RNNBase):
 
     def step(self, x: Tensor, h: Any = None) -> tuple[Tensor, Any]:
         """One step: `x` [batch, input_size] or [input_size], and the states before it, to the output and the next."""
-        check_step(x, self.input_size)
+        x = check_step(x, self.input_size, weight_of(self, x))
+        if x.dim() > 2:
+            raise ValueError(f"x: got shape {list(x.shape)}, expected one batch axis at most; flatten the batch axes.")
+        h = self._started(h, x.shape[:-1], "h")
+        if 0 in x.shape[:-1]:
+            out, state = self._nothing(x.unsqueeze(-2))
+            return out.flatten(0, 1), state
         time = x.dim() - 1 if self.batch_first else 0
         out, state = super().forward(x.unsqueeze(time), h)
         return out.squeeze(time), state
+
+    def _started(self, h0: Any, batch: torch.Size, name: str = "h0") -> Any:
+        """The states before the first step, known to fit."""
+        if h0 is None:
+            return None
+        expected = (self.num_layers, *batch, self.hidden_size)
+        if not isinstance(self, nn.LSTM):
+            return check_state(name, h0, expected, weight_of(self, h0), finite=name == "h0")
+        if not isinstance(h0, tuple | list) or len(h0) != 2:
+            raise TypeError(f"{name}: got {type(h0).__name__}, expected a pair of hidden states and cells.")
+        return tuple(
+            check_state(f"{name}[{i}]", part, expected, weight_of(self, part), finite=name == "h0")
+            for i, part in enumerate(h0)
+        )
+
+    def _nothing(self, x: Tensor) -> tuple[Tensor, Any]:
+        """Outputs and states of no sequence."""
+        out = x.new_zeros(0, x.shape[-2], self.hidden_size)
+        state = x.new_zeros(self.num_layers, 0, self.hidden_size)
+        return time_major(out, self.batch_first), (state, state) if isinstance(self, nn.LSTM) else state
 
 
 class GRU(_Wrapped, nn.GRU):  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -63,9 +99,10 @@ class GRU(_Wrapped, nn.GRU):  # pyright: ignore[reportIncompatibleMethodOverride
     Parameters are torch's: `weight_ih_l<k>` [3 D, inputs], `weight_hh_l<k>` [3 D, D], two biases [3 D]; gates r, z, n.
 
     Raises:
-        TypeError: from every call, lengths of no integers.
-        ValueError: a size less than 1. From every call: x or lengths that do not fit.
-        RuntimeError: from every call, states of another shape, or no step (both torch's).
+        TypeError: a size that is no integer. From every call: x or states that are no tensors of the weights' dtype,
+            lengths of no integers.
+        ValueError: a size less than 1. From every call: x, states or lengths that do not fit, no step, states that are
+            not finite.
 
     Cho et al. 2014, *Learning phrase representations using RNN encoder-decoder*; the reset is after the product with h.
 
@@ -87,7 +124,9 @@ class GRU(_Wrapped, nn.GRU):  # pyright: ignore[reportIncompatibleMethodOverride
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(input_size, hidden_size, num_layers, bias, batch_first, device=device, dtype=dtype)
+        sizes = check_sizes(input_size, hidden_size, num_layers, bias, batch_first)
+        check_dtype("dtype", dtype)
+        super().__init__(*sizes, device=device, dtype=dtype)
 
 
 class LSTM(_Wrapped, nn.LSTM):  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -116,7 +155,9 @@ class LSTM(_Wrapped, nn.LSTM):  # pyright: ignore[reportIncompatibleMethodOverri
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(input_size, hidden_size, num_layers, bias, batch_first, device=device, dtype=dtype)
+        sizes = check_sizes(input_size, hidden_size, num_layers, bias, batch_first)
+        check_dtype("dtype", dtype)
+        super().__init__(*sizes, device=device, dtype=dtype)
 
 
 class Elman(_Wrapped, nn.RNN):  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -146,6 +187,10 @@ class Elman(_Wrapped, nn.RNN):  # pyright: ignore[reportIncompatibleMethodOverri
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        sizes = check_sizes(input_size, hidden_size, num_layers, bias, batch_first)
+        check_dtype("dtype", dtype)
+        nonlinearity = check_choice("nonlinearity", nonlinearity, ("tanh", "relu"))
+        input_size, hidden_size, num_layers, bias, batch_first = sizes
         super().__init__(
             input_size,
             hidden_size,

@@ -31,12 +31,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ...inference.numerics.scalars import check_integer, check_number
 from ...inference.scans.gated.op import Activated
 from ...inference.scans.linear.op import linear_scan
 from ...switching.model import SwitchingSSM
 from ..networks.minimal import MinGRU, MinLSTM
 from ..networks.qrnn import QRNN
-from ..networks.recurrent import batch_major
+from ..networks.recurrent import batch_major, time_major
 from .forgetting_filter import filter_forgetting
 from .stability import stability
 from .windows import Forgetting, all_inputs, first_windows
@@ -69,14 +70,13 @@ def forgetting(layer_or_model: nn.Module, x: Any, tol: float, h0: Any = None) ->
         >>> sh.forgetting(layer, torch.zeros(8, 1), tol=0.1).window  # half of the state is held at each step
         tensor([1, 2, 3, 3, 3, 4, 4, 4])
     """
-    if not tol > 0:
-        raise ValueError(f"tol: got {tol}; give a positive error.")
+    tol = check_number("tol", tol, above=0)
     if isinstance(layer_or_model, SwitchingSSM):
         if h0 is not None:
             raise ValueError("h0: given for a model, whose filter starts from its prior; leave it out.")
         return filter_forgetting(layer_or_model, x, tol)
     layer = layer_or_model
-    x, h0 = batch_major(x, _parts(layer).input_size, _parts(layer).batch_first).detach().double(), _double(h0)
+    x, h0 = _read(layer, x, h0)
     if _is_single(layer):
         hold, size, warmup = _single(layer, x, h0)
         window, bound = _product_windows(hold, size, tol)
@@ -103,13 +103,12 @@ def truncation_bound(layer: nn.Module, x: Tensor, window: int, h0: Any = None) -
         >>> bool((error <= sh.truncation_bound(layer, x, 5) + 1e-12).all())
         True
     """
-    if window < 1:
-        raise ValueError(f"window: got {window}; give 1 or more inputs, the present one among them.")
-    x, h0 = batch_major(x, _parts(layer).input_size, _parts(layer).batch_first).detach().double(), _double(h0)
+    window = check_integer("window", window)
+    x, h0 = _read(layer, x, h0)
     bound = x.new_zeros(x.shape[:-1])
     if _is_single(layer):
         hold, size, warmup = _single(layer, x, h0)
-        ends = torch.arange(window + 1, x.shape[-2] + 1, device=x.device)
+        ends = torch.arange(min(window, x.shape[-2]) + 1, x.shape[-2] + 1, device=x.device)
         if window > warmup and len(ends):
             begins = (ends - (window - warmup)).expand(*x.shape[:-2], -1)
             bound[..., window:] = _product_bound(*_cumulative(hold), size, begins, ends.expand_as(begins))
@@ -291,6 +290,16 @@ def _parts(layer: Any) -> Any:
 
 def _is_single(layer: Any) -> bool:
     return not isinstance(layer, nn.RNNBase) and layer.num_layers == 1
+
+
+def _read(layer: Any, x: Any, h0: Any) -> tuple[Tensor, Any]:
+    """x as [*batch, T, F] and h0, in float64."""
+    x = batch_major(x, _parts(layer).input_size, layer.batch_first)
+    if not bool(x.isfinite().all()):
+        raise ValueError("x: got numbers that are not finite; give finite ones.")
+    if h0 is not None:
+        layer(time_major(x[..., :1, :], layer.batch_first), h0)  # raises where it does not fit
+    return x.detach().double(), _double(h0)
 
 
 def _double(state: Any) -> Any:

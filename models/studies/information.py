@@ -29,8 +29,10 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.special import entr
 
+from ...inference.numerics.checks import check_each
 from ...inference.numerics.randomness import Seed
 from ...inference.numerics.records import Record
+from ...inference.numerics.scalars import check_integer, check_number, check_probability
 from ...switching.dynamics.copy import Copy
 from ...switching.emissions.gated import Gated
 from ...switching.emissions.multivariate_normal import MultivariateNormal
@@ -115,10 +117,9 @@ def information_sweep(
         >>> bool(far[1] < 0.01 < far[0])  # where x tells the gate, a minGRU is the exact filter
         True
     """
-    if min(*separations, spread) < 0:
-        raise ValueError(f"separations, spread: got {min(*separations, spread)}; give distances of 0 or more.")
-    if not 0 < redraw_prob < 1:
-        raise ValueError(f"redraw_prob: got {redraw_prob}; give a probability between 0 and 1.")
+    separations, spread = check_each("separations", separations), check_number("spread", spread, least=0)
+    redraw_prob = check_probability("redraw_prob", redraw_prob, proper=True)
+    n_sequences, n_steps = check_integer("n_sequences", n_sequences), check_integer("n_steps", n_steps)
     information, distances, gates, number = [], {}, {}, number_of(seed)
     for separation in separations:
         model = gaussian_model(separation, spread, redraw_prob)

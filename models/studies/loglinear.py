@@ -27,7 +27,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ...inference.numerics.checks import check_parts, check_table
 from ...inference.numerics.records import Record
+from ...inference.numerics.scalars import check_integer
+
+
+def _check_log_prior(log_prior: Tensor) -> None:
+    if log_prior.isnan().any() or not bool(log_prior.logsumexp(-1).isfinite()):
+        raise ValueError(f"log_prior: got {log_prior.tolist()}, expected log-probabilities, not all -inf.")
+
+
+def _check_covariance(covariance: Tensor) -> None:
+    if torch.linalg.cholesky_ex(covariance).info != 0 or not torch.equal(covariance, covariance.mT):
+        raise ValueError("covariance: not symmetric and positive definite; give the covariance within a class.")
 
 
 @dataclass(frozen=True, repr=False)
@@ -46,13 +58,20 @@ class SoftmaxRegression(Record):
     weight: Float[Tensor, "K F"]
     bias: Float[Tensor, "K"]
 
+    def __post_init__(self) -> None:
+        check_table("weight", self.weight, None, None, finite=True, alone=True)
+        check_table("bias", self.bias, len(self.weight), like=self.weight, finite=True, alone=True)
+
     def log_posterior(self, x: Float[Tensor, "*b F"]) -> Float[Tensor, "*b K"]:
         """log P(y = k | x)."""
+        x = check_table("x", x, self.weight.shape[-1], like=self.weight, finite=True)
         return (x @ self.weight.mT + self.bias).log_softmax(-1)
 
     @staticmethod
     def from_logistic(weight: Float[Tensor, "F"], bias: Float[Tensor, ""]) -> "SoftmaxRegression":
         """The two classes of P(y = 1 | x) = sigmoid(weight x + bias)."""
+        weight = check_table("weight", weight, None, finite=True, alone=True)
+        bias = check_table("bias", bias, like=weight, finite=True, alone=True)
         return SoftmaxRegression(torch.stack([torch.zeros_like(weight), weight]), torch.stack([bias * 0, bias]))
 
     def to_logistic(self) -> tuple[Float[Tensor, "F"], Float[Tensor, ""]]:
@@ -74,11 +93,15 @@ class SoftmaxRegression(Record):
         Raises:
             ValueError: a covariance that is not symmetric and positive definite.
         """
-        weight = self.weight if shift is None else self.weight + shift
+        weight = self.weight
+        if shift is not None:
+            weight = weight + check_table("shift", shift, weight.shape[1], like=weight, finite=True, alone=True)
+            if not bool((weight.abs() < torch.finfo(weight.dtype).max ** 0.5).all()):
+                raise ValueError(f"shift: got {shift.tolist()}, whose squares {weight.dtype} does not hold.")
         if covariance is None:
             covariance = torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device)
-        if torch.linalg.cholesky_ex(covariance).info != 0 or not torch.equal(covariance, covariance.mT):
-            raise ValueError("covariance: not symmetric and positive definite; give the covariance within a class.")
+        size = weight.shape[1]
+        _check_covariance(check_table("covariance", covariance, size, size, like=weight, finite=True, alone=True))
         mean = weight @ covariance
         log_prior = (self.bias + 0.5 * (weight * mean).sum(-1)).log_softmax(0)
         return GaussianClasses(log_prior, mean, covariance)
@@ -96,8 +119,13 @@ class SoftmaxRegression(Record):
         Raises:
             ValueError: sizes that do not make up the inputs.
         """
-        weight = self.weight if shift is None else self.weight + shift
-        if sum(sizes) != weight.shape[1] or min(sizes, default=0) < 1:
+        weight = self.weight
+        if shift is not None:
+            weight = weight + check_table("shift", shift, weight.shape[1], like=weight, finite=True, alone=True)
+            if not bool((weight.abs() < torch.finfo(weight.dtype).max ** 0.5).all()):
+                raise ValueError(f"shift: got {shift.tolist()}, whose squares {weight.dtype} does not hold.")
+        sizes = [check_integer("sizes", size) for size in check_parts("sizes", sizes)]
+        if sum(sizes) != weight.shape[1]:
             raise ValueError(
                 f"sizes: got {list(sizes)}, but the regression has {weight.shape[1]} inputs; "
                 "give the number of values of each one-hot feature."
@@ -123,8 +151,15 @@ class GaussianClasses(Record):
     mean: Float[Tensor, "K F"]
     covariance: Float[Tensor, "F F"]
 
+    def __post_init__(self) -> None:
+        check_table("mean", self.mean, None, None, finite=True, alone=True)
+        K, F = self.mean.shape
+        _check_log_prior(check_table("log_prior", self.log_prior, K, like=self.mean, alone=True))
+        _check_covariance(check_table("covariance", self.covariance, F, F, like=self.mean, finite=True, alone=True))
+
     def log_joint(self, x: Float[Tensor, "*b F"]) -> Float[Tensor, "*b K"]:
         """log P(y = k) p(x | k)."""
+        x = check_table("x", x, self.mean.shape[-1], like=self.mean, finite=True)
         chol = torch.linalg.cholesky(self.covariance)
         whitened = torch.linalg.solve_triangular(chol, (x[..., None, :] - self.mean).mT, upper=False)
         log_volume = chol.diagonal().log().sum() + 0.5 * x.shape[-1] * math.log(2 * math.pi)
@@ -156,8 +191,20 @@ class CategoricalClasses(Record):
     log_table: Float[Tensor, "K V"]  # log P(value | class), with the values of all features side by side
     sizes: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        check_table("log_table", self.log_table, None, None, alone=True)
+        K, V = self.log_table.shape
+        _check_log_prior(check_table("log_prior", self.log_prior, K, like=self.log_table, alone=True))
+        sizes = tuple(check_integer("sizes", size) for size in check_parts("sizes", self.sizes))
+        if sum(sizes) != V:
+            raise ValueError(f"sizes: got {list(sizes)}, but log_table has {V} columns; give each feature's values.")
+        if not bool((self.log_table < torch.inf).all()):
+            raise ValueError("log_table: got NaN or +inf, expected log-probabilities.")
+        object.__setattr__(self, "sizes", sizes)
+
     def log_joint(self, x: Float[Tensor, "*b V"]) -> Float[Tensor, "*b K"]:
         """log P(y = k) P(x | k) of one-hot features."""
+        x = check_table("x", x, self.log_table.shape[-1], like=self.log_table, finite=True)
         x = x[..., None, :]
         return self.log_prior + torch.where(x == 0, 0, x * self.log_table).sum(-1)
 

@@ -25,8 +25,10 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from ...inference.numerics.checks import check_each, check_table
 from ...inference.numerics.randomness import Seed
 from ...inference.numerics.records import Record
+from ...inference.numerics.scalars import check_integer, check_kind, check_number
 from ...switching.dynamics.copy import Copy
 from ...switching.emissions.discrete import Categorical
 from ...switching.model import SwitchingSSM
@@ -83,6 +85,11 @@ def train_next_token(
         >>> bool(trained.loss[-1] < 0.1 < trained.loss[0])  # that one token follows the other is soon learned
         True
     """
+    check_kind("layer", layer, nn.Module, "a recurrent layer")
+    x = check_table("x", x, None, None, None, finite=True, alone=True)
+    if not len(x) or x.shape[1] < 2 or not x.shape[2]:
+        raise ValueError(f"x: got shape {list(x.shape)}, expected [N, T, V] with two steps at least.")
+    n_steps, rate = check_integer("n_steps", n_steps), check_number("rate", rate, above=0)
     random = torch.Generator().manual_seed(number_of(seed))
     with torch.no_grad():
         width, tokens = layer(x[:1])[0].shape[-1], x.shape[-1]
@@ -197,9 +204,10 @@ def price_of_exactness(
         >>> bool(price.no_memory.abs() < 1e-6)  # with a redraw at each step there is nothing to remember
         True
     """
-    for name, numbers in (("redraw_probs", redraw_probs), ("overlaps", overlaps)):
-        if not all(0 <= number <= 1 for number in numbers):
-            raise ValueError(f"{name}: got {list(numbers)}; give numbers between 0 and 1.")
+    redraw_probs = check_each("redraw_probs", redraw_probs, most=1)
+    overlaps = check_each("overlaps", overlaps, most=1)
+    n_units, n_steps = check_integer("n_units", n_units), check_integer("n_steps", n_steps)
+    n_sequences = check_integer("n_sequences", n_sequences)
     network, no_memory = torch.zeros(2, len(overlaps), len(redraw_probs))
     number = number_of(seed)
     for i, overlap in enumerate(overlaps):

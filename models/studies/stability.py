@@ -30,6 +30,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ...inference.numerics.records import Record
+from ...inference.numerics.scalars import check_kind, check_number, check_probability
 from ..networks.layouts import GATES, from_torch
 
 Condition = tuple[str, float, float]
@@ -92,7 +93,7 @@ def stability(network: nn.Module, input_bound: float) -> Stability:
         >>> round(sh.stability(network, input_bound=1.0).rate, 3)
         0.5
     """
-    network = _checked(network, input_bound)
+    network, input_bound = _checked(network), check_number("input_bound", input_bound, least=0)
     layers = []
     for k in range(network.num_layers):
         layers.append(_layer(network, k, input_bound))
@@ -132,9 +133,8 @@ def stabilize(network: nn.Module, input_bound: float, slack: float = 0.01) -> nn
         >>> sh.stability(network, 1.0).stable, round(sh.stability(sh.stabilize(network, 1.0), 1.0).rate, 3)
         (False, 0.99)
     """
-    network = _checked(network, input_bound)
-    if not 0 < slack < 1:
-        raise ValueError(f"slack: got {slack}; give a number between 0 and 1.")
+    network, input_bound = _checked(network), check_number("input_bound", input_bound, least=0)
+    slack = check_probability("slack", slack, proper=True)
     stable = copy.deepcopy(network)
     for k in range(network.num_layers):
         found = _layer(stable, k, input_bound)
@@ -153,13 +153,10 @@ def stabilize(network: nn.Module, input_bound: float, slack: float = 0.01) -> nn
     return stable
 
 
-def _checked(network: nn.Module, input_bound: float) -> nn.RNNBase:
-    if not isinstance(network, nn.RNNBase):
-        raise TypeError(f"network: got {type(network).__name__}, expected GRU, LSTM or Elman, or torch's own.")
+def _checked(network: nn.Module) -> nn.RNNBase:
+    network = check_kind("network", network, nn.RNNBase, "GRU, LSTM or Elman, or torch's own")
     if network.bidirectional:
         raise ValueError("network: it runs both ways in time, and no state carries all of the past; give one way.")
-    if input_bound < 0:
-        raise ValueError(f"input_bound: got {input_bound}; give the greatest magnitude of any input, 0 or more.")
     return network
 
 

@@ -26,8 +26,10 @@ from torch import Tensor
 from ...inference.chains.contract import Chain
 from ...inference.families import CopyTables
 from ...inference.message_passing.engine import VMP
+from ...inference.numerics.checks import naming
 from ...inference.numerics.randomness import Seed, generator_of
 from ...inference.numerics.records import Record
+from ...inference.numerics.scalars import check_batch_shape, check_integer, check_number
 from ..data.series import Given, Series
 from ..emissions.contract import Emission
 from ..fitting.options import Options
@@ -210,7 +212,8 @@ class CoupledSSM(Verbs, ABC):
     def smooth(self, x: Any, **given: Unpack[Given]) -> CoupledBelief:
         """P(s_dt | x) and P(z_dt = 1 | x), exact."""
         chain = self.product.chain(self.read(x, **given))
-        found = chain.smooth()
+        with naming("x"):
+            found = chain.smooth()
         redraw = self._gates(found.state, chain.filter().state, self.parameters)
         return CoupledBelief(found.log_normalizer, self._split(found.state), redraw)
 
@@ -233,9 +236,12 @@ class CoupledSSM(Verbs, ABC):
 
     def simulate(self, n_steps: int, batch_shape: tuple[int, ...] = (), *, seed: Seed = None) -> CoupledDraw:
         """A draw of states, gates and observations; a seed makes it repeatable and leaves global state alone."""
-        if not isinstance(n_steps, int) or n_steps < 1:
-            raise ValueError(f"n_steps: got {n_steps!r}, expected a number of steps of at least 1.")
-        return CoupledDraw(*_draw(self.program, len(self.n_states), n_steps, batch_shape, seed))
+        n_steps, batch_shape = check_integer("n_steps", n_steps), check_batch_shape("batch_shape", batch_shape)
+        some = tuple(max(1, n) for n in batch_shape)  # Pyro's plates are never empty
+        drawn = _draw(self.program, len(self.n_states), n_steps, some, seed)
+        if some != batch_shape:
+            drawn = (table.new_zeros(*batch_shape, *table.shape[len(some) :]) for table in drawn)
+        return CoupledDraw(*drawn)
 
     def forecast(self, x: Any, horizon: int, **given: Unpack[Given]) -> Forecast:
         """States, gates and observations at each of the `horizon` steps after the last one of x.
@@ -250,6 +256,7 @@ class CoupledSSM(Verbs, ABC):
 
     def infer(self, x: Any, max_steps: int = 200, tol: float = 1e-10, **given: Unpack[Given]) -> CoupledPaths:
         """The best q of independent chains, by coordinate ascent from the prior; the bound rises with every update."""
+        max_steps, tol = check_integer("max_steps", max_steps), check_number("tol", tol, least=0)
         engine = self.engine(x, **given)
         run = engine.run(max_steps, tol)
         return paths_of([engine.stats(name) for name in engine.blocks], run.elbo, run.converged)

@@ -35,6 +35,7 @@ from torch.distributions import constraints
 
 from ...inference.families import Beta, CopyPaths, CopyTables, Dirichlet, Gamma, MatrixNormalWishart
 from ...inference.message_passing.engine import VMP, Block, Factor
+from ...inference.numerics.checks import check_parts
 from ..data.series import Given, Series
 from ..dynamics.factors import fresh_states, gates
 from ..dynamics.markov import Markov
@@ -43,7 +44,7 @@ from ..emissions.discrete import Poisson
 from ..emissions.multivariate_normal import MultivariateNormal
 from ..fitting.options import Options
 from ..model import SwitchingSSM
-from ..parameters import Named, Parameter, Parameters, check_parameters
+from ..parameters import Named, Parameter, Parameters, check_parameters, read_tables
 from .contract import CoupledSSM, draw_chain, prior_tables
 from .factors import (
     check_whole_steps,
@@ -86,10 +87,30 @@ class FactorialSSM(CoupledSSM):
     precision: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if not len(self.redraw_prob) == len(self.state_probs) == len(self.loc) > 0:
-            sizes = ", ".join(str(len(given)) for given in (self.redraw_prob, self.state_probs, self.loc))
-            raise ValueError(f"redraw_prob, state_probs, loc: got {sizes} chains; give one entry each.")
-        check_parameters(self.known, self.parameters, self.sizes, self.name)
+        probs, loc = (check_parts(name, getattr(self, name)) for name in ("state_probs", "loc"))
+        called = {
+            f"{name}_{d}": f"{name}[{d - 1}]" for name in ("state_probs", "loc") for d in range(1, len(probs) + 1)
+        }
+        given = {"redraw_prob": self.redraw_prob}
+        given |= {f"state_probs[{d}]": part for d, part in enumerate(probs)}
+        given |= {f"loc[{d}]": part for d, part in enumerate(loc)}
+        given |= {} if self.precision is None else {"precision": self.precision}
+        tables = read_tables(given)
+        if not tables["redraw_prob"].shape == (len(probs),) == (len(loc),):
+            raise ValueError(
+                f"redraw_prob, state_probs, loc: got {list(tables['redraw_prob'].shape)}, {len(probs)} and {len(loc)} "
+                "for the chains; give one entry each."
+            )
+        object.__setattr__(self, "redraw_prob", tables["redraw_prob"])
+        object.__setattr__(self, "precision", tables.get("precision"))
+        for name, n_axes in (("state_probs", 1), ("loc", 2)):
+            parts = tuple(tables[f"{name}[{d}]"] for d in range(len(probs)))
+            for d, part in enumerate(parts):
+                if part.dim() != n_axes:
+                    expected = "[K], a probability for each state" if n_axes == 1 else "[K, F], a row for each state"
+                    raise ValueError(f"{name}[{d}]: got shape {list(part.shape)}, expected {expected}.")
+            object.__setattr__(self, name, parts)
+        check_parameters(self.known, self.parameters, self.sizes, self.name, called)
 
     @property
     def n_chains(self) -> int:

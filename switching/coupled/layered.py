@@ -42,7 +42,8 @@ from ...inference.chains.contract import Filtered
 from ...inference.chains.copy.chain import CopyChain
 from ...inference.families import Beta, CopyPaths, CopyTables, Dirichlet
 from ...inference.message_passing.engine import VMP, Block, Factor
-from ...inference.numerics.checks import broadcast_shapes
+from ...inference.numerics.checks import broadcast_shapes, check_parts
+from ...inference.numerics.scalars import check_choice, check_kind
 from ..data.series import Given, Series
 from ..dynamics.factors import fresh_states, gates
 from ..dynamics.markov import Markov
@@ -51,7 +52,7 @@ from ..fitting.graph import center, conjugates, emitted
 from ..fitting.options import Options
 from ..fitting.starts import first_labels
 from ..model import SwitchingSSM
-from ..parameters import Named, Parameter, Parameters, check_parameters, moved, prefixed
+from ..parameters import Named, Parameter, Parameters, check_parameters, moved, prefixed, read_tables
 from ..program import Observation
 from .contract import CoupledSSM, draw_chain, prior_tables
 from .factors import asked, labels_above, paths_block
@@ -90,13 +91,31 @@ class LayeredSSM(CoupledSSM):
     state_probs: Tensor
 
     def __post_init__(self) -> None:
-        if len(self.redraw_prob) != self.n_layers:
+        check_kind("emission", self.emission, Emission, "an emission such as Normal(n_features)")
+        check_kind("values", self.values, Mapping, "the emission's parameters by name")
+        parts = check_parts("tables", self.tables, least=0)
+        given = {f"values[{name!r}]": table for name, table in self.values.items()}
+        given |= {"redraw_prob": self.redraw_prob, "state_probs": self.state_probs}
+        given |= {f"tables[{layer}]": table for layer, table in enumerate(parts)}
+        read = read_tables(given)
+        for layer in range(len(parts)):
+            if read[f"tables[{layer}]"].dim() != 2:
+                shape = list(read[f"tables[{layer}]"].shape)
+                raise ValueError(f"tables[{layer}]: got shape {shape}, expected [K above, K].")
+        if read["state_probs"].dim() != 1:
+            raise ValueError(f"state_probs: got shape {list(read['state_probs'].shape)}, expected [K] of the top.")
+        object.__setattr__(self, "values", {name: read[f"values[{name!r}]"] for name in self.values})
+        object.__setattr__(self, "tables", tuple(read[f"tables[{layer}]"] for layer in range(len(parts))))
+        object.__setattr__(self, "redraw_prob", read["redraw_prob"])
+        object.__setattr__(self, "state_probs", read["state_probs"])
+        if self.redraw_prob.shape != (self.n_layers,):
             raise ValueError(
                 f"redraw_prob: got shape {list(self.redraw_prob.shape)}, but {len(self.tables)} tables and state_probs "
                 f"make {self.n_layers} layers; give one probability a layer."
             )
         object.__setattr__(self, "values", self.emission.check_values(dict(self.values), self.n_states[0]))
-        check_parameters(self.known, self.parameters, self.sizes | {"background": 1}, self.name)
+        called = {f"table_{layer}": f"tables[{layer - 1}]" for layer in range(1, self.n_layers)}
+        check_parameters(self.known, self.parameters, self.sizes | {"background": 1}, self.name, called)
         for layer, table in enumerate(self.tables):
             if not bool((table > 0).all()):
                 raise ValueError(f"tables[{layer}]: got {table.tolist()}, expected rows of positive probabilities.")
@@ -240,8 +259,7 @@ class LayeredSSM(CoupledSSM):
             passed: "redrawn": a layer passes up P(s_t, z_t = 1), the message of the model;
                 "state": P(s_t), what a stack of recurrent layers passes up.
         """
-        if passed not in ("redrawn", "state"):
-            raise ValueError(f'passed: got {passed!r}, expected "redrawn" or "state".')
+        check_choice("passed", passed, ("redrawn", "state"))
         series = self.read(x, **given)
         evidence = self.emission.log_likelihood(series.observations, self.values)
         found: list[Filtered] = []

@@ -9,6 +9,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from ...inference.numerics.arrays import floating
+from ...inference.numerics.checks import check_integers
 from .series import Series, number, place
 from .stacked import Stacked, check_levels, common_index, panel_of
 from .timeline import check_times
@@ -111,10 +113,9 @@ def read_panel(
     """
     if not isinstance(frame, pd.DataFrame):
         raise TypeError(f"frame: got {type(frame).__name__}, expected a pandas DataFrame, a row for each step.")
-    keys = [sequence] if isinstance(sequence, str) else list(sequence)
-    labels = [*keys, *([] if time is None else [time])]
-    columns = [columns] if isinstance(columns, str) else columns
-    chosen = [name for name in frame.columns if name not in labels] if columns is None else list(columns)
+    keys = _columns("sequence", sequence)
+    labels = [*keys, *([] if time is None else _columns("time", time)[:1])]
+    chosen = [n for n in frame.columns if n not in labels] if columns is None else _columns("columns", columns)
     for option, names in (("sequence", keys), ("time", labels[len(keys) :]), ("columns", chosen)):
         missing = [name for name in names if name not in frame.columns]
         if missing or (not names and option != "time"):
@@ -125,6 +126,16 @@ def read_panel(
         named.append(pd.RangeIndex(len(frame), name="row"))
     rows = panel_of(pd.MultiIndex.from_arrays(named), "frame", counted=time is None)
     return _read_stacked(frame[chosen], replace(rows, index=frame.index), len(chosen), None, None)
+
+
+def _columns(option: str, names: Any) -> list[Any]:
+    """The labels of columns: one, or several in a list."""
+    names = names.tolist() if isinstance(names, np.ndarray) else names
+    found: list[Any] = list(names) if isinstance(names, list | tuple | pd.Index) else [names]
+    for name in found:
+        if name is None or type(name).__hash__ is None:
+            raise TypeError(f"{option}: got {type(name).__name__}, expected the name of a column, or a list of names.")
+    return found
 
 
 def _read_stacked(x: Any, rows: Stacked, n_features: int, covariates: Any, dt: Any) -> Series:
@@ -216,30 +227,37 @@ def _few(counts: Tensor) -> str:
 
 
 def _counts(lengths: Any, values: Tensor) -> Tensor:
-    counts = torch.as_tensor(lengths, device=values.device)
-    if counts.is_floating_point() or counts.dtype == torch.bool or counts.is_complex():
-        raise TypeError(f"lengths: got {counts.dtype}, expected integers: each sequence's number of steps.")
-    return counts
+    return check_integers(lengths, "lengths", "each sequence's number of steps").to(values.device)
 
 
 def _features(x: "pd.DataFrame | pd.Series") -> tuple[str, ...]:
     return tuple(map(str, x.columns)) if isinstance(x, pd.DataFrame) else (str(x.name or "x"),)
 
 
-def _pandas_values(x: "pd.DataFrame | pd.Series", name: str) -> np.ndarray:
-    try:
+def _pandas_values(x: "pd.DataFrame | pd.Series", name: str) -> Any:
+    """The cells of a pandas object, in which None is missing too."""
+    columns = x.items() if isinstance(x, pd.DataFrame) else [(x.name, x)]
+    dtypes = {label: column.dtype for label, column in columns}
+    if all(pd.api.types.is_numeric_dtype(dtype) and dtype.kind != "c" for dtype in dtypes.values()):
         return x.to_numpy(dtype=np.float64, na_value=np.nan)
-    except (TypeError, ValueError) as error:
+    try:
+        return floating(x.to_numpy(dtype=object, na_value=np.nan), name)
+    except TypeError:
+        numeric = pd.api.types.is_numeric_dtype
+        found = next(label for label, dtype in dtypes.items() if not numeric(dtype) or dtype.kind == "c")
         raise TypeError(
-            f"{name}: the pandas object holds values that are not numbers ({error}); select numeric columns."
+            f"{name}: got column {found!r} of {dtypes[found]}, which holds values that are not numbers; "
+            "select numeric columns."
         ) from None
 
 
 def _is_ragged_list(x: Sequence[Any]) -> bool:
     """A list of arrays is a list of sequences; nested plain lists are too, unless they are rows of one sequence."""
-    if isinstance(x[0], Tensor | np.ndarray | pd.Series | pd.DataFrame):
-        return not all(getattr(part, "ndim", 1) == 0 for part in x)
-    return any(not np.isscalar(value) for part in x for value in list(part)[:1]) or len({len(part) for part in x}) > 1
+    if hasattr(x[0], "__array__") and not isinstance(x[0], np.generic):
+        return any(getattr(part, "ndim", 0) > 0 for part in x)
+    if not all(isinstance(part, list | tuple) for part in x):
+        return any(getattr(part, "ndim", 0) > 0 for part in x)
+    return any(not np.isscalar(value) for part in x for value in part[:1]) or len({len(part) for part in x}) > 1
 
 
 def _padded(x: Sequence[Any], n_features: int) -> tuple[Tensor, Tensor]:
@@ -256,24 +274,9 @@ def _padded(x: Sequence[Any], n_features: int) -> tuple[Tensor, Tensor]:
 
 
 def to_tensor(x: Any, name: str) -> Tensor:
-    """Numbers in any form as a tensor: floating types are kept, anything else becomes float64."""
-    if isinstance(x, pd.DataFrame | pd.Series):
-        x = _pandas_values(x, name)
-    if not isinstance(x, Tensor):
-        array = np.asarray(x)
-        if array.dtype.kind not in "fiubc":
-            try:
-                array = array.astype(np.float64)
-            except (TypeError, ValueError):
-                raise TypeError(
-                    f"{name}: got {type(x).__name__} of {array.dtype}, expected numbers; convert text and dates first."
-                ) from None
-        x = torch.from_numpy(np.array(array))  # a copy: the caller's array may be read-only
-    if x.is_complex():
-        raise TypeError(
-            f"{name}: got complex numbers, expected real ones; give real and imaginary parts as two features."
-        )
-    return x if x.dtype in (torch.float32, torch.float64) else x.to(torch.float64)
+    """Numbers in any form as a tensor: float32 and float64 are kept, anything else becomes float64, and what is masked
+    or NA becomes NaN."""
+    return floating(_pandas_values(x, name) if _labelled(x) else x, name)
 
 
 def _with_feature_axis(x: Tensor, n_features: int, name: str) -> Tensor:

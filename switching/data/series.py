@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from ...inference.numerics.records import Record
+from ...inference.numerics.scalars import check_integer
 from .stacked import Stacked
 from .timeline import time_index
 
@@ -172,6 +173,8 @@ class Series(Record):
         names = ["sequence"] if n == 1 else [f"sequence_{axis}" for axis in range(n)]
         where = pd.MultiIndex.from_product([range(size) for size in self.batch_shape], names=names)
         lengths = (self.last + 1).flatten().tolist()
+        if not lengths:
+            return pd.MultiIndex.from_arrays([[]] * (n + 1), names=[*names, "step"])
         own = [time_index(self.index_of(i), self.n_steps)[:length] for i, length in enumerate(lengths)]
         levels = [where.get_level_values(axis).repeat(lengths) for axis in range(n)]
         if self.sequences is not None:
@@ -221,6 +224,13 @@ class Series(Record):
         tables = {name: getattr(self, name) for name in ("observations", "lengths", "covariates", "gaps")}
         return replace(self, **{name: None if t is None else t.detach().cpu() for name, t in tables.items()})
 
+    def detached(self) -> "Series":
+        """The same cut off from what is differentiated."""
+        if not any(t is not None and t.requires_grad for t in (self.observations, self.covariates, self.gaps)):
+            return self
+        tables = {name: getattr(self, name) for name in ("observations", "covariates", "gaps")}
+        return replace(self, **{name: None if t is None else t.detach() for name, t in tables.items()})
+
     def double(self) -> "Series":
         """The same in float64."""
         tables = {name: getattr(self, name) for name in ("observations", "covariates", "gaps")}
@@ -232,8 +242,9 @@ class Series(Record):
         Raises:
             ValueError: there is no such sequence.
         """
-        if not -self.n_sequences <= sequence < self.n_sequences:
-            raise ValueError(f"sequence: got {sequence}, but x holds {self.n_sequences} sequence(s), counted from 0.")
+        if not self.n_sequences:
+            raise ValueError(f"sequence: got {sequence!r}, but x holds none.")
+        sequence = check_integer("sequence", sequence, least=-self.n_sequences, most=self.n_sequences - 1)
         alone = self.part(torch.tensor([sequence % self.n_sequences]))
         n = int(alone.last[0]) + 1
         if n < self.n_steps < self.n_driven:

@@ -26,9 +26,10 @@ from ...inference.chains.copy.chain import CopyChain
 from ...inference.families import CopyPaths, CopyTables, Gaussian, VectorFamily
 from ...inference.message_passing.factor_graph import Factor
 from ...inference.numerics.checks import broadcast_shapes
+from ...inference.numerics.scalars import check_integer
 from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
-from ..parameters import Parameter, Parameters, check_size, concentration, widened
+from ..parameters import Parameter, Parameters, concentration, widened
 from ..priors import Conjugate, Probabilities, Site
 from .contract import PATHS, Dynamics, draw_state
 from .factors import by_state, driven_gates, fresh_states, gate_counts, gates
@@ -124,8 +125,8 @@ class Copy(Dynamics):
     holds: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_size("n_states", self.n_states)
-        check_size("n_covariates", self.n_covariates, least=0)
+        object.__setattr__(self, "n_states", check_integer("n_states", self.n_states))
+        object.__setattr__(self, "n_covariates", check_integer("n_covariates", self.n_covariates, least=0))
         self.default_prior()
 
     @property
@@ -215,6 +216,8 @@ class Copy(Dynamics):
         return ByGate(redrawn.expand(before.shape), log_hold.exp().unsqueeze(-1) * before)
 
     def durations(self, values: Parameters, drive: Drive) -> Tensor:
+        if drive.covariates is not None and not drive.covariates.numel():
+            raise ValueError("covariates: got those of no step, over which durations are averaged; give a sequence.")
         log_redraw, _ = self.log_gate(values, Drive(drive.covariates, None), 0)
         return 1 / (log_redraw.exp().mean() * (1 - values["state_probs"]))
 

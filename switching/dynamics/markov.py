@@ -11,9 +11,10 @@ from ...inference.chains.markov.chain import MarkovChain
 from ...inference.families import MarkovPaths, MarkovTables
 from ...inference.message_passing.factor_graph import Factor
 from ...inference.numerics.logs import log_probability
+from ...inference.numerics.scalars import check_integer, check_number
 from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
-from ..parameters import Parameters, check_size, concentration, widened
+from ..parameters import Parameters, concentration, widened
 from ..priors import Conjugate, Probabilities
 from .contract import PATHS, Dynamics, draw_state
 from .factors import by_state, first_state, moves
@@ -50,9 +51,8 @@ class Markov(Dynamics):
     sticky: float = 0.0
 
     def __post_init__(self) -> None:
-        check_size("n_states", self.n_states)
-        if not self.sticky >= 0:
-            raise ValueError(f"sticky: got {self.sticky}, expected a concentration of at least 0.")
+        object.__setattr__(self, "n_states", check_integer("n_states", self.n_states))
+        object.__setattr__(self, "sticky", check_number("sticky", self.sticky, least=0))
         self.default_prior()
 
     @property

@@ -28,8 +28,9 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from ...inference.numerics.records import Record
+from ...inference.numerics.scalars import check_integer
 from ..data.series import place
-from ..parameters import Named, Parameter, Parameters, check_parameters, check_size, moved, widened, with_prefix
+from ..parameters import Named, Parameter, Parameters, check_parameters, moved, widened, with_prefix
 from ..priors import Conjugate, Site, log_prior
 from .ascent import ascend
 
@@ -91,7 +92,9 @@ class Emission(Named, ABC):
     """Whether `in_units` says what another unit does to the parameters, and "loc" is what another origin moves."""
 
     def __post_init__(self) -> None:
-        check_size("n_features", self.n_features)
+        n_features = check_integer("n_features", self.n_features)
+        if n_features is not self.n_features:
+            object.__setattr__(self, "n_features", n_features)
 
     # ---- what a subclass writes ------------------------------------------------------------------------------------
 
@@ -255,6 +258,8 @@ class Emission(Named, ABC):
     def sample_at(self, values: Parameters, state: Tensor, redraw: Tensor) -> Tensor:
         """One observation for each of the given states and gates: `[*batch, F]`."""
         like = next(iter(values.values()))
+        if not state.numel():  # which torch's distributions do not all take
+            return like.new_zeros(*state.shape, self.n_features)
         found = [part.emission.distribution(_at(part, values, state)).sample().to(like) for part in self.parts]
         return found[0] if len(found) == 1 else torch.where(redraw.bool().unsqueeze(-1), *found)
 

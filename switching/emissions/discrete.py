@@ -28,8 +28,10 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from ...inference.families import Beta, Dirichlet, Gamma
+from ...inference.numerics.arrays import floating
 from ...inference.numerics.checks import broadcast_shapes
-from ..parameters import Parameter, Parameters, check_size, concentration
+from ...inference.numerics.scalars import check_integer
+from ..parameters import Parameter, Parameters, concentration
 from .contract import ConjugateEmission, Representative
 
 
@@ -177,7 +179,9 @@ class Categorical(ConjugateEmission):
     parameters = {"probs": Parameter(("state", "category"), constraints.simplex)}  # noqa: RUF012
 
     def __post_init__(self) -> None:
-        check_size("n_categories", self.n_categories)
+        n_categories = check_integer("n_categories", self.n_categories)
+        object.__setattr__(self, "n_categories", n_categories)
+        concentration(self.prior, (*floating(self.prior, "prior").shape[:-1], n_categories), "prior")
 
     @classmethod
     def sized_to(cls, x: Any) -> "Categorical":
@@ -257,6 +261,8 @@ def _filled(x: Tensor) -> Tensor:
 
 def _log_factorial(counts: Tensor) -> Tensor:
     """log n!, looked up where the counts are small: a tenth of the time of as many gamma functions."""
+    if not counts.numel():
+        return counts
     whole = counts.long()
     low, high = (int(end) for end in whole.aminmax())
     if not (low >= 0 and high < whole.numel() and bool((whole == counts).all())):

@@ -317,6 +317,8 @@ def _of_draws(model: SwitchingSSM, problem: Problem, method: str, sampled: Sampl
 
 def check_enough(series: Series, n_states: int) -> None:
     """Raise ValueError where the series cannot support a fit."""
+    if not series.n_sequences:
+        raise ValueError(f"x: got shape {list(series.observations.shape)}, a batch of no sequence; give at least one.")
     observed = ~torch.isnan(series.rows)
     for feature, any_seen in enumerate(observed.any(0).tolist()):
         if not any_seen:

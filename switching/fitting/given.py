@@ -19,10 +19,6 @@ def fixed_values(model: SwitchingSSM, problem: Problem, fixed: Any) -> Parameter
     Raises:
         ValueError: they do not fit the model, or leave nothing to fit.
     """
-    if not isinstance(fixed, Mapping):
-        raise TypeError(
-            f'fixed: got {type(fixed).__name__}, expected values by name, such as {{"loc": [[0.0], [1.0]]}}.'
-        )
     whole, names = _completed(model, problem, fixed, "fixed")
     if set(names) == set(model.known):
         raise ValueError("fixed: got all parameters, which leaves nothing to fit; use model.with_values(...).")

@@ -19,10 +19,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...inference.chains.contract import Chain, Smoothed
-from ...inference.numerics.randomness import Seed, check_draws, generator_of
+from ...inference.numerics.checks import naming
+from ...inference.numerics.randomness import Seed, generator_of
+from ...inference.numerics.scalars import check_flag, check_integer, check_probability
 from ..data.series import Given
 from ..emissions.contract import ByGate
-from ..forecast import Forecast, Interval, central_interval, check_horizon, look_ahead
+from ..forecast import Forecast, Interval, central_interval, look_ahead
 from ..model import SwitchingSSM
 from ..parameters import Parameters, moved
 from ..problem import Problem
@@ -71,7 +73,8 @@ class ParameterPosterior(ABC):
             correct: take draws of `refined`: those of a variational q lie too close together, since it does not know
                 how the parameters and the paths hang together.
         """
-        draws = (self.refined if correct else self).sample(n, seed)
+        level, n = check_probability("level", level, proper=True), check_integer("n", n)
+        draws = (self.refined if check_flag("correct", correct) else self).sample(n, seed)
         found = {name: central_interval(value, level) for name, value in draws.items()}
         return Interval(*({name: ends[i] for name, ends in found.items()} for i in range(2)))
 
@@ -87,13 +90,14 @@ class Posterior(ParameterPosterior):
 
     def forecast(self, x: Any, horizon: int, *, draws: int = DRAWS, seed: Seed = 0, **given: Unpack[Given]) -> Forecast:
         """As `SwitchingSSM.forecast`, averaged over draws of the parameters. Give the series that was fitted."""
-        check_horizon(horizon)
+        horizon = check_integer("horizon", horizon)
         problem = self.model.problem(x, horizon=horizon, **given)
         problem.series.check_ahead(horizon)
         values = self._draws(problem, draws, seed)
-        found = [look_ahead(problem, some, horizon) for some in problem.in_turns(values)]
+        with naming("x"):
+            found = [look_ahead(problem, some, horizon) for some in problem.in_turns(values)]
         ahead = ByGate(*(torch.cat(parts) for parts in zip(*found, strict=True)))
-        mixed = ByGate(*(weights.movedim(0, -2).flatten(-2) / draws for weights in ahead))
+        mixed = ByGate(*(weights.movedim(0, -2).flatten(-2) / len(ahead.held) for weights in ahead))
         forecast = Forecast.of(self.model.emission, self._all_states(values), mixed, problem.series, self)
         return replace(forecast, state=(ahead.redrawn + ahead.held).mean(0))
 
@@ -103,13 +107,14 @@ class Posterior(ParameterPosterior):
         """log p(x_t | x_1..t-1, what was fitted) of every step of a series that was not fitted; 0 beyond its end."""
         problem = self.model.problem(x, **given)
         values = self._draws(problem, draws, seed)
-        increments = [problem.chain(some).filter().log_increment for some in problem.in_turns(values)]
-        evidence = torch.cat(increments).cumsum(-1).logsumexp(0) - math.log(draws)
+        with naming("x"):
+            increments = [problem.chain(some).filter().log_increment for some in problem.in_turns(values)]
+        evidence = torch.cat(increments).cumsum(-1).logsumexp(0) - math.log(check_integer("draws", draws))
         each = evidence.diff(dim=-1, prepend=torch.zeros_like(evidence[..., :1]))
         return torch.where(problem.series.inside, each, 0.0)
 
     def _draws(self, problem: Problem, n: int, seed: Seed) -> Parameters:
-        check_draws(n, "draws")
+        n = check_integer("draws", n)
         return {name: value.to(problem.series.observations) for name, value in self.sample(n, seed).items()}
 
     def _all_states(self, values: Parameters) -> Parameters:
@@ -147,6 +152,7 @@ class VariationalPosterior(Posterior):
         return expected(self.known_blocks, self.blocks, self.about) | self._fixed
 
     def sample(self, n: int, seed: Seed = 0) -> Parameters:
+        n = check_integer("n", n)
         found = drawn(self.known_blocks, self.blocks, self.about, n, generator_of(seed, self.about.device))
         return found | {name: value.expand(n, *value.shape) for name, value in self._fixed.items()}
 
@@ -155,7 +161,8 @@ class VariationalPosterior(Posterior):
 
         Its log-normaliser is the expected evidence's bound: it lies below log p(x), the more so the less is known.
         """
-        return self.chain(x, **given).smooth()
+        with naming("x"):
+            return self.chain(x, **given).smooth()
 
     def chain(self, x: Any, **given: Unpack[Given]) -> Chain:
         """The chain over paths of q."""
@@ -206,6 +213,7 @@ class DrawnPosterior(Posterior):
 
     def sample(self, n: int, seed: Seed = 0) -> Parameters:
         """n of the draws: each of them as often as any other, or one time less."""
+        n = check_integer("n", n)
         first = next(iter(self.draws.values()))
         total = first.shape[0] * first.shape[1]
         generator = generator_of(seed, first.device)
@@ -231,7 +239,8 @@ class DrawnPosterior(Posterior):
         fields: dict[str, Any] = {}
         evidence, n = [], next(iter(every.values())).shape[0]
         for some in problem.in_turns(every):
-            found = vars(problem.chain(some).smooth())
+            with naming("x"):
+                found = vars(problem.chain(some).smooth())
             evidence.append(found.pop("log_normalizer"))
             for name, part in found.items():
                 if part is not None:

@@ -19,11 +19,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...inference.numerics.checks import check_lengths, check_same_kind
-from ...inference.numerics.randomness import Seed, check_draws, generator_of
+from ...inference.numerics.randomness import Seed, generator_of
 from ...inference.numerics.records import Record
+from ...inference.numerics.scalars import check_integer
 from ...inference.stacks.automaton import op as inference
 from .cached import cached_table
-from .checks import check_counts, check_initial, check_transitions
+from .checks import check_initial, check_transitions
 from .histories import follow
 
 if TYPE_CHECKING:
@@ -102,8 +103,8 @@ def start(log_initial: Tensor, n_steps: int = 16) -> PushdownState:
     """
     check_same_kind(log_initial=log_initial)
     check_initial(log_initial)
-    check_counts(1, n_steps=n_steps)
-    flat = log_initial.reshape(-1, log_initial.shape[-2] * log_initial.shape[-1])
+    n_steps = check_integer("n_steps", n_steps)
+    flat = log_initial.resolve_neg().reshape(-1, log_initial.shape[-2] * log_initial.shape[-1])
     return PushdownState(log_initial.unsqueeze(-3), inference.start(flat, log_initial.shape[-2], n_steps))
 
 
@@ -130,7 +131,8 @@ def advance(state: PushdownState, log_push: Tensor, log_replace: Tensor, log_pop
     check_same_kind(log_initial=state.log_top, **tables)
     check_transitions(batch, (Q, G), **tables)
     K = Q * G
-    push, replace, pop = log_push.reshape(-1, K, K), log_replace.reshape(-1, K, K), log_pop.reshape(-1, K, Q)
+    push, replace = (table.resolve_neg().reshape(-1, K, K) for table in (log_push, log_replace))
+    pop = log_pop.resolve_neg().reshape(-1, K, Q)
     log_top, tape = inference.advance(state.tape, push, replace, pop)
     bottom_last = log_top.roll(-1, 1)  # the recursion has it first
     return PushdownState(bottom_last.reshape(*batch, log_top.shape[1], Q, G), tape)
@@ -210,7 +212,7 @@ class PushdownAutomaton(Record):
     @torch.no_grad()
     def sample(self, n: int, seed: Seed = None) -> PushdownRuns:
         """n runs of each sequence, exactly with their probability."""
-        check_draws(n)
+        n = check_integer("n", n)
         choose = inference.draw(generator_of(seed, self.log_pop.device))
         return self._runs(inference.trace(self._weights, self._inside, n, choose))
 

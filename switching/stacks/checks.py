@@ -1,21 +1,11 @@
 """What stacks and their networks refuse, and how they say so. Tables in, nothing out."""
 
-import math
-
 import torch
 from torch import Tensor
 
 from ...inference.numerics.checks import check_same_kind
+from ...inference.numerics.scalars import check_choice, check_number
 from ...inference.stacks.superposition.op import depths
-
-
-def check_counts(least: int, **counts: object) -> None:
-    """Raise unless all are whole numbers of `least` or more."""
-    for name, count in counts.items():
-        if isinstance(count, bool) or not isinstance(count, int):
-            raise TypeError(f"{name}: got {count!r}, expected a whole number, {least} or more.")
-        if count < least:
-            raise ValueError(f"{name}: got {count}, expected {least} or more.")
 
 
 def check_numbers(**tables: Tensor) -> None:
@@ -41,7 +31,7 @@ def check_log_weights(name: str, table: Tensor) -> None:
 
 def check_mixture(log_action: Tensor, values: Tensor, initial: Tensor | None, on_empty: str) -> None:
     """Shapes, dtypes and numbers of what a mixture is made of."""
-    check_same_kind(values=values, log_action=log_action, initial=initial)
+    check_same_kind("initial", values=values, log_action=log_action, initial=initial)
     if values.dim() < 2 or values.shape[-2] < 1:
         raise ValueError(f"values: got shape {list(values.shape)}, expected [*batch, T, V] with at least one step.")
     if log_action.shape[:-1] != values.shape[:-1] or log_action.shape[-1] < 3:
@@ -60,8 +50,7 @@ def check_mixture(log_action: Tensor, values: Tensor, initial: Tensor | None, on
         if table is not None and not table.isfinite().all():
             where = (~table.isfinite()).nonzero()[0].tolist()
             raise ValueError(f"{name}: holds {float(table[tuple(where)])} at {where}; give finite numbers.")
-    if on_empty not in ("noop", "forbid"):
-        raise ValueError(f"on_empty: got {on_empty!r}, expected 'noop' or 'forbid'.")
+    check_choice("on_empty", on_empty, ("noop", "forbid"))
     if on_empty == "forbid":
         check_single_pops(log_action, "on_empty='forbid'")
 
@@ -89,25 +78,24 @@ def check_single_pops(log_action: Tensor, what: str) -> None:
         )
 
 
-def check_reads(reads: object, scale: object, values: Tensor) -> None:
-    """Reads of the value on top, unless they are None, and the standard deviation of their error."""
-    if not isinstance(scale, (int, float)) or not 0 < scale < math.inf:
-        raise ValueError(f"scale: got {scale!r}, expected a standard deviation, a finite number above 0.")
-    check_same_kind(values=values, reads=reads)
+def check_reads(reads: object, scale: object, values: Tensor) -> float:
+    """Reads of the value on top, unless they are None, and the standard deviation of their error, which is returned."""
+    number = check_number("scale", scale, above=0)
+    check_same_kind("reads", values=values, reads=reads)
     if not isinstance(reads, Tensor):
-        return
+        return number
     if reads.shape != values.shape:
         raise ValueError(f"reads: got shape {list(reads.shape)}, expected that of values, {list(values.shape)}.")
     if reads.isinf().any():
         where = reads.isinf().nonzero()[0].tolist()
         raise ValueError(f"reads: holds inf at {where}; give finite reads, or NaN for none.")
+    return number
 
 
 @torch.no_grad()
 def check_capacity(capacity: int, action: Tensor, n_initial: int, on_empty: str) -> None:
     """Refuse a capacity that histories of more than rounding mass outgrow, under action probabilities [*b, T, A]."""
     T, D = action.shape[-2], n_initial
-    check_counts(1, capacity=capacity)
     if capacity < D:
         raise ValueError(f"capacity: got {capacity}, expected at least {D}, the cells of the initial stack.")
     if not action.numel():

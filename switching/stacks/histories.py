@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...inference.numerics.records import Record
-from .checks import check_counts
+from ...inference.numerics.scalars import check_integer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -96,7 +96,7 @@ class Histories(Record):
 
     def elements(self, depth: int) -> Int[Tensor, "n *b T depth"]:
         """The stacks as element numbers, from the top; empty cells have the last number. `depth` is 1 or more."""
-        check_counts(1, depth=depth)
+        depth = check_integer("depth", depth)
         cells = [self.top]
         for _ in range(depth - 1):
             cells.append(self.below.gather(-1, cells[-1]))
@@ -124,7 +124,7 @@ class Histories(Record):
         from ..views.stack_figures import one_of, plot_stacks
 
         index = one_of(sequence, self.top.shape[1:-1])
-        check_counts(1, most=most)
+        most = check_integer("most", most)
         T, n = self.top.shape[-1], self.values.shape[-2] - 1
         if not -T <= step < T:
             raise ValueError(f"step: got {step}, but the histories have {T} steps; give one of them.")

@@ -21,11 +21,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ...inference.numerics.checks import check_lengths
-from ...inference.numerics.randomness import Seed, check_draws, generator_of
+from ...inference.numerics.randomness import Seed, generator_of
+from ...inference.numerics.scalars import check_integer
 from ...inference.stacks.automaton.op import draw
 from ...inference.stacks.superposition.op import depths, superpose
 from .cached import cached_table
-from .checks import check_capacity, check_counts, check_evidence, check_log_weights, check_mixture, check_reads
+from .checks import check_capacity, check_evidence, check_log_weights, check_mixture, check_reads
 from .coupled import CoupledStack
 from .histories import Histories, follow, picked
 
@@ -94,6 +95,7 @@ class StackMixture:
         if self.log_evidence is not None:
             check_evidence("log_evidence", self.log_evidence, self.log_action, self.n_elements)
         if self.capacity is not None:
+            object.__setattr__(self, "capacity", check_integer("capacity", self.capacity))
             check_capacity(self.capacity, self.log_prior.softmax(-1), self.n_initial, self.on_empty)
 
     def __repr__(self) -> str:
@@ -175,7 +177,7 @@ class StackMixture:
 
         O(T) a step for an uncoupled mixture, whatever the depth, or O(capacity); O(T^2 depth) a step for a coupled one.
         """
-        check_counts(1, depth=depth)
+        depth = check_integer("depth", depth)
         if not self.coupled:
             cells = self._superposed(self.values, self.initial_cells)[..., :depth, :]
             return pad(cells, (0, 0, 0, depth - cells.shape[-2]))
@@ -218,7 +220,7 @@ class StackMixture:
             TypeError: reads are no tensor, or one of another dtype or device than values.
             ValueError: they have another shape than values, or hold inf; scale is no finite number above 0.
         """
-        check_reads(reads, scale, self.values)
+        scale = check_reads(reads, scale, self.values)
         error = (reads[..., :, None, :] - self._table[..., None, :, :]) / scale
         density = -0.5 * error**2 - math.log(scale) - 0.5 * math.log(2 * math.pi)
         return torch.where(error.isnan(), 0.0, density).sum(-1)
@@ -226,7 +228,7 @@ class StackMixture:
     @torch.no_grad()
     def sample(self, n: int, seed: Seed = None) -> Histories:
         """n histories of each sequence, exactly from the mixture."""
-        check_draws(n)
+        n = check_integer("n", n)
         choose = draw(generator_of(seed, self.values.device))
         if self.coupled:
             return self._weighed(self._coupled.sample(n, choose), 1 / n)

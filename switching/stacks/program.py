@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
 from ...inference.numerics.checks import broadcast_shapes
+from ...inference.numerics.scalars import check_kind
 from ...inference.stacks.superposition.op import superpose
 from .checks import check_reads
 from .mixture import StackMixture
@@ -50,15 +51,18 @@ def stack_program(mixture: StackMixture, reads: Tensor | None = None, *, scale: 
     >>> abs(loss + float(evidence)) < 1e-5
     True
     """
+    check_kind("mixture", mixture, StackMixture, "a StackMixture")
     values, V = mixture.values, mixture.values.shape[-1]
     if mixture.log_evidence is not None:
         raise ValueError(
             "mixture: holds evidence already; give the program the mixture before `condition`, and the reads."
         )
-    check_reads(reads, scale, values)
+    scale = check_reads(reads, scale, values)
     marked = pad(values, (0, 1), value=1.0)  # the last column says that a cell is filled
     cells = pad(pad(mixture.initial_cells, (0, 1), value=1.0), (0, 0, 0, values.shape[-2]))
     batch = values.shape[:-2]
+    if 0 in batch:
+        raise ValueError("mixture: got one of no sequence; Pyro's plates need one.")
     plates = [pyro.plate(f"sequences_{i}", n, dim=i - len(batch)) for i, n in enumerate(batch)]
     observations = []
     for t, log_action in enumerate(mixture.log_prior.unbind(-2)):

@@ -10,10 +10,11 @@ from matplotlib.figure import Figure
 from scipy.special import ndtri
 from torch import Tensor
 
+from ...inference.numerics.scalars import check_probability
 from ..coupled.contract import CoupledSSM
 from ..data.series import Given, Series
 from ..emissions.contract import ByGate
-from ..forecast import Forecast, StateMixture, check_level
+from ..forecast import Forecast, StateMixture
 from .colors import state_colors
 from .drawing import (
     FAINT,
@@ -48,7 +49,7 @@ def plot_fit(model: CoupledSSM, x: Any, *, sequence: int = 0, level: float = 0.9
     Raises:
         ValueError: as `model.smooth`; no such sequence; level outside (0, 1).
     """
-    check_level(level)
+    level = check_probability("level", level, proper=True)
     series = model.read(x, **given).one(sequence).cpu()
     problem, values = model.problem(series), model.values_like(series.observations)
     own = model.product_of(values)

@@ -15,11 +15,12 @@ from scipy.special import ndtri
 from torch import Tensor
 from torch.distributions import constraints
 
+from ...inference.numerics.scalars import check_probability
 from ..data.series import Given, Series
 from ..data.timeline import continued, time_index
 from ..emissions.contract import ByGate, Emission
 from ..fitting.alignment import only_scales, state_levels
-from ..forecast import Forecast, StateMixture, check_level
+from ..forecast import Forecast, StateMixture
 from ..model import SwitchingSSM
 from ..parameters import Parameters
 from ..problem import Problem
@@ -64,7 +65,7 @@ def plot_fit(model: SwitchingSSM, x: Any, *, sequence: int = 0, level: float = 0
     Raises:
         ValueError: as `model.smooth`; no such sequence; level outside (0, 1).
     """
-    check_level(level)
+    level = check_probability("level", level, proper=True)
     problem, values = _alone(model, model.read(x, **given), sequence)
     every = -(-problem.series.n_steps // MOST_DRAWN)
     emission, seen = model.emission, Smoothing.of(problem, values).thinned(every)

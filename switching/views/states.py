@@ -5,6 +5,7 @@ from typing import Any, Unpack
 import pandas as pd
 import torch
 
+from ...inference.numerics.checks import naming
 from ..data.series import Given
 
 
@@ -13,7 +14,8 @@ def states(model: Any, x: Any, **given: Unpack[Given]) -> pd.DataFrame:
     """See `model.states`."""
     series = model.read(x, **given)
     problem, values = model.problem(series), model.values_like(series.observations)
-    found = model.probabilities(problem.chain(model.product_of(values)), values)
+    with naming("x"):
+        found = model.probabilities(problem.chain(model.product_of(values)), values)
     columns = {}
     for name, (probability, axes) in found.items():
         rows, short = series.steps_of(probability).cpu().numpy(), name.replace("_probability", "")

@@ -14,10 +14,11 @@ from scipy.special import expit, logit, ndtri
 from torch import Tensor
 from torch.distributions import constraints
 
+from ...inference.numerics.scalars import check_probability
 from ..data.series import Series
 from ..fitting.curvature import standard_errors
 from ..fitting.fit import Fit
-from ..forecast import central_interval, check_level
+from ..forecast import central_interval
 from ..parameters import Parameter, Parameters, described
 from ..problem import Problem
 from .arviz import coordinates
@@ -83,7 +84,7 @@ class Summary:
 
 def summarise(fit: Fit[Any], series: Series, level: float = 0.9) -> Summary:
     """The summary of a fit and the series that it was fitted to: see `Fit.summary`."""
-    check_level(level)
+    level = check_probability("level", level, proper=True)
     model = fit.model
     estimates = {name: value.double().cpu() for name, value in described(model.known, values_of(model)).items()}
     if fit.posterior is None:

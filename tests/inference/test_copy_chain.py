@@ -578,5 +578,5 @@ def test_bad_arguments_are_named():
     ):
         with pytest.raises(TypeError, match=message):
             CopyChain(*arguments)
-    with pytest.raises(ValueError, match="n: got 0, expected a positive integer"):
+    with pytest.raises(ValueError, match="n: got 0, expected an integer of at least 1"):
         CopyChain(None, fresh, held).sample(0)

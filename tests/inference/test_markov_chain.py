@@ -467,7 +467,7 @@ def test_wrong_kinds_are_named():
         MarkovChain(initial, transition, likelihood, [5, 6])
     with pytest.raises(TypeError, match=r"lengths: got dtype torch\.float32"):
         MarkovChain(initial, transition, likelihood, torch.tensor([5.0, 5.0]))
-    with pytest.raises(ValueError, match="n: got 0, expected a positive integer"):
+    with pytest.raises(ValueError, match="n: got 0, expected an integer of at least 1"):
         MarkovChain(initial, transition, likelihood).sample(0)
 
 
@@ -522,3 +522,11 @@ def test_records_are_frozen_and_tables_unchanged():
     with pytest.raises(FrozenInstanceError):
         smoothed.state = given[2]
     assert all((table == 0).all() for table in given)
+
+
+def test_the_scale_of_the_moves_does_not_matter_to_the_probability_of_a_change():
+    torch.manual_seed(0)
+    initial, moves, seen = torch.zeros(3), torch.randn(3, 3), torch.randn(5, 3)
+    expected = MarkovChain(initial, moves, seen).change_probability()
+    for scale in (300.0, -300.0):
+        torch.testing.assert_close(MarkovChain(initial, moves + scale, seen).change_probability(), expected)

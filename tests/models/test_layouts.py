@@ -168,8 +168,11 @@ def test_a_gru_that_resets_before_the_product_is_another_function():
         (lambda: layouts.to_joined(layouts.from_torch(of_torch("gru"))), "one matrix on"),
         (lambda: layouts.from_joined("gru", normal(F + H, 3 * H), hidden_size=H), "one matrix on"),
         (lambda: layouts.from_keras("peephole", normal(F, H), normal(H, H)), "cell: got 'peephole', expected one of"),
-        (lambda: layouts.from_keras("lstm", normal(F, 3 * H), normal(H, 4 * H)), r"input: got shape \[12, 3\]"),
-        (lambda: layouts.from_keras("lstm", normal(F, 4 * H), normal(H, 3 * H)), r"hidden: got shape \[12, 4\]"),
+        (lambda: layouts.from_keras("lstm", normal(F, 3 * H), normal(H, 4 * H)), r"kernel: got shape \[3, 12\]"),
+        (
+            lambda: layouts.from_keras("lstm", normal(F, 4 * H), normal(H, 3 * H)),
+            r"recurrent_kernel: got shape \[4, 12\]",
+        ),
         (lambda: layouts.from_torch(torch.nn.LSTM(F, H, proj_size=2)), "proj_size"),
     ],
 )

@@ -379,18 +379,18 @@ def test_single_precision_and_missing_batch_axes():
 
 
 def test_bad_input_is_named():
-    with pytest.raises(ValueError, match="stacks: got 0, expected 1 or more"):
+    with pytest.raises(ValueError, match="stacks: got 0, expected an integer of at least 1"):
         SuperpositionStackRNN(4, 5, stacks=0)
-    with pytest.raises(ValueError, match="reading: got 'state', expected 'configuration' or 'symbol'"):
+    with pytest.raises(ValueError, match="reading: got 'state', expected one of 'configuration', 'symbol'"):
         NondeterministicStackRNN(4, 5, reading="state")
     layer = SuperpositionStackRNN(4, 5)
     with pytest.raises(ValueError, match=r"x: got shape \[2, 3, 5\], expected \[\*batch, T, input_size\]"):
         layer(torch.zeros(2, 3, 5))
     with pytest.raises(ValueError, match=r"x: got shape \[2, 0, 4\], expected at least one step"):
         layer(torch.zeros(2, 0, 4))
-    with pytest.raises(ValueError, match="capacity: got 0, expected 1 or more"):
+    with pytest.raises(ValueError, match="capacity: got 0, expected an integer of at least 1"):
         SuperpositionStackRNN(4, 5, capacity=0)
-    with pytest.raises(ValueError, match="value_size: got -1, expected 0 or more"):
+    with pytest.raises(ValueError, match="value_size: got -1, expected an integer of at least 0"):
         NondeterministicStackRNN(4, 5, value_size=-1)
     with pytest.raises(TypeError, match=r"x: got torch\.float64 on cpu, but the layer's weights are torch\.float32"):
         layer(torch.zeros(2, 3, 4).double())

@@ -167,7 +167,7 @@ def test_variational_em_never_lowers_the_bound_and_finds_well_separated_parts(co
 
 def test_bad_arguments_are_named():
     model = random_model(0)
-    with pytest.raises(ValueError, match=r"loc_2: got shape \(2, 2\); FactorialSSM needs \[3, 2\]"):
+    with pytest.raises(ValueError, match=r"loc\[1\]: got shape \(2, 2\); FactorialSSM needs \[3, 2\]"):
         FactorialSSM(model.redraw_prob, model.state_probs, [model.loc[0], model.loc[0]], model.precision)
     with pytest.raises(ValueError, match="precision: got a matrix that is not symmetric positive definite"):
         FactorialSSM(model.redraw_prob, model.state_probs, model.loc, -model.precision)

@@ -244,7 +244,7 @@ def test_passes_keep_the_better_restarts_and_an_interrupt_keeps_the_best_so_far(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"batch_size": 0}, "batch_size: got 0, expected a number of sequences"),
+        ({"batch_size": 0}, "batch_size: got 0, expected an integer of at least 1"),
         ({"batch_size": -2}, "batch_size: got -2"),
         ({"batch_size": 2, "method": "em"}, 'batch_size: got 2, but method="em"'),
     ],

@@ -184,7 +184,7 @@ def test_bad_arguments_are_named():
     model = random_model(0, (2, 3))
     with pytest.raises(ValueError, match="redraw_prob: got shape"):
         LayeredSSM(model.emission, model.values, model.redraw_prob[:1], model.tables, model.state_probs)
-    with pytest.raises(ValueError, match=r"table_1: got shape \(3, 2\); LayeredSSM needs \[2, 2\]"):
+    with pytest.raises(ValueError, match=r"tables\[0\]: got shape \(3, 2\); LayeredSSM needs \[2, 2\]"):
         LayeredSSM(model.emission, model.values, model.redraw_prob, model.tables, model.state_probs[:2])
     with pytest.raises(ValueError, match="rows of positive probabilities"):
         LayeredSSM(model.emission, model.values, model.redraw_prob, [model.tables[0].round()], model.state_probs)

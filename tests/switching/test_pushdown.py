@@ -343,7 +343,7 @@ def test_steps_name_bad_input_and_the_step_after_which_no_run_is_left():
         advance(state, push[0], replace[0], torch.full_like(pop[0], torch.nan))
     with pytest.raises(TypeError, match=r"log_push: got torch\.float32 on cpu, but log_initial is torch\.float64"):
         advance(state, push[0].float(), replace[0], pop[0])
-    with pytest.raises(ValueError, match="n: got 0, expected a positive integer"):
+    with pytest.raises(ValueError, match="n: got 0, expected an integer of at least 1"):
         PushdownAutomaton(initial, push, replace, pop).sample(0)
     never = torch.full_like(push[0], -torch.inf)
     gone = advance(advance(state, push[0], replace[0], pop[0]), never, never, torch.full_like(pop[0], -torch.inf))

@@ -82,7 +82,7 @@ def test_what_lies_beyond_a_sequence_is_ignored_even_if_infinite():
         (np.zeros((2, 4, 1)), 1, [4, 5], ValueError, "lengths: got 5 for sequence 1, but the series has 4 steps"),
         (np.zeros((2, 4, 1)), 1, [0, 4], ValueError, "lengths: got 0 for sequence 0"),
         (np.zeros((2, 4, 1)), 1, [4], ValueError, r"lengths: got shape \(1,\), expected one length a sequence"),
-        (np.zeros((2, 4, 1)), 1, [4.0, 4.0], TypeError, "lengths: got torch.float"),
+        (np.zeros((2, 4, 1)), 1, [4.0, 4.0], TypeError, "lengths: got dtype torch.float"),
         ([np.zeros(2), np.zeros(3)], 1, [2, 3], ValueError, "a list carries its own"),
         ([np.zeros((2, 2)), np.zeros((3, 1))], 2, None, ValueError, r"x\[1\]: got shape \(3, 1\)"),
         ([np.zeros((2, 2, 2)), np.zeros((3, 2))], 2, None, ValueError, r"x\[0\]: got shape"),

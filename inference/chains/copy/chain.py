@@ -14,7 +14,7 @@ The same chain filtered by run length instead of state is that of Adams & MacKay
 those of Fearnhead 2006.
 """
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -29,10 +29,12 @@ from ...numerics.checks import (
     check_start,
     check_steps,
     common_batch,
+    read_lengths,
 )
 from ...numerics.logs import NEVER
 from ...numerics.op import Op
-from ...numerics.randomness import Seed, check_draws, generator_of
+from ...numerics.randomness import Seed, generator_of
+from ...numerics.scalars import check_integer
 from ..contract import Filtered, Marginals, Sampled, Smoothed, Viterbi, at_end, change_from_stay, inside
 from ..mean_field import check_finite, earlier, independent_steps, later
 from . import op
@@ -70,9 +72,10 @@ class CopyChain:
         log_initial: Tensor | None,
         log_fresh: Tensor,
         log_held: Tensor,
-        lengths: Tensor | Sequence[int] | int | None = None,
+        lengths: Any = None,
     ):
-        check_same_kind(log_fresh=log_fresh, log_held=log_held, log_initial=log_initial)
+        check_same_kind("log_initial", log_fresh=log_fresh, log_held=log_held, log_initial=log_initial)
+        lengths = read_lengths(lengths)
         self.n_steps, self.n_states = check_steps("log_fresh", log_fresh)
         self.log_fresh = log_fresh
         self.log_held = log_held
@@ -81,7 +84,7 @@ class CopyChain:
             log_fresh=log_fresh.shape[:-2],
             log_held=check_shape("log_held", log_held, (self.n_steps, self.n_states), (self.n_steps, 1)),
             log_initial=check_shape("log_initial", log_initial, (self.n_states,)),
-            lengths=None if lengths is None else torch.as_tensor(lengths).shape,
+            lengths=None if lengths is None else lengths.shape,
         )
         self.lengths = check_lengths(lengths, self.batch_shape, self.n_steps, log_fresh.device)
         check_start(log_initial)
@@ -157,7 +160,7 @@ class CopyChain:
         >>> drawn.path.shape, round(float(drawn.redraw[:, 1].double().mean()), 1)
         (torch.Size([1000, 4]), 0.7)
         """
-        check_draws(n)
+        n = check_integer("n", n)
         tables, device = self._tables(), self.log_fresh.device
         size = n, len(tables[3]), self.n_steps, 2
         uniform = torch.rand(size, generator=generator_of(seed, device), dtype=torch.float64, device=device)

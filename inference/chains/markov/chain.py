@@ -13,7 +13,7 @@ The first state is drawn from the initial table and meets the first observation 
 `DiscreteHMM` applies one before the first observation.
 """
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -27,9 +27,11 @@ from ...numerics.checks import (
     check_start,
     check_steps,
     common_batch,
+    read_lengths,
 )
 from ...numerics.op import Op
-from ...numerics.randomness import Seed, check_draws, generator_of
+from ...numerics.randomness import Seed, generator_of
+from ...numerics.scalars import check_integer
 from ..contract import Filtered, Marginals, Sampled, Smoothed, Viterbi, at_end, change_from_stay, inside
 from ..mean_field import check_finite, independent_steps
 from . import op
@@ -70,9 +72,10 @@ class MarkovChain:
         log_initial: Tensor,
         log_transition: Tensor,
         log_likelihood: Tensor,
-        lengths: Tensor | Sequence[int] | None = None,
+        lengths: Any = None,
     ):
         check_same_kind(log_initial=log_initial, log_transition=log_transition, log_likelihood=log_likelihood)
+        lengths = read_lengths(lengths)
         self.n_steps, self.n_states = check_steps("log_likelihood", log_likelihood)
         self.varies = _check_moves(log_transition, log_likelihood)
         self.log_initial = log_initial
@@ -82,7 +85,7 @@ class MarkovChain:
             log_initial=check_shape("log_initial", log_initial, (self.n_states,)),
             log_transition=log_transition.shape[: -3 if self.varies else -2],
             log_likelihood=log_likelihood.shape[:-2],
-            lengths=None if lengths is None else torch.as_tensor(lengths).shape,
+            lengths=None if lengths is None else lengths.shape,
         )
         self.lengths = check_lengths(lengths, self.batch_shape, self.n_steps, log_likelihood.device)
         check_start(log_initial)
@@ -161,7 +164,7 @@ class MarkovChain:
         >>> path.shape, round(float(path.double().mean()), 1)
         (torch.Size([1000, 5]), 0.5)
         """
-        check_draws(n)
+        n = check_integer("n", n)
         size, device = (n, *self.batch_shape, self.n_steps), self.log_likelihood.device
         uniform = torch.rand(size, generator=generator_of(seed, device), dtype=torch.float64, device=device)
         return Sampled(*self._results(op.sample, uniform))
@@ -207,7 +210,9 @@ class MarkovChain:
         >>> sh.MarkovChain(torch.zeros(2), torch.zeros(2, 2), torch.zeros(3, 2)).change_probability()
         tensor([0.0000, 0.5000, 0.5000])
         """
-        before, table = self.filter().state[..., :-1, :], self._moves().exp()
+        before, moves = self.filter().state[..., :-1, :], self._moves()
+        greatest = moves.amax(-2, keepdim=True)  # of the moves to each state, whose scale cancels
+        table = (moves - torch.where(greatest.isfinite(), greatest, 0.0)).exp()
         kept = before * table.diagonal(dim1=-2, dim2=-1)
         predicted = (before.unsqueeze(-2) @ table).squeeze(-2)
         share = torch.where(predicted > 0, kept / predicted, 0.0)

@@ -49,6 +49,7 @@ from ...numerics.checks import (
 )
 from ...numerics.op import Op, blank, tensors
 from ...numerics.records import Record
+from ...numerics.scalars import check_choice, check_integer
 from . import plain
 
 Form = Literal["mean_field", "conditional"]
@@ -119,6 +120,8 @@ def filter_steps(
     (tensor([1.0000, 0.9863]), tensor(1))
     """
     check_same_kind(
+        "log_initial",
+        "gate",
         log_redrawn=log_redrawn,
         log_held=log_held,
         log_state=log_state,
@@ -154,10 +157,8 @@ def filter_steps(
 
 
 def _check_arguments(gate: Tensor | None, sweeps: int, form: str) -> None:
-    if not isinstance(sweeps, int) or isinstance(sweeps, bool) or sweeps < 1:
-        raise ValueError(f"sweeps: got {sweeps!r}, expected an integer of at least 1.")
-    if form not in get_args(Form):
-        raise ValueError(f"form: got {form!r}, expected one of {get_args(Form)}.")
+    check_integer("sweeps", sweeps)
+    check_choice("form", form, get_args(Form))
     if gate is not None and not bool(((gate >= 0) & (gate <= 1)).all()):
         bad = gate[~((gate >= 0) & (gate <= 1))]
         raise ValueError(f"gate: got {float(bad[0])}, expected probabilities; pass logits through a sigmoid.")

@@ -27,8 +27,9 @@ from typing import Literal, get_args
 from jaxtyping import Float
 from torch import Tensor
 
-from ...numerics.checks import DTYPES
+from ...numerics.checks import DTYPES, check_table, common_batch
 from ...numerics.op import Op, blank
+from ...numerics.scalars import check_choice, check_integer
 from . import plain
 from .plain import Activated as Activated
 
@@ -68,11 +69,19 @@ def gated_scan(
     >>> gated_scan(pre, torch.zeros(1)).squeeze(-1)
     tensor([2., 5., 5.])
     """
+    for name, table in (("pre", pre), ("h0", h0)):
+        check_table(name, table, like=table)
+    if pre.dtype != h0.dtype or not pre.is_floating_point():
+        raise TypeError(f"h0: got {h0.dtype}, but pre is {pre.dtype}; give both in one floating dtype.")
+    if pre.dim() < 2 or h0.dim() < 1:
+        raise ValueError(f"pre: got shape {list(pre.shape)} and h0 {list(h0.shape)}, expected [*b, T, width], [*b, D].")
     if pre.dtype not in DTYPES:  # half precision: too few digits to carry over many steps
         return gated_scan(pre.float(), h0.float(), gate, candidate, block).to(pre.dtype)
     block = check_kinds(h0.shape[-1], gate, candidate, block)
     _check_width(pre, h0.shape[-1], gate)
     batch, (steps, width), units = pre.shape[:-2], pre.shape[-2:], h0.shape[-1]
+    if common_batch(pre=batch, h0=h0.shape[:-1]) != batch:
+        raise ValueError(f"h0: got shape {list(h0.shape)}, expected {[*batch, units]}, one state for each sequence.")
     flat = pre.reshape(batch.numel(), steps, width), h0.expand(*batch, units).reshape(batch.numel(), units)
     return scan(*flat, gate, candidate, block).reshape(*batch, steps, units)
 
@@ -96,13 +105,13 @@ def activate(
 def check_kinds(units: int, gate: str, candidate: str, block: int | None) -> int:
     """The size of a block, once gate, candidate and block are known to exist and to fit the number of units."""
     for name, value, known in (("gate", gate, get_args(Gate)), ("candidate", candidate, get_args(Candidate))):
-        if value not in known:
-            raise ValueError(f"{name}: got {value!r}, expected one of {', '.join(map(repr, known))}.")
+        check_choice(name, value, known)
     if block is None:
         return units
     if candidate != "simplex":
         raise ValueError(f"block: got {block} with candidate={candidate!r}; only candidate='simplex' has blocks.")
-    if block < 1 or units % block:
+    block = check_integer("block", block)
+    if units % block:
         raise ValueError(f"block: got {block}, but there are {units} units; give a divisor of {units}.")
     return block
 

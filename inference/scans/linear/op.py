@@ -12,10 +12,11 @@ $$\bar h_t = \partial L / \partial h_t + a_{t+1} \odot \bar h_{t+1}, \qquad
 \bar b_t = \bar h_t, \quad \bar a_t = \bar h_t \odot h_{t-1}, \quad \bar h_0 = a_1 \odot \bar h_1 .$$
 """
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...numerics.checks import check_same_kind, common_batch
+from ...numerics.checks import check_same_kind, check_table, common_batch
 from ...numerics.op import Op, blank
 from . import plain
 
@@ -43,7 +44,7 @@ def linear_scan(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Float[Tensor,
 
     Raises:
         TypeError: arguments that are not float32 or float64 tensors of one dtype on one device.
-        ValueError: shapes that do not fit together.
+        ValueError: shapes that do not fit together; h0 that is not finite.
 
     >>> import torch
     >>> linear_scan(torch.full((3, 1), 0.5), torch.ones(3, 1)).squeeze(-1)
@@ -67,7 +68,7 @@ def lerp_scan(gate: Tensor, value: Tensor, h0: Tensor | None = None) -> Float[Te
 
     Raises:
         TypeError: arguments that are not float32 or float64 tensors of one dtype on one device.
-        ValueError: shapes that do not fit together.
+        ValueError: shapes that do not fit together; h0 that is not finite.
 
     >>> import torch
     >>> gate, value = torch.tensor([[1.0], [0.0], [0.5]]), torch.tensor([[4.0], [9.0], [8.0]])
@@ -78,7 +79,7 @@ def lerp_scan(gate: Tensor, value: Tensor, h0: Tensor | None = None) -> Float[Te
 
 
 def _scan(lerp: bool, names: tuple[str, str], first: Tensor, second: Tensor, h0: Tensor | None) -> Tensor:
-    check_same_kind(**dict(zip(names, (first, second), strict=True)), h0=h0)
+    check_same_kind("h0", **dict(zip(names, (first, second), strict=True)), h0=h0)
     for name, table in zip(names, (first, second), strict=True):
         if table.dim() < 2 or table.shape[-2:] != second.shape[-2:]:
             shapes = f"{names[0]} {list(first.shape)}, {names[1]} {list(second.shape)}"
@@ -86,6 +87,8 @@ def _scan(lerp: bool, names: tuple[str, str], first: Tensor, second: Tensor, h0:
     steps, width = second.shape[-2:]
     if h0 is not None and h0.shape[-1:] != (width,):
         raise ValueError(f"h0: got shape {list(h0.shape)}; expected [*batch, {width}], one state for each sequence.")
+    if h0 is not None and not torch.compiler.is_compiling():
+        check_table("h0", h0, finite=True)
     leading = None if h0 is None else h0.shape[:-1]
     batch = common_batch(**dict(zip(names, (first.shape[:-2], second.shape[:-2]), strict=True)), h0=leading)
     if h0 is None:

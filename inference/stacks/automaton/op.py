@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ...numerics.arrays import ordinary
 from ...numerics.op import Op, Variants, blank, tensors
 from . import plain
 from .runs import Choose as Choose
@@ -154,7 +155,7 @@ def expected_use(build: Callable[..., Weights], *leaves: Tensor) -> tuple[Tensor
     """
     again = torch.is_grad_enabled() and any(x.requires_grad for x in leaves)
     with torch.enable_grad():
-        inputs = [x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in leaves]
+        inputs = [x.view_as(x) if x.requires_grad else ordinary(x).detach().requires_grad_() for x in leaves]
         weights = build(*inputs)
         total = log_total(inside(weights)).sum()
         return torch.autograd.grad(total, inputs, create_graph=again, materialize_grads=True)  # no pop at T = 1

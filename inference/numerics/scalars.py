@@ -1,0 +1,133 @@
+"""Checks of what a caller gives as one number, a name, or a shape: each raises by the argument's name.
+
+numpy's numbers and tensors without axes are taken as numbers of Python's. A truth value is neither an integer nor a
+number, and a float is no integer whatever its value.
+"""
+
+import math
+from collections.abc import Iterable
+from decimal import Decimal
+from numbers import Real
+from typing import Any, TypeVar
+
+import numpy as np
+from torch import Tensor
+
+Kind = TypeVar("Kind")
+MOST = 2**63 - 1  # that an index can hold
+
+
+def _plain(value: object) -> Any:
+    """What a number without axes holds."""
+    if isinstance(value, Tensor):
+        return value.item() if not value.dim() and value.device.type != "meta" else value
+    return value.item() if isinstance(value, np.generic | np.ndarray) and not value.ndim else value
+
+
+def _float(number: Any) -> float:
+    try:
+        return float(number)
+    except (OverflowError, ValueError):  # beyond all floats; a signalling NaN
+        return math.nan
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def check_integer(name: str, value: object, least: int = 1, most: int = MOST) -> int:
+    """The value as an int: a number of states, features, steps, draws or the like.
+
+    Raises:
+        TypeError: no integer.
+        ValueError: less than `least`, or more than `most`.
+    """
+    plain: Any = _plain(value)
+    between = f"an integer of at least {least}" if most == MOST else f"an integer from {least} to {most}"
+    if isinstance(plain, bool) or not isinstance(plain, int):
+        raise TypeError(f"{name}: got {_short(value)}, expected {between}.")
+    if not least <= plain <= most:
+        raise ValueError(f"{name}: got {_short(value)}, expected {between}.")
+    return int(plain)
+
+
+def check_number(name: str, value: object, least: float | None = None, above: float | None = None) -> float:
+    """The value as a finite float, at least `least`, greater than `above`.
+
+    Raises:
+        TypeError: no number.
+        ValueError: NaN, infinite, or too small.
+    """
+    plain = _plain(value)
+    bound = f" of at least {least:g}" if least is not None else f" greater than {above:g}" if above is not None else ""
+    if isinstance(plain, bool) or not isinstance(plain, Real | Decimal):
+        raise TypeError(f"{name}: got {_short(value)}, expected a finite number{bound}.")
+    number = _float(plain)
+    low = (least is not None and not number >= least) or (above is not None and not number > above)
+    if low or not math.isfinite(number):
+        raise ValueError(f"{name}: got {_short(value)}, expected a finite number{bound}.")
+    return number
+
+
+def check_probability(name: str, value: object, proper: bool = False) -> float:
+    """The value as a float from 0 to 1; neither of these where `proper`.
+
+    Raises:
+        TypeError: no number.
+        ValueError: out of range.
+    """
+    between = "a probability between 0 and 1" if proper else "a probability, from 0 to 1"
+    plain = _plain(value)
+    if isinstance(plain, bool) or not isinstance(plain, Real | Decimal):
+        raise TypeError(f"{name}: got {_short(value)}, expected {between}.")
+    number = _float(plain)
+    if not 0 <= number <= 1 or (proper and number in (0, 1)):
+        raise ValueError(f"{name}: got {_short(value)}, expected {between}.")
+    return number
+
+
+def check_choice(name: str, value: object, known: Iterable[Any]) -> Any:
+    """The value, one of the names that are known.
+
+    Raises:
+        ValueError: none of them.
+    """
+    known = tuple(known)
+    if not any(type(value) is type(one) and value == one for one in known):
+        raise ValueError(f"{name}: got {_short(value)}, expected one of {', '.join(map(repr, known))}.")
+    return value
+
+
+def check_flag(name: str, value: object) -> bool:
+    """The value as a bool.
+
+    Raises:
+        TypeError: no truth value.
+    """
+    plain = _plain(value)
+    if not isinstance(plain, bool):
+        raise TypeError(f"{name}: got {_short(value)}, expected True or False.")
+    return plain
+
+
+def check_kind(name: str, value: object, kinds: type[Kind] | tuple[type[Kind], ...], expected: str) -> Kind:
+    """The value, an object of one of these classes; `TypeError` where it is none."""
+    if not isinstance(value, kinds):
+        raise TypeError(f"{name}: got {type(value).__name__}, expected {expected}.")
+    return value
+
+
+def check_batch_shape(name: str, value: object) -> tuple[int, ...]:
+    """The sizes of batch axes as a tuple; a size may be 0.
+
+    Raises:
+        TypeError: no sequence of integers.
+        ValueError: a negative size.
+    """
+    if not isinstance(value, tuple | list):
+        raise TypeError(f"{name}: got {_short(value)}, expected a tuple of sizes, such as () or (3,).")
+    sizes = tuple(check_integer(name, size, least=0) for size in value)
+    if math.prod(sizes) > MOST:
+        raise ValueError(f"{name}: got {_short(value)}, expected sizes whose product is an index.")
+    return sizes

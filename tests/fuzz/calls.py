@@ -1,0 +1,1092 @@
+"""Every public function with arguments that it must take, drawn at random."""
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import reference
+import samplehold as sh
+import torch
+from oracles.action_histories import every_history, every_run
+from reference import close
+from samplehold.inference.scans.gated.op import gated_scan
+from samplehold.switching.stacks.automaton import advance, start
+from torch import Tensor, nn
+
+Reference = Callable[[Mapping[str, Any], Any], str | None]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function and arguments that it takes.
+
+    Attributes:
+        also: names, besides those of the arguments, that an error may start with.
+        kept: arguments that are never spoiled.
+        finite: whether an answer to finite numbers holds no NaN.
+        reference: from arguments and answer, what is wrong with it; None: nothing.
+    """
+
+    function: Callable[..., Any]
+    arguments: dict[str, Any]
+    also: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    finite: bool = True
+    reference: Reference | None = field(default=None, repr=False)
+
+
+class Maker(NamedTuple):
+    make: Callable[["Draw"], Call]
+    weight: float
+
+
+CALLS: dict[str, Maker] = {}
+
+
+def function(name: str, weight: float = 1.0) -> Callable[[Callable[["Draw"], Call]], Callable[["Draw"], Call]]:
+    def register(make: Callable[["Draw"], Call]) -> Callable[["Draw"], Call]:
+        CALLS[name] = Maker(make, weight)
+        return make
+
+    return register
+
+
+class Draw:
+    """Valid arguments of every kind."""
+
+    def __init__(self, random: random.Random) -> None:
+        self.random = random
+        self.dtype = random.choice((torch.float32, torch.float64))
+        self.batch = random.choice(((), (1,), (2,), (3,), (2, 2), (0,)))
+        self.T, self.K, self.F = random.randint(1, 5), random.randint(1, 3), random.randint(1, 2)
+
+    def one(self, *of: Any) -> Any:
+        return self.random.choice(of)
+
+    def table(self, *shape: int, scale: float = 1.0) -> Tensor:
+        return scale * torch.randn(shape, dtype=self.dtype)
+
+    def log_weights(self, *shape: int) -> Tensor:
+        """Log-weights of which some are -inf, none of a first column."""
+        scale = self.one(1.0, 1.0, 10.0, 300.0)
+        table = self.table(*shape, scale=scale)
+        if self.random.random() < 0.3 and table.numel():
+            never = torch.rand(table.shape) < 0.2
+            never[..., 0] = False
+            table = table.masked_fill(never, -torch.inf)
+        return table
+
+    def probs(self, *shape: int) -> Tensor:
+        table = torch.rand(*shape, dtype=torch.float64) + 0.05
+        return (table / table.sum(-1, keepdim=True)).to(self.dtype)
+
+    def lengths(self, batch: tuple[int, ...] | None = None, T: int | None = None) -> Any:
+        batch, T = self.batch if batch is None else batch, self.T if T is None else T
+        if self.random.random() < 0.5:
+            return None
+        lengths = torch.randint(1, T + 1, batch)
+        return self.one(lengths, lengths.tolist() if lengths.numel() else lengths, lengths.numpy())
+
+    def seed(self) -> Any:
+        return self.one(0, 7, None, torch.Generator().manual_seed(3), np.int64(5))
+
+
+# ---- chains, scans ---------------------------------------------------------------------------------------------------
+
+
+def _chain_call(kind: Any, method: str, arguments: dict[str, Any], own: dict[str, Any], truth: Any) -> Call:
+    def run(**given: Any) -> Any:
+        made = kind(**{name: given[name] for name in arguments})
+        return getattr(made, method)(**{name: given[name] for name in own})
+
+    def check(given: Mapping[str, Any], result: Any) -> str | None:
+        total, state = truth(**{name: given[name] for name in arguments})
+        if method == "log_normalizer" and not close(result, total):
+            return f"log-normaliser {result.flatten().tolist()[:3]} for {total.flatten().tolist()[:3]}"
+        if method == "smooth" and not close(result.state, state, 1e-3):
+            return "state is not that of the reference"
+        return None
+
+    return Call(run, arguments | own, reference=check)
+
+
+CHAIN_VERBS = ("log_normalizer", "log_normalizer", "smooth", "smooth", "filter", "marginals", "viterbi", "entropy")
+CHAIN_VERBS += ("change_probability", "sample")
+
+
+@function("CopyChain", 6)
+def _(r: Draw) -> Call:
+    arguments = {
+        "log_initial": r.one(None, r.log_weights(*r.batch, r.K)),
+        "log_fresh": r.log_weights(*r.batch, r.T, r.K),
+        "log_held": r.log_weights(*r.batch, r.T, r.one(1, r.K)),
+        "lengths": r.lengths(),
+    }
+    method = r.one(*CHAIN_VERBS, "mean_field")
+    if method == "mean_field":
+        arguments = {
+            n: t.nan_to_num(neginf=-9) if isinstance(t, Tensor) and t.is_floating_point() else t
+            for n, t in arguments.items()
+        }
+    own: dict[str, Any] = {"sample": {"n": 3, "seed": r.seed()}, "mean_field": {"sweeps": 2}}.get(method, {})
+    return _chain_call(sh.CopyChain, method, arguments, own, reference.copy_chain)
+
+
+@function("MarkovChain", 6)
+def _(r: Draw) -> Call:
+    arguments = {
+        "log_initial": r.log_weights(r.K),
+        "log_transition": r.log_weights(r.K, r.K),
+        "log_likelihood": r.log_weights(*r.batch, r.T, r.K),
+        "lengths": r.lengths(),
+    }
+    method = r.one(*CHAIN_VERBS, "mean_field")
+    if method == "mean_field":
+        arguments = {
+            n: t.nan_to_num(neginf=-9) if isinstance(t, Tensor) and t.is_floating_point() else t
+            for n, t in arguments.items()
+        }
+    own: dict[str, Any] = {"sample": {"n": 3, "seed": r.seed()}, "mean_field": {"sweeps": 2}}.get(method, {})
+
+    def truth(**given: Any) -> Any:
+        if given["log_transition"].dim() != 2:
+            return torch.tensor(0.0), torch.tensor(0.0)
+        return reference.markov_chain(**given)
+
+    call = _chain_call(sh.MarkovChain, method, arguments, own, truth)
+
+    def check(given: Mapping[str, Any], result: Any) -> str | None:
+        return None if given["log_transition"].dim() != 2 else call.reference(given, result)
+
+    return Call(call.function, call.arguments, reference=check)
+
+
+@function("linear_scan", 3)
+def _(r: Draw) -> Call:
+    shape = (*r.batch, r.one(r.T, 0), r.F)
+    given = {"a": r.table(*shape), "b": r.table(*shape), "h0": r.one(None, r.table(*r.batch, r.F))}
+
+    def check(given: Mapping[str, Any], result: Any) -> str | None:
+        expected = reference.recurrence(given["a"], given["b"], given["h0"])
+        return _same_unless_too_large(result, expected)
+
+    return Call(sh.linear_scan, given, finite=False, reference=check)
+
+
+@function("lerp_scan", 3)
+def _(r: Draw) -> Call:
+    shape = (*r.batch, r.one(r.T, 0), r.F)
+    given = {
+        "gate": torch.rand(shape, dtype=r.dtype),
+        "value": r.table(*shape),
+        "h0": r.one(None, r.table(*r.batch, r.F)),
+    }
+
+    def check(given: Mapping[str, Any], result: Any) -> str | None:
+        gate = given["gate"].detach().double()
+        expected = reference.recurrence(1 - gate, gate * given["value"].detach().double(), given["h0"])
+        return _same_unless_too_large(result, expected)
+
+    return Call(sh.lerp_scan, given, finite=False, reference=check)
+
+
+def _same_unless_too_large(result: Tensor, expected: Tensor) -> str | None:
+    if not bool(expected.isfinite().all()) or (expected.numel() and float(expected.abs().amax()) > 1e30):
+        return None
+    return None if close(result, expected, 1e-4) else "not the states of the reference"
+
+
+# ---- models ----------------------------------------------------------------------------------------------------------
+
+
+def _values(r: Draw, dynamics: str, emission: str) -> dict[str, Any]:
+    K, F = r.K, 1 if emission == "Categorical" else r.F
+    own: dict[str, Any] = {
+        "Copy": lambda: {"redraw_prob": r.one(0.3, torch.tensor(0.2)), "state_probs": r.probs(K)},
+        "Driven": lambda: {"redraw_intercept": 0.1, "redraw_weights": [0.5], "state_probs": r.probs(K)},
+        "Markov": lambda: {"initial_probs": r.probs(K), "transition_probs": r.probs(K, K)},
+    }[dynamics]()
+    full = torch.eye(F, dtype=r.dtype).expand(K, F, F)
+    own |= {
+        "Normal": lambda: {"loc": r.table(K, F), "scale": 0.5 + torch.rand(K, F, dtype=r.dtype)},
+        "MultivariateNormal": lambda: {"loc": r.table(K, F), "covariance": full},
+        "Bernoulli": lambda: {"probs": 0.1 + 0.8 * torch.rand(K, F, dtype=r.dtype)},
+        "Poisson": lambda: {"rate": 0.5 + torch.rand(K, F, dtype=r.dtype)},
+        "Categorical": lambda: {"probs": r.probs(K, 3)},
+        "Gated": lambda: {
+            "loc": r.table(K, F),
+            "scale": torch.ones(K, F, dtype=r.dtype),
+            "background_loc": r.table(1, F),
+            "background_scale": torch.ones(1, F, dtype=r.dtype),
+        },
+    }[emission]()
+    return own
+
+
+def _parts(r: Draw, *, emissions: tuple[str, ...] = ()) -> tuple[str, str, Any, Any]:
+    names = emissions or ("Normal", "Normal", "MultivariateNormal", "Bernoulli", "Poisson", "Categorical", "Gated")
+    emission = r.one(*names)
+    dynamics = r.one("Copy", "Copy", "Driven") if emission == "Gated" else r.one("Copy", "Copy", "Driven", "Markov")
+    made = {
+        "Normal": lambda: sh.Normal(r.F),
+        "MultivariateNormal": lambda: sh.MultivariateNormal(r.F),
+        "Bernoulli": lambda: sh.Bernoulli(r.F),
+        "Poisson": lambda: sh.Poisson(r.F),
+        "Categorical": lambda: sh.Categorical(3),
+        "Gated": lambda: sh.Gated(sh.Normal(r.F), sh.Normal(r.F)),
+    }[emission]()
+    moves = {
+        "Copy": lambda: sh.Copy(r.K),
+        "Driven": lambda: sh.Copy(r.K, n_covariates=1),
+        "Markov": lambda: sh.Markov(r.K),
+    }[dynamics]()
+    return dynamics, emission, moves, made
+
+
+def _x(r: Draw, emission: str, T: int | None = None, batch: tuple[int, ...] | None = None) -> Tensor:
+    batch, T = r.batch if batch is None else batch, r.T if T is None else T
+    shape = (*batch, T, 1 if emission == "Categorical" else r.F)
+    x = {
+        "Bernoulli": lambda: torch.randint(0, 2, shape).to(r.dtype),
+        "Categorical": lambda: torch.randint(0, 3, shape).to(r.dtype),
+        "Poisson": lambda: torch.randint(0, 5, shape).to(r.dtype),
+    }.get(emission, lambda: r.table(*shape))()
+    if r.random.random() < 0.3 and x.numel():
+        x = x.masked_fill(torch.rand(shape) < 0.2, torch.nan)
+    return x
+
+
+def _drive(r: Draw, dynamics: str, batch: tuple[int, ...], n: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if dynamics == "Driven":
+        found["covariates"] = r.table(*batch, n, 1)
+    if dynamics in ("Copy", "Driven") and r.random.random() < 0.4:
+        found["dt"] = torch.rand(*batch, n, dtype=r.dtype) * 2
+    return found
+
+
+VERBS = (
+    "log_evidence",
+    "log_evidence",
+    "smooth",
+    "smooth",
+    "filter",
+    "viterbi",
+    "read",
+    "chain",
+    "durations",
+    "states",
+)
+
+
+@function("SwitchingSSM", 12)
+def _(r: Draw) -> Call:
+    dynamics, emission, moves, made = _parts(r)
+    model = sh.SwitchingSSM(moves, made).with_values(_values(r, dynamics, emission))
+    method = r.one(*VERBS)
+    method = "smooth" if method == "durations" and 0 in r.batch else method
+    given = {"x": _x(r, emission), "lengths": r.lengths()} | _drive(r, dynamics, r.batch, r.T)
+
+    def check(given: Mapping[str, Any], result: Any) -> str | None:
+        x = given["x"]
+        plain = isinstance(x, Tensor) and x.dim() > 1 and x.dtype in (torch.float32, torch.float64)
+        if not plain or dynamics == "Driven" or emission in ("MultivariateNormal", "Gated"):
+            return None
+        if method not in ("log_evidence", "smooth") or (given["lengths"] is not None and x.dim() == 2):
+            return None
+        gaps = given.get("dt")
+        if gaps is not None and not isinstance(gaps, Tensor):
+            return None
+        total, state = reference.model(dynamics, emission, model.values, x.detach(), given["lengths"], gaps)
+        if float(total.abs().max() if total.numel() else 0) > 1e12:
+            return None
+        if method == "log_evidence":
+            return None if close(result, total, 1e-4) else f"log p(x) {result.tolist()} for {total.tolist()}"
+        return None if close(result.state, state, 1e-3) else "state is not that of the reference"
+
+    return Call(getattr(model, method), given, reference=check)
+
+
+@function("forecast", 2)
+def _(r: Draw) -> Call:
+    dynamics, emission, moves, made = _parts(r)
+    model = sh.SwitchingSSM(moves, made).with_values(_values(r, dynamics, emission))
+    given = {"x": _x(r, emission), "horizon": 2} | _drive(r, dynamics, r.batch, r.T + 2)
+    if len(given) == 2:
+        given["lengths"] = r.lengths()
+    if r.random.random() < 0.3:
+        options = {"level": 0.8, "n": 50, "seed": r.seed()}
+        return Call(lambda level, n, seed, **own: model.forecast(**own).interval(level, n, seed), given | options)
+    return Call(model.forecast, given)
+
+
+@function("sample_posterior", 1)
+def _(r: Draw) -> Call:
+    dynamics, emission, moves, made = _parts(r)
+    model = sh.SwitchingSSM(moves, made).with_values(_values(r, dynamics, emission))
+    drive = _drive(r, dynamics, r.batch, r.T)
+    return Call(
+        model.sample_posterior, {"x": _x(r, emission), "n": 3, "seed": r.seed(), "lengths": r.lengths()} | drive
+    )
+
+
+@function("simulate", 2)
+def _(r: Draw) -> Call:
+    dynamics, emission, moves, made = _parts(r)
+    model = sh.SwitchingSSM(moves, made).with_values(_values(r, dynamics, emission))
+    drive = _drive(r, dynamics, r.batch, r.T)
+    return Call(model.simulate, {"n_steps": r.T, "batch_shape": r.batch, "seed": r.seed()} | drive)
+
+
+@function("update", 2)
+def _(r: Draw) -> Call:
+    dynamics, emission, moves, made = _parts(r)
+    model = sh.SwitchingSSM(moves, made).with_values(_values(r, dynamics, emission))
+    drive = {"covariates": r.table(*r.batch, 1)} if dynamics == "Driven" else {}
+
+    def run(batch_shape: Any, x_t: Any, **drive: Any) -> Any:
+        return model.update(model.start(batch_shape), x_t, **drive)
+
+    return Call(run, {"batch_shape": r.batch, "x_t": _x(r, emission)[..., 0, :]} | drive)
+
+
+@function("with_values", 4)
+def _(r: Draw) -> Call:
+    dynamics, emission, moves, made = _parts(r)
+    model = sh.SwitchingSSM(moves, made)
+    return Call(lambda **values: model.with_values(**values).values, _values(r, dynamics, emission), also=("values",))
+
+
+@function("with_prior", 1)
+def _(r: Draw) -> Call:
+    _, _, moves, made = _parts(r)
+    model = sh.SwitchingSSM(moves, made)
+    names = tuple(model.prior)
+    return Call(lambda prior: model.with_prior(prior).prior, {"prior": dict(model.prior)}, also=names)
+
+
+@function("scaled_to", 1)
+def _(r: Draw) -> Call:
+    _, emission, moves, made = _parts(r)
+    return Call(
+        lambda **given: sh.SwitchingSSM(moves, made).scaled_to(**given).prior, {"x": _x(r, emission, batch=(2,))}
+    )
+
+
+@function("constructors", 6)
+def _(r: Draw) -> Call:
+    made = {
+        sh.Copy: {
+            "n_states": r.K,
+            "redraw_prior": (1.0, 2.0),
+            "state_prior": r.one(1.0, [1.0] * r.K),
+            "n_covariates": 1,
+        },
+        sh.Markov: {"n_states": r.K, "initial_prior": 1.0, "transition_prior": 0.5, "sticky": 2.0},
+        sh.Normal: {"n_features": 2},
+        sh.MultivariateNormal: {"n_features": 2},
+        sh.Bernoulli: {"n_features": 2},
+        sh.Poisson: {"n_features": 2},
+        sh.Categorical: {"n_categories": 3, "prior": r.one(1.0, [1.0, 2.0, 1.0])},
+        sh.Gated: {"emission": sh.Normal(1), "background": sh.Normal(1)},
+        sh.SwitchingSSM: {"dynamics": sh.Copy(2), "emission": sh.Normal(1)},
+    }
+    kind = r.one(*made)
+    return Call(kind, made[kind])
+
+
+@function("fit", 1.5)
+def _(r: Draw) -> Call:
+    r.batch = r.one((), (2,))
+    dynamics, emission, moves, made = _parts(r)
+    x = _x(r, emission, T=12)
+    given = {
+        "x": torch.where(x.isnan(), x.new_ones(()), x),
+        "method": r.one("em", "em", "vmp"),
+        "restarts": 1,
+        "max_steps": 2,
+        "tol": 1e-6,
+        "seed": r.seed(),
+        "prior": r.one("scaled", "scaled", "own"),
+        "progress": False,
+    }
+    model = sh.SwitchingSSM(moves, made)
+    if dynamics == "Driven":
+        given["covariates"] = r.table(*r.batch, 12, 1)
+
+    def run(**given: Any) -> Any:
+        fit = model.fit(**given)
+        return fit.model.values, fit.objective
+
+    return Call(run, given)
+
+
+@function("filter_vmp", 2)
+def _(r: Draw) -> Call:
+    emission = r.one("Normal", "Gated", "Poisson")
+    _, emission, _, made = _parts(r, emissions=(emission,))
+    model = sh.SwitchingSSM(sh.Copy(r.K), made).with_values(_values(r, "Copy", emission))
+    gate = r.one("posterior", "input", torch.rand(*r.batch, r.T, dtype=r.dtype))
+    given = {
+        "model": model,
+        "x": _x(r, emission),
+        "gate": gate,
+        "sweeps": 2,
+        "form": r.one("mean_field", "conditional"),
+    }
+    return Call(sh.filter_vmp, given | {"lengths": r.lengths()})
+
+
+@function("fit from a start", 0.7)
+def _(r: Draw) -> Call:
+    r.batch, r.K = (), 2
+    model = sh.SwitchingSSM(sh.Copy(2), sh.Normal(r.F))
+    values = {"loc": r.table(2, r.F), "scale": torch.ones(2, r.F)}
+    start = r.one(values, torch.arange(12) % 2, ([0, 1, -1] * 4))
+    given = {"x": r.table(12, r.F), "start": start, "restarts": 1, "max_steps": 2, "progress": False}
+    if isinstance(start, dict):
+        given["fixed"] = r.one(None, {"redraw_prob": 0.3})
+    names = ("values", "loc", "scale", "redraw_prob")
+    return Call(lambda **given: model.fit(**given).model.values, given, also=names)
+
+
+_FITS: dict[str, Any] = {}
+
+
+def _fit(method: str) -> Any:
+    """A small fit, made once."""
+    if method not in _FITS:
+        model, x = sh.SwitchingSSM(sh.Copy(2), sh.Normal()), torch.arange(12.0) % 5
+        _FITS[method] = model.fit(x, method=method, restarts=1, max_steps=3, progress=False)
+    return _FITS[method]
+
+
+@function("Fit", 1.5)
+def _(r: Draw) -> Call:
+    fit, x = _fit(r.one("em", "vmp")), r.table(*r.batch, r.T, 1)
+    method = r.one("summary", "forecast", "smooth", "states", "log_evidence")
+    if method == "summary":
+        return Call(lambda level: str(fit.summary(level)), {"level": 0.8})
+    return Call(getattr(fit, method), {"x": r.one(None, x)} | ({"horizon": 2} if method == "forecast" else {}))
+
+
+@function("posterior", 1.5)
+def _(r: Draw) -> Call:
+    posterior, x = _fit("vmp").posterior, r.table(*r.batch, r.T, 1)
+    method = r.one("sample", "interval", "smooth", "forecast", "log_likelihood")
+    own: dict[str, Any] = {
+        "sample": {"n": 3, "seed": r.seed()},
+        "interval": {"level": 0.8, "n": 20, "seed": r.seed(), "correct": False},
+        "smooth": {"x": x},
+        "forecast": {"x": x, "horizon": 2, "draws": 3, "seed": r.seed()},
+        "log_likelihood": {"x": x, "draws": 3, "seed": r.seed()},
+    }[method]
+    return Call(getattr(posterior, method), own)
+
+
+@function("one of a forecast", 0.5)
+def _(r: Draw) -> Call:
+    r.batch, r.K = r.one((), (2,), (2, 2)), 2
+    model = sh.SwitchingSSM(sh.Copy(2), sh.Normal(r.F)).with_values(_values(r, "Copy", "Normal"))
+    x = _x(r, "Normal")
+    made = r.one(model.forecast(x, 2), model.read(x))
+    return Call(lambda sequence: made.one(sequence) is None, {"sequence": 0})
+
+
+@function("program", 0.7)
+def _(r: Draw) -> Call:
+    r.batch = r.one((), (2,))
+    dynamics, emission, moves, made = _parts(r)
+    model = sh.SwitchingSSM(moves, made).with_values(_values(r, dynamics, emission))
+    given = {"n_steps": r.T, "batch_shape": r.batch} if r.random.random() < 0.5 else {"x": _x(r, emission)}
+    return Call(model, given | _drive(r, dynamics, r.batch, r.T), finite=False)
+
+
+@function("read_panel", 2)
+def _(r: Draw) -> Call:
+    frame = pd.DataFrame({"who": list("aab"), "t": [0, 1, 0], "u": [0.5, None, 1.5], "v": [1, 2, 3]})
+    frame["u"] = r.one(frame["u"], frame["u"].astype("Float64"), frame["v"].astype("Int64"))
+    given = {"frame": frame, "sequence": "who", "time": r.one("t", None), "columns": r.one(["u"], ["u", "v"])}
+    return Call(lambda **given: sh.read_panel(**given).observations.nan_to_num(), given)
+
+
+@function("frames", 3)
+def _(r: Draw) -> Call:
+    r.batch, r.F = (), 2
+    r.K = 2
+    model = sh.SwitchingSSM(sh.Copy(2), sh.Normal(2)).with_values(_values(r, "Copy", "Normal"))
+    n = 4
+    numbers = np.arange(2.0 * n).reshape(n, 2)
+    index = r.one(None, pd.date_range("2020-01-01", periods=n), pd.Index(range(1990, 1990 + n), name="year"))
+    frame = pd.DataFrame(numbers, columns=["a", "b"], index=index)
+    x: Any = r.one(
+        frame,
+        frame.astype("Float64"),
+        [frame, frame.iloc[:2]],
+        {"one": frame, "two": frame.iloc[:3]},
+        [numbers, numbers[:2]],
+        [numbers.tolist(), numbers[:1].tolist()],
+        np.ma.array(numbers, mask=numbers > 6),
+        frame.set_axis(pd.MultiIndex.from_product([["p", "q"], [0, 1]], names=["who", "t"])),
+    )
+    return Call(getattr(model, r.one("log_evidence", "states", "smooth")), {"x": x})
+
+
+# ---- models of several chains ----------------------------------------------------------------------------------------
+
+COUPLED_VERBS = ("log_evidence", "smooth", "filter", "viterbi", "states", "infer", "read")
+
+
+def _coupled_verb(r: Draw, model: Any, emission: str) -> Call:
+    x = _x(r, emission)
+    if emission != "Normal" and x.isnan().any():
+        x = torch.where(x.isnan().any(-1, keepdim=True), torch.nan, x)
+    method = r.one(*COUPLED_VERBS, "simulate", "forecast", "sample_posterior", "bottom_up")
+    if method == "bottom_up" and not hasattr(model, "bottom_up"):
+        method = "log_evidence"
+    own: dict[str, Any] = {"x": x, "lengths": r.lengths()}
+    if method == "simulate":
+        own = {"n_steps": r.T, "batch_shape": r.batch, "seed": r.seed()}
+    elif method == "forecast":
+        own |= {"horizon": 2}
+    elif method == "sample_posterior":
+        own |= {"n": 2, "seed": r.seed()}
+    elif method == "infer":
+        own |= {"max_steps": 3, "tol": 1e-6}
+    elif method == "bottom_up":
+        own |= {"passed": r.one("redrawn", "state")}
+    return Call(getattr(model, method), own)
+
+
+def _factorial(r: Draw) -> dict[str, Any]:
+    precision = None if r.random.random() < 0.4 else torch.eye(r.F, dtype=r.dtype)
+    return {
+        "redraw_prob": torch.tensor([0.2, 0.3], dtype=r.dtype),
+        "state_probs": [r.probs(2), r.probs(r.K)],
+        "loc": [r.table(2, r.F), r.table(r.K, r.F)],
+        "precision": precision,
+    }
+
+
+def _layered(r: Draw) -> dict[str, Any]:
+    return {
+        "emission": sh.Normal(r.F),
+        "values": {"loc": r.table(2, r.F), "scale": torch.ones(2, r.F, dtype=r.dtype)},
+        "redraw_prob": torch.tensor([0.4, 0.2], dtype=r.dtype),
+        "tables": [r.probs(r.K, 2)],
+        "state_probs": r.probs(r.K),
+    }
+
+
+@function("FactorialSSM", 2)
+def _(r: Draw) -> Call:
+    x = torch.ones(2, r.F, dtype=r.dtype)
+    return Call(lambda **given: sh.FactorialSSM(**given).log_evidence(x), _factorial(r))
+
+
+@function("LayeredSSM", 2)
+def _(r: Draw) -> Call:
+    x, names = torch.ones(2, r.F, dtype=r.dtype), ("loc", "scale", "precision")
+    return Call(lambda **given: sh.LayeredSSM(**given).log_evidence(x), _layered(r), also=names)
+
+
+@function("FactorialSSM verbs", 3)
+def _(r: Draw) -> Call:
+    given = _factorial(r)
+
+    def check(asked: Mapping[str, Any], result: Any) -> str | None:
+        x = asked["x"]
+        if not isinstance(x, Tensor) or x.dtype != r.dtype or x.dim() < 2 or x.isnan().any() or x.abs().gt(1e6).any():
+            return None
+        if not x.numel() or (asked["lengths"] is not None and x.dim() == 2):
+            return None
+        total, _ = reference.factorial(given, x.detach(), asked["lengths"])
+        return None if close(result, total, 1e-3) else f"log p(x) {result.tolist()} for {total.tolist()}"
+
+    call = _coupled_verb(r, sh.FactorialSSM(**given), "Poisson" if given["precision"] is None else "Normal")
+    if getattr(call.function, "__name__", "") == "log_evidence":
+        return Call(call.function, call.arguments, reference=check)
+    return call
+
+
+@function("LayeredSSM verbs", 3)
+def _(r: Draw) -> Call:
+    return _coupled_verb(r, sh.LayeredSSM(**_layered(r)), "Normal")
+
+
+@function("coupled fit", 0.5)
+def _(r: Draw) -> Call:
+    r.batch = r.one((), (2,))
+    given = _factorial(r)
+    counts = given["precision"] is None
+    model = r.one(sh.FactorialSSM(**given), sh.LayeredSSM(**_layered(r)))
+    x = _x(r, "Poisson" if counts and isinstance(model, sh.FactorialSSM) else "Normal", T=12)
+    x = torch.where(x.isnan(), x.new_ones(()), x)
+    options = {"method": r.one("em", "vmp"), "restarts": 1, "max_steps": 2, "seed": r.seed(), "progress": False}
+
+    def run(**given: Any) -> Any:
+        fit = model.fit(**given)
+        return fit.model.parameters, fit.objective
+
+    return Call(run, {"x": x} | options)
+
+
+# ---- stacks ----------------------------------------------------------------------------------------------------------
+
+
+def _mixture(r: Draw) -> dict[str, Any]:
+    r.T = min(r.T, 3)
+    D = r.one(0, 0, 1, 2)
+    return {
+        "log_action": r.table(*r.batch, r.T, 3).log_softmax(-1),
+        "values": r.table(*r.batch, r.T, r.F),
+        "initial": r.table(*r.batch, D, r.F) if D else None,
+        "on_empty": "noop" if not D else r.one("noop", "forbid"),
+        "capacity": None,
+        "lengths": r.lengths(),
+    }
+
+
+@function("StackMixture", 5)
+def _(r: Draw) -> Call:
+    given = _mixture(r)
+    method = r.one(
+        "log_normalizer",
+        "action_posterior",
+        "top",
+        "depth_distribution",
+        "viterbi",
+        "enumerate",
+        "superposition",
+        "sample",
+        "read_likelihood",
+        "condition",
+    )
+    own: dict[str, Any] = {
+        "superposition": {"depth": 2},
+        "sample": {"n": 2, "seed": r.seed()},
+        "read_likelihood": {"reads": r.table(*r.batch, r.T, r.F), "scale": 0.5},
+        "condition": {
+            "log_likelihood": r.table(
+                *r.batch, r.T, r.T + 1 + (0 if given["initial"] is None else given["initial"].shape[-2])
+            )
+        },
+    }.get(method, {})
+
+    def run(**given: Any) -> Any:
+        asked = {name: given.pop(name) for name in own}
+        found = getattr(sh.StackMixture(**given), method)(**asked)
+        return found.log_normalizer() if method == "condition" else found
+
+    def check(given: Mapping[str, Any], result: Any) -> str | None:
+        if given["values"].dim() != 2 or given["lengths"] is not None or method not in ("log_normalizer", "top"):
+            return None
+        action, initial = given["log_action"].detach().double(), given["initial"]
+        if given["capacity"] is not None or len(action) > 4:
+            return None
+        found = every_history(action, given["values"], initial, given["on_empty"], None)
+        expected = found.log_normalizer if method == "log_normalizer" else found.top
+        return None if close(result, expected, 1e-4) else f"{method} is not that of all histories"
+
+    return Call(run, given | own, reference=check)
+
+
+@function("stack_program", 1)
+def _(r: Draw) -> Call:
+    r.batch = r.batch if 0 not in r.batch else ()
+    mixture = sh.StackMixture(**_mixture(r))
+    given = {"mixture": mixture, "reads": r.one(None, torch.zeros_like(mixture.values)), "scale": 0.5}
+    return Call(sh.stack_program, given)
+
+
+def _automaton(r: Draw) -> dict[str, Any]:
+    r.T, Q, G = min(r.T, 3), r.one(1, 2), r.one(1, 2)
+    return {
+        "log_initial": r.table(*r.batch, Q, G),
+        "log_push": r.table(*r.batch, r.T, Q, G, Q, G),
+        "log_replace": r.table(*r.batch, r.T, Q, G, Q, G),
+        "log_pop": r.table(*r.batch, r.T, Q, G, Q),
+        "lengths": r.lengths(),
+    }
+
+
+@function("PushdownAutomaton", 4)
+def _(r: Draw) -> Call:
+    given = _automaton(r)
+    method = r.one("log_normalizer", "reading", "marginals", "top", "transition_posterior", "viterbi", "sample")
+    own = {"n": 2, "seed": r.seed()} if method == "sample" else {}
+
+    def run(**given: Any) -> Any:
+        asked = {name: given.pop(name) for name in own}
+        return getattr(sh.PushdownAutomaton(**given), method)(**asked)
+
+    def check(given: Mapping[str, Any], result: Any) -> str | None:
+        tables = {name: given[name].detach().double() for name in ("log_initial", "log_push", "log_replace", "log_pop")}
+        if tables["log_pop"].dim() != 4 or given["lengths"] is not None or method != "log_normalizer":
+            return None
+        expected = every_run(**tables).log_normalizer
+        return None if close(result, expected, 1e-4) else f"log Z {result.tolist()} for {expected}"
+
+    return Call(run, given | own, reference=check)
+
+
+@function("automaton steps", 2)
+def _(r: Draw) -> Call:
+    given = _automaton(r) | {"n_steps": 2}
+    given.pop("lengths")
+    axis = len(r.batch)
+    step = {name: given[name].select(axis, 0) for name in ("log_push", "log_replace", "log_pop")}
+
+    def run(log_initial: Any, n_steps: Any, **step: Any) -> Any:
+        return advance(start(log_initial, n_steps), **step).reading
+
+    return Call(run, {"log_initial": given["log_initial"], "n_steps": 2} | step)
+
+
+@function("histories", 1)
+def _(r: Draw) -> Call:
+    drawn = sh.StackMixture(**_mixture(r)).viterbi()
+    return Call(drawn.cells, {"depth": 2})
+
+
+# ---- networks --------------------------------------------------------------------------------------------------------
+
+
+def _layer_options(r: Draw, kind: Any) -> dict[str, Any]:
+    own: dict[str, Any] = {"input_size": r.F, "hidden_size": 4, "num_layers": r.one(1, 2), "bias": r.one(True, False)}
+    own |= {"batch_first": r.one(True, True, False), "dtype": r.dtype}
+    if kind in (sh.MinGRU, sh.MinLSTM):
+        own["candidate"] = r.one("linear", "tanh", "positive", "simplex")
+        own["block"] = r.one(None, 2) if own["candidate"] == "simplex" else None
+    if kind is sh.QRNN:
+        own |= {"pooling": r.one("f", "fo", "ifo"), "window": r.one(1, 2)}
+    return own
+
+
+LAYERS = (sh.MinGRU, sh.MinLSTM, sh.QRNN, sh.GRU, sh.LSTM, sh.Elman)
+
+
+@function("layers", 4)
+def _(r: Draw) -> Call:
+    kind = r.one(*LAYERS)
+    return Call(lambda **given: len(list(kind(**given).parameters())), _layer_options(r, kind))
+
+
+@function("networks", 8)
+def _(r: Draw) -> Call:
+    kind = r.one(*LAYERS)
+    options = _layer_options(r, kind)
+    torchs = kind in (sh.GRU, sh.LSTM, sh.Elman)
+    batch = r.one((), (2,), (0,)) if torchs else r.batch
+    layer = kind(**options).requires_grad_(False)
+    if r.random.random() < 0.3:
+        return Call(layer.step, {"x": r.table(*batch, r.F)}, finite=False)
+    x = r.table(*batch, r.T, r.F)
+    lengths = r.lengths(batch)
+    if torchs and kind is sh.LSTM:
+        h0 = tuple(r.table(options["num_layers"], *batch, 4) for _ in range(2))
+    elif kind is sh.QRNN:
+        h0 = layer.initial_state(*batch)
+    else:
+        h0 = r.table(options["num_layers"], *batch, 4)
+    given = {"x": x if options["batch_first"] else x.movedim(-2, 0), "h0": r.one(None, h0), "lengths": lengths}
+
+    def check(given: Mapping[str, Any], result: Any) -> str | None:
+        if 0 in result[0].shape or result[0].isnan().any() or not options["batch_first"]:
+            return None
+        state, inside = given["h0"], given["lengths"]
+        for t in range(given["x"].shape[-2]):
+            out, state = layer.step(given["x"][..., t, :], state)
+            if inside is None and not close(result[0][..., t, :], out, 1e-3):
+                return f"step {t} of the whole is not that of `step`"
+        return None
+
+    return Call(layer, given, finite=False, reference=check)
+
+
+@function("gated_scan", 2)
+def _(r: Draw) -> Call:
+    gate = r.one("redraw", "hold", "ratio", "free")
+    given = {
+        "pre": r.table(*r.batch, r.T, 4 * (2 if gate in ("redraw", "hold") else 3)),
+        "h0": r.table(*r.batch, 4),
+        "gate": gate,
+        "candidate": r.one("linear", "tanh", "positive", "simplex"),
+    }
+    given["block"] = 2 if given["candidate"] == "simplex" else None
+    return Call(gated_scan, given, finite=False)
+
+
+@function("stack layers", 2)
+def _(r: Draw) -> Call:
+    options = {
+        sh.SuperpositionStackRNN: {
+            "value_size": 2,
+            "stacks": 1,
+            "n_read": 1,
+            "most_pops": 1,
+            "empty": 0.0,
+            "capacity": r.one(None, 3),
+        },
+        sh.StratificationStackRNN: {"value_size": 2},
+        sh.NondeterministicStackRNN: {
+            "states": 1,
+            "symbols": 2,
+            "value_size": r.one(0, 2),
+            "normalized": True,
+            "reading": r.one("configuration", "symbol"),
+        },
+    }
+    kind = r.one(*options)
+    return Call(
+        lambda **given: len(list(kind(**given).parameters())), {"input_size": 2, "hidden_size": 3} | options[kind]
+    )
+
+
+@function("stack networks", 3)
+def _(r: Draw) -> Call:
+    kind = r.one(sh.SuperpositionStackRNN, sh.StratificationStackRNN, sh.NondeterministicStackRNN)
+    layer = kind(r.F, 3, value_size=r.one(1, 2)).to(r.dtype).requires_grad_(False)
+    x = r.table(*r.batch, r.T, r.F)
+    method = r.one("forward", "step", "run", "mixture", "strengths")
+    if method == "step":
+        return Call(layer.step, {"x": r.table(*r.batch, r.F), "state": None}, finite=False)
+    if method == "mixture" and hasattr(layer, "mixture"):
+        return Call(layer.mixture, {"x": x, "lengths": r.lengths()}, finite=False)
+    if method == "strengths" and hasattr(layer, "strengths"):
+        return Call(layer.strengths, {"x": x}, finite=False)
+    return Call(layer if method == "forward" else layer.run, {"x": x, "state": None}, finite=False)
+
+
+# ---- bridge ----------------------------------------------------------------------------------------------------------
+
+
+def _minimal(r: Draw, n_tokens: int, units: int = 2) -> Any:
+    kind = r.one(sh.MinGRU, sh.MinLSTM)
+    return kind(
+        n_tokens, units, candidate=r.one("linear", "tanh", "positive", "simplex"), dtype=r.dtype
+    ).requires_grad_(False)
+
+
+def _tokens(r: Draw, n: int) -> Any:
+    tokens = torch.randint(0, n, (*r.batch, r.T))
+    return r.one(tokens, tokens.tolist() if tokens.numel() else tokens, tokens.double())
+
+
+@function("as_ssm", 2)
+def _(r: Draw) -> Call:
+    given = {"layer": _minimal(r, 3), "token_probs": r.one(None, [0.2, 0.3, 0.5], torch.ones(3)), "inputs": "tokens"}
+    return Call(lambda **given: sh.as_ssm(**given).hidden([0, 1, 2]), given)
+
+
+@function("as_ssm of gaussian inputs", 1)
+def _(r: Draw) -> Call:
+    layer = sh.MinGRU(3, 2, candidate=r.one("linear", "tanh"), dtype=r.dtype).requires_grad_(False)
+    method = r.one("candidate", "gate_log_odds", "gap")
+
+    def run(x: Any, **given: Any) -> Any:
+        return getattr(sh.as_ssm(**given), method)(x)
+
+    return Call(run, {"layer": layer, "inputs": "gaussian", "x": r.table(*r.batch, r.T, 3)}, finite=False)
+
+
+@function("Lifted", 3)
+def _(r: Draw) -> Call:
+    lifted = sh.as_ssm(_minimal(r, 3))
+    method = r.one("hidden", "hidden", "log_evidence", "sample", "spanning")
+    if method == "sample":
+        return Call(lifted.sample, {"n_steps": r.T, "batch_shape": r.batch, "seed": r.seed()})
+    h0 = torch.rand(1, *r.batch, 2, dtype=r.dtype) if r.random.random() < 0.5 else None
+    if method == "spanning":
+        return Call(lambda h0: lifted.spanning(h0).levels, {"h0": h0})
+    given = {"tokens": _tokens(r, 3), "lengths": r.lengths()} | ({"h0": h0} if method == "hidden" else {})
+    return Call(getattr(lifted, method), given)
+
+
+def _symbols(r: Draw) -> Any:
+    values = {"redraw_prob": 0.3, "state_probs": r.probs(2), "probs": r.probs(2, 3), "background_probs": r.probs(1, 3)}
+    return sh.SwitchingSSM(sh.Copy(2), sh.Gated(sh.Categorical(3), sh.Categorical(3))).with_values(values)
+
+
+@function("as_rnn", 1)
+def _(r: Draw) -> Call:
+    given = {"model": _symbols(r), "space": r.one("probability", "logit")}
+    return Call(lambda **given: sh.as_rnn(**given)(torch.eye(3, dtype=r.dtype)), given, finite=False)
+
+
+@function("token_marginal", 0.5)
+def _(r: Draw) -> Call:
+    return Call(sh.token_marginal, {"model": _symbols(r)})
+
+
+@function("one_hot", 2)
+def _(r: Draw) -> Call:
+    return Call(sh.one_hot, {"tokens": _tokens(r, 3), "n_tokens": 3, "lengths": r.lengths(), "dtype": r.dtype})
+
+
+@function("redrawn_start", 1)
+def _(r: Draw) -> Call:
+    return Call(sh.redrawn_start, {"layer": _minimal(r, r.F), "x": r.table(*r.batch, r.T, r.F)}, finite=False)
+
+
+@function("compare", 0.7)
+def _(r: Draw) -> Call:
+    model = _symbols(r)
+    layer = r.one(sh.as_rnn(model), sh.MinGRU(3, 2, candidate="simplex"), sh.GRU(3, 4))
+    x = torch.randint(0, 3, (2, 12, 1)).double()
+    return Call(
+        lambda **given: sh.compare(**given).summary().to_numpy(),
+        {"model": model, "layer": layer, "x": x, "reads": None},
+        finite=False,
+    )
+
+
+@function("compare_layers", 0.5)
+def _(r: Draw) -> Call:
+    values = {"probs": r.probs(2, 3), "background_probs": r.probs(1, 3)}
+    emission = sh.Gated(sh.Categorical(3), sh.Categorical(3))
+    model = sh.LayeredSSM(emission, values, torch.tensor([0.4, 0.2], dtype=r.dtype), [r.probs(2, 2)], r.probs(2))
+    given = {
+        "model": model,
+        "network": sh.as_rnn(model),
+        "x": torch.randint(0, 3, (*r.batch, r.T, 1)).double(),
+        "lengths": r.lengths(),
+    }
+    return Call(sh.compare_layers, given)
+
+
+@function("fit_probe", 0.5)
+def _(r: Draw) -> Call:
+    batch, T = r.one((), (3,)), 12
+    given = {"state": r.table(*batch, T, 2), "belief": r.probs(*batch, T, 2), "inputs": r.table(*batch, T, 1)}
+    return Call(sh.fit_probe, given | {"inside": r.one(None, torch.ones(*batch, T, dtype=torch.bool))}, also=("x",))
+
+
+# ---- studies ---------------------------------------------------------------------------------------------------------
+
+
+@function("forgetting", 2)
+def _(r: Draw) -> Call:
+    kind = r.one(sh.MinGRU, sh.MinLSTM, sh.QRNN, sh.GRU, sh.LSTM, sh.Elman)
+    batch = r.one((), (2,))
+    layer, x = kind(r.F, 3).to(r.dtype).requires_grad_(False), r.table(*batch, r.T, r.F)
+    if r.random.random() < 0.3:
+        return Call(sh.truncation_bound, {"layer": layer, "x": x, "window": 2}, also=("layer_or_model",), finite=False)
+    return Call(sh.forgetting, {"layer_or_model": layer, "x": x, "tol": 0.1}, also=("layer",), finite=False)
+
+
+@function("forgetting of a model", 1)
+def _(r: Draw) -> Call:
+    r.K = 2
+    model = sh.SwitchingSSM(sh.Copy(2), sh.Normal(r.F)).with_values(_values(r, "Copy", "Normal"))
+    return Call(sh.forgetting, {"layer_or_model": model, "x": _x(r, "Normal"), "tol": 0.1}, also=("layer",))
+
+
+@function("truncate", 1)
+def _(r: Draw) -> Call:
+    layer = r.one(*LAYERS)(r.F, 3).to(r.dtype).requires_grad_(False)
+    x = r.table(*r.one((), (2,)), r.T, r.F)
+    return Call(lambda x, **given: sh.truncate(**given)(x), {"layer": layer, "window": 2, "x": x}, finite=False)
+
+
+@function("stability", 1)
+def _(r: Draw) -> Call:
+    network = r.one(sh.GRU, sh.LSTM, sh.Elman)(2, 3)
+    if r.random.random() < 0.5:
+        return Call(
+            lambda **given: len(list(sh.stabilize(**given).parameters())),
+            {"network": network, "input_bound": 1.0, "slack": 0.01},
+        )
+    return Call(sh.stability, {"network": network, "input_bound": 1.0})
+
+
+@function("information_sweep", 0.2)
+def _(r: Draw) -> Call:
+    given = {
+        "separations": [0.5, 2.0],
+        "spread": 2.0,
+        "redraw_prob": 0.2,
+        "n_sequences": 2,
+        "n_steps": 20,
+        "seed": r.seed(),
+    }
+    return Call(sh.information_sweep, given)
+
+
+@function("price_of_exactness", 0.05)
+def _(r: Draw) -> Call:
+    given = {"redraw_probs": [0.3], "overlaps": [0.5], "n_units": 2, "n_steps": 2, "seed": r.seed(), "n_sequences": 4}
+    return Call(sh.price_of_exactness, given)
+
+
+@function("train_next_token", 0.5)
+def _(r: Draw) -> Call:
+    x = torch.eye(3)[torch.randint(0, 3, (4, 5))]
+    given = {"layer": sh.MinGRU(3, 2), "x": x, "n_steps": 2, "rate": 0.01, "seed": r.seed()}
+    return Call(lambda **given: sh.train_next_token(**given).loss, given, finite=False)
+
+
+@function("SweepNetwork", 0.7)
+def _(r: Draw) -> Call:
+    model = sh.LayeredSSM(
+        sh.Gated(sh.Categorical(3), sh.Categorical(3)),
+        {"probs": r.probs(2, 3), "background_probs": r.probs(1, 3)},
+        torch.tensor([0.4, 0.2], dtype=r.dtype),
+        [r.probs(2, 2)],
+        r.probs(2),
+    )
+    x = torch.eye(3, dtype=r.dtype)[torch.randint(0, 3, (*r.batch, r.T))]
+    return Call(sh.as_rnn(model), {"x": x, "between": r.one("softmax", "none")}, finite=False)
+
+
+@function("regressions", 1)
+def _(r: Draw) -> Call:
+    regression = sh.SoftmaxRegression(r.table(2, 3), r.table(2))
+    method = r.one("from_logistic", "gaussian_classes", "categorical_classes")
+    own = {
+        "from_logistic": {"weight": r.table(3), "bias": r.table()},
+        "gaussian_classes": {"covariance": torch.eye(3, dtype=r.dtype), "shift": r.one(None, r.table(3))},
+        "categorical_classes": {"sizes": r.one((3,), [1, 2]), "shift": r.one(None, r.table(3))},
+    }[method]
+    return Call(getattr(regression, method), own)
+
+
+@function("loglinear", 2)
+def _(r: Draw) -> Call:
+    kind = r.one("gaussian", "categorical", "softmax")
+    if kind == "gaussian":
+        given = {"log_prior": r.probs(2).log(), "mean": r.table(2, r.F), "covariance": torch.eye(r.F, dtype=r.dtype)}
+        x = r.table(*r.batch, r.F)
+        return Call(lambda x, **own: sh.GaussianClasses(**own).log_posterior(x), given | {"x": x})
+    if kind == "categorical":
+        given = {"log_prior": r.probs(2).log(), "log_table": r.probs(2, 3).log(), "sizes": (3,)}
+        x = torch.eye(3, dtype=r.dtype)[torch.randint(0, 3, r.batch)]
+        return Call(lambda x, **own: sh.CategoricalClasses(**own).log_posterior(x), given | {"x": x})
+    given = {"weight": r.table(2, r.F), "bias": r.table(2), "x": r.table(*r.batch, r.F)}
+    return Call(lambda x, **own: sh.SoftmaxRegression(**own).log_posterior(x), given)
+
+
+@function("layouts", 3)
+def _(r: Draw) -> Call:
+    cell = r.one("lstm", "gru", "elman")
+    module = {"lstm": nn.LSTM, "gru": nn.GRU, "elman": nn.RNN}[cell](2, 3)
+    weights = sh.from_torch(module)
+    if r.random.random() < 0.3:
+        return Call(lambda **given: sh.from_torch(**given).bias, {"module": module, "layer": 0})
+    if r.random.random() < 0.3:
+        given = {name: getattr(weights, name) for name in ("cell", "input", "hidden", "input_bias", "hidden_bias")}
+        return Call(lambda **given: sh.RecurrentWeights(**given).bias, given)
+    if r.random.random() < 0.4:
+        return Call(lambda **given: sh.from_flax(**given).bias, {"cell": cell, "params": sh.to_flax(weights)})
+    if r.random.random() < 0.5 or cell == "gru":
+        names = ("kernel", "recurrent_kernel", "bias")
+        given = {"cell": cell, **dict(zip(names, sh.to_keras(weights), strict=True))}
+        return Call(lambda **given: sh.from_keras(**given).bias, given)
+    kernel, bias = sh.to_joined(weights)
+    given = {"cell": cell, "kernel": kernel, "bias": bias, "hidden_size": 3}
+    if r.random.random() < 0.5:
+        return Call(lambda **given: sh.from_tf1(**given).bias, given | {"forget_bias": 1.0})
+    return Call(lambda **given: sh.from_joined(**given).bias, given)
