@@ -175,6 +175,8 @@ def _finished(series: Series) -> Series:
     if series.lengths is None:
         return series
     inside = series.inside.unsqueeze(-1)
+    if bool((inside | series.observations.isnan()).all()):
+        return series
     return replace(series, observations=torch.where(inside, series.observations, torch.nan))
 
 

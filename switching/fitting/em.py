@@ -4,9 +4,11 @@ r"""Expectation-maximisation over many restarts at once.
     M-step   the mode of dynamics and emission parameters given those marginals
 
 The objective $\log p(x \mid \theta) + \log p(\theta)$ (without a prior: $\log p(x \mid \theta)$) never falls (Dempster,
-Laird & Rubin 1977). Restarts are the leading axis of every table.
+Laird & Rubin 1977). Restarts are the leading axis of every table. Sequences of very different lengths go
+without most of their padding: see `packing`.
 """
 
+from copy import copy
 from dataclasses import fields
 from typing import Any
 
@@ -21,6 +23,7 @@ from ...inference.message_passing.engine import Run
 from ..definite import free_coordinates
 from ..parameters import Parameters, kept, prefixed
 from ..problem import Problem
+from .packing import Packing
 from .starts import variance_floor
 
 
@@ -32,21 +35,25 @@ class EM:
         collapsed: `[R, K]`, the states that have collapsed onto a point.
     """
 
-    def __init__(self, problem: Problem, values: Parameters, marginals: Marginals | None = None) -> None:
-        self.problem, self.tables = problem, values
-        self.collapsed = torch.zeros(len(next(iter(values.values()))), problem.n_states, dtype=torch.bool)
-        self._marginals, self._floor = marginals, variance_floor(problem.series)
+    def __init__(self, problem: Problem, values: Parameters) -> None:
+        self._packing = Packing.of(problem)
+        self.problem = problem if self._packing is None else self._packing.problem  # of the M-step
+        self._floor = variance_floor(self.problem.series)
+        self._begin(values, None)
+
+    def _begin(self, values: Parameters, marginals: Marginals | None) -> None:
+        self.tables, self._marginals = values, marginals
+        self.collapsed = torch.zeros(len(next(iter(values.values()))), self.problem.n_states, dtype=torch.bool)
 
     def run(self, max_steps: int) -> Run:
         """Climb so many steps; Ctrl-C keeps whole ones."""
         trace: list[Tensor] = []
         interrupted = False
         try:
-            if self._marginals is None:
-                self._marginals = self.problem.chain(self.tables).marginals()
+            self._marginals = self._expected(self.tables) if self._marginals is None else self._marginals
             while len(trace) < max_steps:
                 values, collapsed = maximized(self.problem, self._marginals, self.tables, self._floor)
-                marginals = self.problem.chain(values).marginals()
+                marginals = self._expected(values)
                 now = (self.problem.total(marginals.log_normalizer) + self.problem.log_prior(values)).double()
                 # from here to the end of this block one step's results belong together
                 self.tables, self._marginals, self.collapsed = values, marginals, collapsed
@@ -64,10 +71,12 @@ class EM:
         return ahead | {name: self.tables[name] for name in self.problem.fixed}
 
     def at(self, tables: Parameters) -> "EM":
-        return EM(self.problem, tables)
+        there = copy(self)
+        there._begin(tables, None)
+        return there
 
     def height(self) -> Float[Tensor, "R"]:
-        self._marginals = self.problem.chain(self.tables).marginals()
+        self._marginals = self._expected(self.tables)
         return self.problem.total(self._marginals.log_normalizer) + self.problem.log_prior(self.tables)
 
     def select(self, restarts: Tensor) -> "EM":
@@ -77,9 +86,24 @@ class EM:
         if known is not None:
             found: dict[str, Any] = {f.name: getattr(known, f.name) for f in fields(known)}
             known = Marginals(**{name: None if table is None else table[restarts] for name, table in found.items()})  # pyright: ignore[reportArgumentType]
-        selected = EM(self.problem, values, known)
+        selected = copy(self)
+        selected._begin(values, known)
         selected.collapsed = self.collapsed[restarts]
         return selected
+
+    @property
+    def occupancy(self) -> Float[Tensor, "R K"]:
+        """Expected number of steps in each state; held steps that emit alike in all states do not tell theirs."""
+        marginals = self._expected(self.tables)
+        fresh, held = marginals.fresh, marginals.held
+        found = fresh if held is None or held.shape[-1] == 1 else fresh + held
+        return found.flatten(1, -2).sum(1)
+
+    def _expected(self, values: Parameters) -> Marginals:
+        """The E-step."""
+        if self._packing is not None:
+            return self._packing.marginals(values)
+        return self.problem.chain(values).marginals()
 
 
 def maximized(
@@ -113,9 +137,3 @@ def _ahead(before: Tensor, now: Tensor, by: Float[Tensor, "R"], support: Constra
     here = torch.as_tensor(to_support.inv(now))
     by = by.reshape(-1, *[1] * (here.ndim - 1))
     return torch.as_tensor(to_support(here + by * (here - torch.as_tensor(to_support.inv(before)))))
-
-
-def occupied(marginals: Marginals) -> Float[Tensor, "*b T K"]:
-    """The probability of each state at each step; held steps that emit alike in all states do not tell theirs."""
-    held = marginals.held
-    return marginals.fresh if held is None or held.shape[-1] == 1 else marginals.fresh + held

@@ -16,7 +16,7 @@ from ..model import SwitchingSSM
 from ..parameters import Parameters, count_free, reordered
 from ..problem import Problem
 from .alignment import match_states, state_levels
-from .em import EM, occupied
+from .em import EM
 from .given import fixed_values, own_start
 from .graph import renumbered
 from .interrupts import sheltered
@@ -241,7 +241,7 @@ def _by_em(model: SwitchingSSM, problem: Problem, options: Options) -> Fit[Switc
     best = found.best
     order = _order(problem, own, best.tables)
     values = reordered(problem.parameters, best.tables, order)
-    occupancy = occupied(problem.chain(values).marginals()).flatten(0, -2).sum(0)
+    occupancy = EM(problem, {name: value.unsqueeze(0) for name, value in values.items()}).occupancy[0]
     return Fit(
         model=model._copy({name: value.clone() for name, value in values.items()}, model.prior),
         method="em",
