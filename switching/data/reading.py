@@ -322,6 +322,7 @@ def _read_lengths(lengths: Any, values: Tensor) -> Tensor | None:
 
 
 def _check_finite(series: Series) -> None:
-    infinite = torch.isinf(series.observations) & series.inside.unsqueeze(-1)
+    x = series.observations
+    infinite = ((x == torch.inf) | (x == -torch.inf)) & series.inside.unsqueeze(-1)  # `isinf` makes a table of floats
     if infinite.any():
         raise ValueError(f"x: got an infinite value at {place(infinite)}; mark missing values with NaN.")
