@@ -15,11 +15,12 @@ from types import FrameType
 
 @dataclass
 class Keys:
-    """Whether a press may break in now, and whether one waits."""
+    """What the keys do now, and what they were pressed for."""
 
-    open: bool = True
-    waiting: bool = False
-    depth: int = 0  # of open blocks within each other
+    preparing: bool = True  # no block has been open yet: there is nothing to lose
+    open: int = 0  # blocks within each other
+    waiting: bool = False  # a press that came while none was
+    heard: bool = False  # a press has broken into the block that is open
 
 
 _keys: Keys | None = None  # of the fit that is going on
@@ -36,8 +37,8 @@ def sheltered() -> Iterator[None]:
     keys = Keys()
 
     def pressed(number: int, frame: FrameType | None) -> None:
-        if keys.open or keys.waiting:
-            keys.open = keys.waiting = False
+        if keys.preparing or keys.open or keys.waiting:
+            keys.waiting, keys.heard = False, keys.open > 0
             before(number, frame)  # which raises KeyboardInterrupt
         keys.waiting = True
 
@@ -57,12 +58,18 @@ def open_to_keys() -> Iterator[None]:
     if keys is None:
         yield
         return
-    keys.open, keys.depth = True, keys.depth + 1
+    keys.preparing, keys.open = False, keys.open + 1
     try:
         if keys.waiting:
-            keys.open = keys.waiting = False
+            keys.waiting = False
             raise KeyboardInterrupt
         yield
     finally:
-        keys.depth -= 1
-        keys.open = keys.depth > 0
+        keys.open -= 1
+        keys.heard = keys.heard and keys.open > 0
+
+
+def listen() -> None:
+    """Raise KeyboardInterrupt where a press broke in and was lost, as in a finaliser, which ignores what it raises."""
+    if _keys is not None and _keys.heard:
+        raise KeyboardInterrupt

@@ -13,12 +13,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
+from .interrupts import listen
+
 INTERVAL = 0.5  # seconds between two lines in a notebook
 CELLS = 30  # letters of its bar
 
 
 class Progress:
-    """Context manager; call it with the step and the best objective so far."""
+    """Context manager; call it with the step and the best objective so far, and with Ctrl-C it raises."""
 
     def __init__(self, title: str, total: int, show: bool) -> None:
         self._title, self._total, self._show = title, total, show
@@ -38,6 +40,7 @@ class Progress:
             self._shown.stop()
 
     def __call__(self, step: int, objective: float) -> None:
+        listen()
         if self._shown is not None:
             self._shown.update(step, objective)
 

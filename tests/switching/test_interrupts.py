@@ -1,5 +1,6 @@
 """Ctrl-C ends a fit of any kind with the best so far."""
 
+import contextlib
 import signal
 import threading
 
@@ -190,7 +191,7 @@ def test_a_press_at_any_time(method, wait):
     timer = threading.Timer(wait, signal.raise_signal, [signal.SIGINT])
     timer.start()
     try:
-        fit = MODEL.fit(x, method, restarts=4, tol=0.0, max_steps=10**5, progress=False)
+        fit = MODEL.fit(x, method, restarts=4, tol=0.0, max_steps=5000, progress=False)
         timer.join()  # which raises where the fit was the faster
     except KeyboardInterrupt:
         return
@@ -198,3 +199,17 @@ def test_a_press_at_any_time(method, wait):
     if fit.method == "em":
         problem = fit.model.problem(x)
         assert_close(problem.objective(fit.model.values), fit.objective[-1], rtol=1e-12, atol=0)
+
+
+def test_a_press_that_is_lost_in_a_finaliser_is_heard_at_the_next_step(monkeypatch):
+    true = Progress.__call__
+
+    def told(self, step, objective):
+        if step == 5:
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        return true(self, step, objective)
+
+    monkeypatch.setattr(Progress, "__call__", told)
+    fit = MODEL.fit(levels(), "svi", restarts=1, max_steps=50, progress=False)
+    assert (fit.interrupted, fit.steps) == (True, 5)
