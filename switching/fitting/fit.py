@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ...inference.message_passing.factor_graph import ImproperError
+from ...inference.numerics.cholesky import NotDefiniteError
 from ..data.series import Series
 from ..emissions.contract import ConjugateEmission
 from ..model import SwitchingSSM
@@ -216,7 +218,14 @@ def fit_model(model: SwitchingSSM, series: Series, options: Options) -> Fit[Swit
         problem = replace(problem, prior=None)
     if options.fixed:
         problem = replace(problem, fixed=fixed_values(model, problem, units, options.fixed))
-    return replace(_fitted(model, problem, units, options), fixed=tuple(problem.fixed))
+    try:
+        fit = _fitted(model, problem, units, options)
+    except (NotDefiniteError, ImproperError) as error:
+        raise ValueError(
+            f"x: rounding leaves no covariance of some state ({error}); see whether features add up to others, and how "
+            'far from the data the prior lies: leave such a feature out, use prior="scaled", or give float64.'
+        ) from error
+    return replace(fit, fixed=tuple(problem.fixed))
 
 
 def _fitted(model: SwitchingSSM, problem: Problem, units: Units, options: Options) -> Fit[SwitchingSSM]:

@@ -156,7 +156,7 @@ class Found:
 
     @property
     def fall(self) -> float:
-        """The most nats that the objective of the best climb fell by at a step; 0 where that is within the tolerance."""
+        """The most nats that the objective of the best climb fell by at a step; 0 where that is in the tolerance."""
         trace = [] if self.by_passes else self.best.trace
         falls = [before - after for before, after in itertools.pairwise(trace)]
         most = max(falls, default=0.0)

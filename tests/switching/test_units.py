@@ -135,3 +135,49 @@ def test_units_change_densities_by_their_volumes(emission):
         rtol=1e-12,
         atol=1e-9,
     )
+
+
+# ---- features that hang together -------------------------------------------------------------------------------------
+
+
+def _hanging_together() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.randn(2, 40, 1, generator=generator, dtype=torch.float64)
+    a[20:] += 5
+    holes = torch.cat([a, a], -1)
+    holes[3, 0] = holes[7, 1] = torch.nan
+    return {
+        "twice the same": torch.cat([a, a], -1),
+        "nearly the same": torch.cat([a, a + 1e-9 * b], -1),
+        "with holes": holes,
+        "a sum of others": torch.cat([a, b, a + 2 * b], -1),
+        "more than steps": torch.randn(5, 8, generator=generator, dtype=torch.float64),
+        "a constant": torch.cat([a, torch.full_like(a, 3.0)], -1),
+        "all constant": torch.full((20, 2), 3.0, dtype=torch.float64),
+    }
+
+
+@pytest.mark.parametrize(("method", "prior"), [("em", "scaled"), ("em", None), ("vmp", "scaled"), ("vmp", "own")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("features", list(_hanging_together()))
+def test_features_that_hang_together_fit_and_predict(features, dtype, method, prior):
+    x = _hanging_together()[features].to(dtype)
+    fit = fitted(x, sh.MultivariateNormal(x.shape[-1]), "Markov", method=method, prior=prior)
+    assert all(bool(value.isfinite().all()) for value in fit.model.values.values())
+    assert math.isfinite(fit.loglik)
+    assert bool(fit.forecast(horizon=2).mean.isfinite().all())
+    if dtype == torch.float64 or prior is not None:
+        assert least_rise(fit.objective) >= -(1e-9 if dtype == torch.float64 else 5e-3)
+    if method == "em" and x.shape[-1] < 3:
+        assert fit.summary().parameters is not None
+
+
+def test_the_posterior_of_the_same_feature_twice_is_drawn_from():
+    x = _hanging_together()["twice the same"]
+    posterior = fitted(x, sh.MultivariateNormal(2), method="vmp").posterior
+    assert all(bool(draws.isfinite().all()) for draws in posterior.refined.sample(20).values())
+
+
+def test_a_prior_so_far_away_that_no_covariance_is_left_is_refused():
+    with pytest.raises(ValueError, match=r'x: rounding leaves no covariance .* prior="scaled"'):
+        fitted(two_levels() * 1e-4 + 1e8, sh.MultivariateNormal(2), method="vmp", prior="own")
