@@ -5,13 +5,16 @@ from functools import cache
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
+from ..seeding import undrawn
+
 
 def clusters(points: np.ndarray, n_clusters: int, seed: int, learn_from: np.ndarray | None = None) -> np.ndarray:
     """The cluster of each point `[N]`, by k-means of the points, or of those to `learn_from`, from one start.
 
     On one thread: scikit-learn's stay awake after their work, and keep those of torch waiting for a processor.
     """
-    from sklearn.cluster import KMeans  # loads for longer than much of what is done without it takes
+    with undrawn():
+        from sklearn.cluster import KMeans  # loads for longer than much of what is done without it takes
 
     means = KMeans(n_clusters, n_init=1, max_iter=20, random_state=seed)  # pyright: ignore[reportArgumentType]
     with _teams().limit(limits=1, user_api="openmp"):
