@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.distributions import Transform, biject_to, constraints
 from torch.distributions.constraints import Constraint
 
+from ..inference.numerics.cholesky import cholesky
+
 
 class _Definite(Constraint):
     """Symmetric positive definite matrices."""
@@ -49,7 +51,7 @@ class DefiniteTransform(Transform):
         return chol @ chol.mT
 
     def _inverse(self, y: Tensor) -> Tensor:
-        chol = torch.linalg.cholesky(y)
+        chol = cholesky(y)
         n = y.shape[-1]
         raw = chol.tril(-1) + torch.diag_embed(chol.diagonal(dim1=-2, dim2=-1).log())
         rows, columns = torch.tril_indices(n, n, device=y.device)

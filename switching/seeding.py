@@ -1,5 +1,11 @@
-"""Seeds where Pyro draws: from torch's global generator, which is put back afterwards."""
+"""Seeds where Pyro draws: from torch's global generator, which is put back afterwards; and Python's, put back likewise.
 
+What else the libraries that a fit imports change in a process stays as they leave it: numpy, torch, scipy and sympy add
+warning filters of their own; threadpoolctl and scikit-learn set `KMP_DUPLICATE_LIB_OK` and `KMP_INIT_AT_FORK`, where
+these are not set, for the OpenMP runtimes that are loaded from then on; torch sets `TORCHINDUCTOR_CACHE_DIR` for SVI.
+"""
+
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,6 +22,16 @@ def number_of(seed: Seed) -> int:
     generator = seed
     device = "cpu" if generator is None else generator.device
     return int(torch.randint(2**31, (), generator=generator, device=device))
+
+
+@contextmanager
+def undrawn() -> Iterator[None]:
+    """For imports of libraries that draw from Python's random numbers: these go on from where they were."""
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)
 
 
 @contextmanager

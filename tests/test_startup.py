@@ -1,6 +1,7 @@
 """What is loaded, and what is not, before the first answer."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -57,3 +58,68 @@ def test_a_model_loads_nothing_that_only_fits_need(tmp_path):
     found = loaded(code, tmp_path)
     assert "pyro" in found
     assert not {"sklearn", "scipy.optimize", "scipy.stats", "matplotlib", "arviz"} & found
+
+
+WITHOUT_KERNELS = """
+import torch, samplehold as sh
+x = [1.0, 2.0, 1.0, 7.0, 8.0, 9.0, 7.0, 1.0]
+for dynamics in (sh.Copy, sh.Markov):
+    for method, emission in (("em", sh.Normal(1)), ("vmp", sh.MultivariateNormal(1))):
+        model = sh.SwitchingSSM(dynamics(2), emission)
+        fit = model.fit(x, method=method, progress=False, restarts=1, max_steps=3)
+        fit.viterbi(), fit.model.sample_posterior(x, 2, seed=0), fit.forecast(horizon=2).mean
+sh.MinGRU(2, 3)(torch.zeros(1, 4, 2))[0].sum().backward()
+sh.SuperpositionStackRNN(2, 3)(torch.zeros(1, 4, 2))
+print("%.9f" % fit.loglik)
+"""
+
+
+def test_all_works_where_numba_is_told_not_to_compile(tmp_path):
+    found = []
+    for disabled in ("1", "0"):
+        environment = os.environ | {"NUMBA_DISABLE_JIT": disabled}
+        script = [sys.executable, "-W", "error::RuntimeWarning", "-c", WITHOUT_KERNELS]
+        done = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stderr
+        found.append(float(done.stdout))
+    assert found[0] == pytest.approx(found[1], rel=1e-8)
+
+
+DISTURBED = """
+import json, logging, os, random, signal, sys, warnings
+import numpy as np, torch
+
+def state():
+    return {
+        "random": random.getstate(), "numpy": str(np.random.get_state()), "torch": torch.get_rng_state().tolist(),
+        "dtype": str(torch.get_default_dtype()), "threads": torch.get_num_threads(), "errors": np.geterr(),
+        "handlers": [str(handler) for handler in logging.root.handlers], "level": logging.root.level,
+        "signals": [str(signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)],
+        "hooks": [sys.excepthook.__name__, sys.displayhook.__name__, warnings.showwarning.__module__],
+        "grad": torch.is_grad_enabled(),
+    }
+
+before, filters, environment = state(), list(warnings.filters), dict(os.environ)
+import samplehold as sh
+x = [1.0, 2.0, 1.0, 7.0, 8.0, 9.0, 7.0, 1.0]
+for method in ("em", "vmp", "svi"):
+    fit = sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)).fit(x, method=method, progress=False, restarts=1, max_steps=3)
+fit.summary(), fit.to_arviz(), fit.plot()
+after = state()
+changed = {name for name, value in before.items() if after[name] != value}
+added = {name for name in os.environ if os.environ[name] != environment.get(name)}
+lost = [entry for entry in filters if entry not in warnings.filters]
+print(json.dumps([sorted(changed), sorted(added), [name for name in environment if name not in os.environ], len(lost)]))
+"""
+
+
+def test_the_process_is_left_as_it_was_but_for_what_is_said_in_seeding(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("KMP_")}
+    script = [sys.executable, "-c", DISTURBED]
+    done = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, check=True, env=environment)
+    changed, added, removed, lost = json.loads(done.stdout.splitlines()[-1])
+    assert (changed, removed, lost) == ([], [], 0)
+    assert {name for name in added if not name.startswith("TORCHINDUCTOR")} <= {
+        "KMP_DUPLICATE_LIB_OK",
+        "KMP_INIT_AT_FORK",
+    }

@@ -160,6 +160,10 @@ def _broadcasts(shape: torch.Size, to: torch.Size) -> bool:
         return False
 
 
+class ImproperError(ValueError):
+    """Natural parameters that are those of no density."""
+
+
 def check_proper(block: Block) -> None:
     """Raise ValueError, by name, if prior or eta are not parameters of a density."""
     for what, eta in (("prior", block.prior), ("eta", block.eta)):
@@ -167,7 +171,7 @@ def check_proper(block: Block) -> None:
             if eta is not None:
                 block.family.check(eta)
         except ValueError as error:
-            raise ValueError(f"block {block.name!r}: its {what} is improper: {error}") from error
+            raise ImproperError(f"block {block.name!r}: its {what} is improper: {error}") from error
 
 
 def neighbors(blocks: Mapping[str, Block], factors: Iterable[Factor]) -> dict[str, list[Factor]]:

@@ -265,6 +265,16 @@ def check_possible(failed_step: Tensor, **tables: Tensor | None) -> None:
     )
 
 
+def check_held(total: Tensor) -> Tensor:
+    """The log-normalizers themselves; `ValueError` if one is beyond what their dtype holds."""
+    if bool(total.isinf().any()):
+        raise ValueError(
+            f"log p(x): lies beyond what {str(total.dtype).removeprefix('torch.')} holds; give smaller log-weights"
+            f"{' or tables in float64' if total.dtype == torch.float32 else ''}."
+        )
+    return total
+
+
 def _of_sequence(index: tuple[int, ...]) -> str:
     if not index:
         return ""

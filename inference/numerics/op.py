@@ -209,14 +209,17 @@ def tensors(n: int) -> str:
 def load_kernels(room: str) -> None:
     """Import the files of a package that register kernels, those of a device whose compiler is installed.
 
-    Where none is, the plain implementations serve.
+    Where none is, the plain implementations serve, and where numba is told not to compile (`NUMBA_DISABLE_JIT=1`): the
+    kernels are made of instructions that there are in machine code alone.
     """
     for device, compiler in _COMPILERS.items():
         if find_spec(f"{room}.{device}") is None:
             continue
         try:
-            import_module(compiler)
+            module = import_module(compiler)
         except ImportError:  # no wheel for this machine
+            continue
+        if getattr(getattr(module, "config", None), "DISABLE_JIT", False):
             continue
         import_module(f"{room}.{device}")
 

@@ -48,9 +48,10 @@ from ..data.series import Given, Series
 from ..dynamics.factors import fresh_states, gates
 from ..dynamics.markov import Markov
 from ..emissions.contract import ByGate, Emission
-from ..fitting.graph import center, conjugates, emitted
+from ..fitting.graph import conjugates, emitted
 from ..fitting.options import Options
 from ..fitting.starts import first_labels
+from ..fitting.units import Units
 from ..model import SwitchingSSM
 from ..parameters import Named, Parameter, Parameters, check_parameters, moved, prefixed, read_tables
 from ..program import Observation
@@ -304,7 +305,7 @@ class LayeredSSM(CoupledSSM):
 
     def network(self, series: Series, options: Options) -> Network:
         parts, sizes, restarts = conjugates(self.emission), self.n_states, options.restarts
-        about = center(self.emission, series)
+        about = Units.of(self.emission, series).about.to(series.observations)
         x, n_axes = series.observations - about, len(series.batch_shape) + 1
         prior = {n: t.to(x) for n, t in self.emission.default_prior(sizes[0], series.rows).items()}
         prior = moved(prior, -about)

@@ -5,6 +5,8 @@ from functools import cache
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
+from ..seeding import undrawn
+
 MAX_CLUSTERED = 20_000  # points that k-means looks at; beyond that, a random subset
 WIDEST = 64  # coordinates that k-means looks at; beyond that, as many random projections
 
@@ -14,7 +16,8 @@ def clusters(points: np.ndarray, n_clusters: int, seed: int, learn_from: np.ndar
 
     On one thread: scikit-learn's stay awake after their work, and keep those of torch waiting for a processor.
     """
-    from sklearn.cluster import KMeans  # loads for longer than much of what is done without it takes
+    with undrawn():
+        from sklearn.cluster import KMeans  # loads for longer than much of what is done without it takes
 
     means = KMeans(n_clusters, n_init=1, max_iter=20, random_state=seed)  # pyright: ignore[reportArgumentType]
     with _teams().limit(limits=1, user_api="openmp"):

@@ -30,7 +30,7 @@ from torch.distributions import constraints
 from ...inference.families import NormalWishart
 from ...inference.families.numerics import log_det, pack
 from ...inference.gaussian.op import Moments, multivariate_normal_log_density, multivariate_normal_moments
-from ...inference.numerics.cholesky import cholesky
+from ...inference.numerics.cholesky import cholesky, rounding
 from ..parameters import Parameter, Parameters, Shown, widened
 from .contract import ConjugateEmission, Maximized, Representative, is_complete
 from .spread import spread
@@ -157,8 +157,8 @@ class MultivariateNormal(ConjugateEmission):
         # in units of the floor's square root a covariance with an eigenvalue below 1 has collapsed
         unit, any_mass = floor.sqrt(), n.unsqueeze(-1) > 0
         scaled = torch.where(any_mass, covariance, 0.0) / (unit.unsqueeze(-1) * unit)
-        variance, axes = torch.linalg.eigh(scaled)
-        inverse = (axes / variance.clamp(min=1.0).unsqueeze(-2)) @ axes.mT / (unit.unsqueeze(-1) * unit)
+        variance, axes = torch.linalg.eigh(scaled.double())
+        inverse = _inverse_of(axes, variance.clamp(min=1.0), scaled) / (unit.unsqueeze(-1) * unit)
         inverse = torch.where(any_mass, _symmetric(inverse), torch.nan)  # no estimate: the caller keeps what it had
         return Maximized({"loc": mean, "precision": inverse}, (variance <= 1.0).any(-1))
 
@@ -213,6 +213,18 @@ def _conditional(x: Tensor, observed: Tensor, values: Parameters) -> tuple[Tenso
     inverse = torch.cholesky_inverse(cholesky(block))
     spread = torch.where(both, inverse, 0.0)
     return loc + residual - torch.where(missing, (residual @ precision) @ spread, 0.0), spread
+
+
+def _inverse_of(axes: Tensor, variance: Tensor, like: Tensor) -> Tensor:
+    """The inverse of the covariance with these axes, where the dtype of the result tells the eigenvalues of its
+    correlations from 0; where not, of one that it does."""
+    covariance = (axes * variance.unsqueeze(-2)) @ axes.mT
+    unit = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
+    both, least = unit.unsqueeze(-1) * unit.unsqueeze(-2), rounding(like)
+    level, turned = torch.linalg.eigh(covariance / both)
+    held = (turned / level.clamp(min=least).unsqueeze(-2)) @ turned.mT / both
+    singular = (level[..., :1] < least).unsqueeze(-1)
+    return torch.where(singular, held, (axes / variance.unsqueeze(-2)) @ axes.mT).to(like)
 
 
 def _symmetric(matrix: Tensor) -> Tensor:

@@ -15,9 +15,11 @@ LEAST = 1e-3  # of the whole spread, below which the spread within a state is no
 
 
 class Spread(NamedTuple):
-    """Of each feature: the median, the mean square around it, and the variance within a state, by medians."""
+    """Of each feature: the median, the root of the mean square around it, and its square; the variance within a state,
+    by medians."""
 
     center: Float[Tensor, "F"]
+    scale: Float[Tensor, "F"]
     total: Float[Tensor, "F"]
     within: Float[Tensor, "F"]
 
@@ -31,29 +33,37 @@ def spread(x: Float[Tensor, "N F"] | None, n_states: int, n_features: int) -> Sp
     """
     if x is None:
         zero = torch.zeros(n_features, dtype=torch.float64)
-        return Spread(zero, zero + 1, zero + 1)
+        return Spread(zero, zero + 1, zero + 1, zero + 1)
     rows = x.detach().double().cpu().numpy()
     rows = rows[np.isfinite(rows).any(-1)]
     rows = rows[:: max(1, len(rows) // MOST)]
     center = np.nanmedian(rows, 0)
     residual = rows - center
-    whole, typical = _or_one(np.sqrt(np.nanmean(residual**2, 0))), _scale(residual)
+    whole, typical = _or_one(_root_mean_square(residual)), _scale(residual)
     scaled = np.clip(np.nan_to_num(residual / typical), -5.0, 5.0)
     n_clusters = distinct(scaled, n_states)
-    labels = clusters(scaled, n_clusters, seed=0)
+    labels = clusters(scaled, n_clusters, seed=0) if n_clusters > 1 else np.zeros(len(rows), dtype=np.int64)
     for cluster in range(n_clusters):
         own = labels == cluster
         with np.errstate(all="ignore"):
             residual[own] -= np.nan_to_num(np.nanmedian(rows[own], 0)) - center
     within = np.clip(_scale(residual), LEAST * typical, typical)
-    return Spread(*(torch.from_numpy(found).to(x) for found in (center, whole**2, within**2)))
+    with np.errstate(all="ignore"):
+        found = center, whole, whole**2, within**2
+    return Spread(*(torch.from_numpy(table).to(x) for table in found))
 
 
 def _scale(residual: np.ndarray) -> np.ndarray:
     """The standard deviation of each column by the median of its sizes; by their mean square where that is 0, and 1
     where all are."""
     median = np.nanmedian(np.abs(residual), 0) / NORMAL
-    return _or_one(np.where(median > 0, median, np.sqrt(np.nanmean(residual**2, 0))))
+    return _or_one(np.where(median > 0, median, _root_mean_square(residual)))
+
+
+def _root_mean_square(residual: np.ndarray) -> np.ndarray:
+    """Of each column, also where the squares are beyond what numbers hold."""
+    size = _or_one(np.nanmax(np.abs(residual), 0))
+    return size * np.sqrt(np.nanmean((residual / size) ** 2, 0))
 
 
 def _or_one(scale: np.ndarray) -> np.ndarray:

@@ -8,57 +8,19 @@ $$\log p(y, x) = \log p(x \mid \theta(y)) + \log p(\theta(y)) + \log |\partial \
 so that the density has its peak inside.
 """
 
-from dataclasses import dataclass, replace
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import Transform, biject_to
 
-from ..emissions.spread import spread
-from ..parameters import Parameters, moved
+from ..parameters import Parameters
 from ..problem import Problem
+from .units import Units
 
 IMPOSSIBLE = (ValueError, torch.linalg.LinAlgError)  # pyright: ignore[reportPrivateImportUsage]
 """What is raised where the data are impossible, or rounding took parameters out of their support."""
 
 STEP = 1e-4  # of differences between gradients: of coordinates in which the data have spread 1
-
-
-@dataclass(frozen=True)
-class Units:
-    """Where the data lie and how far they spread, for coordinates in which both are 0 and 1."""
-
-    about: Float[Tensor, "F"]
-    unit: Float[Tensor, "F"]
-
-    @staticmethod
-    def of(problem: Problem) -> "Units":
-        """Of the observed values; 0 and 1 where the emission knows of no unit."""
-        rows, parts = problem.series.rows, problem.emission.parts
-        if not all(part.emission.have_unit for part in parts):
-            return Units(torch.zeros_like(rows[0]), torch.ones_like(rows[0]))
-        found = spread(rows, 1, rows.shape[-1])
-        return Units(found.center, found.total.sqrt())
-
-    def problem(self, problem: Problem) -> Problem:
-        """The same in these units."""
-        series = problem.series.shifted(self.about)
-        series = replace(series, observations=series.observations / self.unit)
-        prior = None if problem.prior is None else self.values(problem, problem.prior)
-        return replace(problem, series=series, prior=prior, fixed=self.values(problem, problem.fixed))
-
-    def values(self, problem: Problem, table: Parameters) -> Parameters:
-        """Values or hyperparameters in these units."""
-        return problem.emission.in_units(moved(table, -self.about), self.unit)
-
-    def back(self, problem: Problem, table: Parameters) -> Parameters:
-        """Values in those of the data."""
-        return moved(problem.emission.in_units(table, 1 / self.unit), self.about)
-
-    def log_volume(self, problem: Problem) -> float:
-        """What a log density of the data is greater by in these units."""
-        return float((~torch.isnan(problem.series.rows)).to(self.unit).sum(0) @ self.unit.log())
 
 
 class Density:
@@ -72,9 +34,9 @@ class Density:
     """
 
     def __init__(self, problem: Problem, near: Parameters) -> None:
-        self.problem, self.units = problem, Units.of(problem)
+        self.problem, self.units = problem, Units.of(problem.emission, problem.series)
         self._inner = self.units.problem(problem)
-        near = self.units.values(problem, near)
+        near = self.units.values(near)
         self._inner.objective(near)
         supports = {site.name: site.distribution(near).support for site in self._inner.sites}
         self._transforms: dict[str, Transform] = {
@@ -86,7 +48,7 @@ class Density:
         """Parameters in the data's units at coordinates `[*r, ...]`."""
         found = self._values(free)
         fixed = {name: value.expand_as(found[name]) for name, value in self.problem.fixed.items()}
-        return self.units.back(self.problem, found) | fixed
+        return self.units.back(found) | fixed
 
     def _values(self, free: Parameters) -> Parameters:
         found = {name: torch.as_tensor(to(free[name])) for name, to in self._transforms.items()}

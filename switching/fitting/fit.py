@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ...inference.message_passing.factor_graph import ImproperError
+from ...inference.numerics.cholesky import NotDefiniteError
 from ..data.series import Series
 from ..emissions.contract import ConjugateEmission
 from ..model import SwitchingSSM
@@ -25,7 +27,8 @@ from .options import Options
 from .posterior import VariationalPosterior
 from .progress import Progress
 from .sampling import Sampled, fit_nuts, fit_svi
-from .search import Found, search
+from .search import Found, Report, search
+from .units import Units
 
 if TYPE_CHECKING:
     import arviz as az
@@ -210,21 +213,29 @@ class Fit(Generic[Model]):
 def fit_model(model: SwitchingSSM, series: Series, options: Options) -> Fit[SwitchingSSM]:
     """See `SwitchingSSM.fit`."""
     check_enough(series, model.n_states)
+    units = Units.of(model.emission, series)
     model = model.scaled_to(series) if options.prior == "scaled" else model
     problem = model.problem(series)
     if options.prior is None:
         problem = replace(problem, prior=None)
     if options.fixed:
-        problem = replace(problem, fixed=fixed_values(model, problem, options.fixed))
-    return replace(_fitted(model, problem, options), fixed=tuple(problem.fixed))
+        problem = replace(problem, fixed=fixed_values(model, problem, units, options.fixed))
+    try:
+        fit = _fitted(model, problem, units, options)
+    except (NotDefiniteError, ImproperError) as error:
+        raise ValueError(
+            f"x: rounding leaves no covariance of some state ({error}); see whether features add up to others, and how "
+            'far from the data the prior lies: leave such a feature out, use prior="scaled", or give float64.'
+        ) from error
+    return replace(fit, fixed=tuple(problem.fixed))
 
 
-def _fitted(model: SwitchingSSM, problem: Problem, options: Options) -> Fit[SwitchingSSM]:
+def _fitted(model: SwitchingSSM, problem: Problem, units: Units, options: Options) -> Fit[SwitchingSSM]:
     if options.method == "em":
-        return _by_em(model, problem, options)
+        return _by_em(model, problem, units, options)
     if options.method == "vmp":
-        return _by_message_passing(model, problem, options)
-    start = _start(model, problem, options)
+        return _by_message_passing(model, problem, units, options)
+    start = _start(model, problem, units, options)
     if start.interrupted:
         return start
     sampled = (fit_svi if options.method == "svi" else fit_nuts)(model, problem, options, start.model.values)
@@ -233,15 +244,20 @@ def _fitted(model: SwitchingSSM, problem: Problem, options: Options) -> Fit[Swit
     )
 
 
-def _by_em(model: SwitchingSSM, problem: Problem, options: Options) -> Fit[SwitchingSSM]:
+def _by_em(model: SwitchingSSM, problem: Problem, units: Units, options: Options) -> Fit[SwitchingSSM]:
     check_modes(problem)
-    own = None if options.start is None else own_start(model, problem, options.start)
+    own = None if options.start is None else own_start(model, problem, units, options.start)
+    inner = units.problem(problem)
+    volume = float(units.log_volume(problem.series).sum()) + units.log_prior_volume(problem)
     with Progress(f"EM, {options.restarts} restarts", options.max_steps, options.progress) as shown:
-        found = search(problem, partial(EM, problem), lambda v: problem.chain(v).smooth().state, options, shown, own)
+        found = search(
+            inner, partial(EM, inner), lambda v: inner.chain(v).smooth().state, options, _less(shown, volume), own
+        ).raised(-volume)
     best = found.best
-    order = _order(problem, own, best.tables)
+    order = _order(inner, own, best.tables)
     values = reordered(problem.parameters, best.tables, order)
-    occupancy = EM(problem, {name: value.unsqueeze(0) for name, value in values.items()}).occupancy[0]
+    occupancy = EM(inner, {name: value.unsqueeze(0) for name, value in values.items()}).occupancy[0]
+    values = units.back(values) | problem.fixed
     return Fit(
         model=model._copy({name: value.clone() for name, value in values.items()}, model.prior),
         method="em",
@@ -251,12 +267,14 @@ def _by_em(model: SwitchingSSM, problem: Problem, options: Options) -> Fit[Switc
     )
 
 
-def _by_message_passing(model: SwitchingSSM, problem: Problem, options: Options) -> Fit[SwitchingSSM]:
-    own = None if options.start is None else own_start(model, problem, options.start)
+def _by_message_passing(model: SwitchingSSM, problem: Problem, units: Units, options: Options) -> Fit[SwitchingSSM]:
+    units = units.near_prior(problem)
+    own = None if options.start is None else own_start(model, problem, units, options.start)
+    inner, volume = units.problem(problem), float(units.log_volume(problem.series).sum())
     with Progress(f"VMP, {options.restarts} restarts", options.max_steps, options.progress) as shown:
-        ended = fit_vmp(problem, options, shown, own)
-    posterior = VariationalPosterior(model, ended.etas, ended.graph.about, problem)
-    order = _order(problem, own, posterior.mean)
+        ended = fit_vmp(inner, options, _less(shown, volume), own)
+    posterior = VariationalPosterior(model, ended.etas, units, problem)
+    order = _order(inner, own, units.values(posterior.mean))
     posterior = replace(posterior, blocks=renumbered(posterior.known_blocks, ended.etas, order))
     empty = ended.occupancy[order] < 1.0
     return Fit(
@@ -265,7 +283,7 @@ def _by_message_passing(model: SwitchingSSM, problem: Problem, options: Options)
         empty_states=empty,
         collapsed_states=torch.zeros_like(empty),
         posterior=posterior,
-        **course(ended.found),
+        **course(ended.found.raised(-volume)),
     )
 
 
@@ -277,6 +295,11 @@ def _order(problem: Problem, own: Parameters | None, values: Parameters) -> Int[
         some = {name: value.unsqueeze(0) for name, value in values.items()}
         return match_states(problem, some, {name: value[0] for name, value in own.items()})[0]
     return state_levels(problem.emission, values).argsort(stable=True)
+
+
+def _less(report: Report, volume: float) -> Report:
+    """Of heights in units of the data's spread what they are in the data's own."""
+    return lambda step, best: report(step, best - volume)
 
 
 def course(found: Found) -> dict[str, Any]:
@@ -291,11 +314,11 @@ def course(found: Found) -> dict[str, Any]:
     }
 
 
-def _start(model: SwitchingSSM, problem: Problem, options: Options) -> Fit[SwitchingSSM]:
+def _start(model: SwitchingSSM, problem: Problem, units: Units, options: Options) -> Fit[SwitchingSSM]:
     """The fit by message passing, or where there is no conjugate prior by EM, from which the samplers go on."""
     conjugate = all(isinstance(part.emission, ConjugateEmission) for part in problem.emission.parts)
     quiet = replace(options, method="vmp" if conjugate else "em", max_steps=500, progress=False)
-    return (_by_message_passing if conjugate else _by_em)(model, problem, quiet)
+    return (_by_message_passing if conjugate else _by_em)(model, problem, units, quiet)
 
 
 def _of_draws(model: SwitchingSSM, problem: Problem, method: str, sampled: Sampled) -> Fit[SwitchingSSM]:

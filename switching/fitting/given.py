@@ -11,22 +11,23 @@ from ..model import SwitchingSSM
 from ..parameters import Parameters
 from ..problem import Problem
 from .starts import first_guesses, from_labels
+from .units import Units
 
 
-def fixed_values(model: SwitchingSSM, problem: Problem, fixed: Any) -> Parameters:
+def fixed_values(model: SwitchingSSM, problem: Problem, units: Units, fixed: Any) -> Parameters:
     """The parameters to hold, under their own names.
 
     Raises:
         ValueError: they do not fit the model, or leave nothing to fit.
     """
-    whole, names = _completed(model, problem, fixed, "fixed")
+    whole, names = _completed(model, problem, units, "fixed", fixed)
     if set(names) == set(model.known):
         raise ValueError("fixed: got all parameters, which leaves nothing to fit; use model.with_values(...).")
     return {name: whole[name][0] for name in names}
 
 
-def own_start(model: SwitchingSSM, problem: Problem, start: Any) -> Parameters:
-    """Parameters `[1, ...]` from a model, from values by name (of which some may be missing), or from labels.
+def own_start(model: SwitchingSSM, problem: Problem, units: Units, start: Any) -> Parameters:
+    """Parameters `[1, ...]` in these units, from a model, values by name (of which some may be missing), or labels.
 
     Raises:
         ValueError: they do not fit the model or the series.
@@ -37,12 +38,12 @@ def own_start(model: SwitchingSSM, problem: Problem, start: Any) -> Parameters:
             raise ValueError("start: got a model without values; fit it, or give it some by with_values(...).")
         start = start.values
     if isinstance(start, Mapping):
-        return _completed(model, problem, start, "start")[0]
-    return from_labels(problem, _labels(problem, start))
+        return units.values(_completed(model, problem, units, "start", start)[0])
+    return from_labels(units.problem(problem), _labels(problem, start))
 
 
 def _completed(
-    model: SwitchingSSM, problem: Problem, given: Mapping[str, Any], argument: str
+    model: SwitchingSSM, problem: Problem, units: Units, argument: str, given: Mapping[str, Any]
 ) -> tuple[Parameters, list[str]]:
     """All parameters `[1, ...]`, those that are not given from a first guess; and the names of those that are."""
     own = {p.shown.name: name for name, p in model.known.items() if p.shown} | {name: name for name in model.known}
@@ -50,7 +51,8 @@ def _completed(
     if unknown:
         raise ValueError(f"{argument}: got unknown parameter(s) {unknown}; this model has {sorted(own)}.")
     names = sorted({own[name] for name in given})
-    guess = {name: value[0] for name, value in first_guesses(problem, 1, 0).values.items() if name not in names}
+    guesses = units.back(first_guesses(units.problem(problem), 1, 0).values)
+    guess = {name: value[0] for name, value in guesses.items() if name not in names}
     try:
         whole = model.with_values(guess | dict(given)).values
     except ValueError as error:

@@ -24,7 +24,7 @@ from ..data.series import Series
 from ..dynamics.contract import PATHS, Dynamics
 from ..dynamics.factors import named
 from ..emissions.contract import ConjugateEmission, Emission, Part
-from ..parameters import Parameter, Parameters, moved, prefixed, reordered, with_prefix
+from ..parameters import Parameter, Parameters, prefixed, reordered, with_prefix
 from ..priors import Conjugate, log_prior
 from ..problem import Problem
 
@@ -37,8 +37,7 @@ class Graph:
     """Blocks and factors of a problem.
 
     Attributes:
-        problem: whose locations, of observations and prior, are counted from `about`.
-        about: [F].
+        problem: best in units of the data's spread: second moments lose no digits then.
         independent: whether every step of a path is on its own under q.
         share: the part that this series is of all data: the prior counts by it.
         before, after: [*r, *b, K], where the series is a stretch of a longer one: see `Chain.between`. The first step
@@ -46,7 +45,6 @@ class Graph:
     """
 
     problem: Problem
-    about: Tensor
     independent: bool = False
     share: float = 1.0
     before: Tensor | None = None
@@ -60,14 +58,13 @@ class Graph:
             TypeError: an emission that has no conjugate prior.
             ValueError: independent steps, two of which a gap of 0 makes one.
         """
-        series, gaps = problem.series, problem.series.drive.gaps
+        gaps = problem.series.drive.gaps
         if independent and gaps is not None and bool((gaps[..., 1:] == 0).any()):
             raise ValueError(
                 "dt: got a gap of 0, which holds the state for certain, so that no two steps are independent; "
                 'use factorization="structured".'
             )
-        about = center(problem.emission, series)
-        return Graph(counted_from(about, problem), about, independent)
+        return Graph(problem, independent)
 
     @cached_property
     def blocks(self) -> "Blocks":
@@ -130,11 +127,10 @@ class Graph:
 
     def point(self, values: Parameters) -> Etas:
         """Statistics of given parameters: those that a q has which is one point."""
-        values = moved(values, -self.about)
         return {n: block.statistics(with_prefix(values, prefix)) for n, (prefix, block) in self.blocks.items()}
 
     def to(self, series: Series, share: float = 1.0, **changes: Tensor | None) -> "Graph":
-        """The same for another part of the data, already counted from `about`."""
+        """The same for another part of the data."""
         return replace(self, problem=self.problem.of(series), share=self.share * share, **changes)
 
 
@@ -173,12 +169,6 @@ class HeldBlock(Conjugate):
         return self.block.values(point)
 
 
-def counted_from(about: Tensor, problem: Problem) -> Problem:
-    """The same with locations counted from elsewhere."""
-    prior = None if problem.prior is None else moved(problem.prior, -about)
-    return replace(problem, series=problem.series.shifted(about), prior=prior, fixed=moved(problem.fixed, -about))
-
-
 Blocks = dict[str, tuple[str, Conjugate]]
 """The blocks of parameters by name, each with the prefix that its parameters' names have."""
 
@@ -208,20 +198,20 @@ def renumbered(blocks: Blocks, etas: Etas, order: Int[Tensor, "K"]) -> Etas:
     return found
 
 
-def expected(blocks: Blocks, etas: Etas, about: Tensor) -> Parameters:
-    """Expected parameters under a q whose locations are counted from `about`."""
+def expected(blocks: Blocks, etas: Etas) -> Parameters:
+    """Expected parameters under a q."""
     found: Parameters = {}
     for name, (prefix, block) in blocks.items():
         found |= prefixed(block.expected(etas[name]), prefix)
-    return moved(found, about)
+    return found
 
 
-def drawn(blocks: Blocks, etas: Etas, about: Tensor, n: int, generator: torch.Generator | None) -> Parameters:
+def drawn(blocks: Blocks, etas: Etas, n: int, generator: torch.Generator | None) -> Parameters:
     """n draws of the parameters, on a leading axis."""
     found: Parameters = {}
     for name, (prefix, block) in blocks.items():
         found |= prefixed(block.values(block.family.sample(etas[name], n, generator)), prefix)
-    return moved(found, about)
+    return found
 
 
 def conjugates(emission: Emission) -> list[Part]:
@@ -235,13 +225,6 @@ def conjugates(emission: Emission) -> list[Part]:
             )
         parts.append(part)
     return parts
-
-
-def center(emission: Emission, series: Series) -> Tensor:
-    """Means of the features where the emission has locations, so that second moments lose no digits; else 0."""
-    if all("loc" in part.emission.parameters for part in emission.parts):
-        return series.rows.nanmean(0)
-    return torch.zeros_like(series.rows[0])
 
 
 def emitted(part: Part, chain: str, x: Tensor, counted: Tensor | None = None, alone: bool = True) -> Factor:

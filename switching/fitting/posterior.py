@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ...inference.chains.contract import Chain, Smoothed
+from ...inference.chains.contract import Smoothed
 from ...inference.numerics.checks import naming
 from ...inference.numerics.randomness import Seed, generator_of
 from ...inference.numerics.scalars import check_flag, check_integer, check_probability
@@ -26,10 +26,11 @@ from ..data.series import Given
 from ..emissions.contract import ByGate
 from ..forecast import Forecast, Interval, central_interval, look_ahead
 from ..model import SwitchingSSM
-from ..parameters import Parameters, moved
+from ..parameters import Parameters
 from ..problem import Problem
-from .graph import Blocks, Etas, Graph, blocks_of, counted_from, drawn, expected
+from .graph import Blocks, Etas, Graph, blocks_of, drawn, expected
 from .refinement import RELIABLE, draw_posterior
+from .units import Units
 
 DRAWS = 200  # that a prediction averages over
 
@@ -133,13 +134,13 @@ class VariationalPosterior(Posterior):
     Attributes:
         model: the model with the prior that was used.
         blocks: natural parameters of each block.
-        about: [F], from which locations are counted in the blocks.
+        units: of the data, in which the blocks are.
         problem: what was fitted; None: it is not known, and nothing can be `refined`.
     """
 
     model: SwitchingSSM
     blocks: Etas
-    about: Float[Tensor, "F"]
+    units: Units
     problem: Problem | None = None
 
     @cached_property
@@ -149,29 +150,25 @@ class VariationalPosterior(Posterior):
 
     @property
     def mean(self) -> Parameters:
-        return expected(self.known_blocks, self.blocks, self.about) | self._fixed
+        return self.units.back(expected(self.known_blocks, self.blocks)) | self._fixed
 
     def sample(self, n: int, seed: Seed = 0) -> Parameters:
         n = check_integer("n", n)
-        found = drawn(self.known_blocks, self.blocks, self.about, n, generator_of(seed, self.about.device))
-        return found | {name: value.expand(n, *value.shape) for name, value in self._fixed.items()}
+        found = drawn(self.known_blocks, self.blocks, n, generator_of(seed, self.units.about.device))
+        return self.units.back(found) | {name: value.expand(n, *value.shape) for name, value in self._fixed.items()}
 
     def smooth(self, x: Any, **given: Unpack[Given]) -> Smoothed:
         """The best q(paths) given q(parameters): the exact chain under expected logs of all tables.
 
         Its log-normaliser is the expected evidence's bound: it lies below log p(x), the more so the less is known.
         """
-        with naming("x"):
-            return self.chain(x, **given).smooth()
-
-    def chain(self, x: Any, **given: Unpack[Given]) -> Chain:
-        """The chain over paths of q."""
         problem = self.model.problem(x, **given)
-        like, about = problem.series.observations, self.about.to(problem.series.observations)
+        like, units = problem.series.observations, self.units.to(problem.series.observations)
         problem = replace(problem, fixed={name: value.to(like) for name, value in self._fixed.items()})
-        return Graph(counted_from(about, problem), about).chain(
-            {name: eta.to(like) for name, eta in self.blocks.items()}
-        )
+        etas = {name: eta.to(like) for name, eta in self.blocks.items()}
+        with naming("x"):
+            found = Graph(units.problem(problem)).chain(etas).smooth()
+        return replace(found, log_normalizer=found.log_normalizer - units.log_volume(problem.series).to(like))
 
     @cached_property
     def statistics(self) -> Etas:
@@ -185,7 +182,7 @@ class VariationalPosterior(Posterior):
     @cached_property
     def known_blocks(self) -> Blocks:
         """By name, what the blocks are of."""
-        return blocks_of(self.model.dynamics, self.model.emission, moved(self._fixed, -self.about))
+        return blocks_of(self.model.dynamics, self.model.emission, self.units.values(self._fixed))
 
 
 @dataclass(frozen=True, repr=False)

@@ -25,12 +25,13 @@ from ..parameters import Parameters, reordered
 from ..problem import Problem
 from ..seeding import seeded
 from .alignment import match_states
-from .density import Density, Units
+from .density import Density
 from .interrupts import open_to_keys
 from .options import Options
 from .posterior import DrawnPosterior
 from .progress import Progress
 from .search import COLUMNS
+from .units import Units
 
 DRAWS = 1000  # from the guide of SVI
 LEARNING_RATE, DECAY = 0.05, 0.02  # the rate at the start, and its fraction that is left at the end
@@ -54,11 +55,11 @@ class Sampled:
 def fit_svi(model: SwitchingSSM, problem: Problem, options: Options, start: Parameters) -> Sampled | None:
     """`max_steps` steps of SVI; None where it was interrupted before the first."""
     losses: list[float] = []
-    interrupted, units = False, Units.of(problem)
-    inner = units.problem(problem)
+    interrupted, units = False, Units.of(problem.emission, problem.series)
+    inner, volume = units.problem(problem), float(units.log_volume(problem.series).sum())
     with seeded(options.number, problem.series.observations), pyro.get_param_store().scope():
         program = pyro.condition(partial(model._copy({}, inner.prior or {}).collapsed, inner.series), inner.fixed)
-        guide = AutoNormal(program, init_loc_fn=init_to_value(values=units.values(problem, start)), init_scale=0.05)
+        guide = AutoNormal(program, init_loc_fn=init_to_value(values=units.values(start)), init_scale=0.05)
         optimiser = ClippedAdam({"lr": LEARNING_RATE, "lrd": DECAY ** (1 / options.max_steps)})
         svi = SVI(program, guide, optimiser, Trace_ELBO())
         with Progress("SVI", options.max_steps, options.progress) as shown:
@@ -66,7 +67,7 @@ def fit_svi(model: SwitchingSSM, problem: Problem, options: Options, start: Para
                 with open_to_keys():
                     for step in range(1, options.max_steps + 1):
                         loss = float(svi.step())  # pyright: ignore[reportArgumentType]
-                        losses.append(-loss - units.log_volume(problem))
+                        losses.append(-loss - volume)
                         shown(step, losses[-1])
             except KeyboardInterrupt:
                 interrupted = True
@@ -74,7 +75,7 @@ def fit_svi(model: SwitchingSSM, problem: Problem, options: Options, start: Para
             return None
         fixed = {name: value.expand(1, DRAWS, *value.shape) for name, value in problem.fixed.items()}
         free = {name: _drawn(guide, name)[None] for name in start if name not in fixed}
-    draws = {name: (units.back(problem, free) | fixed)[name] for name in start}
+    draws = {name: (units.back(free) | fixed)[name] for name in start}
     trace = torch.tensor(losses, dtype=torch.float64)
     settled = _settled(trace)
     how = "converged: the bound has settled" if settled else "not converged: the bound still rises; raise max_steps"

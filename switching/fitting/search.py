@@ -15,9 +15,10 @@ if that is higher; and no climb has settled from which a leap gains more than th
 rearranged (see `starts.rearranged`), and the search goes on from there, as long as that finds a better one.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -44,6 +45,7 @@ FARTHEST = 100.0  # times as far as a stride
 ROUNDS = 4  # of rearrangements
 ROOM = 2**25  # numbers in one table of all restarts
 ROUNDING = {torch.float64: 2e-13, torch.float32: 1e-6}  # of an objective, by which it may rise and fall for ever
+VISIBLE = 1e-9  # share of an objective, below which nobody sees that it falls
 SAME = 0.01  # nats within which two climbs have reached the same optimum
 
 COLUMNS = ["start", "steps", "objective", "ended", "agrees"]
@@ -100,6 +102,10 @@ class Climb:
     def final(self) -> float:
         return self.trace[-1] if self.trace else -math.inf
 
+    def raised(self, by: float) -> "Climb":
+        """The same of an objective that is greater by a constant."""
+        return replace(self, trace=[height + by for height in self.trace])
+
     @property
     def sound(self) -> bool:
         """Whether no state has collapsed: a likelihood that grows without bound on one is no better for it."""
@@ -138,9 +144,27 @@ class Found:
     tol: float = 0.0  # nats that may be left to gain
     by_passes: bool = False  # whether the steps were passes through minibatches, whose trace is an estimate
 
+    def raised(self, by: float) -> "Found":
+        """The same of an objective that is greater by a constant."""
+        climbs = [climb.raised(by) for climb in self.climbs]
+        best = next(new for new, old in zip(climbs, self.climbs, strict=True) if old is self.best)
+        return replace(self, climbs=climbs, best=best)
+
     @property
     def reason(self) -> str:
         """Why the best climb ended."""
+        return self._ending + (f"; the objective fell by {self.fall:.2g} nats at a step" if self.fall else "")
+
+    @property
+    def fall(self) -> float:
+        """The most nats that the objective of the best climb fell by at a step; 0 where that is in the tolerance."""
+        trace = [] if self.by_passes else self.best.trace
+        falls = [before - after for before, after in itertools.pairwise(trace)]
+        most = max(falls, default=0.0)
+        return most if most > self.tol + VISIBLE * abs(self.best.final) else 0.0
+
+    @property
+    def _ending(self) -> str:
         if self.interrupted:
             return "not converged: interrupted, so that better ends may not have been looked for"
         if self.best.ended == "converged":

@@ -1,8 +1,8 @@
-"""Cholesky factors: those of torch, with its errors and its derivatives."""
+"""Cholesky factors: those of torch, with its derivatives, and of what rounding has made indefinite."""
 
 import pytest
 import torch
-from samplehold.inference.numerics.cholesky import SMALL, cholesky
+from samplehold.inference.numerics.cholesky import SMALL, cholesky, rounding
 
 
 def positive_definite(*shape, dtype=torch.float64):
@@ -32,8 +32,26 @@ def test_factors_can_be_differentiated_twice():
 
 @pytest.mark.parametrize("bad", [-1.0, 0.0, torch.nan])
 @pytest.mark.parametrize("place", [0, 1])
-def test_what_has_no_factor_raises_the_error_of_torch(bad, place):
+def test_what_has_no_factor_is_named(bad, place):
     matrix = positive_definite(3, 2)
     matrix[1, place, place] = bad
-    with pytest.raises(torch.linalg.LinAlgError, match="Batch element 1"):
+    with pytest.raises(ValueError, match=r"matrix \[1\]: (row|holds)"):
         cholesky(matrix)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("differentiated", [False, True])
+def test_what_rounding_made_indefinite_has_the_factor_of_a_matrix_within_the_bound(dtype, differentiated):
+    root = torch.randn(50, 3, 2, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    scale = torch.tensor([1e-3, 1.0, 1e5], dtype=dtype)
+    matrix = (root @ root.mT) * scale.unsqueeze(-1) * scale  # of rank 2
+    assert bool(torch.linalg.cholesky_ex(matrix).info.any())
+    chol = cholesky(matrix.requires_grad_(differentiated)).detach()
+    again, diagonal = chol @ chol.mT, matrix.detach().diagonal(dim1=-2, dim2=-1)
+    size = (diagonal.unsqueeze(-1) * diagonal.unsqueeze(-2)).sqrt()
+    assert bool(((again - matrix.detach()).abs() <= 2 * rounding(matrix) * size).all())
+
+
+def test_what_is_indefinite_beyond_rounding_is_refused():
+    with pytest.raises(ValueError, match="row 1 of 2 leaves no positive definite matrix"):
+        cholesky(torch.tensor([[1.0, 1.0], [1.0, 1.0 - 1e-3]]))

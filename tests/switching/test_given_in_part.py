@@ -161,7 +161,8 @@ def test_every_model_can_be_held_in_part(dynamics, emission, factorization):
     assert bool(fit.posterior.forecast(x, 2, draws=5, **ahead).state.isfinite().all())
     if factorization == "structured" and not model.dynamics.n_covariates:
         # what the best paths under q of the parameters say, less the divergence of these
-        priors, q = Graph.of(fit.posterior.problem).priors, fit.posterior.blocks
+        priors = Graph.of(fit.posterior.units.problem(fit.posterior.problem)).priors
+        q = fit.posterior.blocks
         kl = sum(b.family.kl(q[name], priors[name]).sum() for name, (_, b) in fit.posterior.known_blocks.items())
         assert_close(fit.posterior.smooth(x).log_normalizer.sum() - kl, fit.objective[-1], rtol=1e-10, atol=0)
 
@@ -238,12 +239,11 @@ def test_groups_stretches_and_the_whole_agree(monkeypatch, held):
     problem = TWO.scaled_to(x).problem(x)
     graph = Graph.of(replace(problem, fixed={held: TWO.values[held]}))
     guesses = first_guesses(graph.problem, 2, 0).values
-    starts = {name: value + graph.about if name == "loc" else value for name, value in guesses.items()}
-    expected = engine_from(graph, starts).run(3, tol=0.0).elbo
+    expected = engine_from(graph, guesses).run(3, tol=0.0).elbo
     for room, long in ((100, 2**24), (200, 100)):
         monkeypatch.setattr(in_parts, "ROOM", room)
         monkeypatch.setattr(in_parts, "LONG", long)
-        engine = engine_from(graph, starts)
+        engine = engine_from(graph, guesses)
         assert isinstance(engine, InParts)
         assert_close(engine.run(3, tol=0.0).elbo, expected, rtol=1e-10, atol=0)
 

@@ -10,6 +10,7 @@ from oracles.models import KINDS, drive, random_model
 from samplehold.switching.fitting.alignment import match_states
 from samplehold.switching.fitting.graph import blocks_of, renumbered
 from samplehold.switching.fitting.posterior import DrawnPosterior, VariationalPosterior
+from samplehold.switching.fitting.units import Units
 from samplehold.switching.parameters import reordered, with_prefix
 from torch import Tensor
 from torch.testing import assert_close
@@ -22,7 +23,8 @@ def posterior_of(dynamics: str, emission: str, worth: float = 40.0) -> tuple[sh.
     blocks = {}
     for name, (prefix, block) in blocks_of(model.dynamics, model.emission).items():
         blocks[name] = worth * block.natural(with_prefix(prior, prefix))
-    return model, VariationalPosterior(model, blocks, torch.zeros(model.emission.n_features).double())
+    one = torch.ones(model.emission.n_features, dtype=torch.float64)
+    return model, VariationalPosterior(model, blocks, Units(model.emission, one - 1, one))
 
 
 def fitted(dynamics: str = "copy", emission: str = "normal", **keywords) -> tuple[Tensor, sh.Fit]:

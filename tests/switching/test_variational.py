@@ -16,7 +16,6 @@ from samplehold.switching.emissions.contract import ConjugateEmission
 from samplehold.switching.fitting.graph import Graph
 from samplehold.switching.fitting.in_parts import engine_from, engine_of
 from samplehold.switching.fitting.starts import first_guesses
-from samplehold.switching.parameters import moved
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -39,7 +38,7 @@ def graph_of(model: sh.SwitchingSSM, x, factorization: str = "structured", **key
 def at_values(graph: Graph, model: sh.SwitchingSSM):
     """The family of the paths, and their natural parameters where q of the parameters is a point."""
     engine = graph.engine(graph.priors, check=False)
-    engine.update(PATHS, under=graph.point(model.values_like(graph.about)))
+    engine.update(PATHS, under=graph.point(model.values_like(graph.problem.series.observations)))
     return engine.blocks[PATHS].family, engine.blocks[PATHS].eta
 
 
@@ -48,7 +47,7 @@ def engine_for(model: sh.SwitchingSSM, x, factorization: str = "structured", res
 
 
 def started(graph: Graph, restarts: int, seed: int = 0):
-    return engine_from(graph, moved(first_guesses(graph.problem, restarts, seed).values, graph.about))
+    return engine_from(graph, first_guesses(graph.problem, restarts, seed).values)
 
 
 def prior_of_gate(model: sh.SwitchingSSM) -> Tensor:
@@ -90,7 +89,8 @@ def test_the_log_joint_at_a_point_is_that_of_the_program(dynamics, emission):
     drawn = model.simulate(6, seed=1, **keywords)
     graph = graph_of(model, drawn.x, **keywords)
     family, eta = at_values(graph, model)
-    joint, point = log_weight(family.chain(eta), drawn), graph.point(model.values_like(graph.about))
+    point = graph.point(model.values_like(graph.problem.series.observations))
+    joint = log_weight(family.chain(eta), drawn)
     for name, (_, block) in graph.blocks.items():
         if block.prior_is_factor:
             prior = next(f for f in graph.engine(graph.priors, check=False).factors if f.name == "redraw_prior")
@@ -127,7 +127,7 @@ def test_counts_are_the_gradient_of_the_log_normalizer(dynamics, emission, gaps)
         keywords["dt"] = torch.tensor([1.0, 3.0, 0.4, 2.5]).repeat(3).expand(3, -1).double()
     graph = graph_of(model, x, **keywords)
     engine = started(graph, 3, 1)
-    guesses = graph.point(moved(first_guesses(graph.problem, 3, 1).values, graph.about))
+    guesses = graph.point(first_guesses(graph.problem, 3, 1).values)
     start = {name: s.clone().requires_grad_() for name, s in guesses.items()}
     paths, total, message = engine.blocks[PATHS], torch.zeros(()), None
     for factor in engine.factors:
@@ -331,7 +331,7 @@ def test_ragged_sequences_equal_the_same_sequences_one_by_one_and_padding_does_n
     model = random_model("copy", "normal", seed=2)
     x = model.simulate(9, (2,), seed=0).x
     graph = graph_of(model, x, lengths=torch.tensor([9, 4]))
-    point = graph.point(model.values_like(graph.about))
+    point = graph.point(model.values_like(graph.problem.series.observations))
 
     def evaluated(graph: Graph):
         engine = graph.engine(graph.priors, check=False)
@@ -340,7 +340,7 @@ def test_ragged_sequences_equal_the_same_sequences_one_by_one_and_padding_does_n
         return paths.family.log_normalizer(paths.eta).sum(), {n: engine.message(n, under=point) for n in graph.blocks}
 
     total, counts = evaluated(graph)
-    parts = [evaluated(graph.to(model.read(row).shifted(graph.about))) for row in (x[0], x[1, :4])]
+    parts = [evaluated(graph.to(model.read(row))) for row in (x[0], x[1, :4])]
     assert_close(total, parts[0][0] + parts[1][0], rtol=1e-12, atol=1e-12)
     for name, got in counts.items():
         assert_close(got, parts[0][1][name] + parts[1][1][name], rtol=1e-10, atol=1e-12)
@@ -459,7 +459,7 @@ def test_the_normal_bound_is_that_of_hmmlearn():
     )
     own = {n: torch.from_numpy(np.asarray(v, dtype=float)) for n, v in start.items()}
     data = torch.from_numpy(x)
-    emission = model.emission.family.natural(own["loc"] - data.mean(0), own["kappa"], own["df"], own["scale_matrix"])
+    emission = model.emission.family.natural(own["loc"], own["kappa"], own["df"], own["scale_matrix"])
     engine = start_from(model, data, {"initial": own["initial"], "transition": own["transition"], "emission": emission})
     left_out = 100 * math.log(2 * math.pi)  # a constant
     theirs = torch.tensor(list(peer.monitor_.history)).double()[1:] - left_out
@@ -490,7 +490,7 @@ def test_states_that_are_not_needed_empty_out():
 def test_restarts_as_a_batch_equal_restarts_one_by_one():
     model, x = sh.SwitchingSSM(sh.Copy(3), sh.Normal(1)).scaled_to(levels()), levels()
     graph = graph_of(model, x)
-    start = graph.point(moved(first_guesses(graph.problem, 4, 0).values, graph.about))
+    start = graph.point(first_guesses(graph.problem, 4, 0).values)
 
     def run(under: dict[str, Tensor]) -> Tensor:
         n = len(under["state"])

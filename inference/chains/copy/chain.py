@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from ...numerics.checks import (
+    check_held,
     check_lengths,
     check_possible,
     check_same_kind,
@@ -50,12 +51,13 @@ class CopyChain:
         log_held: [*b, T, K], or [*b, T, 1] for all states alike, $\log P(z_t{=}0)\, p(x_t \mid s, z_t{=}0)$.
         lengths: [*b], each sequence's number of steps; None: all have T. What the tables hold beyond it is ignored.
 
-    Weights are any finite numbers or -inf, an impossible event. Batch axes broadcast.
+    Weights are numbers of size up to 1e290 or -inf, an impossible event, and results are right to the rounding of their
+    size. Batch axes broadcast.
 
     Raises:
         TypeError: tables that are not float32 or float64 tensors of one dtype on one device; lengths of no integers.
         ValueError: shapes or lengths that do not fit together. From every method: an observation that is impossible
-            under every state, or a table with NaN or +inf, with its sequence and step.
+            under every state, or a table with NaN or +inf, with its sequence and step; log p(x) beyond the dtype.
 
     >>> import torch, samplehold as sh
     >>> seen = torch.tensor([0, 0, 1, 0, 0, 1, 1, 1, 1])  # one of two states, seen rightly four times in five
@@ -99,7 +101,7 @@ class CopyChain:
         """
         value, failed = op.log_normalizer(*self._tables())
         self._check(failed)
-        return self._shaped(value)
+        return self._shaped(check_held(value))
 
     def filter(self) -> Filtered:
         """The belief after each observation, [*b, T, K], and the probability that the step redrew, [*b, T].
@@ -109,7 +111,7 @@ class CopyChain:
         tensor([1.0000, 0.6667, 0.6667])
         """
         increment, state, redraw = self._results(op.filter)
-        return Filtered(increment.sum(-1).to(state), increment.to(state), state, redraw)
+        return Filtered(check_held(increment.sum(-1).to(state)), increment.to(state), state, redraw)
 
     def smooth(self) -> Smoothed:
         """The belief given all observations, [*b, T, K], and the probability that the step redrew, [*b, T].
@@ -121,7 +123,8 @@ class CopyChain:
                 [0.5000, 0.5000],
                 [0.7500, 0.2500]])
         """
-        return Smoothed(*self._results(op.smooth))
+        value, state, redraw = self._results(op.smooth)
+        return Smoothed(check_held(value), state, redraw)
 
     def marginals(self) -> Marginals:
         """Joint posteriors of state and gate, shaped like the tables: the expected counts of EM and message passing.
@@ -132,7 +135,7 @@ class CopyChain:
         (tensor(2.3333), tensor(0.6667))
         """
         value, fresh, held, initial = self._results(op.marginals)
-        return Marginals(value, fresh, held, None if self.log_initial is None else initial)
+        return Marginals(check_held(value), fresh, held, None if self.log_initial is None else initial)
 
     @torch.no_grad()
     def viterbi(self) -> Viterbi:

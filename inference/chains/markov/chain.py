@@ -20,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...numerics.checks import (
+    check_held,
     check_lengths,
     check_possible,
     check_same_kind,
@@ -48,8 +49,8 @@ class MarkovChain:
         log_likelihood: [*b, T, K], $\log p(x_t \mid s_t)$.
         lengths: [*b], each sequence's number of steps; None: all have T. Likelihoods are not read beyond it.
 
-    Weights are any finite numbers or -inf, an impossible event, and need not be normalised. Batch axes broadcast; a
-    table shared by sequences is not copied.
+    Weights are numbers of size up to 1e290 or -inf, an impossible event, and need not be normalised; results are right
+    to the rounding of their size. Batch axes broadcast; a table shared by sequences is not copied.
 
     Raises:
         TypeError: tables that are not float32 or float64 tensors of one dtype on one device; lengths of no integers.
@@ -100,7 +101,7 @@ class MarkovChain:
         """
         total, failed = op.log_normalizer(*self._tables())
         self._check(failed)
-        return total
+        return check_held(total)
 
     def filter(self) -> Filtered:
         """The belief after each observation, [*b, T, K].
@@ -111,7 +112,7 @@ class MarkovChain:
         tensor([1.0000, 0.5000, 0.2500, 0.1250])
         """
         total, state, increment = self._results(op.filter)
-        return Filtered(total, increment, state)
+        return Filtered(check_held(total), increment, state)
 
     def smooth(self) -> Smoothed:
         """The belief given all observations, [*b, T, K], and the expected numbers of moves, [*b, K, K].
@@ -125,7 +126,7 @@ class MarkovChain:
         """
         total, state, transition = self._results(op.posterior)
         moves = transition.sum(-3) if self.varies else transition.squeeze(-3)
-        return Smoothed(total, state, transition=moves)
+        return Smoothed(check_held(total), state, transition=moves)
 
     def marginals(self) -> Marginals:
         """The posterior of each table, shaped like it: the expected counts of EM and message passing.
@@ -137,7 +138,7 @@ class MarkovChain:
         """
         total, state, transition = self._results(op.posterior)
         moves = transition if self.varies else transition.squeeze(-3)
-        return Marginals(total, state, initial=state[..., 0, :], transition=moves)
+        return Marginals(check_held(total), state, initial=state[..., 0, :], transition=moves)
 
     def viterbi(self) -> Viterbi:
         """The best path; of equally good ones, the one whose last state has the least index, then the one before.

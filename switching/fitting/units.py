@@ -1,0 +1,137 @@
+r"""Units of the data's own spread, in which every method fits, and coordinates lie.
+
+An offset of $10^8$ or a spread of $10^{-9}$ costs digits in sums of squares, so the data are counted from their middle
+in units of their spread before they meet a parameter, and what was found is brought back:
+
+$$\tilde x = (x - a) / u, \qquad \log p(x) = \log p(\tilde x) - \sum_{t, f \text{ observed}} \log u_f.$$
+
+The units are powers of 2, so that nothing is rounded by them.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..data.series import Series
+from ..emissions.contract import ConjugateEmission, Emission
+from ..emissions.spread import spread
+from ..parameters import Parameters, moved
+from ..priors import log_prior
+from ..problem import Problem
+
+ROOM = 1e12  # times that a variance within a state may lie below that of the data, or a square above it
+
+
+@dataclass(frozen=True)
+class Units:
+    """Where the data lie and how far they spread, for coordinates in which both are about 0 and 1.
+
+    Attributes:
+        emission: whose parameters are to be brought there and back.
+        about, unit: in float64, which holds differences of what float32 holds.
+    """
+
+    emission: Emission
+    about: Float[Tensor, "F"]
+    unit: Float[Tensor, "F"]
+
+    @staticmethod
+    def of(emission: Emission, series: Series) -> "Units":
+        """Of the observed values; 0 and 1 where the emission knows of no unit.
+
+        Raises:
+            ValueError: a spread whose square the dtype of the series does not hold; names the feature.
+        """
+        rows = series.rows.detach().double()
+        if not all(part.emission.have_unit for part in emission.parts):
+            return Units(emission, torch.zeros_like(rows[0]), torch.ones_like(rows[0]))
+        found = spread(rows, 1, rows.shape[-1])
+        _check_held(found.scale, series)
+        return Units(emission, found.center, found.scale.log2().round().exp2())
+
+    def to(self, like: Tensor) -> "Units":
+        """The same on another device."""
+        return replace(self, about=self.about.to(like.device), unit=self.unit.to(like.device))
+
+    def near_prior(self, problem: Problem) -> "Units":
+        """The same, counted from the prior's location where its natural parameters would lose the rest of it otherwise.
+
+        They subtract the square of the location; where that leaves no digits of a scale, the prior's location is all
+        that tells where the states are, and the data need no more digits than it has.
+        """
+        inner = self.problem(problem)
+        if inner.prior is None or "loc" not in inner.prior:
+            return self
+        for part in inner.emission.parts:
+            own = part.own(inner.prior)
+            if isinstance(part.emission, ConjugateEmission) and not _is_kept(part.emission, own):
+                about = problem.prior["loc"].double().mean(0) if problem.prior else self.about
+                return replace(self, about=about)
+        return self
+
+    def series(self, series: Series) -> Series:
+        """The series in these units, in its own dtype."""
+        if not bool(self.about.any()) and bool((self.unit == 1).all()):
+            return series
+        x = series.observations
+        return replace(series, observations=((x.double() - self.about) / self.unit).to(x), checked=None)
+
+    def problem(self, problem: Problem) -> Problem:
+        """The same in these units."""
+        prior = None if problem.prior is None else self.values(problem.prior)
+        return replace(problem, series=self.series(problem.series), prior=prior, fixed=self.values(problem.fixed))
+
+    def values(self, table: Parameters) -> Parameters:
+        """Values or hyperparameters in these units."""
+        wide = {name: value.double() for name, value in table.items()}
+        return _like(table, self.emission.in_units(moved(wide, -self.about), self.unit))
+
+    def back(self, table: Parameters) -> Parameters:
+        """Values in those of the data."""
+        wide = {name: value.double() for name, value in table.items()}
+        return _like(table, moved(self.emission.in_units(wide, 1 / self.unit), self.about))
+
+    def log_volume(self, series: Series) -> Float[Tensor, "*b"]:
+        """What the log density of each sequence is greater by in these units."""
+        return (~torch.isnan(series.observations)).to(self.unit).sum(-2) @ self.unit.log()
+
+    def log_prior_volume(self, problem: Problem) -> float:
+        """What the log density of the prior is greater by in these units."""
+        if problem.prior is None:
+            return 0.0
+        prior = {name: table.double() for name, table in problem.prior.items()}
+        typical = self.emission.start(prior)
+        there = log_prior(self.emission.sites(self.values(prior)), self.values(typical))
+        return float(there - log_prior(self.emission.sites(prior), typical))
+
+
+def _is_kept(emission: ConjugateEmission, prior: Parameters) -> bool:
+    """Whether natural parameters hold a prior to a quarter of the digits; beyond that the data would lose more."""
+    exact = emission.start(prior)
+    try:
+        found = emission.expected(emission.natural(prior))
+    except RuntimeError:  # a Cholesky factor that does not exist
+        return False
+    close = torch.finfo(prior["loc"].dtype).eps ** 0.25
+    return all(bool(((found[n] - v).abs() <= close * v.abs().amax()).all()) for n, v in exact.items() if n != "loc")
+
+
+def _like(table: Parameters, found: Parameters) -> Parameters:
+    return {name: value.to(table[name]) for name, value in found.items()}
+
+
+def _check_held(scale: Tensor, series: Series) -> None:
+    """Raise ValueError where the dtype does not hold precisions of data that spread so far."""
+    dtype = series.observations.dtype
+    held = torch.finfo(dtype)
+    least, most = (held.tiny * ROOM) ** 0.5, (held.max / ROOM) ** 0.5
+    bad = torch.nonzero((scale < least) | (scale > most))
+    if len(bad):
+        feature = int(bad[0])
+        raise ValueError(
+            f"x: feature {feature} ({series.features_of()[feature]}) spreads by {float(scale[feature]):.3g}, and "
+            f"{str(dtype).removeprefix('torch.')} holds the squares of spreads from {least:.0e} to {most:.0e}; give x "
+            f"in another unit{' or in float64' if dtype == torch.float32 else ''}."
+        )

@@ -1,0 +1,84 @@
+"""Chains whose weights lie far apart, against recursions in logarithms: right to the rounding of the weights' size."""
+
+import math
+
+import pytest
+import torch
+from oracles import log_paths
+from samplehold.inference.chains.contract import Chain
+from samplehold.inference.chains.copy.chain import CopyChain
+from samplehold.inference.chains.markov.chain import MarkovChain
+from torch import Tensor
+
+DTYPES = [torch.float32, torch.float64]
+
+
+def mixed(size: float, probability: float, generator: torch.Generator, *shape: int) -> Tensor:
+    """Log-weights of which some are of a size, some of a small probability, some impossible, most ordinary."""
+    x, kind = (f(shape, generator=generator, dtype=torch.float64) for f in (torch.randn, torch.rand))
+    x = torch.where(kind < 0.3, x * size, x)
+    x = torch.where((kind > 0.6) & (kind < 0.7), math.log(probability), x)
+    return torch.where(kind > 0.95, -torch.inf, x)
+
+
+def check(chain: Chain, expected: tuple[Tensor, Tensor], size: float, dtype: torch.dtype) -> None:
+    evidence, state = float(expected[0]), expected[1]
+    if math.isinf(evidence):
+        with pytest.raises(ValueError, match="impossible"):
+            chain.log_normalizer()
+        return
+    smoothed = chain.smooth()
+    rounding = 64 * torch.finfo(torch.float64).eps * size * len(state)
+    share = 3e-6 if dtype == torch.float32 else 1e-12
+    for found in (chain.log_normalizer(), chain.filter().log_normalizer, smoothed.log_normalizer):
+        assert abs(float(found) - evidence) <= share * (abs(evidence) + len(state)) + rounding
+    if rounding < 1e-3:
+        limit = max(2e-4 if dtype == torch.float32 else 1e-9, rounding)
+        assert float((smoothed.state.double() - state).abs().max()) <= limit
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("power", [0, 3, 9, 30, 36, 60, 150, 285])
+def test_weights_of_any_size_beside_ordinary_ones(power, dtype):
+    if dtype == torch.float32 and power > 34:
+        power = 34
+    for seed in range(25):
+        generator, size = torch.Generator().manual_seed(seed), 10.0**power
+        steps, states = 1 + seed % 8, 1 + seed % 3
+        tables = [(states,), (steps, states), (steps, 1 if seed % 2 else states), (states, states)]
+        tables = [mixed(size, 10.0 ** -(12 * seed), generator, *shape).to(dtype) for shape in tables]
+        start, fresh, held, moves = tables
+        if not bool((start > -torch.inf).any()):
+            continue
+        largest = max(1.0, *(float(t[t.isfinite()].abs().amax()) for t in tables if t.isfinite().any()))
+        check(CopyChain(start, fresh, held), log_paths.copy(start, fresh, held), largest, dtype)
+        check(MarkovChain(start, moves, fresh), log_paths.markov(start, moves, fresh), largest, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("probability", [1e-10, 1e-20, 1e-30, 1e-37, 1e-100, 1e-300])
+def test_chains_that_have_to_hold_though_they_hardly_can(probability, dtype):
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        steps, states = (3, 6, 12, 40, 300)[seed % 5], 2 + seed % 3
+        seen = torch.randn(steps, states, generator=generator, dtype=torch.float64) * (1 + 3 * (seed % 3))
+        if seed % 2:
+            seen[-1, 1:] = -torch.inf  # it ends where it can only have been all the time
+        fresh, held = seen.clone(), seen + math.log(probability)
+        fresh[:, 0] = -torch.inf
+        moves = torch.rand(states, states, generator=generator, dtype=torch.float64)
+        moves[:, 0], moves[0, 0] = 0.0, probability
+        start, fresh, held, moves, seen = (
+            t.to(dtype) for t in (torch.zeros(states, dtype=torch.float64), fresh, held, moves.log(), seen)
+        )
+        check(CopyChain(start, fresh, held), log_paths.copy(start, fresh, held), 1e3, dtype)
+        check(MarkovChain(start, moves, seen), log_paths.markov(start, moves, seen), 1e3, dtype)
+
+
+@pytest.mark.parametrize("weight", [3e37, -3e37])
+def test_a_total_beyond_the_dtype_is_refused(weight):
+    x, zero = torch.full((20, 2), weight), torch.zeros(2)
+    for chain in (CopyChain(zero, x, x), MarkovChain(zero, torch.zeros(2, 2), x)):
+        for ask in (chain.log_normalizer, chain.filter, chain.smooth, chain.marginals):
+            with pytest.raises(ValueError, match=r"log p\(x\): lies beyond what float32 holds; .* float64"):
+                ask()
