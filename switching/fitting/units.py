@@ -4,8 +4,6 @@ An offset of $10^8$ or a spread of $10^{-9}$ costs digits in sums of squares, so
 in units of their spread before they meet a parameter, and what was found is brought back:
 
 $$\tilde x = (x - a) / u, \qquad \log p(x) = \log p(\tilde x) - \sum_{t, f \text{ observed}} \log u_f.$$
-
-The units are powers of 2, so that nothing is rounded by them.
 """
 
 from dataclasses import dataclass, replace
@@ -49,7 +47,7 @@ class Units:
             return Units(emission, torch.zeros_like(rows[0]), torch.ones_like(rows[0]))
         found = spread(rows, 1, rows.shape[-1])
         _check_held(found.scale, series)
-        return Units(emission, found.center, found.scale.log2().round().exp2())
+        return Units(emission, found.center, found.scale)
 
     def to(self, like: Tensor) -> "Units":
         """The same on another device."""

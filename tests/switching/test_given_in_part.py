@@ -96,7 +96,9 @@ def test_one_state_with_its_covariance_known_has_a_normal_location():
     mean, covariance, evidence = given_precision(X, HELD["precision"], LOC)
     assert_close(fit.posterior.mean["loc"][0], mean, rtol=1e-10, atol=1e-10)
     q = fit.posterior.known_blocks["emission"][1].family.usual(fit.posterior.blocks["emission"])
-    assert_close(q.precision[0], torch.linalg.inv(covariance), rtol=1e-10, atol=1e-10)
+    unit = fit.posterior.units.unit  # in which q is
+    found = q.precision[0] / (unit.unsqueeze(-1) * unit)
+    assert_close(found, torch.linalg.inv(covariance), rtol=1e-10, atol=1e-10)
     assert_close(fit.objective[-1], evidence, rtol=1e-10, atol=0)
     check_draws(fit, "loc", mean)
 
@@ -118,7 +120,8 @@ def test_features_with_their_scales_known_have_normal_locations():
         at = HELD["precision"][f, f].reshape(1, 1)
         mean, covariance, evidence = given_precision(X[:, f, None], at, LOC[f, None])
         assert_close(fit.posterior.mean["loc"][0, f], mean[0], rtol=1e-10, atol=1e-10)
-        assert_close(q.precision[0, f], 1 / covariance, rtol=1e-10, atol=1e-10)
+        found = q.precision[0, f] / fit.posterior.units.unit[f] ** 2
+        assert_close(found, 1 / covariance, rtol=1e-10, atol=1e-10)
         total = total + evidence
     assert_close(fit.objective[-1], total, rtol=1e-10, atol=0)
     check_draws(fit, "loc", fit.posterior.mean["loc"][0])
