@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from ...inference.numerics.records import Record
-from ...inference.numerics.scalars import check_integer
+from ...inference.numerics.scalars import MOST, check_integer
 from .stacked import Stacked
 from .timeline import time_index
 
@@ -242,9 +242,9 @@ class Series(Record):
         Raises:
             ValueError: there is no such sequence.
         """
-        if not self.n_sequences:
-            raise ValueError(f"sequence: got {sequence!r}, but x holds none.")
-        sequence = check_integer("sequence", sequence, least=-self.n_sequences, most=self.n_sequences - 1)
+        sequence = check_integer("sequence", sequence, least=-MOST)
+        if not -self.n_sequences <= sequence < self.n_sequences:
+            raise ValueError(f"sequence: got {sequence}, but x holds {self.n_sequences} sequence(s), counted from 0.")
         alone = self.part(torch.tensor([sequence % self.n_sequences]))
         n = int(alone.last[0]) + 1
         if n < self.n_steps < self.n_driven:

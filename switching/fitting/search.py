@@ -198,7 +198,8 @@ def search(
     """
     size = problem.series.n_sequences * problem.series.n_steps
     n = options.restarts if options.restarts == 1 else TRIALS * options.restarts
-    n = max(min(n, ROOM // (size * problem.n_states)), options.restarts)
+    inside = int((problem.series.last + 1).sum())
+    n = max(min(n, ROOM // (inside * problem.n_states)), options.restarts)
     race = Race(options, problem.series, report)
     starts = first_guesses(problem, n, options.number, own)
     race.run(begin(starts.values), starts.kinds, math.ceil(KEPT * options.restarts))

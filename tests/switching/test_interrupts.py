@@ -108,6 +108,14 @@ def test_a_run_is_cut_back_to_its_last_whole_sweep(monkeypatch):
 # ---- at any moment -------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def keys():
+    """Ctrl-C as Python has it: a program that is started in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def pressed_before(monkeypatch, room, name: str, times: int = 1) -> None:
     """Somebody presses the keys when this function of a module is called."""
     true = getattr(room, name)
