@@ -1,9 +1,9 @@
 """Sums of weights that are given by their logarithms, with derivatives that stay finite.
 
 An impossible event has the weight -inf in every table that is handed in or out, and in the kernels, which compare
-before they subtract. Recursions in plain torch that are to be differentiated put `NEVER` in its place: its exponential
-is 0 as well, and no derivative meets inf - inf. It is so low that no sum of real weights comes near it, and so far from
-the end of the number range that thousands of them can be added.
+before they subtract. Recursions in plain torch that are to be differentiated run in float64 and put `NEVER` in its
+place: its exponential is 0 as well, and no derivative meets inf - inf. It lies below every weight that is promised to
+be taken, and so far from the end of the number range that millions of them can be added.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-NEVER = -1e30
+NEVER = -1e300
 POSSIBLE = NEVER / 2  # log-weights above it are of events that can happen
 
 

@@ -75,6 +75,46 @@ def test_chains_that_have_to_hold_though_they_hardly_can(probability, dtype):
         check(MarkovChain(start, moves, seen), log_paths.markov(start, moves, seen), 1e3, dtype)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1.0, 128.0, 1024.0, 2.0**20])
+def test_entropies_and_changes_are_those_of_all_histories(size, dtype):
+    limit = max(1e-5 if dtype == torch.float32 else 1e-11, 64 * torch.finfo(torch.float64).eps * size * 4)
+    for seed in range(20):
+        weights = torch.randint(-1, 2, (4, 2, 2), generator=torch.Generator().manual_seed(seed)).double() * size
+        fresh, held = weights.to(dtype).unbind(1)
+        histories = torch.cartesian_prod(*[torch.arange(2)] * 7)
+        path, drawn = histories[:, :4], torch.cat([torch.ones(len(histories), 1), histories[:, 4:]], 1).bool()
+        steps = torch.arange(4)
+        weight = torch.where(drawn, fresh[steps, path], held[steps, path]).double().sum(-1)
+        changes = path.diff(dim=-1, prepend=path[:, :1]) != 0
+        weight = weight.masked_fill((changes & ~drawn).any(-1), -torch.inf)
+        share = (weight - weight.max()).softmax(-1)
+        chain = CopyChain(None, fresh, held)
+        entropy = -torch.special.xlogy(share, share).sum()
+        tight = {"rtol": 0.0, "atol": limit}
+        torch.testing.assert_close(chain.entropy().double(), entropy, **tight)
+        torch.testing.assert_close(chain.change_probability().double(), share @ changes.double(), **tight)
+        moves = torch.randint(-1, 2, (2, 2), generator=torch.Generator().manual_seed(seed)).double() * size
+        paths = torch.cartesian_prod(*[torch.arange(2)] * 4)
+        weight = fresh[steps, paths].double().sum(-1) + moves.double()[paths[:, :-1], paths[:, 1:]].sum(-1)
+        share = (weight - weight.max()).softmax(-1)
+        markov = MarkovChain(torch.zeros(2, dtype=dtype), moves.to(dtype), fresh)
+        torch.testing.assert_close(markov.entropy().double(), -torch.special.xlogy(share, share).sum(), **tight)
+        changes = paths.diff(dim=-1, prepend=paths[:, :1]) != 0
+        torch.testing.assert_close(markov.change_probability().double(), share @ changes.double(), **tight)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("power", [3, 31, 36, 150, 285])
+@pytest.mark.parametrize(("drawn", "held", "n"), [(0, 0, 18), (-2, -1, 6), (-1, -2, 12), (1, -1, 12), (-1, 1, 6)])
+def test_entropy_beside_a_step_that_can_only_be_drawn_or_held(power, dtype, drawn, held, n):
+    size = 10.0 ** (min(power, 36) if dtype == torch.float32 else power)
+    fresh, kept = torch.zeros(3, 2, dtype=dtype), torch.zeros(3, 2, dtype=dtype)
+    fresh[1], kept[1] = drawn * size, held * size
+    rounding = 1e-6 if dtype == torch.float32 else 1e-12
+    assert abs(float(CopyChain(None, fresh, kept).entropy()) - math.log(n)) < rounding
+
+
 @pytest.mark.parametrize("weight", [3e37, -3e37])
 def test_a_total_beyond_the_dtype_is_refused(weight):
     x, zero = torch.full((20, 2), weight), torch.zeros(2)

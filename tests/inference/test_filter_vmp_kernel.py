@@ -54,6 +54,27 @@ def test_kernel_naive_and_vectorized_agree(seed, states, impossible, wide, indep
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("power", [10, 103, 115, 500, 955])
+def test_weights_of_any_size_beside_ordinary_ones(power, dtype):
+    size = 2.0 ** min(power, 115 if dtype == torch.float32 else power)
+    for seed in range(20):
+        redrawn, held, state, odds, initial = random_tables(seed, 3, 4, 2, dtype=dtype)
+        generator = torch.Generator().manual_seed(seed)
+        large = [torch.rand(table.shape, generator=generator) < 0.4 for table in (redrawn, held)]
+        redrawn, held = (
+            torch.where(some, (table.sign().double() * size).to(dtype), table)
+            for some, table in zip(large, (redrawn, held), strict=True)
+        )
+        arguments = (redrawn, held, state, odds, initial, None, torch.tensor([4, 4, 4]), 3, False)
+        expected = naive.filter(*(table.double() for table in arguments[:5]), *arguments[5:])
+        for implementation in (op, plain):
+            found = implementation.filter(*arguments)
+            for a, b in zip(found[:2], expected[:2], strict=True):
+                limit = 2e-5 if dtype == torch.float32 else 1e-10
+                assert_close(a.double(), b, rtol=0, atol=limit)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("given", [False, True])
 def test_the_operator_passes_opcheck(dtype, given):
     tables, gate = random_tables(1, 3, 4, 2, dtype=dtype), torch.full((3, 4), 0.3, dtype=dtype)

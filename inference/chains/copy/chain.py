@@ -32,7 +32,6 @@ from ...numerics.checks import (
     common_batch,
     read_lengths,
 )
-from ...numerics.logs import NEVER
 from ...numerics.op import Op
 from ...numerics.randomness import Seed, generator_of
 from ...numerics.scalars import check_integer
@@ -178,18 +177,23 @@ class CopyChain:
         Read backward in time the posterior is a chain: given what comes after, the gate of step t depends on s_t alone,
         and a redraw forgets all but the belief before it. So no large numbers cancel:
 
-        $$H = H(s_T \mid x) + \sum_t E[H(z_t \mid s_t, x_{1:t})] + \sum_{t \ge 2} P(z_t{=}1 \mid x)\, H(a_{t-1})$$
+        $$H = H(s_T \mid x) + \sum_t E[H(z_t \mid s_t, x)] + \sum_{t \ge 2} P(z_t{=}1 \mid x)\, H(a_{t-1})$$
 
         >>> import torch, samplehold as sh
         >>> sh.CopyChain(None, torch.zeros(3, 2), torch.zeros(3, 1)).entropy().exp()  # all histories weigh the same
         tensor(18.)
         """
-        state = self.filter().state
-        _, smoothed, redraw = self._results(op.smooth)
+        initial, fresh, held, lengths = self._tables()
+        initial, held = None if initial is None else initial.double(), held.double().expand_as(fresh)
+        tables = initial, fresh.double(), held, lengths
+        _, state, _, failed = op.filter(*tables)
+        self._check(failed)
+        _, fresh, held, *_ = op.marginals(*tables)
         belief = -torch.special.xlogy(state, state.clamp_min(torch.finfo(state.dtype).tiny)).sum(-1)
-        last = belief.gather(-1, self.lengths.unsqueeze(-1) - 1).squeeze(-1)
-        gates = (smoothed * self._gate_entropy(state)).sum((-2, -1))
-        return last + gates + (redraw[..., 1:] * belief[..., :-1]).sum(-1)
+        last = belief.gather(-1, lengths.unsqueeze(-1) - 1).squeeze(-1)
+        gates = _entropy_of_shares(fresh, held).sum((-2, -1))
+        total = last + gates + (fresh[:, 1:].sum(-1) * belief[:, :-1]).sum(-1)
+        return self._shaped(total.to(self.log_fresh))
 
     def between(self, before: Tensor | None, after: Tensor | None) -> "CopyChain":
         """These steps as a stretch of a longer chain; see `Chain.between`. The first step counts as drawn."""
@@ -247,17 +251,6 @@ class CopyChain:
             initial = held[..., 0, :] + fresh[..., :1, :].sum((-2, -1)).unsqueeze(-1) * self.log_initial.softmax(-1)
         return Marginals(bound, fresh, held, initial)
 
-    def _gate_entropy(self, state: Tensor) -> Tensor:
-        """H(z_t | s_t, x_1..t), [*b, T, K], from the filtered states."""
-        start = torch.zeros_like(state[..., 0, :]) if self.log_initial is None else self.log_initial.softmax(-1)
-        before = torch.cat([start.expand_as(state[..., 0, :]).unsqueeze(-2), state[..., :-1, :]], -2)
-        within = inside(self).unsqueeze(-1)
-        fresh, held = (table.where(within, 0.0).clamp_min(NEVER) for table in (self.log_fresh, self.log_held))
-        log_odds = fresh - held - before.clamp_min(torch.finfo(state.dtype).tiny).log()
-        log_odds = log_odds.where(before > 0, -NEVER)  # what was not there was not held
-        distance = torch.where(log_odds >= 0, log_odds, -log_odds)
-        return softplus(-distance) + distance * (-distance).sigmoid()
-
     def _first_step(self) -> tuple[Tensor, Tensor]:
         """Log-weights [*b, K] of drawing and of holding each state at the first step."""
         fresh, held = self.log_fresh[..., 0, :], self.log_held[..., 0, :]
@@ -287,3 +280,11 @@ class CopyChain:
 
     def _shaped(self, table: Tensor) -> Tensor:
         return table.reshape((*self.batch_shape, *table.shape[1:]))
+
+
+def _entropy_of_shares(x: Tensor, y: Tensor) -> Tensor:
+    """(x + y) times the entropy of the shares of x and y in it; 0 where either is."""
+    both = (x > 0) & (y > 0)
+    x, y = x.where(both, 1.0), y.where(both, 1.0)
+    total = (x + y).log()
+    return torch.where(both, x * (total - x.log()) + y * (total - y.log()), 0.0)

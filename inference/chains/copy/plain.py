@@ -16,10 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ...numerics.logs import NEVER, POSSIBLE
 from ...numerics.randomness import invert
-
-NEVER = -1e300  # stands for -inf, as in `numerics.logs`, below all weights that are promised to be taken
-POSSIBLE = NEVER / 2
 
 
 class _Steps(NamedTuple):

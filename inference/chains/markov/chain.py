@@ -37,6 +37,9 @@ from ..contract import Filtered, Marginals, Sampled, Smoothed, Viterbi, at_end, 
 from ..mean_field import check_finite, independent_steps
 from . import op
 
+LOST = 1e-290  # a predicted probability may miss parts that are 0 in float64, though it is all there is, below it
+LARGE = 100  # nats a step that may cancel in an entropy, which costs the rounding of their square
+
 
 class MarkovChain:
     r"""The posterior over paths of a Markov chain, from its tables of log-weights.
@@ -175,8 +178,8 @@ class MarkovChain:
 
         $$H = \log p(x) - E[\log P(s_{1:T}, x)]$$
 
-        where both sides use tables divided by their largest entry, likelihoods by that of their step, so that no large
-        numbers cancel.
+        where both sides use tables divided by their largest entry, likelihoods by that of their step. Where large
+        numbers would cancel all the same, it is the sum of $H(s_T \mid x)$ and every $E[H(s_{t-1} \mid s_t, x)]$.
 
         >>> import torch, samplehold as sh
         >>> sh.MarkovChain(torch.zeros(2), torch.zeros(2, 2), torch.zeros(5, 2)).entropy().exp()
@@ -190,6 +193,9 @@ class MarkovChain:
         initial = _expectation(state[..., 0, :], log_initial).sum(-1)
         moves = _expectation(transition, log_transition).sum((-3, -2, -1))
         steps = _expectation(state, log_likelihood).sum((-2, -1))
+        large = (total.abs() + initial.abs() + moves.abs() + steps.abs()) / self.lengths
+        if bool((large > LARGE).any()):
+            return self._entropy_of_pairs()
         return (total - initial - moves - steps).to(self.log_likelihood.dtype)
 
     def between(self, before: Tensor | None, after: Tensor | None) -> "MarkovChain":
@@ -211,13 +217,36 @@ class MarkovChain:
         >>> sh.MarkovChain(torch.zeros(2), torch.zeros(2, 2), torch.zeros(3, 2)).change_probability()
         tensor([0.0000, 0.5000, 0.5000])
         """
-        before, moves = self.filter().state[..., :-1, :], self._moves()
+        initial, moves, likelihood, lengths = (t.double() if t.is_floating_point() else t for t in self._tables())
+        _, filtered, _, failed = op.filter(initial, moves, likelihood, lengths)
+        self._check(failed)
+        before, after = filtered[..., :-1, :], op.posterior(initial, moves, likelihood, lengths)[1][..., 1:, :]
         greatest = moves.amax(-2, keepdim=True)  # of the moves to each state, whose scale cancels
         table = (moves - torch.where(greatest.isfinite(), greatest, 0.0)).exp()
         kept = before * table.diagonal(dim1=-2, dim2=-1)
         predicted = (before.unsqueeze(-2) @ table).squeeze(-2)
-        share = torch.where(predicted > 0, kept / predicted, 0.0)
-        return change_from_stay((self.smooth().state[..., 1:, :] * share).sum(-1), self)
+        if bool(((after > 0) & (predicted < LOST)).any()):  # what it came from is below what numbers hold
+            stay = self._pairs()[1].diagonal(dim1=-2, dim2=-1).sum(-1)
+        else:
+            stay = (after * torch.where(predicted > 0, kept / predicted, 0.0)).sum(-1)
+        return change_from_stay(stay.to(self.log_likelihood), self)
+
+    def _pairs(self) -> tuple[Tensor, Tensor]:
+        """P(s_t | x) [*b, T, K] and P(s_t, s_t+1 | x) [*b, T-1, K, K], in float64."""
+        initial, moves, likelihood, lengths = self._tables()
+        moves = moves.double().expand(*moves.shape[:-3], self.n_steps - 1, *moves.shape[-2:])
+        _, state, pairs, failed = op.posterior(initial.double(), moves, likelihood.double(), lengths)
+        self._check(failed)
+        return state, pairs
+
+    def _entropy_of_pairs(self) -> Tensor:
+        state, pairs = self._pairs()
+        total = pairs.sum(-2, keepdim=True)
+        there = pairs > 0
+        shares = torch.where(there, pairs, 1.0).log() - torch.where(there, total, 1.0).log()
+        last = state.gather(-2, (self.lengths - 1)[..., None, None].expand(*state.shape[:-2], 1, self.n_states))
+        ends = -torch.special.xlogy(last, last.clamp_min(torch.finfo(last.dtype).tiny)).sum((-2, -1))
+        return (ends - (pairs * shares).sum((-3, -2, -1))).to(self.log_likelihood)
 
     def predictive(self, belief: Tensor) -> Float[Tensor, "*b T"]:
         """log p(x_t | Q_t-1), the evidence of each step given the belief carried into it; the first has none."""

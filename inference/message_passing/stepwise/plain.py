@@ -1,4 +1,7 @@
-"""Mean field on one gate and one state a step in plain torch, over all sequences at once; differentiable."""
+"""Mean field on one gate and one state a step in plain torch, over all sequences at once; differentiable.
+
+In float64 inside, whatever the dtype of the tables.
+"""
 
 from typing import Any
 
@@ -11,12 +14,13 @@ from ...numerics.logs import NEVER, POSSIBLE
 
 def filter(*given: Any) -> tuple[Tensor, ...]:
     """state [N, T, K], redraw, bound and change [N, T], failed [N]; see `op.filter`."""
-    log_redrawn, log_held, log_state, log_odds, log_initial, gate, lengths, sweeps, independent = given
+    *tables, gate, lengths, sweeps, independent = given
+    log_redrawn, log_held, log_state, log_odds, log_initial = (table.double() for table in tables)
     sequences, steps, states = log_redrawn.shape
     inside = torch.arange(steps, device=lengths.device) < lengths.unsqueeze(-1)
     redrawn, held = (_finite(t.where(inside.unsqueeze(-1), 0.0)).transpose(0, 1) for t in (log_redrawn, log_held))
     odds = log_odds.where(inside, 0.0).clamp(NEVER, -NEVER).mT.unsqueeze(-1)
-    given = [None] * steps if gate is None else gate.where(inside, 0.5).mT.unsqueeze(-1).unbind(0)
+    gates = [None] * steps if gate is None else gate.double().where(inside, 0.5).mT.unsqueeze(-1).unbind(0)
     fresh, before = _finite(log_state), _finite(log_initial)
     failed, rows = torch.full_like(lengths, -1), []
     for t in range(steps):
@@ -24,12 +28,12 @@ def filter(*given: Any) -> tuple[Tensor, ...]:
         if independent:
             drawn = kept = torch.logaddexp(logsigmoid(odds[t]) + fresh, logsigmoid(-odds[t]) + before)
         j1, j0 = (_finite(j) for j in (drawn + redrawn[t], (kept + held[t]).expand(sequences, states)))
-        before, *numbers, possible = _step(j1, j0, odds[t], given[t], sweeps)
+        before, *numbers, possible = _step(j1, j0, odds[t], gates[t], sweeps)
         failed = torch.where((failed < 0) & ~possible & inside[:, t], t, failed)
         rows.append(torch.cat([before.exp(), *numbers], -1))
     table = torch.stack(rows, 1).where(inside.unsqueeze(-1), 0.0)
     redraw, bound, change = table[..., states:].unbind(-1)
-    return table[..., :states], redraw, bound, change, failed
+    return *(part.to(tables[0]) for part in (table[..., :states], redraw, bound, change)), failed
 
 
 def _step(
@@ -65,7 +69,7 @@ def _first_gate(j1: Tensor, j0: Tensor, odds: Tensor) -> tuple[Tensor, Tensor, T
     kept = _finite(logsigmoid(-odds) + j0.logsumexp(-1, True))
     logit = drawn - kept
     both = ((j1 > POSSIBLE) & (j0 > POSSIBLE)).any(-1, True)
-    logit = torch.where(both, logit, torch.where(logit >= 0, -NEVER, NEVER))
+    logit = torch.where(both, logit, torch.full_like(logit, -NEVER).copysign(logit))
     return logit.sigmoid(), (-logit).sigmoid(), (drawn > POSSIBLE) | (kept > POSSIBLE)
 
 
