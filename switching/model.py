@@ -323,8 +323,9 @@ class SwitchingSSM(Verbs, PyroModule):
 
     def log_evidence(self, x: Any, **given: Unpack[Given]) -> Tensor:
         """log p(x | values), every path summed out: `[*batch]`; differentiable in the values."""
+        problem = self.problem(x, **given)
         with naming("x"):
-            return self.chain(x, **given).log_normalizer()
+            return problem.evidence(self.values_like(problem.series.observations))
 
     def filter(self, x: Any, **given: Unpack[Given]) -> Filtered:
         """P(s_t | x_1..t) and P(z_t = 1 | x_1..t) at every step, and log p(x_t | x_1..t-1)."""

@@ -4,14 +4,17 @@ Parameter values are dictionaries of tensors `[*r, ...]`, whose leading axes sta
 problem serves all of them at once.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TypeVar
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..inference.chains.contract import Chain
+from ..inference.numerics.checks import ImpossibleError
 from ..inference.numerics.records import Record
 from .data.series import Series
 from .dynamics.contract import Dynamics
@@ -19,6 +22,7 @@ from .emissions.contract import Emission
 from .parameters import Parameter, Parameters
 from .priors import Site, log_prior
 
+Result = TypeVar("Result")
 TABLE_SIZE = 2**24  # numbers in one likelihood table: draws beyond it are taken in turns
 
 
@@ -63,7 +67,49 @@ class Problem(Record):
 
     def objective(self, values: Parameters) -> Float[Tensor, "*r"]:
         """log p(x | parameters) + log p(parameters), the latter only under a prior."""
-        return self.total(self.chain(values).log_normalizer()) + self.log_prior(values)
+        return self.total(self.evidence(values)) + self.log_prior(values)
+
+    @cached_property
+    def groups(self) -> list[tuple[Int[Tensor, "n"], "Problem"]]:
+        """The problem of each of `Series.groups`, with the numbers of its sequences; itself where there is one."""
+        found = self.series.groups()
+        return [(which, self if len(found) == 1 else self.of(self.series.part(which))) for which in found]
+
+    def by_group(self, found: Callable[["Problem"], Result]) -> list[Result]:
+        """What is found of each group. An impossible sequence is told by its number among all."""
+        try:
+            return [found(part) for _, part in self.groups]
+        except ImpossibleError:
+            if len(self.groups) > 1:
+                found(self)
+            raise
+
+    def evidence(self, values: Parameters) -> Float[Tensor, "*rb"]:
+        """log p(x | parameters) of each sequence, without tables of the padding."""
+        parts = self.by_group(lambda part: part.chain(values).log_normalizer())
+        if len(parts) == 1:
+            return parts[0]
+        order = torch.cat([which for which, _ in self.groups]).argsort().to(parts[0].device)
+        return torch.cat(parts, -1)[..., order].unflatten(-1, self.series.batch_shape)
+
+    def steps(self, found: Callable[["Problem"], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Tables `[*b, T, ...]` by name, found of each group: their steps inside `[N, ...]`, as `Series.steps_of`."""
+        tables = self.by_group(lambda part: {n: part.series.steps_of(t) for n, t in found(part).items()})
+        if len(tables) == 1:
+            return tables[0]
+        number = [which.repeat_interleave(part.series.last.cpu() + 1) for which, part in self.groups]
+        order = torch.cat(number).argsort(stable=True)
+        rows = {name: torch.cat([part[name] for part in tables]) for name in tables[0]}
+        return {name: self.series.in_rows(table[order.to(table.device)]) for name, table in rows.items()}
+
+    def occupancy(self, values: Parameters) -> Float[Tensor, "*r K"]:
+        """Expected number of steps in each state."""
+
+        def counts(part: Problem) -> Tensor:
+            state = part.chain(values).smooth().state
+            return state.flatten(-2 - len(part.series.batch_shape), -2).sum(-2)
+
+        return torch.stack(self.by_group(counts)).sum(0)
 
     def log_prior(self, values: Parameters) -> Float[Tensor, "*r"]:
         """Log density of the parameters; 0 without a prior."""

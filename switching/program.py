@@ -93,7 +93,7 @@ class PathMixture(TorchDistribution):
 
     def _evidence(self, value: Tensor) -> Tensor:
         series = replace(self.problem.series, observations=value)
-        return self.problem.of(series).chain(self.values).log_normalizer()
+        return self.problem.of(series).evidence(self.values)
 
     def sample(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> Tensor:
         return self.simulate(torch.Size(sample_shape)).x

@@ -4,9 +4,9 @@ A tensor, a numpy array, a pandas object or a list of sequences becomes one reco
 which NaN means missing. Nothing is imputed here, and nothing beyond a sequence's end reaches a computation.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypedDict
+from typing import Any, ClassVar, TypedDict
 
 import pandas as pd
 import torch
@@ -17,6 +17,8 @@ from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import MOST, check_integer
 from .stacked import Stacked
 from .timeline import time_index
+
+WASTE = 2.0  # times as many steps with the padding as without it, from which on sequences are taken in groups
 
 
 class Given(TypedDict, total=False):
@@ -65,6 +67,8 @@ class Series(Record):
         stacked: which rows of one table the steps were, where they came so.
     """
 
+    _NUMBERS: ClassVar = ("observations", "covariates", "gaps")
+
     observations: Float[Tensor, "*b T F"]
     lengths: Int[Tensor, "*b"] | None = None
     covariates: Float[Tensor, "*b N C"] | None = None
@@ -95,8 +99,13 @@ class Series(Record):
 
     @property
     def rows(self) -> Float[Tensor, "n F"]:
-        """All steps of all sequences below each other."""
-        return self.observations.reshape(-1, self.observations.shape[-1])
+        """The steps of all sequences below each other."""
+        return self.padded_rows if self.lengths is None else self.observations[self.inside]
+
+    @property
+    def padded_rows(self) -> Float[Tensor, "m F"]:
+        """The same with those beyond the end of each sequence."""
+        return self.observations.flatten(0, -2)
 
     @property
     def inside(self) -> Bool[Tensor, "*b T"]:
@@ -183,7 +192,10 @@ class Series(Record):
 
     def steps_of(self, table: Shaped[Tensor, "..."]) -> Shaped[Tensor, "N *f"]:
         """The entries `[*b, T, ...]` of all steps inside their sequences, below each other: `[N, ...]`."""
-        steps = table[self.inside]
+        return self.in_rows(table[self.inside])
+
+    def in_rows(self, steps: Shaped[Tensor, "N *f"]) -> Shaped[Tensor, "N *f"]:
+        """Steps sequence after sequence in the order of the table that they came in."""
         return steps if self.stacked is None else self.stacked.back(steps)
 
     def shifted(self, by: Float[Tensor, "F"]) -> "Series":
@@ -211,6 +223,14 @@ class Series(Record):
         assert observations is not None
         return Series(observations, lengths, some(self.covariates), some(self.gaps), checked=self.checked)
 
+    def groups(self) -> list[Int[Tensor, "n"]]:
+        """Numbers of the sequences, those together of which none is more than twice as long as another; all of them
+        where little of their batch is padding."""
+        if self.lengths is None or self.n_sequences * self.n_steps <= WASTE * int(self.lengths.sum()):
+            return [torch.arange(self.n_sequences)]
+        classes = self.lengths.flatten().cpu().double().log2().floor()
+        return [(classes == size).nonzero().flatten() for size in classes.unique()]
+
     def stretch(self, first: int, size: int) -> "Series":
         """The steps from `first` on, `size` at most; a sequence that has ended before keeps one."""
         observations = self.observations[..., first : first + size, :]
@@ -221,20 +241,21 @@ class Series(Record):
 
     def cpu(self) -> "Series":
         """The same in the memory of the host, cut off from what is differentiated."""
-        tables = {name: getattr(self, name) for name in ("observations", "lengths", "covariates", "gaps")}
-        return replace(self, **{name: None if t is None else t.detach().cpu() for name, t in tables.items()})
+        return self._mapped(lambda table: table.detach().cpu(), *self._NUMBERS, "lengths")
 
     def detached(self) -> "Series":
         """The same cut off from what is differentiated."""
-        if not any(t is not None and t.requires_grad for t in (self.observations, self.covariates, self.gaps)):
-            return self
-        tables = {name: getattr(self, name) for name in ("observations", "covariates", "gaps")}
-        return replace(self, **{name: None if t is None else t.detach() for name, t in tables.items()})
+        there = [table for table in map(self.__getattribute__, self._NUMBERS) if table is not None]
+        return self._mapped(Tensor.detach, *self._NUMBERS) if any(table.requires_grad for table in there) else self
 
     def double(self) -> "Series":
         """The same in float64."""
-        tables = {name: getattr(self, name) for name in ("observations", "covariates", "gaps")}
-        return replace(self, **{name: None if t is None else t.double() for name, t in tables.items()})
+        return self._mapped(Tensor.double, *self._NUMBERS)
+
+    def _mapped(self, change: Callable[[Tensor], Tensor], *names: str) -> "Series":
+        """The same with some of the tables changed, where they are."""
+        tables = {name: getattr(self, name) for name in names}
+        return replace(self, **{name: None if t is None else change(t) for name, t in tables.items()})
 
     def one(self, sequence: int) -> "Series":
         """One sequence without batch axes, cut to its length, with its labels and what drives the steps to come.

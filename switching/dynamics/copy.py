@@ -29,7 +29,7 @@ from ...inference.numerics.checks import broadcast_shapes
 from ...inference.numerics.scalars import check_integer
 from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
-from ..parameters import Parameter, Parameters, concentration, widened
+from ..parameters import Parameter, Parameters, concentration, kept, widened
 from ..priors import Conjugate, Probabilities, Site
 from .contract import PATHS, Dynamics, draw_state
 from .factors import by_state, driven_gates, fresh_states, gate_counts, gates
@@ -208,9 +208,9 @@ class Copy(Dynamics):
         n_batch = belief.ndim - 1 - (values["state_probs"].ndim - 1)
         log_redraw, log_hold = self.log_gate(values, drive, n_batch)
         steps = broadcast_shapes(log_hold.shape, (horizon,))
-        kept = log_hold.expand(steps).cumsum(-1).exp().unsqueeze(-1)  # P(no redraw up to h)
+        held = log_hold.expand(steps).cumsum(-1).exp().unsqueeze(-1)  # P(no redraw up to h)
         fresh = widened(values["state_probs"], 1, n_batch + 1)
-        state = kept * belief.unsqueeze(-2) + (1 - kept) * fresh
+        state = held * belief.unsqueeze(-2) + (1 - held) * fresh
         before = torch.cat([belief.unsqueeze(-2).expand(state[..., :1, :].shape), state[..., :-1, :]], -2)
         redrawn = log_redraw.exp().unsqueeze(-1) * fresh
         return ByGate(redrawn.expand(before.shape), log_hold.exp().unsqueeze(-1) * before)
@@ -253,8 +253,7 @@ class Copy(Dynamics):
         if not self.n_covariates and drive.gaps is None:
             return super().maximize(marginals, prior, values, drive, fixed)
         lead = self._lead(values)
-        found = self.blocks["state"].mode(prior, by_state(marginals.fresh, lead))
-        found = {name: torch.where(table.isfinite(), table, values[name]) for name, table in found.items()}
+        found = kept(self.blocks["state"].mode(prior, by_state(marginals.fresh, lead)), values)
         found |= self._scored(marginals, prior, values, drive.at(slice(1, None)), fixed)
         return found | {name: values[name] for name in fixed if name in found}
 

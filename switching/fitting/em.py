@@ -112,7 +112,7 @@ def maximized(
     """The M-step: new parameters, and which states have collapsed onto a point."""
     held = {name: values[name] for name in problem.fixed}
     moved = problem.dynamics.maximize(marginals, problem.prior, values, problem.series.drive, problem.fixed)
-    rows, found, collapsed = problem.series.rows, {}, []
+    rows, found, collapsed = problem.series.padded_rows, {}, []
     for part, weights in zip(
         problem.emission.parts, problem.emission.weights(marginals.fresh, marginals.held), strict=True
     ):

@@ -188,7 +188,7 @@ def _sampled(
     how: str,
     interrupted: bool,
 ) -> Sampled:
-    occupancy = problem.chain(posterior.mean | problem.fixed).smooth().state.reshape(-1, problem.n_states).sum(0)
+    occupancy = problem.occupancy(posterior.mean | problem.fixed)
     n = len(trace) // n_runs
     finals = trace.reshape(n_runs, n).mean(-1) if n_runs > 1 else trace[-1:]
     rows = [("fit", n, final, "interrupted" if interrupted else "sampled", True) for final in finals.tolist()]

@@ -110,7 +110,7 @@ def _from_weights(
     problem: Problem, near: Parameters, weights: Float[Tensor, "1 *b T K"], moves: Parameters
 ) -> Parameters:
     series, found = problem.series, {name: value.to(problem.series.observations) for name, value in moves.items()}
-    floor, rows = variance_floor(series), series.rows
+    floor, rows = variance_floor(series), series.padded_rows
     for part, own in zip(problem.emission.parts, problem.emission.weights(weights, 0.1 * weights), strict=True):
         best = part.emission.maximize(rows, own.reshape(1, len(rows), -1), part.own(near), None, floor)
         found |= prefixed(kept(best.values, part.own(near)), part.prefix)
@@ -176,7 +176,7 @@ def _labels(
     elif kind == "contexts":
         labels = clusters_among(_with_context(points, series, rng), inside, n_states, rng)
     elif kind == "pairs":
-        known = inside & ~series.rows.isnan().all(-1).cpu().numpy()
+        known = inside & ~series.padded_rows.isnan().all(-1).cpu().numpy()
         predictive, told = predictive_states(points, known, series.n_steps, n_states, rng)
         labels = clusters_among(predictive, told, n_states, rng)
     else:
@@ -190,7 +190,7 @@ def _embedded(emission: Emission, series: Series) -> np.ndarray | None:
 
     Far outliers are drawn in, so that none has a cluster of its own.
     """
-    rows = series.rows
+    rows = series.padded_rows
     typical = rows.nanmedian(0).values  # an observed value, so that it lies in the emission's support
     points = emission.embed(torch.where(torch.isnan(rows), typical, rows)).double().cpu().numpy()
     inside = points[series.inside.flatten().cpu().numpy()]
@@ -269,7 +269,8 @@ def softened(labels: Int[Tensor, "R *b T"], n_states: int, series: Series) -> Fl
 
 def variance_floor(series: Series) -> Float[Tensor, "F"]:
     """The variance of each feature below which a state has collapsed onto a point."""
-    spread = (series.rows - series.rows.nanmean(0)).square().nanmean(0)
+    rows = series.rows
+    spread = (rows - rows.nanmean(0)).square().nanmean(0)
     return VARIANCE_FLOOR * torch.where(spread > 0, spread, 1.0)
 
 

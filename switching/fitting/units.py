@@ -74,7 +74,8 @@ class Units:
         if not bool(self.about.any()) and bool((self.unit == 1).all()):
             return series
         x = series.observations
-        return replace(series, observations=((x.double() - self.about) / self.unit).to(x), checked=None)
+        scaled = (x.double() - self.about).div_(self.unit)  # beside x only one more table of its size
+        return replace(series, observations=scaled.to(x))
 
     def problem(self, problem: Problem) -> Problem:
         """The same in these units."""
@@ -93,7 +94,11 @@ class Units:
 
     def log_volume(self, series: Series) -> Float[Tensor, "*b"]:
         """What the log density of each sequence is greater by in these units."""
-        return (~torch.isnan(series.observations)).to(self.unit).sum(-2) @ self.unit.log()
+        if series.lengths is None:
+            return (~torch.isnan(series.observations)).to(self.unit).sum(-2) @ self.unit.log()
+        each = (~torch.isnan(series.rows)).to(self.unit) @ self.unit.log()
+        sequence = series.inside.flatten(0, -2).nonzero()[:, 0] if series.batch_shape else torch.zeros_like(each).long()
+        return each.new_zeros(series.n_sequences).index_add(0, sequence, each).reshape(series.batch_shape)
 
     def log_prior_volume(self, problem: Problem) -> float:
         """What the log density of the prior is greater by in these units."""

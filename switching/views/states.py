@@ -4,9 +4,11 @@ from typing import Any, Unpack
 
 import pandas as pd
 import torch
+from torch import Tensor
 
 from ...inference.numerics.checks import naming
 from ..data.series import Given
+from ..problem import Problem
 
 
 @torch.no_grad()
@@ -14,15 +16,22 @@ def states(model: Any, x: Any, **given: Unpack[Given]) -> pd.DataFrame:
     """See `model.states`."""
     series = model.read(x, **given)
     problem, values = model.problem(series), model.values_like(series.observations)
+    axes: dict[str, tuple[str, ...]] = {}
+
+    def found(part: Problem) -> dict[str, Tensor]:
+        tables = model.probabilities(part.chain(model.product_of(values)), values)
+        axes.update({name: own for name, (_, own) in tables.items()})
+        return {name: table for name, (table, _) in tables.items()}
+
     with naming("x"):
-        found = model.probabilities(problem.chain(model.product_of(values)), values)
+        steps = problem.steps(found)
     columns = {}
-    for name, (probability, axes) in found.items():
-        rows, short = series.steps_of(probability).cpu().numpy(), name.replace("_probability", "")
+    for name, table in steps.items():
+        rows, short = table.cpu().numpy(), name.replace("_probability", "")
         if name.startswith("state"):  # state, or state_1, state_2, ... of several chains
             columns[short] = rows.argmax(-1)
             columns |= {f"{short}_{k}": rows[:, k] for k in range(rows.shape[-1])}
-        elif axes:
+        elif axes[name]:
             columns |= {f"{short}_{chain}": rows[:, chain - 1] for chain in range(1, rows.shape[-1] + 1)}
         else:
             columns[short] = rows

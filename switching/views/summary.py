@@ -122,7 +122,7 @@ def _errors(fit: Fit[Any], series: Series) -> Parameters:
 
     def objective(values: Parameters) -> Tensor:
         own = model.product_of(values)
-        evidence = problem.total(problem.chain(own).log_normalizer())
+        evidence = problem.total(problem.evidence(own))
         return evidence + problem.log_prior(own)
 
     values = {name: value.detach().double().cpu() for name, value in values_of(model).items()}

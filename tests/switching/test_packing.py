@@ -1,13 +1,18 @@
 """EM over sequences of very different lengths is EM over their padded batch."""
 
+from dataclasses import replace
+
+import pandas as pd
 import pytest
 import samplehold as sh
 import torch
 from oracles.models import KINDS, drive, random_model
-from samplehold.switching.fitting import packing
+from pandas.testing import assert_frame_equal
+from samplehold.switching.data import series
 from samplehold.switching.fitting.em import EM
 from samplehold.switching.fitting.packing import Packing
 from samplehold.switching.fitting.starts import first_guesses
+from samplehold.switching.fitting.units import Units
 from torch.testing import assert_close
 
 LENGTHS = torch.tensor([[40, 1, 2], [3, 7, 5]])
@@ -29,7 +34,8 @@ def test_steps_without_the_padding_are_those_with_it(monkeypatch, dynamics, emis
     values = first_guesses(problem, 3, seed=0).values
     packed = EM(problem, values)
     assert packed.problem.series.n_steps < 20
-    monkeypatch.setattr(packing, "WASTE", 1e9)
+    monkeypatch.setattr(series, "WASTE", 1e9)
+    problem = replace(problem)  # which does not know its groups
     padded = EM(problem, values)
     assert padded.problem is problem
     assert_close(packed.run(6).elbo, padded.run(6).elbo, **tight)
@@ -53,7 +59,7 @@ def test_every_step_is_packed_once_and_the_first_of_each_sequence_is_first():
     assert sorted(table[~table.isnan()].tolist()) == sorted(torch.cat(x).tolist())
     assert sorted(table[:, 0].tolist()) == [1000.0 * i for i in range(len(lengths))]
     assert table.numel() < sum(lengths) + len(lengths)
-    steps = sum(part.series.n_sequences * part.series.n_steps for part in packed.parts)
+    steps = sum(part.series.n_sequences * part.series.n_steps for _, part in packed.source.groups)
     assert steps < 2 * sum(lengths)
 
 
@@ -61,3 +67,48 @@ def test_sequences_of_like_length_are_left_as_they_are():
     model = sh.SwitchingSSM(sh.Copy(2), sh.Normal(1))
     assert Packing.of(model.problem(torch.randn(3, 9, 1))) is None
     assert Packing.of(model.problem([torch.randn(9), torch.randn(5)])) is None
+
+
+@pytest.mark.parametrize(("dynamics", "emission"), KINDS)
+def test_what_is_asked_of_them_is_that_of_the_padded_batch(monkeypatch, dynamics, emission):
+    problem = ragged(dynamics, emission)
+    model = random_model(dynamics, emission, seed=2)
+    states, values = model.states(problem.series), model.values_like(problem.series.observations)
+    evidence, occupancy = model.log_evidence(problem.series), problem.occupancy(values)
+    assert len(problem.groups) > 2
+    monkeypatch.setattr(series, "WASTE", 1e9)
+    padded = replace(problem)
+    assert_frame_equal(states, model.states(padded.series), rtol=1e-12)
+    assert_close(evidence, model.log_evidence(padded.series), rtol=1e-12, atol=0)
+    assert_close(evidence, padded.chain(values).log_normalizer(), rtol=1e-12, atol=0)
+    assert_close(occupancy, padded.occupancy(values), rtol=1e-12, atol=0)
+    units = Units.of(problem.emission, problem.series)
+    observed = ~problem.series.observations.isnan()
+    assert_close(units.log_volume(problem.series), (observed * units.unit.log()).sum((-2, -1)), rtol=1e-12, atol=1e-12)
+
+
+def test_states_of_rows_that_are_not_together_come_in_their_order():
+    model = sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)).with_values(
+        redraw_prob=0.2, state_probs=[0.4, 0.6], loc=[[0.0], [1.0]], scale=[[1.0], [0.5]]
+    )
+    lengths = [1000, *range(1, 60), 300]
+    frame = pd.DataFrame({"who": [i for i, n in enumerate(lengths) for _ in range(n)]})
+    frame["x"] = torch.linspace(-1, 2, len(frame), dtype=torch.float64).numpy()
+    mixed = frame.sample(frac=1.0, random_state=0)
+    panel = sh.read_panel(mixed, "who")
+    assert len(model.problem(panel).groups) > 2
+    found = model.states(panel)
+    for who in (0, 30, 60):
+        own = mixed[mixed.who == who]
+        alone = model.states(own["x"].reset_index(drop=True)).set_axis(own.index)
+        assert_frame_equal(found.loc[own.index], alone, rtol=1e-12)
+
+
+def test_an_impossible_sequence_is_named_by_its_number_among_all():
+    model = sh.SwitchingSSM(sh.Copy(2), sh.Categorical(3)).with_values(
+        redraw_prob=0.2, state_probs=[0.4, 0.6], probs=[[0.5, 0.5, 0.0]] * 2
+    )
+    x = [torch.zeros(1000), *[torch.zeros(n) for n in range(1, 60)], torch.tensor([0.0, 1.0, 2.0])]
+    for verb in (model.log_evidence, model.states):
+        with pytest.raises(ValueError, match="step 2 of sequence 60 is impossible"):
+            verb(x)
