@@ -64,7 +64,7 @@ def check_folder(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"--out: cannot make the folder {out} ({error.strerror}).") from None
+        raise ValueError(f"--out: cannot make the folder {out} ({error.strerror}); give another one.") from None
     if not os.access(out, os.W_OK):
         raise ValueError(f"--out: the folder {out} is not writable; give another one.")
 
@@ -110,7 +110,10 @@ def load(path: Path) -> SavedModel:
     """A model that `fit_and_write` or `SwitchingSSM.save` has written; ValueError where there is none."""
     check_model(path)
     folder = path / MODEL if (path / MODEL).is_dir() else path
-    stored = read_model(folder)
+    try:
+        stored = read_model(folder)
+    except ValueError as error:
+        raise ValueError(f"model: {str(error).removeprefix('path: ')}") from None
     model, known = stored.model, stored.notes
     if isinstance(model, SwitchingSSM) and not model.values:
         raise ValueError(f"model: {folder} holds a model without parameter values; fit it first.")
