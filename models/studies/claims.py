@@ -28,12 +28,14 @@ from ..bridge.layered_network import compare_layers
 from ..bridge.lowering import token_marginal
 from ..bridge.tokens import one_hot, redrawn_start
 from ..networks.minimal import MinGRU, MinLSTM
+from .engine_filter import engine_filter
 from .information import information_sweep
 from .next_token import held_model, make_layer, price_of_exactness, train_next_token
 
 LAYERS = 200  # random layers; the tests take a thousand
 ROUNDINGS = 8.0  # of a state at each step, in units of the float's precision
 CANDIDATES = ("linear", "tanh", "positive", "simplex")
+ENGINE_STEPS = 60  # that are taken one by one
 TRAINED = 0.9  # least R^2 of a trained network's probe
 JUDGED = 40  # sequences of 200 tokens, on which a trained network is compared
 
@@ -65,7 +67,15 @@ def show(out: Path, console: Console, seed: int = 0) -> bool:
     for name in ("measured", "bound"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
-    parts: tuple[Callable[[int], Iterator[Shown]], ...] = (tokens, networks, layers, information, price, trained)
+    parts: tuple[Callable[[int], Iterator[Shown]], ...] = (
+        tokens,
+        networks,
+        engine,
+        layers,
+        information,
+        price,
+        trained,
+    )
     met = True
     with console.status("Measuring") as status:
         for part in parts:
@@ -125,6 +135,26 @@ def networks(seed: int) -> Iterator[Shown]:
     yield Shown(
         '3. logit-space network - filter_vmp(gate="input")', float(error), 1e-12, figure=("beliefs.png", picture)
     )
+
+
+def engine(seed: int) -> Iterator[Shown]:
+    """The message-passing engine, given the factors of one step, against the network and the filter that it is."""
+    model = gated_model(seed)
+    x = model.simulate(ENGINE_STEPS, (8,), seed=seed).x
+    values = model.values_like(x)
+    log_odds = torch.logit(values["redraw_prob"]).expand(x.shape[:-1])
+    redrawn, held = model.emission.log_likelihood(x, values)
+    tables = redrawn, held, values["state_probs"].log(), log_odds
+    layer, rows = as_rnn(model, space="logit"), one_hot(x[..., 0], 8)
+    with torch.no_grad():
+        hidden, gate = layer(rows, redrawn_start(layer, rows))[0], layer.activations(rows).draw[..., 0]
+    error = (engine_filter(*tables, gate=gate).logits - hidden.log_softmax(-1)).abs().max()
+    yield Shown("   message passing by the engine, gate given - logit-space network", float(error), 1e-12)
+    inferred = engine_filter(*tables, sweeps=7)
+    error = (inferred.logits.exp() - filter_vmp(model, x, sweeps=7).state).abs().max()
+    yield Shown("   the same, gate inferred - filter_vmp", float(error), 1e-12)
+    away = (inferred.logits.exp() - model.filter(x).state).abs().sum(-1).mean() / 2
+    yield Shown("   the same - exact filter, mean total variation", float(away), 1e-3, below=False)
 
 
 def layers(seed: int) -> Iterator[Shown]:
