@@ -502,7 +502,7 @@ def _(r: Draw) -> Call:
     dynamics, emission, moves, made = _parts(r)
     model = sh.SwitchingSSM(moves, made).with_values(_values(r, dynamics, emission))
     given = {"n_steps": r.T, "batch_shape": r.batch} if r.random.random() < 0.5 else {"x": _x(r, emission)}
-    return Call(model, given | _drive(r, dynamics, r.batch, r.T), finite=False)
+    return Call(model, given | _drive(r, dynamics, r.batch, r.T), also=("n_steps", "x"), finite=False)
 
 
 @function("read_panel", 2)

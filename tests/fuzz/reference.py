@@ -1,6 +1,6 @@
 """What answers must be: recursions over log-weights in float64, without any trick, and the densities of torch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,17 +29,37 @@ def log_product(a: Tensor, b: Tensor) -> Tensor:
     return torch.logsumexp(a.unsqueeze(-1) + b, -2)
 
 
-def chain(first: Tensor, moves: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """log-normaliser and P(s_t | x) [T, K] of weights [K] of the first step and [T-1, K, K] of the others."""
+def centred(table: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-weights counted from the greatest of them, and that one.
+
+    What all have in common is no preference, but beside 1e30 the preferences would be rounded away.
+    """
+    top = table.amax()
+    return (table - top, top) if bool(top.isfinite()) else (table, torch.zeros_like(top))
+
+
+def chain(first: Tensor, moves: Sequence[Tensor], length: int) -> tuple[Tensor, Tensor]:
+    """log-normaliser and P(s_t | x) [T, K] of weights [K] of the first step and [K, K] of each of the others."""
     T, K = len(moves) + 1, len(first)
-    before, after = [first], [torch.zeros(K, dtype=torch.float64)]
+    first, total = centred(first)
+    before, after, own = [first], [torch.zeros(K, dtype=torch.float64)], []
     for move in moves[: length - 1]:
-        before.append(log_product(before[-1], move))
-    for move in moves[: length - 1].flip(0):
-        after.insert(0, log_product(after[0], move.mT))
-    total = before[-1].logsumexp(0)
+        move, common = centred(move)
+        reached, more = centred(log_product(before[-1], move))
+        own.append(move)
+        before.append(reached)
+        total = total + common + more
+    for move in reversed(own):
+        after.insert(0, centred(log_product(after[0], move.mT))[0])
+    total = total + before[-1].logsumexp(0)
     state = torch.stack([a + b for a, b in zip(before, after, strict=True)]).softmax(-1)
     return total, torch.cat([state, torch.zeros(T - length, K, dtype=torch.float64)])
+
+
+def stepped(start: Tensor, move: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-weights after a move, counted from what all have in common, and that."""
+    (first, common), (move, each) = centred(start), centred(move)
+    return log_product(first, move), common + each
 
 
 def copy_chain(
@@ -62,9 +82,9 @@ def copy_chain(
     for i in range(n):
         stay = torch.where(same, held[i].unsqueeze(-2), -torch.inf)
         moves = torch.logaddexp(fresh[i].unsqueeze(-2).expand(T, K, K), stay)
-        first = fresh[i, 0] if start is None else log_product(start[i], moves[0])
+        first, common = (fresh[i, 0], 0.0) if start is None else stepped(start[i], moves[0])
         total, state = chain(first, moves[1:], int(ends[i]))
-        totals.append(total)
+        totals.append(total + common)
         states.append(state)
     empty = torch.zeros(0, dtype=torch.float64)
     total = torch.stack(totals) if totals else empty
@@ -85,9 +105,14 @@ def markov_chain(
     start = log_initial.detach().double().expand(*batch, K).reshape(-1, K)
     ends = torch.full((len(flat),), T) if lengths is None else lengths_of(lengths).expand(batch).reshape(-1)
     table = log_transition.detach().double()
-    found = [chain(start[i] + flat[i, 0], table + flat[i, 1:].unsqueeze(-2), int(ends[i])) for i in range(len(flat))]
+    found, commons = [], []
+    for i in range(len(flat)):
+        rows = [centred(row) for row in flat[i]]
+        (first, common), (move, each) = centred(start[i]), centred(table)
+        found.append(chain(first + rows[0][0], [move + row for row, _ in rows[1:]], int(ends[i])))
+        commons.append(common + each * (int(ends[i]) - 1) + sum(top for _, top in rows[: int(ends[i])]))
     empty = torch.zeros(0, dtype=torch.float64)
-    total = torch.stack([total for total, _ in found]) if found else empty
+    total = torch.stack([total + more for (total, _), more in zip(found, commons, strict=True)]) if found else empty
     state = torch.stack([state for _, state in found]) if found else empty
     return total.reshape(batch), state.reshape(*batch, T, K)
 
@@ -112,6 +137,9 @@ def model(
     dynamics: str, emission: str, values: Mapping[str, Tensor], x: Tensor, lengths: Any, gaps: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """log p(x) and P(s_t | x) of a model of these parts."""
+    if lengths is not None:
+        inside = torch.arange(x.shape[-2]) < lengths_of(lengths).unsqueeze(-1)
+        x = torch.where(inside.unsqueeze(-1), x, torch.nan)
     table = log_likelihood(emission, values, x)
     own = {name: value.double() for name, value in values.items()}
     if dynamics == "Markov":

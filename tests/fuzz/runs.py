@@ -108,7 +108,7 @@ def _accepted(call: Call, arguments: Mapping[str, Any], changed: list[str]) -> s
         if isinstance(given, _NEVER) and not isinstance(valid, type(given)):
             return f"took {name}={_short(given)}"
         single = isinstance(given, Real | Decimal | np.generic | np.ndarray | Tensor) and not getattr(given, "ndim", 0)
-        if number and (isinstance(given, bool | np.bool_) or not (single or (given is None and name in OPTIONAL))):
+        if number and (isinstance(given, bool | np.bool_) or not (single or _in_place_of_a_number(name, given))):
             return f"took {name}={_short(given)}"
         if number and isinstance(given, float) and not abs(given) < math.inf:
             return f"took {name}={given}"
@@ -122,7 +122,17 @@ def _accepted(call: Call, arguments: Mapping[str, Any], changed: list[str]) -> s
     return None
 
 
-OPTIONAL = ("seed", "capacity", "block")
+def _in_place_of_a_number(name: str, given: Any) -> bool:
+    """Whether an argument takes this where it takes a number: nothing, a generator as a seed, or a table of numbers."""
+    if given is None:
+        return name in OPTIONAL
+    if isinstance(given, torch.Generator):
+        return name == "seed"
+    return name in TABLES and isinstance(given, list | tuple | np.ndarray | Tensor | pd.Series)
+
+
+OPTIONAL = ("seed", "capacity", "block", "lengths")
+TABLES = ("lengths", "prior", "state_prior", "initial_prior", "transition_prior")  # a number or a table
 _NEVER = (complex, bytes, set, date, timedelta, type(pd.NaT), type(lambda: None))
 
 
