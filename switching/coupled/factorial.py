@@ -47,6 +47,7 @@ from ..model import SwitchingSSM
 from ..parameters import Named, Parameter, Parameters, check_parameters, read_tables
 from .contract import CoupledSSM, draw_chain, prior_tables
 from .factors import (
+    check_possible_everywhere,
     check_whole_steps,
     greedy_labels,
     joint_counts,
@@ -111,6 +112,8 @@ class FactorialSSM(CoupledSSM):
                     raise ValueError(f"{name}[{d}]: got shape {list(part.shape)}, expected {expected}.")
             object.__setattr__(self, name, parts)
         check_parameters(self.known, self.parameters, self.sizes, self.name, called)
+        if self.precision is None:
+            _check_rates(self.loc)
 
     @property
     def n_chains(self) -> int:
@@ -241,6 +244,8 @@ class FactorialSSM(CoupledSSM):
         def emission(*stats: CopyTables) -> Tensor:
             return noise.expected(self.loc, [used.fresh + used.held for used in stats])
 
+        even = [torch.full_like(block.eta.fresh, 0.5 / block.eta.fresh.shape[-1]) for block in blocks]
+        check_possible_everywhere(emission(*(CopyTables(share, share) for share in even)), series)
         factor = Factor(emission, tuple(block.name for block in blocks), mask=series.inside.to(values))
         return VMP(blocks, [factor], check=check)
 
@@ -279,6 +284,16 @@ class FactorialSSM(CoupledSSM):
             return found | {"precision": points["noise"].precision}
 
         return Network(families, priors, factors, paths, collect)
+
+
+def _check_rates(loc: Sequence[Tensor]) -> None:
+    """Raise ValueError unless the dtype holds the rates of all joint states."""
+    low, high = (torch.stack([getattr(part, end)(0) for part in loc]).sum(0) for end in ("amin", "amax"))
+    if not bool((low.exp() > 0).all()) or not bool(high.exp().isfinite().all()):
+        raise ValueError(
+            f"loc: got log rates that add up to {float(low.min()):.3g} at least and {float(high.max()):.3g} at most, "
+            f"beyond what {str(loc[0].dtype).removeprefix('torch.')} holds the rates of; give locations nearer to 0."
+        )
 
 
 def _moves(rho: Tensor, probs: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ from ..model import SwitchingSSM
 from ..parameters import Named, Parameter, Parameters, check_parameters, moved, prefixed, read_tables
 from ..program import Observation
 from .contract import CoupledSSM, draw_chain, prior_tables
-from .factors import asked, labels_above, paths_block
+from .factors import asked, check_possible_everywhere, labels_above, paths_block
 from .fit import Network, Points
 from .joint import Indexed
 
@@ -289,6 +289,7 @@ class LayeredSSM(CoupledSSM):
         """The model at its values on the engine: a block `layer_l` (from 1, the lowest) of paths for each layer."""
         series = self.read(x, **given)
         evidence = self.emission.log_likelihood(series.observations, self.values)
+        check_possible_everywhere((evidence.redrawn + evidence.held).mean(-1), series)
         inside, flat = series.inside.to(series.observations), torch.zeros_like(evidence.redrawn[..., :1])
         blocks, factors = [], [Factor(_observed(evidence), ("layer_1",), mask=inside)]
         for layer, k in enumerate(self.n_states):

@@ -253,3 +253,23 @@ def test_bad_arguments_are_named():
         layered().fit(torch.zeros(5, 1), restarts=0)
     with pytest.raises(ValueError, match="max_steps: got -1"):
         factorial().fit(torch.zeros(5, 2), max_steps=-1)
+
+
+def test_data_that_leave_no_covariance_are_named():
+    x = torch.randn(12, 2, generator=torch.Generator().manual_seed(0)).double()
+    x[3, 1] = 1e300
+    for method in ("em", "vmp"):
+        with pytest.raises(ValueError, match=r"^x: "):
+            factorial().fit(x, method, restarts=1, max_steps=2, progress=False)
+
+
+def test_observations_that_some_state_rules_out_are_named_by_infer():
+    half, table = torch.tensor([0.5, 0.5]), torch.tensor([[0.9, 0.1], [0.2, 0.8]])
+    symbols = LayeredSSM(Categorical(3), {"probs": torch.tensor([[0.5, 0.5, 0], [0, 0.5, 0.5]])}, half, [table], half)
+    assert symbols.infer([1, 1]).redraw.shape == (2, 2)
+    with pytest.raises(ValueError, match=r"^x: the observation at step 1 is impossible under some state"):
+        symbols.infer([1, 2, 1])
+    normal = FactorialSSM(half, [half, half], [torch.zeros(2, 1), torch.ones(2, 1)], torch.eye(1))
+    for x in (torch.tensor([[0.0], [1e30]]), torch.tensor([[[0.0], [1.0]], [[0.0], [1e30]]])):
+        with pytest.raises(ValueError, match=r"^x: the observation at (sequence 1, )?step 1 is impossible"):
+            normal.infer(x)
