@@ -91,6 +91,15 @@ def test_seeds():
         generator_of(2**70)
 
 
+@pytest.mark.parametrize("seed", [-1, -(2**63), 2**64 - 1])
+def test_fits_take_every_seed_that_torch_takes(seed):
+    rows = torch.arange(12.0) % 5
+    chains = sh.FactorialSSM(HALF, [HALF, HALF], [LOC, LOC], torch.eye(1))
+    for own in (model(), chains):
+        first, second = (own.fit(rows, restarts=2, max_steps=2, seed=seed, progress=False) for _ in range(2))
+        assert torch.equal(first.objective, second.objective)
+
+
 @pytest.mark.parametrize(
     ("bad", "error", "message"),
     [
@@ -143,6 +152,8 @@ def mixture():
         ),
         (lambda: sh.FactorialSSM(HALF, [HALF, HALF], [LOC, LOC]).log_evidence([0.5]), ValueError, "x: got 0.5"),
         (lambda: sh.FactorialSSM(HALF, [HALF, HALF * 3], [LOC, LOC]), ValueError, r"state_probs\[1\]: got rows"),
+        (lambda: sh.FactorialSSM(HALF, [HALF, HALF], [LOC + 60, LOC + 60]), ValueError, "loc: got log rates"),
+        (lambda: sh.FactorialSSM(HALF, [HALF, HALF], [LOC - 7e9, LOC]), ValueError, "loc: got log rates"),
         (lambda: sh.FactorialSSM(0.5, [HALF], [LOC]), ValueError, "redraw_prob, state_probs, loc: got "),
         (lambda: sh.FactorialSSM(HALF, HALF[0], [LOC]), TypeError, "state_probs: got Tensor"),
         (
@@ -163,6 +174,8 @@ def mixture():
         (lambda: mixture().read_likelihood(torch.zeros(3, 1), -1), ValueError, "scale: got -1"),
         (lambda: mixture().sample(2.0), TypeError, "n: got 2.0"),
         (lambda: sh.stack_program(object(), scale=1.0), TypeError, "mixture: got object"),
+        (lambda: sh.stack_program(mixture(), scale=1e-300), ValueError, "scale: got 1e-300, whose square float32"),
+        (lambda: mixture().read_likelihood(torch.zeros(3, 1), 1e30), ValueError, "scale: got 1e[+]30, whose square"),
         (lambda: sh.MarkovChain(None, torch.zeros(2, 2), torch.zeros(3, 2)), TypeError, "log_initial: got NoneType"),
         (lambda: sh.CopyChain(None, LOC, LOC).sample(3.5), TypeError, "n: got 3.5"),
         (lambda: model().log_evidence([1e200]), ValueError, "x: the observation at step 0 is impossible"),
@@ -177,15 +190,28 @@ def mixture():
         (lambda: model().with_prior({"loc": 1}), ValueError, "prior: got loc"),
         (lambda: sh.filter_vmp("model", [0.0]), TypeError, "model: got str"),
         (lambda: sh.filter_vmp(model(), [0.0], gate=object()), TypeError, "gate: got object"),
+        (
+            lambda: sh.filter_vmp(model(), [0.0], gate=torch.nn.Linear(1, 1)),
+            ValueError,
+            "gate: fails on float64 of shape",
+        ),
         (lambda: sh.one_hot([0, 1], True), TypeError, "n_tokens: got True"),
         (lambda: sh.one_hot([True], 2), TypeError, "tokens: got truth values"),
         (lambda: sh.compare(model(), "layer", [0.0] * 9), TypeError, "layer: got str"),
+        (lambda: sh.compare(model(), torch.nn.Linear(2, 2), [0.0] * 9), ValueError, "layer: fails on float32 of shape"),
+        (lambda: sh.fit_probe(LOC, LOC, torch.zeros(2, 0)), ValueError, "inputs: got no columns"),
         (lambda: sh.forgetting(sh.MinGRU(1, 1), LOC + NAN, 0.1), ValueError, "x: got numbers that are not finite"),
         (lambda: sh.stability(sh.GRU(1, 1), NAN), ValueError, "input_bound: got nan"),
         (lambda: sh.truncate(sh.GRU(1, 1), True), TypeError, "window: got True"),
         (lambda: sh.information_sweep(separations=[-1.0]), ValueError, r"separations: got \[-1.0\]"),
+        (lambda: sh.information_sweep(spread=1e9), ValueError, r"spread: got 1e[+]09"),
         (lambda: sh.price_of_exactness(overlaps=[2.0]), ValueError, r"overlaps: got \[2.0\]"),
         (lambda: sh.train_next_token(sh.MinGRU(2, 1), torch.zeros(2, 3, 2), rate=0), ValueError, "rate: got 0"),
+        (
+            lambda: sh.train_next_token(sh.MinGRU(2, 1), torch.zeros(2, 3, 2), rate=1e300),
+            ValueError,
+            "rate: got 1e[+]300, expected at most",
+        ),
         (lambda: sh.SoftmaxRegression(LOC, torch.zeros(3)), ValueError, r"bias: got shape \[3\]"),
         (lambda: sh.GaussianClasses(HALF.log(), LOC, -torch.eye(1)), ValueError, "covariance: not symmetric"),
         (lambda: sh.from_keras("gru", np.zeros((2, 5)), np.zeros((1, 3))), ValueError, r"kernel: got shape \[2, 5\]"),

@@ -25,6 +25,7 @@ def test_chains_of_no_sequence(batch):
         sh.CopyChain(None, rows(*batch, 4, 3), rows(*batch, 4, 1)),
         sh.CopyChain(rows(3), rows(*batch, 4, 3), rows(*batch, 4, 3), torch.ones(batch, dtype=torch.int64)),
         sh.MarkovChain(rows(3), rows(3, 3), rows(*batch, 4, 3)),
+        sh.MarkovChain(rows(3), rows(*batch, 3, 3), rows(*[1] * len(batch), 4, 3)),
     ):
         assert chain.log_normalizer().shape == batch
         assert chain.filter().state.shape == chain.smooth().state.shape == (*batch, 4, 3)
@@ -138,3 +139,12 @@ def test_what_networks_and_models_share_on_no_sequence():
     assert sh.forgetting(layer, torch.zeros(0, 4, 3), 0.1).window.shape == (0, 4)
     model = next(models())
     assert sh.filter_vmp(model, rows(0, 4, 2)).state.shape == (0, 4, 2)
+
+
+def test_a_comparison_on_no_sequence():
+    values = {"redraw_prob": 0.3, "state_probs": [0.5, 0.5], "probs": rows(2, 3) + 1 / 3}
+    model = sh.SwitchingSSM(sh.Copy(2), sh.Gated(sh.Categorical(3), sh.Categorical(3)))
+    model = model.with_values(values, background_probs=rows(1, 3) + 1 / 3)
+    found = sh.compare(model, sh.as_rnn(model), rows(0, 4, 1))
+    assert found.network.state.shape == (0, 4, 2)
+    assert found.summary().isna().all(None)

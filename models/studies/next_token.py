@@ -41,6 +41,7 @@ REDRAW_PROBS = (0.02, 0.1, 0.3, 1.0)
 OVERLAPS = (0.3, 0.6)
 BATCH, LENGTH = 64, 64
 UNSEEN = -100  # the target of a missing token, which no loss counts
+MOST_RATE = 1e6  # that a step of Adam may be long
 
 
 @dataclass(frozen=True, repr=False)
@@ -90,6 +91,8 @@ def train_next_token(
     if not len(x) or x.shape[1] < 2 or not x.shape[2]:
         raise ValueError(f"x: got shape {list(x.shape)}, expected [N, T, V] with two steps at least.")
     n_steps, rate = check_integer("n_steps", n_steps), check_number("rate", rate, above=0)
+    if rate > MOST_RATE:
+        raise ValueError(f"rate: got {rate:g}, expected at most {MOST_RATE:g}; give the length of a step, about 0.01.")
     random = torch.Generator().manual_seed(number_of(seed))
     with torch.no_grad():
         width, tokens = layer(x[:1])[0].shape[-1], x.shape[-1]

@@ -144,9 +144,10 @@ class Series(Record):
                 f"horizon: got {horizon}, but covariates or dt are given for {self.n_driven} steps and x has "
                 f"{self.n_steps}; give them for the steps to come too."
             )
-        if self.lengths is not None:
+        if self.lengths is not None and bool((self.lengths != self.n_steps).any()):
             raise ValueError(
-                "lengths: forecasts with covariates or dt need sequences of equal length; forecast one at a time."
+                f"x: got sequences of {int(self.lengths.min())} to {int(self.lengths.max())} steps; forecasts with "
+                "covariates or dt need sequences of equal length: forecast one at a time."
             )
 
     def index_of(self, sequence: int = 0) -> pd.Index | None:
