@@ -1,7 +1,7 @@
 """What answers must be: recursions over log-weights in float64, without any trick, and the densities of torch."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,42 +24,63 @@ def lengths_of(lengths: Any) -> Tensor:
     return lengths if isinstance(lengths, Tensor) else torch.from_numpy(np.asarray(lengths).astype(np.int64))
 
 
-def log_product(a: Tensor, b: Tensor) -> Tensor:
-    """[..., K] and [..., K, K] to [..., K]."""
-    return torch.logsumexp(a.unsqueeze(-1) + b, -2)
+class Log(NamedTuple):
+    """A log-weight as a sum of two numbers, of which the second has what rounding takes from the first."""
+
+    high: Tensor
+    low: Tensor
+
+    def plus(self, other: "Log") -> "Log":
+        high, lost = _sum(self.high, other.high)
+        return Log(*_sum(high, self.low + other.low + lost))
+
+    def view(self, change: Callable[[Tensor], Tensor]) -> "Log":
+        """With other axes."""
+        return Log(change(self.high), change(self.low))
+
+    def total(self, axis: int) -> "Log":
+        """log sum exp over an axis."""
+        top = self.high.amax(axis, keepdim=True)
+        second = torch.where(self.high == top, self.low, -torch.inf).amax(axis, keepdim=True)
+        rest = torch.where(self.high.isneginf(), -torch.inf, (self.high - top) + (self.low - second))
+        number = torch.where(top.isneginf(), 0.0, rest.exp().sum(axis, keepdim=True).log() + second)
+        return Log(*_sum(top, number)).view(lambda table: table.squeeze(axis))
+
+    @property
+    def number(self) -> Tensor:
+        return self.high + self.low
 
 
-def centred(table: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-weights counted from the greatest of them, and that one.
+def _sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum and what rounding takes from it (Knuth)."""
+    total = a + b
+    part = total - a
+    lost = (a - (total - part)) + (b - part)
+    return total, torch.where(lost.isfinite(), lost, 0.0)
 
-    What all have in common is no preference, but beside 1e30 the preferences would be rounded away.
-    """
-    top = table.amax()
-    return (table - top, top) if bool(top.isfinite()) else (table, torch.zeros_like(top))
+
+def log(table: Tensor) -> Log:
+    table = table.detach().double()
+    return Log(table, torch.zeros_like(table))
 
 
-def chain(first: Tensor, moves: Sequence[Tensor], length: int) -> tuple[Tensor, Tensor]:
+def product(a: Log, b: Log) -> Log:
+    """[K] and [K, L] to [L]."""
+    return a.view(lambda table: table.unsqueeze(-1)).plus(b).total(-2)
+
+
+def chain(first: Log, moves: Sequence[Log], length: int) -> tuple[Tensor, Tensor]:
     """log-normaliser and P(s_t | x) [T, K] of weights [K] of the first step and [K, K] of each of the others."""
-    T, K = len(moves) + 1, len(first)
-    first, total = centred(first)
-    before, after, own = [first], [torch.zeros(K, dtype=torch.float64)], []
+    T, K = len(moves) + 1, len(first.high)
+    before, after = [first], [log(torch.zeros(K))]
     for move in moves[: length - 1]:
-        move, common = centred(move)
-        reached, more = centred(log_product(before[-1], move))
-        own.append(move)
-        before.append(reached)
-        total = total + common + more
-    for move in reversed(own):
-        after.insert(0, centred(log_product(after[0], move.mT))[0])
-    total = total + before[-1].logsumexp(0)
-    state = torch.stack([a + b for a, b in zip(before, after, strict=True)]).softmax(-1)
-    return total, torch.cat([state, torch.zeros(T - length, K, dtype=torch.float64)])
-
-
-def stepped(start: Tensor, move: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-weights after a move, counted from what all have in common, and that."""
-    (first, common), (move, each) = centred(start), centred(move)
-    return log_product(first, move), common + each
+        before.append(product(before[-1], move))
+    for move in reversed(moves[: length - 1]):
+        after.insert(0, product(after[0], move.view(lambda table: table.mT)))
+    states = [a.plus(b) for a, b in zip(before, after, strict=True)]
+    shares = [(s.high - s.total(0).high) + (s.low - s.total(0).low) for s in states]
+    state = torch.stack([torch.where(s.high.isneginf(), 0.0, p.exp()) for s, p in zip(states, shares, strict=True)])
+    return before[-1].total(0).number, torch.cat([state, torch.zeros(T - length, K, dtype=torch.float64)])
 
 
 def copy_chain(
@@ -82,9 +103,9 @@ def copy_chain(
     for i in range(n):
         stay = torch.where(same, held[i].unsqueeze(-2), -torch.inf)
         moves = torch.logaddexp(fresh[i].unsqueeze(-2).expand(T, K, K), stay)
-        first, common = (fresh[i, 0], 0.0) if start is None else stepped(start[i], moves[0])
-        total, state = chain(first, moves[1:], int(ends[i]))
-        totals.append(total + common)
+        first = log(fresh[i, 0]) if start is None else product(log(start[i]), log(moves[0]))
+        total, state = chain(first, [log(move) for move in moves[1:]], int(ends[i]))
+        totals.append(total)
         states.append(state)
     empty = torch.zeros(0, dtype=torch.float64)
     total = torch.stack(totals) if totals else empty
@@ -105,14 +126,12 @@ def markov_chain(
     start = log_initial.detach().double().expand(*batch, K).reshape(-1, K)
     ends = torch.full((len(flat),), T) if lengths is None else lengths_of(lengths).expand(batch).reshape(-1)
     table = log_transition.detach().double()
-    found, commons = [], []
+    found = []
     for i in range(len(flat)):
-        rows = [centred(row) for row in flat[i]]
-        (first, common), (move, each) = centred(start[i]), centred(table)
-        found.append(chain(first + rows[0][0], [move + row for row, _ in rows[1:]], int(ends[i])))
-        commons.append(common + each * (int(ends[i]) - 1) + sum(top for _, top in rows[: int(ends[i])]))
+        moves = [log(table).plus(log(row)) for row in flat[i, 1:]]
+        found.append(chain(log(start[i]).plus(log(flat[i, 0])), moves, int(ends[i])))
     empty = torch.zeros(0, dtype=torch.float64)
-    total = torch.stack([total + more for (total, _), more in zip(found, commons, strict=True)]) if found else empty
+    total = torch.stack([total for total, _ in found]) if found else empty
     state = torch.stack([state for _, state in found]) if found else empty
     return total.reshape(batch), state.reshape(*batch, T, K)
 
