@@ -131,6 +131,18 @@ def mixture():
     return sh.StackMixture(torch.zeros(3, 3), torch.zeros(3, 1))
 
 
+def layers(loc):
+    values = {"loc": torch.full((2, 1), loc, dtype=torch.float64), "scale": LOC.double() + 1}
+    return sh.LayeredSSM(sh.Normal(), values, HALF, [torch.full((2, 2), 0.5)], HALF)
+
+
+def report():
+    own = sh.SwitchingSSM(sh.Copy(2), sh.Gated(sh.Categorical(2), sh.Categorical(2)))
+    values = {"redraw_prob": 0.3, "state_probs": HALF, "probs": [[0.9, 0.1], [0.1, 0.9]]}
+    own = own.with_values(values | {"background_probs": [[0.5, 0.5]]})
+    return sh.compare(own, sh.as_rnn(own), [0, 1, 1])
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -173,6 +185,9 @@ def mixture():
         (lambda: sh.MinGRU(2, 1, dtype=torch.int64), TypeError, "dtype: got torch.int64"),
         (lambda: mixture().read_likelihood(torch.zeros(3, 1), -1), ValueError, "scale: got -1"),
         (lambda: mixture().sample(2.0), TypeError, "n: got 2.0"),
+        (lambda: mixture().plot(1.5), TypeError, "sequence: got 1.5"),
+        (lambda: mixture().plot(steps=3), TypeError, "steps: got int, expected a list"),
+        (lambda: mixture().viterbi().plot(names="abc"), TypeError, "names: got str, expected a list"),
         (lambda: sh.stack_program(object(), scale=1.0), TypeError, "mixture: got object"),
         (lambda: sh.stack_program(mixture(), scale=1e-300), ValueError, "scale: got 1e-300, whose square float32"),
         (lambda: mixture().read_likelihood(torch.zeros(3, 1), 1e30), ValueError, "scale: got 1e[+]30, whose square"),
@@ -195,6 +210,22 @@ def mixture():
             ValueError,
             "gate: fails on float64 of shape",
         ),
+        (lambda: model().plot([0.0] * 3, sequence=[0]), TypeError, r"sequence: got \[0\]"),
+        (lambda: model().plot_forecast([0.0] * 3, "2"), TypeError, "horizon: got '2'"),
+        (lambda: model().to_arviz([0.0] * 3, draws=2.0), TypeError, "draws: got 2.0"),
+        (lambda: report().plot(1), ValueError, "sequence: got 1, but there are 1"),
+        (lambda: report().plot(steps=3), TypeError, "steps: got int, expected a slice"),
+        (
+            lambda: layers(1e200).bottom_up([[0.0]]),
+            ValueError,
+            "x: the observation at step 0 is impossible",
+        ),
+        (lambda: sh.FactorialSSM(HALF, [HALF, HALF], [LOC[:, :0], LOC]), ValueError, r"loc\[0\]: got shape \[2, 0\]"),
+        (lambda: model().save(None), TypeError, "path: got None, expected a path"),
+        (lambda: model().save(""), ValueError, "path: got '', expected the path of a file or folder"),
+        (lambda: model().save("a\0b"), ValueError, "path: got 'a"),
+        (lambda: sh.SwitchingSSM.load("\ud800"), ValueError, "path: got "),
+        (lambda: sh.SwitchingSSM.load(b"model"), TypeError, "path: got b'model', expected a path"),
         (lambda: sh.one_hot([0, 1], True), TypeError, "n_tokens: got True"),
         (lambda: sh.one_hot([True], 2), TypeError, "tokens: got truth values"),
         (lambda: sh.compare(model(), "layer", [0.0] * 9), TypeError, "layer: got str"),

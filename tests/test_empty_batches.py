@@ -118,6 +118,7 @@ def test_verbs_of_models_on_no_sequence(model):
     assert model.simulate(4, (0,), seed=0).x.shape == (0, 4, 2)
     assert len(model.states(x)) == 0
     assert list(model.states(x).columns) == list(model.states(rows(1, 4, 2)).columns)
+    assert model.to_arviz(x, draws=2, seed=0).smoothed.sizes["sequence"] == 0
     assert model.forecast(x, 3).interval(0.8).lower.shape == (0, 3, 2)
     state, out = model.update(model.start((0,)), rows(0, 2))
     assert state.log_evidence.shape == out.log_increment.shape == (0,)

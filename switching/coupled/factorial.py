@@ -107,7 +107,7 @@ class FactorialSSM(CoupledSSM):
         for name, n_axes in (("state_probs", 1), ("loc", 2)):
             parts = tuple(tables[f"{name}[{d}]"] for d in range(len(probs)))
             for d, part in enumerate(parts):
-                if part.dim() != n_axes:
+                if part.dim() != n_axes or not part.numel():
                     expected = "[K], a probability for each state" if n_axes == 1 else "[K, F], a row for each state"
                     raise ValueError(f"{name}[{d}]: got shape {list(part.shape)}, expected {expected}.")
             object.__setattr__(self, name, parts)

@@ -42,7 +42,7 @@ from ...inference.chains.contract import Filtered
 from ...inference.chains.copy.chain import CopyChain
 from ...inference.families import Beta, CopyPaths, CopyTables, Dirichlet
 from ...inference.message_passing.engine import VMP, Block, Factor
-from ...inference.numerics.checks import broadcast_shapes, check_parts
+from ...inference.numerics.checks import broadcast_shapes, check_parts, naming
 from ...inference.numerics.scalars import check_choice, check_kind
 from ..data.series import Given, Series
 from ..dynamics.factors import fresh_states, gates
@@ -265,7 +265,8 @@ class LayeredSSM(CoupledSSM):
         evidence = self.emission.log_likelihood(series.observations, self.values)
         found: list[Filtered] = []
         for layer in range(self.n_layers):
-            found.append(self.layer_chain(layer, evidence, series.lengths).filter())
+            with naming("x"):
+                found.append(self.layer_chain(layer, evidence, series.lengths).filter())
             if layer < self.n_layers - 1:
                 belief = found[-1].state
                 if passed == "redrawn":

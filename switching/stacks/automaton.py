@@ -231,9 +231,10 @@ class PushdownAutomaton(Record):
             sequence: its index in the batch axes; `ValueError` if there is none such.
             steps: a name for each step, or `ValueError`.
         """
-        from ..views.stack_figures import one_of, plot_automaton
+        from ..views.stack_figures import check_names, one_of, plot_automaton
 
         index = one_of(sequence, self._batch)
+        steps = check_names("steps", steps, steps=self._steps)
         with torch.no_grad():
             taken = self.transition_posterior()
             action = torch.stack([x[index].flatten(1).sum(1) for x in (taken.push, taken.pop, taken.replace)], -1)

@@ -257,9 +257,10 @@ class StackMixture:
             sequence: its index in the batch axes; `ValueError` if there is none such.
             steps: a name for each step, or `ValueError`.
         """
-        from ..views.stack_figures import one_of, plot_mixture
+        from ..views.stack_figures import check_names, one_of, plot_mixture
 
         index = one_of(sequence, self._batch)
+        steps = check_names("steps", steps, steps=self.values.shape[-2])
         with torch.no_grad():
             actions = [("action", self.action_posterior()[index])]
             if self.coupled:
