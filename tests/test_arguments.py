@@ -185,6 +185,7 @@ def report():
         (lambda: sh.MinGRU(2, 1, dtype=torch.int64), TypeError, "dtype: got torch.int64"),
         (lambda: mixture().read_likelihood(torch.zeros(3, 1), -1), ValueError, "scale: got -1"),
         (lambda: mixture().sample(2.0), TypeError, "n: got 2.0"),
+        (lambda: mixture().read_likelihood(None, 1.0), TypeError, "reads: got NoneType"),
         (lambda: mixture().plot(1.5), TypeError, "sequence: got 1.5"),
         (lambda: mixture().plot(steps=3), TypeError, "steps: got int, expected a list"),
         (lambda: mixture().viterbi().plot(names="abc"), TypeError, "names: got str, expected a list"),

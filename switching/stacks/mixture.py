@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ...inference.numerics.checks import check_lengths
+from ...inference.numerics.checks import check_lengths, check_table
 from ...inference.numerics.randomness import Seed, generator_of
 from ...inference.numerics.scalars import check_integer
 from ...inference.stacks.automaton.op import draw
@@ -220,7 +220,7 @@ class StackMixture:
             TypeError: reads are no tensor, or one of another dtype or device than values.
             ValueError: they have another shape than values, or hold inf; scale is no finite number above 0.
         """
-        scale = check_reads(reads, scale, self.values)
+        scale = check_reads(check_table("reads", reads), scale, self.values)
         error = (reads[..., :, None, :] - self._table[..., None, :, :]) / scale
         density = -0.5 * error**2 - math.log(scale) - 0.5 * math.log(2 * math.pi)
         return torch.where(error.isnan(), 0.0, density).sum(-1)
