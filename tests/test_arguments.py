@@ -240,6 +240,11 @@ def report():
         (lambda: sh.price_of_exactness(overlaps=[2.0]), ValueError, r"overlaps: got \[2.0\]"),
         (lambda: sh.train_next_token(sh.MinGRU(2, 1), torch.zeros(2, 3, 2), rate=0), ValueError, "rate: got 0"),
         (
+            lambda: sh.train_next_token(torch.nn.Linear(2, 2), torch.zeros(2, 3, 3)),
+            ValueError,
+            "layer: fails on float32 of shape",
+        ),
+        (
             lambda: sh.train_next_token(sh.MinGRU(2, 1), torch.zeros(2, 3, 2), rate=1e300),
             ValueError,
             "rate: got 1e[+]300, expected at most",

@@ -25,7 +25,7 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from ...inference.numerics.checks import check_each, check_table
+from ...inference.numerics.checks import check_call, check_each, check_table
 from ...inference.numerics.randomness import Seed
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_integer, check_kind, check_number
@@ -95,7 +95,7 @@ def train_next_token(
         raise ValueError(f"rate: got {rate:g}, expected at most {MOST_RATE:g}; give the length of a step, about 0.01.")
     random = torch.Generator().manual_seed(number_of(seed))
     with torch.no_grad():
-        width, tokens = layer(x[:1])[0].shape[-1], x.shape[-1]
+        width, tokens = check_call("layer", layer, x[:1])[0].shape[-1], x.shape[-1]
         head = nn.Linear(width, tokens, dtype=x.dtype, device="meta").to_empty(device=x.device)  # not yet drawn
         weight = torch.empty(tokens, width, dtype=x.dtype).normal_(0, 1 / math.sqrt(width), generator=random)
         head.weight.copy_(weight)

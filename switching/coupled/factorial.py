@@ -254,7 +254,7 @@ class FactorialSSM(CoupledSSM):
         about = torch.zeros_like(self.loc[0][0])
         if not counts:
             check_whole_steps(series.observations)
-            about = series.rows.nanmean(0)
+            about = series.rows.double().nanmean(0).to(series.observations)  # of a constant feature that one itself
         shifted = series.shifted(about)
         x, n_axes = shifted.observations, len(series.batch_shape) + 1
         names = [f"chain_{d}" for d in range(1, self.n_chains + 1)]

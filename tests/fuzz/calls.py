@@ -362,9 +362,9 @@ def _(r: Draw) -> Call:
 @function("scaled_to", 1)
 def _(r: Draw) -> Call:
     _, emission, moves, made = _parts(r)
-    return Call(
-        lambda **given: sh.SwitchingSSM(moves, made).scaled_to(**given).prior, {"x": _x(r, emission, batch=(2,))}
-    )
+    x = _x(r, emission, batch=(2,))
+    x = x.nan_to_num(1.0) if x.isnan().all() else x  # a prior is scaled to something
+    return Call(lambda **given: sh.SwitchingSSM(moves, made).scaled_to(**given).prior, {"x": x})
 
 
 @function("constructors", 6)

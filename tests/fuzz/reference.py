@@ -11,7 +11,7 @@ from torch.distributions import Bernoulli, Categorical, MultivariateNormal, Norm
 
 def close(found: Any, expected: Any, digits: float = 1e-5) -> bool:
     """Whether two answers agree to a share of the greatest number in them, infinities alike."""
-    found, expected = torch.as_tensor(found).detach().double(), torch.as_tensor(expected).detach().double()
+    found, expected = (torch.as_tensor(x, dtype=torch.float64).detach() for x in (found, expected))
     if found.shape != expected.shape:
         return False
     sizes = expected.nan_to_num(posinf=0, neginf=0).abs()

@@ -273,3 +273,25 @@ def test_observations_that_some_state_rules_out_are_named_by_infer():
     for x in (torch.tensor([[0.0], [1e30]]), torch.tensor([[[0.0], [1.0]], [[0.0], [1e30]]])):
         with pytest.raises(ValueError, match=r"^x: the observation at (sequence 1, )?step 1 is impossible"):
             normal.infer(x)
+
+
+def test_a_value_far_from_all_others_is_rounded_and_not_refused():
+    half = torch.tensor([0.5, 0.5], dtype=FLOAT)
+    eye, one = torch.eye(1, dtype=FLOAT), torch.ones(2, 1, dtype=FLOAT)
+    x = torch.tensor([[1e30], [1.0], [-0.9], [-0.8]], dtype=FLOAT)
+    for step in range(1, 6):
+        model = FactorialSSM(half, [half, half], [0.3 * step * one.cumsum(0), -one.cumsum(0)], eye)
+        assert model.infer(x, max_steps=2).elbo.isfinite().all()
+
+
+@pytest.mark.parametrize("method", ["em", "vmp"])
+def test_a_constant_far_from_0_is_a_constant(method):
+    x = torch.full((2, 12, 2), -1e30)
+    model = factorial()
+    found, expected = (
+        model.with_parameters({n: v.float() for n, v in model.parameters.items()}).fit(
+            data, method, restarts=1, max_steps=2, progress=False
+        )
+        for data in (x, torch.zeros_like(x))
+    )
+    assert_close(found.objective, expected.objective)
