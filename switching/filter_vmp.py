@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..inference.message_passing.stepwise.op import VMPFiltered, filter_steps
 from ..inference.numerics.arrays import floating
-from ..inference.numerics.checks import naming
+from ..inference.numerics.checks import check_call, naming
 from ..inference.numerics.scalars import check_choice, check_kind
 from .data.series import Given
 from .model import SwitchingSSM
@@ -88,7 +88,7 @@ def filter_vmp(
 
 
 def _read_gate(gate: Tensor | Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    opened = floating(gate(x) if callable(gate) else gate, "gate").to(x)
+    opened = floating(check_call("gate", gate, x) if callable(gate) else gate, "gate").to(x)
     if opened.shape != x.shape[:-1]:
         raise ValueError(f"gate: got shape {list(opened.shape)}, expected {list(x.shape[:-1])}: a probability a step.")
     return opened

@@ -16,9 +16,10 @@ from ..inference.numerics.randomness import Seed, seed_number
 
 
 def number_of(seed: Seed) -> int:
-    """A number for libraries with generators of their own: the seed itself, or one drawn from its generator."""
+    """A number from 0 to 2^63 - 1 for generators of other kinds, which take no negative ones: the seed itself, or one
+    drawn from its generator."""
     if not (seed is None or isinstance(seed, torch.Generator)):
-        return seed_number(seed)
+        return seed_number(seed) % 2**63
     generator = seed
     device = "cpu" if generator is None else generator.device
     return int(torch.randint(2**31, (), generator=generator, device=device))

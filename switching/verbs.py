@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from ..inference.numerics.checks import naming
 from ..inference.numerics.randomness import Seed
+from ..inference.numerics.scalars import check_integer, check_path
 from .data.series import Given, Series
 from .parameters import Named
 
@@ -128,6 +129,7 @@ class Verbs(Named):
         self, x: Any, horizon: int, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]
     ) -> "Figure":
         """The end of the series and the forecast after it: `forecast(x, horizon, ...).plot(...)` of one sequence."""
+        horizon = check_integer("horizon", horizon)
         one = self.read(x, horizon=horizon, **given).one(sequence)
         return self.forecast(one, horizon).plot(level=level)
 
@@ -147,11 +149,12 @@ class Verbs(Named):
         """Write the model into the folder `path`, all or nothing: one file, `model.safetensors`.
 
         Raises:
+            TypeError, ValueError: no path.
             OSError: it cannot be written; a model that was there is as it was.
         """
         from .storage import save_model
 
-        save_model(self, Path(path))  # type: ignore[arg-type]
+        save_model(self, check_path("path", path))  # type: ignore[arg-type]
 
     @classmethod
     def load(cls, path: str | Path) -> Any:
@@ -162,4 +165,4 @@ class Verbs(Named):
         """
         from .storage import load_as
 
-        return load_as(cls, Path(path))
+        return load_as(cls, check_path("path", path))

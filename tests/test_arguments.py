@@ -91,6 +91,15 @@ def test_seeds():
         generator_of(2**70)
 
 
+@pytest.mark.parametrize("seed", [-1, -(2**63), 2**64 - 1])
+def test_fits_take_every_seed_that_torch_takes(seed):
+    rows = torch.arange(12.0) % 5
+    chains = sh.FactorialSSM(HALF, [HALF, HALF], [LOC, LOC], torch.eye(1))
+    for own in (model(), chains):
+        first, second = (own.fit(rows, restarts=2, max_steps=2, seed=seed, progress=False) for _ in range(2))
+        assert torch.equal(first.objective, second.objective)
+
+
 @pytest.mark.parametrize(
     ("bad", "error", "message"),
     [
@@ -122,6 +131,18 @@ def mixture():
     return sh.StackMixture(torch.zeros(3, 3), torch.zeros(3, 1))
 
 
+def layers(loc):
+    values = {"loc": torch.full((2, 1), loc, dtype=torch.float64), "scale": LOC.double() + 1}
+    return sh.LayeredSSM(sh.Normal(), values, HALF, [torch.full((2, 2), 0.5)], HALF)
+
+
+def report():
+    own = sh.SwitchingSSM(sh.Copy(2), sh.Gated(sh.Categorical(2), sh.Categorical(2)))
+    values = {"redraw_prob": 0.3, "state_probs": HALF, "probs": [[0.9, 0.1], [0.1, 0.9]]}
+    own = own.with_values(values | {"background_probs": [[0.5, 0.5]]})
+    return sh.compare(own, sh.as_rnn(own), [0, 1, 1])
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -143,6 +164,8 @@ def mixture():
         ),
         (lambda: sh.FactorialSSM(HALF, [HALF, HALF], [LOC, LOC]).log_evidence([0.5]), ValueError, "x: got 0.5"),
         (lambda: sh.FactorialSSM(HALF, [HALF, HALF * 3], [LOC, LOC]), ValueError, r"state_probs\[1\]: got rows"),
+        (lambda: sh.FactorialSSM(HALF, [HALF, HALF], [LOC + 60, LOC + 60]), ValueError, "loc: got log rates"),
+        (lambda: sh.FactorialSSM(HALF, [HALF, HALF], [LOC - 7e9, LOC]), ValueError, "loc: got log rates"),
         (lambda: sh.FactorialSSM(0.5, [HALF], [LOC]), ValueError, "redraw_prob, state_probs, loc: got "),
         (lambda: sh.FactorialSSM(HALF, HALF[0], [LOC]), TypeError, "state_probs: got Tensor"),
         (
@@ -162,7 +185,13 @@ def mixture():
         (lambda: sh.MinGRU(2, 1, dtype=torch.int64), TypeError, "dtype: got torch.int64"),
         (lambda: mixture().read_likelihood(torch.zeros(3, 1), -1), ValueError, "scale: got -1"),
         (lambda: mixture().sample(2.0), TypeError, "n: got 2.0"),
+        (lambda: mixture().read_likelihood(None, 1.0), TypeError, "reads: got NoneType"),
+        (lambda: mixture().plot(1.5), TypeError, "sequence: got 1.5"),
+        (lambda: mixture().plot(steps=3), TypeError, "steps: got int, expected a list"),
+        (lambda: mixture().viterbi().plot(names="abc"), TypeError, "names: got str, expected a list"),
         (lambda: sh.stack_program(object(), scale=1.0), TypeError, "mixture: got object"),
+        (lambda: sh.stack_program(mixture(), scale=1e-300), ValueError, "scale: got 1e-300, whose square float32"),
+        (lambda: mixture().read_likelihood(torch.zeros(3, 1), 1e30), ValueError, "scale: got 1e[+]30, whose square"),
         (lambda: sh.MarkovChain(None, torch.zeros(2, 2), torch.zeros(3, 2)), TypeError, "log_initial: got NoneType"),
         (lambda: sh.CopyChain(None, LOC, LOC).sample(3.5), TypeError, "n: got 3.5"),
         (lambda: model().log_evidence([1e200]), ValueError, "x: the observation at step 0 is impossible"),
@@ -177,15 +206,49 @@ def mixture():
         (lambda: model().with_prior({"loc": 1}), ValueError, "prior: got loc"),
         (lambda: sh.filter_vmp("model", [0.0]), TypeError, "model: got str"),
         (lambda: sh.filter_vmp(model(), [0.0], gate=object()), TypeError, "gate: got object"),
+        (
+            lambda: sh.filter_vmp(model(), [0.0], gate=torch.nn.Linear(1, 1)),
+            ValueError,
+            "gate: fails on float64 of shape",
+        ),
+        (lambda: model().plot([0.0] * 3, sequence=[0]), TypeError, r"sequence: got \[0\]"),
+        (lambda: model().plot_forecast([0.0] * 3, "2"), TypeError, "horizon: got '2'"),
+        (lambda: model().to_arviz([0.0] * 3, draws=2.0), TypeError, "draws: got 2.0"),
+        (lambda: report().plot(1), ValueError, "sequence: got 1, but there are 1"),
+        (lambda: report().plot(steps=3), TypeError, "steps: got int, expected a slice"),
+        (
+            lambda: layers(1e200).bottom_up([[0.0]]),
+            ValueError,
+            "x: the observation at step 0 is impossible",
+        ),
+        (lambda: sh.FactorialSSM(HALF, [HALF, HALF], [LOC[:, :0], LOC]), ValueError, r"loc\[0\]: got shape \[2, 0\]"),
+        (lambda: model().save(None), TypeError, "path: got None, expected a path"),
+        (lambda: model().save(""), ValueError, "path: got '', expected the path of a file or folder"),
+        (lambda: model().save("a\0b"), ValueError, "path: got 'a"),
+        (lambda: sh.SwitchingSSM.load("\ud800"), ValueError, "path: got "),
+        (lambda: sh.SwitchingSSM.load(b"model"), TypeError, "path: got b'model', expected a path"),
         (lambda: sh.one_hot([0, 1], True), TypeError, "n_tokens: got True"),
         (lambda: sh.one_hot([True], 2), TypeError, "tokens: got truth values"),
         (lambda: sh.compare(model(), "layer", [0.0] * 9), TypeError, "layer: got str"),
+        (lambda: sh.compare(model(), torch.nn.Linear(2, 2), [0.0] * 9), ValueError, "layer: fails on float32 of shape"),
+        (lambda: sh.fit_probe(LOC, LOC, torch.zeros(2, 0)), ValueError, "inputs: got no columns"),
         (lambda: sh.forgetting(sh.MinGRU(1, 1), LOC + NAN, 0.1), ValueError, "x: got numbers that are not finite"),
         (lambda: sh.stability(sh.GRU(1, 1), NAN), ValueError, "input_bound: got nan"),
         (lambda: sh.truncate(sh.GRU(1, 1), True), TypeError, "window: got True"),
         (lambda: sh.information_sweep(separations=[-1.0]), ValueError, r"separations: got \[-1.0\]"),
+        (lambda: sh.information_sweep(spread=1e9), ValueError, r"spread: got 1e[+]09"),
         (lambda: sh.price_of_exactness(overlaps=[2.0]), ValueError, r"overlaps: got \[2.0\]"),
         (lambda: sh.train_next_token(sh.MinGRU(2, 1), torch.zeros(2, 3, 2), rate=0), ValueError, "rate: got 0"),
+        (
+            lambda: sh.train_next_token(torch.nn.Linear(2, 2), torch.zeros(2, 3, 3)),
+            ValueError,
+            "layer: fails on float32 of shape",
+        ),
+        (
+            lambda: sh.train_next_token(sh.MinGRU(2, 1), torch.zeros(2, 3, 2), rate=1e300),
+            ValueError,
+            "rate: got 1e[+]300, expected at most",
+        ),
         (lambda: sh.SoftmaxRegression(LOC, torch.zeros(3)), ValueError, r"bias: got shape \[3\]"),
         (lambda: sh.GaussianClasses(HALF.log(), LOC, -torch.eye(1)), ValueError, "covariance: not symmetric"),
         (lambda: sh.from_keras("gru", np.zeros((2, 5)), np.zeros((1, 3))), ValueError, r"kernel: got shape \[2, 5\]"),

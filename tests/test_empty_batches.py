@@ -25,6 +25,7 @@ def test_chains_of_no_sequence(batch):
         sh.CopyChain(None, rows(*batch, 4, 3), rows(*batch, 4, 1)),
         sh.CopyChain(rows(3), rows(*batch, 4, 3), rows(*batch, 4, 3), torch.ones(batch, dtype=torch.int64)),
         sh.MarkovChain(rows(3), rows(3, 3), rows(*batch, 4, 3)),
+        sh.MarkovChain(rows(3), rows(*batch, 3, 3), rows(*[1] * len(batch), 4, 3)),
     ):
         assert chain.log_normalizer().shape == batch
         assert chain.filter().state.shape == chain.smooth().state.shape == (*batch, 4, 3)
@@ -117,6 +118,7 @@ def test_verbs_of_models_on_no_sequence(model):
     assert model.simulate(4, (0,), seed=0).x.shape == (0, 4, 2)
     assert len(model.states(x)) == 0
     assert list(model.states(x).columns) == list(model.states(rows(1, 4, 2)).columns)
+    assert model.to_arviz(x, draws=2, seed=0).smoothed.sizes["sequence"] == 0
     assert model.forecast(x, 3).interval(0.8).lower.shape == (0, 3, 2)
     state, out = model.update(model.start((0,)), rows(0, 2))
     assert state.log_evidence.shape == out.log_increment.shape == (0,)
@@ -138,3 +140,12 @@ def test_what_networks_and_models_share_on_no_sequence():
     assert sh.forgetting(layer, torch.zeros(0, 4, 3), 0.1).window.shape == (0, 4)
     model = next(models())
     assert sh.filter_vmp(model, rows(0, 4, 2)).state.shape == (0, 4, 2)
+
+
+def test_a_comparison_on_no_sequence():
+    values = {"redraw_prob": 0.3, "state_probs": [0.5, 0.5], "probs": rows(2, 3) + 1 / 3}
+    model = sh.SwitchingSSM(sh.Copy(2), sh.Gated(sh.Categorical(3), sh.Categorical(3)))
+    model = model.with_values(values, background_probs=rows(1, 3) + 1 / 3)
+    found = sh.compare(model, sh.as_rnn(model), rows(0, 4, 1))
+    assert found.network.state.shape == (0, 4, 2)
+    assert found.summary().isna().all(None)

@@ -234,7 +234,7 @@ def check_factor(factor: Factor, blocks: Mapping[str, Block], restarts: int | No
                 f"factor {factor.name!r}: elog is not affine in the statistics of block {name!r}; write it as a sum of "
                 "products that hold at most one statistic of each block."
             )
-        _check_gradient(factor, name, message, [(u[i], at_u - at_zero), (v[i], at_v - at_zero)])
+        _check_gradient(factor, name, message, [(u[i], at_u, at_zero), (v[i], at_v, at_zero)])
         if at_zero.any():
             not_linear.add(name)
     return not_linear
@@ -256,12 +256,13 @@ def _message(factor: Factor, name: str, stats: list[Stats], like: Stats) -> Stat
         ) from error
 
 
-def _check_gradient(factor: Factor, name: str, message: Stats, rises: list[tuple[Stats, Tensor]]) -> None:
-    for stats, rise in rises:
+def _check_gradient(factor: Factor, name: str, message: Stats, rises: list[tuple[Stats, Tensor, Tensor]]) -> None:
+    for stats, at_stats, at_zero in rises:
+        rise, rounding = at_stats - at_zero, torch.finfo(at_zero.dtype).eps * (at_stats.abs() + at_zero.abs()).sum()
         products = [a * b for a, b in zip(tree_parts(message), tree_parts(stats), strict=True)]
         gap = sum(product.sum() for product in products) - rise.sum()
         size = rise.abs().sum() + sum(product.abs().sum() for product in products)
-        if not abs(gap) <= _tolerance(rise) * size:
+        if not abs(gap) <= _tolerance(rise) * size + rounding:
             raise ValueError(
                 f"factor {factor.name!r}: its message to block {name!r} is not the gradient of the masked elog; "
                 "compare a closed form with `Factor.gradient`, and see that elog is differentiable."

@@ -46,14 +46,16 @@ def _dense(x: Tensor, name: str) -> Tensor:
     if x.layout != torch.strided or x.is_nested or x.is_quantized or x.device.type == "meta":
         kind = f"a tensor on {x.device}" if x.device.type == "meta" else f"a tensor of layout {x.layout}"
         raise TypeError(f"{name}: got {kind}, expected a dense tensor with values; convert it with `.to_dense()`.")
-    x = ordinary(x.resolve_neg())
+    x = ordinary(x)
     if x.dtype == torch.bool or x.dtype in (torch.float32, torch.float64, torch.int64):
         return x
     return x.to(torch.float64 if x.is_floating_point() else torch.int64)
 
 
 def ordinary(x: Tensor) -> Tensor:
-    """The tensor itself, or a copy that autograd may keep where it comes from inference mode."""
+    """The tensor itself, or a copy that numpy can read where it has a negative bit, and that autograd may keep where it
+    comes from inference mode."""
+    x = x.resolve_neg()
     return x.clone() if x.is_inference() and not torch.is_inference_mode_enabled() else x
 
 

@@ -1,6 +1,6 @@
 """Checks of what a caller hands to a scan or a chain: every message names the argument, what came and the cure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .arrays import numbers
+from .arrays import numbers, ordinary
 
 DTYPES = (torch.float32, torch.float64)
 
@@ -91,7 +91,7 @@ def check_table(
         raise ValueError(f"{name}: got shape {list(table.shape)}, expected [{axes}].")
     if finite and not bool(table.detach().isfinite().all()):
         raise ValueError(f"{name}: got numbers that are not finite; give finite ones.")
-    return table
+    return ordinary(table)
 
 
 def check_steps(name: str, table: Tensor) -> tuple[int, int]:
@@ -160,6 +160,17 @@ def check_parts(name: str, parts: object, least: int = 1) -> list[Any]:
     if len(parts) < least:
         raise ValueError(f"{name}: got {len(parts)} parts, expected at least {least}.")
     return list(parts)
+
+
+def check_call(name: str, function: Callable[..., Any], table: Tensor, *others: Any) -> Any:
+    """What a caller's function or module gives for a table; `ValueError` where it does not take one of its kind."""
+    try:
+        return function(table, *others)
+    except RuntimeError as error:
+        dtype = str(table.dtype).removeprefix("torch.")
+        raise ValueError(
+            f"{name}: fails on {dtype} of shape {list(table.shape)}: {error}; give one that takes these."
+        ) from error
 
 
 def check_each(name: str, given: object, least: float = 0.0, most: float = float("inf")) -> list[float]:

@@ -5,9 +5,11 @@ number, and a float is no integer whatever its value.
 """
 
 import math
+import os
 from collections.abc import Iterable
 from decimal import Decimal
 from numbers import Real
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -116,6 +118,24 @@ def check_kind(name: str, value: object, kinds: type[Kind] | tuple[type[Kind], .
     if not isinstance(value, kinds):
         raise TypeError(f"{name}: got {type(value).__name__}, expected {expected}.")
     return value
+
+
+def check_path(name: str, value: object) -> Path:
+    """The value as the path of a file or folder.
+
+    Raises:
+        TypeError: no path.
+        ValueError: an empty one, or one of characters that no file system takes.
+    """
+    if not isinstance(value, str | Path):
+        raise TypeError(f"{name}: got {_short(value)}, expected a path: a string, or a pathlib.Path.")
+    try:
+        encoded = os.fsencode(value)
+    except UnicodeEncodeError:
+        encoded = b""
+    if not encoded or b"\0" in encoded:
+        raise ValueError(f"{name}: got {_short(value)}, expected the path of a file or folder.")
+    return Path(value)
 
 
 def check_batch_shape(name: str, value: object) -> tuple[int, ...]:

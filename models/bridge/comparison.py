@@ -101,10 +101,10 @@ class Comparison:
                 kept = self.probe.held_out
             gate = (torch.nan,) * 2
             if update.gate_error is not None:
-                gate = float(update.gate_error[kept].mean()), float(update.gate_error[kept].max())
+                gate = float(update.gate_error[kept].mean()), _greatest(update.gate_error[kept])
             rows[name] = {
                 "TV, mean": float(update.total_variation[kept].mean()),
-                "TV, max": float(update.total_variation[kept].max()),
+                "TV, max": _greatest(update.total_variation[kept]),
                 "KL, mean": float(update.divergence[kept].mean()),
                 "gate error, mean": gate[0],
                 "gate error, max": gate[1],
@@ -127,6 +127,11 @@ class Comparison:
         from .comparison_views import plot_comparison
 
         return plot_comparison(self, sequence, slice(None) if steps is None else steps)
+
+
+def _greatest(error: Tensor) -> float:
+    """NaN of no steps, as means are."""
+    return float(error.max()) if error.numel() else torch.nan
 
 
 def compare(

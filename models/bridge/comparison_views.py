@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from ...inference.numerics.scalars import MOST, check_integer, check_kind
 from ...switching.data.timeline import time_index
 from ...switching.views.colors import state_colors
 from ...switching.views.drawing import GATE, INK, STRIP, TimeAxis, draw_states, new_figure, set_title
@@ -56,14 +57,15 @@ def dataset(report: "Comparison") -> "xr.Dataset":
 
 def plot_comparison(report: "Comparison", sequence: int, steps: slice) -> Figure:
     """See `Comparison.plot`."""
-    table = dataset(report)
+    table, sequence = dataset(report), check_integer("sequence", sequence, least=-MOST)
+    n = table.sizes.get("sequence", 1)
+    if not -n <= sequence < n:
+        raise ValueError(f"sequence: got {sequence}, but there are {n}.")
     if "sequence" in table.dims:
-        if not -table.sizes["sequence"] <= sequence < table.sizes["sequence"]:
-            raise ValueError(f"sequence: got {sequence}, but there are {table.sizes['sequence']}.")
         table = table.isel(sequence=sequence)
     index = time_index(report.series.index_of(sequence), report.series.n_steps)
     length = int(np.isfinite(table["state_probability"].values[0, :, 0]).sum())
-    kept = range(length)[steps]
+    kept = range(length)[check_kind("steps", steps, slice, "a slice")]
     if kept.step != 1 or len(kept) < 1:
         raise ValueError(f"steps: got {steps}, expected a range of the {length} steps of this sequence.")
     table, axis = table.isel(time=slice(kept.start, kept.stop)), TimeAxis.of(index[kept.start : kept.stop])

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from ...inference.numerics.checks import check_call
 from ...inference.numerics.records import Record
 from ...switching.data.series import Series
 from ...switching.emissions.discrete import Categorical
@@ -59,7 +60,7 @@ def run(model: SwitchingSSM, layer: nn.Module, series: Series, inputs: Tensor | 
             f'{hidden.shape[-1]}; use "probe".'
         )
     like = series.observations
-    return Seen(hidden.to(like).reshape(*rows.shape[:-1], -1), redraw, rows.to(like), reads)
+    return Seen(hidden.to(like).reshape(*rows.shape[:-1], hidden.shape[-1]), redraw, rows.to(like), reads)
 
 
 def network_inputs(model: SwitchingSSM, series: Series) -> Tensor:
@@ -102,7 +103,7 @@ def _states(layer: nn.Module, rows: Tensor, redrawn: bool) -> Tensor:
     start: tuple[Any, ...] = ()
     if redrawn and isinstance(layer, MinGRU | MinLSTM):
         start = (redrawn_start(layer, x),)
-    out = layer(x, *start)
+    out = check_call("layer", layer, x, *start)
     out = out[0] if isinstance(out, tuple) else out
     if not isinstance(out, Tensor) or out.dim() != 3:
         raise ValueError(f"layer: {type(layer).__name__} returned no states [N, T, D]; give a recurrent layer.")

@@ -94,8 +94,9 @@ def fit_probe(
             raise ValueError(
                 f"{name}: got shape {list(table.shape)}, but state has {list(state.shape)}; give a row for each step."
             )
-    if not state.shape[-1] or not belief.shape[-1]:
-        raise ValueError("state, belief: got no columns, expected at least one unit and one state.")
+    for name, table in (("state", state), ("belief", belief), ("inputs", inputs)):
+        if not table.shape[-1]:
+            raise ValueError(f"{name}: got no columns, expected at least one.")
     if inside is not None:
         inside = check_mask("inside", inside, state.shape[:-1])
     inside = torch.ones(state.shape[:-1], dtype=torch.bool) if inside is None else inside.cpu()

@@ -299,21 +299,27 @@ def from_flax(cell: str, params: Mapping[str, Mapping[str, Any]]) -> RecurrentWe
             'give `cell.init(...)["params"]` of the cell itself.'
         )
 
-    def stacked(side: str, name: str) -> np.ndarray:
-        found = []
-        for module in (_flax_name(cell, side, gate) for gate in gates):
-            check_kind(f"params[{module!r}]", params[module], Mapping, "a kernel, and perhaps a bias, by name")
-            if "kernel" not in params[module]:
-                raise ValueError(f"params[{module!r}]: got {sorted(params[module])}, expected a kernel.")
-            kernel = _array(f"params[{module!r}]['kernel']", params[module]["kernel"], 2)
-            bias = params[module].get("bias", np.zeros(kernel.shape[1], kernel.dtype))
-            found.append(kernel.T if name == "kernel" else _array(f"params[{module!r}]['bias']", bias, 1))
-            if found[-1].shape[1:] != found[0].shape[1:]:
-                raise ValueError(f"params[{module!r}]: got a {name} of another width than the first; give one cell's.")
-        return np.concatenate(found)
+    def read(module: str) -> tuple[np.ndarray, np.ndarray]:
+        check_kind(f"params[{module!r}]", params[module], Mapping, "a kernel, and perhaps a bias, by name")
+        if "kernel" not in params[module]:
+            raise ValueError(f"params[{module!r}]: got {sorted(params[module])}, expected a kernel.")
+        kernel = _array(f"params[{module!r}]['kernel']", params[module]["kernel"], 2)
+        bias = params[module].get("bias", np.zeros(kernel.shape[1], kernel.dtype))
+        return kernel, _array(f"params[{module!r}]['bias']", bias, 1)
 
-    matrices = (stacked(side, "kernel") for side in "ih")
-    return RecurrentWeights(cell, *matrices, *(stacked(side, "bias") for side in "ih"))
+    modules = {side: [_flax_name(cell, side, gate) for gate in gates] for side in "ih"}
+    found = {side: [read(module) for module in modules[side]] for side in "ih"}
+    inputs, units = len(found["i"][0][0]), len(found["h"][0][0])
+    for side, rows in (("i", inputs), ("h", units)):
+        for module, tables in zip(modules[side], found[side], strict=True):
+            for name, table, shape in zip(("kernel", "bias"), tables, ((rows, units), (units,)), strict=True):
+                if table.shape != shape:
+                    raise ValueError(
+                        f"params[{module!r}][{name!r}]: got shape {list(table.shape)}, expected {list(shape)}, of a "
+                        f"cell of {inputs} inputs and {units} units; give one cell's."
+                    )
+    matrices = (np.concatenate([kernel.T for kernel, _ in found[side]]) for side in "ih")
+    return RecurrentWeights(cell, *matrices, *(np.concatenate([bias for _, bias in found[side]]) for side in "ih"))
 
 
 def to_flax(weights: RecurrentWeights) -> dict[str, dict[str, np.ndarray]]:

@@ -44,6 +44,7 @@ from ..networks.minimal import MinGRU
 
 SEPARATIONS = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
 REACH, SPACING = 10.0, 0.05  # of the grid, in standard deviations
+MOST = 100.0  # standard deviations between means: the integral's grid is as wide
 LABELS = {NETWORK: "linear gate (minGRU)", MESSAGE_PASSING: "message passing, converged", ONE_SWEEP: "one sweep"}
 
 
@@ -108,7 +109,8 @@ def information_sweep(
         seed: the same for each, so that curves are smooth.
 
     Raises:
-        ValueError: a separation or spread that is negative, a redraw probability that is not between 0 and 1.
+        ValueError: a separation or spread that is negative or above 100, a redraw probability that is not between 0
+            and 1.
 
     Example:
         >>> import samplehold as sh
@@ -117,7 +119,9 @@ def information_sweep(
         >>> bool(far[1] < 0.01 < far[0])  # where x tells the gate, a minGRU is the exact filter
         True
     """
-    separations, spread = check_each("separations", separations), check_number("spread", spread, least=0)
+    separations, spread = check_each("separations", separations, most=MOST), check_number("spread", spread, least=0)
+    if spread > MOST:
+        raise ValueError(f"spread: got {spread:g}, expected a number from 0 to {MOST:g}, in standard deviations.")
     redraw_prob = check_probability("redraw_prob", redraw_prob, proper=True)
     n_sequences, n_steps = check_integer("n_sequences", n_sequences), check_integer("n_steps", n_steps)
     information, distances, gates, number = [], {}, {}, number_of(seed)

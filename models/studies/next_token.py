@@ -25,7 +25,7 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from ...inference.numerics.checks import check_each, check_table
+from ...inference.numerics.checks import check_call, check_each, check_table
 from ...inference.numerics.randomness import Seed
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_integer, check_kind, check_number
@@ -41,6 +41,7 @@ REDRAW_PROBS = (0.02, 0.1, 0.3, 1.0)
 OVERLAPS = (0.3, 0.6)
 BATCH, LENGTH = 64, 64
 UNSEEN = -100  # the target of a missing token, which no loss counts
+MOST_RATE = 1e6  # that a step of Adam may be long
 
 
 @dataclass(frozen=True, repr=False)
@@ -90,9 +91,11 @@ def train_next_token(
     if not len(x) or x.shape[1] < 2 or not x.shape[2]:
         raise ValueError(f"x: got shape {list(x.shape)}, expected [N, T, V] with two steps at least.")
     n_steps, rate = check_integer("n_steps", n_steps), check_number("rate", rate, above=0)
+    if rate > MOST_RATE:
+        raise ValueError(f"rate: got {rate:g}, expected at most {MOST_RATE:g}; give the length of a step, about 0.01.")
     random = torch.Generator().manual_seed(number_of(seed))
     with torch.no_grad():
-        width, tokens = layer(x[:1])[0].shape[-1], x.shape[-1]
+        width, tokens = check_call("layer", layer, x[:1])[0].shape[-1], x.shape[-1]
         head = nn.Linear(width, tokens, dtype=x.dtype, device="meta").to_empty(device=x.device)  # not yet drawn
         weight = torch.empty(tokens, width, dtype=x.dtype).normal_(0, 1 / math.sqrt(width), generator=random)
         head.weight.copy_(weight)

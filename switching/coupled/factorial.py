@@ -47,6 +47,7 @@ from ..model import SwitchingSSM
 from ..parameters import Named, Parameter, Parameters, check_parameters, read_tables
 from .contract import CoupledSSM, draw_chain, prior_tables
 from .factors import (
+    check_possible_everywhere,
     check_whole_steps,
     greedy_labels,
     joint_counts,
@@ -106,11 +107,13 @@ class FactorialSSM(CoupledSSM):
         for name, n_axes in (("state_probs", 1), ("loc", 2)):
             parts = tuple(tables[f"{name}[{d}]"] for d in range(len(probs)))
             for d, part in enumerate(parts):
-                if part.dim() != n_axes:
+                if part.dim() != n_axes or not part.numel():
                     expected = "[K], a probability for each state" if n_axes == 1 else "[K, F], a row for each state"
                     raise ValueError(f"{name}[{d}]: got shape {list(part.shape)}, expected {expected}.")
             object.__setattr__(self, name, parts)
         check_parameters(self.known, self.parameters, self.sizes, self.name, called)
+        if self.precision is None:
+            _check_rates(self.loc)
 
     @property
     def n_chains(self) -> int:
@@ -241,6 +244,8 @@ class FactorialSSM(CoupledSSM):
         def emission(*stats: CopyTables) -> Tensor:
             return noise.expected(self.loc, [used.fresh + used.held for used in stats])
 
+        even = [torch.full_like(block.eta.fresh, 0.5 / block.eta.fresh.shape[-1]) for block in blocks]
+        check_possible_everywhere(emission(*(CopyTables(share, share) for share in even)), series)
         factor = Factor(emission, tuple(block.name for block in blocks), mask=series.inside.to(values))
         return VMP(blocks, [factor], check=check)
 
@@ -249,7 +254,7 @@ class FactorialSSM(CoupledSSM):
         about = torch.zeros_like(self.loc[0][0])
         if not counts:
             check_whole_steps(series.observations)
-            about = series.rows.nanmean(0)
+            about = series.rows.double().nanmean(0).to(series.observations)  # of a constant feature that one itself
         shifted = series.shifted(about)
         x, n_axes = shifted.observations, len(series.batch_shape) + 1
         names = [f"chain_{d}" for d in range(1, self.n_chains + 1)]
@@ -279,6 +284,16 @@ class FactorialSSM(CoupledSSM):
             return found | {"precision": points["noise"].precision}
 
         return Network(families, priors, factors, paths, collect)
+
+
+def _check_rates(loc: Sequence[Tensor]) -> None:
+    """Raise ValueError unless the dtype holds the rates of all joint states."""
+    low, high = (torch.stack([getattr(part, end)(0) for part in loc]).sum(0) for end in ("amin", "amax"))
+    if not bool((low.exp() > 0).all()) or not bool(high.exp().isfinite().all()):
+        raise ValueError(
+            f"loc: got log rates that add up to {float(low.min()):.3g} at least and {float(high.max()):.3g} at most, "
+            f"beyond what {str(loc[0].dtype).removeprefix('torch.')} holds the rates of; give locations nearer to 0."
+        )
 
 
 def _moves(rho: Tensor, probs: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...inference.families import CopyPaths, CopyTables, MatrixNormalWishart
 from ...inference.message_passing.factor_graph import Block, Factor
-from ..data.series import Series
+from ..data.series import Series, number
 from ..dynamics.factors import named
 from ..emissions.normal import Normal
 from ..emissions.spread import spread
@@ -79,6 +79,20 @@ def check_whole_steps(x: Tensor) -> None:
     missing = torch.isnan(x)
     if bool((missing.any(-1) & ~missing.all(-1)).any()):
         raise ValueError("x: misses single features, expected whole steps; fill them in, or set the whole step to NaN.")
+
+
+def check_possible_everywhere(log_likelihood: Tensor, series: Series) -> None:
+    """Raise ValueError unless each step's expected log-likelihood `[*b, T]` is finite: chains apart need likelihoods of
+    all states."""
+    bad = ~log_likelihood.isfinite() & series.inside
+    if bool(bad.any()):
+        *batch, step = bad.nonzero()[0].tolist()
+        dtype = str(log_likelihood.dtype).removeprefix("torch.")
+        raise ValueError(
+            f"x: the observation at {f'sequence {number(batch)}, ' if batch else ''}step {step} is impossible under "
+            f"some state, to what {dtype} holds, and independent chains need positive likelihoods; use `smooth`, which "
+            f"is exact{', or give float64' if dtype == 'float32' else ''}."
+        )
 
 
 # ---- priors ----------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from ...inference.message_passing.engine import VMP
 from ...inference.message_passing.factor_graph import Block, Factor
 from ...inference.numerics.randomness import Seed, generator_of
 from ..data.series import Series
-from ..fitting.fit import Fit, check_enough, course
+from ..fitting.fit import Fit, check_enough, course, definite
 from ..fitting.interrupts import sheltered
 from ..fitting.message_passing import Passing
 from ..fitting.options import Options
@@ -105,6 +105,7 @@ def _expected(family: VectorFamily[Any], eta: Tensor) -> Any:
 
 
 @sheltered()
+@definite()
 def fit_coupled(model: CoupledSSM, series: Series, options: Options) -> Fit[CoupledSSM]:
     """See `CoupledSSM.fit`."""
     if options.method not in ("em", "vmp"):

@@ -42,7 +42,7 @@ from ...inference.chains.contract import Filtered
 from ...inference.chains.copy.chain import CopyChain
 from ...inference.families import Beta, CopyPaths, CopyTables, Dirichlet
 from ...inference.message_passing.engine import VMP, Block, Factor
-from ...inference.numerics.checks import broadcast_shapes, check_parts
+from ...inference.numerics.checks import broadcast_shapes, check_parts, naming
 from ...inference.numerics.scalars import check_choice, check_kind
 from ..data.series import Given, Series
 from ..dynamics.factors import fresh_states, gates
@@ -56,7 +56,7 @@ from ..model import SwitchingSSM
 from ..parameters import Named, Parameter, Parameters, check_parameters, moved, prefixed, read_tables
 from ..program import Observation
 from .contract import CoupledSSM, draw_chain, prior_tables
-from .factors import asked, labels_above, paths_block
+from .factors import asked, check_possible_everywhere, labels_above, paths_block
 from .fit import Network, Points
 from .joint import Indexed
 
@@ -265,7 +265,8 @@ class LayeredSSM(CoupledSSM):
         evidence = self.emission.log_likelihood(series.observations, self.values)
         found: list[Filtered] = []
         for layer in range(self.n_layers):
-            found.append(self.layer_chain(layer, evidence, series.lengths).filter())
+            with naming("x"):
+                found.append(self.layer_chain(layer, evidence, series.lengths).filter())
             if layer < self.n_layers - 1:
                 belief = found[-1].state
                 if passed == "redrawn":
@@ -289,6 +290,7 @@ class LayeredSSM(CoupledSSM):
         """The model at its values on the engine: a block `layer_l` (from 1, the lowest) of paths for each layer."""
         series = self.read(x, **given)
         evidence = self.emission.log_likelihood(series.observations, self.values)
+        check_possible_everywhere((evidence.redrawn + evidence.held).mean(-1), series)
         inside, flat = series.inside.to(series.observations), torch.zeros_like(evidence.redrawn[..., :1])
         blocks, factors = [], [Factor(_observed(evidence), ("layer_1",), mask=inside)]
         for layer, k in enumerate(self.n_states):

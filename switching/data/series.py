@@ -153,10 +153,8 @@ class Series(Record):
                 f"horizon: got {horizon}, but covariates or dt are given for {self.n_driven} steps and x has "
                 f"{self.n_steps}; give them for the steps to come too."
             )
-        if self.lengths is not None:
-            raise ValueError(
-                "lengths: forecasts with covariates or dt need sequences of equal length; forecast one at a time."
-            )
+        if self.lengths is not None and bool((self.lengths != self.n_steps).any()):
+            raise _unequal(int(self.lengths.min()), self.n_steps)
 
     def index_of(self, sequence: int = 0) -> pd.Index | None:
         """What the steps of a sequence are called; None where they came without names."""
@@ -269,9 +267,7 @@ class Series(Record):
         alone = self.part(torch.tensor([sequence % self.n_sequences]))
         n = int(alone.last[0]) + 1
         if n < self.n_steps < self.n_driven:
-            raise ValueError(
-                "lengths: forecasts with covariates or dt need sequences of equal length; forecast one at a time."
-            )
+            raise _unequal(n, self.n_steps)
         index = self.index_of(sequence)
         keep = slice(None) if n == self.n_steps else slice(0, n)
         return replace(
@@ -285,6 +281,13 @@ class Series(Record):
             features=None if self.features is None else self.features_of(sequence),
             sequences=None if self.sequences is None else (self.sequences[sequence],),
         )
+
+
+def _unequal(least: int, most: int) -> ValueError:
+    return ValueError(
+        f"x: got sequences of {least} to {most} steps; forecasts with covariates or dt need sequences of equal length: "
+        "forecast one at a time."
+    )
 
 
 def place(bad: Bool[Tensor, "*b T F"]) -> str:

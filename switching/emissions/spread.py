@@ -1,5 +1,6 @@
 """How far observations spread, in all and within a state: what a weak prior is scaled by."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from .clusters import clusters, distinct
 MOST = 20_000  # observations that are looked at
 NORMAL = 0.6744897501960817  # the median of |z| of a standard normal z
 LEAST = 1e-3  # of the whole spread, below which the spread within a state is not taken to be
+ROOM = 1e12  # times that a variance within a state may lie below that of the data, or a square above it
 
 
 class Spread(NamedTuple):
@@ -30,6 +32,9 @@ def spread(x: Float[Tensor, "N F"] | None, n_states: int, n_features: int) -> Sp
     Outliers do not count within a state, and do count in all: a prior by these is tight nowhere.
 
     Without data 0, 1 and 1; where a feature never changes, it counts as of variance 1.
+
+    Raises:
+        ValueError: a spread whose square the dtype of x does not hold.
     """
     if x is None:
         zero = torch.zeros(n_features, dtype=torch.float64)
@@ -40,6 +45,7 @@ def spread(x: Float[Tensor, "N F"] | None, n_states: int, n_features: int) -> Sp
     center = np.nanmedian(rows, 0)
     residual = rows - center
     whole, typical = _or_one(_root_mean_square(residual)), _scale(residual)
+    check_squares("x", torch.from_numpy(whole), x.dtype)
     scaled = np.clip(np.nan_to_num(residual / typical), -5.0, 5.0)
     n_clusters = distinct(scaled, n_states)
     labels = clusters(scaled, n_clusters, seed=0) if n_clusters > 1 else np.zeros(len(rows), dtype=np.int64)
@@ -51,6 +57,23 @@ def spread(x: Float[Tensor, "N F"] | None, n_states: int, n_features: int) -> Sp
     with np.errstate(all="ignore"):
         found = center, whole, whole**2, within**2
     return Spread(*(torch.from_numpy(table).to(x) for table in found))
+
+
+def check_squares(
+    given: str, scale: Tensor, dtype: torch.dtype, names: Sequence[str] | None = None, verb: str = "spreads by"
+) -> None:
+    """Raise ValueError where the dtype does not hold the squares `[F]`, or precisions, of features on such scales."""
+    held = torch.finfo(dtype)
+    least, most = (held.tiny * ROOM) ** 0.5, (held.max / ROOM) ** 0.5
+    bad = torch.nonzero((scale < least) | (scale > most))
+    if len(bad):
+        feature = int(bad[0])
+        called = f"feature {feature}{f' ({names[feature]})' if names else ''}"
+        raise ValueError(
+            f"{given}: {called} {verb} {float(scale[feature]):.3g}, and {str(dtype).removeprefix('torch.')} holds the "
+            f"squares of numbers from {least:.0e} to {most:.0e}; give {given} in another unit"
+            f"{' or in float64' if dtype == torch.float32 else ''}."
+        )
 
 
 def _scale(residual: np.ndarray) -> np.ndarray:

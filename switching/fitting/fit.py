@@ -1,6 +1,8 @@
 """`model.fit`: the record it returns, and the walk from observations to that record."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -14,6 +16,7 @@ from ...inference.message_passing.factor_graph import ImproperError
 from ...inference.numerics.cholesky import NotDefiniteError
 from ..data.series import Series
 from ..emissions.contract import ConjugateEmission
+from ..emissions.spread import check_squares
 from ..model import SwitchingSSM
 from ..parameters import Parameters, count_free, reordered
 from ..problem import Problem
@@ -213,6 +216,9 @@ class Fit(Generic[Model]):
 def fit_model(model: SwitchingSSM, series: Series, options: Options) -> Fit[SwitchingSSM]:
     """See `SwitchingSSM.fit`."""
     check_enough(series, model.n_states)
+    if series.covariates is not None:
+        sizes = series.covariates.detach().flatten(0, -2).abs().amax(0).clamp_min(1)
+        check_squares("covariates", sizes, series.observations.dtype, series.drivers, "reaches")
     units = Units.of(model.emission, series)
     model = model.scaled_to(series) if options.prior == "scaled" else model
     problem = model.problem(series)
@@ -220,14 +226,21 @@ def fit_model(model: SwitchingSSM, series: Series, options: Options) -> Fit[Swit
         problem = replace(problem, prior=None)
     if options.fixed:
         problem = replace(problem, fixed=fixed_values(model, problem, units, options.fixed))
-    try:
+    with definite():
         fit = _fitted(model, problem, units, options)
+    return replace(fit, fixed=tuple(problem.fixed))
+
+
+@contextmanager
+def definite() -> Iterator[None]:
+    """Inside, covariances that rounding leaves none are called what the caller gave: x."""
+    try:
+        yield
     except (NotDefiniteError, ImproperError) as error:
         raise ValueError(
             f"x: rounding leaves no covariance of some state ({error}); see whether features add up to others, and how "
             'far from the data the prior lies: leave such a feature out, use prior="scaled", or give float64.'
         ) from error
-    return replace(fit, fixed=tuple(problem.fixed))
 
 
 def _fitted(model: SwitchingSSM, problem: Problem, units: Units, options: Options) -> Fit[SwitchingSSM]:

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from ..data.reading import to_tensor
 from ..model import SwitchingSSM
@@ -63,7 +62,7 @@ def _completed(
 def _labels(problem: Problem, start: Any) -> np.ndarray:
     """A state for every step, -1 where it is not known."""
     expected = tuple(problem.series.observations.shape[:-1])
-    table = to_tensor(start, "start") if not isinstance(start, Tensor) else start
+    table = to_tensor(start, "start")
     if tuple(table.shape) != expected:
         raise ValueError(
             f"start: got labels of shape {tuple(table.shape)}, expected {expected}, a state for each step; or give a "

@@ -14,12 +14,10 @@ from torch import Tensor
 
 from ..data.series import Series
 from ..emissions.contract import ConjugateEmission, Emission
-from ..emissions.spread import spread
+from ..emissions.spread import check_squares, spread
 from ..parameters import Parameters, moved
 from ..priors import log_prior
 from ..problem import Problem
-
-ROOM = 1e12  # times that a variance within a state may lie below that of the data, or a square above it
 
 
 @dataclass(frozen=True)
@@ -42,11 +40,12 @@ class Units:
         Raises:
             ValueError: a spread whose square the dtype of the series does not hold; names the feature.
         """
-        rows = series.rows.detach().double()
+        rows, dtype, names = series.rows.detach().double(), series.observations.dtype, series.features_of()
         if not all(part.emission.have_unit for part in emission.parts):
+            check_squares("x", rows.nan_to_num(0.0).abs().amax(0).clamp_min(1), dtype, names, "reaches")
             return Units(emission, torch.zeros_like(rows[0]), torch.ones_like(rows[0]))
         found = spread(rows, 1, rows.shape[-1])
-        _check_held(found.scale, series)
+        check_squares("x", found.scale, dtype, names)
         return Units(emission, found.center, found.scale)
 
     def to(self, like: Tensor) -> "Units":
@@ -123,18 +122,3 @@ def _is_kept(emission: ConjugateEmission, prior: Parameters) -> bool:
 
 def _like(table: Parameters, found: Parameters) -> Parameters:
     return {name: value.to(table[name]) for name, value in found.items()}
-
-
-def _check_held(scale: Tensor, series: Series) -> None:
-    """Raise ValueError where the dtype does not hold precisions of data that spread so far."""
-    dtype = series.observations.dtype
-    held = torch.finfo(dtype)
-    least, most = (held.tiny * ROOM) ** 0.5, (held.max / ROOM) ** 0.5
-    bad = torch.nonzero((scale < least) | (scale > most))
-    if len(bad):
-        feature = int(bad[0])
-        raise ValueError(
-            f"x: feature {feature} ({series.features_of()[feature]}) spreads by {float(scale[feature]):.3g}, and "
-            f"{str(dtype).removeprefix('torch.')} holds the squares of spreads from {least:.0e} to {most:.0e}; give x "
-            f"in another unit{' or in float64' if dtype == torch.float32 else ''}."
-        )

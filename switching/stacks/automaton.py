@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ...inference.numerics.arrays import ordinary
 from ...inference.numerics.checks import check_lengths, check_same_kind
 from ...inference.numerics.randomness import Seed, generator_of
 from ...inference.numerics.records import Record
@@ -104,7 +105,7 @@ def start(log_initial: Tensor, n_steps: int = 16) -> PushdownState:
     check_same_kind(log_initial=log_initial)
     check_initial(log_initial)
     n_steps = check_integer("n_steps", n_steps)
-    flat = log_initial.resolve_neg().reshape(-1, log_initial.shape[-2] * log_initial.shape[-1])
+    flat = ordinary(log_initial).reshape(-1, log_initial.shape[-2] * log_initial.shape[-1])
     return PushdownState(log_initial.unsqueeze(-3), inference.start(flat, log_initial.shape[-2], n_steps))
 
 
@@ -131,8 +132,8 @@ def advance(state: PushdownState, log_push: Tensor, log_replace: Tensor, log_pop
     check_same_kind(log_initial=state.log_top, **tables)
     check_transitions(batch, (Q, G), **tables)
     K = Q * G
-    push, replace = (table.resolve_neg().reshape(-1, K, K) for table in (log_push, log_replace))
-    pop = log_pop.resolve_neg().reshape(-1, K, Q)
+    push, replace = (ordinary(table).reshape(-1, K, K) for table in (log_push, log_replace))
+    pop = ordinary(log_pop).reshape(-1, K, Q)
     log_top, tape = inference.advance(state.tape, push, replace, pop)
     bottom_last = log_top.roll(-1, 1)  # the recursion has it first
     return PushdownState(bottom_last.reshape(*batch, log_top.shape[1], Q, G), tape)
@@ -230,9 +231,10 @@ class PushdownAutomaton(Record):
             sequence: its index in the batch axes; `ValueError` if there is none such.
             steps: a name for each step, or `ValueError`.
         """
-        from ..views.stack_figures import one_of, plot_automaton
+        from ..views.stack_figures import check_names, one_of, plot_automaton
 
         index = one_of(sequence, self._batch)
+        steps = check_names("steps", steps, steps=self._steps)
         with torch.no_grad():
             taken = self.transition_posterior()
             action = torch.stack([x[index].flatten(1).sum(1) for x in (taken.push, taken.pop, taken.replace)], -1)

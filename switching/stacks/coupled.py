@@ -76,7 +76,7 @@ class CoupledStack:
     def _weigh(self, log_action: Tensor, log_evidence: Tensor, best: bool = False) -> inference.Weights:
         """The weights of the automaton; the initial stack becomes forced pushes before the first step."""
         D, (T, A) = self.n_initial, log_action.shape[-2:]
-        forced = log_action.new_tensor([0.0] + [-torch.inf] * (A - 1)).expand(*self._batch, D, A)
+        forced = torch.tensor([0.0] + [-torch.inf] * (A - 1)).to(log_action).expand(*self._batch, D, A)
         push, pop, hold = torch.cat([forced, log_action], -2).reshape(-1, D + T, A).double().unbind(-1)
         bottom = hold
         if self.on_empty == "noop":

@@ -121,16 +121,14 @@ class Histories(Record):
             names: what to call the element that each step pushed (and, if given, the initial cells from the top).
             most: stacks to show.
         """
-        from ..views.stack_figures import one_of, plot_stacks
+        from ..views.stack_figures import check_names, one_of, plot_stacks
 
         index = one_of(sequence, self.top.shape[1:-1])
         most = check_integer("most", most)
         T, n = self.top.shape[-1], self.values.shape[-2] - 1
-        if not -T <= step < T:
-            raise ValueError(f"step: got {step}, but the histories have {T} steps; give one of them.")
-        if names is not None and len(names) not in (T, n):
-            raise ValueError(f"names: got {len(names)}, expected {T}, one a step, or {n}, one an element; or None.")
-        names = [*(names or map(str, range(T))), *(f"initial {i}" for i in range(n - T))][:n]
+        step = check_integer("step", step, least=-T, most=T - 1)
+        names = check_names("names", names, steps=T, elements=n)
+        names = [*(map(str, range(T)) if names is None else names), *(f"initial {i}" for i in range(n - T))][:n]
         here = (slice(None), *index)
         deepest = int(self.depth[here][:, step].max())
         stacks = self.elements(deepest + 1)[here][:, step]  # one more, so that empty ones have a cell

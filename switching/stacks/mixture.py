@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ...inference.numerics.checks import check_lengths
+from ...inference.numerics.checks import check_lengths, check_table
 from ...inference.numerics.randomness import Seed, generator_of
 from ...inference.numerics.scalars import check_integer
 from ...inference.stacks.automaton.op import draw
@@ -220,7 +220,7 @@ class StackMixture:
             TypeError: reads are no tensor, or one of another dtype or device than values.
             ValueError: they have another shape than values, or hold inf; scale is no finite number above 0.
         """
-        scale = check_reads(reads, scale, self.values)
+        scale = check_reads(check_table("reads", reads), scale, self.values)
         error = (reads[..., :, None, :] - self._table[..., None, :, :]) / scale
         density = -0.5 * error**2 - math.log(scale) - 0.5 * math.log(2 * math.pi)
         return torch.where(error.isnan(), 0.0, density).sum(-1)
@@ -257,9 +257,10 @@ class StackMixture:
             sequence: its index in the batch axes; `ValueError` if there is none such.
             steps: a name for each step, or `ValueError`.
         """
-        from ..views.stack_figures import one_of, plot_mixture
+        from ..views.stack_figures import check_names, one_of, plot_mixture
 
         index = one_of(sequence, self._batch)
+        steps = check_names("steps", steps, steps=self.values.shape[-2])
         with torch.no_grad():
             actions = [("action", self.action_posterior()[index])]
             if self.coupled:

@@ -21,7 +21,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...inference.chains.contract import Chain
+from ...inference.numerics.checks import naming
 from ...inference.numerics.randomness import Seed
+from ...inference.numerics.scalars import check_flag, check_integer
 from ..data.series import Drive, Given, Series
 from ..data.timeline import storable, time_index
 from ..emissions.contract import ByGate, Emission
@@ -86,10 +88,9 @@ def to_arviz(
     Raises:
         ValueError: as `model.smooth`; fewer than 2 draws, which `az.loo` does not take.
     """
-    if isinstance(draws, bool) or not isinstance(draws, int) or draws < 2:
-        raise ValueError(f"draws: got {draws!r}, expected an integer of at least 2, the least that az.loo takes.")
+    draws, predictive = check_integer("draws", draws, least=2), check_flag("predictive", predictive)
     fit = source if isinstance(source, Fit) else _point(source)
-    model, series = fit.model, fit.model.read(x, **given)
+    model, series = fit.model, fit.model.read(x, **given).detached()
     if fit.posterior is None:
         values, shape = {n: v.unsqueeze(0) for n, v in model.values_like(series.observations).items()}, (1, draws)
     else:
@@ -102,7 +103,8 @@ def to_arviz(
         "converged": int(fit.converged),
         "steps": fit.steps,
     }
-    data = inference_data(model, values, shape, series, attributes, number_of(seed), predictive)
+    with naming("x"):
+        data = inference_data(model, values, shape, series, attributes, number_of(seed), predictive)
     trace: dict[str, Any] = {"objective": (("step",), fit.objective.cpu().numpy())}
     if isinstance(fit.posterior, DrawnPosterior) and fit.posterior.diverging is not None:
         diverging = fit.posterior.diverging[:, fit.posterior.spaced(draws)]
@@ -174,9 +176,10 @@ class Observed:
 def _observed(seen: Tensor, coords: dict[str, Any], step: tuple[str, ...]) -> Observed:
     """Of which steps `[*b, T]` there are observations: some times of all sequences, or else single steps."""
     times = seen.reshape(-1, seen.shape[-1])
-    if bool((times == times[0]).all()):
+    first = times[0] if len(times) else torch.ones(seen.shape[-1], dtype=torch.bool)
+    if bool((times == first).all()):
         each = tuple(slice(None) for _ in range(seen.ndim - 1))
-        return Observed(step, {"time": coords["time"][times[0].numpy()]}, (*each, times[0]))
+        return Observed(step, {"time": coords["time"][first.numpy()]}, (*each, first))
     of = dict(zip((f"of_{name}" for name in step), seen.nonzero().numpy().T, strict=True))
     labels = {name: ("observation", np.asarray(coords[name[3:]])[index]) for name, index in of.items()}
     return Observed(("observation",), {"observation": np.arange(int(seen.sum())), **labels}, (seen,))

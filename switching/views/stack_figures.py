@@ -5,6 +5,7 @@ They are drawn from the tables of one sequence, and elements are numbered as in 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -13,6 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
+from ...inference.numerics.checks import check_parts
+from ...inference.numerics.scalars import MOST, check_integer
 from .drawing import FAINT, INK, NotebookFigure, set_title
 
 BLUES, BAR, CELL, LINE = "Blues", "#4a86b8", "#eef3f8", "#e8743b"
@@ -41,7 +44,8 @@ class Panel:
 
 def one_of(sequence: int | Sequence[int], batch: Sequence[int]) -> tuple[int, ...]:
     """The index of one sequence in the batch axes; `ValueError` if it names none."""
-    index = (sequence,) if isinstance(sequence, int) else tuple(sequence)
+    several = isinstance(sequence, list | tuple)
+    index = tuple(check_integer("sequence", i, least=-MOST) for i in (sequence if several else [sequence]))
     if len(index) != len(batch) or any(not -n <= i < n for i, n in zip(index, batch, strict=True)):
         raise ValueError(
             f"sequence: got {list(index)}, but the batch axes are {list(batch)}; give the index of one sequence."
@@ -83,6 +87,17 @@ def _draw(axis: Axes, panel: Panel) -> None:
         axis.set_yticks(range(0, len(panel.rows), every), panel.rows[::every])
     else:
         axis.yaxis.set_major_locator(MaxNLocator(6, integer=True))
+
+
+def check_names(name: str, names: Any, **numbers: int) -> list[str] | None:
+    """Names as a list, as many as one of these numbers of things; None where there are none."""
+    if names is None:
+        return None
+    found = [str(one) for one in check_parts(name, names, 0)]
+    if len(found) not in numbers.values():
+        there = " or ".join(f"{number} {things}" for things, number in numbers.items())
+        raise ValueError(f"{name}: got {len(found)} names, but there are {there}; give one each, or None.")
+    return found
 
 
 def _plain(axis: Axes) -> None:
@@ -132,9 +147,7 @@ def plot_automaton(
 def _on_top(top: Float[Tensor, "T C"], steps: Sequence[str] | None, last: str) -> Panel:
     """What is on top: from below the last element, the initial cells, and what each step pushed, if ever on top."""
     T, C = top.shape
-    if steps is not None and len(steps) != T:
-        raise ValueError(f"steps: got {len(steps)} names, but there are {T} steps; give one a step, or None.")
-    names = [*(steps or map(str, range(T))), *(f"initial {n}" for n in range(C - 1 - T)), last]
+    names = [*(map(str, range(T)) if steps is None else steps), *(f"initial {n}" for n in range(C - 1 - T)), last]
     upward = [*reversed(range(T, C)), *range(T)]
     shown = [c for c in upward if c == C - 1 or bool((top[:, c] > LEAST).any())]
     return Panel("on top, by the step that pushed it", top[:, shown], [names[c] for c in shown])

@@ -1,7 +1,7 @@
 """What answers must be: recursions over log-weights in float64, without any trick, and the densities of torch."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch.distributions import Bernoulli, Categorical, MultivariateNormal, Norm
 
 def close(found: Any, expected: Any, digits: float = 1e-5) -> bool:
     """Whether two answers agree to a share of the greatest number in them, infinities alike."""
-    found, expected = torch.as_tensor(found).detach().double(), torch.as_tensor(expected).detach().double()
+    found, expected = (torch.as_tensor(x, dtype=torch.float64).detach() for x in (found, expected))
     if found.shape != expected.shape:
         return False
     sizes = expected.nan_to_num(posinf=0, neginf=0).abs()
@@ -24,22 +24,63 @@ def lengths_of(lengths: Any) -> Tensor:
     return lengths if isinstance(lengths, Tensor) else torch.from_numpy(np.asarray(lengths).astype(np.int64))
 
 
-def log_product(a: Tensor, b: Tensor) -> Tensor:
-    """[..., K] and [..., K, K] to [..., K]."""
-    return torch.logsumexp(a.unsqueeze(-1) + b, -2)
+class Log(NamedTuple):
+    """A log-weight as a sum of two numbers, of which the second has what rounding takes from the first."""
+
+    high: Tensor
+    low: Tensor
+
+    def plus(self, other: "Log") -> "Log":
+        high, lost = _sum(self.high, other.high)
+        return Log(*_sum(high, self.low + other.low + lost))
+
+    def view(self, change: Callable[[Tensor], Tensor]) -> "Log":
+        """With other axes."""
+        return Log(change(self.high), change(self.low))
+
+    def total(self, axis: int) -> "Log":
+        """log sum exp over an axis."""
+        top = self.high.amax(axis, keepdim=True)
+        second = torch.where(self.high == top, self.low, -torch.inf).amax(axis, keepdim=True)
+        rest = torch.where(self.high.isneginf(), -torch.inf, (self.high - top) + (self.low - second))
+        number = torch.where(top.isneginf(), 0.0, rest.exp().sum(axis, keepdim=True).log() + second)
+        return Log(*_sum(top, number)).view(lambda table: table.squeeze(axis))
+
+    @property
+    def number(self) -> Tensor:
+        return self.high + self.low
 
 
-def chain(first: Tensor, moves: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """log-normaliser and P(s_t | x) [T, K] of weights [K] of the first step and [T-1, K, K] of the others."""
-    T, K = len(moves) + 1, len(first)
-    before, after = [first], [torch.zeros(K, dtype=torch.float64)]
+def _sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum and what rounding takes from it (Knuth)."""
+    total = a + b
+    part = total - a
+    lost = (a - (total - part)) + (b - part)
+    return total, torch.where(lost.isfinite(), lost, 0.0)
+
+
+def log(table: Tensor) -> Log:
+    table = table.detach().double()
+    return Log(table, torch.zeros_like(table))
+
+
+def product(a: Log, b: Log) -> Log:
+    """[K] and [K, L] to [L]."""
+    return a.view(lambda table: table.unsqueeze(-1)).plus(b).total(-2)
+
+
+def chain(first: Log, moves: Sequence[Log], length: int) -> tuple[Tensor, Tensor]:
+    """log-normaliser and P(s_t | x) [T, K] of weights [K] of the first step and [K, K] of each of the others."""
+    T, K = len(moves) + 1, len(first.high)
+    before, after = [first], [log(torch.zeros(K))]
     for move in moves[: length - 1]:
-        before.append(log_product(before[-1], move))
-    for move in moves[: length - 1].flip(0):
-        after.insert(0, log_product(after[0], move.mT))
-    total = before[-1].logsumexp(0)
-    state = torch.stack([a + b for a, b in zip(before, after, strict=True)]).softmax(-1)
-    return total, torch.cat([state, torch.zeros(T - length, K, dtype=torch.float64)])
+        before.append(product(before[-1], move))
+    for move in reversed(moves[: length - 1]):
+        after.insert(0, product(after[0], move.view(lambda table: table.mT)))
+    states = [a.plus(b) for a, b in zip(before, after, strict=True)]
+    shares = [(s.high - s.total(0).high) + (s.low - s.total(0).low) for s in states]
+    state = torch.stack([torch.where(s.high.isneginf(), 0.0, p.exp()) for s, p in zip(states, shares, strict=True)])
+    return before[-1].total(0).number, torch.cat([state, torch.zeros(T - length, K, dtype=torch.float64)])
 
 
 def copy_chain(
@@ -62,8 +103,8 @@ def copy_chain(
     for i in range(n):
         stay = torch.where(same, held[i].unsqueeze(-2), -torch.inf)
         moves = torch.logaddexp(fresh[i].unsqueeze(-2).expand(T, K, K), stay)
-        first = fresh[i, 0] if start is None else log_product(start[i], moves[0])
-        total, state = chain(first, moves[1:], int(ends[i]))
+        first = log(fresh[i, 0]) if start is None else product(log(start[i]), log(moves[0]))
+        total, state = chain(first, [log(move) for move in moves[1:]], int(ends[i]))
         totals.append(total)
         states.append(state)
     empty = torch.zeros(0, dtype=torch.float64)
@@ -85,7 +126,10 @@ def markov_chain(
     start = log_initial.detach().double().expand(*batch, K).reshape(-1, K)
     ends = torch.full((len(flat),), T) if lengths is None else lengths_of(lengths).expand(batch).reshape(-1)
     table = log_transition.detach().double()
-    found = [chain(start[i] + flat[i, 0], table + flat[i, 1:].unsqueeze(-2), int(ends[i])) for i in range(len(flat))]
+    found = []
+    for i in range(len(flat)):
+        moves = [log(table).plus(log(row)) for row in flat[i, 1:]]
+        found.append(chain(log(start[i]).plus(log(flat[i, 0])), moves, int(ends[i])))
     empty = torch.zeros(0, dtype=torch.float64)
     total = torch.stack([total for total, _ in found]) if found else empty
     state = torch.stack([state for _, state in found]) if found else empty
@@ -112,6 +156,9 @@ def model(
     dynamics: str, emission: str, values: Mapping[str, Tensor], x: Tensor, lengths: Any, gaps: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """log p(x) and P(s_t | x) of a model of these parts."""
+    if lengths is not None:
+        inside = torch.arange(x.shape[-2]) < lengths_of(lengths).unsqueeze(-1)
+        x = torch.where(inside.unsqueeze(-1), x, torch.nan)
     table = log_likelihood(emission, values, x)
     own = {name: value.double() for name, value in values.items()}
     if dynamics == "Markov":

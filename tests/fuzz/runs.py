@@ -76,6 +76,8 @@ def outcome(seed: int, number: int, only: str | None = None, spent: dict[str, fl
         if not _ours(error) or found is None or found[1] not in allowed:
             return finding(f"{type(error).__name__}: {text.splitlines()[0] if text else ''}", frame, error)
         return None
+    except call.raises:
+        return None
     except Exception as error:
         text = str(error)
         return finding(f"{type(error).__name__}: {text.splitlines()[0] if text else ''}", _last(error), error)
@@ -104,11 +106,13 @@ def _accepted(call: Call, arguments: Mapping[str, Any], changed: list[str]) -> s
         given, valid = arguments[name], call.arguments[name]
         if given is valid or name in call.kept:
             continue
+        if isinstance(valid, Path) and not (isinstance(given, str | Path) and str(given)):
+            return f"took {name}={_short(given)}"
         number = isinstance(valid, int | float) and not isinstance(valid, bool)
         if isinstance(given, _NEVER) and not isinstance(valid, type(given)):
             return f"took {name}={_short(given)}"
         single = isinstance(given, Real | Decimal | np.generic | np.ndarray | Tensor) and not getattr(given, "ndim", 0)
-        if number and (isinstance(given, bool | np.bool_) or not (single or (given is None and name in OPTIONAL))):
+        if number and (isinstance(given, bool | np.bool_) or not (single or _in_place_of_a_number(name, given))):
             return f"took {name}={_short(given)}"
         if number and isinstance(given, float) and not abs(given) < math.inf:
             return f"took {name}={given}"
@@ -116,13 +120,24 @@ def _accepted(call: Call, arguments: Mapping[str, Any], changed: list[str]) -> s
             return f"took {name}={given!r}"
         if isinstance(given, Tensor) and (given.is_complex() or given.is_meta or given.layout != torch.strided):
             return f"took {name}={_short(given)}"
-        texts = isinstance(valid, list) and bool(valid) and isinstance(valid[0], str)
+        texts = name in NAMES or (isinstance(valid, list) and bool(valid) and isinstance(valid[0], str))
         if isinstance(given, np.ndarray) and given.dtype.kind in "cMmUS" and not texts:
             return f"took {name}={_short(given)}"
     return None
 
 
-OPTIONAL = ("seed", "capacity", "block")
+def _in_place_of_a_number(name: str, given: Any) -> bool:
+    """Whether an argument takes this where it takes a number: nothing, a generator as a seed, or a table of numbers."""
+    if given is None:
+        return name in OPTIONAL
+    if isinstance(given, torch.Generator):
+        return name == "seed"
+    return name in TABLES and isinstance(given, list | tuple | np.ndarray | Tensor | pd.Series)
+
+
+OPTIONAL = ("seed", "capacity", "block", "lengths")
+NAMES = ("steps", "names")  # whatever it is, it is called so
+TABLES = ("lengths", "prior", "state_prior", "initial_prior", "transition_prior")  # a number or a table
 _NEVER = (complex, bytes, set, date, timedelta, type(pd.NaT), type(lambda: None))
 
 

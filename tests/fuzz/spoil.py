@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable
 from datetime import date, timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,9 @@ JUNK: tuple[Callable[[], Any], ...] = (
     lambda: torch.nn.Linear(2, 2),
 )
 
+PATHS = ("", "file", "file/model", "empty", "a\0b", "\ud800", "a" * 300, Path("file"), "/proc/none", "/dev/null")
+"""Of no model, from a folder that has such a file and such a folder."""
+
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.int8, torch.bool)
 EXTREMES = (float("nan"), float("inf"), -float("inf"), 0.0, -1.0, 0.5, 1e30, -1e30, 1e300, 1e-30, 1e-300)
 
@@ -85,6 +89,8 @@ def spoiled(value: Any, random: random.Random) -> Any:
     """Another value in the place of a valid one: something else altogether, or nearly the same."""
     if isinstance(value, Tensor) and random.random() < 0.75:
         return _tensor(value, random)
+    if isinstance(value, Path) and random.random() < 0.6:
+        return random.choice(PATHS)
     if type(value) in (list, tuple) and value and random.random() < 0.6:
         return _list(value, random)
     if isinstance(value, dict) and value and random.random() < 0.75:

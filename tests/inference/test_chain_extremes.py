@@ -6,6 +6,7 @@ import pytest
 import torch
 from oracles import log_paths
 from samplehold.inference.chains.contract import Chain
+from samplehold.inference.chains.copy import plain as plain_form
 from samplehold.inference.chains.copy.chain import CopyChain
 from samplehold.inference.chains.markov.chain import MarkovChain
 from torch import Tensor
@@ -122,3 +123,24 @@ def test_a_total_beyond_the_dtype_is_refused(weight):
         for ask in (chain.log_normalizer, chain.filter, chain.smooth, chain.marginals):
             with pytest.raises(ValueError, match=r"log p\(x\): lies beyond what float32 holds; .* float64"):
                 ask()
+
+
+@pytest.mark.parametrize("common", [1e3, 1e12, 1e30, -1e30])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_all_initial_weights_have_in_common_changes_no_belief(common, dtype):
+    generator = torch.Generator().manual_seed(0)
+    fresh, held, belief = (torch.randn(4, n, generator=generator, dtype=torch.float64).to(dtype) for n in (3, 1, 3))
+    plain, shifted = (CopyChain(torch.full((3,), c, dtype=dtype), fresh, held) for c in (0.0, common))
+    with_gradient = CopyChain(torch.full((3,), common, dtype=dtype).requires_grad_(), fresh, held)
+    for chain in (shifted, with_gradient):
+        for ask in ("smooth", "filter", "mean_field"):
+            found, expected = getattr(chain, ask)(), getattr(plain, ask)()
+            names = ("fresh", "held") if ask == "mean_field" else ("state", "redraw")
+            for name in names:
+                torch.testing.assert_close(getattr(found, name).detach(), getattr(expected, name))
+        torch.testing.assert_close(
+            chain.predictive(belief.softmax(-1))[1:].detach(), plain.predictive(belief.softmax(-1))[1:]
+        )
+    tables = (table.unsqueeze(0) for table in (shifted.log_initial, fresh, held))
+    found = plain_form.smooth(*tables, torch.tensor([4]))
+    torch.testing.assert_close(found[1][0], plain.smooth().state)

@@ -201,6 +201,17 @@ def test_missing_submodules_of_flax_are_named():
         layouts.from_flax("gru", {"in": {"kernel": normal(F, H)}})
 
 
+@pytest.mark.parametrize(
+    ("module", "name", "shape"),
+    [("ir", "bias", (H - 1,)), ("in", "bias", (H + 1,)), ("hz", "kernel", (H, H + 1)), ("iz", "kernel", (F + 1, H))],
+)
+def test_tables_of_flax_of_another_shape_are_named(module, name, shape):
+    params = layouts.to_flax(layouts.from_torch(of_torch("gru")))
+    params[module] = params[module] | {name: normal(*shape)}
+    with pytest.raises(ValueError, match=rf"^params\['{module}'\]\['{name}'\]: got shape"):
+        layouts.from_flax("gru", params)
+
+
 def test_weights_share_no_memory_with_what_they_came_from():
     kernel, bias = normal(F + H, 4 * H), normal(4 * H)
     weights = layouts.from_joined("lstm", kernel, bias, hidden_size=H)

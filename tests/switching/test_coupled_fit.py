@@ -253,3 +253,45 @@ def test_bad_arguments_are_named():
         layered().fit(torch.zeros(5, 1), restarts=0)
     with pytest.raises(ValueError, match="max_steps: got -1"):
         factorial().fit(torch.zeros(5, 2), max_steps=-1)
+
+
+def test_data_that_leave_no_covariance_are_named():
+    x = torch.randn(12, 2, generator=torch.Generator().manual_seed(0)).double()
+    x[3, 1] = 1e300
+    for method in ("em", "vmp"):
+        with pytest.raises(ValueError, match=r"^x: "):
+            factorial().fit(x, method, restarts=1, max_steps=2, progress=False)
+
+
+def test_observations_that_some_state_rules_out_are_named_by_infer():
+    half, table = torch.tensor([0.5, 0.5]), torch.tensor([[0.9, 0.1], [0.2, 0.8]])
+    symbols = LayeredSSM(Categorical(3), {"probs": torch.tensor([[0.5, 0.5, 0], [0, 0.5, 0.5]])}, half, [table], half)
+    assert symbols.infer([1, 1]).redraw.shape == (2, 2)
+    with pytest.raises(ValueError, match=r"^x: the observation at step 1 is impossible under some state"):
+        symbols.infer([1, 2, 1])
+    normal = FactorialSSM(half, [half, half], [torch.zeros(2, 1), torch.ones(2, 1)], torch.eye(1))
+    for x in (torch.tensor([[0.0], [1e30]]), torch.tensor([[[0.0], [1.0]], [[0.0], [1e30]]])):
+        with pytest.raises(ValueError, match=r"^x: the observation at (sequence 1, )?step 1 is impossible"):
+            normal.infer(x)
+
+
+def test_a_value_far_from_all_others_is_rounded_and_not_refused():
+    half = torch.tensor([0.5, 0.5], dtype=FLOAT)
+    eye, one = torch.eye(1, dtype=FLOAT), torch.ones(2, 1, dtype=FLOAT)
+    x = torch.tensor([[1e30], [1.0], [-0.9], [-0.8]], dtype=FLOAT)
+    for step in range(1, 6):
+        model = FactorialSSM(half, [half, half], [0.3 * step * one.cumsum(0), -one.cumsum(0)], eye)
+        assert model.infer(x, max_steps=2).elbo.isfinite().all()
+
+
+@pytest.mark.parametrize("method", ["em", "vmp"])
+def test_a_constant_far_from_0_is_a_constant(method):
+    x = torch.full((2, 12, 2), -1e30)
+    model = factorial()
+    found, expected = (
+        model.with_parameters({n: v.float() for n, v in model.parameters.items()}).fit(
+            data, method, restarts=1, max_steps=2, progress=False
+        )
+        for data in (x, torch.zeros_like(x))
+    )
+    assert_close(found.objective, expected.objective)

@@ -89,3 +89,13 @@ def test_a_fit_answers_for_its_model():
     assert torch.equal(fit.log_evidence(x), fit.model.log_evidence(x))
     assert torch.equal(fit.forecast(x, 2).mean, fit.model.forecast(x, 2).mean)
     assert fit.agreeing == int(fit.restarts.agrees.sum()) >= 1
+
+
+def test_sequences_of_equal_length_may_come_as_a_list_where_the_future_is_driven():
+    model = sh.SwitchingSSM(sh.Copy(2), sh.Normal())
+    model = model.with_values(redraw_prob=0.2, state_probs=[0.5, 0.5], loc=[[0.0], [3.0]], scale=[[1.0], [1.0]])
+    x, dt = torch.tensor([[0.5, 2.0], [3.0, 1.0]]).double(), torch.tensor([[1.0, 2.0, 0.5], [1.0, 1.0, 3.0]]).double()
+    expected = model.forecast(x.unsqueeze(-1), 1, dt=dt).mean
+    assert_close(model.forecast(list(x), 1, dt=dt).mean, expected)
+    with pytest.raises(ValueError, match=r"^x: got sequences of 1 to 2 steps; forecasts with covariates or dt"):
+        model.forecast([x[0], x[1, :1]], 1, dt=dt)

@@ -85,6 +85,13 @@ def test_a_start_that_does_not_fit_is_refused(x, start, message):
         MODEL.fit(x, start=start, progress=False)
 
 
+def test_labels_that_are_no_numbers_are_refused(x):
+    labels = torch.zeros(150)
+    for bad in (labels.to("meta"), labels.to_sparse(), labels + 1j):
+        with pytest.raises(TypeError, match=r"^start: got "):
+            MODEL.fit(x, start=bad, progress=False)
+
+
 # ---- what to hold ----------------------------------------------------------------------------------------------------
 
 HELD = [

@@ -9,6 +9,7 @@ import pytest
 import samplehold as sh
 import torch
 import xarray as xr
+from samplehold.switching.stacks import automaton
 
 NAN = float("nan")
 X = [0.5, 1.0, NAN, 4.0, 4.5, 4.0]
@@ -178,3 +179,37 @@ def test_a_list_of_no_sequences_is_refused():
     for nothing in ([], {}, ()):
         with pytest.raises(ValueError, match=r"^x: "):
             model().log_evidence(nothing)
+
+
+def negative(table):
+    """The same numbers behind a negative bit."""
+    return torch.complex(torch.zeros_like(table), -table).conj().imag
+
+
+def of_inference(table):
+    with torch.inference_mode():
+        return table.clone()
+
+
+@pytest.mark.parametrize("form", [negative, of_inference])
+def test_tables_of_every_kind_of_tensor_give_the_answers_of_plain_ones(form):
+    table = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0))
+    initial = table[:, :1]
+
+    def answers(form):
+        mixture = sh.StackMixture(form(table.log_softmax(-1)), form(table), form(initial), on_empty="forbid")
+        yield from (
+            mixture.log_normalizer(),
+            mixture.viterbi().depth,
+            mixture.condition(form(table.new_zeros(2, 4, 6))).top(),
+        )
+        steps = [
+            form(table[0, 0].expand(1, 3, 1, 3)),
+            form(table[0, 1].expand(1, 3, 1, 3)),
+            form(table[0, 2].reshape(1, 3, 1)),
+        ]
+        yield automaton.advance(automaton.start(form(table[0, 3].reshape(1, 3))), *steps).reading
+        yield sh.fit_probe(form(table[0]), form(table[1].softmax(-1)), form(table[0])).state
+
+    for found, expected in zip(answers(form), answers(lambda table: table), strict=True):
+        torch.testing.assert_close(found, expected)

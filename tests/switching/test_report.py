@@ -357,9 +357,14 @@ def test_netcdf_gives_back_every_group(nile_data, tmp_path):
     assert loaded.attrs["converged"] == 1
 
 
+def test_series_that_carry_gradients_enter_as_numbers(nile_fit):
+    x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    assert nile_fit.to_arviz(x, draws=2).observed_data["x"].values.tolist() == [1.0, 2.0, 3.0]
+
+
 @pytest.mark.parametrize("draws", [0, 1, True])
 def test_too_few_draws_are_refused(nile, nile_fit, draws):
-    with pytest.raises(ValueError, match=r"draws: got .*, expected an integer of at least 2"):
+    with pytest.raises((ValueError, TypeError), match=r"draws: got .*, expected an integer of at least 2"):
         nile_fit.to_arviz(nile, draws=draws)
 
 

@@ -367,8 +367,8 @@ def broken(**change):
         (lambda: broken()().viterbi().cells(0), r"depth: got 0, expected an integer of at least 1"),
         (lambda: broken()().plot((0,)), r"sequence: got \[0\], but the batch axes are \[\]"),
         (lambda: broken()().plot(steps=["a"]), r"steps: got 1 names, but there are 3 steps"),
-        (lambda: broken()().viterbi().plot(step=3), r"step: got 3, but the histories have 3 steps"),
-        (lambda: broken()().viterbi().plot(names=["a"]), r"names: got 1, expected 3, one a step"),
+        (lambda: broken()().viterbi().plot(step=3), r"step: got 3, expected an integer from -3 to 2"),
+        (lambda: broken()().viterbi().plot(names=["a"]), r"names: got 1 names, but there are 3 steps"),
         (
             lambda: broken()().read_likelihood(torch.zeros(3, 3), 1.0),
             r"reads: got shape \[3, 3\], expected that of",

@@ -181,3 +181,23 @@ def test_the_posterior_of_the_same_feature_twice_is_drawn_from():
 def test_a_prior_so_far_away_that_no_covariance_is_left_is_refused():
     with pytest.raises(ValueError, match=r'x: rounding leaves no covariance .* prior="scaled"'):
         fitted(two_levels() * 1e-4 + 1e8, sh.MultivariateNormal(2), method="vmp", prior="own")
+
+
+@pytest.mark.parametrize("emission", [sh.Normal(1), sh.MultivariateNormal(1)])
+def test_a_prior_is_not_scaled_to_a_spread_whose_square_is_not_held(emission):
+    x = torch.tensor([1.0, 2.0, 3.0, 5.0])
+    model = sh.SwitchingSSM(sh.Copy(2), emission)
+    for scale in (1e-31, 1e30):
+        with pytest.raises(ValueError, match=r"^x: feature 0 spreads by .*, and float32 holds the squares"):
+            model.scaled_to(scale * x)
+        assert all(table.isfinite().all() for table in model.scaled_to(scale * x.double()).prior.values())
+
+
+def test_what_is_too_large_to_be_squared_is_named_by_a_fit():
+    counts, rows = torch.full((12, 1), 1e300, dtype=torch.float64), torch.arange(12.0, dtype=torch.float64)
+    for method in ("em", "vmp"):
+        with pytest.raises(ValueError, match=r"^x: feature 0 \(x\) reaches 1e[+]300, and float64 holds the squares"):
+            sh.SwitchingSSM(sh.Copy(2), sh.Poisson()).fit(counts, method, restarts=1, progress=False)
+        driven = sh.SwitchingSSM(sh.Copy(2, n_covariates=1), sh.Normal())
+        with pytest.raises(ValueError, match=r"^covariates: feature 0 .*reaches 1.1e[+]201"):
+            driven.fit(rows, method, covariates=1e200 * rows[:, None], restarts=1, progress=False)

@@ -222,7 +222,8 @@ class CopyChain:
 
     def predictive(self, belief: Tensor) -> Float[Tensor, "*b T"]:
         """log p(x_t | Q_t-1), the evidence of each step given the belief carried into it; the first has none."""
-        first = torch.logaddexp(*self._first_step()).logsumexp(-1, keepdim=True)
+        drawn, held, scale = self._first_step()
+        first = torch.logaddexp(drawn, held).logsumexp(-1, keepdim=True) + scale
         kept = (self.log_held[..., 1:, :] + belief[..., :-1, :].log()).logsumexp(-1)
         later_ones = torch.logaddexp(self.log_fresh[..., 1:, :].logsumexp(-1), kept)
         return torch.cat([first.expand(*later_ones.shape[:-1], 1), later_ones], -1)
@@ -232,7 +233,7 @@ class CopyChain:
         shape = (*self.batch_shape, self.n_steps, self.n_states)
         within = inside(self).unsqueeze(-1).expand(shape)
         first = (torch.arange(self.n_steps, device=within.device) == 0).unsqueeze(-1)
-        drawn, kept = (weight.unsqueeze(-2) for weight in self._first_step())
+        drawn, kept, scale = (weight.unsqueeze(-2) for weight in self._first_step())
         odds = torch.where(first, kept - drawn, self.log_held - self.log_fresh)
         local = torch.where(first, torch.logaddexp(drawn, kept), self.log_fresh)
         stay, local = torch.where(within & ~first, softplus(odds), 0.0), torch.where(within, local, 0.0)
@@ -249,14 +250,15 @@ class CopyChain:
         fresh, initial = q - held, None
         if self.log_initial is not None:
             initial = held[..., 0, :] + fresh[..., :1, :].sum((-2, -1)).unsqueeze(-1) * self.log_initial.softmax(-1)
-        return Marginals(bound, fresh, held, initial)
+        return Marginals(bound + scale[..., 0, 0], fresh, held, initial)
 
-    def _first_step(self) -> tuple[Tensor, Tensor]:
-        """Log-weights [*b, K] of drawing and of holding each state at the first step."""
+    def _first_step(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-weights [*b, K] of drawing and of holding each state at the first step, and what both lack, [*b, 1]: the
+        logarithm of the sum of `log_initial`."""
         fresh, held = self.log_fresh[..., 0, :], self.log_held[..., 0, :]
         if self.log_initial is None:
-            return fresh, torch.full_like(fresh, -torch.inf)
-        return fresh + self.log_initial.logsumexp(-1, keepdim=True), held + self.log_initial
+            return fresh, torch.full_like(fresh, -torch.inf), torch.zeros_like(fresh[..., :1])
+        return fresh, held + self.log_initial.log_softmax(-1), self.log_initial.logsumexp(-1, keepdim=True)
 
     def _tables(self) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
         """The tables with one batch axis: [N, K] or None, [N, T, K], [N, T, K or 1], [N]."""

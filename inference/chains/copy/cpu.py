@@ -170,7 +170,7 @@ def _read(log_initial: Tensor | None, log_fresh: Tensor, log_held: Tensor, lengt
         log_sum = torch.zeros_like(log_start[:, 0])
     else:
         log_sum = log_initial.double().logsumexp(-1)
-        log_start = log_initial.double() - log_sum.unsqueeze(-1)
+        log_start = log_initial.double().log_softmax(-1)  # not less log_sum, which beside 1e30 is rounded
     start = _array(log_start)
     # 0 only for what is impossible; by numpy, as torch would wake its threads for it
     belief = np.where(start > -np.inf, np.maximum(np.exp(start), FLOOR), 0.0)

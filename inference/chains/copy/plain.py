@@ -25,8 +25,8 @@ class _Steps(NamedTuple):
 
     fresh: Tensor  # [T, N, K]
     held: Tensor  # [T, N, K]
-    start: Tensor  # [N, K], log P(s_0), not normalised
-    scale: Tensor  # [N, 1], the logarithm of its sum as a constant; 0 where the first step redraws
+    start: Tensor  # [N, K], log P(s_0), over its sum as a constant
+    scale: Tensor  # [N, 1], the logarithm of that sum; 0 where the first step redraws
     inside: Tensor  # [T, N], whether the step belongs to the sequence
     narrow: bool  # whether the table of holding has one column
     dtype: torch.dtype  # of the tables
@@ -49,8 +49,11 @@ def _steps(log_initial: Tensor | None, log_fresh: Tensor, log_held: Tensor, leng
         held = torch.cat([torch.full_like(held[:1], NEVER), held[1:]])
         start, scale = torch.zeros_like(fresh[0]), fresh.new_zeros(fresh.shape[1], 1)
     else:
-        start = log_initial.double().clamp_min(NEVER)
-        scale = start.detach().logsumexp(-1, keepdim=True)
+        start = log_initial.double()
+        top = start.detach().amax(-1, keepdim=True)  # of which 1e30 would leave nothing of the sum
+        start = (start - top).clamp_min(NEVER)
+        total = start.detach().logsumexp(-1, keepdim=True)
+        start, scale = start - total, top + total
     fresh = fresh.where(inside.unsqueeze(-1), NEVER)
     held = held.where(inside.unsqueeze(-1), 0.0)
     return _Steps(fresh, held, start, scale, inside, log_held.shape[-1] == 1, log_fresh.dtype)
@@ -63,7 +66,7 @@ def _log_add(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _forward(steps: _Steps) -> _Forward:
-    belief = steps.start - steps.scale
+    belief = steps.start
     mass = torch.zeros_like(steps.scale) if not steps.start.requires_grad else belief.logsumexp(-1, keepdim=True)
     before, after, carried, left, totals = [], [], [], [], []
     for fresh, held in zip(steps.fresh.unbind(0), steps.held.unbind(0), strict=True):
@@ -154,7 +157,7 @@ def marginals(*tables: Any) -> tuple[Tensor, ...]:
 def viterbi(*tables: Any) -> tuple[Tensor, ...]:
     """path [N, T], redraw [N, T], log_probability [N], failed [N]."""
     steps = _steps(*tables)
-    best, top, total = steps.start - steps.scale, torch.zeros_like(steps.scale), []
+    best, top, total = steps.start, torch.zeros_like(steps.scale), []
     drawn, tops = [], []
     for fresh, held in zip(steps.fresh.unbind(0), steps.held.unbind(0), strict=True):
         kept = held + best

@@ -155,7 +155,7 @@ def _panels(matrix: np.ndarray, p: int, dtype: torch.dtype) -> np.ndarray:
     n, n_states, _ = matrix.shape
     lanes = BYTES // dtype.itemsize
     room = zeros(n, p // lanes, p, lanes, dtype=dtype).numpy()  # torch's memory begins where a vector may
-    room.transpose(0, 2, 1, 3)[:, :n_states] = _widened(matrix, p).reshape(n, n_states, -1, lanes)
+    room.transpose(0, 2, 1, 3)[:, :n_states] = _widened(matrix, p).reshape(n, n_states, p // lanes, lanes)
     return room.ravel()
 
 
