@@ -54,6 +54,8 @@ def _dense(x: Tensor, name: str) -> Tensor:
 
 def ordinary(x: Tensor) -> Tensor:
     """The tensor itself, or a copy that autograd may keep where it comes from inference mode."""
+    if torch.compiler.is_compiling():  # which traces no such question
+        return x
     return x.clone() if x.is_inference() and not torch.is_inference_mode_enabled() else x
 
 

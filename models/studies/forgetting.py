@@ -31,6 +31,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ...inference.numerics.checks import naming
 from ...inference.numerics.scalars import check_integer, check_number
 from ...inference.scans.gated.op import Activated
 from ...inference.scans.linear.op import linear_scan
@@ -298,7 +299,8 @@ def _read(layer: Any, x: Any, h0: Any) -> tuple[Tensor, Any]:
     if not bool(x.isfinite().all()):
         raise ValueError("x: got numbers that are not finite; give finite ones.")
     if h0 is not None:
-        layer(time_major(x[..., :1, :], layer.batch_first), h0)  # raises where it does not fit
+        with naming("h0", "hx"):
+            layer(time_major(x[..., :1, :], layer.batch_first), h0)  # raises where it does not fit
     return x.detach().double(), _double(h0)
 
 

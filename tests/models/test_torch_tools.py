@@ -70,17 +70,7 @@ STACK_NETWORK_GAPS: dict[str, str] = {
 }
 """What the stack networks do not do yet. To be emptied."""
 
-LAYER_GAPS: dict[str, str] = {
-    "MinGRU": "functional_call ensemble per_sample weight_norm spectral_norm orthogonal "
-    "pruning forward_hooks pyro_sample compile autocast double_backward packed_sequence",
-    "MinLSTM": "functional_call ensemble per_sample weight_norm spectral_norm orthogonal "
-    "pruning forward_hooks pyro_sample compile autocast double_backward packed_sequence",
-    "QRNN": "functional_call ensemble per_sample weight_norm spectral_norm orthogonal "
-    "pruning forward_hooks pyro_sample compile autocast double_backward packed_sequence",
-    "GRU": "ensemble per_sample pruning forward_hooks compile packed_sequence",
-    "LSTM": "ensemble per_sample pruning forward_hooks compile autocast packed_sequence",
-    "Elman": "ensemble per_sample pruning forward_hooks compile autocast packed_sequence",
-}
+LAYER_GAPS: dict[str, str] = {}
 """What the other layers do not do yet. To be emptied."""
 
 TORCH_GAPS: dict[str, str] = {"nn.GRU": "ensemble per_sample"}
