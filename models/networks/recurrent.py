@@ -100,7 +100,7 @@ class Recurrent(nn.Module):
 
     def step(self, x: Tensor, h: Any = None) -> tuple[Tensor, Any]:
         """One step: `x` [*batch, input_size] and the states before it, to the output and the states after it."""
-        refuse_both(self)
+        check_one_way(self, "the last input first, and so has no step")
         x = check_step(x, self.input_size, weight_of(self, x))
         starts, ends = self._started(h, x, x.shape[:-1], "h"), []
         if hooked(self):
@@ -279,27 +279,31 @@ def hooked(module: nn.Module) -> bool:
     return any(hooks) or bool(_has_any_global_hook())
 
 
+def called(layer: Any, x: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
+    """Outputs and states of a layer's call, of which its hooks are told; they must leave the shape of the outputs."""
+    result = layer(x, hx)
+    pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Tensor)
+    expected = [*x.shape[:-1], layer.hidden_size * (1 + layer.bidirectional)]
+    if not pair or list(result[0].shape) != expected:
+        got = f"outputs of shape {list(result[0].shape)}" if pair else f"a {type(result).__name__}"
+        raise ValueError(
+            f"layer: {type(layer).__name__} gave {got}, expected the pair (out, state) with out {expected}; let its "
+            "hooks keep that."
+        )
+    return result
+
+
 def step_by_call(layer: Any, x: Tensor, h: Any) -> tuple[Tensor, Any]:
-    """A step as a series of one step, of which the layer's hooks are told."""
+    """A step as a series of one step."""
     time = x.dim() - 1 if layer.batch_first else 0
-    result = layer(x.unsqueeze(time), h)
-    out = result[0] if isinstance(result, tuple) and len(result) == 2 else result
-    if out is result or not isinstance(out, Tensor) or out.dim() != x.dim() + 1 or out.shape[time] != 1:
-        got = f"out of shape {list(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
-        raise ValueError(
-            f"step: a hook of {type(layer).__name__} made of (out, state) for one step: {got}; hooks must keep the "
-            "pair, and the axes of out."
-        )
-    return out.squeeze(time), result[1]
+    out, state = called(layer, x.unsqueeze(time), h)
+    return out.squeeze(time), state
 
 
-def refuse_both(layer: Any) -> None:
-    """Raise ValueError for a step in both directions."""
+def check_one_way(layer: Any, why: str, name: str = "layer") -> None:
+    """Raise ValueError for a layer of both directions, and say why it cannot be."""
     if layer.bidirectional:
-        raise ValueError(
-            "bidirectional: a layer of both directions reads the end of a series first, and has no step; call it on "
-            "whole series, or build it with bidirectional=False."
-        )
+        raise ValueError(f"{name}: reads in both directions, {why}; build it with bidirectional=False.")
 
 
 def unpacked(packed: PackedSequence, lengths: object) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...inference.numerics.scalars import check_integer
-from .recurrent import batch_major, time_major
+from .recurrent import batch_major, called, time_major
 
 
 class Truncated(nn.Module):
@@ -35,7 +35,7 @@ class Truncated(nn.Module):
         """Outputs of the layer's shape for inputs of the layer's shape, each from its own window alone."""
         layer: Any = self.layer
         x = batch_major(x, layer.input_size, layer.batch_first)
-        first = layer(time_major(x[..., : self.window, :], layer.batch_first), hx)[0]
+        first = called(layer, time_major(x[..., : self.window, :], layer.batch_first), hx)[0]
         if x.shape[-2] <= self.window:
             return first
         first = batch_major(first, layer.hidden_size, layer.batch_first)
@@ -49,7 +49,7 @@ class Truncated(nn.Module):
 
     def _last(self, windows: Tensor) -> Tensor:
         layer: Any = self.layer
-        return layer(time_major(windows, layer.batch_first))[0].select(1 if layer.batch_first else 0, -1)
+        return called(layer, time_major(windows, layer.batch_first))[0].select(1 if layer.batch_first else 0, -1)
 
     def extra_repr(self) -> str:
         return f"window={self.window}"

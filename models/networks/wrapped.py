@@ -21,6 +21,7 @@ from ...inference.numerics.scalars import check_choice
 from .recurrent import (
     Observed,
     batch_major,
+    check_one_way,
     check_sizes,
     check_state,
     check_step,
@@ -29,7 +30,6 @@ from .recurrent import (
     name_of,
     observed,
     over_layers,
-    refuse_both,
     repacked,
     step_by_call,
     time_major,
@@ -84,7 +84,7 @@ class _Wrapped(nn.RNNBase):
 
     def step(self, x: Tensor, h: Any = None) -> tuple[Tensor, Any]:
         """One step: `x` [batch, input_size] or [input_size], and the states before it, to the output and the next."""
-        refuse_both(self)
+        check_one_way(self, "the last input first, and so has no step")
         x = check_step(x, self.input_size, weight_of(self, x))
         if x.dim() > 2:
             raise ValueError(f"x: got shape {list(x.shape)}, expected one batch axis at most; flatten the batch axes.")
