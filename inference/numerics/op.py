@@ -155,7 +155,10 @@ class Op:
     def _by_adjoint(self, call: Call, grads: Sequence[Tensor | None]) -> Gradients | None:
         device = next(x.device.type for x in call.inputs if isinstance(x, Tensor))
         adjoint, takes = self._adjoints.get(device, (None, _anything))
-        if adjoint is None or not takes(*call.inputs):
+        # those of `torch.autograd.grad(..., is_grads_batched=True)`, which maps no operator that returns a list
+        is_mapped = torch._C._functorch.is_legacy_batchedtensor  # pyright: ignore[reportAttributeAccessIssue]
+        mapped = any(grad is not None and is_mapped(grad) for grad in grads)
+        if adjoint is None or mapped or not takes(*call.inputs):
             return None
         parts = iter(adjoint(*call.inputs, *call.outputs, *grads))
         return tuple(next(parts) if _differentiable(x) else None for x in call.inputs)
@@ -251,8 +254,25 @@ def _as_function(operator: Op) -> Function:
         def forward(*given: Any) -> Any:
             return operator.overload(*given)
 
-        setup_context = staticmethod(operator._save)
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            operator._save(ctx, inputs, output)
+            ctx.save_for_forward(*(x for x in inputs if isinstance(x, Tensor)))
+
         backward = staticmethod(operator._differentiate)
+
+        @staticmethod
+        def jvp(ctx: Any, *tangents: Any) -> Any:
+            """Along a direction, by the plain form."""
+            found = iter(ctx.saved_tensors)
+            inputs = [next(found) if other is None else other for other in ctx.others]
+            moving = [k for k, tangent in enumerate(tangents) if isinstance(tangent, Tensor)]
+
+            def moved(*values: Tensor) -> Any:
+                return operator.plain(*(dict(zip(moving, values, strict=True)).get(k, x) for k, x in enumerate(inputs)))
+
+            directions = tuple(tangents[k] for k in moving)
+            return torch.func.jvp(moved, tuple(inputs[k] for k in moving), directions)[1]
 
         @staticmethod
         def vmap(info: Any, dims: tuple[int | None, ...], *given: Any) -> tuple[Any, Any]:

@@ -397,10 +397,16 @@ def check_state(
 
 
 def observed(x: Tensor, lengths: Lengths) -> Observed:
-    """`lengths` as checked int64 [*batch] and the mask [*batch, T, 1] of the steps they keep; None where all are."""
+    """`lengths` as int64 [*batch] and the mask [*batch, T, 1] of the steps they keep; None where all are.
+
+    They are checked unless torch traces or maps them: then their values cannot be looked at.
+    """
     if lengths is None:
         return None
-    checked = check_lengths(lengths, x.shape[:-2], x.shape[-2], x.device)
+    if torch.compiler.is_compiling() or transformed():
+        checked = torch.as_tensor(lengths, device=x.device).expand(x.shape[:-2])
+    else:
+        checked = check_lengths(lengths, x.shape[:-2], x.shape[-2], x.device)
     return checked, (torch.arange(x.shape[-2], device=x.device) < checked[..., None])[..., None]
 
 

@@ -39,7 +39,7 @@ from .recurrent import (
 
 
 class _Wrapped(nn.RNNBase):
-    """torch's kernels, and a loop in plain torch under `torch.func`'s transforms, where they do not serve."""
+    """torch's kernels, and a loop in plain torch under `torch.func`'s transforms, and of lengths that torch traces."""
 
     def forward(
         self, x: Tensor | PackedSequence, hx: Any = None, lengths: Tensor | list[int] | None = None
@@ -69,7 +69,7 @@ class _Wrapped(nn.RNNBase):
         some = observed(x, lengths)
         if 0 in x.shape[:-2]:
             return self._nothing(x)
-        if transformed():
+        if transformed() or (some is not None and torch.compiler.is_compiling()):
             out, state = self._looped(x, hx, some)
             return time_major(out, self.batch_first), state
         if some is None:

@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from oracles.operators import unchecked
 from samplehold import GRU, LSTM, QRNN, Elman, MinGRU, MinLSTM, as_ssm, forgetting, redrawn_start, truncate
 from samplehold.models.networks.qrnn import QRNNState
 from torch import nn
@@ -167,6 +168,36 @@ def test_under_autocast_states_stay_in_single_precision():
         again, h = layer(x.bfloat16(), h)
         stepped, h = layer.step(x[:, 0], h)
     assert out.dtype == again.dtype == stepped.dtype == h.dtype == torch.float32
+
+
+@each_layer
+@pytest.mark.parametrize("lengths", [[4, 2, 5], torch.tensor([4, 2, 5])])
+def test_the_compiler_takes_lengths_states_and_both_directions(kind, lengths):
+    layer, x = made(kind, num_layers=2, bidirectional=True), normal(3, 5, 3)
+    start = layer(x)[1]
+    torch._dynamo.reset()
+    with unchecked(), torch._dynamo.config.patch(allow_rnn=True):
+        found = torch.compile(layer, backend="aot_eager", fullgraph=True)(x, start, lengths)
+    assert_close(pieces(found), pieces(layer(x, start, lengths)), rtol=1e-12, atol=1e-12)
+
+
+@each_own
+def test_an_exported_layer_takes_batches_and_series_of_any_size(kind):
+    layer, sizes = made(kind), {axis: torch.export.Dim(f"n{axis}", min=2, max=64) for axis in (0, 1)}
+    with unchecked():
+        exported = torch.export.export(layer, (normal(2, 5, 3),), dynamic_shapes=(sizes,)).module()
+    x = normal(4, 9, 3)
+    assert_close(pieces(exported(x)), pieces(layer(x)), rtol=1e-12, atol=1e-12)
+
+
+@each_layer
+def test_lengths_and_states_can_be_mapped(kind):
+    layer, x = made(kind, num_layers=2), normal(2, 3, 5, 3)
+    lengths = torch.tensor([[4, 2, 5], [1, 5, 3]])
+    start = layer(x[0])[1]
+    found = vmap(lambda x, n: layer(x, start, n)[0])(x, lengths)
+    for k in range(2):
+        assert_close(found[k], layer(x[k], start, lengths[k])[0], rtol=1e-12, atol=1e-12)
 
 
 @each_own

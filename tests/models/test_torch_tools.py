@@ -8,15 +8,14 @@ import copy
 import io
 import pickle
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-import jaxtyping
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from oracles.operators import unchecked
 from pyro.nn import PyroSample
 from pyro.nn.module import to_pyro_module_
 from samplehold import (
@@ -63,15 +62,12 @@ RUNS_TORCHS_LOOPS = ("GRU", "LSTM", "Elman", "nn.GRU")
 
 STACK_NETWORK_GAPS: dict[str, str] = {
     "SuperpositionStackRNN": "functional_call ensemble per_sample forward_hooks pyro_sample "
-    "compile export autocast bfloat16 double_backward packed_sequence",
+    "compile export autocast bfloat16 double_backward hessian batched_gradients packed_sequence",
     "StratificationStackRNN": "ensemble per_sample forward_hooks pyro_sample compile bfloat16 packed_sequence",
     "NondeterministicStackRNN": "functional_call ensemble per_sample forward_hooks pyro_sample "
-    "compile export bfloat16 double_backward packed_sequence",
+    "compile export bfloat16 double_backward hessian batched_gradients packed_sequence",
 }
 """What the stack networks do not do yet. To be emptied."""
-
-LAYER_GAPS: dict[str, str] = {}
-"""What the other layers do not do yet. To be emptied."""
 
 TORCH_GAPS: dict[str, str] = {"nn.GRU": "ensemble per_sample"}
 """What torch's own layer does not do."""
@@ -132,16 +128,6 @@ def stepped(layer: Any, x: Tensor) -> Tensor:
         output, state = layer.step(x_t, state)
         outputs.append(output)
     return torch.stack(outputs, -2)
-
-
-@contextmanager
-def unchecked() -> Iterator[None]:
-    """Without the checks of annotations that tests add, which draw random numbers: no compiler can trace those."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    try:
-        yield
-    finally:
-        jaxtyping.config.update("jaxtyping_disable", False)
 
 
 # --- the tools -------------------------------------------------------------------------------------------------------
@@ -377,6 +363,25 @@ def check_double_backward(name: str) -> None:
     assert torch.autograd.gradgradcheck(outputs, leaves, fast_mode=True)
 
 
+def check_hessian(name: str) -> None:
+    """Forward over reverse against reverse over reverse."""
+    layer = made(name)
+    curved = lambda x: loss(layer(x))
+    x = inputs(batch=1, steps=3)
+    found = torch.func.hessian(curved)(x)
+    assert_close(found, torch.autograd.functional.hessian(curved, x), rtol=1e-10, atol=1e-12)
+
+
+def check_batched_gradients(name: str) -> None:
+    layer, x = made(name), inputs().requires_grad_()
+    out = layer(x)[0]
+    directions = torch.stack([torch.ones_like(out), out.detach()])
+    (found,) = torch.autograd.grad(out, x, directions, retain_graph=True, is_grads_batched=True)
+    for k, direction in enumerate(directions):
+        (expected,) = torch.autograd.grad(out, x, direction, retain_graph=True)
+        assert_close(found[k], expected, rtol=1e-12, atol=1e-12)
+
+
 def check_packed_sequence(name: str) -> None:
     layer, x = made(name), inputs(batch=4, steps=6)
     for lengths, in_order in (([6, 4, 4, 1], True), ([2, 6, 1, 5], False)):
@@ -434,6 +439,8 @@ TOOLS = {
     "autocast": check_autocast,
     "bfloat16": check_bfloat16,
     "double_backward": check_double_backward,
+    "hessian": check_hessian,
+    "batched_gradients": check_batched_gradients,
     "packed_sequence": check_packed_sequence,
     "copies": check_copies,
     "data_parallel": check_data_parallel,
@@ -441,7 +448,7 @@ TOOLS = {
 
 
 def pairs() -> Iterator[Any]:
-    gaps = STACK_NETWORK_GAPS | LAYER_GAPS | TORCH_GAPS
+    gaps = STACK_NETWORK_GAPS | TORCH_GAPS
     for name in LAYERS:
         for tool in TOOLS:
             known = tool in gaps.get(name, "").split()

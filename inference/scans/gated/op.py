@@ -22,6 +22,7 @@ All but "free" take convex combinations of the old state and the candidate, so n
 needed: a long product of holds underflows to the 0 it stands for.
 """
 
+import math
 from typing import Literal, get_args
 
 from jaxtyping import Float
@@ -95,7 +96,8 @@ def gated_scan(
     batch, (steps, width), units = pre.shape[:-2], pre.shape[-2:], h0.shape[-1]
     if h0.shape[:-1] != batch and common_batch(pre=batch, h0=h0.shape[:-1]) != batch:
         raise ValueError(f"h0: got shape {list(h0.shape)}, expected {[*batch, units]}, one state for each sequence.")
-    flat = pre.reshape(batch.numel(), steps, width), h0.expand(*batch, units).reshape(batch.numel(), units)
+    n = math.prod(batch)  # `batch.numel()` would be a constant to torch's compiler
+    flat = pre.reshape(n, steps, width), h0.expand(*batch, units).reshape(n, units)
     return scan(*flat, gate, candidate, block).reshape(*batch, steps, units)
 
 

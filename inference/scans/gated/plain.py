@@ -69,8 +69,8 @@ def _candidate_adjoint(pre: Tensor, value: Tensor, grad: Tensor, candidate: str,
         return grad * (1 - value * value)
     if candidate == "positive":
         return torch.where(pre >= 0, grad, grad * value * (1 - value))
-    weighted, shares = (x.unflatten(-1, (-1, block)) for x in (grad * value, value))
-    return (weighted - shares * weighted.sum(-1, keepdim=True)).flatten(-2)
+    weighted, shares = (x.reshape(*pre.shape[:-1], pre.shape[-1] // block, block) for x in (grad * value, value))
+    return (weighted - shares * weighted.sum(-1, keepdim=True)).reshape(pre.shape)
 
 
 def gated_scan(pre: Tensor, h0: Tensor, gate: str, candidate: str, block: int) -> Tensor:

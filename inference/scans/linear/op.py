@@ -12,6 +12,8 @@ $$\bar h_t = \partial L / \partial h_t + a_{t+1} \odot \bar h_{t+1}, \qquad
 \bar b_t = \bar h_t, \quad \bar a_t = \bar h_t \odot h_{t-1}, \quad \bar h_0 = a_1 \odot \bar h_1 .$$
 """
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -115,7 +117,7 @@ def _scan(lerp: bool, names: tuple[str, str], first: Tensor, second: Tensor, h0:
     batch = common_batch(**dict(zip(names, (first.shape[:-2], second.shape[:-2]), strict=True)), h0=leading)
     if h0 is None:
         h0 = second.new_zeros(*batch, width)
-    size = batch.numel()
+    size = math.prod(batch)
     tables = [table.expand(*batch, steps, width).reshape(size, steps, width) for table in (first, second)]
     start = h0.expand(*batch, width).reshape(size, width)
     return scan(*tables, start, lerp).reshape(*batch, steps, width)
