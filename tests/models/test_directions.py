@@ -2,9 +2,13 @@
 
 import warnings
 
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from oracles.operators import unchecked
+from pyro.nn import PyroSample
+from pyro.nn.module import to_pyro_module_
 from samplehold import GRU, LSTM, QRNN, Elman, MinGRU, MinLSTM, as_ssm, forgetting, redrawn_start, truncate
 from samplehold.models.networks.qrnn import QRNNState
 from torch import nn
@@ -198,6 +202,19 @@ def test_lengths_and_states_can_be_mapped(kind):
     found = vmap(lambda x, n: layer(x, start, n)[0])(x, lengths)
     for k in range(2):
         assert_close(found[k], layer(x[k], start, lengths[k])[0], rtol=1e-12, atol=1e-12)
+
+
+@each_layer
+def test_a_layer_with_no_parameter_left_is_the_one_whose_weights_were_drawn(kind):
+    layer, plain, x = made(kind, num_layers=2), made(kind, num_layers=2), normal(2, 5, 3)
+    to_pyro_module_(layer)
+    for name, value in plain.named_parameters():
+        setattr(layer, name, PyroSample(dist.Normal(torch.zeros_like(value), 1.0).to_event(value.dim())))
+    assert not list(layer.parameters())
+    with torch.random.fork_rng(), pyro.poutine.trace() as trace:
+        got = layer(x)
+    plain.load_state_dict({name: trace.trace.nodes[name]["value"] for name, _ in plain.named_parameters()})
+    assert_close(pieces(got), pieces(plain(x)), rtol=1e-12, atol=1e-12)
 
 
 @each_own
