@@ -55,6 +55,8 @@ def _dense(x: Tensor, name: str) -> Tensor:
 def ordinary(x: Tensor) -> Tensor:
     """The tensor itself, or a copy that numpy can read where it has a negative bit, and that autograd may keep where it
     comes from inference mode."""
+    if torch.compiler.is_compiling():  # which traces no such question
+        return x
     x = x.resolve_neg()
     return x.clone() if x.is_inference() and not torch.is_inference_mode_enabled() else x
 

@@ -22,16 +22,17 @@ class ImpossibleError(ValueError):
 
 
 @contextmanager
-def naming(name: str) -> Iterator[None]:
-    """Inside, impossible log-weights, and what is wrong with x, are called what the caller gave as x."""
+def naming(name: str, given: str = "x") -> Iterator[None]:
+    """Inside, impossible log-weights, and what is wrong with x or `given`, are called what the caller gave as that."""
     try:
         yield
     except ImpossibleError as error:
         raise ImpossibleError(name, error.message, error.failed) from None
     except (ValueError, TypeError) as error:
-        if name == "x" or not str(error).startswith("x: "):
+        found = str(error)
+        if name == given or not found.startswith(given) or found[len(given) : len(given) + 1] not in (":", ".", "["):
             raise
-        raise type(error)(f"{name}: {str(error)[3:]}") from None
+        raise type(error)(name + found[len(given) :]) from None
 
 
 def check_same_kind(*optional: str, **tables: object) -> None:

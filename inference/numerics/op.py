@@ -6,8 +6,11 @@ the package asks for a device. Beside an operator's room stands one file a devic
 it has; `load_kernels` in the room's `__init__` imports those that this machine can compile.
 
 The derivative of an operator is that of its plain implementation, run again in the backward pass: so every result can
-be differentiated any number of times, whichever kernel computed it. Two things make first derivatives faster: a
-`gradient` in terms of other operators, or an `adjoint` kernel.
+be differentiated any number of times, whichever kernel computed it. Two things make derivatives faster: a `gradient` in
+terms of other operators, and an `adjoint` kernel, which serves where no further derivatives are recorded.
+
+Under `torch.func`'s transforms, which know no operators, one on independent sequences takes more of them at once where
+it is mapped, and has its `gradient`; any other one is its plain implementation.
 
 `torch.library.custom_op` does the like, but its operators import torch's compiler when they are first called, which
 every new process would wait for.
@@ -52,12 +55,19 @@ class Op:
         fake: from the same arguments, empty tensors (see `blank`) with the results' shapes and dtypes.
         gradient: from a `Call` and the gradients of the outputs, None where there is none, the gradients of the inputs.
             It must be made of differentiable operations. If it gives None, the plain implementation is differentiated.
+        by_sequence: whether the first axis of every tensor, given or returned, is that of independent sequences.
     """
 
     def __init__(
-        self, schema: str, plain: Function, fake: Function, gradient: Callable[..., Gradients | None] | None = None
+        self,
+        schema: str,
+        plain: Function,
+        fake: Function,
+        gradient: Callable[..., Gradients | None] | None = None,
+        by_sequence: bool = False,
     ) -> None:
         self.schema, self.plain, self.fake, self.gradient = schema, plain, fake, gradient
+        self.by_sequence = by_sequence
         self.name = schema.partition("(")[0]
         if self.name in _defined:  # its file was loaded again
             _defined[self.name]._library._destroy()
@@ -68,9 +78,13 @@ class Op:
         self._library.impl(self.name, lambda *given: _contiguous(plain(*given)), "CompositeExplicitAutograd")
         name, steps = f"{_NAMESPACE}::{self.name}", {"setup_context": self._save, "lib": self._library}
         torch.library.register_autograd(name, self._differentiate, **steps)
+        self._transformed = _as_function(self) if by_sequence and gradient is not None else plain
 
     def __call__(self, *arguments: Any) -> Any:
-        if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.is_inference() for x in arguments):
+        if transformed():
+            return self._transformed(*arguments)
+        recorded = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        if recorded and any(isinstance(x, Tensor) and x.is_inference() for x in arguments):
             arguments = tuple(ordinary(x) if isinstance(x, Tensor) else x for x in arguments)
         return self.overload(*arguments)
 
@@ -133,15 +147,18 @@ class Op:
         call = Call(inputs, saved[n:], ctx.needs_input_grad)
         if all(grad is None for grad in grads):
             return (None,) * n
-        found = None if self.gradient is None else self.gradient(call, *grads)
-        if found is None and not torch.is_grad_enabled():
-            found = self._by_adjoint(call, grads)
+        found = None if torch.is_grad_enabled() or transformed() else self._by_adjoint(call, grads)
+        if found is None and self.gradient is not None:
+            found = self.gradient(call, *grads)
         return replay(self.plain, call, grads) if found is None else found
 
     def _by_adjoint(self, call: Call, grads: Sequence[Tensor | None]) -> Gradients | None:
         device = next(x.device.type for x in call.inputs if isinstance(x, Tensor))
         adjoint, takes = self._adjoints.get(device, (None, _anything))
-        if adjoint is None or not takes(*call.inputs):
+        # those of `torch.autograd.grad(..., is_grads_batched=True)`, which maps no operator that returns a list
+        is_mapped = torch._C._functorch.is_legacy_batchedtensor  # pyright: ignore[reportAttributeAccessIssue]
+        mapped = any(grad is not None and is_mapped(grad) for grad in grads)
+        if adjoint is None or mapped or not takes(*call.inputs):
             return None
         parts = iter(adjoint(*call.inputs, *call.outputs, *grads))
         return tuple(next(parts) if _differentiable(x) else None for x in call.inputs)
@@ -222,6 +239,58 @@ def load_kernels(room: str) -> None:
         if getattr(getattr(module, "config", None), "DISABLE_JIT", False):
             continue
         import_module(f"{room}.{device}")
+
+
+def transformed() -> bool:
+    """Whether one of `torch.func`'s transforms is at work, under which values cannot be looked at."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def _as_function(operator: Op) -> Function:
+    """An operator on sequences as a function that `torch.func` differentiates and maps."""
+
+    class Transformed(torch.autograd.Function):
+        @staticmethod
+        def forward(*given: Any) -> Any:
+            return operator.overload(*given)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            operator._save(ctx, inputs, output)
+            ctx.save_for_forward(*(x for x in inputs if isinstance(x, Tensor)))
+
+        backward = staticmethod(operator._differentiate)
+
+        @staticmethod
+        def jvp(ctx: Any, *tangents: Any) -> Any:
+            """Along a direction, by the plain form."""
+            found = iter(ctx.saved_tensors)
+            inputs = [next(found) if other is None else other for other in ctx.others]
+            moving = [k for k, tangent in enumerate(tangents) if isinstance(tangent, Tensor)]
+
+            def moved(*values: Tensor) -> Any:
+                return operator.plain(*(dict(zip(moving, values, strict=True)).get(k, x) for k, x in enumerate(inputs)))
+
+            directions = tuple(tangents[k] for k in moving)
+            return torch.func.jvp(moved, tuple(inputs[k] for k in moving), directions)[1]
+
+        @staticmethod
+        def vmap(info: Any, dims: tuple[int | None, ...], *given: Any) -> tuple[Any, Any]:
+            size = info.batch_size
+            output = operator(*(_joined(x, dim, size) for x, dim in zip(given, dims, strict=True)))
+            parted = lambda x: x.reshape(size, x.shape[0] // max(size, 1), *x.shape[1:])
+            return (
+                (parted(output), 0) if isinstance(output, Tensor) else (tuple(map(parted, output)), (0,) * len(output))
+            )
+
+    return Transformed.apply
+
+
+def _joined(x: Any, dim: int | None, size: int) -> Any:
+    """A tensor whose sequences are those of all that it is mapped over."""
+    if not isinstance(x, Tensor):
+        return x
+    return (x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
 
 
 def _contiguous(output: Any) -> Any:

@@ -23,7 +23,8 @@ def _plain(value: object) -> Any:
     """What a number without axes holds."""
     if isinstance(value, Tensor):
         return value.item() if not value.dim() and value.device.type != "meta" else value
-    return value.item() if isinstance(value, np.generic | np.ndarray) and not value.ndim else value
+    kinds = (np.generic, np.ndarray)  # a tuple: torch's compiler traces no union of numpy's types
+    return value.item() if isinstance(value, kinds) and not value.ndim else value
 
 
 def _float(number: Any) -> float:

@@ -38,7 +38,7 @@ from ...switching.emissions.discrete import Categorical
 from ...switching.emissions.gated import Gated
 from ...switching.model import SwitchingSSM
 from ..networks.minimal import MinGRU, MinLSTM
-from ..networks.recurrent import check_state
+from ..networks.recurrent import check_one_way, check_state
 from .tokens import read_tokens
 
 
@@ -248,6 +248,7 @@ def check_liftable(layer: nn.Module) -> MinGRU | MinLSTM:
         )
     if not isinstance(layer, MinGRU | MinLSTM):
         raise TypeError(f"layer: got {kind}, expected MinGRU or MinLSTM, whose gates read one input each.")
+    check_one_way(layer, "and no filter reads the future")
     if layer.num_layers != 1:
         raise ValueError(
             f"layer: has {layer.num_layers} layers, and those above the first read beliefs, not tokens; give one layer."

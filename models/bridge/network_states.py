@@ -1,7 +1,7 @@
 """Running any network on a model's observations, and finding the belief in its states."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeGuard, get_args
 
 import torch
 from jaxtyping import Bool, Float
@@ -49,7 +49,7 @@ def run(model: SwitchingSSM, layer: nn.Module, series: Series, inputs: Tensor | 
     reads = meaning(layer, model.n_states) if reads is None else reads
     hidden = _states(layer, flat, redrawn=reads != "probe")
     redraw = None
-    if isinstance(layer, MinGRU | MinLSTM) and layer.num_layers == 1:
+    if _is_single(layer):
         redraw = layer.activations(rows).draw.mean(-1).to(series.observations)
         if reads != "probe":  # it started with a redraw
             redraw = torch.where(torch.arange(redraw.shape[-1], device=redraw.device) == 0, 1.0, redraw)
@@ -75,7 +75,7 @@ def network_inputs(model: SwitchingSSM, series: Series) -> Tensor:
 
 def meaning(layer: nn.Module, n_states: int) -> str:
     """What a network's state is of a model of so many states; see `samplehold.models.bridge.comparison`."""
-    if isinstance(layer, MinGRU | MinLSTM) and layer.hidden_size == n_states and layer.num_layers == 1:
+    if _is_single(layer) and layer.hidden_size == n_states:
         if layer.candidate == "simplex" and layer.block == n_states:
             return "belief"
         if layer.candidate == "linear":
@@ -94,6 +94,11 @@ def belief_of(seen: Seen, exact: Tensor, inside: Bool[Tensor, "*b T"]) -> tuple[
         return probe.state, probe
     belief = seen.hidden if seen.reads == "belief" else seen.hidden.softmax(-1)
     return torch.where(inside.unsqueeze(-1), belief, 0.0), None
+
+
+def _is_single(layer: nn.Module) -> TypeGuard[MinGRU | MinLSTM]:
+    """Whether it is one layer in one direction whose gates read the input alone."""
+    return isinstance(layer, MinGRU | MinLSTM) and layer.num_layers == 1 and not layer.bidirectional
 
 
 def _states(layer: nn.Module, rows: Tensor, redrawn: bool) -> Tensor:

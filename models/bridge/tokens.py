@@ -12,7 +12,7 @@ from ...inference.numerics.arrays import numbers
 from ...inference.numerics.checks import check_lengths, check_table
 from ...inference.numerics.scalars import check_integer, check_kind
 from ..networks.minimal import MinGRU, MinLSTM
-from ..networks.recurrent import batch_major, weight_of
+from ..networks.recurrent import batch_major, check_one_way, weight_of
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,7 @@ def redrawn_start(layer: MinGRU | MinLSTM, x: Tensor) -> Float[Tensor, "L *b D"]
         True
     """
     check_kind("layer", layer, (MinGRU, MinLSTM), "MinGRU or MinLSTM, whose gates read one input each")
+    check_one_way(layer, "and the first step of one is the last of the other")
     whole = batch_major(x, layer.input_size, layer.batch_first, weight_of(layer, x))
     if not whole.shape[-2]:
         raise ValueError(f"x: got shape {list(x.shape)}, expected at least one step.")

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from ...inference.numerics.arrays import numbers
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_choice, check_integer, check_kind, check_number
+from .recurrent import name_of
 
 GATES = {"lstm": "ifgo", "gru": "rzn", "elman": "n"}
 _KERAS = {"lstm": "ifgo", "gru": "zrn", "elman": "n"}
@@ -114,10 +115,11 @@ def from_torch(module: nn.RNNBase, layer: int = 0) -> RecurrentWeights:
         raise ValueError(
             "module: an LSTM with proj_size has a third matrix, which no other layout has; build it without."
         )
-    state = {name: value.detach().cpu().numpy().copy() for name, value in module.named_parameters()}
-    matrices = state[f"weight_ih_l{layer}"], state[f"weight_hh_l{layer}"]
-    zeros = np.zeros(len(matrices[0]), matrices[0].dtype)
-    return RecurrentWeights(kind, *matrices, *(state.get(f"bias_{part}_l{layer}", zeros) for part in ("ih", "hh")))
+    parts = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")[: 4 if module.bias else 2]
+    # what stands under the names: a parametrised or pruned weight too
+    tables = [getattr(module, name_of(part, layer)).detach().cpu().numpy().copy() for part in parts]
+    zeros = np.zeros(len(tables[0]), tables[0].dtype)
+    return RecurrentWeights(kind, *(tables if module.bias else [*tables, zeros, zeros.copy()]))
 
 
 def from_joined(cell: str, kernel: Any, bias: Any = None, *, hidden_size: int) -> RecurrentWeights:

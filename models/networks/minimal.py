@@ -11,17 +11,14 @@ A gate that draws (g = 1) replaces the state, one that does not (g = 0) holds it
 is drawn afresh with probability g, and `samplehold.models.bridge.correspondence` makes that exact.
 """
 
-import math
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import linear
 
-from ...inference.numerics.checks import check_dtype
-from ...inference.numerics.scalars import check_flag
 from ...inference.scans.gated.op import PARTS, Activated, activate, check_kinds, gated_scan
-from .recurrent import Recurrent, batch_major, check_state, check_step, keep, last, observed, time_major, weight_of
+from .recurrent import Observed, Recurrent, check_state, last, name_of, promoted, weight_of, widened
 
 
 class _Minimal(Recurrent):
@@ -40,92 +37,65 @@ class _Minimal(Recurrent):
         num_layers: int = 1,
         bias: bool = True,
         batch_first: bool = True,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
         candidate: str = "linear",
         block: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(input_size, hidden_size, num_layers, batch_first)
-        hidden_size, num_layers = self.hidden_size, self.num_layers
-        bias = check_flag("bias", bias)
-        check_dtype("dtype", dtype)
+        super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
         self.candidate = candidate
-        self.block = check_kinds(hidden_size, self.gate, candidate, block)
-        rows = self._gates * self._coins + hidden_size
-        for layer in range(num_layers):
-            weight = torch.empty(rows, self.layer_inputs(layer), device=device, dtype=dtype)
-            self.register_parameter(f"weight_l{layer}", nn.Parameter(weight))
-            offset = nn.Parameter(torch.empty(rows, device=device, dtype=dtype)) if bias else None
-            self.register_parameter(f"bias_l{layer}", offset)
-        self.reset_parameters()
+        self.block = check_kinds(self.hidden_size, self.gate, candidate, block)
+        self._make_parameters(device, dtype)
 
-    def reset_parameters(self) -> None:
-        """Draw all parameters uniformly within 1 / sqrt(number of inputs), as `torch.nn.Linear` does."""
-        for name, parameter in self.named_parameters(recurse=False):
-            width = 1 / math.sqrt(self.layer_inputs(int(name.rpartition("_l")[2])))
-            nn.init.uniform_(parameter, -width, width)
-
-    def initial_state(self, *batch: int) -> Tensor:
-        """The default `h0` [num_layers, *batch, hidden_size]: zeros, or the uniform distribution on each simplex."""
-        value = 1 / self.block if self.candidate == "simplex" else 0.0
-        return self.get_parameter("weight_l0").new_full((self.num_layers, *batch, self.hidden_size), value)
-
-    def activations(self, x: Tensor, layer: int = 0) -> Activated:
+    def activations(self, x: Tensor, layer: int = 0, reverse: bool = False) -> Activated:
         """`hold`, `draw` and `value` [*batch, hidden_size] that a layer makes of its inputs [*batch, features]."""
-        return self.activate(self.product(x, layer))
+        return self.activate(self.product(x, layer, reverse))
 
     def activate(self, pre: Tensor) -> Activated:
         """`hold`, `draw` and `value` of pre-activations [*batch, parts * hidden_size]."""
         return activate(pre, self.hidden_size, self.gate, self.candidate, self._block)
 
-    def product(self, x: Tensor, layer: int = 0) -> Tensor:
+    def product(self, x: Tensor, layer: int = 0, reverse: bool = False) -> Tensor:
         """Pre-activations [*batch, parts * hidden_size] of a layer's inputs: gates, then candidates, one a unit."""
-        bias = getattr(self, f"bias_l{layer}")
-        return linear(x, self.rows(layer), None if bias is None else self._spread(bias))
+        weight, bias = self._weights(x, layer, reverse)
+        return linear(x, self._spread(weight), None if bias is None else self._spread(bias))
 
-    def rows(self, layer: int = 0) -> Tensor:
+    def rows(self, layer: int = 0, reverse: bool = False) -> Tensor:
         """The matrix [parts * hidden_size, features] of `product`: a layer's weights, with a gate's row a unit."""
-        return self._spread(self.get_parameter(f"weight_l{layer}"))
-
-    def forward(
-        self, x: Tensor, h0: Tensor | None = None, lengths: Tensor | list[int] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """States of the last layer at every step, and of every layer at the last.
-
-        Arguments:
-            x: [*batch, T, input_size], any batch axes or none; [T, *batch, input_size] for batch_first=False.
-            h0: [num_layers, *batch, hidden_size], `initial_state` where None.
-            lengths: the number of steps of each sequence, [*batch], between 1 and T; all T where None.
-
-        Returns:
-            out [*batch, T, hidden_size] (time first for batch_first=False), zero past each length, and
-            h_n [num_layers, *batch, hidden_size], which as `h0` of the next call continues the series.
-        """
-        x = batch_major(x, self.input_size, self.batch_first, weight_of(self, x))
-        batch, steps = x.shape[:-2], x.shape[-2]
-        some = observed(x, lengths)
-        start = self._start(h0, batch)
-        out, ends = keep(x, some), []
-        for layer in range(self.num_layers):
-            pre = self.product(out, layer)
-            states = gated_scan(pre, start[layer], self.gate, self.candidate, self._block)
-            ends.append(last(states, some).squeeze(-2) if steps else start[layer])
-            out = keep(states, some)
-        return time_major(out, self.batch_first), torch.stack(ends)
-
-    def step(self, x: Tensor, h: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """One step: `x` [*batch, input_size] and `h` [num_layers, *batch, hidden_size] to the output and the next h."""
-        x = check_step(x, self.input_size, weight_of(self, x))
-        state, states = self._start(h, x.shape[:-1], "h"), []
-        for layer in range(self.num_layers):
-            now = self.activations(x, layer)
-            x = now.hold * state[layer] + now.draw * now.value
-            states.append(x)
-        return x, torch.stack(states)
+        return self._spread(getattr(self, name_of("weight", layer, reverse)))
 
     def extra_repr(self) -> str:
         blocks = f", block={self.block}" if self.candidate == "simplex" else ""
         return f"{super().extra_repr()}, candidate={self.candidate!r}{blocks}"
+
+    def _shape(self, layer: int) -> tuple[int, ...]:
+        return self._gates * self._coins + self.hidden_size, self.layer_inputs(layer)
+
+    def _initial(self, batch: tuple[int, ...], like: Tensor) -> Tensor:
+        value = 1 / self.block if self.candidate == "simplex" else 0.0
+        return like.new_full((self.num_layers * self._directions, *batch, self.hidden_size), value)
+
+    def _started(self, given: Tensor | None, x: Tensor, batch: torch.Size, name: str = "hx") -> list[Tensor]:
+        if given is None:
+            return list(self._initial(batch, self._like(x)).unbind())
+        expected = (self.num_layers * self._directions, *batch, self.hidden_size)
+        return list(check_state(name, given, expected, weight_of(self, given), finite=name == "hx").unbind())
+
+    def _joined(self, ends: list[Tensor]) -> Tensor:
+        return torch.stack(ends)
+
+    def _sweep(self, rows: Tensor, start: Tensor, some: Observed, layer: int, reverse: bool) -> tuple[Tensor, Tensor]:
+        pre = self.product(rows, layer, reverse)
+        states = gated_scan(*promoted(pre, start), self.gate, self.candidate, self._block)
+        return states, last(states, some).squeeze(-2) if states.shape[-2] else start
+
+    def _step(self, x: Tensor, start: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        pre, start = promoted(self.product(x, layer), start)
+        now, before = self.activate(widened(pre)), widened(start)
+        state = (now.hold * before + now.draw * now.value).to(start.dtype)
+        return state, state
 
     @property
     def _gates(self) -> int:
@@ -147,12 +117,6 @@ class _Minimal(Recurrent):
         gates, candidates = rows.split([self._gates * self._coins, self.hidden_size])
         return torch.cat([gates.repeat_interleave(self._block, 0), candidates])
 
-    def _start(self, h0: Tensor | None, batch: torch.Size, name: str = "h0") -> Tensor:
-        if h0 is None:
-            return self.initial_state(*batch)
-        expected = (self.num_layers, *batch, self.hidden_size)
-        return check_state(name, h0, expected, weight_of(self, h0), finite=name == "h0")
-
 
 class MinGRU(_Minimal):
     r"""minGRU: $h_t = (1 - g_t) \odot h_{t-1} + g_t \odot v_t$ with $g_t = \sigma(W_g x_t + b_g)$.
@@ -163,12 +127,17 @@ class MinGRU(_Minimal):
         num_layers: layers, each reading the states of the one below.
         bias: whether there are $b_g$ and $b_v$.
         batch_first: whether time is the last axis but one of x, or the first.
+        dropout: the share of a layer's outputs that the next one does not see in training.
+        bidirectional: whether each layer also reads the series backward; outputs stand side by side, 2 D wide.
         candidate: "linear", "tanh", "positive" (the published g, at least 0) or "simplex" (softmax of each block of
             units, which share one gate, so that the state of a block is a probability distribution).
         block: units of one simplex; all where None.
 
     Parameters: `weight_l<k>` [G + D, inputs] and `bias_l<k>` [G + D], the G gates first, then the D candidates; G is
-    D, or the number of blocks for candidate="simplex".
+    D, or the number of blocks for candidate="simplex". Those that read backward end in `_reverse`.
+
+    States are [num_layers, *batch, D], twice as many in both directions; zeros to begin with, or the uniform
+    distribution on each simplex.
 
     Raises:
         TypeError: a size that is no integer. From every call: x or states that are no tensors of the weights' dtype,

@@ -12,29 +12,26 @@ The cell of f- and fo-pooling is a minGRU's state. In ifo-pooling hold and draw 
 accumulate: it counts.
 """
 
-import math
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import linear
 
-from ...inference.numerics.checks import check_dtype, check_table
+from ...inference.numerics.checks import check_table
 from ...inference.numerics.records import brief
-from ...inference.numerics.scalars import check_choice, check_flag, check_integer
+from ...inference.numerics.scalars import check_choice, check_integer
 from ...inference.scans.gated.op import PARTS, Activated, activate, gated_scan
-from .recurrent import Recurrent, batch_major, check_state, check_step, keep, last, observed, time_major, weight_of
+from .recurrent import Observed, Recurrent, check_state, last, promoted, weight_of, widened
 
 _GATES = {"f": "hold", "fo": "hold", "ifo": "free"}
 
 
 class QRNNState(NamedTuple):
-    """What a QRNN carries from one step, or one chunk, to the next."""
+    """What a QRNN carries from one step, or one chunk, to the next, for each layer (and direction)."""
 
     cell: Tensor  # [num_layers, *batch, hidden_size]
-    inputs: tuple[
-        Tensor, ...
-    ]  # for each layer its last window - 1 inputs, oldest first, [*batch, window - 1, features]
+    inputs: tuple[Tensor, ...]  # the last window - 1 inputs of each, oldest first, [*batch, window - 1, features]
 
     def __repr__(self) -> str:
         return brief(self)
@@ -49,11 +46,14 @@ class QRNN(Recurrent):
         num_layers: layers, each reading the outputs of the one below.
         bias: whether pre-activations have an offset.
         batch_first: whether time is the last axis but one of x, or the first.
+        dropout: the share of a layer's outputs that the next one does not see in training.
+        bidirectional: whether each layer also reads the series backward; outputs stand side by side, 2 D wide.
         pooling: "f", "fo" or "ifo".
         window: the number k of inputs that the gates read, the present one among them.
 
     Parameters: `weight_l<k>` [parts * D, features, window], as a causal `torch.nn.Conv1d` has it (the present input
     last), and `bias_l<k>` [parts * D]; parts are forget gates, input gates (ifo), candidates, output gates (fo, ifo).
+    Those that read backward end in `_reverse`. States are `QRNNState`; cells and inputs of zero to begin with.
 
     Raises:
         TypeError: a size that is no integer. From every call: x or states that are no tensors of the weights' dtype,
@@ -80,87 +80,82 @@ class QRNN(Recurrent):
         num_layers: int = 1,
         bias: bool = True,
         batch_first: bool = True,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
         pooling: str = "fo",
         window: int = 1,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(input_size, hidden_size, num_layers, batch_first)
-        hidden_size, num_layers = self.hidden_size, self.num_layers
-        bias = check_flag("bias", bias)
-        check_dtype("dtype", dtype)
+        super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
         check_choice("pooling", pooling, _GATES)
-        window = check_integer("window", window)
         self.pooling = pooling
-        self.window = window
+        self.window = check_integer("window", window)
         self.gate = _GATES[pooling]
-        rows = (PARTS[self.gate] + ("o" in pooling)) * hidden_size
-        for layer in range(num_layers):
-            weight = torch.empty(rows, self.layer_inputs(layer), window, device=device, dtype=dtype)
-            self.register_parameter(f"weight_l{layer}", nn.Parameter(weight))
-            offset = nn.Parameter(torch.empty(rows, device=device, dtype=dtype)) if bias else None
-            self.register_parameter(f"bias_l{layer}", offset)
-        self.reset_parameters()
+        self._make_parameters(device, dtype)
 
-    def reset_parameters(self) -> None:
-        """Draw all parameters uniformly within 1 / sqrt(features * window), as `torch.nn.Conv1d` does."""
-        for name, parameter in self.named_parameters(recurse=False):
-            width = 1 / math.sqrt(self.layer_inputs(int(name.rpartition("_l")[2])) * self.window)
-            nn.init.uniform_(parameter, -width, width)
-
-    def initial_state(self, *batch: int) -> QRNNState:
-        """Cells and inputs of zero."""
-        zeros = self.get_parameter("weight_l0").new_zeros
-        inputs = tuple(zeros(*batch, self.window - 1, self.layer_inputs(layer)) for layer in range(self.num_layers))
-        return QRNNState(zeros(self.num_layers, *batch, self.hidden_size), inputs)
-
-    def activations(self, rows: Tensor, layer: int = 0) -> Activated:
+    def activations(self, rows: Tensor, layer: int = 0, reverse: bool = False) -> Activated:
         """`hold`, `draw`, `value` [*batch, T, D] of inputs [*batch, window - 1 + T, features] of a layer."""
-        return activate(self._pooled(self._windows(rows), layer), self.hidden_size, self.gate, "tanh")
-
-    def forward(
-        self, x: Tensor, h0: QRNNState | None = None, lengths: Tensor | list[int] | None = None
-    ) -> tuple[Tensor, QRNNState]:
-        """Outputs of the last layer at every step, and what every layer carries on after the last.
-
-        Arguments:
-            x: [*batch, T, input_size], any batch axes or none; [T, *batch, input_size] for batch_first=False.
-            h0: what the previous chunk returned; `initial_state` where None.
-            lengths: the number of steps of each sequence, [*batch], between 1 and T; all T where None.
-
-        Returns:
-            out [*batch, T, hidden_size] (time first for batch_first=False), zero past each length, and
-            `QRNNState(cell [num_layers, *batch, hidden_size], inputs, one [*batch, window - 1, features] a layer)`.
-        """
-        x = batch_major(x, self.input_size, self.batch_first, weight_of(self, x))
-        some = observed(x, lengths)
-        start = self._start(h0, x.shape[:-2])
-        out, cells, inputs = keep(x, some), [], []
-        for layer in range(self.num_layers):
-            rows = torch.cat([start.inputs[layer], out], -2)
-            windows = self._windows(rows)
-            states = gated_scan(self._pooled(windows, layer), start.cell[layer], self.gate, "tanh")
-            cells.append(last(states, some).squeeze(-2) if x.shape[-2] else start.cell[layer])
-            inputs.append(last(rows, some, self.window - 1))
-            out = keep(self._output(states, windows, layer), some)
-        return time_major(out, self.batch_first), QRNNState(torch.stack(cells), tuple(inputs))
-
-    def step(self, x: Tensor, h: QRNNState | None = None) -> tuple[Tensor, QRNNState]:
-        """One step: `x` [*batch, input_size] and what the steps before it left, to the output and what to carry on."""
-        x = check_step(x, self.input_size, weight_of(self, x))
-        start, cells, inputs = self._start(h, x.shape[:-1], "h"), [], []
-        for layer in range(self.num_layers):
-            rows = torch.cat([start.inputs[layer], x[..., None, :]], -2)
-            window = rows.transpose(-1, -2).flatten(-2)
-            now = activate(self._pooled(window, layer), self.hidden_size, self.gate, "tanh")
-            cell = now.hold * start.cell[layer] + now.draw * now.value
-            x = self._output(cell, window, layer)
-            cells.append(cell)
-            inputs.append(rows[..., 1:, :])
-        return x, QRNNState(torch.stack(cells), tuple(inputs))
+        pre, _ = self._products(self._windows(rows), layer, reverse)
+        return activate(pre, self.hidden_size, self.gate, "tanh")
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, pooling={self.pooling!r}, window={self.window}"
+
+    def _shape(self, layer: int) -> tuple[int, ...]:
+        return (PARTS[self.gate] + ("o" in self.pooling)) * self.hidden_size, self.layer_inputs(layer), self.window
+
+    def _initial(self, batch: tuple[int, ...], like: Tensor) -> QRNNState:
+        shapes = [(*batch, self.window - 1, self.layer_inputs(layer)) for layer, _ in self._each()]
+        cell = like.new_zeros(len(shapes), *batch, self.hidden_size)
+        return QRNNState(cell, tuple(like.new_zeros(shape) for shape in shapes))
+
+    def _started(
+        self, given: QRNNState | None, x: Tensor, batch: torch.Size, name: str = "hx"
+    ) -> list[tuple[Tensor, Tensor]]:
+        if given is None:
+            given = self._initial(batch, self._like(x))
+        elif not isinstance(given, QRNNState):
+            raise TypeError(f"{name}: got {type(given).__name__}, expected the QRNNState of an earlier call, or None.")
+        else:
+            self._check(given, batch, name)
+        return list(zip(given.cell.unbind(), given.inputs, strict=True))
+
+    def _check(self, given: QRNNState, batch: torch.Size, name: str) -> None:
+        layers, expected = [layer for layer, _ in self._each()], (*batch, self.hidden_size)
+        like = weight_of(self, given.cell)
+        check_state(f"{name}.cell", given.cell, (len(layers), *expected), like, finite=name == "hx")
+        if len(given.inputs) != len(layers):
+            raise ValueError(f"{name}.inputs: got {len(given.inputs)} tensors; give one a layer, {len(layers)}.")
+        for k, (layer, rows) in enumerate(zip(layers, given.inputs, strict=True)):
+            expected = (*batch, self.window - 1, self.layer_inputs(layer))
+            check_table(f"{name}.inputs[{k}]", rows, like=weight_of(self, rows))
+            if rows.shape != expected:
+                raise ValueError(
+                    f"{name}.inputs[{k}]: got shape {list(rows.shape)}, expected {list(expected)}, which is "
+                    "[*batch, window - 1, features]; give the layer's last inputs, oldest first."
+                )
+
+    def _joined(self, ends: list[tuple[Tensor, Tensor]]) -> QRNNState:
+        cells, inputs = zip(*ends, strict=True)
+        return QRNNState(torch.stack(cells), inputs)
+
+    def _sweep(
+        self, rows: Tensor, start: tuple[Tensor, Tensor], some: Observed, layer: int, reverse: bool
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        rows = torch.cat([start[1], rows], -2)
+        pre, shown = self._products(self._windows(rows), layer, reverse)
+        states = gated_scan(*promoted(pre, start[0]), self.gate, "tanh")
+        cell = last(states, some).squeeze(-2) if states.shape[-2] else start[0]
+        return states if shown is None else shown.sigmoid() * states, (cell, last(rows, some, self.window - 1))
+
+    def _step(self, x: Tensor, start: tuple[Tensor, Tensor], layer: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        rows = torch.cat([start[1], x[..., None, :]], -2)
+        pre, shown = self._products(rows.transpose(-1, -2).flatten(-2), layer)
+        pre, before = promoted(pre, start[0])
+        now = activate(widened(pre), self.hidden_size, self.gate, "tanh")
+        cell = (now.hold * widened(before) + now.draw * now.value).to(before.dtype)
+        return cell if shown is None else shown.sigmoid() * cell, (cell, rows[..., 1:, :])
 
     def _windows(self, rows: Tensor) -> Tensor:
         """[*batch, T, features * window] of [*batch, window - 1 + T, features], columns in the order of the weights."""
@@ -169,34 +164,12 @@ class QRNN(Recurrent):
         steps = rows.shape[-2] - self.window + 1
         return torch.stack([rows[..., j : j + steps, :] for j in range(self.window)], -1).flatten(-2)
 
-    def _pooled(self, windows: Tensor, layer: int) -> Tensor:
-        return self._product(windows, layer, slice(0, PARTS[self.gate] * self.hidden_size))
-
-    def _output(self, cell: Tensor, windows: Tensor, layer: int) -> Tensor:
+    def _products(self, windows: Tensor, layer: int, reverse: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Pre-activations [*batch, parts * D] of gates and candidates, and [*batch, D] of output gates, if any."""
+        weight, bias = self._weights(windows, layer, reverse)
+        rows = PARTS[self.gate] * self.hidden_size
+        product = lambda weight, bias: linear(windows, weight.flatten(1), bias)
         if "o" not in self.pooling:
-            return cell
-        return self._product(windows, layer, slice(PARTS[self.gate] * self.hidden_size, None)).sigmoid() * cell
-
-    def _product(self, windows: Tensor, layer: int, rows: slice) -> Tensor:
-        bias = getattr(self, f"bias_l{layer}")
-        weight = self.get_parameter(f"weight_l{layer}")[rows].flatten(1)
-        return linear(windows, weight, None if bias is None else bias[rows])
-
-    def _start(self, h0: QRNNState | None, batch: torch.Size, name: str = "h0") -> QRNNState:
-        if h0 is None:
-            return self.initial_state(*batch)
-        if not isinstance(h0, QRNNState):
-            raise TypeError(f"{name}: got {type(h0).__name__}, expected the QRNNState of an earlier call, or None.")
-        like, expected = weight_of(self, h0.cell), (self.num_layers, *batch, self.hidden_size)
-        cell = check_state(f"{name}.cell", h0.cell, expected, like, finite=name == "h0")
-        if len(h0.inputs) != self.num_layers:
-            raise ValueError(f"{name}.inputs: got {len(h0.inputs)} tensors; give one a layer, {self.num_layers}.")
-        for layer, rows in enumerate(h0.inputs):
-            expected = (*batch, self.window - 1, self.layer_inputs(layer))
-            check_table(f"{name}.inputs[{layer}]", rows, like=like)
-            if rows.shape != expected:
-                raise ValueError(
-                    f"{name}.inputs[{layer}]: got shape {list(rows.shape)}, expected {list(expected)}, which is "
-                    "[*batch, window - 1, features]; give the layer's last inputs, oldest first."
-                )
-        return QRNNState(cell, h0.inputs)
+            return product(weight, bias), None
+        biases = (None, None) if bias is None else (bias[:rows], bias[rows:])
+        return product(weight[:rows], biases[0]), product(weight[rows:], biases[1])

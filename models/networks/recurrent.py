@@ -1,37 +1,194 @@
-"""What all recurrent layers share: the shapes they take, ragged input, and state dicts that name their version.
+"""What all recurrent layers share: the shapes they take, ragged input, layers and directions, dropout, state dicts.
 
 A layer maps `x [*batch, T, input_size]` (or `[T, *batch, input_size]` for batch_first=False) and states before the
-first step to `out, h_n`, as torch's own recurrent modules do. Layer l's states are entry l of the first axis of `h0`
-and `h_n`. With `lengths [*batch]`, outputs past a sequence's length are zero, nothing past it is read, not even a NaN,
-and `h_n` is the state at its last step.
+first step to `out, h_n`, as torch's own recurrent modules do. Entry l of the first axis of `hx` and `h_n` is the state
+of layer l; in both directions entry 2 l is that of layer l forward, 2 l + 1 that of layer l backward, and their outputs
+stand side by side. With `lengths [*batch]`, outputs past a sequence's length are zero, nothing past it is read, not
+even a NaN, `h_n` is the state at its last step, and reading backward begins there. A `PackedSequence` brings its
+lengths, and is packed again.
+
+Weights are read by name, once a call, so that whatever stands under the name counts: a parametrisation, a pruned
+weight, a random one, one that `torch.func.functional_call` puts there.
 """
 
+import math
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import dropout
+from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from ...inference.numerics.arrays import ordinary
-from ...inference.numerics.checks import check_lengths, check_table
-from ...inference.numerics.scalars import check_flag, check_integer
+from ...inference.numerics.checks import DTYPES, check_dtype, check_lengths, check_table
+from ...inference.numerics.op import transformed
+from ...inference.numerics.scalars import check_flag, check_integer, check_probability
+
+Lengths = Tensor | list[int] | None
+Sweep = Callable[[Tensor, Any, int, bool], tuple[Tensor, Any]]
+Observed = tuple[Tensor, Tensor] | None
 
 
 class Recurrent(nn.Module):
-    """Shapes, lengths and versions of a stack of recurrent layers."""
+    """Layers, directions, ragged input and versions of recurrent layers whose weights read inputs alone.
+
+    A class of layers gives the shape of its weights, the states before the first step, and one layer over a series.
+    """
 
     _version = 1
 
-    def __init__(self, input_size: int, hidden_size: int, num_layers: int, batch_first: bool) -> None:
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int,
+        bias: bool,
+        batch_first: bool,
+        dropout: float,
+        bidirectional: bool,
+    ) -> None:
         super().__init__()
-        sizes = check_sizes(input_size, hidden_size, num_layers, True, batch_first)
-        self.input_size, self.hidden_size, self.num_layers, _, self.batch_first = sizes
+        sizes = check_sizes(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
+        self.input_size, self.hidden_size, self.num_layers, self.bias, self.batch_first = sizes[:5]
+        self.dropout, self.bidirectional = sizes[5:]
+        if self.dropout and self.num_layers == 1:
+            warnings.warn(
+                f"dropout: got {dropout} for one layer, but it acts between layers; give more layers, or 0.",
+                stacklevel=3,
+            )
 
     def layer_inputs(self, layer: int) -> int:
         """How many features layer number `layer` reads."""
-        return self.input_size if layer == 0 else self.hidden_size
+        return self.input_size if layer == 0 else self.hidden_size * (1 + self.bidirectional)
+
+    def initial_state(self, *batch: int) -> Any:
+        """The states before the first step where none are given."""
+        return self._initial(batch, self._like(torch.empty(0)))
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters uniformly within 1 / sqrt(number of inputs), as torch's linear layers do."""
+        for layer, reverse in self._each():
+            width = 1 / math.sqrt(math.prod(self._shape(layer)[1:]))
+            for part in ("weight", "bias")[: 1 + self.bias]:
+                nn.init.uniform_(getattr(self, name_of(part, layer, reverse)), -width, width)
+
+    def forward(
+        self, x: Tensor | PackedSequence, hx: Any = None, lengths: Tensor | list[int] | None = None
+    ) -> tuple[Tensor | PackedSequence, Any]:
+        """Outputs of the last layer at every step, and the states of every layer at the last.
+
+        Arguments:
+            x: [*batch, T, input_size], any batch axes or none; [T, *batch, input_size] for batch_first=False; or a
+                `PackedSequence`.
+            hx: states before the first step, as an earlier call returned them; `initial_state` where None.
+            lengths: the number of steps of each sequence, [*batch], between 1 and T; all T where None.
+
+        Returns:
+            out [*batch, T, hidden_size] (time first for batch_first=False), zero past each length, or packed as x was,
+            twice as wide in both directions; and h_n, which as `hx` of the next call continues the series.
+        """
+        if isinstance(x, PackedSequence):
+            padded, own = unpacked(x, lengths)
+            out, state = self._over(self._fitting(padded, True), hx, own)
+            return repacked(out, own, x), state
+        out, state = self._over(self._fitting(x, self.batch_first), hx, lengths)
+        return time_major(out, self.batch_first), state
+
+    def step(self, x: Tensor, h: Any = None) -> tuple[Tensor, Any]:
+        """One step: `x` [*batch, input_size] and the states before it, to the output and the states after it."""
+        check_one_way(self, "the last input first, and so has no step")
+        x = check_step(x, self.input_size, weight_of(self, x))
+        starts, ends = self._started(h, x, x.shape[:-1], "h"), []
+        if hooked(self):
+            return step_by_call(self, x, h)
+        for layer, start in enumerate(starts):
+            x, end = self._step(dropped(self, x, layer), start, layer)
+            ends.append(end)
+        return x, self._joined(ends)
 
     def extra_repr(self) -> str:
-        return f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}, batch_first={self.batch_first}"
+        more = {"bias": (self.bias, True), "dropout": (self.dropout, 0.0), "bidirectional": (self.bidirectional, False)}
+        shown = "".join(f", {name}={value}" for name, (value, default) in more.items() if value != default)
+        sizes = f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}, batch_first={self.batch_first}"
+        return sizes + shown
+
+    @abstractmethod
+    def _shape(self, layer: int) -> tuple[int, ...]:
+        """Of a layer's weight: rows, features and what else there is."""
+
+    @abstractmethod
+    def _initial(self, batch: tuple[int, ...], like: Tensor) -> Any:
+        """`initial_state`, in the dtype of `like`."""
+
+    @abstractmethod
+    def _started(self, given: Any, x: Tensor, batch: torch.Size, name: str = "hx") -> list[Any]:
+        """The states before the first step, known to fit, for each layer and direction."""
+
+    @abstractmethod
+    def _joined(self, ends: list[Any]) -> Any:
+        """The states of each layer and direction, as a call returns them."""
+
+    @abstractmethod
+    def _sweep(self, rows: Tensor, start: Any, some: Observed, layer: int, reverse: bool) -> tuple[Tensor, Any]:
+        """Outputs [*batch, T, hidden_size] and last state of a layer in one direction, rows in the order of reading."""
+
+    @abstractmethod
+    def _step(self, x: Tensor, start: Any, layer: int) -> tuple[Tensor, Any]:
+        """One step of a layer."""
+
+    def _make_parameters(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+        check_dtype("dtype", dtype)
+        for layer, reverse in self._each():
+            weight = nn.Parameter(torch.empty(self._shape(layer), device=device, dtype=dtype))
+            bias = nn.Parameter(torch.empty(len(weight), device=device, dtype=dtype)) if self.bias else None
+            self.register_parameter(name_of("weight", layer, reverse), weight)
+            self.register_parameter(name_of("bias", layer, reverse), bias)
+        self.reset_parameters()
+
+    def _like(self, x: Tensor) -> Tensor:
+        """What states are made like: a parameter, or x where there is none."""
+        own = a_parameter(self)
+        return x if own is None else own
+
+    def _each(self) -> Iterator[tuple[int, bool]]:
+        """Layers and directions in the order of their states."""
+        return ((layer, reverse) for layer in range(self.num_layers) for reverse in (False, True)[: self._directions])
+
+    @property
+    def _directions(self) -> int:
+        return 1 + self.bidirectional
+
+    def _weights(self, x: Tensor, layer: int, reverse: bool = False) -> tuple[Tensor, Tensor | None]:
+        """A layer's weight and bias, whatever stands under their names, in the right shapes and x's dtype."""
+        expected, found = self._shape(layer), []
+        for part, shape in (("weight", expected), ("bias", expected[:1])):
+            name = name_of(part, layer, reverse)
+            value = getattr(self, name)
+            if value is not None and value.shape != shape:
+                raise ValueError(
+                    f"{name}: got shape {list(value.shape)}, expected {list(shape)} for this layer; whatever replaces "
+                    "a weight must keep its shape."
+                )
+            if value is not None and value.dtype != x.dtype and not converting(x):
+                raise TypeError(
+                    f"{name}: got {value.dtype}, but the layer reads {x.dtype}; give all weights one dtype."
+                )
+            found.append(value)
+        return found[0], found[1]
+
+    def _fitting(self, x: Tensor, batch_first: bool) -> Tensor:
+        return batch_major(x, self.input_size, batch_first, weight_of(self, x))
+
+    def _over(self, x: Tensor, hx: Any, lengths: Lengths) -> tuple[Tensor, Any]:
+        some = observed(x, lengths)
+        starts = self._started(hx, x, x.shape[:-2])
+        sweep = lambda rows, start, layer, reverse: self._sweep(rows, start, some, layer, reverse)
+        out, ends = over_layers(self, sweep, x, starts, some)
+        return out, self._joined(ends)
 
     def _load_from_state_dict(
         self,
@@ -55,26 +212,147 @@ class Recurrent(nn.Module):
 
 
 def check_sizes(
-    input_size: object, hidden_size: object, num_layers: object, bias: object, batch_first: object
-) -> tuple[int, int, int, bool, bool]:
-    """What the constructors of all layers take first, as numbers and flags."""
+    input_size: object,
+    hidden_size: object,
+    num_layers: object,
+    bias: object,
+    batch_first: object,
+    dropout: object,
+    bidirectional: object,
+) -> tuple[int, int, int, bool, bool, float, bool]:
+    """What the constructors of all layers take, as numbers and flags."""
     return (
         check_integer("input_size", input_size),
         check_integer("hidden_size", hidden_size),
         check_integer("num_layers", num_layers),
         check_flag("bias", bias),
         check_flag("batch_first", batch_first),
+        check_probability("dropout", dropout),
+        check_flag("bidirectional", bidirectional),
     )
+
+
+def name_of(part: str, layer: int, reverse: bool = False) -> str:
+    """The name of a parameter, as torch has it."""
+    return f"{part}_l{layer}{'_reverse' if reverse else ''}"
+
+
+def over_layers(network: Any, sweep: Sweep, x: Tensor, starts: list[Any], some: Observed) -> tuple[Tensor, list[Any]]:
+    """Outputs [*batch, T, directions * hidden_size] of the last layer, and the last states of all.
+
+    Arguments:
+        network: says how many layers and directions there are, and the share of inputs that is dropped.
+        sweep: one layer in one direction, from rows and start to outputs and end; rows come in the order of reading.
+        starts: for each layer and direction.
+    """
+    rows, ends, directions = keep(x, some), [], 1 + network.bidirectional
+    for layer in range(network.num_layers):
+        rows, sides = dropped(network, rows, layer), []
+        for reverse in (False, True)[:directions]:
+            read = reversed_in_time(rows, some) if reverse else rows
+            out, end = sweep(read, starts[directions * layer + reverse], layer, reverse)
+            out = keep(out, some)
+            sides.append(reversed_in_time(out, some) if reverse else out)
+            ends.append(end)
+        rows = torch.cat(sides, -1) if network.bidirectional else sides[0]
+    return rows, ends
+
+
+def reversed_in_time(rows: Tensor, some: Observed) -> Tensor:
+    """`rows` [*batch, T, F] with each sequence's steps in reverse, and what lies past them where it was."""
+    if some is None:
+        return rows.flip(-2)
+    lengths, mask = some
+    steps = torch.arange(rows.shape[-2], device=rows.device)
+    index = torch.where(mask[..., 0], lengths[..., None] - 1 - steps, steps)
+    return rows.gather(-2, index[..., None].expand_as(rows))
+
+
+def dropped(network: Any, rows: Tensor, layer: int) -> Tensor:
+    """What a layer reads of its inputs: in training all layers but the first lose a share of them."""
+    return dropout(rows, network.dropout) if layer and network.dropout and network.training else rows
+
+
+def hooked(module: nn.Module) -> bool:
+    """Whether a call of the module does more than its `forward`: pruning and much else works by hooks."""
+    hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+    return any(hooks) or bool(_has_any_global_hook())
+
+
+def called(layer: Any, x: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
+    """Outputs and states of a layer's call, of which its hooks are told; they must leave the shape of the outputs."""
+    result = layer(x, hx)
+    pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Tensor)
+    expected = [*x.shape[:-1], layer.hidden_size * (1 + layer.bidirectional)]
+    if not pair or list(result[0].shape) != expected:
+        got = f"outputs of shape {list(result[0].shape)}" if pair else f"a {type(result).__name__}"
+        raise ValueError(
+            f"layer: {type(layer).__name__} gave {got}, expected the pair (out, state) with out {expected}; let its "
+            "hooks keep that."
+        )
+    return result
+
+
+def step_by_call(layer: Any, x: Tensor, h: Any) -> tuple[Tensor, Any]:
+    """A step as a series of one step."""
+    time = x.dim() - 1 if layer.batch_first else 0
+    out, state = called(layer, x.unsqueeze(time), h)
+    return out.squeeze(time), state
+
+
+def check_one_way(layer: Any, why: str, name: str = "layer") -> None:
+    """Raise ValueError for a layer of both directions, and say why it cannot be."""
+    if layer.bidirectional:
+        raise ValueError(f"{name}: reads in both directions, {why}; build it with bidirectional=False.")
+
+
+def unpacked(packed: PackedSequence, lengths: object) -> tuple[Tensor, Tensor]:
+    """Sequences [batch, T, F] and their lengths, in the order in which they were packed."""
+    if lengths is not None:
+        raise ValueError("lengths: given with a PackedSequence, which has its own; leave them out.")
+    return pad_packed_sequence(packed, batch_first=True)
+
+
+def repacked(out: Tensor, lengths: Tensor, like: PackedSequence) -> PackedSequence:
+    """Sequences [batch, T, F] packed as others of the same lengths are."""
+    order = like.sorted_indices
+    if order is not None:
+        out, lengths = out[order], lengths[order.to(lengths.device)]
+    data = pack_padded_sequence(out, lengths.cpu(), batch_first=True).data
+    return PackedSequence(data, like.batch_sizes, order, like.unsorted_indices)
+
+
+def converting(x: Tensor) -> bool:
+    """Whether autocast or torch's tracing converts dtypes."""
+    device = x.device.type
+    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return torch.compiler.is_compiling() or autocast
+
+
+def promoted(x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in the wider dtype of the two, which differ under autocast alone."""
+    if x.dtype == state.dtype:
+        return x, state
+    dtype = torch.promote_types(x.dtype, state.dtype)
+    return x.to(dtype), state.to(dtype)
+
+
+def widened(x: Tensor) -> Tensor:
+    """In single precision where it has less: too few digits to add up in."""
+    return x if x.dtype in DTYPES else x.float()
 
 
 def weight_of(layer: nn.Module, x: object) -> Tensor | None:
-    """A weight of the layer, which what it is given must be like; None where autocast or torch's tracing converts."""
-    free = torch.compiler.is_compiling() or (
-        isinstance(x, Tensor)
-        and torch.amp.is_autocast_available(x.device.type)
-        and torch.is_autocast_enabled(x.device.type)
-    )
-    return None if free else next(layer.parameters(), None)
+    """What x must be like: a weight of the layer, itself where dtypes are converted; None where any number will do."""
+    if isinstance(x, Tensor) and x.is_floating_point() and converting(x):
+        return x
+    return a_parameter(layer)
+
+
+def a_parameter(layer: nn.Module) -> Tensor | None:
+    """One of a layer's parameters, None where it has none left: all that tell are their dtype and device."""
+    own = next((x for x in layer._parameters.values() if x is not None), None)
+    return next(layer.parameters(), None) if own is None else own
 
 
 def batch_major(x: Tensor, input_size: int, batch_first: bool, like: Tensor | None = None) -> Tensor:
@@ -108,30 +386,36 @@ def check_step(x: Tensor, input_size: int, like: Tensor | None = None) -> Tensor
 def check_state(
     name: str, state: Tensor, expected: tuple[int, ...], like: Tensor | None = None, finite: bool = True
 ) -> Tensor:
-    """`state`, or an error unless it is a tensor of the expected shape, finite unless torch traces it."""
-    check_table(name, state, like=like, finite=finite and not torch.compiler.is_compiling())
+    """`state`, or an error unless it is a tensor of the expected shape, finite unless torch traces or maps it."""
+    check_table(name, state, like=like, finite=finite and not torch.compiler.is_compiling() and not transformed())
     if state.shape != expected:
         raise ValueError(
-            f"{name}: got shape {list(state.shape)}, expected {list(expected)}, which is [num_layers, *batch, ...]; "
-            "give one state for each layer and each sequence."
+            f"{name}: got shape {list(state.shape)}, expected {list(expected)}, which is [num_layers, *batch, ...], "
+            "twice as many in both directions; give one state for each layer and each sequence."
         )
     return state
 
 
-def observed(x: Tensor, lengths: Tensor | list[int] | None) -> tuple[Tensor, Tensor] | None:
-    """`lengths` as checked int64 [*batch] and the mask [*batch, T, 1] of the steps they keep; None where all are."""
+def observed(x: Tensor, lengths: Lengths) -> Observed:
+    """`lengths` as int64 [*batch] and the mask [*batch, T, 1] of the steps they keep; None where all are.
+
+    They are checked unless torch traces or maps them: then their values cannot be looked at.
+    """
     if lengths is None:
         return None
-    checked = check_lengths(lengths, x.shape[:-2], x.shape[-2], x.device)
+    if torch.compiler.is_compiling() or transformed():
+        checked = torch.as_tensor(lengths, device=x.device).expand(x.shape[:-2])
+    else:
+        checked = check_lengths(lengths, x.shape[:-2], x.shape[-2], x.device)
     return checked, (torch.arange(x.shape[-2], device=x.device) < checked[..., None])[..., None]
 
 
-def keep(x: Tensor, some: tuple[Tensor, Tensor] | None) -> Tensor:
+def keep(x: Tensor, some: Observed) -> Tensor:
     """`x` [*batch, T, F] with zeros past each sequence's length, whatever stood there."""
     return x if some is None else torch.where(some[1], x, x.new_zeros(()))
 
 
-def last(rows: Tensor, some: tuple[Tensor, Tensor] | None, n_rows: int = 1) -> Tensor:
+def last(rows: Tensor, some: Observed, n_rows: int = 1) -> Tensor:
     """The last `n_rows` rows of each sequence, [*batch, n_rows, F], of `rows` [*batch, extra + T, F].
 
     Rows before the first step, if there are any, come first: a sequence of length l ends at row extra + l - 1.

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from ...inference.numerics.scalars import check_integer
-from .recurrent import batch_major, time_major
+from .recurrent import batch_major, called, time_major
 
 
 class Truncated(nn.Module):
     """The feed-forward network of a layer's last `window` inputs; shares the layer's parameters.
 
-    Steps that have fewer inputs than that before them start from the `h0` of the layer.
+    Steps that have fewer inputs than that before them start from the default state of the layer.
     """
 
     def __init__(self, layer: nn.Module, window: int) -> None:
@@ -31,11 +31,11 @@ class Truncated(nn.Module):
         self.layer = layer
         self.window = check_integer("window", window)
 
-    def forward(self, x: Tensor, h0: Any = None) -> Tensor:
+    def forward(self, x: Tensor, hx: Any = None) -> Tensor:
         """Outputs of the layer's shape for inputs of the layer's shape, each from its own window alone."""
         layer: Any = self.layer
         x = batch_major(x, layer.input_size, layer.batch_first)
-        first = layer(time_major(x[..., : self.window, :], layer.batch_first), h0)[0]
+        first = called(layer, time_major(x[..., : self.window, :], layer.batch_first), hx)[0]
         if x.shape[-2] <= self.window:
             return first
         first = batch_major(first, layer.hidden_size, layer.batch_first)
@@ -49,7 +49,7 @@ class Truncated(nn.Module):
 
     def _last(self, windows: Tensor) -> Tensor:
         layer: Any = self.layer
-        return layer(time_major(windows, layer.batch_first))[0].select(1 if layer.batch_first else 0, -1)
+        return called(layer, time_major(windows, layer.batch_first))[0].select(1 if layer.batch_first else 0, -1)
 
     def extra_repr(self) -> str:
         return f"window={self.window}"
@@ -63,8 +63,8 @@ def truncate(layer: nn.Module, window: int) -> Truncated:
         window: how many inputs an output depends on, the present one among them.
 
     Returns:
-        a module that shares the layer's parameters, and maps x and `h0` as the layer takes them to out as the layer
-        returns it. Before each window the state is the layer's default; `h0` is that before the first `window` steps.
+        a module that shares the layer's parameters, and maps x and `hx` as the layer takes them to out as the layer
+        returns it. Before each window the state is the layer's default; `hx` is that before the first `window` steps.
 
     Raises:
         TypeError: a module that is no recurrent layer.

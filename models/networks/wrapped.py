@@ -12,78 +12,167 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn.functional import linear
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from ...inference.numerics.checks import check_dtype
+from ...inference.numerics.op import transformed
 from ...inference.numerics.scalars import check_choice
-from .recurrent import batch_major, check_sizes, check_state, check_step, observed, time_major, weight_of
+from .recurrent import (
+    Observed,
+    batch_major,
+    check_one_way,
+    check_sizes,
+    check_state,
+    check_step,
+    hooked,
+    last,
+    name_of,
+    observed,
+    over_layers,
+    repacked,
+    step_by_call,
+    time_major,
+    unpacked,
+    weight_of,
+)
 
 
 class _Wrapped(nn.RNNBase):
-    def forward(self, x: Tensor, h0: Any = None, lengths: Tensor | list[int] | None = None) -> tuple[Tensor, Any]:
+    """torch's kernels, and a loop in plain torch under `torch.func`'s transforms, and of lengths that torch traces."""
+
+    def forward(
+        self, x: Tensor | PackedSequence, hx: Any = None, lengths: Tensor | list[int] | None = None
+    ) -> tuple[Tensor | PackedSequence, Any]:
         """Outputs at every step and states after the last.
 
         Arguments:
-            x: [batch, T, input_size] or [T, input_size]; [T, batch, input_size] for batch_first=False.
-            h0: states before the first step, [num_layers, batch, hidden_size] or [num_layers, hidden_size]; for an
-                LSTM a pair of them, hidden states and cells. Zeros where None.
+            x: [batch, T, input_size] or [T, input_size]; [T, batch, input_size] for batch_first=False; or a
+                `PackedSequence`.
+            hx: states before the first step, [num_layers, batch, hidden_size] or [num_layers, hidden_size], twice as
+                many in both directions; for an LSTM a pair of them, hidden states and cells. Zeros where None.
             lengths: the number of steps of each sequence, [batch], between 1 and T; all T where None.
 
         Returns:
-            out, zero past each length, and h_n, the states at each sequence's last step.
+            out, zero past each length, or packed as x was, and h_n, the states at each sequence's last step.
         """
-        x = batch_major(x, self.input_size, self.batch_first, weight_of(self, x))
-        if x.dim() > 3 or not x.shape[-2]:
-            raise ValueError(
-                f"x: got shape {list(time_major(x, self.batch_first).shape)}, expected one batch axis at most, and at "
-                "least one step; flatten the batch axes."
-            )
-        h0 = self._started(h0, x.shape[:-2])
+        if isinstance(x, PackedSequence):
+            padded, own = unpacked(x, lengths)
+            padded = self._fitting(padded, True)
+            hx = self._started(hx, padded.shape[:-2])
+            if not transformed():
+                return super().forward(x, hx)
+            out, state = self._looped(padded, hx, observed(padded, own))
+            return repacked(out, own, x), state
+        x = self._fitting(x, self.batch_first)
+        hx = self._started(hx, x.shape[:-2])
         some = observed(x, lengths)
         if 0 in x.shape[:-2]:
             return self._nothing(x)
+        if transformed() or (some is not None and torch.compiler.is_compiling()):
+            out, state = self._looped(x, hx, some)
+            return time_major(out, self.batch_first), state
         if some is None:
-            return super().forward(time_major(x, self.batch_first), h0)
+            return super().forward(time_major(x, self.batch_first), hx)
         if x.dim() == 2:
-            out, state = super().forward(time_major(x[: int(some[0])], self.batch_first), h0)
+            out, state = super().forward(time_major(x[: int(some[0])], self.batch_first), hx)
             empty = x.new_zeros(x.shape[0] - out.shape[0], out.shape[1])
             return torch.cat([out, empty]), state
         packed = pack_padded_sequence(x, some[0].cpu(), batch_first=True, enforce_sorted=False)
-        out, state = super().forward(packed, h0)
+        out, state = super().forward(packed, hx)
         return pad_packed_sequence(out, batch_first=self.batch_first, total_length=x.shape[1])[0], state
 
     def step(self, x: Tensor, h: Any = None) -> tuple[Tensor, Any]:
         """One step: `x` [batch, input_size] or [input_size], and the states before it, to the output and the next."""
+        check_one_way(self, "the last input first, and so has no step")
         x = check_step(x, self.input_size, weight_of(self, x))
         if x.dim() > 2:
             raise ValueError(f"x: got shape {list(x.shape)}, expected one batch axis at most; flatten the batch axes.")
         h = self._started(h, x.shape[:-1], "h")
+        if hooked(self):
+            return step_by_call(self, x, h)
         if 0 in x.shape[:-1]:
             out, state = self._nothing(x.unsqueeze(-2))
             return out.flatten(0, 1), state
+        if transformed():
+            out, state = self._looped(x.unsqueeze(-2), h, None)
+            return out.squeeze(-2), state
         time = x.dim() - 1 if self.batch_first else 0
         out, state = super().forward(x.unsqueeze(time), h)
         return out.squeeze(time), state
 
-    def _started(self, h0: Any, batch: torch.Size, name: str = "h0") -> Any:
+    def _fitting(self, x: Tensor, batch_first: bool) -> Tensor:
+        x = batch_major(x, self.input_size, batch_first, weight_of(self, x))
+        if x.dim() > 3 or not x.shape[-2]:
+            raise ValueError(
+                f"x: got shape {list(time_major(x, batch_first).shape)}, expected one batch axis at most, and at "
+                "least one step; flatten the batch axes."
+            )
+        return x
+
+    def _started(self, hx: Any, batch: torch.Size, name: str = "hx") -> Any:
         """The states before the first step, known to fit."""
-        if h0 is None:
+        if hx is None:
             return None
-        expected = (self.num_layers, *batch, self.hidden_size)
+        expected = (self.num_layers * (1 + self.bidirectional), *batch, self.hidden_size)
         if not isinstance(self, nn.LSTM):
-            return check_state(name, h0, expected, weight_of(self, h0), finite=name == "h0")
-        if not isinstance(h0, tuple | list) or len(h0) != 2:
-            raise TypeError(f"{name}: got {type(h0).__name__}, expected a pair of hidden states and cells.")
+            return check_state(name, hx, expected, weight_of(self, hx), finite=name == "hx")
+        if not isinstance(hx, tuple | list) or len(hx) != 2:
+            raise TypeError(f"{name}: got {type(hx).__name__}, expected a pair of hidden states and cells.")
         return tuple(
-            check_state(f"{name}[{i}]", part, expected, weight_of(self, part), finite=name == "h0")
-            for i, part in enumerate(h0)
+            check_state(f"{name}[{i}]", part, expected, weight_of(self, part), finite=name == "hx")
+            for i, part in enumerate(hx)
         )
 
     def _nothing(self, x: Tensor) -> tuple[Tensor, Any]:
         """Outputs and states of no sequence."""
-        out = x.new_zeros(0, x.shape[-2], self.hidden_size)
-        state = x.new_zeros(self.num_layers, 0, self.hidden_size)
+        directions = 1 + self.bidirectional
+        out = x.new_zeros(0, x.shape[-2], directions * self.hidden_size)
+        state = x.new_zeros(directions * self.num_layers, 0, self.hidden_size)
         return time_major(out, self.batch_first), (state, state) if isinstance(self, nn.LSTM) else state
+
+    def _looped(self, x: Tensor, hx: Any, some: Observed) -> tuple[Tensor, Any]:
+        """What torch's kernels compute of x [*batch, T, input_size], step by step."""
+        n_parts = 2 if isinstance(self, nn.LSTM) else 1
+        if hx is None:
+            zeros = x.new_zeros(self.num_layers * (1 + self.bidirectional), *x.shape[:-2], self.hidden_size)
+            hx = (zeros, zeros)[:n_parts]
+        parts = tuple(hx) if n_parts == 2 else (hx[0] if isinstance(hx, tuple) else hx,)
+        out, ends = over_layers(
+            self,
+            lambda rows, start, layer, reverse: self._sweep(rows, start, some, layer, reverse),
+            x,
+            list(zip(*(part.unbind() for part in parts), strict=True)),
+            some,
+        )
+        states = tuple(torch.stack(part) for part in zip(*ends, strict=True))
+        return out, states if n_parts == 2 else states[0]
+
+    def _sweep(
+        self, rows: Tensor, state: tuple[Tensor, ...], some: Observed, layer: int, reverse: bool
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        names = [name_of(part, layer, reverse) for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
+        of_x, of_h, *biases = (getattr(self, name) for name in names[: 4 if self.bias else 2])
+        at_x, at_h = biases or (None, None)
+        track = []
+        for seen in linear(rows, of_x, at_x).unbind(-2):
+            state = self._cell(seen, linear(state[0], of_h, at_h), state)
+            track.append(state)
+        states = [torch.stack(part, -2) for part in zip(*track, strict=True)]
+        return states[0], tuple(last(part, some).squeeze(-2) for part in states)
+
+    def _cell(self, seen: Tensor, held: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The states after a step, from `W x + b` and `U h + b'`."""
+        if isinstance(self, nn.LSTM):
+            i, f, g, o = (seen + held).chunk(4, -1)
+            cell = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
+            return o.sigmoid() * cell.tanh(), cell
+        if isinstance(self, nn.GRU):
+            (r, z, n), (r_h, z_h, n_h) = seen.chunk(3, -1), held.chunk(3, -1)
+            new, hold = (n + (r + r_h).sigmoid() * n_h).tanh(), (z + z_h).sigmoid()
+            return ((1 - hold) * new + hold * state[0],)
+        total = seen + held
+        return (total.relu() if self.nonlinearity == "relu" else total.tanh(),)
 
 
 class GRU(_Wrapped, nn.GRU):  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -95,6 +184,8 @@ class GRU(_Wrapped, nn.GRU):  # pyright: ignore[reportIncompatibleMethodOverride
         num_layers: layers, each reading the states of the one below.
         bias: whether there are biases.
         batch_first: whether time is the last axis but one of x, or the first.
+        dropout: the share of a layer's outputs that the next one does not see in training.
+        bidirectional: whether each layer also reads the series backward; outputs stand side by side, 2 D wide.
 
     Parameters are torch's: `weight_ih_l<k>` [3 D, inputs], `weight_hh_l<k>` [3 D, D], two biases [3 D]; gates r, z, n.
 
@@ -121,10 +212,12 @@ class GRU(_Wrapped, nn.GRU):  # pyright: ignore[reportIncompatibleMethodOverride
         num_layers: int = 1,
         bias: bool = True,
         batch_first: bool = True,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        sizes = check_sizes(input_size, hidden_size, num_layers, bias, batch_first)
+        sizes = check_sizes(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
         check_dtype("dtype", dtype)
         super().__init__(*sizes, device=device, dtype=dtype)
 
@@ -152,10 +245,12 @@ class LSTM(_Wrapped, nn.LSTM):  # pyright: ignore[reportIncompatibleMethodOverri
         num_layers: int = 1,
         bias: bool = True,
         batch_first: bool = True,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        sizes = check_sizes(input_size, hidden_size, num_layers, bias, batch_first)
+        sizes = check_sizes(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
         check_dtype("dtype", dtype)
         super().__init__(*sizes, device=device, dtype=dtype)
 
@@ -183,21 +278,15 @@ class Elman(_Wrapped, nn.RNN):  # pyright: ignore[reportIncompatibleMethodOverri
         num_layers: int = 1,
         bias: bool = True,
         batch_first: bool = True,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
         nonlinearity: str = "tanh",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        sizes = check_sizes(input_size, hidden_size, num_layers, bias, batch_first)
+        sizes = check_sizes(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
         check_dtype("dtype", dtype)
         nonlinearity = check_choice("nonlinearity", nonlinearity, ("tanh", "relu"))
-        input_size, hidden_size, num_layers, bias, batch_first = sizes
-        super().__init__(
-            input_size,
-            hidden_size,
-            num_layers,
-            bias=bias,
-            batch_first=batch_first,
-            nonlinearity=nonlinearity,
-            device=device,
-            dtype=dtype,
-        )
+        names = ("num_layers", "bias", "batch_first", "dropout", "bidirectional")
+        options = dict(zip(names, sizes[2:], strict=True))
+        super().__init__(*sizes[:2], nonlinearity=nonlinearity, device=device, dtype=dtype, **options)

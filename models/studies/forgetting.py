@@ -31,13 +31,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ...inference.numerics.checks import naming
 from ...inference.numerics.scalars import check_integer, check_number
 from ...inference.scans.gated.op import Activated
 from ...inference.scans.linear.op import linear_scan
 from ...switching.model import SwitchingSSM
 from ..networks.minimal import MinGRU, MinLSTM
 from ..networks.qrnn import QRNN
-from ..networks.recurrent import batch_major, time_major
+from ..networks.recurrent import batch_major, check_one_way, time_major
 from .forgetting_filter import filter_forgetting
 from .stability import stability
 from .windows import Forgetting, all_inputs, first_windows
@@ -127,7 +128,7 @@ def truncation_bound(layer: nn.Module, x: Tensor, window: int, h0: Any = None) -
 
 def _single(layer: Any, x: Tensor, h0: Any) -> tuple[Tensor, Tensor, int]:
     """`hold` [*b, T, D], the greatest distance from the initial state so far [*b, T + 1, D], and inputs to warm up."""
-    twin = copy.deepcopy(layer).double().requires_grad_(False)
+    twin = copy.deepcopy(layer).double().requires_grad_(False).eval()
     start = twin.initial_state(*x.shape[:-2])
     if isinstance(layer, QRNN):
         given = start if h0 is None else h0
@@ -206,7 +207,7 @@ def _lipschitz_errors(network: nn.RNNBase, x: Tensor, h0: Any) -> Iterator[Tenso
 
 
 def _stack_errors(layer: Any, x: Tensor, h0: Tensor | None) -> Iterator[Tensor]:
-    twin = copy.deepcopy(layer).double().requires_grad_(False)
+    twin = copy.deepcopy(layer).double().requires_grad_(False).eval()
     start = twin.initial_state(*x.shape[:-2])
     tables, errors = [], []
     for k in range(layer.num_layers):
@@ -281,6 +282,7 @@ def _parts(layer: Any) -> Any:
             f"layer_or_model: got {type(layer).__name__}, expected MinGRU, MinLSTM, QRNN, GRU, LSTM or Elman; "
             "give the recurrent layer of your network, and its inputs."
         )
+    check_one_way(layer, "and no window of past inputs holds all that it reads")
     if isinstance(layer, QRNN) and layer.num_layers > 1:
         raise ValueError(
             "layer: a QRNN of several layers; certify one layer at a time, on the outputs of the one below."
@@ -298,7 +300,8 @@ def _read(layer: Any, x: Any, h0: Any) -> tuple[Tensor, Any]:
     if not bool(x.isfinite().all()):
         raise ValueError("x: got numbers that are not finite; give finite ones.")
     if h0 is not None:
-        layer(time_major(x[..., :1, :], layer.batch_first), h0)  # raises where it does not fit
+        with naming("h0", "hx"):
+            layer(time_major(x[..., :1, :], layer.batch_first), h0)  # raises where it does not fit
     return x.detach().double(), _double(h0)
 
 

@@ -887,7 +887,8 @@ def _(r: Draw) -> Call:
 
 def _layer_options(r: Draw, kind: Any) -> dict[str, Any]:
     own: dict[str, Any] = {"input_size": r.F, "hidden_size": 4, "num_layers": r.one(1, 2), "bias": r.one(True, False)}
-    own |= {"batch_first": r.one(True, True, False), "dtype": r.dtype}
+    own |= {"batch_first": r.one(True, True, False), "dtype": r.dtype, "bidirectional": r.one(False, False, True)}
+    own |= {"dropout": r.one(0.0, 0.5) if own["num_layers"] > 1 else 0.0}
     if kind in (sh.MinGRU, sh.MinLSTM):
         own["candidate"] = r.one("linear", "tanh", "positive", "simplex")
         own["block"] = r.one(None, 2) if own["candidate"] == "simplex" else None
@@ -911,23 +912,24 @@ def _(r: Draw) -> Call:
     options = _layer_options(r, kind)
     torchs = kind in (sh.GRU, sh.LSTM, sh.Elman)
     batch = r.one((), (2,), (0,)) if torchs else r.batch
-    layer = kind(**options).requires_grad_(False)
-    if r.random.random() < 0.3:
+    layer = kind(**options).requires_grad_(False).eval()
+    if r.random.random() < 0.3 and not options["bidirectional"]:
         return Call(layer.step, {"x": r.table(*batch, r.F)}, finite=False)
     x = r.table(*batch, r.T, r.F)
     lengths = r.lengths(batch)
+    rows = options["num_layers"] * (1 + options["bidirectional"])
     if torchs and kind is sh.LSTM:
-        h0 = tuple(r.table(options["num_layers"], *batch, 4) for _ in range(2))
+        hx = tuple(r.table(rows, *batch, 4) for _ in range(2))
     elif kind is sh.QRNN:
-        h0 = layer.initial_state(*batch)
+        hx = layer.initial_state(*batch)
     else:
-        h0 = r.table(options["num_layers"], *batch, 4)
-    given = {"x": x if options["batch_first"] else x.movedim(-2, 0), "h0": r.one(None, h0), "lengths": lengths}
+        hx = r.table(rows, *batch, 4)
+    given = {"x": x if options["batch_first"] else x.movedim(-2, 0), "hx": r.one(None, hx), "lengths": lengths}
 
     def check(given: Mapping[str, Any], result: Any) -> str | None:
-        if 0 in result[0].shape or result[0].isnan().any() or not options["batch_first"]:
+        if 0 in result[0].shape or result[0].isnan().any() or not options["batch_first"] or options["bidirectional"]:
             return None
-        state, inside = given["h0"], given["lengths"]
+        state, inside = given["hx"], given["lengths"]
         for t in range(given["x"].shape[-2]):
             out, state = layer.step(given["x"][..., t, :], state)
             if inside is None and not close(result[0][..., t, :], out, 1e-3):

@@ -84,6 +84,39 @@ def test_an_adjoint_serves_first_derivatives_and_the_plain_implementation_all_ot
     assert called == ["plain", "plain"]
 
 
+def test_transforms_of_torch_func_map_and_differentiate_an_operator(tables):
+    x, weight = (table.detach() for table in tables)
+    expected = 3 * (weight**3).outer(x**2)
+    for operator in (plain, compiled, with_adjoint):
+        value = lambda x, w, operator=operator: operator(x, w, 3)[0].sum()
+        found = torch.vmap(torch.func.grad(value), (None, 0))(x, weight[:, None].expand(4, 4))
+        assert_close(found, expected)
+
+
+def test_an_operator_on_sequences_maps_them_by_its_kernel():
+    def gradient(call: Call, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = call.inputs
+        return grad * weight, grad * x
+
+    times = Op("test_times(Tensor x, Tensor w) -> Tensor", torch.mul, lambda x, w: blank(x), gradient, by_sequence=True)
+    shapes: list[torch.Size] = []
+    times.kernel("cpu")(lambda x, w: shapes.append(x.shape) or x * w)
+    x, weight = torch.randn(3, 5, 2, dtype=torch.float64), torch.randn(5, 4, 2, dtype=torch.float64)
+    expected = x[:, None] * weight.movedim(1, 0)
+    both = torch.vmap(torch.vmap(times, (None, 1)), (0, None))
+    assert_close(both(x, weight), expected)
+    assert shapes == [torch.Size([60, 2])]
+    slope = torch.func.grad(lambda w: both(x, w).square().sum())
+    assert_close(slope(weight), 2 * (expected * x[:, None]).sum(0).movedim(0, 1))
+    curvature = torch.func.grad(lambda w: slope(w).sum())(weight)
+    assert_close(curvature, (2 * x.square().sum(0))[:, None].expand(5, 4, 2))
+    leaf = weight.clone().requires_grad_()
+    (many,) = torch.autograd.grad(
+        times(x[0], leaf[:, 0]), leaf, torch.eye(10).double().view(10, 5, 2), is_grads_batched=True
+    )
+    assert_close(many.sum(0)[:, 0], x[0])
+
+
 def test_an_input_that_was_computed_from_another_one_counts_once(tables):
     x, _ = tables
     for operator in (plain, compiled, with_adjoint):

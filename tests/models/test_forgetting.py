@@ -296,6 +296,7 @@ def test_a_long_series_is_certified_in_little_time():
         (lambda x: forgetting(torch.nn.Linear(3, 4), x, 0.1), "layer_or_model: got Linear, expected MinGRU"),
         (lambda x: forgetting(QRNN(3, 4, num_layers=2), x, 0.1), "layer: a QRNN of several layers"),
         (lambda x: forgetting(Elman(3, 4), x, 0.1, torch.full((1, 4), 9.0)), "h0: of size 18 in layer 0"),
+        (lambda x: forgetting(MinGRU(3, 4), x, 0.1, torch.ones(4)), r"^h0: got shape \[4\]"),
         (lambda x: truncate(MinGRU(3, 4), 0), "window: got 0"),
         (lambda x: truncation_bound(MinGRU(3, 4), x, 0), "window: got 0"),
         (lambda x: forgetting(SwitchingSSM(Copy(2), Normal(3)), x, 0.1, x[0]), "h0: given for a model"),

@@ -243,7 +243,7 @@ def test_a_state_dict_of_a_later_version_is_refused():
         (lambda: MinGRU(2, 3)(torch.ones(4, 5, 3)), r"x: got shape \[4, 5, 3\], expected"),
         (lambda: MinGRU(2, 3)(torch.ones(2)), r"x: got shape \[2\], expected"),
         (lambda: MinGRU(2, 3).step(torch.ones(4, 3)), r"x: got shape \[4, 3\], expected one step"),
-        (lambda: MinGRU(2, 3)(torch.ones(4, 5, 2), torch.ones(4, 3)), r"h0: got shape \[4, 3\], expected \[1, 4, 3\]"),
+        (lambda: MinGRU(2, 3)(torch.ones(4, 5, 2), torch.ones(4, 3)), r"hx: got shape \[4, 3\], expected \[1, 4, 3\]"),
         (lambda: MinGRU(2, 3)(torch.ones(4, 5, 2), None, torch.tensor([1, 5, 6, 2])), "lengths: got 6"),
     ],
 )

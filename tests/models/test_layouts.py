@@ -6,6 +6,7 @@ import torch
 from oracles import networks
 from samplehold import GRU, LSTM, Elman
 from samplehold.models.networks import layouts
+from torch.nn.utils import parametrizations, prune
 
 F, H, T = 3, 4, 6
 LAYERS = {"lstm": LSTM, "gru": GRU, "elman": Elman}
@@ -126,6 +127,15 @@ def test_a_torch_layer_survives_every_layout(cell):
     if cell == "gru":
         np.testing.assert_array_equal(ways[0].input_bias, weights.input_bias)
         np.testing.assert_array_equal(ways[0].hidden_bias, weights.hidden_bias)
+
+
+@pytest.mark.parametrize("cell", LAYERS)
+def test_the_weight_that_a_parametrisation_or_a_mask_makes_is_what_counts(cell):
+    layer, x = of_torch(cell), normal(T, F)
+    parametrizations.spectral_norm(layer.eval(), "weight_hh_l0")
+    prune.l1_unstructured(layer, "weight_ih_l0", 0.5)
+    expected = layer(torch.from_numpy(x))[0].detach().numpy()
+    np.testing.assert_array_equal(run(cell, layouts.from_torch(layer), x), expected)
 
 
 @pytest.mark.parametrize("cell", ["lstm", "elman"])

@@ -141,11 +141,11 @@ def test_ifo_pooling_counts():
         (lambda: QRNN(2, 3, window=0), "window: got 0"),
         (
             lambda: QRNN(2, 3, window=2)(torch.ones(4, 5, 2), QRNN(2, 3).initial_state(4)),
-            r"h0.inputs\[0\]: got shape \[4, 0, 2\], expected \[4, 1, 2\]",
+            r"hx.inputs\[0\]: got shape \[4, 0, 2\], expected \[4, 1, 2\]",
         ),
         (
             lambda: QRNN(2, 3, num_layers=2)(torch.ones(4, 5, 2), QRNN(2, 3).initial_state(4)),
-            r"h0.cell: got shape \[1, 4, 3\], expected \[2, 4, 3\]",
+            r"hx.cell: got shape \[1, 4, 3\], expected \[2, 4, 3\]",
         ),
     ],
 )

@@ -1,7 +1,10 @@
-"""Operators without their kernels: what a device has for which there is only the plain implementation."""
+"""Operators without their kernels, as on a device for which there are none, and code without the checks of tests."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
+import jaxtyping
 import pytest
 from samplehold.inference.numerics.op import Op, Variants
 
@@ -17,3 +20,13 @@ def use_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in (Op, Variants):
         monkeypatch.setattr(kind, "__call__", lambda self, *arguments: self.plain(*arguments))
     monkeypatch.setattr(Variants, "has_kernel", lambda self, device: False)
+
+
+@contextmanager
+def unchecked() -> Iterator[None]:
+    """Without the checks of annotations that tests add, which draw random numbers: no compiler can trace those."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)

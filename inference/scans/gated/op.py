@@ -22,14 +22,16 @@ All but "free" take convex combinations of the old state and the candidate, so n
 needed: a long product of holds underflows to the 0 it stands for.
 """
 
+import math
 from typing import Literal, get_args
 
 from jaxtyping import Float
 from torch import Tensor
 
 from ...numerics.checks import DTYPES, check_table, common_batch
-from ...numerics.op import Op, blank
+from ...numerics.op import Call, Gradients, Op, blank
 from ...numerics.scalars import check_choice, check_integer
+from ..linear.op import states_before, through_states
 from . import plain
 from .plain import Activated as Activated
 
@@ -37,10 +39,22 @@ Gate = Literal["redraw", "hold", "ratio", "free"]
 Candidate = Literal["linear", "tanh", "positive", "simplex"]
 PARTS: dict[str, int] = {"redraw": 2, "hold": 2, "ratio": 3, "free": 3}
 
+
+def _gradient(call: Call, grad: Tensor) -> Gradients:
+    (pre, h0, *kinds), (h,) = call.inputs, call.outputs
+    now = plain.activate(pre, *kinds)
+    total = through_states(now.hold, grad)
+    by_activation = plain.Activated(total * states_before(h0, h), total * now.value, total * now.draw)
+    of_h0 = (now.hold[:, :1] * total[:, :1]).sum(1)
+    return plain.activate_adjoint(pre, now, by_activation, *kinds), of_h0, None, None, None
+
+
 scan = Op(
     "gated_scan(Tensor pre, Tensor h0, str gate, str candidate, int block) -> Tensor",
     plain.gated_scan,
     fake=lambda pre, h0, *options: blank(h0, (*pre.shape[:2], h0.shape[1])),
+    gradient=_gradient,
+    by_sequence=True,
 )
 """All states [N, T, D] from pre-activations [N, T, parts * D], states before them [N, D], gate, candidate and block."""
 
@@ -80,9 +94,10 @@ def gated_scan(
     block = check_kinds(h0.shape[-1], gate, candidate, block)
     _check_width(pre, h0.shape[-1], gate)
     batch, (steps, width), units = pre.shape[:-2], pre.shape[-2:], h0.shape[-1]
-    if common_batch(pre=batch, h0=h0.shape[:-1]) != batch:
+    if h0.shape[:-1] != batch and common_batch(pre=batch, h0=h0.shape[:-1]) != batch:
         raise ValueError(f"h0: got shape {list(h0.shape)}, expected {[*batch, units]}, one state for each sequence.")
-    flat = pre.reshape(batch.numel(), steps, width), h0.expand(*batch, units).reshape(batch.numel(), units)
+    n = math.prod(batch)  # `batch.numel()` would be a constant to torch's compiler
+    flat = pre.reshape(n, steps, width), h0.expand(*batch, units).reshape(n, units)
     return scan(*flat, gate, candidate, block).reshape(*batch, steps, units)
 
 

@@ -47,6 +47,32 @@ def _candidate(pre: Tensor, candidate: str, block: int) -> Tensor:
     return pre.unflatten(-1, (-1, block)).softmax(-1).flatten(-2)
 
 
+def activate_adjoint(pre: Tensor, now: Activated, grad: Activated, gate: str, candidate: str, block: int) -> Tensor:
+    """The gradient of pre-activations, from what `activate` made of them and the gradients of that."""
+    *gates, last = pre.chunk(2 if gate in ("redraw", "hold") else 3, -1)
+    slope = now.hold * now.draw
+    if gate in ("redraw", "hold"):
+        opened = (grad.draw - grad.hold) * slope
+        of_gates = [opened if gate == "redraw" else -opened]
+    elif gate == "free":
+        of_gates = [grad.hold * now.hold * (-gates[0]).sigmoid(), grad.draw * now.draw * (-gates[1]).sigmoid()]
+    else:
+        opened = (grad.draw - grad.hold) * slope
+        of_gates = [-opened * (-gates[0]).sigmoid(), opened * (-gates[1]).sigmoid()]
+    return torch.cat([*of_gates, _candidate_adjoint(last, now.value, grad.value, candidate, block)], -1)
+
+
+def _candidate_adjoint(pre: Tensor, value: Tensor, grad: Tensor, candidate: str, block: int) -> Tensor:
+    if candidate == "linear":
+        return grad
+    if candidate == "tanh":
+        return grad * (1 - value * value)
+    if candidate == "positive":
+        return torch.where(pre >= 0, grad, grad * value * (1 - value))
+    weighted, shares = (x.reshape(*pre.shape[:-1], pre.shape[-1] // block, block) for x in (grad * value, value))
+    return (weighted - shares * weighted.sum(-1, keepdim=True)).reshape(pre.shape)
+
+
 def gated_scan(pre: Tensor, h0: Tensor, gate: str, candidate: str, block: int) -> Tensor:
     """All states [N, T, D] from pre-activations [N, T, parts * D] and the states before them [N, D]."""
     step = activate(pre, gate, candidate, block)

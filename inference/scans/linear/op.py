@@ -12,18 +12,42 @@ $$\bar h_t = \partial L / \partial h_t + a_{t+1} \odot \bar h_{t+1}, \qquad
 \bar b_t = \bar h_t, \quad \bar a_t = \bar h_t \odot h_{t-1}, \quad \bar h_0 = a_1 \odot \bar h_1 .$$
 """
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ...numerics.checks import check_same_kind, check_table, common_batch
-from ...numerics.op import Op, blank
+from ...numerics.op import Call, Gradients, Op, blank
 from . import plain
+
+
+def through_states(hold: Tensor, grad: Tensor) -> Tensor:
+    r"""$\bar h_t = grad_t + hold_{t+1} \bar h_{t+1}$, [N, T, D]: of a loss, through every state and all after it."""
+    after = torch.cat([hold[:, 1:], torch.zeros_like(hold[:, :1])], 1)
+    return scan(after.flip(1), grad.flip(1), grad.new_zeros(grad.shape[0], grad.shape[2]), False).flip(1)
+
+
+def states_before(h0: Tensor, h: Tensor) -> Tensor:
+    """The state before each step, [N, T, D]."""
+    return torch.cat([h0[:, None], h], 1)[:, :-1]
+
+
+def _gradient(call: Call, grad: Tensor) -> Gradients:
+    (first, second, h0, lerp), (h,) = call.inputs, call.outputs
+    hold = 1 - first if lerp else first
+    total, before = through_states(hold, grad), states_before(h0, h)
+    of_h0 = (hold[:, :1] * total[:, :1]).sum(1)
+    return (total * (second - before), total * first, of_h0, None) if lerp else (total * before, total, of_h0, None)
+
 
 scan = Op(
     "linear_scan(Tensor first, Tensor second, Tensor h0, bool lerp) -> Tensor",
     plain.scan,
     fake=lambda first, second, h0, lerp: blank(second),
+    gradient=_gradient,
+    by_sequence=True,
 )
 """`h_t = first_t h_{t-1} + second_t`, or `h_t = (1 - first_t) h_{t-1} + first_t second_t` if `lerp`.
 
@@ -93,7 +117,7 @@ def _scan(lerp: bool, names: tuple[str, str], first: Tensor, second: Tensor, h0:
     batch = common_batch(**dict(zip(names, (first.shape[:-2], second.shape[:-2]), strict=True)), h0=leading)
     if h0 is None:
         h0 = second.new_zeros(*batch, width)
-    size = batch.numel()
+    size = math.prod(batch)
     tables = [table.expand(*batch, steps, width).reshape(size, steps, width) for table in (first, second)]
     start = h0.expand(*batch, width).reshape(size, width)
     return scan(*tables, start, lerp).reshape(*batch, steps, width)
