@@ -17,7 +17,7 @@ $$e' \le \max_{\tilde g} \; (1 - \tilde g)\, e + |\tilde g - g|\, |v - h| + \til
 
 which is convex in $\tilde g$, and so greatest at an end of its interval. For GRU, LSTM and Elman networks the bound is
 $G^w m$ with the Lipschitz constants of `stability`, and holds for all inputs of the same magnitude.
-For the filter of a switching model it is a product of what is held (`forgetting_filter`).
+For the filter of a switching model the worst case over all beliefs is computed (`forgetting_filter`).
 
 Miller & Hardt 2019, *Stable recurrent models*, arXiv 1805.10369.
 """
@@ -56,7 +56,8 @@ def forgetting(layer_or_model: nn.Module, x: Any, tol: float, h0: Any = None) ->
 
     Returns:
         `Forgetting(window [*batch, T], bound [*batch, T])`; where no shorter window is certified, all t + 1 inputs.
-        For one gated layer any longer window is certified too; for a stack `truncation_bound` gives a window's bound.
+        For one gated layer or a filter any longer window is certified too; for a stack `truncation_bound` gives a
+        window's bound. A filter's windows serve whatever came before them.
 
     Raises:
         TypeError: what is neither such a network nor a model.
