@@ -59,7 +59,8 @@ def filter_forgetting(model: SwitchingSSM, x: Any, tol: float) -> Forgetting:
     log_prior = model.values["state_probs"].detach().to(fresh).log()
     window = torch.where(series.inside, all_inputs(series.observations), 0).reshape(fresh.shape[:-1]).clone()
     bound, least = torch.zeros_like(fresh[..., 0]), 0.0
-    for some in (window > 1).nonzero().split(max(1, AT_ONCE // shape[-1] ** 2)):
+    cut = (window > 1).nonzero()
+    for some in cut.split(max(1, AT_ONCE // shape[-1] ** 2)) if len(cut) else ():
         row, t = some.unbind(-1)
         search = _Search(fresh, held, log_prior, torch.finfo(dtype).eps, row, t)
         window[row, t], bound[row, t], reached = search.run(tol)

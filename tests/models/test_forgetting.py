@@ -1,5 +1,7 @@
 """Windows that are proved to suffice do suffice, and are no longer than they must be."""
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -170,6 +172,36 @@ def test_a_network_that_is_not_stable_needs_all_its_inputs():
     found = forgetting(layer, x, 1e-2)
     assert (found.window == torch.arange(1, 301)).all()
     assert (found.bound == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("layer_class", "options"),
+    [
+        *single_layers(),
+        (MinGRU, {"num_layers": 2}),
+        (MinLSTM, {"num_layers": 2}),
+        (GRU, {}),
+        (LSTM, {"num_layers": 2}),
+        (Elman, {}),
+    ],
+)
+def test_single_precision_of_a_layer_is_certified_with_its_rounding_and_refused_below_it(layer_class, options):
+    layer, random = build(layer_class, 3, 0.3, **options)
+    x = normal(random, 2, 60, 3).clamp(-1, 1)
+    if layer_class in (GRU, LSTM, Elman):
+        layer = stabilize(layer, 1.0, slack=0.7)
+    single, x32 = copy.deepcopy(layer).float(), x.float()
+    with pytest.raises(ValueError, match=r"tol: got 1e-08, but rounding in float32 .* at least .*, or") as refused:
+        forgetting(single, x32, 1e-8)
+    least = float(str(refused.value).split("at least ")[1].split(",")[0])
+    assert 1e-7 < least < 1e-2
+    assert (forgetting(layer, x, 1e-8).bound <= 1e-8).all()
+    assert (single(x32)[0] - layer.double()(x32.double())[0]).abs().max() <= least
+    found = forgetting(single, x32, least)
+    for window in (5, 20, 40, 59):
+        error = errors(single, x32, window).double()
+        assert (error <= truncation_bound(single, x32, window))[:, window:].all()
+        assert (error[found.window == window] <= least).all()
 
 
 def test_truncated_networks_keep_layouts_and_gradients():
@@ -365,6 +397,14 @@ def test_a_filters_windows_are_near_the_least_that_serve(kind, redraw, tol):
         least = least_windows(windowed(model, x, ends), tol)
         assert (least <= found).all()
         assert found.double().mean() < factor * least.double().mean()
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (0, 5, 1), (2, 1, 1)])
+def test_a_series_of_one_observation_or_none_at_all_has_nothing_to_cut_off(shape):
+    found = forgetting(copy_model("normal", 0.2, torch.Generator().manual_seed(0)), torch.zeros(shape), 1e-2)
+    assert found.window.shape == found.bound.shape == shape[:-1]
+    assert (found.window == 1).all()
+    assert not found.bound.any()
 
 
 def test_evidence_forgets_where_holds_do_not():
