@@ -196,9 +196,9 @@ plt.show()
 #
 # A minGRU's state is linear in the state before, so what a state keeps of the state $w$ steps back is the product of
 # $1 - g$, unit by unit. That product certifies a window: `forgetting` finds for each step the least $w$ for which the
-# last $w$ inputs fix all units to within a tolerance, whatever came before, and `truncate` is the feed-forward network
-# of that window. For GRU and LSTM a certificate has to come from Lipschitz constants; for the exact filter it is a
-# product of holds again, and the tolerance is one of total variation.
+# last $w$ inputs fix all units to within a tolerance, and `truncate` is the feed-forward network
+# of that window. For GRU and LSTM a certificate has to come from Lipschitz constants. The exact filter is run from
+# certainty of each state: no belief that it may come with leads to more, and the tolerance is one of total variation.
 
 # %%
 few = rows[:8]
@@ -209,20 +209,21 @@ for name, net in trained.items():
     if name in ("GRU", "LSTM"):
         windows[name]["Lipschitz rate"] = sh.stability(net.layer, 1.0).rate
 windows = pd.DataFrame(windows).T
-windows.loc["exact filter", ["mean window", "longest window"]] = [
-    float(sh.forgetting(model, test[:8], tol=0.1).window.float().mean()),
-    sh.forgetting(model, test[:8], tol=0.1).longest,
-]
+filtered = sh.forgetting(model, test[:8], tol=0.1)
+windows.loc["exact filter", ["mean window", "longest window"]] = float(filtered.window.float().mean()), filtered.longest
 display(windows.round(1))
 assert bool((windows.loc[["MinGRU", "MinLSTM"], "longest window"] < 30).all())
 assert bool((windows.loc[["GRU", "LSTM"], "longest window"] == 200).all())
 assert bool((windows.loc[["GRU", "LSTM"], "Lipschitz rate"] > 1).all())
-assert windows.loc["exact filter", "longest window"] > windows.loc["MinGRU", "longest window"]
+assert windows.loc["exact filter", "mean window"] < 12
+assert 25 < windows.loc["exact filter", "longest window"] < 35
 
 # %% [markdown]
-# Of the minGRU and the minLSTM it is *proved* that some twenty tokens are enough. Of the GRU and the LSTM nothing is:
-# their worst-case rates are above one, and the only certified window is the whole past. Yet they forget as well, as
-# cutting them shows:
+# Of the minGRU and the minLSTM it is *proved* that some twenty tokens are enough. The exact filter does with eleven on
+# average, and needs up to thirty: its window ends where the tokens have told the state, and grows where they leave it
+# open, while a gate that reads one token forgets at its own pace. (A unit is no probability, so the lines do not rank.)
+# Of the GRU and the LSTM nothing is proved: their worst-case rates are above one, and the only certified window is the
+# whole past. Yet they forget as well, as cutting them shows:
 
 # %%
 LENGTHS = [1, 2, 3, 4, 6, 8, 10, 12, 15, 20, 25, 30]
@@ -238,7 +239,7 @@ with torch.no_grad():
             out = sh.truncate(net.layer, window)(rows[:, :-1])
             log_probs = (net.head(out).log_softmax(-1) * rows[:, 1:]).sum(-1)
             nats[name].append(-float(log_probs.mean()) - best)
-assert all(a <= p * (1 + 1e-5) + 1e-6 for a, p in zip(actual, proved, strict=True))
+assert all(a <= p for a, p in zip(actual, proved, strict=True))  # in float32: its rounding is part of the bound
 print("proved / actual:", [round(p / a, 1) for a, p in zip(actual, proved, strict=True)])
 
 # %%
@@ -342,5 +343,5 @@ plt.show()
 # **Answer.** Networks trained on tokens alone come to hold the posterior of the model that made them: on held-out
 # sequences logistic regression reads it from their states with an $R^2$ of 0.98 or more, against 0.94 at most before
 # training. A minGRU, whose gate cannot ask its state, keeps it as log-odds and loses a tenth of the memory's worth, or
-# 7% with six times the training; in return its memory has an end that can be proved. Stacked, beliefs have to be passed
-# as beliefs.
+# 7% with six times the training; its memory has an end that can be proved, as the exact filter's has. Stacked, beliefs
+# have to be passed as beliefs.

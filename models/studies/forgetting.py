@@ -15,16 +15,19 @@ $\tilde h' - h' = (1 - \tilde g)(\tilde h - h) + (\tilde g - g)(v - h) + \tilde 
 
 $$e' \le \max_{\tilde g} \; (1 - \tilde g)\, e + |\tilde g - g|\, |v - h| + \tilde g \max |\tilde v - v|$$
 
-which is convex in $\tilde g$, and so greatest at an end of its interval. For GRU, LSTM and Elman networks the bound is
-$G^w m$ with the Lipschitz constants of `stability`, and holds for all inputs of the same magnitude.
-For the filter of a switching model it is a product of what is held (`forgetting_filter`).
+which is convex in $\tilde g$, and so greatest at an end of its interval (`gated_runs`). For GRU, LSTM and Elman
+networks the bound is $G^w m$ with the Lipschitz constants of `stability`, for all inputs of the same magnitude. For the
+filter of a switching model the worst case over all beliefs is computed (`forgetting_filter`).
+
+Outputs in floats are certified: bounds count the rounding of both runs in the dtype of the layer, or of the model's
+observations. At the steps whose window is all there is, nothing is cut off, and the bound is 0.
 
 Miller & Hardt 2019, *Stable recurrent models*, arXiv 1805.10369.
 """
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,15 +36,14 @@ from torch import Tensor, nn
 
 from ...inference.numerics.checks import naming
 from ...inference.numerics.scalars import check_integer, check_number
-from ...inference.scans.gated.op import Activated
-from ...inference.scans.linear.op import linear_scan
 from ...switching.model import SwitchingSSM
 from ..networks.minimal import MinGRU, MinLSTM
 from ..networks.qrnn import QRNN
 from ..networks.recurrent import batch_major, check_one_way, time_major
 from .forgetting_filter import filter_forgetting
+from .gated_runs import GatedRun, roundoff
 from .stability import stability
-from .windows import Forgetting, all_inputs, first_windows
+from .windows import Forgetting, all_inputs, check_rounding, first_windows
 
 
 def forgetting(layer_or_model: nn.Module, x: Any, tol: float, h0: Any = None) -> Forgetting:
@@ -57,12 +59,14 @@ def forgetting(layer_or_model: nn.Module, x: Any, tol: float, h0: Any = None) ->
 
     Returns:
         `Forgetting(window [*batch, T], bound [*batch, T])`; where no shorter window is certified, all t + 1 inputs.
-        For one gated layer any longer window is certified too; for a stack `truncation_bound` gives a window's bound.
+        For one gated layer or a filter any longer window is certified too; for a stack `truncation_bound` gives a
+        window's bound. A filter's windows serve whatever came before them.
 
     Raises:
         TypeError: what is neither such a network nor a model.
-        ValueError: tol is not positive; a model with other dynamics or with covariates, or
-            an h0 for it; for a GRU, LSTM or Elman network an h0 larger than what its inputs reach.
+        ValueError: tol is not positive, or below what rounding in the dtype leaves certain: the message has the least
+            that can be certified; a model with other dynamics or with covariates, or an h0 for it; for a GRU, LSTM or
+            Elman network an h0 larger than what its inputs reach.
 
     Example:
         >>> import torch, samplehold as sh
@@ -79,11 +83,14 @@ def forgetting(layer_or_model: nn.Module, x: Any, tol: float, h0: Any = None) ->
     layer = layer_or_model
     x, h0 = _read(layer, x, h0)
     if _is_single(layer):
-        hold, size, warmup = _single(layer, x, h0)
-        window, bound = _product_windows(hold, size, tol)
-        window = torch.minimum(window + warmup, all_inputs(x))
+        single = _Single.of(layer, x, h0)
+        _check_tolerance(tol, single.rounding, layer)
+        window, bound = _product_windows(single, tol)
+        window = torch.minimum(window + single.warmup, all_inputs(x))
         return Forgetting(window, torch.where(window == all_inputs(x), 0, bound), tol)
-    return first_windows(_errors(layer, x, h0), x, tol)
+    errors, rounding = _errors(layer, x, h0)
+    _check_tolerance(tol, rounding, layer)
+    return first_windows(errors, x, tol)
 
 
 def truncation_bound(layer: nn.Module, x: Tensor, window: int, h0: Any = None) -> Float[Tensor, "*b T"]:
@@ -108,15 +115,16 @@ def truncation_bound(layer: nn.Module, x: Tensor, window: int, h0: Any = None) -
     x, h0 = _read(layer, x, h0)
     bound = x.new_zeros(x.shape[:-1])
     if _is_single(layer):
-        hold, size, warmup = _single(layer, x, h0)
+        single = _Single.of(layer, x, h0)
+        warmup = single.warmup
         ends = torch.arange(min(window, x.shape[-2]) + 1, x.shape[-2] + 1, device=x.device)
         if window > warmup and len(ends):
             begins = (ends - (window - warmup)).expand(*x.shape[:-2], -1)
-            bound[..., window:] = _product_bound(*_cumulative(hold), size, begins, ends.expand_as(begins))
+            bound[..., window:] = _product_bound(single, *_cumulative(single.hold), begins, ends.expand_as(begins))
         else:
             bound[..., window:] = torch.inf
         return bound
-    for j, errors in enumerate(_errors(layer, x, h0), 1):
+    for j, errors in enumerate(_errors(layer, x, h0)[0], 1):
         if j == window:
             bound[..., j - 1 :] = errors
             break
@@ -126,34 +134,49 @@ def truncation_bound(layer: nn.Module, x: Tensor, window: int, h0: Any = None) -
 # --- one gated layer: products of holds ---------------------------------------------------------------------------
 
 
-def _single(layer: Any, x: Tensor, h0: Any) -> tuple[Tensor, Tensor, int]:
-    """`hold` [*b, T, D], the greatest distance from the initial state so far [*b, T + 1, D], and inputs to warm up."""
-    twin = copy.deepcopy(layer).double().requires_grad_(False).eval()
-    start = twin.initial_state(*x.shape[:-2])
-    if isinstance(layer, QRNN):
-        given = start if h0 is None else h0
-        now = twin.activations(torch.cat([given.inputs[0], x], -2))
-        first, origin = given.cell[0], start.cell[0]
-        # while the window of inputs fills up, a truncated network's gates are not those of the whole one
-        astray = min(layer.window - 1, 1 if layer.gate == "hold" else layer.window - 1)
-    else:
-        now = twin.activations(x)
-        first, origin, astray = (start if h0 is None else h0)[0], start[0], 0
-    states = linear_scan(now.hold, now.draw * now.value, first)
-    distance = (torch.cat([first[..., None, :], states], -2) - origin[..., None, :]).abs()
-    return now.hold, distance.cummax(-2).values + astray, layer.window - 1 if isinstance(layer, QRNN) else 0
+@dataclass(frozen=True)
+class _Single:
+    """What the bounds of one gated layer are made of."""
+
+    hold: Tensor  # [*b, T, D]
+    size: Tensor  # [*b, T + 1, D]: the greatest distance from the initial state so far
+    rounding: Tensor  # [*b, T]: of the whole run and of any truncated one, together
+    warmup: int  # inputs that fill a QRNN's window
+
+    @staticmethod
+    def of(layer: Any, x: Tensor, h0: Any) -> "_Single":
+        twin = copy.deepcopy(layer).double().requires_grad_(False).eval()
+        start = twin.initial_state(*x.shape[:-2])
+        first = start if h0 is None else h0
+        run = GatedRun.of(twin, 0, x, first if isinstance(layer, QRNN) else first[0], roundoff(layer))
+        warmup, astray = 0, 0
+        if isinstance(layer, QRNN):
+            start, first, warmup = start.cell, first.cell, layer.window - 1
+            # while the window of inputs fills up, a truncated network's gates are not those of the whole one
+            astray = min(warmup, 1 if layer.gate == "hold" else warmup)
+        distance = (torch.cat([first[0][..., None, :], run.states], -2) - start[0][..., None, :]).abs()
+        size = distance.cummax(-2).values + astray
+        return _Single(run.now.hold, size, _both(run.rounding(spread=size[..., :-1, :])), warmup)
 
 
-def _product_windows(hold: Tensor, size: Tensor, tol: float) -> tuple[Tensor, Tensor]:
+def _both(rounding: Tensor) -> Tensor:
+    """Of two runs [*b, T], of errors of one [*b, T, D]; 0 at the first step, where nothing is cut off."""
+    both = 2 * rounding.amax(-1)
+    both[..., :1] = 0
+    return both
+
+
+def _product_windows(single: _Single, tol: float) -> tuple[Tensor, Tensor]:
     """Least windows and their bounds [*b, T]: the bound rises with the step a window begins at, so by bisection."""
+    hold = single.hold
     tables = _cumulative(hold)
     ends = torch.arange(1, hold.shape[-2] + 1, device=hold.device).expand(hold.shape[:-1])
     low, high = torch.zeros_like(ends), ends - 1
     for _ in range(hold.shape[-2].bit_length()):
         middle = (low + high + 1) // 2
-        fine = _product_bound(*tables, size, middle, ends) <= tol
+        fine = _product_bound(single, *tables, middle, ends) <= tol
         low, high = torch.where(fine, middle, low), torch.where(fine, high, middle - 1)
-    return ends - low, _product_bound(*tables, size, low, ends)
+    return ends - low, _product_bound(single, *tables, low, ends)
 
 
 def _cumulative(hold: Tensor) -> tuple[Tensor, Tensor]:
@@ -164,8 +187,8 @@ def _cumulative(hold: Tensor) -> tuple[Tensor, Tensor]:
     return pad(logs.cumsum(-2), (0, 0, 1, 0)), pad(none.long().cumsum(-2), (0, 0, 1, 0))
 
 
-def _product_bound(logs: Tensor, zeros: Tensor, size: Tensor, begins: Tensor, ends: Tensor) -> Tensor:
-    """max over units of (product of holds from step `begins` to `ends`) * size[begins]; 0 from the first step on."""
+def _product_bound(single: _Single, logs: Tensor, zeros: Tensor, begins: Tensor, ends: Tensor) -> Tensor:
+    """max over units of (product of holds from `begins` to `ends`) * size[begins], and rounding; 0 from step 0 on."""
 
     def at(table: Tensor, step: Tensor) -> Tensor:
         return table.gather(-2, step[..., None].expand(*step.shape, table.shape[-1]))
@@ -174,19 +197,19 @@ def _product_bound(logs: Tensor, zeros: Tensor, size: Tensor, begins: Tensor, en
     rounding = 2 * steps * torch.finfo(logs.dtype).eps * at(logs, ends).abs()  # of the two cumulative sums
     product = (at(logs, ends) - at(logs, begins) + rounding).exp().clamp(max=1)
     kept = at(zeros, ends) == at(zeros, begins)
-    bound = torch.where(kept, product * at(size, begins), 0).amax(-1)
-    return torch.where(begins == 0, 0, bound)
+    bound = torch.where(kept, product * at(single.size, begins), 0).amax(-1)
+    return torch.where(begins == 0, 0, bound + single.rounding.gather(-1, ends - 1))
 
 
 # --- stacks and networks with recurrent weights: errors step by step ---------------------------------------------
 
 
-def _errors(layer: Any, x: Tensor, h0: Any) -> Iterator[Tensor]:
-    """For windows j = 1, 2, .. the bounds of all outputs that have j inputs, [*b, T - j + 1]."""
+def _errors(layer: Any, x: Tensor, h0: Any) -> tuple[Iterator[Tensor], Tensor]:
+    """For windows j = 1, 2, .. the bounds of all outputs that have j inputs, [*b, T - j + 1], and rounding [*b, T]."""
     return _lipschitz_errors(layer, x, h0) if isinstance(layer, nn.RNNBase) else _stack_errors(layer, x, h0)
 
 
-def _lipschitz_errors(network: nn.RNNBase, x: Tensor, h0: Any) -> Iterator[Tensor]:
+def _lipschitz_errors(network: nn.RNNBase, x: Tensor, h0: Any) -> tuple[Iterator[Tensor], Tensor]:
     found = stability(network, float(x.abs().max()) if x.numel() else 0.0)
     n = len(found.reach) // network.num_layers
     if h0 is not None:
@@ -198,82 +221,59 @@ def _lipschitz_errors(network: nn.RNNBase, x: Tensor, h0: Any) -> Iterator[Tenso
                     f"h0: of size {float(size.max()):g} in layer {int(over.nonzero()[0])}, but inputs reach "
                     f"{float(found.reach[part]):g} from zero; the bound holds for states within reach."
                 )
-    errors = found.reach
-    for j in range(1, x.shape[-2] + 1):
-        errors = (found.gain @ errors).clamp(max=1e100)  # finite, so that no 0 * inf appears
-        bounds = errors[-n].to(x.device).expand(*x.shape[:-2], x.shape[-2] - j + 1).clone()
-        bounds[..., 0] = 0
-        yield bounds
+    local = 2 * roundoff(network) * found.rounding
+
+    def grown(errors: Tensor) -> Tensor:
+        return (found.gain @ errors + local).clamp(max=1e100)  # finite, so that no 0 * inf appears
+
+    def bounds() -> Iterator[Tensor]:
+        errors = found.reach
+        for j in range(1, x.shape[-2] + 1):
+            errors = grown(errors)
+            bound = errors[-n].to(x.device).expand(*x.shape[:-2], x.shape[-2] - j + 1).clone()
+            bound[..., 0] = 0
+            yield bound
+
+    rounding, error = x.new_zeros(x.shape[:-1]), torch.zeros_like(local)
+    if found.stable:  # else no tolerance is certified, whatever the precision
+        for t in range(x.shape[-2]):
+            error = grown(error)
+            rounding[..., t] = float(error[-n]) if t else 0
+    return bounds(), rounding
 
 
-def _stack_errors(layer: Any, x: Tensor, h0: Tensor | None) -> Iterator[Tensor]:
+def _stack_errors(layer: Any, x: Tensor, h0: Tensor | None) -> tuple[Iterator[Tensor], Tensor]:
     twin = copy.deepcopy(layer).double().requires_grad_(False).eval()
     start = twin.initial_state(*x.shape[:-2])
-    tables, errors = [], []
+    runs, distances, roundings, inputs = [], [], [], x
     for k in range(layer.num_layers):
-        table = _Table.of(twin, k, x, start[k] if h0 is None else h0[k])
-        distance = (table.before - start[k][..., None, :]).abs().cummax(-2).values
+        run = GatedRun.of(twin, k, inputs, start[k] if h0 is None else h0[k], roundoff(layer))
+        distance = (run.before - start[k][..., None, :]).abs().cummax(-2).values
         distance[..., 0, :] = 0  # the window that begins with the first step starts from h0 itself
-        tables.append(table)
-        errors.append(distance)
-        x = table.states
-    for j in range(x.shape[-2]):
-        below = None
-        for k, table in enumerate(tables):
-            below = table.advance(errors[k][..., : x.shape[-2] - j, :], below, j)
-            errors[k] = below
-        yield errors[-1].amax(-1)
+        runs.append(run)
+        distances.append(distance)
+        roundings.append(run.rounding(roundings[-1] if k else None))
+        inputs = run.states
+    rounding = _both(roundings[-1])
+
+    def bounds() -> Iterator[Tensor]:
+        errors = list(distances)
+        for j in range(x.shape[-2]):
+            below = None
+            for k, run in enumerate(runs):
+                below = run.advance(errors[k][..., : x.shape[-2] - j, :], below, j)
+                errors[k] = below
+            bound = errors[-1].amax(-1) + rounding[..., j:] / 2
+            bound[..., 0] = 0
+            yield bound
+
+    return bounds(), rounding
 
 
-@dataclass(frozen=True)
-class _Table:
-    """What the steps of one layer are made of, [*b, T, ...], in the run from the first step on."""
-
-    layer: Any
-    k: int
-    pre: Tensor
-    now: Activated
-    before: Tensor
-    states: Tensor
-
-    @staticmethod
-    def of(layer: Any, k: int, x: Tensor, first: Tensor) -> "_Table":
-        now = layer.activations(x, k)
-        states = linear_scan(now.hold, now.draw * now.value, first)
-        before = torch.cat([first[..., None, :], states[..., :-1, :]], -2)
-        return _Table(layer, k, layer.product(x, k), now, before, states)
-
-    def advance(self, errors: Tensor, below: Tensor | None, j: int) -> Tensor:
-        """Errors after step s + j of the runs that began at steps s = 0, 1, .., from those before it."""
-        hold, draw, value = (part[..., j:, :] for part in (self.now.hold, self.now.draw, self.now.value))
-        if below is None:
-            return hold * errors
-        radius = below @ self.layer.rows(self.k).abs().mT
-        lowest, highest = self._extremes(self.pre[..., j:, :], radius)
-        astray = torch.maximum(highest.value - value, value - lowest.value)
-        apart = (value - self.before[..., j:, :]).abs()
-
-        def worst(gate: Activated) -> Tensor:
-            return gate.hold * errors + (gate.draw - draw).abs() * apart + gate.draw * astray
-
-        return torch.maximum(worst(lowest), worst(highest))
-
-    def _extremes(self, pre: Tensor, radius: Tensor) -> tuple[Activated, Activated]:
-        """Least and greatest draws, and least and greatest candidates, of pre-activations within a radius."""
-        if self.layer.gate == "ratio":  # a forget gate lowers the draw
-            radius = torch.cat([-radius[..., : self.layer.hidden_size], radius[..., self.layer.hidden_size :]], -1)
-        lowest, highest = (self.layer.activate(pre + sign * radius) for sign in (-1, 1))
-        if self.layer.candidate != "simplex":
-            return lowest, highest
-        least, most = ((pre + sign * radius)[..., -self.layer.hidden_size :] for sign in (-1, 1))
-        shape = (-1, self.layer.block)
-        shift = most.unflatten(-1, shape).amax(-1, keepdim=True)
-        least, most = ((c.unflatten(-1, shape) - shift).exp() for c in (least, most))
-
-        def share(own: Tensor, others: Tensor) -> Tensor:
-            return (own / (own + (others.sum(-1, keepdim=True) - others).clamp(min=0))).flatten(-2)
-
-        return replace(lowest, value=share(least, most)), replace(highest, value=share(most, least))
+def _check_tolerance(tol: float, rounding: Tensor, layer: Any) -> None:
+    """Refuse a tolerance that two runs in floats can miss whatever their windows are."""
+    if rounding.numel():
+        check_rounding(tol, 1.01 * float(rounding.max()), next(layer.parameters()).dtype)
 
 
 def _parts(layer: Any) -> Any:

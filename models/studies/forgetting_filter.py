@@ -1,67 +1,153 @@
-r"""How many past observations an exact filter needs: the product of what is held bounds what is left of the past.
+r"""How many past observations an exact filter needs: the worst case over all beliefs that may come with them.
 
-Take two filters of one copy chain with beliefs $a, a'$ before step t - w + 1, and the same w observations after it.
-Given those, the states that follow are a Markov chain, whose step k holds the old state s with the probability
+Take the filter of a copy chain through w observations up to step t, from any belief about the state before them. Given
+the observations, the states that follow are a Markov chain, whose step k holds the old state s with the probability
 
 $$\eta_k(s) = P(z_k{=}0 \mid s_{k-1}{=}s, x_{k:t}) = \frac{held_k(s)\, b_k(s)}{b_{k-1}(s)}, \qquad
 b_{k-1}(s) = held_k(s)\, b_k(s) + \textstyle\sum_{s'} fresh_k(s')\, b_k(s'), \quad b_t = 1,$$
 
-and else draws from $\varphi_k(s') \propto fresh_k(s')\, b_k(s')$, which does not depend on s.
+and else draws from $\varphi_k(s') \propto fresh_k(s')\, b_k(s')$, which does not depend on s. A filter that is sure of
+s ends in row s of
 
-**Bound.** $TV(a_t, a'_t) \le \prod_{k=t-w+1}^{t} \max_s \eta_k(s)$. Proof: the filtered $a_t$ is where this chain ends
-if it starts from what a says of its first state given the w observations. Run it from both starts with the same uniform
-number $u_k$ at each step, holding where $u_k < \eta_k(s)$, and the same draw from $\varphi_k$. At a step with
-$u_k \ge \max_s \eta_k(s)$ both draw, and the same state; from then on the two are equal. They can differ at t only if
-that happened at no step, which has the probability of the bound; and a coupling's probability of differing bounds the
-total variation. QED
+$$Q_{w+1} = (\text{diag}\, \eta_k + (1 - \eta_k)\, \varphi_k^T)\, Q_w, \qquad k = t - w, \quad Q_0 = I,$$
 
-**Tight.** Where held steps emit alike in all states (`Gated`), $\eta_k = 1 - q_k$ for every s, and
-$TV(a_t, a'_t) = \prod_k (1 - q_k)\, TV(a_{t-w}, a'_{t-w})$: the bound is the error itself, but for the factor
-$TV(a_{t-w}, a'_{t-w}) \le 1$.
+and one that comes with the belief a ends in the mixture of rows with the weights $\bar a \propto a \odot b_{k-1}$.
+
+**Worst case.** The total variation between the ends of a and of the restart from state_probs $\pi$ is convex in
+$\bar a$, so greatest where a is sure of a state:
+
+$$\sup_a TV(a_t, \tilde a_t) = e_w = \max_s TV(Q_w(s), \bar\pi^T Q_w).$$
+
+No smaller bound holds for all a. A step brings rows nearer by the factor $\max_s \eta_k(s)$ or a smaller one; the
+product of these is a bound, too, but takes at each step the state that is held best, whatever the evidence for others.
+
+**Longer windows.** What enters the last w of more observations is a belief, too, so $e_v$ for v > w is at most the
+greatest TV of two rows of $Q_w$, and that at most $2 e_w$. The search ends where this is within the tolerance.
+
+**Rounding.** $R(s) \leftarrow \eta_k(s) (R(s) - \varphi_k^T R)$ is Q up to a row that all share, and right relative to
+its size: a step errs by $16\, w u \max_s |R(s)|$ at most, u for the weights of one step, and errors of later steps
+shrink by $\max \eta$. A filter in floats errs relatively by v a step; that is another belief, by v in total variation,
+of which the j observations after it leave $2 e_j$ at most: two filters part by $2 v \sum_{j < w} \min(1, 2 e_j)$. The
+bound holds both.
 """
 
-from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from ...switching.data.series import Series
 from ...switching.model import SwitchingSSM
-from .windows import Forgetting, first_windows
+from .windows import Forgetting, all_inputs, check_rounding
+
+AT_ONCE = 2**22  # numbers in the tables R of the steps that are searched together
 
 
 def filter_forgetting(model: SwitchingSSM, x: Any, tol: float) -> Forgetting:
     """The windows of `forgetting` for the exact filter of a model; see there."""
     if not model.dynamics.holds or model.dynamics.n_covariates:
         raise ValueError(
-            f"layer: the model has dynamics {model.dynamics}; products of holds bound the filter of Copy(n_states) "
-            "without covariates."
+            f"layer_or_model: the model has dynamics {model.dynamics}; windows are certified for the filter of "
+            "Copy(n_states) without covariates."
         )
     series = model.read(x)
-    series = replace(series, observations=series.observations.double())
-    found = first_windows(filter_bounds(model, series), series.observations, tol)
-    window, bound = (torch.where(series.inside, table, 0) for table in (found.window, found.bound))
-    return Forgetting(window, bound, tol)
-
-
-def filter_bounds(model: SwitchingSSM, series: Series) -> Iterator[Float[Tensor, "*b n"]]:
-    """For windows w = 1, 2, ..., T the bounds at steps w - 1, ..., T - 1; 0 where the window is all there is."""
     chain: Any = model.chain(series)  # with a gate, as was seen to: it has these two tables
-    fresh = chain.log_fresh.detach()
-    held = chain.log_held.detach().expand_as(fresh)
-    log_bound, log_b = torch.zeros_like(fresh[..., 0]), torch.zeros_like(fresh)
-    for window in range(1, fresh.shape[-2] + 1):
-        n = fresh.shape[-2] - window + 1  # steps that have so many observations; their window begins at steps 0 .. n-1
-        after = log_b[..., log_b.shape[-2] - n :, :]
-        kept = held[..., :n, :] + after
-        drawn = (fresh[..., :n, :] + after).logsumexp(-1, keepdim=True)
-        before = torch.logaddexp(kept, drawn)
-        log_hold = torch.where(before.isneginf(), -torch.inf, kept - before).amax(-1)
-        log_bound = log_bound[..., log_bound.shape[-1] - n :] + log_hold
-        log_b = before - before.amax(-1, keepdim=True)
-        bound = log_bound.exp()
-        bound[..., 0] = 0
-        yield bound
+    shape, dtype = chain.log_fresh.shape, chain.log_fresh.dtype
+    fresh, held = (
+        table.detach().double().expand(shape).reshape(-1, *shape[-2:]) for table in (chain.log_fresh, chain.log_held)
+    )
+    log_prior = model.values["state_probs"].detach().to(fresh).log()
+    window = torch.where(series.inside, all_inputs(series.observations), 0).reshape(fresh.shape[:-1]).clone()
+    bound, least = torch.zeros_like(fresh[..., 0]), 0.0
+    cut = (window > 1).nonzero()
+    for some in cut.split(max(1, AT_ONCE // shape[-1] ** 2)) if len(cut) else ():
+        row, t = some.unbind(-1)
+        search = _Search(fresh, held, log_prior, torch.finfo(dtype).eps, row, t)
+        window[row, t], bound[row, t], reached = search.run(tol)
+        least = max(least, reached)
+    check_rounding(tol, least, dtype)
+    return Forgetting(window.reshape(shape[:-1]), bound.reshape(shape[:-1]), tol)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What tells the rows of Q apart, for n windows, and by how much it may be off."""
+
+    log_b: Tensor  # [n, K], up to a constant
+    apart: Tensor  # [n, K, K]: R
+    error: Tensor  # [n]: of TV between two rows
+
+    def earlier(self, fresh: Tensor, held: Tensor, unit: Tensor) -> "_Rows":
+        """The rows of windows with one observation more, whose tables [n, K] are given."""
+        weights = fresh + self.log_b
+        drawn = weights.logsumexp(-1, keepdim=True)
+        kept = held + self.log_b
+        log_b = torch.logaddexp(kept, drawn)
+        hold = (kept - log_b).nan_to_num(nan=-torch.inf).exp()
+        redraw = (weights - drawn).nan_to_num(nan=-torch.inf).exp()
+        apart = hold[..., None] * (self.apart - torch.einsum("nk,nks->ns", redraw, self.apart)[:, None])
+        size = 0.5 * self.apart.abs().sum(-1).amax(-1)
+        error = hold.amax(-1) * (self.error + 16 * unit * size)
+        return _Rows(log_b - log_b.amax(-1, keepdim=True), apart, error)
+
+    def worst(self, log_prior: Tensor, unit: Tensor) -> Tensor:
+        """Total variation [n] of the filter sure of any state from the one that restarts; 1 where that cannot be."""
+        size = 0.5 * self.apart.abs().sum(-1).amax(-1)
+        restart = (log_prior + self.log_b).softmax(-1)
+        away = 0.5 * (self.apart - torch.einsum("nk,nks->ns", restart, self.apart)[:, None]).abs().sum(-1)
+        away = torch.where(self.log_b.isneginf(), 0, away).amax(-1)
+        return (away + self.error + 4 * unit * size).nan_to_num(nan=1).clamp(max=1)
+
+    def part(self, some: Tensor) -> "_Rows":
+        return _Rows(self.log_b[some], self.apart[some], self.error[some])
+
+
+@dataclass(frozen=True)
+class _Search:
+    """The windows of the steps t [n] of the sequences `row` [n], whose tables are [N, T, K]."""
+
+    fresh: Tensor
+    held: Tensor
+    log_prior: Tensor
+    eps: float
+    row: Tensor
+    t: Tensor
+
+    def run(self, tol: float) -> tuple[Tensor, Tensor, float]:
+        """The windows and their bounds [n], and the least tolerance where rounding is beyond `tol`, else 0."""
+        window, bound, least = self.t + 1, torch.zeros_like(self.fresh[self.row, 0, 0]), 0.0
+        unit, own = self._roundings()
+        rounding, at, rows = 2 * own, torch.arange(len(self.t), device=self.t.device), self._start()
+        for w in range(1, int(self.t.max()) + 1):
+            row, t = self.row[at], self.t[at]
+            rows = rows.earlier(self.fresh[row, t - w + 1], self.held[row, t - w + 1], w * unit[at])
+            worst = rows.worst(self.log_prior, w * unit[at])
+            total = worst + rounding[at]
+            fine, first = total <= tol, window[at] > t
+            window[at] = torch.where(fine, window[at].clamp(max=w), t + 1)
+            bound[at] = torch.where(fine, torch.where(first, total, bound[at]), 0)
+            beyond = rounding[at] > tol
+            longer = rounding[at] + 2 * worst * (1 + 2 * own[at] * (t - w))  # bounds what any longer window has
+            rounding[at] += 2 * own[at] * (2 * worst).clamp(max=1)
+            known = longer <= (1.01 * rounding[at]).clamp(min=tol)
+            over = beyond & (known | (t == w))
+            if over.any():
+                least = max(least, float(torch.where(known, longer, rounding[at])[over].max()))
+            going = ~known & (t > w)
+            at, rows = at[going], rows.part(going)
+            if not len(at):
+                break
+        return window, bound, least
+
+    def _roundings(self) -> tuple[Tensor, Tensor]:
+        """What a step of R errs by [n], relative to its size, for each observation of the window; a filter's step."""
+        size = torch.zeros_like(self.fresh[:, 0, 0])
+        for table in (self.fresh, self.held):
+            size = torch.maximum(size, torch.where(table.isinf(), 0, table.abs()).flatten(1).amax(-1))
+        unit = torch.finfo(size.dtype).eps * (8 * size + self.fresh.shape[-1] + 8)
+        return unit[self.row], (self.eps * (2 * size + 8))[self.row]
+
+    def _start(self) -> _Rows:
+        n_states = self.fresh.shape[-1]
+        zeros = self.fresh.new_zeros(len(self.t), n_states)
+        return _Rows(zeros, torch.eye(n_states).to(zeros).expand(len(self.t), -1, -1), zeros[:, 0])

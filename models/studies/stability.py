@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_kind, check_number, check_probability
-from ..networks.layouts import GATES, from_torch
+from ..networks.layouts import GATES, RecurrentWeights, from_torch
 
 Condition = tuple[str, float, float]
 
@@ -52,6 +52,7 @@ class Stability(Record):
     rate: float  # the spectral radius of gain: the factor a step by which distances shrink in the long run
     gain: Float[Tensor, "m m"]  # distances after a step are at most gain @ distances before; [h] or [h, c] a layer
     reach: Float[Tensor, "m"]  # bounds on the size of each part, from a start at zero
+    rounding: Float[Tensor, "m"]  # what a step in floats of unit roundoff u adds to distances, over u
     conditions: tuple[Condition, ...]  # (name, value, limit), met where value < limit
 
     @property
@@ -70,6 +71,7 @@ class _Layer:
     own: Tensor  # [p, p] distances of the parts, h first, after a step from those before it
     read: Tensor  # [p] the same from distances of the layer's input
     reach: Tensor  # [p]
+    rounding: Tensor  # [p] the same from a step in floats, over their unit roundoff
     conditions: list[Condition]
 
 
@@ -100,14 +102,16 @@ def stability(network: nn.Module, input_bound: float) -> Stability:
         input_bound = _output_bound(layers[-1], network)
     n = len(layers[0].own)
     gain = torch.zeros(n * len(layers), n * len(layers), dtype=torch.float64)
+    rounding = torch.cat([layer.rounding for layer in layers])
     for k, layer in enumerate(layers):
         rows = slice(k * n, (k + 1) * n)
         gain[rows, rows] = layer.own
         if k:
             gain[rows] += layer.read[:, None] * gain[(k - 1) * n]
+            rounding[rows] += layer.read * rounding[(k - 1) * n]
     conditions = [(f"{name}, layer {k}", *rest) for k, layer in enumerate(layers) for name, *rest in layer.conditions]
     rate = max(_spectral_radius(layer.own) for layer in layers)
-    return Stability(rate, gain, torch.cat([layer.reach for layer in layers]), tuple(conditions))
+    return Stability(rate, gain, torch.cat([layer.reach for layer in layers]), rounding, tuple(conditions))
 
 
 def stabilize(network: nn.Module, input_bound: float, slack: float = 0.01) -> nn.RNNBase:
@@ -186,15 +190,18 @@ def _elman(network: nn.RNNBase, k: int, bound: float) -> _Layer:
     W, U, bias = (torch.from_numpy(table).double() for table in (weights.input, weights.hidden, weights.bias))
     own, read = torch.linalg.matrix_norm(U, 2), torch.linalg.matrix_norm(W, 2)
     if network.nonlinearity == "tanh":
-        reach = torch.tensor(float(len(U)) ** 0.5, dtype=torch.float64)
+        most, reach = torch.ones(1).double(), torch.tensor(float(len(U)) ** 0.5, dtype=torch.float64)
     else:
         size = bound if k else bound * W.shape[1] ** 0.5
         reach = (read * size + bias.norm()) / (1 - own) if own < 1 else torch.tensor(torch.inf, dtype=torch.float64)
-    return _Layer(own[None, None], read[None], reach[None], [("|U|_2", float(own), 1.0)])
+        most = reach
+    summed = W.abs().sum(1) * bound + U.abs().sum(1) * most + _offsets(weights)
+    rounding = (sum(W.shape) + 4) * summed.norm() + 4 * reach
+    return _Layer(own[None, None], read[None], reach[None], rounding[None], [("|U|_2", float(own), 1.0)])
 
 
 def _lstm(network: nn.RNNBase, k: int, bound: float) -> _Layer:
-    w, u, drive, _ = _norms(network, k, bound)
+    w, u, drive, pre_error, _ = _norms(network, k, bound)
     top = {gate: value.sigmoid() for gate, value in drive.items()}
     rest = (-drive["f"]).sigmoid()
     most_c = top["i"] / rest
@@ -207,36 +214,45 @@ def _lstm(network: nn.RNNBase, k: int, bound: float) -> _Layer:
     own = torch.stack([torch.stack(through(u)), torch.stack([top["o"] * top["f"], top["f"]])], 1)
     limits = {"i": rest, "o": rest, "g": rest / 4, "f": rest**2}
     conditions = [(f"|U_{gate}|", float(u[gate]), float(limit)) for gate, limit in limits.items()]
-    return _Layer(own, torch.stack(through(w)), torch.stack([torch.ones_like(most_c), most_c]), conditions)
+    reach = torch.stack([torch.ones_like(most_c), most_c])
+    return _Layer(own, torch.stack(through(w)), reach, torch.stack(through(pre_error)) + 8 * (1 + reach), conditions)
 
 
 def _gru(network: nn.RNNBase, k: int, bound: float) -> _Layer:
-    w, u, drive, inner = _norms(network, k, bound)
+    w, u, drive, pre_error, inner = _norms(network, k, bound)
     top = {gate: value.sigmoid() for gate, value in drive.items()}
     steep = 2 * u["z"]
     rest = top["r"] * u["n"] + (u["n"] + inner) / 4 * u["r"]
     peak = ((1 + steep - rest) / (2 * steep).clamp(min=1e-300)).clamp(min=0)
     z = torch.stack([torch.zeros_like(peak), torch.minimum(peak, top["z"]), top["z"]])
     own = (z + (1 - z) * (steep * z + rest)).max()
-    read = w["z"] / 2 + w["n"] + (u["n"] + inner) / 4 * w["r"]
+    read, rounding = (size["z"] / 2 + size["n"] + (u["n"] + inner) / 4 * size["r"] for size in (w, pre_error))
     conditions = [("2 z |U_z| + r |U_n| + (|U_n| + |b_hn|) |U_r| / 4", float(steep * top["z"] + rest), 1.0)]
-    return _Layer(own[None, None], read[None], torch.ones(1, dtype=torch.float64), conditions)
+    return _Layer(own[None, None], read[None], torch.ones_like(read[None]), rounding[None] + 8, conditions)
 
 
 def _norms(
     network: nn.RNNBase, k: int, bound: float
-) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor], Tensor]:
-    """Row-sum norms of W and U by gate, the greatest pre-activation of each gate, and |b'_n| of the last gate."""
+) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor], dict[str, Tensor], Tensor]:
+    """Row-sum norms of W and U by gate, the greatest pre-activation of each gate, its rounding in units of roundoff,
+    and |b'_n| of the last gate."""
     weights = from_torch(network, k)
     tables = (weights.input, weights.hidden, weights.bias, weights.hidden_bias)
     gates = GATES[weights.cell]
     W, U, bias, inner = (torch.from_numpy(table).double().chunk(len(gates)) for table in tables)
-    w, u, drive = {}, {}, {}
-    for gate, w_rows, u_rows, b in zip(gates, W, U, bias, strict=True):
+    offsets = _offsets(weights).chunk(len(gates))
+    w, u, drive, pre_error = {}, {}, {}, {}
+    for gate, w_rows, u_rows, b, offset in zip(gates, W, U, bias, offsets, strict=True):
         by_row = w_rows.abs().sum(1), u_rows.abs().sum(1)
         w[gate], u[gate] = by_row[0].max(), by_row[1].max()
-        drive[gate] = (by_row[0] * bound + by_row[1] + b).max().clamp(max=700.0)  # so that 1 - sigmoid is not 0
-    return w, u, drive, inner[-1].abs().max()
+        summed = by_row[0] * bound + by_row[1]
+        drive[gate] = (summed + b).max().clamp(max=700.0)  # so that 1 - sigmoid is not 0
+        pre_error[gate] = (w_rows.shape[1] + u_rows.shape[1] + 4) * (summed + offset).max()
+    return w, u, drive, pre_error, inner[-1].abs().max()
+
+
+def _offsets(weights: RecurrentWeights) -> Tensor:
+    return (torch.from_numpy(weights.input_bias).abs() + torch.from_numpy(weights.hidden_bias).abs()).double()
 
 
 def _projected(network: nn.RNNBase, k: int, bound: float, share: float) -> Tensor:
@@ -247,7 +263,7 @@ def _projected(network: nn.RNNBase, k: int, bound: float, share: float) -> Tenso
         left, sizes, right = torch.linalg.svd(U)
         return left @ (sizes.clamp(max=share)[:, None] * right)
     if weights.cell == "gru":
-        inner = float(_norms(network, k, bound)[3])
+        inner = float(_norms(network, k, bound)[-1])
         third = share / 3
         limits = {"r": 4 * third / (third + inner), "z": third / 2, "n": third}
     else:

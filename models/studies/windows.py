@@ -1,5 +1,6 @@
 """How many past inputs each step needs: the record, and how it is found from bounds for ever longer windows."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -19,10 +20,10 @@ class Forgetting(Record):
     Example:
         >>> import samplehold as sh
         >>> model = sh.SwitchingSSM(sh.Copy(2), sh.Normal())
-        >>> model = model.with_values(redraw_prob=0.9, state_probs=[0.5, 0.5], loc=[[-3], [3]], scale=[[1], [1]])
-        >>> found = sh.forgetting(model, [-3.1, -2.8, 3.2, 0.1, 3.0, -3.2], tol=0.05)
-        >>> found.window, found.longest  # a redraw forgets, and most steps redraw
-        (tensor([1, 2, 2, 2, 2, 2]), 2)
+        >>> model = model.with_values(redraw_prob=0.1, state_probs=[0.5, 0.5], loc=[[-3], [3]], scale=[[1], [1]])
+        >>> found = sh.forgetting(model, [-3.1, 0.1, 0.0, -0.1, 3.2, 0.2], tol=0.01)
+        >>> found.window, found.longest  # what is near 0 tells nothing, and 3.2 all
+        (tensor([1, 2, 3, 4, 1, 2]), 4)
     """
 
     window: Int[Tensor, "*b T"]
@@ -52,3 +53,15 @@ def first_windows(bounds: Iterable[Tensor], x: Tensor, tol: float) -> Forgetting
         if found.all():
             break
     return Forgetting(window, bound, tol)
+
+
+def check_rounding(tol: float, least: float, dtype: torch.dtype) -> None:
+    """Refuse a tolerance below what rounding leaves certain, `least`."""
+    if least > tol:
+        digits = 10.0 ** (math.floor(math.log10(least)) - 1)
+        least = math.ceil(least / digits) * digits
+        cure = "" if dtype == torch.float64 else ", or everything in float64"
+        raise ValueError(
+            f"tol: got {tol:g}, but rounding in {str(dtype).removeprefix('torch.')} is bounded by {least:.2g} only; "
+            f"give a tol of at least {least:.2g}{cure}."
+        )

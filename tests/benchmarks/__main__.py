@@ -1,7 +1,8 @@
 """Every benchmark, one after another, into `docs/benchmarks.md`: `python tests/benchmarks`, with the extra `bench`.
 
 Takes about fifteen minutes on a quiet machine; each `bench_*.py` also runs alone and prints what it finds, and
-`stack_languages.py`, which trains, `fit_quality.py`, which compares optima, and `interval_coverage.py` only so.
+`stack_languages.py`, which trains, `fit_quality.py`, which compares optima, `interval_coverage.py` and
+`forgetting_windows.py` only so.
 """
 
 import ast

@@ -74,6 +74,24 @@ def test_states_stay_within_reach(layer_class):
         assert (sizes <= found.reach[part :: len(parts)] * (1 + 1e-12)).all()
 
 
+@pytest.mark.parametrize("layer_class", LAYERS)
+@settings(max_examples=10)
+@given(seed=st.integers(0, 2**20), scale=st.sampled_from([0.1, 0.3, 1.0]), num_layers=st.integers(1, 2))
+def test_a_step_in_single_precision_is_off_by_its_rounding_at_most(layer_class, seed, scale, num_layers):
+    layer, random = build(layer_class, seed, scale, num_layers, units=16)
+    layer.float()
+    found = stability(layer, 2.0)
+    x = 2 * uniform(random, 100, 3).float()
+    states = states_within(layer, found.reach.clamp(max=1e3), random, 100)
+    states = tuple(part.float() for part in states) if isinstance(states, tuple) else states.float()
+    with torch.no_grad():
+        single = layer.step(x, states)[1]
+        layer.double()
+        wide = tuple(part.double() for part in states) if isinstance(states, tuple) else states.double()
+        off = distances(layer, layer.step(x.double(), wide)[1], single)
+    assert (off <= found.rounding[:, None] * torch.finfo(torch.float32).eps / 2).all()
+
+
 @given(seed=st.integers(0, 2**20), bound=st.sampled_from([0.0, 1.0, 5.0]), share=st.floats(0.05, 0.999))
 def test_the_published_conditions_of_an_lstm_imply_a_contraction(seed, bound, share):
     layer, _ = build(LSTM, seed, 1.0)
