@@ -59,27 +59,31 @@ def as_ssm(layer: nn.Module, token_probs: Any = None, inputs: str = "tokens") ->
 
 
 @overload
-def as_rnn(model: SwitchingSSM, space: str = "probability") -> MinGRU: ...
+def as_rnn(model: SwitchingSSM, space: str = "probability", gate: str = "exact") -> MinGRU: ...
 
 
 @overload
-def as_rnn(model: LayeredSSM, space: str = "probability") -> SweepNetwork: ...
+def as_rnn(model: LayeredSSM, space: str = "probability", gate: str = "exact") -> SweepNetwork: ...
 
 
-def as_rnn(model: nn.Module | LayeredSSM, space: str = "probability") -> MinGRU | SweepNetwork:
+def as_rnn(model: nn.Module | LayeredSSM, space: str = "probability", gate: str = "exact") -> MinGRU | SweepNetwork:
     """The minGRU whose state is the exact filter of a copy model; an ordinary module, to be trained further.
 
-    The layer reads `one_hot(tokens, V)` and starts as the model does, with a redraw, from `redrawn_start(layer, x)`:
+    The layer reads x, symbols as `one_hot(tokens, V)`, and starts as the model does, with a redraw:
 
         x = one_hot(tokens, V)
         belief, _ = layer(x, redrawn_start(layer, x))      # = model.filter(tokens).state
 
     Arguments:
-        model: a `SwitchingSSM` of `Copy(K)` dynamics and a `Gated(Categorical(V), Categorical(V))` emission. Or a
+        model: a `SwitchingSSM` of `Copy(K)` dynamics and a `Gated` emission of two alike: Categorical, Bernoulli,
+            Poisson, or Normal or MultivariateNormal with one scale for all states and the background. Or a
             `LayeredSSM` over symbols: then the network is a `SweepNetwork`, whose layers with a softmax between them
             are one bottom-up sweep (`layered_network`), and which sees to the first step itself.
         space: "probability": the state [K] is P(s_t | x_1..t). "logit": the state is the log of it up to a constant,
             under the per-step variational update whose gate is read from x alone, `filter_vmp(model, x, gate="input")`.
+        gate: "exact": where the log-odds of a redraw are not linear in x (several states of counts, of vectors, or of
+            several binary features), the layer is an `EvidenceGRU`, whose gate keeps their log-sum-exp. "linear": a
+            plain `MinGRU` in any case, which leaves it out (see `lowering`); `compare` measures the distance.
 
     Raises:
         TypeError: what is no model.
@@ -97,5 +101,7 @@ def as_rnn(model: nn.Module | LayeredSSM, space: str = "probability") -> MinGRU 
     if isinstance(model, LayeredSSM):
         if check_choice("space", space, ("probability", "logit")) == "logit":
             raise ValueError(f'space: got {space!r}; layers of beliefs are in space="probability".')
+        if check_choice("gate", gate, ("exact", "linear")) == "linear":
+            raise ValueError(f"gate: got {gate!r}; the gates of a LayeredSSM over symbols are exact; leave it out.")
         return lower_layers(model)
-    return lower(model, space)
+    return lower(model, space, gate)

@@ -913,8 +913,28 @@ def _symbols(r: Draw) -> Any:
 
 @function("as_rnn", 1)
 def _(r: Draw) -> Call:
-    given = {"model": _symbols(r), "space": r.one("probability", "logit")}
+    given = {"model": _symbols(r), "space": r.one("probability", "logit"), "gate": r.one("exact", "linear")}
     return Call(lambda **given: sh.as_rnn(**given)(torch.eye(3, dtype=r.dtype)), given, finite=False)
+
+
+@function("as_rnn of linear emissions", 1)
+def _(r: Draw) -> Call:
+    emission, own = r.one(
+        (sh.Bernoulli(3), {"probs": r.probs(2, 3)}),
+        (sh.Poisson(3), {"rate": 5 * r.probs(2, 3)}),
+        (sh.Normal(3), {"loc": r.table(2, 3), "scale": torch.ones(2, 3)}),
+    )
+    background = {f"background_{name}": table[:1] for name, table in own.items()}
+    values = {"redraw_prob": 0.3, "state_probs": r.probs(2)} | own | background
+    model = sh.SwitchingSSM(sh.Copy(2), sh.Gated(emission, emission)).with_values(values)
+    given = {"model": model, "space": r.one("probability", "logit"), "gate": r.one("exact", "linear")}
+    return Call(lambda **given: sh.as_rnn(**given).double()(torch.ones(4, 3).double()), given, finite=False)
+
+
+@function("EvidenceGRU", 1)
+def _(r: Draw) -> Call:
+    layer = sh.EvidenceGRU(r.F, 2, dtype=r.dtype).requires_grad_(False)
+    return Call(layer, {"x": r.table(*r.batch, r.T, r.F), "lengths": r.lengths()}, finite=False)
 
 
 @function("token_marginal", 0.5)

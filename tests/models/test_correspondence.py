@@ -436,10 +436,9 @@ def categorical(states=2):
         (lambda: as_rnn(SwitchingSSM(Markov(2), Categorical(3))), "model: has Markov dynamics"),
         (lambda: as_rnn(SwitchingSSM(Copy(2, n_covariates=1), Categorical(3))), "model: has covariates"),
         (lambda: as_rnn(categorical()), "model: has a Categorical emission, so a held step tells about its state"),
-        (lambda: as_rnn(SwitchingSSM(Copy(2), Gated(Normal(1), Normal(1)))), "model: emits Normal on Normal"),
         (
-            lambda: as_rnn(SwitchingSSM(Copy(2), Gated(MultivariateNormal(2), MultivariateNormal(2)))),
-            "not linear in x",
+            lambda: as_rnn(SwitchingSSM(Copy(2), Gated(Normal(2), MultivariateNormal(2)))),
+            "model: emits Normal on Multi",
         ),
         (
             lambda: as_rnn(SwitchingSSM(Copy(2), Gated(Categorical(3), Categorical(3)))),
