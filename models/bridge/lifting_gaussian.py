@@ -32,7 +32,7 @@ from ...switching.emissions.gated import Gated
 from ...switching.emissions.multivariate_normal import MultivariateNormal
 from ...switching.model import SwitchingSSM
 from ..networks.minimal import MinGRU
-from .lifting import check_liftable
+from .lifting import check_liftable, check_one_layer
 from .lowering import EvidenceGRU
 
 LARGEST_SHIFT = 16.0  # of m' inv(Sigma) m: more would take the prior of the gates out of what a float can hold
@@ -89,7 +89,7 @@ class LiftedGaussian(Record):
 
 def lift_gaussian(layer: nn.Module) -> LiftedGaussian:
     """See `samplehold.models.bridge.correspondence.as_ssm`; float64, whatever the layer is."""
-    layer = check_liftable(layer)
+    layer = check_one_layer(check_liftable(layer))
     if not isinstance(layer, MinGRU):
         raise ValueError("layer: a MinLSTM's gate is a ratio, whose log-odds are not linear in x; give a MinGRU.")
     if isinstance(layer, EvidenceGRU):

@@ -893,6 +893,22 @@ def _(r: Draw) -> Call:
     return Call(run, {"layer": layer, "inputs": "gaussian", "x": r.table(*r.batch, r.T, 3)}, finite=False)
 
 
+@function("LiftedNetwork", 3)
+def _(r: Draw) -> Call:
+    layers, F = r.one(1, 2), r.F
+    layer = r.one(
+        lambda: sh.MinGRU(F, 4, layers, candidate=r.one("linear", "tanh", "positive", "simplex"), dtype=r.dtype),
+        lambda: sh.MinLSTM(F, 4, layers, candidate=r.one("linear", "simplex"), dtype=r.dtype),
+        lambda: sh.QRNN(F, 4, layers, pooling=r.one("f", "fo"), window=r.one(1, 2), dtype=r.dtype),
+    )().requires_grad_(False)
+    lifted = sh.as_ssm(layer, inputs="given")
+    given = {"x": r.table(*r.batch, r.T, F), "lengths": r.lengths()}
+    if r.random.random() < 0.5:
+        return Call(lifted.hidden, given)
+    step = r.one(None, r.T - 1)
+    return Call(lambda **given: [part.last_draw(step) for part in lifted.layers(**given)], given)
+
+
 @function("Lifted", 3)
 def _(r: Draw) -> Call:
     lifted = sh.as_ssm(_minimal(r, 3))
