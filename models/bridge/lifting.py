@@ -247,6 +247,17 @@ def split_network(network: nn.Module) -> tuple[nn.Module | None, nn.Module]:
     return (network[:-1] if len(network) > 1 else None), network[-1]
 
 
+def check_settled(front: nn.Module | None) -> None:
+    """An error where modules draw at random, or learn from what they are shown."""
+    kinds = nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase
+    for module in () if front is None else front.modules():
+        if isinstance(module, kinds) and module.training:
+            raise ValueError(
+                f"layer: its {type(module).__name__} is in training, and makes something else of the same x at every "
+                "call; use .eval()."
+            )
+
+
 def check_liftable(layer: nn.Module) -> MinGRU | MinLSTM | QRNN:
     """The layers, or an error that says why they are no filters of copy chains."""
     kind = type(layer).__name__
@@ -299,6 +310,7 @@ def check_one_layer(layer: MinGRU | MinLSTM | QRNN) -> MinGRU | MinLSTM:
 def token_rows(front: nn.Module | None, layer: MinGRU | MinLSTM) -> Float[Tensor, "V I"]:
     """What a layer reads of each token alone: one-hot rows, or what modules before it make of these or of indices."""
     like = layer.rows()
+    check_settled(front)
     if front is None:
         return torch.eye(layer.input_size, dtype=like.dtype, device=like.device)
     first = next(module for module in front.modules() if not list(module.children()))
@@ -311,7 +323,7 @@ def token_rows(front: nn.Module | None, layer: MinGRU | MinLSTM) -> Float[Tensor
     if rows.shape != (len(tokens), layer.input_size) or not torch.allclose(rows, alone[:, 0], rtol=1e-4, atol=1e-6):
         raise ValueError(
             f"layer: the modules before the {type(layer).__name__} do not make one row of {layer.input_size} features "
-            'of each token alone, the same at every call; use .eval() if there is dropout, or inputs="given".'
+            'of each token alone; give modules that do not look beyond a step, or inputs="given".'
         )
     return rows
 

@@ -38,7 +38,7 @@ from ...inference.numerics.scalars import check_integer, check_kind
 from ..networks.minimal import MinGRU, MinLSTM
 from ..networks.qrnn import QRNN, QRNNState
 from ..networks.recurrent import batch_major, check_state, keep, observed, time_major, weight_of
-from .lifting import between, check_liftable, is_distribution, lift_tokens, split_network
+from .lifting import between, check_liftable, check_settled, is_distribution, lift_tokens, split_network
 from .lifting_gaussian import lift_gaussian
 
 
@@ -180,6 +180,7 @@ class LiftedNetwork(Record):
     def _run(self, x: Tensor, h0: Any, lengths: Any) -> tuple[tuple[LiftedLayer, ...], Tensor]:
         front, module = split_network(self.network)
         layer = check_liftable(module)
+        check_settled(front)
         rows = x if front is None else front(x)
         rows = batch_major(rows, layer.input_size, layer.batch_first, weight_of(layer, rows))
         if not rows.shape[-2]:

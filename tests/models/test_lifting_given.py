@@ -1,5 +1,6 @@
 """Whatever a network of input gates reads, given it each layer is the exact filter of copy chains."""
 
+import inspect
 import itertools
 
 import pytest
@@ -14,7 +15,7 @@ from torch.testing import assert_close
 
 CANDIDATES = ("linear", "tanh", "positive", "simplex")
 KINDS = ("MinGRU", "MinLSTM", "QRNN f", "QRNN fo")
-BOTH = "bidirectional" in MinGRU.__init__.__code__.co_varnames
+BOTH = "bidirectional" in inspect.signature(MinGRU).parameters
 
 
 def build(kind="MinGRU", features=3, units=4, scale=1.0, seed=0, dtype=torch.float64, candidate="linear", **options):
@@ -236,8 +237,12 @@ def test_what_has_densities_is_told_and_what_has_not_says_why():
     assert told["tokens"] == "exact"
     assert told["gaussian"].startswith("none: got Sequential")
     mixing = nn.Sequential(nn.Embedding(4, 3), nn.Dropout(0.9), MinGRU(3, 2))
-    with pytest.raises(ValueError, match=r"layer: the modules before the MinGRU do not make one row .* use .eval\(\)"):
-        as_ssm(mixing)
+    for lift in (as_ssm, lambda network: as_ssm(network, inputs="given").hidden(torch.zeros(2, dtype=torch.int64))):
+        with pytest.raises(ValueError, match=r"layer: its Dropout is in training, .* use .eval\(\)"):
+            lift(mixing)
+    looking = nn.Sequential(nn.Embedding(4, 3), nn.Softmax(-2), MinGRU(3, 2))
+    with pytest.raises(ValueError, match="layer: the modules before the MinGRU do not make one row of 3 features"):
+        as_ssm(looking)
     assert as_ssm(mixing.eval()).n_tokens == 4
 
 
