@@ -13,6 +13,9 @@ from .models.bridge.layered_network import SweepNetwork as SweepNetwork
 from .models.bridge.layered_network import compare_layers as compare_layers
 from .models.bridge.lifting import Lifted as Lifted
 from .models.bridge.lifting_gaussian import LiftedGaussian as LiftedGaussian
+from .models.bridge.lifting_given import LiftedLayer as LiftedLayer
+from .models.bridge.lifting_given import LiftedNetwork as LiftedNetwork
+from .models.bridge.lowering import EvidenceGRU as EvidenceGRU
 from .models.bridge.lowering import token_marginal as token_marginal
 from .models.bridge.probe import Probe as Probe
 from .models.bridge.probe import fit_probe as fit_probe

@@ -10,9 +10,13 @@ variational update, converged (`filter_vmp`) and after one sweep, and the networ
 
 The evidence lost may be negative at a step; in expectation over the model's data it is the divergence of predictions.
 
+A divergence is infinite where the network rules out what the model does not.
+
 A network's state is a belief where it is a simplex of K units, and the log of one where it is a linear minGRU of K
-units that share one coin: those that `as_rnn` makes. From any other state the belief is read by a linear probe
-(`samplehold.models.bridge.probe`), fitted to one half of x and judged on the other.
+units that share one coin: those that `as_rnn` makes. Which unit is which state is not known of a network: the order
+with the least total variation over all steps is taken, `Comparison.order`. From any other state the belief is read by a
+linear probe (`samplehold.models.bridge.probe`), fitted to one half of x and judged on the other, and its gates are
+measured by what they tell of z (`samplehold.models.bridge.gate_reading`).
 """
 
 from dataclasses import dataclass
@@ -20,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from ...inference.chains.contract import Chain, Filtered
@@ -31,6 +35,7 @@ from ...switching.coupled.layered import LayeredSSM
 from ...switching.data.series import Given, Series
 from ...switching.filter_vmp import filter_vmp
 from ...switching.model import SwitchingSSM
+from .gate_reading import GateReading, read_gates
 from .network_states import READINGS, Seen, belief_of, run
 from .probe import Probe
 
@@ -47,7 +52,7 @@ class Update(Record):
     """One way to carry a belief forward, beside the exact one; 0 beyond the end of a sequence."""
 
     state: Float[Tensor, "*b T K"]  # Q_t
-    redraw: Float[Tensor, "*b T"] | None  # Q(z_t = 1); None where there is no such gate
+    redraw: Float[Tensor, "*b T"] | None  # Q(z_t = 1); None where there is no such gate, as in a network that is probed
     total_variation: Float[Tensor, "*b T"]
     divergence: Float[Tensor, "*b T"]
     gate_error: Float[Tensor, "*b T"] | None  # |Q(z_t = 1) - P(z_t = 1 | x_1..t)|
@@ -76,6 +81,8 @@ class Comparison:
     reads: str  # how a belief was read from them: "belief", "logits" or "probe"
     probe: Probe | None
     inside: Bool[Tensor, "*b T"]
+    order: Int[Tensor, "K"] | None = None  # the network's unit for each of the model's states; None for a probe
+    gates: GateReading | None = None  # what the gates of a network that is probed tell of z
 
     @property
     def network(self) -> Update:
@@ -83,14 +90,28 @@ class Comparison:
         return self.updates[NETWORK]
 
     def __repr__(self) -> str:
-        """The table of `summary`."""
-        return f"Comparison\n{self.summary()}"
+        """The table of `summary`, and what else there is to say of the network."""
+        return "\n".join(["Comparison", str(self.summary()), *self._notes()])
 
     def _repr_html_(self) -> str:
         """What a notebook shows of it."""
         from ...switching.views.tables import html
 
-        return html("Comparison with the exact filter", self.summary(), "-")
+        return html(". ".join(["Comparison with the exact filter", *self._notes()]), self.summary(), "-")
+
+    def _notes(self) -> list[str]:
+        notes = []
+        if self.order is not None and self.order.tolist() != sorted(self.order.tolist()):
+            units = ", ".join(map(str, self.order.tolist()))
+            notes.append(f"The network's units {units} are taken for the model's states 0 to {len(self.order) - 1}")
+        if self.gates is not None:
+            gates, unit = self.gates, self.gates.best
+            notes.append(
+                f"Of the network's gates that of unit {unit} tells most of z: {float(gates.information[unit]):.3f} of "
+                f"{gates.entropy:.3f} nats, AUC {float(gates.auc[unit]):.3f} (exact: {gates.exact_information:.3f}, "
+                f"AUC {gates.exact_auc:.3f})"
+            )
+        return notes
 
     def summary(self) -> pd.DataFrame:
         """A row for each update: means over steps (a probe's: held-out ones), greatest errors, nats lost a step."""
@@ -147,7 +168,9 @@ def compare(
 
     Arguments:
         model: a `SwitchingSSM` with parameter values and without covariates.
-        layer: any recurrent layer: called as `layer(inputs)`, it returns its states [N, T, D], alone or first.
+        layer: any recurrent layer: called as `layer(inputs)`, it returns its states [N, T, D], alone or first; a stack
+            network, whose state is its controller's with what it reads off its stack; or a `Sequential` that ends in
+            one, which is given indices if it begins with an `Embedding`.
         x, lengths, dt: sequences as the model takes them; NaN is missing. The network is not told of gaps.
         inputs: what the network reads, [*b, T, I]; where None, one-hot rows of symbols and x itself of other
             observations, with zeros for what is missing.
@@ -160,7 +183,8 @@ def compare(
     Raises:
         TypeError: what is no model.
         ValueError: a model without values or with covariates; inputs that the network does not take; an observation
-            that is impossible; a reading that does not fit the network.
+            that is impossible; a reading that does not fit the network, such as "belief" of states that are no
+            distributions; states that are not finite.
 
     Example:
         >>> import samplehold as sh
@@ -190,10 +214,15 @@ def compare(
                 found = filter_vmp(model, series, sweeps=sweeps)
                 updates[name] = measure(chain, exact, found.state, found.redraw, series.inside)
         seen: Seen = run(model, layer, series, inputs, reads)
-        belief, probe = belief_of(seen, exact.state, series.inside)
-        redraw = None if exact.redraw is None else seen.redraw
+        belief, probe, order = belief_of(seen, exact.state, series.inside)
+        redraw, gates = None, None
+        if exact.redraw is not None and seen.draw is not None:
+            if probe is None:
+                redraw = torch.where(series.inside, seen.draw.mean(-1), 0.0)
+            else:
+                gates = read_gates(seen.draw, exact.redraw, series.inside)
         updates[NETWORK] = measure(chain, exact, belief, redraw, series.inside)
-    return Comparison(series, exact, updates, seen.hidden, seen.reads, probe, series.inside)
+    return Comparison(series, exact, updates, seen.hidden, seen.reads, probe, series.inside, order, gates)
 
 
 def measure(
@@ -209,8 +238,9 @@ def measure(
         return torch.where(inside, table, 0.0)
 
     true = exact.state
-    tiny = torch.finfo(true.dtype).tiny
-    divergence = torch.special.xlogy(true, true.clamp_min(tiny)) - torch.special.xlogy(true, state.clamp_min(tiny))
+    some = true >= torch.finfo(true.dtype).tiny  # what is less is a rounding of 0
+    ratio = true.where(some, 1.0).log() - state.where(some, 1.0).log()
+    divergence = true.where(some, 0.0) * ratio
     lost = exact.log_increment - chain.predictive(state)
     gate_error = None
     if redraw is not None and exact.redraw is not None:

@@ -3,7 +3,9 @@
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from ...inference.numerics.scalars import MOST, check_integer, check_kind
 from ...switching.data.timeline import time_index
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 EXACT = "exact"
 COLORS = {"message passing": "#8c2981", "one sweep": "#de4968", "network": "#1f77b4"}
+MOST_NAMED = 12  # states
 LEAST = 1e-17  # what the logarithmic axis shows of a distance of 0
 
 
@@ -82,13 +85,31 @@ def plot_comparison(report: "Comparison", sequence: int, steps: slice) -> Figure
     shown = np.maximum(table["total_variation"].values, LEAST)
     panels[-2].set_ylim(bottom=float(np.quantile(shown, 0.02)) / 3, top=1.0)  # exact steps take no room
     panels[-2].set_ylabel("total\nvariation")
-    panels[-2].legend(fontsize=8, frameon=False, ncols=3, loc="lower right")
+    _legend(panels[-2])
     for name in beliefs:
         gate = table["redraw_probability"].sel(belief=name).values
         if np.isfinite(gate).any():
             style = {"color": INK, "linewidth": 2.0, "alpha": 0.35} if name == EXACT else {"linewidth": 0.9}
-            panels[-1].plot(axis.at, gate, **{"color": COLORS.get(name, INK), **style})
+            panels[-1].plot(axis.at, gate, label=name, **{"color": COLORS.get(name, INK), **style})
+    if report.gates is not None:
+        unit = report.gates.best
+        draw = report.gates.draw[..., unit].detach().cpu().double().reshape(-1, report.series.n_steps).numpy()
+        gate = draw[sequence if report.series.batch_shape else 0][kept.start : kept.stop]
+        color = COLORS["network"]
+        panels[-1].plot(
+            axis.at, gate, label=f"network, gate of unit {unit}", color=color, linewidth=0.9, linestyle="--"
+        )
+    if panels[-1].lines:
+        _legend(panels[-1])
     panels[-1].set_ylim(-0.02, 1.02)
     panels[-1].set_ylabel("redraw\nprobability")
     axis.mark(panels)
+    if len(colors) <= MOST_NAMED:
+        keys = [Patch(color=color, label=f"state {k}") for k, color in enumerate(colors)]
+        figure.legend(handles=keys, loc="outside lower center", ncols=len(keys), fontsize=8, frameon=False)
     return figure
+
+
+def _legend(panel: Axes) -> None:
+    """Above the panel, where it hides nothing."""
+    panel.legend(fontsize=8, frameon=False, ncols=4, loc="lower right", bbox_to_anchor=(1.0, 0.98), borderaxespad=0.0)

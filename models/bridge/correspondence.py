@@ -1,23 +1,24 @@
 r"""The bridge between a network and a model: where a gated network's forward pass is a posterior update, to rounding.
 
-    as_ssm      network -> model    any minGRU or minLSTM layer over tokens is the exact filter of copy chains
-    as_rnn      model -> network    a copy model with gated tokens is a minGRU
+    as_ssm      network -> model    any minGRU, minLSTM or QRNN is the exact filter of copy chains
+    as_rnn      model -> network    a copy model with a gated emission that is linear in x is a minGRU
     compare     any model, any network: how far the network's states are from the exact beliefs
 
-The two directions are derived in `samplehold.models.bridge.lifting` and `samplehold.models.bridge.lowering`.
+The two directions are derived in `samplehold.models.bridge.lifting`, `lifting_given` and `lowering`.
 """
 
 from typing import Any, Literal, overload
 
 from torch import nn
 
-from ...inference.numerics.scalars import check_choice
+from ...inference.numerics.scalars import check_choice, check_kind
 from ...switching.coupled.layered import LayeredSSM
 from ...switching.model import SwitchingSSM
 from ..networks.minimal import MinGRU
 from .layered_network import SweepNetwork, lower_layers
 from .lifting import Lifted, lift_tokens
 from .lifting_gaussian import LiftedGaussian, lift_gaussian
+from .lifting_given import LiftedNetwork, lift_given
 from .lowering import lower
 
 
@@ -29,20 +30,30 @@ def as_ssm(layer: nn.Module, token_probs: Any = None, inputs: Literal["tokens"] 
 def as_ssm(layer: nn.Module, token_probs: None = None, *, inputs: Literal["gaussian"]) -> LiftedGaussian: ...
 
 
-def as_ssm(layer: nn.Module, token_probs: Any = None, inputs: str = "tokens") -> Lifted | LiftedGaussian:
-    """The generative model whose posterior update a minGRU or minLSTM layer is.
+@overload
+def as_ssm(layer: nn.Module, token_probs: None = None, *, inputs: Literal["given"]) -> LiftedNetwork: ...
+
+
+def as_ssm(
+    layer: nn.Module, token_probs: Any = None, inputs: str = "tokens"
+) -> Lifted | LiftedGaussian | LiftedNetwork:
+    """The model whose posterior update a minGRU, minLSTM or QRNN is.
 
     Arguments:
-        layer: `MinGRU` or `MinLSTM` of one layer, with any weights and any candidate.
-        token_probs: [input_size], how probable each token is, up to a factor; uniform where None. Any choice makes
-            the same filter: the probabilities say what is observed, the layer what it means.
-        inputs: "tokens": x is one-hot, and the layer *is* the filter of the model, exactly. "gaussian": x is a vector
-            of real numbers; candidates are exact and gates are a limit (see `lifting_gaussian`).
+        layer: `MinGRU`, `MinLSTM`, or `QRNN` with f- or fo-pooling, with any weights and any candidate; or a
+            `torch.nn.Sequential` that ends in one, such as `Sequential(Embedding(V, I), MinGRU(I, D))`.
+        token_probs: [V], how probable each token is, up to a factor; uniform where None. Any choice makes the same
+            filter: the probabilities say what is observed, the layer what it means.
+        inputs: "tokens": x is symbols, and one layer *is* the filter of a generative model of them, exactly. "given": x
+            is anything, and *given* x any number of layers in any direction are the filters of copy chains, exactly,
+            without a density of x (see `lifting_given`). "gaussian": x is a vector of real numbers with a density;
+            candidates are exact and gates are a limit (see `lifting_gaussian`).
 
     Raises:
         TypeError: a network of another kind.
-        ValueError: one whose gates read its own state, or of several layers; weights that are not finite, probabilities
-            that are not positive; for Gaussian inputs more units than features, or candidates that are not linear in x.
+        ValueError: one whose gates read its own state, or do not sum to one; for tokens and Gaussian vectors several
+            layers, directions, or inputs a gate; weights that are not finite, probabilities that are not positive; for
+            Gaussian inputs more units than features, or candidates that are not linear in x.
 
     Example:
         >>> import torch, samplehold as sh
@@ -51,35 +62,40 @@ def as_ssm(layer: nn.Module, token_probs: Any = None, inputs: str = "tokens") ->
         >>> bool((sh.as_ssm(layer).hidden(tokens) - states).abs().max() < 1e-12)  # by the filters of its chains
         True
     """
-    if check_choice("inputs", inputs, ("tokens", "gaussian")) == "tokens":
+    check_kind("layer", layer, nn.Module, "a recurrent layer")
+    if check_choice("inputs", inputs, ("tokens", "gaussian", "given")) == "tokens":
         return lift_tokens(layer, token_probs)
     if token_probs is not None:
-        raise ValueError('token_probs: given for inputs="gaussian", which has no tokens; leave it out.')
-    return lift_gaussian(layer)
+        raise ValueError(f'token_probs: got some with inputs="{inputs}", which has no tokens; leave it out.')
+    return lift_gaussian(layer) if inputs == "gaussian" else lift_given(layer)
 
 
 @overload
-def as_rnn(model: SwitchingSSM, space: str = "probability") -> MinGRU: ...
+def as_rnn(model: SwitchingSSM, space: str = "probability", gate: str = "exact") -> MinGRU: ...
 
 
 @overload
-def as_rnn(model: LayeredSSM, space: str = "probability") -> SweepNetwork: ...
+def as_rnn(model: LayeredSSM, space: str = "probability", gate: str = "exact") -> SweepNetwork: ...
 
 
-def as_rnn(model: nn.Module | LayeredSSM, space: str = "probability") -> MinGRU | SweepNetwork:
+def as_rnn(model: nn.Module | LayeredSSM, space: str = "probability", gate: str = "exact") -> MinGRU | SweepNetwork:
     """The minGRU whose state is the exact filter of a copy model; an ordinary module, to be trained further.
 
-    The layer reads `one_hot(tokens, V)` and starts as the model does, with a redraw, from `redrawn_start(layer, x)`:
+    The layer reads x, symbols as `one_hot(tokens, V)`, and starts as the model does, with a redraw:
 
         x = one_hot(tokens, V)
         belief, _ = layer(x, redrawn_start(layer, x))      # = model.filter(tokens).state
 
     Arguments:
-        model: a `SwitchingSSM` of `Copy(K)` dynamics and a `Gated(Categorical(V), Categorical(V))` emission. Or a
+        model: a `SwitchingSSM` of `Copy(K)` dynamics and a `Gated` emission of two alike: Categorical, Bernoulli,
+            Poisson, or Normal or MultivariateNormal with one scale for all states and the background. Or a
             `LayeredSSM` over symbols: then the network is a `SweepNetwork`, whose layers with a softmax between them
             are one bottom-up sweep (`layered_network`), and which sees to the first step itself.
         space: "probability": the state [K] is P(s_t | x_1..t). "logit": the state is the log of it up to a constant,
             under the per-step variational update whose gate is read from x alone, `filter_vmp(model, x, gate="input")`.
+        gate: "exact": where the log-odds of a redraw are not linear in x (several states of counts, of vectors, or of
+            several binary features), the layer is an `EvidenceGRU`, whose gate keeps their log-sum-exp. "linear": a
+            plain `MinGRU` in any case, which leaves it out (see `lowering`); `compare` measures the distance.
 
     Raises:
         TypeError: what is no model.
@@ -97,5 +113,7 @@ def as_rnn(model: nn.Module | LayeredSSM, space: str = "probability") -> MinGRU 
     if isinstance(model, LayeredSSM):
         if check_choice("space", space, ("probability", "logit")) == "logit":
             raise ValueError(f'space: got {space!r}; layers of beliefs are in space="probability".')
+        if check_choice("gate", gate, ("exact", "linear")) == "linear":
+            raise ValueError(f"gate: got {gate!r}; the gates of a LayeredSSM over symbols are exact; leave it out.")
         return lower_layers(model)
-    return lower(model, space)
+    return lower(model, space, gate)

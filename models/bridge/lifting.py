@@ -38,7 +38,8 @@ from ...switching.emissions.discrete import Categorical
 from ...switching.emissions.gated import Gated
 from ...switching.model import SwitchingSSM
 from ..networks.minimal import MinGRU, MinLSTM
-from ..networks.recurrent import check_one_way, check_state
+from ..networks.qrnn import QRNN
+from ..networks.recurrent import check_state
 from .tokens import read_tokens
 
 
@@ -124,8 +125,8 @@ class Lifted(Record):
 
         Arguments:
             tokens: indices [*b, T]; NaN is missing.
-            h0: the state before the first step as the layer takes it, [1, *b, D]. Where it lies beyond the candidates,
-                a model that spans it too is made for this call, one for the whole batch.
+            h0: the state before the first step as the layer takes it, [1, *b, D]; of a QRNN the cell. Where it lies
+                beyond the candidates, a model that spans it too is made for this call, one for the whole batch.
             lengths: the number of steps of each sequence, [*b]; states past it are zero, as the layer's are.
 
         Raises:
@@ -203,9 +204,7 @@ class Lifted(Record):
     def _spans(self, h0: Tensor) -> bool:
         states = h0.detach().double()
         if self.reading.block is not None:
-            states = states.unflatten(-1, (-1, self.reading.block))
-            off = (states.sum(-1) - 1).abs().amax() if states.numel() else 0.0
-            return bool((states >= 0).all()) and float(off) <= 16 * torch.finfo(self.reading.dtype).eps
+            return is_distribution(states, self.reading.block, self.reading.dtype)
         low, high = self.levels[:, 0, 0], self.levels[:, 1, 0]
         return bool(((states >= low) & (states <= high)).all())
 
@@ -215,16 +214,18 @@ class Lifted(Record):
         if self.reading.block is not None:
             states = states.unflatten(-1, (-1, self.reading.block))
             return (states / states.sum(-1, keepdim=True)).movedim(-2, 0)
-        return _between(states, self.levels[:, 0, 0], self.levels[:, 1, 0]).movedim(-2, 0)
+        return between(states, self.levels[:, 0, 0], self.levels[:, 1, 0]).movedim(-2, 0)
 
     def _log_draw(self) -> Tensor:
         """log rho + log p(x | z = 1), [C, V]."""
         return self.log_redraw[:, None] + (self.log_drawn + self.log_state.unsqueeze(-1)).logsumexp(1)
 
 
-def lift_tokens(layer: nn.Module, token_probs: Any = None) -> Lifted:
+def lift_tokens(network: nn.Module, token_probs: Any = None) -> Lifted:
     """See `samplehold.models.bridge.correspondence.as_ssm`."""
-    reading = read_layer(check_liftable(layer))
+    front, module = split_network(network)
+    layer = check_one_layer(check_liftable(module))
+    reading = read_layer(layer, token_rows(front, layer))
     n_tokens = len(reading.value)
     probs = (
         reading.value.new_ones(n_tokens)
@@ -239,30 +240,98 @@ def lift_tokens(layer: nn.Module, token_probs: Any = None) -> Lifted:
     return lift(reading, probs / probs.sum(), None)
 
 
-def check_liftable(layer: nn.Module) -> MinGRU | MinLSTM:
-    """The layer, or an error that says why it is no filter of copy chains."""
+def split_network(network: nn.Module) -> tuple[nn.Module | None, nn.Module]:
+    """What stands before the recurrent layers, and these: the last module of a `Sequential`."""
+    if not isinstance(network, nn.Sequential) or not len(network):
+        return None, network
+    return (network[:-1] if len(network) > 1 else None), network[-1]
+
+
+def check_settled(front: nn.Module | None) -> None:
+    """An error where modules draw at random, or learn from what they are shown."""
+    kinds = nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase
+    for module in () if front is None else front.modules():
+        if isinstance(module, kinds) and module.training:
+            raise ValueError(
+                f"layer: its {type(module).__name__} is in training, and makes something else of the same x at every "
+                "call; use .eval()."
+            )
+
+
+def check_liftable(layer: nn.Module) -> MinGRU | MinLSTM | QRNN:
+    """The layers, or an error that says why they are no filters of copy chains."""
     kind = type(layer).__name__
     if isinstance(layer, nn.RNNBase):
         raise ValueError(
             f"layer: a {kind}'s gates read its own state, so no chain has it as its filter; use `compare`."
         )
-    if not isinstance(layer, MinGRU | MinLSTM):
-        raise TypeError(f"layer: got {kind}, expected MinGRU or MinLSTM, whose gates read one input each.")
-    check_one_way(layer, "and no filter reads the future")
-    if layer.num_layers != 1:
+    if not isinstance(layer, MinGRU | MinLSTM | QRNN):
+        raise TypeError(f"layer: got {kind}, expected MinGRU, MinLSTM or QRNN, whose gates read their inputs alone.")
+    if isinstance(layer, QRNN) and layer.pooling == "ifo":
         raise ValueError(
-            f"layer: has {layer.num_layers} layers, and those above the first read beliefs, not tokens; give one layer."
+            "layer: a QRNN with pooling='ifo' holds and draws by gates that do not sum to one, as probabilities do: it "
+            "counts; build it with pooling='f' or 'fo'."
         )
     if not all(bool(parameter.isfinite().all()) for parameter in layer.parameters()):
         raise ValueError("layer: has weights that are not finite; train it again from finite ones.")
     return layer
 
 
+def check_one_layer(layer: MinGRU | MinLSTM | QRNN) -> MinGRU | MinLSTM:
+    """The one layer, whose gates read one input each; a QRNN as the minGRU that it equals."""
+    if layer.num_layers != 1:
+        raise ValueError(
+            f"layer: has {layer.num_layers} layers, and those above the first read beliefs, not tokens; give one "
+            'layer, or inputs="given".'
+        )
+    if layer.bidirectional:
+        raise ValueError(
+            'layer: reads in both directions, and a model of x has one; give one direction, or inputs="given".'
+        )
+    if not isinstance(layer, QRNN):
+        return layer
+    if layer.window != 1:
+        raise ValueError(
+            f"layer: its gates read {layer.window} inputs each, which are dependent; give a QRNN with window=1, or "
+            'inputs="given".'
+        )
+    weight, bias, size = *(getattr(layer, f"{part}_l0") for part in ("weight", "bias")), layer.hidden_size
+    twin = MinGRU(
+        layer.input_size, size, bias=bias is not None, candidate="tanh", dtype=weight.dtype, device=weight.device
+    )
+    with torch.no_grad():  # a forget gate holds where a minGRU's draws; output gates come after the state
+        for name, table in (("weight_l0", weight[..., 0]), ("bias_l0", bias)):
+            if table is not None:
+                twin.get_parameter(name).copy_(torch.cat([-table[:size], table[size : 2 * size]]))
+    return twin
+
+
 @torch.no_grad()
-def read_layer(layer: MinGRU | MinLSTM) -> Reading:
-    """Gates and candidates of a layer for each of its features alone, as the layer rounds them, in float64."""
-    weight = layer.get_parameter("weight_l0")
-    pre = layer.product(torch.eye(layer.input_size, dtype=weight.dtype, device=weight.device))
+def token_rows(front: nn.Module | None, layer: MinGRU | MinLSTM) -> Float[Tensor, "V I"]:
+    """What a layer reads of each token alone: one-hot rows, or what modules before it make of these or of indices."""
+    like = layer.rows()
+    check_settled(front)
+    if front is None:
+        return torch.eye(layer.input_size, dtype=like.dtype, device=like.device)
+    first = next(module for module in front.modules() if not list(module.children()))
+    if isinstance(first, nn.Embedding):
+        tokens = torch.arange(first.num_embeddings, device=like.device)
+    else:
+        features = getattr(first, "in_features", layer.input_size)
+        tokens = torch.eye(features, dtype=like.dtype, device=like.device)
+    rows, alone = front(tokens), front(tokens.unsqueeze(1))
+    if rows.shape != (len(tokens), layer.input_size) or not torch.allclose(rows, alone[:, 0], rtol=1e-4, atol=1e-6):
+        raise ValueError(
+            f"layer: the modules before the {type(layer).__name__} do not make one row of {layer.input_size} features "
+            'of each token alone; give modules that do not look beyond a step, or inputs="given".'
+        )
+    return rows
+
+
+@torch.no_grad()
+def read_layer(layer: MinGRU | MinLSTM, rows: Float[Tensor, "V I"]) -> Reading:
+    """Gates and candidates of a layer for each row alone, as the layer rounds them, in float64."""
+    pre = layer.product(rows)
     now, units = layer.activate(pre), layer.hidden_size
     block = layer.block if layer.candidate == "simplex" else None
     gates = pre.double()[:, :-units].unflatten(-1, (-1, units))[..., :: block or 1]  # one column a coin
@@ -275,7 +344,7 @@ def read_layer(layer: MinGRU | MinLSTM) -> Reading:
         shares = value.unflatten(-1, (-1, block))
         value = (shares / shares.sum(-1, keepdim=True)).flatten(-2)
         start = torch.full_like(start, 1 / block)
-    return Reading(logsigmoid(log_odds), logsigmoid(-log_odds), value, start, block, weight.dtype)
+    return Reading(logsigmoid(log_odds), logsigmoid(-log_odds), value, start, block, pre.dtype)
 
 
 def lift(reading: Reading, token_probs: Float[Tensor, "V"], h0: Tensor | None) -> Lifted:
@@ -288,7 +357,7 @@ def lift(reading: Reading, token_probs: Float[Tensor, "V"], h0: Tensor | None) -
     else:
         spanned = [value, start[None]] if h0 is None else [value, h0.detach().to(value).reshape(-1, units), start[None]]
         low, high = torch.cat(spanned).aminmax(dim=0)
-        fresh, belief = _between(value, low, high), _between(start, low, high)
+        fresh, belief = between(value, low, high), between(start, low, high)
         levels = torch.stack([low, high], -1).unsqueeze(-1)
     coins = levels.shape[0] // reading.log_draw.shape[1]  # chains that share a gate
     log_draw, log_hold = (gate.repeat_interleave(coins, -1).T for gate in (reading.log_draw, reading.log_hold))
@@ -303,7 +372,14 @@ def lift(reading: Reading, token_probs: Float[Tensor, "V"], h0: Tensor | None) -
     )  # fmt: skip
 
 
-def _between(value: Tensor, low: Tensor, high: Tensor) -> Tensor:
+def is_distribution(states: Tensor, block: int, dtype: torch.dtype) -> bool:
+    """Whether each block of units is one, to the rounding of a dtype."""
+    shares = states.unflatten(-1, (-1, block))
+    off = (shares.sum(-1) - 1).abs().amax() if shares.numel() else 0.0
+    return bool((shares >= 0).all()) and float(off) <= 16 * torch.finfo(dtype).eps
+
+
+def between(value: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """(1 - r, r) with value = low + (high - low) r; even odds where low = high."""
     width = torch.where(high > low, high - low, 1.0)
     shares = torch.stack([high - value, value - low], -1).clamp(min=0) / width.unsqueeze(-1)

@@ -32,7 +32,8 @@ from ...switching.emissions.gated import Gated
 from ...switching.emissions.multivariate_normal import MultivariateNormal
 from ...switching.model import SwitchingSSM
 from ..networks.minimal import MinGRU
-from .lifting import check_liftable
+from .lifting import check_liftable, check_one_layer
+from .lowering import EvidenceGRU
 
 LARGEST_SHIFT = 16.0  # of m' inv(Sigma) m: more would take the prior of the gates out of what a float can hold
 SUREST = 30.0  # log-odds beyond which a float's probability is as good as certain
@@ -88,18 +89,20 @@ class LiftedGaussian(Record):
 
 def lift_gaussian(layer: nn.Module) -> LiftedGaussian:
     """See `samplehold.models.bridge.correspondence.as_ssm`; float64, whatever the layer is."""
-    layer = check_liftable(layer)
+    layer = check_one_layer(check_liftable(layer))
     if not isinstance(layer, MinGRU):
         raise ValueError("layer: a MinLSTM's gate is a ratio, whose log-odds are not linear in x; give a MinGRU.")
+    if isinstance(layer, EvidenceGRU):
+        raise ValueError("layer: an EvidenceGRU's gate is not linear in x; give a MinGRU.")
     if layer.candidate not in ("linear", "tanh"):
         raise ValueError(
             f'layer: has candidate={layer.candidate!r}; Gaussian inputs need log-odds that are linear in x: "linear" '
             '(the candidate is the log-odds of its state) or "tanh" (twice its argument is).'
         )
     units, features = layer.hidden_size, layer.input_size
-    weight = layer.get_parameter("weight_l0").detach().double()
-    bias = dict(layer.named_parameters()).get("bias_l0", weight.new_zeros(2 * units)).detach().double()
-    gates, rows = weight.split(units)
+    weight = layer.rows().detach()
+    bias = layer.product(weight.new_zeros(features)).detach().double()
+    gates, rows = weight.double().split(units)
     gate_bias, row_bias = bias.split(units)
     if layer.candidate == "tanh":
         rows, row_bias = 2 * rows, 2 * row_bias

@@ -1,14 +1,32 @@
-r"""From a model to a network: the minGRU whose state is the exact filter of a copy model with gated tokens.
+r"""From a model to a network: the minGRU whose state is the exact filter of a copy model with a gated emission.
 
 With $f(x) = \sum_s \pi(s)\, p(x \mid s, z{=}1)$ and a held step that emits from $p_0$, whatever the state,
 
 $$a_t = (1 - q_t)\, a_{t-1} + q_t r_t, \qquad
 \text{logit}\, q_t = \text{logit}\, \rho + \log \frac{f(x_t)}{p_0(x_t)}, \qquad
-r_t = \text{softmax}_s(\log \pi(s) + \log p(x_t \mid s, z{=}1))$$
+r_t = \text{softmax}_s(\log \pi(s) + \log p(x_t \mid s, z{=}1)).$$
 
-is a minGRU of one coin on K units that are a simplex. One-hot tokens read columns of a matrix: the biases are the
-prior, $\text{logit}\, \rho$ and $\log \pi$, and a token's weights are its log-likelihoods. So a row of zeros is a
-missing token.
+**Candidates.** In one exponential family with the statistic x, $\log p(x \mid s) = w_s \cdot x + b_s$ but for a term
+that all states share, and r is the softmax of a linear map of x:
+
+| emission | x | $w_s$ | $b_s$ |
+|---|---|---|---|
+| Categorical | one-hot rows | $\log p_s$ | 0 |
+| Bernoulli | as it is | $\text{logit}\, p_s$ | $\sum \log(1 - p_s)$ |
+| Poisson | as it is | $\log \lambda_s$ | $-\sum \lambda_s$ |
+| normal, one precision P | as it is | $P(\mu_s - \mu_0)$ | $-\frac12 (\mu_s - \mu_0)^\top P (\mu_s + \mu_0)$ |
+
+**Gates.** $\log f(x)$ is a log-sum-exp of such lines. One-hot rows, one binary feature and a single state make it a
+line. Elsewhere it is kept, `gate="exact"`: the gate of an `EvidenceGRU` adds the log-sum-exp of its own candidates. Or
+a member of the family with the mean of f takes its place, `gate="linear"`: an ordinary minGRU whose gate is off by
+
+$$\log f(x) - (\bar w \cdot x + \bar b),$$
+
+which matters the less the more surely x tells z; `compare` measures it. With a single state at $\mu_1$ the line is
+logistic regression, $W = (\mu_1 - \mu_0)/\sigma^2$ and $b = \text{logit}\, \rho + (\mu_0^2 - \mu_1^2)/(2 \sigma^2)$.
+
+One-hot tokens read columns of a matrix: the biases are the prior, and a token's weights are its log-likelihoods. So a
+row of zeros is a missing token. Of other emissions every step has to be observed.
 
 **In logit space** the same weights, without the softmax, are the per-step variational update with the gate read from x
 alone, $h_t = (1 - q_t)\, h_{t-1} + q_t v_t$ with $Q(s_t) = \text{softmax}(h_t)$ (`filter_vmp(model, x, gate="input")`).
@@ -17,41 +35,127 @@ alone, $h_t = (1 - q_t)\, h_{t-1} + q_t v_t$ with $Q(s_t) = \text{softmax}(h_t)$
 `samplehold.models.bridge.tokens.redrawn_start` gives: the first step's own candidate.
 """
 
+from typing import Any, NamedTuple
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from ...inference.numerics.scalars import check_choice
-from ...switching.emissions.discrete import Categorical
+from ...switching.emissions.contract import Emission
+from ...switching.emissions.discrete import Bernoulli, Categorical, Poisson
 from ...switching.emissions.gated import Gated
+from ...switching.emissions.multivariate_normal import MultivariateNormal
+from ...switching.emissions.normal import Normal
 from ...switching.model import SwitchingSSM
-from ...switching.parameters import Parameters
+from ...switching.parameters import PREFIX, Parameters
 from ..networks.minimal import MinGRU
 
 SURE = 1e4  # log-odds that stand for certainty: their sigmoid is 0 or 1 in float64, with room for sums of them
+EQUAL = 64  # roundings by which two precisions may differ
+LINEAR = (Categorical, Bernoulli, Poisson, Normal, MultivariateNormal)
 
 
-def lower(model: nn.Module, space: str = "probability") -> MinGRU:
+class EvidenceGRU(MinGRU):
+    r"""One layer of minGRU whose gate also asks how well the fresh states explain x.
+
+    $$g_t = \sigma(W_g x_t + b_g + \text{logsumexp}(W_v x_t + b_v))$$
+
+    With the weights of `as_rnn` that is the exact $P(z_t{=}1 \mid x_t)$ of a copy model; see
+    `samplehold.models.bridge.lowering`. Called as `MinGRU` is, with the same parameters.
+
+    Arguments:
+        input_size: features of x.
+        hidden_size: units, one a state.
+        candidate: "simplex", the state is a belief; "linear", the log of one up to a constant.
+
+    >>> import torch, samplehold as sh
+    >>> layer, x = sh.EvidenceGRU(3, 2), torch.randn(5, 3)
+    >>> layer(x)[0].sum(-1).allclose(torch.tensor(1.0))
+    True
+    >>> pre = torch.nn.functional.linear(x, layer.weight_l0, layer.bias_l0)  # one gate, two candidates
+    >>> layer.activations(x).draw[:, 0].allclose((pre[:, 0] + pre[:, 1:].logsumexp(-1)).sigmoid())
+    True
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        candidate: str = "simplex",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        check_choice("candidate", candidate, ("simplex", "linear"))
+        super().__init__(input_size, hidden_size, candidate=candidate, device=device, dtype=dtype)
+
+    def product(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        gates, candidates = super().product(x, *args, **kwargs).split(self.hidden_size, -1)
+        return torch.cat([gates + candidates.logsumexp(-1, keepdim=True), candidates], -1)
+
+
+def lower(model: nn.Module, space: str = "probability", gate: str = "exact") -> MinGRU:
     """See `samplehold.models.bridge.correspondence.as_rnn`."""
     check_choice("space", space, ("probability", "logit"))
-    values = _check(model)
-    log_state, log_drawn = values["state_probs"].log(), values["probs"].log()  # [K], [K, V]
-    if space == "logit" and not bool((log_drawn + log_state[:, None]).isfinite().all()):
-        raise ValueError(
-            'space: "logit" needs positive state_probs and probs, since the log of 0 is no weight; '
-            'use space="probability", or give every token a small probability in every state.'
-        )
-    states, tokens = log_drawn.shape
-    log_fresh = (log_drawn + log_state[:, None]).logsumexp(0)
-    gate = _sure(log_fresh - values["background_probs"][0].log())
-    prior = _sure(torch.logit(values["redraw_prob"]))
+    check_choice("gate", gate, ("exact", "linear"))
+    emission, values = _check(model)
+    background = {name.removeprefix(PREFIX): table for name, table in values.items() if name.startswith(PREFIX)}
+    about = background.get("loc")
+    state_probs = values["state_probs"]
+    drawn, held = affine(emission, values, about), affine(emission, background, about)
+    mixture = affine(emission, _mean(emission, values, state_probs), about)
+    if space == "logit":
+        _check_positive(emission, values)
+    exact = gate == "exact" and not _mixes_to_a_line(emission, drawn)
+    above, prior = (0.0, 0.0) if exact else mixture, torch.logit(values["redraw_prob"]).clamp(-SURE, SURE)
+    log_state = state_probs.log().clamp(min=-SURE)
+    states, features = drawn.weight.shape
     kind = "simplex" if space == "probability" else "linear"
-    layer = MinGRU(tokens, states, candidate=kind, dtype=log_state.dtype, device=log_state.device)
-    coins = layer.get_parameter("weight_l0").shape[0] - states
+    options: dict[str, Any] = {"candidate": kind, "dtype": log_state.dtype, "device": log_state.device}
+    layer = (EvidenceGRU if exact else MinGRU)(features, states, **options)
+    coins = 1 if kind == "simplex" else states
     with torch.no_grad():
-        layer.get_parameter("weight_l0").copy_(torch.cat([gate.expand(coins, -1), log_drawn.clamp(min=-SURE)]))
-        layer.get_parameter("bias_l0").copy_(torch.cat([prior.expand(coins), log_state.clamp(min=-SURE)]))
+        rows, offset = above[0] - held.weight, prior + above[1] - held.bias
+        layer.get_parameter("weight_l0").copy_(torch.cat([rows.expand(coins, -1), drawn.weight]))
+        layer.get_parameter("bias_l0").copy_(torch.cat([offset.expand(coins), drawn.bias + log_state]))
     return layer
+
+
+class Affine(NamedTuple):
+    r"""$\log p(x \mid s) = w_s \cdot x + b_s$, but for a term that is the same for all s."""
+
+    weight: Float[Tensor, "K F"]
+    bias: Float[Tensor, "K"]
+
+
+def affine(emission: Emission, values: Parameters, about: Tensor | None = None) -> Affine:
+    """The lines of the table in this module's docstring; normal densities over that of the location `about` [1, F]."""
+    if isinstance(emission, Categorical):
+        weight = values["probs"].log().clamp(min=-SURE)
+        return Affine(weight, weight.new_zeros(len(weight)))
+    if isinstance(emission, Bernoulli):
+        probs = values["probs"]
+        most = SURE if probs.dtype == torch.float64 else 512.0  # they are added up, and float32 has few digits
+        return Affine(torch.logit(probs).clamp(-most, most), torch.log1p(-probs).clamp(min=-most).sum(-1))
+    if isinstance(emission, Poisson):
+        return Affine(values["rate"].log().clamp(min=-SURE), -values["rate"].sum(-1))
+    loc, precision = values["loc"], values["precision"][0]
+    about = torch.zeros_like(loc[:1]) if about is None else about
+    weight = (loc - about) * precision if isinstance(emission, Normal) else (loc - about) @ precision
+    return Affine(weight, -0.5 * (weight * (loc + about)).sum(-1))
+
+
+def _mean(emission: Emission, values: Parameters, state_probs: Tensor) -> Parameters:
+    """The parameters of the family's member with the mean of the mixture over states."""
+    centre = "rate" if isinstance(emission, Poisson) else "loc" if "loc" in values else "probs"
+    return dict(values) | {centre: (state_probs @ values[centre])[None]}
+
+
+def _mixes_to_a_line(emission: Emission, drawn: Affine) -> bool:
+    """Whether the log-density of a mixture over states is linear on all x that there are."""
+    alike = bool((drawn.weight == drawn.weight[:1]).all() and (drawn.bias == drawn.bias[:1]).all())
+    one_bit = isinstance(emission, Bernoulli) and emission.n_features == 1
+    return alike or one_bit or isinstance(emission, Categorical)
 
 
 def token_marginal(model: nn.Module) -> Float[Tensor, "V"]:
@@ -68,13 +172,17 @@ def token_marginal(model: nn.Module) -> Float[Tensor, "V"]:
         >>> sh.token_marginal(lifted.models[0])
         tensor([0.2500, 0.5000, 0.2500], dtype=torch.float64)
     """
-    values = _check(model)
+    emission, values = _check(model)
+    if not isinstance(emission, Categorical):
+        raise ValueError(
+            f"model: emits {type(emission).__name__}, which has no tokens; give Gated(Categorical(V), ...)."
+        )
     fresh = values["state_probs"] @ values["probs"]
     return values["redraw_prob"] * fresh + (1 - values["redraw_prob"]) * values["background_probs"][0]
 
 
-def _check(model: nn.Module) -> Parameters:
-    """The parameter values of a model that has a minGRU for its filter; or an error with what stands in the way."""
+def _check(model: nn.Module) -> tuple[Emission, Parameters]:
+    """The emission and values of a model that has a minGRU for its filter; or an error with what stands in the way."""
     if not isinstance(model, SwitchingSSM):
         raise TypeError(f"model: got {type(model).__name__}, expected a SwitchingSSM or LayeredSSM.")
     dynamics, emission = model.dynamics, model.emission
@@ -90,16 +198,34 @@ def _check(model: nn.Module) -> Parameters:
             f"model: has a {type(emission).__name__} emission, so a held step tells about its state and the gate "
             "depends on the belief; give Gated(Categorical(V), Categorical(V)), or measure the gap with `compare`."
         )
-    if not isinstance(emission.emission, Categorical) or not isinstance(emission.background, Categorical):
+    drawn, held = emission.emission, emission.background
+    if type(drawn) is not type(held) or not isinstance(drawn, LINEAR):
         raise ValueError(
-            f"model: emits {type(emission.emission).__name__} on {type(emission.background).__name__}, whose "
-            "log-likelihoods are not linear in x; give Gated(Categorical(V), Categorical(V)), with x in bins."
+            f"model: emits {type(drawn).__name__} on {type(held).__name__}, whose log-likelihoods differ by more "
+            f"than a linear function of x; give Gated of two alike, of {', '.join(kind.__name__ for kind in LINEAR)}."
         )
     if not model.values:
         raise ValueError("model: has no parameter values yet; use model.fit(x).model, or model.with_values(...).")
-    return model.values
+    if "precision" in model.values:
+        own, other = model.values["precision"], model.values[PREFIX + "precision"]
+        if not bool(((own - other).abs() <= EQUAL * torch.finfo(own.dtype).eps * other.abs().amax()).all()):
+            spread = "scales" if isinstance(drawn, Normal) else "covariances"
+            raise ValueError(
+                f"model: its {spread} differ between states or from the background, which makes log-likelihoods "
+                f"quadratic in x; give all the same {spread} with model.with_values(...), or measure the gap with "
+                "`compare`."
+            )
+    return drawn, model.values
 
 
-def _sure(log_odds: Tensor) -> Tensor:
-    """Log-odds within what a weight can hold; 0 for a token that can be neither drawn nor held."""
-    return log_odds.nan_to_num(nan=0.0, posinf=SURE, neginf=-SURE).clamp(-SURE, SURE)
+def _check_positive(emission: Emission, values: Parameters) -> None:
+    """The log of 0 is no candidate."""
+    name = "rate" if isinstance(emission, Poisson) else "probs"
+    tables = [values["state_probs"], *([values[name]] if name in values else [])]
+    if isinstance(emission, Bernoulli):
+        tables.append(1 - values["probs"])
+    if not all(bool((table > 0).all()) for table in tables):
+        raise ValueError(
+            f'space: "logit" needs positive state_probs and {name}, since the log of 0 is no weight; '
+            'use space="probability", or give every observation a small probability in every state.'
+        )

@@ -18,8 +18,9 @@ from ...inference.scans.linear.op import linear_scan
 from ...switching.coupled.layered import LayeredSSM
 from ...switching.data.writing import write_file
 from ...switching.dynamics.copy import Copy
-from ...switching.emissions.discrete import Categorical
+from ...switching.emissions.discrete import Bernoulli, Categorical, Poisson
 from ...switching.emissions.gated import Gated
+from ...switching.emissions.normal import Normal
 from ...switching.filter_vmp import filter_vmp
 from ...switching.model import SwitchingSSM
 from ..bridge.comparison import compare
@@ -34,6 +35,7 @@ from .next_token import held_model, make_layer, price_of_exactness, train_next_t
 
 LAYERS = 200  # random layers; the tests take a thousand
 ROUNDINGS = 8.0  # of a state at each step, in units of the float's precision
+STACKS = 24  # random stacks of layers
 CANDIDATES = ("linear", "tanh", "positive", "simplex")
 ENGINE_STEPS = 60  # that are taken one by one
 TRAINED = 0.9  # least R^2 of a trained network's probe
@@ -69,8 +71,10 @@ def show(out: Path, console: Console, seed: int = 0) -> bool:
     table.add_column("", no_wrap=True)
     parts: tuple[Callable[[int], Iterator[Shown]], ...] = (
         tokens,
+        given,
         networks,
         engine,
+        linear,
         layers,
         information,
         price,
@@ -117,6 +121,22 @@ def tokens(seed: int) -> Iterator[Shown]:
         yield Shown("   the same in roundings of a state, one for each step it is held", worst[dtype][1], ROUNDINGS)
 
 
+def given(seed: int) -> Iterator[Shown]:
+    """Stacks of layers on real vectors, each layer against the filters of its chains."""
+    random, worst = torch.Generator().manual_seed(seed), 0.0
+    for number in range(STACKS):
+        options = {"num_layers": 1 + number % 3, "candidate": CANDIDATES[number % 4], "dtype": torch.float64}
+        layer = (MinLSTM if number % 2 else MinGRU)(8, 16, **options).requires_grad_(False)
+        for parameter in layer.parameters():
+            parameter.uniform_(-1, 1, generator=random)
+        x = torch.randn(4, 200, 8, generator=random, dtype=torch.float64)
+        expected = layer(x)[0]
+        worst = max(
+            worst, float((as_ssm(layer, inputs="given").hidden(x) - expected).abs().max() / expected.abs().max())
+        )
+    yield Shown(f"1. {STACKS} stacks of layers on real vectors - filters of their chains", worst, 1e-12)
+
+
 def networks(seed: int) -> Iterator[Shown]:
     """A copy model with gated tokens, its two networks, and the model that comes back."""
     model = gated_model(seed)
@@ -131,7 +151,7 @@ def networks(seed: int) -> Iterator[Shown]:
     with torch.no_grad():
         belief = layer(rows, redrawn_start(layer, rows))[0].softmax(-1)
     error = (belief - filter_vmp(model, x, gate="input").state).abs().max()
-    picture = compare(model, MinGRU(8, 4, candidate="simplex", dtype=torch.float64), x).plot(steps=slice(0, 150))
+    picture = compare(model, layer, x).plot(steps=slice(0, 150))
     yield Shown(
         '3. logit-space network - filter_vmp(gate="input")', float(error), 1e-12, figure=("beliefs.png", picture)
     )
@@ -155,6 +175,27 @@ def engine(seed: int) -> Iterator[Shown]:
     yield Shown("   the same, gate inferred - filter_vmp", float(error), 1e-12)
     away = (inferred.logits.exp() - model.filter(x).state).abs().sum(-1).mean() / 2
     yield Shown("   the same - exact filter, mean total variation", float(away), 1e-3, below=False)
+
+
+def linear(seed: int) -> Iterator[Shown]:
+    """Copy models of bits, counts and real numbers, with the log-sum-exp of the gate and without it."""
+    random = torch.Generator().manual_seed(seed)
+    tables = {
+        Bernoulli(4): {"probs": torch.rand(4, 4, generator=random, dtype=torch.float64)},
+        Poisson(2): {"rate": 5 * torch.rand(4, 2, generator=random, dtype=torch.float64)},
+        Normal(2): {"loc": 2 * torch.randn(4, 2, generator=random, dtype=torch.float64), "scale": torch.ones(4, 2)},
+    }
+    for emission, table in tables.items():
+        values = {name: rows[:3] for name, rows in table.items()}
+        values |= {f"background_{name}": rows[3:] for name, rows in table.items()}
+        model = SwitchingSSM(Copy(3), Gated(emission, emission))
+        model = model.with_values(values, redraw_prob=0.2, state_probs=_rows(random, 3))
+        x, name = model.simulate(500, (4,), seed=seed).x, type(emission).__name__
+        kept, dropped = (
+            compare(model, as_rnn(model, gate=gate), x).network.total_variation for gate in ("exact", "linear")
+        )
+        yield Shown(f"   as_rnn(model) of {name} - exact filter, total variation", float(kept.max()), 1e-11)
+        yield Shown(f"   the same with a linear gate, mean of {name}", float(dropped.mean()), 1e-4, below=False)
 
 
 def layers(seed: int) -> Iterator[Shown]:

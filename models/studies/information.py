@@ -40,7 +40,7 @@ from ...switching.model import SwitchingSSM
 from ...switching.seeding import number_of
 from ...switching.views.drawing import FAINT, INK, NotebookFigure
 from ..bridge.comparison import MESSAGE_PASSING, NETWORK, ONE_SWEEP, compare
-from ..networks.minimal import MinGRU
+from ..bridge.correspondence import as_rnn
 
 SEPARATIONS = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
 REACH, SPACING = 10.0, 0.05  # of the grid, in standard deviations
@@ -81,7 +81,7 @@ class InformationSweep(Record):
         share = (self.information / self.entropy).numpy()
         for (name, table), color in zip(self.total_variation.items(), ("#8c2981", "#de4968", "#1f77b4"), strict=False):
             panel.plot(share, table.numpy(), "o-", color=color, markersize=4, label=LABELS[name])
-        panel.axvline(1.0, color=FAINT, linewidth=0.8, linestyle=":")
+        panel.axvline(1.0, color=FAINT, linewidth=0.8, linestyle=":", label="the input tells the whole gate")
         panel.set_xlabel("share of the gate that the input tells, I(x; z) / H(z)", color=INK)
         panel.set_ylabel("total variation to the exact filter", color=INK)
         panel.set_ylim(bottom=0)
@@ -129,7 +129,7 @@ def information_sweep(
         model = gaussian_model(separation, spread, redraw_prob)
         information.append(mutual_information(model, separation, spread))
         x = model.simulate(n_steps, (n_sequences,), seed=number).x
-        report = compare(model, linear_gate(separation, spread, redraw_prob), x)
+        report = compare(model, as_rnn(model, gate="linear"), x)
         for name, update in report.updates.items():
             distances.setdefault(name, []).append(update.total_variation.mean())
             assert update.gate_error is not None
@@ -155,16 +155,6 @@ def gaussian_model(separation: float, spread: float, redraw_prob: float) -> Swit
         background_loc=[[0.0, 0.0]],
         background_covariance=eye[None],
     )
-
-
-def linear_gate(separation: float, spread: float, redraw_prob: float) -> MinGRU:
-    """Its minGRU: exact candidates, and the part of the gate that is linear in x."""
-    layer = MinGRU(2, 2, candidate="simplex", dtype=torch.float64).requires_grad_(False)
-    odds = torch.logit(torch.tensor(redraw_prob, dtype=torch.float64))
-    rows = [[separation, 0.0], [0.0, -spread / 2], [0.0, spread / 2]]
-    layer.get_parameter("weight_l0").copy_(torch.tensor(rows))
-    layer.get_parameter("bias_l0").copy_(torch.tensor([float(odds) - separation**2 / 2, 0.0, 0.0]))
-    return layer
 
 
 def mutual_information(model: SwitchingSSM, separation: float, spread: float) -> Tensor:

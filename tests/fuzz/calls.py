@@ -1025,6 +1025,22 @@ def _(r: Draw) -> Call:
     return Call(run, {"layer": layer, "inputs": "gaussian", "x": r.table(*r.batch, r.T, 3)}, finite=False)
 
 
+@function("LiftedNetwork", 3)
+def _(r: Draw) -> Call:
+    layers, F = r.one(1, 2), r.F
+    layer = r.one(
+        lambda: sh.MinGRU(F, 4, layers, candidate=r.one("linear", "tanh", "positive", "simplex"), dtype=r.dtype),
+        lambda: sh.MinLSTM(F, 4, layers, candidate=r.one("linear", "simplex"), dtype=r.dtype),
+        lambda: sh.QRNN(F, 4, layers, pooling=r.one("f", "fo"), window=r.one(1, 2), dtype=r.dtype),
+    )().requires_grad_(False)
+    lifted = sh.as_ssm(layer, inputs="given")
+    given = {"x": r.table(*r.batch, r.T, F), "lengths": r.lengths()}
+    if r.random.random() < 0.5:
+        return Call(lifted.hidden, given)
+    step = r.one(None, r.T - 1)
+    return Call(lambda **given: [part.last_draw(step) for part in lifted.layers(**given)], given)
+
+
 @function("Lifted", 3)
 def _(r: Draw) -> Call:
     lifted = sh.as_ssm(_minimal(r, 3))
@@ -1045,8 +1061,28 @@ def _symbols(r: Draw) -> Any:
 
 @function("as_rnn", 1)
 def _(r: Draw) -> Call:
-    given = {"model": _symbols(r), "space": r.one("probability", "logit")}
+    given = {"model": _symbols(r), "space": r.one("probability", "logit"), "gate": r.one("exact", "linear")}
     return Call(lambda **given: sh.as_rnn(**given)(torch.eye(3, dtype=r.dtype)), given, finite=False)
+
+
+@function("as_rnn of linear emissions", 1)
+def _(r: Draw) -> Call:
+    emission, own = r.one(
+        (sh.Bernoulli(3), {"probs": r.probs(2, 3)}),
+        (sh.Poisson(3), {"rate": 5 * r.probs(2, 3)}),
+        (sh.Normal(3), {"loc": r.table(2, 3), "scale": torch.ones(2, 3)}),
+    )
+    background = {f"background_{name}": table[:1] for name, table in own.items()}
+    values = {"redraw_prob": 0.3, "state_probs": r.probs(2)} | own | background
+    model = sh.SwitchingSSM(sh.Copy(2), sh.Gated(emission, emission)).with_values(values)
+    given = {"model": model, "space": r.one("probability", "logit"), "gate": r.one("exact", "linear")}
+    return Call(lambda **given: sh.as_rnn(**given).double()(torch.ones(4, 3).double()), given, finite=False)
+
+
+@function("EvidenceGRU", 1)
+def _(r: Draw) -> Call:
+    layer = sh.EvidenceGRU(r.F, 2, dtype=r.dtype).requires_grad_(False)
+    return Call(layer, {"x": r.table(*r.batch, r.T, r.F), "lengths": r.lengths()}, finite=False)
 
 
 @function("token_marginal", 0.5)

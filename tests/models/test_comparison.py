@@ -1,5 +1,6 @@
 """What `compare` measures is what it says, of networks that are the filter and of those that are not."""
 
+import itertools
 import math
 
 import matplotlib.dates as mdates
@@ -7,9 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from samplehold import (
     GRU,
     LSTM,
+    QRNN,
     Categorical,
     Copy,
     Elman,
@@ -17,14 +21,21 @@ from samplehold import (
     Markov,
     MinGRU,
     MinLSTM,
+    NondeterministicStackRNN,
     Normal,
+    StratificationStackRNN,
+    SuperpositionStackRNN,
     SwitchingSSM,
     as_rnn,
     compare,
     filter_vmp,
     fit_probe,
+    one_hot,
 )
 from samplehold.models.bridge.comparison import measure
+from samplehold.models.bridge.gate_reading import read_gates
+from samplehold.models.bridge.network_states import best_order
+from sklearn.metrics import roc_auc_score
 from torch.testing import assert_close
 
 
@@ -231,7 +242,7 @@ def test_single_precision_and_real_numbers():
         (lambda m, x: compare(m, GRU(5, 4), x, reads="mind"), "reads: got 'mind'"),
         (lambda m, x: compare(m, GRU(5, 4), x, inputs=torch.zeros(3, 5)), r"inputs: got shape \[3, 5\]"),
         (lambda m, x: compare(m, GRU(5, 4), x[0, :2]), "x: a probe was left 1 steps to fit to and 1 to judge on"),
-        (lambda m, x: compare(m, torch.nn.Sequential(torch.nn.Flatten()), x), "layer: Sequential returned no states"),
+        (lambda m, x: compare(m, torch.nn.Sequential(torch.nn.Flatten()), x), "layer: Flatten returned no states"),
         (lambda m, x: compare(GRU(5, 4), m, x), "model: got GRU, expected a SwitchingSSM"),
         (
             lambda m, x: compare(SwitchingSSM(Copy(2, n_covariates=1), Categorical(5)), GRU(5, 4), x),
@@ -246,3 +257,217 @@ def test_wrong_input_is_refused_with_the_cure(call, message):
     x = model.simulate(20, (2,), seed=0).x
     with pytest.raises((TypeError, ValueError), match=message):
         call(model, x)
+
+
+# ---- what is measured of any network ---------------------------------------------------------------------------------
+
+
+def permuted(layer, order):
+    """The same network with its units in another order."""
+    twin = MinGRU(layer.input_size, layer.hidden_size, candidate=layer.candidate, dtype=torch.float64)
+    twin.requires_grad_(False)
+    coins = layer.get_parameter("weight_l0").shape[0] - layer.hidden_size
+    rows = torch.cat([torch.arange(coins), coins + torch.as_tensor(order)])
+    for name, table in layer.named_parameters():
+        twin.get_parameter(name).copy_(table[rows])
+    return twin
+
+
+@pytest.mark.parametrize("space", ["probability", "logit"])
+def test_units_in_another_order_are_aligned_and_that_is_said(space):
+    model = make(states=4)
+    x, layer = model.simulate(200, (3,), seed=0).x, as_rnn(model, space=space)
+    own = compare(model, layer, x)
+    assert own.order is not None
+    assert own.order.tolist() == [0, 1, 2, 3]
+    assert "taken for" not in repr(own)
+    report = compare(model, permuted(layer, [2, 0, 3, 1]), x)  # unit j is the model's state [2, 0, 3, 1][j]
+    assert report.order is not None
+    assert report.order.tolist() == [1, 3, 0, 2]
+    assert "units 1, 3, 0, 2 are taken for the model's states 0 to 3" in repr(report)
+    assert "units 1, 3, 0, 2" in report._repr_html_()
+    assert_close(report.network.state, own.network.state)
+    assert_close(report.network.divergence, own.network.divergence, rtol=0, atol=1e-13)
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 2**20), st.integers(1, 5))
+def test_the_order_of_units_is_the_best_of_all_permutations(seed, states):
+    random = torch.Generator().manual_seed(seed)
+    exact, belief = rows(random, 2, 6, states), rows(random, 2, 6, states)
+    inside = torch.rand(2, 6, generator=random) < 0.8
+    inside[0, 0] = True
+    found = best_order(belief, exact, inside)
+
+    def distance(order):
+        return float((exact - belief[..., list(order)])[inside].abs().sum())
+
+    best = min(distance(order) for order in itertools.permutations(range(states)))
+    assert distance(found.tolist()) == pytest.approx(best, rel=1e-12)
+    assert best_order(exact, exact, inside).tolist() == list(range(states))
+    equal = torch.full_like(belief, 1 / states)
+    assert best_order(equal, exact, inside).tolist() == list(range(states))
+
+
+def test_states_that_are_no_distributions_are_refused():
+    model = make()
+    x = model.simulate(20, (2,), seed=0).x
+    for layer in (MinGRU(5, 3), GRU(5, 3), torch.nn.GRU(5, 3, batch_first=True)):
+        with pytest.raises(
+            ValueError, match=r'reads: got "belief", but the network\'s states are no distributions: at '
+        ):
+            compare(model, layer, x, reads="belief")
+    broken = MinGRU(5, 3, dtype=torch.float64)
+    broken.weight_l0.data.fill_(torch.inf)
+    with pytest.raises(ValueError, match="layer: its states are not finite, first at sequence 0, step 0"):
+        compare(model, broken, x)
+    report = compare(model, MinGRU(5, 3, candidate="simplex"), x.expand(2, 20, 1))  # float32: within its rounding
+    assert report.network.total_variation.isfinite().all()
+
+
+def test_a_network_that_rules_out_what_is_possible_is_infinitely_far():
+    model = make()
+    x = model.simulate(30, (2,), seed=0).x
+    layer = MinGRU(5, 3, candidate="simplex", dtype=torch.float64).requires_grad_(False)
+    layer.bias_l0.copy_(torch.tensor([50.0, 0.0, 0.0, -2000.0]))  # the third state has the probability 0
+    report = compare(model, layer, x)
+    gone = report.network.state == 0
+    assert gone[:, 2:].any()
+    assert (report.network.divergence[gone.any(-1)] == torch.inf).all()
+    assert report.network.divergence[~gone.any(-1)].isfinite().all()
+    assert report.summary().loc["network", "KL, mean"] == math.inf
+    zero = SwitchingSSM(Copy(2), Gated(Categorical(2), Categorical(2))).with_values(
+        redraw_prob=0.5, state_probs=[1.0, 0.0], probs=[[0.5, 0.5], [0.5, 0.5]], background_probs=[[0.5, 0.5]]
+    )
+    assert (compare(zero, as_rnn(zero), [0, 1, 1, 0]).network.divergence == 0).all()  # what neither thinks possible
+
+
+@pytest.mark.parametrize("kind", [SuperpositionStackRNN, StratificationStackRNN, NondeterministicStackRNN])
+def test_stack_networks_are_probed_with_what_they_read_off_their_stack(kind):
+    model = make("held", redraw=0.1)
+    x = model.simulate(40, (4,), seed=2).x
+    torch.manual_seed(0)
+    network = kind(5, 8).double()
+    report = compare(model, network, x)
+    assert report.reads == "probe"
+    assert report.gates is None
+    with torch.no_grad():
+        passed = network.run(one_hot(x[..., 0], 5))
+    assert_close(report.hidden, torch.cat([passed.output, passed.reading], -1))
+    assert report.network.total_variation[report.probe.held_out].mean() < 0.5
+
+
+def test_networks_behind_an_embedding_read_symbols():
+    model = make("held", redraw=0.1)
+    x = model.simulate(40, (4,), seed=2).x
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Embedding(5, 4), torch.nn.Tanh(), MinGRU(4, 6)).double()
+    report = compare(model, network, x)
+    assert_close(report.hidden, network(x[..., 0].long())[0].detach())
+    assert report.gates is not None
+    linear = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.GRU(4, 6, batch_first=True)).double()
+    assert_close(compare(model, linear, x).hidden, linear(one_hot(x[..., 0], 5))[0].detach())
+    with pytest.raises(ValueError, match="x: has missing symbols, of which an Embedding has no row"):
+        compare(model, network, torch.cat([x, torch.full_like(x[:, :1], torch.nan)], 1))
+    with pytest.raises(ValueError, match="layer: its Embedding has 4 rows, but the model has 5 symbols"):
+        compare(model, torch.nn.Sequential(torch.nn.Embedding(4, 4), MinGRU(4, 6)), x)
+
+
+# ---- gates of networks that are probed -------------------------------------------------------------------------------
+
+
+def test_gates_of_probed_networks_are_measured_by_what_they_tell_of_z():
+    """Against the gates that were drawn, and the sums over tokens of the definition."""
+    model = make(redraw=0.3, seed=3)
+    drawn = model.simulate(20_000, (2,), seed=1)
+    own = as_rnn(model)
+    report = compare(model, own, drawn.x, reads="probe")
+    gates = report.gates
+    assert gates is not None
+    assert report.network.redraw is None
+    assert report.network.gate_error is None
+    assert math.isnan(report.summary().loc["network", "gate error, mean"])
+    values = model.values
+    joint = torch.stack([0.7 * values["background_probs"][0], 0.3 * values["state_probs"] @ values["probs"]])  # P(z, x)
+    information = float((joint * (joint / (joint.sum(1, keepdim=True) * joint.sum(0))).log()).sum())
+    order = own.activations(torch.eye(5, dtype=torch.float64)).draw[:, 0].detach()
+    more = (order[:, None] > order).double() + 0.5 * (order[:, None] == order).double()
+    auc = float(joint[1] / 0.3 @ more @ (joint[0] / 0.7))
+    true = drawn.redraw[:, 1:].flatten().numpy()
+    assert gates.draw.shape[-1] == 1  # all units share the exact gate
+    assert float(gates.auc) == pytest.approx(gates.exact_auc, abs=1e-9)
+    assert float(gates.information) == pytest.approx(gates.exact_information, abs=1e-9)
+    assert float(gates.auc) == pytest.approx(auc, abs=0.01)
+    assert float(gates.information) == pytest.approx(information, abs=0.01)
+    assert float(gates.auc) == pytest.approx(roc_auc_score(true, gates.draw[:, 1:].flatten()), abs=0.02)
+    assert gates.entropy == pytest.approx(-0.3 * math.log(0.3) - 0.7 * math.log(0.7), abs=0.01)
+    table = gates.summary()
+    assert list(table.index) == [0, "exact"]
+    assert table.loc["exact", "AUC"] == gates.exact_auc
+    assert "Of the network's gates that of unit" in repr(report)
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 2**20), st.integers(2, 12))
+def test_auc_and_information_are_their_sums_over_pairs_and_values(seed, steps):
+    random = torch.Generator().manual_seed(seed)
+    draw = (torch.rand(2, steps, 1, generator=random, dtype=torch.float64) * 4).round() / 4
+    exact = torch.rand(2, steps, generator=random, dtype=torch.float64)
+    inside = torch.arange(steps) < torch.tensor([[steps], [2]])
+    found = read_gates(draw, exact, inside)
+    pairs = [(float(draw[b, t, 0]), float(exact[b, t])) for b, n in ((0, steps), (1, 2)) for t in range(1, n)]
+    above = sum(p * (1 - q) * ((g > f) + 0.5 * (g == f)) for g, p in pairs for f, q in pairs)
+    total = sum(p for _, p in pairs) * sum(1 - q for _, q in pairs)
+    assert float(found.auc[0]) == pytest.approx(above / total, rel=1e-10)
+
+    def entropy(p):
+        return -sum(q * math.log(q) for q in (p, 1 - p) if q > 0)
+
+    groups = {g: [p for other, p in pairs if other == g] for g, _ in pairs}
+    within = sum(len(part) * entropy(sum(part) / len(part)) for part in groups.values()) / len(pairs)
+    mean = sum(p for _, p in pairs) / len(pairs)
+    assert float(found.information[0]) == pytest.approx(entropy(mean) - within, abs=1e-10)
+    assert found.entropy == pytest.approx(entropy(mean), rel=1e-10)
+    assert found.information[0] <= found.exact_information + 1e-12
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [lambda: MinGRU(5, 4, num_layers=2), lambda: QRNN(5, 4), lambda: QRNN(5, 4, window=3), lambda: MinLSTM(5, 4)],
+)
+def test_every_gate_of_every_layer_is_read(layer):
+    model, layer = make("held"), layer().double()
+    x, lengths = ragged(model)
+    gates = compare(model, layer, x, lengths=lengths).gates
+    assert gates is not None
+    assert gates.draw.shape == (4, 40, 4 * layer.num_layers)
+    assert (gates.draw[1, 13:] == 0).all()
+    if layer.num_layers == 1 and isinstance(layer, MinLSTM):
+        expected = layer.activations(one_hot(x[..., 0], 5, lengths)).draw.detach()
+        assert_close(gates.draw[0], expected[0])
+
+
+def test_gates_that_never_vary_and_models_that_never_hold_tell_nothing():
+    never = make(redraw=1.0)
+    report = compare(never, GRU(5, 4), never.simulate(20, (2,), seed=0).x)
+    assert report.gates is None
+    gates = compare(never, MinGRU(5, 4), never.simulate(20, (2,), seed=0).x).gates
+    assert gates is not None
+    assert gates.auc.isnan().all()
+    assert (gates.information == 0).all()
+    assert gates.summary()["share of H(z)"].isna().all()
+
+
+@pytest.mark.parametrize("network", ["own", "probed", "other"])
+def test_every_line_of_a_picture_is_in_a_legend(network):
+    model = make("held" if network != "own" else "gated")
+    x, lengths = ragged(model)
+    layer = {"own": lambda: as_rnn(model), "probed": lambda: MinGRU(5, 4), "other": lambda: GRU(5, 4)}[network]()
+    figure = compare(model, layer, x, lengths=lengths).plot(sequence=1)
+    for panel in figure.axes[-2:]:
+        named = {text.get_text() for text in panel.get_legend().get_texts()}
+        assert panel.lines
+        assert {line.get_label() for line in panel.lines} == named
+    assert any("gate of unit" in line.get_label() for line in figure.axes[-1].lines) == (network == "probed")
+    (states,) = figure.legends
+    assert [text.get_text() for text in states.get_texts()] == ["state 0", "state 1", "state 2"]

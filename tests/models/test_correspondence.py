@@ -417,7 +417,10 @@ def categorical(states=2):
     ("call", "message"),
     [
         (lambda: as_ssm(GRU(3, 2)), "layer: a GRU's gates read its own state"),
-        (lambda: as_ssm(QRNN(3, 2)), "layer: got QRNN, expected MinGRU or MinLSTM"),
+        (lambda: as_ssm(QRNN(3, 2, pooling="ifo")), "layer: a QRNN with pooling='ifo' holds and draws by gates"),
+        (lambda: as_ssm(QRNN(3, 2, window=2)), "layer: its gates read 2 inputs each"),
+        (lambda: as_ssm(torch.nn.Linear(3, 2)), "layer: got Linear, expected MinGRU, MinLSTM or QRNN"),
+        (lambda: as_ssm(MinGRU(3, 2), [1, 1, 1], inputs="given"), 'token_probs: got some with inputs="given"'),
         (lambda: as_ssm(MinGRU(3, 2, num_layers=2)), "layer: has 2 layers, and those above the first read beliefs"),
         (
             lambda: as_ssm(MinGRU(3, 2), [0.5, 0.5, 0.0]),
@@ -436,10 +439,9 @@ def categorical(states=2):
         (lambda: as_rnn(SwitchingSSM(Markov(2), Categorical(3))), "model: has Markov dynamics"),
         (lambda: as_rnn(SwitchingSSM(Copy(2, n_covariates=1), Categorical(3))), "model: has covariates"),
         (lambda: as_rnn(categorical()), "model: has a Categorical emission, so a held step tells about its state"),
-        (lambda: as_rnn(SwitchingSSM(Copy(2), Gated(Normal(1), Normal(1)))), "model: emits Normal on Normal"),
         (
-            lambda: as_rnn(SwitchingSSM(Copy(2), Gated(MultivariateNormal(2), MultivariateNormal(2)))),
-            "not linear in x",
+            lambda: as_rnn(SwitchingSSM(Copy(2), Gated(Normal(2), MultivariateNormal(2)))),
+            "model: emits Normal on Multi",
         ),
         (
             lambda: as_rnn(SwitchingSSM(Copy(2), Gated(Categorical(3), Categorical(3)))),

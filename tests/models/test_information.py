@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from samplehold import information_sweep
-from samplehold.models.studies.information import gaussian_model, linear_gate, mutual_information
+from samplehold import as_rnn, information_sweep
+from samplehold.models.studies.information import gaussian_model, mutual_information
 from torch.testing import assert_close
 
 
@@ -58,7 +58,8 @@ def test_distances_fall_to_nothing_as_information_reaches_the_entropy(sweep):
 
 
 def test_the_linear_gate_leaves_out_the_stated_term_and_its_candidates_are_exact():
-    model, layer = gaussian_model(1.5, 2.0, 0.2), linear_gate(1.5, 2.0, 0.2)
+    model = gaussian_model(1.5, 2.0, 0.2)
+    layer = as_rnn(model, gate="linear")
     x = torch.randn(50, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 2
     now = layer.activations(x)
     likelihood = model.emission.log_likelihood(x, model.values)

@@ -1,0 +1,96 @@
+r"""What a network's gates tell of the gate of a model, unit by unit: AUC and mutual information.
+
+Where a state is no belief, no gate of the network is one either: a unit may hold and draw for reasons of its own. But
+the number $g_t$ of a unit may tell $z_t$. From the exact posterior $p_t = P(z_t{=}1 \mid x_{1..t})$ both measures
+follow without the true gates, since $P(z{=}1 \mid g) = E[p_t \mid g_t = g]$: each step counts as drawn with the weight
+$p_t$ and as held with $1 - p_t$.
+
+    AUC             P(g of a drawn step > g of a held one), ties counting half; 1/2 tells nothing
+    information     I(g; z) in nats, at most H(z); a gate of many values in 32 bins of as many steps each
+
+The exact gate $p_t$ itself, read in the same way, is the most that any function of the past can tell.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ...inference.numerics.records import Record
+
+BINS, FEW = 32, 64  # bins of a gate that has more values than a few
+
+
+@dataclass(frozen=True, repr=False)
+class GateReading(Record):
+    """What the gates of a network's units tell of z, on all steps but the first, which is always drawn."""
+
+    draw: Float[Tensor, "*b T U"]  # the gates themselves; 0 beyond the end of a sequence
+    auc: Float[Tensor, "U"]
+    information: Float[Tensor, "U"]  # nats
+    exact_auc: float  # of P(z_t = 1 | x_1..t)
+    exact_information: float
+    entropy: float  # H(z), nats
+
+    @property
+    def best(self) -> int:
+        """The unit whose gate tells most."""
+        return int(self.information.argmax())
+
+    def summary(self) -> pd.DataFrame:
+        """A row for each unit, and one for the exact gate."""
+        index = pd.Index([*range(len(self.auc)), "exact"], name="unit")
+        auc, information = [*self.auc.tolist(), self.exact_auc], [*self.information.tolist(), self.exact_information]
+        share = [value / self.entropy if self.entropy else torch.nan for value in information]
+        return pd.DataFrame({"AUC": auc, "I(gate; z), nats": information, "share of H(z)": share}, index)
+
+
+def read_gates(
+    draw: Float[Tensor, "*b T U"], exact: Float[Tensor, "*b T"], inside: Bool[Tensor, "*b T"]
+) -> GateReading:
+    """Gates of units beside the exact posterior of the model's gate; see this module's measures."""
+    kept = inside.clone()
+    kept[..., 0] = False
+    posterior = exact[kept].double().cpu().numpy()
+    units = draw[kept].double().cpu().numpy()
+    share = float(posterior.mean()) if len(posterior) else np.nan
+    found = [(_auc(unit, posterior), _information(unit, posterior)) for unit in (*units.T, posterior)]
+    auc, information = (torch.tensor(column, dtype=torch.float64) for column in zip(*found, strict=True))
+    shown = torch.where(inside.unsqueeze(-1), draw, 0.0)
+    return GateReading(
+        shown, auc[:-1], information[:-1], float(auc[-1]), float(information[-1]), float(_entropy(share))
+    )
+
+
+def _auc(gate: np.ndarray, posterior: np.ndarray) -> float:
+    from sklearn.metrics import roc_auc_score
+
+    if not posterior.sum() > 0 or not (1 - posterior).sum() > 0:
+        return float("nan")
+    labels = np.repeat([1, 0], len(gate))
+    weights = np.concatenate([posterior, 1 - posterior])
+    return float(roc_auc_score(labels, np.tile(gate, 2), sample_weight=weights))
+
+
+def _information(gate: np.ndarray, posterior: np.ndarray) -> float:
+    """H(z) - H(z | bin of the gate)."""
+    if not len(gate):
+        return float("nan")
+    values, index = np.unique(gate, return_inverse=True)
+    if len(values) > FEW:
+        edges = np.unique(np.quantile(gate, np.linspace(0, 1, BINS + 1)[1:-1]))
+        index = np.searchsorted(edges, gate, side="right")
+    count = np.bincount(index)
+    drawn = np.bincount(index, posterior)
+    within = _entropy(drawn / np.maximum(count, 1))
+    return max(0.0, float(_entropy(float(posterior.mean())) - (count * within).sum() / len(gate)))
+
+
+def _entropy(share: np.ndarray | float) -> np.ndarray | float:
+    from scipy.special import entr
+
+    share = np.clip(share, 0.0, 1.0)
+    return entr(share) + entr(1 - share)

@@ -1,0 +1,272 @@
+r"""Any network of gates that read their inputs, on any given inputs: the exact filter of copy chains.
+
+Whatever a layer reads (real vectors, embeddings, the states of the layer below), its gates $g_t$ and candidates $v_t$
+are numbers once that is given, and $h_t = (1 - g_t)\, h_{t-1} + g_t v_t$ is a filter with the weights
+
+$$fresh_t(s) = g_t\, r_t(s), \qquad held_t = 1 - g_t, \qquad \textstyle\sum_s fresh_t(s) + held_t = 1.$$
+
+**Candidates that are a distribution** (a block of a simplex) are r, and the chain has a state for each unit of it.
+
+**Any other candidate** is a number that is in memory until the next draw. What is latent is *which step was drawn
+last*, $\tau_t \in \{0, \dots, t\}$, a copy chain whose fresh states are certain, $r_t = [\tau_t = t]$. For every
+candidate and unit
+
+$$h_t = E[v_{\tau_t}], \qquad P(\tau_t = \tau) = g_\tau \prod_{k=\tau+1}^t (1 - g_k), \qquad v_0 = h_0 .$$
+
+Its tables would be T x T. But a path of it is a function of its gates, so that the gates are all: `last_draw` is the
+distribution of $\tau_t$, and `memory` what given gates (sampled, or the most probable ones) leave in memory, in O(T).
+The chain of such a unit, with tables of O(T), has the same gates and two states, lo and hi, the least and the greatest
+number that the unit meets, with $r_t = (v_t - lo)/(hi - lo)$, so that $h_t = lo + (hi - lo)\, P(s_t = hi)$.
+
+Nothing here is a density of x: the weights of a step sum to one whatever x is. Where there is a model of x too, over
+tokens or in part over Gaussian vectors, `LiftedNetwork.generative` says so.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from ...inference.chains.copy.chain import CopyChain
+from ...inference.numerics.arrays import ordinary
+from ...inference.numerics.checks import check_table
+from ...inference.numerics.records import Record
+from ...inference.numerics.scalars import check_integer, check_kind
+from ..networks.minimal import MinGRU, MinLSTM
+from ..networks.qrnn import QRNN, QRNNState
+from ..networks.recurrent import batch_major, check_state, keep, observed, time_major, weight_of
+from .lifting import between, check_liftable, check_settled, is_distribution, lift_tokens, split_network
+from .lifting_gaussian import lift_gaussian
+
+
+@dataclass(frozen=True, repr=False)
+class LiftedLayer(Record):
+    """One layer in one direction, given what it read, as C copy chains of K states: one a unit, or one a simplex.
+
+    Where `reverse`, the layer reads backward, and steps of all fields are in the order of reading. Chains are float64.
+
+    Example:
+        >>> import torch, samplehold as sh
+        >>> layer, x = sh.MinGRU(3, 2, dtype=torch.float64), torch.eye(3, dtype=torch.float64)
+        >>> (lifted,) = sh.as_ssm(layer, inputs="given").layers(x)
+        >>> bool((lifted.hidden() - layer(x)[0]).abs().max() < 1e-14)
+        True
+        >>> weights = lifted.last_draw()[0]  # of unit 0 after the last step: 4 ways to have come by what it remembers
+        >>> bool((weights[1:] @ lifted.value[:, 0] - layer(x)[0][-1, 0]).abs() < 1e-14)  # h0 is 0
+        True
+        >>> lifted.memory(lifted.chain.viterbi().redraw).shape  # by the most probable gates
+        torch.Size([3, 2])
+    """
+
+    chain: CopyChain  # batch axes [C, *b]
+    levels: Float[Tensor, "C *b K U"]  # what the chain's units read in each state
+    value: Float[Tensor, "*b T D"]  # candidates
+    start: Float[Tensor, "*b D"]  # the state before the first step
+    log_draw: Float[Tensor, "C *b T"]  # log g
+    log_hold: Float[Tensor, "C *b T"]
+    shown: Float[Tensor, "*b T D"] | None  # output gates of fo-pooling
+    reverse: bool
+
+    def hidden(self) -> Float[Tensor, "*b T D"]:
+        """The layer's states by the filter of the chains, in the order of time; 0 beyond the end of a sequence."""
+        return self._in_time((self.chain.filter().state @ self.levels).movedim(0, -2).flatten(-2))
+
+    def output(self) -> Float[Tensor, "*b T D"]:
+        """What the layer passes on: its states, behind the output gates where it has any."""
+        return self.hidden() if self.shown is None else self._in_time(self.shown) * self.hidden()
+
+    def draw(self) -> Float[Tensor, "*b T C"]:
+        """Gates of all chains in the order of time: P(z_t = 1), which the layer's input tells."""
+        return self._in_time(self.log_draw.exp().movedim(0, -1))
+
+    def last_draw(self, step: int | None = None) -> Float[Tensor, "C *b n"]:
+        """When that which is in memory after a step was drawn: P(tau), [C, *b, T + 1].
+
+        Entry 0 is the start, entry tau the step of number tau, counted from 1 in the order of reading.
+
+        Arguments:
+            step: from 0 to T - 1; each sequence's last where None or beyond it.
+
+        Raises:
+            ValueError: there is no such step.
+        """
+        ends, steps = self.chain.lengths, self.chain.n_steps
+        if step is not None:
+            ends = ends.clamp(max=1 + check_integer("step", step, least=0, most=steps - 1))
+        within = torch.arange(steps, device=ends.device) < ends.unsqueeze(-1)
+        held = torch.where(within, self.log_hold, 0.0).flip(-1).cumsum(-1).flip(-1)  # from each step on
+        later = torch.cat([held[..., 1:], torch.zeros_like(held[..., :1])], -1)
+        drawn = torch.where(within, self.log_draw + later, -torch.inf)
+        return torch.cat([held[..., :1], drawn], -1).exp()
+
+    def memory(self, redraw: Bool[Tensor, "... T"]) -> Float[Tensor, "... D"]:
+        """What is in memory of each unit, [*n, *b, T, D], given gates [*n, C, *b, T] of the chains: the last one drawn.
+
+        The mean of it over `chain.sample(n, seed).redraw` tends to the states. Steps are in the order of reading.
+
+        Raises:
+            ValueError: gates of another shape.
+        """
+        shape, steps = self.log_draw.shape, self.chain.n_steps
+        check_kind("redraw", redraw, Tensor, "a tensor of truth values")
+        if redraw.shape[redraw.dim() - len(shape) :] != shape:
+            raise ValueError(f"redraw: got shape {list(redraw.shape)}, expected {['*n', *shape]}: gates of each chain.")
+        at = torch.arange(1, steps + 1, device=redraw.device)
+        last = torch.where(redraw.bool(), at, 0).cummax(-1).values.movedim(-len(shape), -1)  # [*n, *b, T, C]
+        last = last.repeat_interleave(self.value.shape[-1] // shape[0], -1)
+        numbers = torch.cat([self.start.unsqueeze(-2), self.value], -2)
+        return numbers.expand(*last.shape[:-2], *numbers.shape[-2:]).gather(-2, last)
+
+    def _in_time(self, table: Tensor) -> Tensor:
+        return _turned(table, self.chain.lengths[0]) if self.reverse else table
+
+
+@dataclass(frozen=True, repr=False)
+class LiftedNetwork(Record):
+    """A network on given inputs as copy chains, layer by layer, each given the outputs of the one below.
+
+    Dropout is left out.
+
+    Example:
+        >>> import torch, samplehold as sh
+        >>> network = torch.nn.Sequential(torch.nn.Embedding(5, 3), sh.MinGRU(3, 4, num_layers=2)).double()
+        >>> lifted, tokens = sh.as_ssm(network, inputs="given"), torch.tensor([[0, 3, 1, 4], [2, 2, 0, 1]])
+        >>> bool((lifted.hidden(tokens) - network(tokens)[0]).abs().max() < 1e-14)  # by the filters of 4 + 4 chains
+        True
+        >>> [layer.chain.batch_shape for layer in lifted.layers(tokens)]
+        [torch.Size([4, 2]), torch.Size([4, 2])]
+        >>> list(lifted.generative)
+        ['tokens', 'gaussian']
+    """
+
+    network: nn.Module
+
+    @cached_property
+    def generative(self) -> dict[str, str]:
+        """Of which inputs there is a generative model too, or what stands in the way.
+
+        "tokens": "exact", where `as_ssm(network)` has densities of tokens. "gaussian": "candidates exact, gates in the
+        limit", where `as_ssm(network, inputs="gaussian")` has densities of vectors. Else "none: " and why.
+        """
+        found = {}
+        ways = (("tokens", lift_tokens, "exact"), ("gaussian", lift_gaussian, "candidates exact, gates in the limit"))
+        for name, lift, kind in ways:
+            try:
+                lift(self.network)
+            except (ValueError, TypeError) as error:
+                kind = f"none: {str(error).removeprefix('layer: ')}"
+            found[name] = kind
+        return found
+
+    def layers(self, x: Tensor, h0: Any = None, lengths: Any = None) -> tuple[LiftedLayer, ...]:
+        """The chains of every layer from the lowest, those that read forward before those that read backward.
+
+        Arguments:
+            x, h0, lengths: as the network takes them; h0 and lengths as the last module of a `Sequential` does.
+
+        Raises:
+            ValueError: what the network would not take; x that is not finite.
+        """
+        return self._run(x, h0, lengths)[0]
+
+    def hidden(self, x: Tensor, h0: Any = None, lengths: Any = None) -> Float[Tensor, "*b T D"]:
+        """The outputs of the network, from the filters of all its chains; the network's recurrence is not run."""
+        return self._run(x, h0, lengths)[1]
+
+    @torch.no_grad()
+    def _run(self, x: Tensor, h0: Any, lengths: Any) -> tuple[tuple[LiftedLayer, ...], Tensor]:
+        front, module = split_network(self.network)
+        layer = check_liftable(module)
+        check_settled(front)
+        rows = x if front is None else front(x)
+        rows = batch_major(rows, layer.input_size, layer.batch_first, weight_of(layer, rows))
+        if not rows.shape[-2]:
+            raise ValueError(f"x: got shape {list(x.shape)}, expected at least one step.")
+        some = observed(rows, lengths)
+        rows = check_table("x", ordinary(keep(rows, some)), finite=True)
+        counts = None if some is None else some[0]
+        cells, inputs = _starts(layer, h0, rows.shape[:-2])
+        found = []
+        for k in range(layer.num_layers):
+            sides = []
+            for reverse in (False, True)[: _directions(layer)]:
+                read, n = _turned(rows, counts) if reverse else rows, len(found)
+                read = read if inputs is None else torch.cat([inputs[n], read], -2)
+                found.append(_lift(layer, read, cells[n], k, reverse, counts))
+                sides.append(found[-1].output().to(rows))
+            rows = torch.cat(sides, -1)
+        return tuple(found), time_major(rows, layer.batch_first)
+
+
+def lift_given(network: nn.Module) -> LiftedNetwork:
+    """See `samplehold.models.bridge.correspondence.as_ssm`."""
+    check_liftable(split_network(network)[1])
+    return LiftedNetwork(network)
+
+
+def _lift(
+    layer: MinGRU | MinLSTM | QRNN, rows: Tensor, start: Tensor, k: int, reverse: bool, counts: Tensor | None
+) -> LiftedLayer:
+    """The chains of layer k, whose rows are in the order of reading."""
+    now = layer.activations(rows, k, *((True,) if reverse else ()))
+    value, start = now.value.double(), start.double()
+    batch, block = start.shape[:-1], None
+    if not isinstance(layer, QRNN) and layer.candidate == "simplex" and is_distribution(start, layer.block, rows.dtype):
+        block = layer.block
+    if block is not None:
+        fresh, belief = (table.unflatten(-1, (-1, block)) for table in (value, start))
+        fresh, belief = fresh / fresh.sum(-1, keepdim=True), belief / belief.sum(-1, keepdim=True)
+        levels = torch.eye(block).to(value).expand(start.shape[-1] // block, *batch, -1, -1)
+    else:
+        met = torch.cat([start.unsqueeze(-2), value], -2)
+        if counts is not None:
+            beyond = torch.arange(met.shape[-2], device=met.device) > counts.unsqueeze(-1)
+            met = torch.where(beyond.unsqueeze(-1), start.unsqueeze(-2), met)
+        low, high = met.amin(-2), met.amax(-2)
+        fresh, belief = between(value, low.unsqueeze(-2), high.unsqueeze(-2)), between(start, low, high)
+        levels = torch.stack([low, high], -1).movedim(-2, 0).unsqueeze(-1)
+    log_draw, log_hold = (gate.double()[..., :: block or 1].movedim(-1, 0).log() for gate in (now.draw, now.hold))
+    chain = CopyChain(
+        belief.movedim(-2, 0).log(),
+        log_draw.unsqueeze(-1) + fresh.movedim(-2, 0).log(),
+        log_hold.unsqueeze(-1),
+        None if counts is None else counts.expand(len(levels), *batch),
+    )
+    return LiftedLayer(chain, levels, value, start, log_draw, log_hold, _shown(layer, rows, k, reverse), reverse)
+
+
+def _shown(layer: nn.Module, rows: Tensor, k: int, reverse: bool) -> Tensor | None:
+    """Output gates of a QRNN with fo-pooling."""
+    if not isinstance(layer, QRNN) or layer.pooling == "f":
+        return None
+    suffix = f"l{k}{'_reverse' if reverse else ''}"
+    weight, bias = (getattr(layer, f"{part}_{suffix}") for part in ("weight", "bias"))
+    kept = slice(2 * layer.hidden_size, None)
+    offset = None if bias is None else bias[kept]
+    return nn.functional.linear(layer._windows(rows), weight[kept].flatten(1), offset).sigmoid().double()
+
+
+def _starts(layer: MinGRU | MinLSTM | QRNN, h0: Any, batch: torch.Size) -> tuple[Tensor, tuple[Tensor, ...] | None]:
+    """States [L, *b, D] before the first step of each layer and direction, and the inputs that a QRNN carries on."""
+    state: Any = layer.initial_state(*batch) if h0 is None else h0
+    expected = (layer.num_layers * _directions(layer), *batch, layer.hidden_size)
+    if not isinstance(layer, QRNN):
+        return check_state("h0", state, expected, weight_of(layer, state)), None
+    check_kind("h0", state, QRNNState, "the QRNNState of an earlier call")
+    return check_state("h0.cell", state.cell, expected, weight_of(layer, state.cell)), state.inputs
+
+
+def _directions(layer: nn.Module) -> int:
+    return 1 + bool(layer.bidirectional)
+
+
+def _turned(rows: Tensor, lengths: Tensor | None) -> Tensor:
+    """`rows` [*b, T, F] with each sequence's steps in reverse, and what lies past them where it was."""
+    if lengths is None:
+        return rows.flip(-2)
+    steps = torch.arange(rows.shape[-2], device=rows.device)
+    index = torch.where(steps < lengths.unsqueeze(-1), lengths.unsqueeze(-1) - 1 - steps, steps)
+    return rows.gather(-2, index.unsqueeze(-1).expand_as(rows))
