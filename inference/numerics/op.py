@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from .arrays import ordinary
+from .checks import DTYPES
 
 _NAMESPACE = __name__.partition(".")[0]  # samplehold, but where its files are imported under another name
 _COMPILERS = {"cpu": "numba", "cuda": "triton"}
@@ -176,15 +177,20 @@ class Variants:
         self._kernels: dict[str, Function] = {}
 
     def __call__(self, table: Tensor, *others: Any) -> Any:
-        return self._kernels.get(table.device.type, self.plain)(table, *others)
+        function = self._kernels[table.device.type] if self.has_kernel(table) else self.plain
+        return function(table, *others)
 
     def kernel(self, device: str) -> Callable[[Function], Function]:
         """Decorates a function with the same arguments and results, for tensors on a device such as "cpu"."""
         return lambda function: self._kernels.setdefault(device, function)
 
-    def has_kernel(self, device: str) -> bool:
-        """Whether something faster than the plain form serves tensors on a device."""
-        return device in self._kernels
+    def has_kernel(self, table: Tensor) -> bool:
+        """Whether something faster than the plain form serves this tensor.
+
+        Not while torch traces, maps or transforms what is computed, nor in another dtype than float32 and float64.
+        """
+        known = table.device.type in self._kernels and table.dtype in DTYPES
+        return known and not torch.compiler.is_compiling() and not transformed()
 
 
 def replay(plain: Function, call: Call, grads: Sequence[Tensor | None]) -> Gradients:
@@ -201,11 +207,27 @@ def replay(plain: Function, call: Call, grads: Sequence[Tensor | None]) -> Gradi
         terms = [(x * d).sum() for x, d in zip(outputs, grads, strict=True) if d is not None and x.requires_grad]
         if not terms:
             return (None,) * len(fresh)
-        # the gradient of one number: torch imports much to check the shapes of several
         sources = [x for x, wanted in zip(fresh, call.wanted, strict=True) if wanted]
+        if _batched(grads):  # which no number can be made of
+            pairs = [(x, d) for x, d in zip(outputs, grads, strict=True) if d is not None and x.requires_grad]
+            roots, weights = zip(*pairs, strict=True)
+            found = iter(torch.autograd.grad(roots, sources, weights, create_graph=further, allow_unused=True))
+            return tuple(next(found) if wanted else None for wanted in call.wanted)
+        # the gradient of one number: torch imports much to check the shapes of several
         total: Any = sum(terms[1:], terms[0])
         found = iter(torch.autograd.grad(total, sources, create_graph=further, allow_unused=True))
     return tuple(next(found) if wanted else None for wanted in call.wanted)
+
+
+def beyond_kernels(*grads: Tensor | None) -> bool:
+    """Whether a backward pass is to be differentiated again, or mapped over several gradients at once."""
+    return _batched(grads) or torch.is_grad_enabled() or transformed()
+
+
+def _batched(grads: Sequence[Tensor | None]) -> bool:
+    """Whether `torch.autograd.grad` takes several gradients at once, by a map of its own."""
+    mapped: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    return any(x is not None and mapped.is_legacy_batchedtensor(x) for x in grads)
 
 
 def differentiated(*inputs: Any) -> bool:

@@ -10,7 +10,6 @@ as a whole is not: its controller reads the *mean* of the stacks, where in each 
 history's own top. Only with `feedback=False`, actions from the input alone, is the layer exact inference.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,18 +18,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from ...inference.numerics.checks import check_lengths, check_table
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_choice, check_flag, check_integer, check_number
-from ...inference.stacks.automaton.op import advance, start
+from ...inference.stacks.automaton.op import Tape, advance, start
 from ...inference.stacks.stratification import stratify, strengths, visible
 from ...inference.stacks.superposition.op import step as superposition
 from ...inference.stacks.superposition.op import superposed_step
 from ...switching.stacks.automaton import PushdownAutomaton
 from ...switching.stacks.mixture import StackMixture
-from .stack_network import StackRNN, StackRun, StackState, unchanged
-
-Lengths = Tensor | Sequence[int] | int | None
+from .recurrent import Lengths, Observed, converting, last, widened
+from .stack_network import Controller, Options, Pass, StackRNN, StackRun, StackState, unchanged
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,12 +46,12 @@ class SuperpositionStackRNN(StackRNN):
     Arguments:
         input_size, hidden_size: of the controller.
         value_size: numbers a cell; a push writes the sigmoid of a linear map of the hidden state.
-        stacks: how many, each with actions and values of its own.
+        stacks: how many, each with actions and values of its own; of several, one soon finds its use.
         n_read: cells that are read from the top of each stack.
         most_pops: an action may pop up to this many cells (Yogatama et al. 2018).
         empty: what an empty cell reads as (-1 in the code of the 2015 paper).
         capacity: cells kept; a push on a full stack drops the deepest. None: all.
-        controller, feedback: see `StackRNN`.
+        controller, feedback, num_layers, bias, batch_first, dropout, device, dtype: see `StackRNN`.
 
     See Also: Joulin & Mikolov 2015, section 3.2, with no-op; Yogatama et al. 2018.
 
@@ -63,9 +60,9 @@ class SuperpositionStackRNN(StackRNN):
     >>> layer, x = sh.SuperpositionStackRNN(input_size=4, hidden_size=8, value_size=3), torch.randn(2, 10, 4)
     >>> output, state = layer(x)
     >>> output.shape, state.reading.shape
-    (torch.Size([2, 10, 8]), torch.Size([2, 3]))
-    >>> expected = layer.mixture(x).superposition(depth=1)  # [2, 1 stack, 10, 1 cell, 3]
-    >>> torch.allclose(layer.run(x).reading, expected[:, 0, :, 0], atol=1e-5)
+    (torch.Size([2, 10, 8]), torch.Size([2, 24]))
+    >>> expected = layer.mixture(x).superposition(depth=1)  # [2, 8 stacks, 10, 1 cell, 3]
+    >>> torch.allclose(layer.run(x).reading, expected[..., 0, :].movedim(1, 2).flatten(2), atol=1e-5)
     True
     """
 
@@ -74,14 +71,21 @@ class SuperpositionStackRNN(StackRNN):
         input_size: int,
         hidden_size: int,
         value_size: int = 10,
-        stacks: int = 1,
+        stacks: int = 8,
         n_read: int = 1,
         most_pops: int = 1,
         empty: float = 0.0,
         capacity: int | None = None,
-        controller: Callable[[int, int], nn.Module] = nn.LSTMCell,
+        controller: Controller = nn.LSTMCell,
         feedback: bool = True,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = True,
+        dropout: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
+        options = Options(controller, feedback, num_layers, bias, batch_first, dropout, device, dtype)
         sizes = {"value_size": value_size, "stacks": stacks, "n_read": n_read, "most_pops": most_pops}
         for name, size in sizes.items():
             check_integer(name, size)
@@ -89,68 +93,90 @@ class SuperpositionStackRNN(StackRNN):
             capacity = check_integer("capacity", capacity)
         empty = check_number("empty", empty)
         raw_size = stacks * (2 + most_pops + value_size)
-        super().__init__(input_size, hidden_size, stacks * n_read * value_size, raw_size, controller, feedback)
+        super().__init__(input_size, hidden_size, stacks * n_read * value_size, raw_size, options)
         self.value_size, self.stacks, self.n_read = value_size, stacks, n_read
         self.most_pops, self.empty, self.capacity = most_pops, empty, capacity
+        self._set_apart()
 
-    def run(self, x: Tensor, state: StackState | None = None, log_action: Tensor | None = None) -> StackRun:
-        """As a call of the layer, with the reading and the actions of every step.
+    def run(
+        self, x: Tensor, hx: StackState | None = None, lengths: Lengths = None, log_action: Tensor | None = None
+    ) -> StackRun:
+        """As a call of the layer, with the reading and the actions of every step; past its end, nothing is done.
 
         Arguments:
-            x: [*batch, T, input_size].
-            state: continues an earlier run.
+            x, hx, lengths: as in a call.
             log_action: [*batch, T, stacks, A], log-probabilities to act with in place of the controller's, which are
                 still reported. With certain actions (0 and -inf) the controller reads the stack of that one history.
         """
-        x = self._checked(x)
+        expected = (*getattr(x, "shape", ())[:-1], self.stacks, 2 + self.most_pops)
+        x, some = self._checked(x, lengths, self.batch_first)
         if log_action is None:
-            return self._fused(x, state) if self._fusible(x) else self._run(x, state)
-        expected = (*x.shape[:-1], self.stacks, 2 + self.most_pops)
+            return self._report(self._pass(x, hx, some), some)
         if log_action.shape != expected:
             raise ValueError(f"log_action: got shape {list(log_action.shape)}, expected {list(expected)} for this x.")
+        log_action = log_action if self.batch_first else log_action.movedim(0, -3)
         override = pad(log_action, (0, self.value_size), value=torch.nan)  # values stay the controller's
-        return self._run(x, state, override.reshape(-1, x.shape[-2], self.to_actions.out_features))
+        return self._report(self._pass(x, hx, some, override), some)
 
     def mixture(self, x: Tensor, *, lengths: Lengths = None) -> StackMixture:
         """The mixture over histories whose expected cells this network's stacks are, [*batch, stacks, T]-shaped.
 
         Its values are the pushed ones: an empty cell counts as 0 there, and as `empty` here.
         """
-        actions = self.run(check_table("x", x, finite=True)).actions
-        if lengths is not None:
-            lengths = check_lengths(lengths, x.shape[:-2], x.shape[-2], x.device)[..., None]
+        actions, lengths = self._acted(x, lengths)
         log_action, values = actions.log_action.movedim(-2, -3), actions.values.movedim(-2, -3)
+        lengths = None if lengths is None else lengths[..., None]
         return StackMixture(log_action, values, capacity=self.capacity, lengths=lengths)
+
+    def _pass(self, x: Tensor, hx: StackState | None, some: Observed, override: Tensor | None = None) -> Pass:
+        return (
+            self._fused(x, hx, some) if override is None and self._fusible(x) else super()._pass(x, hx, some, override)
+        )
 
     def _fusible(self, x: Tensor) -> bool:
         plain = unchanged(self.controller, nn.LSTMCell) and unchanged(self.to_actions, nn.Linear)
-        return plain and self.feedback and superposition.has_kernel(x.device.type)
+        return plain and self.feedback and superposition.has_kernel(x) and not converting(x)
 
-    def _fused(self, x: Tensor, state: StackState | None) -> StackRun:
-        """All steps of an LSTM cell at once on the CPU; the same numbers as `_run`."""
+    def _fused(self, x: Tensor, hx: StackState | None, some: Observed) -> Pass:
+        """All steps of an LSTM cell at once on the CPU; the same numbers as step by step."""
         from .stack_lstm import Settings, Start, Weights, stack_lstm
 
-        cell, linear = self.controller, self.to_actions
+        cell, linear, batch, T = self.controller, self.to_actions, x.shape[:-2], x.shape[-2]
         assert isinstance(cell, nn.LSTMCell)
-        flat = x.reshape(-1, *x.shape[-2:]).transpose(0, 1)
-        state = self._started(state, flat.shape[1], len(flat))
-        zeros = x.new_zeros(flat.shape[1], self.hidden_size)
+        flat = x.reshape(batch.numel(), *x.shape[-2:])
+        some = None if some is None else (some[0].reshape(-1), some[1].reshape(-1, T, 1))
+        state = self._started(hx, flat, T)
+        zeros = x.new_zeros(len(flat), self.hidden_size)
         hidden, memory = state.controller or (zeros, zeros)
         gates, gates_bias = torch.cat([cell.weight_ih, cell.weight_hh], 1), cell.bias_ih + cell.bias_hh
+        past = None if some is None else ~some[1][..., 0].t()
         done = stack_lstm(
-            flat,
+            flat.transpose(0, 1),
             Start(hidden, memory, state.reading, state.stack),
             Weights(gates, gates_bias, linear.weight, linear.bias),
-            Settings(self.stacks, self.value_size, self.n_read, self.empty, self.capacity),
+            Settings(self.stacks, self.value_size, self.n_read, self.empty, self.capacity, past, self._idle(x)),
         )
-        state = StackState((done.hidden[-1], done.cell), done.stacks, done.reading[-1], done.raw[-1])
-        steps = (done.hidden, done.reading, done.raw)
-        output, reading, raw = (z.transpose(0, 1).reshape(*x.shape[:-1], z.shape[-1]) for z in steps)
-        return StackRun(output, reading, self._actions(raw), state)
+        steps = [z.transpose(0, 1) for z in (done.hidden, done.cell, done.raw, done.reading)]
+        *controller, raw = (last(z, some).squeeze(1) for z in steps[:3])
+        state = StackState(tuple(controller), done.stacks, done.reading[-1], raw)
+        output, _, raw, reading = (z.reshape(*batch, T, z.shape[-1]) for z in steps)
+        return Pass(output, reading, raw, state)
 
     def _empty(self, batch: int, n_steps: int, like: Tensor) -> tuple[Tensor, Tensor]:
         cells = like.new_zeros(batch * self.stacks, 0, self.value_size)
         return cells, like.new_full((batch, self.reading_size), self.empty)
+
+    def _holds(self, stack: Any) -> bool:
+        return isinstance(stack, Tensor)
+
+    def _idle(self, like: Tensor) -> Tensor:
+        action = like.new_full((self.stacks, 2 + self.most_pops), -torch.inf)
+        action[:, 2] = 0
+        return pad(action, (0, self.value_size)).flatten()
+
+    def _inclination(self, like: Tensor) -> Tensor:
+        push = torch.arange(2 + self.most_pops + self.value_size, device=like.device) == 0
+        return push.to(like.dtype).repeat(self.stacks)
 
     def _update(self, stack: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
         depth = stack.shape[1] + 1 if self.capacity is None else min(stack.shape[1] + 1, self.capacity)
@@ -165,11 +191,11 @@ class SuperpositionStackRNN(StackRNN):
 
 @dataclass(frozen=True, repr=False)
 class StratificationActions(Record):
-    """Strengths poured on and drained at each step, and the values poured."""
+    """Strengths poured on and drained at each step, and the values poured, for every stack."""
 
-    pour: Float[Tensor, "*b T"]
-    drain: Float[Tensor, "*b T"]
-    values: Float[Tensor, "*b T V"]
+    pour: Float[Tensor, "*b T S"]
+    drain: Float[Tensor, "*b T S"]
+    values: Float[Tensor, "*b T S V"]
 
 
 class StratificationStackRNN(StackRNN):
@@ -181,7 +207,8 @@ class StratificationStackRNN(StackRNN):
     Arguments:
         input_size, hidden_size: of the controller.
         value_size: numbers a layer; the tanh of a linear map of the hidden state is poured.
-        controller, feedback: see `StackRNN`.
+        stacks: how many, each with strengths and values of its own.
+        controller, feedback, num_layers, bias, batch_first, dropout, device, dtype: see `StackRNN`.
 
     See Also: Grefenstette et al. 2015, equations 1-3.
 
@@ -190,8 +217,8 @@ class StratificationStackRNN(StackRNN):
     >>> layer, x = sh.StratificationStackRNN(input_size=4, hidden_size=8, value_size=3), torch.randn(2, 10, 4)
     >>> run = layer.run(x)
     >>> run.output.shape, run.reading.shape
-    (torch.Size([2, 10, 8]), torch.Size([2, 10, 3]))
-    >>> torch.equal(layer.strengths(x)[:, -1, -1], run.actions.pour[:, -1])  # what was poured last is all there
+    (torch.Size([2, 10, 8]), torch.Size([2, 10, 24]))
+    >>> torch.equal(layer.strengths(x)[..., -1, -1], run.actions.pour[:, -1])  # what was poured last is all there
     True
     """
 
@@ -200,32 +227,56 @@ class StratificationStackRNN(StackRNN):
         input_size: int,
         hidden_size: int,
         value_size: int = 10,
-        controller: Callable[[int, int], nn.Module] = nn.LSTMCell,
+        stacks: int = 8,
+        controller: Controller = nn.LSTMCell,
         feedback: bool = True,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = True,
+        dropout: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        value_size = check_integer("value_size", value_size)
-        super().__init__(input_size, hidden_size, value_size, 2 + value_size, controller, feedback)
-        self.value_size = value_size
+        options = Options(controller, feedback, num_layers, bias, batch_first, dropout, device, dtype)
+        value_size, stacks = check_integer("value_size", value_size), check_integer("stacks", stacks)
+        super().__init__(input_size, hidden_size, stacks * value_size, stacks * (2 + value_size), options)
+        self.value_size, self.stacks = value_size, stacks
+        self._set_apart()
 
-    def strengths(self, x: Tensor) -> Float[Tensor, "*b T T"]:
-        """The strength that is left at each step (first T) of the layer poured at each step (last T)."""
-        actions = self.run(check_table("x", x, finite=True)).actions
-        return strengths(actions.pour, actions.drain)
+    def strengths(self, x: Tensor, lengths: Lengths = None) -> Float[Tensor, "*b S T T"]:
+        """The strength left at each step (first T) of the layer poured at each step (last T), in every stack."""
+        actions, _ = self._acted(x, lengths)
+        return strengths(actions.pour.movedim(-1, -2), actions.drain.movedim(-1, -2))
 
     def _empty(self, batch: int, n_steps: int, like: Tensor) -> tuple[Any, Tensor]:
-        stack = like.new_zeros(batch, 0), like.new_zeros(batch, 0, self.value_size)
+        n = batch * self.stacks
+        stack = like.new_zeros(n, 0), like.new_zeros(n, 0, self.value_size)
         return stack, like.new_zeros(batch, self.reading_size)
 
+    def _holds(self, stack: Any) -> bool:
+        return isinstance(stack, tuple) and isinstance(stack[0], Tensor)
+
+    def _idle(self, like: Tensor) -> Tensor:
+        return pad(like.new_full((2,), -torch.inf), (0, self.value_size)).repeat(self.stacks)
+
+    def _inclination(self, like: Tensor) -> Tensor:
+        return pad(like.new_ones(1), (0, 1 + self.value_size)).repeat(self.stacks)
+
     def _update(self, stack: tuple[Tensor, Tensor], raw: Tensor) -> tuple[Any, Tensor]:
-        now = self._actions(raw)
-        strength = stratify(stack[0], now.pour, now.drain)
-        values = torch.cat([stack[1], now.values.unsqueeze(1)], 1)
-        return (strength, values), (visible(strength).unsqueeze(1) @ values).squeeze(1)
+        kind = stack[0].dtype
+        pour, drain, value = (z.flatten(0, 1) for z in self._parts(widened(raw)))
+        strength = stratify(widened(stack[0]), pour, drain)
+        values = torch.cat([stack[1], value.unsqueeze(1)], 1)
+        reading = (visible(strength).unsqueeze(1) @ values).squeeze(1)
+        return (strength.to(kind), values.to(kind)), reading.reshape(len(raw), self.reading_size).to(kind)
 
     def _actions(self, raw: Tensor) -> StratificationActions:
-        strengths, value = raw.split([2, self.value_size], -1)
+        return StratificationActions(*self._parts(raw))
+
+    def _parts(self, raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        strengths, value = raw.unflatten(-1, (self.stacks, -1)).split([2, self.value_size], -1)
         pour, drain = strengths.sigmoid().unbind(-1)
-        return StratificationActions(pour, drain, value.tanh())
+        return pour, drain, value.tanh()
 
 
 @dataclass(frozen=True, repr=False)
@@ -252,7 +303,7 @@ class NondeterministicStackRNN(StackRNN):
             on top by configuration (the vector version, 2023). The bottom's is learned.
         normalized: weights are softmaxed over the transitions from a configuration (2020), or any positive (2022).
         reading: "configuration" (state and symbol, 2022) or "symbol" (summed over states, 2020).
-        controller, feedback: see `StackRNN`.
+        controller, feedback, num_layers, bias, batch_first, dropout, device, dtype: see `StackRNN`.
 
     See Also: DuSell & Chiang 2020 (NS-RNN), 2022 (RNS-RNN), 2023 (vectors).
 
@@ -275,24 +326,38 @@ class NondeterministicStackRNN(StackRNN):
         value_size: int = 0,
         normalized: bool = False,
         reading: str = "configuration",
-        controller: Callable[[int, int], nn.Module] = nn.LSTMCell,
+        controller: Controller = nn.LSTMCell,
         feedback: bool = True,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = True,
+        dropout: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
+        options = Options(controller, feedback, num_layers, bias, batch_first, dropout, device, dtype)
         states, symbols = check_integer("states", states), check_integer("symbols", symbols)
         value_size = check_integer("value_size", value_size, least=0)
         check_choice("reading", reading, ("configuration", "symbol"))
         normalized = check_flag("normalized", normalized)
         K = states * symbols
         size = (K if reading == "configuration" else symbols) * max(1, value_size)
-        super().__init__(input_size, hidden_size, size, K * (2 * K + states) + value_size, controller, feedback)
+        super().__init__(input_size, hidden_size, size, K * (2 * K + states) + value_size, options)
         self.states, self.symbols, self.value_size = states, symbols, value_size
         self.normalized, self.reads = normalized, reading
-        self.bottom = nn.Parameter(torch.zeros(value_size)) if value_size else None
+        self.bottom = nn.Parameter(torch.zeros(value_size, device=device, dtype=dtype)) if value_size else None
+        self._set_apart()
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew, as a new layer does."""
+        super().reset_parameters()
+        if self.bottom is not None:
+            nn.init.zeros_(self.bottom)
 
     def mixture(self, x: Tensor, *, lengths: Lengths = None) -> PushdownAutomaton:
         """The automaton, with the weights of this pass, all of whose runs the stack held."""
-        actions = self.run(check_table("x", x, finite=True)).actions
-        log_initial = self._log_initial(actions.log_pop).expand(*x.shape[:-2], -1, -1)
+        actions, lengths = self._acted(x, lengths)
+        log_initial = self._log_initial(actions.log_pop).expand(*actions.log_pop.shape[:-4], -1, -1)
         return PushdownAutomaton(log_initial, actions.log_push, actions.log_replace, actions.log_pop, lengths=lengths)
 
     def _log_initial(self, like: Tensor) -> Tensor:
@@ -300,15 +365,30 @@ class NondeterministicStackRNN(StackRNN):
         return torch.where(first, 0.0, -torch.inf).to(like.dtype).reshape(self.states, self.symbols)
 
     def _empty(self, batch: int, n_steps: int, like: Tensor) -> tuple[Any, Tensor]:
-        log_initial = self._log_initial(like).flatten().expand(batch, -1)
+        log_initial = self._log_initial(widened(like)).flatten().expand(batch, -1)
         values = like.new_zeros(batch, 0, 0) if self.bottom is None else self.bottom.sigmoid().expand(batch, 1, -1)
-        return (start(log_initial, self.states, n_steps), values), self._read(log_initial.unsqueeze(1), values)
+        reading = self._read(log_initial.unsqueeze(1), values).to(like.dtype)
+        return (start(log_initial, self.states, n_steps), values), reading
+
+    def _holds(self, stack: Any) -> bool:
+        return isinstance(stack, tuple) and isinstance(stack[0], Tape)
+
+    def _idle(self, like: Tensor) -> Tensor:
+        K = self.states * self.symbols
+        replace = torch.eye(K, dtype=like.dtype, device=like.device).log()
+        weights = pad(replace, (K, self.states), value=-torch.inf).flatten()
+        return pad(weights, (0, self.value_size))
+
+    def _inclination(self, like: Tensor) -> Tensor:
+        K = self.states * self.symbols
+        push = pad(like.new_ones(K, K), (0, K + self.states)).flatten()
+        return pad(push, (0, self.value_size))
 
     def _update(self, stack: tuple[object, Tensor], raw: Tensor) -> tuple[Any, Tensor]:
-        *weights, value = self._transitions(raw)
+        *weights, value = self._transitions(widened(raw))
         log_top, tape = advance(stack[0], *weights)
         values = stack[1] if value is None else torch.cat([stack[1], value.unsqueeze(1)], 1)
-        return (tape, values), self._read(log_top, values)
+        return (tape, values), self._read(log_top, values).to(raw.dtype)
 
     def _read(self, log_top: Tensor, values: Tensor) -> Tensor:
         """What is on top, given the log-weight of each element (the bottom, then each step's) by configuration."""

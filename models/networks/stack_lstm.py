@@ -4,18 +4,20 @@ $$[i, f, g, o]_t = W [x_t, r_{t-1}, h_{t-1}] + b, \quad c_t = \sigma(f) c_{t-1} 
 h_t = \sigma(o) \tanh(c_t), \quad (S_t, r_t) = step(S_{t-1}, U h_t + d)$$
 
 With a small batch a step is a dozen calls of microseconds each; here it is two matrix products and two kernels each
-way, and the gradient of each weight matrix is one product over all steps at the end.
+way, and the gradient of each weight matrix is one product over all steps at the end. A gradient that is to be
+differentiated again is that of `plain`.
 """
 
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ...inference.numerics.compilation import kernel
 from ...inference.numerics.elementary import sigmoids, tanh
+from ...inference.numerics.op import Call, beyond_kernels, replay
 from ...inference.stacks.superposition.cpu import backward_cells, forward_cells
+from ...inference.stacks.superposition.op import step as superposition
 
 INPUT, FORGET, CANDIDATE, OUTPUT = range(4)  # an LSTM's gates, as torch orders them
 
@@ -39,17 +41,22 @@ class Start(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """Stacks a sequence, values a cell, cells read, value of an empty cell, most cells kept."""
+    """Stacks a sequence, values a cell, cells read, value of an empty cell, most cells kept.
+
+    And of sequences that end early: the steps [T, B] past their ends, at which the raw actions are `idle` [O].
+    """
 
     stacks: int
     width: int
     n_read: int
     empty: float
     capacity: int | None
+    past: Tensor | None = None
+    idle: Tensor | None = None
 
 
 class Pass(NamedTuple):
-    """Hidden states [T, B, H], readings [T, B, R], raw actions [T, B, O], and the last cell [B, H] and stacks."""
+    """Hidden states [T, B, H], readings [T, B, R], raw actions [T, B, O], cells [T, B, H], and the last stacks."""
 
     hidden: Tensor
     reading: Tensor
@@ -59,8 +66,32 @@ class Pass(NamedTuple):
 
 
 def stack_lstm(x: Tensor, start: Start, weights: Weights, settings: Settings) -> Pass:
-    """All steps over x [T, B, I], differentiable once in x, start and weights."""
+    """All steps over x [T, B, I], differentiable in x, start and weights."""
     return Pass(*_StackLSTM.apply(x, *start, *weights, settings))
+
+
+def plain(x: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    """The same in plain torch, differentiable any number of times."""
+    start, weights, settings = Start(*given[:4]), Weights(*given[4:8]), given[8]
+    (hidden, cell, reading, stacks), steps = start, []
+    for t, x_t in enumerate(x):
+        logits = torch.addmm(weights.gates_bias, torch.cat([x_t, reading, hidden], 1), weights.gates.t())
+        i, f, g, o = logits.chunk(4, 1)
+        cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
+        hidden = o.sigmoid() * cell.tanh()
+        raw = torch.addmm(weights.actions_bias, hidden, weights.actions.t())
+        if settings.past is not None:
+            raw = torch.where(settings.past[t, :, None], settings.idle, raw)
+        depth = _depth(stacks.shape[1], settings)
+        each = raw.view(len(stacks), -1)
+        stacks, reading = superposition.plain(each, stacks, depth, settings.n_read, settings.empty)
+        reading = reading.reshape(len(x_t), -1)
+        steps.append((hidden, reading, raw, cell))
+    return *(torch.stack(z) for z in zip(*steps, strict=True)), stacks
+
+
+def _depth(n_cells: int, settings: Settings) -> int:
+    return n_cells + 1 if settings.capacity is None else min(n_cells + 1, settings.capacity)
 
 
 @kernel
@@ -101,6 +132,7 @@ class _StackLSTM(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *given: Any) -> tuple[Tensor, ...]:
         start, weights, settings = Start(*given[:4]), Weights(*given[4:8]), given[8]
+        ctx.settings = settings
         (T, B, n_inputs), M, V = x.shape, len(start.stacks), settings.width
         H, R, n_raw = start.hidden.shape[1], start.reading.shape[1], len(weights.actions_bias)
         per_stack, ctx.n_read, ctx.parts = n_raw // settings.stacks, settings.n_read * V, (n_inputs, R, H)
@@ -119,31 +151,40 @@ class _StackLSTM(torch.autograd.Function):
             torch.addmm(weights.gates_bias, inputs[t], W, out=gates[t])
             _forward_gates(gates_at[t], cell_at[t], cell_at[t + 1], hidden_at[t])
             torch.addmm(weights.actions_bias, hidden[t], U, out=raw[t])
+            if settings.past is not None:
+                raw[t, settings.past[t]] = settings.idle
             n_cells = stacks[t].shape[1] // V
-            depth = n_cells + 1 if settings.capacity is None else min(n_cells + 1, settings.capacity)
-            stacks.append(new(M, depth * V))
+            stacks.append(new(M, _depth(n_cells, settings) * V))
             forward_cells(
                 raw_at[t], stacks[t].numpy(), n_cells, empty, action_at[t], value_at[t], stacks[t + 1].numpy(),
                 reading_at[t],
             )  # fmt: skip
             read[t + 1], fed[t + 1] = reading[t], hidden[t]
-        ctx.save_for_backward(weights.gates, weights.actions, inputs, gates, cell, hidden, action, value, *stacks[:-1])
-        return hidden, reading, raw, cell[T].clone(), stacks[-1].unflatten(1, (-1, V))
+        ctx.save_for_backward(x, *start, *weights, inputs, gates, cell, hidden, action, value, *stacks[:-1])
+        return hidden, reading, raw, cell[1:].clone(), stacks[-1].unflatten(1, (-1, V))
 
     @staticmethod
-    @once_differentiable
     def backward(
-        ctx: Any, g_hidden: Tensor, g_reading: Tensor, g_raw: Tensor, g_cell: Tensor, g_stacks: Tensor
+        ctx: Any, g_hidden: Tensor, g_reading: Tensor, g_raw: Tensor, g_cells: Tensor, g_stacks: Tensor
     ) -> tuple[Tensor | None, ...]:
-        W, U, inputs, gates, cell, hidden, action, value, *stacks = ctx.saved_tensors
+        given, (inputs, gates, cell, hidden, action, value, *stacks) = ctx.saved_tensors[:9], ctx.saved_tensors[9:]
+        if beyond_kernels(g_hidden, g_reading, g_raw, g_cells, g_stacks):
+            call = Call((*given, ctx.settings), (), ctx.needs_input_grad)
+            return replay(plain, call, (g_hidden, g_reading, g_raw, g_cells, g_stacks))
+        W, U = given[5], given[7]
         (T, B, H), (M, V), A = hidden.shape, value.shape[1:], action.shape[2]
-        g_raw, g_cell = g_raw.clone(memory_format=torch.contiguous_format), g_cell.clone()
+        past = ctx.settings.past
+        g_raw = g_raw.clone(memory_format=torch.contiguous_format)
+        if past is not None:
+            g_raw[past] = 0
+        g_cell = torch.zeros_like(cell[0])
         g_stack = g_stacks.flatten(1).clone()
         g_logits, g_inputs, g_step = torch.empty_like(gates), torch.zeros_like(inputs), value.new_empty(M, A + V)
         g_seen, g_read, g_fed = g_inputs.split(ctx.parts, -1)
         gates_at, g_logits_at = (z.view(T, B, 4, H).numpy() for z in (gates, g_logits))
         cell_at, action_at, value_at = cell.numpy(), action.numpy(), value.numpy()
         for t in range(T - 1, -1, -1):
+            g_cell += g_cells[t]
             g_after, g_stack = g_stack, torch.empty_like(stacks[t])
             by_stack = (g_reading[t] + g_read[t + 1]).view(M, ctx.n_read)
             backward_cells(

@@ -1,28 +1,62 @@
-"""What the stack networks share: the controller, its loop over time, and what a pass returns."""
+"""What the stack networks share: the controller, its loop over time, and what a pass returns.
 
-from abc import ABC, abstractmethod
+A sequence that ends before the others does nothing to its stack from then on (`_idle`), and its controller's state and
+reading are kept.
+"""
+
+import warnings
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.functional import dropout, linear
+from torch.nn.utils.rnn import PackedSequence
 
-from ...inference.numerics.records import Record
-from ...inference.numerics.scalars import check_flag, check_integer
-from .recurrent import batch_major, check_step
+from ...inference.numerics.checks import check_dtype, check_table
+from ...inference.numerics.op import transformed
+from ...inference.numerics.records import Record, brief
+from ...inference.numerics.scalars import check_flag, check_integer, check_kind, check_probability
+from .qrnn import QRNNState
+from .recurrent import (
+    Lengths,
+    Observed,
+    batch_major,
+    check_step,
+    converting,
+    hooked,
+    keep,
+    observed,
+    repacked,
+    step_by_call,
+    time_major,
+    unpacked,
+    weight_of,
+)
+
+Controller = Callable[..., nn.Module]
+
+CONTRAST = 4.0  # of the first weights that read inputs and hidden states, against torch's own
+FORGETTING = 4.0  # what the first logits of an LSTM's forget gates are less
 
 
-@dataclass(frozen=True, repr=False)
-class StackState(Record):
+class StackState(NamedTuple):
     """Between two steps: the controller's state, the stack, what is read off it, and the controller's raw actions."""
 
     controller: Any
     stack: Any
-    reading: Float[Tensor, "B R"]
-    raw: Float[Tensor, "B O"]
+    reading: Tensor  # [B, R]
+    raw: Tensor  # [B, O]
+
+    def detach(self) -> "StackState":
+        """The same state, through which no gradient flows: for truncated backpropagation."""
+        return StackState(*map(_detached, self))
+
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 @dataclass(frozen=True, repr=False)
@@ -42,7 +76,30 @@ class StackRun(Record):
     state: StackState
 
 
-class StackRNN(nn.Module, ABC):
+class Pass(NamedTuple):
+    """Hidden states, readings and raw actions [*batch, T, ...] of all steps, and the state after each one's last."""
+
+    output: Tensor
+    reading: Tensor
+    raw: Tensor
+    state: StackState
+
+
+@dataclass(frozen=True)
+class Options:
+    """What all stack networks are told of their controller, in the order of their last arguments."""
+
+    controller: Controller
+    feedback: bool
+    num_layers: int
+    bias: bool
+    batch_first: bool
+    dropout: float
+    device: torch.device | str | None
+    dtype: torch.dtype | None
+
+
+class StackRNN(nn.Module):
     """What the stack networks share: the controller, its loop over time, and the map from hidden state to actions.
 
     Called, a layer returns `(output, state)`, as torch's recurrent layers do; `run` adds what was done and read.
@@ -52,120 +109,239 @@ class StackRNN(nn.Module, ABC):
             `torch.nn.GRU`, ..., or a function that returns a module of torch's conventions or one with
             `step(x_t, state) -> (output, state)`.
         feedback: whether the controller reads the stack; if not, the actions depend on the input alone.
+        num_layers: controllers, each above the one before; the lowest reads the input and the stack, the highest acts.
+        bias: whether controllers and the map to actions have offsets; without, `controller` must take `bias=False`.
+        batch_first: whether time is the last axis but one of x, output and reading, or the first.
+        dropout: probability with which the outputs of all controllers but the highest are zeroed in training.
+        device, dtype: of all parameters.
 
     Raises:
         TypeError: a size that is no whole number. From every call: x of another dtype or device than the weights, a
             state that is no `StackState`, a controller that is no recurrent layer.
-        ValueError: a size or another option out of its range. From every call: x of another shape or without a step, a
-            state of another number of sequences.
+        ValueError: a size or another option out of its range. From every call: x of another shape or without a step,
+            lengths that do not fit, a state of another number of sequences or of another layer, a controller or a map
+            to actions whose outputs a hook has given another shape.
     """
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        reading_size: int,
-        raw_size: int,
-        controller: Callable[[int, int], nn.Module],
-        feedback: bool,
-    ) -> None:
+    bidirectional = False  # a stack is read from its first step on
+
+    def __init__(self, input_size: int, hidden_size: int, reading_size: int, raw_size: int, options: Options) -> None:
         super().__init__()
         input_size, hidden_size = check_integer("input_size", input_size), check_integer("hidden_size", hidden_size)
-        self.input_size, self.hidden_size, self.reading_size = input_size, hidden_size, reading_size
-        self.feedback = check_flag("feedback", feedback)
-        if not callable(controller):
-            raise TypeError(f"controller: got {type(controller).__name__}, expected a class of layers, or a function.")
-        self.controller = controller(input_size + (reading_size if self.feedback else 0), hidden_size)
-        self.to_actions = nn.Linear(hidden_size, raw_size)
+        self.input_size, self.hidden_size = input_size, hidden_size
+        self.reading_size, self.raw_size = reading_size, raw_size
+        self.feedback = check_flag("feedback", options.feedback)
+        self.num_layers = check_integer("num_layers", options.num_layers)
+        self.batch_first, self.bias = check_flag("batch_first", options.batch_first), check_flag("bias", options.bias)
+        self.dropout = check_probability("dropout", options.dropout)
+        if self.dropout and self.num_layers == 1:
+            warnings.warn(
+                f"dropout: got {self.dropout} for one layer, but it acts between layers; give num_layers of 2 or more, "
+                "or 0.",
+                stacklevel=3,
+            )
+        check_dtype("dtype", options.dtype)
+        if not callable(options.controller):
+            kind = type(options.controller).__name__
+            raise TypeError(f"controller: got {kind}, expected a class of layers, or a function.")
+        given = {} if self.bias else {"bias": False}
+        sizes = [input_size + (reading_size if self.feedback else 0)] + [hidden_size] * (self.num_layers - 1)
+        layers = [options.controller(size, hidden_size, **given) for size in sizes]
+        for layer in layers:
+            check_kind("controller", layer, nn.Module, "a recurrent layer")
+        self.controller = layers[0] if self.num_layers == 1 else Layers(layers, self.dropout)
+        self.to_actions = nn.Linear(hidden_size, raw_size, bias=self.bias)
+        self.to(device=options.device, dtype=options.dtype)
 
-    def forward(self, x: Tensor, state: StackState | None = None) -> tuple[Float[Tensor, "*b T H"], StackState]:
-        """The controller's outputs over x [*batch, T, input_size], and the state; `state` continues an earlier pass."""
-        run = self.run(x, state)
-        return run.output, run.state
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew, as a new layer does."""
+        for module in (*self.controller.modules(), self.to_actions):
+            if callable(reset := getattr(module, "reset_parameters", None)):
+                reset()
+        self._set_apart()
 
-    def run(self, x: Tensor, state: StackState | None = None) -> StackRun:
-        """As a call of the layer, with the reading and the actions of every step."""
-        return self._run(self._checked(x), state)
+    @torch.no_grad()
+    def _set_apart(self) -> None:
+        """A start from which the stack gets used.
 
-    def step(self, x: Tensor, state: StackState | None = None) -> tuple[Float[Tensor, "*b H"], StackState]:
+        With small random weights all inputs are pushed as about the same value, and an LSTM learns short series by
+        heart in its own memory, a local optimum that it rarely leaves. So inputs begin apart, pushes likely, and the
+        memory of LSTM cells short. Controllers of other kinds start as they draw themselves.
+        """
+        self.to_actions.weight.mul_(CONTRAST)
+        if self.to_actions.bias is not None:
+            self.to_actions.bias.add_(self._inclination(self.to_actions.bias))
+        for cell in self.controller.modules():
+            if isinstance(cell, nn.LSTMCell):
+                cell.weight_ih.mul_(CONTRAST)
+                if cell.bias:
+                    cell.bias_ih.unflatten(0, (4, -1))[1].sub_(FORGETTING)
+
+    def forward(
+        self, x: Tensor | PackedSequence, hx: StackState | None = None, lengths: Lengths = None
+    ) -> tuple[Tensor | PackedSequence, StackState]:
+        """The highest controller's outputs, and the state.
+
+        Arguments:
+            x: [*batch, T, input_size], any batch axes or none; [T, *batch, input_size] for batch_first=False; or a
+                `PackedSequence`.
+            hx: the state of an earlier call, which this one continues.
+            lengths: the number of steps of each sequence, [*batch], between 1 and T; all T where None.
+
+        Returns:
+            out [*batch, T, hidden_size] (time first for batch_first=False), zero past each length, or packed as x was,
+            and the state at each sequence's last step. Nothing past a length is read.
+        """
+        if isinstance(x, PackedSequence):
+            padded, own = unpacked(x, lengths)
+            out, state = self._over(padded, hx, own, batch_first=True)
+            return repacked(out, own, x), state
+        out, state = self._over(x, hx, lengths, self.batch_first)
+        return time_major(out, self.batch_first), state
+
+    def run(self, x: Tensor, hx: StackState | None = None, lengths: Lengths = None) -> StackRun:
+        """As a call of the layer, with the reading and the actions of every step; past its end, nothing is done."""
+        x, some = self._checked(x, lengths, self.batch_first)
+        return self._report(self._pass(x, hx, some), some)
+
+    def step(self, x: Tensor, h: StackState | None = None) -> tuple[Float[Tensor, "*b H"], StackState]:
         """One step: x [*batch, input_size] to the controller's output and the state, which holds the reading."""
-        x = check_step(x, self.input_size)
-        self._check_kind(x)
+        x = check_step(x, self.input_size, weight_of(self, x))
+        if hooked(self):
+            return step_by_call(self, x, h)
         batch = x.shape[:-1]
-        output, state = self._step(x.reshape(-1, self.input_size), self._started(state, batch.numel()))
+        flat = x.reshape(batch.numel(), self.input_size)
+        output, state = self._step(flat, self._started(h, flat, name="h"))
         return output.reshape(*batch, self.hidden_size), state
 
-    def _run(self, x: Tensor, state: StackState | None, override: Tensor | None = None) -> StackRun:
-        """Step by step; `override` [B, T, O] acts on the stack in place of the raw actions, except where it is NaN."""
+    def _over(self, x: Tensor, hx: StackState | None, lengths: Lengths, batch_first: bool) -> tuple[Tensor, StackState]:
+        x, some = self._checked(x, lengths, batch_first)
+        steps = self._pass(x, hx, some)
+        return keep(steps.output, some), steps.state
+
+    def _checked(self, x: Any, lengths: Lengths, batch_first: bool) -> tuple[Tensor, Observed]:
+        """x [*batch, T, input_size] with zeros past the lengths, and these as `observed` gives them."""
+        x = batch_major(x, self.input_size, batch_first, weight_of(self, x))
+        if x.shape[-2] < 1:
+            raise ValueError(f"x: got shape {list(x.shape)}, expected at least one step.")
+        some = observed(x, lengths)
+        return keep(x, some), some
+
+    def _pass(self, x: Tensor, hx: StackState | None, some: Observed, override: Tensor | None = None) -> Pass:
+        """Step by step; `override` [*batch, T, O] acts on the stack in place of raw actions, where it is not NaN."""
         *batch, T, _ = x.shape
-        flat = x.reshape(-1, T, self.input_size)
-        state = self._started(state, len(flat), T)
-        outputs, readings, raws = [], [], []
+        B, going = x.shape[:-2].numel(), None
+        flat = x.reshape(B, T, self.input_size)
+        if override is not None:
+            override = override.reshape(B, T, self.raw_size)
+        if some is not None:
+            going = some[1].reshape(B, T)
+            override = x.new_full((), torch.nan) if override is None else override
+            override = torch.where(going[..., None], override, self._idle(x))
+        state, steps = self._started(hx, flat, T), []
         for t, x_t in enumerate(flat.unbind(1)):
-            output, state = self._step(x_t, state, None if override is None else override[:, t])
-            outputs.append(output)
-            readings.append(state.reading)
-            raws.append(state.raw)
-        output, reading, raw = (torch.stack(z, 1).reshape(*batch, T, z[0].shape[-1]) for z in (outputs, readings, raws))
-        return StackRun(output, reading, self._actions(raw), state)
+            output, new = self._step(x_t, state, None if override is None else override[:, t])
+            state = new if going is None or not t else _held(going[:, t], new, state)
+            steps.append((output, state.reading, state.raw))
+        parts = (torch.stack(z, 1).reshape(*batch, T, z[0].shape[-1]) for z in zip(*steps, strict=True))
+        output, reading, raw = parts
+        return Pass(output, reading, raw, state)
+
+    def _report(self, steps: Pass, some: Observed) -> StackRun:
+        """What a run returns, in the layout that the caller gave."""
+        raw = steps.raw if some is None else torch.where(some[1], steps.raw, self._idle(steps.raw))
+        parts = keep(steps.output, some), keep(steps.reading, some), raw
+        output, reading, raw = (time_major(z, self.batch_first) for z in parts)
+        return StackRun(output, reading, self._actions(raw), steps.state)
+
+    def _acted(self, x: Tensor, lengths: Lengths) -> tuple[Any, Tensor | None]:
+        """The actions on x, [*b, T, ...], and the lengths as checked."""
+        x, some = self._checked(x, lengths, self.batch_first)
+        raw = self._pass(check_table("x", x, finite=True), None, some).raw
+        if some is None:
+            return self._actions(raw), None
+        return self._actions(torch.where(some[1], raw, self._idle(raw))), some[0]
 
     def _step(self, x: Tensor, state: StackState, override: Tensor | None = None) -> tuple[Tensor, StackState]:
         seen = torch.cat([x, state.reading], -1) if self.feedback else x
-        output, inner = _control(self.controller, seen, state.controller)
+        output, inner = control(self.controller, seen, state.controller)
+        _check_output("controller", output, (len(x), self.hidden_size))
         raw = self.to_actions(output)
+        _check_output("to_actions", raw, (len(x), self.raw_size))
         acted = raw if override is None else torch.where(override.isnan(), raw, override)
         stack, reading = self._update(state.stack, acted)
         return output, StackState(inner, stack, reading, raw)
 
-    def _started(self, state: StackState | None, batch: int, n_steps: int = 16) -> StackState:
-        if state is None:
-            weight = self.to_actions.weight
-            stack, reading = self._empty(batch, n_steps, weight)
-            return StackState(None, stack, reading, weight.new_zeros(batch, len(weight)))
-        if not isinstance(state, StackState):
-            raise TypeError(f"state: got {type(state).__name__}, expected the StackState of an earlier call, or None.")
-        if len(state.reading) != batch:
+    def _started(self, hx: StackState | None, x: Tensor, n_steps: int = 16, name: str = "hx") -> StackState:
+        """The state before the first step of x [B, ...]."""
+        batch = len(x)
+        if hx is None:
+            stack, reading = self._empty(batch, n_steps, x)
+            return StackState(None, stack, reading, x.new_zeros(batch, self.raw_size))
+        if not isinstance(hx, StackState):
+            raise TypeError(f"{name}: got {type(hx).__name__}, expected the StackState of an earlier call, or None.")
+        if len(hx.reading) != batch:
             raise ValueError(
-                f"state: holds {len(state.reading)} sequences, but x has {batch}; continue the sequences it came from."
+                f"{name}: holds {len(hx.reading)} sequences, but x has {batch}; continue the sequences it came from."
             )
-        return state
-
-    def _check_kind(self, x: Tensor) -> None:
-        weight = self.to_actions.weight
-        if x.dtype != weight.dtype or x.device != weight.device:
-            raise TypeError(
-                f"x: got {x.dtype} on {x.device}, but the layer's weights are {weight.dtype} on {weight.device}; "
-                "convert x, or the layer, with `.to(...)`."
+        sizes = hx.reading.shape[-1], hx.raw.shape[-1]
+        if sizes != (self.reading_size, self.raw_size) or not self._holds(hx.stack):
+            raise ValueError(
+                f"{name}: holds {sizes[0]} numbers read and {sizes[1]} of actions, expected {self.reading_size} and "
+                f"{self.raw_size}, and a stack of {type(self).__name__}; give a state of this layer."
             )
-
-    def _checked(self, x: Tensor) -> Tensor:
-        if not isinstance(x, Tensor):
-            raise TypeError(f"x: got {type(x).__name__}, expected a torch tensor; convert it with torch.as_tensor.")
-        x = batch_major(x, self.input_size, batch_first=True)
-        self._check_kind(x)
-        if x.shape[-2] < 1:
-            raise ValueError(f"x: got shape {list(x.shape)}, expected at least one step.")
-        return x
+        if not converting(x):
+            check_table(f"{name}.reading", hx.reading, like=x)
+        return hx
 
     @abstractmethod
     def _empty(self, batch: int, n_steps: int, like: Tensor) -> tuple[Any, Tensor]:
         """The stack and the reading before the first step."""
 
     @abstractmethod
+    def _holds(self, stack: Any) -> bool:
+        """Whether it is a stack of this kind of layer."""
+
+    @abstractmethod
     def _update(self, stack: Any, raw: Tensor) -> tuple[Any, Tensor]:
         """The stack and the reading after a step."""
+
+    @abstractmethod
+    def _idle(self, like: Tensor) -> Tensor:
+        """Raw actions [O] that leave the stack as it is."""
+
+    @abstractmethod
+    def _inclination(self, like: Tensor) -> Tensor:
+        """What is added to the offsets of raw actions [O] to begin with."""
 
     @abstractmethod
     def _actions(self, raw: Tensor) -> Any:
         """The actions as they are reported, from [*batch, raw_size]."""
 
 
-def _control(controller: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+class Layers(nn.ModuleList):
+    """Controllers one above the other, with dropout on all outputs but the highest's."""
+
+    def __init__(self, layers: list[nn.Module], share: float) -> None:
+        super().__init__(layers)
+        self.dropout = share
+
+    def step(self, x: Tensor, state: tuple[Any, ...] | None) -> tuple[Tensor, tuple[Any, ...]]:
+        """One step of all."""
+        after = []
+        for layer, before in zip(self, state or [None] * len(self), strict=True):
+            x = dropout(x, self.dropout, self.training) if after else x
+            x, now = control(layer, x, before)
+            after.append(now)
+        return x, tuple(after)
+
+
+def control(controller: nn.Module, x: Tensor, state: Any) -> tuple[Any, Any]:
     """One step of any controller: (output, state)."""
     if callable(step := getattr(controller, "step", None)):
         return step(x, state)  # pyright: ignore[reportReturnType]
     if isinstance(controller, nn.RNNCellBase):
-        state = controller(x, state)
+        state = _cell(controller, x, state) if transformed() and not hooked(controller) else controller(x, state)
         return (state[0] if isinstance(state, tuple) else state), state
     if isinstance(controller, nn.RNNBase):
         time = 1 if controller.batch_first else 0
@@ -177,13 +353,69 @@ def _control(controller: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any]
     )
 
 
+def _cell(cell: Any, x: Tensor, state: Any) -> Any:
+    """A call of one of torch's cells, whose own kernels serve none of `torch.func`'s maps."""
+    zeros = x.new_zeros(*x.shape[:-1], cell.hidden_size)
+    hidden, memory = (state or (zeros, zeros)) if isinstance(cell, nn.LSTMCell) else (state, None)
+    hidden = zeros if hidden is None else hidden
+    seen, held = linear(x, cell.weight_ih, cell.bias_ih), linear(hidden, cell.weight_hh, cell.bias_hh)
+    if memory is not None:
+        i, f, g, o = (seen + held).chunk(4, -1)
+        memory = f.sigmoid() * memory + i.sigmoid() * g.tanh()
+        return o.sigmoid() * memory.tanh(), memory
+    if isinstance(cell, nn.GRUCell):
+        (r, z, n), (r_h, z_h, n_h) = seen.chunk(3, -1), held.chunk(3, -1)
+        new, hold = (n + (r + r_h).sigmoid() * n_h).tanh(), (z + z_h).sigmoid()
+        return (1 - hold) * new + hold * hidden
+    return (seen + held).relu() if cell.nonlinearity == "relu" else (seen + held).tanh()
+
+
+def _check_output(name: str, output: Any, expected: tuple[int, int]) -> None:
+    if not isinstance(output, Tensor) or output.shape != expected:
+        got = f"shape {list(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+        raise ValueError(
+            f"{name}: gave {got}, expected a tensor of shape {list(expected)}; see its hooks and its forward."
+        )
+
+
+def _held(going: Tensor, new: StackState, old: StackState) -> StackState:
+    """The new state of the sequences that go on, and the old one of the others; their stacks have done nothing."""
+    parts = ((new.controller, old.controller), (new.reading, old.reading), (new.raw, old.raw))
+    controller, reading, raw = (_selected(going, *pair) for pair in parts)
+    return StackState(controller, new.stack, reading, raw)
+
+
+def _selected(going: Tensor, new: Any, old: Any) -> Any:
+    """`new` [..., B, H] where a sequence goes on, else `old`; in the same records."""
+    if isinstance(new, Tensor):
+        return torch.where(going[:, None], new, old)
+    if isinstance(new, QRNNState):
+        inputs = (torch.where(going[:, None, None], *pair) for pair in zip(new.inputs, old.inputs, strict=True))
+        return QRNNState(_selected(going, new.cell, old.cell), tuple(inputs))
+    if isinstance(new, tuple | list):
+        parts = [_selected(going, *pair) for pair in zip(new, old, strict=True)]
+        return type(new)(*parts) if hasattr(new, "_fields") else type(new)(parts)
+    raise TypeError(
+        f"lengths: got sequences of several lengths, and a controller whose states are of type {type(new).__name__}; "
+        "give those of one length at a time, or let the states be tensors [..., B, H], or tuples of them."
+    )
+
+
+def _detached(part: Any) -> Any:
+    """Tensors, records that have a `detach` of their own, and tuples of them."""
+    if hasattr(part, "detach"):
+        return part.detach()
+    if isinstance(part, tuple | list):
+        parts = map(_detached, part)
+        return type(part)(*parts) if hasattr(part, "_fields") else type(part)(parts)
+    return part
+
+
 def unchanged(module: nn.Module, kind: type[nn.Module]) -> bool:
     """Whether a call of the module computes what `kind` does with all its parameters.
 
     Not so a subclass (which a parametrised module is), nor a module with hooks (which pruning works by), a `forward` of
     its own, or without a bias.
     """
-    hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
-    hooked = any(hooks) or bool(_has_any_global_hook())
     whole = all(parameter is not None for parameter in module._parameters.values())
-    return type(module) is kind and whole and not hooked and "forward" not in vars(module)
+    return type(module) is kind and whole and not hooked(module) and "forward" not in vars(module)

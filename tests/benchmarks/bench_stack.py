@@ -150,11 +150,11 @@ def cases(n: int) -> Iterator[tuple[str, nn.Module, dict[str, nn.Module]]]:
         return NondeterministicStackRNN(INPUTS, HIDDEN, *sizes, normalized=normalized)
 
     yield (
-        "superposition", SuperpositionStackRNN(INPUTS, HIDDEN, WIDTH),
+        "superposition", SuperpositionStackRNN(INPUTS, HIDDEN, WIDTH, stacks=1),
         {"einsum": Peer(WIDTH, 3 + WIDTH, superposition(n))},
     )  # fmt: skip
     yield (
-        "stratification", StratificationStackRNN(INPUTS, HIDDEN, WIDTH),
+        "stratification", StratificationStackRNN(INPUTS, HIDDEN, WIDTH, stacks=1),
         {"textbook loop": Peer(WIDTH, 2 + WIDTH, stratification(n))},
     )  # fmt: skip
     yield "vector NS 1-1-5", nondeterministic(1, 1, 5, normalized=True), automaton(1, 1, 5)
@@ -176,7 +176,7 @@ def same_weights(layer: nn.Module, peer: nn.Module) -> None:
     with torch.no_grad():
         for mine, other in zip(layer.controller.parameters(), peer.cell.parameters(), strict=True):
             other.copy_(mine)
-        peer.first = layer._started(None, 1).reading[0].detach()
+        peer.first = layer._started(None, torch.zeros(1, INPUTS)).reading[0].detach()
         peer.head.weight.copy_(layer.to_actions.weight)
         peer.head.bias.copy_(layer.to_actions.bias)
 

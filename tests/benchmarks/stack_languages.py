@@ -118,27 +118,10 @@ class Reversal(Language):
 LANGUAGES: dict[str, Language] = {"a^n b^n": Counting(), "Dyck-2": Dyck(), "marked reversal": Reversal()}
 NETWORKS: dict[str, Callable[[int], nn.Module]] = {
     "LSTM": lambda n: nn.LSTM(n, HIDDEN, batch_first=True),
-    "superposition": lambda n: prepared(SuperpositionStackRNN(n, HIDDEN, value_size=3)),
-    "stratification": lambda n: prepared(StratificationStackRNN(n, HIDDEN, value_size=3)),
-    "nondeterministic 1-1-3": lambda n: prepared(NondeterministicStackRNN(n, HIDDEN, 1, 1, value_size=3)),
+    "superposition": lambda n: SuperpositionStackRNN(n, HIDDEN, value_size=3),
+    "stratification": lambda n: StratificationStackRNN(n, HIDDEN, value_size=3),
+    "nondeterministic 1-1-3": lambda n: NondeterministicStackRNN(n, HIDDEN, 1, 1, value_size=3),
 }
-
-
-def prepared(layer: StackRNN) -> StackRNN:
-    """The layer with a start from which its stack gets used.
-
-    With the usual small random weights all symbols are pushed as about the same value and popped as likely as pushed:
-    nothing can be read off such a stack, and an LSTM controller learns short strings by heart in its own memory, a
-    local optimum that it rarely leaves. So symbols begin apart, pushes likely, and the controller's memory short.
-    """
-    with torch.no_grad():
-        layer.controller.weight_ih.mul_(4.0)
-        layer.controller.bias_ih[HIDDEN : 2 * HIDDEN] -= 4.0  # the forget gate
-        layer.to_actions.weight.mul_(4.0)
-        pop = 2 if isinstance(layer, NondeterministicStackRNN) else 1  # after push and replace
-        layer.to_actions.bias[0] += 3.0
-        layer.to_actions.bias[pop] -= 1.0
-    return layer
 
 
 @dataclass(frozen=True)

@@ -963,7 +963,7 @@ def _(r: Draw) -> Call:
             "empty": 0.0,
             "capacity": r.one(None, 3),
         },
-        sh.StratificationStackRNN: {"value_size": 2},
+        sh.StratificationStackRNN: {"value_size": 2, "stacks": 2},
         sh.NondeterministicStackRNN: {
             "states": 1,
             "symbols": 2,
@@ -973,9 +973,9 @@ def _(r: Draw) -> Call:
         },
     }
     kind = r.one(*options)
-    return Call(
-        lambda **given: len(list(kind(**given).parameters())), {"input_size": 2, "hidden_size": 3} | options[kind]
-    )
+    given = {"input_size": 2, "hidden_size": 3, "num_layers": r.one(1, 2), "bias": True, "batch_first": True}
+    given |= {"dropout": 0.0, "dtype": r.dtype}
+    return Call(lambda **given: len(list(kind(**given).parameters())), given | options[kind])
 
 
 @function("stack networks", 3)
@@ -985,12 +985,13 @@ def _(r: Draw) -> Call:
     x = r.table(*r.batch, r.T, r.F)
     method = r.one("forward", "step", "run", "mixture", "strengths")
     if method == "step":
-        return Call(layer.step, {"x": r.table(*r.batch, r.F), "state": None}, finite=False)
+        return Call(layer.step, {"x": r.table(*r.batch, r.F), "h": None}, finite=False)
     if method == "mixture" and hasattr(layer, "mixture"):
         return Call(layer.mixture, {"x": x, "lengths": r.lengths()}, finite=False)
     if method == "strengths" and hasattr(layer, "strengths"):
-        return Call(layer.strengths, {"x": x}, finite=False)
-    return Call(layer if method == "forward" else layer.run, {"x": x, "state": None}, finite=False)
+        return Call(layer.strengths, {"x": x, "lengths": r.lengths()}, finite=False)
+    given = {"x": x, "hx": None, "lengths": r.lengths()}
+    return Call(layer if method == "forward" else layer.run, given, finite=False)
 
 
 # ---- bridge ----------------------------------------------------------------------------------------------------------

@@ -1,7 +1,9 @@
 """The stack networks: what they compute is the inference they claim, where they stop being it, and that they learn."""
 
+import copy
 import itertools
 import math
+import pickle
 import random
 from collections import Counter
 
@@ -12,6 +14,7 @@ from benchmarks.stack_languages import LANGUAGES, STOP, Predictor, best_possible
 from oracles.operators import use_plain_torch
 from samplehold.inference.stacks.stratification import stratify, visible
 from samplehold.models.networks.minimal import MinGRU
+from samplehold.models.networks.qrnn import QRNN
 from samplehold.models.networks.stack import NondeterministicStackRNN, StratificationStackRNN, SuperpositionStackRNN
 from samplehold.models.networks.wrapped import LSTM
 from samplehold.switching.stacks.mixture import StackMixture
@@ -57,7 +60,7 @@ def test_superposition_network_holds_the_expected_cells_of_its_mixture(options):
 
 
 def test_full_capacity_drops_the_deepest_cell_as_a_stack_that_small_would():
-    layer, x = made(SuperpositionStackRNN, 4, 5, 3, capacity=2, n_read=3), inputs(1, 6, 4)
+    layer, x = made(SuperpositionStackRNN, 4, 5, 3, stacks=1, capacity=2, n_read=3), inputs(1, 6, 4)
     run = layer.run(x)
     actions, values = run.actions.log_action[0, :, 0].exp(), run.actions.values[0, :, 0]
     expected = torch.zeros(6, 2, 3, dtype=torch.float64)
@@ -87,9 +90,9 @@ def readings(layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
 
 def test_without_feedback_the_network_is_the_mixture_and_with_feedback_it_is_not():
     x = inputs(6, 4)
-    mean, exact = readings(made(SuperpositionStackRNN, 4, 5, 3, feedback=False), x)
+    mean, exact = readings(made(SuperpositionStackRNN, 4, 5, 3, stacks=1, feedback=False), x)
     close(mean[-1], exact[-1], rtol=1e-12, atol=1e-12)
-    layer = made(SuperpositionStackRNN, 4, 5, 3, controller=nn.RNNCell)
+    layer = made(SuperpositionStackRNN, 4, 5, 3, stacks=1, controller=nn.RNNCell, sharp=0.75)
     with torch.no_grad():
         layer.controller.weight_ih[:, 4:] *= 4
     mean, exact = readings(layer, x)
@@ -102,7 +105,7 @@ def test_without_feedback_the_network_is_the_mixture_and_with_feedback_it_is_not
 
 NETWORKS = [
     (SuperpositionStackRNN, {"stacks": 2, "n_read": 2, "most_pops": 2, "empty": -1.0}),
-    (SuperpositionStackRNN, {"capacity": 3, "n_read": 4, "controller": nn.GRUCell}),
+    (SuperpositionStackRNN, {"stacks": 1, "capacity": 3, "n_read": 4, "controller": nn.GRUCell}),
     (StratificationStackRNN, {}),
     (NondeterministicStackRNN, {"states": 2, "symbols": 2}),
     (NondeterministicStackRNN, {"value_size": 2, "normalized": True, "reading": "symbol"}),
@@ -145,20 +148,22 @@ def test_fused_networks_have_the_value_and_gradient_of_plain_torch(layer, option
         close(a, b, rtol=1e-10, atol=1e-12)
 
 
-def test_fused_lstm_equals_its_steps_in_value_and_gradient():
+@pytest.mark.parametrize("lengths", [None, [7, 3]])
+def test_fused_lstm_equals_its_steps_in_value_and_gradient(lengths, monkeypatch):
     layer = made(SuperpositionStackRNN, 4, 5, 3, stacks=2, n_read=2, empty=-1.0)
     x = inputs(2, 7, 4).requires_grad_()
     parameters = [*layer.parameters(), x]
 
-    def both(run):
-        start = run(x, None)
-        end = run(x.flip(1), start.state)
+    def both(fused):
+        monkeypatch.setattr(layer, "_fusible", lambda x: fused)
+        start = layer.run(x, lengths=lengths)
+        end = layer.run(x.flip(1), start.state)
         total = objective(start) + objective(end) + end.state.stack.cos().sum() + end.state.controller[1].sum()
         total = total + end.actions.log_action.square().sum() + end.actions.values.sum()
         return end.output, torch.autograd.grad(total, parameters)
 
     assert layer._fusible(x)
-    (a, grad_a), (b, grad_b) = both(layer._fused), both(layer._run)
+    (a, grad_a), (b, grad_b) = both(True), both(False)
     close(a, b, rtol=1e-12, atol=1e-12)
     for one, other in zip(grad_a, grad_b, strict=True):
         close(one, other, rtol=1e-10, atol=1e-12)
@@ -254,7 +259,7 @@ def test_any_recurrent_layer_can_be_the_controller(controller):
     output, _state = network(x)
     assert output.shape == (2, 5, 5)
     hidden, inner = network.controller, None
-    reading, by_hand = torch.zeros(2, 10, dtype=torch.float64), []
+    reading, by_hand = torch.zeros(2, network.reading_size, dtype=torch.float64), []
     for t in range(5):  # the controller on what it has read, as a layer over the steps so far
         seen = torch.cat([x[:, t], reading], -1)
         if isinstance(hidden, nn.RNNCellBase):
@@ -277,6 +282,8 @@ def _after_backward(network: nn.Module, loss: Tensor) -> list[nn.Parameter]:
 
 
 def test_a_module_that_is_no_recurrent_layer_is_refused_by_name():
+    with pytest.raises(TypeError, match="controller: got int, expected a recurrent layer"):
+        SuperpositionStackRNN(4, 5, controller=lambda *_sizes: 3)
     network = SuperpositionStackRNN(4, 5, controller=nn.Linear)
     with pytest.raises(TypeError, match="controller: got Linear, expected one of torch's recurrent layers or cells"):
         network(torch.zeros(1, 3, 4))
@@ -309,8 +316,8 @@ def test_no_action_mixture_reads_what_the_stratification_stack_reads():
 def test_stratification_strengths_are_those_of_its_reads():
     layer, x = made(StratificationStackRNN, 4, 5, 3), inputs(2, 6, 4)
     run, strengths = layer.run(x), layer.strengths(x)
-    close((visible(strengths).unsqueeze(-2) @ run.actions.values.unsqueeze(-3)).squeeze(-2), run.reading)
-    assert torch.equal(strengths.diagonal(dim1=-2, dim2=-1), run.actions.pour)
+    close((visible(strengths) @ run.actions.values.movedim(-2, 1)).movedim(1, -2).flatten(2), run.reading)
+    assert torch.equal(strengths.diagonal(dim1=-2, dim2=-1), run.actions.pour.movedim(-1, 1))
 
 
 @pytest.mark.parametrize(("reading", "normalized"), [("configuration", False), ("symbol", True)])
@@ -392,19 +399,19 @@ def test_bad_input_is_named():
         SuperpositionStackRNN(4, 5, capacity=0)
     with pytest.raises(ValueError, match="value_size: got -1, expected an integer of at least 0"):
         NondeterministicStackRNN(4, 5, value_size=-1)
-    with pytest.raises(TypeError, match=r"x: got torch\.float64 on cpu, but the layer's weights are torch\.float32"):
+    with pytest.raises(TypeError, match=r"x: got torch\.float64 on cpu, expected torch\.float32"):
         layer(torch.zeros(2, 3, 4).double())
-    with pytest.raises(TypeError, match=r"x: got torch\.float64 on cpu, but the layer's weights are torch\.float32"):
+    with pytest.raises(TypeError, match=r"x: got torch\.float64 on cpu, expected torch\.float32"):
         layer.step(torch.zeros(2, 4).double())
     with pytest.raises(ValueError, match=r"x: got shape \[2, 5\], expected one step"):
         layer.step(torch.zeros(2, 5))
-    with pytest.raises(ValueError, match="state: holds 2 sequences, but x has 3"):
+    with pytest.raises(ValueError, match="hx: holds 2 sequences, but x has 3"):
         layer(torch.zeros(3, 2, 4), layer(torch.zeros(2, 2, 4))[1])
     with pytest.raises(ValueError, match=r"lengths: got 9 of sequence 0, but the series has 3 steps"):
         layer.mixture(torch.zeros(2, 3, 4), lengths=[9, 2])
     with pytest.raises(ValueError, match=r"lengths: got shape \[3\], but the batch axes are \[2\]"):
         layer.mixture(torch.zeros(2, 3, 4), lengths=[3, 2, 1])
-    with pytest.raises(ValueError, match=r"log_action: got shape \[2, 3, 3\], expected \[2, 3, 1, 3\]"):
+    with pytest.raises(ValueError, match=r"log_action: got shape \[2, 3, 3\], expected \[2, 3, 8, 3\]"):
         layer.run(torch.zeros(2, 3, 4), log_action=torch.zeros(2, 3, 3))
 
 
@@ -423,6 +430,219 @@ def test_mixtures_of_networks_take_lengths():
         ragged, short = network.mixture(x, lengths=[5, 3]), network.mixture(x[1, :3])
         close(ragged.log_normalizer()[1], short.log_normalizer())
         assert torch.equal(ragged.viterbi().action[0, 1][..., :3], short.viterbi().action[0])
+
+
+RAGGED = [
+    *NETWORKS,
+    (SuperpositionStackRNN, {"stacks": 2, "capacity": 3}),
+    (SuperpositionStackRNN, {"controller": nn.GRU, "num_layers": 2}),
+    (StratificationStackRNN, {"controller": nn.LSTM, "feedback": False}),
+    (NondeterministicStackRNN, {"symbols": 3, "controller": lambda *sizes: QRNN(*sizes, window=3)}),
+    (StratificationStackRNN, {"num_layers": 3, "controller": MinGRU}),
+]
+
+
+@pytest.mark.parametrize(("layer", "options"), RAGGED)
+def test_a_sequence_in_a_ragged_batch_goes_as_it_goes_alone(layer, options):
+    network, x, lengths = made(layer, 4, 5, **options), inputs(2, 2, 6, 4), torch.tensor([[6, 2], [1, 4]])
+    x = torch.where(torch.arange(6)[:, None] < lengths[..., None, None], x, torch.nan).requires_grad_()
+    given = network.run(x, lengths=lengths)
+    more, further = network(inputs(4, 3, 4, seed=1), given.state)
+    gradient = torch.autograd.grad(objective(given) + more.sum(), [x, *network.parameters()], materialize_grads=True)
+    assert all(bool(part.isfinite().all()) for part in gradient)
+    for k, (i, j) in enumerate(itertools.product(range(2), range(2))):
+        n = int(lengths[i, j])
+        alone = network.run(x[i, j, :n])
+        close(given.output[i, j, :n], alone.output, rtol=1e-12, atol=1e-12)
+        close(given.reading[i, j, :n], alone.reading, rtol=1e-12, atol=1e-12)
+        assert not given.output[i, j, n:].any()
+        assert not given.reading[i, j, n:].any()
+        close(given.state.reading[k], alone.state.reading[0], rtol=1e-12, atol=1e-12)
+        close(given.state.raw[k], alone.state.raw[0], rtol=1e-12, atol=1e-12)
+        output, state = network(inputs(4, 3, 4, seed=1)[k], alone.state)
+        close(more[k], output, rtol=1e-12, atol=1e-12)
+        close(further.reading[k], state.reading[0], rtol=1e-12, atol=1e-12)
+    output, _ = network(x, lengths=lengths)
+    assert torch.equal(output, given.output)
+
+
+@pytest.mark.parametrize(("layer", "options"), NETWORKS)
+def test_padding_is_no_step(layer, options):
+    network, x = made(layer, 4, 5, **options), inputs(1, 5, 4)
+    padded = torch.cat([x, torch.full((1, 9, 4), torch.nan, dtype=torch.float64)], 1)
+    close(network(padded, lengths=[5])[1].reading, network(x)[1].reading, rtol=1e-13, atol=1e-13)
+
+
+def test_past_its_end_a_sequence_does_nothing():
+    x, lengths = inputs(2, 4, 4), [4, 2]
+    actions = made(SuperpositionStackRNN, 4, 5, 3).run(x, lengths=lengths).actions
+    assert bool((actions.log_action[1, 2:].exp() == torch.tensor([0.0, 0.0, 1.0])).all())
+    layer = made(StratificationStackRNN, 4, 5, 3)
+    actions = layer.run(x, lengths=lengths).actions
+    assert not actions.pour[1, 2:].any()
+    assert not actions.drain[1, 2:].any()
+    left = layer.strengths(x, lengths=lengths)
+    assert torch.equal(left[1, :, 3], left[1, :, 1])
+    actions = made(NondeterministicStackRNN, 4, 5, states=2).run(x, lengths=lengths).actions
+    assert torch.equal(actions.log_replace[1, 3].flatten(2).flatten(0, 1).exp(), torch.eye(4).double())
+    assert bool(actions.log_push[1, 3].isneginf().all())
+
+
+@pytest.mark.parametrize(("layer", "options"), NETWORKS)
+def test_time_can_come_first(layer, options):
+    network, x, lengths = made(layer, 4, 5, **options), inputs(2, 3, 7, 4), torch.tensor([7, 3, 5]).expand(2, 3)
+    first = made(layer, 4, 5, batch_first=False, **options)
+    expected, run = network.run(x, lengths=lengths), first.run(x.movedim(-2, 0), lengths=lengths)
+    assert torch.equal(run.output.movedim(0, -2), expected.output)
+    assert torch.equal(run.reading.movedim(0, -2), expected.reading)
+    for ours, theirs in zip(vars(run.actions).values(), vars(expected.actions).values(), strict=True):
+        assert ours is theirs or torch.equal(ours.movedim(0, 2), theirs)
+    assert torch.equal(first(x.movedim(-2, 0), lengths=lengths)[0].movedim(0, -2), expected.output)
+    if layer is SuperpositionStackRNN:
+        given = run.actions.log_action.detach()
+        override = first.run(x.movedim(-2, 0), log_action=given.clamp_min(-5)).reading.movedim(0, -2)
+        close(override, network.run(x, log_action=given.clamp_min(-5).movedim(0, 2)).reading)
+
+
+def test_controllers_stand_one_above_the_other():
+    network, x = made(SuperpositionStackRNN, 4, 5, 3, num_layers=2, controller=nn.GRUCell), inputs(2, 6, 4)
+    run, below, above = network.run(x), None, None
+    reading, outputs = torch.zeros(2, network.reading_size, dtype=torch.float64), []
+    for t in range(6):
+        below = network.controller[0](torch.cat([x[:, t], reading], -1), below)
+        above = network.controller[1](below, above)
+        outputs.append(above)
+        reading = run.reading[:, t]
+    close(run.output, torch.stack(outputs, 1))
+    close(run.actions.log_action[:, -1].flatten(1).exp(), _action_probs(network, above))
+
+
+def _action_probs(network, hidden: Tensor) -> Tensor:
+    raw = network.to_actions(hidden).unflatten(-1, (network.stacks, -1))
+    return raw[..., :3].softmax(-1).flatten(1)
+
+
+def test_dropout_acts_between_controllers_and_in_training_alone():
+    network, x = made(SuperpositionStackRNN, 4, 5, 3, num_layers=2, dropout=1.0), inputs(2, 6, 4)
+    assert torch.equal(network(x)[0], network(-x)[0])  # nothing of the input comes through
+    close(network.eval()(x)[0], made(SuperpositionStackRNN, 4, 5, 3, num_layers=2)(x)[0])
+    with pytest.warns(UserWarning, match=r"dropout: got 0.5 for one layer, but it acts between layers"):
+        SuperpositionStackRNN(4, 5, dropout=0.5)
+
+
+@pytest.mark.parametrize("layer", [SuperpositionStackRNN, StratificationStackRNN, NondeterministicStackRNN])
+def test_constructors_take_what_torchs_take(layer):
+    network = layer(4, 5, value_size=2, bias=False, dtype=torch.float64, num_layers=2, controller=nn.GRUCell)
+    assert not any("bias" in name for name, _ in network.named_parameters())
+    assert {parameter.dtype for parameter in network.parameters()} == {torch.float64}
+    output, state = network(inputs(2, 6, 4))
+    close(output[:, -1], network.step(inputs(2, 6, 4)[:, -1], network(inputs(2, 6, 4)[:, :-1])[1])[0])
+    assert state.reading.dtype == torch.float64
+    assert all(parameter.is_meta for parameter in layer(4, 5, value_size=2, device="meta").parameters())
+    with pytest.raises(TypeError, match="bidirectional"):
+        layer(4, 5, bidirectional=True)
+
+
+@pytest.mark.parametrize(("layer", "options"), NETWORKS)
+def test_parameters_can_be_drawn_anew(layer, options):
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        network = layer(4, 5, **options)
+        drawn = {name: value.clone() for name, value in network.state_dict().items()}
+        with torch.no_grad():
+            for parameter in network.parameters():
+                parameter.fill_(7.0)
+        torch.manual_seed(1)
+        network.reset_parameters()
+    for name, value in network.state_dict().items():
+        assert torch.equal(value, drawn[name]), name
+
+
+@pytest.mark.parametrize("layer", [SuperpositionStackRNN, StratificationStackRNN, NondeterministicStackRNN])
+def test_a_new_layer_rather_pushes_and_soon_forgets(layer):
+    def start() -> Tensor:
+        network = layer(4, 50)
+        forget = network.controller.bias_ih[50:100]
+        assert forget.mean() < -3.5
+        before = network.run(torch.zeros(1, 4)).actions
+        if layer is StratificationStackRNN:
+            return (before.pour - before.drain).mean()
+        if layer is SuperpositionStackRNN:
+            return (before.log_action[..., 0] - before.log_action[..., 1]).mean()
+        return before.log_push.mean() - before.log_pop.mean()
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        assert torch.stack([start() for _ in range(20)]).mean() > 0.1
+
+
+@pytest.mark.parametrize(("layer", "options"), NETWORKS)
+def test_a_detached_state_carries_values_and_no_gradient(layer, options):
+    network, x = made(layer, 4, 5, **options), inputs(2, 7, 4)
+    first = x[:, :4].clone().requires_grad_()
+    output, state = network(first)
+    whole = network(x)[0][:, 4:]
+    later, _ = network(x[:, 4:], state.detach())
+    close(later, whole)
+    assert torch.autograd.grad(later.sum() + 0 * output.sum(), first, retain_graph=True)[0].eq(0).all()
+    later, _ = network(x[:, 4:], state)
+    assert torch.autograd.grad(later.sum(), first)[0].any()
+
+
+@pytest.mark.parametrize(("layer", "options"), NETWORKS)
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda state: pickle.loads(pickle.dumps(state))])
+def test_a_copied_state_goes_on_by_itself(layer, options, copied):
+    network, x = made(layer, 4, 5, **options).requires_grad_(False), inputs(2, 7, 4)
+    _, state = network(x[:, :4])
+    other = copied(state)
+    network(-x[:, 4:], state)
+    close(network(x[:, 4:], other)[0], network(x)[0][:, 4:])
+    close(network(x[:, 4:], state)[0], network(x)[0][:, 4:])
+
+
+def test_second_derivatives_of_the_fused_pass_are_those_of_its_steps(monkeypatch):
+    layer, x = made(SuperpositionStackRNN, 3, 4, 2, stacks=2, n_read=2), inputs(2, 4, 3).requires_grad_()
+
+    def second(fused: bool) -> tuple[Tensor, ...]:
+        monkeypatch.setattr(layer, "_fusible", lambda x: fused)
+        run = layer.run(x, lengths=[4, 2])
+        parameters = [x, *layer.parameters()]
+        first = torch.autograd.grad(objective(run) + run.state.stack.sin().sum(), parameters, create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in first), parameters)
+
+    for one, other in zip(second(True), second(False), strict=True):
+        close(one, other, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("layer", "options"), NETWORKS)
+def test_a_hook_that_changes_a_shape_is_named(layer, options):
+    network, x = made(layer, 4, 5, **options), inputs(2, 3, 4)
+    handle = network.to_actions.register_forward_hook(lambda _module, _given, out: out[..., :-1])
+    for call in (lambda: network(x), lambda: network.step(x[:, 0])):
+        with pytest.raises(
+            ValueError, match=r"to_actions: gave shape \[2, \d+\], expected a tensor of shape \[2, \d+\]"
+        ):
+            call()
+    handle.remove()
+    network.controller.register_forward_hook(lambda _module, _given, out: 1)
+    with pytest.raises(ValueError, match="controller: gave int, expected a tensor of shape"):
+        network(x)
+
+
+def test_states_of_other_layers_and_dtypes_are_refused_by_name():
+    x = inputs(2, 3, 4)
+    layer = made(SuperpositionStackRNN, 4, 5, 3)
+    state = layer(x)[1]
+    with pytest.raises(TypeError, match=r"hx\.reading: got torch\.float64 on cpu, expected torch\.float32"):
+        made(SuperpositionStackRNN, 4, 5, 3).float()(x.float(), state)
+    with pytest.raises(ValueError, match=r"hx: holds \d+ numbers read and \d+ of actions, expected"):
+        made(SuperpositionStackRNN, 4, 5, 2)(x, state)
+    with pytest.raises(ValueError, match="a stack of StratificationStackRNN; give a state of this layer"):
+        made(StratificationStackRNN, 4, 5, 3)(x, state)
+    with pytest.raises(ValueError, match="lengths: given with a PackedSequence"):
+        layer(nn.utils.rnn.pack_sequence([x[0], x[1]]), lengths=[3, 3])
+    with pytest.raises(ValueError, match="lengths: got 4 of sequence 0, but the series has 3 steps"):
+        layer(x, lengths=[4, 3])
 
 
 @pytest.mark.parametrize("name", LANGUAGES)
@@ -453,7 +673,7 @@ def reverser(sharp: float = 100.0) -> Predictor:
     are pushed before # and popped after it, so what is on top after # is what comes next; before it, the reading is the
     symbol just read, and units 3 and 4 cancel it.
     """
-    model = Predictor(SuperpositionStackRNN(4, 20, value_size=2), 3).double()
+    model = Predictor(SuperpositionStackRNN(4, 20, value_size=2, stacks=1), 3).double()
     one = math.tanh(1.0)  # what a unit shows whose cell is 1
     layer, cell = model.layer, model.layer.controller
     for parameter in model.parameters():

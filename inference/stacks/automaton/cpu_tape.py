@@ -3,19 +3,21 @@
 The steps of one run share one set of tables instead of handing them on, so forward and backward over n steps take
 O(n^2) memory although every step reads all steps before it. An operator could not do that: what it computes depends on
 its arguments alone, and its derivatives are its own. So each step is a node of the autograd graph, tied to the step
-before by an empty tensor (`link`): the nodes run backward strictly in order, as the shared adjoint tables need.
+before by the weights until then (`history`): the nodes run backward strictly in order, as the shared adjoint tables
+need. A derivative that is to be differentiated again is that of the plain recursion over the history of each step, and
+only then has a history gradients.
 """
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from ...numerics.op import Call, beyond_kernels, replay
 from ...numerics.threads import in_parallel, ranges
+from . import plain
 from .cpu_recursion import Tables, Weights, backward, forward
 
 _MIN_WORK = 200_000  # terms a thread should have before a second one pays
@@ -53,6 +55,9 @@ class _Memory:
         self._push, *rest = arrays(*self.all)
         self.tables = Tables(*rest)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Memory, self.all  # the arrays of a copy lie on the copy's tensors
+
     def weights(self, replace: Tensor, pop: Tensor) -> Weights:
         """What the kernels take of one step: no evidence, and the bottom is replaced as any other element."""
         replaced, popped = arrays(replace.unsqueeze(1), pop.unsqueeze(1))
@@ -73,6 +78,8 @@ class _Run:
         push = torch.full((B, capacity, K, K), -torch.inf, dtype=torch.float64)
         self.memory = _Memory(push, *new_tables(log_initial, n_states, capacity))
         self.capacity, self.n_states = capacity, n_states
+        self._weights = np.empty((B, K + capacity * K * (2 * K + n_states)))
+        self._weights[:, :K] = arrays(log_initial)[0]
         self.filled = 0
         self.source: _Run | None = None  # the run that this one was copied from, and up to which step
         self.copied = 0
@@ -84,9 +91,23 @@ class _Run:
         new = _Run(self.memory.below[:, 0], self.n_states, max(16, 2 * t))
         for mine, given in zip(new.memory.until(t), self.memory.until(t), strict=True):
             mine.copy_(given)
+        new._weights[:, : self._end(t)] = self._weights[:, : self._end(t)]
         new.filled = new.copied = t
         new.source = self if differentiable else None
         return new
+
+    def _end(self, t: int) -> int:
+        K = self.memory.below.shape[-1]
+        return K + t * K * (2 * K + self.n_states)
+
+    def write(self, t: int, *weights: Tensor) -> Tensor:
+        """The history with the weights of step t."""
+        self._weights[:, self._end(t - 1) : self._end(t)] = torch.cat([x.flatten(1) for x in weights], 1).numpy()
+        return self.history(t)
+
+    def history(self, t: int) -> Tensor:
+        """Initial weights and those of steps 1..t, [B, ...], in memory that later steps do not touch."""
+        return torch.from_numpy(self._weights[:, : self._end(t)])
 
     def adjoint(self) -> _Memory:
         """The gradients collected by the backward pass that is running now; zeros when it has just begun."""
@@ -107,18 +128,21 @@ class _Run:
 
 
 class _Begin(torch.autograd.Function):
-    """Step 0: an empty link whose backward returns the gradient of the initial weights, the last thing to be known."""
+    """Step 0: a history whose backward returns the gradient of the initial weights, the last thing to be known."""
 
     @staticmethod
     def forward(ctx: Any, log_initial: Tensor, run: _Run) -> Tensor:
         ctx.run, ctx.dtype = run, log_initial.dtype
-        return log_initial.new_empty(0)
+        ctx.set_materialize_grads(False)
+        return run.history(0)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None]:
+        if beyond_kernels(grad):
+            return None if grad is None else grad.to(ctx.dtype), None
         adjoint = ctx.run.adjoint()
-        return (adjoint.below[:, 0] + adjoint.log_top[:, 0, 0]).to(ctx.dtype), None
+        found = adjoint.below[:, 0] + adjoint.log_top[:, 0, 0]
+        return (found if grad is None else found + grad).to(ctx.dtype), None
 
 
 class _Step(torch.autograd.Function):
@@ -126,48 +150,73 @@ class _Step(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, link: Tensor, log_push: Tensor, log_replace: Tensor, log_pop: Tensor, run: _Run, t: int
+        ctx: Any, history: Tensor, log_push: Tensor, log_replace: Tensor, log_pop: Tensor, run: _Run, t: int
     ) -> tuple[Tensor, Tensor]:
         replace, pop, memory = log_replace.double(), log_pop.double(), run.memory
         memory.all[0][:, t - 1] = log_push
         run.filled = t
         arguments = (t, t), 0, memory.weights(replace, pop), memory.tables
         in_parallel([partial(forward, part, *arguments) for part in shares(pop, t**2)])
-        ctx.save_for_backward(replace, pop)
-        ctx.run, ctx.t, ctx.dtype = run, t, log_push.dtype
-        return memory.log_top[:, t, : t + 1].to(log_push.dtype, copy=True), link.new_empty(0)
+        ctx.save_for_backward(history, log_push, log_replace, log_pop)
+        ctx.set_materialize_grads(False)
+        ctx.run, ctx.t = run, t
+        return memory.log_top[:, t, : t + 1].to(log_push.dtype, copy=True), run.write(t, log_push, replace, pop)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_top: Tensor, grad_link: Tensor) -> tuple[Tensor | None, ...]:
-        (replace, pop), run, t = ctx.saved_tensors, ctx.run, ctx.t
-        memory, adjoint = run.memory, run.adjoint()
-        adjoint.log_top[:, t, : t + 1] += grad_top
+    def backward(ctx: Any, grad_top: Tensor | None, grad_history: Tensor | None) -> tuple[Tensor | None, ...]:
+        (history, *weights), run, t = ctx.saved_tensors, ctx.run, ctx.t
+        if beyond_kernels(grad_top, grad_history):
+            given = (history, *weights, run.n_states)
+            return *replay(_replayed, Call(given, (), ctx.needs_input_grad[:5]), (grad_top, grad_history)), None
+        memory, adjoint, dtype = run.memory, run.adjoint(), weights[0].dtype
+        if grad_top is not None:
+            adjoint.log_top[:, t, : t + 1] += grad_top
+        replace, pop = (x.double() for x in weights[1:])
         g_replace, g_pop = torch.zeros(replace.shape, dtype=replace.dtype), torch.zeros(pop.shape, dtype=pop.dtype)
         given = memory.weights(replace, pop), memory.tables, adjoint.weights(g_replace, g_pop), adjoint.tables
         in_parallel([partial(backward, part, (t, t), *given) for part in shares(pop, t**2)])
-        g_push = adjoint.all[0][:, t - 1].to(ctx.dtype, copy=True)
+        found = [adjoint.all[0][:, t - 1].clone(), g_replace, g_pop]
         if t == run.copied + 1:
             run.hand_back()
-        return grad_link, g_push, g_replace.to(ctx.dtype), g_pop.to(ctx.dtype), None, None
+        if grad_history is not None:  # the second derivative of a later step
+            sizes = [history.shape[1], *(x.shape[1:].numel() for x in found)]
+            grad_history, *own = grad_history.split(sizes, 1)
+            found = [x + part.view_as(x) for x, part in zip(found, own, strict=True)]
+        return grad_history, *(x.to(dtype) for x in found), None, None
 
 
-@dataclass(frozen=True)
+def _replayed(
+    history: Tensor, log_push: Tensor, log_replace: Tensor, log_pop: Tensor, n_states: int
+) -> tuple[Tensor, Tensor]:
+    """What `_Step` computes, as a function of all weights up to its step."""
+    K = log_push.shape[1]
+    sizes = K * K, K * K, K * n_states
+    step = torch.cat([x.double().flatten(1) for x in (log_push, log_replace, log_pop)], 1)
+    log_top, tape = step[:, :0], plain.start(history[:, :K], n_states)
+    for now in torch.cat([history[:, K:], step], 1).split(step.shape[1], 1):
+        log_top, tape = tape.advance(*(part.unflatten(1, (K, -1)) for part in now.split(sizes, 1)))
+    return log_top.to(log_push.dtype), torch.cat([history, step], 1)
+
+
 class Tape:
-    """A run after some steps: the memory its steps share, how far it has come, and the link to its last step."""
+    """A run after some steps: the memory its steps share, how far it has come, and all weights until then."""
 
-    run: _Run
-    step: int
-    link: Tensor
+    def __init__(self, run: _Run, step: int, history: Tensor) -> None:
+        self.run, self.step, self.history = run, step, history
 
     def advance(self, log_push: Tensor, log_replace: Tensor, log_pop: Tensor) -> tuple[Tensor, "Tape"]:
         """log_top [B, t + 1, K] after one more step, and the longer run. This one stays valid, and can branch."""
         run, t = self.run, self.step
         if run.filled != t or t == run.capacity:
-            run = run.copy(t, self.link.requires_grad)
+            run = run.copy(t, self.history.requires_grad)
         weights = log_push, log_replace, log_pop
-        log_top, link = _Step.apply(self.link, *weights, run, t + 1)  # pyright: ignore[reportGeneralTypeIssues]
-        return log_top, Tape(run, t + 1, link)
+        log_top, history = _Step.apply(self.history, *weights, run, t + 1)  # pyright: ignore[reportGeneralTypeIssues]
+        return log_top, Tape(run, t + 1, history)
+
+    def detach(self) -> "Tape":
+        """The same run, whose steps so far no gradient reaches."""
+        run = self.run.copy(self.step, differentiable=False)
+        return Tape(run, self.step, run.history(self.step))
 
 
 def start(log_initial: Tensor, n_states: int, n_steps: int = 16) -> Tape:

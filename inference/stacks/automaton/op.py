@@ -99,7 +99,8 @@ def advance(
     >>> log_top.exp().flatten()  # a pop on the bottom has no weight: half of the runs are left, with the new one on top
     tensor([0.0000, 0.5000])
     """
-    return tape.advance(log_push, log_replace, log_pop)
+    weights = log_push, log_replace, log_pop
+    return plain.advance(tape, *weights) if isinstance(tape, plain.Tape) else tape.advance(*weights)
 
 
 Push = Callable[[Float[Tensor, "B n L"], int, int], Float[Tensor, "B n L"]]

@@ -4,7 +4,6 @@ For any device, and differentiable any number of times.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +17,6 @@ def _largest(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     return x.amax(dims)
 
 
-@dataclass(frozen=True)
 class Tape:
     """A run after some steps; element c is the one pushed at step c, the bottom is element 0.
 
@@ -35,49 +33,72 @@ class Tape:
     log_push: tuple[Tensor, ...]
     matched: Tensor
     log_top: Tensor
-    n_states: int
     best: bool
 
-    def advance(
-        self,
-        log_push: Float[Tensor, "B K K"],
-        log_replace: Float[Tensor, "B K K"],
-        log_pop: Float[Tensor, "B K Q"],
-        log_bottom: Float[Tensor, "B K K"] | None = None,
-        log_evidence: Float[Tensor, "B C K"] | None = None,
-    ) -> tuple[Float[Tensor, "B n K"], "Tape"]:
-        """log_top [B, t + 1, K] after one more step, and the longer run."""
-        add: Callable[[Tensor, tuple[int, ...]], Tensor] = _largest if self.best else log_sum_exp
-        t, Q = len(self.segments), self.n_states
-        (B, K), G = self.below[0].shape, self.below[0].shape[1] // Q
-        last = self.segments[-1]
-        held = log_replace[:, None].expand(B, t, K, K)
-        if log_bottom is not None:
-            held = torch.cat([log_bottom[:, None], held[:, 1:]], 1)
-        terms = [add(last[..., None] + held[:, :, None], (-2,))[..., None]]
-        matched = self.matched[:, :0]
-        if t > 1:
-            back = add(last[:, 1:, ..., None] + log_pop[:, None, None], (-2,))
-            matched = add(torch.stack(self.log_push, 1)[..., None] + back[:, :, None], (-2,))
-            left = torch.stack([_padded(s, t) for s in self.segments[:-1]], 2)  # [B, c, k, K, K]
-            left = left.unflatten(-1, (Q, G)).unsqueeze(-2)  # [B, c, k, a, u, 1, y]
-            split = left + matched.unflatten(2, (Q, G)).transpose(-1, -2)[:, None, :, None]
-            terms.append(add(split, (2, 4)).flatten(-2)[..., None])
-        segment = torch.cat([add(torch.cat(terms, -1), (-1,)), _identity(log_push[:, 0])], 1)
-        if log_evidence is not None:
-            segment = segment + log_evidence[:, : t + 1, None]
-        reached = add(self.log_top, (1,))
-        below = (*self.below, add(reached[..., None] + log_push, (-2,)))
-        log_top = add(torch.stack(below, 1)[..., None] + segment, (-2,))
-        segments, pushes = (*self.segments, segment), (*self.log_push, log_push)
-        return log_top, Tape(segments, below, pushes, matched, log_top, Q, self.best)
+    def advance(self, log_push: Tensor, log_replace: Tensor, log_pop: Tensor) -> tuple[Tensor, "Tape"]:
+        """See the function `advance`."""
+        return advance(self, log_push, log_replace, log_pop)
+
+    def detach(self) -> "Tape":
+        """The same run, whose steps so far no gradient reaches."""
+        segments, below, pushes = (tuple(map(Tensor.detach, x)) for x in (self.segments, self.below, self.log_push))
+        return _tape(segments, below, pushes, self.matched.detach(), self.log_top.detach(), self.best)
+
+
+def advance(
+    tape: Tape,
+    log_push: Float[Tensor, "B K K"],
+    log_replace: Float[Tensor, "B K K"],
+    log_pop: Float[Tensor, "B K Q"],
+    log_bottom: Float[Tensor, "B K K"] | None = None,
+    log_evidence: Float[Tensor, "B C K"] | None = None,
+) -> tuple[Float[Tensor, "B n K"], Tape]:
+    """log_top [B, t + 1, K] after one more step, and the longer run."""
+    add: Callable[[Tensor, tuple[int, ...]], Tensor] = _largest if tape.best else log_sum_exp
+    t, Q = len(tape.segments), log_pop.shape[-1]
+    (B, K), G = tape.below[0].shape, tape.below[0].shape[1] // Q
+    last = tape.segments[-1]
+    held = log_replace[:, None].expand(B, t, K, K)
+    if log_bottom is not None:
+        held = torch.cat([log_bottom[:, None], held[:, 1:]], 1)
+    terms = [add(last[..., None] + held[:, :, None], (-2,))[..., None]]
+    matched = tape.matched[:, :0]
+    if t > 1:
+        back = add(last[:, 1:, ..., None] + log_pop[:, None, None], (-2,))
+        matched = add(torch.stack(tape.log_push, 1)[..., None] + back[:, :, None], (-2,))
+        left = torch.stack([_padded(s, t) for s in tape.segments[:-1]], 2)  # [B, c, k, K, K]
+        left = left.unflatten(-1, (Q, G)).unsqueeze(-2)  # [B, c, k, a, u, 1, y]
+        split = left + matched.unflatten(2, (Q, G)).transpose(-1, -2)[:, None, :, None]
+        terms.append(add(split, (2, 4)).flatten(-2)[..., None])
+    segment = torch.cat([add(torch.cat(terms, -1), (-1,)), _identity(log_push[:, 0])], 1)
+    if log_evidence is not None:
+        segment = segment + log_evidence[:, : t + 1, None]
+    reached = add(tape.log_top, (1,))
+    below = (*tape.below, add(reached[..., None] + log_push, (-2,)))
+    log_top = add(torch.stack(below, 1)[..., None] + segment, (-2,))
+    segments, pushes = (*tape.segments, segment), (*tape.log_push, log_push)
+    return log_top, _tape(segments, below, pushes, matched, log_top, tape.best)
+
+
+def _tape(
+    segments: tuple[Tensor, ...],
+    below: tuple[Tensor, ...],
+    log_push: tuple[Tensor, ...],
+    matched: Tensor,
+    log_top: Tensor,
+    best: bool,
+) -> Tape:
+    tape = Tape()
+    tape.segments, tape.below, tape.log_push = segments, below, log_push
+    tape.matched, tape.log_top, tape.best = matched, log_top, best
+    return tape
 
 
 def start(log_initial: Float[Tensor, "B K"], n_states: int, n_steps: int = 0, best: bool = False) -> Tape:
     """A run before its first step."""
     B, K = log_initial.shape
     none = log_initial.new_zeros(B, 0, K, n_states)
-    return Tape((_identity(log_initial),), (log_initial,), (), none, log_initial[:, None], n_states, best)
+    return _tape((_identity(log_initial),), (log_initial,), (), none, log_initial[:, None], best)
 
 
 def pushdown(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -89,7 +110,7 @@ def pushdown(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     evidence = [None] * (n - 1) if log_evidence is None else log_evidence.unbind(1)
     weights = (x.unbind(1) for x in (log_push, log_replace, log_pop, log_bottom))
     for push, replace, pop, bottom, e in zip(*weights, evidence, strict=True):
-        top, tape = tape.advance(push, replace, pop, bottom, e)
+        top, tape = advance(tape, push, replace, pop, bottom, e)
         matched.append(_padded(torch.cat([_padded(tape.matched[:, :0], 1), tape.matched], 1), n))
         log_top.append(_padded(top, n))
     segment = torch.stack([_padded(s, n).permute(0, 3, 1, 2) for s in tape.segments], 1)

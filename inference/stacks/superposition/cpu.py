@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ...numerics.compilation import kernel
 from ...numerics.elementary import exp, sigmoids
+from ...numerics.op import Call, beyond_kernels, replay
 from .op import step
 
 
@@ -86,23 +86,25 @@ def backward_cells(g_new, g_reading, cells, n_cells, empty, action, value, g_raw
 class _Step(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, raw: Tensor, cells: Tensor, depth: int, n_read: int, empty: float) -> tuple[Tensor, Tensor]:
+        given = raw, cells
         M, n_cells, V = cells.shape
         A = raw.shape[1] - V
         raw, cells = raw.contiguous(), cells.reshape(M, n_cells * V)
         action, value = raw.new_empty(M, A), raw.new_empty(M, V)
         new, reading = raw.new_empty(M, depth * V), raw.new_full((M, n_read * V), empty)
         ctx.empty = raw.numpy().dtype.type(empty)
-        ctx.n_cells = n_cells
+        ctx.n_cells, ctx.others = n_cells, (depth, n_read, empty)
         forward_cells(
             raw.numpy(), cells.numpy(), n_cells, ctx.empty, action.numpy(), value.numpy(), new.numpy(), reading.numpy()
         )  # fmt: skip
-        ctx.save_for_backward(cells, action, value)
+        ctx.save_for_backward(*given, cells, action, value)
         return new.view(M, depth, V), reading
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, g_new: Tensor, g_reading: Tensor) -> tuple[Tensor | None, ...]:
-        cells, action, value = ctx.saved_tensors
+        *given, cells, action, value = ctx.saved_tensors
+        if beyond_kernels(g_new, g_reading):
+            return replay(step.plain, Call((*given, *ctx.others), (), ctx.needs_input_grad), (g_new, g_reading))
         g_raw, g_cells = cells.new_empty(len(cells), action.shape[1] + value.shape[1]), torch.empty_like(cells)
         g_new = g_new.flatten(1).clone(memory_format=torch.contiguous_format)
         backward_cells(
