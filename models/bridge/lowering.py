@@ -215,7 +215,7 @@ def _check(model: nn.Module) -> tuple[Emission, Parameters]:
                 f"quadratic in x; give all the same {spread} with model.with_values(...), or measure the gap with "
                 "`compare`."
             )
-    return drawn, model.values
+    return drawn, model.values_like(model.values["state_probs"])
 
 
 def _check_positive(emission: Emission, values: Parameters) -> None:
