@@ -92,7 +92,11 @@ class PathMixture(TorchDistribution):
             return self._evidence(possible).masked_fill(error.failed, -torch.inf)
 
     def _evidence(self, value: Tensor) -> Tensor:
-        series = replace(self.problem.series, observations=value)
+        series, batch = self.problem.series, value.shape[:-2]
+        tables = {"lengths": series.lengths, "covariates": series.covariates, "gaps": series.gaps}
+        n = len(series.batch_shape)
+        own = {name: None if t is None else t.expand(*batch, *t.shape[n:]) for name, t in tables.items()}
+        series = replace(series, observations=value, **own)
         return self.problem.of(series).evidence(self.values)
 
     def sample(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> Tensor:

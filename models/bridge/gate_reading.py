@@ -6,7 +6,7 @@ follow without the true gates, since $P(z{=}1 \mid g) = E[p_t \mid g_t = g]$: ea
 $p_t$ and as held with $1 - p_t$.
 
     AUC             P(g of a drawn step > g of a held one), ties counting half; 1/2 tells nothing
-    information     I(g; z) in nats, at most H(z); a gate of many values in 32 bins of as many steps each
+    information     I(g; z) in nats, at most H(z), by value of g where each is met often, else in bins of as many steps
 
 The exact gate $p_t$ itself, read in the same way, is the most that any function of the past can tell.
 """
@@ -21,7 +21,8 @@ from torch import Tensor
 
 from ...inference.numerics.records import Record
 
-BINS, FEW = 32, 64  # bins of a gate that has more values than a few
+BINS, LEAST = 32, 50  # at most so many bins, of at least so many steps: fewer would find what is not there
+OFTEN = 20  # steps for each value, from which on values are their own bins
 
 
 @dataclass(frozen=True, repr=False)
@@ -38,7 +39,8 @@ class GateReading(Record):
     @property
     def best(self) -> int:
         """The unit whose gate tells most."""
-        return int(self.information.argmax())
+        clear = (self.auc - 0.5).abs().nan_to_num(0.0)
+        return max(range(len(clear)), key=lambda unit: (float(self.information[unit]), float(clear[unit])))
 
     def summary(self) -> pd.DataFrame:
         """A row for each unit, and one for the exact gate."""
@@ -80,8 +82,9 @@ def _information(gate: np.ndarray, posterior: np.ndarray) -> float:
     if not len(gate):
         return float("nan")
     values, index = np.unique(gate, return_inverse=True)
-    if len(values) > FEW:
-        edges = np.unique(np.quantile(gate, np.linspace(0, 1, BINS + 1)[1:-1]))
+    if len(gate) < OFTEN * len(values):
+        bins = max(1, min(BINS, len(gate) // LEAST))
+        edges = np.unique(np.quantile(gate, np.linspace(0, 1, bins + 1)[1:-1]))
         index = np.searchsorted(edges, gate, side="right")
     count = np.bincount(index)
     drawn = np.bincount(index, posterior)

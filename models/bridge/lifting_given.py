@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.nn.utils.prune import BasePruningMethod
 
 from ...inference.chains.copy.chain import CopyChain
 from ...inference.numerics.arrays import ordinary
@@ -181,6 +182,8 @@ class LiftedNetwork(Record):
         front, module = split_network(self.network)
         layer = check_liftable(module)
         check_settled(front)
+        for called in {self.network, module}:
+            _check_no_hooks(called)
         rows = x if front is None else front(x)
         rows = batch_major(rows, layer.input_size, layer.batch_first, weight_of(layer, rows))
         if not rows.shape[-2]:
@@ -199,6 +202,15 @@ class LiftedNetwork(Record):
                 sides.append(found[-1].output().to(rows))
             rows = torch.cat(sides, -1)
         return tuple(found), time_major(rows, layer.batch_first)
+
+
+def _check_no_hooks(module: nn.Module) -> None:
+    """An error where a call does more than the recurrence; pruning, which sets weights beforehand, may."""
+    before = [hook for hook in module._forward_pre_hooks.values() if not isinstance(hook, BasePruningMethod)]
+    if before or module._forward_hooks:
+        raise ValueError(
+            f"layer: its {type(module).__name__} has forward hooks, of which the chains know nothing; remove them."
+        )
 
 
 def lift_given(network: nn.Module) -> LiftedNetwork:

@@ -147,8 +147,9 @@ def _before(front: nn.Module, model: SwitchingSSM, series: Series, rows: Tensor)
 def _states(layer: nn.Module, rows: Tensor, lengths: Tensor, redrawn: bool) -> Tensor:
     """States [N, T, D] of a network on rows [N, T, I]; of a stack network with what it reads off its stack."""
     if isinstance(layer, StackRNN):
-        passed = layer.run(rows)
-        return torch.cat([passed.output, passed.reading], -1)
+        passed = layer.run(rows if layer.batch_first else rows.movedim(0, 1))
+        seen = torch.cat([passed.output, passed.reading], -1)
+        return seen if layer.batch_first else seen.movedim(1, 0)
     batch_first = getattr(layer, "batch_first", True)
     x = rows if batch_first else rows.movedim(0, 1)
     start: tuple[Any, ...] = ()

@@ -14,7 +14,7 @@ weight, a random one, one that `torch.func.functional_call` puts there.
 import math
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -320,6 +320,15 @@ def repacked(out: Tensor, lengths: Tensor, like: PackedSequence) -> PackedSequen
         out, lengths = out[order], lengths[order.to(lengths.device)]
     data = pack_padded_sequence(out, lengths.cpu(), batch_first=True).data
     return PackedSequence(data, like.batch_sizes, order, like.unsorted_indices)
+
+
+def check_one_dtype(weights: Iterable[tuple[str, Tensor]], x: Tensor) -> None:
+    """Raise TypeError where a weight has another dtype than x, unless something converts it."""
+    if converting(x):
+        return
+    for name, weight in weights:
+        if weight.dtype != x.dtype:
+            raise TypeError(f"{name}: got {weight.dtype}, but the layer reads {x.dtype}; give all weights one dtype.")
 
 
 def converting(x: Tensor) -> bool:

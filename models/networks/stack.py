@@ -10,6 +10,7 @@ as a whole is not: its controller reads the *mean* of the stacks, where in each 
 history's own top. Only with `feedback=False`, actions from the input alone, is the layer exact inference.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,10 +144,10 @@ class SuperpositionStackRNN(StackRNN):
 
         cell, linear, batch, T = self.controller, self.to_actions, x.shape[:-2], x.shape[-2]
         assert isinstance(cell, nn.LSTMCell)
-        flat = x.reshape(batch.numel(), *x.shape[-2:])
+        flat = x.reshape(math.prod(batch), *x.shape[-2:])
         some = None if some is None else (some[0].reshape(-1), some[1].reshape(-1, T, 1))
         state = self._started(hx, flat, T)
-        zeros = x.new_zeros(len(flat), self.hidden_size)
+        zeros = x.new_zeros(flat.shape[0], self.hidden_size)
         hidden, memory = state.controller or (zeros, zeros)
         gates, gates_bias = torch.cat([cell.weight_ih, cell.weight_hh], 1), cell.bias_ih + cell.bias_hh
         past = None if some is None else ~some[1][..., 0].t()
@@ -162,7 +163,8 @@ class SuperpositionStackRNN(StackRNN):
         output, _, raw, reading = (z.reshape(*batch, T, z.shape[-1]) for z in steps)
         return Pass(output, reading, raw, state)
 
-    def _empty(self, batch: int, n_steps: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    def _empty(self, n_steps: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        batch = like.shape[0]
         cells = like.new_zeros(batch * self.stacks, 0, self.value_size)
         return cells, like.new_full((batch, self.reading_size), self.empty)
 
@@ -182,7 +184,7 @@ class SuperpositionStackRNN(StackRNN):
         depth = stack.shape[1] + 1 if self.capacity is None else min(stack.shape[1] + 1, self.capacity)
         each = raw.unflatten(1, (self.stacks, -1)).flatten(0, 1)
         cells, reading = superposed_step(each, stack, depth, self.n_read, self.empty)
-        return cells, reading.reshape(len(raw), self.reading_size)
+        return cells, reading.reshape(raw.shape[0], self.reading_size)
 
     def _actions(self, raw: Tensor) -> SuperpositionActions:
         action, value = raw.unflatten(-1, (self.stacks, -1)).split([2 + self.most_pops, self.value_size], -1)
@@ -248,7 +250,8 @@ class StratificationStackRNN(StackRNN):
         actions, _ = self._acted(x, lengths)
         return strengths(actions.pour.movedim(-1, -2), actions.drain.movedim(-1, -2))
 
-    def _empty(self, batch: int, n_steps: int, like: Tensor) -> tuple[Any, Tensor]:
+    def _empty(self, n_steps: int, like: Tensor) -> tuple[Any, Tensor]:
+        batch = like.shape[0]
         n = batch * self.stacks
         stack = like.new_zeros(n, 0), like.new_zeros(n, 0, self.value_size)
         return stack, like.new_zeros(batch, self.reading_size)
@@ -268,7 +271,7 @@ class StratificationStackRNN(StackRNN):
         strength = stratify(widened(stack[0]), pour, drain)
         values = torch.cat([stack[1], value.unsqueeze(1)], 1)
         reading = (visible(strength).unsqueeze(1) @ values).squeeze(1)
-        return (strength.to(kind), values.to(kind)), reading.reshape(len(raw), self.reading_size).to(kind)
+        return (strength.to(kind), values.to(kind)), reading.reshape(raw.shape[0], self.reading_size).to(kind)
 
     def _actions(self, raw: Tensor) -> StratificationActions:
         return StratificationActions(*self._parts(raw))
@@ -364,9 +367,10 @@ class NondeterministicStackRNN(StackRNN):
         first = torch.arange(self.states * self.symbols, device=like.device) == 0
         return torch.where(first, 0.0, -torch.inf).to(like.dtype).reshape(self.states, self.symbols)
 
-    def _empty(self, batch: int, n_steps: int, like: Tensor) -> tuple[Any, Tensor]:
+    def _empty(self, n_steps: int, like: Tensor) -> tuple[Any, Tensor]:
+        batch, bottom = like.shape[0], None if self.bottom is None else widened(self.bottom).sigmoid()
         log_initial = self._log_initial(widened(like)).flatten().expand(batch, -1)
-        values = like.new_zeros(batch, 0, 0) if self.bottom is None else self.bottom.sigmoid().expand(batch, 1, -1)
+        values = like.new_zeros(batch, 0, 0) if bottom is None else bottom.expand(batch, 1, -1)
         reading = self._read(log_initial.unsqueeze(1), values).to(like.dtype)
         return (start(log_initial, self.states, n_steps), values), reading
 

@@ -167,7 +167,8 @@ class _StackLSTM(torch.autograd.Function):
     def backward(
         ctx: Any, g_hidden: Tensor, g_reading: Tensor, g_raw: Tensor, g_cells: Tensor, g_stacks: Tensor
     ) -> tuple[Tensor | None, ...]:
-        given, (inputs, gates, cell, hidden, action, value, *stacks) = ctx.saved_tensors[:9], ctx.saved_tensors[9:]
+        saved = ctx.saved_tensors  # which checkpoints give once
+        given, (inputs, gates, cell, hidden, action, value, *stacks) = saved[:9], saved[9:]
         if beyond_kernels(g_hidden, g_reading, g_raw, g_cells, g_stacks):
             call = Call((*given, ctx.settings), (), ctx.needs_input_grad)
             return replay(plain, call, (g_hidden, g_reading, g_raw, g_cells, g_stacks))

@@ -4,6 +4,7 @@ A sequence that ends before the others does nothing to its stack from then on (`
 reading are kept.
 """
 
+import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from .recurrent import (
     Lengths,
     Observed,
     batch_major,
+    check_one_dtype,
     check_step,
     converting,
     hooked,
@@ -149,7 +151,7 @@ class StackRNN(nn.Module):
         layers = [options.controller(size, hidden_size, **given) for size in sizes]
         for layer in layers:
             check_kind("controller", layer, nn.Module, "a recurrent layer")
-        self.controller = layers[0] if self.num_layers == 1 else Layers(layers, self.dropout)
+        self.controller = layers[0] if self.num_layers == 1 else Layers(layers, hidden_size, self.dropout)
         self.to_actions = nn.Linear(hidden_size, raw_size, bias=self.bias)
         self.to(device=options.device, dtype=options.dtype)
 
@@ -207,10 +209,11 @@ class StackRNN(nn.Module):
     def step(self, x: Tensor, h: StackState | None = None) -> tuple[Float[Tensor, "*b H"], StackState]:
         """One step: x [*batch, input_size] to the controller's output and the state, which holds the reading."""
         x = check_step(x, self.input_size, weight_of(self, x))
+        check_one_dtype(self.named_parameters(), x)
         if hooked(self):
             return step_by_call(self, x, h)
         batch = x.shape[:-1]
-        flat = x.reshape(batch.numel(), self.input_size)
+        flat = x.reshape(math.prod(batch), self.input_size)
         output, state = self._step(flat, self._started(h, flat, name="h"))
         return output.reshape(*batch, self.hidden_size), state
 
@@ -222,6 +225,7 @@ class StackRNN(nn.Module):
     def _checked(self, x: Any, lengths: Lengths, batch_first: bool) -> tuple[Tensor, Observed]:
         """x [*batch, T, input_size] with zeros past the lengths, and these as `observed` gives them."""
         x = batch_major(x, self.input_size, batch_first, weight_of(self, x))
+        check_one_dtype(self.named_parameters(), x)
         if x.shape[-2] < 1:
             raise ValueError(f"x: got shape {list(x.shape)}, expected at least one step.")
         some = observed(x, lengths)
@@ -230,7 +234,7 @@ class StackRNN(nn.Module):
     def _pass(self, x: Tensor, hx: StackState | None, some: Observed, override: Tensor | None = None) -> Pass:
         """Step by step; `override` [*batch, T, O] acts on the stack in place of raw actions, where it is not NaN."""
         *batch, T, _ = x.shape
-        B, going = x.shape[:-2].numel(), None
+        B, going = math.prod(x.shape[:-2]), None
         flat = x.reshape(B, T, self.input_size)
         if override is not None:
             override = override.reshape(B, T, self.raw_size)
@@ -265,18 +269,18 @@ class StackRNN(nn.Module):
     def _step(self, x: Tensor, state: StackState, override: Tensor | None = None) -> tuple[Tensor, StackState]:
         seen = torch.cat([x, state.reading], -1) if self.feedback else x
         output, inner = control(self.controller, seen, state.controller)
-        _check_output("controller", output, (len(x), self.hidden_size))
+        _check_output("controller", output, (x.shape[0], self.hidden_size))
         raw = self.to_actions(output)
-        _check_output("to_actions", raw, (len(x), self.raw_size))
+        _check_output("to_actions", raw, (x.shape[0], self.raw_size))
         acted = raw if override is None else torch.where(override.isnan(), raw, override)
         stack, reading = self._update(state.stack, acted)
         return output, StackState(inner, stack, reading, raw)
 
     def _started(self, hx: StackState | None, x: Tensor, n_steps: int = 16, name: str = "hx") -> StackState:
         """The state before the first step of x [B, ...]."""
-        batch = len(x)
+        batch = x.shape[0]
         if hx is None:
-            stack, reading = self._empty(batch, n_steps, x)
+            stack, reading = self._empty(n_steps, x)
             return StackState(None, stack, reading, x.new_zeros(batch, self.raw_size))
         if not isinstance(hx, StackState):
             raise TypeError(f"{name}: got {type(hx).__name__}, expected the StackState of an earlier call, or None.")
@@ -290,12 +294,17 @@ class StackRNN(nn.Module):
                 f"{name}: holds {sizes[0]} numbers read and {sizes[1]} of actions, expected {self.reading_size} and "
                 f"{self.raw_size}, and a stack of {type(self).__name__}; give a state of this layer."
             )
+        if hx.controller is not None and not _fits(self.controller, hx.controller, x):
+            raise ValueError(
+                f"{name}: holds the state of another controller, and this layer has {type(self.controller).__name__}; "
+                "give a state of this layer."
+            )
         if not converting(x):
             check_table(f"{name}.reading", hx.reading, like=x)
         return hx
 
     @abstractmethod
-    def _empty(self, batch: int, n_steps: int, like: Tensor) -> tuple[Any, Tensor]:
+    def _empty(self, n_steps: int, like: Tensor) -> tuple[Any, Tensor]:
         """The stack and the reading before the first step."""
 
     @abstractmethod
@@ -322,9 +331,9 @@ class StackRNN(nn.Module):
 class Layers(nn.ModuleList):
     """Controllers one above the other, with dropout on all outputs but the highest's."""
 
-    def __init__(self, layers: list[nn.Module], share: float) -> None:
+    def __init__(self, layers: list[nn.Module], hidden_size: int, share: float) -> None:
         super().__init__(layers)
-        self.dropout = share
+        self.hidden_size, self.dropout = hidden_size, share
 
     def step(self, x: Tensor, state: tuple[Any, ...] | None) -> tuple[Tensor, tuple[Any, ...]]:
         """One step of all."""
@@ -332,6 +341,7 @@ class Layers(nn.ModuleList):
         for layer, before in zip(self, state or [None] * len(self), strict=True):
             x = dropout(x, self.dropout, self.training) if after else x
             x, now = control(layer, x, before)
+            _check_output(f"controller[{len(after)}]", x, (x.shape[0], self.hidden_size))
             after.append(now)
         return x, tuple(after)
 
@@ -344,6 +354,9 @@ def control(controller: nn.Module, x: Tensor, state: Any) -> tuple[Any, Any]:
         state = _cell(controller, x, state) if transformed() and not hooked(controller) else controller(x, state)
         return (state[0] if isinstance(state, tuple) else state), state
     if isinstance(controller, nn.RNNBase):
+        if transformed():
+            kind = type(controller).__name__
+            raise ValueError(f"controller: torch's {kind} maps under no transform of torch.func; give nn.{kind}Cell.")
         time = 1 if controller.batch_first else 0
         output, state = controller(x.unsqueeze(time), state)
         return output.squeeze(time), state
@@ -370,7 +383,20 @@ def _cell(cell: Any, x: Tensor, state: Any) -> Any:
     return (seen + held).relu() if cell.nonlinearity == "relu" else (seen + held).tanh()
 
 
-def _check_output(name: str, output: Any, expected: tuple[int, int]) -> None:
+def _fits(controller: nn.Module, state: Any, x: Tensor) -> bool:
+    """Whether it may be a state of the controller for x [B, ...]; of one that torch does not have, anything may."""
+    if isinstance(controller, Layers):
+        pairs = zip(controller, state, strict=False) if isinstance(state, tuple) else ()
+        return isinstance(state, tuple) and len(state) == len(controller) and all(_fits(*p, x) for p in pairs)
+    if not isinstance(controller, nn.RNNCellBase | nn.RNNBase):
+        return True
+    parts = (state,) if isinstance(state, Tensor) else tuple(state) if isinstance(state, tuple | list) else ()
+    n = 2 if isinstance(controller, nn.LSTMCell | nn.LSTM) else 1
+    shape = x.shape[0], controller.hidden_size
+    return len(parts) == n and all(isinstance(part, Tensor) and part.shape[-2:] == shape for part in parts)
+
+
+def _check_output(name: str, output: Any, expected: tuple[Any, ...]) -> None:
     if not isinstance(output, Tensor) or output.shape != expected:
         got = f"shape {list(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
         raise ValueError(

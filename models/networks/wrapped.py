@@ -21,6 +21,7 @@ from ...inference.numerics.scalars import check_choice
 from .recurrent import (
     Observed,
     batch_major,
+    check_one_dtype,
     check_one_way,
     check_sizes,
     check_state,
@@ -86,6 +87,7 @@ class _Wrapped(nn.RNNBase):
         """One step: `x` [batch, input_size] or [input_size], and the states before it, to the output and the next."""
         check_one_way(self, "the last input first, and so has no step")
         x = check_step(x, self.input_size, weight_of(self, x))
+        check_one_dtype(((name, getattr(self, name)) for name in self._flat_weights_names), x)
         if x.dim() > 2:
             raise ValueError(f"x: got shape {list(x.shape)}, expected one batch axis at most; flatten the batch axes.")
         h = self._started(h, x.shape[:-1], "h")
@@ -103,6 +105,7 @@ class _Wrapped(nn.RNNBase):
 
     def _fitting(self, x: Tensor, batch_first: bool) -> Tensor:
         x = batch_major(x, self.input_size, batch_first, weight_of(self, x))
+        check_one_dtype(((name, getattr(self, name)) for name in self._flat_weights_names), x)
         if x.dim() > 3 or not x.shape[-2]:
             raise ValueError(
                 f"x: got shape {list(time_major(x, batch_first).shape)}, expected one batch axis at most, and at "

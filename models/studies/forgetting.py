@@ -96,6 +96,8 @@ def forgetting(layer_or_model: nn.Module, x: Any, tol: float, h0: Any = None) ->
 def truncation_bound(layer: nn.Module, x: Tensor, window: int, h0: Any = None) -> Float[Tensor, "*b T"]:
     """A proved bound, at each step, on the greatest error of `truncate(layer, window)(x, h0)` in any unit.
 
+    0 at the first `window` steps, where nothing is cut off, and the two differ by rounding alone.
+
     Arguments:
         layer: as `forgetting` takes it; no model.
         x, h0: as the layer takes them.

@@ -27,6 +27,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ...inference.numerics.arrays import ordinary
 from ...inference.numerics.checks import check_parts, check_table
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_integer
@@ -64,8 +65,8 @@ class SoftmaxRegression(Record):
 
     def log_posterior(self, x: Float[Tensor, "*b F"]) -> Float[Tensor, "*b K"]:
         """log P(y = k | x)."""
-        x = check_table("x", x, self.weight.shape[-1], like=self.weight, finite=True)
-        return (x @ self.weight.mT + self.bias).log_softmax(-1)
+        x = ordinary(check_table("x", x, self.weight.shape[-1], like=self.weight, finite=True))
+        return (x @ ordinary(self.weight).mT + ordinary(self.bias)).log_softmax(-1)
 
     @staticmethod
     def from_logistic(weight: Float[Tensor, "F"], bias: Float[Tensor, ""]) -> "SoftmaxRegression":
@@ -159,7 +160,7 @@ class GaussianClasses(Record):
 
     def log_joint(self, x: Float[Tensor, "*b F"]) -> Float[Tensor, "*b K"]:
         """log P(y = k) p(x | k)."""
-        x = check_table("x", x, self.mean.shape[-1], like=self.mean, finite=True)
+        x = ordinary(check_table("x", x, self.mean.shape[-1], like=self.mean, finite=True))
         chol = torch.linalg.cholesky(self.covariance)
         whitened = torch.linalg.solve_triangular(chol, (x[..., None, :] - self.mean).mT, upper=False)
         log_volume = chol.diagonal().log().sum() + 0.5 * x.shape[-1] * math.log(2 * math.pi)
@@ -204,7 +205,7 @@ class CategoricalClasses(Record):
 
     def log_joint(self, x: Float[Tensor, "*b V"]) -> Float[Tensor, "*b K"]:
         """log P(y = k) P(x | k) of one-hot features."""
-        x = check_table("x", x, self.log_table.shape[-1], like=self.log_table, finite=True)
+        x = ordinary(check_table("x", x, self.log_table.shape[-1], like=self.log_table, finite=True))
         x = x[..., None, :]
         return self.log_prior + torch.where(x == 0, 0, x * self.log_table).sum(-1)
 

@@ -23,6 +23,7 @@ are what couples the chains; the message to one is the gradient with respect to 
 one chain over $\prod_d K_d$ states.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
@@ -278,7 +279,8 @@ class FactorialSSM(CoupledSSM):
             found = {"redraw_prob": torch.stack([points[f"redraw_{d}"] for d in chains], -1)}
             found |= {f"state_probs_{d}": points[f"state_{d}"] for d in chains}
             if counts:
-                return found | {f"loc_{d}": points[f"rate_{d}"].log() for d in chains}
+                least = math.log(torch.finfo(x.dtype).tiny) / len(sizes)  # the log of a rate of 0 is no location
+                return found | {f"loc_{d}": points[f"rate_{d}"].log().clamp_min(least) for d in chains}
             parts = points["noise"].loc.split(list(sizes), -2)  # each takes its share of `about`
             found |= {f"loc_{d}": part + about / len(sizes) for d, part in enumerate(parts, start=1)}
             return found | {"precision": points["noise"].precision}

@@ -93,7 +93,10 @@ def check_names(name: str, names: Any, **numbers: int) -> list[str] | None:
     """Names as a list, as many as one of these numbers of things; None where there are none."""
     if names is None:
         return None
-    found = [str(one) for one in check_parts(name, names, 0)]
+    given = check_parts(name, names, 0)
+    if any(getattr(one, "ndim", 0) for one in given):
+        raise TypeError(f"{name}: got a table, expected a list of names.")
+    found = [str(one) for one in given]
     if len(found) not in numbers.values():
         there = " or ".join(f"{number} {things}" for things, number in numbers.items())
         raise ValueError(f"{name}: got {len(found)} names, but there are {there}; give one each, or None.")

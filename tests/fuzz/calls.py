@@ -1038,8 +1038,8 @@ def _(r: Draw) -> Call:
     given = {"x": r.table(*r.batch, r.T, F), "lengths": r.lengths()}
     if r.random.random() < 0.5:
         return Call(lifted.hidden, given)
-    step = r.one(None, r.T - 1)
-    return Call(lambda **given: [part.last_draw(step) for part in lifted.layers(**given)], given)
+    given["step"] = r.one(None, r.T - 1)
+    return Call(lambda step, **given: [part.last_draw(step) for part in lifted.layers(**given)], given)
 
 
 @function("Lifted", 3)

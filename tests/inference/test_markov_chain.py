@@ -530,3 +530,21 @@ def test_the_scale_of_the_moves_does_not_matter_to_the_probability_of_a_change()
     expected = MarkovChain(initial, moves, seen).change_probability()
     for scale in (300.0, -300.0):
         torch.testing.assert_close(MarkovChain(initial, moves + scale, seen).change_probability(), expected)
+
+
+def test_the_probability_of_a_change_has_a_gradient_beyond_the_end_and_beside_what_cannot_be():
+    generator = torch.Generator().manual_seed(0)
+    moves = torch.randn(2, 2, generator=generator, dtype=torch.float64)
+    seen = torch.randn(2, 4, 2, generator=generator, dtype=torch.float64)
+    impossible = seen.clone()
+    impossible[0, 1, 1] = -torch.inf
+
+    def changes(moves: Tensor, seen: Tensor) -> Tensor:
+        chain = MarkovChain(torch.zeros(2, dtype=torch.float64), moves, seen, torch.tensor([4, 2]))
+        return chain.change_probability()
+
+    assert torch.autograd.gradcheck(changes, (moves.clone().requires_grad_(), seen.clone().requires_grad_()))
+    for table in torch.autograd.grad(
+        changes(moves.requires_grad_(), impossible.requires_grad_()).sum(), (moves, impossible)
+    ):
+        assert bool(table.isfinite().all())

@@ -408,7 +408,7 @@ def test_gates_of_probed_networks_are_measured_by_what_they_tell_of_z():
 
 
 @settings(max_examples=30)
-@given(st.integers(0, 2**20), st.integers(2, 12))
+@given(st.integers(0, 2**20), st.integers(120, 150))
 def test_auc_and_information_are_their_sums_over_pairs_and_values(seed, steps):
     random = torch.Generator().manual_seed(seed)
     draw = (torch.rand(2, steps, 1, generator=random, dtype=torch.float64) * 4).round() / 4
@@ -471,3 +471,28 @@ def test_every_line_of_a_picture_is_in_a_legend(network):
     assert any("gate of unit" in line.get_label() for line in figure.axes[-1].lines) == (network == "probed")
     (states,) = figure.legends
     assert [text.get_text() for text in states.get_texts()] == ["state 0", "state 1", "state 2"]
+
+
+@pytest.mark.parametrize("kind", [SuperpositionStackRNN, StratificationStackRNN, NondeterministicStackRNN])
+def test_a_stack_network_may_have_time_first(kind):
+    model = SwitchingSSM(Copy(2), Normal(2)).with_values(
+        redraw_prob=0.1, state_probs=[0.5, 0.5], loc=[[-1.0, 0.0], [1.0, 0.0]], scale=[[1.0, 1.0], [1.0, 1.0]]
+    )
+    x = model.simulate(30, (3,), seed=0).x.double()
+    first, last = (kind(2, 5, batch_first=flag, dtype=torch.float64) for flag in (True, False))
+    last.load_state_dict(first.state_dict())
+    assert_close(compare(model, last, x).hidden, compare(model, first, x).hidden, rtol=0, atol=1e-12)
+
+
+def test_gates_of_noise_tell_next_to_nothing_on_short_series():
+    model = SwitchingSSM(Copy(2), Normal(2)).with_values(
+        redraw_prob=0.1, state_probs=[0.5, 0.5], loc=[[-1.0, 0.0], [1.0, 0.0]], scale=[[1.0, 1.0], [1.0, 1.0]]
+    )
+    for steps in (40, 65, 100, 400):
+        told = []
+        for seed in range(8):
+            x = model.simulate(steps, (1,), seed=seed).x.double()
+            noise = torch.randn(1, steps, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+            found = compare(model, MinGRU(3, 4, dtype=torch.float64), x, inputs=noise, reads="probe").gates
+            told.append(float(found.information.mean()))
+        assert sum(told) / len(told) < 0.012

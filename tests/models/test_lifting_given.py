@@ -11,6 +11,7 @@ from oracles.copy_paths import enumerate_paths
 from samplehold import QRNN, CopyChain, MinGRU, MinLSTM, as_ssm, one_hot
 from samplehold.models.networks.qrnn import QRNNState
 from torch import nn
+from torch.nn.utils import prune
 from torch.testing import assert_close
 
 CANDIDATES = ("linear", "tanh", "positive", "simplex")
@@ -262,3 +263,13 @@ def test_what_has_densities_is_told_and_what_has_not_says_why():
 def test_what_is_no_filter_says_why(call, message):
     with pytest.raises((TypeError, ValueError), match=message):
         call()
+
+
+def test_a_network_whose_hooks_change_what_it_does_is_refused_and_a_pruned_one_is_not():
+    network, x = MinGRU(3, 4, dtype=torch.float64), torch.randn(2, 5, 3, dtype=torch.float64)
+    prune.random_unstructured(network, "weight_l0", 0.3)
+    found = as_ssm(network, inputs="given").hidden(x)
+    assert_close(found, network(x)[0].detach(), rtol=0, atol=1e-12)
+    network.register_forward_hook(lambda module, given, out: (2 * out[0], out[1]))
+    with pytest.raises(ValueError, match="layer: its MinGRU has forward hooks"):
+        as_ssm(network, inputs="given").hidden(x)

@@ -20,6 +20,8 @@ from samplehold.models.networks.wrapped import LSTM
 from samplehold.switching.stacks.mixture import StackMixture
 from torch import Tensor, nn
 from torch.nn.utils import prune
+from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
 
 close = torch.testing.assert_close
 
@@ -718,3 +720,60 @@ def test_a_superposition_stack_with_weights_set_by_hand_solves_marked_reversal_a
 def test_layers_compute_what_the_textbook_computes():
     for name, kind, _, _, gap in compare(12, 2):
         assert gap < 1e-5, (name, kind)
+
+
+STACKS = (SuperpositionStackRNN, StratificationStackRNN, NondeterministicStackRNN)
+
+
+@pytest.mark.parametrize("layer", STACKS)
+def test_a_checkpointed_pass_has_the_gradient_of_a_plain_one(layer):
+    network, x = layer(3, 4, dtype=torch.float64), torch.randn(2, 5, 3, dtype=torch.float64)
+    expected = torch.autograd.grad(network(x)[0].sum(), tuple(network.parameters()))
+    found = torch.autograd.grad(checkpoint(network, x, use_reentrant=False)[0].sum(), tuple(network.parameters()))
+    for a, b in zip(found, expected, strict=True):
+        assert_close(a, b)
+
+
+def test_vectors_on_a_nondeterministic_stack_in_half_precision():
+    network, x = NondeterministicStackRNN(3, 4, value_size=2), torch.randn(2, 5, 3)
+    with torch.no_grad():
+        expected, found = network(x)[0], network.bfloat16()(x.bfloat16())[0]
+    assert found.dtype == torch.bfloat16
+    assert_close(found.float(), expected, rtol=0.1, atol=0.05)
+
+
+@pytest.mark.parametrize("layer", STACKS)
+def test_what_does_not_fit_inside_is_told_by_name(layer):
+    x = torch.randn(3, 5, 3)
+    mixed = layer(3, 4)
+    mixed.controller.weight_hh = torch.nn.Parameter(mixed.controller.weight_hh.detach().double())
+    for call in (lambda: mixed(x), lambda: mixed.step(x[:, 0])):
+        with pytest.raises(TypeError, match=r"controller\.weight_hh: got torch\.float64, but the layer reads"):
+            call()
+    other, deep = layer(3, 4, controller=torch.nn.GRUCell), layer(3, 4, num_layers=2)
+    for state, network in ((other(x)[1], layer(3, 4)), (deep(x)[1], layer(3, 4)), (layer(3, 4)(x)[1], deep)):
+        with pytest.raises(ValueError, match="hx: holds the state of another controller"):
+            network(x, state)
+    deep.controller[0].register_forward_hook(lambda module, given, out: (out[0][..., :2], out[1][..., :2]))
+    with pytest.raises(ValueError, match=r"controller\[0\]: gave shape"):
+        deep(x)
+    looped = layer(3, 4, controller=torch.nn.GRU)
+    with pytest.raises(ValueError, match="controller: torch's GRU maps under no transform"):
+        torch.func.vmap(lambda z: looped(z)[0])(x[:, None])
+
+
+@pytest.mark.parametrize("layer", STACKS)
+def test_an_export_takes_any_number_of_sequences(layer):
+    class Outputs(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.network = layer(3, 4)
+
+        def forward(self, x):
+            return self.network(x)[0]
+
+    network, x = Outputs(), torch.randn(3, 4, 3)
+    batch = torch.export.Dim("batch", min=2, max=64)
+    program = torch.export.export(network, (x,), dynamic_shapes={"x": {0: batch}})
+    more = torch.randn(7, 4, 3)
+    assert_close(program.module()(more), network(more))

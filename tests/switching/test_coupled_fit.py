@@ -295,3 +295,12 @@ def test_a_constant_far_from_0_is_a_constant(method):
         for data in (x, torch.zeros_like(x))
     )
     assert_close(found.objective, expected.objective)
+
+
+@pytest.mark.parametrize("prior", ["scaled", None])
+def test_counts_of_which_all_are_zero_have_locations_that_the_dtype_holds(prior):
+    half = torch.tensor([0.5, 0.5])
+    model = FactorialSSM(half / 5, [half, half], [torch.zeros(2, 1), torch.ones(2, 1)])
+    fitted = model.fit(torch.zeros(2, 12, 1), progress=False, prior=prior, restarts=2, max_steps=60).model
+    assert all(bool(part.isfinite().all()) for part in fitted.loc)
+    assert bool(fitted.log_evidence(torch.zeros(2, 12, 1)).isfinite().all())

@@ -13,6 +13,7 @@ from samplehold.switching.fitting.em import EM
 from samplehold.switching.fitting.packing import Packing
 from samplehold.switching.fitting.starts import first_guesses
 from samplehold.switching.fitting.units import Units
+from samplehold.switching.program import PathMixture
 from torch.testing import assert_close
 
 LENGTHS = torch.tensor([[40, 1, 2], [3, 7, 5]])
@@ -112,3 +113,13 @@ def test_an_impossible_sequence_is_named_by_its_number_among_all():
     for verb in (model.log_evidence, model.states):
         with pytest.raises(ValueError, match="step 2 of sequence 60 is impossible"):
             verb(x)
+
+
+def test_the_density_of_several_draws_of_ragged_sequences_is_that_of_each():
+    model = sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)).with_values(
+        redraw_prob=0.2, state_probs=[0.4, 0.6], loc=[[0.0], [1.0]], scale=[[1.0], [0.5]]
+    )
+    problem = model.problem([torch.randn(n, dtype=torch.float64) for n in (60, 2, 3, 5, 2, 4)])
+    mixture = PathMixture(problem, model.values_like(problem.series.observations))
+    x = mixture.sample((3,))
+    assert_close(mixture.log_prob(x), torch.stack([mixture.log_prob(one) for one in x]), rtol=1e-12, atol=0)

@@ -228,7 +228,7 @@ class MarkovChain:
         if bool(((after > 0) & (predicted < LOST)).any()):  # what it came from is below what numbers hold
             stay = self._pairs()[1].diagonal(dim1=-2, dim2=-1).sum(-1)
         else:
-            stay = (after * torch.where(predicted > 0, kept / predicted, 0.0)).sum(-1)
+            stay = (after * torch.where(predicted > 0, kept, 0.0) / torch.where(predicted > 0, predicted, 1.0)).sum(-1)
         return change_from_stay(stay.to(self.log_likelihood), self)
 
     def _pairs(self) -> tuple[Tensor, Tensor]:
