@@ -16,7 +16,7 @@ from ...switching.emissions.discrete import Categorical
 from ...switching.model import SwitchingSSM
 from ..networks.minimal import MinGRU, MinLSTM
 from ..networks.qrnn import QRNN
-from ..networks.recurrent import Recurrent
+from ..networks.recurrent import Recurrent, name_of
 from ..networks.stack_network import StackRNN
 from .lifting import split_network
 from .lifting_given import LiftedNetwork
@@ -66,10 +66,10 @@ def run(model: SwitchingSSM, layer: nn.Module, series: Series, inputs: Tensor | 
             f'{hidden.shape[-1]}; use "probe".'
         )
     like, batch = series.observations, rows.shape[:-1]
-    hidden = hidden.to(like).reshape(*batch, -1)
+    hidden = hidden.to(like).reshape(*batch, hidden.shape[-1])
     _check_finite(hidden, series.inside)
     draw = _gates(module, flat, counts.reshape(-1))
-    draw = None if draw is None else draw.to(like).reshape(*batch, -1)
+    draw = None if draw is None else draw.to(like).reshape(*batch, draw.shape[-1])
     if draw is not None and reads != "probe":  # it started with a redraw
         draw = torch.where((torch.arange(batch[-1], device=draw.device) == 0).unsqueeze(-1), 1.0, draw)
     return Seen(hidden, draw, rows.to(like), reads, torch.finfo(parameter.dtype).eps)
@@ -93,7 +93,7 @@ def meaning(layer: nn.Module, n_states: int) -> str:
         if layer.candidate == "simplex" and layer.block == n_states:
             return "belief"
         if layer.candidate == "linear" and n_states > 1:
-            bias = getattr(layer, f"bias_l{0}")
+            bias = getattr(layer, name_of("bias", 0))
             weights = [layer.rows(), *([] if bias is None else [bias.unsqueeze(1)])]
             gates = torch.cat(weights, 1)[:-n_states].unflatten(0, (-1, n_states))
             if bool((gates == gates[:, :1]).all()):
