@@ -192,8 +192,11 @@ class SwitchingSSM(Verbs, PyroModule):
         dynamics may be left out."""
         series = x if isinstance(x, Series) else read_series(x, self.emission.n_features, **given)
         self.emission.check(series.observations)
-        if not series.n_observed:
-            raise ValueError("x: got no observed value, to which a prior could be scaled; give data that has some.")
+        for feature in torch.isnan(series.rows).all(0).nonzero()[:1].flatten().tolist():
+            raise ValueError(
+                f"x: feature {feature} ({series.features_of()[feature]}) has no observed value, to which a prior could "
+                "be scaled; give data that has some."
+            )
         prior = self.dynamics.default_prior() | self.emission.default_prior(self.n_states, series.rows)
         return self._copy(self.values, prior)
 

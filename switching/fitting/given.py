@@ -56,7 +56,7 @@ def _completed(
         whole = model.with_values(guess | dict(given)).values
     except ValueError as error:
         raise ValueError(f"{argument}: {error}") from None
-    return {name: value.to(problem.series.observations)[None] for name, value in whole.items()}, names
+    return {name: value.detach().to(problem.series.observations)[None] for name, value in whole.items()}, names
 
 
 def _labels(problem: Problem, start: Any) -> np.ndarray:

@@ -370,7 +370,7 @@ def _(r: Draw) -> Call:
 def _(r: Draw) -> Call:
     _, emission, moves, made = _parts(r)
     x = _x(r, emission, batch=(2,))
-    x = x.nan_to_num(1.0) if x.isnan().all() else x  # a prior is scaled to something
+    x = x.nan_to_num(1.0) if bool(x.flatten(0, -2).isnan().all(0).any()) else x  # a prior is scaled to something
     return Call(lambda **given: sh.SwitchingSSM(moves, made).scaled_to(**given).prior, {"x": x})
 
 

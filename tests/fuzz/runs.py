@@ -135,7 +135,7 @@ def _in_place_of_a_number(name: str, given: Any) -> bool:
     return name in TABLES and isinstance(given, list | tuple | np.ndarray | Tensor | pd.Series)
 
 
-OPTIONAL = ("seed", "capacity", "block", "lengths")
+OPTIONAL = ("seed", "capacity", "block", "lengths", "step")
 NAMES = ("steps", "names")  # whatever it is, it is called so
 TABLES = ("lengths", "prior", "state_prior", "initial_prior", "transition_prior")  # a number or a table
 _NEVER = (complex, bytes, set, date, timedelta, type(pd.NaT), type(lambda: None))

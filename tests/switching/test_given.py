@@ -240,3 +240,17 @@ def test_of_what_moves_a_gate_each_can_be_held_alone(fixed, prior):
     values[free].requires_grad_()
     (slope,) = torch.autograd.grad(problem.objective(values), values[free])
     assert_close(slope, torch.zeros_like(slope), rtol=0, atol=0.01)
+
+
+def test_a_start_that_is_differentiated_is_a_start():
+    model = sh.SwitchingSSM(sh.Copy(2), sh.Normal(1))
+    x = torch.tensor([0.0, 0.1, -0.1, 5.0, 5.1, 4.9])
+    loc = torch.tensor([[0.0], [5.0]])
+    expected = model.fit(x, start={"loc": loc}, progress=False).model.loc
+    assert torch.equal(model.fit(x, start={"loc": loc.clone().requires_grad_()}, progress=False).model.loc, expected)
+
+
+def test_a_prior_is_not_scaled_to_a_feature_of_which_nothing_was_observed():
+    x = torch.tensor([[0.0, torch.nan], [1.0, torch.nan]])
+    with pytest.raises(ValueError, match=r"x: feature 1 \(x\[1\]\) has no observed value"):
+        sh.SwitchingSSM(sh.Copy(2), sh.Normal(2)).scaled_to(x)
