@@ -37,9 +37,9 @@ from ...switching.dynamics.copy import Copy
 from ...switching.emissions.discrete import Categorical
 from ...switching.emissions.gated import Gated
 from ...switching.model import SwitchingSSM
+from ..networks.inputs import check_state
 from ..networks.minimal import MinGRU, MinLSTM
 from ..networks.qrnn import QRNN
-from ..networks.recurrent import check_state
 from .tokens import read_tokens
 
 

@@ -36,9 +36,9 @@ from ...inference.numerics.arrays import ordinary
 from ...inference.numerics.checks import check_table
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_integer, check_kind
+from ..networks.inputs import batch_major, check_state, keep, observed, time_major, weight_of
 from ..networks.minimal import MinGRU, MinLSTM
 from ..networks.qrnn import QRNN, QRNNState
-from ..networks.recurrent import batch_major, check_state, keep, observed, time_major, weight_of
 from .lifting import between, check_liftable, check_settled, is_distribution, lift_tokens, split_network
 from .lifting_gaussian import lift_gaussian
 

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from ...inference.numerics.arrays import numbers
 from ...inference.numerics.checks import check_lengths, check_table
 from ...inference.numerics.scalars import check_integer, check_kind
+from ..networks.inputs import batch_major, weight_of
 from ..networks.minimal import MinGRU, MinLSTM
-from ..networks.recurrent import batch_major, check_one_way, weight_of
+from ..networks.recurrent import check_one_way
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from ...inference.scans.gated.op import PARTS, Activated, activate, check_kinds, gated_scan
-from .recurrent import Observed, Recurrent, check_state, last, name_of, promoted, weight_of, widened
+from .inputs import Observed, check_state, last, promoted, weight_of, widened
+from .recurrent import Recurrent, name_of
 
 
 class _Minimal(Recurrent):

@@ -22,7 +22,8 @@ from ...inference.numerics.checks import check_table
 from ...inference.numerics.records import brief
 from ...inference.numerics.scalars import check_choice, check_integer
 from ...inference.scans.gated.op import PARTS, Activated, activate, gated_scan
-from .recurrent import Observed, Recurrent, check_state, last, promoted, weight_of, widened
+from .inputs import Observed, check_state, last, promoted, weight_of, widened
+from .recurrent import Recurrent
 
 _GATES = {"f": "hold", "fo": "hold", "ifo": "free"}
 

@@ -27,8 +27,9 @@ from ...inference.stacks.superposition.op import step as superposition
 from ...inference.stacks.superposition.op import superposed_step
 from ...switching.stacks.automaton import PushdownAutomaton
 from ...switching.stacks.mixture import StackMixture
-from .recurrent import Lengths, Observed, converting, last, widened
-from .stack_network import Controller, Options, Pass, StackRNN, StackRun, StackState, unchanged
+from .controllers import Controller, unchanged
+from .inputs import Lengths, Observed, converting, last, widened
+from .stack_network import Options, Pass, StackRNN, StackRun, StackState
 
 
 @dataclass(frozen=True, repr=False)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ...inference.numerics.scalars import check_integer
-from .recurrent import batch_major, called, time_major
+from .inputs import batch_major, time_major
+from .recurrent import called
 
 
 class Truncated(nn.Module):

@@ -18,25 +18,20 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from ...inference.numerics.checks import check_dtype
 from ...inference.numerics.op import transformed
 from ...inference.numerics.scalars import check_choice
-from .recurrent import (
+from .inputs import (
     Observed,
     batch_major,
     check_one_dtype,
-    check_one_way,
-    check_sizes,
     check_state,
     check_step,
-    hooked,
     last,
-    name_of,
     observed,
-    over_layers,
     repacked,
-    step_by_call,
     time_major,
     unpacked,
     weight_of,
 )
+from .recurrent import check_one_way, check_sizes, hooked, name_of, over_layers, step_by_call
 
 
 class _Wrapped(nn.RNNBase):

@@ -37,9 +37,10 @@ from torch import Tensor, nn
 from ...inference.numerics.checks import naming
 from ...inference.numerics.scalars import check_integer, check_number
 from ...switching.model import SwitchingSSM
+from ..networks.inputs import batch_major, time_major
 from ..networks.minimal import MinGRU, MinLSTM
 from ..networks.qrnn import QRNN
-from ..networks.recurrent import batch_major, check_one_way, time_major
+from ..networks.recurrent import check_one_way
 from .forgetting_filter import filter_forgetting
 from .gated_runs import GatedRun, roundoff
 from .stability import stability
