@@ -196,7 +196,7 @@ def _check(model: nn.Module) -> tuple[Emission, Parameters]:
     if not isinstance(emission, Gated):
         raise ValueError(
             f"model: has a {type(emission).__name__} emission, so a held step tells about its state and the gate "
-            "depends on the belief; give Gated(Categorical(V), Categorical(V)), or measure the gap with `compare`."
+            "depends on the belief; give Gated of it and another of its kind, or measure the gap with `compare`."
         )
     drawn, held = emission.emission, emission.background
     if type(drawn) is not type(held) or not isinstance(drawn, LINEAR):
