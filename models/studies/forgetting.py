@@ -61,7 +61,7 @@ def forgetting(layer_or_model: nn.Module, x: Any, tol: float, h0: Any = None) ->
     Returns:
         `Forgetting(window [*batch, T], bound [*batch, T])`; where no shorter window is certified, all t + 1 inputs.
         For one gated layer or a filter any longer window is certified too; for a stack `truncation_bound` gives a
-        window's bound. A filter's windows serve whatever came before them.
+        window's bound. A filter's windows serve whatever was observed before them.
 
     Raises:
         TypeError: what is neither such a network nor a model.
