@@ -285,19 +285,19 @@ class StratificationStackRNN(StackRNN):
 
 @dataclass(frozen=True, repr=False)
 class PushdownActions(Record):
-    """Log-weights of all transitions at each step, and the values pushed (None without)."""
+    """Log-weights of all transitions at each step, and the values pushed (None without), for every stack."""
 
-    log_push: Float[Tensor, "*b T Q G Q G"]
-    log_replace: Float[Tensor, "*b T Q G Q G"]
-    log_pop: Float[Tensor, "*b T Q G Q"]
-    values: Float[Tensor, "*b T V"] | None
+    log_push: Float[Tensor, "*b T S Q G Q G"]
+    log_replace: Float[Tensor, "*b T S Q G Q G"]
+    log_pop: Float[Tensor, "*b T S Q G Q"]
+    values: Float[Tensor, "*b T S V"] | None
 
 
 class NondeterministicStackRNN(StackRNN):
-    """A network on all runs of a weighted pushdown automaton at once.
+    """A network on all runs of weighted pushdown automata at once.
 
-    See `StackRNN` for its calls and what is raised. Starts in state 0 with symbol 0 at the bottom, which is never
-    popped. O(T^3) a sequence.
+    See `StackRNN` for its calls and what is raised. Each automaton starts in state 0 with symbol 0 at the bottom, which
+    is never popped. O(T^3) for each of a sequence.
 
     Arguments:
         input_size, hidden_size: of the controller.
@@ -307,6 +307,7 @@ class NondeterministicStackRNN(StackRNN):
             on top by configuration (the vector version, 2023). The bottom's is learned.
         normalized: weights are softmaxed over the transitions from a configuration (2020), or any positive (2022).
         reading: "configuration" (state and symbol, 2022) or "symbol" (summed over states, 2020).
+        stacks: how many automata, each with weights of its own; of several, one soon finds its use (the papers have 1).
         controller, feedback, num_layers, bias, batch_first, dropout, device, dtype: see `StackRNN`.
 
     See Also: DuSell & Chiang 2020 (NS-RNN), 2022 (RNS-RNN), 2023 (vectors).
@@ -315,9 +316,10 @@ class NondeterministicStackRNN(StackRNN):
     >>> import samplehold as sh
     >>> layer, x = sh.NondeterministicStackRNN(input_size=4, hidden_size=8, states=2, symbols=3), torch.randn(2, 10, 4)
     >>> output, state = layer(x)
-    >>> output.shape, state.reading.shape  # what is read: P(state, symbol on top)
-    (torch.Size([2, 10, 8]), torch.Size([2, 6]))
-    >>> torch.allclose(layer.run(x).reading, layer.mixture(x).reading().flatten(-2), atol=1e-5)
+    >>> output.shape, state.reading.shape  # what is read: P(state, symbol on top) of 8 automata
+    (torch.Size([2, 10, 8]), torch.Size([2, 48]))
+    >>> expected = layer.mixture(x).reading()  # [2, 8 stacks, 10, 2 states, 3 symbols]
+    >>> torch.allclose(layer.run(x).reading, expected.movedim(1, 2).flatten(2), atol=1e-5)
     True
     """
 
@@ -330,6 +332,7 @@ class NondeterministicStackRNN(StackRNN):
         value_size: int = 0,
         normalized: bool = False,
         reading: str = "configuration",
+        stacks: int = 8,
         controller: Controller = nn.LSTMCell,
         feedback: bool = True,
         num_layers: int = 1,
@@ -344,12 +347,15 @@ class NondeterministicStackRNN(StackRNN):
         value_size = check_integer("value_size", value_size, least=0)
         check_choice("reading", reading, ("configuration", "symbol"))
         normalized = check_flag("normalized", normalized)
+        stacks = check_integer("stacks", stacks)
         K = states * symbols
         size = (K if reading == "configuration" else symbols) * max(1, value_size)
-        super().__init__(input_size, hidden_size, size, K * (2 * K + states) + value_size, options)
-        self.states, self.symbols, self.value_size = states, symbols, value_size
+        raw_size = stacks * (K * (2 * K + states) + value_size)
+        super().__init__(input_size, hidden_size, stacks * size, raw_size, options)
+        self.states, self.symbols, self.value_size, self.stacks = states, symbols, value_size, stacks
         self.normalized, self.reads = normalized, reading
-        self.bottom = nn.Parameter(torch.zeros(value_size, device=device, dtype=dtype)) if value_size else None
+        bottom = torch.zeros(stacks, value_size, device=device, dtype=dtype)
+        self.bottom = nn.Parameter(bottom) if value_size else None
         self._set_apart()
 
     def reset_parameters(self) -> None:
@@ -359,19 +365,24 @@ class NondeterministicStackRNN(StackRNN):
             nn.init.zeros_(self.bottom)
 
     def mixture(self, x: Tensor, *, lengths: Lengths = None) -> PushdownAutomaton:
-        """The automaton, with the weights of this pass, all of whose runs the stack held."""
+        """The automata, [*batch, stacks, T], with the weights of this pass, all of whose runs the stacks held."""
         actions, lengths = self._acted(x, lengths)
-        log_initial = self._log_initial(actions.log_pop).expand(*actions.log_pop.shape[:-4], -1, -1)
-        return PushdownAutomaton(log_initial, actions.log_push, actions.log_replace, actions.log_pop, lengths=lengths)
+        push, replace = (z.movedim(-5, -6) for z in (actions.log_push, actions.log_replace))
+        pop = actions.log_pop.movedim(-4, -5)
+        log_initial = self._log_initial(pop).expand(*pop.shape[:-4], -1, -1)
+        lengths = None if lengths is None else lengths[..., None]
+        return PushdownAutomaton(log_initial, push, replace, pop, lengths=lengths)
 
     def _log_initial(self, like: Tensor) -> Tensor:
         first = torch.arange(self.states * self.symbols, device=like.device) == 0
         return torch.where(first, 0.0, -torch.inf).to(like.dtype).reshape(self.states, self.symbols)
 
     def _empty(self, n_steps: int, like: Tensor) -> tuple[Any, Tensor]:
-        batch, bottom = like.shape[0], None if self.bottom is None else widened(self.bottom).sigmoid()
-        log_initial = self._log_initial(widened(like)).flatten().expand(batch, -1)
-        values = like.new_zeros(batch, 0, 0) if bottom is None else bottom.expand(batch, 1, -1)
+        n = like.shape[0] * self.stacks
+        log_initial = self._log_initial(widened(like)).flatten().expand(n, -1)
+        values = like.new_zeros(n, 0, 0)
+        if self.bottom is not None:
+            values = widened(self.bottom).sigmoid().repeat(like.shape[0], 1).unsqueeze(1)
         reading = self._read(log_initial.unsqueeze(1), values).to(like.dtype)
         return (start(log_initial, self.states, n_steps), values), reading
 
@@ -382,15 +393,15 @@ class NondeterministicStackRNN(StackRNN):
         K = self.states * self.symbols
         replace = torch.eye(K, dtype=like.dtype, device=like.device).log()
         weights = pad(replace, (K, self.states), value=-torch.inf).flatten()
-        return pad(weights, (0, self.value_size))
+        return pad(weights, (0, self.value_size)).repeat(self.stacks)
 
     def _inclination(self, like: Tensor) -> Tensor:
         K = self.states * self.symbols
         push = pad(like.new_ones(K, K), (0, K + self.states)).flatten()
-        return pad(push, (0, self.value_size))
+        return pad(push, (0, self.value_size)).repeat(self.stacks)
 
     def _update(self, stack: tuple[object, Tensor], raw: Tensor) -> tuple[Any, Tensor]:
-        *weights, value = self._transitions(widened(raw))
+        *weights, value = (None if z is None else z.flatten(0, 1) for z in self._transitions(widened(raw)))
         log_top, tape = advance(stack[0], *weights)
         values = stack[1] if value is None else torch.cat([stack[1], value.unsqueeze(1)], 1)
         return (tape, values), self._read(log_top, values).to(raw.dtype)
@@ -400,13 +411,13 @@ class NondeterministicStackRNN(StackRNN):
         by_element = log_top.flatten(1).softmax(-1).view(log_top.shape)
         if self.reads == "symbol":
             by_element = by_element.unflatten(-1, (self.states, self.symbols)).sum(-2)
-        if self.value_size:
-            return (by_element.transpose(1, 2) @ values).flatten(1)
-        return by_element.sum(1)
+        seen = by_element.transpose(1, 2) @ values if self.value_size else by_element.sum(1)
+        return seen.reshape(-1, self.reading_size)
 
     def _transitions(self, raw: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Log-weights of push and replace [*b, K, K] and pop [*b, K, Q], from each configuration, and the value."""
+        """Log-weights of push and replace [*b, S, K, K] and pop [*b, S, K, Q], from each configuration, and values."""
         K = self.states * self.symbols
+        raw = raw.unflatten(-1, (self.stacks, -1))
         weights, value = raw.split([raw.shape[-1] - self.value_size, self.value_size], -1)
         weights = weights.unflatten(-1, (K, -1))
         weights = weights.log_softmax(-1) if self.normalized else weights

@@ -147,7 +147,7 @@ def cases(n: int) -> Iterator[tuple[str, nn.Module, dict[str, nn.Module]]]:
         return {"log-space" if log else "real einsum": Peer(reading, raw, pushdown(Q, G, width, log)) for log in logs}
 
     def nondeterministic(*sizes: int, normalized: bool = False) -> nn.Module:
-        return NondeterministicStackRNN(INPUTS, HIDDEN, *sizes, normalized=normalized)
+        return NondeterministicStackRNN(INPUTS, HIDDEN, *sizes, normalized=normalized, stacks=1)
 
     yield (
         "superposition", SuperpositionStackRNN(INPUTS, HIDDEN, WIDTH, stacks=1),

@@ -109,8 +109,8 @@ NETWORKS = [
     (SuperpositionStackRNN, {"stacks": 2, "n_read": 2, "most_pops": 2, "empty": -1.0}),
     (SuperpositionStackRNN, {"stacks": 1, "capacity": 3, "n_read": 4, "controller": nn.GRUCell}),
     (StratificationStackRNN, {}),
-    (NondeterministicStackRNN, {"states": 2, "symbols": 2}),
-    (NondeterministicStackRNN, {"value_size": 2, "normalized": True, "reading": "symbol"}),
+    (NondeterministicStackRNN, {"states": 2, "symbols": 2, "stacks": 1}),
+    (NondeterministicStackRNN, {"value_size": 2, "normalized": True, "reading": "symbol", "stacks": 3}),
 ]
 
 
@@ -324,28 +324,29 @@ def test_stratification_strengths_are_those_of_its_reads():
 
 @pytest.mark.parametrize(("reading", "normalized"), [("configuration", False), ("symbol", True)])
 def test_nondeterministic_network_reads_the_automaton_it_runs(reading, normalized):
-    layer = made(NondeterministicStackRNN, 4, 5, states=2, symbols=3, reading=reading, normalized=normalized)
+    layer = made(NondeterministicStackRNN, 4, 5, states=2, symbols=3, reading=reading, normalized=normalized, stacks=3)
     x = inputs(2, 8, 4)
     run, automaton = layer.run(x), layer.mixture(x)
     expected = automaton.reading() if reading == "configuration" else automaton.reading().sum(-2)
-    close(run.reading, expected.reshape(run.reading.shape), rtol=1e-12, atol=1e-12)
+    close(run.reading, expected.movedim(1, 2).reshape(run.reading.shape), rtol=1e-12, atol=1e-12)
     from_each = torch.cat(
         [run.actions.log_push.flatten(-2), run.actions.log_replace.flatten(-2), run.actions.log_pop], -1
     )
     total = from_each.exp().sum(-1)
     assert torch.allclose(total, torch.ones_like(total)) == normalized
-    assert automaton.sample(3, torch.Generator().manual_seed(0)).state.shape == (3, 2, 8)
+    assert automaton.sample(4, torch.Generator().manual_seed(0)).state.shape == (4, 2, 3, 8)
 
 
 def test_vector_network_reads_the_expected_value_on_top():
-    layer, x = made(NondeterministicStackRNN, 4, 5, states=1, symbols=1, value_size=2), inputs(1, 6, 4)
+    layer, x = made(NondeterministicStackRNN, 4, 5, states=1, symbols=1, value_size=2, stacks=2), inputs(1, 6, 4)
     with torch.no_grad():
-        layer.bottom.copy_(torch.tensor([0.3, -0.7]))
+        layer.bottom.copy_(torch.tensor([[0.3, -0.7], [-0.2, 1.1]]))
     run = layer.run(x)
-    actions = torch.stack([run.actions.log_push, run.actions.log_replace], -1).flatten(2).tolist()[0]
-    pops = run.actions.log_pop.flatten().tolist()
-    values = torch.cat([layer.bottom.sigmoid()[None], run.actions.values[0]])
-    for n in range(1, 7):
+    for n, which in itertools.product(range(1, 7), range(2)):
+        weights = torch.stack([run.actions.log_push.flatten(3), run.actions.log_replace.flatten(3)], -1)
+        actions = weights[0, :, which, 0].tolist()
+        pops = run.actions.log_pop[0, :, which].flatten().tolist()
+        values = torch.cat([layer.bottom[which].sigmoid()[None], run.actions.values[0, :, which]])
         weighted, total = torch.zeros(2, dtype=torch.float64), 0.0
         for history in itertools.product((0, 1, 2), repeat=n):
             stack, weight = [0], 0.0
@@ -359,11 +360,11 @@ def test_vector_network_reads_the_expected_value_on_top():
                     break
             if stack:
                 weighted, total = weighted + math.exp(weight) * values[stack[-1]], total + math.exp(weight)
-        close(run.reading[0, n - 1], weighted / total, rtol=1e-12, atol=1e-12)
+        close(run.reading[0, n - 1].view(2, 2)[which], weighted / total, rtol=1e-12, atol=1e-12)
 
 
 def test_with_one_state_and_symbol_it_is_the_mixture_that_never_pops_the_empty_stack():
-    layer, x = made(NondeterministicStackRNN, 4, 5, states=1, symbols=1, value_size=1), inputs(5, 4)
+    layer, x = made(NondeterministicStackRNN, 4, 5, states=1, symbols=1, value_size=1, stacks=1), inputs(5, 4)
     with torch.no_grad():
         layer.bottom.fill_(-1e3)  # the bottom reads as 0, as an empty stack does
     run = layer.run(x)
@@ -371,9 +372,9 @@ def test_with_one_state_and_symbol_it_is_the_mixture_that_never_pops_the_empty_s
         [run.actions.log_push, run.actions.log_pop[..., None], run.actions.log_replace], -1
     ).flatten(1)
     for n in range(1, 6):
-        mixture = StackMixture(log_action[:n], run.actions.values[:n], on_empty="forbid")
+        mixture = StackMixture(log_action[:n], run.actions.values[:n, 0], on_empty="forbid")
         close(run.reading[n - 1], mixture.superposition(1)[-1, 0], rtol=1e-12, atol=1e-12)
-    apart = StackMixture(log_action, run.actions.values).superposition(1)[-1, 0] - run.reading[-1]
+    apart = StackMixture(log_action, run.actions.values[:, 0]).superposition(1)[-1, 0] - run.reading[-1]
     assert float(apart.detach().abs()) > 1e-3  # superposition keeps the histories that popped too often
 
 
@@ -486,7 +487,8 @@ def test_past_its_end_a_sequence_does_nothing():
     left = layer.strengths(x, lengths=lengths)
     assert torch.equal(left[1, :, 3], left[1, :, 1])
     actions = made(NondeterministicStackRNN, 4, 5, states=2).run(x, lengths=lengths).actions
-    assert torch.equal(actions.log_replace[1, 3].flatten(2).flatten(0, 1).exp(), torch.eye(4).double())
+    nothing = actions.log_replace[1, 3].flatten(3).flatten(1, 2).exp()
+    assert torch.equal(nothing, torch.eye(4).double().expand_as(nothing))
     assert bool(actions.log_push[1, 3].isneginf().all())
 
 
