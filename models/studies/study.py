@@ -1,0 +1,59 @@
+"""A study: one question about networks, answered by tables and figures, at a quick and at a full scale."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pandas as pd
+
+from ...inference.numerics.records import Record
+from ...inference.numerics.scalars import check_choice
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+T = TypeVar("T")
+Track = Callable[[Iterable[T], str], Iterable[T]]
+"""Passes on what it is given, and shows how far it is: `for seed in track(range(3), "seeds"): ...`."""
+
+SCALES = ("quick", "full")
+STUDIES: dict[str, str] = {}
+"""The module of each study, in this folder. Each has `study(scale, track) -> Findings`; its docstring is the question."""
+
+
+@dataclass(frozen=True, repr=False)
+class Findings(Record):
+    """What a study found.
+
+    Arguments:
+        tables: by file name without its ending.
+        figures: likewise.
+        seeds: of everything random in it.
+    """
+
+    tables: dict[str, pd.DataFrame]
+    figures: "dict[str, Figure]" = field(default_factory=dict)
+    seeds: tuple[int, ...] = ()
+
+
+def untracked(items: Iterable[T], label: str) -> Iterable[T]:
+    """As `Track` wants it, and shows nothing."""
+    return items
+
+
+def study(name: str, scale: str = "quick", track: Track[Any] = untracked) -> Findings:
+    """Run a study.
+
+    Arguments:
+        name: one of those that `samplehold study --help` lists.
+        scale: "quick": under a minute on two cores; "full": the tables of the documentation.
+        track: shows progress; see `Track`.
+
+    Raises:
+        ValueError: a name or a scale that is not there.
+    """
+    check_choice("name", name, tuple(STUDIES))
+    check_choice("scale", scale, SCALES)
+    module = import_module(f".{STUDIES[name]}", __package__)
+    return module.study(scale, track)
