@@ -12,6 +12,7 @@ from .models.bridge.layered_network import LayerComparison as LayerComparison
 from .models.bridge.layered_network import SweepNetwork as SweepNetwork
 from .models.bridge.layered_network import compare_layers as compare_layers
 from .models.bridge.lifting import Lifted as Lifted
+from .models.bridge.lifting_centroids import LiftedStates as LiftedStates
 from .models.bridge.lifting_gaussian import LiftedGaussian as LiftedGaussian
 from .models.bridge.lifting_given import LiftedLayer as LiftedLayer
 from .models.bridge.lifting_given import LiftedNetwork as LiftedNetwork
@@ -33,10 +34,12 @@ from .models.networks.layouts import to_keras as to_keras
 from .models.networks.layouts import to_tf1 as to_tf1
 from .models.networks.minimal import MinGRU as MinGRU
 from .models.networks.minimal import MinLSTM as MinLSTM
+from .models.networks.peephole import PeepholeLSTM as PeepholeLSTM
 from .models.networks.qrnn import QRNN as QRNN
 from .models.networks.stack import NondeterministicStackRNN as NondeterministicStackRNN
 from .models.networks.stack import StratificationStackRNN as StratificationStackRNN
 from .models.networks.stack import SuperpositionStackRNN as SuperpositionStackRNN
+from .models.networks.state_regularized import StateRegularized as StateRegularized
 from .models.networks.truncated import truncate as truncate
 from .models.networks.wrapped import GRU as GRU
 from .models.networks.wrapped import LSTM as LSTM
