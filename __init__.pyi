@@ -4,6 +4,14 @@ from .inference.chains.copy.chain import CopyChain as CopyChain
 from .inference.chains.markov.chain import MarkovChain as MarkovChain
 from .inference.scans.linear.op import lerp_scan as lerp_scan
 from .inference.scans.linear.op import linear_scan as linear_scan
+from .models.automata.acceptor import Acceptor as Acceptor
+from .models.automata.distances import distance as distance
+from .models.automata.distances import faithfulness as faithfulness
+from .models.automata.drawing import plot_automaton as plot_automaton
+from .models.automata.extraction import extract_automaton as extract_automaton
+from .models.automata.weighted import WeightedAutomaton as WeightedAutomaton
+from .models.automata.weighted import as_weighted_automaton as as_weighted_automaton
+from .models.automata.weighted import spectral as spectral
 from .models.bridge.comparison import Comparison as Comparison
 from .models.bridge.comparison import compare as compare
 from .models.bridge.correspondence import as_rnn as as_rnn
