@@ -19,7 +19,7 @@ Track = Callable[[Iterable[T], str], Iterable[T]]
 
 SCALES = ("quick", "full")
 STUDIES: dict[str, str] = {}
-"""The module of each study, in this folder. Each has `study(scale, track) -> Findings`; its docstring is the question."""
+"""The module of each study, in this folder: it has `study(scale, track) -> Findings`; its docstring is the question."""
 
 
 @dataclass(frozen=True, repr=False)
