@@ -37,6 +37,7 @@ from .models.networks.qrnn import QRNN as QRNN
 from .models.networks.stack import NondeterministicStackRNN as NondeterministicStackRNN
 from .models.networks.stack import StratificationStackRNN as StratificationStackRNN
 from .models.networks.stack import SuperpositionStackRNN as SuperpositionStackRNN
+from .models.networks.stable import stable as stable
 from .models.networks.truncated import truncate as truncate
 from .models.networks.wrapped import GRU as GRU
 from .models.networks.wrapped import LSTM as LSTM
