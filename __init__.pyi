@@ -34,10 +34,10 @@ from .models.networks.layouts import to_tf1 as to_tf1
 from .models.networks.minimal import MinGRU as MinGRU
 from .models.networks.minimal import MinLSTM as MinLSTM
 from .models.networks.qrnn import QRNN as QRNN
+from .models.networks.stable import stable as stable
 from .models.networks.stack import NondeterministicStackRNN as NondeterministicStackRNN
 from .models.networks.stack import StratificationStackRNN as StratificationStackRNN
 from .models.networks.stack import SuperpositionStackRNN as SuperpositionStackRNN
-from .models.networks.stable import stable as stable
 from .models.networks.truncated import truncate as truncate
 from .models.networks.wrapped import GRU as GRU
 from .models.networks.wrapped import LSTM as LSTM
