@@ -33,6 +33,7 @@ from .qrnn import QRNN
 from .recurrent import check_one_way
 from .wrapped import GRU, LSTM, Elman
 
+LEAST = 1e-6  # of the constant, whose square is a limit
 Network = TypeVar("Network", bound=nn.Module)
 Rule = Callable[["_Limits", Any, int, Tensor], Tensor]
 
@@ -78,6 +79,10 @@ def stable(network: Network, norm: str = "inf", lipschitz: float = 0.9, input_bo
     if kind is not Elman and not layer.bias:
         raise ValueError("network: has no bias, which holds its gates below their limit; build it with bias=True.")
     lipschitz = check_probability("lipschitz", lipschitz, proper=True)
+    if lipschitz < LEAST:
+        raise ValueError(
+            f"lipschitz: got {lipschitz:g}, expected at least {LEAST:g}; a network that holds no more is none."
+        )
     limits = _Limits(norm, lipschitz, check_number("input_bound", input_bound, least=0))
     for k in range(layer.num_layers):
         for name, rule in RULES[kind].items():
