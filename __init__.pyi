@@ -44,6 +44,7 @@ from .models.networks.minimal import MinGRU as MinGRU
 from .models.networks.minimal import MinLSTM as MinLSTM
 from .models.networks.peephole import PeepholeLSTM as PeepholeLSTM
 from .models.networks.qrnn import QRNN as QRNN
+from .models.networks.stable import stable as stable
 from .models.networks.stack import NondeterministicStackRNN as NondeterministicStackRNN
 from .models.networks.stack import StratificationStackRNN as StratificationStackRNN
 from .models.networks.stack import SuperpositionStackRNN as SuperpositionStackRNN

@@ -1,4 +1,4 @@
-"""The command line: `samplehold fit`, `forecast`, `sample` and `compare`, or `python -m samplehold ...`.
+"""The command line: `samplehold fit`, `forecast`, `sample`, `compare` and `study`, or `python -m samplehold ...`.
 
 Heavy libraries are imported inside the commands, so that `--help` answers at once.
 """
@@ -35,6 +35,12 @@ def _choices(title: str, room: str) -> Any:
     return StrEnum(title, {name: re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower() for name in names})
 
 
+def _studies() -> list[str]:
+    """The names of all studies, read from the table that holds them so that nothing heavy is imported."""
+    table = (Path(__file__).parents[1] / "models" / "studies" / "study.py").read_text(encoding="utf-8")
+    return re.findall(r'^    "([a-z-]+)": "', table, re.MULTILINE)
+
+
 EmissionName = _choices("EmissionName", "emissions")
 DynamicsName = _choices("DynamicsName", "dynamics")
 NORMAL, COPY = EmissionName("normal"), DynamicsName("copy")
@@ -58,6 +64,13 @@ def _checked(check: Callable[[Path], None]) -> Callable[[Path], Path]:
         return path
 
     return callback
+
+
+class ScaleName(StrEnum):
+    """How much a study does."""
+
+    QUICK = "quick"
+    FULL = "full"
 
 
 class PriorName(StrEnum):
@@ -257,6 +270,28 @@ def compare(
         check_new(sorted(out.glob("*.png")), force)
         if not show(out, Console(), seed):
             raise typer.Exit(1)
+
+
+@app.command(epilog="Example: [bold]samplehold study truncation --out studies/[/bold]")
+def study(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help=f"{', '.join(_studies())}; or all.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for a folder of each study: CSV, Markdown, PNG.")],
+    scale: Annotated[
+        ScaleName, typer.Option(help="quick: under a minute each; full: as in the documentation, many minutes.")
+    ] = ScaleName.QUICK,
+    force: FORCE = False,
+) -> None:
+    """Run studies of what recurrent networks can be and hold: tables and figures."""
+    with _one_line_errors():
+        from rich.console import Console
+
+        from .console import check_folder, check_new
+        from .studies import check_studies, run_studies
+
+        chosen = check_studies(names)
+        check_folder(out)
+        check_new([out / name for name in chosen], force)
+        run_studies(chosen, scale.value, out, Console())
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from matplotlib.figure import Figure
 from samplehold import Copy, Markov, SwitchingSSM
 from samplehold.cli.app import app
 from samplehold.switching.data.tables import pick_series, read_table
@@ -621,6 +622,48 @@ def test_help_shows_examples_and_loads_nothing_heavy():
     heavy = "import sys, samplehold.__main__; print(sorted({'torch', 'pyro', 'numba', 'pandas'} & set(sys.modules)))"
     loaded = subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, check=True)
     assert loaded.stdout == "[]\n"
+
+
+# ---- study ---------------------------------------------------------------------------------------------------------
+
+
+def test_study_writes_tables_and_figures_and_says_the_seeds(tmp_path, monkeypatch):
+    from samplehold.models.studies import study as studies
+
+    def small(name, scale, track):
+        figure = Figure()
+        figure.subplots().plot([1, 2])
+        rows = [{"number": number, "[bold]": 1 / 3} for number in track(range(40), "numbers")]
+        return studies.Findings({name: pd.DataFrame(rows)}, {"line": figure}, (0, 7))
+
+    monkeypatch.setattr("samplehold.cli.studies.study", small)
+    done = run("study", "truncation", "bridge", "truncation", "--out", tmp_path)
+    assert done.exit_code == 0, done.output
+    assert done.stdout.count("seeds 0, 7") == 2
+    assert "The first 30 of 40 rows." in done.stdout
+    assert "[bold]" in done.stdout
+    for name in ("truncation", "bridge"):
+        written = {path.name for path in (tmp_path / name).iterdir()}
+        assert written == {"line.png", f"{name}.csv", f"{name}.md"}
+        assert len(pd.read_csv(tmp_path / name / f"{name}.csv")) == 40
+        assert (tmp_path / name / f"{name}.md").read_text().startswith("|   number |")
+    again = run("study", "bridge", "--out", tmp_path)
+    assert again.exit_code == 2
+    assert "bridge is there already" in again.stderr
+    assert run("study", "bridge", "--out", tmp_path, "--force").exit_code == 0
+    assert run("study", "all", "--out", tmp_path / "all").exit_code == 0
+    assert {path.name for path in (tmp_path / "all").iterdir()} == set(studies.STUDIES)
+
+
+def test_study_names_what_there_is(tmp_path):
+    from samplehold.models.studies.study import STUDIES
+
+    done = run("study", "foo", "--out", tmp_path)
+    assert done.exit_code == 2
+    assert done.stderr == f"samplehold: study: got 'foo', expected one of {', '.join(STUDIES)}, or all.\n"
+    listed = " ".join(run("study", "--help").stdout.split())
+    assert all(name in listed for name in STUDIES)
+    assert run("study", "truncation", "--out", tmp_path, "--scale", "huge").exit_code == 2
 
 
 # ---- compare -------------------------------------------------------------------------------------------------------

@@ -48,10 +48,8 @@ def labelled_words(language: "DFA", lengths: Iterable[int], each: int, seed: int
     draw, other = random.Random(seed), language.complement()
     found = []
     for length in lengths:
-        kinds = [
-            (kind, within) for kind, within in ((language, True), (other, False)) if kind.count_words_of_length(length)
-        ]
+        kinds = [kind for kind in (language, other) if kind.count_words_of_length(length)]
         for number in range(each):
-            kind, within = kinds[number % len(kinds)]
+            kind = kinds[number % len(kinds)]
             found.append((kind.random_word(length, seed=draw.randrange(2**31)), kind is language))
     return found

@@ -401,9 +401,9 @@ class NondeterministicStackRNN(StackRNN):
         return pad(push, (0, self.value_size)).repeat(self.stacks)
 
     def _update(self, stack: tuple[object, Tensor], raw: Tensor) -> tuple[Any, Tensor]:
-        *weights, value = (None if z is None else z.flatten(0, 1) for z in self._transitions(widened(raw)))
-        log_top, tape = advance(stack[0], *weights)
-        values = stack[1] if value is None else torch.cat([stack[1], value.unsqueeze(1)], 1)
+        *weights, value = self._transitions(widened(raw))
+        log_top, tape = advance(stack[0], *(weight.flatten(0, 1) for weight in weights))
+        values = stack[1] if value is None else torch.cat([stack[1], value.flatten(0, 1).unsqueeze(1)], 1)
         return (tape, values), self._read(log_top, values).to(raw.dtype)
 
     def _read(self, log_top: Tensor, values: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ class _Wrapped(nn.RNNBase):
             padded = self._fitting(padded, True)
             hx = self._started(hx, padded.shape[:-2])
             if not transformed():
-                return super().forward(x, hx)
+                return self._fused(x, hx)
             out, state = self._looped(padded, hx, observed(padded, own))
             return repacked(out, own, x), state
         x = self._fitting(x, self.batch_first)
@@ -70,13 +70,13 @@ class _Wrapped(nn.RNNBase):
             out, state = self._looped(x, hx, some)
             return time_major(out, self.batch_first), state
         if some is None:
-            return super().forward(time_major(x, self.batch_first), hx)
+            return self._fused(time_major(x, self.batch_first), hx)
         if x.dim() == 2:
-            out, state = super().forward(time_major(x[: int(some[0])], self.batch_first), hx)
+            out, state = self._fused(time_major(x[: int(some[0])], self.batch_first), hx)
             empty = x.new_zeros(x.shape[0] - out.shape[0], out.shape[1])
             return torch.cat([out, empty]), state
         packed = pack_padded_sequence(x, some[0].cpu(), batch_first=True, enforce_sorted=False)
-        out, state = super().forward(packed, hx)
+        out, state = self._fused(packed, hx)
         return pad_packed_sequence(out, batch_first=self.batch_first, total_length=x.shape[1])[0], state
 
     def step(self, x: Tensor, h: Any = None) -> tuple[Tensor, Any]:
@@ -96,8 +96,16 @@ class _Wrapped(nn.RNNBase):
             out, state = self._looped(x.unsqueeze(-2), h, None)
             return out.squeeze(-2), state
         time = x.dim() - 1 if self.batch_first else 0
-        out, state = super().forward(x.unsqueeze(time), h)
+        out, state = self._fused(x.unsqueeze(time), h)
         return out.squeeze(time), state
+
+    def _fused(self, x: Any, hx: Any) -> tuple[Any, Any]:
+        """torch's own pass, which keeps the weights it read: what was computed of parameters is not copied with it."""
+        try:
+            return super().forward(x, hx)
+        finally:
+            if any(weight.grad_fn is not None for weight in self._flat_weights):
+                self._flat_weights = [weight.detach() for weight in self._flat_weights]
 
     def _fitting(self, x: Tensor, batch_first: bool) -> Tensor:
         x = batch_major(x, self.input_size, batch_first, weight_of(self, x))

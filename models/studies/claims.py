@@ -6,8 +6,11 @@ Every row of the table is a number, what it must be below or above, and whether 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import product
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -32,6 +35,7 @@ from ..networks.minimal import MinGRU, MinLSTM
 from .engine_filter import engine_filter
 from .information import information_sweep
 from .next_token import held_model, make_layer, price_of_exactness, train_next_token
+from .study import Findings, Track
 
 LAYERS = 200  # random layers; the tests take a thousand
 ROUNDINGS = 8.0  # of a state at each step, in units of the float's precision
@@ -69,20 +73,9 @@ def show(out: Path, console: Console, seed: int = 0) -> bool:
     for name in ("measured", "bound"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
-    parts: tuple[Callable[[int], Iterator[Shown]], ...] = (
-        tokens,
-        given,
-        networks,
-        engine,
-        linear,
-        layers,
-        information,
-        price,
-        trained,
-    )
     met = True
     with console.status("Measuring") as status:
-        for part in parts:
+        for part in parts():
             for shown in part(seed):
                 status.update(f"Measured: {shown.claim}")
                 sign = "<" if shown.below else ">"
@@ -97,6 +90,24 @@ def show(out: Path, console: Console, seed: int = 0) -> bool:
     console.print(table)
     console.print(f"Figures in {out}: " + ", ".join(sorted(path.name for path in out.glob("*.png"))))
     return met
+
+
+def study(scale: str, track: Track[Any]) -> Findings:
+    """The same as a study: all claims with one seed, or with three."""
+    seeds = (0,) if scale == "quick" else (0, 1, 2)
+    rows, figures = [], {}
+    for seed, part in track(list(product(seeds, parts())), "claims"):
+        for shown in part(seed):
+            row = {"claim": shown.claim.strip(), "seed": seed, "measured": shown.value}
+            rows.append(row | {"bound": f"{'<' if shown.below else '>'} {shown.bound:.2g}", "met": shown.met})
+            if shown.figure is not None and not seed:
+                figures[Path(shown.figure[0]).stem] = shown.figure[1]
+    return Findings({"bridge": pd.DataFrame(rows)}, figures, seeds)
+
+
+def parts() -> tuple[Callable[[int], Iterator[Shown]], ...]:
+    """What measures the claims, in their order."""
+    return tokens, given, networks, engine, linear, layers, information, price, trained
 
 
 # ---- the claims ----------------------------------------------------------------------------------------------------

@@ -66,8 +66,8 @@ def forgetting(layer_or_model: nn.Module, x: Any, tol: float, h0: Any = None) ->
     Raises:
         TypeError: what is neither such a network nor a model.
         ValueError: tol is not positive, or below what rounding in the dtype leaves certain: the message has the least
-            that can be certified; a model with other dynamics or with covariates, or an h0 for it; for a GRU, LSTM or
-            Elman network an h0 larger than what its inputs reach.
+            that can be certified; a model with other dynamics or with covariates, a series it cannot produce, or an h0
+            for it; for a GRU, LSTM or Elman network an h0 larger than what its inputs reach.
 
     Example:
         >>> import torch, samplehold as sh

@@ -62,6 +62,7 @@ def filter_forgetting(model: SwitchingSSM, x: Any, tol: float) -> Forgetting:
             "Copy(n_states) without covariates."
         )
     series = model.read(x)
+    model.filter(series)  # refuses what is impossible
     chain: Any = model.chain(series)  # with a gate, as was seen to: it has these two tables
     shape, dtype = chain.log_fresh.shape, chain.log_fresh.dtype
     fresh, held = (

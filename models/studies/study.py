@@ -18,8 +18,12 @@ Track = Callable[[Iterable[T], str], Iterable[T]]
 """Passes on what it is given, and shows how far it is: `for seed in track(range(3), "seeds"): ...`."""
 
 SCALES = ("quick", "full")
-STUDIES: dict[str, str] = {}
-"""The module of each study, in this folder. Each has `study(scale, track) -> Findings`; its docstring is the question."""
+STUDIES: dict[str, str] = {
+    "bridge": "claims",
+    "truncation": "truncation",
+    "joined": "joined",
+}
+"""The module of each study, in this folder: it has `study(scale, track) -> Findings`; its docstring is the question."""
 
 
 @dataclass(frozen=True, repr=False)

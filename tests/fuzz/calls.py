@@ -970,6 +970,7 @@ def _(r: Draw) -> Call:
             "value_size": r.one(0, 2),
             "normalized": True,
             "reading": r.one("configuration", "symbol"),
+            "stacks": r.one(1, 2),
         },
     }
     kind = r.one(*options)
@@ -1150,6 +1151,12 @@ def _(r: Draw) -> Call:
 @function("forgetting of a model", 1)
 def _(r: Draw) -> Call:
     r.K = 2
+    if r.random.random() < 0.5:
+        emission = sh.Gated(sh.Bernoulli(r.F), sh.Bernoulli(r.F))
+        model = sh.SwitchingSSM(sh.Copy(2), emission).with_values(
+            redraw_prob=0.2, state_probs=[0.5, 0.5], probs=[[0.2] * r.F, [0.9] * r.F], background_probs=[[0.5] * r.F]
+        )
+        return Call(sh.forgetting, {"layer_or_model": model, "x": _x(r, "Bernoulli"), "tol": 0.1}, also=("layer",))
     model = sh.SwitchingSSM(sh.Copy(2), sh.Normal(r.F)).with_values(_values(r, "Copy", "Normal"))
     return Call(sh.forgetting, {"layer_or_model": model, "x": _x(r, "Normal"), "tol": 0.1}, also=("layer",))
 
@@ -1170,6 +1177,14 @@ def _(r: Draw) -> Call:
             {"network": network, "input_bound": 1.0, "slack": 0.01},
         )
     return Call(sh.stability, {"network": network, "input_bound": 1.0})
+
+
+@function("stable", 1)
+def _(r: Draw) -> Call:
+    kind = r.one(sh.Elman, sh.LSTM, sh.GRU, sh.MinGRU, sh.QRNN)
+    x = r.table(*r.one((), (2,)), r.T, 2)
+    given = {"network": kind(2, 3).to(r.dtype), "norm": "inf", "lipschitz": 0.9, "input_bound": 1.0}
+    return Call(lambda **given: sh.stable(**given)(x)[0].detach(), given, finite=False)
 
 
 @function("information_sweep", 0.2)

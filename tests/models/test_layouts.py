@@ -6,7 +6,9 @@ import torch
 from oracles import networks
 from samplehold import GRU, LSTM, Elman
 from samplehold.models.networks import layouts
+from samplehold.models.studies.joined import forms
 from torch.nn.utils import parametrizations, prune
+from torch.testing import assert_close
 
 F, H, T = 3, 4, 6
 LAYERS = {"lstm": LSTM, "gru": GRU, "elman": Elman}
@@ -230,3 +232,18 @@ def test_weights_share_no_memory_with_what_they_came_from():
     np.testing.assert_array_equal(weights.bias, before)
     layouts.to_flax(weights)["ii"]["kernel"][:] = 7.0
     assert not (weights.input == 7.0).any()
+
+
+@pytest.mark.parametrize("kind", [LSTM, Elman])
+def test_one_matrix_or_two_give_the_same_gates(kind):
+    """To the bit, where sums are exact; the forms that the study times."""
+    layer = kind(3, 4, dtype=torch.float64).requires_grad_(False)
+    random = torch.Generator().manual_seed(0)
+    for parameter in layer.parameters():
+        parameter.copy_(torch.randint(-8, 8, parameter.shape, generator=random) / 8)
+    x = torch.randint(-8, 8, (1, 5, 3), generator=random) / 8.0
+    ends = {name: form() for name, form in forms(layer, x.double()).items()}
+    assert torch.equal(ends["one matrix"], ends["two matrices"])
+    x = torch.randn(20, 5, 3, generator=random, dtype=torch.float64)
+    for form in forms(layer, x).values():
+        assert_close(form(), layer(x.transpose(0, 1))[0][:, -1], rtol=1e-13, atol=1e-14)

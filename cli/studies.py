@@ -1,0 +1,53 @@
+"""Studies run from the command line: their tables and figures, each study in a folder of its own."""
+
+import time
+from pathlib import Path
+
+import pandas as pd
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ..models.studies.study import STUDIES, Findings, study
+from .results import replacing
+
+ROWS = 30  # of a table that are printed
+BAR = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+
+
+def run_studies(names: list[str], scale: str, out: Path, console: Console) -> None:
+    """Run studies one after the other; each is written when it ends, so that an interruption keeps those before it."""
+    for name in names:
+        begun = time.perf_counter()
+        with Progress(*BAR, console=console, transient=True) as bar:
+            found = study(name, scale, lambda items, label, bar=bar: bar.track(list(items), description=label))
+        with replacing(out / name) as folder:
+            _write(found, folder)
+        for table in found.tables.values():
+            console.print(escape(_text(table.head(ROWS))), soft_wrap=True, highlight=False)
+            more = f"The first {ROWS} of {len(table)} rows.\n" if len(table) > ROWS else ""
+            console.print(more, highlight=False)
+        taken, seeds = time.perf_counter() - begun, ", ".join(map(str, found.seeds)) or "none"
+        console.print(f"{name}: {taken:.0f} s, seeds {seeds}, in {escape(str(out / name))}", soft_wrap=True)
+
+
+def check_studies(names: list[str]) -> list[str]:
+    """All studies for "all"; ValueError for a name that is none."""
+    if "all" in names:
+        return list(STUDIES)
+    for name in names:
+        if name not in STUDIES:
+            raise ValueError(f"study: got {name!r}, expected one of {', '.join(STUDIES)}, or all.")
+    return list(dict.fromkeys(names))
+
+
+def _write(found: Findings, folder: Path) -> None:
+    for name, table in found.tables.items():
+        table.to_csv(folder / f"{name}.csv", index=False)
+        (folder / f"{name}.md").write_text(_text(table) + "\n", encoding="utf-8")
+    for name, figure in found.figures.items():
+        figure.savefig(folder / f"{name}.png", dpi=120)
+
+
+def _text(table: pd.DataFrame) -> str:
+    return str(table.to_markdown(index=False, floatfmt=".4g"))

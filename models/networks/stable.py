@@ -1,0 +1,189 @@
+r"""Networks that stay stable while they are trained: weights within the conditions of stability, whatever is learned.
+
+A network is stable with the Lipschitz constant $\lambda < 1$ if two of its states come nearer by that factor at each
+step, whatever its inputs; in training truncated to the last k inputs it then loses $O(\lambda^k)$ (Miller & Hardt 2019,
+whose networks are projected after each update; here the projection is part of the network, and gradients pass it).
+$\|W\|$ is the greatest sum of magnitudes in a row, and the rows of a matrix that exceed their limit are scaled to it.
+
+- Elman: $\|U\| \le \lambda$ in either norm, since tanh and relu have the constant 1 (lemma 1).
+- LSTM: $\bar f \le F = \lambda^2$; $\|U_i\|, \|U_o\| \le s (1 - F)$, $\|U_g\| \le \frac{s}{4} (1 - F)$,
+  $\|U_f\| \le s (1 - F)^2$.
+- GRU: $\bar z \le F$; $2 F \|U_z\|$, $\|U_n\|$ and $\frac14 (\|U_n\| + |b'_n|) \|U_r\|$ each $\le \frac{s}{3}$.
+- minGRU, QRNN: what is held is at most $\lambda$, as they are linear in the state.
+
+Those of the LSTM are the published ones (proposition 2) times $s = \lambda / (1 + \lambda)$, so that the distances of h
+and c, the greater of both, shrink by $F + s (1 - F) = \lambda$. Those of the GRU are the condition of
+`samplehold.stability`, which gives $z + (1 - z) s \le \lambda$ for $z \le F$. What a gate can reach, for inputs up to
+a bound and $|h| \le 1$, is held by its bias, which makes room for the weights.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from ...inference.numerics.scalars import check_choice, check_number, check_probability
+from .layouts import GATES
+from .minimal import MinGRU
+from .qrnn import QRNN
+from .recurrent import check_one_way
+from .wrapped import GRU, LSTM, Elman
+
+LEAST = 1e-6  # of the constant, whose square is a limit
+Network = TypeVar("Network", bound=nn.Module)
+Rule = Callable[["_Limits", Any, int, Tensor], Tensor]
+
+
+def stable(network: Network, norm: str = "inf", lipschitz: float = 0.9, input_bound: float = 1.0) -> Network:
+    """Keep a network stable through training: its weights become functions that meet the conditions above.
+
+    In place, by `torch.nn.utils.parametrize`, whose `remove_parametrizations` leaves the weights as they are then.
+
+    Arguments:
+        network: `Elman`, `LSTM`, `GRU`, `MinGRU` or `QRNN`, of any number of layers and one direction.
+        norm: in which states come nearer: "inf", the greatest unit, or "2". For LSTM and GRU no condition in "2" is
+            known.
+        lipschitz: the factor, above 0 and below 1.
+        input_bound: the greatest magnitude that any input takes; an Elman network needs none.
+
+    Returns:
+        the network itself.
+
+    Raises:
+        TypeError: another kind of network; torch's own GRU, LSTM and RNN do not read parametrised weights.
+        ValueError: both directions, gates without bias, a norm or numbers out of range.
+
+    Miller & Hardt 2019, *Stable recurrent models*, arXiv 1805.10369.
+
+    >>> import torch, samplehold as sh
+    >>> network = sh.LSTM(input_size=2, hidden_size=3)
+    >>> _ = torch.nn.init.constant_(network.weight_hh_l0, 5.0)
+    >>> sh.stability(network, 1.0).stable, sh.stability(sh.stable(network, lipschitz=0.5), 1.0).rate <= 0.5
+    (False, True)
+    """
+    kind = next((kind for kind in RULES if isinstance(network, kind)), None)
+    layer: Any = network
+    if kind is None:
+        raise TypeError(
+            f"network: got {type(network).__name__}, expected Elman, LSTM, GRU, MinGRU or QRNN of samplehold; weights "
+            "of torch's own are taken over by load_state_dict."
+        )
+    check_one_way(network, "and no state carries all of the past")
+    check_choice("norm", norm, ("inf", "2"))
+    if norm == "2" and kind in (LSTM, GRU):
+        raise ValueError(f"norm: got '2' for {kind.__name__}, whose known conditions are in 'inf'; give that.")
+    if kind is not Elman and not layer.bias:
+        raise ValueError("network: has no bias, which holds its gates below their limit; build it with bias=True.")
+    lipschitz = check_probability("lipschitz", lipschitz, proper=True)
+    if lipschitz < LEAST:
+        raise ValueError(
+            f"lipschitz: got {lipschitz:g}, expected at least {LEAST:g}; a network that holds no more is none."
+        )
+    limits = _Limits(norm, lipschitz, check_number("input_bound", input_bound, least=0))
+    for k in range(layer.num_layers):
+        for name, rule in RULES[kind].items():
+            parametrize.register_parametrization(network, f"{name}_l{k}", _Within(limits, rule, network, k))
+    return network
+
+
+@dataclass(frozen=True)
+class _Limits:
+    norm: str
+    lipschitz: float
+    input_bound: float
+
+    @property
+    def gate(self) -> float:
+        """F: the most that a gate of an LSTM or a GRU may hold."""
+        return self.lipschitz**2
+
+    @property
+    def share(self) -> float:
+        return self.lipschitz / (1 + self.lipschitz)
+
+
+class _Within(nn.Module):
+    """A parameter of a layer within its limits, which may depend on the layer's other parameters."""
+
+    def __init__(self, limits: _Limits, rule: Rule, network: nn.Module, layer: int) -> None:
+        super().__init__()
+        self.limits, self.rule, self.layer = limits, rule, layer
+        self.others = (network,)  # not a part of this module, but the one that it is a part of
+
+    def forward(self, original: Tensor) -> Tensor:
+        return self.rule(self.limits, self.others[0], self.layer, original)
+
+    def right_inverse(self, value: Tensor) -> Tensor:
+        return value
+
+
+def _scaled(rows: Tensor, limit: Tensor | float) -> Tensor:
+    """The rows whose magnitudes sum to more than the limit, scaled to it."""
+    return rows * (limit / rows.abs().sum(-1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)).clamp(max=1)
+
+
+def _elman_hidden(limits: _Limits, network: Any, k: int, U: Tensor) -> Tensor:
+    if limits.norm == "inf":
+        return _scaled(U, limits.lipschitz)
+    return U * (limits.lipschitz / torch.linalg.matrix_norm(U, 2).clamp(min=torch.finfo(U.dtype).tiny)).clamp(max=1)
+
+
+def _lstm_hidden(limits: _Limits, network: Any, k: int, U: Tensor) -> Tensor:
+    rest = 1 - limits.gate
+    most = {"i": rest, "f": rest**2, "g": rest / 4, "o": rest}
+    rows = zip(U.chunk(4), GATES["lstm"], strict=True)
+    return torch.cat([_scaled(part, limits.share * most[gate]) for part, gate in rows])
+
+
+def _gru_hidden(limits: _Limits, network: Any, k: int, U: Tensor) -> Tensor:
+    third, inner = limits.share / 3, getattr(network, f"bias_hh_l{k}").chunk(3)[2].abs().max()
+    most = {"r": 4 * third / (third + inner), "z": third / (2 * limits.gate), "n": third}
+    return torch.cat([_scaled(part, most[gate]) for part, gate in zip(U.chunk(3), GATES["gru"], strict=True)])
+
+
+def _holding_bias(limits: _Limits, network: Any, k: int, bias: Tensor) -> Tensor:
+    """`bias_ih` of an LSTM or a GRU, with that of the gate that holds as low as its limit asks."""
+    gates = GATES["lstm" if isinstance(network, LSTM) else "gru"]
+    at = gates.index("f" if isinstance(network, LSTM) else "z")
+    own = (getattr(network, f"{name}_l{k}").chunk(len(gates))[at] for name in ("weight_ih", "weight_hh", "bias_hh"))
+    W, U, other = own
+    reached = W.abs().sum(-1) * (1.0 if k else limits.input_bound) + U.abs().sum(-1) + other
+    parts = list(bias.chunk(len(gates)))
+    parts[at] = torch.minimum(parts[at], torch.special.logit(reached.new_tensor(limits.gate)) - reached)
+    return torch.cat(parts)
+
+
+def _gate_bias(limits: _Limits, network: Any, k: int, bias: Tensor) -> Tensor:
+    """The bias of a minGRU, whose gates draw, or of a QRNN, whose forget gates hold."""
+    draws = isinstance(network, MinGRU)
+    weight = getattr(network, f"weight_l{k}").flatten(1)
+    n = network._coins if draws else network.hidden_size
+    room = math.log(limits.lipschitz / (1 - limits.lipschitz)) - weight[:n].abs().sum(-1) * _reach(limits, network, k)
+    gates = torch.maximum(bias[:n], -room) if draws else torch.minimum(bias[:n], room)
+    return torch.cat([gates, bias[n:]])
+
+
+def _reach(limits: _Limits, network: Any, k: int) -> Tensor | float:
+    """The greatest magnitude of what layer k of a minGRU or a QRNN reads."""
+    if not k:
+        return limits.input_bound
+    if isinstance(network, QRNN):
+        return 1 / (1 - limits.lipschitz) if network.pooling == "ifo" else 1.0
+    if network.candidate in ("tanh", "simplex"):
+        return 1.0
+    weight, bias = (getattr(network, f"{name}_l{k - 1}")[network._coins :] for name in ("weight", "bias"))
+    values = (weight.abs().sum(-1) * _reach(limits, network, k - 1) + bias.abs()).max()
+    return values + 0.5 if network.candidate == "positive" else values
+
+
+RULES: dict[type[nn.Module], dict[str, Rule]] = {
+    Elman: {"weight_hh": _elman_hidden},
+    LSTM: {"weight_hh": _lstm_hidden, "bias_ih": _holding_bias},
+    GRU: {"weight_hh": _gru_hidden, "bias_ih": _holding_bias},
+    MinGRU: {"bias": _gate_bias},
+    QRNN: {"bias": _gate_bias},
+}

@@ -1,0 +1,218 @@
+"""Is a stable network lost without its far past, in training as in use? (Miller & Hardt 2019)
+
+A network and the feed-forward network of its last k inputs (`truncate`) are trained from the same weights, on the same
+batches, by the same steps of gradient descent. Measured are the distance of their gradients before training, that of
+their weights after each step, their losses on other sequences, and how far outputs of one network with all and with k
+inputs are apart, beside the bound that `truncation_bound` proves; each of networks that are kept stable (`stable`) and
+of those that are not. Inputs are tokens of a model that seldom redraws, whose next token is to be predicted; at full
+scale also chorales, four voices at each quarter note, whose next pitches are to be predicted.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+
+from ..bridge.tokens import one_hot
+from ..networks.minimal import MinGRU
+from ..networks.stable import stable
+from ..networks.truncated import truncate
+from ..networks.wrapped import GRU, LSTM, Elman
+from .forgetting import truncation_bound
+from .next_token import held_model, make_layer
+from .study import Findings, Track
+
+LAYERS = {"Elman": Elman, "LSTM": LSTM, "GRU": GRU, "MinGRU": MinGRU}
+LIPSCHITZ = 0.75
+BATCH = 16
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is trained."""
+
+    windows: tuple[int, ...]
+    seeds: tuple[int, ...]
+    units: int
+    steps: int  # updates
+    rate: float
+    length: int  # of a sequence
+
+
+QUICK = Plan((2, 5, 10), (0,), 8, 40, 0.5, 40)
+FULL = Plan((2, 5, 10, 20), (0, 1, 2), 16, 150, 0.5, 60)
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Inputs between 0 and 1, [N, T, F], each of which the one before is to predict: one feature, or any number."""
+
+    name: str
+    train: Tensor
+    test: Tensor
+    one: bool
+
+    def loss(self, logits: Tensor, x: Tensor) -> Tensor:
+        """Nats a step of x [N, T, F] after its first."""
+        if self.one:
+            return cross_entropy(logits.flatten(0, 1), x[:, 1:].argmax(-1).flatten())
+        return binary_cross_entropy_with_logits(logits, x[:, 1:], reduction="sum") / x[:, 1:, 0].numel()
+
+
+def study(scale: str, track: Track[Any]) -> Findings:
+    """Stable against free, recurrent against truncated, for four networks."""
+    plan, corpora = (QUICK, [tokens(QUICK)]) if scale == "quick" else (FULL, [tokens(FULL)])
+    if scale == "full" and find_spec("music21"):
+        corpora.append(chorales(FULL.length))
+    cases = list(itertools.product(corpora, LAYERS, (True, False), plan.seeds))
+    rows, paths = [], []
+    for corpus, kind, kept, seed in track(cases, "networks"):
+        found = list(compared(corpus, kind, kept, seed, plan))
+        named = {"data": corpus.name, "network": kind, "weights": "stable" if kept else "free", "seed": seed}
+        rows += [named | row for row, _ in found]
+        paths += [named | {"window": row["window"], "path": path} for row, path in found]
+    table = pd.DataFrame(rows)
+    by = ["data", "network", "weights", "window"]
+    mean: Any = table.drop(columns="seed").groupby(by, sort=False, as_index=False).mean()
+    tables = {"truncation": mean, "truncation_by_seed": table}
+    return Findings(tables, {"truncation": drawn(mean, paths)}, plan.seeds)
+
+
+def tokens(plan: Plan) -> Sequences:
+    """Of a copy model of four states that holds for ten steps on average, and tells its state half of the time."""
+    model = held_model(redraw_prob=0.1, overlap=0.5, n_states=4)
+    drawn = model.simulate(plan.length, batch_shape=(192,), seed=1).x
+    x = one_hot(drawn.squeeze(-1).long(), 4, dtype=torch.float32)
+    return Sequences("tokens", x[:128], x[128:], one=True)
+
+
+def chorales(length: int, most: int = 120) -> Sequences:
+    """Which of the pitches sound at each quarter note of Bach's chorales, `length` of them a sequence."""
+    from music21 import chord, corpus, note
+
+    scores: Iterator[Any] = itertools.islice(corpus.chorales.Iterator(), most)
+    parts = []
+    for score in scores:
+        steps = torch.zeros(int(score.highestTime) + 1, 128)
+        for sound in score.flatten().notes:
+            first, last = math.ceil(float(sound.offset)), math.ceil(float(sound.offset + sound.quarterLength))
+            pitches = sound.pitches if isinstance(sound, chord.Chord | note.Note) else ()
+            for pitch in pitches:
+                steps[first:last, pitch.midi] = 1
+        parts.append(steps[:-1])
+    joined = torch.cat(parts)
+    x = joined[: len(joined) // length * length, joined.any(0)].unflatten(0, (-1, length))
+    split = len(x) * 3 // 4
+    return Sequences("chorales", x[:split], x[split:], one=False)
+
+
+class Predictor(nn.Module):
+    """Logits of the next input, from a layer that reads all or the last inputs."""
+
+    def __init__(self, layer: Any, features: int, window: int | None = None) -> None:
+        super().__init__()
+        self.layer, self.head = layer, make_layer(nn.Linear, layer.hidden_size, features)
+        self.truncated = truncate(layer, window) if window else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.truncated(x) if self.truncated else self.layer(x)[0]
+        return self.head(out[:, :-1])
+
+
+def compared(
+    corpus: Sequences, kind: str, kept: bool, seed: int, plan: Plan
+) -> Iterator[tuple[dict[str, float], list[float]]]:
+    """For each window what was measured, and the distance of weights after each update."""
+    features = corpus.train.shape[-1]
+
+    def begun(window: int | None) -> Predictor:
+        layer: Any = make_layer(LAYERS[kind], features, plan.units, seed)
+        return Predictor(stable(layer, lipschitz=LIPSCHITZ) if kept else layer, features, window)
+
+    whole = begun(None)
+    gradient, weights = _gradient(whole, corpus), list(_trained(whole, corpus, plan, seed))
+    with torch.no_grad():
+        loss = float(corpus.loss(whole(corpus.test), corpus.test))
+        full = whole.layer(corpus.test)[0]
+    for window in plan.windows:
+        other = begun(window)
+        away = _gradient(other, corpus) - gradient
+        path = [float((a - b).norm()) for a, b in zip(_trained(other, corpus, plan, seed), weights, strict=True)]
+        with torch.no_grad():
+            cut = float(corpus.loss(other(corpus.test), corpus.test))
+            error = float((truncate(whole.layer, window)(corpus.test) - full).abs().max())
+            proved = float(truncation_bound(_free(whole.layer), corpus.test.double(), window).max())
+        yield (
+            {
+                "window": window,
+                "gradient distance": float(away.norm() / gradient.norm()),
+                "weight distance": path[-1] / float((weights[-1] - weights[0]).norm()),
+                "loss": loss,
+                "loss, truncated": cut,
+                "output error": error,
+                "proved": proved,
+            },
+            path,
+        )
+
+
+def _gradient(model: Predictor, corpus: Sequences) -> Tensor:
+    loss = corpus.loss(model(corpus.train[: 2 * BATCH]), corpus.train[: 2 * BATCH])
+    return torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(model.parameters()))])
+
+
+def _trained(model: Predictor, corpus: Sequences, plan: Plan, seed: int) -> Iterator[Tensor]:
+    """The weights after each update."""
+    random = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.SGD(model.parameters(), plan.rate)
+    for _ in range(plan.steps):
+        x = corpus.train[torch.randint(len(corpus.train), (BATCH,), generator=random)]
+        optimizer.zero_grad()
+        corpus.loss(model(x), x).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        yield torch.cat([part.detach().flatten() for part in model.parameters()])
+
+
+def _free(layer: Any) -> nn.Module:
+    """The layer as it stands in float64, with plain parameters."""
+    plain: Any = type(layer).__mro__[1] if hasattr(layer, "parametrizations") else type(layer)
+    free = plain(layer.input_size, layer.hidden_size, dtype=torch.float64)
+    free.load_state_dict({name: getattr(layer, name).detach() for name in free.state_dict()})
+    return free
+
+
+def drawn(mean: pd.DataFrame, paths: list[dict[str, Any]]) -> Figure:
+    """Above the distance of weights by update, below errors of outputs and their bounds; first data, first seed."""
+    first = mean["data"].iloc[0]
+    figure = Figure(figsize=(12, 6.2), layout="constrained")
+    rows = figure.subplots(2, len(LAYERS), sharey="row")
+    windows = sorted(set(mean["window"]))
+    for column, kind in enumerate(LAYERS):
+        above, below = rows[0, column], rows[1, column]
+        for number, window in enumerate(windows):
+            for weights, style in (("stable", "-"), ("free", ":")):
+                own = {"data": first, "network": kind, "weights": weights, "window": window}
+                path = next(item["path"] for item in paths if all(item[key] == value for key, value in own.items()))
+                shade = f"C{number}"
+                above.plot(range(1, len(path) + 1), path, style, color=shade, label=f"{weights}, last {window}")
+        above.set(title=kind, xlabel="update", yscale="log")
+        for weights, style in (("stable", "-"), ("free", ":")):
+            part = mean[(mean["data"] == first) & (mean["network"] == kind) & (mean["weights"] == weights)]
+            below.plot(part["window"], part["output error"], "o" + style, color="k", label=f"{weights}, measured")
+            shown = part[part["proved"] < 1e3]
+            below.plot(shown["window"], shown["proved"], "s" + style, color="C3", label=f"{weights}, proved")
+        below.set(xlabel="inputs an output has", yscale="log")
+    rows[0, 0].set_ylabel("distance of weights\ntruncated from recurrent")
+    rows[1, 0].set_ylabel("greatest error of an output")
+    rows[0, -1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    rows[1, -1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure

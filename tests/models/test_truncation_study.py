@@ -1,0 +1,41 @@
+"""The study of truncated training, small: what it says of one network is what its parts give."""
+
+import pytest
+import torch
+from samplehold import MinGRU, stability, truncate
+from samplehold.models.studies import study as studies
+from samplehold.models.studies import truncation
+from torch.testing import assert_close
+
+SMALL = truncation.Plan((2, 30), (0,), 4, 4, 0.5, 20)
+
+
+@pytest.mark.parametrize("kind", truncation.LAYERS)
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_window_that_cuts_nothing_off_changes_nothing_and_bounds_hold(kind, kept):
+    rows = dict(zip(SMALL.windows, truncation.compared(truncation.tokens(SMALL), kind, kept, 0, SMALL), strict=True))
+    (cut, path), (all_, same) = rows[2], rows[30]
+    assert len(path) == SMALL.steps
+    assert max(same) < 1e-5 < path[-1]
+    assert all_["gradient distance"] < 1e-5 < cut["gradient distance"]
+    assert all_["output error"] <= 1e-6
+    assert 1e-6 < cut["output error"] <= cut["proved"] + 1e-6
+    assert_close(all_["loss, truncated"], all_["loss"], rtol=1e-5, atol=0)
+
+
+def test_layers_are_the_same_before_training_and_free_of_parametrisations_after():
+    model = truncation.Predictor(truncation.stable(truncation.make_layer(truncation.GRU, 4, 3), lipschitz=0.5), 4, 3)
+    plain = truncation._free(model.layer)
+    x = torch.rand(2, 9, 4)
+    assert not hasattr(plain, "parametrizations")
+    assert_close(truncate(plain, 3)(x.double()).float(), model.truncated(x), rtol=1e-5, atol=1e-6)
+    assert stability(plain, 1.0).rate <= 0.5
+    other = truncation.make_layer(MinGRU, 4, 3, seed=1)
+    assert truncation._free(other).weight_l0.equal(other.weight_l0.double())
+
+
+def test_studies_are_named():
+    with pytest.raises(ValueError, match=r"name: got 'none', expected"):
+        studies.study("none")
+    with pytest.raises(ValueError, match=r"scale: got 'huge', expected"):
+        studies.study("truncation", "huge")
