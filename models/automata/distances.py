@@ -160,9 +160,11 @@ def faithfulness(
             f"{list(network.alphabet)}; give a machine of these."
         )
     given = [check_integer("lengths", length, least=0) for length in check_parts("lengths", lengths, least=0)]
-    longest = _most(len(alphabet)) if longest is None else check_integer("longest", longest, least=0)
+    longest = (
+        longest_within(len(alphabet), MOST_WORDS) if longest is None else check_integer("longest", longest, least=0)
+    )
     n_words, draw = check_integer("n_words", n_words), random.Random(number_of(seed))
-    short = ["".join(word) for n in range(longest + 1) for word in product(alphabet, repeat=n)]
+    short = short_words(alphabet, longest)
     same = _same(machine, network, short)
     shares, lower, upper = [], [], []
     for length in given:
@@ -217,12 +219,18 @@ def check_network(network: Any) -> Acceptor:
     return network
 
 
-def _most(n_symbols: int) -> int:
-    """The greatest length of which all words up to it are no more than `MOST_WORDS`."""
-    longest = 0
-    while sum(n_symbols**n for n in range(longest + 2)) <= MOST_WORDS and longest < MOST_WORDS:
+def short_words(alphabet: Sequence[str], longest: int) -> list[str]:
+    """All words of up to so many symbols, the shorter ones first, each length in the order of the alphabet."""
+    return ["".join(word) for n in range(longest + 1) for word in product(alphabet, repeat=n)]
+
+
+def longest_within(n_symbols: int, most: int) -> int:
+    """The greatest length, up to 100, for which all words of up to it are no more than `most`."""
+    longest, words = 0, 1 + n_symbols
+    while words <= most and longest < 100:
         longest += 1
-    return min(longest, 100)
+        words += n_symbols ** (longest + 1)
+    return longest
 
 
 def _same(machine: "DFA", network: Acceptor, words: list[str]) -> list[bool]:

@@ -1,8 +1,8 @@
 r"""Finite automata out of recurrent networks, and how faithful they are.
 
 "lstar"     Angluin's algorithm with the network as its teacher: see `models.automata.teaching`. For any network.
-"clusters"  k-means of the states that random words lead to. A cluster leads where the network's step leads from its
-            centre, which need not be where it leads from its members, and accepts as most of its members do.
+"clusters"  k-means of the states that short and random words lead to. A cluster leads where the network's step leads
+            from its centre, which need not be where it leads from its members, and accepts as most of these do.
 "centroids" for `StateRegularized` layers: states are centroids, and where a centroid leads is told by the network's own
             hard step from it, $j = \arg\max_j sim(cell(S_i, x), S_j)$, with no word read at all. In mode "hard" the
             machine *is* the network; in mode "soft" faithfulness tells how far the network has come to be one.
@@ -26,7 +26,7 @@ from ...switching.seeding import number_of
 from ..networks.state_regularized import StateRegularized
 from .acceptor import Acceptor, check_alphabet
 from .distances import Faithfulness, check_network, faithfulness
-from .teaching import LONGEST, Comparison, Teacher, clusters, learned, random_words
+from .teaching import Comparison, Teacher, clusters, learned, trial_words
 
 if TYPE_CHECKING:
     from automata.fa.dfa import DFA
@@ -127,8 +127,7 @@ def extract_automaton(
 
 @torch.no_grad()
 def _of_clusters(network: Acceptor, alphabet: Sequence[str], n_clusters: int, seed: int) -> "tuple[DFA, int]":
-    draw = random.Random(seed)
-    words = list(dict.fromkeys(["", *random_words(alphabet, range(1, LONGEST + 1), 4 * n_clusters, draw)]))
+    words = trial_words(alphabet, 4 * n_clusters, random.Random(seed))
     states = network.states(words)
     fitted = clusters(states, n_clusters, seed)
     accepted, members = network.accepts(words), torch.as_tensor(fitted.labels_).long()

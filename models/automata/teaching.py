@@ -1,9 +1,9 @@
 """Angluin's L* with a network as its teacher (Weiss, Goldberg & Yahav 2018, *Extracting automata from RNNs*).
 
 The learner, AALpy's, asks whether words are accepted, and proposes machines. A machine is compared with the network in
-two ways. By random words. And by a *state abstraction*: a partition of the network's states into cells, each known by
-the first word that reached it. Words are read from the empty one on, shortest first, and go on only from the
-first word of each cell, so that they end where cells are all known. On the way
+two ways. By words: the shortest ones, and random ones. And by a *state abstraction*: a partition of the network's
+states into cells, each known by the first word that reached it. Words are read from the empty one on, shortest first,
+and go on only from the first word of each cell, so that they end where cells are all known. On the way
 
     the network and the machine tell a word apart          it is a counterexample
     one cell is reached where the machine is in two states  a word that tells these two apart is read after both words:
@@ -11,7 +11,7 @@ first word of each cell, so that they end where cells are all known. On the way
                                                             or the network tells the two words apart, and the cell is
                                                             split between the states they led to
 
-Cells begin as the k-means clusters of states after random words; a cell is split into what is nearer to one state and
+Cells begin as the k-means clusters of states after such words; a cell is split into what is nearer to one state and
 what is nearer to the other.
 """
 
@@ -25,10 +25,12 @@ from sklearn.cluster import KMeans
 from torch import Tensor
 
 from .acceptor import Acceptor
+from .distances import longest_within, short_words
 
 if TYPE_CHECKING:
     from automata.fa.dfa import DFA
 
+SHORT = 255  # that many words, at most, are all those of up to some length
 LONGEST, DRAWN = 30, 1000  # random words of up to so many symbols, in a comparison
 
 
@@ -96,22 +98,22 @@ class Comparison:
         self.known: dict[str, np.ndarray] = {}
         self.cells = 0
         if teacher.network.has_fixed_states:
-            words = random_words(self.alphabet, range(LONGEST // 2), n_clusters * 2, self.draw)
+            words = trial_words(self.alphabet, 2 * n_clusters, self.draw)
             self.partition = Partition(clusters(teacher.network.states(words), n_clusters, seed).cluster_centers_)
 
     def find_cex(self, hypothesis: Any) -> tuple[str, ...] | None:
         """A word that the network and the machine tell apart, None where none is found."""
         self.last = hypothesis
         word = self.by_abstraction(hypothesis) if self.partition is not None else None
-        word = self.by_random_words(hypothesis) if word is None else word
+        word = self.by_trial(hypothesis) if word is None else word
         if word is None:
             return None
         self.counterexamples.append(word)
         return tuple(word)
 
-    def by_random_words(self, hypothesis: Any) -> str | None:
-        """The shortest of those among random words."""
-        words = random_words(self.alphabet, range(LONGEST + 1), DRAWN // LONGEST, self.draw)
+    def by_trial(self, hypothesis: Any) -> str | None:
+        """The shortest of those among all short words and random ones."""
+        words = trial_words(self.alphabet, DRAWN // LONGEST, self.draw)
         told = self.teacher.accepts(words)
         wrong = [word for word, accepted in zip(words, told, strict=True) if run(hypothesis, word) != accepted]
         return min(wrong, key=lambda word: (len(word), word), default=None)
@@ -221,9 +223,11 @@ def run(machine: Any, word: str) -> bool:
     return state.is_accepting
 
 
-def random_words(alphabet: Sequence[str], lengths: Sequence[int], each: int, draw: random.Random) -> list[str]:
-    """`each` words of every length, all symbols alike."""
-    return ["".join(draw.choices(alphabet, k=length)) for length in lengths for _ in range(each)]
+def trial_words(alphabet: Sequence[str], each: int, draw: random.Random) -> list[str]:
+    """All short words, the empty one first, and `each` random ones of every length; each word once."""
+    short = short_words(alphabet, longest_within(len(alphabet), SHORT))
+    drawn = ["".join(draw.choices(alphabet, k=length)) for length in range(1, LONGEST + 1) for _ in range(each)]
+    return list(dict.fromkeys([*short, *drawn]))
 
 
 def clusters(states: Tensor, n_clusters: int, seed: int) -> KMeans:
