@@ -1,6 +1,6 @@
 """Networks that accept or refuse words: a recurrent layer over one-hot symbols, and a readout of its last output."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -66,6 +66,7 @@ class Acceptor(nn.Module):
 
     def forward(self, words: Sequence[str]) -> Float[Tensor, "N"]:
         """The log-odds that each word is accepted; gradients flow to layer and readout."""
+        words = check_words(words, self.alphabet)
         lengths = torch.tensor([len(word) for word in words], dtype=torch.int64)
         after = self.prefixes(words)
         return after.gather(1, lengths.to(after.device)[:, None]).squeeze(1)
@@ -90,7 +91,7 @@ class Acceptor(nn.Module):
     @torch.no_grad()
     def accepts(self, words: Sequence[str]) -> Bool[Tensor, "N"]:
         """Whether each word is accepted; a few at a time where they are many."""
-        words = list(words)
+        words = check_words(words, self.alphabet)
         longest = max(map(len, words), default=0) + 1
         n = max(1, CELLS // (longest * max(self.input_size, getattr(self.layer, "hidden_size", 1))))
         parts = [self(words[i : i + n]) > 0 for i in range(0, len(words), n)]
@@ -103,6 +104,7 @@ class Acceptor(nn.Module):
         Raises:
             ValueError: a layer whose states have no fixed size, or are not known before the first step.
         """
+        words = check_words(words, self.alphabet)
         symbols, lengths = self.encode(words), torch.tensor([len(word) for word in words], dtype=torch.int64)
         rows: Tensor | None = None
         for length in lengths.unique().tolist():
@@ -126,15 +128,10 @@ class Acceptor(nn.Module):
         x = self._rows(self.encode([symbol]).expand(len(states), 1), start=False)
         return self._flat(self._run(x, tree.tree_unflatten(given, spec))[1], len(states))
 
-    def encode(self, words: Iterable[str]) -> Int[Tensor, "N T"]:
+    def encode(self, words: Sequence[str]) -> Int[Tensor, "N T"]:
         """Words as indices of symbols, -1 past each word's end."""
-        if isinstance(words, str):
-            raise TypeError(f"words: got the string {words!r}, expected a list of words; give [{words!r}].")
         index = {symbol: i for i, symbol in enumerate(self.alphabet)}
-        rows = []
-        for number, word in enumerate(words):
-            check_word(word, self.alphabet, f"words[{number}]")
-            rows.append([index[symbol] for symbol in word])
+        rows = [[index[symbol] for symbol in word] for word in check_words(words, self.alphabet)]
         longest = max(map(len, rows), default=0)
         table = [row + [-1] * (longest - len(row)) for row in rows]
         return torch.tensor(table, dtype=torch.int64).reshape(len(rows), longest)
@@ -231,6 +228,14 @@ def check_alphabet(alphabet: object) -> tuple[str, ...]:
     if not alphabet or len(set(alphabet)) < len(alphabet):
         raise ValueError(f"alphabet: got {alphabet!r}, expected at least one symbol, and each only once.")
     return tuple(alphabet)
+
+
+def check_words(words: object, alphabet: Sequence[str]) -> list[str]:
+    """Words of the alphabet."""
+    if not isinstance(words, list | tuple):
+        got = f"the string {words!r}" if isinstance(words, str) else type(words).__name__
+        raise TypeError(f"words: got {got}, expected a list of words, which are strings.")
+    return [check_word(word, alphabet, f"words[{number}]") for number, word in enumerate(words)]
 
 
 def check_word(word: object, alphabet: Sequence[str], name: str) -> str:

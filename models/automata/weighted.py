@@ -43,7 +43,7 @@ from ...switching.emissions.discrete import Categorical
 from ...switching.model import SwitchingSSM
 from ..networks.minimal import MinGRU, MinLSTM
 from ..networks.qrnn import QRNN
-from .acceptor import Acceptor, check_alphabet, check_word
+from .acceptor import Acceptor, check_alphabet, check_word, check_words
 
 COUNTS = ("words", "prefixes")
 LONGEST = 2  # of prefixes and suffixes of samples
@@ -109,10 +109,8 @@ class WeightedAutomaton(Record):
             TypeError: no list of strings.
             ValueError: a word of other symbols; names it.
         """
-        if isinstance(words, str) or not isinstance(words, Sequence):
-            raise TypeError(f"words: got {words!r:.60}, expected a list of words.")
         index = {symbol: i for i, symbol in enumerate(self.alphabet)}
-        rows = [[index[s] for s in check_word(word, self.alphabet, f"words[{i}]")] for i, word in enumerate(words)]
+        rows = [[index[symbol] for symbol in word] for word in check_words(words, self.alphabet)]
         longest = max(map(len, rows), default=0)
         state = self.initial.expand(len(rows), -1)
         for t in range(longest):

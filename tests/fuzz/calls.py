@@ -15,6 +15,7 @@ import reference
 import samplehold as sh
 import torch
 from oracles.action_histories import every_history, every_run
+from oracles.machines import random_machine
 from reference import close
 from samplehold.inference.scans.gated.op import gated_scan
 from samplehold.switching.stacks.automaton import advance, start
@@ -1211,6 +1212,75 @@ def _(r: Draw) -> Call:
     x = torch.eye(3)[torch.randint(0, 3, (4, 5))]
     given = {"layer": sh.MinGRU(3, 2), "x": x, "n_steps": 2, "rate": 0.01, "seed": r.seed()}
     return Call(lambda **given: sh.train_next_token(**given).loss, given, finite=False)
+
+
+# ---- machines --------------------------------------------------------------------------------------------------------
+
+
+def _acceptor(r: Draw, *kinds: Any) -> sh.Acceptor:
+    start, kind = r.one(0, 1), r.one(*(kinds or (sh.GRU, sh.LSTM, sh.Elman, sh.MinGRU, sh.QRNN)))
+    return sh.Acceptor(kind(2 + start, 3), nn.Linear(3, 1), "ab").to(r.dtype)
+
+
+@function("Acceptor", 1)
+def _(r: Draw) -> Call:
+    network, words = _acceptor(r), ["", "a", "abba", "b"]
+    if r.random.random() < 0.5:
+        verb = r.one(network.forward, network.prefixes, network.accepts, network.states)
+        return Call(lambda **given: verb(**given).detach(), {"words": words[: r.random.randint(1, 4)]})
+    given = {"layer": network.layer, "readout": network.readout, "alphabet": r.one("ab", ["a", "b"])}
+    return Call(lambda **given: sh.Acceptor(**given)(["b"]).detach(), given, also=("layer.input_size", "words"))
+
+
+@function("extract_automaton", 0.5)
+def _(r: Draw) -> Call:
+    given: dict[str, Any] = {"network": _acceptor(r, sh.GRU), "method": r.one("lstar", "clusters"), "n_clusters": 2}
+    given |= {"alphabet": r.one(None, "a", ["b", "a"]), "max_queries": 300, "seed": 0}
+    return Call(lambda **given: sh.extract_automaton(**given).states, given)
+
+
+@function("distances of machines", 0.5)
+def _(r: Draw) -> Call:
+    machine = random_machine(r.random.randint(1, 4), "ab", r.random.randint(0, 99))
+    if r.random.random() < 0.6:
+        other = random_machine(3, "ab", 5)
+        return Call(lambda **given: sh.distance(**given).share, {"machine": machine, "target": other, "longest": 5})
+    given = {"machine": machine, "network": _acceptor(r, sh.GRU), "longest": None, "lengths": [4, 0], "n_words": 3}
+    return Call(lambda **given: sh.faithfulness(**given).lower, given | {"seed": r.seed()})
+
+
+@function("plot_automaton", 0.1)
+def _(r: Draw) -> Call:
+    return Call(sh.plot_automaton, {"machine": random_machine(2, "ab", 1), "ax": None})
+
+
+@function("WeightedAutomaton", 1)
+def _(r: Draw) -> Call:
+    tables = {symbol: r.table(r.K, r.K) for symbol in "ab"}
+    given = {"initial": r.table(r.K), "transitions": tables, "final": r.table(r.K)}
+    if r.random.random() < 0.5:
+        return Call(lambda **given: sh.WeightedAutomaton(**given).values([""]), given, finite=False)
+    automaton = sh.WeightedAutomaton(**given)
+    if r.random.random() < 0.5:
+        return Call(automaton.values, {"words": ["", "ba", "a"]})
+    return Call(automaton.totals, {"longest": 3})
+
+
+@function("as_weighted_automaton", 0.5)
+def _(r: Draw) -> Call:
+    model = sh.SwitchingSSM(sh.Copy(2), sh.Categorical(2)).with_values(
+        redraw_prob=0.3, state_probs=r.probs(2), probs=r.probs(2, 2)
+    )
+    given = r.one({"network": _acceptor(r, sh.MinGRU, sh.QRNN, sh.MinLSTM)}, {"network": model, "alphabet": "ab"})
+    return Call(lambda **given: sh.as_weighted_automaton(**given).totals(2), given)
+
+
+@function("spectral", 1)
+def _(r: Draw) -> Call:
+    exact = {"": 1.0, "a": 0.5, "aa": 0.25, "aaa": 0.125}
+    given = r.one({"values": exact, "longest": None}, {"values": ["a", "", "aba", "b", "a"], "longest": None})
+    given |= {"rank": 1, "alphabet": r.one(None, sorted({x for word in given["values"] for x in word}))}
+    return Call(lambda **given: sh.spectral(**given).values(["", "a"]), given | {"count": "words"})
 
 
 @function("SweepNetwork", 0.7)
