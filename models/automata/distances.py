@@ -200,8 +200,11 @@ def check_machine(name: str, machine: Any) -> "DFA":
     from automata.fa.dfa import DFA
 
     check_kind(name, machine, DFA, "an automata.fa.dfa.DFA")
-    if not machine.input_symbols or any(len(symbol) != 1 for symbol in machine.input_symbols):
-        raise ValueError(f"{name}: has the symbols {sorted(machine.input_symbols)}, expected letters, at least one.")
+    letters = all(isinstance(symbol, str) and len(symbol) == 1 for symbol in machine.input_symbols)
+    if not machine.input_symbols or not letters:
+        raise ValueError(
+            f"{name}: has the symbols {sorted(machine.input_symbols, key=str)}, expected letters, at least one."
+        )
     return machine
 
 
