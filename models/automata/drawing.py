@@ -1,7 +1,8 @@
 """Pictures of machines: circles, doubled where a state accepts, and arrows labelled with the symbols that take them.
 
-States are placed by several layouts of networkx, and the picture is taken in which fewest arrows cross each other, pass
-over states, or have their labels covered. A state from which no word is accepted any more is grey.
+Of more than four symbols the first two and their number are given. States are placed by several layouts of networkx,
+and the picture is taken in which fewest arrows cross each other, pass over states, or have their labels covered. A
+state from which no word is accepted any more is grey.
 """
 
 from dataclasses import dataclass
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 RADIUS, APART = 0.26, 1.25  # of a state, and from one centre to the nearest other, in units of the picture
-INCHES = 0.85  # of a unit
+INCHES, LETTERS = 0.85, 7  # of a unit, and of the longest label that fits it
 BEND, LOOP = 0.2, 0.62  # of one of two arrows between the same states; how far a loop reaches from the centre
 MOST_STATES = 40
+FEW = 4  # letters that are all written on an arrow
 SEEDS = 12  # of layouts
 POINTS = 17  # of a line
 INK, FAINT, PAPER = "#262626", "#8c8c8c", "#eef3f8"
@@ -70,7 +72,8 @@ def plot_automaton(machine: "DFA", ax: "Axes | None" = None) -> "Figure":
     if ax is None:
         from ...switching.views.drawing import NotebookFigure
 
-        ax = NotebookFigure(*(INCHES * (high - low))).subplots()
+        unit = INCHES * max([1.0, *(len(arrow.label) / LETTERS for arrow in arrows)])
+        ax = NotebookFigure(*(unit * (high - low))).subplots()
     else:
         check_kind("ax", ax, Axes, "the axes of a figure of matplotlib, or None")
     _draw(ax, machine, names, at, arrows)
@@ -88,7 +91,12 @@ def _arrows(machine: "DFA", names: list[Any]) -> list[_Arrow]:
     for name in names:
         for symbol, later in sorted(machine.transitions[name].items()):
             symbols.setdefault((number[name], number[later]), []).append(symbol)
-    return [_Arrow(start, end, ", ".join(letters)) for (start, end), letters in sorted(symbols.items())]
+    return [_Arrow(start, end, _label(letters)) for (start, end), letters in sorted(symbols.items())]
+
+
+def _label(letters: list[str]) -> str:
+    """All letters, or the first two and how many there are."""
+    return ", ".join(letters) if len(letters) <= FEW else f"{letters[0]}, {letters[1]}, … ({len(letters)})"
 
 
 def _layouts(n: int, arrows: list[_Arrow]) -> list[np.ndarray]:

@@ -107,7 +107,7 @@ def summary(found: Extraction, grammar: int) -> dict[str, Any]:
         "states": found.states,
         "found": found.found,
         "is the grammar": apart.equal,
-        "counterexample": "" if apart.counterexample is None else apart.counterexample or "(empty)",
+        "counterexample": "" if apart.counterexample is None else f"`{apart.counterexample}`",  # no number
         "faithful to 11": faithful.agreeing / faithful.words,
         f"faithful at {FAR}": float(faithful.share[-1]),
         "at least": float(faithful.lower[-1]),

@@ -13,7 +13,7 @@ def test_a_row_says_how_far_a_machine_is_from_its_network_and_from_the_grammar()
     assert right["is the grammar"]
     assert (right["states"], right["least states"], right["counterexample"]) == (4, 4, "")
     assert not wrong["is the grammar"]
-    assert (wrong["states"], wrong["least states"], wrong["counterexample"]) == (4, 2, "0")
+    assert (wrong["states"], wrong["least states"], wrong["counterexample"]) == (4, 2, "`0`")
     assert right["faithful to 11"] == right["faithful at 100"] == 1
     assert right["at least"] == pytest.approx(0.025 ** (1 / 500))
 

@@ -12,6 +12,9 @@ PARTIAL = DFA(
     states={"q", "r"}, input_symbols={"a", "b"}, transitions={"q": {"a": "r"}, "r": {"b": "q"}}, initial_state="q",
     final_states={"q"}, allow_partial=True,
 )  # fmt: skip
+NOTHING = DFA(
+    states={0}, input_symbols={"a"}, transitions={0: {}}, initial_state=0, final_states=set(), allow_partial=True
+)
 TWELVE = DFA(
     states=set(range(12)),
     input_symbols={"a", "b"},
@@ -48,7 +51,7 @@ def test_equal_machines_have_no_distance():
 
 
 @pytest.mark.parametrize(
-    "machine", [*(tomita(number) for number in range(1, 8)), PARTIAL, TWELVE, random_machine(12, "ab", 3)]
+    "machine", [*(tomita(number) for number in range(1, 8)), PARTIAL, TWELVE, NOTHING, random_machine(12, "ab", 3)]
 )
 def test_a_picture_says_all_and_covers_nothing(machine):
     figure = sh.plot_automaton(machine)
@@ -67,6 +70,11 @@ def test_a_picture_says_all_and_covers_nothing(machine):
     assert gaps.min() > 0.6 * min(box.height for box in boxes)
     circles = [patch for patch in figure.axes[0].patches if type(patch).__name__ == "Circle"]
     assert len(circles) == len(machine.states) + len(machine.final_states)
+
+
+def test_many_letters_are_counted_on_an_arrow():
+    machine = DFA.universal_language(set("abcdefg"))
+    assert "a, b, … (7)" in [text.get_text() for text in sh.plot_automaton(machine).axes[0].texts]
 
 
 def test_a_picture_goes_where_it_is_asked_for():
