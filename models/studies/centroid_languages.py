@@ -6,6 +6,7 @@ training words are short; longer and deeper ones show whether states drift.
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -113,14 +114,25 @@ def bracket_language(places: Sequence[tuple[int, int, int]], each: int, recipes:
 
 @dataclass(frozen=True)
 class Trained:
-    """A network of a language, and what it gets right of its tests."""
+    """A network of a language, and what it gets right of its tests.
+
+    `kind` is "plain"; "centroids", trained by its soft pass; or "chain", the same trained on by its chain.
+    """
 
     language: Language
     recipe: Recipe
-    regular: bool
+    kind: str
     seed: int
     reader: Reader
-    rows: tuple[dict[str, object], ...]
+
+    def accuracies(self) -> Iterator[dict[str, object]]:
+        """Of every test, in soft and in hard mode where there are centroids."""
+        where = {"language": self.language.name, "cell": self.recipe.kind.__name__, "seed": self.seed}
+        for mode in ("soft",) if self.kind == "plain" else ("soft", "hard"):
+            network = self.kind if self.kind == "plain" else f"{self.kind}, {mode}"
+            for name, words in self.language.tests.items():
+                share = self.reader.accuracy(self.language.table(words, all_steps=False), mode)
+                yield where | {"network": network, "words": name, "accuracy": share}
 
 
 def languages(full: bool) -> list[Language]:
@@ -140,13 +152,9 @@ def trained(some: Sequence[Language], seeds: Sequence[int], track: Track) -> Ite
     runs = [(one, recipe, seed) for one in some for recipe in one.recipes for seed in seeds]
     for language, recipe, seed in track(runs, "languages"):
         data = language.table(language.train, all_steps=True)
-        tests = {name: language.table(words, all_steps=False) for name, words in language.tests.items()}
-        for regular in (True, False):
-            reader = recipe.train(recipe.make(data.x.shape[-1], 2, regular, seed), data, seed)
-            where = {"language": language.name, "cell": recipe.kind.__name__, "seed": seed}
-            rows = [
-                where | {"network": f"centroids, {mode}" if regular else "plain", "words": name, "accuracy": share}
-                for mode in (("soft", "hard") if regular else ("soft",))
-                for name, share in ((name, reader.accuracy(test, mode)) for name, test in tests.items())
-            ]
-            yield Trained(language, recipe, regular, seed, reader, tuple(rows))
+        for kind in ("plain", "centroids"):
+            start = recipe.make(data.x.shape[-1], 2, kind == "centroids", seed)
+            reader = recipe.train(start, data, seed)
+            yield Trained(language, recipe, kind, seed, reader)
+            if kind == "centroids" and not reader.layer.remembers:
+                yield Trained(language, recipe, "chain", seed, recipe.train_chain(deepcopy(reader), data, seed))

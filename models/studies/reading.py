@@ -1,5 +1,6 @@
 """Networks that give a label at every step of a series, or at its last: trained, and judged on others."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from ...inference.numerics.records import Record
 from ...switching.seeding import seeded
+from ..bridge.correspondence import as_ssm
 from ..networks.state_regularized import StateRegularized
 
 NO_LABEL = -100  # as torch's cross-entropy has it
@@ -87,15 +89,37 @@ class Recipe:
         return reader
 
     def train(self, reader: Reader, data: Labelled, seed: int) -> Reader:
-        """Train a reader, in place."""
+        """Train a reader, in place, by the cross-entropy of its labels."""
+
+        def loss(x: Tensor, label: Tensor) -> Tensor:
+            return cross_entropy(reader(x).flatten(0, -2), label.flatten(), ignore_index=NO_LABEL)
+
+        return self._descend(reader, data, seed, self.n_steps, loss)
+
+    def train_chain(self, reader: Reader, data: Labelled, seed: int) -> Reader:
+        """Train a reader with centroids, in place, for a third as long, by the exact probability of its labels.
+
+        Centroids are drawn, and each says what the head makes of it: the chain sums over all paths of them.
+        """
+        chains = as_ssm(reader.layer).chain
+
+        def loss(x: Tensor, label: Tensor) -> Tensor:
+            some, says = label != NO_LABEL, reader.head(reader.layer.centroids).log_softmax(-1)
+            evidence = torch.where(some.unsqueeze(-1), says.T[label.clamp_min(0)], 0.0)
+            return -chains(x, log_likelihood=evidence).log_normalizer().sum() / some.sum()
+
+        return self._descend(reader, data, seed, self.n_steps // 3, loss)
+
+    def _descend(
+        self, reader: Reader, data: Labelled, seed: int, n_steps: int, loss: Callable[[Tensor, Tensor], Tensor]
+    ) -> Reader:
         random, parameters = torch.Generator().manual_seed(seed), list(reader.parameters())
         adam = torch.optim.Adam(parameters, self.rate)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, self.n_steps)
-        for _ in range(self.n_steps):
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, n_steps)
+        for _ in range(n_steps):
             rows = torch.randint(len(data.x), (BATCH,), generator=random)
-            loss = cross_entropy(reader(data.x[rows]).flatten(0, -2), data.label[rows].flatten(), ignore_index=NO_LABEL)
             adam.zero_grad()
-            loss.backward()
+            loss(data.x[rows], data.label[rows]).backward()
             nn.utils.clip_grad_norm_(parameters, CLIP)
             adam.step()
             schedule.step()

@@ -5,6 +5,7 @@ trained on (`centroid_languages`), and digits read pixel by pixel (`centroid_dig
 """
 
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,14 @@ from .centroid_languages import Language, Trained, languages, trained
 from .study import Findings, Track, untracked
 
 INK, GREY, BLUE, RED = "#262626", "#8a8a8a", "#1f77b4", "#de4968"
-NETWORKS = {"plain": GREY, "centroids, soft": BLUE, "centroids, hard": RED}
+NETWORKS = {
+    "plain": (GREY, "-"),
+    "centroids, soft": (BLUE, "-"),
+    "centroids, hard": (RED, "-"),
+    "chain, soft": (BLUE, ":"),
+    "chain, hard": (RED, ":"),
+}
+TRAINED_BY = {"centroids": "soft pass", "chain": "chain"}
 CELLS = {"Elman": "#20068f", "GRU": "#b12a90", "MinGRU": "#fca636"}
 MEASURED = 50  # words of a test on which a trained network is held against its chain
 SHOWN = 10  # centroids, of a set of digits
@@ -41,7 +49,7 @@ def study(scale: str, track: Track[Any] = untracked) -> Findings:
     networks = random_distances(temperatures, 20 if full else 2, 256 if full else 16)
     accuracies, chains = [], []
     for one in trained(some, seeds, track):
-        accuracies += one.rows
+        accuracies += list(one.accuracies())
         chains += list(_chain_rows(one))
     digits = list(digit_readers(full, seeds, track))
     by_word = pd.DataFrame(accuracies)
@@ -62,12 +70,12 @@ def study(scale: str, track: Track[Any] = untracked) -> Findings:
 
 def _chain_rows(one: Trained) -> Iterator[dict[str, object]]:
     """What a network with centroids and without memory of its own is beside its chain."""
-    layer = one.reader.layer
-    if not one.regular or layer.remembers:
+    if one.kind == "plain" or one.reader.layer.remembers:
         return
     tests = {name: one.language.table(words[:MEASURED], all_steps=False) for name, words in one.language.tests.items()}
-    where: dict[str, object] = {"language": one.language.name, "seed": one.seed}
-    yield from trained_distances(one.reader.double(), {name: test.double() for name, test in tests.items()}, where)
+    where: dict[str, object] = {"language": one.language.name, "trained by": TRAINED_BY[one.kind], "seed": one.seed}
+    double = deepcopy(one.reader).double()
+    yield from trained_distances(double, {name: test.double() for name, test in tests.items()}, where)
 
 
 def draw_distances(latches: pd.DataFrame, networks: pd.DataFrame, chains: pd.DataFrame) -> Figure:
@@ -95,18 +103,18 @@ def draw_distances(latches: pd.DataFrame, networks: pd.DataFrame, chains: pd.Dat
     middle.set(xscale="log", xlabel="temperature", ylabel="total variation, mean", ylim=(0, None))
     middle.legend(fontsize=8)
     _title(middle, f"Random networks of 8 centroids, after {networks['step'].max()} steps")
+    at = sorted(set(lengths := chains["words"].str.removeprefix("length ").astype(int)))
     colors = dict(zip(FACTORS, ("#20068f", "#8c2981", "#de4968", "#fca636"), strict=True))
-    by_length = chains.assign(length=chains["words"].str.removeprefix("length ").astype(int))
-    at = sorted(set(by_length["length"]))
-    for (factor, color), temperature in zip(colors.items(), dict.fromkeys(chains["temperature"]), strict=True):
-        own = by_length.set_index("temperature").loc[[temperature]]
-        means = own.groupby("length")["TV"].mean()
-        right.plot(at, means, "o-", color=color, markersize=4, label=f"{factor:g} x the trained temperature")
+    for way, style in (("soft pass", "o-"), ("chain", "o:")):
+        own = chains.assign(length=lengths).set_index("trained by").loc[[way]].set_index("temperature")
+        for (factor, color), temperature in zip(colors.items(), dict.fromkeys(own.index), strict=True):
+            means = own.loc[[temperature]].groupby("length")["TV"].mean()
+            right.plot(at, means, style, color=color, markersize=4, label=f"by {way}, {factor:g} x its temperature")
     right.set(xscale="log", xlabel="length of the word", ylabel="total variation at its end, mean", ylim=(0, None))
     right.set_xticks(at)
     right.set_xticklabels(map(str, at))
     right.minorticks_off()
-    right.legend(fontsize=8)
+    right.legend(fontsize=7)
     _title(right, "Networks trained on Tomita's languages")
     return figure
 
@@ -121,10 +129,13 @@ def draw_accuracies(table: pd.DataFrame, some: Sequence[Language]) -> Figure:
     for panel, (language, cell) in zip(panels, kinds, strict=False):
         own = table.query("language == @language and cell == @cell")
         names = list(dict.fromkeys(own["words"]))
-        for network, color in NETWORKS.items():
+        for network, (color, style) in NETWORKS.items():
+            if network not in set(own["network"]):
+                continue
             wide = own.query("network == @network").pivot(index="words", columns="seed", values="accuracy").loc[names]
             panel.plot(range(len(names)), wide, color=color, linewidth=0.8, alpha=0.4)
-            panel.plot(range(len(names)), wide.mean(axis=1), "o-", color=color, markersize=4, label=network)
+            means = wide.mean(axis=1)
+            panel.plot(range(len(names)), means, "o", linestyle=style, color=color, markersize=4, label=network)
         panel.set_xticks(range(len(names)))
         panel.set_xticklabels([name.removeprefix("length ").replace(", depth ", "\ndepth ") for name in names])
         panel.tick_params(labelsize=8)
