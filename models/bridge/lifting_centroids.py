@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from ...inference.chains.markov.chain import MarkovChain
 from ...inference.numerics.arrays import ordinary
 from ...inference.numerics.checks import check_table
+from ...inference.numerics.op import transformed
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_kind
 from ..networks.inputs import batch_major, keep, observed, weight_of
@@ -128,7 +129,12 @@ class LiftedStates(Record):
         return self.step(read.rows[..., 0, :], read.start), self._log_transition(read.rows[..., 1:, :])
 
     def _log_transition(self, rows: Tensor) -> Tensor:
-        return self.step(rows.unsqueeze(-2), self.layer.centroids)
+        """log A of each row, [*b, T, K, K]; of rows that come again and again, as symbols do, it is computed once."""
+        table = lambda rows: self.step(rows.unsqueeze(-2), self.layer.centroids)
+        if rows.requires_grad or transformed() or not rows.numel():
+            return table(rows)
+        own, index = rows.flatten(0, -2).unique(dim=0, return_inverse=True)
+        return table(own)[index].unflatten(0, rows.shape[:-1]) if 2 * len(own) < len(index) else table(rows)
 
 
 def lift_centroids(network: nn.Module) -> LiftedStates:

@@ -227,8 +227,8 @@ class StateRegularized(Recurrent):
         if not steps:
             raise ValueError(f"x: got shape {list(rows.shape)}, expected at least one step.")
         uniform, track, chances, path = None, [], [], []
+        generator = generator_of(seed, rows.device)
         if mode == "sample":
-            generator = generator_of(seed, rows.device)
             uniform = torch.rand(steps, *batch, generator=generator, dtype=torch.float64, device=rows.device)
         (seen, after), scores, centroids = self.reading(rows), self.scores(rows), self.centroids
         for t, seen_t in enumerate(seen.unbind(-2)):

@@ -898,7 +898,7 @@ def _layer_options(r: Draw, kind: Any) -> dict[str, Any]:
     return own
 
 
-LAYERS = (sh.MinGRU, sh.MinLSTM, sh.QRNN, sh.GRU, sh.LSTM, sh.Elman)
+LAYERS = (sh.MinGRU, sh.MinLSTM, sh.QRNN, sh.GRU, sh.LSTM, sh.Elman, sh.PeepholeLSTM)
 
 
 @function("layers", 4)
@@ -919,7 +919,7 @@ def _(r: Draw) -> Call:
     x = r.table(*batch, r.T, r.F)
     lengths = r.lengths(batch)
     rows = options["num_layers"] * (1 + options["bidirectional"])
-    if torchs and kind is sh.LSTM:
+    if kind in (sh.LSTM, sh.PeepholeLSTM):
         hx = tuple(r.table(rows, *batch, 4) for _ in range(2))
     elif kind is sh.QRNN:
         hx = layer.initial_state(*batch)
@@ -938,6 +938,31 @@ def _(r: Draw) -> Call:
         return None
 
     return Call(layer, given, finite=False, reference=check)
+
+
+def _of_centroids(r: Draw, *kinds: Any) -> dict[str, Any]:
+    return {
+        "cell": r.one(*kinds)(r.F, 4, batch_first=r.one(True, False), dtype=r.dtype).requires_grad_(False),
+        "n_states": 3,
+        "temperature": r.one(0.5, 1, 1e-3),
+        "similarity": r.one("dot", "cosine", "l2"),
+        "mode": r.one("soft", "sample", "hard"),
+        "learn_temperature": r.one(True, False),
+    }
+
+
+@function("StateRegularized", 3)
+def _(r: Draw) -> Call:
+    given = _of_centroids(r, sh.Elman, sh.GRU, sh.LSTM, sh.PeepholeLSTM, sh.MinGRU, sh.MinLSTM)
+    if r.random.random() < 0.3:
+        return Call(lambda **given: len(list(sh.StateRegularized(**given).parameters())), given)
+    layer = sh.StateRegularized(**given).requires_grad_(False)
+    if r.random.random() < 0.3:
+        return Call(layer.step, {"x": r.table(*r.batch, r.F), "h": None}, finite=False)
+    x = r.table(*r.batch, r.T, r.F)
+    given = {"x": x if layer.batch_first else x.movedim(-2, 0), "hx": None, "lengths": r.lengths()}
+    given |= {"mode": r.one("soft", "sample", "hard"), "seed": r.seed()}
+    return Call(layer.run, given, finite=False)
 
 
 @function("gated_scan", 2)
@@ -1042,6 +1067,20 @@ def _(r: Draw) -> Call:
         return Call(lifted.hidden, given)
     given["step"] = r.one(None, r.T - 1)
     return Call(lambda step, **given: [part.last_draw(step) for part in lifted.layers(**given)], given)
+
+
+@function("LiftedStates", 2)
+def _(r: Draw) -> Call:
+    layer = sh.StateRegularized(**_of_centroids(r, sh.Elman, sh.GRU, sh.MinGRU)).requires_grad_(False)
+    x = r.table(*r.batch, r.T, r.F)
+    given = {"x": x if layer.batch_first else x.movedim(-2, 0), "lengths": r.lengths()}
+    if r.random.random() < 0.5:
+        return Call(
+            lambda **given: sh.compare(sh.as_ssm(layer), layer, **given).network.divergence, given, finite=False
+        )
+    given |= {"labels": r.one(None, torch.randint(0, 3, (*r.batch, r.T)))}
+    given |= {"log_likelihood": r.one(None, r.table(*r.batch, r.T, 3))}
+    return Call(lambda **given: sh.as_ssm(layer).chain(**given).smooth(), given, finite=False)
 
 
 @function("Lifted", 3)

@@ -290,6 +290,19 @@ def test_tables_are_what_the_cell_makes_of_each_centroid(cell):
         assert_close(run.state_probs.reshape(3, 5, 3), tables[..., i, :], rtol=1e-12, atol=1e-12)
 
 
+def test_tables_of_inputs_that_come_again_are_the_same():
+    network, x = build(GRU)
+    again = x[:, :2].repeat(1, 6, 1)
+    model = as_ssm(network)
+    expected = torch.stack([model.transition(series[None])[0] for series in again.flatten(0, 1)])
+    assert_close(model.transition(again).flatten(0, 1), expected, rtol=1e-12, atol=1e-14)
+    slopes = [
+        torch.autograd.grad(model.chain(given, labels=[[0] * 12] * 3).log_normalizer().sum(), network.centroids)
+        for given in (again, again.clone().requires_grad_())  # tables of which input have a gradient are all computed
+    ]
+    assert_close(*slopes, rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.parametrize("cell", [Elman, GRU, MinGRU])
 def test_frequencies_of_drawn_runs_tend_to_the_chain(cell):
     network, x = build(cell)
