@@ -4,6 +4,14 @@ from .inference.chains.copy.chain import CopyChain as CopyChain
 from .inference.chains.markov.chain import MarkovChain as MarkovChain
 from .inference.scans.linear.op import lerp_scan as lerp_scan
 from .inference.scans.linear.op import linear_scan as linear_scan
+from .models.automata.acceptor import Acceptor as Acceptor
+from .models.automata.distances import distance as distance
+from .models.automata.distances import faithfulness as faithfulness
+from .models.automata.drawing import plot_automaton as plot_automaton
+from .models.automata.extraction import extract_automaton as extract_automaton
+from .models.automata.weighted import WeightedAutomaton as WeightedAutomaton
+from .models.automata.weighted import as_weighted_automaton as as_weighted_automaton
+from .models.automata.weighted import spectral as spectral
 from .models.bridge.comparison import Comparison as Comparison
 from .models.bridge.comparison import compare as compare
 from .models.bridge.correspondence import as_rnn as as_rnn
@@ -12,6 +20,7 @@ from .models.bridge.layered_network import LayerComparison as LayerComparison
 from .models.bridge.layered_network import SweepNetwork as SweepNetwork
 from .models.bridge.layered_network import compare_layers as compare_layers
 from .models.bridge.lifting import Lifted as Lifted
+from .models.bridge.lifting_centroids import LiftedStates as LiftedStates
 from .models.bridge.lifting_gaussian import LiftedGaussian as LiftedGaussian
 from .models.bridge.lifting_given import LiftedLayer as LiftedLayer
 from .models.bridge.lifting_given import LiftedNetwork as LiftedNetwork
@@ -33,11 +42,13 @@ from .models.networks.layouts import to_keras as to_keras
 from .models.networks.layouts import to_tf1 as to_tf1
 from .models.networks.minimal import MinGRU as MinGRU
 from .models.networks.minimal import MinLSTM as MinLSTM
+from .models.networks.peephole import PeepholeLSTM as PeepholeLSTM
 from .models.networks.qrnn import QRNN as QRNN
 from .models.networks.stable import stable as stable
 from .models.networks.stack import NondeterministicStackRNN as NondeterministicStackRNN
 from .models.networks.stack import StratificationStackRNN as StratificationStackRNN
 from .models.networks.stack import SuperpositionStackRNN as SuperpositionStackRNN
+from .models.networks.state_regularized import StateRegularized as StateRegularized
 from .models.networks.truncated import truncate as truncate
 from .models.networks.wrapped import GRU as GRU
 from .models.networks.wrapped import LSTM as LSTM

@@ -17,6 +17,10 @@ units that share one coin: those that `as_rnn` makes. Which unit is which state 
 with the least total variation over all steps is taken, `Comparison.order`. From any other state the belief is read by a
 linear probe (`samplehold.models.bridge.probe`), fitted to one half of x and judged on the other, and its gates are
 measured by what they tell of z (`samplehold.models.bridge.gate_reading`).
+
+Beside the chain over the centroids of a state-regularised network (`samplehold.models.bridge.lifting_centroids`) the
+network is its soft pass; "one step" is what a soft step makes of the exact distribution before it, the error that is
+new at each step; "hard" is the run of the nearest centroids.
 """
 
 from dataclasses import dataclass
@@ -35,7 +39,10 @@ from ...switching.coupled.layered import LayeredSSM
 from ...switching.data.series import Given, Series
 from ...switching.filter_vmp import filter_vmp
 from ...switching.model import SwitchingSSM
+from ..networks.state_regularized import StateRegularized
 from .gate_reading import GateReading, read_gates
+from .lifting import split_network
+from .lifting_centroids import LiftedStates
 from .network_states import READINGS, Seen, belief_of, run
 from .probe import Probe
 
@@ -45,6 +52,7 @@ if TYPE_CHECKING:
 
 CONVERGED = 100  # sweeps of the per-step update
 MESSAGE_PASSING, ONE_SWEEP, NETWORK = "message passing", "one sweep", "network"
+ONE_STEP, HARD = "one step", "hard"
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,7 +84,7 @@ class Comparison:
 
     series: Series
     exact: Filtered
-    updates: dict[str, Update]  # "message passing" and "one sweep" for copy dynamics, and "network"
+    updates: dict[str, Update]  # "network", and before it others by kind of model; see the module
     hidden: Float[Tensor, "*b T D"]  # the network's own states
     reads: str  # how a belief was read from them: "belief", "logits" or "probe"
     probe: Probe | None
@@ -156,7 +164,7 @@ def _greatest(error: Tensor) -> float:
 
 
 def compare(
-    model: nn.Module | LayeredSSM,
+    model: nn.Module | LayeredSSM | LiftedStates,
     layer: nn.Module,
     x: Any,
     *,
@@ -167,10 +175,12 @@ def compare(
     """Measure, at every step, how far a network's state is from what a model believes.
 
     Arguments:
-        model: a `SwitchingSSM` with parameter values and without covariates.
+        model: a `SwitchingSSM` with parameter values and without covariates; or the chain of a `StateRegularized`, as
+            `as_ssm` makes it.
         layer: any recurrent layer: called as `layer(inputs)`, it returns its states [N, T, D], alone or first; a stack
             network, whose state is its controller's with what it reads off its stack; or a `Sequential` that ends in
-            one, which is given indices if it begins with an `Embedding`.
+            one, which is given indices if it begins with an `Embedding`. Beside a chain over centroids, its own
+            network, or one of as many.
         x, lengths, dt: sequences as the model takes them; NaN is missing. The network is not told of gaps.
         inputs: what the network reads, [*b, T, I]; where None, one-hot rows of symbols and x itself of other
             observations, with zeros for what is missing.
@@ -198,6 +208,11 @@ def compare(
         network             True
         Name: TV, max, dtype: bool
     """
+    if isinstance(model, LiftedStates):
+        for name, value in {"inputs": inputs, "reads": reads, **given}.items():
+            if value is not None and name != "lengths":
+                raise ValueError(f"{name}: given with a chain over centroids, whose network reads x; leave it out.")
+        return _compare_states(model, layer, x, given.get("lengths"))
     model = check_kind("model", model, SwitchingSSM, "a SwitchingSSM; for layers of chains use `compare_layers`")
     check_kind("layer", layer, nn.Module, "a recurrent layer")
     if reads is not None:
@@ -223,6 +238,35 @@ def compare(
                 gates = read_gates(seen.draw, exact.redraw, series.inside)
         updates[NETWORK] = measure(chain, exact, belief, redraw, series.inside)
     return Comparison(series, exact, updates, seen.hidden, seen.reads, probe, series.inside, order, gates)
+
+
+def _compare_states(model: LiftedStates, layer: nn.Module, x: Tensor, lengths: Any) -> Comparison:
+    """A network's soft and hard passes beside the exact distribution of drawn centroids."""
+    front, network = split_network(check_kind("layer", layer, nn.Module, "a recurrent layer"))
+    network = check_kind("layer", network, StateRegularized, "a StateRegularized, as the model is of one")
+    if network.n_states != model.n_states:
+        raise ValueError(f"layer: has {network.n_states} centroids, but the model has {model.n_states} states.")
+    with torch.no_grad():
+        read = model.read(x, lengths=lengths)
+        chain = model.chain(x, lengths=lengths)
+        series, exact = Series(read.rows, read.lengths), chain.filter()
+        own = x if front is None else front(x)
+        soft, hard = (network.run(own, lengths=lengths, mode=mode) for mode in ("soft", "hard"))
+        assert hard.path is not None
+        mean = exact.state[..., :-1, :].to(read.rows) @ model.layer.centroids
+        one_step = torch.cat([exact.state[..., :1, :], model.step(read.rows[..., 1:, :], mean).exp()], -2)
+        path = hard.path if network.batch_first else hard.path.movedim(0, -1)
+        hidden, probs = (z if network.batch_first else z.movedim(0, -2) for z in (soft.output, soft.state_probs))
+        beliefs = {
+            ONE_STEP: one_step,
+            HARD: nn.functional.one_hot(path.clamp_min(0), model.n_states).double(),
+            NETWORK: probs.double() / probs.double().sum(-1, keepdim=True).clamp_min(0.5),
+        }
+        updates = {
+            name: measure(chain, exact, belief * series.inside.unsqueeze(-1), None, series.inside)
+            for name, belief in beliefs.items()
+        }
+    return Comparison(series, exact, updates, hidden, "belief", None, series.inside)
 
 
 def measure(

@@ -18,7 +18,13 @@ if TYPE_CHECKING:
     from .comparison import Comparison
 
 EXACT = "exact"
-COLORS = {"message passing": "#8c2981", "one sweep": "#de4968", "network": "#1f77b4"}
+COLORS = {
+    "message passing": "#8c2981",
+    "one sweep": "#de4968",
+    "one step": "#8c2981",
+    "hard": "#de4968",
+    "network": "#1f77b4",
+}
 MOST_NAMED = 12  # states
 LEAST = 1e-17  # what the logarithmic axis shows of a distance of 0
 

@@ -1,10 +1,12 @@
 r"""The bridge between a network and a model: where a gated network's forward pass is a posterior update, to rounding.
 
-    as_ssm      network -> model    any minGRU, minLSTM or QRNN is the exact filter of copy chains
+    as_ssm      network -> model    any minGRU, minLSTM or QRNN is the exact filter of copy chains; a network of
+                                    drawn centroids is a Markov chain over them
     as_rnn      model -> network    a copy model with a gated emission that is linear in x is a minGRU
     compare     any model, any network: how far the network's states are from the exact beliefs
 
-The two directions are derived in `samplehold.models.bridge.lifting`, `lifting_given` and `lowering`.
+The two directions are derived in `samplehold.models.bridge.lifting`, `lifting_given`, `lifting_centroids`
+and `lowering`.
 """
 
 from typing import Any, Literal, overload
@@ -15,11 +17,19 @@ from ...inference.numerics.scalars import check_choice, check_kind
 from ...switching.coupled.layered import LayeredSSM
 from ...switching.model import SwitchingSSM
 from ..networks.minimal import MinGRU
+from ..networks.state_regularized import StateRegularized
 from .layered_network import SweepNetwork, lower_layers
-from .lifting import Lifted, lift_tokens
+from .lifting import Lifted, lift_tokens, split_network
+from .lifting_centroids import LiftedStates, lift_centroids
 from .lifting_gaussian import LiftedGaussian, lift_gaussian
 from .lifting_given import LiftedNetwork, lift_given
 from .lowering import lower
+
+
+@overload
+def as_ssm(  # pyright: ignore[reportOverlappingOverload]
+    layer: StateRegularized, token_probs: None = None, inputs: str = "given"
+) -> LiftedStates: ...
 
 
 @overload
@@ -36,12 +46,14 @@ def as_ssm(layer: nn.Module, token_probs: None = None, *, inputs: Literal["given
 
 def as_ssm(
     layer: nn.Module, token_probs: Any = None, inputs: str = "tokens"
-) -> Lifted | LiftedGaussian | LiftedNetwork:
-    """The model whose posterior update a minGRU, minLSTM or QRNN is.
+) -> Lifted | LiftedGaussian | LiftedNetwork | LiftedStates:
+    """The model whose posterior update a minGRU, minLSTM or QRNN is, or the chain that a `StateRegularized` draws.
 
     Arguments:
         layer: `MinGRU`, `MinLSTM`, or `QRNN` with f- or fo-pooling, with any weights and any candidate; or a
-            `torch.nn.Sequential` that ends in one, such as `Sequential(Embedding(V, I), MinGRU(I, D))`.
+            `torch.nn.Sequential` that ends in one, such as `Sequential(Embedding(V, I), MinGRU(I, D))`. A
+            `StateRegularized` of a cell without memory, or a `Sequential` that ends in one, is a chain given its inputs
+            whatever these are (see `lifting_centroids`); the other arguments are then left out.
         token_probs: [V], how probable each token is, up to a factor; uniform where None. Any choice makes the same
             filter: the probabilities say what is observed, the layer what it means.
         inputs: "tokens": x is symbols, and one layer *is* the filter of a generative model of them, exactly. "given": x
@@ -51,9 +63,10 @@ def as_ssm(
 
     Raises:
         TypeError: a network of another kind.
-        ValueError: one whose gates read its own state, or do not sum to one; for tokens and Gaussian vectors several
-            layers, directions, or inputs a gate; weights that are not finite, probabilities that are not positive; for
-            Gaussian inputs more units than features, or candidates that are not linear in x.
+        ValueError: one whose gates read its own state, or do not sum to one; centroids round an LSTM, which remembers
+            more than them; for tokens and Gaussian vectors several layers, directions, or inputs a gate; weights that
+            are not finite, probabilities that are not positive; for Gaussian inputs more units than features, or
+            candidates that are not linear in x.
 
     Example:
         >>> import torch, samplehold as sh
@@ -63,7 +76,13 @@ def as_ssm(
         True
     """
     check_kind("layer", layer, nn.Module, "a recurrent layer")
-    if check_choice("inputs", inputs, ("tokens", "gaussian", "given")) == "tokens":
+    check_choice("inputs", inputs, ("tokens", "gaussian", "given"))
+    if isinstance(split_network(layer)[1], StateRegularized):
+        if token_probs is not None or inputs == "gaussian":
+            name, value = ("inputs", repr(inputs)) if token_probs is None else ("token_probs", "some")
+            raise ValueError(f"{name}: got {value}, but a chain over centroids is given its inputs; leave it out.")
+        return lift_centroids(layer)
+    if inputs == "tokens":
         return lift_tokens(layer, token_probs)
     if token_probs is not None:
         raise ValueError(f'token_probs: got some with inputs="{inputs}", which has no tokens; leave it out.')

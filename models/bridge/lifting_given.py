@@ -183,7 +183,7 @@ class LiftedNetwork(Record):
         layer = check_liftable(module)
         check_settled(front)
         for called in {self.network, module}:
-            _check_no_hooks(called)
+            check_no_hooks(called)
         rows = x if front is None else front(x)
         rows = batch_major(rows, layer.input_size, layer.batch_first, weight_of(layer, rows))
         if not rows.shape[-2]:
@@ -204,7 +204,7 @@ class LiftedNetwork(Record):
         return tuple(found), time_major(rows, layer.batch_first)
 
 
-def _check_no_hooks(module: nn.Module) -> None:
+def check_no_hooks(module: nn.Module) -> None:
     """An error where a call does more than the recurrence; pruning, which sets weights beforehand, may."""
     before = [hook for hook in module._forward_pre_hooks.values() if not isinstance(hook, BasePruningMethod)]
     if before or module._forward_hooks:

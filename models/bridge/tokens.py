@@ -25,19 +25,21 @@ class Tokens:
     lengths: Tensor | None
 
 
-def read_tokens(tokens: Any, n_tokens: int, lengths: Tensor | Sequence[int] | int | None = None) -> Tokens:
-    """Tokens `[*b, T]` as checked indices; NaN is a missing one.
+def read_tokens(
+    tokens: Any, n_tokens: int, lengths: Tensor | Sequence[int] | int | None = None, what: str = "tokens"
+) -> Tokens:
+    """Tokens `[*b, T]` as checked indices; NaN is a missing one. Messages call them `what`.
 
     Raises:
         ValueError: no time axis, a token that is not an integer from 0 to n_tokens - 1, or lengths that do not fit.
     """
     n_tokens = check_integer("n_tokens", n_tokens)
-    given = numbers(tokens, "tokens")
+    given = numbers(tokens, what)
     if given.dtype == torch.bool:
-        raise TypeError("tokens: got truth values, expected integers: the indices of tokens.")
+        raise TypeError(f"{what}: got truth values, expected integers: the indices of {what}.")
     steps = given.shape[-1] if given.dim() else 0
     if steps == 0:
-        raise ValueError(f"tokens: got shape {list(given.shape)}, expected [*batch, T] with at least one step.")
+        raise ValueError(f"{what}: got shape {list(given.shape)}, expected [*batch, T] with at least one step.")
     counts, inside = None, torch.ones(given.shape, dtype=torch.bool, device=given.device)
     if lengths is not None:
         counts = check_lengths(lengths, given.shape[:-1], steps, given.device)
@@ -49,8 +51,8 @@ def read_tokens(tokens: Any, n_tokens: int, lengths: Tensor | Sequence[int] | in
         *batch, step = where
         place = f"sequence {batch[0] if len(batch) == 1 else tuple(batch)}, " if batch else ""
         raise ValueError(
-            f"tokens: got {float(given[where]):g} at {place}step {step}, expected an integer from 0 to "
-            f"{n_tokens - 1}; give the indices of tokens [*batch, T], not one-hot rows."
+            f"{what}: got {float(given[where]):g} at {place}step {step}, expected an integer from 0 to "
+            f"{n_tokens - 1}; give the indices of {what} [*batch, T], not one-hot rows."
         )
     return Tokens(torch.where(seen, given, 0).long(), seen, counts)
 

@@ -59,6 +59,17 @@ def check_state(
     return state
 
 
+def check_pair(name: str, given: object, expected: tuple[int, ...], layer: nn.Module) -> tuple[Tensor, Tensor]:
+    """Hidden states and cells of this shape, finite where they are called `hx`, or an error."""
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise TypeError(f"{name}: got {type(given).__name__}, expected a pair of hidden states and cells.")
+    h, c = (
+        check_state(f"{name}[{i}]", part, expected, weight_of(layer, part), finite=name == "hx")
+        for i, part in enumerate(given)
+    )
+    return h, c
+
+
 def observed(x: Tensor, lengths: Lengths) -> Observed:
     """`lengths` as int64 [*batch] and the mask [*batch, T, 1] of the steps they keep; None where all are.
 

@@ -19,7 +19,7 @@ from torch.nn.functional import linear
 
 from ...inference.scans.gated.op import PARTS, Activated, activate, check_kinds, gated_scan
 from .inputs import Observed, check_state, last, promoted, weight_of, widened
-from .recurrent import Recurrent, name_of
+from .recurrent import Reading, Recurrent, name_of
 
 
 class _Minimal(Recurrent):
@@ -63,6 +63,10 @@ class _Minimal(Recurrent):
         weight, bias = self._weights(x, layer, reverse)
         return linear(x, self._spread(weight), None if bias is None else self._spread(bias))
 
+    def reading(self, x: Tensor, layer: int = 0, reverse: bool = False) -> Reading:
+        """See `Reading`."""
+        return Reading(self.product(x, layer, reverse), self._after)
+
     def rows(self, layer: int = 0, reverse: bool = False) -> Tensor:
         """The matrix [parts * hidden_size, features] of `product`: a layer's weights, with a gate's row a unit."""
         return self._spread(getattr(self, name_of("weight", layer, reverse)))
@@ -93,10 +97,14 @@ class _Minimal(Recurrent):
         return states, last(states, some).squeeze(-2) if states.shape[-2] else start
 
     def _step(self, x: Tensor, start: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        pre, start = promoted(self.product(x, layer), start)
-        now, before = self.activate(widened(pre)), widened(start)
-        state = (now.hold * before + now.draw * now.value).to(start.dtype)
+        reading = self.reading(x, layer)
+        (state,) = reading.after(reading.seen, (start,))
         return state, state
+
+    def _after(self, seen: Tensor, state: tuple[Tensor]) -> tuple[Tensor]:
+        pre, start = promoted(seen, state[0])
+        now, before = self.activate(widened(pre)), widened(start)
+        return ((now.hold * before + now.draw * now.value).to(start.dtype),)
 
     @property
     def _gates(self) -> int:

@@ -15,7 +15,7 @@ import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,17 @@ from .inputs import (
 )
 
 Sweep = Callable[[Tensor, Any, int, bool], tuple[Tensor, Any]]
+
+
+class Reading(NamedTuple):
+    """What a layer in one direction makes of its inputs before it steps, and its step, with weights read once.
+
+    `seen` [*batch, P] is all that a step needs of an input; `after` maps it and the states before a step, as a tuple
+    (h,) or (h, c) of [*batch, D], to those after it. Batch axes broadcast.
+    """
+
+    seen: Tensor
+    after: Callable[[Tensor, Any], Any]
 
 
 class Recurrent(nn.Module):

@@ -22,6 +22,7 @@ from .inputs import (
     Observed,
     batch_major,
     check_one_dtype,
+    check_pair,
     check_state,
     check_step,
     last,
@@ -31,7 +32,7 @@ from .inputs import (
     unpacked,
     weight_of,
 )
-from .recurrent import check_one_way, check_sizes, hooked, name_of, over_layers, step_by_call
+from .recurrent import Reading, check_one_way, check_sizes, hooked, name_of, over_layers, step_by_call
 
 
 class _Wrapped(nn.RNNBase):
@@ -123,12 +124,7 @@ class _Wrapped(nn.RNNBase):
         expected = (self.num_layers * (1 + self.bidirectional), *batch, self.hidden_size)
         if not isinstance(self, nn.LSTM):
             return check_state(name, hx, expected, weight_of(self, hx), finite=name == "hx")
-        if not isinstance(hx, tuple | list) or len(hx) != 2:
-            raise TypeError(f"{name}: got {type(hx).__name__}, expected a pair of hidden states and cells.")
-        return tuple(
-            check_state(f"{name}[{i}]", part, expected, weight_of(self, part), finite=name == "hx")
-            for i, part in enumerate(hx)
-        )
+        return check_pair(name, hx, expected, self)
 
     def _nothing(self, x: Tensor) -> tuple[Tensor, Any]:
         """Outputs and states of no sequence."""
@@ -154,15 +150,20 @@ class _Wrapped(nn.RNNBase):
         states = tuple(torch.stack(part) for part in zip(*ends, strict=True))
         return out, states if n_parts == 2 else states[0]
 
-    def _sweep(
-        self, rows: Tensor, state: tuple[Tensor, ...], some: Observed, layer: int, reverse: bool
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def reading(self, x: Tensor, layer: int = 0, reverse: bool = False) -> Reading:
+        """See `Reading`."""
         names = [name_of(part, layer, reverse) for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
         of_x, of_h, *biases = (getattr(self, name) for name in names[: 4 if self.bias else 2])
         at_x, at_h = biases or (None, None)
-        track = []
-        for seen in linear(rows, of_x, at_x).unbind(-2):
-            state = self._cell(seen, linear(state[0], of_h, at_h), state)
+        after = lambda seen, state: self._cell(seen, linear(state[0], of_h, at_h), state)
+        return Reading(linear(x, of_x, at_x), after)
+
+    def _sweep(
+        self, rows: Tensor, state: tuple[Tensor, ...], some: Observed, layer: int, reverse: bool
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        reading, track = self.reading(rows, layer, reverse), []
+        for seen in reading.seen.unbind(-2):
+            state = reading.after(seen, state)
             track.append(state)
         states = [torch.stack(part, -2) for part in zip(*track, strict=True)]
         return states[0], tuple(last(part, some).squeeze(-2) for part in states)

@@ -22,6 +22,8 @@ STUDIES: dict[str, str] = {
     "bridge": "claims",
     "truncation": "truncation",
     "joined": "joined",
+    "state-regularized": "state_regularized",
+    "automata": "automata",
 }
 """The module of each study, in this folder: it has `study(scale, track) -> Findings`; its docstring is the question."""
 

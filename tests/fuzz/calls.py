@@ -15,6 +15,7 @@ import reference
 import samplehold as sh
 import torch
 from oracles.action_histories import every_history, every_run
+from oracles.machines import random_machine
 from reference import close
 from samplehold.inference.scans.gated.op import gated_scan
 from samplehold.switching.stacks.automaton import advance, start
@@ -897,7 +898,7 @@ def _layer_options(r: Draw, kind: Any) -> dict[str, Any]:
     return own
 
 
-LAYERS = (sh.MinGRU, sh.MinLSTM, sh.QRNN, sh.GRU, sh.LSTM, sh.Elman)
+LAYERS = (sh.MinGRU, sh.MinLSTM, sh.QRNN, sh.GRU, sh.LSTM, sh.Elman, sh.PeepholeLSTM)
 
 
 @function("layers", 4)
@@ -918,7 +919,7 @@ def _(r: Draw) -> Call:
     x = r.table(*batch, r.T, r.F)
     lengths = r.lengths(batch)
     rows = options["num_layers"] * (1 + options["bidirectional"])
-    if torchs and kind is sh.LSTM:
+    if kind in (sh.LSTM, sh.PeepholeLSTM):
         hx = tuple(r.table(rows, *batch, 4) for _ in range(2))
     elif kind is sh.QRNN:
         hx = layer.initial_state(*batch)
@@ -937,6 +938,31 @@ def _(r: Draw) -> Call:
         return None
 
     return Call(layer, given, finite=False, reference=check)
+
+
+def _of_centroids(r: Draw, *kinds: Any) -> dict[str, Any]:
+    return {
+        "cell": r.one(*kinds)(r.F, 4, batch_first=r.one(True, False), dtype=r.dtype).requires_grad_(False),
+        "n_states": 3,
+        "temperature": r.one(0.5, 1, 1e-3),
+        "similarity": r.one("dot", "cosine", "l2"),
+        "mode": r.one("soft", "sample", "hard"),
+        "learn_temperature": r.one(True, False),
+    }
+
+
+@function("StateRegularized", 3)
+def _(r: Draw) -> Call:
+    given = _of_centroids(r, sh.Elman, sh.GRU, sh.LSTM, sh.PeepholeLSTM, sh.MinGRU, sh.MinLSTM)
+    if r.random.random() < 0.3:
+        return Call(lambda **given: len(list(sh.StateRegularized(**given).parameters())), given)
+    layer = sh.StateRegularized(**given).requires_grad_(False)
+    if r.random.random() < 0.3:
+        return Call(layer.step, {"x": r.table(*r.batch, r.F), "h": None}, finite=False)
+    x = r.table(*r.batch, r.T, r.F)
+    given = {"x": x if layer.batch_first else x.movedim(-2, 0), "hx": None, "lengths": r.lengths()}
+    given |= {"mode": r.one("soft", "sample", "hard"), "seed": r.seed()}
+    return Call(layer.run, given, finite=False)
 
 
 @function("gated_scan", 2)
@@ -1041,6 +1067,20 @@ def _(r: Draw) -> Call:
         return Call(lifted.hidden, given)
     given["step"] = r.one(None, r.T - 1)
     return Call(lambda step, **given: [part.last_draw(step) for part in lifted.layers(**given)], given)
+
+
+@function("LiftedStates", 2)
+def _(r: Draw) -> Call:
+    layer = sh.StateRegularized(**_of_centroids(r, sh.Elman, sh.GRU, sh.MinGRU)).requires_grad_(False)
+    x = r.table(*r.batch, r.T, r.F)
+    given = {"x": x if layer.batch_first else x.movedim(-2, 0), "lengths": r.lengths()}
+    if r.random.random() < 0.5:
+        return Call(
+            lambda **given: sh.compare(sh.as_ssm(layer), layer, **given).network.divergence, given, finite=False
+        )
+    given |= {"labels": r.one(None, torch.randint(0, 3, (*r.batch, r.T)))}
+    given |= {"log_likelihood": r.one(None, r.table(*r.batch, r.T, 3))}
+    return Call(lambda **given: sh.as_ssm(layer).chain(**given).smooth(), given, finite=False)
 
 
 @function("Lifted", 3)
@@ -1211,6 +1251,75 @@ def _(r: Draw) -> Call:
     x = torch.eye(3)[torch.randint(0, 3, (4, 5))]
     given = {"layer": sh.MinGRU(3, 2), "x": x, "n_steps": 2, "rate": 0.01, "seed": r.seed()}
     return Call(lambda **given: sh.train_next_token(**given).loss, given, finite=False)
+
+
+# ---- machines --------------------------------------------------------------------------------------------------------
+
+
+def _acceptor(r: Draw, *kinds: Any) -> sh.Acceptor:
+    start, kind = r.one(0, 1), r.one(*(kinds or (sh.GRU, sh.LSTM, sh.Elman, sh.MinGRU, sh.QRNN)))
+    return sh.Acceptor(kind(2 + start, 3), nn.Linear(3, 1), "ab").to(r.dtype)
+
+
+@function("Acceptor", 1)
+def _(r: Draw) -> Call:
+    network, words = _acceptor(r), ["", "a", "abba", "b"]
+    if r.random.random() < 0.5:
+        verb = r.one(network.forward, network.prefixes, network.accepts, network.states)
+        return Call(lambda **given: verb(**given).detach(), {"words": words[: r.random.randint(1, 4)]})
+    given = {"layer": network.layer, "readout": network.readout, "alphabet": r.one("ab", ["a", "b"])}
+    return Call(lambda **given: sh.Acceptor(**given)(["b"]).detach(), given, also=("layer.input_size", "words"))
+
+
+@function("extract_automaton", 0.5)
+def _(r: Draw) -> Call:
+    given: dict[str, Any] = {"network": _acceptor(r, sh.GRU), "method": r.one("lstar", "clusters"), "n_clusters": 2}
+    given |= {"alphabet": r.one(None, "a", ["b", "a"]), "max_queries": 300, "seed": 0}
+    return Call(lambda **given: sh.extract_automaton(**given).states, given)
+
+
+@function("distances of machines", 0.5)
+def _(r: Draw) -> Call:
+    machine = random_machine(r.random.randint(1, 4), "ab", r.random.randint(0, 99))
+    if r.random.random() < 0.6:
+        other = random_machine(3, "ab", 5)
+        return Call(lambda **given: sh.distance(**given).share, {"machine": machine, "target": other, "longest": 5})
+    given = {"machine": machine, "network": _acceptor(r, sh.GRU), "longest": None, "lengths": [4, 0], "n_words": 3}
+    return Call(lambda **given: sh.faithfulness(**given).lower, given | {"seed": r.seed()})
+
+
+@function("plot_automaton", 0.1)
+def _(r: Draw) -> Call:
+    return Call(sh.plot_automaton, {"machine": random_machine(2, "ab", 1), "ax": None})
+
+
+@function("WeightedAutomaton", 1)
+def _(r: Draw) -> Call:
+    tables = {symbol: r.table(r.K, r.K) for symbol in "ab"}
+    given = {"initial": r.table(r.K), "transitions": tables, "final": r.table(r.K)}
+    if r.random.random() < 0.5:
+        return Call(lambda **given: sh.WeightedAutomaton(**given).values([""]), given, finite=False)
+    automaton = sh.WeightedAutomaton(**given)
+    if r.random.random() < 0.5:
+        return Call(automaton.values, {"words": ["", "ba", "a"]})
+    return Call(automaton.totals, {"longest": 3})
+
+
+@function("as_weighted_automaton", 0.5)
+def _(r: Draw) -> Call:
+    model = sh.SwitchingSSM(sh.Copy(2), sh.Categorical(2)).with_values(
+        redraw_prob=0.3, state_probs=r.probs(2), probs=r.probs(2, 2)
+    )
+    given = r.one({"network": _acceptor(r, sh.MinGRU, sh.QRNN, sh.MinLSTM)}, {"network": model, "alphabet": "ab"})
+    return Call(lambda **given: sh.as_weighted_automaton(**given).totals(2), given)
+
+
+@function("spectral", 1)
+def _(r: Draw) -> Call:
+    exact = {"": 1.0, "a": 0.5, "aa": 0.25, "aaa": 0.125}
+    given = r.one({"values": exact, "longest": None}, {"values": ["a", "", "aba", "b", "a"], "longest": None})
+    given |= {"rank": 1, "alphabet": r.one(None, sorted({x for word in given["values"] for x in word}))}
+    return Call(lambda **given: sh.spectral(**given).values(["", "a"]), given | {"count": "words"})
 
 
 @function("SweepNetwork", 0.7)

@@ -26,6 +26,8 @@ from samplehold import (
     MinGRU,
     MinLSTM,
     NondeterministicStackRNN,
+    PeepholeLSTM,
+    StateRegularized,
     StratificationStackRNN,
     SuperpositionStackRNN,
 )
@@ -52,13 +54,18 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "GRU": lambda: GRU(FEATURES, UNITS, num_layers=2),
     "LSTM": lambda: LSTM(FEATURES, UNITS),
     "Elman": lambda: Elman(FEATURES, UNITS),
+    "PeepholeLSTM": lambda: PeepholeLSTM(FEATURES, UNITS),
+    "StateRegularized GRU": lambda: StateRegularized(GRU(FEATURES, UNITS), 5, 0.5),
+    "StateRegularized LSTM": lambda: StateRegularized(LSTM(FEATURES, UNITS), 5, 0.5, "l2"),
+    "StateRegularized Elman": lambda: StateRegularized(Elman(FEATURES, UNITS), 5, 0.5, "cosine", "soft", True),
     "SuperpositionStackRNN": lambda: SuperpositionStackRNN(FEATURES, UNITS, value_size=2),
     "StratificationStackRNN": lambda: StratificationStackRNN(FEATURES, UNITS, value_size=2, stacks=2),
     "NondeterministicStackRNN": lambda: NondeterministicStackRNN(FEATURES, UNITS, symbols=2),
     "nn.GRU": lambda: ControlGRU(FEATURES, UNITS),
 }
 STACKS = ("SuperpositionStackRNN", "StratificationStackRNN", "NondeterministicStackRNN")
-RUNS_TORCHS_LOOPS = ("GRU", "LSTM", "Elman", "nn.GRU")
+OVER_TORCHS = ("StateRegularized GRU", "StateRegularized LSTM", "StateRegularized Elman")
+RUNS_TORCHS_LOOPS = ("GRU", "LSTM", "Elman", "nn.GRU", *OVER_TORCHS)
 
 STACK_NETWORK_GAPS: dict[str, str] = {}
 """What the stack networks do not do yet."""

@@ -1,0 +1,241 @@
+"""How far two machines are apart, and how far a machine is from a network: shares of words, exactly or by samples."""
+
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+
+from ...inference.numerics.checks import check_parts
+from ...inference.numerics.randomness import Seed
+from ...inference.numerics.records import Record
+from ...inference.numerics.scalars import check_integer, check_kind
+from ...switching.seeding import number_of
+from .acceptor import Acceptor
+
+if TYPE_CHECKING:
+    from automata.fa.dfa import DFA
+
+LENGTHS = (20, 50, 100)
+MOST_WORDS = 4095  # that are read one by one unless more are asked for
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, repr=False)
+class Distance(Record):
+    """Between the languages of two machines.
+
+    Arguments:
+        counterexample: the shortest word that one accepts and the other does not, the first of them in the order of
+            the alphabet; None where the languages are the same.
+        share: of the words of each length 0, 1, ... those that tell the machines apart, exact before rounding.
+    """
+
+    counterexample: str | None
+    share: Float[torch.Tensor, "n"]
+
+    @property
+    def equal(self) -> bool:
+        """Whether both accept the same words, of whatever length."""
+        return self.counterexample is None
+
+
+@dataclass(frozen=True, repr=False)
+class Faithfulness(Record):
+    """Agreement of a machine with a network: of all short words, and of random words by their length.
+
+    Arguments:
+        longest: all words of at most so many symbols were read.
+        words: the number of these.
+        agreeing: of these, the words that both accept or both refuse.
+        disagreement: the shortest of the others, None where there is none.
+        lengths: of random words.
+        drawn: the number of random words of each length, all symbols alike.
+        share: of these, by length, the words on which both agree.
+        lower, upper: of the share among all words of the length: exact (Clopper-Pearson) intervals of 95%.
+    """
+
+    longest: int
+    words: int
+    agreeing: int
+    disagreement: str | None
+    lengths: Int[torch.Tensor, "L"]
+    drawn: int
+    share: Float[torch.Tensor, "L"]
+    lower: Float[torch.Tensor, "L"]
+    upper: Float[torch.Tensor, "L"]
+
+    @property
+    def exact(self) -> bool:
+        """Whether machine and network agree on every word of up to `longest` symbols."""
+        return self.agreeing == self.words
+
+    def summary(self) -> pd.DataFrame:
+        """A row for all short words, and one for each length of random ones."""
+        rows: list[tuple[Any, ...]] = [(f"all to {self.longest}", self.words, self.agreeing / self.words, None, None)]
+        parts = (self.lengths, self.share, self.lower, self.upper)
+        for length, *found in zip(*(part.tolist() for part in parts), strict=True):
+            rows.append((str(length), self.drawn, *found))
+        columns = ["symbols", "words", "agreement", "lower", "upper"]
+        return pd.DataFrame(rows, columns=columns).set_index("symbols")
+
+
+def distance(machine: "DFA", target: "DFA", longest: int = 20) -> Distance:
+    """Whether two machines accept the same words, and else how many words tell them apart.
+
+    Arguments:
+        machine, target: of the same symbols.
+        longest: shares are counted for the lengths 0 to this.
+
+    Raises:
+        TypeError: what is no `automata.fa.dfa.DFA`, no integer.
+        ValueError: machines of different symbols.
+
+    Example:
+        >>> import samplehold as sh
+        >>> from samplehold.models.automata.tomita import tomita
+        >>> found = sh.distance(tomita(1), tomita(4), longest=3)  # no 0, against no 000
+        >>> found.equal, found.counterexample, found.share.tolist()
+        (False, '0', [0.0, 0.5, 0.75, 0.75])
+        >>> sh.distance(tomita(4), tomita(4).complement().complement()).equal
+        True
+    """
+    machine, target = check_machine("machine", machine), check_machine("target", target)
+    longest = check_integer("longest", longest, least=0)
+    if machine.input_symbols != target.input_symbols:
+        raise ValueError(
+            f"target: has the symbols {sorted(target.input_symbols)}, but machine has {sorted(machine.input_symbols)}; "
+            "give machines of one alphabet."
+        )
+    apart, symbols = machine ^ target, len(machine.input_symbols)
+    counts = [Fraction(apart.count_words_of_length(n), symbols**n) for n in range(longest + 1)]
+    return Distance(shortest_word(apart), torch.tensor([float(share) for share in counts], dtype=torch.float64))
+
+
+def faithfulness(
+    machine: "DFA",
+    network: Acceptor,
+    longest: int | None = None,
+    lengths: Sequence[int] = LENGTHS,
+    n_words: int = 500,
+    seed: Seed = 0,
+) -> Faithfulness:
+    """How often a machine and a network agree whether a word is accepted.
+
+    Arguments:
+        machine: of symbols that the network reads, not necessarily all.
+        longest: all words of up to so many symbols are read; None: as many as make no more than 4,095 words.
+        lengths: of random words.
+        n_words: random words of each length.
+        seed: of these.
+
+    Raises:
+        TypeError: a machine or network of another kind, numbers that are no integers.
+        ValueError: symbols that the network does not read; lengths less than 0; no words.
+
+    Example:
+        >>> import torch, samplehold as sh
+        >>> from samplehold.models.automata.tomita import tomita
+        >>> network = sh.Acceptor(sh.MinGRU(2, 1), torch.nn.Linear(1, 1), "01").requires_grad_(False)
+        >>> _ = network.readout.weight.zero_(), network.readout.bias.fill_(1)  # accepts all
+        >>> found = sh.faithfulness(tomita(1), network, longest=2, lengths=[50])
+        >>> found.words, found.agreeing, found.disagreement
+        (7, 3, '0')
+        >>> found.share.item(), round(found.upper.item(), 3)  # of 500 words none agrees
+        (0.0, 0.007)
+    """
+    from scipy.stats import binomtest
+
+    machine, network = check_machine("machine", machine), check_network(network)
+    alphabet = [symbol for symbol in network.alphabet if symbol in machine.input_symbols]
+    if len(alphabet) < len(machine.input_symbols):
+        raise ValueError(
+            f"machine: has the symbols {sorted(machine.input_symbols)}, but the network reads "
+            f"{list(network.alphabet)}; give a machine of these."
+        )
+    given = [check_integer("lengths", length, least=0) for length in check_parts("lengths", lengths, least=0)]
+    longest = (
+        longest_within(len(alphabet), MOST_WORDS) if longest is None else check_integer("longest", longest, least=0)
+    )
+    n_words, draw = check_integer("n_words", n_words), random.Random(number_of(seed))
+    short = short_words(alphabet, longest)
+    same = _same(machine, network, short)
+    shares, lower, upper = [], [], []
+    for length in given:
+        words = ["".join(draw.choices(alphabet, k=length)) for _ in range(n_words)]
+        agreeing = sum(_same(machine, network, words))
+        interval = binomtest(agreeing, n_words).proportion_ci(CONFIDENCE, method="exact")
+        shares.append(agreeing / n_words)
+        lower.append(float(interval.low))
+        upper.append(float(interval.high))
+    numbers = (torch.tensor(part, dtype=torch.float64) for part in (shares, lower, upper))
+    first = None if all(same) else short[same.index(False)]
+    return Faithfulness(
+        longest, len(short), sum(same), first, torch.tensor(given, dtype=torch.int64), n_words, *numbers
+    )  # fmt: skip
+
+
+def shortest_word(machine: "DFA") -> str | None:
+    """The first of the shortest words that a machine accepts, None where it accepts none."""
+    front, seen = deque([("", machine.initial_state)]), {machine.initial_state}
+    while front:
+        word, state = front.popleft()
+        if state in machine.final_states:
+            return word
+        for symbol, later in sorted(machine.transitions[state].items()):
+            if later not in seen:
+                seen.add(later)
+                front.append((word + symbol, later))
+    return None
+
+
+def check_machine(name: str, machine: Any) -> "DFA":
+    """A deterministic automaton of automata-lib whose symbols are letters."""
+    from automata.fa.dfa import DFA
+
+    check_kind(name, machine, DFA, "an automata.fa.dfa.DFA")
+    letters = all(isinstance(symbol, str) and len(symbol) == 1 for symbol in machine.input_symbols)
+    if not machine.input_symbols or not letters:
+        raise ValueError(
+            f"{name}: has the symbols {sorted(machine.input_symbols, key=str)}, expected letters, at least one."
+        )
+    return machine
+
+
+def check_network(network: Any) -> Acceptor:
+    """An acceptor that says the same at every call."""
+    network = check_kind("network", network, Acceptor, "an Acceptor(layer, readout, alphabet)")
+    for module in network.modules():
+        drops = getattr(module, "p", getattr(module, "dropout", 0.0))
+        if module.training and isinstance(drops, float) and drops > 0:
+            raise ValueError(f"network: its {type(module).__name__} is in training, and drops inputs; use .eval().")
+        if getattr(module, "mode", None) == "sample":
+            raise ValueError(
+                f'network: its {type(module).__name__} draws its states; set its mode to "soft" or "hard".'
+            )
+    return network
+
+
+def short_words(alphabet: Sequence[str], longest: int) -> list[str]:
+    """All words of up to so many symbols, the shorter ones first, each length in the order of the alphabet."""
+    return ["".join(word) for n in range(longest + 1) for word in product(alphabet, repeat=n)]
+
+
+def longest_within(n_symbols: int, most: int) -> int:
+    """The greatest length, up to 100, for which all words of up to it are no more than `most`."""
+    longest, words = 0, 1 + n_symbols
+    while words <= most and longest < 100:
+        longest += 1
+        words += n_symbols ** (longest + 1)
+    return longest
+
+
+def _same(machine: "DFA", network: Acceptor, words: list[str]) -> list[bool]:
+    told = network.accepts(words).tolist()
+    return [machine.accepts_input(word) == accepted for word, accepted in zip(words, told, strict=True)]

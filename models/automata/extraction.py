@@ -1,0 +1,206 @@
+r"""Finite automata out of recurrent networks, and how faithful they are.
+
+"lstar"     Angluin's algorithm with the network as its teacher: see `models.automata.teaching`. For any network.
+"clusters"  k-means of the states that short and random words lead to. A cluster leads where the network's step leads
+            from its centre, which need not be where it leads from its members, and accepts as most of these do.
+"centroids" for `StateRegularized` layers: states are centroids, and where a centroid leads is told by the network's own
+            hard step from it, $j = \arg\max_j sim(cell(S_i, x), S_j)$, with no word read at all. In mode "hard" the
+            machine *is* the network; in mode "soft" faithfulness tells how far the network has come to be one.
+
+Machines are cut to the states that can be reached, and are the least of their language.
+"""
+
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ...inference.numerics.randomness import Seed
+from ...inference.numerics.records import Record
+from ...inference.numerics.scalars import check_choice, check_integer
+from ...switching.seeding import number_of
+from ..networks.state_regularized import StateRegularized
+from .acceptor import Acceptor, check_alphabet
+from .distances import Faithfulness, check_network, faithfulness
+from .teaching import Comparison, Teacher, clusters, learned, trial_words
+
+if TYPE_CHECKING:
+    from automata.fa.dfa import DFA
+
+METHODS = ("centroids", "lstar", "clusters")
+
+
+@dataclass(frozen=True, repr=False)
+class Extraction(Record):
+    """A machine out of a network.
+
+    Arguments:
+        automaton: the least one of its language, an `automata.fa.dfa.DFA` whose states are numbered in the order of
+            the shortest words that reach them.
+        states: of it.
+        found: the states that the method found, those that can be reached, before equivalent ones were joined.
+        queries: different words of which the network was asked whether it accepts them; 0 where states are stepped.
+        counterexamples: "lstar": words that machines on the way and the network told apart, in their order.
+        cells: "lstar": how many cells of states agreed with the machine in the end; 0 where they were not asked.
+        complete: whether the method came to its end; if not, the machine is the last before `max_queries`.
+        faithfulness: how often the machine and the network agree.
+    """
+
+    automaton: "DFA"
+    states: int
+    found: int
+    queries: int
+    counterexamples: tuple[str, ...]
+    cells: int
+    complete: bool
+    faithfulness: Faithfulness
+
+
+def extract_automaton(
+    network: Acceptor,
+    alphabet: str | Sequence[str] | None = None,
+    method: str = "lstar",
+    n_clusters: int = 16,
+    max_queries: int = 20_000,
+    seed: Seed = 0,
+) -> Extraction:
+    """The finite automaton that a network is, or is like.
+
+    Arguments:
+        network: an `Acceptor`, trained or made by hand.
+        alphabet: the symbols that words are made of; all that the network reads where None.
+        method: "lstar", "clusters" or "centroids"; see this module.
+        n_clusters: "clusters": how many; "lstar": cells of states to begin with.
+        max_queries: "lstar": the words that the network is asked for.
+        seed: of random words and of k-means.
+
+    Raises:
+        TypeError: a network of another kind, symbols that are no letters, numbers that are no integers.
+        ValueError: a symbol that the network does not read; an unknown method; "centroids" of a network without, or
+            whose cell remembers more than its centroid; "clusters" of a network whose states grow; a network that
+            draws at random; too few queries for a first machine.
+
+    Weiss, Goldberg & Yahav 2018, *Extracting automata from recurrent neural networks using queries and
+    counterexamples*; Wang & Niepert 2019, *State-regularized recurrent neural networks*; Omlin & Giles 1996 and Wang et
+    al. 2018 for clusters.
+
+    Example:
+        >>> import torch, samplehold as sh
+        >>> layer, readout = sh.MinGRU(2, 1), torch.nn.Linear(1, 1)
+        >>> _ = layer.requires_grad_(False).weight_l0.copy_(torch.tensor([[-99.0, 99.0], [0.0, 1.0]]))
+        >>> _ = layer.bias_l0.zero_(), readout.requires_grad_(False).weight.fill_(2.0), readout.bias.fill_(-1.0)
+        >>> found = sh.extract_automaton(sh.Acceptor(layer, readout, "ab"))  # there is a "b"
+        >>> found.states, found.automaton.accepts_input("aabaa"), found.faithfulness.exact
+        (2, True, True)
+    """
+    network = check_network(network)
+    check_choice("method", method, METHODS)
+    symbols = network.alphabet if alphabet is None else check_alphabet(alphabet)
+    foreign = [symbol for symbol in symbols if symbol not in network.alphabet]
+    if foreign:
+        raise ValueError(
+            f"alphabet: got {''.join(symbols)!r}, in which {foreign[0]!r} is none of the letters "
+            f"{''.join(network.alphabet)!r} that the network reads; give some of these, or None."
+        )
+    n_clusters, max_queries = check_integer("n_clusters", n_clusters), check_integer("max_queries", max_queries)
+    number = number_of(seed)
+    queries, counterexamples, cells, complete = 0, (), 0, True
+    if method == "lstar":
+        teacher = Teacher(network, max_queries)
+        comparison = Comparison(teacher, symbols, n_clusters, number)
+        machine, complete = learned(teacher, comparison)
+        queries, counterexamples, cells = len(teacher.answers), tuple(comparison.counterexamples), comparison.cells
+    elif method == "clusters":
+        machine, queries = _of_clusters(network, symbols, n_clusters, number)
+    else:
+        machine = _of_centroids(network, symbols)
+    machine = _numbered(machine, symbols)
+    least = _numbered(machine.minify(retain_names=False), symbols)
+    faithful = faithfulness(least, network, seed=number)
+    sizes = len(least.states), len(machine.states)
+    return Extraction(least, *sizes, queries, counterexamples, cells, complete, faithful)
+
+
+@torch.no_grad()
+def _of_clusters(network: Acceptor, alphabet: Sequence[str], n_clusters: int, seed: int) -> "tuple[DFA, int]":
+    words = trial_words(alphabet, 4 * n_clusters, random.Random(seed))
+    states = network.states(words)
+    fitted = clusters(states, n_clusters, seed)
+    accepted, members = network.accepts(words), torch.as_tensor(fitted.labels_).long()
+    n = len(fitted.cluster_centers_)
+    votes = torch.zeros(n).index_add_(0, members, accepted.float() - 0.5)
+    centres = torch.as_tensor(fitted.cluster_centers_).to(states)
+    leads = [fitted.predict(network.advance(centres, symbol).cpu().double().numpy()) for symbol in alphabet]
+    table = {symbol: torch.as_tensor(lead) for symbol, lead in zip(alphabet, leads, strict=True)}
+    return _machine(table, (votes > 0), int(members[0])), len(words)
+
+
+def _machine(table: dict[str, Tensor], accepts: Tensor, start: int) -> "DFA":
+    """From where each symbol leads, by state, and which states accept."""
+    from automata.fa.dfa import DFA
+
+    return DFA(
+        states=set(range(len(accepts))),
+        input_symbols=set(table),
+        transitions={k: {symbol: int(leads[k]) for symbol, leads in table.items()} for k in range(len(accepts))},
+        initial_state=start,
+        final_states={k for k, accepted in enumerate(accepts.tolist()) if accepted},
+    )
+
+
+def _numbered(machine: "DFA", alphabet: Sequence[str]) -> "DFA":
+    """Its states that can be reached, numbered in the order of the shortest words that reach them."""
+    from automata.fa.dfa import DFA
+
+    order = {machine.initial_state: 0}
+    front = deque(order)
+    while front:
+        leads = machine.transitions[front.popleft()]
+        for later in (leads[symbol] for symbol in alphabet):
+            if later not in order:
+                order[later] = len(order)
+                front.append(later)
+    return DFA(
+        states=set(order.values()),
+        input_symbols=set(alphabet),
+        transitions={
+            number: {symbol: order[machine.transitions[state][symbol]] for symbol in alphabet}
+            for state, number in order.items()
+        },
+        initial_state=0,
+        final_states={number for state, number in order.items() if state in machine.final_states},
+    )
+
+
+@torch.no_grad()
+def _of_centroids(network: Acceptor, alphabet: Sequence[str]) -> "DFA":
+    """States are the centroids, in their order, and last the one before the first symbol, which need be none."""
+    layer = network.layer
+    if not isinstance(layer, StateRegularized):
+        raise ValueError(
+            f'method: got "centroids", but the network is a {type(layer).__name__}, which has none; give a '
+            "StateRegularized layer, or another method."
+        )
+    if layer.remembers:
+        raise ValueError(
+            f'method: got "centroids", but the cell is a {type(layer.cell).__name__}, which remembers more than the '
+            "centroid where it is, so that no centroid leads to one; give another cell, or another method."
+        )
+    rows = torch.eye(layer.input_size).to(layer.centroids)
+
+    def leads(start: Tensor, row: Tensor) -> Tensor:
+        x = row.expand(len(start), 1, -1)
+        path = layer.run(x if layer.batch_first else x.transpose(0, 1), start[None], mode="hard").path
+        assert path is not None
+        return path.flatten()
+
+    first = layer.initial_state(1)[0]
+    if network.has_start:
+        first = layer.centroids[leads(first, rows[-1])]
+    states = torch.cat([layer.centroids, first])
+    table = {symbol: leads(states, rows[network.alphabet.index(symbol)]) for symbol in alphabet}
+    return _machine(table, network.readout(states).squeeze(-1) > 0, len(layer.centroids))

@@ -1,0 +1,149 @@
+r"""A state-regularised network whose centroids are drawn is a Markov chain over them, given its inputs.
+
+Let a cell without memory of its own be at centroid i after step t - 1. Then it draws centroid j with probability
+
+$$A_t(i, j) = \mathrm{softmax}_j(sim(cell(S_i, x_t), S) / \tau),$$
+
+so that $s_1, s_2, \dots$ is a chain with these tables, and with $P(s_1) = \alpha_1$ from whatever $h_0$ was. The exact
+distribution $p_t = A_t^\top p_{t-1}$ and the soft pass $\alpha_t$ take the same step $f_t(h) = \alpha$ of two means:
+
+$$p_t = E_{p_{t-1}}[f_t(S_s)], \qquad \alpha_t = f_t(E_{\alpha_{t-1}}[S_s]).$$
+
+The soft pass is thus the chain's mean field: each step reads the mean of the states before it instead of the state. It
+is exact where $\alpha_{t-1}$ is certain, or $f_t$ is linear where it matters; `compare` measures the distance.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ...inference.chains.markov.chain import MarkovChain
+from ...inference.numerics.arrays import ordinary
+from ...inference.numerics.checks import check_table
+from ...inference.numerics.op import transformed
+from ...inference.numerics.records import Record
+from ...inference.numerics.scalars import check_kind
+from ..networks.inputs import batch_major, keep, observed, weight_of
+from ..networks.state_regularized import StateRegularized
+from .lifting import check_settled, split_network
+from .lifting_given import check_no_hooks
+from .tokens import read_tokens
+
+
+class Read(NamedTuple):
+    """What a network reads, [*b, T, I], batch first, the state before it, [*b, H], and lengths where there are any."""
+
+    rows: Tensor
+    start: Tensor
+    lengths: Tensor | None
+
+
+@dataclass(frozen=True, repr=False)
+class LiftedStates(Record):
+    """A state-regularised network as a chain over its centroids, given what it reads. Chains are float64.
+
+    Example:
+        >>> import torch, samplehold as sh
+        >>> network, x = sh.StateRegularized(sh.GRU(3, 4), n_states=5), torch.randn(7, 3)
+        >>> chain = sh.as_ssm(network).chain(x)
+        >>> chain.filter().state.shape  # P(s_t), to which frequencies of runs in mode "sample" tend
+        torch.Size([7, 5])
+        >>> known = torch.full((7,), torch.nan)
+        >>> known[6] = 2  # the last state is 2
+        >>> chain = sh.as_ssm(network).chain(x, labels=known)
+        >>> chain.smooth().state.shape, chain.viterbi().path[6]  # what that says of the states before it
+        (torch.Size([7, 5]), tensor(2))
+    """
+
+    network: nn.Module
+
+    @property
+    def layer(self) -> StateRegularized:
+        """The state-regularised layer, with which the network ends."""
+        return check_kind("layer", split_network(self.network)[1], StateRegularized, "a StateRegularized")
+
+    @property
+    def n_states(self) -> int:
+        """K, the number of centroids."""
+        return self.layer.n_states
+
+    def chain(
+        self, x: Tensor, h0: Any = None, lengths: Any = None, labels: Any = None, log_likelihood: Any = None
+    ) -> MarkovChain:
+        """The chain over the centroids, given inputs and what else is known of its states.
+
+        Its tables are differentiable: the gradient of `log_normalizer()` trains the network on labels, exactly.
+
+        Arguments:
+            x, h0, lengths: as the network takes them, h0 and lengths as the last module of a `Sequential` does.
+            labels: [*b, T], the state of each step where it is known, else NaN.
+            log_likelihood: [*b, T, K], log-weight of each state at each step, such as the log-probability that a
+                readout of the centroids gives to a label; 0 where None.
+
+        Raises:
+            ValueError: what the network would not take; x that is not finite; labels that are no states.
+        """
+        read = self.read(x, h0, lengths)
+        log_initial, log_transition = self._tables(read)
+        shape = (*read.rows.shape[:-1], self.n_states)
+        table = torch.zeros(shape, dtype=torch.float64, device=read.rows.device)
+        if labels is not None:
+            given = read_tokens(labels, self.n_states, read.lengths, "labels")
+            if given.index.shape != shape[:-1]:
+                raise ValueError(f"labels: got shape {list(given.index.shape)}, expected {list(shape[:-1])}, as x has.")
+            other = given.index.unsqueeze(-1) != torch.arange(self.n_states, device=given.index.device)
+            table = table.masked_fill((other & given.seen.unsqueeze(-1)).to(table.device), -torch.inf)
+        if log_likelihood is not None:
+            table = table + check_table("log_likelihood", log_likelihood, *shape[-2:]).double()
+        return MarkovChain(log_initial, log_transition, table, read.lengths)
+
+    def transition(self, x: Tensor, h0: Any = None, lengths: Any = None) -> Float[Tensor, "*b T K K"]:
+        """A_t [old, new] of every step; that of the first, too, which the chain does not need."""
+        return self._log_transition(self.read(x, h0, lengths).rows).exp()
+
+    def read(self, x: Tensor, h0: Any = None, lengths: Any = None) -> Read:
+        """What the layer reads of x, checked, with zeros past each length."""
+        front, layer = split_network(self.network)[0], self.layer
+        check_settled(front)
+        for called in {self.network, layer}:
+            check_no_hooks(called)
+        rows = x if front is None else front(x)
+        rows = batch_major(rows, layer.input_size, layer.batch_first, weight_of(layer, rows))
+        if not rows.shape[-2]:
+            raise ValueError(f"x: got shape {list(x.shape)}, expected at least one step.")
+        some = observed(rows, lengths)
+        rows = check_table("x", ordinary(keep(rows, some)), finite=True)
+        ((start,),) = layer._started(h0, rows, rows.shape[:-2], "h0")
+        return Read(rows, start, None if some is None else some[0])
+
+    def step(self, rows: Tensor, before: Tensor) -> Float[Tensor, "*b K"]:
+        """log alpha of inputs [*b, I] and states [*b, H] before them; batch axes broadcast."""
+        reading = self.layer.reading(rows)
+        (u,) = reading.after(reading.seen, (before,))
+        return self.layer.scores(rows)(u).double().log_softmax(-1)
+
+    def _tables(self, read: Read) -> tuple[Tensor, Tensor]:
+        return self.step(read.rows[..., 0, :], read.start), self._log_transition(read.rows[..., 1:, :])
+
+    def _log_transition(self, rows: Tensor) -> Tensor:
+        """log A of each row, [*b, T, K, K]; of rows that come again and again, as symbols do, it is computed once."""
+        table = lambda rows: self.step(rows.unsqueeze(-2), self.layer.centroids)
+        if rows.requires_grad or transformed() or not rows.numel():
+            return table(rows)
+        own, index = rows.flatten(0, -2).unique(dim=0, return_inverse=True)
+        return table(own)[index].unflatten(0, rows.shape[:-1]) if 2 * len(own) < len(index) else table(rows)
+
+
+def lift_centroids(network: nn.Module) -> LiftedStates:
+    """See `samplehold.models.bridge.correspondence.as_ssm`."""
+    lifted = LiftedStates(network)
+    if lifted.layer.remembers:
+        kind = type(lifted.layer.cell).__name__
+        raise ValueError(
+            f"layer: its cell, a {kind}, keeps a cell state beside the centroid, so that the centroid alone does not "
+            "tell what comes next: its states are no Markov chain; use an Elman, GRU or MinGRU cell."
+        )
+    return lifted

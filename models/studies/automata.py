@@ -1,0 +1,133 @@
+r"""What machines are in trained networks: the seven grammars of Tomita, three ways to read a machine off a network.
+
+Networks of 10 units are trained to tell the words of a grammar from others: 40 words of every length from 0 to 15, half
+of them in the language where there are both kinds, binary cross-entropy, Adam at 0.01 on batches of 64, until the
+running mean of the loss is below 0.01 or 2000 batches are through. A state-regularised GRU has 10 centroids, similarity
+"l2", and a temperature that falls from 1 to 0.1 over the first 600 batches. Then each method of `extract_automaton`
+makes a machine of each network, and two distances are told apart: from machine to network (faithfulness), and from
+machine to grammar.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import nn
+
+from ...switching.seeding import seeded
+from ..automata.acceptor import Acceptor
+from ..automata.distances import distance, faithfulness
+from ..automata.drawing import plot_automaton
+from ..automata.extraction import Extraction, extract_automaton
+from ..automata.tomita import labelled_words, tomita
+from ..networks.minimal import MinGRU
+from ..networks.state_regularized import StateRegularized
+from ..networks.wrapped import GRU, LSTM
+from .study import Findings, Track
+
+UNITS, CENTROIDS, CLUSTERS = 10, 10, 16
+LENGTHS, EACH = range(16), 40  # of words to learn from
+BATCH, RATE, MOST_STEPS, ENOUGH = 64, 0.01, 2000, 0.01
+COOLING, COOL = 600, 0.1  # batches over which the temperature falls, and where it ends
+FAR = 100  # symbols of the longest random words
+NETWORKS: dict[str, Callable[[int], nn.Module]] = {
+    "GRU": lambda inputs: GRU(inputs, UNITS),
+    "LSTM": lambda inputs: LSTM(inputs, UNITS),
+    "minGRU, 2 layers": lambda inputs: MinGRU(inputs, UNITS, num_layers=2),
+    "state-regularised GRU": lambda inputs: StateRegularized(GRU(inputs, UNITS), CENTROIDS, similarity="l2"),
+}
+GRAMMARS = tuple(range(1, 8))
+QUICK = [("GRU", 2), ("GRU", 4), ("GRU", 7), ("state-regularised GRU", 7)]
+
+
+def study(scale: str, track: Track[Any]) -> Findings:
+    """Tables of networks and of machines, and a figure of what L* found."""
+    quick = scale == "quick"
+    seeds, max_queries = ((0,), 3000) if quick else ((0, 1, 2), 20_000)
+    runs = QUICK if quick else [(kind, grammar) for kind in NETWORKS for grammar in GRAMMARS]
+    networks, machines, shown = [], [], {}
+    for seed, kind, grammar in track([(seed, *run) for seed in seeds for run in runs], "networks"):
+        began = time.perf_counter()
+        network, loss, steps = trained(kind, grammar, seed)
+        seconds = time.perf_counter() - began
+        told = faithfulness(tomita(grammar), network, seed=seed)
+        named = {"network": kind, "grammar": grammar, "seed": seed}
+        accuracy = {"words to 11": told.agreeing / told.words, f"words of {FAR}": float(told.share[-1])}
+        networks.append(named | {"steps": steps, "loss": loss} | accuracy | {"seconds": seconds})
+        for method in methods(network):
+            began = time.perf_counter()
+            found = extract_automaton(network, method=method, n_clusters=CLUSTERS, max_queries=max_queries, seed=seed)
+            row = summary(found, grammar) | {"seconds": time.perf_counter() - began}
+            machines.append(named | {"method": method} | row)
+            if method == "lstar" and found.complete:
+                shown.setdefault(grammar, (kind, found))
+    tables = {"networks": pd.DataFrame(networks), "machines": pd.DataFrame(machines)}
+    return Findings(tables, {"machines": figure(shown)}, seeds)
+
+
+def trained(kind: str, grammar: int, seed: int) -> tuple[Acceptor, float, int]:
+    """A network of a kind that has learned a grammar, the mean loss at the end, and the number of batches."""
+    words, labels = zip(*labelled_words(tomita(grammar), LENGTHS, EACH, seed), strict=True)
+    targets = torch.tensor(labels, dtype=torch.float32)
+    with seeded(seed, targets):
+        network = Acceptor(NETWORKS[kind](2), nn.Linear(UNITS, 1), "01")
+    draw = torch.Generator().manual_seed(seed)
+    optimizer, mean, steps = torch.optim.Adam(network.parameters(), RATE), 1.0, 0
+    cooling = COOLING if isinstance(network.layer, StateRegularized) else 0
+    while steps < MOST_STEPS and (mean >= ENOUGH or steps < cooling):
+        if isinstance(network.layer, StateRegularized):
+            network.layer.temperature = COOL ** min(1.0, steps / cooling)
+        some = torch.randint(len(words), (BATCH,), generator=draw)
+        told = network([words[i] for i in some.tolist()])
+        loss = nn.functional.binary_cross_entropy_with_logits(told, targets[some])
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+        mean, steps = 0.97 * mean + 0.03 * float(loss.detach()), steps + 1
+    return network.requires_grad_(False), mean, steps
+
+
+def methods(network: Acceptor) -> Iterator[str]:
+    """Those that there are for a network."""
+    yield from ("lstar", "clusters")
+    if isinstance(network.layer, StateRegularized):
+        yield "centroids"
+
+
+def summary(found: Extraction, grammar: int) -> dict[str, Any]:
+    """A machine's sizes, its distance to the grammar, and its faithfulness to the network."""
+    target = tomita(grammar)
+    apart, faithful = distance(found.automaton, target), found.faithfulness
+    return {
+        "least states": len(target.states),
+        "states": found.states,
+        "found": found.found,
+        "is the grammar": apart.equal,
+        "counterexample": "" if apart.counterexample is None else f"`{apart.counterexample}`",  # no number
+        "faithful to 11": faithful.agreeing / faithful.words,
+        f"faithful at {FAR}": float(faithful.share[-1]),
+        "at least": float(faithful.lower[-1]),
+        "queries": found.queries,
+        "complete": found.complete,
+    }
+
+
+def figure(shown: dict[int, tuple[str, Extraction]]) -> Figure:
+    """The first machine that L* came to an end with, for each grammar."""
+    columns = max(1, min(3, len(shown)))
+    rows = max(1, -(-len(shown) // columns))
+    drawn = Figure(figsize=(4.5 * columns, 3.6 * rows), layout="constrained", facecolor="white")
+    panels = drawn.subplots(rows, columns, squeeze=False).ravel()
+    for panel in panels:
+        panel.axis("off")
+    for panel, (grammar, (kind, found)) in zip(panels, sorted(shown.items()), strict=False):
+        panel.set_title(f"Tomita {grammar}: L* on a {kind}", fontsize=10)
+        if found.states <= 12:
+            plot_automaton(found.automaton, panel)
+        else:
+            panel.text(0.5, 0.5, f"{found.states} states", ha="center", va="center", transform=panel.transAxes)
+    return drawn

@@ -1,0 +1,160 @@
+"""Words of regular languages and of brackets, read with centroids and without: accuracy by length and depth.
+
+A word is read after a start symbol, and after every symbol the network says whether what it read is in the language. In
+training words are short; longer and deeper ones show whether states drift.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn.functional import one_hot
+
+from ..automata.tomita import labelled_words, tomita
+from ..networks.peephole import PeepholeLSTM
+from ..networks.wrapped import GRU, LSTM
+from .reading import NO_LABEL, Labelled, Reader, Recipe
+from .study import Track
+
+if TYPE_CHECKING:
+    from automata.fa.dfa import DFA
+
+Words = Sequence[str]
+
+
+@dataclass(frozen=True)
+class Language:
+    """Words to train on, and others by what is longer or deeper in them."""
+
+    name: str
+    symbols: str
+    told: Callable[[str], list[bool]]  # whether each beginning of a word is in the language, the empty one first
+    train: Words
+    tests: dict[str, Words]  # of one length each
+    recipes: tuple[Recipe, ...]
+
+    def table(self, words: Words, all_steps: bool) -> Labelled:
+        """Words after a start symbol, with a label at all steps or at the last one."""
+        steps, start = 1 + max(map(len, words)), len(self.symbols)
+        symbol = torch.full((len(words), steps), start)
+        label = torch.full((len(words), steps), NO_LABEL)
+        for n, word in enumerate(words):
+            symbol[n, 1 : len(word) + 1] = torch.tensor([self.symbols.index(s) for s in word])
+            label[n, : len(word) + 1] = torch.tensor(self.told(word)).long()
+            if not all_steps:
+                label[n, : len(word)] = NO_LABEL
+        return Labelled(one_hot(symbol, start + 1).float(), label)
+
+
+def tomita_language(number: int, lengths: Sequence[int], each: int, recipe: Recipe) -> Language:
+    """Training words have 1 to 16 symbols, half of each length in the language."""
+    dfa = tomita(number)
+
+    def told(word: str) -> list[bool]:
+        state, found = dfa.initial_state, [dfa.initial_state in dfa.final_states]
+        for symbol in word:
+            state = dfa.transitions[state][symbol]
+            found.append(state in dfa.final_states)
+        return found
+
+    def drawn(lengths: Sequence[int], each: int, seed: int) -> Words:
+        return [word for word, _ in labelled_words(dfa, lengths, each, seed)]
+
+    tests = {f"length {length}": drawn([length], each, 1) for length in lengths}
+    return Language(f"Tomita {number}", "01", told, drawn(range(1, 17), 60, 0), tests, (recipe,))
+
+
+def balanced(word: str) -> list[bool]:
+    """Whether each beginning of a word is one of balanced parentheses."""
+    depth, sound, found = 0, True, [True]
+    for symbol in word:
+        depth += 1 if symbol == "(" else -1
+        sound = sound and depth >= 0
+        found.append(sound and depth == 0)
+    return found
+
+
+def brackets(depth: int) -> "DFA":
+    """Balanced parentheses of at most this depth; a state for each depth, and -1 for all that is lost."""
+    from automata.fa.dfa import DFA
+
+    moves = {d: {"(": d + 1 if d < depth else -1, ")": d - 1 if d else -1} for d in range(depth + 1)}
+    return DFA(
+        states={-1, *moves},
+        input_symbols={"(", ")"},
+        transitions=moves | {-1: {"(": -1, ")": -1}},
+        initial_state=0,
+        final_states={0},
+    )
+
+
+def bracket_words(length: int, above: int, depth: int, n: int, seed: int) -> Words:
+    """Balanced words that are deeper than `above` and no deeper than `depth`; in every second, one symbol is turned."""
+    draw, language, found = random.Random(seed), brackets(depth), []
+    while len(found) < n:
+        word = language.random_word(length, seed=draw.randrange(2**31))
+        if max(word[: k + 1].count("(") - word[: k + 1].count(")") for k in range(length)) <= above:
+            continue
+        if len(found) % 2:
+            k = draw.randrange(length)
+            word = word[:k] + ")("[word[k] == ")"] + word[k + 1 :]
+        found.append(word)
+    return found
+
+
+def bracket_language(places: Sequence[tuple[int, int, int]], each: int, recipes: tuple[Recipe, ...]) -> Language:
+    """Training words have 2 to 24 symbols and a depth of 1 to 5; `places` are length, above and depth of others."""
+    train = [word for length in range(2, 25, 2) for word in bracket_words(length, 0, 5, 80, length)]
+    tests = {f"length {length}, depth {a + 1}-{b}": bracket_words(length, a, b, each, 1000) for length, a, b in places}
+    return Language("parentheses", "()", balanced, train, tests, recipes)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A network of a language, and what it gets right of its tests.
+
+    `kind` is "plain"; "centroids", trained by its soft pass; or "chain", the same trained on by its chain.
+    """
+
+    language: Language
+    recipe: Recipe
+    kind: str
+    seed: int
+    reader: Reader
+
+    def accuracies(self) -> Iterator[dict[str, object]]:
+        """Of every test, in soft and in hard mode where there are centroids."""
+        where = {"language": self.language.name, "cell": self.recipe.kind.__name__, "seed": self.seed}
+        for mode in ("soft",) if self.kind == "plain" else ("soft", "hard"):
+            network = self.kind if self.kind == "plain" else f"{self.kind}, {mode}"
+            for name, words in self.language.tests.items():
+                share = self.reader.accuracy(self.language.table(words, all_steps=False), mode)
+                yield where | {"network": network, "words": name, "accuracy": share}
+
+
+def languages(full: bool) -> list[Language]:
+    """All of them, or two."""
+    if not full:
+        recipe = Recipe(GRU, 16, 10, n_steps=30)
+        places = [(24, 0, 5), (50, 5, 10)]
+        others = (Recipe(LSTM, 16, 10, n_steps=30),)
+        return [tomita_language(1, (16, 50), 40, recipe), bracket_language(places, 40, others)]
+    tomitas = [tomita_language(n, (16, 50, 100, 200, 400), 200, Recipe(GRU)) for n in range(1, 8)]
+    places = [(24, 0, 5), (100, 0, 5), (200, 0, 5), (100, 5, 10), (200, 10, 20)]
+    return [*tomitas, bracket_language(places, 200, (Recipe(LSTM), Recipe(PeepholeLSTM)))]
+
+
+def trained(some: Sequence[Language], seeds: Sequence[int], track: Track) -> Iterator[Trained]:
+    """Every recipe of every language with centroids and without, from every seed."""
+    runs = [(one, recipe, seed) for one in some for recipe in one.recipes for seed in seeds]
+    for language, recipe, seed in track(runs, "languages"):
+        data = language.table(language.train, all_steps=True)
+        for kind in ("plain", "centroids"):
+            start = recipe.make(data.x.shape[-1], 2, kind == "centroids", seed)
+            reader = recipe.train(start, data, seed)
+            yield Trained(language, recipe, kind, seed, reader)
+            if kind == "centroids" and not reader.layer.remembers:
+                yield Trained(language, recipe, "chain", seed, recipe.train_chain(deepcopy(reader), data, seed))
