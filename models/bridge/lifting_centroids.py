@@ -123,7 +123,7 @@ class LiftedStates(Record):
         """log alpha of inputs [*b, I] and states [*b, H] before them; batch axes broadcast."""
         reading = self.layer.reading(rows)
         (u,) = reading.after(reading.seen, (before,))
-        return self.layer.scores(rows)(u).double().log_softmax(-1)
+        return self.layer.scores()(u).double().log_softmax(-1)
 
     def _tables(self, read: Read) -> tuple[Tensor, Tensor]:
         return self.step(read.rows[..., 0, :], read.start), self._log_transition(read.rows[..., 1:, :])

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from ...inference.numerics.checks import check_dtype
 from .inputs import Observed, check_one_dtype, check_pair, last
 from .recurrent import Reading, Recurrent, name_of
 
@@ -66,6 +67,7 @@ class PeepholeLSTM(Recurrent):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
+        check_dtype("dtype", dtype)
         for layer, reverse in self._each():
             peephole = nn.Parameter(torch.empty(3, self.hidden_size, device=device, dtype=dtype))
             self.register_parameter(name_of("peephole", layer, reverse), peephole)

@@ -173,7 +173,7 @@ class StateRegularized(Recurrent):
         cell: Any = self.cell
         return cell.reading(x)
 
-    def scores(self, like: Tensor) -> Callable[[Tensor], Tensor]:
+    def scores(self) -> Callable[[Tensor], Tensor]:
         """The map from u [*batch, H] to sim(u, S) / tau [*batch, K], up to a constant, with the weights read once."""
         centroids, cool = self.centroids, (-self.log_temperature).exp()
         if self.similarity == "cosine":
@@ -230,7 +230,7 @@ class StateRegularized(Recurrent):
         generator = generator_of(seed, rows.device)
         if mode == "sample":
             uniform = torch.rand(steps, *batch, generator=generator, dtype=torch.float64, device=rows.device)
-        (seen, after), scores, centroids = self.reading(rows), self.scores(rows), self.centroids
+        (seen, after), scores, centroids = self.reading(rows), self.scores(), self.centroids
         for t, seen_t in enumerate(seen.unbind(-2)):
             u, *memory = after(seen_t, state)
             alpha = weight = scores(u).softmax(-1)

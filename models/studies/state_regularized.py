@@ -25,12 +25,12 @@ from .centroid_languages import Language, Trained, languages, trained
 from .study import Findings, Track, untracked
 
 INK, GREY, BLUE, RED = "#262626", "#8a8a8a", "#1f77b4", "#de4968"
-NETWORKS = {
-    "plain": (GREY, "-"),
-    "centroids, soft": (BLUE, "-"),
-    "centroids, hard": (RED, "-"),
-    "chain, soft": (BLUE, ":"),
-    "chain, hard": (RED, ":"),
+NETWORKS = {  # color, marker, its size
+    "plain": (GREY, "s-", 8),
+    "centroids, soft": (BLUE, "o-", 5),
+    "centroids, hard": (RED, "o-", 3),
+    "chain, soft": (BLUE, "+:", 8),
+    "chain, hard": (RED, "x:", 6),
 }
 TRAINED_BY = {"centroids": "soft pass", "chain": "chain"}
 CELLS = {"Elman": "#20068f", "GRU": "#b12a90", "MinGRU": "#fca636"}
@@ -100,22 +100,24 @@ def draw_distances(latches: pd.DataFrame, networks: pd.DataFrame, chains: pd.Dat
         color = CELLS[str(cell)]
         middle.plot(rows["temperature"], rows["TV"], "o-", color=color, markersize=4, label=f"{cell}, soft pass")
         middle.plot(rows["temperature"], rows["TV, one step"], ":", color=color, label=f"{cell}, new at each step")
-    middle.set(xscale="log", xlabel="temperature", ylabel="total variation, mean", ylim=(0, None))
-    middle.legend(fontsize=8)
-    _title(middle, f"Random networks of 8 centroids, after {networks['step'].max()} steps")
+    middle.set(xscale="log", xlabel="temperature", ylabel="total variation, mean")
+    middle.set_ylim(0, 1.35 * middle.get_ylim()[1])  # room for the legend
+    middle.legend(fontsize=6.5, ncols=2, loc="upper center")
+    _title(middle, f"Random networks, after {networks['step'].max()} steps")
     at = sorted(set(lengths := chains["words"].str.removeprefix("length ").astype(int)))
     colors = dict(zip(FACTORS, ("#20068f", "#8c2981", "#de4968", "#fca636"), strict=True))
     for way, style in (("soft pass", "o-"), ("chain", "o:")):
         own = chains.assign(length=lengths).set_index("trained by").loc[[way]].set_index("temperature")
         for (factor, color), temperature in zip(colors.items(), dict.fromkeys(own.index), strict=True):
             means = own.loc[[temperature]].groupby("length")["TV"].mean()
-            right.plot(at, means, style, color=color, markersize=4, label=f"by {way}, {factor:g} x its temperature")
-    right.set(xscale="log", xlabel="length of the word", ylabel="total variation at its end, mean", ylim=(0, None))
+            right.plot(at, means, style, color=color, markersize=4, label=f"by {way}, at {factor:g} x $\\tau$")
+    right.set(xscale="log", xlabel="length of the word", ylabel="total variation at its end, mean")
+    right.set_ylim(0, 1.35 * right.get_ylim()[1])
     right.set_xticks(at)
     right.set_xticklabels(map(str, at))
     right.minorticks_off()
-    right.legend(fontsize=7)
-    _title(right, "Networks trained on Tomita's languages")
+    right.legend(fontsize=6.5, ncols=2, loc="upper center")
+    _title(right, r"Trained on Tomita's languages at $\tau$")
     return figure
 
 
@@ -129,13 +131,13 @@ def draw_accuracies(table: pd.DataFrame, some: Sequence[Language]) -> Figure:
     for panel, (language, cell) in zip(panels, kinds, strict=False):
         own = table.query("language == @language and cell == @cell")
         names = list(dict.fromkeys(own["words"]))
-        for network, (color, style) in NETWORKS.items():
+        for network, (color, style, size) in NETWORKS.items():
             if network not in set(own["network"]):
                 continue
             wide = own.query("network == @network").pivot(index="words", columns="seed", values="accuracy").loc[names]
             panel.plot(range(len(names)), wide, color=color, linewidth=0.8, alpha=0.4)
             means = wide.mean(axis=1)
-            panel.plot(range(len(names)), means, "o", linestyle=style, color=color, markersize=4, label=network)
+            panel.plot(range(len(names)), means, style, color=color, markersize=size, label=network)
         panel.set_xticks(range(len(names)))
         panel.set_xticklabels([name.removeprefix("length ").replace(", depth ", "\ndepth ") for name in names])
         panel.tick_params(labelsize=8)
