@@ -4,6 +4,9 @@ from .inference.chains.copy.chain import CopyChain as CopyChain
 from .inference.chains.markov.chain import MarkovChain as MarkovChain
 from .inference.scans.linear.op import lerp_scan as lerp_scan
 from .inference.scans.linear.op import linear_scan as linear_scan
+from .models.automata.fraction_stack import FractionStack as FractionStack
+from .models.automata.turing import TuringMachine as TuringMachine
+from .models.automata.turing_network import TuringNetwork as TuringNetwork
 from .models.bridge.comparison import Comparison as Comparison
 from .models.bridge.comparison import compare as compare
 from .models.bridge.correspondence import as_rnn as as_rnn
