@@ -18,7 +18,11 @@ Track = Callable[[Iterable[T], str], Iterable[T]]
 """Passes on what it is given, and shows how far it is: `for seed in track(range(3), "seeds"): ...`."""
 
 SCALES = ("quick", "full")
-STUDIES: dict[str, str] = {}
+STUDIES: dict[str, str] = {
+    "counting": "counting",
+    "doubling": "doubling",
+    "turing": "turing",
+}
 """The module of each study, in this folder. Each has `study(scale, track) -> Findings`; its docstring is the question."""
 
 
