@@ -37,7 +37,7 @@ from torch import Tensor
 
 from ...inference.numerics.scalars import check_integer, check_kind
 
-Number = Fraction | float | np.floating | Tensor
+MOST_SYMBOLS = 2**20
 
 
 def clipped(x: Any) -> Any:
@@ -83,7 +83,7 @@ class FractionStack:
         value = check_kind("value", self.value, kinds, "a Fraction, a float, a numpy float, or a tensor without axes")
         if isinstance(value, Tensor) and (value.dim() or not value.is_floating_point()):
             raise TypeError(f"value: got {value.dtype} of shape {list(value.shape)}, expected a float without axes.")
-        check_integer("n_symbols", self.n_symbols, least=2)
+        object.__setattr__(self, "n_symbols", check_integer("n_symbols", self.n_symbols, least=2, most=MOST_SYMBOLS))
         if not 0 <= value <= 1:
             raise ValueError(f"value: got {value}, expected a number from 0 to 1; 0 is the empty stack.")
 

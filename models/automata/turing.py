@@ -10,7 +10,8 @@ from ...inference.numerics.scalars import check_choice, check_integer, check_kin
 if TYPE_CHECKING:
     from automata.tm.dtm import DTM
 
-Move = tuple[Any, str, str]
+State = str | int
+Move = tuple[State, str, str]
 MOVES = ("L", "N", "R")
 
 
@@ -56,7 +57,7 @@ class TuringMachine:
     """
 
     transitions: Mapping[Any, Mapping[str, Move]]
-    start: Any
+    start: State
     accept: Any
     reject: Any = frozenset()
     blank: str = "."
@@ -64,11 +65,13 @@ class TuringMachine:
     def __post_init__(self) -> None:
         check_kind("transitions", self.transitions, Mapping, "a mapping from states to mappings from symbols")
         check_kind("blank", self.blank, str, "a symbol")
+        _check_state("start", self.start)
         for name in ("accept", "reject"):
             given = getattr(self, name)
-            several = isinstance(given, set | frozenset | list | tuple)
-            object.__setattr__(self, name, frozenset(given) if several else frozenset({given}))
+            several = given if isinstance(given, set | frozenset | list | tuple) else [given]
+            object.__setattr__(self, name, frozenset(_check_state(name, state) for state in several))
         for state, row in self.transitions.items():
+            _check_state("transitions", state)
             check_kind(f"transitions[{state!r}]", row, Mapping, "a mapping from symbols to (state, symbol, move)")
         _check_machine(self)
 
@@ -153,6 +156,10 @@ def check_word(name: str, word: object, symbols: Iterable[str]) -> str:
     return word
 
 
+def _check_state(name: str, state: Any) -> State:
+    return check_kind(name, state, (str, int), "a state: a string, or an integer")
+
+
 def _check_machine(machine: TuringMachine) -> None:
     rows, halting = machine.transitions, machine.accept | machine.reject
     symbols, known = machine.symbols, set(rows) | halting
@@ -174,30 +181,28 @@ def _check_machine(machine: TuringMachine) -> None:
         raise ValueError("accept: got no state; give the one in which the machine halts and accepts.")
     if both := machine.accept & machine.reject:
         raise ValueError(f"reject: got {_listed(both)}, which accept holds too; give each state one of the two.")
-    moves = [(state, symbol, row[symbol]) for state, row in rows.items() for symbol in symbols]
-    reached = {move[0] for _, _, move in moves if isinstance(move, tuple) and move}
+    moves = [(f"transitions[{state!r}][{symbol!r}]", row[symbol]) for state, row in rows.items() for symbol in symbols]
+    for name, move in moves:
+        if not isinstance(move, tuple) or len(move) != 3:
+            raise TypeError(f"{name}: got {move!r}, expected (state, symbol, move).")
+        _check_state(name, move[0])
+        check_kind(name, move[1], str, "a symbol to write")
+    reached = {move[0] for _, move in moves}
     for name, states in (("accept", machine.accept), ("reject", machine.reject)):
         for state in states:
             if state in rows:
                 raise ValueError(f"{name}: got {state!r}, which has transitions; a state that halts has none.")
             if state not in reached:
                 raise ValueError(f"{name}: got {state!r}, expected a state to which a transition leads.")
-    for state, symbol, move in moves:
-        _check_move(f"transitions[{state!r}][{symbol!r}]", move, known, symbols)
-
-
-def _check_move(name: str, move: object, known: set[Any], symbols: tuple[str, ...]) -> None:
-    if not isinstance(move, tuple) or len(move) != 3:
-        raise TypeError(f"{name}: got {move!r}, expected (state, symbol, move).")
-    state, written, way = move
-    if state not in known:
-        raise ValueError(
-            f"{name}: got the state {state!r}, which has no transitions and does not halt; give it some, or put it in "
-            "accept or reject."
-        )
-    if written not in symbols:
-        raise ValueError(f"{name}: writes {written!r}, expected one of {_listed(symbols)}.")
-    check_choice(name, way, MOVES)
+    for name, (state, written, way) in moves:
+        if state not in known:
+            raise ValueError(
+                f"{name}: got the state {state!r}, which has no transitions and does not halt; give it some, or put it "
+                "in accept or reject."
+            )
+        if written not in symbols:
+            raise ValueError(f"{name}: writes {written!r}, expected one of {_listed(symbols)}.")
+        check_choice(name, way, MOVES)
 
 
 def _listed(items: Iterable[Any]) -> str:

@@ -137,6 +137,8 @@ def counter_machine(network: nn.Module, x: Float[Tensor, "*b T I"]) -> CounterMa
     """
     layer: Any = saturated(_single(network))
     x = batch_major(x, layer.input_size, True, weight_of(layer, x))
+    if not x.shape[-2]:
+        raise ValueError(f"x: got shape {list(x.shape)}, expected at least one step.")
     hold, add = _instructions(layer, x)
     cells = linear_scan(hold, add, torch.zeros_like(add[..., 0, :]))
     counts = ((hold == 1) & (add != 0)).flatten(0, -2).any(0)
