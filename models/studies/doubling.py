@@ -120,7 +120,8 @@ def study(scale: str, track: Track) -> Findings:
     for name, start, of in product(NETWORKS, STARTS, ("outputs", "cells")):
         row: dict[str, Any] = {"network": name, "start": start, "of": of}
         for n in steps:
-            row[str(n)] = max(gradient(made(name, 2, seed, start != STARTS[0]), n, seed, of) for seed in seeds)
+            greatest = max(gradient(made(name, 2, seed, start != STARTS[0]), n, seed, of) for seed in seeds)
+            row[str(n)] = float(f"{greatest:.3g}")
         gradients.append(row)
     for n, name, start in track(list(product(sizes, NETWORKS, STARTS)), "words in training"):
         row = {"bits": n, "network": name, "start": start}
