@@ -4,9 +4,9 @@ All weights are small integers and halves, times `SCALE`, so that gates are open
 `saturated`'s limit they are so exactly. A word is accepted where `conditions @ [h, 1] < 0` in every row, with h the
 layer's output at its last symbol.
 
-    a^n b^n       one cell counts a up and b down; another adds up what is out of order a^n b^n c^n   two count, a
-    against b and b against c a^n b^n w     the LSTM's cell stops counting after the first b that an a follows; an LSTM
-    that has read b has this in h
+    a^n b^n       one cell counts a up and b down; another adds up what is out of order
+    a^n b^n c^n   two count, a against b and b against c
+    a^n b^n w     the LSTM's cell stops counting at the first a after a b: h tells that b has been read
 
 For n > 0. A QRNN tells what is out of order by a window of two symbols, an LSTM by h. A QRNN of one layer cannot accept
 $a^n b^n w$ (`samplehold.models.networks.saturated`).

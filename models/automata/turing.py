@@ -105,21 +105,24 @@ class TuringMachine:
 
     def run(self, word: str, most: int = 1_000_000) -> Configuration:
         """The configuration in which the machine halts; `ValueError` where it does not in `most` steps."""
+        return self._halted(word, most)[1]
+
+    def accepts(self, word: str, most: int = 1_000_000) -> bool:
+        """Whether the machine halts in a state that accepts; `ValueError` where it does not halt in `most` steps."""
+        return self.run(word, most).state in self.accept
+
+    def steps(self, word: str, most: int = 1_000_000) -> int:
+        """How many the machine takes until it halts; `ValueError` where these are more than `most`."""
+        return self._halted(word, most)[0]
+
+    def _halted(self, word: str, most: int) -> tuple[int, Configuration]:
         most = check_integer("most", most, least=0)
         for n, now in enumerate(self.configurations(word)):
             if now.state not in self.transitions:
-                return now
+                return n, now
             if n == most:
                 break
         raise ValueError(f"most: the machine has not halted on {word!r} in {most} steps; give more, or another word.")
-
-    def accepts(self, word: str, most: int = 1_000_000) -> bool:
-        """Whether the machine halts in a state that accepts."""
-        return self.run(word, most).state in self.accept
-
-    def steps(self, word: str) -> int:
-        """How many the machine takes until it halts."""
-        return sum(1 for _ in self.configurations(word)) - 1
 
     def to_automata(self) -> "DTM":
         """The same machine in automata-lib; it raises its `RejectionException` where this one halts and rejects."""

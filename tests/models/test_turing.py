@@ -243,5 +243,7 @@ def test_words_and_runs_that_cannot_be_are_refused():
     )
     with pytest.raises(ValueError, match="most: the machine has not halted on '0' in 50 steps"):
         endless.run("0", most=50)
+    with pytest.raises(ValueError, match="most: the machine has not halted on '0' in 50 steps"):
+        endless.steps("0", most=50)
     with pytest.raises(ValueError, match="space: got 'logit', expected one of 'probability'"):
         sh.as_rnn(machine, space="logit")
