@@ -5,10 +5,16 @@ from .inference.chains.markov.chain import MarkovChain as MarkovChain
 from .inference.scans.linear.op import lerp_scan as lerp_scan
 from .inference.scans.linear.op import linear_scan as linear_scan
 from .models.automata.acceptor import Acceptor as Acceptor
+from .models.automata.counters import counting_lstm as counting_lstm
+from .models.automata.counters import counting_qrnn as counting_qrnn
+from .models.automata.counters import palindrome_lstm as palindrome_lstm
 from .models.automata.distances import distance as distance
 from .models.automata.distances import faithfulness as faithfulness
 from .models.automata.drawing import plot_automaton as plot_automaton
 from .models.automata.extraction import extract_automaton as extract_automaton
+from .models.automata.fraction_stack import FractionStack as FractionStack
+from .models.automata.turing import TuringMachine as TuringMachine
+from .models.automata.turing_network import TuringNetwork as TuringNetwork
 from .models.automata.weighted import WeightedAutomaton as WeightedAutomaton
 from .models.automata.weighted import as_weighted_automaton as as_weighted_automaton
 from .models.automata.weighted import spectral as spectral
@@ -30,6 +36,7 @@ from .models.bridge.probe import Probe as Probe
 from .models.bridge.probe import fit_probe as fit_probe
 from .models.bridge.tokens import one_hot as one_hot
 from .models.bridge.tokens import redrawn_start as redrawn_start
+from .models.networks.doubling import DoublingLSTM as DoublingLSTM
 from .models.networks.layouts import RecurrentWeights as RecurrentWeights
 from .models.networks.layouts import from_flax as from_flax
 from .models.networks.layouts import from_joined as from_joined
@@ -44,6 +51,9 @@ from .models.networks.minimal import MinGRU as MinGRU
 from .models.networks.minimal import MinLSTM as MinLSTM
 from .models.networks.peephole import PeepholeLSTM as PeepholeLSTM
 from .models.networks.qrnn import QRNN as QRNN
+from .models.networks.saturated import counter_machine as counter_machine
+from .models.networks.saturated import saturated as saturated
+from .models.networks.saturated import state_box as state_box
 from .models.networks.stable import stable as stable
 from .models.networks.stack import NondeterministicStackRNN as NondeterministicStackRNN
 from .models.networks.stack import StratificationStackRNN as StratificationStackRNN

@@ -2,7 +2,8 @@ r"""The bridge between a network and a model: where a gated network's forward pa
 
     as_ssm      network -> model    any minGRU, minLSTM or QRNN is the exact filter of copy chains; a network of
                                     drawn centroids is a Markov chain over them
-    as_rnn      model -> network    a copy model with a gated emission that is linear in x is a minGRU
+    as_rnn      model -> network    a copy model with a gated emission that is linear in x is a minGRU,
+                                    and a Turing machine an Elman network with rational weights
     compare     any model, any network: how far the network's states are from the exact beliefs
 
 The two directions are derived in `samplehold.models.bridge.lifting`, `lifting_given`, `lifting_centroids`
@@ -16,6 +17,8 @@ from torch import nn
 from ...inference.numerics.scalars import check_choice, check_kind
 from ...switching.coupled.layered import LayeredSSM
 from ...switching.model import SwitchingSSM
+from ..automata.turing import TuringMachine
+from ..automata.turing_network import TuringNetwork, turing_network
 from ..networks.minimal import MinGRU
 from ..networks.state_regularized import StateRegularized
 from .layered_network import SweepNetwork, lower_layers
@@ -97,7 +100,13 @@ def as_rnn(model: SwitchingSSM, space: str = "probability", gate: str = "exact")
 def as_rnn(model: LayeredSSM, space: str = "probability", gate: str = "exact") -> SweepNetwork: ...
 
 
-def as_rnn(model: nn.Module | LayeredSSM, space: str = "probability", gate: str = "exact") -> MinGRU | SweepNetwork:
+@overload
+def as_rnn(model: TuringMachine, space: str = "probability", gate: str = "exact") -> TuringNetwork: ...
+
+
+def as_rnn(
+    model: nn.Module | LayeredSSM | TuringMachine, space: str = "probability", gate: str = "exact"
+) -> MinGRU | SweepNetwork | TuringNetwork:
     """The minGRU whose state is the exact filter of a copy model; an ordinary module, to be trained further.
 
     The layer reads x, symbols as `one_hot(tokens, V)`, and starts as the model does, with a redraw:
@@ -109,7 +118,9 @@ def as_rnn(model: nn.Module | LayeredSSM, space: str = "probability", gate: str 
         model: a `SwitchingSSM` of `Copy(K)` dynamics and a `Gated` emission of two alike: Categorical, Bernoulli,
             Poisson, or Normal or MultivariateNormal with one scale for all states and the background. Or a
             `LayeredSSM` over symbols: then the network is a `SweepNetwork`, whose layers with a softmax between them
-            are one bottom-up sweep (`layered_network`), and which sees to the first step itself.
+            are one bottom-up sweep (`layered_network`), and which sees to the first step itself. Or a `TuringMachine`:
+            then it is an Elman network with a clipped ReLU and rational weights, two steps of which are one of the
+            machine (`samplehold.models.automata.turing_network`); `space` and `gate` are of no use there.
         space: "probability": the state [K] is P(s_t | x_1..t). "logit": the state is the log of it up to a constant,
             under the per-step variational update whose gate is read from x alone, `filter_vmp(model, x, gate="input")`.
         gate: "exact": where the log-odds of a redraw are not linear in x (several states of counts, of vectors, or of
@@ -129,6 +140,10 @@ def as_rnn(model: nn.Module | LayeredSSM, space: str = "probability", gate: str 
         >>> torch.allclose(layer(x, sh.redrawn_start(layer, x))[0], model.filter([0, 0, 1, 1]).state)
         True
     """
+    if isinstance(model, TuringMachine):
+        check_choice("space", space, ("probability",))
+        check_choice("gate", gate, ("exact",))
+        return turing_network(model)
     if isinstance(model, LayeredSSM):
         if check_choice("space", space, ("probability", "logit")) == "logit":
             raise ValueError(f'space: got {space!r}; layers of beliefs are in space="probability".')

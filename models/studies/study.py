@@ -24,6 +24,9 @@ STUDIES: dict[str, str] = {
     "joined": "joined",
     "state-regularized": "state_regularized",
     "automata": "automata",
+    "counting": "counting",
+    "doubling": "doubling",
+    "turing": "turing",
 }
 """The module of each study, in this folder: it has `study(scale, track) -> Findings`; its docstring is the question."""
 

@@ -898,7 +898,7 @@ def _layer_options(r: Draw, kind: Any) -> dict[str, Any]:
     return own
 
 
-LAYERS = (sh.MinGRU, sh.MinLSTM, sh.QRNN, sh.GRU, sh.LSTM, sh.Elman, sh.PeepholeLSTM)
+LAYERS = (sh.MinGRU, sh.MinLSTM, sh.QRNN, sh.GRU, sh.LSTM, sh.Elman, sh.PeepholeLSTM, sh.DoublingLSTM)
 
 
 @function("layers", 4)
@@ -919,7 +919,7 @@ def _(r: Draw) -> Call:
     x = r.table(*batch, r.T, r.F)
     lengths = r.lengths(batch)
     rows = options["num_layers"] * (1 + options["bidirectional"])
-    if kind in (sh.LSTM, sh.PeepholeLSTM):
+    if kind in (sh.LSTM, sh.PeepholeLSTM, sh.DoublingLSTM):
         hx = tuple(r.table(rows, *batch, 4) for _ in range(2))
     elif kind is sh.QRNN:
         hx = layer.initial_state(*batch)
@@ -1206,6 +1206,44 @@ def _(r: Draw) -> Call:
     layer = r.one(*LAYERS)(r.F, 3).to(r.dtype).requires_grad_(False)
     x = r.table(*r.one((), (2,)), r.T, r.F)
     return Call(lambda x, **given: sh.truncate(**given)(x), {"layer": layer, "window": 2, "x": x}, finite=False)
+
+
+@function("saturated", 1)
+def _(r: Draw) -> Call:
+    network = r.one(*LAYERS)(r.F, 3).to(r.dtype).requires_grad_(False)
+    if r.random.random() < 0.3:
+        return Call(sh.state_box, {"network": network, "lowest": -1.0, "highest": 2.0}, finite=False)
+    return Call(sh.counter_machine, {"network": network, "x": r.table(*r.one((), (2,)), r.T, r.F)}, finite=False)
+
+
+@function("counters", 1)
+def _(r: Draw) -> Call:
+    make, language = r.one((sh.counting_lstm, "anbnw"), (sh.counting_lstm, "anbn"), (sh.counting_qrnn, "anbn"))
+    given = {"language": language, "word": "".join(r.random.choices("ab", k=r.T))}
+    return Call(lambda language, word: make(language).accepts(word), given)
+
+
+@function("machines", 2)
+def _(r: Draw) -> Call:
+    transitions = {
+        "go": {"0": ("go", "1", "R"), "1": ("go", "0", "R"), ".": ("back", ".", "L")},
+        "back": {"0": ("back", "0", "L"), "1": ("back", "1", "L"), ".": ("yes", ".", "R")},
+    }
+    given = {"transitions": transitions, "start": "go", "accept": "yes"}
+    given |= {"word": "".join(r.random.choices("01", k=r.T))}
+
+    def run(word: Any, **given: Any) -> Any:
+        network = sh.as_rnn(sh.TuringMachine(**given))
+        *_, end = network.run(word)
+        return network.configuration(end).tape
+
+    return Call(run, given, also=("reject", "blank", "most"))
+
+
+@function("stacks in a number", 1)
+def _(r: Draw) -> Call:
+    given = {"value": r.one(0.0, 0.25, 0.75), "n_symbols": r.one(2, 3), "symbol": r.one(0, 1)}
+    return Call(lambda value, n_symbols, symbol: sh.FractionStack(value, n_symbols).push(symbol).top, given)
 
 
 @function("stability", 1)

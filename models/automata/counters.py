@@ -1,0 +1,210 @@
+r"""Networks with weights set by hand that count, and one that remembers a word.
+
+All weights are small integers and halves, times `SCALE`, so that gates are open or closed to $10^{-28}$; in
+`saturated`'s limit they are so exactly. A word is accepted where `conditions @ [h, 1] < 0` in every row, with h the
+layer's output at its last symbol.
+
+    a^n b^n       one cell counts a up and b down; another adds up what is out of order
+    a^n b^n c^n   two count, a against b and b against c
+    a^n b^n w     the LSTM's cell stops counting at the first a after a b: h tells that b has been read
+
+For n > 0. A QRNN tells what is out of order by a window of two symbols, an LSTM by h. A QRNN of one layer cannot accept
+$a^n b^n w$ (`samplehold.models.networks.saturated`).
+
+**A word in one cell** (`palindrome_lstm`). Before the mark a bit z does $c' = c / 2 + z / 2$: both $f + f'$ and the
+input gate are half open. After it, $c' = 2 c - z$: if z is the top bit, that is c without it, else c leaves (0, 1) for
+good, since $2 c - z$ of a c of 1 or more is that, and of a negative c is negative and, at the end of as many bits, an
+integer. So c is 0 again where the second half is the first reversed, and elsewhere 1 away or more. In floats of p
+binary digits c is exact for words of p bits, and of more only if their outer bits are 0.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ...inference.numerics.records import Record
+from ...inference.numerics.scalars import check_choice
+from ..networks.doubling import DoublingLSTM
+from ..networks.qrnn import QRNN
+from ..networks.wrapped import LSTM
+from .turing import check_word
+
+SCALE = 256.0
+LANGUAGES = {"anbn": "ab", "anbncn": "abc", "anbnw": "ab"}
+
+
+@dataclass(frozen=True, repr=False)
+class Acceptor(Record):
+    """A recurrent layer over the one-hot symbols of an alphabet, and the linear conditions of acceptance.
+
+    >>> import samplehold as sh
+    >>> acceptor = sh.counting_lstm("anbncn")
+    >>> acceptor.accepts("aabbcc"), acceptor.accepts("aabbc"), acceptor.accepts("abcabc"), acceptor.accepts("")
+    (True, False, False, False)
+    """
+
+    layer: nn.Module
+    alphabet: str
+    conditions: Float[Tensor, "rows D1"]
+
+    def inputs(self, word: str) -> Float[Tensor, "T V"]:
+        """One-hot symbols."""
+        check_word("word", word, self.alphabet)
+        places = torch.tensor([self.alphabet.index(symbol) for symbol in word], dtype=torch.int64)
+        return torch.eye(len(self.alphabet), dtype=self.conditions.dtype)[places]
+
+    @torch.no_grad()
+    def accepts(self, word: str) -> bool:
+        """Whether the word is accepted; the empty one is not."""
+        x = self.inputs(word)
+        if not len(x):
+            return False
+        out = self.layer(x)[0][-1]
+        return bool((self.conditions[:, :-1] @ out + self.conditions[:, -1] < 0).all())
+
+
+Row = dict[str, float]  # weights by what they are of: a symbol, the output of a unit, or "" for an offset
+Unit = dict[str, Row]  # the rows of a unit's gates and candidate; those left out are open
+ALWAYS: Row = {"": 1}
+
+IN_ORDER: dict[str, Unit] = {  # b_read: 1 from the first b on; disorder: a number from the first a after it on
+    "b_read": {"i": {"b": 1, "a": -1}, "f": {"a": 1, "b": -1}},
+    "disorder": {"i": {"a": 1, "b_read": 1, "": -1.5}},
+}
+LSTMS: dict[str, dict[str, Unit]] = {
+    "anbn": {"count": {"g": {"a": 1, "b": -1}}, **IN_ORDER},
+    "anbncn": {
+        "count": {"i": {"a": 1, "b": 1, "c": -1}, "g": {"a": 1, "b": -1}},
+        "second": {"i": {"a": -1, "b": 1, "c": 1}, "g": {"b": 1, "c": -1}},
+        "b_read": {"i": {"a": -1, "b": 1, "c": 1}, "f": {"a": 1, "b": -1, "c": -1}},  # or c
+        "c_read": {"i": {"a": -1, "b": -1, "c": 1}, "f": {"a": 1, "b": 1, "c": -1}},
+        "disorder": {"i": {"a": 1, "b_read": 1, "": -1.5}},
+        "disorder_2": {"i": {"b": 1, "c_read": 1, "": -1.5}},
+    },
+    "anbnw": {
+        "begun": {"i": {"a": 0.5, "b": -1, "b_read": -1}},  # with an a
+        "ended": {"i": {"a": 1, "b_read": 1, "": -1.5}},
+        "count": {"i": {"a": -1, "b_read": -1, "ended": -10, "": 1.5}, "g": {"a": 1, "b": -1}},
+        "b_read": IN_ORDER["b_read"],
+    },
+}
+QRNNS: dict[str, dict[str, Unit]] = {  # "b before" is the symbol one step back
+    "anbn": {"count": {"g": {"a": 1, "b": -1}}, "disorder": {"i": {"a": 1, "b before": 1, "": -1.5}}},
+    "anbncn": {
+        "count": {"i": {"a": 1, "b": 1, "c": -1}, "g": {"a": 1, "b": -1}},
+        "second": {"i": {"a": -1, "b": 1, "c": 1}, "g": {"b": 1, "c": -1}},
+        "disorder": {"i": {"a": 1, "b before": 1, "c before": 1, "": -1.5}},
+        "disorder_2": {"i": {"b": 1, "c before": 1, "": -1.5}},
+    },
+}
+CONDITIONS: dict[str, list[Row]] = {  # of what is less than 0; tanh 1 is 0.76
+    "anbn": [{"count": 1, "": -0.4}, {"count": -1, "": -0.4}, {"disorder": 1, "": -0.4}],
+    "anbnw": [{"count": 1, "": -0.4}, {"begun": -1, "": 0.4}],
+}
+CONDITIONS["anbncn"] = [
+    *CONDITIONS["anbn"],
+    {"second": 1, "": -0.4},
+    {"second": -1, "": -0.4},
+    {"disorder_2": 1, "": -0.4},
+]
+PALINDROME: dict[str, Unit] = {
+    # an input gate of 0 is half open: before the mark, as the two forget gates together are
+    "word": {
+        "i": {"mark_read": 1, "0": -2, "#": -2},
+        "f": {"mark_read": 1, "#": 1},
+        "d": {"mark_read": 1, "": -0.5},
+        "g": {"mark_read": -1, "": 0.5},
+    },
+    "length": {"i": {"0": 1, "1": 1, "#": -1}, "d": {"": -1}, "g": {"mark_read": -1, "": 0.5}},
+    "mark_read": {"i": {"#": 1, "0": -1, "1": -1}, "d": {"": -1}},  # 2 after a second mark
+}
+BALANCED: list[Row] = [
+    *({part: sign, "": -0.4} for part in ("word", "length") for sign in (1.0, -1.0)),
+    {"mark_read": -1, "": 0.4},
+    {"mark_read": 1, "": -0.9},
+]
+
+
+def counting_lstm(language: str, dtype: torch.dtype = torch.float64) -> Acceptor:
+    """An LSTM that accepts a language of counts, as far as its floats count.
+
+    Arguments:
+        language: "anbn", "anbncn" or "anbnw": $a^n b^n$, $a^n b^n c^n$, $a^n b^n w$ with any word w; n > 0.
+
+    >>> import samplehold as sh
+    >>> [sh.counting_lstm("anbnw").accepts(word) for word in ("aabb", "aabbabaab", "aababbb", "b")]
+    [True, True, False, False]
+    """
+    alphabet, units = LANGUAGES[check_choice("language", language, LANGUAGES)], LSTMS[language]
+    layer: Any = LSTM(len(alphabet), len(units), dtype=dtype).requires_grad_(False)
+    rows = _rows(units, "ifgo", [*alphabet, *units])
+    layer.weight_ih_l0.copy_(rows[:, : len(alphabet)])
+    layer.weight_hh_l0.copy_(rows[:, len(alphabet) : -1])
+    layer.bias_ih_l0.copy_(rows[:, -1])
+    layer.bias_hh_l0.zero_()
+    return Acceptor(layer, alphabet, _conditions(CONDITIONS[language], units, dtype))
+
+
+def counting_qrnn(language: str, dtype: torch.dtype = torch.float64) -> Acceptor:
+    """A QRNN of ifo-pooling and a window of 2 that accepts a language of counts.
+
+    Arguments:
+        language: "anbn" or "anbncn", as in `counting_lstm`.
+
+    Raises:
+        ValueError: "anbnw", which no QRNN of one layer accepts.
+
+    >>> import samplehold as sh
+    >>> [sh.counting_qrnn("anbn").accepts(word) for word in ("aabb", "abab", "aab")]
+    [True, False, False]
+    """
+    if check_choice("language", language, LANGUAGES) == "anbnw":
+        raise ValueError(
+            'language: got "anbnw", but the gates of one QRNN layer cannot know that the count is over (see '
+            "samplehold.models.networks.saturated); take counting_lstm."
+        )
+    alphabet, units = LANGUAGES[language], QRNNS[language]
+    layer: Any = QRNN(len(alphabet), len(units), pooling="ifo", window=2, dtype=dtype).requires_grad_(False)
+    rows = _rows(units, "figo", [*(f"{symbol} before" for symbol in alphabet), *alphabet])
+    layer.weight_l0.copy_(rows[:, :-1].unflatten(1, (2, -1)).mT)
+    layer.bias_l0.copy_(rows[:, -1])
+    return Acceptor(layer, alphabet, _conditions(CONDITIONS[language], units, dtype))
+
+
+def palindrome_lstm(dtype: torch.dtype = torch.float64) -> Acceptor:
+    """A `DoublingLSTM` that accepts the marked palindromes, a word over 0 and 1, #, and the word reversed.
+
+    >>> import samplehold as sh
+    >>> [sh.palindrome_lstm().accepts(word) for word in ("011#110", "011#100", "011#11", "#", "0#0#")]
+    [True, False, False, True, False]
+    """
+    alphabet = "01#"
+    layer: Any = DoublingLSTM(len(alphabet), len(PALINDROME), dtype=dtype).requires_grad_(False)
+    rows = _rows(PALINDROME, "ifdgo", [*alphabet, *PALINDROME])
+    layer.weight_l0.copy_(rows[:, :-1])
+    layer.bias_l0.copy_(rows[:, -1])
+    return Acceptor(layer, alphabet, _conditions(BALANCED, PALINDROME, dtype))
+
+
+def _rows(units: dict[str, Unit], gates: str, sources: Sequence[str]) -> Tensor:
+    """Weights and offsets [gates * units, sources + 1] of a layer."""
+    return SCALE * _table((unit.get(gate, ALWAYS) for gate in gates for unit in units.values()), sources)
+
+
+def _conditions(rows: list[Row], units: dict[str, Unit], dtype: torch.dtype) -> Tensor:
+    return _table(rows, list(units)).to(dtype)
+
+
+def _table(rows: Iterable[Row], sources: Sequence[str]) -> Tensor:
+    places = {source: place for place, source in enumerate([*sources, ""])}
+    found = []
+    for row in rows:
+        line = [0.0] * len(places)
+        for source, value in row.items():
+            line[places[source]] = value
+        found.append(line)
+    return torch.tensor(found, dtype=torch.float64)

@@ -1,0 +1,299 @@
+"""Deterministic Turing machines with one tape, infinite both ways, and some that are well known."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...inference.numerics.scalars import check_choice, check_integer, check_kind
+
+if TYPE_CHECKING:
+    from automata.tm.dtm import DTM
+
+State = str | int
+Move = tuple[State, str, str]
+MOVES = ("L", "N", "R")
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A machine between two steps; blanks beyond what is written are left out."""
+
+    state: Any
+    left: str  # of the head, in the order of the tape
+    head: str
+    right: str
+
+    @property
+    def tape(self) -> str:
+        """All that is written, the symbol under the head among it."""
+        return self.left + self.head + self.right
+
+
+@dataclass(frozen=True)
+class TuringMachine:
+    """A deterministic Turing machine.
+
+    Arguments:
+        transitions: for each state that does not halt, and each symbol of the tape, the next state, the symbol written
+            and the move: `{state: {symbol: (state, symbol, "L", "N" or "R")}}`, as automata-lib has it. A transition
+            for every state and symbol: what the machine does not expect leads to a state that rejects.
+        start: the state in which it begins, on the first symbol of the word.
+        accept: the state, or a set of states, in which it halts and accepts.
+        reject: a set of states in which it halts and does not.
+        blank: the symbol of an empty cell.
+
+    Raises:
+        TypeError: transitions, states or symbols of another kind.
+        ValueError: a transition that is missing, by its state and symbol; one to a state that is none, or that writes
+            a symbol or moves in a way that is none; start or accept states that are none.
+
+    >>> import samplehold as sh
+    >>> flip = sh.TuringMachine(
+    ...     {"go": {"0": ("go", "1", "R"), "1": ("go", "0", "R"), ".": ("done", ".", "L")}}, start="go", accept="done"
+    ... )
+    >>> flip.run("0110").tape, flip.accepts("0110"), flip.steps("0110")
+    ('1001', True, 5)
+    """
+
+    transitions: Mapping[Any, Mapping[str, Move]]
+    start: State
+    accept: Any
+    reject: Any = frozenset()
+    blank: str = "."
+
+    def __post_init__(self) -> None:
+        check_kind("transitions", self.transitions, Mapping, "a mapping from states to mappings from symbols")
+        check_kind("blank", self.blank, str, "a symbol")
+        _check_state("start", self.start)
+        for name in ("accept", "reject"):
+            given = getattr(self, name)
+            several = given if isinstance(given, set | frozenset | list | tuple) else [given]
+            object.__setattr__(self, name, frozenset(_check_state(name, state) for state in several))
+        for state, row in self.transitions.items():
+            _check_state("transitions", state)
+            check_kind(f"transitions[{state!r}]", row, Mapping, "a mapping from symbols to (state, symbol, move)")
+        _check_machine(self)
+
+    @property
+    def states(self) -> tuple[Any, ...]:
+        """Those that go on in the order of the transitions, then those that halt."""
+        return (*self.transitions, *sorted(self.accept | self.reject, key=repr))
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """Of the tape, the blank first."""
+        found = dict.fromkeys(symbol for row in self.transitions.values() for symbol in row)
+        return (self.blank, *(symbol for symbol in found if symbol != self.blank))
+
+    def configurations(self, word: str) -> Iterator[Configuration]:
+        """Before the first step, and after each, until the machine halts."""
+        check_word("word", word, self.symbols)
+        left, right = deque[str](), deque(word)
+        state, head = self.start, right.popleft() if right else self.blank
+        yield self._configuration(state, left, head, right)
+        while state in self.transitions:
+            state, written, move = self.transitions[state][head]
+            if move == "N":
+                head = written
+            else:
+                behind, ahead = (left, right) if move == "R" else (right, left)
+                # the cells next to the head are the last of `left` and the first of `right`
+                (behind.append if move == "R" else behind.appendleft)(written)
+                head = (ahead.popleft if move == "R" else ahead.pop)() if ahead else self.blank
+            yield self._configuration(state, left, head, right)
+
+    def run(self, word: str, most: int = 1_000_000) -> Configuration:
+        """The configuration in which the machine halts; `ValueError` where it does not in `most` steps."""
+        return self._halted(word, most)[1]
+
+    def accepts(self, word: str, most: int = 1_000_000) -> bool:
+        """Whether the machine halts in a state that accepts; `ValueError` where it does not halt in `most` steps."""
+        return self.run(word, most).state in self.accept
+
+    def steps(self, word: str, most: int = 1_000_000) -> int:
+        """How many the machine takes until it halts; `ValueError` where these are more than `most`."""
+        return self._halted(word, most)[0]
+
+    def _halted(self, word: str, most: int) -> tuple[int, Configuration]:
+        most = check_integer("most", most, least=0)
+        for n, now in enumerate(self.configurations(word)):
+            if now.state not in self.transitions:
+                return n, now
+            if n == most:
+                break
+        raise ValueError(f"most: the machine has not halted on {word!r} in {most} steps; give more, or another word.")
+
+    def to_automata(self) -> "DTM":
+        """The same machine in automata-lib; it raises its `RejectionException` where this one halts and rejects."""
+        from automata.tm.dtm import DTM
+
+        library: Any = DTM
+        names = {state: str(number) for number, state in enumerate(self.states)}
+        return library(
+            states=set(names.values()),
+            input_symbols=set(self.symbols) - {self.blank},
+            tape_symbols=set(self.symbols),
+            transitions={
+                names[state]: {symbol: (names[to], written, move) for symbol, (to, written, move) in row.items()}
+                for state, row in self.transitions.items()
+            },
+            initial_state=names[self.start],
+            blank_symbol=self.blank,
+            final_states={names[state] for state in self.accept},
+        )
+
+    def _configuration(self, state: Any, left: Iterable[str], head: str, right: Iterable[str]) -> Configuration:
+        return Configuration(state, "".join(left).lstrip(self.blank), head, "".join(right).rstrip(self.blank))
+
+
+def check_word(name: str, word: object, symbols: Iterable[str]) -> str:
+    """The word, a string of the symbols; else an error that names the first that is none."""
+    symbols = tuple(symbols)
+    word = check_kind(name, word, str, "a string")
+    for place, symbol in enumerate(word):
+        if symbol not in symbols:
+            raise ValueError(
+                f"{name}: got {symbol!r} at place {place}, expected symbols out of {', '.join(map(repr, symbols))}."
+            )
+    return word
+
+
+def _check_state(name: str, state: Any) -> State:
+    return check_kind(name, state, (str, int), "a state: a string, or an integer")
+
+
+def _check_machine(machine: TuringMachine) -> None:
+    rows, halting = machine.transitions, machine.accept | machine.reject
+    symbols, known = machine.symbols, set(rows) | halting
+    if not rows or len(symbols) < 2:
+        raise ValueError("transitions: got none, or none but for the blank; give one for each state and each symbol.")
+    for symbol in symbols:
+        if not isinstance(symbol, str) or len(symbol) != 1:
+            raise ValueError(f"transitions: got the symbol {symbol!r}, expected a single character.")
+    for state, row in rows.items():
+        for symbol in symbols:
+            if symbol not in row:
+                raise ValueError(
+                    f"transitions: there is none for state {state!r} and symbol {symbol!r}; lead it to a state that "
+                    "rejects if the machine is to stop there."
+                )
+    if machine.start not in rows:
+        raise ValueError(f"start: got {machine.start!r}, expected a state of transitions: {_listed(rows)}.")
+    if not machine.accept:
+        raise ValueError("accept: got no state; give the one in which the machine halts and accepts.")
+    if both := machine.accept & machine.reject:
+        raise ValueError(f"reject: got {_listed(both)}, which accept holds too; give each state one of the two.")
+    moves = [(f"transitions[{state!r}][{symbol!r}]", row[symbol]) for state, row in rows.items() for symbol in symbols]
+    for name, move in moves:
+        if not isinstance(move, tuple) or len(move) != 3:
+            raise TypeError(f"{name}: got {move!r}, expected (state, symbol, move).")
+        _check_state(name, move[0])
+        check_kind(name, move[1], str, "a symbol to write")
+    reached = {move[0] for _, move in moves}
+    for name, states in (("accept", machine.accept), ("reject", machine.reject)):
+        for state in states:
+            if state in rows:
+                raise ValueError(f"{name}: got {state!r}, which has transitions; a state that halts has none.")
+            if state not in reached:
+                raise ValueError(f"{name}: got {state!r}, expected a state to which a transition leads.")
+    for name, (state, written, way) in moves:
+        if state not in known:
+            raise ValueError(
+                f"{name}: got the state {state!r}, which has no transitions and does not halt; give it some, or put it "
+                "in accept or reject."
+            )
+        if written not in symbols:
+            raise ValueError(f"{name}: writes {written!r}, expected one of {_listed(symbols)}.")
+        check_choice(name, way, MOVES)
+
+
+def _listed(items: Iterable[Any]) -> str:
+    return ", ".join(sorted(map(repr, items)))
+
+
+def _table(text: str) -> dict[str, dict[str, Move]]:
+    """Transitions from lines `state: symbol new-state written move, ...`."""
+    found = {}
+    for line in text.strip().splitlines():
+        state, _, rest = line.partition(":")
+        entries = [entry.split() for entry in rest.split(",")]
+        found[state.strip()] = {symbol: (to, written, move) for symbol, to, written, move in entries}
+    return found
+
+
+def binary_increment() -> TuringMachine:
+    """Adds 1 to a binary number; ends on its first digit.
+
+    >>> binary_increment().run("1011").tape
+    '1100'
+    """
+    table = """
+        right: 0 right 0 R, 1 right 1 R, . carry . L
+        carry: 0 back 1 L, 1 carry 0 L, . done 1 N
+        back: 0 back 0 L, 1 back 1 L, . done . R
+    """
+    return TuringMachine(_table(table), "right", "done")
+
+
+def palindromes() -> TuringMachine:
+    """Accepts the palindromes over a and b, from the outside inward.
+
+    >>> [palindromes().accepts(word) for word in ("abba", "aba", "", "abab")]
+    [True, True, True, False]
+    """
+    table = """
+        first: a find_a . R, b find_b . R, . yes . N
+        find_a: a find_a a R, b find_a b R, . last_a . L
+        find_b: a find_b a R, b find_b b R, . last_b . L
+        last_a: a back . L, b no b N, . yes . N
+        last_b: a no a N, b back . L, . yes . N
+        back: a back a L, b back b L, . first . R
+    """
+    return TuringMachine(_table(table), "first", "yes", "no")
+
+
+def unary_multiplication() -> TuringMachine:
+    """Multiplies: from n ones, x, m ones, = to the same with n m ones at the end.
+
+    >>> unary_multiplication().run("11x111=").tape
+    '11x111=111111'
+    """
+    table = """
+        outer: 1 to_x A R, x restore x L, = no = N, A no A N, . no . N
+        to_x: 1 to_x 1 R, x inner x R, = no = N, A no A N, . no . N
+        inner: 1 append A R, = undo = L, x no x N, A no A N, . no . N
+        append: 1 append 1 R, = append = R, . back 1 L, x no x N, A no A N
+        back: 1 back 1 L, = back = L, A inner A R, x no x N, . no . N
+        undo: A undo 1 L, x left x L, 1 no 1 N, = no = N, . no . N
+        left: 1 left 1 L, A outer A R, x no x N, = no = N, . no . N
+        restore: A restore 1 L, . done . R, 1 no 1 N, x no x N, = no = N
+    """
+    return TuringMachine(_table(table), "outer", "done", "no")
+
+
+def busy_beaver(n_states: int) -> TuringMachine:
+    """The machine of 3 or 4 states that runs longest from an empty tape, of those that halt; 0 is the blank.
+
+    >>> busy_beaver(3).steps(""), busy_beaver(4).steps(""), busy_beaver(4).run("").tape.count("1")
+    (21, 107, 13)
+
+    Lin & Rado 1965; Brady 1983.
+    """
+    check_choice("n_states", check_integer("n_states", n_states), tuple(BEAVERS))
+    return TuringMachine(_table(BEAVERS[n_states]), "A", "H", blank="0")
+
+
+BEAVERS = {
+    3: """
+        A: 0 B 1 R, 1 H 1 R
+        B: 0 B 1 L, 1 C 0 R
+        C: 0 C 1 L, 1 A 1 L
+    """,
+    4: """
+        A: 0 B 1 R, 1 B 1 L
+        B: 0 A 1 L, 1 C 0 L
+        C: 0 H 1 R, 1 D 1 L
+        D: 0 D 1 R, 1 A 0 R
+    """,
+}
