@@ -13,6 +13,7 @@ from ...inference.numerics.checks import check_call
 from ...inference.numerics.scalars import check_integer, check_kind
 from ..networks.inputs import a_parameter
 from ..networks.recurrent import check_one_way
+from .words import check_alphabet, check_words
 
 CELLS = 2**22  # numbers of one-hot rows that a layer is given at a time
 
@@ -20,9 +21,10 @@ CELLS = 2**22  # numbers of one-hot rows that a layer is given at a time
 class Acceptor(nn.Module):
     """A recurrent layer that reads a word's symbols as one-hot rows, and a readout: the log-odds that it is accepted.
 
-    A word is accepted where these are above 0. A layer with an input more than there are symbols reads a start symbol,
-    its last input, before every word. One with as many is read off before its first step for the empty word: its first
-    state, which for a layer of this library or torch's is what it would have put out.
+    A word is accepted where these are above 0; of networks set by hand they are any number that tells. A layer with an
+    input more than there are symbols reads a start symbol, its last input, before every word. One with as many is read
+    off before its first step for the empty word: its first state, which for a layer of this library or torch's is what
+    it would have put out.
 
     Arguments:
         layer: `out, state = layer(x, state)` with x [N, T, input_size] ([T, N, input_size] for batch_first=False), one
@@ -73,12 +75,11 @@ class Acceptor(nn.Module):
 
     def prefixes(self, words: Sequence[str]) -> Float[Tensor, "N T"]:
         """The log-odds after the first 0, 1, ... symbols of each word; what lies past a word's end is void."""
-        symbols = self.encode(words)
-        x = self._rows(symbols)
+        x = self.inputs(words)
         if self.has_start:
             out, _ = self._run(x)
         else:
-            first = self._first_output(len(symbols)).unsqueeze(1)
+            first = self._first_output(len(x)).unsqueeze(1)
             out = torch.cat([first, self._run(x)[0]], 1) if x.shape[1] else first
         found = check_call("readout", self.readout, out)
         if found.shape != (*out.shape[:2], 1):
@@ -127,6 +128,10 @@ class Acceptor(nn.Module):
         ]
         x = self._rows(self.encode([symbol]).expand(len(states), 1), start=False)
         return self._flat(self._run(x, tree.tree_unflatten(given, spec))[1], len(states))
+
+    def inputs(self, words: Sequence[str]) -> Float[Tensor, "N T V"]:
+        """What the layer reads of words: one-hot rows, after a start symbol if there is one; past an end anything."""
+        return self._rows(self.encode(words))
 
     def encode(self, words: Sequence[str]) -> Int[Tensor, "N T"]:
         """Words as indices of symbols, -1 past each word's end."""
@@ -212,40 +217,3 @@ class Acceptor(nn.Module):
     def _flat(self, state: Any, n: int) -> Tensor:
         parts = zip(tree.tree_leaves(state), self.batch_axes, strict=True)
         return torch.cat([part.movedim(axis, 0).reshape(n, -1) for part, axis in parts], 1)
-
-
-def check_alphabet(alphabet: object) -> tuple[str, ...]:
-    """The symbols of words: a letter each, each once."""
-    if not isinstance(alphabet, str | list | tuple):
-        raise TypeError(
-            f'alphabet: got {type(alphabet).__name__}, expected a string or a list of letters, such as "ab".'
-        )
-    for symbol in alphabet:
-        if not isinstance(symbol, str):
-            raise TypeError(f"alphabet: got the symbol {symbol!r}, expected letters.")
-        if len(symbol) != 1:
-            raise ValueError(f"alphabet: got the symbol {symbol!r}, expected one letter for each symbol.")
-    if not alphabet or len(set(alphabet)) < len(alphabet):
-        raise ValueError(f"alphabet: got {alphabet!r}, expected at least one symbol, and each only once.")
-    return tuple(alphabet)
-
-
-def check_words(words: object, alphabet: Sequence[str]) -> list[str]:
-    """Words of the alphabet."""
-    if not isinstance(words, list | tuple):
-        got = f"the string {words!r}" if isinstance(words, str) else type(words).__name__
-        raise TypeError(f"words: got {got}, expected a list of words, which are strings.")
-    return [check_word(word, alphabet, f"words[{number}]") for number, word in enumerate(words)]
-
-
-def check_word(word: object, alphabet: Sequence[str], name: str) -> str:
-    """A word of the alphabet."""
-    if not isinstance(word, str):
-        raise TypeError(f"{name}: got {type(word).__name__}, expected a string of the letters {''.join(alphabet)!r}.")
-    foreign = next((symbol for symbol in word if symbol not in alphabet), None)
-    if foreign is not None:
-        raise ValueError(
-            f"{name}: got {word if len(word) <= 40 else f'{word[:37]}...'!r}, in which {foreign!r} is none of the "
-            f"letters {''.join(alphabet)!r}; give words of these."
-        )
-    return word

@@ -1,8 +1,8 @@
 r"""Networks with weights set by hand that count, and one that remembers a word.
 
 All weights are small integers and halves, times `SCALE`, so that gates are open or closed to $10^{-28}$; in
-`saturated`'s limit they are so exactly. A word is accepted where `conditions @ [h, 1] < 0` in every row, with h the
-layer's output at its last symbol.
+`saturated`'s limit they are so exactly. A word is accepted where the layer's output at its last symbol meets some
+linear conditions.
 
     a^n b^n       one cell counts a up and b down; another adds up what is out of order
     a^n b^n c^n   two count, a against b and b against c
@@ -19,52 +19,34 @@ binary digits c is exact for words of p bits, and of more only if their outer bi
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_choice
 from ..networks.doubling import DoublingLSTM
 from ..networks.qrnn import QRNN
 from ..networks.wrapped import LSTM
-from .turing import check_word
+from .acceptor import Acceptor
 
 SCALE = 256.0
 LANGUAGES = {"anbn": "ab", "anbncn": "abc", "anbnw": "ab"}
 
 
-@dataclass(frozen=True, repr=False)
-class Acceptor(Record):
-    """A recurrent layer over the one-hot symbols of an alphabet, and the linear conditions of acceptance.
+class Conditions(nn.Module):
+    """A readout: the room that is left by the tightest of some linear conditions, rows @ [h, 1] < 0."""
 
-    >>> import samplehold as sh
-    >>> acceptor = sh.counting_lstm("anbncn")
-    >>> acceptor.accepts("aabbcc"), acceptor.accepts("aabbc"), acceptor.accepts("abcabc"), acceptor.accepts("")
-    (True, False, False, False)
-    """
+    rows: Tensor
 
-    layer: nn.Module
-    alphabet: str
-    conditions: Float[Tensor, "rows D1"]
+    def __init__(self, rows: Float[Tensor, "N D1"]) -> None:
+        super().__init__()
+        self.register_buffer("rows", rows)
 
-    def inputs(self, word: str) -> Float[Tensor, "T V"]:
-        """One-hot symbols."""
-        check_word("word", word, self.alphabet)
-        places = torch.tensor([self.alphabet.index(symbol) for symbol in word], dtype=torch.int64)
-        return torch.eye(len(self.alphabet), dtype=self.conditions.dtype)[places]
-
-    @torch.no_grad()
-    def accepts(self, word: str) -> bool:
-        """Whether the word is accepted; the empty one is not."""
-        x = self.inputs(word)
-        if not len(x):
-            return False
-        out = self.layer(x)[0][-1]
-        return bool((self.conditions[:, :-1] @ out + self.conditions[:, -1] < 0).all())
+    def forward(self, out: Float[Tensor, "*b D"]) -> Float[Tensor, "*b 1"]:
+        """Above 0 where all hold."""
+        return -(out @ self.rows[:, :-1].mT + self.rows[:, -1]).amax(-1, keepdim=True)
 
 
 Row = dict[str, float]  # weights by what they are of: a symbol, the output of a unit, or "" for an offset
@@ -76,7 +58,7 @@ IN_ORDER: dict[str, Unit] = {  # b_read: 1 from the first b on; disorder: a numb
     "disorder": {"i": {"a": 1, "b_read": 1, "": -1.5}},
 }
 LSTMS: dict[str, dict[str, Unit]] = {
-    "anbn": {"count": {"g": {"a": 1, "b": -1}}, **IN_ORDER},
+    "anbn": {"count": {"g": {"a": 1, "b": -1}}, **IN_ORDER, "begun": {}},
     "anbncn": {
         "count": {"i": {"a": 1, "b": 1, "c": -1}, "g": {"a": 1, "b": -1}},
         "second": {"i": {"a": -1, "b": 1, "c": 1}, "g": {"b": 1, "c": -1}},
@@ -84,6 +66,7 @@ LSTMS: dict[str, dict[str, Unit]] = {
         "c_read": {"i": {"a": -1, "b": -1, "c": 1}, "f": {"a": 1, "b": 1, "c": -1}},
         "disorder": {"i": {"a": 1, "b_read": 1, "": -1.5}},
         "disorder_2": {"i": {"b": 1, "c_read": 1, "": -1.5}},
+        "begun": {},  # counts all
     },
     "anbnw": {
         "begun": {"i": {"a": 0.5, "b": -1, "b_read": -1}},  # with an a
@@ -93,16 +76,17 @@ LSTMS: dict[str, dict[str, Unit]] = {
     },
 }
 QRNNS: dict[str, dict[str, Unit]] = {  # "b before" is the symbol one step back
-    "anbn": {"count": {"g": {"a": 1, "b": -1}}, "disorder": {"i": {"a": 1, "b before": 1, "": -1.5}}},
+    "anbn": {"count": {"g": {"a": 1, "b": -1}}, "disorder": {"i": {"a": 1, "b before": 1, "": -1.5}}, "begun": {}},
     "anbncn": {
         "count": {"i": {"a": 1, "b": 1, "c": -1}, "g": {"a": 1, "b": -1}},
         "second": {"i": {"a": -1, "b": 1, "c": 1}, "g": {"b": 1, "c": -1}},
         "disorder": {"i": {"a": 1, "b before": 1, "c before": 1, "": -1.5}},
         "disorder_2": {"i": {"b": 1, "c before": 1, "": -1.5}},
+        "begun": {},
     },
 }
 CONDITIONS: dict[str, list[Row]] = {  # of what is less than 0; tanh 1 is 0.76
-    "anbn": [{"count": 1, "": -0.4}, {"count": -1, "": -0.4}, {"disorder": 1, "": -0.4}],
+    "anbn": [{"count": 1, "": -0.4}, {"count": -1, "": -0.4}, {"disorder": 1, "": -0.4}, {"begun": -1, "": 0.4}],
     "anbnw": [{"count": 1, "": -0.4}, {"begun": -1, "": 0.4}],
 }
 CONDITIONS["anbncn"] = [
@@ -136,8 +120,8 @@ def counting_lstm(language: str, dtype: torch.dtype = torch.float64) -> Acceptor
         language: "anbn", "anbncn" or "anbnw": $a^n b^n$, $a^n b^n c^n$, $a^n b^n w$ with any word w; n > 0.
 
     >>> import samplehold as sh
-    >>> [sh.counting_lstm("anbnw").accepts(word) for word in ("aabb", "aabbabaab", "aababbb", "b")]
-    [True, True, False, False]
+    >>> sh.counting_lstm("anbnw").accepts(["aabb", "aabbabaab", "aababbb", "b", ""]).tolist()
+    [True, True, False, False, False]
     """
     alphabet, units = LANGUAGES[check_choice("language", language, LANGUAGES)], LSTMS[language]
     layer: Any = LSTM(len(alphabet), len(units), dtype=dtype).requires_grad_(False)
@@ -146,7 +130,7 @@ def counting_lstm(language: str, dtype: torch.dtype = torch.float64) -> Acceptor
     layer.weight_hh_l0.copy_(rows[:, len(alphabet) : -1])
     layer.bias_ih_l0.copy_(rows[:, -1])
     layer.bias_hh_l0.zero_()
-    return Acceptor(layer, alphabet, _conditions(CONDITIONS[language], units, dtype))
+    return Acceptor(layer, _conditions(CONDITIONS[language], units, dtype), alphabet)
 
 
 def counting_qrnn(language: str, dtype: torch.dtype = torch.float64) -> Acceptor:
@@ -159,8 +143,8 @@ def counting_qrnn(language: str, dtype: torch.dtype = torch.float64) -> Acceptor
         ValueError: "anbnw", which no QRNN of one layer accepts.
 
     >>> import samplehold as sh
-    >>> [sh.counting_qrnn("anbn").accepts(word) for word in ("aabb", "abab", "aab")]
-    [True, False, False]
+    >>> sh.counting_qrnn("anbn").accepts(["aabb", "abab", "aab", ""]).tolist()
+    [True, False, False, False]
     """
     if check_choice("language", language, LANGUAGES) == "anbnw":
         raise ValueError(
@@ -172,14 +156,14 @@ def counting_qrnn(language: str, dtype: torch.dtype = torch.float64) -> Acceptor
     rows = _rows(units, "figo", [*(f"{symbol} before" for symbol in alphabet), *alphabet])
     layer.weight_l0.copy_(rows[:, :-1].unflatten(1, (2, -1)).mT)
     layer.bias_l0.copy_(rows[:, -1])
-    return Acceptor(layer, alphabet, _conditions(CONDITIONS[language], units, dtype))
+    return Acceptor(layer, _conditions(CONDITIONS[language], units, dtype), alphabet)
 
 
 def palindrome_lstm(dtype: torch.dtype = torch.float64) -> Acceptor:
     """A `DoublingLSTM` that accepts the marked palindromes, a word over 0 and 1, #, and the word reversed.
 
     >>> import samplehold as sh
-    >>> [sh.palindrome_lstm().accepts(word) for word in ("011#110", "011#100", "011#11", "#", "0#0#")]
+    >>> sh.palindrome_lstm().accepts(["011#110", "011#100", "011#11", "#", "0#0#"]).tolist()
     [True, False, False, True, False]
     """
     alphabet = "01#"
@@ -187,7 +171,7 @@ def palindrome_lstm(dtype: torch.dtype = torch.float64) -> Acceptor:
     rows = _rows(PALINDROME, "ifdgo", [*alphabet, *PALINDROME])
     layer.weight_l0.copy_(rows[:, :-1])
     layer.bias_l0.copy_(rows[:, -1])
-    return Acceptor(layer, alphabet, _conditions(BALANCED, PALINDROME, dtype))
+    return Acceptor(layer, _conditions(BALANCED, PALINDROME, dtype), alphabet)
 
 
 def _rows(units: dict[str, Unit], gates: str, sources: Sequence[str]) -> Tensor:
@@ -195,8 +179,8 @@ def _rows(units: dict[str, Unit], gates: str, sources: Sequence[str]) -> Tensor:
     return SCALE * _table((unit.get(gate, ALWAYS) for gate in gates for unit in units.values()), sources)
 
 
-def _conditions(rows: list[Row], units: dict[str, Unit], dtype: torch.dtype) -> Tensor:
-    return _table(rows, list(units)).to(dtype)
+def _conditions(rows: list[Row], units: dict[str, Unit], dtype: torch.dtype) -> Conditions:
+    return Conditions(_table(rows, list(units)).to(dtype))
 
 
 def _table(rows: Iterable[Row], sources: Sequence[str]) -> Tensor:

@@ -24,9 +24,10 @@ from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_choice, check_integer
 from ...switching.seeding import number_of
 from ..networks.state_regularized import StateRegularized
-from .acceptor import Acceptor, check_alphabet
+from .acceptor import Acceptor
 from .distances import Faithfulness, check_network, faithfulness
 from .teaching import Comparison, Teacher, clusters, learned, trial_words
+from .words import check_alphabet
 
 if TYPE_CHECKING:
     from automata.fa.dfa import DFA

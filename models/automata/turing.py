@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...inference.numerics.scalars import check_choice, check_integer, check_kind
+from .words import check_word
 
 if TYPE_CHECKING:
     from automata.tm.dtm import DTM
@@ -88,7 +89,7 @@ class TuringMachine:
 
     def configurations(self, word: str) -> Iterator[Configuration]:
         """Before the first step, and after each, until the machine halts."""
-        check_word("word", word, self.symbols)
+        check_word(word, self.symbols)
         left, right = deque[str](), deque(word)
         state, head = self.start, right.popleft() if right else self.blank
         yield self._configuration(state, left, head, right)
@@ -145,18 +146,6 @@ class TuringMachine:
 
     def _configuration(self, state: Any, left: Iterable[str], head: str, right: Iterable[str]) -> Configuration:
         return Configuration(state, "".join(left).lstrip(self.blank), head, "".join(right).rstrip(self.blank))
-
-
-def check_word(name: str, word: object, symbols: Iterable[str]) -> str:
-    """The word, a string of the symbols; else an error that names the first that is none."""
-    symbols = tuple(symbols)
-    word = check_kind(name, word, str, "a string")
-    for place, symbol in enumerate(word):
-        if symbol not in symbols:
-            raise ValueError(
-                f"{name}: got {symbol!r} at place {place}, expected symbols out of {', '.join(map(repr, symbols))}."
-            )
-    return word
 
 
 def _check_state(name: str, state: Any) -> State:

@@ -36,7 +36,8 @@ from torch import Tensor
 from ...inference.numerics.checks import check_dtype
 from ...inference.numerics.records import Record
 from .fraction_stack import FractionStack, base_of, clipped
-from .turing import Configuration, TuringMachine, check_word
+from .turing import Configuration, TuringMachine
+from .words import check_word
 
 Units = list[Fraction] | Tensor
 
@@ -71,7 +72,7 @@ class TuringNetwork(Record):
         """All units [n] before the first step: in Fractions, or as a tensor of `dtype`."""
         check_dtype("dtype", dtype)
         symbols = self.machine.symbols
-        places = [symbols.index(symbol) for symbol in check_word("word", word, symbols)] or [0]
+        places = [symbols.index(symbol) for symbol in check_word(word, symbols)] or [0]
         right = FractionStack(n_symbols=len(symbols))
         for place in reversed(places[1:]):
             right = right.push(place)

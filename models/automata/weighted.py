@@ -43,7 +43,8 @@ from ...switching.emissions.discrete import Categorical
 from ...switching.model import SwitchingSSM
 from ..networks.minimal import MinGRU, MinLSTM
 from ..networks.qrnn import QRNN
-from .acceptor import Acceptor, check_alphabet, check_word, check_words
+from .acceptor import Acceptor
+from .words import check_alphabet, check_word, check_words
 
 COUNTS = ("words", "prefixes")
 LONGEST = 2  # of prefixes and suffixes of samples

@@ -30,7 +30,8 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
-from ..automata.counters import Acceptor, counting_lstm, counting_qrnn
+from ..automata.acceptor import Acceptor
+from ..automata.counters import counting_lstm, counting_qrnn
 from ..networks.minimal import MinGRU, MinLSTM
 from ..networks.qrnn import QRNN
 from ..networks.stack import NondeterministicStackRNN, StratificationStackRNN, SuperpositionStackRNN
@@ -198,9 +199,7 @@ def first_failure_by_hand(acceptor: Acceptor, up_to: int) -> int | None:
     """The least n for which, of all beginnings of $a^n b^n (c^n)$ and one letter more, it accepts others than that."""
     for n in range(1, up_to + 1):
         word = "".join(letter * n for letter in acceptor.alphabet) + acceptor.alphabet[-1]
-        out = acceptor.layer(acceptor.inputs(word))[0]
-        accepted = (out @ acceptor.conditions[:, :-1].mT + acceptor.conditions[:, -1] < 0).all(-1)
-        if accepted.nonzero().flatten().tolist() != [len(word) - 2]:
+        if (acceptor.prefixes([word])[0] > 0).nonzero().flatten().tolist() != [len(word) - 1]:
             return n
     return None
 

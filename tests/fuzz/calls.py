@@ -1220,8 +1220,8 @@ def _(r: Draw) -> Call:
 @function("counters", 1)
 def _(r: Draw) -> Call:
     make, language = r.one((sh.counting_lstm, "anbnw"), (sh.counting_lstm, "anbn"), (sh.counting_qrnn, "anbn"))
-    given = {"language": language, "word": "".join(r.random.choices("ab", k=r.T))}
-    return Call(lambda language, word: make(language).accepts(word), given)
+    given = {"language": language, "words": ["".join(r.random.choices("ab", k=r.T))]}
+    return Call(lambda language, words: make(language).accepts(words), given)
 
 
 @function("machines", 2)
