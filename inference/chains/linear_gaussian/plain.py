@@ -30,6 +30,7 @@ from .factors import beside, compress, covariance_of, rest_of, rotation_of, turn
 
 LOG_2PI = math.log(2 * math.pi)
 ROUNDINGS = 64.0  # times the number of directions: what is 0 beside the greatest of singular values
+SINGULAR = 8.0  # roundings of an innovation's scale, of which nothing is left beside the features before it
 
 
 class Tables(NamedTuple):
@@ -89,7 +90,8 @@ class Forward(NamedTuple):
     predicted: list[tuple[Tensor, Tensor]]
     filtered: list[tuple[Tensor, Tensor]]
     white: list[Tensor]  # [*b, F, q + 1] whitened innovations
-    back: list["Backward"]  # from each step but the first to the one before
+    sights: list[tuple[Tensor, Tensor]]  # rotations of each step: what is seen, and what stays free
+    moves: list[Tensor]  # rotations between steps
     log_det: Tensor  # [*b, T] of the factors of F_t
     singular: Tensor  # [*b, T], whether F_t is
 
@@ -113,8 +115,7 @@ def forward(tables: Tables) -> Forward:
     means = beside(tables.directions, tables.initial_mean.unsqueeze(-1))
     factor = tables.initial_factor
     q, n_steps = tables.n_diffuse, tables.x.shape[-2]
-    predicted, filtered, white, back, log_dets, singular = [], [], [], [], [], []
-    moved: Tensor | None = None
+    predicted, filtered, white, sights, moves, log_dets, singular = [], [], [], [], [], [], []
     for t in range(n_steps):
         predicted.append((means, factor))
         emission, y, noise = tables.sight(t)
@@ -128,22 +129,21 @@ def forward(tables: Tables) -> Forward:
         seen_part = torch.linalg.solve_triangular(root, spread, upper=False).detach().mT
         padded = torch.nn.functional.pad(factor, (0, noise.shape[-1]))
         free_part = rotation_of(beside(spread.mT, padded.mT).mT)[..., root.shape[-1] :]
-        if moved is not None:
-            back.append(_back(moved, seen_part, free_part, whitened.detach()))
+        sights.append((seen_part, free_part))
         means = means + factor @ (half.mT @ whitened)
         factor = turn(beside(factor - factor @ (half.mT @ half), -gain @ noise), free_part)
         filtered.append((means, factor))
         white.append(whitened)
-        diagonal, least = root.diagonal(dim1=-2, dim2=-1).abs(), ROUNDINGS * torch.finfo(root.dtype).eps
+        diagonal, least = root.diagonal(dim1=-2, dim2=-1).abs(), SINGULAR * torch.finfo(root.dtype).eps
         singular.append((diagonal <= least * spread.detach().norm(dim=-1)).any(-1))
         log_dets.append(diagonal.log().sum(-1))
         if t + 1 < n_steps:
             transition, offset, noise = tables.move(t)
             means = transition @ means + torch.nn.functional.pad(offset.unsqueeze(-1), (q, 0))
             wide = beside(transition @ factor, noise)
-            moved = rotation_of(wide)
-            factor = turn(wide, moved)
-    return Forward(predicted, filtered, white, back, _stack(log_dets, 0), _stack(singular, 0))
+            moves.append(rotation_of(wide))
+            factor = turn(wide, moves[-1])
+    return Forward(predicted, filtered, white, sights, moves, _stack(log_dets, 0), _stack(singular, 0))
 
 
 def _stack(tables: list[Tensor], n_axes: int) -> Tensor:
@@ -238,6 +238,12 @@ def moments(means: Tensor, factor: Tensor, start: Start) -> tuple[Tensor, Tensor
     return mean, compress(factor, means[..., :-1] @ start.factor)
 
 
+def backward(run: Forward) -> list[Backward]:
+    """From each step but the first to the one before."""
+    later = zip(run.moves, run.sights[1:], run.white[1:], strict=True)
+    return [_back(move, *sight, white) for move, sight, white in later]
+
+
 def _back(moved: Tensor, seen: Tensor, free: Tensor, white: Tensor) -> Backward:
     """From what a move and a sight turned into each other, numbers of standard normal distribution all of them."""
     n = free.shape[-1]
@@ -251,7 +257,7 @@ def smooth(run: Forward, start: Start) -> tuple[Tensor, Tensor, Tensor]:
     means, factor = run.filtered[-1]
     found, crosses = [moments(means, factor, start)], []
     white, spread = torch.zeros_like(means), torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
-    for (here, root), back in zip(run.filtered[-2::-1], run.back[::-1], strict=True):
+    for (here, root), back in zip(run.filtered[-2::-1], backward(run)[::-1], strict=True):
         later = means
         ahead = covariance_of(spread) @ back.gain.mT
         white, spread = back.gain @ white + back.drift, compress(back.gain @ spread, back.noise)
@@ -273,11 +279,11 @@ def sample(run: Forward, start: Start, noise: Tensor, diffuse_noise: Tensor) -> 
         drawn = (start.factor @ diffuse_noise.unsqueeze(-1)).squeeze(-1)
         weights = weights + torch.nn.functional.pad(drawn, (0, 1))
     weights, numbers = weights.unsqueeze(-1), noise.unsqueeze(-1).unbind(-3)
-    path, white = [], numbers[-1]
+    path, white, back = [], numbers[-1], backward(run)
     for t in reversed(range(len(run.filtered))):
         means, factor = run.filtered[t]
         path.append(means @ weights + factor @ white)
         if t:
-            gain, drift, spread = run.back[t - 1]
+            gain, drift, spread = back[t - 1]
             white = gain @ white + drift @ weights + spread @ numbers[t - 1]
     return torch.stack([state.squeeze(-1) for state in reversed(path)], -2)
