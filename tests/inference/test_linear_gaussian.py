@@ -412,6 +412,12 @@ ONE, TWO = torch.ones(1, 1), torch.eye(2)
         ({"x": torch.zeros(0, 1)}, "x: got shape"),
         ({"transition": torch.ones(2, 1)}, "transition: got shape"),
         ({"transition": torch.ones(4, 1, 1)}, r"expected \[\*batch, 1, 1\] for all steps, or \[\*batch, 2, 1, 1\]"),
+        ({"transition": torch.ones(0, 0)}, "transition: got shape"),
+        (
+            {"transition": 1e30 * ONE, "x": torch.full((9, 1), torch.nan)},
+            "transition, state_noise: the variance at step ",
+        ),
+        ({"x": 1e30 * torch.ones(3, 1)}, "lies beyond what float32 holds"),
         ({"emission": torch.ones(2, 1)}, "emission: got shape"),
         ({"state_noise": -ONE}, "state_noise: got a matrix with a negative eigenvalue, -1"),
         ({"observation_noise": torch.tensor([[torch.nan]])}, "observation_noise: got numbers that are not finite"),

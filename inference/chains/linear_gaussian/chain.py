@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...numerics.arrays import numbers
-from ...numerics.checks import check_lengths, check_shape, check_table, common_batch, read_lengths
+from ...numerics.checks import check_held, check_lengths, check_shape, check_table, common_batch, read_lengths
 from ...numerics.randomness import Seed, generator_of
 from ...numerics.scalars import check_integer
 from . import plain
@@ -85,6 +85,8 @@ class LinearGaussianChain:
                 "numbers [*batch, T, F], at least one step and feature; NaN is missing."
             )
         n_states = self.n_states = check_table("transition", transition, None, None, like=x).shape[-1]
+        if not n_states:
+            raise ValueError(f"transition: got shape {list(transition.shape)}, expected one state or more.")
         lengths, self._like = read_lengths(lengths), x
         first = {
             "initial_mean": _given("initial_mean", initial_mean, x, n_states),
@@ -230,12 +232,11 @@ class LinearGaussianChain:
         moves = mean[..., 1:, :] - tables.transition_offset - _times(tables.transition, mean[..., :-1, :])
         steps = _log_density(moves, tables.state_factor)
         log_joint = log_joint + torch.where(self._active[..., 1:], steps, 0.0).sum(-1)
+        unseen = (tables.x.shape[-1] - plain.n_seen(tables)).sum(-1)  # noise in the place of missing features
+        log_joint = log_joint + plain.LOG_2PI / 2 * unseen
         for t in range(self.n_steps):
             emission, y, noise = tables.sight(t)
-            count = plain.n_seen(tables)[..., t]
-            unseen = y.shape[-1] - count
             log_joint = log_joint + _log_density(y - _times(emission, mean[..., t, :]), noise)
-            log_joint = log_joint + plain.LOG_2PI / 2 * unseen
         return (self.lengths * (self.n_states / 2)).to(total) + total - log_joint
 
     @torch.no_grad()
@@ -273,20 +274,25 @@ class LinearGaussianChain:
         failed = run.singular.expand(*self.batch_shape, self.n_steps).nonzero()
         if len(failed):
             *index, step = failed[0].tolist()
+            if not bool(run.predicted[step][1].isfinite().all()):
+                raise ValueError(
+                    f"transition, state_noise: the variance at step {step}{_of_sequence(index)} lies beyond what "
+                    f"{str(self._like.dtype).removeprefix('torch.')} holds; give parameters that let it grow less."
+                )
             raise ValueError(
                 f"observation_noise: the observation at step {step}{_of_sequence(index)} has features without noise of "
                 "their own, or that other features fix; give it positive variances, or leave such features out."
             )
         total, start, left_open = plain.evidence(self._tables, run)
         short = left_open.expand(self.batch_shape).nonzero()
-        if bool(left_open.any()) and (len(short) or not self.batch_shape):
-            index = short[0].tolist() if self.batch_shape else []
+        if len(short):
+            index = short[0].tolist()
             raise ValueError(
                 f"diffuse: the {int(self.lengths[tuple(index)])} steps of x{_of_sequence(index)} do not determine the "
                 f"{self._tables.n_diffuse} diffuse states; give more observations, or an initial_covariance in place "
                 "of a diffuse start."
             )
-        return run, total.expand(self.batch_shape), start
+        return run, check_held(total.expand(self.batch_shape)), start
 
     def _by_step(self, name: str, table: Tensor | None, steps: int, *own: int) -> Tensor:
         """A parameter with its axis of steps, one entry where it is constant."""

@@ -135,7 +135,7 @@ def forward(tables: Tables) -> Forward:
         filtered.append((means, factor))
         white.append(whitened)
         diagonal, least = root.diagonal(dim1=-2, dim2=-1).abs(), SINGULAR * torch.finfo(root.dtype).eps
-        singular.append((diagonal <= least * spread.detach().norm(dim=-1)).any(-1))
+        singular.append(~(diagonal > least * spread.detach().abs().amax(-1)).all(-1))
         log_dets.append(diagonal.log().sum(-1))
         if t + 1 < n_steps:
             transition, offset, noise = tables.move(t)
