@@ -163,6 +163,24 @@ def _(r: Draw) -> Call:
     return _chain_call(r, sh.MarkovChain, arguments, reference.markov_chain)
 
 
+@function("LinearGaussianChain", 3)
+def _(r: Draw) -> Call:
+    L, F = r.one(1, 2), r.F
+    factor, noise = torch.randn(L, L, dtype=r.dtype), torch.randn(F, F, dtype=r.dtype)
+    given = {
+        "x": r.table(*r.batch, r.T, F),
+        "transition": 0.5 * torch.eye(L, dtype=r.dtype),
+        "state_noise": factor @ factor.mT,
+        "emission": torch.randn(F, L, dtype=r.dtype),
+        "observation_noise": noise @ noise.mT + torch.eye(F, dtype=r.dtype),
+        "initial_mean": r.one(None, torch.zeros(L, dtype=r.dtype)),
+        "initial_covariance": torch.eye(L, dtype=r.dtype),
+        "lengths": r.lengths(),
+    }
+    method = r.one("log_normalizer", "filter", "smooth", "entropy")
+    return Call(lambda **given: getattr(sh.LinearGaussianChain(**given), method)(), given, finite=False)
+
+
 @function("linear_scan", 3)
 def _(r: Draw) -> Call:
     shape = (*r.batch, r.one(r.T, 0), r.F)

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...numerics.arrays import numbers
-from ...numerics.checks import check_held, check_lengths, check_shape, check_table, common_batch, read_lengths
+from ...numerics.checks import check_lengths, check_shape, check_table, common_batch, read_lengths
 from ...numerics.randomness import Seed, generator_of
 from ...numerics.scalars import check_integer
 from . import plain
@@ -292,7 +292,12 @@ class LinearGaussianChain:
                 f"{self._tables.n_diffuse} diffuse states; give more observations, or an initial_covariance in place "
                 "of a diffuse start."
             )
-        return run, check_held(total.expand(self.batch_shape)), start
+        if bool(total.isinf().any()):
+            raise ValueError(
+                f"x: its log density lies beyond what {str(total.dtype).removeprefix('torch.')} holds; give it, or the "
+                "noises, in units in which observations are not that far from what is expected."
+            )
+        return run, total.expand(self.batch_shape), start
 
     def _by_step(self, name: str, table: Tensor | None, steps: int, *own: int) -> Tensor:
         """A parameter with its axis of steps, one entry where it is constant."""
