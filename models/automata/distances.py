@@ -86,11 +86,11 @@ class Faithfulness(Record):
         return pd.DataFrame(rows, columns=columns).set_index("symbols")
 
 
-def distance(machine: "DFA", target: "DFA", longest: int = 20) -> Distance:
+def distance(dfa: "DFA", target: "DFA", longest: int = 20) -> Distance:
     """Whether two machines accept the same words, and else how many words tell them apart.
 
     Arguments:
-        machine, target: of the same symbols.
+        dfa, target: of the same symbols.
         longest: shares are counted for the lengths 0 to this.
 
     Raises:
@@ -106,14 +106,14 @@ def distance(machine: "DFA", target: "DFA", longest: int = 20) -> Distance:
         >>> sh.distance(tomita(4), tomita(4).complement().complement()).equal
         True
     """
-    machine, target = check_machine("machine", machine), check_machine("target", target)
+    dfa, target = check_machine("dfa", dfa), check_machine("target", target)
     longest = check_integer("longest", longest, least=0)
-    if machine.input_symbols != target.input_symbols:
+    if dfa.input_symbols != target.input_symbols:
         raise ValueError(
-            f"target: has the symbols {sorted(target.input_symbols)}, but machine has {sorted(machine.input_symbols)}; "
+            f"target: has the symbols {sorted(target.input_symbols)}, but dfa has {sorted(dfa.input_symbols)}; "
             "give machines of one alphabet."
         )
-    apart, symbols = machine ^ target, len(machine.input_symbols)
+    apart, symbols = dfa ^ target, len(dfa.input_symbols)
     counts = [Fraction(apart.count_words_of_length(n), symbols**n) for n in range(longest + 1)]
     return Distance(shortest_word(apart), torch.tensor([float(share) for share in counts], dtype=torch.float64))
 

@@ -21,15 +21,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ...inference.chains.markov.chain import MarkovChain
-from ...inference.numerics.arrays import ordinary
 from ...inference.numerics.checks import check_table
 from ...inference.numerics.op import transformed
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_kind
-from ..networks.inputs import batch_major, keep, observed, weight_of
 from ..networks.state_regularized import StateRegularized
-from .lifting import check_settled, split_network
-from .lifting_given import check_no_hooks
+from .lifting import split_network
+from .lifting_given import read_inputs
 from .tokens import read_tokens
 
 
@@ -106,18 +104,10 @@ class LiftedStates(Record):
 
     def read(self, x: Tensor, h0: Any = None, lengths: Any = None) -> Read:
         """What the layer reads of x, checked, with zeros past each length."""
-        front, layer = split_network(self.network)[0], self.layer
-        check_settled(front)
-        for called in {self.network, layer}:
-            check_no_hooks(called)
-        rows = x if front is None else front(x)
-        rows = batch_major(rows, layer.input_size, layer.batch_first, weight_of(layer, rows))
-        if not rows.shape[-2]:
-            raise ValueError(f"x: got shape {list(x.shape)}, expected at least one step.")
-        some = observed(rows, lengths)
-        rows = check_table("x", ordinary(keep(rows, some)), finite=True)
+        layer = self.layer
+        rows, counts = read_inputs(self.network, x, lengths)
         ((start,),) = layer._started(h0, rows, rows.shape[:-2], "h0")
-        return Read(rows, start, None if some is None else some[0])
+        return Read(rows, start, counts)
 
     def step(self, rows: Tensor, before: Tensor) -> Float[Tensor, "*b K"]:
         """log alpha of inputs [*b, I] and states [*b, H] before them; batch axes broadcast."""

@@ -179,18 +179,8 @@ class LiftedNetwork(Record):
 
     @torch.no_grad()
     def _run(self, x: Tensor, h0: Any, lengths: Any) -> tuple[tuple[LiftedLayer, ...], Tensor]:
-        front, module = split_network(self.network)
-        layer = check_liftable(module)
-        check_settled(front)
-        for called in {self.network, module}:
-            check_no_hooks(called)
-        rows = x if front is None else front(x)
-        rows = batch_major(rows, layer.input_size, layer.batch_first, weight_of(layer, rows))
-        if not rows.shape[-2]:
-            raise ValueError(f"x: got shape {list(x.shape)}, expected at least one step.")
-        some = observed(rows, lengths)
-        rows = check_table("x", ordinary(keep(rows, some)), finite=True)
-        counts = None if some is None else some[0]
+        layer = check_liftable(split_network(self.network)[1])
+        rows, counts = read_inputs(self.network, x, lengths)
         cells, inputs = _starts(layer, h0, rows.shape[:-2])
         found = []
         for k in range(layer.num_layers):
@@ -202,6 +192,21 @@ class LiftedNetwork(Record):
                 sides.append(found[-1].output().to(rows))
             rows = torch.cat(sides, -1)
         return tuple(found), time_major(rows, layer.batch_first)
+
+
+def read_inputs(network: nn.Module, x: Tensor, lengths: Any) -> tuple[Tensor, Tensor | None]:
+    """What the recurrent layers of a network read of x, [*b, T, I], with zeros past each length; and the lengths."""
+    front, layer = split_network(network)
+    own: Any = layer
+    check_settled(front)
+    for called in {network, layer}:
+        check_no_hooks(called)
+    rows = x if front is None else front(x)
+    rows = batch_major(rows, own.input_size, own.batch_first, weight_of(layer, rows))
+    if not rows.shape[-2]:
+        raise ValueError(f"x: got shape {list(x.shape)}, expected at least one step.")
+    some = observed(rows, lengths)
+    return check_table("x", ordinary(keep(rows, some)), finite=True), None if some is None else some[0]
 
 
 def check_no_hooks(module: nn.Module) -> None:

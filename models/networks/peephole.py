@@ -13,14 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from ...inference.numerics.checks import check_dtype
-from .inputs import Observed, check_one_dtype, check_pair, last
-from .recurrent import Reading, Recurrent, name_of
-
-Parts = tuple[Tensor, Tensor]
+from .inputs import check_one_dtype
+from .recurrent import Reading, name_of
+from .with_cell import Pair, WithCell
 
 
-class PeepholeLSTM(Recurrent):
+class PeepholeLSTM(WithCell):
     """LSTM whose gates also see the cell, each unit's its own; its states are pairs (h, c).
 
     Arguments:
@@ -54,25 +52,6 @@ class PeepholeLSTM(Recurrent):
     True
     """
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = True,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
-        check_dtype("dtype", dtype)
-        for layer, reverse in self._each():
-            peephole = nn.Parameter(torch.empty(3, self.hidden_size, device=device, dtype=dtype))
-            self.register_parameter(name_of("peephole", layer, reverse), peephole)
-        self._make_parameters(device, dtype)
-
     def reset_parameters(self) -> None:
         """Draw all parameters uniformly within 1 / sqrt(hidden_size), as torch's LSTM does."""
         for parameter in self.parameters(recurse=False):
@@ -92,38 +71,14 @@ class PeepholeLSTM(Recurrent):
     def _shape(self, layer: int) -> tuple[int, ...]:
         return 4 * self.hidden_size, self.layer_inputs(layer) + self.hidden_size
 
-    def _initial(self, batch: tuple[int, ...], like: Tensor) -> Parts:
-        zeros = like.new_zeros(self.num_layers * self._directions, *batch, self.hidden_size)
-        return zeros, zeros
-
-    def _started(self, given: Parts | None, x: Tensor, batch: torch.Size, name: str = "hx") -> list[Parts]:
-        if given is None:
-            given = self._initial(batch, self._like(x))
-        expected = (self.num_layers * self._directions, *batch, self.hidden_size)
-        h, c = check_pair(name, given, expected, self)
-        return list(zip(h.unbind(), c.unbind(), strict=True))
-
-    def _joined(self, ends: list[Parts]) -> Parts:
-        h, c = zip(*ends, strict=True)
-        return torch.stack(h), torch.stack(c)
-
-    def _sweep(self, rows: Tensor, start: Parts, some: Observed, layer: int, reverse: bool) -> tuple[Tensor, Parts]:
-        if not rows.shape[-2]:
-            return rows.new_zeros(*rows.shape[:-1], self.hidden_size), start
-        reading, state, track = self.reading(rows, layer, reverse), start, []
-        for seen in reading.seen.unbind(-2):
-            state = reading.after(seen, state)
-            track.append(state)
-        h, c = (torch.stack(part, -2) for part in zip(*track, strict=True))
-        return h, (last(h, some).squeeze(-2), last(c, some).squeeze(-2))
-
-    def _step(self, x: Tensor, start: Parts, layer: int) -> tuple[Tensor, Parts]:
-        reading = self.reading(x, layer)
-        state = reading.after(reading.seen, start)
-        return state[0], state
+    def _make_parameters(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+        for layer, reverse in self._each():
+            peephole = nn.Parameter(torch.empty(3, self.hidden_size, device=device, dtype=dtype))
+            self.register_parameter(name_of("peephole", layer, reverse), peephole)
+        super()._make_parameters(device, dtype)
 
 
-def _after(pre: Tensor, state: Parts, peephole: Tensor) -> Parts:
+def _after(pre: Tensor, state: Pair, peephole: Tensor) -> Pair:
     """The states after a step, from W x + U h + b [*batch, 4 D] and those before it."""
     (i, f, g, o), (at_i, at_f, at_o), cell = pre.chunk(4, -1), peephole.unbind(), state[1]
     cell = (f + at_f * cell).sigmoid() * cell + (i + at_i * cell).sigmoid() * g.tanh()

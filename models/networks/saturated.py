@@ -165,7 +165,9 @@ def _instructions(layer: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     out = (out if layer.batch_first else out.movedim(1, 0)).reshape(shape)
     before = torch.cat([torch.zeros_like(out[..., :1, :]), out[..., :-1, :]], -2)
     if isinstance(layer, DoublingLSTM):
-        i, f, more, g, _ = layer.product(x, before).chunk(5, -1)
+        own: Any = layer
+        pre = linear(torch.cat([x, before], -1), own.weight_l0, own.bias_l0 if own.bias else None)
+        i, f, more, g, _ = pre.chunk(5, -1)
         return f.sigmoid() + more.sigmoid(), i.sigmoid() * g.tanh()
     biases = (layer.bias_ih_l0, layer.bias_hh_l0) if layer.bias else (None, None)
     seen, held = linear(x, layer.weight_ih_l0, biases[0]), linear(before, layer.weight_hh_l0, biases[1])

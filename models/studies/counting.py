@@ -30,6 +30,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
+from ...switching.seeding import seeded
 from ..automata.acceptor import Acceptor
 from ..automata.counters import counting_lstm, counting_qrnn
 from ..networks.minimal import MinGRU, MinLSTM
@@ -183,8 +184,7 @@ BY_HAND = {"LSTM by hand": counting_lstm, "QRNN, ifo, by hand": counting_qrnn}
 def trained(name: str, language: str, n_updates: int, seed: int) -> Reader:
     """A network trained on blocks of the letters "ab" or "abc", or on prefixes, "abw"."""
     n_symbols = 2 if language == "abw" else len(language) + 1
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed, torch.empty(0)):
         reader = Reader(NETWORKS[name](n_symbols), n_symbols, n_symbols)
     if language == "abw":
         train(reader, prefix_batches(n_updates, seed), n_updates)

@@ -24,6 +24,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
+from ...switching.seeding import seeded
 from ..automata.counters import palindrome_lstm
 from ..networks.doubling import DoublingLSTM
 from ..networks.wrapped import LSTM
@@ -57,8 +58,7 @@ def longest_held(dtype: torch.dtype, n_words: int = 20) -> int:
 
 def made(name: str, n_inputs: int, seed: int, opened: bool = False) -> Any:
     """A network, as drawn, or with open forget gates."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed, torch.empty(0)):
         layer = NETWORKS[name](n_inputs)
     if opened:
         bias: Any = layer.bias_ih_l0 if isinstance(layer, LSTM) else layer.bias_l0
@@ -90,8 +90,7 @@ def backward_words(n: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
 def learned(name: str, n: int, n_updates: int, seed: int, opened: bool) -> tuple[float, float]:
     """The greatest norm of a gradient in training, and the mean loss of its last tenth."""
     draw, layer = torch.Generator().manual_seed(seed), made(name, 3, seed, opened)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed, torch.empty(0)):
         head = nn.Linear(HIDDEN, 2)
     parameters = [*layer.parameters(), *head.parameters()]
     optimizer = torch.optim.Adam(parameters, RATE)

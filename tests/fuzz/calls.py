@@ -1340,7 +1340,7 @@ def _(r: Draw) -> Call:
     machine = random_machine(r.random.randint(1, 4), "ab", r.random.randint(0, 99))
     if r.random.random() < 0.6:
         other = random_machine(3, "ab", 5)
-        return Call(lambda **given: sh.distance(**given).share, {"machine": machine, "target": other, "longest": 5})
+        return Call(lambda **given: sh.distance(**given).share, {"dfa": machine, "target": other, "longest": 5})
     given = {"machine": machine, "network": _acceptor(r, sh.GRU), "longest": None, "lengths": [4, 0], "n_words": 3}
     return Call(lambda **given: sh.faithfulness(**given).lower, given | {"seed": r.seed()})
 

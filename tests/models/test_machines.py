@@ -88,7 +88,7 @@ def test_a_picture_goes_where_it_is_asked_for():
 @pytest.mark.parametrize(
     ("spoil", "error", "message"),
     [
-        (lambda: sh.distance(tomita(1), PARTIAL), ValueError, r"target: has the symbols \['a', 'b'\], but machine has"),
+        (lambda: sh.distance(tomita(1), PARTIAL), ValueError, r"target: has the symbols \['a', 'b'\], but dfa has"),
         (lambda: sh.distance(tomita(1), tomita(1), longest=-1), ValueError, r"longest: got -1"),
         (
             lambda: sh.plot_automaton(random_machine(41, "a", 0)),
