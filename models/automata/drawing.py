@@ -234,37 +234,17 @@ def _angle(way: np.ndarray) -> float:
 
 
 def _draw(ax: "Axes", machine: "DFA", names: list[Any], at: np.ndarray, arrows: list[_Arrow]) -> None:
-    from matplotlib.patches import Circle, FancyArrowPatch
+    from matplotlib.patches import FancyArrowPatch
     from matplotlib.path import Path
 
     alive = _alive(machine)
     style: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 11, "linewidth": 1.1, "zorder": 2}
-    discs = []
-    for i, name in enumerate(names):
-        color = INK if name in alive else FAINT
-        disc = Circle(tuple(at[i]), RADIUS, facecolor=PAPER, edgecolor=color, linewidth=1.3, zorder=3)
-        ax.add_patch(disc)
-        discs.append(disc)
-        if name in machine.final_states:
-            ax.add_patch(Circle(tuple(at[i]), 0.8 * RADIUS, fill=False, edgecolor=color, linewidth=1.1, zorder=4))
-        size = 10 if len(str(name)) <= 2 else 24 / len(str(name))
-        ax.text(
-            float(at[i][0]), float(at[i][1]), str(name), ha="center", va="center", fontsize=size, color=color, zorder=5
-        )
+    discs = _draw_states(ax, machine, names, at, alive)
 
     def label(place: np.ndarray, text: str, color: str) -> None:
         halo = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.9}
-        ax.text(
-            float(place[0]),
-            float(place[1]),
-            text,
-            ha="center",
-            va="center",
-            fontsize=9,
-            color=color,
-            bbox=halo,
-            zorder=6,
-        )
+        x, y = place.tolist()
+        ax.text(x, y, text, ha="center", va="center", fontsize=9, color=color, bbox=halo, zorder=6)
 
     lines = _lines(at, arrows)
     marks = iter(_marks(lines))
@@ -309,3 +289,19 @@ def _alive(machine: "DFA") -> set[Any]:
         if not more:
             return found
         found |= more
+
+
+def _draw_states(ax: "Axes", machine: "DFA", names: list[Any], at: np.ndarray, alive: set[Any]) -> list[Any]:
+    """A disc each, double where it accepts, faint where no word goes on to be accepted; in their order."""
+    from matplotlib.patches import Circle
+
+    discs = []
+    for name, (x, y) in zip(names, at.tolist(), strict=True):
+        color = INK if name in alive else FAINT
+        disc = Circle((x, y), RADIUS, facecolor=PAPER, edgecolor=color, linewidth=1.3, zorder=3)
+        discs.append(ax.add_patch(disc))
+        if name in machine.final_states:
+            ax.add_patch(Circle((x, y), 0.8 * RADIUS, fill=False, edgecolor=color, linewidth=1.1, zorder=4))
+        size = 10 if len(str(name)) <= 2 else 24 / len(str(name))
+        ax.text(x, y, str(name), ha="center", va="center", fontsize=size, color=color, zorder=5)
+    return discs
