@@ -21,7 +21,8 @@ parameters $\eta$ and statistics $t$ are single tensors `[*plates, P]`, matrices
     Gaussian        x, x x'                       L m, -L/2                                 1
 
 the coefficients of a regression, `MatrixNormalWishart`, which generalises NormalWishart to several inputs,
-and the paths of the two chains, whose parameters are a named tuple of tables: see `paths`. Where a part of the point is
+the paths of the two discrete chains, whose parameters are a named tuple of tables, see `paths`, and those of chains of
+real vectors, see `gaussian_paths`. Where a part of the point is
 known, what is left is of a smaller family: see `restricted`.
 
 Here u is a location whose prior has the location m and is worth k (`kappa`) observations, l and L are precisions. The
@@ -37,6 +38,7 @@ References: Wainwright & Jordan 2008, section 3; Bishop 2006, appendix B, for th
 
 from .discrete import Bernoulli, BernoulliParameters, Categorical, CategoricalParameters
 from .family import Family, Stats, VectorFamily, tree_map, tree_parts
+from .gaussian_paths import GaussianPaths, GaussianTables
 from .normal import (
     Gaussian,
     GaussianParameters,
@@ -69,6 +71,8 @@ __all__ = [
     "GammaParameters",
     "Gaussian",
     "GaussianParameters",
+    "GaussianPaths",
+    "GaussianTables",
     "Held",
     "LocPrecision",
     "MarkovPaths",

@@ -1,0 +1,183 @@
+"""Gaussian paths on the CPU: fused over time, each sequence on its own, threads over sequences."""
+
+import math
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...numerics.compilation import inlined, kernel
+from ...numerics.threads import in_parallel, ranges
+from . import op
+from .plain import LOG_2PI
+
+_MIN_WORK = 1 << 15  # numbers of the square tables that repay a second thread
+
+
+@inlined
+def _factor(matrix):
+    """The lower Cholesky factor in place; False where there is none."""
+    n = matrix.shape[0]
+    for j in range(n):
+        pivot = matrix[j, j]
+        for k in range(j):
+            pivot -= matrix[j, k] * matrix[j, k]
+        if not pivot > 0.0 or pivot == np.inf:
+            return False
+        root = math.sqrt(pivot)
+        matrix[j, j] = root
+        inverse = 1.0 / root
+        for i in range(j + 1, n):
+            value = matrix[i, j]
+            for k in range(j):
+                value -= matrix[i, k] * matrix[j, k]
+            matrix[i, j] = value * inverse
+    return True
+
+
+@inlined
+def _invert(chol, lower, inverse):
+    """The inverse of the factor, and of what it is the factor of."""
+    n = chol.shape[0]
+    for j in range(n):
+        lower[j, j] = 1.0 / chol[j, j]
+        for i in range(j + 1, n):
+            value = 0.0
+            for k in range(j, i):
+                value -= chol[i, k] * lower[k, j]
+            lower[i, j] = value / chol[i, i]
+    for i in range(n):
+        for j in range(i + 1):
+            value = 0.0
+            for k in range(i, n):
+                value += lower[k, i] * lower[k, j]
+            inverse[i, j] = value
+            inverse[j, i] = value
+
+
+@kernel
+def _eliminate(b, n_steps, linear, square, cross, inverse, chol, mean, gain):
+    """Forward over one sequence: log normaliser, and the step that failed or -1; see `plain`."""
+    n = linear.shape[-1]
+    precision, lower, shift = np.empty((n, n)), np.zeros((n, n)), np.empty(n)
+    total = 0.5 * n_steps * n * LOG_2PI
+    for t in range(n_steps):
+        for i in range(n):
+            shift[i] = linear[b, t, i]
+            for j in range(i + 1):
+                precision[i, j] = -(square[b, t, i, j] + square[b, t, j, i])
+        if t > 0:
+            for i in range(n):
+                for k in range(n):
+                    below = cross[b, t - 1, i, k]
+                    shift[i] += below * mean[t - 1, k]
+                    for j in range(i + 1):
+                        precision[i, j] -= below * gain[t - 1, k, j]
+        if not _factor(precision):
+            return total, t
+        _invert(precision, lower, inverse[t])
+        for i in range(n):
+            value = 0.0
+            for j in range(n):
+                value += inverse[t, i, j] * shift[j]
+            mean[t, i] = value
+            total += 0.5 * shift[i] * value - math.log(precision[i, i])
+        if chol.shape[0] > 0:
+            chol[t] = lower
+        if t + 1 < n_steps:
+            for i in range(n):
+                for j in range(n):
+                    value = 0.0
+                    for k in range(n):
+                        value += inverse[t, i, k] * cross[b, t, j, k]
+                    gain[t, i, j] = value
+    return total, -1
+
+
+@kernel
+def _moments(part, linear, square, cross, lengths, total, first, second, crossed, failed):
+    steps, n = linear.shape[1], linear.shape[-1]
+    inverse, gain = np.empty((steps, n, n)), np.empty((steps, n, n))
+    mean, chol = np.empty((steps, n)), np.empty((0, n, n))
+    between, ahead = np.empty((n, n)), np.empty((n, n))
+    for b in range(part[0], part[1]):
+        length = lengths[b]
+        value, failed[b] = _eliminate(b, length, linear, square, cross, inverse, chol, mean, gain)
+        total[b] = value
+        if failed[b] >= 0:
+            continue
+        for t in range(length - 1, -1, -1):
+            if t + 1 < length:
+                for i in range(n):
+                    value = mean[t, i]
+                    for j in range(n):
+                        value += gain[t, i, j] * mean[t + 1, j]
+                    mean[t, i] = value
+                for i in range(n):
+                    for j in range(n):
+                        value = 0.0
+                        for k in range(n):
+                            value += inverse[t + 1, i, k] * gain[t, j, k]
+                        between[i, j] = value
+                        crossed[b, t, i, j] = value + mean[t + 1, i] * mean[t, j]
+                for i in range(n):
+                    for j in range(i + 1):
+                        value = inverse[t, i, j]
+                        for k in range(n):
+                            value += gain[t, i, k] * between[k, j]
+                        ahead[i, j] = value
+                        ahead[j, i] = value
+                for i in range(n):
+                    for j in range(n):
+                        inverse[t, i, j] = ahead[i, j]
+            for i in range(n):
+                first[b, t, i] = mean[t, i]
+                for j in range(n):
+                    second[b, t, i, j] = inverse[t, i, j] + mean[t, i] * mean[t, j]
+
+
+@kernel
+def _sample(part, linear, square, cross, lengths, noise, path, failed):
+    steps, n = linear.shape[1], linear.shape[-1]
+    inverse, gain = np.empty((steps, n, n)), np.empty((steps, n, n))
+    mean, lower = np.empty((steps, n)), np.empty((steps, n, n))
+    for b in range(part[0], part[1]):
+        length = lengths[b]
+        _, failed[b] = _eliminate(b, length, linear, square, cross, inverse, lower, mean, gain)
+        if failed[b] >= 0:
+            continue
+        for draw in range(noise.shape[0]):
+            for t in range(length - 1, -1, -1):
+                for i in range(n):
+                    value = mean[t, i]
+                    for j in range(i, n):
+                        value += lower[t, j, i] * noise[draw, b, t, j]
+                    if t + 1 < length:
+                        for j in range(n):
+                            value += gain[t, i, j] * path[draw, b, t + 1, j]
+                    path[draw, b, t, i] = value
+
+
+def _over_sequences(run, tables: tuple[Tensor, ...], outputs: list[Tensor]) -> list[Tensor]:
+    """Run a kernel over ranges of sequences, in float64."""
+    *numbers, lengths = tables[:4]
+    arrays = [x.detach().double().contiguous().numpy() for x in (*numbers, *tables[4:])]
+    arrays.insert(3, lengths.contiguous().numpy())
+    square = tables[1]
+    pieces = ranges(len(lengths), max(1, -(-_MIN_WORK * len(lengths) // max(1, square.numel()))))
+    in_parallel([partial(run, part, *arrays, *(x.numpy() for x in outputs)) for part in pieces])
+    return [x.to(square.dtype) if x.is_floating_point() else x for x in outputs]
+
+
+@op.moments.kernel("cpu")
+def moments(linear: Tensor, square: Tensor, cross: Tensor, lengths: Tensor) -> tuple[Tensor, ...]:
+    outputs = [torch.zeros(x.shape, dtype=torch.float64) for x in (lengths, linear, square, cross)]
+    outputs.append(torch.full_like(lengths, -1))
+    return tuple(_over_sequences(_moments, (linear, square, cross, lengths), outputs))
+
+
+@op.sample.kernel("cpu")
+def sample(linear: Tensor, square: Tensor, cross: Tensor, lengths: Tensor, noise: Tensor) -> tuple[Tensor, ...]:
+    outputs = [torch.zeros(noise.shape, dtype=torch.float64), torch.full_like(lengths, -1)]
+    return tuple(_over_sequences(_sample, (linear, square, cross, lengths, noise), outputs))
