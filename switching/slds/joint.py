@@ -1,0 +1,254 @@
+r"""Switching linear models in one form: a Markov chain of regimes, and a chain of real vectors that moves under them.
+
+$$z_1 \sim \pi, \quad z_t \sim A_{z_{t-1}}, \qquad s_1 \sim N(m_{z_1}, P_{z_1}), \quad
+s_t = F_{z_t} s_{t-1} + c_{z_t} + N(0, Q_{z_t}), \qquad x_t = H_{z_t} s_t + d_{z_t} + N(0, R_{z_t})$$
+
+A move is that of the regime in which it arrives. In the recurrent kind the latents choose the next regime, by logistic
+regressions that break a stick (Linderman et al. 2017, *Bayesian learning and inference in recurrent switching linear
+dynamical systems*, eq. 4-6), with $u = W s_{t-1} + w_{z_{t-1}}$ of K - 1 entries:
+
+$$P(z_t = k \mid z_{t-1}, s_{t-1}) = \sigma(u_k) \prod_{i < k} \sigma(-u_i)$$
+
+K chains side by side of which the regime shows one (Ghahramani & Hinton 2000, *Variational learning for switching
+state-space models*) are one chain of all their latents, whose moves are the same in every regime, and whose emission
+looks at one block of them.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ...inference.chains.linear_gaussian.chain import LinearGaussianChain
+from ...inference.chains.linear_gaussian.factors import factor_of
+from ...inference.numerics.checks import broadcast_shapes, check_integers, check_lengths, check_table, common_batch
+from ...inference.numerics.randomness import Seed, generator_of, invert
+from ...inference.numerics.records import Record
+from ...inference.numerics.scalars import check_batch_shape, check_integer
+from ..parameters import check_simplex
+
+MOVES = ("transition", "transition_offset", "state_noise")
+COVARIANCES = ("initial_covariance", "state_noise", "observation_noise")
+CHAIN = ("initial_mean", "initial_covariance", *MOVES, "emission", "emission_offset", "observation_noise")
+
+
+@dataclass(frozen=True, repr=False)
+class Simulated(Record):
+    """Draws from the model."""
+
+    path: Int[Tensor, "*b T"]
+    latents: Float[Tensor, "*b T L"]
+    x: Float[Tensor, "*b T F"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Regimes(Record):
+    """The parameters of a switching linear model of K regimes, L latents and F features, in one dtype.
+
+    Covariances may be singular; those of observations only where the latents' own noise is seen.
+
+    Arguments:
+        recurrence: W, [K - 1, L]; with `recurrence_offset` it takes the place of `transition_probs`. None: a model
+            whose regimes do not depend on the latents.
+        recurrence_offset: w, [K, K - 1], a row for each regime before.
+
+    Raises:
+        TypeError: tables that are not float32 or float64 tensors of one dtype on one device.
+        ValueError: shapes that do not fit together, numbers that are not finite, probabilities that do not sum to 1,
+            covariances that are not symmetric or not positive semidefinite.
+
+    >>> import torch
+    >>> one, two = torch.ones(2, 1, 1), torch.full((2, 2), 0.5)
+    >>> none = one[:, 0] * 0
+    >>> regimes = Regimes.side_by_side(two[0], two, none, one, 0.9 * one, none, one, one, none, one)
+    >>> regimes.emission.squeeze(-2)
+    tensor([[1., 0.],
+            [0., 1.]])
+    """
+
+    initial_probs: Float[Tensor, "K"]
+    transition_probs: Float[Tensor, "K K"]
+    initial_mean: Float[Tensor, "K L"]
+    initial_covariance: Float[Tensor, "K L L"]
+    transition: Float[Tensor, "K L L"]
+    transition_offset: Float[Tensor, "K L"]
+    state_noise: Float[Tensor, "K L L"]
+    emission: Float[Tensor, "K F L"]
+    emission_offset: Float[Tensor, "K F"]
+    observation_noise: Float[Tensor, "K F F"]
+    recurrence: Float[Tensor, "J L"] | None = None
+    recurrence_offset: Float[Tensor, "K J"] | None = None
+
+    def __post_init__(self) -> None:
+        table = check_table("emission", self.emission, None, None, None, alone=True)
+        k, f, n = table.shape
+        if 0 in table.shape:
+            raise ValueError(f"emission: got shape {list(table.shape)}, expected [K, F, L], none of them 0.")
+        sizes = {"emission": (k, f, n), "initial_probs": (k,), "transition_probs": (k, k), "initial_mean": (k, n)}
+        sizes |= {"initial_covariance": (k, n, n), "transition": (k, n, n), "transition_offset": (k, n)}
+        sizes |= {"state_noise": (k, n, n), "emission_offset": (k, f), "observation_noise": (k, f, f)}
+        if (self.recurrence is None) != (self.recurrence_offset is None):
+            raise ValueError("recurrence, recurrence_offset: got one of them; give both, or none.")
+        if self.recurrence is not None:
+            sizes |= {"recurrence": (k - 1, n), "recurrence_offset": (k, k - 1)}
+        for name, own in sizes.items():
+            check_table(name, getattr(self, name), *own, like=table, finite=True, alone=True)
+        for name in ("initial_probs", "transition_probs"):
+            object.__setattr__(self, name, check_simplex(getattr(self, name), name))
+        alone = {name: getattr(self, name) for name in CHAIN}
+        LinearGaussianChain(table.new_full((k, 1, f), torch.nan), **alone)  # checks the covariances
+
+    @classmethod
+    def side_by_side(
+        cls,
+        initial_probs: Tensor,
+        transition_probs: Tensor,
+        initial_mean: Tensor,
+        initial_covariance: Tensor,
+        transition: Tensor,
+        transition_offset: Tensor,
+        state_noise: Tensor,
+        emission: Tensor,
+        emission_offset: Tensor,
+        observation_noise: Tensor,
+    ) -> "Regimes":
+        """K chains of L latents each, tables as those of a model of K regimes, as one chain of K L latents.
+
+        Latents l of chain k stand at k L + l.
+        """
+        k, f, n = check_table("emission", emission, None, None, None, alone=True).shape
+        own = {"initial_covariance": initial_covariance, "transition": transition, "state_noise": state_noise}
+        for name, table in own.items():
+            check_table(name, table, k, n, n, like=emission, alone=True)
+        for name, table in (("initial_mean", initial_mean), ("transition_offset", transition_offset)):
+            check_table(name, table, k, n, like=emission, alone=True)
+        seen = torch.eye(k, dtype=emission.dtype, device=emission.device)
+        return cls(
+            initial_probs=initial_probs,
+            transition_probs=transition_probs,
+            initial_mean=initial_mean.flatten().expand(k, -1),
+            transition_offset=transition_offset.flatten().expand(k, -1),
+            emission=torch.einsum("kfl,km->kfml", emission, seen).reshape(k, f, k * n),
+            emission_offset=emission_offset,
+            observation_noise=observation_noise,
+            **{name: torch.block_diag(*table).expand(k, -1, -1) for name, table in own.items()},
+        )
+
+    @property
+    def n_regimes(self) -> int:
+        return self.emission.shape[0]
+
+    @property
+    def n_latent(self) -> int:
+        return self.emission.shape[-1]
+
+    @property
+    def n_features(self) -> int:
+        return self.emission.shape[-2]
+
+    def log_transition(self, latents: Float[Tensor, "*b L"] | None = None) -> Tensor:
+        """log P(z_t = new | z_t-1 = old, s_t-1): [K, K], or [*b, K, K] in the recurrent kind, which needs the latents.
+
+        Raises:
+            ValueError: the model is of the recurrent kind, and no latents are given.
+        """
+        if self.recurrence is None or self.recurrence_offset is None:
+            return self.transition_probs.log()
+        if latents is None:
+            raise ValueError("latents: got None, but this model's regimes depend on them; give s_t-1, [*batch, L].")
+        return stick_breaking((latents @ self.recurrence.mT).unsqueeze(-2) + self.recurrence_offset)
+
+    def along(
+        self, x: Float[Tensor, "*#b T F"], path: Int[Tensor, "*#b T"], lengths: Any = None
+    ) -> LinearGaussianChain:
+        """The chain of latents given the regimes of a path; whatever it holds beyond a sequence's end is not read.
+
+        Raises:
+            TypeError, ValueError: a path that does not fit x or holds other numbers than 0..K-1 within the lengths.
+        """
+        check_table("x", x, None, self.n_features, like=self.emission)
+        path, _ = self._check_path(path, x.shape[-2], lengths)
+        axes = len(common_batch(x=x.shape[:-2], path=path.shape[:-1]))
+        x, path = x[(None,) * (axes - x.dim() + 2)], path[(None,) * (axes - path.dim() + 1)]
+        first, later = path[..., 0], path[..., 1:]
+        places = {name: first if name.startswith("initial") else later if name in MOVES else path for name in CHAIN}
+        tables = {name: getattr(self, name)[place] for name, place in places.items()}
+        return LinearGaussianChain(x, **tables, lengths=lengths)
+
+    def log_prob(
+        self, path: Int[Tensor, "*#b T"], latents: Float[Tensor, "*#b T L"] | None = None, lengths: Any = None
+    ) -> Float[Tensor, "*b"]:
+        """log P(z_1..T), or of the recurrent kind the sum of all log P(z_t | z_t-1, s_t-1), which needs the latents."""
+        path, within = self._check_path(path, path.shape[-1], lengths)
+        moves = self.log_transition(None if latents is None else latents[..., :-1, :]).flatten(-2)
+        move = path[..., :-1] * self.n_regimes + path[..., 1:]
+        shape = broadcast_shapes(moves.shape[:-1], move.shape)
+        taken = moves.expand(*shape, -1).gather(-1, move.expand(shape).unsqueeze(-1)).squeeze(-1)
+        return self.initial_probs.log()[path[..., 0]] + torch.where(within[..., 1:], taken, 0.0).sum(-1)
+
+    def simulate(self, n_steps: int, batch_shape: tuple[int, ...] = (), seed: Seed = None) -> Simulated:
+        """Independent draws of regimes, latents and observations, which depend on the seed alone.
+
+        >>> import torch
+        >>> one = torch.ones(1, 1, 1)
+        >>> walk = Regimes(one[0, 0], one[0], one[0], one, one, one[0], one, one, one[0], one)
+        >>> walk.simulate(5, (3,), seed=0).x.shape
+        torch.Size([3, 5, 1])
+        """
+        n_steps, batch = check_integer("n_steps", n_steps), check_batch_shape("batch_shape", batch_shape)
+        like, generator = self.emission, generator_of(seed, self.emission.device)
+        kind = {"dtype": torch.float64, "device": like.device, "generator": generator}
+        uniform = torch.rand(*batch, n_steps, **kind)
+        moved, seen = (torch.randn(*batch, n_steps, size, **kind).to(like) for size in (self.n_latent, self.n_features))
+        roots = {name: factor_of(getattr(self, name))[0] for name in COVARIANCES}
+        path, latents, x = [], [], []
+        for t in range(n_steps):
+            if t:
+                table = self.log_transition(latents[-1]).exp().expand(*batch, -1, -1)
+                weights = table.take_along_dim(path[-1][..., None, None], -2).squeeze(-2)
+            else:
+                weights = self.initial_probs.expand(*batch, -1)
+            z = invert(weights, uniform[..., t, None].to(like)).squeeze(-1)
+            if t:
+                mean, root = _times(self.transition[z], latents[-1]) + self.transition_offset[z], roots["state_noise"]
+            else:
+                mean, root = self.initial_mean[z], roots["initial_covariance"]
+            s = mean + _times(root[z], moved[..., t, :])
+            mean = _times(self.emission[z], s) + self.emission_offset[z]
+            path.append(z)
+            latents.append(s)
+            x.append(mean + _times(roots["observation_noise"][z], seen[..., t, :]))
+        return Simulated(torch.stack(path, -1), torch.stack(latents, -2), torch.stack(x, -2))
+
+    def _check_path(self, path: Any, n_steps: int, lengths: Any) -> tuple[Tensor, Tensor]:
+        """The path with 0 beyond the ends, and which steps are none of these."""
+        path = check_integers(path, "path", "the regime of each step").to(self.emission.device)
+        if not path.dim() or path.shape[-1] != n_steps or not n_steps:
+            raise ValueError(f"path: got shape {list(path.shape)}, expected [*batch, {n_steps}], one regime a step.")
+        ends = check_lengths(lengths, path.shape[:-1], n_steps, path.device)
+        within = torch.arange(n_steps, device=path.device) < ends.unsqueeze(-1)
+        bad = path[within & ((path < 0) | (path >= self.n_regimes))]
+        if len(bad):
+            raise ValueError(
+                f"path: got regime {int(bad[0])}, expected 0 to {self.n_regimes - 1}; where sequences end early, give "
+                "their lengths."
+            )
+        return torch.where(within, path, 0), within
+
+
+def stick_breaking(u: Float[Tensor, "*b J"]) -> Float[Tensor, "*b K"]:
+    r"""$\log \sigma(u_k) + \sum_{i < k} \log \sigma(-u_i)$, the log-probabilities of K = J + 1 pieces of a stick.
+
+    >>> import torch
+    >>> stick_breaking(torch.zeros(2)).exp()
+    tensor([0.5000, 0.2500, 0.2500])
+    """
+    taken = torch.nn.functional.pad(torch.nn.functional.logsigmoid(u), (0, 1))
+    left = torch.nn.functional.pad(torch.nn.functional.logsigmoid(-u).cumsum(-1), (1, 0))
+    return taken + left
+
+
+def _times(matrix: Tensor, vector: Tensor) -> Tensor:
+    return (matrix @ vector.unsqueeze(-1)).squeeze(-1)
