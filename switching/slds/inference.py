@@ -108,7 +108,7 @@ def interpolated(graph: Graph, values: Parameters) -> Float[Tensor, "*b T K"]:
     white = torch.linalg.solve_triangular(left, precision @ gap.unsqueeze(-1), upper=False).squeeze(-1)
     log_det = left.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     return torch.where(
-        graph.inside.unsqueeze(-2) > 0, log_det - white.square().sum(-1) / 2 - seen.sum(-1) * LOG_2PI / 2, 0.0
+        graph.inside.unsqueeze(-2) > 0, log_det - white.square().sum(-1) / 2 - seen.sum(-1).to(x) * LOG_2PI / 2, 0.0
     ).mT
 
 
