@@ -11,7 +11,7 @@ The bound has many optima, and where the ascent ends depends on its start:
 Sequences are independent at known parameters: of several starts, each keeps that with its greatest bound.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -27,10 +27,10 @@ from ..data.series import Series
 from ..linear.factors import LOG_2PI
 from ..parameters import Parameters
 from .layout import LinearRegimes
-from .network import CHAIN, SWITCH, Graph, at_temperature, bound_by_sequence
+from .network import CHAIN, SWITCH, Graph, annealed, bound_by_sequence
 
 STARTS = ("interpolated", "annealed", "random")
-HOT, COLD = 100.0, 1.01  # the first temperature, and the one from which on it is 1
+HOT = 100.0  # the first temperature of annealing
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,7 +65,7 @@ def infer(
     engine = graph.at(values, graph.states(series.observations, len(starts)), weights if graph.switched else None)
     cooled = torch.tensor([kind == "annealed" for kind in starts])
     if bool(cooled.any()) and graph.switched:
-        engine = _cooled(engine, graph, cooled)
+        engine = annealed(engine, graph, cooled, HOT, 0.5, 1)
     run = engine.run(max_steps, tol)
     bound = bound_by_sequence(engine, graph)
     best = bound.argmax(0)
@@ -122,24 +122,6 @@ def _start(kind: str, graph: Graph, values: Parameters, seed: Seed, number: int)
         draws = torch.randn(number + 1, *shape, generator=generator, dtype=torch.float64, device=graph.x.device)
         return draws[number].to(graph.x)
     return graph.x.new_zeros(shape)
-
-
-def _cooled(engine: VMP, graph: Graph, which: Tensor) -> VMP:
-    """Some restarts after the sweeps of the annealing."""
-    places = which.nonzero().flatten()
-    part, temperature = engine.select(places), HOT
-    while temperature > COLD:
-        part = at_temperature(part, graph, temperature)
-        part.step()
-        temperature = temperature / 2 + 0.5
-    for name in (CHAIN, SWITCH):
-        tables = [
-            table.clone().index_copy(0, places, own)
-            for table, own in zip(engine.blocks[name].eta, part.blocks[name].eta, strict=True)
-        ]
-        kind = type(engine.blocks[name].eta)
-        engine.put(replace(engine.blocks[name], eta=kind(*tables)))
-    return engine
 
 
 def _kept(engine: VMP, name: str, best: Tensor) -> GaussianTables | MarkovTables:

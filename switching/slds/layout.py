@@ -71,7 +71,7 @@ class LinearRegimes(Named):
             "latent": self.n_latent,
             "latent_new": self.n_latent,
             "feature": self.n_features,
-            "feature_other": self.n_features,
+            "feature_new": self.n_features,
         }
 
     @property
@@ -80,7 +80,7 @@ class LinearRegimes(Named):
         definite, positive = constraints.positive_definite, constraints.positive
         chains = () if self.one_chain else ("state",)
         seen = () if self.common_emission else ("state",)
-        noise = ("feature", "feature_other") if self.full_noise else ("feature",)
+        noise = ("feature", "feature_new") if self.full_noise else ("feature",)
         found = {"initial_probs": Parameter(("state",), constraints.simplex)}
         if self.recurrent:
             found["recurrence"] = Parameter(("state_but_last", "latent"))
@@ -89,10 +89,10 @@ class LinearRegimes(Named):
             found["transition_probs"] = Parameter(("state", "state_new"), constraints.simplex)
         return found | {
             "initial_mean": Parameter((*chains, "latent")),
-            "initial_covariance": Parameter((*chains, "latent_new", "latent"), definite),
+            "initial_covariance": Parameter((*chains, "latent", "latent_new"), definite),
             "transition": Parameter(("state", "latent_new", "latent")),
             "transition_offset": Parameter(("state", "latent")),
-            "state_noise": Parameter(("state", "latent_new", "latent"), definite),
+            "state_noise": Parameter(("state", "latent", "latent_new"), definite),
             "emission": Parameter((*seen, "feature", "latent")),
             "emission_offset": Parameter((*seen, "feature")),
             "observation_noise": Parameter((*seen, *noise), definite if self.full_noise else positive),

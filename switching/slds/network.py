@@ -26,6 +26,7 @@ from ...inference.families import (
     MatrixNormalWishart,
     NormalWishart,
     VectorFamily,
+    tree_map,
 )
 from ...inference.message_passing.engine import VMP
 from ...inference.message_passing.factor_graph import Block, Factor
@@ -37,6 +38,7 @@ from .layout import LinearRegimes
 from .recurrence import recurrence
 
 CHAIN, SWITCH = "chain", "switch"
+COLD = 0.01  # degrees above 1, from which on the temperature is 1
 
 
 @dataclass(frozen=True)
@@ -142,10 +144,27 @@ LINEAR = frozenset({SWITCH})
 """The blocks in whose statistics all factors are linear, not just affine."""
 
 
-def at_temperature(engine: VMP, graph: Graph, temperature: float) -> VMP:
-    """The same engine with factors that count as much as this temperature lets them."""
-    blocks = engine.blocks.values()
-    return VMP(blocks, graph.factors(temperature), engine.restarts, check=False, linear=engine.linear)
+def annealed(engine: VMP, graph: Graph, which: Tensor, hot: float, cooling: float, sweeps: int) -> VMP:
+    """The engine after some of its restarts, `which` [R], have been cooled down.
+
+    What joins states and switch counts 1/T for some sweeps, from T = hot on; then T - 1 is multiplied by `cooling`,
+    until it is `COLD`, and all count fully again.
+    """
+    places = which.nonzero().flatten()
+    if not len(places) or not graph.switched:
+        return engine
+    part, temperature = engine.select(places), hot
+    while temperature > 1 + COLD:
+        blocks = part.blocks.values()
+        part = VMP(blocks, graph.factors(temperature), len(places), check=False, linear=engine.linear)
+        for _ in range(sweeps):
+            part.step()
+        temperature = 1 + cooling * (temperature - 1)
+    blocks = []
+    for name, block in engine.blocks.items():
+        eta = tree_map(lambda all_, own: all_.clone().index_copy(0, places, own), block.eta, part.blocks[name].eta)
+        blocks.append(replace(block, eta=eta))
+    return VMP(blocks, engine.factors, engine.restarts, check=False, linear=engine.linear)
 
 
 def bound_by_sequence(engine: VMP, graph: Graph) -> Tensor:
