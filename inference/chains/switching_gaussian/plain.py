@@ -55,9 +55,9 @@ class Smoothed(NamedTuple):
 
 
 def merge(log_weight: Tensor, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """One normal density for [*b, M] of them; without weight, that of all alike."""
+    """One normal density for [*b, M] of them; without weight 0."""
     total = log_sum_exp(log_weight, -1)
-    share = torch.where(total.isneginf().unsqueeze(-1), 0.0, log_weight).softmax(-1)
+    share = (log_weight - torch.where(total.isneginf(), 0.0, total).unsqueeze(-1)).exp()
     centre = torch.einsum("...m,...ml->...l", share, mean)
     gap = mean - centre.unsqueeze(-2)
     spread = torch.einsum("...m,...mij->...ij", share, covariance)

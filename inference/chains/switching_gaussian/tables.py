@@ -12,9 +12,9 @@ within a step, where Gauss-Hermite sums of as many points lose digits as soon as
 standard deviation of a regression's argument under the belief, probabilities and moments are off by at most
 
     a                       1        3        10       30
-    d = 1, 161 points       1e-15    1e-15    4e-9     3e-4
-    d = 2, 41 each          5e-10    6e-9     1e-3     2e-2
-    d = 3, 17 each          1e-6     1e-4     2e-2     7e-2
+    d = 1, 161 points       1e-12    1e-12    1e-8     5e-4
+    d = 2, 41 each          1e-9     1e-8     2e-3     3e-2
+    d = 3, 17 each          1e-5     2e-4     3e-2     1e-1
 
 and beyond three directions, where 4096 points of a Sobol sequence serve, by about 1e-3.
 """
