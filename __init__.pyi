@@ -97,6 +97,7 @@ from .switching.fitting.fit import Fit as Fit
 from .switching.forecast import Forecast as Forecast
 from .switching.model import SwitchingSSM as SwitchingSSM
 from .switching.parameters import Parameter as Parameter
+from .switching.slds.model import SwitchingLinearSSM as SwitchingLinearSSM
 from .switching.stacks.automaton import PushdownAutomaton as PushdownAutomaton
 from .switching.stacks.mixture import StackMixture as StackMixture
 from .switching.stacks.program import stack_program as stack_program

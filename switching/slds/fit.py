@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ...inference.families import GaussianPaths, GaussianTables, Point, tree_map
+from ...inference.families import GaussianPaths, GaussianTables, Point
 from ...inference.message_passing.engine import VMP
 from ...inference.message_passing.factor_graph import Block
 from ..coupled.fit import CoupledPosterior, Network
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 WORTH = 0.1  # steps that the prior of a regression is worth
 SHARE = 0.1  # of how much a path moves, that its noise is expected to be
 SEEN = 1e-3  # of the variance of a feature, that the noise of sights is expected to be
+FARTHEST = 1.0  # that the logarithm of a unit of states leaps
 WEIGHT = 0.1  # precision of the logistic regressions
 
 
@@ -124,34 +125,67 @@ def _engine(
 
 
 class Climbing(Passing):
-    """A batch of restarts that climb, and leap with all of their natural parameters."""
+    """A batch of restarts that climb, and leap: every other time with their parameters, which the paths then follow.
 
-    def __init__(self, engine: VMP) -> None:
+    The other times the states go on growing or shrinking as they did. In what unit states are measured matters to the
+    priors alone, so that without leaps it drifts for ever.
+    """
+
+    def __init__(self, engine: VMP, leaps: int = 0) -> None:
         super().__init__(engine)
         self.engine: VMP = engine
+        self._leaps = leaps
 
     def select(self, restarts: Tensor) -> "Climbing":
-        return Climbing(self.engine.select(restarts))
+        return Climbing(self.engine.select(restarts), self._leaps)
 
     def leapt(self, before: Etas, by: Tensor) -> Etas | None:
-        def moved(now: Tensor, then: Tensor) -> Tensor:
-            return now + by.to(now).reshape(-1, *[1] * (now.ndim - 1)) * (now - then)
+        self._leaps += 1
+        return self._in_other_units(before, by) if self._leaps % 2 else self._ahead(before, by)
 
+    def _ahead(self, before: Etas, by: Tensor) -> Etas | None:
+        now = self.tables
         for _ in range(HALVINGS):
-            ahead = {name: tree_map(moved, now, before[name]) for name, now in self.tables.items()}
+            ahead = {}
+            for name in self._parameters:
+                far = by.to(now[name]).reshape(-1, *[1] * (now[name].ndim - 1))
+                ahead[name] = now[name] + far * (now[name] - before[name])
             try:
-                for name, block in self.engine.blocks.items():
-                    block.family.check(ahead[name])
+                for name in self._parameters:
+                    self.engine.blocks[name].family.check(ahead[name])
+                return now | ahead
             except ValueError:
                 by = by / 2
-                continue
-            return ahead
         return None
+
+    def _in_other_units(self, before: Etas, by: Tensor) -> Etas:
+        block: Any = self.engine.blocks[CHAIN]
+        grown = (_sizes(self.engine.stats(CHAIN)) / _sizes(block.family.mean(before[CHAIN]))).log()  # [R, C, L]
+        unit = (by[:, None, None].to(grown) * grown).clamp(-FARTHEST, FARTHEST).exp()
+        unit = unit.reshape(len(unit), *[1] * (block.eta.linear.ndim - 4), unit.shape[1], 1, unit.shape[2])
+        both = unit.unsqueeze(-1) * unit.unsqueeze(-2)
+        eta = GaussianTables(block.eta.linear / unit, block.eta.square / both, block.eta.cross / both)
+        return self.tables | {CHAIN: eta}
+
+    @property
+    def _parameters(self) -> list[str]:
+        return [name for name in self.engine.blocks if name not in (CHAIN, SWITCH)]
 
     def at(self, tables: Etas) -> "Climbing":
         blocks = [replace(block, eta=tables[name]) for name, block in self.engine.blocks.items()]
         factors, restarts = self.engine.factors, self.engine.restarts
-        return Climbing(VMP(blocks, factors, restarts, check=False, linear=self.engine.linear))
+        engine = VMP(blocks, factors, restarts, check=False, linear=self.engine.linear)
+        follows = self._parameters if self._leaps % 2 else []
+        for name in (*follows, CHAIN, SWITCH):
+            if name in engine.blocks:
+                engine.update(name)
+        return Climbing(engine, self._leaps)
+
+
+def _sizes(path: GaussianTables) -> Tensor:
+    """The root of the mean expected square of each latent, [R, C, L]."""
+    squares = path.square.diagonal(dim1=-2, dim2=-1).sum(-2)
+    return squares.reshape(squares.shape[0], -1, *squares.shape[-2:]).sum(1).sqrt()
 
 
 def _spread(table: Tensor, prior: Tensor, restarts: int) -> Tensor:
@@ -163,7 +197,7 @@ def _spread(table: Tensor, prior: Tensor, restarts: int) -> Tensor:
 @definite()
 def fit_switching_linear(model: "SwitchingLinearSSM", series: Series, options: Options) -> Fit[Any]:
     """See `SwitchingLinearSSM.fit`."""
-    layout = model.layout
+    layout, dtype, series = model.layout, series.observations.dtype, series.double()
     check_enough(series, max(layout.n_regimes, layout.n_latent + 1))
     units = Units.of(series)
     graph = Graph.of(layout, units.inside(series))
@@ -199,7 +233,7 @@ def fit_switching_linear(model: "SwitchingLinearSSM", series: Series, options: O
         state = network.paths[-1].family.mean(best.tables[SWITCH]).likelihood
         occupancy = state.flatten(0, -2).sum(0)
     volume = float((~series.rows.isnan()).to(series.observations).sum(0) @ units.scale.log())
-    values = posterior.mean
+    values = {name: value.to(dtype) for name, value in posterior.mean.items()}
     order = occupancy.argsort(descending=True, stable=True)
     if not layout.recurrent:
         values, occupancy = layout.reordered(values, order), occupancy[order]

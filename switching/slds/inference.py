@@ -12,13 +12,14 @@ Sequences are independent at known parameters: of several starts, each keeps tha
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ...inference.chains.linear_gaussian.chain import LinearGaussianChain
-from ...inference.families import GaussianTables, MarkovTables
+from ...inference.families import MarkovTables, tree_map
 from ...inference.message_passing.engine import VMP
 from ...inference.numerics.cholesky import cholesky
 from ...inference.numerics.randomness import Seed, generator_of
@@ -45,7 +46,7 @@ class SwitchingPaths(Record):
     mean: Float[Tensor, "*b C T L"]  # of s_t under q
     covariance: Float[Tensor, "*b C T L L"]
     cross_covariance: Float[Tensor, "*b C T-1 L L"]  # of s_t+1 (rows) and s_t
-    log_weight: Float[Tensor, "*b T K"]  # what the states say of each step's regime
+    switch: MarkovTables  # natural parameters of q(z_1..T): weights of the first regime, of moves, of steps
     elbo: Float[Tensor, "steps R"]  # of all sequences after each sweep, by start
     converged: bool
 
@@ -72,7 +73,11 @@ def infer(
     chain, switch = _kept(engine, CHAIN, best), _kept(engine, SWITCH, best) if graph.switched else None
     within = graph.inside.unsqueeze(-1)
     state = within if switch is None else switch.likelihood
-    weight = torch.zeros_like(state) if switch is None else _chosen(engine.blocks[SWITCH].eta.likelihood, best)
+    moves = (
+        graph.regimes(torch.zeros_like(state))
+        if switch is None
+        else tree_map(lambda table: _chosen(table, best), engine.blocks[SWITCH].eta)
+    )
     outer = chain.linear.unsqueeze(-1) * chain.linear.unsqueeze(-2)
     crossed = chain.linear[..., 1:, :, None] * chain.linear[..., :-1, None, :]
     return SwitchingPaths(
@@ -81,7 +86,7 @@ def infer(
         mean=chain.linear,
         covariance=chain.square - outer,
         cross_covariance=chain.cross - crossed,
-        log_weight=weight,
+        switch=moves,
         elbo=run.elbo,
         converged=run.converged,
     )
@@ -124,9 +129,9 @@ def _start(kind: str, graph: Graph, values: Parameters, seed: Seed, number: int)
     return graph.x.new_zeros(shape)
 
 
-def _kept(engine: VMP, name: str, best: Tensor) -> GaussianTables | MarkovTables:
-    stats = engine.stats(name)
-    return type(stats)(*(_chosen(table, best) for table in stats))
+def _kept(engine: VMP, name: str, best: Tensor) -> Any:
+    """Expected statistics of a block, of each sequence's best restart."""
+    return tree_map(lambda table: _chosen(table, best), engine.stats(name))
 
 
 def _chosen(table: Tensor, best: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ def _clustered(path: Tensor, inside: np.ndarray, k: int, rng: np.random.Generato
     width = int(2 ** rng.integers(0, 6))
     step = pad(path[..., 1:, :] - path[..., :-1, :], (0, 0, 1, 0))
     near = [_around(table, width) for table in (path, step, step.square())]
-    parts = [near[0], near[1], (near[2] + 1e-6 * near[2].mean()).log()]
+    parts = [near[0], near[1], (near[2] + 1e-6 * near[2].mean() + 1e-12).log()]
     scaled = [(part - part.mean()) / part.std().clamp_min(1e-12) for part in parts]
     weights = rng.dirichlet(np.ones(len(scaled)))  # which of the three tells regimes apart is not known
     points = torch.cat([part * weight for part, weight in zip(scaled, weights.tolist(), strict=True)], -1)
