@@ -103,6 +103,7 @@ from .switching.linear.structures import LocalLinearTrend as LocalLinearTrend
 from .switching.linear.structures import Seasonal as Seasonal
 from .switching.model import SwitchingSSM as SwitchingSSM
 from .switching.parameters import Parameter as Parameter
+from .switching.slds.model import SwitchingLinearSSM as SwitchingLinearSSM
 from .switching.stacks.automaton import PushdownAutomaton as PushdownAutomaton
 from .switching.stacks.mixture import StackMixture as StackMixture
 from .switching.stacks.program import stack_program as stack_program

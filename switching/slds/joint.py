@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ...inference.chains.linear_gaussian.chain import LinearGaussianChain
 from ...inference.chains.linear_gaussian.factors import factor_of
+from ...inference.chains.switching_gaussian.tables import Tables, stick_breaking
 from ...inference.numerics.checks import broadcast_shapes, check_integers, check_lengths, check_table, common_batch
 from ...inference.numerics.randomness import Seed, generator_of, invert
 from ...inference.numerics.records import Record
@@ -160,6 +161,13 @@ class Regimes(Record):
             raise ValueError("latents: got None, but this model's regimes depend on them; give s_t-1, [*batch, L].")
         return stick_breaking((latents @ self.recurrence.mT).unsqueeze(-2) + self.recurrence_offset)
 
+    def tables(self) -> Tables:
+        """What filters and samplers take: the same in float64."""
+        given: dict[str, Any] = {name: table for name, table in vars(self).items() if table is not None}
+        given = {name: table.detach().double() for name, table in given.items()}
+        first, moves = given.pop("initial_probs").log(), given.pop("transition_probs").log()
+        return Tables(first, moves, **given)
+
     def along(
         self, x: Float[Tensor, "*#b T F"], path: Int[Tensor, "*#b T"], lengths: Any = None
     ) -> LinearGaussianChain:
@@ -236,18 +244,6 @@ class Regimes(Record):
                 "their lengths."
             )
         return torch.where(within, path, 0), within
-
-
-def stick_breaking(u: Float[Tensor, "*b J"]) -> Float[Tensor, "*b K"]:
-    r"""$\log \sigma(u_k) + \sum_{i < k} \log \sigma(-u_i)$, the log-probabilities of K = J + 1 pieces of a stick.
-
-    >>> import torch
-    >>> stick_breaking(torch.zeros(2)).exp()
-    tensor([0.5000, 0.2500, 0.2500])
-    """
-    taken = torch.nn.functional.pad(torch.nn.functional.logsigmoid(u), (0, 1))
-    left = torch.nn.functional.pad(torch.nn.functional.logsigmoid(-u).cumsum(-1), (1, 0))
-    return taken + left
 
 
 def _times(matrix: Tensor, vector: Tensor) -> Tensor:

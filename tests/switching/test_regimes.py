@@ -5,7 +5,8 @@ import pytest
 import samplehold as sh
 import torch
 from oracles.regime_paths import enumerate_paths, on_grid, random_regimes, tables
-from samplehold.switching.slds.joint import Regimes, stick_breaking
+from samplehold.inference.chains.switching_gaussian.tables import stick_breaking
+from samplehold.switching.slds.joint import Regimes
 from torch import Tensor
 from torch.testing import assert_close
 

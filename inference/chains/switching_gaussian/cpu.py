@@ -1,0 +1,202 @@
+"""GPB filters and Kim's smoother on the CPU: fused over time, threads over sequences; see `plain`."""
+
+import math
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...numerics.compilation import kernel
+from ...numerics.threads import in_parallel, ranges
+from . import op
+from .cpu_back import back
+from .cpu_steps import Arrays, choose, log_sum, merge, predict, update
+from .plain import Belief, Filtered, Smoothed
+from .tables import Tables, grid
+
+_MIN_WORK = 1 << 15  # numbers of covariances that repay a second thread
+
+
+@kernel
+def _filter(part, x, lengths, order, p, going_on, increment, state, lagged, mean, covariance, w, m, v, failed):
+    k, n, n_features = p.emission.shape[0], p.emission.shape[2], p.emission.shape[1]
+    n_kept, n_densities, keeps = w.shape[2], m.shape[2], w.shape[1] > 1
+    n_made = k**order
+    log_weight, means, covariances = np.empty(n_made), np.zeros((n_made, n)), np.zeros((n_made, n, n))
+    seen, shown, chol = np.empty(n_features, np.int64), np.empty((n_features, n)), np.empty((n_features, n_features))
+    gap, gain, rest, half = np.empty(n_features), np.empty((n, n_features)), np.empty((n, n)), np.empty((n, n))
+    met, met_mean, met_covariance = np.empty(k), np.empty((k, n)), np.empty((k, n, n))
+    fan, fan_mean, fan_covariance = np.empty(n_kept * k), np.empty((n_kept * k, n)), np.empty((n_kept * k, n, n))
+    recurrent = len(p.log_weight) > 0
+    for s in range(part[0], part[1]):
+        for t in range(lengths[s]):
+            last, now = (t - 1, t) if keeps else (0, 0)
+            if t == 0 and not going_on:
+                for h in range(n_made):
+                    log_weight[h] = p.log_initial[h] if h < k else -np.inf
+                    means[h] = p.initial_mean[h % k]
+                    covariances[h] = p.initial_covariance[h % k]
+            elif order == 1 and not recurrent:
+                for z in range(k):
+                    for c in range(k):
+                        met[c] = w[s, last, c] + p.log_transition[c, z]
+                    log_weight[z] = log_sum(met, k)
+                    predict(
+                        p.transition[z],
+                        p.transition_offset[z],
+                        p.state_noise[z],
+                        m[s, last, 0],
+                        v[s, last, 0],
+                        half,
+                        means[z],
+                        covariances[z],
+                    )
+            else:
+                for c in range(n_kept):
+                    here = min(c, n_densities - 1)
+                    if w[s, last, c] == -np.inf:
+                        fan[c * k : c * k + k] = -np.inf
+                        continue
+                    if recurrent:
+                        choose(p, c % k, m[s, last, here], v[s, last, here], met, met_mean, met_covariance)
+                    for z in range(k):
+                        h = c * k + z
+                        if recurrent:
+                            fan[h], fan_mean[h], fan_covariance[h] = (
+                                w[s, last, c] + met[z],
+                                met_mean[z],
+                                met_covariance[z],
+                            )
+                        else:
+                            fan[h], fan_mean[h] = w[s, last, c] + p.log_transition[c % k, z], m[s, last, here]
+                            fan_covariance[h] = v[s, last, here]
+                for h in range(n_made):
+                    z = h % k
+                    if order == 1:
+                        log_weight[h] = merge(
+                            fan, z, k, n_kept, fan_mean, fan_covariance, met_mean[0], met_covariance[0]
+                        )
+                        if log_weight[h] > -np.inf:
+                            predict(
+                                p.transition[z],
+                                p.transition_offset[z],
+                                p.state_noise[z],
+                                met_mean[0],
+                                met_covariance[0],
+                                half,
+                                means[h],
+                                covariances[h],
+                            )
+                    else:
+                        log_weight[h] = fan[h]
+                        if fan[h] > -np.inf:
+                            predict(
+                                p.transition[z],
+                                p.transition_offset[z],
+                                p.state_noise[z],
+                                fan_mean[h],
+                                fan_covariance[h],
+                                half,
+                                means[h],
+                                covariances[h],
+                            )
+            for h in range(n_made):
+                if log_weight[h] > -np.inf:
+                    z = h % k
+                    log_weight[h] += update(
+                        x[s, t],
+                        p.emission[z],
+                        p.emission_offset[z],
+                        p.observation_noise[z],
+                        means[h],
+                        covariances[h],
+                        seen,
+                        shown,
+                        chol,
+                        gap,
+                        gain,
+                        rest,
+                        half,
+                    )
+            total = log_sum(log_weight, n_made)
+            if not abs(total) < np.inf:
+                failed[s] = t
+                break
+            increment[s, t] = total
+            for h in range(n_made):
+                log_weight[h] -= total
+                share = math.exp(log_weight[h])
+                state[s, t, h % k] += share
+                place, digits = t, h
+                for age in range(order):
+                    if place >= 0 and (age == order - 1 or t == lengths[s] - 1):
+                        lagged[s, place, digits % k] += share
+                    digits //= k
+                    place -= 1
+            merge(log_weight, 0, 1, n_made, means, covariances, mean[s, t], covariance[s, t])
+            if order == 1:
+                w[s, now] = log_weight
+                m[s, now, 0] = mean[s, t]
+                v[s, now, 0] = covariance[s, t]
+            else:
+                for c in range(n_kept):
+                    w[s, now, c] = merge(log_weight, c, n_kept, k, means, covariances, m[s, now, c], v[s, now, c])
+
+
+class _Run(NamedTuple):
+    """A filter that has run, and what goes on with it."""
+
+    arrays: Arrays
+    ends: np.ndarray
+    pieces: list[tuple[int, int]]
+    found: list[Tensor]
+    kept: Belief  # [N, S, ...], after each step or the last alone
+    failed: Tensor
+
+
+def _run(x: Tensor, lengths: Tensor, tables: Tables, order: int, belief: Belief | None, n_kept: int) -> _Run:
+    (n_sequences, n_steps, _), k, n = x.shape, tables.n_regimes, tables.n_latent
+    recurrence, offset = tables.recurrence, tables.recurrence_offset
+    if recurrence is None or offset is None:
+        recurrence, offset = x.new_zeros(0, n), x.new_zeros(k, 0)
+    nodes, weights = grid(min(k - 1, n), x) if len(recurrence) else (x.new_zeros(0, 0), x.new_zeros(0))
+    given = (table.contiguous().numpy() for table in (*tables[:10], recurrence, offset, nodes, weights))
+    histories, densities = k ** max(order - 1, 1), k ** (order - 1)
+    kept = Belief(
+        x.new_zeros(n_sequences, n_kept, histories),
+        x.new_zeros(n_sequences, n_kept, densities, n),
+        x.new_zeros(n_sequences, n_kept, densities, n, n),
+    )
+    if belief is not None:
+        for table, before in zip(kept, belief, strict=True):
+            table[:, 0] = before
+    found = [x.new_zeros(n_sequences, n_steps, *size) for size in ((), (k,), (k,), (n,), (n, n))]
+    work = n_steps * k**order * n**2
+    pieces = ranges(n_sequences, max(1, -(-_MIN_WORK // max(1, work))))
+    run = _Run(Arrays(*given), lengths.contiguous().numpy(), pieces, found, kept, torch.full_like(lengths, -1))
+    outputs = [table.numpy() for table in (*found, *kept, run.failed)]
+    first = x.contiguous().numpy(), run.ends, order, run.arrays, belief is not None
+    in_parallel([partial(_filter, part, *first, *outputs) for part in pieces])
+    return run
+
+
+@op.filter.kernel("cpu")
+def filter(x: Tensor, lengths: Tensor, tables: Tables, order: int, belief: Belief | None) -> Filtered:
+    run = _run(x, lengths, tables, order, belief, 1)
+    increment, state, lagged, mean, covariance = run.found
+    last = Belief(*(table.squeeze(1) for table in run.kept))
+    return Filtered(increment, state, lagged, mean, covariance, last, run.failed)
+
+
+@op.smooth.kernel("cpu")
+def smooth(x: Tensor, lengths: Tensor, tables: Tables) -> Smoothed:
+    (n_sequences, n_steps, _), k = x.shape, tables.n_regimes
+    run = _run(x, lengths, tables, 2, None, n_steps)
+    increment, state, _, mean, covariance = run.found
+    pairs = x.new_zeros(n_sequences, n_steps - 1, k, k)
+    if not bool((run.failed >= 0).any()):
+        outputs = [table.numpy() for table in (*run.kept, state, pairs, mean, covariance)]
+        in_parallel([partial(back, part, run.ends, run.arrays, *outputs) for part in run.pieces])
+    return Smoothed(increment.sum(-1), state, pairs, mean, covariance, run.failed)

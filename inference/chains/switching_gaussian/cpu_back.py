@@ -1,0 +1,73 @@
+"""Kim's smoother on the CPU: back over the beliefs that the filter of order 2 kept at each step; see `plain`."""
+
+import math
+
+import numpy as np
+
+from ...numerics.compilation import kernel
+from .cpu_steps import choose, log_sum, merge, predict
+
+_EPS = float(np.finfo(np.float64).eps)
+
+
+@kernel
+def _gain(cross, covariance):
+    """cross times the pseudoinverse of a covariance, with the bound of `torch.linalg.pinv`."""
+    values, vectors = np.linalg.eigh(covariance)
+    n, most = len(values), np.abs(values).max()
+    turned = cross @ vectors
+    for i in range(n):
+        turned[:, i] *= 1.0 / values[i] if abs(values[i]) > n * _EPS * most else 0.0
+    return turned @ vectors.T
+
+
+@kernel
+def back(part, lengths, p, w, m, v, state, pairs, mean, covariance):
+    """Over sequences of a range; w, m, v [N, T, K, ...] become those of the smoother."""
+    k, n = p.emission.shape[0], p.emission.shape[2]
+    recurrent = len(p.log_weight) > 0
+    log_prob, met_mean, met_covariance = np.empty((k, k)), np.empty((k, k, n)), np.empty((k, k, n, n))
+    joint, moved, spread = np.empty((k, k)), np.zeros((k, k, n)), np.zeros((k, k, n, n))
+    column, total, half = np.empty(k), np.empty(k), np.empty((n, n))
+    ahead, ahead_covariance = np.empty(n), np.empty((n, n))
+    for s in range(part[0], part[1]):
+        for t in range(lengths[s] - 1, -1, -1):
+            if t < lengths[s] - 1:
+                for j in range(k):
+                    if recurrent:
+                        choose(p, j, m[s, t, j], v[s, t, j], log_prob[j], met_mean[j], met_covariance[j])
+                    else:
+                        log_prob[j] = p.log_transition[j]
+                        met_mean[j] = m[s, t, j]
+                        met_covariance[j] = v[s, t, j]
+                    for z in range(k):
+                        log_prob[j, z] += w[s, t, j]
+                for z in range(k):
+                    for j in range(k):
+                        column[j] = log_prob[j, z]
+                    total[z] = log_sum(column, k)
+                for j in range(k):
+                    for z in range(k):
+                        joint[j, z] = -np.inf
+                        if log_prob[j, z] == -np.inf or w[s, t + 1, z] == -np.inf:
+                            continue
+                        joint[j, z] = log_prob[j, z] - total[z] + w[s, t + 1, z]
+                        pairs[s, t, j, z] = math.exp(joint[j, z])
+                        predict(
+                            p.transition[z],
+                            p.transition_offset[z],
+                            p.state_noise[z],
+                            met_mean[j, z],
+                            met_covariance[j, z],
+                            half,
+                            ahead,
+                            ahead_covariance,
+                        )
+                        gain = _gain(met_covariance[j, z] @ p.transition[z].T, ahead_covariance)
+                        moved[j, z] = met_mean[j, z] + gain @ (m[s, t + 1, z] - ahead)
+                        spread[j, z] = met_covariance[j, z] + gain @ (v[s, t + 1, z] - ahead_covariance) @ gain.T
+                for j in range(k):
+                    w[s, t, j] = merge(joint[j], 0, 1, k, moved[j], spread[j], m[s, t, j], v[s, t, j])
+            for j in range(k):
+                state[s, t, j] = math.exp(w[s, t, j])
+            merge(w[s, t], 0, 1, k, m[s, t], v[s, t], mean[s, t], covariance[s, t])

@@ -1,0 +1,163 @@
+"""Filters and smoothers of switching linear models at given parameters, by normal densities that are merged.
+
+`inference/chains/switching_gaussian/plain` says how, and where they are exact. All is computed in float64.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ...inference.chains.switching_gaussian import op
+from ...inference.chains.switching_gaussian.plain import Belief
+from ...inference.numerics.checks import check_lengths, check_table
+from ...inference.numerics.records import Record
+from ...inference.numerics.scalars import check_integer, check_kind
+from .joint import Regimes
+
+MOST = 2**18  # histories
+
+
+@dataclass(frozen=True, repr=False)
+class SwitchingBelief(Record):
+    """What a filter of order n carries on: a mixture of normal densities, in float64.
+
+    C = K^max(n-1, 1) histories of regimes, numbered with the newest as the last digit to the base K; each has its own
+    density, or with n = 1 all have one.
+    """
+
+    log_weight: Float[Tensor, "*b C"]
+    mean: Float[Tensor, "*b M L"]
+    covariance: Float[Tensor, "*b M L L"]
+
+
+@dataclass(frozen=True, repr=False)
+class SwitchingFiltered(Record):
+    """The belief after each observation; 0 beyond the end of a sequence."""
+
+    log_normalizer: Float[Tensor, "*b"]  # the approximation of log p(x), given what came before
+    log_increment: Float[Tensor, "*b T"]  # of log p(x_t | x_1..t-1)
+    state: Float[Tensor, "*b T K"]  # P(z_t | x_1..t)
+    lagged_state: Float[Tensor, "*b T K"]  # P(z_t | x_1..t+n-1); for the last n - 1 steps P(z_t | x)
+    mean: Float[Tensor, "*b T L"]  # of s_t given x_1..t
+    covariance: Float[Tensor, "*b T L L"]
+    belief: SwitchingBelief  # after each sequence's last step
+
+
+@dataclass(frozen=True, repr=False)
+class SwitchingSmoothed(Record):
+    """The belief given the whole sequence; 0 beyond its end."""
+
+    log_normalizer: Float[Tensor, "*b"]
+    state: Float[Tensor, "*b T K"]  # P(z_t | x)
+    transition: Float[Tensor, "*b T-1 K K"]  # P(z_t, z_t+1 | x)
+    mean: Float[Tensor, "*b T L"]  # of s_t given x
+    covariance: Float[Tensor, "*b T L L"]
+
+
+def gpb_filter(
+    regimes: Regimes, x: Tensor, order: int = 2, lengths: Any = None, belief: SwitchingBelief | None = None
+) -> SwitchingFiltered:
+    r"""The generalised pseudo-Bayesian filter GPB(n): exact up to step n, and for all of x with n > T.
+
+    Arguments:
+        x: [*b, T, F]; NaN: missing, a whole step or single features.
+        order: n, of which $K^n$ normal densities are made at every step; 1 keeps one density for all regimes, 2 is
+            Kim's filter, and n lets `lagged_state` tell of a regime by the n - 1 steps after it, too.
+        lengths: [*b], each sequence's number of steps; None: all have T.
+        belief: that after the step before x, `gpb_filter(...).belief` of the same order; None: x is the beginning.
+
+    Raises:
+        TypeError: x of another dtype or device than the parameters, lengths of no integers.
+        ValueError: shapes that do not fit, an order with too many histories, an observation without density.
+
+    >>> import torch
+    >>> one, half = torch.ones(2, 1, 1), torch.full((2, 2), 0.5)
+    >>> calm_or_wild = torch.tensor([0.1, 10.0]).view(2, 1, 1)
+    >>> none = one[:, 0] * 0
+    >>> regimes = Regimes(half[0], half, none, one, one, none, calm_or_wild, one, none, 0.1 * one)
+    >>> gpb_filter(regimes, torch.tensor([[0.0], [0.2], [5.0], [4.9]])).state[:, 1]
+    tensor([0.5000, 0.1530, 1.0000, 0.1467])
+    """
+    order = check_integer("order", order)
+    k, n = regimes.n_regimes, regimes.n_latent
+    if k**order > MOST:
+        most = next(n for n in range(order, -1, -1) if k**n <= MOST)
+        raise ValueError(f"order: got {order}, for which {k} regimes make {k}^{order} histories; give at most {most}.")
+    flat, ends, batch = _flat(regimes, x, lengths)
+    before = None
+    if belief is not None:
+        check_kind("belief", belief, SwitchingBelief, "what `gpb_filter(...).belief` is")
+        histories, densities = k ** max(order - 1, 1), k ** (order - 1)
+        sizes = {"log_weight": (histories,), "mean": (densities, n), "covariance": (densities, n, n)}
+        for name, own in sizes.items():
+            given = getattr(belief, name)
+            if tuple(given.shape) != (*batch, *own):
+                raise ValueError(
+                    f"belief.{name}: got shape {list(given.shape)}, expected {[*batch, *own]}; give the belief of a "
+                    f"filter of order {order} for the same sequences."
+                )
+        tables = (getattr(belief, name).reshape(-1, *own) for name, own in sizes.items())
+        before = Belief(*tables)
+    found = op.filter(flat, ends, regimes.tables(), order, before)
+    _check_density(found.failed.reshape(batch))
+
+    steps = (found.log_increment, found.state, found.lagged, found.mean, found.covariance)
+    increment, state, lagged, mean, covariance = (table.reshape(batch + table.shape[1:]) for table in steps)
+    kept = SwitchingBelief(*(table.reshape(batch + table.shape[1:]) for table in found.belief))
+    return SwitchingFiltered(
+        increment.sum(-1).to(x),
+        increment.to(x),
+        state.to(x),
+        lagged.to(x),
+        mean.to(x),
+        covariance.to(x),
+        kept,
+    )
+
+
+def kim_smoother(regimes: Regimes, x: Tensor, lengths: Any = None) -> SwitchingSmoothed:
+    """Kim's smoother, backward over the filter of order 2; arguments and errors are those of `gpb_filter`.
+
+    It is exact where regimes do not differ, and its moments of latents are not to be trusted where they contract
+    without noise: there the lagged regimes of a filter of higher order are better.
+
+    >>> import torch
+    >>> one, half = torch.ones(2, 1, 1), torch.full((2, 2), 0.5)
+    >>> calm_or_wild = torch.tensor([0.1, 10.0]).view(2, 1, 1)
+    >>> none = one[:, 0] * 0
+    >>> regimes = Regimes(half[0], half, none, one, one, none, calm_or_wild, one, none, 0.1 * one)
+    >>> kim_smoother(regimes, torch.tensor([[0.0], [0.2], [5.0], [4.9]])).mean.flatten()
+    tensor([0.0659, 0.1751, 4.9374, 4.9150])
+    """
+    flat, ends, batch = _flat(regimes, x, lengths)
+    found = op.smooth(flat, ends, regimes.tables())
+    _check_density(found.failed.reshape(batch))
+    return SwitchingSmoothed(*(table.reshape(batch + table.shape[1:]).to(x) for table in found[:-1]))
+
+
+def _flat(regimes: Regimes, x: Tensor, lengths: Any) -> tuple[Tensor, Tensor, torch.Size]:
+    """Sequences [N, T, F] in float64, their lengths, and the batch axes."""
+    check_table("x", x, None, regimes.n_features, like=regimes.emission)
+    batch, n_steps = x.shape[:-2], x.shape[-2]
+    if not n_steps or bool(x.isinf().any()):
+        raise ValueError(
+            f"x: got shape {list(x.shape)}{', with infinite numbers' if n_steps else ''}, expected finite numbers "
+            "[*batch, T, F] of one step or more; NaN is missing."
+        )
+    ends = check_lengths(lengths, batch, n_steps, x.device)
+    return x.detach().double().reshape(-1, n_steps, regimes.n_features), ends.reshape(-1), batch
+
+
+def _check_density(failed: Tensor) -> None:
+    bad = (failed >= 0).nonzero()
+    if len(bad):
+        *index, step = *bad[0].tolist(), int(failed[tuple(bad[0].tolist())])
+        of = f" of sequence {index[0] if len(index) == 1 else tuple(index)}" if index else ""
+        raise ValueError(
+            f"x, observation_noise: the observation at step {step}{of} has no density under the regimes that can be "
+            "reached: features without noise of their own, or numbers beyond all that is expected; give "
+            "observation_noise positive variances, or x in other units."
+        )

@@ -1,0 +1,131 @@
+"""Filters and smoothers of switching linear models: kernels beside the plain form, and means over beliefs."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles.regime_paths import random_regimes
+from samplehold.inference.chains.switching_gaussian import op, plain
+from samplehold.inference.chains.switching_gaussian.tables import choose, stick_breaking
+from torch import Tensor
+from torch.testing import assert_close
+
+TIGHT = {"rtol": 1e-10, "atol": 1e-10}
+MODELS = {
+    "seed": st.integers(0, 2**31),
+    "regimes": st.integers(1, 4),
+    "latent": st.integers(1, 3),
+    "features": st.integers(1, 3),
+    "recurrent": st.booleans(),
+}
+
+
+def sequences(regimes, seed: int, lengths: list[int], missing: float) -> tuple[Tensor, Tensor]:
+    x = regimes.simulate(max(lengths), (len(lengths),), seed=seed).x
+    holes = torch.rand(x.shape, generator=torch.Generator().manual_seed(seed)) < missing
+    return x.masked_fill(holes, torch.nan), torch.tensor(lengths)
+
+
+@given(
+    **MODELS,
+    order=st.integers(1, 3),
+    lengths=st.lists(st.integers(1, 6), min_size=1, max_size=3),
+    missing=st.sampled_from([0.0, 0.4]),
+)
+def test_the_kernel_filters_as_the_plain_form(order, lengths, missing, seed, **sizes):
+    regimes = random_regimes(seed, **sizes)
+    x, ends = sequences(regimes, seed, lengths, missing)
+    tables = regimes.tables()
+    found, expected = op.filter(x, ends, tables, order, None), plain.filter(tables, x, ends, order, None)
+    further = op.filter(x, ends, tables, order, found.belief)
+    again = plain.filter(tables, x, ends, order, expected.belief)
+    for one, other in ((found, expected), (further, again)):
+        for name in ("log_increment", "state", "lagged", "mean", "covariance"):
+            assert_close(getattr(one, name), getattr(other, name), **TIGHT, msg=name)
+        assert_close(one.belief.log_weight.exp(), other.belief.log_weight.exp(), **TIGHT)
+        # what has next to no weight is known to fewer digits of its own
+        told = other.belief.log_weight > -20
+        if order > 1:
+            assert_close(one.belief.mean[told], other.belief.mean[told], rtol=1e-8, atol=1e-8)
+            assert_close(one.belief.covariance[told], other.belief.covariance[told], rtol=1e-8, atol=1e-8)
+
+
+@given(**MODELS, lengths=st.lists(st.integers(1, 6), min_size=1, max_size=3), missing=st.sampled_from([0.0, 0.4]))
+def test_the_kernel_smooths_as_the_plain_form(lengths, missing, seed, **sizes):
+    regimes = random_regimes(seed, **sizes)
+    x, ends = sequences(regimes, seed, lengths, missing)
+    found, expected = op.smooth(x, ends, regimes.tables()), plain.smooth(regimes.tables(), x, ends)
+    for name in ("log_normalizer", "state", "pairs"):
+        assert_close(getattr(found, name), getattr(expected, name), **TIGHT, msg=name)
+    for name in ("mean", "covariance"):  # Kim's steps undo moves, and with them roundings
+        assert_close(getattr(found, name), getattr(expected, name), rtol=1e-7, atol=1e-7, msg=name)
+
+
+def test_impossible_regimes_have_no_weight():
+    given = vars(random_regimes(0, regimes=3))
+    never = torch.tensor([[0.5, 0.5, 0.0], [0.0, 1.0, 0.0], [0.0, 0.5, 0.5]], dtype=torch.float64)
+    start = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
+    regimes = type(random_regimes(0))(**given | {"transition_probs": never, "initial_probs": start})
+    x, ends = sequences(regimes, 1, [6, 4], 0.2)
+    for order in (1, 2, 3):
+        found = op.filter(x, ends, regimes.tables(), order, None)
+        assert not found.state[..., 2].any()
+        assert not found.lagged[..., 2].any()
+        assert_close(found.mean, plain.filter(regimes.tables(), x, ends, order, None).mean, **TIGHT)
+    found, expected = op.smooth(x, ends, regimes.tables()), plain.smooth(regimes.tables(), x, ends)
+    assert_close(found.pairs, expected.pairs, **TIGHT)
+    assert not found.pairs[..., 2, :].any()
+
+
+def test_results_do_not_depend_on_the_number_of_threads():
+    regimes = random_regimes(1, regimes=3, latent=3)
+    x, ends = sequences(regimes, 2, [300] * 8, 0.1)
+    before, found = torch.get_num_threads(), []
+    try:
+        for n in (1, 3):
+            torch.set_num_threads(n)
+            found.append(op.filter(x, ends, regimes.tables(), 2, None))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0].mean, found[1].mean)
+    assert torch.equal(found[0].belief.covariance, found[1].belief.covariance)
+
+
+def dense(regimes, regime: int, mean: Tensor, covariance: Tensor, points: int) -> list[Tensor]:
+    """P(k), E[s | k] and Cov[s | k] by sums over a fine grid of two latents."""
+    line = torch.linspace(-9, 9, points, dtype=torch.float64)
+    noise = torch.cartesian_prod(line, line)
+    weight = (-noise.square().sum(-1) / 2).softmax(0)
+    s = mean + noise @ torch.linalg.cholesky(covariance).mT
+    probs = stick_breaking(s @ regimes.recurrence.mT + regimes.recurrence_offset[regime]).exp() * weight[:, None]
+    total = probs.sum(0)
+    first = probs.mT @ s / total[:, None]
+    second = torch.einsum("pk,pi,pj->kij", probs, s, s) / total[:, None, None]
+    return [total, first, second - first.unsqueeze(-1) * first.unsqueeze(-2)]
+
+
+BOUNDS = [(2, 3.0, 1e-12), (2, 10.0, 1e-8), (2, 30.0, 5e-4), (4, 1.0, 1e-9), (4, 3.0, 1e-8), (4, 10.0, 2e-3)]
+
+
+@pytest.mark.parametrize(("regimes", "slope", "error"), BOUNDS)
+def test_means_over_beliefs_are_as_near_as_the_docstring_says(regimes, slope, error):
+    """With two latents: along one direction (K = 2), and along two; regressions of this standard deviation."""
+    model = random_regimes(3, regimes=regimes, latent=2, recurrent=True)
+    covariance = torch.tensor([[0.5, 0.2], [0.2, 0.3]], dtype=torch.float64)
+    spread = torch.einsum("ja,ab,jb->j", model.recurrence, covariance, model.recurrence).sqrt()
+    model = type(model)(**vars(model) | {"recurrence": slope * model.recurrence / spread[:, None]})
+    mean = torch.tensor([0.3, -0.2], dtype=torch.float64)
+    found = choose(model.tables(), torch.tensor(1), mean, covariance)
+    total, first, second = dense(model, 1, mean, covariance, 1501)
+    assert_close(found.log_prob.exp(), total, rtol=0, atol=error)
+    share = total.unsqueeze(-1)
+    assert_close(found.mean * share, first * share, rtol=0, atol=error)
+    assert_close(found.covariance * share.unsqueeze(-1), second * share.unsqueeze(-1), rtol=0, atol=10 * error)
+
+
+def test_beliefs_without_spread_choose_as_their_mean():
+    model = random_regimes(4, regimes=4, latent=2, recurrent=True)
+    mean = torch.tensor([0.3, -0.2], dtype=torch.float64)
+    found = choose(model.tables(), torch.tensor(2), mean, torch.zeros(2, 2, dtype=torch.float64))
+    assert_close(found.log_prob, model.log_transition(mean)[2], **TIGHT)
+    assert_close(found.mean, mean.expand(4, 2), **TIGHT)
