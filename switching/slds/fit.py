@@ -15,12 +15,12 @@ from torch import Tensor
 from ...inference.families import GaussianPaths, GaussianTables, Point
 from ...inference.message_passing.engine import VMP
 from ...inference.message_passing.factor_graph import Block
-from ..coupled.fit import CoupledPosterior, Network
 from ..data.series import Series
 from ..fitting.fit import Fit, check_enough, course, definite
 from ..fitting.graph import Etas
 from ..fitting.interrupts import sheltered
 from ..fitting.message_passing import HALVINGS, Passing
+from ..fitting.network import Network, NetworkPosterior
 from ..fitting.options import Options
 from ..fitting.progress import Progress
 from ..fitting.search import TRIALS, Race
@@ -227,7 +227,7 @@ def fit_switching_linear(model: "SwitchingLinearSSM", series: Series, options: O
     found = race.found()
     best = race.best
     etas = {name: best.tables[name] for name in families}
-    posterior = CoupledPosterior(etas, families, network.collect)
+    posterior = NetworkPosterior(etas, families, network.collect)
     occupancy = graph.inside.sum().reshape(1)
     if graph.switched:
         state = network.paths[-1].family.mean(best.tables[SWITCH]).likelihood
