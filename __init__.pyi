@@ -95,8 +95,15 @@ from .switching.emissions.normal import Normal as Normal
 from .switching.filter_vmp import filter_vmp as filter_vmp
 from .switching.fitting.fit import Fit as Fit
 from .switching.forecast import Forecast as Forecast
+from .switching.linear.contract import LinearGaussian as LinearGaussian
+from .switching.linear.model import LinearSSM as LinearSSM
+from .switching.linear.structures import Autoregression as Autoregression
+from .switching.linear.structures import LocalLevel as LocalLevel
+from .switching.linear.structures import LocalLinearTrend as LocalLinearTrend
+from .switching.linear.structures import Seasonal as Seasonal
 from .switching.model import SwitchingSSM as SwitchingSSM
 from .switching.parameters import Parameter as Parameter
+from .switching.slds.model import SwitchingLinearSSM as SwitchingLinearSSM
 from .switching.stacks.automaton import PushdownAutomaton as PushdownAutomaton
 from .switching.stacks.mixture import StackMixture as StackMixture
 from .switching.stacks.program import stack_program as stack_program

@@ -156,6 +156,16 @@ class Forecast:
 
         return forecast_page(self)
 
+    @property
+    def beliefs(self) -> dict[str, Float[Tensor, "*b H"]]:
+        """What a table says of states, by the heads of its columns."""
+        states = self.state if isinstance(self.state, tuple) else (self.state,)
+        found = {}
+        for d, state in enumerate(states, start=1):
+            chain = f" {d}" if isinstance(self.state, tuple) else ""
+            found |= {f"P(state{chain} {k})": column for k, column in enumerate(state.unbind(-1))}
+        return found
+
     def one(self, sequence: int) -> "Forecast":
         """That of one sequence, without batch axes; `ValueError` where there is no such sequence."""
         if self.series is None:

@@ -4,17 +4,17 @@ Parameter values are dictionaries of tensors `[*r, ...]`, whose leading axes sta
 problem serves all of them at once.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..inference.chains.contract import Chain
-from ..inference.numerics.checks import ImpossibleError
 from ..inference.numerics.records import Record
 from .data.series import Series
 from .dynamics.contract import Dynamics
@@ -23,11 +23,101 @@ from .parameters import Parameter, Parameters
 from .priors import Site, log_prior
 
 Result = TypeVar("Result")
+Own = TypeVar("Own", bound="SeriesProblem")
 TABLE_SIZE = 2**24  # numbers in one likelihood table: draws beyond it are taken in turns
 
 
+class SeriesProblem(Record, ABC):
+    """A series and what is asked of it, whatever the chain; a frozen dataclass with these attributes."""
+
+    series: Series
+    prior: Parameters | None
+    fixed: Parameters
+
+    @property
+    @abstractmethod
+    def n_states(self) -> int:
+        """How many numbers a table holds of a step."""
+
+    @abstractmethod
+    def chain(self, values: Parameters) -> Any:
+        """The chain over paths under these parameters."""
+
+    @abstractmethod
+    def log_prior(self, values: Parameters) -> Float[Tensor, "*r"]:
+        """Log density of the parameters; 0 without a prior."""
+
+    def objective(self, values: Parameters) -> Float[Tensor, "*r"]:
+        """log p(x | parameters) + log p(parameters), the latter only under a prior."""
+        return self.total(self.evidence(values)) + self.log_prior(values)
+
+    @cached_property
+    def groups(self) -> list[tuple[Int[Tensor, "n"], Any]]:
+        """The problem of each of `Series.groups`, with the numbers of its sequences; itself where there is one."""
+        found = self.series.groups()
+        return [(which, self if len(found) == 1 else self.of(self.series.part(which))) for which in found]
+
+    def by_group(self: Own, found: Callable[[Own], Result]) -> list[Result]:
+        """What is found of each group. An impossible sequence is told by its number among all."""
+        try:
+            return [found(part) for _, part in self.groups]
+        except ValueError:
+            if len(self.groups) > 1:
+                found(self)
+            raise
+
+    def evidence(self, values: Parameters) -> Float[Tensor, "*rb"]:
+        """log p(x | parameters) of each sequence, without tables of the padding."""
+        parts = self.by_group(lambda part: part.chain(values).log_normalizer())
+        if len(parts) == 1:
+            return parts[0]
+        order = torch.cat([which for which, _ in self.groups]).argsort().to(parts[0].device)
+        return torch.cat(parts, -1)[..., order].unflatten(-1, self.series.batch_shape)
+
+    def steps(self: Own, found: Callable[[Own], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Tables `[*b, T, ...]` by name, found of each group: their steps inside `[N, ...]`, as `Series.steps_of`."""
+        tables = self.by_group(lambda part: {n: part.series.steps_of(t) for n, t in found(part).items()})
+        if len(tables) == 1:
+            return tables[0]
+        number = [which.repeat_interleave(part.series.last.cpu() + 1) for which, part in self.groups]
+        order = torch.cat(number).argsort(stable=True)
+        rows = {name: torch.cat([part[name] for part in tables]) for name in tables[0]}
+        return {name: self.series.in_rows(table[order.to(table.device)]) for name, table in rows.items()}
+
+    def total(self, evidence: Float[Tensor, "*rb"]) -> Float[Tensor, "*r"]:
+        """The evidence of all sequences together."""
+        n_batch = len(self.series.batch_shape)
+        return evidence.flatten(evidence.ndim - n_batch).sum(-1) if n_batch else evidence
+
+    def in_turns(self, draws: Parameters) -> Iterator[Parameters]:
+        """Draws `[n, ...]` in parts whose likelihood tables fit into memory."""
+        n = len(next(iter(draws.values())))
+        for first in range(0, n, self.at_once):
+            yield {name: table[first : first + self.at_once] for name, table in draws.items()}
+
+    @property
+    def size(self) -> int:
+        """Numbers in one likelihood table."""
+        return self.series.n_sequences * self.series.n_steps * self.n_states
+
+    @property
+    def at_once(self) -> int:
+        """How many draws of the parameters have likelihood tables that fit into memory."""
+        return max(1, TABLE_SIZE // max(1, self.size))
+
+    def double(self: Own) -> Own:
+        """The same in float64."""
+        prior = None if self.prior is None else {name: table.double() for name, table in self.prior.items()}
+        fixed = {name: value.double() for name, value in self.fixed.items()}
+        return replace(self, series=self.series.double(), prior=prior, fixed=fixed)  # pyright: ignore[reportArgumentType]
+
+    def of(self: Own, series: Series) -> Own:
+        """The same for another series."""
+        return replace(self, series=series)  # pyright: ignore[reportArgumentType]
+
+
 @dataclass(frozen=True, repr=False)
-class Problem(Record):
+class Problem(SeriesProblem):
     """All that inference needs besides the parameters.
 
     Attributes:
@@ -65,42 +155,11 @@ class Problem(Record):
         likelihood = self.emission.log_likelihood(series.observations, values)
         return self.dynamics.chain(values, likelihood, series.drive, series.lengths, belief)
 
-    def objective(self, values: Parameters) -> Float[Tensor, "*r"]:
-        """log p(x | parameters) + log p(parameters), the latter only under a prior."""
-        return self.total(self.evidence(values)) + self.log_prior(values)
-
-    @cached_property
-    def groups(self) -> list[tuple[Int[Tensor, "n"], "Problem"]]:
-        """The problem of each of `Series.groups`, with the numbers of its sequences; itself where there is one."""
-        found = self.series.groups()
-        return [(which, self if len(found) == 1 else self.of(self.series.part(which))) for which in found]
-
-    def by_group(self, found: Callable[["Problem"], Result]) -> list[Result]:
-        """What is found of each group. An impossible sequence is told by its number among all."""
-        try:
-            return [found(part) for _, part in self.groups]
-        except ImpossibleError:
-            if len(self.groups) > 1:
-                found(self)
-            raise
-
-    def evidence(self, values: Parameters) -> Float[Tensor, "*rb"]:
-        """log p(x | parameters) of each sequence, without tables of the padding."""
-        parts = self.by_group(lambda part: part.chain(values).log_normalizer())
-        if len(parts) == 1:
-            return parts[0]
-        order = torch.cat([which for which, _ in self.groups]).argsort().to(parts[0].device)
-        return torch.cat(parts, -1)[..., order].unflatten(-1, self.series.batch_shape)
-
-    def steps(self, found: Callable[["Problem"], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Tables `[*b, T, ...]` by name, found of each group: their steps inside `[N, ...]`, as `Series.steps_of`."""
-        tables = self.by_group(lambda part: {n: part.series.steps_of(t) for n, t in found(part).items()})
-        if len(tables) == 1:
-            return tables[0]
-        number = [which.repeat_interleave(part.series.last.cpu() + 1) for which, part in self.groups]
-        order = torch.cat(number).argsort(stable=True)
-        rows = {name: torch.cat([part[name] for part in tables]) for name in tables[0]}
-        return {name: self.series.in_rows(table[order.to(table.device)]) for name, table in rows.items()}
+    def log_prior(self, values: Parameters) -> Float[Tensor, "*r"]:
+        """Log density of the parameters; 0 without a prior."""
+        if self.prior is None:
+            return self.series.observations.new_zeros(())
+        return log_prior(self.sites, values)
 
     def occupancy(self, values: Parameters) -> Float[Tensor, "*r K"]:
         """Expected number of steps in each state."""
@@ -110,40 +169,3 @@ class Problem(Record):
             return state.flatten(-2 - len(part.series.batch_shape), -2).sum(-2)
 
         return torch.stack(self.by_group(counts)).sum(0)
-
-    def log_prior(self, values: Parameters) -> Float[Tensor, "*r"]:
-        """Log density of the parameters; 0 without a prior."""
-        if self.prior is None:
-            return self.series.observations.new_zeros(())
-        return log_prior(self.sites, values)
-
-    def total(self, evidence: Float[Tensor, "*rb"]) -> Float[Tensor, "*r"]:
-        """The evidence of all sequences together."""
-        n_batch = len(self.series.batch_shape)
-        return evidence.flatten(evidence.ndim - n_batch).sum(-1) if n_batch else evidence
-
-    def in_turns(self, draws: Parameters) -> Iterator[Parameters]:
-        """Draws `[n, ...]` in parts whose likelihood tables fit into memory."""
-        n = len(next(iter(draws.values())))
-        for first in range(0, n, self.at_once):
-            yield {name: table[first : first + self.at_once] for name, table in draws.items()}
-
-    @property
-    def size(self) -> int:
-        """Numbers in one likelihood table."""
-        return self.series.n_sequences * self.series.n_steps * self.n_states
-
-    @property
-    def at_once(self) -> int:
-        """How many draws of the parameters have likelihood tables that fit into memory."""
-        return max(1, TABLE_SIZE // max(1, self.size))
-
-    def double(self) -> "Problem":
-        """The same in float64."""
-        prior = None if self.prior is None else {name: table.double() for name, table in self.prior.items()}
-        fixed = {name: value.double() for name, value in self.fixed.items()}
-        return replace(self, series=self.series.double(), prior=prior, fixed=fixed)
-
-    def of(self, series: Series) -> "Problem":
-        """The same for another series."""
-        return replace(self, series=series)

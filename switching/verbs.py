@@ -1,5 +1,6 @@
 """What all models offer alike: fits, figures, exports, files. These import what stands above where they are called."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -8,7 +9,7 @@ from ..inference.numerics.checks import naming
 from ..inference.numerics.randomness import Seed
 from ..inference.numerics.scalars import check_integer, check_path
 from .data.series import Given, Series
-from .parameters import Named
+from .parameters import Named, count_free
 
 if TYPE_CHECKING:
     import arviz as az
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 class Verbs(Named):
     """A model that reads series; the class says how it fits them, and what draws them."""
 
+    known: Any  # what is known of each parameter, by name
+    values: Any  # of each, by name
+    n_parameters: int
+
     def read(self, x: Any, *, horizon: int = 0, **given: Unpack[Given]) -> Series:
         """The observations, what drives them and their labels as one `Series`, checked against this model."""
         raise TypeError(f"{self.name}: reads no series.")
@@ -30,6 +35,11 @@ class Verbs(Named):
     def forecast(self, x: Any, horizon: int, **given: Unpack[Given]) -> "Forecast":
         """States and observations at each of the `horizon` steps after the last one of x."""
         raise TypeError(f"{self.name}: makes no forecasts.")
+
+    def n_free(self, fixed: Iterable[str]) -> int:
+        """How many numbers a fit chooses that holds some parameters fixed."""
+        held = {name: self.known[name] for name in fixed}
+        return self.n_parameters - count_free(held, {name: self.values[name] for name in held})
 
     def _fitted(self, series: Series, options: "Options") -> "Fit":
         raise TypeError(f"{self.name}: has no fits.")

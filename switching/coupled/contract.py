@@ -290,7 +290,7 @@ class CoupledSSM(Verbs, ABC):
 
     @abstractmethod
     def network(self, series: Series, options: Options) -> Any:
-        """Blocks, factors and labels to learn from: see `fit.Network`."""
+        """Blocks, factors and labels to learn from: see `fitting.network.Network`."""
 
     def _fitted(self, series: Series, options: Options) -> Any:
         from .fit import fit_coupled

@@ -43,6 +43,7 @@ from ..dynamics.markov import Markov
 from ..emissions.contract import Emission
 from ..emissions.discrete import Poisson
 from ..emissions.multivariate_normal import MultivariateNormal
+from ..fitting.network import Network, Points
 from ..fitting.options import Options
 from ..model import SwitchingSSM
 from ..parameters import Named, Parameter, Parameters, check_parameters, read_tables
@@ -57,7 +58,6 @@ from .factors import (
     paths_block,
     rate_prior,
 )
-from .fit import Network, Points
 from .noise import CountNoise, NormalNoise
 
 

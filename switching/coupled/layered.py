@@ -49,6 +49,7 @@ from ..dynamics.factors import fresh_states, gates
 from ..dynamics.markov import Markov
 from ..emissions.contract import ByGate, Emission
 from ..fitting.graph import conjugates, emitted
+from ..fitting.network import Network, Points
 from ..fitting.options import Options
 from ..fitting.starts import first_labels
 from ..fitting.units import Units
@@ -57,7 +58,6 @@ from ..parameters import Named, Parameter, Parameters, check_parameters, moved, 
 from ..program import Observation
 from .contract import CoupledSSM, draw_chain, prior_tables
 from .factors import asked, check_possible_everywhere, labels_above, paths_block
-from .fit import Network, Points
 from .joint import Indexed
 
 

@@ -8,6 +8,8 @@ $$\log p(y, x) = \log p(x \mid \theta(y)) + \log p(\theta(y)) + \log |\partial \
 so that the density has its peak inside.
 """
 
+from abc import ABC, abstractmethod
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -23,50 +25,31 @@ IMPOSSIBLE = (ValueError, torch.linalg.LinAlgError)  # pyright: ignore[reportPri
 STEP = 1e-4  # of differences between gradients: of coordinates in which the data have spread 1
 
 
-class Density:
-    """The log joint of a problem in free coordinates; parameters that the problem holds fixed have none.
-
-    Arguments:
-        near: parameters in the data's units, at which the density has to be there.
+class FreeDensity(ABC):
+    """A log density in free coordinates by name, and all of them in one vector.
 
     Attributes:
-        start: their coordinates by name.
+        start: coordinates at which the density has to be there.
     """
 
-    def __init__(self, problem: Problem, near: Parameters) -> None:
-        self.problem, self.units = problem, Units.of(problem.emission, problem.series)
-        self._inner = self.units.problem(problem)
-        near = self.units.values(near)
-        self._inner.objective(near)
-        supports = {site.name: site.distribution(near).support for site in self._inner.sites}
-        self._transforms: dict[str, Transform] = {
-            name: biject_to(support) for name, support in supports.items() if name not in problem.fixed
-        }
-        self.start = {name: torch.as_tensor(to.inv(near[name])) for name, to in self._transforms.items()}
+    start: Parameters
 
+    @abstractmethod
     def values(self, free: Parameters) -> Parameters:
         """Parameters in the data's units at coordinates `[*r, ...]`."""
-        found = self._values(free)
-        fixed = {name: value.expand_as(found[name]) for name, value in self.problem.fixed.items()}
-        return self.units.back(found) | fixed
 
-    def _values(self, free: Parameters) -> Parameters:
-        found = {name: torch.as_tensor(to(free[name])) for name, to in self._transforms.items()}
-        if not self._inner.fixed:
-            return found
-        name, value = next(iter(free.items()))
-        lead = value.shape[: value.ndim - self.start[name].ndim]
-        return found | {name: value.expand((*lead, *value.shape)) for name, value in self._inner.fixed.items()}
-
+    @abstractmethod
     def log_prob(self, free: Parameters) -> Float[Tensor, "*r"]:
         """Log density at coordinates.
 
         Raises:
             ValueError: the data are impossible there, or rounding took parameters out of their support.
         """
-        values = self._values(free)
-        volume = [to.log_abs_det_jacobian(free[name], values[name]) for name, to in self._transforms.items()]
-        return self._inner.objective(values) + torch.stack(volume).sum(0)
+
+    @property
+    @abstractmethod
+    def at_once(self) -> int:
+        """How many points fit into memory."""
 
     def potential(self, free: Parameters) -> Tensor:
         """Minus the log density; infinite where the data are impossible."""
@@ -91,7 +74,7 @@ class Density:
     @torch.no_grad()
     def at(self, flat: Float[Tensor, "R P"]) -> Float[Tensor, "R"]:
         """Log density at many points, some at a time; -inf where the data are impossible."""
-        return torch.cat([self._at(some) for some in flat.split(self._at_once)])
+        return torch.cat([self._at(some) for some in flat.split(self.at_once)])
 
     def _at(self, flat: Tensor) -> Tensor:
         try:
@@ -101,10 +84,30 @@ class Density:
                 return flat.new_full((1,), -torch.inf)
             return torch.cat([self._at(half) for half in flat.tensor_split(2)])
 
+    def climb(self, flat: Float[Tensor, "R P"]) -> tuple[Float[Tensor, "R"], Float[Tensor, "R P"]]:
+        """The log density at many points and its gradient there; -inf and 0 where the data are impossible."""
+        found = [self._climb(some) for some in flat.split(self.at_once)]
+        heights, gradients = zip(*found, strict=True)
+        return torch.cat(heights), torch.cat(gradients)
+
+    def _climb(self, flat: Tensor) -> tuple[Tensor, Tensor]:
+        try:
+            with torch.enable_grad():
+                here = flat.detach().requires_grad_()
+                height = self.log_prob(self.by_name(here))
+                (gradient,) = torch.autograd.grad(height.sum(), here)
+        except IMPOSSIBLE:
+            if len(flat) == 1:
+                return flat.new_full((1,), -torch.inf), torch.zeros_like(flat)
+            halves = [self._climb(half) for half in flat.tensor_split(2)]
+            return torch.cat([height for height, _ in halves]), torch.cat([gradient for _, gradient in halves])
+        there = height.detach().isfinite() & gradient.isfinite().all(-1)
+        return torch.where(there, height.detach(), -torch.inf), torch.where(there.unsqueeze(-1), gradient, 0.0)
+
     def gradient(self, flat: Float[Tensor, "R P"]) -> Float[Tensor, "R P"]:
         """The gradient of the log density at each point."""
         found = []
-        for some in flat.split(self._at_once):
+        for some in flat.split(self.at_once):
             with torch.enable_grad():
                 here = some.detach().requires_grad_()
                 found.append(torch.autograd.grad(self.log_prob(self.by_name(here)).sum(), here)[0])
@@ -117,6 +120,46 @@ class Density:
         table = (above - below) / (2 * STEP)
         return (table + table.mT) / 2
 
+
+class Density(FreeDensity):
+    """The log joint of a problem in free coordinates; parameters that the problem holds fixed have none.
+
+    Arguments:
+        near: parameters in the data's units, at which the density has to be there.
+
+    Attributes:
+        start: their coordinates by name.
+    """
+
+    def __init__(self, problem: Problem, near: Parameters) -> None:
+        self.problem, self.units = problem, Units.of(problem.emission, problem.series)
+        self._inner = self.units.problem(problem)
+        near = self.units.values(near)
+        self._inner.objective(near)
+        supports = {site.name: site.distribution(near).support for site in self._inner.sites}
+        self._transforms: dict[str, Transform] = {
+            name: biject_to(support) for name, support in supports.items() if name not in problem.fixed
+        }
+        self.start = {name: torch.as_tensor(to.inv(near[name])) for name, to in self._transforms.items()}
+
+    def values(self, free: Parameters) -> Parameters:
+        found = self._values(free)
+        fixed = {name: value.expand_as(found[name]) for name, value in self.problem.fixed.items()}
+        return self.units.back(found) | fixed
+
+    def _values(self, free: Parameters) -> Parameters:
+        found = {name: torch.as_tensor(to(free[name])) for name, to in self._transforms.items()}
+        if not self._inner.fixed:
+            return found
+        name, value = next(iter(free.items()))
+        lead = value.shape[: value.ndim - self.start[name].ndim]
+        return found | {name: value.expand((*lead, *value.shape)) for name, value in self._inner.fixed.items()}
+
+    def log_prob(self, free: Parameters) -> Float[Tensor, "*r"]:
+        values = self._values(free)
+        volume = [to.log_abs_det_jacobian(free[name], values[name]) for name, to in self._transforms.items()]
+        return self._inner.objective(values) + torch.stack(volume).sum(0)
+
     @property
-    def _at_once(self) -> int:
+    def at_once(self) -> int:
         return self.problem.at_once

@@ -18,7 +18,7 @@ from ..data.series import Series
 from ..emissions.contract import ConjugateEmission
 from ..emissions.spread import check_squares
 from ..model import SwitchingSSM
-from ..parameters import Parameters, count_free, reordered
+from ..parameters import Parameters, reordered
 from ..problem import Problem
 from .alignment import match_states, state_levels
 from .em import EM
@@ -113,8 +113,7 @@ class Fit(Generic[Model]):
     @property
     def n_parameters(self) -> int:
         """How many numbers the fit chose freely."""
-        known = {name: self._model.known[name] for name in self.fixed}
-        return self._model.n_parameters - count_free(known, {name: self._model.values[name] for name in known})
+        return self._model.n_free(self.fixed)
 
     @property
     def aic(self) -> float:

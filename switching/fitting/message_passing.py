@@ -42,16 +42,28 @@ class Passing:
 
     def leapt(self, before: Etas, by: Tensor) -> Etas | None:
         """Natural parameters as far ahead, or half or less of that where they would not be those of a density."""
-        if self.graph is None:
-            return None
         now = self.tables
         for _ in range(HALVINGS):
-            ahead = {name: eta + _wide(by, eta) * (eta - before[name]) for name, eta in now.items()}
-            proper = [_is_proper(self.graph, {name: eta[r] for name, eta in ahead.items()}) for r in range(len(by))]
+            ahead = {
+                name: eta + _wide(by, eta) * (eta - before[name]) if isinstance(eta, Tensor) else eta
+                for name, eta in now.items()
+            }
+            single = [{n: eta[r] for n, eta in ahead.items() if isinstance(eta, Tensor)} for r in range(len(by))]
+            proper = [self.proper(etas) for etas in single]
             if all(proper):
                 return ahead
             by = torch.where(torch.tensor(proper), by, by / 2)
         return None
+
+    def proper(self, etas: Etas) -> bool:
+        """Whether natural parameters of one restart are those of densities."""
+        assert self.graph is not None
+        try:
+            for name, (_, block) in self.graph.blocks.items():
+                block.family.check(etas[name])
+        except ValueError:
+            return False
+        return True
 
     def at(self, tables: Etas) -> "Passing":
         assert self.graph is not None
@@ -63,15 +75,6 @@ class Passing:
 
 def _wide(by: Tensor, like: Tensor) -> Tensor:
     return by.to(like).reshape(-1, *[1] * (like.ndim - 1))
-
-
-def _is_proper(graph: Graph, etas: Etas) -> bool:
-    try:
-        for name, (_, block) in graph.blocks.items():
-            block.family.check(etas[name])
-    except ValueError:
-        return False
-    return True
 
 
 @dataclass(frozen=True)

@@ -185,24 +185,11 @@ class VariationalPosterior(Posterior):
         return blocks_of(self.model.dynamics, self.model.emission, self.units.values(self._fixed))
 
 
-@dataclass(frozen=True, repr=False)
-class DrawnPosterior(Posterior):
-    """Draws of the parameters, `[chains, draws, ...]`, their states aligned.
+class DrawnParameters(ParameterPosterior):
+    """Draws of the parameters, `[chains, draws, ...]`; a frozen dataclass with these attributes."""
 
-    Attributes:
-        problem: what was fitted, where they are draws of an approximation; None: they are draws of the posterior.
-        diverging: of a sampler's draws, at which its path diverged, so that what lies near may have been missed.
-    """
-
-    model: SwitchingSSM
     draws: Parameters
-    problem: Problem | None = None
-    diverging: Bool[Tensor, "chains draws"] | None = None
-
-    @cached_property
-    def refined(self) -> ParameterPosterior:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Draws of the posterior itself: see `RefinedPosterior`."""
-        return self if self.problem is None else RefinedPosterior.of(self.model, self.problem, self.mean)
+    diverging: Bool[Tensor, "chains draws"] | None
 
     @property
     def mean(self) -> Parameters:
@@ -228,6 +215,26 @@ class DrawnPosterior(Posterior):
         """The numbers of the draws of each chain that `chains` takes."""
         n_chains, length = next(iter(self.draws.values())).shape[:2]
         return torch.linspace(0, length - 1, max(2, min(length, n // n_chains))).round().long()
+
+
+@dataclass(frozen=True, repr=False)
+class DrawnPosterior(DrawnParameters, Posterior):
+    """Draws of the parameters, `[chains, draws, ...]`, their states aligned.
+
+    Attributes:
+        problem: what was fitted, where they are draws of an approximation; None: they are draws of the posterior.
+        diverging: of a sampler's draws, at which its path diverged, so that what lies near may have been missed.
+    """
+
+    model: SwitchingSSM
+    draws: Parameters
+    problem: Problem | None = None
+    diverging: Bool[Tensor, "chains draws"] | None = None
+
+    @cached_property
+    def refined(self) -> ParameterPosterior:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Draws of the posterior itself: see `RefinedPosterior`."""
+        return self if self.problem is None else RefinedPosterior.of(self.model, self.problem, self.mean)
 
     def smooth(self, x: Any, **given: Unpack[Given]) -> Smoothed:
         """The mean over the draws; log p(x) is that of the mixture of all draws."""

@@ -18,7 +18,7 @@ from ...inference.families.numerics import log_gamma_draw
 from ...inference.numerics.randomness import Seed, generator_of
 from ..parameters import Parameters
 from ..problem import Problem
-from .density import Density
+from .density import Density, FreeDensity
 
 DRAWS = 4000
 MOST = 2**29  # numbers in the tables of all draws: with more data the posterior is normal to within its draws
@@ -54,7 +54,7 @@ def draw_posterior(problem: Problem, near: Parameters, seed: Seed = 0) -> tuple[
     return {name: value.to(like) for name, value in density.values(density.by_name(found)).items()}, k
 
 
-def peak(density: Density) -> tuple[Float[Tensor, "P"], Float[Tensor, "P"], Float[Tensor, "P P"]]:
+def peak(density: FreeDensity) -> tuple[Float[Tensor, "P"], Float[Tensor, "P"], Float[Tensor, "P P"]]:
     """Where the density is greatest near its start, and the variances along the axes (columns) of its curvature."""
     point = density.point
     height, (variances, axes) = density.at(point[None]), _curvature(density, point)
@@ -74,7 +74,7 @@ def peak(density: Density) -> tuple[Float[Tensor, "P"], Float[Tensor, "P"], Floa
     return point, *_curvature(density, point)
 
 
-def _curvature(density: Density, point: Tensor) -> tuple[Tensor, Tensor]:
+def _curvature(density: FreeDensity, point: Tensor) -> tuple[Tensor, Tensor]:
     """Variances and axes of the normal with the density's curvature; a direction that rises or is flat counts as one
     in which it falls as fast, or by one unit of the coordinates."""
     values, axes = torch.linalg.eigh(-density.hessian(point))

@@ -25,7 +25,7 @@ from ..parameters import Parameters, reordered
 from ..problem import Problem
 from ..seeding import seeded
 from .alignment import match_states
-from .density import Density
+from .density import Density, FreeDensity
 from .interrupts import open_to_keys
 from .options import Options
 from .posterior import DrawnPosterior
@@ -54,47 +54,74 @@ class Sampled:
 
 def fit_svi(model: SwitchingSSM, problem: Problem, options: Options, start: Parameters) -> Sampled | None:
     """`max_steps` steps of SVI; None where it was interrupted before the first."""
-    losses: list[float] = []
-    interrupted, units = False, Units.of(problem.emission, problem.series)
+    units = Units.of(problem.emission, problem.series)
     inner, volume = units.problem(problem), float(units.log_volume(problem.series).sum())
     with seeded(options.number, problem.series.observations), pyro.get_param_store().scope():
         program = pyro.condition(partial(model._copy({}, inner.prior or {}).collapsed, inner.series), inner.fixed)
         guide = AutoNormal(program, init_loc_fn=init_to_value(values=units.values(start)), init_scale=0.05)
-        optimiser = ClippedAdam({"lr": LEARNING_RATE, "lrd": DECAY ** (1 / options.max_steps)})
-        svi = SVI(program, guide, optimiser, Trace_ELBO())
-        with Progress("SVI", options.max_steps, options.progress) as shown:
-            try:
-                with open_to_keys():
-                    for step in range(1, options.max_steps + 1):
-                        loss = float(svi.step())  # pyright: ignore[reportArgumentType]
-                        losses.append(-loss - volume)
-                        shown(step, losses[-1])
-            except KeyboardInterrupt:
-                interrupted = True
+        losses, interrupted = climb_guide(program, guide, options, -volume)
         if not losses:
             return None
         fixed = {name: value.expand(1, DRAWS, *value.shape) for name, value in problem.fixed.items()}
-        free = {name: _drawn(guide, name)[None] for name in start if name not in fixed}
+        free = {name: draw_guide(guide, name)[None] for name in start if name not in fixed}
     draws = {name: (units.back(free) | fixed)[name] for name in start}
     trace = torch.tensor(losses, dtype=torch.float64)
-    settled = _settled(trace)
-    how = "converged: the bound has settled" if settled else "not converged: the bound still rises; raise max_steps"
-    return _sampled(DrawnPosterior(model, draws, problem), problem, trace, 1, settled, how, interrupted)
+    done = settled(trace)
+    how = "converged: the bound has settled" if done else "not converged: the bound still rises; raise max_steps"
+    return _sampled(DrawnPosterior(model, draws, problem), problem, trace, 1, done, how, interrupted)
 
 
-def fit_nuts(model: SwitchingSSM, problem: Problem, options: Options, start: Parameters) -> Sampled | None:
-    """`max_steps` draws of each chain, after half as many of warm-up; None where it was interrupted before a draw."""
+def climb_guide(
+    program: Callable[..., Any], guide: AutoNormal, options: Options, shift: float
+) -> tuple[list[float], bool]:
+    """`max_steps` steps of SVI: the bound at each, greater by a shift, and whether it was interrupted."""
+    losses: list[float] = []
+    optimiser = ClippedAdam({"lr": LEARNING_RATE, "lrd": DECAY ** (1 / options.max_steps)})
+    svi = SVI(program, guide, optimiser, Trace_ELBO())
+    with Progress("SVI", options.max_steps, options.progress) as shown:
+        try:
+            with open_to_keys():
+                for step in range(1, options.max_steps + 1):
+                    loss = float(svi.step())  # pyright: ignore[reportArgumentType]
+                    losses.append(shift - loss)
+                    shown(step, losses[-1])
+        except KeyboardInterrupt:
+            return losses, True
+    return losses, False
+
+
+@dataclass(frozen=True)
+class Chains:
+    """Chains of draws of the same length."""
+
+    draws: Parameters  # [chains, n, ...]
+    objective: Tensor  # [chains * n], one chain after another
+    diverging: Tensor  # [chains, n]
+    interrupted: bool
+
+    def judged(self, draws: Parameters) -> tuple[bool, str]:
+        """Whether the chains agree in draws that were aligned, and how far, in words."""
+        apart, astray = _apart(draws), int(self.diverging.sum())
+        mixed = apart < MIXED and not self.interrupted
+        how = f"{'' if mixed else 'not '}converged: r_hat of {len(self.diverging)} chains up to {apart:.3f}"
+        return mixed, how + (f", {astray} divergent" if astray else "")
+
+
+def run_nuts(
+    density: FreeDensity, objective: Callable[[Parameters], Tensor], options: Options, like: Tensor
+) -> Chains | None:
+    """`max_steps` draws of each chain of a density, after half as many of warm-up; None: interrupted before a draw."""
     n_draws, n_warmup = options.max_steps, max(1, options.max_steps // 2)
     chains: list[Chained] = []
-    interrupted, density = False, Density(problem, start)
+    interrupted = False
     with Progress("NUTS", CHAINS * (n_draws + n_warmup), options.progress) as shown:
         try:
             with open_to_keys():
                 for number in range(CHAINS):
                     chains.append(Chained())
                     before = number * (n_draws + n_warmup)
-                    recorder = _recorder(chains[-1], density, problem, before, n_warmup, shown)
-                    with seeded(options.number + number, problem.series.observations):
+                    recorder = _recorder(chains[-1], density, objective, before, n_warmup, shown)
+                    with seeded(options.number + number, like):
                         kernel, start_at = NUTS(potential_fn=density.potential), density.start
                         MCMC(
                             kernel, n_draws, n_warmup, initial_params=start_at, disable_progbar=True, hook_fn=recorder
@@ -104,24 +131,32 @@ def fit_nuts(model: SwitchingSSM, problem: Problem, options: Options, start: Par
     complete = _rectangle([len(chain.draws) for chain in chains])
     if complete is None:
         return None
-    n_chains, n = complete
+    _, n = complete
     kept = [chain for chain in chains if len(chain.draws) >= n]
-    draws = {name: torch.stack([torch.stack([draw[name] for draw in c.draws[:n]]) for c in kept]) for name in start}
+    names = kept[0].draws[0]
+    draws = {name: torch.stack([torch.stack([draw[name] for draw in c.draws[:n]]) for c in kept]) for name in names}
     diverging = torch.tensor([[number in chain.diverging for number in range(n)] for chain in kept])
-    flat = {name: value.flatten(0, 1) for name, value in draws.items()}
+    trace = torch.stack([height for chain in kept for height in chain.objective[:n]]).double()
+    return Chains(draws, trace, diverging, interrupted)
+
+
+def fit_nuts(model: SwitchingSSM, problem: Problem, options: Options, start: Parameters) -> Sampled | None:
+    """`max_steps` draws of each chain, after half as many of warm-up; None where it was interrupted before a draw."""
+    chains = run_nuts(Density(problem, start), problem.objective, options, problem.series.observations)
+    if chains is None:
+        return None
+    draws = {name: chains.draws[name] for name in start}
     if not any("state" in problem.parameters[name].dims for name in problem.fixed):
+        shape = chains.diverging.shape
+        flat = {name: value.flatten(0, 1) for name, value in draws.items()}
         flat = reordered(problem.parameters, flat, match_states(problem, flat, start))
-    draws = {name: value.unflatten(0, (n_chains, n)) for name, value in flat.items()}
-    trace = torch.stack([objective for chain in kept for objective in chain.objective[:n]]).double()
-    apart, astray = _apart(draws), int(diverging.sum())
-    mixed = apart < MIXED and not interrupted
-    how = f"{'' if mixed else 'not '}converged: r_hat of {n_chains} chains up to {apart:.3f}"
-    how += f", {astray} divergent" if astray else ""
-    posterior = DrawnPosterior(model, draws, diverging=diverging)
-    return _sampled(posterior, problem, trace, n_chains, mixed, how, interrupted)
+        draws = {name: value.unflatten(0, shape) for name, value in flat.items()}
+    mixed, how = chains.judged(draws)
+    posterior = DrawnPosterior(model, draws, diverging=chains.diverging)
+    return _sampled(posterior, problem, chains.objective, len(chains.diverging), mixed, how, chains.interrupted)
 
 
-def _drawn(guide: AutoNormal, name: str) -> Tensor:
+def draw_guide(guide: AutoNormal, name: str) -> Tensor:
     """`DRAWS` draws of a parameter from a guide: the transforms of normal ones."""
     loc, scale = (getattr(table, name).detach() for table in (guide.locs, guide.scales))
     free = loc + scale * torch.randn(DRAWS, *loc.shape, dtype=loc.dtype, device=loc.device)
@@ -139,7 +174,12 @@ class Chained:
 
 
 def _recorder(
-    chain: Chained, density: Density, problem: Problem, before: int, n_warmup: int, shown: Progress
+    chain: Chained,
+    density: FreeDensity,
+    objective: Callable[[Parameters], Tensor],
+    before: int,
+    n_warmup: int,
+    shown: Progress,
 ) -> Callable[[Any, dict[str, Tensor], str, int], None]:
     """A hook of Pyro's sampler that keeps each draw as soon as it is there, so that none is lost to an interrupt."""
 
@@ -148,7 +188,7 @@ def _recorder(
         if warm:
             draw = {name: value.detach() for name, value in density.values(free).items()}
             with torch.no_grad():
-                chain.objective.append(problem.objective(draw))
+                chain.objective.append(objective(draw))
             chain.diverging.update(kernel.diagnostics()["divergences"])
             chain.draws.append(draw)  # the last: what has come before belongs to it
         shown(before + i + 1 + (n_warmup if warm else 0), float("nan"))
@@ -170,7 +210,7 @@ def _apart(draws: Parameters) -> float:
     return max(float(ratio.nan_to_num(1.0).max()) for ratio in ratios)
 
 
-def _settled(trace: Tensor) -> bool:
+def settled(trace: Tensor) -> bool:
     """Whether the last quarter of a noisy trace is no higher than the one before by more than its error."""
     quarter = len(trace) // 4
     if quarter < 2:

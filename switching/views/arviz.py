@@ -28,7 +28,7 @@ from ..data.series import Drive, Given, Series
 from ..data.timeline import storable, time_index
 from ..emissions.contract import ByGate, Emission
 from ..fitting.fit import Fit
-from ..fitting.posterior import DrawnPosterior
+from ..fitting.posterior import DrawnParameters
 from ..fitting.search import COLUMNS
 from ..forecast import StateMixture
 from ..parameters import Parameters, described, widened
@@ -106,7 +106,7 @@ def to_arviz(
     with naming("x"):
         data = inference_data(model, values, shape, series, attributes, number_of(seed), predictive)
     trace: dict[str, Any] = {"objective": (("step",), fit.objective.cpu().numpy())}
-    if isinstance(fit.posterior, DrawnPosterior) and fit.posterior.diverging is not None:
+    if isinstance(fit.posterior, DrawnParameters) and fit.posterior.diverging is not None:
         diverging = fit.posterior.diverging[:, fit.posterior.spaced(draws)]
         trace["diverging"] = (("chain", "draw"), diverging.cpu().numpy())
     data.add_groups(sample_stats=_dataset(trace, {"step": np.arange(1, len(fit.objective) + 1)}))

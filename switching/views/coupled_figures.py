@@ -12,26 +12,22 @@ from torch import Tensor
 
 from ...inference.numerics.scalars import check_probability
 from ..coupled.contract import CoupledSSM
-from ..data.series import Given, Series
+from ..data.series import Given
 from ..emissions.contract import ByGate
 from ..forecast import Forecast, StateMixture
 from .colors import state_colors
 from .drawing import (
-    FAINT,
     GATE,
     INK,
     PANEL,
     STRIP,
     TimeAxis,
     draw_gate,
-    draw_series,
     draw_states,
-    draw_steps,
-    name_feature,
     new_figure,
     set_title,
 )
-from .figures import LEAST_SHOWN, SHOWN_HORIZONS, time_axis, within_support
+from .figures import LEAST_SHOWN, SHOWN_HORIZONS, draw_expected, time_axis, within_support
 
 
 @torch.no_grad()
@@ -62,7 +58,7 @@ def plot_fit(model: CoupledSSM, x: Any, *, sequence: int = 0, level: float = 0.9
     axis = time_axis(series)
     figure, panels = new_figure([*[PANEL] * model.n_features, *[STRIP] * n, *[GATE] * n])
     set_title(panels[0], f"Observed series, with the mean and {100 * level:g}% band in its smoothed states")
-    _draw_features(panels, (series, axis), (mixture.mean, *ends), axis)
+    draw_expected(panels, (series, axis), (mixture.mean, *ends), axis)
     _draw_strips(panels[-2 * n : -n], axis, [found[f"state_probability_{d}"][0] for d in range(1, n + 1)], part)
     for d, panel in enumerate(panels[-n:]):
         draw_gate(panel, axis, found["redraw_probability"][0][:, d].numpy(), f"{part} {d + 1}\nredraw")
@@ -83,7 +79,7 @@ def plot_forecast(forecast: Forecast, level: float = 0.9) -> Figure:
     figure, panels = new_figure([*[PANEL] * model.n_features, *[STRIP] * len(model.n_states)])
     set_title(panels[0], f"Observed series, then the mean and {100 * level:g}% interval in the forecast")
     expected, later = (ahead.mean, *ahead.interval(level)), axis.part(n_past, n_past + horizon)
-    _draw_features(panels, (past, axis.part(0, n_past)), expected, later)
+    draw_expected(panels, (past, axis.part(0, n_past)), expected, later)
     states = [torch.cat([a[first:], b]) for a, b in zip(seen.state, ahead.state, strict=True)]
     _draw_strips(panels[model.n_features :], axis, states, _part(model))
     for panel in panels:
@@ -91,20 +87,6 @@ def plot_forecast(forecast: Forecast, level: float = 0.9) -> Figure:
         panel.axvline(axis.edges[n_past], color="white" if strip else INK, linewidth=0.9, linestyle="--")
     axis.mark(panels)
     return figure
-
-
-def _draw_features(
-    panels: list[Axes], observed: tuple[Series, TimeAxis], expected: tuple[Tensor, ...], axis: TimeAxis
-) -> None:
-    """A panel for each feature: the observed steps over mean, lower and upper ends at the expected ones."""
-    series, seen_at = observed
-    mean, lower, upper = (table.numpy() for table in expected)
-    for feature, name in enumerate(series.features_of()):
-        panel = panels[feature]
-        draw_steps(panel, axis, upper[:, feature], lower[:, feature], color=FAINT, alpha=0.3, linewidth=0, zorder=1)
-        draw_steps(panel, axis, mean[:, feature], None, color=INK, linewidth=1.6, zorder=5)
-        draw_series(panel, seen_at, series.observations[:, feature].numpy())
-        name_feature(panel, name)
 
 
 def _draw_strips(panels: list[Axes], axis: TimeAxis, states: list[Tensor], part: str) -> None:

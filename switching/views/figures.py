@@ -26,6 +26,7 @@ from ..parameters import Parameters
 from ..problem import Problem
 from .colors import state_colors
 from .drawing import (
+    FAINT,
     GATE,
     INK,
     PANEL,
@@ -36,6 +37,7 @@ from .drawing import (
     draw_gate,
     draw_series,
     draw_states,
+    draw_steps,
     label_states,
     name_feature,
     new_figure,
@@ -201,6 +203,20 @@ def draw_features(
         draw_series(panel, seen_at, series.observations[:, feature].numpy(), joined=not few)
         name_feature(panel, name)
         label_states(panel, *state_labels(emission, values, feature), colors)
+
+
+def draw_expected(
+    panels: list[Axes], observed: tuple[Series, TimeAxis], expected: tuple[Tensor, ...], axis: TimeAxis
+) -> None:
+    """A panel for each feature: the observed steps over mean, lower and upper ends at the expected ones."""
+    series, seen_at = observed
+    mean, lower, upper = (table.numpy() for table in expected)
+    for feature, name in enumerate(series.features_of()):
+        panel = panels[feature]
+        draw_steps(panel, axis, upper[:, feature], lower[:, feature], color=FAINT, alpha=0.3, linewidth=0, zorder=1)
+        draw_steps(panel, axis, mean[:, feature], None, color=INK, linewidth=1.6, zorder=5)
+        draw_series(panel, seen_at, series.observations[:, feature].numpy())
+        name_feature(panel, name)
 
 
 def state_labels(emission: Emission, values: Parameters, feature: int) -> tuple[np.ndarray, list[str]]:

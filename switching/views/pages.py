@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 
 from ..data.timeline import continued, label_text, time_index
-from ..forecast import Forecast
 from .arviz import coordinates
 from .tables import by_state, html, values_of
 
@@ -45,8 +44,8 @@ def posterior_page(posterior: Any) -> str:
     return html(type(posterior).__name__, table)
 
 
-def forecast_page(forecast: Forecast) -> str:
-    """Mean and interval, and the probabilities of states, at each horizon of the first sequence."""
+def forecast_page(forecast: Any) -> str:
+    """Mean and interval, and the belief about states, at each horizon of the first sequence."""
     horizon, found = forecast.mean.shape[-2], {}
     names = [f"x[{f}]" for f in range(forecast.mean.shape[-1])] if forecast.mean.shape[-1] > 1 else ["x"]
     index = pd.RangeIndex(1, horizon + 1, name="horizon")
@@ -63,10 +62,7 @@ def forecast_page(forecast: Forecast) -> str:
     for f, name in enumerate(names):
         found[name] = first(forecast.mean)[:, f]
         found |= {f"{name}, {end}": first(table)[:, f] for end, table in zip(ends._fields, ends, strict=True)}
-    states = forecast.state if isinstance(forecast.state, tuple) else (forecast.state,)
-    for d, state in enumerate(states, start=1):
-        chain = f" {d}" if isinstance(forecast.state, tuple) else ""
-        found |= {f"P(state{chain} {k})": column for k, column in enumerate(first(state).T)}
+    found |= {name: first(column.unsqueeze(-1))[:, 0] for name, column in forecast.beliefs.items()}
     n = forecast.mean.shape[:-2].numel()
     title = f"Forecast, with intervals of {100 * LEVEL:g}%{f'; the first of {n} sequences' if n > 1 else ''}"
     return html(title, pd.DataFrame(found, index=index))

@@ -133,7 +133,7 @@ def pressed_before(monkeypatch, room, name: str, times: int = 1) -> None:
     [
         ("em", fits, "reordered"),
         ("vmp", fits, "renumbered"),
-        ("svi", sampling, "_settled"),
+        ("svi", sampling, "settled"),
         ("nuts", sampling, "_apart"),
         ("svi", fits, "course"),
     ],

@@ -1,0 +1,145 @@
+r"""Learning by message passing in models whose every parameter is in a conjugate block, and whose every chain is exact.
+
+$$q = q(\theta)\, \prod_d q_d(\text{path}_d), \qquad q(\theta) = \text{a product over blocks}$$
+
+Restarts are the first axis of every block. Expectation-maximisation is the same with every q of a block a point; with
+one chain its bound is the evidence.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from ...inference.families import Gamma, Point, VectorFamily
+from ...inference.message_passing.engine import VMP, Run
+from ...inference.message_passing.factor_graph import Block, Factor
+from ...inference.numerics.randomness import Seed, generator_of
+from ..data.series import Series
+from ..parameters import Parameters
+from .graph import Etas
+from .message_passing import Passing
+from .options import Options
+from .posterior import ParameterPosterior
+from .progress import Progress
+from .search import Race
+
+RIDGE = 1e-9  # how often a prior still counts under maximum likelihood: it holds what the data leave open
+
+Points = dict[str, Any]
+"""By block, a point of its family."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """What a model learns from.
+
+    Attributes:
+        families, priors: of the blocks of parameters, by name.
+        factors: that join them to the paths.
+        paths: the blocks of the chains' paths, in order.
+        collect: from points of the blocks, with any leading axes, to the model's parameters.
+        between: what moves all blocks at once where their updates are slow; it does not lower the bound.
+    """
+
+    families: dict[str, VectorFamily[Any]]
+    priors: dict[str, Tensor]
+    factors: list[Factor]
+    paths: list[Block]
+    collect: Callable[[Points], Parameters]
+    between: Callable[[VMP], None] | None = None
+
+    def at_points(self, flat: bool) -> "Network":
+        """The same with points in the place of densities; `flat`: without priors."""
+        families = {name: Point(family, flat) for name, family in self.families.items()}
+        if not flat:
+            return replace(self, families=families)
+        priors = {name: families[name].nothing(prior) + RIDGE * prior for name, prior in self.priors.items()}
+        return replace(self, families=families, priors=priors)
+
+    def engine(self, restarts: int, check: bool = True) -> VMP:
+        """The engine, whose parameters start at their prior and whose paths start where they are."""
+        blocks = [
+            Block(name, family, self.priors[name], self.priors[name].expand(restarts, *self.priors[name].shape))
+            for name, family in self.families.items()
+        ]
+        return VMP([*blocks, *self.paths], self.factors, restarts, check=check)
+
+    def race(self, options: Options, series: Series, kinds: list[str], n_kept: int, shift: float = 0.0) -> Race:
+        """Climbs from the paths as they start, one of each kind.
+
+        Arguments:
+            n_kept: how many go on to the end, besides those that may still be the best.
+            shift: by which the objective is greater in the user's units, for the progress that is shown.
+        """
+        title = f"{options.method.upper()}, {options.restarts} restarts"
+        with Progress(title, options.max_steps, options.progress) as shown:
+            race = Race(options, series, lambda step, best: shown(step, best + shift))
+            race.run(NetworkPassing(self.engine(len(kinds)), self), kinds, n_kept)
+        return race
+
+
+class NetworkPassing(Passing):
+    """A batch of restarts of a network that climb, and leap."""
+
+    def __init__(self, engine: VMP, network: Network, fresh: bool = True) -> None:
+        super().__init__(engine)
+        self.engine: VMP = engine
+        self.network, self.fresh = network, fresh
+
+    def run(self, max_steps: int) -> Run:
+        if self.network.between is not None and not self.fresh:
+            self.network.between(self.engine)
+        self.fresh = False  # parameters have left the prior
+        return super().run(max_steps)
+
+    def select(self, restarts: Tensor) -> "NetworkPassing":
+        return NetworkPassing(self.engine.select(restarts), self.network, self.fresh)
+
+    def proper(self, etas: Etas) -> bool:
+        """Whether natural parameters of one restart, or points, are in the range of their families."""
+        try:
+            for name, family in self.network.families.items():
+                family.check(etas[name])
+                family.mean(etas[name])
+        except ValueError:
+            return False
+        return True
+
+    def at(self, tables: Etas) -> "NetworkPassing":
+        blocks = [replace(block, eta=tables[name]) for name, block in self.engine.blocks.items()]
+        engine = VMP(blocks, self.engine.factors, self.engine.restarts, check=False, linear=self.engine.linear)
+        for block in self.network.paths:
+            engine.update(block.name)
+        return NetworkPassing(engine, self.network, fresh=False)
+
+
+@dataclass(frozen=True, repr=False)
+class NetworkPosterior(ParameterPosterior):
+    """Independent blocks of conjugate families over the parameters; the model says of what.
+
+    Attributes:
+        blocks: natural parameters of each block.
+        families: of the blocks.
+        collect: from points of the blocks to the model's parameters.
+    """
+
+    blocks: dict[str, Tensor]
+    families: dict[str, VectorFamily[Any]]
+    collect: Callable[[Points], Parameters]
+
+    @property
+    def mean(self) -> Parameters:
+        """Posterior means; of rates, whose logarithms are the parameters, the geometric mean."""
+        return self.collect({name: _expected(family, self.blocks[name]) for name, family in self.families.items()})
+
+    def sample(self, n: int, seed: Seed = 0) -> Parameters:
+        generator = generator_of(seed)
+        points = {name: family.sample(self.blocks[name], n, generator) for name, family in self.families.items()}
+        return self.collect(points)
+
+
+def _expected(family: VectorFamily[Any], eta: Tensor) -> Any:
+    inner = family.family if isinstance(family, Point) else family
+    return family.mean(eta)[..., 0].exp() if isinstance(inner, Gamma) else family.expected(eta)

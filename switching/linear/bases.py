@@ -1,0 +1,61 @@
+r"""Bases of the latent space: with $s \to M s + b$ the same model has other parameters,
+
+$$A \to M A M^{-1}, \quad c \to M c + b - M A M^{-1} b, \quad Q \to M Q M^\top, \quad C \to C M^{-1}, \quad
+d \to d - C M^{-1} b, \quad m \to M m + b, \quad P \to M P M^\top.$$
+"""
+
+from collections.abc import Iterable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..parameters import Parameters
+
+RANK = 1e-9  # of the greatest singular value, from which on a direction counts
+
+
+def turned(values: Parameters, matrix: Float[Tensor, "L L"], offset: Float[Tensor, "L"]) -> Parameters:
+    """Parameters `[*r, ...]` in another basis."""
+    transition = matrix @ values["transition"] @ torch.linalg.inv(matrix)
+    emission = values["emission"] @ torch.linalg.inv(matrix)
+    return values | {
+        "transition": transition,
+        "transition_offset": values["transition_offset"] @ matrix.mT + offset - offset @ transition.mT,
+        "state_noise": matrix @ values["state_noise"] @ matrix.mT,
+        "emission": emission,
+        "emission_offset": values["emission_offset"] - offset @ emission.mT,
+        "initial_mean": values["initial_mean"] @ matrix.mT + offset,
+        "initial_covariance": matrix @ values["initial_covariance"] @ matrix.mT,
+    }
+
+
+def axes_of(emission: Float[Tensor, "F L"]) -> Float[Tensor, "L L"]:
+    """The turn after which the columns of the emission are orthogonal, longest first, largest entry positive."""
+    _, _, turn = torch.linalg.svd(emission, full_matrices=True)
+    columns = emission @ turn.mT
+    largest = columns.gather(0, columns.abs().argmax(0, keepdim=True)).squeeze(0)
+    return torch.where(largest < 0, -1.0, 1.0).unsqueeze(-1) * turn
+
+
+def nearest_turn(draws: Float[Tensor, "n F L"], emission: Float[Tensor, "F L"]) -> Float[Tensor, "n L L"]:
+    """The turns after which each emission is nearest to one (Procrustes)."""
+    left, _, right = torch.linalg.svd(emission.mT @ draws)
+    return left @ right
+
+
+def n_bases(values: Parameters, fixed: Iterable[str]) -> int:
+    """How many directions of M and b leave the parameters that are fixed as they are."""
+    n = len(values["initial_mean"])
+    size, held = n * n + n, list(fixed)
+    if not held:
+        return size
+
+    def moved(step: Tensor) -> Tensor:
+        matrix = torch.eye(n).to(step) + step[: n * n].reshape(n, n)
+        found = turned({name: value.double() for name, value in values.items()}, matrix, step[n * n :])
+        return torch.cat([found[name].flatten() for name in held])
+
+    table = torch.autograd.functional.jacobian(moved, torch.zeros(size, dtype=torch.float64))
+    sizes = torch.linalg.svdvals(torch.as_tensor(table))
+    return size - int((sizes > RANK * sizes[0]).sum())

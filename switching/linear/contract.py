@@ -1,0 +1,102 @@
+r"""What latent vectors of a linear model do: the contract of its dynamics, and its plainest case.
+
+$$s_1 \sim N(m, P), \qquad s_{t+1} = A s_t + c + N(0, Q)$$
+
+Dynamics turn parameters by name, `[*r, ...]` with axes for restarts or draws, into the tables of these `Moves`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+from torch.distributions import constraints
+
+from ...inference.numerics.scalars import check_integer
+from ..parameters import Named, Parameter, Parameters, check_parameters
+
+
+class Moves(NamedTuple):
+    """The arguments of a `LinearGaussianChain` that say how its state moves, [*r, ...]; None: 0."""
+
+    transition: Tensor
+    state_noise: Tensor
+    initial_mean: Tensor | None
+    initial_covariance: Tensor | None
+    transition_offset: Tensor | None = None
+
+
+class LinearDynamics(Named, ABC):
+    """How a latent vector moves; a frozen dataclass."""
+
+    n_latent: int
+
+    @property
+    @abstractmethod
+    def latents(self) -> tuple[str, ...]:
+        """What the entries of the latent vector are called."""
+
+    @property
+    @abstractmethod
+    def parameters(self) -> Mapping[str, Parameter]:
+        """What is known of each parameter besides its values."""
+
+    @property
+    def diffuse(self) -> tuple[bool, ...]:
+        """Which entries start anywhere."""
+        return (False,) * self.n_latent
+
+    @property
+    def shown(self) -> tuple[int, ...]:
+        """Which entries are worth a panel: those that are no lags or turns of others."""
+        return tuple(range(self.n_latent))
+
+    @abstractmethod
+    def moves(self, values: Parameters) -> Moves:
+        """The tables under parameters `[*r, ...]`."""
+
+    def check_values(self, values: Parameters) -> Parameters:
+        """The parameters that are its own; ValueError where they are not valid."""
+        return check_parameters(
+            self.parameters, values, {"latent": self.n_latent, "latent_new": self.n_latent}, self.name
+        )
+
+
+@dataclass(frozen=True)
+class LinearGaussian(LinearDynamics):
+    """Dynamics of which every table is a parameter.
+
+    Parameters, L being `n_latent`: `transition` [L, L], to the new state (rows) from the old one; `transition_offset`
+    [L]; `state_noise` [L, L], a covariance; `initial_mean` [L] and `initial_covariance` [L, L] of the first state.
+
+    Raises:
+        TypeError, ValueError: n_latent is not a positive whole number.
+
+    >>> import samplehold as sh
+    >>> sh.LinearSSM(sh.LinearGaussian(2), n_features=3).sizes
+    {'latent': 2, 'latent_new': 2, 'feature': 3, 'feature_new': 3}
+    """
+
+    n_latent: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "n_latent", check_integer("n_latent", self.n_latent))
+
+    @property
+    def latents(self) -> tuple[str, ...]:
+        return tuple(map(str, range(self.n_latent)))
+
+    @property
+    def parameters(self) -> Mapping[str, Parameter]:
+        covariance = Parameter(("latent", "latent_new"), constraints.positive_definite)
+        return {
+            "transition": Parameter(("latent_new", "latent")),
+            "transition_offset": Parameter(("latent",)),
+            "state_noise": covariance,
+            "initial_mean": Parameter(("latent",)),
+            "initial_covariance": covariance,
+        }
+
+    def moves(self, values: Parameters) -> Moves:
+        return Moves(**{name: values[name] for name in Moves._fields})

@@ -1,0 +1,151 @@
+r"""Free coordinates of a linear model's parameters in units of the data: one vector, which samplers and climbs move.
+
+Of a structure they are standard deviations of either sign, so that a variance of 0 is a point like others, and
+$\operatorname{artanh}$ of partial autocorrelations, so that every autoregression is stationary; otherwise the
+coefficients, and the free coordinates of precisions. What is fixed has none.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ...inference.families import LocPrecision
+from ..definite import DefiniteTransform
+from ..fitting.density import FreeDensity
+from ..parameters import Parameters
+from .emission import Irregular, LinearEmission
+from .priors import NAMES, Units, collect, points
+from .problem import LinearProblem
+from .stationary import from_partial_autocorrelations, partial_autocorrelations
+from .structures import Structure
+
+STEEPEST = 1 - 1e-7  # partial autocorrelation that coordinates reach
+
+
+class StructureCoordinates:
+    """Of a structure and its irregular part.
+
+    Arguments:
+        fixed: parameters that have no coordinates, `[...]`.
+    """
+
+    def __init__(self, structure: Structure, fixed: Parameters) -> None:
+        names = ("sigma2.irregular", *structure.variances)
+        self.variances = [name for name in names if name not in fixed]
+        self.weights = [own for own in structure.orders.values() if not set(own) & set(fixed)]
+        self.fixed = fixed
+
+    def of(self, values: Parameters) -> Float[Tensor, "*r P"]:
+        """The coordinates of parameters."""
+        found = [values[name].clamp_min(0).sqrt().unsqueeze(-1) for name in self.variances]
+        found += [partial_autocorrelations(self._stacked(values, own)).atanh() for own in self.weights]
+        return torch.cat(found, -1)
+
+    def values(self, at: Float[Tensor, "*r P"]) -> Parameters:
+        """Parameters at coordinates."""
+        n = len(self.variances)
+        found = {name: at[..., i].square() for i, name in enumerate(self.variances)}
+        for own in self.weights:
+            weights = from_partial_autocorrelations(at[..., n : n + len(own)].tanh() * STEEPEST)
+            found |= dict(zip(own, weights.unbind(-1), strict=True))
+            n += len(own)
+        return found | {name: value.to(at).expand(at.shape[:-1]) for name, value in self.fixed.items()}
+
+    def log_volume(self, at: Float[Tensor, "*r P"]) -> Float[Tensor, "*r"]:
+        """How densities of standard deviations and partial autocorrelations change."""
+        partial = at[..., len(self.variances) :].tanh()
+        return torch.log1p(-partial.square() * STEEPEST).sum(-1)
+
+    @staticmethod
+    def _stacked(values: Parameters, names: Sequence[str]) -> Tensor:
+        return torch.stack([values[name] for name in names], -1)
+
+
+class TableCoordinates:
+    """Of `LinearGaussian` dynamics and a `LinearEmission`.
+
+    Arguments:
+        near: parameters, for their sizes.
+        fixed: parameters that have no coordinates, all of some blocks.
+    """
+
+    def __init__(self, emission: LinearEmission, near: Parameters, fixed: Parameters) -> None:
+        self.emission, self.near, self.fixed = emission, near, fixed
+        self.free = [name for name, own in NAMES.items() if own[0] not in fixed]
+
+    def of(self, values: Parameters) -> Float[Tensor, "*r P"]:
+        """The coordinates of parameters."""
+        at, lead = points(values, self.emission), values["initial_mean"].ndim - 1
+        parts = [part for name in self.free for part in (at[name].loc, DefiniteTransform().inv(at[name].precision))]
+        return torch.cat([torch.as_tensor(part).flatten(lead) for part in parts], -1)
+
+    def values(self, at: Float[Tensor, "*r P"]) -> Parameters:
+        """Parameters at coordinates."""
+        held, lead = points(self.near | self.fixed, self.emission), at.shape[:-1]
+        found, used = {}, 0
+        for name, point in held.items():
+            if name not in self.free:
+                found[name] = LocPrecision(
+                    point.loc.expand(*lead, *point.loc.shape), point.precision.expand(*lead, *point.precision.shape)
+                )
+                continue
+            n, inner = point.loc.numel(), DefiniteTransform().inverse_shape(point.precision.shape)
+            loc, rest = at[..., used : used + n], at[..., used + n : used + n + inner.numel()]
+            precision = torch.as_tensor(DefiniteTransform()(rest.unflatten(-1, inner)))
+            found[name] = LocPrecision(loc.unflatten(-1, point.loc.shape), precision)
+            used += n + inner.numel()
+        return collect(found, self.emission) | {
+            name: value.to(at).expand(*lead, *value.shape) for name, value in self.fixed.items()
+        }
+
+    def log_volume(self, at: Float[Tensor, "*r P"]) -> Float[Tensor, "*r"]:
+        """How densities of coefficients and precisions change."""
+        held, used, total = points(self.near, self.emission), 0, torch.zeros_like(at[..., 0])
+        for name in self.free:
+            point = held[name]
+            used += point.loc.numel()
+            inner = DefiniteTransform().inverse_shape(point.precision.shape)
+            rest = at[..., used : used + inner.numel()].unflatten(-1, inner)
+            to = DefiniteTransform()
+            total = total + to.log_abs_det_jacobian(rest, torch.as_tensor(to(rest))).flatten(at.ndim - 1).sum(-1)
+            used += inner.numel()
+        return total
+
+
+class LinearDensity(FreeDensity):
+    """The log joint of a problem in coordinates of its parameters.
+
+    Arguments:
+        problem: in units of the data.
+        units: these, and how to come back.
+        near: parameters in these units, at which the density has to be there.
+        volume: whether the volume of the coordinates counts, as it does for draws; a climb goes to the mode without.
+    """
+
+    def __init__(self, problem: LinearProblem, units: Units, near: Parameters, volume: bool = True) -> None:
+        self.problem, self.units, self.volume = problem, units, volume
+        emission = problem.emission
+        if isinstance(emission, Irregular):
+            self.coordinates = StructureCoordinates(emission.structure, problem.fixed)
+        else:
+            self.coordinates = TableCoordinates(emission, near, problem.fixed)
+        self.start = {"y": self.coordinates.of(near)}
+
+    def values(self, free: Parameters) -> Parameters:
+        back = Units(*(table.to(free["y"]) for table in self.units.back))
+        return self.problem.emission.in_units(self.coordinates.values(free["y"]), *back)
+
+    def log_prob(self, free: Parameters) -> Float[Tensor, "*r"]:
+        total = self.problem.objective(self.coordinates.values(free["y"]))
+        return total + self.coordinates.log_volume(free["y"]) if self.volume else total
+
+    @property
+    def variances(self) -> list[str]:
+        """The names of a structure's variances, whose coordinates come first."""
+        return self.coordinates.variances if isinstance(self.coordinates, StructureCoordinates) else []
+
+    @property
+    def at_once(self) -> int:
+        return self.problem.at_once

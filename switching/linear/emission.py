@@ -1,0 +1,86 @@
+r"""How a latent vector is seen: $x_t = C s_t + d + N(0, R)$, with tables that are parameters, or known ones."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributions import constraints
+
+from ...inference.numerics.scalars import check_integer
+from ..parameters import Named, Parameter, Parameters
+from .structures import VARIANCE, Structure
+
+
+class Sights(NamedTuple):
+    """The arguments of a `LinearGaussianChain` that say how its state is seen, [*r, ...]; None: 0."""
+
+    emission: Tensor
+    observation_noise: Tensor
+    emission_offset: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class LinearEmission(Named):
+    """Features that are linear in the latent vector.
+
+    Arguments:
+        n_features: F.
+        full: whether the noises of the features are correlated.
+    """
+
+    n_features: int
+    full: bool
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "n_features", check_integer("n_features", self.n_features))
+
+    @property
+    def parameters(self) -> Mapping[str, Parameter]:
+        noise = Parameter(("feature",), constraints.positive)
+        if self.full:
+            noise = Parameter(("feature", "feature_new"), constraints.positive_definite)
+        return {
+            "emission": Parameter(("feature", "latent")),
+            "emission_offset": Parameter(("feature",)),
+            "observation_noise": noise,
+        }
+
+    def sights(self, values: Parameters) -> Sights:
+        """The tables under parameters `[*r, ...]`."""
+        noise = values["observation_noise"]
+        return Sights(values["emission"], noise if self.full else torch.diag_embed(noise), values["emission_offset"])
+
+    def in_units(self, values: Parameters, about: Tensor, unit: Tensor) -> Parameters:
+        """Parameters of x as those of (x - about) / unit."""
+        by = unit.unsqueeze(-1)
+        change = {
+            "emission": lambda table: table / by,
+            "emission_offset": lambda table: (table - about) / unit,
+            "observation_noise": lambda table: table / (by * unit if self.full else unit * unit),
+        }
+        return {name: change[name](table) if name in change else table for name, table in values.items()}
+
+
+@dataclass(frozen=True)
+class Irregular(Named):
+    """One series that shows a structure, and noise of the variance `sigma2.irregular`."""
+
+    structure: Structure
+
+    n_features = 1
+
+    @property
+    def parameters(self) -> Mapping[str, Parameter]:
+        return {"sigma2.irregular": VARIANCE}
+
+    def sights(self, values: Parameters) -> Sights:
+        """The tables under parameters `[*r, ...]`."""
+        noise = values["sigma2.irregular"]
+        return Sights(torch.tensor([self.structure.seen]).to(noise), noise[..., None, None])
+
+    def in_units(self, values: Parameters, about: Tensor, unit: Tensor) -> Parameters:
+        """Parameters of x as those of (x - about) / unit: a structure is about 0, or starts anywhere."""
+        square = (unit * unit).squeeze(-1)
+        return {name: value / square if name.startswith("sigma2.") else value for name, value in values.items()}

@@ -1,0 +1,245 @@
+r"""Factors between paths of real vectors and the linear regressions that move them and are seen of them.
+
+With inputs $u_t = (s_t, 1)$ and coefficients M, a move is $s_{t+1} \sim N(M^\top u_t, \Lambda^{-1})$, and a sight
+$x_t \sim N(M^\top u_t, \Lambda^{-1})$. Their expected logarithm is the product of the statistics of a
+`MatrixNormalWishart` block with what the path says of inputs and outputs,
+
+$$\langle (M \Lambda,\; M \Lambda M^\top,\; \log|\Lambda|,\; \Lambda),\;
+(u y^\top,\; -\tfrac12 u u^\top,\; \tfrac12,\; -\tfrac12 y y^\top) \rangle - \tfrac D2 \log 2\pi.$$
+
+Axes: R restarts, *b sequences, K regimes. Paths are `GaussianTables [R, *b, C, T, ...]` with a chain for each regime
+(C = K) or one for all (C = 1), parameters `[R, K, P]`. Where a switch joins a factor, a step counts for regime k with
+the probability that the switch is there, and a move belongs to the regime in which it arrives. Messages are closed.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ...inference.families import GaussianTables, MarkovTables, MatrixNormalWishart
+from ...inference.message_passing.factor_graph import Factor
+from ..dynamics.factors import named
+
+LOG_2PI = math.log(2 * math.pi)
+
+
+def moves(block: str, chain: str, inside: Tensor, switch: str | None = None) -> Factor:
+    """E log N(s_t+1; M' u_t, inv(Lambda)).
+
+    Arguments:
+        inside: [*b, T], 1 where a step belongs to its sequence.
+    """
+    mask = inside[..., None, 1:]
+
+    def design(paths: GaussianTables) -> Tensor:
+        """What is multiplied by the parameters, [R, *b, C, T-1, P]."""
+        _, squares = _inputs(paths)
+        crossed = torch.cat([paths.cross.mT, paths.linear[..., 1:, None, :]], -2)  # u_t s_t+1'
+        return _design(crossed, squares[..., :-1, :, :], paths.square[..., 1:, :, :])
+
+    def elog(paths: GaussianTables, table: Tensor, *switched: MarkovTables) -> Tensor:
+        n = paths.linear.shape[-1]
+        value = (design(paths) @ _wide(table, inside).unsqueeze(-1)).squeeze(-1) - n * LOG_2PI / 2
+        return value * _shares(switched)[..., 1:] if switched else value
+
+    def to_block(paths: GaussianTables, table: Tensor, *switched: MarkovTables) -> Tensor:
+        weights = (_shares(switched)[..., 1:] if switched else 1.0) * mask
+        return _over_sequences(weights.unsqueeze(-2) @ design(paths), table)
+
+    def to_chain(paths: GaussianTables, table: Tensor, *switched: MarkovTables) -> GaussianTables:
+        n = paths.linear.shape[-1]
+        weights = (_shares(switched)[..., 1:] if switched else 1.0) * mask
+        used = _weighted(table, weights, inside, paths)
+        first, second, _, precision = MatrixNormalWishart(n + 1).parts(used)
+        return GaussianTables(
+            pad(first[..., n, :], (0, 0, 1, 0)) - pad(_column(second), (0, 0, 0, 1)),
+            -(pad(second[..., :n, :n], (0, 0, 0, 0, 0, 1)) + pad(precision, (0, 0, 0, 0, 1, 0))) / 2,
+            first[..., :n, :].mT,
+        )
+
+    def to_switch(paths: GaussianTables, table: Tensor, *switched: MarkovTables) -> MarkovTables:
+        return _likelihood(pad(elog(paths, table) * mask, (1, 0)))
+
+    return _factor(block, chain, switch, elog, (to_chain, to_block, to_switch), mask)
+
+
+def sights(block: str, chain: str, x: Tensor, inside: Tensor, switch: str | None = None) -> Factor:
+    """E log N(x_t; M' u_t, inv(Lambda)) of whole steps, [R, K, P]; a step of which a feature is missing is left out."""
+    seen = inside * ~x.isnan().any(-1)
+    mask, filled = seen.unsqueeze(-2), torch.where(x.isnan(), 0.0, x).unsqueeze(-3)
+    outer = filled.unsqueeze(-1) * filled.unsqueeze(-2)
+
+    def design(paths: GaussianTables) -> Tensor:
+        means, squares = _inputs(paths)
+        return _design(means.unsqueeze(-1) * filled.unsqueeze(-2), squares, outer)
+
+    def elog(paths: GaussianTables, table: Tensor, *switched: MarkovTables) -> Tensor:
+        value = (design(paths) @ _wide(table, inside).unsqueeze(-1)).squeeze(-1) - x.shape[-1] * LOG_2PI / 2
+        return value * _shares(switched) if switched else value
+
+    def to_block(paths: GaussianTables, table: Tensor, *switched: MarkovTables) -> Tensor:
+        weights = (_shares(switched) if switched else 1.0) * mask
+        return _over_sequences(weights.unsqueeze(-2) @ design(paths), table)
+
+    def to_chain(paths: GaussianTables, table: Tensor, *switched: MarkovTables) -> GaussianTables:
+        n = paths.linear.shape[-1]
+        weights = (_shares(switched) if switched else 1.0) * mask
+        first, second, _, _ = MatrixNormalWishart(n + 1).parts(_weighted(table, weights, inside, paths))
+        linear = (first[..., :n, :] @ filled.unsqueeze(-1)).squeeze(-1) - _column(second)
+        return _of_states(linear, -second[..., :n, :n] / 2)
+
+    def to_switch(paths: GaussianTables, table: Tensor, *switched: MarkovTables) -> MarkovTables:
+        return _likelihood(elog(paths, table) * mask)
+
+    return _factor(block, chain, switch, elog, (to_chain, to_block, to_switch), mask)
+
+
+def features(block: str, chain: str, x: Tensor, inside: Tensor, switch: str | None = None) -> Factor:
+    """The same with independent noise in each feature, [R, K, F, P] with D = 1; missing features are left out."""
+    seen = (inside.unsqueeze(-1) * ~x.isnan()).unsqueeze(-3)  # [*b, 1, T, F]
+    filled = torch.where(x.isnan(), 0.0, x).unsqueeze(-3)
+
+    def parts(table: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """By feature on the last axis: [R, 1, K, n+1, F], the same with (n+1)^2 rows, and two of [R, 1, K, 1, F]."""
+        first, second, log_volume, precision = MatrixNormalWishart(n + 1).parts(_wide(table, inside))
+        rows = first.squeeze(-1).mT, second.flatten(-2).mT
+        return *rows, log_volume.unsqueeze(-2), precision[..., 0, 0].unsqueeze(-2)
+
+    def by_feature(paths: GaussianTables, table: Tensor) -> Tensor:
+        first, second, log_volume, precision = parts(table, paths.linear.shape[-1])
+        means, squares = _inputs(paths)
+        value = filled * (means @ first) - squares.flatten(-2) @ second / 2
+        return (value + (log_volume - precision * filled.square() - LOG_2PI) / 2) * seen
+
+    def elog(paths: GaussianTables, table: Tensor, *switched: MarkovTables) -> Tensor:
+        value = by_feature(paths, table).sum(-1)
+        return value * _shares(switched) if switched else value
+
+    def weights(switched: tuple[MarkovTables, ...]) -> Tensor:
+        return _shares(switched).unsqueeze(-1) * seen if switched else seen
+
+    def to_block(paths: GaussianTables, table: Tensor, *switched: MarkovTables) -> Tensor:
+        means, squares = _inputs(paths)
+        used = weights(switched)
+        first, second = (used * filled).mT @ means, used.mT @ squares.flatten(-2)
+        rest = torch.stack([used.sum(-2), -(used * filled.square()).sum(-2)], -1)
+        shape = torch.broadcast_shapes(first.shape[:-1], rest.shape[:-1])
+        found = torch.cat([first, -second / 2, rest.expand(*shape, 2) / 2], -1)
+        return _over_sequences(found, table)
+
+    def to_chain(paths: GaussianTables, table: Tensor, *switched: MarkovTables) -> GaussianTables:
+        n = paths.linear.shape[-1]
+        first, second, _, _ = parts(table, n)
+        used = weights(switched)
+        linear, square = (used * filled) @ first.mT, used @ second.mT
+        if linear.shape[-3] != paths.linear.shape[-3]:
+            linear, square = linear.sum(-3, keepdim=True), square.sum(-3, keepdim=True)
+        square = square.unflatten(-1, (n + 1, n + 1))
+        return _of_states(linear[..., :n] - _column(square), -square[..., :n, :n] / 2)
+
+    def to_switch(paths: GaussianTables, table: Tensor, *switched: MarkovTables) -> MarkovTables:
+        return _likelihood(by_feature(paths, table).sum(-1))
+
+    return _factor(block, chain, switch, elog, (to_chain, to_block, to_switch), None)
+
+
+def first_state(block: str, chain: str, n_axes: int) -> Factor:
+    """E log N(s_1; m, inv(Lambda)) of each chain; the block [R, C, P] is a `NormalWishart`.
+
+    Arguments:
+        n_axes: how many axes of sequences there are.
+    """
+
+    def design(paths: GaussianTables) -> Tensor:
+        mean, square = paths.linear[..., 0, :], paths.square[..., 0, :, :].flatten(-2)
+        half = torch.full_like(mean[..., :1], 0.5)
+        return torch.cat([mean, -half, half, -square / 2], -1)
+
+    def wide(table: Tensor) -> Tensor:
+        return table.reshape(table.shape[0], *(1,) * n_axes, *table.shape[1:])
+
+    def elog(paths: GaussianTables, table: Tensor) -> Tensor:
+        return (design(paths) * wide(table)).sum(-1) - paths.linear.shape[-1] * LOG_2PI / 2
+
+    def to_block(paths: GaussianTables, table: Tensor) -> Tensor:
+        return _over_sequences(design(paths), table)
+
+    def to_chain(paths: GaussianTables, table: Tensor) -> GaussianTables:
+        n, steps = paths.linear.shape[-1], paths.linear.shape[-2]
+        first, _, _, last = wide(table).split([n, 1, 1, n * n], -1)
+        linear = pad(first.unsqueeze(-2), (0, 0, 0, steps - 1))
+        square = pad(last.unflatten(-1, (n, n)).unsqueeze(-3), (0, 0, 0, 0, 0, steps - 1))
+        return _of_states(linear, -square / 2)
+
+    return Factor(named(block, elog), (chain, block), {chain: to_chain, block: to_block})
+
+
+# ---- what they share -------------------------------------------------------------------------------------------------
+
+
+def _inputs(paths: GaussianTables) -> tuple[Tensor, Tensor]:
+    """E u and E u u', [..., T, L+1] and [..., T, L+1, L+1]."""
+    means = pad(paths.linear, (0, 1), value=1.0)
+    rows = torch.cat([paths.square, paths.linear.unsqueeze(-2)], -2)
+    return means, torch.cat([rows, means.unsqueeze(-1)], -1)
+
+
+def _design(crossed: Tensor, inputs: Tensor, outputs: Tensor) -> Tensor:
+    """What is multiplied by the parameters, [..., P], from E u y', E u u' and E y y'."""
+    parts = [crossed.flatten(-2), -inputs.flatten(-2) / 2, -outputs.flatten(-2) / 2]
+    shape = torch.broadcast_shapes(*(part.shape[:-1] for part in parts))
+    first, second, last = (part.expand(*shape, -1) for part in parts)
+    return torch.cat([first, second, torch.full_like(first[..., :1], 0.5), last], -1)
+
+
+def _column(second: Tensor) -> Tensor:
+    """What a symmetric table [..., L+1, L+1] says of the states beside the 1, [..., L]."""
+    return (second[..., :-1, -1] + second[..., -1, :-1]) / 2
+
+
+def _wide(table: Tensor, inside: Tensor) -> Tensor:
+    """[R, K, ...] beside [R, *b, K, ...]."""
+    return table.reshape(table.shape[0], *(1,) * (inside.ndim - 1), *table.shape[1:])
+
+
+def _shares(switched: tuple[MarkovTables, ...]) -> Tensor:
+    """The probabilities of the regimes, [R, *b, K, T]."""
+    return switched[0].likelihood.mT
+
+
+def _likelihood(table: Tensor) -> MarkovTables:
+    """A message [R, *b, K, T] to the steps of the switch."""
+    return MarkovTables.of_steps(table.mT, None)
+
+
+def _of_states(linear: Tensor, square: Tensor) -> GaussianTables:
+    """A message to the states alone, none of which depends on the next."""
+    return GaussianTables(linear, square, None)  # type: ignore[arg-type]
+
+
+def _weighted(table: Tensor, weights: Tensor, inside: Tensor, paths: GaussianTables) -> Tensor:
+    """What a chain hears, [R, *b, C, T, P]: its own parameters, or those of all regimes by their weights."""
+    wide = _wide(table, inside)
+    if table.shape[1] == paths.linear.shape[-3]:
+        return weights.unsqueeze(-1) * wide.unsqueeze(-2)
+    return (weights.mT @ wide).unsqueeze(-3)
+
+
+def _over_sequences(message: Tensor, table: Tensor) -> Tensor:
+    """A message [R, *b, K, ..., P] to the parameters [R, K, ..., P]."""
+    return message.reshape(table.shape[0], -1, *table.shape[1:]).sum(1)
+
+
+def _factor(
+    block: str,
+    chain: str,
+    switch: str | None,
+    elog: Callable[..., Tensor],
+    messages: tuple[Callable, Callable, Callable],
+    mask: Tensor | None,
+) -> Factor:
+    names = (chain, block) if switch is None else (chain, block, switch)
+    return Factor(named(block, elog), names, dict(zip(names, messages, strict=False)), mask=mask)

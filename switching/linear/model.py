@@ -1,0 +1,444 @@
+r"""`LinearSSM`: a state-space model whose hidden state is a real vector that moves and is seen linearly.
+
+$$s_1 \sim N(m, P), \quad s_{t+1} = A s_t + c + N(0, Q), \quad x_t = C s_t + d + N(0, R)$$
+
+also called a linear dynamical system. Given values, all that is asked of it is exact, by a `LinearGaussianChain`.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Unpack
+
+import pyro
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.distributions import constraints
+
+from ...inference.chains.linear_gaussian.chain import LinearGaussianChain
+from ...inference.chains.linear_gaussian.records import GaussianFiltered, GaussianSampled, GaussianSmoothed
+from ...inference.numerics.checks import naming
+from ...inference.numerics.randomness import Seed
+from ...inference.numerics.records import Record
+from ...inference.numerics.scalars import check_batch_shape, check_choice, check_integer, check_kind
+from ..data.reading import read_series, to_tensor
+from ..data.series import Given, Series, number
+from ..parameters import Named, Parameter, Parameters, check_parameters, count_free, described, listed, read_tables
+from ..seeding import seeded
+from ..verbs import Verbs
+from .bases import n_bases
+from .contract import LinearDynamics, LinearGaussian
+from .emission import Irregular, LinearEmission
+from .forecast import LinearForecast
+from .priors import Units
+from .problem import LinearProblem, known, sizes
+from .program import linear_program
+from .structures import Structure
+
+NOISES = ("diagonal", "full")
+
+
+@dataclass(frozen=True, repr=False)
+class LinearSimulated(Record):
+    """A draw of the whole model."""
+
+    x: Float[Tensor, "*b T F"]
+    path: Float[Tensor, "*b T L"]
+
+
+@dataclass(frozen=True, repr=False)
+class LinearStreamState(Record):
+    """What a stream remembers: the belief about the last state; as long as that is open, the steps so far."""
+
+    mean: Float[Tensor, "*b L"] | None
+    covariance: Float[Tensor, "*b L L"] | None
+    log_evidence: Float[Tensor, "*b"]
+    steps: int
+    pending: Float[Tensor, "*b n F"] | None = None
+
+
+@dataclass(frozen=True, repr=False)
+class LinearStreamOutput(Record):
+    """What one observation of a stream says; NaN as long as a diffuse start is open."""
+
+    mean: Float[Tensor, "*b L"]
+    covariance: Float[Tensor, "*b L L"]
+    log_increment: Float[Tensor, "*b"]
+
+
+class LinearSSM(Verbs):
+    r"""A linear state-space model.
+
+    Arguments:
+        n_latent: L, the length of the latent vector; or `LinearGaussian(L)`, which is the same; or a structure of one
+            series, such as `LocalLevel() + Seasonal(12)`.
+        n_features: F, the length of one observation.
+        observation_noise: "diagonal", a variance for each feature: fits then take steps of which single features are
+            missing; or "full", a covariance: fits leave out steps of which any is missing.
+
+    Parameters are those of `LinearGaussian`, `emission` [F, L], `emission_offset` [F] and `observation_noise`, [F]
+    variances or an [F, F] covariance; or those of the structure and `sigma2.irregular`. Methods take x as
+    `SwitchingSSM` does, with `lengths`. A structure starts anywhere but for what is stationary; its evidence is then a
+    limit, as a `LinearGaussianChain` says.
+
+    `n_parameters` counts what the data can tell: another basis of the latent space, $s \to M s + b$, is the same
+    model, so that L^2 + L numbers fewer than there are in the tables.
+
+    Raises:
+        TypeError: n_latent is neither a number nor dynamics.
+        ValueError: sizes below 1; an observation_noise that is none of the two; several features of a structure.
+
+    >>> import samplehold as sh
+    >>> model = sh.LinearSSM(sh.LocalLevel()).with_values({"sigma2.irregular": 15098.518, "sigma2.level": 1469.1764})
+    >>> model
+    LinearSSM(LocalLevel())
+      sigma2.irregular: 1.51e+04
+      sigma2.level: 1469
+    >>> model.smooth([1120.0, 1160.0, 963.0, 1210.0]).mean[0].round()
+    tensor([1110.], dtype=torch.float64)
+    """
+
+    def __init__(
+        self, n_latent: int | LinearDynamics, n_features: int = 1, observation_noise: str = "diagonal"
+    ) -> None:
+        if isinstance(n_latent, LinearDynamics):
+            self.dynamics = n_latent
+        else:
+            self.dynamics = LinearGaussian(check_integer("n_latent", n_latent))
+        n_features = check_integer("n_features", n_features)
+        full = check_choice("observation_noise", observation_noise, NOISES) == "full"
+        self.emission: LinearEmission | Irregular = LinearEmission(n_features, full)
+        if isinstance(self.dynamics, Structure):
+            if n_features > 1:
+                raise ValueError(
+                    f"n_features: got {n_features}, but {self.dynamics!r} is of one series; use LinearSSM(n_latent, "
+                    "n_features), or a model for each."
+                )
+            self.emission = Irregular(self.dynamics)
+        self.values: Parameters = {}
+        self.prior: Parameters = Units.of(self.emission, None)._asdict()
+
+    def __repr__(self) -> str:
+        """What it is made of, and its values."""
+        made = f"{self.name}({self.dynamics!r})"
+        if isinstance(self.emission, LinearEmission):
+            noise = ', observation_noise="full"' if self.emission.full else ""
+            made = f"{self.name}({self.n_latent}, n_features={self.n_features}{noise})"
+        return f"{made}\n{listed(self.known, self.values)}" if self.values else made
+
+    # ---- parameters ------------------------------------------------------------------------------------------------
+
+    @property
+    def n_latent(self) -> int:
+        """L, the length of the latent vector."""
+        return self.dynamics.n_latent
+
+    @property
+    def n_features(self) -> int:
+        """F, the length of one observation."""
+        return self.emission.n_features
+
+    @property
+    def known(self) -> dict[str, Parameter]:
+        """What is known of each parameter besides its values: axes and support."""
+        return known(self.dynamics, self.emission)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The lengths of the parameters' axes."""
+        return sizes(self.dynamics, self.emission)
+
+    @property
+    def n_parameters(self) -> int:
+        """How many numbers the data can tell."""
+        return self.n_free(())
+
+    def n_free(self, fixed: Iterable[str]) -> int:
+        """The same besides parameters that are fixed."""
+        held = set(fixed)
+        values = self.values_like(torch.zeros(()).double())
+        bases = 0 if isinstance(self.emission, Irregular) else n_bases(values, held)
+        return count_free(self.known, {name: value for name, value in values.items() if name not in held}) - bases
+
+    def with_values(self, values: Mapping[str, Any] | None = None, /, **named: Any) -> "LinearSSM":
+        """The same model with these parameter values; names with a dot come in a dictionary.
+
+        Raises:
+            ValueError: a parameter is missing, unknown, of another shape, or outside its space: no covariance, a
+                negative variance, an autoregression that is not stationary.
+        """
+        given = {**(check_kind("values", values, Mapping, "numbers by name") if values is not None else {}), **named}
+        unknown = [name for name in given if name not in self.known]
+        if unknown:
+            raise ValueError(f"values: got unknown parameter(s) {unknown}; this model has {list(self.known)}.")
+        tables = read_tables(given) if given else {}
+        own = self.dynamics.check_values(tables)
+        own |= check_parameters(self.emission.parameters, tables, self.sizes, self.name)
+        return self._copy({name: own[name] for name in self.known}, self.prior)
+
+    def without_values(self) -> "LinearSSM":
+        """The same model with only its prior."""
+        return self._copy({}, self.prior)
+
+    def with_prior(self, prior: Mapping[str, Any]) -> "LinearSSM":
+        """The same model whose prior is about series that lie at `center` [F] and spread by `spread` [F].
+
+        Raises:
+            ValueError: other names or shapes; a spread that is not positive.
+        """
+        given = read_tables(check_kind("prior", prior, Mapping, "`center` and `spread`"))
+        parameters = {"center": Parameter(("feature",)), "spread": Parameter(("feature",), constraints.positive)}
+        if set(given) - set(parameters):
+            raise ValueError(f"prior: got {sorted(given)}, expected some of {sorted(parameters)}.")
+        return self._copy(self.values, check_parameters(parameters, self.prior | given, self.sizes, self.name))
+
+    def scaled_to(self, x: Any, **given: Unpack[Given]) -> "LinearSSM":
+        """The same model with its prior scaled to the observations x, as `fit` does."""
+        return self._copy(self.values, Units.of(self.emission, self.read(x, **given))._asdict())
+
+    def _copy(self, values: Parameters, prior: Parameters) -> "LinearSSM":
+        model = object.__new__(type(self))
+        model.dynamics, model.emission = self.dynamics, self.emission
+        model.values = {name: value.detach() for name, value in values.items()}
+        model.prior = {name: table.detach() for name, table in prior.items()}
+        return model
+
+    def values_like(self, x: Tensor) -> Parameters:
+        """The values in the dtype and on the device of x."""
+        if not self.values:
+            raise ValueError("model: has no parameter values yet; use model.fit(x).model, or model.with_values(...).")
+        return {name: value.to(x) for name, value in self.values.items()}
+
+    def describe(self) -> Parameters:
+        """The parameter values as a reader knows them."""
+        return described(self.known, self.values)
+
+    # ---- what was observed -----------------------------------------------------------------------------------------
+
+    def read(self, x: Any, *, horizon: int = 0, **given: Unpack[Given]) -> Series:
+        """The observations and their labels as one `Series`, checked against this model.
+
+        Raises:
+            ValueError: see `data.reading.read_series`; covariates or gaps, of which it has none.
+        """
+        for name in ("covariates", "dt"):
+            if given.get(name) is not None:
+                raise ValueError(f"{name}: got some, but nothing drives a {self.name}; leave it out.")
+        if not isinstance(x, Series):
+            return read_series(x, self.n_features, lengths=given.get("lengths"))
+        if given.get("lengths") is not None:
+            raise ValueError("lengths: got some besides a Series, which has its own; leave it out.")
+        if x.observations.shape[-1] != self.n_features:
+            raise ValueError(f"x: got {x.observations.shape[-1]} feature(s), but the model has {self.n_features}.")
+        if x.covariates is not None or x.gaps is not None:
+            raise ValueError(
+                f"x: got a Series with covariates or gaps, but nothing drives a {self.name}; leave them out."
+            )
+        return x
+
+    def problem(self, x: Any, **given: Unpack[Given]) -> LinearProblem:
+        """Dynamics, emission, prior, and the series x: what every kind of inference takes.
+
+        Raises:
+            ValueError: see `read`; a series too short for what starts anywhere.
+        """
+        series = self.read(x, **given)
+        if any(self.dynamics.diffuse):
+            self._check_long_enough(series)
+        return self._problem(series)
+
+    def _problem(self, series: Series) -> LinearProblem:
+        prior = {name: table.to(series.observations) for name, table in self.prior.items()}
+        return LinearProblem(self.dynamics, self.emission, series, prior)
+
+    def _check_long_enough(self, series: Series) -> None:
+        needed = sum(self.dynamics.diffuse)
+        seen = ((~series.observations.isnan()).any(-1) & series.inside).sum(-1)
+        short = (seen < needed).nonzero()
+        if len(short):
+            place = tuple(short[0].tolist())
+            which = f" of sequence {number(place)}" if place else ""
+            raise ValueError(
+                f"x: got {int(seen[place])} observed step(s){which}, but {self.dynamics!r} starts with {needed} "
+                "numbers that may be anything; give as many steps or more, or a structure with fewer."
+            )
+
+    # ---- inference given the values --------------------------------------------------------------------------------
+
+    def chain(self, x: Any, **given: Unpack[Given]) -> LinearGaussianChain:
+        """The chain over latent paths that x defines: every exact algorithm in one object."""
+        problem = self.problem(x, **given)
+        return problem.chain(self.values_like(problem.series.observations))
+
+    def log_evidence(self, x: Any, **given: Unpack[Given]) -> Tensor:
+        """log p(x) of each sequence, `[*batch]`; of a diffuse start its limit, as `LinearGaussianChain` says."""
+        problem = self.problem(x, **given)
+        return problem.evidence(self.values_like(problem.series.observations))
+
+    def filter(self, x: Any, **given: Unpack[Given]) -> GaussianFiltered:
+        """The belief about the latents before and after each observation."""
+        return self.chain(x, **given).filter()
+
+    def smooth(self, x: Any, **given: Unpack[Given]) -> GaussianSmoothed:
+        """The belief about the latents given the whole series, with the covariances of neighbours."""
+        return self.chain(x, **given).smooth()
+
+    def sample_posterior(self, x: Any, n: int, seed: Seed = None, **given: Unpack[Given]) -> GaussianSampled:
+        """n independent draws of the latents given the whole series: `path [n, *batch, T, L]`."""
+        return self.chain(x, **given).sample(n, seed)
+
+    def forecast(self, x: Any, horizon: int, **given: Unpack[Given]) -> LinearForecast:
+        """Latents and observations at each of the `horizon` steps after the last one of x."""
+        horizon, series = check_integer("horizon", horizon), self.read(x, **given)
+        return LinearForecast(**vars(self.chain(series).forecast(horizon)), series=series, source=self)
+
+    def simulate(self, n_steps: int, batch_shape: tuple[int, ...] = (), *, seed: Seed = None) -> LinearSimulated:
+        """A draw of latents and observations; what starts anywhere starts at 0.
+
+        A seed makes it repeatable and leaves global state alone.
+        """
+        n_steps, batch_shape = check_integer("n_steps", n_steps), check_batch_shape("batch_shape", batch_shape)
+        some = tuple(max(1, n) for n in batch_shape)  # Pyro's plates are never empty
+        with seeded(seed, torch.empty(0)), pyro.poutine.block():
+            drawn = self._drawn(None, n_steps, some)
+        if some != batch_shape:
+            drawn = tuple(table.new_zeros(*batch_shape, *table.shape[len(some) :]) for table in drawn)
+        return LinearSimulated(*drawn)
+
+    def program(self, x: Tensor | None = None, n_steps: int = 1, batch_shape: tuple[int, ...] = ()) -> Tensor:
+        """The Pyro program: sites `s_t` and `x_t`, t from 1; conditioned on x where given. Returns the observations."""
+        return self._drawn(x, n_steps, batch_shape)[0]
+
+    def _drawn(self, x: Tensor | None, n_steps: int, batch_shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        like = torch.zeros((), dtype=torch.float64) if x is None else x
+        values = self.values if x is None and self.values else self.values_like(like)
+        diffuse = torch.tensor(self.dynamics.diffuse)
+        tables = self.dynamics.moves(values), self.emission.sights(values)
+        return linear_program(*tables, diffuse, x, n_steps, batch_shape)
+
+    def product_of(self, values: Parameters) -> Parameters:
+        """Parameters as those of the chain in `problem`: these themselves."""
+        return values
+
+    def probabilities(self, chain: Any, values: Parameters) -> dict[str, tuple[Tensor, tuple[str, ...]]]:
+        """What a reader asks of the whole series, by name: means and standard deviations of the latents,
+        `[*r, *b, T, L]`, and their axes after time."""
+        found = chain.smooth()
+        spread = found.covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
+        return {"mean": (found.mean, ("latent",)), "sd": (spread, ("latent",))}
+
+    # ---- streams ---------------------------------------------------------------------------------------------------
+
+    def start(self, batch_shape: tuple[int, ...] = ()) -> LinearStreamState:
+        """The state of a batch of streams before their first observation."""
+        like = next(iter(self.values_like(torch.zeros(()).double()).values()))
+        empty = like.new_zeros(check_batch_shape("batch_shape", batch_shape))
+        return LinearStreamState(None, None, empty, 0)
+
+    def update(self, state: LinearStreamState, x_t: Any) -> tuple[LinearStreamState, LinearStreamOutput]:
+        """Take in one observation of each stream: `x_t [*batch, F]` (or `[*batch]` for one feature), NaN where missing.
+
+        Equal to `filter` on the whole series to rounding. As long as the observations of some stream leave its diffuse
+        start open, what is said is NaN; the evidence of all steps so far then comes with the step that determines it.
+        """
+        check_kind("state", state, LinearStreamState, "what start() or update() gave")
+        batch, x_t = tuple(state.log_evidence.shape), to_tensor(x_t, "x_t")
+        if self.n_features == 1 and tuple(x_t.shape) == batch:
+            x_t = x_t.unsqueeze(-1)
+        if tuple(x_t.shape) != (*batch, self.n_features):
+            raise ValueError(f"x_t: got shape {tuple(x_t.shape)}, expected {(*batch, self.n_features)}.")
+        x = x_t.unsqueeze(-2)
+        if state.mean is None or state.covariance is None:
+            x = x if state.pending is None else torch.cat([state.pending, x], -2)
+            with naming("x_t"):
+                chain = self._problem(self.read(x)).chain(self.values_like(x))
+        else:
+            with naming("x_t"):
+                chain = self._after(state.mean, state.covariance, self.read(x).observations)
+        try:
+            with naming("x_t"):
+                found = chain.filter()
+        except ValueError as error:
+            if not str(error).startswith("diffuse"):
+                raise
+            open_now = x_t.new_full((*batch, self.n_latent), torch.nan)
+            output = LinearStreamOutput(
+                open_now, torch.diag_embed(open_now), torch.full_like(state.log_evidence, torch.nan)
+            )
+            return replace(state, pending=x, steps=state.steps + 1), output
+        mean, covariance = found.mean[..., -1, :], found.covariance[..., -1, :, :]
+        after = LinearStreamState(mean, covariance, state.log_evidence + found.log_normalizer, state.steps + 1)
+        return after, LinearStreamOutput(mean, covariance, found.log_normalizer)
+
+    def _after(self, mean: Tensor, covariance: Tensor, x: Tensor) -> LinearGaussianChain:
+        """The chain of one step after a belief."""
+        values = self.values_like(x)
+        moves, sights = self.dynamics.moves(values), self.emission.sights(values)
+        mean = (moves.transition @ mean.to(x).unsqueeze(-1)).squeeze(-1)
+        if moves.transition_offset is not None:
+            mean = mean + moves.transition_offset
+        covariance = moves.transition @ covariance.to(x) @ moves.transition.mT + moves.state_noise
+        covariance = (covariance + covariance.mT) / 2
+        return LinearGaussianChain(
+            x, moves.transition, moves.state_noise, initial_mean=mean, initial_covariance=covariance, **sights._asdict()
+        )
+
+    # ---- what the verbs of all models ask of it --------------------------------------------------------------------
+
+    def fit(self, x: Any, method: str = "em", *, prior: str | None = "usual", **options: Any) -> Any:
+        """Fit the parameters to sequences; options are those of `SwitchingSSM.fit`.
+
+        A structure climbs its log-likelihood, or log posterior, by quasi-Newton steps from standard deviations of all
+        scales. Other models go by message passing, to the mode ("em") or to a posterior ("vmp").
+
+        Arguments:
+            method: "em": the mode of the posterior, or maximum likelihood. "vmp": independent q of moves, of sights, of
+                the first state and of the latents, under a bound on the evidence; of tables alone. "svi" and "nuts",
+                through Pyro on the density with the latents summed out.
+            prior: "usual": "scaled", and none of a structure under "em". "scaled" scales the prior to x: see
+                `switching.linear.priors`; "own" takes `model.prior` as it stands; None: no prior, for "em".
+            start: a model or a fit, or all values by name: one of the starts, with `restarts=1` the only one.
+            fixed: parameters that are held at these values, by name; of tables together those of the moves, of the
+                sights, or of the first state, and the weights of an autoregression together.
+
+        Returns:
+            `Fit`; latents are turned so that the columns of the emission are orthogonal, the longest first.
+
+        Raises:
+            TypeError, ValueError: see `SwitchingSSM.fit`.
+        """
+        if prior == "usual":
+            prior = None if method == "em" and isinstance(self.emission, Irregular) else "scaled"
+        return super().fit(x, method, prior=prior, **options)
+
+    def _fitted(self, series: Series, options: Any) -> Any:
+        from .fit import fit_linear
+
+        return fit_linear(self, series, options)
+
+    def _figures(self) -> Any:
+        from ..views import linear_figures
+
+        return linear_figures
+
+    def to_parts(self) -> tuple[dict[str, Named], dict[str, Tensor]]:
+        """Itself as parts with arguments, and tensors by name: what files hold."""
+        tensors = {f"value.{name}": value for name, value in self.values.items()}
+        tensors |= {f"prior.{name}": table for name, table in self.prior.items()}
+        return {"dynamics": self.dynamics, "emission": self.emission}, tensors
+
+    @classmethod
+    def from_parts(cls, parts: dict[str, Any], tensors: dict[str, Tensor]) -> "LinearSSM":
+        """The model that `to_parts` has taken apart."""
+        dynamics = check_kind("dynamics", parts["dynamics"], LinearDynamics, "dynamics of a linear model")
+        emission = check_kind("emission", parts["emission"], (LinearEmission, Irregular), "how latents are seen")
+        if isinstance(emission, LinearEmission):
+            model = cls(dynamics, emission.n_features, NOISES[emission.full])
+        else:
+            model = cls(dynamics)
+        if model.emission != emission:
+            raise ValueError(f"emission: got {emission!r}, but the model has {model.emission!r}.")
+        prior = {name.removeprefix("prior."): t for name, t in tensors.items() if name.startswith("prior.")}
+        values = {name.removeprefix("value."): t for name, t in tensors.items() if name.startswith("value.")}
+        model = model.with_prior(prior)
+        return model.with_values(values) if values else model

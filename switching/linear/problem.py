@@ -1,0 +1,95 @@
+"""A linear model's dynamics, emission and prior, and the series that they meet: what inference takes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.distributions import constraints
+
+from ...inference.chains.linear_gaussian.chain import LinearGaussianChain
+from ..data.series import Series
+from ..parameters import Parameter, Parameters, widened
+from ..problem import SeriesProblem
+from .contract import LinearDynamics
+from .emission import Irregular, LinearEmission
+from .priors import Units, log_prior
+
+AXES = {"transition_offset": 1, "emission_offset": 1, "initial_mean": 1}  # of a table of the chain; the others have 2
+
+
+@dataclass(frozen=True, repr=False)
+class LinearProblem(SeriesProblem):
+    """As `Problem`, of a linear model.
+
+    Attributes:
+        dynamics, emission: of the model.
+        series, prior, fixed: as those of `Problem`.
+    """
+
+    dynamics: LinearDynamics
+    emission: LinearEmission | Irregular
+    series: Series
+    prior: Parameters | None = None
+    fixed: Parameters = field(default_factory=dict)
+
+    @property
+    def n_states(self) -> int:
+        """Numbers of a step that tables hold."""
+        return self.dynamics.n_latent**2
+
+    @property
+    def parameters(self) -> Mapping[str, Parameter]:
+        """By name, what is known of the parameters."""
+        return known(self.dynamics, self.emission)
+
+    def chain(self, values: Parameters) -> LinearGaussianChain:
+        """The chain over latent paths under these parameters."""
+        tables = self.dynamics.moves(values)._asdict() | self.emission.sights(values)._asdict()
+        x, n_batch, lead = self.series.observations, len(self.series.batch_shape), 0
+        given: dict[str, Tensor] = {}
+        for name, table in tables.items():
+            if table is not None:
+                own = AXES.get(name, 2)
+                lead = max(lead, table.ndim - own)
+                given[name] = widened(table, own, n_batch)
+        diffuse = torch.tensor(self.dynamics.diffuse)
+        x = x.reshape(*[1] * lead, *x.shape)
+        return LinearGaussianChain(x, **given, diffuse=diffuse, lengths=self.series.lengths)
+
+    def log_prior(self, values: Parameters) -> Float[Tensor, "*r"]:
+        """Log density of the parameters; 0 without a prior."""
+        if self.prior is None:
+            return self.series.observations.new_zeros(())
+        return log_prior(self.dynamics, self.emission, self.prior, values)
+
+    def in_units(self, units: Units) -> "LinearProblem":
+        """The same problem of the series in these units; a prior is about 0 and 1 there."""
+        own = {"center": torch.zeros_like(units.center), "spread": torch.ones_like(units.spread)}
+        fixed = self.emission.in_units(self.fixed, *units)
+        prior = None if self.prior is None else own
+        return replace(self, series=units.of_series(self.series), prior=prior, fixed=fixed)
+
+
+def known(dynamics: LinearDynamics, emission: LinearEmission | Irregular) -> dict[str, Parameter]:
+    """By name, what is known of the parameters of both: for a structure those of the emission come first."""
+    both = dynamics.parameters, emission.parameters
+    first, second = both if isinstance(emission, LinearEmission) else both[::-1]
+    return dict(first) | dict(second)
+
+
+def sizes(dynamics: LinearDynamics, emission: LinearEmission | Irregular) -> dict[str, int]:
+    """The lengths of the parameters' axes."""
+    latent, feature = dynamics.n_latent, emission.n_features
+    return {"latent": latent, "latent_new": latent, "feature": feature, "feature_new": feature}
+
+
+def typical(dynamics: LinearDynamics, emission: LinearEmission | Irregular) -> Parameters:
+    """Values that the parameters may have."""
+    lengths, found = sizes(dynamics, emission), {}
+    for name, parameter in known(dynamics, emission).items():
+        shape = [lengths[dim] for dim in parameter.dims]
+        one = torch.eye(shape[0]) if parameter.support is constraints.positive_definite else torch.ones(shape)
+        found[name] = (torch.zeros(shape) if parameter.support is constraints.real else one).double()
+    return found

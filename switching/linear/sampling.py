@@ -1,0 +1,119 @@
+"""Draws of a linear model's parameters through Pyro, on the density with the latents summed out.
+
+The coordinates are those of `coordinates`, in units of the data. Of tables, each draw is turned to lie nearest to the
+start: the prior does not tell turns of the latent space apart.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import pyro
+import pyro.distributions as dist
+import torch
+from jaxtyping import Bool
+from pyro.infer.autoguide import AutoNormal, init_to_value
+from torch import Tensor
+from torch.distributions import constraints
+
+from ..fitting.options import Options
+from ..fitting.posterior import DrawnParameters
+from ..fitting.sampling import climb_guide, draw_guide, run_nuts, settled
+from ..fitting.search import COLUMNS
+from ..parameters import Parameters
+from ..seeding import seeded
+from .bases import nearest_turn, turned
+from .coordinates import LinearDensity
+from .priors import Units
+from .problem import LinearProblem
+
+LEAST = 0.01  # standard deviation of the start, in units of the data: 0 is a corner of the prior
+
+
+@dataclass(frozen=True, repr=False)
+class LinearDraws(DrawnParameters):
+    """Draws of the parameters, `[chains, draws, ...]`.
+
+    Attributes:
+        diverging: of a sampler's draws, at which its path diverged, so that what lies near may have been missed.
+    """
+
+    draws: Parameters
+    diverging: Bool[Tensor, "chains draws"] | None = None
+
+
+def draw(
+    problem: LinearProblem, units: Units, options: Options, start: Parameters
+) -> tuple[LinearDraws, dict[str, Any]] | None:
+    """Draws of the posterior, or of a guide to it, and the other fields of a `Fit`; None: interrupted before the first.
+
+    Arguments:
+        start: parameters in the data's units.
+    """
+    inner = problem.in_units(units)
+    own = problem.emission.in_units(start, *units)
+    own = {n: v.clamp_min(LEAST**2) if n.startswith("sigma2.") else v for n, v in own.items()} | inner.fixed
+    density = LinearDensity(inner, units, own)
+    by = _by_nuts if options.method == "nuts" else _by_svi
+    found = by(density, problem, options, start)
+    if found is None:
+        return None
+    posterior, trace, converged, reason, interrupted = found
+    n_runs = 1 if posterior.diverging is None else len(posterior.diverging)
+    ends = trace.reshape(n_runs, -1).mean(-1) if n_runs > 1 else trace[-1:]
+    ended = "interrupted" if interrupted else "sampled"
+    rows = [("fit", len(trace) // n_runs, end, ended, True) for end in ends.tolist()]
+    return posterior, {
+        "objective": trace,
+        "converged": converged,
+        "reason": "not converged: interrupted" if interrupted else reason,
+        "steps": len(trace),
+        "restarts": pd.DataFrame(rows, columns=COLUMNS),
+        "interrupted": interrupted,
+    }
+
+
+Drawn = tuple[LinearDraws, Tensor, bool, str, bool]
+
+
+def _by_nuts(density: LinearDensity, problem: LinearProblem, options: Options, start: Parameters) -> Drawn | None:
+    chains = run_nuts(density, problem.objective, options, problem.series.observations)
+    if chains is None:
+        return None
+    draws = aligned(chains.draws, start, problem)
+    converged, how = chains.judged(draws)
+    return LinearDraws(draws, chains.diverging), chains.objective, converged, how, chains.interrupted
+
+
+def _by_svi(density: LinearDensity, problem: LinearProblem, options: Options, start: Parameters) -> Drawn | None:
+    at = density.point
+    here = density.coordinates.values(at)
+    shift = float(problem.objective(density.values(density.start)) - density.problem.objective(here))
+
+    def program() -> None:
+        y = pyro.sample("y", dist.ImproperUniform(constraints.real, torch.Size(), at.shape))
+        pyro.factor("density", -density.potential({"y": y}))
+
+    with seeded(options.number, at), pyro.get_param_store().scope():
+        guide = AutoNormal(program, init_loc_fn=init_to_value(values={"y": at}), init_scale=0.05)
+        heights, interrupted = climb_guide(program, guide, options, shift)
+        if not heights:
+            return None
+        drawn = draw_guide(guide, "y")
+    draws = {name: table.unsqueeze(0) for name, table in density.values({"y": drawn}).items()}
+    trace = torch.tensor(heights, dtype=torch.float64)
+    done = settled(trace)
+    how = "converged: the bound has settled" if done else "not converged: the bound still rises; raise max_steps"
+    return LinearDraws(aligned(draws, start, problem)), trace, done, how, interrupted
+
+
+def aligned(draws: Parameters, start: Parameters, problem: LinearProblem) -> Parameters:
+    """Draws `[chains, n, ...]`, each turned to lie nearest to the start; where something is fixed as they are."""
+    if "emission" not in draws or problem.fixed:
+        return draws
+    shape = draws["emission"].shape[:2]
+    flat = {name: table.flatten(0, 1) for name, table in draws.items()}
+    turns = nearest_turn(flat["emission"], start["emission"])
+    still = torch.zeros(problem.dynamics.n_latent).to(turns)
+    each = [turned({name: table[i] for name, table in flat.items()}, turn, still) for i, turn in enumerate(turns)]
+    return {name: torch.stack([one[name] for one in each]).unflatten(0, shape) for name in flat}

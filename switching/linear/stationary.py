@@ -1,0 +1,41 @@
+"""Stationary autoregressions: coefficients, partial autocorrelations and covariances."""
+
+import torch
+from torch import Tensor
+
+
+def partial_autocorrelations(weights: Tensor) -> Tensor:
+    """From the coefficients [*r, p] of an autoregression, by Levinson's recursion backwards; it is stationary where all
+    are inside (-1, 1)."""
+    found = []
+    while weights.shape[-1]:
+        last, rest = weights[..., -1:], weights[..., :-1]
+        found.append(last)
+        outside = last.abs() >= 1
+        weights = torch.where(
+            outside, 0.0, (rest + last * rest.flip(-1)) / torch.where(outside, 1.0, 1 - last.square())
+        )
+    return torch.cat(found[::-1], -1)
+
+
+def from_partial_autocorrelations(partial: Tensor) -> Tensor:
+    """The coefficients [*r, p] with these partial autocorrelations (Monahan 1984)."""
+    weights = partial[..., :1]
+    for order in range(1, partial.shape[-1]):
+        last = partial[..., order : order + 1]
+        weights = torch.cat([weights - last * weights.flip(-1), last], -1)
+    return weights
+
+
+def stationary_covariance(weights: Tensor) -> Tensor:
+    r"""Of p steps in a row [*r, p, p] of an autoregression with noise of variance 1, by Yule and Walker.
+
+    $$\gamma_k = \sum_j \phi_j \gamma_{|k-j|} + [k = 0], \qquad k = 0, ..., p$$
+    """
+    p = weights.shape[-1]
+    lags = torch.arange(p + 1)
+    unit = torch.eye(p + 1).to(weights)
+    used = unit[(lags.unsqueeze(-1) - lags[1:]).abs()]  # [k, j, |k - j|]
+    system = unit - torch.einsum("...j,kji->...ki", weights, used)
+    covariances = torch.linalg.solve(system, unit[:, 0])
+    return covariances[..., (lags[:p].unsqueeze(-1) - lags[:p]).abs()]

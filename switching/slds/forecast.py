@@ -1,0 +1,141 @@
+r"""What a switching linear model says of the future: a normal density for each regime, at every horizon.
+
+Of the sum over all paths of regimes to the horizon those that end in the same regime are merged into one density of
+their mean and covariance. The moves of regimes being independent of the states, that leaves mean and variance exact;
+where states choose the regimes, probabilities are expected under the merged densities by quadrature.
+"""
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ...inference.numerics.records import Record
+from ...inference.numerics.scalars import check_probability
+from ..data.series import Series
+from ..forecast import BISECTIONS, Interval
+from .gpb import SwitchingBelief, gpb_filter
+from .joint import Regimes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, repr=False)
+class SwitchingForecast(Record):
+    """Regimes, states and observations at horizons 1..H after the last step of each sequence."""
+
+    state: Float[Tensor, "*b H K"]  # P(z)
+    state_mean: Float[Tensor, "*b H L"]
+    state_covariance: Float[Tensor, "*b H L L"]
+    mean: Float[Tensor, "*b H F"]
+    variance: Float[Tensor, "*b H F"]
+    by_regime_mean: Float[Tensor, "*b H K F"]  # of an observation, given the regime it comes in
+    by_regime_variance: Float[Tensor, "*b H K F"]
+    series: Series | None = None  # that it goes on from
+    source: Any = None  # the model that made it
+
+    def cdf(self, value: Tensor) -> Float[Tensor, "*b H F"]:
+        """P(x <= value) of each feature by itself, under the mixture."""
+        z = (value.unsqueeze(-2) - self.by_regime_mean) / self.by_regime_variance.sqrt()
+        return (self.state.unsqueeze(-1) * torch.special.ndtr(z)).sum(-2)
+
+    def interval(self, level: float = 0.9) -> Interval:
+        """Lower and upper ends of the central interval of each feature, `[*b, H, F]`, by bisection.
+
+        Raises:
+            TypeError, ValueError: level is no probability between 0 and 1.
+        """
+        level = check_probability("level", level, proper=True)
+        return Interval(*(self._quantile(p) for p in ((1 - level) / 2, (1 + level) / 2)))
+
+    def _quantile(self, p: float) -> Tensor:
+        wide = (1 / min(p, 1 - p)) ** 0.5 * self.by_regime_variance.sqrt()  # Chebyshev
+        low, high = (self.by_regime_mean - wide).amin(-2), (self.by_regime_mean + wide).amax(-2)
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            enough = self.cdf(middle) >= p
+            low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
+        return high
+
+    @property
+    def beliefs(self) -> dict[str, Float[Tensor, "*b H"]]:
+        """What a table says of regimes, by the heads of its columns."""
+        return {f"P(state {k})": column for k, column in enumerate(self.state.unbind(-1))}
+
+    def one(self, sequence: int) -> "SwitchingForecast":
+        """That of one sequence, without batch axes; `ValueError` where there is no such sequence."""
+        if self.series is None:
+            raise ValueError("forecast: got one that knows no series; make it with model.forecast(x, horizon).")
+        series, n_batch = self.series.one(sequence), len(self.series.batch_shape)
+        tables = {name: table for name, table in vars(self).items() if isinstance(table, Tensor)}
+        if n_batch:
+            tables = {name: table.flatten(0, n_batch - 1)[sequence] for name, table in tables.items()}
+        return replace(self, series=series, **tables)
+
+    def plot(self, *, sequence: int = 0, level: float = 0.9) -> "Figure":
+        """The end of the series and the forecast after it.
+
+        Arguments:
+            sequence: which one to draw, of several.
+            level: probability of the interval.
+
+        Raises:
+            ValueError: no such sequence; level outside (0, 1).
+        """
+        level = check_probability("level", level, proper=True)
+        return self.source._figures().plot_forecast(self.one(sequence), level)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it."""
+        from ..views.pages import forecast_page
+
+        return forecast_page(self)
+
+
+def look_ahead(regimes: Regimes, belief: SwitchingBelief, horizon: int) -> SwitchingForecast:
+    """The forecast from the belief after the last step of a filter of any order."""
+    blank = regimes.emission.new_full((*belief.log_weight.shape[:-1], 1, regimes.n_features), torch.nan)
+    k, found = regimes.n_regimes, []
+    for _ in range(horizon):
+        ahead = gpb_filter(regimes, blank, _order(belief, k), belief=belief)
+        belief = ahead.belief
+        found.append((*_seen(regimes, belief, k), ahead.mean[..., 0, :], ahead.covariance[..., 0, :, :]))
+    weight, mean, variance, state_mean, state_covariance = (
+        torch.stack(tables, -n).to(regimes.emission)
+        for tables, n in zip(zip(*found, strict=True), (2, 3, 3, 2, 3), strict=True)
+    )
+    share = weight.unsqueeze(-1)
+    whole = (share * mean).sum(-2)
+    spread = (share * (variance + (mean - whole.unsqueeze(-2)).square())).sum(-2)
+    return SwitchingForecast(weight, state_mean, state_covariance, whole, spread, mean, variance)
+
+
+def _order(belief: SwitchingBelief, k: int) -> int:
+    """The order of the filter whose belief it is."""
+    n, densities = 1, belief.mean.shape[-2]
+    while k**n < densities * k and k > 1:
+        n += 1
+    return n
+
+
+def _seen(regimes: Regimes, belief: SwitchingBelief, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """P(z) [*b, K], and mean and variance [*b, K, F] of an observation in each regime."""
+    c = belief.log_weight.shape[-1]
+    weight = belief.log_weight.exp().unflatten(-1, (c // k, k))
+    total = weight.sum(-2)
+    share = torch.where(total.unsqueeze(-2) > 0, weight / total.unsqueeze(-2), k / c)[..., None]
+    kept = belief.mean.shape[-2]
+    means = belief.mean.expand(*belief.mean.shape[:-2], max(kept, c), -1).unflatten(-2, (c // k, k))
+    covariances = belief.covariance.expand(*belief.covariance.shape[:-3], max(kept, c), -1, -1).unflatten(
+        -3, (c // k, k)
+    )
+    mean = (share * means).sum(-3)
+    gap = means - mean.unsqueeze(-3)
+    covariance = (share.unsqueeze(-1) * (covariances + gap.unsqueeze(-1) * gap.unsqueeze(-2))).sum(-4)
+    emission, noise = regimes.emission.to(mean), regimes.observation_noise.to(mean)
+    shown = (emission @ mean.unsqueeze(-1)).squeeze(-1) + regimes.emission_offset.to(mean)
+    spread = emission @ covariance @ emission.mT + noise
+    return total, shown, spread.diagonal(dim1=-2, dim2=-1)

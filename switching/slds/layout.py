@@ -1,0 +1,207 @@
+"""What a switching linear model is made of: its sizes, its parameters, and these as points of conjugate families.
+
+The blocks, each with an axis of regimes or chains in front, are
+
+    first            normal-Wishart, the state at the first step of each chain
+    moves            matrix-normal-Wishart, how the state of each regime or chain moves
+    sights           matrix-normal-Wishart, what is seen of it: a block for each feature, or of all with a full noise
+    initial          Dirichlet, the regime at the first step
+    transition       Dirichlet rows, how the regime moves; or, where the states choose it,
+    recurrence       normal, the weights of each logistic regression: of the states, and of the regime before
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import constraints
+
+from ...inference.families import LocPrecision
+from ...inference.numerics.scalars import check_flag, check_integer
+from ..parameters import Named, Parameter, Parameters
+from .joint import CHAIN, Regimes
+
+
+@dataclass(frozen=True)
+class LinearRegimes(Named):
+    """Sizes and kind of a switching linear model.
+
+    Arguments:
+        one_chain: whether all regimes move one state, or each has a chain of its own, of which the switch shows one.
+        common_emission: whether all regimes are seen alike; only of one chain.
+        full_noise: whether the noises of the features depend on each other.
+        recurrent: whether the state chooses the next regime; only of one chain.
+    """
+
+    n_regimes: int
+    n_latent: int
+    n_features: int
+    one_chain: bool = False
+    common_emission: bool = False
+    full_noise: bool = False
+    recurrent: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("n_regimes", "n_latent", "n_features"):
+            object.__setattr__(self, name, check_integer(name, getattr(self, name)))
+        for name in ("common_emission", "recurrent"):
+            if check_flag(name, getattr(self, name)) and not self.one_chain:
+                raise ValueError(f'{name}: got True, but only regimes of "one chain" can; set shared="one chain".')
+        if self.recurrent and self.n_regimes < 2:
+            raise ValueError("recurrent: got True with a single regime, which nothing chooses; give two or more.")
+
+    @property
+    def n_chains(self) -> int:
+        """C, of states."""
+        return 1 if self.one_chain else self.n_regimes
+
+    @property
+    def n_emissions(self) -> int:
+        """How many emissions there are: one for each regime, or one for all."""
+        return 1 if self.common_emission else self.n_regimes
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The lengths of the parameters' axes."""
+        return {
+            "state": self.n_regimes,
+            "state_new": self.n_regimes,
+            "state_but_last": self.n_regimes - 1,
+            "latent": self.n_latent,
+            "latent_new": self.n_latent,
+            "feature": self.n_features,
+            "feature_new": self.n_features,
+        }
+
+    @property
+    def known(self) -> dict[str, Parameter]:
+        """What is known of each parameter besides its values."""
+        definite, positive = constraints.positive_definite, constraints.positive
+        chains = () if self.one_chain else ("state",)
+        seen = () if self.common_emission else ("state",)
+        noise = ("feature", "feature_new") if self.full_noise else ("feature",)
+        found = {"initial_probs": Parameter(("state",), constraints.simplex)}
+        if self.recurrent:
+            found["recurrence"] = Parameter(("state_but_last", "latent"))
+            found["recurrence_offset"] = Parameter(("state", "state_but_last"))
+        else:
+            found["transition_probs"] = Parameter(("state", "state_new"), constraints.simplex)
+        return found | {
+            "initial_mean": Parameter((*chains, "latent")),
+            "initial_covariance": Parameter((*chains, "latent", "latent_new"), definite),
+            "transition": Parameter(("state", "latent_new", "latent")),
+            "transition_offset": Parameter(("state", "latent")),
+            "state_noise": Parameter(("state", "latent", "latent_new"), definite),
+            "emission": Parameter((*seen, "feature", "latent")),
+            "emission_offset": Parameter((*seen, "feature")),
+            "observation_noise": Parameter((*seen, *noise), definite if self.full_noise else positive),
+        }
+
+    # ---- parameters as points of the blocks --------------------------------------------------------------------------
+
+    def points(self, values: Parameters) -> dict[str, Any]:
+        """Parameters `[*r, ...]` as points of the blocks."""
+        table = dict(values)
+        if self.common_emission:
+            table |= {name: values[name].unsqueeze(self._axis(values, name)) for name in _SEEN}
+        if self.one_chain:
+            table |= {name: values[name].unsqueeze(self._axis(values, name)) for name in _FIRST}
+        found: dict[str, Any] = {
+            "first": LocPrecision(table["initial_mean"], _inverse(table["initial_covariance"])),
+            "moves": LocPrecision(
+                _beside(table["transition"].mT, table["transition_offset"]), _inverse(table["state_noise"])
+            ),
+            "initial": table["initial_probs"],
+        }
+        noise = table["observation_noise"]
+        coefficients = _beside(table["emission"].mT, table["emission_offset"])
+        if self.full_noise:
+            found["sights"] = LocPrecision(coefficients, _inverse(noise))
+        else:
+            found["sights"] = LocPrecision(coefficients.mT.unsqueeze(-1), 1 / noise[..., None, None])
+        if not self.recurrent:
+            return found | {"transition": table["transition_probs"]}
+        return found | {"recurrence": torch.cat([table["recurrence"], table["recurrence_offset"].mT], -1)}
+
+    def values(self, points: dict[str, Any]) -> Parameters:
+        """Points of the blocks as parameters; `points` the other way round."""
+        n, moves, sights, first = self.n_latent, points["moves"], points["sights"], points["first"]
+        found = {
+            "initial_probs": points["initial"],
+            "initial_mean": first.loc,
+            "initial_covariance": _inverse(first.precision),
+            "transition": moves.loc[..., :n, :].mT,
+            "transition_offset": moves.loc[..., n, :],
+            "state_noise": _inverse(moves.precision),
+        }
+        if self.full_noise:
+            coefficients, noise = sights.loc, _inverse(sights.precision)
+        else:
+            coefficients, noise = sights.loc.squeeze(-1).mT, 1 / sights.precision[..., 0, 0]
+        found |= {
+            "emission": coefficients[..., :n, :].mT,
+            "emission_offset": coefficients[..., n, :],
+            "observation_noise": noise,
+        }
+        if self.recurrent:
+            found["recurrence"], offset = points["recurrence"].split([n, self.n_regimes], -1)
+            found["recurrence_offset"] = offset.mT
+        else:
+            found["transition_probs"] = points["transition"]
+        alone = (*(_SEEN if self.common_emission else ()), *(_FIRST if self.one_chain else ()))
+        found |= {name: found[name].squeeze(-len(self.known[name].dims) - 1) for name in alone}
+        return {name: found[name] for name in self.known}
+
+    def _axis(self, values: Parameters, name: str) -> int:
+        return values[name].ndim - len(self.known[name].dims)
+
+    # ---- other forms -------------------------------------------------------------------------------------------------
+
+    def separately(self, values: Parameters) -> Parameters:
+        """What each regime would be alone, [K, ...], by the names of a `LinearGaussianChain`."""
+        k, noise = self.n_regimes, values["observation_noise"]
+        table = values | {"observation_noise": noise if self.full_noise else torch.diag_embed(noise)}
+        shared = (*(_SEEN if self.common_emission else ()), *(_FIRST if self.one_chain else ()))
+        table |= {name: table[name].expand(k, *table[name].shape) for name in shared}
+        return {name: table[name] for name in CHAIN}
+
+    def regimes(self, values: Parameters) -> Regimes:
+        """The same model in the form of one chain whose moves and sights switch."""
+        k, table = self.n_regimes, values | self.separately(values)
+        if self.recurrent:
+            table["transition_probs"] = values["initial_probs"].new_full((k, k), 1 / k)  # which is not used
+        return Regimes(**table) if self.one_chain else Regimes.side_by_side(**table)
+
+    def rescaled(self, values: Parameters, center: Tensor, scale: Tensor) -> Parameters:
+        """Parameters for observations `(x - center) / scale` as those for x."""
+        noise = scale.square() if not self.full_noise else scale.unsqueeze(-1) * scale
+        return values | {
+            "emission": values["emission"] * scale.unsqueeze(-1),
+            "emission_offset": values["emission_offset"] * scale + center,
+            "observation_noise": values["observation_noise"] * noise,
+        }
+
+    def reordered(self, values: Parameters, order: Tensor) -> Parameters:
+        """The same model with regime `order[k]` as regime k, where no regression breaks a stick in their order."""
+        found = {}
+        for name, value in values.items():
+            for axis, dim in enumerate(self.known[name].dims):
+                value = value.index_select(axis, order) if dim in ("state", "state_new") else value
+            found[name] = value
+        return found
+
+
+_SEEN = ("emission", "emission_offset", "observation_noise")
+_FIRST = ("initial_mean", "initial_covariance")
+
+
+def _inverse(matrix: Tensor) -> Tensor:
+    """Of symmetric positive definite matrices, and symmetric itself."""
+    found = torch.linalg.inv(matrix)
+    return (found + found.mT) / 2
+
+
+def _beside(coefficients: Tensor, offset: Tensor) -> Tensor:
+    """Coefficients of (s, 1), [..., L + 1, D]."""
+    return torch.cat([coefficients, offset.unsqueeze(-2)], -2)

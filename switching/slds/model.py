@@ -1,0 +1,367 @@
+r"""`SwitchingLinearSSM`: linear dynamical systems, and a Markov chain that switches between them.
+
+$$z_t \sim A_{z_{t-1}}, \qquad s_t = F_{z_t} s_{t-1} + c_{z_t} + N(0, Q_{z_t}), \qquad
+x_t = H_{z_t} s_t + d_{z_t} + N(0, R_{z_t})$$
+
+With a chain for each regime every chain moves by itself all the time, $s^{(k)}_t = F_k s^{(k)}_{t-1} + \dots$, and the
+switch picks the one that is seen (Ghahramani & Hinton 2000). With one chain the switch moves the state itself, and may
+in turn be moved by it: see `recurrence` (Linderman et al. 2017). The exact posterior has $K^T$ parts. What there is:
+
+    filter                 of order n, which keeps the last n - 1 regimes apart: see `gpb`
+    smooth                 the best q(states) q(regimes), with a bound on the evidence: see `inference`
+    sample_posterior       Gibbs sampling, exact in the long run: see `gibbs`
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any, Unpack
+
+import pyro
+import pyro.distributions as dist
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ...inference.chains.markov.chain import MarkovChain
+from ...inference.numerics.checks import naming
+from ...inference.numerics.randomness import Seed
+from ...inference.numerics.records import Record
+from ...inference.numerics.scalars import (
+    check_batch_shape,
+    check_choice,
+    check_flag,
+    check_integer,
+    check_kind,
+    check_number,
+)
+from ..data.reading import read_series, to_tensor
+from ..data.series import Given, Series
+from ..fitting.options import Options
+from ..parameters import Named, Parameter, Parameters, check_parameters, count_free, listed, read_tables
+from ..program import sequence_plates
+from ..verbs import Verbs
+from .forecast import SwitchingForecast, look_ahead
+from .gpb import SwitchingBelief, SwitchingFiltered, gpb_filter
+from .inference import STARTS, SwitchingPaths, infer
+from .joint import Regimes, Simulated
+from .layout import LinearRegimes
+
+SHARED = ("chain per regime", "one chain")
+NOISES = ("diagonal", "full")
+
+
+@dataclass(frozen=True, repr=False)
+class SwitchingViterbi(Record):
+    """A path of regimes; -1 beyond the end of a sequence."""
+
+    path: Int[Tensor, "*b T"]
+    log_probability: Float[Tensor, "*b"]  # log p(path, x), states summed out
+
+
+@dataclass(frozen=True, repr=False)
+class SwitchingStream(Record):
+    """What a stream remembers: the belief about the last step, and the evidence so far."""
+
+    belief: SwitchingBelief | None
+    log_evidence: Float[Tensor, "*b"]
+    steps: int
+    order: int
+
+
+@dataclass(frozen=True, repr=False)
+class SwitchingStreamOutput(Record):
+    """What one observation of a stream says."""
+
+    state: Float[Tensor, "*b K"]  # P(z_t | x_1..t)
+    mean: Float[Tensor, "*b L"]
+    covariance: Float[Tensor, "*b L L"]
+    log_increment: Float[Tensor, "*b"]
+
+
+class SwitchingLinearSSM(Verbs):
+    """A switching linear state-space model.
+
+    Arguments:
+        n_regimes: K.
+        n_latent: L, the length of a state.
+        n_features: F, the length of one observation.
+        shared: "chain per regime", K independent chains of which the switch shows one; or "one chain", whose moves and
+            sights the switch chooses.
+        recurrent: whether the state chooses the next regime, by logistic regressions; of one chain.
+        common_emission: whether all regimes are seen alike; of one chain.
+        observation_noise: "diagonal", a variance for each feature: fits then take steps of which single features are
+            missing; or "full", a covariance: fits leave out steps of which any is missing.
+
+    Parameters: `initial_probs` [K] and `transition_probs` [K, K] of the switch, or `recurrence` [K - 1, L] and
+    `recurrence_offset` [K, K - 1]; `transition` [K, L, L], to the new state (rows) from the old one,
+    `transition_offset` [K, L] and `state_noise` [K, L, L]; `emission` [K, F, L], `emission_offset` [K, F] and
+    `observation_noise` [K, F] or [K, F, F], of a common emission without K; `initial_mean` [K, L] and
+    `initial_covariance` [K, L, L], of one chain without K. A move is that of the regime in which it arrives.
+
+    Methods take x as `SwitchingSSM` does, with `lengths`.
+
+    Raises:
+        TypeError: sizes that are no whole numbers, flags that are none.
+        ValueError: sizes below 1; recurrent or common_emission with a chain for each regime; no such kind.
+
+    Example:
+        >>> import samplehold as sh, torch
+        >>> model = sh.SwitchingLinearSSM(n_regimes=2, n_latent=1)
+        >>> one = torch.ones(2, 1, 1)
+        >>> model = model.with_values(
+        ...     initial_probs=[0.5, 0.5], transition_probs=[[0.95, 0.05], [0.05, 0.95]], initial_mean=[[0.0], [0.0]],
+        ...     initial_covariance=one, transition=0.9 * one, transition_offset=[[0.0], [5.0]], state_noise=one,
+        ...     emission=one, emission_offset=[[0.0], [0.0]], observation_noise=[[0.1], [0.1]])
+        >>> model.smooth([0.1, -0.5, 0.2, 49.0, 50.5, 51.0]).state.argmax(-1)
+        tensor([0, 0, 0, 1, 1, 1])
+    """
+
+    def __init__(
+        self,
+        n_regimes: int,
+        n_latent: int,
+        n_features: int = 1,
+        shared: str = SHARED[0],
+        *,
+        recurrent: bool = False,
+        common_emission: bool = False,
+        observation_noise: str = NOISES[0],
+    ) -> None:
+        one_chain = check_choice("shared", shared, SHARED) == SHARED[1]
+        full = check_choice("observation_noise", observation_noise, NOISES) == NOISES[1]
+        flags = check_flag("common_emission", common_emission), full, check_flag("recurrent", recurrent)
+        self.layout = LinearRegimes(n_regimes, n_latent, n_features, one_chain, *flags)
+        self.values: Parameters = {}
+
+    def __repr__(self) -> str:
+        """What it is made of, and its values."""
+        own, words = self.layout, []
+        words += [] if not own.one_chain else ['"one chain"']
+        words += [f"{name}=True" for name in ("recurrent", "common_emission") if getattr(own, name)]
+        words += ['observation_noise="full"'] if own.full_noise else []
+        sizes = f"n_regimes={own.n_regimes}, n_latent={own.n_latent}, n_features={own.n_features}"
+        made = f"{self.name}({', '.join([sizes, *words])})"
+        return f"{made}\n{listed(self.known, self.values)}" if self.values else made
+
+    # ---- parameters ------------------------------------------------------------------------------------------------
+
+    @property
+    def n_states(self) -> int:
+        """K, the number of regimes."""
+        return self.layout.n_regimes
+
+    @property
+    def n_latent(self) -> int:
+        """L, the length of a state."""
+        return self.layout.n_latent
+
+    @property
+    def n_features(self) -> int:
+        """F, the length of one observation."""
+        return self.layout.n_features
+
+    @property
+    def known(self) -> dict[str, Parameter]:
+        """What is known of each parameter besides its values: axes and support."""
+        return self.layout.known
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The lengths of the parameters' axes."""
+        return self.layout.sizes
+
+    @property
+    def n_parameters(self) -> int:
+        """How many numbers the data can tell: another basis of a chain's states is the same model."""
+        values = self.values_like(torch.zeros(()).double())
+        n = self.n_latent
+        return count_free(self.known, values) - self.layout.n_chains * n * (n + 1)
+
+    def with_values(self, values: Mapping[str, Any] | None = None, /, **named: Any) -> "SwitchingLinearSSM":
+        """The same model with these parameter values.
+
+        Raises:
+            ValueError: a parameter is missing, unknown, of another shape, or outside its space: rows that are no
+                probabilities, a matrix that is no covariance.
+        """
+        given = {**(values or {}), **named}
+        unknown = [name for name in given if name not in self.known]
+        if unknown:
+            raise ValueError(f"values: got unknown parameter(s) {unknown}; this model has {list(self.known)}.")
+        tables = read_tables(given) if given else {}
+        return self._copy(check_parameters(self.known, tables, self.sizes, self.name))
+
+    def _copy(self, values: Parameters) -> "SwitchingLinearSSM":
+        model = object.__new__(type(self))
+        model.layout = self.layout
+        model.values = {name: values[name].detach() for name in self.known}
+        return model
+
+    def values_like(self, x: Tensor) -> Parameters:
+        """The values in the dtype and on the device of x."""
+        if not self.values:
+            raise ValueError("model: has no parameter values yet; use model.fit(x).model, or model.with_values(...).")
+        return {name: value.to(x) for name, value in self.values.items()}
+
+    def regimes(self, like: Tensor | None = None) -> Regimes:
+        """The model in the form of one chain of states, those of all regimes beside each other, that switches."""
+        return self.layout.regimes(self.values_like(torch.zeros(()).double() if like is None else like))
+
+    # ---- what was observed -----------------------------------------------------------------------------------------
+
+    def read(self, x: Any, *, horizon: int = 0, **given: Unpack[Given]) -> Series:
+        """The observations as one `Series`, checked against this model."""
+        extra = [name for name, value in given.items() if value is not None and name != "lengths"]
+        if extra:
+            raise ValueError(f"{extra[0]}: got some, but nothing drives a {self.name} from outside; leave it out.")
+        if not isinstance(x, Series):
+            return read_series(x, self.n_features, lengths=given.get("lengths"))
+        if given.get("lengths") is not None:
+            raise ValueError("lengths: got some besides a Series, which has its own; leave them out.")
+        if x.observations.shape[-1] != self.n_features:
+            raise ValueError(f"x: got {x.observations.shape[-1]} feature(s), but the model has {self.n_features}.")
+        if x.covariates is not None or x.gaps is not None:
+            raise ValueError(f"x: comes with covariates or gaps, which a {self.name} does not take; leave them out.")
+        return x
+
+    # ---- inference given the values --------------------------------------------------------------------------------
+
+    def filter(self, x: Any, order: int = 2, **given: Unpack[Given]) -> SwitchingFiltered:
+        """The belief after each observation, by GPB(order); states are those of `regimes()`. See `gpb_filter`."""
+        series = self.read(x, **given)
+        with naming("x"):
+            return gpb_filter(self.regimes(series.observations), series.observations, order, series.lengths)
+
+    def log_evidence(self, x: Any, order: int = 2, **given: Unpack[Given]) -> Float[Tensor, "*b"]:
+        """log p(x) of each sequence, by GPB(order): exact of one regime and of up to `order` steps, else near it.
+
+        `smooth(x).bound` is a number that lies below it.
+        """
+        return self.filter(x, order, **given).log_normalizer
+
+    def smooth(
+        self,
+        x: Any,
+        starts: Sequence[str] = STARTS[:2],
+        max_steps: int = 200,
+        tol: float = 1e-9,
+        seed: Seed = 0,
+        **given: Unpack[Given],
+    ) -> SwitchingPaths:
+        """The best q(states) q(regimes) given all observations, and its bound on log p(x).
+
+        Arguments:
+            starts: some of "interpolated", "annealed" and "random", see `inference`; each sequence keeps its best.
+            max_steps, tol: sweeps at most, and the share of the bound by which the last one raised it at most.
+            seed: of random starts.
+        """
+        for kind in starts:
+            check_choice("starts", kind, STARTS)
+        series = self.read(x, **given)
+        max_steps, tol = check_integer("max_steps", max_steps), check_number("tol", tol, least=0)
+        with naming("x"), torch.no_grad():
+            values = self.values_like(series.observations)
+            return infer(self.layout, values, series, tuple(starts) or STARTS[:1], max_steps, tol, seed)
+
+    def viterbi(self, x: Any, **given: Unpack[Given]) -> SwitchingViterbi:
+        """The most probable path of regimes under the q of `smooth`, and its exact log p(path, x).
+
+        The latter is not there (NaN) where the states choose the regimes, so that they cannot be summed out.
+        """
+        series = self.read(x, **given)
+        found, regimes = self.smooth(series), self.regimes(series.observations)
+        path = MarkovChain(*found.switch, series.lengths).viterbi().path
+        if self.layout.recurrent:
+            return SwitchingViterbi(path, torch.full_like(found.bound, torch.nan))
+        inside = path.clamp_min(0)
+        value = regimes.along(series.observations, inside, series.lengths).log_normalizer()
+        return SwitchingViterbi(path, value + regimes.log_prob(inside, None, series.lengths))
+
+    def simulate(self, n_steps: int, batch_shape: tuple[int, ...] = (), *, seed: Seed = None) -> Simulated:
+        """Draws of regimes, states (those of `regimes()`) and observations, which depend on the seed alone."""
+        return self.regimes().simulate(n_steps, batch_shape, seed)
+
+    def forecast(self, x: Any, horizon: int, order: int = 2, **given: Unpack[Given]) -> SwitchingForecast:
+        """Regimes, states and observations at each of the `horizon` steps after the last one of x."""
+        series = self.read(x, **given)
+        horizon = check_integer("horizon", horizon)
+        belief = self.filter(series, order).belief
+        return replace(look_ahead(self.regimes(series.observations), belief, horizon), series=series, source=self)
+
+    # ---- streams ---------------------------------------------------------------------------------------------------
+
+    def start(self, batch_shape: tuple[int, ...] = (), order: int = 2) -> SwitchingStream:
+        """The state of a batch of streams before their first observation, to be filtered by GPB(order)."""
+        shape, order = check_batch_shape("batch_shape", batch_shape), check_integer("order", order)
+        return SwitchingStream(None, torch.zeros(shape, dtype=torch.float64), 0, order)
+
+    def update(self, state: SwitchingStream, x_t: Any) -> tuple[SwitchingStream, SwitchingStreamOutput]:
+        """Take in one observation of each stream: `x_t [*batch, F]` (or `[*batch]` for one feature), NaN where missing.
+
+        Equal to `filter` on the whole series to rounding.
+        """
+        check_kind("state", state, SwitchingStream, "what start() or update() gave")
+        batch, x_t = tuple(state.log_evidence.shape), to_tensor(x_t, "x_t")
+        if self.n_features == 1 and tuple(x_t.shape) == batch:
+            x_t = x_t.unsqueeze(-1)
+        if tuple(x_t.shape) != (*batch, self.n_features):
+            raise ValueError(f"x_t: got shape {tuple(x_t.shape)}, expected {(*batch, self.n_features)}.")
+        with naming("x_t"):
+            found = gpb_filter(self.regimes(x_t), x_t.unsqueeze(-2), state.order, belief=state.belief)
+        evidence = state.log_evidence + found.log_normalizer.double()
+        tables = found.state[..., 0, :], found.mean[..., 0, :], found.covariance[..., 0, :, :]
+        after = SwitchingStream(found.belief, evidence, state.steps + 1, state.order)
+        return after, SwitchingStreamOutput(*tables, found.log_normalizer)
+
+    # ---- the Pyro program ------------------------------------------------------------------------------------------
+
+    def program(self, x: Tensor | None = None, n_steps: int | None = None, batch_shape: tuple[int, ...] = ()) -> Tensor:
+        """The Pyro program: sites `z_t`, `s_t` and `x_t`, t from 1; conditioned on x where given. States are those of
+        `regimes()`."""
+        regimes, seen = self.regimes(x), []
+        n_steps, batch_shape = (x.shape[-2], tuple(x.shape[:-2])) if x is not None else (n_steps, batch_shape)
+        n_steps, plates = check_integer("n_steps", n_steps), sequence_plates(batch_shape)
+        z = s = torch.empty(0)
+        for t in pyro.markov(range(1, n_steps + 1)):
+            probs = regimes.initial_probs
+            if t > 1:
+                table = regimes.log_transition(s if self.layout.recurrent else None).exp()
+                index = z[..., None, None].expand(*z.shape, 1, table.shape[-1])
+                probs = table.expand(*z.shape, *table.shape[-2:]).gather(-2, index).squeeze(-2)
+            with ExitStack() as scope:
+                for plate in plates:
+                    scope.enter_context(plate)
+                z = pyro.sample(f"z_{t}", dist.Categorical(probs))
+                mean, covariance = regimes.initial_mean[z], regimes.initial_covariance[z]
+                if t > 1:
+                    mean = (regimes.transition[z] @ s.unsqueeze(-1)).squeeze(-1) + regimes.transition_offset[z]
+                    covariance = regimes.state_noise[z]
+                s = pyro.sample(f"s_{t}", dist.MultivariateNormal(mean, covariance))
+                mean = (regimes.emission[z] @ s.unsqueeze(-1)).squeeze(-1) + regimes.emission_offset[z]
+                emitted = dist.MultivariateNormal(mean, regimes.observation_noise[z])
+                seen.append(pyro.sample(f"x_{t}", emitted, obs=None if x is None else x[..., t - 1, :]))
+        return torch.stack(seen, -2)
+
+    # ---- what the verbs of all models ask of it ----------------------------------------------------------------------
+
+    def _fitted(self, series: Series, options: Options) -> Any:
+        from .fit import fit_switching_linear
+
+        return fit_switching_linear(self, series, options)
+
+    def _figures(self) -> Any:
+        from ..views import switching_linear_figures
+
+        return switching_linear_figures
+
+    def to_parts(self) -> tuple[dict[str, Named], dict[str, Tensor]]:
+        """Itself as parts with arguments, and tensors by name: what files hold."""
+        return {"layout": self.layout}, dict(self.values)
+
+    @classmethod
+    def from_parts(cls, parts: dict[str, Any], tensors: dict[str, Tensor]) -> "SwitchingLinearSSM":
+        """The model that `to_parts` has taken apart."""
+        model = object.__new__(cls)
+        model.layout, model.values = parts["layout"], {}
+        return model.with_values(tensors) if tensors else model

@@ -1,0 +1,119 @@
+"""Where learning a switching linear model starts: a path of states, and labels of regimes that belong to it.
+
+The path is that of a single linear model, itself learned from principal components of stretches of the series. Labels
+are clusters of what the path does around a step, where it is, how it moves and how much that varies, or stretches of
+random lengths. Regimes of one chain then learn from that path, which stays as it is for some sweeps; those of a chain
+each learn from their own steps, while the labels stay.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot, pad
+
+from ...inference.families import GaussianTables
+from ...inference.message_passing.engine import VMP
+from ...inference.message_passing.factor_graph import Block
+from ..emissions.clusters import clusters_among
+from .network import CHAIN, SWITCH, Graph, annealed
+
+SURE = 4.0  # log odds of the labels that the switch starts from
+NEAR = 100.0  # precision of the principal components as a path
+SWEEPS = 30  # of the single linear model
+WARM = 10  # of what is not held at first
+KINDS = ("clusters", "stretches")
+HOT = (3.0, 1.5)  # first temperatures
+COOLING, AT_ONCE = 0.8, 4  # of what a temperature lies above 1, and sweeps at each
+
+
+def path_blocks(graph: Graph, single: GaussianTables, labels: Tensor) -> list[Block]:
+    """The blocks of both paths from labels [R, *b, T] and a single model's path of states."""
+    restarts, n_chains = labels.shape[0], graph.layout.n_chains
+    shape = (restarts, *graph.lengths.shape, n_chains)
+    states = GaussianTables(*(table.expand(*shape, *table.shape[len(shape) :]) for table in single))
+    weights = SURE * one_hot(labels, graph.layout.n_regimes).to(graph.x) if graph.switched else None
+    return graph.paths(states, weights)
+
+
+def warmed(engine: VMP, graph: Graph) -> VMP:
+    """The engine after some sweeps in which what the labels were made of is held, and after its restarts, from first
+    temperatures that differ, have been cooled down."""
+    held = CHAIN if graph.layout.one_chain else SWITCH
+    order = [CHAIN, *(name for name in engine.blocks if name != CHAIN)]  # of what is not held
+    for _ in range(WARM if graph.switched else 0):
+        for name in order:
+            if name != held:
+                engine.update(name)
+    turn = torch.arange(engine.restarts or 1)
+    for i, hot in enumerate(HOT):
+        engine = annealed(engine, graph, turn // len(KINDS) % len(HOT) == i, hot, COOLING, AT_ONCE)
+    return engine
+
+
+def labels_of(graph: Graph, path: Tensor, kinds: Sequence[str], seed: int) -> Tensor:
+    """Labels [R, *b, T], one labelling of each kind; `path` [*b, T, L]."""
+    k, found = graph.layout.n_regimes, []
+    inside = graph.inside.bool().cpu().numpy()
+    for number, kind in enumerate(kinds):
+        rng = np.random.default_rng([seed, number])
+        labels = _clustered(path, inside, k, rng) if kind == "clusters" else _stretches(inside.shape, k, rng)
+        found.append(torch.from_numpy(labels))
+    return torch.stack(found).to(path.device)
+
+
+def _clustered(path: Tensor, inside: np.ndarray, k: int, rng: np.random.Generator) -> np.ndarray:
+    """Clusters of where the path is, how it moves, and how much that varies, around each step."""
+    width = int(2 ** rng.integers(0, 6))
+    step = pad(path[..., 1:, :] - path[..., :-1, :], (0, 0, 1, 0))
+    near = [_around(table, width) for table in (path, step, step.square())]
+    parts = [near[0], near[1], (near[2] + 1e-6 * near[2].mean() + 1e-12).log()]
+    scaled = [(part - part.mean()) / part.std().clamp_min(1e-12) for part in parts]
+    weights = rng.dirichlet(np.ones(len(scaled)))  # which of the three tells regimes apart is not known
+    points = torch.cat([part * weight for part, weight in zip(scaled, weights.tolist(), strict=True)], -1)
+    rows = points.cpu().double().numpy().reshape(-1, points.shape[-1])
+    return clusters_among(rows, inside.reshape(-1), k, rng).reshape(inside.shape)
+
+
+def _around(table: Tensor, width: int) -> Tensor:
+    """Means over `width` steps to either side."""
+    rows = table.reshape(-1, *table.shape[-2:]).mT
+    width = min(width, table.shape[-2] - 1)
+    return torch.nn.functional.avg_pool1d(rows, 2 * width + 1, 1, width, count_include_pad=False).mT.reshape(
+        table.shape
+    )
+
+
+def _stretches(shape: tuple[int, ...], k: int, rng: np.random.Generator) -> np.ndarray:
+    """Stretches of geometric length, about 2 to 20 for each regime in a sequence."""
+    changes = rng.random(shape) < min(1.0, k * rng.uniform(2, 20) / shape[-1])
+    turns = np.cumsum(changes, -1)
+    return rng.integers(k, size=(*shape[:-1], shape[-1] + 1))[..., : shape[-1]][
+        (*np.indices(shape)[:-1], turns.clip(max=shape[-1] - 1))
+    ].astype(np.int64)
+
+
+def components(graph: Graph) -> Tensor:
+    """Principal components of the series, or of stretches of it where it has too few features: [*b, T, L]."""
+    n = graph.layout.n_latent
+    x = torch.where(graph.x.isnan(), 0.0, graph.x) * graph.inside.unsqueeze(-1)
+    lags = 1 if x.shape[-1] >= n else -(-2 * n // x.shape[-1])
+    rows = torch.cat([pad(x, (0, 0, lag, 0))[..., : x.shape[-2], :] for lag in range(lags)], -1)
+    flat = rows.reshape(-1, rows.shape[-1])
+    _, _, right = torch.linalg.svd(flat, full_matrices=False) if len(flat) <= 4096 else _of_squares(flat)
+    scores = rows @ right[:n].mT
+    if scores.shape[-1] < n:  # fewer steps than latents
+        scores = pad(scores, (0, n - scores.shape[-1]))
+    return scores / scores.reshape(-1, n).std(0).clamp_min(1e-6)
+
+
+def _of_squares(flat: Tensor) -> tuple[None, None, Tensor]:
+    _, vectors = torch.linalg.eigh(flat.mT @ flat)
+    return None, None, vectors.flip(-1).mT
+
+
+def near_path(graph: Graph, path: Tensor) -> GaussianTables:
+    """Natural parameters of states that are near a path [*b, T, L], [1, *b, 1, T, ...]."""
+    blank = graph.states(path, 1)
+    return blank._replace(linear=NEAR * path.unsqueeze(-3).unsqueeze(0), square=NEAR * blank.square)

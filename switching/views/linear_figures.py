@@ -1,0 +1,90 @@
+"""Figures of a linear model: a series, and the latent vectors behind it."""
+
+from dataclasses import replace
+from typing import Any, Unpack
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from scipy.special import ndtri
+from torch import Tensor
+
+from ...inference.numerics.scalars import check_probability
+from ..data.series import Given
+from ..linear.forecast import LinearForecast
+from ..linear.model import LinearSSM
+from .drawing import FAINT, INK, PANEL, TimeAxis, draw_steps, name_feature, new_figure, set_title
+from .figures import LEAST_SHOWN, SHOWN_HORIZONS, draw_expected, time_axis
+
+LATENT = 1.2  # inches
+MOST_LATENTS = 12
+
+
+@torch.no_grad()
+def plot_fit(model: LinearSSM, x: Any, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]) -> Figure:
+    """A series, what the model makes of it, and its latents.
+
+    From the top: each feature with the mean of an observation given the whole series, and the band in which a new one
+    would lie; each latent with its mean and central interval, but for those that are lags or turns of others.
+
+    Arguments:
+        x, lengths: as in every method of the model; a pandas index becomes the time axis.
+        sequence: which one to draw, where x holds several.
+        level: probability of the bands.
+
+    Raises:
+        ValueError: as `model.smooth`; no such sequence; level outside (0, 1).
+    """
+    level = check_probability("level", level, proper=True)
+    series = model.read(x, **given).one(sequence).cpu()
+    found, axis = model.smooth(series), time_axis(series)
+    emission, noise, offset = model.emission.sights(model.values_like(series.observations))
+    mean = found.mean @ emission.mT + (0.0 if offset is None else offset)
+    covariance = emission @ found.covariance @ emission.mT + noise
+    figure, panels = new_figure(_heights(model))
+    set_title(panels[0], f"Observed series, with the mean and {100 * level:g}% band of an observation given all of it")
+    draw_expected(panels, (series, axis), _ends(mean, covariance, level), axis)
+    _draw_latents(panels[model.n_features :], model, axis, _ends(found.mean, found.covariance, level))
+    axis.mark(panels)
+    return figure
+
+
+@torch.no_grad()
+def plot_forecast(forecast: LinearForecast, level: float = 0.9) -> Figure:
+    """The end of a series and the forecast after it, with the latents: of one sequence, see `LinearForecast.plot`."""
+    series, model = forecast.series, forecast.source
+    assert series is not None
+    n_steps, horizon = series.n_steps, len(forecast.mean)
+    first = max(0, n_steps - max(LEAST_SHOWN, SHOWN_HORIZONS * horizon))
+    axis, n_past = time_axis(series, horizon).part(first, n_steps + horizon), n_steps - first
+    past = replace(series.cpu(), observations=series.observations.detach().cpu()[first:])
+    figure, panels = new_figure(_heights(model))
+    set_title(panels[0], f"Observed series, then the mean and {100 * level:g}% interval in the forecast")
+    ends = tuple(table.cpu() for table in (forecast.mean, *forecast.interval(level)))
+    draw_expected(panels, (past, axis.part(0, n_past)), ends, axis.part(n_past, n_past + horizon))
+    seen = model.smooth(series)
+    mean = torch.cat([seen.mean[first:], forecast.state_mean]).cpu()
+    covariance = torch.cat([seen.covariance[first:], forecast.state_covariance]).cpu()
+    _draw_latents(panels[model.n_features :], model, axis, _ends(mean, covariance, level))
+    for panel in panels:
+        panel.axvline(axis.edges[n_past], color=INK, linewidth=0.9, linestyle="--")
+    axis.mark(panels)
+    return figure
+
+
+def _heights(model: LinearSSM) -> list[float]:
+    return [*[PANEL] * model.n_features, *[LATENT] * len(model.dynamics.shown[:MOST_LATENTS])]
+
+
+def _ends(mean: Tensor, covariance: Tensor, level: float) -> tuple[Tensor, ...]:
+    """Mean, lower and upper ends of the central interval of each entry."""
+    reach = float(ndtri((1 + level) / 2)) * covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
+    return mean, mean - reach, mean + reach
+
+
+def _draw_latents(panels: list[Axes], model: LinearSSM, axis: TimeAxis, ends: tuple[Tensor, ...]) -> None:
+    mean, lower, upper = (table.numpy() for table in ends)
+    for panel, place in zip(panels, model.dynamics.shown, strict=False):
+        draw_steps(panel, axis, upper[:, place], lower[:, place], color=FAINT, alpha=0.3, linewidth=0, zorder=1)
+        draw_steps(panel, axis, mean[:, place], None, color=INK, linewidth=1.2, zorder=5)
+        name_feature(panel, f"latent {model.dynamics.latents[place]}")

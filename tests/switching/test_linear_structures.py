@@ -1,0 +1,219 @@
+"""Structures of one series: numbers of the Nile, and those of statsmodels."""
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from samplehold import Autoregression, LinearSSM, LocalLevel, LocalLinearTrend, Seasonal
+from samplehold.switching.linear.stationary import (
+    from_partial_autocorrelations,
+    partial_autocorrelations,
+    stationary_covariance,
+)
+from statsmodels.tsa.api import UnobservedComponents
+from torch.testing import assert_close
+
+FLOAT = torch.float64
+DATA = Path(__file__).parents[2] / "notebooks" / "data"
+IRREGULAR, LEVEL = 15098.518, 1469.1764
+
+
+def nile() -> pd.Series:
+    return pd.read_csv(DATA / "nile.csv", index_col=0).iloc[:, 0]
+
+
+def inflation() -> np.ndarray:
+    """Quarterly inflation of the United States, with some values put out."""
+    series = pd.read_csv(DATA / "us_macro.csv")["infl"].to_numpy(dtype=float).copy()
+    series[[3, 40, 41, 42, 100]] = np.nan
+    return series
+
+
+def values(structure: object, irregular: float = 0.7) -> dict[str, float]:
+    """Some variances, and weights of a stationary autoregression."""
+    found = {"sigma2.irregular": irregular}
+    for place, name in enumerate(structure.parameters):  # type: ignore[attr-defined]
+        found[name] = 0.3 + 0.2 * place if name.startswith("sigma2") else 0.5 / int(name.removeprefix("ar.L")) ** 2
+    return found
+
+
+# ---- the Nile --------------------------------------------------------------------------------------------------------
+
+
+def test_evidence_of_the_nile_is_that_of_durbin_and_koopman_with_the_constant_of_the_diffuse_step() -> None:
+    model = LinearSSM(LocalLevel()).with_values({"sigma2.irregular": IRREGULAR, "sigma2.level": LEVEL})
+    found = float(model.log_evidence(nile()))
+    assert found == pytest.approx(-633.4645636, abs=5e-8)
+    assert found + np.log(2 * np.pi) / 2 == pytest.approx(-632.5456251, abs=5e-8)
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e-6, 1e6])
+def test_maximum_likelihood_of_the_nile_is_found_in_any_unit(unit: float) -> None:
+    fit = LinearSSM(LocalLevel()).fit(nile() * unit, restarts=1, progress=False)
+    found = {name: float(value) / unit**2 for name, value in fit.model.values.items()}
+    assert found["sigma2.irregular"] == pytest.approx(IRREGULAR, rel=5e-6)
+    assert found["sigma2.level"] == pytest.approx(LEVEL, rel=5e-6)
+    assert fit.converged
+    assert fit.prior is None
+    assert fit.n_parameters == 2
+    assert float(fit.objective[-1]) == pytest.approx(fit.loglik, abs=1e-6)
+    assert fit.loglik + 99 * np.log(unit) == pytest.approx(-633.4645636, abs=1e-6)
+
+
+# ---- statsmodels -----------------------------------------------------------------------------------------------------
+
+STRUCTURES = {
+    "level": (LocalLevel(), {"level": "llevel"}),
+    "trend": (LocalLinearTrend(), {"level": "lltrend"}),
+    "season": (LocalLevel() + Seasonal(4), {"level": "llevel", "seasonal": 4}),
+    "harmonics": (
+        LocalLevel() + Seasonal(7, trigonometric=2),
+        {"level": "llevel", "freq_seasonal": [{"period": 7, "harmonics": 2}]},
+    ),
+    "season of harmonics": (
+        LocalLinearTrend() + Seasonal(4, trigonometric=True),
+        {"level": "lltrend", "freq_seasonal": [{"period": 4}]},
+    ),
+    "autoregression": (Autoregression(2), {"autoregressive": 2, "irregular": True}),
+    "sum": (
+        LocalLevel() + Seasonal(4) + Seasonal(7, trigonometric=2) + Autoregression(3),
+        {"level": "llevel", "seasonal": 4, "freq_seasonal": [{"period": 7, "harmonics": 2}], "autoregressive": 3},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_structures_are_those_of_statsmodels(name: str) -> None:
+    structure, keywords = STRUCTURES[name]
+    x, given = inflation(), values(structure)
+    model = LinearSSM(structure).with_values(given)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        peer = UnobservedComponents(x, use_exact_diffuse=True, **keywords)
+    peer.ssm.tolerance = 0.0  # of a filter that has settled: it is to go on
+    assert set(peer.param_names) == set(given)
+    found = peer.smooth([given[parameter] for parameter in peer.param_names], transformed=True)
+    evidence = float(model.log_evidence(x))
+    assert evidence == pytest.approx(dense_evidence(model, x), abs=1e-8)
+    # beside harmonics, whose first variances are all but collinear, its diffuse recursions lose some digits
+    tolerance = 1e-6 if "freq_seasonal" in keywords else 1e-8
+    assert evidence == pytest.approx(float(found.llf), abs=tolerance)
+    states, covariances = found.smoothed_state.T, found.smoothed_state_cov.transpose(2, 0, 1)
+    seen = [place for place, state in enumerate(peer.state_names) if not nyquist(state, structure)]
+    smoothed = model.smooth(x)
+    ahead, expected = model.forecast(x, 5), found.get_forecast(5)
+    for own, other in (
+        (smoothed.mean, states[:, seen]),
+        (smoothed.covariance, covariances[:, seen][:, :, seen]),
+        (ahead.mean[:, 0], expected.predicted_mean),
+        (ahead.variance[:, 0], expected.var_pred_mean),
+    ):
+        assert_close(own, torch.tensor(np.asarray(other)), rtol=tolerance, atol=tolerance)
+
+
+def dense_evidence(model: LinearSSM, x: np.ndarray) -> float:
+    r"""The limit of $\log p(x) + \frac q2 \log \kappa$ by generalised least squares: x = X d + u, u normal."""
+    moves = model.dynamics.moves(model.values)
+    n_latent, n_steps = model.n_latent, len(x)
+    start = moves.initial_covariance
+    covariance = torch.zeros(n_latent, n_latent, dtype=FLOAT) if start is None else start
+    design = torch.eye(n_latent, dtype=FLOAT)[:, list(model.dynamics.diffuse)]
+    seen = torch.tensor([model.dynamics.seen], dtype=FLOAT)  # type: ignore[attr-defined]
+    rows, whole = [], torch.zeros(n_steps, n_steps, dtype=FLOAT)
+    for t in range(n_steps):
+        rows.append(seen @ design)
+        later = covariance
+        for u in range(t, n_steps):
+            whole[t, u] = whole[u, t] = (seen @ later @ seen.mT).squeeze()
+            later = moves.transition @ later
+        covariance = moves.transition @ covariance @ moves.transition.mT + moves.state_noise
+        design = moves.transition @ design
+    there = torch.tensor(~np.isnan(x))
+    whole = (whole + model.values["sigma2.irregular"] * torch.eye(n_steps, dtype=FLOAT))[there][:, there]
+    inverse, y, table = torch.linalg.inv(whole), torch.tensor(x)[there], torch.cat(rows)[there]
+    information = table.mT @ inverse @ table
+    residual = y - table @ torch.linalg.solve(information, table.mT @ inverse @ y)
+    terms = torch.logdet(whole), torch.logdet(information), residual @ inverse @ residual
+    return -float(len(y) * np.log(2 * np.pi) + sum(terms)) / 2
+
+
+def nyquist(state: str, structure: object) -> bool:
+    """The entry of the harmonic of period 2 that statsmodels adds, and that no observation sees."""
+    return "Seasonal(period=4, trigonometric=2)" in repr(structure) and state == "freq_seasonal.3"
+
+
+@pytest.mark.parametrize("name", ["trend", "season", "autoregression"])
+def test_maximum_likelihood_is_no_lower_than_that_of_statsmodels(name: str) -> None:
+    structure, keywords = STRUCTURES[name]
+    x = inflation()[43:100]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = UnobservedComponents(x, use_exact_diffuse=True, **keywords).fit(disp=False)
+    fit = LinearSSM(structure).fit(x, restarts=1, progress=False)
+    assert fit.loglik >= float(found.llf) - 1e-5
+
+
+# ---- autoregressions -------------------------------------------------------------------------------------------------
+
+
+def test_partial_autocorrelations_go_there_and_back_and_the_stationary_covariance_stays() -> None:
+    partial = torch.tensor([[0.9, -0.5, 0.3], [-0.2, 0.7, -0.95]], dtype=FLOAT)
+    weights = from_partial_autocorrelations(partial)
+    assert_close(partial_autocorrelations(weights), partial, rtol=1e-12, atol=1e-12)
+    covariance, shift = stationary_covariance(weights), torch.eye(3, dtype=FLOAT)[:2].expand(2, 2, 3)
+    move = torch.cat([weights.unsqueeze(-2), shift], -2)
+    noise = torch.zeros(3, 3, dtype=FLOAT)
+    noise[0, 0] = 1.0
+    assert_close(move @ covariance @ move.mT + noise, covariance, rtol=1e-10, atol=1e-10)
+
+
+def test_an_autoregression_that_is_not_stationary_is_refused() -> None:
+    with pytest.raises(ValueError, match="not stationary"):
+        LinearSSM(Autoregression(2)).with_values(
+            {"sigma2.irregular": 1.0, "sigma2.ar": 1.0, "ar.L1": 0.7, "ar.L2": 0.4}
+        )
+
+
+# ---- what is wrong ---------------------------------------------------------------------------------------------------
+
+
+def test_what_is_wrong_is_told_with_its_cure() -> None:
+    level = LinearSSM(LocalLevel())
+    with pytest.raises(ValueError, match=r"sigma2\.level: got -1\.0, expected a number of at least 0"):
+        level.with_values({"sigma2.irregular": 1.0, "sigma2.level": -1.0})
+    with pytest.raises(ValueError, match=r"sigma2\.level: missing"):
+        level.with_values({"sigma2.irregular": 1.0})
+    with pytest.raises(ValueError, match="unknown"):
+        level.with_values({"sigma2.irregular": 1.0, "sigma2.level": 1.0, "sigma2.trend": 1.0})
+    with pytest.raises(ValueError, match=r"two terms with sigma2\.level"):
+        LocalLevel() + LocalLinearTrend()
+    with pytest.raises(TypeError, match="expected a structure"):
+        LocalLevel() + 3  # type: ignore[operator]
+    with pytest.raises(ValueError, match="period: got 1"):
+        Seasonal(1)
+    with pytest.raises(ValueError, match="trigonometric: got 4"):
+        Seasonal(6, trigonometric=4)
+    with pytest.raises(ValueError, match="n_features: got 2"):
+        LinearSSM(LocalLevel(), 2)
+    season = LinearSSM(LocalLevel() + Seasonal(4)).with_values(values(LocalLevel() + Seasonal(4)))
+    with pytest.raises(ValueError, match=r"x: got 3 observed step\(s\), but .* starts with 4 numbers"):
+        season.log_evidence([1.0, 2.0, 3.0])
+    with pytest.raises(ValueError, match=r"x: got 3 observed step\(s\)"):
+        season.fit([1.0, 2.0, 3.0], progress=False)
+    with pytest.raises(ValueError, match="horizon"):
+        season.forecast(inflation(), 0)
+    with pytest.raises(ValueError, match="no parameter values yet"):
+        level.smooth(nile())
+
+
+@pytest.mark.parametrize(
+    ("structure", "x"),
+    [(LocalLevel(), np.full(12, 3.0)), (LocalLinearTrend(), 3.0 + 0.5 * np.arange(12.0))],
+    ids=["constant", "line"],
+)
+def test_a_series_that_a_structure_follows_without_noise_is_refused(structure: object, x: np.ndarray) -> None:
+    with pytest.raises(ValueError, match=r"x: follows .* without any noise"):
+        LinearSSM(structure).fit(x, restarts=2, progress=False)

@@ -1,0 +1,214 @@
+"""`SwitchingLinearSSM`: its program, its verbs and its fits."""
+
+import pyro
+import pytest
+import samplehold as sh
+import torch
+from oracles.regime_paths import enumerate_paths
+from oracles.switching_linear import ENUMERABLE, KINDS, values_of
+from samplehold.switching.slds.layout import LinearRegimes
+from torch.distributions import MultivariateNormal
+
+
+def model_of(layout: LinearRegimes) -> sh.SwitchingLinearSSM:
+    """At random parameters."""
+    model = sh.SwitchingLinearSSM(
+        layout.n_regimes,
+        layout.n_latent,
+        layout.n_features,
+        "one chain" if layout.one_chain else "chain per regime",
+        recurrent=layout.recurrent,
+        common_emission=layout.common_emission,
+        observation_noise="full" if layout.full_noise else "diagonal",
+    )
+    return model.with_values(values_of(layout))
+
+
+def two_chains() -> sh.SwitchingLinearSSM:
+    """One that holds on, and one that jumps about: easy to tell."""
+    one = torch.ones(2, 1, 1, dtype=torch.float64)
+    none = torch.zeros(2, 1, dtype=torch.float64)
+    return sh.SwitchingLinearSSM(2, 1).with_values(
+        initial_probs=[0.5, 0.5],
+        transition_probs=[[0.97, 0.03], [0.03, 0.97]],
+        initial_mean=none,
+        initial_covariance=one,
+        transition=one * torch.tensor([0.99, 0.3]).double().view(2, 1, 1),
+        transition_offset=none + torch.tensor([[0.0], [3.0]]).double(),
+        state_noise=one * torch.tensor([0.01, 4.0]).double().view(2, 1, 1),
+        emission=one,
+        emission_offset=none,
+        observation_noise=none + 0.05,
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_program_is_the_density_of_its_draws(kind: str) -> None:
+    model = model_of(KINDS[kind])
+    drawn, regimes = model.simulate(5, (2,), seed=3), model.regimes()
+    path, s, x = drawn.path, drawn.latents, drawn.x
+    expected = regimes.log_prob(path, s if KINDS[kind].recurrent else None)
+    normal = lambda mean, covariance, at: MultivariateNormal(mean, covariance).log_prob(at)
+    expected = expected + normal(regimes.initial_mean[path[:, 0]], regimes.initial_covariance[path[:, 0]], s[:, 0])
+    for t in range(5):
+        z = path[:, t]
+        if t:
+            mean = (regimes.transition[z] @ s[:, t - 1, :, None]).squeeze(-1) + regimes.transition_offset[z]
+            expected = expected + normal(mean, regimes.state_noise[z], s[:, t])
+        mean = (regimes.emission[z] @ s[:, t, :, None]).squeeze(-1) + regimes.emission_offset[z]
+        expected = expected + normal(mean, regimes.observation_noise[z], x[:, t])
+    sites = {f"z_{t + 1}": path[:, t] for t in range(5)} | {f"s_{t + 1}": s[:, t] for t in range(5)}
+    trace = pyro.poutine.trace(pyro.condition(model.program, sites)).get_trace(x)
+    torch.testing.assert_close(trace.log_prob_sum(), expected.sum(), rtol=1e-12, atol=1e-10)
+
+
+def test_the_program_draws() -> None:
+    with pyro.poutine.trace() as trace:
+        x = model_of(KINDS["recurrent"]).program(n_steps=4, batch_shape=(3,))
+    assert x.shape == (3, 4, 2)
+    assert {"z_4", "s_4", "x_4"} <= set(trace.trace.nodes)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_streams_are_the_filter(kind: str) -> None:
+    model = model_of(KINDS[kind])
+    x = model.simulate(12, (2,), seed=1).x
+    x[0, 4] = torch.nan
+    found, state = model.filter(x), model.start((2,))
+    for t in range(12):
+        state, out = model.update(state, x[:, t])
+        torch.testing.assert_close(out.state, found.state[:, t], rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(out.mean, found.mean[:, t], rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(out.log_increment, found.log_increment[:, t], rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(state.log_evidence, found.log_normalizer, rtol=1e-10, atol=0)
+    assert state.steps == 12
+
+
+@pytest.mark.parametrize("kind", ENUMERABLE)
+def test_viterbi_names_a_path_with_its_probability(kind: str) -> None:
+    model = model_of(KINDS[kind])
+    x = model.simulate(6, (2,), seed=1).x
+    found = model.viterbi(x)
+    for b in range(2):
+        exact = enumerate_paths(model.regimes(), x[b])
+        same = (exact.path == found.path[b]).all(-1)
+        torch.testing.assert_close(exact.log_weight[same].squeeze(0), found.log_probability[b], rtol=1e-10, atol=1e-10)
+        assert float(found.log_probability[b]) >= float(exact.log_weight.amax()) - 3.0
+
+
+@pytest.mark.parametrize("kind", ENUMERABLE)
+def test_forecasts_are_sums_over_all_paths(kind: str) -> None:
+    model, horizon = model_of(KINDS[kind]), 3
+    x = model.simulate(4, (2,), seed=2).x
+    ahead, regimes = model.forecast(x, horizon, order=8), model.regimes()
+    for b in range(2):
+        blank = torch.full((horizon, model.n_features), torch.nan, dtype=torch.float64)
+        exact = enumerate_paths(regimes, torch.cat([x[b], blank]))
+        torch.testing.assert_close(ahead.state[b], exact.state[4:], rtol=1e-9, atol=1e-9)
+        mean, covariance = exact.moments()
+        torch.testing.assert_close(ahead.state_mean[b], mean[4:], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(ahead.state_covariance[b], covariance[4:], rtol=1e-9, atol=1e-9)
+        z = exact.path[:, 4:]
+        shown = (regimes.emission[z] @ exact.mean[:, 4:, :, None]).squeeze(-1) + regimes.emission_offset[z]
+        whole = torch.einsum("p,ptf->tf", exact.weight, shown)
+        torch.testing.assert_close(ahead.mean[b], whole, rtol=1e-9, atol=1e-9)
+        own = regimes.emission[z] @ exact.covariance[:, 4:] @ regimes.emission[z].mT + regimes.observation_noise[z]
+        spread = own.diagonal(dim1=-2, dim2=-1) + (shown - whole).square()
+        variance = torch.einsum("p,ptf->tf", exact.weight, spread)
+        torch.testing.assert_close(ahead.variance[b], variance, rtol=1e-9, atol=1e-9)
+
+
+def test_intervals_of_a_forecast_hold_their_share() -> None:
+    model = two_chains()
+    ahead = model.forecast(model.simulate(30, (2,), seed=0).x, 4)
+    ends = ahead.interval(0.8)
+    torch.testing.assert_close(ahead.cdf(ends.upper) - ahead.cdf(ends.lower), torch.full_like(ends.upper, 0.8))
+    assert ahead.one(1).mean.shape == (4, 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_hold_the_model(kind: str, tmp_path) -> None:
+    model = model_of(KINDS[kind])
+    model.save(tmp_path / "model")
+    again = sh.SwitchingLinearSSM.load(tmp_path / "model")
+    assert repr(again) == repr(model)
+    assert all(torch.equal(value, again.values[name]) for name, value in model.values.items())
+
+
+@pytest.mark.parametrize("method", ["em", "vmp"])
+def test_a_fit_finds_regimes_that_are_easy_to_tell(method: str) -> None:
+    model = two_chains()
+    drawn = model.simulate(200, (2,), seed=5)
+    fit = sh.SwitchingLinearSSM(2, 1).fit(drawn.x, method=method, restarts=1, max_steps=30, progress=False)
+    found = fit.smooth().state.argmax(-1)
+    right = (found == drawn.path).double().mean()
+    assert max(float(right), 1 - float(right)) > 0.9
+    assert bool((fit.objective.diff() >= -1e-9 * fit.objective.abs()[1:]).all())
+    assert fit.model.log_evidence(drawn.x).sum() > model.log_evidence(drawn.x).sum() - 5
+
+
+def test_a_fit_does_not_depend_on_the_unit() -> None:
+    x = two_chains().simulate(60, seed=5).x
+    model = sh.SwitchingLinearSSM(2, 1)
+    fit, other = (model.fit(c * x + c, restarts=1, max_steps=5, progress=False) for c in (1.0, 1e6))
+    volume = x.numel() * torch.tensor(1e6, dtype=torch.float64).log()
+    torch.testing.assert_close(other.objective + volume, fit.objective, rtol=0, atol=1e-5)
+    torch.testing.assert_close(other.model.values["emission"] / 1e6, fit.model.values["emission"], rtol=1e-4, atol=0)
+
+
+def test_one_regime_learns_as_a_linear_model_does() -> None:
+    x = two_chains().simulate(100, seed=6).x
+    fit = sh.SwitchingLinearSSM(1, 1).fit(x, prior=None, max_steps=60, progress=False)
+    assert fit.loglik == pytest.approx(float(fit.model.smooth(x).bound), abs=1e-8)
+    assert bool((fit.objective.diff() > -1e-9 * fit.objective.abs()[1:]).all())
+
+
+@pytest.mark.parametrize("shared", ["chain per regime", "one chain"])
+def test_missing_values_short_and_constant_series_are_learned_from(shared: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    series = [torch.cat([torch.randn(n, 2, generator=generator), torch.ones(n, 1)], -1) for n in (12, 5)]
+    series[0][3:6, 0], series[0][8] = torch.nan, torch.nan
+    model = sh.SwitchingLinearSSM(2, 2, 3, shared)
+    fit = model.fit(series, method="vmp", restarts=1, max_steps=5, progress=False)
+    assert all(bool(value.isfinite().all()) for value in fit.model.values.values())
+    assert fit.model.values["emission"].dtype == torch.float32
+
+
+def test_bad_input_is_told_by_name() -> None:
+    with pytest.raises(ValueError, match="recurrent: got True, but only regimes of"):
+        sh.SwitchingLinearSSM(2, 1, recurrent=True)
+    with pytest.raises(ValueError, match="shared: got 'one'"):
+        sh.SwitchingLinearSSM(2, 1, shared="one")
+    with pytest.raises(ValueError, match="recurrent: got True with a single regime"):
+        sh.SwitchingLinearSSM(1, 1, shared="one chain", recurrent=True)
+    with pytest.raises((TypeError, ValueError), match="n_regimes"):
+        sh.SwitchingLinearSSM(0, 1)
+    model = two_chains()
+    for name, value, said in (
+        ("state_noise", -torch.ones(2, 1, 1), "state_noise: got a matrix that is not symmetric positive definite"),
+        ("transition", torch.ones(2, 2, 1), "transition: got shape"),
+        ("transition_probs", torch.ones(2, 2), "transition_probs: got rows that are not probabilities"),
+        ("observation_noise", torch.zeros(2, 1), "observation_noise: got 0"),
+        ("emission", torch.full((2, 1, 1), torch.nan), "emission: got values that are not finite"),
+        ("gain", torch.ones(2), "values: got unknown parameter"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            model.with_values({**model.values, name: value})
+    with pytest.raises(ValueError, match="emission: missing"):
+        model.with_values({name: value for name, value in model.values.items() if name != "emission"})
+    with pytest.raises(ValueError, match="model: has no parameter values yet"):
+        sh.SwitchingLinearSSM(2, 1).smooth(torch.zeros(5))
+    with pytest.raises(ValueError, match=r"x: got 2 feature\(s\)|x: got shape"):
+        model.smooth(torch.zeros(5, 2))
+    with pytest.raises(ValueError, match="covariates: got some"):
+        model.smooth(torch.zeros(5), covariates=torch.zeros(5, 1))
+    with pytest.raises(ValueError, match="starts: got 'cold'"):
+        model.smooth(torch.zeros(5), starts=("cold",))
+    with pytest.raises(ValueError, match="horizon: got 0"):
+        model.forecast(torch.zeros(5), 0)
+    with pytest.raises(ValueError, match="order: got 30"):
+        model.filter(torch.zeros(5), 30)
+    with pytest.raises(ValueError, match=r"x_t: got shape"):
+        model.update(model.start((2,)), torch.zeros(3))
+    with pytest.raises(ValueError, match=r"x: got 1 observed step"):
+        model.fit(torch.zeros(1))
