@@ -5,7 +5,7 @@ import samplehold as sh
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from samplehold.inference.chains.linear_gaussian import op, plain
+from samplehold.inference.chains.linear_gaussian import op, parallel, plain
 from samplehold.inference.chains.linear_gaussian.parameters import read
 from samplehold.inference.chains.linear_gaussian.tables import Tables
 from torch import Tensor
@@ -128,6 +128,49 @@ def test_gradients_are_those_of_the_plain_form(states, rank, **options):
     assert found.keys() == expected.keys()
     for name, grad in found.items():
         close(grad, expected[name], rtol=1e-9)
+
+
+def in_parallel(function, *arguments, steps: int = 2):
+    """What a plain form comes to with a scan over so many steps or more."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plain, "PARALLEL", steps)
+        return function(*arguments)
+
+
+@given(**CHAINS, rank=st.integers(0, 4), diffuse=st.integers(0, 2))
+def test_a_scan_gives_what_the_loop_over_steps_gives(states, rank, diffuse, **options):
+    diffuse = min(diffuse, states)
+    tables = tables_of(states=states, rank=min(rank, states), diffuse=diffuse, **options)
+    for twin in (plain.evidence, plain.filter, plain.smooth):
+        agree(in_parallel(twin, tables), in_parallel(twin, tables, steps=1000), 1e-7 if diffuse else 1e-9)
+    if not diffuse:
+        found = in_parallel(gradients, tables, False)
+        expected = in_parallel(gradients, tables, False, steps=1000)
+        for name, grad in found.items():
+            close(grad, expected[name], rtol=1e-8)
+
+
+def test_a_scan_leaves_what_it_cannot_do_to_the_loop():
+    """An AR(2) in companion form seen without noise has noise given the state before; a constant has none."""
+    x = torch.randn(50, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    one, none = torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64)
+    companion = torch.tensor([[0.5, 1.0], [0.3, 0.0]], dtype=torch.float64)
+    noise, start = torch.diag(torch.tensor([1.0, 0.0])).double(), torch.eye(2, dtype=torch.float64)
+    common = {
+        "initial_mean": None,
+        "diffuse": None,
+        "transition_offset": None,
+        "emission_offset": None,
+        "lengths": None,
+    }
+    singular = {"transition": companion, "state_noise": noise, "emission": start[:1], "observation_noise": none}
+    tables = read(x, {**common, **singular, "initial_covariance": start}).tables
+    assert parallel.scan(tables) is not None
+    agree(op.smooth(*tables), plain.smooth(tables))
+    growing = {"transition": 1e20 * one, "state_noise": none, "emission": none, "observation_noise": one}
+    tables = read(x, {**common, **growing, "initial_covariance": none}).tables
+    assert parallel.scan(tables) is None
+    agree(op.smooth(*tables), plain.smooth(tables))
 
 
 @pytest.mark.parametrize("diffuse", [0, 2])

@@ -14,9 +14,10 @@ from torch import Tensor
 from ...numerics.op import Call
 from ...numerics.threads import in_parallel, ranges
 from . import op
-from .cpu_backward import draw_paths, filter_means, score_means, smooth_means
+from .cpu_backward import draw_paths, score_means, smooth_means
 from .cpu_covariances import filter_factors
 from .cpu_diffuse import follow_diffuse
+from .cpu_means import evidence_of, filter_means
 from .cpu_records import (
     Diffuse,
     Gains,
@@ -36,7 +37,7 @@ Results = tuple[Tensor, ...]
 
 
 class Filtered(NamedTuple):
-    """What a pass forward writes; nothing by step where the steps' axis is empty."""
+    """What a filter writes."""
 
     total: Any
     log_increment: Any
@@ -94,17 +95,11 @@ def _flat(table: Tensor, n_own: int) -> np.ndarray:
     return table.view(table.shape[: table.dim() - n_own].numel(), *own).numpy()
 
 
-def _total_alone(job: Job) -> tuple[Tensor, Filtered]:
-    total = job.new(dtype=torch.float64)
-    none: Any = [np.empty((1, 0, *[0] * n)) for n in (0, 1, 2, 1, 2, 2, 2)]
-    return total, Filtered(_flat(total, 0), *none)
-
-
 @op.evidence.kernel("cpu")
 def evidence(*given: Any) -> Results:
     job = _job(given)
-    total, out = _total_alone(job)
-    job.over_groups(filter_means, out)
+    total = job.new(dtype=torch.float64)
+    job.over_groups(evidence_of, _flat(total, 0))
     return total.to(job.tables.x.dtype), job.fault
 
 
@@ -131,11 +126,10 @@ def filter(*given: Any) -> Results:
 def smooth(*given: Any) -> Results:
     job = _job(given, smoothing=True)
     n_steps, n_states = job.tables.n_steps, job.tables.initial_mean.shape[-1]
-    total, out = _total_alone(job)
-    mean = job.new(n_steps, n_states)
+    total, mean = job.new(dtype=torch.float64), job.new(n_steps, n_states)
     covariance, cross = (job.new(n, n_states, n_states, by_set=True) for n in (n_steps, n_steps - 1))
     job.over_sets(smoothed_covariances, _flat(covariance, 3), _flat(cross, 3))
-    job.over_groups(smooth_means, out, _flat(mean, 2))
+    job.over_groups(smooth_means, _flat(total, 0), _flat(mean, 2))
     return total.to(mean.dtype), mean, covariance, cross, job.fault
 
 
@@ -148,7 +142,7 @@ def sample(*given: Any) -> Results:
         t.contiguous().view(len(t), job.fault.numel(), *t.shape[-n:])
         for t, n in ((noise, 2), (diffuse_noise, 1), (path, 2))
     ]
-    job.over_groups(draw_paths, _total_alone(job)[1], *(t.numpy() for t in draws))
+    job.over_groups(draw_paths, *(t.numpy() for t in draws))
     return path, job.fault
 
 
@@ -157,7 +151,6 @@ def score(call: Call, d_total: Tensor | None, _: Tensor | None) -> list[Tensor]:
     job = _job(call.inputs)
     tables = job.tables
     n_steps, n_features, n_states = *tables.x.shape[-2:], tables.initial_mean.shape[-1]
-    _, out = _total_alone(job)
     kind = torch.float64
     mean, later = (job.new(n_steps, n_states, dtype=kind) for _ in range(2))
     error = job.new(n_steps, n_features, dtype=kind)
@@ -170,5 +163,5 @@ def score(call: Call, d_total: Tensor | None, _: Tensor | None) -> list[Tensor]:
     }
     taken = {name: torch.from_numpy(np.zeros((*tables.shared_shape, *own))) for name, own in shared.items()}
     job.over_sets(score_covariances, Score(*(_flat(t, 3) for t in taken.values())))
-    job.over_groups(score_means, out, _flat(mean, 2), _flat(later, 2), _flat(error, 2))
+    job.over_groups(score_means, _flat(mean, 2), _flat(later, 2), _flat(error, 2))
     return gradients(tables, d_total, mean, later, error, Score(*taken.values()))

@@ -1,209 +1,301 @@
-r"""Means of linear Gaussian chains, as fused numba kernels: the only part that reads observations.
+r"""Means of linear Gaussian chains forward in time, as fused numba kernels: the part that reads observations.
 
 With the gains at hand, a step is $w = F^{-1/2} (x - d - C m)$, $m_f = m + K F^{1/2} w$ and $m = A m_f + c$. Sequences
-of one set of covariances go side by side, so that their numbers fill vectors; one alone is multiplied row by row.
+of one set of covariances go side by side, n of them, in lanes: entry i of lane l lies at `i * n + l`, so that numbers
+of one kind fill vectors. Arrays of steps are flat, and a step's part of them begins at some position.
 
 Means are those given that the diffuse coordinates are 0, until the last step has told what they are.
 """
 
 import math
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...numerics.compilation import inlined, kernel
-from .cpu_covariances import row
+from ...numerics.compilation import inlined, kernel, lean_kernel
+from ...numerics.lanes import load, muladd, splat, store, width
 
 LOG_2PI = math.log(2 * math.pi)
 
 
-@inlined
-def add_product(matrix, vectors, n, sign, out):
-    """out += sign * matrix vectors, for n vectors side by side: entry i of vector l lies at i * n + l."""
-    if n == 1:
-        for i in range(matrix.shape[0]):
-            total = 0.0
-            for j in range(matrix.shape[1]):
-                total += matrix[i, j] * vectors[j]
-            out[i] += sign * total
-        return
-    for i in range(matrix.shape[0]):
-        for j in range(matrix.shape[1]):
-            factor = sign * matrix[i, j]
-            for lane in range(n):
-                out[i * n + lane] += factor * vectors[j * n + lane]
+class Room(NamedTuple):
+    """Where a group of sequences is worked on. What is kept by step has the lanes of the group innermost."""
 
-
-@inlined
-def add_transposed_product(matrix, vectors, n, sign, out):
-    """out += sign * matrix' vectors."""
-    for i in range(matrix.shape[0]):
-        for j in range(matrix.shape[1]):
-            factor = sign * matrix[i, j]
-            for lane in range(n):
-                out[j * n + lane] += factor * vectors[i * n + lane]
-
-
-@inlined
-def solve_lanes(root, n, vectors):
-    """vectors <- root^-1 vectors, of a lower triangle."""
-    for i in range(root.shape[0]):
-        for j in range(i):
-            factor = root[i, j]
-            for lane in range(n):
-                vectors[i * n + lane] -= factor * vectors[j * n + lane]
-        inverse = 1.0 / root[i, i]
-        for lane in range(n):
-            vectors[i * n + lane] *= inverse
-
-
-@inlined
-def solve_transposed_lanes(root, n, vectors):
-    """vectors <- root'^-1 vectors."""
-    for i in range(root.shape[0] - 1, -1, -1):
-        for j in range(i + 1, root.shape[0]):
-            factor = root[j, i]
-            for lane in range(n):
-                vectors[i * n + lane] -= factor * vectors[j * n + lane]
-        inverse = 1.0 / root[i, i]
-        for lane in range(n):
-            vectors[i * n + lane] *= inverse
+    white: Any  # whitened innovations of all steps, or of one
+    filtered: Any  # means of all steps; empty where they are not kept
+    mean: Any
+    moved: Any
+    turned: Any
+    side: Any  # right side of the regression
+    weights: Any  # diffuse coordinates
+    total: Any  # log p(x)
+    cost: Any
+    rest: Any  # what the regression leaves unexplained for now
 
 
 @kernel
-def _set_rows(table, of, group, n, t, out):
-    """The rows of step t, or those of all steps, of the sequences of a group."""
-    for lane in range(n):
-        own = row(table[of[group[lane]]], t)
-        for i in range(len(own)):
-            out[i * n + lane] = own[i]
-
-
-@kernel
-def _see(model, sequences, gains, c, group, n, t, mean, white):
-    """Whitened innovations of a step."""
-    n_features = gains.root.shape[-1]
-    r = min(t, gains.steady[c])
-    emission, sees = row(model.emission[model.emission_of[c]], t), row(model.seen[model.seen_of[c]], t)
-    for lane in range(n):
-        b = group[lane]
-        x = sequences.x[sequences.x_of[b], t]
-        offset = row(sequences.emission_offset[sequences.emission_offset_of[b]], t)
-        for f in range(n_features):
-            white[f * n + lane] = x[f] - offset[f]
-    add_product(emission, mean, n, -1.0, white)
-    for f in range(n_features):
-        if not sees[f]:
-            for lane in range(n):
-                white[f * n + lane] = 0.0
-    solve_lanes(gains.root[c, r], n, white)
-
-
-@kernel
-def _move(model, sequences, c, group, n, t, mean, room):
-    """The means of the next step."""
-    for k in range(len(mean)):
-        room[k] = mean[k]
-    _set_rows(sequences.transition_offset, sequences.transition_offset_of, group, n, t, mean)
-    add_product(row(model.transition[model.transition_of[c]], t), room, n, 1.0, mean)
-
-
-@kernel
-def _regress(diffuse, c, t, n, white, side, room, cost):
-    """Turn the innovations of a step into the right side of the regression; what is left over adds to the cost."""
-    q = diffuse.white.shape[-1]
-    for k in range(len(room)):
-        room[k] = 0.0
-    turn = diffuse.turn[c, t]
-    add_transposed_product(turn[:q], side, n, 1.0, room)
-    add_transposed_product(turn[q:], white, n, 1.0, room)
-    for k in range(q * n):
-        side[k] = room[k]
-    for k in range(q * n, len(room)):
-        cost[k % n] += 0.5 * room[k] * room[k]
-
-
-@kernel
-def forward_means(model, sequences, gains, diffuse, c, group, n, white, filtered, out):
-    """Go through the steps of a group: keep its innovations and filtered means, unless they have no steps.
-
-    Where `out` has increments, they are written, and the means that the regression so far gives.
-    """
+def room_for(model, sequences, keep):
+    """For groups of any size; with all steps if they are to be kept."""
     n_features, n_states = model.emission.shape[-2:]
-    q = model.directions.shape[1]
-    by_step = out.log_increment.shape[1] > 0
-    mean, room = np.empty(n_states * n), np.empty(n_states * n)
-    now, turned = np.empty(n_features * n), np.empty((q + n_features) * n)
-    side, cost, last, total = np.zeros(q * n), np.zeros(n), np.zeros(n), np.zeros(n)
-    seen, weights = model.seen[model.seen_of[c]], np.zeros(q * n)
-    rest, volume = np.zeros(n), 0.0
-    for lane in range(n):
-        own = sequences.initial_mean[sequences.initial_mean_of[group[lane]]]
+    n, q = 1, model.directions.shape[1]
+    for k in range(len(sequences.groups)):
+        n = max(n, lanes_for(count_of(sequences, k), np.empty(0)))
+    n_steps = model.n_steps if keep else 1
+    return Room(
+        np.zeros(n_steps * n_features * n),
+        np.empty(model.n_steps * n_states * n if keep else 0),
+        np.zeros(n_states * n),
+        np.empty(n_states * n),
+        np.empty(max(q + n_features, n_states) * n),
+        np.empty(q * n),
+        np.empty(q * n),
+        np.empty(n),
+        np.empty(n),
+        np.empty(n),
+    )
+
+
+@inlined
+def count_of(sequences, k):
+    """The number of sequences of group k."""
+    count = 0
+    while count < sequences.groups.shape[1] and sequences.groups[k, count] >= 0:
+        count += 1
+    return count
+
+
+@inlined
+def lanes_for(count, array):
+    """One lane for a sequence alone, or as many vectors of them as hold the sequences."""
+    return 1 if count == 1 else -(-count // width(array)) * width(array)
+
+
+@inlined
+def entry(table, t):
+    """Where a table with an axis of steps has what belongs to step t."""
+    return t if table.shape[1] > 1 else 0
+
+
+@inlined
+def fill(out, at, size, number):
+    for k in range(at, at + size):
+        out[k] = number
+
+
+@inlined
+def add_product(table, a, b, vectors, v, n, sign, out, at):
+    """out += sign * table[a, b] vectors, from the positions v and `at` on."""
+    for i in range(table.shape[2]):
+        if n == 1:
+            total = 0.0
+            for j in range(table.shape[3]):
+                total += table[a, b, i, j] * vectors[v + j]
+            out[at + i] += sign * total
+            continue
+        for lane in range(0, n, width(out)):
+            sums = load(out, at + i * n + lane)
+            for j in range(table.shape[3]):
+                sums = muladd(splat(sign * table[a, b, i, j]), load(vectors, v + j * n + lane), sums)
+            store(out, at + i * n + lane, sums)
+
+
+@inlined
+def add_transposed_product(table, a, b, first, size, vectors, v, n, sign, out, at):
+    """out += sign * table[a, b, first : first + size]' vectors."""
+    if n == 1:
+        for i in range(size):
+            number = sign * vectors[v + i]
+            for j in range(table.shape[3]):
+                out[at + j] += number * table[a, b, first + i, j]
+        return
+    for j in range(table.shape[3]):
+        for lane in range(0, n, width(out)):
+            sums = load(out, at + j * n + lane)
+            for i in range(size):
+                sums = muladd(splat(sign * table[a, b, first + i, j]), load(vectors, v + i * n + lane), sums)
+            store(out, at + j * n + lane, sums)
+
+
+@inlined
+def solve_lanes(root, a, b, n, vectors, v):
+    """vectors <- root[a, b]^-1 vectors, of a lower triangle."""
+    for i in range(root.shape[2]):
+        inverse = 1.0 / root[a, b, i, i]
+        if n == 1:
+            total = vectors[v + i]
+            for j in range(i):
+                total -= root[a, b, i, j] * vectors[v + j]
+            vectors[v + i] = total * inverse
+            continue
+        for lane in range(0, n, width(vectors)):
+            sums = load(vectors, v + i * n + lane)
+            for j in range(i):
+                sums = muladd(splat(-root[a, b, i, j]), load(vectors, v + j * n + lane), sums)
+            store(vectors, v + i * n + lane, sums * splat(inverse))
+
+
+@inlined
+def start(model, sequences, k, count, n, room):
+    q, n_states = model.directions.shape[1], model.emission.shape[-1]
+    fill(room.side, 0, q * n, 0.0)
+    fill(room.weights, 0, q * n, 0.0)
+    fill(room.total, 0, n, 0.0)
+    fill(room.rest, 0, n, 0.0)
+    for lane in range(count):
+        own = sequences.initial_mean_of[sequences.groups[k, lane]]
         for i in range(n_states):
-            mean[i * n + lane] = own[i]
-    for t in range(model.lengths[c]):
-        r = min(t, gains.steady[c])
-        if by_step:
-            _write(diffuse.predicted, c, t, group, n, mean, weights, room, out.predicted_mean)
-        _see(model, sequences, gains, c, group, n, t, mean, now)
-        add_product(gains.gain[c, r], now, n, 1.0, mean)
-        n_seen = 0
+            room.mean[i * n + lane] = sequences.initial_mean[own, i]
+
+
+@inlined
+def see(model, sequences, gains, c, k, count, n, t, room, at):
+    """Whitened innovations of a step, from `at` on, and the means that they lead to; returns the constant cost."""
+    n_features, r = gains.root.shape[-1], min(t, gains.steady[c])
+    own, seen = model.emission_of[c], model.seen_of[c]
+    for lane in range(count):
+        b = sequences.groups[k, lane]
+        x, offset = sequences.x_of[b], sequences.emission_offset_of[b]
+        step = entry(sequences.emission_offset, t)
         for f in range(n_features):
-            n_seen += row(seen, t)[f]
-        constant = gains.log_det[c, r] + 0.5 * LOG_2PI * n_seen
-        for lane in range(n):
-            cost[lane] = 0.0
-        if q:
-            _regress(diffuse, c, t, n, now, side, turned, cost)
-        else:
-            for k in range(n_features * n):
-                cost[k % n] += 0.5 * now[k] * now[k]
-        for lane in range(n):
-            total[lane] -= cost[lane] + constant
-        if by_step:
-            change = 0.0
-            if q:
-                for k in range(q * n):
-                    weights[k] = 0.0
-                    turned[k] = 0.0
-                add_product(diffuse.weight[c, t], side, n, -1.0, weights)
-                add_product(diffuse.rest[c, t], side, n, 1.0, turned)
-                for lane in range(n):
-                    rest[lane] = 0.0
-                for k in range(q * n):
-                    rest[k % n] += 0.5 * turned[k] * turned[k]
-                change = diffuse.log_det[c, t] - volume
-                volume = diffuse.log_det[c, t]
+            room.white[at + f * n + lane] = sequences.x[x, t, f] - sequences.emission_offset[offset, step, f]
+    add_product(model.emission, own, entry(model.emission, t), room.mean, 0, n, -1.0, room.white, at)
+    n_seen = n_features
+    for f in range(n_features):
+        if not model.seen[seen, entry(model.seen, t), f]:
+            n_seen -= 1
+            fill(room.white, at + f * n, n, 0.0)
+    solve_lanes(gains.root, c, r, n, room.white, at)
+    add_product(gains.gain, c, r, room.white, at, n, 1.0, room.mean, 0)
+    return gains.log_det[c, r] + 0.5 * LOG_2PI * n_seen
+
+
+@inlined
+def move(model, sequences, c, k, count, n, t, room):
+    """The means of the next step."""
+    n_states = model.transition.shape[-1]
+    for i in range(n_states * n):
+        room.moved[i] = room.mean[i]
+    for lane in range(count):
+        own = sequences.transition_offset_of[sequences.groups[k, lane]]
+        step = entry(sequences.transition_offset, t)
+        for i in range(n_states):
+            room.mean[i * n + lane] = sequences.transition_offset[own, step, i]
+    add_product(
+        model.transition, model.transition_of[c], entry(model.transition, t), room.moved, 0, n, 1.0, room.mean, 0
+    )
+
+
+@inlined
+def regress(diffuse, c, t, n, room, at):
+    """Turn the innovations of a step into the right side of the regression; what is left over is their cost."""
+    n_features, q = diffuse.white.shape[-2:]
+    fill(room.cost, 0, n, 0.0)
+    if q == 0:
+        for f in range(n_features):
             for lane in range(n):
-                increment = -(cost[lane] + constant + change + rest[lane] - last[lane])
-                out.log_increment[group[lane], t] = increment
-                last[lane] = rest[lane]
-            _write(diffuse.filtered, c, t, group, n, mean, weights, room, out.mean)
-        if len(white):
-            for k in range(len(now)):
-                white[t, k] = now[k]
-            for k in range(len(mean)):
-                filtered[t, k] = mean[k]
-        if t + 1 < model.lengths[c]:
-            _move(model, sequences, c, group, n, t, mean, room)
-    for k in range(q * n):
-        weights[k] = 0.0
-        turned[k] = 0.0
-    if q:
-        add_product(diffuse.weight[c, -1 if not by_step else model.lengths[c] - 1], side, n, -1.0, weights)
+                room.cost[lane] += 0.5 * room.white[at + f * n + lane] * room.white[at + f * n + lane]
+        return
+    fill(room.turned, 0, (q + n_features) * n, 0.0)
+    add_transposed_product(diffuse.turn, c, t, 0, q, room.side, 0, n, 1.0, room.turned, 0)
+    add_transposed_product(diffuse.turn, c, t, q, n_features, room.white, at, n, 1.0, room.turned, 0)
+    for i in range(q * n):
+        room.side[i] = room.turned[i]
+    for i in range(q, q + n_features):
         for lane in range(n):
-            total[lane] -= diffuse.log_det[c, -1 if not by_step else model.lengths[c] - 1]
-    for lane in range(n):
-        out.total[group[lane]] = total[lane]
-    return weights
+            room.cost[lane] += 0.5 * room.turned[i * n + lane] * room.turned[i * n + lane]
+
+
+@inlined
+def weigh(diffuse, c, s, n, room):
+    """The diffuse coordinates, from what entry s tells of the regression."""
+    fill(room.weights, 0, len(room.side), 0.0)
+    add_product(diffuse.weight, c, s, room.side, 0, n, -1.0, room.weights, 0)
+
+
+@lean_kernel
+def run_forward(model, sequences, gains, diffuse, c, k, count, n, keep, room):
+    """Go through the steps of group k: log p(x), diffuse coordinates and, if they are kept, innovations and means."""
+    n_features, n_states = model.emission.shape[-2:]
+    start(model, sequences, k, count, n, room)
+    for t in range(model.lengths[c]):
+        at = t * n_features * n if keep else 0
+        constant = see(model, sequences, gains, c, k, count, n, t, room, at)
+        regress(diffuse, c, t, n, room, at)
+        for lane in range(n):
+            room.total[lane] -= room.cost[lane] + constant
+        if keep:
+            for i in range(n_states * n):
+                room.filtered[t * n_states * n + i] = room.mean[i]
+        if t + 1 < model.lengths[c]:
+            move(model, sequences, c, k, count, n, t, room)
+    if diffuse.white.shape[-1]:
+        weigh(diffuse, c, 0, n, room)
+        for lane in range(n):
+            room.total[lane] -= diffuse.log_det[c, 0]
+
+
+@inlined
+def write_means(sequences, table, c, t, k, count, n, room, out):
+    """Means [B, T, L] of a step, with the diffuse coordinates known so far."""
+    for i in range(len(room.mean)):
+        room.moved[i] = room.mean[i]
+    if table.shape[-1]:
+        add_product(table, c, t, room.weights, 0, n, 1.0, room.moved, 0)
+    for lane in range(count):
+        for i in range(out.shape[-1]):
+            out[sequences.groups[k, lane], t, i] = room.moved[i * n + lane]
+
+
+@lean_kernel
+def run_filter(model, sequences, gains, diffuse, c, k, count, n, room, out):
+    """The same, written by step: increments of log p(x), and means before and after each observation."""
+    q, volume, change = model.directions.shape[1], 0.0, 0.0
+    start(model, sequences, k, count, n, room)
+    for t in range(model.lengths[c]):
+        write_means(sequences, diffuse.predicted, c, t, k, count, n, room, out.predicted_mean)
+        constant = see(model, sequences, gains, c, k, count, n, t, room, 0)
+        regress(diffuse, c, t, n, room, 0)
+        for lane in range(n):
+            room.cost[lane] += constant - room.rest[lane]
+        if q:
+            weigh(diffuse, c, t, n, room)
+            change, volume = diffuse.log_det[c, t] - volume, diffuse.log_det[c, t]
+            fill(room.turned, 0, q * n, 0.0)
+            add_product(diffuse.rest, c, t, room.side, 0, n, 1.0, room.turned, 0)
+            fill(room.rest, 0, n, 0.0)
+            for i in range(q):
+                for lane in range(n):
+                    room.rest[lane] += 0.5 * room.turned[i * n + lane] * room.turned[i * n + lane]
+        for lane in range(count):
+            increment = -(room.cost[lane] + change + room.rest[lane])
+            room.total[lane] += increment
+            out.log_increment[sequences.groups[k, lane], t] = increment
+        write_means(sequences, diffuse.filtered, c, t, k, count, n, room, out.mean)
+        if t + 1 < model.lengths[c]:
+            move(model, sequences, c, k, count, n, t, room)
 
 
 @kernel
-def _write(table, c, t, group, n, mean, weights, room, out):
-    """Means [*b, T, L] of a step, of diffuse coordinates that are known to be `weights`."""
-    for k in range(len(mean)):
-        room[k] = mean[k]
-    if table.shape[-1]:
-        add_product(table[c, t], weights, n, 1.0, room)
-    for lane in range(n):
-        for i in range(out.shape[-1]):
-            out[group[lane], t, i] = room[i * n + lane]
+def evidence_of(part, model, sequences, gains, diffuse, total):
+    """log p(x) of the groups `part[0] : part[1]`."""
+    room = room_for(model, sequences, False)
+    for k in range(part[0], part[1]):
+        count, c = count_of(sequences, k), sequences.set_of[sequences.groups[k, 0]]
+        n = lanes_for(count, room.mean)
+        if gains.fault[c] < 0:
+            run_forward(model, sequences, gains, diffuse, c, k, count, n, False, room)
+            for lane in range(count):
+                total[sequences.groups[k, lane]] = room.total[lane]
+
+
+@kernel
+def filter_means(part, model, sequences, gains, diffuse, out):
+    """What a filter tells of means, and log p(x)."""
+    room = room_for(model, sequences, False)
+    for k in range(part[0], part[1]):
+        count, c = count_of(sequences, k), sequences.set_of[sequences.groups[k, 0]]
+        n = lanes_for(count, room.mean)
+        if gains.fault[c] < 0:
+            run_filter(model, sequences, gains, diffuse, c, k, count, n, room, out)
+            for lane in range(count):
+                out.total[sequences.groups[k, lane]] = room.total[lane]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .tables import OWN_AXES, Tables
 
-LANES = 32  # sequences of one set of covariances that go side by side
+LANES = 16  # sequences of one set of covariances that go side by side
 
 
 class Model(NamedTuple):

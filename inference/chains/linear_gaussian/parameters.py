@@ -54,12 +54,14 @@ def read(x: Tensor, given: dict[str, Any]) -> Parameters:
     first["initial_covariance"] = first["initial_covariance"] * rest * rest.unsqueeze(-1)
     factors = {name: _factor(name, {**first, **by_step}[name]) for name in _COVARIANCES}
     ragged = bool((lengths < n_steps).any())
-    seen = ~x.isnan()
+    seen = None if _finite(x) else ~x.isnan()
     if ragged:
-        seen = seen & (torch.arange(n_steps, device=x.device) < lengths.unsqueeze(-1)).unsqueeze(-1)
+        active = (torch.arange(n_steps, device=x.device) < lengths.unsqueeze(-1)).unsqueeze(-1)
+        seen = active.expand(*active.shape[:-1], n_features) if seen is None else seen & active
+    seen = None if seen is None or bool(seen.all()) else seen
     tables = Tables(
-        torch.where(seen, x, 0.0),
-        None if bool(seen.all()) else seen,
+        x if seen is None else torch.where(seen, x, 0.0),
+        seen,
         lengths if ragged else None,
         by_step["transition"],
         by_step["transition_offset"],
@@ -78,7 +80,7 @@ def _observations(x: Any, transition: Any) -> tuple[Tensor, int]:
     """x, and the number of states."""
     x = check_table("x", x, None, None)
     n_steps, n_features = x.shape[-2:]
-    if not n_steps or not n_features or bool(x.isinf().any()):
+    if not n_steps or not n_features or (not _finite(x) and bool(x.isinf().any())):
         raise ValueError(
             f"x: got shape {list(x.shape)}{', with infinite numbers' if x.numel() else ''}, expected finite "
             "numbers [*batch, T, F], at least one step and feature; NaN is missing."
@@ -87,6 +89,11 @@ def _observations(x: Any, transition: Any) -> tuple[Tensor, int]:
     if not n_states:
         raise ValueError(f"transition: got shape {list(transition.shape)}, expected one state or more.")
     return x, n_states
+
+
+def _finite(x: Tensor) -> bool:
+    """Whether all numbers surely are, from one pass over them."""
+    return bool(x.detach().sum().isfinite())
 
 
 def _by_step(name: str, table: Tensor | None, like: Tensor, steps: int, *own: int) -> Tensor:

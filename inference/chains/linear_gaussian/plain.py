@@ -17,6 +17,9 @@ The smoother goes back in whitened coordinates, $s_t = U_{t|t} [\delta, 1] + Z_{
 standard normal numbers by $\Theta$, so that $\epsilon_{t-1} = J \epsilon_t + \dots$ with a J of norm at most one, and
 nothing is divided by, though states may have no noise.
 
+From `PARALLEL` steps on, a scan takes the place of the loop over steps in all but `sample`: see `parallel`. The loop is
+what tests compare the kernels and the scan with.
+
 A missing feature is an observation of pure unit noise that happened to be 0. Beyond its end a sequence stands still.
 """
 
@@ -29,10 +32,11 @@ from torch import Tensor
 from . import parallel
 from .factors import compress, covariance_of
 from .faults import OPEN, OVERFLOW, SINGULAR
-from .steps import Backward, Belief, Forward, Move, Seen, Sight, backward, initial, move, moves, see, seen_of, sights
+from .steps import Belief, Forward, Move, Seen, Sight, backward, initial, move, moves, see, seen_of, sights
 from .tables import Tables
 
 LOG_2PI = math.log(2 * math.pi)
+PARALLEL = 32  # steps from which on a scan pays; on one core and for four states it takes half the time at 64
 ROUNDINGS = 64.0  # times the number of directions: what is 0 beside the greatest of singular values
 
 
@@ -45,8 +49,21 @@ class Start(NamedTuple):
     log_det: Tensor  # [*b] of the rows' triangular factor, where it has any rank
 
 
+def _scan(tables: Tables) -> parallel.Scan | None:
+    """The filter in parallel, where that pays and can be."""
+    return parallel.scan(tables) if tables.n_steps >= max(2, PARALLEL) else None
+
+
+def _see_all(tables: Tables) -> tuple[Belief, Seen]:
+    """Beliefs before all observations, and what these leave."""
+    scan = _scan(tables)
+    if scan is None:
+        return forward(tables)[:2]
+    return scan.predicted, see(scan.predicted, sights(tables))
+
+
 def forward(tables: Tables) -> Forward:
-    """Filter all steps, given the diffuse coordinates, one after another."""
+    """Filter step by step, given the diffuse coordinates."""
     sight, step, belief = sights(tables), moves(tables), initial(tables)
     predicted, seen, turns = [], [], []
     for t in range(tables.n_steps):
@@ -56,11 +73,12 @@ def forward(tables: Tables) -> Forward:
             own = Move(_at(step.transition, t, 2), _at(step.offset, t, 1), _at(step.noise, t, 2))
             belief, rotation = move(seen[-1].belief, own)
             turns.append(rotation)
-    belief = Belief(*(_stack(list(part), 2) for part in zip(*predicted, strict=True)))
-    after = Belief(*(_stack(list(part), 2) for part in zip(*(s.belief for s in seen), strict=True)))
-    others = [_stack(list(part), n) for part, n in zip(list(zip(*seen, strict=True))[1:], (2, 2, 2, 0, 0), strict=True)]
-    nothing = belief.factor.new_zeros(0, 2 * belief.factor.shape[-1], belief.factor.shape[-1])
-    return Forward(belief, Seen(after, *others), _stack(turns, 2) if turns else nothing)
+    means, factor = (_stack(list(part), 2) for part in zip(*predicted, strict=True))
+    after = Belief(*(_stack(list(part), 2) for part in zip(*(each.belief for each in seen), strict=True)))
+    own_axes = (2, 2, 2, 0, 0)
+    others = (_stack(list(part), n) for part, n in zip(list(zip(*seen, strict=True))[1:], own_axes, strict=True))
+    none = factor.new_zeros(0, 2 * factor.shape[-1], factor.shape[-1])
+    return Forward(Belief(means, factor), Seen(after, *others), _stack(turns, 2) if turns else none)
 
 
 def _at(table: Tensor, t: int, n_axes: int) -> Tensor:
@@ -74,17 +92,16 @@ def _stack(tables: list[Tensor], n_axes: int) -> Tensor:
 
 def evidence(tables: Tables) -> tuple[Tensor, Tensor]:
     """log p(x) [*b], and fault."""
-    run = forward(tables)
-    total, _, fault = _evidence(tables, run)
+    total, _, fault = _evidence(tables, *_see_all(tables))
     return total, fault
 
 
-def _evidence(tables: Tables, run: Forward) -> tuple[Tensor, Start, Tensor]:
+def _evidence(tables: Tables, predicted: Belief, seen: Seen) -> tuple[Tensor, Start, Tensor]:
     """log p(x), the diffuse coordinates given x, and fault."""
     q, shape = tables.n_diffuse, tables.batch_shape
-    rows = run.seen.white.flatten(-3, -2)
+    rows = seen.white.flatten(-3, -2)
     design, residual = torch.nn.functional.pad(rows[..., :q], (0, 0, 0, q)), rows[..., q:]
-    total = -run.seen.log_det.double().sum(-1) - LOG_2PI / 2 * n_seen(tables).double().sum(-1)
+    total = -seen.log_det.double().sum(-1) - LOG_2PI / 2 * n_seen(tables).double().sum(-1)
     if not q:
         start, total = _no_start(rows), total - residual.square().double().sum((-2, -1)) / 2
         left_open = rows.new_zeros((), dtype=torch.bool)
@@ -100,14 +117,14 @@ def _evidence(tables: Tables, run: Forward) -> tuple[Tensor, Start, Tensor]:
         factor = torch.linalg.solve_triangular(triangle, unit, upper=True)
         start = Start(weights, factor, torch.zeros_like(factor), log_det)
         total, left_open = total - log_det.double() - square / 2, _open(triangle.detach()).any(-1)
-    return total.to(rows.dtype).expand(shape), start, _fault(tables, run, left_open.expand(shape))
+    return total.to(rows.dtype).expand(shape), start, _fault(tables, predicted, seen, left_open.expand(shape))
 
 
 @torch.no_grad()
-def _fault(tables: Tables, run: Forward, left_open: Tensor) -> Tensor:
+def _fault(tables: Tables, predicted: Belief, seen: Seen, left_open: Tensor) -> Tensor:
     shape, n_steps = tables.batch_shape, tables.n_steps
-    beyond = ~run.predicted.factor.square().sum(-1).isfinite().all(-1)
-    wrong = (run.seen.singular | beyond).expand(*shape, n_steps)
+    beyond = ~predicted.factor.square().sum(-1).isfinite().all(-1)
+    wrong = (seen.singular | beyond).expand(*shape, n_steps)
     step = wrong.int().argmax(-1)
     kind = torch.where(beyond.expand(*shape, n_steps).gather(-1, step.unsqueeze(-1)).squeeze(-1), OVERFLOW, SINGULAR)
     last = n_steps - 1 if tables.lengths is None else tables.lengths - 1
@@ -130,17 +147,17 @@ def n_seen(tables: Tables) -> Tensor:
 @torch.no_grad()
 def filter(tables: Tables) -> tuple[Tensor, ...]:
     """log p(x), its increments, means and covariances after and before each observation, diffuse parts, and fault."""
-    run = forward(tables)
-    total, _, fault = _evidence(tables, run)
-    found, increment = _starts(tables, run)
+    predicted, seen = _see_all(tables)
+    total, _, fault = _evidence(tables, predicted, seen)
+    found, increment = _starts(tables, seen)
     before, after = (Start(*(_steps(part, s, n) for part, n in zip(found, (1, 2, 2, 0), strict=True))) for s in (0, 1))
     shape, results = tables.batch_shape, []
-    for belief, start in ((run.seen.belief, after), (run.predicted, before)):
+    for belief, start in ((seen.belief, after), (predicted, before)):
         mean, factor = moments(belief, start)
         results += [_inside(tables, mean.expand(*shape, *mean.shape[-2:]), 2), _shared(tables, factor)]
     opens = [
         _shared(tables, belief.means[..., :-1] @ start.left_open)[..., : None if tables.n_diffuse else 0, :, :]
-        for belief, start in ((run.seen.belief, after), (run.predicted, before))
+        for belief, start in ((seen.belief, after), (predicted, before))
     ]
     return total, _inside(tables, increment.expand(*shape, tables.n_steps), 1), *results, *opens, fault
 
@@ -174,10 +191,10 @@ def _inside(tables: Tables, table: Tensor, n_own: int) -> Tensor:
     return torch.where(active[..., tables.n_steps - n_steps :][(..., *[None] * (n_own - 1))], table, 0.0)
 
 
-def _starts(tables: Tables, run: Forward) -> tuple[Start, Tensor]:
+def _starts(tables: Tables, seen: Seen) -> tuple[Start, Tensor]:
     """The diffuse coordinates before and after each step, T + 1 of them, and log p(x_t | x_1..t-1) [*b, T]."""
-    q, white = tables.n_diffuse, run.seen.white
-    constant = run.seen.log_det + LOG_2PI / 2 * n_seen(tables)
+    q, white = tables.n_diffuse, seen.white
+    constant = seen.log_det + LOG_2PI / 2 * n_seen(tables)
     if not q:
         start = Start(*(table.expand(tables.n_steps + 1, *table.shape) for table in _no_start(white)))
         return start, -(white.square().sum((-2, -1)) / 2 + constant)
@@ -226,13 +243,16 @@ def _by_step(start: Start) -> Start:
 @torch.no_grad()
 def smooth(tables: Tables) -> tuple[Tensor, ...]:
     """log p(x), means [*b, T, L], covariances, those [*b, T-1, L, L] of each state with the one before, and fault."""
-    run = forward(tables)
-    total, start, fault = _evidence(tables, run)
-    back, root, start = backward(run), run.seen.belief.factor, _by_step(start)
-    white, spread = _go_back(back)
-    belief = Belief(run.seen.belief.means + root @ white, root @ spread)
+    scan = _scan(tables)
+    if scan is None:
+        run = forward(tables)
+        predicted, seen, (belief, cross) = *run[:2], _smooth_back(run)
+    else:
+        predicted, seen = scan.predicted, see(scan.predicted, sights(tables))
+        belief, cross = parallel.smooth(seen.belief, scan.steps)
+    total, start, fault = _evidence(tables, predicted, seen)
+    start = _by_step(start)
     mean, factor = moments(belief, start)
-    cross = (belief.factor @ spread.mT)[..., 1:, :, :] @ back.gain.mT @ root[..., :-1, :, :].mT
     if tables.n_diffuse:
         columns = belief.means[..., :-1] @ start.factor
         cross = cross + columns[..., 1:, :, :] @ columns[..., :-1, :, :].mT
@@ -241,25 +261,27 @@ def smooth(tables: Tables) -> tuple[Tensor, ...]:
     return total, mean, _shared(tables, factor), cross, fault
 
 
-def _go_back(back: Backward) -> tuple[Tensor, Tensor]:
-    """Whitened means [*b, T, L, q + 1] and factors of the covariance [*b, T, L, L] given all observations."""
-    size, like = back.gain.shape[-1], back.gain
-    drift, spread = torch.zeros_like(back.drift[..., :1, :, :]).sum(-3), torch.eye(size).to(like)
-    if not back.gain.shape[-3]:
-        drift = like.new_zeros(*back.drift.shape[:-3], *back.drift.shape[-2:])
+def _smooth_back(run: Forward) -> tuple[Belief, Tensor]:
+    """Step by step: beliefs given all observations and the diffuse coordinates, and the covariances of neighbours."""
+    back, root = backward(run), run.seen.belief.factor
+    n, size = back.gain.shape[-3:-1]
+    drift, spread = back.drift.new_zeros(size, back.drift.shape[-1]), torch.eye(size).to(back.gain)
     found = [(drift, spread)]
-    for t in reversed(range(back.gain.shape[-3])):
-        gain, own, noise = back.gain[..., t, :, :], back.drift[..., t, :, :], back.noise[..., t, :, :]
+    for t in reversed(range(n)):
+        gain, own, noise = (part[..., t, :, :] for part in back)
         drift, spread = gain @ drift + own, compress(gain @ spread, noise)
         found.append((drift, spread))
-    return _stack([d for d, _ in reversed(found)], 2), _stack([s for _, s in reversed(found)], 2)
+    white, spread = (_stack([pair[k] for pair in reversed(found)], 2) for k in (0, 1))
+    belief = Belief(run.seen.belief.means + root @ white, root @ spread)
+    cross = (belief.factor @ spread.mT)[..., 1:, :, :] @ back.gain.mT @ root[..., :-1, :, :].mT
+    return belief, cross
 
 
 @torch.no_grad()
 def sample(tables: Tables, noise: Tensor, diffuse_noise: Tensor) -> tuple[Tensor, Tensor]:
     """Paths [n, *b, T, L], backward in time, from normal numbers [n, *b, T, L] and [n, *b, q]; and fault."""
     run = forward(tables)
-    _, start, fault = _evidence(tables, run)
+    _, start, fault = _evidence(tables, *run[:2])
     weights = start.weights.expand(*diffuse_noise.shape[:-1], -1)
     if tables.n_diffuse:
         drawn = (start.factor @ diffuse_noise.unsqueeze(-1)).squeeze(-1)
