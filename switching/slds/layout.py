@@ -184,10 +184,12 @@ class LinearRegimes(Named):
         }
 
     def reordered(self, values: Parameters, order: Tensor) -> Parameters:
-        """The same model with regime `order[k]` as regime k, where no regression breaks a stick in their order."""
+        """Parameters `[*r, ...]` of the same model with regime `order[k]` as regime k; not where regressions break a
+        stick in the order of the regimes."""
         found = {}
         for name, value in values.items():
-            for axis, dim in enumerate(self.known[name].dims):
+            dims = self.known[name].dims
+            for axis, dim in enumerate(dims, start=-len(dims)):
                 value = value.index_select(axis, order) if dim in ("state", "state_new") else value
             found[name] = value
         return found

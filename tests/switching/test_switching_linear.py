@@ -156,6 +156,38 @@ def test_a_fit_does_not_depend_on_the_unit() -> None:
     torch.testing.assert_close(other.model.values["emission"] / 1e6, fit.model.values["emission"], rtol=1e-4, atol=0)
 
 
+def test_a_posterior_has_the_regimes_in_the_order_of_the_model() -> None:
+    x = two_chains().simulate(60, seed=5).x
+    fit = sh.SwitchingLinearSSM(2, 1).fit(x, method="vmp", restarts=1, max_steps=3, progress=False)
+    for name, mean in fit.posterior.mean.items():
+        assert torch.equal(mean, fit.model.values[name])
+    shares = fit.smooth().state.sum(0)
+    assert float(shares[0]) >= float(shares[1]) - 5
+    assert fit.posterior.sample(3, seed=0)["emission"].shape == (3, 2, 1, 1)
+
+
+def test_own_starts_keep_their_numbers() -> None:
+    drawn = two_chains().simulate(80, seed=5)
+    for start in (drawn.path, 1 - drawn.path, two_chains(), two_chains().values):
+        options = {"start": start, "restarts": 1, "max_steps": 2, "progress": False}
+        found = sh.SwitchingLinearSSM(2, 1).fit(drawn.x, **options).smooth().state.argmax(-1)
+        same = float((found == drawn.path).double().mean())
+        assert (1 - same if start is not drawn.path and isinstance(start, torch.Tensor) else same) > 0.7
+
+
+def test_options_that_there_are_none_of() -> None:
+    model, x = sh.SwitchingLinearSSM(2, 1), torch.zeros(9)
+    for options, said in (
+        ({"method": "nuts"}, "method: got 'nuts'"),
+        ({"fixed": {"emission": 1}}, "fixed: got"),
+        ({"prior": "own"}, "prior: got"),
+        ({"start": torch.full((9,), 2)}, "start: got labels"),
+        ({"method": "vmp", "batch_size": 1}, "factorization, batch_size"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            model.fit(x, progress=False, **options)
+
+
 def test_one_regime_learns_as_a_linear_model_does() -> None:
     x = two_chains().simulate(100, seed=6).x
     fit = sh.SwitchingLinearSSM(1, 1).fit(x, prior=None, max_steps=60, progress=False)
