@@ -7,6 +7,7 @@ linear model moves. Expectation-maximisation is the same with points in the plac
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,13 +18,12 @@ from ...inference.message_passing.engine import VMP
 from ...inference.message_passing.factor_graph import Block
 from ..data.series import Series
 from ..fitting.fit import Fit, check_enough, course, definite
-from ..fitting.graph import Etas
 from ..fitting.interrupts import sheltered
-from ..fitting.message_passing import HALVINGS, Passing
-from ..fitting.network import Network, NetworkPosterior
+from ..fitting.network import Network, NetworkPassing, NetworkPosterior
 from ..fitting.options import Options
 from ..fitting.progress import Progress
 from ..fitting.search import TRIALS, Race
+from ..linear.rebasing import rebase
 from ..parameters import Parameters
 from .layout import LinearRegimes
 from .network import CHAIN, LINEAR, SWITCH, Graph
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 WORTH = 0.1  # steps that the prior of a regression is worth
 SHARE = 0.1  # of how much a path moves, that its noise is expected to be
 SEEN = 1e-3  # of the variance of a feature, that the noise of sights is expected to be
-FARTHEST = 1.0  # that the logarithm of a unit of states leaps
 WEIGHT = 0.1  # precision of the logistic regressions
 
 
@@ -124,70 +123,6 @@ def _engine(
     return VMP([*blocks, *paths], graph.factors(), restarts, check=False, linear=LINEAR)
 
 
-class Climbing(Passing):
-    """A batch of restarts that climb, and leap: every other time with their parameters, which the paths then follow.
-
-    The other times the states go on growing or shrinking as they did. In what unit states are measured matters to the
-    priors alone, so that without leaps it drifts for ever.
-    """
-
-    def __init__(self, engine: VMP, leaps: int = 0) -> None:
-        super().__init__(engine)
-        self.engine: VMP = engine
-        self._leaps = leaps
-
-    def select(self, restarts: Tensor) -> "Climbing":
-        return Climbing(self.engine.select(restarts), self._leaps)
-
-    def leapt(self, before: Etas, by: Tensor) -> Etas | None:
-        self._leaps += 1
-        return self._in_other_units(before, by) if self._leaps % 2 else self._ahead(before, by)
-
-    def _ahead(self, before: Etas, by: Tensor) -> Etas | None:
-        now = self.tables
-        for _ in range(HALVINGS):
-            ahead = {}
-            for name in self._parameters:
-                far = by.to(now[name]).reshape(-1, *[1] * (now[name].ndim - 1))
-                ahead[name] = now[name] + far * (now[name] - before[name])
-            try:
-                for name in self._parameters:
-                    self.engine.blocks[name].family.check(ahead[name])
-                return now | ahead
-            except ValueError:
-                by = by / 2
-        return None
-
-    def _in_other_units(self, before: Etas, by: Tensor) -> Etas:
-        block: Any = self.engine.blocks[CHAIN]
-        grown = (_sizes(self.engine.stats(CHAIN)) / _sizes(block.family.mean(before[CHAIN]))).log()  # [R, C, L]
-        unit = (by[:, None, None].to(grown) * grown).clamp(-FARTHEST, FARTHEST).exp()
-        unit = unit.reshape(len(unit), *[1] * (block.eta.linear.ndim - 4), unit.shape[1], 1, unit.shape[2])
-        both = unit.unsqueeze(-1) * unit.unsqueeze(-2)
-        eta = GaussianTables(block.eta.linear / unit, block.eta.square / both, block.eta.cross / both)
-        return self.tables | {CHAIN: eta}
-
-    @property
-    def _parameters(self) -> list[str]:
-        return [name for name in self.engine.blocks if name not in (CHAIN, SWITCH)]
-
-    def at(self, tables: Etas) -> "Climbing":
-        blocks = [replace(block, eta=tables[name]) for name, block in self.engine.blocks.items()]
-        factors, restarts = self.engine.factors, self.engine.restarts
-        engine = VMP(blocks, factors, restarts, check=False, linear=self.engine.linear)
-        follows = self._parameters if self._leaps % 2 else []
-        for name in (*follows, CHAIN, SWITCH):
-            if name in engine.blocks:
-                engine.update(name)
-        return Climbing(engine, self._leaps)
-
-
-def _sizes(path: GaussianTables) -> Tensor:
-    """The root of the mean expected square of each latent, [R, C, L]."""
-    squares = path.square.diagonal(dim1=-2, dim2=-1).sum(-2)
-    return squares.reshape(squares.shape[0], -1, *squares.shape[-2:]).sum(1).sqrt()
-
-
 def _spread(table: Tensor, prior: Tensor, restarts: int) -> Tensor:
     """What a single model has learned, [1, 1, ...], for every regime and restart."""
     return table.expand(restarts, *prior.shape)
@@ -208,9 +143,9 @@ def fit_switching_linear(model: "SwitchingLinearSSM", series: Series, options: O
     n = n if graph.switched else 1
     kinds = tuple(KINDS[i % len(KINDS)] for i in range(n))
     labels = labels_of(graph, path, kinds, options.number)
-    network = Network(
-        graph.families, prior, graph.factors(), path_blocks(graph, states, labels), _collect(layout, units)
-    )
+    paths = path_blocks(graph, states, labels)
+    between = None if options.prior is None else partial(rebase, paths=CHAIN)
+    network = Network(graph.families, prior, graph.factors(), paths, _collect(layout, units), between)
     families, prior = network.families, network.priors
     if options.method == "em":
         # one sequence has one first step, which no likelihood says the variance of
@@ -223,7 +158,7 @@ def fit_switching_linear(model: "SwitchingLinearSSM", series: Series, options: O
     title = f"{options.method.upper()}, {options.restarts} restarts"
     with Progress(title, options.max_steps, options.progress) as shown:
         race = Race(options, series, shown)
-        race.run(Climbing(engine), kinds, -(-options.restarts // 4))
+        race.run(NetworkPassing(engine, network, fresh=False), kinds, -(-options.restarts // 4))
     found = race.found()
     best = race.best
     etas = {name: best.tables[name] for name in families}

@@ -15,7 +15,7 @@ in turn be moved by it: see `recurrence` (Linderman et al. 2017). The exact post
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import pyro
 import pyro.distributions as dist
@@ -46,6 +46,9 @@ from .gpb import SwitchingBelief, SwitchingFiltered, gpb_filter
 from .inference import STARTS, SwitchingPaths, infer
 from .joint import Regimes, Simulated
 from .layout import LinearRegimes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SHARED = ("chain per regime", "one chain")
 NOISES = ("diagonal", "full")
@@ -342,6 +345,10 @@ class SwitchingLinearSSM(Verbs):
                 emitted = dist.MultivariateNormal(mean, regimes.observation_noise[z])
                 seen.append(pyro.sample(f"x_{t}", emitted, obs=None if x is None else x[..., t - 1, :]))
         return torch.stack(seen, -2)
+
+    def plot_flow(self, x: Any = None, *, sequence: int = 0, points: int = 20, **given: Unpack[Given]) -> "Figure":
+        """Where each regime carries a state of two numbers: see `plot_flow` in `views.switching_linear_figures`."""
+        return self._figures().plot_flow(self, x, sequence=sequence, points=points, **given)
 
     # ---- what the verbs of all models ask of it ----------------------------------------------------------------------
 

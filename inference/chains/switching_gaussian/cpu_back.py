@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from ...numerics.compilation import kernel
-from .cpu_steps import choose, log_sum, merge, predict
+from .cpu_steps import choose, log_sum, merge, predict, work_of
 
 _EPS = float(np.finfo(np.float64).eps)
 
@@ -28,7 +28,7 @@ def back(part, lengths, p, w, m, v, state, pairs, mean, covariance):
     recurrent = len(p.log_weight) > 0
     log_prob, met_mean, met_covariance = np.empty((k, k)), np.empty((k, k, n)), np.empty((k, k, n, n))
     joint, moved, spread = np.empty((k, k)), np.zeros((k, k, n)), np.zeros((k, k, n, n))
-    column, total, half = np.empty(k), np.empty(k), np.empty((n, n))
+    column, total, work = np.empty(k), np.empty(k), work_of(1, n)
     ahead, ahead_covariance = np.empty(n), np.empty((n, n))
     for s in range(part[0], part[1]):
         for t in range(lengths[s] - 1, -1, -1):
@@ -53,16 +53,7 @@ def back(part, lengths, p, w, m, v, state, pairs, mean, covariance):
                             continue
                         joint[j, z] = log_prob[j, z] - total[z] + w[s, t + 1, z]
                         pairs[s, t, j, z] = math.exp(joint[j, z])
-                        predict(
-                            p.transition[z],
-                            p.transition_offset[z],
-                            p.state_noise[z],
-                            met_mean[j, z],
-                            met_covariance[j, z],
-                            half,
-                            ahead,
-                            ahead_covariance,
-                        )
+                        predict(p, z, met_mean[j, z], met_covariance[j, z], work, ahead, ahead_covariance)
                         gain = _gain(met_covariance[j, z] @ p.transition[z].T, ahead_covariance)
                         moved[j, z] = met_mean[j, z] + gain @ (m[s, t + 1, z] - ahead)
                         spread[j, z] = met_covariance[j, z] + gain @ (v[s, t + 1, z] - ahead_covariance) @ gain.T
