@@ -115,13 +115,13 @@ def test_the_objective_rises(method: str, full: bool) -> None:
 def test_the_maximum_of_em_is_that_of_gradient_ascent(prior: str | None) -> None:
     model = model_of(1, 2, full=False)
     x = series_of(model, False, 3, 6)
-    fit = LinearSSM(1, 2).fit(x, prior=prior, restarts=1, start=model, max_steps=2000, tol=1e-9, progress=False)
+    fit = LinearSSM(1, 2).fit(x, prior=prior, restarts=1, start=model, max_steps=600, tol=1e-9, progress=False)
     problem = fit.model.problem(x)
     problem = problem if prior else replace(problem, prior=None)
     units = Units.of(model.emission, problem.series)
     density = LinearDensity(problem.in_units(units), units, fit.model.emission.in_units(model.values, *units), False)
     climb = Ascent(density, density.point[None])
-    climb.run(60)
+    climb.run(40)
     reached = float(problem.objective(density.values({"y": climb.point[0]})))
     assert reached == pytest.approx(float(fit.objective[-1]), abs=1e-3)
     at = density.coordinates.of(fit.model.emission.in_units(fit.model.values, *units))
@@ -193,6 +193,8 @@ def test_a_fit_goes_on_from_where_another_ended() -> None:
     again = LinearSSM(1, 2).fit(x, prior=None, start=first, max_steps=10, **QUIET)
     assert float(again.objective[0]) >= float(first.objective[-1]) - 1e-6
     assert list(again.restarts.start) == ["own"]
+    by_name = LinearSSM(1, 2).fit(x, prior=None, start=first.model.values, max_steps=10, **QUIET)
+    assert_close(by_name.objective, again.objective)
 
 
 def test_a_series_without_change_and_very_short_ones_leave_finite_values() -> None:
@@ -221,9 +223,9 @@ def test_options_that_a_linear_model_has_not_are_refused() -> None:
 # ---- draws -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("method", "n_steps"), [("nuts", 40), ("svi", 300)])
+@pytest.mark.parametrize(("method", "n_steps"), [("nuts", 16), ("svi", 200)])
 def test_draws_have_the_moments_of_a_grid(method: str, n_steps: int) -> None:
-    """Of both standard deviations of a local level, within what 160 draws, or a normal guide, may miss."""
+    """Of both standard deviations of a local level, within what 64 draws, or a normal guide, may miss."""
     x = torch.tensor([0.2, 0.9, 1.1, 0.4, 2.0, 2.4], dtype=FLOAT).unsqueeze(-1)
     level = LinearSSM(LocalLevel()).with_prior({"spread": [1.0]})
     axis = torch.linspace(0.01, 4.0, 80, dtype=FLOAT)
@@ -235,13 +237,13 @@ def test_draws_have_the_moments_of_a_grid(method: str, n_steps: int) -> None:
     for name, table in (("sigma2.irregular", irregular), ("sigma2.level", own)):
         mean = float(weights @ table)
         spread = float(weights @ (table - mean).square()) ** 0.5
-        assert abs(float(drawn[name].mean()) - mean) < 0.6 * spread
+        assert abs(float(drawn[name].mean()) - mean) < 0.8 * spread
 
 
 def test_the_guide_of_a_table_agrees_with_message_passing() -> None:
     model = model_of(1, 1, full=False)
-    x = series_of(model, False, 2, 20)
+    x = series_of(model, False, 2, 10)
     about = LinearSSM(1, 1).fit(x, "vmp", restarts=1, progress=False)
-    drawn = LinearSSM(1, 1).fit(x, "svi", restarts=1, max_steps=150, progress=False)
+    drawn = LinearSSM(1, 1).fit(x, "svi", restarts=1, max_steps=60, progress=False)
     spread = drawn.posterior.draws["transition"].std()
     assert abs(float(about.model.values["transition"] - drawn.model.values["transition"])) < 1.5 * float(spread)
