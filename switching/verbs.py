@@ -28,6 +28,7 @@ class Verbs(Named):
     values: Any  # of each, by name
     n_parameters: int
     latents: tuple[str, ...] = ()  # what the entries of a state that is a vector are called
+    differentiable: bool = True  # whether its evidence is, in the parameters
 
     def read(self, x: Any, *, horizon: int = 0, **given: Unpack[Given]) -> Series:
         """The observations, what drives them and their labels as one `Series`, checked against this model."""

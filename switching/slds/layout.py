@@ -67,9 +67,10 @@ class LinearRegimes(Named):
         return {
             "state": self.n_regimes,
             "state_new": self.n_regimes,
-            "state_but_last": self.n_regimes - 1,
+            "stick": self.n_regimes - 1,
             "latent": self.n_latent,
             "latent_new": self.n_latent,
+            "chain_latent": self.n_chains * self.n_latent,
             "feature": self.n_features,
             "feature_new": self.n_features,
         }
@@ -83,8 +84,8 @@ class LinearRegimes(Named):
         noise = ("feature", "feature_new") if self.full_noise else ("feature",)
         found = {"initial_probs": Parameter(("state",), constraints.simplex)}
         if self.recurrent:
-            found["recurrence"] = Parameter(("state_but_last", "latent"))
-            found["recurrence_offset"] = Parameter(("state", "state_but_last"))
+            found["recurrence"] = Parameter(("stick", "latent"))
+            found["recurrence_offset"] = Parameter(("state", "stick"))
         else:
             found["transition_probs"] = Parameter(("state", "state_new"), constraints.simplex)
         return found | {

@@ -35,6 +35,7 @@ from ..linear.problem import LinearProblem
 from ..parameters import Parameters, described, widened
 from ..problem import Problem
 from ..seeding import number_of, seeded
+from ..slds.problem import SwitchingLinearProblem
 
 
 def to_arviz(
@@ -250,6 +251,11 @@ def _(problem: LinearProblem, values: Parameters, filtered: Any, each: int) -> T
     )
 
 
+@draws_ahead.register
+def _(problem: SwitchingLinearProblem, values: Parameters, filtered: Any, each: int) -> Tensor:
+    return problem.chain(values).ahead(each)
+
+
 def before_each(problem: Problem, values: Parameters, filtered: Float[Tensor, "*rb T K"]) -> ByGate:
     """P(s_t, z_t | x_1..t-1) of every step, from the filtered states: one step ahead of each, the first afresh."""
     drive = problem.series.drive
@@ -277,6 +283,11 @@ def draws_along(problem: Problem, values: Parameters, drawn: Any) -> Tensor:
 @draws_along.register
 def _(problem: LinearProblem, values: Parameters, drawn: Any) -> Tensor:
     return problem.draw(values, drawn.path, None, 1).squeeze(0).transpose(0, 1).flatten(0, 1)
+
+
+@draws_along.register
+def _(problem: SwitchingLinearProblem, values: Parameters, drawn: Any) -> Tensor:
+    return drawn
 
 
 # ---- their names ---------------------------------------------------------------------------------------------------

@@ -32,7 +32,8 @@ def states(model: Any, x: Any, **given: Unpack[Given]) -> pd.DataFrame:
             columns[short] = rows.argmax(-1)
             columns |= {f"{short}_{k}": rows[:, k] for k in range(rows.shape[-1])}
         elif axes[name]:
-            own = model.latents if axes[name] == ("latent",) else range(1, rows.shape[-1] + 1)
+            labels: dict[Any, Any] = {("latent",): model.latents, ("chain_latent",): range(rows.shape[-1])}
+            own = labels.get(axes[name], range(1, rows.shape[-1] + 1))
             columns |= {f"{short}_{label}": rows[:, place] for place, label in enumerate(own)}
         else:
             columns[short] = rows

@@ -35,6 +35,10 @@ OF_POSTERIOR = "Standard errors and intervals are standard deviations and quanti
 INDEPENDENT = "It takes parameters and paths as independent, which makes them too small."
 AT_PEAK = "They are those of the normal at its peak: weights for other draws were too uneven, or would have taken long."
 HELD = "Held as given: {names}."
+APPROXIMATE = (
+    "The log-likelihood is that of a filter which merges paths, and its curvature is not known, so that points have no "
+    'standard errors; method="vmp" has those of a posterior.'
+)
 OF_BOUND = "The estimates maximise a bound on it, and may lie beside its maximum."
 
 
@@ -118,6 +122,8 @@ def summarise(fit: Fit[Any], series: Series, level: float = 0.9) -> Summary:
 def _errors(fit: Fit[Any], series: Series) -> Parameters:
     """Standard errors by the curvature of the log-likelihood, under a prior of the log posterior."""
     model, coupled = fit.model, isinstance(fit.model.n_states, tuple)
+    if not model.differentiable:
+        return {name: torch.full_like(value, torch.nan) for name, value in model.values.items()}
     problem = model.problem(series)
     prior = None if coupled or fit.prior is None else {name: t.double().cpu() for name, t in problem.prior.items()}
     problem = replace(problem, series=problem.series.cpu().double(), prior=prior)
@@ -237,7 +243,9 @@ def _exact(value: Any) -> str:
 
 
 def _notes(fit: Fit[Any], missing: bool) -> Iterator[str]:
-    if fit.posterior is None:
+    if fit.posterior is None and not fit.model.differentiable:
+        yield APPROXIMATE
+    elif fit.posterior is None:
         coupled = isinstance(fit.model.n_states, tuple)
         yield OF_CURVATURE.format(what="log-likelihood" if coupled or fit.prior is None else "log posterior")
         if coupled:
@@ -249,7 +257,7 @@ def _notes(fit: Fit[Any], missing: bool) -> Iterator[str]:
         yield " ".join([OF_POSTERIOR, *[INDEPENDENT] * independent, *[AT_PEAK] * at_peak])
     if fit.fixed:
         yield HELD.format(names=", ".join(fit.fixed))
-    if missing:
+    if missing and fit.model.differentiable:
         yield NO_ERROR
     empty = fit.empty_states if isinstance(fit.empty_states, tuple) else (fit.empty_states,)
     collapsed = fit.collapsed_states if isinstance(fit.collapsed_states, tuple) else (fit.collapsed_states,)
@@ -259,5 +267,5 @@ def _notes(fit: Fit[Any], missing: bool) -> Iterator[str]:
                 yield f"{name.capitalize()} {said}."
     if not fit.converged:
         yield f"{fit.reason.capitalize()}."
-    if not fit.converged and fit.posterior is None:
+    if not fit.converged and fit.posterior is None and fit.model.differentiable:
         yield "Standard errors take the end of the fit for a maximum."

@@ -181,6 +181,29 @@ def _(r: Draw) -> Call:
     return Call(lambda **given: getattr(sh.LinearGaussianChain(**given), method)(), given, finite=False)
 
 
+@function("SwitchingLinearSSM", 4)
+def _(r: Draw) -> Call:
+    one_chain, recurrent = r.random.random() < 0.5, r.random.random() < 0.3
+    k, shared = max(r.K, 2), "one chain" if one_chain or recurrent else "chain per regime"
+    model = sh.SwitchingLinearSSM(k, r.one(1, 2), r.F, shared, recurrent=recurrent)
+    values = {}
+    for name, parameter in model.known.items():
+        shape = [model.sizes[dim] for dim in parameter.dims]
+        table = torch.rand(shape, dtype=r.dtype) + 0.1
+        if "probs" in name:
+            table = table / table.sum(-1, keepdim=True)
+        elif name.endswith("covariance") or name == "state_noise":
+            table = torch.eye(shape[-1], dtype=r.dtype).expand(shape)
+        values[name] = 0.5 * table if name == "transition" else table
+    model, given = model.with_values(values), {"x": r.table(*r.batch, r.T, r.F), "lengths": r.lengths()}
+    method = r.one("log_evidence", "filter", "smooth", "viterbi", "forecast", "states", "read", "problem", "update")
+    if method == "update":
+        own = {"batch_shape": r.batch, "x_t": r.table(*r.batch, r.F)}
+        return Call(lambda batch_shape, x_t: model.update(model.start(batch_shape), x_t), own, finite=False)
+    given |= {"horizon": 2} if method == "forecast" else {}
+    return Call(getattr(model, method), given, finite=False)
+
+
 @function("linear_scan", 3)
 def _(r: Draw) -> Call:
     shape = (*r.batch, r.one(r.T, 0), r.F)

@@ -174,6 +174,71 @@ def test_missing_values_short_and_constant_series_are_learned_from(shared: str) 
     assert fit.model.values["emission"].dtype == torch.float32
 
 
+@pytest.mark.parametrize("kind", ["vector chains", "recurrent"])
+def test_tables_and_exports(kind: str) -> None:
+    model = model_of(KINDS[kind])
+    x = model.simulate(12, (2,), seed=1).x
+    x[0, 3] = torch.nan
+    found, table, data = model.smooth(x), model.states(x), model.to_arviz(x, draws=3)
+    probs = table[[f"state_{k}" for k in range(model.n_states)]].to_numpy()
+    torch.testing.assert_close(torch.from_numpy(probs).view(2, 12, -1), found.state, rtol=0, atol=1e-12)
+    means = torch.from_numpy(table[[c for c in table if c.startswith("latent_mean")]].to_numpy())
+    expected = found.mean.movedim(1, 2).flatten(-2)
+    torch.testing.assert_close(means.view(2, 12, -1), expected, rtol=0, atol=1e-12)
+    assert data["smoothed"]["state_probability"].shape == (2, 12, model.n_states)
+    total = float(data["log_likelihood"]["x"].isel(chain=0, draw=0).sum())
+    assert total == pytest.approx(float(model.log_evidence(x).sum()))
+    assert bool(data["posterior_predictive"]["x"].notnull().all())
+    assert bool(data["replicated"]["x"].notnull().all())
+    for figure in (model.plot(x, sequence=1), model.plot_forecast(x, 4)):
+        assert len(figure.axes) >= 2
+    assert model._repr_html_()
+    assert model.forecast(x, 3)._repr_html_()
+
+
+def test_draws_ahead_have_the_moments_of_the_filter() -> None:
+    model = two_chains()
+    x, n = model.simulate(15, seed=1).x, 20_000
+    torch.manual_seed(0)
+    drawn = model.problem(x).chain(model.values).ahead(n)
+    for t in (0, 7, 14):
+        if not t:
+            first = model.regimes()
+            mean = (first.initial_probs * (first.emission @ first.initial_mean.unsqueeze(-1))[:, 0, 0]).sum()
+        else:
+            mean = model.forecast(x[:t], 1).mean[0, 0]
+        error = drawn[:, t, 0].std() / n**0.5
+        assert abs(float(drawn[:, t, 0].mean() - mean)) < 6 * float(error) + 1e-9
+
+
+def test_the_flow_is_drawn_of_one_chain_of_two_numbers() -> None:
+    model = model_of(KINDS["recurrent"])
+    assert len(model.plot_flow(model.simulate(30, seed=0).x).axes) == 1
+    assert len(model_of(KINDS["one chain"]).plot_flow().axes) == 2
+    with pytest.raises(ValueError, match="a flow is drawn of one chain of states of length 2"):
+        two_chains().plot_flow()
+
+
+def test_gibbs_draws_agree_with_enumeration() -> None:
+    model = two_chains()
+    x = model.simulate(6, seed=2).x
+    exact, drawn = enumerate_paths(model.regimes(), x), model.sample_posterior(x, 100, seed=0)
+    torch.testing.assert_close(drawn.state, exact.state, rtol=0, atol=0.1)
+    assert drawn.path.shape == (100, 4, 6)
+
+
+def test_summaries_say_what_is_approximate() -> None:
+    x = two_chains().simulate(60, seed=1).x
+    model = sh.SwitchingLinearSSM(2, 1)
+    by_em, by_vmp = (
+        model.fit(x, method=method, restarts=1, max_steps=3, progress=False).summary() for method in ("em", "vmp")
+    )
+    assert bool(by_em.parameters["standard error"].isna().all())
+    assert any("merges paths" in note for note in by_em.notes)
+    assert bool(by_vmp.parameters["standard error"].notna().all())
+    assert float(by_vmp.states["share of steps"].sum()) == pytest.approx(1.0)
+
+
 def test_bad_input_is_told_by_name() -> None:
     with pytest.raises(ValueError, match="recurrent: got True, but only regimes of"):
         sh.SwitchingLinearSSM(2, 1, recurrent=True)

@@ -107,7 +107,7 @@ def _groups(set_of: np.ndarray) -> np.ndarray:
     order = np.argsort(set_of, kind="stable")
     counts = np.bincount(set_of)
     place = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)  # within its set
-    size = max(1, min(LANES, -(-int(counts.max(initial=1)) // torch.get_num_threads())))
+    size = max(1, min(LANES, -(-int(counts.max(initial=0)) // torch.get_num_threads())))
     rows = np.cumsum(-(-counts // size)) - -(-counts // size)
     groups = np.full((int((-(-counts // size)).sum()), LANES), -1)
     groups[np.repeat(rows, counts) + place // size, place % size] = order
