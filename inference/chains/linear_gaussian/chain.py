@@ -253,17 +253,17 @@ class LinearGaussianChain:
             index = failed[0].tolist()
             step, kind = divmod(int(fault[tuple(index)]), 4)
             raise ValueError(self._message(kind, step, _of_sequence(index)))
-        for table in results:
-            if table.dim() <= len(self.batch_shape) and not _is_finite(table):
-                raise ValueError(
-                    f"x: its log density lies beyond what {self._dtype} holds; give it, or the noises, in units in "
-                    "which observations are not that far from what is expected."
-                )
-            if table.shape[-2:] == (self.n_steps, self.n_states) and not _is_finite(table):
-                raise ValueError(
-                    f"transition, initial_mean: a mean lies beyond what {self._dtype} holds; give parameters that let "
-                    "it grow less."
-                )
+        means = [table for table in results if table.shape[-2:] == (self.n_steps, self.n_states)]
+        if not all(map(_is_finite, means)):
+            raise ValueError(
+                f"transition, initial_mean: a mean lies beyond what {self._dtype} holds; give parameters that let it "
+                "grow less."
+            )
+        if not _is_finite(results[0]):
+            raise ValueError(
+                f"x: its log density lies beyond what {self._dtype} holds; give it, or the noises, in units in which "
+                "observations are not that far from what is expected."
+            )
         return (*results,)
 
     def _message(self, kind: int, step: int, of_sequence: str) -> str:
