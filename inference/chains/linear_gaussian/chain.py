@@ -109,6 +109,16 @@ class LinearGaussianChain:
     def filter(self) -> GaussianFiltered:
         """The belief before and after each observation.
 
+        A stream is filtered stretch by stretch: its state at the first step of the next one is what `forecast(1)` says.
+
+        >>> import torch, samplehold as sh
+        >>> one, x = torch.ones(1, 1), torch.arange(5.0).unsqueeze(-1)
+        >>> first = sh.LinearGaussianChain(x[:3], one, one, one, one, initial_covariance=one)
+        >>> ahead = first.forecast(1)
+        >>> rest = sh.LinearGaussianChain(x[3:], one, one, one, one, ahead.state_mean[0], ahead.state_covariance[0])
+        >>> torch.cat([first.filter().mean, rest.filter().mean]).flatten()
+        tensor([0.0000, 0.6000, 1.4615, 2.4118, 3.3933])
+
         >>> import torch, samplehold as sh
         >>> one = torch.ones(1, 1)
         >>> known = sh.LinearGaussianChain(torch.ones(3, 1), one, one, one, one).filter()
@@ -192,8 +202,8 @@ class LinearGaussianChain:
         """States and observations of the `horizon` steps after each sequence's last.
 
         Raises:
-            ValueError: horizon is not a positive whole number; parameters that vary with the step, whose future is
-                not known.
+            ValueError: horizon is not a positive whole number, or so long that numbers overflow; parameters that vary
+                with the step, whose future is not known.
 
         >>> import torch, samplehold as sh
         >>> one = torch.ones(1, 1)
@@ -219,7 +229,13 @@ class LinearGaussianChain:
             seen = emission @ covariance @ emission.mT + covariance_of(observed)
             steps.append((mean, covariance, _times(emission, mean) + emission_offset, seen))
         tables = (torch.stack(rows, -n) for rows, n in zip(zip(*steps, strict=True), (2, 3, 2, 3), strict=True))
-        return GaussianForecast(*tables)
+        forecast = GaussianForecast(*tables)
+        if not all(bool(table.isfinite().all()) for table in vars(forecast).values()):
+            raise ValueError(
+                f"horizon: got {horizon}, over which means or variances grow beyond what {self._dtype} holds; give a "
+                "shorter one."
+            )
+        return forecast
 
     def _with_evidence(self, operator: Op) -> Sequence[Tensor]:
         """Moments, which are no part of the graph, behind the evidence, which is."""
@@ -237,8 +253,13 @@ class LinearGaussianChain:
             index = failed[0].tolist()
             step, kind = divmod(int(fault[tuple(index)]), 4)
             raise ValueError(self._message(kind, step, _of_sequence(index)))
-        total = results[0]
-        if bool(total.isinf().any()):
+        means = [table for table in results if table.shape[-2:] == (self.n_steps, self.n_states)]
+        if not all(map(_is_finite, means)):
+            raise ValueError(
+                f"transition, initial_mean: a mean lies beyond what {self._dtype} holds; give parameters that let it "
+                "grow less."
+            )
+        if not _is_finite(results[0]):
             raise ValueError(
                 f"x: its log density lies beyond what {self._dtype} holds; give it, or the noises, in units in which "
                 "observations are not that far from what is expected."
@@ -278,6 +299,10 @@ class LinearGaussianChain:
 
 def _of_sequence(index: list[int]) -> str:
     return f" of sequence {index[0] if len(index) == 1 else tuple(index)}" if index else ""
+
+
+def _is_finite(table: Tensor) -> bool:
+    return bool(table.sum().isfinite()) or bool(table.isfinite().all())
 
 
 def _times(matrix: Tensor, vector: Tensor) -> Tensor:

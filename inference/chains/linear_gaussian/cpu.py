@@ -62,13 +62,15 @@ class Job(NamedTuple):
     def fault(self) -> Tensor:
         return torch.from_numpy(self.gains.fault[self.sequences.set_of]).reshape(self.tables.batch_shape)
 
-    def over_sets(self, kernel: Callable[..., None], *others: Any) -> None:
+    def over_sets(self, kernel: Callable[..., None], *others: Any) -> list[Callable[[], None]]:
+        """Tasks that cover all sets of covariances."""
         inputs = (self.model, self.gains, self.diffuse, *others)
-        in_parallel([partial(kernel, part, *inputs) for part in ranges(len(self.model.lengths))])
+        return [partial(kernel, part, *inputs) for part in ranges(len(self.model.lengths))]
 
-    def over_groups(self, kernel: Callable[..., None], *others: Any) -> None:
+    def over_groups(self, kernel: Callable[..., None], *others: Any) -> list[Callable[[], None]]:
+        """Tasks that cover all sequences."""
         inputs = (self.model, self.sequences, self.gains, self.diffuse, *others)
-        in_parallel([partial(kernel, part, *inputs) for part in ranges(len(self.sequences.groups))])
+        return [partial(kernel, part, *inputs) for part in ranges(len(self.sequences.groups))]
 
     def new(self, *own: int, by_set: bool = False, dtype: torch.dtype | None = None) -> Tensor:
         """Zeros where not everything is going to be written."""
@@ -85,7 +87,7 @@ def _job(given: Sequence[Any], *, smoothing: bool = False, by_step: bool = False
     job = Job(tables, model, sequences, gains_for(model, smoothing=smoothing), diffuse_for(model, by_step=by_step))
     in_parallel([partial(filter_factors, part, model, job.gains) for part in ranges(len(model.lengths))])
     if tables.n_diffuse:
-        job.over_sets(follow_diffuse)
+        in_parallel(job.over_sets(follow_diffuse))
     return job
 
 
@@ -99,7 +101,7 @@ def _flat(table: Tensor, n_own: int) -> np.ndarray:
 def evidence(*given: Any) -> Results:
     job = _job(given)
     total = job.new(dtype=torch.float64)
-    job.over_groups(evidence_of, _flat(total, 0))
+    in_parallel(job.over_groups(evidence_of, _flat(total, 0)))
     return total.to(job.tables.x.dtype), job.fault
 
 
@@ -117,8 +119,7 @@ def filter(*given: Any) -> Results:
         _flat(total, 0), _flat(increment, 1), *(_flat(t, 2 + i % 2) for i, t in enumerate(by_step)),
         *(_flat(t, 3) for t in diffuse),
     )  # fmt: skip
-    job.over_sets(filtered_covariances, out)
-    job.over_groups(filter_means, out)
+    in_parallel(job.over_groups(filter_means, out) + job.over_sets(filtered_covariances, out))
     return total.to(increment.dtype), increment, *by_step, *diffuse, job.fault
 
 
@@ -128,8 +129,8 @@ def smooth(*given: Any) -> Results:
     n_steps, n_states = job.tables.n_steps, job.tables.initial_mean.shape[-1]
     total, mean = job.new(dtype=torch.float64), job.new(n_steps, n_states)
     covariance, cross = (job.new(n, n_states, n_states, by_set=True) for n in (n_steps, n_steps - 1))
-    job.over_sets(smoothed_covariances, _flat(covariance, 3), _flat(cross, 3))
-    job.over_groups(smooth_means, _flat(total, 0), _flat(mean, 2))
+    of_means = job.over_groups(smooth_means, _flat(total, 0), _flat(mean, 2))
+    in_parallel(of_means + job.over_sets(smoothed_covariances, _flat(covariance, 3), _flat(cross, 3)))
     return total.to(mean.dtype), mean, covariance, cross, job.fault
 
 
@@ -142,7 +143,7 @@ def sample(*given: Any) -> Results:
         t.contiguous().view(len(t), job.fault.numel(), *t.shape[-n:])
         for t, n in ((noise, 2), (diffuse_noise, 1), (path, 2))
     ]
-    job.over_groups(draw_paths, *(t.numpy() for t in draws))
+    in_parallel(job.over_groups(draw_paths, *(t.numpy() for t in draws)))
     return path, job.fault
 
 
@@ -162,6 +163,6 @@ def score(call: Call, d_total: Tensor | None, _: Tensor | None) -> list[Tensor]:
         "initial": (1, n_states, n_states),
     }
     taken = {name: torch.from_numpy(np.zeros((*tables.shared_shape, *own))) for name, own in shared.items()}
-    job.over_sets(score_covariances, Score(*(_flat(t, 3) for t in taken.values())))
-    job.over_groups(score_means, _flat(mean, 2), _flat(later, 2), _flat(error, 2))
+    of_means = job.over_groups(score_means, _flat(mean, 2), _flat(later, 2), _flat(error, 2))
+    in_parallel(of_means + job.over_sets(score_covariances, Score(*(_flat(t, 3) for t in taken.values()))))
     return gradients(tables, d_total, mean, later, error, Score(*taken.values()))

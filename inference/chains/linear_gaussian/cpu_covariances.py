@@ -172,8 +172,9 @@ def filter_factors(part, model, gains):
             triangularize(move, n_states)
             if smoothing:
                 copy(move[n_states:, n_states:], gains.noise[c, t])
+            at_rest = constant and rests(move, factor, reference, clock, t + 1)
             copy(move, factor)
-            if constant and rests(factor, reference, clock, t + 1):
+            if at_rest:
                 gains.steady[c] = t
                 if smoothing:
                     _keep_turn(sight, move, gains, c, t)

@@ -109,23 +109,23 @@ def solve_transposed(root, table):
 
 
 @kernel
-def rests(table, reference, clock, step):
+def rests(table, before, reference, clock, step):
     r"""Whether a recursion has come to its fixed point, to rounding; asked after every step, counted from 1.
 
-    It has where it did not move over a stretch, an eighth of all steps so far: what is left of a mode that decays by
-    $\rho$ a step is then less than what it moved, times $\rho^n / (1 - \rho^n)$ over the n steps of the stretch.
-    `clock` holds the step at which it is looked at next, 0 at the start.
+    It has where neither the last step nor a stretch, an eighth of all steps so far, changed anything: what is left of a
+    mode that decays by $\rho$ a step is less than what it moved over n steps, times $\rho^n / (1 - \rho^n)$, and one
+    that turns, such as a season's, moves at every step. `clock` holds the step at which to look next, 0 at the start.
     """
     if step < clock[0]:
         return False
     same = clock[0] > 0
-    for i in range(table.shape[0]):
+    for i in range(before.shape[0]):
         norm = 0.0
-        for j in range(table.shape[1]):
-            norm += reference[i, j] * reference[i, j]
+        for j in range(before.shape[1]):
+            norm += before[i, j] * before[i, j]
         bound = SAME * math.sqrt(norm)
-        for j in range(table.shape[1]):
-            same &= abs(table[i, j] - reference[i, j]) <= bound
+        for j in range(before.shape[1]):
+            same &= abs(table[i, j] - reference[i, j]) <= bound and abs(table[i, j] - before[i, j]) <= bound
             reference[i, j] = table[i, j]
     clock[0] = step + max(8, step // 8)
     return same

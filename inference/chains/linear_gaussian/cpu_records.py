@@ -105,7 +105,7 @@ def sequences_of(tables: Tables) -> Sequences:
 
 def _groups(set_of: np.ndarray) -> np.ndarray:
     order = np.argsort(set_of, kind="stable")
-    counts = np.bincount(set_of)
+    counts = np.bincount(set_of, minlength=1)
     place = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)  # within its set
     size = max(1, min(LANES, -(-int(counts.max(initial=0)) // torch.get_num_threads())))
     rows = np.cumsum(-(-counts // size)) - -(-counts // size)

@@ -19,6 +19,7 @@ import numpy as np
 from ...numerics.compilation import kernel
 from .cpu_covariances import row
 from .cpu_factors import (
+    copy,
     multiply,
     multiply_by_transposed,
     multiply_transposed,
@@ -110,7 +111,7 @@ def score_covariances(part, model, gains, diffuse, out):
     n_features, n_states = model.emission.shape[-2:]
     q = model.directions.shape[1]
     square, sight, columns = (n_states, n_states), (n_features, n_states), (n_states, q)
-    future, reference, clock = np.empty(square), np.empty(square), np.zeros(1, np.int64)
+    future, before, reference, clock = np.empty(square), np.empty(square), np.empty(square), np.zeros(1, np.int64)
     covariance, back, product, of_move = np.empty(square), np.empty(square), np.empty(square), np.empty(square)
     of_sight, of_noise = np.empty(sight), np.empty((n_features, n_features))
     room = (np.empty(sight), np.empty(sight), np.empty(square), np.empty(square), np.empty_like(of_noise))
@@ -131,13 +132,14 @@ def score_covariances(part, model, gains, diffuse, out):
                 _add(future, later, later, row(out.state[c], t))
                 multiply_transposed(row(transition, t), later, ahead)
             if fresh:
+                copy(future, before)
                 multiply_by_transposed(factor, factor, covariance)
                 if t < n_steps - 1:
                     multiply(future, row(transition, t), product)
                     multiply(product, covariance, of_move)
                     multiply_transposed(row(transition, t), product, back)
                 _pass_sight(root, gain, row(emission, t), sees, covariance, back, room, of_sight, of_noise, future)
-                at_rest = t > steady and rests(future, reference, clock, n_steps - t)
+                at_rest = t > steady and rests(future, before, reference, clock, n_steps - t)
             if q:
                 spread, means, white = diffuse.spread[c, -1], diffuse.filtered[c, t], diffuse.white[c, t]
                 product[:, :q] = later

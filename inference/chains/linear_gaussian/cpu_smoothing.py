@@ -98,10 +98,10 @@ def smoothed_covariances(part, model, gains, diffuse, covariance, cross):
                         wide[i, j] = backed[i, j]
                         wide[i, n_states + j] = gains.noise[c, r, i, j]
                 triangularize(wide, n_states)
+                at_rest = t > steady and rests(wide, spread, reference, clock, n_steps - 1 - t)
                 copy(wide, spread)
                 multiply(gains.filtered[c, r], spread, here)
                 multiply_by_transposed(here, here, own)
-                at_rest = t > steady and rests(spread, reference, clock, n_steps - 1 - t)
             copy(own, whole)
             if q:
                 copy(means, after)
