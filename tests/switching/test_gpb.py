@@ -8,7 +8,7 @@ import samplehold as sh
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles.regime_paths import enumerate_paths, on_grid, random_regimes, tables
+from oracles.regime_paths import enumerate_paths, on_grid, random_regimes, tables, two_chains
 from samplehold.switching.slds.gpb import SwitchingBelief, gpb_filter, kim_smoother
 from samplehold.switching.slds.joint import Regimes
 from torch import Tensor
@@ -169,16 +169,6 @@ def test_kims_smoother_is_near_to_enumeration_and_nearer_than_the_filter():
     assert float((smoothed.mean - mean).abs().mean()) < 0.5 * float((filtered.mean - mean).abs().mean())
     assert_close(smoothed.transition.sum(-1), smoothed.state[:, :-1], **TIGHT)
     assert_close(smoothed.transition.sum(-2), smoothed.state[:, 1:], **TIGHT)
-
-
-def two_chains() -> Regimes:
-    """Ghahramani & Hinton 2000, section 4.1."""
-    moves = torch.tensor([0.99, 0.9], dtype=torch.float64).view(2, 1, 1)
-    noises = torch.tensor([1.0, 10.0], dtype=torch.float64).view(2, 1, 1)
-    none, one = torch.zeros(2, 1, dtype=torch.float64), torch.ones(2, 1, 1, dtype=torch.float64)
-    stay = torch.tensor([[0.95, 0.05], [0.05, 0.95]], dtype=torch.float64)
-    half = torch.full((2,), 0.5, dtype=torch.float64)
-    return Regimes.side_by_side(half, stay, none, noises, moves, none, noises, one, none, 0.1 * one)
 
 
 @pytest.mark.parametrize("recurrent", [False, True])
