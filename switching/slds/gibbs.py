@@ -82,8 +82,8 @@ def gibbs(
     >>> none = one[:, 0] * 0
     >>> regimes = Regimes(half[0], half, none, one, one, none, calm_or_wild, one, none, 0.1 * one)
     >>> drawn = gibbs(regimes, torch.tensor([[0.0], [0.2], [5.0], [4.9]]), seed=0)
-    >>> drawn.path.shape, [round(p, 1) for p in drawn.state[:, 1].tolist()]
-    (torch.Size([100, 4, 4]), [0.5, 0.2, 1.0, 0.1])
+    >>> drawn.path.shape, bool(drawn.r_hat.max() < 1.1), round(float(drawn.state[2, 1]), 2)
+    (torch.Size([100, 4, 4]), True, 1.0)
     """
     draws, warmup = check_integer("draws", draws, least=LEAST), check_integer("warmup", warmup, least=0)
     chains, thin = check_integer("chains", chains), check_integer("thin", thin)
@@ -253,6 +253,8 @@ def _mixing(share: Tensor) -> tuple[Tensor, Tensor]:
 
     constant = share.amax((0, 1)) == share.amin((0, 1))
     n_draws, n_chains = share.shape[:2]
+    if not share.numel():  # no sequences
+        return share[0, 0], share[0, 0]
     rows = share.flatten(2).transpose(0, 1)
     r_hat, size = (function(rows).reshape(constant.shape) for function in (split_gelman_rubin, effective_sample_size))
     return torch.where(constant, 1.0, r_hat), torch.where(constant, float(n_draws * n_chains), size)

@@ -271,6 +271,15 @@ def test_draws_depend_on_the_seed_alone_and_read_nothing_beyond_the_end(recurren
     assert_close(found[0].share.sum(-1), torch.ones(20, 6, 3, dtype=torch.float64), **TIGHT)
 
 
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_no_sequences_give_no_results(recurrent):
+    regimes, x = random_regimes(7, recurrent=recurrent), torch.zeros(2, 0, 5, 1, dtype=torch.float64)
+    found = gibbs(regimes, x, draws=4, warmup=0, thin=2)
+    assert found.mean.shape == (2, 0, 5, 2)
+    assert found.path.shape == (2, 4, 2, 0, 5)
+    assert found.r_hat.shape == (2, 0, 2)
+
+
 def test_float32_is_taken_and_given():
     regimes = Regimes(**{name: table.float() for name, table in tables(near_regimes()).items()})
     x = regimes.simulate(6, seed=1).x

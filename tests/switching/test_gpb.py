@@ -303,6 +303,15 @@ def test_bad_arguments_are_refused_by_name(as_users_call):
         gpb_filter(silent, x)
 
 
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_no_sequences_give_no_results(recurrent):
+    regimes, x = random_regimes(7, recurrent=recurrent), torch.zeros(2, 0, 5, 1, dtype=torch.float64)
+    found, smoothed = gpb_filter(regimes, x, 3), kim_smoother(regimes, x)
+    assert found.covariance.shape == (2, 0, 5, 2, 2)
+    assert gpb_filter(regimes, x, 3, belief=found.belief).lagged_state.shape == (2, 0, 5, 2)
+    assert smoothed.transition.shape == (2, 0, 4, 2, 2)
+
+
 def test_a_belief_is_a_record_of_float64():
     belief = gpb_filter(random_regimes(0), torch.zeros(4, 3, 1, dtype=torch.float64), 3).belief
     assert isinstance(belief, SwitchingBelief)
