@@ -1,8 +1,9 @@
 r"""Draws of regimes and latents given x, at given parameters, by Gibbs samplers whose every conditional is exact.
 
     alternating     latents given regimes, by a simulation smoother; then regimes given latents, by a Markov chain
-    collapsed       each regime given all others, the latents summed out; it mixes where latents have little noise,
-                    which the alternation, that sees each regime through the latents, does not
+    collapsed       regimes with the latents summed out: the whole path by a particle filter that holds on to the one
+                    before, then each regime given all others; they mix where latents have little noise or are not
+                    seen, which the alternation, that sees each regime through the latents, does not
 
 Both leave $P(z, s \mid x)$ as it is, and a sweep may hold both. In the recurrent kind the latents are drawn given one
 Polya-Gamma number for each stick, and nothing can be collapsed. Probabilities and moments are Rao-Blackwellised: means
@@ -54,6 +55,7 @@ def gibbs(
     chains: int = 4,
     thin: int = 10,
     moves: str | None = None,
+    particles: int = 16,
     lengths: Any = None,
     seed: Seed = None,
 ) -> SwitchingSampled:
@@ -63,8 +65,10 @@ def gibbs(
         x: [*b, T, F]; NaN: missing, a whole step or single features.
         draws: the sweeps of each chain that count, after `warmup` others.
         chains: how many run at once, each from a path that the model draws without x.
-        thin: every so many sweeps the path and the latents are kept.
+        thin: every so many sweeps the path and the latents are kept, none where there are fewer sweeps.
         moves: "alternating", "collapsed" or "both" in turns; None: both where the model lets them.
+        particles: of the collapsed moves' filter, two or more; 0: single regimes alone, a faster sweep that can stay
+            for long where several regimes in a row would have to change at once.
         lengths: [*b], each sequence's number of steps; None: all have T.
 
     Raises:
@@ -78,16 +82,19 @@ def gibbs(
     >>> none = one[:, 0] * 0
     >>> regimes = Regimes(half[0], half, none, one, one, none, calm_or_wild, one, none, 0.1 * one)
     >>> drawn = gibbs(regimes, torch.tensor([[0.0], [0.2], [5.0], [4.9]]), seed=0)
-    >>> drawn.path.shape, [round(p, 1) for p in drawn.state[:, 1].tolist()]
-    (torch.Size([100, 4, 4]), [0.5, 0.2, 1.0, 0.1])
+    >>> drawn.path.shape, bool(drawn.r_hat.max() < 1.1), round(float(drawn.state[2, 1]), 2)
+    (torch.Size([100, 4, 4]), True, 1.0)
     """
     draws, warmup = check_integer("draws", draws, least=LEAST), check_integer("warmup", warmup, least=0)
-    chains, thin = check_integer("chains", chains), check_integer("thin", thin, most=draws)
+    chains, thin = check_integer("chains", chains), check_integer("thin", thin)
+    particles = check_integer("particles", particles, least=0)
+    if particles == 1:
+        raise ValueError("particles: got 1, which would hold on to the path there is; give 2 or more, or 0 for none.")
     flat, ends, batch = read(regimes, x, lengths)
     if regimes.emission.is_cuda:
         here: dict[str, Any] = {name: table for name, table in vars(regimes).items() if table is not None}
         regimes = Regimes(**{name: table.cpu() for name, table in here.items()})
-    alternates, collapses = _chosen(moves, regimes)
+    plan = _chosen(moves, particles, regimes)
     paths, generator = Paths(regimes.tables(), flat.cpu(), ends.cpu().repeat(chains)), generator_of(seed)
     path = regimes.simulate(flat.shape[1], (chains * len(flat),), generator).path
     omega = paths.sticks(path, flat.new_zeros(*path.shape, regimes.n_latent).cpu(), generator)
@@ -96,7 +103,7 @@ def gibbs(
         for number in range(1, warmup + draws + 1):
             try:
                 with open_to_keys():
-                    sweep = _sweep(paths, path, omega, alternates, collapses, generator)
+                    sweep = _sweep(paths, path, omega, plan, generator)
             except KeyboardInterrupt:
                 if len(record.shares) < LEAST:
                     raise
@@ -109,8 +116,15 @@ def gibbs(
     return record.summary(x, batch, chains, paths.lengths, interrupted)
 
 
-def _chosen(moves: str | None, regimes: Regimes) -> tuple[bool, bool]:
-    """Whether latents and regimes alternate, and whether latents are summed out."""
+class _Moves(NamedTuple):
+    """What a sweep is made of."""
+
+    alternating: bool
+    collapsed: bool
+    particles: int
+
+
+def _chosen(moves: str | None, particles: int, regimes: Regimes) -> _Moves:
     recurrent, singular = regimes.recurrence is not None, _without_density(regimes)
     if moves is None:
         moves = "alternating" if recurrent else "collapsed" if singular else "both"
@@ -125,7 +139,7 @@ def _chosen(moves: str | None, regimes: Regimes) -> tuple[bool, bool]:
             f"{singular}: got singular matrices, under which latents have no density; alternating moves compare these "
             f"between regimes: give {cure}."
         )
-    return moves != "collapsed", moves != "alternating"
+    return _Moves(moves != "collapsed", moves != "alternating", particles)
 
 
 def _without_density(regimes: Regimes) -> str | None:
@@ -154,22 +168,22 @@ class _Sweep(NamedTuple):
     failed: Tensor  # [B]
 
 
-def _sweep(
-    paths: Paths, path: Tensor, omega: Tensor, alternates: bool, collapses: bool, generator: torch.Generator | None
-) -> _Sweep:
+def _sweep(paths: Paths, path: Tensor, omega: Tensor, moves: _Moves, generator: torch.Generator | None) -> _Sweep:
     tables, states = paths.tables, []
     failed = torch.full_like(paths.lengths, -1)
-    if collapses:
+    if moves.collapsed and moves.particles:
+        path, failed = paths.redrawn(path, moves.particles, generator)
+    if moves.collapsed and not bool((failed >= 0).any()):
         path, state, failed = paths.collapsed(path, generator)
         states.append(state)
     found, without = paths.latents(path, omega, generator)
     failed = torch.where(failed >= 0, failed, without)
-    if alternates and not bool((failed >= 0).any()):
-        moves = tables.log_transition
+    if moves.alternating and not bool((failed >= 0).any()):
+        log_transition = tables.log_transition
         if tables.recurrence is not None and tables.recurrence_offset is not None:
             u = (found.drawn[:, :-1] @ tables.recurrence.mT).unsqueeze(-2) + tables.recurrence_offset
-            moves = stick_breaking(u)
-        chain = MarkovChain(tables.log_initial, moves, paths.log_likelihood(found.drawn), paths.lengths)
+            log_transition = stick_breaking(u)
+        chain = MarkovChain(tables.log_initial, log_transition, paths.log_likelihood(found.drawn), paths.lengths)
         states.append(chain.smooth().state)
         path = chain.sample(1, generator).path[0].clamp_min(0)
         omega = paths.sticks(path, found.drawn, generator)
@@ -239,6 +253,8 @@ def _mixing(share: Tensor) -> tuple[Tensor, Tensor]:
 
     constant = share.amax((0, 1)) == share.amin((0, 1))
     n_draws, n_chains = share.shape[:2]
+    if not share.numel():  # no sequences
+        return share[0, 0], share[0, 0]
     rows = share.flatten(2).transpose(0, 1)
     r_hat, size = (function(rows).reshape(constant.shape) for function in (split_gelman_rubin, effective_sample_size))
     return torch.where(constant, 1.0, r_hat), torch.where(constant, float(n_draws * n_chains), size)

@@ -22,6 +22,7 @@ TITLES = {
     "bench_networks": "Networks",
     "bench_stack": "Stacks",
     "bench_startup": "A new process",
+    "bench_switching": "Switching linear models",
     "bench_vmp": "Message passing",
 }
 PEERS = (

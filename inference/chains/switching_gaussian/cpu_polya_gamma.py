@@ -16,7 +16,7 @@ _FAR = 30.0  # from where on no proposal lies right of the cut, to rounding
 
 
 @inlined
-def _uniform(stream):
+def uniform(stream):
     """The next number in (0, 1) of a stream of Steele, Lea & Flood's SplitMix, which is an array of one number."""
     stream[0] += np.uint64(0x9E3779B97F4A7C15)
     bits = stream[0]
@@ -28,7 +28,7 @@ def _uniform(stream):
 
 @inlined
 def _normal(stream):
-    return math.sqrt(-2.0 * math.log(_uniform(stream))) * math.cos(2.0 * math.pi * _uniform(stream))
+    return math.sqrt(-2.0 * math.log(uniform(stream))) * math.cos(2.0 * math.pi * uniform(stream))
 
 
 @inlined
@@ -36,17 +36,17 @@ def _left(z, stream):
     """An inverse Gaussian number of mean 1 / z and shape 1, given that it is less than the cut."""
     if z < 1.0 / _CUT:
         while True:
-            a, b = -math.log(_uniform(stream)), -math.log(_uniform(stream))
+            a, b = -math.log(uniform(stream)), -math.log(uniform(stream))
             if a * a <= 2.0 * b / _CUT:
                 x = _CUT / ((1.0 + _CUT * a) * (1.0 + _CUT * a))
-                if _uniform(stream) <= math.exp(-0.5 * z * z * x):
+                if uniform(stream) <= math.exp(-0.5 * z * z * x):
                     return x
     mean = 1.0 / z
     while True:
         y = _normal(stream)
         y = mean * y * y
         x = mean / (1.0 + 0.5 * y + math.sqrt(y + 0.25 * y * y))
-        if _uniform(stream) > mean / (mean + x):
+        if uniform(stream) > mean / (mean + x):
             x = mean * mean / x
         if x < _CUT:
             return x
@@ -73,9 +73,9 @@ def _polya_gamma(c, stream):
         tail = 0.5 * math.pi / rate * math.exp(-rate * _CUT)
         right = tail / (tail + 2.0 * math.exp(-z) * below)
     while True:
-        x = _CUT - math.log(_uniform(stream)) / rate if _uniform(stream) < right else _left(z, stream)
+        x = _CUT - math.log(uniform(stream)) / rate if uniform(stream) < right else _left(z, stream)
         total, n = _term(0, x), 0
-        bound = _uniform(stream) * total
+        bound = uniform(stream) * total
         while True:
             n += 1
             if n % 2:

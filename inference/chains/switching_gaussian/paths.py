@@ -14,6 +14,7 @@ from ...numerics.threads import in_parallel, ranges
 from ..linear_gaussian.factors import factor_of
 from .cpu_collapsed import sweep
 from .cpu_latents import densities, draw
+from .cpu_particles import redraw
 from .cpu_polya_gamma import polya_gamma
 from .cpu_steps import Arrays, arrays_of
 from .tables import Tables
@@ -38,7 +39,7 @@ class Paths:
     """
 
     def __init__(self, tables: Tables, x: Tensor, lengths: Tensor) -> None:
-        self.tables, self.x, self.lengths = tables, x, lengths
+        self.tables, self.x, self.lengths = tables, x.contiguous(), lengths.contiguous()
         self._arrays: Arrays = arrays_of(tables)
         covariances = tables.initial_covariance, tables.state_noise, tables.observation_noise
         self._roots = tuple(factor_of(table)[0].contiguous().numpy() for table in covariances)
@@ -72,6 +73,13 @@ class Paths:
         failed = torch.full_like(self.lengths, -1)
         self._run(sweep, self._arrays, *map(_numpy, (uniform, drawn, state, failed)))
         return drawn, state, failed
+
+    def redrawn(self, path: Tensor, n_particles: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        """Whole paths drawn by a particle filter that holds on to these, and failed [B]."""
+        drawn, failed = path.clone(), torch.full_like(self.lengths, -1)
+        seeds = torch.randint(2**62, self.lengths.shape, generator=generator)
+        self._run(redraw, self._arrays, n_particles, *map(_numpy, (seeds, drawn, failed)))
+        return drawn, failed
 
     def sticks(self, path: Tensor, latents: Tensor, generator: torch.Generator | None) -> Tensor:
         """Polya-Gamma numbers [B, T, K-1] of the sticks that each move broke or left, 0 for all others."""
