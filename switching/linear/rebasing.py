@@ -11,29 +11,38 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from ...inference.families import MatrixNormalWishart, NormalWishart, Point
+from ...inference.families import Gaussian, MatrixNormalWishart, NormalWishart, Point
 from ...inference.message_passing.engine import VMP
 from ..fitting.density import IMPOSSIBLE
 
 STEPS = 12  # of the climb, each time
 
+JOINED = ("moves", "sights", "first", "recurrence")
+"""The blocks that a basis changes."""
+
 Etas = dict[str, Tensor]
 
 
 def rebase(engine: VMP, paths: str) -> None:
-    """Move the blocks of an engine, of all restarts, to bases in which the bound is higher."""
-    blocks = {name: engine.blocks[name] for name in ("moves", "sights", "first")}
+    """Move the blocks of an engine, of all restarts and chains, to bases in which the bound is higher."""
+    blocks = {name: engine.blocks[name] for name in JOINED if name in engine.blocks}
+    families: dict[str, Any] = {name: block.family for name, block in blocks.items()}
     etas = {name: block.eta for name, block in blocks.items()}
     n, like = engine.blocks[paths].eta.linear.shape[-1], etas["first"]
+    chains = like.shape[:2]
 
     def divergence(steps: Tensor) -> Tensor:
-        """Of each restart, [R]."""
-        moved = in_basis({name: b.family for name, b in blocks.items()}, etas, steps)
-        parts = [block.family.kl(moved[name], block.prior).flatten(1).sum(-1) for name, block in blocks.items()]
-        return torch.stack(parts).sum(0)
+        """Of each chain of each restart, [R, C]."""
+        moved, total = in_basis(families, etas, steps), steps.new_zeros(chains)
+        for name, block in blocks.items():
+            part = block.family.kl(moved[name], block.prior)
+            part = part.flatten(2).sum(-1) if part.ndim > 2 else part
+            total = total + (part if chains[1] > 1 else part.sum(-1, keepdim=True))
+        return total
 
-    steps = torch.zeros(len(like), n * (n + 1), dtype=like.dtype, requires_grad=True)
+    steps = like.new_zeros(*chains, n * (n + 1)).requires_grad_()
     climb = torch.optim.LBFGS([steps], max_iter=STEPS, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
@@ -46,8 +55,8 @@ def rebase(engine: VMP, paths: str) -> None:
         with torch.enable_grad():
             climb.step(closure)  # pyright: ignore[reportArgumentType]
         with torch.no_grad():
-            found = torch.where((divergence(steps) < divergence(torch.zeros_like(steps))).unsqueeze(-1), steps, 0.0)
-            moved = in_basis({name: block.family for name, block in blocks.items()}, etas, found.detach())
+            lower = divergence(steps) < divergence(torch.zeros_like(steps))
+            moved = in_basis(families, etas, torch.where(lower.unsqueeze(-1), steps, 0.0).detach())
     except IMPOSSIBLE:
         return
     for name, block in blocks.items():
@@ -56,12 +65,15 @@ def rebase(engine: VMP, paths: str) -> None:
 
 
 def in_basis(families: dict[str, Any], etas: Etas, steps: Tensor) -> Etas:
-    """Natural parameters of the blocks, [R, 1, ...], after $M = e^S$ and b, whose numbers are steps [R, L (L + 1)]."""
+    """Natural parameters of the blocks after $M = e^S$ and b, whose numbers are steps [R, C, L (L + 1)].
+
+    Those of moves and sights are [R, K, ...], with as many regimes as chains, or any number of one chain.
+    """
     n = _inner(families["moves"]).n_inputs - 1
-    matrix = torch.linalg.matrix_exp(steps[:, : n * n].unflatten(-1, (n, n)))
-    offset, last = steps[:, n * n :], torch.eye(n + 1)[n:].to(steps)
-    whole = torch.cat([torch.cat([matrix, offset.unsqueeze(-1)], -1), last.expand(len(steps), 1, n + 1)], -2)
-    matrix, offset, whole = matrix.unsqueeze(1), offset.unsqueeze(1), whole.unsqueeze(1)
+    matrix = torch.linalg.matrix_exp(steps[..., : n * n].unflatten(-1, (n, n)))
+    offset, last = steps[..., n * n :], torch.eye(n + 1)[n:].to(steps)
+    rows = torch.cat([matrix, offset.unsqueeze(-1)], -1)
+    whole = torch.cat([rows, last.expand(*rows.shape[:-2], 1, n + 1)], -2)
     back, back_whole = torch.linalg.inv(matrix), torch.linalg.inv(whole)
     found = {}
     family = _inner(families["moves"])
@@ -78,10 +90,19 @@ def in_basis(families: dict[str, Any], etas: Etas, steps: Tensor) -> Etas:
     q = family.usual(etas["first"])
     loc = (matrix @ q.loc.unsqueeze(-1)).squeeze(-1) + offset
     found["first"] = family.natural(loc, q.kappa, q.df, back.mT @ q.scale_matrix @ back)
+    if "recurrence" in families:  # weights of (s, e_j), where the e_j of one regime are 1
+        family = _inner(families["recurrence"])
+        q = family.usual(etas["recurrence"])
+        k = q.loc.shape[-1] - n
+        there = torch.block_diag(torch.zeros(n, n), torch.eye(k)).to(steps) + pad(matrix, (0, k, 0, k))
+        there = there + pad(offset.unsqueeze(-1).expand(*offset.shape, k), (n, 0, 0, k))
+        here = torch.linalg.inv(there)
+        loc = (here.mT @ q.loc.unsqueeze(-1)).squeeze(-1)
+        found["recurrence"] = family.natural(loc, there @ q.precision @ there.mT)
     return found
 
 
 def _inner(family: Any) -> Any:
     inner = family.family if isinstance(family, Point) else family
-    assert isinstance(inner, MatrixNormalWishart | NormalWishart)
+    assert isinstance(inner, MatrixNormalWishart | NormalWishart | Gaussian)
     return inner

@@ -5,8 +5,9 @@ its units; priors are worth a few steps, and the noise of moves is expected at a
 linear model moves. Expectation-maximisation is the same with points in the place of the parameters' densities.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,15 +16,15 @@ from torch import Tensor
 from ...inference.families import GaussianPaths, GaussianTables, Point
 from ...inference.message_passing.engine import VMP
 from ...inference.message_passing.factor_graph import Block
+from ..data.reading import to_tensor
 from ..data.series import Series
 from ..fitting.fit import Fit, check_enough, course, definite
-from ..fitting.graph import Etas
 from ..fitting.interrupts import sheltered
-from ..fitting.message_passing import HALVINGS, Passing
-from ..fitting.network import Network, NetworkPosterior
+from ..fitting.network import Network, NetworkPassing, NetworkPosterior
 from ..fitting.options import Options
 from ..fitting.progress import Progress
 from ..fitting.search import TRIALS, Race
+from ..linear.rebasing import rebase
 from ..parameters import Parameters
 from .layout import LinearRegimes
 from .network import CHAIN, LINEAR, SWITCH, Graph
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 WORTH = 0.1  # steps that the prior of a regression is worth
 SHARE = 0.1  # of how much a path moves, that its noise is expected to be
 SEEN = 1e-3  # of the variance of a feature, that the noise of sights is expected to be
-FARTHEST = 1.0  # that the logarithm of a unit of states leaps
 WEIGHT = 0.1  # precision of the logistic regressions
+ALONE = ("first", "moves", "sights")  # blocks that a single linear model has too
 
 
 @dataclass(frozen=True)
@@ -60,15 +61,15 @@ class Units:
 
 def priors(graph: Graph, moved: Tensor) -> dict[str, Tensor]:
     """Natural parameters of the blocks' priors; `moved` [L] is the variance of what a path moves by."""
-    layout, x, families = graph.layout, graph.x, graph.families
+    layout, x = graph.layout, graph.x
+    families: dict[str, Any] = graph.families
     n, k = layout.n_latent, layout.n_regimes
     unit, inputs = torch.eye(n).to(x), torch.eye(n + 1).to(x)
     persists, count = torch.cat([unit, torch.zeros_like(unit[:1])]), x.new_tensor(n + 2.0)
-    families_of: dict[str, Any] = families
     mean = x.new_zeros(layout.n_chains, n)
     found = {
-        "first": families_of["first"].natural(mean, x.new_tensor(WORTH), count, unit / count),
-        "moves": families_of["moves"].natural(
+        "first": families["first"].natural(mean, x.new_tensor(WORTH), count, unit / count),
+        "moves": families["moves"].natural(
             persists.expand(k, n + 1, n), WORTH * inputs, count, torch.diag(1 / (SHARE * moved)) / count
         ),
     }
@@ -79,12 +80,12 @@ def priors(graph: Graph, moved: Tensor) -> dict[str, Tensor]:
     else:
         df, spread = x.new_tensor(3.0), x.new_ones(1, 1) / (3 * SEEN)
         loc = x.new_zeros(layout.n_emissions, layout.n_features, n + 1, 1)
-    found["sights"] = families_of["sights"].natural(loc, WORTH * inputs, df, spread)
+    found["sights"] = families["sights"].natural(loc, WORTH * inputs, df, spread)
     if k > 1:
         found["initial"] = x.new_ones(k)
         if layout.recurrent:
             weights = x.new_zeros(k - 1, n + k)
-            found["recurrence"] = families_of["recurrence"].natural(weights, WEIGHT * torch.eye(n + k).to(x))
+            found["recurrence"] = families["recurrence"].natural(weights, WEIGHT * torch.eye(n + k).to(x))
         else:
             found["transition"] = x.new_ones(k, k)
     return found
@@ -124,139 +125,108 @@ def _engine(
     return VMP([*blocks, *paths], graph.factors(), restarts, check=False, linear=LINEAR)
 
 
-class Climbing(Passing):
-    """A batch of restarts that climb, and leap: every other time with their parameters, which the paths then follow.
-
-    The other times the states go on growing or shrinking as they did. In what unit states are measured matters to the
-    priors alone, so that without leaps it drifts for ever.
-    """
-
-    def __init__(self, engine: VMP, leaps: int = 0) -> None:
-        super().__init__(engine)
-        self.engine: VMP = engine
-        self._leaps = leaps
-
-    def select(self, restarts: Tensor) -> "Climbing":
-        return Climbing(self.engine.select(restarts), self._leaps)
-
-    def leapt(self, before: Etas, by: Tensor) -> Etas | None:
-        self._leaps += 1
-        return self._in_other_units(before, by) if self._leaps % 2 else self._ahead(before, by)
-
-    def _ahead(self, before: Etas, by: Tensor) -> Etas | None:
-        now = self.tables
-        for _ in range(HALVINGS):
-            ahead = {}
-            for name in self._parameters:
-                far = by.to(now[name]).reshape(-1, *[1] * (now[name].ndim - 1))
-                ahead[name] = now[name] + far * (now[name] - before[name])
-            try:
-                for name in self._parameters:
-                    self.engine.blocks[name].family.check(ahead[name])
-                return now | ahead
-            except ValueError:
-                by = by / 2
-        return None
-
-    def _in_other_units(self, before: Etas, by: Tensor) -> Etas:
-        block: Any = self.engine.blocks[CHAIN]
-        grown = (_sizes(self.engine.stats(CHAIN)) / _sizes(block.family.mean(before[CHAIN]))).log()  # [R, C, L]
-        unit = (by[:, None, None].to(grown) * grown).clamp(-FARTHEST, FARTHEST).exp()
-        unit = unit.reshape(len(unit), *[1] * (block.eta.linear.ndim - 4), unit.shape[1], 1, unit.shape[2])
-        both = unit.unsqueeze(-1) * unit.unsqueeze(-2)
-        eta = GaussianTables(block.eta.linear / unit, block.eta.square / both, block.eta.cross / both)
-        return self.tables | {CHAIN: eta}
-
-    @property
-    def _parameters(self) -> list[str]:
-        return [name for name in self.engine.blocks if name not in (CHAIN, SWITCH)]
-
-    def at(self, tables: Etas) -> "Climbing":
-        blocks = [replace(block, eta=tables[name]) for name, block in self.engine.blocks.items()]
-        factors, restarts = self.engine.factors, self.engine.restarts
-        engine = VMP(blocks, factors, restarts, check=False, linear=self.engine.linear)
-        follows = self._parameters if self._leaps % 2 else []
-        for name in (*follows, CHAIN, SWITCH):
-            if name in engine.blocks:
-                engine.update(name)
-        return Climbing(engine, self._leaps)
-
-
-def _sizes(path: GaussianTables) -> Tensor:
-    """The root of the mean expected square of each latent, [R, C, L]."""
-    squares = path.square.diagonal(dim1=-2, dim2=-1).sum(-2)
-    return squares.reshape(squares.shape[0], -1, *squares.shape[-2:]).sum(1).sqrt()
-
-
-def _spread(table: Tensor, prior: Tensor, restarts: int) -> Tensor:
-    """What a single model has learned, [1, 1, ...], for every regime and restart."""
-    return table.expand(restarts, *prior.shape)
-
-
 @sheltered()
 @definite()
 def fit_switching_linear(model: "SwitchingLinearSSM", series: Series, options: Options) -> Fit[Any]:
     """See `SwitchingLinearSSM.fit`."""
+    options.check_points_and_densities(model.name)
     layout, dtype, series = model.layout, series.observations.dtype, series.double()
     check_enough(series, max(layout.n_regimes, layout.n_latent + 1))
     units = Units.of(series)
     graph = Graph.of(layout, units.inside(series))
     learned, states = single(graph)
     path = GaussianPaths(graph.lengths.unsqueeze(-1)).mean(states).linear[0, ..., 0, :, :]
-    prior = priors(graph, _moved(path, graph))
-    n = options.restarts if options.restarts == 1 or not graph.switched else TRIALS * options.restarts
-    n = n if graph.switched else 1
+    kinds, labels = _labels(model, series, graph, path, options)
+    network = Network(
+        families=graph.families,
+        priors=priors(graph, _moved(path, graph)),
+        factors=graph.factors(),
+        paths=path_blocks(graph, states, labels),
+        collect=_collect(layout, units),
+        between=None if options.prior is None else partial(rebase, paths=CHAIN),
+    )
+    start = {name: learned[name].expand(len(kinds), *network.priors[name].shape) for name in ALONE}
+    if options.method == "em":
+        network = _at_points(network, flat=options.prior is None)
+    engine = warmed(_engine(graph, network.priors, network.paths, network.families, start), graph, kinds)
+    title = f"{options.method.upper()}, {options.restarts} restarts"
+    volume = float((~series.rows.isnan()).to(series.observations).sum(0) @ units.scale.log())
+    with Progress(title, options.max_steps, options.progress) as shown:
+        race = Race(options, series, lambda step, best: shown(step, best - volume))
+        race.run(NetworkPassing(engine, network, fresh=False), kinds, -(-options.restarts // 4))
+    occupancy = _occupancy(graph, network, race.best.tables)
+    order = occupancy.argsort(descending=True, stable=True)
+    if layout.recurrent or options.start is not None:  # whose regimes have their places
+        order = torch.arange(layout.n_regimes)
+    etas = {name: race.best.tables[name] for name in network.families}
+    posterior = NetworkPosterior(etas, network.families, _collect(layout, units, order))
+    empty = occupancy[order] < 1.0
+    return Fit(
+        model=model._copy({name: value.to(dtype) for name, value in posterior.mean.items()}),
+        method=options.method,
+        empty_states=empty,
+        collapsed_states=torch.zeros_like(empty),
+        posterior=posterior if options.method == "vmp" else None,
+        **course(race.found().raised(-volume)),
+    )
+
+
+def _labels(
+    model: "SwitchingLinearSSM", series: Series, graph: Graph, path: Tensor, options: Options
+) -> tuple[tuple[str, ...], Tensor]:
+    """The kinds of the starts and their labels [R, *b, T]; the user's own first."""
+    n = 1 if options.restarts == 1 or not graph.switched else TRIALS * options.restarts
     kinds = tuple(KINDS[i % len(KINDS)] for i in range(n))
     labels = labels_of(graph, path, kinds, options.number)
-    network = Network(
-        graph.families, prior, graph.factors(), path_blocks(graph, states, labels), _collect(layout, units)
-    )
-    families, prior = network.families, network.priors
-    if options.method == "em":
-        # one sequence has one first step, which no likelihood says the variance of
-        flat = options.prior is None
-        points = network.at_points(flat)
-        families = points.families | {"first": Point(network.families["first"])}
-        prior = points.priors | {"first": network.priors["first"]}
-    start = {name: _spread(learned[name], network.priors[name], n) for name in ("first", "moves", "sights")}
-    engine = warmed(_engine(graph, prior, network.paths, families, start), graph)
-    title = f"{options.method.upper()}, {options.restarts} restarts"
-    with Progress(title, options.max_steps, options.progress) as shown:
-        race = Race(options, series, shown)
-        race.run(Climbing(engine), kinds, -(-options.restarts // 4))
-    found = race.found()
-    best = race.best
-    etas = {name: best.tables[name] for name in families}
-    posterior = NetworkPosterior(etas, families, network.collect)
-    occupancy = graph.inside.sum().reshape(1)
-    if graph.switched:
-        state = network.paths[-1].family.mean(best.tables[SWITCH]).likelihood
-        occupancy = state.flatten(0, -2).sum(0)
-    volume = float((~series.rows.isnan()).to(series.observations).sum(0) @ units.scale.log())
-    values = {name: value.to(dtype) for name, value in posterior.mean.items()}
-    order = occupancy.argsort(descending=True, stable=True)
-    if not layout.recurrent:
-        values, occupancy = layout.reordered(values, order), occupancy[order]
-    return Fit(
-        model=model._copy(values),
-        method=options.method,
-        empty_states=occupancy < 1.0,
-        collapsed_states=torch.zeros_like(occupancy > 0),
-        posterior=posterior if options.method == "vmp" else None,
-        **course(found.raised(-volume)),
-    )
+    if options.start is None:
+        return kinds, labels
+    return ("own", *kinds[1:]), torch.cat([_own(model, series, options.start).unsqueeze(0), labels[1:]])
 
 
-def _collect(layout: LinearRegimes, units: Units) -> Callable[[dict[str, Any]], Parameters]:
-    """From points of the blocks to the model's parameters, in the data's units."""
+def _own(model: "SwitchingLinearSSM", series: Series, start: Any) -> Tensor:
+    """Labels [*b, T] that are the user's, or what a fit, a model or values by name say of the series."""
+    start = getattr(start, "model", start)  # of a fit
+    if isinstance(start, Mapping):
+        start = model.with_values(start)
+    if isinstance(start, type(model)):
+        if start.layout != model.layout:
+            raise ValueError(f"start: got {repr(start).splitlines()[0]}, expected {repr(model).splitlines()[0]}.")
+        return start.smooth(series).state.argmax(-1)
+    table, expected = to_tensor(start, "start"), tuple(series.observations.shape[:-1])
+    whole = tuple(table.shape) == expected and bool((table % 1 == 0).all())
+    if not whole or bool((table < 0).any()) or bool((table >= model.n_states).any()):
+        raise ValueError(
+            f"start: got labels of shape {tuple(table.shape)}, expected {expected}, a regime from 0 to "
+            f"{model.n_states - 1} for each step; or give a model, or values by name."
+        )
+    return table.long()
+
+
+def _at_points(network: Network, flat: bool) -> Network:
+    """Points in the place of densities. One sequence has one first step, whose variance no likelihood tells: there
+    the prior stays."""
+    points = network.at_points(flat)
+    families = points.families | {"first": Point(network.families["first"])}
+    return replace(points, families=families, priors=points.priors | {"first": network.priors["first"]})
+
+
+def _occupancy(graph: Graph, network: Network, tables: dict[str, Any]) -> Tensor:
+    """The expected number of steps in each regime, [K]."""
+    if not graph.switched:
+        return graph.inside.sum().reshape(1)
+    return network.paths[-1].family.mean(tables[SWITCH]).likelihood.flatten(0, -2).sum(0)
+
+
+def _collect(
+    layout: LinearRegimes, units: Units, order: Tensor | None = None
+) -> Callable[[dict[str, Any]], Parameters]:
+    """From points of the blocks to the model's parameters, in the data's units, with regimes in an order."""
 
     def collect(points: dict[str, Any]) -> Parameters:
-        if layout.n_regimes == 1:
-            some = points["moves"].loc
-            points = points | {
-                "initial": some.new_ones(*some.shape[:-2]),
-                "transition": some.new_ones(*some.shape[:-2], 1),
-            }
-        return layout.rescaled(layout.values(points), units.center, units.scale)
+        if layout.n_regimes == 1:  # of whose switch there are no blocks
+            one = points["moves"].loc.new_ones(*points["moves"].loc.shape[:-2])
+            points = points | {"initial": one, "transition": one.unsqueeze(-1)}
+        found = layout.rescaled(layout.values(points), units.center, units.scale)
+        return found if order is None else layout.reordered(found, order)
 
     return collect

@@ -1,0 +1,175 @@
+"""Figures of a switching linear model: a series, its regimes and states, and where the regimes carry them."""
+
+from dataclasses import replace
+from typing import Any, Unpack
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from scipy.special import ndtri
+from torch import Tensor
+
+from ...inference.numerics.scalars import check_integer, check_probability
+from ..data.series import Given
+from ..slds.forecast import SwitchingForecast
+from ..slds.inference import SwitchingPaths
+from ..slds.joint import stick_breaking
+from ..slds.model import SwitchingLinearSSM
+from .colors import state_colors
+from .drawing import FAINT, INK, PANEL, STRIP, TimeAxis, draw_states, draw_steps, name_feature, new_figure, set_title
+from .figures import LEAST_SHOWN, SHOWN_HORIZONS, draw_expected, time_axis
+from .linear_figures import LATENT, MOST_LATENTS
+
+MARGIN = 0.15  # of the extent of the states, around them
+
+
+@torch.no_grad()
+def plot_fit(
+    model: SwitchingLinearSSM, x: Any, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]
+) -> Figure:
+    """A series, what the model makes of it, its regimes, and the states of each chain.
+
+    From the top: each feature with the mean of a new observation given all of the series, and the band in which it
+    would lie were the mixture normal; the probabilities of the regimes; the states with their bands.
+
+    Arguments:
+        x, lengths: as in every method of the model; a pandas index becomes the time axis.
+        sequence: which one to draw, where x holds several.
+        level: probability of the bands.
+
+    Raises:
+        ValueError: as `model.smooth`; no such sequence; level outside (0, 1).
+    """
+    level = check_probability("level", level, proper=True)
+    series = model.read(x, **given).one(sequence).cpu()
+    found, axis = model.smooth(series), time_axis(series)
+    figure, panels = new_figure(_heights(model))
+    set_title(panels[0], f"Observed series, with the mean and {100 * level:g}% band of an observation given all of it")
+    mean, variance = expected(model, found)
+    reach = float(ndtri((1 + level) / 2))
+    ends = mean, mean - reach * variance.sqrt(), mean + reach * variance.sqrt()
+    draw_expected(panels, (series, axis), ends, axis)
+    _draw_regimes(panels[model.n_features], axis, found.state)
+    spread = found.covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
+    _draw_latents(panels[model.n_features + 1 :], model, axis, _by_latent(found.mean), reach * _by_latent(spread))
+    axis.mark(panels)
+    return figure
+
+
+@torch.no_grad()
+def plot_forecast(forecast: SwitchingForecast, level: float = 0.9) -> Figure:
+    """The end of a series and the forecast after it, with the regimes: see `SwitchingForecast.plot`."""
+    series, model = forecast.series, forecast.source
+    assert series is not None
+    n_steps, horizon = series.n_steps, len(forecast.mean)
+    first = max(0, n_steps - max(LEAST_SHOWN, SHOWN_HORIZONS * horizon))
+    axis, n_past = time_axis(series, horizon).part(first, n_steps + horizon), n_steps - first
+    past = replace(series.cpu(), observations=series.observations.detach().cpu()[first:])
+    figure, panels = new_figure([*[PANEL] * model.n_features, STRIP])
+    set_title(panels[0], f"Observed series, then the mean and {100 * level:g}% interval in the forecast")
+    ends = tuple(table.cpu() for table in (forecast.mean, *forecast.interval(level)))
+    draw_expected(panels, (past, axis.part(0, n_past)), ends, axis.part(n_past, n_past + horizon))
+    _draw_regimes(panels[-1], axis, torch.cat([model.smooth(series).state[first:], forecast.state]).cpu())
+    for panel in panels:
+        strip = panel is panels[-1]
+        panel.axvline(axis.edges[n_past], color="white" if strip else INK, linewidth=0.9, linestyle="--")
+    axis.mark(panels)
+    return figure
+
+
+@torch.no_grad()
+def plot_flow(
+    model: SwitchingLinearSSM, x: Any = None, *, sequence: int = 0, points: int = 20, **given: Unpack[Given]
+) -> Figure:
+    """Where each regime carries a state of two numbers in a step, and the states of a series, colored by regime.
+
+    Of a recurrent model arrows are drawn where their regime is the most probable of the next ones, averaged over the
+    one before; else in a panel for each regime.
+
+    Arguments:
+        x, lengths, sequence: a series whose smoothed states are drawn, and tell how far to look; None: none is drawn.
+        points: arrows to a side.
+
+    Raises:
+        ValueError: states of other lengths than 2, or a chain for each regime.
+    """
+    if model.n_latent != 2 or not model.layout.one_chain:
+        raise ValueError(
+            f"model: got {model!r}".splitlines()[0]
+            + '; a flow is drawn of one chain of states of length 2: SwitchingLinearSSM(K, 2, F, "one chain").'
+        )
+    points = check_integer("points", points, least=2)
+    like = torch.zeros((), dtype=torch.float64)
+    values, path, regime_of = model.values_like(like), None, torch.empty(0)
+    if x is not None:
+        series = model.read(x, **given).one(sequence).cpu()
+        found = model.smooth(series)
+        path, regime_of = found.mean[0].double(), found.state.argmax(-1)
+    low, high = (path.amin(0), path.amax(0)) if path is not None else (-torch.ones(2), torch.ones(2))
+    room = MARGIN * (high - low).clamp_min(1e-9)
+    sides = [torch.linspace(float(a - r), float(b + r), points) for a, b, r in zip(low, high, room, strict=True)]
+    grid = torch.cartesian_prod(*sides).double()
+    steps = (values["transition"].unsqueeze(1) @ grid.unsqueeze(-1)).squeeze(-1) - grid
+    steps = steps + values["transition_offset"].unsqueeze(1)  # [K, N, 2]
+    k, recurrent = model.n_states, model.layout.recurrent
+    colors = state_colors(np.arange(k))
+    n = 1 if recurrent else k
+    figure = Figure(figsize=(4.6 * n, 4.4), layout="constrained")
+    panels = figure.subplots(1, n, sharex=True, sharey=True, squeeze=False)[0]
+    chosen = torch.zeros(len(grid), dtype=torch.long)
+    if recurrent:
+        u = (grid @ values["recurrence"].mT).unsqueeze(1) + values["recurrence_offset"]
+        chosen = stick_breaking(u).exp().mean(1).argmax(-1)
+    for place, panel in enumerate(panels):
+        for regime in range(k) if recurrent else [place]:
+            own = chosen == regime if recurrent else torch.ones_like(chosen, dtype=torch.bool)
+            arrows = (*grid[own].T.numpy(), *steps[regime, own].T.numpy())
+            panel.quiver(*arrows, color=colors[regime], angles="xy", width=0.004, label=f"regime {regime}")
+        if path is not None:
+            for regime in range(k) if recurrent else [place]:
+                at = path[regime_of == regime].numpy()
+                panel.plot(at[:, 0], at[:, 1], ".", color=colors[regime], markersize=1.5, alpha=0.35, zorder=0)
+        panel.set_xlabel("latent 0")
+        panel.set_title("Where the next regime carries a state" if recurrent else f"Regime {place}", fontsize=10)
+    panels[0].set_ylabel("latent 1")
+    if recurrent:
+        panels[0].legend(loc="upper right", fontsize=8)
+    return figure
+
+
+def expected(model: SwitchingLinearSSM, found: SwitchingPaths) -> tuple[Tensor, Tensor]:
+    """Mean and variance [T, F] of new observations of one sequence under q."""
+    own = model.layout.separately(model.values_like(found.mean))
+    emission, offset = own["emission"].unsqueeze(1), own["emission_offset"].unsqueeze(1)
+    mean = (emission @ found.mean.unsqueeze(-1)).squeeze(-1) + offset  # [K, T, F]
+    noise = own["observation_noise"].unsqueeze(1)
+    variance = (emission @ found.covariance @ emission.mT + noise).diagonal(dim1=-2, dim2=-1)
+    share = found.state.mT.unsqueeze(-1)
+    whole = (share * mean).sum(0)
+    return whole, (share * (variance + (mean - whole).square())).sum(0)
+
+
+def _heights(model: SwitchingLinearSSM) -> list[float]:
+    n = min(MOST_LATENTS, model.n_latent * model.layout.n_chains)
+    return [*[PANEL] * model.n_features, STRIP, *[LATENT] * n]
+
+
+def _by_latent(table: Tensor) -> Tensor:
+    """[C, T, L] as [T, C L]."""
+    return table.movedim(0, -2).flatten(-2)
+
+
+def _draw_regimes(panel: Axes, axis: TimeAxis, state: Tensor) -> None:
+    draw_states(panel, axis, state.numpy(), state_colors(np.arange(state.shape[-1])), "regime")
+
+
+def _draw_latents(panels: list[Axes], model: SwitchingLinearSSM, axis: TimeAxis, mean: Tensor, reach: Tensor) -> None:
+    colors = state_colors(np.arange(model.n_states))
+    for place, panel in enumerate(panels):
+        chain, latent = divmod(place, model.n_latent)
+        color = INK if model.layout.one_chain else colors[chain]
+        upper, lower = ((mean + sign * reach)[:, place].numpy() for sign in (1, -1))
+        draw_steps(panel, axis, upper, lower, color=FAINT, alpha=0.3, linewidth=0, zorder=1)
+        draw_steps(panel, axis, mean[:, place].numpy(), None, color=color, linewidth=1.2, zorder=5)
+        name_feature(panel, f"latent {latent}" if model.layout.one_chain else f"chain {chain}\nlatent {latent}")
