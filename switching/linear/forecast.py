@@ -23,7 +23,7 @@ class LinearForecast(Record):
     >>> import samplehold as sh
     >>> model = sh.LinearSSM(sh.LocalLevel()).with_values({"sigma2.irregular": 1.0, "sigma2.level": 0.0})
     >>> ahead = model.forecast([1.0, 2.0, 3.0], horizon=2)
-    >>> ahead.mean.flatten(), ahead.interval(0.9).upper.flatten()
+    >>> ahead.mean.flatten().round(decimals=4), ahead.interval(0.9).upper.flatten()
     (tensor([2., 2.], dtype=torch.float64), tensor([3.8993, 3.8993], dtype=torch.float64))
     """
 
