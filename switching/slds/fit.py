@@ -99,7 +99,8 @@ def single(graph: Graph) -> tuple[dict[str, Tensor], GaussianTables]:
     engine = _engine(alone, prior, alone.paths(near, None))
     for name in alone.families:
         engine.update(name)
-    engine.run(SWEEPS, 0.0)
+    if engine.run(SWEEPS, 0.0).interrupted:
+        raise KeyboardInterrupt  # nothing of the model itself has been reached yet
     return {name: engine.blocks[name].eta for name in alone.families}, engine.blocks[CHAIN].eta
 
 
@@ -148,12 +149,14 @@ def fit_switching_linear(model: "SwitchingLinearSSM", series: Series, options: O
     start = {name: learned[name].expand(len(kinds), *network.priors[name].shape) for name in ALONE}
     if options.method == "em":
         network = _at_points(network, flat=options.prior is None)
-    engine = warmed(_engine(graph, network.priors, network.paths, network.families, start), graph, kinds)
+    engine, interrupted = warmed(_engine(graph, network.priors, network.paths, network.families, start), graph, kinds)
     title = f"{options.method.upper()}, {options.restarts} restarts"
     volume = float((~series.rows.isnan()).to(series.observations).sum(0) @ units.scale.log())
     with Progress(title, options.max_steps, options.progress) as shown:
-        race = Race(options, series, lambda step, best: shown(step, best - volume))
+        some = replace(options, max_steps=1) if interrupted else options
+        race = Race(some, series, lambda step, best: shown(step, best - volume))
         race.run(NetworkPassing(engine, network, fresh=False), kinds, -(-options.restarts // 4))
+    race.interrupted |= interrupted
     occupancy = _occupancy(graph, network, race.best.tables)
     order = occupancy.argsort(descending=True, stable=True)
     if layout.recurrent or options.start is not None:  # whose regimes have their places

@@ -17,6 +17,7 @@ from ...inference.families import GaussianTables
 from ...inference.message_passing.engine import VMP
 from ...inference.message_passing.factor_graph import Block
 from ..emissions.clusters import clusters_among
+from ..fitting.interrupts import open_to_keys
 from .network import CHAIN, SWITCH, Graph, annealed
 
 SURE = 4.0  # log odds of the labels that the switch starts from
@@ -37,19 +38,26 @@ def path_blocks(graph: Graph, single: GaussianTables, labels: Tensor) -> list[Bl
     return graph.paths(states, weights)
 
 
-def warmed(engine: VMP, graph: Graph, kinds: Sequence[str]) -> VMP:
+def warmed(engine: VMP, graph: Graph, kinds: Sequence[str]) -> tuple[VMP, bool]:
     """The engine after some sweeps in which what the labels were made of is held, and after its restarts, from first
-    temperatures that differ, have been cooled down; but not one from a start of the user's own."""
+    temperatures that differ, have been cooled down; but not one from a start of the user's own.
+
+    Ctrl-C ends the cooling, with those that have been cooled; the last says whether it did.
+    """
     held = CHAIN if graph.layout.one_chain else SWITCH
     order = [CHAIN, *(name for name in engine.blocks if name != CHAIN)]  # of what is not held
     for _ in range(WARM if graph.switched else 0):
         for name in order:
             if name != held:
                 engine.update(name)
-    for i, hot in enumerate(HOT):
-        which = [kind != "own" and place // len(KINDS) % len(HOT) == i for place, kind in enumerate(kinds)]
-        engine = annealed(engine, graph, torch.tensor(which), hot, COOLING, AT_ONCE)
-    return engine
+    try:
+        with open_to_keys():
+            for i, hot in enumerate(HOT):
+                which = [kind != "own" and place // len(KINDS) % len(HOT) == i for place, kind in enumerate(kinds)]
+                engine = annealed(engine, graph, torch.tensor(which), hot, COOLING, AT_ONCE)
+    except KeyboardInterrupt:
+        return engine, True
+    return engine, False
 
 
 def labels_of(graph: Graph, path: Tensor, kinds: Sequence[str], seed: int) -> Tensor:

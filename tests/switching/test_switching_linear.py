@@ -271,6 +271,19 @@ def test_summaries_say_what_is_approximate() -> None:
     assert float(by_vmp.states["share of steps"].sum()) == pytest.approx(1.0)
 
 
+def test_an_interrupted_fit_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    from samplehold.switching.slds import starts
+
+    def pressed(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(starts, "annealed", pressed)
+    fit = sh.SwitchingLinearSSM(2, 1).fit(two_chains().simulate(40, seed=5).x, restarts=2, progress=False)
+    assert fit.interrupted
+    assert "interrupted" in fit.reason
+    assert bool(fit.smooth().bound.isfinite())
+
+
 def test_bad_input_is_told_by_name() -> None:
     with pytest.raises(ValueError, match="recurrent: got True, but only regimes of"):
         sh.SwitchingLinearSSM(2, 1, recurrent=True)
