@@ -27,6 +27,8 @@ class Verbs(Named):
     known: Any  # what is known of each parameter, by name
     values: Any  # of each, by name
     n_parameters: int
+    latents: tuple[str, ...] = ()  # what the entries of a state that is a vector are called
+    differentiable: bool = True  # whether its evidence is, in the parameters
 
     def read(self, x: Any, *, horizon: int = 0, **given: Unpack[Given]) -> Series:
         """The observations, what drives them and their labels as one `Series`, checked against this model."""
@@ -124,6 +126,7 @@ class Verbs(Named):
             table, in its order; of other sequences that of sequence and time. Columns:
             `state`, the most probable one; `state_0`, `state_1`, ..., P(s_t | x);
             `redraw`, P(z_t = 1 | x), for copy dynamics; `change`, P(s_t != s_t-1 | x), 0 at the first step.
+            Of a linear model `latent_mean_level`, `latent_sd_level`, ..., mean and standard deviation of each latent.
             A model of several chains has these for each, counted from 1, and no `change`: `state_1`, `state_1_0`, ...,
             `redraw_1`, ...
         """

@@ -23,19 +23,9 @@ from .contract import CoupledSSM, paths_of
 @definite()
 def fit_coupled(model: CoupledSSM, series: Series, options: Options) -> Fit[CoupledSSM]:
     """See `CoupledSSM.fit`."""
-    if options.method not in ("em", "vmp"):
-        raise ValueError(
-            f'method: got {options.method!r}, expected "em" or "vmp": the parameters of a {model.name} have no sites.'
-        )
-    if options.factorization != "structured" or options.batch_size is not None:
-        raise ValueError(
-            f'factorization, batch_size: got "{options.factorization}" and {options.batch_size}, but the chains of a '
-            f"{model.name} are exact, and take all sequences at once; leave both out."
-        )
-    if options.start is not None or options.fixed:
-        raise ValueError(f"start, fixed: got some, but a {model.name} starts from guesses of its own; leave them out.")
-    if options.prior == "own":
-        raise ValueError(f'prior: got "own", but a {model.name} has no prior of its own; use "scaled", or None.')
+    options.check_points_and_densities(model.name)
+    if options.start is not None:
+        raise ValueError(f"start: got one, but a {model.name} starts from guesses of its own; leave it out.")
     check_enough(series, max(model.n_states))
     network = model.network(series, options)
     if options.method == "em":

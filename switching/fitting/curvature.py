@@ -101,8 +101,10 @@ class Coordinates:
         moving = {name: _moving(known[name].support, value) for name, value in values.items()}
         bounded, first = [], []
         for name, mask in moving.items():
-            real = known[name].support is constraints.real
-            size = unit if real and known[name].dims[-1:] == ("feature",) else unit.new_ones(())
+            real, dims = known[name].support is constraints.real, known[name].dims
+            size = unit.new_ones(())
+            if real and "feature" in dims:
+                size = unit.reshape(-1, *[1] * (len(dims) - 1 - dims.index("feature")))
             first.append((FIRST * size).expand(mask.shape)[mask])
             bounded.append(torch.full_like(first[-1], not real, dtype=torch.bool))
         return Coordinates(known, values, moving, torch.cat(bounded), torch.cat(first))

@@ -52,3 +52,21 @@ class Options:
         if size is not None:
             object.__setattr__(self, "batch_size", check_integer("batch_size", size))
         object.__setattr__(self, "number", number_of(self.seed))
+
+    def check_points_and_densities(self, name: str) -> None:
+        """Raise ValueError for what a model of that name, which learns by message passing alone, does not offer."""
+        if self.method not in ("em", "vmp"):
+            raise ValueError(
+                f'method: got {self.method!r}, expected "em" or "vmp": the parameters of a {name} have no sites.'
+            )
+        if self.factorization != "structured" or self.batch_size is not None:
+            raise ValueError(
+                f'factorization, batch_size: got "{self.factorization}" and {self.batch_size}, but the chains of a '
+                f"{name} are exact, and take all sequences at once; leave both out."
+            )
+        if self.fixed:
+            raise ValueError(
+                f"fixed: got {sorted(self.fixed)}, but a {name} learns all of its parameters; leave it out."
+            )
+        if self.prior == "own":
+            raise ValueError(f'prior: got "own", but a {name} has no prior of its own; use "scaled", or None.')

@@ -112,7 +112,8 @@ def fixed_values(model: LinearSSM, given: Any) -> Parameters:
 
 def start_values(model: LinearSSM, given: Any) -> Parameters:
     """The values that a fit is to start from: of a model, of a fit, or by name."""
-    found = getattr(getattr(given, "model", given), "values", given)
+    found = getattr(given, "model", given)
+    found = found.values if isinstance(found, LinearSSM) else found
     if not isinstance(found, Mapping):
         raise TypeError(f"start: got {type(given).__name__}, expected a model, a fit, or values by name.")
     if not found:

@@ -98,9 +98,7 @@ class LinearSSM(Verbs):
     tensor([1110.], dtype=torch.float64)
     """
 
-    def __init__(
-        self, n_latent: int | LinearDynamics, n_features: int = 1, observation_noise: str = "diagonal"
-    ) -> None:
+    def __init__(self, n_latent: Any, n_features: int = 1, observation_noise: str = "diagonal") -> None:
         if isinstance(n_latent, LinearDynamics):
             self.dynamics = n_latent
         else:
@@ -134,9 +132,19 @@ class LinearSSM(Verbs):
         return self.dynamics.n_latent
 
     @property
+    def latents(self) -> tuple[str, ...]:
+        """What the entries of the latent vector are called."""
+        return self.dynamics.latents
+
+    @property
     def n_features(self) -> int:
         """F, the length of one observation."""
         return self.emission.n_features
+
+    @property
+    def n_states(self) -> int:
+        """None: its states are vectors."""
+        return 0
 
     @property
     def known(self) -> dict[str, Parameter]:
@@ -325,7 +333,7 @@ class LinearSSM(Verbs):
         `[*r, *b, T, L]`, and their axes after time."""
         found = chain.smooth()
         spread = found.covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
-        return {"mean": (found.mean, ("latent",)), "sd": (spread, ("latent",))}
+        return {"latent_mean": (found.mean, ("latent",)), "latent_sd": (spread, ("latent",))}
 
     # ---- streams ---------------------------------------------------------------------------------------------------
 

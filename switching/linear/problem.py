@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from ...inference.chains.linear_gaussian.chain import LinearGaussianChain
+from ...inference.chains.linear_gaussian.factors import factor_of
 from ..data.series import Series
 from ..parameters import Parameter, Parameters, widened
 from ..problem import SeriesProblem
@@ -46,17 +47,33 @@ class LinearProblem(SeriesProblem):
 
     def chain(self, values: Parameters) -> LinearGaussianChain:
         """The chain over latent paths under these parameters."""
+        given, lead = self.tables(values)
+        x, diffuse = self.series.observations, torch.tensor(self.dynamics.diffuse)
+        x = x.reshape(*[1] * lead, *x.shape)
+        return LinearGaussianChain(x, **given, diffuse=diffuse, lengths=self.series.lengths)
+
+    def tables(self, values: Parameters) -> tuple[dict[str, Tensor], int]:
+        """The arguments of a chain under parameters `[*r, ...]`, with axes for sequences; how many axes *r are."""
         tables = self.dynamics.moves(values)._asdict() | self.emission.sights(values)._asdict()
-        x, n_batch, lead = self.series.observations, len(self.series.batch_shape), 0
-        given: dict[str, Tensor] = {}
+        given, lead = {}, 0
         for name, table in tables.items():
             if table is not None:
                 own = AXES.get(name, 2)
                 lead = max(lead, table.ndim - own)
-                given[name] = widened(table, own, n_batch)
-        diffuse = torch.tensor(self.dynamics.diffuse)
-        x = x.reshape(*[1] * lead, *x.shape)
-        return LinearGaussianChain(x, **given, diffuse=diffuse, lengths=self.series.lengths)
+                given[name] = widened(table, own, len(self.series.batch_shape))
+        return given, lead
+
+    def draw(self, values: Parameters, mean: Tensor, covariance: Tensor | None, n: int) -> Float[Tensor, "n *rb T F"]:
+        """Observations of latents of these means `[..., *r, *b, T, L]` and covariances, by torch's global generator."""
+        given, _ = self.tables(values)
+        emission, noise = (given[name].unsqueeze(-3) for name in ("emission", "observation_noise"))
+        loc = (emission @ mean.unsqueeze(-1)).squeeze(-1)
+        if "emission_offset" in given:
+            loc = loc + given["emission_offset"].unsqueeze(-2)
+        spread = noise if covariance is None else emission @ covariance @ emission.mT + noise
+        factor, _ = factor_of(spread)
+        normal = torch.randn(n, *loc.shape, dtype=loc.dtype, device=loc.device)
+        return loc + (factor @ normal.unsqueeze(-1)).squeeze(-1)
 
     def log_prior(self, values: Parameters) -> Float[Tensor, "*r"]:
         """Log density of the parameters; 0 without a prior."""

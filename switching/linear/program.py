@@ -6,6 +6,7 @@ each, the limit of $\kappa^{1/2} N(\cdot; 0, \kappa)$ for a variance $\kappa$.
 """
 
 import math
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 import pyro
@@ -43,7 +44,7 @@ class SingularNormal(TorchDistribution):
     def support(self) -> constraints.Constraint:
         return constraints.independent(constraints.real, 1)
 
-    def expand(self, batch_shape: torch.Size | tuple[int, ...], _instance: object = None) -> "SingularNormal":
+    def expand(self, batch_shape: Sequence[int], _instance: object = None) -> "SingularNormal":
         return SingularNormal(self.loc.expand(*batch_shape, -1), self.covariance, self.diffuse)
 
     def rsample(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> Tensor:

@@ -32,6 +32,11 @@ UNSTABLE = 1e-9  # partial autocorrelation of 1 less this: the process has no st
 class Structure(LinearDynamics):
     """Dynamics of one series, whose emission is known."""
 
+    @property
+    def n_latent(self) -> int:  # type: ignore[override]
+        """L, the length of the latent vector."""
+        return len(self.latents)
+
     def __add__(self, other: "Structure") -> "Sum":
         """Both beside each other."""
         check_kind("structure", other, Structure, "a structure such as LocalLevel()")
@@ -95,10 +100,6 @@ class LocalLevel(Diffuse):
     """
 
     @property
-    def n_latent(self) -> int:  # type: ignore[override]
-        return 1
-
-    @property
     def latents(self) -> tuple[str, ...]:
         return ("level",)
 
@@ -123,10 +124,6 @@ class LocalLinearTrend(Diffuse):
     >>> sh.LocalLinearTrend().latents
     ('level', 'trend')
     """
-
-    @property
-    def n_latent(self) -> int:  # type: ignore[override]
-        return 2
 
     @property
     def latents(self) -> tuple[str, ...]:
@@ -176,10 +173,6 @@ class Seasonal(Diffuse):
             harmonics = period // 2 if check_flag("trigonometric", harmonics) else 0
         object.__setattr__(self, "period", period)
         object.__setattr__(self, "trigonometric", check_integer("trigonometric", harmonics, 0, period // 2))
-
-    @property
-    def n_latent(self) -> int:  # type: ignore[override]
-        return len(self.latents)
 
     @property
     def latents(self) -> tuple[str, ...]:
@@ -238,10 +231,6 @@ class Autoregression(Structure):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "order", check_integer("order", self.order))
-
-    @property
-    def n_latent(self) -> int:  # type: ignore[override]
-        return self.order
 
     @property
     def latents(self) -> tuple[str, ...]:
@@ -305,10 +294,6 @@ class Sum(Structure):
 
     def __repr__(self) -> str:
         return " + ".join(map(repr, self.terms))
-
-    @property
-    def n_latent(self) -> int:  # type: ignore[override]
-        return sum(term.n_latent for term in self.terms)
 
     @property
     def latents(self) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ its units; priors are worth a few steps, and the noise of moves is expected at a
 linear model moves. Expectation-maximisation is the same with points in the place of the parameters' densities.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from torch import Tensor
 from ...inference.families import GaussianPaths, GaussianTables, Point
 from ...inference.message_passing.engine import VMP
 from ...inference.message_passing.factor_graph import Block
+from ..data.reading import to_tensor
 from ..data.series import Series
 from ..fitting.fit import Fit, check_enough, course, definite
 from ..fitting.interrupts import sheltered
@@ -36,6 +37,7 @@ WORTH = 0.1  # steps that the prior of a regression is worth
 SHARE = 0.1  # of how much a path moves, that its noise is expected to be
 SEEN = 1e-3  # of the variance of a feature, that the noise of sights is expected to be
 WEIGHT = 0.1  # precision of the logistic regressions
+ALONE = ("first", "moves", "sights")  # blocks that a single linear model has too
 
 
 @dataclass(frozen=True)
@@ -59,15 +61,15 @@ class Units:
 
 def priors(graph: Graph, moved: Tensor) -> dict[str, Tensor]:
     """Natural parameters of the blocks' priors; `moved` [L] is the variance of what a path moves by."""
-    layout, x, families = graph.layout, graph.x, graph.families
+    layout, x = graph.layout, graph.x
+    families: dict[str, Any] = graph.families
     n, k = layout.n_latent, layout.n_regimes
     unit, inputs = torch.eye(n).to(x), torch.eye(n + 1).to(x)
     persists, count = torch.cat([unit, torch.zeros_like(unit[:1])]), x.new_tensor(n + 2.0)
-    families_of: dict[str, Any] = families
     mean = x.new_zeros(layout.n_chains, n)
     found = {
-        "first": families_of["first"].natural(mean, x.new_tensor(WORTH), count, unit / count),
-        "moves": families_of["moves"].natural(
+        "first": families["first"].natural(mean, x.new_tensor(WORTH), count, unit / count),
+        "moves": families["moves"].natural(
             persists.expand(k, n + 1, n), WORTH * inputs, count, torch.diag(1 / (SHARE * moved)) / count
         ),
     }
@@ -78,12 +80,12 @@ def priors(graph: Graph, moved: Tensor) -> dict[str, Tensor]:
     else:
         df, spread = x.new_tensor(3.0), x.new_ones(1, 1) / (3 * SEEN)
         loc = x.new_zeros(layout.n_emissions, layout.n_features, n + 1, 1)
-    found["sights"] = families_of["sights"].natural(loc, WORTH * inputs, df, spread)
+    found["sights"] = families["sights"].natural(loc, WORTH * inputs, df, spread)
     if k > 1:
         found["initial"] = x.new_ones(k)
         if layout.recurrent:
             weights = x.new_zeros(k - 1, n + k)
-            found["recurrence"] = families_of["recurrence"].natural(weights, WEIGHT * torch.eye(n + k).to(x))
+            found["recurrence"] = families["recurrence"].natural(weights, WEIGHT * torch.eye(n + k).to(x))
         else:
             found["transition"] = x.new_ones(k, k)
     return found
@@ -123,75 +125,108 @@ def _engine(
     return VMP([*blocks, *paths], graph.factors(), restarts, check=False, linear=LINEAR)
 
 
-def _spread(table: Tensor, prior: Tensor, restarts: int) -> Tensor:
-    """What a single model has learned, [1, 1, ...], for every regime and restart."""
-    return table.expand(restarts, *prior.shape)
-
-
 @sheltered()
 @definite()
 def fit_switching_linear(model: "SwitchingLinearSSM", series: Series, options: Options) -> Fit[Any]:
     """See `SwitchingLinearSSM.fit`."""
+    options.check_points_and_densities(model.name)
     layout, dtype, series = model.layout, series.observations.dtype, series.double()
     check_enough(series, max(layout.n_regimes, layout.n_latent + 1))
     units = Units.of(series)
     graph = Graph.of(layout, units.inside(series))
     learned, states = single(graph)
     path = GaussianPaths(graph.lengths.unsqueeze(-1)).mean(states).linear[0, ..., 0, :, :]
-    prior = priors(graph, _moved(path, graph))
-    n = options.restarts if options.restarts == 1 or not graph.switched else TRIALS * options.restarts
-    n = n if graph.switched else 1
-    kinds = tuple(KINDS[i % len(KINDS)] for i in range(n))
-    labels = labels_of(graph, path, kinds, options.number)
-    paths = path_blocks(graph, states, labels)
-    between = None if options.prior is None else partial(rebase, paths=CHAIN)
-    network = Network(graph.families, prior, graph.factors(), paths, _collect(layout, units), between)
-    families, prior = network.families, network.priors
+    kinds, labels = _labels(model, series, graph, path, options)
+    network = Network(
+        families=graph.families,
+        priors=priors(graph, _moved(path, graph)),
+        factors=graph.factors(),
+        paths=path_blocks(graph, states, labels),
+        collect=_collect(layout, units),
+        between=None if options.prior is None else partial(rebase, paths=CHAIN),
+    )
+    start = {name: learned[name].expand(len(kinds), *network.priors[name].shape) for name in ALONE}
     if options.method == "em":
-        # one sequence has one first step, which no likelihood says the variance of
-        flat = options.prior is None
-        points = network.at_points(flat)
-        families = points.families | {"first": Point(network.families["first"])}
-        prior = points.priors | {"first": network.priors["first"]}
-    start = {name: _spread(learned[name], network.priors[name], n) for name in ("first", "moves", "sights")}
-    engine = warmed(_engine(graph, prior, network.paths, families, start), graph)
+        network = _at_points(network, flat=options.prior is None)
+    engine = warmed(_engine(graph, network.priors, network.paths, network.families, start), graph, kinds)
     title = f"{options.method.upper()}, {options.restarts} restarts"
-    with Progress(title, options.max_steps, options.progress) as shown:
-        race = Race(options, series, shown)
-        race.run(NetworkPassing(engine, network, fresh=False), kinds, -(-options.restarts // 4))
-    found = race.found()
-    best = race.best
-    etas = {name: best.tables[name] for name in families}
-    posterior = NetworkPosterior(etas, families, network.collect)
-    occupancy = graph.inside.sum().reshape(1)
-    if graph.switched:
-        state = network.paths[-1].family.mean(best.tables[SWITCH]).likelihood
-        occupancy = state.flatten(0, -2).sum(0)
     volume = float((~series.rows.isnan()).to(series.observations).sum(0) @ units.scale.log())
-    values = {name: value.to(dtype) for name, value in posterior.mean.items()}
+    with Progress(title, options.max_steps, options.progress) as shown:
+        race = Race(options, series, lambda step, best: shown(step, best - volume))
+        race.run(NetworkPassing(engine, network, fresh=False), kinds, -(-options.restarts // 4))
+    occupancy = _occupancy(graph, network, race.best.tables)
     order = occupancy.argsort(descending=True, stable=True)
-    if not layout.recurrent:
-        values, occupancy = layout.reordered(values, order), occupancy[order]
+    if layout.recurrent or options.start is not None:  # whose regimes have their places
+        order = torch.arange(layout.n_regimes)
+    etas = {name: race.best.tables[name] for name in network.families}
+    posterior = NetworkPosterior(etas, network.families, _collect(layout, units, order))
+    empty = occupancy[order] < 1.0
     return Fit(
-        model=model._copy(values),
+        model=model._copy({name: value.to(dtype) for name, value in posterior.mean.items()}),
         method=options.method,
-        empty_states=occupancy < 1.0,
-        collapsed_states=torch.zeros_like(occupancy > 0),
+        empty_states=empty,
+        collapsed_states=torch.zeros_like(empty),
         posterior=posterior if options.method == "vmp" else None,
-        **course(found.raised(-volume)),
+        **course(race.found().raised(-volume)),
     )
 
 
-def _collect(layout: LinearRegimes, units: Units) -> Callable[[dict[str, Any]], Parameters]:
-    """From points of the blocks to the model's parameters, in the data's units."""
+def _labels(
+    model: "SwitchingLinearSSM", series: Series, graph: Graph, path: Tensor, options: Options
+) -> tuple[tuple[str, ...], Tensor]:
+    """The kinds of the starts and their labels [R, *b, T]; the user's own first."""
+    n = 1 if options.restarts == 1 or not graph.switched else TRIALS * options.restarts
+    kinds = tuple(KINDS[i % len(KINDS)] for i in range(n))
+    labels = labels_of(graph, path, kinds, options.number)
+    if options.start is None:
+        return kinds, labels
+    return ("own", *kinds[1:]), torch.cat([_own(model, series, options.start).unsqueeze(0), labels[1:]])
+
+
+def _own(model: "SwitchingLinearSSM", series: Series, start: Any) -> Tensor:
+    """Labels [*b, T] that are the user's, or what a fit, a model or values by name say of the series."""
+    start = getattr(start, "model", start)  # of a fit
+    if isinstance(start, Mapping):
+        start = model.with_values(start)
+    if isinstance(start, type(model)):
+        if start.layout != model.layout:
+            raise ValueError(f"start: got {repr(start).splitlines()[0]}, expected {repr(model).splitlines()[0]}.")
+        return start.smooth(series).state.argmax(-1)
+    table, expected = to_tensor(start, "start"), tuple(series.observations.shape[:-1])
+    whole = tuple(table.shape) == expected and bool((table % 1 == 0).all())
+    if not whole or bool((table < 0).any()) or bool((table >= model.n_states).any()):
+        raise ValueError(
+            f"start: got labels of shape {tuple(table.shape)}, expected {expected}, a regime from 0 to "
+            f"{model.n_states - 1} for each step; or give a model, or values by name."
+        )
+    return table.long()
+
+
+def _at_points(network: Network, flat: bool) -> Network:
+    """Points in the place of densities. One sequence has one first step, whose variance no likelihood tells: there
+    the prior stays."""
+    points = network.at_points(flat)
+    families = points.families | {"first": Point(network.families["first"])}
+    return replace(points, families=families, priors=points.priors | {"first": network.priors["first"]})
+
+
+def _occupancy(graph: Graph, network: Network, tables: dict[str, Any]) -> Tensor:
+    """The expected number of steps in each regime, [K]."""
+    if not graph.switched:
+        return graph.inside.sum().reshape(1)
+    return network.paths[-1].family.mean(tables[SWITCH]).likelihood.flatten(0, -2).sum(0)
+
+
+def _collect(
+    layout: LinearRegimes, units: Units, order: Tensor | None = None
+) -> Callable[[dict[str, Any]], Parameters]:
+    """From points of the blocks to the model's parameters, in the data's units, with regimes in an order."""
 
     def collect(points: dict[str, Any]) -> Parameters:
-        if layout.n_regimes == 1:
-            some = points["moves"].loc
-            points = points | {
-                "initial": some.new_ones(*some.shape[:-2]),
-                "transition": some.new_ones(*some.shape[:-2], 1),
-            }
-        return layout.rescaled(layout.values(points), units.center, units.scale)
+        if layout.n_regimes == 1:  # of whose switch there are no blocks
+            one = points["moves"].loc.new_ones(*points["moves"].loc.shape[:-2])
+            points = points | {"initial": one, "transition": one.unsqueeze(-1)}
+        found = layout.rescaled(layout.values(points), units.center, units.scale)
+        return found if order is None else layout.reordered(found, order)
 
     return collect

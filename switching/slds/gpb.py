@@ -86,7 +86,7 @@ def gpb_filter(
     if k**order > MOST:
         most = next(n for n in range(order, -1, -1) if k**n <= MOST)
         raise ValueError(f"order: got {order}, for which {k} regimes make {k}^{order} histories; give at most {most}.")
-    flat, ends, batch = _flat(regimes, x, lengths)
+    flat, ends, batch = read(regimes, x, lengths)
     before = None
     if belief is not None:
         check_kind("belief", belief, SwitchingBelief, "what `gpb_filter(...).belief` is")
@@ -102,7 +102,7 @@ def gpb_filter(
         tables = (getattr(belief, name).reshape(-1, *own) for name, own in sizes.items())
         before = Belief(*tables)
     found = op.filter(flat, ends, regimes.tables(), order, before)
-    _check_density(found.failed.reshape(batch))
+    check_density(found.failed.reshape(batch))
 
     steps = (found.log_increment, found.state, found.lagged, found.mean, found.covariance)
     increment, state, lagged, mean, covariance = (table.reshape(batch + table.shape[1:]) for table in steps)
@@ -132,13 +132,13 @@ def kim_smoother(regimes: Regimes, x: Tensor, lengths: Any = None) -> SwitchingS
     >>> kim_smoother(regimes, torch.tensor([[0.0], [0.2], [5.0], [4.9]])).mean.flatten()
     tensor([0.0659, 0.1751, 4.9374, 4.9150])
     """
-    flat, ends, batch = _flat(regimes, x, lengths)
+    flat, ends, batch = read(regimes, x, lengths)
     found = op.smooth(flat, ends, regimes.tables())
-    _check_density(found.failed.reshape(batch))
+    check_density(found.failed.reshape(batch))
     return SwitchingSmoothed(*(table.reshape(batch + table.shape[1:]).to(x) for table in found[:-1]))
 
 
-def _flat(regimes: Regimes, x: Tensor, lengths: Any) -> tuple[Tensor, Tensor, torch.Size]:
+def read(regimes: Regimes, x: Tensor, lengths: Any) -> tuple[Tensor, Tensor, torch.Size]:
     """Sequences [N, T, F] in float64, their lengths, and the batch axes."""
     check_table("x", x, None, regimes.n_features, like=regimes.emission)
     batch, n_steps = x.shape[:-2], x.shape[-2]
@@ -151,7 +151,7 @@ def _flat(regimes: Regimes, x: Tensor, lengths: Any) -> tuple[Tensor, Tensor, to
     return x.detach().double().reshape(-1, n_steps, regimes.n_features), ends.reshape(-1), batch
 
 
-def _check_density(failed: Tensor) -> None:
+def check_density(failed: Tensor) -> None:
     bad = (failed >= 0).nonzero()
     if len(bad):
         *index, step = *bad[0].tolist(), int(failed[tuple(bad[0].tolist())])

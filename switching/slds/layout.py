@@ -67,9 +67,10 @@ class LinearRegimes(Named):
         return {
             "state": self.n_regimes,
             "state_new": self.n_regimes,
-            "state_but_last": self.n_regimes - 1,
+            "stick": self.n_regimes - 1,
             "latent": self.n_latent,
             "latent_new": self.n_latent,
+            "chain_latent": self.n_chains * self.n_latent,
             "feature": self.n_features,
             "feature_new": self.n_features,
         }
@@ -83,8 +84,8 @@ class LinearRegimes(Named):
         noise = ("feature", "feature_new") if self.full_noise else ("feature",)
         found = {"initial_probs": Parameter(("state",), constraints.simplex)}
         if self.recurrent:
-            found["recurrence"] = Parameter(("state_but_last", "latent"))
-            found["recurrence_offset"] = Parameter(("state", "state_but_last"))
+            found["recurrence"] = Parameter(("stick", "latent"))
+            found["recurrence_offset"] = Parameter(("state", "stick"))
         else:
             found["transition_probs"] = Parameter(("state", "state_new"), constraints.simplex)
         return found | {
@@ -183,10 +184,12 @@ class LinearRegimes(Named):
         }
 
     def reordered(self, values: Parameters, order: Tensor) -> Parameters:
-        """The same model with regime `order[k]` as regime k, where no regression breaks a stick in their order."""
+        """Parameters `[*r, ...]` of the same model with regime `order[k]` as regime k; not where regressions break a
+        stick in the order of the regimes."""
         found = {}
         for name, value in values.items():
-            for axis, dim in enumerate(self.known[name].dims):
+            dims = self.known[name].dims
+            for axis, dim in enumerate(dims, start=-len(dims)):
                 value = value.index_select(axis, order) if dim in ("state", "state_new") else value
             found[name] = value
         return found

@@ -42,16 +42,19 @@ from ..parameters import Named, Parameter, Parameters, check_parameters, count_f
 from ..program import sequence_plates
 from ..verbs import Verbs
 from .forecast import SwitchingForecast, look_ahead
+from .gibbs import LEAST, SwitchingSampled, gibbs
 from .gpb import SwitchingBelief, SwitchingFiltered, gpb_filter
 from .inference import STARTS, SwitchingPaths, infer
 from .joint import Regimes, Simulated
 from .layout import LinearRegimes
+from .problem import SwitchingLinearProblem
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHARED = ("chain per regime", "one chain")
 NOISES = ("diagonal", "full")
+THIN = 10  # sweeps of the Gibbs sampler for each draw that is kept
 
 
 @dataclass(frozen=True, repr=False)
@@ -104,6 +107,8 @@ class SwitchingLinearSSM(Verbs):
 
     Methods take x as `SwitchingSSM` does, with `lengths`.
 
+    `n_parameters`, and with it aic and bic, leave out what another basis of a chain's states would change alone.
+
     Raises:
         TypeError: sizes that are no whole numbers, flags that are none.
         ValueError: sizes below 1; recurrent or common_emission with a chain for each regime; no such kind.
@@ -119,6 +124,8 @@ class SwitchingLinearSSM(Verbs):
         >>> model.smooth([0.1, -0.5, 0.2, 49.0, 50.5, 51.0]).state.argmax(-1)
         tensor([0, 0, 0, 1, 1, 1])
     """
+
+    differentiable = False
 
     def __init__(
         self,
@@ -228,6 +235,32 @@ class SwitchingLinearSSM(Verbs):
             raise ValueError(f"x: comes with covariates or gaps, which a {self.name} does not take; leave them out.")
         return x
 
+    def problem(self, x: Any, **given: Unpack[Given]) -> SwitchingLinearProblem:
+        """The model and the series x: what tables and exports take."""
+        return SwitchingLinearProblem(self.layout, self.read(x, **given))
+
+    def product_of(self, values: Parameters) -> Parameters:
+        """Parameters as those of the chain in `problem`: these themselves."""
+        return values
+
+    def probabilities(self, chain: Any, values: Parameters) -> dict[str, tuple[Tensor, tuple[str, ...]]]:
+        """What a reader asks of the whole series, by name `[*r, *b, T, ...]`, and its axes after time: probabilities
+        of regimes, means and standard deviations of the states of all chains beside each other."""
+        mean, spread = chain.latents
+        axes = ("chain_latent",)
+        return {
+            "state_probability": (chain.state, ("state",)),
+            "latent_mean": (mean, axes),
+            "latent_sd": (spread, axes),
+        }
+
+    def durations(self, x: Any = None, **given: Unpack[Given]) -> Float[Tensor, "K"]:
+        """The expected number of steps from entering each regime to leaving it; NaN where the states choose regimes."""
+        values = self.values_like(torch.zeros(()).double())
+        if self.layout.recurrent:
+            return torch.full_like(values["initial_probs"], torch.nan)
+        return 1 / (1 - values["transition_probs"].diagonal())
+
     # ---- inference given the values --------------------------------------------------------------------------------
 
     def filter(self, x: Any, order: int = 2, **given: Unpack[Given]) -> SwitchingFiltered:
@@ -280,6 +313,27 @@ class SwitchingLinearSSM(Verbs):
         inside = path.clamp_min(0)
         value = regimes.along(series.observations, inside, series.lengths).log_normalizer()
         return SwitchingViterbi(path, value + regimes.log_prob(inside, None, series.lengths))
+
+    def sample_posterior(
+        self, x: Any, n: int, seed: Seed = None, warmup: int = 200, chains: int = 4, **given: Unpack[Given]
+    ) -> SwitchingSampled:
+        """Regimes and states given the whole series, by Gibbs sampling: `path [n, chains, *batch, T]`; see `gibbs`.
+
+        Of each chain n sweeps are kept, every tenth after `warmup` others. `r_hat` and `effective_size` tell whether
+        they are enough.
+        """
+        series, n = self.read(x, **given), check_integer("n", n)
+        with naming("x"):
+            return gibbs(
+                self.regimes(series.observations),
+                series.observations,
+                draws=max(n * THIN, LEAST),
+                warmup=warmup,
+                chains=chains,
+                thin=THIN,
+                lengths=series.lengths,
+                seed=seed,
+            )
 
     def simulate(self, n_steps: int, batch_shape: tuple[int, ...] = (), *, seed: Seed = None) -> Simulated:
         """Draws of regimes, states (those of `regimes()`) and observations, which depend on the seed alone."""

@@ -37,18 +37,18 @@ def path_blocks(graph: Graph, single: GaussianTables, labels: Tensor) -> list[Bl
     return graph.paths(states, weights)
 
 
-def warmed(engine: VMP, graph: Graph) -> VMP:
+def warmed(engine: VMP, graph: Graph, kinds: Sequence[str]) -> VMP:
     """The engine after some sweeps in which what the labels were made of is held, and after its restarts, from first
-    temperatures that differ, have been cooled down."""
+    temperatures that differ, have been cooled down; but not one from a start of the user's own."""
     held = CHAIN if graph.layout.one_chain else SWITCH
     order = [CHAIN, *(name for name in engine.blocks if name != CHAIN)]  # of what is not held
     for _ in range(WARM if graph.switched else 0):
         for name in order:
             if name != held:
                 engine.update(name)
-    turn = torch.arange(engine.restarts or 1)
     for i, hot in enumerate(HOT):
-        engine = annealed(engine, graph, turn // len(KINDS) % len(HOT) == i, hot, COOLING, AT_ONCE)
+        which = [kind != "own" and place // len(KINDS) % len(HOT) == i for place, kind in enumerate(kinds)]
+        engine = annealed(engine, graph, torch.tensor(which), hot, COOLING, AT_ONCE)
     return engine
 
 

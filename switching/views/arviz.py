@@ -10,6 +10,7 @@ With parameters $\theta_1, \ldots, \theta_n$ (a point estimate is one of them, r
 """
 
 from dataclasses import dataclass
+from functools import singledispatch
 from typing import Any, Unpack
 
 import arviz as az
@@ -20,20 +21,21 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
-from ...inference.chains.contract import Chain
 from ...inference.numerics.checks import naming
 from ...inference.numerics.randomness import Seed
 from ...inference.numerics.scalars import check_flag, check_integer
 from ..data.series import Drive, Given, Series
 from ..data.timeline import storable, time_index
-from ..emissions.contract import ByGate, Emission
+from ..emissions.contract import ByGate
 from ..fitting.fit import Fit
 from ..fitting.posterior import DrawnParameters
 from ..fitting.search import COLUMNS
 from ..forecast import StateMixture
+from ..linear.problem import LinearProblem
 from ..parameters import Parameters, described, widened
 from ..problem import Problem
 from ..seeding import number_of, seeded
+from ..slds.problem import SwitchingLinearProblem
 
 
 def to_arviz(
@@ -129,7 +131,7 @@ def inference_data(
     predictive: bool = True,
 ) -> az.InferenceData:
     """All groups from parameter draws `[n, ...]`, where n is chains times draws = `shape`, or 1: a point repeated."""
-    coords = coordinates(series, model.sizes)
+    coords = coordinates(series, model)
     step = (*(name for name in coords if name.startswith("sequence")), "time")
     found = summarize(model, values, shape[0] * shape[1] if predictive else 0, series, seed)
     seen = (~torch.isnan(series.observations)).any(-1).cpu()
@@ -210,8 +212,8 @@ def summarize(model: Any, values: Parameters, total: int, series: Series, seed: 
             filtered = chain.filter()
             increments.append(filtered.log_increment.where(series.inside, 0.0))
             if total:
-                ahead.append(_ahead(problem, own, filtered.state, total // n))
-                replicates.append(_replicates(problem.emission, own, chain, total // n, generator))
+                ahead.append(draws_ahead(problem, own, filtered, total // n))
+                replicates.append(draws_along(problem, own, chain.sample(total // n, generator)))
             for name, (probability, axes) in model.probabilities(chain, some).items():
                 before = smoothed[name][0] if name in smoothed else 0.0
                 smoothed[name] = before + probability.sum(0) / n, axes
@@ -227,9 +229,10 @@ def summarize(model: Any, values: Parameters, total: int, series: Series, seed: 
     return Summary(torch.cat(increments), torch.cat(ahead), replicated, means)
 
 
-def _ahead(problem: Problem, values: Parameters, filtered: Tensor, each: int) -> Tensor:
+@singledispatch
+def draws_ahead(problem: Problem, values: Parameters, filtered: Any, each: int) -> Tensor:
     """`each` draws of every x_t given those before it, under every draw of the parameters: `[n * each, *b, T, F]`."""
-    fresh, held = before_each(problem, values, filtered)
+    fresh, held = before_each(problem, values, filtered.state)
     possible = (fresh + held).sum(-1, keepdim=True) > 0  # not so beyond the end of a sequence
     fresh = torch.where(possible, fresh, 1.0)
     drawn = [
@@ -239,6 +242,18 @@ def _ahead(problem: Problem, values: Parameters, filtered: Tensor, each: int) ->
         for i, both in enumerate(zip(fresh, held, strict=True))
     ]
     return torch.cat(drawn)
+
+
+@draws_ahead.register
+def _(problem: LinearProblem, values: Parameters, filtered: Any, each: int) -> Tensor:
+    return (
+        problem.draw(values, filtered.predicted_mean, filtered.predicted_covariance, each).transpose(0, 1).flatten(0, 1)
+    )
+
+
+@draws_ahead.register
+def _(problem: SwitchingLinearProblem, values: Parameters, filtered: Any, each: int) -> Tensor:
+    return problem.chain(values).ahead(each)
 
 
 def before_each(problem: Problem, values: Parameters, filtered: Float[Tensor, "*rb T K"]) -> ByGate:
@@ -253,29 +268,40 @@ def before_each(problem: Problem, values: Parameters, filtered: Float[Tensor, "*
     return ByGate(fresh, held)
 
 
-def _replicates(emission: Emission, values: Parameters, chain: Chain, each: int, generator: torch.Generator) -> Tensor:
-    """`each` new series along posterior paths of every draw: `[n * each, *b, T, F]`."""
-    drawn = chain.sample(each, generator)
+@singledispatch
+def draws_along(problem: Problem, values: Parameters, drawn: Any) -> Tensor:
+    """New series along posterior paths of every draw of the parameters: `[n * each, *b, T, F]`."""
     redraw = torch.ones_like(drawn.path) if drawn.redraw is None else drawn.redraw
     n = drawn.path.shape[1]
     series = [
-        emission.sample_at({name: value[i] for name, value in values.items()}, drawn.path[:, i], redraw[:, i])
+        problem.emission.sample_at({name: value[i] for name, value in values.items()}, drawn.path[:, i], redraw[:, i])
         for i in range(n)
     ]
     return torch.cat(series)
 
 
+@draws_along.register
+def _(problem: LinearProblem, values: Parameters, drawn: Any) -> Tensor:
+    return problem.draw(values, drawn.path, None, 1).squeeze(0).transpose(0, 1).flatten(0, 1)
+
+
+@draws_along.register
+def _(problem: SwitchingLinearProblem, values: Parameters, drawn: Any) -> Tensor:
+    return drawn
+
+
 # ---- their names ---------------------------------------------------------------------------------------------------
 
 
-def coordinates(series: Series, sizes: dict[str, int]) -> dict[str, Any]:
+def coordinates(series: Series, model: Any) -> dict[str, Any]:
     """The labels of every axis but chain and draw; those of the sequences come first, in order."""
     batch = series.batch_shape
     names = ["sequence"] if len(batch) == 1 else [f"sequence_{i}" for i in range(len(batch))]
     coords: dict[str, Any] = {name: np.arange(n) for name, n in zip(names, batch, strict=True)}
     if series.sequences is not None:
         coords["sequence"] = list(series.sequences)
-    coords |= {dim: np.arange(size) for dim, size in sizes.items()}
+    coords |= {dim: np.arange(size) for dim, size in model.sizes.items()}
+    coords |= {dim: list(model.latents) for dim in ("latent", "latent_new") if model.latents}
     features: list[Any] = list(range(series.observations.shape[-1]))
     if series.features is not None and not isinstance(series.features[0], tuple):
         features = list(series.features)

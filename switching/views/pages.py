@@ -26,7 +26,7 @@ def fit_page(fit: Any) -> str:
     title = "\n".join(lines[: 1 + next(i for i, line in enumerate(lines) if line == repr(fit.model).splitlines()[0])])
     if fit.series is None:
         return html(title, by_state(fit.model, {dim: range(size) for dim, size in _sizes(fit.model).items()}))
-    return html(title, by_state(fit.model, coordinates(fit.series, fit.model.sizes)))
+    return html(title, by_state(fit.model, coordinates(fit.series, fit.model)))
 
 
 def posterior_page(posterior: Any) -> str:

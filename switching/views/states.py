@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...inference.numerics.checks import naming
 from ..data.series import Given
-from ..problem import Problem
+from ..problem import SeriesProblem
 
 
 @torch.no_grad()
@@ -18,7 +18,7 @@ def states(model: Any, x: Any, **given: Unpack[Given]) -> pd.DataFrame:
     problem, values = model.problem(series), model.values_like(series.observations)
     axes: dict[str, tuple[str, ...]] = {}
 
-    def found(part: Problem) -> dict[str, Tensor]:
+    def found(part: SeriesProblem) -> dict[str, Tensor]:
         tables = model.probabilities(part.chain(model.product_of(values)), values)
         axes.update({name: own for name, (_, own) in tables.items()})
         return {name: table for name, (table, _) in tables.items()}
@@ -32,7 +32,9 @@ def states(model: Any, x: Any, **given: Unpack[Given]) -> pd.DataFrame:
             columns[short] = rows.argmax(-1)
             columns |= {f"{short}_{k}": rows[:, k] for k in range(rows.shape[-1])}
         elif axes[name]:
-            columns |= {f"{short}_{chain}": rows[:, chain - 1] for chain in range(1, rows.shape[-1] + 1)}
+            labels: dict[Any, Any] = {("latent",): model.latents, ("chain_latent",): range(rows.shape[-1])}
+            own = labels.get(axes[name], range(1, rows.shape[-1] + 1))
+            columns |= {f"{short}_{label}": rows[:, place] for place, label in enumerate(own)}
         else:
             columns[short] = rows
     return pd.DataFrame(columns, index=series.labels)

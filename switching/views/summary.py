@@ -20,7 +20,7 @@ from ..fitting.curvature import standard_errors
 from ..fitting.fit import Fit
 from ..forecast import central_interval
 from ..parameters import Parameter, Parameters, described
-from ..problem import Problem
+from ..problem import SeriesProblem
 from .arviz import coordinates
 from .tables import html, number, rows, states, values_of
 
@@ -35,6 +35,10 @@ OF_POSTERIOR = "Standard errors and intervals are standard deviations and quanti
 INDEPENDENT = "It takes parameters and paths as independent, which makes them too small."
 AT_PEAK = "They are those of the normal at its peak: weights for other draws were too uneven, or would have taken long."
 HELD = "Held as given: {names}."
+APPROXIMATE = (
+    "The log-likelihood is that of a filter which merges paths, and its curvature is not known, so that points have no "
+    'standard errors; method="vmp" has those of a posterior.'
+)
 OF_BOUND = "The estimates maximise a bound on it, and may lie beside its maximum."
 
 
@@ -47,7 +51,8 @@ class Summary:
         parameters: a row for each number: the `state` it belongs to (empty: none), `estimate`, `standard error`, and
             the ends of its interval, `lower` and `upper`; NaN where there is none.
         states: a row for each state: `share of steps`, expected given the series, and `expected duration`, the mean
-            number of steps (of units of time, where gaps are given) from entering it to leaving it.
+            number of steps (of units of time, where gaps are given) from entering it to leaving it. Of a linear model a
+            row for each latent: `mean` and `sd over steps` of its smoothed means; `sd of a step`: how sure these are.
         level: probability of the intervals.
         notes: what to know when reading them.
     """
@@ -67,8 +72,9 @@ class Summary:
         width = max(24, *map(len, table.index))
         header = "".join(f"{name:>14}" for name in ("estimate", "std. error", *ends))
         lines.append(" " * width + header)
+        whole = "all states" if any(self.parameters["state"]) else "parameters"
         for state, part in table.groupby(self.parameters["state"], sort=False):
-            lines.append(f"{state or 'all states'} ".ljust(width + len(header), "-"))
+            lines.append(f"{state or whole} ".ljust(width + len(header), "-"))
             lines += [f"{name:<{width}}" + "".join(f"{cell:>14}" for cell in row) for name, *row in part.itertuples()]
         lines += ["=" * WIDTH, *self.states.map(number).to_string().splitlines(), "=" * WIDTH]
         return "\n".join([*lines, *(line for note in self.notes for line in wrap(note, WIDTH))])
@@ -102,7 +108,7 @@ def summarise(fit: Fit[Any], series: Series, level: float = 0.9) -> Summary:
             *(float(table[row.parameter][row.index]) for table in (estimates, errors)),
             *(float(end[row.index]) for end in ends[row.parameter]),
         )
-        for row in rows(model, coordinates(series, model.sizes))
+        for row in rows(model, coordinates(series, model))
     ]
     columns = ["parameter", "state", "estimate", "standard error", "lower", "upper"]
     parameters = pd.DataFrame.from_records(records, columns=columns, index="parameter")
@@ -116,6 +122,8 @@ def summarise(fit: Fit[Any], series: Series, level: float = 0.9) -> Summary:
 def _errors(fit: Fit[Any], series: Series) -> Parameters:
     """Standard errors by the curvature of the log-likelihood, under a prior of the log posterior."""
     model, coupled = fit.model, isinstance(fit.model.n_states, tuple)
+    if not model.differentiable:
+        return {name: torch.full_like(value, torch.nan) for name, value in model.values.items()}
     problem = model.problem(series)
     prior = None if coupled or fit.prior is None else {name: t.double().cpu() for name, t in problem.prior.items()}
     problem = replace(problem, series=problem.series.cpu().double(), prior=prior)
@@ -137,7 +145,7 @@ def _errors(fit: Fit[Any], series: Series) -> Parameters:
     return errors | {name: torch.full_like(value, torch.nan) for name, value in described(model.known, held).items()}
 
 
-def _unit(problem: Problem) -> Tensor:
+def _unit(problem: SeriesProblem) -> Tensor:
     """The spread of each feature."""
     observed = problem.series.rows
     about = observed - observed.nanmean(0)
@@ -169,9 +177,19 @@ def _normal_ends(
     return found
 
 
+def _latents(fit: Fit[Any], series: Series) -> pd.DataFrame:
+    """Of each latent the mean and the standard deviation of its smoothed means over steps, and how sure these are."""
+    found = fit.model.states(series)
+    mean, spread = (found[[f"latent_{kind}_{name}" for name in fit.model.latents]] for kind in ("mean", "sd"))
+    columns = {"mean": mean.mean(), "sd over steps": mean.std(ddof=0), "sd of a step": (spread**2).mean() ** 0.5}
+    return pd.DataFrame({name: column.to_numpy() for name, column in columns.items()}, index=list(fit.model.latents))
+
+
 def _states(fit: Fit[Any], series: Series) -> pd.DataFrame:
     """The share of steps and the expected duration of each state."""
     model = fit.model
+    if model.latents:
+        return _latents(fit, series)
     problem = model.problem(series)
     values = model.values_like(series.observations)
     with torch.no_grad():
@@ -225,7 +243,9 @@ def _exact(value: Any) -> str:
 
 
 def _notes(fit: Fit[Any], missing: bool) -> Iterator[str]:
-    if fit.posterior is None:
+    if fit.posterior is None and not fit.model.differentiable:
+        yield APPROXIMATE
+    elif fit.posterior is None:
         coupled = isinstance(fit.model.n_states, tuple)
         yield OF_CURVATURE.format(what="log-likelihood" if coupled or fit.prior is None else "log posterior")
         if coupled:
@@ -237,7 +257,7 @@ def _notes(fit: Fit[Any], missing: bool) -> Iterator[str]:
         yield " ".join([OF_POSTERIOR, *[INDEPENDENT] * independent, *[AT_PEAK] * at_peak])
     if fit.fixed:
         yield HELD.format(names=", ".join(fit.fixed))
-    if missing:
+    if missing and fit.model.differentiable:
         yield NO_ERROR
     empty = fit.empty_states if isinstance(fit.empty_states, tuple) else (fit.empty_states,)
     collapsed = fit.collapsed_states if isinstance(fit.collapsed_states, tuple) else (fit.collapsed_states,)
@@ -247,5 +267,5 @@ def _notes(fit: Fit[Any], missing: bool) -> Iterator[str]:
                 yield f"{name.capitalize()} {said}."
     if not fit.converged:
         yield f"{fit.reason.capitalize()}."
-    if not fit.converged and fit.posterior is None:
+    if not fit.converged and fit.posterior is None and fit.model.differentiable:
         yield "Standard errors take the end of the fit for a maximum."

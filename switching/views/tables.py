@@ -48,7 +48,7 @@ def rows(model: Any, coords: dict[str, Any]) -> Iterator[Row]:
     found, dims = [], {p.shown.name if p.shown else name: p.dims for name, p in model.known.items()}
     for name, table in described(model.known, values_of(model)).items():
         own = [(axis, dim) for axis, dim in enumerate(dims[name]) if dim != "background"]
-        symmetric = dims[name][-2:] == ("feature", "feature_new")
+        symmetric = dims[name][-2:] in (("feature", "feature_new"), ("latent", "latent_new"))
         for index in np.ndindex(*table.shape):
             if symmetric and index[-1] > index[-2]:
                 continue

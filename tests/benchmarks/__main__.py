@@ -17,12 +17,27 @@ FOLDER = Path(__file__).parent
 OUT = FOLDER.parents[1] / "docs" / "benchmarks.md"
 TITLES = {
     "bench_inference": "Chains, densities, EM, scans",
+    "bench_kalman": "Kalman filters and smoothers",
+    "bench_linear": "Linear models",
     "bench_networks": "Networks",
     "bench_stack": "Stacks",
     "bench_startup": "A new process",
+    "bench_switching": "Switching linear models",
     "bench_vmp": "Message passing",
 }
-PEERS = ("torch", "numba", "numpy", "pyro-ppl", "hmmlearn", "dynamax", "jax", "bayespy")
+PEERS = (
+    "torch",
+    "numba",
+    "numpy",
+    "pyro-ppl",
+    "hmmlearn",
+    "dynamax",
+    "jax",
+    "statsmodels",
+    "filterpy",
+    "pykalman",
+    "bayespy",
+)
 
 
 def version(name: str) -> str:

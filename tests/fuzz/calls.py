@@ -181,6 +181,29 @@ def _(r: Draw) -> Call:
     return Call(lambda **given: getattr(sh.LinearGaussianChain(**given), method)(), given, finite=False)
 
 
+@function("SwitchingLinearSSM", 4)
+def _(r: Draw) -> Call:
+    one_chain, recurrent = r.random.random() < 0.5, r.random.random() < 0.3
+    k, shared = max(r.K, 2), "one chain" if one_chain or recurrent else "chain per regime"
+    model = sh.SwitchingLinearSSM(k, r.one(1, 2), r.F, shared, recurrent=recurrent)
+    values = {}
+    for name, parameter in model.known.items():
+        shape = [model.sizes[dim] for dim in parameter.dims]
+        table = torch.rand(shape, dtype=r.dtype) + 0.1
+        if "probs" in name:
+            table = table / table.sum(-1, keepdim=True)
+        elif name.endswith("covariance") or name == "state_noise":
+            table = torch.eye(shape[-1], dtype=r.dtype).expand(shape)
+        values[name] = 0.5 * table if name == "transition" else table
+    model, given = model.with_values(values), {"x": r.table(*r.batch, r.T, r.F), "lengths": r.lengths()}
+    method = r.one("log_evidence", "filter", "smooth", "viterbi", "forecast", "states", "read", "problem", "update")
+    if method == "update":
+        own = {"batch_shape": r.batch, "x_t": r.table(*r.batch, r.F)}
+        return Call(lambda batch_shape, x_t: model.update(model.start(batch_shape), x_t), own, finite=False)
+    given |= {"horizon": 2} if method == "forecast" else {}
+    return Call(getattr(model, method), given, finite=False)
+
+
 @function("linear_scan", 3)
 def _(r: Draw) -> Call:
     shape = (*r.batch, r.one(r.T, 0), r.F)
@@ -671,6 +694,100 @@ def _(r: Draw) -> Call:
     def run(**given: Any) -> Any:
         fit = model.fit(**given)
         return fit.model.parameters, fit.objective
+
+    return Call(run, {"x": x} | options)
+
+
+# ---- linear models -------------------------------------------------------------------------------------------------
+
+
+def _structure(r: Draw) -> Any:
+    season = r.one(sh.Seasonal(2), sh.Seasonal(4, trigonometric=True))
+    return r.one(sh.LocalLevel(), sh.LocalLinearTrend(), sh.Autoregression(2), sh.LocalLevel() + season)
+
+
+def _linear_values(r: Draw, model: Any) -> dict[str, Any]:
+    found = {}
+    for name, parameter in model.known.items():
+        shape = [model.sizes[dim] for dim in parameter.dims]
+        square = (len(shape) == 2 and "noise" in name) or name.endswith("covariance")
+        table = torch.eye(*shape, dtype=r.dtype) if square else torch.full(shape, 0.3, dtype=r.dtype)
+        found[name] = table if parameter.dims else r.one(0.3, table)
+    return found
+
+
+def _linear(r: Draw) -> Any:
+    structure = r.random.random() < 0.4
+    r.F = 1 if structure else r.F
+    model = sh.LinearSSM(_structure(r)) if structure else sh.LinearSSM(r.K, r.F, r.one("diagonal", "full"))
+    return model.with_values(_linear_values(r, model))
+
+
+LINEAR_VERBS = ("log_evidence", "filter", "smooth", "read", "chain", "states", "forecast", "sample_posterior")
+
+
+@function("LinearSSM verbs", 5)
+def _(r: Draw) -> Call:
+    model = _linear(r)
+    method = r.one(*LINEAR_VERBS, "simulate", "update")
+    short = r.lengths() if isinstance(model.dynamics, sh.LinearGaussian) else None  # a structure needs some steps
+    own: dict[str, Any] = {"x": r.table(*r.batch, 8, r.F), "lengths": short}
+    if method == "simulate":
+        own = {"n_steps": r.T, "batch_shape": r.batch, "seed": r.seed()}
+    elif method == "forecast":
+        own |= {"horizon": 2}
+    elif method == "sample_posterior":
+        own |= {"n": 2, "seed": r.seed()}
+    elif method == "update":
+
+        def run(batch_shape: Any, x_t: Any) -> Any:
+            return model.update(model.start(batch_shape), x_t)
+
+        return Call(run, {"batch_shape": r.batch, "x_t": r.table(*r.batch, r.F)}, finite=False)
+    return Call(getattr(model, method), own, also=("transition", "x"), finite=False)
+
+
+@function("LinearSSM values", 3)
+def _(r: Draw) -> Call:
+    model = r.one(sh.LinearSSM(sh.LocalLevel() + sh.Autoregression(2)), sh.LinearSSM(r.K, r.F))
+    values = _linear_values(r, model)
+    return Call(lambda **given: model.with_values(given).values, values, also=("values", "sigma2", "ar"))
+
+
+@function("LinearSSM", 1)
+def _(r: Draw) -> Call:
+    given = {"n_latent": r.K, "n_features": r.F, "observation_noise": r.one("diagonal", "full")}
+    return Call(lambda **given: repr(sh.LinearSSM(**given)), given)
+
+
+@function("Seasonal", 1)
+def _(r: Draw) -> Call:
+    return Call(lambda **given: repr(sh.Seasonal(**given)), {"period": 6, "trigonometric": r.one(False, True, 2)})
+
+
+@function("Autoregression", 0.5)
+def _(r: Draw) -> Call:
+    return Call(lambda **given: repr(sh.Autoregression(**given)), {"order": r.K})
+
+
+@function("LinearGaussian", 0.5)
+def _(r: Draw) -> Call:
+    return Call(lambda **given: repr(sh.LinearGaussian(**given)), {"n_latent": r.K})
+
+
+@function("linear fit", 0.7)
+def _(r: Draw) -> Call:
+    r.batch = r.one((), (2,))
+    structure = r.random.random() < 0.4
+    r.F = 1 if structure else r.F
+    model = sh.LinearSSM(r.one(sh.LocalLevel(), sh.Autoregression(1))) if structure else sh.LinearSSM(1, r.F)
+    method = "em" if structure else r.one("em", "vmp")
+    x = r.table(*r.batch, 12, r.F)
+    options = {"method": method, "restarts": 1, "max_steps": 2, "seed": r.seed(), "progress": False}
+
+    def run(**given: Any) -> Any:
+        fit = model.fit(**given)
+        return fit.model.values, fit.objective
 
     return Call(run, {"x": x} | options)
 

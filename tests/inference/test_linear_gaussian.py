@@ -434,6 +434,17 @@ def test_bad_arguments_are_named_with_their_cure(arguments, message):
         sh.LinearGaussianChain(**(good | arguments)).log_normalizer()
 
 
+def test_means_and_forecasts_beyond_numbers_are_named():
+    x, one = torch.full((9, 1), torch.nan), torch.ones(1, 1)
+    growing = sh.LinearGaussianChain(x, 1e6 * one, 0 * one, one, one, initial_mean=torch.ones(1))
+    for method in (growing.filter, growing.smooth, growing.entropy):
+        with pytest.raises(ValueError, match="transition, initial_mean: a mean lies beyond what float32 holds"):
+            method()
+    unstable = sh.LinearGaussianChain(torch.zeros(3, 1), 1e3 * one, one, one, one)
+    with pytest.raises(ValueError, match="horizon: got 20, over which means or variances grow beyond"):
+        unstable.forecast(20)
+
+
 def test_covariances_are_symmetric_and_positive():
     x, bent = torch.zeros(3, 2), torch.tensor([[1.0, 0.5], [0.0, 1.0]])
     with pytest.raises(ValueError, match="state_noise: got a matrix that is not symmetric"):

@@ -187,3 +187,13 @@ def random_regimes(seed: int, regimes=2, latent=2, features=1, rank=None, recurr
 def tables(regimes: Regimes) -> dict[str, Tensor]:
     """The parameters that there are, by name."""
     return {name: table for name, table in vars(regimes).items() if table is not None}
+
+
+def two_chains() -> Regimes:
+    """Ghahramani & Hinton 2000, section 4.1."""
+    moves = torch.tensor([0.99, 0.9], dtype=torch.float64).view(2, 1, 1)
+    noises = torch.tensor([1.0, 10.0], dtype=torch.float64).view(2, 1, 1)
+    none, one = torch.zeros(2, 1, dtype=torch.float64), torch.ones(2, 1, 1, dtype=torch.float64)
+    stay = torch.tensor([[0.95, 0.05], [0.05, 0.95]], dtype=torch.float64)
+    half = torch.full((2,), 0.5, dtype=torch.float64)
+    return Regimes.side_by_side(half, stay, none, noises, moves, none, noises, one, none, 0.1 * one)

@@ -192,7 +192,7 @@ def test_models_of_several_chains_say_that_they_take_neither(x):
     half = torch.tensor([0.5, 0.5], dtype=torch.float64)
     zero = torch.zeros(2, 1, dtype=torch.float64)
     model = sh.FactorialSSM(half, [half, half], [zero, zero], torch.eye(1, dtype=torch.float64))
-    with pytest.raises(ValueError, match="start, fixed"):
+    with pytest.raises(ValueError, match="start: got one"):
         model.fit(x, start=np.zeros(150))
 
 

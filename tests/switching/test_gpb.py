@@ -8,7 +8,7 @@ import samplehold as sh
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles.regime_paths import enumerate_paths, on_grid, random_regimes, tables
+from oracles.regime_paths import enumerate_paths, on_grid, random_regimes, tables, two_chains
 from samplehold.switching.slds.gpb import SwitchingBelief, gpb_filter, kim_smoother
 from samplehold.switching.slds.joint import Regimes
 from torch import Tensor
@@ -171,16 +171,6 @@ def test_kims_smoother_is_near_to_enumeration_and_nearer_than_the_filter():
     assert_close(smoothed.transition.sum(-2), smoothed.state[:, 1:], **TIGHT)
 
 
-def two_chains() -> Regimes:
-    """Ghahramani & Hinton 2000, section 4.1."""
-    moves = torch.tensor([0.99, 0.9], dtype=torch.float64).view(2, 1, 1)
-    noises = torch.tensor([1.0, 10.0], dtype=torch.float64).view(2, 1, 1)
-    none, one = torch.zeros(2, 1, dtype=torch.float64), torch.ones(2, 1, 1, dtype=torch.float64)
-    stay = torch.tensor([[0.95, 0.05], [0.05, 0.95]], dtype=torch.float64)
-    half = torch.full((2,), 0.5, dtype=torch.float64)
-    return Regimes.side_by_side(half, stay, none, noises, moves, none, noises, one, none, 0.1 * one)
-
-
 @pytest.mark.parametrize("recurrent", [False, True])
 @pytest.mark.parametrize("order", [1, 2, 3])
 def test_a_stream_is_filtered_as_in_one_go_in_either_dtype(order, recurrent):
@@ -311,6 +301,15 @@ def test_bad_arguments_are_refused_by_name(as_users_call):
     )
     with pytest.raises(ValueError, match="give observation_noise positive variances"):
         gpb_filter(silent, x)
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_no_sequences_give_no_results(recurrent):
+    regimes, x = random_regimes(7, recurrent=recurrent), torch.zeros(2, 0, 5, 1, dtype=torch.float64)
+    found, smoothed = gpb_filter(regimes, x, 3), kim_smoother(regimes, x)
+    assert found.covariance.shape == (2, 0, 5, 2, 2)
+    assert gpb_filter(regimes, x, 3, belief=found.belief).lagged_state.shape == (2, 0, 5, 2)
+    assert smoothed.transition.shape == (2, 0, 4, 2, 2)
 
 
 def test_a_belief_is_a_record_of_float64():

@@ -156,6 +156,38 @@ def test_a_fit_does_not_depend_on_the_unit() -> None:
     torch.testing.assert_close(other.model.values["emission"] / 1e6, fit.model.values["emission"], rtol=1e-4, atol=0)
 
 
+def test_a_posterior_has_the_regimes_in_the_order_of_the_model() -> None:
+    x = two_chains().simulate(60, seed=5).x
+    fit = sh.SwitchingLinearSSM(2, 1).fit(x, method="vmp", restarts=1, max_steps=3, progress=False)
+    for name, mean in fit.posterior.mean.items():
+        assert torch.equal(mean, fit.model.values[name])
+    shares = fit.smooth().state.sum(0)
+    assert float(shares[0]) >= float(shares[1]) - 5
+    assert fit.posterior.sample(3, seed=0)["emission"].shape == (3, 2, 1, 1)
+
+
+def test_own_starts_keep_their_numbers() -> None:
+    drawn = two_chains().simulate(80, seed=5)
+    for start in (drawn.path, 1 - drawn.path, two_chains(), two_chains().values):
+        options = {"start": start, "restarts": 1, "max_steps": 2, "progress": False}
+        found = sh.SwitchingLinearSSM(2, 1).fit(drawn.x, **options).smooth().state.argmax(-1)
+        same = float((found == drawn.path).double().mean())
+        assert (1 - same if start is not drawn.path and isinstance(start, torch.Tensor) else same) > 0.7
+
+
+def test_options_that_there_are_none_of() -> None:
+    model, x = sh.SwitchingLinearSSM(2, 1), torch.zeros(9)
+    for options, said in (
+        ({"method": "nuts"}, "method: got 'nuts'"),
+        ({"fixed": {"emission": 1}}, "fixed: got"),
+        ({"prior": "own"}, "prior: got"),
+        ({"start": torch.full((9,), 2)}, "start: got labels"),
+        ({"method": "vmp", "batch_size": 1}, "factorization, batch_size"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            model.fit(x, progress=False, **options)
+
+
 def test_one_regime_learns_as_a_linear_model_does() -> None:
     x = two_chains().simulate(100, seed=6).x
     fit = sh.SwitchingLinearSSM(1, 1).fit(x, prior=None, max_steps=60, progress=False)
@@ -172,6 +204,71 @@ def test_missing_values_short_and_constant_series_are_learned_from(shared: str) 
     fit = model.fit(series, method="vmp", restarts=1, max_steps=5, progress=False)
     assert all(bool(value.isfinite().all()) for value in fit.model.values.values())
     assert fit.model.values["emission"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("kind", ["vector chains", "recurrent"])
+def test_tables_and_exports(kind: str) -> None:
+    model = model_of(KINDS[kind])
+    x = model.simulate(12, (2,), seed=1).x
+    x[0, 3] = torch.nan
+    found, table, data = model.smooth(x), model.states(x), model.to_arviz(x, draws=3)
+    probs = table[[f"state_{k}" for k in range(model.n_states)]].to_numpy()
+    torch.testing.assert_close(torch.from_numpy(probs).view(2, 12, -1), found.state, rtol=0, atol=1e-12)
+    means = torch.from_numpy(table[[c for c in table if c.startswith("latent_mean")]].to_numpy())
+    expected = found.mean.movedim(1, 2).flatten(-2)
+    torch.testing.assert_close(means.view(2, 12, -1), expected, rtol=0, atol=1e-12)
+    assert data["smoothed"]["state_probability"].shape == (2, 12, model.n_states)
+    total = float(data["log_likelihood"]["x"].isel(chain=0, draw=0).sum())
+    assert total == pytest.approx(float(model.log_evidence(x).sum()))
+    assert bool(data["posterior_predictive"]["x"].notnull().all())
+    assert bool(data["replicated"]["x"].notnull().all())
+    for figure in (model.plot(x, sequence=1), model.plot_forecast(x, 4)):
+        assert len(figure.axes) >= 2
+    assert model._repr_html_()
+    assert model.forecast(x, 3)._repr_html_()
+
+
+def test_draws_ahead_have_the_moments_of_the_filter() -> None:
+    model = two_chains()
+    x, n = model.simulate(15, seed=1).x, 20_000
+    torch.manual_seed(0)
+    drawn = model.problem(x).chain(model.values).ahead(n)
+    for t in (0, 7, 14):
+        if not t:
+            first = model.regimes()
+            mean = (first.initial_probs * (first.emission @ first.initial_mean.unsqueeze(-1))[:, 0, 0]).sum()
+        else:
+            mean = model.forecast(x[:t], 1).mean[0, 0]
+        error = drawn[:, t, 0].std() / n**0.5
+        assert abs(float(drawn[:, t, 0].mean() - mean)) < 6 * float(error) + 1e-9
+
+
+def test_the_flow_is_drawn_of_one_chain_of_two_numbers() -> None:
+    model = model_of(KINDS["recurrent"])
+    assert len(model.plot_flow(model.simulate(30, seed=0).x).axes) == 1
+    assert len(model_of(KINDS["one chain"]).plot_flow().axes) == 2
+    with pytest.raises(ValueError, match="a flow is drawn of one chain of states of length 2"):
+        two_chains().plot_flow()
+
+
+def test_gibbs_draws_agree_with_enumeration() -> None:
+    model = two_chains()
+    x = model.simulate(6, seed=2).x
+    exact, drawn = enumerate_paths(model.regimes(), x), model.sample_posterior(x, 100, seed=0)
+    torch.testing.assert_close(drawn.state, exact.state, rtol=0, atol=0.1)
+    assert drawn.path.shape == (100, 4, 6)
+
+
+def test_summaries_say_what_is_approximate() -> None:
+    x = two_chains().simulate(60, seed=1).x
+    model = sh.SwitchingLinearSSM(2, 1)
+    by_em, by_vmp = (
+        model.fit(x, method=method, restarts=1, max_steps=3, progress=False).summary() for method in ("em", "vmp")
+    )
+    assert bool(by_em.parameters["standard error"].isna().all())
+    assert any("merges paths" in note for note in by_em.notes)
+    assert bool(by_vmp.parameters["standard error"].notna().all())
+    assert float(by_vmp.states["share of steps"].sum()) == pytest.approx(1.0)
 
 
 def test_bad_input_is_told_by_name() -> None:

@@ -7,20 +7,23 @@ exact: the Kalman filter, the Rauch-Tung-Striebel smoother, draws by backward sa
 Durbin & Koopman 2012, *Time Series Analysis by State Space Methods*, chapter 5. `plain` says how.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...numerics.arrays import numbers
-from ...numerics.checks import check_lengths, check_shape, check_table, common_batch, read_lengths
+from ...numerics.op import Op, differentiated
 from ...numerics.randomness import Seed, generator_of
 from ...numerics.scalars import check_integer
-from . import plain
-from .factors import beside, compress, covariance_of, factor_of
+from . import op
+from .factors import covariance_of
+from .faults import OVERFLOW, SINGULAR
+from .parameters import read
+from .plain import LOG_2PI, ROUNDINGS
 from .records import GaussianFiltered, GaussianForecast, GaussianSampled, GaussianSmoothed
+from .steps import Move, seen_of, sights
 
 
 class LinearGaussianChain:
@@ -77,64 +80,20 @@ class LinearGaussianChain:
         emission_offset: Tensor | None = None,
         lengths: Any = None,
     ):
-        x = check_table("x", x, None, None)
-        self.n_steps, n_features = x.shape[-2:]
-        if not self.n_steps or not n_features or bool(x.isinf().any()):
-            raise ValueError(
-                f"x: got shape {list(x.shape)}{', with infinite numbers' if x.numel() else ''}, expected finite "
-                "numbers [*batch, T, F], at least one step and feature; NaN is missing."
-            )
-        n_states = self.n_states = check_table("transition", transition, None, None, like=x).shape[-1]
-        if not n_states:
-            raise ValueError(f"transition: got shape {list(transition.shape)}, expected one state or more.")
-        lengths, self._like = read_lengths(lengths), x
-        first = {
-            "initial_mean": _given("initial_mean", initial_mean, x, n_states),
-            "initial_covariance": _given("initial_covariance", initial_covariance, x, n_states, n_states),
+        given = {
+            "transition": transition,
+            "state_noise": state_noise,
+            "emission": emission,
+            "observation_noise": observation_noise,
+            "initial_mean": initial_mean,
+            "initial_covariance": initial_covariance,
+            "diffuse": diffuse,
+            "transition_offset": transition_offset,
+            "emission_offset": emission_offset,
+            "lengths": lengths,
         }
-        moves, sights = self.n_steps - 1, self.n_steps
-        by_step = {
-            "transition": self._by_step("transition", transition, moves, n_states, n_states),
-            "state_noise": self._by_step("state_noise", state_noise, moves, n_states, n_states),
-            "transition_offset": self._by_step("transition_offset", transition_offset, moves, n_states),
-            "emission": self._by_step("emission", emission, sights, n_features, n_states),
-            "observation_noise": self._by_step("observation_noise", observation_noise, sights, n_features, n_features),
-            "emission_offset": self._by_step("emission_offset", emission_offset, sights, n_features),
-        }
-        self.batch_shape = common_batch(
-            x=x.shape[:-2],
-            initial_mean=first["initial_mean"].shape[:-1],
-            initial_covariance=first["initial_covariance"].shape[:-2],
-            **{name: table.shape[: -2 if name.endswith("offset") else -3] for name, table in by_step.items()},
-            lengths=None if lengths is None else lengths.shape,
-        )
-        self.lengths = check_lengths(lengths, self.batch_shape, self.n_steps, x.device)
-        self.diffuse = _check_diffuse(diffuse, n_states, x)
-        rest = (~self.diffuse).to(x)
-        first["initial_covariance"] = first["initial_covariance"] * rest * rest.unsqueeze(-1)
-        factors = {
-            name: _factor(name, {**first, **by_step}[name])
-            for name in ("initial_covariance", "state_noise", "observation_noise")
-        }
-        active = torch.arange(self.n_steps, device=x.device) < self.lengths.unsqueeze(-1)
-        ragged = not bool(active.all())
-        seen = ~x.isnan()
-        seen = seen & active.unsqueeze(-1) if ragged else seen
-        self._active = active
-        self._tables = plain.Tables(
-            torch.where(seen, x, 0.0),
-            None if bool(seen.all()) else seen,
-            active if ragged else None,
-            by_step["transition"],
-            by_step["transition_offset"],
-            factors["state_noise"],
-            by_step["emission"],
-            by_step["emission_offset"],
-            factors["observation_noise"],
-            first["initial_mean"],
-            factors["initial_covariance"],
-            torch.eye(n_states, dtype=x.dtype, device=x.device)[:, self.diffuse],
-        )
+        self._tables, self.batch_shape, self.lengths, self.diffuse = read(x, given)
+        self.n_steps, self.n_states = self._tables.n_steps, self._tables.initial_mean.shape[-1]
 
     def log_normalizer(self) -> Float[Tensor, "*b"]:
         """log p(x), [*b]; differentiable, once, in all parameters and in x.
@@ -144,10 +103,21 @@ class LinearGaussianChain:
         >>> sh.LinearGaussianChain(torch.zeros(1, 1), one, one, one, one, initial_covariance=one).log_normalizer()
         tensor(-1.2655)
         """
-        return self._run()[1]
+        (total,) = self._checked(op.evidence(*self._tables))
+        return self._over_batch(total, 0)
 
     def filter(self) -> GaussianFiltered:
         """The belief before and after each observation.
+
+        A stream is filtered stretch by stretch: its state at the first step of the next one is what `forecast(1)` says.
+
+        >>> import torch, samplehold as sh
+        >>> one, x = torch.ones(1, 1), torch.arange(5.0).unsqueeze(-1)
+        >>> first = sh.LinearGaussianChain(x[:3], one, one, one, one, initial_covariance=one)
+        >>> ahead = first.forecast(1)
+        >>> rest = sh.LinearGaussianChain(x[3:], one, one, one, one, ahead.state_mean[0], ahead.state_covariance[0])
+        >>> torch.cat([first.filter().mean, rest.filter().mean]).flatten()
+        tensor([0.0000, 0.6000, 1.4615, 2.4118, 3.3933])
 
         >>> import torch, samplehold as sh
         >>> one = torch.ones(1, 1)
@@ -155,19 +125,14 @@ class LinearGaussianChain:
         >>> known.covariance.flatten()
         tensor([0.0000, 0.5000, 0.6000])
         """
-        run, total, _ = self._run()
-        return self._filtered(run, total)
-
-    @torch.no_grad()
-    def _filtered(self, run: plain.Forward, total: Tensor) -> GaussianFiltered:
-        starts, increment = plain.starts(self._tables, run)
-        increment = increment.expand(*self.batch_shape, self.n_steps)
-        before = [plain.moments(*pair, start) for pair, start in zip(run.predicted, starts[:-1], strict=True)]
-        after = [plain.moments(*pair, start) for pair, start in zip(run.filtered, starts[1:], strict=True)]
-        tables = [increment, *self._moments(after), *self._moments(before)]
-        if self._tables.n_diffuse:
-            tables += [self._open(run.filtered, starts[1:]), self._open(run.predicted, starts[:-1])]
-        return GaussianFiltered(total, *map(self._inside, tables))
+        total, *tables = self._checked(self._with_evidence(op.filter))
+        total = self._over_batch(total, 0)
+        sizes = 1, 2, 3, 2, 3, 3, 3
+        increment, *tables = (self._over_batch(table, n) for table, n in zip(tables, sizes, strict=True))
+        mean, covariance, predicted_mean, predicted_covariance, *diffuse = tables
+        if not self._tables.n_diffuse:
+            diffuse = None, None
+        return GaussianFiltered(total, increment, mean, covariance, predicted_mean, predicted_covariance, *diffuse)
 
     def smooth(self) -> GaussianSmoothed:
         """The belief given all observations, with the covariances of neighbours.
@@ -180,12 +145,9 @@ class LinearGaussianChain:
         >>> smoothed.mean.flatten(), smoothed.cross_covariance.flatten()
         (tensor([0.0000, 0.6000, 0.8000]), tensor([0.0000, 0.2000]))
         """
-        run, total, start = self._run()
-        with torch.no_grad():
-            mean, covariance, cross = plain.smooth(run, start)
-        cross = torch.where(self._active[..., 1:, None, None], cross, 0.0)
-        mean, covariance = (t.expand(*self.batch_shape, *t.shape[-n:]) for t, n in ((mean, 2), (covariance, 3)))
-        return GaussianSmoothed(total, self._inside(mean), self._inside(covariance), cross)
+        total, mean, covariance, cross = self._checked(self._with_evidence(op.smooth))
+        tables = (self._over_batch(table, n) for table, n in ((mean, 2), (covariance, 3), (cross, 3)))
+        return GaussianSmoothed(self._over_batch(total, 0), *tables)
 
     @torch.no_grad()
     def sample(self, n: int, seed: Seed = None) -> GaussianSampled:
@@ -200,15 +162,14 @@ class LinearGaussianChain:
         torch.Size([10, 3, 1])
         """
         n = check_integer("n", n)
-        run, _, start = self._run()
-        generator = generator_of(seed, self._like.device)
+        x, generator = self._tables.x, generator_of(seed, self._tables.x.device)
         sizes = (self.n_steps, self.n_states), (self._tables.n_diffuse,)
         noise, diffuse = (
-            torch.randn(n, *self.batch_shape, *own, generator=generator, dtype=torch.float64, device=self._like.device)
+            torch.randn(n, *self.batch_shape, *own, generator=generator, dtype=torch.float64, device=x.device).to(x)
             for own in sizes
         )
-        path = plain.sample(run, start, noise.to(self._like), diffuse.to(self._like))
-        return GaussianSampled(torch.where(self._active[..., None], path, 0.0))
+        (path,) = self._checked(op.sample(*self._tables, noise, diffuse))
+        return GaussianSampled(path)
 
     @torch.no_grad()
     def entropy(self) -> Float[Tensor, "*b"]:
@@ -223,20 +184,17 @@ class LinearGaussianChain:
         >>> sh.LinearGaussianChain(torch.zeros(1, 1), one, one, one, one, initial_covariance=one).entropy()
         tensor(1.0724)
         """
-        run, total, start = self._run()
-        mean, _, _ = plain.smooth(run, start)
         tables, rest = self._tables, ~self.diffuse
+        total, mean, _, _ = self._checked(op.smooth(*tables))
         gap = (mean[..., 0, :] - tables.initial_mean)[..., rest]
-        log_joint = _log_density(gap, tables.initial_factor[..., rest, :])
-        log_joint = log_joint - plain.LOG_2PI / 2 * tables.n_diffuse
-        moves = mean[..., 1:, :] - tables.transition_offset - _times(tables.transition, mean[..., :-1, :])
-        steps = _log_density(moves, tables.state_factor)
-        log_joint = log_joint + torch.where(self._active[..., 1:], steps, 0.0).sum(-1)
-        unseen = (tables.x.shape[-1] - plain.n_seen(tables)).sum(-1)  # noise in the place of missing features
-        log_joint = log_joint + plain.LOG_2PI / 2 * unseen
-        for t in range(self.n_steps):
-            emission, y, noise = tables.sight(t)
-            log_joint = log_joint + _log_density(y - _times(emission, mean[..., t, :]), noise)
+        log_joint = _log_density(gap, tables.initial_factor[..., rest, :]) - LOG_2PI / 2 * tables.n_diffuse
+        step = Move(tables.transition, tables.transition_offset, tables.state_factor)
+        moved = _log_density(mean[..., 1:, :] - step.offset - _times(step.transition, mean[..., :-1, :]), step.noise)
+        active = tables.active
+        log_joint = log_joint + (moved if active is None else torch.where(active[..., 1:], moved, 0.0)).sum(-1)
+        sight, seen = sights(tables), seen_of(tables)
+        log_joint = log_joint + _log_density(sight.gap - _times(sight.emission, mean), sight.noise).sum(-1)
+        log_joint = log_joint + LOG_2PI / 2 * (~seen).sum((-2, -1)).to(total)  # noise in the place of missing features
         return (self.lengths * (self.n_states / 2)).to(total) + total - log_joint
 
     @torch.no_grad()
@@ -244,8 +202,8 @@ class LinearGaussianChain:
         """States and observations of the `horizon` steps after each sequence's last.
 
         Raises:
-            ValueError: horizon is not a positive whole number; parameters that vary with the step, whose future is
-                not known.
+            ValueError: horizon is not a positive whole number, or so long that numbers overflow; parameters that vary
+                with the step, whose future is not known.
 
         >>> import torch, samplehold as sh
         >>> one = torch.ones(1, 1)
@@ -258,64 +216,75 @@ class LinearGaussianChain:
                 f"{name}: varies with the step, so that its values after the last one are not known; to forecast, "
                 "give x with further steps of NaN, and parameters for them."
             )
-        run, _, start = self._run()
-        mean, factor = plain.moments(*run.filtered[-1], start)
+        _, _, means, covariances, *_ = self._checked(op.filter(*tables))
+        last = (self.lengths - 1)[..., None, None]
+        mean = self._over_batch(means, 2).take_along_dim(last, -2).squeeze(-2)
+        covariance = self._over_batch(covariances, 3).take_along_dim(last.unsqueeze(-1), -3).squeeze(-3)
         transition, offset, noise = (t.squeeze(-n) for t, n in zip(tables[3:6], (3, 2, 3), strict=True))
         emission, emission_offset, observed = (t.squeeze(-n) for t, n in zip(tables[6:9], (3, 2, 3), strict=True))
-        states, seen = [], []
+        steps = []
         for _ in range(horizon):
-            mean, factor = _times(transition, mean) + offset, compress(transition @ factor, noise)
-            states.append((mean, factor))
-            seen.append((_times(emission, mean) + emission_offset, beside(emission @ factor, observed)))
-        return GaussianForecast(*self._moments(states), *self._moments(seen))
+            mean = _times(transition, mean) + offset
+            covariance = transition @ covariance @ transition.mT + covariance_of(noise)
+            seen = emission @ covariance @ emission.mT + covariance_of(observed)
+            steps.append((mean, covariance, _times(emission, mean) + emission_offset, seen))
+        tables = (torch.stack(rows, -n) for rows, n in zip(zip(*steps, strict=True), (2, 3, 2, 3), strict=True))
+        forecast = GaussianForecast(*tables)
+        if not all(bool(table.isfinite().all()) for table in vars(forecast).values()):
+            raise ValueError(
+                f"horizon: got {horizon}, over which means or variances grow beyond what {self._dtype} holds; give a "
+                "shorter one."
+            )
+        return forecast
 
-    def _run(self) -> tuple[plain.Forward, Tensor, plain.Start]:
-        run = plain.forward(self._tables)
-        failed = run.singular.expand(*self.batch_shape, self.n_steps).nonzero()
+    def _with_evidence(self, operator: Op) -> Sequence[Tensor]:
+        """Moments, which are no part of the graph, behind the evidence, which is."""
+        with torch.no_grad():
+            total, *moments = operator(*self._tables)
+        if differentiated(*self._tables):
+            total, _ = op.evidence(*self._tables)
+        return total, *moments
+
+    def _checked(self, results: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The results of an operator, without its faults, of which there are none."""
+        *results, fault = results
+        failed = (fault >= 0).nonzero()
         if len(failed):
-            *index, step = failed[0].tolist()
-            if not bool(run.predicted[step][1].isfinite().all()):
-                raise ValueError(
-                    f"transition, state_noise: the variance at step {step}{_of_sequence(index)} lies beyond what "
-                    f"{str(self._like.dtype).removeprefix('torch.')} holds; give parameters that let it grow less."
-                )
+            index = failed[0].tolist()
+            step, kind = divmod(int(fault[tuple(index)]), 4)
+            raise ValueError(self._message(kind, step, _of_sequence(index)))
+        means = [table for table in results if table.shape[-2:] == (self.n_steps, self.n_states)]
+        if not all(map(_is_finite, means)):
             raise ValueError(
-                f"observation_noise: the observation at step {step}{_of_sequence(index)} has features without noise of "
-                "their own, or that other features fix; give it positive variances, or leave such features out."
+                f"transition, initial_mean: a mean lies beyond what {self._dtype} holds; give parameters that let it "
+                "grow less."
             )
-        total, start, left_open = plain.evidence(self._tables, run)
-        short = left_open.expand(self.batch_shape).nonzero()
-        if len(short):
-            index = short[0].tolist()
+        if not _is_finite(results[0]):
             raise ValueError(
-                f"diffuse: the {int(self.lengths[tuple(index)])} steps of x{_of_sequence(index)} do not determine the "
-                f"{self._tables.n_diffuse} diffuse states; give more observations, or an initial_covariance in place "
-                "of a diffuse start."
+                f"x: its log density lies beyond what {self._dtype} holds; give it, or the noises, in units in which "
+                "observations are not that far from what is expected."
             )
-        if bool(total.isinf().any()):
-            raise ValueError(
-                f"x: its log density lies beyond what {str(total.dtype).removeprefix('torch.')} holds; give it, or the "
-                "noises, in units in which observations are not that far from what is expected."
-            )
-        return run, total.expand(self.batch_shape), start
+        return (*results,)
 
-    def _by_step(self, name: str, table: Tensor | None, steps: int, *own: int) -> Tensor:
-        """A parameter with its axis of steps, one entry where it is constant."""
-        if table is None:
-            return self._like.new_zeros(1, *own)
-        table = check_table(name, table, *own, like=self._like, finite=True)
-        given = table.dim() - len(own)
-        axes = self._like.dim() - 2
-        if given <= axes:
-            return table.unsqueeze(-len(own) - 1)
-        if given > axes + 1 or table.shape[-len(own) - 1] not in (1, steps):
-            sizes = ", ".join(map(str, own))
-            raise ValueError(
-                f"{name}: got shape {list(table.shape)}, expected [*batch, {sizes}] for all steps, or "
-                f"[*batch, {steps}, {sizes}], one each; it is taken for the latter where it has more batch axes than "
-                f"x, {list(self._like.shape)}: give x further ones, of size 1."
+    def _message(self, kind: int, step: int, of_sequence: str) -> str:
+        if kind == OVERFLOW:
+            return (
+                f"transition, state_noise: the variance at step {step}{of_sequence} lies beyond what {self._dtype} "
+                "holds; give parameters that let it grow less."
             )
-        return table
+        if kind == SINGULAR:
+            return (
+                f"observation_noise: the observation at step {step}{of_sequence} has features without noise of their "
+                "own, or that other features fix; give it positive variances, or leave such features out."
+            )
+        return (
+            f"diffuse: the {step + 1} steps of x{of_sequence} do not determine the {self._tables.n_diffuse} diffuse "
+            "states; give more observations, or an initial_covariance in place of a diffuse start."
+        )
+
+    @property
+    def _dtype(self) -> str:
+        return str(self._tables.x.dtype).removeprefix("torch.")
 
     @property
     def _varying(self) -> list[str]:
@@ -323,58 +292,17 @@ class LinearGaussianChain:
         tables = zip((*names, "observation_noise"), t[3:9], (3, 2, 3, 3, 2, 3), strict=True)
         return [name for name, table, axis in tables if table.shape[-axis] != 1]
 
-    def _steps(self, rows: Iterable[Tensor], n_axes: int) -> Tensor:
-        """Rows of each step, stacked, with all batch axes."""
-        table = torch.stack(torch.broadcast_tensors(*rows), -n_axes - 1)
-        return table.expand(*self.batch_shape, *table.shape[-n_axes - 1 :])
-
-    def _moments(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        return self._steps([mean for mean, _ in pairs], 1), self._steps([covariance_of(z) for _, z in pairs], 2)
-
-    def _open(self, pairs: list[tuple[Tensor, Tensor]], starts: list[plain.Start]) -> Tensor:
-        left = [means[..., :-1] @ start.left_open for (means, _), start in zip(pairs, starts, strict=True)]
-        return self._steps([covariance_of(factor) for factor in left], 2)
-
-    def _inside(self, table: Tensor) -> Tensor:
-        """A table [*b, T, ...], 0 beyond the end."""
-        n_axes = table.dim() - len(self.batch_shape) - 1
-        return torch.where(self._active[(..., *[None] * n_axes)], table, 0.0)
+    def _over_batch(self, table: Tensor, n_own: int) -> Tensor:
+        """With all batch axes in front of its own."""
+        return table.expand((*self.batch_shape, *table.shape[table.dim() - n_own :]))
 
 
 def _of_sequence(index: list[int]) -> str:
     return f" of sequence {index[0] if len(index) == 1 else tuple(index)}" if index else ""
 
 
-def _given(name: str, table: Tensor | None, like: Tensor, *own: int) -> Tensor:
-    return like.new_zeros(own) if table is None else check_table(name, table, *own, like=like, finite=True)
-
-
-def _check_diffuse(diffuse: Any, n_states: int, like: Tensor) -> Tensor:
-    if diffuse is None:
-        return torch.zeros(n_states, dtype=torch.bool, device=like.device)
-    mask = numbers(diffuse, "diffuse")
-    if mask.dtype != torch.bool:
-        raise TypeError(f"diffuse: got {mask.dtype}, expected truth values, one a state; True: it starts anywhere.")
-    check_shape("diffuse", mask, (n_states,))
-    if mask.dim() != 1:
-        raise ValueError(f"diffuse: got shape {list(mask.shape)}, expected [{n_states}], the same for all sequences.")
-    return mask.to(like.device)
-
-
-def _factor(name: str, covariance: Tensor) -> Tensor:
-    """A factor; ValueError unless the covariance is symmetric and positive semidefinite, to rounding."""
-    given = covariance.detach()
-    scale = given.diagonal(dim1=-2, dim2=-1).abs().sqrt()
-    bound = 1e3 * torch.finfo(given.dtype).eps * scale.unsqueeze(-1) * scale.unsqueeze(-2)
-    if bool(((given - given.mT).abs() > bound).any()):
-        raise ValueError(f"{name}: got a matrix that is not symmetric; give a covariance, such as (a + a.mT) / 2.")
-    factor, negative = factor_of(covariance)
-    if bool(negative.any()) or bool((given.diagonal(dim1=-2, dim2=-1) < 0).any()):
-        raise ValueError(
-            f"{name}: got a matrix with a negative eigenvalue, {float(torch.linalg.eigvalsh(given).min()):g}; give a "
-            "covariance, such as a @ a.mT."
-        )
-    return factor
+def _is_finite(table: Tensor) -> bool:
+    return bool(table.sum().isfinite()) or bool(table.isfinite().all())
 
 
 def _times(matrix: Tensor, vector: Tensor) -> Tensor:
@@ -384,10 +312,10 @@ def _times(matrix: Tensor, vector: Tensor) -> Tensor:
 def _log_density(gap: Tensor, factor: Tensor) -> Tensor:
     """log N(gap; 0, factor factor'), inf where that is singular."""
     triangle = torch.linalg.qr(factor.mT)[1].mT
-    diagonal, least = triangle.diagonal(dim1=-2, dim2=-1).abs(), plain.ROUNDINGS * torch.finfo(gap.dtype).eps
+    diagonal, least = triangle.diagonal(dim1=-2, dim2=-1).abs(), ROUNDINGS * torch.finfo(gap.dtype).eps
     singular = (diagonal <= least * factor.norm(dim=-1)).any(-1)
     safe = torch.where(singular[..., None, None], torch.eye(gap.shape[-1]).to(gap), triangle)
     white = torch.linalg.solve_triangular(safe, gap.unsqueeze(-1), upper=False).squeeze(-1)
     log_det = torch.where(singular.unsqueeze(-1), 1.0, diagonal).log().sum(-1)
-    value = -white.square().sum(-1) / 2 - log_det - gap.shape[-1] * plain.LOG_2PI / 2
+    value = -white.square().sum(-1) / 2 - log_det - gap.shape[-1] * LOG_2PI / 2
     return torch.where(singular, torch.inf, value)

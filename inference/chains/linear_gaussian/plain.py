@@ -1,4 +1,4 @@
-r"""A linear Gaussian chain in plain torch: all sequences of a step at once, every covariance as a factor.
+r"""A linear Gaussian chain in plain torch: all sequences at once, every covariance as a factor.
 
 With $P = Z Z^\top$, $F_t = C_t P C_t^\top + R_t$ and the gain $K_t = P C_t^\top F_t^{-1}$, a step is
 
@@ -17,6 +17,9 @@ The smoother goes back in whitened coordinates, $s_t = U_{t|t} [\delta, 1] + Z_{
 standard normal numbers by $\Theta$, so that $\epsilon_{t-1} = J \epsilon_t + \dots$ with a J of norm at most one, and
 nothing is divided by, though states may have no noise.
 
+From `PARALLEL` steps on, a scan takes the place of the loop over steps in all but `sample`: see `parallel`. The loop is
+what tests compare the kernels and the scan with.
+
 A missing feature is an observation of pure unit noise that happened to be 0. Beyond its end a sequence stands still.
 """
 
@@ -26,74 +29,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .factors import beside, compress, covariance_of, rest_of, rotation_of, turn
+from . import parallel
+from .factors import compress, covariance_of
+from .faults import OPEN, OVERFLOW, SINGULAR
+from .steps import Belief, Forward, Move, Seen, Sight, backward, initial, move, moves, see, seen_of, sights
+from .tables import Tables
 
 LOG_2PI = math.log(2 * math.pi)
+PARALLEL = 32  # steps from which on a scan pays; on one core and for four states it takes half the time at 64
 ROUNDINGS = 64.0  # times the number of directions: what is 0 beside the greatest of singular values
-SINGULAR = 8.0  # roundings of an innovation's scale, of which nothing is left beside the features before it
-
-
-class Tables(NamedTuple):
-    """Parameters with an axis of steps, of one entry where one serves all, and factors in the place of covariances."""
-
-    x: Tensor  # [*b, T, F], 0 where nothing is seen
-    seen: Tensor | None  # [*b, T, F]; None: all of it
-    active: Tensor | None  # [*b, T], whether a sequence has this step; None: all have
-    transition: Tensor  # [*b, S, L, L]
-    transition_offset: Tensor  # [*b, S, L]
-    state_factor: Tensor  # [*b, S, L, L]
-    emission: Tensor  # [*b, S, F, L]
-    emission_offset: Tensor  # [*b, S, F]
-    observation_factor: Tensor  # [*b, S, F, F]
-    initial_mean: Tensor  # [*b, L]
-    initial_factor: Tensor  # [*b, L, L]
-    directions: Tensor  # [L, q], the diffuse ones
-
-    @property
-    def n_diffuse(self) -> int:
-        return self.directions.shape[-1]
-
-    def move(self, t: int) -> tuple[Tensor, Tensor, Tensor]:
-        """A, c and the factor of Q from step t to the next; at rest where that is beyond the end."""
-        a = _at(self.transition, t, 2)
-        c, q = _at(self.transition_offset, t, 1), _at(self.state_factor, t, 2)
-        if self.active is None:
-            return a, c, q
-        goes = self.active[..., t + 1, None]
-        still = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
-        table = goes.unsqueeze(-1)
-        return torch.where(table, a, still), torch.where(goes, c, 0.0), torch.where(table, q, 0.0)
-
-    def sight(self, t: int) -> tuple[Tensor, Tensor, Tensor]:
-        """C, x - d and the factor of R at step t, with missing features replaced."""
-        c, r = _at(self.emission, t, 2), _at(self.observation_factor, t, 2)
-        y = self.x[..., t, :] - _at(self.emission_offset, t, 1)
-        if self.seen is None:
-            return c, y, r
-        seen = self.seen[..., t, :]
-        row = seen.unsqueeze(-1)
-        noise = beside(torch.where(row, r, 0.0), torch.diag_embed((~seen).to(y)))
-        return torch.where(row, c, 0.0), torch.where(seen, y, 0.0), noise
-
-
-class Backward(NamedTuple):
-    """How the whitened state of a step follows from that of the next one: J epsilon + h [delta, 1] + noise."""
-
-    gain: Tensor  # [*b, L, L]
-    drift: Tensor  # [*b, L, q + 1]
-    noise: Tensor  # [*b, L, L]
-
-
-class Forward(NamedTuple):
-    """Means [M, m] and factors of each step, and what the steps say of the evidence and of the diffuse directions."""
-
-    predicted: list[tuple[Tensor, Tensor]]
-    filtered: list[tuple[Tensor, Tensor]]
-    white: list[Tensor]  # [*b, F, q + 1] whitened innovations
-    sights: list[tuple[Tensor, Tensor]]  # rotations of each step: what is seen, and what stays free
-    moves: list[Tensor]  # rotations between steps
-    log_det: Tensor  # [*b, T] of the factors of F_t
-    singular: Tensor  # [*b, T], whether F_t is
 
 
 class Start(NamedTuple):
@@ -105,45 +49,40 @@ class Start(NamedTuple):
     log_det: Tensor  # [*b] of the rows' triangular factor, where it has any rank
 
 
-def _at(table: Tensor, t: int, n_axes: int) -> Tensor:
-    steps = table.shape[-n_axes - 1]
-    return table.select(-n_axes - 1, t if steps > 1 else 0)
+def _scan(tables: Tables) -> parallel.Scan | None:
+    """The filter in parallel, where that pays and can be."""
+    return parallel.scan(tables) if tables.n_steps >= max(2, PARALLEL) else None
+
+
+def _see_all(tables: Tables) -> tuple[Belief, Seen]:
+    """Beliefs before all observations, and what these leave."""
+    scan = _scan(tables)
+    if scan is None:
+        return forward(tables)[:2]
+    return scan.predicted, see(scan.predicted, sights(tables))
 
 
 def forward(tables: Tables) -> Forward:
-    """Filter all steps, given the diffuse coordinates."""
-    means = beside(tables.directions, tables.initial_mean.unsqueeze(-1))
-    factor = tables.initial_factor
-    q, n_steps = tables.n_diffuse, tables.x.shape[-2]
-    predicted, filtered, white, sights, moves, log_dets, singular = [], [], [], [], [], [], []
-    for t in range(n_steps):
-        predicted.append((means, factor))
-        emission, y, noise = tables.sight(t)
-        shown = emission @ factor
-        spread = beside(shown, noise)
-        root = torch.linalg.qr(spread.mT)[1].mT
-        gap = torch.nn.functional.pad(y.unsqueeze(-1), (q, 0)) - emission @ means
-        whitened = torch.linalg.solve_triangular(root, gap, upper=False)
-        half = torch.linalg.solve_triangular(root, shown, upper=False)
-        gain = torch.linalg.solve_triangular(root.mT, half @ factor.mT, upper=True).mT
-        seen_part = torch.linalg.solve_triangular(root, spread, upper=False).detach().mT
-        padded = torch.nn.functional.pad(factor, (0, noise.shape[-1]))
-        free_part = rotation_of(beside(spread.mT, padded.mT).mT)[..., root.shape[-1] :]
-        sights.append((seen_part, free_part))
-        means = means + factor @ (half.mT @ whitened)
-        factor = turn(beside(factor - factor @ (half.mT @ half), -gain @ noise), free_part)
-        filtered.append((means, factor))
-        white.append(whitened)
-        diagonal, least = root.diagonal(dim1=-2, dim2=-1).abs(), SINGULAR * torch.finfo(root.dtype).eps
-        singular.append(~(diagonal > least * spread.detach().abs().amax(-1)).all(-1))
-        log_dets.append(diagonal.log().sum(-1))
-        if t + 1 < n_steps:
-            transition, offset, noise = tables.move(t)
-            means = transition @ means + torch.nn.functional.pad(offset.unsqueeze(-1), (q, 0))
-            wide = beside(transition @ factor, noise)
-            moves.append(rotation_of(wide))
-            factor = turn(wide, moves[-1])
-    return Forward(predicted, filtered, white, sights, moves, _stack(log_dets, 0), _stack(singular, 0))
+    """Filter step by step, given the diffuse coordinates."""
+    sight, step, belief = sights(tables), moves(tables), initial(tables)
+    predicted, seen, turns = [], [], []
+    for t in range(tables.n_steps):
+        predicted.append(belief)
+        seen.append(see(belief, Sight(_at(sight.emission, t, 2), _at(sight.gap, t, 1), _at(sight.noise, t, 2))))
+        if t + 1 < tables.n_steps:
+            own = Move(_at(step.transition, t, 2), _at(step.offset, t, 1), _at(step.noise, t, 2))
+            belief, rotation = move(seen[-1].belief, own)
+            turns.append(rotation)
+    means, factor = (_stack(list(part), 2) for part in zip(*predicted, strict=True))
+    after = Belief(*(_stack(list(part), 2) for part in zip(*(each.belief for each in seen), strict=True)))
+    own_axes = (2, 2, 2, 0, 0)
+    others = (_stack(list(part), n) for part, n in zip(list(zip(*seen, strict=True))[1:], own_axes, strict=True))
+    none = factor.new_zeros(0, 2 * factor.shape[-1], factor.shape[-1])
+    return Forward(Belief(means, factor), Seen(after, *others), _stack(turns, 2) if turns else none)
+
+
+def _at(table: Tensor, t: int, n_axes: int) -> Tensor:
+    return table.select(-n_axes - 1, t if table.shape[-n_axes - 1] > 1 else 0)
 
 
 def _stack(tables: list[Tensor], n_axes: int) -> Tensor:
@@ -151,26 +90,46 @@ def _stack(tables: list[Tensor], n_axes: int) -> Tensor:
     return torch.stack(torch.broadcast_tensors(*tables), -n_axes - 1)
 
 
-def evidence(tables: Tables, run: Forward) -> tuple[Tensor, Start, Tensor]:
-    """log p(x) [*b], the diffuse coordinates given x, and whether [*b] they are left open."""
-    q, rows = tables.n_diffuse, _stack(run.white, 2).flatten(-3, -2)
+def evidence(tables: Tables) -> tuple[Tensor, Tensor]:
+    """log p(x) [*b], and fault."""
+    total, _, fault = _evidence(tables, *_see_all(tables))
+    return total, fault
+
+
+def _evidence(tables: Tables, predicted: Belief, seen: Seen) -> tuple[Tensor, Start, Tensor]:
+    """log p(x), the diffuse coordinates given x, and fault."""
+    q, shape = tables.n_diffuse, tables.batch_shape
+    rows = seen.white.flatten(-3, -2)
     design, residual = torch.nn.functional.pad(rows[..., :q], (0, 0, 0, q)), rows[..., q:]
-    total = -run.log_det.double().sum(-1) - LOG_2PI / 2 * n_seen(tables).double().sum(-1)
+    total = -seen.log_det.double().sum(-1) - LOG_2PI / 2 * n_seen(tables).double().sum(-1)
     if not q:
-        start = _no_start(rows)
-        square = residual.square().double().sum((-2, -1))
-        return (total - square / 2).to(rows.dtype), start, rows.new_zeros((), dtype=torch.bool)
-    residual = torch.nn.functional.pad(residual, (0, 0, 0, q))
-    rotation, triangle = torch.linalg.qr(design)
-    reached = rotation.mT @ residual
-    square = (residual - rotation @ reached).square().double().sum((-2, -1))
-    log_det = triangle.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
-    weights = torch.linalg.solve_triangular(triangle, -reached, upper=True).squeeze(-1)
-    weights = torch.nn.functional.pad(weights, (0, 1), value=1.0)
-    unit = torch.eye(q, dtype=rows.dtype, device=rows.device)
-    factor = torch.linalg.solve_triangular(triangle, unit, upper=True)
-    start = Start(weights, factor, torch.zeros_like(factor), log_det)
-    return (total - log_det.double() - square / 2).to(rows.dtype), start, _open(triangle.detach()).any(-1)
+        start, total = _no_start(rows), total - residual.square().double().sum((-2, -1)) / 2
+        left_open = rows.new_zeros((), dtype=torch.bool)
+    else:
+        residual = torch.nn.functional.pad(residual, (0, 0, 0, q))
+        rotation, triangle = torch.linalg.qr(design)
+        reached = rotation.mT @ residual
+        square = (residual - rotation @ reached).square().double().sum((-2, -1))
+        log_det = triangle.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
+        weights = torch.linalg.solve_triangular(triangle, -reached, upper=True).squeeze(-1)
+        weights = torch.nn.functional.pad(weights, (0, 1), value=1.0)
+        unit = torch.eye(q, dtype=rows.dtype, device=rows.device)
+        factor = torch.linalg.solve_triangular(triangle, unit, upper=True)
+        start = Start(weights, factor, torch.zeros_like(factor), log_det)
+        total, left_open = total - log_det.double() - square / 2, _open(triangle.detach()).any(-1)
+    return total.to(rows.dtype).expand(shape), start, _fault(tables, predicted, seen, left_open.expand(shape))
+
+
+@torch.no_grad()
+def _fault(tables: Tables, predicted: Belief, seen: Seen, left_open: Tensor) -> Tensor:
+    shape, n_steps = tables.batch_shape, tables.n_steps
+    beyond = ~predicted.factor.square().sum(-1).isfinite().all(-1)
+    wrong = (seen.singular | beyond).expand(*shape, n_steps)
+    step = wrong.int().argmax(-1)
+    kind = torch.where(beyond.expand(*shape, n_steps).gather(-1, step.unsqueeze(-1)).squeeze(-1), OVERFLOW, SINGULAR)
+    last = n_steps - 1 if tables.lengths is None else tables.lengths - 1
+    late = torch.where(left_open, 4 * last + OPEN, -1)
+    return torch.where(wrong.any(-1), 4 * step + kind, late)
 
 
 def _open(triangle: Tensor) -> Tensor:
@@ -182,32 +141,71 @@ def _open(triangle: Tensor) -> Tensor:
 
 def n_seen(tables: Tables) -> Tensor:
     """How many features are seen, [*b, T]."""
-    n_steps, n_features = tables.x.shape[-2:]
-    if tables.seen is None:
-        return tables.x.new_full((n_steps,), n_features)
-    return tables.seen.sum(-1).to(tables.x)
+    return seen_of(tables).sum(-1).to(tables.x)
 
 
-def starts(tables: Tables, run: Forward) -> tuple[list[Start], Tensor]:
+@torch.no_grad()
+def filter(tables: Tables) -> tuple[Tensor, ...]:
+    """log p(x), its increments, means and covariances after and before each observation, diffuse parts, and fault."""
+    predicted, seen = _see_all(tables)
+    total, _, fault = _evidence(tables, predicted, seen)
+    found, increment = _starts(tables, seen)
+    before, after = (Start(*(_steps(part, s, n) for part, n in zip(found, (1, 2, 2, 0), strict=True))) for s in (0, 1))
+    shape, results = tables.batch_shape, []
+    for belief, start in ((seen.belief, after), (predicted, before)):
+        mean, factor = moments(belief, start)
+        results += [_inside(tables, mean.expand(*shape, *mean.shape[-2:]), 2), _shared(tables, factor)]
+    opens = [
+        _shared(tables, belief.means[..., :-1] @ start.left_open)[..., : None if tables.n_diffuse else 0, :, :]
+        for belief, start in ((seen.belief, after), (predicted, before))
+    ]
+    return total, _inside(tables, increment.expand(*shape, tables.n_steps), 1), *results, *opens, fault
+
+
+def _steps(table: Tensor, first: int, n_axes: int) -> Tensor:
+    """T of the T + 1 entries."""
+    axis = table.dim() - n_axes - 1
+    return table.narrow(axis, first, table.shape[axis] - 1)
+
+
+def _shared(tables: Tables, factor: Tensor) -> Tensor:
+    return _inside(tables, _of_sets(tables, covariance_of(factor)), 3)
+
+
+def _of_sets(tables: Tables, table: Tensor) -> Tensor:
+    """Covariances [*b, S, L, L] with their own batch axes: those that means alone have add nothing but copies."""
+    shape, own = tables.shared_shape, table.shape[-3:]
+    axes = table.dim() - 3 - len(shape)
+    table = table[(0,) * axes] if axes > 0 else table
+    for axis, size in enumerate(shape[max(0, -axes) :]):
+        table = table.narrow(axis, 0, min(size, table.shape[axis]))
+    return table.expand(*shape, *own)
+
+
+def _inside(tables: Tables, table: Tensor, n_own: int) -> Tensor:
+    """A table whose own axes begin with that of the steps, or of moves to them; 0 beyond the end."""
+    active = tables.active
+    if active is None:
+        return table
+    n_steps = table.shape[table.dim() - n_own]
+    return torch.where(active[..., tables.n_steps - n_steps :][(..., *[None] * (n_own - 1))], table, 0.0)
+
+
+def _starts(tables: Tables, seen: Seen) -> tuple[Start, Tensor]:
     """The diffuse coordinates before and after each step, T + 1 of them, and log p(x_t | x_1..t-1) [*b, T]."""
-    q, like = tables.n_diffuse, run.white[0]
-    rows = like.new_zeros(q, q + 1)
-    found, costs, loose = [_start(rows)[0]], [], like.new_zeros(())
-    for white in run.white:
-        if q:
-            shape = torch.broadcast_shapes(rows.shape[:-2], white.shape[:-2])
-            rows = torch.cat([rows.expand(*shape, q, q + 1), white.expand(*shape, *white.shape[-2:])], -2)
-            rotation, _ = torch.linalg.qr(rows[..., :q])
-            turned = rotation.mT @ rows
-            rest = (rows - rotation @ turned)[..., q].square().sum(-1)
-            rows = turned
-        else:
-            rest = white.square().sum((-2, -1))
-        start, unexplained = _start(rows)
-        costs.append(start.log_det - found[-1].log_det + (rest + unexplained - loose) / 2)
-        found.append(start)
-        loose = unexplained
-    return found, -(_stack(costs, 0) + run.log_det + LOG_2PI / 2 * n_seen(tables))
+    q, white = tables.n_diffuse, seen.white
+    constant = seen.log_det + LOG_2PI / 2 * n_seen(tables)
+    if not q:
+        start = Start(*(table.expand(tables.n_steps + 1, *table.shape) for table in _no_start(white)))
+        return start, -(white.square().sum((-2, -1)) / 2 + constant)
+    kept = parallel.prefix_rows(white)  # [*b, T + 1, q, q + 1]
+    found, unexplained = _start(kept)
+    rows = torch.cat([kept[..., :-1, :, :], white], -2)
+    rotation, _ = torch.linalg.qr(rows[..., :q])
+    rest = (rows - rotation @ (rotation.mT @ rows))[..., q].square().sum(-1)
+    # rows that leave coordinates open explain nothing of them: the residual that they hold counts at once
+    cost = found.log_det.diff() + (rest + unexplained.diff()) / 2
+    return found, -(cost + constant)
 
 
 def _no_start(like: Tensor) -> Start:
@@ -217,8 +215,6 @@ def _no_start(like: Tensor) -> Start:
 def _start(rows: Tensor) -> tuple[Start, Tensor]:
     """From rows [*b, q, q + 1], of any rank; and the square of what no coordinates explain."""
     q = rows.shape[-2]
-    if not q:
-        return _no_start(rows), rows.new_zeros(())
     left, values, right = torch.linalg.svd(rows[..., :q])
     free = _open(rows[..., :q])
     share = (left.mT @ rows[..., q:]).squeeze(-1)
@@ -230,60 +226,71 @@ def _start(rows: Tensor) -> tuple[Start, Tensor]:
     return Start(weights, factor, left_open, safe.log().sum(-1)), torch.where(free, share, 0.0).square().sum(-1)
 
 
-def moments(means: Tensor, factor: Tensor, start: Start) -> tuple[Tensor, Tensor]:
+def moments(belief: Belief, start: Start) -> tuple[Tensor, Tensor]:
     """Mean [*b, L] and factor [*b, L, L] over the diffuse coordinates as well."""
+    means, factor = belief
     mean = (means @ start.weights.unsqueeze(-1)).squeeze(-1)
-    if not len(start.factor):
+    if not start.factor.shape[-1]:
         return mean, factor
     return mean, compress(factor, means[..., :-1] @ start.factor)
 
 
-def backward(run: Forward) -> list[Backward]:
-    """From each step but the first to the one before."""
-    later = zip(run.moves, run.sights[1:], run.white[1:], strict=True)
-    return [_back(move, *sight, white) for move, sight, white in later]
+def _by_step(start: Start) -> Start:
+    """The same for all steps."""
+    return Start(start.weights.unsqueeze(-2), start.factor.unsqueeze(-3), start.left_open.unsqueeze(-3), start.log_det)
 
 
-def _back(moved: Tensor, seen: Tensor, free: Tensor, white: Tensor) -> Backward:
-    """From what a move and a sight turned into each other, numbers of standard normal distribution all of them."""
-    n = free.shape[-1]
-    into = moved[..., :n, :]
-    noise = compress(into @ rest_of(seen, free, rows=n), rest_of(moved, rows=n))
-    return Backward(into @ free[..., :n, :], into @ (seen[..., :n, :] @ white), noise)
+@torch.no_grad()
+def smooth(tables: Tables) -> tuple[Tensor, ...]:
+    """log p(x), means [*b, T, L], covariances, those [*b, T-1, L, L] of each state with the one before, and fault."""
+    scan = _scan(tables)
+    if scan is None:
+        run = forward(tables)
+        predicted, seen, (belief, cross) = *run[:2], _smooth_back(run)
+    else:
+        predicted, seen = scan.predicted, see(scan.predicted, sights(tables))
+        belief, cross = parallel.smooth(seen.belief, scan.steps)
+    total, start, fault = _evidence(tables, predicted, seen)
+    start = _by_step(start)
+    mean, factor = moments(belief, start)
+    if tables.n_diffuse:
+        columns = belief.means[..., :-1] @ start.factor
+        cross = cross + columns[..., 1:, :, :] @ columns[..., :-1, :, :].mT
+    mean = _inside(tables, mean.expand(*tables.batch_shape, *mean.shape[-2:]), 2)
+    cross = _inside(tables, _of_sets(tables, cross), 3)
+    return total, mean, _shared(tables, factor), cross, fault
 
 
-def smooth(run: Forward, start: Start) -> tuple[Tensor, Tensor, Tensor]:
-    """Means [*b, T, L], covariances [*b, T, L, L], and those [*b, T-1, L, L] of each state with the one before."""
-    means, factor = run.filtered[-1]
-    found, crosses = [moments(means, factor, start)], []
-    white, spread = torch.zeros_like(means), torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
-    for (here, root), back in zip(run.filtered[-2::-1], backward(run)[::-1], strict=True):
-        later = means
-        ahead = covariance_of(spread) @ back.gain.mT
-        white, spread = back.gain @ white + back.drift, compress(back.gain @ spread, back.noise)
-        cross = run.filtered[len(run.filtered) - len(found)][1] @ ahead @ root.mT
-        means, factor = here + root @ white, root @ spread
-        if len(start.factor):
-            cross = cross + (later[..., :-1] @ start.factor) @ (means[..., :-1] @ start.factor).mT
-        crosses.append(cross)
-        found.append(moments(means, factor, start))
-    mean = _stack([mean for mean, _ in reversed(found)], 1)
-    covariance = _stack([covariance_of(z) for _, z in reversed(found)], 2)
-    return mean, covariance, _stack(crosses[::-1], 2) if crosses else covariance[..., :0, :, :]
+def _smooth_back(run: Forward) -> tuple[Belief, Tensor]:
+    """Step by step: beliefs given all observations and the diffuse coordinates, and the covariances of neighbours."""
+    back, root = backward(run), run.seen.belief.factor
+    n, size = back.gain.shape[-3:-1]
+    drift, spread = back.drift.new_zeros(size, back.drift.shape[-1]), torch.eye(size).to(back.gain)
+    found = [(drift, spread)]
+    for t in reversed(range(n)):
+        gain, own, noise = (part[..., t, :, :] for part in back)
+        drift, spread = gain @ drift + own, compress(gain @ spread, noise)
+        found.append((drift, spread))
+    white, spread = (_stack([pair[k] for pair in reversed(found)], 2) for k in (0, 1))
+    belief = Belief(run.seen.belief.means + root @ white, root @ spread)
+    cross = (belief.factor @ spread.mT)[..., 1:, :, :] @ back.gain.mT @ root[..., :-1, :, :].mT
+    return belief, cross
 
 
-def sample(run: Forward, start: Start, noise: Tensor, diffuse_noise: Tensor) -> Tensor:
-    """Paths [n, *b, T, L], backward in time, from normal numbers [n, *b, T, L] and [n, *b, q]."""
+@torch.no_grad()
+def sample(tables: Tables, noise: Tensor, diffuse_noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Paths [n, *b, T, L], backward in time, from normal numbers [n, *b, T, L] and [n, *b, q]; and fault."""
+    run = forward(tables)
+    _, start, fault = _evidence(tables, *run[:2])
     weights = start.weights.expand(*diffuse_noise.shape[:-1], -1)
-    if len(start.factor):
+    if tables.n_diffuse:
         drawn = (start.factor @ diffuse_noise.unsqueeze(-1)).squeeze(-1)
         weights = weights + torch.nn.functional.pad(drawn, (0, 1))
-    weights, numbers = weights.unsqueeze(-1), noise.unsqueeze(-1).unbind(-3)
-    path, white, back = [], numbers[-1], backward(run)
-    for t in reversed(range(len(run.filtered))):
-        means, factor = run.filtered[t]
-        path.append(means @ weights + factor @ white)
-        if t:
-            gain, drift, spread = back[t - 1]
-            white = gain @ white + drift @ weights + spread @ numbers[t - 1]
-    return torch.stack([state.squeeze(-1) for state in reversed(path)], -2)
+    weights, numbers, back = weights[..., None, :, None], noise.unsqueeze(-1), backward(run)
+    drift = back.drift @ weights + back.noise @ numbers[..., :-1, :, :]
+    white = [numbers[..., -1, :, :]]
+    for t in reversed(range(tables.n_steps - 1)):
+        white.append(back.gain[..., t, :, :] @ white[-1] + drift[..., t, :, :])
+    means, factor = run.seen.belief
+    path = means @ weights + factor @ torch.stack(white[::-1], -3)
+    return _inside(tables, path.squeeze(-1), 2), fault

@@ -12,9 +12,9 @@ from ...numerics.compilation import kernel
 from ...numerics.threads import in_parallel, ranges
 from . import op
 from .cpu_back import back
-from .cpu_steps import Arrays, choose, log_sum, merge, predict, update
+from .cpu_steps import Arrays, arrays_of, choose, log_sum, merge, observe, predict, work_of
 from .plain import Belief, Filtered, Smoothed
-from .tables import Tables, grid
+from .tables import Tables
 
 _MIN_WORK = 1 << 15  # numbers of covariances that repay a second thread
 
@@ -25,10 +25,8 @@ def _filter(part, x, lengths, order, p, going_on, increment, state, lagged, mean
     n_kept, n_densities, keeps = w.shape[2], m.shape[2], w.shape[1] > 1
     n_made = k**order
     log_weight, means, covariances = np.empty(n_made), np.zeros((n_made, n)), np.zeros((n_made, n, n))
-    seen, shown, chol = np.empty(n_features, np.int64), np.empty((n_features, n)), np.empty((n_features, n_features))
-    gap, gain, rest, half = np.empty(n_features), np.empty((n, n_features)), np.empty((n, n)), np.empty((n, n))
-    met, met_mean, met_covariance = np.empty(k), np.empty((k, n)), np.empty((k, n, n))
-    fan, fan_mean, fan_covariance = np.empty(n_kept * k), np.empty((n_kept * k, n)), np.empty((n_kept * k, n, n))
+    fan, fan_mean, fan_covariance = np.empty(n_kept * k), np.zeros((n_kept * k, n)), np.zeros((n_kept * k, n, n))
+    met_mean, met_covariance, work = np.empty(n), np.empty((n, n)), work_of(n_features, n)
     recurrent = len(p.log_weight) > 0
     for s in range(part[0], part[1]):
         for t in range(lengths[s]):
@@ -38,88 +36,33 @@ def _filter(part, x, lengths, order, p, going_on, increment, state, lagged, mean
                     log_weight[h] = p.log_initial[h] if h < k else -np.inf
                     means[h] = p.initial_mean[h % k]
                     covariances[h] = p.initial_covariance[h % k]
-            elif order == 1 and not recurrent:
-                for z in range(k):
-                    for c in range(k):
-                        met[c] = w[s, last, c] + p.log_transition[c, z]
-                    log_weight[z] = log_sum(met, k)
-                    predict(
-                        p.transition[z],
-                        p.transition_offset[z],
-                        p.state_noise[z],
-                        m[s, last, 0],
-                        v[s, last, 0],
-                        half,
-                        means[z],
-                        covariances[z],
-                    )
             else:
                 for c in range(n_kept):
-                    here = min(c, n_densities - 1)
+                    here, first = min(c, n_densities - 1), c * k
+                    own = slice(first, first + k)
                     if w[s, last, c] == -np.inf:
-                        fan[c * k : c * k + k] = -np.inf
+                        fan[own] = -np.inf
                         continue
                     if recurrent:
-                        choose(p, c % k, m[s, last, here], v[s, last, here], met, met_mean, met_covariance)
-                    for z in range(k):
-                        h = c * k + z
-                        if recurrent:
-                            fan[h], fan_mean[h], fan_covariance[h] = (
-                                w[s, last, c] + met[z],
-                                met_mean[z],
-                                met_covariance[z],
-                            )
-                        else:
-                            fan[h], fan_mean[h] = w[s, last, c] + p.log_transition[c % k, z], m[s, last, here]
-                            fan_covariance[h] = v[s, last, here]
+                        choose(
+                            p, c % k, m[s, last, here], v[s, last, here], fan[own], fan_mean[own], fan_covariance[own]
+                        )
+                    else:
+                        fan[own] = p.log_transition[c % k]
+                        fan_mean[own] = m[s, last, here]
+                        fan_covariance[own] = v[s, last, here]
+                    fan[own] += w[s, last, c]
                 for h in range(n_made):
                     z = h % k
                     if order == 1:
-                        log_weight[h] = merge(
-                            fan, z, k, n_kept, fan_mean, fan_covariance, met_mean[0], met_covariance[0]
-                        )
-                        if log_weight[h] > -np.inf:
-                            predict(
-                                p.transition[z],
-                                p.transition_offset[z],
-                                p.state_noise[z],
-                                met_mean[0],
-                                met_covariance[0],
-                                half,
-                                means[h],
-                                covariances[h],
-                            )
+                        log_weight[h] = merge(fan, z, k, n_kept, fan_mean, fan_covariance, met_mean, met_covariance)
+                        predict(p, z, met_mean, met_covariance, work, means[h], covariances[h])
                     else:
                         log_weight[h] = fan[h]
-                        if fan[h] > -np.inf:
-                            predict(
-                                p.transition[z],
-                                p.transition_offset[z],
-                                p.state_noise[z],
-                                fan_mean[h],
-                                fan_covariance[h],
-                                half,
-                                means[h],
-                                covariances[h],
-                            )
+                        predict(p, z, fan_mean[h], fan_covariance[h], work, means[h], covariances[h])
             for h in range(n_made):
                 if log_weight[h] > -np.inf:
-                    z = h % k
-                    log_weight[h] += update(
-                        x[s, t],
-                        p.emission[z],
-                        p.emission_offset[z],
-                        p.observation_noise[z],
-                        means[h],
-                        covariances[h],
-                        seen,
-                        shown,
-                        chol,
-                        gap,
-                        gain,
-                        rest,
-                        half,
-                    )
+                    log_weight[h] += observe(p, h % k, x[s, t], means[h], covariances[h], work)
             total = log_sum(log_weight, n_made)
             if not abs(total) < np.inf:
                 failed[s] = t
@@ -158,11 +101,7 @@ class _Run(NamedTuple):
 
 def _run(x: Tensor, lengths: Tensor, tables: Tables, order: int, belief: Belief | None, n_kept: int) -> _Run:
     (n_sequences, n_steps, _), k, n = x.shape, tables.n_regimes, tables.n_latent
-    recurrence, offset = tables.recurrence, tables.recurrence_offset
-    if recurrence is None or offset is None:
-        recurrence, offset = x.new_zeros(0, n), x.new_zeros(k, 0)
-    nodes, weights = grid(min(k - 1, n), x) if len(recurrence) else (x.new_zeros(0, 0), x.new_zeros(0))
-    given = (table.contiguous().numpy() for table in (*tables[:10], recurrence, offset, nodes, weights))
+    given = arrays_of(tables)
     histories, densities = k ** max(order - 1, 1), k ** (order - 1)
     kept = Belief(
         x.new_zeros(n_sequences, n_kept, histories),
@@ -175,7 +114,7 @@ def _run(x: Tensor, lengths: Tensor, tables: Tables, order: int, belief: Belief 
     found = [x.new_zeros(n_sequences, n_steps, *size) for size in ((), (k,), (k,), (n,), (n, n))]
     work = n_steps * k**order * n**2
     pieces = ranges(n_sequences, max(1, -(-_MIN_WORK // max(1, work))))
-    run = _Run(Arrays(*given), lengths.contiguous().numpy(), pieces, found, kept, torch.full_like(lengths, -1))
+    run = _Run(given, lengths.contiguous().numpy(), pieces, found, kept, torch.full_like(lengths, -1))
     outputs = [table.numpy() for table in (*found, *kept, run.failed)]
     first = x.contiguous().numpy(), run.ends, order, run.arrays, belief is not None
     in_parallel([partial(_filter, part, *first, *outputs) for part in pieces])

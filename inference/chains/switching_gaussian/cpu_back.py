@@ -4,15 +4,46 @@ import math
 
 import numpy as np
 
-from ...numerics.compilation import kernel
-from .cpu_steps import choose, log_sum, merge, predict
+from ...numerics.compilation import kernel, lean_kernel
+from .cpu_steps import choose, log_sum, merge, predict, work_of
 
 _EPS = float(np.finfo(np.float64).eps)
+_SOUND = 1e-6  # of a variance, the share that the features before leave, to divide by it as it is
+
+
+@lean_kernel
+def _solved(gain, covariance, chol):
+    """The rows of `gain` in place divided by the covariance; False where that is near to singular."""
+    n = covariance.shape[0]
+    for j in range(n):
+        for i in range(j, n):
+            value = covariance[i, j]
+            for k in range(j):
+                value -= chol[i, k] * chol[j, k]
+            if i > j:
+                chol[i, j] = value / chol[j, j]
+            elif value > _SOUND * covariance[j, j]:
+                chol[j, j] = math.sqrt(value)
+            else:
+                return False
+    for row in range(n):
+        for i in range(n):
+            for k in range(i):
+                gain[row, i] -= chol[i, k] * gain[row, k]
+            gain[row, i] /= chol[i, i]
+        for i in range(n - 1, -1, -1):
+            for k in range(i + 1, n):
+                gain[row, i] -= chol[k, i] * gain[row, k]
+            gain[row, i] /= chol[i, i]
+    return True
 
 
 @kernel
-def _gain(cross, covariance):
-    """cross times the pseudoinverse of a covariance, with the bound of `torch.linalg.pinv`."""
+def _gain(cross, covariance, chol):
+    """cross times the inverse of a covariance, or its pseudoinverse, with the bound of `torch.linalg.pinv`."""
+    gain = cross.copy()
+    if _solved(gain, covariance, chol):
+        return gain
     values, vectors = np.linalg.eigh(covariance)
     n, most = len(values), np.abs(values).max()
     turned = cross @ vectors
@@ -28,7 +59,7 @@ def back(part, lengths, p, w, m, v, state, pairs, mean, covariance):
     recurrent = len(p.log_weight) > 0
     log_prob, met_mean, met_covariance = np.empty((k, k)), np.empty((k, k, n)), np.empty((k, k, n, n))
     joint, moved, spread = np.empty((k, k)), np.zeros((k, k, n)), np.zeros((k, k, n, n))
-    column, total, half = np.empty(k), np.empty(k), np.empty((n, n))
+    column, total, work = np.empty(k), np.empty(k), work_of(1, n)
     ahead, ahead_covariance = np.empty(n), np.empty((n, n))
     for s in range(part[0], part[1]):
         for t in range(lengths[s] - 1, -1, -1):
@@ -53,17 +84,8 @@ def back(part, lengths, p, w, m, v, state, pairs, mean, covariance):
                             continue
                         joint[j, z] = log_prob[j, z] - total[z] + w[s, t + 1, z]
                         pairs[s, t, j, z] = math.exp(joint[j, z])
-                        predict(
-                            p.transition[z],
-                            p.transition_offset[z],
-                            p.state_noise[z],
-                            met_mean[j, z],
-                            met_covariance[j, z],
-                            half,
-                            ahead,
-                            ahead_covariance,
-                        )
-                        gain = _gain(met_covariance[j, z] @ p.transition[z].T, ahead_covariance)
+                        predict(p, z, met_mean[j, z], met_covariance[j, z], work, ahead, ahead_covariance)
+                        gain = _gain(met_covariance[j, z] @ p.transition[z].T, ahead_covariance, work.half)
                         moved[j, z] = met_mean[j, z] + gain @ (m[s, t + 1, z] - ahead)
                         spread[j, z] = met_covariance[j, z] + gain @ (v[s, t + 1, z] - ahead_covariance) @ gain.T
                 for j in range(k):

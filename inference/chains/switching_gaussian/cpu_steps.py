@@ -5,8 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...numerics.compilation import inlined, kernel
+from ...numerics.compilation import inlined, kernel, lean_kernel
 from ..linear_gaussian.plain import LOG_2PI
+from .tables import Tables, grid
 
 _NONE = 1e-12  # of a direction's length, that others explain but for rounding
 
@@ -30,8 +31,38 @@ class Arrays(NamedTuple):
     log_weight: np.ndarray
 
 
-@inlined
-def _root(matrix, factor):
+def arrays_of(tables: Tables) -> Arrays:
+    (k, _, n), x = tables.emission.shape, tables.emission
+    recurrence, offset = tables.recurrence, tables.recurrence_offset
+    if recurrence is None or offset is None:
+        recurrence, offset = x.new_zeros(0, n), x.new_zeros(k, 0)
+    nodes, weights = grid(min(k - 1, n), x) if len(recurrence) else (x.new_zeros(0, 0), x.new_zeros(0))
+    given = (*tables[:10], recurrence, offset, nodes, weights)
+    return Arrays(*(table.contiguous().numpy() for table in given))
+
+
+class Work(NamedTuple):
+    """What a step of L latents and F rows of observations writes over."""
+
+    seen: np.ndarray  # [F], the rows that are seen
+    shown: np.ndarray  # [F, L]
+    chol: np.ndarray  # [F, F], of the innovation's covariance
+    gap: np.ndarray  # [F], the innovation, whitened
+    gain: np.ndarray  # [L, F]
+    rest: np.ndarray  # [L, L], 1 less the gain times the emission
+    half: np.ndarray  # [L, L]
+
+
+@kernel
+def work_of(rows, n):
+    square, wide = np.empty((rows, rows)), np.empty((rows, n))
+    return Work(
+        np.empty(rows, np.int64), wide, square, np.empty(rows), np.empty((n, rows)), np.eye(n), np.empty((n, n))
+    )
+
+
+@lean_kernel
+def root_of(matrix, factor):
     """The lower Cholesky factor of a matrix that may be singular, a column of 0 for each direction it has not."""
     n = matrix.shape[0]
     for j in range(n):
@@ -65,7 +96,7 @@ def log_sum(values, n):
     return top + math.log(total)
 
 
-@inlined
+@lean_kernel
 def merge(log_weight, first, step, n, mean, covariance, centre, spread):
     """The log-weight of n densities from `first` on, `step` apart, and their mean and covariance, 0 without weight."""
     size, top, total = centre.shape[0], -np.inf, 0.0
@@ -99,36 +130,41 @@ def merge(log_weight, first, step, n, mean, covariance, centre, spread):
     return log_total
 
 
-@inlined
-def predict(a, offset, noise, mean, covariance, half, new_mean, new_covariance):
-    n = a.shape[0]
+@lean_kernel
+def predict(p, z, mean, covariance, work, new_mean, new_covariance):
+    """The move into regime z."""
+    n, a, half = mean.shape[0], p.transition, work.half
     for i in range(n):
-        value = offset[i]
+        value = p.transition_offset[z, i]
         for j in range(n):
-            value += a[i, j] * mean[j]
+            value += a[z, i, j] * mean[j]
             total = 0.0
             for k in range(n):
-                total += a[i, k] * covariance[k, j]
+                total += a[z, i, k] * covariance[k, j]
             half[i, j] = total
         new_mean[i] = value
     for i in range(n):
         for j in range(i + 1):
-            value = noise[i, j]
+            value = p.state_noise[z, i, j]
             for k in range(n):
-                value += half[i, k] * a[j, k]
+                value += half[i, k] * a[z, j, k]
             new_covariance[i, j] = value
             new_covariance[j, i] = value
 
 
-@inlined
-def update(x, c, offset, noise, mean, covariance, seen, shown, chol, gap, gain, rest, half):
+@lean_kernel
+def update(x, c, offset, noise, mean, covariance, work):
     """Mean and covariance in place; log p(x), NaN where there is no such density."""
     n, n_seen = mean.shape[0], 0
+    seen, shown, chol, gap, gain, rest, half = work
     for f in range(x.shape[0]):
         if not math.isnan(x[f]):
             seen[n_seen] = f
             n_seen += 1
     if n_seen == 0:
+        for i in range(n):
+            for j in range(n):
+                rest[i, j] = 1.0 if i == j else 0.0
         return 0.0
     for i in range(n_seen):
         f, value = seen[i], x[seen[i]] - offset[seen[i]]
@@ -201,12 +237,18 @@ def update(x, c, offset, noise, mean, covariance, seen, shown, chol, gap, gain, 
     return log_density
 
 
+@lean_kernel
+def observe(p, z, x, mean, covariance, work):
+    """`update` in regime z."""
+    return update(x, p.emission[z], p.emission_offset[z], p.observation_noise[z], mean, covariance, work)
+
+
 @kernel
 def choose(p, regime, mean, covariance, log_prob, new_mean, new_covariance):
     """See `tables.choose`, of one belief in the recurrent kind."""
     j, n, d = p.recurrence.shape[0], mean.shape[0], p.nodes.shape[1]
     root, directions, slopes = np.zeros((n, n)), np.zeros((n, d)), np.zeros((j, n))
-    _root(covariance, root)
+    root_of(covariance, root)
     for i in range(j):
         for a in range(n):
             for b in range(a, n):

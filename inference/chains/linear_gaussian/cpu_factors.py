@@ -1,0 +1,131 @@
+"""Small matrices inside the kernels: triangular factors, products, and when a recursion has come to rest."""
+
+import math
+
+import numpy as np
+
+from ...numerics.compilation import kernel
+
+SAME = 8.0 * float(np.finfo(np.float64).eps)  # of a row's norm: what is no change
+
+
+@kernel
+def triangularize(table, n_pivots):
+    """Rotate columns so that the first rows become a lower triangle without negative numbers on its diagonal.
+
+    Rows beyond the pivots are rotated with them. A Householder reflection a row (Golub & Van Loan 2013, 5.1.1).
+    """
+    n_rows, n_columns = table.shape
+    for k in range(n_pivots):
+        rest = 0.0
+        for j in range(k + 1, n_columns):
+            rest += table[k, j] * table[k, j]
+        first = table[k, k]
+        if rest == 0.0 and first >= 0.0:
+            continue
+        norm = math.sqrt(first * first + rest)
+        head = first - norm if first <= 0.0 else -rest / (first + norm)
+        scale = 2.0 / (head * head + rest)
+        for i in range(k + 1, n_rows):
+            share = table[i, k] * head
+            for j in range(k + 1, n_columns):
+                share += table[i, j] * table[k, j]
+            share *= scale
+            table[i, k] -= share * head
+            for j in range(k + 1, n_columns):
+                table[i, j] -= share * table[k, j]
+        table[k, k] = norm
+        for j in range(k + 1, n_columns):
+            table[k, j] = 0.0
+
+
+@kernel
+def multiply(a, b, out):
+    """out = a b."""
+    for i in range(out.shape[0]):
+        for j in range(out.shape[1]):
+            out[i, j] = 0.0
+        for k in range(b.shape[0]):
+            factor = a[i, k]
+            for j in range(out.shape[1]):
+                out[i, j] += factor * b[k, j]
+
+
+@kernel
+def multiply_transposed(a, b, out):
+    """out = a' b."""
+    for i in range(out.shape[0]):
+        for j in range(out.shape[1]):
+            out[i, j] = 0.0
+    for k in range(b.shape[0]):
+        for i in range(out.shape[0]):
+            factor = a[k, i]
+            for j in range(out.shape[1]):
+                out[i, j] += factor * b[k, j]
+
+
+@kernel
+def multiply_by_transposed(a, b, out):
+    """out = a b'."""
+    for i in range(out.shape[0]):
+        for j in range(out.shape[1]):
+            total = 0.0
+            for k in range(a.shape[1]):
+                total += a[i, k] * b[j, k]
+            out[i, j] = total
+
+
+@kernel
+def copy(table, out):
+    for i in range(out.shape[0]):
+        for j in range(out.shape[1]):
+            out[i, j] = table[i, j]
+
+
+@kernel
+def solve(root, table):
+    """table <- root^-1 table, of a lower triangle."""
+    for i in range(table.shape[0]):
+        for k in range(i):
+            factor = root[i, k]
+            for j in range(table.shape[1]):
+                table[i, j] -= factor * table[k, j]
+        inverse = 1.0 / root[i, i]
+        for j in range(table.shape[1]):
+            table[i, j] *= inverse
+
+
+@kernel
+def solve_transposed(root, table):
+    """table <- root'^-1 table, of a lower triangle."""
+    for i in range(table.shape[0] - 1, -1, -1):
+        for k in range(i + 1, table.shape[0]):
+            factor = root[k, i]
+            for j in range(table.shape[1]):
+                table[i, j] -= factor * table[k, j]
+        inverse = 1.0 / root[i, i]
+        for j in range(table.shape[1]):
+            table[i, j] *= inverse
+
+
+@kernel
+def rests(table, before, reference, clock, step):
+    r"""Whether a recursion has come to its fixed point, to rounding; asked after every step, counted from 1.
+
+    It has where neither the last step nor a stretch, an eighth of all steps so far, changed anything: what is left of a
+    mode that decays by $\rho$ a step is less than what it moved over n steps, times $\rho^n / (1 - \rho^n)$, and one
+    that turns, such as a season's, moves at every step. `clock` holds the step at which to look next, 0 at the start.
+    """
+    if step < clock[0]:
+        return False
+    same = clock[0] > 0
+    for i in range(before.shape[0]):
+        norm = 0.0
+        for j in range(before.shape[1]):
+            norm += before[i, j] * before[i, j]
+        bound = SAME * math.sqrt(norm)
+        for j in range(before.shape[1]):
+            same &= abs(table[i, j] - reference[i, j]) <= bound and abs(table[i, j] - before[i, j]) <= bound
+            reference[i, j] = table[i, j]
+    clock[0] = step + max(8, step // 8)
+    return same

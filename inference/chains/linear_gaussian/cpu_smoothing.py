@@ -1,0 +1,123 @@
+r"""Covariances of filtered and smoothed states, as fused numba kernels.
+
+Backward in time the whitened state has the covariance $S S^\top$, with $S \leftarrow [J S, N]$ made triangular, and
+so $V_t = (Z_f S)(Z_f S)^\top$. The diffuse coordinates add $M \Delta M^\top$, with $M_t = M_f + Z_f E_t$ and
+$E_{t-1} = J E_t + H W_t$.
+"""
+
+import numpy as np
+
+from ...numerics.compilation import kernel
+from .cpu_factors import copy, multiply, multiply_by_transposed, rests, triangularize
+
+
+@kernel
+def _add_square(columns, out):
+    """out += columns columns'."""
+    for i in range(out.shape[0]):
+        for j in range(out.shape[1]):
+            total = 0.0
+            for k in range(columns.shape[1]):
+                total += columns[i, k] * columns[j, k]
+            out[i, j] += total
+
+
+@kernel
+def filtered_covariances(part, model, gains, diffuse, out):
+    """Before and after each observation, and their parts that are multiplied by an infinite variance."""
+    n_states = model.emission.shape[-1]
+    q = model.directions.shape[1]
+    before, after, columns = np.empty((n_states, n_states)), np.empty((n_states, n_states)), np.empty((n_states, q))
+    whole = np.empty((n_states, n_states))
+    for c in range(part[0], part[1]):
+        if gains.fault[c] >= 0:
+            continue
+        for t in range(model.lengths[c]):
+            if t <= gains.steady[c]:
+                multiply_by_transposed(gains.predicted[c, t], gains.predicted[c, t], before)
+                multiply_by_transposed(gains.filtered[c, t], gains.filtered[c, t], after)
+            for s, factor, means, total in (
+                (t, after, 1, out.covariance),
+                (t - 1, before, 0, out.predicted_covariance),
+            ):
+                copy(factor, whole)
+                if q:
+                    table = diffuse.filtered[c, t] if means else diffuse.predicted[c, t]
+                    if s >= 0:
+                        multiply(table, diffuse.spread[c, s], columns)
+                        _add_square(columns, whole)
+                        multiply(table, diffuse.open[c, s], columns)
+                    else:
+                        copy(table, columns)
+                    multiply_by_transposed(
+                        columns, columns, out.diffuse[c, t] if means else out.predicted_diffuse[c, t]
+                    )
+                copy(whole, total[c, t])
+
+
+@kernel
+def smoothed_covariances(part, model, gains, diffuse, covariance, cross):
+    """Of each state, and of each with the one before it, given all observations."""
+    n_states = model.emission.shape[-1]
+    q = model.directions.shape[1]
+    spread, reference, clock = np.empty((n_states, n_states)), np.empty((n_states, n_states)), np.zeros(1, np.int64)
+    wide, backed = np.empty((n_states, 2 * n_states)), np.empty((n_states, n_states))
+    here, later, earlier = (
+        np.empty((n_states, n_states)),
+        np.empty((n_states, n_states)),
+        np.empty((n_states, n_states)),
+    )
+    own, pair = np.empty((n_states, n_states)), np.empty((n_states, n_states))
+    whole, sums = np.empty((n_states, n_states)), np.empty((n_states, q))
+    drawn, moved, means, after = (
+        np.empty((n_states, q)),
+        np.empty((n_states, q)),
+        np.empty((n_states, q)),
+        np.empty((n_states, q)),
+    )
+    for c in range(part[0], part[1]):
+        if gains.fault[c] >= 0:
+            continue
+        n_steps, steady = model.lengths[c], gains.steady[c]
+        spread[:], drawn[:] = 0.0, 0.0
+        for i in range(n_states):
+            spread[i, i] = 1.0
+        clock[0], at_rest = 0, False
+        for t in range(n_steps - 1, -1, -1):
+            r = min(t, steady)
+            if t == n_steps - 1:
+                multiply(gains.filtered[c, r], spread, here)
+                multiply_by_transposed(here, here, own)
+            elif t < steady or not at_rest:
+                copy(here, later)
+                multiply(gains.back[c, r], spread, backed)
+                multiply(gains.filtered[c, r], backed, earlier)
+                multiply_by_transposed(later, earlier, pair)
+                for i in range(n_states):
+                    for j in range(n_states):
+                        wide[i, j] = backed[i, j]
+                        wide[i, n_states + j] = gains.noise[c, r, i, j]
+                triangularize(wide, n_states)
+                at_rest = t > steady and rests(wide, spread, reference, clock, n_steps - 1 - t)
+                copy(wide, spread)
+                multiply(gains.filtered[c, r], spread, here)
+                multiply_by_transposed(here, here, own)
+            copy(own, whole)
+            if q:
+                copy(means, after)
+                if t < n_steps - 1:
+                    multiply(gains.back[c, r], drawn, moved)
+                    multiply(gains.drift[c, r], diffuse.white[c, t + 1], drawn)
+                    drawn += moved
+                multiply(gains.filtered[c, r], drawn, sums)
+                sums += diffuse.filtered[c, t]
+                multiply(sums, diffuse.spread[c, -1], means)
+                _add_square(means, whole)
+            copy(whole, covariance[c, t])
+            if t < n_steps - 1:
+                copy(pair, whole)
+                for i in range(n_states):
+                    for j in range(n_states):
+                        for k in range(q):
+                            whole[i, j] += after[i, k] * means[j, k]
+                copy(whole, cross[c, t])

@@ -1,0 +1,172 @@
+r"""Parallel forms in time, in plain torch: associative scans, of about $2 \log_2 T$ launches instead of T.
+
+A stretch of steps is summed up by $p(s_j, x_{i+1..j} \mid s_i)$, normal in $s_j$ with mean $A s_i + b$ and factor U,
+times a likelihood of $s_i$ with information $Z Z^\top$ and vector $\eta$ (Särkkä & García-Fernández 2021; in factors,
+Yaghoobi, Corenflos, Hassan & Särkkä 2022). Two of them come to, with $M = U_i^\top Z_j$ and
+$G = (I + M M^\top)^{-1/2} U_i^\top$,
+
+$$A = A_j (I - G^\top G Z_j Z_j^\top) A_i, \quad U = [A_j G^\top, U_j] \Theta, \quad
+Z = [A_i^\top Z_j (I + M^\top M)^{-1/2}, Z_i] \Theta'$$
+
+The smoother meets the filtered beliefs with the likelihoods of all that comes after. Nothing is divided by a noise of
+states. What a step sees must have noise given the state before it, though, and where
+it has none the chain goes step by step.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .factors import beside, compress
+from .steps import Belief, Sight, initial, move, moves, see, sights
+from .tables import Tables
+
+Elements = tuple[Tensor, ...]
+
+
+class Stretch(NamedTuple):
+    """Of steps, with the time axis first."""
+
+    transition: Tensor  # A [T, *b, L, L]
+    means: Tensor  # b [T, *b, L, q + 1]
+    factor: Tensor  # U [T, *b, L, L]
+    vector: Tensor  # eta [T, *b, L, q + 1]
+    information: Tensor  # Z [T, *b, L, L]
+
+
+def prefixes(combine: Callable[[Elements, Elements], Elements], elements: Elements) -> Elements:
+    """What the elements up to each come to, along the first axis."""
+    n = elements[0].shape[0]
+    if n < 2:
+        return elements
+    pairs = combine(tuple(e[0 : n - 1 : 2] for e in elements), tuple(e[1::2] for e in elements))
+    odd = prefixes(combine, pairs)
+    n_even = (n - 1) // 2
+    even = combine(tuple(e[:n_even] for e in odd), tuple(e[2::2] for e in elements)) if n_even else odd
+    return tuple(_interleave(e[:1], a, b[:n_even]) for e, a, b in zip(elements, odd, even, strict=True))
+
+
+def _interleave(first: Tensor, odd: Tensor, even: Tensor) -> Tensor:
+    """first, odd[0], even[0], odd[1], ..."""
+    first = first.expand(1, *odd.shape[1:])
+    others = torch.cat([first, even])
+    both = torch.stack([others[: len(odd)], odd], 1).flatten(0, 1)
+    return torch.cat([both, others[len(odd) :]])
+
+
+class Scan(NamedTuple):
+    """Beliefs before each observation, [*b, T, ...], and what each step but the first is, given the state before it."""
+
+    predicted: Belief
+    steps: Stretch
+
+
+def _meet(factor: Tensor, information: Tensor) -> tuple[Tensor, Tensor]:
+    """G and M of a belief and of information on the same state."""
+    met = factor.mT @ information
+    return torch.linalg.solve_triangular(_root(met), factor.mT, upper=False), met
+
+
+def _root(met: Tensor) -> Tensor:
+    """The lower factor of I + met met'."""
+    unit = torch.eye(met.shape[-2]).to(met)
+    return torch.linalg.qr(beside(met, unit).mT)[1].mT
+
+
+def _correct(gain: Tensor, information: Tensor, means: Tensor) -> Tensor:
+    return means - gain.mT @ (gain @ (information @ (information.mT @ means)))
+
+
+def _join(earlier: Elements, later: Elements) -> Elements:
+    i, j = Stretch(*earlier), Stretch(*later)
+    gain, met = _meet(i.factor, j.information)
+    kept = torch.linalg.solve_triangular(_root(met.mT), j.information.mT, upper=False).mT
+    vector = j.vector - j.information @ (j.information.mT @ i.means)
+    return Stretch(
+        j.transition @ _correct(gain, j.information, i.transition),
+        j.transition @ _correct(gain, j.information, i.means + i.factor @ (i.factor.mT @ j.vector)) + j.means,
+        compress(j.transition @ gain.mT, j.factor),
+        i.transition.mT @ (vector - j.information @ (j.information.mT @ (gain.mT @ (gain @ vector)))) + i.vector,
+        compress(i.transition.mT @ kept, i.information),
+    )
+
+
+def scan(tables: Tables) -> Scan | None:
+    """Filter all steps, two at least; None where an observation has no noise given the state before, or on overflow."""
+    first = initial(tables)
+    sight, step = sights(tables), moves(tables)
+    n_columns, n_states = first.means.shape[-1], first.factor.shape[-1]
+    start = see(first, Sight(sight.emission[..., 0, :, :], sight.gap[..., 0, :], sight.noise[..., 0, :, :]))
+    later = Sight(_after(sight.emission, 3), _after(sight.gap, 2), _after(sight.noise, 3))
+    # the state before counts as unknown coordinates, of which means are affine functions
+    seen = see(Belief(beside(step.transition, step.offset.unsqueeze(-1)), step.noise), later)
+    if bool(start.singular.any()) or bool(seen.singular.any()):
+        return None
+    effect, white = seen.white[..., :n_states], seen.white[..., n_states:]
+    pad = (n_columns - 1, 0)
+    steps = (
+        seen.belief.means[..., :n_states],
+        torch.nn.functional.pad(seen.belief.means[..., n_states:], pad),
+        seen.belief.factor,
+        torch.nn.functional.pad(-effect.mT @ white, pad),
+        compress(torch.nn.functional.pad(-effect.mT, (0, max(0, n_states - effect.shape[-2])))),
+    )
+    blank = torch.zeros_like(start.belief.factor)
+    opening = blank, *start.belief, torch.zeros_like(start.belief.means), blank
+    parts = [_before(a, b, tables.n_steps - 1) for a, b in zip(opening, steps, strict=True)]
+    n_axes = max(part.dim() for part in parts)
+    all_steps = tuple(part[(None,) * (n_axes - part.dim())].movedim(-3, 0) for part in parts)
+    found = Stretch(*prefixes(_join, all_steps))
+    after = Belief(found.means.movedim(0, -3)[..., :-1, :, :], found.factor.movedim(0, -3)[..., :-1, :, :])
+    ahead, _ = move(after, step)
+    predicted = Belief(*(_before(a, b, tables.n_steps - 1) for a, b in zip(first, ahead, strict=True)))
+    if not all(bool(part.isfinite().all()) for part in predicted):
+        return None  # products of moves that no observation holds back
+    return Scan(predicted, Stretch(*(part[1:] for part in all_steps)))
+
+
+def smooth(filtered: Belief, steps: Stretch) -> tuple[Belief, Tensor]:
+    """The beliefs given all observations, from those filtered, and the covariances of neighbours."""
+    reverse = tuple(part.flip(0) for part in steps)
+    future = Stretch(*prefixes(lambda later, earlier: _join(earlier, later), reverse))
+    nothing = torch.zeros_like(steps.vector[:1]), torch.zeros_like(steps.information[:1])
+    pairs = zip((future.vector, future.information), nothing, strict=True)
+    vector, information = (torch.cat([part.flip(0), none]).movedim(0, -3) for part, none in pairs)
+    gain, _ = _meet(filtered.factor, information)
+    means = filtered.means + filtered.factor @ (filtered.factor.mT @ vector)
+    belief = Belief(_correct(gain, information, means), gain.mT)
+    ahead = information[..., 1:, :, :]
+    on, _ = _meet(steps.factor.movedim(0, -3), ahead)
+    moved = _correct(on, ahead, steps.transition.movedim(0, -3))
+    return belief, moved @ (gain.mT @ gain)[..., :-1, :, :]
+
+
+def _after(table: Tensor, n_own: int) -> Tensor:
+    """All steps but the first, of a table whose own axes begin with that of steps."""
+    axis = table.dim() - n_own
+    return table if table.shape[axis] == 1 else table.narrow(axis, 1, table.shape[axis] - 1)
+
+
+def _before(first: Tensor, rest: Tensor, n: int) -> Tensor:
+    """One more step before n others [*b, n, ...], or one that stands for them."""
+    shape = torch.broadcast_shapes(first.shape[:-2], rest.shape[:-3])
+    own = rest.shape[-2:]
+    return torch.cat([first.expand(*shape, *own).unsqueeze(-3), rest.expand(*shape, n, *own)], -3)
+
+
+def prefix_rows(white: Tensor) -> Tensor:
+    """The triangle [*b, T + 1, q, q + 1] of the rows [*b, T, F, q + 1] of all steps before each, and of all."""
+    q = white.shape[-1] - 1
+
+    def reduced(rows: Tensor) -> Tensor:
+        rotation, _ = torch.linalg.qr(rows[..., :q])
+        return rotation.mT @ rows
+
+    def join(earlier: Elements, later: Elements) -> Elements:
+        return (reduced(torch.cat([earlier[0], later[0]], -2)),)
+
+    rows = torch.nn.functional.pad(white, (0, 0, 0, max(0, q - white.shape[-2])))
+    (found,) = prefixes(join, (reduced(rows).movedim(-3, 0),))
+    return torch.cat([torch.zeros_like(found[:1]), found]).movedim(0, -3)

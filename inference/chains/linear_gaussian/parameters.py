@@ -1,0 +1,147 @@
+"""The parameters of a linear Gaussian chain as a caller gives them, read and checked."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...numerics.arrays import numbers
+from ...numerics.checks import check_lengths, check_shape, check_table, common_batch, read_lengths
+from .factors import factor_of
+from .tables import Tables
+
+_COVARIANCES = ("state_noise", "observation_noise", "initial_covariance")
+
+
+class Parameters(NamedTuple):
+    """What a chain is made of."""
+
+    tables: Tables
+    batch_shape: torch.Size
+    lengths: Tensor  # [*b]
+    diffuse: Tensor  # [L]
+
+
+def read(x: Tensor, given: dict[str, Any]) -> Parameters:
+    """From observations, and the other arguments of `LinearGaussianChain` by name."""
+    x, n_states = _observations(x, given["transition"])
+    n_steps, n_features = x.shape[-2:]
+    moves, sights = n_steps - 1, n_steps
+    first = {
+        "initial_mean": _given("initial_mean", given["initial_mean"], x, n_states),
+        "initial_covariance": _given("initial_covariance", given["initial_covariance"], x, n_states, n_states),
+    }
+    sizes = {
+        "transition": (moves, n_states, n_states),
+        "state_noise": (moves, n_states, n_states),
+        "transition_offset": (moves, n_states),
+        "emission": (sights, n_features, n_states),
+        "observation_noise": (sights, n_features, n_features),
+        "emission_offset": (sights, n_features),
+    }
+    by_step = {name: _by_step(name, given[name], x, *own) for name, own in sizes.items()}
+    lengths = read_lengths(given["lengths"])
+    batch_shape = common_batch(
+        x=x.shape[:-2],
+        initial_mean=first["initial_mean"].shape[:-1],
+        initial_covariance=first["initial_covariance"].shape[:-2],
+        **{name: table.shape[: -len(sizes[name])] for name, table in by_step.items()},
+        lengths=None if lengths is None else lengths.shape,
+    )
+    lengths = check_lengths(lengths, batch_shape, n_steps, x.device)
+    diffuse = _check_diffuse(given["diffuse"], n_states, x)
+    rest = (~diffuse).to(x)
+    first["initial_covariance"] = first["initial_covariance"] * rest * rest.unsqueeze(-1)
+    factors = {name: _factor(name, {**first, **by_step}[name]) for name in _COVARIANCES}
+    ragged = bool((lengths < n_steps).any())
+    seen = None if _finite(x) else ~x.isnan()
+    if ragged:
+        active = (torch.arange(n_steps, device=x.device) < lengths.unsqueeze(-1)).unsqueeze(-1)
+        seen = active.expand(*active.shape[:-1], n_features) if seen is None else seen & active
+    seen = None if seen is None or bool(seen.all()) else seen
+    tables = Tables(
+        x if seen is None else torch.where(seen, x, 0.0),
+        seen,
+        lengths if ragged else None,
+        by_step["transition"],
+        by_step["transition_offset"],
+        factors["state_noise"],
+        by_step["emission"],
+        by_step["emission_offset"],
+        factors["observation_noise"],
+        first["initial_mean"],
+        factors["initial_covariance"],
+        torch.eye(n_states, dtype=x.dtype, device=x.device)[:, diffuse],
+    )
+    return Parameters(tables, batch_shape, lengths, diffuse)
+
+
+def _observations(x: Any, transition: Any) -> tuple[Tensor, int]:
+    """x, and the number of states."""
+    x = check_table("x", x, None, None)
+    n_steps, n_features = x.shape[-2:]
+    if not n_steps or not n_features or (not _finite(x) and bool(x.isinf().any())):
+        raise ValueError(
+            f"x: got shape {list(x.shape)}{', with infinite numbers' if x.numel() else ''}, expected finite "
+            "numbers [*batch, T, F], at least one step and feature; NaN is missing."
+        )
+    n_states = check_table("transition", transition, None, None, like=x).shape[-1]
+    if not n_states:
+        raise ValueError(f"transition: got shape {list(transition.shape)}, expected one state or more.")
+    return x, n_states
+
+
+def _finite(x: Tensor) -> bool:
+    """Whether all numbers surely are, from one pass over them."""
+    return bool(x.detach().sum().isfinite())
+
+
+def _by_step(name: str, table: Tensor | None, like: Tensor, steps: int, *own: int) -> Tensor:
+    """A parameter with its axis of steps, one entry where it is constant."""
+    if table is None:
+        return like.new_zeros(1, *own)
+    table = check_table(name, table, *own, like=like, finite=True)
+    given = table.dim() - len(own)
+    axes = like.dim() - 2
+    if given <= axes:
+        return table.unsqueeze(-len(own) - 1)
+    if given > axes + 1 or table.shape[-len(own) - 1] not in (1, steps):
+        sizes = ", ".join(map(str, own))
+        raise ValueError(
+            f"{name}: got shape {list(table.shape)}, expected [*batch, {sizes}] for all steps, or "
+            f"[*batch, {steps}, {sizes}], one each; it is taken for the latter where it has more batch axes than "
+            f"x, {list(like.shape)}: give x further ones, of size 1."
+        )
+    return table
+
+
+def _given(name: str, table: Tensor | None, like: Tensor, *own: int) -> Tensor:
+    return like.new_zeros(own) if table is None else check_table(name, table, *own, like=like, finite=True)
+
+
+def _check_diffuse(diffuse: Any, n_states: int, like: Tensor) -> Tensor:
+    if diffuse is None:
+        return torch.zeros(n_states, dtype=torch.bool, device=like.device)
+    mask = numbers(diffuse, "diffuse")
+    if mask.dtype != torch.bool:
+        raise TypeError(f"diffuse: got {mask.dtype}, expected truth values, one a state; True: it starts anywhere.")
+    check_shape("diffuse", mask, (n_states,))
+    if mask.dim() != 1:
+        raise ValueError(f"diffuse: got shape {list(mask.shape)}, expected [{n_states}], the same for all sequences.")
+    return mask.to(like.device)
+
+
+def _factor(name: str, covariance: Tensor) -> Tensor:
+    """A factor; ValueError unless the covariance is symmetric and positive semidefinite, to rounding."""
+    given = covariance.detach()
+    scale = given.diagonal(dim1=-2, dim2=-1).abs().sqrt()
+    bound = 1e3 * torch.finfo(given.dtype).eps * scale.unsqueeze(-1) * scale.unsqueeze(-2)
+    if bool(((given - given.mT).abs() > bound).any()):
+        raise ValueError(f"{name}: got a matrix that is not symmetric; give a covariance, such as (a + a.mT) / 2.")
+    factor, negative = factor_of(covariance)
+    if bool(negative.any()) or bool((given.diagonal(dim1=-2, dim2=-1) < 0).any()):
+        raise ValueError(
+            f"{name}: got a matrix with a negative eigenvalue, {float(torch.linalg.eigvalsh(given).min()):g}; give a "
+            "covariance, such as a @ a.mT."
+        )
+    return factor

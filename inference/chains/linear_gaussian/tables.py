@@ -1,0 +1,76 @@
+"""What a linear Gaussian chain is computed from, and which of its batch axes covariances have."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Tables(NamedTuple):
+    """Parameters with an axis of steps, of one entry where one serves all, and factors in the place of covariances.
+
+    No table is expanded to the batch axes of the others. Covariances depend on no observation: they have the batch
+    axes of the fields that they are made of alone, one set of them for all sequences of the same parameters.
+    """
+
+    x: Tensor  # [*b, T, F], 0 where nothing is seen
+    seen: Tensor | None  # [*b, T, F]; None: all of it
+    lengths: Tensor | None  # [*b]; None: all have T steps
+    transition: Tensor  # [*b, S, L, L]
+    transition_offset: Tensor  # [*b, S, L]
+    state_factor: Tensor  # [*b, S, L, L]
+    emission: Tensor  # [*b, S, F, L]
+    emission_offset: Tensor  # [*b, S, F]
+    observation_factor: Tensor  # [*b, S, F, F]
+    initial_mean: Tensor  # [*b, L]
+    initial_factor: Tensor  # [*b, L, L]
+    directions: Tensor  # [L, q], the diffuse ones
+
+    @property
+    def n_steps(self) -> int:
+        return self.x.shape[-2]
+
+    @property
+    def n_diffuse(self) -> int:
+        return self.directions.shape[-1]
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        return _broadcast(self, OWN_AXES)
+
+    @property
+    def shared_shape(self) -> torch.Size:
+        """The batch axes of covariances."""
+        return _broadcast(self, _OF_COVARIANCES)
+
+    @property
+    def active(self) -> Tensor | None:
+        """[*b, T], whether a sequence has this step; None: all have."""
+        if self.lengths is None:
+            return None
+        return torch.arange(self.n_steps, device=self.x.device) < self.lengths.unsqueeze(-1)
+
+
+OWN_AXES = {
+    "x": 2,
+    "seen": 2,
+    "lengths": 0,
+    "transition": 3,
+    "transition_offset": 2,
+    "state_factor": 3,
+    "emission": 3,
+    "emission_offset": 2,
+    "observation_factor": 3,
+    "initial_mean": 1,
+    "initial_factor": 2,
+}
+_OF_COVARIANCES = {
+    name: n_axes
+    for name, n_axes in OWN_AXES.items()
+    if name not in ("x", "transition_offset", "emission_offset", "initial_mean")
+}
+
+
+def _broadcast(tables: Tables, axes: dict[str, int]) -> torch.Size:
+    given = ((getattr(tables, name), n_axes) for name, n_axes in axes.items())
+    return torch.broadcast_shapes(*(table.shape[: table.dim() - n] for table, n in given if table is not None))

@@ -1,0 +1,172 @@
+"""A switching linear model and a series as the tables, exports and summaries of all models take them.
+
+What other models ask of an exact chain is here filtered by GPB and smoothed by the structured approximation.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ...inference.chains.contract import Filtered
+from ...inference.chains.linear_gaussian.factors import factor_of
+from ...inference.chains.markov.chain import MarkovChain
+from ..data.series import Series
+from ..parameters import Parameters
+from ..problem import SeriesProblem
+from .gpb import SwitchingFiltered, gpb_filter
+from .inference import SwitchingPaths, infer
+from .joint import Regimes
+from .layout import LinearRegimes
+
+ORDER = 2  # of the filter
+
+
+@dataclass(frozen=True, repr=False)
+class SwitchingLinearProblem(SeriesProblem):
+    """As `Problem`, of a switching linear model; parameters may have one leading axis of draws."""
+
+    layout: LinearRegimes
+    series: Series
+    prior: Parameters | None = None
+    fixed: Parameters = field(default_factory=dict)
+
+    @property
+    def n_states(self) -> int:
+        """Numbers of a step that tables hold."""
+        return self.layout.n_regimes * self.layout.n_chains * self.layout.n_latent**2
+
+    def chain(self, values: Parameters) -> "ApproximateChain":
+        """Filter and smoother under these parameters."""
+        return ApproximateChain(self.layout, values, self.series)
+
+    def log_prior(self, values: Parameters) -> Tensor:
+        """0: a fit has the density of its prior in its objective alone."""
+        return self.series.observations.new_zeros(())
+
+
+@dataclass(frozen=True)
+class ApproximateChain:
+    """The posterior over regimes and states under parameters, or under each of several draws `[n, ...]` of them."""
+
+    layout: LinearRegimes
+    values: Parameters
+    series: Series
+
+    def log_normalizer(self) -> Float[Tensor, "*rb"]:
+        """log p(x), by GPB."""
+        return self.filter().log_normalizer
+
+    def filter(self) -> Filtered:
+        """The belief about regimes after each observation, by GPB."""
+        names = "log_normalizer", "log_increment", "state"
+        return Filtered(*(self._joined([getattr(f, name) for f in self.filtered]) for name in names))
+
+    @cached_property
+    def filtered(self) -> list[SwitchingFiltered]:
+        """What GPB says under each draw."""
+        return [gpb_filter(self.layout.regimes(v), self._x, ORDER, self.series.lengths) for v in self.each]
+
+    def ahead(self, n: int) -> Float[Tensor, "total *b T F"]:
+        """n draws of every x_t given those before it, under each draw of the parameters.
+
+        The belief before each is that of the filter with all of its densities merged into one.
+        """
+        found = []
+        for values, filtered in zip(self.each, self.filtered, strict=True):
+            regimes = self.layout.regimes(values)
+            mean, covariance, weight = _one_ahead(regimes, filtered)
+            z = _drawn(weight, n)
+            found.append(_observed(regimes, z, _chosen(mean, z), _chosen(covariance, z)))
+        return torch.cat(found)
+
+    def sample(self, n: int, generator: torch.Generator) -> Float[Tensor, "total *b T F"]:
+        """n new series along what q says of each step, under each draw of the parameters."""
+        found = []
+        for values, paths in zip(self.each, self.paths, strict=True):
+            own = self.layout.separately(values)
+            z = MarkovChain(*paths.switch, self.series.lengths).sample(n, generator).path.clamp_min(0)
+            mean = paths.mean.movedim(-3, -2).expand(*paths.state.shape, -1)
+            covariance = paths.covariance.movedim(-4, -3).expand(*paths.state.shape, *paths.covariance.shape[-2:])
+            found.append(_observed(own, z, _chosen(mean, z), _chosen(covariance, z)))
+        return torch.cat(found)
+
+    @cached_property
+    def paths(self) -> list[SwitchingPaths]:
+        """The structured approximation under each draw."""
+        return [infer(self.layout, values, self.series) for values in self.each]
+
+    def smooth(self) -> "ApproximateChain":
+        """Itself."""
+        return self
+
+    @property
+    def state(self) -> Float[Tensor, "*rb T K"]:
+        """q(z_t)."""
+        return self._joined([paths.state for paths in self.paths])
+
+    @property
+    def latents(self) -> tuple[Float[Tensor, "*rb T CL"], Float[Tensor, "*rb T CL"]]:
+        """Means and standard deviations of the states of all chains under q, beside each other."""
+        means, spreads = [], []
+        for paths in self.paths:
+            spread = paths.covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
+            means.append(paths.mean.movedim(-3, -2).flatten(-2))
+            spreads.append(spread.movedim(-3, -2).flatten(-2))
+        return self._joined(means), self._joined(spreads)
+
+    @property
+    def _x(self) -> Tensor:
+        return self.series.observations
+
+    @property
+    def _several(self) -> bool:
+        return self.values["initial_probs"].ndim > 1
+
+    @property
+    def each(self) -> list[Parameters]:
+        if not self._several:
+            return [self.values]
+        n = len(self.values["initial_probs"])
+        return [{name: value[i] for name, value in self.values.items()} for i in range(n)]
+
+    def _joined(self, tables: list[Tensor]) -> Tensor:
+        return torch.stack(tables) if self._several else tables[0]
+
+
+def _one_ahead(regimes: Regimes, filtered: SwitchingFiltered) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and covariance of s_t in each regime and the regimes' probabilities, given x_1..t-1: [*b, T, K, ...]."""
+    before, spread = filtered.mean[..., :-1, None, :], filtered.covariance[..., :-1, None, :, :]
+    mean = (regimes.transition @ before.unsqueeze(-1)).squeeze(-1) + regimes.transition_offset
+    covariance = regimes.transition @ spread @ regimes.transition.mT + regimes.state_noise
+    moves = regimes.log_transition(None if regimes.recurrence is None else filtered.mean[..., :-1, :]).exp()
+    weight = (filtered.state[..., :-1, None, :] @ moves).squeeze(-2)
+    batch = mean.shape[:-3]
+    first = regimes.initial_mean.expand(*batch, 1, -1, -1), regimes.initial_covariance.expand(*batch, 1, -1, -1, -1)
+    weights = torch.cat([regimes.initial_probs.expand(*batch, 1, -1), weight], -2)
+    return torch.cat([first[0], mean], -3), torch.cat([first[1], covariance], -4), weights
+
+
+def _drawn(weight: Tensor, n: int) -> Tensor:
+    """n regimes [n, *b, T]; any where there are no weights, beyond the end of a sequence."""
+    there = weight.sum(-1, keepdim=True) > 0
+    return torch.distributions.Categorical(torch.where(there, weight, 1.0)).sample(torch.Size((n,)))
+
+
+def _chosen(table: Tensor, z: Tensor) -> Tensor:
+    """Of [*b, T, K, ...] the regimes z [n, *b, T]."""
+    own = table.ndim - z.ndim
+    index = z.reshape(*z.shape, 1, *(1,) * own)
+    return table.expand(*z.shape, *table.shape[z.ndim - 1 :]).take_along_dim(index, z.ndim).squeeze(z.ndim)
+
+
+def _observed(regimes: Any, z: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
+    """Draws of observations in regimes z, of states of these means and covariances."""
+    own = regimes if isinstance(regimes, dict) else vars(regimes)
+    emission = own["emission"][z]
+    loc = (emission @ mean.unsqueeze(-1)).squeeze(-1) + own["emission_offset"][z]
+    factor, _ = factor_of(emission @ covariance @ emission.mT + own["observation_noise"][z])
+    return loc + (factor @ torch.randn_like(loc).unsqueeze(-1)).squeeze(-1)

@@ -1,0 +1,187 @@
+"""Learning of linear models by definition: one dense normal posterior of a path, then regressions on its moments."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from samplehold.inference.chains.gaussian_paths import naive as paths
+from samplehold.inference.chains.linear_gaussian import naive
+from samplehold.inference.families.normal import NormalWishartParameters
+from samplehold.inference.families.regression import MatrixNormalWishartParameters
+from samplehold.switching.parameters import Parameters
+from torch import Tensor
+
+ONE = torch.tensor(1.0, dtype=torch.float64)
+
+
+class Moments(NamedTuple):
+    """Of one sequence: E s_t, and E s_t s_u'."""
+
+    mean: Tensor  # [T, L]
+    second: Tensor  # [T, L, T, L]
+
+
+def posterior(values: Parameters, x: Tensor) -> Moments:
+    """The path of a sequence given parameters."""
+    n, n_latent = len(x), len(values["initial_mean"])
+    noise = values["observation_noise"]
+
+    def each(name: str, times: int) -> Tensor:
+        return values[name].expand(times, *values[name].shape)
+
+    found = naive.posterior(
+        naive.Sequence(
+            x,
+            each("transition", n - 1),
+            each("transition_offset", n - 1),
+            each("state_noise", n - 1),
+            each("emission", n),
+            each("emission_offset", n),
+            (noise if noise.ndim == 2 else torch.diag(noise)).expand(n, -1, -1),
+            values["initial_mean"],
+            values["initial_covariance"],
+            torch.zeros(n_latent, 0, dtype=x.dtype),
+        ),
+        n,
+    )
+    return _moments(found.mean, found.covariance)
+
+
+def _moments(mean: Tensor, covariance: Tensor) -> Moments:
+    return Moments(mean, covariance + mean[:, :, None, None] * mean)
+
+
+class Regression(NamedTuple):
+    """Sums over steps: of u u', u y' and y y' with inputs u = (s, 1), and their number."""
+
+    inputs: Tensor
+    cross: Tensor
+    outputs: Tensor
+    number: Tensor
+
+
+def _inputs(moments: Moments, t: int) -> Tensor:
+    own, mean = moments.second[t, :, t], moments.mean[t]
+    top = torch.cat([own, mean.unsqueeze(-1)], -1)
+    return torch.cat([top, torch.cat([mean, torch.ones(1, dtype=mean.dtype)]).unsqueeze(0)])
+
+
+def moves(all_moments: list[Moments]) -> Regression:
+    found = []
+    for moments in all_moments:
+        for t in range(len(moments.mean) - 1):
+            cross = torch.cat([moments.second[t, :, t + 1], moments.mean[t + 1].unsqueeze(0)])
+            found.append((_inputs(moments, t), cross, moments.second[t + 1, :, t + 1], ONE))
+    return Regression(*(torch.stack(parts).sum(0) for parts in zip(*found, strict=True)))
+
+
+def sights(all_moments: list[Moments], series: list[Tensor], features: list[int]) -> Regression:
+    """Of some features, at the steps that have all of them."""
+    found = []
+    for moments, x in zip(all_moments, series, strict=True):
+        for t, row in enumerate(x[:, features]):
+            if not row.isnan().any():
+                u = torch.cat([moments.mean[t], torch.ones(1, dtype=x.dtype)])
+                found.append(
+                    (_inputs(moments, t), torch.outer(u, row), torch.outer(row, row), torch.tensor(1.0).double())
+                )
+    return Regression(*(torch.stack(parts).sum(0) for parts in zip(*found, strict=True)))
+
+
+def peak(sums: Regression) -> tuple[Tensor, Tensor]:
+    """Coefficients [D, L + 1] and covariance of the greatest likelihood."""
+    loc = torch.linalg.solve(sums.inputs, sums.cross)
+    return loc.mT, (sums.outputs - sums.cross.mT @ loc) / sums.number
+
+
+def message(sums: Regression) -> Tensor:
+    """What the sums add to the natural parameters of a matrix-normal-Wishart."""
+    parts = sums.cross.flatten(), -sums.inputs.flatten() / 2, sums.number[None] / 2, -sums.outputs.flatten() / 2
+    return torch.cat(parts)
+
+
+def em_step(values: Parameters, series: list[Tensor]) -> Parameters:
+    """Parameters of the greatest expected log-likelihood."""
+    found = [posterior(values, x) for x in series]
+    full = values["observation_noise"].ndim == 2
+    of_moves, noise = peak(moves(found))
+    n_features = series[0].shape[-1]
+    if full:
+        of_sights, spread = peak(sights(found, series, list(range(n_features))))
+    else:
+        each = [peak(sights(found, series, [feature])) for feature in range(n_features)]
+        of_sights, spread = torch.cat([loc for loc, _ in each]), torch.cat([s.flatten() for _, s in each])
+    first = torch.stack([moments.mean[0] for moments in found]).mean(0)
+    second = torch.stack([moments.second[0, :, 0] for moments in found]).mean(0)
+    return {
+        "transition": of_moves[:, :-1],
+        "transition_offset": of_moves[:, -1],
+        "state_noise": noise,
+        "emission": of_sights[:, :-1],
+        "emission_offset": of_sights[:, -1],
+        "observation_noise": spread,
+        "initial_mean": first,
+        "initial_covariance": second - torch.outer(first, first),
+    }
+
+
+def first_message(all_moments: list[Moments]) -> Tensor:
+    """What first states add to the natural parameters of a normal-Wishart."""
+    found = []
+    for moments in all_moments:
+        half = torch.tensor([0.5]).double()
+        found.append(torch.cat([moments.mean[0], -half, half, -moments.second[0, :, 0].flatten() / 2]))
+    return torch.stack(found).sum(0)
+
+
+class Expected(NamedTuple):
+    """Under a matrix-normal-Wishart q of coefficients M [L + 1, D] and a precision."""
+
+    first: Tensor  # E M Lambda
+    second: Tensor  # E M Lambda M'
+    log_volume: Tensor  # E log |Lambda|
+    precision: Tensor  # E Lambda
+
+
+def expected(q: MatrixNormalWishartParameters) -> Expected:
+    dim, precision = q.loc.shape[-1], q.df * q.scale_matrix
+    second = q.loc @ precision @ q.loc.mT + dim * torch.linalg.inv(q.weight)
+    return Expected(q.loc @ precision, second, expected_log_volume(q.df, q.scale_matrix), precision)
+
+
+def expected_log_volume(df: Tensor, scale_matrix: Tensor) -> Tensor:
+    dim = len(scale_matrix)
+    return torch.digamma((df - torch.arange(dim)) / 2).sum() + dim * math.log(2.0) + torch.logdet(scale_matrix)
+
+
+def best_path(
+    moves: MatrixNormalWishartParameters,
+    sights: MatrixNormalWishartParameters,
+    first: NormalWishartParameters,
+    x: Tensor,
+) -> tuple[Tensor, Moments]:
+    """The log of the integral of exp E log p(x, s) over paths, and the moments of that density."""
+    of_moves, of_sights, mean = expected(moves), expected(sights), first.loc
+    precision, kappa = first.df * first.scale_matrix, first.kappa
+    log_volume = expected_log_volume(first.df, first.scale_matrix)
+    n, n_latent = len(x), len(mean)
+    linear, square = torch.zeros(n, n_latent).double(), torch.zeros(n, n_latent, n_latent).double()
+    cross = torch.zeros(n - 1, n_latent, n_latent).double()
+    linear[0], square[0] = precision @ mean, -precision / 2
+    log_2pi = math.log(2 * math.pi)
+    constant = (log_volume - n_latent / kappa - mean @ precision @ mean - n_latent * log_2pi) / 2
+    for t in range(n - 1):
+        linear[t + 1] += of_moves.first[-1]
+        linear[t] -= of_moves.second[:-1, -1]
+        square[t] -= of_moves.second[:-1, :-1] / 2
+        square[t + 1] -= of_moves.precision / 2
+        cross[t] += of_moves.first[:-1].mT
+        constant = constant + (of_moves.log_volume - of_moves.second[-1, -1] - n_latent * log_2pi) / 2
+    for t, row in enumerate(x):
+        if not row.isnan().any():
+            linear[t] += of_sights.first[:-1] @ row - of_sights.second[:-1, -1]
+            square[t] -= of_sights.second[:-1, :-1] / 2
+            rest = of_sights.log_volume - of_sights.second[-1, -1] - row @ of_sights.precision @ row
+            constant = constant + of_sights.first[-1] @ row + (rest - len(row) * log_2pi) / 2
+    found = paths.posterior(linear, square, cross)
+    return constant + found.log_normalizer, _moments(found.mean, found.covariance)

@@ -1,0 +1,249 @@
+"""Learning of linear models: steps are those of the textbook, bounds rise, maxima are maxima."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from oracles import linear_regressions as textbook
+from samplehold import Autoregression, LinearSSM, LocalLevel
+from samplehold.switching.linear.ascent import Ascent
+from samplehold.switching.linear.bases import axes_of, turned
+from samplehold.switching.linear.coordinates import LinearDensity
+from samplehold.switching.linear.priors import Units, blocks
+from torch.testing import assert_close
+
+FLOAT = torch.float64
+QUIET = {"restarts": 1, "progress": False}
+
+
+def draw(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=FLOAT)
+
+
+def covariance(seed: int, n: int) -> torch.Tensor:
+    root = draw(seed, n, n)
+    return root @ root.mT / 4 + 0.3 * torch.eye(n, dtype=FLOAT)
+
+
+def model_of(n_latent: int, n_features: int, full: bool) -> LinearSSM:
+    noise = covariance(3, n_features)
+    return LinearSSM(n_latent, n_features, "full" if full else "diagonal").with_values(
+        transition=0.7 * torch.eye(n_latent, dtype=FLOAT) + 0.1 * draw(0, n_latent, n_latent),
+        transition_offset=0.3 * draw(1, n_latent),
+        state_noise=covariance(2, n_latent),
+        emission=draw(4, n_features, n_latent),
+        emission_offset=draw(5, n_features),
+        observation_noise=noise if full else noise.diagonal(),
+        initial_mean=draw(6, n_latent),
+        initial_covariance=covariance(7, n_latent),
+    )
+
+
+def series_of(model: LinearSSM, full: bool, n_sequences: int = 4, n_steps: int = 7) -> torch.Tensor:
+    """With a whole step put out, and where features are apart a single one."""
+    x = model.simulate(n_steps, (n_sequences,), seed=0).x.clone()
+    x[0, 2] = torch.nan
+    if not full:
+        x[1, 3, 0] = torch.nan
+    return x
+
+
+# ---- steps -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["diagonal", "full"])
+def test_steps_of_expectation_maximisation_are_those_of_the_textbook(full: bool) -> None:
+    """Of dense posteriors and regressions; to the ridge that holds what the data leave open."""
+    model = model_of(2, 2, full)
+    x, expected = series_of(model, full), model.values
+    unit = Units.of(model.emission, model.read(x)).spread  # in which the latents are turned
+    for n_steps in (1, 2, 3):
+        expected = textbook.em_step(expected, list(x))
+        fit = model.fit(x, prior=None, start=model, max_steps=n_steps, **QUIET)
+        turn = axes_of(expected["emission"] / unit.unsqueeze(-1))
+        shown = turned(expected, turn, torch.zeros(2, dtype=FLOAT))
+        for name, value in fit.model.values.items():
+            assert_close(value, shown[name], rtol=1e-6, atol=1e-6, msg=name)
+        assert_close(fit.objective[-1], model.with_values(expected).log_evidence(x).sum(), rtol=1e-8, atol=1e-8)
+
+
+def test_steps_of_message_passing_are_those_of_the_textbook() -> None:
+    """Natural parameters are the prior's and what dense posteriors under expected parameters add; so is the bound."""
+    model = model_of(2, 2, full=True)
+    x = series_of(model, full=True)
+    prior = {name: (family, eta[0]) for name, (family, eta) in blocks(2, model.emission, x).items()}
+    moments = [textbook.posterior(model.values, one) for one in x]
+    for n_steps in (1, 2):
+        fit = model.fit(x, "vmp", prior="own", start=model, max_steps=n_steps, **QUIET)
+        found = {name: eta[0] for name, eta in fit.posterior.blocks.items()}
+        messages = {
+            "moves": textbook.message(textbook.moves(moments)),
+            "sights": textbook.message(textbook.sights(moments, list(x), [0, 1])),
+            "first": textbook.first_message(moments),
+        }
+        for name, message in messages.items():
+            assert_close(found[name], prior[name][1] + message, rtol=1e-9, atol=1e-9, msg=name)
+        usual = {name: prior[name][0].usual(eta) for name, eta in found.items()}
+        paths = [textbook.best_path(usual["moves"], usual["sights"], usual["first"], one) for one in x]
+        moments = [own for _, own in paths]
+        bound = torch.stack([height for height, _ in paths]).sum()
+        for name, (family, eta) in prior.items():
+            bound = bound - family.kl(found[name], eta)
+        assert_close(fit.objective[-1], bound, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("method", ["em", "vmp"])
+@pytest.mark.parametrize("full", [False, True], ids=["diagonal", "full"])
+def test_the_objective_rises(method: str, full: bool) -> None:
+    """At every step, between which the batch leaps and changes its basis."""
+    model = model_of(2, 3, full)
+    x = series_of(model, full, 3, 20)
+    fit = LinearSSM(2, 3, "full" if full else "diagonal").fit(x, method, restarts=2, max_steps=60, progress=False)
+    assert float(fit.objective.diff().min()) >= -1e-10 * float(fit.objective.abs().max())
+    assert fit.objective[-1] > fit.objective[0]
+    if method == "em":
+        whole = x if not full else torch.where(x.isnan().any(-1, keepdim=True), torch.nan, x)
+        problem = fit.model.problem(whole)
+        assert_close(problem.objective(fit.model.values), fit.objective[-1], rtol=1e-9, atol=1e-9)
+
+
+# ---- maxima ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prior", ["scaled", None])
+def test_the_maximum_of_em_is_that_of_gradient_ascent(prior: str | None) -> None:
+    model = model_of(1, 2, full=False)
+    x = series_of(model, False, 3, 6)
+    fit = LinearSSM(1, 2).fit(x, prior=prior, restarts=1, start=model, max_steps=600, tol=1e-9, progress=False)
+    problem = fit.model.problem(x)
+    problem = problem if prior else replace(problem, prior=None)
+    units = Units.of(model.emission, problem.series)
+    density = LinearDensity(problem.in_units(units), units, fit.model.emission.in_units(model.values, *units), False)
+    climb = Ascent(density, density.point[None])
+    climb.run(40)
+    reached = float(problem.objective(density.values({"y": climb.point[0]})))
+    assert reached == pytest.approx(float(fit.objective[-1]), abs=1e-3)
+    at = density.coordinates.of(fit.model.emission.in_units(fit.model.values, *units))
+    assert float(density.gradient(at[None]).abs().max()) < 0.05
+
+
+def test_nothing_depends_on_the_unit_of_x() -> None:
+    model = model_of(2, 2, full=False)
+    x = series_of(model, False, 2, 25)
+    unit, about = torch.tensor([1e6, 1e-3], dtype=FLOAT), torch.tensor([3e7, -5.0], dtype=FLOAT)
+    fits = [LinearSSM(2, 2).fit(one, restarts=2, max_steps=40, progress=False) for one in (x, x * unit + about)]
+    expected, found = (fit.model for fit in fits)
+    seen = (~x.isnan()).sum((0, 1)).double() @ unit.log()
+    assert float(found.log_evidence(x * unit + about).sum() + seen) == pytest.approx(fits[0].loglik, abs=1e-4)
+    back = found.emission.in_units(found.values, about, unit)
+    for name, value in expected.values.items():
+        assert_close(back[name], value, rtol=1e-3, atol=1e-3, msg=name)
+
+
+def test_a_slow_turn_is_found_from_scratch() -> None:
+    """One that no start shows: two latents of which two features see mixtures under much noise."""
+    angle, length = torch.tensor(0.25, dtype=FLOAT), 0.98
+    turn = torch.stack([torch.stack([angle.cos(), -angle.sin()]), torch.stack([angle.sin(), angle.cos()])])
+    true = LinearSSM(2, 2).with_values(
+        transition=length * turn,
+        transition_offset=[0.0, 0.0],
+        state_noise=0.05 * np.eye(2),
+        emission=[[1.0, 0.2], [0.3, -0.8]],
+        emission_offset=[0.0, 5.0],
+        observation_noise=[0.5, 0.5],
+        initial_mean=[0.0, 0.0],
+        initial_covariance=np.eye(2),
+    )
+    x = true.simulate(300, seed=3).x
+    fit = LinearSSM(2, 2).fit(x, prior=None, restarts=2, progress=False)
+    assert fit.loglik > float(true.log_evidence(x))
+    found = torch.linalg.eigvals(fit.model.values["transition"])
+    assert_close(found.abs(), torch.full((2,), length, dtype=FLOAT), atol=0.03, rtol=0)
+    assert_close(found.angle().abs(), angle.expand(2), atol=0.04, rtol=0)
+    assert fit.converged
+
+
+# ---- what is fixed, and where it starts ------------------------------------------------------------------------------
+
+
+def test_what_is_fixed_stays() -> None:
+    model = model_of(2, 2, full=False)
+    x = series_of(model, False, 2, 15)
+    held = {name: model.values[name] for name in ("emission", "emission_offset", "observation_noise")}
+    for method in ("em", "vmp"):
+        fit = LinearSSM(2, 2).fit(x, method, fixed=held, restarts=2, max_steps=20, progress=False)
+        for name, value in held.items():
+            assert_close(fit.model.values[name], value, rtol=1e-12, atol=1e-12)
+        assert fit.n_parameters == 4 + 2 + 3 + 2 + 3
+        assert float(fit.objective.diff().min()) >= -1e-9
+    with pytest.raises(ValueError, match=r"fixed: got .* without the rest"):
+        LinearSSM(2, 2).fit(x, fixed={"emission": held["emission"]}, progress=False)
+    level = LinearSSM(LocalLevel() + Autoregression(1))
+    fit = level.fit(x[0, :, 0], fixed={"sigma2.irregular": 0.0, "ar.L1": 0.4}, progress=False, restarts=1)
+    assert float(fit.model.values["sigma2.irregular"]) == 0
+    assert float(fit.model.values["ar.L1"]) == pytest.approx(0.4)
+    assert fit.n_parameters == 2
+
+
+def test_a_fit_goes_on_from_where_another_ended() -> None:
+    model = model_of(1, 2, full=False)
+    x = series_of(model, False, 2, 15)
+    first = LinearSSM(1, 2).fit(x, prior=None, max_steps=10, **QUIET)
+    again = LinearSSM(1, 2).fit(x, prior=None, start=first, max_steps=10, **QUIET)
+    assert float(again.objective[0]) >= float(first.objective[-1]) - 1e-6
+    assert list(again.restarts.start) == ["own"]
+    by_name = LinearSSM(1, 2).fit(x, prior=None, start=first.model.values, max_steps=10, **QUIET)
+    assert_close(by_name.objective, again.objective)
+
+
+def test_a_series_without_change_and_very_short_ones_leave_finite_values() -> None:
+    flat = torch.stack([torch.full((12,), 3.0).double(), draw(0, 12)], -1)
+    for x in (flat, draw(1, 2, 2), draw(2, 3, 1, 2)):
+        for prior in ("scaled", None):
+            fit = LinearSSM(1, 2).fit(x, prior=prior, restarts=1, max_steps=20, progress=False)
+            assert all(bool(value.isfinite().all()) for value in fit.model.values.values())
+            assert bool(fit.smooth().mean.isfinite().all())
+
+
+def test_options_that_a_linear_model_has_not_are_refused() -> None:
+    x = draw(0, 10, 1)
+    with pytest.raises(ValueError, match="batch_size"):
+        LinearSSM(1).fit(x, "vmp", batch_size=1, progress=False)
+    with pytest.raises(ValueError, match='method: got "vmp"'):
+        LinearSSM(LocalLevel()).fit(x, "vmp", progress=False)
+    with pytest.raises(TypeError, match="start: got int"):
+        LinearSSM(1).fit(x, start=3, progress=False)
+    with pytest.raises(ValueError, match="start: got a model without values"):
+        LinearSSM(1).fit(x, start=LinearSSM(1), progress=False)
+    with pytest.raises(ValueError, match="prior: got None"):
+        LinearSSM(LocalLevel()).fit(x, "nuts", prior=None, progress=False)
+
+
+# ---- draws -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("method", "n_steps"), [("nuts", 16), ("svi", 200)])
+def test_draws_have_the_moments_of_a_grid(method: str, n_steps: int) -> None:
+    """Of both standard deviations of a local level, within what 64 draws, or a normal guide, may miss."""
+    x = torch.tensor([0.2, 0.9, 1.1, 0.4, 2.0, 2.4], dtype=FLOAT).unsqueeze(-1)
+    level = LinearSSM(LocalLevel()).with_prior({"spread": [1.0]})
+    axis = torch.linspace(0.01, 4.0, 80, dtype=FLOAT)
+    irregular, own = (table.flatten() for table in torch.meshgrid(axis, axis, indexing="ij"))
+    heights = level.problem(x).objective({"sigma2.irregular": irregular.square(), "sigma2.level": own.square()})
+    weights = heights.softmax(0)
+    fit = level.fit(x, method, prior="own", restarts=1, max_steps=n_steps, progress=False)
+    drawn = {name: value.sqrt().flatten() for name, value in fit.posterior.draws.items()}
+    for name, table in (("sigma2.irregular", irregular), ("sigma2.level", own)):
+        mean = float(weights @ table)
+        spread = float(weights @ (table - mean).square()) ** 0.5
+        assert abs(float(drawn[name].mean()) - mean) < 0.8 * spread
+
+
+def test_the_guide_of_a_table_agrees_with_message_passing() -> None:
+    model = model_of(1, 1, full=False)
+    x = series_of(model, False, 2, 10)
+    about = LinearSSM(1, 1).fit(x, "vmp", restarts=1, progress=False)
+    drawn = LinearSSM(1, 1).fit(x, "svi", restarts=1, max_steps=60, progress=False)
+    spread = drawn.posterior.draws["transition"].std()
+    assert abs(float(about.model.values["transition"] - drawn.model.values["transition"])) < 1.5 * float(spread)
