@@ -271,6 +271,11 @@ def test_summaries_say_what_is_approximate() -> None:
     assert float(by_vmp.states["share of steps"].sum()) == pytest.approx(1.0)
 
 
+def test_a_single_start_may_stand_without_a_list() -> None:
+    model, x = two_chains(), two_chains().simulate(40, seed=2).x
+    assert torch.equal(model.smooth(x, starts="annealed").state, model.smooth(x, starts=["annealed"]).state)
+
+
 def test_bad_input_is_told_by_name() -> None:
     with pytest.raises(ValueError, match="recurrent: got True, but only regimes of"):
         sh.SwitchingLinearSSM(2, 1, recurrent=True)
