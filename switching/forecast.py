@@ -3,6 +3,7 @@ r"""What a model says of the future: a mixture over states and gates at every ho
 $$p(x_{T+h} \mid x_{1:T}) = \sum_{s, z} P(s_{T+h} = s, z_{T+h} = z \mid x_{1:T})\, p(x \mid s, z)$$
 """
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -111,8 +112,50 @@ class Interval(NamedTuple):
         return brief(self)
 
 
+class AfterSeries:
+    """What forecasts of all models share; a frozen dataclass whose tensors have the batch axes of the series."""
+
+    series: Series | None  # that it goes on from
+    source: Any  # the model or the posterior that made it
+
+    def one(self, sequence: int) -> Any:
+        """That of one sequence, without batch axes; `ValueError` where there is no such sequence."""
+        if self.series is None:
+            raise ValueError("forecast: got one that knows no series; make it with model.forecast(x, horizon).")
+        n_batch = len(self.series.batch_shape)
+
+        def part(table: Tensor) -> Tensor:
+            return table.flatten(0, n_batch - 1)[sequence] if n_batch else table
+
+        return self._alone(self.series.one(sequence), part)
+
+    def _alone(self, series: Series, part: Callable[[Tensor], Tensor]) -> Any:
+        tables = {name: part(table) for name, table in vars(self).items() if isinstance(table, Tensor)}
+        return replace(self, series=series, **tables)  # type: ignore[type-var]
+
+    def plot(self, *, sequence: int = 0, level: float = 0.9) -> "Figure":
+        """The end of the series and the forecast after it: see `plot_forecast` in `views`.
+
+        Arguments:
+            sequence: which one to draw, of several.
+            level: probability of the interval.
+
+        Raises:
+            ValueError: no such sequence; level outside (0, 1).
+        """
+        level = check_probability("level", level, proper=True)
+        model = getattr(self.source, "model", self.source)
+        return model._figures().plot_forecast(self.one(sequence), level)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it."""
+        from .views.pages import forecast_page
+
+        return forecast_page(self)
+
+
 @dataclass(frozen=True, repr=False)
-class Forecast:
+class Forecast(AfterSeries):
     """State and observation at horizons 1..H after the last step of each sequence.
 
     Of a model of several chains, `state` holds a table for each chain and `redraw` a column.
@@ -150,12 +193,6 @@ class Forecast:
         first, last = ([f"{number:.4g}" for number in flat[step].tolist()] for step in (0, -1))
         return f"Forecast of shape {shape}: mean {', '.join(first)} after 1 step, {', '.join(last)} after {len(flat)}"
 
-    def _repr_html_(self) -> str:
-        """What a notebook shows of it."""
-        from .views.pages import forecast_page
-
-        return forecast_page(self)
-
     @property
     def beliefs(self) -> dict[str, Float[Tensor, "*b H"]]:
         """What a table says of states, by the heads of its columns."""
@@ -166,35 +203,12 @@ class Forecast:
             found |= {f"P(state{chain} {k})": column for k, column in enumerate(state.unbind(-1))}
         return found
 
-    def one(self, sequence: int) -> "Forecast":
-        """That of one sequence, without batch axes; `ValueError` where there is no such sequence."""
-        if self.series is None:
-            raise ValueError("forecast: got one that knows no series; make it with model.forecast(x, horizon).")
-        series, n_batch = self.series.one(sequence), len(self.series.batch_shape)
-
-        def alone(table: Tensor) -> Tensor:
-            return table.flatten(0, n_batch - 1)[sequence] if n_batch else table
-
+    def _alone(self, series: Series, part: Callable[[Tensor], Tensor]) -> "Forecast":
         mixture = self.observation
-        weights = ByGate(*map(alone, mixture.weights))
-        state = tuple(map(alone, self.state)) if isinstance(self.state, tuple) else alone(self.state)
+        weights = ByGate(*map(part, mixture.weights))
+        state = tuple(map(part, self.state)) if isinstance(self.state, tuple) else part(self.state)
         found = Forecast.of(mixture.emission, mixture.values, weights, series, self.source)
-        return replace(found, state=state, redraw=alone(self.redraw))
-
-    def plot(self, *, sequence: int = 0, level: float = 0.9) -> "Figure":
-        """The end of the series and the forecast after it: see `plot_forecast` in `views`.
-
-        Arguments:
-            sequence: which one to draw, of several.
-            level: probability of the interval.
-
-        Raises:
-            ValueError: no such sequence; level outside (0, 1).
-        """
-        level = check_probability("level", level, proper=True)
-        alone = self.one(sequence)
-        model = getattr(self.source, "model", self.source)
-        return model._figures().plot_forecast(alone, level)
+        return replace(found, state=state, redraw=part(self.redraw))
 
     @property
     def probs(self) -> Float[Tensor, "*b H C"]:

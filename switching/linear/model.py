@@ -95,7 +95,7 @@ class LinearSSM(Verbs):
       sigma2.irregular: 1.51e+04
       sigma2.level: 1469
     >>> model.smooth([1120.0, 1160.0, 963.0, 1210.0]).mean[0].round()
-    tensor([1110.], dtype=torch.float64)
+    tensor([1114.], dtype=torch.float64)
     """
 
     def __init__(self, n_latent: Any, n_features: int = 1, observation_noise: str = "diagonal") -> None:
@@ -233,9 +233,9 @@ class LinearSSM(Verbs):
             if given.get(name) is not None:
                 raise ValueError(f"{name}: got some, but nothing drives a {self.name}; leave it out.")
         if not isinstance(x, Series):
-            return read_series(x, self.n_features, lengths=given.get("lengths"))
-        if given.get("lengths") is not None:
-            raise ValueError("lengths: got some besides a Series, which has its own; leave it out.")
+            return read_series(x, self.n_features, **given)
+        for name in (name for name, value in given.items() if value is not None):
+            raise ValueError(f"{name}: got some besides a Series, which has its own; leave it out.")
         if x.observations.shape[-1] != self.n_features:
             raise ValueError(f"x: got {x.observations.shape[-1]} feature(s), but the model has {self.n_features}.")
         if x.covariates is not None or x.gaps is not None:

@@ -5,8 +5,8 @@ their mean and covariance. The moves of regimes being independent of the states,
 where states choose the regimes, probabilities are expected under the merged densities by quadrature.
 """
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -15,16 +15,13 @@ from torch import Tensor
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_probability
 from ..data.series import Series
-from ..forecast import BISECTIONS, Interval
+from ..forecast import BISECTIONS, AfterSeries, Interval
 from .gpb import SwitchingBelief, gpb_filter
 from .joint import Regimes
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 @dataclass(frozen=True, repr=False)
-class SwitchingForecast(Record):
+class SwitchingForecast(AfterSeries, Record):
     """Regimes, states and observations at horizons 1..H after the last step of each sequence."""
 
     state: Float[Tensor, "*b H K"]  # P(z)
@@ -64,35 +61,6 @@ class SwitchingForecast(Record):
     def beliefs(self) -> dict[str, Float[Tensor, "*b H"]]:
         """What a table says of regimes, by the heads of its columns."""
         return {f"P(state {k})": column for k, column in enumerate(self.state.unbind(-1))}
-
-    def one(self, sequence: int) -> "SwitchingForecast":
-        """That of one sequence, without batch axes; `ValueError` where there is no such sequence."""
-        if self.series is None:
-            raise ValueError("forecast: got one that knows no series; make it with model.forecast(x, horizon).")
-        series, n_batch = self.series.one(sequence), len(self.series.batch_shape)
-        tables = {name: table for name, table in vars(self).items() if isinstance(table, Tensor)}
-        if n_batch:
-            tables = {name: table.flatten(0, n_batch - 1)[sequence] for name, table in tables.items()}
-        return replace(self, series=series, **tables)
-
-    def plot(self, *, sequence: int = 0, level: float = 0.9) -> "Figure":
-        """The end of the series and the forecast after it.
-
-        Arguments:
-            sequence: which one to draw, of several.
-            level: probability of the interval.
-
-        Raises:
-            ValueError: no such sequence; level outside (0, 1).
-        """
-        level = check_probability("level", level, proper=True)
-        return self.source._figures().plot_forecast(self.one(sequence), level)
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows of it."""
-        from ..views.pages import forecast_page
-
-        return forecast_page(self)
 
 
 def look_ahead(regimes: Regimes, belief: SwitchingBelief, horizon: int) -> SwitchingForecast:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ...inference.chains.linear_gaussian.factors import factor_of
 from ...inference.chains.markov.chain import MarkovChain
+from ...inference.chains.switching_gaussian import op
 from ...inference.chains.switching_gaussian.paths import Paths
 from ...inference.chains.switching_gaussian.tables import stick_breaking
 from ...inference.numerics.randomness import Seed, generator_of
@@ -64,7 +65,8 @@ def gibbs(
     Arguments:
         x: [*b, T, F]; NaN: missing, a whole step or single features.
         draws: the sweeps of each chain that count, after `warmup` others.
-        chains: how many run at once, each from a path that the model draws without x.
+        chains: how many run at once, each from a path that the model draws without x; in the recurrent kind, whose
+            alternation needs long from there, from one drawn by Kim's smoother.
         thin: every so many sweeps the path and the latents are kept, none where there are fewer sweeps.
         moves: "alternating", "collapsed" or "both" in turns; None: both where the model lets them.
         particles: of the collapsed moves' filter, two or more; 0: single regimes alone, a faster sweep that can stay
@@ -96,7 +98,7 @@ def gibbs(
         regimes = Regimes(**{name: table.cpu() for name, table in here.items()})
     plan = _chosen(moves, particles, regimes)
     paths, generator = Paths(regimes.tables(), flat.cpu(), ends.cpu().repeat(chains)), generator_of(seed)
-    path = regimes.simulate(flat.shape[1], (chains * len(flat),), generator).path
+    path = _starts(regimes, paths, chains, generator)
     omega = paths.sticks(path, flat.new_zeros(*path.shape, regimes.n_latent).cpu(), generator)
     record, interrupted = _Sums(), False
     with sheltered():
@@ -154,6 +156,20 @@ def _without_density(regimes: Regimes) -> str | None:
         if not alike and bool((factor.norm(dim=-2) == 0).any()):
             return name
     return None
+
+
+def _starts(regimes: Regimes, paths: Paths, chains: int, generator: torch.Generator | None) -> Tensor:
+    """A path [B, T] for each chain and sequence."""
+    n_sequences, n_steps, _ = paths.x.shape
+    if regimes.recurrence is None:
+        return regimes.simulate(n_steps, (chains * n_sequences,), generator).path
+    ends, k = paths.lengths[:n_sequences], regimes.n_regimes
+    found = op.smooth(paths.x, ends, paths.tables)
+    check_density(found.failed)
+    left = found.pairs.sum(-1, keepdim=True)
+    moves = torch.where(left > 0, found.pairs / torch.where(left > 0, left, 1.0), 1 / k)
+    chain = MarkovChain(found.state[:, 0].log(), moves.log(), paths.x.new_zeros(n_sequences, n_steps, k), ends)
+    return chain.sample(chains, generator).path.flatten(0, 1).clamp_min(0)
 
 
 class _Sweep(NamedTuple):

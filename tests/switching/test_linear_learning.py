@@ -99,7 +99,7 @@ def test_the_objective_rises(method: str, full: bool) -> None:
     """At every step, between which the batch leaps and changes its basis."""
     model = model_of(2, 3, full)
     x = series_of(model, full, 3, 20)
-    fit = LinearSSM(2, 3, "full" if full else "diagonal").fit(x, method, restarts=2, max_steps=60, progress=False)
+    fit = LinearSSM(2, 3, "full" if full else "diagonal").fit(x, method, restarts=1, max_steps=48, progress=False)
     assert float(fit.objective.diff().min()) >= -1e-10 * float(fit.objective.abs().max())
     assert fit.objective[-1] > fit.objective[0]
     if method == "em":
@@ -132,7 +132,7 @@ def test_nothing_depends_on_the_unit_of_x() -> None:
     model = model_of(2, 2, full=False)
     x = series_of(model, False, 2, 25)
     unit, about = torch.tensor([1e6, 1e-3], dtype=FLOAT), torch.tensor([3e7, -5.0], dtype=FLOAT)
-    fits = [LinearSSM(2, 2).fit(one, restarts=2, max_steps=40, progress=False) for one in (x, x * unit + about)]
+    fits = [LinearSSM(2, 2).fit(one, restarts=1, max_steps=32, progress=False) for one in (x, x * unit + about)]
     expected, found = (fit.model for fit in fits)
     seen = (~x.isnan()).sum((0, 1)).double() @ unit.log()
     assert float(found.log_evidence(x * unit + about).sum() + seen) == pytest.approx(fits[0].loglik, abs=1e-4)
@@ -201,7 +201,7 @@ def test_a_series_without_change_and_very_short_ones_leave_finite_values() -> No
     flat = torch.stack([torch.full((12,), 3.0).double(), draw(0, 12)], -1)
     for x in (flat, draw(1, 2, 2), draw(2, 3, 1, 2)):
         for prior in ("scaled", None):
-            fit = LinearSSM(1, 2).fit(x, prior=prior, restarts=1, max_steps=20, progress=False)
+            fit = LinearSSM(1, 2).fit(x, prior=prior, restarts=1, max_steps=10, progress=False)
             assert all(bool(value.isfinite().all()) for value in fit.model.values.values())
             assert bool(fit.smooth().mean.isfinite().all())
 

@@ -287,6 +287,10 @@ def test_what_is_wrong_is_told_with_its_cure() -> None:
         LinearSSM(1, 1, "round")
     with pytest.raises(ValueError, match="covariates: got some, but nothing drives a LinearSSM"):
         model.smooth(torch.zeros(4, 2), covariates=torch.zeros(4, 1))
+    with pytest.raises(TypeError, match="restart"):
+        model.fit(torch.zeros(4, 2), restart=3, progress=False)
+    with pytest.raises(ValueError, match="lengths: got some besides a Series"):
+        model.smooth(model.read(torch.zeros(2, 4, 2)), lengths=[4, 3])
     with pytest.raises(ValueError, match=r"x: got shape \(4, 3\)"):
         model.smooth(torch.zeros(4, 3))
     with pytest.raises(ValueError, match=r"x_t: got shape \(3,\)"):

@@ -90,7 +90,7 @@ def model_of(tables: Tables) -> Model:
     none = np.ones((1, 1, tables.x.shape[-1]), np.bool_), np.zeros(n, np.int64)
     lengths = np.full(n, tables.n_steps) if tables.lengths is None else tables.lengths.expand(shape).reshape(-1).numpy()
     seen = none if tables.seen is None else _flat(tables, "seen", shape)
-    directions = _array(tables.directions)
+    directions = _array(tables.directions.double())
     limits = float(info.eps), float(info.max)
     return Model._make([*parts, *seen, np.ascontiguousarray(lengths), directions, tables.n_steps, *limits])
 
@@ -116,6 +116,8 @@ def _groups(set_of: np.ndarray) -> np.ndarray:
 
 def _flat(tables: Tables, name: str, shape: torch.Size) -> tuple[np.ndarray, np.ndarray]:
     table = getattr(tables, name)
+    if name not in ("x", "seen"):  # one kernel for both dtypes, of whose arithmetic all is in float64
+        table = table.double()
     batch = table.shape[: table.dim() - OWN_AXES[name]]
     return _array(table).reshape(batch.numel(), *table.shape[len(batch) :]), _number(batch, shape)
 
