@@ -279,7 +279,7 @@ class SwitchingLinearSSM(Verbs):
     def smooth(
         self,
         x: Any,
-        starts: Sequence[str] = STARTS[:2],
+        starts: str | Sequence[str] = STARTS[:2],
         max_steps: int = 200,
         tol: float = 1e-9,
         seed: Seed = 0,
@@ -288,10 +288,11 @@ class SwitchingLinearSSM(Verbs):
         """The best q(states) q(regimes) given all observations, and its bound on log p(x).
 
         Arguments:
-            starts: some of "interpolated", "annealed" and "random", see `inference`; each sequence keeps its best.
+            starts: any of "interpolated", "annealed" and "random", see `inference`; each sequence keeps its best.
             max_steps, tol: sweeps at most, and the share of the bound by which the last one raised it at most.
             seed: of random starts.
         """
+        starts = (starts,) if isinstance(starts, str) else starts
         for kind in starts:
             check_choice("starts", kind, STARTS)
         series = self.read(x, **given)

@@ -1,6 +1,6 @@
 """Every benchmark, one after another, into `docs/benchmarks.md`: `python tests/benchmarks`, with the extra `bench`.
 
-Takes about fifteen minutes on a quiet machine; each `bench_*.py` also runs alone and prints what it finds, and
+Takes about half an hour on a quiet machine; each `bench_*.py` also runs alone and prints what it finds, and
 `stack_languages.py`, which trains, `fit_quality.py`, which compares optima, `interval_coverage.py` and
 `forgetting_windows.py` only so.
 """
@@ -23,6 +23,7 @@ TITLES = {
     "bench_stack": "Stacks",
     "bench_startup": "A new process",
     "bench_switching": "Switching linear models",
+    "bench_switching_learning": "Learning switching linear models",
     "bench_vmp": "Message passing",
 }
 PEERS = (

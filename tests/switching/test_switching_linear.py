@@ -284,6 +284,11 @@ def test_an_interrupted_fit_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) -
     assert bool(fit.smooth().bound.isfinite())
 
 
+def test_a_single_start_may_stand_without_a_list() -> None:
+    model, x = two_chains(), two_chains().simulate(40, seed=2).x
+    assert torch.equal(model.smooth(x, starts="annealed").state, model.smooth(x, starts=["annealed"]).state)
+
+
 def test_bad_input_is_told_by_name() -> None:
     with pytest.raises(ValueError, match="recurrent: got True, but only regimes of"):
         sh.SwitchingLinearSSM(2, 1, recurrent=True)
