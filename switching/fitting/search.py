@@ -177,7 +177,7 @@ class Found:
     @property
     def table(self) -> pd.DataFrame:
         """One row a climb: kind of its start, steps, objective, how it ended, whether its end is that of the best."""
-        rows = [(c.kind, len(c.trace), c.final, c.ended, c.final >= self.best.final - SAME) for c in self.climbs]
+        rows = [(c.kind, len(c.trace), c.final, c.ended, abs(c.final - self.best.final) <= SAME) for c in self.climbs]
         return pd.DataFrame(rows, columns=COLUMNS)
 
 

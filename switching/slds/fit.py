@@ -5,6 +5,7 @@ its units; priors are worth a few steps, and the noise of moves is expected at a
 linear model moves. Expectation-maximisation is the same with points in the place of the parameters' densities.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,21 +14,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ...inference.families import GaussianPaths, GaussianTables, Point
+from ...inference.families import GaussianPaths, GaussianTables, Point, tree_map
 from ...inference.message_passing.engine import VMP
 from ...inference.message_passing.factor_graph import Block
 from ..data.reading import to_tensor
 from ..data.series import Series
+from ..fitting.density import IMPOSSIBLE
 from ..fitting.fit import Fit, check_enough, course, definite
 from ..fitting.interrupts import sheltered
 from ..fitting.network import Network, NetworkPassing, NetworkPosterior
 from ..fitting.options import Options
 from ..fitting.progress import Progress
-from ..fitting.search import TRIALS, Race
+from ..fitting.search import TRIALS, Climb, Found, Race
 from ..linear.rebasing import rebase
 from ..parameters import Parameters
+from .gpb import gpb_filter
 from .layout import LinearRegimes
 from .network import CHAIN, LINEAR, SWITCH, Graph
+from .problem import ORDER
 from .starts import KINDS, SWEEPS, components, labels_of, near_path, path_blocks, warmed
 
 if TYPE_CHECKING:
@@ -156,12 +160,13 @@ def fit_switching_linear(model: "SwitchingLinearSSM", series: Series, options: O
         some = replace(options, max_steps=1) if interrupted else options
         race = Race(some, series, lambda step, best: shown(step, best - volume))
         race.run(NetworkPassing(engine, network, fresh=False), kinds, -(-options.restarts // 4))
-    race.interrupted |= interrupted
-    occupancy = _occupancy(graph, network, race.best.tables)
+        race.interrupted |= interrupted
+        found = _most_probable(race, engine, network, layout, series, -(-options.restarts // 4))
+    occupancy = _occupancy(graph, network, found.best.tables)
     order = occupancy.argsort(descending=True, stable=True)
     if layout.recurrent or options.start is not None:  # whose regimes have their places
         order = torch.arange(layout.n_regimes)
-    etas = {name: race.best.tables[name] for name in network.families}
+    etas = {name: found.best.tables[name] for name in network.families}
     posterior = NetworkPosterior(etas, network.families, _collect(layout, units, order))
     empty = occupancy[order] < 1.0
     return Fit(
@@ -170,8 +175,45 @@ def fit_switching_linear(model: "SwitchingLinearSSM", series: Series, options: O
         empty_states=empty,
         collapsed_states=torch.zeros_like(empty),
         posterior=posterior if options.method == "vmp" else None,
-        **course(race.found().raised(-volume)),
+        **course(found.raised(-volume)),
     )
+
+
+def _most_probable(
+    race: Race, engine: VMP, network: Network, layout: LinearRegimes, series: Series, n_kept: int
+) -> Found:
+    """The climbs, the best of them that under whose parameters a filter finds the series most probable.
+
+    A bound may be highest where regimes are told least, at parameters under which the series is improbable. So those
+    that the race has left behind, but the filter finds the best, go on to the end too.
+    """
+    if len(race.climbs) == 1 or race.interrupted:
+        return race.found()
+    evidence = {id(climb): _evidence(climb, network, layout, series) for climb in race.climbs}
+    order = sorted(race.climbs, key=lambda climb: -evidence[id(climb)])
+    behind = [climb for climb in order[:n_kept] if climb.ended == "left behind"]
+    if behind:
+        blocks = []
+        for name, block in engine.blocks.items():
+            eta = tree_map(lambda *parts: torch.stack(parts), *(climb.tables[name] for climb in behind))
+            blocks.append(replace(block, eta=eta))
+        again = VMP(blocks, engine.factors, len(behind), check=False, linear=engine.linear)
+        number = len(race.climbs)
+        race.run(NetworkPassing(again, network, fresh=False), [climb.kind for climb in behind], len(behind))
+        evidence |= {id(climb): _evidence(climb, network, layout, series) for climb in race.climbs[number:]}
+    ends = [climb for climb in race.climbs if climb.ended != "left behind"]
+    return replace(race.found(), best=max(ends, key=lambda climb: evidence[id(climb)]))
+
+
+def _evidence(climb: Climb, network: Network, layout: LinearRegimes, series: Series) -> float:
+    """log p(x) by a filter at a climb's parameters; -inf where it has no density there."""
+    etas = {name: climb.tables[name] for name in network.families}
+    values = NetworkPosterior(etas, network.families, network.collect).mean
+    try:
+        found = gpb_filter(layout.regimes(values), series.observations, ORDER, series.lengths)
+    except IMPOSSIBLE:
+        return -math.inf
+    return float(found.log_normalizer.sum())
 
 
 def _labels(

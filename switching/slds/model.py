@@ -26,7 +26,7 @@ from torch import Tensor
 from ...inference.chains.markov.chain import MarkovChain
 from ...inference.numerics.checks import naming
 from ...inference.numerics.randomness import Seed
-from ...inference.numerics.records import Record
+from ...inference.numerics.records import LINES, Record
 from ...inference.numerics.scalars import (
     check_batch_shape,
     check_choice,
@@ -152,7 +152,8 @@ class SwitchingLinearSSM(Verbs):
         words += ['observation_noise="full"'] if own.full_noise else []
         sizes = f"n_regimes={own.n_regimes}, n_latent={own.n_latent}, n_features={own.n_features}"
         made = f"{self.name}({', '.join([sizes, *words])})"
-        return f"{made}\n{listed(self.known, self.values)}" if self.values else made
+        lines = [made, *listed(self.known, self.values).splitlines()] if self.values else [made]
+        return "\n".join(lines if len(lines) <= LINES else [*lines[: LINES - 1], "  ..."])
 
     # ---- parameters ------------------------------------------------------------------------------------------------
 

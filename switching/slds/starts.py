@@ -25,7 +25,8 @@ NEAR = 100.0  # precision of the principal components as a path
 SWEEPS = 30  # of the single linear model
 WARM = 10  # of what is not held at first
 KINDS = ("clusters", "stretches")
-HOT = (3.0, 1.5)  # first temperatures
+WIDTHS = (2, 8, 32, 1, 4, 16)  # steps to either side that clusters look at
+HOT = (3.0, 1.5, 1.0)  # first temperatures
 COOLING, AT_ONCE = 0.8, 4  # of what a temperature lies above 1, and sweeps at each
 
 
@@ -53,11 +54,17 @@ def warmed(engine: VMP, graph: Graph, kinds: Sequence[str]) -> tuple[VMP, bool]:
     try:
         with open_to_keys():
             for i, hot in enumerate(HOT):
-                which = [kind != "own" and place // len(KINDS) % len(HOT) == i for place, kind in enumerate(kinds)]
+                which = [kind != "own" and _turn(place) == i for place, kind in enumerate(kinds)]
                 engine = annealed(engine, graph, torch.tensor(which), hot, COOLING, AT_ONCE)
     except KeyboardInterrupt:
         return engine, True
     return engine, False
+
+
+def _turn(place: int) -> int:
+    """The place of a start's first temperature; of starts whose labels look alike they differ."""
+    number = place // len(KINDS)
+    return (number + number // 3) % len(HOT)
 
 
 def labels_of(graph: Graph, path: Tensor, kinds: Sequence[str], seed: int) -> Tensor:
@@ -66,19 +73,23 @@ def labels_of(graph: Graph, path: Tensor, kinds: Sequence[str], seed: int) -> Te
     inside = graph.inside.bool().cpu().numpy()
     for number, kind in enumerate(kinds):
         rng = np.random.default_rng([seed, number])
-        labels = _clustered(path, inside, k, rng) if kind == "clusters" else _stretches(inside.shape, k, rng)
+        turn = number // len(KINDS)
+        labels = _clustered(path, inside, k, turn, rng) if kind == "clusters" else _stretches(inside.shape, k, rng)
         found.append(torch.from_numpy(labels))
     return torch.stack(found).to(path.device)
 
 
-def _clustered(path: Tensor, inside: np.ndarray, k: int, rng: np.random.Generator) -> np.ndarray:
-    """Clusters of where the path is, how it moves, and how much that varies, around each step."""
-    width = int(2 ** rng.integers(0, 6))
+def _clustered(path: Tensor, inside: np.ndarray, k: int, turn: int, rng: np.random.Generator) -> np.ndarray:
+    """Clusters of where the path is, how it moves, and how much that varies, around each step.
+
+    Which of the three tells regimes apart is not known, nor how far to look: starts take turns.
+    """
+    width = WIDTHS[turn // 3 % len(WIDTHS)]
     step = pad(path[..., 1:, :] - path[..., :-1, :], (0, 0, 1, 0))
     near = [_around(table, width) for table in (path, step, step.square())]
     parts = [near[0], near[1], (near[2] + 1e-6 * near[2].mean() + 1e-12).log()]
     scaled = [(part - part.mean()) / part.std().clamp_min(1e-12) for part in parts]
-    weights = rng.dirichlet(np.ones(len(scaled)))  # which of the three tells regimes apart is not known
+    weights = rng.dirichlet(np.ones(len(scaled))) + np.eye(len(scaled))[turn % len(scaled)]
     points = torch.cat([part * weight for part, weight in zip(scaled, weights.tolist(), strict=True)], -1)
     rows = points.cpu().double().numpy().reshape(-1, points.shape[-1])
     return clusters_among(rows, inside.reshape(-1), k, rng).reshape(inside.shape)
