@@ -107,6 +107,8 @@ class SwitchingLinearSSM(Verbs):
 
     Methods take x as `SwitchingSSM` does, with `lengths`.
 
+    `fit` has the methods "em" and "vmp", both of which raise the bound of structured inference. That may be highest
+    where regimes are told least; so of the ends of its climbs it takes the one with the greatest `log_evidence`.
     `n_parameters`, and with it aic and bic, leave out what another basis of a chain's states would change alone.
 
     Raises:
