@@ -6,8 +6,15 @@ import samplehold as sh
 import torch
 from oracles.regime_paths import enumerate_paths
 from oracles.switching_linear import ENUMERABLE, KINDS, values_of
+from samplehold.switching.slds import starts
 from samplehold.switching.slds.layout import LinearRegimes
 from torch.distributions import MultivariateNormal
+
+
+@pytest.fixture(autouse=True)
+def _cooled_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sweep at each temperature of a fit's starts: these tests are not about how good its ends are."""
+    monkeypatch.setattr(starts, "AT_ONCE", 1)
 
 
 def model_of(layout: LinearRegimes) -> sh.SwitchingLinearSSM:
@@ -168,11 +175,11 @@ def test_a_posterior_has_the_regimes_in_the_order_of_the_model() -> None:
 
 def test_own_starts_keep_their_numbers() -> None:
     drawn = two_chains().simulate(80, seed=5)
-    for start in (drawn.path, 1 - drawn.path, two_chains(), two_chains().values):
-        options = {"start": start, "restarts": 1, "max_steps": 2, "progress": False}
+    for begin in (drawn.path, 1 - drawn.path, two_chains(), two_chains().values):
+        options = {"start": begin, "restarts": 1, "max_steps": 2, "progress": False}
         found = sh.SwitchingLinearSSM(2, 1).fit(drawn.x, **options).smooth().state.argmax(-1)
         same = float((found == drawn.path).double().mean())
-        assert (1 - same if start is not drawn.path and isinstance(start, torch.Tensor) else same) > 0.7
+        assert (1 - same if begin is not drawn.path and isinstance(begin, torch.Tensor) else same) > 0.7
 
 
 def test_options_that_there_are_none_of() -> None:
@@ -272,8 +279,6 @@ def test_summaries_say_what_is_approximate() -> None:
 
 
 def test_an_interrupted_fit_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    from samplehold.switching.slds import starts
-
     def pressed(*arguments: object) -> None:
         raise KeyboardInterrupt
 
