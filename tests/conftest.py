@@ -1,10 +1,18 @@
-"""Checks every jaxtyping annotation of the package while it is tested, and seeds nothing globally."""
+"""Checks every jaxtyping annotation of the package while it is tested, and seeds nothing globally.
+
+`pytest --device cuda --dtype float32`: see `oracles.placement`. "fake" is a device that needs no hardware.
+"""
 
 import os
+from contextlib import ExitStack
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from jaxtyping import install_import_hook
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # the kernels for GPUs run in numpy
 
 install_import_hook("samplehold", "typechecker.check")
 
@@ -15,3 +23,40 @@ settings.load_profile("samplehold")
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the processors; threads that wait for each other would fight
     torch.set_num_threads(1)
+
+_places = ExitStack()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", default="cpu", help="where the tests' tensors lie: cpu, cuda, cuda:1, fake")
+    parser.addoption("--dtype", default="float64", choices=("float64", "float32"), help="of tests that take either")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--device") != "cpu":
+        from oracles.placement import placed
+
+        _places.enter_context(placed(config.getoption("--device")))
+
+
+def pytest_unconfigure() -> None:
+    _places.close()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--device") != "cpu":
+        for item in items:
+            if mark := item.get_closest_marker("cpu"):
+                item.add_marker(pytest.mark.skip(reason=f"on the CPU alone: {mark.args[0]}"))
+
+
+@pytest.fixture(scope="session")
+def device(pytestconfig: pytest.Config) -> torch.device:
+    """Where the tests' tensors lie."""
+    return torch.device(pytestconfig.getoption("--device"))
+
+
+@pytest.fixture(scope="session")
+def dtype(pytestconfig: pytest.Config) -> torch.dtype:
+    """That of the tests' tensors, where a test asks for it; see `oracles.placement.tolerances`."""
+    return getattr(torch, pytestconfig.getoption("--dtype"))

@@ -1,16 +1,19 @@
 """Checks of what a caller hands to a scan or a chain: every message names the argument, what came and the cure."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .arrays import numbers, ordinary
+from .deferred import refuse_if
+from .remembered import remembered
 
 DTYPES = (torch.float32, torch.float64)
+HALVES = (torch.bfloat16, torch.float16)
 
 
 class ImpossibleError(ValueError):
@@ -40,10 +43,15 @@ def check_same_kind(*optional: str, **tables: object) -> None:
 
     Those that are `optional` may be None.
     """
+    check_same_dtype(tables, DTYPES, optional)
+
+
+def check_same_dtype(tables: Mapping[str, object], dtypes: Sequence[torch.dtype], optional: Sequence[str] = ()) -> None:
+    """Raise `TypeError` unless all tables are dense tensors of one dtype, on one device; the optional may be None."""
     given = {name: table for name, table in tables.items() if table is not None or name not in optional}
     first = next(iter(given))
     for name, table in given.items():
-        table = check_table(name, table)
+        table = check_table(name, table, dtypes=dtypes)
         other = given[first]
         assert isinstance(other, Tensor)
         if table.dtype != other.dtype or table.device != other.device:
@@ -54,13 +62,19 @@ def check_same_kind(*optional: str, **tables: object) -> None:
 
 
 def check_table(
-    name: str, table: object, *sizes: int | None, like: Tensor | None = None, finite: bool = False, alone: bool = False
+    name: str,
+    table: object,
+    *sizes: int | None,
+    like: Tensor | None = None,
+    finite: bool = False,
+    alone: bool = False,
+    dtypes: Sequence[torch.dtype] = DTYPES,
 ) -> Tensor:
     """A dense tensor `[*batch, *sizes]` of floating numbers; without batch axes where `alone`.
 
     Arguments:
         sizes: of the last axes; None: any.
-        like: a tensor whose dtype and device it must have; None: float32 or float64, wherever it lies.
+        like: a tensor whose dtype and device it must have; None: one of `dtypes`, wherever it lies.
         finite: whether NaN and infinite numbers are refused.
 
     Raises:
@@ -76,23 +90,33 @@ def check_table(
             f"{name}: got layout {table.layout} on {table.device}, expected a dense tensor with values; convert it "
             "with `.to_dense()`."
         )
-    if like is None and table.dtype not in DTYPES:
+    if like is None and table.dtype not in dtypes:
+        *others, last = map(str, dtypes)
         raise TypeError(
-            f"{name}: got dtype {table.dtype}, expected torch.float32 or torch.float64; convert it with `.to(...)`."
+            f"{name}: got dtype {table.dtype}, expected {', '.join(others)} or {last}; convert it with `.to(...)`."
         )
     if like is not None and (table.dtype != like.dtype or table.device != like.device):
         raise TypeError(
             f"{name}: got {table.dtype} on {table.device}, expected {like.dtype} on {like.device}; convert it with "
             "`.to(...)`."
         )
-    last = table.shape[table.dim() - len(sizes) :]
+    own_sizes = table.shape[table.dim() - len(sizes) :]
     fits = table.dim() == len(sizes) if alone else table.dim() >= len(sizes)
-    if not fits or any(size not in (None, own) for size, own in zip(sizes, last, strict=True)):
+    if not fits or any(size not in (None, own) for size, own in zip(sizes, own_sizes, strict=True)):
         axes = ", ".join(["*batch"] * (not alone) + ["any" if size is None else str(size) for size in sizes])
         raise ValueError(f"{name}: got shape {list(table.shape)}, expected [{axes}].")
-    if finite and not bool(table.detach().isfinite().all()):
-        raise ValueError(f"{name}: got numbers that are not finite; give finite ones.")
+    if finite:
+
+        def complain() -> None:
+            raise ValueError(f"{name}: got numbers that are not finite; give finite ones.")
+
+        refuse_if(~table.detach().isfinite().all(), complain)
     return ordinary(table)
+
+
+def widened(x: Tensor) -> Tensor:
+    """In single precision where it has less: too few digits to add up in."""
+    return x if x.dtype in DTYPES else x.float()
 
 
 def check_steps(name: str, table: Tensor) -> tuple[int, int]:
@@ -223,9 +247,9 @@ def check_lengths(lengths: object, batch: Sequence[int], n_steps: int, device: t
         raise ValueError(
             f"lengths: got shape {list(given.shape)}, but the batch axes are {list(batch)}; give one length a sequence."
         ) from None
-    outside = ((expanded < 1) | (expanded > n_steps)).nonzero()
-    if len(outside):
-        index = tuple(outside[0].tolist())
+    least, most = _ends(given)  # at once, before a kernel reads beyond the end of a table
+    if least < 1 or most > n_steps:
+        index = tuple(((expanded < 1) | (expanded > n_steps)).nonzero()[0].tolist())
         raise ValueError(
             f"lengths: got {int(expanded[index])}{_of_sequence(index)}, but the series has {n_steps} steps; "
             "give each sequence's number of observed steps, between 1 and T."
@@ -233,30 +257,58 @@ def check_lengths(lengths: object, batch: Sequence[int], n_steps: int, device: t
     return expanded
 
 
+@remembered
+def _ends(lengths: Tensor) -> tuple[int, int]:
+    """The least and the greatest of some lengths; 1 where there are none."""
+    if not lengths.numel():
+        return 1, 1
+    least, most = torch.stack(lengths.aminmax()).tolist()
+    return least, most
+
+
 def check_start(log_initial: Tensor | None) -> None:
     """Raise `ValueError` unless each row of `log_initial` [*b, K] has a finite entry and none that is NaN or +inf."""
     if log_initial is None:
         return
-    bad = (~log_initial.detach().amax(-1).isfinite()).nonzero()
-    if len(bad):
-        index = tuple(bad[0].tolist())
+    bad = ~log_initial.detach().amax(-1).isfinite()
+
+    def complain() -> None:
+        index = tuple(bad.nonzero()[0].tolist())
         raise ValueError(
             f"log_initial: got {log_initial[index].tolist()}{_of_sequence(index)}; "
             "give log-probabilities, of which at least one is above -inf and none is NaN or +inf."
         )
 
+    refuse_if(bad.any(), complain)
 
-def check_possible(failed_step: Tensor, **tables: Tensor | None) -> None:
-    """Raise `ImpossibleError` if a recursion met a step whose total weight is not a positive finite number.
+
+def check_possible(failed_step: Tensor, total: Tensor | None = None, **tables: Tensor | None) -> None:
+    """Raise `ImpossibleError` if a recursion met a step whose total weight is not a positive finite number, and
+    `ValueError` if a log-normalizer is beyond what its dtype holds.
 
     Arguments:
         failed_step: [*b], the first such step of each sequence, or -1.
+        total: the log-normalizers, where there are such.
         tables: log-weights by step, [*b, T, n] with batch axes that broadcast: searched for NaN and +inf, so that the
             message can tell a bad number from an impossible observation.
     """
+    bad = (failed_step >= 0).any()
+    beyond = None if total is None else total.isinf().any()
+
+    def complain() -> None:
+        if bool(bad):
+            _raise_impossible(failed_step, tables)
+        assert total is not None
+        raise ValueError(
+            f"log p(x): lies beyond what {str(total.dtype).removeprefix('torch.')} holds; give smaller log-weights"
+            f"{' or tables in float64' if total.dtype == torch.float32 else ''}."
+        )
+
+    refuse_if(bad if beyond is None else bad | beyond, complain)
+
+
+def _raise_impossible(failed_step: Tensor, tables: dict[str, Tensor | None]) -> NoReturn:
     failed = failed_step >= 0
-    if not failed.any():
-        return
     index = tuple(failed.nonzero()[0].tolist())
     step = int(failed_step[index])
     given = {name: table for name, table in tables.items() if table is not None}
@@ -275,16 +327,6 @@ def check_possible(failed_step: Tensor, **tables: Tensor | None) -> None:
         "can be reached; give it a positive probability, or make the step missing (all log-likelihoods 0).",
         failed,
     )
-
-
-def check_held(total: Tensor) -> Tensor:
-    """The log-normalizers themselves; `ValueError` if one is beyond what their dtype holds."""
-    if bool(total.isinf().any()):
-        raise ValueError(
-            f"log p(x): lies beyond what {str(total.dtype).removeprefix('torch.')} holds; give smaller log-weights"
-            f"{' or tables in float64' if total.dtype == torch.float32 else ''}."
-        )
-    return total
 
 
 def _of_sequence(index: tuple[int, ...]) -> str:

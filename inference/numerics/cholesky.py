@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .deferred import are_deferred, refuse_if
 from .op import Variants, differentiated
 
 SMALL = 2**12  # numbers in a batch whose triangles are not worth a second thread
@@ -29,6 +30,8 @@ def rounding(matrix: Tensor) -> float:
 
 
 def _by_torch(matrix: Tensor) -> Tensor:
+    if are_deferred() and not differentiated(matrix):
+        return _at_once(matrix)
     chol, info = torch.linalg.cholesky_ex(matrix)
     diagonal = matrix.diagonal(dim1=-2, dim2=-1)
     for jitter in JITTERS:
@@ -39,6 +42,22 @@ def _by_torch(matrix: Tensor) -> Tensor:
     if not bool(info.any()):
         return chol
     raise NotDefiniteError(_what_is_wrong(matrix.detach(), info))
+
+
+def _at_once(matrix: Tensor) -> Tensor:
+    """The same without a look at what came out: all jitters are tried, and of each matrix the first that serves."""
+    more = matrix.new_zeros(1 + len(JITTERS), *matrix.shape[:-1])
+    for i, jitter in enumerate(JITTERS):
+        more[i + 1] = jitter / MOST * rounding(matrix) * matrix.diagonal(dim1=-2, dim2=-1)
+    chol, info = torch.linalg.cholesky_ex(matrix + torch.diag_embed(more))
+    failed = info != 0
+    first = failed.int().cumprod(0).sum(0).clamp(max=len(JITTERS))  # how many before the first that serves
+
+    def complain() -> None:
+        raise NotDefiniteError(_what_is_wrong(matrix.detach(), info[-1]))
+
+    refuse_if(failed.all(0).any(), complain)
+    return chol.gather(0, first[None, ..., None, None].expand(1, *matrix.shape)).squeeze(0)
 
 
 def _what_is_wrong(matrix: Tensor, info: Tensor) -> str:

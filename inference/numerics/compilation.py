@@ -22,6 +22,8 @@ from numba.core.caching import FunctionCache, IndexDataCacheFile
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 # -inf is a legal weight, so no flag may assume finite numbers; sums may be reordered so that they vectorise.
 _REORDERED = {"reassoc", "contract", "arcp", "nsz"}
+INLINED: dict[str, Any] = {**_OPTIONS, "fastmath": {"contract"}, "forceinline": True, "_nrt": False}
+"""The options of `inlined`, for what is compiled in another way."""
 
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,8 +47,7 @@ def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
     It is compiled apart from them, so that it keeps the order of its operations, but for multiply-adds that are fused.
     It must neither make nor return an array.
     """
-    options: dict[str, Any] = {**_OPTIONS, "fastmath": {"contract"}, "forceinline": True, "_nrt": False}
-    return numba.njit(**options)(inspect.unwrap(function))
+    return numba.njit(**INLINED)(inspect.unwrap(function))
 
 
 def _cached(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:

@@ -1,8 +1,8 @@
 r"""Exponential functions for use inside numba kernels: `exp`, `sigmoids`, `tanh`.
 
 A call to the system's `exp` inside a loop keeps LLVM from vectorising it. Written as plain arithmetic it runs on as
-many numbers at a time as a register holds, about ten times as fast, to one unit in the last place; of `Lanes`, it takes
-a whole vector.
+many numbers at a time as a register holds, about ten times as fast, to one unit in the last place; of `Lanes`, they
+take a whole vector.
 
 $$x = n \ln 2 + r, \quad |r| \le \tfrac{1}{2} \ln 2, \qquad e^x = 2^n + 2^n (e^r - 1)$$
 
@@ -47,7 +47,7 @@ def _exponential(x: Any, builder: Any, value: Any, less_one: bool) -> Any:
     bits = ir.VectorType(form.integer, x.count) if vector else form.integer
 
     def constant(number: float, kind: Any = value.type) -> Any:
-        return ir.Constant(kind, [number] * x.count if vector else number)
+        return ir.Constant(kind, _filled(kind, number))
 
     def fused(a: Any, b: Any, c: Any) -> Any:
         return builder.fadd(builder.fmul(a, b, flags=FUSE), c, flags=FUSE)
@@ -69,14 +69,49 @@ def _exponential(x: Any, builder: Any, value: Any, less_one: bool) -> Any:
     return builder.fmul(power, fused(fused(series, r, one), r, one))
 
 
+def _by_sign(builder: Any, value: Any, not_negative: Any, negative: Any) -> Any:
+    positive = builder.fcmp_ordered(">=", value, ir.Constant(value.type, _filled(value.type, 0.0)))
+    return builder.select(positive, not_negative, negative)
+
+
+def _filled(kind: Any, number: float) -> Any:
+    return [number] * kind.count if isinstance(kind, ir.VectorType) else number
+
+
+def _less_magnitude(builder: Any, value: Any) -> Any:
+    return _by_sign(builder, value, builder.fneg(value), value)
+
+
 @lowered
 def _exp(typing: Any, x: Any) -> Any:
     return x(x), lambda context, builder, signature, args: _exponential(x, builder, args[0], False)
 
 
 @lowered
-def _exp_less_one(typing: Any, x: Any) -> Any:
-    return x(x), lambda context, builder, signature, args: _exponential(x, builder, args[0], True)
+def _sigmoids(typing: Any, x: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        (value,) = args
+        one = ir.Constant(value.type, _filled(value.type, 1.0))
+        e = _exponential(x, builder, _less_magnitude(builder, value), False)
+        large = builder.fdiv(one, builder.fadd(one, e, flags=FUSE))
+        small = builder.fmul(e, large, flags=FUSE)
+        both = [_by_sign(builder, value, large, small), _by_sign(builder, value, small, large)]
+        return context.make_tuple(builder, signature.return_type, both)
+
+    return types.UniTuple(x, 2)(x), generate
+
+
+@lowered
+def _tanh(typing: Any, x: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        (value,) = args
+        less = _less_magnitude(builder, value)
+        m = _exponential(x, builder, builder.fadd(less, less), True)
+        two = ir.Constant(value.type, _filled(value.type, 2.0))
+        y = builder.fdiv(m, builder.fadd(m, two, flags=FUSE))
+        return _by_sign(builder, value, builder.fneg(y), y)
+
+    return x(x), generate
 
 
 @inlined
@@ -88,16 +123,10 @@ def exp(x: Any) -> Any:
 @inlined
 def sigmoids(x: Any) -> Any:
     """`(sigmoid(x), sigmoid(-x))`, each accurate on its own: neither is one minus the other."""
-    one = type(x)(1)
-    e = _exp(-abs(x))
-    large = one / (one + e)
-    small = e * large
-    return (large if x >= 0 else small), (small if x >= 0 else large)
+    return _sigmoids(x)
 
 
 @inlined
 def tanh(x: Any) -> Any:
     """`tanh(x) = -m / (2 + m)` with `m = exp(-2|x|) - 1`, with the sign of x."""
-    m = _exp_less_one(-(abs(x) + abs(x)))
-    y = -m / (m + type(x)(2))
-    return y if x >= 0 else -y
+    return _tanh(x)

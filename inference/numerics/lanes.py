@@ -6,16 +6,19 @@ many processors takes only half of the register. Here the width is part of the t
     load, store                vectors of a one-dimensional array, from a position on
     load_some, store_some      the same for the last, partly filled vector of a row
     splat, spread              a number in every lane; one of an array
-    +, -, *, muladd            arithmetic; `muladd(a, b, c)` is a * b + c
-    larger, at_least           the larger of two; the vector with everything under a floor made 0
+    +, -, *, /, muladd         arithmetic; `muladd(a, b, c)` is a * b + c
+    larger, at_least, by_sign  the larger of two; the vector with everything under a floor made 0; a choice of two
     largest, total             of all elements, by a tree of fixed shape
+    transpose                  a square of an array's numbers, as many as a vector holds on each side
+    mantissa, exponent         m in [1, 2) and e with x = m * 2^e
     width                      how many elements of an array a vector holds
 
-`elementary.exp` takes them too.
+The functions of `elementary` take them too.
 """
 
 import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
@@ -130,6 +133,35 @@ def store_some(typing: Any, array: Any, index: Any, value: Any, count: Any) -> A
 
 
 @lowered
+def transpose(typing: Any, array: Any, index: Any) -> Any:
+    """Transpose the square matrix that begins at `array[index]`, each of whose rows is a vector, where it lies."""
+    n = Lanes(array.dtype).count
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        index = args[1].type
+        places = [
+            _address(context, builder, array, args[0], builder.add(args[1], ir.Constant(index, i * n)))
+            for i in range(n)
+        ]
+        alignment = array.dtype.bitwidth // 8
+        rows = [builder.load(place, align=alignment) for place in places]
+        distance = n // 2
+        while distance:  # exchange the blocks beside the diagonal, of ever smaller ones
+            low = [j if not j & distance else n + j - distance for j in range(n)]
+            high = [j + distance if not j & distance else n + j for j in range(n)]
+            for i in (i for i in range(n) if not i & distance):
+                pair = rows[i], rows[i + distance]
+                rows[i] = builder.shuffle_vector(*pair, _positions(low))
+                rows[i + distance] = builder.shuffle_vector(*pair, _positions(high))
+            distance //= 2
+        for place, row in zip(places, rows, strict=True):
+            builder.store(row, place, align=alignment)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), generate
+
+
+@lowered
 def width(typing: Any, array: Any) -> Any:
     """How many elements of the array fill a vector, known when the kernel is compiled."""
     count = Lanes(array.dtype).count
@@ -187,10 +219,16 @@ def _select_larger(builder: Any, a: Any, b: Any) -> Any:
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
+def _select_smaller(builder: Any, a: Any, b: Any) -> Any:
+    return builder.select(builder.fcmp_ordered("<", a, b), a, b)
+
+
 _overload(operator.add, _elementwise(lambda builder, a, b: builder.fadd(a, b, flags=FUSE)))
 _overload(operator.sub, _elementwise(lambda builder, a, b: builder.fsub(a, b, flags=FUSE)))
 _overload(operator.mul, _elementwise(lambda builder, a, b: builder.fmul(a, b, flags=FUSE)))
+_overload(operator.truediv, _elementwise(lambda builder, a, b: builder.fdiv(a, b, flags=FUSE)))
 larger = _elementwise(_select_larger)
+smaller = _elementwise(_select_smaller)
 
 
 @lowered
@@ -202,6 +240,49 @@ def at_least(typing: Any, a: Any, floor: Any) -> Any:
         return builder.select(keep, args[0], _constant(a.vector, 0.0))
 
     return a(a, a.dtype), generate
+
+
+@lowered
+def by_sign(typing: Any, x: Any, not_negative: Any, negative: Any) -> Any:
+    """The first of two vectors where `x >= 0`, the second elsewhere, also where x is NaN."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.select(builder.fcmp_ordered(">=", args[0], _constant(x.vector, 0.0)), args[1], args[2])
+
+    return x(x, x, x), generate
+
+
+def _part(generate: Callable[..., Any]) -> Any:
+    """A function of the bits of positive normal numbers."""
+
+    @lowered
+    def take(typing: Any, x: Any) -> Any:
+        stored, bias = (52, 1023) if x.dtype == types.float64 else (23, 127)
+        bits = ir.VectorType(ir.IntType(x.dtype.bitwidth), x.count)
+
+        def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            def floating(number: Any) -> Any:
+                return builder.bitcast(number, x.vector)
+
+            return generate(builder, builder.bitcast(args[0], bits), partial(_constant, bits), floating, stored, bias)
+
+        return x(x), lower
+
+    return take
+
+
+def _mantissa(builder: Any, bits: Any, constant: Any, floating: Any, stored: int, bias: int) -> Any:
+    return floating(builder.or_(builder.and_(bits, constant((1 << stored) - 1)), constant(bias << stored)))
+
+
+def _exponent(builder: Any, bits: Any, constant: Any, floating: Any, stored: int, bias: int) -> Any:
+    # the integer as the last digits of a number that has no others
+    over = bias + stored << stored
+    number = floating(builder.or_(builder.lshr(bits, constant(stored)), constant(over)))
+    return builder.fsub(number, _constant(number.type, float((1 << stored) + bias)))
+
+
+mantissa, exponent = _part(_mantissa), _part(_exponent)
 
 
 def _reduction(generate: Callable[[Any, Any, Any], Any]) -> Any:

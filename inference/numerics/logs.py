@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from .op import differentiated
+
 NEVER = -1e300
 POSSIBLE = NEVER / 2  # log-weights above it are of events that can happen
 
@@ -19,6 +21,8 @@ POSSIBLE = NEVER / 2  # log-weights above it are of events that can happen
 def log_probability(p: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """log p, -inf where p is 0; the gradient is 0 there, so that what cannot be stays so."""
     possible = p > 0
+    if not differentiated(p):
+        return torch.where(possible, p, 0.0).log()
     return torch.where(possible, torch.where(possible, p, 1.0).log(), -torch.inf)
 
 

@@ -1,9 +1,10 @@
 """One operator, several kernels.
 
 An `Op` is a `torch.library` operator. What it computes is said by a plain implementation, in torch alone, which serves
-every device; `kernel` registers a faster one for some device, and torch picks by where the tensors lie. Nothing else in
+every device; `kernel` registers a faster one for some device, which serves where the tensors lie there. Nothing else in
 the package asks for a device. Beside an operator's room stands one file a device, `cpu` or `cuda`, that registers what
-it has; `load_kernels` in the room's `__init__` imports those that this machine can compile.
+it has; `load_kernels` in the room's `__init__` imports those that this machine can compile, those for a GPU when the
+first tensor lies on one.
 
 The derivative of an operator is that of its plain implementation, run again in the backward pass: so every result can
 be differentiated any number of times, whichever kernel computed it. Two things make derivatives faster: a `gradient` in
@@ -16,7 +17,9 @@ it is mapped, and has its `gradient`; any other one is its plain implementation.
 every new process would wait for.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial, wraps
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -25,11 +28,12 @@ import torch
 from torch import Tensor
 
 from .arrays import ordinary
-from .checks import DTYPES
+from .checks import DTYPES, HALVES, widened
 
 _NAMESPACE = __name__.partition(".")[0]  # samplehold, but where its files are imported under another name
-_COMPILERS = {"cpu": "numba", "cuda": "triton"}
+_DEVICES = "cpu", "cuda"
 _defined: dict[str, "Op"] = {}
+_stand_ins: dict[str, str] = {}
 
 Function = Callable[..., Any]
 Gradients = tuple[Tensor | None, ...]
@@ -47,7 +51,45 @@ def _anything(*arguments: Any) -> bool:
     return True
 
 
-class Op:
+class Kernels:
+    """The kernels of something, by device.
+
+    Arguments:
+        plain: the form for all other devices, in torch alone.
+    """
+
+    def __init__(self, plain: Function) -> None:
+        self.plain = plain
+        self._kernels: dict[str, tuple[Function, Callable[..., bool]]] = {}
+        self._files: dict[str, str] = {}
+
+    def kernel(self, device: str, takes: Callable[..., bool] = _anything) -> Callable[[Function], Function]:
+        """Decorates a function with the same arguments and results, for tensors on a device such as "cpu".
+
+        `takes` says of the arguments, by their shapes, dtypes and options, whether the kernel can work on them; if not,
+        the plain form does.
+        """
+
+        def register(function: Function) -> Function:
+            self._kernels[device] = function, takes
+            return function
+
+        return register
+
+    def later(self, device: str, module: str) -> None:
+        """The kernels for a device are in a module that is to be imported when they are first asked for."""
+        self._files[device] = module
+
+    def find(self, device: str) -> tuple[Function | None, Callable[..., bool]]:
+        """The kernel that serves tensors on a device, if there is one, and what it takes."""
+        device = _stand_ins.get(device, device)
+        if device in self._files:
+            import_module(self._files[device])
+            self._files.pop(device, None)
+        return self._kernels.get(device, (None, _anything))
+
+
+class Op(Kernels):
     """A torch operator in the namespace `samplehold`, called as a function.
 
     Arguments:
@@ -67,7 +109,8 @@ class Op:
         gradient: Callable[..., Gradients | None] | None = None,
         by_sequence: bool = False,
     ) -> None:
-        self.schema, self.plain, self.fake, self.gradient = schema, plain, fake, gradient
+        super().__init__(plain)
+        self.schema, self.fake, self.gradient = schema, fake, gradient
         self.by_sequence = by_sequence
         self.name = schema.partition("(")[0]
         if self.name in _defined:  # its file was loaded again
@@ -77,6 +120,8 @@ class Op:
         self._adjoints: dict[str, tuple[Function, Callable[..., bool]]] = {}
         self.overload = self._define(schema, fake)
         self._library.impl(self.name, lambda *given: _contiguous(plain(*given)), "CompositeExplicitAutograd")
+        for device in _DEVICES:
+            self._library.impl(self.name, partial(self._serve, device), device.upper())
         name, steps = f"{_NAMESPACE}::{self.name}", {"setup_context": self._save, "lib": self._library}
         torch.library.register_autograd(name, self._differentiate, **steps)
         self._transformed = _as_function(self) if by_sequence and gradient is not None else plain
@@ -89,21 +134,11 @@ class Op:
             arguments = tuple(ordinary(x) if isinstance(x, Tensor) else x for x in arguments)
         return self.overload(*arguments)
 
-    def kernel(self, device: str, takes: Callable[..., bool] = _anything) -> Callable[[Function], Function]:
-        """Decorates a function with the operator's arguments and results, for tensors on a device such as "cpu".
-
-        `takes` says of the arguments, by their shapes, dtypes and options, whether the kernel can work on them; if not,
-        the plain implementation does.
-        """
-
-        def register(function: Function) -> Function:
-            def choose(*arguments: Any) -> Any:
-                return function(*arguments) if takes(*arguments) else _contiguous(self.plain(*arguments))
-
-            self._library.impl(self.name, function if takes is _anything else choose, device.upper())
-            return function
-
-        return register
+    def _serve(self, device: str, *arguments: Any) -> Any:
+        function, takes = self.find(device)
+        if function is not None and (takes is _anything or takes(*arguments)):
+            return function(*arguments)
+        return _contiguous(self.plain(*arguments))
 
     def adjoint(self, device: str, takes: Callable[..., bool] = _anything) -> Callable[[Function], Function]:
         """Decorates a kernel of the first derivative on a device, for the inputs that it `takes`.
@@ -123,7 +158,7 @@ class Op:
             name = f"{self.name}_adjoint_{device}"
             fake = lambda *given: [blank(x) for x in given[:n] if _differentiable(x)]
             overload = self._define(f"{name}({given}, {', '.join(others)}) -> Tensor[]", fake)
-            self._library.impl(name, of_tensors, device.upper())
+            self._library.impl(name, of_tensors, "CompositeExplicitAutograd")
             self._adjoints[device] = overload, takes
             return function
 
@@ -155,7 +190,8 @@ class Op:
 
     def _by_adjoint(self, call: Call, grads: Sequence[Tensor | None]) -> Gradients | None:
         device = next(x.device.type for x in call.inputs if isinstance(x, Tensor))
-        adjoint, takes = self._adjoints.get(device, (None, _anything))
+        self.find(device)  # whose file says what adjoint there is
+        adjoint, takes = self._adjoints.get(_stand_ins.get(device, device), (None, _anything))
         # those of `torch.autograd.grad(..., is_grads_batched=True)`, which maps no operator that returns a list
         is_mapped = torch._C._functorch.is_legacy_batchedtensor  # pyright: ignore[reportAttributeAccessIssue]
         mapped = any(grad is not None and is_mapped(grad) for grad in grads)
@@ -165,32 +201,49 @@ class Op:
         return tuple(next(parts) if _differentiable(x) else None for x in call.inputs)
 
 
-class Variants:
-    """A function whose first argument is a tensor, with faster forms on some devices: for what cannot be an operator.
+def in_single_precision(function: Function) -> Function:
+    """Decorates a form of an operator, or of its gradient, that computes in float32 what comes in half precision.
 
-    Arguments:
-        plain: the form for all other devices, in torch alone. What derivatives the forms have is their own affair.
+    Its results are rounded to the dtype of the first tensor.
     """
 
-    def __init__(self, plain: Function) -> None:
-        self.plain = plain
-        self._kernels: dict[str, Function] = {}
+    @wraps(function)
+    def wide(*given: Any) -> Any:
+        dtype = next(x.dtype for x in given for x in (x.inputs if isinstance(x, Call) else (x,)) if _differentiable(x))
+        found = function(*map(_widened, given)) if dtype in HALVES else function(*given)
+        if dtype not in HALVES:
+            return found
+        if isinstance(found, Tensor):
+            return found.to(dtype)
+        return type(found)(x.to(dtype) if isinstance(x, Tensor) else x for x in found)
+
+    return wide
+
+
+def _widened(x: Any) -> Any:
+    if isinstance(x, Call):
+        return Call(tuple(map(_widened, x.inputs)), tuple(map(_widened, x.outputs)), x.wanted)
+    return widened(x) if _differentiable(x) else x
+
+
+class Variants(Kernels):
+    """A function whose first argument is a tensor, with faster forms on some devices: for what cannot be an operator.
+
+    What derivatives the forms have is their own affair.
+    """
 
     def __call__(self, table: Tensor, *others: Any) -> Any:
-        function = self._kernels[table.device.type] if self.has_kernel(table) else self.plain
-        return function(table, *others)
-
-    def kernel(self, device: str) -> Callable[[Function], Function]:
-        """Decorates a function with the same arguments and results, for tensors on a device such as "cpu"."""
-        return lambda function: self._kernels.setdefault(device, function)
+        function, takes = self.find(table.device.type) if self.has_kernel(table) else (None, _anything)
+        return self.plain(table, *others) if function is None or not takes(table, *others) else function(table, *others)
 
     def has_kernel(self, table: Tensor) -> bool:
         """Whether something faster than the plain form serves this tensor.
 
         Not while torch traces, maps or transforms what is computed, nor in another dtype than float32 and float64.
         """
-        known = table.device.type in self._kernels and table.dtype in DTYPES
-        return known and not torch.compiler.is_compiling() and not transformed()
+        if torch.compiler.is_compiling() or transformed() or table.dtype not in DTYPES:
+            return False
+        return self.find(table.device.type)[0] is not None
 
 
 def replay(plain: Function, call: Call, grads: Sequence[Tensor | None]) -> Gradients:
@@ -246,21 +299,37 @@ def tensors(n: int) -> str:
 
 
 def load_kernels(room: str) -> None:
-    """Import the files of a package that register kernels, those of a device whose compiler is installed.
+    """Have the kernels of a package, those of a device whose compiler is installed.
 
-    Where none is, the plain implementations serve, and where numba is told not to compile (`NUMBA_DISABLE_JIT=1`): the
-    kernels are made of instructions that there are in machine code alone.
+    Its file `cpu` is imported now, and `cuda` when one of the operators in its file `op` meets a tensor there. Where
+    there is no compiler, the plain implementations serve, and where numba is told not to compile
+    (`NUMBA_DISABLE_JIT=1`): the kernels are made of instructions that there are in machine code alone.
     """
-    for device, compiler in _COMPILERS.items():
-        if find_spec(f"{room}.{device}") is None:
-            continue
-        try:
-            module = import_module(compiler)
-        except ImportError:  # no wheel for this machine
-            continue
-        if getattr(getattr(module, "config", None), "DISABLE_JIT", False):
-            continue
-        import_module(f"{room}.{device}")
+    if find_spec(f"{room}.cpu") is not None and _compiles():
+        import_module(f"{room}.cpu")
+    if find_spec(f"{room}.cuda") is not None and find_spec("triton") is not None:
+        for served in vars(import_module(f"{room}.op")).values():
+            if isinstance(served, Kernels) and served.plain.__module__.startswith(room):
+                served.later("cuda", f"{room}.cuda")
+
+
+def _compiles() -> bool:
+    try:
+        numba = import_module("numba")
+    except ImportError:  # no wheel for this machine
+        return False
+    return not getattr(getattr(numba, "config", None), "DISABLE_JIT", False)
+
+
+@contextmanager
+def stand_in(device: str, for_tensors_on: str) -> Iterator[None]:
+    """Within, kernels for one device serve the tensors on another one, for tests: "cuda" for those on "cpu" where
+    Triton interprets (`TRITON_INTERPRET=1`)."""
+    _stand_ins[for_tensors_on] = device
+    try:
+        yield
+    finally:
+        del _stand_ins[for_tensors_on]
 
 
 def transformed() -> bool:

@@ -9,7 +9,11 @@ cannot be had, and in a forked child, whose parent kept the threads, the plain t
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import cache
+from hashlib import sha256
 from itertools import pairwise
+from statistics import median
+from time import perf_counter
 
 import torch
 
@@ -21,6 +25,37 @@ def ranges(n: int, at_least: int = 1) -> list[tuple[int, int]]:
     parts = max(1, min(torch.get_num_threads(), n // max(1, at_least)))
     edges = [n * i // parts for i in range(parts + 1)]
     return list(pairwise(edges))
+
+
+def worthwhile(seconds: float) -> int:
+    """How many threads are to share what takes one of them so long: each is to work four times as long as it costs."""
+    n = torch.get_num_threads()
+    if n == 1 or seconds < _LEAST_WAKE:
+        return 1
+    return max(1, min(n, int(seconds / (4 * _wake()))))
+
+
+@cache
+def _wake() -> float:
+    """Seconds that it costs to have a second thread do the same as this one, beside it; measured once.
+
+    The same is work that does without the interpreter, as kernels do. Other programs on the processors count.
+    """
+    alone, both = [], []
+    for _ in range(7):
+        begun = perf_counter()
+        _work()
+        halfway = perf_counter()
+        other = _executor().submit(_work)
+        _work()
+        other.result()
+        alone.append(halfway - begun)
+        both.append(perf_counter() - halfway)
+    return max(_LEAST_WAKE, median(both) - median(alone))
+
+
+def _work(data: bytes = bytes(1 << 15)) -> None:
+    sha256(data)
 
 
 def zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -61,6 +96,7 @@ def in_parallel(tasks: Sequence[Callable[[], None]], *, among_torch: bool = Fals
         raise errors[0]
 
 
+_LEAST_WAKE = 1e-5  # seconds; no system is known that takes less
 _team = find_team()
 _pool: ThreadPoolExecutor | None = None
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.cpu("numba's kernels")
+
 SOURCE = """
 from samplehold.inference.numerics.compilation import exact_kernel
 

@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.testing import assert_close
 
+pytestmark = pytest.mark.cpu("it registers kernels there")
+
 called: list[str] = []
 
 

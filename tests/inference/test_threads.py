@@ -8,6 +8,8 @@ import torch
 from samplehold.inference.numerics import openmp, threads
 from samplehold.inference.numerics.lanes import BYTES
 
+pytestmark = pytest.mark.cpu("threads of its kernels")
+
 
 @pytest.fixture(params=["torch's threads", "plain threads"])
 def team(request, monkeypatch):
@@ -72,3 +74,16 @@ def test_zeros_are_zero_and_begin_where_a_vector_may(dtype):
         made = threads.zeros(*shape, dtype=dtype)
         assert made.data_ptr() % BYTES == 0
         assert torch.equal(made, torch.zeros(shape, dtype=dtype))
+
+
+def test_more_threads_work_only_where_that_saves_more_than_waking_them(team, monkeypatch):
+    monkeypatch.setattr(threads, "_wake", lambda: 1e-3)
+    assert [threads.worthwhile(seconds) for seconds in (0.0, 7e-3, 9e-3, 1.0)] == [1, 1, 2, 2]
+    torch.set_num_threads(1)
+    assert threads.worthwhile(1.0) == 1
+
+
+def test_what_a_wake_costs_is_measured_once_and_soon():
+    threads._wake.cache_clear()
+    assert threads._wake() == threads._wake() >= threads._LEAST_WAKE
+    assert threads._wake.cache_info().misses == 1

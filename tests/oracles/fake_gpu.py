@@ -1,0 +1,206 @@
+"""A device that is not there: tensors that lie in the memory of the CPU, and behave as if they did not.
+
+Torch's name for it is "fake". Its operators are those of the CPU, kernels among them. What would fail on a GPU fails
+here too: a tensor of the host among those of the device, `numpy()`, a generator of the host. What would wait for a GPU
+is counted: a number that the host looks at, a size that depends on values, a copy in either direction. So a test on
+this device says of code that it runs on a GPU, and how often it waits there; of a GPU's kernels it says nothing.
+
+See Also: `oracles.gpu`, which interprets those kernels.
+"""
+
+import traceback
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import backend_registration
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+NAME = "fake"
+LOOKS = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount"}
+LOOKS |= {"_linalg_check_errors", "equal", "is_nonzero", "repeat_interleave"}
+INDEXED = {"index", "index_put", "index_put_", "_unsafe_index", "_index_put_impl_"}
+MADE = torch.tensor, torch.as_tensor, torch.asarray
+ELSEWHERE = "/oracles/", "site-packages", "<frozen"
+COPIES = {"_to_copy", "copy_", "copy"}
+
+Waits = list[str]
+_counting: list[Waits] = []
+
+
+class FakeTensor(Tensor):
+    """A tensor on the device, around one of the CPU."""
+
+    inner: Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> "FakeTensor":
+        shape = {"strides": inner.stride(), "storage_offset": inner.storage_offset()}
+        made = Tensor._make_wrapper_subclass(cls, inner.shape, **shape, dtype=inner.dtype, device=torch.device(NAME, 0))
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        return _run(function, arguments, options or {})
+
+    def __repr__(self) -> str:
+        return f"fake({self.inner})"
+
+    def __format__(self, form: str) -> str:
+        return format(self.item(), form) if not self.ndim else repr(self)
+
+    def new_tensor(self, given: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+        made = torch.tensor(given, dtype=dtype or self.dtype).to(self.device)
+        return made.requires_grad_(requires_grad)
+
+    def tolist(self) -> Any:
+        _wait("tolist")
+        return self.inner.tolist()
+
+    def numpy(self, *given: Any, **options: Any) -> Any:
+        raise TypeError("can't convert a tensor of the device fake to numpy; use Tensor.cpu() first")
+
+    __array__ = numpy
+
+
+class _Generator(torch.Generator):
+    """A generator of the CPU that says that it is the device's."""
+
+    def __new__(cls, device: Any = "cpu") -> "_Generator":
+        made = super().__new__(cls, "cpu")
+        made.place = torch.device(device)
+        return made
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return self.place
+
+
+class _Calls(TorchFunctionMode):
+    """What torch's operators do not show: in what numbers come, and whose generators are."""
+
+    def __torch_function__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        options = options or {}
+        made = function in MADE and not isinstance(arguments[0], FakeTensor)
+        if made and torch.device(options.get("device") or "cpu").type == NAME:
+            return function(*arguments, **(options | {"device": "cpu"})).to(options["device"])
+        generator, device = options.get("generator"), options.get("device")
+        device = next((x.device for x in tree_leaves(arguments) if isinstance(x, FakeTensor)), device)
+        if generator is not None and device is not None and generator.device.type != torch.device(device).type:
+            raise RuntimeError(f"Expected a '{device}' device type for generator but found '{generator.device}'")
+        return function(*arguments, **options)
+
+
+class _Mode(TorchDispatchMode):
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        return _run(function, arguments, options or {})
+
+
+def _run(function: Any, arguments: Any, options: dict[str, Any]) -> Any:
+    given = [x for x in tree_leaves((arguments, options)) if isinstance(x, Tensor)]
+    here = [x for x in given if isinstance(x, FakeTensor)]
+    name, device = function.name().partition("::")[2].partition(".")[0], options.get("device")
+    there = bool(here) if device is None else torch.device(device).type == NAME
+    if not (here or there):
+        return function(*arguments, **options)
+    _count(name, given, there, options)
+    if device is not None:
+        options = options | {"device": torch.device("cpu")}
+    inside = {id(x.inner): x for x in here}
+    found = function(*tree_map_only(FakeTensor, lambda x: x.inner, arguments), **_inner(options))
+    if not there:
+        return found
+    return tree_map_only(Tensor, lambda x: inside.get(id(x)) if id(x) in inside else FakeTensor(x), found)
+
+
+def _inner(options: dict[str, Any]) -> dict[str, Any]:
+    return tree_map_only(FakeTensor, lambda x: x.inner, options)
+
+
+def _count(name: str, given: list[Tensor], there: bool, options: dict[str, Any]) -> None:
+    """Count what waits for the device; raise RuntimeError where tensors lie on two."""
+    of_host = [x for x in given if x.ndim and not isinstance(x, FakeTensor)]
+    if name in COPIES:
+        if of_host or not there:
+            _wait(name)
+    elif name in INDEXED:
+        if of_host or any(x.dtype in (torch.bool, torch.uint8) and x.ndim for x in given[1:]):
+            _wait(name)
+    elif of_host:
+        raise RuntimeError(f"{name}: expected all tensors to be on the same device, but found {NAME} and cpu")
+    elif name in LOOKS and not (name == "repeat_interleave" and options.get("output_size") is not None):
+        _wait(name)
+
+
+def _wait(name: str) -> None:
+    """Note what waits, and the line of the library that asked for it."""
+    if _counting:
+        ours = [f for f in traceback.extract_stack() if not any(part in f.filename for part in ELSEWHERE)]
+        _counting[-1].append(f"{name} at {ours[-1].filename}:{ours[-1].lineno}: {ours[-1].line}" if ours else name)
+
+
+class _Backend:
+    """What torch asks of every backend; of this one it finds none but within `fake_gpu`."""
+
+    there = registered = False
+
+    def is_available(self) -> bool:
+        return self.there
+
+    is_initialized = is_available
+
+    def device_count(self) -> int:
+        return int(self.there)
+
+    def current_device(self) -> int:
+        return 0
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def manual_seed_all(self, seed: int) -> None:
+        """It draws from the CPU's generator."""
+
+    def get_rng_state(self, device: Any = None) -> Tensor:
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: Tensor, device: Any = None) -> None:
+        torch.set_rng_state(state)
+
+
+_backend = _Backend()
+
+
+@contextmanager
+def fake_gpu() -> Iterator[torch.device]:
+    """Within, the device "fake" is there."""
+    if not _backend.registered:
+        backend_registration._setup_privateuseone_for_python_backend(NAME, _backend)
+        _backend.registered = True
+    usual = torch.Generator
+    with ExitStack() as stack:
+        torch.Generator = _Generator  # type: ignore[misc]
+        stack.callback(setattr, torch, "Generator", usual)
+        _backend.there = True
+        stack.callback(setattr, _backend, "there", False)
+        # torch's engine knows the devices of the first backward pass of a process; on one thread it asks for none
+        stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+        stack.enter_context(_Calls())
+        stack.enter_context(_Mode())
+        yield torch.device(NAME, 0)
+
+
+@contextmanager
+def waits() -> Iterator[Waits]:
+    """Counts how often the host waits for the device."""
+    _counting.append([])
+    try:
+        yield _counting[-1]
+    finally:
+        _counting.pop()
