@@ -1,4 +1,5 @@
 """Inference over stacks: `superposition`, `automaton`, `stratification`.
 
-The first two have an operator (`op`) each, with CPU kernels (`cpu`).
+Each has its functions in `op`; the first two have kernels for the CPU (`cpu`), the first and the last for GPUs
+(`cuda`).
 """

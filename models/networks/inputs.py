@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from ...inference.numerics.arrays import ordinary
-from ...inference.numerics.checks import DTYPES, check_lengths, check_table
+from ...inference.numerics.checks import check_lengths, check_table
+from ...inference.numerics.checks import widened as widened
 from ...inference.numerics.op import transformed
 
 Lengths = Tensor | list[int] | None
@@ -163,8 +164,3 @@ def promoted(x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         return x, state
     dtype = torch.promote_types(x.dtype, state.dtype)
     return x.to(dtype), state.to(dtype)
-
-
-def widened(x: Tensor) -> Tensor:
-    """In single precision where it has less: too few digits to add up in."""
-    return x if x.dtype in DTYPES else x.float()

@@ -15,8 +15,8 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
+from ...inference.numerics.products import linear
 from ...inference.scans.gated.op import PARTS, Activated, activate, check_kinds, gated_scan
 from .inputs import Observed, check_state, last, promoted, weight_of, widened
 from .recurrent import Reading, Recurrent, name_of

@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from ...inference.numerics.checks import check_table
+from ...inference.numerics.products import linear
 from ...inference.numerics.records import brief
 from ...inference.numerics.scalars import check_choice, check_integer
 from ...inference.scans.gated.op import PARTS, Activated, activate, gated_scan

@@ -22,13 +22,13 @@ from torch.nn.functional import pad
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_choice, check_flag, check_integer, check_number
 from ...inference.stacks.automaton.op import Tape, advance, start
-from ...inference.stacks.stratification import stratify, strengths, visible
-from ...inference.stacks.superposition.op import step as superposition
+from ...inference.stacks.stratification.op import stratified_step, strengths
 from ...inference.stacks.superposition.op import superposed_step
 from ...switching.stacks.automaton import PushdownAutomaton
 from ...switching.stacks.mixture import StackMixture
 from .controllers import Controller, unchanged
 from .inputs import Lengths, Observed, converting, last, widened
+from .stack_lstm.op import Settings, Start, Weights, passes, stack_lstm
 from .stack_network import Options, Pass, StackRNN, StackRun, StackState
 
 
@@ -137,12 +137,10 @@ class SuperpositionStackRNN(StackRNN):
 
     def _fusible(self, x: Tensor) -> bool:
         plain = unchanged(self.controller, nn.LSTMCell) and unchanged(self.to_actions, nn.Linear)
-        return plain and self.feedback and superposition.has_kernel(x) and not converting(x)
+        return plain and self.feedback and passes.has_kernel(x) and not converting(x)
 
     def _fused(self, x: Tensor, hx: StackState | None, some: Observed) -> Pass:
-        """All steps of an LSTM cell at once on the CPU; the same numbers as step by step."""
-        from .stack_lstm import Settings, Start, Weights, stack_lstm
-
+        """All steps of an LSTM cell at once; the same numbers as step by step."""
         cell, linear, batch, T = self.controller, self.to_actions, x.shape[:-2], x.shape[-2]
         assert isinstance(cell, nn.LSTMCell)
         flat = x.reshape(math.prod(batch), *x.shape[-2:])
@@ -268,10 +266,8 @@ class StratificationStackRNN(StackRNN):
 
     def _update(self, stack: tuple[Tensor, Tensor], raw: Tensor) -> tuple[Any, Tensor]:
         kind = stack[0].dtype
-        pour, drain, value = (z.flatten(0, 1) for z in self._parts(widened(raw)))
-        strength = stratify(widened(stack[0]), pour, drain)
-        values = torch.cat([stack[1], value.unsqueeze(1)], 1)
-        reading = (visible(strength).unsqueeze(1) @ values).squeeze(1)
+        each = widened(raw).unflatten(1, (self.stacks, -1)).flatten(0, 1)
+        strength, values, reading = stratified_step(each, *map(widened, stack))
         return (strength.to(kind), values.to(kind)), reading.reshape(raw.shape[0], self.reading_size).to(kind)
 
     def _actions(self, raw: Tensor) -> StratificationActions:

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.operators import without_kernels
+from oracles.placement import tolerances
 from samplehold.inference.numerics import elementary
 from samplehold.inference.numerics.compilation import kernel
 from samplehold.inference.scans.gated import op
@@ -41,9 +42,11 @@ def evaluate(function, pre, h0, weight, *options):
     scale=st.sampled_from([1.0, 30.0]),
     seed=st.integers(0, 2**20),
 )
-def test_fused_vectorized_and_loop_agree_in_value_and_gradient(gate, candidate, B, T, blocks, block, scale, seed):
+def test_fused_vectorized_and_loop_agree_in_value_and_gradient(
+    gate, candidate, B, T, blocks, block, scale, seed, dtype
+):
     D = blocks * block
-    pre, h0, weight = tables(seed, B, T, D, gate, scale=scale)
+    pre, h0, weight = tables(seed, B, T, D, gate, dtype, scale)
     given_block = block if candidate == "simplex" else None
     expected = evaluate(naive, pre, h0, weight, gate, candidate, block)
     size = max(1.0, *(piece.abs().max().item() for piece in expected))
@@ -52,7 +55,7 @@ def test_fused_vectorized_and_loop_agree_in_value_and_gradient(gate, candidate, 
         evaluate(vectorized, pre, h0, weight, gate, candidate, block),
     ):
         for a, b in zip(got, expected, strict=True):
-            assert_close(a, b, rtol=1e-12, atol=1e-13 * size)
+            assert_close(a, b, **tolerances(dtype, size))
 
 
 @pytest.mark.parametrize(("B", "T", "D", "block"), [(1, 200, 1536, 96), (5, 40, 640, 640), (3, 2, 5000, 5000)])
@@ -86,6 +89,7 @@ def test_a_gated_scan_can_be_differentiated_twice(gate):
     assert torch.autograd.gradgradcheck(lambda p, h: gated_scan(p, h, **options), (pre, h0), atol=1e-7)
 
 
+@pytest.mark.cpu("torch's checks know few devices")
 def test_the_fused_operator_is_registered_as_torch_expects():
     pre, h0, _ = tables(3, 2, 4, 6, "ratio")
     for operator in (op.scan, without_kernels(op.scan)):
@@ -163,3 +167,15 @@ def test_exponentials_are_accurate_to_three_units_in_the_last_place(dtype):
     np.testing.assert_array_equal(out[1, :5], [0, 1, np.nan, 0, 1])
     np.testing.assert_array_equal(out[2, :5], [1, 0, np.nan, 1, 0])
     np.testing.assert_array_equal(out[3, :5], [-1, 1, np.nan, -1, 1])
+
+
+@pytest.mark.parametrize("gate", PARTS)
+def test_half_precision_is_carried_in_single_and_rounded_once(gate):
+    pre, h0, weight = (table.detach() for table in tables(6, 2, 200, 4, gate, torch.bfloat16, scale=3.0))
+    halves = evaluate(gated_scan, pre.requires_grad_(), h0.requires_grad_(), weight, gate, "tanh")
+    singles = [table.detach().float().requires_grad_() for table in (pre, h0)]
+    expected = evaluate(gated_scan, *singles, weight.float(), gate, "tanh")
+    assert torch.equal(halves[0], expected[0].bfloat16())
+    for ours, theirs in zip(halves[1:], expected[1:], strict=True):
+        assert ours.dtype == torch.bfloat16
+        assert_close(ours.float(), theirs, rtol=2**-6, atol=2**-6 * theirs.abs().max().item())

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.operators import without_kernels
+from oracles.placement import tolerances
 from samplehold.inference.scans.linear import naive, plain
 from samplehold.inference.scans.linear.op import lerp_scan, linear_scan, scan
 from torch import Tensor
@@ -47,19 +48,20 @@ def arguments(draw, dtype=torch.float64, max_steps=40) -> tuple[Tensor, Tensor, 
 
 
 @each_kind
-@given(arguments())
-def test_every_implementation_equals_a_plain_loop(lerp, tables):
+@given(tables=arguments())
+def test_every_implementation_equals_a_plain_loop(lerp, tables, dtype):
+    tables = [table.to(dtype) for table in tables]
     expected = by_columns(lerp, *tables)
-    bound = {"rtol": 1e-11, "atol": 1e-12 * max(1.0, float(expected.abs().amax()) if expected.numel() else 0.0)}
+    bound = tolerances(dtype, max(1.0, float(expected.abs().amax()) if expected.numel() else 0.0))
     for implementation in (naive.scan, plain.scan, scan):
         assert_close(implementation(*tables, lerp), expected, **bound)
 
 
 @each_kind
-@given(arguments())
-def test_the_implementations_have_equal_gradients(lerp, tables):
-    leaves = [table.clone().requires_grad_() for table in tables]
-    weight = torch.linspace(-1, 1, tables[1].numel(), dtype=torch.float64).view(tables[1].shape)
+@given(tables=arguments())
+def test_the_implementations_have_equal_gradients(lerp, tables, dtype):
+    leaves = [table.clone().to(dtype).requires_grad_() for table in tables]
+    weight = torch.linspace(-1, 1, tables[1].numel(), dtype=dtype).view(tables[1].shape)
     found = []
     for implementation in (naive.scan, plain.scan, scan):
         h = implementation(*leaves, lerp)
@@ -67,7 +69,7 @@ def test_the_implementations_have_equal_gradients(lerp, tables):
     for gradients in found[1:]:
         for ours, theirs in zip(gradients, found[0], strict=True):
             scale = max(1.0, float(theirs.abs().amax()) if theirs.numel() else 0.0)
-            assert_close(ours, theirs, rtol=1e-11, atol=1e-12 * scale)
+            assert_close(ours, theirs, **tolerances(dtype, scale))
 
 
 @each_kind
@@ -80,6 +82,7 @@ def test_first_and_second_derivatives_are_right(lerp, tables):
         assert gradgradcheck(implementation, (*leaves, lerp))
 
 
+@pytest.mark.cpu("torch's checks know few devices")
 @each_kind
 @pytest.mark.parametrize("steps", [0, 1, 5])
 def test_the_operators_pass_torchs_own_checks(lerp, steps):
@@ -169,6 +172,7 @@ def n_threads():
 
 
 @pytest.mark.parametrize("shape", [(5, 300, 64), (1, 2000, 50)])
+@pytest.mark.cpu("threads of its kernels")
 def test_results_do_not_depend_on_the_number_of_threads(shape, n_threads):
     generator = torch.Generator().manual_seed(3)
     a, b = (torch.rand(shape, generator=generator).requires_grad_() for _ in range(2))
@@ -181,6 +185,7 @@ def test_results_do_not_depend_on_the_number_of_threads(shape, n_threads):
         assert torch.equal(one, two)
 
 
+@pytest.mark.cpu("threads of its kernels")
 def test_calls_from_two_threads_at_once_do_not_disturb_each_other():
     generator = torch.Generator().manual_seed(4)
     tables = [(torch.rand(8, 500, 32, generator=generator), torch.rand(8, 500, 32, generator=generator)) for _ in "ab"]
@@ -214,6 +219,7 @@ def test_nan_stays_in_its_sequence_and_column():
     assert int(h.isnan().sum()) == 2
 
 
+@pytest.mark.cpu("the messages name it")
 def test_bad_arguments_are_named():
     a, b, h0 = torch.zeros(2, 4, 3), torch.zeros(2, 4, 3), torch.zeros(2, 3)
     for arguments_, message in (
@@ -228,5 +234,30 @@ def test_bad_arguments_are_named():
         lerp_scan(a[..., :1], b)
     with pytest.raises(TypeError, match=r"b: got torch.float64 on cpu, but a is torch.float32"):
         linear_scan(a, b.double())
-    with pytest.raises(TypeError, match=r"a: got dtype torch.int64, expected torch.float32 or torch.float64"):
+    with pytest.raises(
+        TypeError,
+        match=r"a: got dtype torch.int64, expected torch.float32, .*torch.bfloat16 or torch.float16",
+    ):
         linear_scan(a.long(), b)
+
+
+@each_kind
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_carried_in_single_and_rounded_once(lerp, dtype):
+    generator = torch.Generator().manual_seed(5)
+    first = (torch.rand(2, 40, 3, generator=generator) * 0.1).to(dtype)
+    first = first if lerp else 1 - first
+    second, h0 = torch.randn(2, 40, 3, generator=generator).to(dtype), torch.randn(2, 3, generator=generator).to(dtype)
+    weight = torch.randn(2, 40, 3, generator=generator).to(dtype)
+    found = []
+    for exact in (False, True):
+        leaves = [(x.float() if exact else x).clone().requires_grad_() for x in (first, second, h0)]
+        h = (lerp_scan if lerp else linear_scan)(*leaves)
+        gradients = torch.autograd.grad(h, leaves, weight.to(h.dtype), create_graph=True)
+        again = torch.autograd.grad(sum(x.float().square().sum() for x in gradients), leaves)  # by the formula
+        found.append((h, *gradients, *again))
+    unit = torch.finfo(dtype).eps
+    assert_close(found[0][0], found[1][0].to(dtype), rtol=0, atol=0)
+    for ours, theirs in zip(*found, strict=True):
+        assert ours.dtype == dtype
+        assert_close(ours.float(), theirs, rtol=4 * unit, atol=4 * unit * float(theirs.detach().abs().amax()))

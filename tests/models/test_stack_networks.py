@@ -12,7 +12,7 @@ import torch
 from benchmarks.bench_stack import compare
 from benchmarks.stack_languages import LANGUAGES, STOP, Predictor, best_possible, draw, excess
 from oracles.operators import use_plain_torch
-from samplehold.inference.stacks.stratification import stratify, visible
+from samplehold.inference.stacks.stratification.op import stratify, visible
 from samplehold.models.networks.minimal import MinGRU
 from samplehold.models.networks.qrnn import QRNN
 from samplehold.models.networks.stack import NondeterministicStackRNN, StratificationStackRNN, SuperpositionStackRNN

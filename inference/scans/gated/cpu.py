@@ -1,7 +1,7 @@
 r"""The gated recurrence straight from pre-activations, fused for the CPU: one pass forward, one pass back.
 
-Each step of the forward pass activates one row of gates and candidates in the first-level cache and applies it to the
-state. The backward pass activates the row again, which costs less than reading it from memory would:
+Each step of the forward pass activates gates and candidates and applies them to the state at once. The backward pass
+activates them again, which costs less than reading them from memory would:
 
 $$\bar h_t \mathrel{+}= hold_{t+1} \odot \bar h_{t+1}, \qquad
 \overline{hold}_t = \bar h_t \odot h_{t-1}, \quad \overline{draw}_t = \bar h_t \odot v_t, \quad
@@ -9,8 +9,8 @@ $$\bar h_t \mathrel{+}= hold_{t+1} \odot \bar h_{t+1}, \qquad
 
 Sequences are spread over threads, and, where there are fewer sequences than threads, stretches of units as well.
 
-All rows of one thread lie in one buffer at constant distances. So LLVM sees that they do not overlap and vectorises
-loops over many of them without checks at run time.
+A step goes through its units one vector after another, but for the softmax of a simplex, which takes its blocks first:
+their rows lie in one buffer at constant distances, so that LLVM sees that they do not overlap, and vectorises.
 """
 
 from collections.abc import Callable
@@ -21,11 +21,13 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from ...numerics.compilation import kernel
+from ...numerics.compilation import inlined, kernel
 from ...numerics.elementary import exp, sigmoids, tanh
-from ...numerics.memory import prefetch
-from ...numerics.op import Call, blank
-from ...numerics.threads import in_parallel, ranges
+from ...numerics.lanes import by_sign, load_some, muladd, smaller, splat, store_some
+from ...numerics.lanes import width as lanes
+from ...numerics.memory import empty_like, prefetch
+from ...numerics.op import Call, in_single_precision
+from ...numerics.threads import in_parallel, ranges, zeros
 from .op import scan
 
 _REDRAW, _HOLD, _RATIO, _FREE = 0, 1, 2, 3
@@ -34,124 +36,107 @@ _GATES = {"redraw": _REDRAW, "hold": _HOLD, "ratio": _RATIO, "free": _FREE}
 _CANDIDATES = {"linear": _LINEAR, "tanh": _TANH, "positive": _POSITIVE, "simplex": _SIMPLEX}
 
 WIDEST = 4096  # units a kernel takes at once, and so the largest block of a simplex
-_AHEAD = 2  # rows to ask for before their turn
+_AHEAD = 4  # rows to ask for before their turn
 _STRETCH = 512  # units whose rows fit the first-level cache
 _MIN_WORK = 32_768  # steps times units that repay a second thread
 _ROW = WIDEST + 64  # not a multiple of a page: rows a page apart would wait for each other's stores
-_HOLDS, _DRAWS, _VALUES, _SLOPES_F, _SLOPES_I, _STATE, _D_F, _D_I, _D_V = (k * _ROW for k in range(9))
+_STATE, _VALUES, _D_VALUES = (k * _ROW for k in range(3))
 
 _at = np.uintp  # an unsigned index: numba need not ask whether it counts from the end, and the loop vectorises
 
 
-@kernel
-def _activate_gates(kind, x, lo, units, n, rows):
-    """Fill the rows of holds and draws, and, for two gates, the slopes that `_gate_gradients` multiplies with."""
-    one = type(rows[0])(1)
+@inlined
+def _gates(kind, x, at, units, n):
+    """A vector of holds, one of draws, and the two slopes that `_gate_gradients` multiplies them with."""
+    zero = x.dtype.type(0)
+    first = load_some(x, at, n, zero)
     if kind in (_REDRAW, _HOLD):
-        sign = one if kind == _HOLD else -one
-        for d in range(n):
-            rows[_HOLDS + d], rows[_DRAWS + d] = sigmoids(sign * x[_at(lo + d)])
-    elif kind == _FREE:
-        for d in range(n):
-            rows[_HOLDS + d], rows[_SLOPES_F + d] = sigmoids(x[_at(lo + d)])
-        for d in range(n):
-            rows[_DRAWS + d], rows[_SLOPES_I + d] = sigmoids(x[_at(units + lo + d)])
-    else:
-        for d in range(n):
-            # sigmoid(i) / (sigmoid(f) + sigmoid(i)), numerator and denominator scaled so that nothing overflows
-            f, i = x[_at(lo + d)], x[_at(units + lo + d)]
-            shift = max(-f, -i, one - one)
-            both = exp(-shift)
-            no_f = exp(-f - shift)
-            no_i = exp(-i - shift)
-            scale = one / (both + both + no_f + no_i)
-            rows[_HOLDS + d] = (both + no_i) * scale
-            rows[_DRAWS + d] = (both + no_f) * scale
-            rows[_SLOPES_F + d] = no_f * scale
-            rows[_SLOPES_I + d] = no_i * scale
+        opened, closed = sigmoids(first)
+        hold, draw = (closed, opened) if kind == _REDRAW else (opened, closed)
+        return hold, draw, draw, hold
+    second = load_some(x, at + units, n, zero)
+    if kind == _FREE:
+        hold, no_f = sigmoids(first)
+        draw, no_i = sigmoids(second)
+        return hold, draw, no_f, no_i
+    # sigmoid(i) / (sigmoid(f) + sigmoid(i)), numerator and denominator scaled so that nothing overflows
+    nothing = splat(zero)
+    low = smaller(smaller(first, second), nothing)
+    both, no_f, no_i = exp(low), exp(low - first), exp(low - second)
+    scale = splat(x.dtype.type(1)) / (both + both + no_f + no_i)
+    return (both + no_i) * scale, (both + no_f) * scale, no_f * scale, no_i * scale
 
 
-@kernel
-def _activate_candidates(layout, x, start, n, rows):
-    """Fill the row of candidates from the pre-activations that begin at `start`."""
-    kind, block = layout.candidate, layout.block
-    zero, half, one = type(rows[0])(0), type(rows[0])(0.5), type(rows[0])(1)
-    if kind == _LINEAR:
-        for d in range(n):
-            rows[_VALUES + d] = x[_at(start + d)]
-    elif kind == _TANH:
-        for d in range(n):
-            rows[_VALUES + d] = tanh(x[_at(start + d)])
-    elif kind == _POSITIVE:
-        for d in range(n):
-            c = x[_at(start + d)]
-            rows[_VALUES + d] = c + half if c >= zero else sigmoids(c)[0]
-    else:
-        for first in range(0, n, block):
-            most = x[start + first]
-            for d in range(first + 1, first + block):
-                most = max(most, x[_at(start + d)])
-            for d in range(first, first + block):
-                rows[_VALUES + d] = exp(x[_at(start + d)] - most)
-            total = zero
-            for d in range(first, first + block):
-                total += rows[_VALUES + d]
-            share = one / total
-            for d in range(first, first + block):
-                rows[_VALUES + d] *= share
-
-
-@kernel
-def _state_gradients(d_h, y, h, before, n, rows):
-    for d in range(n):
-        total = d_h[_at(y + d)] + rows[_STATE + d]
-        rows[_D_F + d] = total * h[_at(before + d)]
-        rows[_D_I + d] = total * rows[_VALUES + d]
-        rows[_D_V + d] = total * rows[_DRAWS + d]
-        rows[_STATE + d] = total * rows[_HOLDS + d]
-
-
-@kernel
-def _gate_gradients(kind, n, out, lo, units, rows):
+@inlined
+def _gate_gradients(kind, step, d_hold, d_draw, out, at, units, n):
     """Write the gradients of the gates' pre-activations, from those of hold and draw."""
-    if kind in (_REDRAW, _HOLD):
-        sign = type(rows[0])(1 if kind == _HOLD else -1)
-        for d in range(n):
-            out[_at(lo + d)] = sign * (rows[_D_F + d] - rows[_D_I + d]) * rows[_HOLDS + d] * rows[_DRAWS + d]
-        return
-    if kind == _RATIO:
-        for d in range(n):
-            difference = rows[_D_F + d] - rows[_D_I + d]
-            rows[_D_F + d] = difference
-            rows[_D_I + d] = -difference
-    for d in range(n):
-        out[_at(lo + d)] = rows[_D_F + d] * rows[_HOLDS + d] * rows[_SLOPES_F + d]
-    for d in range(n):
-        out[_at(units + lo + d)] = rows[_D_I + d] * rows[_DRAWS + d] * rows[_SLOPES_I + d]
+    hold, draw, slope_f, slope_i = step
+    if kind == _REDRAW:
+        store_some(out, at, (d_draw - d_hold) * hold * draw, n)
+    elif kind == _HOLD:
+        store_some(out, at, (d_hold - d_draw) * hold * draw, n)
+    else:
+        if kind == _RATIO:
+            d_hold, d_draw = d_hold - d_draw, d_draw - d_hold
+        store_some(out, at, d_hold * hold * slope_f, n)
+        store_some(out, at + units, d_draw * draw * slope_i, n)
+
+
+@inlined
+def _candidates(kind, x, at, rows, d, n):
+    """A vector of candidates; those of a simplex lie in their row already."""
+    zero = x.dtype.type(0)
+    if kind == _SIMPLEX:
+        return load_some(rows, _VALUES + d, n, zero)
+    c = load_some(x, at, n, zero)
+    if kind == _TANH:
+        return tanh(c)
+    if kind == _POSITIVE:
+        return by_sign(c, c + splat(x.dtype.type(0.5)), sigmoids(c)[0])
+    return c
+
+
+@inlined
+def _candidate_gradients(kind, x, at, value, d_value, out, rows, d, n):
+    one = splat(x.dtype.type(1))
+    if kind == _SIMPLEX:
+        store_some(rows, _D_VALUES + d, d_value, n)
+    elif kind == _TANH:
+        store_some(out, at, d_value * (one - value * value), n)
+    elif kind == _POSITIVE:
+        c = load_some(x, at, n, x.dtype.type(0))
+        store_some(out, at, by_sign(c, d_value, d_value * value * (one - value)), n)
+    else:
+        store_some(out, at, d_value, n)
 
 
 @kernel
-def _candidate_gradients(layout, x, start, n, out, rows):
-    kind, block = layout.candidate, layout.block
-    one, zero = type(rows[0])(1), type(rows[0])(0)
-    if kind == _LINEAR:
-        for d in range(n):
-            out[_at(start + d)] = rows[_D_V + d]
-    elif kind == _TANH:
-        for d in range(n):
-            out[_at(start + d)] = rows[_D_V + d] * (one - rows[_VALUES + d] * rows[_VALUES + d])
-    elif kind == _POSITIVE:
-        for d in range(n):
-            v = rows[_VALUES + d]
-            slope = one if x[_at(start + d)] >= zero else v * (one - v)
-            out[_at(start + d)] = rows[_D_V + d] * slope
-    else:
-        for first in range(0, n, block):
-            mean = zero
-            for d in range(first, first + block):
-                mean += rows[_D_V + d] * rows[_VALUES + d]
-            for d in range(first, first + block):
-                out[_at(start + d)] = rows[_VALUES + d] * (rows[_D_V + d] - mean)
+def _shares(x, start, n, block, rows):
+    """Fill the row of candidates with the softmax of each block of the pre-activations that begin at `start`."""
+    zero, one = type(rows[0])(0), type(rows[0])(1)
+    for first in range(0, n, block):
+        most = x[start + first]
+        for d in range(first + 1, first + block):
+            most = max(most, x[_at(start + d)])
+        for d in range(first, first + block):
+            rows[_VALUES + d] = exp(x[_at(start + d)] - most)
+        total = zero
+        for d in range(first, first + block):
+            total += rows[_VALUES + d]
+        share = one / total
+        for d in range(first, first + block):
+            rows[_VALUES + d] *= share
+
+
+@kernel
+def _share_gradients(start, n, block, out, rows):
+    zero = type(rows[0])(0)
+    for first in range(0, n, block):
+        mean = zero
+        for d in range(first, first + block):
+            mean += rows[_D_VALUES + d] * rows[_VALUES + d]
+        for d in range(first, first + block):
+            out[_at(start + d)] = rows[_VALUES + d] * (rows[_D_VALUES + d] - mean)
 
 
 class Layout(NamedTuple):
@@ -170,22 +155,25 @@ def _forward(layout, job, pre, h0, h):
     """Sequences b0..b1 and units lo..hi of a job."""
     steps, units, width = layout.steps, layout.units, layout.width
     b0, b1, lo, hi = job
-    n, candidates = hi - lo, width - units + lo
-    rows = np.empty(9 * _ROW, pre.dtype)
+    n, candidates = hi - lo, width - units
+    rows = np.empty(3 * _ROW, pre.dtype)
+    zero = pre.dtype.type(0)
     for b in range(b0, b1):
         for d in range(n):
-            rows[_STATE + d] = h0[_at(b * units + lo + d)]
+            rows[_STATE + d] = h0[b * units + lo + d]
         for t in range(steps):
-            x, y = (b * steps + t) * width, (b * steps + t) * units + lo
-            prefetch(h, y + _AHEAD * units, n)
-            for part in range(lo, width, units):
-                prefetch(pre, x + _AHEAD * width + part, n)
-            _activate_gates(layout.gate, pre, x + lo, units, n, rows)
-            _activate_candidates(layout, pre, x + candidates, n, rows)
-            for d in range(n):
-                state = rows[_HOLDS + d] * rows[_STATE + d] + rows[_DRAWS + d] * rows[_VALUES + d]
-                rows[_STATE + d] = state
-                h[_at(y + d)] = state
+            x, y = (b * steps + t) * width + lo, (b * steps + t) * units + lo
+            if layout.candidate == _SIMPLEX:
+                _shares(pre, x + candidates, n, layout.block, rows)
+            for d in range(0, n, lanes(pre)):
+                prefetch(h, y + d + _AHEAD * units)
+                for part in range(0, width, units):
+                    prefetch(pre, x + d + _AHEAD * width + part)
+                hold, draw, _, _ = _gates(layout.gate, pre, x + d, units, n - d)
+                value = _candidates(layout.candidate, pre, x + candidates + d, rows, d, n - d)
+                state = muladd(hold, load_some(rows, _STATE + d, n - d, zero), draw * value)
+                store_some(rows, _STATE + d, state, n - d)
+                store_some(h, y + d, state, n - d)
 
 
 @kernel
@@ -193,28 +181,38 @@ def _backward(layout, job, pre, h0, h, d_h, d_pre, d_h0):
     """The adjoint of `_forward`."""
     steps, units, width = layout.steps, layout.units, layout.width
     b0, b1, lo, hi = job
-    n, candidates = hi - lo, width - units + lo
-    rows = np.empty(9 * _ROW, pre.dtype)
+    n, candidates = hi - lo, width - units
+    rows = np.empty(3 * _ROW, pre.dtype)
+    zero = pre.dtype.type(0)
     for b in range(b0, b1):
         for d in range(n):
             rows[_STATE + d] = 0
         for t in range(steps - 1, -1, -1):
-            x, y = (b * steps + t) * width, (b * steps + t) * units + lo
-            prefetch(d_h, y - _AHEAD * units, n)
-            prefetch(h, y - (_AHEAD + 1) * units, n)
-            for part in range(lo, width, units):
-                prefetch(pre, x - _AHEAD * width + part, n)
-                prefetch(d_pre, x - _AHEAD * width + part, n)
-            _activate_gates(layout.gate, pre, x + lo, units, n, rows)
-            _activate_candidates(layout, pre, x + candidates, n, rows)
-            if t > 0:
-                _state_gradients(d_h, y, h, y - units, n, rows)
-            else:
-                _state_gradients(d_h, y, h0, b * units + lo, n, rows)
-            _gate_gradients(layout.gate, n, d_pre, x + lo, units, rows)
-            _candidate_gradients(layout, pre, x + candidates, n, d_pre, rows)
+            x, y = (b * steps + t) * width + lo, (b * steps + t) * units + lo
+            if layout.candidate == _SIMPLEX:
+                _shares(pre, x + candidates, n, layout.block, rows)
+            for d in range(0, n, lanes(pre)):
+                prefetch(d_h, y + d - _AHEAD * units)
+                prefetch(h, y + d - (_AHEAD + 1) * units)
+                for part in range(0, width, units):
+                    prefetch(pre, x + d - _AHEAD * width + part)
+                    prefetch(d_pre, x + d - _AHEAD * width + part)
+                step = _gates(layout.gate, pre, x + d, units, n - d)
+                hold, draw, _, _ = step
+                at = x + candidates + d
+                value = _candidates(layout.candidate, pre, at, rows, d, n - d)
+                total = load_some(d_h, y + d, n - d, zero) + load_some(rows, _STATE + d, n - d, zero)
+                if t > 0:
+                    before = load_some(h, y - units + d, n - d, zero)
+                else:
+                    before = load_some(h0, b * units + lo + d, n - d, zero)
+                store_some(rows, _STATE + d, total * hold, n - d)
+                _gate_gradients(layout.gate, step, total * before, total * value, d_pre, x + d, units, n - d)
+                _candidate_gradients(layout.candidate, pre, at, value, total * draw, d_pre, rows, d, n - d)
+            if layout.candidate == _SIMPLEX:
+                _share_gradients(x + candidates, n, layout.block, d_pre, rows)
         for d in range(n):
-            d_h0[_at(b * units + lo + d)] = rows[_STATE + d]
+            d_h0[b * units + lo + d] = rows[_STATE + d]
 
 
 def _jobs(sequences: int, steps: int, units: int, block: int) -> list[list[tuple[int, int, int, int]]]:
@@ -251,17 +249,19 @@ def _fits(pre: Tensor, h0: Tensor, gate: str, candidate: str, block: int) -> boo
 
 
 @scan.kernel("cpu", takes=_fits)
+@in_single_precision
 def forward(pre: Tensor, h0: Tensor, gate: str, candidate: str, block: int) -> Tensor:
-    h = blank(h0, (*pre.shape[:2], h0.shape[1]))
+    h = empty_like(pre[..., : h0.shape[1]])
     if h.numel():
         _run(_forward, gate, candidate, block, pre, h0, h)
     return h
 
 
 @scan.adjoint("cpu", takes=_fits)
+@in_single_precision
 def backward(call: Call, d_h: Tensor) -> list[Tensor]:
     (pre, h0, *options), (h,) = call.inputs, call.outputs
-    d_pre, d_h0 = blank(pre), blank(h0).zero_()
+    d_pre, d_h0 = empty_like(pre), zeros(*h0.shape, dtype=h0.dtype)
     if h.numel():
         _run(_backward, *options, pre, h0, h, d_h, d_pre, d_h0)
     return [d_pre, d_h0]

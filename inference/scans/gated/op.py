@@ -28,8 +28,8 @@ from typing import Literal, get_args
 from jaxtyping import Float
 from torch import Tensor
 
-from ...numerics.checks import DTYPES, check_table, common_batch
-from ...numerics.op import Call, Gradients, Op, blank
+from ...numerics.checks import DTYPES, HALVES, check_same_dtype, common_batch
+from ...numerics.op import Call, Gradients, Op, blank, in_single_precision
 from ...numerics.scalars import check_choice, check_integer
 from ..linear.op import states_before, through_states
 from . import plain
@@ -40,6 +40,7 @@ Candidate = Literal["linear", "tanh", "positive", "simplex"]
 PARTS: dict[str, int] = {"redraw": 2, "hold": 2, "ratio": 3, "free": 3}
 
 
+@in_single_precision
 def _gradient(call: Call, grad: Tensor) -> Gradients:
     (pre, h0, *kinds), (h,) = call.inputs, call.outputs
     now = plain.activate(pre, *kinds)
@@ -69,13 +70,15 @@ def gated_scan(
     """All states of a gated recurrence from its pre-activations.
 
     Arguments:
-        pre: the output of one matrix product, parts of width D side by side (see the tables of this module).
+        pre: the output of one matrix product, parts of width D side by side (see the tables of this module). In half
+            precision (bfloat16, float16) the state is kept in float32 between steps, and rounded when given back.
         h0: the state before the first step; its batch axes are those of `pre`, or broadcast to them.
         gate: "redraw", "hold", "ratio" or "free".
         candidate: "linear", "tanh", "positive" or "simplex".
         block: the number of units of one simplex, for candidate="simplex"; all D where None.
 
     Raises:
+        TypeError: tables that are not floating tensors of one dtype on one device.
         ValueError: widths that do not fit together, or a gate or candidate that does not exist.
 
     >>> import torch
@@ -83,14 +86,9 @@ def gated_scan(
     >>> gated_scan(pre, torch.zeros(1)).squeeze(-1)
     tensor([2., 5., 5.])
     """
-    for name, table in (("pre", pre), ("h0", h0)):
-        check_table(name, table, like=table)
-    if pre.dtype != h0.dtype or not pre.is_floating_point():
-        raise TypeError(f"h0: got {h0.dtype}, but pre is {pre.dtype}; give both in one floating dtype.")
+    check_same_dtype({"pre": pre, "h0": h0}, (*DTYPES, *HALVES))
     if pre.dim() < 2 or h0.dim() < 1:
         raise ValueError(f"pre: got shape {list(pre.shape)} and h0 {list(h0.shape)}, expected [*b, T, width], [*b, D].")
-    if pre.dtype not in DTYPES:  # half precision: too few digits to carry over many steps
-        return gated_scan(pre.float(), h0.float(), gate, candidate, block).to(pre.dtype)
     block = check_kinds(h0.shape[-1], gate, candidate, block)
     _check_width(pre, h0.shape[-1], gate)
     batch, (steps, width), units = pre.shape[:-2], pre.shape[-2:], h0.shape[-1]

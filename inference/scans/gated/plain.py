@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from ...numerics.op import in_single_precision
 from ..linear import plain as linear
 
 
@@ -73,6 +74,7 @@ def _candidate_adjoint(pre: Tensor, value: Tensor, grad: Tensor, candidate: str,
     return (weighted - shares * weighted.sum(-1, keepdim=True)).reshape(pre.shape)
 
 
+@in_single_precision
 def gated_scan(pre: Tensor, h0: Tensor, gate: str, candidate: str, block: int) -> Tensor:
     """All states [N, T, D] from pre-activations [N, T, parts * D] and the states before them [N, D]."""
     step = activate(pre, gate, candidate, block)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...numerics.compilation import exact_kernel, kernel
 from ...numerics.memory import empty_like
-from ...numerics.op import Call
+from ...numerics.op import Call, in_single_precision
 from ...numerics.threads import in_parallel, ranges
 from .op import scan
 
@@ -96,6 +96,7 @@ def _run(function: Callable[..., None], lerp: bool, *tables: Tensor) -> None:
 
 
 @scan.kernel("cpu")
+@in_single_precision
 def forward(first: Tensor, second: Tensor, h0: Tensor, lerp: bool) -> Tensor:
     h = empty_like(second)
     if h.numel():
@@ -104,6 +105,7 @@ def forward(first: Tensor, second: Tensor, h0: Tensor, lerp: bool) -> Tensor:
 
 
 @scan.adjoint("cpu")
+@in_single_precision
 def backward(call: Call, grad: Tensor) -> list[Tensor]:
     (first, second, h0, lerp), (h,) = call.inputs, call.outputs
     d_first, d_second, d_h0 = empty_like(first), empty_like(second), empty_like(h0).zero_()

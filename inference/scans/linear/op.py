@@ -18,8 +18,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...numerics.checks import check_same_kind, check_table, common_batch
-from ...numerics.op import Call, Gradients, Op, blank
+from ...numerics.checks import DTYPES, HALVES, check_same_dtype, check_table, common_batch
+from ...numerics.op import Call, Gradients, Op, blank, in_single_precision
 from . import plain
 
 
@@ -34,6 +34,7 @@ def states_before(h0: Tensor, h: Tensor) -> Tensor:
     return torch.cat([h0[:, None], h], 1)[:, :-1]
 
 
+@in_single_precision
 def _gradient(call: Call, grad: Tensor) -> Gradients:
     (first, second, h0, lerp), (h,) = call.inputs, call.outputs
     hold = 1 - first if lerp else first
@@ -59,7 +60,8 @@ def linear_scan(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Float[Tensor,
     r"""All states of $h_t = a_t h_{t-1} + b_t$.
 
     Arguments:
-        a: [*b, T, D], any real numbers.
+        a: [*b, T, D], any real numbers. In half precision (bfloat16, float16) the state is kept in float32 between
+            steps, and rounded where it is given back.
         b: [*b, T, D].
         h0: [*b, D], the state before the first step; zeros if None. Batch axes broadcast.
 
@@ -67,7 +69,7 @@ def linear_scan(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Float[Tensor,
         h_1..T, [*b, T, D]. Differentiable in every argument, any number of times.
 
     Raises:
-        TypeError: arguments that are not float32 or float64 tensors of one dtype on one device.
+        TypeError: arguments that are not floating tensors of one dtype on one device.
         ValueError: shapes that do not fit together; h0 that is not finite.
 
     >>> import torch
@@ -83,7 +85,8 @@ def lerp_scan(gate: Tensor, value: Tensor, h0: Tensor | None = None) -> Float[Te
     A gate of exactly 0 keeps the state and a gate of exactly 1 takes the value, both without rounding.
 
     Arguments:
-        gate: [*b, T, D], usually in [0, 1].
+        gate: [*b, T, D], usually in [0, 1]. In half precision (bfloat16, float16) the state is kept in float32 between
+            steps, and rounded where it is given back.
         value: [*b, T, D].
         h0: [*b, D], the state before the first step; zeros if None. Batch axes broadcast.
 
@@ -91,7 +94,7 @@ def lerp_scan(gate: Tensor, value: Tensor, h0: Tensor | None = None) -> Float[Te
         h_1..T, [*b, T, D]. Differentiable in every argument, any number of times.
 
     Raises:
-        TypeError: arguments that are not float32 or float64 tensors of one dtype on one device.
+        TypeError: arguments that are not floating tensors of one dtype on one device.
         ValueError: shapes that do not fit together; h0 that is not finite.
 
     >>> import torch
@@ -103,7 +106,8 @@ def lerp_scan(gate: Tensor, value: Tensor, h0: Tensor | None = None) -> Float[Te
 
 
 def _scan(lerp: bool, names: tuple[str, str], first: Tensor, second: Tensor, h0: Tensor | None) -> Tensor:
-    check_same_kind("h0", **dict(zip(names, (first, second), strict=True)), h0=h0)
+    given = {**dict(zip(names, (first, second), strict=True)), "h0": h0}
+    check_same_dtype(given, (*DTYPES, *HALVES), ["h0"])
     for name, table in zip(names, (first, second), strict=True):
         if table.dim() < 2 or table.shape[-2:] != second.shape[-2:]:
             shapes = f"{names[0]} {list(first.shape)}, {names[1]} {list(second.shape)}"
@@ -112,7 +116,7 @@ def _scan(lerp: bool, names: tuple[str, str], first: Tensor, second: Tensor, h0:
     if h0 is not None and h0.shape[-1:] != (width,):
         raise ValueError(f"h0: got shape {list(h0.shape)}; expected [*batch, {width}], one state for each sequence.")
     if h0 is not None and not torch.compiler.is_compiling():
-        check_table("h0", h0, finite=True)
+        check_table("h0", h0, like=second, finite=True)
     leading = None if h0 is None else h0.shape[:-1]
     batch = common_batch(**dict(zip(names, (first.shape[:-2], second.shape[:-2]), strict=True)), h0=leading)
     if h0 is None:

@@ -12,7 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ...numerics.op import in_single_precision
 
+
+@in_single_precision
 def scan(first: Tensor, second: Tensor, h0: Tensor, lerp: bool) -> Tensor:
     """All states [N, T, D], see `op.scan`."""
     a, b = (1 - first, first * second) if lerp else (first, second)

@@ -15,6 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ...numerics.op import Variants
+
 
 def stratify(strength: Float[Tensor, "*b n"], pour: Float[Tensor, "*b"], drain: Float[Tensor, "*b"]) -> Tensor:
     """Strengths [*b, n + 1] of all layers, oldest first, after draining and then pouring one more.
@@ -47,6 +49,37 @@ def strengths(pour: Float[Tensor, "*b T"], drain: Float[Tensor, "*b T"]) -> Floa
         strength = stratify(strength, d, u)
         kept.append(pad(strength, (0, T - strength.shape[-1])))
     return torch.stack(kept, -2)
+
+
+def _step(raw: Tensor, strength: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`stratified_step` in plain torch."""
+    pour, drain = raw[:, :2].sigmoid().unbind(-1)
+    strength = stratify(strength, pour, drain)
+    values = torch.cat([values, raw[:, None, 2:].tanh()], 1)
+    return strength, values, (visible(strength).unsqueeze(1) @ values).squeeze(1)
+
+
+step = Variants(_step)
+"""`stratified_step`; not an operator, whose bookkeeping would take longer than the step of a small network."""
+
+
+def stratified_step(
+    raw: Float[Tensor, "M R"], strength: Float[Tensor, "M n"], values: Float[Tensor, "M n V"]
+) -> tuple[Float[Tensor, "M n+1"], Float[Tensor, "M n+1 V"], Float[Tensor, "M V"]]:
+    """What a stack network does in one step: drain, pour one more layer, read.
+
+    Arguments:
+        raw: two numbers whose sigmoids are the strengths poured and drained, then V whose tanh is the value poured.
+        strength, values: of the layers there are, oldest first.
+
+    Returns:
+        Strengths and values after, and what is read.
+
+    >>> _, _, reading = stratified_step(torch.tensor([[0.0, -9.0, 9.0]]), torch.ones(1, 1), -torch.ones(1, 1, 1))
+    >>> reading.round(decimals=2)  # half of 1 on top of half of -1
+    tensor([[-0.]])
+    """
+    return step(raw, strength, values)
 
 
 def _above(strength: Tensor) -> Tensor:

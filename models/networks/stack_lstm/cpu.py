@@ -1,97 +1,22 @@
-r"""An LSTM cell that drives superposition stacks, all steps in one node of the autograd graph.
-
-$$[i, f, g, o]_t = W [x_t, r_{t-1}, h_{t-1}] + b, \quad c_t = \sigma(f) c_{t-1} + \sigma(i) \tanh(g), \quad
-h_t = \sigma(o) \tanh(c_t), \quad (S_t, r_t) = step(S_{t-1}, U h_t + d)$$
+"""An LSTM cell that drives superposition stacks, all steps in one node of the autograd graph, on the CPU.
 
 With a small batch a step is a dozen calls of microseconds each; here it is two matrix products and two kernels each
 way, and the gradient of each weight matrix is one product over all steps at the end. A gradient that is to be
-differentiated again is that of `plain`.
+differentiated again is that of the plain form.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...inference.numerics.compilation import kernel
-from ...inference.numerics.elementary import sigmoids, tanh
-from ...inference.numerics.op import Call, beyond_kernels, replay
-from ...inference.stacks.superposition.cpu import backward_cells, forward_cells
-from ...inference.stacks.superposition.op import step as superposition
+from ....inference.numerics.compilation import kernel
+from ....inference.numerics.elementary import sigmoids, tanh
+from ....inference.numerics.op import Call, beyond_kernels, replay
+from ....inference.stacks.superposition.cpu import backward_cells, forward_cells
+from .op import Start, Weights, depth_after, passes
 
 INPUT, FORGET, CANDIDATE, OUTPUT = range(4)  # an LSTM's gates, as torch orders them
-
-
-class Weights(NamedTuple):
-    """W [4H, I + R + H] and b [4H] of the gates, and U [O, H] and d [O] of the actions."""
-
-    gates: Tensor
-    gates_bias: Tensor
-    actions: Tensor
-    actions_bias: Tensor
-
-
-class Start(NamedTuple):
-    """Before the first step: hidden state and cell [B, H], reading [B, R], and stacks [B stacks, n, V]."""
-
-    hidden: Tensor
-    cell: Tensor
-    reading: Tensor
-    stacks: Tensor
-
-
-class Settings(NamedTuple):
-    """Stacks a sequence, values a cell, cells read, value of an empty cell, most cells kept.
-
-    And of sequences that end early: the steps [T, B] past their ends, at which the raw actions are `idle` [O].
-    """
-
-    stacks: int
-    width: int
-    n_read: int
-    empty: float
-    capacity: int | None
-    past: Tensor | None = None
-    idle: Tensor | None = None
-
-
-class Pass(NamedTuple):
-    """Hidden states [T, B, H], readings [T, B, R], raw actions [T, B, O], cells [T, B, H], and the last stacks."""
-
-    hidden: Tensor
-    reading: Tensor
-    raw: Tensor
-    cell: Tensor
-    stacks: Tensor
-
-
-def stack_lstm(x: Tensor, start: Start, weights: Weights, settings: Settings) -> Pass:
-    """All steps over x [T, B, I], differentiable in x, start and weights."""
-    return Pass(*_StackLSTM.apply(x, *start, *weights, settings))
-
-
-def plain(x: Tensor, *given: Any) -> tuple[Tensor, ...]:
-    """The same in plain torch, differentiable any number of times."""
-    start, weights, settings = Start(*given[:4]), Weights(*given[4:8]), given[8]
-    (hidden, cell, reading, stacks), steps = start, []
-    for t, x_t in enumerate(x):
-        logits = torch.addmm(weights.gates_bias, torch.cat([x_t, reading, hidden], 1), weights.gates.t())
-        i, f, g, o = logits.chunk(4, 1)
-        cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
-        hidden = o.sigmoid() * cell.tanh()
-        raw = torch.addmm(weights.actions_bias, hidden, weights.actions.t())
-        if settings.past is not None:
-            raw = torch.where(settings.past[t, :, None], settings.idle, raw)
-        depth = _depth(stacks.shape[1], settings)
-        each = raw.view(len(stacks), -1)
-        stacks, reading = superposition.plain(each, stacks, depth, settings.n_read, settings.empty)
-        reading = reading.reshape(len(x_t), -1)
-        steps.append((hidden, reading, raw, cell))
-    return *(torch.stack(z) for z in zip(*steps, strict=True)), stacks
-
-
-def _depth(n_cells: int, settings: Settings) -> int:
-    return n_cells + 1 if settings.capacity is None else min(n_cells + 1, settings.capacity)
 
 
 @kernel
@@ -154,7 +79,7 @@ class _StackLSTM(torch.autograd.Function):
             if settings.past is not None:
                 raw[t, settings.past[t]] = settings.idle
             n_cells = stacks[t].shape[1] // V
-            stacks.append(new(M, _depth(n_cells, settings) * V))
+            stacks.append(new(M, depth_after(n_cells, settings) * V))
             forward_cells(
                 raw_at[t], stacks[t].numpy(), n_cells, empty, action_at[t], value_at[t], stacks[t + 1].numpy(),
                 reading_at[t],
@@ -171,7 +96,7 @@ class _StackLSTM(torch.autograd.Function):
         given, (inputs, gates, cell, hidden, action, value, *stacks) = saved[:9], saved[9:]
         if beyond_kernels(g_hidden, g_reading, g_raw, g_cells, g_stacks):
             call = Call((*given, ctx.settings), (), ctx.needs_input_grad)
-            return replay(plain, call, (g_hidden, g_reading, g_raw, g_cells, g_stacks))
+            return replay(passes.plain, call, (g_hidden, g_reading, g_raw, g_cells, g_stacks))
         W, U = given[5], given[7]
         (T, B, H), (M, V), A = hidden.shape, value.shape[1:], action.shape[2]
         past = ctx.settings.past
@@ -202,3 +127,8 @@ class _StackLSTM(torch.autograd.Function):
             by_gates.t() @ inputs[:T].flatten(0, 1), by_gates.sum(0),
             by_actions.t() @ hidden.flatten(0, 1), by_actions.sum(0), None,
         )  # fmt: skip
+
+
+@passes.kernel("cpu")
+def stack_lstm(x: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    return _StackLSTM.apply(x, *given)  # pyright: ignore[reportReturnType]
