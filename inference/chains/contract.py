@@ -44,10 +44,12 @@ class Marginals(Record):
     """How often each entry of the tables is used, the gradient of log p(x); 0 beyond the end of a sequence."""
 
     log_normalizer: Float[Tensor, "*b"]
-    fresh: Float[Tensor, "*b T K"]  # P(s_t, z_t = 1 | x); without a gate P(s_t | x)
+    fresh: Float[Tensor, "*b T K"]  # P(s_t, z_t = 1 | x); P(s_t | x) without a gate, or with `gates` apart
     held: Float[Tensor, "*b T H"] | None = None  # P(s_t, z_t = 0 | x), summed over s_t if the table has one column
     initial: Float[Tensor, "*b K"] | None = None  # of the table of the first state
     transition: Float[Tensor, "..."] | None = None  # [*b, K, K] expected numbers, or [*b, T-1, K, K] by step
+    gates: Float[Tensor, "*b G 2"] | None = None  # P(z_t = 1 | x), P(z_t = 0 | x) of moves, or G = 1: their sums
+    drawn: Float[Tensor, "*b K"] | None = None  # of the table of drawn states, where it is apart; the first counts
 
 
 @dataclass(frozen=True, repr=False)

@@ -10,11 +10,13 @@ Steps with even and with odd t are updated in turn, all at once, so B never fall
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from ..numerics.deferred import refuse_if
 from ..numerics.scalars import check_integer
 
 Push = Callable[[Tensor], Tensor]
@@ -50,8 +52,11 @@ def independent_steps(
 def check_finite(**tables: Tensor) -> None:
     """Raise `ValueError` unless all weights are numbers: independent steps cannot avoid an impossible move."""
     for name, table in tables.items():
-        if not bool(table.isfinite().all()):
-            raise ValueError(f"{name}: holds weights that are not finite; give finite ones, or use exact inference.")
+        refuse_if(~table.isfinite().all(), partial(_complain, name))
+
+
+def _complain(name: str) -> None:
+    raise ValueError(f"{name}: holds weights that are not finite; give finite ones, or use exact inference.")
 
 
 def later(table: Float[Tensor, "*b T K"]) -> Float[Tensor, "*b T K"]:

@@ -36,6 +36,7 @@ Families hold no state, and compute in the dtype and on the device of their argu
 References: Wainwright & Jordan 2008, section 3; Bishop 2006, appendix B, for the closed forms.
 """
 
+from ..numerics.op import load_kernels
 from .discrete import Bernoulli, BernoulliParameters, Categorical, CategoricalParameters
 from .family import Family, Stats, VectorFamily, tree_map, tree_parts
 from .gaussian_paths import GaussianPaths, GaussianTables
@@ -48,7 +49,7 @@ from .normal import (
     NormalWishart,
     NormalWishartParameters,
 )
-from .paths import CopyPaths, CopyTables, MarkovPaths, MarkovTables
+from .paths import CopyPaths, CopyTables, FactoredCopyPaths, FactoredTables, MarkovPaths, MarkovTables
 from .point import Held, Point
 from .positive import Beta, BetaParameters, Dirichlet, DirichletParameters, Gamma, GammaParameters
 from .regression import MatrixNormalWishart, MatrixNormalWishartParameters
@@ -66,6 +67,8 @@ __all__ = [
     "CopyTables",
     "Dirichlet",
     "DirichletParameters",
+    "FactoredCopyPaths",
+    "FactoredTables",
     "Family",
     "Gamma",
     "GammaParameters",
@@ -93,3 +96,5 @@ __all__ = [
     "tree_map",
     "tree_parts",
 ]
+
+load_kernels(__name__)

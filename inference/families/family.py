@@ -7,6 +7,8 @@ from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 from jaxtyping import Float
 from torch import Generator, Tensor
 
+from ..numerics.op import Variants
+
 Stats: TypeAlias = Any
 """Statistics, natural parameters or messages: a tensor, or a named tuple of tensors, as the family has it."""
 
@@ -55,6 +57,10 @@ class Family(ABC, Generic[Eta]):
         mean = self.mean(eta)
         return self.dot(eta, mean) - self.dot(eta0, mean) - (self.log_normalizer(eta) - self.log_normalizer(eta0))
 
+    def relative(self, eta: Eta, eta0: Eta) -> tuple[Tensor, Eta]:
+        r"""$KL(\eta \| \eta_0)$ and $\nabla A(\eta)$ together, which some families find in one pass."""
+        return self.kl(eta, eta0), self.mean(eta)
+
     def entropy(self, eta: Eta) -> Float[Tensor, "*plates"]:
         """Entropy in the usual coordinates: differential, or that of the probabilities of a discrete variable."""
         log_normalizer, mean = self.evaluate(eta)
@@ -100,6 +106,9 @@ class VectorFamily(Family[Tensor], Generic[Point]):
         """Natural parameters, or a message, with locations counted from elsewhere; the same where there are none."""
         return eta
 
+    def relative(self, eta: Float[Tensor, "*plates P"], eta0: Float[Tensor, "*#plates P"]) -> tuple[Tensor, Tensor]:
+        return relative(eta, eta0, self)
+
     def log_prob(self, point: Point, eta: Float[Tensor, "*#plates P"]) -> Float[Tensor, "*out"]:
         """Log density of a point, in the usual coordinates."""
         statistics = self.statistics(point)
@@ -110,6 +119,14 @@ class VectorFamily(Family[Tensor], Generic[Point]):
 
     def log_base(self, statistics: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates"]:
         return statistics.new_zeros(statistics.shape[:-1])
+
+
+def _apart(eta: Tensor, eta0: Tensor, family: VectorFamily[Any]) -> tuple[Tensor, Tensor]:
+    return family.kl(eta, eta0), family.mean(eta)
+
+
+relative = Variants(_apart)
+"""Of a family, which is the last argument, `VectorFamily.relative`."""
 
 
 def tree_map(function: Callable[..., Tensor], *stats: Stats) -> Stats:

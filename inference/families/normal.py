@@ -2,12 +2,14 @@
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
 from ..numerics.cholesky import cholesky
+from ..numerics.op import Variants
 from .family import VectorFamily
 from .numerics import (
     LOG_2PI,
@@ -112,7 +114,9 @@ class NormalGamma(VectorFamily[LocPrecision]):
         return LocPrecision(q.loc + normal_draw(precision, generator) * (q.kappa * precision).rsqrt(), precision)
 
     def tilted(self, eta: Float[Tensor, "*plates 4"]) -> Float[Tensor, "*plates 4"]:
-        return eta - eta.new_tensor([0.0, 0.0, 0.5, 0.0])
+        base = eta.new_zeros(eta.shape[-1])
+        base[2] = 0.5
+        return eta - base
 
     def moved(self, eta: Float[Tensor, "*plates 4"], by: Float[Tensor, "*#plates"]) -> Float[Tensor, "*plates 4"]:
         first, half, shape, rest = eta.unbind(-1)
@@ -139,10 +143,19 @@ class NormalWishart(VectorFamily[LocPrecision]):
         df: Float[Tensor, "*#plates"],
         scale_matrix: Float[Tensor, "*#plates D D"],
     ) -> Float[Tensor, "*out P"]:
+        return self.of_inverse(loc, kappa, df, torch.cholesky_inverse(cholesky(scale_matrix)))
+
+    @staticmethod
+    def of_inverse(
+        loc: Float[Tensor, "*#plates D"],
+        kappa: Float[Tensor, "*#plates"],
+        df: Float[Tensor, "*#plates"],
+        inverse_scale: Float[Tensor, "*#plates D D"],
+    ) -> Float[Tensor, "*out P"]:
+        """`natural`, of the inverse of the scale matrix."""
         kappa, df = kappa[..., None], df[..., None]
         outer = (kappa * loc)[..., :, None] * loc[..., None, :]
-        inverse = torch.cholesky_inverse(cholesky(scale_matrix))
-        return pack(kappa * loc, -kappa / 2, df / 2, -(inverse + outer).flatten(-2) / 2)
+        return pack(kappa * loc, -kappa / 2, df / 2, -(inverse_scale + outer).flatten(-2) / 2)
 
     def usual(self, eta: Float[Tensor, "*plates P"]) -> NormalWishartParameters:
         loc, kappa, df, chol = self._split(eta)
@@ -224,14 +237,45 @@ class NormalWishart(VectorFamily[LocPrecision]):
         return pack(first + shift, half, half_df, rest - ((middle + middle.mT) / 2).flatten(-2))
 
     def expected(self, eta: Float[Tensor, "*plates P"]) -> LocPrecision:
-        q = self.usual(eta)
-        return LocPrecision(q.loc, q.df[..., None, None] * q.scale_matrix)
+        return LocPrecision(*mean_point(eta))
 
     def mode(self, eta: Float[Tensor, "*plates P"]) -> LocPrecision:
         dim = math.isqrt(eta.shape[-1] - 2)
         df = 2 * eta[..., dim + 1]
         require(df > dim, "df", df, self, f"above D = {dim} for a mode; take the mean instead")
         return self.expected(self.tilted(eta))
+
+
+def _mean_point(eta: Tensor) -> tuple[Tensor, Tensor]:
+    q = NormalWishart().usual(eta)
+    return q.loc, q.df[..., None, None] * q.scale_matrix
+
+
+mean_point = Variants(_mean_point)
+"""Of natural parameters of a NormalWishart the expected location and precision."""
+
+
+class ExpectedNormal(NamedTuple):
+    r"""What $E[\log N(x; u, L^{-1})]$ is made of: $\log N(x; loc, \bar L^{-1})$ plus a constant, or with
+    `log_volume` in the place of $\log|\bar L|$, where $\bar L = E[L]$."""
+
+    loc: Float[Tensor, "*plates D"]
+    chol: Float[Tensor, "*plates D D"]  # the lower factor of E[L]
+    constant: Float[Tensor, "*plates"]
+    log_volume: Float[Tensor, "*plates"]
+
+
+def _expected_normal(statistics: Tensor) -> ExpectedNormal:
+    dim = math.isqrt(statistics.shape[-1] - 2)
+    first, second, log_volume, flat = statistics.split([dim, 1, 1, dim * dim], -1)
+    chol = cholesky(flat.unflatten(-1, (dim, dim)))
+    loc = torch.cholesky_solve(first[..., None], chol)[..., 0]
+    volume = log_volume[..., 0] - second[..., 0] + (first * loc).sum(-1)
+    return ExpectedNormal(loc, chol, (volume - log_det(chol)) / 2, volume)
+
+
+expected_normal = Variants(_expected_normal)
+"""Of expected statistics of a NormalWishart `[*plates, P]`, the `ExpectedNormal`."""
 
 
 class Gaussian(VectorFamily[Tensor]):

@@ -1,4 +1,4 @@
-r"""The two chains as exponential families: a path is the variable, log tables are its natural parameters.
+r"""The chains of states as exponential families: a path is the variable, log tables are its natural parameters.
 
 $$p(path \mid \eta) = h(path) \exp(\langle \eta, t(path) \rangle - A(\eta)),$$
 
@@ -14,9 +14,11 @@ from typing import ClassVar, Generic, NamedTuple, TypeVar
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..chains.contract import Chain, Marginals
 from ..chains.copy.chain import CopyChain
+from ..chains.factored_copy.chain import FactoredCopyChain
 from ..chains.markov.chain import MarkovChain
 from .family import Family, tree_map, tree_parts
 
@@ -56,7 +58,26 @@ class MarkovTables(NamedTuple):
         return MarkovTables(None, None, drawn)  # type: ignore[arg-type]
 
 
-Tables = TypeVar("Tables", CopyTables, MarkovTables)
+class FactoredTables(NamedTuple):
+    """`gates` [*b, T, 2] or [*b, 1, 2] of redrawing and of holding, which the first step does not use, `state` [*b, K],
+    `likelihood` [*b, T, K]."""
+
+    gates: Tensor
+    state: Tensor
+    likelihood: Tensor
+
+    @property
+    def steps(self) -> tuple[Tensor, None]:
+        """What there is of each step, whether it draws its state or holds it."""
+        return self.likelihood, None
+
+    @staticmethod
+    def of_steps(drawn: Tensor | None, held: Tensor | None) -> "FactoredTables":
+        """A message to the steps alone; None says nothing."""
+        return FactoredTables(None, None, drawn)  # type: ignore[arg-type]
+
+
+Tables = TypeVar("Tables", CopyTables, FactoredTables, MarkovTables)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +151,7 @@ class _Paths(Family[Tables], Generic[Tables]):
                 )
 
 
-def _batch_axes(tables: CopyTables | MarkovTables) -> int:
+def _batch_axes(tables: CopyTables | FactoredTables | MarkovTables) -> int:
     return tables.steps[0].ndim - 2
 
 
@@ -146,6 +167,25 @@ class CopyPaths(_Paths[CopyTables]):
         assert held is not None
         alike = eta.held.shape[-1] < held.shape[-1]  # all states hold alike
         return CopyTables(marginals.fresh, held.sum(-1, keepdim=True) if alike else held)
+
+
+@dataclass(frozen=True, eq=False)
+class FactoredCopyPaths(_Paths[FactoredTables]):
+    """Paths (s_1..T, z_1..T) of a copy chain where an observation says nothing of the gate beyond the state."""
+
+    def _chain(self, tables: FactoredTables) -> FactoredCopyChain:
+        log_redraw, log_hold = tables.gates.unbind(-1)
+        return FactoredCopyChain(log_redraw, log_hold, tables.state, tables.likelihood, self.lengths)
+
+    def _used(self, marginals: Marginals, eta: FactoredTables) -> FactoredTables:
+        if marginals.gates is not None and marginals.drawn is not None:
+            return FactoredTables(marginals.gates, marginals.drawn, marginals.fresh)
+        fresh, held = marginals.fresh, marginals.held  # of a stretch, or of independent steps
+        assert held is not None
+        gates = pad(torch.stack([fresh.sum(-1), held.sum(-1)], -1)[..., 1:, :], (0, 0, 1, 0))
+        gates = gates.sum(-2, keepdim=True) if eta.gates.shape[-2] == 1 else gates
+        drawn = fresh if self.before is None else fresh[..., 1:, :]
+        return FactoredTables(gates, drawn.sum(-2), fresh + held)
 
 
 @dataclass(frozen=True, eq=False)

@@ -174,7 +174,7 @@ def _density(fused, x: Tensor, loc: Tensor, spread: Tensor, constant: Tensor) ->
     restarts, n_steps = loc.shape[:-2], x.shape[0]
     out = blank(x, (*restarts, n_steps, loc.shape[-2]))
     tables = [_rows(t, len(restarts)) for t in (loc, spread, constant, out)]
-    rows = x.detach().contiguous().numpy()
+    rows = np.ascontiguousarray(x.detach().numpy())
     tasks = [
         partial(fused, steps, rows, *(table[r] for table in tables))
         for r in range(len(tables[0]))
@@ -203,7 +203,7 @@ def _moments(fused, x: Tensor, weights: Tensor, about: Tensor, shapes) -> list[T
     """Sums of the given shapes over all steps, for each restart."""
     restarts, n_steps = weights.shape[:-2], x.shape[0]
     pieces = _pieces(n_steps, max(1, restarts.numel()), about)
-    rows, w, c = x.detach().contiguous().numpy(), _rows(weights, len(restarts)), _rows(about, len(restarts))
+    rows, w, c = np.ascontiguousarray(x.detach().numpy()), _rows(weights, len(restarts)), _rows(about, len(restarts))
     sums = [np.zeros((len(pieces), len(w), *shape), rows.dtype) for shape in shapes]
     tasks = [
         partial(fused, steps, rows, w[r], c[r], tuple(s[i, r] for s in sums))
@@ -211,16 +211,17 @@ def _moments(fused, x: Tensor, weights: Tensor, about: Tensor, shapes) -> list[T
         for i, steps in enumerate(pieces)
     ]
     in_parallel(tasks)
-    return [torch.from_numpy(s.sum(0)).reshape(*restarts, *shape) for s, shape in zip(sums, shapes, strict=True)]
+    totals = (s[0] if len(pieces) == 1 else s.sum(0) for s in sums)
+    return [torch.from_numpy(s).view(*restarts, *shape) for s, shape in zip(totals, shapes, strict=True)]
 
 
 def _rows(table: Tensor, n_leading: int) -> np.ndarray:
     """The table as numpy with its leading axes flattened into one."""
-    table = table.detach().contiguous()
-    return table.reshape(math.prod(table.shape[:n_leading]), *table.shape[n_leading:]).numpy()
+    rows = np.ascontiguousarray(table.detach().numpy())
+    return rows.reshape(math.prod(rows.shape[:n_leading]), *rows.shape[n_leading:])
 
 
 def _pieces(n_steps: int, n_restarts: int, loc: Tensor) -> list[tuple[int, int]]:
     """Ranges of steps, several only where there are fewer restarts than threads."""
-    at_least = max(4 * BLOCK, _MIN_WORK // (loc.shape[-2] * loc.shape[-1] ** 2))
+    at_least = max(4 * BLOCK, _MIN_WORK // max(1, loc.shape[-2] * loc.shape[-1] ** 2))
     return ranges(n_steps, at_least) if n_restarts < torch.get_num_threads() else [(0, n_steps)]

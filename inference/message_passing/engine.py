@@ -42,10 +42,12 @@ import torch
 from torch import Tensor
 
 from ..families import Stats, tree_map, tree_parts
+from ..numerics.deferred import deferred, refuse_if, told_by
 from ..numerics.records import Record
 from .factor_graph import Block, Factor, add_message, by_name, check_factor, check_proper, fit_message, neighbors
 
 ROUNDINGS = 16  # that a product and the sums it enters may have gone through
+_DENSITY = "eta", "prior", "family"  # what a block's part of the bound and its statistics follow from
 
 __all__ = ["VMP", "Block", "Factor", "Run", "Sweep"]
 
@@ -135,8 +137,9 @@ class VMP:
 
     def normalizer(self, name: str) -> Tensor:
         """A(eta) of a block: a number, or one a restart."""
-        block, (known, _) = self._blocks[name], self._evaluate(name)
-        return self._total(block.family.log_normalizer(block.eta) if known is None else known)
+        block = self._blocks[name]
+        latent = block.prior is None
+        return self._total(self._evaluate(name)[0] if latent else block.family.log_normalizer(block.eta))
 
     def message(self, name: str, under: Mapping[str, Stats] | None = None) -> Stats:
         """The sum of all messages to a block, each as often as its factor counts.
@@ -174,7 +177,7 @@ class VMP:
             self.update(name)
             terms, pairs = self._terms(), zip(tree_parts(old), tree_parts(self.stats(name)), strict=True)
             elbo[name], change[name] = terms.sum(0), max(float((b - a).abs().max()) for a, b in pairs)
-            if block.step == 1 and _fell(before, terms) and _fell(before, terms, self._rounding(block, old)):
+            if block.step == 1 and bool(_fell(before, terms) & _fell(before, terms, self._rounding(block, old))):
                 raise ValueError(
                     f"block {name!r}: its update took the ELBO from {before.sum(0).tolist()} to {elbo[name].tolist()}, "
                     "expected a rise; see that the factors use all they are given, and depend on nothing that changes."
@@ -197,17 +200,20 @@ class VMP:
         try:
             while len(trace) < max_steps and not converged:
                 start, last = dict(self._blocks), terms
-                if record:
-                    sweeps.append(self.sweep())
-                else:
-                    self.step()
-                terms = self._terms()
-                whole = all(block.step == 1 for block in start.values())
-                if whole and last is not None and _fell(last, terms):
+                with deferred() as checks:
+                    if record:
+                        sweeps.append(self.sweep())
+                    else:
+                        self.step()
+                    terms = self._terms()
+                    elbo, whole = terms.sum(0), all(block.step == 1 for block in start.values())
+                    before = trace[-1] if trace else torch.full_like(elbo, torch.nan)
+                    settled = ((elbo - before).abs() <= tol * elbo.abs()).all()
+                    fell, converged = map(bool, checks.settle(_fell(terms if last is None else last, terms), settled))
+                if whole and fell:
                     self._restore(start)
                     self.sweep()
-                trace.append(terms.sum(0))
-                converged = len(trace) > 1 and bool(((trace[-1] - trace[-2]).abs() <= tol * trace[-1].abs()).all())
+                trace.append(elbo)
         except KeyboardInterrupt:
             self._restore(start)
             if not trace:
@@ -271,38 +277,41 @@ class VMP:
         for name, block in self._blocks.items():
             if name == without:
                 continue
-            log_normalizer, mean = self._evaluate(name)
-            if log_normalizer is None:
-                value = -block.family.kl(block.eta, block.prior)
+            own, mean = self._evaluate(name)
+            if block.prior is not None:
+                value = -own
             else:
-                tight = name == self._tight
-                value = log_normalizer if tight else log_normalizer - block.family.dot(block.eta, mean)
+                value = own if name == self._tight else own - block.family.dot(block.eta, mean)
             parts.append((f"block {name!r}", block.scale * self._total(value)))
         terms = torch.stack([part for _, part in parts])
-        if not terms.isfinite().all():
+
+        def complain() -> None:
             name, part = next((name, part) for name, part in parts if not part.isfinite().all())
             raise ValueError(
                 f"{name}: its part of the ELBO is {part.tolist()}, expected finite numbers; look for NaN in the data "
                 "(a mask does not hide it: fill it), or for statistics out of range."
             )
+
+        refuse_if(~terms.isfinite().all(), complain)
         return terms
 
     @torch.no_grad()
-    def _evaluate(self, name: str) -> tuple[Tensor | None, Stats]:
-        """For a block without a prior its normalizer, and the expected statistics; kept as long as its eta."""
+    def _evaluate(self, name: str) -> tuple[Tensor, Stats]:
+        """A block's divergence from its prior, or without one its normalizer, and its expected statistics; kept as long
+        as the block is the same."""
         block = self._blocks[name]
         known = self._moments.get(name)
-        if known is None or known[0].eta is not block.eta or known[0].family is not block.family:
-            try:
+        if known is not None and all(getattr(known[0], part) is getattr(block, part) for part in _DENSITY):
+            own, mean = known[1:]
+        else:
+            with told_by(lambda: check_proper(block), RuntimeError):  # a Cholesky factor that does not exist
                 if block.prior is None:
-                    start = None if known is None else known[2]
-                    self._moments[name] = block, *block.family.evaluate(block.eta, start)
+                    own, mean = block.family.evaluate(block.eta, None if known is None else known[2])
                 else:
-                    self._moments[name] = block, None, block.family.mean(block.eta)
-            except RuntimeError:  # a Cholesky factor that does not exist
-                check_proper(block)
-                raise
-        return self._moments[name][1:]
+                    own, mean = block.family.relative(block.eta, block.prior)
+            self._moments[name] = block, own, mean
+        assert own is not None  # it is of statistics alone, which are of no block's eta
+        return own, mean
 
     def _rounding(self, before: Block, old: Stats) -> Tensor:
         r"""What the ELBO may be off by: $\epsilon \sum_b \sum_i |\eta_{bi} \mu_{bi}|$, and as much of a block before.
@@ -334,7 +343,8 @@ def _size(message: Stats) -> int:
     )
 
 
-def _fell(before: Tensor, after: Tensor, rounding: Tensor | float = 0.0) -> bool:
+def _fell(before: Tensor, after: Tensor, rounding: Tensor | float = 0.0) -> Tensor:
     """Whether the ELBO, the sum of these terms, went down by more than rounding explains; float32 cannot tell."""
     size = torch.maximum(before.abs().sum(0), after.abs().sum(0))
-    return before.dtype == torch.float64 and bool((after.sum(0) < before.sum(0) - 1e-10 * size - rounding).any())
+    size = 1e-10 * size if before.dtype == torch.float64 else torch.inf
+    return (after.sum(0) < before.sum(0) - size - rounding).any()

@@ -326,6 +326,7 @@ def test_impossible_events_are_exact_zeros_with_finite_derivatives_of_every_orde
 
 @pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize("served", [lambda operator: operator, without_kernels], ids=["with kernels", "without"])
+@pytest.mark.cpu("torch's checks know few devices")
 def test_the_operators_pass_torchs_own_checks(width, served):
     case = random_case(2, 4, 3, width, initial=width == 3)
     uniform = torch.rand(3, 2, 4, 2, dtype=torch.float64)
@@ -440,6 +441,7 @@ def test_a_state_that_cannot_be_reached_does_no_harm_however_well_it_fits():
     assert chain.marginals().fresh.isfinite().all()
 
 
+@pytest.mark.cpu("threads of its kernels")
 def test_calls_from_two_threads_at_once_do_not_disturb_each_other():
     chains = [random_case(6, 300, 16, 16, seed=seed).chain for seed in range(2)]
     expected = [(chain.smooth().state, chain.viterbi().path) for chain in chains]
@@ -467,6 +469,7 @@ def n_threads():
 
 
 @pytest.mark.parametrize("n", [5, 1])
+@pytest.mark.cpu("threads of its kernels")
 def test_results_do_not_depend_on_the_number_of_threads(n, n_threads):
     case = random_case(n, 2000, 16, 16)
     results = []

@@ -12,6 +12,8 @@ from samplehold.inference.message_passing.stepwise import naive, op, plain
 from samplehold.inference.message_passing.stepwise.op import filter_steps
 from torch.testing import assert_close
 
+pytestmark = pytest.mark.cpu("numba's kernels")
+
 FORMS = ("mean_field", "conditional")
 
 

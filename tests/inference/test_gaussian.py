@@ -121,6 +121,7 @@ def test_first_and_second_derivatives_are_right(name, restarts):
     [gaussian.full_density, gaussian.diagonal_density, gaussian.diagonal_moments, gaussian.full_moments],
     ids=FUNCTIONS,
 )
+@pytest.mark.cpu("torch's checks know few devices")
 def test_the_operators_pass_torchs_own_checks(operator):
     for served in (operator, without_kernels(operator)):
         torch.library.opcheck(served.overload, arguments_of(operator.name, (2,)))

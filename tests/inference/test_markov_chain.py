@@ -14,7 +14,7 @@ from hmmlearn.hmm import CategoricalHMM
 from hypothesis import given, settings
 from oracles.markov_paths import Answers, Tables, enumerate_paths, expand, path_weights, tables
 from oracles.operators import without_kernels
-from samplehold.inference.chains.markov import cpu_scaled, naive, op, plain
+from samplehold.inference.chains.markov import cpu_scaled, cpu_teams, naive, op, plain
 from samplehold.inference.chains.markov.chain import MarkovChain
 from torch import Tensor
 
@@ -264,6 +264,7 @@ def naive_second_derivatives(given: list[Tensor], lengths: Tensor) -> tuple[Tens
 
 @pytest.mark.parametrize("varies", [False, True])
 @pytest.mark.parametrize("served", [lambda operator: operator, without_kernels], ids=["with kernels", "without"])
+@pytest.mark.cpu("torch's checks know few devices")
 def test_operators_pass_opcheck(varies, served):
     chain = random_chain((2,), 3, 2, varies=varies, ragged=True)
     *given, lengths = chain._tables()
@@ -274,9 +275,11 @@ def test_operators_pass_opcheck(varies, served):
     torch.library.opcheck(served(op.sample).overload, (*given, lengths, torch.rand(2, 2, 3, dtype=torch.float64)))
 
 
+@pytest.mark.cpu("threads of its kernels")
 def test_results_do_not_depend_on_the_number_of_threads(threads, monkeypatch):
-    monkeypatch.setattr(cpu_scaled, "_MIN_HALVED", 1)  # two threads whatever the size
-    monkeypatch.setattr(cpu_scaled, "_MIN_WORK", 1)
+    monkeypatch.setattr(cpu_teams, "_MIN_HALVED", 1)  # two threads whatever the size
+    monkeypatch.setattr(cpu_teams, "_MIN_WORK", 1)
+    monkeypatch.setattr(cpu_teams, "worthwhile", lambda seconds: torch.get_num_threads())
     chains = [random_chain(batch, n, 6, ragged=True) for batch, n in (((), 5000), ((9,), 400))]
     for chain in chains:
         results = []
@@ -289,6 +292,7 @@ def test_results_do_not_depend_on_the_number_of_threads(threads, monkeypatch):
         assert torch.equal(results[0][-1], results[1][-1])
 
 
+@pytest.mark.cpu("threads of its kernels")
 def test_calls_from_two_threads_do_not_disturb_each_other():
     chains = [random_chain((6,), 500, 20, seed=seed) for seed in range(8)]
     expected = [chain.smooth() for chain in chains]

@@ -77,6 +77,7 @@ def test_impossible_regimes_have_no_weight():
     assert not found.pairs[..., 2, :].any()
 
 
+@pytest.mark.cpu("threads of its kernels")
 def test_results_do_not_depend_on_the_number_of_threads():
     regimes = random_regimes(1, regimes=3, latent=3)
     x, ends = sequences(regimes, 2, [300] * 8, 0.1)

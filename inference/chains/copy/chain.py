@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from ...numerics.checks import (
-    check_held,
     check_lengths,
     check_possible,
     check_same_kind,
@@ -32,6 +31,7 @@ from ...numerics.checks import (
     common_batch,
     read_lengths,
 )
+from ...numerics.deferred import deferred
 from ...numerics.op import Op
 from ...numerics.randomness import Seed, generator_of
 from ...numerics.scalars import check_integer
@@ -99,8 +99,8 @@ class CopyChain:
         tensor(18.)
         """
         value, failed = op.log_normalizer(*self._tables())
-        self._check(failed)
-        return self._shaped(check_held(value))
+        self._check(failed, value)
+        return self._shaped(value)
 
     def filter(self) -> Filtered:
         """The belief after each observation, [*b, T, K], and the probability that the step redrew, [*b, T].
@@ -109,8 +109,10 @@ class CopyChain:
         >>> sh.CopyChain(None, torch.zeros(3, 2), torch.zeros(3, 1)).filter().redraw
         tensor([1.0000, 0.6667, 0.6667])
         """
-        increment, state, redraw = self._results(op.filter)
-        return Filtered(check_held(increment.sum(-1).to(state)), increment.to(state), state, redraw)
+        increment, state, redraw, failed = op.filter(*self._tables())
+        total = increment.sum(-1).to(state)
+        self._check(failed, total)
+        return Filtered(*map(self._shaped, (total, increment.to(state), state, redraw)))
 
     def smooth(self) -> Smoothed:
         """The belief given all observations, [*b, T, K], and the probability that the step redrew, [*b, T].
@@ -122,8 +124,7 @@ class CopyChain:
                 [0.5000, 0.5000],
                 [0.7500, 0.2500]])
         """
-        value, state, redraw = self._results(op.smooth)
-        return Smoothed(check_held(value), state, redraw)
+        return Smoothed(*self._results(op.smooth))
 
     def marginals(self) -> Marginals:
         """Joint posteriors of state and gate, shaped like the tables: the expected counts of EM and message passing.
@@ -134,7 +135,7 @@ class CopyChain:
         (tensor(2.3333), tensor(0.6667))
         """
         value, fresh, held, initial = self._results(op.marginals)
-        return Marginals(check_held(value), fresh, held, None if self.log_initial is None else initial)
+        return Marginals(value, fresh, held, None if self.log_initial is None else initial)
 
     @torch.no_grad()
     def viterbi(self) -> Viterbi:
@@ -146,8 +147,9 @@ class CopyChain:
         >>> best.path, best.redraw, best.log_probability
         (tensor([0, 0, 0]), tensor([ True, False, False]), tensor(-1.))
         """
-        path, redraw, value = self._results(op.viterbi)
-        return Viterbi(path, value, redraw)
+        path, redraw, value, failed = op.viterbi(*self._tables())
+        self._check(failed)
+        return Viterbi(*map(self._shaped, (path, value, redraw)))
 
     def sample(self, n: int, seed: Seed = None) -> Sampled:
         """n independent draws of the whole path given x, backward in time; O(K) a step and O(log K) for each draw.
@@ -215,7 +217,8 @@ class CopyChain:
         >>> sh.CopyChain(None, torch.zeros(3, 2), torch.zeros(3, 1)).change_probability()
         tensor([0.0000, 0.3333, 0.3333])
         """
-        before, marginals = self.filter().state[..., :-1, :], self.marginals()
+        with deferred():
+            before, marginals = self.filter().state[..., :-1, :], self.marginals()
         assert marginals.held is not None
         stay = marginals.held[..., 1:, :].sum(-1) + (marginals.fresh[..., 1:, :] * before).sum(-1)
         return change_from_stay(stay, self)
@@ -272,13 +275,14 @@ class CopyChain:
         return initial, flat(self.log_fresh, 2), flat(self.log_held, 2), self.lengths.reshape(size)
 
     def _results(self, operator: Op) -> list[Tensor]:
-        """What an operator finds, with the batch axes of the chain."""
+        """What an operator finds, log p(x) first, with the batch axes of the chain."""
         *results, failed = operator(*self._tables())
-        self._check(failed)
+        self._check(failed, results[0])
         return [self._shaped(table) for table in results]
 
-    def _check(self, failed: Tensor) -> None:
-        check_possible(failed.reshape(self.batch_shape), log_fresh=self.log_fresh, log_held=self.log_held)
+    def _check(self, failed: Tensor, total: Tensor | None = None) -> None:
+        failed = failed.reshape(self.batch_shape)
+        check_possible(failed, total, log_fresh=self.log_fresh, log_held=self.log_held)
 
     def _shaped(self, table: Tensor) -> Tensor:
         return table.reshape((*self.batch_shape, *table.shape[1:]))

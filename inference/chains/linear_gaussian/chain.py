@@ -50,6 +50,10 @@ class LinearGaussianChain:
     covariance that is singular is that of moves which keep its rank. Of a diffuse start with q states, the evidence is
     the limit of $\log p(x) + \frac q2 \log \kappa$ for a variance $\kappa$, as in statsmodels.
 
+    Of what chains of discrete states offer it has no `between`, `predictive`, `marginals` and `viterbi`: its beliefs
+    are means and covariances, not tables of states. The most probable path is the mean of `smooth`; a stream goes on
+    from `forecast(1)`, as `filter` shows.
+
     Raises:
         TypeError: arguments that are not float32 or float64 tensors of one dtype on one device.
         ValueError: shapes or lengths that do not fit together, parameters that are not finite, covariances that are

@@ -12,13 +12,13 @@ from .cpu_factors import copy, multiply, multiply_by_transposed, rests, triangul
 
 
 @kernel
-def _add_square(columns, out):
-    """out += columns columns'."""
+def _add_product(a, b, out):
+    """out += a b'."""
     for i in range(out.shape[0]):
         for j in range(out.shape[1]):
             total = 0.0
-            for k in range(columns.shape[1]):
-                total += columns[i, k] * columns[j, k]
+            for k in range(a.shape[1]):
+                total += a[i, k] * b[j, k]
             out[i, j] += total
 
 
@@ -45,7 +45,7 @@ def filtered_covariances(part, model, gains, diffuse, out):
                     table = diffuse.filtered[c, t] if means else diffuse.predicted[c, t]
                     if s >= 0:
                         multiply(table, diffuse.spread[c, s], columns)
-                        _add_square(columns, whole)
+                        _add_product(columns, columns, whole)
                         multiply(table, diffuse.open[c, s], columns)
                     else:
                         copy(table, columns)
@@ -56,25 +56,25 @@ def filtered_covariances(part, model, gains, diffuse, out):
 
 
 @kernel
+def _beside(left, right, out):
+    """out = [left, right]."""
+    n = left.shape[1]
+    for i in range(left.shape[0]):
+        for j in range(n):
+            out[i, j] = left[i, j]
+            out[i, n + j] = right[i, j]
+
+
+@kernel
 def smoothed_covariances(part, model, gains, diffuse, covariance, cross):
     """Of each state, and of each with the one before it, given all observations."""
-    n_states = model.emission.shape[-1]
-    q = model.directions.shape[1]
-    spread, reference, clock = np.empty((n_states, n_states)), np.empty((n_states, n_states)), np.zeros(1, np.int64)
-    wide, backed = np.empty((n_states, 2 * n_states)), np.empty((n_states, n_states))
-    here, later, earlier = (
-        np.empty((n_states, n_states)),
-        np.empty((n_states, n_states)),
-        np.empty((n_states, n_states)),
-    )
-    own, pair = np.empty((n_states, n_states)), np.empty((n_states, n_states))
-    whole, sums = np.empty((n_states, n_states)), np.empty((n_states, q))
-    drawn, moved, means, after = (
-        np.empty((n_states, q)),
-        np.empty((n_states, q)),
-        np.empty((n_states, q)),
-        np.empty((n_states, q)),
-    )
+    n_states, q = model.emission.shape[-1], model.directions.shape[1]
+    square, wide_shape, tall = (n_states, n_states), (n_states, 2 * n_states), (n_states, q)
+    spread, wide, backed = np.empty(square), np.empty(wide_shape), np.empty(square)
+    reference, clock = np.empty(square), np.zeros(1, np.int64)  # of `rests`
+    here, later, earlier = np.empty(square), np.empty(square), np.empty(square)
+    own, pair, whole = np.empty(square), np.empty(square), np.empty(square)
+    drawn, moved, sums, means, after = np.empty(tall), np.empty(tall), np.empty(tall), np.empty(tall), np.empty(tall)
     for c in range(part[0], part[1]):
         if gains.fault[c] >= 0:
             continue
@@ -93,10 +93,7 @@ def smoothed_covariances(part, model, gains, diffuse, covariance, cross):
                 multiply(gains.back[c, r], spread, backed)
                 multiply(gains.filtered[c, r], backed, earlier)
                 multiply_by_transposed(later, earlier, pair)
-                for i in range(n_states):
-                    for j in range(n_states):
-                        wide[i, j] = backed[i, j]
-                        wide[i, n_states + j] = gains.noise[c, r, i, j]
+                _beside(backed, gains.noise[c, r], wide)
                 triangularize(wide, n_states)
                 at_rest = t > steady and rests(wide, spread, reference, clock, n_steps - 1 - t)
                 copy(wide, spread)
@@ -112,12 +109,9 @@ def smoothed_covariances(part, model, gains, diffuse, covariance, cross):
                 multiply(gains.filtered[c, r], drawn, sums)
                 sums += diffuse.filtered[c, t]
                 multiply(sums, diffuse.spread[c, -1], means)
-                _add_square(means, whole)
+                _add_product(means, means, whole)
             copy(whole, covariance[c, t])
             if t < n_steps - 1:
                 copy(pair, whole)
-                for i in range(n_states):
-                    for j in range(n_states):
-                        for k in range(q):
-                            whole[i, j] += after[i, k] * means[j, k]
+                _add_product(after, means, whole)
                 copy(whole, cross[c, t])

@@ -34,7 +34,7 @@ def gradients(
         error: [*b, T, F], that in the offset of what is seen.
         taken: for one sequence of each set of covariances.
     """
-    weight = torch.zeros(mean.shape[:-2], dtype=mean.dtype) if d_total is None else d_total.to(mean.dtype)
+    weight = mean.new_zeros(mean.shape[:-2]) if d_total is None else d_total.to(mean.dtype)
     each = weight[..., None, None]
     by_set = weight.sum_to_size(tables.shared_shape)[..., None, None, None]
     state, sight = later * each, error * each

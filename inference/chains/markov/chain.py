@@ -20,7 +20,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...numerics.checks import (
-    check_held,
     check_lengths,
     check_possible,
     check_same_kind,
@@ -30,6 +29,7 @@ from ...numerics.checks import (
     common_batch,
     read_lengths,
 )
+from ...numerics.deferred import deferred, refuse_if
 from ...numerics.op import Op
 from ...numerics.randomness import Seed, generator_of
 from ...numerics.scalars import check_integer
@@ -103,8 +103,8 @@ class MarkovChain:
         tensor(32.)
         """
         total, failed = op.log_normalizer(*self._tables())
-        self._check(failed)
-        return check_held(total)
+        self._check(failed, total)
+        return total
 
     def filter(self) -> Filtered:
         """The belief after each observation, [*b, T, K].
@@ -115,7 +115,7 @@ class MarkovChain:
         tensor([1.0000, 0.5000, 0.2500, 0.1250])
         """
         total, state, increment = self._results(op.filter)
-        return Filtered(check_held(total), increment, state)
+        return Filtered(total, increment, state)
 
     def smooth(self) -> Smoothed:
         """The belief given all observations, [*b, T, K], and the expected numbers of moves, [*b, K, K].
@@ -129,7 +129,7 @@ class MarkovChain:
         """
         total, state, transition = self._results(op.posterior)
         moves = transition.sum(-3) if self.varies else transition.squeeze(-3)
-        return Smoothed(check_held(total), state, transition=moves)
+        return Smoothed(total, state, transition=moves)
 
     def marginals(self) -> Marginals:
         """The posterior of each table, shaped like it: the expected counts of EM and message passing.
@@ -141,7 +141,7 @@ class MarkovChain:
         """
         total, state, transition = self._results(op.posterior)
         moves = transition if self.varies else transition.squeeze(-3)
-        return Marginals(check_held(total), state, initial=state[..., 0, :], transition=moves)
+        return Marginals(total, state, initial=state[..., 0, :], transition=moves)
 
     def viterbi(self) -> Viterbi:
         """The best path; of equally good ones, the one whose last state has the least index, then the one before.
@@ -152,7 +152,8 @@ class MarkovChain:
         >>> best.path, best.log_probability
         (tensor([0, 0, 0]), tensor(-1.))
         """
-        (path,) = self._results(op.viterbi)
+        path, failed = op.viterbi(*self._tables())
+        self._check(failed)
         return Viterbi(path, self._log_probability(path))
 
     def sample(self, n: int, seed: Seed = None) -> Sampled:
@@ -171,7 +172,9 @@ class MarkovChain:
         n = check_integer("n", n)
         size, device = (n, *self.batch_shape, self.n_steps), self.log_likelihood.device
         uniform = torch.rand(size, generator=generator_of(seed, device), dtype=torch.float64, device=device)
-        return Sampled(*self._results(op.sample, uniform))
+        path, failed = op.sample(*self._tables(), uniform)
+        self._check(failed)
+        return Sampled(path)
 
     def entropy(self) -> Float[Tensor, "*b"]:
         r"""Entropy of the posterior over paths, in nats, [*b].
@@ -188,13 +191,15 @@ class MarkovChain:
         tables = [table.double() for table in self._tables()[:3]]
         tables = [table - _largest(table, dims) for table, dims in zip(tables, (1, 3, 1), strict=True)]
         log_initial, log_transition, log_likelihood = tables
-        total, state, transition, failed = op.posterior(*tables, self.lengths)
-        self._check(failed)
-        initial = _expectation(state[..., 0, :], log_initial).sum(-1)
-        moves = _expectation(transition, log_transition).sum((-3, -2, -1))
-        steps = _expectation(state, log_likelihood).sum((-2, -1))
-        large = (total.abs() + initial.abs() + moves.abs() + steps.abs()) / self.lengths
-        if bool((large > LARGE).any()):
+        with deferred() as checks:
+            total, state, transition, failed = op.posterior(*tables, self.lengths)
+            self._check(failed)
+            initial = _expectation(state[..., 0, :], log_initial).sum(-1)
+            moves = _expectation(transition, log_transition).sum((-3, -2, -1))
+            steps = _expectation(state, log_likelihood).sum((-2, -1))
+            large = (total.abs() + initial.abs() + moves.abs() + steps.abs()) / self.lengths
+            (cancels,) = checks.settle((large > LARGE).any())
+        if cancels:
             return self._entropy_of_pairs()
         return (total - initial - moves - steps).to(self.log_likelihood.dtype)
 
@@ -218,14 +223,16 @@ class MarkovChain:
         tensor([0.0000, 0.5000, 0.5000])
         """
         initial, moves, likelihood, lengths = (t.double() if t.is_floating_point() else t for t in self._tables())
-        _, filtered, _, failed = op.filter(initial, moves, likelihood, lengths)
-        self._check(failed)
-        before, after = filtered[..., :-1, :], op.posterior(initial, moves, likelihood, lengths)[1][..., 1:, :]
-        greatest = moves.amax(-2, keepdim=True)  # of the moves to each state, whose scale cancels
-        table = (moves - torch.where(greatest.isfinite(), greatest, 0.0)).exp()
-        kept = before * table.diagonal(dim1=-2, dim2=-1)
-        predicted = (before.unsqueeze(-2) @ table).squeeze(-2)
-        if bool(((after > 0) & (predicted < LOST)).any()):  # what it came from is below what numbers hold
+        with deferred() as checks:
+            _, filtered, _, failed = op.filter(initial, moves, likelihood, lengths)
+            self._check(failed)
+            before, after = filtered[..., :-1, :], op.posterior(initial, moves, likelihood, lengths)[1][..., 1:, :]
+            greatest = moves.amax(-2, keepdim=True)  # of the moves to each state, whose scale cancels
+            table = (moves - torch.where(greatest.isfinite(), greatest, 0.0)).exp()
+            kept = before * table.diagonal(dim1=-2, dim2=-1)
+            predicted = (before.unsqueeze(-2) @ table).squeeze(-2)
+            (lost,) = checks.settle(((after > 0) & (predicted < LOST)).any())
+        if lost:  # what it came from is below what numbers hold
             stay = self._pairs()[1].diagonal(dim1=-2, dim2=-1).sum(-1)
         else:
             stay = (after * torch.where(predicted > 0, kept, 0.0) / torch.where(predicted > 0, predicted, 1.0)).sum(-1)
@@ -287,13 +294,14 @@ class MarkovChain:
         """The tables, transitions with an axis for steps, of one entry where one table serves all, and the lengths."""
         return self.log_initial, self._moves(), self.log_likelihood, self.lengths
 
-    def _results(self, operator: Op, *further: Tensor) -> list[Tensor]:
-        *results, failed = operator(*self._tables(), *further)
-        self._check(failed)
+    def _results(self, operator: Op) -> list[Tensor]:
+        """What an operator finds, log p(x) first."""
+        *results, failed = operator(*self._tables())
+        self._check(failed, results[0])
         return results
 
-    def _check(self, failed: Tensor) -> None:
-        check_possible(failed, log_likelihood=self.log_likelihood)
+    def _check(self, failed: Tensor, total: Tensor | None = None) -> None:
+        check_possible(failed, total, log_likelihood=self.log_likelihood)
 
     def _log_probability(self, path: Tensor) -> Tensor:
         """log P(path, x), summed in float64."""
@@ -337,10 +345,13 @@ def _check_moves(log_transition: Tensor, log_likelihood: Tensor) -> bool:
 
 
 def _check_transition(log_transition: Tensor) -> None:
-    bad = (~(log_transition.detach() < float("inf"))).nonzero()
-    if len(bad):
-        index = tuple(bad[0].tolist())
+    bad = ~(log_transition.detach() < float("inf"))
+
+    def complain() -> None:
+        index = tuple(bad.nonzero()[0].tolist())
         raise ValueError(
             f"log_transition: got {log_transition[index].item()} at {list(index)}; log-weights are finite numbers, or "
             "-inf for an impossible move."
         )
+
+    refuse_if(bad.any(), complain)

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from ...numerics.lanes import BYTES
-from ...numerics.threads import in_parallel, zeros
-from .cpu_steps import GROUP, Inputs, Outputs, padded
-from .cpu_sweeps import LEAST, TINY, Sweep, run, workspace
+from ...numerics.threads import zeros
+from .cpu_matrix import Inputs, Outputs
+from .cpu_steps import padded
+from .cpu_sweeps import LEAST, TINY, workspace
+from .cpu_teams import go
 
 # A filter cannot look back to see what it lost. It drops numbers under TINY, but the next step puts at least the least
 # transition probability in their place: where that exceeds this, the loss is beyond the last digit.
-_MIXES = {torch.float32: 1e-13, torch.float64: 1e-130}
-_MIN_HALVED = 1 << 17  # steps times states, padded, that repay a second thread for one sequence
-_MIN_WORK = 1 << 16  # sequences times steps times states, padded, that repay a second thread
+MIXES = {torch.float32: 1e-13, torch.float64: 1e-130}
 
 
 class Tables(NamedTuple):
@@ -69,31 +69,30 @@ class Scaled(NamedTuple):
     log_increment: Tensor  # [B, T]; empty if smoothed
     counts: Tensor  # [B, K, K]; empty if only filtered
 
-    def outputs(self) -> Outputs:
+    def go(self) -> None:
         total, state, increment, counts = (tensor.view(-1).numpy() for tensor in self[2:])
-        return Outputs(state, total, increment, counts, self.certain.ravel())
+        p, smoothing = padded(self.inputs.n_states, self.state.itemsize), counts.size > 0
+        room = {"kept": self.inputs.counted_at_once * p, "counted": p * p} if smoothing else {"kept": 0, "counted": 0}
+        outputs = Outputs(state, total, increment, counts, self.certain.ravel())
+        go(self.inputs, outputs, partial(workspace, self.inputs.n_states, self.state.dtype, **room))
 
 
 def filter_scaled(tables: Tables) -> tuple[np.ndarray, tuple[Tensor, ...]]:
     """Where no digit was lost; log p(x), P(s_t | x_1..t) and log p(x_t | x_1..t-1)."""
     job, scale = _prepare(tables, smoothing=False)
-    _go_along(tables, job, smoothing=False)
+    job.go()
     increment = job.log_increment.numpy()
     moved = np.arange(job.inputs.n_steps) < tables.lengths[:, None]
     increment += np.where(moved, scale.next[:, None], 0).astype(increment.dtype)
     increment[:, 0] += (scale.first - scale.next).astype(increment.dtype)
-    mixes = scale.least >= _MIXES[job.state.dtype]
+    mixes = scale.least >= MIXES[job.state.dtype]
     return job.certain.all(1) & mixes, (scale.of_all(tables, job), job.state, job.log_increment)
 
 
 def smooth_scaled(tables: Tables) -> tuple[np.ndarray, tuple[Tensor, ...]]:
     """Where no digit was lost; log p(x), P(s_t | x) and the expected numbers of transitions."""
     job, scale = _prepare(tables, smoothing=True)
-    work = job.inputs.n_steps * padded(job.inputs.n_states, job.state.itemsize)
-    if work >= _MIN_HALVED and 2 * len(tables.lengths) <= torch.get_num_threads():
-        _go_from_both_ends(job)
-    else:
-        _go_along(tables, job, smoothing=True)
+    job.go()
     return job.certain.all(1), (scale.of_all(tables, job), job.state, job.counts.unsqueeze(1))
 
 
@@ -124,10 +123,11 @@ def _prepare(tables: Tables, *, smoothing: bool) -> tuple[Scaled, _Scale]:
         start_of=tables.initial_of,
         forward=_panels(matrix, p, dtype),
         backward=_panels(matrix.transpose(0, 2, 1), p, dtype),
-        transition_of=tables.transition_of,
+        table_of=tables.transition_of,
         lengths=tables.lengths,
         n_steps=n_steps,
         n_states=n_states,
+        counted_at_once=16 if p < 128 else 48,  # large pairs leave the nearest cache: go through them less often
         tiny=number(TINY[dtype]),
         least=number(LEAST[dtype]),
     )
@@ -164,46 +164,3 @@ def _widened(table: np.ndarray, p: int) -> np.ndarray:
     wide = np.zeros((*table.shape[:-1], p), table.dtype)
     wide[..., : table.shape[-1]] = table
     return wide
-
-
-def _go_along(tables: Tables, job: Scaled, *, smoothing: bool) -> None:
-    """Sequences side by side in groups, and groups spread over threads."""
-    inputs, outputs, dtype = job.inputs, job.outputs(), job.state.dtype
-    work = len(tables.lengths) * inputs.n_steps * padded(inputs.n_states, dtype.itemsize)
-    n_threads = min(torch.get_num_threads(), max(1, work // _MIN_WORK))
-    groups = _groups(tables, n_threads)
-    shares = [groups[i::n_threads] for i in range(min(n_threads, len(groups)))]
-    there, back = Sweep(True, False, inputs.n_steps), Sweep(False, True, inputs.n_steps)
-    sweeps = (there, back) if smoothing else (there,)
-    # made here, not by the threads: torch lets go of the interpreter for each, and they would wait for one another
-    rooms = [workspace(inputs.n_states, dtype, counts=smoothing) for _ in shares]
-    tasks = [partial(run, inputs, outputs, room, own, sweeps) for room, own in zip(rooms, shares, strict=True)]
-    if tasks:
-        in_parallel(tasks)
-
-
-def _groups(tables: Tables, n_threads: int) -> np.ndarray:
-    """Sequences that go side by side, [n, GROUP], -1 for none: of one table and like length where possible."""
-    n = len(tables.lengths)
-    size = min(GROUP, max(1, n // n_threads))
-    groups, place = np.full((-(-n // size), GROUP), -1), np.arange(n)
-    groups[place // size, place % size] = np.lexsort((-tables.lengths, tables.transition_of))
-    return groups
-
-
-def _go_from_both_ends(job: Scaled) -> None:
-    """Two threads a sequence: each sweeps from its end to the middle, and on to meet what the other one recorded."""
-    inputs, written, counts = job.inputs, job.outputs(), job.counts
-    ways = [(b, forward) for b in range(len(counts)) for forward in (True, False)]
-    rooms = [workspace(inputs.n_states, counts.dtype, counts=True) for _ in ways]
-    halves = np.zeros((2, counts.numel()), written.counts.dtype)
-
-    def go(way: int, meets: bool) -> None:
-        b, forward = ways[way]
-        alone = np.array([[b, *[-1] * (GROUP - 1)]])
-        outputs = written._replace(counts=halves[int(forward)])
-        run(inputs, outputs, rooms[way], alone, (Sweep(forward, meets, int(inputs.lengths[b]) // 2),))
-
-    for meets in (False, True):
-        in_parallel([partial(go, way, meets) for way in range(len(ways))])
-    np.sum(halves, 0, out=written.counts)

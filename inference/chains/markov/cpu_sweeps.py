@@ -20,36 +20,27 @@ Numbers smaller than `TINY` are dropped. The evidence that this loses is, at eac
 normaliser and over n_t. So where both exceed `LEAST` at all steps, every answer is right to rounding, whatever the
 tables; the kernels report where that is so.
 
+What a table is, the kernels ask of functions that are written for each kind of `Inputs`: how a message is `pushed`
+through it, and what is counted where a sweep meets a record. Those of a matrix are in `cpu_matrix`; the copy chain,
+whose table is a diagonal and one row for all, has its own.
+
 Sequences of a group go side by side as far as the shortest goes; what is left of each is walked on its own. Where they
 share a table, each row of it is loaded once for all. A step of a recursion waits for the one before, so that several
 recursions side by side take little longer than one: a sequence that is alone is walked from both ends at once.
 """
 
-from typing import Any, NamedTuple
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
+from numba.extending import overload
 
-from ...numerics.compilation import inlined, lean_kernel
+from ...numerics.compilation import INLINED, inlined, lean_kernel
 from ...numerics.lanes import BYTES, width
 from ...numerics.threads import zeros
-from .cpu_steps import (
-    GROUP,
-    NarrowWorkspace,
-    Workspace,
-    combine,
-    count_narrow,
-    count_wide,
-    exponentiate,
-    gain,
-    padded,
-    padding,
-    push_four,
-    push_narrow,
-    push_one,
-    rescale,
-    weigh,
-)
+from .cpu_steps import GROUP, NarrowWorkspace, Workspace, exponentiate, gain, padded, padding, place, rescale, weigh
 
 RENEW = 1024  # steps after which counts move to float64
 TINY = {torch.float32: 1e-36, torch.float64: 1e-290}
@@ -72,13 +63,58 @@ class Stretch(NamedTuple):
     begin: int
     end: int
     step: int
+    home: int  # of the first slot: see `place`
 
 
-def workspace(n_states: int, dtype: torch.dtype, *, counts: bool) -> Any:
-    """A thread's working memory; without `counts`, only what filtering needs."""
+def push(inputs: Any, work: Any, group: Any, stretch: Any, together: bool, t: int) -> None:
+    """The messages to the next step of a stretch, from step t."""
+    raise TypeError("push: only inside a numba kernel")
+
+
+def push_alone(inputs: Any, work: Any, slot: int, b: int, t: int, forward: bool) -> None:
+    """The message of one slot, from step t of sequence b."""
+    raise TypeError("push_alone: only inside a numba kernel")
+
+
+def record(inputs: Any, outputs: Any, work: Any, slot: int, b: int, t: int, mass: Any) -> None:
+    """Write what a sweep finds that meets nothing, whose weights have the sum `mass`."""
+    raise TypeError("record: only inside a numba kernel")
+
+
+def meet(inputs: Any, outputs: Any, work: Any, slot: int, b: int, t: int, depth: int, forward: bool) -> Any:
+    """The posterior takes the place of the record; what is to be counted is kept at `depth`. Returns n_t."""
+    raise TypeError("meet: only inside a numba kernel")
+
+
+def count(inputs: Any, work: Any, stretch: Any, depth: int, renew: bool) -> None:
+    """Count what the last `depth` steps have kept, and if `renew`, add all that is counted to its float64 sums."""
+    raise TypeError("count: only inside a numba kernel")
+
+
+def write_counts(inputs: Any, outputs: Any, work: Any, b: int, slot: int, forward: bool) -> None:
+    """Add the sums of a slot to the counts of sequence b; they are then 0."""
+    raise TypeError("write_counts: only inside a numba kernel")
+
+
+def for_inputs(kind: type, hook: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorates what one of these functions does where the `inputs`, its first argument, are of some kind."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        body, options = inspect.unwrap(function), cast(Any, INLINED)  # numba cannot compile through a wrapper
+
+        @overload(hook, jit_options=options, strict=False)
+        def choose(inputs, *others):
+            return body if getattr(inputs, "instance_class", None) is kind else None
+
+        return function
+
+    return register
+
+
+def workspace(n_states: int, dtype: torch.dtype, *, kept: int, counted: int) -> Any:
+    """A thread's working memory, with so many numbers a slot that are kept to be counted, and that are counts."""
     p = padded(n_states, dtype.itemsize)
-    depth = 16 if p < 128 else 48  # large pairs leave the nearest cache: go through them less often
-    sizes = [GROUP * p, GROUP * p, GROUP * p, GROUP] + [GROUP * n * p * counts for n in (depth, depth, p)]
+    sizes = [GROUP * n for n in (p, p, p, 1, kept, kept, counted)]
     arrays = [zeros(n, dtype=dtype).numpy() for n in sizes]
     kind = NarrowWorkspace if p * dtype.itemsize == BYTES else Workspace
     own, line = 3 * GROUP, BYTES // 8  # nothing of another thread's within a cache line
@@ -93,72 +129,45 @@ def workspace(n_states: int, dtype: torch.dtype, *, counts: bool) -> Any:
     )
 
 
-@inlined
-def meet(outputs: Any, work: Any, slot: int, row: int, n_states: int, depth: int) -> Any:
-    """The posterior takes the place of the record at `row`; what is to be counted is kept at `depth`. Returns n_t."""
-    p = padding(work)
-    to = (slot * (work.source.size // (GROUP * p)) + depth) * p
-    rescale(work, slot, work.source, to, p)
-    return combine(outputs.state, row, n_states, work, slot, to)
+def keeping(rooms: list[Any], steps: int, together: bool) -> list[Any]:
+    """The same with room for the likelihoods of so many steps, so that a sweep that meets takes no exponentials.
+
+    `together`: of one sequence, on which all work.
+    """
+    p, dtype = rooms[0].weight.size // GROUP, rooms[0].weight.dtype
+
+    def keeps(room: Any) -> dict[str, Any]:
+        return {
+            "likelihood": torch.empty(steps * p, dtype=torch.from_numpy(room.weight).dtype).numpy(),
+            "top": np.empty(steps, dtype),
+        }
+
+    shared = keeps(rooms[0]) if together else None
+    return [room._replace(**(shared or keeps(room))) for room in rooms]
 
 
 @inlined
-def push_alone(work: Any, slot: int, matrix: Any, table: int, n_states: int) -> None:
-    """The message of a slot's next step."""
-    if padding(work) == width(work.weight):
-        push_narrow(work, slot, matrix, table, n_states)
-    else:
-        push_one(work, slot, matrix, table, n_states)
-
-
-@inlined
-def push(inputs: Any, work: Any, group: Any, stretch: Any, together: bool) -> None:
-    """The messages of the next step."""
-    matrix = inputs.forward if stretch.step > 0 else inputs.backward
-    if together:
-        push_four(work, matrix, inputs.transition_of[group[0]], inputs.n_states)
-    else:
-        for slot in range(stretch.first, stretch.first + stretch.n):
-            push_alone(work, slot, matrix, inputs.transition_of[group[slot]], inputs.n_states)
-
-
-@inlined
-def count(work: Any, stretch: Any, depth: int, n_states: int, renew: bool) -> None:
-    """Add the pairs of the last `depth` steps to those of their slots, and those, if `renew`, to their float64 sums."""
-    p, pairs, sums = padding(work), work.pairs, work.sums
-    for slot in range(stretch.first, stretch.first + stretch.n):
-        row = slot * (work.source.size // GROUP)
-        if p == width(work.weight):
-            count_narrow(work, slot, row, depth, n_states)
-        else:
-            count_wide(work, slot, row, depth)
-        if renew:
-            for i in range(slot * p * p, (slot + 1) * p * p):
-                sums[i] += pairs[i]
-                pairs[i] = 0
-
-
-@inlined
-def look(inputs: Any, work: Any, slot: int, b: int, t: int) -> None:
+def look(inputs: Any, work: Any, slot: int, home: int, b: int, t: int, meets: bool) -> None:
     """The likelihoods of step t of sequence b. Apart from `visit`: a processor sees too few operations ahead to have
     the exponentials of one slot begun while it waits for the recursion of another."""
-    exponentiate(inputs, work, slot, (inputs.likelihood_of[b] * inputs.n_steps + t) * inputs.n_states)
+    if not meets or work.top.size == GROUP:
+        row = (inputs.likelihood_of[b] * inputs.n_steps + t) * inputs.n_states
+        exponentiate(inputs, work, place(inputs, work, slot, home, t), row)
 
 
 @inlined
 def visit(
-    inputs: Any, outputs: Any, work: Any, slot: int, b: int, t: int, depth: int, forward: bool, meets: bool
+    inputs: Any, outputs: Any, work: Any, slot: int, home: int, b: int, t: int, depth: int, forward: bool, meets: bool
 ) -> None:
     """Step t of sequence b, whose likelihoods are at hand: its record is met or made, and the message weighed."""
-    k, one = inputs.n_states, work.weight.dtype.type(1)
-    row = (b * inputs.n_steps + t) * k
+    one, at = work.weight.dtype.type(1), place(inputs, work, slot, home, t)
     if meets:
-        work.sure[slot] &= meet(outputs, work, slot, row, k, depth) >= inputs.least
-    mass, top = weigh(work, slot, inputs.tiny), work.top[slot]
+        work.sure[slot] &= meet(inputs, outputs, work, slot, b, t, depth, forward) >= inputs.least
+    mass, top = weigh(work, slot, at, inputs.tiny), work.top[at]
     work.sure[slot] &= mass >= inputs.least
     work.inverse[slot] = one / mass
     if not meets:
-        rescale(work, slot, outputs.state, row, k)
+        record(inputs, outputs, work, slot, b, t, mass)
     if forward:
         gain(work.evidence, slot, top, mass)
         if outputs.log_increment.size:
@@ -176,24 +185,25 @@ def leave(outputs: Any, work: Any, slot: int, b: int, forward: bool) -> None:
 
 @lean_kernel
 def walk(inputs: Any, outputs: Any, work: Any, group: Any, stretch: Any, meets: bool) -> None:
-    """Walk a stretch. Before and after, `work.weight` holds the last normalised vector, or 0 before the first."""
+    """Walk a stretch. Before and after, `work.weight` holds the last normalised vector, or 0 before the first, and
+    `work.inverse` 1, or 0 then."""
     p, first, end_slot, forward = padding(work), stretch.first, stretch.first + stretch.n, stretch.step > 0
-    room = work.source.size // (GROUP * p)
+    room, away = inputs.counted_at_once, stretch.home - first
     together = stretch.n == GROUP and p > width(work.weight)
     for slot in range(first, end_slot):
-        together &= inputs.transition_of[group[slot]] == inputs.transition_of[group[first]]
+        together &= inputs.table_of[group[slot]] == inputs.table_of[group[first]]
     depth, uncounted = 0, 0
     for t in range(stretch.begin, stretch.end, stretch.step):
         for slot in range(first, end_slot):
-            look(inputs, work, slot, group[slot], t)
+            look(inputs, work, slot, slot + away, group[slot], t, meets)
         for slot in range(first, end_slot):
-            visit(inputs, outputs, work, slot, group[slot], t, depth, forward, meets)
-        push(inputs, work, group, stretch, together)
+            visit(inputs, outputs, work, slot, slot + away, group[slot], t, depth, forward, meets)
+        push(inputs, work, group, stretch, together, t)
         depth += 1
         last = t + stretch.step == stretch.end
         if meets and (depth == room or last):
             uncounted += depth
-            count(work, stretch, depth, inputs.n_states, uncounted >= RENEW or last)
+            count(inputs, work, stretch, depth, uncounted >= RENEW or last)
             uncounted, depth = uncounted % RENEW, 0
     for slot in range(first, end_slot):
         leave(outputs, work, slot, group[slot], forward)
@@ -202,20 +212,20 @@ def walk(inputs: Any, outputs: Any, work: Any, group: Any, stretch: Any, meets: 
 @lean_kernel
 def walk_both_ways(inputs: Any, outputs: Any, work: Any, b: int, n: int, meets: bool) -> None:
     """Walk n steps of one sequence forward in slot 0 and n backward in slot 1: apart from both ends, or to them."""
-    room, table = work.source.size // (GROUP * padding(work)), inputs.transition_of[b]
+    room = inputs.counted_at_once
     up, down = (n, n - 1) if meets else (0, inputs.lengths[b] - 1)
-    depth, uncounted, slots = 0, 0, Stretch(0, 2, 0, n, 1)
+    depth, uncounted, slots = 0, 0, Stretch(0, 2, 0, n, 1, 0)
     for i in range(n):
-        look(inputs, work, 0, b, up + i)
-        look(inputs, work, 1, b, down - i)
-        visit(inputs, outputs, work, 0, b, up + i, depth, True, meets)
-        visit(inputs, outputs, work, 1, b, down - i, depth, False, meets)
-        push_alone(work, 0, inputs.forward, table, inputs.n_states)
-        push_alone(work, 1, inputs.backward, table, inputs.n_states)
+        look(inputs, work, 0, 0, b, up + i, meets)
+        look(inputs, work, 1, 0, b, down - i, meets)
+        visit(inputs, outputs, work, 0, 0, b, up + i, depth, True, meets)
+        visit(inputs, outputs, work, 1, 0, b, down - i, depth, False, meets)
+        push_alone(inputs, work, 0, b, up + i, True)
+        push_alone(inputs, work, 1, b, down - i, False)
         depth += 1
         if meets and (depth == room or i + 1 == n):
             uncounted += depth
-            count(work, slots, depth, inputs.n_states, uncounted >= RENEW or i + 1 == n)
+            count(inputs, work, slots, depth, uncounted >= RENEW or i + 1 == n)
             uncounted, depth = uncounted % RENEW, 0
     leave(outputs, work, 0, b, True)
     leave(outputs, work, 1, b, False)
@@ -225,11 +235,11 @@ def walk_both_ways(inputs: Any, outputs: Any, work: Any, b: int, n: int, meets: 
 def begin(inputs: Any, work: Any, slot: int, b: int, forward: bool) -> None:
     """Make a slot ready for a sweep from the first step (the message is P(s_1)) or from the last one (it is 1)."""
     p = padding(work)
-    row, one = inputs.start_of[b] * p, work.message.dtype.type(1)
+    row, one, none = inputs.start_of[b] * p, work.message.dtype.type(1), work.message.dtype.type(0)
     for j in range(p):
         work.message[slot * p + j] = inputs.start[row + j] if forward else one
         work.weight[slot * p + j] = 0
-    work.inverse[slot], work.sure[slot] = one, True
+    work.inverse[slot], work.sure[slot] = none, True
     if forward:
         work.evidence[3 * slot : 3 * slot + 2] = 0
         work.evidence[3 * slot + 2] = 1
@@ -243,19 +253,6 @@ def finish(inputs: Any, outputs: Any, work: Any, b: int, slot: int) -> None:
     outputs.state[(b * n_steps + inputs.lengths[b]) * n_states : (b + 1) * n_steps * n_states] = 0
     if outputs.log_increment.size:
         outputs.log_increment[b * n_steps + inputs.lengths[b] : (b + 1) * n_steps] = 0
-
-
-@inlined
-def write_counts(inputs: Any, outputs: Any, work: Any, b: int, slot: int, forward: bool) -> None:
-    """Counts of sequence b += transition probabilities * the sums of its slot, which are then 0."""
-    matrix, sums, counts, k = inputs.forward, work.sums, outputs.counts, inputs.n_states
-    wide, p = width(work.weight), padding(work)
-    table, at = inputs.transition_of[b] * p * p, slot * p * p
-    for i in range(k):
-        for j in range(k):
-            pair = sums[at + (i * p + j if forward else j * p + i)]
-            counts[(b * k + i) * k + j] += matrix[table + (j // wide * p + i) * wide + j % wide] * pair
-    sums[at : at + p * p] = 0
 
 
 @inlined
@@ -276,8 +273,8 @@ def stretch_of(lengths: Any, group: Any, n: int, sweep: Any, part: int) -> Any:
         high = min(high, sweep.middle)
     size = n if slot < 0 else 1
     if sweep.forward:
-        return Stretch(max(slot, 0), size, low, high, 1)
-    return Stretch(max(slot, 0), size, high - 1, low - 1, -1)
+        return Stretch(max(slot, 0), size, low, high, 1, max(slot, 0))
+    return Stretch(max(slot, 0), size, high - 1, low - 1, -1, max(slot, 0))
 
 
 @inlined
@@ -290,11 +287,12 @@ def go_both_ways(inputs: Any, outputs: Any, work: Any, group: Any) -> None:
     begin(inputs, work, 1, b, False)
     walk_both_ways(inputs, outputs, work, b, half, False)
     if n % 2:
-        walk(inputs, outputs, work, group, Stretch(1, 1, half, half - 1, -1), False)
+        walk(inputs, outputs, work, group, Stretch(1, 1, half, half - 1, -1, 0), False)
     work.weight[p : 2 * p] = 0  # the pair across the middle is counted by those who go forward
+    work.inverse[1] = 0
     walk_both_ways(inputs, outputs, work, b, half, True)
     if n % 2:
-        walk(inputs, outputs, work, group, Stretch(0, 1, n - 1, n, 1), True)
+        walk(inputs, outputs, work, group, Stretch(0, 1, n - 1, n, 1, 0), True)
     write_counts(inputs, outputs, work, b, 0, True)
     write_counts(inputs, outputs, work, b, 1, False)
     finish(inputs, outputs, work, b, 0)
@@ -317,6 +315,7 @@ def run(inputs: Any, outputs: Any, work: Any, groups: Any, sweeps: Any) -> None:
                     begin(inputs, work, slot, group[slot], sweep.forward)
             elif not sweep.forward:
                 work.weight[:] = 0  # the pair across the middle is counted by those who go forward
+                work.inverse[:] = 0
             for part in range(n + 1):
                 stretch = stretch_of(inputs.lengths, group, n, sweep, part)
                 if (stretch.end - stretch.begin) * stretch.step > 0:

@@ -11,11 +11,160 @@ $\kappa / \omega \sim N(u, 1 / \omega)$ with $\kappa = \pm\frac12$.
 """
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
-from ...numerics.compilation import kernel
+from ...numerics.compilation import inlined, kernel
 from .cpu_steps import observe, predict, update, work_of
+
+
+class Rows(NamedTuple):
+    """The observations of a step: the F features of x, and after them the regressions of J sticks; R = F + J."""
+
+    seen: np.ndarray  # [R], NaN where there is none
+    difference: np.ndarray  # [R], of these to those that come with the prior's draw
+    emission: np.ndarray  # [R, L]
+    offset: np.ndarray  # [R]
+    noise: np.ndarray  # [R, R], a covariance
+
+
+class Steps(NamedTuple):
+    """What the smoother goes back over, of x and of the difference at once: their covariances are the same."""
+
+    mean: np.ndarray  # [T, L], before the observation
+    shift: np.ndarray  # [T, L], the same of the difference
+    covariance: np.ndarray  # [T, L, L], before the observation
+    rest: np.ndarray  # [T, L, L], 1 less the gain times the emission
+    whitened: np.ndarray  # [T, R, L], the emission divided by the factor of the innovation's covariance
+    innovation: np.ndarray  # [T, 2, R], of x and of the difference, whitened
+
+
+@inlined
+def _draw_prior(p, z, t, roots, noise, drawn):
+    """The latents of step t given those before, without x."""
+    n = p.emission.shape[2]
+    for i in range(n):
+        value = p.initial_mean[z, i] if t == 0 else p.transition_offset[z, i]
+        for j in range(n):
+            if t == 0:
+                value += roots[0][z, i, j] * noise[j]
+            else:
+                value += p.transition[z, i, j] * drawn[t - 1, j] + roots[1][z, i, j] * noise[j]
+        drawn[t, i] = value
+
+
+@inlined
+def _advance(p, z, t, mean, covariance, shift, work, steps):
+    """From after the observation of step t - 1 to before that of step t, in place and in `steps`."""
+    n = mean.shape[0]
+    if t == 0:
+        steps.shift[0] = 0.0
+        for i in range(n):
+            steps.mean[0, i] = p.initial_mean[z, i]
+            for j in range(n):
+                steps.covariance[0, i, j] = p.initial_covariance[z, i, j]
+    else:
+        predict(p, z, mean, covariance, work, steps.mean[t], steps.covariance[t])
+        for i in range(n):
+            value = 0.0
+            for j in range(n):
+                value += p.transition[z, i, j] * shift[j]
+            steps.shift[t, i] = value
+    for i in range(n):
+        mean[i], shift[i] = steps.mean[t, i], steps.shift[t, i]
+        for j in range(n):
+            covariance[i, j] = steps.covariance[t, i, j]
+
+
+@inlined
+def _see_features(p, z, x, roots, noise, drawn, rows):
+    """The rows of x in regime z."""
+    n_features, n = p.emission.shape[1], p.emission.shape[2]
+    for f in range(n_features):
+        rows.offset[f] = p.emission_offset[z, f]
+        rows.seen[f] = x[f]
+        value = x[f] - p.emission_offset[z, f]
+        for i in range(n):
+            rows.emission[f, i] = p.emission[z, f, i]
+            value -= p.emission[z, f, i] * drawn[i]
+        for g in range(n_features):
+            rows.noise[f, g] = p.observation_noise[z, f, g]
+            value -= roots[2][z, f, g] * noise[g]
+        rows.difference[f] = value
+
+
+@inlined
+def _see_sticks(p, path, t, omega, noise, drawn, rows):
+    """The rows of the sticks that the move from step t to the next broke or left."""
+    first = p.emission.shape[1]
+    for i in range(omega.shape[0]):
+        f, precision = first + i, omega[i]
+        rows.seen[f] = np.nan
+        if precision > 0.0:
+            rows.offset[f] = p.recurrence_offset[path[t], i]
+            rows.seen[f] = (0.5 if path[t + 1] == i else -0.5) / precision
+            rows.noise[f, f] = 1.0 / precision
+            value = rows.seen[f] - rows.offset[f] - noise[f] / math.sqrt(precision)
+            for j in range(drawn.shape[0]):
+                value -= p.recurrence[i, j] * drawn[j]
+            rows.difference[f] = value
+
+
+@inlined
+def _take_in(rows, work, t, shift, steps):
+    """The shift after the observation of step t, as `update` left it in `work`; and what `_smooth` needs of it."""
+    n_rows, n = rows.emission.shape
+    whitened, innovation, chol, k = steps.whitened[t], steps.innovation[t], work.chol, 0
+    for f in range(n_rows):
+        if math.isnan(rows.seen[f]):
+            continue
+        left = rows.difference[f]
+        for j in range(n):
+            left -= rows.emission[f, j] * steps.shift[t, j]
+        white = left
+        for e in range(k):
+            white -= chol[k, e] * innovation[1, e]
+        innovation[0, k] = work.gap[k]
+        innovation[1, k] = white / chol[k, k]
+        for j in range(n):
+            value = rows.emission[f, j]
+            for e in range(k):
+                value -= chol[k, e] * whitened[e, j]
+            whitened[k, j] = value / chol[k, k]
+            shift[j] += work.gain[j, k] * left
+        k += 1
+    whitened[k:] = 0.0  # rows that are not seen
+    innovation[:, k:] = 0.0
+    for i in range(n):
+        for j in range(n):
+            steps.rest[t, i, j] = work.rest[i, j]
+
+
+@kernel
+def _smooth(p, path, steps, drawn, mean, covariance):
+    """Means and covariances given all of x; the prior's draw is moved by the mean of the difference."""
+    n, (means, shifts, spreads, rests, whitened, innovation) = mean.shape[1], steps
+    back, back_square, square, half = np.zeros((2, n)), np.zeros((n, n)), np.empty((n, n)), np.empty((n, n))
+    for t in range(len(path) - 1, -1, -1):
+        back[:] = innovation[t] @ whitened[t] + back @ rests[t]
+        square[:] = whitened[t].T @ whitened[t] + rests[t].T @ (back_square @ rests[t])
+        for i in range(n):
+            mean[t, i] = means[t, i]
+            drawn[t, i] += shifts[t, i]
+            for j in range(n):
+                mean[t, i] += spreads[t, i, j] * back[0, j]
+                drawn[t, i] += spreads[t, i, j] * back[1, j]
+        half[:] = spreads[t] @ square
+        for i in range(n):
+            for j in range(n):
+                value = spreads[t, i, j]
+                for e in range(n):
+                    value -= half[i, e] * spreads[t, e, j]
+                covariance[t, i, j] = value
+        a = p.transition[path[t]]
+        back[:] = back @ a
+        back_square[:] = a.T @ (square @ a)
 
 
 @kernel
@@ -25,114 +174,29 @@ def draw(part, x, lengths, path, p, roots, omega, noise, seen_noise, drawn, mean
     `roots` are the factors of initial_covariance, state_noise and observation_noise; `omega` [B, T, J] is 0 where a
     stick says nothing; the noises [B, T, L] and [B, T, F + J] are standard normal numbers.
     """
-    n_steps, n_seen_by_regimes = x.shape[1], x.shape[2]
-    n, n_sticks = p.emission.shape[2], omega.shape[2]
-    n_rows = n_seen_by_regimes + n_sticks
-    c, offset, r = np.zeros((n_rows, n)), np.zeros(n_rows), np.zeros((n_rows, n_rows))
-    y, other = np.empty(n_rows), np.empty(n_rows)
-    work, half = work_of(n_rows, n), np.empty((n, n))
-    m, v, new_m, new_v = np.empty(n), np.empty((n, n)), np.empty(n), np.empty((n, n))
-    gone, moved, prior = np.empty(n), np.empty(n), np.empty(n)  # by the difference to the prior's draw
-    shifts = np.empty((n_steps, n))
-    means, spreads, rests = np.empty((n_steps, n)), np.empty((n_steps, n, n)), np.empty((n_steps, n, n))
-    whitened, scaled = np.empty((n_steps, n_rows, n)), np.empty((n_steps, 2, n_rows))
-    back, back_square, square = np.empty((2, n)), np.empty((n, n)), np.empty((n, n))
-    for f in range(n_sticks):
-        c[n_seen_by_regimes + f] = p.recurrence[f]
+    n_steps, n_rows, n = x.shape[1], x.shape[2] + omega.shape[2], p.emission.shape[2]
+    m, v, shift, work = np.empty(n), np.empty((n, n)), np.empty(n), work_of(n_rows, n)
+    # the record's arrays have names of their own, since to take them out of it in the loop would cost
+    seen, difference, offset = np.empty(n_rows), np.empty(n_rows), np.zeros(n_rows)
+    emission, r = np.zeros((n_rows, n)), np.zeros((n_rows, n_rows))
+    emission[x.shape[2] :] = p.recurrence
+    rows = Rows(seen, difference, emission, offset, r)
+    vectors, squares = np.empty((2, n_steps, n)), np.empty((2, n_steps, n, n))
+    whitened, innovation = np.empty((n_steps, n_rows, n)), np.empty((n_steps, 2, n_rows))
+    steps = Steps(vectors[0], vectors[1], squares[0], squares[1], whitened, innovation)
     for b in range(part[0], part[1]):
-        s, end = b % x.shape[0], lengths[b]
-        for t in range(end):
+        for t in range(lengths[b]):
             z = path[b, t]
-            for i in range(n):
-                prior[i] = p.initial_mean[z, i] if t == 0 else p.transition_offset[z, i]
-                moved[i] = 0.0
-                for j in range(n):
-                    if t == 0:
-                        prior[i] += roots[0][z, i, j] * noise[b, t, j]
-                    else:
-                        prior[i] += p.transition[z, i, j] * drawn[b, t - 1, j] + roots[1][z, i, j] * noise[b, t, j]
-                        moved[i] += p.transition[z, i, j] * gone[j]
-            drawn[b, t] = prior
-            gone[:] = moved
-            shifts[t] = moved
-            if t == 0:
-                m[:] = p.initial_mean[z]
-                v[:] = p.initial_covariance[z]
-            else:
-                predict(p, z, m, v, work, new_m, new_v)
-                m[:] = new_m
-                v[:] = new_v
-            means[t] = m
-            spreads[t] = v
-            for f in range(n_seen_by_regimes):
-                c[f] = p.emission[z, f]
-                offset[f] = p.emission_offset[z, f]
-                y[f] = x[s, t, f]
-                other[f] = y[f] - offset[f]
-                for i in range(n):
-                    other[f] -= c[f, i] * prior[i]
-                for g in range(n_seen_by_regimes):
-                    r[f, g] = p.observation_noise[z, f, g]
-                    other[f] -= roots[2][z, f, g] * seen_noise[b, t, g]
-            for i in range(n_sticks):
-                f, weight = n_seen_by_regimes + i, omega[b, t, i]
-                y[f] = np.nan
-                if weight > 0.0:
-                    offset[f] = p.recurrence_offset[z, i]
-                    y[f] = (0.5 if path[b, t + 1] == i else -0.5) / weight
-                    r[f, f] = 1.0 / weight
-                    other[f] = y[f] - offset[f] - seen_noise[b, t, f] / math.sqrt(weight)
-                    for j in range(n):
-                        other[f] -= c[f, j] * prior[j]
-            if math.isnan(update(y, c, offset, r, m, v, work)):
+            _draw_prior(p, z, t, roots, noise[b, t], drawn[b])
+            _advance(p, z, t, m, v, shift, work, steps)
+            _see_features(p, z, x[b % x.shape[0], t], roots, seen_noise[b, t], drawn[b, t], rows)
+            _see_sticks(p, path[b], t, omega[b, t], seen_noise[b, t], drawn[b, t], rows)
+            if math.isnan(update(seen, emission, offset, r, m, v, work)):
                 failed[b] = t
                 break
-            rests[t] = work.rest
-            k = 0
-            for f in range(n_rows):
-                scaled[t, 0, f] = scaled[t, 1, f] = 0.0
-                if math.isnan(y[f]):
-                    continue
-                scaled[t, 0, k] = work.gap[k]
-                value = other[f]
-                for j in range(n):
-                    value -= c[f, j] * moved[j]
-                other[k] = value  # k <= f: nothing is lost
-                for e in range(k):
-                    value -= work.chol[k, e] * scaled[t, 1, e]
-                scaled[t, 1, k] = value / work.chol[k, k]
-                for j in range(n):
-                    value = c[f, j]
-                    for e in range(k):
-                        value -= work.chol[k, e] * whitened[t, e, j]
-                    whitened[t, k, j] = value / work.chol[k, k]
-                    gone[j] += work.gain[j, k] * other[k]
-                k += 1
-            whitened[t, k:] = 0.0
-            scaled[t, :, k:] = 0.0
-        if failed[b] >= 0:
-            continue
-        back[:] = 0.0
-        back_square[:] = 0.0
-        for t in range(end - 1, -1, -1):
-            back[:] = scaled[t] @ whitened[t] + back @ rests[t]
-            square[:] = whitened[t].T @ whitened[t] + rests[t].T @ (back_square @ rests[t])
-            for i in range(n):
-                mean[b, t, i] = means[t, i]
-                drawn[b, t, i] += shifts[t, i]
-                for j in range(n):
-                    mean[b, t, i] += spreads[t, i, j] * back[0, j]
-                    drawn[b, t, i] += spreads[t, i, j] * back[1, j]
-            half[:] = spreads[t] @ square
-            for i in range(n):
-                for j in range(n):
-                    value = spreads[t, i, j]
-                    for e in range(n):
-                        value -= half[i, e] * spreads[t, e, j]
-                    covariance[b, t, i, j] = value
-            a = p.transition[path[b, t]]
-            back[:] = back @ a
-            back_square[:] = a.T @ (square @ a)
+            _take_in(rows, work, t, shift, steps)
+        if failed[b] < 0:
+            _smooth(p, path[b, : lengths[b]], steps, drawn[b], mean[b], covariance[b])
 
 
 @kernel

@@ -243,19 +243,13 @@ def observe(p, z, x, mean, covariance, work):
     return update(x, p.emission[z], p.emission_offset[z], p.observation_noise[z], mean, covariance, work)
 
 
-@kernel
-def choose(p, regime, mean, covariance, log_prob, new_mean, new_covariance):
-    """See `tables.choose`, of one belief in the recurrent kind."""
-    j, n, d = p.recurrence.shape[0], mean.shape[0], p.nodes.shape[1]
-    root, directions, slopes = np.zeros((n, n)), np.zeros((n, d)), np.zeros((j, n))
-    root_of(covariance, root)
+@lean_kernel
+def _span(slopes, directions, column):
+    """Orthonormal columns that span the rows of `slopes`, by Gram-Schmidt, twice for its rounding; 0 beyond them."""
+    j, n = slopes.shape
+    found = 0
     for i in range(j):
-        for a in range(n):
-            for b in range(a, n):
-                slopes[i, a] += p.recurrence[i, b] * root[b, a]
-    found, column = 0, np.empty(n)
-    for i in range(j):
-        if found == d:
+        if found == directions.shape[1]:
             break
         length, left = 0.0, 0.0
         for a in range(n):
@@ -274,14 +268,13 @@ def choose(p, regime, mean, covariance, log_prob, new_mean, new_covariance):
             for a in range(n):
                 directions[a, found] = column[a] / math.sqrt(left)
             found += 1
-    triangle, centre = slopes @ directions, np.empty(j)
-    for i in range(j):
-        centre[i] = p.recurrence_offset[regime, i]
-        for a in range(n):
-            centre[i] += p.recurrence[i, a] * mean[a]
-    n_points = len(p.log_weight)
-    pieces = np.empty((j + 1, n_points))
-    for q in range(n_points):
+
+
+@lean_kernel
+def _break_sticks(p, centre, triangle, pieces):
+    """The log-weight of each node times the probability of each regime there, [J + 1, nodes]."""
+    j, d = triangle.shape
+    for q in range(pieces.shape[1]):
         left = p.log_weight[q]
         for i in range(j):
             u = centre[i]
@@ -291,23 +284,52 @@ def choose(p, regime, mean, covariance, log_prob, new_mean, new_covariance):
             pieces[i, q] = left + min(u, 0.0) - soft
             left += min(-u, 0.0) - soft
         pieces[j, q] = left
+
+
+@lean_kernel
+def _moments(nodes, log_weight, log_total, first, second):
+    """The mean of weighted nodes, and their covariance less that of all nodes, which is 1; 0 without weight."""
+    d = nodes.shape[1]
+    first[:] = 0.0
+    second[:] = 0.0
+    if log_total == -np.inf:
+        return
+    for q in range(nodes.shape[0]):
+        share = math.exp(log_weight[q] - log_total)
+        for a in range(d):
+            first[a] += share * nodes[q, a]
+            for b in range(a + 1):
+                second[a, b] += share * nodes[q, a] * nodes[q, b]
+    for a in range(d):
+        for b in range(a + 1):
+            second[a, b] -= first[a] * first[b] + (1.0 if a == b else 0.0)
+            second[b, a] = second[a, b]
+
+
+@kernel
+def choose(p, regime, mean, covariance, log_prob, new_mean, new_covariance):
+    """See `tables.choose`, of one belief in the recurrent kind."""
+    j, n, d = p.recurrence.shape[0], mean.shape[0], p.nodes.shape[1]
+    root, directions, slopes = np.zeros((n, n)), np.zeros((n, d)), np.zeros((j, n))
+    root_of(covariance, root)
+    for i in range(j):
+        for a in range(n):
+            for b in range(a, n):
+                slopes[i, a] += p.recurrence[i, b] * root[b, a]
+    _span(slopes, directions, np.empty(n))
+    triangle, centre = slopes @ directions, np.empty(j)
+    for i in range(j):
+        centre[i] = p.recurrence_offset[regime, i]
+        for a in range(n):
+            centre[i] += p.recurrence[i, a] * mean[a]
+    n_points = len(p.log_weight)
+    pieces = np.empty((j + 1, n_points))
+    _break_sticks(p, centre, triangle, pieces)
     into = root @ directions
     first, second, half = np.empty(d), np.empty((d, d)), np.empty((n, d))
     for k in range(j + 1):
         log_prob[k] = log_sum(pieces[k], n_points)
-        first[:] = 0.0
-        second[:] = 0.0
-        if log_prob[k] > -np.inf:
-            for q in range(n_points):
-                share = math.exp(pieces[k, q] - log_prob[k])
-                for a in range(d):
-                    first[a] += share * p.nodes[q, a]
-                    for b in range(a + 1):
-                        second[a, b] += share * p.nodes[q, a] * p.nodes[q, b]
-            for a in range(d):
-                for b in range(a + 1):
-                    second[a, b] -= first[a] * first[b] + (1.0 if a == b else 0.0)
-                    second[b, a] = second[a, b]
+        _moments(p.nodes, pieces[k], log_prob[k], first, second)
         for a in range(n):
             new_mean[k, a] = mean[a]
             for e in range(d):

@@ -1,0 +1,179 @@
+r"""Copy chains whose tables are products: gates that all states share, states, and one likelihood a step and state.
+
+$$P(s_{1:T}, z_{1:T}, x) = state(s_1)\, likelihood_1(s_1) \prod_{t > 1} likelihood_t(s_t)
+\begin{cases} redraw_t\, state(s_t) & z_t = 1 \\ hold_t\,[s_t = s_{t-1}] & z_t = 0 \end{cases}$$
+
+So it is where an observation says nothing of the gate beyond the state. It is the chain of `copy.chain` with
+$fresh_t = redraw_t \cdot state \odot likelihood_t$ and $held_t = hold_t\, likelihood_t$, whose recursions read one
+table instead of two, and take one exponential where those take two.
+"""
+
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ...numerics.checks import (
+    check_lengths,
+    check_possible,
+    check_same_kind,
+    check_shape,
+    check_steps,
+    common_batch,
+    read_lengths,
+)
+from ...numerics.op import Op
+from ...numerics.randomness import Seed
+from ..contract import Filtered, Marginals, Sampled, Smoothed, Viterbi
+from ..copy.chain import CopyChain
+from . import op
+from .plain import multiplied_out
+
+
+class FactoredCopyChain:
+    r"""The posterior over paths of a copy chain whose tables are products.
+
+    Arguments:
+        log_redraw: [*b, T], $\log P(z_t{=}1)$ of every step, or [*b, 1] for all alike. The first step redraws, whatever
+            the gates say of it.
+        log_hold: [*b, T] or [*b, 1], $\log P(z_t{=}0)$.
+        log_state: [*b, K], $\log P(s_t{=}s \mid z_t{=}1)$, that of the first state too.
+        log_likelihood: [*b, T, K], $\log p(x_t \mid s_t)$.
+        lengths: [*b], each sequence's number of steps; None: all have T. What the tables hold beyond it is ignored.
+
+    Weights are numbers of size up to 1e290 or -inf, an impossible event, and results are right to the rounding of their
+    size. They need not be normalised. Batch axes broadcast, and no table is copied for those of another.
+
+    Raises:
+        TypeError: tables that are not float32 or float64 tensors of one dtype on one device; lengths of no integers.
+        ValueError: shapes or lengths that do not fit together. From every method: an observation that is impossible
+            under every state, or a table with NaN or +inf, with its sequence and step; log p(x) beyond the dtype.
+
+    >>> import torch, samplehold as sh
+    >>> seen = torch.tensor([0, 0, 1, 0, 0, 1, 1, 1, 1])  # one of two states, seen rightly four times in five
+    >>> likelihood = torch.where(seen.unsqueeze(-1) == torch.arange(2), 0.8, 0.2)
+    >>> redraw, state = torch.tensor([0.1]), torch.tensor([0.5, 0.5])
+    >>> chain = sh.FactoredCopyChain(redraw.log(), (1 - redraw).log(), state.log(), likelihood.log())
+    >>> chain.viterbi().path
+    tensor([0, 0, 0, 0, 0, 1, 1, 1, 1])
+    >>> chain.smooth().state[:, 1]
+    tensor([0.1474, 0.1653, 0.2769, 0.2852, 0.3892, 0.8251, 0.9329, 0.9570, 0.9520])
+    """
+
+    def __init__(
+        self, log_redraw: Tensor, log_hold: Tensor, log_state: Tensor, log_likelihood: Tensor, lengths: Any = None
+    ):
+        tables = {"log_redraw": log_redraw, "log_hold": log_hold, "log_state": log_state}
+        check_same_kind(**tables, log_likelihood=log_likelihood)
+        lengths = read_lengths(lengths)
+        self.n_steps, self.n_states = check_steps("log_likelihood", log_likelihood)
+        self.log_redraw, self.log_hold = log_redraw, log_hold
+        self.log_state, self.log_likelihood = log_state, log_likelihood
+        self.batch_shape = common_batch(
+            log_redraw=check_shape("log_redraw", log_redraw, (self.n_steps,), (1,)),
+            log_hold=check_shape("log_hold", log_hold, (self.n_steps,), (1,)),
+            log_state=check_shape("log_state", log_state, (self.n_states,)),
+            log_likelihood=log_likelihood.shape[:-2],
+            lengths=None if lengths is None else lengths.shape,
+        )
+        self.lengths = check_lengths(lengths, self.batch_shape, self.n_steps, log_likelihood.device)
+
+    @cached_property
+    def multiplied_out(self) -> CopyChain:
+        """The same chain, of tables that are not factored."""
+        tables = multiplied_out(self.log_redraw, self.log_hold, self.log_state, self.log_likelihood)
+        fresh, held = (table.expand(*self.batch_shape, *table.shape[-2:]) for table in tables)
+        return CopyChain(None, fresh, held, self.lengths)
+
+    @property
+    def log_fresh(self) -> Float[Tensor, "*b T K"]:
+        """The table of `CopyChain` of that name."""
+        return self.multiplied_out.log_fresh
+
+    @property
+    def log_held(self) -> Float[Tensor, "*b T K"]:
+        """The table of `CopyChain` of that name."""
+        return self.multiplied_out.log_held
+
+    def log_normalizer(self) -> Float[Tensor, "*b"]:
+        """log p(x), [*b]; its gradient with respect to each table is the table's field of `marginals`.
+
+        >>> import torch, samplehold as sh
+        >>> one = torch.zeros(1)
+        >>> chain = sh.FactoredCopyChain(one, one, torch.zeros(2), torch.zeros(3, 2))  # all weights are 1
+        >>> chain.log_normalizer().exp()  # 2 beginnings; from each step to the next, one hold and two redraws
+        tensor(18.)
+        """
+        value, failed = op.log_normalizer(*self._tables())
+        self._check(failed, value)
+        return value
+
+    def filter(self) -> Filtered:
+        """The belief after each observation, [*b, T, K], and the probability that the step redrew, [*b, T]."""
+        value, state, increment, redraw = self._results(op.filter)
+        return Filtered(value, increment, state, redraw)
+
+    def smooth(self) -> Smoothed:
+        """The belief given all observations, [*b, T, K], and the probability that the step redrew, [*b, T]."""
+        value, state, redraw, _, _ = self._results(op.posterior)
+        return Smoothed(value, state, redraw)
+
+    def marginals(self) -> Marginals:
+        """The posterior of each table: the expected counts of EM and message passing.
+
+        >>> import torch, samplehold as sh
+        >>> one = torch.zeros(1)
+        >>> counts = sh.FactoredCopyChain(one, one, torch.zeros(2), torch.zeros(3, 2)).marginals()
+        >>> counts.gates  # of both moves
+        tensor([[1.3333, 0.6667]])
+        """
+        value, state, redraw, held, drawn = self._results(op.posterior)
+        like = self.log_redraw if self.log_redraw.shape[-1] >= self.log_hold.shape[-1] else self.log_hold
+        gates = torch.stack([op.of_moves(redraw, like), op.of_moves(held, like)], -1)
+        return Marginals(value, state, gates=gates, drawn=drawn)
+
+    def viterbi(self) -> Viterbi:
+        """The best path and gates; see `CopyChain.viterbi`."""
+        return self.multiplied_out.viterbi()
+
+    def sample(self, n: int, seed: Seed = None) -> Sampled:
+        """n independent draws of the whole path given x; see `CopyChain.sample`."""
+        return self.multiplied_out.sample(n, seed)
+
+    def entropy(self) -> Float[Tensor, "*b"]:
+        """Entropy of the posterior over (s_1..T, z_1..T), in nats, [*b]; see `CopyChain.entropy`."""
+        return self.multiplied_out.entropy()
+
+    def between(self, before: Tensor | None, after: Tensor | None) -> CopyChain:
+        """These steps as a stretch of a longer chain; see `Chain.between`. The first step counts as drawn."""
+        return self.multiplied_out.between(before, after)
+
+    def change_probability(self) -> Float[Tensor, "*b T"]:
+        """P(s_t != s_{t-1} | x); see `CopyChain.change_probability`."""
+        return self.multiplied_out.change_probability()
+
+    def predictive(self, belief: Tensor) -> Float[Tensor, "*b T"]:
+        """log p(x_t | Q_t-1), the evidence of each step given the belief carried into it; the first has none."""
+        return self.multiplied_out.predictive(belief)
+
+    def mean_field(self, state: Tensor | None = None, sweeps: int = 5) -> Marginals:
+        """Independent steps, see `Chain.mean_field`."""
+        return self.multiplied_out.mean_field(state, sweeps)
+
+    def _tables(self) -> tuple[Tensor, ...]:
+        return self.log_redraw, self.log_hold, self.log_state, self.log_likelihood, self.lengths
+
+    def _results(self, operator: Op) -> list[Tensor]:
+        """What an operator finds, log p(x) first."""
+        *results, failed = operator(*self._tables())
+        self._check(failed, results[0])
+        return results
+
+    def _check(self, failed: Tensor, total: Tensor) -> None:
+        steps = self.n_steps
+        gates = {"log_redraw": self.log_redraw, "log_hold": self.log_hold}
+        by_step = {name: table.expand(*table.shape[:-1], steps).unsqueeze(-1) for name, table in gates.items()}
+        state = self.log_state.unsqueeze(-2).expand(*self.log_state.shape[:-1], steps, self.n_states)
+        check_possible(failed, total, log_likelihood=self.log_likelihood, log_state=state, **by_step)

@@ -1,0 +1,150 @@
+"""Blocks of steps of sequences side by side, for `cpu_lanes`: how tables get into them, and results out of them.
+
+A row of W numbers is of one step, and of one state where there are several. So a table is transposed on its way, in
+squares of W rows, whatever the number of states.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ...numerics.compilation import inlined, lean_kernel
+from ...numerics.elementary import exp
+from ...numerics.lanes import BYTES, by_sign, larger, load, load_some, splat, store, store_some, transpose, width
+
+_BLOCK = 1 << 18  # bytes of each table of a block
+_ALONE = 1 << 22  # bytes up to which there is but one block, that is filled once: what outer caches hold
+
+
+class Block(NamedTuple):
+    """The steps of W sequences that a thread works on, in rows of W numbers; row r is step t + r, for each state."""
+
+    likelihood: Any  # [(R + 1) * K * W], over the largest; then b, that of the step after the block in the last row
+    weight: Any  # [(R + 1) * K * W], a, that of the step before the block in the first row; then P(s | x)
+    kept: Any  # [blocks * K * W], a over its sum before each block
+    state: Any  # [K * W], pi
+    counted: Any  # [K * W], sums of redraws
+    sums: Any  # the same in float64
+    gates: Any  # [2 * W], hold and redraw where they are constant
+    hold: Any  # [(R + W) * W]
+    redraw: Any  # [(R + W) * W]
+    top: Any  # [R * W], the logarithms of the largest likelihoods
+    mass: Any  # [R * W], the sums of a
+    drawn: Any  # [R * W], P(z = 1 | ..)
+    held: Any  # [R * W], P(z = 0 | x)
+    ends: Any  # [W], the steps of each sequence from t on, less a half
+    evidence: Any  # [4 * W], the sum of `top` and its rounding error; the exponent and the mantissa of all masses
+    sure: Any  # [2 * W], 1 where a direction kept every digit
+    after: Any  # [2 * W], of the step after the block: one over the sum of b, and pi b over it
+    begin: Any  # [W], where each sequence's numbers begin
+    count: Any  # [W], and how many there are
+
+
+def new_block(n_steps: int, n_states: int, dtype: torch.dtype) -> Block:
+    """Room for a thread's work."""
+    wide = BYTES // dtype.itemsize
+    rows, step = -(-n_steps // wide) * wide, n_states * BYTES
+    if rows * step > _ALONE:
+        rows = max(_BLOCK // step // wide, 1) * wide
+    states, blocks = n_states * wide, -(-n_steps // rows)
+    room = {"likelihood": (rows + 1) * states, "weight": (rows + 1) * states, "kept": blocks * states}
+    room |= {"state": states, "counted": states, "gates": 2 * wide, "ends": wide}
+    room |= dict.fromkeys(("hold", "redraw"), (rows + wide) * wide)
+    room |= dict.fromkeys(("top", "mass", "drawn", "held"), rows * wide)
+    room |= {"evidence": 4 * wide, "sure": 2 * wide, "after": 2 * wide}
+    whole, begin = torch.empty(sum(room.values()), dtype=dtype).numpy(), 0  # all begin where a vector may
+    arrays: dict[str, Any] = {}
+    for name, size in room.items():
+        arrays[name], begin = whole[begin : begin + size], begin + size
+    return Block(**arrays, sums=np.empty(states), begin=np.empty(wide, np.int64), count=np.empty(wide, np.int64))
+
+
+@lean_kernel
+def fetch(table: Any, begin: Any, count: Any, into: Any, n: int, filler: Any) -> None:
+    """n rows <- as many numbers of each sequence; `filler` beyond its end."""
+    wide = width(into)
+    for i in range(0, n, wide):
+        for lane in range(wide):
+            store(into, (i + lane) * wide, load_some(table, begin[lane] + i, count[lane] - i, filler))
+        transpose(into, i * wide)
+
+
+@lean_kernel
+def hand_out(source: Any, first: int, result: Any, begin: Any, n: int, lanes: int) -> None:
+    """As many numbers of each sequence <- n rows from the first; the rows are spent."""
+    wide = width(source)
+    for i in range(0, n, wide):
+        at = (first + i) * wide
+        transpose(source, at)
+        for lane in range(lanes):
+            store_some(result, begin[lane] + i, load(source, at + lane * wide), n - i)
+
+
+@inlined
+def exponentiate_four(table: Any, i: int) -> None:
+    wide = width(table)
+    x0, x1, x2, x3 = load(table, i), load(table, i + wide), load(table, i + 2 * wide), load(table, i + 3 * wide)
+    store(table, i, exp(x0))
+    store(table, i + wide, exp(x1))
+    store(table, i + 2 * wide, exp(x2))
+    store(table, i + 3 * wide, exp(x3))
+
+
+@inlined
+def exponentiate(block: Any, n: int, states: int) -> None:
+    """Log-likelihoods to likelihoods over the largest of each step."""
+    likelihood, wide = block.likelihood, width(block.likelihood)
+    for r in range(n):
+        row = r * states
+        most = load(likelihood, row)
+        for s in range(row + wide, row + states, wide):
+            most = larger(most, load(likelihood, s))
+        store(block.top, r * wide, most)
+        for s in range(row, row + states, wide):
+            store(likelihood, s, load(likelihood, s) - most)
+    for i in range(0, n * states, 8 * wide):  # eight at a time: they share the constants
+        exponentiate_four(likelihood, i)
+        exponentiate_four(likelihood, i + 4 * wide)
+
+
+@inlined
+def place(inputs: Any, block: Any, group: Any, of: Any, t: int, each: int) -> None:
+    """Where the numbers of steps from t on begin, each of so many, in a table of which each sequence has row `of`."""
+    for lane in range(width(block.weight)):
+        b = max(group[lane], 0)
+        left = inputs.lengths[b] - t if group[lane] >= 0 else 0
+        block.begin[lane] = (of[b] * inputs.n_steps + t) * each
+        block.count[lane] = left * each
+
+
+@inlined
+def look(inputs: Any, block: Any, group: Any, t: int, n: int) -> None:
+    """Fill the block with the tables of n steps from t on, and the gates of one more."""
+    wide, number = width(block.weight), block.weight.dtype.type
+    one, zero = splat(number(1)), splat(number(0))
+    place(inputs, block, group, inputs.table_of, t, 1)
+    for lane in range(wide):
+        block.ends[lane] = min(block.count[lane], n + 1) - 0.5
+    if inputs.gates == 1:
+        ends, hold, redraw = load(block.ends, 0), load(block.gates, 0), load(block.gates, wide)
+        for r in range(n + 1):
+            inside = ends - splat(number(r))
+            store(block.hold, r * wide, by_sign(inside, hold, one))
+            store(block.redraw, r * wide, by_sign(inside, redraw, zero))
+    else:
+        fetch(inputs.hold, block.begin, block.count, block.hold, n + 1, number(1))
+        fetch(inputs.redraw, block.begin, block.count, block.redraw, n + 1, number(0))
+    if t == 0:
+        store(block.hold, 0, zero)
+        store(block.redraw, 0, one)
+    k = inputs.n_states
+    place(inputs, block, group, inputs.likelihood_of, t, k)
+    fetch(inputs.log_likelihood, block.begin, block.count, block.likelihood, n * k, number(0))
+    exponentiate(block, n, k * wide)
+
+
+@inlined
+def copy(source: Any, at: int, table: Any, to: int, n: int) -> None:
+    for s in range(0, n, width(table)):
+        store(table, to + s, load(source, at + s))

@@ -1,0 +1,286 @@
+r"""Factored copy chains side by side: a vector holds one number of as many sequences as it has lanes.
+
+Sums over states are then plain additions, few states leave no lane without work, and a step of all sequences costs what
+a step of one does. With $l_t$ the likelihoods of step t over the largest, and $\pi$ the states' table,
+
+$$a_t = l_t \odot (hold_t\, a_{t-1} / \textstyle\sum a_{t-1} + redraw_t\, \pi), \qquad
+b_t = l_t \odot m_t, \quad m_{t-1} = (hold_t\, b_t + redraw_t\, \pi^\top b_t) / \textstyle\sum b_t,$$
+
+and posteriors are as in `cpu_moves`. A block of steps is taken at a time, whose likelihoods and $a_t$ stay near; the
+sweep forward keeps the $a_t$ between blocks, and the sweep backward fills all blocks but the last again.
+
+Beyond the end of a sequence a step changes nothing: it holds, and all likelihoods are 1. When numbers are dropped, and
+what is certain, is as in `markov.cpu_sweeps`.
+"""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...numerics.compilation import inlined, lean_kernel
+from ...numerics.lanes import (
+    BYTES,
+    at_least,
+    by_sign,
+    exponent,
+    load,
+    mantissa,
+    muladd,
+    splat,
+    store,
+    width,
+)
+from ...numerics.threads import in_parallel, worthwhile
+from .cpu_blocks import copy, hand_out, look, new_block
+
+_SECONDS = 2e-9  # that a step and state take
+_LN2 = np.log(2.0)
+
+
+@inlined
+def forward(inputs: Any, block: Any, n: int) -> None:
+    """a of the steps in a block, from that in the first row, whose sum is 1."""
+    likelihood, weight, state, wide = block.likelihood, block.weight, block.state, width(block.weight)
+    states, number, tiny = inputs.n_states * wide, weight.dtype.type, inputs.tiny
+    one, zero, least = splat(number(1)), splat(number(0)), splat(inputs.least)
+    ends, sure, inverse, row = load(block.ends, 0), load(block.sure, 0), one, 0
+    for r in range(n):
+        hold, redraw, mass = load(block.hold, r * wide) * inverse, load(block.redraw, r * wide), zero
+        for s in range(0, states, wide):
+            message = muladd(hold, load(weight, row + s), redraw * load(state, s))
+            found = at_least(load(likelihood, row + s) * message, tiny)
+            store(weight, row + states + s, found)
+            mass = mass + found
+        mass = by_sign(ends - splat(number(r)), mass, one)
+        sure = by_sign(mass - least, sure, zero)
+        inverse = one / mass
+        store(block.mass, r * wide, mass)
+        row += states
+    store(block.sure, 0, sure)
+
+
+@inlined
+def keep(block: Any, n: int, states: int, table: Any, at: int) -> None:
+    """table[at:] <- the last a of a block over its sum."""
+    wide, row = width(table), n * states
+    inverse = splat(table.dtype.type(1)) / load(block.mass, (n - 1) * wide)
+    for s in range(0, states, wide):
+        store(table, at + s, load(block.weight, row + s) * inverse)
+
+
+@inlined
+def gain(block: Any, n: int) -> None:
+    """What the steps of a block add to log p(x)."""
+    evidence, wide = block.evidence, width(block.evidence)
+    high, low = load(evidence, 0), load(evidence, wide)
+    power, product = load(evidence, 2 * wide), load(evidence, 3 * wide)
+    for r in range(n):
+        top = load(block.top, r * wide)
+        after = high + top
+        own = after - high
+        low = low + ((high - (after - own)) + (top - own))
+        high = after
+        product = product * load(block.mass, r * wide)
+        power, product = power + exponent(product), mantissa(product)
+    store(evidence, 0, high)
+    store(evidence, wide, low)
+    store(evidence, 2 * wide, power)
+    store(evidence, 3 * wide, product)
+
+
+@inlined
+def arrive(block: Any, n: int, states: int) -> None:
+    """After the last step of all there is nothing to say."""
+    wide, number = width(block.likelihood), block.likelihood.dtype.type
+    for s in range(n * states, (n + 1) * states, wide):
+        store(block.likelihood, s, splat(number(1)))
+    store(block.after, 0, splat(number(1)))
+    store(block.after, wide, splat(number(0)))
+
+
+@inlined
+def backward(inputs: Any, block: Any, n: int) -> None:
+    """Posteriors of the steps in a block, and of the moves out of them."""
+    likelihood, weight, state, counted = block.likelihood, block.weight, block.state, block.counted
+    wide, number, tiny = width(weight), weight.dtype.type, inputs.tiny
+    states = inputs.n_states * wide
+    one, zero, least = splat(number(1)), splat(number(0)), splat(inputs.least)
+    ends, sure, inverse, source = (
+        load(block.ends, 0),
+        load(block.sure, wide),
+        load(block.after, 0),
+        load(block.after, wide),
+    )
+    row, moved = (n - 1) * states, ends - splat(number(n))
+    for r in range(n - 1, -1, -1):
+        inside = ends - splat(number(r))
+        hold, redraw = load(block.hold, (r + 1) * wide) * inverse, load(block.redraw, (r + 1) * wide)
+        back, norm, kept, mass, drawn = redraw * source, zero, zero, zero, zero
+        for s in range(row, row + states, wide):
+            after, before = load(likelihood, s + states), load(weight, s + states)
+            message = muladd(hold, after, back)
+            met = before * message
+            norm = norm + met
+            kept = muladd(before, after, kept)
+            store(weight, s + states, met)
+            found = at_least(load(likelihood, s) * message, tiny)
+            store(likelihood, s, found)
+            mass = mass + found
+            drawn = muladd(load(state, s - row), found, drawn)
+        norms, total = one / norm, load(block.mass, r * wide)
+        sure = by_sign(norm - least * total, sure, zero)
+        fresh = redraw * (total * norms)
+        store(block.drawn, r * wide, fresh * source)
+        store(block.held, r * wide, by_sign(moved, hold * kept * norms, zero))
+        share, scale = fresh * inverse, by_sign(inside, norms, zero)
+        for s in range(row, row + states, wide):
+            store(weight, s + states, load(weight, s + states) * scale)
+            store(counted, s - row, muladd(share, load(likelihood, s + states), load(counted, s - row)))
+        mass = by_sign(inside, mass, one)
+        sure = by_sign(mass - least, sure, zero)
+        inverse = one / mass
+        source, moved = drawn * inverse, inside
+        row -= states
+    store(block.sure, wide, sure)
+    store(block.after, 0, inverse)
+    store(block.after, wide, source)
+
+
+@inlined
+def enter(inputs: Any, block: Any, group: Any) -> None:
+    """Make a block ready for a group of sequences."""
+    wide, k, number = width(block.weight), inputs.n_states, block.weight.dtype.type
+    p = inputs.padding
+    for lane in range(wide):
+        b = max(group[lane], 0)
+        for s in range(k):
+            block.state[s * wide + lane] = inputs.start[inputs.start_of[b] * p + s]
+        gate = inputs.table_of[b] * inputs.gates
+        block.gates[lane], block.gates[wide + lane] = inputs.hold[gate], inputs.redraw[gate]
+    one, zero = splat(number(1)), splat(number(0))
+    for i in range(3):
+        store(block.evidence, i * wide, zero)
+    store(block.evidence, 3 * wide, one)
+    for i in range(2):
+        store(block.sure, i * wide, one)
+    for s in range(0, k * wide, wide):
+        store(block.counted, s, zero)
+        store(block.kept, s, zero)
+    block.sums[:] = 0
+
+
+@inlined
+def leave(inputs: Any, outputs: Any, block: Any, group: Any, lanes: int, end: int, smoothing: bool) -> None:
+    """Write what there is one of a sequence, and 0 beyond the end of all."""
+    wide, k, n_steps, evidence = width(block.weight), inputs.n_states, inputs.n_steps, block.evidence
+    for lane in range(lanes):
+        b = group[lane]
+        factor = evidence[2 * wide + lane] * _LN2 + np.log(evidence[3 * wide + lane])
+        outputs.log_normalizer[b] = evidence[lane] + (evidence[wide + lane] + factor)
+        for way in range(2):
+            outputs.certain[2 * b + way] = block.sure[way * wide + lane] > 0
+        if smoothing:
+            for s in range(k):
+                outputs.counts[b * k + s] += block.state[s * wide + lane] * block.sums[s * wide + lane]
+        outputs.state[(b * n_steps + end) * k : (b + 1) * n_steps * k] = 0
+        if outputs.log_increment.size:
+            outputs.log_increment[b * n_steps + end : (b + 1) * n_steps] = 0
+
+
+@inlined
+def settle(inputs: Any, block: Any, n: int) -> None:
+    """Beliefs after each step of a block, and what a filter tells of them."""
+    weight, likelihood, wide, number = block.weight, block.likelihood, width(block.weight), block.weight.dtype.type
+    states, one, zero = inputs.n_states * wide, splat(number(1)), splat(number(0))
+    ends = load(block.ends, 0)
+    for r in range(n):
+        row = r * states
+        inverse, drawn = one / load(block.mass, r * wide), zero
+        for s in range(0, states, wide):
+            drawn = muladd(load(likelihood, row + s), load(block.state, s), drawn)
+        store(block.drawn, r * wide, load(block.redraw, r * wide) * drawn * inverse)
+        inverse = by_sign(ends - splat(number(r)), inverse, zero)
+        for s in range(row + states, row + 2 * states, wide):
+            store(weight, s, load(weight, s) * inverse)
+    for i in range(n * wide):
+        block.mass[i] = block.top[i] + np.log(block.mass[i])
+
+
+@inlined
+def tell(inputs: Any, outputs: Any, block: Any, group: Any, lanes: int, t: int, n: int, smoothing: bool) -> None:
+    """Write what there is of each of n steps from t on."""
+    n_steps, k = inputs.n_steps, inputs.n_states
+    for lane in range(lanes):
+        block.begin[lane] = (group[lane] * n_steps + t) * k
+    hand_out(block.weight, k, outputs.state, block.begin, n * k, lanes)
+    first = t + 1 if smoothing else t
+    for lane in range(lanes):
+        block.begin[lane] = group[lane] * n_steps + first
+    told = min(n, n_steps - first)
+    hand_out(block.drawn, 0, outputs.redraw, block.begin, told, lanes)
+    if smoothing:
+        hand_out(block.held, 0, outputs.held, block.begin, told, lanes)
+    else:
+        hand_out(block.mass, 0, outputs.log_increment, block.begin, told, lanes)
+
+
+@lean_kernel
+def run_lanes(inputs: Any, outputs: Any, block: Any, groups: Any) -> None:
+    """Filter groups of sequences, [n, W] of their numbers with -1 for none, or smooth them where there are counts."""
+    k, wide = inputs.n_states, width(block.weight)
+    states, rows, smoothing = k * wide, block.mass.size // wide, outputs.counts.size > 0
+    for g in range(groups.shape[0]):
+        group, lanes, end = groups[g], 0, 0
+        while lanes < wide and group[lanes] >= 0:
+            end = max(end, inputs.lengths[group[lanes]])
+            lanes += 1
+        enter(inputs, block, group)
+        blocks = (end + rows - 1) // rows
+        for i in range(2 * blocks - 1 if smoothing else blocks):
+            again = i >= blocks
+            number_of = 2 * blocks - 2 - i if again else i
+            t = number_of * rows
+            n, kept = min(rows, end - t), number_of * states
+            if again:
+                copy(block.likelihood, 0, block.likelihood, n * states, states)
+            look(inputs, block, group, t, n)
+            copy(block.kept, kept, block.weight, 0, states)
+            forward(inputs, block, n)
+            if not again:
+                gain(block, n)
+            if i + 1 < blocks:
+                keep(block, n, states, block.kept, kept + states)
+                if smoothing:
+                    continue
+            if smoothing:
+                if not again:
+                    arrive(block, n, states)
+                backward(inputs, block, n)
+                for s in range(states):
+                    block.sums[s] += block.counted[s]
+                    block.counted[s] = 0
+            else:
+                settle(inputs, block, n)
+            tell(inputs, outputs, block, group, lanes, t, n, smoothing)
+        leave(inputs, outputs, block, group, lanes, end, smoothing)
+
+
+def faster_side_by_side(inputs: Any) -> bool:
+    """Whether sequences take less time here than one by one: a step of few takes as long as one of many."""
+    lengths = -np.sort(-inputs.lengths)
+    wide = BYTES // inputs.log_likelihood.itemsize
+    return bool(lengths.sum() >= (3 if inputs.n_states <= 8 else 6) * lengths[::wide].sum())
+
+
+def go_in_lanes(inputs: Any, outputs: Any) -> None:
+    """Filter, or smooth where there is room for counts: groups of sequences of like lengths, spread over threads."""
+    dtype = torch.from_numpy(outputs.state).dtype
+    n, wide = len(inputs.lengths), BYTES // dtype.itemsize
+    groups, place = np.full((-(-n // wide), wide), -1), np.arange(n)
+    groups[place // wide, place % wide] = np.argsort(-inputs.lengths, kind="stable")
+    n_threads = min(len(groups), worthwhile(outputs.state.size * _SECONDS))
+    # made here, not by the threads: torch lets go of the interpreter for each, and they would wait for one another
+    blocks = [new_block(inputs.n_steps, inputs.n_states, dtype) for _ in range(n_threads)]
+    in_parallel([partial(run_lanes, inputs, outputs, block, groups[i::n_threads]) for i, block in enumerate(blocks)])

@@ -1,0 +1,63 @@
+"""Factored copy chains on a GPU: the recursions of `copy.cuda_recursions`, which read one table of likelihoods."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...numerics.gpu import accumulated, launch
+from ...numerics.gpu_sequences import side_by_side
+from ..copy.cuda import MOST
+from ..copy.cuda_recursions import factored_recursions
+from . import op
+
+Results = tuple[Tensor, ...]
+
+
+def _takes(*tables: Tensor) -> bool:
+    return tables[3].shape[-1] <= MOST
+
+
+@op.filter.kernel("cuda", _takes)
+def filter(*tables: Tensor) -> Results:
+    by_step = tables[-1].shape + tables[3].shape[-2:-1]
+    state, increment, redraw = tables[3].new_empty(*by_step, tables[3].shape[-1]), *_two(tables[3], by_step)
+    value, failed = _recursions(*tables, increment=increment, state=state, redraw=redraw)
+    return value, state, increment, redraw, failed
+
+
+@op.posterior.kernel("cuda", _takes)
+def posterior(*tables: Tensor) -> Results:
+    batch, (steps, states) = tables[-1].shape, tables[3].shape[-2:]
+    state, drawn = tables[3].new_empty(*batch, steps, states), tables[3].new_empty(*batch, states)
+    redraw, held = _two(tables[3], (*batch, steps))
+    value, failed = _recursions(*tables, state=state, redraw=redraw, held=held, drawn=drawn)
+    return value, state, redraw, held, drawn, failed
+
+
+def _recursions(
+    log_redraw: Tensor, log_hold: Tensor, log_state: Tensor, log_likelihood: Tensor, lengths: Tensor, **wanted: Tensor
+) -> tuple[Tensor, Tensor]:
+    """log p(x) and the failed steps; the tables that are wanted are filled."""
+    steps, states = log_likelihood.shape[-2:]
+    own = torch.broadcast_shapes(log_redraw.shape[:-1], log_hold.shape[:-1], log_state.shape[:-1])
+    gates = max(log_redraw.shape[-1], log_hold.shape[-1])
+    tables = log_redraw.expand(*own, gates), log_hold.expand(*own, gates), log_state.expand(*own, states)
+    read = (table.detach().contiguous() for table in (log_likelihood, *tables))
+    numbers = (_numbers(shape, lengths) for shape in (log_likelihood.shape[:-2], own))
+    value, failed = log_likelihood.new_empty(lengths.shape), lengths.new_empty(lengths.shape)
+    results = value, failed, *(wanted.get(name) for name in ("increment", "state", "redraw", "held", "drawn"))
+    side = side_by_side(lengths.numel(), states)
+    sizes: Any = lengths.numel(), steps, states, int(gates > 1)
+    options = side.options | {"DTYPE": accumulated(log_likelihood)}
+    launch(factored_recursions, (side.programs,), *read, *numbers, lengths.contiguous(), *results, *sizes, **options)
+    return value, failed
+
+
+def _numbers(own: torch.Size, lengths: Tensor) -> Tensor:
+    """Which of a table's own sequences each of all sequences has."""
+    return torch.arange(own.numel(), device=lengths.device).view(own).expand(lengths.shape).contiguous()
+
+
+def _two(like: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    return like.new_empty(shape), like.new_empty(shape)

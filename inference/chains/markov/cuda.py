@@ -1,0 +1,195 @@
+"""Markov chains on a GPU: which kernel takes which table.
+
+- `cuda_scaled` takes constant transition tables, in their dtype, and says of which sequences it is certain.
+- `cuda_logs` takes the rest in float64: what the former is not certain of, tables for every step, and draws.
+- `cuda_paths` finds and draws paths.
+
+A sequence is walked from step to step by one program, which has as many of them as make it worth while. Which kernel
+serves a sequence is said by a flag that they read, so that nothing waits for the device. No table is expanded to the
+batch axes of the others.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...numerics.gpu import BUSY, accumulated, launch, processors, triton
+from . import op
+from .cuda_logs import filter_logs, smooth_logs
+from .cuda_paths import best_paths, draw_paths
+from .cuda_scaled import filter_scaled, smooth_scaled
+from .cuda_steps import DEPTH
+
+Results = tuple[Tensor, ...]
+
+_REGISTERS = 32  # states whose table stays in registers
+_BYTES = 2048  # of a table that a warp has in registers
+# the bounds of `cpu_sweeps` and `cpu_scaled`
+_TINY = {torch.float32: 1e-36, torch.float64: 1e-290}
+_LEAST = {torch.float32: 1e-10, torch.float64: 1e-100}
+_MIXES = {torch.float32: 1e-13, torch.float64: 1e-130}
+
+
+class _Tables(NamedTuple):
+    """The tables of chains, each batch flattened; sequence b has those of the three numbers in column b."""
+
+    log_initial: Tensor  # [n, K]
+    log_transition: Tensor  # [n, S, K, K], S = 1 (constant) or T - 1
+    log_likelihood: Tensor  # [n, T, K]
+    numbers: Tensor  # [3, B]
+    lengths: Tensor  # [B]
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        """B, T and K."""
+        _, n_steps, n_states = self.log_likelihood.shape
+        return len(self.lengths), n_steps, n_states
+
+    @property
+    def varies(self) -> bool:
+        return self.log_transition.shape[1] > 1
+
+
+class _Layout(NamedTuple):
+    """How the sequences are shared out."""
+
+    programs: int
+    sequences: int  # of a program, S
+    states: int  # P, padded
+    rows: int  # of a table that are read at once: all that are in registers
+    warps: int
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        return {"S": self.sequences, "P": self.states, "ROWS": self.rows, "num_warps": self.warps}
+
+    def room(self, like: Tensor, vectors: int, states: int) -> Tensor:
+        """Memory for some vectors of each program, if it needs any."""
+        return like.new_empty(0 if self.rows == self.states else self.programs * vectors * states)
+
+
+def _flatten(log_initial: Tensor, log_transition: Tensor, log_likelihood: Tensor, lengths: Tensor) -> _Tables:
+    if log_transition.shape[-3] == 0:  # a single step, which no table is read for
+        log_transition = log_transition.new_zeros(1, *log_transition.shape[-2:])
+    flat: list[Any] = []
+    numbers = []
+    for table, n_own in ((log_initial, 1), (log_transition, 3), (log_likelihood, 2)):
+        batch, own = table.shape[: table.dim() - n_own], table.shape[table.dim() - n_own :]
+        flat.append(table.reshape(batch.numel(), *own).contiguous())
+        number = torch.arange(batch.numel(), device=table.device).reshape(batch)
+        numbers.append(number.expand(lengths.shape).reshape(-1))
+    return _Tables._make([*flat, torch.stack(numbers), lengths.reshape(-1).contiguous()])
+
+
+def _layout(tables: _Tables, itemsize: int) -> _Layout:
+    """As many sequences a program as its registers hold, but fewer where the device has processors to spare."""
+    n, _, states = tables.size
+    p = max(2, triton.next_power_of_2(states))
+    if p > _REGISTERS:
+        return _Layout(n, 1, p, max(1, min(p // 2, 8 * _BYTES // (itemsize * p))), 8)
+    sequences, least = max(1, _BYTES // (itemsize * p * p)), max(1, 32 // (p * p))
+    while sequences > least and n < sequences * BUSY * processors(tables.lengths):
+        sequences //= 2
+    return _Layout(triton.cdiv(n, sequences), sequences, p, p, max(1, itemsize * p * p // _BYTES))
+
+
+def _scaled(tables: _Tables, total: Tensor, state: Tensor, increment: Tensor | None, counts: Tensor | None) -> Tensor:
+    """Filter, and smooth if there are counts, and say of which sequences that is certain [B]."""
+    log_transition, dtype = tables.log_transition, state.dtype
+    top = log_transition.amax((1, 2, 3), keepdim=True)
+    top = torch.where(top.isfinite(), top, 0)
+    moves, layout = (log_transition - top).exp(), _layout(tables, state.element_size())
+    certain, grid = torch.empty(tables.size[0], dtype=torch.int8, device=state.device), (layout.programs,)
+    sizes = {"TINY": _TINY[dtype], "LEAST": _LEAST[dtype], **layout.sizes, "DTYPE": accumulated(state)}
+    room = layout.room(state, 2 * DEPTH.value + 1, tables.size[2])
+    given = tables.log_likelihood, tables.numbers, tables.lengths
+    results = total, state, increment, certain, room, *tables.size
+    mixes = {"FILTERS": increment is not None, "MIXES": _MIXES[dtype]}
+    least = moves.amin((1, 2, 3))
+    launch(filter_scaled, grid, tables.log_initial, moves, top.view(-1), least, *given, *results, **mixes, **sizes)
+    if counts is not None:
+        launch(smooth_scaled, grid, moves, *given, state, counts, certain, room, *tables.size, **sizes)
+    return certain
+
+
+def _logs(
+    tables: _Tables,
+    total: Tensor,
+    state: Tensor | None,
+    log_state: Tensor | None,
+    increment: Tensor | None,
+    certain: Tensor | None,
+) -> Tensor:
+    """Filter by logarithms the sequences that are not certain; the first step of each that is impossible, or -1."""
+    layout, failed = _layout(tables, 8), torch.full((tables.size[0],), -1, device=total.device)
+    room, options = _room(layout, tables), {"VARIES": tables.varies, **layout.sizes}
+    results = total, state, log_state, increment, failed, certain, room
+    launch(filter_logs, (layout.programs,), *tables, *results, *tables.size, **options)
+    return failed
+
+
+def _room(layout: _Layout, tables: _Tables) -> Tensor:
+    """For a kernel of `cuda_logs`."""
+    return layout.room(tables.numbers.new_empty(0, dtype=torch.float64), 1, tables.size[2])
+
+
+def _answer(lengths: Tensor, *results: Tensor) -> Results:
+    return tuple(table.reshape((*lengths.shape, *table.shape[1:])) for table in results)
+
+
+@op.filter.kernel("cuda")
+def filter(*given: Tensor) -> Results:
+    tables, like = _flatten(*given), given[2]
+    n, n_steps, n_states = tables.size
+    total, state, increment = (like.new_empty(n, *own) for own in ((), (n_steps, n_states), (n_steps,)))
+    certain = None if tables.varies else _scaled(tables, total, state, increment, None)
+    failed = _logs(tables, total, state, None, increment, certain)
+    return _answer(given[3], total, state, increment, failed)
+
+
+@op.posterior.kernel("cuda")
+def posterior(*given: Tensor) -> Results:
+    tables, like = _flatten(*given), given[2]
+    n, n_steps, n_states = tables.size
+    total, state = like.new_empty(n), like.new_empty(n, n_steps, n_states)
+    if tables.varies:
+        certain, pairs = None, like.new_empty(n, n_steps - 1, n_states, n_states)
+    else:
+        pairs = like.new_zeros(n, 1, n_states, n_states, dtype=torch.float64)
+        certain = _scaled(tables, total, state, None, pairs)
+    log_state = state if state.dtype == torch.float64 else torch.empty_like(state, dtype=torch.float64)
+    failed = _logs(tables, total, None, log_state, None, certain)
+    layout, own = _layout(tables, 8), (tables.numbers, tables.lengths, log_state, state, pairs, certain)
+    options = {"VARIES": tables.varies, **layout.sizes}
+    read = tables.log_transition, tables.log_likelihood, *own, _room(layout, tables)
+    launch(smooth_logs, (layout.programs,), *read, *tables.size, **options)
+    return _answer(given[3], total, state, pairs[:, : given[1].shape[-3]].to(like.dtype), failed)
+
+
+@op.viterbi.kernel("cuda")
+def viterbi(*given: Tensor) -> Results:
+    tables = _flatten(*given)
+    n, n_steps, n_states = tables.size
+    layout, failed = _layout(tables, 8), torch.empty_like(tables.lengths)
+    path = failed.new_empty(n, n_steps)
+    origin = failed.new_empty(n, n_steps, n_states, dtype=torch.uint8 if n_states <= 256 else torch.int16)
+    results = path, origin, failed, _room(layout, tables)
+    options = {"VARIES": tables.varies, **layout.sizes}
+    launch(best_paths, (layout.programs,), *tables, *results, *tables.size, **options)
+    return _answer(given[3], path, failed)
+
+
+@op.sample.kernel("cuda")
+def sample(*given: Tensor) -> Results:
+    *chains, uniform = given
+    tables, path = _flatten(*chains), torch.empty(uniform.shape, dtype=torch.int64, device=uniform.device)
+    n, n_steps, n_states = tables.size
+    total, log_state = (uniform.new_empty(n, *own, dtype=torch.float64) for own in ((), (n_steps, n_states)))
+    failed = _logs(tables, total, None, log_state, None, None)
+    p, n_paths = max(2, triton.next_power_of_2(n_states)), path.numel() // n_steps
+    side = max(1, 128 // p)
+    options = {"VARIES": tables.varies, "S": side, "P": p, "num_warps": 1 if p <= 64 else 4}
+    read = tables.log_transition, tables.numbers, tables.lengths, log_state, uniform.contiguous()
+    launch(draw_paths, (triton.cdiv(n_paths, side),), *read, path, n, n_paths, n_steps, n_states, **options)
+    return path, failed.view(given[3].shape)

@@ -1,0 +1,341 @@
+r"""Divergence from a prior and expected statistics of small tables of parameters, each family's in one numba kernel.
+
+A table of K states holds a few dozen numbers, on which torch spends microseconds a call: a hundred calls for a
+normal-Wishart. The kernels take a plate at a time, the prior's over and over where there are fewer, and compute
+in float64. Where a matrix has no Cholesky factor they
+say so, and the plain form finds another or raises.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..numerics.cholesky import rounding
+from ..numerics.compilation import inlined, kernel
+from ..numerics.op import differentiated
+from .family import relative
+from .normal import ExpectedNormal, NormalGamma, NormalWishart, expected_normal, mean_point
+from .peak import Peak, peak
+from .positive import Beta, Dirichlet, Gamma
+
+SMALL = 2**14  # numbers in a table that are not worth a second thread
+_ASYMPTOTIC = 10.0  # from here on eight terms of the series are exact to rounding
+
+
+@inlined
+def digamma(x: float) -> float:
+    """The derivative of log Gamma at x > 0, by its recurrence and its asymptotic series; NaN elsewhere."""
+    if not x > 0:
+        return np.nan
+    shift = 0.0
+    while x < _ASYMPTOTIC:
+        shift += 1 / x
+        x += 1
+    s = 1 / (x * x)
+    series = 691 / 32760 - s * (1 / 12 - s * (3617 / 8160))
+    series = 1 / 12 - s * (1 / 120 - s * (1 / 252 - s * (1 / 240 - s * (1 / 132 - s * series))))
+    return math.log(x) - 0.5 / x - s * series - shift
+
+
+@inlined
+def _lgamma_gap(a0: float, a: float) -> float:
+    """lgamma(a0) less its tangent at a."""
+    return math.lgamma(a0) - math.lgamma(a) - (a0 - a) * digamma(a)
+
+
+@inlined
+def _scale_gap(rate0: float, rate: float, shape0: float, shape: float) -> float:
+    """See `numerics.scale_gap`."""
+    ratio, excess = rate0 / rate, (rate0 - rate) / rate
+    return shape * excess - shape0 * (math.log(ratio) if ratio < 0.5 else math.log1p(excess))
+
+
+@kernel
+def _simplex(eta, eta0, divergence, mean):
+    for n in range(len(eta)):
+        m = n % len(eta0)
+        total, total0, gap = eta[n].sum(), eta0[m].sum(), 0.0
+        whole = digamma(total)
+        for k in range(eta.shape[1]):
+            mean[n, k] = digamma(eta[n, k]) - whole
+            gap += _lgamma_gap(eta0[m, k], eta[n, k])
+        divergence[n] = gap - _lgamma_gap(total0, total)
+    return True
+
+
+@kernel
+def _gamma(eta, eta0, divergence, mean):
+    for n in range(len(eta)):
+        m = n % len(eta0)
+        shape, rate, shape0, rate0 = eta[n, 0], -eta[n, 1], eta0[m, 0], -eta0[m, 1]
+        mean[n, 0], mean[n, 1] = digamma(shape) - math.log(rate), shape / rate
+        divergence[n] = _lgamma_gap(shape0, shape) + _scale_gap(rate0, rate, shape0, shape)
+    return True
+
+
+@kernel
+def _normal_gamma(eta, eta0, divergence, mean):
+    for n in range(len(eta)):
+        m = n % len(eta0)
+        kappa, kappa0 = -2 * eta[n, 1], -2 * eta0[m, 1]
+        loc, loc0 = eta[n, 0] / kappa, eta0[m, 0] / kappa0
+        shape, rate = eta[n, 2], -eta[n, 3] - eta[n, 0] * loc / 2
+        shape0, rate0 = eta0[m, 2], -eta0[m, 3] - eta0[m, 0] * loc0 / 2
+        precision = shape / rate
+        mean[n, 0], mean[n, 1] = precision * loc, precision * loc * loc + 1 / kappa
+        mean[n, 2], mean[n, 3] = digamma(shape) - math.log(rate), precision
+        of_precision = _lgamma_gap(shape0, shape) + _scale_gap(rate0, rate, shape0, shape)
+        of_loc = _scale_gap(kappa0, kappa, 1.0, 1.0) / 2 + kappa0 * precision * (loc - loc0) ** 2 / 2
+        divergence[n] = of_precision + of_loc
+    return True
+
+
+@inlined
+def factor(chol: Any, dim: int) -> float:
+    """The lower triangle of a matrix <- its Cholesky factor; returns the log determinant, NaN where there is none."""
+    log_det = 0.0
+    for j in range(dim):
+        for i in range(j, dim):
+            total = chol[i, j]
+            for k in range(j):
+                total -= chol[i, k] * chol[j, k]
+            if i > j:
+                chol[i, j] = total / chol[j, j]
+            elif total > 0:
+                chol[i, i] = math.sqrt(total)
+                log_det += math.log(total)
+            else:
+                return np.nan
+    return log_det
+
+
+@inlined
+def _location_and_factor(eta: Any, n: int, dim: int, loc: Any, chol: Any) -> float:
+    """loc and chol <- the location, and the lower factor of the inverse scale matrix; returns its log determinant."""
+    kappa, rest = -2 * eta[n, dim], dim + 2
+    for i in range(dim):
+        loc[i] = eta[n, i] / kappa
+        for j in range(i + 1):
+            chol[i, j] = -(eta[n, rest + i * dim + j] + eta[n, rest + j * dim + i]) - eta[n, i] * loc[j]
+    return factor(chol, dim)
+
+
+@inlined
+def _solve(chol: Any, column: Any, begin: int, dim: int) -> None:
+    """column <- inv(chol) column, whose first `begin` numbers are 0."""
+    for i in range(begin, dim):
+        total = column[i]
+        for k in range(begin, i):
+            total -= chol[i, k] * column[k]
+        column[i] = total / chol[i, i]
+
+
+@inlined
+def _invert(chol: Any, inverse: Any, column: Any, dim: int) -> None:
+    """Row j of inverse <- column j of that of the factor."""
+    for j in range(dim):
+        for i in range(dim):
+            column[i] = 1.0 if i == j else 0.0
+        _solve(chol, column, j, dim)
+        for i in range(dim):
+            inverse[j, i] = column[i]
+
+
+@inlined
+def _entry(inverse: Any, i: int, j: int, dim: int) -> float:
+    """Of the inverse of the matrix whose factor that is the inverse of."""
+    entry = 0.0
+    for k in range(max(i, j), dim):
+        entry += inverse[i, k] * inverse[j, k]
+    return entry
+
+
+@kernel
+def _normal_wishart(eta, eta0, divergence, mean):
+    dim = int(math.sqrt(eta.shape[1] - 2))  # whose square it exceeds by itself
+    loc, chol, inverse = np.zeros(dim), np.zeros((dim, dim)), np.zeros((dim, dim))
+    loc0, chol0, column = np.zeros(dim), np.zeros((dim, dim)), np.zeros(dim)
+    for n in range(len(eta)):
+        m = n % len(eta0)
+        log_det = _location_and_factor(eta, n, dim, loc, chol)
+        log_det0 = _location_and_factor(eta0, m, dim, loc0, chol0)
+        if not (math.isfinite(log_det) and math.isfinite(log_det0)):
+            return False
+        kappa, df = -2 * eta[n, dim], 2 * eta[n, dim + 1]
+        kappa0, df0 = -2 * eta0[m, dim], 2 * eta0[m, dim + 1]
+        _invert(chol, inverse, column, dim)
+        squares = 0.0  # of what the inverse factor makes of the prior's
+        for j in range(dim):
+            for i in range(dim):
+                column[i] = chol0[i, j] if i >= j else 0.0
+            _solve(chol, column, j, dim)
+            for i in range(j, dim):
+                squares += column[i] * column[i]
+        for i in range(dim):
+            column[i] = loc[i] - loc0[i]
+        _solve(chol, column, 0, dim)
+        shift = 0.0
+        for i in range(dim):
+            shift += column[i] * column[i]
+        second, log_volume, gap = dim / kappa, dim * math.log(2.0) - log_det, 0.0
+        for i in range(dim):
+            first = 0.0
+            for j in range(dim):
+                entry = df * _entry(inverse, i, j, dim)
+                mean[n, dim + 2 + i * dim + j] = entry
+                first += entry * loc[j]
+            mean[n, i] = first
+            second += first * loc[i]
+            log_volume += digamma((df - i) / 2)
+            gap += _lgamma_gap((df0 - i) / 2, (df - i) / 2)
+        mean[n, dim], mean[n, dim + 1] = second, log_volume
+        log_ratio = log_det0 - log_det
+        of_precision = gap + df * (squares - dim - log_ratio) / 2 + (df - df0) * log_ratio / 2
+        divergence[n] = of_precision + dim * _scale_gap(kappa0, kappa, 1.0, 1.0) / 2 + kappa0 * df * shift / 2
+    return True
+
+
+@kernel
+def _normals(statistics, loc, chol, constant, log_volume):
+    dim = loc.shape[1]
+    for n in range(len(loc)):
+        own, at = chol[n], loc[n]
+        for i in range(dim):
+            at[i] = statistics[n, i]
+            for j in range(i + 1):
+                own[i, j] = statistics[n, dim + 2 + i * dim + j]
+        log_det = factor(own, dim)
+        if not math.isfinite(log_det):
+            return False
+        _solve(own, at, 0, dim)
+        spread = statistics[n, dim]
+        for i in range(dim):
+            spread -= at[i] * at[i]
+        for i in range(dim - 1, -1, -1):
+            for k in range(i + 1, dim):
+                at[i] -= own[k, i] * at[k]
+            at[i] /= own[i, i]
+        log_volume[n] = statistics[n, dim + 1] - spread
+        constant[n] = (log_volume[n] - log_det) / 2
+    return True
+
+
+@kernel
+def _mean_points(eta, loc, precision):
+    dim = loc.shape[1]
+    chol, inverse, column = np.zeros((dim, dim)), np.zeros((dim, dim)), np.zeros(dim)
+    for n in range(len(eta)):
+        if not math.isfinite(_location_and_factor(eta, n, dim, loc[n], chol)):
+            return False
+        _invert(chol, inverse, column, dim)
+        for i in range(dim):
+            for j in range(dim):
+                precision[n, i, j] = 2 * eta[n, dim + 1] * _entry(inverse, i, j, dim)
+    return True
+
+
+@kernel
+def _peaks(message, unit, least, loc, precision):
+    """False where a plate has no weight, or a covariance that its floor or rounding may change."""
+    dim = loc.shape[1]
+    covariance, chol = np.zeros((dim, dim)), np.zeros((dim, dim))
+    inverse, column = np.zeros((dim, dim)), np.zeros(dim)
+    for n in range(len(loc)):
+        weight = -2 * message[n, dim]
+        if not weight > 0:
+            return False
+        for i in range(dim):
+            loc[n, i] = message[n, i] / weight
+            for j in range(i + 1):
+                both = message[n, dim + 2 + i * dim + j] + message[n, dim + 2 + j * dim + i]
+                covariance[i, j] = -both / weight - loc[n, i] * loc[n, j]
+        for test in range(3):
+            for i in range(dim):
+                for j in range(i + 1):
+                    chol[i, j] = covariance[i, j]
+                    if test == 0:  # whether all that is beyond the floor is positive definite
+                        chol[i, j] = chol[i, j] / (unit[i] * unit[j]) - (1.0 if i == j else 0.0)
+                    elif test == 1:  # and the correlations less what rounding may make of 0
+                        chol[i, j] /= math.sqrt(covariance[i, i] * covariance[j, j])
+                        chol[i, j] -= least if i == j else 0.0
+            if not math.isfinite(factor(chol, dim)):
+                return False
+        _invert(chol, inverse, column, dim)
+        for i in range(dim):
+            for j in range(dim):
+                precision[n, i, j] = _entry(inverse, i, j, dim)
+    return True
+
+
+_FUSED = {
+    Beta: _simplex,
+    Dirichlet: _simplex,
+    Gamma: _gamma,
+    NormalGamma: _normal_gamma,
+    NormalWishart: _normal_wishart,
+}
+
+
+@relative.kernel("cpu")
+def _relative(eta: Tensor, eta0: Tensor, family: Any) -> tuple[Tensor, Tensor]:
+    fused, shape = _FUSED.get(type(family)), eta.shape
+    if fused is None or not _small(eta, eta0) or eta0.shape != shape[eta.ndim - eta0.ndim :]:
+        return relative.plain(eta, eta0, family)
+    results = np.empty(shape[:-1]), np.empty(shape)
+    if not fused(_rows(eta), _rows(eta0), results[0].reshape(-1), results[1].reshape(-1, shape[-1])):
+        return relative.plain(eta, eta0, family)
+    divergence, mean = (torch.from_numpy(result).to(eta.dtype) for result in results)
+    return divergence, mean
+
+
+@expected_normal.kernel("cpu")
+def _expected_normal(statistics: Tensor) -> ExpectedNormal:
+    if not _small(statistics):
+        return expected_normal.plain(statistics)
+    plates, dim = statistics.shape[:-1], math.isqrt(statistics.shape[-1] - 2)
+    n = plates.numel()
+    results = np.empty((n, dim)), np.zeros((n, dim, dim)), np.empty(n), np.empty(n)
+    if not _normals(_rows(statistics), *results):
+        return expected_normal.plain(statistics)
+    shapes = (*plates, dim), (*plates, dim, dim), plates, plates
+    found = zip(results, shapes, strict=True)
+    return ExpectedNormal(*(torch.from_numpy(result).to(statistics.dtype).view(shape) for result, shape in found))
+
+
+@mean_point.kernel("cpu")
+def _mean_point(eta: Tensor) -> tuple[Tensor, Tensor]:
+    results = _blank_points(eta)
+    if not _small(eta) or not _mean_points(_rows(eta), *results):
+        return mean_point.plain(eta)
+    return _as_points(results, eta)
+
+
+@peak.kernel("cpu")
+def _peak(message: Tensor, floor: Tensor) -> Peak:
+    results, unit = _blank_points(message), np.sqrt(floor.detach().numpy())
+    if not _small(message, floor) or not _peaks(_rows(message), unit, rounding(floor), *results):
+        return peak.plain(message, floor)
+    return Peak(*_as_points(results, message), torch.zeros(message.shape[:-1], dtype=torch.bool))
+
+
+def _blank_points(eta: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Locations and precisions of as many plates."""
+    n, dim = eta.shape[:-1].numel(), math.isqrt(eta.shape[-1] - 2)
+    return np.empty((n, dim)), np.empty((n, dim, dim))
+
+
+def _as_points(points: tuple[np.ndarray, np.ndarray], eta: Tensor) -> tuple[Tensor, Tensor]:
+    plates = eta.shape[:-1]
+    loc, precision = (torch.from_numpy(part).to(eta.dtype).view(*plates, *part.shape[1:]) for part in points)
+    return loc, precision
+
+
+def _small(*tables: Tensor) -> bool:
+    return tables[0].numel() <= SMALL and not differentiated(*tables)
+
+
+def _rows(table: Tensor) -> np.ndarray:
+    return np.ascontiguousarray(table.detach().numpy(), np.float64).reshape(-1, table.shape[-1])

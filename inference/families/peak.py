@@ -1,0 +1,54 @@
+"""Maximum likelihood of normal vectors from a message: the peak of <m, t> of a NormalWishart, which may have none.
+
+A state whose steps lie on a point, or in a plane, has a likelihood without bound. So covariances are held at a floor.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ..numerics.cholesky import rounding
+from ..numerics.op import Variants
+
+
+class Peak(NamedTuple):
+    """NaN where a plate has no weight."""
+
+    loc: Float[Tensor, "*plates D"]
+    precision: Float[Tensor, "*plates D D"]
+    collapsed: Bool[Tensor, "*plates"]
+
+
+def _peak(message: Tensor, floor: Tensor) -> Peak:
+    dim = math.isqrt(message.shape[-1] - 2)
+    first, half, _, second = message.split([dim, 1, 1, dim * dim], -1)
+    n = -2 * half
+    mean = first / n
+    scatter = -2 * second.unflatten(-1, (dim, dim)) / n.unsqueeze(-1)
+    covariance = scatter - mean.unsqueeze(-1) * mean.unsqueeze(-2)
+    # in units of the floor's square root a covariance with an eigenvalue below 1 has collapsed
+    unit, any_mass = floor.sqrt(), n.unsqueeze(-1) > 0
+    scaled = torch.where(any_mass, covariance, 0.0) / (unit.unsqueeze(-1) * unit)
+    variance, axes = torch.linalg.eigh(scaled.double())
+    inverse = _inverse_of(axes, variance.clamp(min=1.0), scaled) / (unit.unsqueeze(-1) * unit)
+    inverse = torch.where(any_mass, 0.5 * (inverse + inverse.mT), torch.nan)
+    return Peak(mean, inverse, (variance <= 1.0).any(-1))
+
+
+def _inverse_of(axes: Tensor, variance: Tensor, like: Tensor) -> Tensor:
+    """The inverse of the covariance with these axes, where the dtype of the result tells the eigenvalues of its
+    correlations from 0; where not, of one that it does."""
+    covariance = (axes * variance.unsqueeze(-2)) @ axes.mT
+    unit = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
+    both, least = unit.unsqueeze(-1) * unit.unsqueeze(-2), rounding(like)
+    level, turned = torch.linalg.eigh(covariance / both)
+    held = (turned / level.clamp(min=least).unsqueeze(-2)) @ turned.mT / both
+    singular = (level[..., :1] < least).unsqueeze(-1)
+    return torch.where(singular, held, (axes / variance.unsqueeze(-2)) @ axes.mT).to(like)
+
+
+peak = Variants(_peak)
+"""Of messages `[*plates, P]`, the `Peak` whose covariances are at least diag(floor)."""
