@@ -24,7 +24,7 @@ from ..inference.numerics.checks import naming
 from ..inference.numerics.randomness import Seed
 from ..inference.numerics.records import Record
 from ..inference.numerics.scalars import check_batch_shape, check_integer, check_kind
-from .data.reading import read_series, to_tensor
+from .data.reading import read_row, read_series, to_tensor
 from .data.series import Given, Series
 from .dynamics.contract import Dynamics
 from .emissions.contract import Emission
@@ -399,11 +399,7 @@ class SwitchingSSM(Verbs, PyroModule):
         rounding.
         """
         batch = tuple(state.log_evidence.shape)
-        x_t = to_tensor(x_t, "x_t")
-        if self.emission.n_features == 1 and tuple(x_t.shape) == batch:
-            x_t = x_t.unsqueeze(-1)
-        if tuple(x_t.shape) != (*batch, self.emission.n_features):
-            raise ValueError(f"x_t: got shape {tuple(x_t.shape)}, expected {(*batch, self.emission.n_features)}.")
+        x_t = read_row(x_t, batch, self.emission.n_features)
         one: Given = {}
         if covariates is not None:
             table = one["covariates"] = to_tensor(covariates, "covariates")

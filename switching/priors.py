@@ -11,6 +11,7 @@ from the family's natural parameters $\eta = \eta_0 + m$, the prior's plus the m
 So a block says what its family is and how a prior is one of its members; see `Conjugate`.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,10 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from ..inference.families import Beta, Dirichlet, Gamma, LocPrecision, NormalGamma, NormalWishart, VectorFamily, given
+from ..inference.families.numerics import log_det
+from ..inference.families.wishart import wishart_normalizer
 from ..inference.message_passing.factor_graph import Factor
+from ..inference.numerics.cholesky import cholesky
 from .definite import Wishart
 from .parameters import Parameter, Parameters, with_prefix
 
@@ -35,6 +39,14 @@ class Site(NamedTuple):
 
     name: str
     distribution: Callable[[Parameters], TorchDistributionMixin]
+    density: Callable[[Parameters], Tensor] | None = None
+    """Its log density at values inside the support, for which no distribution need be made."""
+
+    def log_prob(self, values: Parameters, inside: bool) -> Tensor:
+        """Log density of the parameter, one number a restart."""
+        if inside and self.density is not None:
+            return self.density(values)
+        return self.distribution(values).log_prob(values[self.name])
 
 
 def sample_sites(sites: Sequence[Site]) -> Parameters:
@@ -45,9 +57,13 @@ def sample_sites(sites: Sequence[Site]) -> Parameters:
     return values
 
 
-def log_prior(sites: Sequence[Site], values: Parameters) -> Tensor:
-    """Log density of the sites at `values`, one number a restart: [*r]."""
-    terms = [site.distribution(values).log_prob(values[site.name]) for site in sites]
+def log_prior(sites: Sequence[Site], values: Parameters, inside: bool = False) -> Tensor:
+    """Log density of the sites at `values`, one number a restart: [*r].
+
+    Arguments:
+        inside: whether the values are known to lie in their supports; otherwise ValueError is raised where they do not.
+    """
+    terms = [site.log_prob(values, inside) for site in sites]
     return torch.stack(torch.broadcast_tensors(*terms)).sum(0)
 
 
@@ -55,7 +71,10 @@ def prefixed_sites(sites: Sequence[Site], prefix: str) -> list[Site]:
     """The same sites under names that start with `prefix`."""
 
     def rename(site: Site) -> Site:
-        return Site(prefix + site.name, lambda values: site.distribution(with_prefix(values, prefix)))
+        def own(function: Callable[[Parameters], Any]) -> Callable[[Parameters], Any]:
+            return lambda values: function(with_prefix(values, prefix))
+
+        return Site(prefix + site.name, own(site.distribution), site.density and own(site.density))
 
     return [rename(site) for site in sites]
 
@@ -74,47 +93,92 @@ def _event(distribution: Any) -> TorchDistributionMixin:
     return distribution.to_event(len(distribution.batch_shape))
 
 
+def _over_plates(terms: Tensor, eta: Tensor) -> Tensor:
+    """Sum over the plates of natural parameters `[*plates, P]`."""
+    return terms.sum(tuple(range(1 - eta.ndim, 0))) if eta.ndim > 1 else terms
+
+
 @family_sites.register
 def _(family: Dirichlet, eta: Tensor, names: Sequence[str], about: Tensor | float = 0.0) -> list[Site]:
-    prior = _event(dist.Dirichlet(eta))
-    return [Site(names[0], lambda values: prior)]
+    prior, (name,), log_normalizer = _event(dist.Dirichlet(eta)), names, family.log_normalizer(eta)
+
+    def density(values: Parameters) -> Tensor:
+        return _over_plates(torch.xlogy(eta - 1, values[name]).sum(-1) - log_normalizer, eta)
+
+    return [Site(name, lambda values: prior, density)]
 
 
 @family_sites.register
 def _(family: Beta, eta: Tensor, names: Sequence[str], about: Tensor | float = 0.0) -> list[Site]:
-    prior = _event(dist.Beta(eta[..., 0], eta[..., 1]))
-    return [Site(names[0], lambda values: prior)]
+    prior, (name,), log_normalizer = _event(dist.Beta(eta[..., 0], eta[..., 1])), names, family.log_normalizer(eta)
+
+    def density(values: Parameters) -> Tensor:
+        p = values[name]
+        terms = torch.xlogy(eta[..., 0] - 1, p) + torch.special.xlog1py(eta[..., 1] - 1, -p)
+        return _over_plates(terms - log_normalizer, eta)
+
+    return [Site(name, lambda values: prior, density)]
+
+
+def _gamma_density(name: str, shape: Tensor, rate: Tensor, eta: Tensor) -> Callable[[Parameters], Tensor]:
+    log_normalizer = torch.lgamma(shape) - shape * rate.log()
+    return lambda values: _over_plates(torch.xlogy(shape - 1, values[name]) - rate * values[name] - log_normalizer, eta)
 
 
 @family_sites.register
 def _(family: Gamma, eta: Tensor, names: Sequence[str], about: Tensor | float = 0.0) -> list[Site]:
-    q = family.usual(eta)
+    q, (name,) = family.usual(eta), names
     prior = _event(dist.Gamma(q.shape, q.rate))
-    return [Site(names[0], lambda values: prior)]
+    return [Site(name, lambda values: prior, _gamma_density(name, q.shape, q.rate, eta))]
 
 
 @family_sites.register
 def _(family: NormalGamma, eta: Tensor, names: Sequence[str], about: Tensor | float = 0.0) -> list[Site]:
     q, (loc, precision) = family.usual(eta), names
-    spread = _event(dist.Gamma(q.shape, q.rate))
+    spread, center = _event(dist.Gamma(q.shape, q.rate)), q.loc + about
+    log_normalizer = (math.log(2 * math.pi) - q.kappa.log()) / 2
 
     def location(values: Parameters) -> TorchDistributionMixin:
         scale = (q.kappa * values[precision]).rsqrt()
-        return dist.Normal(q.loc + about, scale).to_event(q.loc.ndim)
+        return dist.Normal(center, scale).to_event(q.loc.ndim)
 
-    return [Site(precision, lambda values: spread), Site(loc, location)]
+    def density(values: Parameters) -> Tensor:
+        known, residual = values[precision], values[loc] - center
+        return _over_plates((known.log() - q.kappa * known * residual.square()) / 2 - log_normalizer, eta)
+
+    return [
+        Site(precision, lambda values: spread, _gamma_density(precision, q.shape, q.rate, eta)),
+        Site(loc, location, density),
+    ]
 
 
 @family_sites.register
 def _(family: NormalWishart, eta: Tensor, names: Sequence[str], about: Tensor | float = 0.0) -> list[Site]:
     q, (loc, precision) = family.usual(eta), names
-    spread = _event(Wishart(q.df, q.scale_matrix))
+    spread, center = _event(Wishart(q.df, q.scale_matrix)), q.loc + about
+    dim = q.loc.shape[-1]
+    inverse = torch.cholesky_inverse(cholesky(q.scale_matrix))
+    of_precision = wishart_normalizer(q.df, cholesky(inverse))
+    of_location = dim / 2 * (math.log(2 * math.pi) - q.kappa.log())
 
     def location(values: Parameters) -> TorchDistributionMixin:
         weighted = q.kappa[..., None, None] * values[precision]
-        return dist.MultivariateNormal(q.loc + about, precision_matrix=weighted).to_event(q.kappa.ndim)
+        return dist.MultivariateNormal(center, precision_matrix=weighted).to_event(q.kappa.ndim)
 
-    return [Site(precision, lambda values: spread), Site(loc, location)]
+    def density_of_precision(values: Parameters) -> Tensor:
+        known = values[precision]
+        exponent = (q.df - dim - 1) * log_det(cholesky(known)) - (inverse * known).sum((-2, -1))
+        return _over_plates(exponent / 2 - of_precision, eta)
+
+    def density_of_location(values: Parameters) -> Tensor:
+        known, residual = values[precision], values[loc] - center
+        square = (residual.unsqueeze(-2) @ known @ residual.unsqueeze(-1))[..., 0, 0]
+        return _over_plates((log_det(cholesky(known)) - q.kappa * square) / 2 - of_location, eta)
+
+    return [
+        Site(precision, lambda values: spread, density_of_precision),
+        Site(loc, location, density_of_location),
+    ]
 
 
 # ---- conjugate blocks ------------------------------------------------------------------------------------------------

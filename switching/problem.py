@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..inference.chains.contract import Chain
+from ..inference.numerics.deferred import redone
 from ..inference.numerics.records import Record
 from .data.series import Series
 from .dynamics.contract import Dynamics
@@ -59,12 +60,13 @@ class SeriesProblem(Record, ABC):
 
     def by_group(self: Own, found: Callable[[Own], Result]) -> list[Result]:
         """What is found of each group. An impossible sequence is told by its number among all."""
-        try:
-            return [found(part) for _, part in self.groups]
-        except ValueError:
-            if len(self.groups) > 1:
-                found(self)
-            raise
+        if len(self.groups) == 1:
+            return [found(self.groups[0][1])]
+        results = []
+        for _, part in self.groups:
+            with redone(lambda: found(self), ValueError):
+                results.append(found(part))
+        return results
 
     def evidence(self, values: Parameters) -> Float[Tensor, "*rb"]:
         """log p(x | parameters) of each sequence, without tables of the padding."""
@@ -155,11 +157,11 @@ class Problem(SeriesProblem):
         likelihood = self.emission.log_likelihood(series.observations, values)
         return self.dynamics.chain(values, likelihood, series.drive, series.lengths, belief)
 
-    def log_prior(self, values: Parameters) -> Float[Tensor, "*r"]:
-        """Log density of the parameters; 0 without a prior."""
+    def log_prior(self, values: Parameters, inside: bool = False) -> Float[Tensor, "*r"]:
+        """Log density of the parameters; 0 without a prior. `inside`: they are known to lie in their supports."""
         if self.prior is None:
             return self.series.observations.new_zeros(())
-        return log_prior(self.sites, values)
+        return log_prior(self.sites, values, inside)
 
     def occupancy(self, values: Parameters) -> Float[Tensor, "*r K"]:
         """Expected number of steps in each state."""

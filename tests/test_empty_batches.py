@@ -23,6 +23,7 @@ def tables(record):
 def test_chains_of_no_sequence(batch):
     for chain in (
         sh.CopyChain(None, rows(*batch, 4, 3), rows(*batch, 4, 1)),
+        sh.FactoredCopyChain(rows(1), rows(1), rows(3), rows(*batch, 4, 3)),
         sh.CopyChain(rows(3), rows(*batch, 4, 3), rows(*batch, 4, 3), torch.ones(batch, dtype=torch.int64)),
         sh.MarkovChain(rows(3), rows(3, 3), rows(*batch, 4, 3)),
         sh.MarkovChain(rows(3), rows(*batch, 3, 3), rows(*[1] * len(batch), 4, 3)),

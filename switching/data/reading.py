@@ -7,6 +7,7 @@ from typing import Any, TypeGuard
 import numpy as np
 import pandas as pd
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ...inference.numerics.arrays import floating
@@ -326,3 +327,13 @@ def _check_finite(series: Series) -> None:
     infinite = ((x == torch.inf) | (x == -torch.inf)) & series.inside.unsqueeze(-1)  # `isinf` makes a table of floats
     if infinite.any():
         raise ValueError(f"x: got an infinite value at {place(infinite)}; mark missing values with NaN.")
+
+
+def read_row(x_t: Any, batch: tuple[int, ...], n_features: int) -> Float[Tensor, "*b F"]:
+    """One observation of each stream: `[*batch, F]`, or `[*batch]` for one feature."""
+    row = to_tensor(x_t, "x_t")
+    if n_features == 1 and tuple(row.shape) == batch:
+        row = row.unsqueeze(-1)
+    if tuple(row.shape) != (*batch, n_features):
+        raise ValueError(f"x_t: got shape {tuple(row.shape)}, expected {(*batch, n_features)}.")
+    return row

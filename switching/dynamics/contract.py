@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...inference.chains.contract import Chain, Marginals
-from ...inference.families import CopyTables, Family, MarkovTables
+from ...inference.families import CopyTables, FactoredTables, Family, MarkovTables
 from ...inference.message_passing.factor_graph import Factor
 from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
@@ -143,18 +143,23 @@ class Dynamics(Named, ABC):
         """Rough parameters `[*r, ...]` from a first labelling of every step."""
 
     @abstractmethod
-    def paths(self, series: Series, lead: tuple[int, ...], alike: bool) -> tuple[Family, CopyTables | MarkovTables]:
+    def paths(
+        self, series: Series, lead: tuple[int, ...], gated: bool, alike: bool
+    ) -> tuple[Family, CopyTables | FactoredTables | MarkovTables]:
         """The family of the paths of a series, and tables of 0 for it with these leading axes.
 
-        `alike`: held steps emit alike in all states, so that their table needs a single column.
+        Arguments:
+            gated: whether held steps emit in another way than drawn ones.
+            alike: whether they do alike in all states, so that their table needs a single column.
         """
 
     @abstractmethod
-    def factors(self, series: Series, counted: Tensor | None) -> list[Factor]:
+    def factors(self, series: Series, counted: Tensor | None, gated: bool) -> list[Factor]:
         """The factors that join the blocks to the paths.
 
         Arguments:
             counted: [T], 0 for steps that were counted elsewhere and 1 for the others; None: all count.
+            gated: as in `paths`.
         """
 
     def _lead(self, values: Parameters) -> torch.Size:

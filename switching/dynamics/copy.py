@@ -23,7 +23,8 @@ from torch.nn.functional import logsigmoid
 
 from ...inference.chains.contract import Chain, Marginals
 from ...inference.chains.copy.chain import CopyChain
-from ...inference.families import CopyPaths, CopyTables, Gaussian, VectorFamily
+from ...inference.chains.factored_copy.chain import FactoredCopyChain
+from ...inference.families import CopyPaths, CopyTables, FactoredCopyPaths, FactoredTables, Gaussian, VectorFamily
 from ...inference.message_passing.factor_graph import Factor
 from ...inference.numerics.checks import broadcast_shapes
 from ...inference.numerics.scalars import check_integer
@@ -32,7 +33,7 @@ from ..emissions.contract import ByGate
 from ..parameters import Parameter, Parameters, concentration, kept, widened
 from ..priors import Conjugate, Probabilities, Site
 from .contract import PATHS, Dynamics, draw_state
-from .factors import by_state, driven_gates, fresh_states, gate_counts, gates
+from .factors import by_state, driven_gates, factored_gates, factored_states, fresh_states, gate_counts, gates
 from .gates import GateLikelihood, fisher_scoring, log1mexp, log_redraw_in_gap, logistic_bounds, with_intercept
 
 WEIGHT_SCALE = 2.5  # prior standard deviation of a covariate's weight (Gelman et al. 2008), covariates of unit variance
@@ -196,6 +197,9 @@ class Copy(Dynamics):
     ) -> Chain:
         n_batch = likelihood.redrawn.ndim - 2 - (values["state_probs"].ndim - 1)
         log_redraw, log_hold = self.log_gate(values, drive, n_batch)
+        if belief is None and likelihood.redrawn is likelihood.held:
+            log_state = widened(values["state_probs"], 1, n_batch).log()
+            return FactoredCopyChain(log_redraw, log_hold, log_state, likelihood.redrawn, lengths)
         log_state = widened(values["state_probs"], 1, n_batch + 1).log()
         fresh = likelihood.redrawn + (log_redraw.unsqueeze(-1) + log_state)
         held = likelihood.held + log_hold.unsqueeze(-1)
@@ -238,6 +242,9 @@ class Copy(Dynamics):
     # ---- fits ------------------------------------------------------------------------------------------------------
 
     def counts(self, marginals: Marginals, lead: torch.Size) -> dict[str, Tensor]:
+        if marginals.gates is not None and marginals.drawn is not None:
+            gates, drawn = by_state(marginals.gates, lead), by_state(marginals.drawn, lead)
+            return {"redraw": gates, "state": drawn}
         assert marginals.held is not None
         redraw = gate_counts(marginals.fresh, marginals.held, lead)
         return {"redraw": redraw, "state": by_state(marginals.fresh, lead)}
@@ -252,8 +259,8 @@ class Copy(Dynamics):
     ) -> Parameters:
         if not self.n_covariates and drive.gaps is None:
             return super().maximize(marginals, prior, values, drive, fixed)
-        lead = self._lead(values)
-        found = kept(self.blocks["state"].mode(prior, by_state(marginals.fresh, lead)), values)
+        state = self.counts(marginals, self._lead(values))["state"]
+        found = kept(self.blocks["state"].mode(prior, state), values)
         found |= self._scored(marginals, prior, values, drive.at(slice(1, None)), fixed)
         return found | {name: values[name] for name in fixed if name in found}
 
@@ -261,9 +268,13 @@ class Copy(Dynamics):
         self, marginals: Marginals, prior: Parameters | None, values: Parameters, drive: Drive, fixed: Collection[str]
     ) -> Parameters:
         """The M-step of the redraw probability where it has no closed form."""
-        assert marginals.held is not None
         lead = self._lead(values)
-        redrawn, held = (w.sum(-1)[..., 1:].reshape(*lead, -1) for w in (marginals.fresh, marginals.held))
+        if marginals.gates is None:
+            assert marginals.held is not None
+            gates = [w.sum(-1) for w in (marginals.fresh, marginals.held)]
+        else:
+            gates = marginals.gates.unbind(-1)
+        redrawn, held = (gate[..., 1:].reshape(*lead, -1) for gate in gates)
         alpha, beta = redrawn.new_zeros(2) if prior is None else prior["redraw_concentration"].to(redrawn)
         if self.n_covariates:
             assert drive.covariates is not None
@@ -300,22 +311,31 @@ class Copy(Dynamics):
         weights = redraw.new_zeros(*redraw.shape, self.n_covariates)
         return {"redraw_intercept": torch.logit(redraw), "redraw_weights": weights, "state_probs": probs}
 
-    def paths(self, series: Series, lead: tuple[int, ...], alike: bool) -> tuple[CopyPaths, CopyTables]:
-        gaps, base = series.drive.gaps, None
-        if gaps is not None and bool((gaps[..., 1:] == 0).any()):  # no redraw in a gap of 0 steps
-            never = torch.where(gaps == 0, -torch.inf, 0.0)
+    def paths(
+        self, series: Series, lead: tuple[int, ...], gated: bool, alike: bool
+    ) -> tuple[CopyPaths | FactoredCopyPaths, CopyTables | FactoredTables]:
+        shape, zero = (*lead, *series.batch_shape), series.observations.new_zeros(())
+        gates = 1 if not self.n_covariates and series.gaps is None else series.n_steps
+        if self._factored(series, gated):
+            tables = (gates, 2), (self.n_states,), (series.n_steps, self.n_states)
+            return FactoredCopyPaths(series.lengths), FactoredTables(*(zero.expand(*shape, *own) for own in tables))
+        base = None
+        if _at_once(series):  # no redraw in a gap of 0 steps
+            never = torch.where(series.drive.gaps == 0, -torch.inf, 0.0)
             never[..., 0] = 0.0
             base = CopyTables(never.unsqueeze(-1), torch.zeros_like(never).unsqueeze(-1))
-        shape = (*lead, *series.batch_shape, series.n_steps)
-        zero = series.observations.new_zeros(())
-        tables = CopyTables(zero.expand(*shape, self.n_states), zero.expand(*shape, 1 if alike else self.n_states))
-        return CopyPaths(series.lengths, base), tables
+        fresh, held = ((series.n_steps, n) for n in (self.n_states, 1 if alike else self.n_states))
+        return CopyPaths(series.lengths, base), CopyTables(zero.expand(*shape, *fresh), zero.expand(*shape, *held))
 
-    def factors(self, series: Series, counted: Tensor | None) -> list[Factor]:
-        n_axes = len(series.batch_shape) + 1
-        states = fresh_states("state", PATHS, n_axes, counted)
+    def _factored(self, series: Series, gated: bool) -> bool:
+        """Whether the tables of paths are products, none of which says that something cannot be."""
+        return not gated and not _at_once(series)
+
+    def factors(self, series: Series, counted: Tensor | None, gated: bool) -> list[Factor]:
+        n_axes, factored = len(series.batch_shape) + 1, self._factored(series, gated)
+        states = factored_states("state", PATHS, n_axes) if factored else fresh_states("state", PATHS, n_axes, counted)
         if not self.n_covariates and series.gaps is None:
-            return [gates("redraw", PATHS, n_axes), states]
+            return [(factored_gates if factored else gates)("redraw", PATHS, n_axes), states]
         drive = series.drive.at(slice(1, None))
 
         def log_gate(statistics: Tensor) -> tuple[Tensor, Tensor]:
@@ -328,4 +348,12 @@ class Copy(Dynamics):
                 return log_redraw, log_hold
             return log_redraw_in_gap(log_redraw, log_hold, drive.gaps), drive.gaps * log_hold
 
+        if factored:
+            return [factored_gates("redraw", PATHS, n_axes, log_gate), states]
         return [driven_gates("redraw", PATHS, log_gate), states]
+
+
+def _at_once(series: Series) -> bool:
+    """Whether a gap of 0 steps lies between two observations, so that the state is held for certain."""
+    gaps = series.drive.gaps
+    return gaps is not None and bool((gaps[..., 1:] == 0).any())

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ...inference.families import CopyTables, MarkovTables
+from ...inference.families import CopyTables, FactoredTables, MarkovTables
 from ...inference.message_passing.factor_graph import Factor
 from ..parameters import widened
 
@@ -83,6 +83,44 @@ def fresh_states(block: str, chain: str, n_axes: int, counted: Tensor | None = N
         return by_state(paths.fresh if mask is None else paths.fresh * mask, log_probs.shape[:-1])
 
     return Factor(named(block, elog), (chain, block), {chain: to_chain, block: to_block}, mask=counted)
+
+
+def factored_gates(block: str, chain: str, n_axes: int, log_gate: LogGate | None = None) -> Factor:
+    """`gates` of paths that have them in a table apart; with `log_gate` as `driven_gates`."""
+
+    def table(statistics: Tensor) -> Tensor:
+        """[*r, *b, 1, 2] or [*r, *b, T, 2]"""
+        if log_gate is None:
+            return widened(statistics, 1, n_axes)
+        return pad(torch.stack(log_gate(statistics), -1), (0, 0, 1, 0))
+
+    def elog(paths: FactoredTables, statistics: Tensor) -> Tensor:
+        return torch.where(paths.gates == 0, 0.0, paths.gates * table(statistics)).sum((-2, -1))
+
+    def to_chain(paths: FactoredTables, statistics: Tensor) -> FactoredTables:
+        return FactoredTables(table(statistics), None, None)  # type: ignore[arg-type]
+
+    def to_block(paths: FactoredTables, redraw: Tensor) -> Tensor:
+        return by_state(paths.gates, redraw.shape[:-1])
+
+    closed = {block: to_block} if log_gate is None else {}
+    convex = () if closed else (block,)
+    return Factor(named(block, elog), (chain, block), {chain: to_chain} | closed, convex=convex)
+
+
+def factored_states(block: str, chain: str, n_axes: int) -> Factor:
+    """`fresh_states` of paths that have them in a table apart, which knows which steps count."""
+
+    def elog(paths: FactoredTables, log_probs: Tensor) -> Tensor:
+        return (paths.state * widened(log_probs, 1, n_axes - 1)).sum(-1)
+
+    def to_chain(paths: FactoredTables, log_probs: Tensor) -> FactoredTables:
+        return FactoredTables(None, widened(log_probs, 1, n_axes - 1), None)  # type: ignore[arg-type]
+
+    def to_block(paths: FactoredTables, log_probs: Tensor) -> Tensor:
+        return by_state(paths.state, log_probs.shape[:-1])
+
+    return Factor(named(block, elog), (chain, block), {chain: to_chain, block: to_block})
 
 
 def first_state(block: str, chain: str, n_axes: int, counted: Tensor | None = None) -> Factor:

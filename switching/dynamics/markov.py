@@ -2,6 +2,7 @@ r"""Markov dynamics: $s_1 \sim \text{Categorical}(p)$, $s_t \sim \text{Categoric
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -55,8 +56,8 @@ class Markov(Dynamics):
         object.__setattr__(self, "sticky", check_number("sticky", self.sticky, least=0))
         self.default_prior()
 
-    @property
-    def blocks(self) -> Mapping[str, Conjugate]:
+    @cached_property
+    def blocks(self) -> Mapping[str, Conjugate]:  # type: ignore[override]
         return {
             "initial": Probabilities("initial_probs", "initial_concentration", ("state",)),
             "transition": Probabilities("transition_probs", "transition_concentration", ("state", "state_new")),
@@ -117,20 +118,22 @@ class Markov(Dynamics):
         one_hot = torch.nn.functional.one_hot(labels, self.n_states).double() * series.inside.unsqueeze(-1)
         lead = labels.shape[: labels.ndim - 1 - len(series.batch_shape)]
         pairs = (one_hot[..., :-1, :].mT @ one_hot[..., 1:, :]).reshape(*lead, -1, self.n_states, self.n_states)
-        stay = torch.eye(self.n_states, dtype=torch.float64) * self.n_states  # persistence where labels say nothing
+        stay = torch.eye(self.n_states).to(one_hot) * self.n_states  # persistence where labels say nothing
         pairs, first = pairs.sum(-3) + 1 + stay, by_state(one_hot[..., 0, :], lead) + 1
         return {
             "initial_probs": first / first.sum(-1, keepdim=True),
             "transition_probs": pairs / pairs.sum(-1, keepdim=True),
         }
 
-    def paths(self, series: Series, lead: tuple[int, ...], alike: bool) -> tuple[MarkovPaths, MarkovTables]:
+    def paths(
+        self, series: Series, lead: tuple[int, ...], gated: bool, alike: bool
+    ) -> tuple[MarkovPaths, MarkovTables]:
         shape, k = (*lead, *series.batch_shape), self.n_states
         zero = series.observations.new_zeros(())
         tables = MarkovTables(zero.expand(*shape, k), zero.expand(*shape, k, k), zero.expand(*shape, series.n_steps, k))
         return MarkovPaths(series.lengths), tables
 
-    def factors(self, series: Series, counted: Tensor | None) -> list[Factor]:
+    def factors(self, series: Series, counted: Tensor | None, gated: bool) -> list[Factor]:
         n_axes = len(series.batch_shape) + 1
         return [first_state("initial", PATHS, n_axes, counted), moves("transition", PATHS, n_axes)]
 

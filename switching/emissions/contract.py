@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from ...inference.numerics.records import Record
+from ...inference.numerics.remembered import remembered
 from ...inference.numerics.scalars import check_integer
 from ..data.series import place
 from ..parameters import Named, Parameter, Parameters, check_parameters, moved, widened, with_prefix
@@ -379,6 +380,7 @@ class ConjugateEmission(Conjugate, Emission):
         return Maximized(values, torch.zeros(shape, dtype=torch.bool, device=values[name].device))
 
 
+@remembered
 def is_complete(x: Tensor) -> bool:
     """Whether nothing is missing, in one pass; by numpy, since torch would wake its threads, which then stay awake."""
     if x.device.type == "cpu":

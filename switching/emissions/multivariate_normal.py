@@ -28,12 +28,17 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from ...inference.families import NormalWishart
-from ...inference.families.numerics import log_det, pack
+from ...inference.families.normal import expected_normal
+from ...inference.families.numerics import pack
+from ...inference.families.peak import peak
 from ...inference.gaussian.op import Moments, multivariate_normal_log_density, multivariate_normal_moments
-from ...inference.numerics.cholesky import cholesky, rounding
-from ..parameters import Parameter, Parameters, Shown, widened
+from ...inference.numerics.cholesky import cholesky
+from ...inference.numerics.remembered import remembered
+from ..parameters import Parameter, Parameters, Shown
 from .contract import ConjugateEmission, Maximized, Representative, is_complete
 from .spread import spread
+
+WORD = 32  # features whose pattern is one integer beside the number of another
 
 
 def _inverse(matrix: Tensor) -> Tensor:
@@ -87,7 +92,7 @@ class MultivariateNormal(ConjugateEmission):
         return {name: value * factors[name] if name in factors else value for name, value in table.items()}
 
     def natural(self, prior: Parameters) -> Tensor:
-        return self.family.natural(prior["loc"], prior["count"], prior["df"], _inverse(prior["inverse_scale"]))
+        return NormalWishart.of_inverse(prior["loc"], prior["count"], prior["df"], prior["inverse_scale"])
 
     def log_prob(self, x: Tensor, values: Parameters) -> Tensor:
         observed = ~torch.isnan(x)
@@ -104,28 +109,20 @@ class MultivariateNormal(ConjugateEmission):
 
     def table(self, x: Tensor, values: Parameters) -> Tensor:
         rows = x.reshape(-1, self.n_features)
-        parts = []
         patterns = _patterns(rows)
-        for observed, which in patterns:
-            if observed is None:
-                chol = cholesky(values["precision"])
-                parts.append(multivariate_normal_log_density(rows[which], values["loc"], chol))
-            else:
-                wide = {name: widened(values[name], len(p.dims), 1) for name, p in self.parameters.items()}
-                parts.append(self.log_prob(rows[which].unsqueeze(-2), wide))
+        parts = [_pattern_density(rows[which], observed, values) for observed, which in patterns]
         table = parts[0]
         if len(patterns) > 1:
-            order = torch.cat([torch.as_tensor(which) for _, which in patterns]).argsort()
-            table = torch.cat(parts, -2).index_select(-2, order)
+            which = torch.cat([torch.as_tensor(which) for _, which in patterns])
+            place = torch.empty_like(which).scatter_(0, which, torch.arange(len(which), device=which.device))
+            table = torch.cat(parts, -2).index_select(-2, place)
         return table.reshape(*table.shape[:-2], *x.shape[:-1], table.shape[-1])
 
     def expected_table(self, x: Tensor, statistics: Tensor) -> Tensor:
         if not is_complete(x):
             return super().expected_table(x, statistics)
-        values, constant = self.representative(statistics)
-        chol = cholesky(values["precision"])
-        rows, log_volume = x.reshape(-1, self.n_features), log_det(chol) + 2 * constant[..., 0]
-        table = multivariate_normal_log_density(rows, values["loc"], chol, log_volume)
+        rows, expected = x.reshape(-1, self.n_features), expected_normal(statistics)
+        table = multivariate_normal_log_density(rows, expected.loc, expected.chol, expected.log_volume)
         return table.reshape(*table.shape[:-2], *x.shape[:-1], table.shape[-1])
 
     def distribution(self, values: Parameters) -> TorchDistributionMixin:
@@ -142,35 +139,20 @@ class MultivariateNormal(ConjugateEmission):
         parts = [
             _pattern_moments(x[rows], observed, weights[..., rows, :], near)
             for observed, rows in _patterns(x)
-            if observed is None or bool(observed.any())
+            if observed is None or len(observed)
         ]
         count, first, second = (reduce(torch.add, part) for part in zip(*parts, strict=True))
         half = count[..., None] / 2
         return pack(first, -half, half, -_symmetric(second).flatten(-2) / 2)
 
     def limit(self, message: Tensor, floor: Tensor) -> Maximized:
-        first, half, _, second = message.split([self.n_features, 1, 1, self.n_features**2], -1)
-        n = -2 * half
-        mean = first / n
-        scatter = -2 * second.unflatten(-1, (self.n_features, self.n_features)) / n.unsqueeze(-1)
-        covariance = scatter - mean.unsqueeze(-1) * mean.unsqueeze(-2)
-        # in units of the floor's square root a covariance with an eigenvalue below 1 has collapsed
-        unit, any_mass = floor.sqrt(), n.unsqueeze(-1) > 0
-        scaled = torch.where(any_mass, covariance, 0.0) / (unit.unsqueeze(-1) * unit)
-        variance, axes = torch.linalg.eigh(scaled.double())
-        inverse = _inverse_of(axes, variance.clamp(min=1.0), scaled) / (unit.unsqueeze(-1) * unit)
-        inverse = torch.where(any_mass, _symmetric(inverse), torch.nan)  # no estimate: the caller keeps what it had
-        return Maximized({"loc": mean, "precision": inverse}, (variance <= 1.0).any(-1))
+        found = peak(message, floor)
+        return Maximized({"loc": found.loc, "precision": found.precision}, found.collapsed)
 
     def representative(self, statistics: Tensor) -> Representative:
-        dim = self.n_features
-        first, second, log_volume, flat = statistics.split([dim, 1, 1, dim * dim], -1)
-        precision = flat.unflatten(-1, (dim, dim))
-        chol = cholesky(precision)
-        loc = torch.cholesky_solve(first[..., None], chol)[..., 0]
-        spread = second - (first * loc).sum(-1, keepdim=True)
-        constant = (log_volume - log_det(chol)[..., None] - spread) / 2
-        return Representative({"loc": loc, "precision": precision}, constant)
+        dim, expected = self.n_features, expected_normal(statistics)
+        precision = statistics[..., dim + 2 :].unflatten(-1, (dim, dim))
+        return Representative({"loc": expected.loc, "precision": precision}, expected.constant[..., None])
 
 
 def _log_density(residual: Tensor, chol_precision: Tensor) -> Tensor:
@@ -180,51 +162,59 @@ def _log_density(residual: Tensor, chol_precision: Tensor) -> Tensor:
     return half_log_det - 0.5 * (whitened.square().sum(-1) + residual.shape[-1] * math.log(2 * math.pi))
 
 
+@remembered
 def _patterns(x: Tensor) -> list[tuple[Tensor | None, Tensor | slice]]:
-    """Each pattern of observed features in x [N, F], None where all are, and an index of the rows that have it."""
+    """The numbers of the observed features of each pattern in x [N, F], None where all are, and of the rows with it."""
     if is_complete(x):
         return [(None, slice(None))]
-    patterns, which = torch.unique(~torch.isnan(x), dim=0, return_inverse=True)
-    rows = [torch.nonzero(which == i)[:, 0] for i in range(len(patterns))]
-    return [(None if bool(p.all()) else p, index) for p, index in zip(patterns, rows, strict=True)]
+    missing = torch.isnan(x)
+    some = missing.any(-1)
+    rows, missing = some.nonzero()[:, 0], missing[some]
+    number = torch.zeros_like(rows)
+    for columns in missing.split(WORD, -1):  # a pattern so far and the bits of these features make one integer
+        bits = columns.long() << torch.arange(columns.shape[-1], device=x.device)
+        number = torch.unique((number << WORD) + bits.sum(-1), return_inverse=True)[1]
+    groups = number.argsort(stable=True).split(number.bincount().tolist())
+    patterns: list[tuple[Tensor | None, Tensor | slice]] = [
+        ((~missing[group[0]]).nonzero()[:, 0], rows[group]) for group in groups
+    ]
+    return patterns if bool(some.all()) else [(None, (~some).nonzero()[:, 0]), *patterns]
+
+
+def _pattern_density(x: Tensor, observed: Tensor | None, values: Parameters) -> Tensor:
+    """Log density [*r, N, K] of rows that miss the same features."""
+    loc, precision = values["loc"], values["precision"]
+    if observed is not None:
+        x, loc = x[:, observed], loc[..., observed]
+        # by way of the covariance: taken from the whole precision, that of the observed features alone loses its digits
+        # where features hang together
+        precision = _inverse(_inverse(precision)[..., observed, :][..., observed])
+    return multivariate_normal_log_density(x, loc, cholesky(precision))
 
 
 def _pattern_moments(x: Tensor, observed: Tensor | None, weights: Tensor, values: Parameters) -> Moments:
     """Expected moments about the state's mean of rows that miss the same features."""
     if observed is None:
         return multivariate_normal_moments(x, weights, values["loc"])
-    filled, spread = _conditional(x, observed, values)
-    count, residual = weights.sum(-2), filled - values["loc"].unsqueeze(-2)
-    weighted = residual * weights.mT.unsqueeze(-1)
-    return Moments(count, weighted.sum(-2), weighted.mT @ residual + count[..., None, None] * spread)
+    gain, spread = _regression(observed, values["precision"])
+    count, first, second = multivariate_normal_moments(x[:, observed], weights, values["loc"][..., observed])
+    first = (gain @ first.unsqueeze(-1)).squeeze(-1)
+    return Moments(count, first, gain @ second @ gain.mT + count[..., None, None] * spread)
 
 
-def _conditional(x: Tensor, observed: Tensor, values: Parameters) -> tuple[Tensor, Tensor]:
-    """Mean [*r, K, n, F] of rows x [n, F] given their observed features, and covariance [*r, K, F, F] of the missing.
+def _regression(observed: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
+    """What features are given those observed: residuals are `gain [*r, K, F, O]` times theirs, and have the covariance
+    `spread [*r, K, F, F]`, 0 but for missing ones.
 
     Given the observed, the missing features have precision `precision[m, m]` and mean
     `loc[m] - precision[m, m]^-1 precision[m, o] (x[o] - loc[o])`.
     """
-    loc, precision = values["loc"].unsqueeze(-2), values["precision"]
-    missing = ~observed
-    residual = torch.where(observed, torch.where(observed, x, 0.0) - loc, 0.0)
+    unit = torch.eye(precision.shape[-1], dtype=precision.dtype, device=precision.device)
+    missing = torch.ones_like(unit[0], dtype=torch.bool).index_fill(0, observed, False)
     both = missing.unsqueeze(-1) & missing
-    block = torch.where(both, precision, torch.diag(observed.to(x.dtype)))
-    inverse = torch.cholesky_inverse(cholesky(block))
-    spread = torch.where(both, inverse, 0.0)
-    return loc + residual - torch.where(missing, (residual @ precision) @ spread, 0.0), spread
-
-
-def _inverse_of(axes: Tensor, variance: Tensor, like: Tensor) -> Tensor:
-    """The inverse of the covariance with these axes, where the dtype of the result tells the eigenvalues of its
-    correlations from 0; where not, of one that it does."""
-    covariance = (axes * variance.unsqueeze(-2)) @ axes.mT
-    unit = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
-    both, least = unit.unsqueeze(-1) * unit.unsqueeze(-2), rounding(like)
-    level, turned = torch.linalg.eigh(covariance / both)
-    held = (turned / level.clamp(min=least).unsqueeze(-2)) @ turned.mT / both
-    singular = (level[..., :1] < least).unsqueeze(-1)
-    return torch.where(singular, held, (axes / variance.unsqueeze(-2)) @ axes.mT).to(like)
+    spread = torch.where(both, _inverse(torch.where(both, precision, unit)), 0.0)
+    whole = unit - spread @ precision
+    return whole[..., observed], spread
 
 
 def _symmetric(matrix: Tensor) -> Tensor:

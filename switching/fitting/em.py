@@ -20,6 +20,7 @@ from torch.distributions.constraints import Constraint
 
 from ...inference.chains.contract import Marginals
 from ...inference.message_passing.engine import Run
+from ...inference.numerics.deferred import deferred
 from ..definite import free_coordinates
 from ..parameters import Parameters, kept, prefixed
 from ..problem import Problem
@@ -43,7 +44,8 @@ class EM:
 
     def _begin(self, values: Parameters, marginals: Marginals | None) -> None:
         self.tables, self._marginals = values, marginals
-        self.collapsed = torch.zeros(len(next(iter(values.values()))), self.problem.n_states, dtype=torch.bool)
+        like = next(iter(values.values()))
+        self.collapsed = torch.zeros(len(like), self.problem.n_states, dtype=torch.bool, device=like.device)
 
     def run(self, max_steps: int) -> Run:
         """Climb so many steps; Ctrl-C keeps whole ones."""
@@ -52,9 +54,11 @@ class EM:
         try:
             self._marginals = self._expected(self.tables) if self._marginals is None else self._marginals
             while len(trace) < max_steps:
-                values, collapsed = maximized(self.problem, self._marginals, self.tables, self._floor)
-                marginals = self._expected(values)
-                now = (self.problem.total(marginals.log_normalizer) + self.problem.log_prior(values)).double()
+                with deferred():
+                    values, collapsed = maximized(self.problem, self._marginals, self.tables, self._floor)
+                    marginals = self._expected(values)
+                    prior = self.problem.log_prior(values, inside=True)
+                now = (self.problem.total(marginals.log_normalizer) + prior).double()
                 # from here to the end of this block one step's results belong together
                 self.tables, self._marginals, self.collapsed = values, marginals, collapsed
                 trace.append(now)

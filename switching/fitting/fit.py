@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pandas as pd
@@ -166,7 +167,9 @@ class Fit(Generic[Model]):
         return self._model.states(self._given(x), **given)
 
     def forecast(self, x: Any = None, horizon: int = 1, **given: Any) -> Any:
-        """See `model.forecast`."""
+        """See `model.forecast`; of the series that was fitted by `fit.forecast(horizon=n)`."""
+        if isinstance(x, Integral) and not isinstance(x, bool):
+            raise ValueError(f"x: got {x}, a single number; the number of steps is given by name, as horizon={x}.")
         return self._model.forecast(self._given(x), horizon, **given)
 
     def _given(self, x: Any) -> Any:

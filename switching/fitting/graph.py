@@ -17,7 +17,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ...inference.chains.contract import Chain
-from ...inference.families import CopyTables, MarkovTables, VectorFamily
+from ...inference.families import CopyTables, FactoredTables, MarkovTables, VectorFamily
 from ...inference.message_passing.engine import VMP
 from ...inference.message_passing.factor_graph import Block, Factor
 from ..data.series import Series
@@ -88,11 +88,12 @@ class Graph:
             for (name, (_, block)), prior in zip(self.blocks.items(), self.priors.values(), strict=True)
         ]
         dynamics, series, parts = self.problem.dynamics, self.problem.series, conjugates(self.problem.emission)
-        family, zero = dynamics.paths(series, tuple(lead), alike=len(parts) > 1 and not self.independent)
+        gated = len(parts) > 1
+        family, zero = dynamics.paths(series, tuple(lead), gated, alike=gated and not self.independent)
         cut = {"before": self.before, "after": self.after, "independent": self.independent}
         family = replace(family, **cut)  # pyright: ignore[reportArgumentType]
         factors = [
-            *dynamics.factors(series, self.counted),
+            *dynamics.factors(series, self.counted, gated),
             *(
                 block.prior_factor(name, with_prefix(hyper, prefix), self.share)
                 for name, (prefix, block) in self.blocks.items()
@@ -233,7 +234,7 @@ def emitted(part: Part, chain: str, x: Tensor, counted: Tensor | None = None, al
     assert isinstance(emission, ConjugateEmission)
     at_drawn, at_held = alone or not part.prefix, alone or bool(part.prefix)
 
-    def weights(paths: CopyTables | MarkovTables) -> Tensor:
+    def weights(paths: CopyTables | FactoredTables | MarkovTables) -> Tensor:
         drawn, held = paths.steps
         if held is None:
             return drawn
@@ -241,16 +242,18 @@ def emitted(part: Part, chain: str, x: Tensor, counted: Tensor | None = None, al
             return drawn + held
         return drawn if at_drawn else held.sum(-1, keepdim=True)
 
-    def elog(paths: CopyTables | MarkovTables, statistics: Tensor) -> Tensor:
+    def elog(paths: CopyTables | FactoredTables | MarkovTables, statistics: Tensor) -> Tensor:
         used = weights(paths)
         return torch.where(used == 0, 0.0, used * emission.expected_table(x, statistics)).sum(-1)
 
-    def to_chain(paths: CopyTables | MarkovTables, statistics: Tensor) -> CopyTables | MarkovTables:
+    def to_chain(
+        paths: CopyTables | FactoredTables | MarkovTables, statistics: Tensor
+    ) -> CopyTables | FactoredTables | MarkovTables:
         table = emission.expected_table(x, statistics)
         table = table if counted is None else table.mul_(counted.unsqueeze(-1))
         return type(paths).of_steps(table if at_drawn else None, table if at_held else None)
 
-    def to_block(paths: CopyTables | MarkovTables, statistics: Tensor) -> Tensor:
+    def to_block(paths: CopyTables | FactoredTables | MarkovTables, statistics: Tensor) -> Tensor:
         own = weights(paths) if counted is None else weights(paths) * counted.unsqueeze(-1)
         return emission.expected_message(rows, own.reshape(*own.shape[: own.ndim - x.ndim], len(rows), -1), statistics)
 

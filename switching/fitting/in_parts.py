@@ -33,6 +33,7 @@ from torch import Tensor
 
 from ...inference.families import Stats, tree_map
 from ...inference.message_passing.engine import VMP, Run
+from ...inference.numerics.deferred import deferred, redone
 from ..data.series import Series
 from ..dynamics.contract import PATHS
 from ..parameters import Parameters
@@ -92,10 +93,13 @@ class InParts:
         converged = False
         try:
             while len(trace) < max_steps and not converged:
-                etas = {name: prior + self._now.messages[name] for name, prior in self._priors().items()}
-                self._now, self.etas = self._visit(etas), etas
-                trace.append(self._now.elbo)
-                converged = len(trace) > 1 and bool(((trace[-1] - trace[-2]).abs() <= tol * trace[-1].abs()).all())
+                with deferred() as checks:
+                    etas = {name: prior + self._now.messages[name] for name, prior in self._priors().items()}
+                    now = self._visit(etas)
+                    before = trace[-1] if trace else torch.full_like(now.elbo, math.nan)
+                    (converged,) = map(bool, checks.settle(((now.elbo - before).abs() <= tol * now.elbo.abs()).all()))
+                self._now, self.etas = now, etas
+                trace.append(now.elbo)
         except KeyboardInterrupt:
             if not trace:
                 raise  # nothing has been reached yet
@@ -120,12 +124,17 @@ class InParts:
     def _visit(self, etas: Etas, under: Etas | None = None) -> Visit:
         """The bound and the messages under parameters, or in the first place under other statistics of them."""
         total, messages = torch.zeros(()), dict.fromkeys(etas, torch.zeros(()))
-        for engine, evidence, _ in self._turns(etas, under):
-            # under other statistics nothing is at its optimum, and there is no bound to speak of
-            bound = evidence + engine.elbo(without=PATHS) if under is None else torch.full_like(evidence, -math.inf)
-            total = total + bound
-            messages = {name: message + engine.message(name) for name, message in messages.items()}
-        return Visit(total, messages)
+        turns = self._turns(etas, under)
+        while True:
+            with redone(lambda: self._visit(etas, under)):
+                turn = next(turns, None)
+                if turn is None:
+                    return Visit(total, messages)
+                engine, evidence, _ = turn
+                # under other statistics nothing is at its optimum, and there is no bound to speak of
+                bound = evidence + engine.elbo(without=PATHS) if under is None else torch.full_like(evidence, -math.inf)
+                total = total + bound
+                messages = {name: message + engine.message(name) for name, message in messages.items()}
 
     def _turns(self, etas: Etas, under: Etas | None) -> Iterator["Turn"]:
         known, self._paths = self._paths, []
@@ -251,17 +260,19 @@ def run_batches(
     try:
         with open_to_keys():
             while len(objective) < options.max_steps and not converged:
-                estimate, now = torch.zeros(len(kept), dtype=torch.float64), etas
+                estimate, now = torch.zeros((), dtype=torch.float64), etas
                 for some in torch.randperm(n, generator=generator).tensor_split(batches):
                     i += 1
                     share = len(some) / n
-                    batch = graph.to(series.part(some.sort().values), share).engine(now, False, linear, i**-FORGETTING)
-                    batch.update(PATHS)
-                    estimate += batch.elbo().double().cpu()
-                    for name in now:
-                        batch.update(name)
-                    now = parameters_of(batch)
-                etas = now
+                    part = series.part(some.sort().values)
+                    with deferred():
+                        batch = graph.to(part, share).engine(now, False, linear, i**-FORGETTING)
+                        batch.update(PATHS)
+                        estimate = estimate + batch.elbo().double()
+                        for name in now:
+                            batch.update(name)
+                        now = parameters_of(batch)
+                etas, estimate = now, estimate.cpu()
                 final[kept] = estimate
                 objective.append(float(estimate.max()))
                 report(len(objective), objective[-1])

@@ -51,15 +51,18 @@ class Packing:
         found = self.source.by_group(lambda part: part.chain(values).marginals())
         evidence = torch.cat([part.log_normalizer for part in found], -1)
         n_lead = evidence.ndim - 1
-        fresh, held = (
-            _taken([getattr(part, name) for part in found], self.where, n_lead, 0.0) for name in ("fresh", "held")
-        )
-        initial, transition = (
-            None if getattr(found[0], name) is None else torch.cat([getattr(part, name) for part in found], n_lead)
-            for name in ("initial", "transition")
-        )
-        assert fresh is not None
-        return Marginals(evidence, fresh, held, initial, transition)
+        by_step = ("fresh", "held", *(["gates"] if _by_step(found) else []))
+        whole = [name for name in ("initial", "transition", "gates", "drawn") if name not in by_step]
+        tables = {name: _taken([getattr(part, name) for part in found], self.where, n_lead, 0.0) for name in by_step}
+        for name in whole:
+            given = [getattr(part, name) for part in found]
+            tables[name] = None if given[0] is None else torch.cat(given, n_lead)
+        return Marginals(evidence, **tables)  # pyright: ignore[reportArgumentType]
+
+
+def _by_step(found: list[Marginals]) -> bool:
+    """Whether gates are told step by step, not in sum."""
+    return any(part.gates is not None and part.gates.shape[-2] > 1 for part in found)
 
 
 def _packed(groups: list[Series]) -> Int[Tensor, "B M"]:

@@ -5,6 +5,7 @@ normal in each unconstrained parameter on its own (`AutoNormal`); NUTS draws fro
 aligned to those of the start.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +21,7 @@ from pyro.optim import ClippedAdam
 from torch import Tensor
 from torch.distributions import biject_to
 
+from ...inference.numerics.deferred import deferred
 from ..model import SwitchingSSM
 from ..parameters import Parameters, reordered
 from ..problem import Problem
@@ -71,18 +73,38 @@ def fit_svi(model: SwitchingSSM, problem: Problem, options: Options, start: Para
     return _sampled(DrawnPosterior(model, draws, problem), problem, trace, 1, done, how, interrupted)
 
 
+class Bound(Trace_ELBO):
+    """Pyro's bound of a guide whose sites are all reparametrised, as one number that is looked at once a step."""
+
+    def loss_and_grads(self, model: Any, guide: Any, *given: Any, **keywords: Any) -> float:
+        """Minus the bound, whose gradients are added to those of the parameters."""
+        with deferred() as checks:
+            ((model_trace, guide_trace),) = self._get_traces(model, guide, given, keywords)
+            loss = guide_trace.log_prob_sum() - model_trace.log_prob_sum()
+            loss.backward()
+            (found,) = checks.settle(loss)
+        return found
+
+
 def climb_guide(
     program: Callable[..., Any], guide: AutoNormal, options: Options, shift: float
 ) -> tuple[list[float], bool]:
     """`max_steps` steps of SVI: the bound at each, greater by a shift, and whether it was interrupted."""
     losses: list[float] = []
     optimiser = ClippedAdam({"lr": LEARNING_RATE, "lrd": DECAY ** (1 / options.max_steps)})
-    svi = SVI(program, guide, optimiser, Trace_ELBO())
+    svi = SVI(program, guide, optimiser, Bound())
     with Progress("SVI", options.max_steps, options.progress) as shown:
         try:
             with open_to_keys():
                 for step in range(1, options.max_steps + 1):
-                    loss = float(svi.step())  # pyright: ignore[reportArgumentType]
+                    # the first step checks what comes; of the others nothing but the bound is looked at
+                    with pyro.validation_enabled(step == 1):
+                        loss = float(svi.step())  # pyright: ignore[reportArgumentType]
+                    if not math.isfinite(loss):
+                        raise ValueError(
+                            f"x: the bound of SVI is {loss} at step {step}, where parameters have left what numbers "
+                            'hold; use method="vmp", or give x in another unit.'
+                        )
                     losses.append(shift - loss)
                     shown(step, losses[-1])
         except KeyboardInterrupt:

@@ -96,6 +96,8 @@ class Climb:
     trace: list[float] = field(default_factory=list)
     tables: dict[str, Any] = field(default_factory=dict)
     collapsed: Tensor | None = None
+    sound: bool = True
+    """Whether no state has collapsed: a likelihood that grows without bound on one is no better for it."""
     ended: str = ""
 
     @property
@@ -105,11 +107,6 @@ class Climb:
     def raised(self, by: float) -> "Climb":
         """The same of an objective that is greater by a constant."""
         return replace(self, trace=[height + by for height in self.trace])
-
-    @property
-    def sound(self) -> bool:
-        """Whether no state has collapsed: a likelihood that grows without bound on one is no better for it."""
-        return self.collapsed is None or not bool(self.collapsed.any())
 
     def left(self, rounding: float) -> float:
         """What is left to gain, by the last two rises."""
@@ -308,9 +305,11 @@ class Race:
         return there, torch.where(higher, gains, 0.0).tolist()
 
     def _note(self, going: list[Climb], climber: Climber, run: Run) -> None:
-        rows, tables, collapsed = run.elbo.double().cpu(), climber.tables, climber.collapsed
-        for i, climb in enumerate(going):
-            climb.trace += rows[:, i].tolist()
+        rows, tables, collapsed = run.elbo.double(), climber.tables, climber.collapsed
+        bad = torch.zeros_like(rows[:1]) if collapsed is None else collapsed.any(-1).to(rows).unsqueeze(0)
+        for i, (climb, (unsound, *trace)) in enumerate(zip(going, torch.cat([bad, rows]).T.tolist(), strict=True)):
+            climb.trace += trace
+            climb.sound = not unsound
             climb.tables = {name: tree_map(lambda part: part[i], table) for name, table in tables.items()}  # noqa: B023
             climb.collapsed = None if collapsed is None else collapsed[i]
 

@@ -42,7 +42,7 @@ def moves(block: str, chain: str, inside: Tensor, switch: str | None = None) -> 
 
     def elog(paths: GaussianTables, table: Tensor, *switched: MarkovTables) -> Tensor:
         n = paths.linear.shape[-1]
-        value = (design(paths) @ _wide(table, inside).unsqueeze(-1)).squeeze(-1) - n * LOG_2PI / 2
+        value = (design(paths) @ wide(table, inside).unsqueeze(-1)).squeeze(-1) - n * LOG_2PI / 2
         return value * _shares(switched)[..., 1:] if switched else value
 
     def to_block(paths: GaussianTables, table: Tensor, *switched: MarkovTables) -> Tensor:
@@ -77,7 +77,7 @@ def sights(block: str, chain: str, x: Tensor, inside: Tensor, switch: str | None
         return _design(means.unsqueeze(-1) * filled.unsqueeze(-2), squares, outer)
 
     def elog(paths: GaussianTables, table: Tensor, *switched: MarkovTables) -> Tensor:
-        value = (design(paths) @ _wide(table, inside).unsqueeze(-1)).squeeze(-1) - x.shape[-1] * LOG_2PI / 2
+        value = (design(paths) @ wide(table, inside).unsqueeze(-1)).squeeze(-1) - x.shape[-1] * LOG_2PI / 2
         return value * _shares(switched) if switched else value
 
     def to_block(paths: GaussianTables, table: Tensor, *switched: MarkovTables) -> Tensor:
@@ -104,7 +104,7 @@ def features(block: str, chain: str, x: Tensor, inside: Tensor, switch: str | No
 
     def parts(table: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """By feature on the last axis: [R, 1, K, n+1, F], the same with (n+1)^2 rows, and two of [R, 1, K, 1, F]."""
-        first, second, log_volume, precision = MatrixNormalWishart(n + 1).parts(_wide(table, inside))
+        first, second, log_volume, precision = MatrixNormalWishart(n + 1).parts(wide(table, inside))
         rows = first.squeeze(-1).mT, second.flatten(-2).mT
         return *rows, log_volume.unsqueeze(-2), precision[..., 0, 0].unsqueeze(-2)
 
@@ -200,7 +200,7 @@ def _column(second: Tensor) -> Tensor:
     return (second[..., :-1, -1] + second[..., -1, :-1]) / 2
 
 
-def _wide(table: Tensor, inside: Tensor) -> Tensor:
+def wide(table: Tensor, inside: Tensor) -> Tensor:
     """[R, K, ...] beside [R, *b, K, ...]."""
     return table.reshape(table.shape[0], *(1,) * (inside.ndim - 1), *table.shape[1:])
 
@@ -222,10 +222,10 @@ def _of_states(linear: Tensor, square: Tensor) -> GaussianTables:
 
 def _weighted(table: Tensor, weights: Tensor, inside: Tensor, paths: GaussianTables) -> Tensor:
     """What a chain hears, [R, *b, C, T, P]: its own parameters, or those of all regimes by their weights."""
-    wide = _wide(table, inside)
+    rows = wide(table, inside)
     if table.shape[1] == paths.linear.shape[-3]:
-        return weights.unsqueeze(-1) * wide.unsqueeze(-2)
-    return (weights.mT @ wide).unsqueeze(-3)
+        return weights.unsqueeze(-1) * rows.unsqueeze(-2)
+    return (weights.mT @ rows).unsqueeze(-3)
 
 
 def _over_sequences(message: Tensor, table: Tensor) -> Tensor:

@@ -21,11 +21,10 @@ from ...inference.numerics.checks import naming
 from ...inference.numerics.randomness import Seed
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_batch_shape, check_choice, check_integer, check_kind
-from ..data.reading import read_series, to_tensor
+from ..data.reading import read_row
 from ..data.series import Given, Series, number
-from ..parameters import Named, Parameter, Parameters, check_parameters, count_free, described, listed, read_tables
+from ..parameters import Named, Parameter, Parameters, check_parameters, count_free, listed, read_tables
 from ..seeding import seeded
-from ..verbs import Verbs
 from .bases import n_bases
 from .contract import LinearDynamics, LinearGaussian
 from .emission import Irregular, LinearEmission
@@ -34,6 +33,7 @@ from .priors import Units
 from .problem import LinearProblem, known, sizes
 from .program import linear_program
 from .structures import Structure
+from .vector import VectorModel
 
 NOISES = ("diagonal", "full")
 
@@ -66,7 +66,7 @@ class LinearStreamOutput(Record):
     log_increment: Float[Tensor, "*b"]
 
 
-class LinearSSM(Verbs):
+class LinearSSM(VectorModel):
     r"""A linear state-space model.
 
     Arguments:
@@ -175,11 +175,7 @@ class LinearSSM(Verbs):
             ValueError: a parameter is missing, unknown, of another shape, or outside its space: no covariance, a
                 negative variance, an autoregression that is not stationary.
         """
-        given = {**(check_kind("values", values, Mapping, "numbers by name") if values is not None else {}), **named}
-        unknown = [name for name in given if name not in self.known]
-        if unknown:
-            raise ValueError(f"values: got unknown parameter(s) {unknown}; this model has {list(self.known)}.")
-        tables = read_tables(given) if given else {}
+        tables = self._tables(values, named)
         own = self.dynamics.check_values(tables)
         own |= check_parameters(self.emission.parameters, tables, self.sizes, self.name)
         return self._copy({name: own[name] for name in self.known}, self.prior)
@@ -211,38 +207,7 @@ class LinearSSM(Verbs):
         model.prior = {name: table.detach() for name, table in prior.items()}
         return model
 
-    def values_like(self, x: Tensor) -> Parameters:
-        """The values in the dtype and on the device of x."""
-        if not self.values:
-            raise ValueError("model: has no parameter values yet; use model.fit(x).model, or model.with_values(...).")
-        return {name: value.to(x) for name, value in self.values.items()}
-
-    def describe(self) -> Parameters:
-        """The parameter values as a reader knows them."""
-        return described(self.known, self.values)
-
     # ---- what was observed -----------------------------------------------------------------------------------------
-
-    def read(self, x: Any, *, horizon: int = 0, **given: Unpack[Given]) -> Series:
-        """The observations and their labels as one `Series`, checked against this model.
-
-        Raises:
-            ValueError: see `data.reading.read_series`; covariates or gaps, of which it has none.
-        """
-        for name in ("covariates", "dt"):
-            if given.get(name) is not None:
-                raise ValueError(f"{name}: got some, but nothing drives a {self.name}; leave it out.")
-        if not isinstance(x, Series):
-            return read_series(x, self.n_features, **given)
-        for name in (name for name, value in given.items() if value is not None):
-            raise ValueError(f"{name}: got some besides a Series, which has its own; leave it out.")
-        if x.observations.shape[-1] != self.n_features:
-            raise ValueError(f"x: got {x.observations.shape[-1]} feature(s), but the model has {self.n_features}.")
-        if x.covariates is not None or x.gaps is not None:
-            raise ValueError(
-                f"x: got a Series with covariates or gaps, but nothing drives a {self.name}; leave them out."
-            )
-        return x
 
     def problem(self, x: Any, **given: Unpack[Given]) -> LinearProblem:
         """Dynamics, emission, prior, and the series x: what every kind of inference takes.
@@ -324,10 +289,6 @@ class LinearSSM(Verbs):
         tables = self.dynamics.moves(values), self.emission.sights(values)
         return linear_program(*tables, diffuse, x, n_steps, batch_shape)
 
-    def product_of(self, values: Parameters) -> Parameters:
-        """Parameters as those of the chain in `problem`: these themselves."""
-        return values
-
     def probabilities(self, chain: Any, values: Parameters) -> dict[str, tuple[Tensor, tuple[str, ...]]]:
         """What a reader asks of the whole series, by name: means and standard deviations of the latents,
         `[*r, *b, T, L]`, and their axes after time."""
@@ -350,11 +311,8 @@ class LinearSSM(Verbs):
         start open, what is said is NaN; the evidence of all steps so far then comes with the step that determines it.
         """
         check_kind("state", state, LinearStreamState, "what start() or update() gave")
-        batch, x_t = tuple(state.log_evidence.shape), to_tensor(x_t, "x_t")
-        if self.n_features == 1 and tuple(x_t.shape) == batch:
-            x_t = x_t.unsqueeze(-1)
-        if tuple(x_t.shape) != (*batch, self.n_features):
-            raise ValueError(f"x_t: got shape {tuple(x_t.shape)}, expected {(*batch, self.n_features)}.")
+        batch = tuple(state.log_evidence.shape)
+        x_t = read_row(x_t, batch, self.n_features)
         x = x_t.unsqueeze(-2)
         if state.mean is None or state.covariance is None:
             x = x if state.pending is None else torch.cat([state.pending, x], -2)

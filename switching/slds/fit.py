@@ -7,7 +7,7 @@ linear model moves. Expectation-maximisation is the same with points in the plac
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from ..fitting.network import Network, NetworkPassing, NetworkPosterior
 from ..fitting.options import Options
 from ..fitting.progress import Progress
 from ..fitting.search import TRIALS, Climb, Found, Race
+from ..linear.priors import Units
 from ..linear.rebasing import rebase
 from ..parameters import Parameters
 from .gpb import gpb_filter
@@ -42,25 +43,6 @@ SHARE = 0.1  # of how much a path moves, that its noise is expected to be
 SEEN = 1e-3  # of the variance of a feature, that the noise of sights is expected to be
 WEIGHT = 0.1  # precision of the logistic regressions
 ALONE = ("first", "moves", "sights")  # blocks that a single linear model has too
-
-
-@dataclass(frozen=True)
-class Units:
-    """Where each feature lies and how far it spreads."""
-
-    center: Tensor
-    scale: Tensor
-
-    @staticmethod
-    def of(series: Series) -> "Units":
-        rows = series.rows.double()
-        center = rows.nanmean(0)
-        scale = (rows - center).square().nanmean(0).sqrt()
-        like = series.observations
-        return Units(center.to(like), torch.where(scale > 0, scale, 1.0).to(like))
-
-    def inside(self, series: Series) -> Series:
-        return replace(series, observations=(series.observations - self.center) / self.scale, checked=None)
 
 
 def priors(graph: Graph, moved: Tensor) -> dict[str, Tensor]:
@@ -137,8 +119,8 @@ def fit_switching_linear(model: "SwitchingLinearSSM", series: Series, options: O
     options.check_points_and_densities(model.name)
     layout, dtype, series = model.layout, series.observations.dtype, series.double()
     check_enough(series, max(layout.n_regimes, layout.n_latent + 1))
-    units = Units.of(series)
-    graph = Graph.of(layout, units.inside(series))
+    units = Units.of(layout.seen, series)
+    graph = Graph.of(layout, units.of_series(series))
     learned, states = single(graph)
     path = GaussianPaths(graph.lengths.unsqueeze(-1)).mean(states).linear[0, ..., 0, :, :]
     kinds, labels = _labels(model, series, graph, path, options)
@@ -155,7 +137,7 @@ def fit_switching_linear(model: "SwitchingLinearSSM", series: Series, options: O
         network = _at_points(network, flat=options.prior is None)
     engine, interrupted = warmed(_engine(graph, network.priors, network.paths, network.families, start), graph, kinds)
     title = f"{options.method.upper()}, {options.restarts} restarts"
-    volume = float((~series.rows.isnan()).to(series.observations).sum(0) @ units.scale.log())
+    volume = units.log_volume(series)
     with Progress(title, options.max_steps, options.progress) as shown:
         some = replace(options, max_steps=1) if interrupted else options
         race = Race(some, series, lambda step, best: shown(step, best - volume))
@@ -271,7 +253,7 @@ def _collect(
         if layout.n_regimes == 1:  # of whose switch there are no blocks
             one = points["moves"].loc.new_ones(*points["moves"].loc.shape[:-2])
             points = points | {"initial": one, "transition": one.unsqueeze(-1)}
-        found = layout.rescaled(layout.values(points), units.center, units.scale)
+        found = layout.seen.in_units(layout.values(points), *units.back)
         return found if order is None else layout.reordered(found, order)
 
     return collect

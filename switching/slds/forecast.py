@@ -63,12 +63,12 @@ class SwitchingForecast(AfterSeries, Record):
         return {f"P(state {k})": column for k, column in enumerate(self.state.unbind(-1))}
 
 
-def look_ahead(regimes: Regimes, belief: SwitchingBelief, horizon: int) -> SwitchingForecast:
-    """The forecast from the belief after the last step of a filter of any order."""
+def look_ahead(regimes: Regimes, belief: SwitchingBelief, horizon: int, order: int) -> SwitchingForecast:
+    """The forecast from the belief after the last step of a filter of this order."""
     blank = regimes.emission.new_full((*belief.log_weight.shape[:-1], 1, regimes.n_features), torch.nan)
     k, found = regimes.n_regimes, []
     for _ in range(horizon):
-        ahead = gpb_filter(regimes, blank, _order(belief, k), belief=belief)
+        ahead = gpb_filter(regimes, blank, order, belief=belief)
         belief = ahead.belief
         found.append((*_seen(regimes, belief, k), ahead.mean[..., 0, :], ahead.covariance[..., 0, :, :]))
     weight, mean, variance, state_mean, state_covariance = (
@@ -79,14 +79,6 @@ def look_ahead(regimes: Regimes, belief: SwitchingBelief, horizon: int) -> Switc
     whole = (share * mean).sum(-2)
     spread = (share * (variance + (mean - whole.unsqueeze(-2)).square())).sum(-2)
     return SwitchingForecast(weight, state_mean, state_covariance, whole, spread, mean, variance)
-
-
-def _order(belief: SwitchingBelief, k: int) -> int:
-    """The order of the filter whose belief it is."""
-    n, densities = 1, belief.mean.shape[-2]
-    while k**n < densities * k and k > 1:
-        n += 1
-    return n
 
 
 def _seen(regimes: Regimes, belief: SwitchingBelief, k: int) -> tuple[Tensor, Tensor, Tensor]:

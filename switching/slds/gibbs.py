@@ -40,8 +40,8 @@ class SwitchingSampled(Record):
     state: Float[Tensor, "*b T K"]  # P(z_t | x)
     mean: Float[Tensor, "*b T L"]  # of s_t given x
     covariance: Float[Tensor, "*b T L L"]
-    path: Int[Tensor, "n C *b T"]  # of the sweeps that were kept
-    latents: Float[Tensor, "n C *b T L"]
+    path: Int[Tensor, "n *b T"]  # of the sweeps that were kept, C of a sweep
+    latents: Float[Tensor, "n *b T L"]
     share: Float[Tensor, "m C *b K"]  # of each sequence's steps that a sweep's path spends in each regime
     r_hat: Float[Tensor, "*b K"]  # split R-hat of the shares
     effective_size: Float[Tensor, "*b K"]  # how many independent draws tell as much of a share
@@ -67,7 +67,7 @@ def gibbs(
         draws: the sweeps of each chain that count, after `warmup` others.
         chains: how many run at once, each from a path that the model draws without x; in the recurrent kind, whose
             alternation needs long from there, from one drawn by Kim's smoother.
-        thin: every so many sweeps the path and the latents are kept, none where there are fewer sweeps.
+        thin: every so many sweeps the path and the latents of each chain are kept, none where there are fewer sweeps.
         moves: "alternating", "collapsed" or "both" in turns; None: both where the model lets them.
         particles: of the collapsed moves' filter, two or more; 0: single regimes alone, a faster sweep that can stay
             for long where several regimes in a row would have to change at once.
@@ -85,7 +85,7 @@ def gibbs(
     >>> regimes = Regimes(half[0], half, none, one, one, none, calm_or_wild, one, none, 0.1 * one)
     >>> drawn = gibbs(regimes, torch.tensor([[0.0], [0.2], [5.0], [4.9]]), seed=0)
     >>> drawn.path.shape, bool(drawn.r_hat.max() < 1.1), round(float(drawn.state[2, 1]), 2)
-    (torch.Size([100, 4, 4]), True, 1.0)
+    (torch.Size([400, 4]), True, 1.0)
     """
     draws, warmup = check_integer("draws", draws, least=LEAST), check_integer("warmup", warmup, least=0)
     chains, thin = check_integer("chains", chains), check_integer("thin", thin)
@@ -242,7 +242,7 @@ class _Sums:
             at = table.dim() - n_axes - 1
             return table.reshape(*table.shape[:at], *batch, *table.shape[at + 1 :])
 
-        drawn = (table.unflatten(1, (chains, -1)) for table in (paths, latents))
+        drawn = (table.unflatten(1, (chains, -1)).flatten(0, 1) for table in (paths, latents))
         paths, latents = (shaped(table, n) for table, n in zip(drawn, (1, 2), strict=True))
         return SwitchingSampled(
             shaped(state, 2).to(x),

@@ -152,6 +152,7 @@ def read(regimes: Regimes, x: Tensor, lengths: Any) -> tuple[Tensor, Tensor, tor
 
 
 def check_density(failed: Tensor) -> None:
+    """Raise ValueError where a sequence has a step `failed [*b]` without density, which -1 says it has not."""
     bad = (failed >= 0).nonzero()
     if len(bad):
         *index, step = *bad[0].tolist(), int(failed[tuple(bad[0].tolist())])

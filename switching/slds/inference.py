@@ -63,7 +63,7 @@ def infer(
     """The best q of each sequence; `starts` are some of `STARTS`, each of which may occur more than once."""
     graph = Graph.of(layout, series)
     weights = torch.stack([_start(kind, graph, values, seed, i) for i, kind in enumerate(starts)])
-    engine = graph.at(values, graph.states(series.observations, len(starts)), weights if graph.switched else None)
+    engine = graph.at(values, graph.states(len(starts)), weights if graph.switched else None)
     cooled = torch.tensor([kind == "annealed" for kind in starts])
     if bool(cooled.any()) and graph.switched:
         engine = annealed(engine, graph, cooled, HOT, 0.5, 1)

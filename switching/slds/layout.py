@@ -19,6 +19,7 @@ from torch.distributions import constraints
 
 from ...inference.families import LocPrecision
 from ...inference.numerics.scalars import check_flag, check_integer
+from ..linear.emission import LinearEmission
 from ..parameters import Named, Parameter, Parameters
 from .joint import CHAIN, Regimes
 
@@ -60,6 +61,11 @@ class LinearRegimes(Named):
     def n_emissions(self) -> int:
         """How many emissions there are: one for each regime, or one for all."""
         return 1 if self.common_emission else self.n_regimes
+
+    @property
+    def seen(self) -> LinearEmission:
+        """How a state is seen, of one regime."""
+        return LinearEmission(self.n_features, self.full_noise)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -173,15 +179,6 @@ class LinearRegimes(Named):
         if self.recurrent:
             table["transition_probs"] = values["initial_probs"].new_full((k, k), 1 / k)  # which is not used
         return Regimes(**table) if self.one_chain else Regimes.side_by_side(**table)
-
-    def rescaled(self, values: Parameters, center: Tensor, scale: Tensor) -> Parameters:
-        """Parameters for observations `(x - center) / scale` as those for x."""
-        noise = scale.square() if not self.full_noise else scale.unsqueeze(-1) * scale
-        return values | {
-            "emission": values["emission"] * scale.unsqueeze(-1),
-            "emission_offset": values["emission_offset"] * scale + center,
-            "observation_noise": values["observation_noise"] * noise,
-        }
 
     def reordered(self, values: Parameters, order: Tensor) -> Parameters:
         """Parameters `[*r, ...]` of the same model with regime `order[k]` as regime k; not where regressions break a

@@ -35,14 +35,14 @@ from ...inference.numerics.scalars import (
     check_kind,
     check_number,
 )
-from ..data.reading import read_series, to_tensor
+from ..data.reading import read_row
 from ..data.series import Given, Series
 from ..fitting.options import Options
-from ..parameters import Named, Parameter, Parameters, check_parameters, count_free, listed, read_tables
+from ..linear.vector import VectorModel
+from ..parameters import Named, Parameter, Parameters, check_parameters, count_free, listed
 from ..program import sequence_plates
-from ..verbs import Verbs
 from .forecast import SwitchingForecast, look_ahead
-from .gibbs import LEAST, SwitchingSampled, gibbs
+from .gibbs import SwitchingSampled, gibbs
 from .gpb import SwitchingBelief, SwitchingFiltered, gpb_filter
 from .inference import STARTS, SwitchingPaths, infer
 from .joint import Regimes, Simulated
@@ -85,7 +85,7 @@ class SwitchingStreamOutput(Record):
     log_increment: Float[Tensor, "*b"]
 
 
-class SwitchingLinearSSM(Verbs):
+class SwitchingLinearSSM(VectorModel):
     """A switching linear state-space model.
 
     Arguments:
@@ -198,11 +198,7 @@ class SwitchingLinearSSM(Verbs):
             ValueError: a parameter is missing, unknown, of another shape, or outside its space: rows that are no
                 probabilities, a matrix that is no covariance.
         """
-        given = {**(values or {}), **named}
-        unknown = [name for name in given if name not in self.known]
-        if unknown:
-            raise ValueError(f"values: got unknown parameter(s) {unknown}; this model has {list(self.known)}.")
-        tables = read_tables(given) if given else {}
+        tables = self._tables(values, named)
         return self._copy(check_parameters(self.known, tables, self.sizes, self.name))
 
     def _copy(self, values: Parameters) -> "SwitchingLinearSSM":
@@ -211,40 +207,15 @@ class SwitchingLinearSSM(Verbs):
         model.values = {name: values[name].detach() for name in self.known}
         return model
 
-    def values_like(self, x: Tensor) -> Parameters:
-        """The values in the dtype and on the device of x."""
-        if not self.values:
-            raise ValueError("model: has no parameter values yet; use model.fit(x).model, or model.with_values(...).")
-        return {name: value.to(x) for name, value in self.values.items()}
-
     def regimes(self, like: Tensor | None = None) -> Regimes:
         """The model in the form of one chain of states, those of all regimes beside each other, that switches."""
         return self.layout.regimes(self.values_like(torch.zeros(()).double() if like is None else like))
 
     # ---- what was observed -----------------------------------------------------------------------------------------
 
-    def read(self, x: Any, *, horizon: int = 0, **given: Unpack[Given]) -> Series:
-        """The observations as one `Series`, checked against this model."""
-        extra = [name for name, value in given.items() if value is not None and name != "lengths"]
-        if extra:
-            raise ValueError(f"{extra[0]}: got some, but nothing drives a {self.name} from outside; leave it out.")
-        if not isinstance(x, Series):
-            return read_series(x, self.n_features, lengths=given.get("lengths"))
-        if given.get("lengths") is not None:
-            raise ValueError("lengths: got some besides a Series, which has its own; leave them out.")
-        if x.observations.shape[-1] != self.n_features:
-            raise ValueError(f"x: got {x.observations.shape[-1]} feature(s), but the model has {self.n_features}.")
-        if x.covariates is not None or x.gaps is not None:
-            raise ValueError(f"x: comes with covariates or gaps, which a {self.name} does not take; leave them out.")
-        return x
-
     def problem(self, x: Any, **given: Unpack[Given]) -> SwitchingLinearProblem:
         """The model and the series x: what tables and exports take."""
         return SwitchingLinearProblem(self.layout, self.read(x, **given))
-
-    def product_of(self, values: Parameters) -> Parameters:
-        """Parameters as those of the chain in `problem`: these themselves."""
-        return values
 
     def probabilities(self, chain: Any, values: Parameters) -> dict[str, tuple[Tensor, tuple[str, ...]]]:
         """What a reader asks of the whole series, by name `[*r, *b, T, ...]`, and its axes after time: probabilities
@@ -321,23 +292,24 @@ class SwitchingLinearSSM(Verbs):
     def sample_posterior(
         self, x: Any, n: int, seed: Seed = None, warmup: int = 200, chains: int = 4, **given: Unpack[Given]
     ) -> SwitchingSampled:
-        """Regimes and states given the whole series, by Gibbs sampling: `path [n, chains, *batch, T]`; see `gibbs`.
+        """n draws of regimes and states given the whole series, by Gibbs sampling: `path [n, *batch, T]`; see `gibbs`.
 
-        Of each chain n sweeps are kept, every tenth after `warmup` others. `r_hat` and `effective_size` tell whether
-        they are enough.
+        They are every tenth sweep of each of the chains, in turns, after `warmup` others. `r_hat` and
+        `effective_size` tell whether they are enough; an interrupt leaves fewer.
         """
-        series, n = self.read(x, **given), check_integer("n", n)
+        series, n, chains = self.read(x, **given), check_integer("n", n), check_integer("chains", chains)
         with naming("x"):
-            return gibbs(
+            drawn = gibbs(
                 self.regimes(series.observations),
                 series.observations,
-                draws=max(n * THIN, LEAST),
+                draws=-(-n // chains) * THIN,
                 warmup=warmup,
                 chains=chains,
                 thin=THIN,
                 lengths=series.lengths,
                 seed=seed,
             )
+        return replace(drawn, path=drawn.path[:n], latents=drawn.latents[:n])
 
     def simulate(self, n_steps: int, batch_shape: tuple[int, ...] = (), *, seed: Seed = None) -> Simulated:
         """Draws of regimes, states (those of `regimes()`) and observations, which depend on the seed alone."""
@@ -348,7 +320,9 @@ class SwitchingLinearSSM(Verbs):
         series = self.read(x, **given)
         horizon = check_integer("horizon", horizon)
         belief = self.filter(series, order).belief
-        return replace(look_ahead(self.regimes(series.observations), belief, horizon), series=series, source=self)
+        return replace(
+            look_ahead(self.regimes(series.observations), belief, horizon, order), series=series, source=self
+        )
 
     # ---- streams ---------------------------------------------------------------------------------------------------
 
@@ -363,11 +337,7 @@ class SwitchingLinearSSM(Verbs):
         Equal to `filter` on the whole series to rounding.
         """
         check_kind("state", state, SwitchingStream, "what start() or update() gave")
-        batch, x_t = tuple(state.log_evidence.shape), to_tensor(x_t, "x_t")
-        if self.n_features == 1 and tuple(x_t.shape) == batch:
-            x_t = x_t.unsqueeze(-1)
-        if tuple(x_t.shape) != (*batch, self.n_features):
-            raise ValueError(f"x_t: got shape {tuple(x_t.shape)}, expected {(*batch, self.n_features)}.")
+        x_t = read_row(x_t, tuple(state.log_evidence.shape), self.n_features)
         with naming("x_t"):
             found = gpb_filter(self.regimes(x_t), x_t.unsqueeze(-2), state.order, belief=state.belief)
         evidence = state.log_evidence + found.log_normalizer.double()

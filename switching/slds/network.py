@@ -101,11 +101,11 @@ class Graph:
         both = {CHAIN, SWITCH}
         return [replace(f, scale=1 / temperature) if both <= set(f.blocks) else f for f in found]
 
-    def states(self, like: Tensor, restarts: int) -> GaussianTables:
+    def states(self, restarts: int) -> GaussianTables:
         """Natural parameters of paths of states [R, *b, C, T, ...] of which is known that they are near 0."""
         n, steps = self.layout.n_latent, self.x.shape[-2]
         shape = (restarts, *self.lengths.shape, self.layout.n_chains)
-        zero, unit = like.new_zeros(()), torch.eye(n, dtype=like.dtype, device=like.device)
+        zero, unit = self.x.new_zeros(()), torch.eye(n).to(self.x)
         return GaussianTables(
             zero.expand(*shape, steps, n), (-unit / 2).expand(*shape, steps, n, n), zero.expand(*shape, steps - 1, n, n)
         )

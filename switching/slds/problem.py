@@ -36,7 +36,7 @@ class SwitchingLinearProblem(SeriesProblem):
 
     @property
     def n_states(self) -> int:
-        """Numbers of a step that tables hold."""
+        """What a step costs in the place of K, by which others reckon how much fits at once: its covariances."""
         return self.layout.n_regimes * self.layout.n_chains * self.layout.n_latent**2
 
     def chain(self, values: Parameters) -> "ApproximateChain":
@@ -100,7 +100,7 @@ class ApproximateChain:
         return [infer(self.layout, values, self.series) for values in self.each]
 
     def smooth(self) -> "ApproximateChain":
-        """Itself."""
+        """Itself: `state` is what readers of an exact chain's `smooth()` ask for."""
         return self
 
     @property
@@ -128,6 +128,7 @@ class ApproximateChain:
 
     @property
     def each(self) -> list[Parameters]:
+        """The parameters of each draw."""
         if not self._several:
             return [self.values]
         n = len(self.values["initial_probs"])

@@ -16,6 +16,7 @@ from torch import Tensor
 from ...inference.families import GaussianTables, MarkovTables
 from ...inference.message_passing.factor_graph import Factor
 from ..dynamics.factors import named
+from ..linear.factors import wide
 
 LEAST = 1e-14  # of an expected square, whose root has no derivative at 0
 
@@ -26,7 +27,7 @@ def recurrence(block: str, chain: str, switch: str, inside: Tensor) -> Factor:
     def elog(paths: GaussianTables, table: Tensor, moved: MarkovTables) -> Tensor:
         n, k = paths.linear.shape[-1], moved.transition.shape[-1]
         mean, square = table.split([n + k, (n + k) ** 2], -1)
-        mean, square = _wide(mean, inside), _wide(square.unflatten(-1, (n + k, n + k)), inside)
+        mean, square = wide(mean, inside), wide(square.unflatten(-1, (n + k, n + k)), inside)
         states = paths.linear.squeeze(-3)[..., :-1, :]  # [R, *b, T-1, L]
         squares = paths.square.squeeze(-4)[..., :-1, :, :]
         # by the regime before, [R, *b, T-1, K, K-1]
@@ -44,8 +45,3 @@ def recurrence(block: str, chain: str, switch: str, inside: Tensor) -> Factor:
 
     convex = (chain, block)
     return Factor(named(block, elog), (chain, block, switch), mask=inside[..., 1:], convex=convex)
-
-
-def _wide(table: Tensor, inside: Tensor) -> Tensor:
-    """[R, K-1, ...] beside [R, *b, ...]."""
-    return table.reshape(table.shape[0], *(1,) * (inside.ndim - 1), *table.shape[1:])

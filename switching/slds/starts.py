@@ -107,10 +107,9 @@ def _around(table: Tensor, width: int) -> Tensor:
 def _stretches(shape: tuple[int, ...], k: int, rng: np.random.Generator) -> np.ndarray:
     """Stretches of geometric length, about 2 to 20 for each regime in a sequence."""
     changes = rng.random(shape) < min(1.0, k * rng.uniform(2, 20) / shape[-1])
-    turns = np.cumsum(changes, -1)
-    return rng.integers(k, size=(*shape[:-1], shape[-1] + 1))[..., : shape[-1]][
-        (*np.indices(shape)[:-1], turns.clip(max=shape[-1] - 1))
-    ].astype(np.int64)
+    turns = np.cumsum(changes, -1).clip(max=shape[-1] - 1)
+    regimes = rng.integers(k, size=(*shape[:-1], shape[-1] + 1))
+    return np.take_along_axis(regimes, turns, -1).astype(np.int64)
 
 
 def components(graph: Graph) -> Tensor:
@@ -134,5 +133,5 @@ def _of_squares(flat: Tensor) -> tuple[None, None, Tensor]:
 
 def near_path(graph: Graph, path: Tensor) -> GaussianTables:
     """Natural parameters of states that are near a path [*b, T, L], [1, *b, 1, T, ...]."""
-    blank = graph.states(path, 1)
+    blank = graph.states(1)
     return blank._replace(linear=NEAR * path.unsqueeze(-3).unsqueeze(0), square=NEAR * blank.square)

@@ -68,6 +68,9 @@ def to_arviz(
         log_likelihood: `x`, log p(x_t | x_1..t-1, parameters), one number a time, with the same axes but `feature`.
         posterior_predictive: `x`, draws from that density, with the axes of `observed_data`: what `az.plot_loo_pit` and
             `az.plot_ppc` compare with it. Of several features `az.plot_loo_pit` takes one at a time, as arrays.
+            Of a `SwitchingLinearSSM` they are coarser: before each move the filter's densities of the states, a normal
+            one for each regime, are merged into one of their mean and covariance, which `log_likelihood` keeps apart;
+            and where the states choose the next regime, that mean does.
         replicated: `x (chain, draw, sequence, time, feature)`: for each draw a path of states and gates from its
             posterior given all of x, and new observations along that path. So missing steps are filled in, and every
             step has seen itself. NaN beyond a sequence's end.

@@ -1,6 +1,5 @@
 """The figure of a model of several chains: what each of them says of a series."""
 
-from dataclasses import replace
 from typing import Any, Unpack
 
 import numpy as np
@@ -18,7 +17,6 @@ from ..forecast import Forecast, StateMixture
 from .colors import state_colors
 from .drawing import (
     GATE,
-    INK,
     PANEL,
     STRIP,
     TimeAxis,
@@ -27,7 +25,7 @@ from .drawing import (
     new_figure,
     set_title,
 )
-from .figures import LEAST_SHOWN, SHOWN_HORIZONS, draw_expected, time_axis, within_support
+from .figures import ForecastFrame, draw_expected, time_axis, within_support
 
 
 @torch.no_grad()
@@ -69,24 +67,13 @@ def plot_fit(model: CoupledSSM, x: Any, *, sequence: int = 0, level: float = 0.9
 @torch.no_grad()
 def plot_forecast(forecast: Forecast, level: float = 0.9) -> Figure:
     """The end of a series and the forecast after it, as `figures.plot_forecast`, with a strip for each chain."""
-    series, model = forecast.series, forecast.source
-    assert series is not None
-    ahead, seen = forecast, model.smooth(series)
-    n_steps, horizon = series.n_steps, len(forecast.mean)
-    first = max(0, n_steps - max(LEAST_SHOWN, SHOWN_HORIZONS * horizon))
-    axis, n_past = time_axis(series, horizon).part(first, n_steps + horizon), n_steps - first
-    past = replace(series, observations=series.observations[first:])
-    figure, panels = new_figure([*[PANEL] * model.n_features, *[STRIP] * len(model.n_states)])
-    set_title(panels[0], f"Observed series, then the mean and {100 * level:g}% interval in the forecast")
-    expected, later = (ahead.mean, *ahead.interval(level)), axis.part(n_past, n_past + horizon)
-    draw_expected(panels, (past, axis.part(0, n_past)), expected, later)
-    states = [torch.cat([a[first:], b]) for a, b in zip(seen.state, ahead.state, strict=True)]
-    _draw_strips(panels[model.n_features :], axis, states, _part(model))
-    for panel in panels:
-        strip = panel not in panels[: model.n_features]
-        panel.axvline(axis.edges[n_past], color="white" if strip else INK, linewidth=0.9, linestyle="--")
-    axis.mark(panels)
-    return figure
+    model = forecast.source
+    frame = ForecastFrame.of(forecast, [*[PANEL] * model.n_features, *[STRIP] * len(model.n_states)], level)
+    draw_expected(frame.panels, frame.observed, frame.expected, frame.ahead)
+    seen = model.smooth(forecast.series).state
+    states = [torch.cat([a[frame.first :], b]).cpu() for a, b in zip(seen, forecast.state, strict=True)]
+    _draw_strips(frame.panels[model.n_features :], frame.axis, states, _part(model))
+    return frame.finished()
 
 
 def _draw_strips(panels: list[Axes], axis: TimeAxis, states: list[Tensor], part: str) -> None:

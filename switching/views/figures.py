@@ -3,6 +3,7 @@
 Every figure is a plain `matplotlib.figure.Figure`; nothing here touches pyplot's global state.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
@@ -95,27 +96,15 @@ def plot_forecast(forecast: Forecast, level: float = 0.9) -> Figure:
     Each feature with the forecast's mean and the central interval of its mixture; under it the probability of each
     state, smoothed up to the last observation and forecast beyond.
     """
-    series, source, mixture = forecast.series, forecast.source, forecast.observation
-    assert series is not None
+    source, mixture = forecast.source, forecast.observation
     assert isinstance(forecast.state, Tensor)
     emission, values = _described(source)
-    n_steps, horizon = series.n_steps, len(forecast.mean)
-    first = max(0, n_steps - max(LEAST_SHOWN, SHOWN_HORIZONS * horizon))
-    axis, n_past = time_axis(series, horizon).part(first, n_steps + horizon), n_steps - first
-    past = replace(series.cpu(), observations=series.observations.detach().cpu()[first:])
-    figure, panels = new_figure([*[PANEL] * emission.n_features, STRIP])
-    set_title(panels[0], f"Observed series, then {_shown(emission, f'{100 * level:g}% interval')} in the forecast")
-    state = forecast.state.cpu()
-    lower, upper = forecast.interval(level)
-    band = Band(forecast.mean.cpu(), lower.cpu(), upper.cpu(), state)
-    both = (past, axis.part(0, n_past)), (band, axis.part(n_past, n_past + horizon))
-    draw_features(panels, emission, values, *both, mixture)
-    seen = source.smooth(series).state.cpu()[first:]
-    draw_states(panels[-1], axis, torch.cat([seen, state]).numpy(), _colors(emission, values))
-    for panel in panels:
-        panel.axvline(axis.edges[n_past], color="white" if panel is panels[-1] else INK, linewidth=0.9, linestyle="--")
-    axis.mark(panels)
-    return figure
+    heights, shown = [*[PANEL] * emission.n_features, STRIP], _shown(emission, f"{100 * level:g}% interval")
+    frame, state = ForecastFrame.of(forecast, heights, level, shown), forecast.state.cpu()
+    draw_features(frame.panels, emission, values, frame.observed, (Band(*frame.expected, state), frame.ahead), mixture)
+    seen = source.smooth(forecast.series).state.cpu()[frame.first :]
+    draw_states(frame.panels[-1], frame.axis, torch.cat([seen, state]).numpy(), _colors(emission, values))
+    return frame.finished()
 
 
 # ---- the numbers ---------------------------------------------------------------------------------------------------
@@ -169,6 +158,48 @@ def within_support(emission: Emission, lower: Tensor, upper: Tensor) -> tuple[Te
 
 
 # ---- the panels ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ForecastFrame:
+    """Panels of the end of a series and of the forecast after it, for all kinds of models; tables are on the CPU."""
+
+    figure: Figure
+    panels: list[Axes]
+    heights: Sequence[float]  # of the panels; strips are those of height `STRIP`
+    first: int  # the step of the series that is drawn first
+    axis: TimeAxis  # of all steps that are drawn
+    observed: tuple[Series, TimeAxis]
+    ahead: TimeAxis
+    expected: tuple[Tensor, Tensor, Tensor]  # mean, and lower and upper ends of the interval
+
+    @staticmethod
+    def of(forecast: Any, heights: Sequence[float], level: float, shown: str | None = None) -> "ForecastFrame":
+        """Empty panels with a title; `shown` says what it is that they show of the forecast.
+
+        Arguments:
+            forecast: of one sequence, by any kind of model.
+        """
+        series, horizon = forecast.series, len(forecast.mean)
+        n_steps = series.n_steps
+        first = max(0, n_steps - max(LEAST_SHOWN, SHOWN_HORIZONS * horizon))
+        axis, n_past = time_axis(series, horizon).part(first, n_steps + horizon), n_steps - first
+        past = replace(series.cpu(), observations=series.observations.detach().cpu()[first:])
+        figure, panels = new_figure(heights)
+        shown = f"the mean and {100 * level:g}% interval" if shown is None else shown
+        set_title(panels[0], f"Observed series, then {shown} in the forecast")
+        lower, upper = forecast.interval(level)
+        expected = forecast.mean.cpu(), lower.cpu(), upper.cpu()
+        observed, ahead = (past, axis.part(0, n_past)), axis.part(n_past, n_past + horizon)
+        return ForecastFrame(figure, panels, heights, first, axis, observed, ahead, expected)
+
+    def finished(self) -> Figure:
+        """The figure, once its panels are drawn: with a line where the forecast begins, white on strips."""
+        for panel, height in zip(self.panels, self.heights, strict=True):
+            color = "white" if height == STRIP else INK
+            panel.axvline(self.ahead.edges[0], color=color, linewidth=0.9, linestyle="--")
+        self.axis.mark(self.panels)
+        return self.figure
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Figures of a linear model: a series, and the latent vectors behind it."""
 
-from dataclasses import replace
 from typing import Any, Unpack
 
 import torch
@@ -14,7 +13,7 @@ from ..data.series import Given
 from ..linear.forecast import LinearForecast
 from ..linear.model import LinearSSM
 from .drawing import FAINT, INK, PANEL, TimeAxis, draw_steps, name_feature, new_figure, set_title
-from .figures import LEAST_SHOWN, SHOWN_HORIZONS, draw_expected, time_axis
+from .figures import ForecastFrame, draw_expected, time_axis
 
 LATENT = 1.2  # inches
 MOST_LATENTS = 12
@@ -52,24 +51,14 @@ def plot_fit(model: LinearSSM, x: Any, *, sequence: int = 0, level: float = 0.9,
 @torch.no_grad()
 def plot_forecast(forecast: LinearForecast, level: float = 0.9) -> Figure:
     """The end of a series and the forecast after it, with the latents: of one sequence, see `LinearForecast.plot`."""
-    series, model = forecast.series, forecast.source
-    assert series is not None
-    n_steps, horizon = series.n_steps, len(forecast.mean)
-    first = max(0, n_steps - max(LEAST_SHOWN, SHOWN_HORIZONS * horizon))
-    axis, n_past = time_axis(series, horizon).part(first, n_steps + horizon), n_steps - first
-    past = replace(series.cpu(), observations=series.observations.detach().cpu()[first:])
-    figure, panels = new_figure(_heights(model))
-    set_title(panels[0], f"Observed series, then the mean and {100 * level:g}% interval in the forecast")
-    ends = tuple(table.cpu() for table in (forecast.mean, *forecast.interval(level)))
-    draw_expected(panels, (past, axis.part(0, n_past)), ends, axis.part(n_past, n_past + horizon))
-    seen = model.smooth(series)
-    mean = torch.cat([seen.mean[first:], forecast.state_mean]).cpu()
-    covariance = torch.cat([seen.covariance[first:], forecast.state_covariance]).cpu()
-    _draw_latents(panels[model.n_features :], model, axis, _ends(mean, covariance, level))
-    for panel in panels:
-        panel.axvline(axis.edges[n_past], color=INK, linewidth=0.9, linestyle="--")
-    axis.mark(panels)
-    return figure
+    model = forecast.source
+    frame = ForecastFrame.of(forecast, _heights(model), level)
+    draw_expected(frame.panels, frame.observed, frame.expected, frame.ahead)
+    seen = model.smooth(forecast.series)
+    mean = torch.cat([seen.mean[frame.first :], forecast.state_mean]).cpu()
+    covariance = torch.cat([seen.covariance[frame.first :], forecast.state_covariance]).cpu()
+    _draw_latents(frame.panels[model.n_features :], model, frame.axis, _ends(mean, covariance, level))
+    return frame.finished()
 
 
 def _heights(model: LinearSSM) -> list[float]:

@@ -1,6 +1,5 @@
 """Figures of a switching linear model: a series, its regimes and states, and where the regimes carry them."""
 
-from dataclasses import replace
 from typing import Any, Unpack
 
 import numpy as np
@@ -18,7 +17,7 @@ from ..slds.joint import stick_breaking
 from ..slds.model import SwitchingLinearSSM
 from .colors import state_colors
 from .drawing import FAINT, INK, PANEL, STRIP, TimeAxis, draw_states, draw_steps, name_feature, new_figure, set_title
-from .figures import LEAST_SHOWN, SHOWN_HORIZONS, draw_expected, time_axis
+from .figures import ForecastFrame, draw_expected, time_axis
 from .linear_figures import LATENT, MOST_LATENTS
 
 MARGIN = 0.15  # of the extent of the states, around them
@@ -60,22 +59,12 @@ def plot_fit(
 @torch.no_grad()
 def plot_forecast(forecast: SwitchingForecast, level: float = 0.9) -> Figure:
     """The end of a series and the forecast after it, with the regimes: see `SwitchingForecast.plot`."""
-    series, model = forecast.series, forecast.source
-    assert series is not None
-    n_steps, horizon = series.n_steps, len(forecast.mean)
-    first = max(0, n_steps - max(LEAST_SHOWN, SHOWN_HORIZONS * horizon))
-    axis, n_past = time_axis(series, horizon).part(first, n_steps + horizon), n_steps - first
-    past = replace(series.cpu(), observations=series.observations.detach().cpu()[first:])
-    figure, panels = new_figure([*[PANEL] * model.n_features, STRIP])
-    set_title(panels[0], f"Observed series, then the mean and {100 * level:g}% interval in the forecast")
-    ends = tuple(table.cpu() for table in (forecast.mean, *forecast.interval(level)))
-    draw_expected(panels, (past, axis.part(0, n_past)), ends, axis.part(n_past, n_past + horizon))
-    _draw_regimes(panels[-1], axis, torch.cat([model.smooth(series).state[first:], forecast.state]).cpu())
-    for panel in panels:
-        strip = panel is panels[-1]
-        panel.axvline(axis.edges[n_past], color="white" if strip else INK, linewidth=0.9, linestyle="--")
-    axis.mark(panels)
-    return figure
+    model = forecast.source
+    frame = ForecastFrame.of(forecast, [*[PANEL] * model.n_features, STRIP], level)
+    draw_expected(frame.panels, frame.observed, frame.expected, frame.ahead)
+    seen = model.smooth(forecast.series).state[frame.first :]
+    _draw_regimes(frame.panels[-1], frame.axis, torch.cat([seen, forecast.state]).cpu())
+    return frame.finished()
 
 
 @torch.no_grad()

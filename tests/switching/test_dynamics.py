@@ -45,9 +45,9 @@ def test_the_m_step_is_a_stationary_point_of_the_expected_log_joint(kind, dt):
             + (marginals.transition * chain.log_transition).sum()
         )
     else:
-        expected = (
-            expected + (marginals.fresh * chain.log_fresh).sum() + (marginals.held[1:] * chain.log_held[1:]).sum()
-        )
+        gates = torch.stack([chain.log_redraw, chain.log_hold], -1)
+        used = (marginals.gates * torch.where(marginals.gates > 0, gates, 0.0)).sum()
+        expected = expected + used + (marginals.drawn * chain.log_state).sum()
     for leaf, gradient in zip(leaves.values(), torch.autograd.grad(expected, list(leaves.values())), strict=True):
         if leaf.ndim and "weights" not in names[0] and leaf.shape[-1] == 2 and float(leaf.sum(-1).max()) <= 1 + 1e-9:
             gradient = gradient - (leaf * gradient).sum(-1, keepdim=True)  # along the simplex

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 def exact(model, x):
     """P(s_t | x_1..t) and P(z_t = 1 | x_1..t) by enumeration of every path."""
     chain = model.chain(x)
-    initial, fresh, held, lengths = chain._tables()
+    initial, fresh, held, lengths = getattr(chain, "multiplied_out", chain)._tables()
     found = enumerate_paths(fresh, held, initial, lengths)
     return found.filtered_state[0], found.filtered_redraw[0]
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from oracles import linear_regressions as textbook
+from oracles.linear_models import FLOAT, draw, model_of
 from samplehold import Autoregression, LinearSSM, LocalLevel
 from samplehold.switching.linear.ascent import Ascent
 from samplehold.switching.linear.bases import axes_of, turned
@@ -13,31 +14,7 @@ from samplehold.switching.linear.coordinates import LinearDensity
 from samplehold.switching.linear.priors import Units, blocks
 from torch.testing import assert_close
 
-FLOAT = torch.float64
 QUIET = {"restarts": 1, "progress": False}
-
-
-def draw(seed: int, *shape: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=FLOAT)
-
-
-def covariance(seed: int, n: int) -> torch.Tensor:
-    root = draw(seed, n, n)
-    return root @ root.mT / 4 + 0.3 * torch.eye(n, dtype=FLOAT)
-
-
-def model_of(n_latent: int, n_features: int, full: bool) -> LinearSSM:
-    noise = covariance(3, n_features)
-    return LinearSSM(n_latent, n_features, "full" if full else "diagonal").with_values(
-        transition=0.7 * torch.eye(n_latent, dtype=FLOAT) + 0.1 * draw(0, n_latent, n_latent),
-        transition_offset=0.3 * draw(1, n_latent),
-        state_noise=covariance(2, n_latent),
-        emission=draw(4, n_features, n_latent),
-        emission_offset=draw(5, n_features),
-        observation_noise=noise if full else noise.diagonal(),
-        initial_mean=draw(6, n_latent),
-        initial_covariance=covariance(7, n_latent),
-    )
 
 
 def series_of(model: LinearSSM, full: bool, n_sequences: int = 4, n_steps: int = 7) -> torch.Tensor:

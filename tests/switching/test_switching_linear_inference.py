@@ -47,7 +47,7 @@ def test_no_update_lowers_the_bound(kind: str) -> None:
     graph = Graph.of(layout, series)
     generator = torch.Generator().manual_seed(0)
     weights = torch.randn(2, 3, 12, layout.n_regimes, generator=generator, dtype=torch.float64)
-    engine = graph.at(values, graph.states(series.observations, 2), weights)
+    engine = graph.at(values, graph.states(2), weights)
     run = engine.run(20, 0.0, record=True)  # raises where one does
     assert bool((run.elbo[1:] >= run.elbo[:-1] - 1e-10 * run.elbo[:-1].abs()).all())
 

@@ -1,0 +1,220 @@
+"""On a GPU the host waits once an iteration: for the number that says whether to go on, and for all checks with it."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+import samplehold as sh
+import torch
+from oracles.fake_gpu import fake_gpu, waits
+from oracles.operators import unchecked
+from samplehold.inference.chains.copy.chain import CopyChain
+from samplehold.inference.chains.markov.chain import MarkovChain
+from samplehold.inference.numerics.deferred import deferred, refuse_if, told_by
+from samplehold.inference.numerics.remembered import remembered
+from samplehold.switching.fitting import in_parts
+from samplehold.switching.fitting.em import EM
+from samplehold.switching.fitting.graph import Graph
+from samplehold.switching.fitting.in_parts import InParts, engine_from
+from samplehold.switching.fitting.options import Options
+from samplehold.switching.fitting.sampling import fit_svi
+from samplehold.switching.fitting.starts import Starts, first_guesses
+from samplehold.switching.problem import Problem
+from torch import Tensor
+
+ON_CUDA = torch.cuda.is_available()
+
+
+@contextmanager
+def gpu() -> Iterator[torch.device]:
+    if ON_CUDA:
+        yield torch.device("cuda")
+        return
+    with fake_gpu() as device:
+        yield device
+
+
+@contextmanager
+def counted() -> Iterator[list[str]]:
+    """What waits for the device: by torch's own debugging where there is one, else by the device that is not there."""
+    if not ON_CUDA:
+        with waits() as found:
+            yield found
+        return
+    found = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield found
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    found += [str(warning.message) for warning in caught if "synchronizing" in str(warning.message)]
+
+
+def looks(function: Callable[[], Any]) -> list[str]:
+    """How often a call waits, without what it does but once."""
+    function()
+    with counted() as found, unchecked():
+        function()
+    return found
+
+
+pytestmark = pytest.mark.cpu("it sets up a device of its own") if not ON_CUDA else []
+
+MODELS = {
+    "copy": (sh.Copy(2), sh.Normal(2)),
+    "markov": (sh.Markov(2), sh.MultivariateNormal(2)),
+    "missing": (sh.Markov(2), sh.MultivariateNormal(2)),
+    "gated": (sh.Copy(2), sh.Gated(sh.Normal(2), sh.Normal(2))),
+    "counts": (sh.Markov(2), sh.Poisson(2)),
+    "symbols": (sh.Copy(2), sh.Categorical(3)),
+    "binary": (sh.Copy(2), sh.Bernoulli(2)),
+}
+each_model = pytest.mark.parametrize("name", MODELS)
+
+
+def problem_of(name: str, device: torch.device) -> Problem:
+    dynamics, emission = MODELS[name]
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 30, 2, generator=generator, dtype=torch.float64)
+    x[:, 15:] += 4
+    if name in ("counts", "symbols", "binary"):
+        x = (x[..., : emission.n_features] > 0.5).double() * (1 if name == "binary" else 2)
+    if name == "missing":
+        x[0, 3, 0] = x[1, 7] = x[2, 9, 1] = torch.nan
+    return sh.SwitchingSSM(dynamics, emission).problem(x.to(device))
+
+
+def starts_of(problem: Problem) -> Starts:
+    return first_guesses(problem, 2, 0)
+
+
+@each_model
+def test_a_step_of_em_waits_once(name):
+    with gpu() as device:
+        problem = problem_of(name, device)
+        climb = EM(problem, starts_of(problem).values)
+        assert len(looks(lambda: climb.run(2))) == 2
+
+
+@each_model
+def test_a_sweep_of_message_passing_waits_once(name):
+    with gpu() as device:
+        problem = problem_of(name, device)
+        engine = engine_from(Graph.of(problem), starts_of(problem).values)
+        assert len(looks(lambda: engine.run(3, 0.0))) == 3 + 1  # and for the bound from which it sets out
+
+
+def test_a_sweep_in_parts_waits_once(monkeypatch):
+    monkeypatch.setattr(in_parts, "ROOM", 200)
+    with gpu() as device:
+        problem = problem_of("copy", device)
+        engine = engine_from(Graph.of(problem), starts_of(problem).values)
+        assert isinstance(engine, InParts)
+        assert len(looks(lambda: engine.run(3, 0.0))) == 3
+
+
+def test_a_step_of_svi_waits_once():
+    with gpu() as device:
+        model, problem = sh.SwitchingSSM(*MODELS["copy"]), problem_of("copy", device)
+        start = {name: value[0] for name, value in starts_of(problem).values.items()}
+
+        def climb(steps: int) -> int:
+            with counted() as found, unchecked():
+                fit_svi(model, problem, Options("svi", 1, steps, 1e-6, 0, progress=False), start)
+            return len(found)
+
+        climb(2)
+        assert climb(12) - climb(9) == 3
+
+
+@pytest.mark.parametrize(
+    "method", ["filter", "smooth", "marginals", "viterbi", "entropy", "change_probability", "log_normalizer"]
+)
+@pytest.mark.parametrize("kind", ["copy", "markov"])
+def test_a_chain_waits_once_for_whether_its_observations_are_possible(kind, method):
+    with gpu() as device:
+        zero = lambda *shape: torch.zeros(*shape, device=device)
+        chain = (
+            CopyChain(None, zero(5, 9, 3), zero(5, 9, 1))
+            if kind == "copy"
+            else MarkovChain(zero(3), zero(3, 3), zero(5, 9, 3))
+        )
+        assert len(looks(getattr(chain, method))) == 1
+
+
+NETWORKS = {
+    "MinGRU": sh.MinGRU,
+    "MinLSTM": sh.MinLSTM,
+    "QRNN": sh.QRNN,
+    "superposition": partial(sh.SuperpositionStackRNN, controller=sh.MinGRU),
+    "stratification": partial(sh.StratificationStackRNN, controller=sh.MinGRU),
+}
+
+
+@pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
+def test_a_network_and_its_gradient_wait_for_nothing(network):
+    with gpu() as device:
+        layer, x = network(2, 4).to(device), torch.zeros(3, 9, 2, device=device)
+
+        def forward_and_backward() -> None:
+            out: Tensor = layer(x)[0]
+            out.sum().backward()
+
+        assert looks(forward_and_backward) == []
+
+
+def test_what_a_check_refuses_later_it_refuses_in_the_same_words_and_order():
+    yes, no, went_on = torch.tensor(True), torch.tensor(False), []
+
+    def later(*words: str, told: type[Exception] | None = None, broken: bool = False) -> None:
+        with deferred(), told_by(partial(complain, "more of it"), *[told] * (told is not None)):
+            refuse_if(no, partial(complain, "never"))
+            for word in words:
+                refuse_if(yes, partial(complain, word))
+            went_on.append(True)
+            if broken:
+                raise IndexError("a consequence")
+
+    def complain(word: str) -> None:
+        raise ValueError(word)
+
+    with pytest.raises(ValueError, match="now"):
+        refuse_if(yes, partial(complain, "now"))
+    with pytest.raises(ValueError, match="first"):
+        later("first", "second")
+    with pytest.raises(ValueError, match="the cause"):
+        later("the cause", broken=True)
+    with pytest.raises(ValueError, match="more of it"):
+        later("less of it", told=ValueError)
+    with pytest.raises(ValueError, match="as it is"):
+        later("as it is", told=RuntimeError)
+    assert len(went_on) == 4
+    with deferred() as checks:
+        refuse_if(no, partial(complain, "never"))
+        assert checks.settle(torch.tensor(2.5), yes) == [2.5, 1.0]
+
+
+def test_an_impossible_sequence_of_a_ragged_fit_is_told_by_its_number_among_all():
+    model = sh.SwitchingSSM(sh.Markov(1), sh.Bernoulli(1))
+    x = [[1.0] * 60, [1.0, 1.0], [1.0] * 60, [1.0, 0.0, 1.0]]
+    with pytest.raises(ValueError, match=r"^x: the observation at step 1 of sequence \(0, 3\) is impossible"):
+        model.fit(x, progress=False, restarts=1, fixed={"probs": [[1.0]]})
+
+
+def test_what_is_known_of_a_table_is_forgotten_with_its_values():
+    with gpu() as device:
+        seen = []
+        total = remembered(lambda x: seen.append(1) or float(x.sum()))
+        x = torch.ones(4, device=device)
+        assert [total(x), total(x), total(x[:2]), total(x.view(2, 2))] == [4, 4, 2, 4]
+        assert len(seen) == 3
+        x[0] = 3.0
+        assert total(x) == 6
+    here = torch.ones(2)
+    assert total(here) + total(here) == 4
+    assert len(seen) == 6
