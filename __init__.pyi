@@ -1,6 +1,7 @@
 # The public face: each name once, with its home. It is read by type checkers, and by `__init__.py` to find the names.
 
 from .inference.chains.copy.chain import CopyChain as CopyChain
+from .inference.chains.factored_copy.chain import FactoredCopyChain as FactoredCopyChain
 from .inference.chains.linear_gaussian.chain import LinearGaussianChain as LinearGaussianChain
 from .inference.chains.markov.chain import MarkovChain as MarkovChain
 from .inference.scans.linear.op import lerp_scan as lerp_scan

@@ -1,4 +1,4 @@
-"""The command line: `samplehold fit`, `forecast`, `sample`, `compare` and `study`, or `python -m samplehold ...`.
+"""The command line: `samplehold fit`, `forecast`, `sample`, `compare`, `study`, `bench`, or `python -m samplehold ...`.
 
 Heavy libraries are imported inside the commands, so that `--help` answers at once.
 """
@@ -292,6 +292,43 @@ def study(
         check_folder(out)
         check_new([out / name for name in chosen], force)
         run_studies(chosen, scale.value, out, Console())
+
+
+class DeviceName(StrEnum):
+    """Where a benchmark runs."""
+
+    ALL = "all"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+@app.command(epilog="Example: [bold]samplehold bench --quick --out bench/[/bold]")
+def bench(
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder for bench.json, bench.md and figures; by default none.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="One size of each, in a minute or two.")] = False,
+    only: Annotated[
+        str | None, typer.Option(help="Some of markov, copy, kalman, em, vmp, scan, mingru, separated by commas.")
+    ] = None,
+    device: Annotated[DeviceName, typer.Option(help="Rows of a device that is not there are not measured.")] = (
+        DeviceName.ALL
+    ),
+    force: FORCE = False,
+) -> None:
+    """Measure this library and the peers that are installed on this machine: time and memory against T, B and K."""
+    with _one_line_errors():
+        from rich.console import Console
+
+        from .bench import DEVICES, check_cases
+        from .bench import bench as run
+        from .console import check_folder, check_new
+
+        chosen = check_cases(only)
+        if out is not None:
+            check_folder(out)
+            check_new([out / "bench.json", out / "bench.md", *(out / f"{name}.png" for name in chosen)], force)
+        run(chosen, quick, DEVICES if device is DeviceName.ALL else (device.value,), out, Console())
 
 
 @contextmanager

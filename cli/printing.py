@@ -43,7 +43,7 @@ def show_parameters(console: Console, posterior: "xr.Dataset", found: pd.DataFra
 
     width = next((width for width in range(n_states, 1, -1) if fit_side_by_side(width)), 1)
     for part in _parts(n_states, width):
-        _print(console, _states_table(rows, part))
+        print_whole(console, _states_table(rows, part))
     for line in others:
         console.print(escape(line), soft_wrap=True)
 
@@ -67,7 +67,7 @@ def _width(console: Console, table: Table) -> int:
     return Measurement.get(console, console.options.update(max_width=WIDEST), table).maximum
 
 
-def _print(console: Console, table: Table) -> None:
+def print_whole(console: Console, table: Table) -> None:
     """Print the table with every cell whole, in a narrower terminal or file as well."""
     Console(highlight=False, width=max(console.width, _width(console, table))).print(table)
 
@@ -108,7 +108,7 @@ def show_switches(console: Console, found: pd.DataFrame) -> None:
         shown = [f"{probability[row]:.3f}"] if copies else []
         moved = f"{state[before[row]]} -> {state[row]}"
         table.add_row(*(escape(label_text(label)) for label in labels), *shown, f"{change[row]:.3f}", moved)
-    _print(console, table)
+    print_whole(console, table)
 
 
 def _step_before(index: pd.Index) -> np.ndarray:

@@ -16,10 +16,12 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 OUT = FOLDER.parents[1] / "docs" / "benchmarks.md"
 TITLES = {
+    "bench_gpu_kernels": "GPU kernels",
     "bench_inference": "Chains, densities, EM, scans",
     "bench_kalman": "Kalman filters and smoothers",
     "bench_linear": "Linear models",
     "bench_networks": "Networks",
+    "bench_portable": "This machine's devices",
     "bench_stack": "Stacks",
     "bench_startup": "A new process",
     "bench_switching": "Switching linear models",

@@ -152,6 +152,19 @@ def _(r: Draw) -> Call:
     return _chain_call(r, sh.CopyChain, arguments, reference.copy_chain)
 
 
+@function("FactoredCopyChain", 6)
+def _(r: Draw) -> Call:
+    gates = r.one(1, r.T)
+    arguments = {
+        "log_redraw": r.log_weights(*r.batch, gates),
+        "log_hold": r.log_weights(*r.batch, gates),
+        "log_state": r.log_weights(r.K),
+        "log_likelihood": r.log_weights(*r.batch, r.T, r.K),
+        "lengths": r.lengths(),
+    }
+    return _chain_call(r, sh.FactoredCopyChain, arguments, reference.factored_copy_chain)
+
+
 @function("MarkovChain", 6)
 def _(r: Draw) -> Call:
     arguments = {

@@ -113,6 +113,17 @@ def copy_chain(
     return total.reshape(batch), state.reshape(*batch, T, K)
 
 
+def factored_copy_chain(
+    log_redraw: Tensor, log_hold: Tensor, log_state: Tensor, log_likelihood: Tensor, lengths: Any = None
+) -> tuple[Tensor, Tensor]:
+    """log-normaliser [*b] and P(s_t | x) [*b, T, K] of a factored copy chain."""
+    first = torch.arange(log_likelihood.shape[-2]) == 0
+    redraw = torch.where(first, 0.0, log_redraw.detach().double()).unsqueeze(-1)
+    likelihood = log_likelihood.detach().double()
+    fresh = likelihood + redraw + log_state.detach().double().unsqueeze(-2)
+    return copy_chain(None, fresh, likelihood + log_hold.detach().double().unsqueeze(-1), lengths)
+
+
 def markov_chain(
     log_initial: Tensor, log_transition: Tensor, log_likelihood: Tensor, lengths: Any = None
 ) -> tuple[Tensor, Tensor]:

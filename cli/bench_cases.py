@@ -1,0 +1,317 @@
+"""What `samplehold bench` measures: on the same arrays this library, and whichever peers are installed.
+
+A case makes of a size, a device and a seed its contenders by name: functions without arguments that do the work once.
+A contender that is not installed, or does not run on the device, is a `Missing` that says so. Peers run at their own
+precision, float64 but for dynamax and networks, which run in float32.
+"""
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..inference.chains.copy.chain import CopyChain
+from ..inference.chains.linear_gaussian.chain import LinearGaussianChain
+from ..inference.chains.markov.chain import MarkovChain
+from ..inference.chains.markov.plain import posterior as plain_posterior
+from ..inference.scans.linear.op import linear_scan
+from ..models.networks.minimal import MinGRU
+from ..switching.dynamics.markov import Markov
+from ..switching.emissions.multivariate_normal import MultivariateNormal
+from ..switching.emissions.normal import Normal
+from ..switching.fitting.em import EM
+from ..switching.fitting.graph import Graph
+from ..switching.fitting.in_parts import engine_from
+from ..switching.fitting.starts import first_guesses
+from ..switching.model import SwitchingSSM
+
+
+class Missing(NamedTuple):
+    """Why a contender is not measured."""
+
+    why: str
+
+
+class Size(NamedTuple):
+    """B sequences of T steps, with K states, features or units."""
+
+    B: int
+    T: int
+    K: int
+
+
+Contender = Callable[[], Any] | Missing
+Contenders = Mapping[str, Contender]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kind of work.
+
+    Attributes:
+        title: what is done.
+        contenders: from a size and a device.
+        sizes: that are measured; those of `quick` first.
+        quick: how many of the sizes a quick run takes.
+    """
+
+    title: str
+    contenders: Callable[[Size, torch.device], Contenders]
+    sizes: tuple[Size, ...]
+    quick: int = 1
+
+
+def installed(package: str, make: Callable[[], Contender]) -> Contender:
+    """A peer's contender, where it is installed and works."""
+    if importlib.util.find_spec(package) is None:
+        return Missing("not installed")
+    try:
+        return make()
+    except (ImportError, AttributeError) as error:
+        return Missing(f"another version: {error}")
+
+
+def of_host(package: str, device: torch.device, make: Callable[[], Contender]) -> Contender:
+    """The same of a peer that runs on the CPU alone."""
+    return installed(package, make) if device.type == "cpu" else Missing("runs on the CPU alone")
+
+
+# ---- chains ----------------------------------------------------------------------------------------------------------
+
+
+def _tables(size: Size) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """log P(s_1), a persistent log transition, and log-likelihoods of a few nats."""
+    rng = np.random.default_rng(0)
+    initial = rng.dirichlet(np.ones(size.K))
+    transition = 0.8 * np.eye(size.K) + 0.2 * rng.dirichlet(np.ones(size.K), size.K)
+    return np.log(initial), np.log(transition), -(rng.normal(size=size) ** 2)
+
+
+def _hmmlearn_smoother(tables: tuple[np.ndarray, np.ndarray, np.ndarray]) -> Callable[[], Any]:
+    """Its scaled C++ passes, one sequence after another, as its `score_samples` does."""
+    from hmmlearn import _hmmc  # pyright: ignore[reportAttributeAccessIssue]
+
+    start, moves = np.exp(tables[0]), np.exp(tables[1])
+
+    def smooth() -> list[np.ndarray]:
+        posteriors = []
+        for table in tables[2]:
+            probs = np.exp(table)
+            _, forward, scale = _hmmc.forward_scaling(start, moves, probs)
+            product = forward * _hmmc.backward_scaling(start, moves, probs, scale)
+            posteriors.append(product / product.sum(1, keepdims=True))
+        return posteriors
+
+    return smooth
+
+
+def _dynamax_smoother(tables: tuple[np.ndarray, np.ndarray, np.ndarray], device: torch.device) -> Contender:
+    import jax  # pyright: ignore[reportMissingImports]
+    from dynamax.hidden_markov_model import hmm_smoother  # pyright: ignore[reportMissingImports]
+
+    there = [d for d in jax.devices() if d.platform == {"cpu": "cpu", "cuda": "gpu"}[device.type]]
+    if not there:
+        return Missing("jax sees no such device")
+    given = np.exp(tables[0]), np.exp(tables[1]), tables[2]
+    placed = [jax.device_put(np.asarray(table, dtype=np.float32), there[0]) for table in given]
+    smoother = jax.jit(jax.vmap(hmm_smoother, in_axes=(None, None, 0)))
+    return lambda: jax.block_until_ready(smoother(*placed))
+
+
+def markov_smoother(size: Size, device: torch.device) -> Contenders:
+    arrays = _tables(size)
+    double = [torch.tensor(table, device=device) for table in arrays]
+    single = [table.float() for table in double]
+    lengths = torch.full((size.B,), size.T, device=device)
+    return {
+        "samplehold": lambda: MarkovChain(*double).smooth(),
+        "samplehold, float32": lambda: MarkovChain(*single).smooth(),
+        "plain torch": lambda: plain_posterior(double[0], double[1][None], double[2], lengths),
+        "hmmlearn, scaling": of_host("hmmlearn", device, lambda: _hmmlearn_smoother(arrays)),
+        "dynamax, float32": installed("dynamax", lambda: _dynamax_smoother(arrays, device)),
+    }
+
+
+def copy_smoother(size: Size, device: torch.device) -> Contenders:
+    rho, (log_state, _, table) = 0.1, _tables(size)
+    dense = np.log((1 - rho) * np.eye(size.K) + rho * np.exp(log_state))
+    likelihood, log_fresh = torch.tensor(table, device=device), torch.tensor(log_state, device=device)
+    fresh, held = likelihood + log_fresh + np.log(rho), likelihood + np.log1p(-rho)
+    fresh[:, 0] -= np.log(rho)
+    return {
+        "samplehold": lambda: CopyChain(None, fresh, held).smooth(),
+        "samplehold, as a Markov chain": lambda: MarkovChain(
+            log_fresh, torch.tensor(dense, device=device), likelihood
+        ).smooth(),
+        "hmmlearn, dense": of_host("hmmlearn", device, lambda: _hmmlearn_smoother((log_state, dense, table))),
+        "dynamax, dense, float32": installed("dynamax", lambda: _dynamax_smoother((log_state, dense, table), device)),
+    }
+
+
+def kalman_smoother(size: Size, device: torch.device) -> Contenders:
+    """K is the size of the state, and of an observation."""
+    rng = np.random.default_rng(0)
+    turn, _ = np.linalg.qr(rng.normal(size=(size.K, size.K)))
+    turn, x, eye = 0.95 * turn, rng.normal(size=size), np.eye(size.K)
+    there, one = (torch.tensor(table, device=device) for table in (turn, eye))
+    tables = torch.tensor(x, device=device), there, one, one, one, None, one
+
+    def statsmodels() -> Contender:
+        from statsmodels.tsa.statespace.kalman_smoother import KalmanSmoother
+
+        def smooth() -> None:
+            for series in x:
+                model = KalmanSmoother(k_endog=size.K, k_states=size.K)
+                model["design"], model["obs_cov"], model["transition"] = eye, eye, turn
+                model["selection"], model["state_cov"] = eye, eye
+                model.initialize_known(np.zeros(size.K), eye)
+                model.bind(np.ascontiguousarray(series))
+                model.smooth()
+
+        return smooth
+
+    def pykalman() -> Contender:
+        from pykalman import KalmanFilter  # pyright: ignore[reportMissingImports]
+
+        known = KalmanFilter(turn, eye, eye, eye, np.zeros(size.K), np.zeros(size.K), np.zeros(size.K), eye)
+        return lambda: [known.smooth(series) for series in x]
+
+    return {
+        "samplehold": lambda: LinearGaussianChain(*tables).smooth(),
+        "statsmodels": of_host("statsmodels", device, statsmodels),
+        "pykalman": of_host("pykalman", device, pykalman),
+    }
+
+
+# ---- fits ------------------------------------------------------------------------------------------------------------
+
+
+def _levels(size: Size) -> Tensor:
+    """Series of two features that stay at one of K levels for about ten steps."""
+    rng = np.random.default_rng(0)
+    means = 4.0 * rng.normal(size=(size.K, 2))
+    state = np.repeat(rng.integers(size.K, size=(size.B, size.T // 10 + 1)), 10, axis=1)[:, : size.T]
+    return torch.from_numpy(means[state] + rng.normal(size=(size.B, size.T, 2)))
+
+
+STEPS = 10  # of EM that are timed together
+
+
+def em(size: Size, device: torch.device) -> Contenders:
+    """`STEPS` steps of maximum likelihood."""
+    x = _levels(size).to(device)
+    problem = SwitchingSSM(Markov(size.K), Normal(2)).problem(x)
+    problem = type(problem)(problem.dynamics, problem.emission, problem.series)
+    climb = EM(problem, first_guesses(problem, 1, 0).values)
+
+    def hmmlearn() -> Contender:
+        from hmmlearn.hmm import GaussianHMM
+
+        rows, lengths = x.reshape(-1, 2).numpy(), [size.T] * size.B
+        model = GaussianHMM(size.K, "diag", n_iter=1, implementation="scaling", random_state=0)
+        model.fit(rows, lengths)
+
+        def steps() -> None:
+            for _ in range(STEPS):
+                statistics, _ = model._do_estep(rows, lengths)
+                model._do_mstep(statistics)
+
+        return steps
+
+    return {"samplehold": lambda: climb.run(STEPS), "hmmlearn, scaling": of_host("hmmlearn", device, hmmlearn)}
+
+
+def vmp(size: Size, device: torch.device) -> Contenders:
+    """A sweep with full normals, and its bound."""
+    x = _levels(size).to(device)
+    problem = SwitchingSSM(Markov(size.K), MultivariateNormal(2)).scaled_to(x).problem(x)
+    engine = engine_from(Graph.of(problem), first_guesses(problem, 1, 0).values)
+
+    def hmmlearn() -> Contender:
+        from hmmlearn.vhmm import VariationalGaussianHMM
+
+        rows, lengths = x.reshape(-1, 2).numpy(), [size.T] * size.B
+        model = VariationalGaussianHMM(size.K, implementation="scaling", n_iter=1, tol=0, random_state=0)
+        model.fit(rows, lengths)
+
+        def sweep() -> object:
+            statistics, log_prob = model._do_estep(rows, lengths)
+            bound = model._compute_lower_bound(log_prob)
+            model._do_mstep(statistics)
+            return bound
+
+        return sweep
+
+    ours = partial(engine.run, 1, 0.0)
+    return {"samplehold": ours, "hmmlearn, scaling": of_host("hmmlearn", device, hmmlearn)}
+
+
+# ---- networks --------------------------------------------------------------------------------------------------------
+
+
+def scan(size: Size, device: torch.device) -> Contenders:
+    """Forward, in float32, beside copying what is read and written."""
+    a, b = (torch.rand(*size, device=device) for _ in range(2))
+    same = torch.rand(3 * a.numel() // 2, device=device)  # read once and written once
+    return {"samplehold": lambda: linear_scan(a, b), "copying the same bytes": same.clone}
+
+
+def min_gru(size: Size, device: torch.device) -> Contenders:
+    """Forward and backward, in float32."""
+    x, seed = (torch.randn(*size, device=device) for _ in range(2))
+    ours = MinGRU(size.K, size.K).to(device)
+    gru = nn.GRU(size.K, size.K, batch_first=True).to(device)
+
+    def fla() -> Contender:
+        if device.type == "cpu":
+            return Missing("runs on GPUs alone")
+        from fla.ops.hgrn import fused_recurrent_hgrn  # pyright: ignore[reportMissingImports]
+
+        weight = torch.randn(2 * size.K, size.K, device=device).requires_grad_()
+
+        def both() -> None:
+            gate, value = nn.functional.linear(x, weight).chunk(2, -1)
+            hold = nn.functional.logsigmoid(-gate)
+            fused_recurrent_hgrn((1 - hold.exp()) * value, hold)[0].backward(seed)
+
+        return both
+
+    return {
+        "samplehold MinGRU": lambda: ours(x)[0].backward(seed),
+        "torch nn.GRU": lambda: gru(x)[0].backward(seed),
+        "fla, HGRN": installed("fla", fla),
+    }
+
+
+def _around(base: Size, T: tuple[int, ...], B: tuple[int, ...], K: tuple[int, ...]) -> tuple[Size, ...]:
+    """Sizes that differ from a base in one of their numbers; those are what is plotted."""
+    found = [base, *(base._replace(T=t) for t in T), *(base._replace(B=b) for b in B), *(base._replace(K=k) for k in K)]
+    return tuple(dict.fromkeys(found))
+
+
+CASES: dict[str, Case] = {
+    "markov": Case(
+        "Markov chain, smoothed",
+        markov_smoother,
+        _around(Size(16, 1000, 8), (100, 10_000, 100_000), (1, 64, 256), (2, 32, 128)),
+    ),
+    "copy": Case(
+        "copy chain, smoothed",
+        copy_smoother,
+        _around(Size(16, 1000, 8), (100, 10_000, 100_000), (1, 64, 256), (2, 32, 128)),
+    ),
+    "kalman": Case(
+        "linear Gaussian chain, smoothed", kalman_smoother, _around(Size(16, 500, 4), (5000,), (1,), (2, 8))
+    ),
+    "em": Case(f"EM, {STEPS} steps", em, _around(Size(1, 10_000, 4), (1000, 100_000), (64,), (2, 16))),
+    "vmp": Case("message passing, a sweep", vmp, _around(Size(64, 1000, 4), (100, 10_000), (1, 256), (2, 16))),
+    "scan": Case("linear recurrence", scan, _around(Size(16, 4096, 256), (256, 65_536), (1, 64), (16, 1024))),
+    "mingru": Case(
+        "minGRU, forward and backward", min_gru, _around(Size(16, 1024, 64), (128, 8192), (1, 64), (16, 256))
+    ),
+}
