@@ -42,7 +42,7 @@ import pandas as pd
 import samplehold as sh
 import torch
 from IPython.display import display
-from samplehold.inference.stacks.stratification import strengths, visible
+from samplehold.inference.stacks.stratification.op import strengths, visible
 from samplehold.switching.stacks.automaton import advance, start
 from torch import nn
 from torch.nn.functional import cross_entropy, one_hot, pad
