@@ -5,11 +5,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracles.operators import without_kernels
+from oracles.placement import tolerances
 from samplehold.inference.chains.copy import plain as general
-from samplehold.inference.chains.factored_copy import cpu, cpu_blocks, cpu_lanes, op, plain
+from samplehold.inference.chains.factored_copy import cpu, cpu_blocks, cpu_lanes, cpu_stretches, op, plain
 from samplehold.inference.chains.factored_copy.chain import FactoredCopyChain
 from samplehold.inference.chains.factored_copy.plain import multiplied_out
 from samplehold.inference.chains.markov import cpu_teams
+from samplehold.inference.numerics.lanes import BYTES
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.testing import assert_close
@@ -29,7 +31,7 @@ def tables(
 
 @st.composite
 def arguments(draw) -> list[Tensor]:
-    n, steps, states = draw(st.integers(1, 9)), draw(st.integers(1, 30)), draw(st.integers(1, 20))
+    n, steps, states = draw(st.integers(1, 9)), draw(st.integers(1, 60)), draw(st.integers(1, 20))
     gates, scale = draw(st.sampled_from((1, steps))), draw(st.sampled_from((0.1, 1.0, 30.0, 400.0)))
     found = tables(draw(st.integers(0, 2**31)), n, steps, states, gates, scale)
     impossible = torch.rand(states, generator=torch.Generator().manual_seed(steps)) < draw(st.sampled_from((0.0, 0.4)))
@@ -61,12 +63,25 @@ def found(*given: Tensor) -> dict[str, Tensor]:
     }  # fmt: skip
 
 
-@pytest.fixture(params=[True, False], ids=["side by side", "one by one"])
+@pytest.fixture(params=["side by side", "one by one", "in stretches"])
 def kernels(request, monkeypatch):
-    """Either of the two kinds of kernels whatever the number of sequences; blocks of few steps."""
-    monkeypatch.setattr(cpu, "faster_side_by_side", lambda inputs: request.param)
+    """Each of the kinds of kernels, whatever the number of sequences; blocks of few steps."""
+    monkeypatch.setattr(cpu, "faster_side_by_side", lambda inputs: request.param == "side by side")
+    if request.param == "in stretches":
+        of_few_steps(monkeypatch)
     monkeypatch.setattr(cpu_blocks, "_BLOCK", 1 << 13)
     monkeypatch.setattr(cpu_blocks, "_ALONE", 0)
+
+
+def of_few_steps(monkeypatch) -> list[bool]:
+    """Sequences are cut into stretches of few steps; whether that was of use is added to what is returned."""
+    agreed = []
+    monkeypatch.setattr(cpu_stretches, "_SHORT", 5)
+    monkeypatch.setattr(cpu_stretches, "_BLOCK", BYTES // 4)
+    monkeypatch.setattr(cpu_stretches, "_FEW", 20)
+    usual = cpu.go_in_stretches
+    monkeypatch.setattr(cpu, "go_in_stretches", lambda *given: agreed.append(usual(*given)) or agreed[-1])
+    return agreed
 
 
 @given(arguments())
@@ -97,6 +112,41 @@ def test_results_do_not_depend_on_who_works_on_a_sequence(steps, n, states, monk
                     torch.set_num_threads(1)
                 for ours, theirs in zip(again.values(), once.values(), strict=True):
                     assert_close(ours, theirs, **TIGHT)
+
+
+@pytest.mark.parametrize("gates", ["constant", "by step"])
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("steps", [513, 1000, 1024])
+def test_stretches_of_a_long_sequence(steps, n, gates, dtype, monkeypatch):
+    used = of_few_steps(monkeypatch)
+    monkeypatch.setattr(cpu_stretches, "_MIN_WORK", 1000)
+    *given, lengths = tables(3, n, steps, 3, steps if gates == "by step" else 1, ragged=False)
+    lengths[-1] = steps - 9
+    given[0] = given[0] + 7.0  # of so many redraws that a few steps are enough to forget
+    given = [table.to(dtype) for table in given]
+    theirs = expected(*(table.double() for table in given), lengths)
+    for kept in (0, 1 << 24):  # whether likelihoods are kept between the sweeps
+        monkeypatch.setattr(cpu_stretches, "_KEPT", kept)
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            try:
+                ours = found(*given, lengths)
+            finally:
+                torch.set_num_threads(1)
+            for name, values in theirs.items():
+                size = max(1.0, float(values.abs().amax()))
+                assert_close(ours[name].double(), values, **tolerances(dtype, size))
+    assert used == [True] * 8
+
+
+def test_a_chain_that_hardly_forgets_is_walked_from_one_end_to_the_other(monkeypatch):
+    used = of_few_steps(monkeypatch)
+    *given, lengths = tables(4, 1, 800, 3, 1, ragged=False)
+    given[0] = given[0] - 30.0  # nearly no redraws, and observations that say nothing but at both ends
+    given[3][:, 1:-1] = 0.0
+    for (name, ours), theirs in zip(found(*given, lengths).items(), expected(*given, lengths).values(), strict=True):
+        assert_close(ours, theirs, **TIGHT, msg=lambda text, name=name: f"{name}: {text}")
+    assert used == [False, False]
 
 
 def test_sequences_side_by_side_do_not_see_each_other(monkeypatch):

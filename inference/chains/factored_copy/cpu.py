@@ -21,6 +21,7 @@ from ..markov.cpu_teams import go
 from . import op
 from .cpu_lanes import faster_side_by_side, go_in_lanes
 from .cpu_moves import Inputs, Outputs
+from .cpu_stretches import go_in_stretches, stretched
 from .plain import multiplied_out
 
 Results = tuple[Tensor, ...]
@@ -110,6 +111,10 @@ def _sweep(inputs: Inputs, like: Tensor, **tables: Tensor) -> Any:
     if faster_side_by_side(inputs):
         go_in_lanes(inputs, outputs)
         return certain.all(1)
+    if stretched(inputs):
+        if go_in_stretches(inputs, outputs):
+            return certain.all(1)
+        outputs.counts[:], certain[:] = 0, 1
     counted = padded(inputs.n_states, like.itemsize) if outputs.counts.size else 0
     go(inputs, outputs, partial(workspace, inputs.n_states, like.dtype, kept=1, counted=counted))
     return certain.all(1)

@@ -20,9 +20,11 @@ _ALONE = 1 << 22  # bytes up to which there is but one block, that is filled onc
 class Block(NamedTuple):
     """The steps of W sequences that a thread works on, in rows of W numbers; row r is step t + r, for each state."""
 
-    likelihood: Any  # [(R + 1) * K * W], over the largest; then b, that of the step after the block in the last row
+    likelihood: Any  # [(R + 1) * K * W], over the largest; then b, that of the step after the block in the last row;
+    # or [(T + 1) * K * W] of all steps
     weight: Any  # [(R + 1) * K * W], a, that of the step before the block in the first row; then P(s | x)
     kept: Any  # [blocks * K * W], a over its sum before each block
+    met: Any  # [blocks * K * W], b of the first step of each block but the first
     state: Any  # [K * W], pi
     counted: Any  # [K * W], sums of redraws
     sums: Any  # the same in float64
@@ -34,6 +36,7 @@ class Block(NamedTuple):
     drawn: Any  # [R * W], P(z = 1 | ..)
     held: Any  # [R * W], P(z = 0 | x)
     ends: Any  # [W], the steps of each sequence from t on, less a half
+    told: Any  # [W], not negative where the block is of steps of which results are wanted
     evidence: Any  # [4 * W], the sum of `top` and its rounding error; the exponent and the mantissa of all masses
     sure: Any  # [2 * W], 1 where a direction kept every digit
     after: Any  # [2 * W], of the step after the block: one over the sum of b, and pi b over it
@@ -41,15 +44,23 @@ class Block(NamedTuple):
     count: Any  # [W], and how many there are
 
 
-def new_block(n_steps: int, n_states: int, dtype: torch.dtype) -> Block:
-    """Room for a thread's work."""
+def rows_of(n_steps: int, n_states: int, dtype: torch.dtype) -> int:
+    """Steps of a block."""
+    wide, step = BYTES // dtype.itemsize, n_states * BYTES
+    rows = -(-n_steps // wide) * wide
+    return rows if rows * step <= _ALONE else max(_BLOCK // step // wide, 1) * wide
+
+
+def new_block(n_steps: int, n_states: int, dtype: torch.dtype, rows: int, keeping: bool = False) -> Block:
+    """Room for a thread's work, with so many steps in a block; with the likelihoods of all steps, if they are kept."""
     wide = BYTES // dtype.itemsize
-    rows, step = -(-n_steps // wide) * wide, n_states * BYTES
-    if rows * step > _ALONE:
-        rows = max(_BLOCK // step // wide, 1) * wide
     states, blocks = n_states * wide, -(-n_steps // rows)
-    room = {"likelihood": (rows + 1) * states, "weight": (rows + 1) * states, "kept": blocks * states}
-    room |= {"state": states, "counted": states, "gates": 2 * wide, "ends": wide}
+    room = {
+        "likelihood": ((blocks if keeping else 1) * rows + 1) * states,
+        "weight": (rows + 1) * states,
+    }
+    room |= {"kept": blocks * states, "met": blocks * states}
+    room |= {"state": states, "counted": states, "gates": 2 * wide, "ends": wide, "told": wide}
     room |= dict.fromkeys(("hold", "redraw"), (rows + wide) * wide)
     room |= dict.fromkeys(("top", "mass", "drawn", "held"), rows * wide)
     room |= {"evidence": 4 * wide, "sure": 2 * wide, "after": 2 * wide}
@@ -61,24 +72,31 @@ def new_block(n_steps: int, n_states: int, dtype: torch.dtype) -> Block:
 
 
 @lean_kernel
-def fetch(table: Any, begin: Any, count: Any, into: Any, n: int, filler: Any) -> None:
-    """n rows <- as many numbers of each sequence; `filler` beyond its end."""
+def fetch(table: Any, begin: Any, count: Any, into: Any, at: int, n: int, filler: Any) -> None:
+    """n rows, from into[at] on, <- as many numbers of each sequence; `filler` beyond its end."""
     wide = width(into)
     for i in range(0, n, wide):
         for lane in range(wide):
-            store(into, (i + lane) * wide, load_some(table, begin[lane] + i, count[lane] - i, filler))
-        transpose(into, i * wide)
+            row = at + (i + lane) * wide
+            if count[lane] - i >= wide:
+                store(into, row, load(table, begin[lane] + i))
+            else:
+                store(into, row, load_some(table, begin[lane] + i, count[lane] - i, filler))
+        transpose(into, at + i * wide)
 
 
 @lean_kernel
-def hand_out(source: Any, first: int, result: Any, begin: Any, n: int, lanes: int) -> None:
-    """As many numbers of each sequence <- n rows from the first; the rows are spent."""
+def hand_out(source: Any, first: int, result: Any, begin: Any, count: Any, n: int, lanes: int) -> None:
+    """So many numbers of each sequence <- n rows from the first; the rows are spent."""
     wide = width(source)
     for i in range(0, n, wide):
         at = (first + i) * wide
         transpose(source, at)
         for lane in range(lanes):
-            store_some(result, begin[lane] + i, load(source, at + lane * wide), n - i)
+            if count[lane] - i >= wide:  # some processors take their time over a part of a vector
+                store(result, begin[lane] + i, load(source, at + lane * wide))
+            else:
+                store_some(result, begin[lane] + i, load(source, at + lane * wide), count[lane] - i)
 
 
 @inlined
@@ -92,18 +110,18 @@ def exponentiate_four(table: Any, i: int) -> None:
 
 
 @inlined
-def exponentiate(block: Any, n: int, states: int) -> None:
+def exponentiate(block: Any, at: int, n: int, states: int) -> None:
     """Log-likelihoods to likelihoods over the largest of each step."""
     likelihood, wide = block.likelihood, width(block.likelihood)
     for r in range(n):
-        row = r * states
+        row = at + r * states
         most = load(likelihood, row)
         for s in range(row + wide, row + states, wide):
             most = larger(most, load(likelihood, s))
         store(block.top, r * wide, most)
         for s in range(row, row + states, wide):
             store(likelihood, s, load(likelihood, s) - most)
-    for i in range(0, n * states, 8 * wide):  # eight at a time: they share the constants
+    for i in range(at, at + n * states, 8 * wide):  # eight at a time: they share the constants
         exponentiate_four(likelihood, i)
         exponentiate_four(likelihood, i + 4 * wide)
 
@@ -119,8 +137,8 @@ def place(inputs: Any, block: Any, group: Any, of: Any, t: int, each: int) -> No
 
 
 @inlined
-def look(inputs: Any, block: Any, group: Any, t: int, n: int) -> None:
-    """Fill the block with the tables of n steps from t on, and the gates of one more."""
+def look(inputs: Any, block: Any, group: Any, at: int, t: int, n: int, known: bool) -> None:
+    """Fill the block with the tables of n steps from t on, and the gates of one more; with likelihoods if not known."""
     wide, number = width(block.weight), block.weight.dtype.type
     one, zero = splat(number(1)), splat(number(0))
     place(inputs, block, group, inputs.table_of, t, 1)
@@ -133,15 +151,17 @@ def look(inputs: Any, block: Any, group: Any, t: int, n: int) -> None:
             store(block.hold, r * wide, by_sign(inside, hold, one))
             store(block.redraw, r * wide, by_sign(inside, redraw, zero))
     else:
-        fetch(inputs.hold, block.begin, block.count, block.hold, n + 1, number(1))
-        fetch(inputs.redraw, block.begin, block.count, block.redraw, n + 1, number(0))
+        fetch(inputs.hold, block.begin, block.count, block.hold, 0, n + 1, number(1))
+        fetch(inputs.redraw, block.begin, block.count, block.redraw, 0, n + 1, number(0))
     if t == 0:
         store(block.hold, 0, zero)
         store(block.redraw, 0, one)
+    if known:
+        return
     k = inputs.n_states
     place(inputs, block, group, inputs.likelihood_of, t, k)
-    fetch(inputs.log_likelihood, block.begin, block.count, block.likelihood, n * k, number(0))
-    exponentiate(block, n, k * wide)
+    fetch(inputs.log_likelihood, block.begin, block.count, block.likelihood, at, n * k, number(0))
+    exponentiate(block, at, n, k * wide)
 
 
 @inlined

@@ -33,14 +33,14 @@ from ...numerics.lanes import (
     width,
 )
 from ...numerics.threads import in_parallel, worthwhile
-from .cpu_blocks import copy, hand_out, look, new_block
+from .cpu_blocks import copy, hand_out, look, new_block, rows_of
 
 _SECONDS = 2e-9  # that a step and state take
 _LN2 = np.log(2.0)
 
 
 @inlined
-def forward(inputs: Any, block: Any, n: int) -> None:
+def forward(inputs: Any, block: Any, at: int, n: int) -> None:
     """a of the steps in a block, from that in the first row, whose sum is 1."""
     likelihood, weight, state, wide = block.likelihood, block.weight, block.state, width(block.weight)
     states, number, tiny = inputs.n_states * wide, weight.dtype.type, inputs.tiny
@@ -50,7 +50,7 @@ def forward(inputs: Any, block: Any, n: int) -> None:
         hold, redraw, mass = load(block.hold, r * wide) * inverse, load(block.redraw, r * wide), zero
         for s in range(0, states, wide):
             message = muladd(hold, load(weight, row + s), redraw * load(state, s))
-            found = at_least(load(likelihood, row + s) * message, tiny)
+            found = at_least(load(likelihood, at + row + s) * message, tiny)
             store(weight, row + states + s, found)
             mass = mass + found
         mass = by_sign(ends - splat(number(r)), mass, one)
@@ -76,13 +76,14 @@ def gain(block: Any, n: int) -> None:
     evidence, wide = block.evidence, width(block.evidence)
     high, low = load(evidence, 0), load(evidence, wide)
     power, product = load(evidence, 2 * wide), load(evidence, 3 * wide)
+    told, zero, one = load(block.told, 0), splat(evidence.dtype.type(0)), splat(evidence.dtype.type(1))
     for r in range(n):
-        top = load(block.top, r * wide)
+        top = by_sign(told, load(block.top, r * wide), zero)
         after = high + top
         own = after - high
         low = low + ((high - (after - own)) + (top - own))
         high = after
-        product = product * load(block.mass, r * wide)
+        product = product * by_sign(told, load(block.mass, r * wide), one)
         power, product = power + exponent(product), mantissa(product)
     store(evidence, 0, high)
     store(evidence, wide, low)
@@ -91,17 +92,17 @@ def gain(block: Any, n: int) -> None:
 
 
 @inlined
-def arrive(block: Any, n: int, states: int) -> None:
+def arrive(block: Any, at: int, n: int, states: int) -> None:
     """After the last step of all there is nothing to say."""
     wide, number = width(block.likelihood), block.likelihood.dtype.type
-    for s in range(n * states, (n + 1) * states, wide):
+    for s in range(at + n * states, at + (n + 1) * states, wide):
         store(block.likelihood, s, splat(number(1)))
     store(block.after, 0, splat(number(1)))
     store(block.after, wide, splat(number(0)))
 
 
 @inlined
-def backward(inputs: Any, block: Any, n: int) -> None:
+def backward(inputs: Any, block: Any, at: int, n: int) -> None:
     """Posteriors of the steps in a block, and of the moves out of them."""
     likelihood, weight, state, counted = block.likelihood, block.weight, block.state, block.counted
     wide, number, tiny = width(weight), weight.dtype.type, inputs.tiny
@@ -113,20 +114,20 @@ def backward(inputs: Any, block: Any, n: int) -> None:
         load(block.after, 0),
         load(block.after, wide),
     )
-    row, moved = (n - 1) * states, ends - splat(number(n))
+    row, moved, told = (n - 1) * states, ends - splat(number(n)), load(block.told, 0)
     for r in range(n - 1, -1, -1):
         inside = ends - splat(number(r))
         hold, redraw = load(block.hold, (r + 1) * wide) * inverse, load(block.redraw, (r + 1) * wide)
         back, norm, kept, mass, drawn = redraw * source, zero, zero, zero, zero
         for s in range(row, row + states, wide):
-            after, before = load(likelihood, s + states), load(weight, s + states)
+            after, before = load(likelihood, at + s + states), load(weight, s + states)
             message = muladd(hold, after, back)
             met = before * message
             norm = norm + met
             kept = muladd(before, after, kept)
             store(weight, s + states, met)
-            found = at_least(load(likelihood, s) * message, tiny)
-            store(likelihood, s, found)
+            found = at_least(load(likelihood, at + s) * message, tiny)
+            store(likelihood, at + s, found)
             mass = mass + found
             drawn = muladd(load(state, s - row), found, drawn)
         norms, total = one / norm, load(block.mass, r * wide)
@@ -134,10 +135,10 @@ def backward(inputs: Any, block: Any, n: int) -> None:
         fresh = redraw * (total * norms)
         store(block.drawn, r * wide, fresh * source)
         store(block.held, r * wide, by_sign(moved, hold * kept * norms, zero))
-        share, scale = fresh * inverse, by_sign(inside, norms, zero)
+        share, scale = by_sign(told, fresh * inverse, zero), by_sign(inside, norms, zero)
         for s in range(row, row + states, wide):
             store(weight, s + states, load(weight, s + states) * scale)
-            store(counted, s - row, muladd(share, load(likelihood, s + states), load(counted, s - row)))
+            store(counted, s - row, muladd(share, load(likelihood, at + s + states), load(counted, s - row)))
         mass = by_sign(inside, mass, one)
         sure = by_sign(mass - least, sure, zero)
         inverse = one / mass
@@ -157,8 +158,9 @@ def enter(inputs: Any, block: Any, group: Any) -> None:
         b = max(group[lane], 0)
         for s in range(k):
             block.state[s * wide + lane] = inputs.start[inputs.start_of[b] * p + s]
-        gate = inputs.table_of[b] * inputs.gates
-        block.gates[lane], block.gates[wide + lane] = inputs.hold[gate], inputs.redraw[gate]
+        if inputs.gates == 1:
+            gate = inputs.table_of[b]
+            block.gates[lane], block.gates[wide + lane] = inputs.hold[gate], inputs.redraw[gate]
     one, zero = splat(number(1)), splat(number(0))
     for i in range(3):
         store(block.evidence, i * wide, zero)
@@ -190,7 +192,7 @@ def leave(inputs: Any, outputs: Any, block: Any, group: Any, lanes: int, end: in
 
 
 @inlined
-def settle(inputs: Any, block: Any, n: int) -> None:
+def settle(inputs: Any, block: Any, at: int, n: int) -> None:
     """Beliefs after each step of a block, and what a filter tells of them."""
     weight, likelihood, wide, number = block.weight, block.likelihood, width(block.weight), block.weight.dtype.type
     states, one, zero = inputs.n_states * wide, splat(number(1)), splat(number(0))
@@ -199,7 +201,7 @@ def settle(inputs: Any, block: Any, n: int) -> None:
         row = r * states
         inverse, drawn = one / load(block.mass, r * wide), zero
         for s in range(0, states, wide):
-            drawn = muladd(load(likelihood, row + s), load(block.state, s), drawn)
+            drawn = muladd(load(likelihood, at + row + s), load(block.state, s), drawn)
         store(block.drawn, r * wide, load(block.redraw, r * wide) * drawn * inverse)
         inverse = by_sign(ends - splat(number(r)), inverse, zero)
         for s in range(row + states, row + 2 * states, wide):
@@ -209,45 +211,67 @@ def settle(inputs: Any, block: Any, n: int) -> None:
 
 
 @inlined
-def tell(inputs: Any, outputs: Any, block: Any, group: Any, lanes: int, t: int, n: int, smoothing: bool) -> None:
+def choose(told: Any, block: Any, group: Any, t: int) -> None:
+    """Of which sequences results are wanted from the block that begins at step t."""
+    for lane in range(width(block.weight)):
+        b = group[lane]
+        block.told[lane] = 1 if b >= 0 and told[b, 0] <= t < told[b, 1] else -1
+
+
+@inlined
+def tell(
+    inputs: Any, outputs: Any, told: Any, block: Any, group: Any, lanes: int, t: int, n: int, smoothing: bool
+) -> None:
     """Write what there is of each of n steps from t on."""
     n_steps, k = inputs.n_steps, inputs.n_states
     for lane in range(lanes):
         block.begin[lane] = (group[lane] * n_steps + t) * k
-    hand_out(block.weight, k, outputs.state, block.begin, n * k, lanes)
+        block.count[lane] = min(n, told[group[lane], 2] - t) * k if block.told[lane] > 0 else 0
+    hand_out(block.weight, k, outputs.state, block.begin, block.count, n * k, lanes)
     first = t + 1 if smoothing else t
     for lane in range(lanes):
         block.begin[lane] = group[lane] * n_steps + first
-    told = min(n, n_steps - first)
-    hand_out(block.drawn, 0, outputs.redraw, block.begin, told, lanes)
+        block.count[lane] = min(n, told[group[lane], 2] - first) if block.told[lane] > 0 else 0
+    hand_out(block.drawn, 0, outputs.redraw, block.begin, block.count, n, lanes)
     if smoothing:
-        hand_out(block.held, 0, outputs.held, block.begin, told, lanes)
+        hand_out(block.held, 0, outputs.held, block.begin, block.count, n, lanes)
     else:
-        hand_out(block.mass, 0, outputs.log_increment, block.begin, told, lanes)
+        hand_out(block.mass, 0, outputs.log_increment, block.begin, block.count, n, lanes)
 
 
 @lean_kernel
-def run_lanes(inputs: Any, outputs: Any, block: Any, groups: Any) -> None:
-    """Filter groups of sequences, [n, W] of their numbers with -1 for none, or smooth them where there are counts."""
+def run_lanes(inputs: Any, outputs: Any, told: Any, block: Any, groups: Any, part: int) -> None:
+    """Filter groups of sequences, [n, W] of their numbers with -1 for none, or smooth them where there are counts.
+
+    `told [B, 3]`: of each sequence the step from which, and that before which, the blocks begin of which results are
+    wanted; and before which there is room for them. `part`: -1 all, 0 what comes before the last block, 1 the rest.
+    """
     k, wide = inputs.n_states, width(block.weight)
     states, rows, smoothing = k * wide, block.mass.size // wide, outputs.counts.size > 0
+    keeping = block.likelihood.size > block.weight.size
     for g in range(groups.shape[0]):
         group, lanes, end = groups[g], 0, 0
         while lanes < wide and group[lanes] >= 0:
             end = max(end, inputs.lengths[group[lanes]])
             lanes += 1
-        enter(inputs, block, group)
         blocks = (end + rows - 1) // rows
-        for i in range(2 * blocks - 1 if smoothing else blocks):
+        visits = 2 * blocks - 1 if smoothing else blocks
+        if part <= 0:
+            enter(inputs, block, group)
+        for i in range(blocks - 1 if part == 1 else 0, blocks - 1 if part == 0 else visits):
             again = i >= blocks
             number_of = 2 * blocks - 2 - i if again else i
             t = number_of * rows
             n, kept = min(rows, end - t), number_of * states
+            at = t * states if keeping else 0
             if again:
-                copy(block.likelihood, 0, block.likelihood, n * states, states)
-            look(inputs, block, group, t, n)
+                after = at + n * states if keeping else 0
+                copy(block.likelihood, after, block.likelihood, at + n * states, states)
+                copy(block.likelihood, after, block.met, kept + states, states)
+            look(inputs, block, group, at, t, n, again and keeping)
+            choose(told, block, group, t)
             copy(block.kept, kept, block.weight, 0, states)
-            forward(inputs, block, n)
+            forward(inputs, block, at, n)
             if not again:
                 gain(block, n)
             if i + 1 < blocks:
@@ -256,15 +280,16 @@ def run_lanes(inputs: Any, outputs: Any, block: Any, groups: Any) -> None:
                     continue
             if smoothing:
                 if not again:
-                    arrive(block, n, states)
-                backward(inputs, block, n)
+                    arrive(block, at, n, states)
+                backward(inputs, block, at, n)
                 for s in range(states):
                     block.sums[s] += block.counted[s]
                     block.counted[s] = 0
             else:
-                settle(inputs, block, n)
-            tell(inputs, outputs, block, group, lanes, t, n, smoothing)
-        leave(inputs, outputs, block, group, lanes, end, smoothing)
+                settle(inputs, block, at, n)
+            tell(inputs, outputs, told, block, group, lanes, t, n, smoothing)
+        if part != 0:
+            leave(inputs, outputs, block, group, lanes, end, smoothing)
 
 
 def faster_side_by_side(inputs: Any) -> bool:
@@ -281,6 +306,11 @@ def go_in_lanes(inputs: Any, outputs: Any) -> None:
     groups, place = np.full((-(-n // wide), wide), -1), np.arange(n)
     groups[place // wide, place % wide] = np.argsort(-inputs.lengths, kind="stable")
     n_threads = min(len(groups), worthwhile(outputs.state.size * _SECONDS))
+    told = np.empty((n, 3), np.int64)
+    told[:] = 0, inputs.n_steps, inputs.n_steps
     # made here, not by the threads: torch lets go of the interpreter for each, and they would wait for one another
-    blocks = [new_block(inputs.n_steps, inputs.n_states, dtype) for _ in range(n_threads)]
-    in_parallel([partial(run_lanes, inputs, outputs, block, groups[i::n_threads]) for i, block in enumerate(blocks)])
+    rows = rows_of(inputs.n_steps, inputs.n_states, dtype)
+    blocks = [new_block(inputs.n_steps, inputs.n_states, dtype, rows) for _ in range(n_threads)]
+    in_parallel(
+        [partial(run_lanes, inputs, outputs, told, block, groups[i::n_threads], -1) for i, block in enumerate(blocks)]
+    )

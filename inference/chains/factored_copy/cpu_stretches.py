@@ -1,0 +1,145 @@
+r"""One long factored copy chain: stretches of its time go side by side, as sequences do in `cpu_lanes`.
+
+The lanes have each a window of the chain: a stretch whose results are wanted, and a margin before and after it. A chain
+forgets: whatever a window begins with, after some steps its messages are those of the whole chain. That they are is
+seen, not believed. Where two windows meet, at the first step of a stretch, the messages of the window before, which has
+long been under way, are compared with those of the window that begins a margin earlier. The first window begins where
+the chain does, and is right; where the second agrees with it, it is right from there on, since a step brings any two
+messages nearer to each other, measured by the ratios of their entries (Birkhoff 1957, *Extensions of Jentzsch's
+theorem*); and so on from window to window, and in the other direction of time from the last one. Where a message does
+not agree to rounding, wider margins are tried, and then the chain is walked step by step.
+"""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...numerics.lanes import BYTES
+from ...numerics.threads import in_parallel
+from .cpu_blocks import new_block, rows_of
+from .cpu_lanes import run_lanes
+
+_MARGINS = 1 / 32, 1 / 8  # of a stretch
+_FORGOTTEN = 1 << 12  # steps of a margin, at most
+_SHORT = 1 << 10  # steps of a stretch that does not repay its margins
+_BLOCK = 1 << 7  # steps of a block, at least; a number of vectors
+_MIN_WORK = 1 << 18  # steps times states that repay a second thread
+_KEPT = 1 << 24  # bytes of likelihoods that are kept between two sweeps: what a cache holds
+_LOOKED_AT = 256  # gates
+_FEW = 8  # states; of more, a vector is filled by those of one step
+_AGREED = 64  # roundings
+
+
+def stretched(inputs: Any) -> bool:
+    """Whether sequences take less time here than one by one."""
+    wide = BYTES // inputs.log_likelihood.itemsize
+    return inputs.n_states <= _FEW and bool((inputs.lengths >= wide * _SHORT).all())
+
+
+def go_in_stretches(inputs: Any, outputs: Any) -> bool:
+    """Filter, or smooth where there is room for counts, each sequence by itself; False where one forgets too slowly.
+
+    Then nothing that is written means anything.
+    """
+    for b in range(len(inputs.lengths)):
+        alone = _one(inputs, b), _one_result(inputs, outputs, b)
+        if not any(_go(*alone, margin) for margin in _margins(alone[0])):
+            return False
+    return True
+
+
+def _margins(inputs: Any) -> list[int]:
+    """Steps of the margins to be tried, of one sequence.
+
+    The gates alone make a chain forget by their odds at each step; what is observed commonly does so faster.
+    """
+    some = slice(None, None, max(1, inputs.gates // _LOOKED_AT))
+    with np.errstate(all="ignore"):
+        rate = np.log1p(inputs.redraw[some] * inputs.start.sum() / inputs.hold[some]).mean()
+        steps = -0.5 * np.log(np.finfo(inputs.start.dtype).eps) / rate
+    stretch = inputs.n_steps // _n_windows(inputs)
+    margins = [min(_FORGOTTEN, int(stretch * share)) for share in _MARGINS]
+    return [margin for margin in margins if margin >= steps] or margins[-1:]
+
+
+def _n_windows(inputs: Any) -> int:
+    n_threads = min(torch.get_num_threads(), max(1, inputs.n_steps * inputs.n_states // _MIN_WORK))
+    return BYTES // inputs.start.itemsize * n_threads
+
+
+def _one(inputs: Any, b: int) -> Any:
+    """The inputs of one sequence alone."""
+    steps, k, gates, p = int(inputs.lengths[b]), inputs.n_states, inputs.gates, inputs.padding
+    likelihood, table, start = inputs.likelihood_of[b], inputs.table_of[b], inputs.start_of[b]
+    return inputs._replace(
+        log_likelihood=inputs.log_likelihood[likelihood * inputs.n_steps * k :][: steps * k],
+        start=inputs.start[start * p :][:p],
+        hold=inputs.hold[table * gates :][:gates],
+        redraw=inputs.redraw[table * gates :][:gates],
+        n_steps=steps,
+    )
+
+
+def _one_result(inputs: Any, outputs: Any, b: int) -> Any:
+    n, k = inputs.n_steps, inputs.n_states
+    sizes = {"state": n * k, "log_normalizer": 1, "log_increment": n, "redraw": n, "held": n, "counts": k, "certain": 2}
+    return outputs._replace(**{name: getattr(outputs, name)[b * size :][:size] for name, size in sizes.items()})
+
+
+def _go(inputs: Any, outputs: Any, margin: int) -> bool:
+    """Filter or smooth one sequence, with margins of at least so many steps; False where they are too narrow."""
+    dtype, smoothing = torch.from_numpy(outputs.state).dtype, outputs.counts.size > 0
+    wide, n_steps, k = BYTES // dtype.itemsize, inputs.n_steps, inputs.n_states
+    rows = min(rows_of(n_steps, k, dtype), _up(margin, _BLOCK))
+    margin = _up(margin, rows)
+    own = _up((n_steps - margin) // _n_windows(inputs), rows)
+    n = -(-(n_steps - margin) // own)  # what was rounded up may leave the last ones nothing to do
+
+    windows = np.arange(n)
+    first = windows * own
+    lengths = np.minimum(own + 2 * margin, n_steps - first)
+    told = np.stack([np.full(n, margin), np.full(n, margin + own), n_steps - first], 1)
+    told[0, 0], told[-1, 1] = 0, n_steps
+    same = np.zeros(n, np.int64)
+    table_of = same if inputs.gates == 1 else windows
+    inputs = inputs._replace(likelihood_of=windows, start_of=same, table_of=table_of, lengths=lengths, n_steps=own)
+    sums, certain = np.zeros(n), np.ones(2 * n, np.uint8)
+    counts = np.zeros(n * outputs.counts.size, outputs.counts.dtype)
+    found = outputs._replace(log_normalizer=sums, counts=counts, certain=certain)
+
+    groups = np.full((-(-n // wide), wide), -1)
+    groups.flat[:n] = windows
+    keeping = smoothing and outputs.state.nbytes <= _KEPT
+    blocks = [new_block(int(lengths.max()), k, dtype, rows, keeping) for _ in groups]
+
+    def run(part: int, message: str) -> bool:
+        tasks = [(block, groups[i : i + 1]) for i, block in enumerate(blocks)]
+        in_parallel([partial(run_lanes, inputs, found, told, *task, part) for task in tasks])
+        tables = [getattr(block, message).reshape(-1, k, wide) for block in blocks]
+        begun, gone = (
+            np.concatenate([table[edge // rows] for table in tables], 1)[:, :n] for edge in (margin, margin + own)
+        )
+        return _agree(begun[:, 1:], gone[:, :-1])
+
+    if not run(0, "kept") or (not run(1, "met") and smoothing):
+        return False
+    outputs.log_normalizer[0], outputs.certain[:] = sums.sum(), certain.reshape(n, 2).min(0)
+    if smoothing:
+        outputs.counts[:] += counts.reshape(n, k).sum(0)
+    outputs.state[n_steps * k :] = 0
+    outputs.log_increment[n_steps:] = 0
+    return True
+
+
+def _agree(begun: np.ndarray, gone: np.ndarray) -> bool:
+    """Whether messages [K, n] of windows before their stretches are those of the windows before them."""
+    with np.errstate(all="ignore"):
+        begun, gone = begun / begun.sum(0), gone / gone.sum(0)
+        return bool((np.abs(begun - gone) <= _AGREED * np.finfo(begun.dtype).eps * gone).all())
+
+
+def _up(number: int, unit: int) -> int:
+    """The next multiple of a unit, at least one."""
+    return max(1, -(-number // unit)) * unit
