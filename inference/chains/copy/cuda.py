@@ -1,5 +1,6 @@
 """Copy chains on a GPU: the kernels of `cuda_recursions` and `cuda_paths` behind the operators, up to 1024 states."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor
 
 from ...numerics.gpu import accumulated, launch, triton
 from ...numerics.gpu_sequences import side_by_side
+from ..cuda_stretches import Stretches, chosen, stretches_of
 from . import op
 from .cuda_paths import sampled_paths, viterbi_paths
 from .cuda_recursions import recursions
@@ -22,11 +24,62 @@ def _takes(initial: Tensor | None, fresh: Tensor, *others: Any) -> bool:
 
 @op.evidence.kernel("cuda", _takes)
 def log_normalizer(*tables: Any) -> Results:
-    return _recursions(tables)
+    return _in_stretches(_log_normalizer, tables)
 
 
 @op.filter.kernel("cuda", _takes)
 def filter(*tables: Any) -> Results:
+    return _in_stretches(_filter, tables)
+
+
+@op.smooth.kernel("cuda", _takes)
+def smooth(*tables: Any) -> Results:
+    return _in_stretches(_smooth, tables)
+
+
+@op.marginals.kernel("cuda", _takes)
+def marginals(*tables: Any) -> Results:
+    return _in_stretches(_marginals, tables)
+
+
+def _in_stretches(kernel: Callable[..., Results], given: Any) -> Results:
+    """What a kernel finds of sequences as they are, or of stretches of them where these are few and long."""
+    initial, fresh, held, lengths = given
+    stretches = stretches_of(fresh, lengths)
+    if stretches is None:
+        return kernel(*given)
+    windows = _windows(stretches, initial, fresh, held, lengths)
+    increment, filtered, drawn, failed = (x.unflatten(0, (len(lengths), -1)) for x in _filter(*windows))
+    smoothed, found = None, [stretches.join(increment).sum(-1)]
+    if kernel is _filter:
+        found = [stretches.join(x) for x in (increment, filtered, drawn)]
+    elif kernel is not _log_normalizer:
+        _, smoothed, *others, _ = (x.unflatten(0, (len(lengths), -1)) for x in _smooth(*windows))
+        if kernel is _marginals:
+            _, *others, first, _ = (x.unflatten(0, (len(lengths), -1)) for x in _marginals(*windows))
+            found += [*map(stretches.join, others), first[:, 0]]
+        else:
+            found += map(stretches.join, (smoothed, *others))
+    agreed = (failed < 0).all(-1) & stretches.agree(filtered, smoothed, lengths)
+    return chosen(agreed, found, lambda rest: kernel(initial, fresh, held, rest), lengths)
+
+
+def _windows(
+    stretches: Stretches, initial: Tensor | None, fresh: Tensor, held: Tensor, lengths: Tensor
+) -> tuple[Any, ...]:
+    """The tables of all windows. What they begin with is of no account, but for the first of each sequence."""
+    if initial is not None:
+        anything = initial.new_zeros(len(initial), stretches.count - 1, initial.shape[-1])
+        initial = torch.cat([initial.unsqueeze(1), anything], 1).flatten(0, 1)
+    tables = stretches.cut(fresh), stretches.cut(held), stretches.lengths(lengths)
+    return initial, *(table.flatten(0, 1) for table in tables)
+
+
+def _log_normalizer(*tables: Any) -> Results:
+    return _recursions(tables)
+
+
+def _filter(*tables: Any) -> Results:
     n, steps, _ = tables[1].shape
     state, redraw = _like(tables[1]), tables[1].new_empty(n, steps)
     increment = torch.empty_like(redraw, dtype=torch.float64)
@@ -34,15 +87,13 @@ def filter(*tables: Any) -> Results:
     return increment, state, redraw, failed
 
 
-@op.smooth.kernel("cuda", _takes)
-def smooth(*tables: Any) -> Results:
+def _smooth(*tables: Any) -> Results:
     state, redraw = _like(tables[1]), tables[1].new_empty(tables[1].shape[:2])
     value, failed = _recursions(tables, state=state, redraw=redraw)
     return value, state, redraw, failed
 
 
-@op.marginals.kernel("cuda", _takes)
-def marginals(*tables: Any) -> Results:
+def _marginals(*tables: Any) -> Results:
     fresh, held, initial = _like(tables[1]), _like(tables[2]), _like(tables[1][:, 0])
     value, failed = _recursions(tables, in_fresh=fresh, in_held=held, in_initial=initial)
     return value, fresh, held, initial, failed

@@ -1,5 +1,6 @@
 """Factored copy chains on a GPU: the recursions of `copy.cuda_recursions`, which read one table of likelihoods."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from ...numerics.gpu import accumulated, launch
 from ...numerics.gpu_sequences import side_by_side
 from ..copy.cuda import MOST
 from ..copy.cuda_recursions import factored_recursions
+from ..cuda_stretches import chosen, stretches_of, whole
 from . import op
 
 Results = tuple[Tensor, ...]
@@ -20,14 +22,51 @@ def _takes(*tables: Tensor) -> bool:
 
 @op.filter.kernel("cuda", _takes)
 def filter(*tables: Tensor) -> Results:
+    return _in_stretches(_filter, tables)
+
+
+@op.posterior.kernel("cuda", _takes)
+def posterior(*tables: Tensor) -> Results:
+    return _in_stretches(_posterior, tables)
+
+
+def _in_stretches(kernel: Callable[..., Results], given: Results) -> Results:
+    """What a kernel finds of sequences as they are, or of stretches of them where these are few and long."""
+    *factors, lengths = given
+    stretches = stretches_of(factors[3], lengths)
+    if stretches is None:
+        return kernel(*given)
+    redraw, hold, state, likelihood = whole(factors, (1, 1, 1, 2), lengths.shape)
+    gates = [stretches.cut(gate) if gate.shape[1] > 1 else gate.unsqueeze(1) for gate in (redraw, hold)]
+    windows = *gates, state.unsqueeze(1), stretches.cut(likelihood), stretches.lengths(lengths.reshape(-1))
+    _, filtered, increment, drawn, failed = _filter(*windows)
+    smoothed, by_step, found = None, (filtered, increment, drawn), []
+    if kernel is _posterior:
+        _, smoothed, *gates, _, _ = _posterior(*windows)
+        by_step = smoothed, *gates
+        found.append(_drawn(redraw, hold, state, stretches.join(filtered), stretches.join(smoothed)))
+    agreed = (failed < 0).all(-1) & stretches.agree(filtered, smoothed, lengths.reshape(-1))
+    total = stretches.join(increment).sum(-1, dtype=torch.float64)
+    found = [total, *map(stretches.join, by_step), *found]
+    return chosen(agreed, found, lambda rest: kernel(redraw, hold, state, likelihood, rest), lengths)
+
+
+def _drawn(redraw: Tensor, hold: Tensor, state: Tensor, filtered: Tensor, smoothed: Tensor) -> Tensor:
+    """The sums [n, K] over time of P(s_t, z_t = 1 | x): of each belief the share that comes from redraws."""
+    fresh = redraw[:, -smoothed.shape[1] + 1 :].unsqueeze(-1) + state.unsqueeze(1)
+    held = hold[:, -smoothed.shape[1] + 1 :].unsqueeze(-1) + filtered[:, :-1].log()
+    share = torch.where(fresh == -torch.inf, 0, torch.sigmoid(fresh - held))
+    return smoothed[:, 0] + (smoothed[:, 1:] * share).sum(1)
+
+
+def _filter(*tables: Tensor) -> Results:
     by_step = tables[-1].shape + tables[3].shape[-2:-1]
     state, increment, redraw = tables[3].new_empty(*by_step, tables[3].shape[-1]), *_two(tables[3], by_step)
     value, failed = _recursions(*tables, increment=increment, state=state, redraw=redraw)
     return value, state, increment, redraw, failed
 
 
-@op.posterior.kernel("cuda", _takes)
-def posterior(*tables: Tensor) -> Results:
+def _posterior(*tables: Tensor) -> Results:
     batch, (steps, states) = tables[-1].shape, tables[3].shape[-2:]
     state, drawn = tables[3].new_empty(*batch, steps, states), tables[3].new_empty(*batch, states)
     redraw, held = _two(tables[3], (*batch, steps))

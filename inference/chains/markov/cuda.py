@@ -6,15 +6,17 @@
 
 A sequence is walked from step to step by one program, which has as many of them as make it worth while. Which kernel
 serves a sequence is said by a flag that they read, so that nothing waits for the device. No table is expanded to the
-batch axes of the others.
+batch axes of the others. A few long sequences are cut into stretches of time.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...numerics.gpu import BUSY, accumulated, launch, processors, triton
+from ..cuda_stretches import chosen, stretches_of, whole
 from . import op
 from .cuda_logs import filter_logs, smooth_logs
 from .cuda_paths import best_paths, draw_paths
@@ -140,6 +142,46 @@ def _answer(lengths: Tensor, *results: Tensor) -> Results:
 
 @op.filter.kernel("cuda")
 def filter(*given: Tensor) -> Results:
+    return _in_stretches(_filter, given)
+
+
+@op.posterior.kernel("cuda")
+def posterior(*given: Tensor) -> Results:
+    return _in_stretches(_posterior, given)
+
+
+def _in_stretches(kernel: Callable[..., Results], given: tuple[Tensor, ...]) -> Results:
+    """What a kernel finds of sequences as they are, or of stretches of them where these are few and long."""
+    varies, lengths = given[1].shape[-3] != 1, given[3]
+    stretches = None if varies else stretches_of(given[2], lengths)
+    if stretches is None:
+        return kernel(*given)
+    initial, moves, likelihood = whole(given[:3], (1, 3, 2), lengths.shape)
+    anywhere = initial.new_zeros(len(initial), stretches.count - 1, initial.shape[-1])
+    starts = torch.cat([initial.unsqueeze(1), anywhere], 1)
+    windows = starts, moves.unsqueeze(1), stretches.cut(likelihood), stretches.lengths(lengths.reshape(-1))
+    _, filtered, increment, failed = _filter(*windows)
+    smoothed = _posterior(*windows)[1] if kernel is _posterior else None
+    agreed = (failed < 0).all(-1) & stretches.agree(filtered, smoothed, lengths.reshape(-1))
+    filtered, increment = stretches.join(filtered), stretches.join(increment)
+    found = [increment.sum(-1, dtype=torch.float64), filtered, increment]
+    if smoothed is not None:
+        smoothed = stretches.join(smoothed)
+        found[1:] = smoothed, _pairs(filtered, moves, smoothed)
+    return chosen(agreed, found, lambda rest: kernel(initial, moves, likelihood, rest), lengths)
+
+
+def _pairs(filtered: Tensor, moves: Tensor, smoothed: Tensor) -> Tensor:
+    r"""Sums over time of $P(s_t = i, s_{t+1} = j \mid x) = a_t(i) A_{ij} P(s_{t+1} = j \mid x) / (A^\top a_t)(j)$."""
+    top = moves.amax((-3, -2, -1), keepdim=True)
+    matrix = (moves - torch.where(top.isfinite(), top, 0)).exp().squeeze(1).double()
+    before, after = filtered[:, :-1].double(), smoothed[:, 1:].double()
+    reached = before @ matrix
+    share = torch.where(reached > 0, after / reached, 0)
+    return (matrix * (before.mT @ share)).unsqueeze(1)
+
+
+def _filter(*given: Tensor) -> Results:
     tables, like = _flatten(*given), given[2]
     n, n_steps, n_states = tables.size
     total, state, increment = (like.new_empty(n, *own) for own in ((), (n_steps, n_states), (n_steps,)))
@@ -148,8 +190,7 @@ def filter(*given: Tensor) -> Results:
     return _answer(given[3], total, state, increment, failed)
 
 
-@op.posterior.kernel("cuda")
-def posterior(*given: Tensor) -> Results:
+def _posterior(*given: Tensor) -> Results:
     tables, like = _flatten(*given), given[2]
     n, n_steps, n_states = tables.size
     total, state = like.new_empty(n), like.new_empty(n, n_steps, n_states)

@@ -1,0 +1,90 @@
+r"""Few long chains on a GPU: stretches of their time go through the kernels as sequences of their own.
+
+The kernels walk a sequence from step to step. Where there are too few to keep a device busy, each is cut into windows:
+a stretch of which results are wanted, and a margin before and after it. A chain forgets what it began with, as
+`factored_copy.cpu_stretches` says at length, and that it does is seen where windows meet. At the step before a stretch
+the beliefs of a filter agree, entry by entry, with those of the window before, which has long been under way; at its
+first step so do the beliefs of the smoother, which are the filter's times what comes after.
+
+Nothing waits for the device: the sequences that do not agree are walked after all, the others then have no steps.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..numerics.gpu import BUSY, INTERPRETED, processors
+
+_SHORT = 8 if INTERPRETED else 1024  # steps of a stretch, at least
+_MARGIN = 4  # stretches are so many times as long as their margins, but for the longest
+_FORGOTTEN = 1 << 12  # steps of a margin, at most
+_AGREED = 64  # roundings
+
+
+class Stretches(NamedTuple):
+    """Windows of every sequence, of `own` steps with a margin on each side; the first stretch begins a margin early."""
+
+    count: int
+    own: int
+    margin: int
+    steps: int  # of a sequence
+
+    def cut(self, table: Tensor) -> Tensor:
+        """The windows [n, W, L, ...] of a table [n, T, ...], zeros beyond its end."""
+        length = self.own + 2 * self.margin
+        wide = table.new_zeros(len(table), (self.count - 1) * self.own + length, *table.shape[2:])
+        wide[:, : self.steps] = table
+        return wide.unfold(1, length, self.own).movedim(-1, 2).contiguous()
+
+    def lengths(self, lengths: Tensor) -> Tensor:
+        """The steps [n, W] of every window, 0 of those beyond the end of a sequence [n]."""
+        first = self.own * torch.arange(self.count, device=lengths.device)
+        return (lengths.unsqueeze(-1) - first).clamp(0, self.own + 2 * self.margin)
+
+    def join(self, table: Tensor) -> Tensor:
+        """The results [n, T, ...] of the stretches of windows [n, W, L, ...]."""
+        stretches = table[:, :, self.margin : self.margin + self.own].flatten(1, 2)
+        return torch.cat([table[:, 0, : self.margin], stretches], 1)[:, : self.steps]
+
+    def agree(self, filtered: Tensor, smoothed: Tensor | None, lengths: Tensor) -> Tensor:
+        """Whether windows of sequences [n] agree where they meet, by their beliefs [n, W, L, K]."""
+        agreed = self._alike(filtered, self.margin - 1)
+        if smoothed is not None:
+            agreed = agreed & self._alike(smoothed, self.margin)
+        return (agreed | (self.lengths(lengths)[:, 1:] <= self.margin)).all(-1)
+
+    def _alike(self, belief: Tensor, step: int) -> Tensor:
+        begun, gone = belief[:, 1:, step], belief[:, :-1, self.own + step]
+        return ((begun - gone).abs() <= _AGREED * torch.finfo(belief.dtype).eps * gone).all(-1)
+
+
+def stretches_of(likelihood: Tensor, lengths: Tensor) -> Stretches | None:
+    """How sequences [*b] with tables [.., T, K] are to be cut, if they are so few and long that it is worth while."""
+    n, steps = lengths.numel(), likelihood.shape[-2]
+    count = min(BUSY * processors(lengths) // max(1, n), steps // _SHORT)
+    if count < 2:
+        return None
+    own = -(-steps // count)
+    margin = max(1, min(_FORGOTTEN, own // _MARGIN))
+    return Stretches(-(-(steps - margin) // own), own, margin, steps)
+
+
+def whole(tables: Sequence[Tensor], n_own: Sequence[int], batch: torch.Size) -> list[Tensor]:
+    """Tables, each with so many axes of its own, with the batch axes of all in one."""
+    own = [table.shape[table.dim() - n :] for table, n in zip(tables, n_own, strict=True)]
+    return [table.expand(*batch, *o).reshape(batch.numel(), *o) for table, o in zip(tables, own, strict=True)]
+
+
+def chosen(
+    agreed: Tensor, found: Sequence[Tensor], walk: Callable[[Tensor], Sequence[Tensor]], lengths: Tensor
+) -> tuple[Tensor, ...]:
+    """What was found of sequences that agreed, and of the others what `walk` finds, whose last is `failed`."""
+    *walked, failed = walk(torch.where(agreed, 0, lengths.reshape(-1)))
+    both = [
+        torch.where(agreed.view(-1, *[1] * (x.dim() - 1)), x.to(y.dtype), y)
+        for x, y in zip(found, walked, strict=True)
+    ]  # fmt: skip
+    both.append(torch.where(agreed, -1, failed))
+    return tuple(x.reshape(*lengths.shape, *x.shape[1:]) for x in both)
