@@ -9,6 +9,8 @@
     free       clusters, moves between states drawn from their prior
     stretches  random stretches of time: states that last, and differ in anything else
 
+All are made where the data lie: the host draws numbers, and looks at counts of states.
+
 A fit that has ended is the start of another: `rearranged` takes a state out and splits another in two, for what local
 steps do not find (Ueda, Nakano, Ghahramani & Hinton 2000, *SMEM algorithm for mixture models*).
 """

@@ -143,7 +143,7 @@ def test_a_seed_gives_one_start_and_padding_changes_nothing(only_pairs, emission
     x = torch.from_numpy((np.random.default_rng(0).random((3, 40, 2)) < share).astype(float))
     x[0, 7], x[1, 4, 1] = torch.nan, torch.nan
     lengths, model = torch.tensor([40, 25, 8]), sh.SwitchingSSM(sh.Markov(3), emission)
-    wide = torch.cat([x, torch.full((3, 7, 2), torch.nan, dtype=x.dtype)], 1)
+    wide = torch.cat([x, x.new_full((3, 7, 2), torch.nan)], 1)
     once, again, padded = (model.problem(y, lengths=lengths) for y in (x, x, wide))
     assert torch.equal(labels_of(once, 1), labels_of(again, 1))
     found = labels_of(padded, 1)[padded.series.inside.flatten()]

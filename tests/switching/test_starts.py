@@ -5,6 +5,9 @@ import samplehold as sh
 import torch
 from oracles.fake_gpu import fake_gpu, taken, waits
 from oracles.operators import unchecked
+from samplehold.switching.fitting.em import EM
+from samplehold.switching.fitting.graph import Graph
+from samplehold.switching.fitting.in_parts import engine_from
 from samplehold.switching.fitting.starts import SAMPLE, Starts, first_guesses, first_labels, rearranged, sample_of
 from samplehold.switching.problem import Problem
 from torch import Tensor
@@ -97,3 +100,16 @@ def test_labels_for_models_of_several_chains_are_made_there_too():
         assert labels.device.type == device.type
         assert labels.shape == (4, 4, 60)
         assert max(numbers) <= FEW
+
+
+@pytest.mark.parametrize(("shape", "restarts"), [((300, 20), 2), ((20,), 64)], ids=["sequences", "restarts"])
+def test_an_iteration_waits_once_however_many_sequences_and_restarts_there_are(shape, restarts):
+    with fake_gpu() as device:
+        problem = problem_of("normal", levels(*shape).to(device))
+        values = first_guesses(problem, restarts, 0).values
+        climb, engine = EM(problem, values), engine_from(Graph.of(problem), values)
+        for run in (lambda: climb.run(4), lambda: engine.run(4, 0.0)):
+            run()
+            with waits() as seen, unchecked():
+                steps = run().steps
+            assert 1 <= len(seen) <= steps + 1  # and for the bound from which it sets out
