@@ -39,9 +39,8 @@ def spread(x: Float[Tensor, "N F"] | None, n_states: int, n_features: int) -> Sp
     if x is None:
         zero = torch.zeros(n_features, dtype=torch.float64)
         return Spread(zero, zero + 1, zero + 1, zero + 1)
-    rows = x.detach().double()
-    rows = rows[rows.isfinite().any(-1)]
-    rows = rows[:: max(1, len(rows) // MOST)]
+    seen = x.detach().isfinite().any(-1).nonzero().flatten()
+    rows = x.detach()[seen[:: max(1, len(seen) // MOST)]].double()
     center = median(rows)
     residual = rows - center
     whole, typical = _or_one(_root_mean_square(residual)), _scale(residual)
