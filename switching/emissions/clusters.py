@@ -1,43 +1,106 @@
 """Clusters of points."""
 
+import math
 from functools import cache
 
 import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
 from threadpoolctl import ThreadpoolController
+from torch import Tensor
 
+from ...inference.numerics.op import Variants
+from ...inference.numerics.randomness import generator_of, invert
 from ..seeding import undrawn
 
 MAX_CLUSTERED = 20_000  # points that k-means looks at; beyond that, a random subset
 WIDEST = 64  # coordinates that k-means looks at; beyond that, as many random projections
-
-
-def clusters(points: np.ndarray, n_clusters: int, seed: int, learn_from: np.ndarray | None = None) -> np.ndarray:
-    """The cluster of each point `[N]`, by k-means of the points, or of those to `learn_from`, from one start.
-
-    On one thread: scikit-learn's stay awake after their work, and keep those of torch waiting for a processor.
-    """
-    with undrawn():
-        from sklearn.cluster import KMeans  # loads for longer than much of what is done without it takes
-
-    means = KMeans(n_clusters, n_init=1, max_iter=20, random_state=seed)  # pyright: ignore[reportArgumentType]
-    with _teams().limit(limits=1, user_api="openmp"):
-        found = means.fit(points if learn_from is None else learn_from).predict(points)
-    return np.asarray(found, dtype=np.int64)
+ITERATIONS = 20
+ROOM = 2**24  # differences between points and means that are in memory at once
 
 
 def clusters_among(
-    points: np.ndarray, among: np.ndarray, n_clusters: int, rng: np.random.Generator, most: int = MAX_CLUSTERED
-) -> np.ndarray:
-    """The cluster of each point, by k-means of those `among [N]` them, of which it looks at so many at most."""
+    points: Float[Tensor, "N E"],
+    among: Bool[Tensor, "N"],
+    n_clusters: int,
+    rng: np.random.Generator,
+    most: int = MAX_CLUSTERED,
+) -> Int[Tensor, "N"]:
+    """The cluster of each point, by k-means of those `among` them, of which it looks at so many at most."""
     if points.shape[-1] > WIDEST:
-        points = points @ rng.standard_normal((points.shape[-1], WIDEST))
+        points = points @ torch.from_numpy(rng.standard_normal((points.shape[-1], WIDEST))).to(points)
     known = points[among]
     if len(known) > most:
-        known = known[rng.choice(len(known), most, replace=False)]
-    return clusters(points, distinct(known, n_clusters), int(rng.integers(2**31)), known)
+        known = known[torch.from_numpy(rng.choice(len(known), most, replace=False)).to(points.device)]
+    return clusters(points, known, n_clusters, int(rng.integers(2**31)))
 
 
-def distinct(points: np.ndarray, most: int) -> int:
+def clusters(
+    points: Float[Tensor, "N E"], learn_from: Float[Tensor, "M E"], n_clusters: int, seed: int
+) -> Int[Tensor, "N"]:
+    """The cluster of each point, by k-means of those to learn from, from one start."""
+    if n_clusters == 1 or not len(learn_from):
+        return torch.zeros(len(points), dtype=torch.long, device=points.device)
+    return kmeans(points, learn_from, n_clusters, seed)
+
+
+def _by_torch(points: Tensor, learn_from: Tensor, n_clusters: int, seed: int) -> Tensor:
+    """A fixed number of iterations, none of which waits for a number. A cluster that loses all its points goes on from
+    one that is far from its mean."""
+    size = learn_from.abs().amax().clamp_min(torch.finfo(points.dtype).tiny)
+    about = (learn_from / size).mean(0)
+    x = learn_from / size - about
+    means = _far_apart(x, n_clusters, generator_of(seed, x.device))
+    number = torch.arange(n_clusters, device=x.device).unsqueeze(-1)
+    for _ in range(ITERATIONS):
+        least, label = _squares(x, means).min(-1)
+        own = (label == number).to(x)  # [K, M]
+        count = own.sum(-1, keepdim=True)
+        far = x[least.topk(min(n_clusters, len(x))).indices]
+        turn = ((count == 0).cumsum(0) - 1).clamp(0, len(far) - 1).squeeze(-1)
+        means = torch.where(count > 0, own @ x / count.clamp_min(1), far[turn])
+    return _squares(points / size - about, means).argmin(-1)
+
+
+kmeans = Variants(_by_torch)
+"""Of points `[N, E]` the nearest of K means of some to learn from; started by k-means++."""
+
+
+@kmeans.kernel("cpu")
+def _by_scikit_learn(points: Tensor, learn_from: Tensor, n_clusters: int, seed: int) -> Tensor:
+    """On one thread: scikit-learn's stay awake after their work, and keep those of torch waiting for a processor."""
+    with undrawn():
+        from sklearn.cluster import KMeans  # loads for longer than much of what is done without it takes
+
+    x, known = points.numpy(), learn_from.numpy()
+    n_clusters = _distinct(known, n_clusters)
+    means = KMeans(n_clusters, n_init=1, max_iter=ITERATIONS, random_state=seed)  # pyright: ignore[reportArgumentType]
+    with _teams().limit(limits=1, user_api="openmp"):
+        found = means.fit(known).predict(x)
+    return torch.from_numpy(np.asarray(found, dtype=np.int64))
+
+
+def _far_apart(x: Tensor, n: int, generator: torch.Generator | None) -> Tensor:
+    """Points `[n, E]` of x, each the best of several that are drawn by their squared distance from those before it
+    (Arthur & Vassilvitskii 2007, *k-means++: The advantages of careful seeding*)."""
+    draws = torch.rand(n, 2 + int(math.log(n)), generator=generator, dtype=x.dtype, device=x.device)
+    found = x[(draws[0, :1] * len(x)).long().clamp_max(len(x) - 1)]
+    least = _squares(x, found).mT  # [1, M]
+    for draw in draws[1:]:
+        tried = x[invert(least[0], draw)]
+        left = torch.minimum(least, _squares(x, tried).mT)
+        best = left.sum(-1).argmin(0, keepdim=True)
+        least, found = left[best], torch.cat([found, tried[best]])
+    return found
+
+
+def _squares(x: Tensor, means: Tensor) -> Tensor:
+    """Squared distances `[N, K]`, by differences, so that those of equal points are equal."""
+    some = x.split(max(1, ROOM // max(1, means.numel())))
+    return torch.cat([(part.unsqueeze(-2) - means).square().sum(-1) for part in some])
+
+
+def _distinct(points: np.ndarray, most: int) -> int:
     """How many different points there are, counted up to `most`."""
     few = len(np.unique(points[: 16 * most], axis=0))
     return most if few >= most else min(most, len(np.unique(points, axis=0)))

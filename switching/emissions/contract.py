@@ -27,6 +27,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 from torch.distributions import constraints
 
+from ...inference.numerics.op import Variants
 from ...inference.numerics.records import Record
 from ...inference.numerics.remembered import remembered
 from ...inference.numerics.scalars import check_integer
@@ -380,9 +381,11 @@ class ConjugateEmission(Conjugate, Emission):
         return Maximized(values, torch.zeros(shape, dtype=torch.bool, device=values[name].device))
 
 
-@remembered
-def is_complete(x: Tensor) -> bool:
-    """Whether nothing is missing, in one pass; by numpy, since torch would wake its threads, which then stay awake."""
-    if x.device.type == "cpu":
-        return not np.isnan(x.detach().numpy().sum())
-    return not bool(torch.isnan(x).any())
+is_complete = Variants(remembered(lambda x: not bool(torch.isnan(x).any())))
+"""Whether nothing is missing."""
+
+
+@is_complete.kernel("cpu")
+def _is_complete(x: Tensor) -> bool:
+    """In one pass; by numpy, since torch would wake its threads, which then stay awake."""
+    return not np.isnan(x.detach().numpy().sum())

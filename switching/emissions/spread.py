@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .clusters import clusters, distinct
+from ...inference.numerics.quantiles import median
+from .clusters import clusters
 
 MOST = 20_000  # observations that are looked at
 NORMAL = 0.6744897501960817  # the median of |z| of a standard normal z
@@ -39,24 +39,19 @@ def spread(x: Float[Tensor, "N F"] | None, n_states: int, n_features: int) -> Sp
     if x is None:
         zero = torch.zeros(n_features, dtype=torch.float64)
         return Spread(zero, zero + 1, zero + 1, zero + 1)
-    rows = x.detach().double().cpu().numpy()
-    rows = rows[np.isfinite(rows).any(-1)]
-    rows = rows[:: max(1, len(rows) // MOST)]
-    center = np.nanmedian(rows, 0)
+    seen = x.detach().isfinite().any(-1).nonzero().flatten()
+    rows = x.detach()[seen[:: max(1, len(seen) // MOST)]].double()
+    center = median(rows)
     residual = rows - center
     whole, typical = _or_one(_root_mean_square(residual)), _scale(residual)
-    check_squares("x", torch.from_numpy(whole), x.dtype)
-    scaled = np.clip(np.nan_to_num(residual / typical), -5.0, 5.0)
-    n_clusters = distinct(scaled, n_states)
-    labels = clusters(scaled, n_clusters, seed=0) if n_clusters > 1 else np.zeros(len(rows), dtype=np.int64)
-    for cluster in range(n_clusters):
+    check_squares("x", whole, x.dtype)
+    scaled = (residual / typical).nan_to_num().clamp(-5.0, 5.0)
+    labels = clusters(scaled, scaled, n_states, seed=0).unsqueeze(-1)
+    for cluster in range(n_states):
         own = labels == cluster
-        with np.errstate(all="ignore"):
-            residual[own] -= np.nan_to_num(np.nanmedian(rows[own], 0)) - center
-    within = np.clip(_scale(residual), LEAST * typical, typical)
-    with np.errstate(all="ignore"):
-        found = center, whole, whole**2, within**2
-    return Spread(*(torch.from_numpy(table).to(x) for table in found))
+        residual = torch.where(own, rows - median(rows.where(own, torch.nan)), residual)
+    within = torch.minimum(torch.maximum(_scale(residual), LEAST * typical), typical)
+    return Spread(*(table.to(x) for table in (center, whole, whole.square(), within.square())))
 
 
 def check_squares(
@@ -76,18 +71,18 @@ def check_squares(
         )
 
 
-def _scale(residual: np.ndarray) -> np.ndarray:
+def _scale(residual: Tensor) -> Tensor:
     """The standard deviation of each column by the median of its sizes; by their mean square where that is 0, and 1
     where all are."""
-    median = np.nanmedian(np.abs(residual), 0) / NORMAL
-    return _or_one(np.where(median > 0, median, _root_mean_square(residual)))
+    middle = median(residual.abs()) / NORMAL
+    return _or_one(torch.where(middle > 0, middle, _root_mean_square(residual)))
 
 
-def _root_mean_square(residual: np.ndarray) -> np.ndarray:
+def _root_mean_square(residual: Tensor) -> Tensor:
     """Of each column, also where the squares are beyond what numbers hold."""
-    size = _or_one(np.nanmax(np.abs(residual), 0))
-    return size * np.sqrt(np.nanmean((residual / size) ** 2, 0))
+    size = _or_one(residual.abs().nan_to_num(0.0, posinf=torch.inf).amax(0))
+    return size * (residual / size).square().nanmean(0).sqrt()
 
 
-def _or_one(scale: np.ndarray) -> np.ndarray:
-    return np.where(scale > 0, scale, 1.0)
+def _or_one(scale: Tensor) -> Tensor:
+    return torch.where(scale > 0, scale, 1.0)

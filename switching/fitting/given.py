@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
+from torch import Tensor
 
 from ..data.reading import to_tensor
 from ..model import SwitchingSSM
@@ -59,7 +59,7 @@ def _completed(
     return {name: value.detach().to(problem.series.observations)[None] for name, value in whole.items()}, names
 
 
-def _labels(problem: Problem, start: Any) -> np.ndarray:
+def _labels(problem: Problem, start: Any) -> Tensor:
     """A state for every step, -1 where it is not known."""
     expected = tuple(problem.series.observations.shape[:-1])
     table = to_tensor(start, "start")
@@ -68,10 +68,10 @@ def _labels(problem: Problem, start: Any) -> np.ndarray:
             f"start: got labels of shape {tuple(table.shape)}, expected {expected}, a state for each step; or give a "
             "model, or values by name."
         )
-    labels = np.nan_to_num(table.double().cpu().numpy(), nan=-1.0)
-    if (labels % 1 != 0).any() or labels.min() < -1 or labels.max() >= problem.n_states:
+    labels = table.double().nan_to_num(nan=-1.0)
+    if bool(((labels % 1 != 0) | (labels < -1) | (labels >= problem.n_states)).any()):
         raise ValueError(
             f"start: got labels from {labels.min():g} to {labels.max():g}, expected states 0 to "
             f"{problem.n_states - 1}, and -1 or NaN where it is not known."
         )
-    return labels.astype(np.int64)
+    return labels.long()

@@ -16,6 +16,9 @@ analysis*).
 """
 
 import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
 
 from ..emissions.clusters import clusters_among
 
@@ -25,46 +28,52 @@ MAX_LEARNT = 2_000  # windows that these are learnt from
 
 
 def predictive_states(
-    points: np.ndarray, known: np.ndarray, n_steps: int, n_states: int, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
-    """Coordinates `[N, <= K]` of every step, the mean of those by its past and by its future, and which steps have any.
+    points: Float[Tensor, "N E"], known: Bool[Tensor, "N"], n_steps: int, n_states: int, rng: np.random.Generator
+) -> tuple[Float[Tensor, "N Q"], Bool[Tensor, "N"]]:
+    """Coordinates, Q <= K, of every step, the mean of those by its past and by its future, and which steps have any.
 
     Where no step has both, these are the points themselves.
 
     Arguments:
-        points: `[N, E]`, the steps of all sequences below each other, `n_steps` of each.
-        known: `[N]`, which of them were observed; a window counts where all of it was.
+        points: the steps of all sequences below each other, `n_steps` of each.
+        known: which of them were observed; a window counts where all of it was.
     """
-    drawn = rng.integers(*WINDOW, 2, endpoint=True)
+    drawn = rng.integers(*WINDOW, 2, endpoint=True).tolist()
     for before, after in (drawn, (1, 1)):
-        past, has_past = _windows(points, known, n_steps, np.arange(1 - before, 1))
-        future, has_future = _windows(points, known, n_steps, np.arange(1, after + 1))
+        past, has_past = _windows(points, known, n_steps, range(1 - before, 1))
+        future, has_future = _windows(points, known, n_steps, range(1, after + 1))
         both = has_past & has_future
-        if both.any():
+        if bool(both.any()):
             break
     else:
         return points, known
     i = clusters_among(past, has_past, SYMBOLS * n_states, rng, MAX_LEARNT)
     j = clusters_among(future, has_future, SYMBOLS * n_states, rng, MAX_LEARNT)
-    pairs = np.zeros((i.max() + 1, j.max() + 1))
-    np.add.at(pairs, (i[both], j[both]), 1.0)
-    by_past, by_future = _variates(pairs, n_states)
-    told = has_past.astype(float) + has_future
-    total = by_past[i] * has_past[:, None] + by_future[j] * has_future[:, None]
-    return total / np.maximum(told, 1.0)[:, None], told > 0
+    n_past, n_future = (int(number) + 1 for number in torch.stack([i.max(), j.max()]).tolist())
+    pairs = points.new_zeros(n_past * n_future).index_add(0, i * n_future + j, both.to(points))
+    by_past, by_future = _variates(pairs.reshape(n_past, n_future), n_states)
+    told = has_past.to(points) + has_future
+    total = by_past[i] * has_past.unsqueeze(-1) + by_future[j] * has_future.unsqueeze(-1)
+    return total / told.clamp_min(1).unsqueeze(-1), told > 0
 
 
-def _windows(points: np.ndarray, known: np.ndarray, n_steps: int, shifts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The points that many steps from each step `[N, W E]`, and where all of them are known, in the same sequence."""
-    number = np.arange(len(points))[:, None]
-    within = (number % n_steps + shifts >= 0) & (number % n_steps + shifts < n_steps)
-    there = np.where(within, number + shifts, number)
-    return points[there].reshape(len(points), -1), np.logical_and.reduce(within & known[there], axis=-1)
+def _windows(
+    points: Float[Tensor, "N E"], known: Bool[Tensor, "N"], n_steps: int, shifts: range
+) -> tuple[Float[Tensor, "N W"], Bool[Tensor, "N"]]:
+    """The points that many steps from each step, and where all of them are known, in the same sequence."""
+    number, shift = (
+        torch.arange(len(points), device=points.device).unsqueeze(-1),
+        torch.arange(shifts.start, shifts.stop, device=points.device),
+    )
+    step = number % n_steps + shift
+    within = (step >= 0) & (step < n_steps)
+    there = torch.where(within, number + shift, number)
+    return points[there].flatten(1), (within & known[there]).all(-1)
 
 
-def _variates(pairs: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
+def _variates(pairs: Float[Tensor, "I J"], most: int) -> tuple[Float[Tensor, "I Q"], Float[Tensor, "J Q"]]:
     """The leading coordinates of every past and of every future, from how often they meet."""
-    of_past, of_future = (np.sqrt(margin + margin.mean()) for margin in (pairs.sum(1), pairs.sum(0)))
-    u, sigma, v = np.linalg.svd(pairs / np.outer(of_past, of_future), full_matrices=False)
-    root = np.sqrt(sigma[:most])
-    return u[:, :most] * root / of_past[:, None], v[:most].T * root / of_future[:, None]
+    of_past, of_future = ((margin + margin.mean()).sqrt().unsqueeze(-1) for margin in (pairs.sum(1), pairs.sum(0)))
+    u, sigma, v = torch.linalg.svd(pairs / (of_past * of_future.mT), full_matrices=False)
+    root = sigma[:most].sqrt()
+    return u[:, :most] * root / of_past, v[:most].mT * root / of_future

@@ -9,6 +9,8 @@
     free       clusters, moves between states drawn from their prior
     stretches  random stretches of time: states that last, and differ in anything else
 
+All are made where the data lie: the host draws numbers, and looks at counts of states.
+
 A fit that has ended is the start of another: `rearranged` takes a state out and splits another in two, for what local
 steps do not find (Ueda, Nakano, Ghahramani & Hinton 2000, *SMEM algorithm for mixture models*).
 """
@@ -17,10 +19,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.distributions import constraints
 
+from ...inference.numerics.quantiles import quantiles
 from ..data.series import Series
 from ..emissions.clusters import clusters_among
 from ..emissions.contract import Emission
@@ -70,19 +73,19 @@ def first_guesses(problem: Problem, n: int, seed: int, own: Parameters | None = 
 
 def rearranged(problem: Problem, state: Float[Tensor, "*b T K"], n: int, seed: int) -> Starts:
     """n guesses from smoothed probabilities of the states, with one state taken out and another split in two."""
-    rng, n_states = np.random.default_rng(seed), problem.n_states
-    points, inside = _embedded(problem.emission, problem.series), problem.series.inside.flatten().cpu().numpy()
-    weights = state.reshape(-1, n_states).cpu().numpy()
-    mass, near = weights[inside].sum(0), _typical(problem)
+    rng, n_states, series = np.random.default_rng(seed), problem.n_states, problem.series
+    points, inside, near = _embedded(problem.emission, series), series.inside.flatten(), _typical(problem)
+    weights = state.reshape(-1, n_states)
+    mass = np.array(torch.where(inside.unsqueeze(-1), weights, 0.0).sum(0).tolist())
     guesses = []
     for number in range(n):
         out = int(rng.choice(n_states, p=_shares(1 / (mass + 1))))
-        others = np.where(np.arange(n_states) == out, 0.0, weights)
-        labels = np.where(others.sum(-1) > 0, others.argmax(-1), rng.choice(np.delete(np.arange(n_states), out)))
-        split = int(rng.choice(n_states, p=_shares(np.bincount(labels[inside], minlength=n_states))))
-        own = np.flatnonzero(inside & (labels == split))
-        half = _halves(points, own, problem, number, rng)
-        labels[own[half]] = out
+        others = torch.where(torch.arange(n_states, device=weights.device) == out, 0.0, weights)
+        nowhere = int(rng.choice(np.delete(np.arange(n_states), out)))
+        labels = torch.where(others.sum(-1) > 0, others.argmax(-1), nowhere)
+        split = int(rng.choice(n_states, p=_shares(_counts(labels, inside, n_states))))
+        own = (inside & (labels == split)).nonzero().flatten()
+        labels[own] = torch.where(_half(points, own, series, number, rng), out, split)
         _occupy(labels, inside, n_states, rng)
         guesses.append(_from_labels(problem, near, labels))
     return Starts(_stacked(problem, guesses), ("rearranged",) * n)
@@ -98,10 +101,12 @@ def _typical(problem: Problem) -> Parameters:
     return found
 
 
-def _from_labels(problem: Problem, near: Parameters, labels: np.ndarray, moves: Parameters | None = None) -> Parameters:
+def _from_labels(
+    problem: Problem, near: Parameters, labels: Int[Tensor, "N"], moves: Parameters | None = None
+) -> Parameters:
     """Parameters from a state for every step; the moves between states too where they are not given."""
     series = problem.series
-    given = torch.from_numpy(labels).reshape(1, *series.observations.shape[:-1]).to(series.observations.device)
+    given = labels.reshape(1, *series.inside.shape)
     moves = problem.dynamics.start(given, series) if moves is None else moves
     return _from_weights(problem, near, softened(given, problem.n_states, series), moves)
 
@@ -140,10 +145,10 @@ def _stacked(problem: Problem, guesses: list[Parameters]) -> Parameters:
     return found | {name: value.expand(len(guesses), *value.shape) for name, value in problem.fixed.items()}
 
 
-def from_labels(problem: Problem, labels: Int[np.ndarray, "*b T"]) -> Parameters:
+def from_labels(problem: Problem, labels: Int[Tensor, "*b T"]) -> Parameters:
     """Parameters `[1, ...]` from a state for every step; -1 where it is not known."""
     series, n_states = problem.series, problem.n_states
-    given = torch.from_numpy(labels).to(series.observations.device)[None]
+    given = labels.to(series.observations.device).unsqueeze(0)
     known = (given >= 0).unsqueeze(-1)
     weights = torch.where(known, softened(given.clamp_min(0), n_states, series), 1 / n_states)
     moves = problem.dynamics.start(given.clamp_min(0), series)
@@ -162,21 +167,20 @@ def first_labels(emission: Emission, series: Series, n_states: int, restarts: in
     """A state for every step and restart: clusters and stretches in turn."""
     rng, points = np.random.default_rng(seed), _embedded(emission, series)
     found = [_labels(("clusters", "stretches")[i % 2], series, n_states, points, rng) for i in range(restarts)]
-    labels = torch.from_numpy(np.stack(found)).reshape(restarts, *series.observations.shape[:-1])
-    return labels.to(series.observations.device)
+    return torch.stack(found).reshape(restarts, *series.inside.shape)
 
 
 def _labels(
-    kind: str, series: Series, n_states: int, points: np.ndarray | None, rng: np.random.Generator
-) -> np.ndarray:
+    kind: str, series: Series, n_states: int, points: Float[Tensor, "N E"] | None, rng: np.random.Generator
+) -> Int[Tensor, "N"]:
     """A state for every step; each state occurs at least once."""
-    inside = series.inside.flatten().cpu().numpy()
+    inside = series.inside.flatten()
     if kind == "stretches" or points is None:
-        labels = _stretches(inside.size, n_states, rng)
+        labels = _stretches(inside, n_states, rng)
     elif kind == "contexts":
         labels = clusters_among(_with_context(points, series, rng), inside, n_states, rng)
     elif kind == "pairs":
-        known = inside & ~series.padded_rows.isnan().all(-1).cpu().numpy()
+        known = inside & ~series.padded_rows.isnan().all(-1)
         predictive, told = predictive_states(points, known, series.n_steps, n_states, rng)
         labels = clusters_among(predictive, told, n_states, rng)
     else:
@@ -185,79 +189,85 @@ def _labels(
     return labels
 
 
-def _embedded(emission: Emission, series: Series) -> np.ndarray | None:
+def _embedded(emission: Emission, series: Series) -> Float[Tensor, "N E"] | None:
     """Standardised coordinates of every step, missing values at the median; None where no two steps differ.
 
     Far outliers are drawn in, so that none has a cluster of its own.
     """
     rows = series.padded_rows
     typical = rows.nanmedian(0).values  # an observed value, so that it lies in the emission's support
-    points = emission.embed(torch.where(torch.isnan(rows), typical, rows)).double().cpu().numpy()
-    inside = points[series.inside.flatten().cpu().numpy()]
-    low, middle, high = np.quantile(inside, [0.05, 0.5, 0.95], axis=0)
-    spread = np.where(high > low, high - low, inside.std(0))
-    if not (spread > 0).any():
+    points = emission.embed(torch.where(rows.isnan(), typical, rows)).double()
+    inside = points[series.inside.flatten()]
+    low, middle, high = quantiles(inside, (0.05, 0.5, 0.95))
+    spread = torch.where(high > low, high - low, inside.std(0, correction=0))
+    if not bool((spread > 0).any()):
         return None
-    return np.clip((points - middle) / np.where(spread > 0, spread, 1.0), -3.0, 3.0)
+    return ((points - middle) / torch.where(spread > 0, spread, 1.0)).clamp(-3.0, 3.0)
 
 
-def _with_context(points: np.ndarray, series: Series, rng: np.random.Generator) -> np.ndarray:
+def _with_context(points: Float[Tensor, "N E"], series: Series, rng: np.random.Generator) -> Float[Tensor, "N W"]:
     """Each step's coordinates with those of the steps around it; at the ends of a sequence its own stand for them."""
-    n_steps, number = series.n_steps, np.arange(len(points))
-    step = number % n_steps
-    last = np.repeat(series.last.flatten().cpu().numpy(), n_steps) if series.last.ndim else int(series.last)
     before, after = int(rng.integers(0, AROUND + 1)), int(rng.integers(0, AROUND + 1))
     if before == after == 0:
         before = after = 1
-    wide = [points]
+    number = torch.arange(len(points), device=points.device).reshape(series.inside.shape)
+    step, wide = number % series.n_steps, [points]
     for shift in [*range(-before, 0), *range(1, after + 1)]:
-        there = (step + shift >= 0) & (step + shift <= last)
-        wide.append(points[np.where(there, number + shift, number)])
-    return np.concatenate(wide, -1)
+        there = (step + shift >= 0) & (step + shift <= series.last.unsqueeze(-1))
+        wide.append(points[torch.where(there, number + shift, number).flatten()])
+    return torch.cat(wide, -1)
 
 
-def _stretches(n_steps: int, n_states: int, rng: np.random.Generator) -> np.ndarray:
+def _stretches(inside: Bool[Tensor, "N"], n_states: int, rng: np.random.Generator) -> Int[Tensor, "N"]:
+    n_steps = len(inside)
     n_breaks = int(rng.integers(n_states - 1, max(n_states, min(n_steps - 1, 6 * n_states)) + 1))
-    breaks = (
-        np.sort(rng.choice(np.arange(1, n_steps), min(n_breaks, n_steps - 1), replace=False)) if n_steps > 1 else []
-    )
-    stretch = np.searchsorted(breaks, np.arange(n_steps), side="right")
-    return rng.permutation(np.resize(rng.permutation(n_states), len(breaks) + 1))[stretch]
+    breaks = 1 + rng.choice(n_steps - 1, min(n_breaks, n_steps - 1), replace=False) if n_steps > 1 else np.arange(0)
+    states = rng.permutation(np.resize(rng.permutation(n_states), len(breaks) + 1))
+    begin, own = (torch.from_numpy(table).to(inside.device) for table in (np.sort(breaks), states))
+    return own[torch.searchsorted(begin, torch.arange(n_steps, device=inside.device), right=True)]
 
 
 def _few(problem: Problem, rng: np.random.Generator) -> Float[Tensor, "1 *b T K"]:
     """Weights under which each state has a few steps of its own, and a little of all."""
     series, n_states = problem.series, problem.n_states
-    inside = np.flatnonzero(series.inside.flatten().cpu().numpy())
-    weights = np.zeros((series.inside.numel(), n_states))
-    weights[inside] = 1 / (len(inside) * n_states)
+    inside, n_features = series.inside.flatten().nonzero().flatten(), series.observations.shape[-1]
+    weights = (series.inside.flatten().double() / (len(inside) * n_states)).unsqueeze(-1).repeat(1, n_states)
     for state in range(n_states):
-        weights[rng.choice(inside, min(len(inside), int(rng.integers(2, 6)) + series.rows.shape[-1])), state] += 1.0
-    return torch.from_numpy(weights).reshape(1, *series.inside.shape, n_states).to(series.observations)
+        some = rng.integers(len(inside), size=min(len(inside), int(rng.integers(2, 6)) + n_features))
+        weights[inside[torch.from_numpy(some).to(inside.device)], state] += 1.0
+    return weights.reshape(1, *series.inside.shape, n_states).to(series.observations)
 
 
-def _halves(
-    points: np.ndarray | None, own: np.ndarray, problem: Problem, number: int, rng: np.random.Generator
-) -> np.ndarray:
+def _half(
+    points: Float[Tensor, "N E"] | None, own: Int[Tensor, "n"], series: Series, number: int, rng: np.random.Generator
+) -> Bool[Tensor, "n"]:
     """Which of these steps go together, by their level or by their context in turn."""
     if points is None or len(own) < 2:
-        return rng.random(len(own)) < 0.5
-    wide = points if number % 2 else _with_context(points, problem.series, rng)
-    return clusters_among(wide[own], np.ones(len(own), dtype=bool), 2, rng).astype(bool)
+        return torch.from_numpy(rng.random(len(own)) < 0.5).to(own.device)
+    wide = (points if number % 2 else _with_context(points, series, rng))[own]
+    return clusters_among(wide, torch.ones_like(own, dtype=torch.bool), 2, rng).bool()
 
 
 def _shares(weights: np.ndarray) -> np.ndarray:
     return weights / weights.sum()
 
 
-def _occupy(labels: np.ndarray, inside: np.ndarray, n_states: int, rng: np.random.Generator) -> None:
+def _counts(labels: Int[Tensor, "N"], inside: Bool[Tensor, "N"], n_states: int) -> np.ndarray:
+    """How many steps inside their sequence are in each state."""
+    none = torch.zeros(n_states, dtype=torch.long, device=inside.device)
+    return np.array(none.index_add(0, labels, inside.long()).tolist())
+
+
+def _occupy(labels: Int[Tensor, "N"], inside: Bool[Tensor, "N"], n_states: int, rng: np.random.Generator) -> None:
     """Give every state that has no step one of its own, taken from a state that has several."""
-    for state in range(n_states):
-        if not (labels[inside] == state).any():
-            counts = np.bincount(labels[inside], minlength=n_states)
-            donors = np.flatnonzero(inside & (counts[labels] > 1))
-            if donors.size:
-                labels[rng.choice(donors)] = state
+    counts = _counts(labels, inside, n_states)
+    for state in np.flatnonzero(counts == 0):
+        several = torch.from_numpy(counts > 1).to(labels.device)
+        donors = (inside & several[labels]).nonzero().flatten()
+        if len(donors):
+            one = int(rng.integers(len(donors)))
+            labels[donors[one : one + 1]] = int(state)
+            counts = _counts(labels, inside, n_states)
 
 
 def softened(labels: Int[Tensor, "R *b T"], n_states: int, series: Series) -> Float[Tensor, "R *b T K"]:
@@ -280,8 +290,9 @@ def sample_of(series: Series, seed: int) -> Series:
     if n_sequences * n_steps <= SAMPLE:
         return series
     order = torch.randperm(n_sequences, generator=torch.Generator().manual_seed(seed))
-    padded = (series.last.flatten().cpu()[order] + 1).cummax(0).values * torch.arange(1, n_sequences + 1)
-    few = series.part(order[: max(1, int((padded <= SAMPLE).sum()))].sort().values)
+    ends = (series.last.flatten()[order.to(series.last.device)] + 1).cummax(0).values
+    fit = ends * torch.arange(1, n_sequences + 1, device=ends.device) <= SAMPLE
+    few = series.part(order[: max(1, int(fit.sum()))].sort().values)
     if n_steps <= SAMPLE:
         return few
     length = int(few.last[0]) + 1

@@ -93,9 +93,8 @@ def gibbs(
     if particles == 1:
         raise ValueError("particles: got 1, which would hold on to the path there is; give 2 or more, or 0 for none.")
     flat, ends, batch = read(regimes, x, lengths)
-    if regimes.emission.is_cuda:
-        here: dict[str, Any] = {name: table for name, table in vars(regimes).items() if table is not None}
-        regimes = Regimes(**{name: table.cpu() for name, table in here.items()})
+    here: dict[str, Any] = {name: table for name, table in vars(regimes).items() if table is not None}
+    regimes = Regimes(**{name: table.cpu() for name, table in here.items()})
     plan = _chosen(moves, particles, regimes)
     paths, generator = Paths(regimes.tables(), flat.cpu(), ends.cpu().repeat(chains)), generator_of(seed)
     path = _starts(regimes, paths, chains, generator)

@@ -162,7 +162,9 @@ def annealed(engine: VMP, graph: Graph, which: Tensor, hot: float, cooling: floa
         temperature = 1 + cooling * (temperature - 1)
     blocks = []
     for name, block in engine.blocks.items():
-        eta = tree_map(lambda all_, own: all_.clone().index_copy(0, places, own), block.eta, part.blocks[name].eta)
+        eta = tree_map(
+            lambda all_, own: all_.clone().index_copy(0, places.to(own.device), own), block.eta, part.blocks[name].eta
+        )
         blocks.append(replace(block, eta=eta))
     return VMP(blocks, engine.factors, engine.restarts, check=False, linear=engine.linear)
 

@@ -70,16 +70,16 @@ def _turn(place: int) -> int:
 def labels_of(graph: Graph, path: Tensor, kinds: Sequence[str], seed: int) -> Tensor:
     """Labels [R, *b, T], one labelling of each kind; `path` [*b, T, L]."""
     k, found = graph.layout.n_regimes, []
-    inside = graph.inside.bool().cpu().numpy()
+    inside = graph.inside.bool()
     for number, kind in enumerate(kinds):
         rng = np.random.default_rng([seed, number])
         turn = number // len(KINDS)
         labels = _clustered(path, inside, k, turn, rng) if kind == "clusters" else _stretches(inside.shape, k, rng)
-        found.append(torch.from_numpy(labels))
-    return torch.stack(found).to(path.device)
+        found.append(labels.to(path.device))
+    return torch.stack(found)
 
 
-def _clustered(path: Tensor, inside: np.ndarray, k: int, turn: int, rng: np.random.Generator) -> np.ndarray:
+def _clustered(path: Tensor, inside: Tensor, k: int, turn: int, rng: np.random.Generator) -> Tensor:
     """Clusters of where the path is, how it moves, and how much that varies, around each step.
 
     Which of the three tells regimes apart is not known, nor how far to look: starts take turns.
@@ -91,8 +91,8 @@ def _clustered(path: Tensor, inside: np.ndarray, k: int, turn: int, rng: np.rand
     scaled = [(part - part.mean()) / part.std().clamp_min(1e-12) for part in parts]
     weights = rng.dirichlet(np.ones(len(scaled))) + np.eye(len(scaled))[turn % len(scaled)]
     points = torch.cat([part * weight for part, weight in zip(scaled, weights.tolist(), strict=True)], -1)
-    rows = points.cpu().double().numpy().reshape(-1, points.shape[-1])
-    return clusters_among(rows, inside.reshape(-1), k, rng).reshape(inside.shape)
+    rows = points.double().reshape(-1, points.shape[-1])
+    return clusters_among(rows, inside.flatten(), k, rng).reshape(inside.shape)
 
 
 def _around(table: Tensor, width: int) -> Tensor:
@@ -104,12 +104,12 @@ def _around(table: Tensor, width: int) -> Tensor:
     )
 
 
-def _stretches(shape: tuple[int, ...], k: int, rng: np.random.Generator) -> np.ndarray:
+def _stretches(shape: tuple[int, ...], k: int, rng: np.random.Generator) -> Tensor:
     """Stretches of geometric length, about 2 to 20 for each regime in a sequence."""
     changes = rng.random(shape) < min(1.0, k * rng.uniform(2, 20) / shape[-1])
     turns = np.cumsum(changes, -1).clip(max=shape[-1] - 1)
     regimes = rng.integers(k, size=(*shape[:-1], shape[-1] + 1))
-    return np.take_along_axis(regimes, turns, -1).astype(np.int64)
+    return torch.from_numpy(np.take_along_axis(regimes, turns, -1))
 
 
 def components(graph: Graph) -> Tensor:

@@ -30,6 +30,7 @@ COPIES = {"_to_copy", "copy_", "copy"}
 
 Waits = list[str]
 _counting: list[Waits] = []
+_taking: list[list[int]] = []
 
 
 class FakeTensor(Tensor):
@@ -61,6 +62,7 @@ class FakeTensor(Tensor):
 
     def tolist(self) -> Any:
         _wait("tolist")
+        _take(self)
         return self.inner.tolist()
 
     def numpy(self, *given: Any, **options: Any) -> Any:
@@ -129,6 +131,8 @@ def _count(name: str, given: list[Tensor], there: bool, options: dict[str, Any])
     if name in COPIES:
         if of_host or not there:
             _wait(name)
+        if not there or not isinstance(given[0], FakeTensor):
+            _take(given[-1])
     elif name in INDEXED:
         if of_host or any(x.dtype in (torch.bool, torch.uint8) and x.ndim for x in given[1:]):
             _wait(name)
@@ -143,6 +147,12 @@ def _wait(name: str) -> None:
     if _counting:
         ours = [f for f in traceback.extract_stack() if not any(part in f.filename for part in ELSEWHERE)]
         _counting[-1].append(f"{name} at {ours[-1].filename}:{ours[-1].lineno}: {ours[-1].line}" if ours else name)
+
+
+def _take(x: Tensor) -> None:
+    """Note how many numbers come to the host."""
+    if _taking and isinstance(x, FakeTensor):
+        _taking[-1].append(x.numel())
 
 
 class _Backend:
@@ -204,3 +214,13 @@ def waits() -> Iterator[Waits]:
         yield _counting[-1]
     finally:
         _counting.pop()
+
+
+@contextmanager
+def taken() -> Iterator[list[int]]:
+    """How many numbers come from the device to the host in each copy."""
+    _taking.append([])
+    try:
+        yield _taking[-1]
+    finally:
+        _taking.pop()

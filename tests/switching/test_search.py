@@ -207,7 +207,7 @@ def test_guesses_are_inside_their_supports_and_differ(emission):
     model = sh.SwitchingSSM(sh.Markov(3), emission).scaled_to(x, lengths=[40, 25])
     problem = model.problem(x, lengths=[40, 25])
     starts = first_guesses(problem, 8, 0)
-    state = torch.full((2, 40, 3), 1 / 3, dtype=torch.float64)
+    state = x.new_full((2, 40, 3), 1 / 3)
     moved = rearranged(problem, state, 4, 0)
     for values in (starts.values, moved.values):
         for name, parameter in problem.parameters.items():

@@ -9,19 +9,21 @@ from samplehold.switching.fitting import starts
 from samplehold.switching.fitting.spectral import _variates, _windows, predictive_states
 from samplehold.switching.problem import Problem
 from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+from torch.testing import assert_close
 
 PERIODS = [[0, 0, 1], [0, 1, 0, 2], [0, 0, 1, 1, 2, 2], [0, 0, 1, 0, 2], [0, 1, 2, 3]]
 
 
-def labels_of(problem: Problem, seed: int) -> np.ndarray:
+def labels_of(problem: Problem, seed: int) -> Tensor:
     points = starts._embedded(problem.emission, problem.series)
     return starts._labels("pairs", problem.series, problem.n_states, points, np.random.default_rng(seed))
 
 
-def agreement(labels: np.ndarray, truth: np.ndarray, n_states: int) -> float:
+def agreement(labels: Tensor, truth: np.ndarray, n_states: int) -> float:
     """The share of steps in their true state, after the best renumbering."""
     table = np.zeros((n_states, n_states))
-    np.add.at(table, (labels, truth), 1)
+    np.add.at(table, (labels.numpy(), truth), 1)
     return table[linear_sum_assignment(-table)].sum() / len(labels)
 
 
@@ -59,30 +61,29 @@ def test_overlapping_levels_that_follow_each_other_are_found():
 
 
 def test_windows_end_where_their_sequence_does_and_have_no_unknown_step():
-    points = np.arange(10.0)[:, None]  # two sequences of 5
-    known = np.ones(10, dtype=bool)
-    known[7] = False
-    past, has_past = _windows(points, known, 5, np.arange(-1, 1))
-    future, has_future = _windows(points, known, 5, np.arange(1, 3))
-    assert np.flatnonzero(has_past).tolist() == [1, 2, 3, 4, 6, 9]
-    assert np.flatnonzero(has_future).tolist() == [0, 1, 2, 7]
+    points = torch.arange(10.0)[:, None]  # two sequences of 5
+    known = torch.arange(10) != 7
+    past, has_past = _windows(points, known, 5, range(-1, 1))
+    future, has_future = _windows(points, known, 5, range(1, 3))
+    assert has_past.nonzero()[:, 0].tolist() == [1, 2, 3, 4, 6, 9]
+    assert has_future.nonzero()[:, 0].tolist() == [0, 1, 2, 7]
     assert past[has_past].tolist() == [[t - 1, t] for t in (1, 2, 3, 4, 6, 9)]
     assert future[has_future].tolist() == [[t + 1, t + 2] for t in (0, 1, 2, 7)]
 
 
 def test_variates_give_back_the_table_of_pairs():
-    pairs = np.random.default_rng(0).poisson(10.0, (4, 5)).astype(float)
-    r, c = pairs.sum(1, keepdims=True), pairs.sum(0)
+    pairs = torch.from_numpy(np.random.default_rng(0).poisson(10.0, (4, 5)).astype(float))
+    r, c = pairs.sum(1, keepdim=True), pairs.sum(0)
     by_past, by_future = _variates(pairs, 9)
-    np.testing.assert_allclose(by_past @ by_future.T * (r + r.mean()) * (c + c.mean()), pairs, atol=1e-10)
+    assert_close(by_past @ by_future.T * (r + r.mean()) * (c + c.mean()), pairs, rtol=0, atol=1e-10)
     few = _variates(pairs, 2)
-    np.testing.assert_allclose(few[0] @ few[1].T, by_past[:, :2] @ by_future[:, :2].T, atol=1e-12)
+    assert_close(few[0] @ few[1].T, by_past[:, :2] @ by_future[:, :2].T, rtol=0, atol=1e-12)
 
 
 def test_without_any_pair_the_points_stand_for_themselves():
-    points, known = np.arange(4.0)[:, None], np.ones(4, dtype=bool)
+    points, known = torch.arange(4.0)[:, None], torch.ones(4, dtype=torch.bool)
     found, told = predictive_states(points, known, 1, 2, np.random.default_rng(0))
-    assert np.array_equal(found, points)
+    assert torch.equal(found, points)
     assert told.all()
 
 
@@ -142,12 +143,11 @@ def test_a_seed_gives_one_start_and_padding_changes_nothing(only_pairs, emission
     x = torch.from_numpy((np.random.default_rng(0).random((3, 40, 2)) < share).astype(float))
     x[0, 7], x[1, 4, 1] = torch.nan, torch.nan
     lengths, model = torch.tensor([40, 25, 8]), sh.SwitchingSSM(sh.Markov(3), emission)
-    wide = torch.cat([x, torch.full((3, 7, 2), torch.nan, dtype=x.dtype)], 1)
+    wide = torch.cat([x, x.new_full((3, 7, 2), torch.nan)], 1)
     once, again, padded = (model.problem(y, lengths=lengths) for y in (x, x, wide))
-    assert np.array_equal(labels_of(once, 1), labels_of(again, 1))
-    inside = once.series.inside.flatten().numpy()
-    found = labels_of(padded, 1)[padded.series.inside.flatten().numpy()]
-    assert np.array_equal(labels_of(once, 1)[inside], found)
+    assert torch.equal(labels_of(once, 1), labels_of(again, 1))
+    found = labels_of(padded, 1)[padded.series.inside.flatten()]
+    assert torch.equal(labels_of(once, 1)[once.series.inside.flatten()], found)
     guesses = [starts.first_guesses(p, 2, 1).values for p in (once, again, padded)]
     for name, value in guesses[0].items():
         assert torch.equal(value, guesses[1][name])
