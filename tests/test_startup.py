@@ -41,8 +41,8 @@ def loaded(code: str, folder: Path) -> set[str]:
     ],
 )
 def test_no_library_is_loaded_for_what_needs_none(code, tmp_path):
-    heavy = {"torch", "torch._dynamo", "pyro", "numba", "pandas", "numpy", "scipy", "sklearn", "arviz", "matplotlib"}
-    assert not heavy & loaded(code, tmp_path)
+    heavy = {"torch", "torch._dynamo", "triton", "pyro", "numba", "pandas", "numpy", "scipy", "sklearn", "arviz"}
+    assert not {*heavy, "matplotlib"} & loaded(code, tmp_path)
 
 
 @pytest.mark.parametrize("method", ["em", "vmp"])
@@ -50,7 +50,7 @@ def test_no_library_is_loaded_for_what_needs_none(code, tmp_path):
 def test_a_fit_loads_neither_a_compiler_of_graphs_nor_figures(method, dynamics, emission, tmp_path):
     found = loaded(FIT.format(method=method, dynamics=dynamics, emission=emission), tmp_path)
     assert "numba" in found
-    assert not {"torch._dynamo", "torch._inductor", "arviz", "xarray", "matplotlib"} & found
+    assert not {"torch._dynamo", "torch._inductor", "triton", "arviz", "xarray", "matplotlib"} & found
 
 
 def test_a_model_loads_nothing_that_only_fits_need(tmp_path):

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -19,10 +19,14 @@ from samplehold.switching.fitting import in_parts
 from samplehold.switching.fitting.em import EM
 from samplehold.switching.fitting.graph import Graph
 from samplehold.switching.fitting.in_parts import InParts, engine_from
+from samplehold.switching.fitting.network import NetworkPassing
 from samplehold.switching.fitting.options import Options
 from samplehold.switching.fitting.sampling import fit_svi
+from samplehold.switching.fitting.search import STRIDE
 from samplehold.switching.fitting.starts import Starts, first_guesses
+from samplehold.switching.linear.ascent import Ascent
 from samplehold.switching.problem import Problem
+from samplehold.switching.slds import network as slds_network
 from torch import Tensor
 
 ON_CUDA = torch.cuda.is_available()
@@ -106,7 +110,7 @@ def test_a_sweep_of_message_passing_waits_once(name):
     with gpu() as device:
         problem = problem_of(name, device)
         engine = engine_from(Graph.of(problem), starts_of(problem).values)
-        assert len(looks(lambda: engine.run(3, 0.0))) == 3 + 1  # and for the bound from which it sets out
+        assert len(looks(lambda: engine.run(3, 0.0))) == 3
 
 
 def test_a_sweep_in_parts_waits_once(monkeypatch):
@@ -130,6 +134,106 @@ def test_a_step_of_svi_waits_once():
 
         climb(2)
         assert climb(12) - climb(9) == 3
+
+
+def sample_of(n_features: int, device: torch.device, whole: bool = False) -> Tensor:
+    x = torch.randn(3, 20, n_features, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x[:, 10:] += 4
+    return (x.abs().round() if whole else x).to(device)
+
+
+def factorial(device: torch.device, counts: bool) -> Any:
+    even, low = torch.tensor([0.5, 0.5], device=device).double(), torch.eye(2, device=device).double()
+    return sh.FactorialSSM(even / 5, [even, even], [low, 2 * low], None if counts else low)
+
+
+def layered(device: torch.device) -> Any:
+    even, table = torch.tensor([0.5, 0.5], device=device).double(), torch.tensor([[0.9, 0.1], [0.2, 0.8]]).double()
+    values = {"loc": 4 * torch.eye(2, device=device).double(), "scale": torch.ones(2, 2, device=device).double()}
+    return sh.LayeredSSM(sh.Normal(2), values, even / 5, [table.to(device)], even)
+
+
+NETWORK_FITS = {
+    "linear": lambda device: sh.LinearSSM(2, 2),
+    "linear-diagonal": lambda device: sh.LinearSSM(2, 2, "diagonal"),
+    "factorial": lambda device: factorial(device, counts=False),
+    "factorial-counts": lambda device: factorial(device, counts=True),
+    "layered": layered,
+    "switching-linear": lambda device: sh.SwitchingLinearSSM(2, 2, 2),
+    "switching-linear-recurrent": lambda device: sh.SwitchingLinearSSM(2, 2, 2, "one chain", recurrent=True),
+}
+
+
+class EnoughError(Exception):
+    """What was to be seen has been seen."""
+
+
+def strides_of(model: Any, x: Tensor, method: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, list[str]]]:
+    """What a fit climbs with, and what it waits for in each stride of it."""
+    found: list[tuple[Any, list[str]]] = []
+    usual = NetworkPassing.run
+
+    def run(self: NetworkPassing, max_steps: int) -> Any:
+        with counted() as own:
+            ran = usual(self, max_steps)
+        found.append((self, own))
+        if len(found) == 2:
+            raise EnoughError
+        return ran
+
+    with monkeypatch.context() as patch, unchecked(), suppress(EnoughError):
+        patch.setattr(NetworkPassing, "run", run)
+        patch.setattr(slds_network, "COLD", 1.0)  # no time for a slow start
+        model.fit(x, method, restarts=1, max_steps=2 * STRIDE, tol=1e-300, progress=False)
+    return found
+
+
+@pytest.mark.parametrize("method", ["em", "vmp"])
+@pytest.mark.parametrize("name", NETWORK_FITS)
+def test_a_sweep_of_a_network_waits_once(name, method, monkeypatch):
+    with gpu() as device:
+        x = sample_of(2, device, whole=name == "factorial-counts")
+        *_, (climber, found) = strides_of(NETWORK_FITS[name](device), x, method, monkeypatch)
+        # where another basis is looked for, once a stride: for the way to the host and back, and what is there
+        rebased = climber.network.between is not None
+        assert len(found) == STRIDE + 3 * rebased
+        # a leap waits for by how much, and for whether all are densities there, however many restarts there are
+        before, few = climber.tables, torch.full((1,), 1e-3, dtype=torch.float64)
+        assert len(looks(lambda: climber.leapt(before, few))) == 2
+
+
+@pytest.mark.parametrize("structure", [sh.LocalLevel(), sh.LocalLevel() + sh.Autoregression(2)], ids=repr)
+def test_a_try_of_a_structure_waits_for_whether_it_is_possible_there_and_who_has_risen(structure, monkeypatch):
+    with gpu() as device:
+        found: list[int] = []
+        usual = Ascent._step
+
+        def step(self: Ascent) -> None:
+            tries: list[int] = []
+            climb = self.density.climb
+            self.density.climb = lambda at: tries.append(1) or climb(at)  # pyright: ignore[reportAttributeAccessIssue]
+            with counted() as own:
+                usual(self)
+            self.density.climb = climb
+            assert len([one for one in own if "_linalg" not in one]) == 2 * len(tries), own
+            # torch looks whether eigenvalues were found, of covariances and of what tells a diffuse start
+            assert len(own) <= 5 * len(tries), own
+            found.append(len(tries))
+
+        monkeypatch.setattr(Ascent, "_step", step)
+        with unchecked():
+            sh.LinearSSM(structure).fit(sample_of(1, device), restarts=1, max_steps=6, tol=1e-300, progress=False)
+        assert len(found) > 3
+
+
+@pytest.mark.parametrize("gate", ["posterior", "input", "given"])
+def test_the_variational_filter_waits_once(gate):
+    with gpu() as device:
+        problem = problem_of("copy", device)
+        values = {name: value[0] for name, value in starts_of(problem).values.items()}
+        model = sh.SwitchingSSM(*MODELS["copy"]).with_values(values)
+        given = torch.full(problem.series.observations.shape[:-1], 0.3, device=device).double()
+        assert len(looks(lambda: sh.filter_vmp(model, problem.series, given if gate == "given" else gate))) == 1
 
 
 @pytest.mark.parametrize(
@@ -218,3 +322,18 @@ def test_what_is_known_of_a_table_is_forgotten_with_its_values():
     here = torch.ones(2)
     assert total(here) + total(here) == 4
     assert len(seen) == 6
+
+
+FITS = {
+    "level": lambda device: (sh.LinearSSM(sh.LocalLevel()), 1),
+    "switching-linear-recurrent": lambda device: (sh.SwitchingLinearSSM(2, 1, 1, "one chain", recurrent=True), 1),
+}
+
+
+@pytest.mark.parametrize("fit", FITS.values(), ids=FITS)
+def test_a_fit_ends_on_the_device_of_its_series(fit, monkeypatch):
+    monkeypatch.setattr(slds_network, "COLD", 1.0)
+    with gpu() as device, unchecked():
+        model, n_features = fit(device)
+        found = model.fit(sample_of(n_features, device), restarts=1, max_steps=2, progress=False)
+        assert {value.device.type for value in found.model.values.values()} == {device.type}

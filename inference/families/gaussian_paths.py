@@ -15,6 +15,7 @@ from torch import Generator, Tensor
 
 from ..chains.gaussian_paths import op
 from ..numerics.cholesky import NotDefiniteError
+from ..numerics.deferred import refuse_if
 from .family import Family, tree_map, tree_parts
 from .numerics import normal_draw
 
@@ -99,10 +100,13 @@ class GaussianPaths(Family[GaussianTables]):
 
 def _check_definite(failed: Tensor) -> None:
     """Raise NotDefiniteError where the precision of a path is not positive definite."""
-    bad = (failed >= 0).nonzero()
-    if len(bad):
-        place = tuple(bad[0].tolist())
+    bad = failed >= 0
+
+    def complain() -> None:
+        place = tuple(bad.nonzero()[0].tolist())
         raise NotDefiniteError(
             f"square: up to step {int(failed[place])}{f' of sequence {list(place)}' if place else ''} the precision of "
             "the path is not positive definite; see that each state has a prior, and no covariance is near to singular."
         )
+
+    refuse_if(bad.any(), complain)

@@ -7,6 +7,7 @@ from jaxtyping import Bool
 from torch import Generator, Tensor
 
 from ..numerics.checks import broadcast_shapes
+from ..numerics.deferred import refuse_if
 
 LOG_2PI = math.log(2 * math.pi)
 
@@ -60,15 +61,21 @@ def positive(name: str, value: Tensor, family: object) -> None:
 
 def positive_definite(name: str, matrix: Tensor, family: object) -> None:
     bad = torch.linalg.cholesky_ex(matrix).info != 0
-    smallest = torch.linalg.eigvalsh(matrix.nan_to_num())[..., 0]
-    require(~bad, name, smallest, family, "positive definite (least eigenvalue shown)")
+
+    def complain() -> None:
+        smallest = torch.linalg.eigvalsh(matrix.nan_to_num())[..., 0]
+        _refuse(bad, name, smallest, family, "positive definite (least eigenvalue shown)")
+
+    refuse_if(bad.any(), complain)
 
 
 def require(ok: Bool[Tensor, "..."], name: str, value: Tensor, family: object, expected: str) -> None:
-    bad = (~ok).nonzero()
-    if len(bad):
-        index = tuple(bad[0].tolist())
-        place = f" at {list(index)}" if index else ""
-        raise ValueError(
-            f"{name} of {type(family).__name__}: got {float(value[index]) + 0.0:g}{place}, expected {expected}."
-        )
+    refuse_if(~ok.all(), lambda: _refuse(~ok, name, value, family, expected))
+
+
+def _refuse(bad: Tensor, name: str, value: Tensor, family: object, expected: str) -> None:
+    index = tuple(bad.nonzero()[0].tolist())
+    place = f" at {list(index)}" if index else ""
+    raise ValueError(
+        f"{name} of {type(family).__name__}: got {float(value[index]) + 0.0:g}{place}, expected {expected}."
+    )

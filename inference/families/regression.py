@@ -90,7 +90,8 @@ class MatrixNormalWishart(VectorFamily[LocPrecision]):
         weighted, weight, df, total = self._matrices(eta)
         positive_definite("weight", weight, self)
         require(df > dim - 1, "df", df, self, f"above D - 1 = {dim - 1}")
-        positive_definite("scale_matrix", total - weighted.mT @ torch.linalg.solve(weight, weighted), self)
+        loc, _ = torch.linalg.solve_ex(weight, weighted)
+        positive_definite("scale_matrix", total - weighted.mT @ loc, self)
 
     def log_normalizer(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates"]:
         loc, chol_weight, df, chol = self._split(eta)

@@ -196,11 +196,12 @@ class VMP:
         """
         trace: list[Tensor] = []
         sweeps: list[Sweep] = []
-        terms, converged, start = None if self._astray else self._terms(), False, dict(self._blocks)
+        terms, converged, start = None, False, dict(self._blocks)
         try:
             while len(trace) < max_steps and not converged:
-                start, last = dict(self._blocks), terms
+                start = dict(self._blocks)
                 with deferred() as checks:
+                    last = terms if trace or self._astray else self._terms()
                     if record:
                         sweeps.append(self.sweep())
                     else:

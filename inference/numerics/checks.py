@@ -266,6 +266,11 @@ def _ends(lengths: Tensor) -> tuple[int, int]:
     return least, most
 
 
+def shortest(lengths: Tensor) -> int:
+    """The least of some lengths."""
+    return _ends(lengths)[0]
+
+
 def check_start(log_initial: Tensor | None) -> None:
     """Raise `ValueError` unless each row of `log_initial` [*b, K] has a finite entry and none that is NaN or +inf."""
     if log_initial is None:

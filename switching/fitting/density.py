@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import Transform, biject_to
 
+from ...inference.numerics.deferred import deferred
 from ..parameters import Parameters
 from ..problem import Problem
 from .units import Units
@@ -92,7 +93,7 @@ class FreeDensity(ABC):
 
     def _climb(self, flat: Tensor) -> tuple[Tensor, Tensor]:
         try:
-            with torch.enable_grad():
+            with torch.enable_grad(), deferred():
                 here = flat.detach().requires_grad_()
                 height = self.log_prob(self.by_name(here))
                 (gradient,) = torch.autograd.grad(height.sum(), here)

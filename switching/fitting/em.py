@@ -70,7 +70,7 @@ class EM:
 
     def leapt(self, before: Parameters, by: Float[Tensor, "R"]) -> Parameters:
         """The parameters that many times as far ahead as they lie from `before`, in coordinates without bounds."""
-        known = self.problem.parameters
+        known, by = self.problem.parameters, by.to(next(iter(self.tables.values())))
         ahead = {n: _ahead(before[n], now, by, known[n].support) for n, now in self.tables.items()}
         return ahead | {name: self.tables[name] for name in self.problem.fixed}
 
@@ -133,7 +133,7 @@ def maximized(
 
 def _ahead(before: Tensor, now: Tensor, by: Float[Tensor, "R"], support: Constraint) -> Tensor:
     """A parameter farther on; what is 0 stays so."""
-    by = by.to(now).reshape(-1, *[1] * (now.ndim - 1))
+    by = by.reshape(-1, *[1] * (now.ndim - 1))
     if support is constraints.simplex:
         move = torch.where(now > 0, now.log() - before.log(), 0.0)
         return torch.softmax((now.log() + by * move), -1)

@@ -4,11 +4,13 @@ The restarts climb as `search` lets them, or through minibatches of the sequence
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ...inference.message_passing.engine import VMP, Run
+from ...inference.numerics.deferred import passed
 from ..parameters import Parameters
 from ..problem import Problem
 from .graph import Etas, Graph
@@ -43,27 +45,24 @@ class Passing:
     def leapt(self, before: Etas, by: Tensor) -> Etas | None:
         """Natural parameters as far ahead, or half or less of that where they would not be those of a density."""
         now = self.tables
+        by = by.to(next(eta for eta in now.values() if isinstance(eta, Tensor)))
         for _ in range(HALVINGS):
             ahead = {
                 name: eta + _wide(by, eta) * (eta - before[name]) if isinstance(eta, Tensor) else eta
                 for name, eta in now.items()
             }
             single = [{n: eta[r] for n, eta in ahead.items() if isinstance(eta, Tensor)} for r in range(len(by))]
-            proper = [self.proper(etas) for etas in single]
+            proper = passed([partial(self.check, etas) for etas in single], ValueError)
             if all(proper):
                 return ahead
-            by = torch.where(torch.tensor(proper), by, by / 2)
+            by = torch.where(torch.tensor(proper, device=by.device), by, by / 2)
         return None
 
-    def proper(self, etas: Etas) -> bool:
-        """Whether natural parameters of one restart are those of densities."""
+    def check(self, etas: Etas) -> None:
+        """Raise ValueError where natural parameters of one restart are not those of densities."""
         assert self.graph is not None
-        try:
-            for name, (_, block) in self.graph.blocks.items():
-                block.family.check(etas[name])
-        except ValueError:
-            return False
-        return True
+        for name, (_, block) in self.graph.blocks.items():
+            block.family.check(etas[name])
 
     def at(self, tables: Etas) -> "Passing":
         assert self.graph is not None
@@ -74,7 +73,7 @@ class Passing:
 
 
 def _wide(by: Tensor, like: Tensor) -> Tensor:
-    return by.to(like).reshape(-1, *[1] * (like.ndim - 1))
+    return by.reshape(-1, *[1] * (like.ndim - 1))
 
 
 @dataclass(frozen=True)

@@ -97,15 +97,11 @@ class NetworkPassing(Passing):
     def select(self, restarts: Tensor) -> "NetworkPassing":
         return NetworkPassing(self.engine.select(restarts), self.network, self.fresh)
 
-    def proper(self, etas: Etas) -> bool:
-        """Whether natural parameters of one restart, or points, are in the range of their families."""
-        try:
-            for name, family in self.network.families.items():
-                family.check(etas[name])
-                family.mean(etas[name])
-        except ValueError:
-            return False
-        return True
+    def check(self, etas: Etas) -> None:
+        """Raise ValueError where natural parameters of one restart, or points, are out of range of their families."""
+        for name, family in self.network.families.items():
+            family.check(etas[name])
+            family.mean(etas[name])
 
     def at(self, tables: Etas) -> "NetworkPassing":
         blocks = [replace(block, eta=tables[name]) for name, block in self.engine.blocks.items()]

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from ...inference.families import tree_map
 from ...inference.message_passing.engine import Run
+from ...inference.numerics.deferred import deferred
 from ..data.series import Series
 from ..parameters import Parameters
 from ..problem import Problem
@@ -231,6 +232,7 @@ class Race:
         self.tol = options.tol * float(series.n_observed)
         self._max_steps, self._report = options.max_steps, report
         self._rounding = ROUNDING[series.observations.dtype]
+        self._device = series.observations.device
 
     @property
     def best(self) -> Climb:
@@ -280,7 +282,7 @@ class Race:
                 stay = [i for i, out in enumerate(leave) if not out]
                 going = [going[i] for i in stay]
                 if going:
-                    climber = climber.select(torch.tensor(stay))
+                    climber = climber.select(torch.tensor(stay, device=self._device))
 
     def _leap(self, climber: Climber, before: dict[str, Any], going: list[Climb]) -> tuple[Climber, list[float]]:
         """The batch after leaps of those that are the higher for it, and what each has gained."""
@@ -290,8 +292,9 @@ class Race:
             ahead = climber.leapt(before, by) if bool((by > 0).any()) else None
             if ahead is None:
                 return climber, none
-            there = climber.at(ahead)
-            heights = there.height().double().cpu()
+            with deferred() as checks:
+                there = climber.at(ahead)
+                heights = torch.tensor(checks.settle(*there.height()), dtype=torch.float64)
         except IMPOSSIBLE:
             return climber, none  # nothing is there where one of them would land
         gains = heights - torch.tensor([climb.final for climb in going], dtype=torch.float64)
@@ -299,9 +302,10 @@ class Race:
         if not bool(higher.any()):
             return climber, none
         if not bool(higher.all()):
-            here = climber.tables
-            mixed = {name: tree_map(partial(_where, higher), table, here[name]) for name, table in ahead.items()}
-            there = climber.at(mixed)
+            here, those = climber.tables, higher.to(self._device)
+            mixed = {name: tree_map(partial(_where, those), table, here[name]) for name, table in ahead.items()}
+            with deferred():
+                there = climber.at(mixed)
         return there, torch.where(higher, gains, 0.0).tolist()
 
     def _note(self, going: list[Climb], climber: Climber, run: Run) -> None:
@@ -333,4 +337,4 @@ class Race:
 
 
 def _where(which: Tensor, yes: Tensor, no: Tensor) -> Tensor:
-    return torch.where(which.to(no.device).reshape(-1, *[1] * (no.ndim - 1)), yes, no)
+    return torch.where(which.reshape(-1, *[1] * (no.ndim - 1)), yes, no)

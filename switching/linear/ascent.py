@@ -34,7 +34,7 @@ class Ascent:
         self.density, self.point = density, at
         self.heights, self.slopes = density.climb(at)
         steep = self.slopes.norm(dim=-1).clamp_min(1.0)
-        self.inverse = torch.eye(at.shape[-1]).to(at) / steep[:, None, None]
+        self.inverse = _unit(at) / steep[:, None, None]
 
     @property
     def tables(self) -> dict[str, Any]:
@@ -74,16 +74,18 @@ class Ascent:
         move = move * (FARTHEST / move.norm(dim=-1, keepdim=True).clamp_min(FARTHEST))
         promised = (move * self.slopes).sum(-1)
         point, heights, slopes = self.point.clone(), self.heights.clone(), self.slopes.clone()
-        going, size = torch.arange(len(move)), 1.0
+        going, size = torch.arange(len(move), device=move.device), 1.0
         for _ in range(HALVINGS):
             there = self.point[going] + size * move[going]
             height, slope = self.density.climb(there)
             risen = height >= self.heights[going] + RISE * size * promised[going]
-            kept = going[risen]
-            point[kept], heights[kept], slopes[kept] = there[risen], height[risen], slope[risen]
-            going, size = going[~risen], size / 2
-            if not len(going):
+            for table, new in ((point, there), (heights, height), (slopes, slope)):
+                here = risen.reshape(-1, *[1] * (new.ndim - 1))
+                table[going] = torch.where(here, new, table[going])
+            left = len(going) - int(risen.sum())  # the one look at a device
+            if not left:
                 break
+            going, size = going[risen.int().argsort(stable=True)[:left]], size / 2
         self._learn(point - self.point, self.slopes - slopes)
         self.point, self.heights, self.slopes = point, heights, slopes
 
@@ -92,6 +94,10 @@ class Ascent:
         common = (step * fall).sum(-1)
         seen = common > FLAT * step.norm(dim=-1) * fall.norm(dim=-1)
         rho = torch.where(seen, 1 / torch.where(seen, common, 1.0), 0.0)[:, None, None]
-        unit, step, fall = torch.eye(step.shape[-1]).to(step), step.unsqueeze(-1), fall.unsqueeze(-1)
-        left = unit - rho * step @ fall.mT
+        step, fall = step.unsqueeze(-1), fall.unsqueeze(-1)
+        left = _unit(step.squeeze(-1)) - rho * step @ fall.mT
         self.inverse = left @ self.inverse @ left.mT + rho * step @ step.mT
+
+
+def _unit(like: Tensor) -> Tensor:
+    return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)

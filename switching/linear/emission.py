@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
+from ...inference.numerics.placement import constant
 from ...inference.numerics.scalars import check_integer
 from ..parameters import Named, Parameter, Parameters
 from .structures import VARIANCE, Structure
@@ -78,7 +79,7 @@ class Irregular(Named):
     def sights(self, values: Parameters) -> Sights:
         """The tables under parameters `[*r, ...]`."""
         noise = values["sigma2.irregular"]
-        return Sights(torch.tensor([self.structure.seen]).to(noise), noise[..., None, None])
+        return Sights(constant((tuple(self.structure.seen),), noise.dtype, noise.device), noise[..., None, None])
 
     def in_units(self, values: Parameters, about: Tensor, unit: Tensor) -> Parameters:
         """Parameters of x as those of (x - about) / unit: a structure is about 0, or starts anywhere."""

@@ -53,7 +53,7 @@ def learn(
     race = network.race(options, problem.series, kinds, math.ceil(KEPT * options.restarts), shift)
     etas = {name: race.best.tables[name] for name in network.families}
     posterior = NetworkPosterior(etas, network.families, network.collect)
-    turn = torch.eye(problem.dynamics.n_latent, dtype=torch.float64)
+    turn = torch.eye(problem.dynamics.n_latent).to(inner.series.observations)
     if not inner.fixed:
         turn = axes_of(posterior.mean["emission"])
 

@@ -25,7 +25,8 @@ SMALL = 1e-4  # standard deviation below which a likelihood that still rises has
 def maximum(problem: LinearProblem, units: Units, options: Options, own: Parameters | None) -> tuple[Parameters, Found]:
     """Parameters where the objective is greatest, and how they were reached; `own` is the user's own first guess."""
     inner = problem.in_units(units)
-    near = typical(inner.dynamics, inner.emission) | inner.fixed
+    device = inner.series.observations.device
+    near = {name: value.to(device) for name, value in (typical(inner.dynamics, inner.emission) | inner.fixed).items()}
     inner.objective(near)  # which says what is wrong with x
     density = LinearDensity(inner, units, near, volume=False)
     check_noise(density)
@@ -71,7 +72,7 @@ def scattered(density: LinearDensity, options: Options) -> Float[Tensor, "R P"]:
     scales = (low + uniform * (high - low)).exp()
     rest = torch.randn(n, len(density.point) - n_variances, generator=generator, dtype=torch.float64) / 2
     rest[0] = 0.0
-    return torch.cat([scales, rest], -1)
+    return torch.cat([scales, rest], -1).to(density.point)
 
 
 def polished(density: LinearDensity, at: Float[Tensor, "P"]) -> Float[Tensor, "P"]:

@@ -10,6 +10,7 @@ from torch.distributions import constraints
 
 from ...inference.chains.linear_gaussian.chain import LinearGaussianChain
 from ...inference.chains.linear_gaussian.factors import factor_of
+from ...inference.numerics.placement import constant
 from ..data.series import Series
 from ..parameters import Parameter, Parameters, widened
 from ..problem import SeriesProblem
@@ -48,7 +49,8 @@ class LinearProblem(SeriesProblem):
     def chain(self, values: Parameters) -> LinearGaussianChain:
         """The chain over latent paths under these parameters."""
         given, lead = self.tables(values)
-        x, diffuse = self.series.observations, torch.tensor(self.dynamics.diffuse)
+        x = self.series.observations
+        diffuse = constant(tuple(self.dynamics.diffuse), torch.bool, x.device)
         x = x.reshape(*[1] * lead, *x.shape)
         return LinearGaussianChain(x, **given, diffuse=diffuse, lengths=self.series.lengths)
 

@@ -15,9 +15,12 @@ from torch.nn.functional import pad
 
 from ...inference.families import Gaussian, MatrixNormalWishart, NormalWishart, Point
 from ...inference.message_passing.engine import VMP
+from ...inference.numerics.deferred import deferred
+from ...inference.numerics.placement import placed
 from ..fitting.density import IMPOSSIBLE
 
 STEPS = 12  # of the climb, each time
+CPU = torch.device("cpu")
 
 JOINED = ("moves", "sights", "first", "recurrence")
 """The blocks that a basis changes."""
@@ -29,15 +32,17 @@ def rebase(engine: VMP, paths: str) -> None:
     """Move the blocks of an engine, of all restarts and chains, to bases in which the bound is higher."""
     blocks = {name: engine.blocks[name] for name in JOINED if name in engine.blocks}
     families: dict[str, Any] = {name: block.family for name, block in blocks.items()}
-    etas = {name: block.eta for name, block in blocks.items()}
+    # many steps with small tables, each of which looks at numbers: on the host
+    here = placed([table for block in blocks.values() for table in (block.eta, block.prior)], CPU)
+    etas, priors = dict(zip(blocks, here[::2], strict=True)), dict(zip(blocks, here[1::2], strict=True))
     n, like = engine.blocks[paths].eta.linear.shape[-1], etas["first"]
     chains = like.shape[:2]
 
     def divergence(steps: Tensor) -> Tensor:
         """Of each chain of each restart, [R, C]."""
         moved, total = in_basis(families, etas, steps), steps.new_zeros(chains)
-        for name, block in blocks.items():
-            part = block.family.kl(moved[name], block.prior)
+        for name, family in families.items():
+            part = family.kl(moved[name], priors[name])
             part = part.flatten(2).sum(-1) if part.ndim > 2 else part
             total = total + (part if chains[1] > 1 else part.sum(-1, keepdim=True))
         return total
@@ -59,9 +64,11 @@ def rebase(engine: VMP, paths: str) -> None:
             moved = in_basis(families, etas, torch.where(lower.unsqueeze(-1), steps, 0.0).detach())
     except IMPOSSIBLE:
         return
-    for name, block in blocks.items():
-        engine.put(replace(block, eta=moved[name]))
-    engine.update(paths)
+    device = engine.blocks[paths].eta.linear.device
+    with deferred():
+        for block, eta in zip(blocks.values(), placed([moved[name] for name in blocks], device), strict=True):
+            engine.put(replace(block, eta=eta))
+        engine.update(paths)
 
 
 def in_basis(families: dict[str, Any], etas: Etas, steps: Tensor) -> Etas:

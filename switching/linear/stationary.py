@@ -33,9 +33,9 @@ def stationary_covariance(weights: Tensor) -> Tensor:
     $$\gamma_k = \sum_j \phi_j \gamma_{|k-j|} + [k = 0], \qquad k = 0, ..., p$$
     """
     p = weights.shape[-1]
-    lags = torch.arange(p + 1)
-    unit = torch.eye(p + 1).to(weights)
+    lags = torch.arange(p + 1, device=weights.device)
+    unit = torch.eye(p + 1, dtype=weights.dtype, device=weights.device)
     used = unit[(lags.unsqueeze(-1) - lags[1:]).abs()]  # [k, j, |k - j|]
     system = unit - torch.einsum("...j,kji->...ki", weights, used)
-    covariances = torch.linalg.solve(system, unit[:, 0])
+    covariances, _ = torch.linalg.solve_ex(system, unit[:, 0])
     return covariances[..., (lags[:p].unsqueeze(-1) - lags[:p]).abs()]

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
+from ...inference.numerics.placement import constant
 from ...inference.numerics.scalars import check_flag, check_integer, check_kind
 from ..parameters import Parameter, Parameters
 from .contract import LinearDynamics, Moves
@@ -87,7 +88,8 @@ class Diffuse(Structure):
         like = values[self.variances[0]]
         zero = torch.zeros_like(like)
         noise = torch.stack([zero if name is None else values[name] for name in self.noisy], -1)
-        return Moves(torch.tensor(self.transition).to(like), torch.diag_embed(noise), None, None)
+        transition = constant(tuple(map(tuple, self.transition)), like.dtype, like.device)
+        return Moves(transition, torch.diag_embed(noise), None, None)
 
 
 @dataclass(frozen=True)
@@ -262,7 +264,7 @@ class Autoregression(Structure):
     def moves(self, values: Parameters) -> Moves:
         weights = torch.stack([values[name] for name in self.latents], -1)
         variance, p = values["sigma2.ar"], self.order
-        shift = torch.eye(p).to(weights)[:-1].expand(*weights.shape[:-1], p - 1, p)
+        shift = torch.eye(p, dtype=weights.dtype, device=weights.device)[:-1].expand(*weights.shape[:-1], p - 1, p)
         noise = torch.diag_embed(torch.stack([variance, *[torch.zeros_like(variance)] * (p - 1)], -1))
         start = variance[..., None, None] * stationary_covariance(weights)
         return Moves(torch.cat([weights.unsqueeze(-2), shift], -2), noise, None, start)

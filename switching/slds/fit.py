@@ -147,7 +147,7 @@ def fit_switching_linear(model: "SwitchingLinearSSM", series: Series, options: O
     occupancy = _occupancy(graph, network, found.best.tables)
     order = occupancy.argsort(descending=True, stable=True)
     if layout.recurrent or options.start is not None:  # whose regimes have their places
-        order = torch.arange(layout.n_regimes)
+        order = torch.arange(layout.n_regimes, device=order.device)
     etas = {name: found.best.tables[name] for name in network.families}
     posterior = NetworkPosterior(etas, network.families, _collect(layout, units, order))
     empty = occupancy[order] < 1.0

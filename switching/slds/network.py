@@ -30,6 +30,7 @@ from ...inference.families import (
 )
 from ...inference.message_passing.engine import VMP
 from ...inference.message_passing.factor_graph import Block, Factor
+from ...inference.numerics.deferred import deferred
 from ..data.series import Series
 from ..dynamics import factors as discrete
 from ..linear import factors as linear
@@ -150,15 +151,16 @@ def annealed(engine: VMP, graph: Graph, which: Tensor, hot: float, cooling: floa
     What joins states and switch counts 1/T for some sweeps, from T = hot on; then T - 1 is multiplied by `cooling`,
     until it is `COLD`, and all count fully again.
     """
-    places = which.nonzero().flatten()
+    places = which.nonzero().flatten().to(graph.x.device)
     if not len(places) or not graph.switched:
         return engine
     part, temperature = engine.select(places), hot
     while temperature > 1 + COLD:
         blocks = part.blocks.values()
         part = VMP(blocks, graph.factors(temperature), len(places), check=False, linear=engine.linear)
-        for _ in range(sweeps):
-            part.step()
+        with deferred():
+            for _ in range(sweeps):
+                part.step()
         temperature = 1 + cooling * (temperature - 1)
     blocks = []
     for name, block in engine.blocks.items():

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 NAME = "fake"
 LOOKS = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount"}
 LOOKS |= {"_linalg_check_errors", "equal", "is_nonzero", "repeat_interleave"}
+LOOKS |= {"_linalg_eigh", "_linalg_svd", "linalg_eig", "_linalg_eigvals"}  # whether LAPACK got there
 INDEXED = {"index", "index_put", "index_put_", "_unsafe_index", "_index_put_impl_"}
 MADE = torch.tensor, torch.as_tensor, torch.asarray
 ELSEWHERE = "/oracles/", "site-packages", "<frozen"

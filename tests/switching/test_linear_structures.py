@@ -1,5 +1,6 @@
 """Structures of one series: numbers of the Nile, and those of statsmodels."""
 
+import math
 import warnings
 from pathlib import Path
 
@@ -229,3 +230,10 @@ def test_what_is_wrong_is_told_with_its_cure() -> None:
 def test_a_series_that_a_structure_follows_without_noise_is_refused(structure: object, x: np.ndarray) -> None:
     with pytest.raises(ValueError, match=r"x: follows .* without any noise"):
         LinearSSM(structure).fit(x, restarts=2, progress=False)
+
+
+def test_harmonics_turn_by_angles_of_double_precision() -> None:
+    season = Seasonal(7, trigonometric=True)
+    moves = season.moves({name: torch.ones((), dtype=torch.float64) for name in season.variances})
+    angle = torch.tensor(2 * math.pi / 7, dtype=torch.float64)
+    assert_close(moves.transition[0, :2], torch.stack([angle.cos(), angle.sin()]), rtol=1e-15, atol=0.0)

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ...numerics.deferred import refuse_if
 from ...numerics.op import Op, differentiated
 from ...numerics.randomness import Seed, generator_of
 from ...numerics.scalars import check_integer
@@ -252,22 +253,26 @@ class LinearGaussianChain:
     def _checked(self, results: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The results of an operator, without its faults, of which there are none."""
         *results, fault = results
-        failed = (fault >= 0).nonzero()
-        if len(failed):
-            index = failed[0].tolist()
-            step, kind = divmod(int(fault[tuple(index)]), 4)
-            raise ValueError(self._message(kind, step, _of_sequence(index)))
         means = [table for table in results if table.shape[-2:] == (self.n_steps, self.n_states)]
-        if not all(map(_is_finite, means)):
-            raise ValueError(
-                f"transition, initial_mean: a mean lies beyond what {self._dtype} holds; give parameters that let it "
-                "grow less."
-            )
-        if not _is_finite(results[0]):
+        failed = (fault >= 0).any()
+        beyond = [_has_infinite(table) for table in (*means, results[0])]
+
+        def complain() -> None:
+            if bool(failed):
+                index = (fault >= 0).nonzero()[0].tolist()
+                step, kind = divmod(int(fault[tuple(index)]), 4)
+                raise ValueError(self._message(kind, step, _of_sequence(index)))
+            if any(map(bool, beyond[:-1])):
+                raise ValueError(
+                    f"transition, initial_mean: a mean lies beyond what {self._dtype} holds; give parameters that let "
+                    "it grow less."
+                )
             raise ValueError(
                 f"x: its log density lies beyond what {self._dtype} holds; give it, or the noises, in units in which "
                 "observations are not that far from what is expected."
             )
+
+        refuse_if(torch.stack([failed, *beyond]).any(), complain)
         return (*results,)
 
     def _message(self, kind: int, step: int, of_sequence: str) -> str:
@@ -305,8 +310,8 @@ def _of_sequence(index: list[int]) -> str:
     return f" of sequence {index[0] if len(index) == 1 else tuple(index)}" if index else ""
 
 
-def _is_finite(table: Tensor) -> bool:
-    return bool(table.sum().isfinite()) or bool(table.isfinite().all())
+def _has_infinite(table: Tensor) -> Tensor:
+    return (0.0 * table.detach()).sum().isnan()  # 0 times what is not finite is NaN
 
 
 def _times(matrix: Tensor, vector: Tensor) -> Tensor:

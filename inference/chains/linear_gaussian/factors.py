@@ -15,6 +15,11 @@ from torch.autograd.function import once_differentiable
 ROUNDINGS = 16.0  # times the number of rows: eigenvalues of a correlation that are 0 to rounding
 
 
+def _eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and vectors, by LAPACK where there is more than one: a GPU's library looks whether it got there."""
+    return (matrix[..., 0], torch.ones_like(matrix)) if matrix.shape[-1] == 1 else torch.linalg.eigh(matrix)
+
+
 class _Turn(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, wide: Tensor, rotation: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -33,7 +38,7 @@ class _Factor(torch.autograd.Function):
     def forward(ctx: Any, covariance: Tensor) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
         scale = covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
         scale = torch.where(scale > 0, scale, 1.0).unsqueeze(-1)
-        values, vectors = torch.linalg.eigh(covariance / scale / scale.mT)
+        values, vectors = _eigen(covariance / scale / scale.mT)
         least = ROUNDINGS * covariance.shape[-1] * torch.finfo(covariance.dtype).eps
         root = torch.where(values > least, values, 0.0).sqrt()
         inverse = torch.where(root > 0, 1 / root, 0.0)

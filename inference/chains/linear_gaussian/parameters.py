@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from ...numerics.arrays import numbers
-from ...numerics.checks import check_lengths, check_shape, check_table, common_batch, read_lengths
+from ...numerics.checks import check_lengths, check_shape, check_table, common_batch, read_lengths, shortest
+from ...numerics.deferred import refuse_if
+from ...numerics.remembered import remembered
 from .factors import factor_of
 from .tables import Tables
 
@@ -40,25 +42,24 @@ def read(x: Tensor, given: dict[str, Any]) -> Parameters:
         "emission_offset": (sights, n_features),
     }
     by_step = {name: _by_step(name, given[name], x, *own) for name, own in sizes.items()}
-    lengths = read_lengths(given["lengths"])
+    given_lengths = read_lengths(given["lengths"])
     batch_shape = common_batch(
         x=x.shape[:-2],
         initial_mean=first["initial_mean"].shape[:-1],
         initial_covariance=first["initial_covariance"].shape[:-2],
         **{name: table.shape[: -len(sizes[name])] for name, table in by_step.items()},
-        lengths=None if lengths is None else lengths.shape,
+        lengths=None if given_lengths is None else given_lengths.shape,
     )
-    lengths = check_lengths(lengths, batch_shape, n_steps, x.device)
+    lengths = check_lengths(given_lengths, batch_shape, n_steps, x.device)
     diffuse = _check_diffuse(given["diffuse"], n_states, x)
     rest = (~diffuse).to(x)
     first["initial_covariance"] = first["initial_covariance"] * rest * rest.unsqueeze(-1)
     factors = {name: _factor(name, {**first, **by_step}[name]) for name in _COVARIANCES}
-    ragged = bool((lengths < n_steps).any())
-    seen = None if _finite(x) else ~x.isnan()
+    ragged = given_lengths is not None and shortest(given_lengths) < n_steps
+    seen = ~x.isnan() if _gaps(x)[0] else None
     if ragged:
         active = (torch.arange(n_steps, device=x.device) < lengths.unsqueeze(-1)).unsqueeze(-1)
         seen = active.expand(*active.shape[:-1], n_features) if seen is None else seen & active
-    seen = None if seen is None or bool(seen.all()) else seen
     tables = Tables(
         x if seen is None else torch.where(seen, x, 0.0),
         seen,
@@ -71,7 +72,7 @@ def read(x: Tensor, given: dict[str, Any]) -> Parameters:
         factors["observation_noise"],
         first["initial_mean"],
         factors["initial_covariance"],
-        torch.eye(n_states, dtype=x.dtype, device=x.device)[:, diffuse],
+        torch.eye(n_states, dtype=x.dtype, device=x.device)[:, _places(diffuse)],
     )
     return Parameters(tables, batch_shape, lengths, diffuse)
 
@@ -80,7 +81,7 @@ def _observations(x: Any, transition: Any) -> tuple[Tensor, int]:
     """x, and the number of states."""
     x = check_table("x", x, None, None)
     n_steps, n_features = x.shape[-2:]
-    if not n_steps or not n_features or (not _finite(x) and bool(x.isinf().any())):
+    if not n_steps or not n_features or _gaps(x)[1]:
         raise ValueError(
             f"x: got shape {list(x.shape)}{', with infinite numbers' if x.numel() else ''}, expected finite "
             "numbers [*batch, T, F], at least one step and feature; NaN is missing."
@@ -91,9 +92,19 @@ def _observations(x: Any, transition: Any) -> tuple[Tensor, int]:
     return x, n_states
 
 
-def _finite(x: Tensor) -> bool:
-    """Whether all numbers surely are, from one pass over them."""
-    return bool(x.detach().sum().isfinite())
+@remembered
+def _gaps(x: Tensor) -> tuple[bool, bool]:
+    """Whether a number is NaN, and whether one is infinite; where none is, from one pass over them."""
+    x = x.detach()
+    if bool(x.sum().isfinite()):
+        return False, False
+    missing, infinite = torch.stack([x.isnan().any(), x.isinf().any()]).tolist()
+    return missing, infinite
+
+
+@remembered
+def _places(mask: Tensor) -> Tensor:
+    return mask.nonzero().flatten()
 
 
 def _by_step(name: str, table: Tensor | None, like: Tensor, steps: int, *own: int) -> Tensor:
@@ -136,12 +147,16 @@ def _factor(name: str, covariance: Tensor) -> Tensor:
     given = covariance.detach()
     scale = given.diagonal(dim1=-2, dim2=-1).abs().sqrt()
     bound = 1e3 * torch.finfo(given.dtype).eps * scale.unsqueeze(-1) * scale.unsqueeze(-2)
-    if bool(((given - given.mT).abs() > bound).any()):
-        raise ValueError(f"{name}: got a matrix that is not symmetric; give a covariance, such as (a + a.mT) / 2.")
+    skew = ((given - given.mT).abs() > bound).any()
     factor, negative = factor_of(covariance)
-    if bool(negative.any()) or bool((given.diagonal(dim1=-2, dim2=-1) < 0).any()):
+
+    def complain() -> None:
+        if bool(skew):
+            raise ValueError(f"{name}: got a matrix that is not symmetric; give a covariance, such as (a + a.mT) / 2.")
         raise ValueError(
             f"{name}: got a matrix with a negative eigenvalue, {float(torch.linalg.eigvalsh(given).min()):g}; give a "
             "covariance, such as a @ a.mT."
         )
+
+    refuse_if(skew | negative.any() | (given.diagonal(dim1=-2, dim2=-1) < 0).any(), complain)
     return factor

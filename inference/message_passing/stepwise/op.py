@@ -47,6 +47,7 @@ from ...numerics.checks import (
     check_steps,
     common_batch,
 )
+from ...numerics.deferred import deferred, refuse_if
 from ...numerics.op import Op, blank, tensors
 from ...numerics.records import Record
 from ...numerics.scalars import check_choice, check_integer
@@ -84,6 +85,7 @@ class VMPFiltered(Record):
     change: Float[Tensor, "*b T"]  # of Q(z_t = 1) in the last sweep
 
 
+@deferred()
 def filter_steps(
     log_redrawn: Tensor,
     log_held: Tensor,
@@ -159,6 +161,11 @@ def filter_steps(
 def _check_arguments(gate: Tensor | None, sweeps: int, form: str) -> None:
     check_integer("sweeps", sweeps)
     check_choice("form", form, get_args(Form))
-    if gate is not None and not bool(((gate >= 0) & (gate <= 1)).all()):
-        bad = gate[~((gate >= 0) & (gate <= 1))]
-        raise ValueError(f"gate: got {float(bad[0])}, expected probabilities; pass logits through a sigmoid.")
+    if gate is None:
+        return
+    bad = ~((gate >= 0) & (gate <= 1))
+
+    def complain() -> None:
+        raise ValueError(f"gate: got {float(gate[bad][0])}, expected probabilities; pass logits through a sigmoid.")
+
+    refuse_if(bad.any(), complain)
