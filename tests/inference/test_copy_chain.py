@@ -12,6 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from oracles.copy_paths import Enumerated, enumerate_paths
 from oracles.operators import without_kernels
+from oracles.placement import close
 from samplehold.inference.chains.copy import cpu, cpu_weights, naive, op, plain
 from samplehold.inference.chains.copy.chain import CopyChain
 from torch import Tensor
@@ -39,6 +40,10 @@ class Case:
     @property
     def chain(self) -> CopyChain:
         return CopyChain(self.log_initial, self.log_fresh, self.log_held, self.lengths)
+
+    def to(self, dtype: torch.dtype) -> "Case":
+        initial = None if self.log_initial is None else self.log_initial.to(dtype)
+        return Case(initial, self.log_fresh.to(dtype), self.log_held.to(dtype), self.lengths)
 
     def possible(self) -> bool:
         """Whether some state can be reached at every step of every sequence."""
@@ -89,6 +94,7 @@ def random_case(n: int, steps: int, states: int, width: int, initial: bool = Tru
 
 
 def enumerate_case(case: Case) -> Enumerated:
+    case = case.to(torch.float64)
     return enumerate_paths(case.log_fresh, case.log_held, case.log_initial, case.lengths)
 
 
@@ -98,40 +104,46 @@ def shares(expected: Enumerated, case: Case) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @given(cases(max_steps=5))
-def test_every_implementation_equals_the_enumeration_of_paths(case):
+def test_every_implementation_equals_the_enumeration_of_paths(dtype, case):
+    case = case.to(dtype)
     expected = enumerate_case(case)
     fresh, held, initial = shares(expected, case)
     for implementation in IMPLEMENTATIONS:
+        kind = torch.float64 if implementation is naive else dtype
+        case = case.to(kind)
         value, failed = implementation.log_normalizer(*case.tables)
-        assert_close(value, expected.log_normalizer, **TIGHT)
+        close(value, expected.log_normalizer, kind, **TIGHT)
         assert (failed == -1).all()
 
         increment, state, redraw, _ = implementation.filter(*case.tables)
-        assert_close(increment, expected.log_increment, **TIGHT)
-        assert_close(state, expected.filtered_state, **TIGHT)
-        assert_close(redraw, expected.filtered_redraw, **TIGHT)
+        close(increment, expected.log_increment, kind, **TIGHT)
+        close(state, expected.filtered_state, kind, **TIGHT)
+        close(redraw, expected.filtered_redraw, kind, **TIGHT)
 
         value, state, redraw, _ = implementation.smooth(*case.tables)
-        assert_close(value, expected.log_normalizer, **TIGHT)
-        assert_close(state, expected.state, **TIGHT)
-        assert_close(redraw, expected.redraw, **TIGHT)
+        close(value, expected.log_normalizer, kind, **TIGHT)
+        close(state, expected.state, kind, **TIGHT)
+        close(redraw, expected.redraw, kind, **TIGHT)
 
         value, *found, _ = implementation.marginals(*case.tables)
-        assert_close(value, expected.log_normalizer, **TIGHT)
-        assert_close(found[0], fresh, **TIGHT)
-        assert_close(found[1], held, **TIGHT)
+        close(value, expected.log_normalizer, kind, **TIGHT)
+        close(found[0], fresh, kind, **TIGHT)
+        close(found[1], held, kind, **TIGHT)
         if case.log_initial is not None:
-            assert_close(found[2], initial, **TIGHT)
+            close(found[2], initial, kind, **TIGHT)
 
 
 @given(cases())
-def test_the_gradient_of_the_log_normalizer_is_the_smoothed_marginals(case):
+def test_the_gradient_of_the_log_normalizer_is_the_smoothed_marginals(dtype, case):
+    case = case.to(dtype)
     expected = shares(enumerate_case(case), case)
     for implementation in IMPLEMENTATIONS:
+        kind = torch.float64 if implementation is naive else dtype
+        case = case.to(kind)
         leaves = case.leaves()
         value, _ = implementation.log_normalizer(*case.with_leaves(leaves).tables)
         for gradient, share in zip(torch.autograd.grad(value.sum(), leaves), expected, strict=False):
-            assert_close(gradient, share, **TIGHT)
+            close(gradient, share, kind, **TIGHT)
 
 
 @given(cases())

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.operators import without_kernels
+from oracles.placement import close
 from samplehold.inference.chains.copy.chain import CopyChain
 from samplehold.inference.message_passing.stepwise import naive, op, plain
 from samplehold.inference.message_passing.stepwise.op import filter_steps
@@ -40,17 +41,18 @@ def random_tables(seed, sequences=3, steps=4, states=3, impossible=False, wide=T
 
 @settings(max_examples=20)
 @given(st.integers(0, 10**6), st.integers(1, 5), st.booleans(), st.booleans(), st.booleans(), st.booleans())
-def test_kernel_naive_and_vectorized_agree(seed, states, impossible, wide, independent, input_gate):
-    tables = random_tables(seed, 4, 5, states, impossible, wide)
-    gate = torch.rand(4, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) if input_gate else None
-    arguments = (*tables, gate, torch.tensor([5, 1, 3, 5]), 3, independent)
-    expected = naive.filter(*arguments)
+def test_kernel_naive_and_vectorized_agree(dtype, seed, states, impossible, wide, independent, input_gate):
+    tables = random_tables(seed, 4, 5, states, impossible, wide, dtype)
+    gate = torch.rand(4, 5, generator=torch.Generator().manual_seed(seed), dtype=dtype) if input_gate else None
+    how = torch.tensor([5, 1, 3, 5]), 3, independent
+    arguments = (*tables, gate, *how)
+    expected = naive.filter(*(table if table is None else table.double() for table in (*tables, gate)), *how)
     fine = expected[-1] < 0
     for implementation in (op, plain):
         found = implementation.filter(*arguments)
         assert torch.equal(found[-1], expected[-1])  # the step at which each sequence failed
         for a, b in zip(found[:-1], expected[:-1], strict=True):
-            assert_close(a[fine], b[fine], rtol=1e-10, atol=1e-12)
+            close(a[fine], b[fine], dtype, rtol=1e-10, atol=1e-12)
     if not impossible:
         assert fine.all()
 

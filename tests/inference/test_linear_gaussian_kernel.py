@@ -5,6 +5,7 @@ import samplehold as sh
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles.placement import tolerances
 from samplehold.inference.chains.linear_gaussian import op, parallel, plain
 from samplehold.inference.chains.linear_gaussian.parameters import read
 from samplehold.inference.chains.linear_gaussian.tables import Tables
@@ -92,11 +93,22 @@ def agree(kernel: tuple[Tensor, ...], twin: tuple[Tensor, ...], rtol: float = 1e
             close(found, expected, rtol)
 
 
+def widened(tables: Tables) -> Tables:
+    """The same numbers in float64, for the twin."""
+    return Tables(*(t.double() if t is not None and t.is_floating_point() else t for t in tables))
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    return 1e-10 if dtype == torch.float64 else tolerances(dtype)["rtol"]
+
+
 @given(**CHAINS, rank=st.integers(0, 4))
-def test_values_are_those_of_the_plain_form(states, rank, **options):
-    tables = tables_of(states=states, rank=min(rank, states), **options)
+def test_values_are_those_of_the_plain_form(dtype, states, rank, **options):
+    tables = tables_of(states=states, rank=min(rank, states), dtype=dtype, **options)
+    wide, rtol = widened(tables), tolerance(dtype)
     for operator, twin in ((op.evidence, plain.evidence), (op.filter, plain.filter), (op.smooth, plain.smooth)):
-        agree(operator(*tables), twin(tables))
+        found = tuple(x.double() if x.is_floating_point() else x for x in operator(*tables))
+        agree(found, twin(wide), rtol)
 
 
 @given(**(CHAINS | {"steps": st.integers(4, 7)}), diffuse=st.integers(1, 3), rank=st.integers(0, 4))
@@ -124,12 +136,12 @@ def gradients(tables: Tables, kernel: bool) -> dict[str, Tensor]:
 
 
 @given(**CHAINS, rank=st.integers(0, 4))
-def test_gradients_are_those_of_the_plain_form(states, rank, **options):
-    tables = tables_of(states=states, rank=min(rank, states), **options)
-    found, expected = gradients(tables, True), gradients(tables, False)
+def test_gradients_are_those_of_the_plain_form(dtype, states, rank, **options):
+    tables, rtol = tables_of(states=states, rank=min(rank, states), dtype=dtype, **options), tolerance(dtype)
+    found, expected = gradients(tables, True), gradients(widened(tables), False)
     assert found.keys() == expected.keys()
     for name, grad in found.items():
-        close(grad, expected[name], rtol=1e-9)
+        close(grad.double(), expected[name], rtol=10 * rtol)
 
 
 @given(**(CHAINS | {"steps": st.integers(4, 7)}), diffuse=st.integers(1, 3), rank=st.integers(0, 4))

@@ -93,13 +93,13 @@ def test_smoothing_and_marginals_equal_enumeration(given):
     close(marginals.transition, expected.pairs if chain.varies else expected.pairs.sum(-3))
 
 
-@given(tables())
+@given(tables(dtypes=(torch.float64, torch.float32)))
 def test_gradient_of_the_log_normalizer_is_the_posterior_of_each_table(given):
     chain, expected = chain_of(given)
     leaves = [
         table.clone().requires_grad_() for table in (chain.log_initial, chain.log_transition, chain.log_likelihood)
     ]
-    weight = torch.rand(chain.batch_shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    weight = torch.rand(chain.batch_shape, generator=torch.Generator().manual_seed(1), dtype=chain.log_likelihood.dtype)
     MarkovChain(*leaves, given.lengths).log_normalizer().backward(weight)
     pairs = expected.pairs if chain.varies else expected.pairs.sum(-3)
     beliefs = expected.smoothed[..., 0, :], pairs, expected.smoothed

@@ -1,5 +1,6 @@
 """MinGRU and MinLSTM: parallel form, step form and textbook loop are one function, in value and in gradient."""
 
+from copy import deepcopy
 from itertools import pairwise
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import networks
+from oracles.placement import close
 from samplehold import MinGRU, MinLSTM
 from torch.testing import assert_close
 
@@ -63,13 +65,18 @@ def gradients(layer, loss, *others):
     scale=st.sampled_from([0.3, 1.0, 8.0]),
     seed=st.integers(0, 2**20),
 )
-def test_parallel_step_and_loop_agree_in_value_and_gradient(layer_class, candidate, sizes, num_layers, scale, seed):
+def test_parallel_step_and_loop_agree_in_value_and_gradient(
+    dtype, layer_class, candidate, sizes, num_layers, scale, seed
+):
     B, T, F, blocks = sizes
     options = {"candidate": candidate, "num_layers": num_layers, "block": 3 if candidate == "simplex" else None}
     layer, random = build(layer_class, F, 3 * blocks, seed, scale, **options)
-    x = normal(random, B, T, F).requires_grad_()
-    h0 = normal(random, num_layers, B, 3 * blocks).requires_grad_()
+    layer = layer.to(dtype)
+    x, h0 = normal(random, B, T, F).to(dtype), normal(random, num_layers, B, 3 * blocks).to(dtype)
     seeds = normal(random, B, T, 3 * blocks), normal(random, num_layers, B, 3 * blocks)
+    wide = deepcopy(layer).double()
+    exact = x.double().requires_grad_(), h0.double().requires_grad_()
+    x, h0 = x.requires_grad_(), h0.requires_grad_()
 
     def stepped(x, h):
         rows = []
@@ -78,15 +85,16 @@ def test_parallel_step_and_loop_agree_in_value_and_gradient(layer_class, candida
             rows.append(out)
         return torch.stack(rows, 1), h
 
-    expected = textbook(layer, x, h0)
-    expected_gradients = gradients(layer, sum((a * b).sum() for a, b in zip(expected, seeds, strict=True)), x, h0)
+    expected = textbook(wide, *exact)
+    expected_gradients = gradients(wide, sum((a * b).sum() for a, b in zip(expected, seeds, strict=True)), *exact)
     for form in (layer, stepped):
         got = form(x, h0)
-        assert_close(got, expected, rtol=1e-12, atol=1e-12)
+        for a, b in zip(got, expected, strict=True):
+            close(a, b, dtype, rtol=1e-12, atol=1e-12)
         got_gradients = gradients(layer, sum((a * b).sum() for a, b in zip(got, seeds, strict=True)), x, h0)
         size = max(g.abs().max().item() for g in expected_gradients)
         for a, b in zip(got_gradients, expected_gradients, strict=True):
-            assert_close(a, b, rtol=1e-12, atol=1e-12 * max(1.0, size))
+            close(a, b, dtype, max(1.0, size), rtol=1e-12, atol=1e-12 * max(1.0, size))
 
 
 @pytest.mark.parametrize("layer_class", [MinGRU, MinLSTM])

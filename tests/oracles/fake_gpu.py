@@ -72,7 +72,14 @@ class FakeTensor(Tensor):
     __array__ = numpy
 
 
-class _Generator(torch.Generator):
+class _AnyGenerator(type(torch.Generator)):
+    """A type checker that met the class in the place of torch's takes torch's for its own."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, torch._C.Generator)
+
+
+class _Generator(torch.Generator, metaclass=_AnyGenerator):
     """A generator of the CPU that says that it is the device's."""
 
     def __new__(cls, device: Any = "cpu") -> "_Generator":

@@ -30,6 +30,12 @@ def tolerances(dtype: torch.dtype, size: float = 1.0) -> dict[str, float]:
     return {"rtol": rtol, "atol": atol * size}
 
 
+def close(actual: Tensor, expected: Tensor, dtype: torch.dtype, size: float = 1.0, **tight: float) -> None:
+    """Compare what a kernel makes of tables of a dtype with a twin in float64: to `tight`, or as that dtype can."""
+    limits = tight if dtype == torch.float64 else tolerances(dtype, size)
+    torch.testing.assert_close(actual, expected.to(actual.dtype), **limits)
+
+
 def _in_a_test() -> bool:
     """Whether the caller of the caller is a test."""
     return sys._getframe(2).f_code.co_filename.startswith(TESTS)
