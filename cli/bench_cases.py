@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..inference.chains.copy.chain import CopyChain
+from ..inference.chains.factored_copy.chain import FactoredCopyChain
 from ..inference.chains.linear_gaussian.chain import LinearGaussianChain
 from ..inference.chains.markov.chain import MarkovChain
 from ..inference.chains.markov.plain import posterior as plain_posterior
@@ -140,14 +140,12 @@ def markov_smoother(size: Size, device: torch.device) -> Contenders:
 def copy_smoother(size: Size, device: torch.device) -> Contenders:
     rho, (log_state, _, table) = 0.1, _tables(size)
     dense = np.log((1 - rho) * np.eye(size.K) + rho * np.exp(log_state))
-    likelihood, log_fresh = torch.tensor(table, device=device), torch.tensor(log_state, device=device)
-    fresh, held = likelihood + log_fresh + np.log(rho), likelihood + np.log1p(-rho)
-    fresh[:, 0] -= np.log(rho)
+    likelihood, state = torch.tensor(table, device=device), torch.tensor(log_state, device=device)
+    redraw, hold = (torch.tensor([gate], dtype=torch.float64, device=device).log() for gate in (rho, 1 - rho))
+    moves = torch.tensor(dense, device=device)
     return {
-        "samplehold": lambda: CopyChain(None, fresh, held).smooth(),
-        "samplehold, as a Markov chain": lambda: MarkovChain(
-            log_fresh, torch.tensor(dense, device=device), likelihood
-        ).smooth(),
+        "samplehold": lambda: FactoredCopyChain(redraw, hold, state, likelihood).smooth(),
+        "samplehold, as a Markov chain": lambda: MarkovChain(state, moves, likelihood).smooth(),
         "hmmlearn, dense": of_host("hmmlearn", device, lambda: _hmmlearn_smoother((log_state, dense, table))),
         "dynamax, dense, float32": installed("dynamax", lambda: _dynamax_smoother((log_state, dense, table), device)),
     }
@@ -309,7 +307,7 @@ CASES: dict[str, Case] = {
         "linear Gaussian chain, smoothed", kalman_smoother, _around(Size(16, 500, 4), (5000,), (1,), (2, 8))
     ),
     "em": Case(f"EM, {STEPS} steps", em, _around(Size(1, 10_000, 4), (1000, 100_000), (64,), (2, 16))),
-    "vmp": Case("message passing, a sweep", vmp, _around(Size(64, 1000, 4), (100, 10_000), (1, 256), (2, 16))),
+    "vmp": Case("message passing, a sweep", vmp, _around(Size(64, 1000, 4), (100, 10_000), (1, 256, 4096), (2, 16))),
     "scan": Case("linear recurrence", scan, _around(Size(16, 4096, 256), (256, 65_536), (1, 64), (16, 1024))),
     "mingru": Case(
         "minGRU, forward and backward", min_gru, _around(Size(16, 1024, 64), (128, 8192), (1, 64), (16, 256))
