@@ -6,6 +6,7 @@ A factor takes up others by reflections, a row each, that turn its own column an
 
 from .gpu import constexpr, kernel, tl, triton
 
+_NOTHING = constexpr(2.0**-1000)  # a sum of squares that one cannot be divided by
 _NUMBERS = 128  # of a tile in the registers of a warp
 
 
@@ -89,7 +90,7 @@ def outer(left, right, columns, n: constexpr):
 def reflection(first, row):
     """Of [first, row] onto its first entry, which is not negative: its norm there, its head and its scale."""
     rest = tl.sum(row * row, 0)
-    norm, turns = tl.sqrt(first * first + rest), rest > 0
+    norm, turns = tl.sqrt(first * first + rest), rest >= _NOTHING
     head = -rest / tl.where(turns, first + norm, 1.0)
     return norm, head, tl.where(turns, 2.0, 0.0) / tl.where(turns, head * head + rest, 1.0)
 

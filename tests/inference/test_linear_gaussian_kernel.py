@@ -227,6 +227,20 @@ def test_float32_is_computed_in_float64_and_rounded():
             assert_close(found, expected.to(found.dtype), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("noise", [1e-2, 1e-6, 1e-12])
+def test_what_is_forgotten_down_to_nothing_leaves_finite_numbers(noise):
+    """A level that is seen nearly without noise: the start weighs less by the noise at every step, and then 0."""
+    x = torch.randn(300, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64).cumsum(0)
+    one = torch.ones(1, 1, dtype=torch.float64)
+    chain = sh.LinearGaussianChain(x, one, one, one, noise * one, one[0], one, diffuse=torch.tensor([True]))
+    tables = Tables(*chain._tables)
+    for operator, twin in ((op.evidence, plain.evidence), (op.filter, plain.filter), (op.smooth, plain.smooth)):
+        agree(operator(*tables), twin(tables))
+    found, expected = gradients(tables, True), gradients(tables, False)
+    for name, grad in found.items():  # made of differences that are divided by the noise
+        close(grad, expected[name], rtol=max(1e-8, 1e-15 / noise))
+
+
 def test_a_recursion_at_rest_goes_on_as_if_it_went_on():
     """Beside the same parameters given for each step, with which covariances never rest."""
     tables = tables_of(2, batch=(3,), steps=400, shared=NAMES)

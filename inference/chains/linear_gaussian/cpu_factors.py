@@ -6,6 +6,7 @@ import numpy as np
 
 from ...numerics.compilation import kernel
 
+NOTHING = 2.0**-1000  # a sum of squares that one cannot be divided by
 SAME = 8.0 * float(np.finfo(np.float64).eps)  # of a row's norm: what is no change
 
 
@@ -21,7 +22,9 @@ def triangularize(table, n_pivots):
         for j in range(k + 1, n_columns):
             rest += table[k, j] * table[k, j]
         first = table[k, k]
-        if rest == 0.0 and first >= 0.0:
+        if first >= 0.0 and rest < NOTHING:
+            for j in range(k + 1, n_columns):
+                table[k, j] = 0.0
             continue
         norm = math.sqrt(first * first + rest)
         head = first - norm if first <= 0.0 else -rest / (first + norm)
