@@ -88,6 +88,5 @@ def test_what_is_impossible_is_found_in_a_stretch(kind):
     likelihood[0, 25] = -torch.inf
     if kind == "copy":
         given[2][0, 25] = -torch.inf
-    for operator in OPERATORS[kind]:
-        with interpreted():
-            assert operator(*given)[-1].tolist() == [25]
+    with interpreted():
+        assert OPERATORS[kind][-1](*given)[-1].tolist() == [25]

@@ -8,9 +8,10 @@ this device says of code that it runs on a GPU, and how often it waits there; of
 See Also: `oracles.gpu`, which interprets those kernels.
 """
 
-import traceback
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from linecache import getline
 from typing import Any
 
 import torch
@@ -153,8 +154,11 @@ def _count(name: str, given: list[Tensor], there: bool, options: dict[str, Any])
 def _wait(name: str) -> None:
     """Note what waits, and the line of the library that asked for it."""
     if _counting:
-        ours = [f for f in traceback.extract_stack() if not any(part in f.filename for part in ELSEWHERE)]
-        _counting[-1].append(f"{name} at {ours[-1].filename}:{ours[-1].lineno}: {ours[-1].line}" if ours else name)
+        frame = sys._getframe(1)
+        while frame and any(part in frame.f_code.co_filename for part in ELSEWHERE):
+            frame = frame.f_back
+        where = (frame.f_code.co_filename, frame.f_lineno) if frame else ("", 0)
+        _counting[-1].append(f"{name} at {where[0]}:{where[1]}: {getline(*where).strip()}")
 
 
 def _take(x: Tensor) -> None:
