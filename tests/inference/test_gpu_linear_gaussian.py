@@ -121,6 +121,16 @@ def test_draws_are_affine_in_their_noise_with_the_moments_of_the_posterior():
     agree((torch.einsum("nbti,nbtj->btij", columns[:, :, 1:], columns[:, :, :-1]),), (cross,), 1e-9)
 
 
+@pytest.mark.parametrize("transition", [1e-155, 1e-162])
+def test_a_rotation_by_nearly_nothing_is_left_out(transition):
+    """The square of its row lies below the numbers whose inverse is finite."""
+    given = scalar(4, transition=transition)
+    with interpreted():
+        found = [operator(*given) for operator, _ in FORMS]
+    for ours, (_, twin) in zip(found, FORMS, strict=True):
+        agree(ours, twin(given))
+
+
 def test_covariances_at_rest_go_on_as_if_they_went_on():
     """Beside the loop over steps, which never rests: from 18 steps on, nothing changes any more."""
     given = scalar(21, transition=0.01)

@@ -56,9 +56,9 @@ def test_starts_bring_few_numbers_to_the_host_and_wait_for_few_things_however_lo
             problem = problem_of(name, levels(*shape, missing=True).to(device))
             with waits() as seen, taken() as numbers, unchecked():
                 both(problem)
-            counts.append(len(seen))
+            counts.append(sum("_linalg" not in line for line in seen))
             assert max(numbers) <= FEW
-        assert max(counts) < 16 * 12  # twelve for each start
+        assert max(counts) < 16 * 10  # ten for each start, beside what torch looks at for itself
 
 
 def test_a_long_series_is_cut_where_it_lies():
