@@ -72,7 +72,7 @@ def in_parallel(tasks: Sequence[Callable[[], None]], *, among_torch: bool = Fals
         among_torch: the kernel is called between torch's own parallel operations, and shares their threads.
     """
     n_threads = torch.get_num_threads()
-    if len(tasks) == 1 or n_threads == 1:
+    if len(tasks) <= 1 or n_threads == 1:
         for task in tasks:
             task()
         return

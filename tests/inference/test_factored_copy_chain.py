@@ -105,7 +105,7 @@ def test_results_do_not_depend_on_who_works_on_a_sequence(steps, n, states, monk
     for kept in (0, 1 << 24):  # whether likelihoods are kept between the sweeps
         monkeypatch.setattr(cpu_teams, "_KEPT", kept)
         for halved, work in ((1 << 17, 1 << 16), (1, 1)):
-            monkeypatch.setattr(cpu_teams, "_MIN_HALVED", halved)
+            monkeypatch.setattr(cpu_teams, "_MIN_DIVIDED", halved)
             monkeypatch.setattr(cpu_teams, "_MIN_WORK", work)
             for threads in (1, 2):
                 torch.set_num_threads(threads)
@@ -140,6 +140,25 @@ def test_stretches_of_a_long_sequence(steps, n, gates, dtype, monkeypatch):
                 size = max(1.0, float(values.abs().amax()))
                 assert_close(ours[name].double(), values, **tolerances(dtype, size))
     assert used == [True] * 8
+
+
+@pytest.mark.parametrize("gates", ["constant", "by step"])
+def test_parts_of_a_long_sequence_are_joined(gates, monkeypatch):
+    """As `cpu_teams` shares the sequences of many states; what is counted of the move between two parts, too."""
+    agreed, usual = [], cpu_teams._go_by_parts
+    monkeypatch.setattr(cpu_teams, "_MIN_DIVIDED", 1)
+    monkeypatch.setattr(cpu_teams, "_go_by_parts", lambda *given: agreed.append(usual(*given)) or agreed[-1])
+    *given, lengths = tables(3, 1, 2001, 11, 2001 if gates == "by step" else 1, ragged=False)
+    given[0] = given[0] + 3.0  # of so many redraws that few steps are enough to forget
+    once = found(*given, lengths)
+    torch.set_num_threads(3)
+    try:
+        again = found(*given, lengths)
+    finally:
+        torch.set_num_threads(1)
+    for name, values in once.items():
+        assert_close(again[name], values, **TIGHT, msg=lambda text, name=name: f"{name}: {text}")
+    assert agreed == [True]
 
 
 def test_a_chain_that_hardly_forgets_is_walked_from_one_end_to_the_other(monkeypatch):

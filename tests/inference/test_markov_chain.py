@@ -229,6 +229,50 @@ def test_a_sequence_that_is_walked_from_both_ends_agrees_with_the_other_implemen
         torch.testing.assert_close(actual.double(), table, **tolerance)
 
 
+def by_parts(monkeypatch, n_threads: int) -> list[bool]:
+    """Long sequences are shared by threads; whether that was of use is added to what is returned."""
+    agreed, usual = [], cpu_teams._go_by_parts
+    monkeypatch.setattr(cpu_teams, "_MIN_DIVIDED", 1)
+    monkeypatch.setattr(cpu_teams, "_go_by_parts", lambda *given: agreed.append(usual(*given)) or agreed[-1])
+    torch.set_num_threads(n_threads)
+    return agreed
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(("n", "n_steps", "n_states"), [(1, 4001, 5), (2, 4000, 9), (2, 3001, 20)])
+@pytest.mark.cpu("threads of its kernels")
+def test_parts_of_a_long_sequence_are_the_whole(n, n_steps, n_states, dtype, threads, monkeypatch):
+    tables = list(random_chain((n,), n_steps, n_states, dtype=dtype)._tables())
+    tables[3][-1] = n_steps - 7
+    expected = plain.posterior(*(table.double() for table in tables[:3]), tables[3])[:-1]
+    agreed = by_parts(monkeypatch, 5)
+    tolerance = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 1e-10, "atol": 1e-12}
+    for kept in (0, 1 << 24):  # whether likelihoods are kept between the sweeps
+        monkeypatch.setattr(cpu_teams, "_KEPT", kept)
+        for actual, table in zip(op.posterior(*tables)[:-1], expected, strict=True):
+            torch.testing.assert_close(actual.double(), table, **tolerance)
+    assert agreed == [True, True]
+
+
+@pytest.mark.parametrize("lost", ["what lies far back", "all that is possible"])
+@pytest.mark.cpu("threads of its kernels")
+def test_a_sequence_whose_parts_do_not_agree_is_walked_from_end_to_end(lost, threads, monkeypatch):
+    log_initial, log_transition, log_likelihood, lengths = random_chain((), 2000, 3)._tables()
+    if lost == "what lies far back":  # a state is nearly never left, and nothing but the ends says which
+        log_transition = log_transition + 30 * torch.eye(3, dtype=torch.float64)
+        log_likelihood[1:-1] = 0
+    else:  # a cycle, whose phase the first step alone knows, and the other phases are ruled out at the last one
+        log_transition = torch.full((1, 3, 3), -INF, dtype=torch.float64)
+        log_transition[0, torch.arange(3), torch.tensor([1, 2, 0])] = 0.0
+        log_initial = torch.tensor([0.0, -INF, -INF], dtype=torch.float64)
+        log_likelihood[-1, torch.arange(3) != 1999 % 3] = -INF
+    given = log_initial, log_transition, log_likelihood, lengths
+    agreed = by_parts(monkeypatch, 2)
+    for actual, table in zip(op.posterior(*given), plain.posterior(*given), strict=True):
+        torch.testing.assert_close(actual, table, rtol=1e-10, atol=1e-12)
+    assert agreed == [False]
+
+
 @pytest.mark.parametrize("implementation", [op, plain])
 @pytest.mark.parametrize("varies", [False, True])
 def test_gradcheck_and_gradgradcheck(implementation, varies):
@@ -277,7 +321,7 @@ def test_operators_pass_opcheck(varies, served):
 
 @pytest.mark.cpu("threads of its kernels")
 def test_results_do_not_depend_on_the_number_of_threads(threads, monkeypatch):
-    monkeypatch.setattr(cpu_teams, "_MIN_HALVED", 1)  # two threads whatever the size
+    monkeypatch.setattr(cpu_teams, "_MIN_DIVIDED", 1)  # two threads whatever the size
     monkeypatch.setattr(cpu_teams, "_MIN_WORK", 1)
     monkeypatch.setattr(cpu_teams, "worthwhile", lambda seconds: torch.get_num_threads())
     chains = [random_chain(batch, n, 6, ragged=True) for batch, n in (((), 5000), ((9,), 400))]

@@ -51,15 +51,17 @@ def rows_of(n_steps: int, n_states: int, dtype: torch.dtype) -> int:
     return rows if rows * step <= _ALONE else max(_BLOCK // step // wide, 1) * wide
 
 
-def new_block(n_steps: int, n_states: int, dtype: torch.dtype, rows: int, keeping: bool = False) -> Block:
-    """Room for a thread's work, with so many steps in a block; with the likelihoods of all steps, if they are kept."""
+def likelihoods_of(n_steps: int, n_states: int, dtype: torch.dtype, rows: int) -> int:
+    """How many numbers the likelihoods of so many steps are, in blocks."""
+    return (-(-n_steps // rows) * rows + 1) * n_states * (BYTES // dtype.itemsize)
+
+
+def new_block(n_steps: int, n_states: int, dtype: torch.dtype, rows: int, kept: np.ndarray | None = None) -> Block:
+    """Room for a thread's work, with so many steps in a block; `kept` is that for the likelihoods of all steps."""
     wide = BYTES // dtype.itemsize
     states, blocks = n_states * wide, -(-n_steps // rows)
-    room = {
-        "likelihood": ((blocks if keeping else 1) * rows + 1) * states,
-        "weight": (rows + 1) * states,
-    }
-    room |= {"kept": blocks * states, "met": blocks * states}
+    room = {"likelihood": likelihoods_of(rows, n_states, dtype, rows) if kept is None else 0}
+    room |= {"weight": (rows + 1) * states, "kept": blocks * states, "met": blocks * states}
     room |= {"state": states, "counted": states, "gates": 2 * wide, "ends": wide, "told": wide}
     room |= dict.fromkeys(("hold", "redraw"), (rows + wide) * wide)
     room |= dict.fromkeys(("top", "mass", "drawn", "held"), rows * wide)
@@ -68,6 +70,8 @@ def new_block(n_steps: int, n_states: int, dtype: torch.dtype, rows: int, keepin
     arrays: dict[str, Any] = {}
     for name, size in room.items():
         arrays[name], begin = whole[begin : begin + size], begin + size
+    if kept is not None:
+        arrays["likelihood"] = kept
     return Block(**arrays, sums=np.empty(states), begin=np.empty(wide, np.int64), count=np.empty(wide, np.int64))
 
 

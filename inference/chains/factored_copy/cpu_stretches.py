@@ -17,8 +17,10 @@ import numpy as np
 import torch
 
 from ...numerics.lanes import BYTES
+from ...numerics.scratch import scratch
 from ...numerics.threads import in_parallel
-from .cpu_blocks import new_block, rows_of
+from ..markov.cpu_teams import agree
+from .cpu_blocks import likelihoods_of, new_block, rows_of
 from .cpu_lanes import run_lanes
 
 _MARGINS = 1 / 32, 1 / 8  # of a stretch
@@ -29,7 +31,6 @@ _MIN_WORK = 1 << 18  # steps times states that repay a second thread
 _KEPT = 1 << 24  # bytes of likelihoods that are kept between two sweeps: what a cache holds
 _LOOKED_AT = 256  # gates
 _FEW = 8  # states; of more, a vector is filled by those of one step
-_AGREED = 64  # roundings
 
 
 def stretched(inputs: Any) -> bool:
@@ -111,33 +112,30 @@ def _go(inputs: Any, outputs: Any, margin: int) -> bool:
 
     groups = np.full((-(-n // wide), wide), -1)
     groups.flat[:n] = windows
-    keeping = smoothing and outputs.state.nbytes <= _KEPT
-    blocks = [new_block(int(lengths.max()), k, dtype, rows, keeping) for _ in groups]
+    steps = int(lengths.max())
+    kept = likelihoods_of(steps, k, dtype, rows) if smoothing and outputs.state.nbytes <= _KEPT else 0
 
-    def run(part: int, message: str) -> bool:
-        tasks = [(block, groups[i : i + 1]) for i, block in enumerate(blocks)]
-        in_parallel([partial(run_lanes, inputs, found, told, *task, part) for task in tasks])
-        tables = [getattr(block, message).reshape(-1, k, wide) for block in blocks]
-        begun, gone = (
-            np.concatenate([table[edge // rows] for table in tables], 1)[:, :n] for edge in (margin, margin + own)
-        )
-        return _agree(begun[:, 1:], gone[:, :-1])
+    with scratch(len(groups) * kept, dtype) as memory:
+        rooms = memory.reshape(len(groups), -1) if kept else [None] * len(groups)
+        blocks = [new_block(steps, k, dtype, rows, room) for room in rooms]
 
-    if not run(0, "kept") or (not run(1, "met") and smoothing):
-        return False
+        def run(part: int, message: str) -> bool:
+            tasks = [(block, groups[i : i + 1]) for i, block in enumerate(blocks)]
+            in_parallel([partial(run_lanes, inputs, found, told, *task, part) for task in tasks])
+            tables = [getattr(block, message).reshape(-1, k, wide) for block in blocks]
+            begun, gone = (
+                np.concatenate([table[edge // rows] for table in tables], 1)[:, :n] for edge in (margin, margin + own)
+            )
+            return agree(begun[:, 1:].T, gone[:, :-1].T)
+
+        if not run(0, "kept") or (not run(1, "met") and smoothing):
+            return False
     outputs.log_normalizer[0], outputs.certain[:] = sums.sum(), certain.reshape(n, 2).min(0)
     if smoothing:
         outputs.counts[:] += counts.reshape(n, k).sum(0)
     outputs.state[n_steps * k :] = 0
     outputs.log_increment[n_steps:] = 0
     return True
-
-
-def _agree(begun: np.ndarray, gone: np.ndarray) -> bool:
-    """Whether messages [K, n] of windows before their stretches are those of the windows before them."""
-    with np.errstate(all="ignore"):
-        begun, gone = begun / begun.sum(0), gone / gone.sum(0)
-        return bool((np.abs(begun - gone) <= _AGREED * np.finfo(begun.dtype).eps * gone).all())
 
 
 def _up(number: int, unit: int) -> int:

@@ -12,9 +12,9 @@ $$P(s_t \mid x) = a_t \odot m_t / n_t, \quad n_t = \textstyle\sum a_t \odot m_t,
 P(s_t = i, s_{t+1} = j \mid x) = a_t(i)\, A_{ij}\, b_{t+1}(j) / n_t$$
 
 and the sums of the latter over t are $A_{ij} G_{ij}$ with $G = \sum_t (a_t / n_t) b_{t+1}^\top$, a matrix product over
-a block of steps. A forward sweep that records and a backward sweep that meets smooth a sequence; two threads smooth one
-sequence by sweeping from both ends to the middle, and on from there to meet what the other one recorded. Nothing else
-is stored by step and state: the posterior takes the place of the record.
+a block of steps. A forward sweep that records and a backward sweep that meets smooth a sequence; so do two that begin
+at its ends, pass in the middle, and meet what the other one recorded. Nothing else is stored by step and state: the
+posterior takes the place of the record.
 
 Numbers smaller than `TINY` are dropped. The evidence that this loses is, at each step, at most K `TINY` over the
 normaliser and over n_t. So where both exceed `LEAST` at all steps, every answer is right to rounding, whatever the
@@ -26,11 +26,13 @@ whose table is a diagonal and one row for all, has its own.
 
 Sequences of a group go side by side as far as the shortest goes; what is left of each is walked on its own. Where they
 share a table, each row of it is loaded once for all. A step of a recursion waits for the one before, so that several
-recursions side by side take little longer than one: a sequence that is alone is walked from both ends at once.
+recursions side by side take little longer than one: a sequence that is alone is walked from both ends at once. If
+several threads are to have a share of it, each walks a `Part` of its steps in that way.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -39,6 +41,7 @@ from numba.extending import overload
 
 from ...numerics.compilation import INLINED, inlined, lean_kernel
 from ...numerics.lanes import BYTES, width
+from ...numerics.scratch import scratch
 from ...numerics.threads import zeros
 from .cpu_steps import GROUP, NarrowWorkspace, Workspace, exponentiate, gain, padded, padding, place, rescale, weigh
 
@@ -48,11 +51,21 @@ LEAST = {torch.float32: 1e-10, torch.float64: 1e-100}
 
 
 class Sweep(NamedTuple):
-    """A direction of time, whether records are met or made, and the step where the two directions part."""
+    """A direction of time, and whether records are met or made."""
 
     forward: bool
     meets: bool
-    middle: int  # n_steps if a whole sweep comes before the one that meets it
+
+
+class Part(NamedTuple):
+    """Steps low <= t < high of a sequence, whose messages at both ends come from walking a margin of steps outside."""
+
+    low: int
+    high: int
+    margin: int
+
+
+APPROACH, SMOOTH, JOIN = range(3)  # the stages in which a sequence is smoothed by parts
 
 
 class Stretch(NamedTuple):
@@ -129,21 +142,20 @@ def workspace(n_states: int, dtype: torch.dtype, *, kept: int, counted: int) -> 
     )
 
 
-def keeping(rooms: list[Any], steps: int, together: bool) -> list[Any]:
+@contextmanager
+def keeping(rooms: list[Any], steps: int, sharing: int = 1) -> Iterator[list[Any]]:
     """The same with room for the likelihoods of so many steps, so that a sweep that meets takes no exponentials.
 
-    `together`: of one sequence, on which all work.
+    `sharing`: so many of them, one after another, work on one sequence.
     """
-    p, dtype = rooms[0].weight.size // GROUP, rooms[0].weight.dtype
-
-    def keeps(room: Any) -> dict[str, Any]:
-        return {
-            "likelihood": torch.empty(steps * p, dtype=torch.from_numpy(room.weight).dtype).numpy(),
-            "top": np.empty(steps, dtype),
-        }
-
-    shared = keeps(rooms[0]) if together else None
-    return [room._replace(**(shared or keeps(room))) for room in rooms]
+    p, dtype = rooms[0].weight.size // GROUP, torch.from_numpy(rooms[0].weight).dtype
+    n, aligned = len(rooms) // sharing, -(-steps // BYTES) * BYTES
+    with scratch(n * aligned * (p + 1), dtype) as memory:
+        likelihood, top = memory[: n * aligned * p].reshape(n, -1), memory[n * aligned * p :].reshape(n, -1)
+        yield [
+            room._replace(likelihood=likelihood[i // sharing, : steps * p], top=top[i // sharing, :steps])
+            for i, room in enumerate(rooms)
+        ]
 
 
 @inlined
@@ -210,10 +222,9 @@ def walk(inputs: Any, outputs: Any, work: Any, group: Any, stretch: Any, meets: 
 
 
 @lean_kernel
-def walk_both_ways(inputs: Any, outputs: Any, work: Any, b: int, n: int, meets: bool) -> None:
-    """Walk n steps of one sequence forward in slot 0 and n backward in slot 1: apart from both ends, or to them."""
+def walk_both_ways(inputs: Any, outputs: Any, work: Any, b: int, up: int, down: int, n: int, meets: bool) -> None:
+    """Walk n steps of one sequence forward from `up` in slot 0, and n backward from `down` in slot 1."""
     room = inputs.counted_at_once
-    up, down = (n, n - 1) if meets else (0, inputs.lengths[b] - 1)
     depth, uncounted, slots = 0, 0, Stretch(0, 2, 0, n, 1, 0)
     for i in range(n):
         look(inputs, work, 0, 0, b, up + i, meets)
@@ -267,10 +278,6 @@ def stretch_of(lengths: Any, group: Any, n: int, sweep: Any, part: int) -> Any:
         shared = min(shared, lengths[group[slot]])
     slot = (part if sweep.forward else n - part) - 1
     low, high = (0, shared) if slot < 0 else (shared, lengths[group[slot]])
-    if sweep.forward == sweep.meets:  # what comes after the middle: recorded by backward sweeps, met by forward ones
-        low = max(low, sweep.middle)
-    else:
-        high = min(high, sweep.middle)
     size = n if slot < 0 else 1
     if sweep.forward:
         return Stretch(max(slot, 0), size, low, high, 1, max(slot, 0))
@@ -278,44 +285,46 @@ def stretch_of(lengths: Any, group: Any, n: int, sweep: Any, part: int) -> Any:
 
 
 @inlined
-def go_both_ways(inputs: Any, outputs: Any, work: Any, group: Any) -> None:
-    """Smooth a sequence that is alone in its group; of an odd number of steps the backward sweep records one more."""
-    b, p = group[0], padding(work)
-    half, n = inputs.lengths[b] // 2, inputs.lengths[b]
-    group[1] = b
-    begin(inputs, work, 0, b, True)
-    begin(inputs, work, 1, b, False)
-    walk_both_ways(inputs, outputs, work, b, half, False)
-    if n % 2:
-        walk(inputs, outputs, work, group, Stretch(1, 1, half, half - 1, -1, 0), False)
-    work.weight[p : 2 * p] = 0  # the pair across the middle is counted by those who go forward
+def begin_both_ways(inputs: Any, work: Any, group: Any) -> None:
+    """Make two slots ready for a sequence that is alone in its group."""
+    group[1] = group[0]
+    begin(inputs, work, 0, group[0], True)
+    begin(inputs, work, 1, group[0], False)
+
+
+@inlined
+def go_both_ways(inputs: Any, outputs: Any, work: Any, group: Any, low: int, high: int) -> None:
+    """Smooth steps of a sequence; of an odd number of them the backward sweep records one more. The pair of steps in
+    the middle is counted by those who go forward."""
+    b, p, half = group[0], padding(work), (high - low) // 2
+    middle, odd = low + half, (high - low) % 2 > 0
+    walk_both_ways(inputs, outputs, work, b, low, high - 1, half, False)
+    if odd:
+        walk(inputs, outputs, work, group, Stretch(1, 1, middle, middle - 1, -1, 0), False)
+    work.weight[p : 2 * p] = 0
     work.inverse[1] = 0
-    walk_both_ways(inputs, outputs, work, b, half, True)
-    if n % 2:
-        walk(inputs, outputs, work, group, Stretch(0, 1, n - 1, n, 1, 0), True)
-    write_counts(inputs, outputs, work, b, 0, True)
-    write_counts(inputs, outputs, work, b, 1, False)
-    finish(inputs, outputs, work, b, 0)
+    walk_both_ways(inputs, outputs, work, b, middle, middle - 1, half, True)
+    if odd:
+        walk(inputs, outputs, work, group, Stretch(0, 1, high - 1, high, 1, 0), True)
 
 
 @lean_kernel
 def run(inputs: Any, outputs: Any, work: Any, groups: Any, sweeps: Any) -> None:
     """Take groups of sequences, [n, GROUP] of their numbers with -1 for none, through some sweeps."""
-    n_steps = inputs.n_steps
     for g in range(groups.shape[0]):
         group, n = groups[g], 0
         while n < GROUP and group[n] >= 0:
             n += 1
         if n == 1 and len(sweeps) == 2:
-            go_both_ways(inputs, outputs, work, group)
+            begin_both_ways(inputs, work, group)
+            go_both_ways(inputs, outputs, work, group, 0, inputs.lengths[group[0]])
+            write_counts(inputs, outputs, work, group[0], 0, True)
+            write_counts(inputs, outputs, work, group[0], 1, False)
+            finish(inputs, outputs, work, group[0], 0)
             continue
         for sweep in sweeps:
-            if not sweep.meets or sweep.middle == n_steps:
-                for slot in range(n):
-                    begin(inputs, work, slot, group[slot], sweep.forward)
-            elif not sweep.forward:
-                work.weight[:] = 0  # the pair across the middle is counted by those who go forward
-                work.inverse[:] = 0
+            for slot in range(n):
+                begin(inputs, work, slot, group[slot], sweep.forward)
             for part in range(n + 1):
                 stretch = stretch_of(inputs.lengths, group, n, sweep, part)
                 if (stretch.end - stretch.begin) * stretch.step > 0:
@@ -325,3 +334,34 @@ def run(inputs: Any, outputs: Any, work: Any, groups: Any, sweeps: Any) -> None:
                     write_counts(inputs, outputs, work, group[slot], slot, sweep.forward)
                 if sweep.forward:
                     finish(inputs, outputs, work, group[slot], slot)
+
+
+@lean_kernel
+def run_part(inputs: Any, outputs: Any, work: Any, group: Any, part: Any, stage: int) -> None:
+    """A stage of smoothing part of a sequence, each of which all parts must have ended before the next is begun.
+
+    - `APPROACH`: walk the margins. Where they lie outside the sequence, nothing is to be walked. What they record is
+      overwritten later.
+    - `SMOOTH`: walk the part.
+    - `JOIN`: meet the first step of the next part, whose record is where it was, so that the move to it is counted.
+    """
+    b, n = group[0], inputs.lengths[group[0]]
+    if stage == APPROACH:
+        low, high = max(0, part.low - part.margin), min(n, part.high + part.margin)
+        begin_both_ways(inputs, work, group)
+        if low > 0:
+            begin(inputs, work, 0, b, False)
+        if low < part.low:
+            walk(inputs, outputs, work, group, Stretch(0, 1, low, part.low, 1, 0), False)
+        if high > part.high:
+            walk(inputs, outputs, work, group, Stretch(1, 1, high - 1, part.high - 1, -1, 0), False)
+        work.evidence[:2] = 0
+        work.evidence[2] = 1
+    elif stage == SMOOTH:
+        go_both_ways(inputs, outputs, work, group, part.low, part.high)
+        write_counts(inputs, outputs, work, b, 0, True)
+        write_counts(inputs, outputs, work, b, 1, False)
+        finish(inputs, outputs, work, b, 0)
+    else:
+        walk(inputs, outputs, work, group, Stretch(0, 1, part.high, part.high + 1, 1, 0), True)
+        write_counts(inputs, outputs, work, b, 0, True)

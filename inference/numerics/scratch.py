@@ -1,0 +1,31 @@
+"""Large working memory, kept from one call to the next.
+
+A system maps the pages of new memory one by one, as they are first touched. That can take longer than what is then done
+in them.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+_MOST = 1 << 25  # bytes that are kept
+_spare: list[torch.Tensor] = []  # at most one; calls at once take and leave it in single operations of the interpreter
+
+
+@contextmanager
+def scratch(n: int, dtype: torch.dtype) -> Iterator[np.ndarray]:
+    """n numbers that may have any value, beginning where a vector may; afterwards others may have them."""
+    size = n * dtype.itemsize
+    try:
+        memory = _spare.pop()
+    except IndexError:
+        memory = torch.empty(0, dtype=torch.uint8)
+    if memory.numel() < size:
+        memory = torch.empty(size, dtype=torch.uint8)
+    try:
+        yield memory[:size].view(dtype).numpy()
+    finally:
+        if size <= _MOST and not _spare:
+            _spare.append(memory)
