@@ -122,7 +122,6 @@ def test_results_do_not_depend_on_who_works_on_a_sequence(steps, n, states, monk
 @pytest.mark.parametrize("steps", [513, 1000, 1024])
 def test_stretches_of_a_long_sequence(steps, n, gates, dtype, monkeypatch):
     used = of_few_steps(monkeypatch)
-    monkeypatch.setattr(cpu_stretches, "_MIN_WORK", 1000)
     *given, lengths = tables(3, n, steps, 3, steps if gates == "by step" else 1, ragged=False)
     lengths[-1] = steps - 9
     given[0] = given[0] + 7.0  # of so many redraws that a few steps are enough to forget

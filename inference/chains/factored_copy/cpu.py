@@ -59,7 +59,7 @@ def _rows(table: Tensor, n_own: int, batch: torch.Size) -> tuple[np.ndarray, np.
 def _prepare(*tables: Tensor) -> tuple[Inputs, _Scale]:
     log_redraw, log_hold, log_state, log_likelihood, lengths = tables
     dtype, (n_steps, n_states) = log_likelihood.dtype, log_likelihood.shape[-2:]
-    own = torch.broadcast_shapes(log_redraw.shape[:-1], log_hold.shape[:-1], log_state.shape[:-1])
+    own = np.broadcast_shapes(log_redraw.shape[:-1], log_hold.shape[:-1], log_state.shape[:-1])
     gates = max(log_redraw.shape[-1], log_hold.shape[-1])
     redraw, of = _rows(log_redraw.double().expand(*own, gates), 1, lengths.shape)
     hold, _ = _rows(log_hold.double().expand(*own, gates), 1, lengths.shape)

@@ -25,9 +25,8 @@ from .cpu_lanes import run_lanes
 
 _MARGINS = 1 / 32, 1 / 8  # of a stretch
 _FORGOTTEN = 1 << 12  # steps of a margin, at most
-_SHORT = 1 << 10  # steps of a stretch that does not repay its margins
+_SHORT = 1 << 10  # steps of a stretch, or 256 for each state, that do not repay its margins
 _BLOCK = 1 << 7  # steps of a block, at least; a number of vectors
-_MIN_WORK = 1 << 18  # steps times states that repay a second thread
 _KEPT = 1 << 24  # bytes of likelihoods that are kept between two sweeps: what a cache holds
 _LOOKED_AT = 256  # gates
 _FEW = 8  # states; of more, a vector is filled by those of one step
@@ -36,7 +35,8 @@ _FEW = 8  # states; of more, a vector is filled by those of one step
 def stretched(inputs: Any) -> bool:
     """Whether sequences take less time here than one by one."""
     wide = BYTES // inputs.log_likelihood.itemsize
-    return inputs.n_states <= _FEW and bool((inputs.lengths >= wide * _SHORT).all())
+    short = max(_SHORT, _SHORT // 4 * inputs.n_states)
+    return inputs.n_states <= _FEW and bool((inputs.lengths >= wide * short).all())
 
 
 def go_in_stretches(inputs: Any, outputs: Any) -> bool:
@@ -66,8 +66,8 @@ def _margins(inputs: Any) -> list[int]:
 
 
 def _n_windows(inputs: Any) -> int:
-    n_threads = min(torch.get_num_threads(), max(1, inputs.n_steps * inputs.n_states // _MIN_WORK))
-    return BYTES // inputs.start.itemsize * n_threads
+    wide = BYTES // inputs.start.itemsize
+    return wide * min(torch.get_num_threads(), max(1, inputs.n_steps // (2 * wide * _SHORT)))
 
 
 def _one(inputs: Any, b: int) -> Any:

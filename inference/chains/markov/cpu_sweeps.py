@@ -33,6 +33,7 @@ several threads are to have a share of it, each walks a `Part` of its steps in t
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -126,20 +127,15 @@ def for_inputs(kind: type, hook: Callable[..., Any]) -> Callable[[Callable[..., 
 
 def workspace(n_states: int, dtype: torch.dtype, *, kept: int, counted: int) -> Any:
     """A thread's working memory, with so many numbers a slot that are kept to be counted, and that are counts."""
-    p = padded(n_states, dtype.itemsize)
-    sizes = [GROUP * n for n in (p, p, p, 1, kept, kept, counted)]
-    arrays = [zeros(n, dtype=dtype).numpy() for n in sizes]
-    kind = NarrowWorkspace if p * dtype.itemsize == BYTES else Workspace
-    own, line = 3 * GROUP, BYTES // 8  # nothing of another thread's within a cache line
-    return kind._make(
-        [
-            *arrays,
-            np.zeros(sizes[-1]),
-            np.zeros(GROUP + BYTES, arrays[0].dtype)[:GROUP],
-            np.zeros(own + line)[:own],
-            np.zeros(GROUP + BYTES, bool)[:GROUP],
-        ]
-    )
+    p, line = padded(n_states, dtype.itemsize), BYTES // dtype.itemsize
+    sizes = [GROUP * n for n in (p, p, p, 1, kept, kept, counted, 1)]
+    rooms = [-(-size // line) * line for size in sizes]  # nothing of another thread's within a cache line
+    whole = zeros(sum(rooms), dtype=dtype).numpy()
+    ends = zip(accumulate(rooms), rooms, sizes, strict=True)
+    *arrays, top = (whole[end - room :][:size] for end, room, size in ends)
+    kind = NarrowWorkspace if p == line else Workspace
+    evidence, sure = np.zeros(3 * GROUP + BYTES)[: 3 * GROUP], np.zeros(GROUP + BYTES, bool)[:GROUP]
+    return kind._make([*arrays, np.zeros(sizes[-2]), top, evidence, sure])
 
 
 @contextmanager
