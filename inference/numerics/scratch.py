@@ -16,7 +16,10 @@ _spare: list[torch.Tensor] = []  # at most one; calls at once take and leave it 
 
 @contextmanager
 def scratch(n: int, dtype: torch.dtype) -> Iterator[np.ndarray]:
-    """n numbers that may have any value, beginning where a vector may; afterwards others may have them."""
+    """n numbers that may have any value, beginning where a vector may; afterwards others may have them.
+
+    Not after an error or an interrupt, when threads may still be at work in them.
+    """
     size = n * dtype.itemsize
     try:
         memory = _spare.pop()
@@ -24,8 +27,6 @@ def scratch(n: int, dtype: torch.dtype) -> Iterator[np.ndarray]:
         memory = torch.empty(0, dtype=torch.uint8)
     if memory.numel() < size:
         memory = torch.empty(size, dtype=torch.uint8)
-    try:
-        yield memory[:size].view(dtype).numpy()
-    finally:
-        if size <= _MOST and not _spare:
-            _spare.append(memory)
+    yield memory[:size].view(dtype).numpy()
+    if size <= _MOST and not _spare:
+        _spare.append(memory)
