@@ -84,7 +84,7 @@ def of_host(package: str, device: torch.device, make: Callable[[], Contender]) -
 # ---- chains ----------------------------------------------------------------------------------------------------------
 
 
-def _tables(size: Size) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def tables(size: Size) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """log P(s_1), a persistent log transition, and log-likelihoods of a few nats."""
     rng = np.random.default_rng(0)
     initial = rng.dirichlet(np.ones(size.K))
@@ -92,15 +92,15 @@ def _tables(size: Size) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return np.log(initial), np.log(transition), -(rng.normal(size=size) ** 2)
 
 
-def _hmmlearn_smoother(tables: tuple[np.ndarray, np.ndarray, np.ndarray]) -> Callable[[], Any]:
+def hmmlearn_smoother(initial: np.ndarray, transition: np.ndarray, likelihood: np.ndarray) -> Callable[[], Any]:
     """Its scaled C++ passes, one sequence after another, as its `score_samples` does."""
     from hmmlearn import _hmmc  # pyright: ignore[reportAttributeAccessIssue]
 
-    start, moves = np.exp(tables[0]), np.exp(tables[1])
+    start, moves = np.exp(initial), np.exp(transition)
 
     def smooth() -> list[np.ndarray]:
         posteriors = []
-        for table in tables[2]:
+        for table in likelihood:
             probs = np.exp(table)
             _, forward, scale = _hmmc.forward_scaling(start, moves, probs)
             product = forward * _hmmc.backward_scaling(start, moves, probs, scale)
@@ -124,7 +124,7 @@ def _dynamax_smoother(tables: tuple[np.ndarray, np.ndarray, np.ndarray], device:
 
 
 def markov_smoother(size: Size, device: torch.device) -> Contenders:
-    arrays = _tables(size)
+    arrays = tables(size)
     double = [torch.tensor(table, device=device) for table in arrays]
     single = [table.float() for table in double]
     lengths = torch.full((size.B,), size.T, device=device)
@@ -132,13 +132,13 @@ def markov_smoother(size: Size, device: torch.device) -> Contenders:
         "samplehold": lambda: MarkovChain(*double).smooth(),
         "samplehold, float32": lambda: MarkovChain(*single).smooth(),
         "plain torch": lambda: plain_posterior(double[0], double[1][None], double[2], lengths),
-        "hmmlearn, scaling": of_host("hmmlearn", device, lambda: _hmmlearn_smoother(arrays)),
+        "hmmlearn, scaling": of_host("hmmlearn", device, lambda: hmmlearn_smoother(*arrays)),
         "dynamax, float32": installed("dynamax", lambda: _dynamax_smoother(arrays, device)),
     }
 
 
 def copy_smoother(size: Size, device: torch.device) -> Contenders:
-    rho, (log_state, _, table) = 0.1, _tables(size)
+    rho, (log_state, _, table) = 0.1, tables(size)
     dense = np.log((1 - rho) * np.eye(size.K) + rho * np.exp(log_state))
     likelihood, state = torch.tensor(table, device=device), torch.tensor(log_state, device=device)
     redraw, hold = (torch.tensor([gate], dtype=torch.float64, device=device).log() for gate in (rho, 1 - rho))
@@ -146,7 +146,7 @@ def copy_smoother(size: Size, device: torch.device) -> Contenders:
     return {
         "samplehold": lambda: FactoredCopyChain(redraw, hold, state, likelihood).smooth(),
         "samplehold, as a Markov chain": lambda: MarkovChain(state, moves, likelihood).smooth(),
-        "hmmlearn, dense": of_host("hmmlearn", device, lambda: _hmmlearn_smoother((log_state, dense, table))),
+        "hmmlearn, dense": of_host("hmmlearn", device, lambda: hmmlearn_smoother(log_state, dense, table)),
         "dynamax, dense, float32": installed("dynamax", lambda: _dynamax_smoother((log_state, dense, table), device)),
     }
 
@@ -189,7 +189,7 @@ def kalman_smoother(size: Size, device: torch.device) -> Contenders:
 # ---- fits ------------------------------------------------------------------------------------------------------------
 
 
-def _levels(size: Size) -> Tensor:
+def levels(size: Size) -> Tensor:
     """Series of two features that stay at one of K levels for about ten steps."""
     rng = np.random.default_rng(0)
     means = 4.0 * rng.normal(size=(size.K, 2))
@@ -202,7 +202,7 @@ STEPS = 10  # of EM that are timed together
 
 def em(size: Size, device: torch.device) -> Contenders:
     """`STEPS` steps of maximum likelihood."""
-    x = _levels(size).to(device)
+    x = levels(size).to(device)
     problem = SwitchingSSM(Markov(size.K), Normal(2)).problem(x)
     problem = type(problem)(problem.dynamics, problem.emission, problem.series)
     climb = EM(problem, first_guesses(problem, 1, 0).values)
@@ -224,29 +224,30 @@ def em(size: Size, device: torch.device) -> Contenders:
     return {"samplehold": lambda: climb.run(STEPS), "hmmlearn, scaling": of_host("hmmlearn", device, hmmlearn)}
 
 
+def hmmlearn_sweep(x: Tensor, n_states: int) -> Callable[[], object]:
+    """The body of the loop in the `fit` of its variational HMM, which itself would also run k-means each time."""
+    from hmmlearn.vhmm import VariationalGaussianHMM
+
+    rows, lengths = x.reshape(-1, x.shape[-1]).numpy(), [x.shape[1]] * x.shape[0]
+    model = VariationalGaussianHMM(n_states, implementation="scaling", n_iter=1, tol=0, random_state=0)
+    model.fit(rows, lengths)
+
+    def sweep() -> object:
+        statistics, log_prob = model._do_estep(rows, lengths)
+        bound = model._compute_lower_bound(log_prob)
+        model._do_mstep(statistics)
+        return bound
+
+    return sweep
+
+
 def vmp(size: Size, device: torch.device) -> Contenders:
     """A sweep with full normals, and its bound."""
-    x = _levels(size).to(device)
+    x = levels(size).to(device)
     problem = SwitchingSSM(Markov(size.K), MultivariateNormal(2)).scaled_to(x).problem(x)
     engine = engine_from(Graph.of(problem), first_guesses(problem, 1, 0).values)
-
-    def hmmlearn() -> Contender:
-        from hmmlearn.vhmm import VariationalGaussianHMM
-
-        rows, lengths = x.reshape(-1, 2).numpy(), [size.T] * size.B
-        model = VariationalGaussianHMM(size.K, implementation="scaling", n_iter=1, tol=0, random_state=0)
-        model.fit(rows, lengths)
-
-        def sweep() -> object:
-            statistics, log_prob = model._do_estep(rows, lengths)
-            bound = model._compute_lower_bound(log_prob)
-            model._do_mstep(statistics)
-            return bound
-
-        return sweep
-
-    ours = partial(engine.run, 1, 0.0)
-    return {"samplehold": ours, "hmmlearn, scaling": of_host("hmmlearn", device, hmmlearn)}
+    theirs = of_host("hmmlearn", device, lambda: hmmlearn_sweep(x, size.K))
+    return {"samplehold": partial(engine.run, 1, 0.0), "hmmlearn, scaling": theirs}
 
 
 # ---- networks --------------------------------------------------------------------------------------------------------

@@ -7,15 +7,20 @@ the beliefs of a filter agree, entry by entry, with those of the window before, 
 first step so do the beliefs of the smoother, which are the filter's times what comes after.
 
 Nothing waits for the device: the sequences that do not agree are walked after all, the others then have no steps.
+
+A chain says what windows are of its tables, and how their results are those of whole sequences; `in_stretches` does
+the rest.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..numerics.gpu import BUSY, INTERPRETED, processors
+
+Kernel = Callable[..., tuple[Tensor, ...]]
 
 _SHORT = 8 if INTERPRETED else 1024  # steps of a stretch, at least
 _MARGIN = 4  # stretches are so many times as long as their margins, but for the longest
@@ -37,6 +42,11 @@ class Stretches(NamedTuple):
         wide = table.new_zeros(len(table), (self.count - 1) * self.own + length, *table.shape[2:])
         wide[:, : self.steps] = table
         return wide.unfold(1, length, self.own).movedim(-1, 2).contiguous()
+
+    def starts(self, initial: Tensor) -> Tensor:
+        """What windows [n, W, K] begin with, of no account but for the first of each sequence [n, K]."""
+        anything = initial.new_zeros(len(initial), self.count - 1, initial.shape[-1])
+        return torch.cat([initial.unsqueeze(1), anything], 1)
 
     def lengths(self, lengths: Tensor) -> Tensor:
         """The steps [n, W] of every window, 0 of those beyond the end of a sequence [n]."""
@@ -60,7 +70,7 @@ class Stretches(NamedTuple):
         return ((begun - gone).abs() <= _AGREED * torch.finfo(belief.dtype).eps * gone).all(-1)
 
 
-def stretches_of(likelihood: Tensor, lengths: Tensor) -> Stretches | None:
+def _stretches_of(likelihood: Tensor, lengths: Tensor) -> Stretches | None:
     """How sequences [*b] with tables [.., T, K] are to be cut, if they are so few and long that it is worth while."""
     n, steps = lengths.numel(), likelihood.shape[-2]
     count = min(BUSY * processors(lengths) // max(1, n), steps // _SHORT)
@@ -77,14 +87,30 @@ def whole(tables: Sequence[Tensor], n_own: Sequence[int], batch: torch.Size) -> 
     return [table.expand(*batch, *o).reshape(batch.numel(), *o) for table, o in zip(tables, own, strict=True)]
 
 
-def chosen(
-    agreed: Tensor, found: Sequence[Tensor], walk: Callable[[Tensor], Sequence[Tensor]], lengths: Tensor
-) -> tuple[Tensor, ...]:
-    """What was found of sequences that agreed, and of the others what `walk` finds, whose last is `failed`."""
-    *walked, failed = walk(torch.where(agreed, 0, lengths.reshape(-1)))
+class Found(NamedTuple):
+    """What a kernel finds of windows, and of the sequences that they are cut from."""
+
+    failed: Tensor  # [n, W]
+    filtered: Tensor  # [n, W, L, K]
+    smoothed: Tensor | None
+    results: list[Tensor]  # of the kernel for whole sequences, but for `failed`, their batch axes in one
+
+
+def in_stretches(kernel: Kernel, find: Callable[..., Found], *given: Any) -> tuple[Tensor, ...]:
+    """What a kernel finds of sequences as they are, or of stretches of them where these are few and long.
+
+    Given are tables, that of likelihoods last, and lengths; `find` is told the kernel and the stretches before them.
+    """
+    *tables, lengths = given
+    stretches = _stretches_of(tables[-1], lengths)
+    if stretches is None:
+        return kernel(*given)
+    failed, filtered, smoothed, found = find(kernel, stretches, *given)
+    agreed = (failed < 0).all(-1) & stretches.agree(filtered, smoothed, lengths.reshape(-1))
+    agreed = agreed.view(lengths.shape)
+    *walked, failed = kernel(*tables, torch.where(agreed, 0, lengths))
     both = [
-        torch.where(agreed.view(-1, *[1] * (x.dim() - 1)), x.to(y.dtype), y)
+        torch.where(agreed.view(agreed.shape + (1,) * (y.dim() - agreed.dim())), x.view(y.shape).to(y.dtype), y)
         for x, y in zip(found, walked, strict=True)
-    ]  # fmt: skip
-    both.append(torch.where(agreed, -1, failed))
-    return tuple(x.reshape(*lengths.shape, *x.shape[1:]) for x in both)
+    ]
+    return *both, torch.where(agreed, -1, failed)

@@ -32,6 +32,7 @@ from samplehold import (
     SwitchingSSM,
     linear_scan,
 )
+from samplehold.cli.bench_cases import Size, hmmlearn_smoother, tables
 from samplehold.switching.fitting.em import EM
 from timing import HEADER, Row, paired
 
@@ -40,30 +41,14 @@ AIMS = {(16, 1000, 8): 3, (1, 100_000, 8): 5}  # beside hmmlearn with scaling
 RHO = 0.1
 
 
-def tables(n_sequences: int, n_steps: int, n_states: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """log P(s_1), a persistent log transition, and log-likelihoods of a few nats."""
-    rng = np.random.default_rng(0)
-    initial = rng.dirichlet(np.ones(n_states))
-    transition = 0.8 * np.eye(n_states) + 0.2 * rng.dirichlet(np.ones(n_states), n_states)
-    likelihood = -(rng.normal(size=(n_sequences, n_steps, n_states)) ** 2)
-    return np.log(initial), np.log(transition), likelihood
-
-
-def hmmlearn_smoother(
-    initial: np.ndarray, transition: np.ndarray, likelihood: np.ndarray, scaling: bool
-) -> list[np.ndarray]:
-    """Posteriors by hmmlearn's C++ passes, one sequence after another, as its `score_samples` does."""
+def hmmlearn_log_smoother(initial: np.ndarray, transition: np.ndarray, likelihood: np.ndarray) -> list[np.ndarray]:
+    """The posteriors of `hmmlearn_smoother` by its passes in logarithms."""
     start, moves = np.exp(initial), np.exp(transition)
     posteriors = []
     for table in likelihood:
-        if scaling:
-            probs = np.exp(table)
-            _, forward, scale = _hmmc.forward_scaling(start, moves, probs)
-            product = forward * _hmmc.backward_scaling(start, moves, probs, scale)
-        else:
-            _, forward = _hmmc.forward_log(start, moves, table)
-            joint = forward + _hmmc.backward_log(start, moves, table)
-            product = np.exp(joint - joint.max(1, keepdims=True))
+        _, forward = _hmmc.forward_log(start, moves, table)
+        joint = forward + _hmmc.backward_log(start, moves, table)
+        product = np.exp(joint - joint.max(1, keepdims=True))
         posteriors.append(product / product.sum(1, keepdims=True))
     return posteriors
 
@@ -78,15 +63,15 @@ def dynamax_smoother(initial: np.ndarray, transition: np.ndarray, likelihood: np
 
 def markov_smoothers() -> Iterator[Row]:
     for size in SIZES:
-        arrays = tables(*size)
+        arrays = tables(Size(*size))
         double, single = ([torch.tensor(t, dtype=d) for t in arrays] for d in (torch.float64, torch.float32))
         ours = partial(lambda t: MarkovChain(*t).smooth(), double)
-        expected = np.stack(hmmlearn_smoother(*arrays, scaling=True))
+        scaling, by_logs = hmmlearn_smoother(*arrays), partial(hmmlearn_log_smoother, *arrays)
+        expected = np.stack(scaling())
         assert np.abs(ours().state.numpy() - expected).max() < 1e-9
         shown = str(size)
-        for name, scaling in (("hmmlearn, scaling", True), ("hmmlearn, log", False)):
-            aim = AIMS.get(size, 1.5) if scaling else 1.5
-            yield Row("Markov smoother", shown, name, *paired(ours, partial(hmmlearn_smoother, *arrays, scaling)), aim)
+        yield Row("Markov smoother", shown, "hmmlearn, scaling", *paired(ours, scaling), AIMS.get(size, 1.5))
+        yield Row("Markov smoother", shown, "hmmlearn, log", *paired(ours, by_logs), 1.5)
         yield Row(
             "Markov smoother",
             shown,
@@ -99,13 +84,13 @@ def markov_smoothers() -> Iterator[Row]:
 def copy_smoothers() -> Iterator[Row]:
     size = (8, 1000, 256)
     arrays, dense = copy_tables(*size)
-    expected = np.stack(hmmlearn_smoother(*dense, scaling=True))
+    peer = hmmlearn_smoother(*dense)
+    expected = np.stack(peer())
 
     def ours(dtype: torch.dtype) -> Callable[[], object]:
         return FactoredCopyChain(*(torch.tensor(table, dtype=dtype) for table in arrays)).smooth
 
     assert np.abs(ours(torch.float64)().state.numpy() - expected).max() < 1e-9
-    peer = partial(hmmlearn_smoother, *dense, True)
     yield Row("copy smoother", str(size), "hmmlearn, dense", *paired(ours(torch.float64), peer), 100)
     yield Row("copy smoother", str(size), "dynamax, dense", *paired(ours(torch.float32), dynamax_smoother(*dense)), 10)
 
@@ -123,7 +108,7 @@ def copy_chains_beside_markov_chains() -> Iterator[Row]:
 
 def copy_tables(n_sequences: int, n_steps: int, n_states: int) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
     """A copy chain's factors, and the tables of a Markov chain that is the same."""
-    _, _, likelihood = tables(n_sequences, n_steps, n_states)
+    _, _, likelihood = tables(Size(n_sequences, n_steps, n_states))
     fresh = np.random.default_rng(1).dirichlet(np.ones(n_states))
     factors = np.log([RHO]), np.log1p([-RHO]), np.log(fresh), likelihood
     return factors, (np.log(fresh), np.log((1 - RHO) * np.eye(n_states) + RHO * fresh), likelihood)
@@ -144,7 +129,7 @@ class Table(dist.TorchDistribution):
 
 def gradients() -> Iterator[Row]:
     for size, target in (((16, 1000, 8), 10), ((64, 1000, 32), 50)):
-        leaves = [torch.tensor(t).requires_grad_() for t in tables(*size)]
+        leaves = [torch.tensor(t).requires_grad_() for t in tables(Size(*size))]
 
         def gradient(evidence, leaves=leaves):
             return torch.autograd.grad(evidence(*leaves).sum(), leaves)

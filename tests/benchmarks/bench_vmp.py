@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from hmmlearn.vhmm import VariationalGaussianHMM
 from samplehold import Copy, Markov, MultivariateNormal, Normal, SwitchingSSM
+from samplehold.cli.bench_cases import Size, hmmlearn_sweep, levels
 from samplehold.inference.message_passing.engine import VMP
 from samplehold.switching.fitting.graph import Graph
 from samplehold.switching.fitting.in_parts import engine_from
@@ -27,14 +27,6 @@ from timing import HEADER, Row, paired
 SIZES = [(1, 10_000, 4, 1.5), (64, 1000, 4, 5.0), (256, 1000, 4, 4.0), (64, 1000, 16, 8.0)]
 RESTARTS = 32
 GROWTH = [(100, 1000), (1000, 1000), (10_000, 1000), (1, 100_000), (1, 1_000_000), (1, 10_000_000)]
-
-
-def levels(n_sequences: int, n_steps: int, n_states: int, n_features: int) -> torch.Tensor:
-    """Sequences that stay at one of several levels for about ten steps."""
-    rng = np.random.default_rng(0)
-    means = 4.0 * rng.normal(size=(n_states, n_features))
-    state = np.repeat(rng.integers(n_states, size=(n_sequences, n_steps // 10 + 1)), 10, axis=1)[:, :n_steps]
-    return torch.from_numpy(means[state] + rng.normal(size=(n_sequences, n_steps, n_features)))
 
 
 def engine_of(model: SwitchingSSM, x: torch.Tensor, restarts: int) -> VMP:
@@ -52,26 +44,11 @@ def iteration(engine: VMP) -> Callable[[], object]:
     return ours
 
 
-def hmmlearn_iteration(x: torch.Tensor, n_states: int) -> Callable[[], object]:
-    """The body of the loop in its `fit`, which itself would also run k-means each time."""
-    rows, lengths = x.reshape(-1, x.shape[-1]).numpy(), [x.shape[1]] * x.shape[0]
-    peer = VariationalGaussianHMM(n_states, implementation="scaling", n_iter=1, tol=0, random_state=0)
-    peer.fit(rows, lengths)
-
-    def theirs() -> object:
-        statistics, log_prob = peer._do_estep(rows, lengths)
-        bound = peer._compute_lower_bound(log_prob)
-        peer._do_mstep(statistics)
-        return bound
-
-    return theirs
-
-
 def against_hmmlearn() -> Iterator[Row]:
     for n_sequences, n_steps, n_states, target in SIZES:
-        x = levels(n_sequences, n_steps, n_states, 2)
+        x = levels(Size(n_sequences, n_steps, n_states))
         model = SwitchingSSM(Markov(n_states), MultivariateNormal(2))
-        times = paired(iteration(engine_of(model, x, 1)), hmmlearn_iteration(x, n_states))
+        times = paired(iteration(engine_of(model, x, 1)), hmmlearn_sweep(x, n_states))
         size = f"{n_sequences} x {n_steps}, K={n_states}"
         yield Row("VMP iteration, full normal", size, "hmmlearn, scaling", *times, target)
 
@@ -97,7 +74,7 @@ def against_bayespy() -> Iterator[Row]:
     if importlib.util.find_spec("bayespy") is None:
         return
     for n_sequences, n_steps, n_states, _ in SIZES:
-        x = levels(n_sequences, n_steps, n_states, 2)
+        x = levels(Size(n_sequences, n_steps, n_states))
         model = SwitchingSSM(Markov(n_states), MultivariateNormal(2))
         times = paired(iteration(engine_of(model, x, 1)), bayespy_iteration(x, n_states))
         yield Row("VMP iteration, full normal", f"{n_sequences} x {n_steps}, K={n_states}", "BayesPy", *times, 50.0)
@@ -105,7 +82,7 @@ def against_bayespy() -> Iterator[Row]:
 
 def batch_against_loop() -> Iterator[Row]:
     for dynamics, emission in ((Copy(4), Normal(2)), (Markov(4), MultivariateNormal(2))):
-        x = levels(1, 1000, 4, 2)[0]
+        x = levels(Size(1, 1000, 4))[0]
         model = SwitchingSSM(dynamics, emission)
         together = iteration(engine_of(model, x, RESTARTS))
         one_by_one = [iteration(engine_of(model, x, 1)) for _ in range(RESTARTS)]
@@ -117,8 +94,8 @@ def batch_against_loop() -> Iterator[Row]:
 # A process of its own for each size, since a peak is that of a process. The first fit compiles and warms up.
 ONE_SIZE = """
 import gc, sys, time
-from bench_vmp import levels
 from samplehold import Markov, MultivariateNormal, SwitchingSSM
+from samplehold.cli.bench_cases import Size, levels
 
 def status(field):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(field)) / 1024
@@ -130,8 +107,8 @@ def fit(x, steps):
 
 n_sequences, n_steps = map(int, sys.argv[1:])
 model = SwitchingSSM(Markov(4), MultivariateNormal(2))
-fit(levels(16, 500, 4, 2), 2)
-x = levels(n_sequences, n_steps, 4, 2)
+fit(levels(Size(16, 500, 4)), 2)
+x = levels(Size(n_sequences, n_steps, 4))
 gc.collect()
 before = status("VmRSS")
 open("/proc/self/clear_refs", "w").write("5")

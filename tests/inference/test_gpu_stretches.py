@@ -81,6 +81,16 @@ def test_stretches_are_the_whole(kind, forgets, dtype, agreed):
     assert agreed == [forgets] * len(OPERATORS[kind])
 
 
+@pytest.mark.parametrize("kind", ["markov", "factored"])
+def test_a_sequence_without_batch_axes_is_cut_like_a_batch_of_one(kind, agreed):
+    given = tables(kind, [True], torch.float64)
+    for operator in OPERATORS[kind]:
+        with interpreted():
+            alone, batch = operator(*(x[0] for x in given)), operator(*given)
+        assert all(torch.equal(x, y[0]) for x, y in zip(alone, batch, strict=True))
+    assert agreed == [[True]] * 2 * len(OPERATORS[kind])
+
+
 @pytest.mark.parametrize("kind", OPERATORS)
 def test_what_is_impossible_is_found_in_a_stretch(kind):
     given = tables(kind, [True], torch.float64)

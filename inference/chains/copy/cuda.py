@@ -1,6 +1,6 @@
 """Copy chains on a GPU: the kernels of `cuda_recursions` and `cuda_paths` behind the operators, up to 1024 states."""
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...numerics.gpu import accumulated, launch, triton
 from ...numerics.gpu_sequences import side_by_side
-from ..cuda_stretches import Stretches, chosen, stretches_of
+from ..cuda_stretches import Found, Kernel, Stretches, in_stretches
 from . import op
 from .cuda_paths import sampled_paths, viterbi_paths
 from .cuda_recursions import recursions
@@ -22,33 +22,13 @@ def _takes(initial: Tensor | None, fresh: Tensor, *others: Any) -> bool:
     return fresh.shape[-1] <= MOST
 
 
-@op.evidence.kernel("cuda", _takes)
-def log_normalizer(*tables: Any) -> Results:
-    return _in_stretches(_log_normalizer, tables)
-
-
-@op.filter.kernel("cuda", _takes)
-def filter(*tables: Any) -> Results:
-    return _in_stretches(_filter, tables)
-
-
-@op.smooth.kernel("cuda", _takes)
-def smooth(*tables: Any) -> Results:
-    return _in_stretches(_smooth, tables)
-
-
-@op.marginals.kernel("cuda", _takes)
-def marginals(*tables: Any) -> Results:
-    return _in_stretches(_marginals, tables)
-
-
-def _in_stretches(kernel: Callable[..., Results], given: Any) -> Results:
-    """What a kernel finds of sequences as they are, or of stretches of them where these are few and long."""
-    initial, fresh, held, lengths = given
-    stretches = stretches_of(fresh, lengths)
-    if stretches is None:
-        return kernel(*given)
-    windows = _windows(stretches, initial, fresh, held, lengths)
+def _find(
+    kernel: Kernel, stretches: Stretches, initial: Tensor | None, fresh: Tensor, held: Tensor, lengths: Tensor
+) -> Found:
+    """What a kernel finds of stretches; see `in_stretches`."""
+    starts = None if initial is None else stretches.starts(initial).flatten(0, 1)
+    tables = stretches.cut(fresh), stretches.cut(held), stretches.lengths(lengths)
+    windows = starts, *(table.flatten(0, 1) for table in tables)
     increment, filtered, drawn, failed = (x.unflatten(0, (len(lengths), -1)) for x in _filter(*windows))
     smoothed, found = None, [stretches.join(increment).sum(-1)]
     if kernel is _filter:
@@ -60,19 +40,7 @@ def _in_stretches(kernel: Callable[..., Results], given: Any) -> Results:
             found += [*map(stretches.join, others), first[:, 0]]
         else:
             found += map(stretches.join, (smoothed, *others))
-    agreed = (failed < 0).all(-1) & stretches.agree(filtered, smoothed, lengths)
-    return chosen(agreed, found, lambda rest: kernel(initial, fresh, held, rest), lengths)
-
-
-def _windows(
-    stretches: Stretches, initial: Tensor | None, fresh: Tensor, held: Tensor, lengths: Tensor
-) -> tuple[Any, ...]:
-    """The tables of all windows. What they begin with is of no account, but for the first of each sequence."""
-    if initial is not None:
-        anything = initial.new_zeros(len(initial), stretches.count - 1, initial.shape[-1])
-        initial = torch.cat([initial.unsqueeze(1), anything], 1).flatten(0, 1)
-    tables = stretches.cut(fresh), stretches.cut(held), stretches.lengths(lengths)
-    return initial, *(table.flatten(0, 1) for table in tables)
+    return Found(failed, filtered, smoothed, found)
 
 
 def _log_normalizer(*tables: Any) -> Results:
@@ -97,6 +65,12 @@ def _marginals(*tables: Any) -> Results:
     fresh, held, initial = _like(tables[1]), _like(tables[2]), _like(tables[1][:, 0])
     value, failed = _recursions(tables, in_fresh=fresh, in_held=held, in_initial=initial)
     return value, fresh, held, initial, failed
+
+
+op.evidence.kernel("cuda", _takes)(partial(in_stretches, _log_normalizer, _find))
+op.filter.kernel("cuda", _takes)(partial(in_stretches, _filter, _find))
+op.smooth.kernel("cuda", _takes)(partial(in_stretches, _smooth, _find))
+op.marginals.kernel("cuda", _takes)(partial(in_stretches, _marginals, _find))
 
 
 @op.viterbi.kernel("cuda", _takes)

@@ -1,6 +1,6 @@
 """Factored copy chains on a GPU: the recursions of `copy.cuda_recursions`, which read one table of likelihoods."""
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from ...numerics.gpu import accumulated, launch
 from ...numerics.gpu_sequences import side_by_side
 from ..copy.cuda import MOST
 from ..copy.cuda_recursions import factored_recursions
-from ..cuda_stretches import chosen, stretches_of, whole
+from ..cuda_stretches import Found, Kernel, Stretches, in_stretches, whole
 from . import op
 
 Results = tuple[Tensor, ...]
@@ -20,22 +20,9 @@ def _takes(*tables: Tensor) -> bool:
     return tables[3].shape[-1] <= MOST
 
 
-@op.filter.kernel("cuda", _takes)
-def filter(*tables: Tensor) -> Results:
-    return _in_stretches(_filter, tables)
-
-
-@op.posterior.kernel("cuda", _takes)
-def posterior(*tables: Tensor) -> Results:
-    return _in_stretches(_posterior, tables)
-
-
-def _in_stretches(kernel: Callable[..., Results], given: Results) -> Results:
-    """What a kernel finds of sequences as they are, or of stretches of them where these are few and long."""
+def _find(kernel: Kernel, stretches: Stretches, *given: Tensor) -> Found:
+    """What a kernel finds of stretches; see `in_stretches`."""
     *factors, lengths = given
-    stretches = stretches_of(factors[3], lengths)
-    if stretches is None:
-        return kernel(*given)
     redraw, hold, state, likelihood = whole(factors, (1, 1, 1, 2), lengths.shape)
     gates = [stretches.cut(gate) if gate.shape[1] > 1 else gate.unsqueeze(1) for gate in (redraw, hold)]
     windows = *gates, state.unsqueeze(1), stretches.cut(likelihood), stretches.lengths(lengths.reshape(-1))
@@ -45,10 +32,8 @@ def _in_stretches(kernel: Callable[..., Results], given: Results) -> Results:
         _, smoothed, *gates, _, _ = _posterior(*windows)
         by_step = smoothed, *gates
         found.append(_drawn(redraw, hold, state, stretches.join(filtered), stretches.join(smoothed)))
-    agreed = (failed < 0).all(-1) & stretches.agree(filtered, smoothed, lengths.reshape(-1))
     total = stretches.join(increment).sum(-1, dtype=torch.float64)
-    found = [total, *map(stretches.join, by_step), *found]
-    return chosen(agreed, found, lambda rest: kernel(redraw, hold, state, likelihood, rest), lengths)
+    return Found(failed, filtered, smoothed, [total, *map(stretches.join, by_step), *found])
 
 
 def _drawn(redraw: Tensor, hold: Tensor, state: Tensor, filtered: Tensor, smoothed: Tensor) -> Tensor:
@@ -72,6 +57,10 @@ def _posterior(*tables: Tensor) -> Results:
     redraw, held = _two(tables[3], (*batch, steps))
     value, failed = _recursions(*tables, state=state, redraw=redraw, held=held, drawn=drawn)
     return value, state, redraw, held, drawn, failed
+
+
+op.filter.kernel("cuda", _takes)(partial(in_stretches, _filter, _find))
+op.posterior.kernel("cuda", _takes)(partial(in_stretches, _posterior, _find))
 
 
 def _recursions(

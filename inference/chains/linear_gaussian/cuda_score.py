@@ -9,6 +9,16 @@ from ...numerics.gpu_matrices import at_step, outer, product, times, transposed_
 
 
 @kernel
+def _take(share, total, out, mask, BY_STEP: constexpr):
+    """Where the parameter varies with the step its share goes into memory, else it is added to the total."""
+    if BY_STEP:
+        tl.store(out, share, mask)
+    else:
+        total += share
+    return total
+
+
+@kernel
 def score_sets(
     transition, emission, seen, filtered, white, gain, lengths, steady, fault,
     of_transition, of_state, of_emission, of_observation, of_initial,
@@ -37,15 +47,9 @@ def score_sets(
         covariance, to = outer(z, z, i, STATES), at_step(transition, c, t, n_transition, size)
         half = transposed_product(to, STATES, i, goes, future)  # A' N
         share = transposed_times(half, covariance, i, STATES)
-        moves = within(square, t, 0, steps - 1)
-        if BY_TRANSITION:
-            tl.store(of_transition + (c * (steps - 1) + t) * size + at, share, moves)
-        else:
-            sum_a += share
-        if BY_STATE:
-            tl.store(of_state + (c * (steps - 1) + t) * size + at, future, moves)
-        else:
-            sum_q += future
+        moves, move = within(square, t, 0, steps - 1), (c * (steps - 1) + t) * size + at
+        sum_a = _take(share, sum_a, of_transition + move, moves, BY_TRANSITION)
+        sum_q = _take(future, sum_q, of_state + move, moves, BY_STATE)
         back = transposed_product(to, STATES, i, goes, tl.trans(half))  # A' N A
         whitens = white + row * FEATURES * FEATURES
         whiten = tl.load(whitens + on_noise, within(noise, t, 0, n), 0.0)
@@ -58,16 +62,12 @@ def score_sets(
         turned = times(back, whole, i, STATES)
         share = tl.trans(whole) - transposed_times(turned, covariance, i, STATES)
         share = tl.where(sees[:, None], share, 0.0)
-        if BY_EMISSION:
-            tl.store(of_emission + (c * steps + t) * FEATURES * STATES + on_sight, share, sight)
-        else:
-            sum_c += share
+        own = of_emission + (c * steps + t) * FEATURES * STATES + on_sight
+        sum_c = _take(share, sum_c, own, sight, BY_EMISSION)
         share = transposed_times(whiten, whiten, f, FEATURES) + transposed_times(whole, turned, i, STATES)
         share = tl.where(sees[:, None] & sees[None, :], share, 0.0)
-        if BY_OBSERVATION:
-            tl.store(of_observation + (c * steps + t) * FEATURES * FEATURES + on_noise, share, noise)
-        else:
-            sum_r += share
+        own = of_observation + (c * steps + t) * FEATURES * FEATURES + on_noise
+        sum_r = _take(share, sum_r, own, noise, BY_OBSERVATION)
         future = transposed_times(rest, times(back, rest, i, STATES), i, STATES)
         future += transposed_times(shown, shown, f, FEATURES)
         t -= 1

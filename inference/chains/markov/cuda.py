@@ -9,14 +9,14 @@ serves a sequence is said by a flag that they read, so that nothing waits for th
 batch axes of the others. A few long sequences are cut into stretches of time.
 """
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...numerics.gpu import BUSY, accumulated, launch, processors, triton
-from ..cuda_stretches import chosen, stretches_of, whole
+from ..cuda_stretches import Found, Kernel, Stretches, in_stretches, whole
 from . import op
 from .cuda_logs import filter_logs, smooth_logs
 from .cuda_paths import best_paths, draw_paths
@@ -140,35 +140,20 @@ def _answer(lengths: Tensor, *results: Tensor) -> Results:
     return tuple(table.reshape((*lengths.shape, *table.shape[1:])) for table in results)
 
 
-@op.filter.kernel("cuda")
-def filter(*given: Tensor) -> Results:
-    return _in_stretches(_filter, given)
-
-
-@op.posterior.kernel("cuda")
-def posterior(*given: Tensor) -> Results:
-    return _in_stretches(_posterior, given)
-
-
-def _in_stretches(kernel: Callable[..., Results], given: tuple[Tensor, ...]) -> Results:
-    """What a kernel finds of sequences as they are, or of stretches of them where these are few and long."""
-    varies, lengths = given[1].shape[-3] != 1, given[3]
-    stretches = None if varies else stretches_of(given[2], lengths)
-    if stretches is None:
-        return kernel(*given)
-    initial, moves, likelihood = whole(given[:3], (1, 3, 2), lengths.shape)
-    anywhere = initial.new_zeros(len(initial), stretches.count - 1, initial.shape[-1])
-    starts = torch.cat([initial.unsqueeze(1), anywhere], 1)
-    windows = starts, moves.unsqueeze(1), stretches.cut(likelihood), stretches.lengths(lengths.reshape(-1))
+def _find(kernel: Kernel, stretches: Stretches, *given: Tensor) -> Found:
+    """What a kernel finds of stretches; see `in_stretches`."""
+    *tables, lengths = given
+    initial, moves, likelihood = whole(tables, (1, 3, 2), lengths.shape)
+    cut = stretches.cut(likelihood), stretches.lengths(lengths.reshape(-1))
+    windows = stretches.starts(initial), moves.unsqueeze(1), *cut
     _, filtered, increment, failed = _filter(*windows)
-    smoothed = _posterior(*windows)[1] if kernel is _posterior else None
-    agreed = (failed < 0).all(-1) & stretches.agree(filtered, smoothed, lengths.reshape(-1))
-    filtered, increment = stretches.join(filtered), stretches.join(increment)
-    found = [increment.sum(-1, dtype=torch.float64), filtered, increment]
-    if smoothed is not None:
-        smoothed = stretches.join(smoothed)
-        found[1:] = smoothed, _pairs(filtered, moves, smoothed)
-    return chosen(agreed, found, lambda rest: kernel(initial, moves, likelihood, rest), lengths)
+    by_step = stretches.join(filtered), stretches.join(increment)
+    total, smoothed = by_step[1].sum(-1, dtype=torch.float64), None
+    if kernel is _posterior:
+        smoothed = _posterior(*windows)[1]
+        after = stretches.join(smoothed)
+        by_step = after, _pairs(by_step[0], moves, after)
+    return Found(failed, filtered, smoothed, [total, *by_step])
 
 
 def _pairs(filtered: Tensor, moves: Tensor, smoothed: Tensor) -> Tensor:
@@ -206,6 +191,15 @@ def _posterior(*given: Tensor) -> Results:
     read = tables.log_transition, tables.log_likelihood, *own, _room(layout, tables)
     launch(smooth_logs, (layout.programs,), *read, *tables.size, **options)
     return _answer(given[3], total, state, pairs[:, : given[1].shape[-3]].to(like.dtype), failed)
+
+
+def _serve(kernel: Kernel, *given: Tensor) -> Results:
+    """Tables for every step are not cut."""
+    return in_stretches(kernel, _find, *given) if given[1].shape[-3] == 1 else kernel(*given)
+
+
+op.filter.kernel("cuda")(partial(_serve, _filter))
+op.posterior.kernel("cuda")(partial(_serve, _posterior))
 
 
 @op.viterbi.kernel("cuda")

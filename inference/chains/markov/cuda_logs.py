@@ -13,11 +13,16 @@ from .cuda_steps import FEW, LOWEST, NONE, cells, largest, normalise_logs, piece
 
 
 @kernel
-def doubtful(certain, b, there, length):
-    """Which sequences are to be done, and their lengths, 0 for those that are not."""
+def chains(numbers, lengths, certain, n, steps, states, VARIES: constexpr, S: constexpr, P: constexpr):
+    """A program's `sequences`, without those that are certain, whose lengths are 0; where their likelihoods [S, P] and
+    their tables [S] begin, and how many tables each has."""
+    b, there, k, lanes, length = sequences(position(0), lengths, n, states, S, P)
     if certain is not None:
         there = there & (tl.load(certain + b, there, 1) == 0)
-    return there, tl.where(there, length, 0)
+        length = tl.where(there, length, 0)
+    moved = steps - 1 if VARIES else 1
+    base = tl.reshape(tl.load(numbers + n + b, there, 0), (S,)) * moved * states * states
+    return b, there, k, lanes, length, tl.load(numbers + 2 * n + b, there, 0) * steps * states + k, base, moved
 
 
 @kernel
@@ -49,12 +54,8 @@ def filter_logs(
 ):  # fmt: skip
     """log p(x); P(s_t | x_1..t) in `state` and log p(x_t | x_1..t-1) where wanted, or log P(s_t | x_1..t) in
     `log_state`; `failed`, the first step whose increment is not a finite number, or -1."""
-    b, there, k, lanes, length = sequences(position(0), lengths, n, states, S, P)
-    there, length = doubtful(certain, b, there, length)
-    mask, longest = there & lanes, tl.max(length)
-    at, own = tl.load(numbers + 2 * n + b, there, 0) * steps * states + k, room + position(0) * states
-    moved = steps - 1 if VARIES else 1
-    base = tl.reshape(tl.load(numbers + n + b, there, 0), (S,)) * moved * states * states
+    b, there, k, lanes, length, at, base, moved = chains(numbers, lengths, certain, n, steps, states, VARIES, S, P)
+    mask, longest, own = there & lanes, tl.max(length), room + position(0) * states
     start = tl.load(numbers + b, there, 0) * states + k
     message, t = tl.load(log_initial + start, mask, NONE).to(tl.float64), position(0) * 0
     tops, scales = tl.zeros((S, 1), tl.float64), tl.zeros((S, 1), tl.float64)
@@ -123,12 +124,8 @@ def smooth_logs(
     VARIES: constexpr, S: constexpr, P: constexpr, ROWS: constexpr,
 ):  # fmt: skip
     """state <- P(s_t | x), of the log P(s_t | x_1..t); pairs <- P(s_t, s_t+1 | x) by step, or summed over them."""
-    b, there, k, lanes, length = sequences(position(0), lengths, n, states, S, P)
-    there, length = doubtful(certain, b, there, length)
-    mask, longest, real = there & lanes, tl.max(length), there[:, :, None]
-    at, own = tl.load(numbers + 2 * n + b, there, 0) * steps * states + k, room + position(0) * states
-    moved = steps - 1 if VARIES else 1
-    base = tl.reshape(tl.load(numbers + n + b, there, 0), (S,)) * moved * states * states
+    b, there, k, lanes, length, at, base, moved = chains(numbers, lengths, certain, n, steps, states, VARIES, S, P)
+    mask, longest, real, own = there & lanes, tl.max(length), there[:, :, None], room + position(0) * states
     row, to, t = b * steps * states + k, tl.reshape(b, (S,)) * moved * states * states, position(0) * 0 + longest - 1
     _no_pairs(pairs, to, real, tl.maximum(t, 0) if VARIES and ROWS == P else t * 0, moved, states, P, ROWS)
     tl.debug_barrier()

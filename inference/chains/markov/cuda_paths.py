@@ -8,8 +8,8 @@ back it reads the K bytes. A step of a draw reads the K beliefs of `cuda_logs` a
 """
 
 from ...numerics.gpu import STRIDE, constexpr, kernel, position, rows, tl, within
-from ...numerics.gpu_sequences import fill, sequences
-from .cuda_logs import table_of
+from ...numerics.gpu_sequences import fill
+from .cuda_logs import chains, table_of
 from .cuda_steps import NONE, cells, largest, piece, put
 
 
@@ -42,10 +42,8 @@ def best_paths(
     VARIES: constexpr, S: constexpr, P: constexpr, ROWS: constexpr,
 ):  # fmt: skip
     """path <- the most probable one, -1 beyond its length; `failed`, the first step that no path reaches, or -1."""
-    b, there, k, lanes, length = sequences(position(0), lengths, n, states, S, P)
-    mask, longest, moved = there & lanes, tl.max(length), steps - 1 if VARIES else 1
-    at, own = tl.load(numbers + 2 * n + b, there, 0) * steps * states + k, room + position(0) * states
-    base = tl.reshape(tl.load(numbers + n + b, there, 0), (S,)) * moved * states * states
+    b, there, k, lanes, length, at, base, moved = chains(numbers, lengths, None, n, steps, states, VARIES, S, P)
+    mask, longest, own = there & lanes, tl.max(length), room + position(0) * states
     start = tl.load(numbers + b, there, 0) * states + k
     message, t = tl.load(log_initial + start, mask, NONE).to(tl.float64), position(0) * 0
     bad, last = tl.full((S, 1), -1, tl.int64), tl.zeros((S, 1), tl.int32)
