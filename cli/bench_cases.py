@@ -9,9 +9,10 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import pyro.distributions as dist
 import torch
 from torch import Tensor, nn
 
@@ -45,6 +46,7 @@ class Size(NamedTuple):
     K: int
 
 
+_MOST_PAIRS = 1 << 26  # numbers, of which a peer keeps several tables
 Contender = Callable[[], Any] | Missing
 Contenders = Mapping[str, Contender]
 
@@ -123,6 +125,35 @@ def _dynamax_smoother(tables: tuple[np.ndarray, np.ndarray, np.ndarray], device:
     return lambda: jax.block_until_ready(smoother(*placed))
 
 
+class Table(dist.TorchDistribution):
+    """A table of log-likelihoods as Pyro's `DiscreteHMM` asks for one: a distribution, whatever its value."""
+
+    arg_constraints: ClassVar = {}  # pyright: ignore[reportAssignmentType]
+
+    def __init__(self, log_likelihood: Tensor) -> None:
+        self.table = log_likelihood
+        super().__init__(log_likelihood.shape, validate_args=False)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        return self.table
+
+
+def _pyro_smoother(tables: tuple[np.ndarray, np.ndarray, np.ndarray], device: torch.device) -> Contender:
+    """The derivatives of the evidence of its `DiscreteHMM` by the likelihoods."""
+    start, moves, likelihood = (torch.tensor(table, device=device) for table in tables)
+    if likelihood.numel() * len(moves) > _MOST_PAIRS:
+        return Missing("keeps a matrix of every step")
+    likelihood.requires_grad_()
+
+    def smooth() -> Tensor:
+        first = start + likelihood[:, 0]  # it moves before the first of its observations, and normalises
+        hidden = dist.DiscreteHMM(first, moves, Table(likelihood[:, 1:]), validate_args=False)
+        evidence = hidden.log_prob(likelihood.detach()[:, 1:, 0]) + first.logsumexp(-1)
+        return torch.autograd.grad(evidence.sum(), likelihood)[0]
+
+    return smooth
+
+
 def markov_smoother(size: Size, device: torch.device) -> Contenders:
     arrays = tables(size)
     double = [torch.tensor(table, device=device) for table in arrays]
@@ -134,6 +165,7 @@ def markov_smoother(size: Size, device: torch.device) -> Contenders:
         "plain torch": lambda: plain_posterior(double[0], double[1][None], double[2], lengths),
         "hmmlearn, scaling": of_host("hmmlearn", device, lambda: hmmlearn_smoother(*arrays)),
         "dynamax, float32": installed("dynamax", lambda: _dynamax_smoother(arrays, device)),
+        "Pyro, by derivatives": installed("pyro", lambda: _pyro_smoother(arrays, device)),
     }
 
 

@@ -19,6 +19,8 @@ def states(found: object) -> np.ndarray:
     """Smoothed probabilities, whichever library they are of."""
     if isinstance(found, tuple):  # of the plain form
         return found[1].numpy()
+    if isinstance(found, torch.Tensor):
+        return found.numpy()
     return np.stack(found) if isinstance(found, list) else found.state.double().numpy()  # type: ignore[attr-defined]
 
 

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar
 
 import jax
 import numpy as np
@@ -32,7 +31,7 @@ from samplehold import (
     SwitchingSSM,
     linear_scan,
 )
-from samplehold.cli.bench_cases import Size, hmmlearn_smoother, tables
+from samplehold.cli.bench_cases import Size, Table, hmmlearn_smoother, tables
 from samplehold.switching.fitting.em import EM
 from timing import HEADER, Row, paired
 
@@ -112,19 +111,6 @@ def copy_tables(n_sequences: int, n_steps: int, n_states: int) -> tuple[tuple[np
     fresh = np.random.default_rng(1).dirichlet(np.ones(n_states))
     factors = np.log([RHO]), np.log1p([-RHO]), np.log(fresh), likelihood
     return factors, (np.log(fresh), np.log((1 - RHO) * np.eye(n_states) + RHO * fresh), likelihood)
-
-
-class Table(dist.TorchDistribution):
-    """A table of log-likelihoods as Pyro's `DiscreteHMM` asks for one: a distribution, whatever its value."""
-
-    arg_constraints: ClassVar = {}
-
-    def __init__(self, log_likelihood: torch.Tensor) -> None:
-        self.table = log_likelihood
-        super().__init__(log_likelihood.shape, validate_args=False)
-
-    def log_prob(self, value: torch.Tensor) -> torch.Tensor:
-        return self.table
 
 
 def gradients() -> Iterator[Row]:
