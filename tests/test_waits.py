@@ -342,6 +342,17 @@ def test_a_fit_ends_on_the_device_of_its_series(fit, monkeypatch):
         assert {value.device.type for value in found.model.values.values()} == {device.type}
 
 
+def test_what_a_fit_is_given_may_lie_elsewhere_than_its_series():
+    with gpu() as device, unchecked():
+        x, few = sample_of(2, device), {"restarts": 1, "max_steps": 2, "progress": False}
+        start = sh.LinearSSM(2, 2).fit(x.cpu(), **few).model
+        fixed = {name: start.values[name] for name in ("emission", "emission_offset", "observation_noise")}
+        for given in ({"start": start}, {"prior": "own"}, {"fixed": fixed}):
+            found = start.fit(x, "vmp", **few, **given)
+            drawn = found.posterior.sample(3, seed=0)
+            assert {value.device.type for value in (*found.model.values.values(), *drawn.values())} == {device.type}
+
+
 def test_what_starts_anywhere_is_drawn_where_its_series_lies():
     with gpu() as device:
         x = sample_of(1, device)
