@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 from torch.utils import backend_registration
 from torch.utils._mode_utils import no_dispatch
@@ -102,6 +103,8 @@ class _Calls(TorchFunctionMode):
         options = options or {}
         if function in INDEXING and isinstance(arguments[0], FakeTensor):
             arguments = arguments[0], _copied(arguments[1], arguments[0].device), *arguments[2:]
+        if function in CELLS and isinstance(arguments[0], FakeTensor):
+            return CELLS[function](*arguments, **options)
         made = function in MADE and not isinstance(arguments[0], FakeTensor)
         if made and torch.device(options.get("device") or "cpu").type == NAME:
             return function(*arguments, **(options | {"device": "cpu"})).to(options["device"])
@@ -110,6 +113,22 @@ class _Calls(TorchFunctionMode):
         if generator is not None and device is not None and generator.device.type != torch.device(device).type:
             raise RuntimeError(f"Expected a '{device}' device type for generator but found '{generator.device}'")
         return function(*arguments, **options)
+
+
+def _lstm_cell(x: Tensor, state: Any, into: Tensor, back: Tensor, b_into: Any = None, b_back: Any = None) -> Any:
+    pushed, forgotten, new, shown = (linear(x, into, b_into) + linear(state[0], back, b_back)).chunk(4, -1)
+    cell = forgotten.sigmoid() * state[1] + pushed.sigmoid() * new.tanh()
+    return shown.sigmoid() * cell.tanh(), cell
+
+
+def _gru_cell(x: Tensor, h: Tensor, into: Tensor, back: Tensor, b_into: Any = None, b_back: Any = None) -> Tensor:
+    parts = zip(linear(x, into, b_into).chunk(3, -1), linear(h, back, b_back).chunk(3, -1), strict=True)
+    (reset, of_h), (update, too), (new, before) = parts
+    update = (update + too).sigmoid()
+    return (1 - update) * (new + (reset + of_h).sigmoid() * before).tanh() + update * h
+
+
+CELLS = {torch.lstm_cell: _lstm_cell, torch.gru_cell: _gru_cell}  # of which torch expects a backend to have fused ones
 
 
 def _copied(index: Any, device: torch.device) -> Any:
@@ -227,6 +246,12 @@ def fake_gpu() -> Iterator[torch.device]:
         stack.callback(setattr, _backend, "there", False)
         # torch's engine knows the devices of the first backward pass of a process; on one thread it asks for none
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+        # a network that is converted takes other tensors: `parameter.data = ...` would leave those within as they are
+        stack.callback(
+            torch.__future__.set_swap_module_params_on_conversion,
+            torch.__future__.get_swap_module_params_on_conversion(),
+        )
+        torch.__future__.set_swap_module_params_on_conversion(True)
         stack.enter_context(_Calls())
         stack.enter_context(_Mode())
         yield torch.device(NAME, 0)
