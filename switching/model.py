@@ -177,7 +177,8 @@ class SwitchingSSM(Verbs, PyroModule):
             if name not in self.prior or table.shape != self.prior[name].shape:
                 expected = {n: tuple(t.shape) for n, t in self.prior.items()}
                 raise ValueError(f"prior: got {name} of shape {tuple(table.shape)}, expected {expected}.")
-        model = self._copy(self.values, self.prior | prior)
+        own = {name: table.to(self.prior[name].device) for name, table in prior.items()}
+        model = self._copy(self.values, self.prior | own)
         try:
             sites, typical = self.emission.sites(model.prior), self.emission.start(model.prior)
             for site in sites + self.dynamics.sites(model.prior):
@@ -420,7 +421,7 @@ class SwitchingSSM(Verbs, PyroModule):
             step = problem.chain(self.values_like(x_t), state.belief).filter()
         redraw = torch.ones_like(step.log_increment) if step.redraw is None else step.redraw
         belief, increment = step.state[..., 0, :], step.log_increment[..., 0]
-        after = StreamState(belief, state.log_evidence + increment, state.steps + 1)
+        after = StreamState(belief, state.log_evidence.to(x_t.device) + increment, state.steps + 1)
         return after, StreamOutput(belief, redraw[..., 0], increment)
 
     def durations(self, x: Any, **given: Unpack[Given]) -> Float[Tensor, "K"]:

@@ -171,10 +171,12 @@ def read_table(value: Any, name: str) -> Tensor:
 
 
 def read_tables(given: Mapping[str, Any]) -> Parameters:
-    """Numbers in any form by name, as tensors of one dtype."""
+    """Numbers in any form by name, as tensors of one dtype; what is no tensor goes where the first tensor lies."""
     tables = {name: read_table(value, name) for name, value in given.items()}
     dtype = reduce(torch.promote_types, (table.dtype for table in tables.values()))
-    return {name: table.to(dtype) for name, table in tables.items()}
+    device = next((value.device for value in given.values() if isinstance(value, Tensor)), None)
+    found = {name: table if isinstance(given[name], Tensor) else table.to(device) for name, table in tables.items()}
+    return {name: table.to(dtype) for name, table in found.items()}
 
 
 def concentration(prior: float | Sequence[float] | Tensor, shape: tuple[int, ...], name: str) -> Tensor:

@@ -1,5 +1,6 @@
 """The options `--device` and `--dtype`, and the device that is not there."""
 
+import numpy as np
 import pytest
 import samplehold as sh
 import torch
@@ -22,6 +23,8 @@ def test_on_another_device_what_tests_make_lies_there_and_what_the_library_makes
         assert x.device == seeded.device == weights.device == there
         assert weights.is_leaf
         assert x.mean().numpy() == 0
+        assert torch.from_numpy(np.ones(2)).device == there
+        assert torch.equal(weights, torch.zeros(3, device="cpu"))
         assert torch.zeros(1, device="cpu").device.type == "cpu"
         drawn = sh.CopyChain(None, x, x).sample(2, torch.Generator().manual_seed(0))
         assert drawn.path.device == there
@@ -41,8 +44,11 @@ def test_a_device_that_is_not_there_refuses_what_a_gpu_refuses_and_counts_what_w
         assert isinstance(x.exp(), FakeTensor)
         with pytest.raises(RuntimeError, match="same device"):
             x + other
+        with pytest.raises(RuntimeError, match="same device"):
+            other[x.long()]
         with pytest.raises(TypeError, match="numpy"):
             x.numpy()
+        assert (x @ torch.eye(3, device=there) @ torch.eye(3, device=there)).shape == (3,)
         with pytest.raises(RuntimeError, match="for generator"):
             torch.randn(2, device=there, generator=torch.Generator())
         with waits() as none:

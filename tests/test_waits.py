@@ -6,6 +6,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
+import pyro
 import pytest
 import samplehold as sh
 import torch
@@ -339,3 +340,33 @@ def test_a_fit_ends_on_the_device_of_its_series(fit, monkeypatch):
         model, n_features = fit(device)
         found = model.fit(sample_of(n_features, device), restarts=1, max_steps=2, progress=False)
         assert {value.device.type for value in found.model.values.values()} == {device.type}
+
+
+def test_what_a_fit_is_given_may_lie_elsewhere_than_its_series():
+    with gpu() as device, unchecked():
+        x, few = sample_of(2, device), {"restarts": 1, "max_steps": 2, "progress": False}
+        start = sh.LinearSSM(2, 2).fit(x.cpu(), **few).model
+        fixed = {name: start.values[name] for name in ("emission", "emission_offset", "observation_noise")}
+        for given in ({"start": start}, {"prior": "own"}, {"fixed": fixed}):
+            found = start.fit(x, "vmp", **few, **given)
+            drawn = found.posterior.sample(3, seed=0)
+            assert {value.device.type for value in (*found.model.values.values(), *drawn.values())} == {device.type}
+
+
+def test_what_starts_anywhere_is_drawn_where_its_series_lies():
+    with gpu() as device:
+        x = sample_of(1, device)
+        model = sh.LinearSSM(sh.LocalLevel()).with_values({"sigma2.irregular": 0.5, "sigma2.level": 0.3})
+        chain, program = model.chain(x), pyro.poutine.trace(model.program).get_trace(x)
+        found = [
+            model.sample_posterior(x, 2, seed=0).path,
+            model.forecast(x, 3).variance,
+            chain.filter().diffuse,
+            chain.smooth().covariance,
+            chain.entropy(),
+            program.nodes["s_1"]["value"],
+            program.log_prob_sum(),
+        ]
+        assert {table.device.type for table in found} == {device.type}
+        state, output = model.update(model.start((3,)), x[:, 0])
+        assert output.mean.device.type == state.log_evidence.device.type == device.type

@@ -283,7 +283,7 @@ class CoupledSSM(Verbs, ABC):
         assert after.belief is not None
         before = after.belief if state.belief is None else state.belief
         two = torch.stack([before, after.belief], -2)  # of which the first step counts as drawn
-        redraw = self._gates(two, two, self.parameters)[..., 0 if state.belief is None else 1, :]
+        redraw = self._gates(two, two, self.values_like(two))[..., 0 if state.belief is None else 1, :]
         return after, StreamOutput(self._split(after.belief), redraw, out.log_increment)
 
     # ---- what the verbs of all models ask of it --------------------------------------------------------------------

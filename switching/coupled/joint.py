@@ -8,6 +8,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 from torch.distributions import constraints
 
+from ...inference.numerics.placement import constant
 from ...inference.numerics.records import Record
 from ..emissions.contract import ByGate, Emission
 from ..parameters import Parameter, Parameters
@@ -21,14 +22,14 @@ class Indexed(Record, Emission):
     Arguments:
         emission: the other one.
         n_states: how many states it has.
-        state: [J], which of them each joint state shows.
-        redrawn: [J], whether as a redrawn step or as a held one.
+        state: of each joint state which of them it shows.
+        redrawn: of each, whether as a redrawn step or as a held one.
     """
 
     emission: Emission
     n_states: int
-    state: Tensor
-    redrawn: Tensor
+    state: tuple[int, ...]
+    redrawn: tuple[bool, ...]
 
     @property
     def n_features(self) -> int:  # type: ignore[override]
@@ -82,19 +83,26 @@ class Indexed(Record, Emission):
         return self._chosen(self.emission.category_probs(values), -2)
 
     def log_prob_at(self, x: Tensor, values: Parameters, state: Tensor, redraw: Tensor) -> Tensor:
-        return self.emission.log_prob_at(x, values, self.state[state], self.redrawn[state])
+        return self.emission.log_prob_at(x, values, *self._at(state))
 
     def sample_at(self, values: Parameters, state: Tensor, redraw: Tensor) -> Tensor:
-        return self.emission.sample_at(values, self.state[state], self.redrawn[state])
+        return self.emission.sample_at(values, *self._at(state))
+
+    def _at(self, joint: Tensor) -> tuple[Tensor, Tensor]:
+        """The state that each joint state shows, and whether redrawn."""
+        state, redrawn = self._tables(joint.device)
+        return state[joint], redrawn[joint]
+
+    def _tables(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        return constant(self.state, torch.long, device), constant(self.redrawn, torch.bool, device)
 
     def _chosen(self, found: ByGate, axis: int) -> ByGate:
         """Of a quantity of states and gates that of each joint state."""
-        redrawn = found.redrawn.index_select(axis, self.state)
+        state, is_redrawn = self._tables(found.redrawn.device)
+        redrawn = found.redrawn.index_select(axis, state)
         alike = found.held.shape[axis] == 1
-        held = found.held if alike else found.held.index_select(axis, self.state)
-        shape = [1] * -axis
-        shape[0] = len(self.state)
-        table = torch.where(self.redrawn.reshape(shape), redrawn, held)
+        held = found.held if alike else found.held.index_select(axis, state)
+        table = torch.where(is_redrawn.reshape(-1, *[1] * (-axis - 1)), redrawn, held)
         return ByGate(table, table)
 
 

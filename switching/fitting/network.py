@@ -131,7 +131,7 @@ class NetworkPosterior(ParameterPosterior):
         return self.collect({name: _expected(family, self.blocks[name]) for name, family in self.families.items()})
 
     def sample(self, n: int, seed: Seed = 0) -> Parameters:
-        generator = generator_of(seed)
+        generator = generator_of(seed, next(iter(self.blocks.values())).device)
         points = {name: family.sample(self.blocks[name], n, generator) for name, family in self.families.items()}
         return self.collect(points)
 

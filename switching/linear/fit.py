@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,11 +30,12 @@ def fit_linear(model: LinearSSM, series: Series, options: Options) -> Fit[Linear
     check_options(model, options)
     if options.prior == "scaled":
         model = model.scaled_to(series)
-    units = Units.of(model.emission, series) if options.prior is None else Units(**model.prior)
-    fixed = fixed_values(model, options.fixed)
+    there = partial(_placed, series.observations.device)
+    units = Units.of(model.emission, series) if options.prior is None else Units(**there(model.prior))
+    fixed = there(fixed_values(model, options.fixed))
     problem = replace(model.problem(series.double()), fixed=fixed)
     problem = replace(problem, prior=None) if options.prior is None else problem
-    own = None if options.start is None else start_values(model, options.start)
+    own = None if options.start is None else there(start_values(model, options.start))
     by = by_climb if options.method in ("em", "vmp") else by_draws
     values, posterior, how = by(problem, units, options, own)
     nothing = torch.zeros(0, dtype=torch.bool)
@@ -46,6 +48,10 @@ def fit_linear(model: LinearSSM, series: Series, options: Options) -> Fit[Linear
         fixed=tuple(fixed),
         **how,
     )
+
+
+def _placed(device: torch.device, tables: Parameters) -> Parameters:
+    return {name: table.to(device) for name, table in tables.items()}
 
 
 Found = tuple[Parameters, ParameterPosterior | None, dict[str, Any]]

@@ -18,6 +18,7 @@ from torch.distributions import constraints
 from ...inference.chains.linear_gaussian.chain import LinearGaussianChain
 from ...inference.chains.linear_gaussian.records import GaussianFiltered, GaussianSampled, GaussianSmoothed
 from ...inference.numerics.checks import naming
+from ...inference.numerics.placement import constant
 from ...inference.numerics.randomness import Seed
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_batch_shape, check_choice, check_integer, check_kind
@@ -285,9 +286,9 @@ class LinearSSM(VectorModel):
     def _drawn(self, x: Tensor | None, n_steps: int, batch_shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         like = torch.zeros((), dtype=torch.float64) if x is None else x
         values = self.values if x is None and self.values else self.values_like(like)
-        diffuse = torch.tensor(self.dynamics.diffuse)
-        tables = self.dynamics.moves(values), self.emission.sights(values)
-        return linear_program(*tables, diffuse, x, n_steps, batch_shape)
+        moves, sights = self.dynamics.moves(values), self.emission.sights(values)
+        diffuse = constant(tuple(self.dynamics.diffuse), torch.bool, moves.transition.device)
+        return linear_program(moves, sights, diffuse, x, n_steps, batch_shape)
 
     def probabilities(self, chain: Any, values: Parameters) -> dict[str, tuple[Tensor, tuple[str, ...]]]:
         """What a reader asks of the whole series, by name: means and standard deviations of the latents,
@@ -300,8 +301,8 @@ class LinearSSM(VectorModel):
 
     def start(self, batch_shape: tuple[int, ...] = ()) -> LinearStreamState:
         """The state of a batch of streams before their first observation."""
-        like = next(iter(self.values_like(torch.zeros(()).double()).values()))
-        empty = like.new_zeros(check_batch_shape("batch_shape", batch_shape))
+        self.values_like(self._like)
+        empty = self._like.new_zeros(check_batch_shape("batch_shape", batch_shape))
         return LinearStreamState(None, None, empty, 0)
 
     def update(self, state: LinearStreamState, x_t: Any) -> tuple[LinearStreamState, LinearStreamOutput]:
@@ -313,7 +314,7 @@ class LinearSSM(VectorModel):
         check_kind("state", state, LinearStreamState, "what start() or update() gave")
         batch = tuple(state.log_evidence.shape)
         x_t = read_row(x_t, batch, self.n_features)
-        x = x_t.unsqueeze(-2)
+        x, so_far = x_t.unsqueeze(-2), state.log_evidence.to(x_t.device)
         if state.mean is None or state.covariance is None:
             x = x if state.pending is None else torch.cat([state.pending, x], -2)
             with naming("x_t"):
@@ -328,12 +329,10 @@ class LinearSSM(VectorModel):
             if not str(error).startswith("diffuse"):
                 raise
             open_now = x_t.new_full((*batch, self.n_latent), torch.nan)
-            output = LinearStreamOutput(
-                open_now, torch.diag_embed(open_now), torch.full_like(state.log_evidence, torch.nan)
-            )
+            output = LinearStreamOutput(open_now, torch.diag_embed(open_now), torch.full_like(so_far, torch.nan))
             return replace(state, pending=x, steps=state.steps + 1), output
         mean, covariance = found.mean[..., -1, :], found.covariance[..., -1, :, :]
-        after = LinearStreamState(mean, covariance, state.log_evidence + found.log_normalizer, state.steps + 1)
+        after = LinearStreamState(mean, covariance, so_far + found.log_normalizer, state.steps + 1)
         return after, LinearStreamOutput(mean, covariance, found.log_normalizer)
 
     def _after(self, mean: Tensor, covariance: Tensor, x: Tensor) -> LinearGaussianChain:

@@ -37,7 +37,7 @@ class SingularNormal(TorchDistribution):
 
     def __init__(self, loc: Tensor, covariance: Tensor, diffuse: Tensor | None = None) -> None:
         self.loc, self.covariance = loc, covariance
-        self.diffuse = torch.zeros(loc.shape[-1], dtype=torch.bool) if diffuse is None else diffuse
+        self.diffuse = loc.new_zeros(loc.shape[-1], dtype=torch.bool) if diffuse is None else diffuse
         super().__init__(loc.shape[:-1], loc.shape[-1:], validate_args=False)
 
     @property

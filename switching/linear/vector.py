@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Unpack
 
+import torch
 from torch import Tensor
 
 from ...inference.numerics.scalars import check_kind
@@ -26,6 +27,12 @@ class VectorModel(Verbs):
     def n_features(self) -> int:
         """F, the length of one observation."""
         raise TypeError(f"{self.name}: says nothing of its features.")
+
+    @property
+    def _like(self) -> Tensor:
+        """A number of float64, where the values lie."""
+        device = next((value.device for value in self.values.values()), None)
+        return torch.zeros((), dtype=torch.float64, device=device)
 
     def values_like(self, x: Tensor) -> Parameters:
         """The values in the dtype and on the device of x."""

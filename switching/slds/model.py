@@ -209,7 +209,7 @@ class SwitchingLinearSSM(VectorModel):
 
     def regimes(self, like: Tensor | None = None) -> Regimes:
         """The model in the form of one chain of states, those of all regimes beside each other, that switches."""
-        return self.layout.regimes(self.values_like(torch.zeros(()).double() if like is None else like))
+        return self.layout.regimes(self.values_like(self._like if like is None else like))
 
     # ---- what was observed -----------------------------------------------------------------------------------------
 
@@ -230,7 +230,7 @@ class SwitchingLinearSSM(VectorModel):
 
     def durations(self, x: Any = None, **given: Unpack[Given]) -> Float[Tensor, "K"]:
         """The expected number of steps from entering each regime to leaving it; NaN where the states choose regimes."""
-        values = self.values_like(torch.zeros(()).double())
+        values = self.values_like(self._like)
         if self.layout.recurrent:
             return torch.full_like(values["initial_probs"], torch.nan)
         return 1 / (1 - values["transition_probs"].diagonal())
@@ -329,7 +329,7 @@ class SwitchingLinearSSM(VectorModel):
     def start(self, batch_shape: tuple[int, ...] = (), order: int = 2) -> SwitchingStream:
         """The state of a batch of streams before their first observation, to be filtered by GPB(order)."""
         shape, order = check_batch_shape("batch_shape", batch_shape), check_integer("order", order)
-        return SwitchingStream(None, torch.zeros(shape, dtype=torch.float64), 0, order)
+        return SwitchingStream(None, self._like.new_zeros(shape), 0, order)
 
     def update(self, state: SwitchingStream, x_t: Any) -> tuple[SwitchingStream, SwitchingStreamOutput]:
         """Take in one observation of each stream: `x_t [*batch, F]` (or `[*batch]` for one feature), NaN where missing.
@@ -340,7 +340,7 @@ class SwitchingLinearSSM(VectorModel):
         x_t = read_row(x_t, tuple(state.log_evidence.shape), self.n_features)
         with naming("x_t"):
             found = gpb_filter(self.regimes(x_t), x_t.unsqueeze(-2), state.order, belief=state.belief)
-        evidence = state.log_evidence + found.log_normalizer.double()
+        evidence = state.log_evidence.to(x_t.device) + found.log_normalizer.double()
         tables = found.state[..., 0, :], found.mean[..., 0, :], found.covariance[..., 0, :, :]
         after = SwitchingStream(found.belief, evidence, state.steps + 1, state.order)
         return after, SwitchingStreamOutput(*tables, found.log_normalizer)

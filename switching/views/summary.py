@@ -161,7 +161,7 @@ def _normal_ends(
     for name, parameter in known.items():
         shown = parameter.shown.name if parameter.shown else name
         support = parameter.shown.support if parameter.shown else parameter.support
-        at, step = estimates[shown].cpu().numpy(), reach * errors[shown].numpy()
+        at, step = estimates[shown].cpu().numpy(), reach * errors[shown].cpu().numpy()
         with np.errstate(all="ignore"):  # where there is no error, there is no end
             plain, positive = (at - step, at + step), (at * np.exp(-step / at), at * np.exp(step / at))
             share = tuple(expit(logit(at) + sign * step / (at * (1 - at))) for sign in (-1, 1))

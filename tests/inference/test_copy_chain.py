@@ -587,7 +587,7 @@ def test_bad_arguments_are_named():
         with pytest.raises(ValueError, match=message):
             CopyChain(*arguments)
     for arguments, message in (
-        ((None, fresh, held.double()), r"log_held: got torch.float64 on cpu, but log_fresh is torch.float32"),
+        ((None, fresh, held.double()), r"log_held: got torch.float64 on \S+, but log_fresh is torch.float32"),
         ((None, fresh.half(), held.half()), r"log_fresh: got dtype torch.float16"),
         ((initial, fresh, held, torch.tensor([1.0, 2.0])), r"lengths: got dtype torch.float32, expected integers"),
     ):

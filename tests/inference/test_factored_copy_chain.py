@@ -189,6 +189,7 @@ def test_sequences_side_by_side_do_not_see_each_other(monkeypatch):
     assert_close(results[1][others], once["state"][others], rtol=0, atol=0)
 
 
+@pytest.mark.cpu("numba's kernels")
 @pytest.mark.parametrize(
     ("lengths", "states", "faster"), [([9, 9], 2, False), ([9] * 8, 16, True), ([9, *[1] * 7], 2, False)]
 )
@@ -211,6 +212,7 @@ def test_derivatives_are_the_marginals_and_right_to_second_order(gates):
     assert gradgradcheck(lambda *t: op.log_normalizer(*t, lengths)[0], leaves)
 
 
+@pytest.mark.cpu("torch's checks know few devices")
 @pytest.mark.parametrize("served", [lambda operator: operator, without_kernels], ids=["with kernels", "without"])
 def test_operators_pass_opcheck(served):
     *given, lengths = tables(4, 2, 3, 2, 3)

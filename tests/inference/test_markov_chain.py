@@ -468,6 +468,7 @@ def test_what_lies_beyond_a_sequence_is_not_read(varies):
             assert grad.isfinite().all()
 
 
+@pytest.mark.cpu("numba's kernels")
 def test_shared_tables_are_not_expanded():
     chain = random_chain((50,), 4, 40, ragged=True)
     flat = cpu_scaled.flatten(*chain._tables())

@@ -16,8 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 from torch.utils import backend_registration
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -26,6 +28,7 @@ LOOKS = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_
 LOOKS |= {"_linalg_check_errors", "equal", "is_nonzero", "repeat_interleave"}
 LOOKS |= {"_linalg_eigh", "_linalg_svd", "linalg_eig", "_linalg_eigvals"}  # whether LAPACK got there
 INDEXED = {"index", "index_put", "index_put_", "_unsafe_index", "_index_put_impl_"}
+INDEXING = Tensor.__getitem__, Tensor.__setitem__
 MADE = torch.tensor, torch.as_tensor, torch.asarray
 ELSEWHERE = "/oracles/", "site-packages", "<frozen"
 COPIES = {"_to_copy", "copy_", "copy"}
@@ -98,6 +101,10 @@ class _Calls(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
         options = options or {}
+        if function in INDEXING and isinstance(arguments[0], FakeTensor):
+            arguments = arguments[0], _copied(arguments[1], arguments[0].device), *arguments[2:]
+        if function in CELLS and isinstance(arguments[0], FakeTensor):
+            return CELLS[function](*arguments, **options)
         made = function in MADE and not isinstance(arguments[0], FakeTensor)
         if made and torch.device(options.get("device") or "cpu").type == NAME:
             return function(*arguments, **(options | {"device": "cpu"})).to(options["device"])
@@ -106,6 +113,29 @@ class _Calls(TorchFunctionMode):
         if generator is not None and device is not None and generator.device.type != torch.device(device).type:
             raise RuntimeError(f"Expected a '{device}' device type for generator but found '{generator.device}'")
         return function(*arguments, **options)
+
+
+def _lstm_cell(x: Tensor, state: Any, into: Tensor, back: Tensor, b_into: Any = None, b_back: Any = None) -> Any:
+    pushed, forgotten, new, shown = (linear(x, into, b_into) + linear(state[0], back, b_back)).chunk(4, -1)
+    cell = forgotten.sigmoid() * state[1] + pushed.sigmoid() * new.tanh()
+    return shown.sigmoid() * cell.tanh(), cell
+
+
+def _gru_cell(x: Tensor, h: Tensor, into: Tensor, back: Tensor, b_into: Any = None, b_back: Any = None) -> Tensor:
+    parts = zip(linear(x, into, b_into).chunk(3, -1), linear(h, back, b_back).chunk(3, -1), strict=True)
+    (reset, of_h), (update, too), (new, before) = parts
+    update = (update + too).sigmoid()
+    return (1 - update) * (new + (reset + of_h).sigmoid() * before).tanh() + update * h
+
+
+CELLS = {torch.lstm_cell: _lstm_cell, torch.gru_cell: _gru_cell}  # of which torch expects a backend to have fused ones
+
+
+def _copied(index: Any, device: torch.device) -> Any:
+    """An index whose lists are tensors of the device: those that torch makes itself it would look for in a backend."""
+    if isinstance(index, tuple):
+        return tuple(_copied(part, device) for part in index)
+    return torch.tensor(index).to(device) if isinstance(index, list) else index
 
 
 class _Mode(TorchDispatchMode):
@@ -125,6 +155,9 @@ def _run(function: Any, arguments: Any, options: dict[str, Any]) -> Any:
         options = options | {"device": torch.device("cpu")}
     inside = {id(x.inner): x for x in here}
     found = function(*tree_map_only(FakeTensor, lambda x: x.inner, arguments), **_inner(options))
+    if torch.Tag.inplace_view in function.tags:  # of which the tensor around has to know
+        with no_dispatch():
+            function(*arguments, **options)
     if not there:
         return found
     return tree_map_only(Tensor, lambda x: inside.get(id(x)) if id(x) in inside else FakeTensor(x), found)
@@ -142,7 +175,7 @@ def _count(name: str, given: list[Tensor], there: bool, options: dict[str, Any])
             _wait(name)
         if not there or not isinstance(given[0], FakeTensor):
             _take(given[-1])
-    elif name in INDEXED:
+    elif name in INDEXED and isinstance(given[0], FakeTensor):
         if of_host or any(x.dtype in (torch.bool, torch.uint8) and x.ndim for x in given[1:]):
             _wait(name)
     elif of_host:
@@ -213,6 +246,12 @@ def fake_gpu() -> Iterator[torch.device]:
         stack.callback(setattr, _backend, "there", False)
         # torch's engine knows the devices of the first backward pass of a process; on one thread it asks for none
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+        # a network that is converted takes other tensors: `parameter.data = ...` would leave those within as they are
+        stack.callback(
+            torch.__future__.set_swap_module_params_on_conversion,
+            torch.__future__.get_swap_module_params_on_conversion(),
+        )
+        torch.__future__.set_swap_module_params_on_conversion(True)
         stack.enter_context(_Calls())
         stack.enter_context(_Mode())
         yield torch.device(NAME, 0)

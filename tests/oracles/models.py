@@ -33,7 +33,8 @@ def random_model(dynamics: str, emission: str, seed: int = 0) -> SwitchingSSM:
     """A model whose parameters are a draw from its own prior, with scales around 1."""
     model = SwitchingSSM(DYNAMICS[dynamics], EMISSIONS[emission])
     if emission == "normal":
-        model.prior |= {"shape": torch.full((2, 2), 1.5).double(), "rate": torch.full((2, 2), 0.5).double()}
+        like = model.prior["loc"]
+        model.prior |= {"shape": like.new_full((2, 2), 1.5), "rate": like.new_full((2, 2), 0.5)}
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         trace = pyro.poutine.trace(model).get_trace(n_steps=1, **drive(dynamics, (), 1))

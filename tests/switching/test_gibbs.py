@@ -36,6 +36,7 @@ def four_chains(regimes: Regimes, x: Tensor, seed: int) -> tuple[Paths, Tensor]:
 # ---- each conditional
 
 
+@pytest.mark.cpu("numba's kernels")
 @given(**MODELS, rank=st.integers(0, 3), n_steps=st.integers(1, 6), missing=st.sampled_from([0.0, 0.4]))
 def test_each_regime_is_drawn_from_its_probability_given_all_others(seed, rank, n_steps, missing, **sizes):
     """P(z_t | z_-t, x) from the evidence of the K paths that differ in step t, those before it as they were drawn."""
@@ -52,6 +53,7 @@ def test_each_regime_is_drawn_from_its_probability_given_all_others(seed, rank, 
         path[:, t] = drawn[:, t]
 
 
+@pytest.mark.cpu("numba's kernels")
 @pytest.mark.parametrize(("n_particles", "rank"), [(2, 2), (3, 1), (16, 0)])
 def test_whole_paths_drawn_from_paths_of_the_posterior_are_of_the_posterior(n_particles, rank):
     """Independent draws from all paths by weight, each redrawn once: frequencies within five standard errors."""
@@ -68,6 +70,7 @@ def test_whole_paths_drawn_from_paths_of_the_posterior_are_of_the_posterior(n_pa
     assert bool(((found - expected.weight).abs() < 5 * error).all())
 
 
+@pytest.mark.cpu("numba's kernels")
 @given(**MODELS, rank=st.integers(0, 3), n_steps=st.integers(1, 6), missing=st.sampled_from([0.0, 0.4]))
 def test_latents_given_regimes_have_the_smoothers_moments(seed, rank, n_steps, missing, **sizes):
     regimes = random_regimes(seed, rank=min(rank, sizes["latent"]), **sizes)
@@ -80,6 +83,7 @@ def test_latents_given_regimes_have_the_smoothers_moments(seed, rank, n_steps, m
     assert_close(found.covariance, expected.covariance, **TIGHT)
 
 
+@pytest.mark.cpu("numba's kernels")
 @pytest.mark.parametrize(("rank", "missing"), [(2, 0.0), (1, 0.4), (0, 0.2)])
 def test_latents_are_drawn_with_these_moments(rank, missing):
     """Means, covariances and those of neighbours of 50000 draws, within five standard errors."""
@@ -100,6 +104,7 @@ def test_latents_are_drawn_with_these_moments(rank, missing):
     assert bool(((cross - expected.cross_covariance).abs() <= allowed).all())
 
 
+@pytest.mark.cpu("numba's kernels")
 def test_what_latents_say_of_regimes_is_their_density():
     regimes = random_regimes(2, regimes=3, latent=2, features=2)
     x = series(regimes, 5, 3, 0.0)
@@ -121,6 +126,7 @@ def test_what_latents_say_of_regimes_is_their_density():
             assert_close(paths.log_likelihood(drawn)[:, t, k], value, **TIGHT)
 
 
+@pytest.mark.cpu("numba's kernels")
 @pytest.mark.parametrize("c", [0.0, 0.4, 2.0, -3.0, 8.0, 40.0, 200.0])
 def test_polya_gamma_numbers_have_their_moments_and_transform(c):
     """Mean tanh(c/2) / 2c, and E exp(-s w) = cosh(c/2) / cosh(sqrt(c^2/4 + s/2)); within five standard errors."""
@@ -140,6 +146,7 @@ def test_polya_gamma_numbers_have_their_moments_and_transform(c):
     assert bool((drawn > 0).all())
 
 
+@pytest.mark.cpu("numba's kernels")
 def test_polya_gamma_numbers_far_out_are_their_mean():
     drawn = draw_polya_gamma(torch.tensor([[1e4, 1e8, -1e100]], dtype=torch.float64))
     assert_close(

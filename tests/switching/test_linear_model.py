@@ -109,7 +109,7 @@ def test_a_structure_cannot_leave_what_has_no_noise() -> None:
     drawn = model.simulate(6, seed=0)
     sites = {f"s_{t + 1}": drawn.path[t] for t in range(6)}
     there = pyro.poutine.trace(pyro.condition(model.program, sites)).get_trace(drawn.x).log_prob_sum()
-    sites["s_4"] = sites["s_4"] + torch.tensor([0.0, 0.0, 0.0, 1.0, 0.0, 0.0], dtype=FLOAT)  # a lag of the season
+    sites["s_4"] = sites["s_4"] + drawn.path.new_tensor([0.0, 0.0, 0.0, 1.0, 0.0, 0.0])  # a lag of the season
     beside = pyro.poutine.trace(pyro.condition(model.program, sites)).get_trace(drawn.x).log_prob_sum()
     assert torch.isfinite(there)
     assert beside == -torch.inf
@@ -168,7 +168,8 @@ def test_simulated_series_have_the_moments_of_the_chain() -> None:
     drawn = model.simulate(3, (3000,), seed=0)
     again = model.simulate(3, (3000,), seed=0)
     assert_close(drawn.x, again.x, rtol=0, atol=0)
-    moves, seen = model.dynamics.moves(model.values), torch.tensor(model.dynamics.seen, dtype=FLOAT)
+    moves = model.dynamics.moves(model.values)
+    seen = moves.transition.new_tensor(model.dynamics.seen)
     spread = moves.initial_covariance
     for t in range(3):
         variance = seen @ spread @ seen + 0.5

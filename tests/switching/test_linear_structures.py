@@ -69,12 +69,12 @@ def test_standard_errors_are_those_of_the_observed_information() -> None:
     """Of second differences of the evidence, in the logarithms of the variances."""
     fit = LinearSSM(LocalLevel()).fit(nile(), restarts=1, progress=False)
     at = torch.stack([*fit.model.values.values()]).log()
-    steps = 1e-3 * torch.eye(2, dtype=FLOAT)
+    steps = 1e-3 * torch.eye(2).to(at)
     points = [at + a + b for a in (*steps, *-steps) for b in (*steps, *-steps)]
     values = torch.stack(points).exp()
     heights = fit.model.problem(nile()).evidence(dict(zip(fit.model.values, values.unbind(-1), strict=True)))
     corners = heights.reshape(2, 2, 2, 2)  # sign and place of one step, of the other
-    signs = torch.tensor([1.0, -1.0], dtype=FLOAT)
+    signs = corners.new_tensor([1.0, -1.0])
     information = -torch.einsum("s,u,siuj->ij", signs, signs, corners) / (4 * 1e-6)
     expected = at.exp() * torch.linalg.inv(information).diagonal().sqrt()
     found = torch.tensor(fit.summary().parameters["standard error"].to_numpy())
@@ -134,12 +134,13 @@ def test_structures_are_those_of_statsmodels(name: str) -> None:
 
 def dense_evidence(model: LinearSSM, x: np.ndarray) -> float:
     """Of the series and all states as one normal vector."""
-    moves, sights = model.dynamics.moves(model.values), model.emission.sights(model.values)
-    n_latent, n_steps = model.n_latent, len(x)
+    n_latent, n_steps, x = model.n_latent, len(x), torch.tensor(x).unsqueeze(-1)
+    values = model.values_like(x)
+    moves, sights = model.dynamics.moves(values), model.emission.sights(values)
     zero = torch.zeros(n_latent, dtype=FLOAT)
     start = torch.diag(zero) if moves.initial_covariance is None else moves.initial_covariance
     sequence = naive.Sequence(
-        torch.tensor(x).unsqueeze(-1),
+        x,
         moves.transition.expand(n_steps - 1, -1, -1),
         zero.expand(n_steps - 1, -1),
         moves.state_noise.expand(n_steps - 1, -1, -1),

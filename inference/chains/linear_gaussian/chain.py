@@ -323,7 +323,8 @@ def _log_density(gap: Tensor, factor: Tensor) -> Tensor:
     triangle = torch.linalg.qr(factor.mT)[1].mT
     diagonal, least = triangle.diagonal(dim1=-2, dim2=-1).abs(), ROUNDINGS * torch.finfo(gap.dtype).eps
     singular = (diagonal <= least * factor.norm(dim=-1)).any(-1)
-    safe = torch.where(singular[..., None, None], torch.eye(gap.shape[-1]).to(gap), triangle)
+    unit = torch.eye(gap.shape[-1], dtype=gap.dtype, device=gap.device)
+    safe = torch.where(singular[..., None, None], unit, triangle)
     white = torch.linalg.solve_triangular(safe, gap.unsqueeze(-1), upper=False).squeeze(-1)
     log_det = torch.where(singular.unsqueeze(-1), 1.0, diagonal).log().sum(-1)
     value = -white.square().sum(-1) / 2 - log_det - gap.shape[-1] * LOG_2PI / 2

@@ -71,7 +71,7 @@ def _meet(factor: Tensor, information: Tensor) -> tuple[Tensor, Tensor]:
 
 def _root(met: Tensor) -> Tensor:
     """The lower factor of I + met met'."""
-    unit = torch.eye(met.shape[-2]).to(met)
+    unit = torch.eye(met.shape[-2], dtype=met.dtype, device=met.device)
     return torch.linalg.qr(beside(met, unit).mT)[1].mT
 
 

@@ -265,7 +265,8 @@ def _smooth_back(run: Forward) -> tuple[Belief, Tensor]:
     """Step by step: beliefs given all observations and the diffuse coordinates, and the covariances of neighbours."""
     back, root = backward(run), run.seen.belief.factor
     n, size = back.gain.shape[-3:-1]
-    drift, spread = back.drift.new_zeros(size, back.drift.shape[-1]), torch.eye(size).to(back.gain)
+    spread = torch.eye(size, dtype=root.dtype, device=root.device)
+    drift = back.drift.new_zeros(size, back.drift.shape[-1])
     found = [(drift, spread)]
     for t in reversed(range(n)):
         gain, own, noise = (part[..., t, :, :] for part in back)

@@ -110,12 +110,12 @@ def update(tables: Tables, before: Chosen, x: Tensor) -> tuple[Chosen, Tensor]:
     shown = emission @ before.covariance
     chol, info = torch.linalg.cholesky_ex(shown @ emission.mT + noise)
     failed = ((info != 0) & ~before.log_prob.isneginf()).flatten(1).any(-1)
-    chol = torch.where((info != 0)[..., None, None], torch.eye(x.shape[-1]).to(x), chol)
+    chol = torch.where((info != 0)[..., None, None], torch.eye(x.shape[-1], dtype=x.dtype, device=x.device), chol)
     white = torch.linalg.solve_triangular(chol, gap, upper=False)
     gain = torch.cholesky_solve(shown, chol).mT
     log_det = chol.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     log_density = -white.square().sum((-2, -1)) / 2 - log_det - LOG_2PI / 2 * seen.to(x).sum(-1)[:, None, None]
-    rest = torch.eye(gain.shape[-2]).to(x) - gain @ emission
+    rest = torch.eye(gain.shape[-2], dtype=x.dtype, device=x.device) - gain @ emission
     covariance = rest @ before.covariance @ rest.mT + gain @ noise @ gain.mT
     mean = before.mean + (gain @ gap).squeeze(-1)
     return Chosen(before.log_prob + log_density, mean, (covariance + covariance.mT) / 2), failed

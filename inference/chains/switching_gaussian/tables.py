@@ -96,7 +96,8 @@ def choose(tables: Tables, regime: Tensor, mean: Tensor, covariance: Tensor) -> 
     ).exp()
     first = weight.mT @ nodes
     second = torch.einsum("...pk,pd,pe->...kde", weight, nodes, nodes)
-    bent = second - first.unsqueeze(-1) * first.unsqueeze(-2) - torch.eye(nodes.shape[-1]).to(mean)
+    unit = torch.eye(nodes.shape[-1], dtype=mean.dtype, device=mean.device)
+    bent = second - first.unsqueeze(-1) * first.unsqueeze(-2) - unit
     into = (factor @ directions).unsqueeze(-3)
     return Chosen(log_prob, own + (into @ first.unsqueeze(-1)).squeeze(-1), spread + into @ bent @ into.mT)
 
