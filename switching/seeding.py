@@ -42,6 +42,9 @@ def seeded(seed: Seed, like: Tensor) -> Iterator[None]:
         yield
         return
     number = number_of(seed)
-    with torch.random.fork_rng(devices=[like.device] if like.is_cuda else []):
-        torch.random.manual_seed(number)
+    devices = [like.device] if like.is_cuda else []
+    with torch.random.fork_rng(devices=devices):
+        torch.default_generator.manual_seed(number)  # `torch.manual_seed` would seed the generators of all devices
+        for device in devices:
+            torch.cuda.default_generators[device.index or 0].manual_seed(number)
         yield

@@ -149,7 +149,7 @@ class Lifted(Record):
         fresh = (self.log_drawn + (self.log_redraw[:, None] + self.log_state).unsqueeze(-1)).mT  # [C, V, K]
         held = (self.log_background + self.log_hold[:, None]).unsqueeze(-1)
         unseen = (self.log_redraw[:, None] + self.log_state)[:, None], self.log_hold[:, None, None]
-        index = torch.where(read.seen, read.index, self.n_tokens).flatten()
+        index = torch.where(read.seen, read.index, self.n_tokens).flatten().to(fresh.device)
         log_fresh, log_held = (
             torch.cat([table, none], 1).index_select(1, index).unflatten(1, read.index.shape)
             for table, none in zip((fresh, held), unseen, strict=True)
@@ -158,7 +158,7 @@ class Lifted(Record):
         start = self.start.reshape(self.n_chains, *(1,) * len(batch), self.n_states)
         if h0 is not None:
             start = self._belief(check_state("h0", h0, (1, *batch, len(self.reading.start)))[0])
-        counts = None if read.lengths is None else read.lengths.expand(self.n_chains, *batch)
+        counts = None if read.lengths is None else read.lengths.to(fresh.device).expand(self.n_chains, *batch)
         return CopyChain(start.log(), log_fresh, log_held, counts)
 
     def log_evidence(self, tokens: Any, lengths: Any = None) -> Float[Tensor, "*b"]:

@@ -238,7 +238,8 @@ class CoupledSSM(Verbs, ABC):
         """A draw of states, gates and observations; a seed makes it repeatable and leaves global state alone."""
         n_steps, batch_shape = check_integer("n_steps", n_steps), check_batch_shape("batch_shape", batch_shape)
         some = tuple(max(1, n) for n in batch_shape)  # Pyro's plates are never empty
-        drawn = _draw(self.program, len(self.n_states), n_steps, some, seed)
+        with seeded(seed, next(iter(self.parameters.values()))):
+            drawn = _draw(self.program, len(self.n_states), n_steps, some)
         if some != batch_shape:
             drawn = (table.new_zeros(*batch_shape, *table.shape[len(some) :]) for table in drawn)
         return CoupledDraw(*drawn)
@@ -356,11 +357,10 @@ def draw_chain(t: int, d: int, rho: Tensor, probs: Tensor, before: Tensor | None
 
 
 def _draw(
-    program: Callable[..., Tensor], n_chains: int, n_steps: int, batch_shape: tuple[int, ...], seed: Seed
+    program: Callable[..., Tensor], n_chains: int, n_steps: int, batch_shape: tuple[int, ...]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run `program(None, n_steps, batch_shape)`: x [*b, T, F], states and gates [*b, T, D]."""
-    with seeded(seed, torch.empty(0)):
-        trace = pyro.poutine.trace(program).get_trace(None, n_steps, batch_shape)
+    trace = pyro.poutine.trace(program).get_trace(None, n_steps, batch_shape)
 
     def value(name: str) -> Tensor:
         return torch.as_tensor(trace.nodes[name].get("value"))

@@ -273,7 +273,7 @@ class LinearSSM(VectorModel):
         """
         n_steps, batch_shape = check_integer("n_steps", n_steps), check_batch_shape("batch_shape", batch_shape)
         some = tuple(max(1, n) for n in batch_shape)  # Pyro's plates are never empty
-        with seeded(seed, torch.empty(0)), pyro.poutine.block():
+        with seeded(seed, self._like), pyro.poutine.block():
             drawn = self._drawn(None, n_steps, some)
         if some != batch_shape:
             drawn = tuple(table.new_zeros(*batch_shape, *table.shape[len(some) :]) for table in drawn)
