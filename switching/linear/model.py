@@ -301,7 +301,7 @@ class LinearSSM(VectorModel):
 
     def start(self, batch_shape: tuple[int, ...] = ()) -> LinearStreamState:
         """The state of a batch of streams before their first observation."""
-        self.values_like(self._like)
+        self.values_like(self._like)  # raises where there are none
         empty = self._like.new_zeros(check_batch_shape("batch_shape", batch_shape))
         return LinearStreamState(None, None, empty, 0)
 

@@ -1,13 +1,9 @@
 r"""One long factored copy chain: stretches of its time go side by side, as sequences do in `cpu_lanes`.
 
-The lanes have each a window of the chain: a stretch whose results are wanted, and a margin before and after it. A chain
-forgets: whatever a window begins with, after some steps its messages are those of the whole chain. That they are is
-seen, not believed. Where two windows meet, at the first step of a stretch, the messages of the window before, which has
-long been under way, are compared with those of the window that begins a margin earlier. The first window begins where
-the chain does, and is right; where the second agrees with it, it is right from there on, since a step brings any two
-messages nearer to each other, measured by the ratios of their entries (Birkhoff 1957, *Extensions of Jentzsch's
-theorem*); and so on from window to window, and in the other direction of time from the last one. Where a message does
-not agree to rounding, wider margins are tried, and then the chain is walked step by step.
+The lanes have each a window of the chain: a stretch whose results are wanted, and a margin before and after it. As
+`markov.cpu_teams` says at length, a chain forgets what it began with, and that it has done so is seen where two windows
+meet: at the first step of a stretch, by the messages of the window before, which has long been under way. Where a
+message does not agree to rounding, wider margins are tried, and then the chain is walked step by step.
 """
 
 from functools import partial

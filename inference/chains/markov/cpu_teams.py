@@ -35,10 +35,8 @@ _SECONDS = 3e-9  # that such a number takes at least
 def go(inputs: Any, outputs: Any, workspace: Callable[[], Any]) -> None:
     """Filter, or smooth where there is room for counts. Each thread has a workspace of its own."""
     smoothing, n = outputs.counts.size > 0, len(inputs.lengths)
-    size, n_parts = (
-        inputs.n_steps * padded(inputs.n_states, outputs.state.itemsize),
-        torch.get_num_threads() // max(1, n),
-    )
+    size = inputs.n_steps * padded(inputs.n_states, outputs.state.itemsize)
+    n_parts = torch.get_num_threads() // max(1, n)
     if smoothing and size >= _MIN_DIVIDED and n_parts > 1 and int(inputs.lengths.min()) >= n_parts:
         if _go_by_parts(inputs, outputs, workspace, n_parts):
             return
