@@ -26,10 +26,9 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from ..inference.families import Beta, Dirichlet, Gamma, LocPrecision, NormalGamma, NormalWishart, VectorFamily, given
-from ..inference.families.numerics import log_det
 from ..inference.families.wishart import wishart_normalizer
 from ..inference.message_passing.factor_graph import Factor
-from ..inference.numerics.cholesky import cholesky
+from ..inference.numerics.cholesky import cholesky, cholesky_inverse, log_det
 from .definite import Wishart
 from .parameters import Parameter, Parameters, with_prefix
 
@@ -157,7 +156,7 @@ def _(family: NormalWishart, eta: Tensor, names: Sequence[str], about: Tensor | 
     q, (loc, precision) = family.usual(eta), names
     spread, center = _event(Wishart(q.df, q.scale_matrix)), q.loc + about
     dim = q.loc.shape[-1]
-    inverse = torch.cholesky_inverse(cholesky(q.scale_matrix))
+    inverse = cholesky_inverse(cholesky(q.scale_matrix))
     of_precision = wishart_normalizer(q.df, cholesky(inverse))
     of_location = dim / 2 * (math.log(2 * math.pi) - q.kappa.log())
 

@@ -8,13 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from ..numerics.cholesky import cholesky
+from ..numerics.cholesky import cholesky, cholesky_inverse, cholesky_solve, log_det
 from ..numerics.op import Variants
 from .family import VectorFamily
 from .numerics import (
     LOG_2PI,
     lgamma_gap,
-    log_det,
     log_gamma_draw,
     normal_draw,
     pack,
@@ -143,7 +142,7 @@ class NormalWishart(VectorFamily[LocPrecision]):
         df: Float[Tensor, "*#plates"],
         scale_matrix: Float[Tensor, "*#plates D D"],
     ) -> Float[Tensor, "*out P"]:
-        return self.of_inverse(loc, kappa, df, torch.cholesky_inverse(cholesky(scale_matrix)))
+        return self.of_inverse(loc, kappa, df, cholesky_inverse(cholesky(scale_matrix)))
 
     @staticmethod
     def of_inverse(
@@ -159,7 +158,7 @@ class NormalWishart(VectorFamily[LocPrecision]):
 
     def usual(self, eta: Float[Tensor, "*plates P"]) -> NormalWishartParameters:
         loc, kappa, df, chol = self._split(eta)
-        return NormalWishartParameters(loc, kappa, df, torch.cholesky_inverse(chol))
+        return NormalWishartParameters(loc, kappa, df, cholesky_inverse(chol))
 
     def _split(self, eta: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """loc, kappa, df, and the Cholesky factor of the inverse scale matrix."""
@@ -194,7 +193,7 @@ class NormalWishart(VectorFamily[LocPrecision]):
     def mean(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates P"]:
         loc, kappa, df, chol = self._split(eta)
         dim = loc.shape[-1]
-        precision = df[..., None, None] * torch.cholesky_inverse(chol)
+        precision = df[..., None, None] * cholesky_inverse(chol)
         first = (precision @ loc[..., None])[..., 0]
         second = (first * loc).sum(-1) + dim / kappa
         return pack(first, second[..., None], expected_log_det(df, chol)[..., None], precision.flatten(-2))
@@ -269,7 +268,7 @@ def _expected_normal(statistics: Tensor) -> ExpectedNormal:
     dim = math.isqrt(statistics.shape[-1] - 2)
     first, second, log_volume, flat = statistics.split([dim, 1, 1, dim * dim], -1)
     chol = cholesky(flat.unflatten(-1, (dim, dim)))
-    loc = torch.cholesky_solve(first[..., None], chol)[..., 0]
+    loc = cholesky_solve(first[..., None], chol)[..., 0]
     volume = log_volume[..., 0] - second[..., 0] + (first * loc).sum(-1)
     return ExpectedNormal(loc, chol, (volume - log_det(chol)) / 2, volume)
 
@@ -290,7 +289,7 @@ class Gaussian(VectorFamily[Tensor]):
 
     def usual(self, eta: Float[Tensor, "*plates P"]) -> GaussianParameters:
         weighted_loc, precision = self._parts(eta)
-        loc = torch.cholesky_solve(weighted_loc[..., None], cholesky(precision))[..., 0]
+        loc = cholesky_solve(weighted_loc[..., None], cholesky(precision))[..., 0]
         return GaussianParameters(loc, precision)
 
     def _parts(self, eta: Tensor) -> tuple[Tensor, Tensor]:
@@ -313,7 +312,7 @@ class Gaussian(VectorFamily[Tensor]):
 
     def mean(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates P"]:
         q = self.usual(eta)
-        covariance = torch.cholesky_inverse(cholesky(q.precision))
+        covariance = cholesky_inverse(cholesky(q.precision))
         return pack(q.loc, (covariance + q.loc[..., :, None] * q.loc[..., None, :]).flatten(-2))
 
     def kl(self, eta: Float[Tensor, "*#plates P"], eta0: Float[Tensor, "*#plates P"]) -> Float[Tensor, "*out"]:

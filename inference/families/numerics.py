@@ -30,11 +30,6 @@ def steps(df: Tensor, dim: int) -> Tensor:
     return (df[..., None] - torch.arange(dim, dtype=df.dtype, device=df.device)) / 2
 
 
-def log_det(chol: Tensor) -> Tensor:
-    """log determinant of the matrix whose lower Cholesky factor this is."""
-    return 2 * chol.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-
-
 def pack(*parts: Tensor) -> Tensor:
     """Concatenate along the last axis, broadcasting the plates in front."""
     shapes = {part.shape[:-1] for part in parts}

@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from ..numerics.cholesky import cholesky
+from ..numerics.cholesky import cholesky, cholesky_inverse, cholesky_solve, log_det
 from .family import VectorFamily
 from .normal import LocPrecision
-from .numerics import LOG_2PI, log_det, normal_draw, pack, positive_definite, require
+from .numerics import LOG_2PI, normal_draw, pack, positive_definite, require
 from .wishart import expected_log_det, wishart_divergence, wishart_draw, wishart_normalizer
 
 
@@ -48,12 +48,12 @@ class MatrixNormalWishart(VectorFamily[LocPrecision]):
         scale_matrix: Float[Tensor, "*#plates D D"],
     ) -> Float[Tensor, "*out P"]:
         weighted = weight @ loc
-        inverse = torch.cholesky_inverse(cholesky(scale_matrix)) + loc.mT @ weighted
+        inverse = cholesky_inverse(cholesky(scale_matrix)) + loc.mT @ weighted
         return pack(weighted.flatten(-2), -weight.flatten(-2) / 2, df[..., None] / 2, -inverse.flatten(-2) / 2)
 
     def usual(self, eta: Float[Tensor, "*plates P"]) -> MatrixNormalWishartParameters:
         loc, chol_weight, df, chol = self._split(eta)
-        return MatrixNormalWishartParameters(loc, chol_weight @ chol_weight.mT, df, torch.cholesky_inverse(chol))
+        return MatrixNormalWishartParameters(loc, chol_weight @ chol_weight.mT, df, cholesky_inverse(chol))
 
     def parts(self, table: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Statistics or natural parameters as [K, D], [K, K], [] and [D, D]."""
@@ -76,7 +76,7 @@ class MatrixNormalWishart(VectorFamily[LocPrecision]):
         """loc, the Cholesky factors of weight and of the inverse scale matrix, and df between them."""
         weighted, weight, df, total = self._matrices(eta)
         chol_weight = cholesky(weight)
-        loc = torch.cholesky_solve(weighted, chol_weight)
+        loc = cholesky_solve(weighted, chol_weight)
         return loc, chol_weight, df, cholesky(total - weighted.mT @ loc)
 
     def check(self, eta: Tensor) -> None:
@@ -101,9 +101,9 @@ class MatrixNormalWishart(VectorFamily[LocPrecision]):
     def mean(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates P"]:
         loc, chol_weight, df, chol = self._split(eta)
         dim = loc.shape[-1]
-        precision = df[..., None, None] * torch.cholesky_inverse(chol)
+        precision = df[..., None, None] * cholesky_inverse(chol)
         first = loc @ precision
-        second = first @ loc.mT + dim * torch.cholesky_inverse(chol_weight)
+        second = first @ loc.mT + dim * cholesky_inverse(chol_weight)
         log_volume = expected_log_det(df, chol)[..., None]
         return pack(first.flatten(-2), second.flatten(-2), log_volume, precision.flatten(-2))
 

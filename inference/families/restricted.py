@@ -23,10 +23,10 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from ..numerics.cholesky import cholesky
+from ..numerics.cholesky import cholesky, log_det
 from .family import VectorFamily
 from .normal import Gaussian, LocPrecision, NormalGamma, NormalWishart
-from .numerics import log_det, pack
+from .numerics import pack
 from .point import Held
 from .positive import Gamma
 from .wishart import Wishart

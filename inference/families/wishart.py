@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from ..numerics.cholesky import cholesky
+from ..numerics.cholesky import cholesky, cholesky_inverse, log_det
 from .family import VectorFamily
-from .numerics import lgamma_gap, log_det, log_gamma_draw, normal_draw, pack, positive_definite, require, steps
+from .numerics import lgamma_gap, log_gamma_draw, normal_draw, pack, positive_definite, require, steps
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,12 @@ class Wishart(VectorFamily[Tensor]):
     def natural(
         self, df: Float[Tensor, "*#plates"], scale_matrix: Float[Tensor, "*#plates D D"]
     ) -> Float[Tensor, "*out P"]:
-        inverse = torch.cholesky_inverse(cholesky(scale_matrix))
+        inverse = cholesky_inverse(cholesky(scale_matrix))
         return pack(df[..., None] / 2, -inverse.flatten(-2) / 2)
 
     def usual(self, eta: Float[Tensor, "*plates P"]) -> WishartParameters:
         df, chol = self._split(eta)
-        return WishartParameters(df, torch.cholesky_inverse(chol))
+        return WishartParameters(df, cholesky_inverse(chol))
 
     def _split(self, eta: Tensor) -> tuple[Tensor, Tensor]:
         """df, and the Cholesky factor of the inverse scale matrix."""
@@ -92,7 +92,7 @@ class Wishart(VectorFamily[Tensor]):
 
     def mean(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates P"]:
         df, chol = self._split(eta)
-        precision = df[..., None, None] * torch.cholesky_inverse(chol)
+        precision = df[..., None, None] * cholesky_inverse(chol)
         return pack(expected_log_det(df, chol)[..., None], precision.flatten(-2))
 
     def log_base(self, statistics: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates"]:

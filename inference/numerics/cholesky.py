@@ -6,6 +6,9 @@ its least eigenvalues: a factor that does not exist is that of a matrix whose di
 
 torch clears the upper triangles of a batch of them on several threads, however small it is: a microsecond's work, for
 which threads have to wait for each other, and beside other programs they wait for milliseconds. numpy does not.
+
+Forward derivatives of torch's `cholesky_inverse` and `cholesky_solve` are wrong (pytorch issues 196682 and 196694), so
+that those here go by triangular systems where they are asked for.
 """
 
 import numpy as np
@@ -13,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .deferred import are_deferred, refuse_if
-from .op import Variants, differentiated
+from .op import Variants, differentiated, dual
 
 SMALL = 2**12  # numbers in a batch whose triangles are not worth a second thread
 MOST = 64.0  # roundings of the diagonal, times D, by which it may be greater
@@ -85,3 +88,34 @@ def _by_numpy(matrix: Tensor) -> Tensor:
     except np.linalg.LinAlgError:
         return _by_torch(matrix)
     return torch.from_numpy(chol) if np.isfinite(chol.sum()) else _by_torch(matrix)
+
+
+def cholesky_inverse(chol: Tensor) -> Tensor:
+    """The inverse of the matrix `[*b, D, D]` whose lower Cholesky factor this is."""
+    if not dual(chol):
+        return torch.cholesky_inverse(chol)
+    half = torch.linalg.solve_triangular(chol, torch.eye(chol.shape[-1]).to(chol), upper=False)
+    return half.mT @ half
+
+
+def cholesky_solve(right: Tensor, chol: Tensor) -> Tensor:
+    """What that matrix takes to `right` `[*b, D, N]`."""
+    if not dual(right, chol):
+        return torch.cholesky_solve(right, chol)
+    return torch.linalg.solve_triangular(chol.mT, torch.linalg.solve_triangular(chol, right, upper=False), upper=True)
+
+
+def _log_det(chol: Tensor) -> Tensor:
+    return 2 * chol.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
+log_det = Variants(_log_det)
+"""The log determinants `[*b]` of the matrices whose lower Cholesky factors `[*b, D, D]` these are."""
+
+
+@log_det.kernel("cpu")
+def _log_det_by_numpy(chol: Tensor) -> Tensor:
+    if chol.numel() > SMALL or differentiated(chol):
+        return _log_det(chol)
+    diagonal = chol.detach().numpy().diagonal(0, -2, -1)
+    return torch.from_numpy(np.asarray(2 * np.log(diagonal).sum(-1)))

@@ -20,9 +20,9 @@ POSSIBLE = NEVER / 2  # log-weights above it are of events that can happen
 
 def log_probability(p: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """log p, -inf where p is 0; the gradient is 0 there, so that what cannot be stays so."""
-    possible = p > 0
     if not differentiated(p):
-        return torch.where(possible, p, 0.0).log()
+        return p.clamp_min(0.0).log()
+    possible = p > 0
     return torch.where(possible, torch.where(possible, p, 1.0).log(), -torch.inf)
 
 
@@ -59,10 +59,22 @@ class _LogMatmul(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
         ctx.save_for_backward(*inputs, output)
+        ctx.save_for_forward(*inputs, output)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor]:
         vector, matrix, output = ctx.saved_tensors
-        reached = torch.where(output == -torch.inf, 0.0, output)
-        grad = grad_outputs[0].unsqueeze(-2) * torch.exp(vector.unsqueeze(-1) + matrix - reached.unsqueeze(-2))
+        grad = grad_outputs[0].unsqueeze(-2) * _shares(vector, matrix, output)
         return grad.sum(-1).sum_to_size(vector.shape), grad.sum_to_size(matrix.shape)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
+        of_vector, of_matrix = tangents
+        along = (0.0 if of_vector is None else of_vector.unsqueeze(-1)) + (0.0 if of_matrix is None else of_matrix)
+        return (along * _shares(*ctx.saved_tensors)).sum(-2)
+
+
+def _shares(vector: Tensor, matrix: Tensor, product: Tensor) -> Tensor:
+    """The part of each entry of the product that is by way of each entry of the vector; 0 where there is nothing."""
+    reached = torch.where(product == -torch.inf, 0.0, product)
+    return torch.exp(vector.unsqueeze(-1) + matrix - reached.unsqueeze(-2))

@@ -11,7 +11,8 @@ be differentiated any number of times, whichever kernel computed it. Two things 
 terms of other operators, and an `adjoint` kernel, which serves where no further derivatives are recorded.
 
 Under `torch.func`'s transforms, which know no operators, one on independent sequences takes more of them at once where
-it is mapped, and has its `gradient`; any other one is its plain implementation.
+it is mapped, and has its `gradient`; any other one is its plain implementation, and so is every one whose inputs have
+tangents of `torch.autograd.forward_ad`.
 
 `torch.library.custom_op` does the like, but its operators import torch's compiler when they are first called, which
 every new process would wait for.
@@ -26,6 +27,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .arrays import ordinary
 from .checks import DTYPES, HALVES, widened
@@ -129,6 +131,8 @@ class Op(Kernels):
     def __call__(self, *arguments: Any) -> Any:
         if transformed():
             return self._transformed(*arguments)
+        if dual(*arguments):
+            return self.plain(*arguments)
         recorded = torch.is_grad_enabled() and not torch.compiler.is_compiling()
         if recorded and any(isinstance(x, Tensor) and x.is_inference() for x in arguments):
             arguments = tuple(ordinary(x) if isinstance(x, Tensor) else x for x in arguments)
@@ -233,7 +237,8 @@ class Variants(Kernels):
     """
 
     def __call__(self, table: Tensor, *others: Any) -> Any:
-        function, takes = self.find(table.device.type) if self.has_kernel(table) else (None, _anything)
+        served = self.has_kernel(table) and not dual(*others)
+        function, takes = self.find(table.device.type) if served else (None, _anything)
         return self.plain(table, *others) if function is None or not takes(table, *others) else function(table, *others)
 
     def has_kernel(self, table: Tensor) -> bool:
@@ -241,7 +246,7 @@ class Variants(Kernels):
 
         Not while torch traces, maps or transforms what is computed, nor in another dtype than float32 and float64.
         """
-        if torch.compiler.is_compiling() or transformed() or table.dtype not in DTYPES:
+        if torch.compiler.is_compiling() or transformed() or dual(table) or table.dtype not in DTYPES:
             return False
         return self.find(table.device.type)[0] is not None
 
@@ -284,8 +289,15 @@ def _batched(grads: Sequence[Tensor | None]) -> bool:
 
 
 def differentiated(*inputs: Any) -> bool:
-    """Whether autograd records what is computed from these inputs."""
-    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
+    """Whether autograd follows what is computed from these inputs, backward or forward."""
+    recorded = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
+    return recorded or dual(*inputs)
+
+
+def dual(*inputs: Any) -> bool:
+    """Whether some of these inputs have a tangent, of a level of `torch.autograd.forward_ad`."""
+    within = forward_ad._current_level >= 0  # pyright: ignore[reportAttributeAccessIssue]
+    return within and any(isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in inputs)
 
 
 def blank(like: Tensor, shape: Sequence[Any] | None = None, dtype: torch.dtype | None = None) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...inference.numerics.cholesky import cholesky
+from ...inference.numerics.cholesky import cholesky, cholesky_inverse
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class NormalNoise:
         """Observations x with NaN where a feature is missing, which is marginalised."""
         seen = (~torch.isnan(x)).to(x)
         if not bool((seen > 0).all()):
-            covariance = torch.cholesky_inverse(cholesky(precision))
+            covariance = cholesky_inverse(cholesky(precision))
             covariance = covariance * seen.unsqueeze(-1) * seen.unsqueeze(-2) + torch.diag_embed(1 - seen)
-            precision = torch.cholesky_inverse(cholesky(covariance)) - torch.diag_embed(1 - seen)
+            precision = cholesky_inverse(cholesky(covariance)) - torch.diag_embed(1 - seen)
         log_det = torch.linalg.slogdet(precision + torch.diag_embed(1 - seen)).logabsdet
         constant = (log_det - seen.sum(-1) * math.log(2 * math.pi)) / 2
         return NormalNoise(torch.where(seen.bool(), x, 0.0), precision, constant)

@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...inference.families import LocPrecision, MatrixNormalWishart, NormalWishart, VectorFamily
-from ...inference.numerics.cholesky import cholesky
+from ...inference.numerics.cholesky import cholesky, cholesky_inverse
 from ..data.series import Series
 from ..emissions.spread import check_squares, spread
 from ..parameters import Parameters
@@ -152,7 +152,7 @@ def _coefficients(matrix: Tensor, offset: Tensor) -> Tensor:
 
 
 def _inverse(matrix: Tensor) -> Tensor:
-    return torch.cholesky_inverse(cholesky(matrix))
+    return cholesky_inverse(cholesky(matrix))
 
 
 # ---- densities -------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ...numerics.logs import NEVER, POSSIBLE
+from ...numerics.op import differentiated
 from ...numerics.randomness import invert
 
 
@@ -60,14 +61,14 @@ def _steps(log_initial: Tensor | None, log_fresh: Tensor, log_held: Tensor, leng
 
 
 def _log_add(x: Tensor, y: Tensor) -> Tensor:
-    if x.requires_grad or y.requires_grad:  # the second derivative of logaddexp is NaN where x and y are far apart
+    if differentiated(x, y):  # the second derivative of logaddexp is NaN where x and y are far apart
         return torch.stack(torch.broadcast_tensors(x, y)).logsumexp(0)
     return torch.logaddexp(x, y)
 
 
 def _forward(steps: _Steps) -> _Forward:
     belief = steps.start
-    mass = torch.zeros_like(steps.scale) if not steps.start.requires_grad else belief.logsumexp(-1, keepdim=True)
+    mass = torch.zeros_like(steps.scale) if not differentiated(steps.start) else belief.logsumexp(-1, keepdim=True)
     before, after, carried, left, totals = [], [], [], [], []
     for fresh, held in zip(steps.fresh.unbind(0), steps.held.unbind(0), strict=True):
         before.append(belief)

@@ -15,6 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...numerics.cholesky import cholesky_inverse, cholesky_solve
+
 LOG_2PI = math.log(2 * math.pi)
 
 
@@ -40,7 +42,7 @@ def _forward(linear: Tensor, square: Tensor, cross: Tensor, lengths: Tensor) -> 
         wrong = (info > 0) & (failed < 0)
         failed, usable = torch.where(wrong, t, failed), failed < 0
         chol = torch.where((usable & ~wrong)[:, None, None], chol, unit)
-        mean = torch.cholesky_solve(torch.where(inside[:, None, None], shift, 0.0), chol)
+        mean = cholesky_solve(torch.where(inside[:, None, None], shift, 0.0), chol)
         log_det = 2 * chol.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         term = (n_states * LOG_2PI - log_det + (shift * mean).sum((-2, -1))) / 2
         total = total + torch.where(inside, term, 0.0)
@@ -49,7 +51,7 @@ def _forward(linear: Tensor, square: Tensor, cross: Tensor, lengths: Tensor) -> 
         if t + 1 < n_steps:
             goes = (t + 1 < lengths)[:, None, None]
             below = torch.where(goes, cross[:, t], 0.0)
-            gains.append(torch.cholesky_solve(below.mT, chol))
+            gains.append(cholesky_solve(below.mT, chol))
             precision = diagonal[:, t + 1] - below @ gains[-1]
             shift = linear[:, t + 1, :, None] + below @ mean
     return Forward(total, chols, means, gains, failed)
@@ -59,12 +61,12 @@ def moments(linear: Tensor, square: Tensor, cross: Tensor, lengths: Tensor) -> t
     """See `op.moments`."""
     run, inside = _forward(linear, square, cross, lengths), torch.arange(linear.shape[1], device=lengths.device)
     inside = (inside < lengths[:, None])[..., None]
-    mean, covariance = run.mean[-1], torch.cholesky_inverse(run.chol[-1])
+    mean, covariance = run.mean[-1], cholesky_inverse(run.chol[-1])
     first, second, crossed = [mean], [covariance + mean @ mean.mT], []
     for chol, own, gain in zip(run.chol[-2::-1], run.mean[-2::-1], run.gain[::-1], strict=True):
         later, between = mean, covariance @ gain.mT
         mean = own + gain @ mean
-        covariance = torch.cholesky_inverse(chol) + gain @ between
+        covariance = cholesky_inverse(chol) + gain @ between
         first.append(mean)
         second.append(covariance + mean @ mean.mT)
         crossed.append(between + later @ mean.mT)

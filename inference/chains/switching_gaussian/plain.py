@@ -20,6 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...numerics.cholesky import cholesky_solve
 from ...numerics.logs import log_sum_exp
 from ..linear_gaussian.plain import LOG_2PI
 from .tables import Chosen, Tables, choose
@@ -112,7 +113,7 @@ def update(tables: Tables, before: Chosen, x: Tensor) -> tuple[Chosen, Tensor]:
     failed = ((info != 0) & ~before.log_prob.isneginf()).flatten(1).any(-1)
     chol = torch.where((info != 0)[..., None, None], torch.eye(x.shape[-1], dtype=x.dtype, device=x.device), chol)
     white = torch.linalg.solve_triangular(chol, gap, upper=False)
-    gain = torch.cholesky_solve(shown, chol).mT
+    gain = cholesky_solve(shown, chol).mT
     log_det = chol.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     log_density = -white.square().sum((-2, -1)) / 2 - log_det - LOG_2PI / 2 * seen.to(x).sum(-1)[:, None, None]
     rest = torch.eye(gain.shape[-2], dtype=x.dtype, device=x.device) - gain @ emission
