@@ -208,7 +208,7 @@ def widened(table: Tensor, event_dims: int, n_axes: int) -> Tensor:
 
 def kept(found: Parameters, values: Parameters) -> Parameters:
     """What was found, and where that is not finite, what there was: nothing was known of it."""
-    return {name: torch.where(torch.isfinite(value), value, values[name]) for name, value in found.items()}
+    return {name: value.where(value.abs() < torch.inf, values[name]) for name, value in found.items()}
 
 
 def count_free(known: Mapping[str, Parameter], values: Parameters) -> int:

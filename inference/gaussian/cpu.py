@@ -131,24 +131,22 @@ def _diagonal_sums(steps, x, weights, about, sums):
 def _full_sums(steps, x, weights, about, sums):
     count, first, second = sums
     n_states, n_features = about.shape
-    residual = np.empty((n_features, BLOCK), x.dtype)
-    weight, weighted = np.empty(BLOCK, x.dtype), np.empty(BLOCK, x.dtype)
+    columns, residual = np.empty((n_features, BLOCK), x.dtype), np.empty((n_features, BLOCK), x.dtype)
+    weight, weighted = np.empty((n_states, BLOCK), x.dtype), np.empty(BLOCK, x.dtype)
     for begin in range(steps[0], steps[1], BLOCK):
         size = min(BLOCK, steps[1] - begin)
+        _columns(x, begin, size, columns)
+        _columns(weights, begin, size, weight)
         for k in range(n_states):
             total = 0.0
             for n in range(size):
-                weight[n] = weights[begin + n, k]
-                total += weight[n]
+                total += weight[k, n]
             count[k] += total
             for f in range(n_features):
-                centre = about[k, f]
+                centre, total = about[k, f], 0.0
                 for n in range(size):
-                    residual[f, n] = x[begin + n, f] - centre
-            for f in range(n_features):
-                total = 0.0
-                for n in range(size):
-                    weighted[n] = weight[n] * residual[f, n]
+                    residual[f, n] = columns[f, n] - centre
+                    weighted[n] = weight[k, n] * residual[f, n]
                     total += weighted[n]
                 first[k, f] += total
                 for g in range(f + 1):

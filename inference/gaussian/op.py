@@ -22,6 +22,7 @@ from typing import NamedTuple
 from jaxtyping import Float
 from torch import Tensor
 
+from ..numerics.cholesky import log_det as log_determinant
 from ..numerics.op import Call, Gradients, Op, blank, tensors
 from . import plain
 
@@ -116,7 +117,7 @@ def multivariate_normal_log_density(
     tensor([[-1.8379]])
     """
     if log_det is None:
-        log_det = 2 * chol_precision.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        log_det = log_determinant(chol_precision)
     return full_density(x, loc, chol_precision, log_det)
 
 

@@ -275,7 +275,7 @@ def check_start(log_initial: Tensor | None) -> None:
     """Raise `ValueError` unless each row of `log_initial` [*b, K] has a finite entry and none that is NaN or +inf."""
     if log_initial is None:
         return
-    bad = ~log_initial.detach().amax(-1).isfinite()
+    bad = ~(log_initial.detach().amax(-1).abs() < torch.inf)
 
     def complain() -> None:
         index = tuple(bad.nonzero()[0].tolist())

@@ -56,7 +56,7 @@ def _looked_at(numbers: list[Tensor]) -> list[float]:
     seen = [0.0] * len(numbers)
     for device in dict.fromkeys(x.device for x in numbers):
         own = [i for i, x in enumerate(numbers) if x.device == device]
-        copied = torch.stack([numbers[i].detach().double() for i in own]).tolist()
+        copied = torch.stack([numbers[i].detach() for i in own]).tolist()
         for i, value in zip(own, copied, strict=True):
             seen[i] = value
     return seen

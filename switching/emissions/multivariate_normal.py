@@ -32,7 +32,7 @@ from ...inference.families.normal import expected_normal
 from ...inference.families.numerics import pack
 from ...inference.families.peak import peak
 from ...inference.gaussian.op import Moments, multivariate_normal_log_density, multivariate_normal_moments
-from ...inference.numerics.cholesky import cholesky
+from ...inference.numerics.cholesky import cholesky, cholesky_inverse
 from ...inference.numerics.remembered import remembered
 from ..parameters import Parameter, Parameters, Shown
 from .contract import ConjugateEmission, Maximized, Representative, is_complete
@@ -42,7 +42,7 @@ WORD = 32  # features whose pattern is one integer beside the number of another
 
 
 def _inverse(matrix: Tensor) -> Tensor:
-    return torch.cholesky_inverse(cholesky(matrix))
+    return cholesky_inverse(cholesky(matrix))
 
 
 @dataclass(frozen=True)
@@ -142,8 +142,8 @@ class MultivariateNormal(ConjugateEmission):
             if observed is None or len(observed)
         ]
         count, first, second = (reduce(torch.add, part) for part in zip(*parts, strict=True))
-        half = count[..., None] / 2
-        return pack(first, -half, half, -_symmetric(second).flatten(-2) / 2)
+        half = 0.5 * count.unsqueeze(-1)
+        return pack(first, -half, half, -0.5 * second.flatten(-2))
 
     def limit(self, message: Tensor, floor: Tensor) -> Maximized:
         found = peak(message, floor)
@@ -215,7 +215,3 @@ def _regression(observed: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
     spread = torch.where(both, _inverse(torch.where(both, precision, unit)), 0.0)
     whole = unit - spread @ precision
     return whole[..., observed], spread
-
-
-def _symmetric(matrix: Tensor) -> Tensor:
-    return 0.5 * (matrix + matrix.mT)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...numerics.threads import zeros
 from ..copy import op as general
-from ..markov.cpu_scaled import MIXES
+from ..markov.cpu_scaled import MIXES, entries
 from ..markov.cpu_steps import padded
 from ..markov.cpu_sweeps import LEAST, RENEW, TINY, workspace
 from ..markov.cpu_teams import go
@@ -49,21 +49,14 @@ class _Scale(NamedTuple):
         return np.where(steps < self.lengths[:, None], np.where(steps == 0, self.first[:, None], self.moves), 0.0)
 
 
-def _rows(table: Tensor, n_own: int, batch: torch.Size) -> tuple[np.ndarray, np.ndarray]:
-    """A table with one batch axis of its own, and which entry each of all sequences has."""
-    own, rest = table.shape[: table.dim() - n_own], table.shape[table.dim() - n_own :]
-    number = np.arange(own.numel()).reshape(own) + np.zeros(batch, np.int64)
-    return table.detach().reshape(own.numel(), *rest).contiguous().numpy(), number.ravel()
-
-
 def _prepare(*tables: Tensor) -> tuple[Inputs, _Scale]:
     log_redraw, log_hold, log_state, log_likelihood, lengths = tables
     dtype, (n_steps, n_states) = log_likelihood.dtype, log_likelihood.shape[-2:]
     own = np.broadcast_shapes(log_redraw.shape[:-1], log_hold.shape[:-1], log_state.shape[:-1])
     gates = max(log_redraw.shape[-1], log_hold.shape[-1])
-    redraw, of = _rows(log_redraw.double().expand(*own, gates), 1, lengths.shape)
-    hold, _ = _rows(log_hold.double().expand(*own, gates), 1, lengths.shape)
-    state, _ = _rows(log_state.double().expand(*own, n_states), 1, lengths.shape)
+    redraw, of = entries(log_redraw.double().expand(*own, gates), 1, lengths.shape)
+    hold, _ = entries(log_hold.double().expand(*own, gates), 1, lengths.shape)
+    state, _ = entries(log_state.double().expand(*own, n_states), 1, lengths.shape)
     top = state.max(1)
     top = np.where(np.isfinite(top), top, 0.0)
     start = np.exp(state - top[:, None])
@@ -71,7 +64,7 @@ def _prepare(*tables: Tensor) -> tuple[Inputs, _Scale]:
     moves = np.maximum(redraw, hold)
     moves = np.where(np.isfinite(moves), moves, 0.0)
     redraw, hold = np.exp(redraw - moves), np.exp(hold - moves)
-    likelihood, likelihood_of = _rows(log_likelihood, 2, lengths.shape)
+    likelihood, likelihood_of = entries(log_likelihood, 2, lengths.shape)
     number, counted = likelihood.dtype.type, lengths.reshape(-1).contiguous().numpy()
     wide = zeros(len(start), padded(n_states, dtype.itemsize), dtype=dtype).numpy()
     wide[:, :n_states] = start
@@ -170,7 +163,7 @@ def _answer(tables: Any, certain: np.ndarray, results: Results, exactly: Any) ->
     if len(doubtful):
         picked = [
             torch.from_numpy(rows[of[doubtful]])
-            for rows, of in (_rows(table, n, lengths.shape) for table, n in zip(factors, (1, 1, 1, 2), strict=True))
+            for rows, of in (entries(table, n, lengths.shape) for table, n in zip(factors, (1, 1, 1, 2), strict=True))
         ]
         fresh, held = multiplied_out(*(table.double() for table in picked))
         *exact, failed[doubtful] = exactly(None, fresh, held.expand_as(fresh), lengths.reshape(-1)[doubtful])

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...numerics.compilation import inlined, lean_kernel
+from ...numerics.elementary import exp
 from ...numerics.lanes import BYTES
 from ...numerics.threads import zeros
 from .cpu_matrix import Inputs, Outputs
@@ -53,10 +55,17 @@ def flatten(log_initial: Tensor, log_transition: Tensor, log_likelihood: Tensor,
     """Of tables whose batch axes broadcast to those of `lengths`."""
     parts: list[Any] = []
     for table, n_own in ((log_initial, 1), (log_transition, 3), (log_likelihood, 2)):
-        batch, own = table.shape[: table.dim() - n_own], table.shape[table.dim() - n_own :]
-        number = np.arange(batch.numel()).reshape(batch) + np.zeros(lengths.shape, np.int64)
-        parts += [table.detach().reshape(batch.numel(), *own).contiguous().numpy(), number.ravel()]
+        parts += entries(table, n_own, lengths.shape)
     return Tables._make([*parts, lengths.reshape(-1).contiguous().numpy()])
+
+
+def entries(table: Tensor, n_own: int, batch: torch.Size) -> tuple[np.ndarray, np.ndarray]:
+    """A table with one batch axis of its own, and which entry each of all sequences has."""
+    own, rest = table.shape[: table.dim() - n_own], table.shape[table.dim() - n_own :]
+    number = np.arange(own.numel())
+    if own != batch:
+        number = (number.reshape(own) + np.zeros(batch, np.int64)).ravel()
+    return np.ascontiguousarray(table.detach().numpy()).reshape(own.numel(), *rest), number
 
 
 class Scaled(NamedTuple):
@@ -113,16 +122,22 @@ class _Scale(NamedTuple):
 def _prepare(tables: Tables, *, smoothing: bool) -> tuple[Scaled, _Scale]:
     n, (n_steps, n_states) = len(tables.lengths), tables.log_likelihood.shape[1:]
     dtype = torch.from_numpy(tables.log_initial[:0]).dtype
-    start, first = _probabilities(tables.log_initial)
-    matrix, following = _probabilities(tables.log_transition[:, 0])
-    p, number = padded(n_states, dtype.itemsize), start.dtype.type
+    p, lanes, number = padded(n_states, dtype.itemsize), BYTES // dtype.itemsize, tables.log_initial.dtype.type
+    starts, moves = len(tables.log_initial), len(tables.log_transition)
+    start = zeros(starts, p, dtype=dtype).numpy()
+    # torch's memory begins where a vector may
+    forward, backward = zeros(2, moves, p // lanes, p, lanes, dtype=dtype).numpy()
+    first, following, least = np.empty(starts), np.empty(moves), np.empty(moves)
+    _tabulate(
+        tables.log_initial, tables.log_transition.reshape(moves, -1), start, forward, backward, first, following, least
+    )
     inputs = Inputs(
         log_likelihood=tables.log_likelihood.ravel(),
         likelihood_of=tables.likelihood_of,
-        start=_widened(start, p).ravel(),
+        start=start.ravel(),
         start_of=tables.initial_of,
-        forward=_panels(matrix, p, dtype),
-        backward=_panels(matrix.transpose(0, 2, 1), p, dtype),
+        forward=forward.ravel(),
+        backward=backward.ravel(),
         table_of=tables.transition_of,
         lengths=tables.lengths,
         n_steps=n_steps,
@@ -139,28 +154,44 @@ def _prepare(tables: Tables, *, smoothing: bool) -> tuple[Scaled, _Scale]:
         log_increment=torch.empty(0 if smoothing else n, n_steps, dtype=dtype),
         counts=zeros(n if smoothing else 0, n_states, n_states, dtype=dtype),
     )
-    moves = tables.transition_of
-    return job, _Scale(first[tables.initial_of], following[moves], matrix.min((1, 2))[moves])
+    of = tables.transition_of
+    return job, _Scale(first[tables.initial_of], following[of], least[of])
 
 
-def _probabilities(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """exp(table [n, ...]) over its largest entry, and the logarithm of that in float64."""
-    top = table.max(tuple(range(1, table.ndim)), keepdims=True)
-    top = np.where(np.isfinite(top), top, 0)
-    return np.exp(table - top), top.ravel().astype(np.float64)
+@inlined
+def _top(table: Any, n: int) -> Any:
+    """The largest number of a row; 0 where it is not finite."""
+    top = table[n, 0]
+    for j in range(1, table.shape[1]):
+        top = max(top, table[n, j])
+    return top if abs(top) < np.inf else table.dtype.type(0)
 
 
-def _panels(matrix: np.ndarray, p: int, dtype: torch.dtype) -> np.ndarray:
-    """[n, K, K] padded to [n, P, P] and stored by panels of a vector's width, [n, panel, row, lane], flat."""
-    n, n_states, _ = matrix.shape
-    lanes = BYTES // dtype.itemsize
-    room = zeros(n, p // lanes, p, lanes, dtype=dtype).numpy()  # torch's memory begins where a vector may
-    room.transpose(0, 2, 1, 3)[:, :n_states] = _widened(matrix, p).reshape(n, n_states, p // lanes, lanes)
-    return room.ravel()
-
-
-def _widened(table: np.ndarray, p: int) -> np.ndarray:
-    """The table with zeros up to p columns."""
-    wide = np.zeros((*table.shape[:-1], p), table.dtype)
-    wide[..., : table.shape[-1]] = table
-    return wide
+@lean_kernel
+def _tabulate(
+    log_initial: Any,
+    log_transition: Any,
+    start: Any,
+    forward: Any,
+    backward: Any,
+    first: Any,
+    following: Any,
+    least: Any,
+) -> None:
+    """Probabilities over the largest of their table, and the logarithm of that: `start` [n, P]; `forward` by panels of
+    a vector's width, [n, panel, old state, lane], and `backward` the same of the transposed table; 0 beyond K."""
+    n_states, lanes = log_initial.shape[1], forward.shape[3]
+    for n in range(len(log_initial)):
+        top = _top(log_initial, n)
+        first[n] = top
+        for j in range(n_states):
+            start[n, j] = exp(log_initial[n, j] - top)
+    for n in range(len(log_transition)):
+        top, lowest = _top(log_transition, n), following.dtype.type(1)
+        for i in range(n_states):
+            for j in range(n_states):
+                p = exp(log_transition[n, i * n_states + j] - top)
+                lowest = min(lowest, p)
+                forward[n, j // lanes, i, j % lanes] = p
+                backward[n, i // lanes, j, i % lanes] = p
+        following[n], least[n] = top, lowest
