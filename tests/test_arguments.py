@@ -271,3 +271,38 @@ def test_sizes_of_numpy_are_sizes():
     assert sh.Copy(np.int64(2)) == sh.Copy(2)
     assert sh.MinGRU(np.int64(2), np.int64(3))(torch.zeros(4, 2))[0].shape == (4, 3)
     assert model().forecast([0.0], np.int64(2)).mean.shape == (2, 1)
+
+
+def test_a_length_for_no_sequence_is_refused_by_name_and_no_lengths_fit_no_steps():
+    none, one = torch.zeros(0, 4, 3), torch.zeros(1)
+    for bad in (0, 5):
+        with pytest.raises(ValueError, match=rf"^lengths: got {bad}, but the series has 4 steps"):
+            sh.FactoredCopyChain(one, one, torch.zeros(3), none, lengths=bad)
+    out, _ = sh.MinGRU(1, 2)(torch.zeros(0, 0, 1), lengths=torch.zeros(0, dtype=torch.int64))
+    assert out.shape == (0, 0, 2)
+
+
+@pytest.mark.parametrize("verb", ["entropy", "viterbi", "change_probability", "mean_field", "smooth"])
+@pytest.mark.parametrize("name", ["log_redraw", "log_hold", "log_state", "log_likelihood"])
+def test_factored_chains_name_their_own_tables(verb, name):
+    shapes = {"log_redraw": (1,), "log_hold": (1,), "log_state": (3,), "log_likelihood": (2, 4, 3)}
+    tables = {one: torch.zeros(shape) for one, shape in shapes.items()}
+    for bad in (INF, NAN):
+        with pytest.raises(ValueError, match=rf"^{name}: "):
+            getattr(sh.FactoredCopyChain(**tables | {name: torch.full(shapes[name], bad)}), verb)()
+    never = sh.FactoredCopyChain(**tables | {"log_state": torch.full((3,), -INF)})
+    with pytest.raises(ValueError, match=r"^log_\w+, log_\w+, log_\w+, log_\w+: "):
+        getattr(never, verb)()
+
+
+def test_a_method_that_is_an_array_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"^method: "):
+        sh.LinearSSM(sh.LocalLevel()).fit(torch.zeros(9, 1), method=np.array([1.0, None], dtype=object))
+    with pytest.raises(ValueError, match=r"^prior: "):
+        sh.LinearSSM(sh.LocalLevel()).fit(torch.zeros(9, 1), prior=np.array(["own", "scaled"]))
+
+
+def test_a_probe_of_no_belief_is_refused_by_name():
+    for belief in (torch.zeros(20, 2), torch.tensor([-1.0, 2.0]).expand(20, 2)):
+        with pytest.raises(ValueError, match=r"^belief: "):
+            sh.fit_probe(torch.randn(20, 2), belief, torch.zeros(20, 1))

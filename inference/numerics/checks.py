@@ -248,10 +248,11 @@ def check_lengths(lengths: object, batch: Sequence[int], n_steps: int, device: t
             f"lengths: got shape {list(given.shape)}, but the batch axes are {list(batch)}; give one length a sequence."
         ) from None
     least, most = _ends(given)  # at once, before a kernel reads beyond the end of a table
-    if least < 1 or most > n_steps:
-        index = tuple(((expanded < 1) | (expanded > n_steps)).nonzero()[0].tolist())
+    if given.numel() and (least < 1 or most > n_steps):
+        shown = expanded if expanded.numel() else given  # of one length for all of no sequences
+        index = tuple(((shown < 1) | (shown > n_steps)).nonzero()[0].tolist())
         raise ValueError(
-            f"lengths: got {int(expanded[index])}{_of_sequence(index)}, but the series has {n_steps} steps; "
+            f"lengths: got {int(shown[index])}{_of_sequence(index)}, but the series has {n_steps} steps; "
             "give each sequence's number of observed steps, between 1 and T."
         )
     return expanded
@@ -269,6 +270,20 @@ def _ends(lengths: Tensor) -> tuple[int, int]:
 def shortest(lengths: Tensor) -> int:
     """The least of some lengths."""
     return _ends(lengths)[0]
+
+
+def check_weights(name: str, log_weights: Tensor) -> None:
+    """Raise `ValueError` where a log-weight is NaN or +inf."""
+    bad = ~(log_weights.detach() < torch.inf)
+
+    def complain() -> None:
+        index = tuple(bad.nonzero()[0].tolist())
+        raise ValueError(
+            f"{name}: got {log_weights[index].item()} at {list(index)}; log-weights are finite, or -inf for what "
+            "is impossible."
+        )
+
+    refuse_if(bad.any(), complain)
 
 
 def check_start(log_initial: Tensor | None) -> None:

@@ -99,7 +99,10 @@ def fit_probe(
             raise ValueError(f"{name}: got no columns, expected at least one.")
     if inside is not None:
         inside = check_mask("inside", inside, state.shape[:-1])
-    inside = torch.ones(state.shape[:-1], dtype=torch.bool) if inside is None else inside.cpu()
+    inside = torch.ones(state.shape[:-1], dtype=torch.bool, device="cpu") if inside is None else inside.cpu()
+    known = belief.detach()[inside.to(belief.device)]
+    if bool((known < 0).any()) or not bool((known.sum(-1) > 0).all()):
+        raise ValueError("belief: got rows that are no probabilities; give numbers of at least 0, some above it.")
     first = _first_half(inside)
     train, test = (inside & first).flatten().numpy(), (inside & ~first).flatten().numpy()
     if train.sum() < 2 or test.sum() < 2:
@@ -130,8 +133,8 @@ def _first_half(inside: Tensor) -> Tensor:
     *batch, steps = inside.shape
     n = int(np.prod(batch))
     if n > 1:
-        return (torch.arange(n) < (n + 1) // 2).reshape(batch).unsqueeze(-1).expand(*batch, steps)
-    return (torch.arange(steps) < (int(inside.sum()) + 1) // 2).expand(inside.shape)
+        return (torch.arange(n, device="cpu") < (n + 1) // 2).reshape(batch).unsqueeze(-1).expand(*batch, steps)
+    return (torch.arange(steps, device="cpu") < (int(inside.sum()) + 1) // 2).expand(inside.shape)
 
 
 def _thin(table: np.ndarray) -> np.ndarray:

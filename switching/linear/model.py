@@ -165,7 +165,7 @@ class LinearSSM(VectorModel):
     def n_free(self, fixed: Iterable[str]) -> int:
         """The same besides parameters that are fixed."""
         held = set(fixed)
-        values = self.values_like(torch.zeros(()).double())
+        values = self.values_like(torch.zeros((), device="cpu").double())
         bases = 0 if isinstance(self.emission, Irregular) else n_bases(values, held)
         return count_free(self.known, {name: value for name, value in values.items() if name not in held}) - bases
 
@@ -284,7 +284,7 @@ class LinearSSM(VectorModel):
         return self._drawn(x, n_steps, batch_shape)[0]
 
     def _drawn(self, x: Tensor | None, n_steps: int, batch_shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        like = torch.zeros((), dtype=torch.float64) if x is None else x
+        like = torch.zeros((), dtype=torch.float64, device="cpu") if x is None else x
         values = self.values if x is None and self.values else self.values_like(like)
         moves, sights = self.dynamics.moves(values), self.emission.sights(values)
         diffuse = constant(tuple(self.dynamics.diffuse), torch.bool, moves.transition.device)
@@ -372,8 +372,9 @@ class LinearSSM(VectorModel):
         Raises:
             TypeError, ValueError: see `SwitchingSSM.fit`.
         """
-        if prior == "usual":
-            prior = None if method == "em" and isinstance(self.emission, Irregular) else "scaled"
+        if isinstance(prior, str) and prior == "usual":
+            by_em = isinstance(method, str) and method == "em"
+            prior = None if by_em and isinstance(self.emission, Irregular) else "scaled"
         return super().fit(x, method, prior=prior, **options)
 
     def _fitted(self, series: Series, options: Any) -> Any:

@@ -155,9 +155,10 @@ def _(r: Draw) -> Call:
 @function("FactoredCopyChain", 6)
 def _(r: Draw) -> Call:
     gates = r.one(1, r.T)
+    redraw, hold = r.log_weights(*r.batch, gates), r.log_weights(*r.batch, gates)
     arguments = {
-        "log_redraw": r.log_weights(*r.batch, gates),
-        "log_hold": r.log_weights(*r.batch, gates),
+        "log_redraw": redraw.where(~(redraw.isinf() & hold.isinf()), 0.0),  # a step can be taken in one way at least
+        "log_hold": hold,
         "log_state": r.log_weights(r.K),
         "log_likelihood": r.log_weights(*r.batch, r.T, r.K),
         "lengths": r.lengths(),
@@ -775,7 +776,7 @@ def _(r: Draw) -> Call:
 
 @function("Seasonal", 1)
 def _(r: Draw) -> Call:
-    return Call(lambda **given: repr(sh.Seasonal(**given)), {"period": 6, "trigonometric": r.one(False, True, 2)})
+    return Call(lambda **given: repr(sh.Seasonal(**given)), {"period": 6, "trigonometric": r.one(False, True)})
 
 
 @function("Autoregression", 0.5)
@@ -1092,7 +1093,7 @@ def _of_centroids(r: Draw, *kinds: Any) -> dict[str, Any]:
     return {
         "cell": r.one(*kinds)(r.F, 4, batch_first=r.one(True, False), dtype=r.dtype).requires_grad_(False),
         "n_states": 3,
-        "temperature": r.one(0.5, 1, 1e-3),
+        "temperature": r.one(0.5, 1.0, 1e-3),
         "similarity": r.one("dot", "cosine", "l2"),
         "mode": r.one("soft", "sample", "hard"),
         "learn_temperature": r.one(True, False),

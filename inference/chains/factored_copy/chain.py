@@ -21,7 +21,9 @@ from ...numerics.checks import (
     check_same_kind,
     check_shape,
     check_steps,
+    check_weights,
     common_batch,
+    naming,
     read_lengths,
 )
 from ...numerics.op import Op
@@ -83,6 +85,8 @@ class FactoredCopyChain:
     @cached_property
     def multiplied_out(self) -> CopyChain:
         """The same chain, of tables that are not factored."""
+        for name in ("log_redraw", "log_hold", "log_state", "log_likelihood"):
+            check_weights(name, getattr(self, name))
         tables = multiplied_out(self.log_redraw, self.log_hold, self.log_state, self.log_likelihood)
         fresh, held = (table.expand(*self.batch_shape, *table.shape[-2:]) for table in tables)
         return CopyChain(None, fresh, held, self.lengths)
@@ -136,31 +140,36 @@ class FactoredCopyChain:
 
     def viterbi(self) -> Viterbi:
         """The best path and gates; see `CopyChain.viterbi`."""
-        return self.multiplied_out.viterbi()
+        return self._multiplied_out("viterbi")
 
     def sample(self, n: int, seed: Seed = None) -> Sampled:
         """n independent draws of the whole path given x; see `CopyChain.sample`."""
-        return self.multiplied_out.sample(n, seed)
+        return self._multiplied_out("sample", n, seed)
 
     def entropy(self) -> Float[Tensor, "*b"]:
         """Entropy of the posterior over (s_1..T, z_1..T), in nats, [*b]; see `CopyChain.entropy`."""
-        return self.multiplied_out.entropy()
+        return self._multiplied_out("entropy")
 
     def between(self, before: Tensor | None, after: Tensor | None) -> CopyChain:
         """These steps as a stretch of a longer chain; see `Chain.between`. The first step counts as drawn."""
-        return self.multiplied_out.between(before, after)
+        return self._multiplied_out("between", before, after)
 
     def change_probability(self) -> Float[Tensor, "*b T"]:
         """P(s_t != s_{t-1} | x); see `CopyChain.change_probability`."""
-        return self.multiplied_out.change_probability()
+        return self._multiplied_out("change_probability")
 
     def predictive(self, belief: Tensor) -> Float[Tensor, "*b T"]:
         """log p(x_t | Q_t-1), the evidence of each step given the belief carried into it; the first has none."""
-        return self.multiplied_out.predictive(belief)
+        return self._multiplied_out("predictive", belief)
 
     def mean_field(self, state: Tensor | None = None, sweeps: int = 5) -> Marginals:
         """Independent steps, see `Chain.mean_field`."""
-        return self.multiplied_out.mean_field(state, sweeps)
+        return self._multiplied_out("mean_field", state, sweeps)
+
+    def _multiplied_out(self, verb: str, *given: Any) -> Any:
+        """What the chain of the multiplied tables finds; what is wrong with these is wrong with those here."""
+        with naming("log_redraw, log_hold, log_state, log_likelihood", "log_fresh"):
+            return getattr(self.multiplied_out, verb)(*given)
 
     def _tables(self) -> tuple[Tensor, ...]:
         return self.log_redraw, self.log_hold, self.log_state, self.log_likelihood, self.lengths

@@ -26,10 +26,11 @@ from ...numerics.checks import (
     check_shape,
     check_start,
     check_steps,
+    check_weights,
     common_batch,
     read_lengths,
 )
-from ...numerics.deferred import deferred, refuse_if
+from ...numerics.deferred import deferred
 from ...numerics.op import Op
 from ...numerics.randomness import Seed, generator_of
 from ...numerics.scalars import check_integer
@@ -93,7 +94,7 @@ class MarkovChain:
         )
         self.lengths = check_lengths(lengths, self.batch_shape, self.n_steps, log_likelihood.device)
         check_start(log_initial)
-        _check_transition(log_transition)
+        check_weights("log_transition", log_transition)
 
     def log_normalizer(self) -> Float[Tensor, "*b"]:
         """log p(x), [*b]; its gradient with respect to each table is the table's field of `marginals`.
@@ -342,16 +343,3 @@ def _check_moves(log_transition: Tensor, log_likelihood: Tensor) -> bool:
             "of constant tables needs a log_likelihood with batch axes (of size 1, if it is shared)."
         )
     return varies
-
-
-def _check_transition(log_transition: Tensor) -> None:
-    bad = ~(log_transition.detach() < float("inf"))
-
-    def complain() -> None:
-        index = tuple(bad.nonzero()[0].tolist())
-        raise ValueError(
-            f"log_transition: got {log_transition[index].item()} at {list(index)}; log-weights are finite numbers, or "
-            "-inf for an impossible move."
-        )
-
-    refuse_if(bad.any(), complain)

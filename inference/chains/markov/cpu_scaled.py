@@ -129,7 +129,14 @@ def _prepare(tables: Tables, *, smoothing: bool) -> tuple[Scaled, _Scale]:
     forward, backward = zeros(2, moves, p // lanes, p, lanes, dtype=dtype).numpy()
     first, following, least = np.empty(starts), np.empty(moves), np.empty(moves)
     _tabulate(
-        tables.log_initial, tables.log_transition.reshape(moves, -1), start, forward, backward, first, following, least
+        tables.log_initial,
+        tables.log_transition.reshape(moves, n_states**2),
+        start,
+        forward,
+        backward,
+        first,
+        following,
+        least,
     )
     inputs = Inputs(
         log_likelihood=tables.log_likelihood.ravel(),
