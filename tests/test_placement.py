@@ -1,11 +1,17 @@
 """The options `--device` and `--dtype`, and the device that is not there."""
 
+import ast
+import re
+from collections.abc import Callable
+from pathlib import Path
+
 import numpy as np
 import pytest
 import samplehold as sh
 import torch
 from oracles.fake_gpu import FakeTensor, fake_gpu, waits
 from oracles.placement import placed, tolerances
+from torch import Tensor
 from torch.testing import assert_close
 
 
@@ -71,3 +77,67 @@ def test_a_device_that_is_not_there_refuses_what_a_gpu_refuses_and_counts_what_w
             with waits() as found:
                 look()
             assert len(found) == 1, found
+
+
+def _on_the_host() -> dict[str, Callable[[], Tensor]]:
+    """What tensors of the host are put through, each with a number that tells whether it came out the same."""
+    rng = np.random.default_rng(0)
+    x = torch.from_numpy(rng.normal(size=(60, 2)) + 4 * np.repeat(rng.integers(2, size=6), 10)[:, None])
+    gaps, level = x.clone(), x[:, :1]
+    gaps[5, 0] = torch.nan
+    few = {"max_steps": 4, "progress": False}
+    draw = torch.Generator(device="cpu").manual_seed(1)
+    table = torch.randn(2, 9, 3, generator=draw, dtype=torch.float64, device="cpu")
+    square = torch.randn(3, 3, generator=draw, dtype=torch.float64, device="cpu")
+    network = sh.MinGRU(4, 3).double()
+    markov = lambda: sh.SwitchingSSM(sh.Markov(2), sh.MultivariateNormal(2))
+    copy = lambda: sh.SwitchingSSM(sh.Copy(2), sh.Gated(sh.Normal(2), sh.Normal(2)))
+    lifted = lambda: sh.as_ssm(network, torch.full((4,), 0.25, dtype=torch.float64, device="cpu"))
+    return {
+        "chain": lambda: sh.MarkovChain(table[0, 0], square, table).smooth().state,
+        "draws": lambda: sh.CopyChain(None, table, table).sample(3, seed=0).path,
+        "scan": lambda: sh.linear_scan(table, table),
+        "em": lambda: markov().fit(gaps, **few).log_evidence(),
+        "gated": lambda: copy().fit(x, **few).log_evidence(),
+        "vmp": lambda: markov().fit([x[:20], x[20:]], "vmp", **few).log_evidence(),
+        "svi": lambda: markov().fit(x, "svi", restarts=1, **few).log_evidence(),
+        "level": lambda: sh.LinearSSM(sh.LocalLevel()).fit(level, restarts=2, **few).log_evidence(),
+        "latents": lambda: sh.LinearSSM(2, 2).fit(x, restarts=2, **few).log_evidence(),
+        "forecast": lambda: markov().fit(x, **few).model.forecast(x, 3).mean,
+        "simulated": lambda: markov().fit(x, **few).model.simulate(5, seed=0).x,
+        "lifted": lambda: lifted().hidden(torch.arange(4, device="cpu")),
+    }
+
+
+@pytest.mark.cpu("it sets up a device of its own")
+@pytest.mark.parametrize("name", _on_the_host())
+def test_the_device_that_torch_makes_tensors_on_moves_nothing_of_the_host(name):
+    run = _on_the_host()[name]
+    expected = run()
+    with fake_gpu() as there, torch.device(there):
+        found = run()
+    assert found.device.type == "cpu"
+    assert_close(found, expected, rtol=0, atol=0)
+
+
+MAKERS = {"arange", "empty", "eye", "full", "linspace", "normal", "ones", "rand", "randint", "randn", "randperm"}
+MAKERS |= {"tensor", "zeros"}
+# kernels of operators, which torch's default does not reach, and studies, which train networks wherever these lie
+EXEMPT = re.compile(r"/(cuda\w*|cpu\w*|naive)\.py$|models/studies/(?!stability|information)")
+
+
+def test_what_the_library_makes_has_a_place():
+    root, homeless = Path(sh.__file__).parent, []
+    files = [path for room in ("inference", "switching", "models", "cli") for path in (root / room).rglob("*.py")]
+    assert len(files) > 300
+    for path in files:
+        if EXEMPT.search(path.as_posix()):
+            continue
+        tree = ast.parse(path.read_text())
+        moved = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "to"}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in {f"torch.{name}" for name in MAKERS}:
+                told = {keyword.arg for keyword in node.keywords}
+                if not told & {"device", None} and (id(node) not in moved or "generator" in told):
+                    homeless.append(f"{path.relative_to(root)}:{node.lineno}: {ast.unparse(node)}")
+    assert homeless == []

@@ -318,7 +318,7 @@ def _peak(message: Tensor, floor: Tensor) -> Peak:
     results, unit = _blank_points(message), np.sqrt(floor.detach().numpy())
     if not _small(message, floor) or not _peaks(_rows(message), unit, rounding(floor), *results):
         return peak.plain(message, floor)
-    return Peak(*_as_points(results, message), torch.zeros(message.shape[:-1], dtype=torch.bool))
+    return Peak(*_as_points(results, message), torch.zeros(message.shape[:-1], dtype=torch.bool, device="cpu"))
 
 
 def _blank_points(eta: Tensor) -> tuple[np.ndarray, np.ndarray]:

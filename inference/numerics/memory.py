@@ -17,7 +17,7 @@ def empty_like(table: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     numpy asks the system for large pages, which torch does not: of a large result, the first touch of every page would
     otherwise cost more than computing it.
     """
-    kind = torch.empty((), dtype=dtype or table.dtype).numpy().dtype
+    kind = torch.empty((), dtype=dtype or table.dtype, device="cpu").numpy().dtype
     return torch.from_numpy(np.empty(table.shape, kind))
 
 

@@ -24,9 +24,9 @@ def scratch(n: int, dtype: torch.dtype) -> Iterator[np.ndarray]:
     try:
         memory = _spare.pop()
     except IndexError:
-        memory = torch.empty(0, dtype=torch.uint8)
+        memory = torch.empty(0, dtype=torch.uint8, device="cpu")
     if memory.numel() < size:
-        memory = torch.empty(size, dtype=torch.uint8)
+        memory = torch.empty(size, dtype=torch.uint8, device="cpu")
     yield memory[:size].view(dtype).numpy()
     if size <= _MOST and not _spare:
         _spare.append(memory)

@@ -60,7 +60,7 @@ def _work(data: bytes = bytes(1 << 15)) -> None:
 
 def zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     """Zeros as torch's, beginning where a vector may, without waking torch's threads: not for what is large."""
-    made = torch.empty(shape, dtype=dtype)
+    made = torch.empty(shape, dtype=dtype, device="cpu")
     made.numpy().fill(0)
     return made
 

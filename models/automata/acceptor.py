@@ -69,7 +69,7 @@ class Acceptor(nn.Module):
     def forward(self, words: Sequence[str]) -> Float[Tensor, "N"]:
         """The log-odds that each word is accepted; gradients flow to layer and readout."""
         words = check_words(words, self.alphabet)
-        lengths = torch.tensor([len(word) for word in words], dtype=torch.int64)
+        lengths = torch.tensor([len(word) for word in words], dtype=torch.int64, device="cpu")
         after = self.prefixes(words)
         return after.gather(1, lengths.to(after.device)[:, None]).squeeze(1)
 
@@ -96,7 +96,7 @@ class Acceptor(nn.Module):
         longest = max(map(len, words), default=0) + 1
         n = max(1, CELLS // (longest * max(self.input_size, getattr(self.layer, "hidden_size", 1))))
         parts = [self(words[i : i + n]) > 0 for i in range(0, len(words), n)]
-        return torch.cat(parts).cpu() if parts else torch.zeros(0, dtype=torch.bool)
+        return torch.cat(parts).cpu() if parts else torch.zeros(0, dtype=torch.bool, device="cpu")
 
     @torch.no_grad()
     def states(self, words: Sequence[str]) -> Float[Tensor, "N S"]:
@@ -106,7 +106,10 @@ class Acceptor(nn.Module):
             ValueError: a layer whose states have no fixed size, or are not known before the first step.
         """
         words = check_words(words, self.alphabet)
-        symbols, lengths = self.encode(words), torch.tensor([len(word) for word in words], dtype=torch.int64)
+        symbols, lengths = (
+            self.encode(words),
+            torch.tensor([len(word) for word in words], dtype=torch.int64, device="cpu"),
+        )
         rows: Tensor | None = None
         for length in lengths.unique().tolist():
             here = (lengths == length).nonzero().squeeze(1)
@@ -139,7 +142,7 @@ class Acceptor(nn.Module):
         rows = [[index[symbol] for symbol in word] for word in check_words(words, self.alphabet)]
         longest = max(map(len, rows), default=0)
         table = [row + [-1] * (longest - len(row)) for row in rows]
-        return torch.tensor(table, dtype=torch.int64).reshape(len(rows), longest)
+        return torch.tensor(table, dtype=torch.int64, device="cpu").reshape(len(rows), longest)
 
     @cached_property
     def batch_axes(self) -> tuple[int, ...]:
@@ -177,7 +180,7 @@ class Acceptor(nn.Module):
     @property
     def _like(self) -> Tensor:
         own = a_parameter(self.layer)
-        return torch.empty(0) if own is None else own.detach()
+        return torch.empty(0, device="cpu") if own is None else own.detach()
 
     def _rows(self, symbols: Tensor, start: bool = True) -> Tensor:
         """One-hot rows [N, T, input_size], after a start symbol if there is one; past a word's end anything."""

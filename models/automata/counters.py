@@ -191,4 +191,4 @@ def _table(rows: Iterable[Row], sources: Sequence[str]) -> Tensor:
         for source, value in row.items():
             line[places[source]] = value
         found.append(line)
-    return torch.tensor(found, dtype=torch.float64)
+    return torch.tensor(found, dtype=torch.float64, device="cpu")

@@ -115,7 +115,9 @@ def distance(dfa: "DFA", target: "DFA", longest: int = 20) -> Distance:
         )
     apart, symbols = dfa ^ target, len(dfa.input_symbols)
     counts = [Fraction(apart.count_words_of_length(n), symbols**n) for n in range(longest + 1)]
-    return Distance(shortest_word(apart), torch.tensor([float(share) for share in counts], dtype=torch.float64))
+    return Distance(
+        shortest_word(apart), torch.tensor([float(share) for share in counts], dtype=torch.float64, device="cpu")
+    )
 
 
 def faithfulness(
@@ -174,10 +176,10 @@ def faithfulness(
         shares.append(agreeing / n_words)
         lower.append(float(interval.low))
         upper.append(float(interval.high))
-    numbers = (torch.tensor(part, dtype=torch.float64) for part in (shares, lower, upper))
+    numbers = (torch.tensor(part, dtype=torch.float64, device="cpu") for part in (shares, lower, upper))
     first = None if all(same) else short[same.index(False)]
     return Faithfulness(
-        longest, len(short), sum(same), first, torch.tensor(given, dtype=torch.int64), n_words, *numbers
+        longest, len(short), sum(same), first, torch.tensor(given, dtype=torch.int64, device="cpu"), n_words, *numbers
     )  # fmt: skip
 
 

@@ -131,12 +131,12 @@ def _of_clusters(network: Acceptor, alphabet: Sequence[str], n_clusters: int, se
     words = trial_words(alphabet, 4 * n_clusters, random.Random(seed))
     states = network.states(words)
     fitted = clusters(states, n_clusters, seed)
-    accepted, members = network.accepts(words), torch.as_tensor(fitted.labels_).long()
+    accepted, members = network.accepts(words), torch.from_numpy(fitted.labels_).long()
     n = len(fitted.cluster_centers_)
-    votes = torch.zeros(n).index_add_(0, members, accepted.float() - 0.5)
-    centres = torch.as_tensor(fitted.cluster_centers_).to(states)
+    votes = torch.zeros(n, device="cpu").index_add_(0, members, accepted.float() - 0.5)
+    centres = torch.from_numpy(fitted.cluster_centers_).to(states)
     leads = [fitted.predict(network.advance(centres, symbol).cpu().double().numpy()) for symbol in alphabet]
-    table = {symbol: torch.as_tensor(lead) for symbol, lead in zip(alphabet, leads, strict=True)}
+    table = {symbol: torch.from_numpy(lead) for symbol, lead in zip(alphabet, leads, strict=True)}
     return _machine(table, (votes > 0), int(members[0])), len(words)
 
 

@@ -115,7 +115,7 @@ class WeightedAutomaton(Record):
         longest = max(map(len, rows), default=0)
         state = self.initial.expand(len(rows), -1)
         for t in range(longest):
-            now = torch.tensor([row[t] if t < len(row) else -1 for row in rows])
+            now = torch.tensor([row[t] if t < len(row) else -1 for row in rows], device="cpu")
             for i, table in enumerate(self._tables):
                 state = torch.where((now == i)[:, None], state @ table, state)
         return state @ self.final
@@ -141,7 +141,7 @@ class WeightedAutomaton(Record):
                 f"transitions: their sum has a spectral radius of {radius:.6g}, expected less than 1 for a sum over "
                 "all words; use `totals`."
             )
-        eye = torch.eye(self.n_states, dtype=torch.float64)
+        eye = torch.eye(self.n_states, dtype=torch.float64, device="cpu")
         return float(self.initial @ torch.linalg.solve(eye - self._sum, self.final))
 
     @cached_property
@@ -201,17 +201,17 @@ def as_weighted_automaton(
     tables = []
     for x in range(layer.input_size):
         cell = torch.cat([(draw[x] * value[x])[None], hold[x].diag()])  # [1 + D, D] from (1, h) to h'
-        parts = [torch.eye(1 + size, 1, dtype=torch.float64), cell]
+        parts = [torch.eye(1 + size, 1, dtype=torch.float64, device="cpu"), cell]
         if gate is not None:
             parts.append(cell * gate[x])
         step = torch.cat(parts, 1)
         tables.append(torch.cat([step, step.new_zeros(step.shape[1] - 1 - size, step.shape[1])]))
     n, start = len(tables[0]), network._first_state(1)
-    initial = torch.zeros(n, dtype=torch.float64)
+    initial = torch.zeros(n, dtype=torch.float64, device="cpu")
     initial[0] = 1
     if not isinstance(layer, QRNN):
         initial[1:] = start.double().cpu().flatten()
-    final = torch.zeros(n, dtype=torch.float64)
+    final = torch.zeros(n, dtype=torch.float64, device="cpu")
     final[0], final[-size:] = bias, linear.cpu()
     if network.has_start:
         initial = initial @ tables.pop()
@@ -264,7 +264,9 @@ def spectral(
                 f"values: has none of {missing!r}, expected all words of up to {2 * longest + 1} symbols; give these, "
                 "or a smaller longest."
             )
-        return torch.tensor([[table.get(word, 0.0) for word in row] for row in wanted], dtype=torch.float64)
+        return torch.tensor(
+            [[table.get(word, 0.0) for word in row] for row in wanted], dtype=torch.float64, device="cpu"
+        )
 
     whole = hankel()
     _, sizes, right = torch.linalg.svd(whole, full_matrices=False)
@@ -332,7 +334,7 @@ def _of_model(model: SwitchingSSM, alphabet: Any) -> WeightedAutomaton:
         if values["redraw_prob"].dim():
             raise ValueError("network: its redraws depend on covariates, so that no symbol has one matrix.")
         first, redraw = values["state_probs"], values["redraw_prob"]
-        moves = (1 - redraw) * torch.eye(len(first), dtype=torch.float64) + redraw * first
+        moves = (1 - redraw) * torch.eye(len(first), dtype=torch.float64, device="cpu") + redraw * first
     n_symbols = emitted.shape[-1]
     symbols = check_alphabet("0123456789"[:n_symbols] if alphabet is None else alphabet)
     if len(symbols) != n_symbols:

@@ -60,7 +60,7 @@ def read_gates(
     units = draw[kept].double().cpu().numpy()
     share = float(posterior.mean()) if len(posterior) else np.nan
     found = [(_auc(unit, posterior), _information(unit, posterior)) for unit in (*units.T, posterior)]
-    auc, information = (torch.tensor(column, dtype=torch.float64) for column in zip(*found, strict=True))
+    auc, information = (torch.tensor(column, dtype=torch.float64, device="cpu") for column in zip(*found, strict=True))
     shown = torch.where(inside.unsqueeze(-1), draw, 0.0)
     return GateReading(
         shown, auc[:-1], information[:-1], float(auc[-1]), float(information[-1]), float(_entropy(share))

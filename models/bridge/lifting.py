@@ -202,7 +202,7 @@ class Lifted(Record):
         return lift(replace(self.reading, block=None), self.token_probs, h0)
 
     def _spans(self, h0: Tensor) -> bool:
-        states = h0.detach().double()
+        states = h0.detach().to(self.levels)
         if self.reading.block is not None:
             return is_distribution(states, self.reading.block, self.reading.dtype)
         low, high = self.levels[:, 0, 0], self.levels[:, 1, 0]
@@ -210,7 +210,7 @@ class Lifted(Record):
 
     def _belief(self, h0: Tensor) -> Tensor:
         """P(s_0) [C, *b, K] that reads h0 [*b, D]."""
-        states = h0.detach().double()
+        states = h0.detach().to(self.levels)
         if self.reading.block is not None:
             states = states.unflatten(-1, (-1, self.reading.block))
             return (states / states.sum(-1, keepdim=True)).movedim(-2, 0)

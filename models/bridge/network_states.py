@@ -121,7 +121,7 @@ def best_order(belief: Tensor, exact: Tensor, inside: Bool[Tensor, "*b T"]) -> I
     own, other = exact[inside].double(), belief[inside].double()
     cost = torch.stack([(own[:, k : k + 1] - other).abs().sum(0) for k in range(own.shape[-1])]).cpu()
     _, units = linear_sum_assignment(cost.numpy())
-    order, states = torch.as_tensor(units), torch.arange(len(cost))
+    order, states = torch.from_numpy(units), torch.arange(len(cost), device="cpu")
     if cost[states, states].sum() <= cost[states, order].sum() * (1 + 1e-9):
         order = states
     return order.to(belief.device)

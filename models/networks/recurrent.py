@@ -89,7 +89,7 @@ class Recurrent(nn.Module):
 
     def initial_state(self, *batch: int) -> Any:
         """The states before the first step where none are given."""
-        return self._initial(batch, self._like(torch.empty(0)))
+        return self._initial(batch, self._like(torch.empty(0, device="cpu")))
 
     def reset_parameters(self) -> None:
         """Draw all parameters uniformly within 1 / sqrt(number of inputs), as torch's linear layers do."""

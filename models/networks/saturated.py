@@ -209,7 +209,7 @@ def state_box(network: nn.Module, lowest: float = 0.0, highest: float = 1.0) -> 
     if high < low:
         raise ValueError(f"highest: got {highest}, which is less than lowest, {lowest}; exchange them.")
     like = a_parameter(layer)
-    one = torch.ones(layer.hidden_size) if like is None else like.new_ones(layer.hidden_size)
+    one = torch.ones(layer.hidden_size, device="cpu") if like is None else like.new_ones(layer.hidden_size)
     relu = isinstance(layer, Elman) and layer.nonlinearity == "relu"
     if relu or isinstance(layer, LSTM | DoublingLSTM) or (isinstance(layer, QRNN) and layer.pooling == "ifo"):
         return StateBox(torch.zeros_like(one) if relu else -torch.inf * one, torch.inf * one)

@@ -134,9 +134,9 @@ def information_sweep(
             distances.setdefault(name, []).append(update.total_variation.mean())
             assert update.gate_error is not None
             gates.setdefault(name, []).append(update.gate_error.mean())
-    rho = torch.tensor([redraw_prob, 1 - redraw_prob], dtype=torch.float64)
+    rho = torch.tensor([redraw_prob, 1 - redraw_prob], dtype=torch.float64, device="cpu")
     return InformationSweep(
-        torch.tensor(separations, dtype=torch.float64),
+        torch.tensor(separations, dtype=torch.float64, device="cpu"),
         torch.stack(information),
         float(entr(rho).sum()),
         {name: torch.stack(table) for name, table in distances.items()},
@@ -146,7 +146,7 @@ def information_sweep(
 
 def gaussian_model(separation: float, spread: float, redraw_prob: float) -> SwitchingSSM:
     """The model of this module's equations."""
-    eye = torch.eye(2, dtype=torch.float64)
+    eye = torch.eye(2, dtype=torch.float64, device="cpu")
     return SwitchingSSM(Copy(2), Gated(MultivariateNormal(2), MultivariateNormal(2))).with_values(
         redraw_prob=redraw_prob,
         state_probs=[0.5, 0.5],
@@ -160,7 +160,7 @@ def gaussian_model(separation: float, spread: float, redraw_prob: float) -> Swit
 def mutual_information(model: SwitchingSSM, separation: float, spread: float) -> Tensor:
     """I(x; z) of one step in nats, by the trapezoidal rule on a grid over all that either gate emits."""
     sides = (-REACH, separation + REACH), (-REACH - spread / 2, spread / 2 + REACH)
-    axes = [torch.arange(low, high, SPACING, dtype=torch.float64) for low, high in sides]
+    axes = [torch.arange(low, high, SPACING, dtype=torch.float64, device="cpu") for low, high in sides]
     x = torch.cartesian_prod(*axes)
     values = model.values
     drawn, held = model.emission.log_likelihood(x, values)

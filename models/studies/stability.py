@@ -101,7 +101,7 @@ def stability(network: nn.Module, input_bound: float) -> Stability:
         layers.append(_layer(network, k, input_bound))
         input_bound = _output_bound(layers[-1], network)
     n = len(layers[0].own)
-    gain = torch.zeros(n * len(layers), n * len(layers), dtype=torch.float64)
+    gain = torch.zeros(n * len(layers), n * len(layers), dtype=torch.float64, device="cpu")
     rounding = torch.cat([layer.rounding for layer in layers])
     for k, layer in enumerate(layers):
         rows = slice(k * n, (k + 1) * n)
@@ -190,10 +190,17 @@ def _elman(network: nn.RNNBase, k: int, bound: float) -> _Layer:
     W, U, bias = (torch.from_numpy(table).double() for table in (weights.input, weights.hidden, weights.bias))
     own, read = torch.linalg.matrix_norm(U, 2), torch.linalg.matrix_norm(W, 2)
     if network.nonlinearity == "tanh":
-        most, reach = torch.ones(1).double(), torch.tensor(float(len(U)) ** 0.5, dtype=torch.float64)
+        most, reach = (
+            torch.ones(1, device="cpu").double(),
+            torch.tensor(float(len(U)) ** 0.5, dtype=torch.float64, device="cpu"),
+        )
     else:
         size = bound if k else bound * W.shape[1] ** 0.5
-        reach = (read * size + bias.norm()) / (1 - own) if own < 1 else torch.tensor(torch.inf, dtype=torch.float64)
+        reach = (
+            (read * size + bias.norm()) / (1 - own)
+            if own < 1
+            else torch.tensor(torch.inf, dtype=torch.float64, device="cpu")
+        )
         most = reach
     summed = W.abs().sum(1) * bound + U.abs().sum(1) * most + _offsets(weights)
     rounding = (sum(W.shape) + 4) * summed.norm() + 4 * reach
@@ -279,7 +286,7 @@ def _forget_bound(drive: float, share: float) -> float:
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
-        risen = float(torch.tensor(drive + share * (1 - middle) ** 2, dtype=torch.float64).sigmoid())
+        risen = float(torch.tensor(drive + share * (1 - middle) ** 2, dtype=torch.float64, device="cpu").sigmoid())
         low, high = (middle, high) if risen > middle else (low, middle)
     return high
 
@@ -287,7 +294,7 @@ def _forget_bound(drive: float, share: float) -> float:
 def _within(rows: Tensor, limit: float) -> Tensor:
     """Each row's nearest point whose magnitudes sum to at most `limit` (Duchi et al. 2008, figure 1)."""
     ordered = rows.abs().sort(1, descending=True).values
-    cut = (ordered.cumsum(1) - limit) / torch.arange(1, rows.shape[1] + 1, dtype=rows.dtype)
+    cut = (ordered.cumsum(1) - limit) / torch.arange(1, rows.shape[1] + 1, dtype=rows.dtype, device="cpu")
     kept = (ordered > cut).sum(1, keepdim=True)
     threshold = cut.gather(1, (kept - 1).clamp(min=0)).clamp(min=0)
     return rows.sign() * (rows.abs() - threshold).relu()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import pyro
 import pyro.distributions as dist
@@ -363,7 +363,7 @@ def _draw(
     trace = pyro.poutine.trace(program).get_trace(None, n_steps, batch_shape)
 
     def value(name: str) -> Tensor:
-        return torch.as_tensor(trace.nodes[name].get("value"))
+        return cast(Tensor, trace.nodes[name].get("value"))
 
     def sites(kind: str) -> Tensor:
         names = [[f"{kind}_{t + 1}_{d + 1}" for d in range(n_chains)] for t in range(n_steps)]

@@ -41,7 +41,7 @@ def joint_normal(x: Tensor, family: MatrixNormalWishart, sizes: Sequence[int], c
     seen = ~torch.isnan(x).any(-1)
     filled = torch.where(seen.unsqueeze(-1), x, 0.0)
     outer = filled.unsqueeze(-1) * filled.unsqueeze(-2)
-    within = torch.block_diag(*(torch.ones(k, k) for k in sizes)).to(x)
+    within = torch.block_diag(*(torch.ones(k, k, device="cpu") for k in sizes)).to(x)
     n_axes = x.ndim - 1
 
     def noise(statistics: Tensor, *paths: CopyTables) -> Tensor:

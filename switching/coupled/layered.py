@@ -192,7 +192,7 @@ class LayeredSSM(CoupledSSM):
     @cached_property
     def product(self) -> SwitchingSSM:
         """The model of one chain over (z^1, s^1, ..., s^L), the state of the top changing fastest: for small models."""
-        states = torch.cartesian_prod(*(torch.arange(k) for k in self._axes)).tolist()
+        states = torch.cartesian_prod(*(torch.arange(k, device="cpu") for k in self._axes)).tolist()
         of_lowest, redrawn = tuple(s for _, s, *_ in states), tuple(bool(z) for z, *_ in states)
         emission = Indexed(self.emission, self.n_states[0], of_lowest, redrawn)
         return SwitchingSSM(Markov(len(states)), emission).with_values(self.product_of(self.parameters))

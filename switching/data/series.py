@@ -225,7 +225,7 @@ class Series(Record):
         """Numbers of the sequences, those together of which none is more than twice as long as another; all of them
         where little of their batch is padding."""
         if self.lengths is None or self.n_sequences * self.n_steps <= WASTE * int(self.lengths.sum()):
-            return [torch.arange(self.n_sequences)]
+            return [torch.arange(self.n_sequences, device="cpu")]
         classes = self.lengths.flatten().cpu().double().log2().floor()
         return [(classes == size).nonzero().flatten() for size in classes.unique()]
 
@@ -264,7 +264,7 @@ class Series(Record):
         sequence = check_integer("sequence", sequence, least=-MOST)
         if not -self.n_sequences <= sequence < self.n_sequences:
             raise ValueError(f"sequence: got {sequence}, but x holds {self.n_sequences} sequence(s), counted from 0.")
-        alone = self.part(torch.tensor([sequence % self.n_sequences]))
+        alone = self.part(torch.tensor([sequence % self.n_sequences], device="cpu"))
         n = int(alone.last[0]) + 1
         if n < self.n_steps < self.n_driven:
             raise _unequal(n, self.n_steps)

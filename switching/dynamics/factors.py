@@ -125,7 +125,7 @@ def factored_states(block: str, chain: str, n_axes: int) -> Factor:
 
 def first_state(block: str, chain: str, n_axes: int, counted: Tensor | None = None) -> Factor:
     """E log P(s_1)."""
-    mask = torch.ones(()) if counted is None else counted[0]
+    mask = torch.ones((), device="cpu") if counted is None else counted[0]
 
     def elog(paths: MarkovTables, log_probs: Tensor) -> Tensor:
         return (paths.initial * widened(log_probs, 1, n_axes - 1)).sum(-1)

@@ -67,7 +67,7 @@ class Markov(Dynamics):
         rows = concentration(self.transition_prior, (self.n_states, self.n_states), "transition_prior")
         return {
             "initial_concentration": concentration(self.initial_prior, (self.n_states,), "initial_prior"),
-            "transition_concentration": rows + self.sticky * torch.eye(self.n_states, dtype=rows.dtype),
+            "transition_concentration": rows + self.sticky * torch.eye(self.n_states, dtype=rows.dtype, device="cpu"),
         }
 
     # ---- paths -----------------------------------------------------------------------------------------------------

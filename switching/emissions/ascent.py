@@ -1,6 +1,7 @@
 """An M-step along the gradient, for emissions without a conjugate prior."""
 
 from collections.abc import Callable, Mapping
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -20,13 +21,11 @@ def ascend(
     A restart whose objective would not rise keeps its values.
     """
     to_support = {name: free_coordinates(support) for name, support in supports.items()}
-    free = {
-        n: torch.as_tensor(to_support[n].inv(value)).detach().clone().requires_grad_() for n, value in values.items()
-    }
+    free = {n: cast(Tensor, to_support[n].inv(value)).detach().clone().requires_grad_() for n, value in values.items()}
     optimiser = torch.optim.LBFGS(list(free.values()), max_iter=MAX_STEPS, line_search_fn="strong_wolfe")
 
     def moved() -> Parameters:
-        return {name: torch.as_tensor(to_support[name](value)) for name, value in free.items()}
+        return {name: cast(Tensor, to_support[name](value)) for name, value in free.items()}
 
     def closure() -> Tensor:
         optimiser.zero_grad()

@@ -58,7 +58,7 @@ class Bernoulli(ConjugateEmission):
     expects = "0 or 1"
 
     def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
-        like = torch.zeros((), dtype=torch.float64) if x is None else x
+        like = torch.zeros((), dtype=torch.float64, device="cpu") if x is None else x
         two = like.new_full((n_states, self.n_features), 2.0)
         return {"successes": two, "failures": two.clone()}
 
@@ -117,7 +117,7 @@ class Poisson(ConjugateEmission):
 
     def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
         """A rate anywhere below some times the mean of the data: half a step without a count, or less."""
-        mean = torch.ones(self.n_features, dtype=torch.float64) if x is None else x.nanmean(0)
+        mean = torch.ones(self.n_features, dtype=torch.float64, device="cpu") if x is None else x.nanmean(0)
         rate = (1 / torch.where(mean > 0, mean, 1.0)).clamp_max(0.5).expand(n_states, -1)
         return {"shape": torch.ones_like(rate), "rate": rate}
 

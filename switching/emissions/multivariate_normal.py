@@ -20,6 +20,7 @@ factorisation; a step that misses all is left out.
 import math
 from dataclasses import dataclass
 from functools import reduce
+from typing import cast
 
 import pyro.distributions as dist
 import torch
@@ -113,7 +114,7 @@ class MultivariateNormal(ConjugateEmission):
         parts = [_pattern_density(rows[which], observed, values) for observed, which in patterns]
         table = parts[0]
         if len(patterns) > 1:
-            which = torch.cat([torch.as_tensor(which) for _, which in patterns])
+            which = torch.cat([cast(Tensor, which) for _, which in patterns])
             place = torch.empty_like(which).scatter_(0, which, torch.arange(len(which), device=which.device))
             table = torch.cat(parts, -2).index_select(-2, place)
         return table.reshape(*table.shape[:-2], *x.shape[:-1], table.shape[-1])

@@ -37,7 +37,7 @@ def spread(x: Float[Tensor, "N F"] | None, n_states: int, n_features: int) -> Sp
         ValueError: a spread whose square the dtype of x does not hold.
     """
     if x is None:
-        zero = torch.zeros(n_features, dtype=torch.float64)
+        zero = torch.zeros(n_features, dtype=torch.float64, device="cpu")
         return Spread(zero, zero + 1, zero + 1, zero + 1)
     seen = x.detach().isfinite().any(-1).nonzero().flatten()
     rows = x.detach()[seen[:: max(1, len(seen) // MOST)]].double()

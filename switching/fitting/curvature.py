@@ -13,6 +13,7 @@ direction in which $\ell$ is flat, as it is for the parameters of a state that n
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from jaxtyping import Bool, Float
@@ -142,7 +143,7 @@ def _moving(support: constraints.Constraint, value: Tensor) -> Tensor:
     ends = _ends(support)
     if ends is not None:
         return (value > ends[0]) & (value < ends[1])
-    return torch.ones_like(torch.as_tensor(free_coordinates(support).inv(value)), dtype=torch.bool)
+    return torch.ones_like(cast(Tensor, free_coordinates(support).inv(value)), dtype=torch.bool)
 
 
 def _stepped(support: constraints.Constraint, value: Tensor, step: Tensor) -> Tensor:
@@ -154,7 +155,7 @@ def _stepped(support: constraints.Constraint, value: Tensor, step: Tensor) -> Te
     ends = _ends(support)
     if ends is None:
         transform = free_coordinates(support)
-        return torch.as_tensor(transform(torch.as_tensor(transform.inv(value)) + step))
+        return cast(Tensor, transform(cast(Tensor, transform.inv(value)) + step))
     low, high = ends
     inside = (value > low) & (value < high)
     if high == torch.inf:
@@ -195,4 +196,4 @@ def _differences(
     points = torch.cat([sign * times * moves for times, _ in weights for sign in (1, -1)])
     found = gradient(points).unflatten(0, (len(weights), 2, n))
     total = sum(weight * (ends[0] - ends[1]) for (_, weight), ends in zip(weights, found, strict=True))
-    return -torch.as_tensor(total) / steps.unsqueeze(-1)
+    return -cast(Tensor, total) / steps.unsqueeze(-1)

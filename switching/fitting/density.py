@@ -9,6 +9,7 @@ so that the density has its peak inside.
 """
 
 from abc import ABC, abstractmethod
+from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -141,7 +142,7 @@ class Density(FreeDensity):
         self._transforms: dict[str, Transform] = {
             name: biject_to(support) for name, support in supports.items() if name not in problem.fixed
         }
-        self.start = {name: torch.as_tensor(to.inv(near[name])) for name, to in self._transforms.items()}
+        self.start = {name: cast(Tensor, to.inv(near[name])) for name, to in self._transforms.items()}
 
     def values(self, free: Parameters) -> Parameters:
         found = self._values(free)
@@ -149,7 +150,7 @@ class Density(FreeDensity):
         return self.units.back(found) | fixed
 
     def _values(self, free: Parameters) -> Parameters:
-        found = {name: torch.as_tensor(to(free[name])) for name, to in self._transforms.items()}
+        found = {name: cast(Tensor, to(free[name])) for name, to in self._transforms.items()}
         if not self._inner.fixed:
             return found
         name, value = next(iter(free.items()))

@@ -10,7 +10,7 @@ without most of their padding: see `packing`.
 
 from copy import copy
 from dataclasses import fields
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float
@@ -138,6 +138,6 @@ def _ahead(before: Tensor, now: Tensor, by: Float[Tensor, "R"], support: Constra
         move = torch.where(now > 0, now.log() - before.log(), 0.0)
         return torch.softmax((now.log() + by * move), -1)
     to_support = free_coordinates(support)
-    here = torch.as_tensor(to_support.inv(now))
+    here = cast(Tensor, to_support.inv(now))
     by = by.reshape(-1, *[1] * (here.ndim - 1))
-    return torch.as_tensor(to_support(here + by * (here - torch.as_tensor(to_support.inv(before)))))
+    return cast(Tensor, to_support(here + by * (here - cast(Tensor, to_support.inv(before)))))

@@ -123,7 +123,7 @@ class InParts:
 
     def _visit(self, etas: Etas, under: Etas | None = None) -> Visit:
         """The bound and the messages under parameters, or in the first place under other statistics of them."""
-        total, messages = torch.zeros(()), dict.fromkeys(etas, torch.zeros(()))
+        total, messages = torch.zeros((), device="cpu"), dict.fromkeys(etas, torch.zeros((), device="cpu"))
         turns = self._turns(etas, under)
         while True:
             with redone(lambda: self._visit(etas, under)):
@@ -187,11 +187,11 @@ class InParts:
 def alike(series: Series, most: int) -> list[Int[Tensor, "n"]]:
     """Numbers of sequences of like length together, which have at most so many steps with their padding."""
     if series.lengths is None:
-        return list(torch.arange(series.n_sequences).split(max(1, most // series.n_steps)))
+        return list(torch.arange(series.n_sequences, device="cpu").split(max(1, most // series.n_steps)))
     lengths, order = series.lengths.flatten().cpu().sort(stable=True)
     groups, first = [], 0
     while first < len(order):
-        padded = lengths[first:] * torch.arange(1, len(order) - first + 1)
+        padded = lengths[first:] * torch.arange(1, len(order) - first + 1, device="cpu")
         n = max(1, int((padded <= most).sum()))
         groups.append(order[first : first + n].sort().values)
         first += n
@@ -253,15 +253,18 @@ def run_batches(
     first = engine_from(graph.to(sample_of(series, options.number)), starts.values)
     first.run(1, 0.0)
     etas, linear = parameters_of(first), first.linear
-    kept, final = torch.arange(restarts), torch.full((restarts,), -math.inf, dtype=torch.float64)
+    kept, final = (
+        torch.arange(restarts, device="cpu"),
+        torch.full((restarts,), -math.inf, dtype=torch.float64, device="cpu"),
+    )
     objective: list[float] = []
     n_observed = series.n_observed
     i, converged, interrupted = 0, False, False
     try:
         with open_to_keys():
             while len(objective) < options.max_steps and not converged:
-                estimate, now = torch.zeros((), dtype=torch.float64), etas
-                for some in torch.randperm(n, generator=generator).tensor_split(batches):
+                estimate, now = torch.zeros((), dtype=torch.float64, device="cpu"), etas
+                for some in torch.randperm(n, generator=generator, device="cpu").tensor_split(batches):
                     i += 1
                     share = len(some) / n
                     part = series.part(some.sort().values)

@@ -68,12 +68,12 @@ def _by_step(found: list[Marginals]) -> bool:
 def _packed(groups: list[Series]) -> Int[Tensor, "B M"]:
     """See `Packing.where`."""
     inside = torch.cat([group.inside.flatten().cpu() for group in groups])
-    sizes = torch.tensor([group.n_steps for group in groups for _ in range(group.n_sequences)])
+    sizes = torch.tensor([group.n_steps for group in groups for _ in range(group.n_sequences)], device="cpu")
     first = sizes.cumsum(0) - sizes
     inside[first] = False
     others = inside.nonzero().flatten()
     more = -(-len(others) // len(first))
-    padded = torch.full((len(first) * more,), len(inside))
+    padded = torch.full((len(first) * more,), len(inside), device="cpu")
     padded[: len(others)] = others
     return torch.cat([first[:, None], padded.reshape(len(first), more)], -1)
 

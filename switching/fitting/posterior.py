@@ -214,7 +214,7 @@ class DrawnParameters(ParameterPosterior):
     def spaced(self, n: int) -> Int[Tensor, "m"]:
         """The numbers of the draws of each chain that `chains` takes."""
         n_chains, length = next(iter(self.draws.values())).shape[:2]
-        return torch.linspace(0, length - 1, max(2, min(length, n // n_chains))).round().long()
+        return torch.linspace(0, length - 1, max(2, min(length, n // n_chains)), device="cpu").round().long()
 
 
 @dataclass(frozen=True, repr=False)

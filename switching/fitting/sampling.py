@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 import pyro
@@ -67,7 +67,7 @@ def fit_svi(model: SwitchingSSM, problem: Problem, options: Options, start: Para
         fixed = {name: value.expand(1, DRAWS, *value.shape) for name, value in problem.fixed.items()}
         free = {name: draw_guide(guide, name)[None] for name in start if name not in fixed}
     draws = {name: (units.back(free) | fixed)[name] for name in start}
-    trace = torch.tensor(losses, dtype=torch.float64)
+    trace = torch.tensor(losses, dtype=torch.float64, device="cpu")
     done = settled(trace)
     how = "converged: the bound has settled" if done else "not converged: the bound still rises; raise max_steps"
     return _sampled(DrawnPosterior(model, draws, problem), problem, trace, 1, done, how, interrupted)
@@ -157,7 +157,7 @@ def run_nuts(
     kept = [chain for chain in chains if len(chain.draws) >= n]
     names = kept[0].draws[0]
     draws = {name: torch.stack([torch.stack([draw[name] for draw in c.draws[:n]]) for c in kept]) for name in names}
-    diverging = torch.tensor([[number in chain.diverging for number in range(n)] for chain in kept])
+    diverging = torch.tensor([[number in chain.diverging for number in range(n)] for chain in kept], device="cpu")
     trace = torch.stack([height for chain in kept for height in chain.objective[:n]]).double()
     return Chains(draws, trace, diverging, interrupted)
 
@@ -183,7 +183,7 @@ def draw_guide(guide: AutoNormal, name: str) -> Tensor:
     loc, scale = (getattr(table, name).detach() for table in (guide.locs, guide.scales))
     free = loc + scale * torch.randn(DRAWS, *loc.shape, dtype=loc.dtype, device=loc.device)
     trace: Any = guide.prototype_trace
-    return torch.as_tensor(biject_to(trace.nodes[name]["fn"].support)(free))
+    return cast(Tensor, biject_to(trace.nodes[name]["fn"].support)(free))
 
 
 @dataclass

@@ -287,17 +287,17 @@ class Race:
     def _leap(self, climber: Climber, before: dict[str, Any], going: list[Climb]) -> tuple[Climber, list[float]]:
         """The batch after leaps of those that are the higher for it, and what each has gained."""
         none = [0.0] * len(going)
-        by = torch.tensor([climb.leap(self._rounding) for climb in going], dtype=torch.float64)
+        by = torch.tensor([climb.leap(self._rounding) for climb in going], dtype=torch.float64, device="cpu")
         try:
             ahead = climber.leapt(before, by) if bool((by > 0).any()) else None
             if ahead is None:
                 return climber, none
             with deferred() as checks:
                 there = climber.at(ahead)
-                heights = torch.tensor(checks.settle(*there.height()), dtype=torch.float64)
+                heights = torch.tensor(checks.settle(*there.height()), dtype=torch.float64, device="cpu")
         except IMPOSSIBLE:
             return climber, none  # nothing is there where one of them would land
-        gains = heights - torch.tensor([climb.final for climb in going], dtype=torch.float64)
+        gains = heights - torch.tensor([climb.final for climb in going], dtype=torch.float64, device="cpu")
         higher = (gains > 0) & (by > 0)  # False for NaN
         if not bool(higher.any()):
             return climber, none

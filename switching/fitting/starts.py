@@ -289,7 +289,7 @@ def sample_of(series: Series, seed: int) -> Series:
     n_sequences, n_steps = series.n_sequences, series.n_steps
     if n_sequences * n_steps <= SAMPLE:
         return series
-    order = torch.randperm(n_sequences, generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(n_sequences, generator=torch.Generator().manual_seed(seed), device="cpu")
     ends = (series.last.flatten()[order.to(series.last.device)] + 1).cummax(0).values
     fit = ends * torch.arange(1, n_sequences + 1, device=ends.device) <= SAMPLE
     few = series.part(order[: max(1, int(fit.sum()))].sort().values)
@@ -297,7 +297,7 @@ def sample_of(series: Series, seed: int) -> Series:
         return few
     length = int(few.last[0]) + 1
     size = min(length, STRETCH)
-    firsts = torch.linspace(0, length - size, min(SAMPLE // STRETCH, -(-length // size))).long().tolist()
+    firsts = torch.linspace(0, length - size, min(SAMPLE // STRETCH, -(-length // size)), device="cpu").long().tolist()
     parts = [few.stretch(first, size) for first in firsts]
 
     def joined(tables: list[Tensor | None]) -> Tensor | None:

@@ -5,6 +5,7 @@ d \to d - C M^{-1} b, \quad m \to M m + b, \quad P \to M P M^\top.$$
 """
 
 from collections.abc import Iterable
+from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -56,6 +57,6 @@ def n_bases(values: Parameters, fixed: Iterable[str]) -> int:
         found = turned({name: value.double() for name, value in values.items()}, matrix, step[n * n :])
         return torch.cat([found[name].flatten() for name in held])
 
-    table = torch.autograd.functional.jacobian(moved, torch.zeros(size, dtype=torch.float64))
-    sizes = torch.linalg.svdvals(torch.as_tensor(table))
+    table = torch.autograd.functional.jacobian(moved, torch.zeros(size, dtype=torch.float64, device="cpu"))
+    sizes = torch.linalg.svdvals(cast(Tensor, table))
     return size - int((sizes > RANK * sizes[0]).sum())

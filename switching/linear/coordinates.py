@@ -6,6 +6,7 @@ coefficients, and the free coordinates of precisions. What is fixed has none.
 """
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -79,7 +80,7 @@ class TableCoordinates:
         """The coordinates of parameters."""
         at, lead = points(values, self.emission), values["initial_mean"].ndim - 1
         parts = [part for name in self.free for part in (at[name].loc, DefiniteTransform().inv(at[name].precision))]
-        return torch.cat([torch.as_tensor(part).flatten(lead) for part in parts], -1)
+        return torch.cat([cast(Tensor, part).flatten(lead) for part in parts], -1)
 
     def values(self, at: Float[Tensor, "*r P"]) -> Parameters:
         """Parameters at coordinates."""
@@ -93,7 +94,7 @@ class TableCoordinates:
                 continue
             n, inner = point.loc.numel(), DefiniteTransform().inverse_shape(point.precision.shape)
             loc, rest = at[..., used : used + n], at[..., used + n : used + n + inner.numel()]
-            precision = torch.as_tensor(DefiniteTransform()(rest.unflatten(-1, inner)))
+            precision = cast(Tensor, DefiniteTransform()(rest.unflatten(-1, inner)))
             found[name] = LocPrecision(loc.unflatten(-1, point.loc.shape), precision)
             used += n + inner.numel()
         return collect(found, self.emission) | {
@@ -109,7 +110,7 @@ class TableCoordinates:
             inner = DefiniteTransform().inverse_shape(point.precision.shape)
             rest = at[..., used : used + inner.numel()].unflatten(-1, inner)
             to = DefiniteTransform()
-            total = total + to.log_abs_det_jacobian(rest, torch.as_tensor(to(rest))).flatten(at.ndim - 1).sum(-1)
+            total = total + to.log_abs_det_jacobian(rest, cast(Tensor, to(rest))).flatten(at.ndim - 1).sum(-1)
             used += inner.numel()
         return total
 

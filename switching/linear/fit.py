@@ -38,7 +38,7 @@ def fit_linear(model: LinearSSM, series: Series, options: Options) -> Fit[Linear
     own = None if options.start is None else there(start_values(model, options.start))
     by = by_climb if options.method in ("em", "vmp") else by_draws
     values, posterior, how = by(problem, units, options, own)
-    nothing = torch.zeros(0, dtype=torch.bool)
+    nothing = torch.zeros(0, dtype=torch.bool, device="cpu")
     return Fit(
         model=model._copy({name: values[name].to(series.observations) for name in model.known}, model.prior),
         method=options.method,

@@ -67,10 +67,10 @@ def scattered(density: LinearDensity, options: Options) -> Float[Tensor, "R P"]:
     generator = torch.Generator().manual_seed(options.number)
     n_variances = len(density.variances)
     low, high = math.log(LEAST), math.log(MOST)
-    uniform = torch.rand(n, n_variances, generator=generator, dtype=torch.float64)
+    uniform = torch.rand(n, n_variances, generator=generator, dtype=torch.float64, device="cpu")
     uniform[0] = 0.75
     scales = (low + uniform * (high - low)).exp()
-    rest = torch.randn(n, len(density.point) - n_variances, generator=generator, dtype=torch.float64) / 2
+    rest = torch.randn(n, len(density.point) - n_variances, generator=generator, dtype=torch.float64, device="cpu") / 2
     rest[0] = 0.0
     return torch.cat([scales, rest], -1).to(density.point)
 

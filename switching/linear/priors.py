@@ -85,7 +85,7 @@ def has_level(structure: Structure) -> bool:
 def blocks(n_latent: int, emission: LinearEmission, like: Tensor) -> Blocks:
     """The prior in units of the data."""
     regression, n_features = MatrixNormalWishart(n_latent + 1), emission.n_features
-    weight = torch.diag(torch.tensor([WEIGHT] * n_latent + [OFFSET_WEIGHT])).to(like)
+    weight = torch.diag(torch.tensor([WEIGHT] * n_latent + [OFFSET_WEIGHT], device="cpu")).to(like)
 
     def of_noise(variance: float, size: int) -> Tensor:
         df = like.new_tensor(size + 1.0)

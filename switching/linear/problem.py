@@ -109,6 +109,10 @@ def typical(dynamics: LinearDynamics, emission: LinearEmission | Irregular) -> P
     lengths, found = sizes(dynamics, emission), {}
     for name, parameter in known(dynamics, emission).items():
         shape = [lengths[dim] for dim in parameter.dims]
-        one = torch.eye(shape[0]) if parameter.support is constraints.positive_definite else torch.ones(shape)
-        found[name] = (torch.zeros(shape) if parameter.support is constraints.real else one).double()
+        one = (
+            torch.eye(shape[0], device="cpu")
+            if parameter.support is constraints.positive_definite
+            else torch.ones(shape, device="cpu")
+        )
+        found[name] = (torch.zeros(shape, device="cpu") if parameter.support is constraints.real else one).double()
     return found

@@ -78,7 +78,7 @@ def in_basis(families: dict[str, Any], etas: Etas, steps: Tensor) -> Etas:
     """
     n = _inner(families["moves"]).n_inputs - 1
     matrix = torch.linalg.matrix_exp(steps[..., : n * n].unflatten(-1, (n, n)))
-    offset, last = steps[..., n * n :], torch.eye(n + 1)[n:].to(steps)
+    offset, last = steps[..., n * n :], torch.eye(n + 1, device="cpu")[n:].to(steps)
     rows = torch.cat([matrix, offset.unsqueeze(-1)], -1)
     whole = torch.cat([rows, last.expand(*rows.shape[:-2], 1, n + 1)], -2)
     back, back_whole = torch.linalg.inv(matrix), torch.linalg.inv(whole)
@@ -101,7 +101,9 @@ def in_basis(families: dict[str, Any], etas: Etas, steps: Tensor) -> Etas:
         family = _inner(families["recurrence"])
         q = family.usual(etas["recurrence"])
         k = q.loc.shape[-1] - n
-        there = torch.block_diag(torch.zeros(n, n), torch.eye(k)).to(steps) + pad(matrix, (0, k, 0, k))
+        there = torch.block_diag(torch.zeros(n, n, device="cpu"), torch.eye(k, device="cpu")).to(steps) + pad(
+            matrix, (0, k, 0, k)
+        )
         there = there + pad(offset.unsqueeze(-1).expand(*offset.shape, k), (n, 0, 0, k))
         here = torch.linalg.inv(there)
         loc = (here.mT @ q.loc.unsqueeze(-1)).squeeze(-1)

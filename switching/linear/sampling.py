@@ -101,7 +101,7 @@ def _by_svi(density: LinearDensity, problem: LinearProblem, options: Options, st
             return None
         drawn = draw_guide(guide, "y")
     draws = {name: table.unsqueeze(0) for name, table in density.values({"y": drawn}).items()}
-    trace = torch.tensor(heights, dtype=torch.float64)
+    trace = torch.tensor(heights, dtype=torch.float64, device="cpu")
     done = settled(trace)
     how = "converged: the bound has settled" if done else "not converged: the bound still rises; raise max_steps"
     return LinearDraws(aligned(draws, start, problem)), trace, done, how, interrupted

@@ -46,7 +46,7 @@ def guess(series: Series, n_latent: int, kind: str, width: int, generator: torch
     else:
         found = rows.flatten(1)
         if kind == "random directions":
-            mixed = torch.randn(found.shape[1], n_latent, generator=generator, dtype=found.dtype)
+            mixed = torch.randn(found.shape[1], n_latent, generator=generator, dtype=found.dtype, device="cpu")
             found = found @ mixed.to(found)
     path = x.new_zeros(*inside.shape, n_latent)
     path[inside] = _whitened(found, n_latent, generator)
@@ -59,5 +59,5 @@ def _whitened(rows: Tensor, n_latent: int, generator: torch.Generator) -> Tensor
     left, sizes, _ = torch.linalg.svd(rows, full_matrices=False)
     there = sizes[:n_latent] > 1e-9 * sizes[:1].clamp_min(1e-12)
     found = left[:, :n_latent][:, there] * len(rows) ** 0.5
-    noise = torch.randn(len(rows), n_latent, generator=generator, dtype=rows.dtype).to(rows)
+    noise = torch.randn(len(rows), n_latent, generator=generator, dtype=rows.dtype, device="cpu").to(rows)
     return torch.cat([found, noise[:, found.shape[1] :]], -1)

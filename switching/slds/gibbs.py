@@ -150,7 +150,7 @@ def _without_density(regimes: Regimes) -> str | None:
         "state_noise": (regimes.transition, regimes.transition_offset, regimes.state_noise),
     }
     for name in COVARIANCES:
-        alike = all(bool((table == table[:1]).all()) for table in differing.get(name, (torch.arange(2),)))
+        alike = all(bool((table == table[:1]).all()) for table in differing.get(name, (torch.arange(2, device="cpu"),)))
         factor, _ = factor_of(getattr(regimes, name).detach().double())
         if not alike and bool((factor.norm(dim=-2) == 0).any()):
             return name
@@ -228,7 +228,7 @@ class _Sums:
     ) -> SwitchingSampled:
         state, mean, covariance, square = (total / (chains * len(self.shares)) for total in self.sums)
         covariance = covariance + square - mean.unsqueeze(-1) * mean.unsqueeze(-2)
-        within = torch.arange(state.shape[-2]) < lengths[:, None]
+        within = torch.arange(state.shape[-2], device="cpu") < lengths[:, None]
         paths, latents = within.new_zeros(0, *within.shape).long(), mean.new_zeros(0, *within.shape, mean.shape[-1])
         if self.kept:
             paths = torch.where(within, torch.stack([path for path, _ in self.kept]), -1)
@@ -257,7 +257,7 @@ class _Sums:
 
 
 def _share(path: Tensor, lengths: Tensor, n_regimes: int) -> Tensor:
-    within = torch.arange(path.shape[-1]) < lengths[:, None]
+    within = torch.arange(path.shape[-1], device="cpu") < lengths[:, None]
     chosen = torch.nn.functional.one_hot(path, n_regimes).double() * within.unsqueeze(-1)
     return chosen.sum(1) / lengths[:, None]
 

@@ -64,7 +64,7 @@ def infer(
     graph = Graph.of(layout, series)
     weights = torch.stack([_start(kind, graph, values, seed, i) for i, kind in enumerate(starts)])
     engine = graph.at(values, graph.states(len(starts)), weights if graph.switched else None)
-    cooled = torch.tensor([kind == "annealed" for kind in starts])
+    cooled = torch.tensor([kind == "annealed" for kind in starts], device="cpu")
     if bool(cooled.any()) and graph.switched:
         engine = annealed(engine, graph, cooled, HOT, 0.5, 1)
     run = engine.run(max_steps, tol)

@@ -187,7 +187,7 @@ class SwitchingLinearSSM(VectorModel):
     @property
     def n_parameters(self) -> int:
         """How many numbers the data can tell: another basis of a chain's states is the same model."""
-        values = self.values_like(torch.zeros(()).double())
+        values = self.values_like(torch.zeros((), device="cpu").double())
         n = self.n_latent
         return count_free(self.known, values) - self.layout.n_chains * n * (n + 1)
 
@@ -353,7 +353,7 @@ class SwitchingLinearSSM(VectorModel):
         regimes, seen = self.regimes(x), []
         n_steps, batch_shape = (x.shape[-2], tuple(x.shape[:-2])) if x is not None else (n_steps, batch_shape)
         n_steps, plates = check_integer("n_steps", n_steps), sequence_plates(batch_shape)
-        z = s = torch.empty(0)
+        z = s = torch.empty(0, device="cpu")
         for t in pyro.markov(range(1, n_steps + 1)):
             probs = regimes.initial_probs
             if t > 1:

@@ -55,7 +55,7 @@ def warmed(engine: VMP, graph: Graph, kinds: Sequence[str]) -> tuple[VMP, bool]:
         with open_to_keys():
             for i, hot in enumerate(HOT):
                 which = [kind != "own" and _turn(place) == i for place, kind in enumerate(kinds)]
-                engine = annealed(engine, graph, torch.tensor(which), hot, COOLING, AT_ONCE)
+                engine = annealed(engine, graph, torch.tensor(which, device="cpu"), hot, COOLING, AT_ONCE)
     except KeyboardInterrupt:
         return engine, True
     return engine, False

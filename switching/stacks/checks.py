@@ -82,7 +82,7 @@ def check_reads(reads: object, scale: object, values: Tensor) -> float:
     """Reads of the value on top, unless they are None, and the standard deviation of their error, which is returned."""
     number = check_number("scale", scale, above=0)
     check_same_kind("reads", values=values, reads=reads)
-    if not 0 < float(torch.tensor(number, dtype=values.dtype) ** 2) < torch.inf:
+    if not 0 < float(torch.tensor(number, dtype=values.dtype, device="cpu") ** 2) < torch.inf:
         dtype = str(values.dtype).removeprefix("torch.")
         raise ValueError(f"scale: got {number:g}, whose square {dtype} does not hold; give other units, or float64.")
     if not isinstance(reads, Tensor):

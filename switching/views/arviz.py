@@ -120,8 +120,8 @@ def to_arviz(
 
 def _point(model: Any) -> Fit:
     """A model's values as a fit that took no steps."""
-    nothing = torch.zeros(1, dtype=torch.bool)
-    return Fit(model, "none", torch.empty(0), True, 0, pd.DataFrame(columns=COLUMNS), nothing, nothing)
+    nothing = torch.zeros(1, dtype=torch.bool, device="cpu")
+    return Fit(model, "none", torch.empty(0, device="cpu"), True, 0, pd.DataFrame(columns=COLUMNS), nothing, nothing)
 
 
 def inference_data(
@@ -181,7 +181,7 @@ class Observed:
 def _observed(seen: Tensor, coords: dict[str, Any], step: tuple[str, ...]) -> Observed:
     """Of which steps `[*b, T]` there are observations: some times of all sequences, or else single steps."""
     times = seen.reshape(-1, seen.shape[-1])
-    first = times[0] if len(times) else torch.ones(seen.shape[-1], dtype=torch.bool)
+    first = times[0] if len(times) else torch.ones(seen.shape[-1], dtype=torch.bool, device="cpu")
     if bool((times == first).all()):
         each = tuple(slice(None) for _ in range(seen.ndim - 1))
         return Observed(step, {"time": coords["time"][first.numpy()]}, (*each, first))

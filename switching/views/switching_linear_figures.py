@@ -89,15 +89,22 @@ def plot_flow(
             + '; a flow is drawn of one chain of states of length 2: SwitchingLinearSSM(K, 2, F, "one chain").'
         )
     points = check_integer("points", points, least=2)
-    like = torch.zeros((), dtype=torch.float64)
-    values, path, regime_of = model.values_like(like), None, torch.empty(0)
+    like = torch.zeros((), dtype=torch.float64, device="cpu")
+    values, path, regime_of = model.values_like(like), None, torch.empty(0, device="cpu")
     if x is not None:
         series = model.read(x, **given).one(sequence).cpu()
         found = model.smooth(series)
         path, regime_of = found.mean[0].double(), found.state.argmax(-1)
-    low, high = (path.amin(0), path.amax(0)) if path is not None else (-torch.ones(2), torch.ones(2))
+    low, high = (
+        (path.amin(0), path.amax(0))
+        if path is not None
+        else (-torch.ones(2, device="cpu"), torch.ones(2, device="cpu"))
+    )
     room = MARGIN * (high - low).clamp_min(1e-9)
-    sides = [torch.linspace(float(a - r), float(b + r), points) for a, b, r in zip(low, high, room, strict=True)]
+    sides = [
+        torch.linspace(float(a - r), float(b + r), points, device="cpu")
+        for a, b, r in zip(low, high, room, strict=True)
+    ]
     grid = torch.cartesian_prod(*sides).double()
     steps = (values["transition"].unsqueeze(1) @ grid.unsqueeze(-1)).squeeze(-1) - grid
     steps = steps + values["transition_offset"].unsqueeze(1)  # [K, N, 2]
@@ -106,7 +113,7 @@ def plot_flow(
     n = 1 if recurrent else k
     figure = Figure(figsize=(4.6 * n, 4.4), layout="constrained")
     panels = figure.subplots(1, n, sharex=True, sharey=True, squeeze=False)[0]
-    chosen = torch.zeros(len(grid), dtype=torch.long)
+    chosen = torch.zeros(len(grid), dtype=torch.long, device="cpu")
     if recurrent:
         u = (grid @ values["recurrence"].mT).unsqueeze(1) + values["recurrence_offset"]
         chosen = stick_breaking(u).exp().mean(1).argmax(-1)

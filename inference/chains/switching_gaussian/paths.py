@@ -52,7 +52,8 @@ class Paths:
         n_chains, n_steps = path.shape
         n, rows = self.tables.n_latent, self.x.shape[-1] + omega.shape[-1]
         noise, seen = (
-            torch.randn(n_chains, n_steps, size, generator=generator, dtype=torch.float64) for size in (n, rows)
+            torch.randn(n_chains, n_steps, size, generator=generator, dtype=torch.float64, device="cpu")
+            for size in (n, rows)
         )
         found = Latents(*(self.x.new_zeros(n_chains, n_steps, *size) for size in ((n,), (n,), (n, n))))
         failed = torch.full_like(self.lengths, -1)
@@ -69,7 +70,7 @@ class Paths:
     def collapsed(self, path: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor, Tensor]:
         """Paths with each regime drawn given all others, what it was drawn from [B, T, K], and failed [B]."""
         drawn, state = path.clone(), self.x.new_zeros(*path.shape, self.tables.n_regimes)
-        uniform = torch.rand(path.shape, generator=generator, dtype=torch.float64)
+        uniform = torch.rand(path.shape, generator=generator, dtype=torch.float64, device="cpu")
         failed = torch.full_like(self.lengths, -1)
         self._run(sweep, self._arrays, *map(_numpy, (uniform, drawn, state, failed)))
         return drawn, state, failed
@@ -77,7 +78,7 @@ class Paths:
     def redrawn(self, path: Tensor, n_particles: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         """Whole paths drawn by a particle filter that holds on to these, and failed [B]."""
         drawn, failed = path.clone(), torch.full_like(self.lengths, -1)
-        seeds = torch.randint(2**62, self.lengths.shape, generator=generator)
+        seeds = torch.randint(2**62, self.lengths.shape, generator=generator, device="cpu")
         self._run(redraw, self._arrays, n_particles, *map(_numpy, (seeds, drawn, failed)))
         return drawn, failed
 
@@ -90,8 +91,8 @@ class Paths:
         drawn = draw_polya_gamma(u.flatten(1), generator).view_as(u)
         n_sticks, n_steps = u.shape[-1], path.shape[-1]
         later = torch.nn.functional.pad(path[:, 1:], (0, 1))
-        within = torch.arange(1, n_steps + 1) < self.lengths[:, None]
-        told = (torch.arange(n_sticks) <= later.unsqueeze(-1)) & within.unsqueeze(-1)
+        within = torch.arange(1, n_steps + 1, device="cpu") < self.lengths[:, None]
+        told = (torch.arange(n_sticks, device="cpu") <= later.unsqueeze(-1)) & within.unsqueeze(-1)
         return torch.where(told, drawn, 0.0)
 
     def _run(self, function: Callable[..., None], *arguments: Any) -> None:
@@ -103,7 +104,7 @@ class Paths:
 
 def draw_polya_gamma(c: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """PG(1, c) of each of [N, M] numbers."""
-    seeds, drawn = torch.randint(2**62, (len(c),), generator=generator), torch.empty_like(c)
+    seeds, drawn = torch.randint(2**62, (len(c),), generator=generator, device="cpu"), torch.empty_like(c)
     arrays = (_numpy(c), _numpy(seeds), _numpy(drawn))
     pieces = ranges(len(c), max(1, _MIN_WORK // max(1, c.shape[1])))
     in_parallel([partial(polya_gamma, part, *arrays) for part in pieces])

@@ -27,7 +27,7 @@ def new_tables(log_initial: Tensor, n_states: int, n_steps: int) -> tuple[Tensor
     """segment, matched, below and log_top before the first step: one element, the bottom, on top of nothing."""
     B, K = log_initial.shape
     times = n_steps + 1
-    full = partial(torch.full, fill_value=-torch.inf, dtype=torch.float64)
+    full = partial(torch.full, fill_value=-torch.inf, dtype=torch.float64, device="cpu")
     segment, matched = full((B, times, K, times, K)), full((B, times, K, n_states, times))
     below, log_top = full((B, times, K)), full((B, times, times, K))
     segment[:, 0, :, 0].diagonal(dim1=-2, dim2=-1).zero_()
@@ -75,7 +75,7 @@ class _Run:
 
     def __init__(self, log_initial: Tensor, n_states: int, capacity: int):
         B, K = log_initial.shape
-        push = torch.full((B, capacity, K, K), -torch.inf, dtype=torch.float64)
+        push = torch.full((B, capacity, K, K), -torch.inf, dtype=torch.float64, device="cpu")
         self.memory = _Memory(push, *new_tables(log_initial, n_states, capacity))
         self.capacity, self.n_states = capacity, n_states
         self._weights = np.empty((B, K + capacity * K * (2 * K + n_states)))
@@ -172,7 +172,10 @@ class _Step(torch.autograd.Function):
         if grad_top is not None:
             adjoint.log_top[:, t, : t + 1] += grad_top
         replace, pop = (x.double() for x in weights[1:])
-        g_replace, g_pop = torch.zeros(replace.shape, dtype=replace.dtype), torch.zeros(pop.shape, dtype=pop.dtype)
+        g_replace, g_pop = (
+            torch.zeros(replace.shape, dtype=replace.dtype, device="cpu"),
+            torch.zeros(pop.shape, dtype=pop.dtype, device="cpu"),
+        )
         given = memory.weights(replace, pop), memory.tables, adjoint.weights(g_replace, g_pop), adjoint.tables
         in_parallel([partial(backward, part, (t, t), *given) for part in shares(pop, t**2)])
         found = [adjoint.all[0][:, t - 1].clone(), g_replace, g_pop]
