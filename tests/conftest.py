@@ -24,6 +24,8 @@ settings.load_profile("samplehold")
 if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the processors; threads that wait for each other would fight
     torch.set_num_threads(1)
 
+WHERE = {"cpu": "on the CPU", "hardware": "on devices that are there"}
+
 _places = ExitStack()
 
 
@@ -44,10 +46,11 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--device") != "cpu":
-        for item in items:
-            if mark := item.get_closest_marker("cpu"):
-                item.add_marker(pytest.mark.skip(reason=f"on the CPU alone: {mark.args[0]}"))
+    kept = {"cpu": (), "fake": ("cpu", "hardware")}.get(config.getoption("--device"), ("cpu",))
+    for item in items:
+        for name in kept:
+            if mark := item.get_closest_marker(name):
+                item.add_marker(pytest.mark.skip(reason=f"{WHERE[name]} alone: {mark.args[0]}"))
 
 
 @pytest.fixture(scope="session")

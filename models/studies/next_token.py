@@ -163,12 +163,10 @@ class PriceOfExactness(Record):
         figure = NotebookFigure(6.5, 4.0)
         panel = figure.subplots()
         colors = cycle(("#8c2981", "#1f77b4", "#de4968"))
+        rho, network, no_memory = (table.cpu().numpy() for table in (self.redraw_prob, self.network, self.no_memory))
         for i, (overlap, color) in enumerate(zip(self.overlap.tolist(), colors, strict=False)):
-            rho = self.redraw_prob.numpy()
-            panel.plot(
-                rho, self.network[i].numpy(), "o-", color=color, markersize=4, label=f"minGRU, overlap {overlap:g}"
-            )
-            panel.plot(rho, self.no_memory[i].numpy(), ":", color=color, label=f"no memory, overlap {overlap:g}")
+            panel.plot(rho, network[i], "o-", color=color, markersize=4, label=f"minGRU, overlap {overlap:g}")
+            panel.plot(rho, no_memory[i], ":", color=color, label=f"no memory, overlap {overlap:g}")
         panel.set_xscale("log")
         panel.set_yscale("symlog", linthresh=1e-3)
         panel.set_ylim(bottom=-5e-4)

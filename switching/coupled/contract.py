@@ -191,9 +191,8 @@ class CoupledSSM(Verbs, ABC):
     # ---- inference given the values --------------------------------------------------------------------------------
 
     def read(self, x: Any, *, horizon: int = 0, **given: Unpack[Given]) -> Series:
-        """The observations as one `Series`, in the dtype of the model, checked against it."""
-        series = self.product.read(x, horizon=horizon, **given)
-        return replace(series, observations=series.observations.to(next(iter(self.parameters.values()))))
+        """The observations as one `Series`, in the dtype and on the device of the model, checked against it."""
+        return self.product.read(x, horizon=horizon, **given).like(next(iter(self.parameters.values())))
 
     def problem(self, x: Any, **given: Unpack[Given]) -> Problem:
         """The `product` and the series x: what exact inference takes."""

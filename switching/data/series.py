@@ -246,6 +246,11 @@ class Series(Record):
         there = [table for table in map(self.__getattribute__, self._NUMBERS) if table is not None]
         return self._mapped(Tensor.detach, *self._NUMBERS) if any(table.requires_grad for table in there) else self
 
+    def like(self, table: Tensor) -> "Series":
+        """The same in the dtype and on the device of a table."""
+        there = self._mapped(lambda own: own.to(table), *self._NUMBERS)
+        return there._mapped(lambda own: own.to(table.device), "lengths")
+
     def double(self) -> "Series":
         """The same in float64."""
         return self._mapped(Tensor.double, *self._NUMBERS)

@@ -305,7 +305,7 @@ def _by_message_passing(model: SwitchingSSM, problem: Problem, units: Units, opt
 def _order(problem: Problem, own: Parameters | None, values: Parameters) -> Int[Tensor, "K"]:
     """The states by their locations; where the user has numbered them, as in that start, or as they are fixed."""
     if any("state" in problem.parameters[name].dims for name in problem.fixed):
-        return torch.arange(problem.n_states, device="cpu")
+        return torch.arange(problem.n_states, device=problem.series.observations.device)
     if own is not None:
         some = {name: value.unsqueeze(0) for name, value in values.items()}
         return match_states(problem, some, {name: value[0] for name, value in own.items()})[0]

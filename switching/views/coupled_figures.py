@@ -45,7 +45,7 @@ def plot_fit(model: CoupledSSM, x: Any, *, sequence: int = 0, level: float = 0.9
     """
     level = check_probability("level", level, proper=True)
     series = model.read(x, **given).one(sequence).cpu()
-    problem, values = model.problem(series), model.values_like(series.observations)
+    problem, values = model.product.problem(series), model.values_like(series.observations)
     own = model.product_of(values)
     chain = problem.chain(own)
     found, joint = model.probabilities(chain, values), chain.smooth().state

@@ -3,10 +3,10 @@
 import pytest
 import torch
 from oracles.gpu import compile_for_gpu, interpreted
+from oracles.placement import close
 from samplehold.inference.stacks.stratification.op import step as stratification
 from samplehold.inference.stacks.superposition.op import step as superposition
 from torch import Tensor
-from torch.testing import assert_close
 
 pytestmark = pytest.mark.cpu("it interprets kernels there")
 
@@ -22,20 +22,26 @@ def results_and_gradients(function, given: list[Tensor], *others) -> list[Tensor
     return [*results, *torch.autograd.grad(total, given, allow_unused=True, materialize_grads=True)]
 
 
-def agree(found: list[Tensor], expected: list[Tensor]) -> None:
+def agree(found: list[Tensor], expected: list[Tensor], dtype: torch.dtype = torch.float64) -> None:
     for ours, theirs in zip(found, expected, strict=True):
-        assert_close(ours, theirs, rtol=1e-12, atol=1e-13)
+        assert ours.dtype == dtype
+        close(ours, theirs, dtype, rtol=1e-12, atol=1e-13)
+
+
+def doubled(given: list[Tensor]) -> list[Tensor]:
+    """The same numbers in float64, with gradients of their own."""
+    return [x.detach().double().requires_grad_() for x in given]
 
 
 @pytest.mark.parametrize(
     ("stacks", "cells", "width", "depth", "n_read", "pops"),
     [(3, 2, 2, 3, 1, 1), (2, 0, 3, 1, 2, 1), (1, 3, 1, 3, 5, 3), (2, 4, 1, 2, 1, 2), (1, 90, 3, 91, 1, 1)],
 )
-def test_superposition_equals_plain_torch(stacks, cells, width, depth, n_read, pops):
-    given = [normal(stacks, 2 + pops + width), normal(stacks, cells, width)]
+def test_superposition_equals_plain_torch(stacks, cells, width, depth, n_read, pops, dtype):
+    given = [normal(stacks, 2 + pops + width, dtype=dtype), normal(stacks, cells, width, dtype=dtype)]
     with interpreted():
         found = results_and_gradients(superposition, given, depth, n_read, -0.1)
-    agree(found, results_and_gradients(superposition.plain, given, depth, n_read, -0.1))
+    agree(found, results_and_gradients(superposition.plain, doubled(given), depth, n_read, -0.1), dtype)
 
 
 def test_superposition_of_no_stacks():
@@ -46,15 +52,15 @@ def test_superposition_of_no_stacks():
 
 
 @pytest.mark.parametrize(("stacks", "layers", "width"), [(3, 0, 2), (2, 1, 3), (2, 6, 1), (1, 40, 3)])
-def test_stratification_equals_plain_torch(stacks, layers, width):
-    raw, values = normal(stacks, 2 + width), normal(stacks, layers, width)
+def test_stratification_equals_plain_torch(stacks, layers, width, dtype):
+    raw, values = normal(stacks, 2 + width, dtype=dtype), normal(stacks, layers, width, dtype=dtype)
     strength = (
-        normal(stacks, layers).detach().sigmoid() * (torch.arange(layers) % 3 > 0)
+        normal(stacks, layers, dtype=dtype).detach().sigmoid() * (torch.arange(layers) % 3 > 0)
     ).requires_grad_()  # some gone
     given = [raw, strength, values]
     with interpreted():
         found = results_and_gradients(stratification, given)
-    agree(found, results_and_gradients(stratification.plain, given))
+    agree(found, results_and_gradients(stratification.plain, doubled(given)), dtype)
 
 
 def test_second_derivatives_of_steps_are_those_of_plain_torch():

@@ -165,6 +165,7 @@ def test_half_precision_carries_its_state_in_single(kind):
     assert_close(layer(x.bfloat16())[0].double(), expected, rtol=2**-8, atol=0)
 
 
+@pytest.mark.cpu("it casts there")
 def test_under_autocast_states_stay_in_single_precision():
     layer, x = MinGRU(3, 4, num_layers=2), torch.randn(2, 5, 3)
     with torch.autocast("cpu", torch.bfloat16):
@@ -174,6 +175,7 @@ def test_under_autocast_states_stay_in_single_precision():
     assert out.dtype == again.dtype == stepped.dtype == h.dtype == torch.float32
 
 
+@pytest.mark.hardware("torch's compiler knows few devices")
 @each_layer
 @pytest.mark.parametrize("lengths", [[4, 2, 5], torch.tensor([4, 2, 5])])
 def test_the_compiler_takes_lengths_states_and_both_directions(kind, lengths):

@@ -101,5 +101,5 @@ def test_how_far_it_is_from_the_exact_chain():
         assert distance((redrawn, held, state, certain), 4) < 1e-12  # no gate to infer
     one = (redrawn[..., :1], held, torch.zeros_like(state[..., :1]), odds)
     assert distance(one, 4) == pytest.approx(0.0, abs=1e-15)  # no state
-    told = (redrawn + torch.tensor([0.0, -1e3, -1e3], dtype=torch.float64), held, state, odds)
+    told = (redrawn + torch.tensor([0.0, -1e3, -1e3]).to(redrawn), held, state, odds)
     assert distance(told, 4) < distance(given, 4) / 5  # a state that is told apart

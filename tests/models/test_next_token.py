@@ -26,6 +26,7 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.mark.cpu("the study makes its networks there")
 def test_the_price_falls_with_the_redraw_probability_and_with_the_overlap_of_states():
     price = price_of_exactness((0.02, 0.2, 1.0), (0.3, 0.6), n_steps=120)
     assert (price.no_memory.diff(dim=1) < 0).all()
@@ -45,6 +46,7 @@ def test_the_price_falls_with_the_redraw_probability_and_with_the_overlap_of_sta
         price_of_exactness((0.1,), (1.5,))
 
 
+@pytest.mark.cpu("the study makes its networks there")
 def test_without_memory_the_loss_is_the_information_of_the_past():
     model = held_model(0.05, 0.3)
     x = model.simulate(400, (50,), seed=0).x
@@ -54,9 +56,9 @@ def test_without_memory_the_loss_is_the_information_of_the_past():
 
 
 @pytest.mark.parametrize("kind", [MinGRU, MinLSTM])
-def test_trained_networks_hold_the_exact_posterior(kind):
+def test_trained_networks_hold_the_exact_posterior(kind, device):
     model = held_model(0.1, 0.5)
-    x = one_hot(model.simulate(64, (1024,), seed=0).x[..., 0], 3, dtype=torch.float32)
+    x = one_hot(model.simulate(64, (1024,), seed=0).x[..., 0], 3, dtype=torch.float32).to(device)
     layer = make_layer(kind, 3, 16)
     before = compare(model, layer, model.simulate(100, (20,), seed=1).x, reads="probe").probe
     trained = train_next_token(layer, x, 150)
@@ -71,9 +73,9 @@ def test_trained_networks_hold_the_exact_posterior(kind):
     assert after.log_loss["network"] < after.log_loss["belief"] + 0.05
 
 
-def test_training_repeats_and_predictions_are_distributions():
+def test_training_repeats_and_predictions_are_distributions(device):
     model = held_model(0.1, 0.5)
-    x = one_hot(model.simulate(20, (70,), seed=0).x[..., 0], 3, dtype=torch.float32)
+    x = one_hot(model.simulate(20, (70,), seed=0).x[..., 0], 3, dtype=torch.float32).to(device)
     before = torch.get_rng_state()
     runs = [train_next_token(make_layer(MinGRU, 3, 4), x, 3, seed=seed) for seed in (0, 0)]
     assert torch.equal(torch.get_rng_state(), before)
@@ -100,7 +102,7 @@ class Bare(torch.nn.Module):
 
 
 def test_any_layer_is_trained_and_a_missing_token_is_no_target():
-    x = one_hot([[0.0, 1.0], [0.0, math.nan]], 2, dtype=torch.float32)
+    x = one_hot(torch.tensor([[0.0, 1.0], [0.0, math.nan]]), 2, dtype=torch.float32)
     trained = train_next_token(Bare(), x, 80, rate=0.1)
     assert trained.head.in_features == 5
     assert trained.loss[-1] < 0.1  # read as a token, the missing one would contradict the other

@@ -450,12 +450,26 @@ TOOLS = {
 }
 
 
+PLACES = {
+    "compile": pytest.mark.hardware("torch's compiler knows few devices"),
+    "export": pytest.mark.hardware("torch's compiler knows few devices"),
+    "autocast": pytest.mark.cpu("it casts there"),
+    "double_backward": pytest.mark.hardware("torch's checks know few devices"),
+    "hessian": pytest.mark.hardware("derivatives forward look at the memory of a tensor"),
+    "copies": pytest.mark.hardware("files hold tensors of few devices"),
+    "data_parallel": pytest.mark.hardware("torch scatters over GPUs alone"),
+}
+"""Which tools not every device has."""
+
+
 def pairs() -> Iterator[Any]:
     gaps = STACK_NETWORK_GAPS | TORCH_GAPS
     for name in LAYERS:
         for tool in TOOLS:
             known = tool in gaps.get(name, "").split()
-            yield pytest.param(name, tool, marks=[pytest.mark.xfail(strict=True)] if known else [], id=f"{name}-{tool}")
+            marks = [pytest.mark.xfail(strict=True), pytest.mark.cpu("its gaps are known there")] if known else []
+            marks += [PLACES[tool]] if tool in PLACES else []
+            yield pytest.param(name, tool, marks=marks, id=f"{name}-{tool}")
 
 
 @pytest.mark.parametrize(("name", "tool"), pairs())

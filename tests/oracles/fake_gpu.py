@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 from torch.utils import backend_registration
 from torch.utils._mode_utils import no_dispatch
@@ -31,7 +30,12 @@ INDEXED = {"index", "index_put", "index_put_", "_unsafe_index", "_index_put_impl
 INDEXING = Tensor.__getitem__, Tensor.__setitem__
 MADE = torch.tensor, torch.as_tensor, torch.asarray
 ELSEWHERE = "/oracles/", "site-packages", "<frozen"
-COPIES = {"_to_copy", "copy_", "copy"}
+COPIES = {"_to_copy", "copy_", "copy", "to"}  # `to` comes whole where gradients are not recorded at all
+PACKED = {
+    "_pack_padded_sequence",
+    "_pack_padded_sequence_backward",
+    "_pad_packed_sequence",
+}  # their sizes are the host's
 
 Waits = list[str]
 _counting: list[Waits] = []
@@ -46,7 +50,9 @@ class FakeTensor(Tensor):
 
     @staticmethod
     def __new__(cls, inner: Tensor) -> "FakeTensor":
-        shape = {"strides": inner.stride(), "storage_offset": inner.storage_offset()}
+        shape: dict[str, Any] = {"layout": inner.layout}
+        if inner.layout == torch.strided:
+            shape = {"strides": inner.stride(), "storage_offset": inner.storage_offset()}
         made = Tensor._make_wrapper_subclass(cls, inner.shape, **shape, dtype=inner.dtype, device=torch.device(NAME, 0))
         made.inner = inner
         return made
@@ -74,6 +80,18 @@ class FakeTensor(Tensor):
         raise TypeError("can't convert a tensor of the device fake to numpy; use Tensor.cpu() first")
 
     __array__ = numpy
+
+    @property
+    def data(self) -> Tensor:  # type: ignore[override]
+        return FakeTensor(self.inner)
+
+    @data.setter
+    def data(self, given: "FakeTensor") -> None:
+        Tensor.data.__set__(self, given)  # type: ignore[attr-defined]
+        self.inner = given.inner
+
+
+FakeTensor.__name__ = "Tensor"  # as messages call it
 
 
 class _AnyGenerator(type(torch.Generator)):
@@ -103,8 +121,8 @@ class _Calls(TorchFunctionMode):
         options = options or {}
         if function in INDEXING and isinstance(arguments[0], FakeTensor):
             arguments = arguments[0], _copied(arguments[1], arguments[0].device), *arguments[2:]
-        if function in CELLS and isinstance(arguments[0], FakeTensor):
-            return CELLS[function](*arguments, **options)
+        if function is torch.unravel_index and isinstance(arguments[0], FakeTensor):  # it makes a table of its own
+            return tuple(FakeTensor(x) for x in function(arguments[0].inner, *arguments[1:], **options))
         made = function in MADE and not isinstance(arguments[0], FakeTensor)
         if made and torch.device(options.get("device") or "cpu").type == NAME:
             return function(*arguments, **(options | {"device": "cpu"})).to(options["device"])
@@ -115,20 +133,44 @@ class _Calls(TorchFunctionMode):
         return function(*arguments, **options)
 
 
-def _lstm_cell(x: Tensor, state: Any, into: Tensor, back: Tensor, b_into: Any = None, b_back: Any = None) -> Any:
-    pushed, forgotten, new, shown = (linear(x, into, b_into) + linear(state[0], back, b_back)).chunk(4, -1)
-    cell = forgotten.sigmoid() * state[1] + pushed.sigmoid() * new.tanh()
-    return shown.sigmoid() * cell.tanh(), cell
+def _lstm_cell(into: Tensor, back: Tensor, cell: Tensor, b_into: Any = None, b_back: Any = None) -> Any:
+    gates = _sum(into, b_into) + _sum(back, b_back)
+    pushed, forgotten, new, shown = gates.chunk(4, -1)
+    cell = forgotten.sigmoid() * cell + pushed.sigmoid() * new.tanh()
+    return shown.sigmoid() * cell.tanh(), cell, gates
 
 
-def _gru_cell(x: Tensor, h: Tensor, into: Tensor, back: Tensor, b_into: Any = None, b_back: Any = None) -> Tensor:
-    parts = zip(linear(x, into, b_into).chunk(3, -1), linear(h, back, b_back).chunk(3, -1), strict=True)
-    (reset, of_h), (update, too), (new, before) = parts
-    update = (update + too).sigmoid()
-    return (1 - update) * (new + (reset + of_h).sigmoid() * before).tanh() + update * h
+def _lstm_cell_backward(of_h: Any, of_cell: Any, before: Tensor, cell: Tensor, gates: Tensor, biased: bool) -> Any:
+    zero = torch.zeros_like(gates)
+    found = aten._thnn_differentiable_lstm_cell_backward(of_h, of_cell, gates, zero, None, None, before, cell)
+    return found[0], found[2], found[0].sum(0) if biased else None
 
 
-CELLS = {torch.lstm_cell: _lstm_cell, torch.gru_cell: _gru_cell}  # of which torch expects a backend to have fused ones
+def _gru_cell(into: Tensor, back: Tensor, h: Tensor, b_into: Any = None, b_back: Any = None) -> Any:
+    into, back = _sum(into, b_into), _sum(back, b_back)
+    (reset, update, new), (reset_back, update_back, before) = into.chunk(3, -1), back.chunk(3, -1)
+    update = (update + update_back).sigmoid()
+    seen = (1 - update) * (new + (reset + reset_back).sigmoid() * before).tanh() + update * h
+    return seen, torch.cat([into, back, h], -1)
+
+
+def _gru_cell_backward(of_h: Tensor, kept: Tensor, biased: bool) -> Any:
+    into, back, h = kept.split([3 * of_h.shape[-1], 3 * of_h.shape[-1], of_h.shape[-1]], -1)
+    *gates, of_start, _, _ = aten._thnn_differentiable_gru_cell_backward(of_h, into, back, h, None, None)
+    return *gates, of_start, *(part.sum(0) if biased else None for part in gates)
+
+
+def _sum(x: Tensor, bias: Tensor | None) -> Tensor:
+    return x if bias is None else x + bias
+
+
+aten = torch.ops.aten
+CELLS = {  # of which torch expects a backend to have fused ones
+    "_thnn_fused_lstm_cell": _lstm_cell,
+    "_thnn_fused_lstm_cell_backward_impl": _lstm_cell_backward,
+    "_thnn_fused_gru_cell": _gru_cell,
+    "_thnn_fused_gru_cell_backward": _gru_cell_backward,
+}
 
 
 def _copied(index: Any, device: torch.device) -> Any:
@@ -151,16 +193,21 @@ def _run(function: Any, arguments: Any, options: dict[str, Any]) -> Any:
     if not (here or there):
         return function(*arguments, **options)
     _count(name, given, there, options)
-    if device is not None:
+    if there and device is not None:
         options = options | {"device": torch.device("cpu")}
     inside = {id(x.inner): x for x in here}
-    found = function(*tree_map_only(FakeTensor, lambda x: x.inner, arguments), **_inner(options))
-    if torch.Tag.inplace_view in function.tags:  # of which the tensor around has to know
+    work = CELLS.get(name, function)
+    found = work(*tree_map_only(FakeTensor, lambda x: x.inner, arguments), **_inner(options))
+    if torch.Tag.inplace_view in function.tags and name != "set_":  # of which the tensor around has to know
         with no_dispatch():
             function(*arguments, **options)
     if not there:
         return found
-    return tree_map_only(Tensor, lambda x: inside.get(id(x)) if id(x) in inside else FakeTensor(x), found)
+    if name == "_pack_padded_sequence":
+        return FakeTensor(found[0]), found[1]
+    return tree_map_only(
+        Tensor, lambda x: inside.get(id(x)) if id(x) in inside else FakeTensor(x.resolve_conj()), found
+    )
 
 
 def _inner(options: dict[str, Any]) -> dict[str, Any]:
@@ -169,7 +216,7 @@ def _inner(options: dict[str, Any]) -> dict[str, Any]:
 
 def _count(name: str, given: list[Tensor], there: bool, options: dict[str, Any]) -> None:
     """Count what waits for the device; raise RuntimeError where tensors lie on two."""
-    of_host = [x for x in given if x.ndim and not isinstance(x, FakeTensor)]
+    of_host = [x for x in given if x.ndim and not isinstance(x, FakeTensor) and not x.is_meta]
     if name in COPIES:
         if of_host or not there:
             _wait(name)
@@ -178,7 +225,7 @@ def _count(name: str, given: list[Tensor], there: bool, options: dict[str, Any])
     elif name in INDEXED and isinstance(given[0], FakeTensor):
         if of_host or any(x.dtype in (torch.bool, torch.uint8) and x.ndim for x in given[1:]):
             _wait(name)
-    elif of_host:
+    elif of_host and name not in PACKED:
         raise RuntimeError(f"{name}: expected all tensors to be on the same device, but found {NAME} and cpu")
     elif name in LOOKS and not (name == "repeat_interleave" and options.get("output_size") is not None):
         _wait(name)
@@ -246,12 +293,6 @@ def fake_gpu() -> Iterator[torch.device]:
         stack.callback(setattr, _backend, "there", False)
         # torch's engine knows the devices of the first backward pass of a process; on one thread it asks for none
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
-        # a network that is converted takes other tensors: `parameter.data = ...` would leave those within as they are
-        stack.callback(
-            torch.__future__.set_swap_module_params_on_conversion,
-            torch.__future__.get_swap_module_params_on_conversion(),
-        )
-        torch.__future__.set_swap_module_params_on_conversion(True)
         stack.enter_context(_Calls())
         stack.enter_context(_Mode())
         yield torch.device(NAME, 0)

@@ -3,7 +3,8 @@
 A test makes tensors and generators as ever. On another device than the CPU they lie there; what the library makes is
 left where the library puts it, but for the parameters of networks, which a user would move. What a test reads as numpy
 arrays is copied back, and it may compare with numbers that lie elsewhere. Tolerances go by dtype. What only the CPU can
-do is marked `@pytest.mark.cpu("why")`, and skipped elsewhere.
+do is marked `@pytest.mark.cpu("why")`, and skipped elsewhere; what the device that is not there cannot is marked
+`@pytest.mark.hardware("why")`.
 """
 
 import sys
@@ -21,6 +22,8 @@ from torch.utils._device import _device_constructors
 from .fake_gpu import NAME, FakeTensor, fake_gpu
 
 TESTS = str(Path(__file__).parents[1])
+THROUGH = "/numpy/", "/sklearn/", "/contextlib.py"  # what reads for its caller
+COMPARED = {torch.equal, torch.allclose, Tensor.equal, Tensor.allclose}
 READ = {Tensor.numpy, Tensor.__array__}
 
 
@@ -38,7 +41,10 @@ def close(actual: Tensor, expected: Tensor, dtype: torch.dtype, size: float = 1.
 
 def _in_a_test() -> bool:
     """Whether the caller of the caller is a test, or a textbook twin, which tests alone call."""
-    name = sys._getframe(2).f_code.co_filename
+    frame: Any = sys._getframe(2)
+    while any(part in frame.f_code.co_filename for part in THROUGH):
+        frame = frame.f_back
+    name = frame.f_code.co_filename
     return name.startswith(TESTS) or name.endswith("/naive.py")
 
 
@@ -49,12 +55,12 @@ class _Placed(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
         options = options or {}
-        if function not in self.makers and function not in READ and function is not torch.equal:
+        if function not in self.makers and function not in READ and function not in COMPARED:
             return function(*arguments, **options)
         if not _in_a_test():
             return function(*arguments, **options)
-        if function is torch.equal:
-            return function(arguments[0], arguments[1].to(arguments[0].device))
+        if function in COMPARED:
+            return function(arguments[0], arguments[1].to(arguments[0].device), *arguments[2:], **options)
         if function in READ:
             return function(arguments[0].cpu(), *arguments[1:], **options)
         if options.get("device") is not None:
@@ -82,10 +88,11 @@ def placed(name: str) -> Iterator[torch.device]:
         close, from_numpy = torch.testing.assert_close, torch.from_numpy
 
         def parameter_there(cls: Any, data: Tensor | None = None, requires_grad: bool = True) -> Tensor:
-            return parameter(cls, torch.empty(0, device=there) if data is None else data.to(there), requires_grad)
+            data = torch.empty(0, device=there) if data is None else data
+            return parameter(cls, data if data.is_meta else data.to(there), requires_grad)
 
         def buffer_there(self: Any, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
-            buffer(self, name, None if tensor is None else tensor.to(there), persistent)
+            buffer(self, name, tensor if tensor is None or tensor.is_meta else tensor.to(there), persistent)
 
         def from_numpy_there(table: Any) -> Tensor:
             return from_numpy(table).to(there) if _in_a_test() else from_numpy(table)

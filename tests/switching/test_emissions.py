@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles.models import EMISSIONS, random_model
+from oracles.placement import close
 from samplehold import Bernoulli, Categorical, Copy, Gated, MultivariateNormal, Normal, Poisson, SwitchingSSM
 from samplehold.switching.emissions.contract import Emission
 from samplehold.switching.priors import log_prior
@@ -25,13 +26,27 @@ def weights(n, k=2, restarts=(), seed=0):
     return torch.rand(*restarts, n, k, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+def rounded(values, dtype):
+    """Parameters in a dtype, and these in float64."""
+    found = {name: value.to(dtype) for name, value in values.items()}
+    return found, {name: value.double() for name, value in found.items()}
+
+
+def size(table):
+    """Of the finite entries the greatest, by which the terms are judged that make one."""
+    return max(1.0, float(table[table.isfinite()].abs().amax()))
+
+
 @pytest.mark.parametrize("name", list(PLAIN))
-def test_log_prob_is_that_of_the_pyro_distribution(name):
-    model, x = random_model("copy", name), data(name)
-    table = model.emission.log_likelihood(x, model.values).redrawn
+def test_log_prob_is_that_of_the_pyro_distribution(name, dtype):
+    model, x = random_model("copy", name), data(name).to(dtype)
+    values, exact = rounded(model.values, dtype)
+    table = model.emission.log_likelihood(x, values).redrawn
+    assert table.dtype == dtype
     for state in range(2):
-        at = {name: model.values[name][state] for name in model.emission.parameters}
-        assert_close(table[:, state], model.emission.distribution(at).log_prob(x), rtol=1e-10, atol=1e-10)
+        at = {name: exact[name][state] for name in model.emission.parameters}
+        expected = model.emission.distribution(at).log_prob(x.double())
+        close(table[:, state], expected, dtype, size(expected), rtol=1e-10, atol=1e-10)
 
 
 def started(emission, x):
@@ -148,12 +163,13 @@ def test_values_outside_the_support_are_named(emission, bad, said):
         model.fit([0.0, 1.0, bad, 1.0], progress=False)
 
 
-def test_mean_and_variance_are_those_of_the_distribution():
+def test_mean_and_variance_are_those_of_the_distribution(dtype):
     for name in ("normal", "full", "bernoulli", "poisson"):
         model = random_model("copy", name)
-        pyro_form = model.emission.distribution({n: model.values[n] for n in model.emission.parameters})
-        assert_close(model.emission.mean(model.values).redrawn, pyro_form.mean)
-        assert_close(model.emission.variance(model.values).redrawn, pyro_form.variance)
+        values, exact = rounded(model.values, dtype)
+        pyro_form = model.emission.distribution({n: exact[n] for n in model.emission.parameters})
+        close(model.emission.mean(values).redrawn, pyro_form.mean, dtype)
+        close(model.emission.variance(values).redrawn, pyro_form.variance, dtype)
     model = random_model("copy", "categorical")
     p = model.probs
     mean = p[:, 1] + 2 * p[:, 2]
@@ -198,13 +214,14 @@ def wide(name, dtype=torch.float64):
 
 @pytest.mark.parametrize("name", ["Bernoulli", "Poisson"])
 @pytest.mark.parametrize("complete", [True, False])
-def test_tables_by_matrix_products_are_those_of_every_feature_by_itself(name, complete):
-    emission, x, values = wide(name)
+def test_tables_by_matrix_products_are_those_of_every_feature_by_itself(name, complete, dtype):
+    emission, x, values = wide(name, dtype)
     x = x.nan_to_num(0.0) if complete else x
-    found, expected = emission.table(x, values), Emission.table(emission, x, values)
+    _, exact = rounded(values, dtype)
+    found, expected = emission.table(x, values), Emission.table(emission, x.double(), exact)
     assert found.shape == (3, 2, 5, 4)
     assert expected.isneginf().any()
-    assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    close(found, expected, dtype, size(expected), rtol=1e-12, atol=1e-12)
     if not complete:
         assert_close(found[:, 1, 2], torch.zeros(3, 4, dtype=x.dtype), rtol=0, atol=0)
 
@@ -228,6 +245,7 @@ def test_tables_by_matrix_products_can_be_differentiated_twice(name):
 
 
 @pytest.mark.parametrize("x", [[[0.0, 3.0]], [[1e6, 3.0]], [[0.5, 3.0]]], ids=["small", "large", "no counts"])
-def test_log_factorials_are_those_of_the_gamma_function(x):
-    x, values = torch.tensor(x, dtype=torch.float64), {"rate": torch.tensor([[2.0, 5.0]], dtype=torch.float64)}
-    assert_close(Poisson(2).table(x, values), Emission.table(Poisson(2), x, values), rtol=1e-12, atol=1e-12)
+def test_log_factorials_are_those_of_the_gamma_function(x, dtype):
+    x, values = torch.tensor(x, dtype=dtype), {"rate": torch.tensor([[2.0, 5.0]], dtype=dtype)}
+    expected = Emission.table(Poisson(2), x.double(), rounded(values, dtype)[1])
+    close(Poisson(2).table(x, values), expected, dtype, rtol=1e-12, atol=1e-12)

@@ -19,11 +19,9 @@ from torch.testing import assert_close
 def posterior_of(dynamics: str, emission: str, worth: float = 40.0) -> tuple[sh.SwitchingSSM, VariationalPosterior]:
     """A posterior that nobody fitted: the prior, made `worth` times as sure."""
     model = random_model(dynamics, emission, seed=3)
-    prior = model.prior
-    blocks = {}
+    one, blocks = torch.ones(model.emission.n_features, dtype=torch.float64), {}
     for name, (prefix, block) in blocks_of(model.dynamics, model.emission).items():
-        blocks[name] = worth * block.natural(with_prefix(prior, prefix))
-    one = torch.ones(model.emission.n_features, dtype=torch.float64)
+        blocks[name] = worth * block.natural(with_prefix(model.prior, prefix)).to(one)
     return model, VariationalPosterior(model, blocks, Units(model.emission, one - 1, one))
 
 

@@ -57,10 +57,9 @@ def test_gradients_and_curvature_are_those_of_differences(dynamics, emission):
 
 
 def test_where_the_data_are_impossible_it_is_minus_infinite():
-    model = sh.SwitchingSSM(sh.Markov(2), sh.Normal(1)).scaled_to([0.0, 1.0, 2.0, 9.0])
-    problem = model.problem([0.0, 1.0, 2.0, 9.0])
-    values = model.fit([0.0, 1.0, 2.0, 9.0], progress=False).model.values
-    density = Density(problem, {name: value.double() for name, value in values.items()})
+    x = torch.tensor([0.0, 1.0, 2.0, 9.0], dtype=torch.float64)
+    model = sh.SwitchingSSM(sh.Markov(2), sh.Normal(1)).scaled_to(x)
+    density = Density(model.problem(x), model.fit(x, progress=False).model.values)
     far = density.point.clone()
     far[-1] = torch.nan  # where rounding took a parameter out of its support
     heights = density.at(torch.stack([far, density.point, far, density.point]))

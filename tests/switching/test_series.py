@@ -203,14 +203,15 @@ def test_columns_in_another_order_are_refused():
 def test_a_problem_is_the_density_of_the_model():
     x, rain = frames()
     problem = MODEL.problem(x, covariates=rain)
-    assert_close(problem.chain(MODEL.values).log_normalizer(), MODEL.log_evidence(x, covariates=rain), rtol=0, atol=0)
-    assert_close(problem.log_prior(MODEL.values), MODEL.log_prior(MODEL.values), rtol=1e-12, atol=0)
-    joint = MODEL.log_evidence(x, covariates=rain) + MODEL.log_prior(MODEL.values)
-    assert_close(problem.objective(MODEL.values), joint, rtol=1e-12, atol=0)
-    twice = {name: torch.stack([value, value]) for name, value in MODEL.values.items()}
+    values = MODEL.values_like(problem.series.observations)
+    assert_close(problem.chain(values).log_normalizer(), MODEL.log_evidence(x, covariates=rain), rtol=0, atol=0)
+    assert_close(problem.log_prior(values), MODEL.log_prior(values), rtol=1e-12, atol=0)
+    joint = MODEL.log_evidence(x, covariates=rain) + MODEL.log_prior(values)
+    assert_close(problem.objective(values), joint, rtol=1e-12, atol=0)
+    twice = {name: torch.stack([value, value]) for name, value in values.items()}
     assert_close(problem.objective(twice), joint.expand(2), rtol=1e-12, atol=0)
     flat = replace(problem, prior=None)
-    assert_close(flat.objective(MODEL.values), MODEL.log_evidence(x, covariates=rain), rtol=0, atol=0)
+    assert_close(flat.objective(values), MODEL.log_evidence(x, covariates=rain), rtol=0, atol=0)
     assert len(list(problem.in_turns(twice))) == 1
     with pytest.raises(ValueError, match="prior: got None"):
         flat.sites  # noqa: B018

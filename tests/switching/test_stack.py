@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.action_histories import every_history, play
+from oracles.placement import close as close_in
 from pyro.infer import Predictive, TraceEnum_ELBO, config_enumerate
 from samplehold.switching.stacks.mixture import StackMixture
 from samplehold.switching.stacks.program import stack_program
@@ -27,37 +28,48 @@ def mixture(seed: int, T: int, D: int = 0, on_empty: str = "noop", V: int = 2, *
     return StackMixture(normal(seed, T, 3).log_softmax(-1), normal(seed + 1, T, V), initial, on_empty, **options)
 
 
-def check_all(mix: StackMixture) -> None:
-    """Every query equals what the histories say."""
-    expected = every_history(mix.log_action, mix.values, mix.initial, mix.on_empty, mix.log_evidence)
-    tight = {"rtol": 1e-12, "atol": 1e-12}
-    close(float(mix.log_normalizer()), expected.log_normalizer, **tight)
-    close(mix.action_posterior(), expected.action, **tight)
-    close(mix.top(), expected.top, **tight)
-    close(mix.depth_distribution(), expected.depth, **tight)
-    close(mix.superposition(expected.cells.shape[1]), expected.cells, **tight)
-    close(mix.superposition(2), torch.nn.functional.pad(expected.cells, (0, 0, 0, 1))[:, :2], **tight)
+def check_all(mix: StackMixture, dtype: torch.dtype) -> None:
+    """Every query of the mixture in a dtype equals what the histories say of the same numbers."""
+    tables = (mix.log_action, mix.values, mix.initial, mix.log_evidence)
+    log_action, values, initial, evidence = (None if table is None else table.to(dtype) for table in tables)
+    mix = StackMixture(log_action, values, initial, mix.on_empty)
+    mix = mix if evidence is None else mix.condition(evidence)
+    doubled = (None if table is None else table.double() for table in (log_action, values, initial, evidence))
+    log_action, values, initial, evidence = doubled
+    expected = every_history(log_action, values, initial, mix.on_empty, evidence)
+
+    def same(found: Tensor, table: Tensor) -> None:
+        close_in(found, table, dtype, rtol=1e-12, atol=1e-12)
+
+    assert mix.log_normalizer().dtype == dtype
+    same(mix.log_normalizer(), torch.tensor(expected.log_normalizer, dtype=torch.float64))
+    same(mix.action_posterior(), expected.action)
+    same(mix.top(), expected.top)
+    same(mix.depth_distribution(), expected.depth)
+    same(mix.superposition(expected.cells.shape[1]), expected.cells)
+    same(mix.superposition(2), torch.nn.functional.pad(expected.cells, (0, 0, 0, 1))[:, :2])
     best = mix.viterbi()
     assert best.action[0].tolist() == expected.best
-    close(float(best.log_probability[0]), expected.best_log_weight - expected.log_normalizer, **tight)
+    weight = expected.best_log_weight - expected.log_normalizer
+    same(best.log_probability[0], torch.tensor(weight, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("on_empty", ["noop", "forbid"])
 @pytest.mark.parametrize(("T", "D"), [*((T, D) for T in range(1, 8) for D in (0, 2)), (8, 1)])
-def test_every_query_equals_enumeration(T, D, on_empty):
-    check_all(mixture(7 * T + D, T, D, on_empty))
+def test_every_query_equals_enumeration(T, D, on_empty, dtype):
+    check_all(mixture(7 * T + D, T, D, on_empty), dtype)
 
 
 @given(st.integers(0, 10**6), st.integers(1, 5), st.integers(0, 2), st.sampled_from(["noop", "forbid"]))
 @settings(max_examples=20)
-def test_conditioned_mixture_equals_enumeration(seed, T, D, on_empty):
+def test_conditioned_mixture_equals_enumeration(dtype, seed, T, D, on_empty):
     mix = mixture(seed, T, D, on_empty)
     evidence = 2 * normal(seed + 3, T, T + D + 1)
     evidence[T - 1, 0] = -torch.inf  # element 0 is not on top at the end
     mix = StackMixture(
         normal(seed + 4, T, 3), mix.values, mix.initial, on_empty
     )  # and the weights are no probabilities
-    check_all(mix.condition(evidence / 2).condition(evidence / 2))
+    check_all(mix.condition(evidence / 2).condition(evidence / 2), dtype)
 
 
 def test_own_enumeration_is_that_of_the_oracle():
@@ -74,9 +86,9 @@ def test_own_enumeration_is_that_of_the_oracle():
         assert torch.equal(cells, table[torch.tensor(stacks)])
 
 
-def test_popping_several_cells_equals_enumeration():
+def test_popping_several_cells_equals_enumeration(dtype):
     mix = StackMixture(normal(0, 5, 5).log_softmax(-1), normal(1, 5, 2), normal(2, 2, 2))
-    check_all(mix)
+    check_all(mix, dtype)
     with pytest.raises(ValueError, match=r"log_action: got 5 actions, but evidence couples"):
         mix.condition(torch.zeros(5, 8, dtype=torch.float64))
 

@@ -35,7 +35,7 @@ def rewrite(folder: Path, structure: dict | str, tensors: dict) -> None:
     """A file with a right checksum, whatever it says."""
     text = structure if isinstance(structure, str) else json.dumps(structure)
     text = re.sub(r'"sha256": "\w+"', f'"sha256": "{"0" * 64}"', text)
-    data = save({name: tensor.clone() for name, tensor in tensors.items()}, {"samplehold": text})
+    data = save({name: tensor.cpu().clone() for name, tensor in tensors.items()}, {"samplehold": text})
     (folder / FILE).write_bytes(data.replace(b"0" * 64, hashlib.sha256(data).hexdigest().encode(), 1))
 
 
@@ -47,7 +47,7 @@ def write_former(folder: Path, model: SwitchingSSM) -> None:
     structure["tensors"] = {name: list(tensor.shape) for name, tensor in tensors.items()}
     folder.mkdir(exist_ok=True)
     (folder / "model.json").write_text(json.dumps(structure))
-    save_file({name: tensor.clone() for name, tensor in tensors.items()}, folder / "values.safetensors")
+    save_file({name: tensor.cpu().clone() for name, tensor in tensors.items()}, folder / "values.safetensors")
 
 
 def same(a: SwitchingSSM, b: SwitchingSSM) -> bool:
@@ -146,7 +146,7 @@ def test_the_first_format_is_read_and_gives_way_to_a_save(tmp_path):
 def test_the_first_format_of_two_models_is_refused(tmp_path):
     write_former(tmp_path, small())
     tensors = SwitchingSSM(Copy(2), Normal(1)).to_parts()[1]
-    save_file({name: tensor.clone() for name, tensor in tensors.items()}, tmp_path / "values.safetensors")
+    save_file({name: tensor.cpu().clone() for name, tensor in tensors.items()}, tmp_path / "values.safetensors")
     with pytest.raises(ValueError, match=r"^path: .* are of two models"):
         SwitchingSSM.load(tmp_path)
 
@@ -231,7 +231,7 @@ def test_what_describes_no_model_is_refused(tmp_path, text, former):
     tensors = SwitchingSSM(Copy(1), Normal(1)).to_parts()[1]
     if former:
         (tmp_path / "model.json").write_text(text.replace('"format": 2, "sha256": ""', '"format": 1'))
-        save_file({name: tensor.clone() for name, tensor in tensors.items()}, tmp_path / "values.safetensors")
+        save_file({name: tensor.cpu().clone() for name, tensor in tensors.items()}, tmp_path / "values.safetensors")
     else:
         rewrite(tmp_path, text, tensors)
     with pytest.raises(ValueError, match=r"^path: ") as caught:
@@ -310,7 +310,7 @@ def test_what_is_no_model_is_refused(tmp_path):
             SwitchingSSM.load(tmp_path / name)
     with pytest.raises(ValueError, match=r"^path: "):
         SwitchingSSM.load(f"{tmp_path}/a\0b")
-    save_file({"x": torch.ones(1)}, tmp_path / FILE)
+    save_file({"x": torch.ones(1).cpu()}, tmp_path / FILE)
     with pytest.raises(ValueError, match=r"^path: "):
         SwitchingSSM.load(tmp_path)
 

@@ -291,7 +291,7 @@ COUPLED = {
 @pytest.mark.parametrize("method", ["em", "vmp"])
 def test_every_coupled_model_has_one(kind, method):
     model = COUPLED[kind]()
-    x = model.simulate(120, (2,), seed=1).x
+    x = model.simulate(120, (2,), seed=2).x
     fit = model.fit(x, method=method, restarts=1, max_steps=60, progress=False)
     check_whole(fit)
     assert fit.summary().states["share of steps"].sum() == pytest.approx(2.0)  # 1 a chain
