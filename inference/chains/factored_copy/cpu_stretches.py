@@ -111,7 +111,7 @@ def _go(inputs: Any, outputs: Any, margin: int) -> bool:
     steps = int(lengths.max())
     kept = likelihoods_of(steps, k, dtype, rows) if smoothing and outputs.state.nbytes <= _KEPT else 0
 
-    with scratch(len(groups) * kept, dtype) as memory:
+    with scratch(len(groups) * kept, outputs.state.dtype) as memory:
         rooms = memory.reshape(len(groups), -1) if kept else [None] * len(groups)
         blocks = [new_block(steps, k, dtype, rows, room) for room in rooms]
 

@@ -142,7 +142,7 @@ class MarkovChain:
         """
         total, state, transition = self._results(op.posterior)
         moves = transition if self.varies else transition.squeeze(-3)
-        return Marginals(total, state, initial=state[..., 0, :], transition=moves)
+        return Marginals(total, state, initial=state.select(-2, 0), transition=moves)
 
     def viterbi(self) -> Viterbi:
         """The best path; of equally good ones, the one whose last state has the least index, then the one before.

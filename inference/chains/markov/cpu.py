@@ -80,6 +80,8 @@ def _answer(
     else:
         failed, results = exactly(tables.double())
         results = tuple(table.to(given[2].dtype) for table in results)
+    if lengths.dim() == 1:
+        return *results, failed
     return tuple(table.reshape((*lengths.shape, *table.shape[1:])) for table in (*results, failed))
 
 

@@ -144,7 +144,7 @@ def keeping(rooms: list[Any], steps: int, sharing: int = 1) -> Iterator[list[Any
 
     `sharing`: so many of them, one after another, work on one sequence.
     """
-    p, dtype = rooms[0].weight.size // GROUP, torch.from_numpy(rooms[0].weight).dtype
+    p, dtype = rooms[0].weight.size // GROUP, rooms[0].weight.dtype
     n, aligned = len(rooms) // sharing, -(-steps // BYTES) * BYTES
     with scratch(n * aligned * (p + 1), dtype) as memory:
         likelihood, top = memory[: n * aligned * p].reshape(n, -1), memory[n * aligned * p :].reshape(n, -1)
