@@ -226,15 +226,16 @@ def scans() -> Iterator[Row]:
 
 
 MEMORY = """
-import resource, torch
+import ctypes, resource, torch
 from samplehold import {kind}Chain
 torch.manual_seed(0)
 n, k = 1_000_000, 8
 def chain(n):
     table = torch.randn(1, n, k, dtype=torch.float64)
     return {build}
-chain(1000).smooth()
+chain(10_000).smooth()  # compiles what a long one takes
 whole = chain(n)
+ctypes.CDLL(None).malloc_trim(0)  # what that has left would be taken again
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 with open("/proc/self/clear_refs", "w") as f: f.write("5")
 def status(key):
