@@ -118,4 +118,5 @@ def _log_det_by_numpy(chol: Tensor) -> Tensor:
     if chol.numel() > SMALL or differentiated(chol):
         return _log_det(chol)
     diagonal = chol.detach().numpy().diagonal(0, -2, -1)
-    return torch.from_numpy(np.asarray(2 * np.log(diagonal).sum(-1)))
+    with np.errstate(invalid="ignore", divide="ignore"):  # as torch, which says nothing of what is no factor
+        return torch.from_numpy(np.asarray(2 * np.log(diagonal).sum(-1)))

@@ -1,8 +1,10 @@
 """Cholesky factors: those of torch, with its derivatives, and of what rounding has made indefinite."""
 
+import warnings
+
 import pytest
 import torch
-from samplehold.inference.numerics.cholesky import SMALL, cholesky, rounding
+from samplehold.inference.numerics.cholesky import SMALL, cholesky, log_det, rounding
 
 
 def positive_definite(*shape, dtype=torch.float64):
@@ -55,3 +57,14 @@ def test_what_rounding_made_indefinite_has_the_factor_of_a_matrix_within_the_bou
 def test_what_is_indefinite_beyond_rounding_is_refused():
     with pytest.raises(ValueError, match="row 1 of 2 leaves no positive definite matrix"):
         cholesky(torch.tensor([[1.0, 1.0], [1.0, 1.0 - 1e-3]]))
+
+
+def test_log_determinants_of_factors_and_quietly_of_what_is_none():
+    """A search tries parameters of no density, and asks afterwards."""
+    chol = cholesky(positive_definite(3, 2))
+    assert torch.allclose(log_det(chol), torch.logdet(chol @ chol.mT), rtol=1e-12)
+    chol[1, 0, 0], chol[2, 1, 1] = -1.0, 0.0
+    with warnings.catch_warnings(action="error"):
+        found = log_det(chol)
+    assert found[1].isnan()
+    assert found[2] == -torch.inf
