@@ -306,9 +306,8 @@ class SwitchingSSM(Verbs, PyroModule):
         with seeded(seed, like):
             if seed is None:
                 return mixture.simulate()
-            of_paths = int(
-                torch.randint(2**62, (), device="cpu")
-            )  # a stream of its own: equal seeds would tie noise to gates
+            # a stream of its own: equal seeds would tie noise to gates
+            of_paths = int(torch.randint(2**62, (), device="cpu"))
             return mixture.simulate(seed=torch.Generator(like.device).manual_seed(of_paths))
 
     def _extent(self, x: Any, n_steps: int | None, batch_shape: tuple[int, ...], given: Given) -> Problem:

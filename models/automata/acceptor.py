@@ -106,10 +106,8 @@ class Acceptor(nn.Module):
             ValueError: a layer whose states have no fixed size, or are not known before the first step.
         """
         words = check_words(words, self.alphabet)
-        symbols, lengths = (
-            self.encode(words),
-            torch.tensor([len(word) for word in words], dtype=torch.int64, device="cpu"),
-        )
+        symbols = self.encode(words)
+        lengths = torch.tensor([len(word) for word in words], dtype=torch.int64, device="cpu")
         rows: Tensor | None = None
         for length in lengths.unique().tolist():
             here = (lengths == length).nonzero().squeeze(1)

@@ -127,10 +127,8 @@ class TuringNetwork(Record):
         """U [n, n] and b [n]."""
         if dtype not in self._dense:
             n = len(self.units)
-            weight, bias = (
-                torch.zeros(n, n, dtype=torch.float64, device="cpu"),
-                torch.zeros(n, dtype=torch.float64, device="cpu"),
-            )
+            weight = torch.zeros(n, n, dtype=torch.float64, device="cpu")
+            bias = weight.new_zeros(n)
             for unit, column in enumerate(self.weight):
                 for row, value in column.items():
                     weight[row, unit] = float(value)

@@ -190,17 +190,11 @@ def _elman(network: nn.RNNBase, k: int, bound: float) -> _Layer:
     W, U, bias = (torch.from_numpy(table).double() for table in (weights.input, weights.hidden, weights.bias))
     own, read = torch.linalg.matrix_norm(U, 2), torch.linalg.matrix_norm(W, 2)
     if network.nonlinearity == "tanh":
-        most, reach = (
-            torch.ones(1, device="cpu").double(),
-            torch.tensor(float(len(U)) ** 0.5, dtype=torch.float64, device="cpu"),
-        )
+        most = torch.ones(1, dtype=torch.float64, device="cpu")
+        reach = most.new_tensor(len(U)).sqrt()
     else:
         size = bound if k else bound * W.shape[1] ** 0.5
-        reach = (
-            (read * size + bias.norm()) / (1 - own)
-            if own < 1
-            else torch.tensor(torch.inf, dtype=torch.float64, device="cpu")
-        )
+        reach = (read * size + bias.norm()) / (1 - own) if own < 1 else bias.new_tensor(torch.inf, dtype=torch.float64)
         most = reach
     summed = W.abs().sum(1) * bound + U.abs().sum(1) * most + _offsets(weights)
     rounding = (sum(W.shape) + 4) * summed.norm() + 4 * reach

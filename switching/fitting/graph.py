@@ -106,11 +106,8 @@ class Graph:
 
     def linear(self, etas: Etas) -> frozenset[str]:
         """`VMP.linear` of the engine, whose blocks and factors are tested on two steps."""
-        return (
-            self.to(self.problem.series.part(torch.zeros(1, dtype=torch.long, device="cpu")).stretch(0, 2))
-            .engine(etas)
-            .linear
-        )
+        first = self.problem.series.part(torch.zeros(1, dtype=torch.long, device="cpu"))
+        return self.to(first.stretch(0, 2)).engine(etas).linear
 
     @property
     def counted(self) -> Tensor | None:

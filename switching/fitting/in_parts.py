@@ -253,10 +253,8 @@ def run_batches(
     first = engine_from(graph.to(sample_of(series, options.number)), starts.values)
     first.run(1, 0.0)
     etas, linear = parameters_of(first), first.linear
-    kept, final = (
-        torch.arange(restarts, device="cpu"),
-        torch.full((restarts,), -math.inf, dtype=torch.float64, device="cpu"),
-    )
+    kept = torch.arange(restarts, device="cpu")
+    final = torch.full((restarts,), -math.inf, dtype=torch.float64, device="cpu")
     objective: list[float] = []
     n_observed = series.n_observed
     i, converged, interrupted = 0, False, False

@@ -109,10 +109,7 @@ def typical(dynamics: LinearDynamics, emission: LinearEmission | Irregular) -> P
     lengths, found = sizes(dynamics, emission), {}
     for name, parameter in known(dynamics, emission).items():
         shape = [lengths[dim] for dim in parameter.dims]
-        one = (
-            torch.eye(shape[0], device="cpu")
-            if parameter.support is constraints.positive_definite
-            else torch.ones(shape, device="cpu")
-        )
-        found[name] = (torch.zeros(shape, device="cpu") if parameter.support is constraints.real else one).double()
+        zero = torch.zeros(shape, dtype=torch.float64, device="cpu")
+        one = torch.eye(shape[0]).to(zero) if parameter.support is constraints.positive_definite else zero + 1
+        found[name] = zero if parameter.support is constraints.real else one
     return found

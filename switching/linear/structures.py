@@ -189,9 +189,8 @@ class Seasonal(Diffuse):
             n = self.n_latent
             lags = [[float(column == row) for column in range(n)] for row in range(n - 1)]
             return [[-1.0] * n, *lags]
-        return torch.block_diag(
-            *(torch.tensor(turn, dtype=torch.float64, device="cpu") for turn in self._turns)
-        ).tolist()
+        turns = (torch.tensor(turn, dtype=torch.float64, device="cpu") for turn in self._turns)
+        return torch.block_diag(*turns).tolist()
 
     @property
     def noisy(self) -> tuple[str | None, ...]:

@@ -95,11 +95,8 @@ def plot_flow(
         series = model.read(x, **given).one(sequence).cpu()
         found = model.smooth(series)
         path, regime_of = found.mean[0].double(), found.state.argmax(-1)
-    low, high = (
-        (path.amin(0), path.amax(0))
-        if path is not None
-        else (-torch.ones(2, device="cpu"), torch.ones(2, device="cpu"))
-    )
+    one = like.new_ones(2)
+    low, high = (path.amin(0), path.amax(0)) if path is not None else (-one, one)
     room = MARGIN * (high - low).clamp_min(1e-9)
     sides = [
         torch.linspace(float(a - r), float(b + r), points, device="cpu")

@@ -172,10 +172,7 @@ class _Step(torch.autograd.Function):
         if grad_top is not None:
             adjoint.log_top[:, t, : t + 1] += grad_top
         replace, pop = (x.double() for x in weights[1:])
-        g_replace, g_pop = (
-            torch.zeros(replace.shape, dtype=replace.dtype, device="cpu"),
-            torch.zeros(pop.shape, dtype=pop.dtype, device="cpu"),
-        )
+        g_replace, g_pop = replace.new_zeros(replace.shape), pop.new_zeros(pop.shape)
         given = memory.weights(replace, pop), memory.tables, adjoint.weights(g_replace, g_pop), adjoint.tables
         in_parallel([partial(backward, part, (t, t), *given) for part in shares(pop, t**2)])
         found = [adjoint.all[0][:, t - 1].clone(), g_replace, g_pop]
