@@ -11,6 +11,7 @@ import samplehold as sh
 import torch
 from oracles.fake_gpu import FakeTensor, fake_gpu, waits
 from oracles.placement import placed, tolerances
+from samplehold.models.studies import joined, study
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -105,6 +106,7 @@ def _on_the_host() -> dict[str, Callable[[], Tensor]]:
         "latents": lambda: sh.LinearSSM(2, 2).fit(x, restarts=2, **few).log_evidence(),
         "forecast": lambda: markov().fit(x, **few).model.forecast(x, 3).mean,
         "simulated": lambda: markov().fit(x, **few).model.simulate(5, seed=0).x,
+        "next token": lambda: sh.price_of_exactness([0.2], [0.5], n_units=2, n_steps=1, n_sequences=1).network,
         "lifted": lambda: lifted().hidden(torch.arange(4, device="cpu")),
     }
 
@@ -120,10 +122,21 @@ def test_the_device_that_torch_makes_tensors_on_moves_nothing_of_the_host(name):
     assert_close(found, expected, rtol=0, atol=0)
 
 
+@pytest.mark.cpu("it sets up a device of its own")
+def test_a_study_runs_on_the_host_wherever_torch_makes_tensors(monkeypatch):
+    monkeypatch.setattr(joined, "SIZES", ((2, 3),))
+    monkeypatch.setattr(joined, "STEPS", 2)
+    with fake_gpu() as there, torch.device(there):
+        found = study.study("joined").tables["joined"]
+    assert found["network"].tolist() == ["LSTM", "Elman"]
+
+
 MAKERS = {"arange", "empty", "eye", "full", "linspace", "normal", "ones", "rand", "randint", "randn", "randperm"}
 MAKERS |= {"tensor", "zeros"}
-# kernels of operators, which torch's default does not reach, and studies, which train networks wherever these lie
-EXEMPT = re.compile(r"/(cuda\w*|cpu\w*|naive)\.py$|models/studies/(?!stability|information)")
+# kernels of operators, which torch's default does not reach, and what `study` runs, which sets it
+EXEMPT = re.compile(
+    r"/(cuda\w*|cpu\w*|naive)\.py$|models/studies/(?!stability|information|next_token|forgetting|loglinear|windows)"
+)
 
 
 def test_what_the_library_makes_has_a_place():

@@ -218,7 +218,7 @@ def _lipschitz_errors(network: nn.RNNBase, x: Tensor, h0: Any) -> tuple[Iterator
     if h0 is not None:
         for part, state in enumerate(h0 if isinstance(h0, tuple) else (h0,)):
             size = state.norm(dim=-1) if isinstance(network, nn.RNN) else state.abs().amax(-1)
-            over = size.reshape(network.num_layers, -1).amax(-1) > found.reach[part::n]
+            over = size.reshape(network.num_layers, -1).amax(-1).to(found.reach) > found.reach[part::n]
             if over.any():
                 raise ValueError(
                     f"h0: of size {float(size.max()):g} in layer {int(over.nonzero()[0])}, but inputs reach "

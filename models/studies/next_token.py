@@ -97,15 +97,15 @@ def train_next_token(
     with torch.no_grad():
         width, tokens = check_call("layer", layer, x[:1])[0].shape[-1], x.shape[-1]
         head = nn.Linear(width, tokens, dtype=x.dtype, device="meta").to_empty(device=x.device)  # not yet drawn
-        weight = torch.empty(tokens, width, dtype=x.dtype).normal_(0, 1 / math.sqrt(width), generator=random)
-        head.weight.copy_(weight)
+        weight = torch.empty(tokens, width, dtype=x.dtype, device="cpu")
+        head.weight.copy_(weight.normal_(0, 1 / math.sqrt(width), generator=random))
         head.bias.zero_()
     parameters = [*layer.parameters(), *head.parameters()]
     optimizer = torch.optim.Adam(parameters, rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, n_steps)
     target, losses = torch.where(x.any(-1), x.argmax(-1), UNSEEN), []
     for _ in range(n_steps):
-        rows = torch.randint(len(x), (BATCH,), generator=random)
+        rows = torch.randint(len(x), (BATCH,), generator=random, device="cpu")
         out = layer(x[rows, :-1])[0]
         loss = nn.functional.cross_entropy(head(out).flatten(0, 1), target[rows, 1:].flatten(), ignore_index=UNSEEN)
         optimizer.zero_grad()
@@ -118,7 +118,7 @@ def train_next_token(
 
 def held_model(redraw_prob: float, overlap: float, n_states: int = 3) -> SwitchingSSM:
     """The model of this module's equations, with a token for each state."""
-    eye = torch.eye(n_states, dtype=torch.float64)
+    eye = torch.eye(n_states, dtype=torch.float64, device="cpu")
     return SwitchingSSM(Copy(n_states), Categorical(n_states)).with_values(
         redraw_prob=redraw_prob, state_probs=torch.full_like(eye[0], 1 / n_states), probs=(1 - overlap) * eye
         + overlap / n_states,
@@ -126,8 +126,8 @@ def held_model(redraw_prob: float, overlap: float, n_states: int = 3) -> Switchi
 
 
 def make_layer(kind: Any, n_tokens: int, n_units: int, seed: Seed = 0) -> nn.Module:
-    """A float32 layer `kind(n_tokens, n_units)` with weights of a seed, leaving global random numbers alone."""
-    with seeded(seed, torch.empty(0)):
+    """A float32 layer `kind(n_tokens, n_units)` on the CPU with weights of a seed; global random numbers stay."""
+    with torch.device("cpu"), seeded(seed, torch.empty(0, device="cpu")):
         return kind(n_tokens, n_units)
 
 
@@ -209,7 +209,7 @@ def price_of_exactness(
     overlaps = check_each("overlaps", overlaps, most=1)
     n_units, n_steps = check_integer("n_units", n_units), check_integer("n_steps", n_steps)
     n_sequences = check_integer("n_sequences", n_sequences)
-    network, no_memory = torch.zeros(2, len(overlaps), len(redraw_probs))
+    network, no_memory = torch.zeros(2, len(overlaps), len(redraw_probs), device="cpu")
     number = number_of(seed)
     for i, overlap in enumerate(overlaps):
         for j, redraw_prob in enumerate(redraw_probs):
@@ -223,4 +223,5 @@ def price_of_exactness(
             found = trained.log_probs(one_hot(test[..., 0], model.n_states, dtype=torch.float32)).mean()
             network[i, j] = exact - found
             no_memory[i, j] = exact + math.log(model.n_states)  # the marginal is uniform
-    return PriceOfExactness(torch.tensor(redraw_probs), torch.tensor(overlaps), network, no_memory)
+    rho, overlap = (torch.tensor(given, device="cpu") for given in (redraw_probs, overlaps))
+    return PriceOfExactness(rho, overlap, network, no_memory)

@@ -38,7 +38,7 @@ Condition = tuple[str, float, float]
 
 @dataclass(frozen=True, repr=False)
 class Stability(Record):
-    """A certificate for one network and one bound on its inputs.
+    """A certificate for one network and one bound on its inputs. Its tables lie on the CPU, wherever the network does.
 
     Example:
         >>> import torch, samplehold as sh

@@ -1,11 +1,13 @@
 """A study: one question about networks, answered by tables and figures, at a quick and at a full scale."""
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pandas as pd
+import torch
 
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_choice
@@ -52,7 +54,7 @@ def untracked(items: Iterable[T], label: str) -> Iterable[T]:
 
 
 def study(name: str, scale: str = "quick", track: Track[Any] = untracked) -> Findings:
-    """Run a study.
+    """Run a study, on the CPU.
 
     Arguments:
         name: one of those that `samplehold study --help` lists.
@@ -65,4 +67,6 @@ def study(name: str, scale: str = "quick", track: Track[Any] = untracked) -> Fin
     check_choice("name", name, tuple(STUDIES))
     check_choice("scale", scale, SCALES)
     module = import_module(f".{STUDIES[name]}", __package__)
-    return module.study(scale, track)
+    elsewhere = torch.get_default_device().type != "cpu"
+    with torch.device("cpu") if elsewhere else nullcontext():  # a mode, which makes every call of torch dearer
+        return module.study(scale, track)

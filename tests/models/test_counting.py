@@ -10,6 +10,8 @@ from samplehold.models.studies import counting, doubling
 from samplehold.models.studies.turing import departures, draw_tape, stack_depths
 from torch import nn
 
+pytestmark = pytest.mark.cpu("the studies make their networks there")
+
 
 def test_block_strings_are_read_to_their_end():
     read, follow = counting.block_strings("abc", [1, 2])

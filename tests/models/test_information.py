@@ -8,6 +8,8 @@ from samplehold import as_rnn, information_sweep
 from samplehold.models.studies.information import gaussian_model, mutual_information
 from torch.testing import assert_close
 
+pytestmark = pytest.mark.cpu("the study makes its models there")
+
 
 @pytest.fixture(scope="module")
 def sweep():

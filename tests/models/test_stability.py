@@ -31,16 +31,16 @@ def states_within(layer, reach, random, n):
         table = uniform(random, layer.num_layers, n, layer.hidden_size)
         if isinstance(layer, Elman):
             table = table / layer.hidden_size**0.5
-        tables.append(table * reach[part::parts, None, None])
+        tables.append(table * reach[part::parts, None, None].to(table))
     return tuple(tables) if parts == 2 else tables[0]
 
 
 def distances(layer, one, other):
-    """[parts of all layers, n], in the order of the Lipschitz table."""
+    """[parts of all layers, n], in the order of the Lipschitz table, and where that lies."""
     pairs = zip(one, other, strict=True) if isinstance(one, tuple) else [(one, other)]
     kind = 2 if isinstance(layer, Elman) else torch.inf
     rows = [torch.linalg.vector_norm(a - b, kind, dim=-1) for a, b in pairs]
-    return torch.stack(rows, 1).flatten(0, 1)
+    return torch.stack(rows, 1).flatten(0, 1).cpu()
 
 
 @pytest.mark.parametrize("layer_class", LAYERS)
@@ -70,7 +70,7 @@ def test_states_stay_within_reach(layer_class):
     parts = end if isinstance(end, tuple) else (end,)
     kind = 2 if isinstance(layer, Elman) else torch.inf
     for part, table in enumerate(parts):
-        sizes = torch.linalg.vector_norm(table, kind, dim=-1).amax(1)
+        sizes = torch.linalg.vector_norm(table, kind, dim=-1).amax(1).cpu()
         assert (sizes <= found.reach[part :: len(parts)] * (1 + 1e-12)).all()
 
 

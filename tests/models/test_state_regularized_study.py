@@ -18,6 +18,8 @@ from samplehold.models.studies.reading import NO_LABEL, Labelled, Reader, Recipe
 from samplehold.models.studies.study import study
 from torch.testing import assert_close
 
+pytestmark = pytest.mark.cpu("the study makes its networks there")
+
 
 def test_a_latch_is_as_far_from_its_chain_as_theory_says():
     table = latch_distances((0.2, 0.5, 0.9, 1.3), 128)

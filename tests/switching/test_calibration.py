@@ -44,6 +44,7 @@ def numbers(*parts: Tensor) -> Tensor:
     return torch.cat([part.reshape(*lead, -1) for part in parts], -1)
 
 
+@pytest.mark.cpu("priors without data lie there")
 @pytest.mark.parametrize("name", ONE_STATE)
 def test_conjugate_posteriors_are_calibrated(name):
     emission, hyperparameters = ONE_STATE[name]

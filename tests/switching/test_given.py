@@ -202,7 +202,7 @@ def test_a_single_number_and_probabilities_of_zero_can_be_held(monkeypatch, meth
 
     monkeypatch.setattr(sampling, "CHAINS", 1)
     rng = np.random.default_rng(0)
-    x = np.concatenate([rng.normal(0, 1, 40), rng.normal(4, 1, 40)])
+    x = torch.from_numpy(np.concatenate([rng.normal(0, 1, 40), rng.normal(4, 1, 40)]))
     steps = 300 if method in ("em", "vmp") else 4
     copy, markov = sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)), sh.SwitchingSSM(sh.Markov(3), sh.Normal(1))
     symbols = sh.SwitchingSSM(sh.Markov(2), sh.Categorical(2))
@@ -210,7 +210,7 @@ def test_a_single_number_and_probabilities_of_zero_can_be_held(monkeypatch, meth
         (copy, x, {"redraw_prob": 0.1}),
         (copy, x, {"state_probs": [1.0, 0.0]}),
         (markov, x, {"transition_probs": [[0.9, 0.1, 0.0], [0.0, 0.9, 0.1], [0.0, 0.0, 1.0]]}),
-        (symbols, (x > 2).astype(int), {"probs": [[1.0, 0.0], [0.2, 0.8]]}),
+        (symbols, (x > 2).long(), {"probs": [[1.0, 0.0], [0.2, 0.8]]}),
     ]
     for model, series, fixed in cases:
         fit = model.fit(series, method, fixed=fixed, max_steps=steps, restarts=2, progress=False)

@@ -181,6 +181,7 @@ def test_blocks_within_each_other_stay_open():
             pytest.fail("a press that waits breaks in at once")
 
 
+@pytest.mark.hardware("a stand-in stands in one thread")
 def test_a_thread_is_never_interrupted():
     found = []
     thread = threading.Thread(

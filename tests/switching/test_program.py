@@ -112,6 +112,7 @@ def test_predictive_draws_parameters_paths_and_observations():
     assert bool((draws["z_1"] == 1).all())
 
 
+@pytest.mark.hardware("provenance is told by a kind of tensor of its own")
 def test_the_program_names_what_depends_on_what():
     model = SwitchingSSM(Copy(2), Normal(1))
     relations = pyro.infer.inspect.get_model_relations(model, (torch.zeros(2, 1),))

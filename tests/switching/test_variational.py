@@ -221,6 +221,7 @@ def grid(n: int) -> Tensor:
 SYMBOLS = torch.tensor([0.0, 0.0, 1.0, 1.0, 0.0], dtype=torch.float64)
 
 
+@pytest.mark.cpu("torch's distributions of numbers lie there")
 @pytest.mark.parametrize("dt", [None, [1.0, 2.0, 3.0, 1.0, 1.0], [1.0, 0.3, 2.6, 0.8, 1.7]])
 def test_the_bounds_lie_in_order_below_the_exact_evidence(dt):
     model = sh.SwitchingSSM(sh.Copy(2, redraw_prior=(2.0, 3.0), state_prior=0.8), sh.Categorical(2, prior=0.7))
@@ -243,6 +244,7 @@ def test_the_bounds_lie_in_order_below_the_exact_evidence(dt):
     assert float(exact) - bounds["structured"] < 2.0
 
 
+@pytest.mark.cpu("torch's distributions of numbers lie there")
 def test_the_bound_with_covariates_lies_below_the_exact_evidence():
     model = sh.SwitchingSSM(sh.Copy(2, redraw_prior=(2.0, 3.0), n_covariates=1), sh.Categorical(2, prior=0.7))
     covariates = torch.tensor([0.0, 1.0, -1.0, 0.5, 0.3], dtype=torch.float64)
