@@ -209,6 +209,7 @@ def test_gradients_through_the_steps_equal_those_of_plain_torch(branch):
     assert torch.equal(part[0], first[3])
 
 
+@pytest.mark.hardware("a thousand steps of a stand-in take minutes")
 def test_a_thousand_steps_of_any_weight_neither_overflow_nor_vanish():
     T = 1000
     ones = torch.zeros(1, 1, dtype=torch.float64), *(torch.zeros(T, *[1] * n, dtype=torch.float64) for n in (4, 4, 3))
