@@ -76,7 +76,7 @@ class ScaleName(StrEnum):
 class PriorName(StrEnum):
     """What is maximised besides the likelihood."""
 
-    SCALED = "scaled"
+    WEAK = "weak"
     NONE = "none"
 
 
@@ -170,8 +170,9 @@ def fit(
         ),
     ] = MethodName.EM,
     prior: Annotated[
-        PriorName, typer.Option(help="scaled: weak priors scaled to the data; none: maximum likelihood, by em.")
-    ] = PriorName.SCALED,
+        PriorName,
+        typer.Option(help="weak: weak priors scaled to the data; none: maximum likelihood, by em."),
+    ] = PriorName.WEAK,
     restarts: Annotated[
         int, typer.Option(help="How many searches to take far; four times as many are begun, and the best is kept.")
     ] = 8,
@@ -202,7 +203,7 @@ def fit(
             max_steps=max_steps,
             tol=tol,
             seed=seed,
-            prior="scaled" if prior is PriorName.SCALED else None,
+            prior="weak" if prior is PriorName.WEAK else None,
         )
 
 

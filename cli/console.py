@@ -115,7 +115,7 @@ def load(path: Path) -> SavedModel:
     except ValueError as error:
         raise ValueError(f"model: {str(error).removeprefix('path: ')}") from None
     model, known = stored.model, stored.notes
-    if isinstance(model, SwitchingSSM) and not model.values:
+    if not model.values:
         raise ValueError(f"model: {folder} holds a model without parameter values; fit it first.")
     if not known:
         return SavedModel(model, [], None, {})
@@ -311,7 +311,7 @@ def sample_table(saved: SavedModel, steps: int, seed: int, coming: Path | None) 
 
 def _chains(model: Any) -> list[str]:
     """What the names of columns add for each chain; nothing where there is only one."""
-    return [f"_{d + 1}" for d in range(len(model.n_states))] if isinstance(model.n_states, tuple) else [""]
+    return [f"_{d + 1}" for d in range(len(model.chain_sizes))] if model.chain_name else [""]
 
 
 def _by_chain(name: str, table: Any, model: Any) -> dict[str, Any]:

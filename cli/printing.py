@@ -134,7 +134,7 @@ def show_course(console: Console, fit: Fit) -> None:
         if states.any():
             which = ", ".join(str(k) for k in states.nonzero()[:, 0].tolist())
             console.print(
-                f"Warning: state(s) {which} {name}; fit fewer states, or keep --prior scaled.",
+                f"Warning: state(s) {which} {name}; fit fewer states, or keep --prior weak.",
                 style="yellow",
                 soft_wrap=True,
             )

@@ -10,12 +10,11 @@ import ctypes
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..switching.data.writing import locked, remove_unfinished, sync, unfinished
-from ..switching.storage import FORMER
 
 MODEL = "model"
 AT_FDCWD, RENAME_EXCHANGE, RENAME_SWAP = -100, 2, 2
@@ -71,7 +70,7 @@ def _place(new: Path, out: Path) -> None:
         sync(path)
     if new.parent == out.parent:
         try:
-            _keep(out, new, _former(out))
+            _keep(out, new)
             os.chown(new, out.stat().st_uid, out.stat().st_gid)
             shutil.copystat(out, new)
             _exchange(new, out)
@@ -80,7 +79,7 @@ def _place(new: Path, out: Path) -> None:
         else:
             with suppress(OSError):
                 sync(out.parent)
-                _keep(new, out, _former(new))  # what came meanwhile
+                _keep(new, out)  # what came meanwhile
             return
     for file in files:
         place = out / file
@@ -88,26 +87,19 @@ def _place(new: Path, out: Path) -> None:
             place.parent.unlink()
         place.parent.mkdir(exist_ok=True)
         os.replace(new / file, place)
-    for path in _former(out):
-        path.unlink(missing_ok=True)
     sync(out)
 
 
-def _former(out: Path) -> list[Path]:
-    """The files of a model's first format."""
-    return [out / MODEL / name for name in FORMER]
-
-
-def _keep(old: Path, new: Path, but: Sequence[Path]) -> None:
-    """Have in the new folder what there is in the old one and not in it, but for these."""
+def _keep(old: Path, new: Path) -> None:
+    """Link into the new folder the files of the old one that it does not have."""
     for entry in os.scandir(old):
         place = new / entry.name
         if entry.is_dir(follow_symlinks=False):
             if not place.is_dir():
                 place.mkdir()
                 shutil.copystat(entry.path, place)
-            _keep(Path(entry.path), place, but)
-        elif not os.path.lexists(place) and Path(entry.path) not in but:
+            _keep(Path(entry.path), place)
+        elif not os.path.lexists(place):
             try:
                 os.link(entry.path, place, follow_symlinks=False)
             except OSError:  # not on all file systems, nor for files of all owners

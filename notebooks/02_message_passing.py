@@ -290,10 +290,7 @@ print(f"the refined one {table.loc['redraw probability', 'width, refined / NUTS'
 
 # %%
 macro = pd.read_csv("data/us_macro.csv", index_col="quarter")[["infl", "unemp"]]
-half, zero = torch.full((2,), 0.5, dtype=torch.float64), torch.zeros(2, 2, dtype=torch.float64)
-economy = sh.FactorialSSM(half, [half, half], [zero, zero], torch.eye(2, dtype=torch.float64)).fit(
-    macro, "vmp", progress=False
-)
+economy = sh.FactorialSSM([2, 2], sh.MultivariateNormal(2)).fit(macro, "vmp", progress=False)
 effects = torch.stack([loc[loc[:, 0].argmax()] - loc[loc[:, 0].argmin()] for loc in economy.model.loc])
 together = int((effects[:, 0] * effects[:, 1]).argmax())
 names = ["both rise" if d == together else "one for the other" for d in range(2)]
@@ -345,12 +342,8 @@ plt.show()
 
 # %%
 season = torch.tensor([[0.85, 0.10, 0.05], [0.05, 0.10, 0.85]], dtype=torch.float64)
-truth = sh.LayeredSSM(
-    sh.Normal(1),
-    {"loc": torch.tensor([[0.0], [4.0], [8.0]]).double(), "precision": torch.ones(3, 1).double()},
-    redraw_prob=torch.tensor([0.6, 0.03]).double(),
-    tables=[season],
-    state_probs=half,
+truth = sh.LayeredSSM([3, 2], sh.Normal(1)).with_values(
+    redraw_prob=[0.6, 0.03], table_1=season, state_probs=[0.5, 0.5], loc=[[0.0], [4.0], [8.0]], scale=[[1.0]] * 3
 )
 series = truth.simulate(400, (4,), seed=3)
 layered = truth.fit(series.x, "vmp", progress=False)

@@ -366,9 +366,9 @@ table_of = {
     "top": [[0.8, 0.15, 0.05], [0.05, 0.15, 0.8]],
 }
 probs, middle, top = (torch.tensor(rows, dtype=torch.float64) for rows in table_of.values())
-redraw = torch.tensor([0.4, 0.15, 0.05], dtype=torch.float64)
-half = torch.tensor([0.5, 0.5], dtype=torch.float64)
-layered = sh.LayeredSSM(sh.Categorical(4), {"probs": probs}, redraw, [middle, top], half)
+layered = sh.LayeredSSM([3, 3, 2], sh.Categorical(4)).with_values(
+    redraw_prob=[0.4, 0.15, 0.05], table_1=middle, table_2=top, state_probs=[0.5, 0.5], probs=probs
+)
 network = sh.as_rnn(layered)
 draw = layered.simulate(300, (8,), seed=0)
 report = sh.compare_layers(layered, network, draw.x)

@@ -8,15 +8,14 @@ The module is the Pyro program. Fresh from its constructor it has a prior and no
 them; `with_values` or `fit` gives it values, and then every inference below is exact given those.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Unpack
 
 import pyro
 import torch
 from jaxtyping import Float
-from pyro.nn import PyroModule
 from torch import Tensor
 
 from ..inference.chains.contract import Chain, Filtered, Sampled, Smoothed, Viterbi
@@ -24,17 +23,18 @@ from ..inference.numerics.checks import naming
 from ..inference.numerics.randomness import Seed
 from ..inference.numerics.records import Record
 from ..inference.numerics.scalars import check_batch_shape, check_integer, check_kind
-from .data.reading import read_row, read_series, to_tensor
+from .base import Model, Probabilities
+from .data.reading import read_row, to_tensor
 from .data.series import Given, Series
 from .dynamics.contract import Dynamics
 from .emissions.contract import Emission
+from .fitting.options import METHODS, Options
 from .forecast import Forecast, look_ahead
-from .parameters import Named, Parameter, Parameters, count_free, described, listed, read_table
+from .parameters import Parameter, Parameters
 from .priors import log_prior, sample_sites
 from .problem import Problem
 from .program import PathMixture, Simulated, explicit_program, sequence_plates
 from .seeding import seeded
-from .verbs import Verbs
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,7 +55,7 @@ class StreamOutput(Record):
     log_increment: Float[Tensor, "*b"]
 
 
-class SwitchingSSM(Verbs, PyroModule):
+class SwitchingSSM(Model):
     """A switching state-space model.
 
     Arguments:
@@ -81,8 +81,12 @@ class SwitchingSSM(Verbs, PyroModule):
         tensor([2, 2])
     """
 
+    made_of = ("dynamics", "emission")
+    methods = METHODS
+    dynamics: Dynamics
+    emission: Emission
+
     def __init__(self, dynamics: Dynamics, emission: Emission) -> None:
-        super().__init__()
         check_kind("dynamics", dynamics, Dynamics, "Copy(n_states) or Markov(n_states)")
         check_kind("emission", emission, Emission, "an emission such as Normal(n_features)")
         check_integer("n_features", emission.n_features)
@@ -90,19 +94,20 @@ class SwitchingSSM(Verbs, PyroModule):
             raise ValueError(
                 f"emission: {emission.name} needs Copy dynamics; {dynamics.name} dynamics have no held steps."
             )
-        self.dynamics, self.emission = dynamics, emission
-        self.prior: Parameters = dynamics.default_prior() | emission.default_prior(dynamics.n_states, None)
-        self._names: tuple[str, ...] = ()
+        super().__init__(dynamics=dynamics, emission=emission)
 
-    def __repr__(self) -> str:
-        """What it is made of, and its values."""
-        made = f"{self.name}({self.dynamics.name}({self.n_states} states), {self.emission!r})"
-        return f"{made}\n{listed(self.known, self.values)}" if self._names else made
+    def _made(self) -> str:
+        return f"{self.name}({self.dynamics.name}({self.n_states} states), {self.emission!r})"
 
     @property
     def n_states(self) -> int:
         """K, the number of states."""
         return self.dynamics.n_states
+
+    @property
+    def chain_sizes(self) -> tuple[int, ...]:
+        """The number of states, of the only chain."""
+        return (self.n_states,)
 
     @property
     def n_features(self) -> int:
@@ -122,13 +127,8 @@ class SwitchingSSM(Verbs, PyroModule):
     # ---- parameters ------------------------------------------------------------------------------------------------
 
     @property
-    def values(self) -> Parameters:
-        """The parameter values by name; empty while the model has only a prior."""
-        return {name: getattr(self, name) for name in self._names}
-
-    @property
     def known(self) -> dict[str, Parameter]:
-        """What is known of each parameter besides its values: axes, support, the form in which people give it."""
+        """Each parameter's axes, support, and the form in which people give it."""
         return self.dynamics.parameters | dict(self.emission.parameters)
 
     @property
@@ -136,126 +136,35 @@ class SwitchingSSM(Verbs, PyroModule):
         """The lengths of the parameters' axes."""
         return self.dynamics.sizes | self.emission.sizes
 
-    @property
-    def n_parameters(self) -> int:
-        """How many numbers a fit chooses freely; a single state that emits alike is none the other for how it moves."""
-        values = self.values_like(self._like)
+    def n_free(self, fixed: Iterable[str]) -> int:
+        """How many numbers a fit chooses that holds some parameters fixed; how a single state moves is no choice."""
         moves = self.n_states > 1 or len(self.emission.parts) > 1
-        return count_free(self.known, {n: v for n, v in values.items() if moves or n in self.emission.parameters})
+        return super().n_free(fixed if moves else {*fixed, *self.dynamics.parameters})
 
-    def with_values(self, values: Mapping[str, Any] | None = None, /, **named: Any) -> "SwitchingSSM":
-        """The same model with these parameter values, e.g. `redraw_prob=0.1, state_probs=[...], loc=[[...]],
-        scale=[[...]]`.
+    def _checked(self, values: Parameters) -> Parameters:
+        return self.dynamics.check_values(values) | self.emission.check_values(values, self.n_states)
 
-        Raises:
-            ValueError: a parameter is missing, unknown, or outside its space.
-        """
-        given = {name: read_table(value, name) for name, value in {**(values or {}), **named}.items()}
-        own = self.dynamics.check_values(given) | self.emission.check_values(given, self.n_states)
-        unknown = set(given) - set(own) - {p.shown.name for p in self.known.values() if p.shown}
-        if unknown:
-            raise ValueError(f"values: got unknown parameter(s) {sorted(unknown)}; this model has {sorted(own)}.")
-        return self._copy(own, self.prior)
+    def _weak_prior(self, series: Series | None) -> Parameters:
+        rows = None if series is None else series.rows
+        return self.dynamics.default_prior() | self.emission.default_prior(self.n_states, rows)
 
-    def without_values(self) -> "SwitchingSSM":
-        """The same model with only its prior: what SVI and NUTS sample."""
-        return self._copy({}, self.prior)
-
-    def with_prior(self, prior: Parameters) -> "SwitchingSSM":
-        """The same model with other hyperparameters, named and shaped as in `model.prior`.
-
-        Raises:
-            ValueError: other names or shapes; numbers that are not finite, or of which there is no prior.
-        """
-        prior = {
-            name: read_table(table, f"prior[{name!r}]")
-            for name, table in check_kind("prior", prior, Mapping, "hyperparameters by name").items()
-        }
-        for name, table in prior.items():
-            if not bool(table.isfinite().all()):
-                raise ValueError(f"prior[{name!r}]: got numbers that are not finite; give finite hyperparameters.")
-            if name not in self.prior or table.shape != self.prior[name].shape:
-                expected = {n: tuple(t.shape) for n, t in self.prior.items()}
-                raise ValueError(f"prior: got {name} of shape {tuple(table.shape)}, expected {expected}.")
-        own = {name: table.to(self.prior[name].device) for name, table in prior.items()}
-        model = self._copy(self.values, self.prior | own)
-        try:
-            sites, typical = self.emission.sites(model.prior), self.emission.start(model.prior)
-            for site in sites + self.dynamics.sites(model.prior):
-                site.distribution(typical)
-        except (ValueError, RuntimeError) as error:
-            said = " ".join(str(error).split())
-            raise ValueError(f"prior: got {sorted(prior)} of which there is no prior: {said}") from None
-        return model
-
-    def scaled_to(self, x: Any, **given: Unpack[Given]) -> "SwitchingSSM":
-        """The same model with the emission's prior scaled to the observations x, as `fit` does; what drives the
-        dynamics may be left out."""
-        series = x if isinstance(x, Series) else read_series(x, self.emission.n_features, **given)
-        self.emission.check(series.observations)
-        for feature in torch.isnan(series.rows).all(0).nonzero()[:1].flatten().tolist():
-            raise ValueError(
-                f"x: feature {feature} ({series.features_of()[feature]}) has no observed value, to which a prior could "
-                "be scaled; give data that has some."
-            )
-        prior = self.dynamics.default_prior() | self.emission.default_prior(self.n_states, series.rows)
-        return self._copy(self.values, prior)
-
-    def _copy(self, values: Parameters, prior: Parameters) -> "SwitchingSSM":
-        model = SwitchingSSM(self.dynamics, self.emission)
-        model.prior = {name: table.detach() for name, table in prior.items()}
-        model._names = tuple(values)
-        for name, value in values.items():
-            model.register_buffer(name, value)
-        return model
-
-    def values_like(self, x: Tensor) -> Parameters:
-        """The values in the dtype and on the device of x."""
-        if not self._names:
-            raise ValueError("model: has no parameter values yet; use model.fit(x).model, or model.with_values(...).")
-        return {name: value.to(x) for name, value in self.values.items()}
+    def _check_prior(self, prior: Parameters) -> None:
+        typical = self.emission.start(prior)
+        for site in self.emission.sites(prior) + self.dynamics.sites(prior):
+            site.distribution(typical)
 
     def log_prior(self, values: Parameters) -> Tensor:
         """Log density of the prior at parameter values: `[*r]`."""
         prior = self._prior_like(next(iter(values.values())))
         return log_prior(self.dynamics.sites(prior) + self.emission.sites(prior), values)
 
-    def describe(self) -> Parameters:
-        """The parameter values as a reader knows them: scales and covariances rather than precisions."""
-        return described(self.known, self.values)
-
     # ---- what was observed -----------------------------------------------------------------------------------------
 
-    def read(self, x: Any, *, horizon: int = 0, **given: Unpack[Given]) -> Series:
-        """The observations, what drives them and their labels as one `Series`, checked against this model.
-
-        Arguments:
-            x, lengths, covariates, dt: as in every method. A Series comes back as it is, once it has been checked.
-            horizon: number of steps to come, for which covariates and gaps are given too: `[*batch, T + horizon, ...]`.
-
-        Raises:
-            ValueError: see `data.reading.read_series`; values outside the emission's support; covariates or gaps that
-                do not fit the dynamics or the series.
-        """
-        if isinstance(x, Series):
-            extra = [name for name, value in given.items() if value is not None]
-            if extra:
-                raise ValueError(f"{extra[0]}: got some besides a Series, which has its own; leave it out.")
-            series = x
-        else:
-            series = read_series(x, self.emission.n_features, **given)
-        if series.checked is not None and all(a is b for a, b in zip(series.checked, self._parts, strict=True)):
-            return series
-        if series.observations.shape[-1] != self.emission.n_features:
-            raise ValueError(
-                f"x: got {series.observations.shape[-1]} feature(s), but the emission has {self.emission.n_features}."
-            )
+    def _check_observations(self, series: Series) -> None:
         self.emission.check(series.observations)
-        n_steps = series.n_steps + horizon
-        if isinstance(x, Series):
-            n_steps = max(series.n_steps, series.n_driven)
+
+    def _check_drive(self, series: Series, n_steps: int) -> None:
         self.dynamics.check_drive(series.whole_drive, series.batch_shape, n_steps)
-        return replace(series, checked=self._parts)
 
     def problem(self, x: Any, *, horizon: int = 0, **given: Unpack[Given]) -> Problem:
         """This model's dynamics, emission and prior, and the series x: what every kind of inference takes."""
@@ -264,15 +173,6 @@ class SwitchingSSM(Verbs, PyroModule):
 
     def _prior_like(self, x: Tensor) -> Parameters:
         return {name: table.to(x) for name, table in self.prior.items()}
-
-    @property
-    def _parts(self) -> tuple[Dynamics, Emission]:
-        return self.dynamics, self.emission
-
-    @property
-    def _like(self) -> Tensor:
-        """A tensor of the dtype and device in which the model computes where it is given none."""
-        return next(iter((self.values or self.prior).values()))
 
     # ---- the Pyro program ------------------------------------------------------------------------------------------
 
@@ -322,7 +222,7 @@ class SwitchingSSM(Verbs, PyroModule):
 
     def _drawn(self, problem: Problem) -> Parameters:
         """The values, or where there are none a draw from the prior as Pyro sites."""
-        return self.values_like(problem.series.observations) if self._names else sample_sites(problem.sites)
+        return self.values_like(problem.series.observations) if self.values else sample_sites(problem.sites)
 
     # ---- inference given the values --------------------------------------------------------------------------------
 
@@ -371,11 +271,7 @@ class SwitchingSSM(Verbs, PyroModule):
             weights = look_ahead(problem, values, horizon)
         return Forecast.of(self.emission, values, weights, problem.series, self)
 
-    def product_of(self, values: Parameters) -> Parameters:
-        """Parameters as those of the chain in `problem`: these themselves."""
-        return values
-
-    def probabilities(self, chain: Chain, values: Parameters) -> dict[str, tuple[Tensor, tuple[str, ...]]]:
+    def probabilities(self, chain: Chain, values: Parameters) -> Probabilities:
         """What a reader asks of the whole series, by name: probabilities `[*r, *b, T, ...]`, and their axes after time.
 
         They are of the states; of a redraw, where there is a gate; and of a change of state, which is less.
@@ -433,31 +329,73 @@ class SwitchingSSM(Verbs, PyroModule):
         series = self.read(x, **given)
         return self.dynamics.durations(self.values_like(series.observations), series.drive)
 
-    # ---- what the verbs of all models ask of it --------------------------------------------------------------------
+    # ---- fits and figures ------------------------------------------------------------------------------------------
 
-    def _fitted(self, series: Series, options: Any) -> Any:
+    def fit(
+        self,
+        x: Any,
+        method: str = "em",
+        restarts: int = 8,
+        max_steps: int = 500,
+        tol: float = 1e-6,
+        seed: Seed = 0,
+        prior: str | Mapping[str, Any] | None = "weak",
+        progress: bool = True,
+        *,
+        factorization: str = "structured",
+        batch_size: int | None = None,
+        start: Any = None,
+        fixed: Any = None,
+        **given: Unpack[Given],
+    ) -> Any:
+        """Fit the parameters to sequences.
+
+        Arguments:
+            method: "em", expectation-maximisation: the mode of the posterior, or maximum likelihood with `prior=None`.
+                "vmp", variational message passing: q(parameters) q(paths), under a bound on the evidence. "svi" and
+                "nuts" use Pyro on the density with the paths summed out; they continue from a fit by message passing,
+                or by EM where the emission has no conjugate prior. SVI has a normal guide in each unconstrained
+                parameter, NUTS draws from the posterior. The last three fill in `Fit.posterior`.
+            restarts: starts that are run to convergence. Four times as many are tried briefly first, of several kinds
+                (see `fitting.starts`); only the most promising ones continue, and others are made by rearranging the
+                states of the best (see `fitting.search`). All run as batches; `Fit.restarts` has a row for each. 1: a
+                single start.
+            max_steps: steps of EM, VMP (at most) or SVI; draws of each of 4 chains of NUTS, after half as many more.
+            tol: a run has converged when its estimated remaining improvement is less than `tol` nats for each observed
+                step.
+            seed: of the starts; the same seed gives the same fit.
+            prior: "weak": the emission's prior is scaled to x. For normals it is worth half an observation, has the
+                spread of x within a state by robust statistics, and lets locations lie anywhere. Hyperparameters that
+                were set by `with_prior` are kept. A dictionary sets some, as `with_prior` does: `prior=model.prior`
+                keeps all of the model's. None: no prior, for "em".
+            progress: show a progress bar on a terminal.
+            factorization: of q(paths) in VMP: "structured", the exact chain, or "mean_field", each step independent.
+            batch_size: sequences after which VMP updates the parameters, by a step that shrinks over time (see
+                `fitting.in_parts`); a step of `max_steps` is then a pass through all sequences. None: all sequences.
+            start: one of the starts, with `restarts=1` the only one: a model or a fit, values by name (of which some
+                may be missing), or a state for every step `[*batch, T]`, -1 where it is not known. States then keep
+                their numbers.
+            fixed: parameters that are held at these values, by name, e.g. `{"loc": [[0.0], [1.0]]}`. The bound of
+                message passing counts no prior density of them.
+
+        Returns:
+            `Fit`, with `.model` (this model with its values, states in the order of their locations), the objective's
+            trace and each restart's end.
+            An interrupt (Ctrl-C) returns the best so far, marked `interrupted`.
+
+        Raises:
+            ValueError: see `read`; a feature without any observation; fewer observations than states; a prior without a
+                mode.
+            TypeError: message passing with an emission that has no conjugate prior.
+        """
         from .fitting.fit import fit_model
 
-        return fit_model(self, series, options)
+        options = Options(
+            method, restarts, max_steps, tol, seed, prior, progress, factorization, batch_size, start, fixed
+        )
+        return self._fit(fit_model, x, given, options)
 
     def _figures(self) -> Any:
         from .views import figures
 
         return figures
-
-    def to_parts(self) -> tuple[dict[str, Named], dict[str, Tensor]]:
-        """Itself as parts with arguments, and tensors by name: what files hold."""
-        tensors = {f"value.{name}": value for name, value in self.values.items()}
-        tensors |= {f"prior.{name}": table for name, table in self.prior.items()}
-        return {"dynamics": self.dynamics, "emission": self.emission}, tensors
-
-    @classmethod
-    def from_parts(cls, parts: dict[str, Any], tensors: dict[str, Tensor]) -> "SwitchingSSM":
-        """The model that `to_parts` has taken apart."""
-        model = cls(parts["dynamics"], parts["emission"])
-        prior = {name.removeprefix("prior."): t for name, t in tensors.items() if name.startswith("prior.")}
-        values = {name.removeprefix("value."): t for name, t in tensors.items() if name.startswith("value.")}
-        if set(prior) != set(model.prior):
-            raise ValueError(f"prior: got {sorted(prior)}, but the model has {sorted(model.prior)}.")
-        model = model.with_prior(prior)
-        return model.with_values(values) if values else model

@@ -4,10 +4,9 @@ Its tensors are the values, the hyperparameters and what else the class holds. I
 `samplehold`, the format, the class, its parts with their arguments, notes of who saved it, and the SHA-256 of the whole
 file with zeros in the place of this number:
 
-    {"format": 2, "sha256": "...", "class": "SwitchingSSM", "dynamics": {"class": "Copy", ...}, ..., "notes": {...}}
+    {"format": 1, "sha256": "...", "class": "SwitchingSSM", "dynamics": {"class": "Copy", ...}, ..., "notes": {...}}
 
-A save is all or nothing, and a file of which one bit is another is refused. Format 1, which is still read, was
-`model.json` with `values.safetensors` and, from the command line, `columns.json`.
+A save is all or nothing, and a file of which one bit is another is refused.
 """
 
 import dataclasses
@@ -29,19 +28,18 @@ from .data.writing import write_file
 from .parameters import Named
 
 Model = TypeVar("Model")
-FORMAT, FILE, KEY = 2, "model.safetensors", "samplehold"
-FORMER = STRUCTURE, NUMBERS, COLUMNS = "model.json", "values.safetensors", "columns.json"
+FORMAT, FILE, KEY = 1, "model.safetensors", "samplehold"
 UNSEALED = "0" * 64
 SEAL = re.compile(rb'(?<=\\"sha256\\": \\")[0-9a-f]{64}')
 
 
 @runtime_checkable
 class Storable(Protocol):
-    """What a model must offer to be stored: itself as parts with arguments, and tensors by name."""
+    """A model that can be stored: its specification in parts, and tensors by name."""
 
     name: ClassVar[str]
 
-    def to_parts(self) -> tuple[dict[str, Named], dict[str, Tensor]]: ...
+    def to_parts(self) -> tuple[dict[str, Any], dict[str, Tensor]]: ...
 
     @classmethod
     def from_parts(cls, parts: dict[str, Any], tensors: dict[str, Tensor]) -> Any: ...
@@ -70,7 +68,7 @@ def save_model(model: Storable, path: Path, notes: Mapping[str, Any] | None = No
     """
     parts, tensors = model.to_parts()
     structure: dict[str, Any] = {"format": FORMAT, "sha256": UNSEALED, "class": model.name}
-    structure |= {name: _described(part) for name, part in parts.items()}
+    structure |= {name: _plain(part, name) for name, part in parts.items()}
     structure |= {"notes": dict(notes)} if notes else {}
     # two names may stand for one tensor, which files do not allow
     own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
@@ -78,8 +76,6 @@ def save_model(model: Storable, path: Path, notes: Mapping[str, Any] | None = No
     seal = hashlib.sha256(data).hexdigest().encode()
     path.mkdir(parents=True, exist_ok=True)
     write_file(path / FILE, SEAL.sub(seal, data, 1))
-    for name in FORMER:
-        (path / name).unlink(missing_ok=True)
 
 
 def _described(part: Named) -> dict[str, Any]:
@@ -142,7 +138,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         data = (path / FILE).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
-        return _read_former(path)
+        raise ValueError(f"it has no {FILE}; give a folder that model.save has written.") from None
     start = 8 + int.from_bytes(data[:8], "little")
     if len(data) < 8 or start > len(data):
         raise ValueError(f"{FILE} is cut off or no safetensors file; save the model again.")
@@ -155,23 +151,6 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if structure["sha256"] != hashlib.sha256(unsealed).hexdigest():
         raise ValueError(f"{FILE} is damaged, its checksum is another; restore it from a copy, or save it again.")
     return structure, tensors_of(data)
-
-
-def _read_former(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The same of format 1."""
-    missing = [name for name in (STRUCTURE, NUMBERS) if not (path / name).is_file()]
-    if missing:
-        former = f" (of its first format no {' and no '.join(missing)})" if len(missing) == 1 else ""
-        raise ValueError(f"it has no {FILE}{former}; give a folder that model.save has written.")
-    structure = _json((path / STRUCTURE).read_bytes())
-    if structure["format"] != 1:
-        raise ValueError(f"{STRUCTURE} has format {structure['format']!r}, expected 1; update samplehold.")
-    tensors = tensors_of((path / NUMBERS).read_bytes())
-    shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
-    if structure.pop("tensors", shapes) != shapes:
-        raise ValueError(f"{STRUCTURE} and {NUMBERS} are of two models; save the model again.")
-    notes = _json((path / COLUMNS).read_bytes()) if (path / COLUMNS).is_file() else {}
-    return {"class": "SwitchingSSM"} | structure | {"notes": notes}, tensors
 
 
 def _json(text: str | bytes) -> dict[str, Any]:
@@ -203,7 +182,7 @@ def _built(structure: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
         if not tensor.is_floating_point() or not bool(tensor.isfinite().all()):
             raise ValueError(f"{name}: got {tensor.dtype} with numbers that are not finite, expected finite floats.")
     said = {name: value for name, value in structure.items() if name not in ("format", "sha256", "class", "notes")}
-    model = kind.from_parts({name: _part(value, name) for name, value in said.items()}, tensors)
+    model = kind.from_parts({name: _argument(value, name, False) for name, value in said.items()}, tensors)
     parts, own = model.to_parts()
     for which, there, expected in (("parts", said, parts), ("tensors", tensors, own)):
         if set(there) != set(expected):
@@ -211,10 +190,8 @@ def _built(structure: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
     return model
 
 
-def _part(described: Any, name: str) -> Any:
+def _part(described: dict[str, Any], name: str) -> Any:
     """A part of models from its name and arguments: a dataclass that has been defined as one, and nothing else."""
-    if not isinstance(described, dict):
-        raise ValueError(f"{name}: got {described!r}, expected a class with its arguments.")
     kind: Any = find(described["class"])
     fields = getattr(kind, "__dataclass_fields__", None)
     if fields is None or hasattr(kind, "from_parts"):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import samplehold as sh
 import torch
+from oracles.coupled import factorial_of, layered_of
 from samplehold.inference.numerics import checks, scalars
 from samplehold.inference.numerics.randomness import generator_of
 
@@ -67,7 +68,7 @@ def test_numbers_have_bounds(bad):
 
 
 def test_choices_flags_and_shapes():
-    assert scalars.check_choice("prior", None, ("scaled", None)) is None
+    assert scalars.check_choice("prior", None, ("weak", None)) is None
     for bad in ("other", 1, None, ["tanh"], np.array(["tanh"])):
         with pytest.raises(ValueError, match=r"^candidate: got .*, expected one of 'tanh', 'linear'"):
             scalars.check_choice("candidate", bad, ("tanh", "linear"))
@@ -94,7 +95,7 @@ def test_seeds():
 @pytest.mark.parametrize("seed", [-1, -(2**63), 2**64 - 1])
 def test_fits_take_every_seed_that_torch_takes(seed):
     rows = torch.arange(12.0) % 5
-    chains = sh.FactorialSSM(HALF, [HALF, HALF], [LOC, LOC], torch.eye(1))
+    chains = factorial_of(HALF, [HALF, HALF], [LOC, LOC], torch.eye(1))
     for own in (model(), chains):
         first, second = (own.fit(rows, restarts=2, max_steps=2, seed=seed, progress=False) for _ in range(2))
         assert torch.equal(first.objective, second.objective)
@@ -133,7 +134,7 @@ def mixture():
 
 def layers(loc):
     values = {"loc": torch.full((2, 1), loc, dtype=torch.float64), "scale": LOC.double() + 1}
-    return sh.LayeredSSM(sh.Normal(), values, HALF, [torch.full((2, 2), 0.5)], HALF)
+    return layered_of(sh.Normal(), values, HALF, [torch.full((2, 2), 0.5)], HALF)
 
 
 def report():
@@ -158,16 +159,22 @@ def report():
         (lambda: sh.Copy(2, state_prior="1"), TypeError, "state_prior: got str"),
         (lambda: sh.Categorical(3, prior=[1.0, NAN, 1.0]), ValueError, "prior: got "),
         (
-            lambda: sh.FactorialSSM(HALF, [HALF, HALF], [LOC + NAN, LOC]),
+            lambda: factorial_of(HALF, [HALF, HALF], [LOC + NAN, LOC]),
             ValueError,
-            r"loc\[0\]: got values that are not",
+            "loc_1: got values that are not",
         ),
-        (lambda: sh.FactorialSSM(HALF, [HALF, HALF], [LOC, LOC]).log_evidence([0.5]), ValueError, "x: got 0.5"),
-        (lambda: sh.FactorialSSM(HALF, [HALF, HALF * 3], [LOC, LOC]), ValueError, r"state_probs\[1\]: got rows"),
-        (lambda: sh.FactorialSSM(HALF, [HALF, HALF], [LOC + 60, LOC + 60]), ValueError, "loc: got log rates"),
-        (lambda: sh.FactorialSSM(HALF, [HALF, HALF], [LOC - 7e9, LOC]), ValueError, "loc: got log rates"),
-        (lambda: sh.FactorialSSM(0.5, [HALF], [LOC]), ValueError, "redraw_prob, state_probs, loc: got "),
-        (lambda: sh.FactorialSSM(HALF, HALF[0], [LOC]), TypeError, "state_probs: got Tensor"),
+        (lambda: factorial_of(HALF, [HALF, HALF], [LOC, LOC]).log_evidence([0.5]), ValueError, "x: got 0.5"),
+        (lambda: factorial_of(HALF, [HALF, HALF * 3], [LOC, LOC]), ValueError, "state_probs_2: got rows"),
+        (lambda: factorial_of(HALF, [HALF, HALF], [LOC + 60, LOC + 60]), ValueError, "loc: got log rates"),
+        (lambda: factorial_of(HALF, [HALF, HALF], [LOC - 7e9, LOC]), ValueError, "loc: got log rates"),
+        (
+            lambda: factorial_of(0.5, [HALF], [LOC]),
+            ValueError,
+            r"redraw_prob: got shape \(\); FactorialSSM needs \[1\]",
+        ),
+        (lambda: sh.FactorialSSM(2, sh.Poisson(1)), TypeError, "chain_sizes: got int"),
+        (lambda: sh.FactorialSSM([2, 0], sh.Poisson(1)), ValueError, r"chain_sizes\[1\]: got 0"),
+        (lambda: sh.FactorialSSM([2], sh.Normal(1)), TypeError, "emission: got Normal"),
         (
             lambda: sh.as_ssm(sh.MinGRU(2, 1), token_probs=torch.tensor([1j, 1.0])),
             TypeError,
@@ -221,7 +228,7 @@ def report():
             ValueError,
             "x: the observation at step 0 is impossible",
         ),
-        (lambda: sh.FactorialSSM(HALF, [HALF, HALF], [LOC[:, :0], LOC]), ValueError, r"loc\[0\]: got shape \[2, 0\]"),
+        (lambda: factorial_of(HALF, [HALF, HALF], [LOC, LOC[:, :0]]), ValueError, r"loc_2: got shape \(2, 0\)"),
         (lambda: model().save(None), TypeError, "path: got None, expected a path"),
         (lambda: model().save(""), ValueError, "path: got '', expected the path of a file or folder"),
         (lambda: model().save("a\0b"), ValueError, "path: got 'a"),
@@ -262,8 +269,8 @@ def test_what_is_wrong_is_refused_by_the_name_that_the_caller_gave_it(call, erro
 
 
 def test_parameters_of_coupled_models_come_in_every_form():
-    plain = sh.FactorialSSM(HALF.double(), [HALF.double()] * 2, [LOC.double()] * 2)
-    lists = sh.FactorialSSM([0.5, 0.5], [[0.5, 0.5]] * 2, [np.zeros((2, 1))] * 2)
+    plain = factorial_of(HALF.double(), [HALF.double()] * 2, [LOC.double()] * 2)
+    lists = factorial_of([0.5, 0.5], [[0.5, 0.5]] * 2, [np.zeros((2, 1))] * 2)
     torch.testing.assert_close(lists.log_evidence([1, 2, 0]), plain.log_evidence([1, 2, 0]))
 
 
@@ -299,7 +306,7 @@ def test_a_method_that_is_an_array_is_refused_by_name():
     with pytest.raises(ValueError, match=r"^method: "):
         sh.LinearSSM(sh.LocalLevel()).fit(torch.zeros(9, 1), method=np.array([1.0, None], dtype=object))
     with pytest.raises(ValueError, match=r"^prior: "):
-        sh.LinearSSM(sh.LocalLevel()).fit(torch.zeros(9, 1), prior=np.array(["own", "scaled"]))
+        sh.LinearSSM(sh.LocalLevel()).fit(torch.zeros(9, 1), prior=np.array(["own", "weak"]))
 
 
 def test_a_probe_of_no_belief_is_refused_by_name():

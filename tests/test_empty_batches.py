@@ -3,6 +3,7 @@
 import pytest
 import samplehold as sh
 import torch
+from oracles.coupled import factorial_of, layered_of
 from samplehold.inference.gaussian import op as gaussian
 from samplehold.inference.scans.gated.op import gated_scan
 
@@ -101,10 +102,10 @@ def models():
         yield sh.SwitchingSSM(sh.Copy(2), emission).with_values(copy | values)
         yield sh.SwitchingSSM(sh.Markov(2), emission).with_values(markov | values)
     half = torch.tensor([0.5, 0.5], dtype=torch.float64)
-    yield sh.FactorialSSM(half / 5, [half, half], [rows(2, 2), rows(2, 2)], torch.eye(2, dtype=torch.float64))
-    yield sh.FactorialSSM(half / 5, [half, half], [rows(2, 2), rows(2, 2)])
+    yield factorial_of(half / 5, [half, half], [rows(2, 2), rows(2, 2)], torch.eye(2, dtype=torch.float64))
+    yield factorial_of(half / 5, [half, half], [rows(2, 2), rows(2, 2)])
     values = {"loc": rows(2, 2), "scale": rows(2, 2) + 1}
-    yield sh.LayeredSSM(sh.Normal(2), values, half / 5, [rows(2, 2) + 0.5], half)
+    yield layered_of(sh.Normal(2), values, half / 5, [rows(2, 2) + 0.5], half)
 
 
 @pytest.mark.parametrize("model", models(), ids=lambda model: f"{model.name}-{model.emission.name}")

@@ -9,6 +9,7 @@ from dataclasses import is_dataclass
 import pytest
 import samplehold as sh
 import torch
+from oracles.coupled import layered_of
 
 LINES, LETTERS = 10, 1000
 
@@ -65,7 +66,7 @@ def levels(n_states: int = 12, n_features: int = 9) -> sh.SwitchingSSM:
 def layered() -> sh.LayeredSSM:
     values = {"loc": torch.tensor([[0.0], [4.0]]).double(), "precision": torch.ones(2, 1).double()}
     table, half = torch.tensor([[0.9, 0.1], [0.1, 0.9]]).double(), torch.tensor([0.5, 0.5]).double()
-    return sh.LayeredSSM(sh.Normal(), values, torch.tensor([0.5, 0.05]).double(), [table], half)
+    return layered_of(sh.Normal(), values, torch.tensor([0.5, 0.05]).double(), [table], half)
 
 
 def test_models_of_many_numbers_and_all_that_they_return_are_short():

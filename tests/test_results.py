@@ -48,17 +48,15 @@ def names(folder: Path) -> list[str]:
 def with_others(out: Path) -> Path:
     """A folder of results, in which its owner keeps more."""
     write(out, "old")
-    (out / "model" / "model.json").write_text("of the first format")
     (out / "model" / "notes.txt").write_text("kept")
     (out / "own" / "deep").mkdir(parents=True)
     (out / "own" / "deep" / "data").write_text("kept")
-    (out / "own" / "model.json").write_text("kept")
     (out / "link").symlink_to("own/deep")
     return out
 
 
 def check_others(out: Path) -> None:
-    for name in ("model/notes.txt", "own/deep/data", "link/data", "own/model.json"):
+    for name in ("model/notes.txt", "own/deep/data", "link/data"):
         assert (out / name).read_text() == "kept"
     assert (out / "link").is_symlink()
 

@@ -10,6 +10,7 @@ import pyro
 import pytest
 import samplehold as sh
 import torch
+from oracles.coupled import factorial_of, layered_of
 from oracles.fake_gpu import fake_gpu, waits
 from oracles.operators import unchecked
 from samplehold.inference.chains.copy.chain import CopyChain
@@ -145,13 +146,13 @@ def sample_of(n_features: int, device: torch.device, whole: bool = False) -> Ten
 
 def factorial(device: torch.device, counts: bool) -> Any:
     even, low = torch.tensor([0.5, 0.5], device=device).double(), torch.eye(2, device=device).double()
-    return sh.FactorialSSM(even / 5, [even, even], [low, 2 * low], None if counts else low)
+    return factorial_of(even / 5, [even, even], [low, 2 * low], None if counts else low)
 
 
 def layered(device: torch.device) -> Any:
     even, table = torch.tensor([0.5, 0.5], device=device).double(), torch.tensor([[0.9, 0.1], [0.2, 0.8]]).double()
     values = {"loc": 4 * torch.eye(2, device=device).double(), "scale": torch.ones(2, 2, device=device).double()}
-    return sh.LayeredSSM(sh.Normal(2), values, even / 5, [table.to(device)], even)
+    return layered_of(sh.Normal(2), values, even / 5, [table.to(device)], even)
 
 
 NETWORK_FITS = {
@@ -347,7 +348,7 @@ def test_what_a_fit_is_given_may_lie_elsewhere_than_its_series():
         x, few = sample_of(2, device), {"restarts": 1, "max_steps": 2, "progress": False}
         start = sh.LinearSSM(2, 2).fit(x.cpu(), **few).model
         fixed = {name: start.values[name] for name in ("emission", "emission_offset", "observation_noise")}
-        for given in ({"start": start}, {"prior": "own"}, {"fixed": fixed}):
+        for given in ({"start": start}, {"prior": start.prior}, {"fixed": fixed}):
             found = start.fit(x, "vmp", **few, **given)
             drawn = found.posterior.sample(3, seed=0)
             assert {value.device.type for value in (*found.model.values.values(), *drawn.values())} == {device.type}
@@ -357,7 +358,7 @@ def test_what_starts_anywhere_is_drawn_where_its_series_lies():
     with gpu() as device:
         x = sample_of(1, device)
         model = sh.LinearSSM(sh.LocalLevel()).with_values({"sigma2.irregular": 0.5, "sigma2.level": 0.3})
-        chain, program = model.chain(x), pyro.poutine.trace(model.program).get_trace(x)
+        chain, program = model.chain(x), pyro.poutine.trace(model).get_trace(x)
         found = [
             model.sample_posterior(x, 2, seed=0).path,
             model.forecast(x, 3).variance,

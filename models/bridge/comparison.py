@@ -35,7 +35,7 @@ from ...inference.chains.contract import Chain, Filtered
 from ...inference.numerics.checks import naming
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_choice, check_kind
-from ...switching.coupled.layered import LayeredSSM
+from ...switching.base import Model
 from ...switching.data.series import Given, Series
 from ...switching.filter_vmp import filter_vmp
 from ...switching.model import SwitchingSSM
@@ -164,7 +164,7 @@ def _greatest(error: Tensor) -> float:
 
 
 def compare(
-    model: nn.Module | LayeredSSM | LiftedStates,
+    model: Model | LiftedStates,
     layer: nn.Module,
     x: Any,
     *,

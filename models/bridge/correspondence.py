@@ -15,6 +15,7 @@ from typing import Any, Literal, overload
 from torch import nn
 
 from ...inference.numerics.scalars import check_choice, check_kind
+from ...switching.base import Model
 from ...switching.coupled.layered import LayeredSSM
 from ...switching.model import SwitchingSSM
 from ..automata.turing import TuringMachine
@@ -105,7 +106,7 @@ def as_rnn(model: TuringMachine, space: str = "probability", gate: str = "exact"
 
 
 def as_rnn(
-    model: nn.Module | LayeredSSM | TuringMachine, space: str = "probability", gate: str = "exact"
+    model: nn.Module | Model | TuringMachine, space: str = "probability", gate: str = "exact"
 ) -> MinGRU | SweepNetwork | TuringNetwork:
     """The minGRU whose state is the exact filter of a copy model; an ordinary module, to be trained further.
 

@@ -64,7 +64,8 @@ class SweepNetwork(nn.Module):
     Example:
         >>> import torch, samplehold as sh
         >>> table, half = torch.tensor([[0.9, 0.1], [0.1, 0.9]]), torch.tensor([0.5, 0.5])
-        >>> model = sh.LayeredSSM(sh.Categorical(2), {"probs": table}, torch.tensor([0.5, 0.1]), [table], half)
+        >>> values = {"probs": table, "redraw_prob": half / 5, "table_1": table, "state_probs": half}
+        >>> model = sh.LayeredSSM([2, 2], sh.Categorical(2)).with_values(values)
         >>> top, layers = sh.as_rnn(model)(sh.one_hot([0, 0, 1], 2, dtype=torch.float32))
         >>> top.shape, len(layers), torch.allclose(top.sum(-1), torch.ones(3))
         (torch.Size([3, 2]), 2, True)
@@ -96,10 +97,10 @@ class SweepNetwork(nn.Module):
 
 def lower_layers(model: LayeredSSM) -> SweepNetwork:
     """The network of a `LayeredSSM` over symbols; see `samplehold.models.bridge.correspondence.as_rnn`."""
-    emission, values = model.emission, model.values
-    rho, fresh = model.redraw_prob, model.fresh_probs
+    emission, values = model.emission, {name: model.values[name] for name in model.emission.parameters}
+    rho, fresh = model.values["redraw_prob"], model.fresh_probs
     if isinstance(emission, Gated) and isinstance(emission.emission, Categorical):
-        lowest = SwitchingSSM(Copy(model.n_states[0]), emission).with_values(
+        lowest = SwitchingSSM(Copy(model.chain_sizes[0]), emission).with_values(
             values, redraw_prob=rho[0], state_probs=fresh[0]
         )
         layers: list[nn.Module] = [lower(lowest)]
@@ -121,7 +122,8 @@ class LayerComparison(Record):
     Example:
         >>> import torch, samplehold as sh
         >>> table, half = torch.tensor([[0.9, 0.1], [0.1, 0.9]]), torch.tensor([0.5, 0.5])
-        >>> model = sh.LayeredSSM(sh.Categorical(2), {"probs": table}, torch.tensor([0.5, 0.1]), [table], half)
+        >>> values = {"probs": table, "redraw_prob": half / 5, "table_1": table, "state_probs": half}
+        >>> model = sh.LayeredSSM([2, 2], sh.Categorical(2)).with_values(values)
         >>> report = sh.compare_layers(model, sh.as_rnn(model), [0, 0, 1, 1, 1])
         >>> [table.shape for table in report.distance("sweep", "exact")]
         [torch.Size([5]), torch.Size([5])]
@@ -170,7 +172,8 @@ def compare_layers(model: LayeredSSM, network: SweepNetwork, x: Any, lengths: An
     Example:
         >>> import torch, samplehold as sh
         >>> table, half = torch.tensor([[0.9, 0.1], [0.1, 0.9]]), torch.tensor([0.5, 0.5])
-        >>> model = sh.LayeredSSM(sh.Categorical(2), {"probs": table}, torch.tensor([0.5, 0.1]), [table], half)
+        >>> values = {"probs": table, "redraw_prob": half / 5, "table_1": table, "state_probs": half}
+        >>> model = sh.LayeredSSM([2, 2], sh.Categorical(2)).with_values(values)
         >>> table = sh.compare_layers(model, sh.as_rnn(model), [0, 0, 1, 1, 1]).summary()
         >>> (table[["network - sweep, max", "without softmax - sweep, mean"]] < 1e-6).to_numpy().tolist()
         [[True, True], [True, False]]
@@ -180,8 +183,8 @@ def compare_layers(model: LayeredSSM, network: SweepNetwork, x: Any, lengths: An
     series = model.read(x, lengths=lengths)
     exact = model.filter(series).state
     sweep = tuple(found.state for found in model.bottom_up(series, passed="state"))
-    tokens = next(iter(model.values.values())).shape[-1]
-    rows = one_hot(series.observations[..., 0], tokens, dtype=model.state_probs.dtype)
+    tokens = model.emission.sizes["category"]
+    rows = one_hot(series.observations[..., 0], tokens, dtype=model.values["state_probs"].dtype)
     inside = series.inside.unsqueeze(-1)
     with torch.no_grad():
         passed, bare = (network(rows, between)[1] for between in ("softmax", "none"))

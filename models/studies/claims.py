@@ -310,10 +310,9 @@ def gated_model(seed: int) -> SwitchingSSM:
 def layered_model(seed: int) -> LayeredSSM:
     """Three layers over six tokens."""
     random = torch.Generator().manual_seed(seed)
-    values = {"probs": _rows(random, 3, 6), "background_probs": _rows(random, 1, 6)}
-    redraw = torch.tensor([0.5, 0.2, 0.1], dtype=torch.float64)
-    tables = [_rows(random, 3, 3), _rows(random, 2, 3)]
-    return LayeredSSM(Gated(Categorical(6), Categorical(6)), values, redraw, tables, _rows(random, 2))
+    values = {"probs": _rows(random, 3, 6), "background_probs": _rows(random, 1, 6), "redraw_prob": [0.5, 0.2, 0.1]}
+    values |= {"table_1": _rows(random, 3, 3), "table_2": _rows(random, 2, 3), "state_probs": _rows(random, 2)}
+    return LayeredSSM([3, 3, 2], Gated(Categorical(6), Categorical(6))).with_values(values)
 
 
 def _rows(random: torch.Generator, *shape: int) -> Tensor:

@@ -36,6 +36,7 @@ from torch import Tensor, nn
 
 from ...inference.numerics.checks import naming
 from ...inference.numerics.scalars import check_integer, check_number
+from ...switching.base import Model
 from ...switching.model import SwitchingSSM
 from ..networks.inputs import batch_major, time_major
 from ..networks.minimal import MinGRU, MinLSTM
@@ -47,7 +48,7 @@ from .stability import stability
 from .windows import Forgetting, all_inputs, check_rounding, first_windows
 
 
-def forgetting(layer_or_model: nn.Module, x: Any, tol: float, h0: Any = None) -> Forgetting:
+def forgetting(layer_or_model: nn.Module | Model, x: Any, tol: float, h0: Any = None) -> Forgetting:
     """How many past inputs each output of a network needs, to within `tol`.
 
     Arguments:

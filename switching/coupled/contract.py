@@ -1,4 +1,4 @@
-r"""What models of several coupled copy chains share: the verbs of every model, exact over all joint states.
+r"""What models of several coupled copy chains share: exact inference over all joint states.
 
 The chains of a model with D of them, $s_{1t}, \ldots, s_{Dt}$, are together one Markov chain over joint states, the
 `product`; every exact answer is one of that, taken apart. A gate $z_{dt}$ is not in the joint state, but given two
@@ -10,12 +10,12 @@ $$P(z_{dt} = 1 \mid \ldots) = \sum_j b_t(j)\, \frac{\sum_i a_{t-1}(i) A_{ij} G_d
 Sites of the program are `z_t_d` and `s_t_d` for step t and chain d, both from 1. The first step redraws every chain.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Unpack, cast
+from typing import Any, ClassVar, Unpack, cast
 
 import pyro
 import pyro.distributions as dist
@@ -26,20 +26,20 @@ from torch import Tensor
 from ...inference.chains.contract import Chain
 from ...inference.families import CopyTables
 from ...inference.message_passing.engine import VMP
-from ...inference.numerics.checks import naming
+from ...inference.numerics.checks import check_parts, naming
 from ...inference.numerics.randomness import Seed, generator_of
 from ...inference.numerics.records import Record
-from ...inference.numerics.scalars import check_batch_shape, check_integer, check_number
+from ...inference.numerics.scalars import check_batch_shape, check_integer, check_kind, check_number
+from ..base import Model, Probabilities
 from ..data.series import Given, Series
 from ..emissions.contract import Emission
 from ..fitting.options import Options
 from ..forecast import Forecast
 from ..model import StreamOutput, StreamState, SwitchingSSM
-from ..parameters import Named, Parameter, Parameters, count_free, listed, widened
+from ..parameters import Parameters, widened
 from ..problem import Problem
 from ..program import sequence_plates
 from ..seeding import seeded
-from ..verbs import Verbs
 from .joint import coordinates, marginals
 
 
@@ -87,56 +87,53 @@ class CoupledPaths(Record):
     converged: bool
 
 
-class CoupledSSM(Verbs, ABC):
+class CoupledSSM(Model):
     """D copy chains of one model.
 
     Methods take x as `SwitchingSSM` does, with `lengths`; results have one table or one column for each chain.
     """
 
-    emission: Emission  # what it looks like
-    n_covariates: int = 0  # that drive it
-    holds: bool = True  # a step may hold its state, so that there is a gate
+    made_of = ("chain_sizes", "emission")
+    emission: Emission
 
-    def __repr__(self) -> str:
-        """What it is made of, and its values."""
-        sizes = ", ".join(map(str, self.n_states))
-        return f"{self.name}({sizes} states, {self.emission!r})\n{listed(self.known, self.parameters)}"
+    def __init__(self, chain_sizes: Sequence[int], emission: Emission) -> None:
+        given = check_parts("chain_sizes", chain_sizes)
+        sizes = tuple(check_integer(f"chain_sizes[{d}]", size) for d, size in enumerate(given))
+        check_kind("emission", emission, self.emissions, self.of_emissions)
+        check_integer("n_features", emission.n_features)
+        super().__init__(chain_sizes=sizes, emission=emission)
 
-    # ---- what a model says -----------------------------------------------------------------------------------------
+    emissions: ClassVar[tuple[type, ...]] = (Emission,)  # the kinds that it takes
+    of_emissions: ClassVar[str] = "an emission such as Normal(n_features)"
+
+    def _made(self) -> str:
+        return f"{self.name}({', '.join(map(str, self.chain_sizes))} states, {self.emission!r})"
 
     @property
-    @abstractmethod
-    def n_states(self) -> tuple[int, ...]:
+    def chain_sizes(self) -> tuple[int, ...]:
         """The number of states of each chain."""
+        return vars(self)["chain_sizes"]
 
     @property
-    @abstractmethod
+    def n_chains(self) -> int:
+        """D, the number of chains."""
+        return len(self.chain_sizes)
+
+    @property
     def n_features(self) -> int:
         """F, the length of one observation."""
+        return self.emission.n_features
 
     @property
-    @abstractmethod
-    def known(self) -> Mapping[str, Parameter]:
-        """What is known of each parameter besides its values."""
+    def holds(self) -> bool:
+        """True: a step may hold its state."""
+        return True
 
-    @property
-    @abstractmethod
-    def sizes(self) -> dict[str, int]:
-        """The lengths of the parameters' axes."""
+    def _by_chain(self, name: str, n: int) -> list[Tensor]:
+        """The first n values whose names differ in the number of a chain."""
+        return [self._values[f"{name}_{d}"] for d in range(1, n + 1)]
 
-    @property
-    @abstractmethod
-    def parameters(self) -> Parameters:
-        """All parameters by name."""
-
-    @property
-    def n_parameters(self) -> int:
-        """How many numbers a fit chooses freely."""
-        return count_free(self.known, self.parameters)
-
-    @abstractmethod
-    def with_parameters(self, values: Parameters) -> "CoupledSSM":
-        """The same model with other parameters, named and shaped as these."""
+    # ---- what a model says -----------------------------------------------------------------------------------------
 
     @abstractmethod
     def product_of(self, values: Parameters) -> Parameters:
@@ -155,7 +152,9 @@ class CoupledSSM(Verbs, ABC):
     def _step(self, t: int, states: list[Tensor]) -> tuple[list[Tensor], Any]:
         """The sites of one step (from 1) given the states before it; the states, and the distribution of x_t."""
 
-    def program(self, x: Tensor | None = None, n_steps: int | None = None, batch_shape: tuple[int, ...] = ()) -> Tensor:
+    def forward(
+        self, x: Tensor | None = None, *, n_steps: int | None = None, batch_shape: tuple[int, ...] = ()
+    ) -> Tensor:
         """The Pyro program: sites `z_t_d`, `s_t_d` for each chain and `x_t`; conditioned on x where given."""
         if x is not None:
             n_steps, batch_shape = x.shape[-2], tuple(x.shape[:-2])
@@ -179,20 +178,15 @@ class CoupledSSM(Verbs, ABC):
     def _axes(self) -> tuple[int, ...]:
         """The sizes of a joint state's axes, the last of which are those of the chains."""
 
-    @abstractmethod
-    def to_parts(self) -> tuple[dict[str, Named], dict[str, Tensor]]:
-        """Itself as parts with arguments, and tensors by name: what files hold."""
-
-    @classmethod
-    @abstractmethod
-    def from_parts(cls, parts: dict[str, Any], tensors: dict[str, Tensor]) -> "CoupledSSM":
-        """The model that `to_parts` has taken apart."""
-
     # ---- inference given the values --------------------------------------------------------------------------------
 
+    def _check_observations(self, series: Series) -> None:
+        self.emission.check(series.observations)
+
     def read(self, x: Any, *, horizon: int = 0, **given: Unpack[Given]) -> Series:
-        """The observations as one `Series`, in the dtype and on the device of the model, checked against it."""
-        return self.product.read(x, horizon=horizon, **given).like(next(iter(self.parameters.values())))
+        """As `SwitchingSSM.read`; in the dtype and on the device of the values, where there are some."""
+        series = super().read(x, horizon=horizon, **given)
+        return series.like(self._like) if self.values else series
 
     def problem(self, x: Any, **given: Unpack[Given]) -> Problem:
         """The `product` and the series x: what exact inference takes."""
@@ -205,7 +199,7 @@ class CoupledSSM(Verbs, ABC):
     def filter(self, x: Any, **given: Unpack[Given]) -> CoupledBelief:
         """P(s_dt | x_1..t) and P(z_dt = 1 | x_1..t), exact."""
         found = self.product.filter(self.read(x, **given))
-        redraw = self._gates(found.state, found.state, self.parameters)
+        redraw = self._gates(found.state, found.state, self._values)
         return CoupledBelief(found.log_normalizer, self._split(found.state), redraw)
 
     def smooth(self, x: Any, **given: Unpack[Given]) -> CoupledBelief:
@@ -213,7 +207,7 @@ class CoupledSSM(Verbs, ABC):
         chain = self.product.chain(self.read(x, **given))
         with naming("x"):
             found = chain.smooth()
-        redraw = self._gates(found.state, chain.filter().state, self.parameters)
+        redraw = self._gates(found.state, chain.filter().state, self._values)
         return CoupledBelief(found.log_normalizer, self._split(found.state), redraw)
 
     def viterbi(self, x: Any, **given: Unpack[Given]) -> CoupledViterbi:
@@ -223,12 +217,12 @@ class CoupledSSM(Verbs, ABC):
 
     def sample_posterior(self, x: Any, n: int, seed: Seed = None, **given: Unpack[Given]) -> CoupledSampled:
         """n independent paths and gates from the posterior given the whole series: `path [n, *batch, T, D]`."""
-        gates = self.gates_of(self.parameters)
+        gates = self.gates_of(self._values)
         generator = generator_of(seed, gates.device)
         joint = self.product.sample_posterior(self.read(x, **given), n, generator).path
         steps = joint.clamp_min(0)
         probability = gates[:, steps[..., :-1], steps[..., 1:]].movedim(0, -1)
-        first = probability.new_ones(*steps.shape[:-1], 1, len(self.n_states))  # the first step redraws
+        first = probability.new_ones(*steps.shape[:-1], 1, self.n_chains)  # the first step redraws
         whole = torch.cat([first, probability], -2)
         uniform = torch.rand(whole.shape, generator=generator, dtype=whole.dtype, device=whole.device)
         return CoupledSampled(self._apart(joint), (uniform < whole) & (joint >= 0).unsqueeze(-1))
@@ -237,8 +231,8 @@ class CoupledSSM(Verbs, ABC):
         """A draw of states, gates and observations; a seed makes it repeatable and leaves global state alone."""
         n_steps, batch_shape = check_integer("n_steps", n_steps), check_batch_shape("batch_shape", batch_shape)
         some = tuple(max(1, n) for n in batch_shape)  # Pyro's plates are never empty
-        with seeded(seed, next(iter(self.parameters.values()))):
-            drawn = _draw(self.program, len(self.n_states), n_steps, some)
+        with seeded(seed, self._like):
+            drawn = _draw(self.forward, self.n_chains, n_steps, some)
         if some != batch_shape:
             drawn = (table.new_zeros(*batch_shape, *table.shape[len(some) :]) for table in drawn)
         return CoupledDraw(*drawn)
@@ -251,7 +245,7 @@ class CoupledSSM(Verbs, ABC):
         series = self.read(x, **given)
         found = self.product.forecast(series, horizon)
         assert isinstance(found.state, Tensor)
-        redraw = self.parameters["redraw_prob"].to(found.state).expand(*found.state.shape[:-1], -1)
+        redraw = self._values["redraw_prob"].to(found.state).expand(*found.state.shape[:-1], -1)
         return replace(found, state=self._split(found.state), redraw=redraw, series=series, source=self)
 
     def infer(self, x: Any, max_steps: int = 200, tol: float = 1e-10, **given: Unpack[Given]) -> CoupledPaths:
@@ -268,7 +262,7 @@ class CoupledSSM(Verbs, ABC):
 
     def durations(self, x: Any = None, **given: Unpack[Given]) -> tuple[Float[Tensor, "_"], ...]:
         """The expected number of steps from entering each state of each chain to leaving it, whatever x."""
-        chains = zip(self.parameters["redraw_prob"].unbind(-1), self.fresh_probs, strict=True)
+        chains = zip(self._values["redraw_prob"].unbind(-1), self.fresh_probs, strict=True)
         return tuple(1 / (rho * (1 - probs)) for rho, probs in chains)
 
     # ---- streams ---------------------------------------------------------------------------------------------------
@@ -286,16 +280,42 @@ class CoupledSSM(Verbs, ABC):
         redraw = self._gates(two, two, self.values_like(two))[..., 0 if state.belief is None else 1, :]
         return after, StreamOutput(self._split(after.belief), redraw, out.log_increment)
 
-    # ---- what the verbs of all models ask of it --------------------------------------------------------------------
+    # ---- fits and figures ------------------------------------------------------------------------------------------
 
     @abstractmethod
     def network(self, series: Series, options: Options) -> Any:
         """Blocks, factors and labels to learn from: see `fitting.network.Network`."""
 
-    def _fitted(self, series: Series, options: Options) -> Any:
+    def fit(
+        self,
+        x: Any,
+        method: str = "em",
+        restarts: int = 8,
+        max_steps: int = 500,
+        tol: float = 1e-6,
+        seed: Seed = 0,
+        prior: str | None = "weak",
+        progress: bool = True,
+        *,
+        lengths: Any = None,
+    ) -> Any:
+        """Fit the parameters to sequences. Chains are independent under q, so that both methods raise a bound.
+
+        Arguments:
+            method: "em": points; "vmp": a posterior of the parameters.
+            restarts, max_steps, tol, seed, progress: as in `SwitchingSSM.fit`.
+            prior: "weak": the emission's prior is scaled to x. None: no prior, for "em".
+
+        Returns:
+            `Fit`.
+
+        Raises:
+            TypeError, ValueError: see `SwitchingSSM.fit`.
+        """
         from .fit import fit_coupled
 
-        return fit_coupled(self, series, options)
+        options = Options(method, restarts, max_steps, tol, seed, prior, progress)
+        return self._fit(fit_coupled, x, {"lengths": lengths}, options)
 
     def _figures(self) -> Any:
         from ..views import coupled_figures
@@ -304,18 +324,14 @@ class CoupledSSM(Verbs, ABC):
 
     # ---- joint states ----------------------------------------------------------------------------------------------
 
-    def values_like(self, x: Tensor) -> Parameters:
-        """All parameters in the dtype and on the device of x."""
-        return {name: value.to(x) for name, value in self.parameters.items()}
-
-    def probabilities(self, chain: Chain, values: Parameters) -> dict[str, tuple[Tensor, tuple[str, ...]]]:
+    def probabilities(self, chain: Chain, values: Parameters) -> Probabilities:
         """As `SwitchingSSM.probabilities`: of each chain's states, and of its redraws."""
         smoothed, filtered = chain.smooth().state, chain.filter().state
         states = {
             f"state_probability_{d}": (state, (f"state_{d}",)) for d, state in enumerate(self._split(smoothed), start=1)
         }
         redraw = self._gates(smoothed, filtered, values)
-        return states | {"redraw_probability": (redraw, self.known["redraw_prob"].dims)}
+        return states | {"redraw_probability": (redraw, (self.chain_name,))}
 
     def _gates(
         self, belief: Float[Tensor, "*rb T J"], filtered: Float[Tensor, "*rb T J"], values: Parameters
@@ -332,11 +348,11 @@ class CoupledSSM(Verbs, ABC):
 
     def _split(self, joint: Tensor) -> tuple[Tensor, ...]:
         """The beliefs about each chain in one about the joint state."""
-        return marginals(joint, self._axes)[-len(self.n_states) :]
+        return marginals(joint, self._axes)[-self.n_chains :]
 
     def _apart(self, path: Tensor) -> Tensor:
         """Joint states as the states of the chains: `[*b, D]`."""
-        return coordinates(path, self._axes)[..., -len(self.n_states) :]
+        return coordinates(path, self._axes)[..., -self.n_chains :]
 
 
 def paths_of(used: Sequence[CopyTables], elbo: Tensor, converged: bool) -> CoupledPaths:
@@ -358,8 +374,8 @@ def draw_chain(t: int, d: int, rho: Tensor, probs: Tensor, before: Tensor | None
 def _draw(
     program: Callable[..., Tensor], n_chains: int, n_steps: int, batch_shape: tuple[int, ...]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Run `program(None, n_steps, batch_shape)`: x [*b, T, F], states and gates [*b, T, D]."""
-    trace = pyro.poutine.trace(program).get_trace(None, n_steps, batch_shape)
+    """Run `program(n_steps=n_steps, batch_shape=batch_shape)`: x [*b, T, F], states and gates [*b, T, D]."""
+    trace = pyro.poutine.trace(program).get_trace(n_steps=n_steps, batch_shape=batch_shape)
 
     def value(name: str) -> Tensor:
         return cast(Tensor, trace.nodes[name].get("value"))

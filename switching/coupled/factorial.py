@@ -24,8 +24,7 @@ one chain over $\prod_d K_d$ states.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from functools import cached_property, reduce
 from typing import Any, Unpack
 
@@ -36,17 +35,15 @@ from torch.distributions import constraints
 
 from ...inference.families import Beta, CopyPaths, CopyTables, Dirichlet, Gamma, MatrixNormalWishart
 from ...inference.message_passing.engine import VMP, Block, Factor
-from ...inference.numerics.checks import check_parts
 from ..data.series import Given, Series
 from ..dynamics.factors import fresh_states, gates
 from ..dynamics.markov import Markov
-from ..emissions.contract import Emission
 from ..emissions.discrete import Poisson
 from ..emissions.multivariate_normal import MultivariateNormal
 from ..fitting.network import Network, Points
 from ..fitting.options import Options
 from ..model import SwitchingSSM
-from ..parameters import Named, Parameter, Parameters, check_parameters, read_tables
+from ..parameters import Parameter, Parameters
 from .contract import CoupledSSM, draw_chain, prior_tables
 from .factors import (
     check_possible_everywhere,
@@ -61,144 +58,99 @@ from .factors import (
 from .noise import CountNoise, NormalNoise
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class FactorialSSM(CoupledSSM):
     """D copy chains that jointly drive one observation.
 
     Arguments:
-        redraw_prob: [D], each chain's redraw probability.
-        state_probs: for each chain the fresh state's probabilities [K_d].
-        loc: for each chain what its states add to eta, [K_d, F].
-        precision: [F, F], inverse covariance of the noise; None: counts, Poisson with log rate eta.
+        chain_sizes: K_1, ..., K_D, the number of states of each chain.
+        emission: `MultivariateNormal(n_features)`; or `Poisson(n_features)`, counts with log rate eta.
 
-    Methods take x as `SwitchingSSM` does. NaN is missing; with a full precision single features are marginalised.
+    Parameters, d from 1 to D: `redraw_prob` [D]; `state_probs_d` [K_d], the fresh state's probabilities; `loc_d`
+    [K_d, F], what the states of chain d add to eta; and of normals `precision` [F, F], the inverse covariance of the
+    noise.
+
+    Methods take x as `SwitchingSSM` does. NaN is missing; single features are marginalised.
 
     Raises:
-        ValueError: shapes that do not fit, probabilities that are none, a precision that is not positive definite.
+        TypeError: sizes that are no whole numbers, or another emission.
+        ValueError: sizes below 1.
 
     Example:
-        >>> half = torch.tensor([0.5, 0.5])
-        >>> model = FactorialSSM(half / 5, [half, half], [torch.eye(2), 3 * torch.eye(2)], torch.eye(2))
+        >>> import samplehold as sh
+        >>> half = [0.5, 0.5]
+        >>> model = sh.FactorialSSM([2, 2], sh.MultivariateNormal(2)).with_values(
+        ...     redraw_prob=[0.1, 0.1], state_probs_1=half, state_probs_2=half, loc_1=torch.eye(2),
+        ...     loc_2=3 * torch.eye(2), precision=torch.eye(2))
         >>> model.smooth(torch.tensor([[1.0, 3.0], [0.9, 3.1], [3.2, 0.8]])).redraw.shape
         torch.Size([3, 2])
     """
 
-    redraw_prob: Tensor
-    state_probs: Sequence[Tensor]
-    loc: Sequence[Tensor]
-    precision: Tensor | None = None
-
-    def __post_init__(self) -> None:
-        probs, loc = (check_parts(name, getattr(self, name)) for name in ("state_probs", "loc"))
-        called = {
-            f"{name}_{d}": f"{name}[{d - 1}]" for name in ("state_probs", "loc") for d in range(1, len(probs) + 1)
-        }
-        given = {"redraw_prob": self.redraw_prob}
-        given |= {f"state_probs[{d}]": part for d, part in enumerate(probs)}
-        given |= {f"loc[{d}]": part for d, part in enumerate(loc)}
-        given |= {} if self.precision is None else {"precision": self.precision}
-        tables = read_tables(given)
-        if not tables["redraw_prob"].shape == (len(probs),) == (len(loc),):
-            raise ValueError(
-                f"redraw_prob, state_probs, loc: got {list(tables['redraw_prob'].shape)}, {len(probs)} and {len(loc)} "
-                "for the chains; give one entry each."
-            )
-        object.__setattr__(self, "redraw_prob", tables["redraw_prob"])
-        object.__setattr__(self, "precision", tables.get("precision"))
-        for name, n_axes in (("state_probs", 1), ("loc", 2)):
-            parts = tuple(tables[f"{name}[{d}]"] for d in range(len(probs)))
-            for d, part in enumerate(parts):
-                if part.dim() != n_axes or not part.numel():
-                    expected = "[K], a probability for each state" if n_axes == 1 else "[K, F], a row for each state"
-                    raise ValueError(f"{name}[{d}]: got shape {list(part.shape)}, expected {expected}.")
-            object.__setattr__(self, name, parts)
-        check_parameters(self.known, self.parameters, self.sizes, self.name, called)
-        if self.precision is None:
-            _check_rates(self.loc)
+    emissions = (MultivariateNormal, Poisson)
+    of_emissions = "MultivariateNormal(n_features) or Poisson(n_features)"
+    chain_name = "component"
 
     @property
-    def n_chains(self) -> int:
-        """D, the number of chains."""
-        return len(self.loc)
+    def counts(self) -> bool:
+        """Whether it emits counts."""
+        return isinstance(self.emission, Poisson)
 
     @property
-    def n_states(self) -> tuple[int, ...]:
-        return tuple(len(probs) for probs in self.state_probs)
-
-    @property
-    def n_features(self) -> int:
-        return self.loc[0].shape[-1]
-
-    @property
-    def emission(self) -> Emission:  # type: ignore[override]
-        """What a joint state looks like."""
-        return Poisson(self.n_features) if self.precision is None else MultivariateNormal(self.n_features)
+    def loc(self) -> list[Tensor]:
+        """What the states of each chain add to eta: `[K_d, F]`."""
+        return self._by_chain("loc", self.n_chains)
 
     @property
     def fresh_probs(self) -> tuple[Tensor, ...]:
-        return tuple(self.state_probs)
+        return tuple(self._by_chain("state_probs", self.n_chains))
 
     # ---- parameters --------------------------------------------------------------------------------------------------
 
     @property
-    def known(self) -> Mapping[str, Parameter]:
-        found = {"redraw_prob": Parameter(("component",), constraints.unit_interval)}
+    def known(self) -> dict[str, Parameter]:
+        found = {"redraw_prob": Parameter((self.chain_name,), constraints.unit_interval)}
         for d in range(1, self.n_chains + 1):
             found[f"state_probs_{d}"] = Parameter((f"state_{d}",), constraints.simplex)
             found[f"loc_{d}"] = Parameter((f"state_{d}", "feature"))
-        if self.precision is not None:
-            found["precision"] = MultivariateNormal(self.n_features).parameters["precision"].renamed({"state": None})
+        if not self.counts:
+            found["precision"] = self.emission.parameters["precision"].renamed({"state": None})
         return found
 
     @property
     def sizes(self) -> dict[str, int]:
-        states = {f"state_{d}": len(probs) for d, probs in enumerate(self.state_probs, start=1)}
-        return states | {"component": self.n_chains, "feature": self.n_features, "feature_new": self.n_features}
+        states = {f"state_{d}": k for d, k in enumerate(self.chain_sizes, start=1)}
+        return states | {self.chain_name: self.n_chains, "feature": self.n_features, "feature_new": self.n_features}
 
-    @property
-    def parameters(self) -> Parameters:
-        found = {"redraw_prob": self.redraw_prob}
-        for d, (probs, loc) in enumerate(zip(self.state_probs, self.loc, strict=True), start=1):
-            found |= {f"state_probs_{d}": probs, f"loc_{d}": loc}
-        return found if self.precision is None else found | {"precision": self.precision}
+    def _checked(self, values: Parameters) -> Parameters:
+        checked = super()._checked(values)
+        if self.counts:
+            _check_rates([checked[f"loc_{d}"] for d in range(1, self.n_chains + 1)])
+        return checked
 
-    @property
-    def n_parameters(self) -> int:
-        """What all states of one chain have in common may as well be another's: it counts once."""
-        return super().n_parameters - (self.n_chains - 1) * self.n_features
-
-    def with_parameters(self, values: Parameters) -> "FactorialSSM":
-        return FactorialSSM.from_parts({}, values)
-
-    def to_parts(self) -> tuple[dict[str, Named], dict[str, Tensor]]:
-        return {}, self.parameters
-
-    @classmethod
-    def from_parts(cls, parts: dict[str, Any], tensors: dict[str, Tensor]) -> "FactorialSSM":
-        chains = range(1, len(tensors["redraw_prob"]) + 1)
-        probs, loc = ([tensors[f"{name}_{d}"] for d in chains] for name in ("state_probs", "loc"))
-        return cls(tensors["redraw_prob"], probs, loc, tensors.get("precision"))
+    def n_free(self, fixed: Iterable[str]) -> int:
+        """How many numbers a fit chooses; what all states of one chain have in common may as well be another's."""
+        return super().n_free(fixed) - (self.n_chains - 1) * self.n_features
 
     # ---- the generative program --------------------------------------------------------------------------------------
 
     def _step(self, t: int, states: list[Tensor]) -> tuple[list[Tensor], Any]:
+        chains = zip(self._values["redraw_prob"], self.fresh_probs, strict=True)
         states = [
-            draw_chain(t, d, rho, probs, states[d] if states else None)[1]
-            for d, (rho, probs) in enumerate(zip(self.redraw_prob, self.state_probs, strict=True))
+            draw_chain(t, d, rho, probs, states[d] if states else None)[1] for d, (rho, probs) in enumerate(chains)
         ]
         added = torch.broadcast_tensors(*(m[s] for m, s in zip(self.loc, states, strict=True)))
         eta = torch.stack(added).sum(0)
-        if self.precision is None:
+        if self.counts:
             return states, dist.Poisson(eta.exp()).to_event(1)
-        return states, dist.MultivariateNormal(eta, precision_matrix=self.precision)
+        return states, dist.MultivariateNormal(eta, precision_matrix=self._values["precision"])
 
     # ---- one chain over all joint states -----------------------------------------------------------------------------
 
     @cached_property
     def product(self) -> SwitchingSSM:
         """The model of one chain over all joint states, the last chain's state changing fastest."""
-        n = len(self.product_of(self.parameters)["initial_probs"])
-        return SwitchingSSM(Markov(n), self.emission).with_values(self.product_of(self.parameters))
+        return SwitchingSSM(Markov(math.prod(self.chain_sizes)), self.emission).with_values(
+            self.product_of(self._values)
+        )
 
     def product_of(self, values: Parameters) -> Parameters:
         chains = range(1, self.n_chains + 1)
@@ -209,7 +161,7 @@ class FactorialSSM(CoupledSSM):
             "initial_probs": reduce(_outer, probs),
             "transition_probs": reduce(_kron, [_moves(r, p) for r, p in zip(rho, probs, strict=True)]),
         }
-        if self.precision is None:
+        if self.counts:
             return found | {"rate": eta.exp()}
         return found | {"loc": eta, "precision": values["precision"].unsqueeze(-3).expand(*eta.shape, -1)}
 
@@ -219,13 +171,13 @@ class FactorialSSM(CoupledSSM):
             probs = values[f"state_probs_{d + 1}"]
             moves = _moves(rho, probs)
             own = torch.where(moves > 0, rho[..., None, None] * probs.unsqueeze(-2) / moves, 0.0)
-            ones = [torch.ones_like(own[..., :1, :1]).expand(*own.shape[:-2], k, k) for k in self.n_states]
+            ones = [torch.ones_like(own[..., :1, :1]).expand(*own.shape[:-2], k, k) for k in self.chain_sizes]
             tables.append(reduce(_kron, [*ones[:d], own, *ones[d + 1 :]]))
         return torch.stack(tables, -3)
 
     @property
     def _axes(self) -> tuple[int, ...]:
-        return self.n_states
+        return self.chain_sizes
 
     # ---- message passing ---------------------------------------------------------------------------------------------
 
@@ -233,17 +185,17 @@ class FactorialSSM(CoupledSSM):
         """The model at its values on the engine: a block `chain_d` (d from 1) of exact paths for each chain, and one
         factor."""
         series = self.read(x, **given)
-        blocks, values = [], series.observations
-        for d, (rho, probs) in enumerate(zip(self.redraw_prob, self.state_probs, strict=True), start=1):
+        blocks, values, loc = [], series.observations, self.loc
+        for d, (rho, probs) in enumerate(zip(self._values["redraw_prob"], self.fresh_probs, strict=True), start=1):
             zero, base = (
                 values.new_zeros(*values.shape[:-1], len(probs)),
                 prior_tables(rho, probs.log(), series.n_steps),
             )
             blocks.append(Block(f"chain_{d}", CopyPaths(series.lengths, base), eta=CopyTables(zero, zero)))
-        noise = CountNoise.of(values) if self.precision is None else NormalNoise.of(values, self.precision)
+        noise = CountNoise.of(values) if self.counts else NormalNoise.of(values, self._values["precision"])
 
         def emission(*stats: CopyTables) -> Tensor:
-            return noise.expected(self.loc, [used.fresh + used.held for used in stats])
+            return noise.expected(loc, [used.fresh + used.held for used in stats])
 
         even = [torch.full_like(block.eta.fresh, 0.5 / block.eta.fresh.shape[-1]) for block in blocks]
         check_possible_everywhere(emission(*(CopyTables(share, share) for share in even)), series)
@@ -251,8 +203,8 @@ class FactorialSSM(CoupledSSM):
         return VMP(blocks, [factor], check=check)
 
     def network(self, series: Series, options: Options) -> Network:
-        counts, sizes = self.precision is None, self.n_states
-        about = torch.zeros_like(self.loc[0][0])
+        counts, sizes = self.counts, self.chain_sizes
+        about = series.observations.new_zeros(self.n_features)
         if not counts:
             check_whole_steps(series.observations)
             about = series.rows.double().nanmean(0).to(series.observations)  # of a constant feature that one itself

@@ -23,10 +23,7 @@ from .contract import CoupledSSM, paths_of
 @definite()
 def fit_coupled(model: CoupledSSM, series: Series, options: Options) -> Fit[CoupledSSM]:
     """See `CoupledSSM.fit`."""
-    options.check_points_and_densities(model.name)
-    if options.start is not None:
-        raise ValueError(f"start: got one, but a {model.name} starts from guesses of its own; leave it out.")
-    check_enough(series, max(model.n_states))
+    check_enough(series, max(model.chain_sizes))
     network = model.network(series, options)
     if options.method == "em":
         network = network.at_points(flat=options.prior is None)
@@ -39,7 +36,7 @@ def fit_coupled(model: CoupledSSM, series: Series, options: Options) -> Fit[Coup
     paths = paths_of(used, how["objective"], how["converged"])
     empty = tuple(state.flatten(0, -2).sum(0) < 1.0 for state in paths.state)
     return Fit(
-        model=model.with_parameters(posterior.mean),
+        model=model.with_values(posterior.mean),
         method=options.method,
         empty_states=empty,
         collapsed_states=tuple(torch.zeros_like(chain) for chain in empty),

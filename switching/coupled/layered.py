@@ -28,8 +28,7 @@ the bound of independent layers; where layers depend strongly on each other, its
 exact ones.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cached_property
 from string import ascii_letters
 from typing import Any, Unpack
@@ -42,103 +41,59 @@ from ...inference.chains.contract import Filtered
 from ...inference.chains.copy.chain import CopyChain
 from ...inference.families import Beta, CopyPaths, CopyTables, Dirichlet
 from ...inference.message_passing.engine import VMP, Block, Factor
-from ...inference.numerics.checks import broadcast_shapes, check_parts, naming
-from ...inference.numerics.scalars import check_choice, check_kind
+from ...inference.numerics.checks import broadcast_shapes, naming
+from ...inference.numerics.scalars import check_choice
 from ..data.series import Given, Series
 from ..dynamics.factors import fresh_states, gates
 from ..dynamics.markov import Markov
-from ..emissions.contract import ByGate, Emission
+from ..emissions.contract import ByGate
 from ..fitting.graph import conjugates, emitted
 from ..fitting.network import Network, Points
 from ..fitting.options import Options
 from ..fitting.starts import first_labels
 from ..fitting.units import Units
 from ..model import SwitchingSSM
-from ..parameters import Named, Parameter, Parameters, check_parameters, moved, prefixed, read_tables
+from ..parameters import Parameter, Parameters, check_parameters, moved, prefixed
 from ..program import Observation
 from .contract import CoupledSSM, draw_chain, prior_tables
 from .factors import asked, check_possible_everywhere, labels_above, paths_block
 from .joint import Indexed
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class LayeredSSM(CoupledSSM):
     """Layers of copy chains, from the lowest to the top.
 
     Arguments:
+        chain_sizes: K_1, ..., K_L, the number of states of each layer, from the lowest.
         emission: what the lowest layer looks like; `Gated` too.
-        values: the emission's parameters, as `SwitchingSSM.values` holds them.
-        redraw_prob: [L], the redraw probability of each layer.
-        tables: L - 1 tables [K_{l+1}, K_l] of P(fresh state of layer l | state of layer l+1), all entries positive.
-        state_probs: [K_L], fresh states of the top layer.
+
+    Parameters: `redraw_prob` [L]; `table_l` [K_{l+1}, K_l], P(fresh state of layer l | state of layer l+1), l from 1 to
+    L - 1, all entries positive; `state_probs` [K_L], fresh states of the top layer; and those of the emission.
 
     Raises:
-        ValueError: shapes that do not fit, rows that are no probabilities, a table with a zero.
+        TypeError: sizes that are no whole numbers, or no emission.
+        ValueError: sizes below 1.
 
     Example:
         >>> import samplehold as sh
-        >>> half, loc = torch.tensor([0.5, 0.5]), torch.tensor([[0.0], [4.0]])
-        >>> table = torch.tensor([[0.9, 0.1], [0.1, 0.9]])
-        >>> values = {"loc": loc, "scale": torch.ones(2, 1)}
-        >>> model = LayeredSSM(sh.Normal(), values, torch.tensor([0.5, 0.1]), [table], half)
+        >>> model = sh.LayeredSSM([2, 2], sh.Normal()).with_values(
+        ...     redraw_prob=[0.5, 0.1], table_1=[[0.9, 0.1], [0.1, 0.9]], state_probs=[0.5, 0.5],
+        ...     loc=[[0.0], [4.0]], scale=[[1.0], [1.0]])
         >>> [state.shape for state in model.smooth([0.1, 3.9, 4.2]).state]
         [torch.Size([3, 2]), torch.Size([3, 2])]
     """
 
-    emission: Emission
-    values: Parameters
-    redraw_prob: Tensor
-    tables: Sequence[Tensor]
-    state_probs: Tensor
-
-    def __post_init__(self) -> None:
-        check_kind("emission", self.emission, Emission, "an emission such as Normal(n_features)")
-        check_kind("values", self.values, Mapping, "the emission's parameters by name")
-        parts = check_parts("tables", self.tables, least=0)
-        given = {f"values[{name!r}]": table for name, table in self.values.items()}
-        given |= {"redraw_prob": self.redraw_prob, "state_probs": self.state_probs}
-        given |= {f"tables[{layer}]": table for layer, table in enumerate(parts)}
-        read = read_tables(given)
-        for layer in range(len(parts)):
-            if read[f"tables[{layer}]"].dim() != 2:
-                shape = list(read[f"tables[{layer}]"].shape)
-                raise ValueError(f"tables[{layer}]: got shape {shape}, expected [K above, K].")
-        if read["state_probs"].dim() != 1:
-            raise ValueError(f"state_probs: got shape {list(read['state_probs'].shape)}, expected [K] of the top.")
-        object.__setattr__(self, "values", {name: read[f"values[{name!r}]"] for name in self.values})
-        object.__setattr__(self, "tables", tuple(read[f"tables[{layer}]"] for layer in range(len(parts))))
-        object.__setattr__(self, "redraw_prob", read["redraw_prob"])
-        object.__setattr__(self, "state_probs", read["state_probs"])
-        if self.redraw_prob.shape != (self.n_layers,):
-            raise ValueError(
-                f"redraw_prob: got shape {list(self.redraw_prob.shape)}, but {len(self.tables)} tables and state_probs "
-                f"make {self.n_layers} layers; give one probability a layer."
-            )
-        object.__setattr__(self, "values", self.emission.check_values(dict(self.values), self.n_states[0]))
-        called = {f"table_{layer}": f"tables[{layer - 1}]" for layer in range(1, self.n_layers)}
-        check_parameters(self.known, self.parameters, self.sizes | {"background": 1}, self.name, called)
-        for layer, table in enumerate(self.tables):
-            if not bool((table > 0).all()):
-                raise ValueError(f"tables[{layer}]: got {table.tolist()}, expected rows of positive probabilities.")
+    chain_name = "layer"
 
     @property
-    def n_layers(self) -> int:
-        """L, the number of layers."""
-        return 1 + len(self.tables)
-
-    @property
-    def n_states(self) -> tuple[int, ...]:
-        """Numbers of states from the lowest layer to the top."""
-        return (*(table.shape[-1] for table in self.tables), len(self.state_probs))
-
-    @property
-    def n_features(self) -> int:
-        return self.emission.n_features
+    def tables(self) -> list[Tensor]:
+        """P(fresh state of a layer | state of the layer above), of all layers but the top."""
+        return self._by_chain("table", self.n_chains - 1)
 
     @property
     def fresh_probs(self) -> tuple[Tensor, ...]:
         """pi_l, what the prior says of a fresh state of each layer, from the lowest."""
-        probs = [self.state_probs]
+        probs = [self._values["state_probs"]]
         for table in reversed(self.tables):
             probs.insert(0, probs[0] @ table)
         return tuple(probs)
@@ -146,44 +101,39 @@ class LayeredSSM(CoupledSSM):
     # ---- parameters --------------------------------------------------------------------------------------------------
 
     @property
-    def known(self) -> Mapping[str, Parameter]:
-        found = {"redraw_prob": Parameter(("layer",), constraints.unit_interval)}
-        for layer in range(1, self.n_layers):
+    def _of_chains(self) -> dict[str, Parameter]:
+        """Each parameter's axes and support, but for those of the emission."""
+        found = {"redraw_prob": Parameter((self.chain_name,), constraints.unit_interval)}
+        for layer in range(1, self.n_chains):
             found[f"table_{layer}"] = Parameter((f"state_{layer + 1}", f"state_{layer}"), constraints.simplex)
-        found["state_probs"] = Parameter((f"state_{self.n_layers}",), constraints.simplex)
+        return found | {"state_probs": Parameter((f"state_{self.n_chains}",), constraints.simplex)}
+
+    @property
+    def known(self) -> dict[str, Parameter]:
         emitted = self.emission.parameters.items()
-        return found | {name: parameter.renamed({"state": "state_1"}) for name, parameter in emitted}
+        return self._of_chains | {name: parameter.renamed({"state": "state_1"}) for name, parameter in emitted}
 
     @property
     def sizes(self) -> dict[str, int]:
-        states = {f"state_{layer}": k for layer, k in enumerate(self.n_states, start=1)}
-        return states | self.emission.sizes | {"layer": self.n_layers}
+        states = {f"state_{layer}": k for layer, k in enumerate(self.chain_sizes, start=1)}
+        return states | self.emission.sizes | {self.chain_name: self.n_chains}
 
-    @property
-    def parameters(self) -> Parameters:
-        tables = {f"table_{layer}": table for layer, table in enumerate(self.tables, start=1)}
-        return {"redraw_prob": self.redraw_prob} | tables | {"state_probs": self.state_probs} | self.values
-
-    def with_parameters(self, values: Parameters) -> "LayeredSSM":
-        return LayeredSSM.from_parts({"emission": self.emission}, values)
-
-    def to_parts(self) -> tuple[dict[str, Named], dict[str, Tensor]]:
-        return {"emission": self.emission}, self.parameters
-
-    @classmethod
-    def from_parts(cls, parts: dict[str, Any], tensors: dict[str, Tensor]) -> "LayeredSSM":
-        tables = [tensors[f"table_{layer}"] for layer in range(1, len(tensors["redraw_prob"]))]
-        values = {name: tensors[name] for name in parts["emission"].parameters}
-        return cls(parts["emission"], values, tensors["redraw_prob"], tables, tensors["state_probs"])
+    def _checked(self, values: Parameters) -> Parameters:
+        checked = check_parameters(self._of_chains, values, self.sizes, self.name)
+        for name, table in checked.items():
+            if name.startswith("table_") and not bool((table > 0).all()):
+                raise ValueError(f"{name}: got {table.tolist()}, expected rows of positive probabilities.")
+        return checked | self.emission.check_values(values, self.chain_sizes[0])
 
     # ---- the generative program --------------------------------------------------------------------------------------
 
     def _step(self, t: int, states: list[Tensor]) -> tuple[list[Tensor], Any]:
-        before, states = states, []
-        redraw = self.redraw_prob.new_ones(())
-        for layer in reversed(range(self.n_layers)):  # drawn from the top
-            probs = self.state_probs if not states else self.tables[layer][states[0]]
-            redraw, state = draw_chain(t, layer, self.redraw_prob[layer], probs, before[layer] if before else None)
+        before, states, tables = states, [], self.tables
+        rho = self._values["redraw_prob"]
+        redraw = rho.new_ones(())
+        for layer in reversed(range(self.n_chains)):  # drawn from the top
+            probs = self._values["state_probs"] if not states else tables[layer][states[0]]
+            redraw, state = draw_chain(t, layer, rho[layer], probs, before[layer] if before else None)
             states.insert(0, state)
         return states, Observation(self.emission, self.values, states[0], redraw)
 
@@ -194,18 +144,18 @@ class LayeredSSM(CoupledSSM):
         """The model of one chain over (z^1, s^1, ..., s^L), the state of the top changing fastest: for small models."""
         states = torch.cartesian_prod(*(torch.arange(k, device="cpu") for k in self._axes)).tolist()
         of_lowest, redrawn = tuple(s for _, s, *_ in states), tuple(bool(z) for z, *_ in states)
-        emission = Indexed(self.emission, self.n_states[0], of_lowest, redrawn)
-        return SwitchingSSM(Markov(len(states)), emission).with_values(self.product_of(self.parameters))
+        emission = Indexed(self.emission, self.chain_sizes[0], of_lowest, redrawn)
+        return SwitchingSSM(Markov(len(states)), emission).with_values(self.product_of(self._values))
 
     def product_of(self, values: Parameters) -> Parameters:
         held, drawn = self._steps(values)
         lead = values["redraw_prob"].shape[:-1]
         moves = torch.stack([held[0], drawn[0]], -4)  # gate, old, above, new of the lowest layer
         rest = [a + b for a, b in zip(held[1:], drawn[1:], strict=True)]
-        joint = self._joint([moves, *rest], gated=True).flatten(len(lead), len(lead) + self.n_layers - 1)
+        joint = self._joint([moves, *rest], gated=True).flatten(len(lead), len(lead) + self.n_chains - 1)
         joint = joint.flatten(len(lead) + 1)  # [*r, old states, gate and new states]
         _, fresh = self._steps(values | {"redraw_prob": torch.ones_like(values["redraw_prob"])})
-        first = self._joint(fresh)[(..., *[0] * self.n_layers, *[slice(None)] * self.n_layers)].flatten(len(lead))
+        first = self._joint(fresh)[(..., *[0] * self.n_chains, *[slice(None)] * self.n_chains)].flatten(len(lead))
         initial = torch.cat([torch.zeros_like(first), first], -1)  # the first step redraws
         transition = torch.cat([joint, joint], -2)  # the gate before does not matter
         own = {name: values[name] for name in self.emission.parameters}
@@ -213,13 +163,13 @@ class LayeredSSM(CoupledSSM):
 
     def gates_of(self, values: Parameters) -> Tensor:
         held, drawn = self._steps(values)
-        size = torch.Size(self.n_states).numel()
+        size = torch.Size(self.chain_sizes).numel()
         tables = []
-        for layer in range(self.n_layers):
+        for layer in range(self.n_chains):
             share = drawn[layer] / (held[layer] + drawn[layer]).clamp_min(torch.finfo(drawn[layer].dtype).tiny)
             ones = [torch.ones_like(table) for table in drawn]
             table = self._joint([*ones[:layer], share, *ones[layer + 1 :]])
-            table = table.reshape(*table.shape[: table.ndim - 2 * self.n_layers], size, size)
+            table = table.reshape(*table.shape[: table.ndim - 2 * self.n_chains], size, size)
             if layer == 0:  # whose gate is a part of the joint state
                 half = torch.cat([torch.zeros_like(table), torch.ones_like(table)], -1)
             else:
@@ -230,8 +180,8 @@ class LayeredSSM(CoupledSSM):
     def _steps(self, values: Parameters) -> tuple[list[Tensor], list[Tensor]]:
         """Of each layer P(z = 0, new | old) and P(z = 1, new | above) as [*r, old, above, new]; none above the top."""
         held, drawn = [], []
-        for layer, (rho, k) in enumerate(zip(values["redraw_prob"].unbind(-1), self.n_states, strict=True), start=1):
-            rho, top = rho[..., None, None, None], layer == self.n_layers
+        for layer, (rho, k) in enumerate(zip(values["redraw_prob"].unbind(-1), self.chain_sizes, strict=True), start=1):
+            rho, top = rho[..., None, None, None], layer == self.n_chains
             fresh = values["state_probs"].unsqueeze(-2) if top else values[f"table_{layer}"]
             same = torch.eye(k).to(fresh).unsqueeze(-2)
             shape = broadcast_shapes(same.shape, fresh.unsqueeze(-3).shape)
@@ -242,7 +192,7 @@ class LayeredSSM(CoupledSSM):
     def _joint(self, tables: Sequence[Tensor], gated: bool = False) -> Tensor:
         """The product over layers of tables [*r, old, above, new], the lowest with a gate before these where `gated`:
         [*r, old states, gate, new states]."""
-        n = self.n_layers
+        n = self.n_chains
         old, new, gate = ascii_letters[:n], ascii_letters[n : 2 * n], "Z" if gated else ""
         above = [*new[1:], "Y"]  # the top has none: an axis of one
         terms = [f"...{gate if layer == 0 else ''}{old[layer]}{above[layer]}{new[layer]}" for layer in range(n)]
@@ -250,7 +200,7 @@ class LayeredSSM(CoupledSSM):
 
     @property
     def _axes(self) -> tuple[int, ...]:
-        return 2, *self.n_states
+        return 2, *self.chain_sizes
 
     # ---- message passing ---------------------------------------------------------------------------------------------
 
@@ -263,12 +213,12 @@ class LayeredSSM(CoupledSSM):
         """
         check_choice("passed", passed, ("redrawn", "state"))
         series = self.read(x, **given)
-        evidence = self.emission.log_likelihood(series.observations, self.values)
+        evidence = self.emission.log_likelihood(series.observations, self._values)
         found: list[Filtered] = []
-        for layer in range(self.n_layers):
+        for layer in range(self.n_chains):
             with naming("x"):
                 found.append(self.layer_chain(layer, evidence, series.lengths).filter())
-            if layer < self.n_layers - 1:
+            if layer < self.n_chains - 1:
                 belief = found[-1].state
                 if passed == "redrawn":
                     belief = self._redrawn(layer, evidence.redrawn, found[-1])
@@ -279,7 +229,7 @@ class LayeredSSM(CoupledSSM):
     def layer_chain(self, layer: int, evidence: ByGate, lengths: Tensor | None = None) -> CopyChain:
         """One layer (from 0) on its own under log evidence [*b, T, K_l] of drawn and of held states."""
         fresh = self.fresh_probs[layer].log()
-        prior = prior_tables(self.redraw_prob[layer], fresh, evidence.redrawn.shape[-2])
+        prior = prior_tables(self._values["redraw_prob"][layer], fresh, evidence.redrawn.shape[-2])
         return CopyChain(None, prior.fresh + evidence.redrawn, prior.held + evidence.held, lengths)
 
     def _redrawn(self, layer: int, log_redrawn: Tensor, found: Filtered) -> Tensor:
@@ -290,14 +240,14 @@ class LayeredSSM(CoupledSSM):
     def engine(self, x: Any, *, check: bool = True, **given: Unpack[Given]) -> VMP:
         """The model at its values on the engine: a block `layer_l` (from 1, the lowest) of paths for each layer."""
         series = self.read(x, **given)
-        evidence = self.emission.log_likelihood(series.observations, self.values)
+        evidence = self.emission.log_likelihood(series.observations, self._values)
         check_possible_everywhere((evidence.redrawn + evidence.held).mean(-1), series)
         inside, flat = series.inside.to(series.observations), torch.zeros_like(evidence.redrawn[..., :1])
         blocks, factors = [], [Factor(_observed(evidence), ("layer_1",), mask=inside)]
-        for layer, k in enumerate(self.n_states):
-            top = layer == self.n_layers - 1
-            log_fresh = self.state_probs.log() if top else self.state_probs.new_zeros(k)
-            base = prior_tables(self.redraw_prob[layer], log_fresh, series.n_steps)
+        for layer, k in enumerate(self.chain_sizes):
+            top = layer == self.n_chains - 1
+            log_fresh = self._values["state_probs"].log() if top else self._values["state_probs"].new_zeros(k)
+            base = prior_tables(self._values["redraw_prob"][layer], log_fresh, series.n_steps)
             eta = flat.expand(*flat.shape[:-1], k)
             tables = CopyTables(eta if top else eta + self.fresh_probs[layer].log(), eta)
             blocks.append(Block(f"layer_{layer + 1}", CopyPaths(series.lengths, base), eta=tables))
@@ -307,7 +257,7 @@ class LayeredSSM(CoupledSSM):
         return VMP(blocks, factors, check=check)
 
     def network(self, series: Series, options: Options) -> Network:
-        parts, sizes, restarts = conjugates(self.emission), self.n_states, options.restarts
+        parts, sizes, restarts = conjugates(self.emission), self.chain_sizes, options.restarts
         about = Units.of(self.emission, series).about.to(series.observations)
         x, n_axes = series.observations - about, len(series.batch_shape) + 1
         prior = {n: t.to(x) for n, t in self.emission.default_prior(sizes[0], series.rows).items()}

@@ -89,7 +89,7 @@ class Fit(Generic[Model]):
     posterior: Any = None  # a Posterior, whose methods differ with the model
     paths: Any = None
     series: Series | None = None
-    prior: str | None = "scaled"
+    prior: Any = "weak"
     fixed: tuple[str, ...] = ()
 
     @property
@@ -222,7 +222,7 @@ def fit_model(model: SwitchingSSM, series: Series, options: Options) -> Fit[Swit
         sizes = series.covariates.detach().flatten(0, -2).abs().amax(0).clamp_min(1)
         check_squares("covariates", sizes, series.observations.dtype, series.drivers, "reaches")
     units = Units.of(model.emission, series)
-    model = model.scaled_to(series) if options.prior == "scaled" else model
+    model = model if options.prior is None else model.scaled_to(series)
     problem = model.problem(series)
     if options.prior is None:
         problem = replace(problem, prior=None)
@@ -241,7 +241,7 @@ def definite() -> Iterator[None]:
     except (NotDefiniteError, ImproperError) as error:
         raise ValueError(
             f"x: rounding leaves no covariance of some state ({error}); see whether features add up to others, and how "
-            'far from the data the prior lies: leave such a feature out, use prior="scaled", or give float64.'
+            'far from the data the prior lies: leave such a feature out, use prior="weak", or give float64.'
         ) from error
 
 

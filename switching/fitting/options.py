@@ -24,7 +24,7 @@ class Options:
     max_steps: int = 500
     tol: float = 1e-6
     seed: Seed = 0
-    prior: str | None = "scaled"
+    prior: str | Mapping[str, Any] | None = "weak"
     progress: bool = True
     factorization: str = "structured"
     batch_size: int | None = None
@@ -34,11 +34,10 @@ class Options:
 
     def __post_init__(self) -> None:
         check_choice("method", self.method, METHODS)
-        check_choice("prior", self.prior, ("scaled", "own", None))
+        if not isinstance(self.prior, Mapping):
+            check_choice("prior", self.prior, ("weak", None))
         if self.method != "em" and self.prior is None:
-            raise ValueError(
-                f'prior: got None; method="{self.method}" has a posterior only under a prior: "scaled" or "own".'
-            )
+            raise ValueError(f'prior: got None; method="{self.method}" has a posterior only under a prior; use "weak".')
         for name in ("restarts", "max_steps"):
             object.__setattr__(self, name, check_integer(name, getattr(self, name)))
         object.__setattr__(self, "tol", check_number("tol", self.tol, least=0))
@@ -52,21 +51,3 @@ class Options:
         if size is not None:
             object.__setattr__(self, "batch_size", check_integer("batch_size", size))
         object.__setattr__(self, "number", number_of(self.seed))
-
-    def check_points_and_densities(self, name: str) -> None:
-        """Raise ValueError for what a model of that name, which learns by message passing alone, does not offer."""
-        if self.method not in ("em", "vmp"):
-            raise ValueError(
-                f'method: got {self.method!r}, expected "em" or "vmp": the parameters of a {name} have no sites.'
-            )
-        if self.factorization != "structured" or self.batch_size is not None:
-            raise ValueError(
-                f'factorization, batch_size: got "{self.factorization}" and {self.batch_size}, but the chains of a '
-                f"{name} are exact, and take all sequences at once; leave both out."
-            )
-        if self.fixed:
-            raise ValueError(
-                f"fixed: got {sorted(self.fixed)}, but a {name} learns all of its parameters; leave it out."
-            )
-        if self.prior == "own":
-            raise ValueError(f'prior: got "own", but a {name} has no prior of its own; use "scaled", or None.')

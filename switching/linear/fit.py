@@ -28,7 +28,7 @@ def fit_linear(model: LinearSSM, series: Series, options: Options) -> Fit[Linear
     """See `LinearSSM.fit`."""
     check_enough(series, 1)
     check_options(model, options)
-    if options.prior == "scaled":
+    if options.prior is not None:
         model = model.scaled_to(series)
     there = partial(_placed, series.observations.device)
     units = Units.of(model.emission, series) if options.prior is None else Units(**there(model.prior))
@@ -82,11 +82,6 @@ def by_draws(problem: LinearProblem, units: Units, options: Options, own: Parame
 
 def check_options(model: LinearSSM, options: Options) -> None:
     """Raise ValueError for what a linear model has not."""
-    if options.factorization != "structured" or options.batch_size is not None:
-        raise ValueError(
-            f'factorization, batch_size: got "{options.factorization}" and {options.batch_size}, but the latents of a '
-            f"{model.name} are exact, and take all sequences at once; leave both out."
-        )
     if options.method == "vmp" and isinstance(model.emission, Irregular):
         raise ValueError(
             f'method: got "vmp", but states of {model.dynamics!r} follow from each other without noise, so that they '

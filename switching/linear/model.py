@@ -22,9 +22,11 @@ from ...inference.numerics.placement import constant
 from ...inference.numerics.randomness import Seed
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_batch_shape, check_choice, check_integer, check_kind
+from ..base import Model, Probabilities
 from ..data.reading import read_row
 from ..data.series import Given, Series, number
-from ..parameters import Named, Parameter, Parameters, check_parameters, count_free, listed, read_tables
+from ..fitting.options import METHODS, Options
+from ..parameters import Parameter, Parameters, check_parameters
 from ..seeding import seeded
 from .bases import n_bases
 from .contract import LinearDynamics, LinearGaussian
@@ -34,7 +36,6 @@ from .priors import Units
 from .problem import LinearProblem, known, sizes
 from .program import linear_program
 from .structures import Structure
-from .vector import VectorModel
 
 NOISES = ("diagonal", "full")
 
@@ -67,15 +68,16 @@ class LinearStreamOutput(Record):
     log_increment: Float[Tensor, "*b"]
 
 
-class LinearSSM(VectorModel):
+class LinearSSM(Model):
     r"""A linear state-space model.
 
     Arguments:
-        n_latent: L, the length of the latent vector; or `LinearGaussian(L)`, which is the same; or a structure of one
-            series, such as `LocalLevel() + Seasonal(12)`.
+        n_latent: L, the length of the latent vector.
         n_features: F, the length of one observation.
         observation_noise: "diagonal", a variance for each feature: fits then take steps of which single features are
             missing; or "full", a covariance: fits leave out steps of which any is missing.
+        structure: what the latent vector is made of, in place of its length: components of one series, such as
+            `LocalLevel() + Seasonal(12)`. It may come first, as `LinearSSM(LocalLevel())`.
 
     Parameters are those of `LinearGaussian`, `emission` [F, L], `emission_offset` [F] and `observation_noise`, [F]
     variances or an [F, F] covariance; or those of the structure and `sigma2.irregular`. Methods take x as
@@ -86,7 +88,7 @@ class LinearSSM(VectorModel):
     model, so that L^2 + L numbers fewer than there are in the tables.
 
     Raises:
-        TypeError: n_latent is neither a number nor dynamics.
+        TypeError: neither n_latent nor a structure, or both.
         ValueError: sizes below 1; an observation_noise that is none of the two; several features of a structure.
 
     >>> import samplehold as sh
@@ -99,31 +101,53 @@ class LinearSSM(VectorModel):
     tensor([1114.], dtype=torch.float64)
     """
 
-    def __init__(self, n_latent: Any, n_features: int = 1, observation_noise: str = "diagonal") -> None:
+    made_of = ("dynamics", "emission")
+    methods = METHODS
+    dynamics: LinearDynamics
+    emission: LinearEmission | Irregular
+
+    def __init__(
+        self,
+        n_latent: Any = None,
+        n_features: int = 1,
+        observation_noise: str = "diagonal",
+        *,
+        structure: Any = None,
+    ) -> None:
         if isinstance(n_latent, LinearDynamics):
-            self.dynamics = n_latent
-        else:
-            self.dynamics = LinearGaussian(check_integer("n_latent", n_latent))
+            n_latent, structure = None, n_latent
+        if (n_latent is None) == (structure is None):
+            raise TypeError("n_latent, structure: give one of them, such as LinearSSM(2) or LinearSSM(LocalLevel()).")
+        if structure is None:
+            structure = LinearGaussian(check_integer("n_latent", n_latent))
+        check_kind("structure", structure, LinearDynamics, "a structure such as LocalLevel()")
         n_features = check_integer("n_features", n_features)
         full = check_choice("observation_noise", observation_noise, NOISES) == "full"
-        self.emission: LinearEmission | Irregular = LinearEmission(n_features, full)
-        if isinstance(self.dynamics, Structure):
+        emission: LinearEmission | Irregular = LinearEmission(n_features, full)
+        if isinstance(structure, Structure):
             if n_features > 1:
                 raise ValueError(
-                    f"n_features: got {n_features}, but {self.dynamics!r} is of one series; use LinearSSM(n_latent, "
+                    f"n_features: got {n_features}, but {structure!r} is of one series; use LinearSSM(n_latent, "
                     "n_features), or a model for each."
                 )
-            self.emission = Irregular(self.dynamics)
-        self.values: Parameters = {}
-        self.prior: Parameters = Units.of(self.emission, None)._asdict()
+            emission = Irregular(structure)
+        super().__init__(dynamics=structure, emission=emission)
 
-    def __repr__(self) -> str:
-        """What it is made of, and its values."""
-        made = f"{self.name}({self.dynamics!r})"
-        if isinstance(self.emission, LinearEmission):
-            noise = ', observation_noise="full"' if self.emission.full else ""
-            made = f"{self.name}({self.n_latent}, n_features={self.n_features}{noise})"
-        return f"{made}\n{listed(self.known, self.values)}" if self.values else made
+    @classmethod
+    def _from_specification(cls, parts: dict[str, Any]) -> "LinearSSM":
+        dynamics = check_kind("dynamics", parts["dynamics"], LinearDynamics, "dynamics of a linear model")
+        emission = check_kind("emission", parts["emission"], (LinearEmission, Irregular), "how latents are seen")
+        noise = NOISES[emission.full] if isinstance(emission, LinearEmission) else NOISES[0]
+        model = cls(dynamics, emission.n_features, noise)
+        if model.emission != emission:
+            raise ValueError(f"emission: got {emission!r}, but the model has {model.emission!r}.")
+        return model
+
+    def _made(self) -> str:
+        if isinstance(self.emission, Irregular):
+            return f"{self.name}({self.dynamics!r})"
+        noise = ', observation_noise="full"' if self.emission.full else ""
+        return f"{self.name}({self.n_latent}, n_features={self.n_features}{noise})"
 
     # ---- parameters ------------------------------------------------------------------------------------------------
 
@@ -143,13 +167,8 @@ class LinearSSM(VectorModel):
         return self.emission.n_features
 
     @property
-    def n_states(self) -> int:
-        """None: its states are vectors."""
-        return 0
-
-    @property
     def known(self) -> dict[str, Parameter]:
-        """What is known of each parameter besides its values: axes and support."""
+        """Each parameter's axes, support, and the form in which people give it."""
         return known(self.dynamics, self.emission)
 
     @property
@@ -157,56 +176,21 @@ class LinearSSM(VectorModel):
         """The lengths of the parameters' axes."""
         return sizes(self.dynamics, self.emission)
 
-    @property
-    def n_parameters(self) -> int:
-        """How many numbers the data can tell."""
-        return self.n_free(())
-
     def n_free(self, fixed: Iterable[str]) -> int:
-        """The same besides parameters that are fixed."""
-        held = set(fixed)
-        values = self.values_like(torch.zeros((), device="cpu").double())
-        bases = 0 if isinstance(self.emission, Irregular) else n_bases(values, held)
-        return count_free(self.known, {name: value for name, value in values.items() if name not in held}) - bases
+        """How many numbers the data can tell that are not fixed."""
+        values = {name: value.double() for name, value in self.values_like(self._like).items()}
+        return super().n_free(fixed) - (0 if isinstance(self.emission, Irregular) else n_bases(values, set(fixed)))
 
-    def with_values(self, values: Mapping[str, Any] | None = None, /, **named: Any) -> "LinearSSM":
-        """The same model with these parameter values; names with a dot come in a dictionary.
+    def _checked(self, values: Parameters) -> Parameters:
+        own = check_parameters(self.emission.parameters, values, self.sizes, self.name)
+        return self.dynamics.check_values(values) | own
 
-        Raises:
-            ValueError: a parameter is missing, unknown, of another shape, or outside its space: no covariance, a
-                negative variance, an autoregression that is not stationary.
-        """
-        tables = self._tables(values, named)
-        own = self.dynamics.check_values(tables)
-        own |= check_parameters(self.emission.parameters, tables, self.sizes, self.name)
-        return self._copy({name: own[name] for name in self.known}, self.prior)
+    def _weak_prior(self, series: Series | None) -> Parameters:
+        return Units.of(self.emission, series)._asdict()
 
-    def without_values(self) -> "LinearSSM":
-        """The same model with only its prior."""
-        return self._copy({}, self.prior)
-
-    def with_prior(self, prior: Mapping[str, Any]) -> "LinearSSM":
-        """The same model whose prior is about series that lie at `center` [F] and spread by `spread` [F].
-
-        Raises:
-            ValueError: other names or shapes; a spread that is not positive.
-        """
-        given = read_tables(check_kind("prior", prior, Mapping, "`center` and `spread`"))
+    def _check_prior(self, prior: Parameters) -> None:
         parameters = {"center": Parameter(("feature",)), "spread": Parameter(("feature",), constraints.positive)}
-        if set(given) - set(parameters):
-            raise ValueError(f"prior: got {sorted(given)}, expected some of {sorted(parameters)}.")
-        return self._copy(self.values, check_parameters(parameters, self.prior | given, self.sizes, self.name))
-
-    def scaled_to(self, x: Any, **given: Unpack[Given]) -> "LinearSSM":
-        """The same model with its prior scaled to the observations x, as `fit` does."""
-        return self._copy(self.values, Units.of(self.emission, self.read(x, **given))._asdict())
-
-    def _copy(self, values: Parameters, prior: Parameters) -> "LinearSSM":
-        model = object.__new__(type(self))
-        model.dynamics, model.emission = self.dynamics, self.emission
-        model.values = {name: value.detach() for name, value in values.items()}
-        model.prior = {name: table.detach() for name, table in prior.items()}
-        return model
+        check_parameters(parameters, prior, self.sizes, self.name)
 
     # ---- what was observed -----------------------------------------------------------------------------------------
 
@@ -279,9 +263,11 @@ class LinearSSM(VectorModel):
             drawn = tuple(table.new_zeros(*batch_shape, *table.shape[len(some) :]) for table in drawn)
         return LinearSimulated(*drawn)
 
-    def program(self, x: Tensor | None = None, n_steps: int = 1, batch_shape: tuple[int, ...] = ()) -> Tensor:
+    def forward(
+        self, x: Tensor | None = None, *, n_steps: int | None = None, batch_shape: tuple[int, ...] = ()
+    ) -> Tensor:
         """The Pyro program: sites `s_t` and `x_t`, t from 1; conditioned on x where given. Returns the observations."""
-        return self._drawn(x, n_steps, batch_shape)[0]
+        return self._drawn(x, 1 if n_steps is None else n_steps, batch_shape)[0]
 
     def _drawn(self, x: Tensor | None, n_steps: int, batch_shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         like = torch.zeros((), dtype=torch.float64, device="cpu") if x is None else x
@@ -290,9 +276,8 @@ class LinearSSM(VectorModel):
         diffuse = constant(tuple(self.dynamics.diffuse), torch.bool, moves.transition.device)
         return linear_program(moves, sights, diffuse, x, n_steps, batch_shape)
 
-    def probabilities(self, chain: Any, values: Parameters) -> dict[str, tuple[Tensor, tuple[str, ...]]]:
-        """What a reader asks of the whole series, by name: means and standard deviations of the latents,
-        `[*r, *b, T, L]`, and their axes after time."""
+    def probabilities(self, chain: Any, values: Parameters) -> Probabilities:
+        """Means and standard deviations of the latents given the whole series: `[*r, *b, T, L]`."""
         found = chain.smooth()
         spread = found.covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
         return {"latent_mean": (found.mean, ("latent",)), "latent_sd": (spread, ("latent",))}
@@ -348,63 +333,56 @@ class LinearSSM(VectorModel):
             x, moves.transition, moves.state_noise, initial_mean=mean, initial_covariance=covariance, **sights._asdict()
         )
 
-    # ---- what the verbs of all models ask of it --------------------------------------------------------------------
+    # ---- fits and figures ------------------------------------------------------------------------------------------
 
-    def fit(self, x: Any, method: str = "em", *, prior: str | None = "usual", **options: Any) -> Any:
-        """Fit the parameters to sequences; options are those of `SwitchingSSM.fit`.
+    def fit(
+        self,
+        x: Any,
+        method: str = "em",
+        restarts: int = 8,
+        max_steps: int = 500,
+        tol: float = 1e-6,
+        seed: Seed = 0,
+        prior: str | Mapping[str, Any] | None = "weak",
+        progress: bool = True,
+        *,
+        start: Any = None,
+        fixed: Any = None,
+        lengths: Any = None,
+    ) -> Any:
+        """Fit the parameters to sequences.
 
-        A structure climbs its log-likelihood, or log posterior, by quasi-Newton steps from standard deviations of all
-        scales. Other models go by message passing, to the mode ("em") or to a posterior ("vmp").
+        The log-likelihood of a structure, or its log posterior, is maximised by quasi-Newton steps from standard
+        deviations of all scales. Other models are fitted by message passing, to the mode ("em") or to a posterior
+        ("vmp").
 
         Arguments:
-            method: "em": the mode of the posterior, or maximum likelihood. "vmp": independent q of moves, of sights, of
-                the first state and of the latents, under a bound on the evidence; of tables alone. "svi" and "nuts",
-                through Pyro on the density with the latents summed out.
-            prior: "usual": "scaled", and none of a structure under "em". "scaled" scales the prior to x: see
-                `switching.linear.priors`; "own" takes `model.prior` as it stands; None: no prior, for "em".
+            method: "em": the mode of the posterior, or maximum likelihood. "vmp": independent q of the transition, of
+                the emission, of the first state and of the latents, under a bound on the evidence; not of a structure.
+                "svi" and "nuts" use Pyro on the density with the latents summed out.
+            restarts, max_steps, tol, seed, progress: as in `SwitchingSSM.fit`.
+            prior: "weak": scaled to x (see `switching.linear.priors`), but for hyperparameters that were set by
+                `with_prior`; of a structure under "em" there is none unless some were set. A dictionary sets some, as
+                `with_prior` does. None: no prior, for "em".
             start: a model or a fit, or all values by name: one of the starts, with `restarts=1` the only one.
-            fixed: parameters that are held at these values, by name; of tables together those of the moves, of the
-                sights, or of the first state, and the weights of an autoregression together.
+            fixed: parameters that are held at these values, by name; of tables together those of the transition, of the
+                emission, or of the first state, and the weights of an autoregression together.
 
         Returns:
-            `Fit`; latents are turned so that the columns of the emission are orthogonal, the longest first.
+            `Fit`; latents are rotated so that the columns of the emission are orthogonal, the longest first.
 
         Raises:
             TypeError, ValueError: see `SwitchingSSM.fit`.
         """
-        if isinstance(prior, str) and prior == "usual":
-            by_em = isinstance(method, str) and method == "em"
-            prior = None if by_em and isinstance(self.emission, Irregular) else "scaled"
-        return super().fit(x, method, prior=prior, **options)
-
-    def _fitted(self, series: Series, options: Any) -> Any:
         from .fit import fit_linear
 
-        return fit_linear(self, series, options)
+        by_likelihood = isinstance(self.emission, Irregular) and isinstance(method, str) and method == "em"
+        if by_likelihood and isinstance(prior, str) and prior == "weak" and not self._chosen:
+            prior = None
+        options = Options(method, restarts, max_steps, tol, seed, prior, progress, start=start, fixed=fixed)
+        return self._fit(fit_linear, x, {"lengths": lengths}, options)
 
     def _figures(self) -> Any:
         from ..views import linear_figures
 
         return linear_figures
-
-    def to_parts(self) -> tuple[dict[str, Named], dict[str, Tensor]]:
-        """Itself as parts with arguments, and tensors by name: what files hold."""
-        tensors = {f"value.{name}": value for name, value in self.values.items()}
-        tensors |= {f"prior.{name}": table for name, table in self.prior.items()}
-        return {"dynamics": self.dynamics, "emission": self.emission}, tensors
-
-    @classmethod
-    def from_parts(cls, parts: dict[str, Any], tensors: dict[str, Tensor]) -> "LinearSSM":
-        """The model that `to_parts` has taken apart."""
-        dynamics = check_kind("dynamics", parts["dynamics"], LinearDynamics, "dynamics of a linear model")
-        emission = check_kind("emission", parts["emission"], (LinearEmission, Irregular), "how latents are seen")
-        if isinstance(emission, LinearEmission):
-            model = cls(dynamics, emission.n_features, NOISES[emission.full])
-        else:
-            model = cls(dynamics)
-        if model.emission != emission:
-            raise ValueError(f"emission: got {emission!r}, but the model has {model.emission!r}.")
-        prior = {name.removeprefix("prior."): t for name, t in tensors.items() if name.startswith("prior.")}
-        values = {name.removeprefix("value."): t for name, t in tensors.items() if name.startswith("value.")}
-        model = model.with_prior(prior)
-        return model.with_values(values) if values else model

@@ -116,7 +116,6 @@ def _engine(
 @definite()
 def fit_switching_linear(model: "SwitchingLinearSSM", series: Series, options: Options) -> Fit[Any]:
     """See `SwitchingLinearSSM.fit`."""
-    options.check_points_and_densities(model.name)
     layout, dtype, series = model.layout, series.observations.dtype, series.double()
     check_enough(series, max(layout.n_regimes, layout.n_latent + 1))
     units = Units.of(layout.seen, series)

@@ -12,7 +12,7 @@ in turn be moved by it: see `recurrence` (Linderman et al. 2017). The exact post
     sample_posterior       Gibbs sampling, exact in the long run: see `gibbs`
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Unpack
@@ -26,7 +26,7 @@ from torch import Tensor
 from ...inference.chains.markov.chain import MarkovChain
 from ...inference.numerics.checks import naming
 from ...inference.numerics.randomness import Seed
-from ...inference.numerics.records import LINES, Record
+from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import (
     check_batch_shape,
     check_choice,
@@ -35,11 +35,11 @@ from ...inference.numerics.scalars import (
     check_kind,
     check_number,
 )
+from ..base import Model, Probabilities
 from ..data.reading import read_row
-from ..data.series import Given, Series
+from ..data.series import Given
 from ..fitting.options import Options
-from ..linear.vector import VectorModel
-from ..parameters import Named, Parameter, Parameters, check_parameters, count_free, listed
+from ..parameters import Parameter, Parameters
 from ..program import sequence_plates
 from .forecast import SwitchingForecast, look_ahead
 from .gibbs import SwitchingSampled, gibbs
@@ -85,7 +85,7 @@ class SwitchingStreamOutput(Record):
     log_increment: Float[Tensor, "*b"]
 
 
-class SwitchingLinearSSM(VectorModel):
+class SwitchingLinearSSM(Model):
     """A switching linear state-space model.
 
     Arguments:
@@ -107,8 +107,6 @@ class SwitchingLinearSSM(VectorModel):
 
     Methods take x as `SwitchingSSM` does, with `lengths`.
 
-    `fit` has the methods "em" and "vmp", both of which raise the bound of structured inference. That may be highest
-    where regimes are told least; so of the ends of its climbs it takes the one with the greatest `log_evidence`.
     `n_parameters`, and with it aic and bic, leave out what another basis of a chain's states would change alone.
 
     Raises:
@@ -127,7 +125,9 @@ class SwitchingLinearSSM(VectorModel):
         tensor([0, 0, 0, 1, 1, 1])
     """
 
+    made_of = ("layout",)
     differentiable = False
+    layout: LinearRegimes
 
     def __init__(
         self,
@@ -143,19 +143,22 @@ class SwitchingLinearSSM(VectorModel):
         one_chain = check_choice("shared", shared, SHARED) == SHARED[1]
         full = check_choice("observation_noise", observation_noise, NOISES) == NOISES[1]
         flags = check_flag("common_emission", common_emission), full, check_flag("recurrent", recurrent)
-        self.layout = LinearRegimes(n_regimes, n_latent, n_features, one_chain, *flags)
-        self.values: Parameters = {}
+        super().__init__(layout=LinearRegimes(n_regimes, n_latent, n_features, one_chain, *flags))
 
-    def __repr__(self) -> str:
-        """What it is made of, and its values."""
+    @classmethod
+    def _from_specification(cls, parts: dict[str, Any]) -> "SwitchingLinearSSM":
+        own = check_kind("layout", parts["layout"], LinearRegimes, "the sizes of a switching linear model")
+        flags = {"recurrent": own.recurrent, "common_emission": own.common_emission}
+        kinds = {"shared": SHARED[own.one_chain], "observation_noise": NOISES[own.full_noise]}
+        return cls(own.n_regimes, own.n_latent, own.n_features, **kinds, **flags)
+
+    def _made(self) -> str:
         own, words = self.layout, []
         words += [] if not own.one_chain else ['"one chain"']
         words += [f"{name}=True" for name in ("recurrent", "common_emission") if getattr(own, name)]
         words += ['observation_noise="full"'] if own.full_noise else []
         sizes = f"n_regimes={own.n_regimes}, n_latent={own.n_latent}, n_features={own.n_features}"
-        made = f"{self.name}({', '.join([sizes, *words])})"
-        lines = [made, *listed(self.known, self.values).splitlines()] if self.values else [made]
-        return "\n".join(lines if len(lines) <= LINES else [*lines[: LINES - 1], "  ..."])
+        return f"{self.name}({', '.join([sizes, *words])})"
 
     # ---- parameters ------------------------------------------------------------------------------------------------
 
@@ -163,6 +166,11 @@ class SwitchingLinearSSM(VectorModel):
     def n_states(self) -> int:
         """K, the number of regimes."""
         return self.layout.n_regimes
+
+    @property
+    def chain_sizes(self) -> tuple[int, ...]:
+        """The number of regimes."""
+        return (self.n_states,)
 
     @property
     def n_latent(self) -> int:
@@ -176,7 +184,7 @@ class SwitchingLinearSSM(VectorModel):
 
     @property
     def known(self) -> dict[str, Parameter]:
-        """What is known of each parameter besides its values: axes and support."""
+        """Each parameter's axes and support."""
         return self.layout.known
 
     @property
@@ -184,28 +192,9 @@ class SwitchingLinearSSM(VectorModel):
         """The lengths of the parameters' axes."""
         return self.layout.sizes
 
-    @property
-    def n_parameters(self) -> int:
+    def n_free(self, fixed: Iterable[str]) -> int:
         """How many numbers the data can tell: another basis of a chain's states is the same model."""
-        values = self.values_like(torch.zeros((), device="cpu").double())
-        n = self.n_latent
-        return count_free(self.known, values) - self.layout.n_chains * n * (n + 1)
-
-    def with_values(self, values: Mapping[str, Any] | None = None, /, **named: Any) -> "SwitchingLinearSSM":
-        """The same model with these parameter values.
-
-        Raises:
-            ValueError: a parameter is missing, unknown, of another shape, or outside its space: rows that are no
-                probabilities, a matrix that is no covariance.
-        """
-        tables = self._tables(values, named)
-        return self._copy(check_parameters(self.known, tables, self.sizes, self.name))
-
-    def _copy(self, values: Parameters) -> "SwitchingLinearSSM":
-        model = object.__new__(type(self))
-        model.layout = self.layout
-        model.values = {name: values[name].detach() for name in self.known}
-        return model
+        return super().n_free(fixed) - self.layout.n_chains * self.n_latent * (self.n_latent + 1)
 
     def regimes(self, like: Tensor | None = None) -> Regimes:
         """The model in the form of one chain of states, those of all regimes beside each other, that switches."""
@@ -217,9 +206,8 @@ class SwitchingLinearSSM(VectorModel):
         """The model and the series x: what tables and exports take."""
         return SwitchingLinearProblem(self.layout, self.read(x, **given))
 
-    def probabilities(self, chain: Any, values: Parameters) -> dict[str, tuple[Tensor, tuple[str, ...]]]:
-        """What a reader asks of the whole series, by name `[*r, *b, T, ...]`, and its axes after time: probabilities
-        of regimes, means and standard deviations of the states of all chains beside each other."""
+    def probabilities(self, chain: Any, values: Parameters) -> Probabilities:
+        """Probabilities of regimes, and means and standard deviations of the states of all chains beside each other."""
         mean, spread = chain.latents
         axes = ("chain_latent",)
         return {
@@ -347,7 +335,9 @@ class SwitchingLinearSSM(VectorModel):
 
     # ---- the Pyro program ------------------------------------------------------------------------------------------
 
-    def program(self, x: Tensor | None = None, n_steps: int | None = None, batch_shape: tuple[int, ...] = ()) -> Tensor:
+    def forward(
+        self, x: Tensor | None = None, *, n_steps: int | None = None, batch_shape: tuple[int, ...] = ()
+    ) -> Tensor:
         """The Pyro program: sites `z_t`, `s_t` and `x_t`, t from 1; conditioned on x where given. States are those of
         `regimes()`."""
         regimes, seen = self.regimes(x), []
@@ -378,25 +368,45 @@ class SwitchingLinearSSM(VectorModel):
         """Where each regime carries a state of two numbers: see `plot_flow` in `views.switching_linear_figures`."""
         return self._figures().plot_flow(self, x, sequence=sequence, points=points, **given)
 
-    # ---- what the verbs of all models ask of it ----------------------------------------------------------------------
+    # ---- fits and figures ------------------------------------------------------------------------------------------
 
-    def _fitted(self, series: Series, options: Options) -> Any:
+    def fit(
+        self,
+        x: Any,
+        method: str = "em",
+        restarts: int = 8,
+        max_steps: int = 500,
+        tol: float = 1e-6,
+        seed: Seed = 0,
+        prior: str | None = "weak",
+        progress: bool = True,
+        *,
+        start: Any = None,
+        lengths: Any = None,
+    ) -> Any:
+        """Fit the parameters to sequences, by raising the bound of structured inference.
+
+        The bound can favour poorly separated regimes, so the fit with the highest `log_evidence` is kept.
+
+        Arguments:
+            method: "em": points; "vmp": a posterior of the parameters.
+            restarts, max_steps, tol, seed, progress: as in `SwitchingSSM.fit`.
+            prior: "weak": worth a few steps, scaled to x. None: no prior, for "em".
+            start: one of the starts, with `restarts=1` the only one: a model or a fit, all values by name, or a regime
+                for every step `[*batch, T]`. Regimes then keep their numbers.
+
+        Returns:
+            `Fit`, regimes in the order of how many steps they have.
+
+        Raises:
+            TypeError, ValueError: see `SwitchingSSM.fit`.
+        """
         from .fit import fit_switching_linear
 
-        return fit_switching_linear(self, series, options)
+        options = Options(method, restarts, max_steps, tol, seed, prior, progress, start=start)
+        return self._fit(fit_switching_linear, x, {"lengths": lengths}, options)
 
     def _figures(self) -> Any:
         from ..views import switching_linear_figures
 
         return switching_linear_figures
-
-    def to_parts(self) -> tuple[dict[str, Named], dict[str, Tensor]]:
-        """Itself as parts with arguments, and tensors by name: what files hold."""
-        return {"layout": self.layout}, dict(self.values)
-
-    @classmethod
-    def from_parts(cls, parts: dict[str, Any], tensors: dict[str, Tensor]) -> "SwitchingLinearSSM":
-        """The model that `to_parts` has taken apart."""
-        model = object.__new__(cls)
-        model.layout, model.values = parts["layout"], {}
-        return model.with_values(tensors) if tensors else model

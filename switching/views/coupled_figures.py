@@ -52,7 +52,7 @@ def plot_fit(model: CoupledSSM, x: Any, *, sequence: int = 0, level: float = 0.9
     mixture = StateMixture(problem.emission, own, ByGate(joint, torch.zeros_like(joint)))
     reach = float(ndtri(0.5 + level / 2)) * mixture.variance.sqrt()
     ends = within_support(problem.emission, mixture.mean - reach, mixture.mean + reach)
-    n, part = len(model.n_states), _part(model)
+    n, part = model.n_chains, model.chain_name
     axis = time_axis(series)
     figure, panels = new_figure([*[PANEL] * model.n_features, *[STRIP] * n, *[GATE] * n])
     set_title(panels[0], f"Observed series, with the mean and {100 * level:g}% band in its smoothed states")
@@ -68,19 +68,14 @@ def plot_fit(model: CoupledSSM, x: Any, *, sequence: int = 0, level: float = 0.9
 def plot_forecast(forecast: Forecast, level: float = 0.9) -> Figure:
     """The end of a series and the forecast after it, as `figures.plot_forecast`, with a strip for each chain."""
     model = forecast.source
-    frame = ForecastFrame.of(forecast, [*[PANEL] * model.n_features, *[STRIP] * len(model.n_states)], level)
+    frame = ForecastFrame.of(forecast, [*[PANEL] * model.n_features, *[STRIP] * model.n_chains], level)
     draw_expected(frame.panels, frame.observed, frame.expected, frame.ahead)
     seen = model.smooth(forecast.series).state
     states = [torch.cat([a[frame.first :], b]).cpu() for a, b in zip(seen, forecast.state, strict=True)]
-    _draw_strips(frame.panels[model.n_features :], frame.axis, states, _part(model))
+    _draw_strips(frame.panels[model.n_features :], frame.axis, states, model.chain_name)
     return frame.finished()
 
 
 def _draw_strips(panels: list[Axes], axis: TimeAxis, states: list[Tensor], part: str) -> None:
     for d, (panel, state) in enumerate(zip(panels, states, strict=True), start=1):
         draw_states(panel, axis, state.numpy(), state_colors(np.arange(state.shape[-1])), f"{part} {d}")
-
-
-def _part(model: CoupledSSM) -> str:
-    """What the model calls its chains."""
-    return model.known["redraw_prob"].dims[0]

@@ -7,7 +7,7 @@ import pandas as pd
 
 from ..data.timeline import continued, label_text, time_index
 from .arviz import coordinates
-from .tables import by_state, html, values_of
+from .tables import by_state, html
 
 LEVEL, DRAWS = 0.9, 2000
 
@@ -15,7 +15,7 @@ LEVEL, DRAWS = 0.9, 2000
 def model_page(model: Any) -> str:
     """What a model is made of, and its values by state."""
     title = repr(model).splitlines()[0]
-    if not values_of(model):
+    if not model.values:
         return html(title, pd.DataFrame(index=["no values yet: fit it, or give it some"]))
     return html(title, by_state(model, {dim: range(size) for dim, size in _sizes(model).items()}))
 

@@ -22,7 +22,7 @@ from ..forecast import central_interval
 from ..parameters import Parameter, Parameters, described
 from ..problem import SeriesProblem
 from .arviz import coordinates
-from .tables import html, number, rows, states, values_of
+from .tables import html, number, rows, states
 
 WIDTH = 78
 DRAWS = 10_000  # of a posterior
@@ -92,7 +92,7 @@ def summarise(fit: Fit[Any], series: Series, level: float = 0.9) -> Summary:
     """The summary of a fit and the series that it was fitted to: see `Fit.summary`."""
     level = check_probability("level", level, proper=True)
     model = fit.model
-    estimates = {name: value.double().cpu() for name, value in described(model.known, values_of(model)).items()}
+    estimates = {name: value.double().cpu() for name, value in described(model.known, model.values).items()}
     if fit.posterior is None:
         errors = _errors(fit, series)
         ends = _normal_ends(model.known, estimates, errors, float(ndtri((1 + level) / 2)))
@@ -121,7 +121,7 @@ def summarise(fit: Fit[Any], series: Series, level: float = 0.9) -> Summary:
 
 def _errors(fit: Fit[Any], series: Series) -> Parameters:
     """Standard errors by the curvature of the log-likelihood, under a prior of the log posterior."""
-    model, coupled = fit.model, isinstance(fit.model.n_states, tuple)
+    model, coupled = fit.model, bool(fit.model.chain_name)
     if not model.differentiable:
         return {name: torch.full_like(value, torch.nan) for name, value in model.values.items()}
     problem = model.problem(series)
@@ -133,7 +133,7 @@ def _errors(fit: Fit[Any], series: Series) -> Parameters:
         evidence = problem.total(problem.evidence(own))
         return evidence + problem.log_prior(own)
 
-    values = {name: value.detach().double().cpu() for name, value in values_of(model).items()}
+    values = {name: value.detach().double().cpu() for name, value in model.values.items()}
     held = {name: values.pop(name) for name in fit.fixed}
     known = {name: model.known[name] for name in values}
 
@@ -211,7 +211,7 @@ def _statistics(fit: Fit[Any], series: Series) -> pd.Series:
     how: dict[str, Any] = {
         "model": repr(fit.model).splitlines()[0],
         "method": fit.method,
-        "prior": "none" if fit.prior is None else fit.prior,
+        "prior": "none" if fit.prior is None else fit.prior if isinstance(fit.prior, str) else "given",
         "converged": "yes" if fit.converged else "interrupted" if fit.interrupted else "no",
         "steps": fit.steps,
         "starts": len(fit.restarts),
@@ -246,7 +246,7 @@ def _notes(fit: Fit[Any], missing: bool) -> Iterator[str]:
     if fit.posterior is None and not fit.model.differentiable:
         yield APPROXIMATE
     elif fit.posterior is None:
-        coupled = isinstance(fit.model.n_states, tuple)
+        coupled = bool(fit.model.chain_name)
         yield OF_CURVATURE.format(what="log-likelihood" if coupled or fit.prior is None else "log posterior")
         if coupled:
             yield OF_BOUND

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from torch import Tensor
 
 from ..parameters import described
 
@@ -46,7 +45,7 @@ def rows(model: Any, coords: dict[str, Any]) -> Iterator[Row]:
     Of symmetric matrices the lower triangle. `coords` names the entries of the axes: see `arviz.coordinates`.
     """
     found, dims = [], {p.shown.name if p.shown else name: p.dims for name, p in model.known.items()}
-    for name, table in described(model.known, values_of(model)).items():
+    for name, table in described(model.known, model.values).items():
         own = [(axis, dim) for axis, dim in enumerate(dims[name]) if dim != "background"]
         symmetric = dims[name][-2:] in (("feature", "feature_new"), ("latent", "latent_new"))
         for index in np.ndindex(*table.shape):
@@ -63,25 +62,18 @@ def rows(model: Any, coords: dict[str, Any]) -> Iterator[Row]:
 
 def states(model: Any) -> list[str]:
     """What the states are called, chain after chain."""
-    if isinstance(model.n_states, int):
-        return [_state(model, "state", str(k)) for k in range(model.n_states)]
-    chains = enumerate(model.n_states, start=1)
-    return [_state(model, f"state_{d}", str(k)) for d, size in chains for k in range(size)]
+    chains = enumerate(model.chain_sizes, start=1)
+    return [_state(model, f"state_{d}" if model.chain_name else "state", str(k)) for d, n in chains for k in range(n)]
 
 
 def _state(model: Any, dim: str, label: str) -> str:
     chain = dim.removeprefix("state").removeprefix("_")
-    return f"{model.known['redraw_prob'].dims[0]} {chain}, state {label}" if chain else f"state {label}"
-
-
-def values_of(model: Any) -> dict[str, Tensor]:
-    """The values by name, of a model of one chain or of several."""
-    return model.parameters if isinstance(model.n_states, tuple) else model.values
+    return f"{model.chain_name} {chain}, state {label}" if chain else f"state {label}"
 
 
 def by_state(model: Any, coords: dict[str, Any]) -> pd.DataFrame:
     """The values of a model: a row a parameter, a column a state, and one before them for what belongs to none."""
-    tables = described(model.known, values_of(model))
+    tables = described(model.known, model.values)
     cells: dict[str, dict[str, float]] = {}
     for row in rows(model, coords):
         cells.setdefault(row.within, {})[row.state] = float(tables[row.parameter][row.index])

@@ -220,7 +220,7 @@ class Clock:
 def fit(problem: Problem, x: np.ndarray, method: str, seed: int = 0, **options: Any) -> float:
     """Log-likelihood of a fit by EM, or the bound of one by message passing."""
     model = SwitchingSSM(Markov(problem.n_states), problem.emission)
-    prior = None if method == "em" else "scaled"
+    prior = None if method == "em" else "weak"
     found = model.fit(x, method, prior=prior, seed=seed, progress=False, **options)
     return float(found.model.log_evidence(x)) if method == "em" else float(found.objective[-1])
 

@@ -15,6 +15,7 @@ import reference
 import samplehold as sh
 import torch
 from oracles.action_histories import every_history, every_run
+from oracles.coupled import factorial_of, layered_of
 from oracles.machines import random_machine
 from reference import close
 from samplehold.inference.scans.gated.op import gated_scan
@@ -464,7 +465,7 @@ def _(r: Draw) -> Call:
         "max_steps": 2,
         "tol": 1e-6,
         "seed": r.seed(),
-        "prior": r.one("scaled", "scaled", "own"),
+        "prior": "weak",
         "progress": False,
     }
     model = sh.SwitchingSSM(moves, made)
@@ -538,7 +539,7 @@ def _(r: Draw) -> Call:
         "restarts": 1,
         "max_steps": 4,
         "seed": r.seed(),
-        "prior": r.one("scaled", "own"),
+        "prior": "weak",
         "progress": False,
     }
     if dynamics == "Driven":
@@ -662,13 +663,14 @@ def _layered(r: Draw) -> dict[str, Any]:
 @function("FactorialSSM", 2)
 def _(r: Draw) -> Call:
     x = torch.ones(2, r.F, dtype=r.dtype)
-    return Call(lambda **given: sh.FactorialSSM(**given).log_evidence(x), _factorial(r), also=("x",))
+    model = factorial_of(**_factorial(r))
+    return Call(lambda **given: model.with_values(given).log_evidence(x), dict(model.values), also=("loc", "x"))
 
 
 @function("LayeredSSM", 2)
 def _(r: Draw) -> Call:
-    x, names = torch.ones(2, r.F, dtype=r.dtype), ("loc", "scale", "precision", "x")
-    return Call(lambda **given: sh.LayeredSSM(**given).log_evidence(x), _layered(r), also=names)
+    x, model = torch.ones(2, r.F, dtype=r.dtype), layered_of(**_layered(r))
+    return Call(lambda **given: model.with_values(given).log_evidence(x), dict(model.values), also=("scale", "x"))
 
 
 @function("FactorialSSM verbs", 3)
@@ -684,7 +686,7 @@ def _(r: Draw) -> Call:
         total, _ = reference.factorial(given, x.detach(), asked["lengths"])
         return None if close(result, total, 1e-3) else f"log p(x) {result.tolist()} for {total.tolist()}"
 
-    call = _coupled_verb(r, sh.FactorialSSM(**given), "Poisson" if given["precision"] is None else "Normal")
+    call = _coupled_verb(r, factorial_of(**given), "Poisson" if given["precision"] is None else "Normal")
     if getattr(call.function, "__name__", "") == "log_evidence":
         return Call(call.function, call.arguments, reference=check)
     return call
@@ -692,7 +694,7 @@ def _(r: Draw) -> Call:
 
 @function("LayeredSSM verbs", 3)
 def _(r: Draw) -> Call:
-    return _coupled_verb(r, sh.LayeredSSM(**_layered(r)), "Normal")
+    return _coupled_verb(r, layered_of(**_layered(r)), "Normal")
 
 
 @function("coupled fit", 0.5)
@@ -700,7 +702,7 @@ def _(r: Draw) -> Call:
     r.batch = r.one((), (2,))
     given = _factorial(r)
     counts = given["precision"] is None
-    model = r.one(sh.FactorialSSM(**given), sh.LayeredSSM(**_layered(r)))
+    model = r.one(factorial_of(**given), layered_of(**_layered(r)))
     x = _x(r, "Poisson" if counts and isinstance(model, sh.FactorialSSM) else "Normal", T=12)
     x = torch.where(x.isnan(), x.new_ones(()), x)
     options = {"method": r.one("em", "vmp"), "restarts": 1, "max_steps": 2, "seed": r.seed(), "progress": False}
@@ -823,9 +825,9 @@ def _some_model(r: Draw) -> tuple[Any, str, dict[str, Any]]:
         model = sh.SwitchingSSM(moves, made).with_values(_values(r, dynamics, emission))
         return model, emission, _drive(r, dynamics, r.batch, r.T)
     if kind == "layered":
-        return sh.LayeredSSM(**_layered(r)), "Normal", {}
+        return layered_of(**_layered(r)), "Normal", {}
     given = _factorial(r)
-    return sh.FactorialSSM(**given), "Poisson" if given["precision"] is None else "Normal", {}
+    return factorial_of(**given), "Poisson" if given["precision"] is None else "Normal", {}
 
 
 def _whole_steps(x: Tensor) -> Tensor:
@@ -1307,7 +1309,7 @@ def _(r: Draw) -> Call:
 def _(r: Draw) -> Call:
     values = {"probs": r.probs(2, 3), "background_probs": r.probs(1, 3)}
     emission = sh.Gated(sh.Categorical(3), sh.Categorical(3))
-    model = sh.LayeredSSM(emission, values, torch.tensor([0.4, 0.2], dtype=r.dtype), [r.probs(2, 2)], r.probs(2))
+    model = layered_of(emission, values, torch.tensor([0.4, 0.2], dtype=r.dtype), [r.probs(2, 2)], r.probs(2))
     given = {
         "model": model,
         "network": sh.as_rnn(model),
@@ -1512,7 +1514,7 @@ def _(r: Draw) -> Call:
 
 @function("SweepNetwork", 0.7)
 def _(r: Draw) -> Call:
-    model = sh.LayeredSSM(
+    model = layered_of(
         sh.Gated(sh.Categorical(3), sh.Categorical(3)),
         {"probs": r.probs(2, 3), "background_probs": r.probs(1, 3)},
         torch.tensor([0.4, 0.2], dtype=r.dtype),

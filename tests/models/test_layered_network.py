@@ -6,7 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samplehold import Categorical, Gated, LayeredSSM, MinGRU, Normal, SweepNetwork, as_rnn, compare_layers, one_hot
+from oracles.coupled import layered_of
+from samplehold import Categorical, Gated, MinGRU, Normal, SweepNetwork, as_rnn, compare_layers, one_hot
 from samplehold.models.bridge.layered_network import BeliefLayer
 from torch.testing import assert_close
 
@@ -24,7 +25,7 @@ def make(gated, states=(3, 2, 2), tokens=5, seed=0):
     )
     redraw = torch.tensor([0.5, 0.2, 0.1][: len(states)], dtype=torch.float64)
     tables = [rows(random, above, below) for below, above in pairwise(states)]
-    return LayeredSSM(emission, values, redraw, tables, rows(random, states[-1]))
+    return layered_of(emission, values, redraw, tables, rows(random, states[-1]))
 
 
 @settings(max_examples=10)
@@ -83,4 +84,4 @@ def test_what_has_no_such_network_says_why():
     one = torch.ones(1, dtype=torch.float64)
     values = {"loc": torch.zeros(1, 1, dtype=torch.float64), "precision": torch.ones(1, 1, dtype=torch.float64)}
     with pytest.raises(ValueError, match="model: emits Normal, but networks of layers read symbols"):
-        as_rnn(LayeredSSM(Normal(1), values, 0.5 * one, [], one))
+        as_rnn(layered_of(Normal(1), values, 0.5 * one, [], one))

@@ -34,7 +34,7 @@ def random_model(dynamics: str, emission: str, seed: int = 0) -> SwitchingSSM:
     model = SwitchingSSM(DYNAMICS[dynamics], EMISSIONS[emission])
     if emission == "normal":
         like = model.prior["loc"]
-        model.prior |= {"shape": like.new_full((2, 2), 1.5), "rate": like.new_full((2, 2), 0.5)}
+        model = model.with_prior({"shape": like.new_full((2, 2), 1.5), "rate": like.new_full((2, 2), 0.5)})
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         trace = pyro.poutine.trace(model).get_trace(n_steps=1, **drive(dynamics, (), 1))

@@ -5,7 +5,7 @@ import itertools
 import pyro
 import pytest
 import torch
-from samplehold import FactorialSSM
+from oracles.coupled import factorial_of
 from torch.nn.functional import one_hot
 from torch.testing import assert_close
 
@@ -17,7 +17,7 @@ def random_model(seed=0, n_states=(2, 3), counts=False):
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     root = draw(2, 2)
-    return FactorialSSM(
+    return factorial_of(
         redraw_prob=torch.sigmoid(draw(len(n_states))),
         state_probs=[draw(k).softmax(-1) for k in n_states],
         loc=[0.5 * draw(k, 2) if counts else 2 * draw(k, 2) for k in n_states],
@@ -30,14 +30,14 @@ def enumerate_all(model, x):
     n_steps, chains = len(x), model.n_chains
     log_weights, paths, redraws = [], [], []
     gates = itertools.product((0.0, 1.0), repeat=(n_steps - 1) * chains)
-    every = list(itertools.product(*(range(k) for _ in range(n_steps) for k in model.n_states)))
+    every = list(itertools.product(*(range(k) for _ in range(n_steps) for k in model.chain_sizes)))
     for z, s in itertools.product(list(gates), every):
         redraw = torch.cat([torch.ones(chains), torch.tensor(z)]).double().reshape(n_steps, chains)
         path = torch.tensor(s).reshape(n_steps, chains)
         if ((redraw[1:] == 0) & (path[1:] != path[:-1])).any():
             continue
         data = point(path, redraw)
-        log_weights.append(pyro.poutine.trace(pyro.condition(model.program, data)).get_trace(x).log_prob_sum())
+        log_weights.append(pyro.poutine.trace(pyro.condition(model, data)).get_trace(x).log_prob_sum())
         paths.append(path)
         redraws.append(redraw)
     log_weights = torch.stack(log_weights)
@@ -45,7 +45,7 @@ def enumerate_all(model, x):
     gates = torch.einsum("n,ntd->td", share, torch.stack(redraws))
     marginals = [
         torch.stack([share[i] * one_hot(path[:, d], k) for i, path in enumerate(paths)]).sum(0)
-        for d, k in enumerate(model.n_states)
+        for d, k in enumerate(model.chain_sizes)
     ]
     return log_weights.logsumexp(0), marginals, gates
 
@@ -78,11 +78,11 @@ def test_log_joint_at_point_masses_equals_the_program(counts):
     engine = model.engine(draw.x)
     redraw = draw.redraw.double()
     statistics = {}
-    for d, k in enumerate(model.n_states):
+    for d, k in enumerate(model.chain_sizes):
         state, z = one_hot(draw.path[:, d], k).double(), redraw[:, d, None]
         tables = engine.blocks[f"chain_{d + 1}"].eta
         statistics[f"chain_{d + 1}"] = type(tables)(state * z, state * (1 - z))
-    conditioned = pyro.condition(model.program, point(draw.path, redraw))
+    conditioned = pyro.condition(model, point(draw.path, redraw))
     expected = pyro.poutine.trace(conditioned).get_trace(draw.x).log_prob_sum()
     assert_close(engine.log_joint(statistics), expected, rtol=1e-10, atol=1e-10)
 
@@ -111,8 +111,8 @@ def test_one_chain_or_chains_that_share_no_feature_are_exact(counts):
     assert_close(found.state[0], single.smooth(x).state[0], rtol=1e-9, atol=1e-11)
     model = random_model(5, (2, 3), counts)
     loc = [model.loc[0] * torch.tensor([1.0, 0.0]), model.loc[1] * torch.tensor([0.0, 1.0])]
-    model = FactorialSSM(
-        model.redraw_prob, model.state_probs, loc, None if counts else torch.diag(torch.tensor([0.5, 2.0]).double())
+    model = factorial_of(
+        model.redraw_prob, model.fresh_probs, loc, None if counts else torch.diag(torch.tensor([0.5, 2.0]).double())
     )
     x = model.simulate(10, seed=1).x
     found = model.infer(x)
@@ -131,7 +131,7 @@ def test_missing_and_ragged_data_equal_what_is_left_by_hand():
     x = x[0].clone()
     x[:, 1] = torch.nan
     covariance = torch.linalg.inv(model.precision)[:1, :1]
-    less = FactorialSSM(model.redraw_prob, model.state_probs, [m[:, :1] for m in model.loc], 1 / covariance)
+    less = factorial_of(model.redraw_prob, model.fresh_probs, [m[:, :1] for m in model.loc], 1 / covariance)
     assert_close(model.log_evidence(x), less.log_evidence(x[:, :1]), rtol=1e-10, atol=0)
     assert_close(model.infer(x).elbo[-1], less.infer(x[:, :1]).elbo[-1], rtol=1e-9, atol=0)
 
@@ -139,7 +139,7 @@ def test_missing_and_ragged_data_equal_what_is_left_by_hand():
 @pytest.mark.parametrize("counts", [False, True])
 def test_variational_em_never_lowers_the_bound_and_finds_well_separated_parts(counts):
     loc = [torch.tensor([[0.0, 0.0], [3.0, 0.0]]), torch.tensor([[0.0, 0.0], [0.0, 3.0]])]
-    truth = FactorialSSM(
+    truth = factorial_of(
         torch.tensor([0.2, 0.1], dtype=torch.float64),
         [torch.tensor([0.5, 0.5], dtype=torch.float64)] * 2,
         [table.double() + 0.2 for table in loc],
@@ -147,9 +147,9 @@ def test_variational_em_never_lowers_the_bound_and_finds_well_separated_parts(co
     )
     x = truth.simulate(250, (3,), seed=3).x
     x[0, 10:13] = torch.nan
-    start = FactorialSSM(
+    start = factorial_of(
         torch.tensor([0.5, 0.5], dtype=torch.float64),
-        truth.state_probs,
+        truth.fresh_probs,
         [0.6 * table.double() + 0.1 for table in loc],
         None if counts else torch.eye(2, dtype=torch.float64),
     )
@@ -167,10 +167,10 @@ def test_variational_em_never_lowers_the_bound_and_finds_well_separated_parts(co
 
 def test_bad_arguments_are_named():
     model = random_model(0)
-    with pytest.raises(ValueError, match=r"loc\[1\]: got shape \(2, 2\); FactorialSSM needs \[3, 2\]"):
-        FactorialSSM(model.redraw_prob, model.state_probs, [model.loc[0], model.loc[0]], model.precision)
+    with pytest.raises(ValueError, match=r"loc_2: got shape \(2, 2\); FactorialSSM needs \[3, 2\]"):
+        factorial_of(model.redraw_prob, model.fresh_probs, [model.loc[0], model.loc[0]], model.precision)
     with pytest.raises(ValueError, match="precision: got a matrix that is not symmetric positive definite"):
-        FactorialSSM(model.redraw_prob, model.state_probs, model.loc, -model.precision)
+        factorial_of(model.redraw_prob, model.fresh_probs, model.loc, -model.precision)
     with pytest.raises(ValueError, match="x: got -1 at step 0, feature 0; expected counts"):
         random_model(0, counts=True).infer(-torch.ones(3, 2))
     x = model.simulate(5, seed=0).x

@@ -25,7 +25,7 @@ def nile():
 
 
 @pytest.mark.parametrize(("dynamics", "emission"), KINDS)
-@pytest.mark.parametrize("prior", ["scaled", None])
+@pytest.mark.parametrize("prior", ["weak", None])
 def test_the_objective_never_falls(dynamics, emission, prior):
     model = random_model(dynamics, emission, seed=2)
     keywords = drive(dynamics, (3,), 40)

@@ -60,9 +60,9 @@ def given_precision(x: Tensor, at: Tensor, loc: Tensor) -> tuple[Tensor, Tensor,
 
 
 def one_state(emission: sh.Emission, prior: Mapping[str, Tensor], fixed: Mapping[str, Tensor]) -> sh.Fit:
-    model = sh.SwitchingSSM(sh.Markov(1), emission)
-    model.prior |= {name: value[None] for name, value in prior.items()}
-    return model.fit(X, prior="own", restarts=1, fixed={name: value[None] for name, value in fixed.items()}, **QUIET)
+    given = {name: value[None] for name, value in prior.items()}
+    held = {name: value[None] for name, value in fixed.items()}
+    return sh.SwitchingSSM(sh.Markov(1), emission).fit(X, prior=given, restarts=1, fixed=held, **QUIET)
 
 
 def whole(held: str) -> sh.Fit:
@@ -226,12 +226,11 @@ def test_missing_features_are_filled_in(x, held):
 
 def test_with_all_features_of_a_step_missing_and_one_state_the_evidence_is_exact():
     """Steps that miss everything say nothing, under a location that is known as under none."""
-    model = sh.SwitchingSSM(sh.Markov(1), sh.MultivariateNormal(F))
-    model.prior |= {"loc": LOC[None], "count": torch.tensor([KAPPA]).double(), "df": torch.tensor([DF]).double()}
-    model.prior |= {"inverse_scale": SCALE[None]}
+    prior = {"loc": LOC[None], "count": torch.tensor([KAPPA]).double(), "df": torch.tensor([DF]).double()}
+    model = sh.SwitchingSSM(sh.Markov(1), sh.MultivariateNormal(F)).with_prior(prior | {"inverse_scale": SCALE[None]})
     gaps = X.clone()
     gaps[3:5] = torch.nan
-    fit = model.fit(gaps, prior="own", restarts=1, fixed={"loc": HELD["loc"][None]}, **QUIET)
+    fit = model.fit(gaps, restarts=1, fixed={"loc": HELD["loc"][None]}, **QUIET)
     expected = given_loc(torch.cat([X[:3], X[5:]]), HELD["loc"], LOC, DF, SCALE)[1]
     assert_close(fit.objective[-1], expected, rtol=1e-10, atol=0)
 
@@ -315,8 +314,8 @@ def test_a_part_of_the_weights_of_covariates_can_be_held(fixed):
 def test_gates_that_are_known_cost_the_bound_nothing():
     """Of one state, whatever its gates are, the evidence is that of the emission."""
     model, loc = sh.SwitchingSSM(sh.Copy(1, n_covariates=2), sh.Normal(1)), HELD["loc"][:1]
-    model.prior |= {"loc": LOC[None, :1], "count": torch.full((1, 1), KAPPA).double()}
-    model.prior |= {"shape": torch.full((1, 1), DF / 2).double(), "rate": SCALE[:1, :1] / 2}
+    prior = {"loc": LOC[None, :1], "count": torch.full((1, 1), KAPPA).double()}
+    prior |= {"shape": torch.full((1, 1), DF / 2).double(), "rate": SCALE[:1, :1] / 2}
     fixed = {"redraw_intercept": 0.3, "redraw_weights": [0.5, -2.0], "loc": loc[None]}
-    fit = model.fit(X[:, :1], prior="own", restarts=1, fixed=fixed, covariates=numbers(N, 2), **QUIET)
+    fit = model.fit(X[:, :1], prior=prior, restarts=1, fixed=fixed, covariates=numbers(N, 2), **QUIET)
     assert_close(fit.objective[-1], given_loc(X[:, :1], loc, LOC[:1], DF, SCALE[:1, :1])[1], rtol=1e-10, atol=0)

@@ -7,6 +7,7 @@ import threading
 import pytest
 import samplehold as sh
 import torch
+from oracles.coupled import factorial_of
 from samplehold.inference.message_passing.engine import VMP
 from samplehold.switching.fitting import fit as fits
 from samplehold.switching.fitting import sampling, search
@@ -80,7 +81,7 @@ def test_before_the_first_draw_there_is_the_start(monkeypatch, method, call):
 def test_models_of_several_chains_keep_their_steps_too(monkeypatch, method):
     half = torch.tensor([0.5, 0.5], dtype=torch.float64)
     zero = torch.zeros(2, 1, dtype=torch.float64)
-    model = sh.FactorialSSM(half, [half, half], [zero, zero], torch.eye(1, dtype=torch.float64))
+    model = factorial_of(half, [half, half], [zero, zero], torch.eye(1, dtype=torch.float64))
     interrupted_at(monkeypatch, method, 2)
     fit = model.fit(levels(), method, restarts=3, tol=0.0, max_steps=50, progress=False)
     assert fit.interrupted

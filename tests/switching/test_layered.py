@@ -5,9 +5,9 @@ import itertools
 import pyro
 import pytest
 import torch
+from oracles.coupled import layered_of
 from oracles.models import EMISSIONS
 from samplehold.inference.chains.copy.chain import CopyChain
-from samplehold.switching.coupled.layered import LayeredSSM
 from torch.nn.functional import one_hot
 from torch.testing import assert_close
 
@@ -28,7 +28,7 @@ def random_model(seed=0, n_states=(2, 3), emission="normal"):
         },
         "categorical": {"probs": draw(n_states[0], 3).softmax(-1)},
     }[emission]
-    return LayeredSSM(
+    return layered_of(
         emission=EMISSIONS[emission],
         values=values,
         redraw_prob=torch.sigmoid(draw(len(n_states))),
@@ -46,16 +46,16 @@ def point(path, redraw):
 
 def enumerate_all(model, x):
     """log p(x) and P(s^l_t | x): the program's density at every path of states and gates."""
-    n_steps, layers = len(x), model.n_layers
+    n_steps, layers = len(x), model.n_chains
     log_weights, paths, redraws = [], [], []
     gates = list(itertools.product((0.0, 1.0), repeat=(n_steps - 1) * layers))
-    every = itertools.product(*(range(k) for _ in range(n_steps) for k in model.n_states))
+    every = itertools.product(*(range(k) for _ in range(n_steps) for k in model.chain_sizes))
     for s, z in itertools.product(every, gates):
         redraw = torch.cat([torch.ones(layers), torch.tensor(z)]).double().reshape(n_steps, layers)
         path = torch.tensor(s).reshape(n_steps, layers)
         if ((redraw[1:] == 0) & (path[1:] != path[:-1])).any():
             continue
-        conditioned = pyro.condition(model.program, point(path, redraw))
+        conditioned = pyro.condition(model, point(path, redraw))
         log_weights.append(pyro.poutine.trace(conditioned).get_trace(x).log_prob_sum())
         paths.append(path)
         redraws.append(redraw)
@@ -64,7 +64,7 @@ def enumerate_all(model, x):
     gates = torch.einsum("n,ntd->td", share, torch.stack(redraws))
     marginals = [
         torch.stack([share[i] * one_hot(path[:, layer], k) for i, path in enumerate(paths)]).sum(0)
-        for layer, k in enumerate(model.n_states)
+        for layer, k in enumerate(model.chain_sizes)
     ]
     return log_weights.logsumexp(0), marginals, gates
 
@@ -91,11 +91,11 @@ def test_log_joint_at_point_masses_equals_the_program(emission):
     draw = model.simulate(6, seed=3)
     engine, redraw = model.engine(draw.x), draw.redraw.double()
     statistics = {}
-    for layer, k in enumerate(model.n_states):
+    for layer, k in enumerate(model.chain_sizes):
         state, z = one_hot(draw.path[:, layer], k).double(), redraw[:, layer, None]
         tables = engine.blocks[f"layer_{layer + 1}"].eta
         statistics[f"layer_{layer + 1}"] = type(tables)(state * z, state * (1 - z))
-    conditioned = pyro.condition(model.program, point(draw.path, redraw))
+    conditioned = pyro.condition(model, point(draw.path, redraw))
     expected = pyro.poutine.trace(conditioned).get_trace(draw.x).log_prob_sum()
     assert_close(engine.log_joint(statistics), expected, rtol=1e-10, atol=1e-10)
 
@@ -114,7 +114,7 @@ def test_elbo_rises_with_every_update_and_stays_below_the_exact_evidence(emissio
 
 def test_exact_where_layers_do_not_depend_on_each_other():
     model = random_model(4, (3, 2))
-    model = LayeredSSM(
+    model = layered_of(
         model.emission, model.values, model.redraw_prob, [model.tables[0][:1].repeat(2, 1)], model.state_probs
     )
     x = model.simulate(10, seed=1).x
@@ -183,10 +183,10 @@ def test_ragged_and_missing_data_equal_their_sequences_one_by_one():
 def test_bad_arguments_are_named():
     model = random_model(0, (2, 3))
     with pytest.raises(ValueError, match="redraw_prob: got shape"):
-        LayeredSSM(model.emission, model.values, model.redraw_prob[:1], model.tables, model.state_probs)
-    with pytest.raises(ValueError, match=r"tables\[0\]: got shape \(3, 2\); LayeredSSM needs \[2, 2\]"):
-        LayeredSSM(model.emission, model.values, model.redraw_prob, model.tables, model.state_probs[:2])
+        layered_of(model.emission, model.values, model.redraw_prob[:1], model.tables, model.state_probs)
+    with pytest.raises(ValueError, match=r"table_1: got shape \(3, 2\); LayeredSSM needs \[2, 2\]"):
+        layered_of(model.emission, model.values, model.redraw_prob, model.tables, model.state_probs[:2])
     with pytest.raises(ValueError, match="rows of positive probabilities"):
-        LayeredSSM(model.emission, model.values, model.redraw_prob, [model.tables[0].round()], model.state_probs)
+        layered_of(model.emission, model.values, model.redraw_prob, [model.tables[0].round()], model.state_probs)
     with pytest.raises(ValueError, match="passed: got 'other'"):
         model.bottom_up(torch.zeros(3, 2), passed="other")

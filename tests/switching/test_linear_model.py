@@ -76,7 +76,7 @@ def test_the_program_and_the_chain_are_one_density(full: bool) -> None:
     """p(x, s) = p(x) p(s | x) at any path."""
     model = model_of(full=full)
     x = with_holes(model.simulate(5, seed=1).x)
-    trace = pyro.poutine.trace(model.program).get_trace(x)
+    trace = pyro.poutine.trace(model).get_trace(x)
     path = torch.stack([trace.nodes[f"s_{t}"]["value"] for t in range(1, 6)])
     posterior = dense(model, x)
     given = torch.distributions.MultivariateNormal(
@@ -99,7 +99,7 @@ def test_the_program_of_a_structure_has_its_evidence() -> None:
     given = torch.distributions.MultivariateNormal(smoothed.mean[:, 0], precision_matrix=precision)
     for seed in range(3):
         path = draw(seed, 4, 1)
-        conditioned = pyro.condition(level.program, {f"s_{t + 1}": path[t] for t in range(4)})
+        conditioned = pyro.condition(level, {f"s_{t + 1}": path[t] for t in range(4)})
         joint = pyro.poutine.trace(conditioned).get_trace(x).log_prob_sum()
         assert_close(joint - given.log_prob(path[:, 0]), level.log_evidence(x), rtol=1e-10, atol=1e-10)
 
@@ -108,9 +108,9 @@ def test_a_structure_cannot_leave_what_has_no_noise() -> None:
     model = structure_of()
     drawn = model.simulate(6, seed=0)
     sites = {f"s_{t + 1}": drawn.path[t] for t in range(6)}
-    there = pyro.poutine.trace(pyro.condition(model.program, sites)).get_trace(drawn.x).log_prob_sum()
+    there = pyro.poutine.trace(pyro.condition(model, sites)).get_trace(drawn.x).log_prob_sum()
     sites["s_4"] = sites["s_4"] + drawn.path.new_tensor([0.0, 0.0, 0.0, 1.0, 0.0, 0.0])  # a lag of the season
-    beside = pyro.poutine.trace(pyro.condition(model.program, sites)).get_trace(drawn.x).log_prob_sum()
+    beside = pyro.poutine.trace(pyro.condition(model, sites)).get_trace(drawn.x).log_prob_sum()
     assert torch.isfinite(there)
     assert beside == -torch.inf
 

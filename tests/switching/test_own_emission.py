@@ -113,7 +113,7 @@ def test_a_conjugate_emission_of_six_functions_fits(method):
 def test_its_bound_of_one_state_is_the_conjugate_evidence():
     x = waits()
     model = sh.SwitchingSSM(sh.Markov(1), Exponential(1)).scaled_to(x)
-    fit = model.fit(x, "vmp", restarts=1, prior="own", progress=False)
+    fit = model.fit(x, "vmp", restarts=1, prior=model.prior, progress=False)
     a, b, seen = model.prior["shape"][0, 0], model.prior["rate"][0, 0], x[~x.isnan()]
     n = len(seen)
     expected = a * b.log() - torch.lgamma(a) + torch.lgamma(a + n) - (a + n) * (b + seen.sum()).log()
@@ -129,7 +129,7 @@ def levels(n_steps: int = 150) -> Tensor:
     return x
 
 
-@pytest.mark.parametrize("prior", ["scaled", None])
+@pytest.mark.parametrize("prior", ["weak", None])
 @pytest.mark.parametrize("dynamics", [sh.Copy(2), sh.Markov(2)])
 def test_em_rises_to_the_log_joint_at_its_values(dynamics, prior):
     model, x = sh.SwitchingSSM(dynamics, Laplace(1)), levels()

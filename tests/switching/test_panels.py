@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import samplehold as sh
 import torch
+from oracles.coupled import factorial_of
 from samplehold.switching.data.reading import read_series
 from torch.testing import assert_close
 
@@ -87,7 +88,7 @@ def test_states_without_a_gate_and_of_several_chains_have_their_own_columns():
     )
     assert list(markov.states(x).columns) == ["state", "state_0", "state_1", "change"]
     np.testing.assert_allclose(markov.states(x)["change"], markov.chain(x).change_probability())
-    several = sh.FactorialSSM(
+    several = factorial_of(
         redraw_prob=torch.tensor([0.2, 0.4]),
         state_probs=[torch.tensor([0.5, 0.5]), torch.tensor([0.2, 0.3, 0.5])],
         loc=[torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0], [2.0], [3.0]])],

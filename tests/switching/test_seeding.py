@@ -3,6 +3,7 @@
 import pytest
 import samplehold as sh
 import torch
+from oracles.coupled import factorial_of
 from torch.testing import assert_close
 
 HALF = torch.full((2,), 0.5, dtype=torch.float64)
@@ -10,7 +11,7 @@ MODELS = {
     "switching": sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)).with_values(
         redraw_prob=0.1, state_probs=[0.5, 0.5], loc=[[0.0], [1.0]], precision=[[1.0], [1.0]]
     ),
-    "factorial": sh.FactorialSSM(HALF, [HALF, HALF], [torch.eye(2).double()] * 2, torch.eye(2).double()),
+    "factorial": factorial_of(HALF, [HALF, HALF], [torch.eye(2).double()] * 2, torch.eye(2).double()),
     "linear": sh.LinearSSM(sh.LocalLevel()).with_values({"sigma2.level": 1.0, "sigma2.irregular": 1.0}),
 }
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import samplehold as sh
 import torch
+from oracles.coupled import factorial_of
 from oracles.models import KINDS, random_model
 from safetensors import safe_open
 from safetensors.torch import save, save_file
@@ -37,17 +38,6 @@ def rewrite(folder: Path, structure: dict | str, tensors: dict) -> None:
     text = re.sub(r'"sha256": "\w+"', f'"sha256": "{"0" * 64}"', text)
     data = save({name: tensor.cpu().clone() for name, tensor in tensors.items()}, {"samplehold": text})
     (folder / FILE).write_bytes(data.replace(b"0" * 64, hashlib.sha256(data).hexdigest().encode(), 1))
-
-
-def write_former(folder: Path, model: SwitchingSSM) -> None:
-    """As the first format was."""
-    parts, tensors = model.to_parts()
-    structure = {"format": 1, "class": model.name}
-    structure |= {name: {"class": part.name} | vars(part) for name, part in parts.items()}
-    structure["tensors"] = {name: list(tensor.shape) for name, tensor in tensors.items()}
-    folder.mkdir(exist_ok=True)
-    (folder / "model.json").write_text(json.dumps(structure))
-    save_file({name: tensor.cpu().clone() for name, tensor in tensors.items()}, folder / "values.safetensors")
 
 
 def same(a: SwitchingSSM, b: SwitchingSSM) -> bool:
@@ -97,7 +87,7 @@ def test_values_keep_their_dtype(tmp_path):
 def test_the_description_is_for_people_and_any_reader_of_safetensors(tmp_path):
     random_model("copy", "gated").save(tmp_path)
     text = structure_of(tmp_path)
-    assert text["format"] == 2
+    assert text["format"] == 1
     assert text["dynamics"]["class"] == "Copy"
     assert text["emission"]["background"] == {"class": "Normal", "n_features": 2}
     with safe_open(tmp_path / FILE, "pt") as file:
@@ -127,28 +117,6 @@ def test_what_cannot_be_described_is_refused_and_leaves_what_was_there(tmp_path)
     with pytest.raises(TypeError, match=r"TitledOfTheTests\.title: got 'no number', which cannot be stored"):
         SwitchingSSM(Copy(2), Titled(1)).save(tmp_path)
     assert same(SwitchingSSM.load(tmp_path), small())
-
-
-# ---- the first format ----------------------------------------------------------------------------------------------
-
-
-def test_the_first_format_is_read_and_gives_way_to_a_save(tmp_path):
-    write_former(tmp_path, small(1.0))
-    (tmp_path / "columns.json").write_text('{"columns": ["y"], "time": null, "covariates": {}}')
-    assert same(SwitchingSSM.load(tmp_path), small(1.0))
-    assert read_model(tmp_path).notes["columns"] == ["y"]
-    small(2.0).save(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [FILE]
-    write_former(tmp_path, small(1.0))
-    assert same(SwitchingSSM.load(tmp_path), small(2.0))  # the new file goes first
-
-
-def test_the_first_format_of_two_models_is_refused(tmp_path):
-    write_former(tmp_path, small())
-    tensors = SwitchingSSM(Copy(2), Normal(1)).to_parts()[1]
-    save_file({name: tensor.cpu().clone() for name, tensor in tensors.items()}, tmp_path / "values.safetensors")
-    with pytest.raises(ValueError, match=r"^path: .* are of two models"):
-        SwitchingSSM.load(tmp_path)
 
 
 # ---- damage --------------------------------------------------------------------------------------------------------
@@ -181,7 +149,7 @@ def test_any_flipped_bit_and_any_cut_are_refused(tmp_path):
 
 
 DEEP = "[" * 100_000 + "]" * 100_000
-HEAD = '{"format": 2, "sha256": "", "class": "SwitchingSSM", '
+HEAD = '{"format": 1, "sha256": "", "class": "SwitchingSSM", '
 SAID = HEAD + '"emission": {"class": "Normal", "n_features": 1}, "dynamics": %s}'
 
 
@@ -195,13 +163,13 @@ SAID = HEAD + '"emission": {"class": "Normal", "n_features": 1}, "dynamics": %s}
         "{}",
         "{",
         DEEP,
-        '{"format": 2}',
-        '{"format": 2, "sha256": "", "class": ["Copy"]}',
-        '{"format": 2, "sha256": "", "class": "Copy"}',
-        '{"format": 2, "sha256": "", "class": "os.system"}',
-        '{"format": 2, "sha256": "", "class": "__getattr__"}',
-        '{"format": 2, "sha256": "", "class": "SwitchingSSM"}',
-        '{"format": 2, "format": 2, "sha256": "", "class": "SwitchingSSM"}',
+        '{"format": 1}',
+        '{"format": 1, "sha256": "", "class": ["Copy"]}',
+        '{"format": 1, "sha256": "", "class": "Copy"}',
+        '{"format": 1, "sha256": "", "class": "os.system"}',
+        '{"format": 1, "sha256": "", "class": "__getattr__"}',
+        '{"format": 1, "sha256": "", "class": "SwitchingSSM"}',
+        '{"format": 1, "format": 1, "sha256": "", "class": "SwitchingSSM"}',
         SAID % "null",
         SAID % "[]",
         SAID % DEEP,
@@ -226,14 +194,9 @@ SAID = HEAD + '"emission": {"class": "Normal", "n_features": 1}, "dynamics": %s}
     ],
     ids=lambda text: text[:90],
 )
-@pytest.mark.parametrize("former", [False, True])
-def test_what_describes_no_model_is_refused(tmp_path, text, former):
+def test_what_describes_no_model_is_refused(tmp_path, text):
     tensors = SwitchingSSM(Copy(1), Normal(1)).to_parts()[1]
-    if former:
-        (tmp_path / "model.json").write_text(text.replace('"format": 2, "sha256": ""', '"format": 1'))
-        save_file({name: tensor.cpu().clone() for name, tensor in tensors.items()}, tmp_path / "values.safetensors")
-    else:
-        rewrite(tmp_path, text, tensors)
+    rewrite(tmp_path, text, tensors)
     with pytest.raises(ValueError, match=r"^path: ") as caught:
         SwitchingSSM.load(tmp_path)
     assert "\n" not in str(caught.value)
@@ -243,9 +206,9 @@ def test_what_describes_no_model_is_refused(tmp_path, text, former):
     ("name", "change"),
     [
         ("value.loc", None),
-        ("prior.count", None),
+        ("weak.count", None),
         ("value.new", torch.ones(1)),
-        ("prior.new", torch.ones(1)),
+        ("weak.new", torch.ones(1)),
         ("other", torch.ones(1)),
         ("value.loc", torch.full((1, 1), torch.nan)),
         ("value.loc", torch.ones(1, 2)),
@@ -255,14 +218,14 @@ def test_what_describes_no_model_is_refused(tmp_path, text, former):
         ("value.precision", -torch.ones(1, 1)),
         ("value.redraw_prob", torch.tensor(1.5)),
         *(
-            ("prior." + name, value)
+            ("weak." + name, value)
             for name in ("count", "shape", "rate")
             for value in (-torch.ones(1, 1), torch.zeros(1, 1))
         ),
-        ("prior.count", torch.full((1, 1), torch.inf)),
-        ("prior.loc", torch.full((1, 1), torch.nan)),
-        ("prior.redraw_concentration", torch.tensor([1.0, -1.0])),
-        ("prior.redraw_concentration", torch.tensor([1.0])),
+        ("weak.count", torch.full((1, 1), torch.inf)),
+        ("weak.loc", torch.full((1, 1), torch.nan)),
+        ("weak.redraw_concentration", torch.tensor([1.0, -1.0])),
+        ("weak.redraw_concentration", torch.tensor([1.0])),
     ],
 )
 def test_tensors_that_are_no_model_are_refused(tmp_path, name, change):
@@ -275,10 +238,10 @@ def test_tensors_that_are_no_model_are_refused(tmp_path, name, change):
 
 def test_missing_tensors_of_models_of_several_chains_are_refused(tmp_path):
     half = torch.tensor([0.5, 0.5])
-    model = sh.FactorialSSM(half, [half, half], [torch.zeros(2, 1), torch.ones(2, 1)], torch.eye(1))
+    model = factorial_of(half, [half, half], [torch.zeros(2, 1), torch.ones(2, 1)], torch.eye(1))
     model.save(tmp_path)
     tensors = model.to_parts()[1]
-    for kept in ([n for n in tensors if n != "loc_2"], [*tensors, "loc_3"]):
+    for kept in ([n for n in tensors if n != "value.loc_2"], [*tensors, "value.loc_3"]):
         rewrite(tmp_path, structure_of(tmp_path), {n: tensors.get(n, torch.zeros(2, 1)) for n in kept})
         with pytest.raises(ValueError, match=r"^path: "):
             sh.FactorialSSM.load(tmp_path)
@@ -287,7 +250,7 @@ def test_missing_tensors_of_models_of_several_chains_are_refused(tmp_path):
 def test_a_later_format_says_what_to_do(tmp_path):
     small().save(tmp_path)
     rewrite(tmp_path, structure_of(tmp_path) | {"format": 3}, small().to_parts()[1])
-    with pytest.raises(ValueError, match=r"^path: .* format 3, and this version reads 2; update samplehold"):
+    with pytest.raises(ValueError, match=r"^path: .* format 3, and this version reads 1; update samplehold"):
         SwitchingSSM.load(tmp_path)
 
 
@@ -296,15 +259,12 @@ def test_what_is_no_model_is_refused(tmp_path):
     (tmp_path / "folder" / FILE).mkdir(parents=True)
     (tmp_path / "dangling").mkdir()
     (tmp_path / "dangling" / FILE).symlink_to("nowhere")
-    (tmp_path / "half").mkdir()
-    (tmp_path / "half" / "model.json").write_text("{}")
     for name, said in (
         (".", f"it has no {FILE}; give a folder that model.save has written"),
         ("absent", f"it has no {FILE}"),
         ("file", f"it has no {FILE}"),
         ("dangling", f"it has no {FILE}"),
         ("folder", "cannot be read (Is a directory)"),
-        ("half", r"of its first format no values.safetensors"),
     ):
         with pytest.raises(ValueError, match=rf"^path: .*{re.escape(said)}"):
             SwitchingSSM.load(tmp_path / name)
@@ -329,8 +289,7 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path):
 def test_a_link_in_the_place_of_the_file_is_replaced_and_not_followed(tmp_path):
     (tmp_path / "precious").write_text("kept")
     (tmp_path / "model").mkdir()
-    for name in (FILE, "model.json", "values.safetensors"):
-        (tmp_path / "model" / name).symlink_to("../precious")
+    (tmp_path / "model" / FILE).symlink_to("../precious")
     small().save(tmp_path / "model")
     assert (tmp_path / "precious").read_text() == "kept"
     assert not (tmp_path / "model" / FILE).is_symlink()

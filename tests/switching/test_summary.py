@@ -10,8 +10,8 @@ import pytest
 import samplehold as sh
 import torch
 from hmmlearn.hmm import CategoricalHMM, GaussianHMM, PoissonHMM
+from oracles.coupled import factorial_of, layered_of
 from oracles.models import KINDS, drive, random_model
-from samplehold.switching.coupled.factorial import FactorialSSM
 
 DATA = Path(sh.__file__).parent / "notebooks" / "data"
 FIT = {"progress": False, "restarts": 2, "max_steps": 3000}
@@ -132,7 +132,7 @@ def test_what_the_data_leave_open_has_no_error_and_what_they_settle_has_one():
 def test_of_chains_that_may_trade_their_levels_only_differences_are_known():
     half = torch.tensor([0.5, 0.5], dtype=torch.float64)
     loc = [torch.tensor([[0.0], [4.0]], dtype=torch.float64), torch.tensor([[0.0], [9.0]], dtype=torch.float64)]
-    model = FactorialSSM(torch.tensor([0.2, 0.1], dtype=torch.float64), [half, half], loc, torch.eye(1).double())
+    model = factorial_of(torch.tensor([0.2, 0.1], dtype=torch.float64), [half, half], loc, torch.eye(1).double())
     fit = model.fit(model.simulate(200, seed=3).x, prior=None, **FIT)
     error = fit.summary().parameters["standard error"]
     assert error.filter(like="loc").isna().all()
@@ -259,14 +259,14 @@ def test_every_model_has_one(dynamics, emission):
 def layered(emission: sh.Emission, values: dict) -> sh.LayeredSSM:
     table = torch.tensor([[0.9, 0.1], [0.1, 0.9]], dtype=torch.float64)
     rho, top = torch.tensor([0.5, 0.05], dtype=torch.float64), torch.tensor([0.5, 0.5], dtype=torch.float64)
-    return sh.LayeredSSM(emission, {name: torch.tensor(v).double() for name, v in values.items()}, rho, [table], top)
+    return layered_of(emission, {name: torch.tensor(v).double() for name, v in values.items()}, rho, [table], top)
 
 
 def factorial(counts: bool) -> sh.FactorialSSM:
     half = torch.tensor([0.5, 0.5], dtype=torch.float64)
     loc = [torch.tensor([[0.0, 0.5], [1.5, 0.5]]).double(), torch.tensor([[0.2, 0.0], [0.2, 1.5]]).double()]
     precision = None if counts else 4 * torch.eye(2, dtype=torch.float64)
-    return sh.FactorialSSM(torch.tensor([0.2, 0.1], dtype=torch.float64), [half, half], loc, precision)
+    return factorial_of(torch.tensor([0.2, 0.1], dtype=torch.float64), [half, half], loc, precision)
 
 
 COUPLED = {
@@ -301,11 +301,11 @@ def test_a_layered_model_has_a_gradient_where_a_move_cannot_be():
     model = COUPLED["layered"]()
     x = model.simulate(20, seed=0).x
     problem = model.problem(x)
-    values = {name: value.clone().requires_grad_() for name, value in model.parameters.items()}
+    values = {name: value.clone().requires_grad_() for name, value in model.values.items()}
     problem.chain(model.product_of(values)).log_normalizer().backward()
     step = 1e-6
-    moved = [model.parameters["redraw_prob"] + torch.tensor([sign * step, 0.0]) for sign in (1, -1)]
-    ends = [model.with_parameters(model.parameters | {"redraw_prob": rho}).log_evidence(x) for rho in moved]
+    moved = [model.values["redraw_prob"] + torch.tensor([sign * step, 0.0]) for sign in (1, -1)]
+    ends = [model.with_values(model.values | {"redraw_prob": rho}).log_evidence(x) for rho in moved]
     assert float(values["redraw_prob"].grad[0]) == pytest.approx(float(ends[0] - ends[1]) / (2 * step), rel=1e-5)
 
 

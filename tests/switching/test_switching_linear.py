@@ -67,13 +67,13 @@ def test_the_program_is_the_density_of_its_draws(kind: str) -> None:
         mean = (regimes.emission[z] @ s[:, t, :, None]).squeeze(-1) + regimes.emission_offset[z]
         expected = expected + normal(mean, regimes.observation_noise[z], x[:, t])
     sites = {f"z_{t + 1}": path[:, t] for t in range(5)} | {f"s_{t + 1}": s[:, t] for t in range(5)}
-    trace = pyro.poutine.trace(pyro.condition(model.program, sites)).get_trace(x)
+    trace = pyro.poutine.trace(pyro.condition(model, sites)).get_trace(x)
     torch.testing.assert_close(trace.log_prob_sum(), expected.sum(), rtol=1e-12, atol=1e-10)
 
 
 def test_the_program_draws() -> None:
     with pyro.poutine.trace() as trace:
-        x = model_of(KINDS["recurrent"]).program(n_steps=4, batch_shape=(3,))
+        x = model_of(KINDS["recurrent"])(n_steps=4, batch_shape=(3,))
     assert x.shape == (3, 4, 2)
     assert {"z_4", "s_4", "x_4"} <= set(trace.trace.nodes)
 
@@ -187,13 +187,14 @@ def test_options_that_there_are_none_of() -> None:
     model, x = sh.SwitchingLinearSSM(2, 1), torch.zeros(9)
     for options, said in (
         ({"method": "nuts"}, "method: got 'nuts'"),
-        ({"fixed": {"emission": 1}}, "fixed: got"),
         ({"prior": "own"}, "prior: got"),
         ({"start": torch.full((9,), 2)}, "start: got labels"),
-        ({"method": "vmp", "batch_size": 1}, "factorization, batch_size"),
     ):
         with pytest.raises(ValueError, match=said):
             model.fit(x, progress=False, **options)
+    for name in ("fixed", "batch_size", "factorization", "covariates"):
+        with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
+            model.fit(x, progress=False, **{name: 1})
 
 
 def test_one_regime_learns_as_a_linear_model_does() -> None:

@@ -284,7 +284,7 @@ def test_one_state_with_full_normals_has_the_conjugate_evidence_and_posterior():
         "scale_matrix": torch.linalg.inv(model.prior["inverse_scale"][0]),
     }
     assert_close(engine.elbo()[0], normal_wishart_log_evidence(prior, x), rtol=1e-12, atol=1e-12)
-    posterior = model.fit(x, method="vmp", restarts=1, progress=False, prior="own").posterior
+    posterior = model.fit(x, method="vmp", restarts=1, progress=False, prior=model.prior).posterior
     q = model.emission.family.usual(posterior.blocks["emission"])
     assert_close(
         posterior.mean["loc"][0],
