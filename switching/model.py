@@ -9,11 +9,9 @@ them; `with_values` or `fit` gives it values, and then every inference below is 
 """
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
-import pyro
 import torch
 from jaxtyping import Float
 from pyro.nn import PyroModule
@@ -32,7 +30,7 @@ from .forecast import Forecast, look_ahead
 from .parameters import Named, Parameter, Parameters, count_free, described, listed, read_table
 from .priors import log_prior, sample_sites
 from .problem import Problem
-from .program import PathMixture, Simulated, explicit_program, sequence_plates
+from .program import PathMixture, Simulated, collapsed_program, explicit_program
 from .seeding import seeded
 from .verbs import Verbs
 
@@ -289,11 +287,7 @@ class SwitchingSSM(Verbs, PyroModule):
         """The same density with the paths summed out: one site `x`, whose log probability is the chain's
         log-normaliser."""
         problem = self._extent(x, n_steps, batch_shape, given)
-        mixture = PathMixture(problem, self._drawn(problem))
-        with ExitStack() as scope:
-            for plate in sequence_plates(problem.series.batch_shape):
-                scope.enter_context(plate)
-            return pyro.sample("x", mixture, obs=None if x is None else problem.series.observations)
+        return collapsed_program(problem, self._drawn(problem), observed=x is not None)
 
     def simulate(
         self, n_steps: int, batch_shape: tuple[int, ...] = (), *, seed: Seed = None, **given: Unpack[Given]
@@ -436,9 +430,13 @@ class SwitchingSSM(Verbs, PyroModule):
     # ---- what the verbs of all models ask of it --------------------------------------------------------------------
 
     def _fitted(self, series: Series, options: Any) -> Any:
-        from .fitting.fit import fit_model
+        from .fit import Fit
+        from .fitting.fit import fit
 
-        return fit_model(self, series, options)
+        model = self.scaled_to(series) if options.prior == "scaled" else self
+        problem = model.problem(series)
+        result = fit(replace(problem, prior=None) if options.prior is None else problem, options)
+        return Fit.of(result, model._copy(result.values, model.prior), model)
 
     def _figures(self) -> Any:
         from .views import figures

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from .fitting.fit import Fit
+    from .fit import Fit
     from .fitting.options import Options
     from .forecast import Forecast
 

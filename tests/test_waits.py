@@ -125,12 +125,12 @@ def test_a_sweep_in_parts_waits_once(monkeypatch):
 
 def test_a_step_of_svi_waits_once():
     with gpu() as device:
-        model, problem = sh.SwitchingSSM(*MODELS["copy"]), problem_of("copy", device)
+        problem = problem_of("copy", device)
         start = {name: value[0] for name, value in starts_of(problem).values.items()}
 
         def climb(steps: int) -> int:
             with counted() as found, unchecked():
-                fit_svi(model, problem, Options("svi", 1, steps, 1e-6, 0, progress=False), start)
+                fit_svi(problem, Options("svi", 1, steps, 1e-6, 0, progress=False), start)
             return len(found)
 
         climb(2)
@@ -203,7 +203,7 @@ def test_a_sweep_of_a_network_waits_once(name, method, monkeypatch):
         assert len(found) == STRIDE + 3 * rebased
         # a leap waits for by how much, and for whether all are densities there, however many restarts there are
         before, few = climber.tables, torch.full((1,), 1e-3, dtype=torch.float64)
-        assert len(looks(lambda: climber.leapt(before, few))) == 2
+        assert len(looks(lambda: climber.extrapolated(before, few))) == 2
 
 
 def test_a_try_of_a_structure_waits_for_whether_it_is_possible_there_and_who_has_risen(monkeypatch):

@@ -293,9 +293,18 @@ class CoupledSSM(Verbs, ABC):
         """Blocks, factors and labels to learn from: see `fitting.network.Network`."""
 
     def _fitted(self, series: Series, options: Options) -> Any:
+        from ..fit import Fit
+        from ..fitting.fit import check_enough, explains_singularity
         from .fit import fit_coupled
 
-        return fit_coupled(self, series, options)
+        options.check_points_and_densities(self.name)
+        if options.start is not None:
+            raise ValueError(f"start: got one, but a {self.name} starts from guesses of its own; leave it out.")
+        check_enough(series, max(self.n_states))
+        with explains_singularity():
+            result = fit_coupled(self.network(series, options), series, options)
+        paths = paths_of(result.paths, result.objective, result.converged)
+        return replace(Fit.of(result, self.with_parameters(result.values)), paths=paths)
 
     def _figures(self) -> Any:
         from ..views import coupled_figures

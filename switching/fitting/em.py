@@ -68,7 +68,7 @@ class EM:
             interrupted = True
         return Run(torch.stack(trace), len(trace), False, interrupted=interrupted)
 
-    def leapt(self, before: Parameters, by: Float[Tensor, "R"]) -> Parameters:
+    def extrapolated(self, before: Parameters, by: Float[Tensor, "R"]) -> Parameters:
         """The parameters that many times as far ahead as they lie from `before`, in coordinates without bounds."""
         known, by = self.problem.parameters, by.to(next(iter(self.tables.values())))
         ahead = {n: _ahead(before[n], now, by, known[n].support) for n, now in self.tables.items()}

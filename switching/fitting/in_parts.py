@@ -38,7 +38,7 @@ from ..data.series import Series
 from ..dynamics.contract import PATHS
 from ..parameters import Parameters
 from .graph import Etas, Graph
-from .interrupts import open_to_keys
+from .interrupts import may_interrupt
 from .options import Options
 from .starts import Starts, sample_of
 
@@ -259,7 +259,7 @@ def run_batches(
     n_observed = series.n_observed
     i, converged, interrupted = 0, False, False
     try:
-        with open_to_keys():
+        with may_interrupt():
             while len(objective) < options.max_steps and not converged:
                 estimate, now = torch.zeros((), dtype=torch.float64, device="cpu"), etas
                 for some in torch.randperm(n, generator=generator, device="cpu").tensor_split(batches):

@@ -42,7 +42,7 @@ class Passing:
     def select(self, restarts: Tensor) -> "Passing":
         return Passing(self.engine.select(restarts), self.graph)
 
-    def leapt(self, before: Etas, by: Tensor) -> Etas | None:
+    def extrapolated(self, before: Etas, by: Tensor) -> Etas | None:
         """Natural parameters as far ahead, or half or less of that where they would not be those of a density."""
         now = self.tables
         by = by.to(next(eta for eta in now.values() if isinstance(eta, Tensor)))

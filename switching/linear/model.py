@@ -378,9 +378,13 @@ class LinearSSM(VectorModel):
         return super().fit(x, method, prior=prior, **options)
 
     def _fitted(self, series: Series, options: Any) -> Any:
+        from ..fit import Fit
         from .fit import fit_linear
 
-        return fit_linear(self, series, options)
+        model = self.scaled_to(series) if options.prior == "scaled" else self
+        problem = replace(model.problem(series), prior=None if options.prior is None else model.prior)
+        result = fit_linear(problem, options)
+        return Fit.of(result, model._copy(result.values, model.prior))
 
     def _figures(self) -> Any:
         from ..views import linear_figures

@@ -381,9 +381,12 @@ class SwitchingLinearSSM(VectorModel):
     # ---- what the verbs of all models ask of it ----------------------------------------------------------------------
 
     def _fitted(self, series: Series, options: Options) -> Any:
+        from ..fit import Fit
         from .fit import fit_switching_linear
 
-        return fit_switching_linear(self, series, options)
+        options.check_points_and_densities(self.name)
+        result = fit_switching_linear(self.problem(series), options)
+        return Fit.of(result, self._copy(result.values))
 
     def _figures(self) -> Any:
         from ..views import switching_linear_figures
