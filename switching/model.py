@@ -431,8 +431,11 @@ class SwitchingSSM(Verbs, PyroModule):
 
     def _fitted(self, series: Series, options: Any) -> Any:
         from .fit import Fit
-        from .fitting.fit import fit
+        from .fitting.fit import check_enough, fit
+        from .fitting.units import Units
 
+        check_enough(series, self.n_states)
+        Units.of(self.emission, series)  # names a feature of which no prior can be scaled
         model = self.scaled_to(series) if options.prior == "scaled" else self
         problem = model.problem(series)
         result = fit(replace(problem, prior=None) if options.prior is None else problem, options)

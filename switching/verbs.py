@@ -92,7 +92,7 @@ class Verbs(Named):
             progress: show a progress bar on a terminal.
             factorization: of q(paths) in VMP: "structured", the exact chain, or "mean_field", every step on its own.
             batch_size: sequences after which VMP updates the parameters, by a step that shrinks as it goes on (see
-                `fitting.in_parts`); a step of `max_steps` is then a pass through all sequences. None: all sequences.
+                `fitting.chunked`); a step of `max_steps` is then a pass through all sequences. None: all sequences.
             start: one of the starts, with `restarts=1` the only one: a model or a fit, values by name (of which some
                 may be left out), or a state for every step `[*batch, T]`, -1 where it is not known. States then keep
                 their numbers.

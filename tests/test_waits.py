@@ -16,10 +16,10 @@ from samplehold.inference.chains.copy.chain import CopyChain
 from samplehold.inference.chains.markov.chain import MarkovChain
 from samplehold.inference.numerics.deferred import deferred, refuse_if, told_by
 from samplehold.inference.numerics.remembered import remembered
-from samplehold.switching.fitting import in_parts
+from samplehold.switching.fitting import chunked
+from samplehold.switching.fitting.chunked import ChunkedVMP, engine_from
 from samplehold.switching.fitting.em import EM
 from samplehold.switching.fitting.graph import Graph
-from samplehold.switching.fitting.in_parts import InParts, engine_from
 from samplehold.switching.fitting.network import NetworkPassing
 from samplehold.switching.fitting.options import Options
 from samplehold.switching.fitting.sampling import fit_svi
@@ -115,11 +115,11 @@ def test_a_sweep_of_message_passing_waits_once(name):
 
 
 def test_a_sweep_in_parts_waits_once(monkeypatch):
-    monkeypatch.setattr(in_parts, "ROOM", 200)
+    monkeypatch.setattr(chunked, "ROOM", 200)
     with gpu() as device:
         problem = problem_of("copy", device)
         engine = engine_from(Graph.of(problem), starts_of(problem).values)
-        assert isinstance(engine, InParts)
+        assert isinstance(engine, ChunkedVMP)
         assert len(looks(lambda: engine.run(3, 0.0))) == 3
 
 

@@ -32,7 +32,6 @@ from .search import Report, search
 @interruptible()
 def fit(problem: Problem, options: Options) -> Result:
     """Fit the parameters of a problem; see `SwitchingSSM.fit`."""
-    check_enough(problem.series, problem.n_states)
     conjugate = all(isinstance(part.emission, ConjugateEmission) for part in problem.emission.parts)
     by_messages = options.method == "vmp" or (options.method != "em" and conjugate)
     with explains_singularity():

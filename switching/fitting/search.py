@@ -109,7 +109,7 @@ class Climb:
         """The same of an objective that is greater by a constant."""
         return replace(self, trace=[height + by for height in self.trace])
 
-    def left(self, rounding: float) -> float:
+    def remaining_gain(self, rounding: float) -> float:
         """What is left to gain, by the last two rises."""
         before, last = self._rises
         if abs(last) <= rounding * abs(self.final):
@@ -168,7 +168,7 @@ class Found:
         if self.best.ended == "converged":
             what = "were gained in the last pass" if self.by_passes else "are left to gain"
             return f"converged: less than {self.tol:.2g} nats {what}"
-        left = math.inf if self.by_passes else self.best.left(0.0)
+        left = math.inf if self.by_passes else self.best.remaining_gain(0.0)
         ahead = f"about {left:.2g} nats are" if math.isfinite(left) else "it is not known how much is"
         return f"not converged: {ahead} left to gain after {len(self.best.trace)} steps; raise max_steps"
 
@@ -318,7 +318,7 @@ class MultiStart:
             climb.collapsed = None if collapsed is None else collapsed[i]
 
     def _has_settled(self, climb: Climb, gain: float) -> bool:
-        if max(climb.left(self._rounding), gain) > self.tol:
+        if max(climb.remaining_gain(self._rounding), gain) > self.tol:
             return False
         climb.ended = "converged"
         return True

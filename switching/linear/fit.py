@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..fitting.fit import check_enough, explains_singularity
+from ..fitting.fit import explains_singularity
 from ..fitting.initialization import values_of_model
 from ..fitting.interrupts import interruptible
 from ..fitting.options import Options
@@ -27,7 +27,6 @@ from .sampling import draw
 def fit_linear(problem: LinearProblem, options: Options) -> Result:
     """Fit the parameters of a linear model; see `LinearSSM.fit`."""
     series = problem.series
-    check_enough(series, 1)
     check_options(problem, options)
     there = partial(_placed, series.observations.device)
     units = Units.of(problem.emission, series) if problem.prior is None else Units(**there(problem.prior))

@@ -379,8 +379,10 @@ class LinearSSM(VectorModel):
 
     def _fitted(self, series: Series, options: Any) -> Any:
         from ..fit import Fit
+        from ..fitting.fit import check_enough
         from .fit import fit_linear
 
+        check_enough(series, 1)
         model = self.scaled_to(series) if options.prior == "scaled" else self
         problem = replace(model.problem(series), prior=None if options.prior is None else model.prior)
         result = fit_linear(problem, options)

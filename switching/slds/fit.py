@@ -135,15 +135,15 @@ def _labels(
 
 def _own_labels(problem: SwitchingLinearProblem, start: Any) -> Tensor:
     """Labels [*b, T] that are the user's, or the most probable ones under a fit, a model or values by name."""
-    made = getattr(start, "model", start)
-    layout, values = getattr(made, "layout", problem.layout), values_of_model(start)
-    if layout != problem.layout:
-        raise ValueError(f"start: got a model of {layout}, expected {problem.layout}.")
+    layout, values = problem.layout, values_of_model(start)
     if isinstance(values, Mapping):
+        of_start = getattr(getattr(start, "model", start), "layout", layout)
+        if of_start != layout:
+            raise ValueError(f"start: got a model of {of_start}, expected {layout}.")
         series = problem.series.double()
         values = {name: value.to(series.observations) for name, value in problem.values_of(values).items()}
         with torch.no_grad():
-            return infer(problem.layout, values, series).state.argmax(-1)
+            return infer(layout, values, series).state.argmax(-1)
     table, expected = to_tensor(start, "start"), tuple(problem.series.observations.shape[:-1])
     whole = tuple(table.shape) == expected and bool((table % 1 == 0).all())
     if not whole or bool((table < 0).any()) or bool((table >= layout.n_regimes).any()):
