@@ -94,7 +94,7 @@ from .switching.emissions.gated import Gated as Gated
 from .switching.emissions.multivariate_normal import MultivariateNormal as MultivariateNormal
 from .switching.emissions.normal import Normal as Normal
 from .switching.filter_vmp import filter_vmp as filter_vmp
-from .switching.fitting.fit import Fit as Fit
+from .switching.fit import Fit as Fit
 from .switching.forecast import Forecast as Forecast
 from .switching.linear.contract import LinearGaussian as LinearGaussian
 from .switching.linear.model import LinearSSM as LinearSSM

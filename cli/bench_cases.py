@@ -25,9 +25,9 @@ from ..models.networks.minimal import MinGRU
 from ..switching.dynamics.markov import Markov
 from ..switching.emissions.multivariate_normal import MultivariateNormal
 from ..switching.emissions.normal import Normal
+from ..switching.fitting.chunked import engine_from
 from ..switching.fitting.em import EM
 from ..switching.fitting.graph import Graph
-from ..switching.fitting.in_parts import engine_from
 from ..switching.fitting.starts import first_guesses
 from ..switching.model import SwitchingSSM
 

@@ -23,7 +23,7 @@ from ..switching.data.series import Series
 from ..switching.data.tables import TableSeries, numeric_columns, pick_series, read_table
 from ..switching.data.timeline import following, label_text, uneven
 from ..switching.data.writing import write_output
-from ..switching.fitting.fit import Fit
+from ..switching.fit import Fit
 from ..switching.model import SwitchingSSM
 from ..switching.storage import find, read_model, save_model
 from .printing import show_course, show_parameters, show_switches

@@ -12,7 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from ..switching.data.timeline import label_text
-from ..switching.fitting.fit import Fit
+from ..switching.fit import Fit
 
 if TYPE_CHECKING:
     import xarray as xr

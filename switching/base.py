@@ -6,7 +6,7 @@ called.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, Unpack
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+    from .fit import Fit
     from .fitting.options import Options
 
 Own = TypeVar("Own", bound="Model")
@@ -358,13 +359,17 @@ class Model(Named, ABC):
             raise ValueError(f"x: got {x.observations.shape[-1]} feature(s), but the model has {self.n_features}.")
         return x
 
-    def _fit(self, fitter: Callable[..., Any], x: Any, given: Given, options: "Options") -> Any:
-        """The `Fit` that `fitter(model, series, options)` makes, with the series and what was asked of the prior."""
+    def _fit(self, x: Any, given: Given, options: "Options") -> "Fit[Any]":
+        """The fit that `_fitted` makes of a series, under a prior that may come with the options."""
         check_choice("method", options.method, self.methods)
         series = self.read(x, **given).detached()
         model = self.with_prior(options.prior) if isinstance(options.prior, Mapping) else self
         with naming("x"):
-            return replace(fitter(model, series, options), series=series, prior=options.prior)
+            return replace(model._fitted(series, options), series=series, prior=options.prior)
+
+    @abstractmethod
+    def _fitted(self, series: Series, options: "Options") -> "Fit[Any]":
+        """The fit of a series; without a prior where `options.prior` is None."""
 
     def states(self, x: Any, **given: Unpack[Given]) -> "pd.DataFrame":
         """The states at each step given the whole of its sequence, under the model's values.

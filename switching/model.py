@@ -9,11 +9,9 @@ them; `with_values` or `fit` gives it values, and then every inference below is 
 """
 
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any, Unpack
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Unpack
 
-import pyro
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -33,8 +31,11 @@ from .forecast import Forecast, look_ahead
 from .parameters import Parameter, Parameters
 from .priors import log_prior, sample_sites
 from .problem import Problem
-from .program import PathMixture, Simulated, explicit_program, sequence_plates
+from .program import PathMixture, Simulated, collapsed_program, explicit_program
 from .seeding import seeded
+
+if TYPE_CHECKING:
+    from .fit import Fit
 
 
 @dataclass(frozen=True, repr=False)
@@ -189,11 +190,7 @@ class SwitchingSSM(Model):
         """The same density with the paths summed out: one site `x`, whose log probability is the chain's
         log-normaliser."""
         problem = self._extent(x, n_steps, batch_shape, given)
-        mixture = PathMixture(problem, self._drawn(problem))
-        with ExitStack() as scope:
-            for plate in sequence_plates(problem.series.batch_shape):
-                scope.enter_context(plate)
-            return pyro.sample("x", mixture, obs=None if x is None else problem.series.observations)
+        return collapsed_program(problem, self._drawn(problem), observed=x is not None)
 
     def simulate(
         self, n_steps: int, batch_shape: tuple[int, ...] = (), *, seed: Seed = None, **given: Unpack[Given]
@@ -347,7 +344,7 @@ class SwitchingSSM(Model):
         start: Any = None,
         fixed: Any = None,
         **given: Unpack[Given],
-    ) -> Any:
+    ) -> "Fit[Any]":
         """Fit the parameters to sequences.
 
         Arguments:
@@ -388,12 +385,22 @@ class SwitchingSSM(Model):
                 mode.
             TypeError: message passing with an emission that has no conjugate prior.
         """
-        from .fitting.fit import fit_model
-
         options = Options(
             method, restarts, max_steps, tol, seed, prior, progress, factorization, batch_size, start, fixed
         )
-        return self._fit(fit_model, x, given, options)
+        return self._fit(x, given, options)
+
+    def _fitted(self, series: Series, options: Options) -> "Fit[Any]":
+        from .fit import Fit
+        from .fitting.fit import check_enough, fit
+        from .fitting.units import Units
+
+        check_enough(series, self.n_states)
+        Units.of(self.emission, series)  # names a feature of which no prior can be scaled
+        model = self if options.prior is None else self.scaled_to(series)
+        problem = model.problem(series)
+        result = fit(replace(problem, prior=None) if options.prior is None else problem, options)
+        return Fit.of(result, model._copy(result.values), model)
 
     def _figures(self) -> Any:
         from .views import figures

@@ -5,7 +5,7 @@ problem serves all of them at once.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ from ..inference.numerics.records import Record
 from .data.series import Series
 from .dynamics.contract import Dynamics
 from .emissions.contract import Emission
-from .parameters import Parameter, Parameters
+from .parameters import Parameter, Parameters, read_table
 from .priors import Site, log_prior
 
 Result = TypeVar("Result")
@@ -143,6 +143,20 @@ class Problem(SeriesProblem):
     def parameters(self) -> dict[str, Parameter]:
         """By name, what is known of the parameters."""
         return self.dynamics.parameters | dict(self.emission.parameters)
+
+    @property
+    def numbered(self) -> bool:
+        """Whether fixed parameters tell the states apart, so that they keep their order."""
+        return any("state" in self.parameters[name].dims for name in self.fixed)
+
+    def values_of(self, tables: Mapping[str, Any]) -> Parameters:
+        """Parameters from numbers by name, in any form that the dynamics and the emission know.
+
+        Raises:
+            ValueError: a parameter is missing, or outside its space.
+        """
+        values = {name: read_table(table, name) for name, table in tables.items()}
+        return self.dynamics.check_values(values) | self.emission.check_values(values, self.n_states)
 
     @cached_property
     def sites(self) -> list[Site]:

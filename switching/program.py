@@ -120,6 +120,15 @@ class PathMixture(TorchDistribution):
         return PathMixture(self.problem, self.values, torch.Size(batch_shape))
 
 
+def collapsed_program(problem: Problem, values: Parameters, observed: bool) -> Tensor:
+    """One site `x` of whole sequences with the paths summed out; conditioned on the series where `observed`."""
+    mixture = PathMixture(problem, values)
+    with ExitStack() as scope:
+        for plate in sequence_plates(problem.series.batch_shape):
+            scope.enter_context(plate)
+        return pyro.sample("x", mixture, obs=problem.series.observations if observed else None)
+
+
 def explicit_program(problem: Problem, values: Parameters, observed: bool) -> Tensor:
     """Sites `z_1, s_1, x_1, z_2, ...` inside one plate a batch axis, conditioned on the series where `observed`.
 

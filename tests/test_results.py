@@ -21,7 +21,7 @@ from samplehold.cli.app import app
 from samplehold.cli.console import netcdf, write_figure, write_table
 from samplehold.cli.results import replacing
 from samplehold.switching.data import writing
-from samplehold.switching.fitting.fit import Fit
+from samplehold.switching.fit import Fit
 from samplehold.switching.fitting.progress import Progress
 from typer.testing import CliRunner
 

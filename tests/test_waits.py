@@ -17,10 +17,10 @@ from samplehold.inference.chains.copy.chain import CopyChain
 from samplehold.inference.chains.markov.chain import MarkovChain
 from samplehold.inference.numerics.deferred import deferred, refuse_if, told_by
 from samplehold.inference.numerics.remembered import remembered
-from samplehold.switching.fitting import in_parts
+from samplehold.switching.fitting import chunked
+from samplehold.switching.fitting.chunked import ChunkedVMP, engine_from
 from samplehold.switching.fitting.em import EM
 from samplehold.switching.fitting.graph import Graph
-from samplehold.switching.fitting.in_parts import InParts, engine_from
 from samplehold.switching.fitting.network import NetworkPassing
 from samplehold.switching.fitting.options import Options
 from samplehold.switching.fitting.sampling import fit_svi
@@ -116,22 +116,22 @@ def test_a_sweep_of_message_passing_waits_once(name):
 
 
 def test_a_sweep_in_parts_waits_once(monkeypatch):
-    monkeypatch.setattr(in_parts, "ROOM", 200)
+    monkeypatch.setattr(chunked, "ROOM", 200)
     with gpu() as device:
         problem = problem_of("copy", device)
         engine = engine_from(Graph.of(problem), starts_of(problem).values)
-        assert isinstance(engine, InParts)
+        assert isinstance(engine, ChunkedVMP)
         assert len(looks(lambda: engine.run(3, 0.0))) == 3
 
 
 def test_a_step_of_svi_waits_once():
     with gpu() as device:
-        model, problem = sh.SwitchingSSM(*MODELS["copy"]), problem_of("copy", device)
+        problem = problem_of("copy", device)
         start = {name: value[0] for name, value in starts_of(problem).values.items()}
 
         def climb(steps: int) -> int:
             with counted() as found, unchecked():
-                fit_svi(model, problem, Options("svi", 1, steps, 1e-6, 0, progress=False), start)
+                fit_svi(problem, Options("svi", 1, steps, 1e-6, 0, progress=False), start)
             return len(found)
 
         climb(2)
@@ -204,7 +204,7 @@ def test_a_sweep_of_a_network_waits_once(name, method, monkeypatch):
         assert len(found) == STRIDE + 3 * rebased
         # a leap waits for by how much, and for whether all are densities there, however many restarts there are
         before, few = climber.tables, torch.full((1,), 1e-3, dtype=torch.float64)
-        assert len(looks(lambda: climber.leapt(before, few))) == 2
+        assert len(looks(lambda: climber.extrapolated(before, few))) == 2
 
 
 def test_a_try_of_a_structure_waits_for_whether_it_is_possible_there_and_who_has_risen(monkeypatch):

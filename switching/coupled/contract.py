@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
 import pyro
 import pyro.distributions as dist
@@ -41,6 +41,9 @@ from ..problem import Problem
 from ..program import sequence_plates
 from ..seeding import seeded
 from .joint import coordinates, marginals
+
+if TYPE_CHECKING:
+    from ..fit import Fit
 
 
 @dataclass(frozen=True, repr=False)
@@ -298,7 +301,7 @@ class CoupledSSM(Model):
         progress: bool = True,
         *,
         lengths: Any = None,
-    ) -> Any:
+    ) -> "Fit[Any]":
         """Fit the parameters to sequences. Chains are independent under q, so that both methods raise a bound.
 
         Arguments:
@@ -312,10 +315,19 @@ class CoupledSSM(Model):
         Raises:
             TypeError, ValueError: see `SwitchingSSM.fit`.
         """
+        options = Options(method, restarts, max_steps, tol, seed, prior, progress)
+        return self._fit(x, {"lengths": lengths}, options)
+
+    def _fitted(self, series: Series, options: Options) -> "Fit[Any]":
+        from ..fit import Fit
+        from ..fitting.fit import check_enough, explains_singularity
         from .fit import fit_coupled
 
-        options = Options(method, restarts, max_steps, tol, seed, prior, progress)
-        return self._fit(fit_coupled, x, {"lengths": lengths}, options)
+        check_enough(series, max(self.chain_sizes))
+        with explains_singularity():
+            result = fit_coupled(self.network(series, options), series, options)
+        paths = paths_of(result.paths, result.objective, result.converged)
+        return replace(Fit.of(result, self.with_values(result.values)), paths=paths)
 
     def _figures(self) -> Any:
         from ..views import coupled_figures

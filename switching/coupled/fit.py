@@ -12,35 +12,30 @@ Concentrations of the priors are 1; the emission's prior is scaled to the data. 
 import torch
 
 from ..data.series import Series
-from ..fitting.fit import Fit, check_enough, course, definite
-from ..fitting.interrupts import sheltered
-from ..fitting.network import NetworkPosterior
+from ..fitting.interrupts import interruptible
+from ..fitting.network import Network, NetworkPassing, multi_start
 from ..fitting.options import Options
-from .contract import CoupledSSM, paths_of
+from ..fitting.result import Result, diagnostics
 
 
-@sheltered()
-@definite()
-def fit_coupled(model: CoupledSSM, series: Series, options: Options) -> Fit[CoupledSSM]:
-    """See `CoupledSSM.fit`."""
-    check_enough(series, max(model.chain_sizes))
-    network = model.network(series, options)
+@interruptible()
+def fit_coupled(network: Network, series: Series, options: Options) -> Result:
+    """Fit the parameters of several chains; `paths` of the result are the expected uses of each chain's tables."""
     if options.method == "em":
         network = network.at_points(flat=options.prior is None)
-    race = network.race(options, series, ["labels"] * options.restarts, -(-options.restarts // 3))
-    best = race.best
-    etas = {name: best.tables[name] for name in network.families}
-    posterior = NetworkPosterior(etas, network.families, network.collect)
-    used = [block.family.mean(best.tables[block.name]) for block in network.paths]
-    how = course(race.found())
-    paths = paths_of(used, how["objective"], how["converged"])
-    empty = tuple(state.flatten(0, -2).sum(0) < 1.0 for state in paths.state)
-    return Fit(
-        model=model.with_values(posterior.mean),
+    with multi_start(options, series) as search:
+        optimizer = NetworkPassing(network.engine(options.restarts), network)
+        search.run(optimizer, ["labels"] * options.restarts, -(-options.restarts // 3))
+    tables = search.best.tables
+    posterior = network.posterior(tables)
+    used = [block.family.mean(tables[block.name]) for block in network.paths]
+    empty = tuple((chain.fresh + chain.held).flatten(0, -2).sum(0) < 1.0 for chain in used)
+    return Result(
+        values=posterior.mean,
         method=options.method,
         empty_states=empty,
         collapsed_states=tuple(torch.zeros_like(chain) for chain in empty),
         posterior=posterior if options.method == "vmp" else None,
-        paths=paths,
-        **how,
+        paths=used,
+        **diagnostics(search.found()),
     )

@@ -5,7 +5,7 @@ r"""Expectation-maximisation over many restarts at once.
 
 The objective $\log p(x \mid \theta) + \log p(\theta)$ (without a prior: $\log p(x \mid \theta)$) never falls (Dempster,
 Laird & Rubin 1977). Restarts are the leading axis of every table. Sequences of very different lengths go
-without most of their padding: see `packing`.
+without most of their padding: see `bucketing`.
 """
 
 from copy import copy
@@ -24,7 +24,7 @@ from ...inference.numerics.deferred import deferred
 from ..definite import free_coordinates
 from ..parameters import Parameters, kept, prefixed
 from ..problem import Problem
-from .packing import Packing
+from .bucketing import Bucketing
 from .starts import variance_floor
 
 
@@ -37,8 +37,8 @@ class EM:
     """
 
     def __init__(self, problem: Problem, values: Parameters) -> None:
-        self._packing = Packing.of(problem)
-        self.problem = problem if self._packing is None else self._packing.problem  # of the M-step
+        self._buckets = Bucketing.of(problem)
+        self.problem = problem if self._buckets is None else self._buckets.problem  # of the M-step
         self._floor = variance_floor(self.problem.series)
         self._begin(values, None)
 
@@ -68,7 +68,7 @@ class EM:
             interrupted = True
         return Run(torch.stack(trace), len(trace), False, interrupted=interrupted)
 
-    def leapt(self, before: Parameters, by: Float[Tensor, "R"]) -> Parameters:
+    def extrapolated(self, before: Parameters, by: Float[Tensor, "R"]) -> Parameters:
         """The parameters that many times as far ahead as they lie from `before`, in coordinates without bounds."""
         known, by = self.problem.parameters, by.to(next(iter(self.tables.values())))
         ahead = {n: _ahead(before[n], now, by, known[n].support) for n, now in self.tables.items()}
@@ -105,8 +105,8 @@ class EM:
 
     def _expected(self, values: Parameters) -> Marginals:
         """The E-step."""
-        if self._packing is not None:
-            return self._packing.marginals(values)
+        if self._buckets is not None:
+            return self._buckets.marginals(values)
         return self.problem.chain(values).marginals()
 
 

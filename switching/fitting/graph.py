@@ -137,7 +137,7 @@ class Graph:
 
 
 @dataclass(frozen=True)
-class HeldBlock(Conjugate):
+class FixedBlock(Conjugate):
     """A block of parameters of which a fit holds some, or all, at given values."""
 
     block: Conjugate
@@ -182,7 +182,7 @@ def blocks_of(dynamics: Dynamics, emission: Emission, fixed: Parameters | None =
     for name, (prefix, block) in found.items():
         at = {own: value for own, value in with_prefix(fixed or {}, prefix).items() if own in block.parameters}
         if at:
-            found[name] = prefix, HeldBlock(block, at)
+            found[name] = prefix, FixedBlock(block, at)
     return found
 
 

@@ -1,8 +1,8 @@
-"""Ctrl-C during a fit: it ends the climb, and nothing that was reached is lost.
+"""Ctrl-C during a fit ends its loops, and keeps the best result so far.
 
-Within `sheltered`, from the first block on that is `open_to_keys`, a press of the keys breaks into such blocks alone:
-the loops, which keep what they have. Elsewhere, where a result is put together, it waits for the next such block, or
-for the end; a second press breaks in anywhere. Only the main thread is ever interrupted.
+Ctrl-C raises KeyboardInterrupt at once before the first block of `may_interrupt`, and inside such blocks: the loops of
+a fit. Between them, where a result is put together, it waits for the next block, or for the end. A second Ctrl-C raises
+at once anywhere. Only the main thread is ever interrupted.
 """
 
 import signal
@@ -27,8 +27,8 @@ _keys: Keys | None = None  # of the fit that is going on
 
 
 @contextmanager
-def sheltered() -> Iterator[None]:
-    """A block of which nothing is lost to a press of the keys, from its first part on that is `open_to_keys`."""
+def interruptible() -> Iterator[None]:
+    """A block of which nothing is lost to a press of the keys, from its first part on that is `may_interrupt`."""
     global _keys
     before = signal.getsignal(signal.SIGINT)
     if _keys is not None or threading.current_thread() is not threading.main_thread() or not callable(before):
@@ -52,7 +52,7 @@ def sheltered() -> Iterator[None]:
 
 
 @contextmanager
-def open_to_keys() -> Iterator[None]:
+def may_interrupt() -> Iterator[None]:
     """A block into which a press breaks with KeyboardInterrupt; a press that waits does so at once."""
     keys = _keys
     if keys is None:
@@ -69,7 +69,7 @@ def open_to_keys() -> Iterator[None]:
         keys.heard = keys.heard and keys.open > 0
 
 
-def listen() -> None:
+def check_interrupt() -> None:
     """Raise KeyboardInterrupt where a press broke in and was lost, as in a finaliser, which ignores what it raises."""
     if _keys is not None and _keys.heard:
         raise KeyboardInterrupt

@@ -13,8 +13,8 @@ from ...inference.message_passing.engine import VMP, Run
 from ...inference.numerics.deferred import passed
 from ..parameters import Parameters
 from ..problem import Problem
+from .chunked import ChunkedVMP, engine_from, engine_of, occupancy_of, parameters_of, run_batches
 from .graph import Etas, Graph
-from .in_parts import InParts, engine_from, engine_of, occupancy_of, parameters_of, run_batches
 from .options import Options
 from .search import Climb, Found, Report, search
 from .starts import Starts, first_guesses, opened
@@ -25,7 +25,7 @@ HALVINGS = 10  # of a leap
 class Passing:
     """A batch of restarts that climb by message passing."""
 
-    def __init__(self, engine: VMP | InParts, graph: Graph | None = None) -> None:
+    def __init__(self, engine: VMP | ChunkedVMP, graph: Graph | None = None) -> None:
         self.engine, self.graph = engine, graph
 
     @property
@@ -42,7 +42,7 @@ class Passing:
     def select(self, restarts: Tensor) -> "Passing":
         return Passing(self.engine.select(restarts), self.graph)
 
-    def leapt(self, before: Etas, by: Tensor) -> Etas | None:
+    def extrapolated(self, before: Etas, by: Tensor) -> Etas | None:
         """Natural parameters as far ahead, or half or less of that where they would not be those of a density."""
         now = self.tables
         by = by.to(next(eta for eta in now.values() if isinstance(eta, Tensor)))
@@ -101,7 +101,7 @@ def fit_vmp(
 
         found = search(problem, begin, lambda etas: graph.chain(etas).smooth().state, options, report, own)
     engine = engine_of(graph, {name: eta.unsqueeze(0) for name, eta in found.best.tables.items()})
-    occupancy = engine.occupancy if isinstance(engine, InParts) else occupancy_of(engine)
+    occupancy = engine.occupancy if isinstance(engine, ChunkedVMP) else occupancy_of(engine)
     return Fitted(graph, found.best.tables, occupancy[0], found)
 
 

@@ -6,7 +6,8 @@ Restarts are the first axis of every block. Expectation-maximisation is the same
 one chain its bound is the evidence.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +24,7 @@ from .message_passing import Passing
 from .options import Options
 from .posterior import ParameterPosterior
 from .progress import Progress
-from .search import Race
+from .search import MultiStart
 
 RIDGE = 1e-9  # how often a prior still counts under maximum likelihood: it holds what the data leave open
 
@@ -58,26 +59,29 @@ class Network:
         priors = {name: families[name].nothing(prior) + RIDGE * prior for name, prior in self.priors.items()}
         return replace(self, families=families, priors=priors)
 
-    def engine(self, restarts: int, check: bool = True) -> VMP:
-        """The engine, whose parameters start at their prior and whose paths start where they are."""
-        blocks = [
-            Block(name, family, self.priors[name], self.priors[name].expand(restarts, *self.priors[name].shape))
-            for name, family in self.families.items()
-        ]
-        return VMP([*blocks, *self.paths], self.factors, restarts, check=check)
+    def engine(
+        self,
+        restarts: int,
+        start: dict[str, Tensor] | None = None,
+        check: bool = True,
+        linear: frozenset[str] = frozenset(),
+    ) -> VMP:
+        """The engine. Paths start where they are; parameters start at `start [R, ...]`, or else at their prior."""
+        begin = {name: prior.expand(restarts, *prior.shape) for name, prior in self.priors.items()} | (start or {})
+        blocks = [Block(name, kind, self.priors[name], begin[name]) for name, kind in self.families.items()]
+        return VMP([*blocks, *self.paths], self.factors, restarts, check=check, linear=linear)
 
-    def race(self, options: Options, series: Series, kinds: list[str], n_kept: int, shift: float = 0.0) -> Race:
-        """Climbs from the paths as they start, one of each kind.
+    def posterior(self, tables: dict[str, Any]) -> "NetworkPosterior":
+        """The distribution of the parameters with these natural parameters."""
+        return NetworkPosterior({name: tables[name] for name in self.families}, self.families, self.collect)
 
-        Arguments:
-            n_kept: how many go on to the end, besides those that may still be the best.
-            shift: by which the objective is greater in the user's units, for the progress that is shown.
-        """
-        title = f"{options.method.upper()}, {options.restarts} restarts"
-        with Progress(title, options.max_steps, options.progress) as shown:
-            race = Race(options, series, lambda step, best: shown(step, best + shift))
-            race.run(NetworkPassing(self.engine(len(kinds)), self), kinds, n_kept)
-        return race
+
+@contextmanager
+def multi_start(options: Options, series: Series, shift: float = 0.0) -> Iterator[MultiStart]:
+    """A search that shows its progress; `shift`: by how much the objective is greater in the user's units."""
+    title = f"{options.method.upper()}, {options.restarts} restarts"
+    with Progress(title, options.max_steps, options.progress) as shown:
+        yield MultiStart(options, series, lambda step, best: shown(step, best + shift))
 
 
 class NetworkPassing(Passing):
@@ -104,10 +108,15 @@ class NetworkPassing(Passing):
             family.mean(etas[name])
 
     def at(self, tables: Etas) -> "NetworkPassing":
-        blocks = [replace(block, eta=tables[name]) for name, block in self.engine.blocks.items()]
-        engine = VMP(blocks, self.engine.factors, self.engine.restarts, check=False, linear=self.engine.linear)
+        there = self.resumed(tables, self.engine.restarts)
         for block in self.network.paths:
-            engine.update(block.name)
+            there.engine.update(block.name)
+        return there
+
+    def resumed(self, tables: Etas, restarts: int | None) -> "NetworkPassing":
+        """Climbs that go on from the natural parameters of all blocks."""
+        blocks = [replace(block, eta=tables[name]) for name, block in self.engine.blocks.items()]
+        engine = VMP(blocks, self.engine.factors, restarts, check=False, linear=self.engine.linear)
         return NetworkPassing(engine, self.network, fresh=False)
 
 

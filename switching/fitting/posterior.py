@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Unpack
+from typing import Any, Protocol, Unpack, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -25,10 +25,9 @@ from ...inference.numerics.scalars import check_flag, check_integer, check_proba
 from ..data.series import Given
 from ..emissions.contract import ByGate
 from ..forecast import Forecast, Interval, central_interval, look_ahead
-from ..model import SwitchingSSM
 from ..parameters import Parameters
 from ..problem import Problem
-from .graph import Blocks, Etas, Graph, blocks_of, drawn, expected
+from .graph import Blocks, Etas, Graph, drawn, expected
 from .refinement import RELIABLE, draw_posterior
 from .units import Units
 
@@ -80,10 +79,28 @@ class ParameterPosterior(ABC):
         return Interval(*({name: ends[i] for name, ends in found.items()} for i in range(2)))
 
 
-class Posterior(ParameterPosterior):
-    """The same of a `SwitchingSSM`, which predicts."""
+@runtime_checkable
+class Reader(Protocol):
+    """What makes a problem of any series, as a model does."""
 
-    model: SwitchingSSM
+    def problem(self, x: Any, *, horizon: int = 0, **given: Unpack[Given]) -> Problem:
+        """The problem of the series x."""
+        ...
+
+
+class Posterior(ParameterPosterior):
+    """The same of a `SwitchingSSM`, which predicts.
+
+    Attributes:
+        model: reads the series that predictions are for; a model sets it when it takes over a fit.
+    """
+
+    model: Reader | None
+
+    def _problem_of(self, x: Any, **given: Any) -> Problem:
+        """The problem of the series x."""
+        assert self.model is not None
+        return self.model.problem(x, **given)
 
     @abstractmethod
     def smooth(self, x: Any, **given: Unpack[Given]) -> Smoothed:
@@ -92,21 +109,21 @@ class Posterior(ParameterPosterior):
     def forecast(self, x: Any, horizon: int, *, draws: int = DRAWS, seed: Seed = 0, **given: Unpack[Given]) -> Forecast:
         """As `SwitchingSSM.forecast`, averaged over draws of the parameters. Give the series that was fitted."""
         horizon = check_integer("horizon", horizon)
-        problem = self.model.problem(x, horizon=horizon, **given)
+        problem = self._problem_of(x, horizon=horizon, **given)
         problem.series.check_ahead(horizon)
         values = self._draws(problem, draws, seed)
         with naming("x"):
             found = [look_ahead(problem, some, horizon) for some in problem.in_turns(values)]
         ahead = ByGate(*(torch.cat(parts) for parts in zip(*found, strict=True)))
         mixed = ByGate(*(weights.movedim(0, -2).flatten(-2) / len(ahead.held) for weights in ahead))
-        forecast = Forecast.of(self.model.emission, self._all_states(values), mixed, problem.series, self)
+        forecast = Forecast.of(problem.emission, self._all_states(problem, values), mixed, problem.series, self)
         return replace(forecast, state=(ahead.redrawn + ahead.held).mean(0))
 
     def log_likelihood(
         self, x: Any, *, draws: int = DRAWS, seed: Seed = 0, **given: Unpack[Given]
     ) -> Float[Tensor, "*b T"]:
         """log p(x_t | x_1..t-1, what was fitted) of every step of a series that was not fitted; 0 beyond its end."""
-        problem = self.model.problem(x, **given)
+        problem = self._problem_of(x, **given)
         values = self._draws(problem, draws, seed)
         with naming("x"):
             increments = [problem.chain(some).filter().log_increment for some in problem.in_turns(values)]
@@ -118,12 +135,13 @@ class Posterior(ParameterPosterior):
         n = check_integer("draws", n)
         return {name: value.to(problem.series.observations) for name, value in self.sample(n, seed).items()}
 
-    def _all_states(self, values: Parameters) -> Parameters:
+    @staticmethod
+    def _all_states(problem: Problem, values: Parameters) -> Parameters:
         """The emission's parameters in all states of all draws, one after another: a mixture over both is one."""
-        n_states = self.model.n_states
+        n_states = problem.n_states
         return {
             name: values[name].expand(-1, n_states, *values[name].shape[2:]).flatten(0, 1)
-            for name in self.model.emission.parameters
+            for name in problem.emission.parameters
         }
 
 
@@ -132,21 +150,23 @@ class VariationalPosterior(Posterior):
     """Independent blocks of conjugate families.
 
     Attributes:
-        model: the model with the prior that was used.
         blocks: natural parameters of each block.
+        known_blocks: by name, the parameters of each block.
         units: of the data, in which the blocks are.
         problem: what was fitted; None: it is not known, and nothing can be `refined`.
+        model: reads other series.
     """
 
-    model: SwitchingSSM
     blocks: Etas
+    known_blocks: Blocks
     units: Units
     problem: Problem | None = None
+    model: Reader | None = None
 
     @cached_property
     def refined(self) -> ParameterPosterior:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Draws of the posterior itself: see `RefinedPosterior`."""
-        return self if self.problem is None else RefinedPosterior.of(self.model, self.problem, self.mean)
+        return self if self.problem is None else RefinedPosterior.of(self.problem, self.mean, self.model)
 
     @property
     def mean(self) -> Parameters:
@@ -162,7 +182,7 @@ class VariationalPosterior(Posterior):
 
         Its log-normaliser is the expected evidence's bound: it lies below log p(x), the more so the less is known.
         """
-        problem = self.model.problem(x, **given)
+        problem = self._problem_of(x, **given)
         like, units = problem.series.observations, self.units.to(problem.series.observations)
         problem = replace(problem, fixed={name: value.to(like) for name, value in self._fixed.items()})
         etas = {name: eta.to(like) for name, eta in self.blocks.items()}
@@ -178,11 +198,6 @@ class VariationalPosterior(Posterior):
     @property
     def _fixed(self) -> Parameters:
         return {} if self.problem is None else self.problem.fixed
-
-    @cached_property
-    def known_blocks(self) -> Blocks:
-        """By name, what the blocks are of."""
-        return blocks_of(self.model.dynamics, self.model.emission, self.units.values(self._fixed))
 
 
 class DrawnParameters(ParameterPosterior):
@@ -226,19 +241,19 @@ class DrawnPosterior(DrawnParameters, Posterior):
         diverging: of a sampler's draws, at which its path diverged, so that what lies near may have been missed.
     """
 
-    model: SwitchingSSM
     draws: Parameters
     problem: Problem | None = None
     diverging: Bool[Tensor, "chains draws"] | None = None
+    model: Reader | None = None
 
     @cached_property
     def refined(self) -> ParameterPosterior:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Draws of the posterior itself: see `RefinedPosterior`."""
-        return self if self.problem is None else RefinedPosterior.of(self.model, self.problem, self.mean)
+        return self if self.problem is None else RefinedPosterior.of(self.problem, self.mean, self.model)
 
     def smooth(self, x: Any, **given: Unpack[Given]) -> Smoothed:
         """The mean over the draws; log p(x) is that of the mixture of all draws."""
-        problem = self.model.problem(x, **given)
+        problem = self._problem_of(x, **given)
         every = {name: draws.flatten(0, 1).to(problem.series.observations) for name, draws in self.draws.items()}
         fields: dict[str, Any] = {}
         evidence, n = [], next(iter(every.values())).shape[0]
@@ -269,7 +284,7 @@ class RefinedPosterior(DrawnPosterior):
         return self.pareto_k < RELIABLE
 
     @staticmethod
-    def of(model: SwitchingSSM, problem: Problem, near: Parameters) -> "RefinedPosterior":
+    def of(problem: Problem, near: Parameters, model: Reader | None = None) -> "RefinedPosterior":
         """Around the peak that is reached from `near`."""
         draws, k = draw_posterior(problem, near)
-        return RefinedPosterior(model, {name: value.unsqueeze(0) for name, value in draws.items()}, pareto_k=k)
+        return RefinedPosterior({name: value.unsqueeze(0) for name, value in draws.items()}, pareto_k=k, model=model)

@@ -16,7 +16,7 @@ with undrawn():
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
-from .interrupts import listen
+from .interrupts import check_interrupt
 
 INTERVAL = 0.5  # seconds between two lines in a notebook
 CELLS = 30  # letters of its bar
@@ -43,7 +43,7 @@ class Progress:
             self._shown.stop()
 
     def __call__(self, step: int, objective: float) -> None:
-        listen()
+        check_interrupt()
         if self._shown is not None:
             self._shown.update(step, objective)
 

@@ -22,16 +22,18 @@ from torch import Tensor
 from torch.distributions import biject_to
 
 from ...inference.numerics.deferred import deferred
-from ..model import SwitchingSSM
 from ..parameters import Parameters, reordered
+from ..priors import sample_sites
 from ..problem import Problem
+from ..program import collapsed_program
 from ..seeding import seeded
 from .alignment import match_states
 from .density import Density, FreeDensity
-from .interrupts import open_to_keys
+from .interrupts import may_interrupt
 from .options import Options
 from .posterior import DrawnPosterior
 from .progress import Progress
+from .result import Result
 from .search import COLUMNS
 from .units import Units
 
@@ -41,25 +43,12 @@ CHAINS = 4
 MIXED = 1.05  # split R-hat below which chains are taken to agree (Vehtari et al. 2021 ask 1.01 of long ones)
 
 
-@dataclass(frozen=True)
-class Sampled:
-    """Draws of the parameters, and how they were reached; the fields are those of `Fit`."""
-
-    posterior: DrawnPosterior
-    occupancy: Tensor  # [K], expected number of steps in each state under the mean of the draws
-    objective: Tensor
-    restarts: pd.DataFrame
-    converged: bool
-    reason: str
-    interrupted: bool
-
-
-def fit_svi(model: SwitchingSSM, problem: Problem, options: Options, start: Parameters) -> Sampled | None:
+def fit_svi(problem: Problem, options: Options, start: Parameters) -> Result | None:
     """`max_steps` steps of SVI; None where it was interrupted before the first."""
     units = Units.of(problem.emission, problem.series)
     inner, volume = units.problem(problem), float(units.log_volume(problem.series).sum())
     with seeded(options.number, problem.series.observations), pyro.get_param_store().scope():
-        program = pyro.condition(partial(model._copy({}, inner.prior or {}).collapsed, inner.series), inner.fixed)
+        program = pyro.condition(partial(_program, inner), inner.fixed)
         guide = AutoNormal(program, init_loc_fn=init_to_value(values=units.values(start)), init_scale=0.05)
         losses, interrupted = climb_guide(program, guide, options, -volume)
         if not losses:
@@ -67,10 +56,20 @@ def fit_svi(model: SwitchingSSM, problem: Problem, options: Options, start: Para
         fixed = {name: value.expand(1, DRAWS, *value.shape) for name, value in problem.fixed.items()}
         free = {name: draw_guide(guide, name)[None] for name in start if name not in fixed}
     draws = {name: (units.back(free) | fixed)[name] for name in start}
+    return _result(problem, "svi", DrawnPosterior(draws, problem), sampled_diagnostics(*bound_of(losses), interrupted))
+
+
+def _program(problem: Problem) -> Tensor:
+    """Draws of the parameters from their prior, and the series given them."""
+    return collapsed_program(problem, sample_sites(problem.sites), observed=True)
+
+
+def bound_of(losses: list[float]) -> tuple[Tensor, int, bool, str]:
+    """The trace of the bound, of one run, whether it has settled, and that in words."""
     trace = torch.tensor(losses, dtype=torch.float64, device="cpu")
     done = settled(trace)
     how = "converged: the bound has settled" if done else "not converged: the bound still rises; raise max_steps"
-    return _sampled(DrawnPosterior(model, draws, problem), problem, trace, 1, done, how, interrupted)
+    return trace, 1, done, how
 
 
 class Bound(Trace_ELBO):
@@ -95,7 +94,7 @@ def climb_guide(
     svi = SVI(program, guide, optimiser, Bound())
     with Progress("SVI", options.max_steps, options.progress) as shown:
         try:
-            with open_to_keys():
+            with may_interrupt():
                 for step in range(1, options.max_steps + 1):
                     # the first step checks what comes; of the others nothing but the bound is looked at
                     with pyro.validation_enabled(step == 1):
@@ -138,7 +137,7 @@ def run_nuts(
     interrupted = False
     with Progress("NUTS", CHAINS * (n_draws + n_warmup), options.progress) as shown:
         try:
-            with open_to_keys():
+            with may_interrupt():
                 for number in range(CHAINS):
                     chains.append(Chained())
                     before = number * (n_draws + n_warmup)
@@ -162,20 +161,19 @@ def run_nuts(
     return Chains(draws, trace, diverging, interrupted)
 
 
-def fit_nuts(model: SwitchingSSM, problem: Problem, options: Options, start: Parameters) -> Sampled | None:
+def fit_nuts(problem: Problem, options: Options, start: Parameters) -> Result | None:
     """`max_steps` draws of each chain, after half as many of warm-up; None where it was interrupted before a draw."""
     chains = run_nuts(Density(problem, start), problem.objective, options, problem.series.observations)
     if chains is None:
         return None
     draws = {name: chains.draws[name] for name in start}
-    if not any("state" in problem.parameters[name].dims for name in problem.fixed):
+    if not problem.numbered:
         shape = chains.diverging.shape
         flat = {name: value.flatten(0, 1) for name, value in draws.items()}
         flat = reordered(problem.parameters, flat, match_states(problem, flat, start))
         draws = {name: value.unflatten(0, shape) for name, value in flat.items()}
-    mixed, how = chains.judged(draws)
-    posterior = DrawnPosterior(model, draws, diverging=chains.diverging)
-    return _sampled(posterior, problem, chains.objective, len(chains.diverging), mixed, how, chains.interrupted)
+    how = sampled_diagnostics(chains.objective, len(chains.diverging), *chains.judged(draws), chains.interrupted)
+    return _result(problem, "nuts", DrawnPosterior(draws, diverging=chains.diverging), how)
 
 
 def draw_guide(guide: AutoNormal, name: str) -> Tensor:
@@ -241,18 +239,25 @@ def settled(trace: Tensor) -> bool:
     return bool(last.mean() - before.mean() < 3 * ((before.var() + last.var()) / quarter).sqrt())
 
 
-def _sampled(
-    posterior: DrawnPosterior,
-    problem: Problem,
-    trace: Tensor,
-    n_runs: int,
-    converged: bool,
-    how: str,
-    interrupted: bool,
-) -> Sampled:
-    occupancy = problem.occupancy(posterior.mean | problem.fixed)
+def sampled_diagnostics(trace: Tensor, n_runs: int, converged: bool, reason: str, interrupted: bool) -> dict[str, Any]:
+    """How sampling went, as fields of a `Result`; `trace` has runs of the same length one after another."""
     n = len(trace) // n_runs
     finals = trace.reshape(n_runs, n).mean(-1) if n_runs > 1 else trace[-1:]
-    rows = [("fit", n, final, "interrupted" if interrupted else "sampled", True) for final in finals.tolist()]
-    reason = "not converged: interrupted" if interrupted else how
-    return Sampled(posterior, occupancy, trace, pd.DataFrame(rows, columns=COLUMNS), converged, reason, interrupted)
+    ended = "interrupted" if interrupted else "sampled"
+    return {
+        "objective": trace,
+        "converged": converged,
+        "reason": "not converged: interrupted" if interrupted else reason,
+        "steps": len(trace),
+        "restarts": pd.DataFrame([("fit", n, final, ended, True) for final in finals.tolist()], columns=COLUMNS),
+        "interrupted": interrupted,
+    }
+
+
+def _result(problem: Problem, method: str, posterior: DrawnPosterior, how: dict[str, Any]) -> Result:
+    values = posterior.mean | problem.fixed
+    empty = problem.occupancy(values) < 1.0
+    collapsed = torch.zeros_like(empty)
+    return Result(
+        values=values, method=method, empty_states=empty, collapsed_states=collapsed, posterior=posterior, **how
+    )

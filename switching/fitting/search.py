@@ -33,7 +33,7 @@ from ..data.series import Series
 from ..parameters import Parameters
 from ..problem import Problem
 from .density import IMPOSSIBLE
-from .interrupts import open_to_keys
+from .interrupts import may_interrupt
 from .options import Options
 from .starts import SAMPLE, first_guesses, rearranged
 
@@ -55,7 +55,7 @@ Report = Callable[[int, float], None]
 
 
 @runtime_checkable
-class Climber(Protocol):
+class Optimizer(Protocol):
     """A batch of restarts that climb."""
 
     @property
@@ -72,7 +72,7 @@ class Climber(Protocol):
         """Climb so many steps, or less where nothing moves any more; each row of the trace belongs to one of them."""
         ...
 
-    def leapt(self, before: dict[str, Any], by: Tensor) -> dict[str, Any] | None:
+    def extrapolated(self, before: dict[str, Any], by: Tensor) -> dict[str, Any] | None:
         """Tables that lie `by [R]` times as far from where it is as that lies from `before`; None: it cannot."""
         ...
 
@@ -109,7 +109,7 @@ class Climb:
         """The same of an objective that is greater by a constant."""
         return replace(self, trace=[height + by for height in self.trace])
 
-    def left(self, rounding: float) -> float:
+    def remaining_gain(self, rounding: float) -> float:
         """What is left to gain, by the last two rises."""
         before, last = self._rises
         if abs(last) <= rounding * abs(self.final):
@@ -168,7 +168,7 @@ class Found:
         if self.best.ended == "converged":
             what = "were gained in the last pass" if self.by_passes else "are left to gain"
             return f"converged: less than {self.tol:.2g} nats {what}"
-        left = math.inf if self.by_passes else self.best.left(0.0)
+        left = math.inf if self.by_passes else self.best.remaining_gain(0.0)
         ahead = f"about {left:.2g} nats are" if math.isfinite(left) else "it is not known how much is"
         return f"not converged: {ahead} left to gain after {len(self.best.trace)} steps; raise max_steps"
 
@@ -181,7 +181,7 @@ class Found:
 
 def search(
     problem: Problem,
-    begin: Callable[[Parameters], Climber],
+    begin: Callable[[Parameters], Optimizer],
     states: Callable[[dict[str, Tensor]], Tensor],
     options: Options,
     report: Report,
@@ -198,12 +198,12 @@ def search(
     n = options.restarts if options.restarts == 1 else TRIALS * options.restarts
     inside = int((problem.series.last + 1).sum())
     n = max(min(n, ROOM // (inside * problem.n_states)), options.restarts)
-    race = Race(options, problem.series, report)
+    race = MultiStart(options, problem.series, report)
     starts = first_guesses(problem, n, options.number, own)
     race.run(begin(starts.values), starts.kinds, math.ceil(KEPT * options.restarts))
     rounds = ROUNDS if problem.n_states > 1 and options.restarts > 1 and size <= SAMPLE else 0
     try:
-        with open_to_keys():
+        with may_interrupt():
             for number in range(rounds):
                 before = race.best.final
                 if race.interrupted:
@@ -217,7 +217,7 @@ def search(
     return race.found()
 
 
-class Race:
+class MultiStart:
     """Climbs side by side, of which those that are left behind leave.
 
     Attributes:
@@ -247,12 +247,12 @@ class Race:
     def found(self) -> Found:
         return Found(self.climbs, self.best, self.interrupted, self.tol)
 
-    def run(self, climber: Climber, kinds: Sequence[str], n_kept: int) -> None:
+    def run(self, climber: Optimizer, kinds: Sequence[str], n_kept: int) -> None:
         """Let one more batch climb; of it `n_kept`, and those that may still pass the best, go on to the end."""
         going = [Climb(kind) for kind in kinds]
         self.climbs += going
         try:
-            with open_to_keys():
+            with may_interrupt():
                 self._climb(climber, going, n_kept)
         except KeyboardInterrupt:
             if not self.best.trace:
@@ -262,7 +262,7 @@ class Race:
             if not climb.ended:
                 climb.ended = "interrupted" if self.interrupted else "max_steps"
 
-    def _climb(self, climber: Climber, going: list[Climb], n_kept: int) -> None:
+    def _climb(self, climber: Optimizer, going: list[Climb], n_kept: int) -> None:
         steps, look = 0, FIRST_LOOK
         while going and steps < self._max_steps and not self.interrupted:
             before = climber.tables
@@ -284,12 +284,12 @@ class Race:
                 if going:
                     climber = climber.select(torch.tensor(stay, device=self._device))
 
-    def _leap(self, climber: Climber, before: dict[str, Any], going: list[Climb]) -> tuple[Climber, list[float]]:
+    def _leap(self, climber: Optimizer, before: dict[str, Any], going: list[Climb]) -> tuple[Optimizer, list[float]]:
         """The batch after leaps of those that are the higher for it, and what each has gained."""
         none = [0.0] * len(going)
         by = torch.tensor([climb.leap(self._rounding) for climb in going], dtype=torch.float64, device="cpu")
         try:
-            ahead = climber.leapt(before, by) if bool((by > 0).any()) else None
+            ahead = climber.extrapolated(before, by) if bool((by > 0).any()) else None
             if ahead is None:
                 return climber, none
             with deferred() as checks:
@@ -308,7 +308,7 @@ class Race:
                 there = climber.at(mixed)
         return there, torch.where(higher, gains, 0.0).tolist()
 
-    def _note(self, going: list[Climb], climber: Climber, run: Run) -> None:
+    def _note(self, going: list[Climb], climber: Optimizer, run: Run) -> None:
         rows, tables, collapsed = run.elbo.double(), climber.tables, climber.collapsed
         bad = torch.zeros_like(rows[:1]) if collapsed is None else collapsed.any(-1).to(rows).unsqueeze(0)
         for i, (climb, (unsound, *trace)) in enumerate(zip(going, torch.cat([bad, rows]).T.tolist(), strict=True)):
@@ -318,7 +318,7 @@ class Race:
             climb.collapsed = None if collapsed is None else collapsed[i]
 
     def _has_settled(self, climb: Climb, gain: float) -> bool:
-        if max(climb.left(self._rounding), gain) > self.tol:
+        if max(climb.remaining_gain(self._rounding), gain) > self.tol:
             return False
         climb.ended = "converged"
         return True

@@ -40,6 +40,7 @@ class Units:
         Raises:
             ValueError: a spread whose square the dtype of the series does not hold; names the feature.
         """
+        _check_covariates(series)
         rows, dtype, names = series.rows.detach().double(), series.observations.dtype, series.features_of()
         if not all(part.emission.have_unit for part in emission.parts):
             check_squares("x", rows.nan_to_num(0.0).abs().amax(0).clamp_min(1), dtype, names, "reaches")
@@ -107,6 +108,12 @@ class Units:
         typical = self.emission.start(prior)
         there = log_prior(self.emission.sites(self.values(prior)), self.values(typical))
         return float(there - log_prior(self.emission.sites(prior), typical))
+
+
+def _check_covariates(series: Series) -> None:
+    if series.covariates is not None:
+        sizes = series.covariates.detach().flatten(0, -2).abs().amax(0).clamp_min(1)
+        check_squares("covariates", sizes, series.observations.dtype, series.drivers, "reaches")
 
 
 def _is_kept(emission: ConjugateEmission, prior: Parameters) -> bool:

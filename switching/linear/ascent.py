@@ -23,7 +23,7 @@ FLAT = 1e-12  # times the size of both, that a step and the fall of the gradient
 
 
 class Ascent:
-    """A batch of restarts that climb: see `fitting.search.Climber`.
+    """A batch of restarts that climb: see `fitting.search.Optimizer`.
 
     Arguments:
         density: in free coordinates.
@@ -51,7 +51,7 @@ class Ascent:
             setattr(some, name, getattr(self, name)[restarts])
         return some
 
-    def leapt(self, before: dict[str, Any], by: Tensor) -> None:
+    def extrapolated(self, before: dict[str, Any], by: Tensor) -> None:
         """Its own steps are long."""
 
     def at(self, tables: dict[str, Any]) -> "Ascent":

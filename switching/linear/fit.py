@@ -7,40 +7,36 @@ from typing import Any
 
 import torch
 
-from ..data.series import Series
-from ..fitting.fit import Fit, check_enough, course, definite
-from ..fitting.interrupts import sheltered
+from ..fitting.fit import explains_singularity
+from ..fitting.initialization import values_of_model
+from ..fitting.interrupts import interruptible
 from ..fitting.options import Options
 from ..fitting.posterior import ParameterPosterior
+from ..fitting.result import Result, diagnostics
 from ..parameters import Parameters
 from .emission import Irregular
 from .learning import learn
 from .maximum import maximum
-from .model import LinearSSM
 from .priors import NAMES, Units
 from .problem import LinearProblem, typical
 from .sampling import draw
 
 
-@sheltered()
-@definite()
-def fit_linear(model: LinearSSM, series: Series, options: Options) -> Fit[LinearSSM]:
-    """See `LinearSSM.fit`."""
-    check_enough(series, 1)
-    check_options(model, options)
-    if options.prior is not None:
-        model = model.scaled_to(series)
+@interruptible()
+@explains_singularity()
+def fit_linear(problem: LinearProblem, options: Options) -> Result:
+    """Fit the parameters of a linear model; see `LinearSSM.fit`."""
+    series = problem.series
+    check_options(problem, options)
     there = partial(_placed, series.observations.device)
-    units = Units.of(model.emission, series) if options.prior is None else Units(**there(model.prior))
-    fixed = there(fixed_values(model, options.fixed))
-    problem = replace(model.problem(series.double()), fixed=fixed)
-    problem = replace(problem, prior=None) if options.prior is None else problem
-    own = None if options.start is None else there(start_values(model, options.start))
+    units = Units.of(problem.emission, series) if problem.prior is None else Units(**there(problem.prior))
+    fixed = there(fixed_values(problem, options.fixed))
+    start = None if options.start is None else there(start_values(problem, options.start))
     by = by_climb if options.method in ("em", "vmp") else by_draws
-    values, posterior, how = by(problem, units, options, own)
+    values, posterior, how = by(replace(problem, series=series.double(), fixed=fixed), units, options, start)
     nothing = torch.zeros(0, dtype=torch.bool, device="cpu")
-    return Fit(
-        model=model._copy({name: values[name].to(series.observations) for name in model.known}, model.prior),
+    return Result(
+        values={name: values[name].to(series.observations) for name in problem.parameters},
         method=options.method,
         empty_states=nothing,
         collapsed_states=nothing,
@@ -61,9 +57,9 @@ def by_climb(problem: LinearProblem, units: Units, options: Options, own: Parame
     """The mode, or the best q."""
     if isinstance(problem.emission, Irregular):
         values, found = maximum(problem, units, options, own)
-        return values, None, course(found)
+        return values, None, diagnostics(found)
     learnt, found = learn(problem, units, options, own)
-    return learnt.mean | problem.fixed, learnt if options.method == "vmp" else None, course(found)
+    return learnt.mean | problem.fixed, learnt if options.method == "vmp" else None, diagnostics(found)
 
 
 def by_draws(problem: LinearProblem, units: Units, options: Options, own: Parameters | None) -> Found:
@@ -80,11 +76,11 @@ def by_draws(problem: LinearProblem, units: Units, options: Options, own: Parame
     return draws.mean | problem.fixed, draws, how
 
 
-def check_options(model: LinearSSM, options: Options) -> None:
+def check_options(problem: LinearProblem, options: Options) -> None:
     """Raise ValueError for what a linear model has not."""
-    if options.method == "vmp" and isinstance(model.emission, Irregular):
+    if options.method == "vmp" and isinstance(problem.emission, Irregular):
         raise ValueError(
-            f'method: got "vmp", but states of {model.dynamics!r} follow from each other without noise, so that they '
+            f'method: got "vmp", but states of {problem.dynamics!r} follow from each other without noise, so that they '
             'have no density; use "em", "svi" or "nuts".'
         )
 
@@ -92,31 +88,28 @@ def check_options(model: LinearSSM, options: Options) -> None:
 # ---- what a user says of parameters ----------------------------------------------------------------------------------
 
 
-def fixed_values(model: LinearSSM, given: Any) -> Parameters:
-    """What a fit holds, in float64.
+def fixed_values(problem: LinearProblem, fixed: Any) -> Parameters:
+    """The parameters to hold, in float64.
 
     Raises:
-        ValueError: what `with_values` raises; a part of what is only known together.
+        ValueError: see `LinearProblem.values_of`; some but not all of the parameters of a block.
     """
-    if not given:
+    if not fixed:
         return {}
     together = [*NAMES.values()]
-    if isinstance(model.emission, Irregular):
-        together = [*model.emission.structure.orders.values()]
-    own = model.with_values(typical(model.dynamics, model.emission) | dict(given)).values
+    if isinstance(problem.emission, Irregular):
+        together = [*problem.emission.structure.orders.values()]
+    values = problem.values_of(typical(problem.dynamics, problem.emission) | dict(fixed))
     for names in together:
-        some = [name for name in names if name in given]
+        some = [name for name in names if name in fixed]
         if some and len(some) < len(names):
             raise ValueError(f"fixed: got {some} without the rest of {list(names)}; give all of these, or none.")
-    return {name: own[name].double() for name in own if name in given}
+    return {name: values[name].double() for name in values if name in fixed}
 
 
-def start_values(model: LinearSSM, given: Any) -> Parameters:
-    """The values that a fit is to start from: of a model, of a fit, or by name."""
-    found = getattr(given, "model", given)
-    found = found.values if isinstance(found, LinearSSM) else found
-    if not isinstance(found, Mapping):
-        raise TypeError(f"start: got {type(given).__name__}, expected a model, a fit, or values by name.")
-    if not found:
-        raise ValueError("start: got a model without values; give one with some.")
-    return {name: value.double() for name, value in model.with_values(found).values.items()}
+def start_values(problem: LinearProblem, start: Any) -> Parameters:
+    """The values from which a fit starts: those of a model, of a fit, or by name."""
+    values = values_of_model(start)
+    if not isinstance(values, Mapping):
+        raise TypeError(f"start: got {type(start).__name__}, expected a model, a fit, or values by name.")
+    return {name: value.double() for name, value in problem.values_of(values).items()}

@@ -11,7 +11,7 @@ import torch
 
 from ...inference.families import GaussianPaths, GaussianTables, Held
 from ...inference.message_passing.factor_graph import Block
-from ..fitting.network import Network, NetworkPosterior, Points
+from ..fitting.network import Network, NetworkPassing, NetworkPosterior, Points, multi_start
 from ..fitting.options import Options
 from ..fitting.search import KEPT, TRIALS, Found
 from ..parameters import Parameters
@@ -50,9 +50,9 @@ def learn(
     shift = -units.log_volume(problem.series)
     if options.method == "em" and options.prior is not None:
         shift -= float(prior_volume(problem.dynamics, emission, units.spread))
-    race = network.race(options, problem.series, kinds, math.ceil(KEPT * options.restarts), shift)
-    etas = {name: race.best.tables[name] for name in network.families}
-    posterior = NetworkPosterior(etas, network.families, network.collect)
+    with multi_start(options, problem.series, shift) as search:
+        search.run(NetworkPassing(network.engine(n), network), kinds, math.ceil(KEPT * options.restarts))
+    posterior = network.posterior(search.best.tables)
     turn = torch.eye(problem.dynamics.n_latent).to(inner.series.observations)
     if not inner.fixed:
         turn = axes_of(posterior.mean["emission"])
@@ -61,7 +61,7 @@ def learn(
         values = turned(network.collect(found), turn, torch.zeros_like(turn[0]))
         return emission.in_units(values, *units.back)
 
-    return replace(posterior, collect=back), race.found().raised(shift)
+    return replace(posterior, collect=back), search.found().raised(shift)
 
 
 def network_of(problem: LinearProblem, start: GaussianTables) -> Network:

@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..fitting.network import multi_start
 from ..fitting.options import Options
-from ..fitting.progress import Progress
 from ..fitting.refinement import peak
-from ..fitting.search import KEPT, TRIALS, Found, Race
+from ..fitting.search import KEPT, TRIALS, Found
 from ..parameters import Parameters
 from .ascent import Ascent
 from .coordinates import LinearDensity
@@ -35,14 +35,13 @@ def maximum(problem: LinearProblem, units: Units, options: Options, own: Paramet
     if own is not None:
         starts[0], kinds[0] = density.coordinates.of(inner.emission.in_units(own, *units)), "own"
     shift = float(problem.objective(density.values({"y": density.point})) - inner.objective(near))
-    with Progress(f"{options.restarts} restarts", options.max_steps, options.progress) as shown:
-        race = Race(options, problem.series, lambda step, best: shown(step, best + shift))
-        race.run(Ascent(density, starts), kinds, math.ceil(KEPT * options.restarts))
-        best = race.best
-        if not race.interrupted:
+    with multi_start(options, problem.series, shift) as search:
+        search.run(Ascent(density, starts), kinds, math.ceil(KEPT * options.restarts))
+        best = search.best
+        if not search.interrupted:
             best.tables["y"] = polished(density, best.tables["y"])
             best.trace[-1] = max(best.trace[-1], float(density.at(best.tables["y"][None])))
-    return density.values(best.tables), race.found().raised(shift)
+    return density.values(best.tables), search.found().raised(shift)
 
 
 def check_noise(density: LinearDensity) -> None:

@@ -7,7 +7,7 @@ also called a linear dynamical system. Given values, all that is asked of it is 
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import pyro
 import torch
@@ -36,6 +36,9 @@ from .priors import Units
 from .problem import LinearProblem, known, sizes
 from .program import linear_program
 from .structures import Structure
+
+if TYPE_CHECKING:
+    from ..fit import Fit
 
 NOISES = ("diagonal", "full")
 
@@ -349,7 +352,7 @@ class LinearSSM(Model):
         start: Any = None,
         fixed: Any = None,
         lengths: Any = None,
-    ) -> Any:
+    ) -> "Fit[Any]":
         """Fit the parameters to sequences.
 
         The log-likelihood of a structure, or its log posterior, is maximised by quasi-Newton steps from standard
@@ -374,13 +377,22 @@ class LinearSSM(Model):
         Raises:
             TypeError, ValueError: see `SwitchingSSM.fit`.
         """
-        from .fit import fit_linear
-
         by_likelihood = isinstance(self.emission, Irregular) and isinstance(method, str) and method == "em"
         if by_likelihood and isinstance(prior, str) and prior == "weak" and not self._chosen:
             prior = None
         options = Options(method, restarts, max_steps, tol, seed, prior, progress, start=start, fixed=fixed)
-        return self._fit(fit_linear, x, {"lengths": lengths}, options)
+        return self._fit(x, {"lengths": lengths}, options)
+
+    def _fitted(self, series: Series, options: Options) -> "Fit[Any]":
+        from ..fit import Fit
+        from ..fitting.fit import check_enough
+        from .fit import fit_linear
+
+        check_enough(series, 1)
+        model = self if options.prior is None else self.scaled_to(series)
+        problem = replace(model.problem(series), prior=None if options.prior is None else model.prior)
+        result = fit_linear(problem, options)
+        return Fit.of(result, model._copy(result.values))
 
     def _figures(self) -> Any:
         from ..views import linear_figures

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -12,7 +13,7 @@ from ...inference.chains.linear_gaussian.chain import LinearGaussianChain
 from ...inference.chains.linear_gaussian.factors import factor_of
 from ...inference.numerics.placement import constant
 from ..data.series import Series
-from ..parameters import Parameter, Parameters, widened
+from ..parameters import Parameter, Parameters, check_parameters, read_tables, widened
 from ..problem import SeriesProblem
 from .contract import LinearDynamics
 from .emission import Irregular, LinearEmission
@@ -45,6 +46,19 @@ class LinearProblem(SeriesProblem):
     def parameters(self) -> Mapping[str, Parameter]:
         """By name, what is known of the parameters."""
         return known(self.dynamics, self.emission)
+
+    def values_of(self, values: Mapping[str, Any]) -> Parameters:
+        """Parameters from numbers by name; names with a dot come in a dictionary.
+
+        Raises:
+            ValueError: a parameter is missing, unknown, of another shape, or outside its space.
+        """
+        unknown = [name for name in values if name not in self.parameters]
+        if unknown:
+            raise ValueError(f"values: got unknown parameter(s) {unknown}; this model has {list(self.parameters)}.")
+        tables, lengths = read_tables(values), sizes(self.dynamics, self.emission)
+        checked = self.dynamics.check_values(tables)
+        return checked | check_parameters(self.emission.parameters, tables, lengths, "linear model")
 
     def chain(self, values: Parameters) -> LinearGaussianChain:
         """The chain over latent paths under these parameters."""

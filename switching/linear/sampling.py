@@ -7,7 +7,6 @@ start: the prior does not tell turns of the latent space apart.
 from dataclasses import dataclass
 from typing import Any
 
-import pandas as pd
 import pyro
 import pyro.distributions as dist
 import torch
@@ -18,8 +17,7 @@ from torch.distributions import constraints
 
 from ..fitting.options import Options
 from ..fitting.posterior import DrawnParameters
-from ..fitting.sampling import climb_guide, draw_guide, run_nuts, settled
-from ..fitting.search import COLUMNS
+from ..fitting.sampling import bound_of, climb_guide, draw_guide, run_nuts, sampled_diagnostics
 from ..parameters import Parameters
 from ..seeding import seeded
 from .bases import nearest_turn, turned
@@ -54,26 +52,10 @@ def draw(
     own = problem.emission.in_units(start, *units)
     own = {n: v.clamp_min(LEAST**2) if n.startswith("sigma2.") else v for n, v in own.items()} | inner.fixed
     density = LinearDensity(inner, units, own)
-    by = _by_nuts if options.method == "nuts" else _by_svi
-    found = by(density, problem, options, start)
-    if found is None:
-        return None
-    posterior, trace, converged, reason, interrupted = found
-    n_runs = 1 if posterior.diverging is None else len(posterior.diverging)
-    ends = trace.reshape(n_runs, -1).mean(-1) if n_runs > 1 else trace[-1:]
-    ended = "interrupted" if interrupted else "sampled"
-    rows = [("fit", len(trace) // n_runs, end, ended, True) for end in ends.tolist()]
-    return posterior, {
-        "objective": trace,
-        "converged": converged,
-        "reason": "not converged: interrupted" if interrupted else reason,
-        "steps": len(trace),
-        "restarts": pd.DataFrame(rows, columns=COLUMNS),
-        "interrupted": interrupted,
-    }
+    return (_by_nuts if options.method == "nuts" else _by_svi)(density, problem, options, start)
 
 
-Drawn = tuple[LinearDraws, Tensor, bool, str, bool]
+Drawn = tuple[LinearDraws, dict[str, Any]]
 
 
 def _by_nuts(density: LinearDensity, problem: LinearProblem, options: Options, start: Parameters) -> Drawn | None:
@@ -81,8 +63,8 @@ def _by_nuts(density: LinearDensity, problem: LinearProblem, options: Options, s
     if chains is None:
         return None
     draws = aligned(chains.draws, start, problem)
-    converged, how = chains.judged(draws)
-    return LinearDraws(draws, chains.diverging), chains.objective, converged, how, chains.interrupted
+    how = sampled_diagnostics(chains.objective, len(chains.diverging), *chains.judged(draws), chains.interrupted)
+    return LinearDraws(draws, chains.diverging), how
 
 
 def _by_svi(density: LinearDensity, problem: LinearProblem, options: Options, start: Parameters) -> Drawn | None:
@@ -101,10 +83,7 @@ def _by_svi(density: LinearDensity, problem: LinearProblem, options: Options, st
             return None
         drawn = draw_guide(guide, "y")
     draws = {name: table.unsqueeze(0) for name, table in density.values({"y": drawn}).items()}
-    trace = torch.tensor(heights, dtype=torch.float64, device="cpu")
-    done = settled(trace)
-    how = "converged: the bound has settled" if done else "not converged: the bound still rises; raise max_steps"
-    return LinearDraws(aligned(draws, start, problem)), trace, done, how, interrupted
+    return LinearDraws(aligned(draws, start, problem)), sampled_diagnostics(*bound_of(heights), interrupted)
 
 
 def aligned(draws: Parameters, start: Parameters, problem: LinearProblem) -> Parameters:

@@ -25,7 +25,7 @@ from ...inference.chains.switching_gaussian.tables import stick_breaking
 from ...inference.numerics.randomness import Seed, generator_of
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_choice, check_integer
-from ..fitting.interrupts import open_to_keys, sheltered
+from ..fitting.interrupts import interruptible, may_interrupt
 from .gpb import check_density, read
 from .joint import COVARIANCES, Regimes
 
@@ -100,10 +100,10 @@ def gibbs(
     path = _starts(regimes, paths, chains, generator)
     omega = paths.sticks(path, flat.new_zeros(*path.shape, regimes.n_latent).cpu(), generator)
     record, interrupted = _Sums(), False
-    with sheltered():
+    with interruptible():
         for number in range(1, warmup + draws + 1):
             try:
-                with open_to_keys():
+                with may_interrupt():
                     sweep = _sweep(paths, path, omega, plan, generator)
             except KeyboardInterrupt:
                 if len(record.shares) < LEAST:

@@ -37,7 +37,7 @@ from ...inference.numerics.scalars import (
 )
 from ..base import Model, Probabilities
 from ..data.reading import read_row
-from ..data.series import Given
+from ..data.series import Given, Series
 from ..fitting.options import Options
 from ..parameters import Parameter, Parameters
 from ..program import sequence_plates
@@ -51,6 +51,8 @@ from .problem import SwitchingLinearProblem
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from ..fit import Fit
 
 SHARED = ("chain per regime", "one chain")
 NOISES = ("diagonal", "full")
@@ -383,7 +385,7 @@ class SwitchingLinearSSM(Model):
         *,
         start: Any = None,
         lengths: Any = None,
-    ) -> Any:
+    ) -> "Fit[Any]":
         """Fit the parameters to sequences, by raising the bound of structured inference.
 
         The bound can favour poorly separated regimes, so the fit with the highest `log_evidence` is kept.
@@ -401,10 +403,15 @@ class SwitchingLinearSSM(Model):
         Raises:
             TypeError, ValueError: see `SwitchingSSM.fit`.
         """
+        options = Options(method, restarts, max_steps, tol, seed, prior, progress, start=start)
+        return self._fit(x, {"lengths": lengths}, options)
+
+    def _fitted(self, series: Series, options: Options) -> "Fit[Any]":
+        from ..fit import Fit
         from .fit import fit_switching_linear
 
-        options = Options(method, restarts, max_steps, tol, seed, prior, progress, start=start)
-        return self._fit(fit_switching_linear, x, {"lengths": lengths}, options)
+        result = fit_switching_linear(self.problem(series), options)
+        return Fit.of(result, self._copy(result.values))
 
     def _figures(self) -> Any:
         from ..views import switching_linear_figures

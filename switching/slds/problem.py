@@ -3,6 +3,7 @@
 What other models ask of an exact chain is here filtered by GPB and smoothed by the structured approximation.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -15,7 +16,7 @@ from ...inference.chains.contract import Filtered
 from ...inference.chains.linear_gaussian.factors import factor_of
 from ...inference.chains.markov.chain import MarkovChain
 from ..data.series import Series
-from ..parameters import Parameters
+from ..parameters import Parameters, check_parameters, read_tables
 from ..problem import SeriesProblem
 from .gpb import SwitchingFiltered, gpb_filter
 from .inference import SwitchingPaths, infer
@@ -38,6 +39,18 @@ class SwitchingLinearProblem(SeriesProblem):
     def n_states(self) -> int:
         """What a step costs in the place of K, by which others reckon how much fits at once: its covariances."""
         return self.layout.n_regimes * self.layout.n_chains * self.layout.n_latent**2
+
+    def values_of(self, values: Mapping[str, Any]) -> Parameters:
+        """Parameters from numbers by name.
+
+        Raises:
+            ValueError: a parameter is missing, unknown, of another shape, or outside its space.
+        """
+        known = self.layout.known
+        unknown = [name for name in values if name not in known]
+        if unknown:
+            raise ValueError(f"values: got unknown parameter(s) {unknown}; this model has {list(known)}.")
+        return check_parameters(known, read_tables(values), self.layout.sizes, "switching linear model")
 
     def chain(self, values: Parameters) -> "ApproximateChain":
         """Filter and smoother under these parameters."""

@@ -7,6 +7,7 @@ each learn from their own steps, while the labels stay.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -17,8 +18,10 @@ from ...inference.families import GaussianTables
 from ...inference.message_passing.engine import VMP
 from ...inference.message_passing.factor_graph import Block
 from ..emissions.clusters import clusters_among
-from ..fitting.interrupts import open_to_keys
-from .network import CHAIN, SWITCH, Graph, annealed
+from ..fitting.interrupts import may_interrupt
+from ..fitting.network import Network
+from .network import CHAIN, LINEAR, SWITCH, Graph, annealed
+from .priors import priors, step_variance
 
 SURE = 4.0  # log odds of the labels that the switch starts from
 NEAR = 100.0  # precision of the principal components as a path
@@ -28,6 +31,25 @@ KINDS = ("clusters", "stretches")
 WIDTHS = (2, 8, 32, 1, 4, 16)  # steps to either side that clusters look at
 HOT = (3.0, 1.5, 1.0)  # first temperatures
 COOLING, AT_ONCE = 0.8, 4  # of what a temperature lies above 1, and sweeps at each
+
+
+def single(graph: Graph) -> tuple[dict[str, Tensor], GaussianTables]:
+    """Natural parameters [1, 1, ...] of the blocks of a single linear model, and of its path of states."""
+    alone = replace(graph, layout=replace(graph.layout, n_regimes=1, one_chain=True, recurrent=False))
+    path = components(alone)
+    network = Network(
+        alone.families,
+        priors(alone, step_variance(path, graph)),
+        alone.factors(),
+        alone.paths(near_path(alone, path), None),
+        collect=dict,
+    )
+    engine = network.engine(1, check=False, linear=LINEAR)
+    for name in alone.families:
+        engine.update(name)
+    if engine.run(SWEEPS, 0.0).interrupted:
+        raise KeyboardInterrupt  # nothing of the model itself has been reached yet
+    return {name: engine.blocks[name].eta for name in alone.families}, engine.blocks[CHAIN].eta
 
 
 def path_blocks(graph: Graph, single: GaussianTables, labels: Tensor) -> list[Block]:
@@ -52,7 +74,7 @@ def warmed(engine: VMP, graph: Graph, kinds: Sequence[str]) -> tuple[VMP, bool]:
             if name != held:
                 engine.update(name)
     try:
-        with open_to_keys():
+        with may_interrupt():
             for i, hot in enumerate(HOT):
                 which = [kind != "own" and _turn(place) == i for place, kind in enumerate(kinds)]
                 engine = annealed(engine, graph, torch.tensor(which, device="cpu"), hot, COOLING, AT_ONCE)

@@ -11,11 +11,11 @@ With parameters $\theta_1, \ldots, \theta_n$ (a point estimate is one of them, r
 
 from dataclasses import dataclass
 from functools import singledispatch
+from types import SimpleNamespace
 from typing import Any, Unpack
 
 import arviz as az
 import numpy as np
-import pandas as pd
 import torch
 import xarray as xr
 from jaxtyping import Float
@@ -27,9 +27,6 @@ from ...inference.numerics.scalars import check_flag, check_integer
 from ..data.series import Drive, Given, Series
 from ..data.timeline import storable, time_index
 from ..emissions.contract import ByGate
-from ..fitting.fit import Fit
-from ..fitting.posterior import DrawnParameters
-from ..fitting.search import COLUMNS
 from ..forecast import StateMixture
 from ..linear.problem import LinearProblem
 from ..parameters import Parameters, described, widened
@@ -94,7 +91,7 @@ def to_arviz(
         ValueError: as `model.smooth`; fewer than 2 draws, which `az.loo` does not take.
     """
     draws, predictive = check_integer("draws", draws, least=2), check_flag("predictive", predictive)
-    fit = source if isinstance(source, Fit) else _point(source)
+    fit = source if hasattr(source, "posterior") else _point(source)
     model, series = fit.model, fit.model.read(x, **given).detached()
     if fit.posterior is None:
         values, shape = {n: v.unsqueeze(0) for n, v in model.values_like(series.observations).items()}, (1, draws)
@@ -111,17 +108,17 @@ def to_arviz(
     with naming("x"):
         data = inference_data(model, values, shape, series, attributes, number_of(seed), predictive)
     trace: dict[str, Any] = {"objective": (("step",), fit.objective.cpu().numpy())}
-    if isinstance(fit.posterior, DrawnParameters) and fit.posterior.diverging is not None:
+    if getattr(fit.posterior, "diverging", None) is not None:
         diverging = fit.posterior.diverging[:, fit.posterior.spaced(draws)]
         trace["diverging"] = (("chain", "draw"), diverging.cpu().numpy())
     data.add_groups(sample_stats=_dataset(trace, {"step": np.arange(1, len(fit.objective) + 1)}))
     return data
 
 
-def _point(model: Any) -> Fit:
+def _point(model: Any) -> Any:
     """A model's values as a fit that took no steps."""
-    nothing = torch.zeros(1, dtype=torch.bool, device="cpu")
-    return Fit(model, "none", torch.empty(0, device="cpu"), True, 0, pd.DataFrame(columns=COLUMNS), nothing, nothing)
+    nothing = torch.empty(0, device="cpu")
+    return SimpleNamespace(model=model, method="none", objective=nothing, converged=True, steps=0, posterior=None)
 
 
 def inference_data(

@@ -17,7 +17,6 @@ from torch.distributions import constraints
 from ...inference.numerics.scalars import check_probability
 from ..data.series import Series
 from ..fitting.curvature import standard_errors
-from ..fitting.fit import Fit
 from ..forecast import central_interval
 from ..parameters import Parameter, Parameters, described
 from ..problem import SeriesProblem
@@ -88,7 +87,7 @@ class Summary:
         return "".join([*parts, *(f"<p>{note}</p>" for note in self.notes)])
 
 
-def summarise(fit: Fit[Any], series: Series, level: float = 0.9) -> Summary:
+def summarise(fit: Any, series: Series, level: float = 0.9) -> Summary:
     """The summary of a fit and the series that it was fitted to: see `Fit.summary`."""
     level = check_probability("level", level, proper=True)
     model = fit.model
@@ -119,7 +118,7 @@ def summarise(fit: Fit[Any], series: Series, level: float = 0.9) -> Summary:
 # ---- the numbers -----------------------------------------------------------------------------------------------------
 
 
-def _errors(fit: Fit[Any], series: Series) -> Parameters:
+def _errors(fit: Any, series: Series) -> Parameters:
     """Standard errors by the curvature of the log-likelihood, under a prior of the log posterior."""
     model, coupled = fit.model, bool(fit.model.chain_name)
     if not model.differentiable:
@@ -177,7 +176,7 @@ def _normal_ends(
     return found
 
 
-def _latents(fit: Fit[Any], series: Series) -> pd.DataFrame:
+def _latents(fit: Any, series: Series) -> pd.DataFrame:
     """Of each latent the mean and the standard deviation of its smoothed means over steps, and how sure these are."""
     found = fit.model.states(series)
     mean, spread = (found[[f"latent_{kind}_{name}" for name in fit.model.latents]] for kind in ("mean", "sd"))
@@ -185,7 +184,7 @@ def _latents(fit: Fit[Any], series: Series) -> pd.DataFrame:
     return pd.DataFrame({name: column.to_numpy() for name, column in columns.items()}, index=list(fit.model.latents))
 
 
-def _states(fit: Fit[Any], series: Series) -> pd.DataFrame:
+def _states(fit: Any, series: Series) -> pd.DataFrame:
     """The share of steps and the expected duration of each state."""
     model = fit.model
     if model.latents:
@@ -207,7 +206,7 @@ def _states(fit: Fit[Any], series: Series) -> pd.DataFrame:
 # ---- the words -------------------------------------------------------------------------------------------------------
 
 
-def _statistics(fit: Fit[Any], series: Series) -> pd.Series:
+def _statistics(fit: Any, series: Series) -> pd.Series:
     how: dict[str, Any] = {
         "model": repr(fit.model).splitlines()[0],
         "method": fit.method,
@@ -242,7 +241,7 @@ def _exact(value: Any) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
-def _notes(fit: Fit[Any], missing: bool) -> Iterator[str]:
+def _notes(fit: Any, missing: bool) -> Iterator[str]:
     if fit.posterior is None and not fit.model.differentiable:
         yield APPROXIMATE
     elif fit.posterior is None:

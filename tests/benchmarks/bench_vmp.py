@@ -19,8 +19,8 @@ import torch
 from samplehold import Copy, Markov, MultivariateNormal, Normal, SwitchingSSM
 from samplehold.cli.bench_cases import Size, hmmlearn_sweep, levels
 from samplehold.inference.message_passing.engine import VMP
+from samplehold.switching.fitting.chunked import engine_from
 from samplehold.switching.fitting.graph import Graph
-from samplehold.switching.fitting.in_parts import engine_from
 from samplehold.switching.fitting.starts import first_guesses
 from timing import HEADER, Row, paired
 

@@ -8,9 +8,9 @@ import pytest
 import samplehold as sh
 import torch
 from oracles.models import KINDS, drive, random_model
-from samplehold.switching.fitting import in_parts
+from samplehold.switching.fitting import chunked
+from samplehold.switching.fitting.chunked import ChunkedVMP, engine_from
 from samplehold.switching.fitting.graph import Graph
-from samplehold.switching.fitting.in_parts import InParts, engine_from
 from samplehold.switching.fitting.starts import first_guesses
 from torch import Tensor
 from torch import distributions as dist
@@ -243,10 +243,10 @@ def test_groups_stretches_and_the_whole_agree(monkeypatch, held):
     guesses = first_guesses(graph.problem, 2, 0).values
     expected = engine_from(graph, guesses).run(3, tol=0.0).elbo
     for room, long in ((100, 2**24), (200, 100)):
-        monkeypatch.setattr(in_parts, "ROOM", room)
-        monkeypatch.setattr(in_parts, "LONG", long)
+        monkeypatch.setattr(chunked, "ROOM", room)
+        monkeypatch.setattr(chunked, "LONG", long)
         engine = engine_from(graph, guesses)
-        assert isinstance(engine, InParts)
+        assert isinstance(engine, ChunkedVMP)
         assert_close(engine.run(3, tol=0.0).elbo, expected, rtol=1e-10, atol=0)
 
 

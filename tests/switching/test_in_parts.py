@@ -9,9 +9,9 @@ import samplehold as sh
 import torch
 from oracles.models import KINDS, drive, random_model
 from samplehold.switching.dynamics.contract import PATHS
-from samplehold.switching.fitting import in_parts, starts
+from samplehold.switching.fitting import chunked, starts
+from samplehold.switching.fitting.chunked import ChunkedVMP, engine_of, occupancy_of, parameters_of, run_batches
 from samplehold.switching.fitting.graph import Graph
-from samplehold.switching.fitting.in_parts import InParts, engine_of, occupancy_of, parameters_of, run_batches
 from samplehold.switching.fitting.options import Options
 from samplehold.switching.fitting.starts import first_guesses, sample_of
 from torch import Tensor
@@ -37,7 +37,7 @@ def stepped(graph: Graph, under: Etas) -> tuple[Tensor, Etas, Tensor]:
     """The bound, the parameters and the steps in each state after two steps."""
     engine = started(graph, under)
     bound = engine.run(2, tol=0).elbo
-    occupancy = engine.occupancy if isinstance(engine, InParts) else occupancy_of(engine)
+    occupancy = engine.occupancy if isinstance(engine, ChunkedVMP) else occupancy_of(engine)
     return bound, parameters_of(engine), occupancy
 
 
@@ -58,9 +58,9 @@ def test_sums_over_groups_of_sequences_and_over_stretches_equal_the_whole(monkey
     graph = graph_of(model, x, lengths=torch.tensor([[13, 5, 1], [9, 10, 12]]), **keywords)
     start = start_of(graph)
     expected = stepped(graph, start)
-    monkeypatch.setattr(in_parts, "ROOM", 2 * 4 * 2 * (1 if long else 13))  # stretches of 4 steps, or 4 sequences
-    monkeypatch.setattr(in_parts, "LONG", 8 if long else 10**6)
-    assert isinstance(started(graph, start), InParts)
+    monkeypatch.setattr(chunked, "ROOM", 2 * 4 * 2 * (1 if long else 13))  # stretches of 4 steps, or 4 sequences
+    monkeypatch.setattr(chunked, "LONG", 8 if long else 10**6)
+    assert isinstance(started(graph, start), ChunkedVMP)
     check_same(stepped(graph, start), expected)
 
 
@@ -74,8 +74,8 @@ def test_stretches_of_a_path_that_some_states_cannot_take_equal_the_whole(monkey
     values = {name: value.double() for name, value in model.values.items()}
     start = {name: statistics[None].clamp_min(-1e4) for name, statistics in graph.point(values).items()}
     expected = stepped(graph, start)
-    monkeypatch.setattr(in_parts, "ROOM", 9)
-    monkeypatch.setattr(in_parts, "LONG", 8)
+    monkeypatch.setattr(chunked, "ROOM", 9)
+    monkeypatch.setattr(chunked, "LONG", 8)
     check_same(stepped(graph, start), expected)
 
 
@@ -84,9 +84,9 @@ def test_steps_on_their_own_in_groups_of_sequences_rise_to_the_same_bound(monkey
     graph = graph_of(model, model.simulate(10, (6,), seed=0).x, factorization="mean_field")
     start = start_of(graph)
     expected = started(graph, start).run(10, tol=0).elbo
-    monkeypatch.setattr(in_parts, "ROOM", 2 * 10 * 2 * 2)
+    monkeypatch.setattr(chunked, "ROOM", 2 * 10 * 2 * 2)
     engine = started(graph, start)
-    assert isinstance(engine, InParts)
+    assert isinstance(engine, ChunkedVMP)
     assert_close(engine.run(10, tol=0).elbo, expected, rtol=1e-10, atol=0)
 
 
@@ -95,7 +95,7 @@ def test_a_fit_in_turns_is_the_fit_at_once(monkeypatch):
     x = truth.simulate(60, (5,), seed=0).x
     model = sh.SwitchingSSM(sh.Markov(2), sh.MultivariateNormal(2))
     expected = model.fit(x, method="vmp", restarts=3, tol=1e-12, progress=False)
-    monkeypatch.setattr(in_parts, "ROOM", 3 * 60 * 2 * 2)
+    monkeypatch.setattr(chunked, "ROOM", 3 * 60 * 2 * 2)
     found = model.fit(x, method="vmp", restarts=3, tol=1e-12, progress=False)
     assert_close(found.objective[-1], expected.objective[-1], rtol=1e-9, atol=0)
     loc, other = (fit.model.loc.sort(0).values for fit in (found, expected))  # the best of equals may be another
@@ -123,7 +123,7 @@ def test_a_start_looks_at_a_sample_of_many_steps(monkeypatch, shape):
 ONE_SIZE = """
 import sys, torch
 from samplehold import Markov, Normal, SwitchingSSM
-from samplehold.switching.fitting import in_parts, starts
+from samplehold.switching.fitting import chunked, starts
 def status(field):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(field)) / 1024
 def fit(n):
@@ -132,7 +132,7 @@ def fit(n):
     open("/proc/self/clear_refs", "w").write("5")
     model.fit(x, method="vmp", restarts=2, max_steps=2, progress=False)
     return status("VmHWM") - before
-in_parts.ROOM = starts.SAMPLE = 2**16
+chunked.ROOM = starts.SAMPLE = 2**16
 model = SwitchingSSM(Markov(4), Normal(1))
 fit(250)
 print(fit(500), fit(4000))
@@ -259,7 +259,7 @@ def test_sequences_of_like_length_go_together():
     """Short ones beside a long one are not padded to its length, in the turns and in what a start looks at."""
     lengths = [10] * 300 + [5000] + [200] * 20
     series = sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)).read([torch.randn(n, 1) for n in lengths])
-    groups = in_parts.alike(series, 2**12)
+    groups = chunked.alike(series, 2**12)
     parts = [series.part(some) for some in groups]
     assert sorted(torch.cat(groups).tolist()) == list(range(len(lengths)))
     assert all(part.n_sequences * part.n_steps <= 2**12 or part.n_sequences == 1 for part in parts)

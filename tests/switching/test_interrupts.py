@@ -11,7 +11,7 @@ from oracles.coupled import factorial_of
 from samplehold.inference.message_passing.engine import VMP
 from samplehold.switching.fitting import fit as fits
 from samplehold.switching.fitting import sampling, search
-from samplehold.switching.fitting.interrupts import open_to_keys, sheltered
+from samplehold.switching.fitting.interrupts import interruptible, may_interrupt
 from samplehold.switching.fitting.progress import Progress
 from torch.testing import assert_close
 
@@ -136,14 +136,14 @@ def pressed_before(monkeypatch, room, name: str, times: int = 1) -> None:
         ("vmp", fits, "renumbered"),
         ("svi", sampling, "settled"),
         ("nuts", sampling, "_apart"),
-        ("svi", fits, "course"),
+        ("svi", fits, "diagnostics"),
     ],
 )
 def test_a_press_while_the_result_is_put_together_loses_nothing(monkeypatch, method, room, name):
     pressed_before(monkeypatch, room, name)
     fit = MODEL.fit(levels(), method, restarts=2, max_steps=3 if method == "nuts" else 20, progress=False)
     assert all(bool(value.isfinite().all()) for value in fit.model.values.values())
-    if (method, name) == ("svi", "course"):  # the start from which it would have gone on
+    if (method, name) == ("svi", "diagnostics"):  # the start from which it would have gone on
         assert (fit.method, fit.interrupted) == ("vmp", True)
     else:
         assert (fit.method, fit.interrupted) == (method, False)
@@ -171,14 +171,14 @@ def test_a_press_between_two_rounds_keeps_the_first(monkeypatch):
 
 
 def test_blocks_within_each_other_stay_open():
-    with sheltered():
-        with open_to_keys():
-            with open_to_keys():
+    with interruptible():
+        with may_interrupt():
+            with may_interrupt():
                 pass
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt), open_to_keys():
+        with pytest.raises(KeyboardInterrupt), may_interrupt():
             pytest.fail("a press that waits breaks in at once")
 
 

@@ -9,8 +9,8 @@ import torch
 from oracles.models import KINDS, drive, random_model
 from pandas.testing import assert_frame_equal
 from samplehold.switching.data import series
+from samplehold.switching.fitting.bucketing import Bucketing
 from samplehold.switching.fitting.em import EM
-from samplehold.switching.fitting.packing import Packing
 from samplehold.switching.fitting.starts import first_guesses
 from samplehold.switching.fitting.units import Units
 from samplehold.switching.program import PathMixture
@@ -54,7 +54,7 @@ def test_every_step_is_packed_once_and_the_first_of_each_sequence_is_first():
     lengths = [1000, *range(1, 60), 300]
     model = sh.SwitchingSSM(sh.Copy(2), sh.Normal(1))
     x = [torch.arange(n, dtype=torch.float64) + 1000 * i for i, n in enumerate(lengths)]
-    packed = Packing.of(model.problem(x))
+    packed = Bucketing.of(model.problem(x))
     assert packed is not None
     table = packed.problem.series.observations[..., 0]
     assert sorted(table[~table.isnan()].tolist()) == sorted(torch.cat(x).tolist())
@@ -66,8 +66,8 @@ def test_every_step_is_packed_once_and_the_first_of_each_sequence_is_first():
 
 def test_sequences_of_like_length_are_left_as_they_are():
     model = sh.SwitchingSSM(sh.Copy(2), sh.Normal(1))
-    assert Packing.of(model.problem(torch.randn(3, 9, 1))) is None
-    assert Packing.of(model.problem([torch.randn(9), torch.randn(5)])) is None
+    assert Bucketing.of(model.problem(torch.randn(3, 9, 1))) is None
+    assert Bucketing.of(model.problem([torch.randn(9), torch.randn(5)])) is None
 
 
 @pytest.mark.parametrize(("dynamics", "emission"), KINDS)

@@ -20,9 +20,10 @@ def posterior_of(dynamics: str, emission: str, worth: float = 40.0) -> tuple[sh.
     """A posterior that nobody fitted: the prior, made `worth` times as sure."""
     model = random_model(dynamics, emission, seed=3)
     one, blocks = torch.ones(model.emission.n_features, dtype=torch.float64), {}
-    for name, (prefix, block) in blocks_of(model.dynamics, model.emission).items():
+    known = blocks_of(model.dynamics, model.emission)
+    for name, (prefix, block) in known.items():
         blocks[name] = worth * block.natural(with_prefix(model.prior, prefix)).to(one)
-    return model, VariationalPosterior(model, blocks, Units(model.emission, one - 1, one))
+    return model, VariationalPosterior(blocks, known, Units(model.emission, one - 1, one), model=model)
 
 
 def fitted(dynamics: str = "copy", emission: str = "normal", **keywords) -> tuple[Tensor, sh.Fit]:
@@ -155,7 +156,7 @@ def test_posteriors_by_draws_average_over_them():
     model = random_model("copy", "normal", seed=2)
     x = model.simulate(12, (2,), seed=0).x
     draws = posterior_of("copy", "normal", worth=3.0)[1].sample(6, seed=0)
-    posterior = DrawnPosterior(model, {name: value.unflatten(0, (2, 3)) for name, value in draws.items()})
+    posterior = DrawnPosterior({name: value.unflatten(0, (2, 3)) for name, value in draws.items()}, model=model)
     each = [model.with_values({n: v[i] for n, v in draws.items()}).smooth(x) for i in range(6)]
     smoothed = posterior.smooth(x)
     assert_close(smoothed.state, torch.stack([one.state for one in each]).mean(0), rtol=1e-10, atol=1e-12)

@@ -135,10 +135,10 @@ def test_every_restart_is_told_of():
 def test_what_is_left_to_gain_is_extrapolated():
     rises = 0.5 ** np.arange(10)
     climb = Climb("clusters", list(-100 + rises.cumsum()))
-    assert_close(climb.left(0.0), rises[-1])  # the sum of all that follow
-    assert Climb("clusters", [0.0, 1.0, 2.0]).left(0.0) == np.inf  # not slowing down
-    assert Climb("clusters", [0.0, 1.0]).left(0.0) == np.inf
-    assert Climb("clusters", [5.0, 5.0, 5.0]).left(0.0) == 0.0
+    assert_close(climb.remaining_gain(0.0), rises[-1])  # the sum of all that follow
+    assert Climb("clusters", [0.0, 1.0, 2.0]).remaining_gain(0.0) == np.inf  # not slowing down
+    assert Climb("clusters", [0.0, 1.0]).remaining_gain(0.0) == np.inf
+    assert Climb("clusters", [5.0, 5.0, 5.0]).remaining_gain(0.0) == 0.0
 
 
 def test_a_leap_goes_as_far_as_its_last_rises_say():

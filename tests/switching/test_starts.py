@@ -5,9 +5,9 @@ import samplehold as sh
 import torch
 from oracles.fake_gpu import fake_gpu, taken, waits
 from oracles.operators import unchecked
+from samplehold.switching.fitting.chunked import engine_from
 from samplehold.switching.fitting.em import EM
 from samplehold.switching.fitting.graph import Graph
-from samplehold.switching.fitting.in_parts import engine_from
 from samplehold.switching.fitting.starts import SAMPLE, Starts, first_guesses, first_labels, rearranged, sample_of
 from samplehold.switching.problem import Problem
 from torch import Tensor

@@ -13,8 +13,8 @@ from oracles.models import KINDS, drive, random_model, trace_log_prob
 from samplehold.inference.message_passing.factor_graph import add_message, fit_message
 from samplehold.switching.dynamics.contract import PATHS
 from samplehold.switching.emissions.contract import ConjugateEmission
+from samplehold.switching.fitting.chunked import engine_from, engine_of
 from samplehold.switching.fitting.graph import Graph
-from samplehold.switching.fitting.in_parts import engine_from, engine_of
 from samplehold.switching.fitting.starts import first_guesses
 from torch import Tensor
 from torch.testing import assert_close

@@ -38,7 +38,7 @@ from ..data.series import Series
 from ..dynamics.contract import PATHS
 from ..parameters import Parameters
 from .graph import Etas, Graph
-from .interrupts import open_to_keys
+from .interrupts import may_interrupt
 from .options import Options
 from .starts import Starts, sample_of
 
@@ -48,18 +48,18 @@ FORGETTING = 0.7  # kappa: the nearer to 1/2, the sooner early batches are forgo
 KEPT = 3  # of how many restarts one goes on
 
 
-class Visit(NamedTuple):
+class Contribution(NamedTuple):
     """What a part of the data says under some parameters: its part of the bound, `[R]`, and what it adds to them."""
 
     elbo: Tensor
     messages: Etas
 
-    def plus(self, other: "Visit") -> "Visit":
+    def plus(self, other: "Contribution") -> "Contribution":
         messages = {name: message + other.messages[name] for name, message in self.messages.items()}
-        return Visit(self.elbo + other.elbo, messages)
+        return Contribution(self.elbo + other.elbo, messages)
 
 
-class InParts:
+class ChunkedVMP:
     """The engine of a graph whose paths are never all there at once; the interface of `VMP` that a climb uses.
 
     Arguments:
@@ -75,7 +75,7 @@ class InParts:
         self._groups = alike(series, self._size)
         self._paths: list[Stats] = []  # of each group, where an evaluation goes on from the one before
         self.linear = linear
-        self._now = self._visit(etas, under)
+        self._now = self._contribution(etas, under)
 
     def elbo(self) -> Tensor:
         """The evidence lower bound, one a restart."""
@@ -84,7 +84,7 @@ class InParts:
     @property
     def occupancy(self) -> Tensor:
         """Expected number of steps in each state, `[R, K]`."""
-        found = [occupancy_of(turn.engine, turn.counted) for turn in self._turns(self.etas, None)]
+        found = [occupancy_of(turn.engine, turn.counted) for turn in self._chunks(self.etas, None)]
         return torch.stack(found).sum(0)
 
     def run(self, max_steps: int, tol: float) -> Run:
@@ -95,7 +95,7 @@ class InParts:
             while len(trace) < max_steps and not converged:
                 with deferred() as checks:
                     etas = {name: prior + self._now.messages[name] for name, prior in self._priors().items()}
-                    now = self._visit(etas)
+                    now = self._contribution(etas)
                     before = trace[-1] if trace else torch.full_like(now.elbo, math.nan)
                     (converged,) = map(bool, checks.settle(((now.elbo - before).abs() <= tol * now.elbo.abs()).all()))
                 self._now, self.etas = now, etas
@@ -106,12 +106,12 @@ class InParts:
             return Run(torch.stack(trace), len(trace), False, interrupted=True)
         return Run(torch.stack(trace), len(trace), converged)
 
-    def select(self, restarts: Tensor) -> "InParts":
+    def select(self, restarts: Tensor) -> "ChunkedVMP":
         """The same with some of the restarts."""
         selected, now = copy(self), self._now
         selected.etas = {name: eta[restarts] for name, eta in self.etas.items()}
         messages = {name: message[restarts] for name, message in now.messages.items()}
-        selected._now = Visit(now.elbo[restarts], messages)
+        selected._now = Contribution(now.elbo[restarts], messages)
         selected._paths = [tree_map(lambda table: table[restarts], paths) for paths in self._paths]
         return selected
 
@@ -121,22 +121,22 @@ class InParts:
             for name, prior in self.graph.priors.items()
         }
 
-    def _visit(self, etas: Etas, under: Etas | None = None) -> Visit:
+    def _contribution(self, etas: Etas, under: Etas | None = None) -> Contribution:
         """The bound and the messages under parameters, or in the first place under other statistics of them."""
         total, messages = torch.zeros((), device="cpu"), dict.fromkeys(etas, torch.zeros((), device="cpu"))
-        turns = self._turns(etas, under)
+        turns = self._chunks(etas, under)
         while True:
-            with redone(lambda: self._visit(etas, under)):
+            with redone(lambda: self._contribution(etas, under)):
                 turn = next(turns, None)
                 if turn is None:
-                    return Visit(total, messages)
+                    return Contribution(total, messages)
                 engine, evidence, _ = turn
                 # under other statistics nothing is at its optimum, and there is no bound to speak of
                 bound = evidence + engine.elbo(without=PATHS) if under is None else torch.full_like(evidence, -math.inf)
                 total = total + bound
                 messages = {name: message + engine.message(name) for name, message in messages.items()}
 
-    def _turns(self, etas: Etas, under: Etas | None) -> Iterator["Turn"]:
+    def _chunks(self, etas: Etas, under: Etas | None) -> Iterator["Chunk"]:
         known, self._paths = self._paths, []
         for i, some in enumerate(self._groups):
             part = self.graph.to(
@@ -151,9 +151,9 @@ class InParts:
             engine.update(PATHS, under)
             if part.independent:
                 self._paths.append(engine.stats(PATHS))
-            yield Turn(engine, engine.normalizer(PATHS), None)
+            yield Chunk(engine, engine.normalizer(PATHS), None)
 
-    def _stretches(self, whole: Graph, etas: Etas, under: Etas | None, size: int) -> Iterator["Turn"]:
+    def _stretches(self, whole: Graph, etas: Etas, under: Etas | None, size: int) -> Iterator["Chunk"]:
         """The same for a single long sequence, `size` steps at a time."""
         n_steps = int(whole.problem.series.last.max()) + 1
         firsts = range(0, max(1, n_steps - 1), size)
@@ -177,7 +177,7 @@ class InParts:
         for i in reversed(range(len(firsts))):
             before, evidence = passed[i]
             part, engine = stretch(i, before, log_after)
-            yield Turn(engine, evidence, part.counted)
+            yield Chunk(engine, evidence, part.counted)
             if before is not None:
                 belief = engine.stats(PATHS).steps[0][..., 0, :]
                 # where a_t is 0, b_t is of no consequence
@@ -198,7 +198,7 @@ def alike(series: Series, most: int) -> list[Int[Tensor, "n"]]:
     return groups
 
 
-class Turn(NamedTuple):
+class Chunk(NamedTuple):
     """The engine of some of the data, their part of the evidence `[R]`, and `Graph.counted` of their steps."""
 
     engine: VMP
@@ -259,7 +259,7 @@ def run_batches(
     n_observed = series.n_observed
     i, converged, interrupted = 0, False, False
     try:
-        with open_to_keys():
+        with may_interrupt():
             while len(objective) < options.max_steps and not converged:
                 estimate, now = torch.zeros((), dtype=torch.float64, device="cpu"), etas
                 for some in torch.randperm(n, generator=generator, device="cpu").tensor_split(batches):
@@ -290,7 +290,7 @@ def run_batches(
     return Passes(etas, kept, final, objective, converged, interrupted)
 
 
-def engine_from(graph: Graph, values: Parameters) -> VMP | InParts:
+def engine_from(graph: Graph, values: Parameters) -> VMP | ChunkedVMP:
     """The engine whose paths are those under given parameters `[R, ...]`."""
     restarts = len(next(iter(values.values())))
     etas = {name: prior.expand(restarts, *prior.shape) for name, prior in graph.priors.items()}
@@ -299,21 +299,21 @@ def engine_from(graph: Graph, values: Parameters) -> VMP | InParts:
 
 def engine_of(
     graph: Graph, etas: Etas, under: Etas | None = None, linear: frozenset[str] | None = None
-) -> VMP | InParts:
+) -> VMP | ChunkedVMP:
     """The engine with these natural parameters; its paths are those under them, or under given statistics.
 
     `linear` is that of an engine of the same graph, where there is one.
     """
     linear = graph.linear(etas) if linear is None else linear
     if is_large(graph, len(next(iter(etas.values())))):
-        return InParts(graph, etas, linear, under)
+        return ChunkedVMP(graph, etas, linear, under)
     engine = graph.engine(etas, check=False, linear=linear)
     engine.update(PATHS, under)
     return engine
 
 
-def parameters_of(engine: VMP | InParts) -> Etas:
+def parameters_of(engine: VMP | ChunkedVMP) -> Etas:
     """Natural parameters of the blocks of parameters."""
-    if isinstance(engine, InParts):
+    if isinstance(engine, ChunkedVMP):
         return engine.etas
     return {name: block.eta for name, block in engine.blocks.items() if name != PATHS}

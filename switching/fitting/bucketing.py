@@ -18,7 +18,7 @@ from ..problem import Problem
 
 
 @dataclass(frozen=True)
-class Packing:
+class Bucketing:
     """A problem's sequences in groups of like length, and its steps in an order that needs little padding.
 
     Attributes:
@@ -33,7 +33,7 @@ class Packing:
     where: Int[Tensor, "B M"]
 
     @staticmethod
-    def of(problem: Problem) -> "Packing | None":
+    def of(problem: Problem) -> "Bucketing | None":
         """None where there is little padding."""
         if len(problem.groups) == 1:
             return None
@@ -44,7 +44,7 @@ class Packing:
         covariates = _taken([part.series.drive.covariates for part in parts], where, 0, 0.0)
         gaps = _taken([part.series.drive.gaps for part in parts], where, 0, 0.0)
         packed = Series(observations, None, covariates, gaps, checked=series.checked)
-        return Packing(problem, problem.of(packed), where)
+        return Bucketing(problem, problem.of(packed), where)
 
     def marginals(self, values: Parameters) -> Marginals:
         """Those of all steps under parameters `[*r, ...]`, of states and gates in the order of the packed ones."""
@@ -66,7 +66,7 @@ def _by_step(found: list[Marginals]) -> bool:
 
 
 def _packed(groups: list[Series]) -> Int[Tensor, "B M"]:
-    """See `Packing.where`."""
+    """See `Bucketing.where`."""
     inside = torch.cat([group.inside.flatten().cpu() for group in groups])
     sizes = torch.tensor([group.n_steps for group in groups for _ in range(group.n_sequences)], device="cpu")
     first = sizes.cumsum(0) - sizes

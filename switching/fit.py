@@ -1,0 +1,178 @@
+"""`Fit`: the record of a fit, which a model makes of what `fitting` returns."""
+
+import math
+from dataclasses import dataclass, replace
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from .data.series import Series
+from .fitting.result import Result
+
+if TYPE_CHECKING:
+    import arviz as az
+    from matplotlib.figure import Figure
+
+    from .views.summary import Summary
+
+Model = TypeVar("Model")
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Fit(Result, Generic[Model]):
+    """A fitted model, and how it was fitted.
+
+    Attributes:
+        model: the model with its fitted values.
+        series: what was fitted; the methods use it where they get no x. `save` keeps the model alone.
+        prior: the argument of `fit`.
+        others: see `Result`.
+
+    Example:
+        >>> import samplehold as sh
+        >>> model = sh.SwitchingSSM(sh.Copy(n_states=2), sh.Normal())
+        >>> fit = model.fit([0.1, -0.2, 0.0, 5.1, 4.8, 5.0], method="vmp", progress=False)
+        >>> fit.converged, fit.posterior.interval(0.9).lower["loc"].shape
+        (True, torch.Size([2, 1]))
+    """
+
+    model: Model
+    series: Series | None = None
+    prior: Any = "weak"
+
+    @classmethod
+    def of(cls, result: Result, model: Model, reader: Any = None) -> "Fit[Model]":
+        """The record of a result.
+
+        Arguments:
+            model: with the fitted values.
+            reader: the model with the prior of the fit, by which a posterior reads other series.
+        """
+        fields = dict(vars(result))
+        if hasattr(result.posterior, "forecast"):
+            fields["posterior"] = replace(result.posterior, model=reader)
+        return cls(model=model, **fields)
+
+    @property
+    def active_states(self) -> Any:
+        """`[K]`, which states are in use: those expected to have at least one step."""
+        empty = self.empty_states
+        return tuple(~chain for chain in empty) if isinstance(empty, tuple) else ~empty
+
+    @property
+    def agreeing(self) -> int:
+        """How many restarts ended within 0.01 nats of the best."""
+        return int(self.restarts.agrees.sum())
+
+    # ---- how well it describes what was fitted ----------------------------------------------------------------------
+
+    @property
+    def loglik(self) -> float:
+        """log p(x) of all sequences that were fitted, at the fitted values."""
+        with torch.no_grad():
+            return float(self._model.log_evidence(self._given(None)).sum())
+
+    @property
+    def n_parameters(self) -> int:
+        """How many numbers the fit chose freely."""
+        return self._model.n_free(self.fixed)
+
+    @property
+    def aic(self) -> float:
+        """Akaike's criterion, 2 n_parameters - 2 loglik; of a fit by EM."""
+        self._check_point("aic")
+        return 2 * self.n_parameters - 2 * self.loglik
+
+    @property
+    def bic(self) -> float:
+        """Schwarz's criterion, log(observed steps) n_parameters - 2 loglik; of a fit by EM."""
+        self._check_point("bic")
+        return math.log(self._given(None).n_observed) * self.n_parameters - 2 * self.loglik
+
+    def summary(self, level: float = 0.9) -> "Summary":
+        """How the fit went, its parameters with standard errors and intervals, and its states; print it.
+
+        A fit by EM has its standard errors from the curvature of what was maximised (see `fitting.curvature`), others
+        from their posterior. `.statistics`, `.parameters` and `.states` are the same in pandas.
+
+        Arguments:
+            level: probability of the intervals.
+
+        Raises:
+            ValueError: level outside (0, 1).
+        """
+        from .views.summary import summarise
+
+        return summarise(self, self._given(None), level)
+
+    # ---- what its model says ----------------------------------------------------------------------------------------
+
+    def log_evidence(self, x: Any = None, **given: Any) -> Tensor:
+        """That of the fitted model, as the six below; of the series that was fitted where none is given."""
+        return self._model.log_evidence(self._given(x), **given)
+
+    def filter(self, x: Any = None, **given: Any) -> Any:
+        """See `model.filter`."""
+        return self._model.filter(self._given(x), **given)
+
+    def smooth(self, x: Any = None, **given: Any) -> Any:
+        """See `model.smooth`."""
+        return self._model.smooth(self._given(x), **given)
+
+    def viterbi(self, x: Any = None, **given: Any) -> Any:
+        """See `model.viterbi`."""
+        return self._model.viterbi(self._given(x), **given)
+
+    def states(self, x: Any = None, **given: Any) -> pd.DataFrame:
+        """See `model.states`."""
+        return self._model.states(self._given(x), **given)
+
+    def forecast(self, x: Any = None, horizon: int = 1, **given: Any) -> Any:
+        """See `model.forecast`; of the series that was fitted by `fit.forecast(horizon=n)`."""
+        if isinstance(x, Integral) and not isinstance(x, bool):
+            raise ValueError(f"x: got {x}, a single number; the number of steps is given by name, as horizon={x}.")
+        return self._model.forecast(self._given(x), horizon, **given)
+
+    def _given(self, x: Any) -> Any:
+        """What was given, or what was fitted."""
+        if x is None and self.series is None:
+            raise ValueError("x: got None, but this fit keeps no series; give one.")
+        return self.series if x is None else x
+
+    def _check_point(self, name: str) -> None:
+        if self.posterior is not None:
+            raise ValueError(
+                f'{name}: got a fit by "{self.method}", which is no point; use az.loo(fit.to_arviz()), or method="em".'
+            )
+
+    @property
+    def _model(self) -> Any:
+        return self.model
+
+    def __repr__(self) -> str:
+        """What was fitted, how it ended, and the values where they are few."""
+        objective = f"{float(self.objective[-1]):.6g}" if len(self.objective) else "none"
+        lines = [f"Fit by {self.method}: objective {objective} after {self.steps} steps, {self.reason}"]
+        if len(self.restarts) > 1:
+            lines.append(f"{self.agreeing} of {len(self.restarts)} starts within 0.01 nats of the best")
+        return "\n".join([*lines, repr(self.model)])
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it."""
+        from .views.pages import fit_page
+
+        return fit_page(self)
+
+    def to_arviz(self, x: Any = None, **keywords: Any) -> "az.InferenceData":
+        """InferenceData of this fit and the series x, or what was fitted; see `switching.views.arviz.to_arviz`."""
+        from .views.arviz import to_arviz
+
+        return to_arviz(self, self._given(x), **keywords)
+
+    def plot(self, x: Any = None, **keywords: Any) -> "Figure":
+        """The series x, or what was fitted, with state means and bands, the smoothed states and redraws; see
+        `model.plot`."""
+        return self._model.plot(self._given(x), **keywords)
