@@ -6,110 +6,23 @@ $$p(x_{T+h} \mid x_{1:T}) = \sum_{s, z} P(s_{T+h} = s, z_{T+h} = z \mid x_{1:T})
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import torch
 from jaxtyping import Float
-from pyro.distributions import TorchDistribution
 from torch import Tensor
-from torch.distributions import constraints
 
-from ..inference.numerics.checks import broadcast_shapes
 from ..inference.numerics.randomness import Seed, generator_of
-from ..inference.numerics.records import brief
 from ..inference.numerics.scalars import check_integer, check_probability
 from .data.series import Series
 from .emissions.contract import ByGate, Emission
+from .intervals import Interval, central_interval
+from .mixture import StateMixture
 from .parameters import Parameters
 from .problem import Problem
 from .seeding import seeded
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-BISECTIONS = 80
-
-
-class StateMixture(TorchDistribution):
-    """An observation whose state and gate have the probabilities `weights`: batch `[*b, H]`, event `[F]`."""
-
-    arg_constraints: dict = {}  # noqa: RUF012 the interface of torch.distributions
-
-    def __init__(self, emission: Emission, values: Parameters, weights: ByGate) -> None:
-        self.emission, self.values, self.weights = emission, values, weights
-        batch_shape = weights.redrawn.shape[:-1]
-        super().__init__(batch_shape, torch.Size((emission.n_features,)), validate_args=False)
-
-    @property
-    def support(self) -> constraints.Constraint:
-        return constraints.independent(constraints.real, 1)
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        value = value.expand(broadcast_shapes(value.shape, self.batch_shape + self.event_shape))
-        likelihood = self.emission.log_likelihood(value, self.values)
-        joint = [(log + w.log()).logsumexp(-1) for log, w in zip(likelihood, self.weights, strict=True)]
-        return torch.logaddexp(joint[0], joint[1])
-
-    def sample(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> Tensor:
-        n_states = self.weights.redrawn.shape[-1]
-        joint = torch.cat(tuple(self.weights), -1)
-        drawn = torch.distributions.Categorical(probs=joint).sample(torch.Size(sample_shape))
-        return self.emission.sample_at(self.values, drawn % n_states, (drawn < n_states).to(joint.dtype))
-
-    @property
-    def mean(self) -> Tensor:
-        return self._expect(self.emission.mean(self.values))
-
-    @property
-    def variance(self) -> Tensor:
-        mean, variance = self.emission.mean(self.values), self.emission.variance(self.values)
-        centre = self.mean.unsqueeze(-2)
-        spread = ByGate(*(v + (m - centre) ** 2 for m, v in zip(mean, variance, strict=True)))
-        return self._expect(spread)
-
-    @property
-    def probs(self) -> Tensor:
-        """P(category), of symbols."""
-        return self._expect(self.emission.category_probs(self.values))
-
-    def cdf(self, value: Tensor) -> Tensor:
-        """P(x_f <= value) of each feature by itself."""
-        return self._expect(self.emission.cdf(value.unsqueeze(-2), self.values)).clamp(0.0, 1.0)
-
-    def quantile(self, p: float) -> Tensor:
-        """The least value of each feature, by itself, that is not exceeded with probability p: `[*b, H, F]`.
-
-        By bisection on the distribution function, between bounds of Chebyshev's inequality in every state.
-        """
-        mean, variance = self.emission.mean(self.values), self.emission.variance(self.values)
-        wide = (1 / min(p, 1 - p)) ** 0.5
-        low, high = (
-            torch.stack([f(m + sign * wide * v.sqrt(), -2) for m, v in zip(mean, variance, strict=True)])
-            for f, sign in ((torch.amin, -1.0), (torch.amax, 1.0))
-        )
-        whole = self.emission.support.is_discrete
-        low, high = (end.expand(*self.batch_shape, -1).clone() for end in (low.amin(0), high.amax(0)))
-        low, high = (low.floor() - 1, high.ceil()) if whole else (low, high)
-        for _ in range(BISECTIONS):
-            middle = (low + high) / 2
-            middle = middle.floor() if whole else middle
-            enough = self.cdf(middle) >= p
-            low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
-        return high
-
-    def _expect(self, quantity: ByGate) -> Tensor:
-        """The mixture's expectation of a quantity [..., K, F] of states and gates: [*b, H, F]."""
-        return sum((w.unsqueeze(-1) * q).sum(-2) for w, q in zip(self.weights, quantity, strict=True))  # type: ignore[return-value]
-
-
-class Interval(NamedTuple):
-    """Lower and upper ends of central intervals: tensors, or tensors by name of a parameter."""
-
-    lower: Any
-    upper: Any
-
-    def __repr__(self) -> str:
-        return brief(self)
 
 
 class AfterSeries:
@@ -228,13 +141,6 @@ class Forecast(AfterSeries):
                 return Interval(*(self.observation.quantile(p) for p in ((1 - level) / 2, (1 + level) / 2)))
         with seeded(seed, self.mean):
             return central_interval(self.observation.sample((n,)), level)
-
-
-def central_interval(draws: Float[Tensor, "n *d"], level: float) -> Interval:
-    """The central interval of each number that was drawn n times."""
-    level = check_probability("level", level, proper=True)
-    tail = round((1 - level) / 2 * (len(draws) - 1)) + 1
-    return Interval(draws.kthvalue(tail, dim=0).values, draws.kthvalue(len(draws) + 1 - tail, dim=0).values)
 
 
 def look_ahead(problem: Problem, values: Parameters, horizon: int) -> ByGate:

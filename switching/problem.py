@@ -17,10 +17,11 @@ from torch import Tensor
 from ..inference.chains.contract import Chain
 from ..inference.numerics.deferred import redone
 from ..inference.numerics.records import Record
-from .data.series import Series
+from .data.series import Drive, Series
 from .dynamics.contract import Dynamics
-from .emissions.contract import Emission
-from .parameters import Parameter, Parameters, read_table
+from .emissions.contract import ByGate, Emission
+from .mixture import StateMixture
+from .parameters import Parameter, Parameters, read_table, widened
 from .priors import Site, log_prior
 
 Result = TypeVar("Result")
@@ -47,6 +48,14 @@ class SeriesProblem(Record, ABC):
     @abstractmethod
     def log_prior(self, values: Parameters) -> Float[Tensor, "*r"]:
         """Log density of the parameters; 0 without a prior."""
+
+    @abstractmethod
+    def draws_ahead(self, values: Parameters, filtered: Any, each: int) -> Float[Tensor, "total *b T F"]:
+        """`each` draws of every x_t given those before it, under every draw `[n, ...]` of the parameters."""
+
+    @abstractmethod
+    def draws_along(self, values: Parameters, drawn: Any) -> Float[Tensor, "total *b T F"]:
+        """New series along the posterior paths `drawn` under every draw `[n, ...]` of the parameters."""
 
     def objective(self, values: Parameters) -> Float[Tensor, "*r"]:
         """log p(x | parameters) + log p(parameters), the latter only under a prior."""
@@ -185,3 +194,34 @@ class Problem(SeriesProblem):
             return state.flatten(-2 - len(part.series.batch_shape), -2).sum(-2)
 
         return torch.stack(self.by_group(counts)).sum(0)
+
+    def draws_ahead(self, values: Parameters, filtered: Any, each: int) -> Float[Tensor, "total *b T F"]:
+        fresh, held = self._before_each(values, filtered.state)
+        possible = (fresh + held).sum(-1, keepdim=True) > 0  # not so beyond the end of a sequence
+        fresh = torch.where(possible, fresh, 1.0)
+        drawn = []
+        for i, weights in enumerate(zip(fresh, held, strict=True)):
+            one = {name: value[i] for name, value in values.items()}
+            drawn.append(StateMixture(self.emission, one, ByGate(*weights)).sample((each,)))
+        return torch.cat(drawn)
+
+    def draws_along(self, values: Parameters, drawn: Any) -> Float[Tensor, "total *b T F"]:
+        redraw = torch.ones_like(drawn.path) if drawn.redraw is None else drawn.redraw
+        series = []
+        for i in range(drawn.path.shape[1]):
+            one = {name: value[i] for name, value in values.items()}
+            series.append(self.emission.sample_at(one, drawn.path[:, i], redraw[:, i]))
+        return torch.cat(series)
+
+    def _before_each(self, values: Parameters, filtered: Float[Tensor, "*rb T K"]) -> ByGate:
+        """P(s_t, z_t | x_1..t-1) of every step, from the filtered states: one step ahead of each, the first afresh."""
+        covariates, gaps = self.series.drive.covariates, self.series.drive.gaps
+        one = Drive(
+            None if covariates is None else covariates.unsqueeze(-2), None if gaps is None else gaps.unsqueeze(-1)
+        )
+        before = torch.cat([filtered[..., :1, :], filtered[..., :-1, :]], -2)
+        fresh, held = (table.squeeze(-2).clone() for table in self.dynamics.propagate(values, before, one, 1))
+        first = self.dynamics.first(values)
+        fresh[..., 0, :] = widened(first, 1, fresh.ndim - 1 - first.ndim)
+        held[..., 0, :] = 0.0
+        return ByGate(fresh, held)

@@ -164,7 +164,7 @@ def _greatest(error: Tensor) -> float:
 
 
 def compare(
-    model: Model | LiftedStates,
+    model: nn.Module | Model | LiftedStates,
     layer: nn.Module,
     x: Any,
     *,

@@ -15,8 +15,6 @@ from ...switching.views.drawing import GATE, INK, STRIP, TimeAxis, draw_states, 
 if TYPE_CHECKING:
     import xarray as xr
 
-    from .comparison import Comparison
-
 EXACT = "exact"
 COLORS = {
     "message passing": "#8c2981",
@@ -29,7 +27,7 @@ MOST_NAMED = 12  # states
 LEAST = 1e-17  # what the logarithmic axis shows of a distance of 0
 
 
-def dataset(report: "Comparison") -> "xr.Dataset":
+def dataset(report: Any) -> "xr.Dataset":
     """See `Comparison.to_xarray`."""
     import xarray as xr
 
@@ -64,7 +62,7 @@ def dataset(report: "Comparison") -> "xr.Dataset":
     return xr.Dataset(data, coordinates | {"time": np.arange(inside.shape[-1])})
 
 
-def plot_comparison(report: "Comparison", sequence: int, steps: slice) -> Figure:
+def plot_comparison(report: Any, sequence: int, steps: slice) -> Figure:
     """See `Comparison.plot`."""
     table, sequence = dataset(report), check_integer("sequence", sequence, least=-MOST)
     n = table.sizes.get("sequence", 1)

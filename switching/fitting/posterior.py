@@ -24,7 +24,8 @@ from ...inference.numerics.randomness import Seed, generator_of
 from ...inference.numerics.scalars import check_flag, check_integer, check_probability
 from ..data.series import Given
 from ..emissions.contract import ByGate
-from ..forecast import Forecast, Interval, central_interval, look_ahead
+from ..forecast import Forecast, look_ahead
+from ..intervals import Interval, central_interval
 from ..parameters import Parameters
 from ..problem import Problem
 from .graph import Blocks, Etas, Graph, drawn, expected

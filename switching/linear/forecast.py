@@ -10,7 +10,8 @@ from torch import Tensor
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_probability
 from ..data.series import Series
-from ..forecast import AfterSeries, Interval
+from ..forecast import AfterSeries
+from ..intervals import Interval
 
 
 @dataclass(frozen=True, repr=False)

@@ -91,6 +91,13 @@ class LinearProblem(SeriesProblem):
         normal = torch.randn(n, *loc.shape, dtype=loc.dtype, device=loc.device)
         return loc + (factor @ normal.unsqueeze(-1)).squeeze(-1)
 
+    def draws_ahead(self, values: Parameters, filtered: Any, each: int) -> Float[Tensor, "total *b T F"]:
+        drawn = self.draw(values, filtered.predicted_mean, filtered.predicted_covariance, each)
+        return drawn.transpose(0, 1).flatten(0, 1)
+
+    def draws_along(self, values: Parameters, drawn: Any) -> Float[Tensor, "total *b T F"]:
+        return self.draw(values, drawn.path, None, 1).squeeze(0).transpose(0, 1).flatten(0, 1)
+
     def log_prior(self, values: Parameters) -> Float[Tensor, "*r"]:
         """Log density of the parameters; 0 without a prior."""
         if self.prior is None:

@@ -15,7 +15,8 @@ from torch import Tensor
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_probability
 from ..data.series import Series
-from ..forecast import BISECTIONS, AfterSeries, Interval
+from ..forecast import AfterSeries
+from ..intervals import Interval, bisected
 from .gpb import SwitchingBelief, gpb_filter
 from .joint import Regimes
 
@@ -51,11 +52,7 @@ class SwitchingForecast(AfterSeries, Record):
     def _quantile(self, p: float) -> Tensor:
         wide = (1 / min(p, 1 - p)) ** 0.5 * self.by_regime_variance.sqrt()  # Chebyshev
         low, high = (self.by_regime_mean - wide).amin(-2), (self.by_regime_mean + wide).amax(-2)
-        for _ in range(BISECTIONS):
-            middle = (low + high) / 2
-            enough = self.cdf(middle) >= p
-            low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
-        return high
+        return bisected(self.cdf, p, low, high)
 
     @property
     def beliefs(self) -> dict[str, Float[Tensor, "*b H"]]:

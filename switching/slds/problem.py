@@ -56,6 +56,12 @@ class SwitchingLinearProblem(SeriesProblem):
         """Filter and smoother under these parameters."""
         return ApproximateChain(self.layout, values, self.series)
 
+    def draws_ahead(self, values: Parameters, filtered: Any, each: int) -> Float[Tensor, "total *b T F"]:
+        return self.chain(values).ahead(each)
+
+    def draws_along(self, values: Parameters, drawn: Tensor) -> Float[Tensor, "total *b T F"]:
+        return drawn
+
     def log_prior(self, values: Parameters) -> Tensor:
         """0: a fit has the density of its prior in its objective alone."""
         return self.series.observations.new_zeros(())

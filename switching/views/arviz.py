@@ -10,7 +10,6 @@ With parameters $\theta_1, \ldots, \theta_n$ (a point estimate is one of them, r
 """
 
 from dataclasses import dataclass
-from functools import singledispatch
 from types import SimpleNamespace
 from typing import Any, Unpack
 
@@ -24,15 +23,10 @@ from torch import Tensor
 from ...inference.numerics.checks import naming
 from ...inference.numerics.randomness import Seed
 from ...inference.numerics.scalars import check_flag, check_integer
-from ..data.series import Drive, Given, Series
+from ..data.series import Given, Series
 from ..data.timeline import storable, time_index
-from ..emissions.contract import ByGate
-from ..forecast import StateMixture
-from ..linear.problem import LinearProblem
-from ..parameters import Parameters, described, widened
-from ..problem import Problem
+from ..parameters import Parameters, described
 from ..seeding import number_of, seeded
-from ..slds.problem import SwitchingLinearProblem
 
 
 def to_arviz(
@@ -212,8 +206,8 @@ def summarize(model: Any, values: Parameters, total: int, series: Series, seed: 
             filtered = chain.filter()
             increments.append(filtered.log_increment.where(series.inside, 0.0))
             if total:
-                ahead.append(draws_ahead(problem, own, filtered, total // n))
-                replicates.append(draws_along(problem, own, chain.sample(total // n, generator)))
+                ahead.append(problem.draws_ahead(own, filtered, total // n))
+                replicates.append(problem.draws_along(own, chain.sample(total // n, generator)))
             for name, (probability, axes) in model.probabilities(chain, some).items():
                 before = smoothed[name][0] if name in smoothed else 0.0
                 smoothed[name] = before + probability.sum(0) / n, axes
@@ -227,67 +221,6 @@ def summarize(model: Any, values: Parameters, total: int, series: Series, seed: 
         return Summary(torch.cat(increments), None, None, means)
     replicated = torch.cat(replicates).masked_fill(outside.unsqueeze(-1), torch.nan)
     return Summary(torch.cat(increments), torch.cat(ahead), replicated, means)
-
-
-@singledispatch
-def draws_ahead(problem: Problem, values: Parameters, filtered: Any, each: int) -> Tensor:
-    """`each` draws of every x_t given those before it, under every draw of the parameters: `[n * each, *b, T, F]`."""
-    fresh, held = before_each(problem, values, filtered.state)
-    possible = (fresh + held).sum(-1, keepdim=True) > 0  # not so beyond the end of a sequence
-    fresh = torch.where(possible, fresh, 1.0)
-    drawn = [
-        StateMixture(problem.emission, {name: value[i] for name, value in values.items()}, ByGate(*both)).sample(
-            (each,)
-        )
-        for i, both in enumerate(zip(fresh, held, strict=True))
-    ]
-    return torch.cat(drawn)
-
-
-@draws_ahead.register
-def _(problem: LinearProblem, values: Parameters, filtered: Any, each: int) -> Tensor:
-    return (
-        problem.draw(values, filtered.predicted_mean, filtered.predicted_covariance, each).transpose(0, 1).flatten(0, 1)
-    )
-
-
-@draws_ahead.register
-def _(problem: SwitchingLinearProblem, values: Parameters, filtered: Any, each: int) -> Tensor:
-    return problem.chain(values).ahead(each)
-
-
-def before_each(problem: Problem, values: Parameters, filtered: Float[Tensor, "*rb T K"]) -> ByGate:
-    """P(s_t, z_t | x_1..t-1) of every step, from the filtered states: one step ahead of each, the first afresh."""
-    drive = problem.series.drive
-    one = Drive(*(None if t is None else t.unsqueeze(axis) for t, axis in ((drive.covariates, -2), (drive.gaps, -1))))
-    before = torch.cat([filtered[..., :1, :], filtered[..., :-1, :]], -2)
-    fresh, held = (table.squeeze(-2).clone() for table in problem.dynamics.propagate(values, before, one, 1))
-    first = problem.dynamics.first(values)
-    fresh[..., 0, :] = widened(first, 1, fresh.ndim - 1 - first.ndim)
-    held[..., 0, :] = 0.0
-    return ByGate(fresh, held)
-
-
-@singledispatch
-def draws_along(problem: Problem, values: Parameters, drawn: Any) -> Tensor:
-    """New series along posterior paths of every draw of the parameters: `[n * each, *b, T, F]`."""
-    redraw = torch.ones_like(drawn.path) if drawn.redraw is None else drawn.redraw
-    n = drawn.path.shape[1]
-    series = [
-        problem.emission.sample_at({name: value[i] for name, value in values.items()}, drawn.path[:, i], redraw[:, i])
-        for i in range(n)
-    ]
-    return torch.cat(series)
-
-
-@draws_along.register
-def _(problem: LinearProblem, values: Parameters, drawn: Any) -> Tensor:
-    return problem.draw(values, drawn.path, None, 1).squeeze(0).transpose(0, 1).flatten(0, 1)
-
-
-@draws_along.register
-def _(problem: SwitchingLinearProblem, values: Parameters, drawn: Any) -> Tensor:
-    return drawn
 
 
 # ---- their names ---------------------------------------------------------------------------------------------------

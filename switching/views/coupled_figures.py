@@ -10,10 +10,9 @@ from scipy.special import ndtri
 from torch import Tensor
 
 from ...inference.numerics.scalars import check_probability
-from ..coupled.contract import CoupledSSM
 from ..data.series import Given
 from ..emissions.contract import ByGate
-from ..forecast import Forecast, StateMixture
+from ..mixture import StateMixture
 from .colors import state_colors
 from .drawing import (
     GATE,
@@ -29,7 +28,7 @@ from .figures import ForecastFrame, draw_expected, time_axis, within_support
 
 
 @torch.no_grad()
-def plot_fit(model: CoupledSSM, x: Any, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]) -> Figure:
+def plot_fit(model: Any, x: Any, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]) -> Figure:
     """A series, what all chains together make of it, and what each chain does.
 
     From the top: each feature with the mean of its smoothed mixture, and a band as in `figures.plot_fit`; for each
@@ -65,7 +64,7 @@ def plot_fit(model: CoupledSSM, x: Any, *, sequence: int = 0, level: float = 0.9
 
 
 @torch.no_grad()
-def plot_forecast(forecast: Forecast, level: float = 0.9) -> Figure:
+def plot_forecast(forecast: Any, level: float = 0.9) -> Figure:
     """The end of a series and the forecast after it, as `figures.plot_forecast`, with a strip for each chain."""
     model = forecast.source
     frame = ForecastFrame.of(forecast, [*[PANEL] * model.n_features, *[STRIP] * model.n_chains], level)

@@ -21,8 +21,7 @@ from ..data.series import Given, Series
 from ..data.timeline import continued, time_index
 from ..emissions.contract import ByGate, Emission
 from ..fitting.alignment import only_scales, state_levels
-from ..forecast import Forecast, StateMixture
-from ..model import SwitchingSSM
+from ..mixture import StateMixture
 from ..parameters import Parameters
 from ..problem import Problem
 from .colors import state_colors
@@ -50,7 +49,7 @@ LEAST_SHOWN, SHOWN_HORIZONS = 40, 4  # a forecast's figure shows at least so man
 
 
 @torch.no_grad()
-def plot_fit(model: SwitchingSSM, x: Any, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]) -> Figure:
+def plot_fit(model: Any, x: Any, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]) -> Figure:
     """A series, what the model makes of it, and where the state was drawn afresh.
 
     From the top: each feature with the mean of its smoothed state mixture, and a band of that mean plus and minus
@@ -90,7 +89,7 @@ def plot_fit(model: SwitchingSSM, x: Any, *, sequence: int = 0, level: float = 0
 
 
 @torch.no_grad()
-def plot_forecast(forecast: Forecast, level: float = 0.9) -> Figure:
+def plot_forecast(forecast: Any, level: float = 0.9) -> Figure:
     """The end of a series and the forecast after it: of one sequence, see `Forecast.plot`.
 
     Each feature with the forecast's mean and the central interval of its mixture; under it the probability of each
@@ -136,7 +135,7 @@ class Smoothing:
         return Smoothing(weights, self.state[::every], gate, self.gate_name)
 
 
-def _alone(model: SwitchingSSM, series: Series, sequence: int) -> tuple[Problem, Parameters]:
+def _alone(model: Any, series: Series, sequence: int) -> tuple[Problem, Parameters]:
     """The problem of one sequence, and the model's values for it."""
     one = series.one(sequence).cpu()
     values = {name: value.detach() for name, value in model.values_like(one.observations).items()}
@@ -267,7 +266,8 @@ def state_labels(emission: Emission, values: Parameters, feature: int) -> tuple[
 
 def _described(source: Any) -> tuple[Emission, Parameters]:
     """The emission and the values of a model, or of a posterior's model at its mean."""
-    model, values = (source, source.values) if isinstance(source, SwitchingSSM) else (source.model, source.mean)
+    model = getattr(source, "model", source)
+    values = source.values if model is source else source.mean
     return model.emission, {name: value.detach().cpu() for name, value in values.items()}
 
 

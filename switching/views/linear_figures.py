@@ -10,8 +10,6 @@ from torch import Tensor
 
 from ...inference.numerics.scalars import check_probability
 from ..data.series import Given
-from ..linear.forecast import LinearForecast
-from ..linear.model import LinearSSM
 from .drawing import FAINT, INK, PANEL, TimeAxis, draw_steps, name_feature, new_figure, set_title
 from .figures import ForecastFrame, draw_expected, time_axis
 
@@ -20,7 +18,7 @@ MOST_LATENTS = 12
 
 
 @torch.no_grad()
-def plot_fit(model: LinearSSM, x: Any, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]) -> Figure:
+def plot_fit(model: Any, x: Any, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]) -> Figure:
     """A series, what the model makes of it, and its latents.
 
     From the top: each feature with the mean of an observation given the whole series, and the band in which a new one
@@ -49,7 +47,7 @@ def plot_fit(model: LinearSSM, x: Any, *, sequence: int = 0, level: float = 0.9,
 
 
 @torch.no_grad()
-def plot_forecast(forecast: LinearForecast, level: float = 0.9) -> Figure:
+def plot_forecast(forecast: Any, level: float = 0.9) -> Figure:
     """The end of a series and the forecast after it, with the latents: of one sequence, see `LinearForecast.plot`."""
     model = forecast.source
     frame = ForecastFrame.of(forecast, _heights(model), level)
@@ -61,7 +59,7 @@ def plot_forecast(forecast: LinearForecast, level: float = 0.9) -> Figure:
     return frame.finished()
 
 
-def _heights(model: LinearSSM) -> list[float]:
+def _heights(model: Any) -> list[float]:
     return [*[PANEL] * model.n_features, *[LATENT] * len(model.dynamics.shown[:MOST_LATENTS])]
 
 
@@ -71,7 +69,7 @@ def _ends(mean: Tensor, covariance: Tensor, level: float) -> tuple[Tensor, ...]:
     return mean, mean - reach, mean + reach
 
 
-def _draw_latents(panels: list[Axes], model: LinearSSM, axis: TimeAxis, ends: tuple[Tensor, ...]) -> None:
+def _draw_latents(panels: list[Axes], model: Any, axis: TimeAxis, ends: tuple[Tensor, ...]) -> None:
     mean, lower, upper = (table.numpy() for table in ends)
     for panel, place in zip(panels, model.dynamics.shown, strict=False):
         draw_steps(panel, axis, upper[:, place], lower[:, place], color=FAINT, alpha=0.3, linewidth=0, zorder=1)

@@ -17,7 +17,7 @@ from torch.distributions import constraints
 from ...inference.numerics.scalars import check_probability
 from ..data.series import Series
 from ..fitting.curvature import standard_errors
-from ..forecast import central_interval
+from ..intervals import central_interval
 from ..parameters import Parameter, Parameters, described
 from ..problem import SeriesProblem
 from .arviz import coordinates

@@ -9,12 +9,9 @@ from matplotlib.figure import Figure
 from scipy.special import ndtri
 from torch import Tensor
 
+from ...inference.chains.switching_gaussian.tables import stick_breaking
 from ...inference.numerics.scalars import check_integer, check_probability
 from ..data.series import Given
-from ..slds.forecast import SwitchingForecast
-from ..slds.inference import SwitchingPaths
-from ..slds.joint import stick_breaking
-from ..slds.model import SwitchingLinearSSM
 from .colors import state_colors
 from .drawing import FAINT, INK, PANEL, STRIP, TimeAxis, draw_states, draw_steps, name_feature, new_figure, set_title
 from .figures import ForecastFrame, draw_expected, time_axis
@@ -24,9 +21,7 @@ MARGIN = 0.15  # of the extent of the states, around them
 
 
 @torch.no_grad()
-def plot_fit(
-    model: SwitchingLinearSSM, x: Any, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]
-) -> Figure:
+def plot_fit(model: Any, x: Any, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]) -> Figure:
     """A series, what the model makes of it, its regimes, and the states of each chain.
 
     From the top: each feature with the mean of a new observation given all of the series, and the band in which it
@@ -57,7 +52,7 @@ def plot_fit(
 
 
 @torch.no_grad()
-def plot_forecast(forecast: SwitchingForecast, level: float = 0.9) -> Figure:
+def plot_forecast(forecast: Any, level: float = 0.9) -> Figure:
     """The end of a series and the forecast after it, with the regimes: see `SwitchingForecast.plot`."""
     model = forecast.source
     frame = ForecastFrame.of(forecast, [*[PANEL] * model.n_features, STRIP], level)
@@ -68,9 +63,7 @@ def plot_forecast(forecast: SwitchingForecast, level: float = 0.9) -> Figure:
 
 
 @torch.no_grad()
-def plot_flow(
-    model: SwitchingLinearSSM, x: Any = None, *, sequence: int = 0, points: int = 20, **given: Unpack[Given]
-) -> Figure:
+def plot_flow(model: Any, x: Any = None, *, sequence: int = 0, points: int = 20, **given: Unpack[Given]) -> Figure:
     """Where each regime carries a state of two numbers in a step, and the states of a series, colored by regime.
 
     Of a recurrent model arrows are drawn where their regime is the most probable of the next ones, averaged over the
@@ -131,7 +124,7 @@ def plot_flow(
     return figure
 
 
-def expected(model: SwitchingLinearSSM, found: SwitchingPaths) -> tuple[Tensor, Tensor]:
+def expected(model: Any, found: Any) -> tuple[Tensor, Tensor]:
     """Mean and variance [T, F] of new observations of one sequence under q."""
     own = model.layout.separately(model.values_like(found.mean))
     emission, offset = own["emission"].unsqueeze(1), own["emission_offset"].unsqueeze(1)
@@ -143,7 +136,7 @@ def expected(model: SwitchingLinearSSM, found: SwitchingPaths) -> tuple[Tensor, 
     return whole, (share * (variance + (mean - whole).square())).sum(0)
 
 
-def _heights(model: SwitchingLinearSSM) -> list[float]:
+def _heights(model: Any) -> list[float]:
     n = min(MOST_LATENTS, model.n_latent * model.layout.n_chains)
     return [*[PANEL] * model.n_features, STRIP, *[LATENT] * n]
 
@@ -157,7 +150,7 @@ def _draw_regimes(panel: Axes, axis: TimeAxis, state: Tensor) -> None:
     draw_states(panel, axis, state.numpy(), state_colors(np.arange(state.shape[-1])), "regime")
 
 
-def _draw_latents(panels: list[Axes], model: SwitchingLinearSSM, axis: TimeAxis, mean: Tensor, reach: Tensor) -> None:
+def _draw_latents(panels: list[Axes], model: Any, axis: TimeAxis, mean: Tensor, reach: Tensor) -> None:
     colors = state_colors(np.arange(model.n_states))
     for place, panel in enumerate(panels):
         chain, latent = divmod(place, model.n_latent)

@@ -1,0 +1,42 @@
+"""Intervals: the central ones of draws, and quantiles by bisection of a distribution function."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..inference.numerics.records import brief
+from ..inference.numerics.scalars import check_probability
+
+BISECTIONS = 80
+
+
+class Interval(NamedTuple):
+    """Lower and upper ends of central intervals: tensors, or tensors by name of a parameter."""
+
+    lower: Any
+    upper: Any
+
+    def __repr__(self) -> str:
+        return brief(self)
+
+
+def central_interval(draws: Float[Tensor, "n *d"], level: float) -> Interval:
+    """The central interval of each number that was drawn n times."""
+    level = check_probability("level", level, proper=True)
+    tail = round((1 - level) / 2 * (len(draws) - 1)) + 1
+    return Interval(draws.kthvalue(tail, dim=0).values, draws.kthvalue(len(draws) + 1 - tail, dim=0).values)
+
+
+def bisected(
+    cdf: Callable[[Tensor], Tensor], p: float, low: Tensor, high: Tensor, whole: bool = False
+) -> Float[Tensor, "*b"]:
+    """The least values between these bounds, or whole numbers, whose distribution function is at least p."""
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        middle = middle.floor() if whole else middle
+        enough = cdf(middle) >= p
+        low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
+    return high

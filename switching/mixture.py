@@ -1,0 +1,78 @@
+"""An observation whose state and gate are uncertain."""
+
+import torch
+from pyro.distributions import TorchDistribution
+from torch import Tensor
+from torch.distributions import constraints
+
+from ..inference.numerics.checks import broadcast_shapes
+from .emissions.contract import ByGate, Emission
+from .intervals import bisected
+from .parameters import Parameters
+
+
+class StateMixture(TorchDistribution):
+    """An observation whose state and gate have the probabilities `weights`: batch `[*b, H]`, event `[F]`."""
+
+    arg_constraints: dict = {}  # noqa: RUF012 the interface of torch.distributions
+
+    def __init__(self, emission: Emission, values: Parameters, weights: ByGate) -> None:
+        self.emission, self.values, self.weights = emission, values, weights
+        batch_shape = weights.redrawn.shape[:-1]
+        super().__init__(batch_shape, torch.Size((emission.n_features,)), validate_args=False)
+
+    @property
+    def support(self) -> constraints.Constraint:
+        return constraints.independent(constraints.real, 1)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        value = value.expand(broadcast_shapes(value.shape, self.batch_shape + self.event_shape))
+        likelihood = self.emission.log_likelihood(value, self.values)
+        joint = [(log + w.log()).logsumexp(-1) for log, w in zip(likelihood, self.weights, strict=True)]
+        return torch.logaddexp(joint[0], joint[1])
+
+    def sample(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> Tensor:
+        n_states = self.weights.redrawn.shape[-1]
+        joint = torch.cat(tuple(self.weights), -1)
+        drawn = torch.distributions.Categorical(probs=joint).sample(torch.Size(sample_shape))
+        return self.emission.sample_at(self.values, drawn % n_states, (drawn < n_states).to(joint.dtype))
+
+    @property
+    def mean(self) -> Tensor:
+        return self._expect(self.emission.mean(self.values))
+
+    @property
+    def variance(self) -> Tensor:
+        mean, variance = self.emission.mean(self.values), self.emission.variance(self.values)
+        centre = self.mean.unsqueeze(-2)
+        spread = ByGate(*(v + (m - centre) ** 2 for m, v in zip(mean, variance, strict=True)))
+        return self._expect(spread)
+
+    @property
+    def probs(self) -> Tensor:
+        """P(category), of symbols."""
+        return self._expect(self.emission.category_probs(self.values))
+
+    def cdf(self, value: Tensor) -> Tensor:
+        """P(x_f <= value) of each feature by itself."""
+        return self._expect(self.emission.cdf(value.unsqueeze(-2), self.values)).clamp(0.0, 1.0)
+
+    def quantile(self, p: float) -> Tensor:
+        """The least value of each feature, by itself, that is not exceeded with probability p: `[*b, H, F]`.
+
+        By bisection on the distribution function, between bounds of Chebyshev's inequality in every state.
+        """
+        mean, variance = self.emission.mean(self.values), self.emission.variance(self.values)
+        wide = (1 / min(p, 1 - p)) ** 0.5
+        low, high = (
+            torch.stack([f(m + sign * wide * v.sqrt(), -2) for m, v in zip(mean, variance, strict=True)])
+            for f, sign in ((torch.amin, -1.0), (torch.amax, 1.0))
+        )
+        whole = self.emission.support.is_discrete
+        low, high = (end.expand(*self.batch_shape, -1).clone() for end in (low.amin(0), high.amax(0)))
+        low, high = (low.floor() - 1, high.ceil()) if whole else (low, high)
+        return bisected(self.cdf, p, low, high, whole)
+
+    def _expect(self, quantity: ByGate) -> Tensor:
+        """The mixture's expectation of a quantity [..., K, F] of states and gates: [*b, H, F]."""
+        return sum((w.unsqueeze(-1) * q).sum(-2) for w, q in zip(self.weights, quantity, strict=True))  # type: ignore[return-value]
