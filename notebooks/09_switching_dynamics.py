@@ -113,7 +113,7 @@ evidence = {
     "drifts": float(drifts.objective[-1]),
     "both, GPB(6)": float(both.log_evidence(nile, 6)),
     "both, GPB(2)": float(both.log_evidence(nile, 2)),
-    "both, bound of smooth": float(moved.bound),
+    "both, bound of smooth": float(moved.elbo),
 }
 display(pd.Series(evidence, name="log evidence").round(2).to_frame())
 assert evidence["both, bound of smooth"] < evidence["both, GPB(6)"]
@@ -153,7 +153,7 @@ def share(state: torch.Tensor) -> np.ndarray:
 shares = {kind: share(paths.state) for kind, paths in found.items()}
 shares["GPB(2), by the past alone"] = share(chains.filter(drawn.x, order=2).state)
 shares["GPB(8), 7 steps later"] = share(chains.filter(drawn.x, order=8).lagged_state)
-bounds = {kind: float(paths.bound.mean()) for kind, paths in found.items()}
+bounds = {kind: float(paths.elbo.mean()) for kind, paths in found.items()}
 display(
     pd.DataFrame(
         {
@@ -237,8 +237,8 @@ regime = pd.Series(smoothed.state.argmax(-1).numpy(), name="learned regime")
 counts = pd.crosstab(regime, pd.Categorical.from_codes(laps.path.numpy(), names))
 display(counts)
 inputs = torch.cat([smoothed.mean[0], torch.ones(2000, 1, dtype=torch.float64)], -1)
-fitted = inputs @ torch.linalg.lstsq(inputs, laps.latents).solution
-r2 = 1 - float((laps.latents - fitted).square().sum() / (laps.latents - laps.latents.mean(0)).square().sum())
+fitted = inputs @ torch.linalg.lstsq(inputs, laps.latent).solution
+r2 = 1 - float((laps.latent - fitted).square().sum() / (laps.latent - laps.latent.mean(0)).square().sum())
 right = counts.to_numpy().max(1).sum() / 2000
 print(f"{100 * right:.1f} % of the steps in the right regime, R2 {r2:.4f}")
 assert right > 0.8
@@ -258,6 +258,6 @@ last = {"initial_probs": smoothed.state[-1], "initial_mean": smoothed.mean[0, -1
 ahead = fit.model.with_values(fit.model.values | last).simulate(1000, seed=3)
 fig, axis = plt.subplots(figsize=(4.5, 4), layout="constrained")
 axis.plot(*smoothed.mean[0].T, color=GREY, linewidth=0.5)
-axis.scatter(*ahead.latents.T, c=ahead.path, cmap="viridis", s=3)
+axis.scatter(*ahead.latent.T, c=ahead.path, cmap="viridis", s=3)
 axis.set(xlabel="latent 0", ylabel="latent 1", title="A thousand steps of the fitted model")
 plt.show()

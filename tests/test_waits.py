@@ -360,7 +360,7 @@ def test_what_starts_anywhere_is_drawn_where_its_series_lies():
         model = sh.LinearSSM(sh.LocalLevel()).with_values({"sigma2.irregular": 0.5, "sigma2.level": 0.3})
         chain, program = model.chain(x), pyro.poutine.trace(model).get_trace(x)
         found = [
-            model.sample_posterior(x, 2, seed=0).path,
+            model.sample_posterior(x, 2, seed=0).latent,
             model.forecast(x, 3).variance,
             chain.filter().diffuse,
             chain.smooth().covariance,

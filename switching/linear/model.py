@@ -48,7 +48,7 @@ class LinearSimulated(Record):
     """A draw of the whole model."""
 
     x: Float[Tensor, "*b T F"]
-    path: Float[Tensor, "*b T L"]
+    latent: Float[Tensor, "*b T L"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -245,7 +245,7 @@ class LinearSSM(Model):
         return self.chain(x, **given).smooth()
 
     def sample_posterior(self, x: Any, n: int, seed: Seed = None, **given: Unpack[Given]) -> GaussianSampled:
-        """n independent draws of the latents given the whole series: `path [n, *batch, T, L]`."""
+        """n independent draws of the latents given the whole series: `latent [n, *batch, T, L]`."""
         return self.chain(x, **given).sample(n, seed)
 
     def forecast(self, x: Any, horizon: int, **given: Unpack[Given]) -> LinearForecast:

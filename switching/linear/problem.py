@@ -96,7 +96,7 @@ class LinearProblem(SeriesProblem):
         return drawn.transpose(0, 1).flatten(0, 1)
 
     def draws_along(self, values: Parameters, drawn: Any) -> Float[Tensor, "total *b T F"]:
-        return self.draw(values, drawn.path, None, 1).squeeze(0).transpose(0, 1).flatten(0, 1)
+        return self.draw(values, drawn.latent, None, 1).squeeze(0).transpose(0, 1).flatten(0, 1)
 
     def log_prior(self, values: Parameters) -> Float[Tensor, "*r"]:
         """Log density of the parameters; 0 without a prior."""

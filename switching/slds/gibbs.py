@@ -41,7 +41,7 @@ class SwitchingSampled(Record):
     mean: Float[Tensor, "*b T L"]  # of s_t given x
     covariance: Float[Tensor, "*b T L L"]
     path: Int[Tensor, "n *b T"]  # of the sweeps that were kept, C of a sweep
-    latents: Float[Tensor, "n *b T L"]
+    latent: Float[Tensor, "n *b T L"]
     share: Float[Tensor, "m C *b K"]  # of each sequence's steps that a sweep's path spends in each regime
     r_hat: Float[Tensor, "*b K"]  # split R-hat of the shares
     effective_size: Float[Tensor, "*b K"]  # how many independent draws tell as much of a share

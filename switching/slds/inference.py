@@ -41,13 +41,13 @@ class SwitchingPaths(Record):
     C is the number of chains of states: one, or one for each regime.
     """
 
-    bound: Float[Tensor, "*b"]  # <= log p(x)
+    elbo: Float[Tensor, "*b"]  # <= log p(x)
     state: Float[Tensor, "*b T K"]  # q(z_t)
     mean: Float[Tensor, "*b C T L"]  # of s_t under q
     covariance: Float[Tensor, "*b C T L L"]
     cross_covariance: Float[Tensor, "*b C T-1 L L"]  # of s_t+1 (rows) and s_t
     switch: MarkovTables  # natural parameters of q(z_1..T): weights of the first regime, of moves, of steps
-    elbo: Float[Tensor, "steps R"]  # of all sequences after each sweep, by start
+    trace: Float[Tensor, "steps R"]  # the elbo of all sequences after each sweep, by start
     converged: bool
 
 
@@ -81,13 +81,13 @@ def infer(
     outer = chain.linear.unsqueeze(-1) * chain.linear.unsqueeze(-2)
     crossed = chain.linear[..., 1:, :, None] * chain.linear[..., :-1, None, :]
     return SwitchingPaths(
-        bound=bound.gather(0, best.unsqueeze(0)).squeeze(0),
+        elbo=bound.gather(0, best.unsqueeze(0)).squeeze(0),
         state=state,
         mean=chain.linear,
         covariance=chain.square - outer,
         cross_covariance=chain.cross - crossed,
         switch=moves,
-        elbo=run.elbo,
+        trace=run.elbo,
         converged=run.converged,
     )
 

@@ -40,7 +40,7 @@ class Simulated(Record):
     """Draws from the model."""
 
     path: Int[Tensor, "*b T"]
-    latents: Float[Tensor, "*b T L"]
+    latent: Float[Tensor, "*b T L"]
     x: Float[Tensor, "*b T F"]
 
 

@@ -236,7 +236,7 @@ class SwitchingLinearSSM(Model):
     def log_evidence(self, x: Any, order: int = 2, **given: Unpack[Given]) -> Float[Tensor, "*b"]:
         """log p(x) of each sequence, by GPB(order): exact of one regime and of up to `order` steps, else near it.
 
-        `smooth(x).bound` is a number that lies below it.
+        `smooth(x).elbo` is a lower bound.
         """
         return self.filter(x, order, **given).log_normalizer
 
@@ -249,7 +249,7 @@ class SwitchingLinearSSM(Model):
         seed: Seed = 0,
         **given: Unpack[Given],
     ) -> SwitchingPaths:
-        """The best q(states) q(regimes) given all observations, and its bound on log p(x).
+        """The best q(states) q(regimes) given all observations, and its bound on log p(x), `elbo`.
 
         Arguments:
             starts: any of "interpolated", "annealed" and "random", see `inference`; each sequence keeps its best.
@@ -274,7 +274,7 @@ class SwitchingLinearSSM(Model):
         found, regimes = self.smooth(series), self.regimes(series.observations)
         path = MarkovChain(*found.switch, series.lengths).viterbi().path
         if self.layout.recurrent:
-            return SwitchingViterbi(path, torch.full_like(found.bound, torch.nan))
+            return SwitchingViterbi(path, torch.full_like(found.elbo, torch.nan))
         inside = path.clamp_min(0)
         value = regimes.along(series.observations, inside, series.lengths).log_normalizer()
         return SwitchingViterbi(path, value + regimes.log_prob(inside, None, series.lengths))
@@ -299,7 +299,7 @@ class SwitchingLinearSSM(Model):
                 lengths=series.lengths,
                 seed=seed,
             )
-        return replace(drawn, path=drawn.path[:n], latents=drawn.latents[:n])
+        return replace(drawn, path=drawn.path[:n], latent=drawn.latent[:n])
 
     def simulate(self, n_steps: int, batch_shape: tuple[int, ...] = (), *, seed: Seed = None) -> Simulated:
         """Draws of regimes, states (those of `regimes()`) and observations, which depend on the seed alone."""

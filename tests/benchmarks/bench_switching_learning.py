@@ -167,7 +167,7 @@ def laps(figures: bool) -> None:
     truth = track()
     drawn = truth.simulate(TRACK_STEPS, seed=1)
     found = truth.smooth(drawn.x)
-    r2 = affine(found.mean[0], drawn.latents)[2]
+    r2 = affine(found.mean[0], drawn.latent)[2]
     print("| regimes | seed | right | R2 | bound | steps | s |\n|---|---:|---:|---:|---:|---:|---:|")
     print(f"| true values | | {100 * right(found.state, drawn.path):.1f} % | {r2:.4f} | | | |", flush=True)
     best, height = truth, -math.inf
@@ -178,7 +178,7 @@ def laps(figures: bool) -> None:
             fit = model.fit(drawn.x, "vmp", restarts=TRACK_RESTARTS, seed=seed, progress=False)
             seconds, end = time.perf_counter() - start, float(fit.objective[-1])
             found = fit.model.smooth(drawn.x)
-            basis, offset, r2 = affine(found.mean[0], drawn.latents)
+            basis, offset, r2 = affine(found.mean[0], drawn.latent)
             cells = (f"{100 * right(found.state, drawn.path):.1f} %", f"{r2:.4f}", f"{end:.0f}", fit.steps)
             kind = "recurrent" if recurrent else "Markov"
             print(f"| {kind} | {seed} | {' | '.join(map(str, cells))} | {seconds:.0f} |", flush=True)

@@ -258,7 +258,7 @@ def test_trend_and_season_with_missing_features_are_those_of_statsmodels():
 def test_draws_have_the_moments_of_the_posterior(diffuse, rank):
     model = random_model(7, lengths=(5, 3), rank=rank, diffuse=diffuse)
     chain, n = sh.LinearGaussianChain(**model), 100_000
-    path = chain.sample(n, seed=0).path
+    path = chain.sample(n, seed=0).latent
     for b, t in enumerate((5, 3)):
         expected = naive.posterior(sequence_of(model, b), t)
         covariance = expected.covariance.reshape(2 * t, 2 * t)
@@ -272,8 +272,8 @@ def test_draws_have_the_moments_of_the_posterior(diffuse, rank):
 
 def test_draws_are_those_of_their_seed():
     chain = sh.LinearGaussianChain(**random_model(2))
-    assert torch.equal(chain.sample(3, seed=1).path, chain.sample(3, seed=torch.Generator().manual_seed(1)).path)
-    assert not torch.equal(chain.sample(3, seed=1).path, chain.sample(3, seed=2).path)
+    assert torch.equal(chain.sample(3, seed=1).latent, chain.sample(3, seed=torch.Generator().manual_seed(1)).latent)
+    assert not torch.equal(chain.sample(3, seed=1).latent, chain.sample(3, seed=2).latent)
 
 
 @pytest.mark.parametrize("diffuse", [0, 1, 2])
@@ -346,7 +346,7 @@ def test_sequences_share_parameters_without_batch_axes(diffuse):
     shared = {name: table[0] for name, table in model.items() if name not in ("x", "lengths", "diffuse")}
     together = sh.LinearGaussianChain(**(model | shared))
     smoothed, filtered, draws = together.smooth(), together.filter(), together.sample(2, seed=0)
-    assert draws.path.shape == (2, 3, 6, 2)
+    assert draws.latent.shape == (2, 3, 6, 2)
     assert together.forecast(2).covariance.shape == (3, 2, 2, 2)
     assert together.entropy().shape == (3,)
     for b, t in enumerate((6, 4, 5)):

@@ -185,7 +185,7 @@ def test_both_kinds_of_moves_have_the_enumerated_posterior(moves):
         for k in range(2):
             pairs[:, j, k] = ((found.path[..., :-1] == j) & (found.path[..., 1:] == k)).double().mean(0)
     assert_close(pairs, expected.pairs, rtol=0, atol=float(6 * 0.5 / found.effective_size.min().sqrt()))
-    assert_close(found.latents.mean(0), mean, rtol=0, atol=0.2)
+    assert_close(found.latent.mean(0), mean, rtol=0, atol=0.2)
 
 
 def near_regimes() -> Regimes:
@@ -291,7 +291,7 @@ def test_float32_is_taken_and_given():
     regimes = Regimes(**{name: table.float() for name, table in tables(near_regimes()).items()})
     x = regimes.simulate(6, seed=1).x
     found, expected = gibbs(regimes, x, draws=20, warmup=20, chains=128, seed=0), enumerate_paths(regimes, x)
-    assert found.mean.dtype == found.latents.dtype == found.state.dtype == torch.float32
+    assert found.mean.dtype == found.latent.dtype == found.state.dtype == torch.float32
     assert_close(found.state.double(), expected.state, rtol=0, atol=0.1)
 
 

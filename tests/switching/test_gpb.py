@@ -271,7 +271,7 @@ def test_means_over_beliefs_are_those_of_many_draws(latent, regimes):
     share = torch.nn.functional.one_hot(draw.path[:, 1], regimes).double()
     allowed = 5 * (share.std(0) / n**0.5 + 1 / n) + 2e-3
     assert bool(((share.mean(0) - found.state[1]).abs() < allowed).all())
-    latents = draw.latents[:, 1]
+    latents = draw.latent[:, 1]
     assert bool(((latents.mean(0) - found.mean[1]).abs() < 5 * latents.std(0) / n**0.5 + 2e-3).all())
 
 

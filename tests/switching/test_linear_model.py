@@ -107,9 +107,9 @@ def test_the_program_of_a_structure_has_its_evidence() -> None:
 def test_a_structure_cannot_leave_what_has_no_noise() -> None:
     model = structure_of()
     drawn = model.simulate(6, seed=0)
-    sites = {f"s_{t + 1}": drawn.path[t] for t in range(6)}
+    sites = {f"s_{t + 1}": drawn.latent[t] for t in range(6)}
     there = pyro.poutine.trace(pyro.condition(model, sites)).get_trace(drawn.x).log_prob_sum()
-    sites["s_4"] = sites["s_4"] + drawn.path.new_tensor([0.0, 0.0, 0.0, 1.0, 0.0, 0.0])  # a lag of the season
+    sites["s_4"] = sites["s_4"] + drawn.latent.new_tensor([0.0, 0.0, 0.0, 1.0, 0.0, 0.0])  # a lag of the season
     beside = pyro.poutine.trace(pyro.condition(model, sites)).get_trace(drawn.x).log_prob_sum()
     assert torch.isfinite(there)
     assert beside == -torch.inf
@@ -135,7 +135,7 @@ def test_streams_equal_the_filter(make) -> None:
 def test_draws_of_the_posterior_have_its_moments() -> None:
     model = structure_of()
     x = model.simulate(7, seed=2).x
-    drawn, smoothed = model.sample_posterior(x, 4000, seed=0).path, model.smooth(x)
+    drawn, smoothed = model.sample_posterior(x, 4000, seed=0).latent, model.smooth(x)
     spread = smoothed.covariance.diagonal(dim1=-2, dim2=-1).sqrt()
     assert bool(((drawn.mean(0) - smoothed.mean).abs() < 6 * spread / 4000**0.5).all())
     assert bool(((drawn.std(0) / spread - 1).abs() < 0.1).all())

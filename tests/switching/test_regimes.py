@@ -72,11 +72,11 @@ def test_log_probability_of_a_recurrent_path_is_that_of_its_sticks():
     for b in range(2):
         z, total = draw.path[b], regimes.initial_probs[draw.path[b, 0]].log()
         for t in range(1, 5):
-            share = torch.sigmoid(regimes.recurrence @ draw.latents[b, t - 1] + regimes.recurrence_offset[z[t - 1]])
+            share = torch.sigmoid(regimes.recurrence @ draw.latent[b, t - 1] + regimes.recurrence_offset[z[t - 1]])
             probs = torch.stack([share[0], (1 - share[0]) * share[1], (1 - share[0]) * (1 - share[1])])
             total = total + probs[z[t]].log()
-        assert_close(regimes.log_prob(z, draw.latents[b]), total, **TIGHT)
-    assert_close(regimes.log_prob(draw.path, draw.latents)[1], total, **TIGHT)
+        assert_close(regimes.log_prob(z, draw.latent[b]), total, **TIGHT)
+    assert_close(regimes.log_prob(draw.path, draw.latent)[1], total, **TIGHT)
     with pytest.raises(ValueError, match=r"^latents: got None"):
         regimes.log_prob(draw.path)
 
@@ -96,9 +96,9 @@ def test_draws_have_the_moments_of_the_model(recurrent):
     draw = regimes.simulate(3, (n,), seed=6)
     first = (draw.path == 0).double()
     assert_close(first.mean(0), expected.state[:, 0], rtol=0, atol=float(5 * 0.5 / n**0.5))
-    spread = draw.latents.squeeze(-1)
+    spread = draw.latent.squeeze(-1)
     assert bool(((spread.mean(0) - expected.mean).abs() < 5 * spread.std(0) / n**0.5).all())
-    shown = draw.x - torch.einsum("btfl,btl->btf", regimes.emission[draw.path], draw.latents)
+    shown = draw.x - torch.einsum("btfl,btl->btf", regimes.emission[draw.path], draw.latent)
     noise = (shown - regimes.emission_offset[draw.path]).squeeze(-1)
     variance = regimes.observation_noise[draw.path].flatten(1)
     ratio = (noise.square() / variance).mean()

@@ -55,7 +55,7 @@ def two_chains() -> sh.SwitchingLinearSSM:
 def test_the_program_is_the_density_of_its_draws(kind: str) -> None:
     model = model_of(KINDS[kind])
     drawn, regimes = model.simulate(5, (2,), seed=3), model.regimes()
-    path, s, x = drawn.path, drawn.latents, drawn.x
+    path, s, x = drawn.path, drawn.latent, drawn.x
     expected = regimes.log_prob(path, s if KINDS[kind].recurrent else None)
     normal = lambda mean, covariance, at: MultivariateNormal(mean, covariance).log_prob(at)
     expected = expected + normal(regimes.initial_mean[path[:, 0]], regimes.initial_covariance[path[:, 0]], s[:, 0])
@@ -200,7 +200,7 @@ def test_options_that_there_are_none_of() -> None:
 def test_one_regime_learns_as_a_linear_model_does() -> None:
     x = two_chains().simulate(100, seed=6).x
     fit = sh.SwitchingLinearSSM(1, 1).fit(x, prior=None, max_steps=60, progress=False)
-    assert fit.loglik == pytest.approx(float(fit.model.smooth(x).bound), abs=1e-8)
+    assert fit.loglik == pytest.approx(float(fit.model.smooth(x).elbo), abs=1e-8)
     assert bool((fit.objective.diff() > -1e-9 * fit.objective.abs()[1:]).all())
 
 
@@ -265,7 +265,7 @@ def test_gibbs_draws_agree_with_enumeration() -> None:
     exact, drawn = enumerate_paths(model.regimes(), x), model.sample_posterior(x, 398, seed=0)
     torch.testing.assert_close(drawn.state, exact.state, rtol=0, atol=0.1)
     assert drawn.path.shape == (398, 6)  # of four chains, whose last sweeps are not all needed
-    assert drawn.latents.shape == (398, 6, 2)
+    assert drawn.latent.shape == (398, 6, 2)
     assert drawn.share.shape == (1000, 4, 2)
     shares = torch.stack([(drawn.path == k).double().mean(0) for k in range(2)], -1)
     torch.testing.assert_close(shares, exact.state, rtol=0, atol=0.15)
@@ -291,7 +291,7 @@ def test_an_interrupted_fit_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) -
     fit = sh.SwitchingLinearSSM(2, 1).fit(two_chains().simulate(40, seed=5).x, restarts=2, progress=False)
     assert fit.interrupted
     assert "interrupted" in fit.reason
-    assert bool(fit.smooth().bound.isfinite())
+    assert bool(fit.smooth().elbo.isfinite())
 
 
 def test_a_single_start_may_stand_without_a_list() -> None:

@@ -32,7 +32,7 @@ def test_the_bound_lies_below_the_evidence_and_states_near_its_moments(kind: str
     assert found.converged
     for b, length in enumerate(series.lengths.tolist()):
         exact = enumerate_paths(layout.regimes(values), series.observations[b, :length])
-        gap = float(exact.log_normalizer - found.bound[b])
+        gap = float(exact.log_normalizer - found.elbo[b])
         assert -1e-9 <= gap < 3.0
         apart = (found.state[b, :length] - exact.state).abs().mean()
         assert float(apart) <= (gap / 2) ** 0.5 + 1e-6  # Pinsker: total variation of each step by KL(q || p)
@@ -61,7 +61,7 @@ def test_one_regime_is_the_linear_model(full: bool) -> None:
     own = {name: table[0] for name, table in layout.separately(values).items()}
     exact = LinearGaussianChain(series.observations, **own, lengths=series.lengths)
     smoothed = exact.smooth()
-    torch.testing.assert_close(found.bound, exact.log_normalizer(), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(found.elbo, exact.log_normalizer(), rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(found.mean[:, 0], smoothed.mean, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(found.covariance[:, 0], smoothed.covariance, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(found.cross_covariance[:, 0], smoothed.cross_covariance, rtol=1e-9, atol=1e-9)
@@ -82,9 +82,9 @@ def test_equal_regimes_of_one_chain_are_the_linear_model(recurrent: bool) -> Non
     found = infer(layout, values, series, EVERY)
     torch.testing.assert_close(found.mean[:, 0], exact.smooth().mean, rtol=1e-9, atol=1e-9)
     if not recurrent:
-        torch.testing.assert_close(found.bound, exact.log_normalizer(), rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(found.elbo, exact.log_normalizer(), rtol=1e-10, atol=1e-10)
     else:  # the bound of a logistic is one
-        assert bool((found.bound <= exact.log_normalizer() + 1e-10).all())
+        assert bool((found.elbo <= exact.log_normalizer() + 1e-10).all())
 
 
 @pytest.mark.parametrize("kind", ["chains", "one chain", "full noise"])
@@ -110,8 +110,8 @@ def test_each_sequence_keeps_its_best_start() -> None:
     values = values_of(layout)
     series = observed(layout, values, 40)
     both = infer(layout, values, series, STARTS)
-    alone = torch.stack([infer(layout, values, series, (kind,)).bound for kind in ("interpolated", "annealed")])
-    assert bool((both.bound >= alone.amax(0) - 1e-6 * alone.abs().amax(0)).all())
+    alone = torch.stack([infer(layout, values, series, (kind,)).elbo for kind in ("interpolated", "annealed")])
+    assert bool((both.elbo >= alone.amax(0) - 1e-6 * alone.abs().amax(0)).all())
 
 
 def test_a_certain_switch_leaves_no_infinite_noise() -> None:
@@ -124,7 +124,7 @@ def test_a_certain_switch_leaves_no_infinite_noise() -> None:
     assert bool((found.state[..., 1] < 1e-20).all())
     own = {name: table[0] for name, table in layout.separately(values).items()}
     exact = LinearGaussianChain(series.observations, **own, lengths=series.lengths)
-    torch.testing.assert_close(found.bound, exact.log_normalizer(), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(found.elbo, exact.log_normalizer(), rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(found.mean[:, 0], exact.smooth().mean, rtol=1e-9, atol=1e-9)
 
 
@@ -135,5 +135,5 @@ def test_nothing_is_read_beyond_the_end_of_a_sequence() -> None:
     other = series.observations.clone()
     other[2, 4:] = 1e6
     a, b = (infer(layout, values, Series(x, series.lengths)) for x in (series.observations, other))
-    assert torch.equal(a.bound, b.bound)
+    assert torch.equal(a.elbo, b.elbo)
     assert torch.equal(a.mean, b.mean)

@@ -38,9 +38,9 @@ class GaussianSmoothed(Record):
 
 @dataclass(frozen=True, repr=False)
 class GaussianSampled(Record):
-    """Independent draws of the path given x."""
+    """Independent draws of the latents given x."""
 
-    path: Float[Tensor, "n *b T L"]  # 0 beyond the end of a sequence
+    latent: Float[Tensor, "n *b T L"]  # 0 beyond the end of a sequence
 
 
 @dataclass(frozen=True, repr=False)
