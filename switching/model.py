@@ -368,7 +368,7 @@ class SwitchingSSM(Model):
             progress: show a progress bar on a terminal.
             factorization: of q(paths) in VMP: "structured", the exact chain, or "mean_field", each step independent.
             batch_size: sequences after which VMP updates the parameters, by a step that shrinks over time (see
-                `fitting.in_parts`); a step of `max_steps` is then a pass through all sequences. None: all sequences.
+                `fitting.chunked`); a step of `max_steps` is then a pass through all sequences. None: all sequences.
             start: one of the starts, with `restarts=1` the only one: a model or a fit, values by name (of which some
                 may be missing), or a state for every step `[*batch, T]`, -1 where it is not known. States then keep
                 their numbers.

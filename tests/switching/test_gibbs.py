@@ -267,7 +267,7 @@ def test_draws_depend_on_the_seed_alone_and_read_nothing_beyond_the_end(recurren
     finally:
         torch.set_num_threads(before)
     for other in found[1:]:
-        for name in ("state", "mean", "covariance", "path", "latents", "share"):
+        for name in ("state", "mean", "covariance", "path", "latent", "share"):
             assert torch.equal(getattr(found[0], name), getattr(other, name)), name
     beyond = torch.arange(20) >= lengths[:, None]
     assert not found[0].state[beyond].any()
