@@ -15,5 +15,5 @@ def _smooth(x: Tensor, lengths: Tensor, tables: Tables) -> plain.Smoothed:
     return plain.smooth(tables, x, lengths)
 
 
-filter = Variants(_filter)
-smooth = Variants(_smooth)
+filter = Variants(_filter, "switching_gaussian_filter")
+smooth = Variants(_smooth, "switching_gaussian_smooth")
