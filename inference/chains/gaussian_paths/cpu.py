@@ -7,53 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...numerics.compilation import inlined, kernel
+from ...numerics.compilation import kernel
+from ...numerics.small_matrices import factor, invert
 from ...numerics.threads import in_parallel, ranges
 from . import op
 from .plain import LOG_2PI
 
 _MIN_WORK = 1 << 15  # numbers of the square tables that repay a second thread
-
-
-@inlined
-def _factor(matrix):
-    """The lower Cholesky factor in place; False where there is none."""
-    n = matrix.shape[0]
-    for j in range(n):
-        pivot = matrix[j, j]
-        for k in range(j):
-            pivot -= matrix[j, k] * matrix[j, k]
-        if not pivot > 0.0 or pivot == np.inf:
-            return False
-        root = math.sqrt(pivot)
-        matrix[j, j] = root
-        inverse = 1.0 / root
-        for i in range(j + 1, n):
-            value = matrix[i, j]
-            for k in range(j):
-                value -= matrix[i, k] * matrix[j, k]
-            matrix[i, j] = value * inverse
-    return True
-
-
-@inlined
-def _invert(chol, lower, inverse):
-    """The inverse of the factor, and of what it is the factor of."""
-    n = chol.shape[0]
-    for j in range(n):
-        lower[j, j] = 1.0 / chol[j, j]
-        for i in range(j + 1, n):
-            value = 0.0
-            for k in range(j, i):
-                value -= chol[i, k] * lower[k, j]
-            lower[i, j] = value / chol[i, i]
-    for i in range(n):
-        for j in range(i + 1):
-            value = 0.0
-            for k in range(i, n):
-                value += lower[k, i] * lower[k, j]
-            inverse[i, j] = value
-            inverse[j, i] = value
 
 
 @kernel
@@ -74,15 +34,17 @@ def _eliminate(b, n_steps, linear, square, cross, inverse, chol, mean, gain):
                     shift[i] += below * mean[t - 1, k]
                     for j in range(i + 1):
                         precision[i, j] -= below * gain[t - 1, k, j]
-        if not _factor(precision):
+        log_det = factor(precision, n)
+        if math.isnan(log_det):
             return total, t
-        _invert(precision, lower, inverse[t])
+        invert(precision, lower, inverse[t])
+        total -= 0.5 * log_det
         for i in range(n):
             value = 0.0
             for j in range(n):
                 value += inverse[t, i, j] * shift[j]
             mean[t, i] = value
-            total += 0.5 * shift[i] * value - math.log(precision[i, i])
+            total += 0.5 * shift[i] * value
         if chol.shape[0] > 0:
             chol[t] = lower
         if t + 1 < n_steps:
