@@ -2,13 +2,14 @@
 
 import math
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ...numerics.compilation import kernel
-from ...numerics.small_matrices import factor, invert
+from ...numerics.small_matrices import copy, factor, invert
 from ...numerics.threads import in_parallel, ranges
 from . import op
 from .plain import LOG_2PI
@@ -16,11 +17,28 @@ from .plain import LOG_2PI
 _MIN_WORK = 1 << 15  # numbers of the square tables that repay a second thread
 
 
+class Room(NamedTuple):
+    """What a sequence is worked on in."""
+
+    inverse: np.ndarray  # [T, L, L] of each step's precision, given the steps before
+    gain: np.ndarray  # [T, L, L]
+    mean: np.ndarray  # [T, L]
+    chol: np.ndarray  # [T, L, L], the inverse factors of precisions; empty unless asked for
+    precision: np.ndarray  # [L, L]
+    lower: np.ndarray  # [L, L]
+    shift: np.ndarray  # [L]
+
+
+def _room_of(n_steps: int, n: int, *, factors: bool) -> Room:
+    tables = (np.empty((size, n, n)) for size in (n_steps, n_steps, n_steps if factors else 0))
+    inverse, gain, chol = tables
+    return Room(inverse, gain, np.empty((n_steps, n)), chol, np.empty((n, n)), np.zeros((n, n)), np.empty(n))
+
+
 @kernel
-def _eliminate(b, n_steps, linear, square, cross, inverse, chol, mean, gain):
+def _eliminate(b, n_steps, linear, square, cross, room):
     """Forward over one sequence: log normaliser, and the step that failed or -1; see `plain`."""
-    n = linear.shape[-1]
-    precision, lower, shift = np.empty((n, n)), np.zeros((n, n)), np.empty(n)
+    n, (inverse, gain, mean, chol, precision, lower, shift) = linear.shape[-1], room
     total = 0.5 * n_steps * n * LOG_2PI
     for t in range(n_steps):
         for i in range(n):
@@ -46,7 +64,7 @@ def _eliminate(b, n_steps, linear, square, cross, inverse, chol, mean, gain):
             mean[t, i] = value
             total += 0.5 * shift[i] * value
         if chol.shape[0] > 0:
-            chol[t] = lower
+            copy(lower, chol[t])
         if t + 1 < n_steps:
             for i in range(n):
                 for j in range(n):
@@ -58,14 +76,11 @@ def _eliminate(b, n_steps, linear, square, cross, inverse, chol, mean, gain):
 
 
 @kernel
-def _moments(part, linear, square, cross, lengths, total, first, second, crossed, failed):
-    steps, n = linear.shape[1], linear.shape[-1]
-    inverse, gain = np.empty((steps, n, n)), np.empty((steps, n, n))
-    mean, chol = np.empty((steps, n)), np.empty((0, n, n))
-    between, ahead = np.empty((n, n)), np.empty((n, n))
+def _moments(part, room, linear, square, cross, lengths, total, first, second, crossed, failed):
+    n, (inverse, gain, mean, _, between, ahead, _) = linear.shape[-1], room
     for b in range(part[0], part[1]):
         length = lengths[b]
-        value, failed[b] = _eliminate(b, length, linear, square, cross, inverse, chol, mean, gain)
+        value, failed[b] = _eliminate(b, length, linear, square, cross, room)
         total[b] = value
         if failed[b] >= 0:
             continue
@@ -100,13 +115,11 @@ def _moments(part, linear, square, cross, lengths, total, first, second, crossed
 
 
 @kernel
-def _sample(part, linear, square, cross, lengths, noise, path, failed):
-    steps, n = linear.shape[1], linear.shape[-1]
-    inverse, gain = np.empty((steps, n, n)), np.empty((steps, n, n))
-    mean, lower = np.empty((steps, n)), np.empty((steps, n, n))
+def _sample(part, room, linear, square, cross, lengths, noise, path, failed):
+    n, (_, gain, mean, lower, _, _, _) = linear.shape[-1], room
     for b in range(part[0], part[1]):
         length = lengths[b]
-        _, failed[b] = _eliminate(b, length, linear, square, cross, inverse, lower, mean, gain)
+        _, failed[b] = _eliminate(b, length, linear, square, cross, room)
         if failed[b] >= 0:
             continue
         for draw in range(noise.shape[0]):
@@ -128,7 +141,8 @@ def _over_sequences(run, tables: tuple[Tensor, ...], outputs: list[Tensor]) -> l
     arrays.insert(3, lengths.contiguous().numpy())
     square = tables[1]
     pieces = ranges(len(lengths), max(1, -(-_MIN_WORK * len(lengths) // max(1, square.numel()))))
-    in_parallel([partial(run, part, *arrays, *(x.numpy() for x in outputs)) for part in pieces])
+    room = partial(_room_of, *square.shape[1:3], factors=len(tables) > 4)
+    in_parallel([partial(run, part, room(), *arrays, *(x.numpy() for x in outputs)) for part in pieces])
     return [x.to(square.dtype) if x.is_floating_point() else x for x in outputs]
 
 

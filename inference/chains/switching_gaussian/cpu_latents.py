@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...numerics.compilation import inlined, kernel
-from .cpu_steps import observe, predict, update, work_of
+from .cpu_steps import observe, predict, update
 
 
 class Rows(NamedTuple):
@@ -168,14 +168,14 @@ def _smooth(p, path, steps, drawn, mean, covariance):
 
 
 @kernel
-def draw(part, x, lengths, path, p, roots, omega, noise, seen_noise, drawn, mean, covariance, failed):
+def draw(part, work, x, lengths, path, p, roots, omega, noise, seen_noise, drawn, mean, covariance, failed):
     """Of each path [B, T], a draw [B, T, L] of the latents, and their means and covariances; b sees x[b % N].
 
     `roots` are the factors of initial_covariance, state_noise and observation_noise; `omega` [B, T, J] is 0 where a
     stick says nothing; the noises [B, T, L] and [B, T, F + J] are standard normal numbers.
     """
     n_steps, n_rows, n = x.shape[1], x.shape[2] + omega.shape[2], p.emission.shape[2]
-    m, v, shift, work = np.empty(n), np.empty((n, n)), np.empty(n), work_of(n_rows, n)
+    m, v, shift = np.empty(n), np.empty((n, n)), np.empty(n)
     # the record's arrays have names of their own, since to take them out of it in the loop would cost
     seen, difference, offset = np.empty(n_rows), np.empty(n_rows), np.zeros(n_rows)
     emission, r = np.zeros((n_rows, n)), np.zeros((n_rows, n_rows))
@@ -200,10 +200,9 @@ def draw(part, x, lengths, path, p, roots, omega, noise, seen_noise, drawn, mean
 
 
 @kernel
-def densities(part, x, lengths, latents, p, starts, moves, table):
+def densities(part, work, x, lengths, latents, p, starts, moves, table):
     """log p(x_t, s_t | s_t-1, z_t) by regime, [B, T, K]; of s_t alone where regimes start (move) it differently."""
-    k, n, n_features = p.emission.shape[0], p.emission.shape[2], p.emission.shape[1]
-    work = work_of(max(n, n_features), n)
+    k, n = p.emission.shape[0], p.emission.shape[2]
     m, v, unit, none = np.empty(n), np.zeros((n, n)), np.eye(n), np.zeros(n)
     for b in range(part[0], part[1]):
         s = b % x.shape[0]

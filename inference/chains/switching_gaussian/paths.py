@@ -16,7 +16,7 @@ from .cpu_collapsed import sweep
 from .cpu_latents import densities, draw
 from .cpu_particles import redraw
 from .cpu_polya_gamma import polya_gamma
-from .cpu_steps import Arrays, arrays_of
+from .cpu_steps import Arrays, arrays_of, work_of
 from .tables import Tables
 
 _MIN_WORK = 1 << 13  # numbers of covariances that repay a second thread
@@ -98,8 +98,9 @@ class Paths:
     def _run(self, function: Callable[..., None], *arguments: Any) -> None:
         work = self.x.shape[-2] * self.tables.n_regimes * self.tables.n_latent**2
         pieces = ranges(len(self.lengths), max(1, -(-_MIN_WORK // max(1, work))))
-        first = _numpy(self.x), _numpy(self.lengths)
-        in_parallel([partial(function, part, *first, *arguments) for part in pieces])
+        first, n = (_numpy(self.x), _numpy(self.lengths)), self.tables.n_latent
+        rows = max(n, self.x.shape[-1] + len(self._arrays.recurrence))
+        in_parallel([partial(function, part, work_of(rows, n), *first, *arguments) for part in pieces])
 
 
 def draw_polya_gamma(c: Tensor, generator: torch.Generator | None = None) -> Tensor:
