@@ -38,24 +38,11 @@ def _room_of(n_made: int, n_fan: int, n: int) -> Room:
 
 
 @kernel
-def _fan(p, recurrent, regime, first, mean, covariance, room):
-    """What the next regimes are and meet, from `first` on; with regressions where these are."""
-    k = p.emission.shape[0]
-    if recurrent is None:
-        for z in range(k):
-            room.fan[first + z] = p.log_transition[regime, z]
-            put(mean, covariance, room.fan_mean[first + z], room.fan_covariance[first + z])
-    else:
-        own = slice(first, first + k)
-        choose(p, regime, mean, covariance, room.fan[own], room.fan_mean[own], room.fan_covariance[own])
-
-
-@kernel
 def _filter(
     part, room, work, x, lengths, order, p, recurrent, going_on, increment, state, lagged, mean, covariance, w, m, v,
     failed,
 ):  # fmt: skip
-    k = p.emission.shape[0]
+    k, n = p.emission.shape[0], p.emission.shape[2]
     n_kept, n_densities, keeps = w.shape[2], m.shape[2], w.shape[1] > 1
     log_weight, means, covariances, fan, fan_mean, fan_covariance, met_mean, met_covariance = room
     n_made = log_weight.shape[0]
@@ -69,11 +56,24 @@ def _filter(
             else:
                 for c in range(n_kept):
                     here, first = min(c, n_densities - 1), c * k
-                    impossible = w[s, last, c] == -np.inf
-                    if not impossible:
-                        _fan(p, recurrent, c % k, first, m[s, last, here], v[s, last, here], room)
-                    for z in range(first, first + k):
-                        fan[z] = -np.inf if impossible else fan[z] + w[s, last, c]
+                    if w[s, last, c] == -np.inf:
+                        for h in range(first, first + k):
+                            fan[h] = -np.inf
+                        continue
+                    if recurrent is None:
+                        for h in range(first, first + k):
+                            fan[h] = p.log_transition[c % k, h - first]
+                            for i in range(n):
+                                fan_mean[h, i] = m[s, last, here, i]
+                                for j in range(n):
+                                    fan_covariance[h, i, j] = v[s, last, here, i, j]
+                    else:
+                        own = slice(first, first + k)
+                        choose(
+                            p, c % k, m[s, last, here], v[s, last, here], fan[own], fan_mean[own], fan_covariance[own]
+                        )
+                    for h in range(first, first + k):
+                        fan[h] += w[s, last, c]
                 for h in range(n_made):
                     z = h % k
                     if order == 1:
