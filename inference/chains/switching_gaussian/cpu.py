@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...numerics.compilation import kernel
 from ...numerics.threads import in_parallel, ranges
-from . import op
+from . import cpu_moves, op  # noqa: F401  what registers the moves
 from .cpu_back import back
 from .cpu_steps import Arrays, arrays_of, choose, log_sum, merge, observe, predict, put, work_of
 from .plain import Belief, Filtered, Smoothed

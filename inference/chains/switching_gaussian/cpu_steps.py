@@ -32,12 +32,13 @@ class Arrays(NamedTuple):
     log_weight: np.ndarray
 
 
-def arrays_of(tables: Tables) -> Arrays:
+def arrays_of(tables: Tables, *, regressions: bool = True) -> Arrays:
+    """The points, too, if regressions are to be evaluated."""
     (k, _, n), x = tables.emission.shape, tables.emission
     recurrence, offset = tables.recurrence, tables.recurrence_offset
     if recurrence is None or offset is None:
         recurrence, offset = x.new_zeros(0, n), x.new_zeros(k, 0)
-    nodes, weights = grid(min(k - 1, n), x) if len(recurrence) else (x.new_zeros(0, 0), x.new_zeros(0))
+    nodes, weights = grid(min(k - 1, n), x) if regressions and len(recurrence) else (x.new_zeros(0, 0), x.new_zeros(0))
     given = (*tables[:10], recurrence, offset, nodes, weights)
     return Arrays(*(table.contiguous().numpy() for table in given))
 
