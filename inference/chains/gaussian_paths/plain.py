@@ -20,10 +20,9 @@ import torch
 from torch import Tensor
 
 from ...numerics.cholesky import cholesky_inverse, cholesky_solve, solve_lower, solve_upper
-from ..linear_gaussian.parallel import prefixes
+from ...numerics.prefixes import Elements, prefixes
 
 LOG_2PI = math.log(2 * math.pi)
-Elements = tuple[Tensor, ...]
 
 
 class Forward(NamedTuple):

@@ -13,17 +13,15 @@ states. What a step sees must have noise given the state before it, though, and 
 it has none the chain goes step by step.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ...numerics.prefixes import Elements, prefixes
 from .factors import beside, compress
 from .steps import Belief, Seen, Sight, initial, move, moves, see, sights
 from .tables import Tables
-
-Elements = tuple[Tensor, ...]
 
 
 class Stretch(NamedTuple):
@@ -34,26 +32,6 @@ class Stretch(NamedTuple):
     factor: Tensor  # U [T, *b, L, L]
     vector: Tensor  # eta [T, *b, L, q + 1]
     information: Tensor  # Z [T, *b, L, L]
-
-
-def prefixes(combine: Callable[[Elements, Elements], Elements], elements: Elements) -> Elements:
-    """What the elements up to each come to, along the first axis."""
-    n = elements[0].shape[0]
-    if n < 2:
-        return elements
-    pairs = combine(tuple(e[0 : n - 1 : 2] for e in elements), tuple(e[1::2] for e in elements))
-    odd = prefixes(combine, pairs)
-    n_even = (n - 1) // 2
-    even = combine(tuple(e[:n_even] for e in odd), tuple(e[2::2] for e in elements)) if n_even else odd
-    return tuple(_interleave(e[:1], a, b[:n_even]) for e, a, b in zip(elements, odd, even, strict=True))
-
-
-def _interleave(first: Tensor, odd: Tensor, even: Tensor) -> Tensor:
-    """first, odd[0], even[0], odd[1], ..."""
-    first = first.expand(1, *odd.shape[1:])
-    others = torch.cat([first, even])
-    both = torch.stack([others[: len(odd)], odd], 1).flatten(0, 1)
-    return torch.cat([both, others[len(odd) :]])
 
 
 class Scan(NamedTuple):
