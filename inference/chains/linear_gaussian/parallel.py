@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ...numerics.prefixes import Elements, prefixes
-from .factors import beside, compress
+from .factors import beside, compress, covariance_of
 from .steps import Belief, Seen, Sight, initial, move, moves, see, sights
 from .tables import Tables
 
@@ -47,6 +47,12 @@ def meet(factor: Tensor, information: Tensor) -> tuple[Tensor, Tensor]:
     return torch.linalg.solve_triangular(_root(met), factor.mT, upper=False), met
 
 
+def condense(factor: Tensor, information: Tensor) -> Tensor:
+    """A factor of the information on a state that the belief about it leaves, Z (I + Z' P Z)^-1/2."""
+    met = information.mT @ factor
+    return torch.linalg.solve_triangular(_root(met), information.mT, upper=False).mT
+
+
 def _root(met: Tensor) -> Tensor:
     """The lower factor of I + met met'."""
     unit = torch.eye(met.shape[-2], dtype=met.dtype, device=met.device)
@@ -59,8 +65,8 @@ def _correct(gain: Tensor, information: Tensor, means: Tensor) -> Tensor:
 
 def _join(earlier: Elements, later: Elements) -> Elements:
     i, j = Stretch(*earlier), Stretch(*later)
-    gain, met = meet(i.factor, j.information)
-    kept = torch.linalg.solve_triangular(_root(met.mT), j.information.mT, upper=False).mT
+    gain, _ = meet(i.factor, j.information)
+    kept = condense(i.factor, j.information)
     vector = j.vector - j.information @ (j.information.mT @ i.means)
     return Stretch(
         j.transition @ _correct(gain, j.information, i.transition),
@@ -122,16 +128,19 @@ def future(steps: Stretch) -> tuple[Tensor, Tensor]:
     return vector, information
 
 
-def smooth(filtered: Belief, steps: Stretch) -> tuple[Belief, Tensor]:
-    """The beliefs given all observations, from those filtered, and the covariances of neighbours."""
-    vector, information = future(steps)
+def smooth(filtered: Belief, vector: Tensor, information: Tensor) -> Belief:
+    """The beliefs given all observations, from those filtered and what comes after."""
     gain, _ = meet(filtered.factor, information)
     means = filtered.means + filtered.factor @ (filtered.factor.mT @ vector)
-    belief = Belief(_correct(gain, information, means), gain.mT)
+    return Belief(_correct(gain, information, means), gain.mT)
+
+
+def neighbours(smoothed: Belief, steps: Stretch, information: Tensor) -> Tensor:
+    """The covariances of states with those before, given all observations."""
     ahead = information[..., 1:, :, :]
-    on, _ = meet(steps.factor.movedim(0, -3), ahead)
-    moved = _correct(on, ahead, steps.transition.movedim(0, -3))
-    return belief, moved @ (gain.mT @ gain)[..., :-1, :, :]
+    gain, _ = meet(steps.factor.movedim(0, -3), ahead)
+    moved = _correct(gain, ahead, steps.transition.movedim(0, -3))
+    return moved @ covariance_of(smoothed.factor)[..., :-1, :, :]
 
 
 def _after(table: Tensor, n_own: int) -> Tensor:
