@@ -17,8 +17,8 @@ import numpy as np
 
 from ...numerics.compilation import kernel
 from ...numerics.small_matrices import clear, copy, multiply, rests, triangularize
-from .faults import OVERFLOW, SINGULAR
 from .steps import SCALE
+from .tables import OVERFLOW, SINGULAR
 
 
 @kernel

@@ -11,8 +11,8 @@ import numpy as np
 from ...numerics.compilation import kernel
 from ...numerics.small_matrices import add, clear, copy, multiply, solve, triangularize
 from .cpu_covariances import row
-from .faults import OPEN
 from .plain import ROUNDINGS
+from .tables import OPEN
 
 EPS = float(np.finfo(np.float64).eps)
 MOST_SWEEPS = 60

@@ -1,6 +1,6 @@
 """The operators of linear Gaussian chains, whose values and errors `LinearGaussianChain` hands out.
 
-All take the fields of `tables.Tables`. The last result is `fault [*b]`, see `faults`; the rest means nothing where one
+All take the fields of `tables.Tables`. The last result is `fault [*b]`, see `tables`; the rest means nothing where one
 is not -1. Covariances have the batch axes of `Tables.shared_shape` alone.
 """
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...numerics.op import Call, Gradients, Op, beyond_kernels, blank, tensors
-from . import plain
+from . import gradient, plain
 from .tables import Tables
 
 Results = tuple[Tensor, ...]
@@ -61,7 +61,7 @@ def _by_score(call: Call, d_total: Tensor | None, _: Tensor | None) -> Gradients
     """By smoothed means, unless further derivatives are asked for."""
     if d_total is None or beyond_kernels(d_total):
         return None
-    found = plain.score(Tables(*call.inputs), d_total)
+    found = gradient.score(Tables(*call.inputs), d_total)
     if found is None:
         return None
     parts = iter(found)

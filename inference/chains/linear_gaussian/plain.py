@@ -30,11 +30,9 @@ import torch
 from torch import Tensor
 
 from . import parallel
-from .factors import beside, compress, covariance_of
-from .faults import OPEN, OVERFLOW, SINGULAR
-from .gradient import Score, gradients
+from .factors import compress, covariance_of
 from .steps import Belief, Forward, Move, Seen, Sight, backward, initial, move, moves, see, seen_of, sights
-from .tables import Tables
+from .tables import OPEN, OVERFLOW, SINGULAR, Tables
 
 LOG_2PI = math.log(2 * math.pi)
 PARALLEL = 32  # steps from which on a scan pays; on one core and for four states it takes half the time at 64
@@ -50,14 +48,14 @@ class Start(NamedTuple):
     log_det: Tensor  # [*b] of the rows' triangular factor, where it has any rank
 
 
-def _scan(tables: Tables) -> parallel.Scan | None:
+def scan_of(tables: Tables) -> parallel.Scan | None:
     """The filter in parallel, where that pays and can be."""
     return parallel.scan(tables) if tables.n_steps >= max(2, PARALLEL) else None
 
 
 def _see_all(tables: Tables) -> tuple[Belief, Seen]:
     """Beliefs before all observations, and what these leave."""
-    scan = _scan(tables)
+    scan = scan_of(tables)
     if scan is None:
         return forward(tables)[:2]
     return scan.predicted, see(scan.predicted, sights(tables))
@@ -93,11 +91,11 @@ def _stack(tables: list[Tensor], n_axes: int) -> Tensor:
 
 def evidence(tables: Tables) -> tuple[Tensor, Tensor]:
     """log p(x) [*b], and fault."""
-    total, _, fault = _evidence(tables, *_see_all(tables))
+    total, _, fault = evidence_and_start(tables, *_see_all(tables))
     return total, fault
 
 
-def _evidence(tables: Tables, predicted: Belief, seen: Seen) -> tuple[Tensor, Start, Tensor]:
+def evidence_and_start(tables: Tables, predicted: Belief, seen: Seen) -> tuple[Tensor, Start, Tensor]:
     """log p(x), the diffuse coordinates given x, and fault."""
     q, shape = tables.n_diffuse, tables.batch_shape
     rows = seen.white.flatten(-3, -2)
@@ -149,7 +147,7 @@ def n_seen(tables: Tables) -> Tensor:
 def filter(tables: Tables) -> tuple[Tensor, ...]:
     """log p(x), its increments, means and covariances after and before each observation, diffuse parts, and fault."""
     predicted, seen = _see_all(tables)
-    total, _, fault = _evidence(tables, predicted, seen)
+    total, _, fault = evidence_and_start(tables, predicted, seen)
     found, increment = _starts(tables, seen)
     before, after = (Start(*(_steps(part, s, n) for part, n in zip(found, (1, 2, 2, 0), strict=True))) for s in (0, 1))
     shape, results = tables.batch_shape, []
@@ -170,10 +168,10 @@ def _steps(table: Tensor, first: int, n_axes: int) -> Tensor:
 
 
 def _shared(tables: Tables, factor: Tensor) -> Tensor:
-    return _inside(tables, _of_sets(tables, covariance_of(factor)), 3)
+    return _inside(tables, of_sets(tables, covariance_of(factor)), 3)
 
 
-def _of_sets(tables: Tables, table: Tensor) -> Tensor:
+def of_sets(tables: Tables, table: Tensor) -> Tensor:
     """Covariances [*b, S, L, L] with their own batch axes: those that means alone have add nothing but copies."""
     shape, own = tables.shared_shape, table.shape[-3:]
     axes = table.dim() - 3 - len(shape)
@@ -244,7 +242,7 @@ def _by_step(start: Start) -> Start:
 @torch.no_grad()
 def smooth(tables: Tables) -> tuple[Tensor, ...]:
     """log p(x), means [*b, T, L], covariances, those [*b, T-1, L, L] of each state with the one before, and fault."""
-    scan = _scan(tables)
+    scan = scan_of(tables)
     if scan is None:
         run = forward(tables)
         predicted, seen, (belief, cross) = *run[:2], _smooth_back(run)
@@ -253,14 +251,14 @@ def smooth(tables: Tables) -> tuple[Tensor, ...]:
         vector, information = parallel.future(scan.steps)
         belief = parallel.smooth(seen.belief, vector, information)
         cross = parallel.neighbours(belief, scan.steps, information)
-    total, start, fault = _evidence(tables, predicted, seen)
+    total, start, fault = evidence_and_start(tables, predicted, seen)
     start = _by_step(start)
     mean, factor = moments(belief, start)
     if tables.n_diffuse:
         columns = belief.means[..., :-1] @ start.factor
         cross = cross + columns[..., 1:, :, :] @ columns[..., :-1, :, :].mT
     mean = _inside(tables, mean.expand(*tables.batch_shape, *mean.shape[-2:]), 2)
-    cross = _inside(tables, _of_sets(tables, cross), 3)
+    cross = _inside(tables, of_sets(tables, cross), 3)
     return total, mean, _shared(tables, factor), cross, fault
 
 
@@ -285,7 +283,7 @@ def _smooth_back(run: Forward) -> tuple[Belief, Tensor]:
 def sample(tables: Tables, noise: Tensor, diffuse_noise: Tensor) -> tuple[Tensor, Tensor]:
     """Paths [n, *b, T, L], backward in time, from normal numbers [n, *b, T, L] and [n, *b, q]; and fault."""
     run = forward(tables)
-    _, start, fault = _evidence(tables, *run[:2])
+    _, start, fault = evidence_and_start(tables, *run[:2])
     weights = start.weights.expand(*diffuse_noise.shape[:-1], -1)
     if tables.n_diffuse:
         drawn = (start.factor @ diffuse_noise.unsqueeze(-1)).squeeze(-1)
@@ -298,50 +296,3 @@ def sample(tables: Tables, noise: Tensor, diffuse_noise: Tensor) -> tuple[Tensor
     means, factor = run.seen.belief
     path = means @ weights + factor @ torch.stack(white[::-1], -3)
     return _inside(tables, path.squeeze(-1), 2), fault
-
-
-@torch.no_grad()
-def score(tables: Tables, d_total: Tensor) -> list[Tensor] | None:
-    r"""The gradient of log p(x) in all tables of numbers, from smoothed means; None where no scan serves.
-
-    `cpu_score` has the equations. What comes after a step enters by its information $\Lambda = Z Z^\top$ on the state
-    there, of which $A^\top N A = Z (I + Z^\top P_f Z)^{-1} Z^\top$ and $A^\top r = \eta - \Lambda E[s \mid x]$.
-    """
-    scan = _scan(tables)
-    if scan is None:
-        return None
-    q, sight = tables.n_diffuse, sights(tables)
-    seen = see(scan.predicted, sight)
-    vector, information = parallel.future(scan.steps)
-    belief = parallel.smooth(seen.belief, vector, information)
-    _, start, _ = _evidence(tables, scan.predicted, seen)
-    shown = sight.emission @ scan.predicted.factor
-    root = torch.linalg.qr(beside(shown, sight.noise).mT)[1].mT
-    inverse = torch.linalg.solve_triangular(root, torch.eye(root.shape[-1]).to(root), upper=False)
-    half = inverse @ shown
-    gain = inverse.mT @ (half @ scan.predicted.factor.mT)  # K', [*b, T, F, L]
-    rest = torch.eye(gain.shape[-1]).to(root) - gain.mT @ sight.emission
-    kept = parallel.condense(seen.belief.factor, information)
-    back = kept @ kept.mT
-    ahead = vector - information @ (information.mT @ belief.means)
-    error = inverse.mT @ seen.white - gain @ ahead
-    later = sight.emission.mT @ error + ahead
-    before = rest.mT @ back @ rest + sight.emission.mT @ (inverse.mT @ inverse) @ sight.emission
-    weights, spread = start.weights[..., None, :, None], start.factor.unsqueeze(-3)
-    columns = later[..., :q] @ spread, error[..., :q] @ spread, belief.means[..., :q] @ spread
-    future, of_error, of_state = columns
-    transition, after = tables.transition, covariance_of(seen.belief.factor)
-    moved = before[..., 1:, :, :] @ transition @ after[..., :-1, :, :]
-    inside = seen_of(tables).to(root)
-    of_noise = (inverse.mT @ inverse + gain @ back @ gain.mT) * inside.unsqueeze(-1) * inside.unsqueeze(-2)
-    taken = Score(
-        transition=moved - future[..., 1:, :, :] @ of_state[..., :-1, :, :].mT,
-        state=(before - future @ future.mT)[..., 1:, :, :],
-        emission=gain - gain @ back @ after - of_error @ of_state.mT,
-        observation=of_noise - of_error @ of_error.mT,
-        initial=(before - future @ future.mT)[..., :1, :, :],
-    )
-    shape = tables.batch_shape
-    means = ((table @ weights).squeeze(-1) for table in (belief.means, later, error))
-    mean, later, error = (table.expand(*shape, *table.shape[-2:]) for table in means)
-    return gradients(tables, d_total, mean, later, error, Score(*(_of_sets(tables, table) for table in taken)))
