@@ -5,7 +5,7 @@ that costs beyond the kernel, until this would have paid for compiling, or until
 serves. That is at most twice as long as knowing all calls ahead would take. The count is made from the sizes of the
 arguments, never from a clock or from what lies on disk, so that the same script always takes the same path.
 
-`COSTS` is measured by `python tests/benchmarks/kernel_costs.py`.
+`COSTS` holds round figures of a present-day processor.
 """
 
 import os
@@ -58,6 +58,10 @@ COSTS: dict[str, Cost] = {
     "gaussian_paths_sample": Cost(4.0, 200, 60, 20),
     "switching_gaussian_filter": Cost(10.0, 500, 300, 50),
     "switching_gaussian_smooth": Cost(10.0, 500, 300, 50),
+    "gibbs_latents": Cost(6.0, 500, 200, 50),
+    "gibbs_collapsed": Cost(6.0, 500, 300, 50),
+    "gibbs_redrawn": Cost(6.0, 500, 300, 50),
+    "polya_gamma": Cost(3.0, 100, 0, 50),
     "normal_log_density": Cost(1.0, 20, 0, 5),
     "multivariate_normal_log_density": Cost(1.5, 30, 0, 10),
     "normal_moments": Cost(1.0, 20, 0, 5),
