@@ -202,7 +202,7 @@ def redrawn(x: Tensor, lengths: Tensor, tables: Tables, path: Tensor, n_particle
         parents.append(place // k)
         mean, covariance = (table.flatten(1, 2)[chain.unsqueeze(-1), place] for table in after[1:])
     drawn = path.clone()
-    particle = torch.randint(n_particles, (len(path),), generator=generator)
+    particle = torch.randint(n_particles, (len(path),), generator=generator, device=path.device)
     for t in reversed(range(path.shape[1])):
         drawn[:, t] = torch.where(inside[:, t], regimes[t][chain, particle], path[:, t])
         particle = torch.where(inside[:, t], parents[t][chain, particle], particle)
