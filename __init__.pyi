@@ -4,6 +4,7 @@ from .inference.chains.copy.chain import CopyChain as CopyChain
 from .inference.chains.factored_copy.chain import FactoredCopyChain as FactoredCopyChain
 from .inference.chains.linear_gaussian.chain import LinearGaussianChain as LinearGaussianChain
 from .inference.chains.markov.chain import MarkovChain as MarkovChain
+from .inference.numerics.costs import kernels as kernels
 from .inference.scans.linear.op import lerp_scan as lerp_scan
 from .inference.scans.linear.op import linear_scan as linear_scan
 from .models.automata.acceptor import Acceptor as Acceptor

@@ -14,6 +14,8 @@ from jaxtyping import install_import_hook
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # the kernels for GPUs run in numpy
 
+os.environ.setdefault("SAMPLEHOLD_KERNELS", "always")  # tests compare kernels with their plain forms
+
 install_import_hook("samplehold", "typechecker.check")
 
 settings.register_profile(

@@ -53,6 +53,13 @@ def test_a_fit_loads_neither_a_compiler_of_graphs_nor_figures(method, dynamics, 
     assert not {"torch._dynamo", "torch._inductor", "triton", "arviz", "xarray", "matplotlib"} & found
 
 
+@pytest.mark.parametrize("method", ["em", "vmp"])
+@pytest.mark.parametrize(("dynamics", "emission"), [("Copy", "Normal"), ("Markov", "MultivariateNormal")])
+def test_a_small_fit_compiles_nothing(method, dynamics, emission, tmp_path, monkeypatch):
+    monkeypatch.setenv("SAMPLEHOLD_KERNELS", "auto")
+    assert "numba" not in loaded(FIT.format(method=method, dynamics=dynamics, emission=emission), tmp_path)
+
+
 def test_a_model_loads_nothing_that_only_fits_need(tmp_path):
     code = "import samplehold as sh\nsh.SwitchingSSM(sh.Copy(2), sh.Normal(1)).without_values()"
     found = loaded(code, tmp_path)

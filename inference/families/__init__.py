@@ -36,7 +36,6 @@ Families hold no state, and compute in the dtype and on the device of their argu
 References: Wainwright & Jordan 2008, section 3; Bishop 2006, appendix B, for the closed forms.
 """
 
-from ..numerics.op import load_kernels
 from .discrete import Bernoulli, BernoulliParameters, Categorical, CategoricalParameters
 from .family import Family, Stats, VectorFamily, tree_map, tree_parts
 from .gaussian_paths import GaussianPaths, GaussianTables
@@ -96,5 +95,3 @@ __all__ = [
     "tree_map",
     "tree_parts",
 ]
-
-load_kernels(__name__)

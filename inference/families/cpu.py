@@ -2,8 +2,7 @@ r"""Divergence from a prior and expected statistics of small tables of parameter
 
 A table of K states holds a few dozen numbers, on which torch spends microseconds a call: a hundred calls for a
 normal-Wishart. The kernels take a plate at a time, the prior's over and over where there are fewer, and compute
-in float64. Where a matrix has no Cholesky factor they
-say so, and the plain form finds another or raises.
+in float64. Where a matrix has no Cholesky factor they say so, and the plain form finds another or raises.
 """
 
 import math
@@ -16,6 +15,7 @@ from torch import Tensor
 from ..numerics.cholesky import rounding
 from ..numerics.compilation import inlined, kernel
 from ..numerics.op import differentiated
+from ..numerics.small_matrices import factor, invert, solve_column
 from .family import relative
 from .normal import ExpectedNormal, NormalGamma, NormalWishart, expected_normal, mean_point
 from .peak import Peak, peak
@@ -94,25 +94,6 @@ def _normal_gamma(eta, eta0, divergence, mean):
 
 
 @inlined
-def factor(chol: Any, dim: int) -> float:
-    """The lower triangle of a matrix <- its Cholesky factor; returns the log determinant, NaN where there is none."""
-    log_det = 0.0
-    for j in range(dim):
-        for i in range(j, dim):
-            total = chol[i, j]
-            for k in range(j):
-                total -= chol[i, k] * chol[j, k]
-            if i > j:
-                chol[i, j] = total / chol[j, j]
-            elif total > 0:
-                chol[i, i] = math.sqrt(total)
-                log_det += math.log(total)
-            else:
-                return np.nan
-    return log_det
-
-
-@inlined
 def _location_and_factor(eta: Any, n: int, dim: int, loc: Any, chol: Any) -> float:
     """loc and chol <- the location, and the lower factor of the inverse scale matrix; returns its log determinant."""
     kappa, rest = -2 * eta[n, dim], dim + 2
@@ -123,40 +104,10 @@ def _location_and_factor(eta: Any, n: int, dim: int, loc: Any, chol: Any) -> flo
     return factor(chol, dim)
 
 
-@inlined
-def _solve(chol: Any, column: Any, begin: int, dim: int) -> None:
-    """column <- inv(chol) column, whose first `begin` numbers are 0."""
-    for i in range(begin, dim):
-        total = column[i]
-        for k in range(begin, i):
-            total -= chol[i, k] * column[k]
-        column[i] = total / chol[i, i]
-
-
-@inlined
-def _invert(chol: Any, inverse: Any, column: Any, dim: int) -> None:
-    """Row j of inverse <- column j of that of the factor."""
-    for j in range(dim):
-        for i in range(dim):
-            column[i] = 1.0 if i == j else 0.0
-        _solve(chol, column, j, dim)
-        for i in range(dim):
-            inverse[j, i] = column[i]
-
-
-@inlined
-def _entry(inverse: Any, i: int, j: int, dim: int) -> float:
-    """Of the inverse of the matrix whose factor that is the inverse of."""
-    entry = 0.0
-    for k in range(max(i, j), dim):
-        entry += inverse[i, k] * inverse[j, k]
-    return entry
-
-
 @kernel
 def _normal_wishart(eta, eta0, divergence, mean):
     dim = int(math.sqrt(eta.shape[1] - 2))  # whose square it exceeds by itself
-    loc, chol, inverse = np.zeros(dim), np.zeros((dim, dim)), np.zeros((dim, dim))
+    loc, chol, lower, inverse = np.zeros(dim), np.zeros((dim, dim)), np.zeros((dim, dim)), np.zeros((dim, dim))
     loc0, chol0, column = np.zeros(dim), np.zeros((dim, dim)), np.zeros(dim)
     for n in range(len(eta)):
         m = n % len(eta0)
@@ -166,17 +117,17 @@ def _normal_wishart(eta, eta0, divergence, mean):
             return False
         kappa, df = -2 * eta[n, dim], 2 * eta[n, dim + 1]
         kappa0, df0 = -2 * eta0[m, dim], 2 * eta0[m, dim + 1]
-        _invert(chol, inverse, column, dim)
+        invert(chol, lower, inverse)
         squares = 0.0  # of what the inverse factor makes of the prior's
         for j in range(dim):
             for i in range(dim):
                 column[i] = chol0[i, j] if i >= j else 0.0
-            _solve(chol, column, j, dim)
+            solve_column(chol, column, j, dim)
             for i in range(j, dim):
                 squares += column[i] * column[i]
         for i in range(dim):
             column[i] = loc[i] - loc0[i]
-        _solve(chol, column, 0, dim)
+        solve_column(chol, column, 0, dim)
         shift = 0.0
         for i in range(dim):
             shift += column[i] * column[i]
@@ -184,7 +135,7 @@ def _normal_wishart(eta, eta0, divergence, mean):
         for i in range(dim):
             first = 0.0
             for j in range(dim):
-                entry = df * _entry(inverse, i, j, dim)
+                entry = df * inverse[i, j]
                 mean[n, dim + 2 + i * dim + j] = entry
                 first += entry * loc[j]
             mean[n, i] = first
@@ -210,7 +161,7 @@ def _normals(statistics, loc, chol, constant, log_volume):
         log_det = factor(own, dim)
         if not math.isfinite(log_det):
             return False
-        _solve(own, at, 0, dim)
+        solve_column(own, at, 0, dim)
         spread = statistics[n, dim]
         for i in range(dim):
             spread -= at[i] * at[i]
@@ -226,14 +177,14 @@ def _normals(statistics, loc, chol, constant, log_volume):
 @kernel
 def _mean_points(eta, loc, precision):
     dim = loc.shape[1]
-    chol, inverse, column = np.zeros((dim, dim)), np.zeros((dim, dim)), np.zeros(dim)
+    chol, lower, inverse = np.zeros((dim, dim)), np.zeros((dim, dim)), np.zeros((dim, dim))
     for n in range(len(eta)):
         if not math.isfinite(_location_and_factor(eta, n, dim, loc[n], chol)):
             return False
-        _invert(chol, inverse, column, dim)
+        invert(chol, lower, inverse)
         for i in range(dim):
             for j in range(dim):
-                precision[n, i, j] = 2 * eta[n, dim + 1] * _entry(inverse, i, j, dim)
+                precision[n, i, j] = 2 * eta[n, dim + 1] * inverse[i, j]
     return True
 
 
@@ -242,7 +193,7 @@ def _peaks(message, unit, least, loc, precision):
     """False where a plate has no weight, or a covariance that its floor or rounding may change."""
     dim = loc.shape[1]
     covariance, chol = np.zeros((dim, dim)), np.zeros((dim, dim))
-    inverse, column = np.zeros((dim, dim)), np.zeros(dim)
+    lower, inverse = np.zeros((dim, dim)), np.zeros((dim, dim))
     for n in range(len(loc)):
         weight = -2 * message[n, dim]
         if not weight > 0:
@@ -263,10 +214,10 @@ def _peaks(message, unit, least, loc, precision):
                         chol[i, j] -= least if i == j else 0.0
             if not math.isfinite(factor(chol, dim)):
                 return False
-        _invert(chol, inverse, column, dim)
+        invert(chol, lower, inverse)
         for i in range(dim):
             for j in range(dim):
-                precision[n, i, j] = _entry(inverse, i, j, dim)
+                precision[n, i, j] = inverse[i, j]
     return True
 
 

@@ -125,7 +125,7 @@ def _apart(eta: Tensor, eta0: Tensor, family: VectorFamily[Any]) -> tuple[Tensor
     return family.kl(eta, eta0), family.mean(eta)
 
 
-relative = Variants(_apart)
+relative = Variants(_apart, "relative")
 """Of a family, which is the last argument, `VectorFamily.relative`."""
 
 

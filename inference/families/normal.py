@@ -250,7 +250,7 @@ def _mean_point(eta: Tensor) -> tuple[Tensor, Tensor]:
     return q.loc, q.df[..., None, None] * q.scale_matrix
 
 
-mean_point = Variants(_mean_point)
+mean_point = Variants(_mean_point, "normal_mean_point")
 """Of natural parameters of a NormalWishart the expected location and precision."""
 
 
@@ -273,7 +273,7 @@ def _expected_normal(statistics: Tensor) -> ExpectedNormal:
     return ExpectedNormal(loc, chol, (volume - log_det(chol)) / 2, volume)
 
 
-expected_normal = Variants(_expected_normal)
+expected_normal = Variants(_expected_normal, "expected_normal")
 """Of expected statistics of a NormalWishart `[*plates, P]`, the `ExpectedNormal`."""
 
 

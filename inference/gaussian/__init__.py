@@ -1,5 +1,1 @@
 """Normal log densities of every step under every state, and the weighted moments that fit them: see `op`."""
-
-from ..numerics.op import load_kernels
-
-load_kernels(__name__)

@@ -18,6 +18,7 @@ from torch import Tensor
 from .deferred import are_deferred, refuse_if
 from .op import Variants, differentiated, dual
 
+FEW = 4  # rows from which on LAPACK solves, which takes the matrices of a batch one at a time
 SMALL = 2**12  # numbers in a batch whose triangles are not worth a second thread
 MOST = 64.0  # roundings of the diagonal, times D, by which it may be greater
 JITTERS = (1.0, 8.0, MOST)  # that are tried
@@ -90,19 +91,40 @@ def _by_numpy(matrix: Tensor) -> Tensor:
     return torch.from_numpy(chol) if np.isfinite(chol.sum()) else _by_torch(matrix)
 
 
+def solve_lower(chol: Tensor, right: Tensor) -> Tensor:
+    """chol^-1 right [*b, D, N], of a lower triangle."""
+    n = chol.shape[-1]
+    if not 0 < n < FEW:
+        return torch.linalg.solve_triangular(chol, right, upper=False)
+    rows: list[Tensor] = []
+    for i in range(n):
+        total = right[..., i, :]
+        for j in range(i):
+            total = total - chol[..., i, j, None] * rows[j]
+        rows.append(total / chol[..., i, i, None])
+    return torch.stack(rows, -2)
+
+
+def solve_upper(chol: Tensor, right: Tensor) -> Tensor:
+    """(chol')^-1 right [*b, D, N], of a lower triangle."""
+    if not 0 < chol.shape[-1] < FEW:
+        return torch.linalg.solve_triangular(chol.mT, right, upper=True)
+    return solve_lower(chol.mT.flip(-2, -1), right.flip(-2)).flip(-2)
+
+
 def cholesky_inverse(chol: Tensor) -> Tensor:
     """The inverse of the matrix `[*b, D, D]` whose lower Cholesky factor this is."""
-    if not dual(chol):
+    if chol.shape[-1] >= FEW and not dual(chol):
         return torch.cholesky_inverse(chol)
-    half = torch.linalg.solve_triangular(chol, torch.eye(chol.shape[-1]).to(chol), upper=False)
+    half = solve_lower(chol, torch.eye(chol.shape[-1], dtype=chol.dtype, device=chol.device))
     return half.mT @ half
 
 
 def cholesky_solve(right: Tensor, chol: Tensor) -> Tensor:
-    """What that matrix takes to `right` `[*b, D, N]`."""
-    if not dual(right, chol):
+    """What the inverse of that matrix takes `right` `[*b, D, N]` to."""
+    if chol.shape[-1] >= FEW and not dual(right, chol):
         return torch.cholesky_solve(right, chol)
-    return torch.linalg.solve_triangular(chol.mT, torch.linalg.solve_triangular(chol, right, upper=False), upper=True)
+    return solve_upper(chol, solve_lower(chol, right))
 
 
 def _log_det(chol: Tensor) -> Tensor:

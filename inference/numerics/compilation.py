@@ -9,20 +9,27 @@ an array need no counting; `lean_kernel` and `inlined` leave it out, so that the
 """
 
 import inspect
-import warnings
+import logging
 from collections.abc import Callable
 from contextlib import suppress
-from hashlib import sha256
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numba
-from numba.core.caching import FunctionCache, IndexDataCacheFile
+from numba.core.caching import FunctionCache
+from numba.core.types import unliteral
 
+_logger = logging.getLogger("samplehold")
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 # -inf is a legal weight, so no flag may assume finite numbers; sums may be reordered so that they vectorise.
 _REORDERED = {"reassoc", "contract", "arcp", "nsz"}
-INLINED: dict[str, Any] = {**_OPTIONS, "fastmath": {"contract"}, "forceinline": True, "_nrt": False}
+INLINED: dict[str, Any] = {
+    **_OPTIONS,
+    "fastmath": {"contract"},
+    "forceinline": True,
+    "_nrt": False,
+    "no_cpython_wrapper": True,  # no one calls them from Python
+    "no_cfunc_wrapper": True,
+}
 """The options of `inlined`, for what is compiled in another way."""
 
 
@@ -47,67 +54,51 @@ def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
     It is compiled apart from them, so that it keeps the order of its operations, but for multiply-adds that are fused.
     It must neither make nor return an array.
     """
-    return numba.njit(**INLINED)(inspect.unwrap(function))
+    return _of_any_constant(numba.njit(**INLINED)(inspect.unwrap(function)))
+
+
+def _of_any_constant(compiled: Any) -> Any:
+    """The same function, compiled once for all constants that callers pass: numba types each as one of its own."""
+    plain = compiled.get_call_template
+
+    def get_call_template(args: Any, kws: dict[str, Any]) -> Any:
+        return plain([unliteral(a) for a in args], {name: unliteral(a) for name, a in kws.items()})
+
+    compiled.get_call_template = get_call_template
+    return compiled
 
 
 def _cached(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     function = inspect.unwrap(function)  # numba cannot compile through a wrapper, such as a run-time type checker's
-    compiled: Any = numba.njit(**_OPTIONS, **options)(function)
+    compiled: Any = _of_any_constant(numba.njit(**_OPTIONS, **options)(function))
     with suppress(RuntimeError):  # no writable cache folder: compile once a process
         compiled._cache = _Cache(function)
     return compiled
 
 
 class _Cache(FunctionCache):
-    """numba's cache of a function: a file that cannot be read is named, and written anew.
+    """numba's cache of a function; a file that cannot be read is written anew, and compiling is said once."""
 
-    That none can be written is said once.
-    """
-
-    _said = False
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__(function)
-        locator = self._impl.locator
-        self._cache_file: Any = _Files(locator.get_cache_path(), self._impl.filename_base, locator.get_source_stamp())
+    _said: ClassVar[set[str]] = set()
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
-            return super().load_overload(sig, target_context)
-        except Exception as error:  # damaged files can make pickle raise anything
-            warnings.warn(f"kernel cache: {error or repr(error)}; the kernel is compiled anew.", stacklevel=2)
+            loaded = super().load_overload(sig, target_context)
+        except Exception:  # damaged files can make pickle raise anything
+            loaded = None
             with suppress(OSError):
                 self.flush()
-            return None
+        if loaded is None:
+            self._say_once(logging.INFO, "compiling kernels, once on this machine")
+        return loaded
 
     def save_overload(self, sig: Any, data: Any) -> None:
         try:
             super().save_overload(sig, data)
         except (OSError, ValueError) as error:
-            if not _Cache._said:
-                _Cache._said = True
-                warnings.warn(f"kernel cache: {error}; the next process compiles its kernels again.", stacklevel=2)
+            self._say_once(logging.WARNING, f"kernel cache: {error}; the next process compiles its kernels again")
 
-
-class _Files(IndexDataCacheFile):
-    """numba's files of a function, with a checksum at their ends, which unpickling leaves alone."""
-
-    def __init__(self, cache_path: str, filename_base: str, source_stamp: Any) -> None:
-        super().__init__(cache_path, filename_base, source_stamp)
-        self._version += " with checksums"  # files of numba's own count as those of another version
-
-    def _dump(self, obj: Any) -> bytes:
-        data = super()._dump(obj)
-        return data + sha256(data).digest()
-
-    def _load_index(self) -> Any:
-        try:
-            return super()._load_index()
-        except Exception as error:
-            raise ValueError(f"{self._index_path} is damaged ({error!r})") from None
-
-    def _load_data(self, name: str) -> Any:
-        data = Path(self._data_path(name)).read_bytes()
-        if sha256(data[:-32]).digest() != data[-32:]:
-            raise ValueError(f"{self._data_path(name)} is damaged")
-        return super()._load_data(name)
+    def _say_once(self, level: int, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            _logger.log(level, text)

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .op import differentiated
+from .op import differentiated, transformed
 
 NEVER = -1e300
 POSSIBLE = NEVER / 2  # log-weights above it are of events that can happen
@@ -34,6 +34,8 @@ def log_sum_exp(x: Float[Tensor, "..."], dims: int | tuple[int, ...], keepdim: b
     >>> total.tolist(), torch.autograd.grad(total, x, torch.ones(2))[0].sum().item()
     ([-inf, -inf], 0.0)
     """
+    if not differentiated(x) and not transformed():
+        return torch.logsumexp(x, dims, keepdim)
     top = x.detach().amax(dims, keepdim=True)
     top = torch.where(top.isneginf(), 0.0, top)
     total = (x - top).exp().sum(dims, keepdim)

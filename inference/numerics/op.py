@@ -2,9 +2,9 @@
 
 An `Op` is a `torch.library` operator. What it computes is said by a plain implementation, in torch alone, which serves
 every device; `kernel` registers a faster one for some device, which serves where the tensors lie there. Nothing else in
-the package asks for a device. Beside an operator's room stands one file a device, `cpu` or `cuda`, that registers what
-it has; `load_kernels` in the room's `__init__` imports those that this machine can compile, those for a GPU when the
-first tensor lies on one.
+the package asks for a device. Beside the file of the plain form stands one file a device, `cpu` or `cuda`, that
+registers what it has; it is imported when the first kernel for that device is to serve. On the CPU that is once the
+work in this process repays compiling it, as `costs` says; a derivative has the form of the value that it belongs to.
 
 The derivative of an operator is that of its plain implementation, run again in the backward pass: so every result can
 be differentiated any number of times, whichever kernel computed it. Two things make derivatives faster: a `gradient` in
@@ -18,9 +18,10 @@ tangents of `torch.autograd.forward_ad`.
 every new process would wait for.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ from torch.autograd import forward_ad
 
 from .arrays import ordinary
 from .checks import DTYPES, HALVES, widened
+from .costs import Account, mode, same_form
 
 _NAMESPACE = __name__.partition(".")[0]  # samplehold, but where its files are imported under another name
 _DEVICES = "cpu", "cuda"
@@ -58,12 +60,13 @@ class Kernels:
 
     Arguments:
         plain: the form for all other devices, in torch alone.
+        name: under which `costs.COSTS` knows what compiling takes; None: nothing is compiled.
     """
 
-    def __init__(self, plain: Function) -> None:
+    def __init__(self, plain: Function, name: str | None = None) -> None:
         self.plain = plain
+        self._account = Account(name)
         self._kernels: dict[str, tuple[Function, Callable[..., bool]]] = {}
-        self._files: dict[str, str] = {}
 
     def kernel(self, device: str, takes: Callable[..., bool] = _anything) -> Callable[[Function], Function]:
         """Decorates a function with the same arguments and results, for tensors on a device such as "cpu".
@@ -78,17 +81,14 @@ class Kernels:
 
         return register
 
-    def later(self, device: str, module: str) -> None:
-        """The kernels for a device are in a module that is to be imported when they are first asked for."""
-        self._files[device] = module
-
-    def find(self, device: str) -> tuple[Function | None, Callable[..., bool]]:
-        """The kernel that serves tensors on a device, if there is one, and what it takes."""
+    def find(self, device: str, arguments: Sequence[Any]) -> Function | None:
+        """The kernel that is to serve these arguments, of which the tensors lie on a device, if there is one."""
         device = _stand_ins.get(device, device)
-        if device in self._files:
-            import_module(self._files[device])
-            self._files.pop(device, None)
-        return self._kernels.get(device, (None, _anything))
+        if not (self._account.repays(arguments) if device == "cpu" else mode() != "never"):
+            return None
+        load_kernels(self.plain.__module__.rpartition(".")[0], device)
+        function, takes = self._kernels.get(device, (None, _anything))
+        return function if takes is _anything or takes(*arguments) else None
 
 
 class Op(Kernels):
@@ -111,10 +111,11 @@ class Op(Kernels):
         gradient: Callable[..., Gradients | None] | None = None,
         by_sequence: bool = False,
     ) -> None:
-        super().__init__(plain)
+        self.name = schema.partition("(")[0]
+        super().__init__(plain, self.name)
         self.schema, self.fake, self.gradient = schema, fake, gradient
         self.by_sequence = by_sequence
-        self.name = schema.partition("(")[0]
+        self._last = threading.local()
         if self.name in _defined:  # its file was loaded again
             _defined[self.name]._library._destroy()
         _defined[self.name] = self
@@ -139,10 +140,9 @@ class Op(Kernels):
         return self.overload(*arguments)
 
     def _serve(self, device: str, *arguments: Any) -> Any:
-        function, takes = self.find(device)
-        if function is not None and (takes is _anything or takes(*arguments)):
-            return function(*arguments)
-        return _contiguous(self.plain(*arguments))
+        function = self.find(device, arguments)
+        self._last.compiled = function is not None
+        return _contiguous(self.plain(*arguments)) if function is None else function(*arguments)
 
     def adjoint(self, device: str, takes: Callable[..., bool] = _anything) -> Callable[[Function], Function]:
         """Decorates a kernel of the first derivative on a device, for the inputs that it `takes`.
@@ -175,6 +175,7 @@ class Op(Kernels):
 
     def _save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         outputs = output if isinstance(output, tuple) else (output,)
+        ctx.compiled = mode() != "never" if _is_traced() else self._last.compiled
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(x for x in outputs if not x.is_floating_point()))
         ctx.others = tuple(None if isinstance(x, Tensor) else x for x in inputs)
@@ -187,14 +188,17 @@ class Op(Kernels):
         call = Call(inputs, saved[n:], ctx.needs_input_grad)
         if all(grad is None for grad in grads):
             return (None,) * n
-        found = None if torch.is_grad_enabled() or transformed() else self._by_adjoint(call, grads)
-        if found is None and self.gradient is not None:
-            found = self.gradient(call, *grads)
-        return replay(self.plain, call, grads) if found is None else found
+        if not ctx.compiled:
+            self._account.spend(call.inputs)
+        with same_form(ctx.compiled):
+            further = torch.is_grad_enabled() or transformed()
+            result = self._by_adjoint(call, grads) if ctx.compiled and not further else None
+            if result is None and self.gradient is not None:
+                result = self.gradient(call, *grads)
+            return replay(self.plain, call, grads) if result is None else result
 
     def _by_adjoint(self, call: Call, grads: Sequence[Tensor | None]) -> Gradients | None:
         device = next(x.device.type for x in call.inputs if isinstance(x, Tensor))
-        self.find(device)  # whose file says what adjoint there is
         adjoint, takes = self._adjoints.get(_stand_ins.get(device, device), (None, _anything))
         # those of `torch.autograd.grad(..., is_grads_batched=True)`, which maps no operator that returns a list
         is_mapped = torch._C._functorch.is_legacy_batchedtensor  # pyright: ignore[reportAttributeAccessIssue]
@@ -237,18 +241,17 @@ class Variants(Kernels):
     """
 
     def __call__(self, table: Tensor, *others: Any) -> Any:
-        served = self.has_kernel(table) and not dual(*others)
-        function, takes = self.find(table.device.type) if served else (None, _anything)
-        return self.plain(table, *others) if function is None or not takes(table, *others) else function(table, *others)
+        function = None if dual(*others) else self.serving(table, *others)
+        return self.plain(table, *others) if function is None else function(table, *others)
 
-    def has_kernel(self, table: Tensor) -> bool:
-        """Whether something faster than the plain form serves this tensor.
+    def serving(self, table: Tensor, *others: Any) -> Function | None:
+        """The kernel that serves these arguments, if one does.
 
-        Not while torch traces, maps or transforms what is computed, nor in another dtype than float32 and float64.
+        None while torch traces, maps or transforms what is computed, and in other dtypes than float32 and float64.
         """
         if torch.compiler.is_compiling() or transformed() or dual(table) or table.dtype not in DTYPES:
-            return False
-        return self.find(table.device.type)[0] is not None
+            return None
+        return self.find(table.device.type, (table, *others))
 
 
 def replay(plain: Function, call: Call, grads: Sequence[Tensor | None]) -> Gradients:
@@ -310,22 +313,21 @@ def tensors(n: int) -> str:
     return f"({', '.join(['Tensor'] * n)})"
 
 
-def load_kernels(room: str) -> None:
-    """Have the kernels of a package, those of a device whose compiler is installed.
+@cache
+def load_kernels(room: str, device: str) -> None:
+    """Have the kernels of a package for a device register themselves, if its compiler is there.
 
-    Its file `cpu` is imported now, and `cuda` when one of the operators in its file `op` meets a tensor there. Where
-    there is no compiler, the plain implementations serve, and where numba is told not to compile
-    (`NUMBA_DISABLE_JIT=1`): the kernels are made of instructions that there are in machine code alone.
+    numba may be told not to compile (`NUMBA_DISABLE_JIT=1`); the kernels are made of instructions that there are in
+    machine code alone.
     """
-    if find_spec(f"{room}.cpu") is not None and _compiles():
-        import_module(f"{room}.cpu")
-    if find_spec(f"{room}.cuda") is not None and find_spec("triton") is not None:
-        for served in vars(import_module(f"{room}.op")).values():
-            if isinstance(served, Kernels) and served.plain.__module__.startswith(room):
-                served.later("cuda", f"{room}.cuda")
+    if room.startswith(_NAMESPACE) and find_spec(f"{room}.{device}") is not None and compiles(device):
+        import_module(f"{room}.{device}")
 
 
-def _compiles() -> bool:
+@cache
+def compiles(device: str) -> bool:
+    if device == "cuda":
+        return find_spec("triton") is not None
     try:
         numba = import_module("numba")
     except ImportError:  # no wheel for this machine
@@ -342,6 +344,11 @@ def stand_in(device: str, for_tensors_on: str) -> Iterator[None]:
         yield
     finally:
         del _stand_ins[for_tensors_on]
+
+
+def _is_traced() -> bool:
+    """Whether torch's compiler follows what is computed, on tensors without content."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
 def transformed() -> bool:

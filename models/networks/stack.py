@@ -137,7 +137,7 @@ class SuperpositionStackRNN(StackRNN):
 
     def _fusible(self, x: Tensor) -> bool:
         plain = unchanged(self.controller, nn.LSTMCell) and unchanged(self.to_actions, nn.Linear)
-        return plain and self.feedback and passes.has_kernel(x) and not converting(x)
+        return plain and self.feedback and passes.serving(x) is not None and not converting(x)
 
     def _fused(self, x: Tensor, hx: StackState | None, some: Observed) -> Pass:
         """All steps of an LSTM cell at once; the same numbers as step by step."""

@@ -63,7 +63,10 @@ def main() -> None:
     for script in sorted(FOLDER.glob("bench_*.py")):
         docstring = ast.get_docstring(ast.parse(script.read_text())) or ""
         print(script.stem, flush=True)
-        done = subprocess.run([sys.executable, "-W", "ignore", script], capture_output=True, text=True, check=False)
+        kernels = "auto" if script.stem == "bench_startup" else "always"
+        environment = os.environ | {"SAMPLEHOLD_KERNELS": kernels}
+        command = [sys.executable, "-W", "ignore", script]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         if done.returncode:
             sys.exit(f"{script.name} failed:\n{done.stderr}")
         parts.append(f"## {TITLES.get(script.stem, script.stem)}\n\n{docstring}\n\n{done.stdout.strip()}\n")

@@ -1,12 +1,19 @@
-"""Kernels are kept on disk, and what is damaged there is found and made again."""
+"""Kernels are kept on disk, and what is damaged there is made again."""
 
 import importlib.util
-import warnings
 from pathlib import Path
 
+import numba.core.config
 import pytest
 
 pytestmark = pytest.mark.cpu("numba's kernels")
+
+
+@pytest.fixture(autouse=True)
+def cache_in_the_folder(tmp_path, monkeypatch):
+    """Whatever `NUMBA_CACHE_DIR` says outside."""
+    monkeypatch.setattr(numba.core.config, "CACHE_DIR", str(tmp_path / "cache"))
+
 
 SOURCE = """
 from samplehold.inference.numerics.compilation import exact_kernel
@@ -30,7 +37,7 @@ def load(folder: Path):
 
 
 def cache_of(folder: Path, ending: str) -> Path:
-    (path,) = folder.glob(f"__pycache__/*.{ending}")
+    (path,) = folder.glob(f"**/*.{ending}")
     return path
 
 
@@ -47,43 +54,57 @@ def test_a_kernel_is_compiled_once(cached):
 
 
 @pytest.mark.parametrize("ending", ["nbi", "nbc"])
-@pytest.mark.parametrize("damage", ["empty", "cut", "garbage", "flipped"])
-def test_a_damaged_file_is_named_and_made_again(cached, ending, damage):
+@pytest.mark.parametrize("damage", ["empty", "cut", "garbage"])
+def test_a_damaged_file_is_made_again(cached, ending, damage):
     path = cache_of(cached, ending)
     data = path.read_bytes()
-    middle = data[len(data) // 2]
-    damaged = {
-        "empty": b"",
-        "cut": data[: len(data) // 2],
-        "garbage": b"\xff" * 50,
-        "flipped": data[: len(data) // 2] + bytes([middle ^ 1]) + data[len(data) // 2 + 1 :],
-    }
-    path.write_bytes(damaged[damage])
-    if ending == "nbi" and damage == "flipped":  # of a key that nobody asks for
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            assert load(cached)(1.5) == 3.0
-    else:
-        with pytest.warns(
-            UserWarning, match=rf"kernel cache: .*{path.name}.* is damaged.*; the kernel is compiled anew"
-        ):
-            assert load(cached)(1.5) == 3.0
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        again = load(cached)
-        assert again(1.5) == 3.0
+    path.write_bytes({"empty": b"", "cut": data[: len(data) // 2], "garbage": b"\xff" * 50}[damage])
+    assert load(cached)(1.5) == 3.0
+    again = load(cached)
+    assert again(1.5) == 3.0
     assert sum(again.stats.cache_hits.values()) == 1
 
 
-def test_a_cache_that_cannot_be_written_is_named_and_left(tmp_path, monkeypatch):
+def test_a_cache_that_cannot_be_written_is_named_once_and_left(tmp_path, monkeypatch, caplog):
     def full(*arguments, **keywords):
         raise OSError(28, "No space left on device")
 
     kernel = load(tmp_path)
     monkeypatch.setattr(kernel._cache._cache_file, "_save_data", full)
-    monkeypatch.setattr(type(kernel._cache), "_said", False)
-    with pytest.warns(UserWarning, match=r"kernel cache: .*No space left on device.*compiles its kernels again"):
-        assert kernel(1.5) == 3.0
+    monkeypatch.setattr(type(kernel._cache), "_said", set())
+    for argument in (1.5, 2):
+        assert kernel(argument) == 2 * argument
+    (record,) = [r for r in caplog.records if "No space left on device" in r.message]
+    assert record.levelname == "WARNING"
+    assert "compiles its kernels again" in record.message
+
+
+def test_that_kernels_are_compiled_is_said_once(tmp_path, monkeypatch, caplog):
+    kernel = load(tmp_path)
+    monkeypatch.setattr(type(kernel._cache), "_said", set())
+    with caplog.at_level("INFO", logger="samplehold"):
+        for argument in (1.5, 2):
+            kernel(argument)
+        assert caplog.messages == ["compiling kernels, once on this machine"]
+        monkeypatch.setattr(type(kernel._cache), "_said", set())
+        load(tmp_path)(1.5)
+    assert len(caplog.messages) == 1  # from disk
+
+
+def test_constants_are_compiled_once_for_all(tmp_path):
+    (tmp_path / "constants.py").write_text(
+        SOURCE
+        + """
+@exact_kernel
+def both(x):
+    return doubled(1) + doubled(2) + doubled(x)
+"""
+    )
+    spec = importlib.util.spec_from_file_location("constants", tmp_path / "constants.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.both(3) == 12
+    assert len(module.doubled.signatures) == 1
 
 
 def test_without_a_folder_for_it_kernels_work(tmp_path, monkeypatch):
@@ -91,4 +112,4 @@ def test_without_a_folder_for_it_kernels_work(tmp_path, monkeypatch):
 
     monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
     assert load(tmp_path)(1.5) == 3.0
-    assert not (tmp_path / "__pycache__").exists() or not list(tmp_path.glob("__pycache__/*.nb?"))
+    assert not list(tmp_path.glob("**/*.nb?"))

@@ -5,9 +5,8 @@ import samplehold as sh
 import torch
 from oracles.gpu import compile_for_gpu, interpreted
 from samplehold.inference.chains.linear_gaussian import op, plain
-from samplehold.inference.chains.linear_gaussian.faults import OVERFLOW, SINGULAR
 from samplehold.inference.chains.linear_gaussian.parameters import read
-from samplehold.inference.chains.linear_gaussian.tables import OWN_AXES, Tables
+from samplehold.inference.chains.linear_gaussian.tables import OVERFLOW, OWN_AXES, SINGULAR, Tables
 from torch import Tensor
 from torch.testing import assert_close
 

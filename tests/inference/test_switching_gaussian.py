@@ -5,7 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles.regime_paths import random_regimes
-from samplehold.inference.chains.switching_gaussian import op, plain
+from samplehold.inference.chains.switching_gaussian import op, plain, sampling
+from samplehold.inference.chains.switching_gaussian.polya_gamma import polya_gamma
 from samplehold.inference.chains.switching_gaussian.tables import choose, stick_breaking
 from torch import Tensor
 from torch.testing import assert_close
@@ -59,6 +60,35 @@ def test_the_kernel_smooths_as_the_plain_form(lengths, missing, seed, **sizes):
         assert_close(getattr(found, name), getattr(expected, name), **TIGHT, msg=name)
     for name in ("mean", "covariance"):  # Kim's steps undo moves, and with them roundings
         assert_close(getattr(found, name), getattr(expected, name), rtol=1e-7, atol=1e-7, msg=name)
+
+
+@given(**MODELS, lengths=st.lists(st.integers(1, 6), min_size=1, max_size=3), missing=st.sampled_from([0.0, 0.4]))
+def test_the_kernels_of_gibbs_moves_draw_as_the_plain_form(lengths, missing, seed, **sizes):
+    """Regimes from the same numbers; of latents, which are drawn in another way, the moments."""
+    regimes = random_regimes(seed, **sizes)
+    (x, ends), tables = sequences(regimes, seed, lengths, missing), regimes.tables()
+    generator, n = torch.Generator().manual_seed(seed), 2 * len(lengths)
+    draw = lambda *size: torch.rand(n, x.shape[1], *size, generator=generator, dtype=torch.float64)
+    path, ends, n_sticks = (draw() * sizes["regimes"]).long(), ends.repeat(2), 0
+    if sizes["recurrent"]:
+        n_sticks = sizes["regimes"] - 1
+    else:
+        given_all = x, ends, tables, path, draw()
+        for one, other in zip(op.collapsed(*given_all), sampling.collapsed(*given_all), strict=True):
+            assert_close(one, other, **TIGHT)
+        assert bool((sampling.redrawn(x, ends, tables, path, 3, torch.arange(n))[1] < 0).all())
+    moved = torch.arange(1, x.shape[1] + 1) < ends[:, None]
+    omega = torch.where(moved.unsqueeze(-1), draw(n_sticks) + 0.1, 0.0)
+    given_path = x, ends, tables, path, omega, draw(sizes["latent"]), draw(x.shape[-1] + n_sticks)
+    for one, other in zip(op.latents(*given_path)[1:], sampling.latents(*given_path)[1:], strict=True):
+        assert_close(one, other, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("c", [0.0, 2.0, -3.0, 40.0])
+def test_plain_polya_gamma_numbers_have_their_mean(c):
+    drawn = polya_gamma(torch.full((10, 2000), c, dtype=torch.float64), torch.arange(1, 11))
+    half = torch.tensor(abs(c) or 1e-6, dtype=torch.float64) / 2
+    assert float((drawn.mean() - half.tanh() / (4 * half)).abs()) < 5 * float(drawn.std()) / drawn.numel() ** 0.5
 
 
 def test_impossible_regimes_have_no_weight():

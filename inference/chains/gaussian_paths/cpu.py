@@ -2,12 +2,14 @@
 
 import math
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...numerics.compilation import inlined, kernel
+from ...numerics.compilation import kernel
+from ...numerics.small_matrices import copy, factor, invert
 from ...numerics.threads import in_parallel, ranges
 from . import op
 from .plain import LOG_2PI
@@ -15,52 +17,28 @@ from .plain import LOG_2PI
 _MIN_WORK = 1 << 15  # numbers of the square tables that repay a second thread
 
 
-@inlined
-def _factor(matrix):
-    """The lower Cholesky factor in place; False where there is none."""
-    n = matrix.shape[0]
-    for j in range(n):
-        pivot = matrix[j, j]
-        for k in range(j):
-            pivot -= matrix[j, k] * matrix[j, k]
-        if not pivot > 0.0 or pivot == np.inf:
-            return False
-        root = math.sqrt(pivot)
-        matrix[j, j] = root
-        inverse = 1.0 / root
-        for i in range(j + 1, n):
-            value = matrix[i, j]
-            for k in range(j):
-                value -= matrix[i, k] * matrix[j, k]
-            matrix[i, j] = value * inverse
-    return True
+class Room(NamedTuple):
+    """What a sequence is worked on in."""
+
+    inverse: np.ndarray  # [T, L, L] of each step's precision, given the steps before
+    gain: np.ndarray  # [T, L, L]
+    mean: np.ndarray  # [T, L]
+    chol: np.ndarray  # [T, L, L], the inverse factors of precisions; empty unless asked for
+    precision: np.ndarray  # [L, L]
+    lower: np.ndarray  # [L, L]
+    shift: np.ndarray  # [L]
 
 
-@inlined
-def _invert(chol, lower, inverse):
-    """The inverse of the factor, and of what it is the factor of."""
-    n = chol.shape[0]
-    for j in range(n):
-        lower[j, j] = 1.0 / chol[j, j]
-        for i in range(j + 1, n):
-            value = 0.0
-            for k in range(j, i):
-                value -= chol[i, k] * lower[k, j]
-            lower[i, j] = value / chol[i, i]
-    for i in range(n):
-        for j in range(i + 1):
-            value = 0.0
-            for k in range(i, n):
-                value += lower[k, i] * lower[k, j]
-            inverse[i, j] = value
-            inverse[j, i] = value
+def _room_of(n_steps: int, n: int, *, factors: bool) -> Room:
+    tables = (np.empty((size, n, n)) for size in (n_steps, n_steps, n_steps if factors else 0))
+    inverse, gain, chol = tables
+    return Room(inverse, gain, np.empty((n_steps, n)), chol, np.empty((n, n)), np.zeros((n, n)), np.empty(n))
 
 
 @kernel
-def _eliminate(b, n_steps, linear, square, cross, inverse, chol, mean, gain):
+def _eliminate(b, n_steps, linear, square, cross, room):
     """Forward over one sequence: log normaliser, and the step that failed or -1; see `plain`."""
-    n = linear.shape[-1]
-    precision, lower, shift = np.empty((n, n)), np.zeros((n, n)), np.empty(n)
+    n, (inverse, gain, mean, chol, precision, lower, shift) = linear.shape[-1], room
     total = 0.5 * n_steps * n * LOG_2PI
     for t in range(n_steps):
         for i in range(n):
@@ -74,17 +52,19 @@ def _eliminate(b, n_steps, linear, square, cross, inverse, chol, mean, gain):
                     shift[i] += below * mean[t - 1, k]
                     for j in range(i + 1):
                         precision[i, j] -= below * gain[t - 1, k, j]
-        if not _factor(precision):
+        log_det = factor(precision, n)
+        if math.isnan(log_det):
             return total, t
-        _invert(precision, lower, inverse[t])
+        invert(precision, lower, inverse[t])
+        total -= 0.5 * log_det
         for i in range(n):
             value = 0.0
             for j in range(n):
                 value += inverse[t, i, j] * shift[j]
             mean[t, i] = value
-            total += 0.5 * shift[i] * value - math.log(precision[i, i])
+            total += 0.5 * shift[i] * value
         if chol.shape[0] > 0:
-            chol[t] = lower
+            copy(lower, chol[t])
         if t + 1 < n_steps:
             for i in range(n):
                 for j in range(n):
@@ -96,14 +76,11 @@ def _eliminate(b, n_steps, linear, square, cross, inverse, chol, mean, gain):
 
 
 @kernel
-def _moments(part, linear, square, cross, lengths, total, first, second, crossed, failed):
-    steps, n = linear.shape[1], linear.shape[-1]
-    inverse, gain = np.empty((steps, n, n)), np.empty((steps, n, n))
-    mean, chol = np.empty((steps, n)), np.empty((0, n, n))
-    between, ahead = np.empty((n, n)), np.empty((n, n))
+def _moments(part, room, linear, square, cross, lengths, total, first, second, crossed, failed):
+    n, (inverse, gain, mean, _, between, ahead, _) = linear.shape[-1], room
     for b in range(part[0], part[1]):
         length = lengths[b]
-        value, failed[b] = _eliminate(b, length, linear, square, cross, inverse, chol, mean, gain)
+        value, failed[b] = _eliminate(b, length, linear, square, cross, room)
         total[b] = value
         if failed[b] >= 0:
             continue
@@ -138,13 +115,11 @@ def _moments(part, linear, square, cross, lengths, total, first, second, crossed
 
 
 @kernel
-def _sample(part, linear, square, cross, lengths, noise, path, failed):
-    steps, n = linear.shape[1], linear.shape[-1]
-    inverse, gain = np.empty((steps, n, n)), np.empty((steps, n, n))
-    mean, lower = np.empty((steps, n)), np.empty((steps, n, n))
+def _sample(part, room, linear, square, cross, lengths, noise, path, failed):
+    n, (_, gain, mean, lower, _, _, _) = linear.shape[-1], room
     for b in range(part[0], part[1]):
         length = lengths[b]
-        _, failed[b] = _eliminate(b, length, linear, square, cross, inverse, lower, mean, gain)
+        _, failed[b] = _eliminate(b, length, linear, square, cross, room)
         if failed[b] >= 0:
             continue
         for draw in range(noise.shape[0]):
@@ -166,7 +141,8 @@ def _over_sequences(run, tables: tuple[Tensor, ...], outputs: list[Tensor]) -> l
     arrays.insert(3, lengths.contiguous().numpy())
     square = tables[1]
     pieces = ranges(len(lengths), max(1, -(-_MIN_WORK * len(lengths) // max(1, square.numel()))))
-    in_parallel([partial(run, part, *arrays, *(x.numpy() for x in outputs)) for part in pieces])
+    room = partial(_room_of, *square.shape[1:3], factors=len(tables) > 4)
+    in_parallel([partial(run, part, room(), *arrays, *(x.numpy() for x in outputs)) for part in pieces])
     return [x.to(square.dtype) if x.is_floating_point() else x for x in outputs]
 
 

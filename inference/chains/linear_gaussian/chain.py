@@ -20,11 +20,11 @@ from ...numerics.randomness import Seed, generator_of
 from ...numerics.scalars import check_integer
 from . import op
 from .factors import covariance_of
-from .faults import OVERFLOW, SINGULAR
 from .parameters import read
 from .plain import LOG_2PI, ROUNDINGS
 from .records import GaussianFiltered, GaussianForecast, GaussianSampled, GaussianSmoothed
 from .steps import Move, seen_of, sights
+from .tables import OVERFLOW, SINGULAR
 
 
 class LinearGaussianChain:

@@ -26,6 +26,7 @@ from .cpu_records import (
     diffuse_for,
     gains_for,
     model_of,
+    room_for,
     sequences_of,
 )
 from .cpu_score import score_covariances
@@ -67,10 +68,11 @@ class Job(NamedTuple):
         inputs = (self.model, self.gains, self.diffuse, *others)
         return [partial(kernel, part, *inputs) for part in ranges(len(self.model.lengths))]
 
-    def over_groups(self, kernel: Callable[..., None], *others: Any) -> list[Callable[[], None]]:
-        """Tasks that cover all sequences."""
-        inputs = (self.model, self.sequences, self.gains, self.diffuse, *others)
-        return [partial(kernel, part, *inputs) for part in ranges(len(self.sequences.groups))]
+    def over_groups(self, kernel: Callable[..., None], *others: Any, keep: bool) -> list[Callable[[], None]]:
+        """Tasks that cover all sequences; with what each step leaves if that is to be kept."""
+        inputs = self.model, self.sequences, self.gains, self.diffuse
+        parts = ranges(len(self.sequences.groups))
+        return [partial(kernel, part, *inputs, room_for(*inputs[:2], keep=keep), *others) for part in parts]
 
     def new(self, *own: int, by_set: bool = False, dtype: torch.dtype | None = None) -> Tensor:
         """Zeros where not everything is going to be written."""
@@ -101,7 +103,7 @@ def _flat(table: Tensor, n_own: int) -> np.ndarray:
 def evidence(*given: Any) -> Results:
     job = _job(given)
     total = job.new(dtype=torch.float64)
-    in_parallel(job.over_groups(evidence_of, _flat(total, 0)))
+    in_parallel(job.over_groups(evidence_of, _flat(total, 0), keep=False))
     return total.to(job.tables.x.dtype), job.fault
 
 
@@ -119,7 +121,7 @@ def filter(*given: Any) -> Results:
         _flat(total, 0), _flat(increment, 1), *(_flat(t, 2 + i % 2) for i, t in enumerate(by_step)),
         *(_flat(t, 3) for t in diffuse),
     )  # fmt: skip
-    in_parallel(job.over_groups(filter_means, out) + job.over_sets(filtered_covariances, out))
+    in_parallel(job.over_groups(filter_means, out, keep=False) + job.over_sets(filtered_covariances, out))
     return total.to(increment.dtype), increment, *by_step, *diffuse, job.fault
 
 
@@ -129,7 +131,7 @@ def smooth(*given: Any) -> Results:
     n_steps, n_states = job.tables.n_steps, job.tables.initial_mean.shape[-1]
     total, mean = job.new(dtype=torch.float64), job.new(n_steps, n_states)
     covariance, cross = (job.new(n, n_states, n_states, by_set=True) for n in (n_steps, n_steps - 1))
-    of_means = job.over_groups(smooth_means, _flat(total, 0), _flat(mean, 2))
+    of_means = job.over_groups(smooth_means, _flat(total, 0), _flat(mean, 2), keep=True)
     in_parallel(of_means + job.over_sets(smoothed_covariances, _flat(covariance, 3), _flat(cross, 3)))
     return total.to(mean.dtype), mean, covariance, cross, job.fault
 
@@ -143,7 +145,7 @@ def sample(*given: Any) -> Results:
         t.contiguous().view(len(t), job.fault.numel(), *t.shape[-n:])
         for t, n in ((noise, 2), (diffuse_noise, 1), (path, 2))
     ]
-    in_parallel(job.over_groups(draw_paths, *(t.numpy() for t in draws)))
+    in_parallel(job.over_groups(draw_paths, *(t.numpy() for t in draws), keep=True))
     return path, job.fault
 
 
@@ -163,6 +165,6 @@ def score(call: Call, d_total: Tensor | None, _: Tensor | None) -> list[Tensor]:
         "initial": (1, n_states, n_states),
     }
     taken = {name: torch.from_numpy(np.zeros((*tables.shared_shape, *own))) for name, own in shared.items()}
-    of_means = job.over_groups(score_means, _flat(mean, 2), _flat(later, 2), _flat(error, 2))
+    of_means = job.over_groups(score_means, _flat(mean, 2), _flat(later, 2), _flat(error, 2), keep=True)
     in_parallel(of_means + job.over_sets(score_covariances, Score(*(_flat(t, 3) for t in taken.values()))))
     return gradients(tables, d_total, mean, later, error, Score(*taken.values()))

@@ -14,7 +14,6 @@ from .cpu_means import (
     entry,
     fill,
     lanes_for,
-    room_for,
     run_forward,
 )
 
@@ -136,15 +135,14 @@ def run_score(model, sequences, gains, c, k, count, n, room, mean, state_error, 
 
 
 @kernel
-def smooth_means(part, model, sequences, gains, diffuse, total, mean):
+def smooth_means(part, model, sequences, gains, diffuse, room, total, mean):
     """log p(x) and E[s_t | x] of the groups `part[0] : part[1]`."""
-    room = room_for(model, sequences, True)
     for k in range(part[0], part[1]):
         count, c = count_of(sequences, k), sequences.set_of[sequences.groups[k, 0]]
         n = lanes_for(count, room.mean)
         if gains.fault[c] >= 0:
             continue
-        run_forward(model, sequences, gains, diffuse, c, k, count, n, True, room)
+        run_forward(model, sequences, gains, diffuse, c, k, count, n, room)
         if diffuse.white.shape[-1]:
             add_diffuse(diffuse, c, model.lengths[c], n, room)
         run_smoother(sequences, gains, c, k, count, n, model.lengths[c], room, mean)
@@ -153,24 +151,22 @@ def smooth_means(part, model, sequences, gains, diffuse, total, mean):
 
 
 @kernel
-def score_means(part, model, sequences, gains, diffuse, mean, state_error, error):
+def score_means(part, model, sequences, gains, diffuse, room, mean, state_error, error):
     """Smoothed means, and the gradients of log p(x) in predicted means and in what is added to observations."""
-    room = room_for(model, sequences, True)
     for k in range(part[0], part[1]):
         count, c = count_of(sequences, k), sequences.set_of[sequences.groups[k, 0]]
         n = lanes_for(count, room.mean)
         if gains.fault[c] >= 0:
             continue
-        run_forward(model, sequences, gains, diffuse, c, k, count, n, True, room)
+        run_forward(model, sequences, gains, diffuse, c, k, count, n, room)
         if diffuse.white.shape[-1]:
             add_diffuse(diffuse, c, model.lengths[c], n, room)
         run_score(model, sequences, gains, c, k, count, n, room, mean, state_error, error)
 
 
 @kernel
-def draw_paths(part, model, sequences, gains, diffuse, noise, diffuse_noise, path):
+def draw_paths(part, model, sequences, gains, diffuse, room, noise, diffuse_noise, path):
     """Paths [n, B, T, L] from standard normal numbers of that shape, and [n, B, q]."""
-    room = room_for(model, sequences, True)
     q = model.directions.shape[1]
     drawn, given, later = np.empty(len(room.side)), np.empty(len(room.side)), np.empty(len(room.turned))
     for k in range(part[0], part[1]):
@@ -178,7 +174,7 @@ def draw_paths(part, model, sequences, gains, diffuse, noise, diffuse_noise, pat
         n = lanes_for(count, room.mean)
         if gains.fault[c] >= 0:
             continue
-        run_forward(model, sequences, gains, diffuse, c, k, count, n, True, room)
+        run_forward(model, sequences, gains, diffuse, c, k, count, n, room)
         for draw in range(len(path)):
             for i in range(q):
                 for lane in range(n):

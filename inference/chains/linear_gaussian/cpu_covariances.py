@@ -16,9 +16,9 @@ import math
 import numpy as np
 
 from ...numerics.compilation import kernel
-from .cpu_factors import copy, multiply, rests, triangularize
-from .faults import OVERFLOW, SINGULAR
+from ...numerics.small_matrices import clear, copy, multiply, rests, triangularize
 from .steps import SCALE
+from .tables import OVERFLOW, SINGULAR
 
 
 @kernel
@@ -60,7 +60,7 @@ def row(table, t):
 def _set_sight(table, emission, factor, noise, seen):
     """The array of what is seen."""
     n_features, n_states = emission.shape
-    table[:] = 0.0
+    clear(table)
     for f in range(n_features):
         for g in range(n_features):
             table[f, n_states + g] = noise[f, g]
@@ -79,7 +79,7 @@ def _set_sight(table, emission, factor, noise, seen):
 def _set_move(table, transition, factor, noise):
     """The array of a move."""
     n_states = transition.shape[0]
-    table[:] = 0.0
+    clear(table)
     for i in range(n_states):
         for k in range(n_states):
             weight = transition[i, k]

@@ -9,10 +9,10 @@ import math
 import numpy as np
 
 from ...numerics.compilation import kernel
+from ...numerics.small_matrices import add, clear, copy, multiply, solve, triangularize
 from .cpu_covariances import row
-from .cpu_factors import copy, multiply, solve, triangularize
-from .faults import OPEN
 from .plain import ROUNDINGS
+from .tables import OPEN
 
 EPS = float(np.finfo(np.float64).eps)
 MOST_SWEEPS = 60
@@ -51,18 +51,24 @@ def decompose(table, right):
 
 
 @kernel
-def _solve_regression(triangle, c, k, least, work, right, diffuse):
+def _solve_regression(triangle, c, k, least, work, right, values, diffuse):
     """What a regression tells of the coordinates; returns whether it leaves some open."""
     q = len(triangle)
     for i in range(q):
         for j in range(q):
             work[i, j] = triangle[j, i]
     decompose(work, right)
-    values = np.sqrt((work * work).sum(0))
-    greatest = values.max()
+    greatest = 0.0
+    for j in range(q):
+        values[j] = 0.0
+        for i in range(q):
+            values[j] += work[i, j] * work[i, j]
+        values[j] = math.sqrt(values[j])
+        greatest = max(greatest, values[j])
     weight, spread = diffuse.weight[c, k], diffuse.spread[c, k]
     free, rest = diffuse.open[c, k], diffuse.rest[c, k]
-    weight[:], spread[:], free[:], rest[:] = 0.0, 0.0, 0.0, 0.0
+    for table in (weight, spread, free, rest):
+        clear(table)
     log_det, is_open = 0.0, False
     for i in range(q):
         rest[i, i] = 1.0
@@ -79,7 +85,7 @@ def _solve_regression(triangle, c, k, least, work, right, diffuse):
                 weight[i, g] += spread[i, j] * (work[g, j] / values[j])
                 rest[i, g] -= (work[i, j] / values[j]) * (work[g, j] / values[j])
     if not is_open:
-        rest[:] = 0.0
+        clear(rest)
     diffuse.log_det[c, k] = log_det
     return is_open
 
@@ -90,7 +96,7 @@ def follow_diffuse(part, model, gains, diffuse):
     n_features, n_states = model.emission.shape[-2:]
     q = model.directions.shape[1]
     means, after = np.empty((n_states, q)), np.empty((n_states, q))
-    triangle, work, right = np.empty((q, q)), np.empty((q, q)), np.empty((q, q))
+    triangle, work, right, values = np.empty((q, q)), np.empty((q, q)), np.empty((q, q)), np.empty(q)
     turn = np.empty((2 * q + n_features, q + n_features))
     least = ROUNDINGS * q * model.least
     by_step = diffuse.weight.shape[1] > 1 or model.n_steps == 1
@@ -100,7 +106,7 @@ def follow_diffuse(part, model, gains, diffuse):
         transition, emission = model.transition[model.transition_of[c]], model.emission[model.emission_of[c]]
         seen = model.seen[model.seen_of[c]]
         copy(model.directions, means)
-        triangle[:] = 0.0
+        clear(triangle)
         is_open = True
         for t in range(model.lengths[c]):
             r = min(t, gains.steady[c])
@@ -113,11 +119,11 @@ def follow_diffuse(part, model, gains, diffuse):
                     white[f, j] = -white[f, j] if sees[f] else 0.0
             solve(gains.root[c, r], white)
             multiply(gains.gain[c, r], white, after)
-            after += means
+            add(means, after)
             copy(after, diffuse.filtered[c, t])
             if t + 1 < model.lengths[c]:
                 multiply(row(transition, t), after, means)
-            turn[:] = 0.0
+            clear(turn)
             for i in range(q):
                 for j in range(q):
                     turn[i, j] = triangle[i, j]
@@ -128,9 +134,7 @@ def follow_diffuse(part, model, gains, diffuse):
             triangularize(turn, q)
             copy(turn, triangle)
             copy(turn[q:], diffuse.turn[c, t])
-            if by_step:
-                is_open = _solve_regression(triangle, c, t, least, work, right, diffuse)
-        if not by_step:
-            is_open = _solve_regression(triangle, c, 0, least, work, right, diffuse)
+            if by_step or t + 1 == model.lengths[c]:
+                is_open = _solve_regression(triangle, c, t if by_step else 0, least, work, right, values, diffuse)
         if is_open:
             gains.fault[c] = 4 * (model.lengths[c] - 1) + OPEN

@@ -8,51 +8,11 @@ Means are those given that the diffuse coordinates are 0, until the last step ha
 """
 
 import math
-from typing import Any, NamedTuple
-
-import numpy as np
 
 from ...numerics.compilation import inlined, kernel, lean_kernel
 from ...numerics.lanes import load, muladd, splat, store, width
 
 LOG_2PI = math.log(2 * math.pi)
-
-
-class Room(NamedTuple):
-    """Where a group of sequences is worked on. What is kept by step has the lanes of the group innermost."""
-
-    white: Any  # whitened innovations of all steps, or of one
-    filtered: Any  # means of all steps; empty where they are not kept
-    mean: Any
-    moved: Any
-    turned: Any
-    side: Any  # right side of the regression
-    weights: Any  # diffuse coordinates
-    total: Any  # log p(x)
-    cost: Any
-    rest: Any  # what the regression leaves unexplained for now
-
-
-@kernel
-def room_for(model, sequences, keep):
-    """For groups of any size; with all steps if they are to be kept."""
-    n_features, n_states = model.emission.shape[-2:]
-    n, q = 1, model.directions.shape[1]
-    for k in range(len(sequences.groups)):
-        n = max(n, lanes_for(count_of(sequences, k), np.empty(0)))
-    n_steps = model.n_steps if keep else 1
-    return Room(
-        np.zeros(n_steps * n_features * n),
-        np.empty(model.n_steps * n_states * n if keep else 0),
-        np.zeros(n_states * n),
-        np.empty(n_states * n),
-        np.empty(max(q + n_features, n_states) * n),
-        np.empty(q * n),
-        np.empty(q * n),
-        np.empty(n),
-        np.empty(n),
-        np.empty(n),
-    )
 
 
 @inlined
@@ -213,9 +173,10 @@ def weigh(diffuse, c, s, n, room):
 
 
 @lean_kernel
-def run_forward(model, sequences, gains, diffuse, c, k, count, n, keep, room):
+def run_forward(model, sequences, gains, diffuse, c, k, count, n, room):
     """Go through the steps of group k: log p(x), diffuse coordinates and, if they are kept, innovations and means."""
     n_features, n_states = model.emission.shape[-2:]
+    keep = room.filtered.shape[0] > 0
     start(model, sequences, k, count, n, room)
     for t in range(model.lengths[c]):
         at = t * n_features * n if keep else 0
@@ -276,22 +237,20 @@ def run_filter(model, sequences, gains, diffuse, c, k, count, n, room, out):
 
 
 @kernel
-def evidence_of(part, model, sequences, gains, diffuse, total):
+def evidence_of(part, model, sequences, gains, diffuse, room, total):
     """log p(x) of the groups `part[0] : part[1]`."""
-    room = room_for(model, sequences, False)
     for k in range(part[0], part[1]):
         count, c = count_of(sequences, k), sequences.set_of[sequences.groups[k, 0]]
         n = lanes_for(count, room.mean)
         if gains.fault[c] < 0:
-            run_forward(model, sequences, gains, diffuse, c, k, count, n, False, room)
+            run_forward(model, sequences, gains, diffuse, c, k, count, n, room)
             for lane in range(count):
                 total[sequences.groups[k, lane]] = room.total[lane]
 
 
 @kernel
-def filter_means(part, model, sequences, gains, diffuse, out):
+def filter_means(part, model, sequences, gains, diffuse, room, out):
     """What a filter tells of means, and log p(x)."""
-    room = room_for(model, sequences, False)
     for k in range(part[0], part[1]):
         count, c = count_of(sequences, k), sequences.set_of[sequences.groups[k, 0]]
         n = lanes_for(count, room.mean)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .tables import OWN_AXES, Tables
 
+WIDTH = 8  # numbers of a vector, see `numerics.lanes`
 LANES = 16  # sequences of one set of covariances that go side by side
 
 
@@ -80,6 +81,21 @@ class Diffuse(NamedTuple):
     open: Any  # [C, N, q, q] directions that are not determined
     rest: Any  # [C, N, q, q] projection on what they do not explain
     log_det: Any  # [C, N]
+
+
+class Room(NamedTuple):
+    """Where a group of sequences is worked on. What is kept by step has the lanes of the group innermost."""
+
+    white: Any  # whitened innovations of all steps, or of one
+    filtered: Any  # means of all steps; empty where they are not kept
+    mean: Any
+    moved: Any
+    turned: Any
+    side: Any  # right side of the regression
+    weights: Any  # diffuse coordinates
+    total: Any  # log p(x)
+    cost: Any
+    rest: Any  # what the regression leaves unexplained for now
 
 
 def model_of(tables: Tables) -> Model:
@@ -163,4 +179,24 @@ def diffuse_for(model: Model, *, by_step: bool) -> Diffuse:
         open=np.empty((n, n_kept, q, q)),
         rest=np.empty((n, n_kept, q, q)),
         log_det=np.empty((n, n_kept)),
+    )
+
+
+def room_for(model: Model, sequences: Sequences, *, keep: bool) -> Room:
+    """For groups of any size; with all steps if they are to be kept."""
+    (n_features, n_states), q = model.emission.shape[-2:], model.directions.shape[1]
+    most = int((sequences.groups >= 0).sum(1).max(initial=1))
+    n = 1 if most == 1 else -(-most // WIDTH) * WIDTH
+    n_kept = model.n_steps if keep else 0
+    return Room(
+        white=np.zeros(max(1, n_kept) * n_features * n),
+        filtered=np.empty(n_kept * n_states * n),
+        mean=np.zeros(n_states * n),
+        moved=np.empty(n_states * n),
+        turned=np.empty(max(q + n_features, n_states) * n),
+        side=np.empty(q * n),
+        weights=np.empty(q * n),
+        total=np.empty(n),
+        cost=np.empty(n),
+        rest=np.empty(n),
     )

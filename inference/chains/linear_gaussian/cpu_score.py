@@ -17,8 +17,9 @@ covariances too, which are taken from these tables.
 import numpy as np
 
 from ...numerics.compilation import kernel
-from .cpu_covariances import row
-from .cpu_factors import (
+from ...numerics.small_matrices import (
+    add,
+    clear,
     copy,
     multiply,
     multiply_by_transposed,
@@ -27,6 +28,7 @@ from .cpu_factors import (
     solve,
     solve_transposed,
 )
+from .cpu_covariances import row
 
 
 @kernel
@@ -75,9 +77,10 @@ def _pass_sight(root, gain, emission, sees, covariance, back, room, of_sight, of
             of_sight[f, i] = turned[f, i] - whitened[f, i]
     for f in range(n_features):
         if not sees[f]:
-            of_sight[f] = 0.0
-            of_noise[f] = 0.0
-            of_noise[:, f] = 0.0
+            for i in range(n_states):
+                of_sight[f, i] = 0.0
+            for g in range(n_features):
+                of_noise[f, g], of_noise[g, f] = 0.0, 0.0
 
 
 @kernel
@@ -89,7 +92,7 @@ def _pass_columns(root, gain, factor, emission, sees, spread, means, white, ahea
     moved, tall = room
     multiply_transposed(factor, ahead, moved)
     multiply(factor, moved, tall)
-    state += tall
+    add(tall, state)
     for f in range(n_features):
         for k in range(error.shape[1]):
             for i in range(n_states):
@@ -114,7 +117,7 @@ def score_covariances(part, model, gains, diffuse, out):
     future, before, reference, clock = np.empty(square), np.empty(square), np.empty(square), np.zeros(1, np.int64)
     covariance, back, product, of_move = np.empty(square), np.empty(square), np.empty(square), np.empty(square)
     of_sight, of_noise = np.empty(sight), np.empty((n_features, n_features))
-    room = (np.empty(sight), np.empty(sight), np.empty(square), np.empty(square), np.empty_like(of_noise))
+    room = (np.empty(sight), np.empty(sight), np.empty(square), np.empty(square), np.empty((n_features, n_features)))
     later, ahead, state, error = np.empty(columns), np.empty(columns), np.empty(columns), np.empty((n_features, q))
     narrow = (np.empty(columns), np.empty(columns))
     for c in range(part[0], part[1]):
@@ -122,7 +125,10 @@ def score_covariances(part, model, gains, diffuse, out):
             continue
         transition, emission = model.transition[model.transition_of[c]], model.emission[model.emission_of[c]]
         seen, n_steps, steady = model.seen[model.seen_of[c]], model.lengths[c], gains.steady[c]
-        future[:], back[:], later[:], ahead[:] = 0.0, 0.0, 0.0, 0.0
+        for table in (future, back):
+            clear(table)
+        for table in (later, ahead):
+            clear(table)
         clock[0], at_rest = 0, False
         for t in range(n_steps - 1, -1, -1):
             r, sees = min(t, steady), row(seen, t)
@@ -142,7 +148,9 @@ def score_covariances(part, model, gains, diffuse, out):
                 at_rest = t > steady and rests(future, before, reference, clock, n_steps - t)
             if q:
                 spread, means, white = diffuse.spread[c, -1], diffuse.filtered[c, t], diffuse.white[c, t]
-                product[:, :q] = later
+                for i in range(n_states):
+                    for j in range(q):
+                        product[i, j] = later[i, j]
                 _pass_columns(
                     root, gain, factor, row(emission, t), sees, spread, means, white, ahead, narrow, state, error, later
                 )

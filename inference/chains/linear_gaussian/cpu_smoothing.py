@@ -8,18 +8,16 @@ $E_{t-1} = J E_t + H W_t$.
 import numpy as np
 
 from ...numerics.compilation import kernel
-from .cpu_factors import copy, multiply, multiply_by_transposed, rests, triangularize
-
-
-@kernel
-def _add_product(a, b, out):
-    """out += a b'."""
-    for i in range(out.shape[0]):
-        for j in range(out.shape[1]):
-            total = 0.0
-            for k in range(a.shape[1]):
-                total += a[i, k] * b[j, k]
-            out[i, j] += total
+from ...numerics.small_matrices import (
+    add,
+    add_by_transposed,
+    clear,
+    copy,
+    multiply,
+    multiply_by_transposed,
+    rests,
+    triangularize,
+)
 
 
 @kernel
@@ -45,7 +43,7 @@ def filtered_covariances(part, model, gains, diffuse, out):
                     table = diffuse.filtered[c, t] if means else diffuse.predicted[c, t]
                     if s >= 0:
                         multiply(table, diffuse.spread[c, s], columns)
-                        _add_product(columns, columns, whole)
+                        add_by_transposed(columns, columns, whole)
                         multiply(table, diffuse.open[c, s], columns)
                     else:
                         copy(table, columns)
@@ -79,7 +77,8 @@ def smoothed_covariances(part, model, gains, diffuse, covariance, cross):
         if gains.fault[c] >= 0:
             continue
         n_steps, steady = model.lengths[c], gains.steady[c]
-        spread[:], drawn[:] = 0.0, 0.0
+        clear(spread)
+        clear(drawn)
         for i in range(n_states):
             spread[i, i] = 1.0
         clock[0], at_rest = 0, False
@@ -105,13 +104,13 @@ def smoothed_covariances(part, model, gains, diffuse, covariance, cross):
                 if t < n_steps - 1:
                     multiply(gains.back[c, r], drawn, moved)
                     multiply(gains.drift[c, r], diffuse.white[c, t + 1], drawn)
-                    drawn += moved
+                    add(moved, drawn)
                 multiply(gains.filtered[c, r], drawn, sums)
-                sums += diffuse.filtered[c, t]
+                add(diffuse.filtered[c, t], sums)
                 multiply(sums, diffuse.spread[c, -1], means)
-                _add_product(means, means, whole)
+                add_by_transposed(means, means, whole)
             copy(whole, covariance[c, t])
             if t < n_steps - 1:
                 copy(pair, whole)
-                _add_product(after, means, whole)
+                add_by_transposed(after, means, whole)
                 copy(whole, cross[c, t])

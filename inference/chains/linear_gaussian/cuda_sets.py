@@ -19,7 +19,7 @@ import math
 
 from ...numerics.gpu import constexpr, kernel, position, tl, within
 from ...numerics.gpu_matrices import absorb, at_step, column_of, outer, product, reflect, reflection, row_of, unit
-from .faults import OVERFLOW, SINGULAR
+from .tables import OVERFLOW, SINGULAR
 
 _OVERFLOW, _SINGULAR = constexpr(OVERFLOW), constexpr(SINGULAR)
 _HALF_LOG_2PI = constexpr(math.log(2 * math.pi) / 2)

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ...numerics.checks import broadcast_shapes
+
 ROUNDINGS = 16.0  # times the number of rows: eigenvalues of a correlation that are 0 to rounding
 
 
@@ -81,8 +83,10 @@ def rest_of(*rotations: Tensor, rows: int) -> Tensor:
 
 def beside(*blocks: Tensor) -> Tensor:
     """Matrices side by side, their batch axes broadcast."""
-    shape = torch.broadcast_shapes(*(block.shape[:-2] for block in blocks))
-    return torch.cat([block.expand(*shape, *block.shape[-2:]) for block in blocks], -1)
+    if len({block.shape[:-2] for block in blocks}) > 1:
+        shape = broadcast_shapes(*(block.shape[:-2] for block in blocks))
+        blocks = tuple(block.expand(*shape, *block.shape[-2:]) for block in blocks)
+    return torch.cat(blocks, -1)
 
 
 def factor_of(covariance: Tensor) -> tuple[Tensor, Tensor]:

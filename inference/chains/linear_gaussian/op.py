@@ -1,6 +1,6 @@
 """The operators of linear Gaussian chains, whose values and errors `LinearGaussianChain` hands out.
 
-All take the fields of `tables.Tables`. The last result is `fault [*b]`, see `faults`; the rest means nothing where one
+All take the fields of `tables.Tables`. The last result is `fault [*b]`, see `tables`; the rest means nothing where one
 is not -1. Covariances have the batch axes of `Tables.shared_shape` alone.
 """
 
@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...numerics.op import Op, blank, tensors
-from . import plain
+from ...numerics.op import Call, Gradients, Op, beyond_kernels, blank, tensors
+from . import gradient, plain
 from .tables import Tables
 
 Results = tuple[Tensor, ...]
@@ -57,12 +57,24 @@ def _fake_sample(*given: Any) -> Results:
     return blank(given[-2]), _fault(tables)
 
 
+def _by_score(call: Call, d_total: Tensor | None, _: Tensor | None) -> Gradients | None:
+    """By smoothed means, unless further derivatives are asked for."""
+    if d_total is None or beyond_kernels(d_total):
+        return None
+    found = gradient.score(Tables(*call.inputs), d_total)
+    if found is None:
+        return None
+    parts = iter(found)
+    of_numbers = (isinstance(x, Tensor) and x.is_floating_point() for x in call.inputs)
+    return tuple(next(parts) if number else None for number in of_numbers)
+
+
 _TABLES = (
     "Tensor x, Tensor? seen, Tensor? lengths, Tensor transition, Tensor transition_offset, Tensor state_factor, "
     "Tensor emission, Tensor emission_offset, Tensor observation_factor, Tensor initial_mean, Tensor initial_factor, "
     "Tensor directions"
 )
-evidence = Op(f"linear_gaussian_evidence({_TABLES}) -> {tensors(2)}", _plain(plain.evidence), _fake_evidence)
+evidence = Op(f"linear_gaussian_evidence({_TABLES}) -> {tensors(2)}", _plain(plain.evidence), _fake_evidence, _by_score)
 filter = Op(f"linear_gaussian_filter({_TABLES}) -> {tensors(9)}", _plain(plain.filter), _fake_filter)
 smooth = Op(f"linear_gaussian_smooth({_TABLES}) -> {tensors(5)}", _plain(plain.smooth), _fake_smooth)
 sample = Op(

@@ -13,17 +13,15 @@ states. What a step sees must have noise given the state before it, though, and 
 it has none the chain goes step by step.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .factors import beside, compress
-from .steps import Belief, Sight, initial, move, moves, see, sights
+from ...numerics.prefixes import Elements, prefixes
+from .factors import beside, compress, covariance_of
+from .steps import Belief, Seen, Sight, initial, move, moves, see, sights
 from .tables import Tables
-
-Elements = tuple[Tensor, ...]
 
 
 class Stretch(NamedTuple):
@@ -36,26 +34,6 @@ class Stretch(NamedTuple):
     information: Tensor  # Z [T, *b, L, L]
 
 
-def prefixes(combine: Callable[[Elements, Elements], Elements], elements: Elements) -> Elements:
-    """What the elements up to each come to, along the first axis."""
-    n = elements[0].shape[0]
-    if n < 2:
-        return elements
-    pairs = combine(tuple(e[0 : n - 1 : 2] for e in elements), tuple(e[1::2] for e in elements))
-    odd = prefixes(combine, pairs)
-    n_even = (n - 1) // 2
-    even = combine(tuple(e[:n_even] for e in odd), tuple(e[2::2] for e in elements)) if n_even else odd
-    return tuple(_interleave(e[:1], a, b[:n_even]) for e, a, b in zip(elements, odd, even, strict=True))
-
-
-def _interleave(first: Tensor, odd: Tensor, even: Tensor) -> Tensor:
-    """first, odd[0], even[0], odd[1], ..."""
-    first = first.expand(1, *odd.shape[1:])
-    others = torch.cat([first, even])
-    both = torch.stack([others[: len(odd)], odd], 1).flatten(0, 1)
-    return torch.cat([both, others[len(odd) :]])
-
-
 class Scan(NamedTuple):
     """Beliefs before each observation, [*b, T, ...], and what each step but the first is, given the state before it."""
 
@@ -63,10 +41,16 @@ class Scan(NamedTuple):
     steps: Stretch
 
 
-def _meet(factor: Tensor, information: Tensor) -> tuple[Tensor, Tensor]:
+def meet(factor: Tensor, information: Tensor) -> tuple[Tensor, Tensor]:
     """G and M of a belief and of information on the same state."""
     met = factor.mT @ information
     return torch.linalg.solve_triangular(_root(met), factor.mT, upper=False), met
+
+
+def condense(factor: Tensor, information: Tensor) -> Tensor:
+    """A factor of the information on a state that the belief about it leaves, Z (I + Z' P Z)^-1/2."""
+    met = information.mT @ factor
+    return torch.linalg.solve_triangular(_root(met), information.mT, upper=False).mT
 
 
 def _root(met: Tensor) -> Tensor:
@@ -81,8 +65,8 @@ def _correct(gain: Tensor, information: Tensor, means: Tensor) -> Tensor:
 
 def _join(earlier: Elements, later: Elements) -> Elements:
     i, j = Stretch(*earlier), Stretch(*later)
-    gain, met = _meet(i.factor, j.information)
-    kept = torch.linalg.solve_triangular(_root(met.mT), j.information.mT, upper=False).mT
+    gain, _ = meet(i.factor, j.information)
+    kept = condense(i.factor, j.information)
     vector = j.vector - j.information @ (j.information.mT @ i.means)
     return Stretch(
         j.transition @ _correct(gain, j.information, i.transition),
@@ -93,8 +77,8 @@ def _join(earlier: Elements, later: Elements) -> Elements:
     )
 
 
-def scan(tables: Tables) -> Scan | None:
-    """Filter all steps, two at least; None where an observation has no noise given the state before, or on overflow."""
+def steps_of(tables: Tables) -> tuple[Seen, Stretch, Tensor]:
+    """The first observation, all later steps given the state before, and which of these [*b, T-1] have no noise."""
     first = initial(tables)
     sight, step = sights(tables), moves(tables)
     n_columns, n_states = first.means.shape[-1], first.factor.shape[-1]
@@ -102,8 +86,6 @@ def scan(tables: Tables) -> Scan | None:
     later = Sight(_after(sight.emission, 3), _after(sight.gap, 2), _after(sight.noise, 3))
     # the state before counts as unknown coordinates, of which means are affine functions
     seen = see(Belief(beside(step.transition, step.offset.unsqueeze(-1)), step.noise), later)
-    if bool(start.singular.any()) or bool(seen.singular.any()):
-        return None
     effect, white = seen.white[..., :n_states], seen.white[..., n_states:]
     pad = (n_columns - 1, 0)
     steps = (
@@ -117,30 +99,48 @@ def scan(tables: Tables) -> Scan | None:
     opening = blank, *start.belief, torch.zeros_like(start.belief.means), blank
     parts = [_before(a, b, tables.n_steps - 1) for a, b in zip(opening, steps, strict=True)]
     n_axes = max(part.dim() for part in parts)
-    all_steps = tuple(part[(None,) * (n_axes - part.dim())].movedim(-3, 0) for part in parts)
-    found = Stretch(*prefixes(_join, all_steps))
+    by_time = (part[(None,) * (n_axes - part.dim())].movedim(-3, 0) for part in parts)
+    return start, Stretch(*by_time), seen.singular
+
+
+def scan(tables: Tables) -> Scan | None:
+    """Filter all steps, two at least; None where an observation has no noise given the state before, or on overflow."""
+    start, steps, singular = steps_of(tables)
+    if bool(start.singular.any()) or bool(singular.any()):
+        return None
+    found = Stretch(*prefixes(_join, steps))
     after = Belief(found.means.movedim(0, -3)[..., :-1, :, :], found.factor.movedim(0, -3)[..., :-1, :, :])
-    ahead, _ = move(after, step)
+    ahead, _ = move(after, moves(tables))
+    first = initial(tables)
     predicted = Belief(*(_before(a, b, tables.n_steps - 1) for a, b in zip(first, ahead, strict=True)))
     if not all(bool(part.isfinite().all()) for part in predicted):
         return None  # products of moves that no observation holds back
-    return Scan(predicted, Stretch(*(part[1:] for part in all_steps)))
+    return Scan(predicted, Stretch(*(part[1:] for part in steps)))
 
 
-def smooth(filtered: Belief, steps: Stretch) -> tuple[Belief, Tensor]:
-    """The beliefs given all observations, from those filtered, and the covariances of neighbours."""
+def future(steps: Stretch) -> tuple[Tensor, Tensor]:
+    """What all later steps say of each state: a vector [*b, T, L, q + 1] and information [*b, T, L, L]."""
     reverse = tuple(part.flip(0) for part in steps)
-    future = Stretch(*prefixes(lambda later, earlier: _join(earlier, later), reverse))
+    later = Stretch(*prefixes(lambda later, earlier: _join(earlier, later), reverse))
     nothing = torch.zeros_like(steps.vector[:1]), torch.zeros_like(steps.information[:1])
-    pairs = zip((future.vector, future.information), nothing, strict=True)
+    pairs = zip((later.vector, later.information), nothing, strict=True)
     vector, information = (torch.cat([part.flip(0), none]).movedim(0, -3) for part, none in pairs)
-    gain, _ = _meet(filtered.factor, information)
+    return vector, information
+
+
+def smooth(filtered: Belief, vector: Tensor, information: Tensor) -> Belief:
+    """The beliefs given all observations, from those filtered and what comes after."""
+    gain, _ = meet(filtered.factor, information)
     means = filtered.means + filtered.factor @ (filtered.factor.mT @ vector)
-    belief = Belief(_correct(gain, information, means), gain.mT)
+    return Belief(_correct(gain, information, means), gain.mT)
+
+
+def neighbours(smoothed: Belief, steps: Stretch, information: Tensor) -> Tensor:
+    """The covariances of states with those before, given all observations."""
     ahead = information[..., 1:, :, :]
-    on, _ = _meet(steps.factor.movedim(0, -3), ahead)
-    moved = _correct(on, ahead, steps.transition.movedim(0, -3))
-    return belief, moved @ (gain.mT @ gain)[..., :-1, :, :]
+    gain, _ = meet(steps.factor.movedim(0, -3), ahead)
+    moved = _correct(gain, ahead, steps.transition.movedim(0, -3))
+    return moved @ covariance_of(smoothed.factor)[..., :-1, :, :]
 
 
 def _after(table: Tensor, n_own: int) -> Tensor:

@@ -31,9 +31,8 @@ from torch import Tensor
 
 from . import parallel
 from .factors import compress, covariance_of
-from .faults import OPEN, OVERFLOW, SINGULAR
 from .steps import Belief, Forward, Move, Seen, Sight, backward, initial, move, moves, see, seen_of, sights
-from .tables import Tables
+from .tables import OPEN, OVERFLOW, SINGULAR, Tables
 
 LOG_2PI = math.log(2 * math.pi)
 PARALLEL = 32  # steps from which on a scan pays; on one core and for four states it takes half the time at 64
@@ -49,14 +48,14 @@ class Start(NamedTuple):
     log_det: Tensor  # [*b] of the rows' triangular factor, where it has any rank
 
 
-def _scan(tables: Tables) -> parallel.Scan | None:
+def scan_of(tables: Tables) -> parallel.Scan | None:
     """The filter in parallel, where that pays and can be."""
     return parallel.scan(tables) if tables.n_steps >= max(2, PARALLEL) else None
 
 
 def _see_all(tables: Tables) -> tuple[Belief, Seen]:
     """Beliefs before all observations, and what these leave."""
-    scan = _scan(tables)
+    scan = scan_of(tables)
     if scan is None:
         return forward(tables)[:2]
     return scan.predicted, see(scan.predicted, sights(tables))
@@ -92,11 +91,11 @@ def _stack(tables: list[Tensor], n_axes: int) -> Tensor:
 
 def evidence(tables: Tables) -> tuple[Tensor, Tensor]:
     """log p(x) [*b], and fault."""
-    total, _, fault = _evidence(tables, *_see_all(tables))
+    total, _, fault = evidence_and_start(tables, *_see_all(tables))
     return total, fault
 
 
-def _evidence(tables: Tables, predicted: Belief, seen: Seen) -> tuple[Tensor, Start, Tensor]:
+def evidence_and_start(tables: Tables, predicted: Belief, seen: Seen) -> tuple[Tensor, Start, Tensor]:
     """log p(x), the diffuse coordinates given x, and fault."""
     q, shape = tables.n_diffuse, tables.batch_shape
     rows = seen.white.flatten(-3, -2)
@@ -148,7 +147,7 @@ def n_seen(tables: Tables) -> Tensor:
 def filter(tables: Tables) -> tuple[Tensor, ...]:
     """log p(x), its increments, means and covariances after and before each observation, diffuse parts, and fault."""
     predicted, seen = _see_all(tables)
-    total, _, fault = _evidence(tables, predicted, seen)
+    total, _, fault = evidence_and_start(tables, predicted, seen)
     found, increment = _starts(tables, seen)
     before, after = (Start(*(_steps(part, s, n) for part, n in zip(found, (1, 2, 2, 0), strict=True))) for s in (0, 1))
     shape, results = tables.batch_shape, []
@@ -169,10 +168,10 @@ def _steps(table: Tensor, first: int, n_axes: int) -> Tensor:
 
 
 def _shared(tables: Tables, factor: Tensor) -> Tensor:
-    return _inside(tables, _of_sets(tables, covariance_of(factor)), 3)
+    return _inside(tables, of_sets(tables, covariance_of(factor)), 3)
 
 
-def _of_sets(tables: Tables, table: Tensor) -> Tensor:
+def of_sets(tables: Tables, table: Tensor) -> Tensor:
     """Covariances [*b, S, L, L] with their own batch axes: those that means alone have add nothing but copies."""
     shape, own = tables.shared_shape, table.shape[-3:]
     axes = table.dim() - 3 - len(shape)
@@ -243,21 +242,23 @@ def _by_step(start: Start) -> Start:
 @torch.no_grad()
 def smooth(tables: Tables) -> tuple[Tensor, ...]:
     """log p(x), means [*b, T, L], covariances, those [*b, T-1, L, L] of each state with the one before, and fault."""
-    scan = _scan(tables)
+    scan = scan_of(tables)
     if scan is None:
         run = forward(tables)
         predicted, seen, (belief, cross) = *run[:2], _smooth_back(run)
     else:
         predicted, seen = scan.predicted, see(scan.predicted, sights(tables))
-        belief, cross = parallel.smooth(seen.belief, scan.steps)
-    total, start, fault = _evidence(tables, predicted, seen)
+        vector, information = parallel.future(scan.steps)
+        belief = parallel.smooth(seen.belief, vector, information)
+        cross = parallel.neighbours(belief, scan.steps, information)
+    total, start, fault = evidence_and_start(tables, predicted, seen)
     start = _by_step(start)
     mean, factor = moments(belief, start)
     if tables.n_diffuse:
         columns = belief.means[..., :-1] @ start.factor
         cross = cross + columns[..., 1:, :, :] @ columns[..., :-1, :, :].mT
     mean = _inside(tables, mean.expand(*tables.batch_shape, *mean.shape[-2:]), 2)
-    cross = _inside(tables, _of_sets(tables, cross), 3)
+    cross = _inside(tables, of_sets(tables, cross), 3)
     return total, mean, _shared(tables, factor), cross, fault
 
 
@@ -282,7 +283,7 @@ def _smooth_back(run: Forward) -> tuple[Belief, Tensor]:
 def sample(tables: Tables, noise: Tensor, diffuse_noise: Tensor) -> tuple[Tensor, Tensor]:
     """Paths [n, *b, T, L], backward in time, from normal numbers [n, *b, T, L] and [n, *b, q]; and fault."""
     run = forward(tables)
-    _, start, fault = _evidence(tables, *run[:2])
+    _, start, fault = evidence_and_start(tables, *run[:2])
     weights = start.weights.expand(*diffuse_noise.shape[:-1], -1)
     if tables.n_diffuse:
         drawn = (start.factor @ diffuse_noise.unsqueeze(-1)).squeeze(-1)

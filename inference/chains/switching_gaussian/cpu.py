@@ -10,48 +10,70 @@ from torch import Tensor
 
 from ...numerics.compilation import kernel
 from ...numerics.threads import in_parallel, ranges
-from . import op
+from . import cpu_moves, op  # noqa: F401  what registers the moves
 from .cpu_back import back
-from .cpu_steps import Arrays, arrays_of, choose, log_sum, merge, observe, predict, work_of
+from .cpu_steps import Arrays, arrays_of, choose, log_sum, merge, observe, predict, put, work_of
 from .plain import Belief, Filtered, Smoothed
 from .tables import Tables
 
 _MIN_WORK = 1 << 15  # numbers of covariances that repay a second thread
 
 
+class Room(NamedTuple):
+    """What a step of the filter writes over: the densities that it makes, and those that the next regimes meet."""
+
+    log_weight: np.ndarray
+    mean: np.ndarray
+    covariance: np.ndarray
+    fan: np.ndarray
+    fan_mean: np.ndarray
+    fan_covariance: np.ndarray
+    met_mean: np.ndarray
+    met_covariance: np.ndarray
+
+
+def _room_of(n_made: int, n_fan: int, n: int) -> Room:
+    new = lambda size: (np.empty(size), np.zeros((size, n)), np.zeros((size, n, n)))
+    return Room(*new(n_made), *new(n_fan), np.empty(n), np.empty((n, n)))
+
+
 @kernel
-def _filter(part, x, lengths, order, p, going_on, increment, state, lagged, mean, covariance, w, m, v, failed):
-    k, n, n_features = p.emission.shape[0], p.emission.shape[2], p.emission.shape[1]
+def _filter(
+    part, room, work, x, lengths, order, p, recurrent, going_on, increment, state, lagged, mean, covariance, w, m, v,
+    failed,
+):  # fmt: skip
+    k, n = p.emission.shape[0], p.emission.shape[2]
     n_kept, n_densities, keeps = w.shape[2], m.shape[2], w.shape[1] > 1
-    n_made = k**order
-    log_weight, means, covariances = np.empty(n_made), np.zeros((n_made, n)), np.zeros((n_made, n, n))
-    fan, fan_mean, fan_covariance = np.empty(n_kept * k), np.zeros((n_kept * k, n)), np.zeros((n_kept * k, n, n))
-    met_mean, met_covariance, work = np.empty(n), np.empty((n, n)), work_of(n_features, n)
-    recurrent = len(p.log_weight) > 0
+    log_weight, means, covariances, fan, fan_mean, fan_covariance, met_mean, met_covariance = room
+    n_made = log_weight.shape[0]
     for s in range(part[0], part[1]):
         for t in range(lengths[s]):
             last, now = (t - 1, t) if keeps else (0, 0)
             if t == 0 and not going_on:
                 for h in range(n_made):
                     log_weight[h] = p.log_initial[h] if h < k else -np.inf
-                    means[h] = p.initial_mean[h % k]
-                    covariances[h] = p.initial_covariance[h % k]
+                    put(p.initial_mean[h % k], p.initial_covariance[h % k], means[h], covariances[h])
             else:
                 for c in range(n_kept):
                     here, first = min(c, n_densities - 1), c * k
-                    own = slice(first, first + k)
                     if w[s, last, c] == -np.inf:
-                        fan[own] = -np.inf
+                        for h in range(first, first + k):
+                            fan[h] = -np.inf
                         continue
-                    if recurrent:
+                    if recurrent is None:
+                        for h in range(first, first + k):
+                            fan[h] = p.log_transition[c % k, h - first]
+                            for i in range(n):
+                                fan_mean[h, i] = m[s, last, here, i]
+                                for j in range(n):
+                                    fan_covariance[h, i, j] = v[s, last, here, i, j]
+                    else:
+                        own = slice(first, first + k)
                         choose(
                             p, c % k, m[s, last, here], v[s, last, here], fan[own], fan_mean[own], fan_covariance[own]
                         )
-                    else:
-                        fan[own] = p.log_transition[c % k]
-                        fan_mean[own] = m[s, last, here]
-                        fan_covariance[own] = v[s, last, here]
-                    fan[own] += w[s, last, c]
+                    for h in range(first, first + k):
+                        fan[h] += w[s, last, c]
                 for h in range(n_made):
                     z = h % k
                     if order == 1:
@@ -80,9 +102,9 @@ def _filter(part, x, lengths, order, p, going_on, increment, state, lagged, mean
                     place -= 1
             merge(log_weight, 0, 1, n_made, means, covariances, mean[s, t], covariance[s, t])
             if order == 1:
-                w[s, now] = log_weight
-                m[s, now, 0] = mean[s, t]
-                v[s, now, 0] = covariance[s, t]
+                for h in range(n_made):
+                    w[s, now, h] = log_weight[h]
+                put(mean[s, t], covariance[s, t], m[s, now, 0], v[s, now, 0])
             else:
                 for c in range(n_kept):
                     w[s, now, c] = merge(log_weight, c, n_kept, k, means, covariances, m[s, now, c], v[s, now, c])
@@ -97,6 +119,11 @@ class _Run(NamedTuple):
     found: list[Tensor]
     kept: Belief  # [N, S, ...], after each step or the last alone
     failed: Tensor
+
+    @property
+    def recurrent(self) -> bool | None:
+        """None where there are no regressions, so that what evaluates them is not compiled."""
+        return True if len(self.arrays.log_weight) else None
 
 
 def _run(x: Tensor, lengths: Tensor, tables: Tables, order: int, belief: Belief | None, n_kept: int) -> _Run:
@@ -116,8 +143,9 @@ def _run(x: Tensor, lengths: Tensor, tables: Tables, order: int, belief: Belief 
     pieces = ranges(n_sequences, max(1, -(-_MIN_WORK // max(1, work))))
     run = _Run(given, lengths.contiguous().numpy(), pieces, found, kept, torch.full_like(lengths, -1))
     outputs = [table.numpy() for table in (*found, *kept, run.failed)]
-    first = x.contiguous().numpy(), run.ends, order, run.arrays, belief is not None
-    in_parallel([partial(_filter, part, *first, *outputs) for part in pieces])
+    first = x.contiguous().numpy(), run.ends, order, run.arrays, run.recurrent, belief is not None
+    rooms = lambda: (_room_of(k**order, histories * k, n), work_of(x.shape[-1], n))
+    in_parallel([partial(_filter, part, *rooms(), *first, *outputs) for part in pieces])
     return run
 
 
@@ -137,5 +165,6 @@ def smooth(x: Tensor, lengths: Tensor, tables: Tables) -> Smoothed:
     pairs = x.new_zeros(n_sequences, n_steps - 1, k, k)
     if not bool((run.failed >= 0).any()):
         outputs = [table.numpy() for table in (*run.kept, state, pairs, mean, covariance)]
-        in_parallel([partial(back, part, run.ends, run.arrays, *outputs) for part in run.pieces])
+        first = run.ends, run.arrays, run.recurrent
+        in_parallel([partial(back, part, work_of(1, tables.n_latent), *first, *outputs) for part in run.pieces])
     return Smoothed(increment.sum(-1), state, pairs, mean, covariance, run.failed)

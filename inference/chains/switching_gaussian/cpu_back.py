@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from ...numerics.compilation import kernel, lean_kernel
-from .cpu_steps import choose, log_sum, merge, predict, work_of
+from .cpu_steps import choose, log_sum, merge, predict
 
 _EPS = float(np.finfo(np.float64).eps)
 _SOUND = 1e-6  # of a variance, the share that the features before leave, to divide by it as it is
@@ -53,24 +53,23 @@ def _gain(cross, covariance, chol):
 
 
 @kernel
-def back(part, lengths, p, w, m, v, state, pairs, mean, covariance):
+def back(part, work, lengths, p, recurrent, w, m, v, state, pairs, mean, covariance):
     """Over sequences of a range; w, m, v [N, T, K, ...] become those of the smoother."""
     k, n = p.emission.shape[0], p.emission.shape[2]
-    recurrent = len(p.log_weight) > 0
     log_prob, met_mean, met_covariance = np.empty((k, k)), np.empty((k, k, n)), np.empty((k, k, n, n))
     joint, moved, spread = np.empty((k, k)), np.zeros((k, k, n)), np.zeros((k, k, n, n))
-    column, total, work = np.empty(k), np.empty(k), work_of(1, n)
+    column, total = np.empty(k), np.empty(k)
     ahead, ahead_covariance = np.empty(n), np.empty((n, n))
     for s in range(part[0], part[1]):
         for t in range(lengths[s] - 1, -1, -1):
             if t < lengths[s] - 1:
                 for j in range(k):
-                    if recurrent:
-                        choose(p, j, m[s, t, j], v[s, t, j], log_prob[j], met_mean[j], met_covariance[j])
-                    else:
+                    if recurrent is None:
                         log_prob[j] = p.log_transition[j]
                         met_mean[j] = m[s, t, j]
                         met_covariance[j] = v[s, t, j]
+                    else:
+                        choose(p, j, m[s, t, j], v[s, t, j], log_prob[j], met_mean[j], met_covariance[j])
                     for z in range(k):
                         log_prob[j, z] += w[s, t, j]
                 for z in range(k):

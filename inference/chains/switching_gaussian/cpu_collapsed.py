@@ -14,15 +14,15 @@ import numpy as np
 
 from ...numerics.compilation import kernel
 from .cpu_future import future_of, look_back, told
-from .cpu_steps import log_sum, observe, predict, work_of
+from .cpu_steps import log_sum, observe, predict
 
 
 @kernel
-def sweep(part, x, lengths, p, uniform, path, state, failed):
+def sweep(part, work, x, lengths, p, uniform, path, state, failed):
     """Draws every regime of the paths [B, T] in place, and writes what it was drawn from, [B, T, K]."""
     n_steps, n_features = x.shape[1], x.shape[2]
     k, n = p.emission.shape[0], p.emission.shape[2]
-    work, future = work_of(n_features, n), future_of(n_steps, n_features, n)
+    future = future_of(n_steps, n_features, n)
     means, spreads, log_weight = np.empty((k, n)), np.empty((k, n, n)), np.empty(k)
     before, before_spread = np.empty(n), np.empty((n, n))
     for b in range(part[0], part[1]):

@@ -1,4 +1,4 @@
-r"""Latents given regimes, and regimes' tables given latents, on the CPU: the steps of a Gibbs sampler.
+r"""Latents given regimes on the CPU: a step of a Gibbs sampler.
 
 A draw of the latents is one from their prior, with its observations, moved by what the smoother makes of the
 difference to x (Durbin & Koopman 2002, *A simple and efficient simulation smoother*). The smoother goes back over
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...numerics.compilation import inlined, kernel
-from .cpu_steps import observe, predict, update, work_of
+from .cpu_steps import predict, update
 
 
 class Rows(NamedTuple):
@@ -168,14 +168,14 @@ def _smooth(p, path, steps, drawn, mean, covariance):
 
 
 @kernel
-def draw(part, x, lengths, path, p, roots, omega, noise, seen_noise, drawn, mean, covariance, failed):
+def draw(part, work, x, lengths, path, p, roots, omega, noise, seen_noise, drawn, mean, covariance, failed):
     """Of each path [B, T], a draw [B, T, L] of the latents, and their means and covariances; b sees x[b % N].
 
     `roots` are the factors of initial_covariance, state_noise and observation_noise; `omega` [B, T, J] is 0 where a
     stick says nothing; the noises [B, T, L] and [B, T, F + J] are standard normal numbers.
     """
     n_steps, n_rows, n = x.shape[1], x.shape[2] + omega.shape[2], p.emission.shape[2]
-    m, v, shift, work = np.empty(n), np.empty((n, n)), np.empty(n), work_of(n_rows, n)
+    m, v, shift = np.empty(n), np.empty((n, n)), np.empty(n)
     # the record's arrays have names of their own, since to take them out of it in the loop would cost
     seen, difference, offset = np.empty(n_rows), np.empty(n_rows), np.zeros(n_rows)
     emission, r = np.zeros((n_rows, n)), np.zeros((n_rows, n_rows))
@@ -197,26 +197,3 @@ def draw(part, x, lengths, path, p, roots, omega, noise, seen_noise, drawn, mean
             _take_in(rows, work, t, shift, steps)
         if failed[b] < 0:
             _smooth(p, path[b, : lengths[b]], steps, drawn[b], mean[b], covariance[b])
-
-
-@kernel
-def densities(part, x, lengths, latents, p, starts, moves, table):
-    """log p(x_t, s_t | s_t-1, z_t) by regime, [B, T, K]; of s_t alone where regimes start (move) it differently."""
-    k, n, n_features = p.emission.shape[0], p.emission.shape[2], p.emission.shape[1]
-    work = work_of(max(n, n_features), n)
-    m, v, unit, none = np.empty(n), np.zeros((n, n)), np.eye(n), np.zeros(n)
-    for b in range(part[0], part[1]):
-        s = b % x.shape[0]
-        for t in range(lengths[b]):
-            for z in range(k):
-                m[:] = latents[b, t]
-                v[:] = 0.0
-                value = observe(p, z, x[s, t], m, v, work)
-                v[:] = 0.0
-                if t == 0 and starts:
-                    m[:] = p.initial_mean[z]
-                    value += update(latents[b, 0], unit, none, p.initial_covariance[z], m, v, work)
-                elif t > 0 and moves:
-                    m[:], q = latents[b, t - 1], p.state_noise[z]
-                    value += update(latents[b, t], p.transition[z], p.transition_offset[z], q, m, v, work)
-                table[b, t, z] = value

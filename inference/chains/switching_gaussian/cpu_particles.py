@@ -15,7 +15,7 @@ import numpy as np
 from ...numerics.compilation import kernel, lean_kernel
 from .cpu_future import future_of, look_back, told
 from .cpu_polya_gamma import uniform
-from .cpu_steps import log_sum, observe, predict, work_of
+from .cpu_steps import log_sum, observe, predict
 
 
 @lean_kernel
@@ -31,11 +31,11 @@ def _draw(log_weight, n, total, stream):
 
 
 @kernel
-def redraw(part, x, lengths, p, n_particles, seeds, path, failed):
+def redraw(part, work, x, lengths, p, n_particles, seeds, path, failed):
     """Draws each of the paths [B, T] in place."""
     n_steps, n_features = x.shape[1], x.shape[2]
     k, n = p.emission.shape[0], p.emission.shape[2]
-    work, future = work_of(n_features, n), future_of(n_steps, n_features, n)
+    future = future_of(n_steps, n_features, n)
     stream, held = np.empty(1, np.uint64), n_particles - 1
     means, spreads = np.zeros((n_particles, n)), np.zeros((n_particles, n, n))
     child_means, child_spreads = np.zeros((n_particles * k, n)), np.zeros((n_particles * k, n, n))

@@ -1,18 +1,11 @@
-r"""Polya-Gamma numbers on the CPU, exact, by Devroye's method of alternating series.
-
-Of $PG(1, c) = J^*(1, |c|/2) / 4$ (Polson, Scott & Windle 2013, *Bayesian inference for logistic models using
-Polya-Gamma latent variables*, section 4). A proposal is a truncated inverse Gaussian number left of 0.64, and an
-exponential one right of it; partial sums of the density, which bound it from both sides in turn, accept or reject it.
-"""
+"""Polya-Gamma numbers on the CPU, one at a time; see `polya_gamma`."""
 
 import math
 
 import numpy as np
 
 from ...numerics.compilation import inlined, kernel
-
-_CUT = 0.64
-_FAR = 30.0  # from where on no proposal lies right of the cut, to rounding
+from .polya_gamma import CUT, FAR
 
 
 @inlined
@@ -34,11 +27,11 @@ def _normal(stream):
 @inlined
 def _left(z, stream):
     """An inverse Gaussian number of mean 1 / z and shape 1, given that it is less than the cut."""
-    if z < 1.0 / _CUT:
+    if z < 1.0 / CUT:
         while True:
             a, b = -math.log(uniform(stream)), -math.log(uniform(stream))
-            if a * a <= 2.0 * b / _CUT:
-                x = _CUT / ((1.0 + _CUT * a) * (1.0 + _CUT * a))
+            if a * a <= 2.0 * b / CUT:
+                x = CUT / ((1.0 + CUT * a) * (1.0 + CUT * a))
                 if uniform(stream) <= math.exp(-0.5 * z * z * x):
                     return x
     mean = 1.0 / z
@@ -48,7 +41,7 @@ def _left(z, stream):
         x = mean / (1.0 + 0.5 * y + math.sqrt(y + 0.25 * y * y))
         if uniform(stream) > mean / (mean + x):
             x = mean * mean / x
-        if x < _CUT:
+        if x < CUT:
             return x
 
 
@@ -56,7 +49,7 @@ def _left(z, stream):
 def _term(n, x):
     """The n-th term of the density of J*(1, 0)."""
     k = n + 0.5
-    if x > _CUT:
+    if x > CUT:
         return math.pi * k * math.exp(-0.5 * k * k * math.pi * math.pi * x)
     return math.pi * k * math.exp(1.5 * (math.log(2.0 / math.pi) - math.log(x)) - 2.0 * k * k / x)
 
@@ -66,14 +59,14 @@ def _polya_gamma(c, stream):
     z = 0.5 * abs(c)
     rate = math.pi * math.pi / 8.0 + 0.5 * z * z
     right = 0.0
-    if z < _FAR:
-        root = math.sqrt(0.5 / _CUT)
-        below = 0.5 * math.erfc(-(_CUT * z - 1.0) * root)
-        below += 0.5 * math.exp(2.0 * z) * math.erfc((_CUT * z + 1.0) * root)
-        tail = 0.5 * math.pi / rate * math.exp(-rate * _CUT)
+    if z < FAR:
+        root = math.sqrt(0.5 / CUT)
+        below = 0.5 * math.erfc(-(CUT * z - 1.0) * root)
+        below += 0.5 * math.exp(2.0 * z) * math.erfc((CUT * z + 1.0) * root)
+        tail = 0.5 * math.pi / rate * math.exp(-rate * CUT)
         right = tail / (tail + 2.0 * math.exp(-z) * below)
     while True:
-        x = _CUT - math.log(uniform(stream)) / rate if uniform(stream) < right else _left(z, stream)
+        x = CUT - math.log(uniform(stream)) / rate if uniform(stream) < right else _left(z, stream)
         total, n = _term(0, x), 0
         bound = uniform(stream) * total
         while True:

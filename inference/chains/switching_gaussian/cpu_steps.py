@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...numerics.compilation import inlined, kernel, lean_kernel
+from ...numerics.small_matrices import multiply
 from ..linear_gaussian.plain import LOG_2PI
 from .tables import Tables, grid
 
@@ -31,12 +32,13 @@ class Arrays(NamedTuple):
     log_weight: np.ndarray
 
 
-def arrays_of(tables: Tables) -> Arrays:
+def arrays_of(tables: Tables, *, regressions: bool = True) -> Arrays:
+    """The points, too, if regressions are to be evaluated."""
     (k, _, n), x = tables.emission.shape, tables.emission
     recurrence, offset = tables.recurrence, tables.recurrence_offset
     if recurrence is None or offset is None:
         recurrence, offset = x.new_zeros(0, n), x.new_zeros(k, 0)
-    nodes, weights = grid(min(k - 1, n), x) if len(recurrence) else (x.new_zeros(0, 0), x.new_zeros(0))
+    nodes, weights = grid(min(k - 1, n), x) if regressions and len(recurrence) else (x.new_zeros(0, 0), x.new_zeros(0))
     given = (*tables[:10], recurrence, offset, nodes, weights)
     return Arrays(*(table.contiguous().numpy() for table in given))
 
@@ -53,12 +55,20 @@ class Work(NamedTuple):
     half: np.ndarray  # [L, L]
 
 
-@kernel
-def work_of(rows, n):
+def work_of(rows: int, n: int) -> Work:
     square, wide = np.empty((rows, rows)), np.empty((rows, n))
     return Work(
         np.empty(rows, np.int64), wide, square, np.empty(rows), np.empty((n, rows)), np.eye(n), np.empty((n, n))
     )
+
+
+@lean_kernel
+def put(mean, covariance, new_mean, new_covariance):
+    """Copy a normal density."""
+    for i in range(mean.shape[0]):
+        new_mean[i] = mean[i]
+        for j in range(mean.shape[0]):
+            new_covariance[i, j] = covariance[i, j]
 
 
 @lean_kernel
@@ -290,8 +300,10 @@ def _break_sticks(p, centre, triangle, pieces):
 def _moments(nodes, log_weight, log_total, first, second):
     """The mean of weighted nodes, and their covariance less that of all nodes, which is 1; 0 without weight."""
     d = nodes.shape[1]
-    first[:] = 0.0
-    second[:] = 0.0
+    for a in range(d):
+        first[a] = 0.0
+        for b in range(d):
+            second[a, b] = 0.0
     if log_total == -np.inf:
         return
     for q in range(nodes.shape[0]):
@@ -317,7 +329,9 @@ def choose(p, regime, mean, covariance, log_prob, new_mean, new_covariance):
             for b in range(a, n):
                 slopes[i, a] += p.recurrence[i, b] * root[b, a]
     _span(slopes, directions, np.empty(n))
-    triangle, centre = slopes @ directions, np.empty(j)
+    triangle, into, centre = np.empty((j, d)), np.empty((n, d)), np.empty(j)
+    multiply(slopes, directions, triangle)
+    multiply(root, directions, into)
     for i in range(j):
         centre[i] = p.recurrence_offset[regime, i]
         for a in range(n):
@@ -325,7 +339,6 @@ def choose(p, regime, mean, covariance, log_prob, new_mean, new_covariance):
     n_points = len(p.log_weight)
     pieces = np.empty((j + 1, n_points))
     _break_sticks(p, centre, triangle, pieces)
-    into = root @ directions
     first, second, half = np.empty(d), np.empty((d, d)), np.empty((n, d))
     for k in range(j + 1):
         log_prob[k] = log_sum(pieces[k], n_points)

@@ -1,9 +1,13 @@
-"""Filters and smoothers of switching linear models, with faster forms on some devices; arguments as in `plain`."""
+"""Filters, smoothers and Gibbs moves of switching linear models, with faster forms on some devices.
+
+Arguments are as in `plain` and `sampling`.
+"""
 
 from torch import Tensor
 
 from ...numerics.op import Variants
-from . import plain
+from . import plain, sampling
+from .polya_gamma import polya_gamma as plain_polya_gamma
 from .tables import Tables
 
 
@@ -15,5 +19,9 @@ def _smooth(x: Tensor, lengths: Tensor, tables: Tables) -> plain.Smoothed:
     return plain.smooth(tables, x, lengths)
 
 
-filter = Variants(_filter)
-smooth = Variants(_smooth)
+filter = Variants(_filter, "switching_gaussian_filter")
+smooth = Variants(_smooth, "switching_gaussian_smooth")
+latents = Variants(sampling.latents, "gibbs_latents")
+collapsed = Variants(sampling.collapsed, "gibbs_collapsed")
+redrawn = Variants(sampling.redrawn, "gibbs_redrawn")
+polya_gamma = Variants(plain_polya_gamma, "polya_gamma")

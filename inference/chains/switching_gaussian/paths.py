@@ -1,25 +1,15 @@
-"""The moves of a Gibbs sampler over regimes and latents: tables in, draws out, by kernels of the CPU.
+"""The moves of a Gibbs sampler over regimes and latents: tables in, draws out.
 
 Paths are [B, T], of B chains that see the N sequences x [N, T, F] in turn, b that of number b % N. All is float64.
 """
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...numerics.threads import in_parallel, ranges
-from ..linear_gaussian.factors import factor_of
-from .cpu_collapsed import sweep
-from .cpu_latents import densities, draw
-from .cpu_particles import redraw
-from .cpu_polya_gamma import polya_gamma
-from .cpu_steps import Arrays, arrays_of
+from . import op, sampling
 from .tables import Tables
-
-_MIN_WORK = 1 << 13  # numbers of covariances that repay a second thread
 
 
 class Latents(NamedTuple):
@@ -40,9 +30,6 @@ class Paths:
 
     def __init__(self, tables: Tables, x: Tensor, lengths: Tensor) -> None:
         self.tables, self.x, self.lengths = tables, x.contiguous(), lengths.contiguous()
-        self._arrays: Arrays = arrays_of(tables)
-        covariances = tables.initial_covariance, tables.state_noise, tables.observation_noise
-        self._roots = tuple(factor_of(table)[0].contiguous().numpy() for table in covariances)
         same = lambda *parts: all(bool((table == table[:1]).all()) for table in parts)
         self.starts_differ = not same(tables.initial_mean, tables.initial_covariance)
         self.moves_differ = not same(tables.transition, tables.transition_offset, tables.state_noise)
@@ -55,32 +42,23 @@ class Paths:
             torch.randn(n_chains, n_steps, size, generator=generator, dtype=torch.float64, device="cpu")
             for size in (n, rows)
         )
-        found = Latents(*(self.x.new_zeros(n_chains, n_steps, *size) for size in ((n,), (n,), (n, n))))
-        failed = torch.full_like(self.lengths, -1)
-        given = _numpy(path), self._arrays, self._roots, *map(_numpy, (omega, noise, seen))
-        self._run(draw, *given, *map(_numpy, (*found, failed)))
-        return found, failed
+        *drawn, failed = op.latents(self.x, self.lengths, self.tables, path, omega, noise, seen)
+        return Latents(*drawn), failed
 
     def log_likelihood(self, latents: Tensor) -> Tensor:
         """What latents and x say of each step's regime, [B, T, K]; 0 beyond the end."""
-        table = self.x.new_zeros(*latents.shape[:2], self.tables.n_regimes)
-        self._run(densities, _numpy(latents), self._arrays, self.starts_differ, self.moves_differ, _numpy(table))
-        return table
+        differ = self.starts_differ, self.moves_differ
+        return sampling.densities(self.x, self.lengths, self.tables, latents, *differ)
 
     def collapsed(self, path: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor, Tensor]:
         """Paths with each regime drawn given all others, what it was drawn from [B, T, K], and failed [B]."""
-        drawn, state = path.clone(), self.x.new_zeros(*path.shape, self.tables.n_regimes)
         uniform = torch.rand(path.shape, generator=generator, dtype=torch.float64, device="cpu")
-        failed = torch.full_like(self.lengths, -1)
-        self._run(sweep, self._arrays, *map(_numpy, (uniform, drawn, state, failed)))
-        return drawn, state, failed
+        return op.collapsed(self.x, self.lengths, self.tables, path, uniform)
 
     def redrawn(self, path: Tensor, n_particles: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         """Whole paths drawn by a particle filter that holds on to these, and failed [B]."""
-        drawn, failed = path.clone(), torch.full_like(self.lengths, -1)
         seeds = torch.randint(2**62, self.lengths.shape, generator=generator, device="cpu")
-        self._run(redraw, self._arrays, n_particles, *map(_numpy, (seeds, drawn, failed)))
-        return drawn, failed
+        return op.redrawn(self.x, self.lengths, self.tables, path, n_particles, seeds)
 
     def sticks(self, path: Tensor, latents: Tensor, generator: torch.Generator | None) -> Tensor:
         """Polya-Gamma numbers [B, T, K-1] of the sticks that each move broke or left, 0 for all others."""
@@ -95,22 +73,7 @@ class Paths:
         told = (torch.arange(n_sticks, device="cpu") <= later.unsqueeze(-1)) & within.unsqueeze(-1)
         return torch.where(told, drawn, 0.0)
 
-    def _run(self, function: Callable[..., None], *arguments: Any) -> None:
-        work = self.x.shape[-2] * self.tables.n_regimes * self.tables.n_latent**2
-        pieces = ranges(len(self.lengths), max(1, -(-_MIN_WORK // max(1, work))))
-        first = _numpy(self.x), _numpy(self.lengths)
-        in_parallel([partial(function, part, *first, *arguments) for part in pieces])
-
 
 def draw_polya_gamma(c: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """PG(1, c) of each of [N, M] numbers."""
-    seeds, drawn = torch.randint(2**62, (len(c),), generator=generator, device="cpu"), torch.empty_like(c)
-    arrays = (_numpy(c), _numpy(seeds), _numpy(drawn))
-    pieces = ranges(len(c), max(1, _MIN_WORK // max(1, c.shape[1])))
-    in_parallel([partial(polya_gamma, part, *arrays) for part in pieces])
-    return drawn
-
-
-def _numpy(table: Tensor) -> Any:
-    assert table.is_contiguous()
-    return table.numpy()
+    return op.polya_gamma(c, torch.randint(2**62, (len(c),), generator=generator, device="cpu"))

@@ -14,16 +14,18 @@ Histories of n regimes are numbered with the oldest as the first digit to the ba
 with regime 0, and those that cannot be have no weight.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...numerics.cholesky import cholesky_solve
+from ...numerics.cholesky import solve_lower, solve_upper
 from ...numerics.logs import log_sum_exp
 from ..linear_gaussian.plain import LOG_2PI
 from .tables import Chosen, Tables, choose
+
+KEPT = 1 << 20  # weights of histories that are kept before their steps are summed up
 
 
 class Belief(NamedTuple):
@@ -58,11 +60,11 @@ class Smoothed(NamedTuple):
 def merge(log_weight: Tensor, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """One normal density for [*b, M] of them; without weight 0."""
     total = log_sum_exp(log_weight, -1)
-    share = (log_weight - torch.where(total.isneginf(), 0.0, total).unsqueeze(-1)).exp()
-    centre = torch.einsum("...m,...ml->...l", share, mean)
-    gap = mean - centre.unsqueeze(-2)
-    spread = torch.einsum("...m,...mij->...ij", share, covariance)
-    return total, centre, spread + torch.einsum("...m,...mi,...mj->...ij", share, gap, gap)
+    share = (log_weight - torch.where(total.isneginf(), 0.0, total).unsqueeze(-1)).exp().unsqueeze(-2)
+    centre = share @ mean
+    gap = mean - centre
+    spread = (share @ covariance.flatten(-2)).view(*share.shape[:-2], *covariance.shape[-2:])
+    return total, centre.squeeze(-2), spread + (gap * share.mT).mT @ gap
 
 
 def start(tables: Tables, n_sequences: int, order: int) -> Chosen:
@@ -100,26 +102,46 @@ def predict(tables: Tables, chosen: Chosen) -> Chosen:
     return Chosen(chosen.log_prob, mean, a @ chosen.covariance @ a.mT + tables.state_noise)
 
 
-def update(tables: Tables, before: Chosen, x: Tensor) -> tuple[Chosen, Tensor]:
-    """Weights, means and covariances with one observation [N, F], and whether [N] all had a density."""
-    seen = ~x.isnan()
-    row = seen[:, None, None, :, None]
-    emission = torch.where(row, tables.emission, 0.0)
-    noise = torch.where(row & row.mT, tables.observation_noise, torch.diag_embed((~seen).to(x))[:, None, None])
-    gap = torch.where(seen[:, None, None], x[:, None, None] - tables.emission_offset, 0.0).unsqueeze(-1)
-    gap = gap - emission @ before.mean.unsqueeze(-1)
+class Sights(NamedTuple):
+    """What all steps see, with a missing feature replaced by noise that happened to be 0."""
+
+    emission: Tensor  # [K, F, L], or [N, T, 1, K, F, L] where features are missing
+    noise: Tensor  # [K, F, F], or [N, T, 1, K, F, F]
+    y: Tensor  # [N, T, 1, K, F], x - d
+    constant: Tensor  # [N, T, 1, 1]
+
+    def at(self, t: int) -> "Sights":
+        return Sights(*(table if table.dim() == 3 else table[:, t] for table in self))
+
+
+def sights(tables: Tables, x: Tensor, inside: Tensor) -> Sights:
+    """Of x [N, T, F] at the steps inside [N, T]."""
+    emission, noise, seen = tables.emission, tables.observation_noise, ~x.isnan() & inside.unsqueeze(-1)
+    if not bool(seen.all()):
+        row = seen[:, :, None, None, :, None]
+        emission = torch.where(row, emission, 0.0)
+        noise = torch.where(row & row.mT, noise, torch.diag_embed((~seen).to(x))[:, :, None, None])
+    y = torch.where(seen.unsqueeze(-2), x.unsqueeze(-2) - tables.emission_offset, 0.0)
+    return Sights(emission, noise, y.unsqueeze(2), LOG_2PI / 2 * seen.sum(-1).to(x)[..., None, None])
+
+
+def update(before: Chosen, sight: Sights) -> tuple[Chosen, Tensor]:
+    """Weights, means and covariances with one observation, and whether [N, ...] it has no density."""
+    emission, noise, y, constant = sight
     shown = emission @ before.covariance
     chol, info = torch.linalg.cholesky_ex(shown @ emission.mT + noise)
-    failed = ((info != 0) & ~before.log_prob.isneginf()).flatten(1).any(-1)
-    chol = torch.where((info != 0)[..., None, None], torch.eye(x.shape[-1], dtype=x.dtype, device=x.device), chol)
-    white = torch.linalg.solve_triangular(chol, gap, upper=False)
-    gain = cholesky_solve(shown, chol).mT
+    failed = info != 0
+    chol = torch.where(failed[..., None, None], torch.eye(y.shape[-1], dtype=y.dtype, device=y.device), chol)
+    gap = y.unsqueeze(-1) - emission @ before.mean.unsqueeze(-1)
+    half, white = solve_lower(chol, torch.cat([shown, gap], -1)).split([shown.shape[-1], 1], -1)
     log_det = chol.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    log_density = -white.square().sum((-2, -1)) / 2 - log_det - LOG_2PI / 2 * seen.to(x).sum(-1)[:, None, None]
-    rest = torch.eye(gain.shape[-2], dtype=x.dtype, device=x.device) - gain @ emission
+    log_density = -white.square().sum((-2, -1)) / 2 - log_det - constant
+    gain = solve_upper(chol, half).mT
+    rest = torch.eye(gain.shape[-2], dtype=y.dtype, device=y.device) - gain @ emission
     covariance = rest @ before.covariance @ rest.mT + gain @ noise @ gain.mT
-    mean = before.mean + (gain @ gap).squeeze(-1)
-    return Chosen(before.log_prob + log_density, mean, (covariance + covariance.mT) / 2), failed
+    mean = before.mean + (half.mT @ white).squeeze(-1)
+    bad = failed & ~before.log_prob.isneginf()
+    return Chosen(before.log_prob + log_density, mean, (covariance + covariance.mT) / 2), bad
 
 
 def keep(after: Chosen, order: int) -> Belief:
@@ -138,57 +160,92 @@ class Step(NamedTuple):
 
     chosen: Chosen  # [N, K^(n-1), K], before the latents move; at the start those that the model begins with
     predicted: Chosen  # after that
-    after: Chosen  # given x_t, normalised
+    log_prob: Tensor  # [N, K^(n-1), K] given x_t, normalised
     log_increment: Tensor  # [N]
     belief: Belief  # that is kept
-    failed: Tensor  # [N], whether x_t has no density
+    bad: Tensor  # [N, K^(n-1), K], whether x_t has no density
 
 
-def steps(tables: Tables, x: Tensor, lengths: Tensor, order: int, belief: Belief | None) -> Iterator[Step]:
+def steps(tables: Tables, x: Tensor, inside: Tensor, order: int, belief: Belief | None) -> Iterator[Step]:
     """Of x [N, T, F], NaN missing; from the model's start, or from a belief about the step before."""
+    seen, whole = sights(tables, x, inside), bool(inside.all())
     for t in range(x.shape[1]):
-        active = lengths > t
         if belief is None:
             chosen = predicted = start(tables, len(x), order)
         else:
             chosen = move(tables, belief, order)
             predicted = predict(tables, chosen)
-        after, bad = update(tables, predicted, torch.where(active.unsqueeze(-1), x[:, t], torch.nan))
+        after, bad = update(predicted, seen.at(t))
         total = log_sum_exp(after.log_prob, (1, 2))
         after = after._replace(log_prob=after.log_prob - total[:, None, None])
-        found = keep(after, order)
-        belief = found if belief is None else _where(active, found, belief)
-        yield Step(chosen, predicted, after, total, belief, active & (bad | ~total.isfinite()))
-
-
-def filter(tables: Tables, x: Tensor, lengths: Tensor, order: int, belief: Belief | None) -> Filtered:
-    """All steps; see `steps`."""
-    n_sequences, n_steps, _ = x.shape
-    k, failed = tables.n_regimes, torch.full_like(lengths, -1)
-    state, mean, covariance, increment = [], [], [], []
-    lagged = x.new_zeros(n_sequences, n_steps, k)
-    for t, step in enumerate(steps(tables, x, lengths, order, belief)):
-        active, belief = lengths > t, step.belief
-        failed = torch.where((failed < 0) & step.failed, t, failed)
-        _, centre, spread = merge(*(table.flatten(1, 2) for table in step.after))
-        share = step.after.log_prob.exp()
-        increment.append(torch.where(active, step.log_increment, 0.0))
-        state.append(torch.where(active[:, None], share.sum(1), 0.0))
-        mean.append(torch.where(active[:, None], centre, 0.0))
-        covariance.append(torch.where(active[:, None, None], spread, 0.0))
-        digits = share.reshape(n_sequences, *[k] * order)
-        for age in range(min(order, t + 1)):  # the digit of step t - age
-            told = active if age == order - 1 else lengths == t + 1
-            own = digits.sum([a for a in range(1, order + 1) if a != order - age]) if order > 1 else digits
-            lagged[:, t - age] = torch.where(told[:, None], own, lagged[:, t - age])
-    assert belief is not None
-    increments, states, means, covariances = (torch.stack(table, 1) for table in (increment, state, mean, covariance))
-    return Filtered(increments, states, lagged, means, covariances, belief, failed)
+        kept = keep(after, order)
+        belief = kept if belief is None or whole else _where(inside[:, t], kept, belief)
+        yield Step(chosen, predicted, after.log_prob, total, belief, bad)
 
 
 def _where(active: Tensor, new: Belief, old: Belief) -> Belief:
     pairs = zip(new, old, strict=True)
     return Belief(*(torch.where(active.view(-1, *[1] * (a.dim() - 1)), a, b) for a, b in pairs))
+
+
+def _stack(tables: Iterable[tuple[Tensor, ...]]) -> Iterator[Tensor]:
+    """Fields of records, with an axis of steps after that of sequences."""
+    return (torch.stack(rows, 1) for rows in zip(*tables, strict=True))
+
+
+def _zeroed(inside: Tensor, table: Tensor) -> Tensor:
+    """[N, T, ...], 0 beyond the end."""
+    return torch.where(inside.view(*inside.shape, *[1] * (table.dim() - 2)), table, 0.0)
+
+
+def _failed(inside: Tensor, increment: Tensor, bad: Tensor) -> Tensor:
+    """The first step of each sequence without density, or -1."""
+    wrong = inside & (bad.flatten(2).any(-1) | ~increment.isfinite())
+    return torch.where(wrong.any(1), wrong.int().argmax(1), -1)
+
+
+def filter(tables: Tables, x: Tensor, lengths: Tensor, order: int, belief: Belief | None) -> Filtered:
+    """All steps; see `steps`."""
+    n_sequences, n_steps, _ = x.shape
+    k, inside = tables.n_regimes, torch.arange(n_steps, device=lengths.device) < lengths[:, None]
+    lagged, parts, run = x.new_zeros(n_sequences, n_steps, k), [], []
+    for t, step in enumerate(steps(tables, x, inside, order, belief)):
+        belief = step.belief
+        run.append(step)
+        if t + 1 == n_steps or len(run) * step.log_prob.numel() > KEPT:
+            log_prob, increment, bad = (
+                torch.stack(rows, 1) for rows in zip(*((s.log_prob, s.log_increment, s.bad) for s in run), strict=True)
+            )
+            share = log_prob.exp()
+            _, mean, covariance = merge(*_densities(_stack(s.belief for s in run)))
+            parts.append((increment, share.sum(2), mean, covariance, bad.flatten(2).any(-1)))
+            _write_lagged(lagged, share.reshape(n_sequences, len(run), *[k] * order), t + 1 - len(run), lengths)
+            run = []
+    assert belief is not None
+    increment, state, mean, covariance, bad = (torch.cat(tables, 1) for tables in zip(*parts, strict=True))
+    failed = _failed(inside, increment, bad.unsqueeze(-1))
+    increment, state, mean, covariance = (_zeroed(inside, table) for table in (increment, state, mean, covariance))
+    return Filtered(increment, state, lagged, mean, covariance, belief, failed)
+
+
+def _densities(belief: Iterable[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-weights and moments of all densities of a belief; where all have one, of that."""
+    log_weight, mean, covariance = belief
+    return (log_weight if mean.shape[-2] == log_weight.shape[-1] else torch.zeros_like(mean[..., 0])), mean, covariance
+
+
+def _write_lagged(lagged: Tensor, digits: Tensor, begin: int, lengths: Tensor) -> None:
+    """P(z_t | x_1..t+n-1), from P(z_t-n+1, ..., z_t | x_1..t) [N, S, K, ..., K] of S steps from `begin` on."""
+    order, n = digits.dim() - 2, digits.shape[1]
+    step = torch.arange(begin, begin + n, device=lengths.device)
+    for age in range(order):  # the digit of step t - age
+        told = step < lengths[:, None] if age == order - 1 else step == lengths[:, None] - 1
+        others = [a + 2 for a in range(order) if a != order - 1 - age]
+        own = digits.sum(others) if others else digits
+        first = max(0, age - begin)
+        if first < n:
+            at = slice(begin + first - age, begin + n - age)
+            lagged[:, at] = torch.where(told[:, first:, None], own[:, first:], lagged[:, at])
 
 
 def smooth(tables: Tables, x: Tensor, lengths: Tensor) -> Smoothed:
@@ -200,35 +257,51 @@ def smooth(tables: Tables, x: Tensor, lengths: Tensor) -> Smoothed:
     $z_{t+1}$; it neglects that $z_t$ tells of $s_{t+1}$ too (Kim & Nelson 1999, *State-space models with regime
     switching*, 5.3). Such a step undoes the move: where that contracts and adds no noise, what is neglected grows.
     """
-    run = list(steps(tables, x, lengths, 2, None))
     n_sequences, n_steps, _ = x.shape
-    k, failed = tables.n_regimes, torch.stack([step.failed for step in run], 1)
-    total = torch.stack([step.log_increment for step in run], 1)
-    now, found, pairs = run[-1].belief, [], []
-    for t in reversed(range(n_steps)):
-        if t + 1 < n_steps:
-            active, here = lengths > t + 1, run[t].belief
-            joint, earlier = _back(tables, here, run[t + 1], now)
-            pairs.append(torch.where(active[:, None, None], joint.exp(), 0.0))
-            now = _where(active, earlier, here)
-        active = lengths > t
-        _, centre, spread = merge(*now)
-        rows = zip((now.log_weight.exp(), centre, spread), (1, 1, 2), strict=True)
-        found.append([torch.where(active.view(-1, *[1] * n), row, 0.0) for row, n in rows])
-    state, mean, covariance = (torch.stack(table, 1) for table in zip(*reversed(found), strict=True))
+    inside = torch.arange(n_steps, device=lengths.device) < lengths[:, None]
+    run = list(steps(tables, x, inside, 2, None))
+    increment, bad = (torch.stack([getattr(s, name) for s in run], 1) for name in ("log_increment", "bad"))
+    filtered, smoothed, pairs = Belief(*_stack(s.belief for s in run)), [run[-1].belief], []
+    if n_steps > 1:
+        back, whole = _backward(tables, run[1:]), bool(inside.all())
+        for t in reversed(range(n_steps - 1)):
+            joint, earlier = _back(Backward(*(table[:, t] for table in back)), smoothed[-1])
+            pairs.append(joint.exp())
+            here = Belief(*(table[:, t] for table in filtered))
+            smoothed.append(earlier if whole else _where(inside[:, t + 1], earlier, here))
+    log_weight, mean, covariance = _stack(reversed(smoothed))
+    _, centre, spread = merge(log_weight, mean, covariance)
+    state, centre, spread = (_zeroed(inside, table) for table in (log_weight.exp(), centre, spread))
+    k = tables.n_regimes
     transition = torch.stack(pairs[::-1], 1) if pairs else x.new_zeros(n_sequences, 0, k, k)
-    evidence = torch.where(torch.arange(n_steps, device=lengths.device) < lengths[:, None], total, 0.0).sum(-1)
-    first = torch.where(failed.any(1), failed.int().argmax(1), -1)
-    return Smoothed(evidence, state, transition, mean, covariance, first)
+    total, failed = _zeroed(inside, increment).sum(-1), _failed(inside, increment, bad)
+    return Smoothed(total, state, _zeroed(inside[:, 1:], transition), centre, spread, failed)
 
 
-def _back(tables: Tables, here: Belief, later: Step, smoothed: Belief) -> tuple[Tensor, Belief]:
+class Backward(NamedTuple):
+    """Steps back, by both regimes: P(z_t | z_t+1, x_1..t) and the gain, and the latents before and after the move."""
+
+    log_share: Tensor  # [N, T-1, K, K]
+    gain: Tensor  # [N, T-1, K, K, L, L]
+    mean: Tensor  # [N, T-1, K, K, L]
+    covariance: Tensor  # [N, T-1, K, K, L, L]
+    predicted_mean: Tensor
+    predicted_covariance: Tensor
+
+
+def _backward(tables: Tables, later: list[Step]) -> Backward:
+    log_prob, mean, covariance = _stack(step.chosen for step in later)
+    _, predicted_mean, predicted_covariance = _stack(step.predicted for step in later)
+    share = torch.where(log_prob.isneginf(), -torch.inf, log_prob - log_sum_exp(log_prob, 2, keepdim=True))
+    inverse = torch.linalg.pinv(predicted_covariance, hermitian=True)
+    gain = covariance @ tables.transition.mT @ inverse
+    return Backward(share, gain, mean, covariance, predicted_mean, predicted_covariance)
+
+
+def _back(step: Backward, smoothed: Belief) -> tuple[Tensor, Belief]:
     """log P(z_t, z_t+1 | x) [N, K, K], and the belief about step t, from that about the next."""
-    chosen, predicted = later.chosen, later.predicted
-    joint = chosen.log_prob - log_sum_exp(chosen.log_prob, 1).unsqueeze(1) + smoothed.log_weight.unsqueeze(1)
-    joint = torch.where(chosen.log_prob.isneginf(), -torch.inf, joint)
-    inverse = torch.linalg.pinv(predicted.covariance, hermitian=True)
-    gain = chosen.covariance @ tables.transition.mT @ inverse
-    mean = chosen.mean + (gain @ (smoothed.mean.unsqueeze(1) - predicted.mean).unsqueeze(-1)).squeeze(-1)
-    covariance = chosen.covariance + gain @ (smoothed.covariance.unsqueeze(1) - predicted.covariance) @ gain.mT
-    return joint, Belief(*merge(joint, mean, covariance))
+    joint = step.log_share + smoothed.log_weight.unsqueeze(1)
+    gap = (smoothed.mean.unsqueeze(1) - step.predicted_mean).unsqueeze(-1)
+    mean = step.mean + (step.gain @ gap).squeeze(-1)
+    narrower = smoothed.covariance.unsqueeze(1) - step.predicted_covariance
+    return joint, Belief(*merge(joint, mean, step.covariance + step.gain @ narrower @ step.gain.mT))

@@ -1,5 +1,1 @@
 """Linear recurrences h_t = a_t h_{t-1} + b_t: the functions to call are in `op`."""
-
-from ...numerics.op import load_kernels
-
-load_kernels(__name__)

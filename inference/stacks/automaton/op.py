@@ -80,7 +80,7 @@ class Tape(Protocol):
         ...
 
 
-starts = Variants(plain.start)
+starts = Variants(plain.start, "pushdown_starts")
 """How a run starts; not an operator, as the steps of a run may share what they compute, and its derivative."""
 
 

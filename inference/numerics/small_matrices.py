@@ -1,16 +1,20 @@
-"""Small matrices inside the kernels: triangular factors, products, and when a recursion has come to rest."""
+"""Small matrices inside numba kernels: triangular factors, products, and when a recursion has come to rest.
+
+Functions write into their last arguments. Loops stand in the place of slices and `np.empty`: numba compiles functions
+of its own for those.
+"""
 
 import math
 
 import numpy as np
 
-from ...numerics.compilation import kernel
+from .compilation import inlined, lean_kernel
 
 NOTHING = 2.0**-1000  # a sum of squares that one cannot be divided by
 SAME = 8.0 * float(np.finfo(np.float64).eps)  # of a row's norm: what is no change
 
 
-@kernel
+@lean_kernel
 def triangularize(table, n_pivots):
     """Rotate columns so that the first rows become a lower triangle without negative numbers on its diagonal.
 
@@ -42,7 +46,7 @@ def triangularize(table, n_pivots):
             table[k, j] = 0.0
 
 
-@kernel
+@lean_kernel
 def multiply(a, b, out):
     """out = a b."""
     for i in range(out.shape[0]):
@@ -54,7 +58,7 @@ def multiply(a, b, out):
                 out[i, j] += factor * b[k, j]
 
 
-@kernel
+@lean_kernel
 def multiply_transposed(a, b, out):
     """out = a' b."""
     for i in range(out.shape[0]):
@@ -67,7 +71,7 @@ def multiply_transposed(a, b, out):
                 out[i, j] += factor * b[k, j]
 
 
-@kernel
+@lean_kernel
 def multiply_by_transposed(a, b, out):
     """out = a b'."""
     for i in range(out.shape[0]):
@@ -78,14 +82,40 @@ def multiply_by_transposed(a, b, out):
             out[i, j] = total
 
 
-@kernel
+@lean_kernel
+def add_by_transposed(a, b, out):
+    """out += a b'."""
+    for i in range(out.shape[0]):
+        for j in range(out.shape[1]):
+            total = 0.0
+            for k in range(a.shape[1]):
+                total += a[i, k] * b[j, k]
+            out[i, j] += total
+
+
+@lean_kernel
+def add(table, out):
+    """out += table."""
+    for i in range(out.shape[0]):
+        for j in range(out.shape[1]):
+            out[i, j] += table[i, j]
+
+
+@lean_kernel
+def clear(out):
+    for i in range(out.shape[0]):
+        for j in range(out.shape[1]):
+            out[i, j] = 0.0
+
+
+@lean_kernel
 def copy(table, out):
     for i in range(out.shape[0]):
         for j in range(out.shape[1]):
             out[i, j] = table[i, j]
 
 
-@kernel
+@lean_kernel
 def solve(root, table):
     """table <- root^-1 table, of a lower triangle."""
     for i in range(table.shape[0]):
@@ -98,7 +128,7 @@ def solve(root, table):
             table[i, j] *= inverse
 
 
-@kernel
+@lean_kernel
 def solve_transposed(root, table):
     """table <- root'^-1 table, of a lower triangle."""
     for i in range(table.shape[0] - 1, -1, -1):
@@ -111,7 +141,59 @@ def solve_transposed(root, table):
             table[i, j] *= inverse
 
 
-@kernel
+@inlined
+def factor(matrix, n):
+    """The lower triangle <- its Cholesky factor; returns the log determinant, NaN where there is no finite factor."""
+    log_det = 0.0
+    for j in range(n):
+        pivot = matrix[j, j]
+        for k in range(j):
+            pivot -= matrix[j, k] * matrix[j, k]
+        if not 0.0 < pivot < np.inf:
+            return np.nan
+        root = math.sqrt(pivot)
+        log_det += math.log(pivot)
+        matrix[j, j] = root
+        inverse = 1.0 / root
+        for i in range(j + 1, n):
+            value = matrix[i, j]
+            for k in range(j):
+                value -= matrix[i, k] * matrix[j, k]
+            matrix[i, j] = value * inverse
+    return log_det
+
+
+@inlined
+def invert(chol, lower, inverse):
+    """The inverse of a lower triangle, and that of the matrix whose Cholesky factor it is."""
+    n = lower.shape[0]
+    for j in range(n):
+        lower[j, j] = 1.0 / chol[j, j]
+        for i in range(j + 1, n):
+            value = 0.0
+            for k in range(j, i):
+                value -= chol[i, k] * lower[k, j]
+            lower[i, j] = value / chol[i, i]
+    for i in range(n):
+        for j in range(i + 1):
+            value = 0.0
+            for k in range(i, n):
+                value += lower[k, i] * lower[k, j]
+            inverse[i, j] = value
+            inverse[j, i] = value
+
+
+@inlined
+def solve_column(chol, column, begin, n):
+    """column <- chol^-1 column, whose first `begin` numbers are 0."""
+    for i in range(begin, n):
+        total = column[i]
+        for k in range(begin, i):
+            total -= chol[i, k] * column[k]
+        column[i] = total / chol[i, i]
+
+
+@lean_kernel
 def rests(table, before, reference, clock, step):
     r"""Whether a recursion has come to its fixed point, to rounding; asked after every step, counted from 1.
 

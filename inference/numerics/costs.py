@@ -1,0 +1,158 @@
+"""When a kernel is compiled: as soon as the work in this process repays it.
+
+Compiling a kernel takes seconds, and a small fit is done before. So an operator serves its plain form, and counts what
+that costs beyond the kernel, until this would have paid for compiling, or until one call alone would. Then the kernel
+serves. That is at most twice as long as knowing all calls ahead would take. The count is made from the sizes of the
+arguments, never from a clock or from what lies on disk, so that the same script always takes the same path.
+
+`COSTS` holds round figures of a present-day processor.
+"""
+
+import os
+from collections.abc import Iterable
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+MODES = "auto", "always", "never"
+VARIABLE = "SAMPLEHOLD_KERNELS"
+
+
+class Cost(NamedTuple):
+    """What compiling the kernel of an operator takes, and its plain form beyond the kernel."""
+
+    compile: float  # s of processor time
+    call: float  # us for each call
+    step: float  # us for each step of time
+    number: float  # ns for each number in the arguments
+
+    def plain(self, arguments: Iterable[Any]) -> float:
+        """Seconds of the plain form on these arguments; their second-to-last axis is counted as time."""
+        tables = [x for x in arguments if isinstance(x, Tensor)]
+        steps = max((x.shape[-2] for x in tables if x.dim() > 1), default=1)
+        return 1e-6 * (self.call + self.step * steps) + 1e-9 * self.number * sum(x.numel() for x in tables)
+
+
+COSTS: dict[str, Cost] = {
+    "linear_scan": Cost(2.0, 50, 20, 5),
+    "lerp_scan": Cost(2.0, 50, 20, 5),
+    "gated_scan": Cost(4.0, 50, 30, 10),
+    "copy_log_normalizer": Cost(4.0, 100, 40, 20),
+    "copy_filter": Cost(4.0, 100, 40, 20),
+    "copy_smooth": Cost(5.0, 100, 80, 20),
+    "copy_marginals": Cost(5.0, 100, 80, 20),
+    "copy_viterbi": Cost(3.0, 100, 60, 20),
+    "copy_sample": Cost(4.0, 100, 80, 20),
+    "factored_copy_filter": Cost(6.0, 100, 60, 20),
+    "factored_copy_posterior": Cost(8.0, 100, 120, 20),
+    "markov_filter": Cost(6.0, 100, 60, 20),
+    "markov_posterior": Cost(8.0, 100, 120, 20),
+    "markov_viterbi": Cost(3.0, 100, 60, 20),
+    "markov_sample": Cost(4.0, 100, 80, 20),
+    "linear_gaussian_evidence": Cost(8.0, 500, 40, 20),
+    "linear_gaussian_filter": Cost(8.0, 500, 40, 20),
+    "linear_gaussian_smooth": Cost(8.0, 500, 60, 20),
+    "linear_gaussian_sample": Cost(6.0, 500, 60, 20),
+    "gaussian_paths": Cost(5.0, 200, 60, 20),
+    "gaussian_paths_sample": Cost(4.0, 200, 60, 20),
+    "switching_gaussian_filter": Cost(10.0, 500, 300, 50),
+    "switching_gaussian_smooth": Cost(10.0, 500, 300, 50),
+    "gibbs_latents": Cost(6.0, 500, 200, 50),
+    "gibbs_collapsed": Cost(6.0, 500, 300, 50),
+    "gibbs_redrawn": Cost(6.0, 500, 300, 50),
+    "polya_gamma": Cost(3.0, 100, 0, 50),
+    "normal_log_density": Cost(1.0, 20, 0, 5),
+    "multivariate_normal_log_density": Cost(1.5, 30, 0, 10),
+    "normal_moments": Cost(1.0, 20, 0, 5),
+    "multivariate_normal_moments": Cost(1.5, 30, 0, 10),
+    "filter_vmp": Cost(3.0, 100, 300, 20),
+    "pushdown": Cost(8.0, 500, 500, 50),
+    "pushdown_starts": Cost(3.0, 50, 0, 10),
+    "superposed_step": Cost(2.0, 30, 0, 5),
+    "stack_lstm": Cost(3.0, 100, 200, 5),
+    "normal_peak": Cost(1.5, 50, 0, 20),
+    "normal_mean_point": Cost(1.0, 40, 0, 10),
+    "expected_normal": Cost(1.0, 50, 0, 10),
+    "relative": Cost(3.0, 60, 0, 10),
+}
+
+_mode = os.environ.get(VARIABLE, "auto")
+if _mode not in MODES:
+    raise ValueError(f"{VARIABLE}: got {_mode!r} in the environment, expected one of {', '.join(MODES)}.")
+
+_within: ContextVar[str | None] = ContextVar("form", default=None)  # of a backward pass: that of its forward pass
+
+
+class kernels:  # a name for users, who call it as a function
+    """Choose when kernels for the CPU are compiled, for all of the process.
+
+    Call it, or use it as a context manager, which puts the mode before it back. The environment variable
+    `SAMPLEHOLD_KERNELS` is the mode of a new process.
+
+    Arguments:
+        mode: "auto", once the work in this process repays compiling; "always", at the first call; "never".
+
+    Raises:
+        ValueError: any other mode.
+
+    >>> import samplehold as sh
+    >>> with sh.kernels("never"):
+    ...     sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)).fit([1.1, 0.9, 4.2, 4.1], progress=False).converged
+    True
+    """
+
+    def __init__(self, mode: str) -> None:
+        global _mode
+        if mode not in MODES:
+            raise ValueError(f"mode: got {mode!r}, expected one of {', '.join(map(repr, MODES))}.")
+        self._before, _mode = _mode, mode
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        global _mode
+        _mode = self._before
+
+
+class same_form:
+    """Within, all operators serve the form that a forward pass had: kernels, or plain."""
+
+    def __init__(self, compiled: bool) -> None:
+        self._mode = "always" if compiled else "never"
+
+    def __enter__(self) -> None:
+        self._token = _within.set(self._mode)
+
+    def __exit__(self, *error: object) -> None:
+        _within.reset(self._token)
+
+
+def mode() -> str:
+    """The mode that holds here."""
+    return _within.get() or _mode
+
+
+class Account:
+    """What the plain form of one operator has cost so far, against what its kernel would."""
+
+    def __init__(self, name: str | None) -> None:
+        self.cost = COSTS.get(name or "")
+        self.spent = 0.0
+
+    def repays(self, arguments: Iterable[Any]) -> bool:
+        """Whether the kernel is to serve this call; if not, its plain form is counted."""
+        if self.cost is None:
+            return True  # nothing is compiled
+        chosen = mode()
+        if chosen != "auto":
+            return chosen == "always"
+        if self.spent < self.cost.compile:
+            self.spend(arguments)
+        return self.spent >= self.cost.compile
+
+    def spend(self, arguments: Iterable[Any]) -> None:
+        """Count the plain form on these arguments."""
+        if self.cost is not None and mode() == "auto":
+            self.spent += self.cost.plain(arguments)
