@@ -111,7 +111,7 @@ def models():
 @pytest.mark.parametrize("model", models(), ids=lambda model: f"{model.name}-{model.emission.name}")
 def test_verbs_of_models_on_no_sequence(model):
     x = rows(0, 4, 2)
-    several = isinstance(model.n_states, tuple)
+    several = isinstance(model.chain_sizes, tuple)
     assert model.log_evidence(x).shape == (0,)
     for found in (model.filter(x).state, model.smooth(x).state, model.forecast(x, 4).state):
         assert all(table.shape[:2] == (0, 4) for table in (found if several else [found]))

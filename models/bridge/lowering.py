@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...inference.numerics.scalars import check_choice
 from ...switching.base import Model
@@ -95,7 +95,7 @@ class EvidenceGRU(MinGRU):
         return torch.cat([gates + candidates.logsumexp(-1, keepdim=True), candidates], -1)
 
 
-def lower(model: Model, space: str = "probability", gate: str = "exact") -> MinGRU:
+def lower(model: nn.Module | Model, space: str = "probability", gate: str = "exact") -> MinGRU:
     """See `samplehold.models.bridge.correspondence.as_rnn`."""
     check_choice("space", space, ("probability", "logit"))
     check_choice("gate", gate, ("exact", "linear"))
@@ -159,7 +159,7 @@ def _mixes_to_a_line(emission: Emission, drawn: Affine) -> bool:
     return alike or one_bit or isinstance(emission, Categorical)
 
 
-def token_marginal(model: Model) -> Float[Tensor, "V"]:
+def token_marginal(model: nn.Module | Model) -> Float[Tensor, "V"]:
     r"""$p(x) = \rho f(x) + (1 - \rho) p_0(x)$: the token probabilities of a model that `as_rnn` takes.
 
     With them `as_ssm(as_rnn(model), token_probs=token_marginal(model)).models[0]` is the model again.
@@ -182,7 +182,7 @@ def token_marginal(model: Model) -> Float[Tensor, "V"]:
     return values["redraw_prob"] * fresh + (1 - values["redraw_prob"]) * values["background_probs"][0]
 
 
-def _check(model: Model) -> tuple[Emission, Parameters]:
+def _check(model: nn.Module | Model) -> tuple[Emission, Parameters]:
     """The emission and values of a model that has a minGRU for its filter; or an error with what stands in the way."""
     if not isinstance(model, SwitchingSSM):
         raise TypeError(f"model: got {type(model).__name__}, expected a SwitchingSSM or LayeredSSM.")

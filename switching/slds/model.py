@@ -150,9 +150,15 @@ class SwitchingLinearSSM(Model):
     @classmethod
     def _from_specification(cls, parts: dict[str, Any]) -> "SwitchingLinearSSM":
         own = check_kind("layout", parts["layout"], LinearRegimes, "the sizes of a switching linear model")
-        flags = {"recurrent": own.recurrent, "common_emission": own.common_emission}
-        kinds = {"shared": SHARED[own.one_chain], "observation_noise": NOISES[own.full_noise]}
-        return cls(own.n_regimes, own.n_latent, own.n_features, **kinds, **flags)
+        return cls(
+            own.n_regimes,
+            own.n_latent,
+            own.n_features,
+            SHARED[own.one_chain],
+            recurrent=own.recurrent,
+            common_emission=own.common_emission,
+            observation_noise=NOISES[own.full_noise],
+        )
 
     def _made(self) -> str:
         own, words = self.layout, []

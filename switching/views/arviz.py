@@ -102,8 +102,9 @@ def to_arviz(
     with naming("x"):
         data = inference_data(model, values, shape, series, attributes, number_of(seed), predictive)
     trace: dict[str, Any] = {"objective": (("step",), fit.objective.cpu().numpy())}
-    if getattr(fit.posterior, "diverging", None) is not None:
-        diverging = fit.posterior.diverging[:, fit.posterior.spaced(draws)]
+    diverging, posterior = getattr(fit.posterior, "diverging", None), fit.posterior
+    if posterior is not None and diverging is not None:
+        diverging = diverging[:, posterior.spaced(draws)]
         trace["diverging"] = (("chain", "draw"), diverging.cpu().numpy())
     data.add_groups(sample_stats=_dataset(trace, {"step": np.arange(1, len(fit.objective) + 1)}))
     return data

@@ -243,7 +243,7 @@ def test_single_precision_and_real_numbers():
         (lambda m, x: compare(m, GRU(5, 4), x, inputs=torch.zeros(3, 5)), r"inputs: got shape \[3, 5\]"),
         (lambda m, x: compare(m, GRU(5, 4), x[0, :2]), "x: a probe was left 1 steps to fit to and 1 to judge on"),
         (lambda m, x: compare(m, torch.nn.Sequential(torch.nn.Flatten()), x), "layer: Flatten returned no states"),
-        (lambda m, x: compare(GRU(5, 4), m, x), "model: got GRU, expected a SwitchingSSM"),
+        (lambda m, x: compare(GRU(5, 4), GRU(5, 4), x), "model: got GRU, expected a SwitchingSSM"),
         (
             lambda m, x: compare(SwitchingSSM(Copy(2, n_covariates=1), Categorical(5)), GRU(5, 4), x),
             "model: has covariates",
