@@ -171,9 +171,11 @@ def read_table(value: Any, name: str) -> Tensor:
 
 
 def read_tables(given: Mapping[str, Any]) -> Parameters:
-    """Numbers in any form by name, as tensors of one dtype; what is no tensor goes where the first tensor lies."""
+    """Numbers in any form by name, as tensors of one dtype: that of those which have one, else that of all. What is no
+    tensor goes where the first tensor lies."""
     tables = {name: read_table(value, name) for name, value in given.items()}
-    dtype = reduce(torch.promote_types, (table.dtype for table in tables.values()))
+    typed = [tables[name].dtype for name, value in given.items() if hasattr(value, "dtype")]
+    dtype = reduce(torch.promote_types, typed or [table.dtype for table in tables.values()])
     device = next((value.device for value in given.values() if isinstance(value, Tensor)), None)
     found = {name: table if isinstance(given[name], Tensor) else table.to(device) for name, table in tables.items()}
     return {name: table.to(dtype) for name, table in found.items()}

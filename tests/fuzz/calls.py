@@ -709,7 +709,7 @@ def _(r: Draw) -> Call:
 
     def run(**given: Any) -> Any:
         fit = model.fit(**given)
-        return fit.model.parameters, fit.objective
+        return fit.model.values, fit.objective
 
     return Call(run, {"x": x} | options)
 

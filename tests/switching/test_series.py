@@ -70,7 +70,7 @@ def test_what_lies_beyond_a_sequence_is_ignored_even_if_infinite():
     ("x", "n_features", "lengths", "error", "said"),
     [
         (3.0, 1, None, ValueError, "x: got a single number"),
-        (np.zeros(5), 2, None, ValueError, r"x: got shape \(5,\), but the model has 2 features"),
+        (np.zeros(5), 2, None, ValueError, r"x: got shape \(5,\), but the emission has 2 features"),
         (np.zeros((4, 3)), 2, None, ValueError, r"x: got shape \(4, 3\), whose last axis is not the emission's 2"),
         (np.zeros((4, 3)), 1, None, ValueError, r"several sequences of one feature: \[B, T, 1\] or a list"),
         (np.zeros((0, 1)), 1, None, ValueError, "without any step"),
