@@ -10,8 +10,10 @@ an array need no counting; `lean_kernel` and `inlined` leave it out, so that the
 
 import inspect
 import logging
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, ClassVar
 
 import numba
@@ -89,16 +91,17 @@ class _Cache(FunctionCache):
             with suppress(OSError):
                 self.flush()
         if loaded is None:
-            self._say_once(logging.INFO, "compiling kernels, once on this machine")
+            self._say_once("compiling kernels, once on this machine", _logger.info)
         return loaded
 
     def save_overload(self, sig: Any, data: Any) -> None:
         try:
             super().save_overload(sig, data)
         except (OSError, ValueError) as error:
-            self._say_once(logging.WARNING, f"kernel cache: {error}; the next process compiles its kernels again")
+            text = f"kernel cache: {error}; the next process compiles its kernels again."
+            self._say_once(text, partial(warnings.warn, stacklevel=3))
 
-    def _say_once(self, level: int, text: str) -> None:
+    def _say_once(self, text: str, say: Callable[[str], object]) -> None:
         if text not in self._said:
             self._said.add(text)
-            _logger.log(level, text)
+            say(text)
