@@ -124,7 +124,7 @@ def test_comparisons_and_stacks_have_tables():
     page = report._repr_html_()
     assert "message passing" in page
     assert "<table" in page
-    mixture = sh.StackMixture(torch.randn(4, 200, 3).log_softmax(-1), torch.randn(4, 200, 5))
+    mixture = sh.stacks.StackMixture(torch.randn(4, 200, 3).log_softmax(-1), torch.randn(4, 200, 5))
     assert repr(mixture) == (
         "StackMixture(sequences: 4, steps: 200, actions: 3, numbers in a cell: 5, initial cells: 0, "
         "pop of the empty stack: noop, evidence: none)"
