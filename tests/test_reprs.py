@@ -34,11 +34,15 @@ def reached(value: object) -> dict[str, object]:
     return found
 
 
-@pytest.mark.parametrize("name", sh.__all__)
+ROOMS = [getattr(sh, name) for name in sh.__all__ if inspect.ismodule(getattr(sh, name))]
+PUBLIC = {name: getattr(space, name) for space in (sh, *ROOMS) for name in dir(space) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("name", [name for name, member in PUBLIC.items() if not inspect.ismodule(member)])
 def test_what_the_examples_make_is_short_in_print(name):
     """Every example in the docstrings of public names is run, and all that it leaves is printed."""
-    spoken = inspect.getdoc(getattr(sh, name)) or ""
-    names = vars(inspect.getmodule(getattr(sh, name))) | {"torch": torch, "sh": sh}
+    spoken = inspect.getdoc(PUBLIC[name]) or ""
+    names = vars(inspect.getmodule(PUBLIC[name])) | {"torch": torch, "sh": sh}
     names = dict(names)
     before = set(names)
     with contextlib.redirect_stdout(io.StringIO()):

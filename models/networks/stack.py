@@ -311,7 +311,8 @@ class NondeterministicStackRNN(StackRNN):
     >>> import torch
     >>> import samplehold as sh
     >>> layer = sh.stacks.NondeterministicStackRNN(input_size=4, hidden_size=8, states=2, symbols=3)
-    >>> output, state = layer(torch.randn(2, 10, 4))
+    >>> x = torch.randn(2, 10, 4)
+    >>> output, state = layer(x)
     >>> output.shape, state.reading.shape  # what is read: P(state, symbol on top) of 8 automata
     (torch.Size([2, 10, 8]), torch.Size([2, 48]))
     >>> expected = layer.mixture(x).reading()  # [2, 8 stacks, 10, 2 states, 3 symbols]
