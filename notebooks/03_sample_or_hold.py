@@ -115,7 +115,9 @@ log_pi, log_drawn, log_background = weights(N, 3), weights(N, 3, 6), weights(N, 
 log_rho, log_hold = weights(N, 2).unsqueeze(-1).unbind(1)
 seen = torch.randint(6, (N, 1, T), generator=random)
 fresh, held = (table.gather(-1, seen.expand(-1, table.shape[1], -1)).mT for table in (log_drawn, log_background))
-exact = sh.CopyChain(None, log_rho[..., None] + log_pi[:, None] + fresh, log_hold[..., None] + held).filter().state
+exact = (
+    sh.chains.CopyChain(None, log_rho[..., None] + log_pi[:, None] + fresh, log_hold[..., None] + held).filter().state
+)
 found = {}
 for sweeps in (1, 2, 7, 40):
     expected = filter_steps(fresh, held, log_pi, (log_rho - log_hold).expand(-1, T), sweeps=sweeps).state
@@ -312,7 +314,7 @@ data = speaking.simulate(64, (1024,), seed=2).x
 with torch.random.fork_rng():
     torch.manual_seed(0)
     network = sh.MinGRU(5, 4, dtype=torch.float64)
-trained = sh.train_next_token(network, sh.one_hot(data[..., 0], 5), n_steps=500, rate=0.03)
+trained = sh.studies.train_next_token(network, sh.one_hot(data[..., 0], 5), n_steps=500, rate=0.03)
 frequency = torch.bincount(data.long().flatten(), minlength=5)
 lifted = sh.as_ssm(network, token_probs=frequency)
 
@@ -427,7 +429,7 @@ plt.show()
 # updates are from the exact filter.
 
 # %%
-sweep = sh.information_sweep(n_sequences=4, n_steps=500)
+sweep = sh.studies.information_sweep(n_sequences=4, n_steps=500)
 share = sweep.information / sweep.entropy
 linear = sweep.total_variation["network"]
 passing = sweep.total_variation["message passing"]
@@ -456,7 +458,7 @@ sweep.plot()
 # - a *minGRU* of 16 units, trained on the model's data, loses what is left when the update must be a minGRU's.
 
 # %%
-price = sh.price_of_exactness(redraw_probs=(0.02, 0.05, 0.1, 0.3, 1.0), n_steps=150)
+price = sh.studies.price_of_exactness(redraw_probs=(0.02, 0.05, 0.1, 0.3, 1.0), n_steps=150)
 summary = price.summary()
 summary["share recovered"] = 1 - summary.iloc[:, 0] / summary.iloc[:, 1].where(summary.iloc[:, 1] > 1e-6)
 display(summary.round(4))

@@ -84,7 +84,9 @@ def random_layer(kind: type) -> torch.nn.Module:
 
 
 kinds = {"MinGRU": sh.MinGRU, "MinLSTM": sh.MinLSTM, "GRU": sh.GRU, "LSTM": sh.LSTM}
-trained = {name: sh.train_next_token(random_layer(kind), train, n_steps=250, rate=0.02) for name, kind in kinds.items()}
+trained = {
+    name: sh.studies.train_next_token(random_layer(kind), train, n_steps=250, rate=0.02) for name, kind in kinds.items()
+}
 lost = pd.Series({name: -float(net.log_probs(rows).mean()) - best for name, net in trained.items()})
 won = 1 - lost / (worst - best)
 pd.DataFrame({"nats lost to the posterior": lost.round(4), "share of the memory's worth": won.round(3)})
@@ -171,7 +173,7 @@ plt.show()
 # probabilities are, too. Is that a lack of training? Six times as many steps for the minGRU:
 
 # %%
-longer = sh.train_next_token(random_layer(sh.MinGRU), train, n_steps=1500, rate=0.02)
+longer = sh.studies.train_next_token(random_layer(sh.MinGRU), train, n_steps=1500, rate=0.02)
 longer_lost = -float(longer.log_probs(rows).mean()) - best
 longer_read = read(sh.compare(model, longer.layer, test, reads="probe"))
 print(f"lost {longer_lost:.4f} nats a token, {longer_lost / (worst - best):.0%} of the memory's worth")
@@ -211,12 +213,12 @@ plt.show()
 few = rows[:8]
 windows = {}
 for name, net in trained.items():
-    found = sh.forgetting(net.layer, few, tol=0.1)
+    found = sh.studies.forgetting(net.layer, few, tol=0.1)
     windows[name] = {"mean window": float(found.window.float().mean()), "longest window": found.longest}
     if name in ("GRU", "LSTM"):
-        windows[name]["Lipschitz rate"] = sh.stability(net.layer, 1.0).rate
+        windows[name]["Lipschitz rate"] = sh.studies.stability(net.layer, 1.0).rate
 windows = pd.DataFrame(windows).T
-filtered = sh.forgetting(model, test[:8], tol=0.1)
+filtered = sh.studies.forgetting(model, test[:8], tol=0.1)
 windows.loc["exact filter", ["mean window", "longest window"]] = float(filtered.window.float().mean()), filtered.longest
 display(windows.round(1))
 assert bool((windows.loc[["MinGRU", "MinLSTM"], "longest window"] < 30).all())
@@ -240,7 +242,7 @@ nats = {name: [] for name in trained}
 with torch.no_grad():
     whole = layer(few)[0]
     for window in LENGTHS:
-        proved.append(float(sh.truncation_bound(layer, few, window).max()))
+        proved.append(float(sh.studies.truncation_bound(layer, few, window).max()))
         actual.append(float((sh.truncate(layer, window)(few) - whole).abs().max()))
         for name, net in trained.items():
             out = sh.truncate(net.layer, window)(rows[:, :-1])

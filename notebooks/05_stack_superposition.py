@@ -58,7 +58,7 @@ generator = torch.Generator().manual_seed(0)
 # %%
 log_action = torch.randn(7, 3, dtype=torch.float64, generator=generator).log_softmax(-1)
 values = torch.randn(7, 2, dtype=torch.float64, generator=generator)
-small = sh.StackMixture(log_action, values)
+small = sh.stacks.StackMixture(log_action, values)
 every = small.enumerate()
 listed = (every.weight[:, None, None, None] * every.cells(depth=4)).sum(0)
 gap = float((listed - small.superposition(depth=4)).abs().max())
@@ -130,7 +130,7 @@ def train(reader: Reader, updates: int, rng: random.Random) -> list[float]:
 
 with torch.random.fork_rng():
     torch.manual_seed(1)
-    layer = sh.SuperpositionStackRNN(len(ALPHABET), 12, value_size=3, stacks=1, feedback=False)
+    layer = sh.stacks.SuperpositionStackRNN(len(ALPHABET), 12, value_size=3, stacks=1, feedback=False)
     reader = Reader(layer)
 with torch.no_grad():
     layer.to_actions.bias[0] += 1  # push
@@ -233,7 +233,7 @@ pushing = torch.where(opens, 0.8, 0.1).double()
 popping = torch.where(opens, 0.1, 0.8).double()
 actions = torch.stack([pushing, popping, 1 - pushing - popping], -1).log()
 elements = torch.eye(len(word), dtype=torch.float64)
-mean = sh.StackMixture(actions, elements)
+mean = sh.stacks.StackMixture(actions, elements)
 fluid = visible(strengths(pushing, popping))
 
 state, rows = start(torch.zeros(1, 1, dtype=torch.float64)), []
@@ -277,7 +277,7 @@ histories = torch.cartesian_prod(*[torch.arange(3)] * steps)
 forced = one_hot(histories, 3).double().log()[:, :, None]
 with torch.random.fork_rng():
     torch.manual_seed(2)
-    network = sh.SuperpositionStackRNN(4, 5, value_size=3, stacks=1, controller=nn.RNNCell).double()
+    network = sh.stacks.SuperpositionStackRNN(4, 5, value_size=3, stacks=1, controller=nn.RNNCell).double()
     series = torch.randn(steps, 4, dtype=torch.float64)
 looking = network.controller.weight_ih.detach()[:, 4:].clone()
 

@@ -37,7 +37,7 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 target = tomita(3)
-sh.plot_automaton(target)
+sh.automata.plot_automaton(target)
 
 # %% [markdown]
 # ## A network learns the language from words
@@ -52,7 +52,7 @@ def train(layer, language, n_steps=700, cooling=0):
     """An acceptor trained by Adam; over `cooling` steps the temperature of its layer falls to 0.03."""
     words, labels = zip(*labelled_words(language, range(16), each=40, seed=0), strict=True)
     labels = torch.tensor(labels, dtype=torch.float32)
-    network, draw = sh.Acceptor(layer, nn.Linear(layer.hidden_size, 1), "01"), random.Random(0)
+    network, draw = sh.automata.Acceptor(layer, nn.Linear(layer.hidden_size, 1), "01"), random.Random(0)
     optimizer = torch.optim.Adam(network.parameters(), 0.01)
     for step in range(n_steps):
         if cooling:
@@ -71,7 +71,7 @@ gru = train(sh.GRU(2, 10), target)
 for word in ("", "1001", "10", "0110110"):
     odds = float(gru([word])[0])
     print(f"{word!r:>10}: log-odds {odds:6.2f}, in the language: {target.accepts_input(word)}")
-accuracy = sh.faithfulness(target, gru)
+accuracy = sh.automata.faithfulness(target, gru)
 accuracy.summary()
 
 # %% [markdown]
@@ -89,8 +89,8 @@ assert accuracy.agreeing > 0.95 * accuracy.words
 # machine says that one cell holds two states (Weiss, Goldberg & Yahav 2018).
 
 # %%
-found = sh.extract_automaton(gru, method="lstar", max_queries=5000)
-apart = sh.distance(found.automaton, target)
+found = sh.automata.extract_automaton(gru, method="lstar", max_queries=5000)
+apart = sh.automata.distance(found.automaton, target)
 print(f"{found.states} states from {found.queries} words; counterexamples on the way: {found.counterexamples}")
 print(f"the same language as the target: {apart.equal}")
 assert found.faithfulness.agreeing > 0.95 * found.faithfulness.words
@@ -111,9 +111,9 @@ for name, network in {"GRU": gru, "state-regularised GRU": regular}.items():
     for method in ("lstar", "clusters", "centroids"):
         if method == "centroids" and network is gru:
             continue
-        result = sh.extract_automaton(network, method=method, max_queries=5000)
+        result = sh.automata.extract_automaton(network, method=method, max_queries=5000)
         machines[name, method] = result
-        told, difference = result.faithfulness, sh.distance(result.automaton, target, longest=30)
+        told, difference = result.faithfulness, sh.automata.distance(result.automaton, target, longest=30)
         rows.append(
             {
                 "network": name,
@@ -139,7 +139,7 @@ assert table["faithful to 11"].max() > 0.95
 
 # %%
 extracted = machines["state-regularised GRU", "centroids"]
-sh.plot_automaton(extracted.automaton)
+sh.automata.plot_automaton(extracted.automaton)
 
 # %% [markdown]
 # ### Soft, and hard
@@ -150,14 +150,14 @@ sh.plot_automaton(extracted.automaton)
 
 # %%
 regular.layer.mode = "hard"
-hard = sh.extract_automaton(regular, method="centroids").faithfulness
+hard = sh.automata.extract_automaton(regular, method="centroids").faithfulness
 regular.layer.mode = "soft"
 assert hard.exact
 assert bool((hard.share == 1).all())
 temperatures, agreement = [1.0, 0.6, 0.3, 0.2, 0.1, 0.06, 0.03, 0.015], []
 for temperature in temperatures:
     regular.layer.temperature = temperature
-    told = sh.extract_automaton(regular, method="centroids").faithfulness
+    told = sh.automata.extract_automaton(regular, method="centroids").faithfulness
     agreement.append([told.agreeing / told.words, float(told.share[-1])])
 regular.layer.temperature = 0.03
 
@@ -179,8 +179,8 @@ plt.show()
 
 # %%
 torch.manual_seed(1)
-linear = sh.Acceptor(sh.MinGRU(2, 3, dtype=torch.float64), nn.Linear(3, 1, dtype=torch.float64), "01")
-weighted = sh.as_weighted_automaton(linear)
+linear = sh.automata.Acceptor(sh.MinGRU(2, 3, dtype=torch.float64), nn.Linear(3, 1, dtype=torch.float64), "01")
+weighted = sh.automata.as_weighted_automaton(linear)
 print(pd.DataFrame(weighted.transitions["1"].numpy()).round(3).to_string(header=False, index=False))
 words = ["", "0", "10" * 7, "".join(random.Random(0).choices("01", k=1000))]
 gap = float((weighted.values(words) - linear(words).detach()).abs().max())
@@ -192,7 +192,7 @@ assert gap < 1e-10
 
 # %%
 try:
-    sh.as_weighted_automaton(gru)
+    sh.automata.as_weighted_automaton(gru)
 except ValueError as error:
     print(error)
 
@@ -207,13 +207,13 @@ except ValueError as error:
 chain = sh.SwitchingSSM(sh.Markov(2), sh.Categorical(2)).with_values(
     initial_probs=[0.5, 0.5], transition_probs=[[0.9, 0.1], [0.2, 0.8]], probs=[[0.9, 0.1], [0.1, 0.9]]
 )
-exact = sh.as_weighted_automaton(chain)
+exact = sh.automata.as_weighted_automaton(chain)
 evidence = float(chain.log_evidence([0, 1, 1, 0, 1]).exp())
 print(f"P(01101): {float(exact.values(['01101'])[0]):.15f} by matrices, {evidence:.15f} by the filter")
 assert abs(float(exact.values(["01101"])[0]) - evidence) < 1e-12
 
 short = [format(i, f"0{n}b") if n else "" for n in range(4) for i in range(2**n)]
-learned = sh.spectral(dict(zip(short, exact.values(short).tolist(), strict=True)), rank=2)
+learned = sh.automata.spectral(dict(zip(short, exact.values(short).tolist(), strict=True)), rank=2)
 longer = [format(i, "012b") for i in range(2**12)]
 error = float((learned.values(longer) - exact.values(longer)).abs().max())
 print(f"from words of up to 3 symbols: all probabilities of 12 symbols to {error:.0e}")
@@ -224,7 +224,7 @@ samples = ["".join(map(str, row)) for row in chain.simulate(8, (100_000,), seed=
 sizes, errors = [100, 1000, 10_000, 100_000], []
 fives = [format(i, "05b") for i in range(32)]
 for size in sizes:
-    approximate = sh.spectral(samples[:size], rank=2, count="prefixes")
+    approximate = sh.automata.spectral(samples[:size], rank=2, count="prefixes")
     errors.append(float((approximate.values(fives) - exact.values(fives)).abs().max()))
 
 fig, ax = plt.subplots(figsize=(6, 3.4), layout="constrained")

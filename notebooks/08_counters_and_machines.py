@@ -43,7 +43,7 @@ plt.rcParams.update({"axes.titlesize": 10, "axes.titlelocation": "left", "legend
 # as no a comes after a b.
 
 # %%
-acceptor = sh.counting_lstm("anbn")
+acceptor = sh.automata.counting_lstm("anbn")
 words = ["".join(w) for n in range(1, 11) for w in itertools.product("ab", repeat=n)]
 told = acceptor.accepts(words).tolist()
 assert told == [w == "a" * (len(w) // 2) + "b" * (len(w) // 2) for w in words]
@@ -57,7 +57,7 @@ print("n = 1000:", acceptor.accepts(["a" * 1000 + "b" * n for n in (999, 1000, 1
 # and adds to it. `counter_machine` gives its instructions as it reads.
 
 # %%
-machine = sh.counter_machine(acceptor.layer, acceptor.inputs(["aaaabbbb"])[0])
+machine = sh.automata.counter_machine(acceptor.layer, acceptor.inputs(["aaaabbbb"])[0])
 display(
     pd.DataFrame(
         {"hold": machine.hold[:, 0], "add": machine.add[:, 0], "cell": machine.cells[:, 0]}, index=list("aaaabbbb")
@@ -88,7 +88,7 @@ for name, kind in kinds.items():
         layer = kind(3, 5, dtype=torch.float64).requires_grad_(False)
         for parameter in layer.parameters():
             parameter.normal_(generator=random)
-        found, box = sh.counter_machine(layer, x), sh.state_box(layer)
+        found, box = sh.automata.counter_machine(layer, x), sh.automata.state_box(layer)
         counters += int(found.counts.sum())
         largest = max(largest, float(found.cells.abs().max()))
     bound = "a box" if box.highest.isfinite().all() else "none"
@@ -114,9 +114,9 @@ for _ in range(100):
     layer = sh.QRNN(2, 8, pooling="ifo", window=2, dtype=torch.float64).requires_grad_(False)
     for parameter in layer.parameters():
         parameter.normal_(generator=random)
-    out = sh.saturated(layer)(x)[0][:, -1]
+    out = sh.automata.saturated(layer)(x)[0][:, -1]
     assert torch.equal(out[0], out[1])
-lstm = sh.counting_lstm("anbnw")
+lstm = sh.automata.counting_lstm("anbnw")
 told = lstm.accepts([yes, no]).tolist()
 print("LSTM:", told, "- QRNN: the same state, 100 times of 100")
 assert told == [True, False]
@@ -130,7 +130,7 @@ assert told == [True, False]
 # %%
 by_top = {0: [], 1: []}
 for word in itertools.product((0, 1), repeat=7):
-    stack = sh.FractionStack()
+    stack = sh.automata.FractionStack()
     for z in word:
         stack = stack.push(z)
     assert stack.symbols() == list(word)[::-1]
@@ -154,7 +154,7 @@ for dtype, digits in ((torch.bfloat16, 8), (torch.float16, 11), (torch.float32, 
     held, whole = 0, True
     while whole:
         word = [k % 2 for k in range(held + 1)]
-        stack = sh.FractionStack(torch.tensor(0.0, dtype=dtype))
+        stack = sh.automata.FractionStack(torch.tensor(0.0, dtype=dtype))
         for z in word:
             stack = stack.push(z)
         whole = stack.symbols(len(word) + 2) == word[::-1]

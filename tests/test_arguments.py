@@ -129,7 +129,7 @@ def model(**values):
 
 
 def mixture():
-    return sh.StackMixture(torch.zeros(3, 3), torch.zeros(3, 1))
+    return sh.stacks.StackMixture(torch.zeros(3, 3), torch.zeros(3, 1))
 
 
 def layers(loc):
@@ -196,11 +196,19 @@ def report():
         (lambda: mixture().plot(1.5), TypeError, "sequence: got 1.5"),
         (lambda: mixture().plot(steps=3), TypeError, "steps: got int, expected a list"),
         (lambda: mixture().viterbi().plot(names="abc"), TypeError, "names: got str, expected a list"),
-        (lambda: sh.stack_program(object(), scale=1.0), TypeError, "mixture: got object"),
-        (lambda: sh.stack_program(mixture(), scale=1e-300), ValueError, "scale: got 1e-300, whose square float32"),
+        (lambda: sh.stacks.stack_program(object(), scale=1.0), TypeError, "mixture: got object"),
+        (
+            lambda: sh.stacks.stack_program(mixture(), scale=1e-300),
+            ValueError,
+            "scale: got 1e-300, whose square float32",
+        ),
         (lambda: mixture().read_likelihood(torch.zeros(3, 1), 1e30), ValueError, "scale: got 1e[+]30, whose square"),
-        (lambda: sh.MarkovChain(None, torch.zeros(2, 2), torch.zeros(3, 2)), TypeError, "log_initial: got NoneType"),
-        (lambda: sh.CopyChain(None, LOC, LOC).sample(3.5), TypeError, "n: got 3.5"),
+        (
+            lambda: sh.chains.MarkovChain(None, torch.zeros(2, 2), torch.zeros(3, 2)),
+            TypeError,
+            "log_initial: got NoneType",
+        ),
+        (lambda: sh.chains.CopyChain(None, LOC, LOC).sample(3.5), TypeError, "n: got 3.5"),
         (lambda: model().log_evidence([1e200]), ValueError, "x: the observation at step 0 is impossible"),
         (lambda: model().states([1e200]), ValueError, "x: the observation at step 0 is impossible"),
         (lambda: model().fit([0.0] * 9, restarts=2.0), TypeError, "restarts: got 2.0"),
@@ -239,27 +247,35 @@ def report():
         (lambda: sh.compare(model(), "layer", [0.0] * 9), TypeError, "layer: got str"),
         (lambda: sh.compare(model(), torch.nn.Linear(2, 2), [0.0] * 9), ValueError, "layer: fails on float32 of shape"),
         (lambda: sh.fit_probe(LOC, LOC, torch.zeros(2, 0)), ValueError, "inputs: got no columns"),
-        (lambda: sh.forgetting(sh.MinGRU(1, 1), LOC + NAN, 0.1), ValueError, "x: got numbers that are not finite"),
-        (lambda: sh.stability(sh.GRU(1, 1), NAN), ValueError, "input_bound: got nan"),
-        (lambda: sh.truncate(sh.GRU(1, 1), True), TypeError, "window: got True"),
-        (lambda: sh.information_sweep(separations=[-1.0]), ValueError, r"separations: got \[-1.0\]"),
-        (lambda: sh.information_sweep(spread=1e9), ValueError, r"spread: got 1e[+]09"),
-        (lambda: sh.price_of_exactness(overlaps=[2.0]), ValueError, r"overlaps: got \[2.0\]"),
-        (lambda: sh.train_next_token(sh.MinGRU(2, 1), torch.zeros(2, 3, 2), rate=0), ValueError, "rate: got 0"),
         (
-            lambda: sh.train_next_token(torch.nn.Linear(2, 2), torch.zeros(2, 3, 3)),
+            lambda: sh.studies.forgetting(sh.MinGRU(1, 1), LOC + NAN, 0.1),
+            ValueError,
+            "x: got numbers that are not finite",
+        ),
+        (lambda: sh.studies.stability(sh.GRU(1, 1), NAN), ValueError, "input_bound: got nan"),
+        (lambda: sh.truncate(sh.GRU(1, 1), True), TypeError, "window: got True"),
+        (lambda: sh.studies.information_sweep(separations=[-1.0]), ValueError, r"separations: got \[-1.0\]"),
+        (lambda: sh.studies.information_sweep(spread=1e9), ValueError, r"spread: got 1e[+]09"),
+        (lambda: sh.studies.price_of_exactness(overlaps=[2.0]), ValueError, r"overlaps: got \[2.0\]"),
+        (lambda: sh.studies.train_next_token(sh.MinGRU(2, 1), torch.zeros(2, 3, 2), rate=0), ValueError, "rate: got 0"),
+        (
+            lambda: sh.studies.train_next_token(torch.nn.Linear(2, 2), torch.zeros(2, 3, 3)),
             ValueError,
             "layer: fails on float32 of shape",
         ),
         (
-            lambda: sh.train_next_token(sh.MinGRU(2, 1), torch.zeros(2, 3, 2), rate=1e300),
+            lambda: sh.studies.train_next_token(sh.MinGRU(2, 1), torch.zeros(2, 3, 2), rate=1e300),
             ValueError,
             "rate: got 1e[+]300, expected at most",
         ),
-        (lambda: sh.SoftmaxRegression(LOC, torch.zeros(3)), ValueError, r"bias: got shape \[3\]"),
-        (lambda: sh.GaussianClasses(HALF.log(), LOC, -torch.eye(1)), ValueError, "covariance: not symmetric"),
-        (lambda: sh.from_keras("gru", np.zeros((2, 5)), np.zeros((1, 3))), ValueError, r"kernel: got shape \[2, 5\]"),
-        (lambda: sh.from_torch(torch.nn.GRU(1, 1), layer=1), ValueError, "layer: got 1"),
+        (lambda: sh.studies.SoftmaxRegression(LOC, torch.zeros(3)), ValueError, r"bias: got shape \[3\]"),
+        (lambda: sh.studies.GaussianClasses(HALF.log(), LOC, -torch.eye(1)), ValueError, "covariance: not symmetric"),
+        (
+            lambda: sh.layouts.from_keras("gru", np.zeros((2, 5)), np.zeros((1, 3))),
+            ValueError,
+            r"kernel: got shape \[2, 5\]",
+        ),
+        (lambda: sh.layouts.from_torch(torch.nn.GRU(1, 1), layer=1), ValueError, "layer: got 1"),
         (lambda: sh.read_panel(None, "a"), TypeError, "frame: got NoneType"),
     ],
 )
@@ -284,7 +300,7 @@ def test_a_length_for_no_sequence_is_refused_by_name_and_no_lengths_fit_no_steps
     none, one = torch.zeros(0, 4, 3), torch.zeros(1)
     for bad in (0, 5):
         with pytest.raises(ValueError, match=rf"^lengths: got {bad}, but the series has 4 steps"):
-            sh.FactoredCopyChain(one, one, torch.zeros(3), none, lengths=bad)
+            sh.chains.FactoredCopyChain(one, one, torch.zeros(3), none, lengths=bad)
     out, _ = sh.MinGRU(1, 2)(torch.zeros(0, 0, 1), lengths=torch.zeros(0, dtype=torch.int64))
     assert out.shape == (0, 0, 2)
 
@@ -296,8 +312,8 @@ def test_factored_chains_name_their_own_tables(verb, name):
     tables = {one: torch.zeros(shape) for one, shape in shapes.items()}
     for bad in (INF, NAN):
         with pytest.raises(ValueError, match=rf"^{name}: "):
-            getattr(sh.FactoredCopyChain(**tables | {name: torch.full(shapes[name], bad)}), verb)()
-    never = sh.FactoredCopyChain(**tables | {"log_state": torch.full((3,), -INF)})
+            getattr(sh.chains.FactoredCopyChain(**tables | {name: torch.full(shapes[name], bad)}), verb)()
+    never = sh.chains.FactoredCopyChain(**tables | {"log_state": torch.full((3,), -INF)})
     with pytest.raises(ValueError, match=r"^log_\w+, log_\w+, log_\w+, log_\w+: "):
         getattr(never, verb)()
 

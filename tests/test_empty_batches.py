@@ -23,11 +23,11 @@ def tables(record):
 @pytest.mark.parametrize("batch", EMPTY)
 def test_chains_of_no_sequence(batch):
     for chain in (
-        sh.CopyChain(None, rows(*batch, 4, 3), rows(*batch, 4, 1)),
-        sh.FactoredCopyChain(rows(1), rows(1), rows(3), rows(*batch, 4, 3)),
-        sh.CopyChain(rows(3), rows(*batch, 4, 3), rows(*batch, 4, 3), torch.ones(batch, dtype=torch.int64)),
-        sh.MarkovChain(rows(3), rows(3, 3), rows(*batch, 4, 3)),
-        sh.MarkovChain(rows(3), rows(*batch, 3, 3), rows(*[1] * len(batch), 4, 3)),
+        sh.chains.CopyChain(None, rows(*batch, 4, 3), rows(*batch, 4, 1)),
+        sh.chains.FactoredCopyChain(rows(1), rows(1), rows(3), rows(*batch, 4, 3)),
+        sh.chains.CopyChain(rows(3), rows(*batch, 4, 3), rows(*batch, 4, 3), torch.ones(batch, dtype=torch.int64)),
+        sh.chains.MarkovChain(rows(3), rows(3, 3), rows(*batch, 4, 3)),
+        sh.chains.MarkovChain(rows(3), rows(*batch, 3, 3), rows(*[1] * len(batch), 4, 3)),
     ):
         assert chain.log_normalizer().shape == batch
         assert chain.filter().state.shape == chain.smooth().state.shape == (*batch, 4, 3)
@@ -56,7 +56,7 @@ def test_densities_and_moments_of_no_step(lead):
 
 @pytest.mark.parametrize("batch", EMPTY)
 def test_stacks_of_no_sequence(batch):
-    mixture = sh.StackMixture(rows(*batch, 4, 3).log_softmax(-1), rows(*batch, 4, 2))
+    mixture = sh.stacks.StackMixture(rows(*batch, 4, 3).log_softmax(-1), rows(*batch, 4, 2))
     for own in (mixture, mixture.condition(rows(*batch, 4, 5))):
         assert own.log_normalizer().shape == batch
         assert own.top().shape == own.depth_distribution().shape == (*batch, 4, 5)
@@ -64,7 +64,7 @@ def test_stacks_of_no_sequence(batch):
         assert own.sample(3, seed=0).depth.shape == (3, *batch, 4)
         assert own.viterbi().action.shape == (1, *batch, 4)
     steps = [rows(*batch, 4, 2, 1, *more) for more in ((2, 1), (2, 1), (2,))]
-    automaton = sh.PushdownAutomaton(rows(*batch, 2, 1), *steps)
+    automaton = sh.stacks.PushdownAutomaton(rows(*batch, 2, 1), *steps)
     assert automaton.log_normalizer().shape == batch
     assert automaton.reading().shape == automaton.marginals().shape == (*batch, 4, 2, 1)
     assert automaton.sample(3, seed=0).depth.shape == (3, *batch, 4)
@@ -82,7 +82,9 @@ def test_networks_of_no_sequence(kind):
     assert kind(3, 2, batch_first=False)(torch.zeros(5, 0, 3))[0].shape == (5, 0, 2)
 
 
-@pytest.mark.parametrize("kind", [sh.SuperpositionStackRNN, sh.StratificationStackRNN, sh.NondeterministicStackRNN])
+@pytest.mark.parametrize(
+    "kind", [sh.stacks.SuperpositionStackRNN, sh.stacks.StratificationStackRNN, sh.stacks.NondeterministicStackRNN]
+)
 def test_stack_networks_of_no_sequence(kind):
     layer = kind(3, 2, value_size=2)
     assert layer(torch.zeros(0, 5, 3))[0].shape == (0, 5, 2)
@@ -139,7 +141,7 @@ def test_what_networks_and_models_share_on_no_sequence():
     assert sh.one_hot(tokens, 3).shape == (0, 4, 3)
     assert sh.redrawn_start(layer, torch.zeros(0, 4, 3)).shape == (1, 0, 2)
     assert sh.truncate(layer, 2)(torch.zeros(0, 4, 3)).shape == (0, 4, 2)
-    assert sh.forgetting(layer, torch.zeros(0, 4, 3), 0.1).window.shape == (0, 4)
+    assert sh.studies.forgetting(layer, torch.zeros(0, 4, 3), 0.1).window.shape == (0, 4)
     model = next(models())
     assert sh.filter_vmp(model, rows(0, 4, 2)).state.shape == (0, 4, 2)
 

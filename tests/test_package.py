@@ -13,7 +13,7 @@ import samplehold
 
 ROOT = Path(samplehold.__file__).parent
 NOT_CODE = {"tests", "notebooks", "build", "dist", "docs"}
-FLOORS = {"inference", "switching", "models", "cli"}
+FLOORS = {"inference", "switching", "models", "cli", "face"}
 
 
 def test_every_folder_of_code_is_in_the_wheel():
@@ -27,17 +27,32 @@ def test_every_folder_of_code_is_in_the_wheel():
     assert set(listed) == folders
 
 
-@pytest.mark.parametrize("name", samplehold.__all__)
+ROOMS = [name for name in samplehold.__all__ if inspect.ismodule(getattr(samplehold, name))]
+PUBLIC = {name: getattr(samplehold, name) for name in samplehold.__all__} | {
+    f"{room}.{name}": getattr(getattr(samplehold, room), name)
+    for room in ROOMS
+    for name in dir(getattr(samplehold, room))
+    if not (name.startswith("_") or inspect.ismodule(getattr(getattr(samplehold, room), name)))
+}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
 def test_every_public_name_has_a_docstring_with_an_example(name):
-    assert ">>>" in (getattr(samplehold, name).__doc__ or "")
+    assert ">>>" in (PUBLIC[name].__doc__ or "")
 
 
-@pytest.mark.parametrize("name", [name for name in samplehold.__all__ if inspect.isclass(getattr(samplehold, name))])
+def test_every_public_name_stands_in_one_place():
+    names = [name.split(".")[-1] for name in PUBLIC]
+    assert len(names) == len(set(names))
+    assert len(samplehold.__all__) <= 65
+
+
+@pytest.mark.parametrize("name", [name for name, member in PUBLIC.items() if inspect.isclass(member)])
 def test_every_public_method_has_a_docstring(name):
-    for method, member in vars(getattr(samplehold, name)).items():
+    for method, member in vars(PUBLIC[name]).items():
         function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
         if not method.startswith("_") and (inspect.isfunction(function) or isinstance(function, property)):
-            assert inspect.getdoc(getattr(getattr(samplehold, name), method)), f"{name}.{method}"
+            assert inspect.getdoc(getattr(PUBLIC[name], method)), f"{name}.{method}"
 
 
 MODULES = [module.name for module in pkgutil.walk_packages(samplehold.__path__, "samplehold.")]

@@ -33,7 +33,7 @@ def test_on_another_device_what_tests_make_lies_there_and_what_the_library_makes
         assert torch.from_numpy(np.ones(2)).device == there
         assert torch.equal(weights, torch.zeros(3, device="cpu"))
         assert torch.zeros(1, device="cpu").device.type == "cpu"
-        drawn = sh.CopyChain(None, x, x).sample(2, torch.Generator().manual_seed(0))
+        drawn = sh.chains.CopyChain(None, x, x).sample(2, torch.Generator().manual_seed(0))
         assert drawn.path.device == there
         layer = sh.MinGRU(3, 4)
         assert {parameter.device for parameter in layer.parameters()} == {there}
@@ -95,8 +95,8 @@ def _on_the_host() -> dict[str, Callable[[], Tensor]]:
     copy = lambda: sh.SwitchingSSM(sh.Copy(2), sh.Gated(sh.Normal(2), sh.Normal(2)))
     lifted = lambda: sh.as_ssm(network, torch.full((4,), 0.25, dtype=torch.float64, device="cpu"))
     return {
-        "chain": lambda: sh.MarkovChain(table[0, 0], square, table).smooth().state,
-        "draws": lambda: sh.CopyChain(None, table, table).sample(3, seed=0).path,
+        "chain": lambda: sh.chains.MarkovChain(table[0, 0], square, table).smooth().state,
+        "draws": lambda: sh.chains.CopyChain(None, table, table).sample(3, seed=0).path,
         "scan": lambda: sh.linear_scan(table, table),
         "em": lambda: markov().fit(gaps, **few).log_evidence(),
         "gated": lambda: copy().fit(x, **few).log_evidence(),
@@ -106,7 +106,7 @@ def _on_the_host() -> dict[str, Callable[[], Tensor]]:
         "latents": lambda: sh.LinearSSM(2, 2).fit(x, restarts=2, **few).log_evidence(),
         "forecast": lambda: markov().fit(x, **few).model.forecast(x, 3).mean,
         "simulated": lambda: markov().fit(x, **few).model.simulate(5, seed=0).x,
-        "next token": lambda: sh.price_of_exactness([0.2], [0.5], n_units=2, n_steps=1, n_sequences=1).network,
+        "next token": lambda: sh.studies.price_of_exactness([0.2], [0.5], n_units=2, n_steps=1, n_sequences=1).network,
         "lifted": lambda: lifted().hidden(torch.arange(4, device="cpu")),
     }
 

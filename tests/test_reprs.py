@@ -35,11 +35,15 @@ def reached(value: object) -> dict[str, object]:
     return found
 
 
-@pytest.mark.parametrize("name", sh.__all__)
+ROOMS = [getattr(sh, name) for name in sh.__all__ if inspect.ismodule(getattr(sh, name))]
+PUBLIC = {name: getattr(space, name) for space in (sh, *ROOMS) for name in dir(space) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("name", [name for name, member in PUBLIC.items() if not inspect.ismodule(member)])
 def test_what_the_examples_make_is_short_in_print(name):
     """Every example in the docstrings of public names is run, and all that it leaves is printed."""
-    spoken = inspect.getdoc(getattr(sh, name)) or ""
-    names = vars(inspect.getmodule(getattr(sh, name))) | {"torch": torch, "sh": sh}
+    spoken = inspect.getdoc(PUBLIC[name]) or ""
+    names = vars(inspect.getmodule(PUBLIC[name])) | {"torch": torch, "sh": sh}
     names = dict(names)
     before = set(names)
     with contextlib.redirect_stdout(io.StringIO()):
@@ -125,7 +129,7 @@ def test_comparisons_and_stacks_have_tables():
     page = report._repr_html_()
     assert "message passing" in page
     assert "<table" in page
-    mixture = sh.StackMixture(torch.randn(4, 200, 3).log_softmax(-1), torch.randn(4, 200, 5))
+    mixture = sh.stacks.StackMixture(torch.randn(4, 200, 3).log_softmax(-1), torch.randn(4, 200, 5))
     assert repr(mixture) == (
         "StackMixture(sequences: 4, steps: 200, actions: 3, numbers in a cell: 5, initial cells: 0, "
         "pop of the empty stack: noop, evidence: none)"

@@ -76,7 +76,7 @@ for dynamics in (sh.Copy, sh.Markov):
         fit = model.fit(x, method=method, progress=False, restarts=1, max_steps=3)
         fit.viterbi(), fit.model.sample_posterior(x, 2, seed=0), fit.forecast(horizon=2).mean
 sh.MinGRU(2, 3)(torch.zeros(1, 4, 2))[0].sum().backward()
-sh.SuperpositionStackRNN(2, 3)(torch.zeros(1, 4, 2))
+sh.stacks.SuperpositionStackRNN(2, 3)(torch.zeros(1, 4, 2))
 print("%.9f" % fit.loglik)
 """
 

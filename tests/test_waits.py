@@ -259,8 +259,8 @@ NETWORKS = {
     "MinGRU": sh.MinGRU,
     "MinLSTM": sh.MinLSTM,
     "QRNN": sh.QRNN,
-    "superposition": partial(sh.SuperpositionStackRNN, controller=sh.MinGRU),
-    "stratification": partial(sh.StratificationStackRNN, controller=sh.MinGRU),
+    "superposition": partial(sh.stacks.SuperpositionStackRNN, controller=sh.MinGRU),
+    "stratification": partial(sh.stacks.StratificationStackRNN, controller=sh.MinGRU),
 }
 
 

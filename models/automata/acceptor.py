@@ -43,7 +43,7 @@ class Acceptor(nn.Module):
         >>> rows = torch.tensor([[-99.0, 99.0], [0.0, 1.0]]).double()  # the gate opens for "b", and draws a 1
         >>> _ = layer.requires_grad_(False).weight_l0.copy_(rows), layer.bias_l0.zero_()
         >>> _ = readout.requires_grad_(False).weight.fill_(2.0), readout.bias.fill_(-1.0)
-        >>> network = sh.Acceptor(layer, readout, "ab")  # there is a "b"
+        >>> network = sh.automata.Acceptor(layer, readout, "ab")  # there is a "b"
         >>> network(["", "aa", "aba"])
         tensor([-1., -1.,  1.], dtype=torch.float64)
         >>> network.accepts(["", "aa", "aba"]).tolist()

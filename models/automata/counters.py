@@ -120,7 +120,7 @@ def counting_lstm(language: str, dtype: torch.dtype = torch.float64) -> Acceptor
         language: "anbn", "anbncn" or "anbnw": $a^n b^n$, $a^n b^n c^n$, $a^n b^n w$ with any word w; n > 0.
 
     >>> import samplehold as sh
-    >>> sh.counting_lstm("anbnw").accepts(["aabb", "aabbabaab", "aababbb", "b", ""]).tolist()
+    >>> sh.automata.counting_lstm("anbnw").accepts(["aabb", "aabbabaab", "aababbb", "b", ""]).tolist()
     [True, True, False, False, False]
     """
     alphabet, units = LANGUAGES[check_choice("language", language, LANGUAGES)], LSTMS[language]
@@ -143,7 +143,7 @@ def counting_qrnn(language: str, dtype: torch.dtype = torch.float64) -> Acceptor
         ValueError: "anbnw", which no QRNN of one layer accepts.
 
     >>> import samplehold as sh
-    >>> sh.counting_qrnn("anbn").accepts(["aabb", "abab", "aab", ""]).tolist()
+    >>> sh.automata.counting_qrnn("anbn").accepts(["aabb", "abab", "aab", ""]).tolist()
     [True, False, False, False]
     """
     if check_choice("language", language, LANGUAGES) == "anbnw":
@@ -163,7 +163,7 @@ def palindrome_lstm(dtype: torch.dtype = torch.float64) -> Acceptor:
     """A `DoublingLSTM` that accepts the marked palindromes, a word over 0 and 1, #, and the word reversed.
 
     >>> import samplehold as sh
-    >>> sh.palindrome_lstm().accepts(["011#110", "011#100", "011#11", "#", "0#0#"]).tolist()
+    >>> sh.automata.palindrome_lstm().accepts(["011#110", "011#100", "011#11", "#", "0#0#"]).tolist()
     [True, False, False, True, False]
     """
     alphabet = "01#"

@@ -100,10 +100,10 @@ def distance(dfa: "DFA", target: "DFA", longest: int = 20) -> Distance:
     Example:
         >>> import samplehold as sh
         >>> from samplehold.models.automata.tomita import tomita
-        >>> found = sh.distance(tomita(1), tomita(4), longest=3)  # no 0, against no 000
+        >>> found = sh.automata.distance(tomita(1), tomita(4), longest=3)  # no 0, against no 000
         >>> found.equal, found.counterexample, found.share.tolist()
         (False, '0', [0.0, 0.5, 0.75, 0.75])
-        >>> sh.distance(tomita(4), tomita(4).complement().complement()).equal
+        >>> sh.automata.distance(tomita(4), tomita(4).complement().complement()).equal
         True
     """
     dfa, target = check_machine("dfa", dfa), check_machine("target", target)
@@ -144,9 +144,9 @@ def faithfulness(
     Example:
         >>> import torch, samplehold as sh
         >>> from samplehold.models.automata.tomita import tomita
-        >>> network = sh.Acceptor(sh.MinGRU(2, 1), torch.nn.Linear(1, 1), "01").requires_grad_(False)
+        >>> network = sh.automata.Acceptor(sh.MinGRU(2, 1), torch.nn.Linear(1, 1), "01").requires_grad_(False)
         >>> _ = network.readout.weight.zero_(), network.readout.bias.fill_(1)  # accepts all
-        >>> found = sh.faithfulness(tomita(1), network, longest=2, lengths=[50])
+        >>> found = sh.automata.faithfulness(tomita(1), network, longest=2, lengths=[50])
         >>> found.words, found.agreeing, found.disagreement
         (7, 3, '0')
         >>> found.share.item(), round(found.upper.item(), 3)  # of 500 words none agrees

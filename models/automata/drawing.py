@@ -50,7 +50,7 @@ def plot_automaton(machine: "DFA", ax: "Axes | None" = None) -> "Figure":
     Example:
         >>> import samplehold as sh
         >>> from samplehold.models.automata.tomita import tomita
-        >>> figure = sh.plot_automaton(tomita(3))
+        >>> figure = sh.automata.plot_automaton(tomita(3))
         >>> sorted(text.get_text() for text in figure.axes[0].texts)  # states, and symbols on arrows
         ['0', '0', '0', '0', '0', '0, 1', '1', '1', '1', '1', '1', '2', '3', '4']
     """

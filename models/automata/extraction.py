@@ -94,7 +94,7 @@ def extract_automaton(
         >>> layer, readout = sh.MinGRU(2, 1), torch.nn.Linear(1, 1)
         >>> _ = layer.requires_grad_(False).weight_l0.copy_(torch.tensor([[-99.0, 99.0], [0.0, 1.0]]))
         >>> _ = layer.bias_l0.zero_(), readout.requires_grad_(False).weight.fill_(2.0), readout.bias.fill_(-1.0)
-        >>> found = sh.extract_automaton(sh.Acceptor(layer, readout, "ab"))  # there is a "b"
+        >>> found = sh.automata.extract_automaton(sh.automata.Acceptor(layer, readout, "ab"))  # there is a "b"
         >>> found.states, found.automaton.accepts_input("aabaa"), found.faithfulness.exact
         (2, True, True)
     """

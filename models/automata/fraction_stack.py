@@ -64,11 +64,11 @@ class FractionStack:
         ValueError: a value out of 0 .. 1, a symbol that is none; `pop` of an empty stack.
 
     >>> import samplehold as sh
-    >>> stack = sh.FractionStack().push(1).push(0)
+    >>> stack = sh.automata.FractionStack().push(1).push(0)
     >>> stack.value, stack.top, stack.pop().top, stack.symbols()
     (Fraction(7, 16), 0, 1, [0, 1])
     >>> import numpy as np
-    >>> stack = sh.FractionStack(np.float16(0))
+    >>> stack = sh.automata.FractionStack(np.float16(0))
     >>> for _ in range(6):
     ...     stack = stack.push(1)
     >>> stack.symbols(most=9)  # twelve binary digits, of which float16 has eleven: its bottom is lost

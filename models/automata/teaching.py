@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from sklearn.cluster import KMeans
 from torch import Tensor
 
 from .acceptor import Acceptor
@@ -29,6 +28,7 @@ from .distances import longest_within, short_words
 
 if TYPE_CHECKING:
     from automata.fa.dfa import DFA
+    from sklearn.cluster import KMeans
 
 SHORT = 255  # that many words, at most, are all those of up to some length
 LONGEST, DRAWN = 30, 1000  # random words of up to so many symbols, in a comparison
@@ -230,8 +230,10 @@ def trial_words(alphabet: Sequence[str], each: int, draw: random.Random) -> list
     return list(dict.fromkeys([*short, *drawn]))
 
 
-def clusters(states: Tensor, n_clusters: int, seed: int) -> KMeans:
-    """k-means of states, of which there may be fewer than clusters."""
+def clusters(states: Tensor, n_clusters: int, seed: int) -> "KMeans":
+    """k-means of states. There are at most as many clusters as distinct states."""
+    from sklearn.cluster import KMeans
+
     points = states.cpu().double().numpy()
     n_clusters = min(n_clusters, len(np.unique(points, axis=0)))
     return KMeans(n_clusters, n_init="auto", random_state=seed % 2**32).fit(points)

@@ -50,7 +50,7 @@ class TuringMachine:
             a symbol or moves in a way that is none; start or accept states that are none.
 
     >>> import samplehold as sh
-    >>> flip = sh.TuringMachine(
+    >>> flip = sh.automata.TuringMachine(
     ...     {"go": {"0": ("go", "1", "R"), "1": ("go", "0", "R"), ".": ("done", ".", "L")}}, start="go", accept="done"
     ... )
     >>> flip.run("0110").tape, flip.accepts("0110"), flip.steps("0110")

@@ -66,7 +66,7 @@ class WeightedAutomaton(Record):
 
     Example:
         >>> import samplehold as sh
-        >>> ones = sh.WeightedAutomaton([1, 0], {"0": [[1, 0], [0, 1]], "1": [[1, 1], [0, 1]]}, [0, 1])
+        >>> ones = sh.automata.WeightedAutomaton([1, 0], {"0": [[1, 0], [0, 1]], "1": [[1, 1], [0, 1]]}, [0, 1])
         >>> ones.values(["", "0110", "1011"])  # counts them
         tensor([0., 2., 3.], dtype=torch.float64)
         >>> ones.totals(3)  # in all words of 0, 1, 2, 3 symbols
@@ -171,8 +171,8 @@ def as_weighted_automaton(
 
     Example:
         >>> import torch, samplehold as sh
-        >>> network = sh.Acceptor(sh.QRNN(2, 3), torch.nn.Linear(3, 1), "ab").double()
-        >>> automaton = sh.as_weighted_automaton(network)
+        >>> network = sh.automata.Acceptor(sh.QRNN(2, 3), torch.nn.Linear(3, 1), "ab").double()
+        >>> automaton = sh.automata.as_weighted_automaton(network)
         >>> automaton.n_states  # 1, cells and outputs
         7
         >>> words = ["", "abba", "b" * 99]
@@ -248,7 +248,7 @@ def spectral(
         >>> import samplehold as sh
         >>> from itertools import product
         >>> words = ["".join(word) for n in range(4) for word in product("ab", repeat=n)]
-        >>> learned = sh.spectral({word: word.count("b") for word in words}, rank=2)
+        >>> learned = sh.automata.spectral({word: word.count("b") for word in words}, rank=2)
         >>> [round(value, 9) for value in learned.values(["babb" * 5, "aaab"]).tolist()]
         [15.0, 1.0]
     """

@@ -51,7 +51,7 @@ class RecurrentWeights(Record):
         ValueError: an unknown cell, or shapes that do not fit together.
 
     >>> import torch, samplehold as sh
-    >>> weights = sh.from_torch(torch.nn.LSTM(input_size=3, hidden_size=4))
+    >>> weights = sh.layouts.from_torch(torch.nn.LSTM(input_size=3, hidden_size=4))
     >>> weights.cell, weights.input.shape, weights.hidden.shape, weights.bias.shape
     ('lstm', (16, 3), (16, 4), (16,))
     >>> sh.LSTM(input_size=3, hidden_size=4).load_state_dict(weights.state_dict())
@@ -100,7 +100,7 @@ def from_torch(module: nn.RNNBase, layer: int = 0) -> RecurrentWeights:
 
     >>> import torch, samplehold as sh
     >>> trained, layer, x = torch.nn.GRU(3, 4, batch_first=True), sh.GRU(3, 4), torch.randn(2, 9, 3)
-    >>> layer.load_state_dict(sh.from_torch(trained).state_dict())
+    >>> layer.load_state_dict(sh.layouts.from_torch(trained).state_dict())
     <All keys matched successfully>
     >>> torch.equal(layer(x)[0], trained(x)[0])
     True
@@ -138,7 +138,7 @@ def from_joined(cell: str, kernel: Any, bias: Any = None, *, hidden_size: int) -
     >>> import torch, samplehold as sh
     >>> kernel, bias, x, h = torch.randn(3 + 4, 4), torch.randn(4), torch.randn(3), torch.randn(1, 4)
     >>> layer = sh.Elman(input_size=3, hidden_size=4)
-    >>> layer.load_state_dict(sh.from_joined("elman", kernel, bias, hidden_size=4).state_dict())
+    >>> layer.load_state_dict(sh.layouts.from_joined("elman", kernel, bias, hidden_size=4).state_dict())
     <All keys matched successfully>
     >>> layer.step(x, h)[0].allclose((torch.cat([x, h[0]]) @ kernel + bias).tanh(), atol=1e-5)
     True
@@ -160,11 +160,11 @@ def to_joined(weights: RecurrentWeights) -> tuple[np.ndarray, np.ndarray]:
         ValueError: for a GRU, see `from_joined`.
 
     >>> import numpy as np, torch, samplehold as sh
-    >>> weights = sh.from_torch(torch.nn.LSTM(input_size=3, hidden_size=4))
-    >>> kernel, bias = sh.to_joined(weights)
+    >>> weights = sh.layouts.from_torch(torch.nn.LSTM(input_size=3, hidden_size=4))
+    >>> kernel, bias = sh.layouts.to_joined(weights)
     >>> kernel.shape, bias.shape
     ((7, 16), (16,))
-    >>> np.array_equal(sh.from_joined("lstm", kernel, bias, hidden_size=4).hidden, weights.hidden)
+    >>> np.array_equal(sh.layouts.from_joined("lstm", kernel, bias, hidden_size=4).hidden, weights.hidden)
     True
     """
     _refuse_joined(weights.cell)
@@ -187,10 +187,10 @@ def from_keras(cell: str, kernel: Any, recurrent_kernel: Any, bias: Any = None) 
 
     >>> import numpy as np, samplehold as sh
     >>> arrays = np.array([[1.0, 2.0, 3.0]]), np.zeros((1, 3)), np.zeros((2, 3))  # get_weights() of a GRU: z, r, h
-    >>> weights = sh.from_keras("gru", *arrays)
+    >>> weights = sh.layouts.from_keras("gru", *arrays)
     >>> weights.input[:, 0]  # r, z, n
     array([2., 1., 3.])
-    >>> [np.array_equal(array, given) for array, given in zip(sh.to_keras(weights), arrays)]
+    >>> [np.array_equal(array, given) for array, given in zip(sh.layouts.to_keras(weights), arrays)]
     [True, True, True]
     """
     check_choice("cell", cell, GATES)
@@ -216,11 +216,11 @@ def to_keras(weights: RecurrentWeights) -> tuple[np.ndarray, np.ndarray, np.ndar
     The bias is [G*H]; for a GRU, which needs reset_after=True, [2, G*H].
 
     >>> import numpy as np, torch, samplehold as sh
-    >>> weights = sh.from_torch(torch.nn.GRU(input_size=3, hidden_size=4))
-    >>> arrays = sh.to_keras(weights)
+    >>> weights = sh.layouts.from_torch(torch.nn.GRU(input_size=3, hidden_size=4))
+    >>> arrays = sh.layouts.to_keras(weights)
     >>> [array.shape for array in arrays]
     [(3, 12), (4, 12), (2, 12)]
-    >>> np.array_equal(sh.from_keras("gru", *arrays).hidden, weights.hidden)
+    >>> np.array_equal(sh.layouts.from_keras("gru", *arrays).hidden, weights.hidden)
     True
     """
     order = GATES[weights.cell], _KERAS[weights.cell]
@@ -245,7 +245,7 @@ def from_tf1(cell: str, kernel: Any, bias: Any, *, hidden_size: int, forget_bias
 
     >>> import numpy as np, samplehold as sh
     >>> kernel = np.array([[1.0, 2.0, 3.0, 4.0], [0.0, 0.0, 0.0, 0.0]])  # gates i, j, f, o of one unit
-    >>> weights = sh.from_tf1("lstm", kernel, np.zeros(4), hidden_size=1)
+    >>> weights = sh.layouts.from_tf1("lstm", kernel, np.zeros(4), hidden_size=1)
     >>> weights.input[:, 0], weights.bias  # i, f, g, o, with the bias of the run
     (array([1., 3., 2., 4.]), array([0., 1., 0., 0.]))
     """
@@ -267,7 +267,7 @@ def to_tf1(weights: RecurrentWeights, forget_bias: float = 1.0) -> tuple[np.ndar
 
     >>> import numpy as np, samplehold as sh
     >>> kernel, bias = np.arange(28.0).reshape(7, 4), np.ones(4)  # 6 features, 1 unit
-    >>> back = sh.to_tf1(sh.from_tf1("lstm", kernel, bias, hidden_size=1))
+    >>> back = sh.layouts.to_tf1(sh.layouts.from_tf1("lstm", kernel, bias, hidden_size=1))
     >>> np.array_equal(back[0], kernel), np.array_equal(back[1], bias)
     (True, True)
     """
@@ -289,7 +289,7 @@ def from_flax(cell: str, params: Mapping[str, Mapping[str, Any]]) -> RecurrentWe
 
     >>> import numpy as np, samplehold as sh
     >>> params = {"i": {"kernel": np.ones((3, 4)), "bias": np.arange(4.0)}, "h": {"kernel": np.eye(4)}}
-    >>> weights = sh.from_flax("elman", params)
+    >>> weights = sh.layouts.from_flax("elman", params)
     >>> weights.input.shape, weights.bias
     ((4, 3), array([0., 1., 2., 3.]))
     """
@@ -328,11 +328,11 @@ def to_flax(weights: RecurrentWeights) -> dict[str, dict[str, np.ndarray]]:
     """Parameters of the flax.linen cell, by submodule: a kernel [I, H] or [H, H], and the bias [H] where it has one.
 
     >>> import numpy as np, torch, samplehold as sh
-    >>> weights = sh.from_torch(torch.nn.GRU(input_size=3, hidden_size=4))
-    >>> params = sh.to_flax(weights)
+    >>> weights = sh.layouts.from_torch(torch.nn.GRU(input_size=3, hidden_size=4))
+    >>> params = sh.layouts.to_flax(weights)
     >>> {name: sorted(tables) for name, tables in params.items() if "bias" in tables}
     {'ir': ['bias', 'kernel'], 'iz': ['bias', 'kernel'], 'in': ['bias', 'kernel'], 'hn': ['bias', 'kernel']}
-    >>> np.array_equal(sh.from_flax("gru", params).hidden, weights.hidden)
+    >>> np.array_equal(sh.layouts.from_flax("gru", params).hidden, weights.hidden)
     True
     """
     cell, units = weights.cell, weights.hidden.shape[1]

@@ -73,7 +73,7 @@ def saturated(network: Layer) -> Layer:
         ValueError: an Elman network with ReLU, which has no limit; parametrised weights.
 
     >>> import torch, samplehold as sh
-    >>> layer = sh.saturated(sh.GRU(input_size=3, hidden_size=4))
+    >>> layer = sh.automata.saturated(sh.GRU(input_size=3, hidden_size=4))
     >>> set(layer(torch.randn(50, 3))[0].flatten().tolist()) <= {-1.0, 0.0, 1.0}  # 0 is where it starts
     True
     """
@@ -131,7 +131,7 @@ def counter_machine(network: nn.Module, x: Float[Tensor, "*b T I"]) -> CounterMa
     >>> layer = sh.QRNN(input_size=2, hidden_size=1, pooling="ifo", bias=False).requires_grad_(False)
     >>> layer.weight_l0.copy_(torch.tensor([[1.0, 1], [1, 1], [1, -1], [1, 1]])[..., None]).shape
     torch.Size([4, 2, 1])
-    >>> machine = sh.counter_machine(layer, torch.eye(2)[:, None])
+    >>> machine = sh.automata.counter_machine(layer, torch.eye(2)[:, None])
     >>> machine.hold.flatten(), machine.add.flatten(), machine.counts  # one up for the first symbol, down for the other
     (tensor([1., 1.]), tensor([ 1., -1.]), tensor([True]))
     """
@@ -201,7 +201,7 @@ def state_box(network: nn.Module, lowest: float = 0.0, highest: float = 1.0) -> 
         ValueError: highest less than lowest.
 
     >>> import torch, samplehold as sh
-    >>> sh.state_box(sh.GRU(3, 2)).highest, sh.state_box(sh.LSTM(3, 2)).highest
+    >>> sh.automata.state_box(sh.GRU(3, 2)).highest, sh.automata.state_box(sh.LSTM(3, 2)).highest
     (tensor([1., 1.]), tensor([inf, inf]))
     """
     layer: Any = _single(network)

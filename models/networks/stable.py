@@ -13,8 +13,8 @@ $\|W\|$ is the greatest sum of magnitudes in a row, and the rows of a matrix tha
 
 Those of the LSTM are the published ones (proposition 2) times $s = \lambda / (1 + \lambda)$, so that the distances of h
 and c, the greater of both, shrink by $F + s (1 - F) = \lambda$. Those of the GRU are the condition of
-`samplehold.stability`, which gives $z + (1 - z) s \le \lambda$ for $z \le F$. What a gate can reach, for inputs up to
-a bound and $|h| \le 1$, is held by its bias, which makes room for the weights.
+`samplehold.studies.stability`, which gives $z + (1 - z) s \le \lambda$ for $z \le F$. The bias of a gate bounds its
+values for inputs up to a bound and $|h| \le 1$, which makes room for the weights.
 """
 
 import math
@@ -62,8 +62,10 @@ def stable(network: Network, norm: str = "inf", lipschitz: float = 0.9, input_bo
     >>> import torch, samplehold as sh
     >>> network = sh.LSTM(input_size=2, hidden_size=3)
     >>> _ = torch.nn.init.constant_(network.weight_hh_l0, 5.0)
-    >>> sh.stability(network, 1.0).stable, sh.stability(sh.stable(network, lipschitz=0.5), 1.0).rate <= 0.5
-    (False, True)
+    >>> sh.studies.stability(network, 1.0).stable
+    False
+    >>> sh.studies.stability(sh.stable(network, lipschitz=0.5), 1.0).rate <= 0.5
+    True
     """
     kind = next((kind for kind in RULES if isinstance(network, kind)), None)
     layer: Any = network

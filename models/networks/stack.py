@@ -59,7 +59,7 @@ class SuperpositionStackRNN(StackRNN):
 
     >>> import torch
     >>> import samplehold as sh
-    >>> layer, x = sh.SuperpositionStackRNN(input_size=4, hidden_size=8, value_size=3), torch.randn(2, 10, 4)
+    >>> layer, x = sh.stacks.SuperpositionStackRNN(input_size=4, hidden_size=8, value_size=3), torch.randn(2, 10, 4)
     >>> output, state = layer(x)
     >>> output.shape, state.reading.shape
     (torch.Size([2, 10, 8]), torch.Size([2, 24]))
@@ -215,7 +215,7 @@ class StratificationStackRNN(StackRNN):
 
     >>> import torch
     >>> import samplehold as sh
-    >>> layer, x = sh.StratificationStackRNN(input_size=4, hidden_size=8, value_size=3), torch.randn(2, 10, 4)
+    >>> layer, x = sh.stacks.StratificationStackRNN(input_size=4, hidden_size=8, value_size=3), torch.randn(2, 10, 4)
     >>> run = layer.run(x)
     >>> run.output.shape, run.reading.shape
     (torch.Size([2, 10, 8]), torch.Size([2, 10, 24]))
@@ -310,7 +310,8 @@ class NondeterministicStackRNN(StackRNN):
 
     >>> import torch
     >>> import samplehold as sh
-    >>> layer, x = sh.NondeterministicStackRNN(input_size=4, hidden_size=8, states=2, symbols=3), torch.randn(2, 10, 4)
+    >>> layer = sh.stacks.NondeterministicStackRNN(input_size=4, hidden_size=8, states=2, symbols=3)
+    >>> x = torch.randn(2, 10, 4)
     >>> output, state = layer(x)
     >>> output.shape, state.reading.shape  # what is read: P(state, symbol on top) of 8 automata
     (torch.Size([2, 10, 8]), torch.Size([2, 48]))

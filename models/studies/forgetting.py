@@ -74,7 +74,7 @@ def forgetting(layer_or_model: nn.Module | Model, x: Any, tol: float, h0: Any = 
         >>> import torch, samplehold as sh
         >>> layer = sh.MinGRU(input_size=1, hidden_size=1)
         >>> _ = layer.load_state_dict({"weight_l0": torch.zeros(2, 1), "bias_l0": torch.tensor([0.0, 1.0])})
-        >>> sh.forgetting(layer, torch.zeros(8, 1), tol=0.1).window  # half of the state is held at each step
+        >>> sh.studies.forgetting(layer, torch.zeros(8, 1), tol=0.1).window  # half of the state is held at each step
         tensor([1, 2, 3, 3, 3, 4, 4, 4])
     """
     tol = check_number("tol", tol, above=0)
@@ -112,7 +112,7 @@ def truncation_bound(layer: nn.Module, x: Tensor, window: int, h0: Any = None) -
         >>> import torch, samplehold as sh
         >>> layer, x = sh.MinGRU(2, 3, dtype=torch.float64), torch.ones(20, 2, dtype=torch.float64)
         >>> error = (sh.truncate(layer, 5)(x) - layer(x)[0]).abs().amax(-1)
-        >>> bool((error <= sh.truncation_bound(layer, x, 5) + 1e-12).all())
+        >>> bool((error <= sh.studies.truncation_bound(layer, x, 5) + 1e-12).all())
         True
     """
     window = check_integer("window", window)

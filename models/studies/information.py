@@ -54,7 +54,7 @@ class InformationSweep(Record):
 
     Example:
         >>> import samplehold as sh
-        >>> sweep = sh.information_sweep((0.0, 3.0), n_sequences=1, n_steps=20)
+        >>> sweep = sh.studies.information_sweep((0.0, 3.0), n_sequences=1, n_steps=20)
         >>> [round(share, 2) for share in (sweep.information / sweep.entropy).tolist()]  # of the gate, what x tells
         [0.05, 0.76]
         >>> list(sweep.total_variation)
@@ -114,7 +114,7 @@ def information_sweep(
 
     Example:
         >>> import samplehold as sh
-        >>> sweep = sh.information_sweep((0.0, 6.0), n_sequences=2, n_steps=50, seed=0)
+        >>> sweep = sh.studies.information_sweep((0.0, 6.0), n_sequences=2, n_steps=50, seed=0)
         >>> far = sweep.total_variation["network"]
         >>> bool(far[1] < 0.01 < far[0])  # where x tells the gate, a minGRU is the exact filter
         True

@@ -49,7 +49,7 @@ class SoftmaxRegression(Record):
 
     Example:
         >>> import torch, samplehold as sh
-        >>> regression = sh.SoftmaxRegression.from_logistic(torch.tensor([2.0]), torch.tensor(0.0))
+        >>> regression = sh.studies.SoftmaxRegression.from_logistic(torch.tensor([2.0]), torch.tensor(0.0))
         >>> classes = regression.gaussian_classes(covariance=torch.tensor([[4.0]]))  # any covariance will do
         >>> x = torch.tensor([[-1.0], [0.0], [0.5]])
         >>> torch.allclose(classes.log_posterior(x), regression.log_posterior(x))
@@ -144,7 +144,7 @@ class GaussianClasses(Record):
     Example:
         >>> import torch, samplehold as sh
         >>> even, mean = torch.tensor([0.5, 0.5]).log(), torch.tensor([[-1.0], [1.0]])
-        >>> sh.GaussianClasses(even, mean, torch.eye(1)).regression().to_logistic()
+        >>> sh.studies.GaussianClasses(even, mean, torch.eye(1)).regression().to_logistic()
         (tensor([2.]), tensor(0.))
     """
 
@@ -183,7 +183,7 @@ class CategoricalClasses(Record):
     Example:
         >>> import torch, samplehold as sh
         >>> even, table = torch.tensor([0.5, 0.5]), torch.tensor([[0.9, 0.1], [0.3, 0.7]])
-        >>> classes = sh.CategoricalClasses(even.log(), table.log(), sizes=(2,))
+        >>> classes = sh.studies.CategoricalClasses(even.log(), table.log(), sizes=(2,))
         >>> classes.log_posterior(torch.tensor([1.0, 0.0])).exp()  # 0.9 to 0.3
         tensor([0.7500, 0.2500])
     """

@@ -51,7 +51,7 @@ class NextTokenPredictor(Record):
     Example:
         >>> import torch, samplehold as sh
         >>> x = sh.one_hot([[0, 1] * 5, [1, 0] * 5], 2, dtype=torch.float32)
-        >>> trained = sh.train_next_token(sh.MinGRU(2, 3), x, n_steps=2)
+        >>> trained = sh.studies.train_next_token(sh.MinGRU(2, 3), x, n_steps=2)
         >>> trained.log_probs(x).shape, trained.loss.shape  # of all tokens but the first; of each step of training
         (torch.Size([2, 9]), torch.Size([2]))
     """
@@ -82,7 +82,7 @@ def train_next_token(
         >>> import torch, samplehold as sh
         >>> _ = torch.manual_seed(0)
         >>> x = sh.one_hot([[0, 1] * 5, [1, 0] * 5], 2, dtype=torch.float32)
-        >>> trained = sh.train_next_token(sh.MinGRU(2, 4), x, n_steps=60, rate=0.1)
+        >>> trained = sh.studies.train_next_token(sh.MinGRU(2, 4), x, n_steps=60, rate=0.1)
         >>> bool(trained.loss[-1] < 0.1 < trained.loss[0])  # that one token follows the other is soon learned
         True
     """
@@ -138,7 +138,7 @@ class PriceOfExactness(Record):
     Example:
         >>> import torch, samplehold as sh
         >>> rho, overlap = torch.tensor([0.1, 1.0]), torch.tensor([0.5])
-        >>> price = sh.PriceOfExactness(rho, overlap, torch.tensor([[0.25, 0.0]]), torch.tensor([[0.5, 0.0]]))
+        >>> price = sh.studies.PriceOfExactness(rho, overlap, torch.tensor([[0.25, 0.0]]), torch.tensor([[0.5, 0.0]]))
         >>> price.summary()["minGRU loses, nats"].tolist()  # a row for each overlap and redraw probability
         [0.25, 0.0]
     """
@@ -201,7 +201,7 @@ def price_of_exactness(
 
     Example:
         >>> import samplehold as sh
-        >>> price = sh.price_of_exactness([1.0], [0.5], n_units=2, n_steps=1, n_sequences=1)
+        >>> price = sh.studies.price_of_exactness([1.0], [0.5], n_units=2, n_steps=1, n_sequences=1)
         >>> bool(price.no_memory.abs() < 1e-6)  # with a redraw at each step there is nothing to remember
         True
     """

@@ -44,7 +44,7 @@ class Stability(Record):
         >>> import torch, samplehold as sh
         >>> network = sh.LSTM(input_size=1, hidden_size=2)
         >>> _ = [torch.nn.init.zeros_(parameter) for parameter in network.parameters()]  # every gate is 1/2
-        >>> found = sh.stability(network, input_bound=1.0)
+        >>> found = sh.studies.stability(network, input_bound=1.0)
         >>> found.rate, found.stable, found.gain.shape  # of h and c
         (0.5, True, torch.Size([2, 2]))
     """
@@ -92,7 +92,7 @@ def stability(network: nn.Module, input_bound: float) -> Stability:
         >>> import torch, samplehold as sh
         >>> network = sh.Elman(input_size=1, hidden_size=2)
         >>> _ = torch.nn.init.constant_(network.weight_hh_l0, 0.25)  # of the spectral norm 1/2
-        >>> round(sh.stability(network, input_bound=1.0).rate, 3)
+        >>> round(sh.studies.stability(network, input_bound=1.0).rate, 3)
         0.5
     """
     network, input_bound = _checked(network), check_number("input_bound", input_bound, least=0)
@@ -134,8 +134,10 @@ def stabilize(network: nn.Module, input_bound: float, slack: float = 0.01) -> nn
         >>> import torch, samplehold as sh
         >>> network = sh.Elman(input_size=1, hidden_size=2)
         >>> _ = torch.nn.init.constant_(network.weight_hh_l0, 2.0)
-        >>> sh.stability(network, 1.0).stable, round(sh.stability(sh.stabilize(network, 1.0), 1.0).rate, 3)
-        (False, 0.99)
+        >>> sh.studies.stability(network, 1.0).stable
+        False
+        >>> round(sh.studies.stability(sh.studies.stabilize(network, 1.0), 1.0).rate, 3)
+        0.99
     """
     network, input_bound = _checked(network), check_number("input_bound", input_bound, least=0)
     slack = check_probability("slack", slack, proper=True)

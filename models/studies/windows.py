@@ -21,7 +21,7 @@ class Forgetting(Record):
         >>> import samplehold as sh
         >>> model = sh.SwitchingSSM(sh.Copy(2), sh.Normal())
         >>> model = model.with_values(redraw_prob=0.1, state_probs=[0.5, 0.5], loc=[[-3], [3]], scale=[[1], [1]])
-        >>> found = sh.forgetting(model, [-3.1, 0.1, 0.0, -0.1, 3.2, 0.2], tol=0.01)
+        >>> found = sh.studies.forgetting(model, [-3.1, 0.1, 0.0, -0.1, 3.2, 0.2], tol=0.01)
         >>> found.window, found.longest  # what is near 0 tells nothing, and 3.2 all
         (tensor([1, 2, 3, 4, 1, 2]), 4)
     """

@@ -165,7 +165,7 @@ class PushdownAutomaton(Record):
     >>> push, replace, pop = table.clone(), table.clone(), table[..., 0].clone()
     >>> push[1:], replace[0], pop[0] = -torch.inf, -torch.inf, -torch.inf  # a push comes first, and then no other
     >>> start = torch.tensor([[0.0, -torch.inf]])  # symbol 0 lies at the bottom
-    >>> automaton = sh.PushdownAutomaton(start, push, replace, pop)
+    >>> automaton = sh.stacks.PushdownAutomaton(start, push, replace, pop)
     >>> automaton.log_normalizer().exp()  # 8 runs keep what is pushed; 4 + 4 pop it at once or after a replacement
     tensor(16.)
     >>> automaton.top()[-1]  # pushed at step 0, 1, 2, or the bottom

@@ -76,7 +76,7 @@ class Histories(Record):
     >>> import torch
     >>> import samplehold as sh
     >>> action = torch.tensor([[0.9, 0.0, 0.1], [0.6, 0.1, 0.3], [0.2, 0.5, 0.3]])  # push, pop, no-op
-    >>> every = sh.StackMixture(action.log(), torch.tensor([[1.0], [2.0], [3.0]])).enumerate()
+    >>> every = sh.stacks.StackMixture(action.log(), torch.tensor([[1.0], [2.0], [3.0]])).enumerate()
     >>> best = every.weight.argmax()
     >>> every.action[best].tolist(), every.depth[best].tolist(), round(float(every.weight[best]), 2)
     ([0, 0, 1], [1, 2, 1], 0.27)

@@ -63,7 +63,7 @@ class StackMixture:
     >>> import torch
     >>> import samplehold as sh
     >>> action = torch.tensor([[0.9, 0.0, 0.1], [0.6, 0.1, 0.3], [0.2, 0.5, 0.3]])  # push, pop, no-op
-    >>> mixture = sh.StackMixture(action.log(), torch.tensor([[1.0], [2.0], [3.0]]))
+    >>> mixture = sh.stacks.StackMixture(action.log(), torch.tensor([[1.0], [2.0], [3.0]]))
     >>> mixture.superposition(depth=1)[:, 0, 0]  # the mean of what is on top after each step
     tensor([0.9000, 1.4700, 1.3110])
     >>> mixture.depth_distribution()[-1]

@@ -43,9 +43,9 @@ def stack_program(mixture: StackMixture, reads: Tensor | None = None, *, scale: 
     >>> import torch
     >>> import samplehold as sh
     >>> from pyro.infer import TraceEnum_ELBO, config_enumerate
-    >>> mixture = sh.StackMixture(torch.zeros(3, 3).log_softmax(-1), torch.tensor([[1.0], [2.0], [3.0]]))
+    >>> mixture = sh.stacks.StackMixture(torch.zeros(3, 3).log_softmax(-1), torch.tensor([[1.0], [2.0], [3.0]]))
     >>> reads = torch.tensor([[1.0], [2.0], [1.0]])  # push 1, push 2, pop
-    >>> program = config_enumerate(sh.stack_program)
+    >>> program = config_enumerate(sh.stacks.stack_program)
     >>> loss = TraceEnum_ELBO().loss(program, lambda *args, **options: None, mixture, reads, scale=0.1)
     >>> evidence = mixture.condition(mixture.read_likelihood(reads, scale=0.1)).log_normalizer()
     >>> abs(loss + float(evidence)) < 1e-5

@@ -24,7 +24,8 @@ if not TIMES:
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from samplehold import CopyChain, FactoredCopyChain, LinearGaussianChain, MarkovChain, MinGRU, lerp_scan, linear_scan  # noqa: E402
+from samplehold import MinGRU, lerp_scan, linear_scan  # noqa: E402
+from samplehold.face.chains import CopyChain, FactoredCopyChain, LinearGaussianChain, MarkovChain  # noqa: E402
 from samplehold.inference.numerics.op import stand_in  # noqa: E402
 from torch import Tensor  # noqa: E402
 

@@ -23,7 +23,7 @@ import torch
 from dynamax.linear_gaussian_ssm import lgssm_smoother
 from dynamax.linear_gaussian_ssm.inference import make_lgssm_params
 from filterpy.kalman import KalmanFilter
-from samplehold import LinearGaussianChain
+from samplehold.face.chains import LinearGaussianChain
 from statsmodels.tsa.statespace.kalman_smoother import KalmanSmoother
 from threadpoolctl import threadpool_limits
 from timing import HEADER, Row, paired
@@ -146,7 +146,7 @@ ONE_SIZE = """
 import gc, sys, time
 import numpy as np, torch
 from bench_kalman import arrays
-from samplehold import LinearGaussianChain
+from samplehold.face.chains import LinearGaussianChain
 
 def status(field):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(field)) / 1024

@@ -11,7 +11,8 @@ from itertools import accumulate
 from pathlib import Path
 
 import torch
-from samplehold import Copy, Normal, SwitchingSSM, forgetting
+from samplehold import Copy, Normal, SwitchingSSM
+from samplehold.face.studies import forgetting
 
 sys.path.append(str(Path(__file__).parents[1] / "models"))
 

@@ -126,7 +126,7 @@ def _chain_call(r: Draw, kind: Any, arguments: dict[str, Any], truth: Any) -> Ca
         return getattr(made, method)(**{name: given[name] for name in own})
 
     def check(given: Mapping[str, Any], result: Any) -> str | None:
-        if kind is sh.MarkovChain and given["log_transition"].dim() != 2:  # a table for each step, or sequence
+        if kind is sh.chains.MarkovChain and given["log_transition"].dim() != 2:  # a table for each step, or sequence
             return None
         total, state = truth(**{name: given[name] for name in arguments})
         if method == "log_normalizer" and not close(result, total):
@@ -150,7 +150,7 @@ def _(r: Draw) -> Call:
         "log_held": r.log_weights(*r.batch, r.T, r.one(1, r.K)),
         "lengths": r.lengths(),
     }
-    return _chain_call(r, sh.CopyChain, arguments, reference.copy_chain)
+    return _chain_call(r, sh.chains.CopyChain, arguments, reference.copy_chain)
 
 
 @function("FactoredCopyChain", 6)
@@ -164,7 +164,7 @@ def _(r: Draw) -> Call:
         "log_likelihood": r.log_weights(*r.batch, r.T, r.K),
         "lengths": r.lengths(),
     }
-    return _chain_call(r, sh.FactoredCopyChain, arguments, reference.factored_copy_chain)
+    return _chain_call(r, sh.chains.FactoredCopyChain, arguments, reference.factored_copy_chain)
 
 
 @function("MarkovChain", 6)
@@ -175,7 +175,7 @@ def _(r: Draw) -> Call:
         "log_likelihood": r.log_weights(*r.batch, r.T, r.K),
         "lengths": r.lengths(),
     }
-    return _chain_call(r, sh.MarkovChain, arguments, reference.markov_chain)
+    return _chain_call(r, sh.chains.MarkovChain, arguments, reference.markov_chain)
 
 
 @function("LinearGaussianChain", 3)
@@ -193,7 +193,7 @@ def _(r: Draw) -> Call:
         "lengths": r.lengths(),
     }
     method = r.one("log_normalizer", "filter", "smooth", "entropy")
-    return Call(lambda **given: getattr(sh.LinearGaussianChain(**given), method)(), given, finite=False)
+    return Call(lambda **given: getattr(sh.chains.LinearGaussianChain(**given), method)(), given, finite=False)
 
 
 @function("SwitchingLinearSSM", 4)
@@ -860,10 +860,10 @@ def _(r: Draw) -> Call:
     r.batch = r.one((), (2,))
     kind = r.one("mixture", "automaton", "histories")
     if kind == "automaton":
-        made: Any = sh.PushdownAutomaton(**_automaton(r))
+        made: Any = sh.stacks.PushdownAutomaton(**_automaton(r))
         own: dict[str, Any] = {"steps": r.one(None, [f"step {t}" for t in range(r.T)])}
     else:
-        made = sh.StackMixture(**_mixture(r))
+        made = sh.stacks.StackMixture(**_mixture(r))
         own = {"steps": r.one(None, [f"step {t}" for t in range(r.T)])}
     if kind == "histories":
         made = made.sample(5, seed=0)
@@ -960,7 +960,7 @@ def _(r: Draw) -> Call:
 
     def run(**given: Any) -> Any:
         asked = {name: given.pop(name) for name in own}
-        found = getattr(sh.StackMixture(**given), method)(**asked)
+        found = getattr(sh.stacks.StackMixture(**given), method)(**asked)
         return found.log_normalizer() if method == "condition" else found
 
     def check(given: Mapping[str, Any], result: Any) -> str | None:
@@ -979,9 +979,9 @@ def _(r: Draw) -> Call:
 @function("stack_program", 1)
 def _(r: Draw) -> Call:
     r.batch = r.batch if 0 not in r.batch else ()
-    mixture = sh.StackMixture(**_mixture(r))
+    mixture = sh.stacks.StackMixture(**_mixture(r))
     given = {"mixture": mixture, "reads": r.one(None, torch.zeros_like(mixture.values)), "scale": 0.5}
-    return Call(sh.stack_program, given)
+    return Call(sh.stacks.stack_program, given)
 
 
 def _automaton(r: Draw) -> dict[str, Any]:
@@ -1003,7 +1003,7 @@ def _(r: Draw) -> Call:
 
     def run(**given: Any) -> Any:
         asked = {name: given.pop(name) for name in own}
-        return getattr(sh.PushdownAutomaton(**given), method)(**asked)
+        return getattr(sh.stacks.PushdownAutomaton(**given), method)(**asked)
 
     def check(given: Mapping[str, Any], result: Any) -> str | None:
         tables = {name: given[name].detach().double() for name in ("log_initial", "log_push", "log_replace", "log_pop")}
@@ -1030,7 +1030,7 @@ def _(r: Draw) -> Call:
 
 @function("histories", 1)
 def _(r: Draw) -> Call:
-    drawn = sh.StackMixture(**_mixture(r)).viterbi()
+    drawn = sh.stacks.StackMixture(**_mixture(r)).viterbi()
     return Call(drawn.cells, {"depth": 2})
 
 
@@ -1132,7 +1132,7 @@ def _(r: Draw) -> Call:
 @function("stack layers", 2)
 def _(r: Draw) -> Call:
     options = {
-        sh.SuperpositionStackRNN: {
+        sh.stacks.SuperpositionStackRNN: {
             "value_size": 2,
             "stacks": 1,
             "n_read": 1,
@@ -1140,8 +1140,8 @@ def _(r: Draw) -> Call:
             "empty": 0.0,
             "capacity": r.one(None, 3),
         },
-        sh.StratificationStackRNN: {"value_size": 2, "stacks": 2},
-        sh.NondeterministicStackRNN: {
+        sh.stacks.StratificationStackRNN: {"value_size": 2, "stacks": 2},
+        sh.stacks.NondeterministicStackRNN: {
             "states": 1,
             "symbols": 2,
             "value_size": r.one(0, 2),
@@ -1158,7 +1158,7 @@ def _(r: Draw) -> Call:
 
 @function("stack networks", 3)
 def _(r: Draw) -> Call:
-    kind = r.one(sh.SuperpositionStackRNN, sh.StratificationStackRNN, sh.NondeterministicStackRNN)
+    kind = r.one(sh.stacks.SuperpositionStackRNN, sh.stacks.StratificationStackRNN, sh.stacks.NondeterministicStackRNN)
     layer = kind(r.F, 3, value_size=r.one(1, 2)).to(r.dtype).requires_grad_(False)
     x = r.table(*r.batch, r.T, r.F)
     method = r.one("forward", "step", "run", "mixture", "strengths")
@@ -1335,8 +1335,10 @@ def _(r: Draw) -> Call:
     batch = r.one((), (2,))
     layer, x = kind(r.F, 3).to(r.dtype).requires_grad_(False), r.table(*batch, r.T, r.F)
     if r.random.random() < 0.3:
-        return Call(sh.truncation_bound, {"layer": layer, "x": x, "window": 2}, also=("layer_or_model",), finite=False)
-    return Call(sh.forgetting, {"layer_or_model": layer, "x": x, "tol": 0.1}, also=("layer",), finite=False)
+        return Call(
+            sh.studies.truncation_bound, {"layer": layer, "x": x, "window": 2}, also=("layer_or_model",), finite=False
+        )
+    return Call(sh.studies.forgetting, {"layer_or_model": layer, "x": x, "tol": 0.1}, also=("layer",), finite=False)
 
 
 @function("forgetting of a model", 1)
@@ -1347,9 +1349,11 @@ def _(r: Draw) -> Call:
         model = sh.SwitchingSSM(sh.Copy(2), emission).with_values(
             redraw_prob=0.2, state_probs=[0.5, 0.5], probs=[[0.2] * r.F, [0.9] * r.F], background_probs=[[0.5] * r.F]
         )
-        return Call(sh.forgetting, {"layer_or_model": model, "x": _x(r, "Bernoulli"), "tol": 0.1}, also=("layer",))
+        return Call(
+            sh.studies.forgetting, {"layer_or_model": model, "x": _x(r, "Bernoulli"), "tol": 0.1}, also=("layer",)
+        )
     model = sh.SwitchingSSM(sh.Copy(2), sh.Normal(r.F)).with_values(_values(r, "Copy", "Normal"))
-    return Call(sh.forgetting, {"layer_or_model": model, "x": _x(r, "Normal"), "tol": 0.1}, also=("layer",))
+    return Call(sh.studies.forgetting, {"layer_or_model": model, "x": _x(r, "Normal"), "tol": 0.1}, also=("layer",))
 
 
 @function("truncate", 1)
@@ -1364,13 +1368,17 @@ def _(r: Draw) -> Call:
     kinds = [kind for kind in LAYERS if kind is not sh.PeepholeLSTM]
     network = r.one(*kinds)(r.F, 3).to(r.dtype).requires_grad_(False)
     if r.random.random() < 0.3:
-        return Call(sh.state_box, {"network": network, "lowest": -1.0, "highest": 2.0}, finite=False)
-    return Call(sh.counter_machine, {"network": network, "x": r.table(*r.one((), (2,)), r.T, r.F)}, finite=False)
+        return Call(sh.automata.state_box, {"network": network, "lowest": -1.0, "highest": 2.0}, finite=False)
+    return Call(
+        sh.automata.counter_machine, {"network": network, "x": r.table(*r.one((), (2,)), r.T, r.F)}, finite=False
+    )
 
 
 @function("counters", 1)
 def _(r: Draw) -> Call:
-    make, language = r.one((sh.counting_lstm, "anbnw"), (sh.counting_lstm, "anbn"), (sh.counting_qrnn, "anbn"))
+    make, language = r.one(
+        (sh.automata.counting_lstm, "anbnw"), (sh.automata.counting_lstm, "anbn"), (sh.automata.counting_qrnn, "anbn")
+    )
     given = {"language": language, "words": ["".join(r.random.choices("ab", k=r.T))]}
     return Call(lambda language, words: make(language).accepts(words), given)
 
@@ -1385,7 +1393,7 @@ def _(r: Draw) -> Call:
     given |= {"word": "".join(r.random.choices("01", k=r.T))}
 
     def run(word: Any, **given: Any) -> Any:
-        network = sh.as_rnn(sh.TuringMachine(**given))
+        network = sh.as_rnn(sh.automata.TuringMachine(**given))
         *_, end = network.run(word)
         return network.configuration(end).tape
 
@@ -1395,7 +1403,7 @@ def _(r: Draw) -> Call:
 @function("stacks in a number", 1)
 def _(r: Draw) -> Call:
     given = {"value": r.one(0.0, 0.25, 0.75), "n_symbols": r.one(2, 3), "symbol": r.one(0, 1)}
-    return Call(lambda value, n_symbols, symbol: sh.FractionStack(value, n_symbols).push(symbol).top, given)
+    return Call(lambda value, n_symbols, symbol: sh.automata.FractionStack(value, n_symbols).push(symbol).top, given)
 
 
 @function("stability", 1)
@@ -1403,10 +1411,10 @@ def _(r: Draw) -> Call:
     network = r.one(sh.GRU, sh.LSTM, sh.Elman)(2, 3)
     if r.random.random() < 0.5:
         return Call(
-            lambda **given: len(list(sh.stabilize(**given).parameters())),
+            lambda **given: len(list(sh.studies.stabilize(**given).parameters())),
             {"network": network, "input_bound": 1.0, "slack": 0.01},
         )
-    return Call(sh.stability, {"network": network, "input_bound": 1.0})
+    return Call(sh.studies.stability, {"network": network, "input_bound": 1.0})
 
 
 @function("stable", 1)
@@ -1427,28 +1435,28 @@ def _(r: Draw) -> Call:
         "n_steps": 20,
         "seed": r.seed(),
     }
-    return Call(sh.information_sweep, given)
+    return Call(sh.studies.information_sweep, given)
 
 
 @function("price_of_exactness", 0.05)
 def _(r: Draw) -> Call:
     given = {"redraw_probs": [0.3], "overlaps": [0.5], "n_units": 2, "n_steps": 2, "seed": r.seed(), "n_sequences": 4}
-    return Call(sh.price_of_exactness, given)
+    return Call(sh.studies.price_of_exactness, given)
 
 
 @function("train_next_token", 0.5)
 def _(r: Draw) -> Call:
     x = torch.eye(3)[torch.randint(0, 3, (4, 5))]
     given = {"layer": sh.MinGRU(3, 2), "x": x, "n_steps": 2, "rate": 0.01, "seed": r.seed()}
-    return Call(lambda **given: sh.train_next_token(**given).loss, given, finite=False)
+    return Call(lambda **given: sh.studies.train_next_token(**given).loss, given, finite=False)
 
 
 # ---- machines --------------------------------------------------------------------------------------------------------
 
 
-def _acceptor(r: Draw, *kinds: Any) -> sh.Acceptor:
+def _acceptor(r: Draw, *kinds: Any) -> sh.automata.Acceptor:
     start, kind = r.one(0, 1), r.one(*(kinds or (sh.GRU, sh.LSTM, sh.Elman, sh.MinGRU, sh.QRNN)))
-    return sh.Acceptor(kind(2 + start, 3), nn.Linear(3, 1), "ab").to(r.dtype)
+    return sh.automata.Acceptor(kind(2 + start, 3), nn.Linear(3, 1), "ab").to(r.dtype)
 
 
 @function("Acceptor", 1)
@@ -1458,14 +1466,16 @@ def _(r: Draw) -> Call:
         verb = r.one(network.forward, network.prefixes, network.accepts, network.states)
         return Call(lambda **given: verb(**given).detach(), {"words": words[: r.random.randint(1, 4)]})
     given = {"layer": network.layer, "readout": network.readout, "alphabet": r.one("ab", ["a", "b"])}
-    return Call(lambda **given: sh.Acceptor(**given)(["b"]).detach(), given, also=("layer.input_size", "words"))
+    return Call(
+        lambda **given: sh.automata.Acceptor(**given)(["b"]).detach(), given, also=("layer.input_size", "words")
+    )
 
 
 @function("extract_automaton", 0.5)
 def _(r: Draw) -> Call:
     given: dict[str, Any] = {"network": _acceptor(r, sh.GRU), "method": r.one("lstar", "clusters"), "n_clusters": 2}
     given |= {"alphabet": r.one(None, "a", ["b", "a"]), "max_queries": 300, "seed": 0}
-    return Call(lambda **given: sh.extract_automaton(**given).states, given)
+    return Call(lambda **given: sh.automata.extract_automaton(**given).states, given)
 
 
 @function("distances of machines", 0.5)
@@ -1473,14 +1483,16 @@ def _(r: Draw) -> Call:
     machine = random_machine(r.random.randint(1, 4), "ab", r.random.randint(0, 99))
     if r.random.random() < 0.6:
         other = random_machine(3, "ab", 5)
-        return Call(lambda **given: sh.distance(**given).share, {"dfa": machine, "target": other, "longest": 5})
+        return Call(
+            lambda **given: sh.automata.distance(**given).share, {"dfa": machine, "target": other, "longest": 5}
+        )
     given = {"machine": machine, "network": _acceptor(r, sh.GRU), "longest": None, "lengths": [4, 0], "n_words": 3}
-    return Call(lambda **given: sh.faithfulness(**given).lower, given | {"seed": r.seed()})
+    return Call(lambda **given: sh.automata.faithfulness(**given).lower, given | {"seed": r.seed()})
 
 
 @function("plot_automaton", 0.1)
 def _(r: Draw) -> Call:
-    return Call(sh.plot_automaton, {"machine": random_machine(2, "ab", 1), "ax": None})
+    return Call(sh.automata.plot_automaton, {"machine": random_machine(2, "ab", 1), "ax": None})
 
 
 @function("WeightedAutomaton", 1)
@@ -1488,8 +1500,8 @@ def _(r: Draw) -> Call:
     tables = {symbol: r.table(r.K, r.K) for symbol in "ab"}
     given = {"initial": r.table(r.K), "transitions": tables, "final": r.table(r.K)}
     if r.random.random() < 0.5:
-        return Call(lambda **given: sh.WeightedAutomaton(**given).values([""]), given, finite=False)
-    automaton = sh.WeightedAutomaton(**given)
+        return Call(lambda **given: sh.automata.WeightedAutomaton(**given).values([""]), given, finite=False)
+    automaton = sh.automata.WeightedAutomaton(**given)
     if r.random.random() < 0.5:
         return Call(automaton.values, {"words": ["", "ba", "a"]})
     return Call(automaton.totals, {"longest": 3})
@@ -1501,7 +1513,7 @@ def _(r: Draw) -> Call:
         redraw_prob=0.3, state_probs=r.probs(2), probs=r.probs(2, 2)
     )
     given = r.one({"network": _acceptor(r, sh.MinGRU, sh.QRNN, sh.MinLSTM)}, {"network": model, "alphabet": "ab"})
-    return Call(lambda **given: sh.as_weighted_automaton(**given).totals(2), given)
+    return Call(lambda **given: sh.automata.as_weighted_automaton(**given).totals(2), given)
 
 
 @function("spectral", 1)
@@ -1509,7 +1521,7 @@ def _(r: Draw) -> Call:
     exact = {"": 1.0, "a": 0.5, "aa": 0.25, "aaa": 0.125}
     given = r.one({"values": exact, "longest": None}, {"values": ["a", "", "aba", "b", "a"], "longest": None})
     given |= {"rank": 1, "alphabet": r.one(None, sorted({x for word in given["values"] for x in word}))}
-    return Call(lambda **given: sh.spectral(**given).values(["", "a"]), given | {"count": "words"})
+    return Call(lambda **given: sh.automata.spectral(**given).values(["", "a"]), given | {"count": "words"})
 
 
 @function("SweepNetwork", 0.7)
@@ -1527,7 +1539,7 @@ def _(r: Draw) -> Call:
 
 @function("regressions", 1)
 def _(r: Draw) -> Call:
-    regression = sh.SoftmaxRegression(r.table(2, 3), r.table(2))
+    regression = sh.studies.SoftmaxRegression(r.table(2, 3), r.table(2))
     method = r.one("from_logistic", "gaussian_classes", "categorical_classes")
     own = {
         "from_logistic": {"weight": r.table(3), "bias": r.table()},
@@ -1543,33 +1555,35 @@ def _(r: Draw) -> Call:
     if kind == "gaussian":
         given = {"log_prior": r.probs(2).log(), "mean": r.table(2, r.F), "covariance": torch.eye(r.F, dtype=r.dtype)}
         x = r.table(*r.batch, r.F)
-        return Call(lambda x, **own: sh.GaussianClasses(**own).log_posterior(x), given | {"x": x})
+        return Call(lambda x, **own: sh.studies.GaussianClasses(**own).log_posterior(x), given | {"x": x})
     if kind == "categorical":
         given = {"log_prior": r.probs(2).log(), "log_table": r.probs(2, 3).log(), "sizes": (3,)}
         x = torch.eye(3, dtype=r.dtype)[torch.randint(0, 3, r.batch)]
-        return Call(lambda x, **own: sh.CategoricalClasses(**own).log_posterior(x), given | {"x": x})
+        return Call(lambda x, **own: sh.studies.CategoricalClasses(**own).log_posterior(x), given | {"x": x})
     given = {"weight": r.table(2, r.F), "bias": r.table(2), "x": r.table(*r.batch, r.F)}
-    return Call(lambda x, **own: sh.SoftmaxRegression(**own).log_posterior(x), given)
+    return Call(lambda x, **own: sh.studies.SoftmaxRegression(**own).log_posterior(x), given)
 
 
 @function("layouts", 3)
 def _(r: Draw) -> Call:
     cell = r.one("lstm", "gru", "elman")
     module = {"lstm": nn.LSTM, "gru": nn.GRU, "elman": nn.RNN}[cell](2, 3)
-    weights = sh.from_torch(module)
+    weights = sh.layouts.from_torch(module)
     if r.random.random() < 0.3:
-        return Call(lambda **given: sh.from_torch(**given).bias, {"module": module, "layer": 0})
+        return Call(lambda **given: sh.layouts.from_torch(**given).bias, {"module": module, "layer": 0})
     if r.random.random() < 0.3:
         given = {name: getattr(weights, name) for name in ("cell", "input", "hidden", "input_bias", "hidden_bias")}
-        return Call(lambda **given: sh.RecurrentWeights(**given).bias, given)
+        return Call(lambda **given: sh.layouts.RecurrentWeights(**given).bias, given)
     if r.random.random() < 0.4:
-        return Call(lambda **given: sh.from_flax(**given).bias, {"cell": cell, "params": sh.to_flax(weights)})
+        return Call(
+            lambda **given: sh.layouts.from_flax(**given).bias, {"cell": cell, "params": sh.layouts.to_flax(weights)}
+        )
     if r.random.random() < 0.5 or cell == "gru":
         names = ("kernel", "recurrent_kernel", "bias")
-        given = {"cell": cell, **dict(zip(names, sh.to_keras(weights), strict=True))}
-        return Call(lambda **given: sh.from_keras(**given).bias, given)
-    kernel, bias = sh.to_joined(weights)
+        given = {"cell": cell, **dict(zip(names, sh.layouts.to_keras(weights), strict=True))}
+        return Call(lambda **given: sh.layouts.from_keras(**given).bias, given)
+    kernel, bias = sh.layouts.to_joined(weights)
     given = {"cell": cell, "kernel": kernel, "bias": bias, "hidden_size": 3}
     if r.random.random() < 0.5:
-        return Call(lambda **given: sh.from_tf1(**given).bias, given | {"forget_bias": 1.0})
-    return Call(lambda **given: sh.from_joined(**given).bias, given)
+        return Call(lambda **given: sh.layouts.from_tf1(**given).bias, given | {"forget_bias": 1.0})
+    return Call(lambda **given: sh.layouts.from_joined(**given).bias, given)

@@ -41,11 +41,14 @@ CASES = {
     "lerp scan": (sh.lerp_scan, table(2, 5, 3).sigmoid(), table(2, 5, 3)),
     "minGRU": (gated(sh.MinGRU(3, 4)), table(2, 6, 3)),
     "minLSTM": (gated(sh.MinLSTM(3, 4)), table(2, 6, 3)),
-    "Markov chain": (lambda *t: sh.MarkovChain(*t).log_normalizer(), table(3), table(3, 3), table(2, 7, 3)),
-    "its posterior": (lambda *t: sh.MarkovChain(*t).smooth().state, table(3), table(3, 3), table(7, 3)),
-    "copy chain": (lambda *t: sh.CopyChain(*t).log_normalizer(), table(3), table(2, 7, 3), table(2, 7, 3, seed=1)),
+    "Markov chain": (lambda *t: sh.chains.MarkovChain(*t).log_normalizer(), table(3), table(3, 3), table(2, 7, 3)),
+    "its posterior": (lambda *t: sh.chains.MarkovChain(*t).smooth().state, table(3), table(3, 3), table(7, 3)),
+    "copy chain": (
+        lambda *t: sh.chains.CopyChain(*t).log_normalizer(), table(3), table(2, 7, 3), table(2, 7, 3, seed=1),
+    ),
     "factored chain": (
-        lambda *t: sh.FactoredCopyChain(*t).log_normalizer(), table(7), table(7, seed=1), table(3, seed=2), table(7, 3),
+        lambda *t: sh.chains.FactoredCopyChain(*t).log_normalizer(),
+        table(7), table(7, seed=1), table(3, seed=2), table(7, 3),
     ),
     "normal density": (
         lambda x, loc, root: multivariate_normal_log_density(x, loc, cholesky(definite(root))),
@@ -89,4 +92,4 @@ def test_what_has_no_forward_derivative_says_so():
     with forward_ad.dual_level():
         noise = forward_ad.make_dual(unit, unit)
         with pytest.raises(NotImplementedError, match="jvp"):
-            sh.LinearGaussianChain(table(9, 2), unit, noise, unit, unit, unit[0], unit).log_normalizer()
+            sh.chains.LinearGaussianChain(table(9, 2), unit, noise, unit, unit, unit[0], unit).log_normalizer()

@@ -164,7 +164,7 @@ def test_faults_are_told_by_their_step():
         assert op.evidence(*beyond)[1].item() == 4 * 2 + OVERFLOW
         assert op.smooth(*exact)[-1].item() == 4 * 1 + SINGULAR
         zero, one = torch.zeros(1, 1), torch.ones(1, 1)
-        chain = sh.LinearGaussianChain(torch.ones(2, 1), one, zero, one, zero, initial_covariance=one)
+        chain = sh.chains.LinearGaussianChain(torch.ones(2, 1), one, zero, one, zero, initial_covariance=one)
         with pytest.raises(ValueError, match="observation at step 1 has features without noise"):
             chain.smooth()
 

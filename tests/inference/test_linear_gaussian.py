@@ -96,7 +96,7 @@ def test_so_they_are_from_a_diffuse_start(diffuse, rank, states, **options):
 
 
 def _compare(model: dict[str, Tensor], rtol: float = 1e-10) -> None:
-    chain = sh.LinearGaussianChain(**model)
+    chain = sh.chains.LinearGaussianChain(**model)
     filtered, smoothed = chain.filter(), chain.smooth()
     assert_close(filtered.log_increment.sum(-1), chain.log_normalizer(), rtol=rtol, atol=rtol)
     for b, t in enumerate(model["lengths"].tolist()):
@@ -140,7 +140,7 @@ def _compare_gradients(model: dict[str, Tensor]) -> None:
     wanted = model | {name: model[name].clone().requires_grad_() for name in names}
     tables = [wanted[name] for name in names]
     weights = torch.linspace(1.0, 2.0, len(model["lengths"]), dtype=torch.float64)
-    found = torch.autograd.grad((sh.LinearGaussianChain(**wanted).log_normalizer() * weights).sum(), tables)
+    found = torch.autograd.grad((sh.chains.LinearGaussianChain(**wanted).log_normalizer() * weights).sum(), tables)
     dense = [naive.posterior(sequence_of(wanted, b), 9).log_normalizer for b in range(len(weights))]
     expected = torch.autograd.grad((torch.stack(dense) * weights).sum(), tables)
     for name, one, other in zip(names, found, expected, strict=True):
@@ -151,7 +151,10 @@ def _compare_gradients(model: dict[str, Tensor]) -> None:
 def test_moments_are_no_part_of_the_graph():
     model = random_model(5)
     model["state_noise"].requires_grad_()
-    smoothed, filtered = sh.LinearGaussianChain(**model).smooth(), sh.LinearGaussianChain(**model).filter()
+    smoothed, filtered = (
+        sh.chains.LinearGaussianChain(**model).smooth(),
+        sh.chains.LinearGaussianChain(**model).filter(),
+    )
     assert smoothed.log_normalizer.requires_grad
     assert not smoothed.mean.requires_grad
     assert not filtered.covariance.requires_grad
@@ -165,7 +168,9 @@ def test_a_singular_covariance_has_the_gradient_of_moves_that_keep_its_rank():
     def evidence(variance: Tensor) -> Tensor:
         noise = variance * torch.tensor([[1.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
         none, start = torch.zeros(1, 1, dtype=torch.float64), torch.eye(2, dtype=torch.float64)
-        return sh.LinearGaussianChain(x, companion, noise, first, none, initial_covariance=start).log_normalizer()
+        return sh.chains.LinearGaussianChain(
+            x, companion, noise, first, none, initial_covariance=start
+        ).log_normalizer()
 
     variance = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
     (found,) = torch.autograd.grad(evidence(variance), variance)
@@ -177,7 +182,9 @@ def test_a_singular_covariance_has_the_gradient_of_moves_that_keep_its_rank():
 def test_second_derivatives_are_refused_and_not_wrong():
     covariance = torch.eye(2, dtype=torch.float64, requires_grad=True)
     one = torch.eye(2, dtype=torch.float64)
-    total = sh.LinearGaussianChain(torch.ones(3, 2, dtype=torch.float64), one, covariance, one, one).log_normalizer()
+    total = sh.chains.LinearGaussianChain(
+        torch.ones(3, 2, dtype=torch.float64), one, covariance, one, one
+    ).log_normalizer()
     (grad,) = torch.autograd.grad(total, covariance, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         grad.sum().backward()
@@ -187,9 +194,9 @@ def nile() -> Tensor:
     return torch.tensor(pd.read_csv(NILE).volume.to_numpy(), dtype=torch.float64).unsqueeze(-1)
 
 
-def local_level(x: Tensor, **options: Tensor) -> sh.LinearGaussianChain:
+def local_level(x: Tensor, **options: Tensor) -> sh.chains.LinearGaussianChain:
     one = torch.ones(1, 1, dtype=x.dtype)
-    return sh.LinearGaussianChain(x, one, 1469.1764 * one, one, 15098.518 * one, diffuse=[True], **options)
+    return sh.chains.LinearGaussianChain(x, one, 1469.1764 * one, one, 15098.518 * one, diffuse=[True], **options)
 
 
 def test_the_nile_has_the_evidence_of_durbin_and_koopman():
@@ -243,7 +250,7 @@ def test_trend_and_season_with_missing_features_are_those_of_statsmodels():
         peer[name] = table.double().numpy()
     peer.initialize_diffuse()
     expected = peer.smooth()
-    chain = sh.LinearGaussianChain(x, transition, noise, emission, observation_noise, diffuse=[True] * 5)
+    chain = sh.chains.LinearGaussianChain(x, transition, noise, emission, observation_noise, diffuse=[True] * 5)
     smoothed = chain.smooth()
     assert_close(float(chain.log_normalizer()), float(expected.llf_obs.sum()), rtol=1e-8, atol=0)
     assert_close(
@@ -257,7 +264,7 @@ def test_trend_and_season_with_missing_features_are_those_of_statsmodels():
 @pytest.mark.parametrize("rank", [1, 2])
 def test_draws_have_the_moments_of_the_posterior(diffuse, rank):
     model = random_model(7, lengths=(5, 3), rank=rank, diffuse=diffuse)
-    chain, n = sh.LinearGaussianChain(**model), 100_000
+    chain, n = sh.chains.LinearGaussianChain(**model), 100_000
     path = chain.sample(n, seed=0).latent
     for b, t in enumerate((5, 3)):
         expected = naive.posterior(sequence_of(model, b), t)
@@ -271,7 +278,7 @@ def test_draws_have_the_moments_of_the_posterior(diffuse, rank):
 
 
 def test_draws_are_those_of_their_seed():
-    chain = sh.LinearGaussianChain(**random_model(2))
+    chain = sh.chains.LinearGaussianChain(**random_model(2))
     assert torch.equal(chain.sample(3, seed=1).latent, chain.sample(3, seed=torch.Generator().manual_seed(1)).latent)
     assert not torch.equal(chain.sample(3, seed=1).latent, chain.sample(3, seed=2).latent)
 
@@ -280,7 +287,7 @@ def test_draws_are_those_of_their_seed():
 @pytest.mark.parametrize("missing", [0.0, 0.3])
 def test_the_entropy_is_that_of_the_dense_normal_distribution(diffuse, missing):
     model = random_model(11, lengths=(6, 4), features=3, missing=missing, diffuse=diffuse)
-    found = sh.LinearGaussianChain(**model).entropy()
+    found = sh.chains.LinearGaussianChain(**model).entropy()
     for b, t in enumerate((6, 4)):
         covariance = naive.posterior(sequence_of(model, b), t).covariance.reshape(2 * t, 2 * t)
         expected = (torch.linalg.slogdet(covariance)[1] + 2 * t * math.log(2 * math.pi * math.e)) / 2
@@ -291,14 +298,14 @@ def test_the_entropy_is_that_of_the_dense_normal_distribution(diffuse, missing):
 def test_a_path_without_noise_in_some_direction_has_no_entropy(name):
     model = random_model(11, lengths=(6, 4))
     model[name] = torch.diag(torch.tensor([1.0, 0.0], dtype=torch.float64))
-    assert (sh.LinearGaussianChain(**model).entropy() == -torch.inf).all()
+    assert (sh.chains.LinearGaussianChain(**model).entropy() == -torch.inf).all()
 
 
 def test_a_forecast_is_the_smoothed_belief_of_missing_steps():
     model = random_model(4, lengths=(5, 5), missing=0.2)
     longer = torch.cat([model["x"], torch.full((2, 3, 2), torch.nan, dtype=torch.float64)], 1)
-    smoothed = sh.LinearGaussianChain(**(model | {"x": longer, "lengths": None})).smooth()
-    forecast = sh.LinearGaussianChain(**model).forecast(3)
+    smoothed = sh.chains.LinearGaussianChain(**(model | {"x": longer, "lengths": None})).smooth()
+    forecast = sh.chains.LinearGaussianChain(**model).forecast(3)
     assert_close(forecast.state_mean, smoothed.mean[:, 5:], **TIGHT)
     assert_close(forecast.state_covariance, smoothed.covariance[:, 5:], **TIGHT)
     emission = model["emission"]
@@ -309,8 +316,8 @@ def test_a_forecast_is_the_smoothed_belief_of_missing_steps():
 def test_a_forecast_goes_on_from_each_sequences_own_end():
     model = random_model(4, lengths=(5, 3))
     short = {name: table[1:] if name != "diffuse" else table for name, table in model.items()}
-    alone = sh.LinearGaussianChain(**(short | {"x": short["x"][:, :3]})).forecast(2)
-    both = sh.LinearGaussianChain(**model).forecast(2)
+    alone = sh.chains.LinearGaussianChain(**(short | {"x": short["x"][:, :3]})).forecast(2)
+    both = sh.chains.LinearGaussianChain(**model).forecast(2)
     assert_close(both.mean[1], alone.mean[0], **TIGHT)
     assert_close(both.covariance[1], alone.covariance[0], **TIGHT)
 
@@ -321,8 +328,8 @@ def test_nothing_is_read_beyond_the_end():
     spoilt["x"][1, 3:] = 1e9
     spoilt["transition"][1, 2:], spoilt["emission_offset"][1, 3:] = 1e200, -1e9
     for found, expected in zip(
-        vars(sh.LinearGaussianChain(**spoilt).smooth()).values(),
-        vars(sh.LinearGaussianChain(**model).smooth()).values(),
+        vars(sh.chains.LinearGaussianChain(**spoilt).smooth()).values(),
+        vars(sh.chains.LinearGaussianChain(**model).smooth()).values(),
         strict=True,
     ):
         assert_close(found, expected, **TIGHT)
@@ -331,11 +338,11 @@ def test_nothing_is_read_beyond_the_end():
 def test_restarts_are_one_more_batch_axis_beside_one_sequence():
     model = random_model(8, lengths=(5, 5, 5))
     x = model["x"][:1]
-    together = sh.LinearGaussianChain(**(model | {"x": x, "lengths": None}))
+    together = sh.chains.LinearGaussianChain(**(model | {"x": x, "lengths": None}))
     assert together.batch_shape == (3,)
     for b in range(3):
         own = {name: table if name in ("diffuse", "lengths") else table[b] for name, table in model.items()}
-        alone = sh.LinearGaussianChain(**(own | {"x": x[0], "lengths": None}))
+        alone = sh.chains.LinearGaussianChain(**(own | {"x": x[0], "lengths": None}))
         assert_close(together.log_normalizer()[b], alone.log_normalizer(), **TIGHT)
         assert_close(together.smooth().covariance[b], alone.smooth().covariance, **TIGHT)
 
@@ -344,13 +351,13 @@ def test_restarts_are_one_more_batch_axis_beside_one_sequence():
 def test_sequences_share_parameters_without_batch_axes(diffuse):
     model = random_model(9, lengths=(6, 4, 5), missing=0.2, diffuse=diffuse)
     shared = {name: table[0] for name, table in model.items() if name not in ("x", "lengths", "diffuse")}
-    together = sh.LinearGaussianChain(**(model | shared))
+    together = sh.chains.LinearGaussianChain(**(model | shared))
     smoothed, filtered, draws = together.smooth(), together.filter(), together.sample(2, seed=0)
     assert draws.latent.shape == (2, 3, 6, 2)
     assert together.forecast(2).covariance.shape == (3, 2, 2, 2)
     assert together.entropy().shape == (3,)
     for b, t in enumerate((6, 4, 5)):
-        alone = sh.LinearGaussianChain(model["x"][b, :t], diffuse=model["diffuse"], **shared)
+        alone = sh.chains.LinearGaussianChain(model["x"][b, :t], diffuse=model["diffuse"], **shared)
         assert_close(smoothed.log_normalizer[b], alone.log_normalizer(), **TIGHT)
         assert_close(smoothed.mean[b, :t], alone.smooth().mean, **TIGHT)
         assert_close(smoothed.cross_covariance[b, : t - 1], alone.smooth().cross_covariance, **TIGHT)
@@ -368,8 +375,8 @@ def test_float32_is_float64_to_its_rounding_and_never_indefinite():
         torch.tensor([[1.0, 0.0]]),
         torch.tensor([[1e-4]]),
     )
-    fine = sh.LinearGaussianChain(x, *(table.double() for table in tables), diffuse=[True, True])
-    coarse = sh.LinearGaussianChain(x.float(), *tables, diffuse=[True, True])
+    fine = sh.chains.LinearGaussianChain(x, *(table.double() for table in tables), diffuse=[True, True])
+    coarse = sh.chains.LinearGaussianChain(x.float(), *tables, diffuse=[True, True])
     assert_close(coarse.log_normalizer().double(), fine.log_normalizer(), rtol=1e-3, atol=0)
     assert_close(coarse.smooth().mean.double(), fine.smooth().mean, rtol=1e-2, atol=2e-2)
     for found in (coarse.smooth().covariance, coarse.filter().covariance):
@@ -386,7 +393,7 @@ def test_smoothing_does_not_run_a_move_without_noise_backward():
     transition = turn @ torch.diag(torch.tensor([0.99, 0.5], dtype=torch.float64)) @ turn.mT
     one = torch.eye(2, dtype=torch.float64)
     x = torch.randn(100, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    chain = sh.LinearGaussianChain(x, transition, 0 * one, one[:1], one[:1, :1], initial_covariance=one)
+    chain = sh.chains.LinearGaussianChain(x, transition, 0 * one, one[:1], one[:1, :1], initial_covariance=one)
     design = torch.stack([torch.linalg.matrix_power(transition, t)[0] for t in range(100)])
     covariance = torch.linalg.inv(one + design.mT @ design)  # a regression on the first state
     smoothed = chain.smooth()
@@ -431,16 +438,16 @@ ONE, TWO = torch.ones(1, 1), torch.eye(2)
 def test_bad_arguments_are_named_with_their_cure(arguments, message):
     good = {"x": torch.zeros(3, 1), "transition": ONE, "state_noise": ONE, "emission": ONE, "observation_noise": ONE}
     with pytest.raises(ValueError, match=message):
-        sh.LinearGaussianChain(**(good | arguments)).log_normalizer()
+        sh.chains.LinearGaussianChain(**(good | arguments)).log_normalizer()
 
 
 def test_means_and_forecasts_beyond_numbers_are_named():
     x, one = torch.full((9, 1), torch.nan), torch.ones(1, 1)
-    growing = sh.LinearGaussianChain(x, 1e6 * one, 0 * one, one, one, initial_mean=torch.ones(1))
+    growing = sh.chains.LinearGaussianChain(x, 1e6 * one, 0 * one, one, one, initial_mean=torch.ones(1))
     for method in (growing.filter, growing.smooth, growing.entropy):
         with pytest.raises(ValueError, match="transition, initial_mean: a mean lies beyond what float32 holds"):
             method()
-    unstable = sh.LinearGaussianChain(torch.zeros(3, 1), 1e3 * one, one, one, one)
+    unstable = sh.chains.LinearGaussianChain(torch.zeros(3, 1), 1e3 * one, one, one, one)
     with pytest.raises(ValueError, match="horizon: got 20, over which means or variances grow beyond"):
         unstable.forecast(20)
 
@@ -448,22 +455,22 @@ def test_means_and_forecasts_beyond_numbers_are_named():
 def test_covariances_are_symmetric_and_positive():
     x, bent = torch.zeros(3, 2), torch.tensor([[1.0, 0.5], [0.0, 1.0]])
     with pytest.raises(ValueError, match="state_noise: got a matrix that is not symmetric"):
-        sh.LinearGaussianChain(x, TWO, bent, TWO, TWO)
+        sh.chains.LinearGaussianChain(x, TWO, bent, TWO, TWO)
     with pytest.raises(ValueError, match="observation_noise: got a matrix with a negative eigenvalue, -1"):
-        sh.LinearGaussianChain(x, TWO, TWO, TWO, torch.tensor([[1.0, 2.0], [2.0, 1.0]]))
+        sh.chains.LinearGaussianChain(x, TWO, TWO, TWO, torch.tensor([[1.0, 2.0], [2.0, 1.0]]))
 
 
 def test_a_series_too_short_for_its_diffuse_start_is_named_by_its_sequence():
     x, trend = torch.zeros(2, 3, 1), torch.tensor([[1.0, 1.0], [0.0, 1.0]])
-    chain = sh.LinearGaussianChain(x, trend, TWO, TWO[:1], ONE, diffuse=[True, True], lengths=[3, 1])
+    chain = sh.chains.LinearGaussianChain(x, trend, TWO, TWO[:1], ONE, diffuse=[True, True], lengths=[3, 1])
     with pytest.raises(ValueError, match="diffuse: the 1 steps of x of sequence 1 do not determine the 2 diffuse"):
         chain.smooth()
 
 
 def test_kinds_are_named():
     with pytest.raises(TypeError, match=r"diffuse: got torch\.int64, expected truth values"):
-        sh.LinearGaussianChain(torch.zeros(3, 1), ONE, ONE, ONE, ONE, diffuse=[1])
+        sh.chains.LinearGaussianChain(torch.zeros(3, 1), ONE, ONE, ONE, ONE, diffuse=[1])
     with pytest.raises(TypeError, match=r"state_noise: got torch\.float64"):
-        sh.LinearGaussianChain(torch.zeros(3, 1), ONE, ONE.double(), ONE, ONE)
+        sh.chains.LinearGaussianChain(torch.zeros(3, 1), ONE, ONE.double(), ONE, ONE)
     with pytest.raises(ValueError, match="transition: varies with the step"):
-        sh.LinearGaussianChain(torch.zeros(3, 1), torch.ones(2, 1, 1), ONE, ONE, ONE).forecast(2)
+        sh.chains.LinearGaussianChain(torch.zeros(3, 1), torch.ones(2, 1, 1), ONE, ONE, ONE).forecast(2)

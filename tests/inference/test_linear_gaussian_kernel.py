@@ -244,7 +244,7 @@ def test_what_is_forgotten_down_to_nothing_leaves_finite_numbers(noise):
     """A level that is seen nearly without noise: the start weighs less by the noise at every step, and then 0."""
     x = torch.randn(300, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64).cumsum(0)
     one = torch.ones(1, 1, dtype=torch.float64)
-    chain = sh.LinearGaussianChain(x, one, one, one, noise * one, one[0], one, diffuse=torch.tensor([True]))
+    chain = sh.chains.LinearGaussianChain(x, one, one, one, noise * one, one[0], one, diffuse=torch.tensor([True]))
     tables = Tables(*chain._tables)
     for operator, twin in ((op.evidence, plain.evidence), (op.filter, plain.filter), (op.smooth, plain.smooth)):
         agree(operator(*tables), twin(tables))
@@ -271,7 +271,7 @@ def test_covariances_that_turn_are_not_at_rest():
     x, none = torch.zeros(100, 1, dtype=torch.float64), torch.zeros(1, 4, dtype=torch.float64)
     cycle = torch.eye(4, dtype=torch.float64).roll(1, 0)
     variances = torch.diag(torch.arange(1.0, 5.0)).double()
-    chain = sh.LinearGaussianChain(x, cycle, 0 * cycle, none, torch.ones_like(none[:, :1]), None, variances)
+    chain = sh.chains.LinearGaussianChain(x, cycle, 0 * cycle, none, torch.ones_like(none[:, :1]), None, variances)
     expected = torch.stack([torch.arange(1.0, 5.0).roll(t) for t in range(100)]).double()
     for found in (chain.filter(), chain.smooth()):
         assert_close(found.covariance.diagonal(dim1=-2, dim2=-1), expected, rtol=1e-12, atol=0)
@@ -283,8 +283,8 @@ def test_slow_recursions_rest_late_or_never(ratio):
     x = torch.randn(1, 3000, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     one = torch.ones(1, 1, dtype=torch.float64)
     by_step = (ratio * one).expand(2999, 1, 1)
-    constant = sh.LinearGaussianChain(x, one, ratio * one, one, one, diffuse=[True])
-    varying = sh.LinearGaussianChain(x, one, by_step.unsqueeze(0), one, one, diffuse=[True])
+    constant = sh.chains.LinearGaussianChain(x, one, ratio * one, one, one, diffuse=[True])
+    varying = sh.chains.LinearGaussianChain(x, one, by_step.unsqueeze(0), one, one, diffuse=[True])
     for found, expected in ((constant.smooth(), varying.smooth()), (constant.filter(), varying.filter())):
         for one_table, other in zip(vars(found).values(), vars(expected).values(), strict=True):
             assert_close(one_table, other, rtol=1e-11, atol=1e-13)
@@ -306,9 +306,11 @@ def test_the_chain_gives_the_same_on_one_thread_as_on_two():
 def test_a_stream_is_filtered_stretch_by_stretch():
     x = torch.randn(20, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     one = torch.eye(2, dtype=torch.float64)
-    whole = sh.LinearGaussianChain(x, 0.9 * one, one, one, one, initial_covariance=one).filter()
-    first = sh.LinearGaussianChain(x[:12], 0.9 * one, one, one, one, initial_covariance=one)
+    whole = sh.chains.LinearGaussianChain(x, 0.9 * one, one, one, one, initial_covariance=one).filter()
+    first = sh.chains.LinearGaussianChain(x[:12], 0.9 * one, one, one, one, initial_covariance=one)
     ahead = first.forecast(1)
-    rest = sh.LinearGaussianChain(x[12:], 0.9 * one, one, one, one, ahead.state_mean[0], ahead.state_covariance[0])
+    rest = sh.chains.LinearGaussianChain(
+        x[12:], 0.9 * one, one, one, one, ahead.state_mean[0], ahead.state_covariance[0]
+    )
     assert_close(rest.filter().mean, whole.mean[12:], rtol=1e-12, atol=1e-12)
     assert_close(first.log_normalizer() + rest.log_normalizer(), whole.log_normalizer, rtol=1e-12, atol=0)

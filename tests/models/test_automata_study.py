@@ -8,7 +8,7 @@ from samplehold.models.studies import automata, study
 
 
 def test_a_row_says_how_far_a_machine_is_from_its_network_and_from_the_grammar():
-    found = sh.extract_automaton(network_of(tomita(4), "01"))
+    found = sh.automata.extract_automaton(network_of(tomita(4), "01"))
     right, wrong = (automata.summary(found, grammar) for grammar in (4, 1))
     assert right["is the grammar"]
     assert (right["states"], right["least states"], right["counterexample"]) == (4, 4, "")

@@ -21,10 +21,7 @@ from samplehold import (
     Markov,
     MinGRU,
     MinLSTM,
-    NondeterministicStackRNN,
     Normal,
-    StratificationStackRNN,
-    SuperpositionStackRNN,
     SwitchingSSM,
     as_rnn,
     compare,
@@ -32,6 +29,7 @@ from samplehold import (
     fit_probe,
     one_hot,
 )
+from samplehold.face.stacks import NondeterministicStackRNN, StratificationStackRNN, SuperpositionStackRNN
 from samplehold.models.bridge.comparison import measure
 from samplehold.models.bridge.gate_reading import read_gates
 from samplehold.models.bridge.network_states import best_order

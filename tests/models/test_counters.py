@@ -14,7 +14,9 @@ RULES = {
     "anbncn": lambda w: re.fullmatch("a+b+c+", w) and w.count("a") == w.count("b") == w.count("c"),
     "anbnw": lambda w: 0 < len(re.match("a*", w)[0]) <= len(re.match("a*(b*)", w)[1]),
 }
-BY_HAND = [(sh.counting_lstm, name) for name in RULES] + [(sh.counting_qrnn, name) for name in ("anbn", "anbncn")]
+BY_HAND = [(sh.automata.counting_lstm, name) for name in RULES] + [
+    (sh.automata.counting_qrnn, name) for name in ("anbn", "anbncn")
+]
 CALLS = {
     "LSTM": (sh.LSTM, {}),
     "GRU": (sh.GRU, {}),
@@ -48,7 +50,7 @@ def symbols(steps, seed=1):
 @pytest.mark.parametrize(("make", "language"), BY_HAND)
 def test_all_short_words_are_told_by_the_network_and_by_its_limit(make, language):
     acceptor = make(language)
-    limit = sh.Acceptor(sh.saturated(acceptor.layer), acceptor.readout, acceptor.alphabet)
+    limit = sh.automata.Acceptor(sh.automata.saturated(acceptor.layer), acceptor.readout, acceptor.alphabet)
     assert acceptor.accepts([""]).tolist() == limit.accepts([""]).tolist() == [False]
     for n in range(1, 8 if language == "anbncn" else 10):
         words = ["".join(letters) for letters in itertools.product(LANGUAGES[language], repeat=n)]
@@ -69,14 +71,14 @@ def test_counts_of_a_thousand_are_told_from_a_thousand_and_one(make, language, d
 
 
 def test_a_count_is_over_after_its_block():
-    acceptor = sh.counting_lstm("anbnw")
+    acceptor = sh.automata.counting_lstm("anbnw")
     for k in (500, 499):
         assert bool(acceptor.accepts(["a" * 500 + "b" * k + "ab" * 700 + "b" * 3000])) == (k == 500)
 
 
 def test_the_counter_machine_of_the_hand_set_lstm_counts_up_and_down():
-    acceptor = sh.counting_lstm("anbn")
-    machine = sh.counter_machine(acceptor.layer, acceptor.inputs(["aaabbb"])[0])
+    acceptor = sh.automata.counting_lstm("anbn")
+    machine = sh.automata.counter_machine(acceptor.layer, acceptor.inputs(["aaabbb"])[0])
     assert machine.cells[:, 0].tolist() == [1, 2, 3, 2, 1, 0]
     assert machine.hold[:, 0].tolist() == [1] * 6
     assert machine.add[:, 0].tolist() == [1, 1, 1, -1, -1, -1]
@@ -86,11 +88,11 @@ def test_the_counter_machine_of_the_hand_set_lstm_counts_up_and_down():
 @pytest.mark.parametrize("name", CALLS)
 def test_the_counter_machine_has_the_cells_of_the_saturated_layer(name):
     layer, x = build(name), symbols(40)
-    machine = sh.counter_machine(layer, x)
+    machine = sh.automata.counter_machine(layer, x)
     if "simplex" in name:  # which does not start at 0
         assert machine.hold.unique().tolist() == [0, 1]
         return
-    _, end = sh.saturated(layer)(x)
+    _, end = sh.automata.saturated(layer)(x)
     cell = end[1] if isinstance(end, tuple) and len(end) == 2 and "LSTM" in name else end
     cell = end.cell if name.startswith("QRNN") else cell
     assert_close(machine.cells[-1], cell[0], rtol=1e-12, atol=1e-12)
@@ -104,12 +106,12 @@ def test_saturation_is_the_limit_of_ever_larger_weights(name):
     endless = name in ("MinGRU", "MinGRU, positive", "MinLSTM")
     for weight in large.parameters():
         weight[: len(weight) - 4 * endless] *= 1e5
-    assert_close(sh.saturated(layer)(x)[0], large(x)[0], rtol=1e-9, atol=1e-9)
+    assert_close(sh.automata.saturated(layer)(x)[0], large(x)[0], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_only_layers_whose_hold_and_draw_are_free_of_each_other_have_counters(name):
-    found = [bool(sh.counter_machine(build(name, seed), symbols(60, seed)).counts.any()) for seed in range(8)]
+    found = [bool(sh.automata.counter_machine(build(name, seed), symbols(60, seed)).counts.any()) for seed in range(8)]
     assert any(found) == (name not in BOXED)
 
 
@@ -163,7 +165,7 @@ def one_step(name, layer, low, high):
 @pytest.mark.parametrize("seed", range(3))
 def test_no_step_leads_out_of_the_box(name, seed):
     layer = build(name, seed)
-    box = sh.state_box(layer)
+    box = sh.automata.state_box(layer)
     low, high = one_step(name, layer, box.lowest, box.highest)
     assert (low >= box.lowest - 1e-12).all()
     assert (high <= box.highest + 1e-12).all()
@@ -176,7 +178,7 @@ def test_no_step_leads_out_of_the_box(name, seed):
 
 
 def test_the_interval_of_an_lstms_cells_grows_without_end_and_so_do_the_cells_of_one_that_counts():
-    layer = sh.counting_lstm("anbn").layer
+    layer = sh.automata.counting_lstm("anbn").layer
     layer_4 = sh.LSTM(3, 4, dtype=torch.float64).requires_grad_(False)
     for parameter in layer_4.parameters():
         parameter.fill_(9.0)
@@ -184,7 +186,7 @@ def test_the_interval_of_an_lstms_cells_grows_without_end_and_so_do_the_cells_of
     for t in range(1, 50):
         low, high = one_step("LSTM", layer_4, low, high)
         assert (high > t - 1e-3).all()
-    assert sh.state_box(layer).highest.isinf().all()
+    assert sh.automata.state_box(layer).highest.isinf().all()
     assert layer(torch.eye(2).double()[[0] * 700])[1][1][0, 0] == 700
 
 
@@ -199,7 +201,7 @@ def test_a_saturated_qrnn_layer_ends_alike_on_words_that_anbnw_tells_apart(windo
         words = ["a" * 7 + "b" * p + "a" * 5 + "b" * r + end for p, r in ((7, 4), (4, 7))]
         assert [bool(RULES["anbnw"](word)) for word in words] == [True, False]
         x = torch.eye(2).double()[torch.tensor([["ab".index(z) for z in word] for word in words])]
-        out, _ = sh.saturated(layer)(x)
+        out, _ = sh.automata.saturated(layer)(x)
         assert torch.equal(out[0, -1], out[1, -1])
 
 
@@ -208,7 +210,7 @@ def test_a_saturated_layer_keeps_its_interface():
     for kind, options in CALLS.values():
         layer = kind(3, 4, num_layers=2, bidirectional=True, **options)
         before = [weight.clone() for weight in layer.parameters()]
-        limit = sh.saturated(layer)
+        limit = sh.automata.saturated(layer)
         assert type(limit) is kind
         assert limit(x, lengths=[5, 2])[0].shape == (2, 5, 8)
         assert all(map(torch.equal, before, layer.parameters()))
@@ -216,24 +218,24 @@ def test_a_saturated_layer_keeps_its_interface():
 
 def test_what_has_no_limit_is_refused():
     with pytest.raises(ValueError, match="network: an Elman network with ReLU"):
-        sh.saturated(sh.Elman(2, 3, nonlinearity="relu"))
+        sh.automata.saturated(sh.Elman(2, 3, nonlinearity="relu"))
     with pytest.raises(TypeError, match=r"network: got weights of torch.float16, expected float32 or float64"):
-        sh.saturated(sh.GRU(2, 3, dtype=torch.float16))
+        sh.automata.saturated(sh.GRU(2, 3, dtype=torch.float16))
     with pytest.raises(ValueError, match="network: has parametrised weights"):
-        sh.saturated(torch.nn.utils.parametrizations.weight_norm(sh.GRU(2, 3), "weight_hh_l0"))
+        sh.automata.saturated(torch.nn.utils.parametrizations.weight_norm(sh.GRU(2, 3), "weight_hh_l0"))
     with pytest.raises(ValueError, match="network: has several layers or directions"):
-        sh.counter_machine(sh.GRU(2, 3, num_layers=2), torch.zeros(4, 2))
+        sh.automata.counter_machine(sh.GRU(2, 3, num_layers=2), torch.zeros(4, 2))
     with pytest.raises(ValueError, match="highest: got 0, which is less than lowest, 1"):
-        sh.state_box(sh.MinGRU(2, 3), 1, 0)
+        sh.automata.state_box(sh.MinGRU(2, 3), 1, 0)
     with pytest.raises(ValueError, match="cannot know that the count is over"):
-        sh.counting_qrnn("anbnw")
+        sh.automata.counting_qrnn("anbnw")
     with pytest.raises(ValueError, match=r"words\[0\]: got 'abc', in which 'c' is none of the letters 'ab'"):
-        sh.counting_lstm("anbn").accepts(["abc"])
+        sh.automata.counting_lstm("anbn").accepts(["abc"])
     with pytest.raises(ValueError, match="language: got 'abab', expected one of"):
-        sh.counting_lstm("abab")
+        sh.automata.counting_lstm("abab")
 
 
 def test_a_relu_network_has_half_a_box():
-    box = sh.state_box(sh.Elman(2, 3, nonlinearity="relu"))
+    box = sh.automata.state_box(sh.Elman(2, 3, nonlinearity="relu"))
     assert box.lowest.tolist() == [0, 0, 0]
     assert box.highest.isinf().all()

@@ -4,7 +4,8 @@ import random
 
 import pytest
 import torch
-from samplehold import as_rnn, counting_lstm
+from samplehold import as_rnn
+from samplehold.face.automata import counting_lstm
 from samplehold.models.automata.turing import binary_increment, unary_multiplication
 from samplehold.models.studies import counting, doubling
 from samplehold.models.studies.turing import departures, draw_tape, stack_depths

@@ -9,7 +9,8 @@ import torch
 from oracles.operators import unchecked
 from pyro.nn import PyroSample
 from pyro.nn.module import to_pyro_module_
-from samplehold import GRU, LSTM, QRNN, Elman, MinGRU, MinLSTM, as_ssm, forgetting, redrawn_start, truncate
+from samplehold import GRU, LSTM, QRNN, Elman, MinGRU, MinLSTM, as_ssm, redrawn_start, truncate
+from samplehold.face.studies import forgetting
 from samplehold.models.networks.qrnn import QRNNState
 from torch import nn
 from torch.func import functional_call, stack_module_state, vmap

@@ -6,7 +6,8 @@ import random
 
 import pytest
 import torch
-from samplehold import Acceptor, DoublingLSTM, palindrome_lstm, saturated
+from samplehold import DoublingLSTM
+from samplehold.face.automata import Acceptor, palindrome_lstm, saturated
 from torch.testing import assert_close
 
 DIGITS = {torch.bfloat16: 8, torch.float16: 11, torch.float32: 24, torch.float64: 53}

@@ -23,9 +23,9 @@ LAYERS = {
 WORDS = ["", "a", "bab", "bbba", "abab", "b"]
 
 
-def acceptor(kind: str, start: bool) -> sh.Acceptor:
+def acceptor(kind: str, start: bool) -> sh.automata.Acceptor:
     torch.manual_seed(0)
-    return sh.Acceptor(LAYERS[kind](2 + start), nn.Linear(4, 1, dtype=torch.float64), "ab")
+    return sh.automata.Acceptor(LAYERS[kind](2 + start), nn.Linear(4, 1, dtype=torch.float64), "ab")
 
 
 @pytest.mark.parametrize("start", [False, True])
@@ -63,14 +63,14 @@ def test_gradients_reach_layer_and_readout():
 
 
 def test_a_stack_network_reads_a_start_symbol_and_is_taught_by_random_words():
-    network = sh.Acceptor(sh.SuperpositionStackRNN(3, 4), nn.Linear(4, 1), "ab").requires_grad_(False)
+    network = sh.automata.Acceptor(sh.stacks.SuperpositionStackRNN(3, 4), nn.Linear(4, 1), "ab").requires_grad_(False)
     assert not network.has_fixed_states
     network.readout.weight.zero_(), network.readout.bias.fill_(1.0)
-    found = sh.extract_automaton(network)
+    found = sh.automata.extract_automaton(network)
     assert (found.states, found.cells, found.faithfulness.exact) == (1, 0, True)
     with pytest.raises(ValueError, match="no fixed size"):
-        sh.extract_automaton(network, method="clusters")
-    bare = sh.Acceptor(sh.SuperpositionStackRNN(2, 4), nn.Linear(4, 1), "ab")
+        sh.automata.extract_automaton(network, method="clusters")
+    bare = sh.automata.Acceptor(sh.stacks.SuperpositionStackRNN(2, 4), nn.Linear(4, 1), "ab")
     with pytest.raises(ValueError, match="the start symbol of every word"):
         bare([""])
 
@@ -86,8 +86,10 @@ MACHINES += [
 def test_a_network_of_zeros_and_ones_is_found_exactly(machine, alphabet):
     network, least = network_of(machine, alphabet), machine.minify()
     for method in ("lstar", "clusters"):
-        found = sh.extract_automaton(network, method=method, n_clusters=4 * len(machine.states) * len(alphabet))
-        assert sh.distance(found.automaton, machine).equal
+        found = sh.automata.extract_automaton(
+            network, method=method, n_clusters=4 * len(machine.states) * len(alphabet)
+        )
+        assert sh.automata.distance(found.automaton, machine).equal
         assert found.states == len(least.states) <= found.found
         assert found.complete
         assert found.faithfulness.exact
@@ -100,8 +102,8 @@ def test_centroids_that_are_states_give_the_machine(machine, alphabet):
     n_units = network.layer.hidden_size
     layer = sh.StateRegularized(network.layer, n_units, similarity="l2", mode="hard").requires_grad_(False)
     layer.centroids.copy_(torch.eye(n_units))
-    found = sh.extract_automaton(sh.Acceptor(layer, network.readout, alphabet), method="centroids")
-    assert sh.distance(found.automaton, machine).equal
+    found = sh.automata.extract_automaton(sh.automata.Acceptor(layer, network.readout, alphabet), method="centroids")
+    assert sh.automata.distance(found.automaton, machine).equal
     assert found.states == len(machine.minify().states)
     assert found.queries == 0
     assert found.faithfulness.exact
@@ -118,14 +120,14 @@ def test_a_hard_network_is_its_machine_whatever_its_weights(similarity, batch_fi
         readout = nn.Linear(4, 1, dtype=torch.float64)
         torch.nn.init.normal_(layer.centroids)
         readout.bias.data.fill_(-float(readout(layer.centroids).mean()))  # so that both answers occur
-        network = sh.Acceptor(layer, readout, "abc")
-        found = sh.extract_automaton(network, method="centroids")
+        network = sh.automata.Acceptor(layer, readout, "abc")
+        found = sh.automata.extract_automaton(network, method="centroids")
         assert found.faithfulness.exact
         assert (found.faithfulness.share == 1).all()
-        assert sh.distance(found.automaton, sh.extract_automaton(network, seed=seed).automaton).equal
+        assert sh.automata.distance(found.automaton, sh.automata.extract_automaton(network, seed=seed).automaton).equal
         layer.mode = "soft"
-        soft = sh.extract_automaton(network, method="centroids")
-        assert sh.distance(soft.automaton, found.automaton).equal  # the hard step's machine in any mode
+        soft = sh.automata.extract_automaton(network, method="centroids")
+        assert sh.automata.distance(soft.automaton, found.automaton).equal  # the hard step's machine in any mode
 
 
 @pytest.mark.parametrize("oracle", ["cells", "words"])
@@ -134,9 +136,9 @@ def test_either_comparison_alone_teaches_the_seven_languages(number, oracle, mon
     if oracle == "cells":
         monkeypatch.setattr(Comparison, "by_trial", lambda self, hypothesis: None)
     else:
-        monkeypatch.setattr(sh.Acceptor, "has_fixed_states", False)
-    found = sh.extract_automaton(network_of(tomita(number), "01"))
-    assert sh.distance(found.automaton, tomita(number)).equal
+        monkeypatch.setattr(sh.automata.Acceptor, "has_fixed_states", False)
+    found = sh.automata.extract_automaton(network_of(tomita(number), "01"))
+    assert sh.automata.distance(found.automaton, tomita(number)).equal
     assert (found.cells > 0) == (oracle == "cells")
     for word in found.counterexamples:
         assert set(word) <= {"0", "1"}
@@ -150,14 +152,14 @@ def test_cells_are_split_where_they_lie_across_two_states():
     from aalpy.learning_algs import run_Lstar
 
     exact = run_Lstar(list("01"), comparison.teacher, comparison, "dfa", cache_and_non_det_check=False, print_level=0)
-    assert sh.distance(as_dfa(exact, "01"), machine).equal
+    assert sh.automata.distance(as_dfa(exact, "01"), machine).equal
     assert comparison.by_abstraction(exact) is None
     assert comparison.cells >= 4
     assert all(run(exact, word) == machine.accepts_input(word) for word in all_words("01", 8))
 
 
 def test_the_machine_of_some_symbols_reads_only_these():
-    found = sh.extract_automaton(network_of(tomita(5), "01"), "0")
+    found = sh.automata.extract_automaton(network_of(tomita(5), "01"), "0")
     assert found.automaton.input_symbols == {"0"}
     assert found.states == 2
     assert found.faithfulness.exact
@@ -165,12 +167,12 @@ def test_the_machine_of_some_symbols_reads_only_these():
 
 def test_a_teacher_that_is_asked_too_much_ends_with_its_last_machine():
     network = network_of(random_machine(30, "ab", 5), "ab")
-    found = sh.extract_automaton(network, max_queries=200)
+    found = sh.automata.extract_automaton(network, max_queries=200)
     assert not found.complete
     assert found.queries <= 200
     assert found.states < 30
     with pytest.raises(ValueError, match=r"max_queries: got 2, too few for a first machine"):
-        sh.extract_automaton(network, max_queries=2)
+        sh.automata.extract_automaton(network, max_queries=2)
 
 
 def test_every_word_is_answered_once_and_always_the_same():
@@ -186,11 +188,13 @@ def test_every_word_is_answered_once_and_always_the_same():
 
 def test_faithfulness_is_counted_word_by_word():
     machine, network = tomita(4), network_of(tomita(7), "01")
-    found = sh.faithfulness(machine, network, longest=9, lengths=[0, 3, 40], n_words=200, seed=5)
+    found = sh.automata.faithfulness(machine, network, longest=9, lengths=[0, 3, 40], n_words=200, seed=5)
     agree = [machine.accepts_input(word) == tomita(7).accepts_input(word) for word in all_words("01", 9)]
     assert (found.words, found.agreeing) == (1023, sum(agree))
     assert (
-        found.disagreement == sh.distance(machine, tomita(7)).counterexample == all_words("01", 9)[agree.index(False)]
+        found.disagreement
+        == sh.automata.distance(machine, tomita(7)).counterexample
+        == all_words("01", 9)[agree.index(False)]
     )
     draw = random.Random(5)
     for i, length in enumerate((0, 3, 40)):
@@ -205,47 +209,65 @@ def test_faithfulness_is_counted_word_by_word():
 @pytest.mark.parametrize(
     ("spoil", "error", "message"),
     [
-        (lambda n: sh.Acceptor(sh.GRU(4, 2), nn.Linear(2, 1), "ab"), ValueError, r"alphabet: got 2 symbols, 'ab', for"),
-        (lambda n: sh.Acceptor(sh.GRU(2, 2), nn.Linear(2, 1), ""), ValueError, r"alphabet: got '', expected at least"),
-        (lambda n: sh.Acceptor(sh.GRU(2, 2), nn.Linear(2, 1), "aa"), ValueError, r"alphabet: got 'aa'"),
         (
-            lambda n: sh.Acceptor(sh.GRU(2, 2), nn.Linear(2, 1), ["a", "bc"]),
+            lambda n: sh.automata.Acceptor(sh.GRU(4, 2), nn.Linear(2, 1), "ab"),
+            ValueError,
+            r"alphabet: got 2 symbols, 'ab', for",
+        ),
+        (
+            lambda n: sh.automata.Acceptor(sh.GRU(2, 2), nn.Linear(2, 1), ""),
+            ValueError,
+            r"alphabet: got '', expected at least",
+        ),
+        (lambda n: sh.automata.Acceptor(sh.GRU(2, 2), nn.Linear(2, 1), "aa"), ValueError, r"alphabet: got 'aa'"),
+        (
+            lambda n: sh.automata.Acceptor(sh.GRU(2, 2), nn.Linear(2, 1), ["a", "bc"]),
             ValueError,
             r"alphabet: got the symbol 'bc'",
         ),
         (
-            lambda n: sh.Acceptor(sh.GRU(2, 2, bidirectional=True), nn.Linear(4, 1), "ab"),
+            lambda n: sh.automata.Acceptor(sh.GRU(2, 2, bidirectional=True), nn.Linear(4, 1), "ab"),
             ValueError,
             r"layer: reads in",
         ),
-        (lambda n: sh.Acceptor(sh.GRU(2, 2), nn.Linear(2, 3), "ab")(["a"]), ValueError, r"readout: gave shape"),
+        (
+            lambda n: sh.automata.Acceptor(sh.GRU(2, 2), nn.Linear(2, 3), "ab")(["a"]),
+            ValueError,
+            r"readout: gave shape",
+        ),
         (lambda n: n(["ab", "axa"]), ValueError, r"words\[1\]: got 'axa', in which 'x' is none of the letters 'ab'"),
         (lambda n: n.states("ab"), TypeError, r"words: got the string 'ab', expected a list"),
-        (lambda n: sh.extract_automaton(n, "abc"), ValueError, r"alphabet: got 'abc', in which 'c' is none"),
-        (lambda n: sh.extract_automaton(n, method="kmeans"), ValueError, r"method: got 'kmeans', expected one of"),
+        (lambda n: sh.automata.extract_automaton(n, "abc"), ValueError, r"alphabet: got 'abc', in which 'c' is none"),
         (
-            lambda n: sh.extract_automaton(n, method="centroids"),
+            lambda n: sh.automata.extract_automaton(n, method="kmeans"),
+            ValueError,
+            r"method: got 'kmeans', expected one of",
+        ),
+        (
+            lambda n: sh.automata.extract_automaton(n, method="centroids"),
             ValueError,
             r'method: got "centroids", but the network',
         ),
         (
-            lambda n: sh.extract_automaton(regularized(sh.LSTM(2, 4)), method="centroids"),
+            lambda n: sh.automata.extract_automaton(regularized(sh.LSTM(2, 4)), method="centroids"),
             ValueError,
             r'method: got "centroids", but the cell is a LSTM, which remembers more',
         ),
         (
-            lambda n: sh.extract_automaton(regularized(sh.GRU(2, 4), mode="sample")),
+            lambda n: sh.automata.extract_automaton(regularized(sh.GRU(2, 4), mode="sample")),
             ValueError,
             r"network: its StateRegularized draws its states; set its mode to",
         ),
-        (lambda n: sh.extract_automaton(n, n_clusters=0), ValueError, r"n_clusters: got 0"),
+        (lambda n: sh.automata.extract_automaton(n, n_clusters=0), ValueError, r"n_clusters: got 0"),
         (
-            lambda n: sh.faithfulness(tomita(1), n),
+            lambda n: sh.automata.faithfulness(tomita(1), n),
             ValueError,
             r"machine: has the symbols \['0', '1'\], but the network",
         ),
         (
-            lambda n: sh.extract_automaton(sh.Acceptor(n.layer, nn.Sequential(nn.Dropout(), n.readout), "ab")),
+            lambda n: sh.automata.extract_automaton(
+                sh.automata.Acceptor(n.layer, nn.Sequential(nn.Dropout(), n.readout), "ab")
+            ),
             ValueError,
             r"network: its Dropout is in training",
         ),
@@ -256,5 +278,5 @@ def test_what_does_not_fit_is_named(spoil, error, message):
         spoil(acceptor("GRU", False))
 
 
-def regularized(cell: nn.Module, mode: str = "soft") -> sh.Acceptor:
-    return sh.Acceptor(sh.StateRegularized(cell, 3, mode=mode), nn.Linear(4, 1), "ab")
+def regularized(cell: nn.Module, mode: str = "soft") -> sh.automata.Acceptor:
+    return sh.automata.Acceptor(sh.StateRegularized(cell, 3, mode=mode), nn.Linear(4, 1), "ab")

@@ -20,11 +20,9 @@ from samplehold import (
     MinLSTM,
     Normal,
     SwitchingSSM,
-    forgetting,
-    stabilize,
     truncate,
-    truncation_bound,
 )
+from samplehold.face.studies import forgetting, stabilize, truncation_bound
 from torch.testing import assert_close
 
 ROUNDING = 1e-13

@@ -4,7 +4,8 @@ import math
 
 import pytest
 import torch
-from samplehold import as_rnn, information_sweep
+from samplehold import as_rnn
+from samplehold.face.studies import information_sweep
 from samplehold.models.studies.information import gaussian_model, mutual_information
 from torch.testing import assert_close
 

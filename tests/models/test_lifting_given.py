@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.copy_paths import enumerate_paths
-from samplehold import QRNN, CopyChain, MinGRU, MinLSTM, as_ssm, one_hot
+from samplehold import QRNN, MinGRU, MinLSTM, as_ssm, one_hot
+from samplehold.face.chains import CopyChain
 from samplehold.models.networks.qrnn import QRNNState
 from torch import nn
 from torch.nn.utils import prune

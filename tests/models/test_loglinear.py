@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from samplehold import CategoricalClasses, GaussianClasses, SoftmaxRegression
+from samplehold.face.studies import CategoricalClasses, GaussianClasses, SoftmaxRegression
 from scipy.stats import multivariate_normal
 from torch.testing import assert_close
 

@@ -28,24 +28,24 @@ TWELVE = DFA(
 def test_the_distance_is_that_of_all_words_one_by_one(seed):
     machine = random_machine(4, "ab", seed)
     target = PARTIAL if seed % 3 == 0 else random_machine(3, "ab", 100 + seed)
-    found = sh.distance(machine, target, longest=7)
+    found = sh.automata.distance(machine, target, longest=7)
     apart = [word for word in all_words("ab", 7) if machine.accepts_input(word) != target.accepts_input(word)]
     assert found.counterexample == (apart[0] if apart else None)
     share = [sum(len(word) == n for word in apart) / 2**n for n in range(8)]
     assert found.share.tolist() == share
     assert found.equal == (not apart)
-    assert sh.distance(target, machine, longest=7).counterexample == found.counterexample
+    assert sh.automata.distance(target, machine, longest=7).counterexample == found.counterexample
 
 
 def test_shares_of_long_words_are_exact_before_rounding():
-    share = sh.distance(tomita(4), tomita(4).universal_language({"0", "1"}), longest=1200).share
+    share = sh.automata.distance(tomita(4), tomita(4).universal_language({"0", "1"}), longest=1200).share
     assert share[-1] == 1.0  # all but e^-170 of the words have a 000
     assert bool((share.diff() >= 0).all())
     assert share[3] == 1 / 8
 
 
 def test_equal_machines_have_no_distance():
-    found = sh.distance(tomita(7), tomita(7).complement().complement().to_partial())
+    found = sh.automata.distance(tomita(7), tomita(7).complement().complement().to_partial())
     assert found.equal
     assert found.share.abs().sum() == 0
 
@@ -54,7 +54,7 @@ def test_equal_machines_have_no_distance():
     "machine", [*(tomita(number) for number in range(1, 8)), PARTIAL, TWELVE, NOTHING, random_machine(12, "ab", 3)]
 )
 def test_a_picture_says_all_and_covers_nothing(machine):
-    figure = sh.plot_automaton(machine)
+    figure = sh.automata.plot_automaton(machine)
     figure.canvas.draw()
     texts = figure.axes[0].texts
     said = [text.get_text() for text in texts]
@@ -74,13 +74,13 @@ def test_a_picture_says_all_and_covers_nothing(machine):
 
 def test_many_letters_are_counted_on_an_arrow():
     machine = DFA.universal_language(set("abcdefg"))
-    assert "a, b, … (7)" in [text.get_text() for text in sh.plot_automaton(machine).axes[0].texts]
+    assert "a, b, … (7)" in [text.get_text() for text in sh.automata.plot_automaton(machine).axes[0].texts]
 
 
 def test_a_picture_goes_where_it_is_asked_for():
     figure = Figure()
     left, right = figure.subplots(1, 2)
-    assert sh.plot_automaton(tomita(2), right) is figure
+    assert sh.automata.plot_automaton(tomita(2), right) is figure
     assert not left.patches
     assert right.patches
 
@@ -88,10 +88,14 @@ def test_a_picture_goes_where_it_is_asked_for():
 @pytest.mark.parametrize(
     ("spoil", "error", "message"),
     [
-        (lambda: sh.distance(tomita(1), PARTIAL), ValueError, r"target: has the symbols \['a', 'b'\], but dfa has"),
-        (lambda: sh.distance(tomita(1), tomita(1), longest=-1), ValueError, r"longest: got -1"),
         (
-            lambda: sh.plot_automaton(random_machine(41, "a", 0)),
+            lambda: sh.automata.distance(tomita(1), PARTIAL),
+            ValueError,
+            r"target: has the symbols \['a', 'b'\], but dfa has",
+        ),
+        (lambda: sh.automata.distance(tomita(1), tomita(1), longest=-1), ValueError, r"longest: got -1"),
+        (
+            lambda: sh.automata.plot_automaton(random_machine(41, "a", 0)),
             ValueError,
             r"machine: has 41 states, expected at most",
         ),

@@ -4,15 +4,8 @@ import math
 
 import pytest
 import torch
-from samplehold import (
-    MinGRU,
-    MinLSTM,
-    PriceOfExactness,
-    compare,
-    one_hot,
-    price_of_exactness,
-    train_next_token,
-)
+from samplehold import MinGRU, MinLSTM, compare, one_hot
+from samplehold.face.studies import PriceOfExactness, price_of_exactness, train_next_token
 from samplehold.models.studies.next_token import held_model, make_layer
 from torch.testing import assert_close
 

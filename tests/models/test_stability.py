@@ -4,7 +4,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samplehold import GRU, LSTM, Elman, stability, stabilize
+from samplehold import GRU, LSTM, Elman
+from samplehold.face.studies import stability, stabilize
 from torch.testing import assert_close
 
 LAYERS = (GRU, LSTM, Elman)

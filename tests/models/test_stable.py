@@ -7,7 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samplehold import GRU, LSTM, QRNN, Elman, MinGRU, MinLSTM, stability, stable
+from samplehold import GRU, LSTM, QRNN, Elman, MinGRU, MinLSTM, stable
+from samplehold.face.studies import stability
 from torch import nn
 from torch.nn.utils import parametrize
 

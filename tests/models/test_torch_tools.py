@@ -18,20 +18,8 @@ import torch
 from oracles.operators import unchecked
 from pyro.nn import PyroSample
 from pyro.nn.module import to_pyro_module_
-from samplehold import (
-    GRU,
-    LSTM,
-    QRNN,
-    DoublingLSTM,
-    Elman,
-    MinGRU,
-    MinLSTM,
-    NondeterministicStackRNN,
-    PeepholeLSTM,
-    StateRegularized,
-    StratificationStackRNN,
-    SuperpositionStackRNN,
-)
+from samplehold import GRU, LSTM, QRNN, DoublingLSTM, Elman, MinGRU, MinLSTM, PeepholeLSTM, StateRegularized
+from samplehold.face.stacks import NondeterministicStackRNN, StratificationStackRNN, SuperpositionStackRNN
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn.utils import parametrizations, parametrize, prune

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from samplehold import MinGRU, stability, truncate
+from samplehold import MinGRU, truncate
+from samplehold.face.studies import stability
 from samplehold.models.studies import study as studies
 from samplehold.models.studies import truncation
 from torch.testing import assert_close

@@ -36,7 +36,7 @@ RUNS = (
 
 
 def filled(word, zero=Fraction(0), n_symbols=2):
-    stack = sh.FractionStack(zero, n_symbols)
+    stack = sh.automata.FractionStack(zero, n_symbols)
     for symbol in word:
         stack = stack.push(symbol)
     return stack
@@ -44,7 +44,7 @@ def filled(word, zero=Fraction(0), n_symbols=2):
 
 @pytest.mark.parametrize("n_symbols", [2, 3, 4, 5])
 def test_an_exact_stack_is_a_stack(n_symbols):
-    draw, stack, peer = random.Random(0), sh.FractionStack(n_symbols=n_symbols), []
+    draw, stack, peer = random.Random(0), sh.automata.FractionStack(n_symbols=n_symbols), []
     for _ in range(600):
         if peer and draw.random() < 0.4:
             stack, peer = stack.pop(), peer[:-1]
@@ -102,15 +102,15 @@ def test_floats_give_back_at_least_what_the_formula_says_for_more_symbols(n_symb
 
 def test_stacks_refuse_what_they_cannot_hold():
     with pytest.raises(ValueError, match="pop: the stack is empty"):
-        sh.FractionStack().pop()
+        sh.automata.FractionStack().pop()
     with pytest.raises(ValueError, match="symbol: got 2, expected an integer from 0 to 1"):
-        sh.FractionStack().push(2)
+        sh.automata.FractionStack().push(2)
     with pytest.raises(ValueError, match="value: got 2, expected a number from 0 to 1"):
-        sh.FractionStack(Fraction(2))
+        sh.automata.FractionStack(Fraction(2))
     with pytest.raises(TypeError, match="value: got str"):
-        sh.FractionStack("0")
+        sh.automata.FractionStack("0")
     with pytest.raises(TypeError, match="of shape"):
-        sh.FractionStack(torch.zeros(2))
+        sh.automata.FractionStack(torch.zeros(2))
 
 
 def peer_configurations(machine, word):
@@ -227,18 +227,18 @@ GOOD = {"go": {"0": ("go", "0", "R"), ".": ("yes", ".", "N")}}
 )
 def test_a_machine_that_is_none_is_refused_by_name(options, error, message):
     with unchecked(), pytest.raises(error, match=message):
-        sh.TuringMachine(**({"transitions": GOOD, "start": "go", "accept": "yes"} | options))
+        sh.automata.TuringMachine(**({"transitions": GOOD, "start": "go", "accept": "yes"} | options))
 
 
 def test_words_and_runs_that_cannot_be_are_refused():
-    machine = sh.TuringMachine(GOOD, "go", "yes")
+    machine = sh.automata.TuringMachine(GOOD, "go", "yes")
     with pytest.raises(ValueError, match=r"word: got '\w+', in which '1' is none of the letters"):
         machine.run("001")
     with pytest.raises(ValueError, match=r"word: got '\w+', in which '1' is none of the letters"):
         sh.as_rnn(machine).start("1")
     with unchecked(), pytest.raises(TypeError, match="word: got int, expected a string"):
         machine.accepts(3)
-    endless = sh.TuringMachine(
+    endless = sh.automata.TuringMachine(
         {"go": {"0": ("go", "0", "R"), ".": ("go", ".", "R"), "x": ("yes", "x", "N")}}, "go", "yes"
     )
     with pytest.raises(ValueError, match="most: the machine has not halted on '0' in 50 steps"):

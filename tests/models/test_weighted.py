@@ -27,8 +27,8 @@ def test_a_network_gated_by_its_symbols_is_a_weighted_automaton(kind, start):
     layer = LAYERS[kind](3 + start)
     for parameter in layer.parameters():
         parameter.mul_(3)
-    network = sh.Acceptor(layer, nn.Linear(layer.hidden_size, 1, dtype=torch.float64), "abc")
-    automaton = sh.as_weighted_automaton(network)
+    network = sh.automata.Acceptor(layer, nn.Linear(layer.hidden_size, 1, dtype=torch.float64), "abc")
+    automaton = sh.automata.as_weighted_automaton(network)
     assert automaton.alphabet == ("a", "b", "c")
     assert automaton.n_states == 1 + layer.hidden_size * (1 + (kind in ("fo", "ifo")))
     words = [*WORDS, "abc" * 50]
@@ -52,7 +52,7 @@ def chain(kind: str) -> sh.SwitchingSSM:
 @pytest.mark.parametrize("kind", ["markov", "copy"])
 def test_a_hidden_chain_is_a_weighted_automaton(kind):
     model = chain(kind)
-    automaton = sh.as_weighted_automaton(model, "xy")
+    automaton = sh.automata.as_weighted_automaton(model, "xy")
     for word in all_words("xy", 6)[1:]:
         evidence = model.log_evidence(["xy".index(symbol) for symbol in word])
         assert automaton.values([word])[0].log().item() == pytest.approx(float(evidence), abs=1e-11)
@@ -60,14 +60,14 @@ def test_a_hidden_chain_is_a_weighted_automaton(kind):
     assert automaton.values([""])[0].item() == pytest.approx(1, rel=1e-14)
 
 
-def fading(n_states: int, seed: int) -> sh.WeightedAutomaton:
+def fading(n_states: int, seed: int) -> sh.automata.WeightedAutomaton:
     """Probabilities of words that end."""
     draw = torch.Generator().manual_seed(seed)
     rows = torch.rand(n_states, 2 * n_states + 1, generator=draw, dtype=torch.float64)
     rows = rows / rows.sum(-1, keepdim=True)
     first = torch.rand(n_states, generator=draw, dtype=torch.float64)
     tables = {"a": rows[:, :n_states], "b": rows[:, n_states:-1]}
-    return sh.WeightedAutomaton(first / first.sum(), tables, rows[:, -1])
+    return sh.automata.WeightedAutomaton(first / first.sum(), tables, rows[:, -1])
 
 
 def test_totals_are_the_sums_over_all_words():
@@ -77,7 +77,7 @@ def test_totals_are_the_sums_over_all_words():
         assert total.item() == pytest.approx(automaton.values(words).sum().item(), rel=1e-12)
     assert automaton.total() == pytest.approx(1, rel=1e-12)
     assert automaton.totals(400).sum().item() == pytest.approx(1, rel=1e-12)
-    grown = sh.WeightedAutomaton([1.0], {"a": [[0.5]], "b": [[0.5]]}, [1.0])
+    grown = sh.automata.WeightedAutomaton([1.0], {"a": [[0.5]], "b": [[0.5]]}, [1.0])
     with pytest.raises(ValueError, match="spectral radius of 1,"):
         grown.total()
 
@@ -86,16 +86,16 @@ def test_totals_are_the_sums_over_all_words():
 def test_exact_values_give_back_the_function_everywhere(rank, longest):
     automaton = fading(rank, rank)
     words = all_words("ab", 2 * longest + 1)
-    learned = sh.spectral(dict(zip(words, automaton.values(words).tolist(), strict=True)), rank)
+    learned = sh.automata.spectral(dict(zip(words, automaton.values(words).tolist(), strict=True)), rank)
     beyond = all_words("ab", 9)
     assert torch.allclose(learned.values(beyond), automaton.values(beyond), rtol=0, atol=1e-9)
     assert learned.total() == pytest.approx(1, abs=1e-8)
 
 
 def test_a_chain_is_learned_from_the_probabilities_of_short_words():
-    automaton = sh.as_weighted_automaton(chain("markov"), "xy")
+    automaton = sh.automata.as_weighted_automaton(chain("markov"), "xy")
     words = all_words("xy", 5)
-    learned = sh.spectral(dict(zip(words, automaton.values(words).tolist(), strict=True)), rank=2)
+    learned = sh.automata.spectral(dict(zip(words, automaton.values(words).tolist(), strict=True)), rank=2)
     assert learned.n_states == 2  # of three states two symbols tell fewer apart, or more than rounding tells
     assert float((learned.values(all_words("xy", 8)) - automaton.values(all_words("xy", 8))).abs().max()) < 0.01
 
@@ -109,7 +109,7 @@ def test_samples_give_an_approximation_that_gets_better():
     for n in (300, 100_000):
         drawn = torch.multinomial(share, n, replacement=True, generator=draw).tolist()
         every = all_words("ab", 12)
-        learned = sh.spectral([every[i] for i in drawn], rank=2)
+        learned = sh.automata.spectral([every[i] for i in drawn], rank=2)
         errors.append(float((learned.values(words) - automaton.values(words)).abs().max()))
     assert errors[1] < 0.01
     assert errors[1] < errors[0]
@@ -120,8 +120,8 @@ def test_prefixes_of_series_without_an_end():
         initial_probs=[0.5, 0.5], transition_probs=[[0.9, 0.1], [0.2, 0.8]], probs=[[0.9, 0.1], [0.1, 0.9]]
     )
     x = model.simulate(12, (20_000,), seed=0).x[..., 0].long().tolist()
-    learned = sh.spectral(["".join(map(str, row)) for row in x], rank=2, count="prefixes")
-    exact = sh.as_weighted_automaton(model)
+    learned = sh.automata.spectral(["".join(map(str, row)) for row in x], rank=2, count="prefixes")
+    exact = sh.automata.as_weighted_automaton(model)
     words = all_words("01", 5)
     assert float((learned.values(words) - exact.values(words)).abs().max()) < 0.03
 
@@ -133,25 +133,45 @@ GOOD = {"": 1.0, "a": 0.5, "aa": 0.25, "aaa": 0.125}
     ("spoil", "error", "message"),
     [
         (
-            lambda: sh.spectral(GOOD, 2),
+            lambda: sh.automata.spectral(GOOD, 2),
             ValueError,
             r"rank: got 2, but the Hankel matrix of 2 prefixes and suffixes has",
         ),
-        (lambda: sh.spectral(GOOD, 0), ValueError, r"rank: got 0, expected an integer of at least 1"),
-        (lambda: sh.spectral(GOOD, 1, longest=2), ValueError, r"values: has none of 'aaaa'"),
-        (lambda: sh.spectral(GOOD, 1, "ab"), ValueError, r"values: has none of 'b'"),
-        (lambda: sh.spectral(GOOD, 1, "b"), ValueError, r"values: got 'a', in which 'a' is none of the letters 'b'"),
-        (lambda: sh.spectral(GOOD | {"a": float("nan")}, 1), ValueError, r"values\['a'\]: got nan"),
-        (lambda: sh.spectral({}, 1), ValueError, r"values: got no word"),
-        (lambda: sh.spectral(["a"], 1, count="prefixes"), ValueError, r"values: got words of at most 1 symbols"),
-        (lambda: sh.WeightedAutomaton([1.0], {}, [1.0]), ValueError, r"transitions: got \[\], expected at least one"),
-        (lambda: sh.WeightedAutomaton([1.0], {"a": [[1.0, 2.0]]}, [1.0]), ValueError, r"transitions\['a'\]: got shape"),
+        (lambda: sh.automata.spectral(GOOD, 0), ValueError, r"rank: got 0, expected an integer of at least 1"),
+        (lambda: sh.automata.spectral(GOOD, 1, longest=2), ValueError, r"values: has none of 'aaaa'"),
+        (lambda: sh.automata.spectral(GOOD, 1, "ab"), ValueError, r"values: has none of 'b'"),
         (
-            lambda: sh.WeightedAutomaton([1.0], {"a": [[1.0]]}, [torch.inf]),
+            lambda: sh.automata.spectral(GOOD, 1, "b"),
+            ValueError,
+            r"values: got 'a', in which 'a' is none of the letters 'b'",
+        ),
+        (lambda: sh.automata.spectral(GOOD | {"a": float("nan")}, 1), ValueError, r"values\['a'\]: got nan"),
+        (lambda: sh.automata.spectral({}, 1), ValueError, r"values: got no word"),
+        (
+            lambda: sh.automata.spectral(["a"], 1, count="prefixes"),
+            ValueError,
+            r"values: got words of at most 1 symbols",
+        ),
+        (
+            lambda: sh.automata.WeightedAutomaton([1.0], {}, [1.0]),
+            ValueError,
+            r"transitions: got \[\], expected at least one",
+        ),
+        (
+            lambda: sh.automata.WeightedAutomaton([1.0], {"a": [[1.0, 2.0]]}, [1.0]),
+            ValueError,
+            r"transitions\['a'\]: got shape",
+        ),
+        (
+            lambda: sh.automata.WeightedAutomaton([1.0], {"a": [[1.0]]}, [torch.inf]),
             ValueError,
             r"final: got numbers that are not",
         ),
-        (lambda: sh.WeightedAutomaton([1.0], {"a": [[1.0]]}, [1.0]).values(["b"]), ValueError, r"words\[0\]: got 'b'"),
+        (
+            lambda: sh.automata.WeightedAutomaton([1.0], {"a": [[1.0]]}, [1.0]).values(["b"]),
+            ValueError,
+            r"words\[0\]: got 'b'",
+        ),
         (lambda: of(sh.GRU(2, 2)), ValueError, r"network: the gates of its GRU read its own state"),
         (lambda: of(sh.MinGRU(2, 2, num_layers=2)), ValueError, r"network: its MinGRU has 2 layers"),
         (lambda: of(sh.QRNN(2, 2, window=2)), ValueError, r"network: the gates of its QRNN read 2 symbols each"),
@@ -160,9 +180,13 @@ GOOD = {"": 1.0, "a": 0.5, "aa": 0.25, "aaa": 0.125}
             ValueError,
             r"readout is a Sequential",
         ),
-        (lambda: sh.as_weighted_automaton(chain("copy"), "x"), ValueError, r"alphabet: got 1 symbols for 2 categories"),
         (
-            lambda: sh.as_weighted_automaton(sh.SwitchingSSM(sh.Copy(2), sh.Normal())),
+            lambda: sh.automata.as_weighted_automaton(chain("copy"), "x"),
+            ValueError,
+            r"alphabet: got 1 symbols for 2 categories",
+        ),
+        (
+            lambda: sh.automata.as_weighted_automaton(sh.SwitchingSSM(sh.Copy(2), sh.Normal())),
             ValueError,
             r"network: got SwitchingSSM\(.*, expected Markov or Copy dynamics with Categorical emissions",
         ),
@@ -173,5 +197,5 @@ def test_what_does_not_fit_is_named(spoil, error, message):
         spoil()
 
 
-def of(layer: nn.Module, readout: nn.Module | None = None) -> sh.WeightedAutomaton:
-    return sh.as_weighted_automaton(sh.Acceptor(layer, readout or nn.Linear(2, 1), "ab"))
+def of(layer: nn.Module, readout: nn.Module | None = None) -> sh.automata.WeightedAutomaton:
+    return sh.automata.as_weighted_automaton(sh.automata.Acceptor(layer, readout or nn.Linear(2, 1), "ab"))

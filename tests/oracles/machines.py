@@ -24,7 +24,7 @@ def random_machine(n_states: int, alphabet: str, seed: int) -> DFA:
     )
 
 
-def network_of(machine: DFA, alphabet: str) -> sh.Acceptor:
+def network_of(machine: DFA, alphabet: str) -> sh.automata.Acceptor:
     """An Elman network of zeros and ones that is the machine: a unit for each state and the symbol that led there.
 
     All units are 0 before the first symbol, so that 1 less their sum stands for the first state.
@@ -43,4 +43,4 @@ def network_of(machine: DFA, alphabet: str) -> sh.Acceptor:
     accepts_first = float(machine.initial_state in machine.final_states)
     readout.weight[0] = torch.tensor([float(q in machine.final_states) - accepts_first for q, _ in units])
     readout.bias[0] = accepts_first - 0.5
-    return sh.Acceptor(layer, readout, alphabet)
+    return sh.automata.Acceptor(layer, readout, alphabet)

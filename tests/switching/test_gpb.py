@@ -136,7 +136,9 @@ def test_regimes_that_do_not_differ_are_one_linear_chain():
     assert_close(found.log_normalizer, smoothed.log_normalizer, **TIGHT)
     assert_close(found.mean, smoothed.mean, rtol=1e-8, atol=1e-8)  # its gains divide by predicted covariances
     assert_close(found.covariance, smoothed.covariance, rtol=1e-8, atol=1e-8)
-    chosen = sh.MarkovChain(*(regimes.initial_probs.log(), regimes.transition_probs.log()), torch.zeros(20, 3).double())
+    chosen = sh.chains.MarkovChain(
+        *(regimes.initial_probs.log(), regimes.transition_probs.log()), torch.zeros(20, 3).double()
+    )
     assert_close(found.state, chosen.smooth().state, **TIGHT)
 
 

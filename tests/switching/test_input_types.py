@@ -171,8 +171,8 @@ def test_lengths_come_in_every_form_of_integers(lengths):
     two = torch.tensor([WHOLE, WHOLE]).unsqueeze(-1)
     torch.testing.assert_close(model().log_evidence(two, lengths=lengths), model().log_evidence(two, lengths=[6, 4]))
     tables = torch.zeros(2, 6, 2)
-    expected = sh.CopyChain(None, tables, tables, [6, 4]).log_normalizer()
-    torch.testing.assert_close(sh.CopyChain(None, tables, tables, lengths).log_normalizer(), expected)
+    expected = sh.chains.CopyChain(None, tables, tables, [6, 4]).log_normalizer()
+    torch.testing.assert_close(sh.chains.CopyChain(None, tables, tables, lengths).log_normalizer(), expected)
 
 
 def test_a_list_of_no_sequences_is_refused():
@@ -197,7 +197,7 @@ def test_tables_of_every_kind_of_tensor_give_the_answers_of_plain_ones(form):
     initial = table[:, :1]
 
     def answers(form):
-        mixture = sh.StackMixture(form(table.log_softmax(-1)), form(table), form(initial), on_empty="forbid")
+        mixture = sh.stacks.StackMixture(form(table.log_softmax(-1)), form(table), form(initial), on_empty="forbid")
         yield from (
             mixture.log_normalizer(),
             mixture.viterbi().depth,

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from samplehold import LinearGaussianChain
+from samplehold.face.chains import LinearGaussianChain
 from samplehold.inference.families import (
     Dirichlet,
     GaussianPaths,

@@ -60,7 +60,7 @@ def test_chains_side_by_side_are_independent_and_the_regime_shows_one():
     for j in range(k):
         names = set(one) - {"initial_probs", "transition_probs"}
         shown = torch.where((path == j).unsqueeze(-1), x, torch.nan)
-        own = sh.LinearGaussianChain(shown, **{name: one[name][j] for name in names}).smooth()
+        own = sh.chains.LinearGaussianChain(shown, **{name: one[name][j] for name in names}).smooth()
         evidence = evidence + own.log_normalizer
         assert_close(smoothed.mean[:, latent * j : latent * (j + 1)], own.mean, **TIGHT)
     assert_close(smoothed.log_normalizer, evidence, **TIGHT)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from oracles.regime_paths import enumerate_paths
 from oracles.switching_linear import ENUMERABLE, KINDS, values_of
-from samplehold import LinearGaussianChain
+from samplehold.face.chains import LinearGaussianChain
 from samplehold.switching.data.series import Series
 from samplehold.switching.parameters import Parameters
 from samplehold.switching.slds.inference import STARTS, infer, interpolated

@@ -108,7 +108,7 @@ def test_the_log_joint_at_a_point_is_that_of_the_program(dynamics, emission):
 def log_weight(chain, drawn) -> Tensor:
     """Log weight of a path in a chain's tables."""
     path, steps = drawn.path, torch.arange(len(drawn.path))
-    if isinstance(chain, sh.MarkovChain):
+    if isinstance(chain, sh.chains.MarkovChain):
         moves = chain.log_transition[path[:-1], path[1:]].sum()
         return chain.log_initial[path[0]] + moves + chain.log_likelihood[steps, path].sum()
     held = chain.log_held.expand_as(chain.log_fresh)[steps, path]

@@ -61,7 +61,7 @@ class CopyChain:
     >>> import torch, samplehold as sh
     >>> seen = torch.tensor([0, 0, 1, 0, 0, 1, 1, 1, 1])  # one of two states, seen rightly four times in five
     >>> likelihood = torch.where(seen.unsqueeze(-1) == torch.arange(2), 0.8, 0.2)
-    >>> chain = sh.CopyChain(None, (0.1 * 0.5 * likelihood).log(), (0.9 * likelihood).log())  # redrawn one time in ten
+    >>> chain = sh.chains.CopyChain(None, (0.1 * 0.5 * likelihood).log(), (0.9 * likelihood).log())  # rho = 0.1
     >>> chain.viterbi().path
     tensor([0, 0, 0, 0, 0, 1, 1, 1, 1])
     >>> chain.smooth().state[:, 1]
@@ -94,7 +94,7 @@ class CopyChain:
         """log p(x), [*b]; its gradient with respect to each table is the table's field of `marginals`.
 
         >>> import torch, samplehold as sh
-        >>> chain = sh.CopyChain(None, torch.zeros(3, 2), torch.zeros(3, 1))  # all weights are 1
+        >>> chain = sh.chains.CopyChain(None, torch.zeros(3, 2), torch.zeros(3, 1))  # all weights are 1
         >>> chain.log_normalizer().exp()  # 2 beginnings; from each step to the next, one hold and two redraws
         tensor(18.)
         """
@@ -106,7 +106,7 @@ class CopyChain:
         """The belief after each observation, [*b, T, K], and the probability that the step redrew, [*b, T].
 
         >>> import torch, samplehold as sh
-        >>> sh.CopyChain(None, torch.zeros(3, 2), torch.zeros(3, 1)).filter().redraw
+        >>> sh.chains.CopyChain(None, torch.zeros(3, 2), torch.zeros(3, 1)).filter().redraw
         tensor([1.0000, 0.6667, 0.6667])
         """
         increment, state, redraw, failed = op.filter(*self._tables())
@@ -119,7 +119,7 @@ class CopyChain:
 
         >>> import torch, samplehold as sh
         >>> log_fresh = torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.0, -torch.inf]])  # ends in state 0, if it is redrawn
-        >>> sh.CopyChain(None, log_fresh, torch.zeros(3, 1)).smooth().state
+        >>> sh.chains.CopyChain(None, log_fresh, torch.zeros(3, 1)).smooth().state
         tensor([[0.5000, 0.5000],
                 [0.5000, 0.5000],
                 [0.7500, 0.2500]])
@@ -130,7 +130,7 @@ class CopyChain:
         """Joint posteriors of state and gate, shaped like the tables: the expected counts of EM and message passing.
 
         >>> import torch, samplehold as sh
-        >>> counts = sh.CopyChain(None, torch.zeros(3, 2), torch.zeros(3, 1)).marginals()
+        >>> counts = sh.chains.CopyChain(None, torch.zeros(3, 2), torch.zeros(3, 1)).marginals()
         >>> counts.fresh.sum(), counts.held.sum()  # of three steps
         (tensor(2.3333), tensor(0.6667))
         """
@@ -143,7 +143,7 @@ class CopyChain:
 
         >>> import torch, samplehold as sh
         >>> log_fresh = torch.tensor([[0.0, -1.0], [-3.0, -2.0], [-3.0, -2.0]])
-        >>> best = sh.CopyChain(None, log_fresh, torch.tensor([[0.0], [-1.0], [0.0]])).viterbi()
+        >>> best = sh.chains.CopyChain(None, log_fresh, torch.tensor([[0.0], [-1.0], [0.0]])).viterbi()
         >>> best.path, best.redraw, best.log_probability
         (tensor([0, 0, 0]), tensor([ True, False, False]), tensor(-1.))
         """
@@ -160,7 +160,7 @@ class CopyChain:
             ValueError: n is not a positive whole number.
 
         >>> import torch, samplehold as sh
-        >>> drawn = sh.CopyChain(None, torch.zeros(4, 2), torch.zeros(4, 1)).sample(1000, seed=0)
+        >>> drawn = sh.chains.CopyChain(None, torch.zeros(4, 2), torch.zeros(4, 1)).sample(1000, seed=0)
         >>> drawn.path.shape, round(float(drawn.redraw[:, 1].double().mean()), 1)
         (torch.Size([1000, 4]), 0.7)
         """
@@ -182,7 +182,7 @@ class CopyChain:
         $$H = H(s_T \mid x) + \sum_t E[H(z_t \mid s_t, x)] + \sum_{t \ge 2} P(z_t{=}1 \mid x)\, H(a_{t-1})$$
 
         >>> import torch, samplehold as sh
-        >>> sh.CopyChain(None, torch.zeros(3, 2), torch.zeros(3, 1)).entropy().exp()  # all histories weigh the same
+        >>> sh.chains.CopyChain(None, torch.zeros(3, 2), torch.zeros(3, 1)).entropy().exp()  # all histories weigh alike
         tensor(18.)
         """
         initial, fresh, held, lengths = self._tables()
@@ -214,7 +214,7 @@ class CopyChain:
         $$1 - \sum_s P(s_t{=}s, z_t{=}0 \mid x) + P(s_t{=}s, z_t{=}1 \mid x)\, a_{t-1}(s).$$
 
         >>> import torch, samplehold as sh
-        >>> sh.CopyChain(None, torch.zeros(3, 2), torch.zeros(3, 1)).change_probability()
+        >>> sh.chains.CopyChain(None, torch.zeros(3, 2), torch.zeros(3, 1)).change_probability()
         tensor([0.0000, 0.3333, 0.3333])
         """
         with deferred():

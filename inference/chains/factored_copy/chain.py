@@ -57,7 +57,7 @@ class FactoredCopyChain:
     >>> seen = torch.tensor([0, 0, 1, 0, 0, 1, 1, 1, 1])  # one of two states, seen rightly four times in five
     >>> likelihood = torch.where(seen.unsqueeze(-1) == torch.arange(2), 0.8, 0.2)
     >>> redraw, state = torch.tensor([0.1]), torch.tensor([0.5, 0.5])
-    >>> chain = sh.FactoredCopyChain(redraw.log(), (1 - redraw).log(), state.log(), likelihood.log())
+    >>> chain = sh.chains.FactoredCopyChain(redraw.log(), (1 - redraw).log(), state.log(), likelihood.log())
     >>> chain.viterbi().path
     tensor([0, 0, 0, 0, 0, 1, 1, 1, 1])
     >>> chain.smooth().state[:, 1]
@@ -106,7 +106,7 @@ class FactoredCopyChain:
 
         >>> import torch, samplehold as sh
         >>> one = torch.zeros(1)
-        >>> chain = sh.FactoredCopyChain(one, one, torch.zeros(2), torch.zeros(3, 2))  # all weights are 1
+        >>> chain = sh.chains.FactoredCopyChain(one, one, torch.zeros(2), torch.zeros(3, 2))  # all weights are 1
         >>> chain.log_normalizer().exp()  # 2 beginnings; from each step to the next, one hold and two redraws
         tensor(18.)
         """
@@ -129,7 +129,7 @@ class FactoredCopyChain:
 
         >>> import torch, samplehold as sh
         >>> one = torch.zeros(1)
-        >>> counts = sh.FactoredCopyChain(one, one, torch.zeros(2), torch.zeros(3, 2)).marginals()
+        >>> counts = sh.chains.FactoredCopyChain(one, one, torch.zeros(2), torch.zeros(3, 2)).marginals()
         >>> counts.gates  # of both moves
         tensor([[1.3333, 0.6667]])
         """

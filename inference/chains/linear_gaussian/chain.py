@@ -64,7 +64,7 @@ class LinearGaussianChain:
     >>> import torch, samplehold as sh
     >>> one = torch.ones(1, 1)
     >>> x = torch.tensor([[1.0], [2.0], [torch.nan], [4.0]])
-    >>> level = sh.LinearGaussianChain(x, one, 0.5 * one, one, one, diffuse=torch.tensor([True]))
+    >>> level = sh.chains.LinearGaussianChain(x, one, 0.5 * one, one, one, diffuse=torch.tensor([True]))
     >>> level.smooth().mean.squeeze(-1)
     tensor([1.7692, 2.1538, 2.6154, 3.0769])
     >>> level.log_normalizer()
@@ -105,7 +105,8 @@ class LinearGaussianChain:
 
         >>> import torch, samplehold as sh
         >>> one = torch.ones(1, 1)
-        >>> sh.LinearGaussianChain(torch.zeros(1, 1), one, one, one, one, initial_covariance=one).log_normalizer()
+        >>> chain = sh.chains.LinearGaussianChain(torch.zeros(1, 1), one, one, one, one, initial_covariance=one)
+        >>> chain.log_normalizer()
         tensor(-1.2655)
         """
         (total,) = self._checked(op.evidence(*self._tables))
@@ -118,15 +119,15 @@ class LinearGaussianChain:
 
         >>> import torch, samplehold as sh
         >>> one, x = torch.ones(1, 1), torch.arange(5.0).unsqueeze(-1)
-        >>> first = sh.LinearGaussianChain(x[:3], one, one, one, one, initial_covariance=one)
-        >>> ahead = first.forecast(1)
-        >>> rest = sh.LinearGaussianChain(x[3:], one, one, one, one, ahead.state_mean[0], ahead.state_covariance[0])
+        >>> first = sh.chains.LinearGaussianChain(x[:3], one, one, one, one, initial_covariance=one)
+        >>> mean, covariance = first.forecast(1).state_mean[0], first.forecast(1).state_covariance[0]
+        >>> rest = sh.chains.LinearGaussianChain(x[3:], one, one, one, one, mean, covariance)
         >>> torch.cat([first.filter().mean, rest.filter().mean]).flatten()
         tensor([0.0000, 0.6000, 1.4615, 2.4118, 3.3933])
 
         >>> import torch, samplehold as sh
         >>> one = torch.ones(1, 1)
-        >>> known = sh.LinearGaussianChain(torch.ones(3, 1), one, one, one, one).filter()
+        >>> known = sh.chains.LinearGaussianChain(torch.ones(3, 1), one, one, one, one).filter()
         >>> known.covariance.flatten()
         tensor([0.0000, 0.5000, 0.6000])
         """
@@ -146,7 +147,7 @@ class LinearGaussianChain:
 
         >>> import torch, samplehold as sh
         >>> one = torch.ones(1, 1)
-        >>> smoothed = sh.LinearGaussianChain(torch.ones(3, 1), one, one, one, one).smooth()
+        >>> smoothed = sh.chains.LinearGaussianChain(torch.ones(3, 1), one, one, one, one).smooth()
         >>> smoothed.mean.flatten(), smoothed.cross_covariance.flatten()
         (tensor([0.0000, 0.6000, 0.8000]), tensor([0.0000, 0.2000]))
         """
@@ -163,7 +164,7 @@ class LinearGaussianChain:
 
         >>> import torch, samplehold as sh
         >>> one = torch.ones(1, 1)
-        >>> sh.LinearGaussianChain(torch.ones(3, 1), one, one, one, one).sample(10, seed=0).path.shape
+        >>> sh.chains.LinearGaussianChain(torch.ones(3, 1), one, one, one, one).sample(10, seed=0).path.shape
         torch.Size([10, 3, 1])
         """
         n = check_integer("n", n)
@@ -186,7 +187,7 @@ class LinearGaussianChain:
 
         >>> import torch, samplehold as sh
         >>> one = torch.ones(1, 1)
-        >>> sh.LinearGaussianChain(torch.zeros(1, 1), one, one, one, one, initial_covariance=one).entropy()
+        >>> sh.chains.LinearGaussianChain(torch.zeros(1, 1), one, one, one, one, initial_covariance=one).entropy()
         tensor(1.0724)
         """
         tables, rest = self._tables, ~self.diffuse
@@ -212,7 +213,7 @@ class LinearGaussianChain:
 
         >>> import torch, samplehold as sh
         >>> one = torch.ones(1, 1)
-        >>> sh.LinearGaussianChain(torch.ones(3, 1), one, one, one, one).forecast(3).covariance.flatten()
+        >>> sh.chains.LinearGaussianChain(torch.ones(3, 1), one, one, one, one).forecast(3).covariance.flatten()
         tensor([2.6000, 3.6000, 4.6000])
         """
         horizon, tables = check_integer("horizon", horizon), self._tables

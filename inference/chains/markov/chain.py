@@ -65,7 +65,7 @@ class MarkovChain:
     >>> seen = torch.tensor([0, 0, 1, 0, 0, 1, 1, 1, 1])  # one of two states, seen rightly four times in five
     >>> likelihood = torch.where(seen.unsqueeze(-1) == torch.arange(2), 0.8, 0.2)
     >>> transition = torch.tensor([[0.95, 0.05], [0.05, 0.95]])
-    >>> chain = sh.MarkovChain(torch.tensor([0.5, 0.5]).log(), transition.log(), likelihood.log())
+    >>> chain = sh.chains.MarkovChain(torch.tensor([0.5, 0.5]).log(), transition.log(), likelihood.log())
     >>> chain.viterbi().path
     tensor([0, 0, 0, 0, 0, 1, 1, 1, 1])
     >>> chain.log_normalizer()
@@ -100,7 +100,8 @@ class MarkovChain:
         """log p(x), [*b]; its gradient with respect to each table is the table's field of `marginals`.
 
         >>> import torch, samplehold as sh
-        >>> sh.MarkovChain(torch.zeros(2), torch.zeros(2, 2), torch.zeros(5, 2)).log_normalizer().exp()  # 2^5 paths
+        >>> chain = sh.chains.MarkovChain(torch.zeros(2), torch.zeros(2, 2), torch.zeros(5, 2))
+        >>> chain.log_normalizer().exp()  # 2^5 paths
         tensor(32.)
         """
         total, failed = op.log_normalizer(*self._tables())
@@ -112,7 +113,7 @@ class MarkovChain:
 
         >>> import torch, samplehold as sh
         >>> never_back = torch.tensor([[0.5, 0.5], [0.0, 1.0]]).log()
-        >>> sh.MarkovChain(torch.tensor([1.0, 0.0]).log(), never_back, torch.zeros(4, 2)).filter().state[:, 0]
+        >>> sh.chains.MarkovChain(torch.tensor([1.0, 0.0]).log(), never_back, torch.zeros(4, 2)).filter().state[:, 0]
         tensor([1.0000, 0.5000, 0.2500, 0.1250])
         """
         total, state, increment = self._results(op.filter)
@@ -124,7 +125,7 @@ class MarkovChain:
         >>> import torch, samplehold as sh
         >>> likelihood = torch.tensor([[0.0, 0.0], [0.0, 0.0], [-torch.inf, 0.0]])  # ends in state 1
         >>> never_back = torch.tensor([[0.5, 0.5], [0.0, 1.0]]).log()
-        >>> smoothed = sh.MarkovChain(torch.tensor([1.0, 0.0]).log(), never_back, likelihood).smooth()
+        >>> smoothed = sh.chains.MarkovChain(torch.tensor([1.0, 0.0]).log(), never_back, likelihood).smooth()
         >>> smoothed.state[:, 0], smoothed.transition[0]
         (tensor([1.0000, 0.3333, 0.0000]), tensor([0.3333, 1.0000]))
         """
@@ -136,7 +137,8 @@ class MarkovChain:
         """The posterior of each table, shaped like it: the expected counts of EM and message passing.
 
         >>> import torch, samplehold as sh
-        >>> sh.MarkovChain(torch.zeros(2), torch.zeros(2, 2), torch.zeros(5, 2)).marginals().transition  # of 4 moves
+        >>> chain = sh.chains.MarkovChain(torch.zeros(2), torch.zeros(2, 2), torch.zeros(5, 2))
+        >>> chain.marginals().transition  # expected counts of 4 transitions
         tensor([[1., 1.],
                 [1., 1.]])
         """
@@ -149,7 +151,7 @@ class MarkovChain:
 
         >>> import torch, samplehold as sh
         >>> likelihood = torch.tensor([[0.0, -3.0], [-1.0, 0.0], [0.0, -3.0]])
-        >>> best = sh.MarkovChain(torch.zeros(2), torch.tensor([[0.0, -2.0], [-2.0, 0.0]]), likelihood).viterbi()
+        >>> best = sh.chains.MarkovChain(torch.zeros(2), torch.tensor([[0.0, -2.0], [-2.0, 0.0]]), likelihood).viterbi()
         >>> best.path, best.log_probability
         (tensor([0, 0, 0]), tensor(-1.))
         """
@@ -166,7 +168,7 @@ class MarkovChain:
             ValueError: n is not a positive whole number.
 
         >>> import torch, samplehold as sh
-        >>> path = sh.MarkovChain(torch.zeros(2), torch.zeros(2, 2), torch.zeros(5, 2)).sample(1000, seed=0).path
+        >>> path = sh.chains.MarkovChain(torch.zeros(2), torch.zeros(2, 2), torch.zeros(5, 2)).sample(1000, seed=0).path
         >>> path.shape, round(float(path.double().mean()), 1)
         (torch.Size([1000, 5]), 0.5)
         """
@@ -186,7 +188,7 @@ class MarkovChain:
         numbers would cancel all the same, it is the sum of $H(s_T \mid x)$ and every $E[H(s_{t-1} \mid s_t, x)]$.
 
         >>> import torch, samplehold as sh
-        >>> sh.MarkovChain(torch.zeros(2), torch.zeros(2, 2), torch.zeros(5, 2)).entropy().exp()
+        >>> sh.chains.MarkovChain(torch.zeros(2), torch.zeros(2, 2), torch.zeros(5, 2)).entropy().exp()
         tensor(32.)
         """
         tables = [table.double() for table in self._tables()[:3]]
@@ -220,7 +222,7 @@ class MarkovChain:
         $$1 - \sum_s P(s_t{=}s \mid x)\, \frac{a_{t-1}(s) A_{ss}}{\sum_{s'} a_{t-1}(s') A_{s's}}.$$
 
         >>> import torch, samplehold as sh
-        >>> sh.MarkovChain(torch.zeros(2), torch.zeros(2, 2), torch.zeros(3, 2)).change_probability()
+        >>> sh.chains.MarkovChain(torch.zeros(2), torch.zeros(2, 2), torch.zeros(3, 2)).change_probability()
         tensor([0.0000, 0.5000, 0.5000])
         """
         initial, moves, likelihood, lengths = (t.double() if t.is_floating_point() else t for t in self._tables())
