@@ -10,6 +10,13 @@ from samplehold.inference.scans.gated.op import gated_scan
 EMPTY = ((0,), (2, 0))
 
 
+@pytest.fixture(autouse=True, params=["never", "always"])
+def form(request):
+    """Plain forms answer as kernels do."""
+    with sh.kernels(request.param):
+        yield
+
+
 def rows(*shape):
     return torch.zeros(*shape, dtype=torch.float64)
 

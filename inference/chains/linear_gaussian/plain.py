@@ -178,6 +178,8 @@ def of_sets(tables: Tables, table: Tensor) -> Tensor:
     table = table[(0,) * axes] if axes > 0 else table
     for axis, size in enumerate(shape[max(0, -axes) :]):
         table = table.narrow(axis, 0, min(size, table.shape[axis]))
+    if 0 in table.shape and 0 not in (*shape, *own):  # of no sequence, which leaves nothing of them
+        return table.new_zeros(*shape, *own)
     return table.expand(*shape, *own)
 
 
