@@ -164,7 +164,7 @@ class LinearGaussianChain:
 
         >>> import torch, samplehold as sh
         >>> one = torch.ones(1, 1)
-        >>> sh.chains.LinearGaussianChain(torch.ones(3, 1), one, one, one, one).sample(10, seed=0).path.shape
+        >>> sh.chains.LinearGaussianChain(torch.ones(3, 1), one, one, one, one).sample(10, seed=0).latent.shape
         torch.Size([10, 3, 1])
         """
         n = check_integer("n", n)
