@@ -18,6 +18,7 @@ from ..inference.numerics.checks import naming
 from ..inference.numerics.randomness import Seed
 from ..inference.numerics.records import LINES
 from ..inference.numerics.scalars import check_choice, check_integer, check_kind, check_path
+from ..inference.numerics.threads import one_thread_if_small
 from .data.reading import read_series
 from .data.series import Given, Series
 from .parameters import (
@@ -364,7 +365,7 @@ class Model(Named, ABC):
         check_choice("method", options.method, self.methods)
         series = self.read(x, **given).detached()
         model = self.with_prior(options.prior) if isinstance(options.prior, Mapping) else self
-        with naming("x"):
+        with naming("x"), one_thread_if_small(options.restarts * series.observations.numel()):
             return replace(model._fitted(series, options), series=series, prior=options.prior)
 
     @abstractmethod

@@ -7,8 +7,9 @@ cannot be had, and in a forked child, whose parent kept the threads, the plain t
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
 from itertools import pairwise
@@ -25,6 +26,23 @@ def ranges(n: int, at_least: int = 1) -> list[tuple[int, int]]:
     parts = max(1, min(torch.get_num_threads(), n // max(1, at_least)))
     edges = [n * i // parts for i in range(parts + 1)]
     return list(pairwise(edges))
+
+
+@contextmanager
+def one_thread_if_small(numbers: int) -> Iterator[None]:
+    """Within, torch and the kernels run on one thread if tables have only so many numbers; the setting is put back.
+
+    Threads that share small tables wait for each other longer than they work, and a loop waits at every operation.
+    """
+    before = torch.get_num_threads()
+    if before == 1 or numbers >= _SHARED:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def worthwhile(seconds: float) -> int:
@@ -96,6 +114,7 @@ def in_parallel(tasks: Sequence[Callable[[], None]], *, among_torch: bool = Fals
         raise errors[0]
 
 
+_SHARED = 1 << 15  # numbers from which torch shares an operation on a table among its threads
 _LEAST_WAKE = 1e-5  # seconds; no system is known that takes less
 _team = find_team()
 _pool: ThreadPoolExecutor | None = None

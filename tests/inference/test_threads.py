@@ -8,7 +8,7 @@ import torch
 from samplehold.inference.numerics import openmp, threads
 from samplehold.inference.numerics.lanes import BYTES
 
-pytestmark = pytest.mark.cpu("threads of its kernels")
+pytestmark = [pytest.mark.kernels, pytest.mark.cpu("threads of its kernels")]
 
 
 @pytest.fixture(params=["torch's threads", "plain threads"])
@@ -87,3 +87,15 @@ def test_what_a_wake_costs_is_measured_once_and_soon():
     threads._wake.cache_clear()
     assert threads._wake() == threads._wake() >= threads._LEAST_WAKE
     assert threads._wake.cache_info().misses == 1
+
+
+@pytest.mark.parametrize(("numbers", "expected"), [(100, 1), (1 << 20, 2)])
+def test_small_work_runs_on_one_thread_and_the_setting_is_put_back(team, numbers, expected):
+    def work() -> None:
+        with threads.one_thread_if_small(numbers):
+            assert torch.get_num_threads() == expected
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert torch.get_num_threads() == 2
