@@ -49,14 +49,20 @@ def log_matmul(vector: Float[Tensor, "*b K"], matrix: Float[Tensor, "*c K L"]) -
 
     Batch axes broadcast. Differentiable any number of times; -inf gives exact zeros and finite gradients.
     """
+    if not differentiated(vector, matrix) and not transformed():
+        return _log_product(vector, matrix)  # without the overhead of a function of autograd
     product: Any = _LogMatmul.apply(vector, matrix)
     return product
+
+
+def _log_product(vector: Tensor, matrix: Tensor) -> Tensor:
+    return torch.logsumexp(vector.unsqueeze(-1) + matrix, -2)
 
 
 class _LogMatmul(torch.autograd.Function):
     @staticmethod
     def forward(vector: Tensor, matrix: Tensor) -> Tensor:
-        return torch.logsumexp(vector.unsqueeze(-1) + matrix, -2)
+        return _log_product(vector, matrix)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:

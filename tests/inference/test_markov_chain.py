@@ -10,13 +10,16 @@ import numpy as np
 import pyro.distributions as dist
 import pytest
 import torch
+from examples import examples
 from hmmlearn.hmm import CategoricalHMM
-from hypothesis import given, settings
+from hypothesis import given
 from oracles.markov_paths import Answers, Tables, enumerate_paths, expand, path_weights, tables
 from oracles.operators import without_kernels
-from samplehold.inference.chains.markov import cpu_scaled, cpu_teams, naive, op, plain
+from samplehold.inference.chains.markov import cpu_scaled, cpu_teams, naive, op, plain, scan
 from samplehold.inference.chains.markov.chain import MarkovChain
 from torch import Tensor
+
+pytestmark = pytest.mark.kernels
 
 INF = float("inf")
 TOLERANCE = {torch.float64: {"rtol": 1e-10, "atol": 1e-14}, torch.float32: {"rtol": 1e-5, "atol": 1e-6}}
@@ -154,7 +157,7 @@ def test_draws_follow_the_posterior_over_paths():
 
 
 @given(tables())
-@settings(max_examples=20)
+@examples(20)
 def test_draws_are_possible_and_end_with_the_sequence(given):
     chain, _ = chain_of(given)
     for path in chain.sample(3, torch.Generator().manual_seed(0)).path:
@@ -597,3 +600,21 @@ def test_the_probability_of_a_change_has_a_gradient_beyond_the_end_and_beside_wh
         changes(moves.requires_grad_(), impossible.requires_grad_()).sum(), (moves, impossible)
     ):
         assert bool(table.isfinite().all())
+
+
+@pytest.mark.parametrize("size", [1.0, 1e3, 1e6])
+@pytest.mark.parametrize("varies", [False, True])
+@pytest.mark.parametrize(
+    ("batch", "n_steps", "n_states"), [((), 1, 1), ((), 50, 2), ((3,), 7, 5), ((2, 2), 20, 3), ((4,), 2, 2)]
+)
+def test_the_scan_over_time_equals_the_loop(batch, n_steps, n_states, varies, size):
+    chain = random_chain(batch, n_steps, n_states, varies=varies, holes=0.2, ragged=True)
+    *given, lengths = chain._tables()
+    given = [size * table for table in given]
+    assert scan.serves(*given, lengths)
+    (*found, failed), (*expected, first) = scan.posterior(*given, lengths), plain.posterior(*given, lengths)
+    assert torch.equal(failed, first)
+    possible = first < 0
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours[possible], theirs[possible], rtol=1e-12, atol=1e-14 * size)
+        assert (ours[possible][theirs[possible] == 0] == 0).all()

@@ -56,7 +56,7 @@ def _forward(steps: _Steps) -> tuple[list[Tensor], Tensor, Tensor]:
             message = log_matmul(states[-1], steps.transition(t))
     active = torch.stack(steps.active, -1)
     scale = torch.stack(scales, -1)
-    failed = _first(active & ~(scale.isfinite() & steps.shift.isfinite()))
+    failed = first_true(active & ~(scale.isfinite() & steps.shift.isfinite()))
     return states, torch.where(active, scale, 0.0), failed
 
 
@@ -67,12 +67,12 @@ def _normalize(weight: Tensor) -> tuple[Tensor, Tensor]:
     return weight - top - rest, (top + rest).squeeze(-1)
 
 
-def _first(bad: Tensor) -> Tensor:
+def first_true(bad: Tensor) -> Tensor:
     """The first True along the last axis, or -1."""
     return torch.where(bad.any(-1), bad.byte().argmax(-1), -1)
 
 
-def _total(scale: Tensor, shift: Tensor) -> Tensor:
+def total(scale: Tensor, shift: Tensor) -> Tensor:
     return (scale.double().sum(-1) + shift.double().sum(-1)).to(scale.dtype)
 
 
@@ -80,7 +80,7 @@ def log_normalizer(*tables: Tensor) -> tuple[Tensor, ...]:
     """log p(x_1..T), [*B]; failed."""
     steps = _steps(*tables)
     _, scale, failed = _forward(steps)
-    return _total(scale, steps.shift), failed
+    return total(scale, steps.shift), failed
 
 
 def filter(*tables: Tensor) -> tuple[Tensor, ...]:
@@ -89,7 +89,7 @@ def filter(*tables: Tensor) -> tuple[Tensor, ...]:
     states, scale, failed = _forward(steps)
     active = torch.stack(steps.active, -1)
     state = torch.where(active.unsqueeze(-1), torch.stack(states, -2).exp(), 0.0)
-    return _total(scale, steps.shift), state, scale + steps.shift, failed
+    return total(scale, steps.shift), state, scale + steps.shift, failed
 
 
 def posterior(*tables: Tensor) -> tuple[Tensor, ...]:
@@ -116,7 +116,7 @@ def posterior(*tables: Tensor) -> tuple[Tensor, ...]:
             message = log_matmul(weight, steps.transition(t - 1).mT)
             message = torch.where(steps.active[t].unsqueeze(-1), message, 0.0)
     state, pair = torch.stack(smoothed[::-1], -2), _collect(pairs, len(steps.transitions), states[last])
-    return _total(scale, steps.shift), state, pair, failed
+    return total(scale, steps.shift), state, pair, failed
 
 
 def _collect(pairs: list[Tensor], n_tables: int, like: Tensor) -> Tensor:
@@ -141,7 +141,7 @@ def viterbi(*tables: Tensor) -> tuple[Tensor, ...]:
         best.append(weight - weight.amax(-1, keepdim=True))
         if t + 1 < len(steps.likelihoods):
             message = (best[-1].unsqueeze(-1) + steps.transition(t)).amax(-2)
-    failed = _first(torch.stack(steps.active, -1) & ~torch.stack(best, -2).amax(-1).isfinite())
+    failed = first_true(torch.stack(steps.active, -1) & ~torch.stack(best, -2).amax(-1).isfinite())
     return _trace(steps, best, lambda t, score: score.argmax(-1)), failed
 
 
