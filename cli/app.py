@@ -1,4 +1,6 @@
-"""The command line: `samplehold fit`, `forecast`, `sample`, `compare`, `study`, `bench`, or `python -m samplehold ...`.
+"""The command line: `samplehold fit`, `forecast`, `sample`, `compare`, `study`, `bench`, `warm`.
+
+`python -m samplehold ...` is the same.
 
 Heavy libraries are imported inside the commands, so that `--help` answers at once.
 """
@@ -14,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from ..switching.data.files import check_file, check_model
-from .startup import rare_collections
+from .startup import announcements, rare_collections
 
 app = typer.Typer(
     name="samplehold",
@@ -332,11 +334,31 @@ def bench(
         run(chosen, quick, DEVICES if device is DeviceName.ALL else (device.value,), out, Console())
 
 
+@app.command(epilog="Example: [bold]samplehold warm[/bold], or [bold]samplehold warm switching linear[/bold]")
+def warm(
+    work: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="WORK...", help="switching, linear, switching-linear, networks; all by default."),
+    ] = None,
+) -> None:
+    """Compile the usual kernels ahead, for containers and continuous integration."""
+    with _one_line_errors():
+        from rich.console import Console
+
+        from .warm import check_work
+        from .warm import warm as compile_kernels
+
+        compile_kernels(check_work(work or []), Console())
+
+
 @contextmanager
 def _one_line_errors() -> Iterator[None]:
-    """What a user can mend ends the program with status 2 and one line; anything else shows where it came from."""
+    """What a user can mend ends the program with status 2 and one line; anything else shows where it came from.
+
+    That kernels are compiled is one line on stderr.
+    """
     try:
-        with rare_collections(), warnings.catch_warnings():
+        with rare_collections(), announcements(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "kernel cache: ")
             yield
     except (ValueError, OSError) as error:

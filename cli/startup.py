@@ -1,6 +1,7 @@
 """What happens around a command: the time until its first answer, and its end by a signal."""
 
 import gc
+import logging
 import signal
 import threading
 from collections.abc import Iterator
@@ -21,6 +22,21 @@ def rare_collections() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
+
+
+@contextmanager
+def announcements() -> Iterator[None]:
+    """Write what the package logs, such as that it compiles kernels, on stderr, a line each."""
+    logger, handler = logging.getLogger("samplehold"), logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("samplehold: %(message)s"))
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
 
 
 class Termination:

@@ -19,6 +19,8 @@ from samplehold.switching.data.tables import pick_series, read_table
 from samplehold.switching.storage import read_model
 from typer.testing import CliRunner
 
+pytestmark = pytest.mark.kernels
+
 DATA = Path(__file__).parents[1] / "notebooks" / "data"
 NILE, SUNSPOTS, MACRO = DATA / "nile.csv", DATA / "sunspots.csv", DATA / "us_macro.csv"
 
@@ -696,3 +698,29 @@ def test_compare_says_what_was_missed_and_ends_with_status_1(tmp_path, monkeypat
     missed = shown.Shown("claim", 2.0, 1.0)
     assert not missed.met
     assert shown.Shown("claim", 2.0, 1.0, below=False).met
+
+
+# ---- kernels -------------------------------------------------------------------------------------------------------
+
+
+def command(*arguments: str, cache: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(cache)}
+    script = [sys.executable, "-m", "samplehold", *arguments]
+    return subprocess.run(script, capture_output=True, text=True, env=environment, check=False)
+
+
+@pytest.mark.kernels
+def test_kernels_are_compiled_ahead_and_that_is_said_once_on_stderr(tmp_path):
+    first = command("warm", "networks", cache=tmp_path)
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.startswith("networks: ")
+    assert first.stderr.splitlines() == ["samplehold: compiling kernels, once on this machine"]
+    assert list(tmp_path.glob("**/*.nbc"))
+    again = command("warm", "networks", cache=tmp_path)
+    assert (again.returncode, again.stderr) == (0, "")
+
+
+def test_work_that_is_none_is_named():
+    done = run("warm", "everything")
+    assert done.exit_code == 2
+    assert "work: got 'everything', expected some of switching, linear" in done.stderr
