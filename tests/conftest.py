@@ -1,27 +1,23 @@
-"""Checks every jaxtyping annotation of the package while it is tested, and seeds nothing globally.
+"""Two runs: a quick one before every change, and a thorough one, `pytest -m "slow or not slow"`.
+
+The thorough run has the tests marked `slow`, more examples of each property, and checks every jaxtyping annotation of
+the package while it is tested. A test compiles no kernel until its work repays it, unless it is marked `kernels`.
 
 `pytest --device cuda --dtype float32`: see `oracles.placement`. "fake" is a device that needs no hardware.
 """
 
 import os
+from collections.abc import Generator
 from contextlib import ExitStack
 
+import examples  # noqa: F401  registers the profiles of hypothesis
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from jaxtyping import install_import_hook
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # the kernels for GPUs run in numpy
-
-os.environ.setdefault("SAMPLEHOLD_KERNELS", "always")  # tests compare kernels with their plain forms
-
-install_import_hook("samplehold", "typechecker.check")
-
-settings.register_profile(
-    "samplehold", max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("samplehold")
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the processors; threads that wait for each other would fight
     torch.set_num_threads(1)
@@ -37,10 +33,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    thorough = config.getoption("-m") != "not slow"
+    settings.load_profile("thorough" if thorough else "quick")
+    if thorough:
+        install_import_hook("samplehold", "typechecker.check")
     if config.getoption("--device") != "cpu":
         from oracles.placement import placed
 
         _places.enter_context(placed(config.getoption("--device")))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Every test is served as if it were alone in its process: by kernels from the first call if it is marked so."""
+    from samplehold.inference.numerics.costs import kernels, spent
+
+    mode = "auto" if item.get_closest_marker("kernels") is None else "always"
+    spent.clear()
+    with kernels(mode), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SAMPLEHOLD_KERNELS", mode)  # of the processes that it starts
+        return (yield)
 
 
 def pytest_unconfigure() -> None:

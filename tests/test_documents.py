@@ -6,15 +6,17 @@ from pathlib import Path
 import matplotlib as mpl
 import pytest
 import samplehold
+from examples import slow
 
 ROOT = Path(samplehold.__file__).parent
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
-DOCUMENTS = [
-    path for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))] if BLOCK.search(path.read_text())
-]
+README = ROOT / "README.md"
+DOCUMENTS = [path for path in sorted((ROOT / "docs").glob("*.md")) if BLOCK.search(path.read_text())]
+
+pytestmark = pytest.mark.kernels
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [README, *map(slow, DOCUMENTS)], ids=lambda path: path.name)
 def test_every_block_runs(path, tmp_path, monkeypatch):
     (tmp_path / "notebooks").symlink_to(ROOT / "notebooks")  # whose data they read; what they write stays here
     monkeypatch.chdir(tmp_path)

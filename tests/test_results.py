@@ -25,6 +25,8 @@ from samplehold.switching.fit import Fit
 from samplehold.switching.fitting.progress import Progress
 from typer.testing import CliRunner
 
+pytestmark = pytest.mark.kernels
+
 NILE = Path(__file__).parents[1] / "notebooks" / "data" / "nile.csv"
 NAMES = ("model/model.safetensors", "posterior.nc", "states.csv", "plot.png")
 STEPS = ("open", "mkdir", "fsync", "replace", "rename", "link", "chown", "unlink", "rmdir")

@@ -134,12 +134,16 @@ def mode() -> str:
     return _within.get() or _mode
 
 
+spent: dict[str, float] = {}
+"""Seconds that the plain form of each operator has cost so far in this process."""
+
+
 class Account:
     """What the plain form of one operator has cost so far, against what its kernel would."""
 
     def __init__(self, name: str | None) -> None:
-        self.cost = COSTS.get(name or "")
-        self.spent = 0.0
+        self.name = name or ""
+        self.cost = COSTS.get(self.name)
 
     def repays(self, arguments: Iterable[Any]) -> bool:
         """Whether the kernel is to serve this call; if not, its plain form is counted."""
@@ -148,11 +152,11 @@ class Account:
         chosen = mode()
         if chosen != "auto":
             return chosen == "always"
-        if self.spent < self.cost.compile:
+        if spent.get(self.name, 0.0) < self.cost.compile:
             self.spend(arguments)
-        return self.spent >= self.cost.compile
+        return spent.get(self.name, 0.0) >= self.cost.compile
 
     def spend(self, arguments: Iterable[Any]) -> None:
         """Count the plain form on these arguments."""
         if self.cost is not None and mode() == "auto":
-            self.spent += self.cost.plain(arguments)
+            spent[self.name] = spent.get(self.name, 0.0) + self.cost.plain(arguments)

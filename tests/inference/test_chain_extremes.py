@@ -11,6 +11,8 @@ from samplehold.inference.chains.copy.chain import CopyChain
 from samplehold.inference.chains.markov.chain import MarkovChain
 from torch import Tensor
 
+pytestmark = pytest.mark.kernels
+
 DTYPES = [torch.float32, torch.float64]
 
 

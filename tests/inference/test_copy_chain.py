@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from examples import examples
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from oracles.copy_paths import Enumerated, enumerate_paths
 from oracles.operators import without_kernels
@@ -18,6 +19,8 @@ from samplehold.inference.chains.copy.chain import CopyChain
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.testing import assert_close
+
+pytestmark = pytest.mark.kernels
 
 IMPLEMENTATIONS = (naive, plain, op)
 TIGHT = {"rtol": 1e-10, "atol": 1e-14}
@@ -171,7 +174,7 @@ def test_entropy_equals_the_enumeration_of_paths(case):
     )
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(cases(max_states=2, max_steps=3, n=1), st.integers(0, 2**31))
 def test_draws_have_the_frequencies_of_the_posterior(case, seed):
     n = 20_000
@@ -293,7 +296,7 @@ def test_what_lies_beyond_the_end_of_a_sequence_is_ignored():
                 assert (gradient[outside] == 0).all()
 
 
-@settings(max_examples=3)
+@examples(3)
 @given(cases(max_steps=3, n=1, impossible=False))
 def test_all_results_have_right_first_and_second_derivatives(case):
     leaves = case.leaves()
@@ -312,7 +315,7 @@ def test_all_results_have_right_first_and_second_derivatives(case):
         assert gradgradcheck(evaluate, leaves)
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(cases())
 def test_impossible_events_are_exact_zeros_with_finite_derivatives_of_every_order(case):
     never = case.log_fresh == NONE, (case.log_held == NONE).expand_as(case.log_fresh)
@@ -349,7 +352,7 @@ def test_the_operators_pass_torchs_own_checks(width, served):
         torch.library.opcheck(served(operator).overload, leaves)
 
 
-@settings(max_examples=3)
+@examples(3)
 @given(cases(max_steps=3, n=1, impossible=False))
 def test_derivatives_are_right_where_there_are_no_kernels(case):
     leaves = case.leaves()

@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.testing import assert_close
 
+pytestmark = pytest.mark.kernels
+
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles import conjugate
 from samplehold.inference.families import (
@@ -31,6 +32,8 @@ from samplehold.inference.families import (
 from scipy import integrate
 from torch import Generator, Tensor
 from torch.testing import assert_close
+
+pytestmark = pytest.mark.kernels
 
 NORMAL = [NormalGamma(), NormalWishart(), MatrixNormalWishart(3), Wishart()]
 FAMILIES = [Beta(), Dirichlet(), Gamma(), *NORMAL, Bernoulli(), Categorical(), Gaussian()]
@@ -108,7 +111,7 @@ def test_gradients_are_finite_differences(family):
 
 @each_family
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=10)
+@examples(10)
 def test_natural_and_usual_parameters_are_inverse_maps(family, seed):
     usual = random_usual(family, seed)
     eta = family.natural(**usual)
@@ -181,7 +184,7 @@ def test_a_draw_is_differentiable_in_its_parameters():
 
 @each_family
 @given(seed=st.integers(0, 10**6), size=st.sampled_from([0.1, 1.0, 30.0]))
-@settings(max_examples=10)
+@examples(10)
 def test_kl_is_the_difference_of_normalizers_and_never_negative(family, seed, size):
     eta, eta0 = random_eta(family, seed, size=size), random_eta(family, seed + 1, plates=())
     kl = family.kl(eta, eta0)
@@ -445,7 +448,7 @@ def random_tables(kind: str, seed: int, n_steps: int = 3, n_states: int = 2) -> 
 
 @pytest.mark.parametrize("kind", ["copy", "markov"])
 @given(seed=st.integers(0, 10**6), impossible=st.booleans())
-@settings(max_examples=10)
+@examples(10)
 def test_paths_equal_enumeration(kind, seed, impossible):
     eta, eta0 = random_tables(kind, seed), random_tables(kind, seed + 1)
     base = type(eta)(*(torch.zeros_like(table) for table in eta))

@@ -4,7 +4,8 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles.operators import without_kernels
 from oracles.placement import close
@@ -13,7 +14,7 @@ from samplehold.inference.message_passing.stepwise import naive, op, plain
 from samplehold.inference.message_passing.stepwise.op import filter_steps
 from torch.testing import assert_close
 
-pytestmark = pytest.mark.cpu("numba's kernels")
+pytestmark = [pytest.mark.kernels, pytest.mark.cpu("numba's kernels")]
 
 FORMS = ("mean_field", "conditional")
 
@@ -39,7 +40,7 @@ def random_tables(seed, sequences=3, steps=4, states=3, impossible=False, wide=T
     return [table.to(dtype) for table in (redrawn, held, state, odds, initial)]
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(st.integers(0, 10**6), st.integers(1, 5), st.booleans(), st.booleans(), st.booleans(), st.booleans())
 def test_kernel_naive_and_vectorized_agree(dtype, seed, states, impossible, wide, independent, input_gate):
     tables = random_tables(seed, 4, 5, states, impossible, wide, dtype)

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles.operators import without_kernels
 from oracles.placement import tolerances
@@ -14,6 +15,8 @@ from samplehold.inference.scans.gated.naive import gated_scan as naive
 from samplehold.inference.scans.gated.op import PARTS, activate, gated_scan
 from samplehold.inference.scans.gated.plain import gated_scan as vectorized
 from torch.testing import assert_close
+
+pytestmark = pytest.mark.kernels
 
 KINDS = ("linear", "tanh", "positive", "simplex")
 
@@ -33,7 +36,7 @@ def evaluate(function, pre, h0, weight, *options):
 
 @pytest.mark.parametrize("gate", PARTS)
 @pytest.mark.parametrize("candidate", KINDS)
-@settings(max_examples=4)
+@examples(4)
 @given(
     B=st.integers(1, 3),
     T=st.integers(1, 12),

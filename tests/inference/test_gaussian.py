@@ -13,6 +13,8 @@ from samplehold.inference.gaussian import op as gaussian
 from samplehold.inference.gaussian import plain as vectorized
 from torch.testing import assert_close
 
+pytestmark = pytest.mark.kernels
+
 
 def problem(seed, n, k, f, restarts=(), dtype=torch.float64):
     generator = torch.Generator().manual_seed(seed)

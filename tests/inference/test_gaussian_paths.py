@@ -2,13 +2,16 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles.placement import close
 from samplehold.inference.chains.gaussian_paths import naive, op, plain
 from samplehold.inference.families import GaussianPaths, GaussianTables
 from samplehold.inference.numerics.cholesky import NotDefiniteError
 from torch import Tensor
+
+pytestmark = pytest.mark.kernels
 
 
 def tables(seed: int, n: int, n_steps: int, n_states: int, dtype: torch.dtype = torch.float64) -> GaussianTables:
@@ -23,7 +26,7 @@ def tables(seed: int, n: int, n_steps: int, n_states: int, dtype: torch.dtype = 
     return GaussianTables(linear.to(dtype), square.to(dtype), (into[:, 1:].mT @ out[:, 1:]).to(dtype))
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     st.integers(0, 10**6),
     st.lists(st.integers(1, 6), min_size=1, max_size=4),

@@ -4,12 +4,13 @@ import math
 
 import pytest
 import torch
+from examples import slow
 from oracles.gpu import compile_for_gpu, interpreted
 from samplehold.inference.chains.copy import naive, op, plain
 from torch import Tensor
 from torch.testing import assert_close
 
-pytestmark = pytest.mark.cpu("it interprets kernels there")
+pytestmark = [pytest.mark.kernels, pytest.mark.cpu("it interprets kernels there")]
 
 NONE = -torch.inf
 TIGHT = {"rtol": 1e-10, "atol": 1e-14}
@@ -62,12 +63,19 @@ def check(name: str, tables, twin, **bounds: float) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     ("n", "steps", "states", "width", "initial"),
-    [(9, 3, 3, 3, True), (2, 5, 1, 1, False), (3, 4, 5, 1, True), (1, 3, 33, 33, False)],
+    [
+        (2, 2, 2, 2, True),
+        slow(9, 3, 3, 3, True),
+        slow(2, 5, 1, 1, False),
+        slow(3, 4, 5, 1, True),
+        slow(1, 3, 33, 33, False),
+    ],
 )
 def test_kernels_equal_their_textbook_twins(name, n, steps, states, width, initial):
     check(name, random_tables(n, steps, states, width, initial), naive, **TIGHT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_impossible_events_are_exact_zeros_and_impossible_observations_are_found(name):
     tables = random_tables(6, 4, 2, 2, False, impossible=0.35)
@@ -77,11 +85,13 @@ def test_impossible_events_are_exact_zeros_and_impossible_observations_are_found
     assert by_kernel("log_normalizer", *tables)[-1][:2].sign().tolist() == [1, -1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_float32_tables_lose_no_more_than_their_own_rounding(name):
     check(name, random_tables(3, 6, 3, 3, dtype=torch.float32), plain, rtol=3e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("size", [300.0, 1e5, 1e30, 1e285])
 def test_weights_any_distance_apart_lose_no_more_than_their_rounding(size, dtype):
@@ -95,6 +105,7 @@ def test_weights_any_distance_apart_lose_no_more_than_their_rounding(size, dtype
         assert_close(ours.double(), theirs, rtol=0, atol=1e-12 + (4e3 * eps if size < 1e6 else 0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_a_state_written_off_by_thousands_of_nats_comes_back(dtype):
     # The state never changes: evidence of 3000 nats against it in 6 steps, then 3005 for it in 2.
@@ -113,6 +124,7 @@ def test_a_state_written_off_by_thousands_of_nats_comes_back(dtype):
     assert (path == path[..., :1]).all()
 
 
+@pytest.mark.slow
 def test_small_shares_are_as_exact_as_large_ones():
     tables = random_tables(4, 5, 3, 1, seed=6)
     tables[1][:, 1:4] -= 600.0  # so are the weights of redraws
@@ -123,6 +135,7 @@ def test_small_shares_are_as_exact_as_large_ones():
         assert_close(ours, theirs, rtol=1e-11, atol=1e-300)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("which", "bad"), [(1, math.nan), (2, math.inf)])
 def test_bad_numbers_are_found_where_they_stand_and_not_beyond_the_end(which, bad):
     tables = random_tables(3, 4, 2, 2)
@@ -132,6 +145,7 @@ def test_bad_numbers_are_found_where_they_stand_and_not_beyond_the_end(which, ba
         assert by_kernel(name, *arguments(name, tables))[-1].tolist() == [2, -1, 1]
 
 
+@pytest.mark.slow
 def test_what_log_held_says_of_a_first_step_that_redraws_is_ignored():
     _, fresh, held, lengths = random_tables(2, 3, 2, 2)
     held[0, 0, 0], held[1, 0, 1] = math.nan, math.inf
@@ -139,6 +153,7 @@ def test_what_log_held_says_of_a_first_step_that_redraws_is_ignored():
         check(name, (None, fresh, held, lengths), plain, **TIGHT)
 
 
+@pytest.mark.slow
 def test_nothing_is_found_beyond_the_end_of_a_sequence():
     tables = random_tables(3, 5, 2, 2)
     tables[3][:] = torch.tensor([2, 1, 4])
@@ -164,6 +179,7 @@ def test_of_equally_good_paths_one_holds_and_else_is_in_the_least_state():
     assert value.item() == 0
 
 
+@pytest.mark.slow
 def test_the_gradient_of_the_log_normalizer_is_that_of_the_twin():
     tables = random_tables(3, 4, 3, 1)
     leaves = [table.requires_grad_() for table in tables[:3] if table is not None]
@@ -184,6 +200,7 @@ def test_no_sequences_give_empty_results():
             assert ours.dtype == theirs.dtype
 
 
+@pytest.mark.slow
 def test_kernels_compile_for_a_gpu_without_spilling_more_than_a_few_registers():
     with interpreted() as launches:
         op.marginals(*random_tables(1, 1, 8, 8))

@@ -7,6 +7,8 @@ from samplehold.inference.numerics.gpu import constexpr, kernel, launch, tl
 from samplehold.inference.numerics.gpu_elementary import exp, sigmoids, tanh
 from torch.testing import assert_close
 
+pytestmark = pytest.mark.kernels
+
 
 @kernel
 def values(x, out, LANES: constexpr):

@@ -4,13 +4,14 @@ import math
 
 import pytest
 import torch
+from examples import slow
 from oracles.gpu import compile_for_gpu, interpreted
 from samplehold.inference.chains.factored_copy import op, plain
 from torch.testing import assert_close
 
 from .test_factored_copy_chain import tables
 
-pytestmark = pytest.mark.cpu("it interprets kernels there")
+pytestmark = [pytest.mark.kernels, pytest.mark.cpu("it interprets kernels there")]
 
 
 def check(given, **bounds: float) -> list[int]:
@@ -27,17 +28,21 @@ def check(given, **bounds: float) -> list[int]:
     return failed.tolist()
 
 
-@pytest.mark.parametrize(("n", "steps", "states", "gates"), [(9, 2, 3, 1), (3, 5, 2, 5), (2, 1, 1, 1), (1, 3, 33, 3)])
+@pytest.mark.parametrize(
+    ("n", "steps", "states", "gates"), [(2, 1, 1, 1), slow(9, 2, 3, 1), slow(3, 5, 2, 5), slow(1, 3, 33, 3)]
+)
 def test_kernels_equal_the_chain_multiplied_out(n, steps, states, gates):
     check(tables(0, n, steps, states, gates), rtol=1e-10, atol=1e-13)
 
 
+@pytest.mark.slow
 def test_tables_are_shared_by_the_sequences_that_they_broadcast_to():
     redraw, hold, state, likelihood, _ = tables(1, 3, 4, 2, 4)
     given = redraw[:, None], hold[:1, None, :1], state[0], likelihood[:2], torch.tensor([[4, 2], [3, 4], [1, 4]])
     check(given, rtol=1e-10, atol=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_weights_far_apart_lose_no_more_than_their_rounding(dtype):
     given = [
@@ -47,6 +52,7 @@ def test_weights_far_apart_lose_no_more_than_their_rounding(dtype):
     check(given, rtol=rounding, atol=1e-12 if dtype == torch.float64 else 1e-6)
 
 
+@pytest.mark.slow
 def test_impossible_events_and_bad_numbers_are_found_where_they_stand():
     redraw, hold, state, likelihood, lengths = tables(3, 6, 4, 2, 4, ragged=False)
     state[0, 1] = redraw[1, 2] = hold[1, 0] = -math.inf
@@ -57,6 +63,7 @@ def test_impossible_events_and_bad_numbers_are_found_where_they_stand():
     assert check((redraw, hold, state, likelihood, lengths), rtol=1e-10, atol=1e-13) == [-1] * 6
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_the_plain_form():
     *factors, lengths = tables(4, 3, 4, 2, 1)
     leaves = [table.requires_grad_() for table in factors]
@@ -67,6 +74,7 @@ def test_gradients_are_those_of_the_plain_form():
         assert_close(ours, theirs, rtol=1e-10, atol=1e-13)
 
 
+@pytest.mark.slow
 def test_the_kernel_compiles_for_a_gpu_without_spilling_more_than_a_few_registers():
     with interpreted() as launches:
         op.filter(*(table.float() if table.is_floating_point() else table for table in tables(0, 1, 2, 8, 2)))

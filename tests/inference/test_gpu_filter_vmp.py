@@ -2,13 +2,14 @@
 
 import pytest
 import torch
+from examples import slow
 from oracles.gpu import compile_for_gpu, interpreted
 from samplehold.inference.message_passing.stepwise import naive, op, plain
 from torch.testing import assert_close
 
 from .test_filter_vmp_kernel import random_tables
 
-pytestmark = pytest.mark.cpu("it interprets kernels there")
+pytestmark = [pytest.mark.kernels, pytest.mark.cpu("it interprets kernels there")]
 
 
 def arguments(seed, states=3, impossible=False, wide=True, independent=False, given=False, dtype=torch.float64):
@@ -29,23 +30,26 @@ def check(given, twin=naive, rtol=1e-10, atol=1e-12):
 
 
 @pytest.mark.parametrize("independent", [False, True], ids=["mean_field", "conditional"])
-@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("wide", [False, slow(True)])
 @pytest.mark.parametrize("given", [False, True], ids=["inferred", "given"])
 def test_the_kernel_equals_its_textbook_twin(independent, wide, given):
     check(arguments(1, 3, False, wide, independent, given))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("independent", [False, True], ids=["mean_field", "conditional"])
 @pytest.mark.parametrize("seed", [2, 3, 4])
 def test_impossible_events_and_certain_gates(seed, independent):
     check(arguments(seed, 2, True, bool(seed % 2), independent))
 
 
+@pytest.mark.slow
 def test_many_states_and_float32():
     check(arguments(5, 33))
     check(arguments(6, dtype=torch.float32), plain, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_bad_numbers_are_found_where_they_stand_and_not_beyond_the_end(bad):
     given = arguments(7)
@@ -54,6 +58,7 @@ def test_bad_numbers_are_found_where_they_stand_and_not_beyond_the_end(bad):
         assert op.filter(*given)[-1].tolist() == [1, -1, -1, 2]
 
 
+@pytest.mark.slow
 def test_weights_of_any_size_beside_ordinary_ones():
     given = arguments(8)
     given[0][0, :, 1], given[1][2, :, 0], given[0][3, 1, 0] = 2.0**955, -(2.0**955), -500.0
@@ -66,6 +71,7 @@ def test_no_sequences_give_empty_results():
         assert [tuple(table.shape) for table in op.filter(*given)] == [(0, 3, 3), *[(0, 3)] * 3, (0,)]
 
 
+@pytest.mark.slow
 def test_the_kernel_compiles_for_a_gpu_without_spilling_more_than_a_few_registers():
     with interpreted() as launches:
         op.filter(*arguments(1))

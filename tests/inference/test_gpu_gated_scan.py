@@ -2,13 +2,14 @@
 
 import pytest
 import torch
+from examples import slow
 from oracles.gpu import compile_for_gpu, interpreted
 from samplehold.inference.scans.gated.naive import gated_scan as naive
 from samplehold.inference.scans.gated.op import PARTS, scan
 from torch import Tensor
 from torch.testing import assert_close
 
-pytestmark = pytest.mark.cpu("it interprets kernels there")
+pytestmark = [pytest.mark.kernels, pytest.mark.cpu("it interprets kernels there")]
 
 KINDS = ("linear", "tanh", "positive", "simplex")
 each_gate = pytest.mark.parametrize("gate", PARTS)
@@ -34,7 +35,7 @@ def agree(found: list[Tensor], expected: list[Tensor], bound: float) -> None:
 
 
 @pytest.mark.parametrize("gate", PARTS)
-@pytest.mark.parametrize("candidate", KINDS)
+@pytest.mark.parametrize("candidate", [KINDS[0], *map(slow, KINDS[1:])])
 def test_kernels_equal_a_loop(gate, candidate):
     given = tables(gate, 1, 6, 3, scale=30.0 if candidate == "simplex" else 1.0)  # in chunks
     with interpreted():
@@ -42,6 +43,7 @@ def test_kernels_equal_a_loop(gate, candidate):
     agree(found, states_and_gradients(naive, *given, gate, candidate, 3), 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("gate", "candidate", "shape"), [("free", "tanh", (2, 1, 5)), ("hold", "simplex", (2, 3, 66))])
 def test_time_is_left_whole_and_sequences_share_programs(gate, candidate, shape):
     given = tables(gate, *shape, scale=30.0)
@@ -58,6 +60,7 @@ def test_nothing_comes_of_no_steps():
     assert all(not bool(gradient.any()) for gradient in gradients)
 
 
+@pytest.mark.slow
 def test_half_precision_is_carried_in_single_and_rounded_once():
     given = [table.detach().requires_grad_() for table in tables("ratio", 1, 6, 3, torch.bfloat16)]
     with interpreted():
@@ -70,6 +73,7 @@ def test_half_precision_is_carried_in_single_and_rounded_once():
     agree(found[1:], expected[1:], 2**-7)
 
 
+@pytest.mark.slow
 def test_of_two_gates_one_may_be_shut_for_certain_and_not_both():
     inf, nan = torch.inf, torch.nan
     pre = torch.tensor([[-inf, 0.3, 1.0], [0.3, -inf, 1.0], [inf, 0.0, 1.0], [-inf, -inf, 1.0], [nan, 0.0, 1.0]])
@@ -79,6 +83,7 @@ def test_of_two_gates_one_may_be_shut_for_certain_and_not_both():
     assert_close(found, scan.plain(*given), equal_nan=True)
 
 
+@pytest.mark.slow
 def test_kernels_compile_for_a_gpu_without_spilling_registers():
     with interpreted() as launches:
         for dtype, gate, candidate in (

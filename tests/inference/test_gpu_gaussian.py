@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+from examples import slow
 from oracles.gpu import compile_for_gpu, interpreted
 from samplehold.inference.gaussian import op, plain
 from torch import Tensor
 from torch.testing import assert_close
 
-pytestmark = pytest.mark.cpu("it interprets kernels there")
+pytestmark = [pytest.mark.kernels, pytest.mark.cpu("it interprets kernels there")]
 
 
 def tables(
@@ -35,7 +36,9 @@ def results(given: dict[str, list[Tensor]]) -> list[Tensor]:
     return [table for output in outputs for table in (output if isinstance(output, tuple) else (output,))]
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1, ()), (70, 3, 2, (2,)), (5, 35, 1, ()), (9, 2, 5, (2, 1)), (700, 2, 3, ())])
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1, ()), (9, 2, 5, (2, 1)), *map(slow, [(70, 3, 2, (2,)), (5, 35, 1, ()), (700, 2, 3, ())])]
+)
 def test_kernels_equal_the_plain_form(shape):
     given = tables(*shape)
     with interpreted():
@@ -55,6 +58,7 @@ def test_steps_without_features_or_restarts_are_sums_of_nothing():
     assert {launch.kernel for launch in launches} == {"_sums"}
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_the_plain_form():
     for name, arguments in tables(6, 2, 3, (2,)).items():
         leaves = [arguments[0], *(table.detach().clone().requires_grad_() for table in arguments[1:])]
@@ -69,6 +73,7 @@ def test_gradients_are_those_of_the_plain_form():
             assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_second_moments_are_symmetric_and_the_same_again():
     given = tables(200, 2, 3, dtype=torch.float32)["full_moments"]
     with interpreted():
@@ -78,6 +83,7 @@ def test_second_moments_are_symmetric_and_the_same_again():
     assert_close(second, plain.multivariate_normal_moments(*given)[2], rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_kernels_compile_for_a_gpu_without_spilling_registers():
     with interpreted() as launches:
         results(tables(3, 8, 4))

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from examples import slow
 from oracles.gpu import compile_for_gpu, interpreted
 from samplehold.inference.chains.gaussian_paths import op, plain
 from samplehold.inference.families import GaussianPaths, GaussianTables
@@ -9,7 +10,7 @@ from samplehold.inference.numerics.cholesky import NotDefiniteError
 from torch import Tensor
 from torch.testing import assert_close
 
-pytestmark = pytest.mark.cpu("it interprets kernels there")
+pytestmark = [pytest.mark.kernels, pytest.mark.cpu("it interprets kernels there")]
 
 
 def tables(n: int, steps: int, states: int, dtype: torch.dtype = torch.float64) -> GaussianTables:
@@ -30,7 +31,7 @@ def close(found: Tensor, expected: Tensor, rtol: float = 1e-10) -> None:
 
 
 @pytest.mark.parametrize(
-    ("states", "lengths"), [(1, [1]), (2, [4, 1, 3]), (3, [3, 2]), (5, [2])], ids=["1", "2", "3", "5"]
+    ("states", "lengths"), [(1, [1]), (2, [4, 1, 3]), slow(3, [3, 2]), slow(5, [2])], ids=["1", "2", "3", "5"]
 )
 def test_moments_and_draws_are_those_of_the_plain_form(states, lengths):
     eta, lengths = tables(len(lengths), max(lengths), states), torch.tensor(lengths)
@@ -44,6 +45,7 @@ def test_moments_and_draws_are_those_of_the_plain_form(states, lengths):
         close(ours, theirs)
 
 
+@pytest.mark.slow
 def test_the_gradient_of_the_normalizer_is_the_moments():
     eta = [x.requires_grad_() for x in tables(2, 3, 2)]
     with interpreted():
@@ -53,6 +55,7 @@ def test_the_gradient_of_the_normalizer_is_the_moments():
         close(ours, theirs)
 
 
+@pytest.mark.slow
 def test_float32_is_computed_in_float64():
     narrow = tables(1, 3, 2, torch.float32)
     wide = [x.double() for x in narrow]
@@ -63,6 +66,7 @@ def test_float32_is_computed_in_float64():
         assert_close(ours, theirs.float(), rtol=1e-6, atol=0.0)
 
 
+@pytest.mark.slow
 def test_a_precision_that_is_none_is_told_by_its_step():
     eta = tables(2, 3, 2)
     square = eta.square.clone()
@@ -78,6 +82,7 @@ def test_nothing_comes_of_no_sequences():
         assert op.sample(*eta, none, torch.zeros(4, 0, 3, 2, dtype=torch.float64))[0].shape == (4, 0, 3, 2)
 
 
+@pytest.mark.slow
 def test_kernels_compile_for_a_gpu_without_spilling_registers():
     with interpreted() as launches:
         op.moments(*tables(1, 2, 2, torch.float32), torch.tensor([2]))

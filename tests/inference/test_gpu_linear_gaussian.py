@@ -3,6 +3,7 @@
 import pytest
 import samplehold as sh
 import torch
+from examples import slow
 from oracles.gpu import compile_for_gpu, interpreted
 from samplehold.inference.chains.linear_gaussian import op, plain
 from samplehold.inference.chains.linear_gaussian.parameters import read
@@ -10,7 +11,7 @@ from samplehold.inference.chains.linear_gaussian.tables import OVERFLOW, OWN_AXE
 from torch import Tensor
 from torch.testing import assert_close
 
-pytestmark = pytest.mark.cpu("it interprets kernels there")
+pytestmark = [pytest.mark.kernels, pytest.mark.cpu("it interprets kernels there")]
 
 FORMS = (op.evidence, plain.evidence), (op.filter, plain.filter), (op.smooth, plain.smooth)
 PARAMETERS = "transition", "state_noise", "emission", "observation_noise", "initial_covariance"
@@ -87,7 +88,7 @@ def score(form, given: Tables) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [next(iter(KINDS)), *map(slow, list(KINDS)[1:])])
 def test_kernels_equal_the_plain_form(kind):
     given = tables(**KINDS[kind])
     with interpreted():
@@ -96,6 +97,7 @@ def test_kernels_equal_the_plain_form(kind):
         agree(ours, twin(given))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["restarts of shared covariances", "missing and ragged", "all by step"])
 def test_scores_are_those_of_the_plain_form(kind):
     given = tables(**KINDS[kind])
@@ -106,6 +108,7 @@ def test_scores_are_those_of_the_plain_form(kind):
     agree(tuple(found.values()), tuple(expected.values()))
 
 
+@pytest.mark.slow
 def test_draws_are_affine_in_their_noise_with_the_moments_of_the_posterior():
     """Every number of the noise alone, one after another: the columns of a factor."""
     steps, states = 3, 2
@@ -120,6 +123,7 @@ def test_draws_are_affine_in_their_noise_with_the_moments_of_the_posterior():
     agree((torch.einsum("nbti,nbtj->btij", columns[:, :, 1:], columns[:, :, :-1]),), (cross,), 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transition", [1e-155, 1e-162])
 def test_a_rotation_by_nearly_nothing_is_left_out(transition):
     """The square of its row lies below the numbers whose inverse is finite."""
@@ -130,6 +134,7 @@ def test_a_rotation_by_nearly_nothing_is_left_out(transition):
         agree(ours, twin(given))
 
 
+@pytest.mark.slow
 def test_covariances_at_rest_go_on_as_if_they_went_on():
     """Beside the loop over steps, which never rests: from 18 steps on, nothing changes any more."""
     given = scalar(21, transition=0.01)
@@ -138,6 +143,7 @@ def test_covariances_at_rest_go_on_as_if_they_went_on():
     agree(found, plain.smooth(given))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "numbers",
     [
@@ -158,6 +164,7 @@ def test_extremes(numbers):
         agree(ours, theirs)
 
 
+@pytest.mark.slow
 def test_faults_are_told_by_their_step():
     beyond, exact = scalar(4, transition=1e90, emission=0.0), scalar(2, state=0.0, sight=0.0)
     with interpreted():
@@ -169,6 +176,7 @@ def test_faults_are_told_by_their_step():
             chain.smooth()
 
 
+@pytest.mark.slow
 def test_diffuse_starts_are_left_to_the_plain_form():
     given = tables(3, 2, 2, diffuse=1)
     with interpreted() as launches:
@@ -177,6 +185,7 @@ def test_diffuse_starts_are_left_to_the_plain_form():
     agree(found, plain.smooth(given))
 
 
+@pytest.mark.slow
 def test_float32_is_computed_in_float64_and_rounded():
     given = tables(3, dtype=torch.float32)
     double = given._replace(directions=given.directions.double(), **{n: getattr(given, n).double() for n in NUMBERS})
@@ -186,6 +195,7 @@ def test_float32_is_computed_in_float64_and_rounded():
         assert_close(ours, theirs.to(ours.dtype), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_nothing_comes_of_no_sequences():
     given = scalar(3, batch=(0,))
     with interpreted():
@@ -195,6 +205,7 @@ def test_nothing_comes_of_no_sequences():
             assert [tuple(x.shape) for x in others[: len(shapes)]] == shapes
 
 
+@pytest.mark.slow
 def test_kernels_compile_for_a_gpu_without_spilling_registers():
     with interpreted() as launches:
         given = tables(2, missing=0.3, dtype=torch.float32)

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
+from examples import slow
 from oracles.gpu import compile_for_gpu, interpreted
 from samplehold.inference.scans.linear import naive
 from samplehold.inference.scans.linear.op import scan
 from torch import Tensor
 from torch.testing import assert_close
 
-pytestmark = pytest.mark.cpu("it interprets kernels there")
+pytestmark = [pytest.mark.kernels, pytest.mark.cpu("it interprets kernels there")]
 
 each_kind = pytest.mark.parametrize("lerp", [False, True], ids=["linear", "lerp"])
 
@@ -28,7 +29,7 @@ def states_and_gradients(function, given: list[Tensor], lerp: bool) -> list[Tens
 
 
 @each_kind
-@pytest.mark.parametrize("shape", [(2, 1, 1), (3, 5, 130), (1, 6, 2), (1, 26, 3)])
+@pytest.mark.parametrize("shape", [(2, 1, 1), slow((3, 5, 130)), (1, 6, 2), slow((1, 26, 3))])
 def test_kernels_equal_a_loop(lerp, shape):
     given = tables(*shape)
     with interpreted():
@@ -45,6 +46,7 @@ def test_nothing_comes_of_no_steps():
     assert all(not bool(gradient.any()) for gradient in gradients)
 
 
+@pytest.mark.slow
 def test_a_gate_of_one_takes_and_a_gate_of_zero_keeps_without_rounding():
     value, h0 = torch.randn(1, 6, 5), torch.randn(1, 5)
     gate = torch.tensor([0.0, 1.0, 0.0, 0.0, 1.0, 1.0])[None, :, None].expand(1, 6, 5)
@@ -53,6 +55,7 @@ def test_a_gate_of_one_takes_and_a_gate_of_zero_keeps_without_rounding():
     assert torch.equal(h, torch.stack([h0, *value[:, [1, 1, 1, 4, 5]].unbind(1)], 1))
 
 
+@pytest.mark.slow
 @each_kind
 def test_half_precision_is_carried_in_single_and_rounded_once(lerp):
     given = tables(1, 7, 3, torch.bfloat16)
@@ -64,6 +67,7 @@ def test_half_precision_is_carried_in_single_and_rounded_once(lerp):
         assert_close(ours.float(), theirs, rtol=2**-7, atol=2**-7 * float(theirs.detach().abs().amax()))
 
 
+@pytest.mark.slow
 def test_a_state_of_nothing_stays_so_however_large_the_factors():
     double = {"dtype": torch.float64}
     factors, nothing = torch.full((1, 12, 2), 1e200, **double), torch.zeros(1, 12, 2, **double)
@@ -73,6 +77,7 @@ def test_a_state_of_nothing_stays_so_however_large_the_factors():
     assert h[0, 3:, 1].isinf().all()
 
 
+@pytest.mark.slow
 def test_kernels_compile_for_a_gpu_without_spilling_registers():
     with interpreted() as launches:
         for dtype, lerp in ((torch.float32, False), (torch.float64, True), (torch.bfloat16, True)):

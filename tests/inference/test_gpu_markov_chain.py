@@ -2,13 +2,14 @@
 
 import pytest
 import torch
+from examples import slow
 from oracles import log_paths
 from oracles.gpu import compile_for_gpu, interpreted
 from samplehold.inference.chains.markov import naive, op, plain
 from torch import Tensor
 from torch.testing import assert_close
 
-pytestmark = pytest.mark.cpu("it interprets kernels there")
+pytestmark = [pytest.mark.kernels, pytest.mark.cpu("it interprets kernels there")]
 
 INF = float("inf")
 OPERATORS = "filter", "posterior", "viterbi"
@@ -48,18 +49,22 @@ def compare(given: list[Tensor], uniform: Tensor) -> None:
 
 
 @pytest.mark.parametrize("varies", [False, True])
-@pytest.mark.parametrize(("batch", "steps", "states"), [((), 1, 1), ((3,), 6, 4), ((2, 9), 3, 2), ((), 5, 35)])
+@pytest.mark.parametrize(
+    ("batch", "steps", "states"), [((), 1, 1), slow((3,), 6, 4), slow((2, 9), 3, 2), slow((), 5, 35)]
+)
 def test_kernels_equal_the_textbook(batch, steps, states, varies):
     given = tables(batch, steps, states, varies, holes=0.2)
     compare(given, torch.rand(2, *batch, steps, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("varies", [False, True])
 def test_single_precision(varies):
     given = tables((3,), 5, 3, varies, dtype=torch.float32)
     compare(given, torch.rand(2, 3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float64, 1e12), (torch.float32, 300.0)])
 def test_weights_far_apart_beside_sequences_of_ordinary_ones(dtype, size):
     """States that probabilities would lose come back; what follows is right to the rounding of the weights' size."""
@@ -90,6 +95,7 @@ def test_weights_far_apart_beside_sequences_of_ordinary_ones(dtype, size):
     assert torch.equal(best, plain.viterbi(*given, lengths)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("varies", [False, True])
 def test_the_first_step_that_is_impossible_or_no_number_is_named(varies):
     start, moves, likelihood, _ = tables((6,), 4, 3, varies)
@@ -106,6 +112,7 @@ def test_the_first_step_that_is_impossible_or_no_number_is_named(varies):
         assert failed.tolist() == [2, 1, 3, 0, 1, -1]
 
 
+@pytest.mark.slow
 def test_the_gradient_of_the_evidence_is_the_posterior_of_each_table():
     *given, lengths = tables((2,), 4, 3)
     leaves = [table.requires_grad_() for table in given]
@@ -127,6 +134,7 @@ def test_no_sequences_start_no_program(batch):
     assert path.shape == (*batch, 3)
 
 
+@pytest.mark.slow
 def test_kernels_compile_for_a_gpu_without_spilling_registers():
     with interpreted() as launches:
         op.posterior(*tables((1,), 2, 4, dtype=torch.float32))

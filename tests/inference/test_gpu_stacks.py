@@ -2,13 +2,14 @@
 
 import pytest
 import torch
+from examples import slow
 from oracles.gpu import compile_for_gpu, interpreted
 from oracles.placement import close
 from samplehold.inference.stacks.stratification.op import step as stratification
 from samplehold.inference.stacks.superposition.op import step as superposition
 from torch import Tensor
 
-pytestmark = pytest.mark.cpu("it interprets kernels there")
+pytestmark = [pytest.mark.kernels, pytest.mark.cpu("it interprets kernels there")]
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -35,7 +36,13 @@ def doubled(given: list[Tensor]) -> list[Tensor]:
 
 @pytest.mark.parametrize(
     ("stacks", "cells", "width", "depth", "n_read", "pops"),
-    [(3, 2, 2, 3, 1, 1), (2, 0, 3, 1, 2, 1), (1, 3, 1, 3, 5, 3), (2, 4, 1, 2, 1, 2), (1, 90, 3, 91, 1, 1)],
+    [
+        (3, 2, 2, 3, 1, 1),
+        (2, 0, 3, 1, 2, 1),
+        slow(1, 3, 1, 3, 5, 3),
+        slow(2, 4, 1, 2, 1, 2),
+        slow(1, 90, 3, 91, 1, 1),
+    ],
 )
 def test_superposition_equals_plain_torch(stacks, cells, width, depth, n_read, pops, dtype):
     given = [normal(stacks, 2 + pops + width, dtype=dtype), normal(stacks, cells, width, dtype=dtype)]
@@ -51,7 +58,7 @@ def test_superposition_of_no_stacks():
     assert reading.shape == (0, 2)
 
 
-@pytest.mark.parametrize(("stacks", "layers", "width"), [(3, 0, 2), (2, 1, 3), (2, 6, 1), (1, 40, 3)])
+@pytest.mark.parametrize(("stacks", "layers", "width"), [(3, 0, 2), (2, 1, 3), slow(2, 6, 1), slow(1, 40, 3)])
 def test_stratification_equals_plain_torch(stacks, layers, width, dtype):
     raw, values = normal(stacks, 2 + width, dtype=dtype), normal(stacks, layers, width, dtype=dtype)
     strength = (
@@ -63,6 +70,7 @@ def test_stratification_equals_plain_torch(stacks, layers, width, dtype):
     agree(found, results_and_gradients(stratification.plain, doubled(given)), dtype)
 
 
+@pytest.mark.slow
 def test_second_derivatives_of_steps_are_those_of_plain_torch():
     for step, given, others in (
         (superposition, [normal(1, 5), normal(1, 1, 2)], (2, 1, 0.0)),
@@ -84,6 +92,7 @@ def test_a_stack_without_a_number_reads_none():
     assert reading.isnan().all()
 
 
+@pytest.mark.slow
 def test_kernels_compile_for_a_gpu_without_spilling_registers():
     with interpreted() as launches:
         for dtype in (torch.float32, torch.float64):

@@ -13,7 +13,7 @@ from samplehold.inference.chains.markov import op as markov
 from torch import Tensor
 from torch.testing import assert_close
 
-pytestmark = pytest.mark.cpu("it interprets kernels there")
+pytestmark = [pytest.mark.kernels, pytest.mark.cpu("it interprets kernels there")]
 
 STEPS, STATES = 35, 3
 FORGETS, REMEMBERS = 40.0, -40.0  # how much more often a state is drawn than held, in nats
@@ -61,6 +61,7 @@ def tables(kind: str, forgets: list[bool], dtype: torch.dtype, by_step: bool = F
     return [None if x is None else x.to(dtype) for x in given] + [lengths]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", OPERATORS)
 @pytest.mark.parametrize("forgets", [[True], [True, False]])
 def test_stretches_are_the_whole(kind, forgets, dtype, agreed):
@@ -81,6 +82,7 @@ def test_stretches_are_the_whole(kind, forgets, dtype, agreed):
     assert agreed == [forgets] * len(OPERATORS[kind])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["markov", "factored"])
 def test_a_sequence_without_batch_axes_is_cut_like_a_batch_of_one(kind, agreed):
     given = tables(kind, [True], torch.float64)
@@ -91,6 +93,7 @@ def test_a_sequence_without_batch_axes_is_cut_like_a_batch_of_one(kind, agreed):
     assert agreed == [[True]] * 2 * len(OPERATORS[kind])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", OPERATORS)
 def test_what_is_impossible_is_found_in_a_stretch(kind):
     given = tables(kind, [True], torch.float64)

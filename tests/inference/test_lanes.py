@@ -24,7 +24,7 @@ from samplehold.inference.numerics.lanes import (
     width,
 )
 
-pytestmark = pytest.mark.cpu("numba's kernels")
+pytestmark = [pytest.mark.kernels, pytest.mark.cpu("numba's kernels")]
 
 DTYPES = [np.float32, np.float64]
 

@@ -8,12 +8,15 @@ import pandas as pd
 import pytest
 import samplehold as sh
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from samplehold.inference.chains.linear_gaussian import naive
 from samplehold.inference.chains.linear_gaussian.factors import compress, covariance_of, factor_of
 from torch import Tensor
 from torch.testing import assert_close
+
+pytestmark = pytest.mark.kernels
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-10}
 NILE = Path(sh.__file__).parent / "notebooks" / "data" / "nile.csv"
@@ -125,7 +128,7 @@ def _compare(model: dict[str, Tensor], rtol: float = 1e-10) -> None:
         assert not filtered.covariance[b, t:].any()
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(**(MODELS | {"missing": st.just(0.0)}), diffuse=st.integers(0, 1))
 def test_gradients_of_the_evidence_are_those_of_the_dense_normal_distribution(**options):
     _compare_gradients(random_model(**options))

@@ -12,7 +12,7 @@ from samplehold.inference.chains.linear_gaussian.tables import Tables
 from torch import Tensor
 from torch.testing import assert_close
 
-pytestmark = pytest.mark.cpu("numba's kernels")
+pytestmark = [pytest.mark.kernels, pytest.mark.cpu("numba's kernels")]
 
 NAMES = ("transition", "state_noise", "emission", "observation_noise", "initial_covariance")
 OFFSETS = ("initial_mean", "transition_offset", "emission_offset")

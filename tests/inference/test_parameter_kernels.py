@@ -9,7 +9,7 @@ from samplehold.inference.families.peak import peak
 from torch import Tensor
 from torch.testing import assert_close
 
-pytestmark = pytest.mark.cpu("numba's kernels")
+pytestmark = [pytest.mark.kernels, pytest.mark.cpu("numba's kernels")]
 
 FUSED = [Beta(), Dirichlet(), Gamma(), NormalGamma(), NormalWishart()]
 each_fused = pytest.mark.parametrize("family", FUSED, ids=lambda family: type(family).__name__)

@@ -5,7 +5,8 @@ import threading
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles.operators import without_kernels
 from oracles.placement import tolerances
@@ -14,6 +15,8 @@ from samplehold.inference.scans.linear.op import lerp_scan, linear_scan, scan
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.testing import assert_close
+
+pytestmark = pytest.mark.kernels
 
 each_kind = pytest.mark.parametrize("lerp", [False, True], ids=["linear", "lerp"])
 
@@ -73,7 +76,7 @@ def test_the_implementations_have_equal_gradients(lerp, tables, dtype):
 
 
 @each_kind
-@settings(max_examples=5)
+@examples(5)
 @given(arguments(max_steps=4))
 def test_first_and_second_derivatives_are_right(lerp, tables):
     leaves = [table[..., :3].clone().requires_grad_() for table in tables]

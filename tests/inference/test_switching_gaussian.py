@@ -11,6 +11,8 @@ from samplehold.inference.chains.switching_gaussian.tables import choose, stick_
 from torch import Tensor
 from torch.testing import assert_close
 
+pytestmark = pytest.mark.kernels
+
 TIGHT = {"rtol": 1e-10, "atol": 1e-10}
 MODELS = {
     "seed": st.integers(0, 2**31),

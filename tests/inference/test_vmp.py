@@ -6,7 +6,8 @@ from itertools import product
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles import conjugate
 from samplehold.inference.families import (
@@ -27,6 +28,8 @@ from samplehold.inference.families import (
 from samplehold.inference.message_passing.engine import VMP, Block, Factor
 from torch import Generator, Tensor
 from torch.testing import assert_close
+
+pytestmark = pytest.mark.kernels
 
 LOG_2PI = math.log(2 * math.pi)
 
@@ -299,7 +302,7 @@ def test_the_bound_is_tight_for_known_parameters():
 
 
 @given(seed=st.integers(0, 10**6), n_states=st.integers(1, 3))
-@settings(max_examples=8)
+@examples(8)
 def test_the_bound_is_below_the_evidence_of_a_mixture(seed, n_states):
     """The evidence is a sum over assignments, each of which is conjugate. With one component the bound is tight."""
     x, usual = clustered(4, 2, seed), normal_prior(2)
@@ -344,7 +347,7 @@ def test_the_bound_is_below_the_evidence_of_a_hidden_markov_model(n_states):
 
 @each_model
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=5)
+@examples(5)
 def test_every_message_is_the_numerical_derivative_of_the_elbo(model, seed):
     """With respect to a block's expected statistics, in which the factors' part is affine: exact for any step."""
     vmp = model(seed % 100)

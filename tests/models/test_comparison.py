@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from samplehold import (
     GRU,
@@ -35,6 +36,8 @@ from samplehold.models.bridge.gate_reading import read_gates
 from samplehold.models.bridge.network_states import best_order
 from sklearn.metrics import roc_auc_score
 from torch.testing import assert_close
+
+pytestmark = pytest.mark.kernels
 
 
 def rows(random, *shape):
@@ -288,7 +291,7 @@ def test_units_in_another_order_are_aligned_and_that_is_said(space):
     assert_close(report.network.divergence, own.network.divergence, rtol=0, atol=1e-13)
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(st.integers(0, 2**20), st.integers(1, 5))
 def test_the_order_of_units_is_the_best_of_all_permutations(seed, states):
     random = torch.Generator().manual_seed(seed)
@@ -405,7 +408,7 @@ def test_gates_of_probed_networks_are_measured_by_what_they_tell_of_z():
     assert "Of the network's gates that of unit" in repr(report)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.integers(0, 2**20), st.integers(2, 12))
 def test_auc_is_its_sum_over_pairs(seed, steps):
     random = torch.Generator().manual_seed(seed)
@@ -419,7 +422,7 @@ def test_auc_is_its_sum_over_pairs(seed, steps):
     assert float(found.auc[0]) == pytest.approx(above / total, rel=1e-10)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.integers(0, 2**20), st.integers(120, 150))
 def test_information_is_its_sum_over_values_that_are_met_often(seed, steps):
     random = torch.Generator().manual_seed(seed)

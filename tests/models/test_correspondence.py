@@ -5,7 +5,8 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles.copy_paths import enumerate_paths
 from samplehold import (
@@ -29,6 +30,8 @@ from samplehold import (
 )
 from samplehold.switching.parameters import Parameters
 from torch.testing import assert_close
+
+pytestmark = pytest.mark.kernels
 
 CANDIDATES = ("linear", "tanh", "positive", "simplex")
 
@@ -122,7 +125,7 @@ def test_a_thousand_random_layers_equal_the_filters_of_their_chains(first, one_t
     assert outside > 50
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(st.integers(0, 2**20), st.sampled_from(CANDIDATES), st.sampled_from([MinGRU, MinLSTM]), st.booleans())
 def test_hidden_states_are_expectations_over_all_enumerated_paths(seed, candidate, kind, given_start):
     layer, random = build(kind, 3, 2, seed=seed, candidate=candidate)
@@ -273,7 +276,7 @@ def test_any_token_probabilities_make_the_same_filter():
 # ---- model -> network ----------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(st.integers(0, 2**20), st.integers(1, 6), st.integers(2, 9), st.sampled_from([0.0, 0.01, 0.5, 0.99, 1.0]))
 def test_the_network_of_a_model_is_its_exact_filter(seed, states, tokens, redraw):
     model = gated_model(states, tokens, redraw, seed)
@@ -307,7 +310,7 @@ def test_impossible_tokens_and_states_keep_the_network_exact():
         as_rnn(model, space="logit")
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(st.integers(0, 2**20), st.integers(2, 6), st.integers(2, 9), st.sampled_from([0.01, 0.5, 0.99]))
 def test_the_logit_network_is_the_variational_update_with_the_gate_from_x_alone(seed, states, tokens, redraw):
     model = gated_model(states, tokens, redraw, seed)
@@ -320,7 +323,7 @@ def test_the_logit_network_is_the_variational_update_with_the_gate_from_x_alone(
     assert_close(layer.activations(x).draw[:, 1:, 0].detach(), expected.redraw[:, 1:], rtol=0, atol=1e-12)
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(st.integers(0, 2**20), st.integers(1, 5), st.integers(2, 9), st.sampled_from([0.02, 0.5, 0.98]))
 def test_model_to_network_to_model_gives_the_same_likelihood_of_any_sequence(seed, states, tokens, redraw):
     model = gated_model(states, tokens, redraw, seed)
@@ -366,7 +369,7 @@ def test_networks_of_models_in_single_precision():
 # ---- Gaussian inputs -----------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(st.integers(0, 2**20), st.integers(1, 4), st.sampled_from(["linear", "tanh"]), st.sampled_from([0.3, 1.0]))
 def test_gaussian_candidates_are_exact_and_gates_leave_out_what_is_said(seed, units, candidate, scale):
     layer, random = build(tokens=4, units=units, scale=scale, seed=seed, candidate=candidate)

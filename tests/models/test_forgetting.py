@@ -4,7 +4,8 @@ import copy
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from samplehold import (
     GRU,
@@ -24,6 +25,8 @@ from samplehold import (
 )
 from samplehold.face.studies import forgetting, stabilize, truncation_bound
 from torch.testing import assert_close
+
+pytestmark = pytest.mark.kernels
 
 ROUNDING = 1e-13
 
@@ -51,7 +54,7 @@ def single_layers():
 
 
 @pytest.mark.parametrize(("layer_class", "options"), list(single_layers()))
-@settings(max_examples=5)
+@examples(5)
 @given(
     seed=st.integers(0, 2**20),
     scale=st.sampled_from([0.5, 3.0]),
@@ -75,7 +78,7 @@ def test_the_bound_holds_at_every_step_with_its_own_window_and_with_any_longer_o
         assert (error <= truncation_bound(layer, x, window, h0) + ROUNDING).all()
 
 
-@settings(max_examples=8)
+@examples(8)
 @given(seed=st.integers(0, 2**20), tol=st.sampled_from([0.1, 1e-4, 1e-8]))
 def test_the_bound_is_tight_within_the_ratio_of_the_greatest_state_so_far_to_the_one_cut_off(seed, tol):
     layer, random = build(MinGRU, seed, 1.0, units=1)
@@ -123,7 +126,7 @@ def test_a_gate_that_draws_forgets_at_once_and_one_that_holds_never():
     ("layer_class", "candidate"),
     [(MinGRU, "linear"), (MinGRU, "tanh"), (MinGRU, "positive"), (MinGRU, "simplex"), (MinLSTM, "linear")],
 )
-@settings(max_examples=3)
+@examples(3)
 @given(seed=st.integers(0, 2**20), num_layers=st.integers(2, 3), scale=st.sampled_from([0.3, 1.0]))
 def test_the_bound_holds_for_a_stack(layer_class, candidate, seed, num_layers, scale):
     layer, random = build(layer_class, seed, scale, num_layers=num_layers, candidate=candidate)
@@ -298,7 +301,7 @@ def copy_model(kind, redraw, random):
 
 
 @pytest.mark.parametrize("kind", ["normal", "held", "gated"])
-@settings(max_examples=5)
+@examples(5)
 @given(seed=st.integers(0, 2**20), redraw=st.sampled_from([0.05, 0.3, 0.8]), tol=st.sampled_from([0.1, 1e-3]))
 def test_the_bound_holds_for_the_exact_filter_of_a_model(kind, seed, redraw, tol):
     model = copy_model(kind, redraw, torch.Generator().manual_seed(seed))
@@ -397,7 +400,7 @@ def test_no_belief_carried_in_and_no_earlier_inputs_lead_beyond_the_bound(kind):
     assert reached.max() > 0.98 * found.bound[-1]
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(
     seed=st.integers(0, 2**20),
     redraw=st.sampled_from([0.01, 0.2, 0.9]),

@@ -5,7 +5,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles import networks
 from oracles.placement import close
@@ -58,7 +59,7 @@ def gradients(layer, loss, *others):
 
 @pytest.mark.parametrize("layer_class", [MinGRU, MinLSTM])
 @pytest.mark.parametrize("candidate", KINDS)
-@settings(max_examples=12)
+@examples(12)
 @given(
     sizes=st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 4), st.integers(1, 3)),
     num_layers=st.integers(1, 2),
@@ -98,7 +99,7 @@ def test_parallel_step_and_loop_agree_in_value_and_gradient(
 
 
 @pytest.mark.parametrize("layer_class", [MinGRU, MinLSTM])
-@settings(max_examples=10)
+@examples(10)
 @given(cuts=st.lists(st.integers(0, 30), max_size=3), seed=st.integers(0, 2**20))
 def test_chunks_with_carried_state_equal_the_whole(layer_class, cuts, seed):
     layer, random = build(layer_class, 3, 5, seed, num_layers=2)

@@ -9,7 +9,7 @@ from samplehold.face.studies import information_sweep
 from samplehold.models.studies.information import gaussian_model, mutual_information
 from torch.testing import assert_close
 
-pytestmark = pytest.mark.cpu("the study makes its models there")
+pytestmark = [pytest.mark.kernels, pytest.mark.cpu("the study makes its models there")]
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles.coupled import layered_of
 from samplehold import Categorical, Gated, MinGRU, Normal, SweepNetwork, as_rnn, compare_layers, one_hot
@@ -28,7 +29,7 @@ def make(gated, states=(3, 2, 2), tokens=5, seed=0):
     return layered_of(emission, values, redraw, tables, rows(random, states[-1]))
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(st.integers(0, 2**20), st.booleans(), st.sampled_from([(2,), (3, 2), (2, 3, 2)]))
 def test_the_network_is_one_bottom_up_sweep(seed, gated, states):
     model = make(gated, states, seed=seed)

@@ -5,7 +5,8 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles.copy_paths import enumerate_paths
 from samplehold import QRNN, MinGRU, MinLSTM, as_ssm, one_hot
@@ -48,7 +49,7 @@ def start_of(layer, random, *batch):
     return QRNNState(state, tuple(normal(random, *part.shape) for part in before))
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     st.integers(0, 2**20),
     st.sampled_from(KINDS),
@@ -87,7 +88,7 @@ def test_the_filters_of_the_chains_are_the_network(
         assert part.chain.log_normalizer().abs().max() < 1e-12  # no density of x
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.integers(0, 2**20), st.sampled_from(CANDIDATES), st.sampled_from(["MinGRU", "MinLSTM"]))
 def test_one_layer_is_exact_to_rounding(seed, candidate, kind):
     layer, random = build(kind, seed=seed, candidate=candidate, scale=2.0)
@@ -99,7 +100,7 @@ def test_one_layer_is_exact_to_rounding(seed, candidate, kind):
     assert part.hidden().dtype == torch.float64
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(st.integers(0, 2**20), st.sampled_from(KINDS), st.sampled_from(CANDIDATES), st.booleans())
 def test_chains_and_last_draws_are_those_of_all_enumerated_histories(seed, kind, candidate, started):
     layer, random = build(kind, units=2, seed=seed, candidate=candidate)
@@ -203,7 +204,7 @@ def sequential(seed=0, kind="MinGRU", **options):
     return network, random
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(st.integers(0, 2**20), st.sampled_from(["MinGRU", "MinLSTM", "QRNN f"]), st.sampled_from(CANDIDATES))
 def test_an_embedding_before_a_layer_is_a_model_of_its_tokens(seed, kind, candidate):
     network, random = sequential(seed, kind, candidate=candidate)

@@ -5,7 +5,8 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from samplehold import (
     Bernoulli,
@@ -95,7 +96,7 @@ def enumerated(model, x):
     return torch.tensor(beliefs, dtype=torch.float64)
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(st.integers(0, 2**20), st.sampled_from(KINDS), st.integers(1, 3), st.integers(1, 3))
 def test_the_network_is_the_filter_by_enumeration_of_all_histories(seed, kind, states, features):
     model = make(kind, states, features, seed=seed)
@@ -104,7 +105,7 @@ def test_the_network_is_the_filter_by_enumeration_of_all_histories(seed, kind, s
     assert_close(layer(x, redrawn_start(layer, x))[0].detach(), enumerated(model, x), rtol=0, atol=1e-12)
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(
     st.integers(0, 2**20),
     st.sampled_from(KINDS),
@@ -127,7 +128,7 @@ def test_the_network_of_every_linear_emission_is_its_exact_filter(seed, kind, st
     assert_close(torch.stack(held, 1).detach(), exact.state, rtol=0, atol=1e-11)
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(st.integers(0, 2**20), st.sampled_from(KINDS), st.integers(2, 4))
 def test_the_logit_network_of_every_linear_emission_is_the_variational_update(seed, kind, states):
     model = make(kind, states, seed=seed)
@@ -137,7 +138,7 @@ def test_the_logit_network_of_every_linear_emission_is_the_variational_update(se
     assert_close(out, filter_vmp(model, x, gate="input").state, rtol=0, atol=1e-11)
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(st.floats(-3, 3), st.floats(-3, 3), st.floats(0.2, 3), st.floats(0.01, 0.99))
 def test_one_gaussian_against_another_is_logistic_regression(held, drawn, scale, redraw):
     r"""P(hold | x) = sigma(W x + b), W = (mu_0 - mu_1)/sigma^2, b = log prior odds + (mu_1^2 - mu_0^2)/(2 sigma^2)."""

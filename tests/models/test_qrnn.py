@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles import networks
 from samplehold import QRNN
@@ -57,7 +58,7 @@ def gradients(layer, pieces, seeds, *others):
 
 
 @pytest.mark.parametrize("pooling", ["f", "fo", "ifo"])
-@settings(max_examples=12)
+@examples(12)
 @given(
     sizes=st.tuples(st.integers(1, 2), st.integers(1, 8), st.integers(1, 3), st.integers(1, 4)),
     window=st.integers(1, 3),

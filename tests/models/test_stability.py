@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from samplehold import GRU, LSTM, Elman
 from samplehold.face.studies import stability, stabilize
@@ -45,7 +46,7 @@ def distances(layer, one, other):
 
 
 @pytest.mark.parametrize("layer_class", LAYERS)
-@settings(max_examples=25)
+@examples(25)
 @given(
     seed=st.integers(0, 2**20),
     scale=st.sampled_from([0.1, 0.3, 1.0]),
@@ -76,7 +77,7 @@ def test_states_stay_within_reach(layer_class):
 
 
 @pytest.mark.parametrize("layer_class", LAYERS)
-@settings(max_examples=10)
+@examples(10)
 @given(seed=st.integers(0, 2**20), scale=st.sampled_from([0.1, 0.3, 1.0]), num_layers=st.integers(1, 2))
 def test_a_step_in_single_precision_is_off_by_its_rounding_at_most(layer_class, seed, scale, num_layers):
     layer, random = build(layer_class, seed, scale, num_layers, units=16)
@@ -112,7 +113,7 @@ def test_the_published_conditions_of_an_lstm_imply_a_contraction(seed, bound, sh
 
 
 @pytest.mark.parametrize("layer_class", LAYERS)
-@settings(max_examples=25)
+@examples(25)
 @given(
     seed=st.integers(0, 2**20),
     scale=st.sampled_from([0.01, 0.3, 1.0]),

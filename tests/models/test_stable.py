@@ -5,7 +5,8 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from samplehold import GRU, LSTM, QRNN, Elman, MinGRU, MinLSTM, stable
 from samplehold.face.studies import stability
@@ -69,7 +70,7 @@ def layer_output(network, x, k):
 
 
 @pytest.mark.parametrize(("kind", "options"), EVERY)
-@settings(max_examples=15)
+@examples(15)
 @given(
     seed=st.integers(0, 2**20),
     scale=st.sampled_from([0.1, 1.0, 20.0]),

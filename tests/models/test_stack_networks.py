@@ -23,6 +23,8 @@ from torch.nn.utils import prune
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
+pytestmark = pytest.mark.kernels
+
 close = torch.testing.assert_close
 
 

@@ -8,6 +8,8 @@ from samplehold.models.studies import study as studies
 from samplehold.models.studies import truncation
 from torch.testing import assert_close
 
+pytestmark = pytest.mark.kernels
+
 SMALL = truncation.Plan((2, 30), (0,), 4, 4, 0.5, 20)
 
 

@@ -13,6 +13,8 @@ from samplehold.switching.priors import sample_sites
 from scipy.stats import chisquare
 from torch import Tensor
 
+pytestmark = pytest.mark.kernels
+
 DRAWS = 99  # so that ranks are 0 to 99
 BINS = 20
 LEAST = 1e-3 / 40  # the p-value below which a test fails, shared among about forty statistics

@@ -16,6 +16,8 @@ from samplehold.switching.fitting.starts import first_guesses
 from samplehold.switching.slds.layout import LinearRegimes
 from torch.testing import assert_close
 
+pytestmark = pytest.mark.kernels
+
 DATA = Path(sh.__file__).parent / "notebooks" / "data"
 
 

@@ -10,6 +10,8 @@ from oracles.coupled import factorial_of
 from oracles.models import KINDS, drive, random_model
 from torch.testing import assert_close
 
+pytestmark = pytest.mark.kernels
+
 METHODS = ("em", "vmp", "svi", "nuts")
 TRUTH = sh.SwitchingSSM(sh.Markov(3), sh.Normal(1)).with_values(
     initial_probs=[1 / 3, 1 / 3, 1 / 3],

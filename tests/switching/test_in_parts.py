@@ -17,6 +17,8 @@ from samplehold.switching.fitting.starts import first_guesses, sample_of
 from torch import Tensor
 from torch.testing import assert_close
 
+pytestmark = pytest.mark.kernels
+
 Etas = dict[str, Tensor]
 
 

@@ -14,6 +14,8 @@ from samplehold.switching.linear.coordinates import LinearDensity
 from samplehold.switching.linear.priors import Units, blocks
 from torch.testing import assert_close
 
+pytestmark = pytest.mark.kernels
+
 QUIET = {"restarts": 1, "progress": False}
 
 

@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.distributions import constraints
 from torch.testing import assert_close
 
+pytestmark = pytest.mark.kernels
+
 
 @dataclass(frozen=True)
 class Laplace(sh.Emission):

@@ -23,6 +23,8 @@ from samplehold.switching.views.colors import from_dark_to_light, state_colors
 from samplehold.switching.views.drawing import TimeAxis, apart, draw_gate, new_figure
 from samplehold.switching.views.figures import plot_fit
 
+pytestmark = pytest.mark.kernels
+
 DATA = Path(__file__).parents[2] / "notebooks" / "data"
 
 

@@ -4,7 +4,8 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles.action_histories import every_run
 from oracles.operators import use_plain_torch, without_kernels
@@ -14,6 +15,8 @@ from samplehold.inference.stacks.automaton import plain as vectorized
 from samplehold.inference.stacks.automaton.naive import forward_weights
 from samplehold.switching.stacks.automaton import PushdownAutomaton, Transitions, advance, start
 from torch import Tensor
+
+pytestmark = pytest.mark.kernels
 
 MIXED = r"log_push: got torch\.float32 on {}, but log_initial is torch\.float64"
 
@@ -56,7 +59,7 @@ def test_every_query_equals_enumeration_of_all_runs(Q, G, T):
 
 
 @given(st.integers(0, 10**6), st.integers(1, 3), st.integers(1, 3), st.integers(1, 7))
-@settings(max_examples=25)
+@examples(25)
 def test_log_semiring_agrees_with_the_textbook_in_the_real_semiring(seed, Q, G, T):
     weights = tables(seed, T, Q, G)
     initial, push, replace, pop = weights
@@ -72,7 +75,7 @@ def test_log_semiring_agrees_with_the_textbook_in_the_real_semiring(seed, Q, G, 
 
 
 @given(st.integers(0, 10**6), st.integers(1, 2), st.integers(1, 3), st.integers(1, 5), st.booleans())
-@settings(max_examples=15)
+@examples(15)
 def test_fused_tables_and_gradients_equal_the_plain_ones(seed, Q, G, T, best):
     K, B = Q * G, 2
     initial, push, replace, pop = tables(seed, T, Q, G, B)

@@ -14,6 +14,8 @@ from samplehold.switching import problem
 from samplehold.switching.views import arviz as report
 from torch.testing import assert_close
 
+pytestmark = pytest.mark.kernels
+
 DATA = Path(__file__).parents[2] / "notebooks" / "data"
 DRAWN = ("chain", "draw")
 

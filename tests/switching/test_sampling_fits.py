@@ -8,6 +8,8 @@ from oracles.models import KINDS, drive, random_model
 from samplehold.switching.fitting import sampling
 from torch.testing import assert_close
 
+pytestmark = pytest.mark.kernels
+
 PARAMETERS = ("redraw_prob", "loc", "precision")
 
 

@@ -11,6 +11,8 @@ from samplehold.switching.fitting.starts import KINDS, first_guesses, rearranged
 from torch.distributions import constraints
 from torch.testing import assert_close
 
+pytestmark = pytest.mark.kernels
+
 # ---- states that look alike ------------------------------------------------------------------------------------------
 
 

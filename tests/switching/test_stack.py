@@ -7,7 +7,8 @@ from dataclasses import replace
 import pyro
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles.action_histories import every_history, play
 from oracles.placement import close as close_in
@@ -15,6 +16,8 @@ from pyro.infer import Predictive, TraceEnum_ELBO, config_enumerate
 from samplehold.switching.stacks.mixture import StackMixture
 from samplehold.switching.stacks.program import stack_program
 from torch import Tensor
+
+pytestmark = pytest.mark.kernels
 
 close = torch.testing.assert_close
 
@@ -61,7 +64,7 @@ def test_every_query_equals_enumeration(T, D, on_empty, dtype):
 
 
 @given(st.integers(0, 10**6), st.integers(1, 5), st.integers(0, 2), st.sampled_from(["noop", "forbid"]))
-@settings(max_examples=20)
+@examples(20)
 def test_conditioned_mixture_equals_enumeration(dtype, seed, T, D, on_empty):
     mix = mixture(seed, T, D, on_empty)
     evidence = 2 * normal(seed + 3, T, T + D + 1)

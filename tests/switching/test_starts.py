@@ -13,7 +13,7 @@ from samplehold.switching.problem import Problem
 from torch import Tensor
 from torch.testing import assert_close
 
-pytestmark = pytest.mark.cpu("it sets up a device of its own")
+pytestmark = [pytest.mark.kernels, pytest.mark.cpu("it sets up a device of its own")]
 
 MODELS = {
     "normal": (sh.Markov(3), sh.Normal(2)),

@@ -13,6 +13,8 @@ from hmmlearn.hmm import CategoricalHMM, GaussianHMM, PoissonHMM
 from oracles.coupled import factorial_of, layered_of
 from oracles.models import KINDS, drive, random_model
 
+pytestmark = pytest.mark.kernels
+
 DATA = Path(sh.__file__).parent / "notebooks" / "data"
 FIT = {"progress": False, "restarts": 2, "max_steps": 3000}
 

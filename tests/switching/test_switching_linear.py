@@ -12,6 +12,8 @@ from samplehold.switching.slds import starts
 from samplehold.switching.slds.layout import LinearRegimes
 from torch.distributions import MultivariateNormal
 
+pytestmark = pytest.mark.kernels
+
 
 @pytest.fixture(autouse=True)
 def _cooled_quickly(monkeypatch: pytest.MonkeyPatch) -> None:

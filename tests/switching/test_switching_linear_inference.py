@@ -11,6 +11,8 @@ from samplehold.switching.slds.inference import STARTS, infer, interpolated
 from samplehold.switching.slds.layout import LinearRegimes
 from samplehold.switching.slds.network import Graph
 
+pytestmark = pytest.mark.kernels
+
 EVERY = ("interpolated", "annealed", "random")
 
 

@@ -9,6 +9,8 @@ from samplehold.switching.fitting.units import Units
 from torch import Tensor
 from torch.testing import assert_close
 
+pytestmark = pytest.mark.kernels
+
 N = 60
 NORMALS = {"Normal": sh.Normal(2), "MultivariateNormal": sh.MultivariateNormal(2)}
 

@@ -19,6 +19,8 @@ from samplehold.switching.fitting.starts import first_guesses
 from torch import Tensor
 from torch.testing import assert_close
 
+pytestmark = pytest.mark.kernels
+
 each_kind = pytest.mark.parametrize(("dynamics", "emission"), KINDS)
 
 
