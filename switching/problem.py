@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..inference.chains.contract import Chain
-from ..inference.numerics.deferred import redone
+from ..inference.numerics.deferred import recompute
 from ..inference.numerics.records import Record
 from .data.series import Drive, Series
 from .dynamics.contract import Dynamics
@@ -75,7 +75,7 @@ class SeriesProblem(Record, ABC):
             return [compute(self.groups[0][1])]
         results = []
         for _, part in self.groups:
-            with redone(lambda: compute(self), ValueError):
+            with recompute(lambda: compute(self), ValueError):
                 results.append(compute(part))
         return results
 

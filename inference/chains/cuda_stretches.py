@@ -76,15 +76,15 @@ def _stretches_of(likelihood: Tensor, lengths: Tensor) -> Stretches | None:
     count = min(BUSY * processors(lengths) // max(1, n), steps // _SHORT)
     if count < 2:
         return None
-    own = -(-steps // count)
-    margin = max(1, min(_FORGOTTEN, own // _MARGIN))
-    return Stretches(-(-(steps - margin) // own), own, margin, steps)
+    size = -(-steps // count)
+    margin = max(1, min(_FORGOTTEN, size // _MARGIN))
+    return Stretches(-(-(steps - margin) // size), size, margin, steps)
 
 
 def whole(tables: Sequence[Tensor], n_own: Sequence[int], batch: torch.Size) -> list[Tensor]:
     """Tables, each with so many axes of its own, with the batch axes of all in one."""
-    own = [table.shape[table.dim() - n :] for table, n in zip(tables, n_own, strict=True)]
-    return [table.expand(*batch, *o).reshape(batch.numel(), *o) for table, o in zip(tables, own, strict=True)]
+    event_shapes = [table.shape[table.dim() - n :] for table, n in zip(tables, n_own, strict=True)]
+    return [table.expand(*batch, *o).reshape(batch.numel(), *o) for table, o in zip(tables, event_shapes, strict=True)]
 
 
 class Found(NamedTuple):
@@ -96,21 +96,21 @@ class Found(NamedTuple):
     results: list[Tensor]  # of the kernel for whole sequences, but for `failed`, their batch axes in one
 
 
-def in_stretches(kernel: Kernel, find: Callable[..., Found], *given: Any) -> tuple[Tensor, ...]:
+def in_stretches(kernel: Kernel, find: Callable[..., Found], *arguments: Any) -> tuple[Tensor, ...]:
     """What a kernel finds of sequences as they are, or of stretches of them where these are few and long.
 
     Given are tables, that of likelihoods last, and lengths; `find` is told the kernel and the stretches before them.
     """
-    *tables, lengths = given
+    *tables, lengths = arguments
     stretches = _stretches_of(tables[-1], lengths)
     if stretches is None:
-        return kernel(*given)
-    failed, filtered, smoothed, found = find(kernel, stretches, *given)
+        return kernel(*arguments)
+    failed, filtered, smoothed, pieces = find(kernel, stretches, *arguments)
     agreed = (failed < 0).all(-1) & stretches.agree(filtered, smoothed, lengths.reshape(-1))
     agreed = agreed.view(lengths.shape)
-    *walked, failed = kernel(*tables, torch.where(agreed, 0, lengths))
+    *whole_results, failed = kernel(*tables, torch.where(agreed, 0, lengths))
     both = [
         torch.where(agreed.view(agreed.shape + (1,) * (y.dim() - agreed.dim())), x.view(y.shape).to(y.dtype), y)
-        for x, y in zip(found, walked, strict=True)
+        for x, y in zip(pieces, whole_results, strict=True)
     ]
     return *both, torch.where(agreed, -1, failed)

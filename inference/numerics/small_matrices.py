@@ -194,7 +194,7 @@ def solve_column(chol, column, begin, n):
 
 
 @lean_kernel
-def rests(table, before, reference, clock, step):
+def is_steady(table, before, reference, clock, step):
     r"""Whether a recursion has come to its fixed point, to rounding; asked after every step, counted from 1.
 
     It has where neither the last step nor a stretch, an eighth of all steps so far, changed anything: what is left of a

@@ -162,9 +162,9 @@ def _carry(product, end, start, carried, count, n_columns, COLUMNS: constexpr, S
 @kernel
 def _begin(start, carried, part, n_columns, column, mask, DTYPE: constexpr):
     """The state before a chunk: `start` [N, D], or what the chunks before have made of it, `carried` [chunks, N, D]."""
-    own = tl.load(start + column, within(mask, part, 0, 1), 0.0).to(DTYPE)
+    first = tl.load(start + column, within(mask, part, 0, 1), 0.0).to(DTYPE)
     before = carried + (part - 1) * n_columns + column
-    return own + tl.load(before, within(mask, part, 1, tl.num_programs(1)), 0.0).to(DTYPE)
+    return first + tl.load(before, within(mask, part, 1, tl.num_programs(1)), 0.0).to(DTYPE)
 
 
 @kernel
@@ -296,10 +296,10 @@ def states(kind: Kind, parts: Parts, start: Tensor, h: Tensor) -> None:
     launch(_forward, launches.grid, *tables, start, carried, h, *launches.sizes, **launches.options)
 
 
-def gradients(kind: Kind, parts: Parts, start: Tensor, h: Tensor, grad: Tensor, found: Parts, d_start: Tensor) -> None:
+def gradients(kind: Kind, parts: Parts, start: Tensor, h: Tensor, grad: Tensor, slopes: Parts, d_start: Tensor) -> None:
     """Fill the gradients of the parts and of `start` from `grad`, that of h."""
     launches, tables = _Launches(kind, h, parts.width), parts[:3]
     none = torch.zeros_like(start)
     carried = launches.carried(*tables[:2], grad, none, -1)
-    given = *tables, start, h, grad, carried, none, *found[:3], d_start
-    launch(_backward, launches.grid, *given, *launches.sizes, **launches.options)
+    arguments = *tables, start, h, grad, carried, none, *slopes[:3], d_start
+    launch(_backward, launches.grid, *arguments, *launches.sizes, **launches.options)

@@ -78,7 +78,7 @@ def saturated(network: Layer) -> Layer:
     True
     """
     parameter = a_parameter(check_kind("network", network, LAYERS, "an LSTM, GRU, Elman, MinGRU, MinLSTM or QRNN"))
-    if parameter is not None and kept_weight.dtype not in DTYPES:
+    if parameter is not None and parameter.dtype not in DTYPES:
         raise TypeError(f"network: got weights of {parameter.dtype}, expected float32 or float64; convert it first.")
     if isinstance(network, Elman) and network.nonlinearity == "relu":
         raise ValueError('network: an Elman network with ReLU has no limit; build it with nonlinearity="tanh".')

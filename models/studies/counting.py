@@ -1,16 +1,15 @@
-r"""Which networks learn to count, and how far does what they learn carry?
+r"""Which networks learn to count, and up to what length?
 
-**Blocks.** $a^n b^n$ and $a^n b^n c^n$, positive strings alone (Weiss et al. 2018): a network of ten units is trained
-to predict the next symbol of strings with n < 100 or n < 50, and of their end. It fails at the least n for which, from
-the first b on, the symbols that it gives `THRESHOLD` or more are not exactly those that may follow (Gers & Schmidhuber
-2001); how long a block of a may be, no counting tells. That is to accept the string, and to reject those whose last
-block, or last but one, is one shorter or longer.
+**Blocks.** $a^n b^n$ and $a^n b^n c^n$, positive strings only (Weiss et al. 2018): a network of ten units is trained to
+predict the next symbol, and the end, of strings with n < 100 or n < 50. It fails at the least n for which, at some step
+from the first b on, the symbols of probability `THRESHOLD` or more are not exactly the permitted next symbols (Gers &
+Schmidhuber 2001). Before the first b, counting cannot predict the end of the block of a. This criterion accepts the
+string, and rejects strings whose last block, or last but one, is one shorter or longer.
 
-**A block, and then anything.** $a^n b^n w$ (Merrill et al. 2020): a network reads strings of 64 symbols, and tells
-after each whether what it has read is in the language. It is judged by the whole string, at lengths of 64 and more;
-half of the strings are in the language, and the others are not by few symbols, so that nothing but counting does better
-than one half. The count must be kept while w is read, which needs gates that know what was read before: a QRNN's do
-not.
+**A block, and then anything.** $a^n b^n w$ (Merrill et al. 2020): a network reads strings of 64 symbols, and says after
+each symbol whether the prefix is in the language. It is judged by the whole string, at lengths of 64 and more. Half of
+the strings are in the language, and the others differ by few symbols, so only counting does better than one half. The
+count must be kept while w is read. This needs gates that depend on earlier inputs, and those of a QRNN do not.
 
 Weiss, Goldberg & Yahav 2018, *On the practical computational power of finite precision RNNs*; Merrill et al. 2020, *A
 formal hierarchy of RNN architectures*; Gers & Schmidhuber 2001, *LSTM recurrent networks learn simple context free and
@@ -113,10 +112,10 @@ def first_failure(reader: Reader, letters: str, up_to: int, threshold: float | N
         sizes = range(begin, min(begin + step, up_to + 1))
         read, follow = block_strings(letters, sizes)
         probs = reader(read).softmax(-1)
-        given = probs >= (probs.amax(-1, keepdim=True) if threshold is None else threshold)
+        predicted = probs >= (probs.amax(-1, keepdim=True) if threshold is None else threshold)
         expected = one_hot(follow.clamp(min=0), reader.n_symbols).bool()
         judged = (follow >= 0) & ((read > 1) | (torch.arange(read.shape[1]) > torch.tensor(sizes)[:, None]))
-        wrong = ((given != expected).any(-1) & judged).any(-1)
+        wrong = ((predicted != expected).any(-1) & judged).any(-1)
         if wrong.any():
             return begin + int(wrong.nonzero()[0])
     return None
@@ -232,8 +231,8 @@ def study(scale: str, track: Track) -> Findings:
             row: dict[str, Any] = {"network": name, "blocks": blocks}
             for n in chosen.lengths:
                 most = PREFIX_LENGTH // 2 if blocks == "as in training" else n // 2
-                found = [prefix_accuracy(reader, n, most) for reader in readers]
-                row[str(n)] = round(sum(found) / len(found), 3)
+                accuracies = [prefix_accuracy(reader, n, most) for reader in readers]
+                row[str(n)] = round(sum(accuracies) / len(accuracies), 3)
             prefixes.append(row)
     drawn = {name: reader for (language, name), reader in kept.items() if language == "ab" and name not in STACKS}
     figures = {"counting_cells": draw_cells(drawn, chosen.up_to)}
@@ -249,12 +248,12 @@ def _shown(failure: int | None, up_to: int) -> str:
 def cells(reader: Reader, n: int) -> Tensor:
     """What each unit holds after each symbol of $a^n b^n$, [1 + 2 n, D]: the cells of LSTM and QRNN, else the state."""
     read, _ = block_strings("ab", [n])
-    layer, state, found = reader.layer, None, []
+    layer, state, held_by_step = reader.layer, None, []
     for x in one_hot(read[0], reader.n_symbols).to(reader.head.weight.dtype):
         _, state = layer.step(x, state)
         held = state[1] if isinstance(layer, LSTM) else state.cell if isinstance(layer, QRNN) else state
-        found.append(held[0])
-    return torch.stack(found)
+        held_by_step.append(held[0])
+    return torch.stack(held_by_step)
 
 
 def draw_cells(readers: dict[str, Reader], n: int) -> Figure:

@@ -158,8 +158,8 @@ class _Search:
     def run(self, tol: float) -> tuple[Tensor, Tensor, float]:
         """The windows and their bounds [n], and the least tolerance where rounding is beyond `tol`, else 0."""
         window, bound, least = self.t + 1, torch.zeros_like(self.fresh[self.row, 0, 0]), 0.0
-        unit, own = self._roundings()
-        rounding, at, rows = 2 * own, torch.arange(len(self.t), device=self.t.device), self._start()
+        unit, own_rounding = self._roundings()
+        rounding, at, rows = 2 * own_rounding, torch.arange(len(self.t), device=self.t.device), self._start()
         for w in range(1, int(self.t.max()) + 1):
             row, t = self.row[at], self.t[at]
             rows = rows.earlier(self.fresh[row, t - w + 1], self.held[row, t - w + 1], w * unit[at])
@@ -171,9 +171,11 @@ class _Search:
             window[at] = torch.where(fine, window[at].clamp(max=w), t + 1)
             bound[at] = torch.where(fine, torch.where(first, total, bound[at]), 0)
             beyond = rounding[at] > tol
-            astray = 2 * own[at] * (2 * anyhow).clamp(max=1)  # what rounding before the window leaves, of each step
-            longer = rounding[at] + 2 * worst + astray * (t - w)  # bounds what any longer window has
-            rounding[at] += astray
+            inherited = (
+                2 * own_rounding[at] * (2 * anyhow).clamp(max=1)
+            )  # what rounding before the window leaves, of each step
+            longer = rounding[at] + 2 * worst + inherited * (t - w)  # bounds what any longer window has
+            rounding[at] += inherited
             known = longer <= (1.01 * rounding[at]).clamp(min=tol)
             over = beyond & (known | (t == w))
             if over.any():

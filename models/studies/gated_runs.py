@@ -116,7 +116,7 @@ class GatedRun:
         shift = most.unflatten(-1, block).amax(-1, keepdim=True)
         least, most = ((c.unflatten(-1, block) - shift).exp() for c in (least, most))
 
-        def share(own: Tensor, others: Tensor) -> Tensor:
-            return (own / (own + (others.sum(-1, keepdim=True) - others).clamp(min=0))).flatten(-2)
+        def share(part: Tensor, others: Tensor) -> Tensor:
+            return (part / (part + (others.sum(-1, keepdim=True) - others).clamp(min=0))).flatten(-2)
 
         return replace(lowest, value=share(least, most)), replace(highest, value=share(most, least))

@@ -220,8 +220,8 @@ def price_of_exactness(
             train = one_hot(symbols[..., 0], model.n_states, dtype=torch.float32)
             trained = train_next_token(layer, train, n_steps, seed=number)
             exact = model.filter(test).log_increment[:, 1:].mean()
-            found = trained.log_probs(one_hot(test[..., 0], model.n_states, dtype=torch.float32)).mean()
-            network[i, j] = exact - found
+            log_prob = trained.log_probs(one_hot(test[..., 0], model.n_states, dtype=torch.float32)).mean()
+            network[i, j] = exact - log_prob
             no_memory[i, j] = exact + math.log(model.n_states)  # the marginal is uniform
-    rho, overlap = (torch.tensor(given, device="cpu") for given in (redraw_probs, overlaps))
+    rho, overlap = (torch.tensor(values, device="cpu") for values in (redraw_probs, overlaps))
     return PriceOfExactness(rho, overlap, network, no_memory)

@@ -85,7 +85,7 @@ class LinearGaussianChain:
         emission_offset: Tensor | None = None,
         lengths: Any = None,
     ):
-        given = {
+        tables = {
             "transition": transition,
             "state_noise": state_noise,
             "emission": emission,
@@ -97,7 +97,7 @@ class LinearGaussianChain:
             "emission_offset": emission_offset,
             "lengths": lengths,
         }
-        self._tables, self.batch_shape, self.lengths, self.diffuse = read(x, given)
+        self._tables, self.batch_shape, self.lengths, self.diffuse = read(x, tables)
         self.n_steps, self.n_states = self._tables.n_steps, self._tables.initial_mean.shape[-1]
 
     def log_normalizer(self) -> Float[Tensor, "*b"]:
@@ -171,8 +171,8 @@ class LinearGaussianChain:
         x, generator = self._tables.x, generator_of(seed, self._tables.x.device)
         sizes = (self.n_steps, self.n_states), (self._tables.n_diffuse,)
         noise, diffuse = (
-            torch.randn(n, *self.batch_shape, *own, generator=generator, dtype=torch.float64, device=x.device).to(x)
-            for own in sizes
+            torch.randn(n, *self.batch_shape, *axes, generator=generator, dtype=torch.float64, device=x.device).to(x)
+            for axes in sizes
         )
         (path,) = self._checked(op.sample(*self._tables, noise, diffuse))
         return GaussianSampled(path)

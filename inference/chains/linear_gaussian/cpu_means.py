@@ -102,23 +102,23 @@ def start(model, sequences, k, count, n, room):
     fill(room.total, 0, n, 0.0)
     fill(room.rest, 0, n, 0.0)
     for lane in range(count):
-        own = sequences.initial_mean_of[sequences.groups[k, lane]]
+        source = sequences.initial_mean_of[sequences.groups[k, lane]]
         for i in range(n_states):
-            room.mean[i * n + lane] = sequences.initial_mean[own, i]
+            room.mean[i * n + lane] = sequences.initial_mean[source, i]
 
 
 @inlined
 def see(model, sequences, gains, c, k, count, n, t, room, at):
     """Whitened innovations of a step, from `at` on, and the means that they lead to; returns the constant cost."""
     n_features, r = gains.root.shape[-1], min(t, gains.steady[c])
-    own, seen = model.emission_of[c], model.seen_of[c]
+    source, seen = model.emission_of[c], model.seen_of[c]
     for lane in range(count):
         b = sequences.groups[k, lane]
         x, offset = sequences.x_of[b], sequences.emission_offset_of[b]
         step = entry(sequences.emission_offset, t)
         for f in range(n_features):
             room.white[at + f * n + lane] = sequences.x[x, t, f] - sequences.emission_offset[offset, step, f]
-    add_product(model.emission, own, entry(model.emission, t), room.mean, 0, n, -1.0, room.white, at)
+    add_product(model.emission, source, entry(model.emission, t), room.mean, 0, n, -1.0, room.white, at)
     n_seen = n_features
     for f in range(n_features):
         if not model.seen[seen, entry(model.seen, t), f]:
@@ -136,10 +136,10 @@ def move(model, sequences, c, k, count, n, t, room):
     for i in range(n_states * n):
         room.moved[i] = room.mean[i]
     for lane in range(count):
-        own = sequences.transition_offset_of[sequences.groups[k, lane]]
+        source = sequences.transition_offset_of[sequences.groups[k, lane]]
         step = entry(sequences.transition_offset, t)
         for i in range(n_states):
-            room.mean[i * n + lane] = sequences.transition_offset[own, step, i]
+            room.mean[i * n + lane] = sequences.transition_offset[source, step, i]
     add_product(
         model.transition, model.transition_of[c], entry(model.transition, t), room.moved, 0, n, 1.0, room.mean, 0
     )

@@ -21,10 +21,10 @@ from ...numerics.small_matrices import (
     add,
     clear,
     copy,
+    is_steady,
     multiply,
     multiply_by_transposed,
     multiply_transposed,
-    rests,
     solve,
     solve_transposed,
 )
@@ -145,7 +145,7 @@ def score_covariances(part, model, gains, diffuse, out):
                     multiply(product, covariance, of_move)
                     multiply_transposed(row(transition, t), product, back)
                 _pass_sight(root, gain, row(emission, t), sees, covariance, back, room, of_sight, of_noise, future)
-                at_rest = t > steady and rests(future, before, reference, clock, n_steps - t)
+                at_rest = t > steady and is_steady(future, before, reference, clock, n_steps - t)
             if q:
                 spread, means, white = diffuse.spread[c, -1], diffuse.filtered[c, t], diffuse.white[c, t]
                 for i in range(n_states):

@@ -67,13 +67,13 @@ def filter_means(
 @kernel
 def smooth_means(
     set_of, lengths, steady, fault, filtered, innovations, root, drift, back, stays, noise, out,
-    own, sequences, steps,
+    n_own, sequences, steps,
     STATES: constexpr, FEATURES: constexpr, SIDE: constexpr, WIDE: constexpr, SEQUENCES: constexpr,
 ):  # fmt: skip
     """Backward: means given all observations or, with noise [draws, N, T, L], draws of that shape."""
     b = position(0) * SEQUENCES + tl.arange(0, SEQUENCES)
     i, f, exists = tl.arange(0, SIDE), tl.arange(0, WIDE), b < sequences
-    source = b % own
+    source = b % n_own
     c = tl.load(set_of + source, exists, 0)
     n = tl.where(tl.load(fault + c, exists, 0) < 0, tl.load(lengths + c, exists, 0), 0)
     last = tl.load(steady + c, exists, 0)

@@ -52,7 +52,7 @@ def gradients(
         return product(left, right, less, factor) @ factor.to(left.dtype)
 
     initial = tables.initial_factor.unsqueeze(-3)
-    found = {
+    by_name = {
         "x": -sight,
         "transition": product(state[..., 1:, :], mean[..., :-1, :], taken.transition, tables.transition),
         "transition_offset": state[..., 1:, :],
@@ -64,8 +64,8 @@ def gradients(
         "initial_factor": square(state[..., :1, :], later[..., :1, :], taken.initial, initial).squeeze(-3),
         "directions": torch.zeros_like(tables.directions),
     }
-    wanted = {name: getattr(tables, name) for name in found}
-    return [table.sum_to_size(wanted[name].shape).to(wanted[name].dtype) for name, table in found.items()]
+    wanted = {name: getattr(tables, name) for name in by_name}
+    return [table.sum_to_size(wanted[name].shape).to(wanted[name].dtype) for name, table in by_name.items()]
 
 
 @torch.no_grad()

@@ -108,8 +108,8 @@ def scan(tables: Tables) -> Scan | None:
     start, steps, singular = steps_of(tables)
     if bool(start.singular.any()) or bool(singular.any()):
         return None
-    found = Stretch(*prefixes(_join, steps))
-    after = Belief(found.means.movedim(0, -3)[..., :-1, :, :], found.factor.movedim(0, -3)[..., :-1, :, :])
+    joined = Stretch(*prefixes(_join, steps))
+    after = Belief(joined.means.movedim(0, -3)[..., :-1, :, :], joined.factor.movedim(0, -3)[..., :-1, :, :])
     ahead, _ = move(after, moves(tables))
     first = initial(tables)
     predicted = Belief(*(_before(a, b, tables.n_steps - 1) for a, b in zip(first, ahead, strict=True)))
@@ -152,8 +152,8 @@ def _after(table: Tensor, n_own: int) -> Tensor:
 def _before(first: Tensor, rest: Tensor, n: int) -> Tensor:
     """One more step before n others [*b, n, ...], or one that stands for them."""
     shape = torch.broadcast_shapes(first.shape[:-2], rest.shape[:-3])
-    own = rest.shape[-2:]
-    return torch.cat([first.expand(*shape, *own).unsqueeze(-3), rest.expand(*shape, n, *own)], -3)
+    axes = rest.shape[-2:]
+    return torch.cat([first.expand(*shape, *axes).unsqueeze(-3), rest.expand(*shape, n, *axes)], -3)
 
 
 def prefix_rows(white: Tensor) -> Tensor:
@@ -168,5 +168,5 @@ def prefix_rows(white: Tensor) -> Tensor:
         return (reduced(torch.cat([earlier[0], later[0]], -2)),)
 
     rows = torch.nn.functional.pad(white, (0, 0, 0, max(0, q - white.shape[-2])))
-    (found,) = prefixes(join, (reduced(rows).movedim(-3, 0),))
-    return torch.cat([torch.zeros_like(found[:1]), found]).movedim(0, -3)
+    (factors,) = prefixes(join, (reduced(rows).movedim(-3, 0),))
+    return torch.cat([torch.zeros_like(factors[:1]), factors]).movedim(0, -3)

@@ -126,10 +126,12 @@ def move(belief: Belief, step: Move) -> tuple[Belief, Tensor]:
     return Belief(means, turn(wide, rotation)), rotation
 
 
-def backward(run: Forward) -> Backward:
+def backward(forward_pass: Forward) -> Backward:
     """From each step but the first to the one before, from what a move and a sight turned into each other."""
-    seen, free, white = (table[..., 1:, :, :] for table in (run.seen.shown, run.seen.free, run.seen.white))
+    seen, free, white = (
+        table[..., 1:, :, :] for table in (forward_pass.seen.shown, forward_pass.seen.free, forward_pass.seen.white)
+    )
     n = free.shape[-1]
-    into = run.moves[..., :n, :]
-    noise = compress(into @ rest_of(seen, free, rows=n), rest_of(run.moves, rows=n))
+    into = forward_pass.moves[..., :n, :]
+    noise = compress(into @ rest_of(seen, free, rows=n), rest_of(forward_pass.moves, rows=n))
     return Backward(into @ free[..., :n, :], into @ (seen[..., :n, :] @ white), noise)

@@ -77,5 +77,5 @@ _OF_COVARIANCES = {
 
 
 def _broadcast(tables: Tables, axes: dict[str, int]) -> torch.Size:
-    given = ((getattr(tables, name), n_axes) for name, n_axes in axes.items())
-    return torch.broadcast_shapes(*(table.shape[: table.dim() - n] for table, n in given if table is not None))
+    present = ((getattr(tables, name), n_axes) for name, n_axes in axes.items())
+    return torch.broadcast_shapes(*(table.shape[: table.dim() - n] for table, n in present if table is not None))

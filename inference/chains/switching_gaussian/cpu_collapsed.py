@@ -13,7 +13,7 @@ import math
 import numpy as np
 
 from ...numerics.compilation import kernel
-from .cpu_future import future_of, look_back, told
+from .cpu_future import backward_sweep, future_of, log_mean_future
 from .cpu_steps import log_sum, observe, predict
 
 
@@ -27,7 +27,7 @@ def sweep(part, work, x, lengths, p, uniform, path, state, failed):
     before, before_spread = np.empty(n), np.empty((n, n))
     for b in range(part[0], part[1]):
         s, end = b % x.shape[0], lengths[b]
-        failed[b] = look_back(p, x[s], path[b], end, future, work)
+        failed[b] = backward_sweep(p, x[s], path[b], end, future, work)
         if failed[b] >= 0:
             continue
         for t in range(end):
@@ -43,7 +43,7 @@ def sweep(part, work, x, lengths, p, uniform, path, state, failed):
                 else:
                     predict(p, z, before, before_spread, work, means[z], spreads[z])
                 log_weight[z] += observe(p, z, x[s, t], means[z], spreads[z], work)
-                log_weight[z] += told(future, t, means[z], spreads[z])
+                log_weight[z] += log_mean_future(future, t, means[z], spreads[z])
             total = log_sum(log_weight, k)
             if not abs(total) < np.inf:
                 failed[b] = t

@@ -71,7 +71,7 @@ def _condense(omega, root, chol, turned):
 
 
 @kernel
-def look_back(p, x, path, end, future, work):
+def backward_sweep(p, x, path, end, future, work):
     """Fills `future` of a sequence x [T, F] and its path [T]; the step whose observation has no density, or -1."""
     omega, mu, m, v, root, chol, turned, gone, row = future
     n_features, n = row.shape
@@ -112,7 +112,7 @@ def look_back(p, x, path, end, future, work):
 
 
 @lean_kernel
-def told(future, t, mean, covariance):
+def log_mean_future(future, t, mean, covariance):
     """The logarithm of the mean of exp(-s' Omega s / 2 + mu' s) over a normal density of s_t, which may be singular."""
     omega, mu, _, _, root, chol, turned, gone, _ = future
     n = mean.shape[0]

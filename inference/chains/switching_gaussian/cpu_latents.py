@@ -119,10 +119,10 @@ def _take_in(rows, work, t, shift, steps):
     for f in range(n_rows):
         if math.isnan(rows.seen[f]):
             continue
-        left = rows.difference[f]
+        residual = rows.difference[f]
         for j in range(n):
-            left -= rows.emission[f, j] * steps.shift[t, j]
-        white = left
+            residual -= rows.emission[f, j] * steps.shift[t, j]
+        white = residual
         for e in range(k):
             white -= chol[k, e] * innovation[1, e]
         innovation[0, k] = work.gap[k]
@@ -132,7 +132,7 @@ def _take_in(rows, work, t, shift, steps):
             for e in range(k):
                 value -= chol[k, e] * whitened[e, j]
             whitened[k, j] = value / chol[k, k]
-            shift[j] += work.gain[j, k] * left
+            shift[j] += work.gain[j, k] * residual
         k += 1
     whitened[k:] = 0.0  # rows that are not seen
     innovation[:, k:] = 0.0
@@ -144,11 +144,11 @@ def _take_in(rows, work, t, shift, steps):
 @kernel
 def _smooth(p, path, steps, drawn, mean, covariance):
     """Means and covariances given all of x; the prior's draw is moved by the mean of the difference."""
-    n, (means, shifts, spreads, rests, whitened, innovation) = mean.shape[1], steps
+    n, (means, shifts, spreads, maps, whitened, innovation) = mean.shape[1], steps
     back, back_square, square, half = np.zeros((2, n)), np.zeros((n, n)), np.empty((n, n)), np.empty((n, n))
     for t in range(len(path) - 1, -1, -1):
-        back[:] = innovation[t] @ whitened[t] + back @ rests[t]
-        square[:] = whitened[t].T @ whitened[t] + rests[t].T @ (back_square @ rests[t])
+        back[:] = innovation[t] @ whitened[t] + back @ maps[t]
+        square[:] = whitened[t].T @ whitened[t] + maps[t].T @ (back_square @ maps[t])
         for i in range(n):
             mean[t, i] = means[t, i]
             drawn[t, i] += shifts[t, i]

@@ -23,8 +23,8 @@ def polya_gamma(c: Tensor, seeds: Tensor) -> Tensor:
     def propose(z: Tensor) -> tuple[Tensor, Tensor]:
         rate = math.pi**2 / 8 + z.square() / 2
         proposal = CUT - uniform(z).log() / rate
-        left = uniform(z) >= _right(z, rate)
-        proposal[left] = _repeat(lambda some: _left(some, uniform), z[left])
+        is_left = uniform(z) >= _right(z, rate)
+        proposal[is_left] = _repeat(lambda some: _left(some, uniform), z[is_left])
         return proposal, _accepted(proposal, uniform(z))
 
     return _repeat(propose, c.flatten().abs() / 2).view_as(c) / 4
@@ -78,5 +78,5 @@ def _term(n: int, x: Tensor) -> Tensor:
     """The n-th term of the density of J*(1, 0)."""
     k = n + 0.5
     right = math.pi * k * (-k * k * math.pi**2 / 2 * x).exp()
-    left = math.pi * k * (1.5 * (math.log(2 / math.pi) - x.log()) - 2 * k * k / x).exp()
-    return torch.where(x > CUT, right, left)
+    left_part = math.pi * k * (1.5 * (math.log(2 / math.pi) - x.log()) - 2 * k * k / x).exp()
+    return torch.where(x > CUT, right, left_part)

@@ -129,9 +129,9 @@ def _told(vector: Tensor, information: Tensor, mean: Tensor, covariance: Tensor)
 def _children(tables: Tables, sight: Sights, log_prob: Tensor, mean: Tensor, covariance: Tensor) -> Chosen:
     """Beliefs [B, R] that moved into each regime and saw the next observation, [B, R, K]."""
     k = tables.n_regimes
-    own = mean.unsqueeze(-2).expand(*mean.shape[:-1], k, -1)
+    means = mean.unsqueeze(-2).expand(*mean.shape[:-1], k, -1)
     spread = covariance.unsqueeze(-3).expand(*mean.shape[:-1], k, -1, -1)
-    return update(predict(tables, Chosen(log_prob, own, spread)), sight)[0]
+    return update(predict(tables, Chosen(log_prob, means, spread)), sight)[0]
 
 
 def _roots(tables: Tables, sight: Sights, n: int) -> Chosen:
@@ -192,10 +192,10 @@ def redrawn(x: Tensor, lengths: Tensor, tables: Tables, path: Tensor, n_particle
         wrong.append(~total.isfinite() & inside[:, t])
         weight = (after.log_prob - total[:, None, None]).exp()
         held = path[:, t].clamp_min(0)
-        own = (table[chain, :, held] for table in after)
-        own_weight, own_mean, own_covariance = own
-        past = own_weight + _told(vector[:, t, None], information[:, t, None], own_mean, own_covariance)
-        past = torch.where(own_weight.isneginf(), -torch.inf, past).softmax(-1)
+        held_tables = (table[chain, :, held] for table in after)
+        held_weight, held_mean, held_covariance = held_tables
+        past = held_weight + _told(vector[:, t, None], information[:, t, None], held_mean, held_covariance)
+        past = torch.where(held_weight.isneginf(), -torch.inf, past).softmax(-1)
         others = draw(_usable(weight.flatten(1)), n_particles - 1)
         place = torch.cat([others, draw(_usable(past), 1) * k + held.unsqueeze(-1)], -1)
         regimes.append(place % k)

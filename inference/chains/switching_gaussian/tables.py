@@ -71,19 +71,19 @@ def stick_breaking(u: Tensor) -> Tensor:
     tensor([0.5000, 0.2500, 0.2500])
     """
     taken = torch.nn.functional.pad(torch.nn.functional.logsigmoid(u), (0, 1))
-    left = torch.nn.functional.pad(torch.nn.functional.logsigmoid(-u).cumsum(-1), (1, 0))
-    return taken + left
+    remaining = torch.nn.functional.pad(torch.nn.functional.logsigmoid(-u).cumsum(-1), (1, 0))
+    return taken + remaining
 
 
 def choose(tables: Tables, regime: Tensor, mean: Tensor, covariance: Tensor) -> Chosen:
     """Of beliefs [*b, L], [*b, L, L] in regimes that broadcast to [*b]."""
     k = tables.n_regimes
-    own = mean.unsqueeze(-2).expand(*mean.shape[:-1], k, -1)
+    means = mean.unsqueeze(-2).expand(*mean.shape[:-1], k, -1)
     spread = covariance.unsqueeze(-3).expand(*mean.shape[:-1], k, -1, -1)
     if tables.recurrence is None or tables.recurrence_offset is None:
-        return Chosen(tables.log_transition[regime].expand(*mean.shape[:-1], k), own, spread)
+        return Chosen(tables.log_transition[regime].expand(*mean.shape[:-1], k), means, spread)
     if k == 1:
-        return Chosen(torch.zeros_like(mean[..., :1]), own, spread)
+        return Chosen(torch.zeros_like(mean[..., :1]), means, spread)
     factor, _ = factor_of(covariance)
     slopes = tables.recurrence @ factor
     directions, triangle = torch.linalg.qr(slopes.mT)
@@ -99,7 +99,7 @@ def choose(tables: Tables, regime: Tensor, mean: Tensor, covariance: Tensor) -> 
     unit = torch.eye(nodes.shape[-1], dtype=mean.dtype, device=mean.device)
     bent = second - first.unsqueeze(-1) * first.unsqueeze(-2) - unit
     into = (factor @ directions).unsqueeze(-3)
-    return Chosen(log_prob, own + (into @ first.unsqueeze(-1)).squeeze(-1), spread + into @ bent @ into.mT)
+    return Chosen(log_prob, means + (into @ first.unsqueeze(-1)).squeeze(-1), spread + into @ bent @ into.mT)
 
 
 def grid(n_directions: int, like: Tensor) -> tuple[Tensor, Tensor]:

@@ -148,8 +148,8 @@ def filter_steps(
         log_initial, log_odds = log_state, log_odds.masked_fill(first, torch.inf)
         gate = None if gate is None else gate.masked_fill(first, 1.0)
 
-    def flat(table: Tensor, *own: int) -> Tensor:
-        return table.expand(*batch, *own).reshape(-1, *own)
+    def flat(table: Tensor, *axes: int) -> Tensor:
+        return table.expand(*batch, *axes).reshape(-1, *axes)
 
     tables = (flat(log_redrawn, steps, states), flat(log_held, *log_held.shape[-2:]), flat(log_state, states))
     tables = (*tables, flat(log_odds, steps), flat(log_initial, states), None if gate is None else flat(gate, steps))

@@ -60,12 +60,12 @@ def _gather(total, x, weight, top):
 @kernel
 def _spread(amount, x, weight, total, grad):
     """grad += share with share = amount exp(x + weight - total), along x; returns the sum of the shares."""
-    given = 0.0
+    total_share = 0.0
     for i in range(x.shape[0]):
         share = amount[i] * exp(x[i] + weight - total[i])
         grad[i] += share
-        given += share
-    return given
+        total_share += share
+    return total_share
 
 
 @kernel
@@ -297,5 +297,8 @@ def backward(part, steps, weights, tables, g_weights, adjoint):
     """The adjoint of `forward`."""
     for b in range(part[0], part[1]):
         for t in range(steps[1], steps[0] - 1, -1):
-            given, g_given = _weights_of(weights, b, t - steps[0]), _weights_of(g_weights, b, t - steps[0])
-            retreat(t, given, _tables_of(tables, b), g_given, _tables_of(adjoint, b))
+            here, g_here = (
+                _weights_of(weights, b, t - steps[0]),
+                _weights_of(g_weights, b, t - steps[0]),
+            )
+            retreat(t, here, _tables_of(tables, b), g_here, _tables_of(adjoint, b))

@@ -89,8 +89,8 @@ class _Run:
     def copy(self, t: int, differentiable: bool) -> "_Run":
         """The first t steps, with room for as many again: the original's later steps stay its own."""
         new = _Run(self.memory.below[:, 0], self.n_states, max(16, 2 * t))
-        for mine, given in zip(new.memory.until(t), self.memory.until(t), strict=True):
-            mine.copy_(given)
+        for copied, original in zip(new.memory.until(t), self.memory.until(t), strict=True):
+            copied.copy_(original)
         new._weights[:, : self._end(t)] = self._weights[:, : self._end(t)]
         new.filled = new.copied = t
         new.source = self if differentiable else None
@@ -141,8 +141,8 @@ class _Begin(torch.autograd.Function):
         if beyond_kernels(grad):
             return None if grad is None else grad.to(ctx.dtype), None
         adjoint = ctx.run.adjoint()
-        found = adjoint.below[:, 0] + adjoint.log_top[:, 0, 0]
-        return (found if grad is None else found + grad).to(ctx.dtype), None
+        gradient = adjoint.below[:, 0] + adjoint.log_top[:, 0, 0]
+        return (gradient if grad is None else gradient + grad).to(ctx.dtype), None
 
 
 class _Step(torch.autograd.Function):
@@ -166,23 +166,23 @@ class _Step(torch.autograd.Function):
     def backward(ctx: Any, grad_top: Tensor | None, grad_history: Tensor | None) -> tuple[Tensor | None, ...]:
         (history, *weights), run, t = ctx.saved_tensors, ctx.run, ctx.t
         if beyond_kernels(grad_top, grad_history):
-            given = (history, *weights, run.n_states)
-            return *replay(_replayed, Call(given, (), ctx.needs_input_grad[:5]), (grad_top, grad_history)), None
+            inputs = (history, *weights, run.n_states)
+            return *replay(_replayed, Call(inputs, (), ctx.needs_input_grad[:5]), (grad_top, grad_history)), None
         memory, adjoint, dtype = run.memory, run.adjoint(), weights[0].dtype
         if grad_top is not None:
             adjoint.log_top[:, t, : t + 1] += grad_top
         replace, pop = (x.double() for x in weights[1:])
         g_replace, g_pop = replace.new_zeros(replace.shape), pop.new_zeros(pop.shape)
-        given = memory.weights(replace, pop), memory.tables, adjoint.weights(g_replace, g_pop), adjoint.tables
-        in_parallel([partial(backward, part, (t, t), *given) for part in shares(pop, t**2)])
-        found = [adjoint.all[0][:, t - 1].clone(), g_replace, g_pop]
+        inputs = memory.weights(replace, pop), memory.tables, adjoint.weights(g_replace, g_pop), adjoint.tables
+        in_parallel([partial(backward, part, (t, t), *inputs) for part in shares(pop, t**2)])
+        gradients = [adjoint.all[0][:, t - 1].clone(), g_replace, g_pop]
         if t == run.copied + 1:
             run.hand_back()
         if grad_history is not None:  # the second derivative of a later step
-            sizes = [history.shape[1], *(x.shape[1:].numel() for x in found)]
+            sizes = [history.shape[1], *(x.shape[1:].numel() for x in gradients)]
             grad_history, *own = grad_history.split(sizes, 1)
-            found = [x + part.view_as(x) for x, part in zip(found, own, strict=True)]
-        return grad_history, *(x.to(dtype) for x in found), None, None
+            gradients = [x + part.view_as(x) for x, part in zip(gradients, own, strict=True)]
+        return grad_history, *(x.to(dtype) for x in gradients), None, None
 
 
 def _replayed(

@@ -134,15 +134,15 @@ class _Walk:
         push = self.weights.log_push[b, past.popped - 1, past.under]
         inner = self.tables.segment[b, past.popped, :, :, t - 1]
         index = self.choose((push[..., None] + inner + pop[:, None]).flatten(1))
-        found = _Top(past.popped, index // pop.shape[1], index % pop.shape[1])
-        return found, pop[self.run, found.now]
+        below = _Top(past.popped, index // pop.shape[1], index % pop.shape[1])
+        return below, pop[self.run, below.now]
 
     def below(self, t: int, top: _Top) -> tuple[_Top, Tensor]:
         """What was on top before the element was pushed at t, and the log-weight of the push."""
         push = self.weights.log_push[self.sequence, t - 1, :, top.pushed_in]
         last = _Top._make(self._waiting[(self._n_waiting - 1).clamp_min(0), self.run].unbind(-1))
-        found = _either(self._n_waiting > 0, last, self.open(t - 1, push))
-        return found, push[self.run, found.now]
+        next_below = _either(self._n_waiting > 0, last, self.open(t - 1, push))
+        return next_below, push[self.run, next_below.now]
 
     def note(self, popped: Tensor, pushed: Tensor, under: _Top) -> None:
         """Runs that popped come to the inner element now, and what lies under it waits; those that pushed took it."""

@@ -24,8 +24,8 @@ def stratify(strength: Float[Tensor, "*b n"], pour: Float[Tensor, "*b"], drain: 
     >>> stratify(torch.tensor([0.5, 1.0]), pour=torch.tensor(0.7), drain=torch.tensor(1.2))
     tensor([0.3000, 0.0000, 0.7000])
     """
-    left = strength - (drain[..., None] - _above(strength)).relu()
-    return torch.cat([left.relu(), pour[..., None]], -1)
+    rest = strength - (drain[..., None] - _above(strength)).relu()
+    return torch.cat([rest.relu(), pour[..., None]], -1)
 
 
 def visible(strength: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
