@@ -53,7 +53,7 @@ _BUSY = 4 if INTERPRETED else 8  # warps for each of a GPU's processors
 
 @kernel
 def _columns(n_columns, block, GROUPS: constexpr, BLOCK: constexpr):
-    """The columns [GROUPS, BLOCK] of a program among those of all sequences, and which of them exist."""
+    """The columns [GROUPS, BLOCK] of a program among those of all sequences, and a mask of those that exist."""
     group = (position(0) * GROUPS + tl.arange(0, GROUPS))[:, None]
     place = tl.arange(0, BLOCK)[None, :]
     return group * block + place, (group * block < n_columns) & (place < block)
@@ -161,7 +161,7 @@ def _carry(product, end, start, carried, count, n_columns, COLUMNS: constexpr, S
 
 @kernel
 def _begin(start, carried, part, n_columns, column, mask, DTYPE: constexpr):
-    """The state before a chunk: `start` [N, D], or what the chunks before have made of it, `carried` [chunks, N, D]."""
+    """The state before a chunk: `start` [N, D], or the state after the previous chunks, `carried` [chunks, N, D]."""
     first = tl.load(start + column, within(mask, part, 0, 1), 0.0).to(DTYPE)
     before = carried + (part - 1) * n_columns + column
     return first + tl.load(before, within(mask, part, 1, tl.num_programs(1)), 0.0).to(DTYPE)
@@ -239,7 +239,7 @@ def _backward(
 
 
 class Kind(NamedTuple):
-    """Of what a recurrence is made; `block` columns are one simplex."""
+    """The inputs of a recurrence; `block` columns are one simplex."""
 
     gate: str
     candidate: str = "linear"

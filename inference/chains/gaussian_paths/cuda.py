@@ -38,7 +38,7 @@ def _eliminate(
     linear, square, cross, lengths, total, failed, mean, gain, inverse, lower, steps,
     STATES: constexpr, SIDE: constexpr,
 ):  # fmt: skip
-    """Forward: log normaliser, and of each step its mean and gain, and what is asked for of its covariance's forms."""
+    """Forward: log normaliser, and for each step its mean and gain, and the requested form of its covariance."""
     b, i = position(0), tl.arange(0, SIDE)
     state, size = i < STATES, STATES * STATES
     full, at = state[:, None] & state[None, :], i[:, None] * STATES + i[None, :]
@@ -53,7 +53,7 @@ def _eliminate(
         precision = -(block + tl.trans(block)) - less
         shift = tl.load(linear + step * STATES + i, state, 0.0).to(tl.float64) + more
         root, log_det, wrong = unit(SIDE), value * 0, t * 0
-        for k in range(STATES):  # the inverse of the factor grows beside the factor, column by column
+        for k in range(STATES):  # the inverse of the factor is built with the factor, column by column
             column = column_of(precision, i, k)
             pivot = tl.sum(tl.where(i == k, column, 0.0), 0)
             fine = (pivot > 0) & (pivot < float("inf"))

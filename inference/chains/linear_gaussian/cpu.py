@@ -69,7 +69,7 @@ class Job(NamedTuple):
         return [partial(kernel, part, *inputs) for part in ranges(len(self.model.lengths))]
 
     def over_groups(self, kernel: Callable[..., None], *others: Any, keep: bool) -> list[Callable[[], None]]:
-        """Tasks that cover all sequences; with what each step leaves if that is to be kept."""
+        """Tasks that cover all sequences, with the results of each step if they are kept."""
         inputs = self.model, self.sequences, self.gains, self.diffuse
         parts = ranges(len(self.sequences.groups))
         return [partial(kernel, part, *inputs, room_for(*inputs[:2], keep=keep), *others) for part in parts]

@@ -152,7 +152,7 @@ def smooth_means(part, model, sequences, gains, diffuse, room, total, mean):
 
 @kernel
 def score_means(part, model, sequences, gains, diffuse, room, mean, state_error, error):
-    """Smoothed means, and the gradients of log p(x) in predicted means and in what is added to observations."""
+    """Smoothed means, and the gradients of log p(x) in predicted means and in observation offsets."""
     for k in range(part[0], part[1]):
         count, c = count_of(sequences, k), sequences.set_of[sequences.groups[k, 0]]
         n = lanes_for(count, room.mean)

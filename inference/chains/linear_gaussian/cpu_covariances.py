@@ -58,7 +58,7 @@ def row(table, t):
 
 @kernel
 def _set_sight(table, emission, factor, noise, seen):
-    """The array of what is seen."""
+    """The array of the observation."""
     n_features, n_states = emission.shape
     clear(table)
     for f in range(n_features):

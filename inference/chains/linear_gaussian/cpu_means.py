@@ -1,10 +1,10 @@
 r"""Means of linear Gaussian chains forward in time, as fused numba kernels: the part that reads observations.
 
-With the gains at hand, a step is $w = F^{-1/2} (x - d - C m)$, $m_f = m + K F^{1/2} w$ and $m = A m_f + c$. Sequences
-of one set of covariances go side by side, n of them, in lanes: entry i of lane l lies at `i * n + l`, so that numbers
-of one kind fill vectors. Arrays of steps are flat, and a step's part of them begins at some position.
+With known gains, a step is $w = F^{-1/2} (x - d - C m)$, $m_f = m + K F^{1/2} w$ and $m = A m_f + c$. Sequences with
+one set of covariances run side by side, n of them, in lanes: entry i of lane l is at `i * n + l`, so numbers of one
+kind fill vectors. Arrays of steps are flat, and the part of a step starts at some position.
 
-Means are those given that the diffuse coordinates are 0, until the last step has told what they are.
+Means are conditional on diffuse coordinates of 0, until the last step has determined these.
 """
 
 import math
@@ -26,13 +26,13 @@ def count_of(sequences, k):
 
 @inlined
 def lanes_for(count, array):
-    """One lane for a sequence alone, or as many vectors of them as hold the sequences."""
+    """One lane for a single sequence, or enough vectors of lanes for all sequences."""
     return 1 if count == 1 else -(-count // width(array)) * width(array)
 
 
 @inlined
 def entry(table, t):
-    """Where a table with an axis of steps has what belongs to step t."""
+    """The index of step t in a table with an axis of steps."""
     return t if table.shape[1] > 1 else 0
 
 
@@ -147,7 +147,7 @@ def move(model, sequences, c, k, count, n, t, room):
 
 @inlined
 def regress(diffuse, c, t, n, room, at):
-    """Turn the innovations of a step into the right side of the regression; what is left over is their cost."""
+    """Turn the innovations of a step into the right side of the regression; the remainder is their cost."""
     n_features, q = diffuse.white.shape[-2:]
     fill(room.cost, 0, n, 0.0)
     if q == 0:
@@ -167,7 +167,7 @@ def regress(diffuse, c, t, n, room, at):
 
 @inlined
 def weigh(diffuse, c, s, n, room):
-    """The diffuse coordinates, from what entry s tells of the regression."""
+    """The diffuse coordinates, from entry s of the regression."""
     fill(room.weights, 0, len(room.side), 0.0)
     add_product(diffuse.weight, c, s, room.side, 0, n, -1.0, room.weights, 0)
 
@@ -250,7 +250,7 @@ def evidence_of(part, model, sequences, gains, diffuse, room, total):
 
 @kernel
 def filter_means(part, model, sequences, gains, diffuse, room, out):
-    """What a filter tells of means, and log p(x)."""
+    """The filter's results for means, and log p(x)."""
     for k in range(part[0], part[1]):
         count, c = count_of(sequences, k), sequences.set_of[sequences.groups[k, 0]]
         n = lanes_for(count, room.mean)

@@ -44,7 +44,7 @@ def _add(table, left, right, out):
 
 @kernel
 def _pass_sight(root, gain, emission, sees, covariance, back, room, of_sight, of_noise, future):
-    """From A' N A, N before the observation, and what the tables of C and R get."""
+    """From A' N A, N before the observation, and the gradients of the tables of C and R."""
     n_features, n_states = of_sight.shape
     turned, whitened, rest, product, inverse = room
     for f in range(n_features):

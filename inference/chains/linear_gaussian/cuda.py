@@ -22,7 +22,7 @@ from .tables import OWN_AXES, Tables
 
 Results = tuple[Tensor, ...]
 _MOST_STATES, _MOST_FEATURES = 32, 64
-_SAME = 8.0 * torch.finfo(torch.float64).eps  # of a row's norm: what is no change
+_SAME = 8.0 * torch.finfo(torch.float64).eps  # of a row's norm: the limit for "no change"
 _OF_SETS = "transition", "state_factor", "emission", "observation_factor", "initial_factor"
 _OF_SEQUENCES = "x", "transition_offset", "emission_offset", "initial_mean"
 _SIZES = "STATES", "FEATURES"
@@ -107,7 +107,7 @@ def _job(inputs: Any) -> Job:
 
 
 def _gains(job: Job, *, factors: bool = False, smoothing: bool = False, moments: bool = False) -> Gains:
-    """Filter the sets, and keep what is asked for."""
+    """Filter the sets, and keep the requested tables."""
     n_states, n_features, kind = job.sizes["STATES"], job.sizes["FEATURES"], torch.float64
 
     def by_step(*axes: int, dtype: torch.dtype | None = kind) -> Tensor:
@@ -149,7 +149,7 @@ def _triangles(factor: Tensor, seen: Tensor | None = None, out: Tensor | None = 
 
 
 def _forward(job: Job, gains: Gains, *by_step: Tensor | None) -> Tensor:
-    """log p(x), and what there is a table for: its increments, means before and after each observation, innovations."""
+    """log p(x), and the requested tables: its increments, means before and after each observation, innovations."""
     total, of = job.new(dtype=torch.float64), job.of
     tables = [of[name] for name in ("transition", "transition_offset", "emission", "emission_offset")]
     inputs = of["x"], job.seen, of["initial_mean"], *tables, *gains[:3]

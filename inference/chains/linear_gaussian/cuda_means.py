@@ -20,7 +20,7 @@ def filter_means(
     n_transition, n_move, n_emission, n_sight, sequences, steps,
     STATES: constexpr, FEATURES: constexpr, SIDE: constexpr, WIDE: constexpr, SEQUENCES: constexpr,
 ):  # fmt: skip
-    """Forward: log p(x), its increments, means before and after, and whitened innovations, where asked for."""
+    """Forward: log p(x), and if requested its increments, means before and after, and whitened innovations."""
     b = position(0) * SEQUENCES + tl.arange(0, SEQUENCES)
     i, f, exists = tl.arange(0, SIDE), tl.arange(0, WIDE), b < sequences
     state, feature = i < STATES, f < FEATURES
@@ -102,7 +102,7 @@ def score_means(
     mean, state_error, error, n_transition, n_emission, sequences, steps,
     STATES: constexpr, FEATURES: constexpr, SIDE: constexpr, WIDE: constexpr, SEQUENCES: constexpr,
 ):  # fmt: skip
-    """Backward: smoothed means, and the gradients of log p(x) in predicted means and in what is added to sights."""
+    """Backward: smoothed means, and the gradients of log p(x) in predicted means and in observation offsets."""
     b = position(0) * SEQUENCES + tl.arange(0, SEQUENCES)
     i, f, exists = tl.arange(0, SIDE), tl.arange(0, WIDE), b < sequences
     wide, narrow = exists[:, None] & (i < STATES)[None, :], exists[:, None] & (f < FEATURES)[None, :]

@@ -54,7 +54,7 @@ def filter_sets(
     STATES: constexpr, FEATURES: constexpr, SIDE: constexpr, WIDE: constexpr, AT_REST: constexpr,
     LEAST: constexpr, LARGEST: constexpr, SAME: constexpr,
 ):  # fmt: skip
-    """Forward. `filtered` is written where it is asked for, `drift`, `back` and `stays` (H, J, M) for the smoother."""
+    """Forward. `filtered` is written if requested, `drift`, `back` and `stays` (H, J, M) for the smoother."""
     c, i, f = position(0), tl.arange(0, SIDE), tl.arange(0, WIDE)
     state, feature = i < STATES, f < FEATURES
     square, at = state[:, None] & state[None, :], i[:, None] * STATES + i[None, :]

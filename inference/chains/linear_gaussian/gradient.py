@@ -35,7 +35,7 @@ def gradients(
         d_total: [*b], by which each sequence counts.
         mean: [*b, T, L], smoothed.
         later: [*b, T, L], the gradient in the predicted mean.
-        error: [*b, T, F], that in the offset of what is seen.
+        error: [*b, T, F], the gradient in observation offsets.
         taken: for one sequence of each set of covariances.
     """
     weight = mean.new_zeros(mean.shape[:-2]) if d_total is None else d_total.to(mean.dtype)
@@ -70,7 +70,7 @@ def gradients(
 
 @torch.no_grad()
 def score(tables: Tables, d_total: Tensor) -> list[Tensor] | None:
-    r"""The gradient of log p(x) in all tables of numbers, from smoothed means; None where no scan serves.
+    r"""The gradient of log p(x) in all tables of numbers, from smoothed means; None if there is no scan for them.
 
     `cpu_score` has the equations. What comes after a step enters by its information $\Lambda = Z Z^\top$ on the state
     there, of which $A^\top N A = Z (I + Z^\top P_f Z)^{-1} Z^\top$ and $A^\top r = \eta - \Lambda E[s \mid x]$.

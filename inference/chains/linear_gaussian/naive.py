@@ -35,7 +35,7 @@ class Posterior(NamedTuple):
     log_normalizer: Tensor  # []
     mean: Tensor  # [T, L]
     covariance: Tensor  # [T, L, T, L] of the whole path
-    diffuse: Tensor  # [T, L, T, L], what is multiplied by kappa
+    diffuse: Tensor  # [T, L, T, L], the factor of kappa
 
 
 def posterior(sequence: Sequence, n_seen: int) -> Posterior:

@@ -58,7 +58,7 @@ def _fake_sample(*inputs: Any) -> Results:
 
 
 def _by_score(call: Call, d_total: Tensor | None, _: Tensor | None) -> Gradients | None:
-    """By smoothed means, unless further derivatives are asked for."""
+    """From smoothed means, unless further derivatives are needed."""
     if d_total is None or beyond_kernels(d_total):
         return None
     scores = gradient.score(Tables(*call.inputs), d_total)

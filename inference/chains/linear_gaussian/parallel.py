@@ -35,7 +35,8 @@ class Stretch(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """Beliefs before each observation, [*b, T, ...], and what each step but the first is, given the state before it."""
+    """Beliefs before each observation, [*b, T, ...], and each step but the first as a function of the state before
+    it."""
 
     predicted: Belief
     steps: Stretch
@@ -129,14 +130,14 @@ def future(steps: Stretch) -> tuple[Tensor, Tensor]:
 
 
 def smooth(filtered: Belief, vector: Tensor, information: Tensor) -> Belief:
-    """The beliefs given all observations, from those filtered and what comes after."""
+    """The beliefs given all observations, from the filtered ones and later observations."""
     gain, _ = meet(filtered.factor, information)
     means = filtered.means + filtered.factor @ (filtered.factor.mT @ vector)
     return Belief(_correct(gain, information, means), gain.mT)
 
 
 def neighbours(smoothed: Belief, steps: Stretch, information: Tensor) -> Tensor:
-    """The covariances of states with those before, given all observations."""
+    """The covariances of states with the states before them, given all observations."""
     ahead = information[..., 1:, :, :]
     gain, _ = meet(steps.factor.movedim(0, -3), ahead)
     moved = _correct(gain, ahead, steps.transition.movedim(0, -3))
@@ -150,7 +151,7 @@ def _after(table: Tensor, n_own: int) -> Tensor:
 
 
 def _before(first: Tensor, rest: Tensor, n: int) -> Tensor:
-    """One more step before n others [*b, n, ...], or one that stands for them."""
+    """One more step before n others [*b, n, ...], or before one that is repeated."""
     shape = torch.broadcast_shapes(first.shape[:-2], rest.shape[:-3])
     axes = rest.shape[-2:]
     return torch.cat([first.expand(*shape, *axes).unsqueeze(-3), rest.expand(*shape, n, *axes)], -3)

@@ -5,9 +5,9 @@ With $P = Z Z^\top$, $F_t = C_t P C_t^\top + R_t$ and the gain $K_t = P C_t^\top
 $$Z_{t|t} = [(I - K_t C_t) Z_t, \; K_t R_t^{1/2}] \, \Theta, \qquad Z_{t+1} = [A_t Z_{t|t}, \; Q_t^{1/2}] \, \Theta'$$
 
 with rotations that leave square factors. A diffuse start $s_1 = m_1 + B \delta + Z_1 \epsilon$ is carried along: means
-are affine in $\delta$, kept as $U_t = [M_t, m_t]$, and so are innovations; whitened, those of all steps are rows
-$[\tilde E, \tilde e]$ of a regression whose solution is the posterior of $\delta$ under a flat prior (de Jong 1991,
-*The diffuse Kalman filter*). The evidence is the limit for $\delta \sim N(0, \kappa I)$ of
+are affine in $\delta$, kept as $U_t = [M_t, m_t]$, and so are innovations. The whitened innovations of all steps are
+rows $[\tilde E, \tilde e]$ of a regression, whose solution is the posterior of $\delta$ under a flat prior (de Jong
+1991, *The diffuse Kalman filter*). The evidence is the limit for $\delta \sim N(0, \kappa I)$ of
 $\log p(x) + \frac q2 \log \kappa$ over q directions:
 
 $$-\tfrac n2 \log 2 \pi - \sum_t \log |F_t^{1/2}| - \tfrac12 \log |\tilde E^\top \tilde E|
@@ -20,7 +20,7 @@ nothing is divided by, though states may have no noise.
 From `PARALLEL` steps on, a scan takes the place of the loop over steps in all but `sample`: see `parallel`. The loop is
 what tests compare the kernels and the scan with.
 
-A missing feature is an observation of pure unit noise that happened to be 0. Beyond its end a sequence stands still.
+A missing feature counts as an observation of 0 of pure unit noise. After its end a sequence does not change.
 """
 
 import math
@@ -36,7 +36,7 @@ from .tables import OPEN, OVERFLOW, SINGULAR, Tables
 
 LOG_2PI = math.log(2 * math.pi)
 PARALLEL = 32  # steps from which on a scan pays; on one core and for four states it takes half the time at 64
-ROUNDINGS = 64.0  # times the number of directions: what is 0 beside the greatest of singular values
+ROUNDINGS = 64.0  # times the number of directions: the limit for a singular value of 0, relative to the greatest
 
 
 class Start(NamedTuple):
@@ -44,7 +44,7 @@ class Start(NamedTuple):
 
     weights: Tensor  # [*b, q + 1], the mean and 1
     factor: Tensor  # [*b, q, q]
-    left_open: Tensor  # [*b, q, q], a basis beside columns of 0
+    left_open: Tensor  # [*b, q, q], a basis and columns of 0
     log_det: Tensor  # [*b] of the rows' triangular factor, where it has any rank
 
 
@@ -54,7 +54,7 @@ def scan_of(tables: Tables) -> parallel.Scan | None:
 
 
 def _see_all(tables: Tables) -> tuple[Belief, Seen]:
-    """Beliefs before all observations, and what these leave."""
+    """Beliefs before all observations, and the remaining regression."""
     scan = scan_of(tables)
     if scan is None:
         return forward(tables)[:2]
@@ -172,7 +172,7 @@ def _shared(tables: Tables, factor: Tensor) -> Tensor:
 
 
 def of_sets(tables: Tables, table: Tensor) -> Tensor:
-    """Covariances [*b, S, L, L] with their own batch axes: those that means alone have add nothing but copies."""
+    """Covariances [*b, S, L, L] with their own batch axes; batch axes that only means have would only add copies."""
     shape, event_axes = tables.shared_shape, table.shape[-3:]
     axes = table.dim() - 3 - len(shape)
     table = table[(0,) * axes] if axes > 0 else table
@@ -214,7 +214,7 @@ def _no_start(like: Tensor) -> Start:
 
 
 def _start(rows: Tensor) -> tuple[Start, Tensor]:
-    """From rows [*b, q, q + 1], of any rank; and the square of what no coordinates explain."""
+    """From rows [*b, q, q + 1], of any rank; and the square of the part that no coordinates explain."""
     q = rows.shape[-2]
     values_left, values, right = torch.linalg.svd(rows[..., :q])
     free = _open(rows[..., :q])
@@ -243,7 +243,7 @@ def _by_step(start: Start) -> Start:
 
 @torch.no_grad()
 def smooth(tables: Tables) -> tuple[Tensor, ...]:
-    """log p(x), means [*b, T, L], covariances, those [*b, T-1, L, L] of each state with the one before, and fault."""
+    """log p(x), means [*b, T, L], covariances, covariances of neighbours [*b, T-1, L, L], and fault."""
     scan = scan_of(tables)
     if scan is None:
         forward_pass = forward(tables)

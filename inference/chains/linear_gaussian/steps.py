@@ -46,7 +46,7 @@ class Seen(NamedTuple):
 
 
 class Forward(NamedTuple):
-    """All steps, with the axis T before those of matrices."""
+    """All steps, with the axis T before the axes of matrices."""
 
     predicted: Belief
     seen: Seen
@@ -127,7 +127,7 @@ def move(belief: Belief, step: Move) -> tuple[Belief, Tensor]:
 
 
 def backward(forward_pass: Forward) -> Backward:
-    """From each step but the first to the one before, from what a move and a sight turned into each other."""
+    """From each step but the first to the previous one, from the rotations of its transition and observation."""
     seen, free, white = (
         table[..., 1:, :, :] for table in (forward_pass.seen.shown, forward_pass.seen.free, forward_pass.seen.white)
     )

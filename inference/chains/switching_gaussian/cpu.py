@@ -20,7 +20,7 @@ _MIN_WORK = 1 << 15  # numbers of covariances that repay a second thread
 
 
 class Room(NamedTuple):
-    """What a step of the filter writes over: the densities that it makes, and those that the next regimes meet."""
+    """The working memory of a filter step: its densities, and those for the next regimes."""
 
     log_weight: np.ndarray
     mean: np.ndarray
@@ -117,7 +117,7 @@ def _filter(
 
 
 class _Run(NamedTuple):
-    """A filter that has run, and what goes on with it."""
+    """A finished filter, with the tables for the next stage."""
 
     arrays: Arrays
     ends: np.ndarray
@@ -128,7 +128,7 @@ class _Run(NamedTuple):
 
     @property
     def recurrent(self) -> bool | None:
-        """None where there are no regressions, so that what evaluates them is not compiled."""
+        """None if there are no regressions; then their functions are not compiled."""
         return True if len(self.arrays.log_weight) else None
 
 

@@ -19,7 +19,7 @@ from .cpu_steps import log_sum, observe, predict
 
 @kernel
 def sweep(part, work, x, lengths, p, uniform, path, state, failed):
-    """Draws every regime of the paths [B, T] in place, and writes what it was drawn from, [B, T, K]."""
+    """Draws every regime of the paths [B, T] in place, and writes its distribution, [B, T, K]."""
     n_steps, n_features = x.shape[1], x.shape[2]
     k, n = p.emission.shape[0], p.emission.shape[2]
     future = future_of(n_steps, n_features, n)

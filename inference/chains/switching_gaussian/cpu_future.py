@@ -1,4 +1,4 @@
-r"""What x after a step says of the latents at that step, given the regimes after it, on the CPU.
+r"""The information of later observations about the latents at a step, given the later regimes, on the CPU.
 
 $$p(x_{>t} \mid s_t, z_{>t}) \propto \exp(-\tfrac12 s_t^\top \Omega_t s_t + \mu_t^\top s_t)$$
 
@@ -21,7 +21,7 @@ from .cpu_steps import observe, root_of
 
 
 class Future(NamedTuple):
-    """Omega and mu of each step, and what their computation writes over."""
+    """Omega and mu of each step, and working memory."""
 
     omega: np.ndarray  # [T, L, L]
     mu: np.ndarray  # [T, L]

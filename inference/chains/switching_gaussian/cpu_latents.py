@@ -42,7 +42,7 @@ class Steps(NamedTuple):
 
 @inlined
 def _draw_prior(p, z, t, roots, noise, drawn):
-    """The latents of step t given those before, without x."""
+    """The latents of step t given the previous ones, without x."""
     n = p.emission.shape[2]
     for i in range(n):
         value = p.initial_mean[z, i] if t == 0 else p.transition_offset[z, i]

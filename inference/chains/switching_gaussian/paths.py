@@ -51,7 +51,7 @@ class Paths:
         return sampling.densities(self.x, self.lengths, self.tables, latents, *differ)
 
     def collapsed(self, path: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Paths with each regime drawn given all others, what it was drawn from [B, T, K], and failed [B]."""
+        """Paths with each regime drawn given all others, its distribution [B, T, K], and failed [B]."""
         uniform = torch.rand(path.shape, generator=generator, dtype=torch.float64, device="cpu")
         return op.collapsed(self.x, self.lengths, self.tables, path, uniform)
 

@@ -68,7 +68,7 @@ def merge(log_weight: Tensor, mean: Tensor, covariance: Tensor) -> tuple[Tensor,
 
 
 def start(tables: Tables, n_sequences: int, order: int) -> Chosen:
-    """Before the first observation, as what is chosen by histories [N, C]: regime 0 before, of no other is anything."""
+    """The state before the first observation, as a choice of histories [N, C]: all weight is on regime 0 before."""
     k, n = tables.n_regimes, tables.n_latent
     histories = k ** (order - 1)
     log_prob = torch.full((histories, k), -torch.inf, dtype=torch.float64, device=tables.emission.device)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 CUT = 0.64
-FAR = 30.0  # from where on no proposal lies right of the cut, to rounding
+FAR = 30.0  # from here on no proposal is to the right of the cut, to rounding
 
 
 def polya_gamma(c: Tensor, seeds: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ def _left(z: Tensor, uniform: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tenso
 
 
 def _accepted(x: Tensor, uniform: Tensor) -> Tensor:
-    """Whether a uniform share of the first term of the density at x lies below the whole."""
+    """Whether a uniform share of the first term of the density at x is below the whole density."""
     total = _term(0, x)
     bound, accepted, decided, n = uniform * total, torch.zeros_like(x, dtype=torch.bool), torch.isnan(x), 0
     while not bool(decided.all()):

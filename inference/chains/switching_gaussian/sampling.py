@@ -105,7 +105,7 @@ def _log_density(gap: Tensor, covariance: Tensor) -> Tensor:
 
 
 def _future(x: Tensor, lengths: Tensor, tables: Tables, path: Tensor) -> Results:
-    """What x after each step says of the latents, eta [B, T, L] and Z [B, T, L, L]; and failed [B]."""
+    """The information of x after each step about the latents, eta [B, T, L] and Z [B, T, L, L]; and failed [B]."""
     if path.shape[1] == 1:
         none = x.new_zeros(len(path), 1, tables.n_latent)
         return none, torch.diag_embed(none), torch.full_like(lengths, -1)
@@ -141,7 +141,7 @@ def _roots(tables: Tables, sight: Sights, n: int) -> Chosen:
 
 
 def collapsed(x: Tensor, lengths: Tensor, tables: Tables, path: Tensor, uniform: Tensor) -> Results:
-    """Paths with each regime drawn given all others, what it was drawn from [B, T, K], and failed [B]."""
+    """Paths with each regime drawn given all others, its distribution [B, T, K], and failed [B]."""
     vector, information, failed = _future(x, lengths, tables, path)
     inside = _inside(path, lengths)
     seen, drawn, states, wrong = sights(tables, _repeated(x, path), inside), list(path.unbind(1)), [], []

@@ -1,4 +1,4 @@
-r"""The tables of a switching linear model, and what a belief about its latents says of the next regime.
+r"""The tables of a switching linear model, and the probabilities of the next regime under a belief about its latents.
 
 In the recurrent kind that depends on $u = W s + w_j$. Given $s = m + Z \epsilon$ with standard normal $\epsilon$ and
 orthonormal $\Theta$ that spans the rows of $W Z$, all that is asked are means over $\eta = \Theta^\top \epsilon$,
@@ -57,7 +57,7 @@ class Tables(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """What normal beliefs say of the next regime, and what that says of the latents."""
+    """The probabilities of the next regime under normal beliefs, and their information about the latents."""
 
     log_prob: Tensor  # [*b, K]
     mean: Tensor  # [*b, K, L]

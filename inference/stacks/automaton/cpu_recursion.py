@@ -250,7 +250,7 @@ def _retreat_matched(t, weights, tables, g_weights, adjoint, g_matched):
 
 @kernel
 def retreat(t, weights, tables, g_weights, adjoint):
-    """The adjoint of `advance(t)`: moves gradients from time t to what step t was made of, all in place."""
+    """The adjoint of `advance(t)`: moves gradients from time t to its inputs, in place."""
     K, Q = weights.pop.shape
     _retreat_top(t, tables, adjoint)
     g_matched = np.zeros((K, Q, t))
@@ -286,7 +286,7 @@ def _tables_of(tables, b):
 
 @kernel
 def forward(part, steps, best, weights, tables):
-    """Some steps, from the first to the last, of sequences part[0]..part[1]-1; the weights are those of these steps."""
+    """Some steps, from the first to the last, of sequences part[0]..part[1]-1; the weights are for these steps."""
     for b in range(part[0], part[1]):
         for t in range(steps[0], steps[1] + 1):
             advance(t, best, _weights_of(weights, b, t - steps[0]), _tables_of(tables, b))

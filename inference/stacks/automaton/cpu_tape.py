@@ -1,4 +1,4 @@
-"""The weighted pushdown recursion one step at a time on the CPU, for weights that depend on what was read before.
+"""The weighted pushdown recursion one step at a time on the CPU, for weights that depend on earlier readings.
 
 The steps of one run share one set of tables instead of handing them on, so forward and backward over n steps take
 O(n^2) memory although every step reads all steps before it. An operator could not do that: what it computes depends on
@@ -106,7 +106,7 @@ class _Run:
         return self.history(t)
 
     def history(self, t: int) -> Tensor:
-        """Initial weights and those of steps 1..t, [B, ...], in memory that later steps do not touch."""
+        """Initial weights and the weights of steps 1..t, [B, ...], in memory that later steps do not change."""
         return torch.from_numpy(self._weights[:, : self._end(t)])
 
     def adjoint(self) -> _Memory:
@@ -114,13 +114,13 @@ class _Run:
         current = torch._C._current_graph_task_id()  # pyright: ignore[reportAttributeAccessIssue]
         if self._adjoint is None or self._pass != current:
             push, segment, matched, below, log_top = self.memory.all
-            unused = matched[:, :0, :, :, :0]  # nothing reads what was matched
+            unused = matched[:, :0, :, :, :0]  # no step reads `matched`
             zeros = (torch.zeros_like(x) for x in (push, segment, unused, below, log_top))
             self._adjoint, self._pass = _Memory(*zeros), current
         return self._adjoint
 
     def hand_back(self) -> None:
-        """Add what this copy has collected about the steps it was copied with to the original."""
+        """Add the gradients that this copy has collected for the shared steps to the original."""
         if self.source is not None:
             theirs, mine = self.source.adjoint().until(self.copied), self.adjoint().until(self.copied)
             for total, part in zip(theirs, mine, strict=True):

@@ -81,7 +81,7 @@ class Tape(Protocol):
 
 
 starts = Variants(plain.start, "pushdown_starts")
-"""How a run starts; not an operator, as the steps of a run may share what they compute, and its derivative."""
+"""The start of a run. It is not an operator, because the steps of a run share computations and their derivative."""
 
 
 def start(log_initial: Float[Tensor, "B K"], n_states: int, n_steps: int = 16) -> Tape:

@@ -106,7 +106,7 @@ class _Walk:
         self._n_waiting = torch.zeros_like(self.run)
 
     def open(self, t: int, following: Float[Tensor, "M K"]) -> _Top:
-        """An element on top at t that stays for ever, given the weight of what follows, by its configuration."""
+        """An element on top at t that stays forever, given the weight of later steps, by its configuration."""
         below, segment = self.tables.below[self.sequence], self.tables.segment[self.sequence, ..., t]
         index = self.choose((below[..., None] + segment + following[:, None, None]).flatten(1))
         K = following.shape[1]
@@ -145,7 +145,8 @@ class _Walk:
         return next_below, push[self.run, next_below.now]
 
     def note(self, popped: Tensor, pushed: Tensor, under: _Top) -> None:
-        """Runs that popped come to the inner element now, and what lies under it waits; those that pushed took it."""
+        """For runs that popped, the inner element comes next and the element below it waits; the other runs pushed
+        it."""
         self._waiting[self._n_waiting[popped], self.run[popped]] = torch.stack(under, -1)[popped]
         self._n_waiting += popped.long() - (pushed & (self._n_waiting > 0)).long()
 

@@ -26,7 +26,8 @@ def _relu(x):
 
 @kernel
 def _strengths(raw, strength, m, i, n_layers, n_raw, DTYPE: constexpr):
-    """Poured and drained; what is left of the layers i before; what there is after; what of a unit is not above it."""
+    """Poured and drained; the rest of the layers i before; the layers after; the part of the read unit above each
+    layer."""
     poured = sigmoids(tl.load(raw + m * n_raw + i * 0).to(DTYPE))
     drained = sigmoids(tl.load(raw + m * n_raw + 1 + i * 0).to(DTYPE))
     before = tl.load(strength + m * n_layers + i, i < n_layers, 0.0).to(DTYPE)

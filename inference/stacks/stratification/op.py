@@ -29,7 +29,7 @@ def stratify(strength: Float[Tensor, "*b n"], pour: Float[Tensor, "*b"], drain: 
 
 
 def visible(strength: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
-    """The part of each layer that lies in the topmost unit of depth: its weight in a read.
+    """The part of each layer in the topmost unit of depth: its weight in a read.
 
     >>> visible(torch.tensor([0.5, 0.8, 0.7]))
     tensor([0.0000, 0.3000, 0.7000])
@@ -73,7 +73,7 @@ def stratified_step(
         strength, values: of the layers there are, oldest first.
 
     Returns:
-        Strengths and values after, and what is read.
+        Strengths and values after the step, and the reading.
 
     >>> _, _, reading = stratified_step(torch.tensor([[0.0, -9.0, 9.0]]), torch.ones(1, 1), -torch.ones(1, 1, 1))
     >>> reading.round(decimals=2)  # half of 1 on top of half of -1
@@ -83,5 +83,5 @@ def stratified_step(
 
 
 def _above(strength: Tensor) -> Tensor:
-    """How much lies above each layer, summed from the top."""
+    """The strength above each layer, summed from the top."""
     return strength.flip(-1).cumsum(-1).flip(-1) - strength

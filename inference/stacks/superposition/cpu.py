@@ -1,4 +1,4 @@
-"""One fused step of a superposition stack: from the controller's raw outputs to the new cells and what is read of them.
+"""One fused step of a superposition stack: from the controller's raw outputs to the new cells and their reading.
 
 A small network spends its time on calls, not on arithmetic: the softmax, the sigmoid, the update and the read are one
 node of the autograd graph each way, with less ado than an operator has. The equation is that of `op.superpose`.

@@ -62,7 +62,7 @@ def superposed_step(
         raw: logits of the A = R - V actions, then V numbers whose sigmoid is the pushed value.
         cells: expected cells before, less `empty`; there may be fewer than `depth`.
         n_read: cells to read.
-        empty: what an empty cell reads as.
+        empty: the reading of an empty cell.
 
     Returns:
         The cells after, less `empty`, and the first n_read of them as they read, flattened.
