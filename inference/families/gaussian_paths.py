@@ -106,7 +106,8 @@ def _check_definite(failed: Tensor) -> None:
         place = tuple(bad.nonzero()[0].tolist())
         raise NotDefiniteError(
             f"square: up to step {int(failed[place])}{f' of sequence {list(place)}' if place else ''} the precision of "
-            "the path is not positive definite; see that each state has a prior, and no covariance is near to singular."
+            "the path is not positive definite; check that each state has a prior, and that no covariance is nearly "
+            "singular."
         )
 
     refuse_if(bad.any(), complain)

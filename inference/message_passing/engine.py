@@ -180,7 +180,7 @@ class VMP:
             if block.step == 1 and bool(_fell(before, terms) & _fell(before, terms, self._rounding(block, old))):
                 raise ValueError(
                     f"block {name!r}: its update took the ELBO from {before.sum(0).tolist()} to {elbo[name].tolist()}, "
-                    "expected a rise; see that the factors use all they are given, and depend on nothing that changes."
+                    "expected a rise; check that factors use all their arguments, and depend on nothing that changes."
                 )
         return Sweep(elbo, change)
 

@@ -191,7 +191,7 @@ def neighbors(blocks: Mapping[str, Block], factors: Iterable[Factor]) -> dict[st
             )
     for name, factors_of_block in joined.items():
         if not factors_of_block:
-            raise ValueError(f"block {name!r}: no factor names it, so that it would stay as it is; leave it out.")
+            raise ValueError(f"block {name!r}: no factor names it, so it would never change; leave it out.")
     return joined
 
 

@@ -70,10 +70,10 @@ def _what_is_wrong(matrix: Tensor, info: Tensor) -> str:
     index = f" {list(place)}" if place else ""
     row, dtype = int(info[place]) - 1, str(matrix.dtype).removeprefix("torch.")
     if not bool(matrix[place].isfinite().all()):
-        return f"matrix{index}: holds numbers that are not finite in {dtype}; see what it was made of."
+        return f"matrix{index}: holds numbers that are not finite in {dtype}; check its inputs."
     return (
         f"matrix{index}: row {row} of {matrix.shape[-1]} leaves no positive definite matrix, to rounding of {dtype}: a "
-        "feature that others add up to, or a scale far from the others'; leave that feature out, or give float64."
+        "feature is a sum of others, or its scale is far from the others'; leave that feature out, or give float64."
     )
 
 

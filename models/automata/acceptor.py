@@ -153,8 +153,8 @@ class Acceptor(nn.Module):
             moved = [i for i, (a, b) in enumerate(zip(two.shape, three.shape, strict=True)) if a != b]
             if two.shape != later.shape or len(moved) != 1 or two.shape[moved[0]] != 2:
                 raise ValueError(
-                    f"network: the states of its {type(self.layer).__name__} have no fixed size, and no machine is "
-                    'made of their clusters; use method="lstar".'
+                    f"network: the states of its {type(self.layer).__name__} have no fixed size, so they cannot "
+                    'be clustered; use method="lstar".'
                 )
             axes.append(moved[0])
         return tuple(axes)
@@ -208,8 +208,8 @@ class Acceptor(nn.Module):
         initial: Callable[..., Any] | None = getattr(self.layer, "initial_state", None)
         if initial is None:
             raise ValueError(
-                f"network: a {type(self.layer).__name__} puts out nothing before its first step, so that the empty "
-                "word is not told; build the layer with one input more, which is the start symbol of every word."
+                f"network: a {type(self.layer).__name__} has no output before its first step, so the empty "
+                "word has no value; build the layer with one more input, for the start symbol of every word."
             )
         return initial(n)
 

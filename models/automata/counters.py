@@ -147,7 +147,7 @@ def counting_qrnn(language: str, dtype: torch.dtype = torch.float64) -> Acceptor
     """
     if check_choice("language", language, LANGUAGES) == "anbnw":
         raise ValueError(
-            'language: got "anbnw", but the gates of one QRNN layer cannot know that the count is over (see '
+            'language: got "anbnw", but the gates of one QRNN layer cannot detect the end of the count (see '
             "samplehold.models.networks.saturated); take counting_lstm."
         )
     alphabet, units = LANGUAGES[language], QRNNS[language]

@@ -191,8 +191,8 @@ def _of_centroids(network: Acceptor, alphabet: Sequence[str]) -> "DFA":
         )
     if layer.remembers:
         raise ValueError(
-            f'method: got "centroids", but the cell is a {type(layer.cell).__name__}, which remembers more than the '
-            "centroid where it is, so that no centroid leads to one; give another cell, or another method."
+            f'method: got "centroids", but the cell is a {type(layer.cell).__name__}, which has more memory than its '
+            "centroid, so centroids have no transitions; give another cell, or another method."
         )
     rows = torch.eye(layer.input_size).to(layer.centroids)
 

@@ -164,15 +164,15 @@ def _check_machine(machine: TuringMachine) -> None:
         for symbol in symbols:
             if symbol not in row:
                 raise ValueError(
-                    f"transitions: there is none for state {state!r} and symbol {symbol!r}; lead it to a state that "
-                    "rejects if the machine is to stop there."
+                    f"transitions: there is none for state {state!r} and symbol {symbol!r}; use a rejecting state as "
+                    "its target if the machine should stop there."
                 )
     if machine.start not in rows:
         raise ValueError(f"start: got {machine.start!r}, expected a state of transitions: {_listed(rows)}.")
     if not machine.accept:
         raise ValueError("accept: got no state; give the one in which the machine halts and accepts.")
     if both := machine.accept & machine.reject:
-        raise ValueError(f"reject: got {_listed(both)}, which accept holds too; give each state one of the two.")
+        raise ValueError(f"reject: got {_listed(both)}, which are also in accept; put each state into one of the two.")
     moves = [(f"transitions[{state!r}][{symbol!r}]", row[symbol]) for state, row in rows.items() for symbol in symbols]
     for name, move in moves:
         if not isinstance(move, tuple) or len(move) != 3:

@@ -301,7 +301,7 @@ def _qualified(network: Acceptor) -> tuple[Any, nn.Linear]:
     kind = type(layer).__name__
     if not isinstance(layer, MinGRU | MinLSTM | QRNN):
         raise ValueError(
-            f"network: the gates of its {kind} read its own state, so that its step is not affine in it, whatever the "
+            f"network: the gates of its {kind} read its own state, so its step is not affine in the state for a given "
             "symbol; give one of a MinGRU, MinLSTM or QRNN, or use `spectral` or `extract_automaton`."
         )
     if layer.num_layers != 1:
@@ -311,7 +311,7 @@ def _qualified(network: Acceptor) -> tuple[Any, nn.Linear]:
         )
     if isinstance(layer, QRNN) and layer.window != 1:
         raise ValueError(
-            f"network: the gates of its QRNN read {layer.window} symbols each, so that no symbol has one matrix; give "
+            f"network: the gates of its QRNN read {layer.window} symbols each, so a symbol has no single matrix; give "
             "one with window=1."
         )
     if not isinstance(readout, nn.Linear):
@@ -334,7 +334,7 @@ def _of_model(model: SwitchingSSM, alphabet: Any) -> WeightedAutomaton:
         first, moves = values["initial_probs"], values["transition_probs"]
     else:
         if values["redraw_prob"].dim():
-            raise ValueError("network: its redraws depend on covariates, so that no symbol has one matrix.")
+            raise ValueError("network: its redraws depend on covariates, so a symbol has no single matrix.")
         first, redraw = values["state_probs"], values["redraw_prob"]
         moves = (1 - redraw) * torch.eye(len(first), dtype=torch.float64, device="cpu") + redraw * first
     n_symbols = emitted.shape[-1]

@@ -220,7 +220,7 @@ def compare(
     if reads is not None:
         check_choice("reads", reads, READINGS)
     if model.dynamics.n_covariates:
-        raise ValueError("model: has covariates, which no update beside the exact one reads; give a model without.")
+        raise ValueError("model: has covariates, but only the exact filter supports them; give a model without.")
     series = model.read(x, **given)
     with torch.no_grad(), naming("x"):
         chain = model.chain(series)

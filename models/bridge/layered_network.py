@@ -108,7 +108,7 @@ def lower_layers(model: LayeredSSM) -> SweepNetwork:
         layers = [BeliefLayer(values["probs"].log(), rho[0], fresh[0])]
     else:
         raise ValueError(
-            f"model: emits {type(emission).__name__}, but networks of layers read symbols; "
+            f"model: emits {type(emission).__name__}, but networks of layers only read symbols; "
             "give Categorical(V) or Gated(Categorical(V), Categorical(V))."
         )
     upper = zip(model.tables, rho[1:], fresh[1:], strict=True)

@@ -133,7 +133,7 @@ def lift_centroids(network: nn.Module) -> LiftedStates:
     if lifted.layer.remembers:
         kind = type(lifted.layer.cell).__name__
         raise ValueError(
-            f"layer: its cell, a {kind}, keeps a cell state beside the centroid, so that the centroid alone does not "
-            "tell what comes next: its states are no Markov chain; use an Elman, GRU or MinGRU cell."
+            f"layer: its cell, a {kind}, keeps a cell state beside the centroid, so the next state does not depend "
+            "on the centroid alone: its states are no Markov chain; use an Elman, GRU or MinGRU cell."
         )
     return lifted

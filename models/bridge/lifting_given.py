@@ -219,7 +219,7 @@ def check_no_hooks(module: nn.Module) -> None:
     before = [hook for hook in module._forward_pre_hooks.values() if not isinstance(hook, BasePruningMethod)]
     if before or module._forward_hooks:
         raise ValueError(
-            f"layer: its {type(module).__name__} has forward hooks, of which the chains know nothing; remove them."
+            f"layer: its {type(module).__name__} has forward hooks, which the chains cannot include; remove them."
         )
 
 

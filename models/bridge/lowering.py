@@ -198,7 +198,7 @@ def _check(model: nn.Module | Model) -> tuple[Emission, Parameters]:
         raise ValueError("model: has covariates, which the network would have to read too; give Copy without any.")
     if not isinstance(emission, Gated):
         raise ValueError(
-            f"model: has a {type(emission).__name__} emission, so a held step tells about its state and the gate "
+            f"model: has a {type(emission).__name__} emission, so a held step depends on its state, and the gate "
             "depends on the belief; give Gated of it and another of its kind, or measure the gap with `compare`."
         )
     drawn, held = emission.emission, emission.background

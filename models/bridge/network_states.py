@@ -138,7 +138,9 @@ def _before(front: nn.Module, model: SwitchingSSM, series: Series, rows: Tensor)
     if not isinstance(model.emission.parts[0].emission, Categorical):
         raise ValueError("layer: begins with an Embedding, but the model emits no symbols; give a network of vectors.")
     if bool((symbols.isnan() & series.inside).any()):
-        raise ValueError("x: has missing symbols, of which an Embedding has no row; give a network of one-hot rows.")
+        raise ValueError(
+            "x: has missing symbols, but an Embedding has no row for them; give a network of one-hot rows."
+        )
     if first.num_embeddings < rows.shape[-1]:
         raise ValueError(
             f"layer: its Embedding has {first.num_embeddings} rows, but the model has {rows.shape[-1]} symbols."

@@ -88,7 +88,7 @@ def fit_probe(
     inputs = check_table("inputs", inputs, None, None, finite=True)
     for name, table in (("state", state), ("inputs", inputs)):
         if not bool(table.detach().double().square().sum().isfinite()):
-            raise ValueError(f"{name}: got numbers whose squares float64 does not hold; give them in other units.")
+            raise ValueError(f"{name}: got numbers whose squares float64 cannot represent; give them in other units.")
     for name, table in (("belief", belief), ("inputs", inputs)):
         if table.shape[:-1] != state.shape[:-1]:
             raise ValueError(
@@ -106,9 +106,7 @@ def fit_probe(
     first = _first_half(inside)
     train, test = (inside & first).flatten().numpy(), (inside & ~first).flatten().numpy()
     if train.sum() < 2 or test.sum() < 2:
-        raise ValueError(
-            f"x: a probe was left {train.sum()} steps to fit to and {test.sum()} to judge on; give longer sequences."
-        )
+        raise ValueError(f"x: a probe has {train.sum()} steps to fit and {test.sum()} to judge; give longer sequences.")
     rows = {"network": state, "input": inputs}
     tables = {name: part.detach().flatten(0, -2).double().cpu().numpy() for name, part in rows.items()}
     target = belief.detach().flatten(0, -2).double().cpu().numpy()

@@ -42,7 +42,7 @@ def control(controller: nn.Module, x: Tensor, state: Any) -> tuple[Any, Any]:
     if isinstance(controller, nn.RNNBase):
         if transformed():
             kind = type(controller).__name__
-            raise ValueError(f"controller: torch's {kind} maps under no transform of torch.func; give nn.{kind}Cell.")
+            raise ValueError(f"controller: torch.func's transforms do not support torch's {kind}; give nn.{kind}Cell.")
         time = 1 if controller.batch_first else 0
         output, state = controller(x.unsqueeze(time), state)
         return output.squeeze(time), state
@@ -112,7 +112,7 @@ def selected(going: Tensor, new: Any, old: Any) -> Any:
         return type(new)(*parts) if hasattr(new, "_fields") else type(new)(parts)
     raise TypeError(
         f"lengths: got sequences of several lengths, and a controller whose states are of type {type(new).__name__}; "
-        "give those of one length at a time, or let the states be tensors [..., B, H], or tuples of them."
+        "give sequences of one length at a time, or use states that are tensors [..., B, H], or tuples of them."
     )
 
 

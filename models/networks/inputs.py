@@ -26,7 +26,7 @@ def batch_major(x: Tensor, input_size: int, batch_first: bool, like: Tensor | No
     if x.dim() < 2 or x.shape[-1] != input_size:
         raise ValueError(
             f"x: got shape {list(x.shape)}, expected {expected} with input_size={input_size}; "
-            "add the time axis, or build the layer for as many features."
+            "add the time axis, or build the layer for this number of features."
         )
     return x if batch_first else x.movedim(0, -2)
 
@@ -117,7 +117,7 @@ def reversed_in_time(rows: Tensor, some: Observed) -> Tensor:
 def unpacked(packed: PackedSequence, lengths: object) -> tuple[Tensor, Tensor]:
     """Sequences [batch, T, F] and their lengths, in the order before packing."""
     if lengths is not None:
-        raise ValueError("lengths: given with a PackedSequence, which has its own; leave them out.")
+        raise ValueError("lengths: given with a PackedSequence, which has its own lengths; leave them out.")
     return pad_packed_sequence(packed, batch_first=True)
 
 

@@ -110,10 +110,12 @@ def from_torch(module: nn.RNNBase, layer: int = 0) -> RecurrentWeights:
     kind = next(name for kind, name in cell.items() if isinstance(module, kind))
     layer = check_integer("layer", layer, least=0, most=module.num_layers - 1)
     if module.bidirectional:
-        raise ValueError("module: a layer of both directions is two, and these weights are one's; build it one way.")
+        raise ValueError(
+            "module: reads in both directions, but these weights are for one; build it with bidirectional=False."
+        )
     if getattr(module, "proj_size", 0):
         raise ValueError(
-            "module: an LSTM with proj_size has a third matrix, which no other layout has; build it without."
+            "module: an LSTM with proj_size has a third matrix, which no other layout supports; build it without."
         )
     parts = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")[: 4 if module.bias else 2]
     # the values under the names, also of a parametrised or pruned weight
@@ -199,8 +201,8 @@ def from_keras(cell: str, kernel: Any, recurrent_kernel: Any, bias: Any = None) 
     if cell == "gru" and bias is not None and bias.shape[:-1] != (2,):
         raise ValueError(
             f"bias: got shape {list(bias.shape)}, expected [2, 3 * units]; one row is the layout of a GRU "
-            "with reset_after=False, which resets h before its product. torch resets after it, and no weights make the "
-            "two equal: train the layer with reset_after=True."
+            "with reset_after=False, which resets h before its product. torch resets h after it, and no weights make "
+            "the two equal: train the layer with reset_after=True."
         )
     order = _order(_KERAS, cell), GATES[cell]
     _check_columns(cell, len(recurrent_kernel), kernel=kernel, recurrent_kernel=recurrent_kernel, bias=bias)

@@ -192,7 +192,7 @@ class Recurrent(nn.Module):
             value = getattr(self, name)
             if value is not None and value.shape != shape:
                 raise ValueError(
-                    f"{name}: got shape {list(value.shape)}, expected {list(shape)} for this layer; whatever replaces "
+                    f"{name}: got shape {list(value.shape)}, expected {list(shape)} for this layer; a replacement of "
                     "a weight must keep its shape."
                 )
             if value is not None:

@@ -79,11 +79,11 @@ def stable(network: Network, norm: str = "inf", lipschitz: float = 0.9, input_bo
     if norm == "2" and kind in (LSTM, GRU):
         raise ValueError(f"norm: got '2' for {kind.__name__}, whose known conditions are in 'inf'; give that.")
     if kind is not Elman and not layer.bias:
-        raise ValueError("network: has no bias, which holds its gates below their limit; build it with bias=True.")
+        raise ValueError("network: has no bias, but a bias keeps its gates below their limit; build it with bias=True.")
     lipschitz = check_probability("lipschitz", lipschitz, proper=True)
     if lipschitz < LEAST:
         raise ValueError(
-            f"lipschitz: got {lipschitz:g}, expected at least {LEAST:g}; a network that holds no more is none."
+            f"lipschitz: got {lipschitz:g}, expected at least {LEAST:g}; with less, the network has no memory."
         )
     limits = _Limits(norm, lipschitz, check_number("input_bound", input_bound, least=0))
     for k in range(layer.num_layers):

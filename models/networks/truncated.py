@@ -27,7 +27,7 @@ class Truncated(nn.Module):
             )
         if getattr(layer, "bidirectional", False) or getattr(layer, "proj_size", 0):
             raise ValueError(
-                "layer: one that looks ahead or projects its state has no window of past inputs; build it plain."
+                "layer: it looks ahead or projects its state, so no window of past inputs suffices; build it without."
             )
         self.layer = layer
         self.window = check_integer("window", window)

@@ -81,7 +81,7 @@ def forgetting(layer_or_model: nn.Module | Model, x: Any, tol: float, h0: Any = 
     tol = check_number("tol", tol, above=0)
     if isinstance(layer_or_model, SwitchingSSM):
         if h0 is not None:
-            raise ValueError("h0: given for a model, whose filter starts from its prior; leave it out.")
+            raise ValueError("h0: given for a model, but its filter starts from its prior; leave it out.")
         return filter_forgetting(layer_or_model, x, tol)
     layer = layer_or_model
     x, h0 = _read(layer, x, h0)
