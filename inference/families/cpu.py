@@ -119,7 +119,7 @@ def _normal_wishart(eta, eta0, divergence, mean):
         kappa, df = -2 * eta[n, dim], 2 * eta[n, dim + 1]
         kappa0, df0 = -2 * eta0[m, dim], 2 * eta0[m, dim + 1]
         invert(chol, lower, inverse)
-        squares = 0.0  # of what the inverse factor makes of the prior's
+        squares = 0.0  # of the inverse factor times the prior's
         for j in range(dim):
             for i in range(dim):
                 column[i] = chol0[i, j] if i >= j else 0.0

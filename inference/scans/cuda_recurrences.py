@@ -1,17 +1,16 @@
 r"""The kernels for GPUs of all recurrences $h_t = hold_t \odot h_{t-1} + draw_t \odot v_t$ over time.
 
-Of what hold, draw and v are made is a kind of gate, and one of candidate: those of `gated.op`, and, for coefficients as
-they are, the gates "linear" ($hold = x$, $draw = 1$) and "lerp" ($hold = 1 - x$, $draw = x$).
+A kind of gate and a kind of candidate define hold, draw and v. They are those of `gated.op`. For plain coefficients
+there are the gates "linear" ($hold = x$, $draw = 1$) and "lerp" ($hold = 1 - x$, $draw = x$).
 
-A program takes some columns, of one sequence or of several, and walks over time, so that a row is read and written as
-it lies in memory, whatever the number of columns. A warp takes 32 columns, or 64 of half precision: a whole line of the
-cache each. Columns that are one simplex stay together. The state is kept in float32, or in float64 for float64.
+A program takes some columns, of one or several sequences, and loops over time, so a row is read and written
+contiguously for any number of columns. A warp takes 32 columns, or 64 of half precision: a whole line of the cache
+each. Columns of one simplex stay together. The state is kept in float32, or in float64 for float64.
 
-Where there are too few columns to keep the device busy, time is cut into chunks. A first pass reduces each chunk to
-what it does to the state that it begins with, $h \mapsto product \cdot h + end$; that is a recurrence over chunks,
-which one program walks; and its states are those from which the chunks set out in a last pass. The gradient does the
-same from the end of time to its beginning: with $r_t$ the gradient of $h_t$ through all that comes after,
-$r_{t-1} = hold_t (grad_t + r_t)$.
+If there are too few columns to keep the device busy, time is cut into chunks. A first pass reduces each chunk to its
+effect on its first state, $h \mapsto product \cdot h + end$. This is a recurrence over chunks, which one program
+computes. Its states are the first states of the chunks in a last pass. The gradient does the same backward in time:
+with $r_t$ the gradient of $h_t$ through all later steps, $r_{t-1} = hold_t (grad_t + r_t)$.
 
 Words of memory for each state, of which there are one a step and column, P being the parts of a row of pre-activations
 (2 for linear and lerp):

@@ -1,6 +1,6 @@
 """Words of regular languages and of brackets, read with centroids and without: accuracy by length and depth.
 
-A word is read after a start symbol, and after every symbol the network says whether what it read is in the language. In
+A word is read after a start symbol. After every symbol the network says whether the prefix is in the language. In
 training words are short; longer and deeper ones show whether states drift.
 """
 
@@ -27,7 +27,7 @@ Words = Sequence[str]
 
 @dataclass(frozen=True)
 class Language:
-    """Words to train on, and others by what is longer or deeper in them."""
+    """Words for training, and longer or deeper words for tests."""
 
     name: str
     symbols: str
@@ -114,7 +114,7 @@ def bracket_language(places: Sequence[tuple[int, int, int]], each: int, recipes:
 
 @dataclass(frozen=True)
 class Trained:
-    """A network of a language, and what it gets right of its tests.
+    """A network of a language, and its accuracy on tests.
 
     `kind` is "plain"; "centroids", trained by its soft pass; or "chain", the same trained on by its chain.
     """

@@ -223,7 +223,7 @@ def layers(seed: int) -> Iterator[Shown]:
 
 
 def information(seed: int) -> Iterator[Shown]:
-    """Distances as the input tells ever more of the gate."""
+    """Distances as the information of the input about the gate rises."""
     sweep = information_sweep(seed=seed)
     shares = sweep.information / sweep.entropy
     figure = ("information.png", sweep.plot())

@@ -122,9 +122,9 @@ def first_failure(reader: Reader, letters: str, up_to: int, threshold: float | N
 
 
 def prefix_strings(length: int, blocks: range, n: int, draw: random.Random) -> tuple[Tensor, Tensor]:
-    """n strings of a (0) and b (1), and after each symbol whether what is read is in $a^k b^k w$, k > 0; [n, length].
+    """n strings of a (0) and b (1), and after each symbol whether the prefix is in $a^k b^k w$, k > 0; [n, length].
 
-    Half of them end so: a block of a, as many b, anything. In the others a follows when 1 to 3 b are wanting.
+    Half of them are: a block of a, an equal block of b, anything. In the others a follows 1 to 3 b too early.
     """
     read = torch.tensor([[draw.getrandbits(1) for _ in range(length)] for _ in range(n)])
     label = torch.zeros(n, length, dtype=torch.int64)
@@ -148,7 +148,7 @@ def prefix_batches(n_updates: int, seed: int) -> Iterable[tuple[Tensor, Tensor]]
 
 @torch.no_grad()
 def prefix_accuracy(reader: Reader, length: int, most: int, n: int = 200) -> float:
-    """The share of strings told rightly at their last symbol, of blocks of 4 to `most` - 1."""
+    """The share of strings classified correctly at their last symbol, with blocks of 4 to `most` - 1."""
     read, label = prefix_strings(length, range(4, most), n, random.Random(length + most))
     return (reader(read)[:, -1].argmax(-1) == label[:, -1]).double().mean().item()
 
@@ -204,7 +204,7 @@ def first_failure_by_hand(acceptor: Acceptor, up_to: int) -> int | None:
 
 
 def study(scale: str, track: Track) -> Findings:
-    """Blocks, prefixes, and what cells do on $a^n b^n$ (see this module)."""
+    """Blocks, prefixes, and the cells on $a^n b^n$ (see this module)."""
     chosen = SCALES[scale]
     kept: dict[tuple[str, str], Reader] = {}
     rows = []

@@ -73,7 +73,7 @@ def norm(parameters: Any) -> float:
 
 
 def gradient(layer: Any, n: int, seed: int, of: str) -> float:
-    """The norm of the gradient of what the last outputs, or cells, sum to, after n random bits."""
+    """The norm of the gradient of the sum of the last outputs, or cells, after n random bits."""
     bits = torch.randint(2, (1, n), generator=torch.Generator().manual_seed(seed))
     out, (_, cells) = layer.double()(one_hot(bits, 2).double())
     layer.zero_grad()
@@ -82,7 +82,7 @@ def gradient(layer: Any, n: int, seed: int, of: str) -> float:
 
 
 def backward_words(n: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Bits, a mark (2), the bits in reverse but for the last, [B, 2 n]; and what follows from the mark on, [B, n]."""
+    """Bits, a mark (2), the bits in reverse without the last, [B, 2 n]; and the targets from the mark on, [B, n]."""
     bits = torch.randint(2, (BATCH, n), generator=draw)
     return torch.cat([bits, torch.full((BATCH, 1), 2), bits.flip(1)[:, :-1]], 1), bits.flip(1)
 

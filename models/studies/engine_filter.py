@@ -47,7 +47,7 @@ def engine_filter(
         log_held: $\log p(x_t \mid s, z_t{=}0)$, or [*b, T, 1] for all states alike.
         log_state: $\log \pi(s)$.
         log_odds: $\text{logit}\, \rho$.
-        gate: $Q(z_t = 1)$ where it is given, and not inferred. The first step redraws, whatever it says.
+        gate: $Q(z_t = 1)$ if it is given instead of inferred. The first step always redraws.
         sweeps: updates of gate and state at each step, where the gate is inferred. They start from the exact posterior
             of the gate given $Q_{t-1}$.
 

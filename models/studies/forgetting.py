@@ -276,7 +276,7 @@ def _stack_errors(layer: Any, x: Tensor, h0: Tensor | None) -> tuple[Iterator[Te
 
 
 def _check_tolerance(tol: float, rounding: Tensor, layer: Any) -> None:
-    """Refuse a tolerance that two runs in floats can miss whatever their windows are."""
+    """Refuse a tolerance that two runs in floats can miss for any window."""
     if rounding.numel():
         check_rounding(tol, 1.01 * float(rounding.max()), next(layer.parameters()).dtype)
 

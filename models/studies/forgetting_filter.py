@@ -21,7 +21,7 @@ $$\sup_a TV(a_t, \tilde a_t) = e_w = \max_{a \in V} TV(\bar a^T Q_w, \bar\pi^T Q
 
 In general V is the filters that are sure of a state, and no smaller bound holds for all beliefs. A step brings rows
 nearer by the factor $\max_s \eta_k(s)$ or a smaller one; the product of these is a bound, too, but takes at each step
-the state that is held best, whatever the evidence for others.
+the state that is held best, for any evidence about others.
 
 **Gated emissions.** There a held step weighs all states alike: the filter is a mean of the belief before and of
 $r_x(s) \propto \pi_s\, p(x \mid s)$, as a minGRU is of its candidates. So no observations lead out of the hull of
@@ -62,7 +62,7 @@ def filter_forgetting(model: SwitchingSSM, x: Any, tol: float) -> Forgetting:
             "Copy(n_states) without covariates."
         )
     series = model.read(x)
-    model.filter(series)  # refuses what is impossible
+    model.filter(series)  # raises an error for impossible observations
     chain: Any = model.chain(series)  # with a gate, as was seen to: it has these two tables
     shape, dtype = chain.log_fresh.shape, chain.log_fresh.dtype
     fresh, held = (
@@ -105,7 +105,7 @@ def _corners(model: SwitchingSSM, series: Series) -> Tensor | None:
 
 @dataclass(frozen=True)
 class _Rows:
-    """What tells the rows of Q apart, for n windows, and by how much it may be off."""
+    """The distance between rows of Q for n windows, and its rounding error."""
 
     log_b: Tensor  # [n, K], up to a constant
     apart: Tensor  # [n, K, K]: R

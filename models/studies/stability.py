@@ -52,7 +52,7 @@ class Stability(Record):
     rate: float  # the spectral radius of gain: the factor a step by which distances shrink in the long run
     gain: Float[Tensor, "m m"]  # distances after a step are at most gain @ distances before; [h] or [h, c] a layer
     reach: Float[Tensor, "m"]  # bounds on the size of each part, from a start at zero
-    rounding: Float[Tensor, "m"]  # what a step in floats of unit roundoff u adds to distances, over u
+    rounding: Float[Tensor, "m"]  # the distance that a step in floats of unit roundoff u adds, divided by u
     conditions: tuple[Condition, ...]  # (name, value, limit), met where value < limit
 
     @property

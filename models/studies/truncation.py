@@ -87,7 +87,7 @@ def study(scale: str, track: Track[Any]) -> Findings:
 
 
 def tokens(plan: Plan) -> Sequences:
-    """Of a copy model of four states that holds for ten steps on average, and tells its state half of the time."""
+    """From a copy model of four states that holds for ten steps on average, and shows its state half of the time."""
     model = held_model(redraw_prob=0.1, overlap=0.5, n_states=4)
     drawn = model.simulate(plan.length, batch_shape=(192,), seed=1).x
     x = one_hot(drawn.squeeze(-1).long(), 4, dtype=torch.float32)
@@ -130,7 +130,7 @@ class Predictor(nn.Module):
 def compared(
     corpus: Sequences, kind: str, kept: bool, seed: int, plan: Plan
 ) -> Iterator[tuple[dict[str, float], list[float]]]:
-    """For each window what was measured, and the distance of weights after each update."""
+    """For each window its measurements, and the distance of weights after each update."""
     features = corpus.train.shape[-1]
 
     def begun(window: int | None) -> Predictor:

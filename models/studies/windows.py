@@ -56,7 +56,7 @@ def first_windows(bounds: Iterable[Tensor], x: Tensor, tol: float) -> Forgetting
 
 
 def check_rounding(tol: float, least: float, dtype: torch.dtype) -> None:
-    """Refuse a tolerance below what rounding leaves certain, `least`."""
+    """Refuse a tolerance below the least one that rounding allows, `least`."""
     if least > tol:
         digits = 10.0 ** (math.floor(math.log10(least)) - 1)
         least = math.ceil(least / digits) * digits

@@ -278,8 +278,8 @@ def _padded(x: Sequence[Any], n_features: int) -> tuple[Tensor, Tensor]:
 
 
 def to_tensor(x: Any, name: str) -> Tensor:
-    """Numbers in any form as a tensor: float32 and float64 are kept, anything else becomes float64, and what is masked
-    or NA becomes NaN."""
+    """Numbers in any form as a tensor: float32 and float64 are kept, other types become float64, and masked values or
+    NA become NaN."""
     return floating(_pandas_values(x, name) if _labelled(x) else x, name)
 
 

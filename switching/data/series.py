@@ -1,7 +1,7 @@
-"""`Series`: what a user hands over, read once: observations with missing values, what drives them, their labels.
+"""`Series`: the user's data, read once: observations with missing values, covariates, gaps, and labels.
 
-A tensor, a numpy array, a pandas object or a list of sequences becomes one record with observations `[*batch, T, F]` in
-which NaN means missing. Nothing is imputed here, and nothing beyond a sequence's end reaches a computation.
+A tensor, a numpy array, a pandas object or a list of sequences becomes one record with observations `[*batch, T, F]`,
+where NaN means missing. No value is imputed here, and no value after a sequence's end is used in a computation.
 """
 
 from collections.abc import Callable, Sequence

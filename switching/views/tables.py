@@ -22,7 +22,7 @@ class Row:
         parameter: the name of its table, in the form in which people know it.
         index: its place in the table.
         state: the state that it belongs to, e.g. "state 0" or "layer 2, state 0"; empty where it belongs to none.
-        labels: what its other axes say, e.g. the name of a feature.
+        labels: the labels of its other axes, e.g. the name of a feature.
         name: it whole, as ArviZ writes it, e.g. "loc[0, volume]".
     """
 
@@ -72,7 +72,8 @@ def _state(model: Any, dim: str, label: str) -> str:
 
 
 def by_state(model: Any, coords: dict[str, Any]) -> pd.DataFrame:
-    """The values of a model: a row a parameter, a column a state, and one before them for what belongs to none."""
+    """The values of a model: a row for each parameter, a column for each state, and a first column for the other
+    numbers."""
     tables = described(model.known, model.values)
     cells: dict[str, dict[str, float]] = {}
     for row in rows(model, coords):
@@ -82,7 +83,7 @@ def by_state(model: Any, coords: dict[str, Any]) -> pd.DataFrame:
 
 
 def number(value: Any) -> str:
-    """A number of four digits, other things as they are; what is not there as a dash."""
+    """A number with four digits; a dash for None; other values unchanged."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, float | np.floating):
         return str(value)
     return "-" if np.isnan(value) else f"{value:.{DIGITS}g}"

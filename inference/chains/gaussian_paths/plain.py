@@ -5,12 +5,12 @@ With the precision's blocks $J_t = -(B_t + B_t^\top)$ and $-C_t$ below it,
 $$\Lambda_{t+1} = J_{t+1} - C_t \Lambda_t^{-1} C_t^\top, \quad v_{t+1} = a_{t+1} + C_t \Lambda_t^{-1} v_t, \quad
 A = \sum_t \tfrac12 (L \log 2\pi - \log|\Lambda_t| + v_t^\top \Lambda_t^{-1} v_t)$$
 
-from $\Lambda_1 = J_1, v_1 = a_1$; given the next state, $s_t \sim N(\Lambda_t^{-1} (v_t + C_t^\top s_{t+1}),
-\Lambda_t^{-1})$, which is what moments and draws come from, backward in time.
+from $\Lambda_1 = J_1, v_1 = a_1$. Given the next state, $s_t \sim N(\Lambda_t^{-1} (v_t + C_t^\top s_{t+1}),
+\Lambda_t^{-1})$. Moments and draws follow from this, backward in time.
 
-The steps after i up to j have a quadratic form of $s_i$ and $s_j$, in which those between are summed out. Two that
-follow each other come to one by summing out the state where they meet; that of all steps up to t is $\Lambda_t, v_t$.
-The ways back compose as affine maps with noise.
+The steps after i up to j have a quadratic form of $s_i$ and $s_j$, with the steps between summed out. Two consecutive
+forms combine by summing out the state where they meet. The form of all steps up to t is $\Lambda_t, v_t$. The backward
+passes compose as affine maps with noise.
 """
 
 import math

@@ -35,7 +35,7 @@ class Model(NamedTuple):
     lengths: Any  # [C]
     directions: Any  # [L, q]
     n_steps: int
-    least: float  # of an innovation's scale: what is no noise
+    least: float  # of an innovation's scale: the limit for "no noise"
     largest: float  # number that the tables can hold
 
 

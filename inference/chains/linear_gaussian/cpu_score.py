@@ -1,7 +1,7 @@
-r"""What the gradient of log p(x) needs of covariances, as a fused numba kernel.
+r"""The part of the gradient of log p(x) that depends on covariances, as a fused numba kernel.
 
-With $r_t$ and $\frac12 (r_t r_t^\top - N_t)$ the gradients of log p(x) in the predicted mean and covariance, and u that
-in the offset of what is seen, from the last step back (de Jong 1989; Koopman & Shephard 1992):
+With $r_t$ and $\frac12 (r_t r_t^\top - N_t)$ the gradients of log p(x) in the predicted mean and covariance, and u the
+gradient in the observation offset, backward from the last step (de Jong 1989; Koopman & Shephard 1992):
 
 $$u = F^{-1} v - K^\top A^\top r_{t+1}, \quad r_t = C^\top u + A^\top r_{t+1}, \quad
 N_t = C^\top F^{-1} C + (I - K C)^\top A^\top N_{t+1} A (I - K C)$$

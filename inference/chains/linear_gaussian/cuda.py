@@ -78,7 +78,7 @@ class Job(NamedTuple):
         launch(kernel, (len(self.lengths),), *arguments, self.tables.n_steps, **sizes, **options, num_warps=n_warps)
 
     def over_sequences(self, kernel: Any, n: int, gains: Gains, *tables: Any) -> None:
-        """Launch programs of as many of n sequences as leave no lane without work."""
+        """Launch programs of enough sequences that no lane is idle."""
         sizes = self.sizes
         side = max(sizes["SIDE"], sizes["WIDE"])
         sets = self.set_of, self.lengths, gains.steady, gains.fault

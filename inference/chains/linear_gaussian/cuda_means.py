@@ -1,11 +1,11 @@
-r"""The means of linear Gaussian chains on a GPU: a program a few sequences, whose covariances are known.
+r"""The means of linear Gaussian chains on a GPU, with known covariances: each program takes a few sequences.
 
-With the gains that `cuda_sets` writes, a step is $w = F^{-1/2} (x - d - C m)$, $m_f = m + K F^{1/2} w$ and $m = A m_f +
-c$. All numbers of a step are asked for before the first is used. A walk is sequential in time.
+With the gains of `cuda_sets`, a step is $w = F^{-1/2} (x - d - C m)$, $m_f = m + K F^{1/2} w$ and $m = A m_f + c$. All
+numbers of a step are loaded before the first is used. Steps are sequential in time.
 
-A step of a sequence with L states and F features costs $O((F + L)^2)$. Forward it reads x, the gains and parameters,
-$F (2 + F + 2 L) + L (L + 1)$ numbers, of which those that sequences share lie in the cache, and writes what is asked
-for of w, $m_f$ and m, $F + 2 L$; backward it reads w, $m_f$, J, H and $Z_f$, $F + L + L (F + 2 L)$ numbers, writes L.
+A step of a sequence with L states and F features costs $O((F + L)^2)$. Forward it reads x, the gains and parameters, $F
+(2 + F + 2 L) + L (L + 1)$ numbers (those that sequences share are in the cache), and writes the requested ones of w,
+$m_f$ and m, $F + 2 L$. Backward it reads w, $m_f$, J, H and $Z_f$, $F + L + L (F + 2 L)$ numbers, and writes L.
 """
 
 from ...numerics.gpu import constexpr, kernel, position, tl

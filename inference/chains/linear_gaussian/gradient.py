@@ -1,6 +1,6 @@
 """The gradient of log p(x) in all tables of a linear Gaussian chain, from smoothed means and errors.
 
-Products of means, less what covariances take from them (Koopman & Shephard 1992, *Exact score for time series models in
+It has products of means, minus terms from covariances (Koopman & Shephard 1992, *Exact score for time series models in
 state space form*); `cpu_score` has the equations.
 """
 

@@ -17,8 +17,8 @@ The smoother goes back in whitened coordinates, $s_t = U_{t|t} [\delta, 1] + Z_{
 standard normal numbers by $\Theta$, so that $\epsilon_{t-1} = J \epsilon_t + \dots$ with a J of norm at most one, and
 nothing is divided by, though states may have no noise.
 
-From `PARALLEL` steps on, a scan takes the place of the loop over steps in all but `sample`: see `parallel`. The loop is
-what tests compare the kernels and the scan with.
+From `PARALLEL` steps on, a scan replaces the loop over steps in all but `sample`: see `parallel`. Tests compare the
+kernels and the scan with the loop.
 
 A missing feature counts as an observation of 0 of pure unit noise. After its end a sequence does not change.
 """

@@ -39,8 +39,8 @@ class Seen(NamedTuple):
 
     belief: Belief
     white: Tensor  # [*b, F, q + 1] whitened innovations
-    shown: Tensor  # rotations: what is seen,
-    free: Tensor  # and what stays free
+    shown: Tensor  # rotations: the observed part,
+    free: Tensor  # and the remaining part
     log_det: Tensor  # [*b] of the factor of F_t
     singular: Tensor  # [*b], whether that is
 

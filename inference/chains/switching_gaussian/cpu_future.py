@@ -86,7 +86,7 @@ def backward_sweep(p, x, path, end, future, work):
         a = p.transition[z]
         root_of(v, root)
         _condense(omega[t + 1], root, chol, turned)
-        left = omega[t + 1] @ turned.T  # times turned: Omega G, with G the covariance given what comes after
+        left = omega[t + 1] @ turned.T  # times turned: Omega G, with G the covariance given later observations
         less = omega[t + 1] - left @ (turned @ omega[t + 1])
         into = work.rest @ a
         gone[:] = mu[t + 1] - left @ (turned @ mu[t + 1]) - less @ m

@@ -1,7 +1,7 @@
 r"""Latents given regimes on the CPU: a step of a Gibbs sampler.
 
-A draw of the latents is one from their prior, with its observations, moved by what the smoother makes of the
-difference to x (Durbin & Koopman 2002, *A simple and efficient simulation smoother*). The smoother goes back over
+A draw of the latents is a draw from their prior, with its observations, plus the smoother's mean for the difference to
+x (Durbin & Koopman 2002, *A simple and efficient simulation smoother*). The smoother runs backward over
 
 $$r_{t-1} = C^\top F^{-1} v_t + (I - K C)^\top A_{t+1}^\top r_t, \qquad E[s_t \mid x] = m_t + P_t r_{t-1}$$
 
@@ -113,7 +113,7 @@ def _see_sticks(p, path, t, omega, noise, drawn, rows):
 
 @inlined
 def _take_in(rows, work, t, shift, steps):
-    """The shift after the observation of step t, as `update` left it in `work`; and what `_smooth` needs of it."""
+    """The shift after the observation of step t, as `update` left it in `work`, and the tables for `_smooth`."""
     n_rows, n = rows.emission.shape
     whitened, innovation, chol, k = steps.whitened[t], steps.innovation[t], work.chol, 0
     for f in range(n_rows):

@@ -253,9 +253,10 @@ def smooth(tables: Tables, x: Tensor, lengths: Tensor) -> Smoothed:
 
     $$P(z_t, z_{t+1} \mid x) \approx P(z_{t+1} \mid x) \frac{P(z_t, z_{t+1} \mid x_{1:t})}{P(z_{t+1} \mid x_{1:t})}$$
 
-    and given both regimes the latents by a step of Rauch, Tung & Striebel from what is known of $s_{t+1}$ given
-    $z_{t+1}$; it neglects that $z_t$ tells of $s_{t+1}$ too (Kim & Nelson 1999, *State-space models with regime
-    switching*, 5.3). Such a step undoes the move: where that contracts and adds no noise, what is neglected grows.
+    Given both regimes, the latents follow by a step of Rauch, Tung & Striebel from the moments of $s_{t+1}$ given
+    $z_{t+1}$. This neglects the information of $z_t$ about $s_{t+1}$ (Kim & Nelson 1999, *State-space models with
+    regime switching*, 5.3). Such a step inverts the transition. If the transition contracts and adds no noise, the
+    neglected part grows.
     """
     n_sequences, n_steps, _ = x.shape
     inside = torch.arange(n_steps, device=lengths.device) < lengths[:, None]

@@ -1,7 +1,7 @@
-r"""The moves of a Gibbs sampler in plain torch: all chains at once; the kernels' files say what they are.
+r"""The updates of a Gibbs sampler in plain torch, for all chains at once; the kernels' files describe them.
 
-Given regimes the latents are a linear Gaussian chain, of which `linear_gaussian` draws and smooths. What x after a step
-says of the latents there, given the regimes after it, is that chain's `parallel.future`: a likelihood
+Given regimes the latents are a linear Gaussian chain, which `linear_gaussian` draws and smooths. The information of x
+after a step about the latents there, given the later regimes, is this chain's `parallel.future`: a likelihood
 $\exp(-\frac12 s^\top Z Z^\top s + \eta^\top s)$.
 """
 

@@ -7,9 +7,10 @@ $d = \min(K - 1, L)$ numbers; with $\pi_k$ the k-th piece of the stick,
 $$P(k \mid j) = E\,\pi_k(\eta), \quad E[\epsilon \mid j, k] = \Theta\, E[\eta\, \pi_k] / P(k \mid j), \quad
 \mathrm{Cov}[\epsilon \mid j, k] = I + \Theta\,(\mathrm{Cov}[\eta \mid j, k] - I)\,\Theta^\top$$
 
-The means are sums over equal steps in each direction: exact to rounding for normal densities times what is smooth
-within a step, where Gauss-Hermite sums of as many points lose digits as soon as regressions are steep. With a the
-standard deviation of a regression's argument under the belief, probabilities and moments are off by at most
+The means are sums over equal steps in each direction. They are exact to rounding for normal densities times functions
+that are smooth within a step; Gauss-Hermite sums with the same number of points lose digits for steep regressions. With
+a the standard deviation of a regression's argument under the belief, the errors of probabilities and moments are at
+most
 
     a                       1        3        10       30
     d = 1, 161 points       1e-12    1e-12    1e-8     5e-4

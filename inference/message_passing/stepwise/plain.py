@@ -1,6 +1,6 @@
 """Mean field on one gate and one state a step in plain torch, over all sequences at once; differentiable.
 
-In float64 inside, whatever the dtype of the tables.
+Computations are in float64, for any dtype of the tables.
 """
 
 from typing import Any
@@ -74,7 +74,7 @@ def _first_gate(j1: Tensor, j0: Tensor, odds: Tensor) -> tuple[Tensor, Tensor, T
 
 
 def _state(j1: Tensor, j0: Tensor, q: Tensor, hold: Tensor) -> tuple[Tensor, Tensor]:
-    """log Q(s) given Q(z), and the log of what it was divided by."""
+    """log Q(s) given Q(z), and the log of its normaliser."""
     weights = _times(q, j1) + _times(hold, j0)
     total = weights.logsumexp(-1, True)
     return _finite(weights - total), total

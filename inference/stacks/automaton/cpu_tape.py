@@ -1,11 +1,10 @@
 """The weighted pushdown recursion one step at a time on the CPU, for weights that depend on earlier readings.
 
-The steps of one run share one set of tables instead of handing them on, so forward and backward over n steps take
-O(n^2) memory although every step reads all steps before it. An operator could not do that: what it computes depends on
-its arguments alone, and its derivatives are its own. So each step is a node of the autograd graph, tied to the step
-before by the weights until then (`history`): the nodes run backward strictly in order, as the shared adjoint tables
-need. A derivative that is to be differentiated again is that of the plain recursion over the history of each step, and
-only then has a history gradients.
+The steps of one run share one set of tables, so forward and backward over n steps take O(n^2) memory although every
+step reads all steps before it. An operator cannot do this: its results depend only on its arguments, and it has its own
+derivatives. So each step is a node of the autograd graph, tied to the previous step by the weights so far (`history`).
+The nodes run backward strictly in order, as the shared adjoint tables require. If a derivative is to be differentiated
+again, the plain recursion over the history of each step computes it, and only then does a history have gradients.
 """
 
 from functools import partial
@@ -87,7 +86,7 @@ class _Run:
         self._pass: int | None = None
 
     def copy(self, t: int, differentiable: bool) -> "_Run":
-        """The first t steps, with room for as many again: the original's later steps stay its own."""
+        """The first t steps, with room for t more; later steps of the original are not shared."""
         new = _Run(self.memory.below[:, 0], self.n_states, max(16, 2 * t))
         for copied, original in zip(new.memory.until(t), self.memory.until(t), strict=True):
             copied.copy_(original)

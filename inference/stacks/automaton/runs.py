@@ -1,9 +1,8 @@
-"""Whole runs of a weighted pushdown automaton, walked back from the last step: samples, or the best run.
+"""Whole runs of a weighted pushdown automaton, traced back from the last step: samples, or the best run.
 
-What is on top at step t is one of three. The element pushed at t has no past; before it, what lies below it was on top.
-An older element either went on in its place (its configuration was replaced), or came back into view, since an element
-k that was pushed on it was popped at t; before that, k was on top. Each time the walk chooses what the entry of the
-tables was made of.
+The top at step t has one of three origins. An element pushed at t has no past; before it, the element below it was on
+top. An older element either stayed in place (its configuration was replaced), or reappeared because an element k above
+it was popped at t; before that, k was on top. Each time the trace chooses the term of the table's entry.
 """
 
 from collections.abc import Callable

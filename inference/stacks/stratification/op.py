@@ -6,8 +6,8 @@ layer of strength $d$; reading mixes the layers of the topmost unit of depth (Gr
 $$s_t[i] = \max(0,\; s_{t-1}[i] - \max(0,\; u_t - \sum_{j>i} s_{t-1}[j])), \quad s_t[t] = d_t, \qquad
 r_t = \sum_i \min(s_t[i],\; \max(0,\; 1 - \sum_{j>i} s_t[j]))\, v_i$$
 
-It averages over the depth at which one reads, not over what was done: no distribution over action sequences gives the
-same reads in general.
+It averages over the depth of reading, not over actions: in general, no distribution over action sequences gives the
+same reads.
 """
 
 import torch

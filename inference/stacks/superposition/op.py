@@ -4,8 +4,8 @@ If an action is push, pop or no-op with probabilities $p, q, n$, the expected ce
 
 $$S_t[i] = p\, S_{t-1}[i-1] + q\, S_{t-1}[i+1] + n\, S_{t-1}[i], \qquad S_{t-1}[-1] = v_t$$
 
-whatever the distribution over stacks was before, since the three moves are linear (Joulin & Mikolov 2015). The depth is
-a birth-death chain.
+for any distribution over stacks before, because the three actions are linear (Joulin & Mikolov 2015). The depth is a
+birth-death chain.
 """
 
 from collections.abc import Iterator
