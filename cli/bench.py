@@ -1,8 +1,8 @@
-"""`samplehold bench`: this library and whichever peers are installed, in one run, on this machine's devices.
+"""`samplehold bench`: this library and the installed peers, in one run, on this machine's devices.
 
-The contenders of a size run in turn, so that what else the machine does falls on all of them alike. The first call of
-each, which compiles, is told apart. Of the others the least and the median count; memory is the most that a call takes
-beyond what was there before it, of the process on a CPU, of torch's allocator on a GPU.
+The contenders of a size run in turn, so other work on the machine affects all of them equally. The first call of each,
+which compiles, is listed separately. For the other calls, the table has the least and the median time. Memory is the
+most that a call takes beyond the memory before it: of the process on a CPU, of torch's allocator on a GPU.
 """
 
 import gc
@@ -34,7 +34,7 @@ DEVICES = "cpu", "cuda"
 PACKAGES = ("samplehold", "torch", "triton", "numba", "numpy", "hmmlearn", "dynamax", "jax", "statsmodels", "pykalman")
 PACKAGES += ("pyro-ppl", "flash-linear-attention")
 SECONDS = {True: 0.5, False: 3.0}  # for the turns of one size, by whether the run is quick
-TURNS = 3  # at least
+TURNS = 3  # the least number of turns
 LONG = 5.0  # seconds of a call beyond which it is not repeated
 NOT_MEASURED = "not measured"
 COLUMNS = ("work", "B", "T", "K", "by", "device", "ms", "median", "of samplehold's", "first call", "MB", "note")
@@ -42,7 +42,7 @@ COLUMNS = ("work", "B", "T", "K", "by", "device", "ms", "median", "of samplehold
 
 @dataclass(frozen=True)
 class Row:
-    """What one contender took for one size; None where it was not measured, and `note` says why."""
+    """The result of one contender for one size; None if it was not measured, and `note` says why."""
 
     work: str
     size: Size
@@ -57,7 +57,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """All rows of a run, and where it ran."""
+    """All rows of a run, and the machine."""
 
     machine: dict[str, Any]
     rows: list[Row]
@@ -79,14 +79,14 @@ def measured(name: str, case: Case, size: Size, device: str, seconds: float) -> 
             rows.append(Row(name, size, by, device, note=run.why))
         else:
             first, memory = begun[by]
-            own = times.get(by, [first])
-            least, median = min(own), statistics.median(own)
+            timings = times.get(by, [first])
+            least, median = min(timings), statistics.median(timings)
             rows.append(Row(name, size, by, device, 1e3 * least, 1e3 * median, 1e3 * first, memory))
     return rows
 
 
 def _named(case: Case) -> Contenders:
-    """The contenders of a device that is not there."""
+    """The contenders, marked as missing because their device does not exist."""
     smallest = Size(1, 10, 2)
     return dict.fromkeys(case.contenders(smallest, torch.device("cpu")), Missing("there is no such device"))
 
@@ -123,7 +123,7 @@ def _settle(device: str) -> None:
 
 
 def _memory(run: Callable[[], Any], device: str) -> float | None:
-    """Megabytes at the peak of a call beyond those before it; None where the system does not tell."""
+    """Megabytes at the peak of a call beyond those before it; None if the system does not report them."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -131,7 +131,7 @@ def _memory(run: Callable[[], Any], device: str) -> float | None:
         torch.cuda.synchronize()
         return (torch.cuda.max_memory_allocated() - before) / 2**20
     try:
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins again
+        Path("/proc/self/clear_refs").write_text("5")  # reset the peak
         before = _resident("VmRSS")
         run()
         return max(0.0, (_resident("VmHWM") - before) / 2**10)
@@ -139,13 +139,13 @@ def _memory(run: Callable[[], Any], device: str) -> float | None:
         return None
 
 
-def _resident(what: str) -> float:
+def _resident(field: str) -> float:
     lines = Path("/proc/self/status").read_text().splitlines()
-    return float(next(line.split()[1] for line in lines if line.startswith(what + ":")))
+    return float(next(line.split()[1] for line in lines if line.startswith(field + ":")))
 
 
 def machine() -> dict[str, Any]:
-    """What a reader has to know to compare."""
+    """The facts about the machine that a comparison needs."""
     versions = {}
     for name in PACKAGES:
         try:
@@ -170,25 +170,25 @@ def machine() -> dict[str, Any]:
 
 
 def cells(row: Row, rows: Sequence[Row]) -> list[str]:
-    """The columns of a row, its time beside that of the first contender of the same size and device."""
-    own = next(r for r in rows if (r.work, r.size, r.device) == (row.work, row.size, row.device))
+    """The columns of a row, with its time relative to the first contender of the same size and device."""
+    first = next(r for r in rows if (r.work, r.size, r.device) == (row.work, row.size, row.device))
     names = [CASES[row.work].title, *map(str, row.size), row.by, row.device]
     if row.least_ms is None:
         return [*names, NOT_MEASURED, *[""] * 4, row.note]
-    ratio = None if own.least_ms is None else row.least_ms / own.least_ms
+    ratio = None if first.least_ms is None else row.least_ms / first.least_ms
     numbers = row.least_ms, row.median_ms, ratio, row.first_ms, row.memory_mb
     return [*names, *("" if number is None else f"{number:.3g}" for number in numbers), row.note]
 
 
 def markdown(report: Report) -> str:
-    """The rows as a table, and where they were measured above it."""
-    found, lines = report.machine, []
+    """The rows as a table, with the machine above it."""
+    machine, lines = report.machine, []
     versions = ", ".join(
-        f"{name} {version}" if version else f"no {name}" for name, version in found["versions"].items()
+        f"{name} {version}" if version else f"no {name}" for name, version in machine["versions"].items()
     )
     lines.append(
-        f"Python {found['python']}, {versions}; {found['processors']} processors, {found['threads']} threads, "
-        f"{found['gpu'] or 'no GPU'}; {found['date']}.\n"
+        f"Python {machine['python']}, {versions}; {machine['processors']} processors, {machine['threads']} threads, "
+        f"{machine['gpu'] or 'no GPU'}; {machine['date']}.\n"
     )
     lines += ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
     lines += ["| " + " | ".join(cells(row, report.rows)) + " |" for row in report.rows]
@@ -205,7 +205,8 @@ def _shown(rows: Sequence[Row]) -> Table:
 
 
 def figure(rows: Sequence[Row]) -> "Figure | None":
-    """Time and memory of one case against T, B and K, each from the same middle size; None where nothing varies."""
+    """Time and memory of one case against T, B and K, each around the same middle size; None if only one size was
+    measured."""
     from matplotlib.figure import Figure
 
     done = [row for row in rows if row.least_ms is not None]
@@ -217,10 +218,10 @@ def figure(rows: Sequence[Row]) -> "Figure | None":
     for column, axis in enumerate(("T", "B", "K")):
         along = [row for row in done if row.size._replace(**{axis: getattr(middle, axis)}) == middle]
         for by, device in dict.fromkeys((row.by, row.device) for row in along):
-            own = sorted((getattr(r.size, axis), r) for r in along if (r.by, r.device) == (by, device))
+            points = sorted((getattr(r.size, axis), r) for r in along if (r.by, r.device) == (by, device))
             label = by if len({r.device for r in along}) == 1 else f"{by}, {device}"
-            axes[0, column].loglog([at for at, _ in own], [r.least_ms for _, r in own], "o-", label=label)
-            known = [(at, r.memory_mb) for at, r in own if r.memory_mb]
+            axes[0, column].loglog([at for at, _ in points], [r.least_ms for _, r in points], "o-", label=label)
+            known = [(at, r.memory_mb) for at, r in points if r.memory_mb]
             axes[1, column].loglog([at for at, _ in known], [memory for _, memory in known], "o-", label=label)
         others = ", ".join(f"{name} = {getattr(middle, name)}" for name in ("B", "T", "K") if name != axis)
         axes[0, column].set(title=others, ylabel="ms" if column == 0 else "")
@@ -234,7 +235,7 @@ def figure(rows: Sequence[Row]) -> "Figure | None":
 
 
 def check_cases(names: str | None) -> list[str]:
-    """The cases of a list with commas, all where there is none; ValueError for one that is none."""
+    """The cases of a comma-separated list; None: all. ValueError for an unknown case."""
     if names is None:
         return list(CASES)
     chosen = [name.strip() for name in names.split(",") if name.strip()]
@@ -251,20 +252,21 @@ def run(names: Iterable[str], quick: bool, devices: Sequence[str]) -> Iterator[l
     for name in names:
         case = CASES[name]
         sizes = case.sizes[: case.quick] if quick else case.sizes
-        found = []
+        results = []
         for device in devices:
             for size in sizes:
                 with kernels("always"):
-                    found += measured(name, case, size, device, SECONDS[quick])
-        yield found
+                    results += measured(name, case, size, device, SECONDS[quick])
+        yield results
 
 
 def bench(names: list[str], quick: bool, devices: Sequence[str], out: Path | None, console: Console) -> Report:
-    """Measure, print a table a case, and write `bench.json`, `bench.md` and a figure a case into a folder."""
+    """Measure, print a table for each case, and write `bench.json`, `bench.md` and a figure for each case into a
+    folder."""
     where, rows = machine(), []
-    for found in run(names, quick, devices):
-        rows += found
-        print_whole(console, _shown(found))
+    for results in run(names, quick, devices):
+        rows += results
+        print_whole(console, _shown(results))
     report = Report(where, rows)
     if out is not None:
         with replacing(out) as folder:

@@ -1,8 +1,8 @@
-"""What `samplehold bench` measures: on the same arrays this library, and whichever peers are installed.
+"""The cases of `samplehold bench`: this library and the installed peers on the same arrays.
 
-A case makes of a size, a device and a seed its contenders by name: functions without arguments that do the work once.
-A contender that is not installed, or does not run on the device, is a `Missing` that says so. Peers run at their own
-precision, float64 but for dynamax and networks, which run in float32.
+A case makes contenders by name from a size, a device and a seed: functions without arguments that do the work once. A
+contender that is not installed, or does not run on the device, is a `Missing` with the reason. Peers run at their own
+precision: float64, except dynamax and networks, which run in float32.
 """
 
 import importlib.util
@@ -33,7 +33,7 @@ from ..switching.model import SwitchingSSM
 
 
 class Missing(NamedTuple):
-    """Why a contender is not measured."""
+    """The reason why a contender is not measured."""
 
     why: str
 
@@ -56,10 +56,10 @@ class Case:
     """One kind of work.
 
     Attributes:
-        title: what is done.
-        contenders: from a size and a device.
-        sizes: that are measured; those of `quick` first.
-        quick: how many of the sizes a quick run takes.
+        title: the name of the work.
+        contenders: makes them from a size and a device.
+        sizes: the measured sizes; those of `quick` first.
+        quick: the number of sizes in a quick run.
     """
 
     title: str
@@ -69,7 +69,7 @@ class Case:
 
 
 def installed(package: str, make: Callable[[], Contender]) -> Contender:
-    """A peer's contender, where it is installed and works."""
+    """A peer's contender, if the peer is installed and works."""
     if importlib.util.find_spec(package) is None:
         return Missing("not installed")
     try:
@@ -79,7 +79,7 @@ def installed(package: str, make: Callable[[], Contender]) -> Contender:
 
 
 def of_host(package: str, device: torch.device, make: Callable[[], Contender]) -> Contender:
-    """The same of a peer that runs on the CPU alone."""
+    """The same for a peer that runs only on the CPU."""
     return installed(package, make) if device.type == "cpu" else Missing("runs on the CPU alone")
 
 
@@ -95,7 +95,7 @@ def tables(size: Size) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def hmmlearn_smoother(initial: np.ndarray, transition: np.ndarray, likelihood: np.ndarray) -> Callable[[], Any]:
-    """Its scaled C++ passes, one sequence after another, as its `score_samples` does."""
+    """hmmlearn's scaled C++ passes, one sequence after another, as in its `score_samples`."""
     from hmmlearn import _hmmc  # pyright: ignore[reportAttributeAccessIssue]
 
     start, moves = np.exp(initial), np.exp(transition)
@@ -119,14 +119,14 @@ def _dynamax_smoother(tables: tuple[np.ndarray, np.ndarray, np.ndarray], device:
     there = [d for d in jax.devices() if d.platform == {"cpu": "cpu", "cuda": "gpu"}[device.type]]
     if not there:
         return Missing("jax sees no such device")
-    given = np.exp(tables[0]), np.exp(tables[1]), tables[2]
-    placed = [jax.device_put(np.asarray(table, dtype=np.float32), there[0]) for table in given]
+    arrays = np.exp(tables[0]), np.exp(tables[1]), tables[2]
+    placed = [jax.device_put(np.asarray(table, dtype=np.float32), there[0]) for table in arrays]
     smoother = jax.jit(jax.vmap(hmm_smoother, in_axes=(None, None, 0)))
     return lambda: jax.block_until_ready(smoother(*placed))
 
 
 class Table(dist.TorchDistribution):
-    """A table of log-likelihoods as Pyro's `DiscreteHMM` asks for one: a distribution, whatever its value."""
+    """A table of log-likelihoods in the form of Pyro's `DiscreteHMM`: a distribution that ignores its value."""
 
     arg_constraints: ClassVar = {}  # pyright: ignore[reportAssignmentType]
 
@@ -139,14 +139,14 @@ class Table(dist.TorchDistribution):
 
 
 def _pyro_smoother(tables: tuple[np.ndarray, np.ndarray, np.ndarray], device: torch.device) -> Contender:
-    """The derivatives of the evidence of its `DiscreteHMM` by the likelihoods."""
+    """The derivatives of the evidence of Pyro's `DiscreteHMM` by the likelihoods."""
     start, moves, likelihood = (torch.tensor(table, device=device) for table in tables)
     if likelihood.numel() * len(moves) > _MOST_PAIRS:
         return Missing("keeps a matrix of every step")
     likelihood.requires_grad_()
 
     def smooth() -> Tensor:
-        first = start + likelihood[:, 0]  # it moves before the first of its observations, and normalises
+        first = start + likelihood[:, 0]  # it makes a transition before the first of its observations, and normalises
         hidden = dist.DiscreteHMM(first, moves, Table(likelihood[:, 1:]), validate_args=False)
         evidence = hidden.log_prob(likelihood.detach()[:, 1:, 0]) + first.logsumexp(-1)
         return torch.autograd.grad(evidence.sum(), likelihood)[0]
@@ -257,7 +257,7 @@ def em(size: Size, device: torch.device) -> Contenders:
 
 
 def hmmlearn_sweep(x: Tensor, n_states: int) -> Callable[[], object]:
-    """The body of the loop in the `fit` of its variational HMM, which itself would also run k-means each time."""
+    """The body of the loop in the `fit` of hmmlearn's variational HMM, which would also run k-means each time."""
     from hmmlearn.vhmm import VariationalGaussianHMM
 
     rows, lengths = x.reshape(-1, x.shape[-1]).numpy(), [x.shape[1]] * x.shape[0]
@@ -286,7 +286,7 @@ def vmp(size: Size, device: torch.device) -> Contenders:
 
 
 def scan(size: Size, device: torch.device) -> Contenders:
-    """Forward, in float32, beside copying what is read and written."""
+    """Forward, in float32, compared with a copy of the same bytes."""
     a, b = (torch.rand(*size, device=device) for _ in range(2))
     same = torch.rand(3 * a.numel() // 2, device=device)  # read once and written once
     return {"samplehold": lambda: linear_scan(a, b), "copying the same bytes": same.clone}
@@ -320,9 +320,9 @@ def min_gru(size: Size, device: torch.device) -> Contenders:
 
 
 def _around(base: Size, T: tuple[int, ...], B: tuple[int, ...], K: tuple[int, ...]) -> tuple[Size, ...]:
-    """Sizes that differ from a base in one of their numbers; those are what is plotted."""
-    found = [base, *(base._replace(T=t) for t in T), *(base._replace(B=b) for b in B), *(base._replace(K=k) for k in K)]
-    return tuple(dict.fromkeys(found))
+    """Sizes that differ from a base in one number; the figure shows these."""
+    sizes = [base, *(base._replace(T=t) for t in T), *(base._replace(B=b) for b in B), *(base._replace(K=k) for k in K)]
+    return tuple(dict.fromkeys(sizes))
 
 
 CASES: dict[str, Case] = {

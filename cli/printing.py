@@ -1,4 +1,4 @@
-"""What a fit says on the terminal: its parameters, its most probable switches, and how it went."""
+"""The terminal output of a fit: its parameters, its most probable switches, and how it ended."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 MAX_LISTED = 10  # switches in the printed list
 WIDEST = 10_000  # columns of text
-LISTED_FROM = 0.1  # and the least probability that gets one there
+LISTED_FROM = 0.1  # the least probability of a listed switch
 
 
-def show_parameters(console: Console, posterior: "xr.Dataset", found: pd.DataFrame) -> None:
-    """Print the parameters of each state side by side, and a line for each parameter that belongs to no state.
+def show_parameters(console: Console, posterior: "xr.Dataset", states_table: pd.DataFrame) -> None:
+    """Print the parameters of each state side by side, and a line for each parameter that does not depend on the state.
 
-    Where the states do not fit side by side, they stand in several tables below each other.
+    If the states do not fit side by side, they are in several tables, one below the other.
     """
-    share = found.filter(regex=r"^state_\d+$").mean()
+    share = states_table.filter(regex=r"^state_\d+$").mean()
     rows, others = [("share of steps", share.to_numpy())], []
     for name, value in posterior.data_vars.items():
         by_state = value.dims[:1] == ("state",)
@@ -63,17 +63,17 @@ def _states_table(rows: list[tuple[str, np.ndarray]], states: range) -> Table:
 
 
 def _width(console: Console, table: Table) -> int:
-    """How wide the table must be for no cell to be cut."""
+    """The width at which no cell is cut."""
     return Measurement.get(console, console.options.update(max_width=WIDEST), table).maximum
 
 
 def print_whole(console: Console, table: Table) -> None:
-    """Print the table with every cell whole, in a narrower terminal or file as well."""
+    """Print the table with complete cells, even in a narrow terminal or file."""
     Console(highlight=False, width=max(console.width, _width(console, table))).print(table)
 
 
 def _rows(value: "xr.DataArray", dims: Sequence[Any]) -> Iterator[tuple[str, np.ndarray]]:
-    """Each entry along the dims with what tells it from the others; of a covariance, one half."""
+    """Each entry along the dims with its label; for a covariance, one triangle."""
     for place in itertools.product(*(range(value.sizes[dim]) for dim in dims)):
         if "feature_new" in dims and place[0] < place[1]:
             continue
@@ -83,12 +83,12 @@ def _rows(value: "xr.DataArray", dims: Sequence[Any]) -> Iterator[tuple[str, np.
         yield " ".join(["", *labels]), value.isel(dict(zip(dims, place, strict=True))).values
 
 
-def show_switches(console: Console, found: pd.DataFrame) -> None:
+def show_switches(console: Console, states_table: pd.DataFrame) -> None:
     """Print the steps at which the state was most probably redrawn (Markov dynamics: changed)."""
-    copies = "redraw" in found
-    change, state = found["change"].to_numpy(), found["state"].to_numpy()
-    probability = found["redraw"].to_numpy() if copies else change
-    before = _step_before(found.index)
+    copies = "redraw" in states_table
+    change, state = states_table["change"].to_numpy(), states_table["state"].to_numpy()
+    probability = states_table["redraw"].to_numpy() if copies else change
+    before = _step_before(states_table.index)
     listed = [row for row in np.argsort(-probability, kind="stable") if before[row] >= 0][:MAX_LISTED]
     listed = [row for row in listed if probability[row] >= LISTED_FROM]
     if not listed:
@@ -98,13 +98,13 @@ def show_switches(console: Console, found: pd.DataFrame) -> None:
         )
         return
     table = Table(title=f"Most probable {'redraws' if copies else 'changes of state'}", title_justify="left")
-    for name in found.index.names:
+    for name in states_table.index.names:
         table.add_column(escape(str(name)), justify="right", no_wrap=True)
     for name in (*(["P(redraw)"] if copies else []), "P(change)"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("state", justify="right", no_wrap=True)
     for row in listed:
-        labels = found.index[row] if found.index.nlevels > 1 else (found.index[row],)
+        labels = states_table.index[row] if states_table.index.nlevels > 1 else (states_table.index[row],)
         shown = [f"{probability[row]:.3f}"] if copies else []
         moved = f"{state[before[row]]} -> {state[row]}"
         table.add_row(*(escape(label_text(label)) for label in labels), *shown, f"{change[row]:.3f}", moved)
@@ -112,7 +112,8 @@ def show_switches(console: Console, found: pd.DataFrame) -> None:
 
 
 def _step_before(index: pd.Index) -> np.ndarray:
-    """The row of the step before each row in its sequence, which the first level names; -1 where there is none."""
+    """The row of the previous step in the same sequence (named by the first level) for each row; -1 if there is
+    none."""
     rows = pd.Series(np.arange(len(index)))
     if index.nlevels > 1:
         return rows.groupby(index.get_level_values(0), sort=False).shift(fill_value=-1).to_numpy()
@@ -120,7 +121,7 @@ def _step_before(index: pd.Index) -> np.ndarray:
 
 
 def show_course(console: Console, fit: Fit) -> None:
-    """Print how the fit went, and what is wrong with it, if anything is."""
+    """Print how the fit ended, and warnings."""
     end = "converged" if fit.converged else "not converged: raise --max-steps"
     if fit.interrupted:
         end = "interrupted, the best so far"
@@ -132,9 +133,9 @@ def show_course(console: Console, fit: Fit) -> None:
     for name, states in (("empty", fit.empty_states), ("collapsed onto a single point", fit.collapsed_states)):
         assert not isinstance(states, tuple)
         if states.any():
-            which = ", ".join(str(k) for k in states.nonzero()[:, 0].tolist())
+            numbers = ", ".join(str(k) for k in states.nonzero()[:, 0].tolist())
             console.print(
-                f"Warning: state(s) {which} {name}; fit fewer states, or keep --prior weak.",
+                f"Warning: state(s) {numbers} {name}; fit fewer states, or keep --prior weak.",
                 style="yellow",
                 soft_wrap=True,
             )

@@ -1,9 +1,9 @@
-"""A folder of results that is all of one run or all of the one before, whatever ends the run.
+"""A folder of results that is completely of the new run, or completely of the old one, even if the run is interrupted.
 
-The results are written into a new folder beside the old one. What else is kept in the old one is linked into the new
-one, then the two change places in one step, and the old one goes. A working directory, or a place where another disk is
-mounted, cannot change places, nor can folders on all systems: there the results replace the old ones one by one at the
-very end, and only an end within those microseconds leaves some of each.
+The results are written into a new folder beside the old one. Other files of the old folder are linked into the new one.
+Then the two folders are exchanged in one step, and the old one is removed. A working directory, a mount point, or a
+folder on some systems cannot be exchanged. There the results replace the old ones one by one at the very end, and only
+an interruption within those microseconds leaves a mixture.
 """
 
 import ctypes
@@ -22,12 +22,12 @@ AT_FDCWD, RENAME_EXCHANGE, RENAME_SWAP = -100, 2, 2
 
 @contextmanager
 def replacing(out: Path) -> Iterator[Path]:
-    """A new folder, whose files take their places in the folder `out` when the block ends well.
+    """A new folder, whose files move into the folder `out` when the block ends without an error.
 
-    A link to a folder stays one.
+    A link to a folder stays a link.
 
     Raises:
-        ValueError: they cannot be written.
+        ValueError: the files cannot be written.
     """
     new = None
     try:
@@ -47,7 +47,7 @@ def replacing(out: Path) -> Iterator[Path]:
 
 
 def _new_folder(out: Path) -> Path:
-    """Beside `out` where the two could change places, else in it."""
+    """A folder beside `out` if the two can be exchanged, otherwise a folder in it."""
     new = unfinished(out, out.name)
     new.mkdir()
     beside = out.parent / new.name
@@ -59,7 +59,7 @@ def _new_folder(out: Path) -> Path:
 
 
 def _in_use(out: Path) -> bool:
-    """Whether some process works in the folder, and would be left in one that is no more."""
+    """Whether some process works in the folder, and would be left in a removed one."""
     links = [os.getcwd(), *(os.path.realpath(link) for link in Path("/proc").glob("[0-9]*/cwd"))]
     return any(Path(link).is_relative_to(out) for link in links)
 
@@ -74,12 +74,12 @@ def _place(new: Path, out: Path) -> None:
             os.chown(new, out.stat().st_uid, out.stat().st_gid)
             shutil.copystat(out, new)
             _exchange(new, out)
-        except (OSError, AttributeError):  # no such call, or not here
+        except (OSError, AttributeError):  # the call does not exist, or does not work here
             pass
         else:
             with suppress(OSError):
                 sync(out.parent)
-                _keep(new, out)  # what came meanwhile
+                _keep(new, out)  # files that appeared meanwhile
             return
     for file in files:
         place = out / file
@@ -102,12 +102,12 @@ def _keep(old: Path, new: Path) -> None:
         elif not os.path.lexists(place):
             try:
                 os.link(entry.path, place, follow_symlinks=False)
-            except OSError:  # not on all file systems, nor for files of all owners
+            except OSError:  # some file systems, and files of other owners, do not support this
                 shutil.copy2(entry.path, place, follow_symlinks=False)
 
 
 def _exchange(a: Path, b: Path) -> None:
-    """Two folders change places in one step."""
+    """Exchange two folders in one step."""
     system, paths = ctypes.CDLL(None, use_errno=True), [os.fsencode(path) for path in (a, b)]
     if sys.platform == "darwin":
         failed = system.renamex_np(*paths, RENAME_SWAP)

@@ -1,4 +1,4 @@
-"""What happens around a command: the time until its first answer, and its end by a signal."""
+"""The frame of a command: fast start, and end by a signal."""
 
 import gc
 import logging
@@ -10,12 +10,13 @@ from types import FrameType, TracebackType
 
 import typer
 
-MANY = 100_000  # new objects between two collections: loading the libraries makes several times as many
+MANY = 100_000  # new objects between two collections; loading the libraries makes several times as many
 
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Collect garbage rarely: imports make many objects and hardly any garbage, and a walk sees all of them."""
+    """Collect garbage rarely: imports make many objects and hardly any garbage, and each collection visits all
+    objects."""
     before = gc.get_threshold()
     gc.set_threshold(MANY, *before[1:])
     try:
@@ -40,13 +41,13 @@ def announcements() -> Iterator[None]:
 
 
 class Termination:
-    """SIGTERM as Ctrl-C: the fit that it finds ends with the best so far; what comes after is done, then status 143."""
+    """Treat SIGTERM as Ctrl-C: a running fit ends with its best result, the command finishes, and the status is 143."""
 
     def __init__(self) -> None:
         self._asked = self._fitting = False
 
     def __enter__(self) -> "Termination":
-        self._main = threading.current_thread() is threading.main_thread()  # the only one that signals reach
+        self._main = threading.current_thread() is threading.main_thread()  # only the main thread receives signals
         if self._main:
             self._before = signal.signal(signal.SIGTERM, self._ask)
         return self
@@ -61,7 +62,7 @@ class Termination:
 
     @contextmanager
     def interrupts(self) -> Iterator[None]:
-        """While this lasts it is Ctrl-C."""
+        """While this is active, SIGTERM interrupts like Ctrl-C."""
         self._fitting = True
         try:
             yield

@@ -11,28 +11,28 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ..models.studies.study import STUDIES, Findings, study
 from .results import replacing
 
-ROWS = 30  # of a table that are printed
+ROWS = 30  # the most printed rows of a table
 BAR = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
 
 
 def run_studies(names: list[str], scale: str, out: Path, console: Console) -> None:
-    """Run studies one after the other; each is written when it ends, so that an interruption keeps those before it."""
+    """Run studies one after the other. Each is written when it ends, so an interruption keeps the earlier ones."""
     for name in names:
         begun = time.perf_counter()
         with Progress(*BAR, console=console, transient=True) as bar:
-            found = study(name, scale, lambda items, label, bar=bar: bar.track(list(items), description=label))
+            findings = study(name, scale, lambda items, label, bar=bar: bar.track(list(items), description=label))
         with replacing(out / name) as folder:
-            _write(found, folder)
-        for table in found.tables.values():
+            _write(findings, folder)
+        for table in findings.tables.values():
             console.print(escape(_text(table.head(ROWS))), soft_wrap=True, highlight=False)
             more = f"The first {ROWS} of {len(table)} rows.\n" if len(table) > ROWS else ""
             console.print(more, highlight=False)
-        taken, seeds = time.perf_counter() - begun, ", ".join(map(str, found.seeds)) or "none"
+        taken, seeds = time.perf_counter() - begun, ", ".join(map(str, findings.seeds)) or "none"
         console.print(f"{name}: {taken:.0f} s, seeds {seeds}, in {escape(str(out / name))}", soft_wrap=True)
 
 
 def check_studies(names: list[str]) -> list[str]:
-    """All studies for "all"; ValueError for a name that is none."""
+    """All studies for "all"; ValueError for an unknown name."""
     if "all" in names:
         return list(STUDIES)
     for name in names:
@@ -41,11 +41,11 @@ def check_studies(names: list[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _write(found: Findings, folder: Path) -> None:
-    for name, table in found.tables.items():
+def _write(findings: Findings, folder: Path) -> None:
+    for name, table in findings.tables.items():
         table.to_csv(folder / f"{name}.csv", index=False)
         (folder / f"{name}.md").write_text(_text(table) + "\n", encoding="utf-8")
-    for name, figure in found.figures.items():
+    for name, figure in findings.figures.items():
         figure.savefig(folder / f"{name}.png", dpi=120)
 
 

@@ -1,1 +1,1 @@
-"""The recurrent networks, their weights in other libraries' layouts, and what can be proved of them."""
+"""The recurrent networks, their weights in other libraries' layouts, and proofs about them."""

@@ -1,1 +1,1 @@
-"""The generative models, each a Pyro program, and how they are fitted to sequences."""
+"""Generative models, each a Pyro program, and their fits to sequences."""

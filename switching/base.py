@@ -1,8 +1,7 @@
 """`Model`, the base of every model: a frozen specification, values of its parameters, and their prior.
 
-A kind of model says what it is made of, its parameters, the `problem` that it makes of a series, its Pyro program, and
-how it is fitted. What follows from that is written here, once. What stands on higher floors is imported where it is
-called.
+A kind of model defines its specification, its parameters, the `problem` of a series, its Pyro program, and its fit.
+This file has all methods that follow from these. Modules above this one are imported when they are called.
 """
 
 from abc import ABC, abstractmethod
@@ -51,13 +50,13 @@ class Model(Named, ABC):
     """A model of sequences.
 
     Attributes:
-        values: the parameters by name; empty while the model has only a prior.
-        prior: hyperparameters by name; empty where the model has no choice of them.
-        latents: what the entries of a latent vector are called, where there is one.
-        holds: whether a step may hold its state, so that there is a gate.
-        n_covariates: how many covariates drive it.
-        differentiable: whether its evidence is, in the parameters.
-        chain_name: what one of several chains of states is called; empty where there is only one.
+        values: the parameters by name; empty if the model has only a prior.
+        prior: hyperparameters by name; empty if the model has none.
+        latents: the names of the entries of a latent vector; empty if there is none.
+        holds: whether a step may hold its state; then there is a gate.
+        n_covariates: the number of covariates of the model.
+        differentiable: whether the evidence is differentiable in the parameters.
+        chain_name: the name of one of several chains of states; empty if there is only one.
     """
 
     made_of: ClassVar[tuple[str, ...]]  # the attributes that specify the model
@@ -67,7 +66,7 @@ class Model(Named, ABC):
 
     values: Parameters
     prior: Parameters
-    _chosen: frozenset[str]  # hyperparameters that `with_prior` has set, which are not scaled to data
+    _chosen: frozenset[str]  # hyperparameters set by `with_prior`; these are not scaled to data
 
     def __init__(self, **parts: Any) -> None:
         vars(self).update(parts, values={}, prior={}, _chosen=frozenset())
@@ -87,7 +86,7 @@ class Model(Named, ABC):
     @property
     @abstractmethod
     def known(self) -> Mapping[str, Parameter]:
-        """Each parameter's axes, support, and the form in which people give it."""
+        """The axes, support and displayed form of each parameter."""
 
     @property
     @abstractmethod
@@ -101,12 +100,12 @@ class Model(Named, ABC):
 
     @property
     def n_covariates(self) -> int:
-        """C, the number of covariates that drive it."""
+        """C, the number of covariates of the model."""
         return 0
 
     @property
     def holds(self) -> bool:
-        """Whether a step may hold its state, so that there is a gate."""
+        """Whether a step may hold its state; then there is a gate."""
         return False
 
     @property
@@ -121,20 +120,20 @@ class Model(Named, ABC):
 
     @abstractmethod
     def problem(self, x: Any, **given: Unpack[Given]) -> SeriesProblem:
-        """The model's parts and the series x: what every kind of inference takes."""
+        """The model's parts and the series x, as one input for inference."""
 
     @abstractmethod
     def forward(self, x: Any = None, *, n_steps: int | None = None, batch_shape: tuple[int, ...] = ()) -> Tensor:
-        """The Pyro program, conditioned on x where it is given. Returns the observations."""
+        """Run the Pyro program, conditioned on x if it is given, and return the observations."""
 
     @abstractmethod
     def probabilities(self, chain: Any, values: Parameters) -> Probabilities:
-        """What `states` and `to_arviz` show of the whole series: tables `[*r, *b, T, ...]` by name, and the names of
-        their axes after time."""
+        """The tables of a whole series for `states` and `to_arviz`: `[*r, *b, T, ...]` by name, with the names of their
+        axes after time."""
 
     @abstractmethod
     def forecast(self, x: Any, horizon: int, **given: Unpack[Given]) -> Any:
-        """States and observations at each of the `horizon` steps after the last one of x."""
+        """States and observations at each of the `horizon` steps after the end of x."""
 
     @abstractmethod
     def _figures(self) -> Any:
@@ -142,58 +141,58 @@ class Model(Named, ABC):
 
     @abstractmethod
     def _made(self) -> str:
-        """The call that makes it, in words."""
+        """The Python call that makes this model, as text."""
 
     def product_of(self, values: Parameters) -> Parameters:
-        """Parameters as those of the chain in `problem`."""
+        """The parameters of the chain in `problem`."""
         return values
 
     def _checked(self, values: Parameters) -> Parameters:
-        """The parameters under their own names; ValueError where they are not valid."""
+        """The parameters under their names; ValueError if they are not valid."""
         return check_parameters(self.known, values, self.sizes, self.name)
 
     def _weak_prior(self, series: Series | None) -> Parameters:
-        """Hyperparameters of little weight, scaled to a series."""
+        """Weak hyperparameters, scaled to a series."""
         return {}
 
     def _check_prior(self, prior: Parameters) -> None:
-        """ValueError where hyperparameters of the right names and shapes are not valid."""
+        """ValueError if hyperparameters of the right names and shapes are not valid."""
 
     def _check_observations(self, series: Series) -> None:
-        """ValueError where the model cannot have made such numbers."""
+        """ValueError if the model cannot have produced these observations."""
 
     def _check_drive(self, series: Series, n_steps: int) -> None:
-        """ValueError where covariates or gaps of so many steps do not fit the model."""
+        """ValueError if covariates or gaps of `n_steps` steps do not fit the model."""
         for name, table in (("covariates", series.covariates), ("dt", series.gaps)):
             if table is not None:
-                raise ValueError(f"{name}: got some, but nothing drives a {self.name}; leave it out.")
+                raise ValueError(f"{name}: got some, but a {self.name} takes none; leave it out.")
 
     # ---- specification, values, prior --------------------------------------------------------------------------------
 
     def with_values(self: Own, values: Mapping[str, Any] | None = None, /, **named: Any) -> Own:
-        """The same model with these parameter values, by name; names with a dot come in a dictionary.
+        """The same model with these parameter values, by name. Pass names with a dot in a dictionary.
 
         Raises:
             ValueError: a parameter is missing, unknown, of another shape, or outside its space.
         """
-        given = {**(check_kind("values", values, Mapping, "numbers by name") if values is not None else {}), **named}
+        inputs = {**(check_kind("values", values, Mapping, "numbers by name") if values is not None else {}), **named}
         forms = {parameter.shown.name for parameter in self.known.values() if parameter.shown}
-        unknown = sorted(set(given) - set(self.known) - forms)
+        unknown = sorted(set(inputs) - set(self.known) - forms)
         if unknown:
             raise ValueError(f"values: got unknown parameter(s) {unknown}; this model has {list(self.known)}.")
-        checked = self._checked(read_tables(given) if given else {})
+        checked = self._checked(read_tables(inputs) if inputs else {})
         return self._copy({name: checked[name] for name in self.known})
 
     def without_values(self: Own) -> Own:
-        """The same model with only its prior."""
+        """The same model with its prior and without values."""
         return self._copy({})
 
     def with_prior(self: Own, prior: Mapping[str, Any]) -> Own:
-        """The same model with other hyperparameters, named and shaped as in `model.prior`; a fit keeps them as they
-        are, and scales the others to the data.
+        """The same model with other hyperparameters, with names and shapes as in `model.prior`. A fit keeps these, and
+        scales the others to the data.
 
         Raises:
-            ValueError: other names or shapes; numbers that are not finite, or of which there is no prior.
+            ValueError: other names or shapes; numbers that are not finite or not valid hyperparameters.
         """
         expected = {name: tuple(table.shape) for name, table in self.prior.items()}
         tables = {}
@@ -208,41 +207,45 @@ class Model(Named, ABC):
         try:
             self._check_prior(whole)
         except (ValueError, RuntimeError) as error:
-            said = " ".join(str(error).split())
-            raise ValueError(f"prior: got {sorted(prior)} of which there is no prior: {said}") from None
+            reason = " ".join(str(error).split())
+            raise ValueError(f"prior: got {sorted(prior)}, which do not form a prior: {reason}") from None
         model = self._copy(self.values, whole)
         vars(model).update(_chosen=self._chosen | set(tables))
         return model
 
     def scaled_to(self: Own, x: Any, **given: Unpack[Given]) -> Own:
-        """The same model with its weak prior scaled to the observations x, as `fit` does; hyperparameters of
-        `with_prior` stay, and what drives the model may be left out."""
+        """The same model with its weak prior scaled to the observations x, as in `fit`. Hyperparameters of `with_prior`
+        stay. Covariates and gaps are optional.
+
+        Raises:
+            ValueError: a feature of x without any observed value.
+        """
         series = self._series(x, given)
         self._check_observations(series)
         for feature in torch.isnan(series.rows).all(0).nonzero()[:1].flatten().tolist():
             raise ValueError(
-                f"x: feature {feature} ({series.features_of()[feature]}) has no observed value, to which a prior could "
-                "be scaled; give data that has some."
+                f"x: feature {feature} ({series.features_of()[feature]}) has no observed value, so its prior cannot be "
+                "scaled; give data with some."
             )
         return self._copy(self.values, self._weak_prior(series) | {name: self.prior[name] for name in self._chosen})
 
     def _copy(self: Own, values: Parameters, prior: Parameters | None = None) -> Own:
-        """The same model with these values, which are known to be valid, and this prior, where one is given."""
+        """The same model with these values, which must be valid, and with this prior if it is given."""
         model, prior = object.__new__(type(self)), self.prior if prior is None else prior
         parts = {name: vars(self)[name] for name in (*self.made_of, "_chosen")}
-        own = {name: table.detach() for name, table in prior.items()}
-        vars(model).update(parts, values=dict(values), prior=own)
+        tables = {name: table.detach() for name, table in prior.items()}
+        vars(model).update(parts, values=dict(values), prior=tables)
         return model
 
     @property
     def _like(self) -> Tensor:
-        """A tensor of the dtype and device in which the model computes where it is given none."""
+        """A tensor whose dtype and device the model uses if no data are given."""
         tables = self.values or self.prior
         return next(iter(tables.values())) if tables else torch.zeros((), dtype=torch.float64, device="cpu")
 
     @property
     def _values(self) -> Parameters:
-        """The values; ValueError where there are none."""
+        """The values; ValueError if there are none."""
         if not self.values:
             raise ValueError("model: has no parameter values yet; use model.fit(x).model, or model.with_values(...).")
         return self.values
@@ -253,20 +256,20 @@ class Model(Named, ABC):
 
     @property
     def n_parameters(self) -> int:
-        """How many numbers a fit chooses freely."""
+        """The number of free parameters in a fit."""
         return self.n_free(())
 
     def n_free(self, fixed: Iterable[str]) -> int:
-        """How many numbers a fit chooses that holds some parameters fixed."""
+        """The number of free parameters in a fit that keeps some parameters fixed."""
         fixed = set(fixed)
         return count_free(self.known, {name: value for name, value in self._values.items() if name not in fixed})
 
     def describe(self) -> Parameters:
-        """The parameter values as a reader knows them: scales and covariances rather than precisions."""
+        """The parameter values in their displayed forms: scales and covariances instead of precisions."""
         return described(self.known, self.values)
 
     def __repr__(self) -> str:
-        """What it is made of, and its values."""
+        """The specification, and the values."""
         lines = [self._made(), *listed(self.known, self.values).splitlines()]
         return "\n".join(lines if len(lines) <= LINES else [*lines[: LINES - 1], "  ..."])
 
@@ -283,11 +286,12 @@ class Model(Named, ABC):
     # ---- files -------------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
-        """Write the model into the folder `path`, all or nothing: one file, `model.safetensors`.
+        """Write the model into the folder `path` as one file, `model.safetensors`. The file is written completely or
+        not at all.
 
         Raises:
-            TypeError, ValueError: no path.
-            OSError: it cannot be written; a model that was there is as it was.
+            TypeError, ValueError: `path` is not a path.
+            OSError: the file cannot be written; an existing model stays unchanged.
         """
         from .storage import save_model
 
@@ -295,17 +299,17 @@ class Model(Named, ABC):
 
     @classmethod
     def load(cls: type[Own], path: str | Path) -> Own:
-        """Read a model of this class that `save` has written.
+        """Read a model of this class that was written by `save`.
 
         Raises:
-            ValueError: no such folder, or one that holds no such model, or a damaged one.
+            ValueError: no such folder, no model of this class in it, or a damaged file.
         """
         from .storage import load_as
 
         return load_as(cls, check_path("path", path))
 
     def to_parts(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """The specification, part by part, and tensors by name: what files hold."""
+        """The specification, part by part, and the tensors by name, as stored in files."""
         tensors = {f"value.{name}": value for name, value in self.values.items()}
         for name, table in self.prior.items():
             tensors[f"{'prior' if name in self._chosen else 'weak'}.{name}"] = table
@@ -313,7 +317,7 @@ class Model(Named, ABC):
 
     @classmethod
     def from_parts(cls: type[Own], parts: dict[str, Any], tensors: dict[str, Tensor]) -> Own:
-        """The model that `to_parts` has taken apart."""
+        """The model with the parts and tensors of `to_parts`."""
         model, tables = cls._from_specification(parts), {}
         for prefix in ("value.", "prior.", "weak."):
             tables[prefix] = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
@@ -326,21 +330,21 @@ class Model(Named, ABC):
 
     @classmethod
     def _from_specification(cls: type[Own], parts: dict[str, Any]) -> Own:
-        """The model without values that has these parts."""
+        """The model with these parts, without values."""
         return cls(**parts)
 
     # ---- series ------------------------------------------------------------------------------------------------------
 
     def read(self, x: Any, *, horizon: int = 0, **given: Unpack[Given]) -> Series:
-        """The observations, what drives them and their labels as one `Series`, checked against this model.
+        """The observations, their covariates, gaps and labels as one `Series`, checked against this model.
 
         Arguments:
-            x, lengths, covariates, dt: as in every method. A Series comes back as it is, once it has been checked.
-            horizon: number of steps to come, for which covariates and gaps are given too: `[*batch, T + horizon, ...]`.
+            x, lengths, covariates, dt: as in every method. A Series is checked and returned unchanged.
+            horizon: number of future steps, for which covariates and gaps are passed too: `[*batch, T + horizon, ...]`.
 
         Raises:
-            ValueError: see `data.reading.read_series`; values that the model cannot have made; covariates or gaps that
-                do not fit the model or the series.
+            ValueError: see `data.reading.read_series`; values that the model cannot have produced; covariates or gaps
+                that do not fit the model or the series.
         """
         series, parts = self._series(x, given), tuple(vars(self)[name] for name in self.made_of)
         if series.checked is not None and all(a is b for a, b in zip(series.checked, parts, strict=False)):
@@ -351,17 +355,17 @@ class Model(Named, ABC):
         return replace(series, checked=parts)
 
     def _series(self, x: Any, given: Given) -> Series:
-        """The same before it is checked, but for the number of features."""
+        """The series before most checks; only the number of features is checked."""
         if not isinstance(x, Series):
             return read_series(x, self.n_features, **given)
         for name in (name for name, value in given.items() if value is not None):
-            raise ValueError(f"{name}: got some besides a Series, which has its own; leave it out.")
+            raise ValueError(f"{name}: got some besides a Series, but a Series has its own; leave it out.")
         if x.observations.shape[-1] != self.n_features:
             raise ValueError(f"x: got {x.observations.shape[-1]} feature(s), but the model has {self.n_features}.")
         return x
 
     def _fit(self, x: Any, given: Given, options: "Options") -> "Fit[Any]":
-        """The fit that `_fitted` makes of a series, under a prior that may come with the options."""
+        """The fit of a series by `_fitted`, under the prior in the options."""
         check_choice("method", options.method, self.methods)
         series = self.read(x, **given).detached()
         model = self.with_prior(options.prior) if isinstance(options.prior, Mapping) else self
@@ -370,18 +374,19 @@ class Model(Named, ABC):
 
     @abstractmethod
     def _fitted(self, series: Series, options: "Options") -> "Fit[Any]":
-        """The fit of a series; without a prior where `options.prior` is None."""
+        """The fit of a series; without a prior if `options.prior` is None."""
 
     def states(self, x: Any, **given: Unpack[Given]) -> "pd.DataFrame":
-        """The states at each step given the whole of its sequence, under the model's values.
+        """The states at each step given the whole sequence, at the model's values.
 
         Returns:
-            A row for each step, on the index that x came with: of a panel or of rows below each other that of the
-            table, in its order; of other sequences that of sequence and time. Columns:
+            A row for each step. For a panel or a table of several sequences, the index is that of the table, in its
+            order. For other sequences, it is the sequence and the time. Columns:
             `state`, the most probable one; `state_0`, `state_1`, ..., P(s_t | x);
             `redraw`, P(z_t = 1 | x), for copy dynamics; `change`, P(s_t != s_t-1 | x), 0 at the first step.
-            Of a linear model `latent_mean_level`, `latent_sd_level`, ..., mean and standard deviation of each latent.
-            A model of several chains has these for each, counted from 1, and no `change`: `state_1`, `state_1_0`, ...,
+            For a linear model, `latent_mean_level`, `latent_sd_level`, ...: mean and standard deviation of each latent.
+            For a model of several chains, these for each chain, counted from 1, without `change`: `state_1`,
+            `state_1_0`, ...,
             `redraw_1`, ...
         """
         from .views.states import states
@@ -389,13 +394,13 @@ class Model(Named, ABC):
         return states(self, x, **given)
 
     def plot(self, x: Any, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]) -> "Figure":
-        """The series, the model's bands, its states, and where they were redrawn: see `plot_fit` in `views`."""
+        """Plot the series, the model's bands, its states, and the redraws: see `plot_fit` in `views`."""
         return self._figures().plot_fit(self, x, sequence=sequence, level=level, **given)
 
     def plot_forecast(
         self, x: Any, horizon: int, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]
     ) -> "Figure":
-        """The end of the series and the forecast after it: `forecast(x, horizon, ...).plot(...)` of one sequence."""
+        """Plot the end of one sequence and its forecast: `forecast(x, horizon, ...).plot(...)`."""
         horizon = check_integer("horizon", horizon)
         one = self.read(x, horizon=horizon, **given).one(sequence)
         return self.forecast(one, horizon).plot(level=level)

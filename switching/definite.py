@@ -1,4 +1,4 @@
-r"""Positive definite matrices in free coordinates, which torch maps onto them but not one to one.
+r"""Positive definite matrices in free coordinates. torch's own transform of them is not one to one.
 
 $\Lambda = L L^\top$ with $L_{ij} = y_{ij}$ below the diagonal and $L_{ii} = e^{y_{ii}}$; the coordinates y are the rows
 of the lower triangle one after another, and
@@ -77,7 +77,7 @@ def _side(size: int) -> int:
 
 
 class Wishart(dist.Wishart):
-    """Pyro's, whose support has free coordinates."""
+    """Pyro's Wishart distribution, with a support that has free coordinates."""
 
     support = definite  # pyright: ignore[reportAssignmentType]
 

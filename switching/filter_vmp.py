@@ -1,4 +1,4 @@
-r"""`filter_vmp`: the filter of a copy model by message passing one step at a time, and what a minGRU leaves out of it.
+r"""`filter_vmp`: the filter of a copy model by message passing, one step at a time, and its relation to a minGRU.
 
 With $j_1 = \log \pi(s) + \log p(x_t \mid s, 1)$ and $j_0 = \log Q_{t-1}(s) + \log p(x_t \mid s, 0)$
 
@@ -34,25 +34,26 @@ def filter_vmp(
     form: str = "mean_field",
     **given: Unpack[Given],
 ) -> VMPFiltered:
-    r"""Q(s_t) and Q(z_t = 1) at every step, given the observations up to it, by mean field on (z_t, s_t).
+    r"""Q(s_t) and Q(z_t = 1) at every step, given the observations so far, by mean field on (z_t, s_t).
 
     Arguments:
-        model: with copy dynamics and parameter values.
-        x, lengths, covariates, dt: sequences as `SwitchingSSM` takes them; NaN is missing.
-        gate: "posterior": the gate and the state are inferred in turn.
+        model: a model with copy dynamics and parameter values.
+        x, lengths, covariates, dt: sequences as in `SwitchingSSM`; NaN is missing.
+        gate: "posterior": update the gate and the state in turn.
             "input": the gate is a function of x_t alone, the posterior
             $P(z_t{=}1 \mid x_t) = \rho f_t / (\rho f_t + (1-\rho) h_t)$ with $f_t = \sum_s \pi(s) p(x_t \mid s, 1)$,
-            $h_t = \sum_s \pi(s) p(x_t \mid s, 0)$, whose belief about the state is that of the stationary chain. It is
-            the exact posterior of the gate where held steps emit alike in all states (`Gated`).
-            A tensor [*b, T] of probabilities, or a function that makes it of the observations [*b, T, F]: that gate.
-            The first step redraws, whatever the gate says.
-        sweeps: updates of gate and state at each step, where the gate is inferred.
-        form: "mean_field"; or "conditional", which treats gate and state as independent before the observation (see
-            `inference.filter_vmp` for its equations and what they are worth).
+            $h_t = \sum_s \pi(s) p(x_t \mid s, 0)$, with the state distributed as in the stationary chain. This is the
+            exact posterior of the gate if held steps emit alike in all states (`Gated`).
+            A tensor [*b, T] of probabilities, or a function from the observations [*b, T, F] to such a tensor: this
+            gate.
+            The first step always redraws.
+        sweeps: updates of gate and state at each step, if the gate is inferred.
+        form: "mean_field"; or "conditional", which takes gate and state as independent before the observation (see
+            `inference.filter_vmp` for its equations and accuracy).
 
     Raises:
-        ValueError: a model without values or with other dynamics; a gate that is not of these, not of shape [*b, T], or
-            not in [0, 1]; an observation that is impossible.
+        ValueError: a model without values or with other dynamics; a gate that is none of these, not of shape [*b, T],
+            or not in [0, 1]; an observation that is impossible.
 
     Example:
         >>> import samplehold as sh

@@ -1,4 +1,4 @@
-"""`Fit`: the record of a fit, which a model makes of what `fitting` returns."""
+"""`Fit`: the result of a fit together with the model and the series."""
 
 import math
 from dataclasses import dataclass, replace
@@ -23,11 +23,11 @@ Model = TypeVar("Model")
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class Fit(Result, Generic[Model]):
-    """A fitted model, and how it was fitted.
+    """A fitted model, with the details of the fit.
 
     Attributes:
         model: the model with its fitted values.
-        series: what was fitted; the methods use it where they get no x. `save` keeps the model alone.
+        series: the fitted series; methods use it if they get no x. `save` writes only the model.
         prior: the argument of `fit`.
         others: see `Result`.
 
@@ -45,11 +45,11 @@ class Fit(Result, Generic[Model]):
 
     @classmethod
     def of(cls, result: Result, model: Model, reader: Any = None) -> "Fit[Model]":
-        """The record of a result.
+        """Make a Fit from a result.
 
         Arguments:
-            model: with the fitted values.
-            reader: the model with the prior of the fit, by which a posterior reads other series.
+            model: the model with the fitted values.
+            reader: the model with the prior of the fit; a posterior reads other series with it.
         """
         fields = dict(vars(result))
         if hasattr(result.posterior, "forecast"):
@@ -58,45 +58,45 @@ class Fit(Result, Generic[Model]):
 
     @property
     def active_states(self) -> Any:
-        """`[K]`, which states are in use: those expected to have at least one step."""
+        """`[K]`, whether each state is in use: it is expected at one step or more."""
         empty = self.empty_states
         return tuple(~chain for chain in empty) if isinstance(empty, tuple) else ~empty
 
     @property
     def agreeing(self) -> int:
-        """How many restarts ended within 0.01 nats of the best."""
+        """The number of restarts that ended within 0.01 nats of the best."""
         return int(self.restarts.agrees.sum())
 
     # ---- how well it describes what was fitted ----------------------------------------------------------------------
 
     @property
     def loglik(self) -> float:
-        """log p(x) of all sequences that were fitted, at the fitted values."""
+        """log p(x) of all fitted sequences, at the fitted values."""
         with torch.no_grad():
             return float(self._model.log_evidence(self._given(None)).sum())
 
     @property
     def n_parameters(self) -> int:
-        """How many numbers the fit chose freely."""
+        """The number of free parameters in this fit."""
         return self._model.n_free(self.fixed)
 
     @property
     def aic(self) -> float:
-        """Akaike's criterion, 2 n_parameters - 2 loglik; of a fit by EM."""
+        """Akaike's criterion, 2 n_parameters - 2 loglik, for a fit by EM."""
         self._check_point("aic")
         return 2 * self.n_parameters - 2 * self.loglik
 
     @property
     def bic(self) -> float:
-        """Schwarz's criterion, log(observed steps) n_parameters - 2 loglik; of a fit by EM."""
+        """Schwarz's criterion, log(observed steps) n_parameters - 2 loglik, for a fit by EM."""
         self._check_point("bic")
         return math.log(self._given(None).n_observed) * self.n_parameters - 2 * self.loglik
 
     def summary(self, level: float = 0.9) -> "Summary":
-        """How the fit went, its parameters with standard errors and intervals, and its states; print it.
+        """The course of the fit, its parameters with standard errors and intervals, and its states; print it.
 
-        A fit by EM has its standard errors from the curvature of what was maximised (see `fitting.curvature`), others
-        from their posterior. `.statistics`, `.parameters` and `.states` are the same in pandas.
+        For a fit by EM, standard errors come from the curvature of the objective (see `fitting.curvature`); for others,
+        from their posterior. `.statistics`, `.parameters` and `.states` hold the same numbers in pandas.
 
         Arguments:
             level: probability of the intervals.
@@ -111,7 +111,7 @@ class Fit(Result, Generic[Model]):
     # ---- what its model says ----------------------------------------------------------------------------------------
 
     def log_evidence(self, x: Any = None, **given: Any) -> Tensor:
-        """That of the fitted model, as the six below; of the series that was fitted where none is given."""
+        """See `model.log_evidence`. Without x, this method and the next six use the fitted series."""
         return self._model.log_evidence(self._given(x), **given)
 
     def filter(self, x: Any = None, **given: Any) -> Any:
@@ -131,13 +131,13 @@ class Fit(Result, Generic[Model]):
         return self._model.states(self._given(x), **given)
 
     def forecast(self, x: Any = None, horizon: int = 1, **given: Any) -> Any:
-        """See `model.forecast`; of the series that was fitted by `fit.forecast(horizon=n)`."""
+        """See `model.forecast`. `fit.forecast(horizon=n)` forecasts the fitted series."""
         if isinstance(x, Integral) and not isinstance(x, bool):
-            raise ValueError(f"x: got {x}, a single number; the number of steps is given by name, as horizon={x}.")
+            raise ValueError(f"x: got {x}, a single number; pass the number of steps by name, as horizon={x}.")
         return self._model.forecast(self._given(x), horizon, **given)
 
     def _given(self, x: Any) -> Any:
-        """What was given, or what was fitted."""
+        """x if it is given, otherwise the fitted series."""
         if x is None and self.series is None:
             raise ValueError("x: got None, but this fit keeps no series; give one.")
         return self.series if x is None else x
@@ -145,7 +145,8 @@ class Fit(Result, Generic[Model]):
     def _check_point(self, name: str) -> None:
         if self.posterior is not None:
             raise ValueError(
-                f'{name}: got a fit by "{self.method}", which is no point; use az.loo(fit.to_arviz()), or method="em".'
+                f'{name}: got a fit by "{self.method}", which is no point estimate; use az.loo(fit.to_arviz()), '
+                'or method="em".'
             )
 
     @property
@@ -153,7 +154,7 @@ class Fit(Result, Generic[Model]):
         return self.model
 
     def __repr__(self) -> str:
-        """What was fitted, how it ended, and the values where they are few."""
+        """The method, how the fit ended, and the values if they are few."""
         objective = f"{float(self.objective[-1]):.6g}" if len(self.objective) else "none"
         lines = [f"Fit by {self.method}: objective {objective} after {self.steps} steps, {self.reason}"]
         if len(self.restarts) > 1:
@@ -161,18 +162,19 @@ class Fit(Result, Generic[Model]):
         return "\n".join([*lines, repr(self.model)])
 
     def _repr_html_(self) -> str:
-        """What a notebook shows of it."""
+        """The HTML that a notebook shows."""
         from .views.pages import fit_page
 
         return fit_page(self)
 
     def to_arviz(self, x: Any = None, **keywords: Any) -> "az.InferenceData":
-        """InferenceData of this fit and the series x, or what was fitted; see `switching.views.arviz.to_arviz`."""
+        """InferenceData of this fit and the series x (default: the fitted series); see
+        `switching.views.arviz.to_arviz`."""
         from .views.arviz import to_arviz
 
         return to_arviz(self, self._given(x), **keywords)
 
     def plot(self, x: Any = None, **keywords: Any) -> "Figure":
-        """The series x, or what was fitted, with state means and bands, the smoothed states and redraws; see
+        """The series x (default: the fitted series) with state means and bands, the smoothed states and redraws; see
         `model.plot`."""
         return self._model.plot(self._given(x), **keywords)

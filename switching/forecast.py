@@ -1,4 +1,4 @@
-r"""What a model says of the future: a mixture over states and gates at every horizon.
+r"""Forecasts: a mixture over states and gates at every horizon.
 
 $$p(x_{T+h} \mid x_{1:T}) = \sum_{s, z} P(s_{T+h} = s, z_{T+h} = z \mid x_{1:T})\, p(x \mid s, z)$$
 """
@@ -26,15 +26,16 @@ if TYPE_CHECKING:
 
 
 class AfterSeries:
-    """What forecasts of all models share; a frozen dataclass whose tensors have the batch axes of the series."""
+    """Methods that forecasts of all models share; a frozen dataclass whose tensors have the batch axes of the
+    series."""
 
-    series: Series | None  # that it goes on from
+    series: Series | None  # the series before the forecast
     source: Any  # the model or the posterior that made it
 
     def one(self, sequence: int) -> Any:
-        """That of one sequence, without batch axes; `ValueError` where there is no such sequence."""
+        """The forecast of one sequence, without batch axes; `ValueError` if there is no such sequence."""
         if self.series is None:
-            raise ValueError("forecast: got one that knows no series; make it with model.forecast(x, horizon).")
+            raise ValueError("forecast: got one without a series; make it with model.forecast(x, horizon).")
         n_batch = len(self.series.batch_shape)
 
         def part(table: Tensor) -> Tensor:
@@ -50,7 +51,7 @@ class AfterSeries:
         """The end of the series and the forecast after it: see `plot_forecast` in `views`.
 
         Arguments:
-            sequence: which one to draw, of several.
+            sequence: the number of the sequence to draw.
             level: probability of the interval.
 
         Raises:
@@ -61,7 +62,7 @@ class AfterSeries:
         return model._figures().plot_forecast(self.one(sequence), level)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows of it."""
+        """The HTML that a notebook shows."""
         from .views.pages import forecast_page
 
         return forecast_page(self)
@@ -71,7 +72,7 @@ class AfterSeries:
 class Forecast(AfterSeries):
     """State and observation at horizons 1..H after the last step of each sequence.
 
-    Of a model of several chains, `state` holds a table for each chain and `redraw` a column.
+    For a model of several chains, `state` holds a table for each chain and `redraw` a column for each.
 
     Example:
         >>> import samplehold as sh
@@ -87,52 +88,52 @@ class Forecast(AfterSeries):
     observation: StateMixture
     mean: Float[Tensor, "*b H F"]
     variance: Float[Tensor, "*b H F"]
-    series: Series | None = None  # that it goes on from
+    series: Series | None = None  # the series before the forecast
     source: Any = None  # the model or the posterior that made it
 
     @staticmethod
     def of(
         emission: Emission, values: Parameters, weights: ByGate, series: Series | None = None, source: Any = None
     ) -> "Forecast":
-        """The forecast whose states and gates have the joint probabilities `weights`, each `[*b, H, K]`."""
+        """The forecast with joint probabilities `weights` of states and gates, each `[*b, H, K]`."""
         observation = StateMixture(emission, values, weights)
         mean, variance = observation.mean, observation.variance
         state, redraw = weights.redrawn + weights.held, weights.redrawn.sum(-1)
         return Forecast(state, redraw, observation, mean, variance, series, source)
 
     def __repr__(self) -> str:
-        """How far it looks, and the first and last mean of the first sequence."""
+        """The horizon, and the first and last mean of the first sequence."""
         shape, flat = list(self.mean.shape), self.mean.detach().reshape(-1, *self.mean.shape[-2:])[0]
         first, last = ([f"{number:.4g}" for number in flat[step].tolist()] for step in (0, -1))
         return f"Forecast of shape {shape}: mean {', '.join(first)} after 1 step, {', '.join(last)} after {len(flat)}"
 
     @property
     def beliefs(self) -> dict[str, Float[Tensor, "*b H"]]:
-        """What a table says of states, by the heads of its columns."""
+        """The beliefs about states, by the column names of a table."""
         states = self.state if isinstance(self.state, tuple) else (self.state,)
-        found = {}
+        columns = {}
         for d, state in enumerate(states, start=1):
             chain = f" {d}" if isinstance(self.state, tuple) else ""
-            found |= {f"P(state{chain} {k})": column for k, column in enumerate(state.unbind(-1))}
-        return found
+            columns |= {f"P(state{chain} {k})": column for k, column in enumerate(state.unbind(-1))}
+        return columns
 
     def _alone(self, series: Series, part: Callable[[Tensor], Tensor]) -> "Forecast":
         mixture = self.observation
         weights = ByGate(*map(part, mixture.weights))
         state = tuple(map(part, self.state)) if isinstance(self.state, tuple) else part(self.state)
-        found = Forecast.of(mixture.emission, mixture.values, weights, series, self.source)
-        return replace(found, state=state, redraw=part(self.redraw))
+        forecast = Forecast.of(mixture.emission, mixture.values, weights, series, self.source)
+        return replace(forecast, state=state, redraw=part(self.redraw))
 
     @property
     def probs(self) -> Float[Tensor, "*b H C"]:
-        """P(category) at each horizon, of symbols; `TypeError` of other observations."""
+        """P(category) at each horizon, for categorical observations; `TypeError` for others."""
         return self.observation.probs
 
     def interval(self, level: float = 0.9, n: int = 20_000, seed: Seed = 0) -> Interval:
         """Lower and upper ends of the central interval of each feature, `[*b, H, F]`.
 
-        They are quantiles of the mixture over states; where the emission's distribution has no `cdf`, or no variance to
-        look within, those of n draws.
+        These are quantiles of the mixture over states. If the emission's distribution has no `cdf` or no variance
+        (which bounds the search), they are quantiles of n draws.
         """
         level, n = check_probability("level", level, proper=True), check_integer("n", n, least=2)
         generator_of(seed)
@@ -144,7 +145,7 @@ class Forecast(AfterSeries):
 
 
 def look_ahead(problem: Problem, values: Parameters, horizon: int) -> ByGate:
-    """P(s, z | x) at each of the `horizon` steps after the last one: `[*r, *b, H, K]` for z = 1 and for z = 0."""
+    """P(s, z | x) at each of the `horizon` steps after the end of x: `[*r, *b, H, K]` for z = 1 and for z = 0."""
     state, last = problem.chain(values).filter().state, problem.series.last[..., None, None]
     belief = state.gather(-2, last.expand(*state.shape[:-2], 1, state.shape[-1])).squeeze(-2)
     return problem.dynamics.propagate(values, belief, problem.series.ahead, horizon)

@@ -1,4 +1,4 @@
-"""Intervals: the central ones of draws, and quantiles by bisection of a distribution function."""
+"""Intervals: central intervals of draws, and quantiles by bisection of a distribution function."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ BISECTIONS = 80
 
 
 class Interval(NamedTuple):
-    """Lower and upper ends of central intervals: tensors, or tensors by name of a parameter."""
+    """Lower and upper ends of central intervals: tensors, or tensors by parameter name."""
 
     lower: Any
     upper: Any
@@ -24,7 +24,7 @@ class Interval(NamedTuple):
 
 
 def central_interval(draws: Float[Tensor, "n *d"], level: float) -> Interval:
-    """The central interval of each number that was drawn n times."""
+    """The central interval of each number, from its n draws."""
     level = check_probability("level", level, proper=True)
     tail = round((1 - level) / 2 * (len(draws) - 1)) + 1
     return Interval(draws.kthvalue(tail, dim=0).values, draws.kthvalue(len(draws) + 1 - tail, dim=0).values)
@@ -33,7 +33,7 @@ def central_interval(draws: Float[Tensor, "n *d"], level: float) -> Interval:
 def bisected(
     cdf: Callable[[Tensor], Tensor], p: float, low: Tensor, high: Tensor, whole: bool = False
 ) -> Float[Tensor, "*b"]:
-    """The least values between these bounds, or whole numbers, whose distribution function is at least p."""
+    """The least values (or whole numbers) between these bounds whose distribution function is at least p."""
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
         middle = middle.floor() if whole else middle

@@ -50,17 +50,17 @@ class StateMixture(TorchDistribution):
 
     @property
     def probs(self) -> Tensor:
-        """P(category), of symbols."""
+        """P(category), for categorical observations."""
         return self._expect(self.emission.category_probs(self.values))
 
     def cdf(self, value: Tensor) -> Tensor:
-        """P(x_f <= value) of each feature by itself."""
+        """P(x_f <= value) of each feature separately."""
         return self._expect(self.emission.cdf(value.unsqueeze(-2), self.values)).clamp(0.0, 1.0)
 
     def quantile(self, p: float) -> Tensor:
-        """The least value of each feature, by itself, that is not exceeded with probability p: `[*b, H, F]`.
+        """The p-quantile of each feature separately: `[*b, H, F]`.
 
-        By bisection on the distribution function, between bounds of Chebyshev's inequality in every state.
+        Found by bisection of the distribution function, within Chebyshev's bounds in every state.
         """
         mean, variance = self.emission.mean(self.values), self.emission.variance(self.values)
         wide = (1 / min(p, 1 - p)) ** 0.5

@@ -1,11 +1,11 @@
-r"""`SwitchingSSM`: a switching state-space model, put together from dynamics and an emission.
+r"""`SwitchingSSM`: a switching state-space model from dynamics and an emission.
 
     parameters   theta ~ prior                        dynamics.sites, emission.sites
     path         (z, s) ~ p(z, s | theta)             Copy or Markov
     data         x_t ~ p(x_t | s_t, z_t, theta)       Normal, MultivariateNormal, Categorical, ...
 
-The module is the Pyro program. Fresh from its constructor it has a prior and no parameter values, and running it draws
-them; `with_values` or `fit` gives it values, and then every inference below is exact given those.
+The module is the Pyro program. A new model has a prior and no parameter values, and its program draws values.
+`with_values` or `fit` sets values. Given values, every inference below is exact.
 """
 
 from collections.abc import Iterable, Mapping
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class StreamState(Record):
-    """What a stream remembers: the belief about the last state, and the evidence so far."""
+    """The memory of a stream: the belief about the last state, and the log evidence so far."""
 
     belief: Float[Tensor, "*b K"] | None
     log_evidence: Float[Tensor, "*b"]
@@ -49,7 +49,7 @@ class StreamState(Record):
 
 @dataclass(frozen=True, repr=False)
 class StreamOutput(Record):
-    """What one observation of a stream says; of a model of several chains, of each one."""
+    """The result of one observation of a stream; for a model of several chains, of each chain."""
 
     state: Float[Tensor, "*b K"] | tuple[Float[Tensor, "*b _"], ...]
     redraw: Float[Tensor, "*b"] | Float[Tensor, "*b D"]
@@ -62,17 +62,17 @@ class SwitchingSSM(Model):
     Arguments:
         dynamics: `Copy(n_states)` or `Markov(n_states)`.
         emission: `Normal(n_features)`, `MultivariateNormal(n_features)`, `Categorical(n_categories)`,
-            `Bernoulli(n_features)`, `Poisson(n_features)`, `Gated(emission, background)`, or one of your own.
+            `Bernoulli(n_features)`, `Poisson(n_features)`, `Gated(emission, background)`, or your own emission.
 
-    Every method that takes `x` takes it as a tensor `[T]`, `[T, F]` or `[*batch, T, F]`, a numpy array, a pandas
-    object, a panel (a frame with an index of sequence and time, or see `read_panel`), or a list of ragged sequences,
-    with NaN for what is missing, and `lengths`; with `Copy` dynamics also `covariates [*batch, T, C]` and `dt [*batch,
-    T]`, the gap before each step. `read` makes all of these one `Series`, which every method takes in their place.
-    Results have the batch axes of `x`; those of `states` stand on its labels.
+    Every method that takes `x` accepts a tensor `[T]`, `[T, F]` or `[*batch, T, F]`, a numpy array, a pandas object, a
+    panel (a frame with an index of sequence and time, or see `read_panel`), or a list of ragged sequences. NaN means
+    missing. Methods also take `lengths`, and with `Copy` dynamics `covariates [*batch, T, C]` and `dt [*batch, T]`, the
+    gap before each step. `read` makes one `Series` of all these, and every method accepts it. Results have the batch
+    axes of `x`; results of `states` have its labels.
 
     Raises:
-        TypeError: dynamics or an emission that is none.
-        ValueError: an emission that differs between redrawn and held steps, of which these dynamics have none.
+        TypeError: dynamics or an emission of another type.
+        ValueError: an emission with held steps, for dynamics without them.
 
     Example:
         >>> import samplehold as sh
@@ -117,19 +117,19 @@ class SwitchingSSM(Model):
 
     @property
     def n_covariates(self) -> int:
-        """C, the number of covariates that drive it."""
+        """C, the number of covariates of the model."""
         return self.dynamics.n_covariates
 
     @property
     def holds(self) -> bool:
-        """Whether a step may hold its state, so that there is a gate."""
+        """Whether a step may hold its state; then there is a gate."""
         return self.dynamics.holds
 
     # ---- parameters ------------------------------------------------------------------------------------------------
 
     @property
     def known(self) -> dict[str, Parameter]:
-        """Each parameter's axes, support, and the form in which people give it."""
+        """The axes, support and displayed form of each parameter."""
         return self.dynamics.parameters | dict(self.emission.parameters)
 
     @property
@@ -138,7 +138,8 @@ class SwitchingSSM(Model):
         return self.dynamics.sizes | self.emission.sizes
 
     def n_free(self, fixed: Iterable[str]) -> int:
-        """How many numbers a fit chooses that holds some parameters fixed; how a single state moves is no choice."""
+        """The number of free parameters in a fit that keeps some parameters fixed; a single state has no free
+        dynamics."""
         moves = self.n_states > 1 or len(self.emission.parts) > 1
         return super().n_free(fixed if moves else {*fixed, *self.dynamics.parameters})
 
@@ -168,7 +169,7 @@ class SwitchingSSM(Model):
         self.dynamics.check_drive(series.whole_drive, series.batch_shape, n_steps)
 
     def problem(self, x: Any, *, horizon: int = 0, **given: Unpack[Given]) -> Problem:
-        """This model's dynamics, emission and prior, and the series x: what every kind of inference takes."""
+        """This model's dynamics, emission and prior, and the series x, as one input for inference."""
         series = self.read(x, horizon=horizon, **given)
         return Problem(self.dynamics, self.emission, series, self._prior_like(series.observations))
 
@@ -180,7 +181,7 @@ class SwitchingSSM(Model):
     def forward(
         self, x: Any = None, *, n_steps: int | None = None, batch_shape: tuple[int, ...] = (), **given: Unpack[Given]
     ) -> Tensor:
-        """The generative program with a site for every gate, state and observation; conditioned on x where given."""
+        """The generative program with a site for every gate, state and observation, conditioned on x if it is given."""
         problem = self._extent(x, n_steps, batch_shape, given)
         return explicit_program(problem, self._drawn(problem), observed=x is not None)
 
@@ -195,20 +196,20 @@ class SwitchingSSM(Model):
     def simulate(
         self, n_steps: int, batch_shape: tuple[int, ...] = (), *, seed: Seed = None, **given: Unpack[Given]
     ) -> Simulated:
-        """Draw sequences from the model with its values; a seed makes the draw repeatable and leaves global state
-        alone."""
+        """Draw sequences from the model at its values. A seed makes the draw repeatable and does not touch global
+        state."""
         problem = self._extent(None, n_steps, batch_shape, given)
         like = problem.series.observations
         mixture = PathMixture(problem, self.values_like(like))
         with seeded(seed, like):
             if seed is None:
                 return mixture.simulate()
-            # a stream of its own: equal seeds would tie noise to gates
+            # gates get a generator of their own: with equal seeds, noise would depend on gates
             of_paths = int(torch.randint(2**62, (), device="cpu"))
             return mixture.simulate(seed=torch.Generator(like.device).manual_seed(of_paths))
 
     def _extent(self, x: Any, n_steps: int | None, batch_shape: tuple[int, ...], given: Given) -> Problem:
-        """The problem of x, or without x one of so many steps at which nothing was observed."""
+        """The problem of x; without x, a problem of `n_steps` steps without observations."""
         if x is not None:
             return self.problem(x, **given)
         if n_steps is None:
@@ -218,7 +219,7 @@ class SwitchingSSM(Model):
         return self.problem(self._like.new_full(shape, torch.nan), **given)
 
     def _drawn(self, problem: Problem) -> Parameters:
-        """The values, or where there are none a draw from the prior as Pyro sites."""
+        """The values; if there are none, a draw from the prior as Pyro sites."""
         return self.values_like(problem.series.observations) if self.values else sample_sites(problem.sites)
 
     # ---- inference given the values --------------------------------------------------------------------------------
@@ -250,15 +251,15 @@ class SwitchingSSM(Model):
             return self.chain(x, **given).sample(n, seed)
 
     def chain(self, x: Any, **given: Unpack[Given]) -> Chain:
-        """The chain over paths that x defines: every exact algorithm of `inference` in one object."""
+        """The chain over the paths of x. It has every exact algorithm of `inference`."""
         problem = self.problem(x, **given)
         return problem.chain(self.values_like(problem.series.observations))
 
     def forecast(self, x: Any, horizon: int, **given: Unpack[Given]) -> Forecast:
-        """States and observations at each of the `horizon` steps after the last one of x.
+        """States and observations at each of the `horizon` steps after the end of x.
 
-        With covariates or gaps, give those of the future too: `[*batch, T + horizon, C]` and `[*batch, T + horizon]`,
-        for sequences of equal length.
+        With covariates or gaps, pass those of the future too: `[*batch, T + horizon, C]` and `[*batch, T + horizon]`.
+        All sequences must then have equal lengths.
         """
         horizon = check_integer("horizon", horizon)
         problem = self.problem(x, horizon=horizon, **given)
@@ -269,9 +270,9 @@ class SwitchingSSM(Model):
         return Forecast.of(self.emission, values, weights, problem.series, self)
 
     def probabilities(self, chain: Chain, values: Parameters) -> Probabilities:
-        """What a reader asks of the whole series, by name: probabilities `[*r, *b, T, ...]`, and their axes after time.
+        """Probabilities of a whole series by name: `[*r, *b, T, ...]`, with the names of their axes after time.
 
-        They are of the states; of a redraw, where there is a gate; and of a change of state, which is less.
+        These are probabilities of states, of a redraw if there is a gate, and of a change of state, which is smaller.
         """
         smoothed = chain.smooth()
         redraw = {} if smoothed.redraw is None else {"redraw_probability": (smoothed.redraw, ())}
@@ -288,10 +289,10 @@ class SwitchingSSM(Model):
     def update(
         self, state: StreamState, x_t: Any, *, covariates: Any = None, dt: Any = None
     ) -> tuple[StreamState, StreamOutput]:
-        """Take in one observation of each stream: `x_t [*batch, F]` (or `[*batch]` for one feature), NaN where missing.
+        """Add one observation of each stream: `x_t [*batch, F]` (or `[*batch]` for one feature), NaN where missing.
 
-        `covariates [*batch, C]` and `dt [*batch]` are those of this step. Equal to `filter` on the whole series to
-        rounding.
+        `covariates [*batch, C]` and `dt [*batch]` are those of this step. The result equals `filter` on the whole
+        series, to rounding.
         """
         batch = tuple(state.log_evidence.shape)
         x_t = read_row(x_t, batch, self.emission.n_features)
@@ -308,7 +309,7 @@ class SwitchingSSM(Model):
             if tuple(gap.shape) != (*batch, 1):
                 raise ValueError(f"dt: got shape {tuple(gap.shape[:-1])}, expected {batch}: the gap before this step.")
             if state.steps and not bool(((gap >= 0) & gap.isfinite()).all()):
-                raise ValueError(f"dt: got {dt}, expected the time since the step before, a number of at least 0.")
+                raise ValueError(f"dt: got {dt}, expected the time since the previous step, a number of at least 0.")
         with naming("x_t"):
             problem = self.problem(x_t.unsqueeze(-2), **one)
         with naming("x_t"):
@@ -319,9 +320,9 @@ class SwitchingSSM(Model):
         return after, StreamOutput(belief, redraw[..., 0], increment)
 
     def durations(self, x: Any, **given: Unpack[Given]) -> Float[Tensor, "K"]:
-        """The expected number of steps from entering each state to leaving it; where gaps are given, of units of time.
+        """The expected number of steps from entering each state to leaving it; with gaps, in units of time.
 
-        With covariates, at the mean redraw probability of their steps.
+        With covariates, durations use the mean redraw probability of their steps.
         """
         series = self.read(x, **given)
         return self.dynamics.durations(self.values_like(series.observations), series.drive)
@@ -349,36 +350,36 @@ class SwitchingSSM(Model):
 
         Arguments:
             method: "em", expectation-maximisation: the mode of the posterior, or maximum likelihood with `prior=None`.
-                "vmp", variational message passing: q(parameters) q(paths), under a bound on the evidence. "svi" and
-                "nuts" use Pyro on the density with the paths summed out; they continue from a fit by message passing,
-                or by EM where the emission has no conjugate prior. SVI has a normal guide in each unconstrained
-                parameter, NUTS draws from the posterior. The last three fill in `Fit.posterior`.
+                "vmp", variational message passing: q(parameters) q(paths), which maximises a bound on the evidence.
+                "svi" and "nuts" use Pyro on the density with the paths summed out. They continue from a fit by message
+                passing, or by EM if the emission has no conjugate prior. SVI has a normal guide in each unconstrained
+                parameter. NUTS draws from the posterior. The last three methods set `Fit.posterior`.
             restarts: starts that are run to convergence. Four times as many are tried briefly first, of several kinds
                 (see `fitting.starts`); only the most promising ones continue, and others are made by rearranging the
                 states of the best (see `fitting.search`). All run as batches; `Fit.restarts` has a row for each. 1: a
                 single start.
-            max_steps: steps of EM, VMP (at most) or SVI; draws of each of 4 chains of NUTS, after half as many more.
+            max_steps: steps of EM, VMP (at most) or SVI; draws in each of 4 chains of NUTS, after half as many warm-up
+                draws.
             tol: a run has converged when its estimated remaining improvement is less than `tol` nats for each observed
                 step.
-            seed: of the starts; the same seed gives the same fit.
-            prior: "weak": the emission's prior is scaled to x. For normals it is worth half an observation, has the
-                spread of x within a state by robust statistics, and lets locations lie anywhere. Hyperparameters that
-                were set by `with_prior` are kept. A dictionary sets some, as `with_prior` does: `prior=model.prior`
-                keeps all of the model's. None: no prior, for "em".
+            seed: of the starts; equal seeds give equal fits.
+            prior: "weak": the emission's prior is scaled to x. For normals it has the weight of half an observation and
+                a robust estimate of the spread of x within a state, and is vague about locations. Hyperparameters set
+                by `with_prior` are kept. A dictionary sets some hyperparameters, as `with_prior` does;
+                `prior=model.prior` keeps all of the model's. None: no prior, for "em".
             progress: show a progress bar on a terminal.
             factorization: of q(paths) in VMP: "structured", the exact chain, or "mean_field", each step independent.
-            batch_size: sequences after which VMP updates the parameters, by a step that shrinks over time (see
-                `fitting.chunked`); a step of `max_steps` is then a pass through all sequences. None: all sequences.
-            start: one of the starts, with `restarts=1` the only one: a model or a fit, values by name (of which some
-                may be missing), or a state for every step `[*batch, T]`, -1 where it is not known. States then keep
-                their numbers.
+            batch_size: number of sequences after which VMP updates the parameters, by a step that shrinks over time
+                (see `fitting.chunked`). One of `max_steps` is then a pass through all sequences. None: all sequences.
+            start: an additional start; with `restarts=1`, the only one. It is a model, a fit, values by name (some may
+                be missing), or a state for every step `[*batch, T]`, with -1 for unknown. States then keep their
+                numbers.
             fixed: parameters that are held at these values, by name, e.g. `{"loc": [[0.0], [1.0]]}`. The bound of
-                message passing counts no prior density of them.
+                message passing excludes their prior density.
 
         Returns:
-            `Fit`, with `.model` (this model with its values, states in the order of their locations), the objective's
-            trace and each restart's end.
-            An interrupt (Ctrl-C) returns the best so far, marked `interrupted`.
+            `Fit`, with `.model` (this model with its values, states in the order of their locations), the trace of the
+            objective and the end of each restart. Ctrl-C returns the best result so far, marked `interrupted`.
 
         Raises:
             ValueError: see `read`; a feature without any observation; fewer observations than states; a prior without a
@@ -396,7 +397,7 @@ class SwitchingSSM(Model):
         from .fitting.units import Units
 
         check_enough(series, self.n_states)
-        Units.of(self.emission, series)  # names a feature of which no prior can be scaled
+        Units.of(self.emission, series)  # raises an error if no prior can be scaled to some feature
         model = self if options.prior is None else self.scaled_to(series)
         problem = model.problem(series)
         result = fit(replace(problem, prior=None) if options.prior is None else problem, options)

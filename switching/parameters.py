@@ -1,8 +1,8 @@
-"""Parameters: what is known of them besides their values, their names, axes and supports.
+"""Parameters: their names, axes and supports.
 
-Values and hyperparameters live in dictionaries of tensors by name, with leading axes `*r` for restarts or draws. What
-their axes mean is known from the `Parameter` of the same name, so that checks, files, tables and the order of the
-states need to know no model.
+Values and hyperparameters are dictionaries of tensors by name, with leading axes `*r` for restarts or draws. The
+`Parameter` of the same name describes their axes, so checks, files, tables and the order of the states do not depend on
+a model.
 """
 
 import sys
@@ -21,17 +21,17 @@ from ..inference.numerics.arrays import floating, numbers
 Parameters = dict[str, Tensor]
 
 PREFIX = "background_"
-"""Before the names of the parameters of a gated emission's held steps."""
+"""Prefix of the names of parameters of a gated emission's held steps."""
 
 
-MOST_SHOWN = 24  # numbers of a table that is written out
+MOST_SHOWN = 24  # the most numbers of a table that is printed in full
 
 
 # ---- what is known of a parameter ------------------------------------------------------------------------------------
 
 
 class Shown(NamedTuple):
-    """Another form of a parameter, in which people give and read it."""
+    """Another form of a parameter, for input and output."""
 
     name: str
     support: constraints.Constraint
@@ -41,12 +41,12 @@ class Shown(NamedTuple):
 
 @dataclass(frozen=True)
 class Parameter:
-    """What is known of a parameter besides its values.
+    """The description of a parameter.
 
     Attributes:
-        dims: what its axes are called, those of restarts left out: "state", "feature", "category", ...
-        support: where its values lie.
-        shown: the form in which people know it, if that is another.
+        dims: the names of its axes, without those of restarts: "state", "feature", "category", ...
+        support: the set of its values.
+        shown: another form for input and output, if there is one.
 
     Example:
         >>> import samplehold as sh
@@ -60,7 +60,7 @@ class Parameter:
     shown: Shown | None = None
 
     def renamed(self, dims: Mapping[str, str | None]) -> "Parameter":
-        """The same with other names of some axes, or without those whose name is None."""
+        """The same parameter with other names of some axes; axes whose name is None are removed."""
         names = [dims.get(dim, dim) for dim in self.dims]
         return replace(self, dims=tuple(name for name in names if name is not None))
 
@@ -79,36 +79,36 @@ def check_parameters(
     owner: str,
     called: Mapping[str, str] | None = None,
 ) -> Parameters:
-    """The parameters under their own names, where they fit their shapes and supports.
+    """The parameters under their names, if their shapes and supports are right.
 
     Arguments:
-        sizes: the length of each of the `dims` that is known.
-        owner: what needs them, for messages.
-        called: what the caller calls those that have another name there.
+        sizes: the length of each known one of the `dims`.
+        owner: the object that needs them, for error messages.
+        called: the caller's names of parameters, if they differ.
 
     Raises:
         ValueError: a parameter is missing, of another shape, not finite, or outside its support.
     """
-    found = {}
+    checked = {}
     for name, parameter in known.items():
         shown = parameter.shown
         if shown is not None and shown.name in values and name in values:
-            raise ValueError(f"{shown.name}: got {name} too, which is another form of it; give one of the two.")
+            raise ValueError(f"{shown.name}: got {name} too, another form of the same parameter; give one of the two.")
         if shown is not None and shown.name in values:
             value = _checked(shown.name, shown.support, parameter, values[shown.name], sizes, owner)
             try:
-                found[name] = _checked(name, parameter.support, parameter, shown.back(value), sizes, owner)
+                checked[name] = _checked(name, parameter.support, parameter, shown.back(value), sizes, owner)
             except ValueError:
                 raise ValueError(
-                    f"{shown.name}: got {value.tolist()}, of which {value.dtype} does not hold the {name}; give other "
+                    f"{shown.name}: got {value.tolist()}, but {value.dtype} cannot represent its {name}; use other "
                     "units, or numbers nearer to each other."
                 ) from None
         elif name in values:
             named = (called or {}).get(name, name)
-            found[name] = _checked(named, parameter.support, parameter, values[name], sizes, owner)
+            checked[name] = _checked(named, parameter.support, parameter, values[name], sizes, owner)
         else:
             raise ValueError(f"{name}: missing; {owner} needs it, of shape {_shape(parameter, sizes)}.")
-    return found
+    return checked
 
 
 def _checked(
@@ -143,7 +143,7 @@ def _checked(
 
 
 def _is(support: constraints.Constraint, name: str) -> bool:
-    """Whether this is torch's constraint of that name."""
+    """Whether this is torch's constraint of this name."""
     known: Any = getattr(constraints, name)
     return type(support) is type(known) and repr(support) == repr(known)
 
@@ -153,7 +153,7 @@ def _shape(parameter: Parameter, sizes: Mapping[str, int]) -> str:
 
 
 def check_simplex(probs: Tensor, name: str) -> Tensor:
-    """The table itself, where its last axis holds probabilities that sum to 1 to rounding; else ValueError."""
+    """The table, if its last axis holds probabilities that sum to 1 to rounding; otherwise ValueError."""
     total = probs.sum(-1, keepdim=True)
     if not bool((probs >= 0).all()) or not bool(((total - 1).abs() <= 1e-6).all()):
         sums = total.flatten().tolist()[:4]
@@ -163,29 +163,29 @@ def check_simplex(probs: Tensor, name: str) -> Tensor:
 
 
 def read_table(value: Any, name: str) -> Tensor:
-    """Numbers in any form as a tensor of float32 or float64; truth values are none."""
+    """Numbers in any form as a tensor of float32 or float64; booleans raise TypeError."""
     table = numbers(value, name)
     if table.dtype == torch.bool:
         raise TypeError(f"{name}: got truth values, expected numbers.")
     return floating(table, name)
 
 
-def read_tables(given: Mapping[str, Any]) -> Parameters:
-    """Numbers in any form by name, as tensors of one dtype: that of those which have one, else that of all. What is no
-    tensor goes where the first tensor lies."""
-    tables = {name: read_table(value, name) for name, value in given.items()}
-    typed = [tables[name].dtype for name, value in given.items() if hasattr(value, "dtype")]
+def read_tables(numbers: Mapping[str, Any]) -> Parameters:
+    """Numbers in any form by name, as tensors of one dtype: the dtype of those that have one, otherwise of all. Values
+    that are not tensors go to the device of the first tensor."""
+    tables = {name: read_table(value, name) for name, value in numbers.items()}
+    typed = [tables[name].dtype for name, value in numbers.items() if hasattr(value, "dtype")]
     dtype = reduce(torch.promote_types, typed or [table.dtype for table in tables.values()])
-    device = next((value.device for value in given.values() if isinstance(value, Tensor)), None)
-    found = {name: table if isinstance(given[name], Tensor) else table.to(device) for name, table in tables.items()}
-    return {name: table.to(dtype) for name, table in found.items()}
+    device = next((value.device for value in numbers.values() if isinstance(value, Tensor)), None)
+    placed = {name: table if isinstance(numbers[name], Tensor) else table.to(device) for name, table in tables.items()}
+    return {name: table.to(dtype) for name, table in placed.items()}
 
 
 def concentration(prior: float | Sequence[float] | Tensor, shape: tuple[int, ...], name: str) -> Tensor:
     """A table of positive concentrations from a scalar or a table that broadcasts to `shape`.
 
     Raises:
-        TypeError: no numbers.
+        TypeError: values that are not numbers.
         ValueError: a shape that does not fit, or a concentration that is not positive and finite.
     """
     table = read_table(prior, name).double()
@@ -208,13 +208,13 @@ def widened(table: Tensor, event_dims: int, n_axes: int) -> Tensor:
     return table.reshape(*table.shape[:split], *(1,) * n_axes, *table.shape[split:])
 
 
-def kept(found: Parameters, values: Parameters) -> Parameters:
-    """What was found, and where that is not finite, what there was: nothing was known of it."""
-    return {name: value.where(value.abs() < torch.inf, values[name]) for name, value in found.items()}
+def kept(new: Parameters, old: Parameters) -> Parameters:
+    """New values; where they are not finite the data contain no information, and the old values stay."""
+    return {name: value.where(value.abs() < torch.inf, old[name]) for name, value in new.items()}
 
 
 def count_free(known: Mapping[str, Parameter], values: Parameters) -> int:
-    """How many numbers may be chosen freely: rows of probabilities sum to 1, and matrices are symmetric."""
+    """The number of free numbers: rows of probabilities sum to 1, and matrices are symmetric."""
     total = 0
     for name, value in values.items():
         size = value.shape[-1] if value.ndim else 1
@@ -228,7 +228,8 @@ def count_free(known: Mapping[str, Parameter], values: Parameters) -> int:
 
 
 def with_prefix(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """The entries whose names start with `prefix`, without it; for no prefix all but those of a background."""
+    """The entries whose names start with `prefix`, without it; for an empty prefix, all except those of a
+    background."""
     if not prefix:
         return {name: value for name, value in values.items() if not name.startswith(PREFIX)}
     return {name[len(prefix) :]: value for name, value in values.items() if name.startswith(prefix)}
@@ -240,19 +241,19 @@ def prefixed(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def moved(parameters: Parameters, by: Tensor) -> Parameters:
-    """The same parameters, or hyperparameters, with locations counted from elsewhere."""
+    """The same parameters or hyperparameters, with locations moved."""
     return {name: table + by if name.removeprefix(PREFIX) == "loc" else table for name, table in parameters.items()}
 
 
 def described(known: Mapping[str, Parameter], values: Parameters) -> Parameters:
-    """The values in the forms in which people know them: scales and covariances rather than precisions."""
+    """The values in their displayed forms: scales and covariances instead of precisions."""
     forms = {name: parameter.shown for name, parameter in known.items()}
     pairs = [(name, forms.get(name), value) for name, value in values.items()]
     return {shown.name if shown else name: shown.of(value) if shown else value for name, shown, value in pairs}
 
 
 def listed(known: Mapping[str, Parameter], values: Parameters) -> str:
-    """A line a parameter in the form in which people know it: its numbers, or only its shape where they are many."""
+    """A line for each parameter in its displayed form: its numbers, or only its shape if they are many."""
     lines = []
     for name, value in described(known, values).items():
         few = value.numel() <= MOST_SHOWN
@@ -265,7 +266,7 @@ def _plain(number: Any) -> str:
 
 
 def reordered(known: Mapping[str, Parameter], values: Parameters, order: Int[Tensor, "*r K"]) -> Parameters:
-    """The same parameters with state `order[..., k]` as state k: other names for the same model."""
+    """The same parameters with state `order[..., k]` as state k. The model stays the same; only the numbers change."""
 
     def moved(name: str, value: Tensor) -> Tensor:
         dims = known[name].dims
@@ -281,7 +282,7 @@ def reordered(known: Mapping[str, Parameter], values: Parameters, order: Int[Ten
 
 
 class Named:
-    """A class that files know by its name: its own, unless it sets another `name`."""
+    """A class with a name in files: the class name, unless it sets `name`."""
 
     name: ClassVar[str]
     _by_name: ClassVar[dict[str, type["Named"]]] = {}
@@ -302,5 +303,5 @@ class Named:
 
     @staticmethod
     def find(name: str) -> type["Named"] | None:
-        """The class of that name, if it has been defined."""
+        """The class of this name, if it has been defined."""
         return Named._by_name.get(name)

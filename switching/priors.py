@@ -1,14 +1,14 @@
-r"""Priors of the parameters: as Pyro sites, and in blocks that are conjugate to what the parameters say of the data.
+r"""Priors of the parameters: as Pyro sites, and in conjugate blocks.
 
-A block of parameters $\theta$ with a conjugate prior has an exponential family, and everything that a fit needs follows
-from the family's natural parameters $\eta = \eta_0 + m$, the prior's plus the messages of the data:
+A block of parameters $\theta$ with a conjugate prior has an exponential family. Everything in a fit follows from the
+family's natural parameters $\eta = \eta_0 + m$, those of the prior plus the messages of the data:
 
     Pyro sites         the distribution with eta_0
-    M-step             the mode of eta_0 + m; without a prior its limit, the peak of <m, t(theta)>
+        M-step             the mode of eta_0 + m; without a prior its limit, the maximum of <m, t(theta)>
     message passing    q(theta) with eta_0 + m
     posterior means    the expectation under that q
 
-So a block says what its family is and how a prior is one of its members; see `Conjugate`.
+So a block defines its family, and maps a prior to a member of this family; see `Conjugate`.
 """
 
 import math
@@ -39,10 +39,10 @@ class Site(NamedTuple):
     name: str
     distribution: Callable[[Parameters], TorchDistributionMixin]
     density: Callable[[Parameters], Tensor] | None = None
-    """Its log density at values inside the support, for which no distribution need be made."""
+    """The log density at values inside the support, without a distribution object."""
 
     def log_prob(self, values: Parameters, inside: bool) -> Tensor:
-        """Log density of the parameter, one number a restart."""
+        """Log density of the parameter, one number for each restart."""
         if inside and self.density is not None:
             return self.density(values)
         return self.distribution(values).log_prob(values[self.name])
@@ -57,10 +57,10 @@ def sample_sites(sites: Sequence[Site]) -> Parameters:
 
 
 def log_prior(sites: Sequence[Site], values: Parameters, inside: bool = False) -> Tensor:
-    """Log density of the sites at `values`, one number a restart: [*r].
+    """Log density of the sites at `values`, one number for each restart: [*r].
 
     Arguments:
-        inside: whether the values are known to lie in their supports; otherwise ValueError is raised where they do not.
+        inside: whether the values are known to be in their supports; if not, values outside raise ValueError.
     """
     terms = [site.log_prob(values, inside) for site in sites]
     return torch.stack(torch.broadcast_tensors(*terms)).sum(0)
@@ -70,10 +70,10 @@ def prefixed_sites(sites: Sequence[Site], prefix: str) -> list[Site]:
     """The same sites under names that start with `prefix`."""
 
     def rename(site: Site) -> Site:
-        def own(function: Callable[[Parameters], Any]) -> Callable[[Parameters], Any]:
+        def unprefixed(function: Callable[[Parameters], Any]) -> Callable[[Parameters], Any]:
             return lambda values: function(with_prefix(values, prefix))
 
-        return Site(prefix + site.name, own(site.distribution), site.density and own(site.density))
+        return Site(prefix + site.name, unprefixed(site.distribution), site.density and unprefixed(site.density))
 
     return [rename(site) for site in sites]
 
@@ -82,13 +82,13 @@ def prefixed_sites(sites: Sequence[Site], prefix: str) -> list[Site]:
 def family_sites(family: VectorFamily, eta: Tensor, names: Sequence[str], about: Tensor | float = 0.0) -> list[Site]:
     """The density of a family with natural parameters `[*plates, P]` as Pyro sites, one for each part of its point.
 
-    Locations are counted from `about` in eta.
+    Locations in eta are relative to `about`.
     """
     raise TypeError(f"family: {type(family).__name__} has no Pyro sites; register them with `family_sites.register`.")
 
 
 def _event(distribution: Any) -> TorchDistributionMixin:
-    """All plates as part of the event."""
+    """The distribution with all plates as part of the event."""
     return distribution.to_event(len(distribution.batch_shape))
 
 
@@ -184,22 +184,22 @@ def _(family: NormalWishart, eta: Tensor, names: Sequence[str], about: Tensor | 
 
 
 class Conjugate(ABC):
-    """Some parameters whose prior is of one exponential family; see the module's equations.
+    """Parameters with a prior of one exponential family; see the module's equations.
 
-    A subclass says which `family`, what its `parameters` are (in the order of the parts of the family's point), and
-    how hyperparameters are `natural` parameters of the family. The rest follows.
+    A subclass defines the `family`, its `parameters` (in the order of the parts of the family's point), and the map
+    from hyperparameters to `natural` parameters of the family.
     """
 
     family: VectorFamily[Any]
     prior_is_factor: ClassVar[bool] = False
-    """Whether the prior is none of the family: message passing then takes a factor for it."""
+    """Whether the prior is not in the family: message passing then uses a factor for it."""
 
     parameters: Mapping[str, Parameter]
-    """By name, what is known of them."""
+    """The description of each parameter, by name."""
 
     def prior_factor(self, block: str, prior: Parameters, share: float) -> Factor:
-        """Where the prior is a factor, that one; `share` is the part of all data by which it counts."""
-        raise TypeError(f"block {block!r}: its prior is one of its family, and no factor.")
+        """The factor of the prior, if it is a factor; `share` is its weight relative to all data."""
+        raise TypeError(f"block {block!r}: its prior belongs to its family, and is not a factor.")
 
     @abstractmethod
     def natural(self, prior: Parameters) -> Tensor:
@@ -210,7 +210,7 @@ class Conjugate(ABC):
         names = tuple(self.parameters)
         if "loc" not in names:
             return family_sites(self.family, self.natural(prior), names)
-        # natural parameters subtract the square of the location: count it from itself, so that no digits are lost
+        # natural parameters subtract the squared location: use the location as the origin, so that no digits are lost
         eta = self.natural(prior | {"loc": torch.zeros_like(prior["loc"])})
         return family_sites(self.family, eta, names, prior["loc"])
 
@@ -220,16 +220,16 @@ class Conjugate(ABC):
         return parts[0] if len(parts) == 1 else LocPrecision(*parts)
 
     def values(self, point: Any) -> Parameters:
-        """A point of the family under the parameters' names."""
+        """A point of the family, as values by parameter name."""
         parts = (point,) if isinstance(point, Tensor) else tuple(vars(point).values())
         return dict(zip(self.parameters, parts, strict=True))
 
     def statistics(self, values: Parameters) -> Tensor:
-        """The family's statistics t(theta) `[*plates, P]` at given parameters."""
+        """The family's statistics t(theta) `[*plates, P]` at these parameters."""
         return self.family.statistics(self.point(values))
 
     def given(self, known: Parameters) -> VectorFamily[Any]:
-        """The family of these parameters where some of them are known."""
+        """The family of these parameters, conditioned on known values of some."""
         nowhere = next(iter(known.values())).new_full((), torch.nan)
         return given(self.family, self.point(dict.fromkeys(self.parameters, nowhere) | known))
 
@@ -238,9 +238,9 @@ class Conjugate(ABC):
         return self.values(self.family.expected(eta))
 
     def mode(self, prior: Parameters | None, message: Tensor) -> Parameters:
-        """The mode of the prior plus a message; without a prior its limit, the maximum likelihood.
+        """The mode of the prior plus a message; without a prior, the limit: maximum likelihood.
 
-        NaN or infinite where the message says nothing and no prior helps.
+        NaN or infinite if the message contains no information and there is no prior.
         """
         total = message if prior is None else self.family.tilted(self.natural(prior)) + message
         return self.values(self.family.expected(total))
@@ -248,7 +248,8 @@ class Conjugate(ABC):
 
 @dataclass(frozen=True)
 class Probabilities(Conjugate):
-    """The rows of a table of probabilities, Dirichlet each; for a single number p a beta distribution of (p, 1 - p)."""
+    """The rows of a table of probabilities, each with a Dirichlet prior; a single number p has a beta prior of (p, 1 -
+    p)."""
 
     name: str
     hyperparameter: str

@@ -1,6 +1,6 @@
-"""`Problem`: a model's dynamics, emission and prior, and the series that they meet: what inference takes.
+"""`Problem`: a model's dynamics, emission and prior, and a series, as one input for inference.
 
-Parameter values are dictionaries of tensors `[*r, ...]`, whose leading axes stand for restarts or posterior draws: one
+Parameter values are dictionaries of tensors `[*r, ...]`, whose leading axes are restarts or posterior draws. One
 problem serves all of them at once.
 """
 
@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..inference.chains.contract import Chain
-from ..inference.numerics.deferred import redone
+from ..inference.numerics.deferred import recompute
 from ..inference.numerics.records import Record
 from .data.series import Drive, Series
 from .dynamics.contract import Dynamics
@@ -26,11 +26,11 @@ from .priors import Site, log_prior
 
 Result = TypeVar("Result")
 Own = TypeVar("Own", bound="SeriesProblem")
-TABLE_SIZE = 2**24  # numbers in one likelihood table: draws beyond it are taken in turns
+TABLE_SIZE = 2**24  # the most numbers in a likelihood table; further draws are processed in turn
 
 
 class SeriesProblem(Record, ABC):
-    """A series and what is asked of it, whatever the chain; a frozen dataclass with these attributes."""
+    """A series and the quantities that inference needs, for any chain; a frozen dataclass with these attributes."""
 
     series: Series
     prior: Parameters | None
@@ -39,7 +39,7 @@ class SeriesProblem(Record, ABC):
     @property
     @abstractmethod
     def n_states(self) -> int:
-        """How many numbers a table holds of a step."""
+        """The number of entries of a table at one step."""
 
     @abstractmethod
     def chain(self, values: Parameters) -> Any:
@@ -51,52 +51,55 @@ class SeriesProblem(Record, ABC):
 
     @abstractmethod
     def draws_ahead(self, values: Parameters, filtered: Any, each: int) -> Float[Tensor, "total *b T F"]:
-        """`each` draws of every x_t given those before it, under every draw `[n, ...]` of the parameters."""
+        """`each` draws of every x_t given the observations before it, for every draw `[n, ...]` of the parameters."""
 
     @abstractmethod
     def draws_along(self, values: Parameters, drawn: Any) -> Float[Tensor, "total *b T F"]:
-        """New series along the posterior paths `drawn` under every draw `[n, ...]` of the parameters."""
+        """New series along the posterior paths `drawn`, for every draw `[n, ...]` of the parameters."""
 
     def objective(self, values: Parameters) -> Float[Tensor, "*r"]:
-        """log p(x | parameters) + log p(parameters), the latter only under a prior."""
+        """log p(x | parameters), plus log p(parameters) if there is a prior."""
         return self.total(self.evidence(values)) + self.log_prior(values)
 
     @cached_property
     def groups(self) -> list[tuple[Int[Tensor, "n"], Any]]:
-        """The problem of each of `Series.groups`, with the numbers of its sequences; itself where there is one."""
-        found = self.series.groups()
-        return [(which, self if len(found) == 1 else self.of(self.series.part(which))) for which in found]
+        """The problem of each of `Series.groups`, with the numbers of its sequences; this problem if there is one
+        group."""
+        groups = self.series.groups()
+        return [(members, self if len(groups) == 1 else self.of(self.series.part(members))) for members in groups]
 
-    def by_group(self: Own, found: Callable[[Own], Result]) -> list[Result]:
-        """What is found of each group. An impossible sequence is told by its number among all."""
+    def by_group(self: Own, compute: Callable[[Own], Result]) -> list[Result]:
+        """A function applied to each group. An error about an impossible sequence has its number among all
+        sequences."""
         if len(self.groups) == 1:
-            return [found(self.groups[0][1])]
+            return [compute(self.groups[0][1])]
         results = []
         for _, part in self.groups:
-            with redone(lambda: found(self), ValueError):
-                results.append(found(part))
+            with recompute(lambda: compute(self), ValueError):
+                results.append(compute(part))
         return results
 
     def evidence(self, values: Parameters) -> Float[Tensor, "*rb"]:
-        """log p(x | parameters) of each sequence, without tables of the padding."""
+        """log p(x | parameters) of each sequence, computed without the padding."""
         parts = self.by_group(lambda part: part.chain(values).log_normalizer())
         if len(parts) == 1:
             return parts[0]
-        order = torch.cat([which for which, _ in self.groups]).argsort().to(parts[0].device)
+        order = torch.cat([members for members, _ in self.groups]).argsort().to(parts[0].device)
         return torch.cat(parts, -1)[..., order].unflatten(-1, self.series.batch_shape)
 
-    def steps(self: Own, found: Callable[[Own], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Tables `[*b, T, ...]` by name, found of each group: their steps inside `[N, ...]`, as `Series.steps_of`."""
-        tables = self.by_group(lambda part: {n: part.series.steps_of(t) for n, t in found(part).items()})
+    def steps(self: Own, compute: Callable[[Own], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Tables `[*b, T, ...]` by name, computed for each group: their steps inside `[N, ...]`, as
+        `Series.steps_of`."""
+        tables = self.by_group(lambda part: {n: part.series.steps_of(t) for n, t in compute(part).items()})
         if len(tables) == 1:
             return tables[0]
-        number = [which.repeat_interleave(part.series.last.cpu() + 1) for which, part in self.groups]
+        number = [members.repeat_interleave(part.series.last.cpu() + 1) for members, part in self.groups]
         order = torch.cat(number).argsort(stable=True)
         rows = {name: torch.cat([part[name] for part in tables]) for name in tables[0]}
         return {name: self.series.in_rows(table[order.to(table.device)]) for name, table in rows.items()}
 
     def total(self, evidence: Float[Tensor, "*rb"]) -> Float[Tensor, "*r"]:
-        """The evidence of all sequences together."""
+        """The evidence of all sequences, added up."""
         n_batch = len(self.series.batch_shape)
         return evidence.flatten(evidence.ndim - n_batch).sum(-1) if n_batch else evidence
 
@@ -108,34 +111,34 @@ class SeriesProblem(Record, ABC):
 
     @property
     def size(self) -> int:
-        """Numbers in one likelihood table."""
+        """The numbers in one likelihood table."""
         return self.series.n_sequences * self.series.n_steps * self.n_states
 
     @property
     def at_once(self) -> int:
-        """How many draws of the parameters have likelihood tables that fit into memory."""
+        """The number of draws of the parameters whose likelihood tables fit into memory at once."""
         return max(1, TABLE_SIZE // max(1, self.size))
 
     def double(self: Own) -> Own:
-        """The same in float64."""
+        """The same problem in float64."""
         prior = None if self.prior is None else {name: table.double() for name, table in self.prior.items()}
         fixed = {name: value.double() for name, value in self.fixed.items()}
         return replace(self, series=self.series.double(), prior=prior, fixed=fixed)  # pyright: ignore[reportArgumentType]
 
     def of(self: Own, series: Series) -> Own:
-        """The same for another series."""
+        """The same problem for another series."""
         return replace(self, series=series)  # pyright: ignore[reportArgumentType]
 
 
 @dataclass(frozen=True, repr=False)
 class Problem(SeriesProblem):
-    """All that inference needs besides the parameters.
+    """Everything that inference needs besides the parameter values.
 
     Attributes:
-        dynamics, emission: of the model.
-        series: what was observed.
+        dynamics, emission: the parts of the model.
+        series: the observed series.
         prior: hyperparameters in the dtype of the series; None for maximum likelihood.
-        fixed: parameters that a fit holds as they are, `[...]` without axes for restarts.
+        fixed: parameters with fixed values in a fit, `[...]` without axes for restarts.
     """
 
     dynamics: Dynamics
@@ -150,16 +153,16 @@ class Problem(SeriesProblem):
 
     @property
     def parameters(self) -> dict[str, Parameter]:
-        """By name, what is known of the parameters."""
+        """The description of each parameter, by name."""
         return self.dynamics.parameters | dict(self.emission.parameters)
 
     @property
     def numbered(self) -> bool:
-        """Whether fixed parameters tell the states apart, so that they keep their order."""
+        """Whether fixed parameters distinguish the states; then states keep their order."""
         return any("state" in self.parameters[name].dims for name in self.fixed)
 
     def values_of(self, tables: Mapping[str, Any]) -> Parameters:
-        """Parameters from numbers by name, in any form that the dynamics and the emission know.
+        """Parameters from numbers by name, in any form that the dynamics and the emission accept.
 
         Raises:
             ValueError: a parameter is missing, or outside its space.
@@ -171,17 +174,18 @@ class Problem(SeriesProblem):
     def sites(self) -> list[Site]:
         """The prior as Pyro sites."""
         if self.prior is None:
-            raise ValueError("prior: got None, under which parameters have no distribution; give one.")
+            raise ValueError("prior: got None, but the parameters need a distribution; give a prior.")
         return self.dynamics.sites(self.prior) + self.emission.sites(self.prior)
 
     def chain(self, values: Parameters, belief: Float[Tensor, "*b K"] | None = None) -> Chain:
-        """The chain over paths under these parameters, going on from a belief about the state before, where given."""
+        """The chain over paths under these parameters; with a belief about the state before, it continues from this
+        belief."""
         series = self.series
         likelihood = self.emission.log_likelihood(series.observations, values)
         return self.dynamics.chain(values, likelihood, series.drive, series.lengths, belief)
 
     def log_prior(self, values: Parameters, inside: bool = False) -> Float[Tensor, "*r"]:
-        """Log density of the parameters; 0 without a prior. `inside`: they are known to lie in their supports."""
+        """Log density of the parameters; 0 without a prior. `inside`: they are known to be in their supports."""
         if self.prior is None:
             return self.series.observations.new_zeros(())
         return log_prior(self.sites, values, inside)
@@ -197,7 +201,7 @@ class Problem(SeriesProblem):
 
     def draws_ahead(self, values: Parameters, filtered: Any, each: int) -> Float[Tensor, "total *b T F"]:
         fresh, held = self._before_each(values, filtered.state)
-        possible = (fresh + held).sum(-1, keepdim=True) > 0  # not so beyond the end of a sequence
+        possible = (fresh + held).sum(-1, keepdim=True) > 0  # False after the end of a sequence
         fresh = torch.where(possible, fresh, 1.0)
         drawn = []
         for i, weights in enumerate(zip(fresh, held, strict=True)):
@@ -214,7 +218,8 @@ class Problem(SeriesProblem):
         return torch.cat(series)
 
     def _before_each(self, values: Parameters, filtered: Float[Tensor, "*rb T K"]) -> ByGate:
-        """P(s_t, z_t | x_1..t-1) of every step, from the filtered states: one step ahead of each, the first afresh."""
+        """P(s_t, z_t | x_1..t-1) of every step, by one step of prediction from the filtered states; the first step
+        redraws."""
         covariates, gaps = self.series.drive.covariates, self.series.drive.gaps
         one = Drive(
             None if covariates is None else covariates.unsqueeze(-2), None if gaps is None else gaps.unsqueeze(-1)

@@ -1,11 +1,11 @@
-r"""The generative program, in two forms that are one density.
+r"""The generative program in two forms with the same density.
 
 `explicit_program` has a Pyro site for every gate `z_t`, state `s_t` and observation `x_t` (t from 1), marked for exact
-enumeration; `PathMixture` has one site `x` whose distribution sums the paths out,
+enumeration. `PathMixture` has one site `x`, whose distribution sums the paths out:
 
 $$\log p(x \mid \theta) = \log \sum_{z, s} p(z, s \mid \theta)\, p(x \mid s, z, \theta),$$
 
-which is the chain's log-normaliser, so SVI and NUTS over the parameters run at the speed of the kernels.
+This is the chain's log-normaliser, so SVI and NUTS over the parameters run at the speed of the kernels.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ class Simulated(Record):
 
 
 class Observation(TorchDistribution):
-    """One observation given its state and gate, which broadcast to the batch shape; NaN features are marginalised."""
+    """One observation, given its state and gate, which broadcast to the batch shape; NaN features are marginalised."""
 
     arg_constraints: dict = {}  # noqa: RUF012 the interface of torch.distributions
     has_enumerate_support = False
@@ -67,9 +67,9 @@ class Observation(TorchDistribution):
 class PathMixture(TorchDistribution):
     """Whole sequences with their state paths summed out: event `[T, F]`, batch the sequences.
 
-    `log_prob` is the log-normaliser of the chain over paths, -inf for a sequence that no path can have made (a sampler
-    meets such where it tries its step size); NaN is missing, and steps beyond the lengths of the problem's series, of
-    which only the extent and the drive matter here, are ignored.
+    `log_prob` is the log-normaliser of the chain over paths. It is -inf for a sequence that no path can produce, which
+    happens when a sampler adapts its step size. NaN is missing. The problem's series only provides the extent and the
+    drive; steps beyond its lengths are ignored.
     """
 
     arg_constraints: dict = {}  # noqa: RUF012
@@ -95,17 +95,17 @@ class PathMixture(TorchDistribution):
         series, batch = self.problem.series, value.shape[:-2]
         tables = {"lengths": series.lengths, "covariates": series.covariates, "gaps": series.gaps}
         n = len(series.batch_shape)
-        own = {name: None if t is None else t.expand(*batch, *t.shape[n:]) for name, t in tables.items()}
-        series = replace(series, observations=value, **own)
+        expanded = {name: None if t is None else t.expand(*batch, *t.shape[n:]) for name, t in tables.items()}
+        series = replace(series, observations=value, **expanded)
         return self.problem.of(series).evidence(self.values)
 
     def sample(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> Tensor:
         return self.simulate(torch.Size(sample_shape)).x
 
     def simulate(self, sample_shape: torch.Size = NO_AXES, seed: Seed = None) -> Simulated:
-        """Draw states, gates and observations from the prior over paths: a chain whose likelihood is flat.
+        """Draw states, gates and observations from the prior over paths, by a chain with a constant likelihood.
 
-        The observations are drawn from torch's global generator, as those of every torch distribution are.
+        The observations come from torch's global generator, as in every torch distribution.
         """
         dynamics, emission = self.problem.dynamics, self.problem.emission
         flat = dynamics.first(self.values).new_zeros(*self.batch_shape, self.event_shape[0], dynamics.n_states)
@@ -121,7 +121,7 @@ class PathMixture(TorchDistribution):
 
 
 def collapsed_program(problem: Problem, values: Parameters, observed: bool) -> Tensor:
-    """One site `x` of whole sequences with the paths summed out; conditioned on the series where `observed`."""
+    """One site `x` of whole sequences with the paths summed out; conditioned on the series if `observed`."""
     mixture = PathMixture(problem, values)
     with ExitStack() as scope:
         for plate in sequence_plates(problem.series.batch_shape):
@@ -130,7 +130,7 @@ def collapsed_program(problem: Problem, values: Parameters, observed: bool) -> T
 
 
 def explicit_program(problem: Problem, values: Parameters, observed: bool) -> Tensor:
-    """Sites `z_1, s_1, x_1, z_2, ...` inside one plate a batch axis, conditioned on the series where `observed`.
+    """Sites `z_1, s_1, x_1, z_2, ...`, inside one plate for each batch axis; conditioned on the series if `observed`.
 
     Returns the observations.
     """
@@ -155,7 +155,7 @@ def sequence_plates(batch_shape: Sequence[int]) -> list[pyro.plate]:
     """One plate for each axis of sequences.
 
     Raises:
-        ValueError: there are none.
+        ValueError: there are no sequences.
     """
     if 0 in batch_shape:
         raise ValueError(f"x, batch_shape: got {list(batch_shape)}, no sequence; Pyro's plates need at least one.")

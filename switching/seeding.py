@@ -1,8 +1,8 @@
-"""Seeds where Pyro draws: from torch's global generator, which is put back afterwards; and Python's, put back likewise.
+"""Seeds for Pyro's draws, which come from torch's global generator. Its state is restored afterwards, and Python's too.
 
-What else the libraries that a fit imports change in a process stays as they leave it: numpy, torch, scipy and sympy add
-warning filters of their own; threadpoolctl and scikit-learn set `KMP_DUPLICATE_LIB_OK` and `KMP_INIT_AT_FORK`, where
-these are not set, for the OpenMP runtimes that are loaded from then on; torch sets `TORCHINDUCTOR_CACHE_DIR` for SVI.
+Other changes that imported libraries make to a process stay. numpy, torch, scipy and sympy add warning filters.
+threadpoolctl and scikit-learn set `KMP_DUPLICATE_LIB_OK` and `KMP_INIT_AT_FORK` for OpenMP runtimes that are loaded
+later, if these are not set. torch sets `TORCHINDUCTOR_CACHE_DIR` for SVI.
 """
 
 import random
@@ -16,8 +16,8 @@ from ..inference.numerics.randomness import Seed, seed_number
 
 
 def number_of(seed: Seed) -> int:
-    """A number from 0 to 2^63 - 1 for generators of other kinds, which take no negative ones: the seed itself, or one
-    drawn from its generator."""
+    """A number from 0 to 2^63 - 1 for other kinds of generators, which take no negative seeds: the seed itself, or a
+    draw from its generator."""
     if not (seed is None or isinstance(seed, torch.Generator)):
         return seed_number(seed) % 2**63
     generator = seed
@@ -27,7 +27,7 @@ def number_of(seed: Seed) -> int:
 
 @contextmanager
 def undrawn() -> Iterator[None]:
-    """For imports of libraries that draw from Python's random numbers: these go on from where they were."""
+    """For imports of libraries that draw from Python's random numbers: their state is restored."""
     state = random.getstate()
     try:
         yield
@@ -37,7 +37,8 @@ def undrawn() -> Iterator[None]:
 
 @contextmanager
 def seeded(seed: Seed, like: Tensor) -> Iterator[None]:
-    """Draws inside depend on the seed alone, and leave torch's global generator as it was; None: they go on from it."""
+    """Draws inside depend only on the seed, and torch's global generator is restored. With None they continue from
+    it."""
     if seed is None:
         yield
         return

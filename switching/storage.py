@@ -1,12 +1,12 @@
-r"""Models on disk: a folder with one file that nothing can execute, `model.safetensors`.
+r"""Models on disk: a folder with one file, `model.safetensors`, which contains no executable code.
 
-Its tensors are the values, the hyperparameters and what else the class holds. Its metadata say in JSON, under
-`samplehold`, the format, the class, its parts with their arguments, notes of who saved it, and the SHA-256 of the whole
+Its tensors are the values, the hyperparameters and other tensors of the class. Its metadata are JSON under
+`samplehold`: the format, the class, its parts with their arguments, notes of the caller, and the SHA-256 of the whole
 file with zeros in the place of this number:
 
     {"format": 1, "sha256": "...", "class": "SwitchingSSM", "dynamics": {"class": "Copy", ...}, ..., "notes": {...}}
 
-A save is all or nothing, and a file of which one bit is another is refused.
+A save is complete or has no effect. A file with a changed bit is rejected.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ class Storable(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """A model from disk, and the notes that came with it."""
+    """A model from disk, and its notes."""
 
     model: Any
     notes: dict[str, Any]
@@ -57,22 +57,22 @@ class Stored:
 
 
 def save_model(model: Storable, path: Path, notes: Mapping[str, Any] | None = None) -> None:
-    """Write a model into a folder, which is made where it is not there; what it holds of another model goes.
+    """Write a model into a folder, which is created if needed; an older model in it is replaced.
 
     Arguments:
-        notes: what else is to be known of the model, as JSON can say it.
+        notes: other facts about the model, in JSON types.
 
     Raises:
-        TypeError: a part that cannot be described, because it is no dataclass, or an argument that is no number.
-        OSError: the folder or the file cannot be written; a model that was there is as it was.
+        TypeError: a part that is not a dataclass, or an argument that cannot be stored.
+        OSError: the folder or the file cannot be written; an existing model stays unchanged.
     """
     parts, tensors = model.to_parts()
     structure: dict[str, Any] = {"format": FORMAT, "sha256": UNSEALED, "class": model.name}
     structure |= {name: _plain(part, name) for name, part in parts.items()}
     structure |= {"notes": dict(notes)} if notes else {}
-    # two names may stand for one tensor, which files do not allow
-    own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    data = bytes_of(own, {KEY: json.dumps(structure, allow_nan=False)})
+    # two names may refer to one tensor, which safetensors does not allow
+    stored = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    data = bytes_of(stored, {KEY: json.dumps(structure, allow_nan=False)})
     seal = hashlib.sha256(data).hexdigest().encode()
     path.mkdir(parents=True, exist_ok=True)
     write_file(path / FILE, SEAL.sub(seal, data, 1))
@@ -82,7 +82,7 @@ def _described(part: Named) -> dict[str, Any]:
     """A dataclass as its name and arguments."""
     if not dataclasses.is_dataclass(part):
         raise TypeError(
-            f"{part.name}: cannot be stored, since its arguments are not known; make the class a frozen dataclass."
+            f"{part.name}: cannot be stored, because its arguments are unknown; make the class a frozen dataclass."
         )
     fields = {f.name: getattr(part, f.name) for f in dataclasses.fields(part)}
     return {"class": part.name} | {name: _plain(value, f"{part.name}.{name}") for name, value in fields.items()}
@@ -104,12 +104,12 @@ def _plain(value: Any, name: str) -> Any:
 
 
 def load_model(path: Path) -> Any:
-    """Read a model that `save_model` has written; see `read_model`."""
+    """Read a model that was written by `save_model`; see `read_model`."""
     return read_model(path).model
 
 
 def load_as(kind: type[Model], path: Path) -> Model:
-    """The same, where it must be a model of one class; ValueError where it is another."""
+    """The same for a model of one class; ValueError if the class differs."""
     model = load_model(path)
     if not isinstance(model, kind):
         raise ValueError(f"path: {path} holds a {type(model).__name__}; use {type(model).__name__}.load.")
@@ -120,21 +120,21 @@ def read_model(path: Path) -> Stored:
     """Read a model and its notes.
 
     Raises:
-        ValueError: no such folder; a file that cannot be read, is damaged, of a later version, or of a class that has
-            not been defined; arguments or tensors that are no model.
+        ValueError: no such folder; a file that cannot be read, is damaged, of a later version, or of an undefined
+            class; arguments or tensors that do not form a model.
     """
     try:
         structure, tensors = _read(path)
         return Stored(_built(structure, tensors), structure.get("notes", {}))
     except OSError as error:
         raise ValueError(f"path: {path} cannot be read ({error.strerror or error}).") from None
-    except Exception as error:  # a file can make parts and libraries raise anything
-        said = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"path: {path} holds no model that can be loaded: {said}") from error
+    except Exception as error:  # parts and libraries can raise any error for such a file
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"path: {path} holds no model that can be loaded: {reason}") from error
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Structure and tensors, which are what was written."""
+    """Structure and tensors, if they are as written."""
     try:
         data = (path / FILE).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -149,15 +149,15 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     seal = SEAL.search(data, 0, start)
     unsealed = b"" if seal is None else data[: seal.start()] + UNSEALED.encode() + data[seal.end() :]
     if structure["sha256"] != hashlib.sha256(unsealed).hexdigest():
-        raise ValueError(f"{FILE} is damaged, its checksum is another; restore it from a copy, or save it again.")
+        raise ValueError(f"{FILE} is damaged: its checksum differs; restore it from a copy, or save it again.")
     return structure, tensors_of(data)
 
 
 def _json(text: str | bytes) -> dict[str, Any]:
-    """An object in JSON without names that come twice, and without NaN."""
+    """A JSON object without duplicate names and without NaN."""
 
     def refuse(name: str) -> None:
-        raise ValueError(f"its description has {name}, which is no finite number.")
+        raise ValueError(f"its description has {name}, which is not a finite number.")
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(dict(pairs)) < len(pairs):
@@ -165,37 +165,37 @@ def _json(text: str | bytes) -> dict[str, Any]:
         return dict(pairs)
 
     try:
-        found = json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
+        structure = json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
     except RecursionError:
         raise ValueError("its description is nested too deeply.") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"its description is a {type(found).__name__}, expected an object.")
-    return found
+    if not isinstance(structure, dict):
+        raise ValueError(f"its description is a {type(structure).__name__}, expected an object.")
+    return structure
 
 
 def _built(structure: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
-    """The model; ValueError where not everything that is said of it becomes part of it."""
+    """The model; ValueError if it does not use every part and tensor of the description."""
     kind = find(structure["class"])
     if not hasattr(kind, "from_parts"):
-        raise ValueError(f"class: got {kind.__name__}, which is a part of models.")
+        raise ValueError(f"class: got {kind.__name__}, which is a part of models, not a model.")
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or not bool(tensor.isfinite().all()):
             raise ValueError(f"{name}: got {tensor.dtype} with numbers that are not finite, expected finite floats.")
-    said = {name: value for name, value in structure.items() if name not in ("format", "sha256", "class", "notes")}
-    model = kind.from_parts({name: _argument(value, name, False) for name, value in said.items()}, tensors)
-    parts, own = model.to_parts()
-    for which, there, expected in (("parts", said, parts), ("tensors", tensors, own)):
-        if set(there) != set(expected):
-            raise ValueError(f"{which}: got {sorted(there)}, expected {sorted(expected)}.")
+    parts = {name: value for name, value in structure.items() if name not in ("format", "sha256", "class", "notes")}
+    model = kind.from_parts({name: _argument(value, name, False) for name, value in parts.items()}, tensors)
+    model_parts, model_tensors = model.to_parts()
+    for kind_of, actual, expected in (("parts", parts, model_parts), ("tensors", tensors, model_tensors)):
+        if set(actual) != set(expected):
+            raise ValueError(f"{kind_of}: got {sorted(actual)}, expected {sorted(expected)}.")
     return model
 
 
 def _part(described: dict[str, Any], name: str) -> Any:
-    """A part of models from its name and arguments: a dataclass that has been defined as one, and nothing else."""
+    """A part of a model from its name and arguments: a dataclass that was defined as a part."""
     kind: Any = find(described["class"])
     fields = getattr(kind, "__dataclass_fields__", None)
     if fields is None or hasattr(kind, "from_parts"):
-        raise ValueError(f"{name}: got {kind.__name__}, which is no part of models.")
+        raise ValueError(f"{name}: got {kind.__name__}, which is not a part of a model.")
     flags = {name for name, field in fields.items() if field.type in (bool, "bool")}
     return kind(**{n: _argument(v, f"{name}.{n}", n in flags) for n, v in described.items() if n != "class"})
 
@@ -211,16 +211,16 @@ def _argument(value: Any, name: str, flag: bool) -> Any:
 
 
 def find(name: Any) -> Any:
-    """The class of that name: one that has been defined, or one of the package's own, which load when asked for.
+    """The class of this name: a class that has been defined, or one of the package, which is imported on demand.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such class.
     """
     package = import_module(__name__.split(".")[0])
     if isinstance(name, str):
         if Named.find(name) is None and name in package.__all__:
             getattr(package, name)
-        found = Named.find(name)
-        if found is not None:
-            return found
+        known = Named.find(name)
+        if known is not None:
+            return known
     raise ValueError(f"unknown class {name!r}: import the module that defines it before you load the model.")

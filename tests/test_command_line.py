@@ -497,7 +497,7 @@ FILES = {
         (["fit", "semicolon.csv", "-c", "x", "-o", "out"], "it has year;x (is the file comma-separated?)."),
         (["fit", "semicolon.csv", "-o", "out"], "it has year;x (is the file comma-separated?)."),
         (["fit", "tabs.csv", "-o", "out"], "(is the file comma-separated?). Save it with commas and decimal points"),
-        (["fit", "parts.csv", "-o", "out"], "--columns: parts.csv has year, month, by the name a time"),
+        (["fit", "parts.csv", "-o", "out"], "--columns: parts.csv has year, month, named like a time"),
         (["fit", "newest.csv", "-o", "out"], "date goes back in line 3 of newest.csv, where 2020-01-02 follows"),
         (
             ["fit", "british.csv", "-o", "out"],

@@ -15,7 +15,7 @@ from oracles.fake_gpu import fake_gpu, waits
 from oracles.operators import unchecked
 from samplehold.inference.chains.copy.chain import CopyChain
 from samplehold.inference.chains.markov.chain import MarkovChain
-from samplehold.inference.numerics.deferred import deferred, refuse_if, told_by
+from samplehold.inference.numerics.deferred import add_context, deferred, refuse_if
 from samplehold.inference.numerics.remembered import remembered
 from samplehold.switching.fitting import chunked
 from samplehold.switching.fitting.chunked import ChunkedVMP, engine_from
@@ -280,7 +280,7 @@ def test_what_a_check_refuses_later_it_refuses_in_the_same_words_and_order():
     yes, no, went_on = torch.tensor(True), torch.tensor(False), []
 
     def later(*words: str, told: type[Exception] | None = None, broken: bool = False) -> None:
-        with deferred(), told_by(partial(complain, "more of it"), *[told] * (told is not None)):
+        with deferred(), add_context(partial(complain, "more of it"), *[told] * (told is not None)):
             refuse_if(no, partial(complain, "never"))
             for word in words:
                 refuse_if(yes, partial(complain, word))

@@ -1,11 +1,11 @@
-r"""What every chain offers: exact inference over the paths of a hidden state, with one set of records for all chains.
+r"""The contract of chains: exact inference over the paths of a hidden state, with one set of records for all chains.
 
-A chain is the posterior over paths $s_{1:T}$ given observations, held as tables of log-weights. It is an exponential
-family in these tables; its log-normaliser is $\log p(x)$, and the gradient of that are the `marginals`. A chain may
-have a gate $z_t$ that tells whether a step drew its state afresh ($z_t = 1$) or held the old one; where it has none,
+A chain is the posterior over paths $s_{1:T}$ given observations, from tables of log-weights. It is an exponential
+family in these tables. Its log-normaliser is $\log p(x)$, and the gradient of the log-normaliser is `marginals`. A
+chain may have a gate $z_t$, which is 1 if a step drew its state afresh, and 0 if it held the old one. Without a gate,
 `redraw` and `held` are None in every record.
 
-Batch axes `*b` are those of the sequences, with whatever else is inferred at once (draws, restarts) in front.
+Batch axes `*b` are those of the sequences, after axes of draws or restarts.
 """
 
 from dataclasses import dataclass
@@ -144,6 +144,6 @@ def at_end(table: Float[Tensor, "*b T K"], weight: Float[Tensor, "*b K"], length
 
 
 def change_from_stay(stay: Float[Tensor, "*b n"], chain: Chain) -> Float[Tensor, "*b T"]:
-    """Probabilities of a change at every step, from those of staying from the second step on."""
+    """Probabilities of a change at every step, from the probabilities of staying from the second step on."""
     change = torch.nn.functional.pad((1 - stay).clamp(0.0, 1.0), (1, 0))
     return torch.where(inside(chain), change, 0.0)

@@ -1,14 +1,14 @@
-r"""Few long chains on a GPU: stretches of their time go through the kernels as sequences of their own.
+r"""Few long chains on a GPU: parts of their time run through the kernels as separate sequences.
 
-The kernels walk a sequence from step to step. Where there are too few to keep a device busy, each is cut into windows:
-a stretch of which results are wanted, and a margin before and after it. A chain forgets what it began with, as
-`markov.cpu_teams` says at length, and that it does is seen where windows meet. At the step before a stretch
-the beliefs of a filter agree, entry by entry, with those of the window before, which has long been under way; at its
-first step so do the beliefs of the smoother, which are the filter's times what comes after.
+The kernels process a sequence step by step. If there are too few sequences to keep a device busy, each is cut into
+windows: a stretch whose results are used, and a margin before and after it. A chain forgets its start
+(`markov.cpu_teams` explains this), and the results are checked where windows meet. At the step before a stretch, the
+beliefs of a filter must agree, entry by entry, with those of the previous window, which started much earlier. At its
+first step, the beliefs of the smoother must agree too; they are the filter's times the messages from later steps.
 
-Nothing waits for the device: the sequences that do not agree are walked after all, the others then have no steps.
+The host does not wait for the device: sequences that disagree are processed again, and the others then have no steps.
 
-A chain says what windows are of its tables, and how their results are those of whole sequences; `in_stretches` does
+A chain defines the windows of its tables, and how their results become those of whole sequences; `in_stretches` does
 the rest.
 """
 
@@ -49,7 +49,7 @@ class Stretches(NamedTuple):
         return torch.cat([initial.unsqueeze(1), anything], 1)
 
     def lengths(self, lengths: Tensor) -> Tensor:
-        """The steps [n, W] of every window, 0 of those beyond the end of a sequence [n]."""
+        """The steps [n, W] of every window; 0 for those after the end of a sequence [n]."""
         first = self.own * torch.arange(self.count, device=lengths.device)
         return (lengths.unsqueeze(-1) - first).clamp(0, self.own + 2 * self.margin)
 
@@ -76,15 +76,15 @@ def _stretches_of(likelihood: Tensor, lengths: Tensor) -> Stretches | None:
     count = min(BUSY * processors(lengths) // max(1, n), steps // _SHORT)
     if count < 2:
         return None
-    own = -(-steps // count)
-    margin = max(1, min(_FORGOTTEN, own // _MARGIN))
-    return Stretches(-(-(steps - margin) // own), own, margin, steps)
+    size = -(-steps // count)
+    margin = max(1, min(_FORGOTTEN, size // _MARGIN))
+    return Stretches(-(-(steps - margin) // size), size, margin, steps)
 
 
 def whole(tables: Sequence[Tensor], n_own: Sequence[int], batch: torch.Size) -> list[Tensor]:
     """Tables, each with so many axes of its own, with the batch axes of all in one."""
-    own = [table.shape[table.dim() - n :] for table, n in zip(tables, n_own, strict=True)]
-    return [table.expand(*batch, *o).reshape(batch.numel(), *o) for table, o in zip(tables, own, strict=True)]
+    event_shapes = [table.shape[table.dim() - n :] for table, n in zip(tables, n_own, strict=True)]
+    return [table.expand(*batch, *o).reshape(batch.numel(), *o) for table, o in zip(tables, event_shapes, strict=True)]
 
 
 class Found(NamedTuple):
@@ -96,21 +96,21 @@ class Found(NamedTuple):
     results: list[Tensor]  # of the kernel for whole sequences, but for `failed`, their batch axes in one
 
 
-def in_stretches(kernel: Kernel, find: Callable[..., Found], *given: Any) -> tuple[Tensor, ...]:
-    """What a kernel finds of sequences as they are, or of stretches of them where these are few and long.
+def in_stretches(kernel: Kernel, find: Callable[..., Found], *arguments: Any) -> tuple[Tensor, ...]:
+    """The results of a kernel for whole sequences, or, if these are few and long, for stretches of them.
 
-    Given are tables, that of likelihoods last, and lengths; `find` is told the kernel and the stretches before them.
+    `arguments` are tables (that of likelihoods last) and lengths. `find` gets the kernel and the stretches before them.
     """
-    *tables, lengths = given
+    *tables, lengths = arguments
     stretches = _stretches_of(tables[-1], lengths)
     if stretches is None:
-        return kernel(*given)
-    failed, filtered, smoothed, found = find(kernel, stretches, *given)
+        return kernel(*arguments)
+    failed, filtered, smoothed, pieces = find(kernel, stretches, *arguments)
     agreed = (failed < 0).all(-1) & stretches.agree(filtered, smoothed, lengths.reshape(-1))
     agreed = agreed.view(lengths.shape)
-    *walked, failed = kernel(*tables, torch.where(agreed, 0, lengths))
+    *whole_results, failed = kernel(*tables, torch.where(agreed, 0, lengths))
     both = [
         torch.where(agreed.view(agreed.shape + (1,) * (y.dim() - agreed.dim())), x.view(y.shape).to(y.dtype), y)
-        for x, y in zip(found, walked, strict=True)
+        for x, y in zip(pieces, whole_results, strict=True)
     ]
     return *both, torch.where(agreed, -1, failed)

@@ -60,10 +60,10 @@ def _complain(name: str) -> None:
 
 
 def later(table: Float[Tensor, "*b T K"]) -> Float[Tensor, "*b T K"]:
-    """Each step gets what was at the step before it; the first gets 0."""
+    """Each step gets the entry of the previous step; the first gets 0."""
     return torch.nn.functional.pad(table[..., :-1, :], (0, 0, 1, 0))
 
 
 def earlier(table: Float[Tensor, "*b T K"]) -> Float[Tensor, "*b T K"]:
-    """Each step gets what was at the step after it; the last gets 0."""
+    """Each step gets the entry of the next step; the last gets 0."""
     return torch.nn.functional.pad(table[..., 1:, :], (0, 0, 0, 1))

@@ -20,18 +20,18 @@ parameters $\eta$ and statistics $t$ are single tensors `[*plates, P]`, matrices
     Categorical     one-hot of s                  log weights, up to a constant             1
     Gaussian        x, x x'                       L m, -L/2                                 1
 
-the coefficients of a regression, `MatrixNormalWishart`, which generalises NormalWishart to several inputs,
-the paths of the two discrete chains, whose parameters are a named tuple of tables, see `paths`, and those of chains of
-real vectors, see `gaussian_paths`. Where a part of the point is
-known, what is left is of a smaller family: see `restricted`.
+Further families are the coefficients of a regression, `MatrixNormalWishart`, which generalises NormalWishart to several
+inputs; the paths of the two discrete chains, whose parameters are a named tuple of tables, see `paths`; and the paths
+of chains of real vectors, see `gaussian_paths`. If a part of the point is known, the rest is in a smaller family: see
+`restricted`.
 
-Here u is a location whose prior has the location m and is worth k (`kappa`) observations, l and L are precisions. The
-powers kept in h leave concentrations and shapes as they are in $\eta$, so that tiny ones lose no digits. A
-NormalWishart of one dimension is a NormalGamma with `shape = df/2`, `rate = 1/(2W)`, in the same order. These two
-subtract $k m^2$ from a second moment: center data whose mean is many standard deviations from 0.
+Here u is a location with prior location m and the weight of k (`kappa`) observations; l and L are precisions. The
+powers in h leave concentrations and shapes unchanged in $\eta$, so tiny ones lose no digits. A NormalWishart of one
+dimension is a NormalGamma with `shape = df/2`, `rate = 1/(2W)`, in the same order. These two subtract $k m^2$ from a
+second moment, so center data whose mean is many standard deviations from 0.
 
-Families hold no state, and compute in the dtype and on the device of their arguments, differentiably. Only `check` and
-`mode` raise.
+Families have no state. They compute in the dtype and on the device of their arguments, differentiably. Only `check` and
+`mode` raise errors.
 
 References: Wainwright & Jordan 2008, section 3; Bishop 2006, appendix B, for the closed forms.
 """

@@ -1,8 +1,9 @@
-r"""Divergence from a prior and expected statistics of small tables of parameters, each family's in one numba kernel.
+r"""Divergence from a prior and expected statistics of small tables of parameters, in one numba kernel for each family.
 
-A table of K states holds a few dozen numbers, on which torch spends microseconds a call: a hundred calls for a
-normal-Wishart. The kernels take a plate at a time, the prior's over and over where there are fewer, and compute
-in float64. Where a matrix has no Cholesky factor they say so, and the plain form finds another or raises.
+A table of K states has a few dozen numbers. torch spends microseconds on each call, and a normal-Wishart takes a
+hundred calls. A kernel processes one plate at a time, repeats the prior's plates if there are fewer, and computes in
+float64. If a matrix has no Cholesky factor, the kernel reports it, and the plain form finds another factor or raises an
+error.
 """
 
 import math
@@ -21,7 +22,7 @@ from .normal import ExpectedNormal, NormalGamma, NormalWishart, expected_normal,
 from .peak import Peak, peak
 from .positive import Beta, Dirichlet, Gamma
 
-SMALL = 2**14  # numbers in a table that are not worth a second thread
+SMALL = 2**14  # the number of entries of a table below which a second thread does not pay
 _ASYMPTOTIC = 10.0  # from here on eight terms of the series are exact to rounding
 
 
@@ -118,7 +119,7 @@ def _normal_wishart(eta, eta0, divergence, mean):
         kappa, df = -2 * eta[n, dim], 2 * eta[n, dim + 1]
         kappa0, df0 = -2 * eta0[m, dim], 2 * eta0[m, dim + 1]
         invert(chol, lower, inverse)
-        squares = 0.0  # of what the inverse factor makes of the prior's
+        squares = 0.0  # of the inverse factor times the prior's
         for j in range(dim):
             for i in range(dim):
                 column[i] = chol0[i, j] if i >= j else 0.0
@@ -153,22 +154,22 @@ def _normal_wishart(eta, eta0, divergence, mean):
 def _normals(statistics, loc, chol, constant, log_volume):
     dim = loc.shape[1]
     for n in range(len(loc)):
-        own, at = chol[n], loc[n]
+        precision, location = chol[n], loc[n]
         for i in range(dim):
-            at[i] = statistics[n, i]
+            location[i] = statistics[n, i]
             for j in range(i + 1):
-                own[i, j] = statistics[n, dim + 2 + i * dim + j]
-        log_det = factor(own, dim)
+                precision[i, j] = statistics[n, dim + 2 + i * dim + j]
+        log_det = factor(precision, dim)
         if not math.isfinite(log_det):
             return False
-        solve_column(own, at, 0, dim)
+        solve_column(precision, location, 0, dim)
         spread = statistics[n, dim]
         for i in range(dim):
-            spread -= at[i] * at[i]
+            spread -= location[i] * location[i]
         for i in range(dim - 1, -1, -1):
             for k in range(i + 1, dim):
-                at[i] -= own[k, i] * at[k]
-            at[i] /= own[i, i]
+                location[i] -= precision[k, i] * location[k]
+            location[i] /= precision[i, i]
         log_volume[n] = statistics[n, dim + 1] - spread
         constant[n] = (log_volume[n] - log_det) / 2
     return True
@@ -190,7 +191,7 @@ def _mean_points(eta, loc, precision):
 
 @kernel
 def _peaks(message, unit, least, loc, precision):
-    """False where a plate has no weight, or a covariance that its floor or rounding may change."""
+    """False if a plate has no weight, or a covariance that its floor or rounding may change."""
     dim = loc.shape[1]
     covariance, chol = np.zeros((dim, dim)), np.zeros((dim, dim))
     lower, inverse = np.zeros((dim, dim)), np.zeros((dim, dim))
@@ -207,9 +208,9 @@ def _peaks(message, unit, least, loc, precision):
             for i in range(dim):
                 for j in range(i + 1):
                     chol[i, j] = covariance[i, j]
-                    if test == 0:  # whether all that is beyond the floor is positive definite
+                    if test == 0:  # whether the excess over the floor is positive definite
                         chol[i, j] = chol[i, j] / (unit[i] * unit[j]) - (1.0 if i == j else 0.0)
-                    elif test == 1:  # and the correlations less what rounding may make of 0
+                    elif test == 1:  # and the correlations minus the rounding errors of 0
                         chol[i, j] /= math.sqrt(covariance[i, i] * covariance[j, j])
                         chol[i, j] -= least if i == j else 0.0
             if not math.isfinite(factor(chol, dim)):
@@ -252,8 +253,8 @@ def _expected_normal(statistics: Tensor) -> ExpectedNormal:
     if not _normals(_rows(statistics), *results):
         return expected_normal.plain(statistics)
     shapes = (*plates, dim), (*plates, dim, dim), plates, plates
-    found = zip(results, shapes, strict=True)
-    return ExpectedNormal(*(torch.from_numpy(result).to(statistics.dtype).view(shape) for result, shape in found))
+    shaped = zip(results, shapes, strict=True)
+    return ExpectedNormal(*(torch.from_numpy(result).to(statistics.dtype).view(shape) for result, shape in shaped))
 
 
 @mean_point.kernel("cpu")
@@ -273,7 +274,7 @@ def _peak(message: Tensor, floor: Tensor) -> Peak:
 
 
 def _blank_points(eta: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Locations and precisions of as many plates."""
+    """Empty locations and precisions of the same number of plates."""
     n, dim = eta.shape[:-1].numel(), math.isqrt(eta.shape[-1] - 2)
     return np.empty((n, dim)), np.empty((n, dim, dim))
 

@@ -1,4 +1,4 @@
-"""Families of discrete variables, by log weights. An impossible value adds nothing to any sum, since 0 log 0 = 0."""
+"""Families of discrete variables, by log weights. An impossible value adds nothing to sums, because 0 log 0 = 0."""
 
 from dataclasses import dataclass
 
@@ -72,7 +72,7 @@ class Categorical(VectorFamily[Tensor]):
         return CategoricalParameters(torch.softmax(eta, -1))
 
     def check(self, eta: Tensor) -> None:
-        top = eta.amax(-1, keepdim=True)  # NaN where any weight is
+        top = eta.amax(-1, keepdim=True)  # NaN if any weight is NaN
         require(top.isfinite(), "log weights", top, self, "a finite greatest weight: numbers or -inf, not all -inf")
 
     def log_normalizer(self, eta: Float[Tensor, "*plates K"]) -> Float[Tensor, "*plates"]:
@@ -102,12 +102,12 @@ class Categorical(VectorFamily[Tensor]):
 
 
 def discrete_kl(log_probs: Tensor, log_probs0: Tensor) -> Tensor:
-    """sum p log(p / p0), where an impossible state adds nothing, in value and in gradient."""
+    """sum p log(p / p0), in which an impossible state adds nothing, in value and in gradient."""
     impossible = log_probs == -torch.inf
     ratio = log_probs.masked_fill(impossible, 0.0) - log_probs0.masked_fill(impossible, 0.0)
     return (log_probs.exp() * ratio).sum(-1)
 
 
 def where_possible(eta: Tensor, statistics: Tensor) -> Tensor:
-    """eta, with 0 for an infinite weight that no mass meets, since 0 log 0 = 0."""
+    """eta, with 0 for an infinite weight of a state without mass, because 0 log 0 = 0."""
     return torch.where((statistics == 0) & eta.isinf(), 0.0, eta)

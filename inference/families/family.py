@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 from ..numerics.op import Variants
 
 Stats: TypeAlias = Any
-"""Statistics, natural parameters or messages: a tensor, or a named tuple of tensors, as the family has it."""
+"""Statistics, natural parameters or messages: a tensor, or a named tuple of tensors, depending on the family."""
 
 Eta = TypeVar("Eta", bound=Tensor | tuple[Tensor, ...])
 Point = TypeVar("Point")
@@ -19,15 +19,15 @@ Point = TypeVar("Point")
 class Family(ABC, Generic[Eta]):
     r"""Densities $p(x \mid \eta) = h(x) \exp(\langle \eta, t(x) \rangle - A(\eta))$, batched over plates.
 
-    `Eta`, the type of natural parameters, statistics and messages alike, is a tensor or a named tuple of tensors.
+    `Eta`, the type of natural parameters, statistics and messages, is a tensor or a named tuple of tensors.
     """
 
     latent: ClassVar[bool] = False
-    """Whether a variable of this family may go without a prior: its factors make its density, on the measure h."""
+    """Whether a variable of this family may have no prior; factors then give its density, on the measure h."""
 
     @abstractmethod
     def log_normalizer(self, eta: Eta) -> Tensor:
-        r"""$A(\eta)$, one number a plate."""
+        r"""$A(\eta)$, one number for each plate."""
 
     @abstractmethod
     def mean(self, eta: Eta) -> Eta:
@@ -35,7 +35,7 @@ class Family(ABC, Generic[Eta]):
 
     @abstractmethod
     def dot(self, eta: Eta, statistics: Eta) -> Tensor:
-        r"""$\langle \eta, t \rangle$, one number a plate."""
+        r"""$\langle \eta, t \rangle$, one number for each plate."""
 
     @abstractmethod
     def log_base(self, statistics: Eta) -> Tensor:
@@ -46,23 +46,23 @@ class Family(ABC, Generic[Eta]):
         """Raise ValueError, naming the parameter and the plate, if eta is not the parameter of a proper density."""
 
     def evaluate(self, eta: Eta, start: Eta | None = None) -> tuple[Tensor, Eta]:
-        r"""$A(\eta)$ and $\nabla A(\eta)$ together, which some families find in one pass.
+        r"""$A(\eta)$ and $\nabla A(\eta)$ together; some families compute both in one pass.
 
-        `start` are statistics near which to look for them, for a family that finds them step by step.
+        `start` are statistics at which an iterative family starts its search.
         """
         return self.log_normalizer(eta), self.mean(eta)
 
     def kl(self, eta: Eta, eta0: Eta) -> Tensor:
-        r"""$KL(\eta \| \eta_0) \ge 0$, one number a plate; plates broadcast."""
+        r"""$KL(\eta \| \eta_0) \ge 0$, one number for each plate; plates broadcast."""
         mean = self.mean(eta)
         return self.dot(eta, mean) - self.dot(eta0, mean) - (self.log_normalizer(eta) - self.log_normalizer(eta0))
 
     def relative(self, eta: Eta, eta0: Eta) -> tuple[Tensor, Eta]:
-        r"""$KL(\eta \| \eta_0)$ and $\nabla A(\eta)$ together, which some families find in one pass."""
+        r"""$KL(\eta \| \eta_0)$ and $\nabla A(\eta)$ together; some families compute both in one pass."""
         return self.kl(eta, eta0), self.mean(eta)
 
     def entropy(self, eta: Eta) -> Float[Tensor, "*plates"]:
-        """Entropy in the usual coordinates: differential, or that of the probabilities of a discrete variable."""
+        """Entropy in the usual coordinates: differential, or of the probabilities of a discrete variable."""
         log_normalizer, mean = self.evaluate(eta)
         return log_normalizer - self.dot(eta, mean) - self.log_base(mean)
 
@@ -71,12 +71,11 @@ class VectorFamily(Family[Tensor], Generic[Point]):
     r"""A family whose natural parameters are one tensor `[*plates, P]`.
 
     `usual(eta)` is a record of the usual parameters, and `natural` takes these by name. A point is a tensor with the
-    plates in front, or a `LocPrecision` of two.
+    plates as leading axes, or a `LocPrecision` of two such tensors.
 
-    Where $\log h = \langle c, t \rangle$ is linear in t, the mode in the usual coordinates is the peak of
-    $\langle \eta + c, t \rangle$. In the continuous families here the peak of $\langle \eta, t \rangle$ is also the
-    expected point (Diaconis & Ylvisaker 1979), `expected`, and of a sum of messages alone it is the maximum of their
-    likelihood.
+    If $\log h = \langle c, t \rangle$ is linear in t, the mode in the usual coordinates is the maximum of $\langle \eta
+    + c, t \rangle$. In the continuous families here, the maximum of $\langle \eta, t \rangle$ is also the expected
+    point, `expected` (Diaconis & Ylvisaker 1979). For a sum of messages alone it is the maximum of their likelihood.
     """
 
     natural: Callable[..., Tensor]
@@ -88,22 +87,22 @@ class VectorFamily(Family[Tensor], Generic[Point]):
 
     @abstractmethod
     def sample(self, eta: Float[Tensor, "*plates P"], n: int, generator: Generator | None = None) -> Point:
-        """n draws, `[n, *plates, ...]`; differentiable where the variable is continuous."""
+        """n draws, `[n, *plates, ...]`; differentiable if the variable is continuous."""
 
     @abstractmethod
     def expected(self, eta: Float[Tensor, "*plates P"]) -> Point:
-        """The expected point; NaN or infinite where there is none."""
+        """The expected point; NaN or infinite if there is none."""
 
     @abstractmethod
     def mode(self, eta: Float[Tensor, "*plates P"]) -> Point:
-        """The point of greatest density in the usual coordinates, jointly. Raises ValueError where there is none."""
+        """The point of greatest density in the usual coordinates, jointly. Raises ValueError if there is none."""
 
     def tilted(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates P"]:
-        """eta + c: what the mode is the peak of."""
+        """eta + c: the mode is the maximum of its product with t."""
         return eta
 
     def moved(self, eta: Float[Tensor, "*plates P"], by: Tensor) -> Float[Tensor, "*plates P"]:
-        """Natural parameters, or a message, with locations counted from elsewhere; the same where there are none."""
+        """Natural parameters, or a message, with locations moved by `by`; unchanged for families without locations."""
         return eta
 
     def relative(self, eta: Float[Tensor, "*plates P"], eta0: Float[Tensor, "*#plates P"]) -> tuple[Tensor, Tensor]:
@@ -126,7 +125,7 @@ def _apart(eta: Tensor, eta0: Tensor, family: VectorFamily[Any]) -> tuple[Tensor
 
 
 relative = Variants(_apart, "relative")
-"""Of a family, which is the last argument, `VectorFamily.relative`."""
+"""`VectorFamily.relative` of a family, which is the last argument."""
 
 
 def tree_map(function: Callable[..., Tensor], *stats: Stats) -> Stats:

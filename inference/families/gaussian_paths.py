@@ -2,8 +2,8 @@ r"""Chains of real vectors as an exponential family: a path is the variable, its
 
 $$\log p(s_{1:T} \mid \eta) = \sum_t a_t^\top s_t + s_t^\top B_t s_t + s_{t+1}^\top C_t s_t - A(\eta)$$
 
-Any product of normal densities of states and of their neighbours has this form, and so has the expected logarithm of
-one under other blocks. A weight of 0 is no term; nothing is divided by it.
+Any product of normal densities of states and of their neighbours has this form. So does the expected logarithm of such
+a product under other blocks. A term with weight 0 is absent, and nothing is divided by a weight.
 """
 
 from dataclasses import dataclass
@@ -33,8 +33,8 @@ class GaussianPaths(Family[GaussianTables]):
     """Paths s_1..T of real vectors; O(T L^3).
 
     Arguments:
-        lengths: [*b], the number of steps of each sequence; all of them unless given. Nothing is read beyond.
-        base: the tables of log h, which broadcast to eta; nothing is added unless given.
+        lengths: [*b], the number of steps of each sequence; None: all. Steps after a sequence's end are not read.
+        base: the tables of log h, which broadcast to eta; None: nothing is added.
     """
 
     lengths: Tensor | None = None
@@ -54,7 +54,7 @@ class GaussianPaths(Family[GaussianTables]):
         return total.reshape(batch), GaussianTables(*(x.reshape(*batch, *x.shape[1:]) for x in moments))
 
     def sample(self, eta: GaussianTables, n: int, generator: Generator | None = None) -> Float[Tensor, "n *b T L"]:
-        """n draws of the path, 0 beyond its end."""
+        """n draws of the path, 0 after its end."""
         tables, lengths, batch = self._flat(eta)
         noise = normal_draw(tables[0].new_empty(n, *tables[0].shape), generator)
         path, failed = op.sample(*tables, lengths, noise)
@@ -90,23 +90,24 @@ class GaussianPaths(Family[GaussianTables]):
         tables = eta if self.base is None else tree_map(torch.add, eta, self.base)
         batch, n_steps = tables.linear.shape[:-2], tables.linear.shape[-2]
         lengths = torch.tensor(n_steps, device=tables.linear.device) if self.lengths is None else self.lengths
-        own = (2, 3, 3)
+        event_axes = (2, 3, 3)
         flat = [
             x.reshape(-1, *x.shape[-n:]) if x.numel() else x.new_zeros(batch.numel(), *x.shape[-n:])
-            for x, n in zip(tables, own, strict=True)
+            for x, n in zip(tables, event_axes, strict=True)
         ]
         return flat, lengths.expand(batch).reshape(-1), batch
 
 
 def _check_definite(failed: Tensor) -> None:
-    """Raise NotDefiniteError where the precision of a path is not positive definite."""
+    """Raise NotDefiniteError if the precision of a path is not positive definite."""
     bad = failed >= 0
 
     def complain() -> None:
         place = tuple(bad.nonzero()[0].tolist())
         raise NotDefiniteError(
             f"square: up to step {int(failed[place])}{f' of sequence {list(place)}' if place else ''} the precision of "
-            "the path is not positive definite; see that each state has a prior, and no covariance is near to singular."
+            "the path is not positive definite; check that each state has a prior, and that no covariance is nearly "
+            "singular."
         )
 
     refuse_if(bad.any(), complain)

@@ -27,8 +27,8 @@ from .wishart import expected_log_det, wishart_divergence, wishart_draw, wishart
 
 @dataclass(frozen=True)
 class LocPrecision:
-    """A point of NormalGamma (two numbers a plate), NormalWishart (a vector and a matrix) or MatrixNormalWishart (two
-    matrices)."""
+    """A point of NormalGamma (two numbers for each plate), NormalWishart (a vector and a matrix) or MatrixNormalWishart
+    (two matrices)."""
 
     loc: Float[Tensor, "..."]
     precision: Float[Tensor, "..."]
@@ -46,7 +46,7 @@ class NormalGammaParameters:
 
 @dataclass(frozen=True)
 class NormalWishartParameters:
-    """`precision ~ Wishart(df, scale_matrix)`, whose mean is their product; `loc | precision` as in the NormalGamma."""
+    """`precision ~ Wishart(df, scale_matrix)`, with mean df * scale_matrix; `loc | precision` as in the NormalGamma."""
 
     loc: Float[Tensor, "*plates D"]
     kappa: Float[Tensor, "*plates"]
@@ -151,7 +151,7 @@ class NormalWishart(VectorFamily[LocPrecision]):
         df: Float[Tensor, "*#plates"],
         inverse_scale: Float[Tensor, "*#plates D D"],
     ) -> Float[Tensor, "*out P"]:
-        """`natural`, of the inverse of the scale matrix."""
+        """`natural`, from the inverse of the scale matrix."""
         kappa, df = kappa[..., None], df[..., None]
         outer = (kappa * loc)[..., :, None] * loc[..., None, :]
         return pack(kappa * loc, -kappa / 2, df / 2, -(inverse_scale + outer).flatten(-2) / 2)
@@ -251,12 +251,12 @@ def _mean_point(eta: Tensor) -> tuple[Tensor, Tensor]:
 
 
 mean_point = Variants(_mean_point, "normal_mean_point")
-"""Of natural parameters of a NormalWishart the expected location and precision."""
+"""The expected location and precision for natural parameters of a NormalWishart."""
 
 
 class ExpectedNormal(NamedTuple):
-    r"""What $E[\log N(x; u, L^{-1})]$ is made of: $\log N(x; loc, \bar L^{-1})$ plus a constant, or with
-    `log_volume` in the place of $\log|\bar L|$, where $\bar L = E[L]$."""
+    r"""The parts of $E[\log N(x; u, L^{-1})]$: it is $\log N(x; loc, \bar L^{-1})$ plus a constant, or the same density
+    with `log_volume` instead of $\log|\bar L|$, where $\bar L = E[L]$."""
 
     loc: Float[Tensor, "*plates D"]
     chol: Float[Tensor, "*plates D D"]  # the lower factor of E[L]
@@ -274,7 +274,7 @@ def _expected_normal(statistics: Tensor) -> ExpectedNormal:
 
 
 expected_normal = Variants(_expected_normal, "expected_normal")
-"""Of expected statistics of a NormalWishart `[*plates, P]`, the `ExpectedNormal`."""
+"""The `ExpectedNormal` for expected statistics of a NormalWishart `[*plates, P]`."""
 
 
 class Gaussian(VectorFamily[Tensor]):

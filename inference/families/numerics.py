@@ -1,4 +1,4 @@
-"""What the families share: differences without cancellation, draws, checks."""
+"""Shared functions of families: differences without cancellation, draws, checks."""
 
 import math
 
@@ -13,7 +13,7 @@ LOG_2PI = math.log(2 * math.pi)
 
 
 def lgamma_gap(a0: Tensor, a: Tensor) -> Tensor:
-    """lgamma(a0) less its tangent at a, which is never negative: like terms meet before they are added to others."""
+    """lgamma(a0) minus its tangent at a, which is never negative; like terms are combined first to keep digits."""
     return torch.lgamma(a0) - torch.lgamma(a) - (a0 - a) * torch.digamma(a)
 
 
@@ -31,7 +31,7 @@ def steps(df: Tensor, dim: int) -> Tensor:
 
 
 def pack(*parts: Tensor) -> Tensor:
-    """Concatenate along the last axis, broadcasting the plates in front."""
+    """Concatenate along the last axis, and broadcast the plates before it."""
     shapes = {part.shape[:-1] for part in parts}
     if len(shapes) > 1:
         plates = broadcast_shapes(*shapes)
@@ -40,7 +40,8 @@ def pack(*parts: Tensor) -> Tensor:
 
 
 def log_gamma_draw(shape: Tensor, generator: Generator | None) -> Tensor:
-    """Log of a Gamma(shape, 1) draw, which itself may underflow: G(a) = G(a + 1) U^(1/a), Marsaglia & Tsang 2000."""
+    """Log of a Gamma(shape, 1) draw (the draw itself may underflow): G(a) = G(a + 1) U^(1/a), Marsaglia & Tsang
+    2000."""
     uniform = torch.rand(shape.shape, generator=generator, dtype=shape.dtype, device=shape.device)
     above = torch._standard_gamma(shape + 1, generator)  # pyright: ignore[reportPrivateImportUsage]
     return above.log() + torch.log1p(-uniform) / shape

@@ -1,10 +1,11 @@
-r"""The chains of states as exponential families: a path is the variable, log tables are its natural parameters.
+r"""The chains of states as exponential families: a path is the variable, and log tables are its natural parameters.
 
 $$p(path \mid \eta) = h(path) \exp(\langle \eta, t(path) \rangle - A(\eta)),$$
 
-where t counts which entries of the tables a path uses, A is the forward pass and its gradient the smoothed marginals.
-log h is what is known of paths, such as steps that cannot happen: `base`, tables that broadcast to eta and may hold
--inf, while eta is finite. Every table of eta has all batch axes; statistics and messages have the shapes of the tables.
+where t counts the entries of the tables that a path uses, A is the forward pass and its gradient the smoothed
+marginals. log h is the prior knowledge about paths, such as impossible steps: `base`, tables that broadcast to eta and
+may contain -inf, while eta is finite. Every table of eta has all batch axes; statistics and messages have the shapes of
+the tables.
 """
 
 from abc import abstractmethod
@@ -24,19 +25,19 @@ from .family import Family, tree_map, tree_parts
 
 
 class CopyTables(NamedTuple):
-    """`fresh` [*b, T, K], `held` [*b, T, K] or [*b, T, 1]. The first step redraws, so that its `held` is not used."""
+    """`fresh` [*b, T, K], `held` [*b, T, K] or [*b, T, 1]. The first step redraws, so its `held` is not used."""
 
     fresh: Tensor
     held: Tensor
 
     @property
     def steps(self) -> tuple[Tensor, Tensor]:
-        """What there is of each step: that of a step that draws its state, and that of one that holds it."""
+        """The weights of each step: if it draws its state, and if it holds it."""
         return self.fresh, self.held
 
     @staticmethod
     def of_steps(drawn: Tensor | None, held: Tensor | None) -> "CopyTables":
-        """A message to the steps alone; None says nothing."""
+        """A message to the steps alone; None stands for no message."""
         return CopyTables(drawn, held)  # type: ignore[arg-type]
 
 
@@ -49,18 +50,18 @@ class MarkovTables(NamedTuple):
 
     @property
     def steps(self) -> tuple[Tensor, None]:
-        """What there is of each step, all of which draw their state."""
+        """The weights of each step; all steps draw their state."""
         return self.likelihood, None
 
     @staticmethod
     def of_steps(drawn: Tensor | None, held: Tensor | None) -> "MarkovTables":
-        """A message to the steps alone; None says nothing."""
+        """A message to the steps alone; None stands for no message."""
         return MarkovTables(None, None, drawn)  # type: ignore[arg-type]
 
 
 class FactoredTables(NamedTuple):
-    """`gates` [*b, T, 2] or [*b, 1, 2] of redrawing and of holding, which the first step does not use, `state` [*b, K],
-    `likelihood` [*b, T, K]."""
+    """`gates` [*b, T, 2] or [*b, 1, 2] of redraw and hold (unused at the first step), `state` [*b, K], `likelihood`
+    [*b, T, K]."""
 
     gates: Tensor
     state: Tensor
@@ -68,12 +69,12 @@ class FactoredTables(NamedTuple):
 
     @property
     def steps(self) -> tuple[Tensor, None]:
-        """What there is of each step, whether it draws its state or holds it."""
+        """The weights of each step, equal for drawn and held states."""
         return self.likelihood, None
 
     @staticmethod
     def of_steps(drawn: Tensor | None, held: Tensor | None) -> "FactoredTables":
-        """A message to the steps alone; None says nothing."""
+        """A message to the steps alone; None stands for no message."""
         return FactoredTables(None, None, drawn)  # type: ignore[arg-type]
 
 
@@ -82,14 +83,15 @@ Tables = TypeVar("Tables", CopyTables, FactoredTables, MarkovTables)
 
 @dataclass(frozen=True, eq=False)
 class _Paths(Family[Tables], Generic[Tables]):
-    """What the two families share.
+    """The base of the families of discrete paths.
 
     Arguments:
-        lengths: [*b], the number of steps of each sequence; all of them unless given.
-        base: the tables of log h; nothing is added unless given.
-        before, after: [*b, K], where these steps are a stretch of a longer chain; see `Chain.between`.
-        independent: take the best independent steps, `Chain.mean_field`, in place of the exact chain: A is then its
-            bound, which an evaluation raises from the statistics that it starts from.
+        lengths: [*b], the number of steps of each sequence; None: all.
+        base: the tables of log h; None: nothing is added.
+        before, after: [*b, K], if these steps are a part of a longer chain; see `Chain.between`.
+        independent: use the best independent steps, `Chain.mean_field`, instead of the exact chain. A is then its
+            bound,
+            which an evaluation raises from its start.
     """
 
     lengths: Tensor | None = None
@@ -130,7 +132,7 @@ class _Paths(Family[Tables], Generic[Tables]):
     def dot(self, eta: Tables, statistics: Tables) -> Float[Tensor, "*b"]:
         axes = _batch_axes(statistics)
         pairs = zip(tree_parts(eta), tree_parts(statistics), strict=True)
-        # what cannot happen may have an infinite weight
+        # an impossible entry may have an infinite weight
         products = [torch.where(used == 0, 0.0, weight * used).flatten(axes).sum(-1) for weight, used in pairs]
         return torch.stack(products).sum(0)
 
@@ -171,7 +173,7 @@ class CopyPaths(_Paths[CopyTables]):
 
 @dataclass(frozen=True, eq=False)
 class FactoredCopyPaths(_Paths[FactoredTables]):
-    """Paths (s_1..T, z_1..T) of a copy chain where an observation says nothing of the gate beyond the state."""
+    """Paths (s_1..T, z_1..T) of a copy chain whose observations depend on the gate only through the state."""
 
     def _chain(self, tables: FactoredTables) -> FactoredCopyChain:
         log_redraw, log_hold = tables.gates.unbind(-1)
@@ -180,7 +182,7 @@ class FactoredCopyPaths(_Paths[FactoredTables]):
     def _used(self, marginals: Marginals, eta: FactoredTables) -> FactoredTables:
         if marginals.gates is not None and marginals.drawn is not None:
             return FactoredTables(marginals.gates, marginals.drawn, marginals.fresh)
-        fresh, held = marginals.fresh, marginals.held  # of a stretch, or of independent steps
+        fresh, held = marginals.fresh, marginals.held  # of a part of a chain, or of independent steps
         assert held is not None
         gates = pad(torch.stack([fresh.sum(-1), held.sum(-1)], -1)[..., 1:, :], (0, 0, 1, 0))
         gates = gates.sum(-2, keepdim=True) if eta.gates.shape[-2] == 1 else gates
@@ -190,7 +192,7 @@ class FactoredCopyPaths(_Paths[FactoredTables]):
 
 @dataclass(frozen=True, eq=False)
 class MarkovPaths(_Paths[MarkovTables]):
-    """Paths s_1..T of a Markov chain; never stores T x K x K unless a transition by step is given."""
+    """Paths s_1..T of a Markov chain; T x K x K tables are stored only for a transition by step."""
 
     def _chain(self, tables: MarkovTables) -> MarkovChain:
         return MarkovChain(*tables, self.lengths)

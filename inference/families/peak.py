@@ -1,6 +1,6 @@
-"""Maximum likelihood of normal vectors from a message: the peak of <m, t> of a NormalWishart, which may have none.
+"""Maximum likelihood of normal vectors from a message: the maximum of <m, t> of a NormalWishart, which may not exist.
 
-A state whose steps lie on a point, or in a plane, has a likelihood without bound. So covariances are held at a floor.
+If a state's steps are on a point, or in a plane, its likelihood is unbounded. So covariances have a floor.
 """
 
 import math
@@ -15,7 +15,7 @@ from ..numerics.op import Variants
 
 
 class Peak(NamedTuple):
-    """NaN where a plate has no weight."""
+    """NaN if a plate has no weight."""
 
     loc: Float[Tensor, "*plates D"]
     precision: Float[Tensor, "*plates D D"]
@@ -39,8 +39,8 @@ def _peak(message: Tensor, floor: Tensor) -> Peak:
 
 
 def _inverse_of(axes: Tensor, variance: Tensor, like: Tensor) -> Tensor:
-    """The inverse of the covariance with these axes, where the dtype of the result tells the eigenvalues of its
-    correlations from 0; where not, of one that it does."""
+    """The inverse of the covariance with these axes, if the dtype of the result can separate the eigenvalues of its
+    correlations from 0; otherwise the inverse of a nearby one for which it can."""
     covariance = (axes * variance.unsqueeze(-2)) @ axes.mT
     unit = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
     both, least = unit.unsqueeze(-1) * unit.unsqueeze(-2), rounding(like)
@@ -51,4 +51,4 @@ def _inverse_of(axes: Tensor, variance: Tensor, like: Tensor) -> Tensor:
 
 
 peak = Variants(_peak, "normal_peak")
-"""Of messages `[*plates, P]`, the `Peak` whose covariances are at least diag(floor)."""
+"""The `Peak` of messages `[*plates, P]`, with covariances of at least diag(floor)."""

@@ -1,4 +1,4 @@
-"""A point in the place of a density: expectation-maximisation as message passing, and parameters that are known."""
+"""A point instead of a density: expectation-maximisation as message passing, and known parameters."""
 
 from typing import Any
 
@@ -8,18 +8,18 @@ from torch import Generator, Tensor
 
 from .family import VectorFamily
 
-LEAST = -69.0  # log of about 1e-30: what a probability of 0 is taken for, so that no message is infinite
+LEAST = -69.0  # log of about 1e-30, used for a probability of 0, so that no message is infinite
 
 
 class Point(VectorFamily[Any]):
     r"""All mass at the mode of another family's density with natural parameters eta.
 
-    An update then goes to the point that maximises the expected log density, the M-step of expectation-maximisation,
-    and the block's part of the bound is the log density of the prior there.
+    An update moves to the point that maximises the expected log density, which is the M-step of
+    expectation-maximisation. The block's part of the bound is the log density of the prior there.
 
     Arguments:
         family: of the prior, with a mode.
-        flat: leave the prior out, in the block's part of the bound too: maximum likelihood. Its natural parameters must
+        flat: ignore the prior, also in the block's part of the bound: maximum likelihood. Its natural parameters must
             then be those of `nothing`.
     """
 
@@ -28,7 +28,7 @@ class Point(VectorFamily[Any]):
         self.flat = flat
 
     def nothing(self, like: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates P"]:
-        """Natural parameters that say nothing of the point: the mode of these plus a message is the message's peak."""
+        """Natural parameters without information: the mode of these plus a message is the maximum of the message."""
         return -self.family.tilted(torch.zeros_like(like))
 
     def check(self, eta: Tensor) -> None:
@@ -42,7 +42,7 @@ class Point(VectorFamily[Any]):
         return self.family.statistics(self.expected(eta)).nan_to_num(nan=torch.nan, neginf=LEAST)
 
     def kl(self, eta: Float[Tensor, "*#plates P"], eta0: Float[Tensor, "*#plates P"]) -> Float[Tensor, "*out"]:
-        """Less the log density of the point under the family's member eta0; 0 where that is flat."""
+        """Minus the log density of the point under the family's member eta0; 0 if `flat`."""
         if self.flat:
             return torch.zeros_like(eta[..., 0])
         return self.family.log_normalizer(eta0) - (self.family.tilted(eta0) * self.mean(eta)).sum(-1)
@@ -55,7 +55,7 @@ class Point(VectorFamily[Any]):
         return _repeated(self.expected(eta), n)
 
     def expected(self, eta: Float[Tensor, "*plates P"]) -> Any:
-        """The mode; where nothing is known, so that there is none, the expected point."""
+        """The mode; the expected point if there is no mode, because nothing is known."""
         mode, mean = self.family.expected(self.family.tilted(eta)), self.family.expected(eta)
         if isinstance(mode, Tensor):
             return torch.where(mode.isnan(), mean, mode)
@@ -67,10 +67,10 @@ class Point(VectorFamily[Any]):
 
 
 class Held(VectorFamily[Any]):
-    """All mass at one known point `[*plates, ...]`, whatever the natural parameters are; it adds nothing to the bound.
+    """All mass at one known point `[*plates, ...]`, for any natural parameters; it adds nothing to the bound.
 
     Arguments:
-        family: of the prior, of whose points it is one.
+        family: the family of the prior, to whose points it belongs.
     """
 
     def __init__(self, family: VectorFamily[Any], point: Any) -> None:
@@ -82,7 +82,7 @@ class Held(VectorFamily[Any]):
         return self.family.latent
 
     def check(self, eta: Tensor) -> None:
-        """Any will do."""
+        """Any natural parameters are valid."""
 
     def log_normalizer(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates"]:
         return self.dot(eta, self.mean(eta))

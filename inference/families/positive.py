@@ -28,7 +28,7 @@ class GammaParameters:
 
 
 class _Simplex(VectorFamily[Tensor]):
-    """What Beta and Dirichlet share: eta are the concentrations."""
+    """The base of Beta and Dirichlet: eta are the concentrations."""
 
     def check(self, eta: Tensor) -> None:
         positive("concentration", eta, self)

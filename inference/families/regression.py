@@ -30,8 +30,8 @@ class MatrixNormalWishart(VectorFamily[LocPrecision]):
     $$t = (M \Lambda,\; M \Lambda M^\top,\; \log|\Lambda|,\; \Lambda), \qquad
     \eta = (V m,\; -V/2,\; \nu/2,\; -(W^{-1} + m^\top V m)/2), \qquad h = |\Lambda|^{(K-D-1)/2},$$
 
-    m, V, $\nu$ and W being the `MatrixNormalWishartParameters`. A single input makes it a `NormalWishart`. As that
-    one, it subtracts a square from a second moment: center the data. P = KD + K^2 + 1 + D^2.
+    where m, V, $\nu$ and W are the `MatrixNormalWishartParameters`. With a single input it is a `NormalWishart`. Like
+    that one, it subtracts a square from a second moment, so center the data. P = KD + K^2 + 1 + D^2.
 
     Arguments:
         n_inputs: K.

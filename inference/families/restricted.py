@@ -1,7 +1,7 @@
-r"""Families where a part of the point is known.
+r"""Families with a known part of the point.
 
-Given that part, the statistics are affine in those of a smaller family, $t = L t' + c$. With the base measures
-$\log h = \langle b, t \rangle$ and $\log h' = \langle b', t' \rangle$, what is free has the density of that family with
+Given this part, the statistics are affine in those of a smaller family, $t = L t' + c$. With the base measures $\log h
+= \langle b, t \rangle$ and $\log h' = \langle b', t' \rangle$, the free part has the density of that family with
 
 $$\eta' = L^\top (\eta + b) - b', \qquad A(\eta) = A'(\eta') + \langle \eta + b, c \rangle, \qquad
 E[t] = L\, E[t'] + c, \qquad KL(\eta \| \eta_0) = KL'(\eta' \| \eta_0').$$
@@ -11,8 +11,8 @@ E[t] = L\, E[t'] + c, \qquad KL(\eta \| \eta_0) = KL'(\eta' \| \eta_0').$$
     NormalGamma, NormalWishart   L                  Gaussian         the same
     Gaussian                     coordinates k      Gaussian         x = E y + k, x x'
 
-Natural parameters remain those of the whole family, so that priors and messages stay as they are. The divergence is
-that of the prior of what is free given what is known: of the latter no density is counted.
+Natural parameters remain those of the whole family, so priors and messages stay unchanged. The divergence is that of
+the free part from its prior given the known part; the known part adds no density.
 """
 
 import math
@@ -33,7 +33,7 @@ from .wishart import Wishart
 
 
 class Restricted(VectorFamily[Any]):
-    """`family` where a part of its point is known, and the rest is of the family `free`; see the module's equations."""
+    """`family` with a known part of its point. The rest is of the family `free`; see the module's equations."""
 
     def __init__(self, family: VectorFamily[Any], free: VectorFamily[Any]) -> None:
         self.family, self.free = family, free
@@ -52,44 +52,46 @@ class Restricted(VectorFamily[Any]):
 
     @abstractmethod
     def completed(self, point: Any) -> Any:
-        """The whole point, of what is free."""
+        """The whole point, from its free part."""
 
-    def own(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates Q"]:
-        """Natural parameters of what is free."""
-        found = self.part(self.family.tilted(eta))
-        return found - self.free.tilted(torch.zeros_like(found))
+    def free_eta(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates Q"]:
+        """Natural parameters of the free part."""
+        part = self.part(self.family.tilted(eta))
+        return part - self.free.tilted(torch.zeros_like(part))
 
     def usual(self, eta: Float[Tensor, "*plates P"]) -> Any:
-        """The usual parameters of what is free."""
-        return self.free.usual(self.own(eta))  # type: ignore[attr-defined]
+        """The usual parameters of the free part."""
+        return self.free.usual(self.free_eta(eta))  # type: ignore[attr-defined]
 
     def check(self, eta: Tensor) -> None:
-        self.free.check(self.own(eta))
+        self.free.check(self.free_eta(eta))
 
     def log_normalizer(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates"]:
-        own = self.own(eta)
-        return self.free.log_normalizer(own) + self.dot(self.family.tilted(eta), self.whole(torch.zeros_like(own)))
+        free_eta = self.free_eta(eta)
+        return self.free.log_normalizer(free_eta) + self.dot(
+            self.family.tilted(eta), self.whole(torch.zeros_like(free_eta))
+        )
 
     def mean(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates P"]:
-        return self.whole(self.free.mean(self.own(eta)))
+        return self.whole(self.free.mean(self.free_eta(eta)))
 
     def log_base(self, statistics: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates"]:
         return self.family.log_base(statistics)
 
     def kl(self, eta: Float[Tensor, "*#plates P"], eta0: Float[Tensor, "*#plates P"]) -> Float[Tensor, "*out"]:
-        return self.free.kl(self.own(eta), self.own(eta0))
+        return self.free.kl(self.free_eta(eta), self.free_eta(eta0))
 
     def statistics(self, point: Any) -> Float[Tensor, "*plates P"]:
         return self.family.statistics(point)
 
     def sample(self, eta: Float[Tensor, "*plates P"], n: int, generator: Generator | None = None) -> Any:
-        return self.completed(self.free.sample(self.own(eta), n, generator))
+        return self.completed(self.free.sample(self.free_eta(eta), n, generator))
 
     def expected(self, eta: Float[Tensor, "*plates P"]) -> Any:
-        return self.completed(self.free.expected(self.own(eta)))
+        return self.completed(self.free.expected(self.free_eta(eta)))
 
     def mode(self, eta: Float[Tensor, "*plates P"]) -> Any:
-        return self.completed(self.free.mode(self.own(eta)))
+        return self.completed(self.free.mode(self.free_eta(eta)))
 
 
 class GivenLoc(Restricted):
@@ -140,7 +142,7 @@ class GivenPrecision(Restricted):
 
 
 class GivenCoordinates(Restricted):
-    """Coordinates of a vector of which others are known: those of `vector [D]` that are not NaN."""
+    """Some coordinates of a vector, given the others: those of `vector [D]` that are NaN are free."""
 
     def __init__(self, family: Gaussian, vector: Float[Tensor, "D"]) -> None:
         super().__init__(family, Gaussian())
@@ -170,10 +172,10 @@ def _split(table: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def given(family: VectorFamily[Any], point: Any) -> VectorFamily[Any]:
-    """The family of the parts of a point that are NaN, where the others are known.
+    """The family of the NaN parts of a point, given the other parts.
 
     Raises:
-        TypeError: a family of which no part can be known by itself.
+        TypeError: a family whose parts cannot be known separately.
     """
     free = [bool(part.isnan().any()) for part in _parts(point)]
     if not any(free):

@@ -1,6 +1,6 @@
-"""Precision matrices: the Wishart, and the part of NormalWishart and MatrixNormalWishart that is one.
+"""Precision matrices: the Wishart, and the Wishart part of NormalWishart and MatrixNormalWishart.
 
-All take `chol`, the Cholesky factor of the inverse scale matrix.
+All functions take `chol`, the Cholesky factor of the inverse scale matrix.
 """
 
 import math
@@ -35,7 +35,7 @@ def expected_log_det(df: Float[Tensor, "*plates"], chol: Float[Tensor, "*plates 
 
 
 def wishart_divergence(df: Tensor, chol: Tensor, df0: Tensor, chol0: Tensor) -> Tensor:
-    """KL of the first from the second, like terms together."""
+    """KL of the first from the second, with like terms combined."""
     dim = chol.shape[-1]
     ratio = torch.linalg.solve_triangular(chol, chol0, upper=False)  # ratio ratio' is similar to inv(W0) W
     log_ratio = log_det(chol0) - log_det(chol)

@@ -1,7 +1,7 @@
 """Normal densities and moments as fused numba kernels: one pass over the data, no table of residuals.
 
-Steps are taken in blocks; within a block every loop runs over steps, which are contiguous after a small transposition,
-so the arithmetic vectorises whatever the number of states and features.
+Steps are processed in blocks. Within a block every loop runs over steps, which are contiguous after a small
+transposition, so the arithmetic vectorises for any number of states and features.
 """
 
 import math
@@ -17,8 +17,8 @@ from ..numerics.threads import in_parallel, ranges
 from .op import diagonal_density, diagonal_moments, full_density, full_moments
 from .plain import LOG_2PI
 
-BLOCK = 256  # steps worked on together: residuals and weights of a block stay in the first-level cache
-_MIN_WORK = 1 << 18  # steps times numbers of a covariance that repay a second thread
+BLOCK = 256  # steps in a block: residuals and weights of a block stay in the first-level cache
+_MIN_WORK = 1 << 18  # steps times numbers of a covariance, from which on a second thread pays
 
 
 @kernel
@@ -54,7 +54,7 @@ def _full_density(steps, x, loc, chol, constant, out):
 
 @kernel
 def _seen_columns(x, begin, size, columns, seen):
-    """The same with 0 where missing, and whether not; returns whether nothing is missing."""
+    """The columns with 0 where missing, and whether each is seen; returns whether no value is missing."""
     complete = True
     for n in range(size):
         for f in range(x.shape[1]):
@@ -78,7 +78,7 @@ def _diagonal_density(steps, x, loc, precision, constant, out):
             for n in range(size):
                 total[n] = start
             for f in range(n_features):
-                half, centre, own = 0.5 * precision[k, f], loc[k, f], constant[k, f]
+                half, centre, log_constant = 0.5 * precision[k, f], loc[k, f], constant[k, f]
                 if complete:
                     for n in range(size):
                         residual = columns[f, n] - centre
@@ -86,7 +86,7 @@ def _diagonal_density(steps, x, loc, precision, constant, out):
                 else:
                     for n in range(size):
                         residual = columns[f, n] - centre
-                        total[n] += own - half * residual * residual if seen[f, n] > 0 else 0.0
+                        total[n] += log_constant - half * residual * residual if seen[f, n] > 0 else 0.0
             for n in range(size):
                 out[begin + n, k] = total[n]
 
@@ -117,9 +117,9 @@ def _diagonal_sums(steps, x, weights, about, sums):
                 else:
                     for n in range(size):
                         residual = columns[f, n] - centre
-                        own = weight[n] * seen[f, n]
-                        weighted = own * residual
-                        of_seen += own
+                        seen_weight = weight[n] * seen[f, n]
+                        weighted = seen_weight * residual
+                        of_seen += seen_weight
                         of_residual += weighted
                         of_square += weighted * residual
                 count[k, f] += of_seen
@@ -184,8 +184,8 @@ def _density(fused, x: Tensor, loc: Tensor, spread: Tensor, constant: Tensor) ->
 
 @diagonal_moments.kernel("cpu")
 def normal_moments(x: Tensor, weights: Tensor, about: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    own = about.shape[-2:]
-    count, first, second = _moments(_diagonal_sums, x, weights, about, (own, own, own))
+    axes = about.shape[-2:]
+    count, first, second = _moments(_diagonal_sums, x, weights, about, (axes, axes, axes))
     return count, first, second
 
 
@@ -220,6 +220,6 @@ def _rows(table: Tensor, n_leading: int) -> np.ndarray:
 
 
 def _pieces(n_steps: int, n_restarts: int, loc: Tensor) -> list[tuple[int, int]]:
-    """Ranges of steps, several only where there are fewer restarts than threads."""
+    """Ranges of steps; several ranges only if there are fewer restarts than threads."""
     at_least = max(4 * BLOCK, _MIN_WORK // max(1, loc.shape[-2] * loc.shape[-1] ** 2))
     return ranges(n_steps, at_least) if n_restarts < torch.get_num_threads() else [(0, n_steps)]

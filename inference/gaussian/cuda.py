@@ -1,10 +1,10 @@
 r"""Normal densities and moments on a GPU: one pass over the data, no table of residuals.
 
-A density's program takes a block of steps and states, and walks over features: it reads F numbers a step, writes K, and
-takes K F multiplications and additions of features that are independent, K F^2 / 2 else. A moment's program takes a
-block of states and of moments, and walks over a chunk of steps; each of its lanes has steps of its own, and is added to
-the others at the end. The sums of chunks are added in a second pass, always in one order. It reads F + K numbers a step
-and takes 3 K F products of residuals and weights, K (F + 1)^2 with full second moments.
+A density's program processes a block of steps and states, and loops over features. It reads F numbers for each step,
+writes K, and takes K F multiplications and additions for independent features, K F^2 / 2 otherwise. A moment's program
+processes a block of states and of moments, and loops over a chunk of steps. Each of its lanes has its own steps, and
+lanes are added at the end. A second pass adds the sums of chunks, always in the same order. It reads F + K numbers for
+each step, and takes 3 K F products of residuals and weights, or K (F + 1)^2 with full second moments.
 """
 
 from typing import Any
@@ -16,12 +16,13 @@ from ..numerics.op import blank
 from .op import diagonal_density, diagonal_moments, full_density, full_moments
 from .plain import LOG_2PI
 
-_WORK = 1024  # numbers that a program works on at once
+_WORK = 1024  # numbers that a program processes at once
 
 
 @kernel
 def _block(steps, states, N: constexpr, K: constexpr):
-    """A program's restart, its steps [N, 1] and states [1, K], which of them exist, and where its results go."""
+    """A program's restart, its steps [N, 1] and states [1, K], masks of those that exist, and the place of its
+    results."""
     blocks = tl.cdiv(steps, N)
     r, n = position(0) // blocks, position(0) % blocks * N + tl.arange(0, N)[:, None]
     k = position(1) * K + tl.arange(0, K)[None, :]
@@ -33,12 +34,12 @@ def _diagonal_density(
     x, loc, half_precision, constant, out, steps, states, features, N: constexpr, K: constexpr, DTYPE: constexpr
 ):
     r, n, k, step, state, to = _block(steps, states, N, K)
-    own, total = (r * states + k) * features, tl.zeros((N, K), DTYPE)
+    row, total = (r * states + k) * features, tl.zeros((N, K), DTYPE)
     for f in range(features):
         value = tl.load(x + n * features + f, step, 0.0)
-        residual = value - tl.load(loc + own + f, state, 0.0)
-        square = tl.load(half_precision + own + f, state, 0.0) * residual * residual
-        total += tl.where(value == value, tl.load(constant + own + f, state, 0.0) - square, 0)
+        residual = value - tl.load(loc + row + f, state, 0.0)
+        square = tl.load(half_precision + row + f, state, 0.0) * residual * residual
+        total += tl.where(value == value, tl.load(constant + row + f, state, 0.0) - square, 0)
     tl.store(out + to, total, step & state)
 
 
@@ -47,12 +48,12 @@ def _full_density(
     x, loc, chol_precision, constant, out, steps, states, features, N: constexpr, K: constexpr, DTYPE: constexpr
 ):
     r, n, k, step, state, to = _block(steps, states, N, K)
-    own, total = (r * states + k) * features, tl.zeros((N, K), DTYPE)
+    row, total = (r * states + k) * features, tl.zeros((N, K), DTYPE)
     for g in range(features):
         whitened = tl.zeros((N, K), DTYPE)
         for f in range(g, features):
-            residual = tl.load(x + n * features + f, step, 0.0) - tl.load(loc + own + f, state, 0.0)
-            whitened += tl.load(chol_precision + (own + f) * features + g, state, 0.0) * residual
+            residual = tl.load(x + n * features + f, step, 0.0) - tl.load(loc + row + f, state, 0.0)
+            whitened += tl.load(chol_precision + (row + f) * features + g, state, 0.0) * residual
         total += whitened * whitened
     tl.store(out + to, tl.load(constant + r * states + k, state, 0.0) - 0.5 * total, step & state)
 
@@ -64,8 +65,8 @@ def _sums(
 ):  # fmt: skip
     """Sums [restarts, chunks, K, columns] of products of weights, residuals and ones.
 
-    If FULL, of the features and a one with each other, [F + 1, F + 1]; else, of each feature, the number of those seen,
-    residuals and squares, [3, F].
+    If FULL, sums of products of features and a one with each other, [F + 1, F + 1]; otherwise, for each feature, the
+    number of seen values, the residuals and the squares, [3, F].
     """
     of_columns, of_states = tl.cdiv(columns, Q), tl.cdiv(states, K)
     q = position(0) % of_columns * Q + tl.arange(0, Q)[None, None, :]
@@ -76,9 +77,9 @@ def _sums(
     left, right = q % width, q // width if FULL else q % width
     state, there = k < states, q < columns
     of_left, of_right = there & (left < features), there & (right < features)
-    own = about + (r * states + k) * features
-    centre_left = tl.load(own + left, state & of_left, 0.0)
-    centre_right = tl.load(own + right, state & of_right, 0.0)
+    row = about + (r * states + k) * features
+    centre_left = tl.load(row + left, state & of_left, 0.0)
+    centre_right = tl.load(row + right, state & of_right, 0.0)
     total, low = tl.zeros((N, K, Q), DTYPE), part * chunk
     high = tl.minimum(low + chunk, steps)
     for begin in range(low, high, N):
@@ -114,8 +115,8 @@ def _density(fused: Any, x: Tensor, loc: Tensor, *others: Tensor) -> Tensor:
     k = min(32, triton.next_power_of_2(max(1, n_states)))
     n = _WORK // k
     grid = restarts.numel() * triton.cdiv(n_steps, n), triton.cdiv(n_states, k)
-    given = [table.contiguous() for table in (x, loc, *others)]
-    launch(fused, grid, *given, out, n_steps, n_states, n_features, N=n, K=k, DTYPE=accumulated(x))
+    tables = [table.contiguous() for table in (x, loc, *others)]
+    launch(fused, grid, *tables, out, n_steps, n_states, n_features, N=n, K=k, DTYPE=accumulated(x))
     return out
 
 
@@ -141,8 +142,8 @@ def _moments(x: Tensor, weights: Tensor, about: Tensor, columns: int, full: bool
     cut = chunks(restarts.numel() * blocks, n_steps, x)
     sums = blank(x, (*restarts, cut.count, n_states, columns))
     sizes = {"FULL": full, "N": _WORK // (k * q), "K": k, "Q": q, "DTYPE": accumulated(x)}
-    given = [table.contiguous() for table in (x, weights, about)]
+    tables = [table.contiguous() for table in (x, weights, about)]
     steps = n_steps, cut.steps, cut.count
     grid = (restarts.numel() * cut.count * blocks,)
-    launch(_sums, grid, *given, sums, *steps, n_states, n_features, columns, **sizes)
+    launch(_sums, grid, *tables, sums, *steps, n_states, n_features, columns, **sizes)
     return sums.sum(-3)

@@ -1,4 +1,4 @@
-"""Normal densities and moments as the textbook writes them, one step and state at a time: the oracle of the tests."""
+"""Normal densities and moments in textbook form, one step and state at a time, as the oracle of the tests."""
 
 import math
 
@@ -16,7 +16,7 @@ def multivariate_normal_log_density(x: Tensor, loc: Tensor, chol_precision: Tens
 
 
 def normal_log_density(x: Tensor, loc: Tensor, precision: Tensor, log_precision: Tensor) -> Tensor:
-    """Missing features of a step are left out."""
+    """Missing features of a step are skipped."""
     return torch.cat([_row_density(row, ~torch.isnan(row), loc, precision, log_precision) for row in x])
 
 
@@ -39,7 +39,7 @@ def multivariate_normal_moments(x: Tensor, weights: Tensor, about: Tensor) -> tu
 
 
 def normal_moments(x: Tensor, weights: Tensor, about: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each feature the moments of the steps that it is not missing from."""
+    """The moments of each feature over the steps where it is not missing."""
     columns = []
     for f in range(x.shape[-1]):
         seen = ~torch.isnan(x[:, f])

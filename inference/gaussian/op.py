@@ -6,14 +6,13 @@ $$\log N(x_n; \mu_k, \Lambda_k^{-1}) = \tfrac12 \log|\Lambda_k| - \tfrac F2 \log
 
 $$n_k = \sum_n w_{nk}, \qquad f_k = \sum_n w_{nk} (x_n - c_k), \qquad S_k = \sum_n w_{nk} (x_n - c_k)(x_n - c_k)^\top$$
 
-Both work on residuals, never on raw squares, so data far from zero lose no digits; moments are taken about a point c_k
-of the caller's, near the mean. Parameters have leading axes `*r` (restarts, draws); the same x serves all of them.
+Both use residuals, never raw squares, so data far from zero lose no digits. Moments are about a point c_k of the
+caller, near the mean. Parameters have leading axes `*r` (restarts, draws); all of them share x.
 
-In the place of $\log|\Lambda_k|$ there may be any number: its expectation, where the precision is not known but has a
-distribution.
+Any number can replace $\log|\Lambda_k|$: for example its expectation, if the precision has a distribution.
 
-Of independent features some may be missing, NaN: a density is that of the others, and a feature's moments, its count
-among them, are those of the steps that show it. With full covariances steps are complete here.
+Independent features may be missing, NaN. A density is then that of the other features, and a feature's moments and
+count are those of the steps where it is seen. With full covariances, steps are complete here.
 """
 
 from functools import partial
@@ -37,7 +36,8 @@ def _fake_moments(x: Tensor, weights: Tensor, about: Tensor, full: bool = False)
     return blank(about), blank(about), blank(about)
 
 
-# The gradient of a density is made of moments: with weights g, of g about the mean. Of x it is rarely asked for.
+# The gradient of a density consists of moments: with weights g, of g about the mean. The gradient of x is rarely
+# needed.
 
 
 def _diagonal_gradient(call: Call, grad: Tensor) -> Gradients | None:
@@ -91,7 +91,7 @@ def normal_log_density(
 ) -> Float[Tensor, "*r N K"]:
     """Log density of each step under each state, features independent with the given precisions, NaN where missing.
 
-    `log_precision` is what stands in the place of the logarithm of the precision.
+    `log_precision` replaces the logarithm of the precision.
 
     >>> import torch
     >>> x, loc = torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0], [1.0]])
@@ -108,9 +108,9 @@ def multivariate_normal_log_density(
     chol_precision: Float[Tensor, "*r K F F"],
     log_det: Float[Tensor, "*r K"] | None = None,
 ) -> Float[Tensor, "*r N K"]:
-    """Log density of each step under each state; precision = chol_precision chol_precision^T, of a lower factor.
+    """Log density of each step under each state; precision = chol_precision chol_precision^T, with a lower factor.
 
-    `log_det` is what stands in the place of the logarithm of the precision's determinant.
+    `log_det` replaces the logarithm of the precision's determinant.
 
     >>> import torch
     >>> multivariate_normal_log_density(torch.zeros(1, 2), torch.zeros(1, 2), torch.eye(2).expand(1, 2, 2))
@@ -124,7 +124,7 @@ def multivariate_normal_log_density(
 def normal_moments(
     x: Float[Tensor, "N F"], weights: Float[Tensor, "*r N K"], about: Float[Tensor, "*#r #K F"]
 ) -> Moments:
-    """Weighted moments about `about` of each feature alone, NaN where missing.
+    """Weighted moments about `about` of each feature separately, NaN where missing.
 
     >>> import torch
     >>> normal_moments(torch.tensor([[1.0], [4.0]]), torch.tensor([[1.0], [0.5]]), torch.zeros(1, 1))

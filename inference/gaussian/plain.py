@@ -35,6 +35,6 @@ def multivariate_normal_moments(x: Tensor, weights: Tensor, about: Tensor) -> tu
 
 
 def _seen(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Which features are not missing, and x with 0 for those that are."""
+    """Whether each feature is seen, and x with 0 where it is missing."""
     seen = ~torch.isnan(x)
     return seen, torch.where(seen, x, 0.0)

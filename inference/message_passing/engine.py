@@ -9,18 +9,18 @@ Where $E_q[\log f]$ is affine in the expected statistics $\mu_b$ of each block t
 
 $$\eta_{0,b} + \sum_f \frac{s_f}{s_b} m_{f \to b}, \qquad m_{f \to b} = \frac{\partial E_q[\log f]}{\partial \mu_b},$$
 
-and to move $\eta_b$ by a fraction `step` of the way there is a step along the natural gradient of L. One line serves
+and a step along the natural gradient of L moves $\eta_b$ by a fraction `step` of the way there. One line covers
 
     coordinate ascent   step 1: no update lowers L
     minibatches         scale N / n for the factors and blocks of n data out of N; step < 1 for the shared blocks
     annealing           scale < 1 for the factors: tempered messages
-    streaming           the posterior of one batch is the prior of the next
-    restarts            one more axis in front of everything, L by restart
+        streaming           the posterior of one batch is the prior of the next
+        restarts            one more leading axis of every table, and an L for each restart
 
 A block without a prior (`Family.latent`: discrete variables, paths, normal vectors) gets its density from its factors.
 Its term is the entropy $A(\eta) - \langle \eta, \mu \rangle$ in place of the divergence.
 
-A factor is one function of expected statistics, here those of a coin, log p and log(1-p), under four tosses:
+A factor is one function of expected statistics. For a coin these are log p and log(1-p), here with four tosses:
 
     >>> from samplehold.inference.families import Beta
     >>> tosses = torch.tensor([1.0, 0.0, 1.0, 1.0])
@@ -42,12 +42,12 @@ import torch
 from torch import Tensor
 
 from ..families import Stats, tree_map, tree_parts
-from ..numerics.deferred import deferred, refuse_if, told_by
+from ..numerics.deferred import add_context, deferred, refuse_if
 from ..numerics.records import Record
 from .factor_graph import Block, Factor, add_message, by_name, check_factor, check_proper, fit_message, neighbors
 
-ROUNDINGS = 16  # that a product and the sums it enters may have gone through
-_DENSITY = "eta", "prior", "family"  # what a block's part of the bound and its statistics follow from
+ROUNDINGS = 16  # the number of roundings in a product and its sums
+_DENSITY = "eta", "prior", "family"  # the fields that determine a block's part of the bound and its statistics
 
 __all__ = ["VMP", "Block", "Factor", "Run", "Sweep"]
 
@@ -62,9 +62,9 @@ class Sweep(Record):
 
 @dataclass(frozen=True, repr=False)
 class Run(Record):
-    """The ELBO after each sweep, [steps, *restarts], whether it settled, and the sweeps if these were recorded.
+    """The ELBO after each sweep, [steps, *restarts], whether it converged, and the sweeps if they were recorded.
 
-    `interrupted`: Ctrl-C ended the run; the blocks are as they were after the last whole sweep.
+    `interrupted`: Ctrl-C ended the run; the blocks are those after the last whole sweep.
     """
 
     elbo: Tensor
@@ -78,19 +78,19 @@ class VMP:
     """Blocks, the factors that join them, and their updates.
 
     Arguments:
-        blocks: in the order of their updates. Best last is a block without a prior and with large statistics, such as
-            paths: just after its update, its part of the bound is its normalizer, which is known.
+        blocks: in the order of their updates. A block without a prior and with large statistics, such as paths, should
+            be last: just after its update, its part of the bound is its normalizer, which is known.
         factors: each names its blocks.
-        restarts: length of the leading axis of every eta and elog, where these hold several independent runs.
-        check: whether to test every block and every factor numerically, which costs a few evaluations of it. Leave that
-            out only for code that was tested before, as in a loop over minibatches.
-        linear: without a check, the blocks in whose statistics all factors are linear, as `linear` of an engine of the
-            same structure says.
+        restarts: length of the leading axis of every eta and elog, if these hold several independent runs.
+        check: whether to test every block and every factor numerically, which costs a few evaluations. Skip this only
+            for code that was tested before, as in a loop over minibatches.
+        linear: without a check, the blocks in whose statistics all factors are linear; read it from `linear` of an
+            engine with the same structure.
 
     Attributes:
-        blocks: by name, as they are now, to be read; `put` sets one. Blocks are never changed in place, so that
-            `dict(vmp.blocks)` is a checkpoint.
-        linear: the blocks in whose statistics all factors were found to be linear, not just affine.
+        blocks: by name, read-only; `put` replaces one. Blocks are never changed in place, so `dict(vmp.blocks)` is a
+            checkpoint.
+        linear: the blocks in whose statistics all factors are linear, not just affine.
 
     Raises:
         ValueError: names the block that is missing, double, without a factor or improper; the factor whose elog is not
@@ -111,53 +111,53 @@ class VMP:
         self.blocks: Mapping[str, Block] = MappingProxyType(self._blocks)
         self._factors = neighbors(self._blocks, self.factors)
         self._moments: dict[str, tuple[Block, Tensor | None, Stats]] = {}
-        self._tight: str | None = None  # the block that is at its optimum given all others as they are
-        self._astray = False  # whether a block follows statistics that no block has, so that the bound says nothing yet
+        self._optimal: str | None = None  # the block that is at its optimum, given all others
+        self._stale = False  # whether a block follows replaced statistics, so that the bound has no meaning yet
         self.linear = linear
         if check:
             not_linear = {name for factor in self.factors for name in check_factor(factor, self._blocks, restarts)}
             self.linear = frozenset(self._blocks) - not_linear
 
     def put(self, block: Block, near: Stats = None) -> None:
-        """Another block in the place of the one of its name: to set its eta, prior, step or family.
+        """Replace the block of this name, to set its eta, prior, step or family.
 
-        `near` are statistics from which a family that finds its own step by step should start.
+        `near` are statistics at which an iterative family starts.
         """
         named = by_name([block], self.restarts)
         if not set(named) <= set(self._blocks):
             raise ValueError(f"block: got {block.name!r}, expected one of {list(self._blocks)}; it has no factors.")
         self._blocks.update(named)
-        self._tight = None
+        self._optimal = None
         if near is not None:
             self._moments[block.name] = replace(block, eta=None), None, near
 
     def stats(self, name: str) -> Stats:
-        """Expected statistics of a block, as it is now."""
+        """The current expected statistics of a block."""
         return self._evaluate(name)[1]
 
     def normalizer(self, name: str) -> Tensor:
-        """A(eta) of a block: a number, or one a restart."""
+        """A(eta) of a block: one number, or one for each restart."""
         block = self._blocks[name]
         latent = block.prior is None
         return self._total(self._evaluate(name)[0] if latent else block.family.log_normalizer(block.eta))
 
     def message(self, name: str, under: Mapping[str, Stats] | None = None) -> Stats:
-        """The sum of all messages to a block, each as often as its factor counts.
+        """The sum of all messages to a block, each times the scale of its factor.
 
-        `under` are statistics of other blocks to take in place of those that they have.
+        `under` are statistics of other blocks that replace the current ones.
         """
         return self._sum_of_messages(None, name, under or {}, 1.0)
 
     @torch.no_grad()
     def update(self, name: str, under: Mapping[str, Stats] | None = None) -> None:
-        """Move one block by its step towards its optimum given the others, or given statistics in place of theirs."""
+        """Move one block by its step towards its optimum, given the others (or `under` instead of their statistics)."""
         block = self._blocks[name]
         eta = self._sum_of_messages(block.prior, name, under or {}, block.scale)
         if block.step != 1:
             eta = tree_map(lambda new, old: torch.lerp(old, new, block.step), eta, block.eta)
         self._blocks[name] = replace(block, eta=eta)
         optimal = block.step == 1 and block.prior is None and name in self.linear and not under
-        self._tight, self._astray = name if optimal else None, bool(under)
+        self._optimal, self._stale = name if optimal else None, bool(under)
 
     def step(self) -> None:
         """Update every block once."""
@@ -165,11 +165,11 @@ class VMP:
             self.update(name)
 
     def sweep(self) -> Sweep:
-        """Update every block once, looking at the ELBO after each.
+        """Update every block once, and compute the ELBO after each.
 
         Raises:
             ValueError: in float64, a full step lowered the ELBO by more than 1e-10 of the size of its terms, and more
-                than the rounding of what these are sums of; names the block.
+                than rounding explains; names the block.
         """
         elbo, change, terms = {}, {}, self._terms()
         for name, block in list(self._blocks.items()):
@@ -180,16 +180,16 @@ class VMP:
             if block.step == 1 and bool(_fell(before, terms) & _fell(before, terms, self._rounding(block, old))):
                 raise ValueError(
                     f"block {name!r}: its update took the ELBO from {before.sum(0).tolist()} to {elbo[name].tolist()}, "
-                    "expected a rise; see that the factors use all they are given, and depend on nothing that changes."
+                    "expected a rise; check that factors use all their arguments, and depend on nothing that changes."
                 )
         return Sweep(elbo, change)
 
     def run(self, max_steps: int = 200, tol: float = 1e-8, record: bool = False) -> Run:
         """Sweep until no ELBO changes by more than `tol` of itself, or `max_steps` times.
 
-        With `record`, every sweep is looked at block by block. Without, the ELBO is taken once a sweep, and a sweep of
-        full steps that lowered it is repeated block by block. Ctrl-C ends a run after its last whole sweep; it is
-        raised where there is none.
+        With `record`, the ELBO is computed after each block. Without, it is computed once per sweep, and a sweep of
+        full steps that lowered it is repeated block by block. Ctrl-C ends a run after its last whole sweep; before the
+        first sweep it is raised.
 
         Raises:
             ValueError: as `sweep`.
@@ -201,7 +201,7 @@ class VMP:
             while len(trace) < max_steps and not converged:
                 start = dict(self._blocks)
                 with deferred() as checks:
-                    last = terms if trace or self._astray else self._terms()
+                    last = terms if trace or self._stale else self._terms()
                     if record:
                         sweeps.append(self.sweep())
                     else:
@@ -218,7 +218,7 @@ class VMP:
         except KeyboardInterrupt:
             self._restore(start)
             if not trace:
-                raise  # nothing has been reached yet
+                raise  # there is no result yet
             return Run(torch.stack(trace), len(trace), False, tuple(sweeps[: len(trace)]), interrupted=True)
         return Run(torch.stack(trace), len(trace), converged, tuple(sweeps))
 
@@ -228,12 +228,12 @@ class VMP:
         return VMP(kept, self.factors, len(restarts), check=False, linear=self.linear)
 
     def elbo(self, without: str | None = None) -> Tensor:
-        """The evidence lower bound: a number, or one a restart; `without` leaves out a block's own part of it."""
+        """The evidence lower bound: one number, or one for each restart; `without` omits a block's own part of it."""
         return self._terms(without).sum(0)
 
     @torch.no_grad()
     def log_joint(self, statistics: Mapping[str, Stats]) -> Tensor:
-        """Log density of data and a point, which is given by the statistics t of each block there."""
+        """Log density of data and a point, which is given by the statistics t of each block."""
         terms = [f.scale * self._total(f.value(*(statistics[name] for name in f.blocks))) for f in self.factors]
         for name, block in self._blocks.items():
             log_prob = block.family.log_base(statistics[name])
@@ -245,12 +245,12 @@ class VMP:
 
     @torch.no_grad()
     def _sum_of_messages(self, prior: Stats, name: str, under: Mapping[str, Stats], scale: float) -> Stats:
-        """The prior plus all messages over the block's scale, in the full shape of its eta."""
+        """The prior plus all messages divided by the block's scale, in the full shape of its eta."""
         block = self._blocks[name]
         messages = []
         for factor in self._factors[name]:
-            # Where elog is affine, a message does not depend on the statistics of the block it goes to: eta stands for
-            # them, for its shape.
+            # If elog is affine, a message does not depend on the statistics of its own block, only on their shape: pass
+            # eta.
             stats = []
             for other in factor.blocks:
                 if other == name and name not in factor.convex:
@@ -259,30 +259,30 @@ class VMP:
                     stats.append(under[other] if other in under else self.stats(other))
             messages.append((factor.message(name, *stats), factor.scale / scale))
         total = prior
-        for message, weight in sorted(messages, key=lambda pair: _size(pair[0])):  # small ones meet in small tables
+        for message, weight in sorted(messages, key=lambda pair: _size(pair[0])):  # add small tables first
             total = add_message(total, message, weight)
         return fit_message(total, block.eta)
 
     @torch.no_grad()
     def _terms(self, without: str | None = None) -> Tensor:
-        r"""The parts of the ELBO, [parts, *restarts]: one a factor and one a block.
+        r"""The parts of the ELBO, [parts, *restarts]: one for each factor and one for each block.
 
         At its optimum, a block without a prior has $\eta = \sum_f m_f$. If its factors are linear in its statistics,
         not just affine, their parts and its own sum to $\langle \eta,\mu\rangle + A(\eta) - \langle\eta,\mu\rangle$.
         """
         parts: list[tuple[str, Tensor]] = []
         for factor in self.factors:
-            if self._tight not in factor.blocks:
+            if self._optimal not in factor.blocks:
                 value = factor.value(*map(self.stats, factor.blocks))
                 parts.append((f"factor {factor.name!r}", factor.scale * self._total(value)))
         for name, block in self._blocks.items():
             if name == without:
                 continue
-            own, mean = self._evaluate(name)
+            divergence, mean = self._evaluate(name)
             if block.prior is not None:
-                value = -own
+                value = -divergence
             else:
-                value = own if name == self._tight else own - block.family.dot(block.eta, mean)
+                value = divergence if name == self._optimal else divergence - block.family.dot(block.eta, mean)
             parts.append((f"block {name!r}", block.scale * self._total(value)))
         terms = torch.stack([part for _, part in parts])
 
@@ -298,24 +298,25 @@ class VMP:
 
     @torch.no_grad()
     def _evaluate(self, name: str) -> tuple[Tensor, Stats]:
-        """A block's divergence from its prior, or without one its normalizer, and its expected statistics; kept as long
-        as the block is the same."""
+        """A block's divergence from its prior (or its normalizer if there is none), and its expected statistics; cached
+        while the block is the same."""
         block = self._blocks[name]
         known = self._moments.get(name)
         if known is not None and all(getattr(known[0], part) is getattr(block, part) for part in _DENSITY):
-            own, mean = known[1:]
+            divergence, mean = known[1:]
         else:
-            with told_by(lambda: check_proper(block), RuntimeError):  # a Cholesky factor that does not exist
+            with add_context(lambda: check_proper(block), RuntimeError):  # a Cholesky factor that does not exist
                 if block.prior is None:
-                    own, mean = block.family.evaluate(block.eta, None if known is None else known[2])
+                    divergence, mean = block.family.evaluate(block.eta, None if known is None else known[2])
                 else:
-                    own, mean = block.family.relative(block.eta, block.prior)
-            self._moments[name] = block, own, mean
-        assert own is not None  # it is of statistics alone, which are of no block's eta
-        return own, mean
+                    divergence, mean = block.family.relative(block.eta, block.prior)
+            self._moments[name] = block, divergence, mean
+        assert divergence is not None  # it depends only on statistics, not on a block's eta
+        return divergence, mean
 
     def _rounding(self, before: Block, old: Stats) -> Tensor:
-        r"""What the ELBO may be off by: $\epsilon \sum_b \sum_i |\eta_{bi} \mu_{bi}|$, and as much of a block before.
+        r"""The rounding error of the ELBO: $\epsilon \sum_b \sum_i |\eta_{bi} \mu_{bi}|$, plus the same for the block
+        before.
 
         Every part is a sum of such products, or a logarithm whose argument is as sensitive: of a matrix with condition
         number c, the entries times those of its inverse add up to c.
@@ -326,12 +327,12 @@ class VMP:
 
     def _products(self, block: Block, stats: Stats) -> Tensor:
         pairs = zip(tree_parts(block.eta), tree_parts(stats), strict=True)
-        parts = [self._total((eta * mean).abs().nan_to_num(0.0)) for eta, mean in pairs]  # 0 times infinity is nothing
+        parts = [self._total((eta * mean).abs().nan_to_num(0.0)) for eta, mean in pairs]  # 0 times infinity counts as 0
         return block.scale * torch.stack(parts).sum(0)
 
     def _restore(self, blocks: Mapping[str, Block]) -> None:
         self._blocks.update(blocks)
-        self._tight = None
+        self._optimal = None
 
     def _total(self, plates: Tensor) -> Tensor:
         """Sum over plates, but not over restarts."""
@@ -345,7 +346,7 @@ def _size(message: Stats) -> int:
 
 
 def _fell(before: Tensor, after: Tensor, rounding: Tensor | float = 0.0) -> Tensor:
-    """Whether the ELBO, the sum of these terms, went down by more than rounding explains; float32 cannot tell."""
+    """Whether the ELBO, the sum of these terms, fell by more than rounding explains; float32 cannot show this."""
     size = torch.maximum(before.abs().sum(0), after.abs().sum(0))
     size = 1e-10 * size if before.dtype == torch.float64 else torch.inf
     return (after.sum(0) < before.sum(0) - size - rounding).any()

@@ -1,11 +1,11 @@
-r"""What variational message passing works on: factors, the blocks they join, and what must hold of them.
+r"""The parts of variational message passing: factors, the blocks that they join, and their checks.
 
-A factor is one function, $E_q[\log f]$ in terms of the expected statistics $\mu$ of its blocks, affine in each; its
-message to a block is the gradient. A block is one factor of q.
+A factor is one function, $E_q[\log f]$ of the expected statistics $\mu$ of its blocks, affine in each. Its message to a
+block is the gradient. A block is one factor of q.
 
-Where a latent variable was summed out of a factor, its elog is a lower bound, convex in the statistics of some blocks.
-The message to these is the gradient at the statistics as they are: the bound lies above its tangent, so that an update
-still raises it.
+If a latent variable was summed out of a factor, its elog is a lower bound, convex in the statistics of some blocks. The
+message to these is the gradient at the current statistics. The bound is above its tangent, so an update still raises
+it.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -20,18 +20,18 @@ from ..numerics.checks import broadcast_shapes
 
 @dataclass(frozen=True)
 class Factor:
-    r"""A factor of the joint density, given by one function.
+    r"""A factor of the joint density, as one function.
 
     Attributes:
-        elog: from the expected statistics of `blocks`, in that order, to $E_q[\log f]$ of any plates; affine in each.
+        elog: maps the expected statistics of `blocks`, in this order, to $E_q[\log f]$ of any plates; affine in each.
             Data and constants are in its closure; statistics may broadcast against them.
         blocks: names of the blocks that the factor joins.
         messages: by name of a block, a function of the same arguments that returns the gradient of the masked sum of
-            elog with respect to that block's statistics, of which it takes only the shape. Give it where it is faster
-            than automatic differentiation. A part of a named tuple that is None is 0.
-        mask: multiplies elog. Data under a zero must still be finite numbers.
-        scale: how many times the factor counts.
-        convex: names of the blocks in whose statistics elog is convex, and need not be affine. It is asked only for
+            elog with respect to that block's statistics, and uses only their shape. Pass it if it is faster than
+            automatic differentiation. A part of a named tuple that is None is 0.
+        mask: multiplies elog. Data where it is zero must still be finite numbers.
+        scale: the weight of the factor.
+        convex: names of the blocks in whose statistics elog is convex but maybe not affine. It is evaluated only at
             statistics that some eta has.
     """
 
@@ -52,7 +52,7 @@ class Factor:
         return value if self.mask is None else value * self.mask
 
     def message(self, block: str, *stats: Stats) -> Stats:
-        """What the factor adds to the block's eta: of its shape, or broadcasting to it."""
+        """The term that the factor adds to the block's eta: with its shape, or broadcasting to it."""
         return self.messages[block](*stats) if block in self.messages else self.gradient(block, *stats)
 
     def gradient(self, block: str, *stats: Stats) -> Stats:
@@ -72,12 +72,12 @@ class Block:
     """One factor of q.
 
     Attributes:
-        name: by which factors call it.
+        name: the name of the block in factors.
         family: of its density.
-        prior: natural parameters of its prior, broadcasting to those of q; None where the factors are all there is.
-        eta: natural parameters of q, whose shape the messages have; the prior unless given.
-        step: how far an update goes from eta to its optimum.
-        scale: how many times the block counts.
+        prior: natural parameters of its prior, broadcasting to those of q; None if only factors give its density.
+        eta: natural parameters of q, whose shape the messages have; default: the prior.
+        step: the fraction of the way from eta to its optimum in an update.
+        scale: the weight of the block.
     """
 
     name: str
@@ -89,7 +89,7 @@ class Block:
 
 
 def add_message(total: Stats, message: Stats, scale: float) -> Stats:
-    """total + scale * message, where None stands for nothing, in place of a part or of the total."""
+    """total + scale * message, where None, as a part or as the total, stands for nothing."""
 
     def add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
         if b is None:
@@ -104,7 +104,7 @@ def add_message(total: Stats, message: Stats, scale: float) -> Stats:
 
 
 def fit_message(message: Stats, eta: Stats) -> Stats:
-    """A message in the full shape of eta. Raises RuntimeError or ValueError if it does not broadcast to that."""
+    """A message in the full shape of eta. Raises RuntimeError or ValueError if it does not broadcast to it."""
 
     def fit(part: Tensor | None, like: Tensor) -> Tensor:
         return torch.zeros_like(like) if part is None else part.expand_as(like)
@@ -114,13 +114,13 @@ def fit_message(message: Stats, eta: Stats) -> Stats:
     return tree_map(fit, message, eta)
 
 
-# What must hold, checked when an engine is built.
+# Checks when an engine is built.
 
 
 def by_name(blocks: Iterable[Block], restarts: int | None = None, check: bool = True) -> dict[str, Block]:
-    """Blocks with their start, by name. Raises ValueError for a block that cannot stand, see `Block`.
+    """Blocks with their start, by name. Raises ValueError for an invalid block, see `Block`.
 
-    Without `check`, natural parameters are taken for those of densities.
+    Without `check`, natural parameters are assumed to be proper.
     """
     named: dict[str, Block] = {}
     for block in blocks:
@@ -161,45 +161,46 @@ def _broadcasts(shape: torch.Size, to: torch.Size) -> bool:
 
 
 class ImproperError(ValueError):
-    """Natural parameters that are those of no density."""
+    """Natural parameters that do not give a density."""
 
 
 def check_proper(block: Block) -> None:
-    """Raise ValueError, by name, if prior or eta are not parameters of a density."""
-    for what, eta in (("prior", block.prior), ("eta", block.eta)):
+    """Raise ValueError with the name if prior or eta are not parameters of a density."""
+    for role, eta in (("prior", block.prior), ("eta", block.eta)):
         try:
             if eta is not None:
                 block.family.check(eta)
         except ValueError as error:
-            raise ImproperError(f"block {block.name!r}: its {what} is improper: {error}") from error
+            raise ImproperError(f"block {block.name!r}: its {role} is improper: {error}") from error
 
 
 def neighbors(blocks: Mapping[str, Block], factors: Iterable[Factor]) -> dict[str, list[Factor]]:
-    """The factors of each block. Raises ValueError where one names a block that is not there, or a block has none."""
-    found: dict[str, list[Factor]] = {name: [] for name in blocks}
+    """The factors of each block. Raises ValueError if one names an unknown block, or a block has none."""
+    joined: dict[str, list[Factor]] = {name: [] for name in blocks}
     for factor in factors:
         for name in factor.blocks:
             if name not in blocks:
                 raise ValueError(
                     f"factor {factor.name!r}: got block {name!r}, expected one of {list(blocks)}; add a block."
                 )
-            found[name].append(factor)
+            joined[name].append(factor)
         if len(set(factor.blocks)) < len(factor.blocks) or not set(factor.messages) <= set(factor.blocks):
             raise ValueError(
                 f"factor {factor.name!r}: got blocks {factor.blocks} and messages to {tuple(factor.messages)}; "
                 "name each block once, and give messages to these only."
             )
-    for name, factors_of_block in found.items():
+    for name, factors_of_block in joined.items():
         if not factors_of_block:
-            raise ValueError(f"block {name!r}: no factor names it, so that it would stay as it is; leave it out.")
-    return found
+            raise ValueError(f"block {name!r}: no factor names it, so it would never change; leave it out.")
+    return joined
 
 
 @torch.no_grad()
 def check_factor(factor: Factor, blocks: Mapping[str, Block], restarts: int | None = None) -> set[str]:
-    """Test that elog is affine in each block's statistics, or convex if it says so, and each message its gradient m.
+    """Test that elog is affine in each block's statistics (or convex if declared), and that each message is its
+    gradient m.
 
-    For g affine and any u, v: g(u + v) + g(0) = g(u) + g(v), and sum(g(u) - g(0)) = <m, u>. A convex g lies above its
+    For g affine and any u, v: g(u + v) + g(0) = g(u) + g(v), and sum(g(u) - g(0)) = <m, u>. A convex g is above its
     tangents, at statistics that some eta has.
 
     Returns:
@@ -211,7 +212,7 @@ def check_factor(factor: Factor, blocks: Mapping[str, Block], restarts: int | No
     etas = [blocks[name].eta for name in factor.blocks]
     u, v = ([_random_like(eta, seed + i) for i, eta in enumerate(etas)] for seed in (0, 1000))
     convex = [name in factor.convex for name in factor.blocks]
-    if any(convex):  # which it is for weights of paths that are not negative
+    if any(convex):  # this holds for non-negative weights of paths
         u = [
             _typical(blocks[name], 1.0) if name in factor.convex else tree_map(torch.abs, part)
             for name, part in zip(factor.blocks, u, strict=True)
@@ -283,9 +284,9 @@ def _check_tangent(
         )
 
 
-def _check_restarts(what: str, tensor: Tensor, restarts: int | None) -> None:
+def _check_restarts(role: str, tensor: Tensor, restarts: int | None) -> None:
     if restarts is not None and tensor.shape[:1] != (restarts,):
-        raise ValueError(f"{what} has shape {list(tensor.shape)}, expected restarts = {restarts} as its first axis.")
+        raise ValueError(f"{role} has shape {list(tensor.shape)}, expected restarts = {restarts} as its first axis.")
 
 
 def _value(factor: Factor, stats: list[Stats]) -> Tensor:
@@ -298,7 +299,7 @@ def _value(factor: Factor, stats: list[Stats]) -> Tensor:
 
 
 def _typical(block: Block, sharpness: float) -> Stats:
-    """Statistics of a member of the block's family; the greater, the surer."""
+    """Statistics of a member of the block's family; greater `sharpness` means more certainty."""
     return block.family.mean(tree_map(lambda part: part * sharpness, block.eta))
 
 

@@ -1,4 +1,4 @@
-"""What every room uses: operators and their kernels, threads, vectors and exponentials for kernels, checks, randomness.
+"""Shared tools: operators and their kernels, threads, vectors and exponentials for kernels, checks, randomness.
 
-Nothing here knows a model. `op` has the one way in which an algorithm becomes a torch operator.
+This folder knows no model. `op` turns an algorithm into a torch operator.
 """

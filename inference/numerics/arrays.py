@@ -1,6 +1,6 @@
-"""Numbers in whatever a caller holds them in, as a tensor: one reader for tables, lengths, priors and tokens.
+"""Numbers in any form as a tensor: one reader for tables, lengths, priors and tokens.
 
-Masked entries, and pandas' NA, are missing: NaN. What is no number is refused by the argument's name.
+Masked entries, and pandas' NA, are missing: NaN. Values that are not numbers raise an error with the argument's name.
 """
 
 import sys
@@ -17,12 +17,12 @@ _TORCH_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 def numbers(x: Any, name: str) -> Tensor:
-    """A tensor of real numbers: float32 and float64 are kept, all other floating types become float64, integers int64
-    and truth values bool.
+    """A tensor of real numbers: float32 and float64 are kept, other floating types become float64, integers int64, and
+    booleans stay bool.
 
     Arguments:
-        x: a tensor, an array, a masked array, anything that numpy makes an array of, numbers, nested lists of these.
-        name: of the argument, for messages.
+        x: a tensor, an array, a masked array, any input that numpy can convert, numbers, or nested lists of these.
+        name: of the argument, for error messages.
 
     Raises:
         TypeError: complex numbers, text, dates, None or other objects; a sparse tensor, or one without values.
@@ -35,7 +35,7 @@ def numbers(x: Any, name: str) -> Tensor:
 
 
 def floating(x: Any, name: str) -> Tensor:
-    """As `numbers`, all that is neither float32 nor float64 as float64."""
+    """As `numbers`, with all types except float32 and float64 converted to float64."""
     x = numbers(x, name)
     return x if x.dtype in (torch.float32, torch.float64) else x.to(torch.float64)
 
@@ -53,16 +53,16 @@ def _dense(x: Tensor, name: str) -> Tensor:
 
 
 def ordinary(x: Tensor) -> Tensor:
-    """The tensor itself, or a copy that numpy can read where it has a negative bit, and that autograd may keep where it
-    comes from inference mode."""
-    if torch.compiler.is_compiling():  # which traces no such question
+    """The tensor itself, or a copy: numpy cannot read a tensor with a negative bit, and autograd cannot keep one from
+    inference mode."""
+    if torch.compiler.is_compiling():  # tracing does not support these questions
         return x
     x = x.resolve_neg()
     return x.clone() if x.is_inference() and not torch.is_inference_mode_enabled() else x
 
 
 def complex_numbers(name: str) -> TypeError:
-    """What is said of complex numbers."""
+    """The error for complex numbers."""
     return TypeError(f"{name}: got complex numbers, expected real ones; give real and imaginary parts as two features.")
 
 
@@ -76,7 +76,7 @@ def _native(array: np.ndarray) -> np.dtype:
 
 
 def _array(x: Any, name: str) -> np.ndarray:
-    """An array of floats, integers or truth values."""
+    """An array of floats, integers or booleans."""
     if isinstance(x, list | tuple):
         return _nested(x, name)
     if isinstance(x, Tensor):
@@ -130,7 +130,7 @@ def _unequal(name: str) -> ValueError:
 
 
 def _objects(array: np.ndarray, name: str) -> np.ndarray:
-    """Python's and pandas' own numbers, NA and masked ones among them."""
+    """Python's and pandas' numbers, with NA and masked ones."""
     na = getattr(sys.modules.get("pandas"), "NA", None)
     flat = array.ravel().tolist()
     if array.ndim and flat and all(isinstance(value, bool | np.bool_) for value in flat):

@@ -1,4 +1,4 @@
-"""Checks of what a caller hands to a scan or a chain: every message names the argument, what came and the cure."""
+"""Checks of the arguments of scans and chains. Every message names the argument, the value and the cure."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ HALVES = (torch.bfloat16, torch.float16)
 
 
 class ImpossibleError(ValueError):
-    """Log-weights from which no path can be made; `failed` [*b] says of which sequences that is so."""
+    """Log-weights that allow no path; `failed` [*b] marks the sequences for which this is so."""
 
     def __init__(self, names: str, message: str, failed: Tensor) -> None:
         super().__init__(f"{names}: {message}")
@@ -26,33 +26,34 @@ class ImpossibleError(ValueError):
 
 @contextmanager
 def naming(name: str, given: str = "x") -> Iterator[None]:
-    """Inside, impossible log-weights, and what is wrong with x or `given`, are called what the caller gave as that."""
+    """Inside, errors about impossible log-weights, x or `given` use the name that the caller used."""
     try:
         yield
     except ImpossibleError as error:
         raise ImpossibleError(name, error.message, error.failed) from None
     except (ValueError, TypeError) as error:
-        found = str(error)
-        if name == given or not found.startswith(given) or found[len(given) : len(given) + 1] not in (":", ".", "["):
+        text = str(error)
+        if name == given or not text.startswith(given) or text[len(given) : len(given) + 1] not in (":", ".", "["):
             raise
-        raise type(error)(name + found[len(given) :]) from None
+        raise type(error)(name + text[len(given) :]) from None
 
 
 def check_same_kind(*optional: str, **tables: object) -> None:
     """Raise `TypeError` unless all tables are dense float32 or float64 tensors of one dtype, on one device.
 
-    Those that are `optional` may be None.
+    Those in `optional` may be None.
     """
     check_same_dtype(tables, DTYPES, optional)
 
 
 def check_same_dtype(tables: Mapping[str, object], dtypes: Sequence[torch.dtype], optional: Sequence[str] = ()) -> None:
-    """Raise `TypeError` unless all tables are dense tensors of one dtype, on one device; the optional may be None."""
-    given = {name: table for name, table in tables.items() if table is not None or name not in optional}
-    first = next(iter(given))
-    for name, table in given.items():
+    """Raise `TypeError` unless all tables are dense tensors of one dtype, on one device; those in `optional` may be
+    None."""
+    present = {name: table for name, table in tables.items() if table is not None or name not in optional}
+    first = next(iter(present))
+    for name, table in present.items():
         table = check_table(name, table, dtypes=dtypes)
-        other = given[first]
+        other = present[first]
         assert isinstance(other, Tensor)
         if table.dtype != other.dtype or table.device != other.device:
             raise TypeError(
@@ -70,15 +71,15 @@ def check_table(
     alone: bool = False,
     dtypes: Sequence[torch.dtype] = DTYPES,
 ) -> Tensor:
-    """A dense tensor `[*batch, *sizes]` of floating numbers; without batch axes where `alone`.
+    """A dense tensor `[*batch, *sizes]` of floating numbers; if `alone`, without batch axes.
 
     Arguments:
         sizes: of the last axes; None: any.
-        like: a tensor whose dtype and device it must have; None: one of `dtypes`, wherever it lies.
-        finite: whether NaN and infinite numbers are refused.
+        like: a tensor with the required dtype and device; None: one of `dtypes`, on any device.
+        finite: whether NaN and infinite numbers are errors.
 
     Raises:
-        TypeError: no tensor, or one of another kind.
+        TypeError: not a tensor, or a tensor of another kind.
         ValueError: another shape; numbers that are not finite.
     """
     if not isinstance(table, Tensor):
@@ -102,7 +103,7 @@ def check_table(
         )
     own_sizes = table.shape[table.dim() - len(sizes) :]
     fits = table.dim() == len(sizes) if alone else table.dim() >= len(sizes)
-    if not fits or any(size not in (None, own) for size, own in zip(sizes, own_sizes, strict=True)):
+    if not fits or any(size not in (None, n) for size, n in zip(sizes, own_sizes, strict=True)):
         axes = ", ".join(["*batch"] * (not alone) + ["any" if size is None else str(size) for size in sizes])
         raise ValueError(f"{name}: got shape {list(table.shape)}, expected [{axes}].")
     if finite:
@@ -115,12 +116,12 @@ def check_table(
 
 
 def widened(x: Tensor) -> Tensor:
-    """In single precision where it has less: too few digits to add up in."""
+    """Half precision as single precision: sums need more digits. Other dtypes are unchanged."""
     return x if x.dtype in DTYPES else x.float()
 
 
 def check_steps(name: str, table: Tensor) -> tuple[int, int]:
-    """T and K of a table [*batch, T, K]; `ValueError` unless it has at least one step and state."""
+    """T and K of a table [*batch, T, K]; `ValueError` unless it has at least one step and one state."""
     if table.dim() < 2 or 0 in table.shape[-2:]:
         raise ValueError(
             f"{name}: got shape {list(table.shape)}, expected [*batch, T, K] with at least one step and one state."
@@ -129,47 +130,47 @@ def check_steps(name: str, table: Tensor) -> tuple[int, int]:
 
 
 def check_shape(name: str, table: Tensor | None, *allowed: tuple[int, ...]) -> Sequence[int] | None:
-    """The batch axes of a table, if any; `ValueError` unless its last axes are one of those that are allowed."""
+    """The batch axes of a table, if there is one; `ValueError` unless its last axes are among those allowed."""
     if table is None:
         return None
-    own = len(allowed[0])
-    if tuple(table.shape[-own:]) not in allowed:
+    n_axes = len(allowed[0])
+    if tuple(table.shape[-n_axes:]) not in allowed:
         expected = " or ".join(f"[*batch, {', '.join(map(str, shape))}]" for shape in allowed)
         raise ValueError(f"{name}: got shape {list(table.shape)}, expected {expected}.")
-    return table.shape[:-own]
+    return table.shape[:-n_axes]
 
 
 def broadcast_shapes(*shapes: Sequence[int]) -> torch.Size:
-    """What the shapes broadcast to; ValueError if they do not.
+    """The shape that all shapes broadcast to; ValueError if there is none.
 
-    Many times as fast as torch's function of that name, which besides loads a library for algebra.
+    This is many times as fast as torch's function of this name, which also loads a library for algebra.
     """
     return torch.Size(np.broadcast_shapes(*map(tuple, shapes)))
 
 
 def common_batch(**shapes: Sequence[int] | None) -> torch.Size:
     """The batch shape that all named batch shapes broadcast to; `ValueError` with every shape if there is none."""
-    given = {name: tuple(shape) for name, shape in shapes.items() if shape is not None}
+    present = {name: tuple(shape) for name, shape in shapes.items() if shape is not None}
     try:
-        return broadcast_shapes(*given.values())
+        return broadcast_shapes(*present.values())
     except ValueError:
-        shown = ", ".join(f"{name} {list(shape)}" for name, shape in given.items())
+        shown = ", ".join(f"{name} {list(shape)}" for name, shape in present.items())
         raise ValueError(
-            f"{', '.join(given)}: the batch axes {shown} do not broadcast; make each equal to the others, or 1."
+            f"{', '.join(present)}: the batch axes {shown} do not broadcast; make each equal to the others, or 1."
         ) from None
 
 
-def check_integers(table: Any, name: str, what: str) -> Tensor:
-    """A table of integers as int64; `TypeError` where they are no integers, truth values and missing ones among them.
+def check_integers(table: Any, name: str, meaning: str) -> Tensor:
+    """A table of integers as int64; `TypeError` for other values, including booleans and missing values.
 
     Arguments:
-        what: the integers are, for the message.
+        what: the meaning of the integers, for the message.
     """
-    given = numbers(table, name)
-    if given.dtype != torch.int64:
-        got = getattr(table, "dtype", given.dtype)
-        raise TypeError(f"{name}: got dtype {got}, expected integers; give {what}.")
-    return given
+    values = numbers(table, name)
+    if values.dtype != torch.int64:
+        got = getattr(table, "dtype", values.dtype)
+        raise TypeError(f"{name}: got dtype {got}, expected integers; give {meaning}.")
+    return values
 
 
 def check_dtype(name: str, dtype: object) -> None:
@@ -179,7 +180,7 @@ def check_dtype(name: str, dtype: object) -> None:
 
 
 def check_parts(name: str, parts: object, least: int = 1) -> list[Any]:
-    """The parts of a sequence, of which there are at least so many; `TypeError` where it is none."""
+    """The parts of a sequence, at least `least`; `TypeError` if it is not a sequence."""
     if not isinstance(parts, list | tuple | Tensor | np.ndarray) or not getattr(parts, "ndim", 1):
         raise TypeError(f"{name}: got {type(parts).__name__}, expected a list.")
     if len(parts) < least:
@@ -188,7 +189,7 @@ def check_parts(name: str, parts: object, least: int = 1) -> list[Any]:
 
 
 def check_call(name: str, function: Callable[..., Any], table: Tensor, *others: Any) -> Any:
-    """What a caller's function or module gives for a table; `ValueError` where it does not take one of its kind."""
+    """The result of a caller's function or module for a table; `ValueError` if it fails on this kind of table."""
     try:
         return function(table, *others)
     except RuntimeError as error:
@@ -198,14 +199,14 @@ def check_call(name: str, function: Callable[..., Any], table: Tensor, *others: 
         ) from error
 
 
-def check_each(name: str, given: object, least: float = 0.0, most: float = float("inf")) -> list[float]:
+def check_each(name: str, values: object, least: float = 0.0, most: float = float("inf")) -> list[float]:
     """The finite numbers of a list, each from `least` to `most`.
 
     Raises:
-        TypeError: no numbers.
-        ValueError: none, a table, or one out of range.
+        TypeError: values that are not numbers.
+        ValueError: an empty list, a table, or a number out of range.
     """
-    table = numbers(given, name)
+    table = numbers(values, name)
     if table.dtype == torch.bool:
         raise TypeError(f"{name}: got truth values, expected numbers.")
     within = (table >= least) & (table <= most) & table.isfinite()
@@ -216,7 +217,7 @@ def check_each(name: str, given: object, least: float = 0.0, most: float = float
 
 
 def check_mask(name: str, mask: object, shape: Sequence[int]) -> Tensor:
-    """A table of truth values of this shape."""
+    """A table of booleans of this shape."""
     table = numbers(mask, name)
     if table.dtype != torch.bool:
         raise TypeError(f"{name}: got {table.dtype}, expected truth values.")
@@ -226,7 +227,7 @@ def check_mask(name: str, mask: object, shape: Sequence[int]) -> Tensor:
 
 
 def read_lengths(lengths: object) -> Tensor | None:
-    """Lengths in any form as int64, None where there are none; `TypeError` where they are no integers."""
+    """Lengths in any form as int64; None if there are none; `TypeError` if they are not integers."""
     return None if lengths is None else check_integers(lengths, "lengths", "each sequence's number of steps")
 
 
@@ -239,17 +240,18 @@ def check_lengths(lengths: object, batch: Sequence[int], n_steps: int, device: t
     """
     if lengths is None:
         return torch.full(tuple(batch), n_steps, dtype=torch.int64, device=device)
-    given = read_lengths(lengths)
-    assert given is not None
+    counts = read_lengths(lengths)
+    assert counts is not None
     try:
-        expanded = given.to(device).expand(tuple(batch))
+        expanded = counts.to(device).expand(tuple(batch))
     except RuntimeError:
         raise ValueError(
-            f"lengths: got shape {list(given.shape)}, but the batch axes are {list(batch)}; give one length a sequence."
+            f"lengths: got shape {list(counts.shape)}, but the batch axes are {list(batch)}; give one length for each "
+            "sequence."
         ) from None
-    least, most = _ends(given)  # at once, before a kernel reads beyond the end of a table
-    if given.numel() and (least < 1 or most > n_steps):
-        shown = expanded if expanded.numel() else given  # of one length for all of no sequences
+    least, most = _ends(counts)  # read now, before a kernel reads beyond the end of a table
+    if counts.numel() and (least < 1 or most > n_steps):
+        shown = expanded if expanded.numel() else counts  # one length for a batch without sequences
         index = tuple(((shown < 1) | (shown > n_steps)).nonzero()[0].tolist())
         raise ValueError(
             f"lengths: got {int(shown[index])}{_of_sequence(index)}, but the series has {n_steps} steps; "
@@ -260,7 +262,7 @@ def check_lengths(lengths: object, batch: Sequence[int], n_steps: int, device: t
 
 @remembered
 def _ends(lengths: Tensor) -> tuple[int, int]:
-    """The least and the greatest of some lengths; 1 where there are none."""
+    """The least and the greatest length; 1 if there are none."""
     if not lengths.numel():
         return 1, 1
     least, most = torch.stack(lengths.aminmax()).tolist()
@@ -268,12 +270,12 @@ def _ends(lengths: Tensor) -> tuple[int, int]:
 
 
 def shortest(lengths: Tensor) -> int:
-    """The least of some lengths."""
+    """The least length."""
     return _ends(lengths)[0]
 
 
 def check_weights(name: str, log_weights: Tensor) -> None:
-    """Raise `ValueError` where a log-weight is NaN or +inf."""
+    """Raise `ValueError` if a log-weight is NaN or +inf."""
     bad = ~(log_weights.detach() < torch.inf)
 
     def complain() -> None:
@@ -287,7 +289,7 @@ def check_weights(name: str, log_weights: Tensor) -> None:
 
 
 def check_start(log_initial: Tensor | None) -> None:
-    """Raise `ValueError` unless each row of `log_initial` [*b, K] has a finite entry and none that is NaN or +inf."""
+    """Raise `ValueError` unless each row of `log_initial` [*b, K] has a finite entry, and none is NaN or +inf."""
     if log_initial is None:
         return
     bad = ~(log_initial.detach().amax(-1).abs() < torch.inf)
@@ -303,14 +305,14 @@ def check_start(log_initial: Tensor | None) -> None:
 
 
 def check_possible(failed_step: Tensor, total: Tensor | None = None, **tables: Tensor | None) -> None:
-    """Raise `ImpossibleError` if a recursion met a step whose total weight is not a positive finite number, and
-    `ValueError` if a log-normalizer is beyond what its dtype holds.
+    """Raise `ImpossibleError` if the total weight of a step is not a positive finite number, and `ValueError` if its
+    dtype cannot represent a log-normalizer.
 
     Arguments:
         failed_step: [*b], the first such step of each sequence, or -1.
-        total: the log-normalizers, where there are such.
-        tables: log-weights by step, [*b, T, n] with batch axes that broadcast: searched for NaN and +inf, so that the
-            message can tell a bad number from an impossible observation.
+        total: the log-normalizers, if there are any.
+        tables: log-weights by step, [*b, T, n] with batch axes that broadcast. They are searched for NaN and +inf, so
+            the message can distinguish a bad number from an impossible observation.
     """
     bad = (failed_step >= 0).any()
     beyond = None if total is None else total.isinf().any()
@@ -331,8 +333,8 @@ def _raise_impossible(failed_step: Tensor, tables: dict[str, Tensor | None]) -> 
     failed = failed_step >= 0
     index = tuple(failed.nonzero()[0].tolist())
     step = int(failed_step[index])
-    given = {name: table for name, table in tables.items() if table is not None}
-    for name, table in given.items():
+    present = {name: table for name, table in tables.items() if table is not None}
+    for name, table in present.items():
         row = table.detach().expand(*failed_step.shape, *table.shape[-2:])[index][step]
         if row.isnan().any() or row.isposinf().any():
             raise ImpossibleError(
@@ -342,7 +344,7 @@ def _raise_impossible(failed_step: Tensor, tables: dict[str, Tensor | None]) -> 
                 failed,
             )
     raise ImpossibleError(
-        ", ".join(given),
+        ", ".join(present),
         f"the observation at step {step}{_of_sequence(index)} is impossible under every state that "
         "can be reached; give it a positive probability, or make the step missing (all log-likelihoods 0).",
         failed,

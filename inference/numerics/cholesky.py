@@ -1,14 +1,14 @@
 """Cholesky factors of small matrices, which rounding may have made indefinite.
 
-The entries of a covariance of collinear features, or of a state with few steps, are known to rounding alone, and so are
-its least eigenvalues: a factor that does not exist is that of a matrix whose diagonal is greater by at most
-`MOST * D * eps` of itself, 3e-14 in float64 and 2e-5 in float32 for two features.
+The covariance of collinear features, or of a state with few steps, is known only to rounding, and so are its least
+eigenvalues. If a factor does not exist, the diagonal is increased by at most `MOST * D * eps` of itself, 3e-14 in
+float64 and 2e-5 in float32 for two features.
 
-torch clears the upper triangles of a batch of them on several threads, however small it is: a microsecond's work, for
-which threads have to wait for each other, and beside other programs they wait for milliseconds. numpy does not.
+torch clears the upper triangles of a batch on several threads, even for small batches. This is a microsecond's work,
+but the threads wait for each other, and on a busy machine for milliseconds. numpy uses one thread.
 
 Forward derivatives of torch's `cholesky_inverse` and `cholesky_solve` are wrong (pytorch issues 196682 and 196694), so
-that those here go by triangular systems where they are asked for.
+the functions here use triangular systems if these are needed.
 """
 
 import numpy as np
@@ -18,10 +18,10 @@ from torch import Tensor
 from .deferred import are_deferred, refuse_if
 from .op import Variants, differentiated, dual
 
-FEW = 4  # rows from which on LAPACK solves, which takes the matrices of a batch one at a time
-SMALL = 2**12  # numbers in a batch whose triangles are not worth a second thread
-MOST = 64.0  # roundings of the diagonal, times D, by which it may be greater
-JITTERS = (1.0, 8.0, MOST)  # that are tried
+FEW = 4  # the number of rows from which on LAPACK solves, one matrix of a batch at a time
+SMALL = 2**12  # the numbers in a batch below which a second thread does not pay for triangles
+MOST = 64.0  # the largest increase of the diagonal, in roundings times D
+JITTERS = (1.0, 8.0, MOST)  # the increases that are tried
 
 
 class NotDefiniteError(torch.linalg.LinAlgError, ValueError):  # pyright: ignore[reportPrivateImportUsage]
@@ -29,7 +29,8 @@ class NotDefiniteError(torch.linalg.LinAlgError, ValueError):  # pyright: ignore
 
 
 def rounding(matrix: Tensor) -> float:
-    """The share of its diagonal below which an eigenvalue of a matrix `[..., D, D]` is told from rounding no more."""
+    """The share of its diagonal below which an eigenvalue of a matrix `[..., D, D]` cannot be separated from
+    rounding."""
     return MOST * matrix.shape[-1] * torch.finfo(matrix.dtype).eps
 
 
@@ -49,7 +50,7 @@ def _by_torch(matrix: Tensor) -> Tensor:
 
 
 def _at_once(matrix: Tensor) -> Tensor:
-    """The same without a look at what came out: all jitters are tried, and of each matrix the first that serves."""
+    """The same without reading the results: all jitters are tried, and the first success is used for each matrix."""
     more = matrix.new_zeros(1 + len(JITTERS), *matrix.shape[:-1])
     for i, jitter in enumerate(JITTERS):
         more[i + 1] = jitter / MOST * rounding(matrix) * matrix.diagonal(dim1=-2, dim2=-1)
@@ -66,13 +67,13 @@ def _at_once(matrix: Tensor) -> Tensor:
 
 def _what_is_wrong(matrix: Tensor, info: Tensor) -> str:
     place = tuple(torch.nonzero(info)[0].tolist())
-    which = f" {list(place)}" if place else ""
+    index = f" {list(place)}" if place else ""
     row, dtype = int(info[place]) - 1, str(matrix.dtype).removeprefix("torch.")
     if not bool(matrix[place].isfinite().all()):
-        return f"matrix{which}: holds numbers that are not finite in {dtype}; see what it was made of."
+        return f"matrix{index}: holds numbers that are not finite in {dtype}; check its inputs."
     return (
-        f"matrix{which}: row {row} of {matrix.shape[-1]} leaves no positive definite matrix, to rounding of {dtype}: a "
-        "feature that others add up to, or a scale far from the others'; leave that feature out, or give float64."
+        f"matrix{index}: row {row} of {matrix.shape[-1]} leaves no positive definite matrix, to rounding of {dtype}: a "
+        "feature is a sum of others, or its scale is far from the others'; leave that feature out, or give float64."
     )
 
 
@@ -140,5 +141,5 @@ def _log_det_by_numpy(chol: Tensor) -> Tensor:
     if chol.numel() > SMALL or differentiated(chol):
         return _log_det(chol)
     diagonal = chol.detach().numpy().diagonal(0, -2, -1)
-    with np.errstate(invalid="ignore", divide="ignore"):  # as torch, which says nothing of what is no factor
+    with np.errstate(invalid="ignore", divide="ignore"):  # like torch, without warnings about invalid factors
         return torch.from_numpy(np.asarray(2 * np.log(diagonal).sum(-1)))

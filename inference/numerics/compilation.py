@@ -1,11 +1,11 @@
-"""How the functions of a CPU kernel are compiled.
+"""Compilation of the functions of a CPU kernel.
 
-`kernel` is for the loops themselves, `exact_kernel` for those whose arithmetic depends on the order of its operations,
-`inlined` for the small functions that they call. None uses numba's parallel mode: a kernel takes a range of sequences
-and releases the interpreter lock, and `threads` runs several at once.
+`kernel` is for the loops, `exact_kernel` for loops that depend on the order of operations, `inlined` for the small
+functions that they call. None uses numba's parallel mode: a kernel takes a range of sequences and releases the
+interpreter lock, and `threads` runs several at once.
 
-numba counts references to arrays, every time that one is taken out of a record. Functions that neither make nor return
-an array need no counting; `lean_kernel` and `inlined` leave it out, so that there records cost nothing.
+numba counts a reference to an array every time it is taken from a record. Functions that neither create nor return an
+array need no counting. `lean_kernel` and `inlined` switch it off, so records cost nothing there.
 """
 
 import inspect
@@ -32,35 +32,35 @@ INLINED: dict[str, Any] = {
     "no_cpython_wrapper": True,  # no one calls them from Python
     "no_cfunc_wrapper": True,
 }
-"""The options of `inlined`, for what is compiled in another way."""
+"""The options of `inlined`, for functions that are compiled in another way."""
 
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile on first call; the machine code is kept on disk where a folder can be written."""
+    """Compile on first call; the machine code is kept on disk if a folder is writable."""
     return _cached(function, fastmath=_REORDERED)
 
 
 def exact_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """As `kernel`, with every operation in the order in which it is written."""
+    """As `kernel`, with every operation in the order of the source."""
     return _cached(function, fastmath=False)
 
 
 def lean_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """As `kernel`, for functions that neither make nor return an array."""
+    """As `kernel`, for functions that neither create nor return an array."""
     return _cached(function, fastmath=_REORDERED, _nrt=False)
 
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function into the kernels that call it: a call would pass each array as seven arguments.
+    """Compile a function into the kernels that call it; a call would pass each array as seven arguments.
 
-    It is compiled apart from them, so that it keeps the order of its operations, but for multiply-adds that are fused.
-    It must neither make nor return an array.
+    It is compiled separately, so its operations keep their order, except fused multiply-adds. It must neither create
+    nor return an array.
     """
     return _of_any_constant(numba.njit(**INLINED)(inspect.unwrap(function)))
 
 
 def _of_any_constant(compiled: Any) -> Any:
-    """The same function, compiled once for all constants that callers pass: numba types each as one of its own."""
+    """The same function, compiled once for all constants; numba gives each constant its own type."""
     plain = compiled.get_call_template
 
     def get_call_template(args: Any, kws: dict[str, Any]) -> Any:
@@ -73,13 +73,13 @@ def _of_any_constant(compiled: Any) -> Any:
 def _cached(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     function = inspect.unwrap(function)  # numba cannot compile through a wrapper, such as a run-time type checker's
     compiled: Any = _of_any_constant(numba.njit(**_OPTIONS, **options)(function))
-    with suppress(RuntimeError):  # no writable cache folder: compile once a process
+    with suppress(RuntimeError):  # no writable cache folder: compile once in each process
         compiled._cache = _Cache(function)
     return compiled
 
 
 class _Cache(FunctionCache):
-    """numba's cache of a function; a file that cannot be read is written anew, and compiling is said once."""
+    """numba's cache of a function; an unreadable file is replaced, and the first compilation is logged."""
 
     _said: ClassVar[set[str]] = set()
 

@@ -1,8 +1,8 @@
-"""Checks of what has been computed, made together.
+"""Deferred checks of computed tensors.
 
-A check that looks at a number waits until the device on which it lies has done all that was asked of it before. Within
-`deferred` a check leaves its truth value where it is, and all of them are looked at in one copy, with whatever else one
-has to know by then: an iteration waits once. What is refused, and in what words, is the same.
+A check that reads a number waits for all earlier work of its device. Within `deferred`, a check leaves its truth value
+on the device. All truth values are read in one copy, with other needed numbers, so an iteration waits once. Errors and
+their messages stay the same.
 
 >>> x = torch.tensor([1.0, torch.nan])
 >>> def complain() -> None:
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 Complaint = Callable[[], object]
-"""Raises what is to be said."""
+"""Raises the error of a failed check."""
 
 Check = tuple[Tensor, Complaint]
 
@@ -31,16 +31,16 @@ _open: ContextVar["Checks | None"] = ContextVar("checks", default=None)
 
 
 class Checks:
-    """Truth values that are yet to be looked at, each with what is to be raised where it holds."""
+    """Truth values that are still to be read, each with the function that raises its error."""
 
     def __init__(self) -> None:
-        self.found: list[Check] = []
+        self.pending: list[Check] = []
 
     def settle(self, *numbers: Tensor) -> list[float]:
-        """Look at all of them, in the order in which they came, and at some numbers, which are returned."""
-        found, self.found = self.found, []
-        seen = _looked_at([bad for bad, _ in found] + list(numbers))
-        for bad, (_, complain) in zip(seen, found, strict=False):
+        """Read all truth values in their order, raise the first error, and return the values of `numbers`."""
+        pending, self.pending = self.pending, []
+        values = _read([bad for bad, _ in pending] + list(numbers))
+        for bad, (_, complain) in zip(values, pending, strict=False):
             if bad:
                 token = _open.set(None)
                 try:
@@ -48,55 +48,55 @@ class Checks:
                     raise RuntimeError("a check that failed passed when it was made again; look for draws or threads.")
                 finally:
                     _open.reset(token)
-        return seen[len(found) :]
+        return values[len(pending) :]
 
 
-def _looked_at(numbers: list[Tensor]) -> list[float]:
-    """Numbers that may lie on several devices, in a copy from each."""
-    seen = [0.0] * len(numbers)
+def _read(numbers: list[Tensor]) -> list[float]:
+    """The values of numbers on one or several devices, with one copy from each device."""
+    values = [0.0] * len(numbers)
     for device in dict.fromkeys(x.device for x in numbers):
-        own = [i for i, x in enumerate(numbers) if x.device == device]
-        copied = torch.stack([numbers[i].detach() for i in own]).tolist()
-        for i, value in zip(own, copied, strict=True):
-            seen[i] = value
-    return seen
+        places = [i for i, x in enumerate(numbers) if x.device == device]
+        copied = torch.stack([numbers[i].detach() for i in places]).tolist()
+        for i, value in zip(places, copied, strict=True):
+            values[i] = value
+    return values
 
 
 def passed(trials: Sequence[Callable[[], object]], *kinds: type[Exception]) -> list[bool]:
-    """Whether each trial raises none of these kinds, where all that their checks have to say is looked at together."""
-    found: list[list[Check] | None] = []
+    """Whether each trial raises none of these kinds; the checks of all trials are read together."""
+    pending: list[list[Check] | None] = []
     for trial in trials:
         checks = Checks()
         token = _open.set(checks)
         try:
             trial()
-            found.append(checks.found)
+            pending.append(checks.pending)
         except kinds:
-            found.append(None)
+            pending.append(None)
         finally:
             _open.reset(token)
-    seen = iter(_looked_at([bad for checks in found for bad, _ in checks or ()]))
-    own = [[next(seen) for _ in checks or ()] for checks in found]
-    return [checks is not None and not any(bad) for checks, bad in zip(found, own, strict=True)]
+    values = iter(_read([bad for checks in pending for bad, _ in checks or ()]))
+    failed = [[next(values) for _ in checks or ()] for checks in pending]
+    return [checks is not None and not any(bad) for checks, bad in zip(pending, failed, strict=True)]
 
 
 def refuse_if(bad: Tensor, complain: Complaint) -> None:
-    """Call `complain`, which raises, where the truth value holds: now, or where `deferred` ends or is settled."""
+    """Call `complain`, which raises, if `bad` is true: now, or when `deferred` ends or is settled."""
     checks = _open.get()
     if checks is not None:
-        checks.found.append((bad, complain))
+        checks.pending.append((bad, complain))
     elif bool(bad):
         complain()
 
 
 def are_deferred() -> bool:
-    """Whether checks wait."""
+    """Whether checks are deferred now."""
     return _open.get() is not None
 
 
 @contextmanager
 def deferred() -> Iterator[Checks]:
-    """Within, checks wait until they are settled, at the latest at the end; before another error, they come first."""
+    """Within, checks are deferred until they are settled, at the latest at the end. They precede any other error."""
     checks = Checks()
     token = _open.set(checks)
     try:
@@ -109,38 +109,41 @@ def deferred() -> Iterator[Checks]:
     checks.settle()
 
 
-def told_by(again: Complaint, *kinds: type[Exception]) -> AbstractContextManager[None]:
-    """Where something is refused within, now or later, `again` may raise what says more of it."""
-    return _retold(
-        again, kinds, lambda found: [(bad, partial(_told, again, kinds, complain)) for bad, complain in found]
+def add_context(again: Complaint, *kinds: type[Exception]) -> AbstractContextManager[None]:
+    """If a check within fails, now or later, call `again`, which may raise a more detailed error."""
+    return _replace(
+        again, kinds, lambda pending: [(bad, partial(_explained, again, kinds, complain)) for bad, complain in pending]
     )
 
 
-def redone(again: Complaint, *kinds: type[Exception]) -> AbstractContextManager[None]:
-    """Where something is refused within, now or later, `again` computes it again and raises what is to be said.
+def recompute(again: Complaint, *kinds: type[Exception]) -> AbstractContextManager[None]:
+    """If a check within fails, now or later, call `again`, which computes the values again and raises the error.
 
-    What checks within would have to say is not kept, nor are the tables that they would say it of.
+    The errors of the checks within are dropped, and so are their tensors.
     """
-    return _retold(again, kinds, lambda found: [(torch.stack([bad for bad, _ in found]).any(), again)])
+    return _replace(again, kinds, lambda pending: [(torch.stack([bad for bad, _ in pending]).any(), again)])
+
+
+redone = recompute  # the former name, still imported by `switching/fitting/chunked.py`
 
 
 @contextmanager
-def _retold(
-    again: Complaint, kinds: tuple[type[Exception], ...], retell: Callable[[list[Check]], list[Check]]
+def _replace(
+    again: Complaint, kinds: tuple[type[Exception], ...], replacement: Callable[[list[Check]], list[Check]]
 ) -> Iterator[None]:
-    """Where something is refused within, `again` is called; of checks within that wait, others take the place."""
+    """If a check within fails at once, call `again`; deferred checks within are replaced."""
     checks = _open.get()
-    first = 0 if checks is None else len(checks.found)
+    first = 0 if checks is None else len(checks.pending)
     try:
         yield
     except kinds:
         again()
         raise
-    if checks is not None and len(checks.found) > first:
-        checks.found[first:] = retell(checks.found[first:])
+    if checks is not None and len(checks.pending) > first:
+        checks.pending[first:] = replacement(checks.pending[first:])
 
 
-def _told(again: Complaint, kinds: tuple[type[Exception], ...], complain: Complaint) -> None:
+def _explained(again: Complaint, kinds: tuple[type[Exception], ...], complain: Complaint) -> None:
     try:
         complain()
     except kinds:

@@ -1,14 +1,14 @@
 r"""Exponential functions for use inside numba kernels: `exp`, `sigmoids`, `tanh`.
 
-A call to the system's `exp` inside a loop keeps LLVM from vectorising it. Written as plain arithmetic it runs on as
-many numbers at a time as a register holds, about ten times as fast, to one unit in the last place; of `Lanes`, they
-take a whole vector.
+A call to the system's `exp` inside a loop prevents LLVM from vectorising it. Written as plain arithmetic, it runs on a
+full register of numbers at once, about ten times as fast, and is exact to one unit in the last place. For `Lanes`, it
+takes a whole vector.
 
 $$x = n \ln 2 + r, \quad |r| \le \tfrac{1}{2} \ln 2, \qquad e^x = 2^n + 2^n (e^r - 1)$$
 
-$n$ falls out of adding $1.5 \cdot 2^{m}$ for $m$ mantissa bits, which pushes the fraction of $x / \ln 2$ off the end;
-$2^n$ is assembled from its bits; $e^r - 1$ is its Taylor polynomial. Splitting $e^x - 1$ as
-$(2^n - 1) + 2^n (e^r - 1)$ loses no digits near 0, and gives $\tanh$ without a second polynomial.
+Adding $1.5 \cdot 2^{m}$ for $m$ mantissa bits removes the fraction of $x / \ln 2$ and gives $n$. $2^n$ is assembled
+from its bits, and $e^r - 1$ is its Taylor polynomial. $e^x - 1 = (2^n - 1) + 2^n (e^r - 1)$ loses no digits near 0, and
+gives $\tanh$ without a second polynomial.
 """
 
 import math
@@ -22,7 +22,7 @@ from .lanes import FUSE, Lanes, lowered
 
 
 class _Format(NamedTuple):
-    """A number format, and how x is reduced in it."""
+    """A number format, with the constants to reduce x."""
 
     integer: Any
     mantissa: int
@@ -116,13 +116,13 @@ def _tanh(typing: Any, x: Any) -> Any:
 
 @inlined
 def exp(x: Any) -> Any:
-    """`exp(x)` for x <= 0, a number or `Lanes`; 0 where the answer is near or below the least normal number."""
+    """`exp(x)` for x <= 0, a number or `Lanes`; 0 if the result is near or below the least normal number."""
     return _exp(x)
 
 
 @inlined
 def sigmoids(x: Any) -> Any:
-    """`(sigmoid(x), sigmoid(-x))`, each accurate on its own: neither is one minus the other."""
+    """`(sigmoid(x), sigmoid(-x))`, both accurate; neither is computed as one minus the other."""
     return _sigmoids(x)
 
 

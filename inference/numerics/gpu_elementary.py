@@ -13,10 +13,10 @@ def exp(x):
     """e^x of float32 x < 88, or float64. `tl.exp` of float32 multiplies x by log2(e) first, and loses |x| roundings."""
     if x.dtype == tl.float32:
         e = tl.minimum(tl.maximum(tl.floor(x * _LOG2E + 0.5), -150.0), 128.0)
-        found = tl.exp((x - e * _LN2) - e * _LN2_REST) * tl.exp2(e)
+        power = tl.exp((x - e * _LN2) - e * _LN2_REST) * tl.exp2(e)
     else:
-        found = tl.exp(x)
-    return found
+        power = tl.exp(x)
+    return power
 
 
 @kernel

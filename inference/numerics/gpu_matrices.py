@@ -1,22 +1,22 @@
 """Small matrices inside kernels for GPUs: tiles in registers, their sides padded to powers of two by zeros.
 
-A factor takes up others by reflections, a row each, that turn its own column and the columns of a block into one column
-(Golub & Van Loan 2013, 5.1.1): a reflection costs three reductions over the block, and nothing is inverted.
+A factor absorbs others by one reflection for each row, which turns its column and the columns of a block into one
+column (Golub & Van Loan 2013, 5.1.1). A reflection costs three reductions over the block, and no matrix is inverted.
 """
 
 from .gpu import constexpr, kernel, tl, triton
 
-_NOTHING = constexpr(2.0**-1000)  # a sum of squares that one cannot be divided by
+_NOTHING = constexpr(2.0**-1000)  # a sum of squares too small to divide by
 _NUMBERS = 128  # of a tile in the registers of a warp
 
 
 def warps(numbers: int) -> int:
-    """Of a program that works on tiles of so many numbers."""
+    """The number of warps of a program with tiles of `numbers` entries."""
     return max(1, min(8, numbers // _NUMBERS))
 
 
 def beside(n: int, side: int) -> int:
-    """How many of n sequences, each with a square tile of that side, go beside each other in a program."""
+    """The number of n sequences, each with a square tile of this side, that share a program."""
     return max(1, min(triton.next_power_of_2(n), _NUMBERS // side**2)) if n else 1
 
 
@@ -41,54 +41,55 @@ def unit(SIDE: constexpr):
 
 @kernel
 def product(left, width: constexpr, rows, mask, tile, inner):
-    """left @ tile, of a matrix of so many columns in memory, whose rows beyond the mask count as zeros."""
-    found = tl.zeros((rows.shape[0], tile.shape[1]), tl.float64)
+    """left @ tile, for a matrix of `width` columns in memory, whose rows outside the mask count as zeros."""
+    total = tl.zeros((rows.shape[0], tile.shape[1]), tl.float64)
     for k in range(width):
-        own = tl.load(left + rows * width + k, mask, 0.0).to(tl.float64)
-        found += own[:, None] * row_of(tile, inner, k)[None, :]
-    return found
+        column = tl.load(left + rows * width + k, mask, 0.0).to(tl.float64)
+        total += column[:, None] * row_of(tile, inner, k)[None, :]
+    return total
 
 
 @kernel
 def transposed_product(left, width: constexpr, rows, mask, tile):
-    """left' @ tile, of a square matrix in memory, which counts as zeros beyond the mask."""
-    found = tl.zeros_like(tile)
+    """left' @ tile, for a square matrix in memory, which counts as zeros outside the mask."""
+    total = tl.zeros_like(tile)
     for k in range(width):
-        own = tl.load(left + k * width + rows, mask, 0.0).to(tl.float64)
-        found += own[:, None] * row_of(tile, rows, k)[None, :]
-    return found
+        column = tl.load(left + k * width + rows, mask, 0.0).to(tl.float64)
+        total += column[:, None] * row_of(tile, rows, k)[None, :]
+    return total
 
 
 @kernel
 def times(left, right, inner, n: constexpr):
     """left @ right, of n columns and rows."""
-    found = tl.zeros((left.shape[0], right.shape[1]), tl.float64)
+    total = tl.zeros((left.shape[0], right.shape[1]), tl.float64)
     for k in range(n):
-        found += column_of(left, inner, k)[:, None] * row_of(right, inner, k)[None, :]
-    return found
+        total += column_of(left, inner, k)[:, None] * row_of(right, inner, k)[None, :]
+    return total
 
 
 @kernel
 def transposed_times(left, right, rows, n: constexpr):
     """left' @ right, of n rows."""
-    found = tl.zeros((left.shape[1], right.shape[1]), tl.float64)
+    total = tl.zeros((left.shape[1], right.shape[1]), tl.float64)
     for k in range(n):
-        found += row_of(left, rows, k)[:, None] * row_of(right, rows, k)[None, :]
-    return found
+        total += row_of(left, rows, k)[:, None] * row_of(right, rows, k)[None, :]
+    return total
 
 
 @kernel
 def outer(left, right, columns, n: constexpr):
     """left @ right', of n columns."""
-    found = tl.zeros((left.shape[0], right.shape[0]), tl.float64)
+    total = tl.zeros((left.shape[0], right.shape[0]), tl.float64)
     for k in range(n):
-        found += column_of(left, columns, k)[:, None] * column_of(right, columns, k)[None, :]
-    return found
+        total += column_of(left, columns, k)[:, None] * column_of(right, columns, k)[None, :]
+    return total
 
 
 @kernel
 def reflection(first, row):
-    """Of [first, row] onto its first entry, which is not negative: its norm there, its head and its scale."""
+    """The reflection of [first, row] onto its first entry, which is not negative: its norm there, its head and its
+    scale."""
     rest = tl.sum(row * row, 0)
     norm, turns = tl.sqrt(first * first + rest), rest >= _NOTHING
     head = -rest / tl.where(turns, first + norm, 1.0)
@@ -104,23 +105,23 @@ def reflect(column, tile, row, head, scale):
 
 @kernel
 def absorb(triangle, tile, others, rows, n: constexpr, BOTH: constexpr):
-    """The lower triangle of [triangle, tile]; if BOTH, the same rotation of [0, others], and what stays of `others`."""
-    found, turned = tl.zeros_like(triangle), tl.zeros_like(others)
+    """The lower triangle of [triangle, tile]; if BOTH, the same rotation of [0, others], and the rest of `others`."""
+    lower, turned = tl.zeros_like(triangle), tl.zeros_like(others)
     none = tl.sum(turned, 1)
     for k in range(n):
-        own, row = column_of(triangle, rows, k), row_of(tile, rows, k)
-        _, head, scale = reflection(tl.sum(tl.where(rows == k, own, 0.0), 0), row)
-        own, tile = reflect(own, tile, row, head, scale)
-        found = tl.where(rows[None, :] == k, own[:, None], found)
+        column, row = column_of(triangle, rows, k), row_of(tile, rows, k)
+        _, head, scale = reflection(tl.sum(tl.where(rows == k, column, 0.0), 0), row)
+        column, tile = reflect(column, tile, row, head, scale)
+        lower = tl.where(rows[None, :] == k, column[:, None], lower)
         if BOTH:
-            own, others = reflect(none, others, row, head, scale)
-            turned = tl.where(rows[None, :] == k, own[:, None], turned)
-    return found, turned, others
+            column, others = reflect(none, others, row, head, scale)
+            turned = tl.where(rows[None, :] == k, column[:, None], turned)
+    return lower, turned, others
 
 
 @kernel
 def at_step(table, n, t, steps, size: constexpr):
-    """What a table [N, S, size] has for step t of entry n, S being one where it is the same for all."""
+    """The entry of a table [N, S, size] for step t of sequence n; S is 1 if it is the same for all steps."""
     return table + (n * steps + tl.minimum(t, steps - 1)) * size
 
 

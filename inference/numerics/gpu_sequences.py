@@ -1,27 +1,27 @@
-"""Sequences side by side in Triton kernels: a program takes S of them through time, each with K states padded to P."""
+"""Several sequences in one Triton program: it takes S of them through time, each with K states padded to P."""
 
 from typing import NamedTuple
 
 from .gpu import constexpr, kernel, tl, triton
 
-_LANES = 32  # of a warp; a program is one, until each of its lanes has two states
+_LANES = 32  # of a warp; a program is one warp, until each of its lanes has two states
 
 
 class Side(NamedTuple):
-    """How sequences are laid side by side: tables [S, P] in the registers of a program."""
+    """The layout of sequences: tables [S, P] in the registers of a program."""
 
-    sequences: int  # S, of a program
+    sequences: int  # S, the sequences of a program
     states: int  # P, the least power of two that is not less than K
     programs: int
 
     @property
     def options(self) -> dict[str, int]:
-        """What kernels are to be launched with."""
+        """The options for launches of kernels."""
         return {"S": self.sequences, "P": self.states, "num_warps": max(1, self.states // (2 * _LANES))}
 
 
 def side_by_side(sequences: int, states: int) -> Side:
-    """Sequences of few states share a program, so that its lanes are busy."""
+    """Sequences of few states share a program, so its lanes are busy."""
     padded = triton.next_power_of_2(states)
     together = max(1, _LANES // padded)
     return Side(together, padded, triton.cdiv(sequences, together))

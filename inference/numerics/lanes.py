@@ -1,19 +1,19 @@
 r"""Vectors of one register's width as values inside numba kernels: `Lanes`, 8 float64 or 16 float32 numbers.
 
-numba leaves vectorising to LLVM, which gives up on the short, unknown trip counts of a recursion over K states, and on
-many processors takes only half of the register. Here the width is part of the type:
+numba leaves vectorisation to LLVM, which fails on the short, unknown trip counts of a recursion over K states, and on
+many processors uses only half of the register. Here the width is part of the type:
 
-    load, store                vectors of a one-dimensional array, from a position on
+        load, store                vectors of a one-dimensional array, from a position on
     load_some, store_some      the same for the last, partly filled vector of a row
-    splat, spread              a number in every lane; one of an array
+        splat, spread              a number in every lane; a number of an array in every lane
     +, -, *, /, muladd         arithmetic; `muladd(a, b, c)` is a * b + c
-    larger, at_least, by_sign  the larger of two; the vector with everything under a floor made 0; a choice of two
+        larger, at_least, by_sign  the larger of two; the vector with numbers below a floor set to 0; a choice of two
     largest, total             of all elements, by a tree of fixed shape
     transpose                  a square of an array's numbers, as many as a vector holds on each side
     mantissa, exponent         m in [1, 2) and e with x = m * 2^e
-    width                      how many elements of an array a vector holds
+        width                      the number of elements of an array in a vector
 
-The functions of `elementary` take them too.
+The functions of `elementary` accept them too.
 """
 
 import operator
@@ -30,7 +30,7 @@ BYTES = 64
 _INDEX = ir.IntType(32)
 _FLOAT = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}
 FUSE = ("contract",)
-lowered: Any = intrinsic  # what it decorates is called without its first argument
+lowered: Any = intrinsic  # callers omit the first argument of the decorated function
 
 
 class Lanes(types.Type):
@@ -74,8 +74,8 @@ def _first(builder: Any, count: Any, width: int) -> Any:
     return builder.icmp_signed("<", steps, _repeat(builder, count, width))
 
 
-def _masked(builder: Any, what: str, vector: Any, result: Any, arguments: Any) -> Any:
-    name = f"llvm.masked.{what}.v{vector.count}f{64 if vector.count * 8 == BYTES else 32}.p0"
+def _masked(builder: Any, operation: str, vector: Any, result: Any, arguments: Any) -> Any:
+    name = f"llvm.masked.{operation}.v{vector.count}f{64 if vector.count * 8 == BYTES else 32}.p0"
     signature = ir.FunctionType(result, [a.type for a in arguments])
     function = builder.module.globals.get(name) or ir.Function(builder.module, signature, name)
     return builder.call(function, arguments)
@@ -83,7 +83,7 @@ def _masked(builder: Any, what: str, vector: Any, result: Any, arguments: Any) -
 
 @lowered
 def load(typing: Any, array: Any, index: Any) -> Any:
-    """The vector that starts at `array[index]`; nothing checks that it lies inside the array."""
+    """The vector that starts at `array[index]`; bounds are not checked."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load(_address(context, builder, signature.args[0], *args), align=array.dtype.bitwidth // 8)
@@ -93,7 +93,7 @@ def load(typing: Any, array: Any, index: Any) -> Any:
 
 @lowered
 def store(typing: Any, array: Any, index: Any, value: Any) -> Any:
-    """Write the vector to `array[index]` and what follows."""
+    """Write the vector to `array[index]` and the following elements."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         address = _address(context, builder, signature.args[0], *args[:2])
@@ -105,7 +105,7 @@ def store(typing: Any, array: Any, index: Any, value: Any) -> Any:
 
 @lowered
 def load_some(typing: Any, array: Any, index: Any, count: Any, filler: Any) -> Any:
-    """The vector of `array[index : index + count]`, filled up with `filler`; a whole one if count is larger."""
+    """The vector of `array[index : index + count]`, filled up with `filler`; a whole vector if count is larger."""
     lanes = Lanes(array.dtype)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -119,7 +119,7 @@ def load_some(typing: Any, array: Any, index: Any, count: Any, filler: Any) -> A
 
 @lowered
 def store_some(typing: Any, array: Any, index: Any, value: Any, count: Any) -> Any:
-    """Write the first `count` numbers of the vector to `array[index]` and what follows."""
+    """Write the first `count` numbers of the vector to `array[index]` and the following elements."""
     lanes = Lanes(array.dtype)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -134,7 +134,7 @@ def store_some(typing: Any, array: Any, index: Any, value: Any, count: Any) -> A
 
 @lowered
 def transpose(typing: Any, array: Any, index: Any) -> Any:
-    """Transpose the square matrix that begins at `array[index]`, each of whose rows is a vector, where it lies."""
+    """Transpose in place the square matrix that starts at `array[index]`; each of its rows is a vector."""
     n = Lanes(array.dtype).count
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -146,7 +146,7 @@ def transpose(typing: Any, array: Any, index: Any) -> Any:
         alignment = array.dtype.bitwidth // 8
         rows = [builder.load(place, align=alignment) for place in places]
         distance = n // 2
-        while distance:  # exchange the blocks beside the diagonal, of ever smaller ones
+        while distance:  # exchange the blocks beside the diagonal, of decreasing size
             low = [j if not j & distance else n + j - distance for j in range(n)]
             high = [j + distance if not j & distance else n + j for j in range(n)]
             for i in (i for i in range(n) if not i & distance):
@@ -163,7 +163,7 @@ def transpose(typing: Any, array: Any, index: Any) -> Any:
 
 @lowered
 def width(typing: Any, array: Any) -> Any:
-    """How many elements of the array fill a vector, known when the kernel is compiled."""
+    """The number of elements of the array in a vector, known when the kernel is compiled."""
     count = Lanes(array.dtype).count
     return types.intp(array), lambda context, builder, signature, args: context.get_constant(types.intp, count)
 
@@ -193,7 +193,7 @@ def splat(typing: Any, number: Any) -> Any:
 
 @lowered
 def muladd(typing: Any, a: Any, b: Any, c: Any) -> Any:
-    """`a * b + c`, rounded once where the processor can."""
+    """`a * b + c`, rounded once if the processor supports it."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.fadd(builder.fmul(args[0], args[1], flags=FUSE), args[2], flags=FUSE)
@@ -233,7 +233,7 @@ smaller = _elementwise(_select_smaller)
 
 @lowered
 def at_least(typing: Any, a: Any, floor: Any) -> Any:
-    """`a` where it is not under `floor` (NaN is not), and 0 elsewhere."""
+    """`a` where it is at least `floor` or NaN, and 0 elsewhere."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         keep = builder.fcmp_unordered(">=", args[0], _repeat(builder, args[1], a.count))
@@ -244,7 +244,7 @@ def at_least(typing: Any, a: Any, floor: Any) -> Any:
 
 @lowered
 def by_sign(typing: Any, x: Any, not_negative: Any, negative: Any) -> Any:
-    """The first of two vectors where `x >= 0`, the second elsewhere, also where x is NaN."""
+    """The first of two vectors where `x >= 0`, and the second elsewhere, also where x is NaN."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.select(builder.fcmp_ordered(">=", args[0], _constant(x.vector, 0.0)), args[1], args[2])

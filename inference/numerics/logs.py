@@ -1,9 +1,9 @@
-"""Sums of weights that are given by their logarithms, with derivatives that stay finite.
+"""Sums of weights in logarithms, with finite derivatives.
 
-An impossible event has the weight -inf in every table that is handed in or out, and in the kernels, which compare
-before they subtract. Recursions in plain torch that are to be differentiated run in float64 and put `NEVER` in its
-place: its exponential is 0 as well, and no derivative meets inf - inf. It lies below every weight that is promised to
-be taken, and so far from the end of the number range that millions of them can be added.
+An impossible event has the weight -inf in all input and output tables, and in the kernels, which compare before they
+subtract. Recursions in plain torch that are differentiated run in float64 and replace -inf by `NEVER`: its exponential
+is also 0, and no derivative contains inf - inf. It is below every supported weight, and millions of them can be added
+without overflow.
 """
 
 from typing import Any
@@ -15,11 +15,11 @@ from torch import Tensor
 from .op import differentiated, transformed
 
 NEVER = -1e300
-POSSIBLE = NEVER / 2  # log-weights above it are of events that can happen
+POSSIBLE = NEVER / 2  # log-weights above this belong to possible events
 
 
 def log_probability(p: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """log p, -inf where p is 0; the gradient is 0 there, so that what cannot be stays so."""
+    """log p, -inf if p is 0; the gradient is 0 there, so an impossible event stays impossible."""
     if not differentiated(p):
         return p.clamp_min(0.0).log()
     possible = p > 0
@@ -27,7 +27,7 @@ def log_probability(p: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 
 def log_sum_exp(x: Float[Tensor, "..."], dims: int | tuple[int, ...], keepdim: bool = False) -> Float[Tensor, "..."]:
-    """log sum exp over `dims`; unlike `torch.logsumexp`, gradients are 0, not NaN, where every term is -inf.
+    """log sum exp over `dims`; unlike `torch.logsumexp`, gradients are 0, not NaN, if every term is -inf.
 
     >>> x = torch.full((2, 3), -torch.inf, requires_grad=True)
     >>> total = log_sum_exp(x, -1)
@@ -45,7 +45,7 @@ def log_sum_exp(x: Float[Tensor, "..."], dims: int | tuple[int, ...], keepdim: b
 
 
 def log_matmul(vector: Float[Tensor, "*b K"], matrix: Float[Tensor, "*c K L"]) -> Float[Tensor, "*bc L"]:
-    """`log(exp(vector) @ exp(matrix))`, which keeps nothing of the product's size for the backward pass.
+    """`log(exp(vector) @ exp(matrix))`, which stores nothing of the product's size for the backward pass.
 
     Batch axes broadcast. Differentiable any number of times; -inf gives exact zeros and finite gradients.
     """
@@ -83,6 +83,6 @@ class _LogMatmul(torch.autograd.Function):
 
 
 def _shares(vector: Tensor, matrix: Tensor, product: Tensor) -> Tensor:
-    """The part of each entry of the product that is by way of each entry of the vector; 0 where there is nothing."""
+    """The share of each entry of the vector in each entry of the product; 0 if the product is 0."""
     reached = torch.where(product == -torch.inf, 0.0, product)
     return torch.exp(vector.unsqueeze(-1) + matrix - reached.unsqueeze(-2))

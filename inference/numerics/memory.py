@@ -1,4 +1,4 @@
-"""Memory for results, and asking for it before it is needed."""
+"""Memory for results, and prefetching."""
 
 from typing import Any
 
@@ -12,10 +12,10 @@ from .lanes import lowered
 
 
 def empty_like(table: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """A contiguous tensor to be filled, on the CPU.
+    """A contiguous uninitialised tensor on the CPU.
 
-    numpy asks the system for large pages, which torch does not: of a large result, the first touch of every page would
-    otherwise cost more than computing it.
+    numpy requests large pages from the system, and torch does not. For a large result, the first touch of every small
+    page would cost more than the computation.
     """
     kind = torch.empty((), dtype=dtype or table.dtype, device="cpu").numpy().dtype
     return torch.from_numpy(np.empty(table.shape, kind))
@@ -23,10 +23,10 @@ def empty_like(table: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 @lowered
 def prefetch(typing: Any, array: Any, index: Any) -> Any:
-    """Ask for the cache line of `array[index]`, which may lie outside of the array: nothing is read.
+    """Prefetch the cache line of `array[index]`; the index may be outside the array, because nothing is read.
 
-    A kernel that alternates between arithmetic and memory leaves each idle half the time, and a pass backward in time
-    goes against the processor's own prediction. Asking for the rows to come, one line a vector, hides both.
+    A kernel that alternates between arithmetic and memory leaves each idle half of the time, and the processor does not
+    predict a pass backward in time. Prefetching the next rows, one line per vector, hides both.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:

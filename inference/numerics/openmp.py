@@ -1,7 +1,7 @@
 """Work on torch's own threads: the call into the OpenMP runtime that torch has loaded into this process.
 
-A runtime has one function that runs a given one on every thread of its team. This module finds it, by platform, or
-finds that there is none; then the caller uses threads of its own.
+The runtime has a function that runs a given function on every thread of its team. This module looks it up by platform.
+If there is none, the caller uses its own threads.
 """
 
 import ctypes
@@ -11,14 +11,14 @@ from collections.abc import Callable
 Team = Callable[[Callable[[], None], int], None]
 """Runs a function on a number of threads at once, and returns when all are done. The function must not raise."""
 
-# GCC's runtime has this function, and so have LLVM's and Intel's on Linux, for the sake of programs that GCC compiled.
-# Those of other platforms have not: there they take C functions of a variable number of arguments only.
+# GCC's runtime has this function. LLVM's and Intel's on Linux have it too, for programs compiled by GCC. Runtimes of
+# other # platforms only accept C functions with a variable number of arguments.
 _ENTRY = {"linux": "GOMP_parallel"}
 _Region = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 def find_team(platform: str = sys.platform) -> Team | None:
-    """The threads of torch's runtime, or None where they cannot be had."""
+    """The threads of torch's runtime, or None if they cannot be used."""
     try:
         # torch loads its runtime where every library of the process can find it
         parallel = getattr(ctypes.CDLL(None), _ENTRY[platform])

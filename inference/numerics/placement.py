@@ -1,4 +1,4 @@
-"""Small tables that go to a device: together, or once."""
+"""Copies of small tables to a device: several at once, or cached."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def placed(tables: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """The same tables, of one dtype, on a device, in one copy; those that lie there already as they are."""
+    """The same tables, of one dtype, on a device, in one copy; tables that are there already are unchanged."""
     if all(table.device == device for table in tables):
         return list(tables)
     flat = torch.cat([table.reshape(-1) for table in tables]).to(device)
@@ -19,6 +19,6 @@ def placed(tables: Sequence[Tensor], device: torch.device) -> list[Tensor]:
 
 @lru_cache(maxsize=256)
 def constant(numbers: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A small table of known numbers, in tuples, which is there once on each device; not to be written to."""
+    """A small constant table, from tuples, cached for each device; read-only."""
     with torch.inference_mode(False):
         return torch.tensor(numbers, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-r"""Associative scans in plain torch: about $2 \log_2 T$ batched operations in the place of T."""
+r"""Associative scans in plain torch: about $2 \log_2 T$ batched operations instead of T."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ Elements = tuple[Tensor, ...]
 
 
 def prefixes(combine: Callable[[Elements, Elements], Elements], elements: Elements) -> Elements:
-    """What the elements up to each come to, along the first axis."""
+    """The combination of all elements up to each one, along the first axis."""
     n = elements[0].shape[0]
     if n < 2:
         return elements

@@ -1,7 +1,7 @@
-r"""Products of many rows with one matrix: `linear`, as torch's, by the faster of the libraries that torch brings along.
+r"""Products of many rows with one matrix: `linear`, as in torch, by the faster of torch's two libraries.
 
-In single precision torch multiplies by MKL, which on processors of other makers fills half a vector register. oneDNN
-fills all of it, but compiles code for every new shape. Both add in single precision, each in its own order.
+In single precision torch multiplies by MKL, which uses half of a vector register on processors of other makers. oneDNN
+uses all of it, but compiles code for every new shape. Both add in single precision, each in its own order.
 """
 
 from typing import Any
@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from .op import Variants, beyond_kernels
 
-_MIN_WORK = 2**26  # multiplications of which oneDNN, first compiling, takes no more time than MKL
-_SUMMED = 8192  # rows that one thread adds up, however many there are
+_MIN_WORK = 2**26  # multiplications above which oneDNN with its compilation is not slower than MKL
+_SUMMED = 8192  # rows that one thread adds up, for any number of rows
 
 linear = Variants(functional.linear)
 r"""$x W^\top + b$ of x [*b, N], a weight [M, N] and a bias [M] or None, as `torch.nn.functional.linear`."""
@@ -43,7 +43,8 @@ def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _correlate(a: Tensor, b: Tensor) -> Tensor:
-    """`a.T @ b` of [N, M] and [N, K], some rows at a time: of more, oneDNN gives each thread a part of the sum."""
+    """`a.T @ b` of [N, M] and [N, K], some rows at a time; for more rows, oneDNN would split the sum between
+    threads."""
     pairs = zip(a.split(_SUMMED), b.split(_SUMMED), strict=True)
     return sum((_multiply(y.t(), x.t()).t() for x, y in pairs), a.new_zeros(()))
 

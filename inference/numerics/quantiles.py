@@ -19,16 +19,16 @@ def _by_sorting(x: Tensor, at: Sequence[float]) -> Tensor:
 
 
 quantiles = Variants(_by_sorting)
-"""Of x `[N, F]` the quantiles of each column at some shares `[Q, F]`, NaN left out; NaN where nothing else is there."""
+"""Quantiles `[Q, F]` of each column of x `[N, F]`, ignoring NaN; NaN for a column without numbers."""
 
 
 @quantiles.kernel("cpu")
 def _by_numpy(x: Tensor, at: Sequence[float]) -> Tensor:
-    """By numpy, which looks for single places in the order, and does not sort."""
+    """By numpy, which selects single order statistics without sorting."""
     with warnings.catch_warnings(action="ignore"):
         return torch.from_numpy(np.nanquantile(x.numpy(), at, axis=0).astype(x.numpy().dtype))
 
 
 def median(x: Tensor) -> Tensor:
-    """That of each column of x `[N, F]`, NaN left out."""
+    """The median of each column of x `[N, F]`, ignoring NaN."""
     return quantiles(x, (0.5,))[0]

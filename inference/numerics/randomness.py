@@ -7,15 +7,15 @@ from torch import Tensor
 from .scalars import check_integer
 
 Seed = int | torch.Generator | None
-"""A number, which makes a draw repeatable; a generator, which goes on from where it is; None: torch's global one."""
+"""A number makes a draw repeatable; a generator advances; None is torch's global generator."""
 
 
 def generator_of(seed: object, device: torch.device | str = "cpu") -> torch.Generator | None:
-    """The generator that a seed stands for.
+    """The generator of a seed.
 
     Raises:
         TypeError: a seed of another kind.
-        ValueError: a generator of another device; a number that torch does not take.
+        ValueError: a generator of another device; a number that torch does not accept.
     """
     if seed is None:
         return None
@@ -27,11 +27,11 @@ def generator_of(seed: object, device: torch.device | str = "cpu") -> torch.Gene
 
 
 def seed_number(seed: object) -> int:
-    """The number that a seed is.
+    """The number of a seed.
 
     Raises:
-        TypeError: no integer.
-        ValueError: one that torch's generators do not take.
+        TypeError: not an integer.
+        ValueError: a number that torch's generators do not accept.
     """
     try:
         return check_integer("seed", seed, least=-(2**63), most=2**64 - 1)
@@ -40,7 +40,8 @@ def seed_number(seed: object) -> int:
 
 
 def draw_index(log_weight: Float[Tensor, "*b X"], seed: Seed = None) -> Int[Tensor, "*b"]:
-    """One index each with probability proportional to exp(log_weight), by the Gumbel trick; -inf is never drawn.
+    """One index for each row, with probability proportional to exp(log_weight), by the Gumbel trick; -inf is never
+    drawn.
 
     >>> draw_index(torch.tensor([[0.0, -torch.inf], [-torch.inf, 0.0]]), seed=1).tolist()
     [0, 1]
@@ -51,7 +52,7 @@ def draw_index(log_weight: Float[Tensor, "*b X"], seed: Seed = None) -> Int[Tens
 
 
 def invert(weight: Float[Tensor, "*b X"], uniform: Float[Tensor, "*b n"]) -> Int[Tensor, "*b n"]:
-    """The first index up to which more than a share `uniform` of all weight lies; never one without weight.
+    """The first index at which the cumulated share of weight exceeds `uniform`; never one without weight.
 
     Uniform numbers in [0, 1) give draws with probabilities proportional to the weights, the same on every device.
 

@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
-FEW, SEVERAL = 4, 4  # numbers and entries that are written out
+FEW, SEVERAL = 4, 4  # the most numbers and entries that are written out
 LONG, WIDTH, LINES = 60, 100, 10  # letters of an entry, and of a line
 
 
 class Record:
-    """A dataclass with `repr=False` whose short form gives numbers where they are few, and shapes where they are many.
+    """A dataclass with `repr=False` whose short form shows numbers if they are few, and shapes if they are many.
 
     Example:
         >>> import torch

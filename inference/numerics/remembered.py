@@ -1,4 +1,4 @@
-"""What is known of a table that lies on a device, so that it is not looked at again at every iteration."""
+"""Cached facts about tables on a device, so that they are not read again in every iteration."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -11,14 +11,14 @@ Result = TypeVar("Result")
 
 
 def remembered(function: Callable[[Tensor], Result]) -> Callable[[Tensor], Result]:
-    """Keeps what is found of a tensor for as long as it, or what it is a view of, is there unchanged.
+    """Cache the result for a tensor as long as it, or the tensor that it is a view of, is unchanged.
 
-    Not of a tensor of the CPU, whose memory others may write to, and which is looked at without waiting.
+    CPU tensors are not cached: other code may write to their memory, and reading them does not wait.
     """
     known: Any = WeakTensorKeyDictionary()
 
     @wraps(function)
-    def found(x: Tensor) -> Result:
+    def cached(x: Tensor) -> Result:
         if x.device.type == "cpu" or x.is_inference():
             return function(x)
         of_whole = known.setdefault(x if x._base is None else x._base, {})
@@ -27,4 +27,4 @@ def remembered(function: Callable[[Tensor], Result]) -> Callable[[Tensor], Resul
             of_whole[key] = function(x)
         return of_whole[key]
 
-    return found
+    return cached

@@ -1,7 +1,7 @@
-"""Checks of what a caller gives as one number, a name, or a shape: each raises by the argument's name.
+"""Checks of arguments that are one number, a name, or a shape. Each error names the argument.
 
-numpy's numbers and tensors without axes are taken as numbers of Python's. A truth value is neither an integer nor a
-number, and a float is no integer whatever its value.
+numpy's numbers and tensors without axes count as Python numbers. A boolean is neither an integer nor a number, and a
+float is not an integer, for any value.
 """
 
 import math
@@ -16,14 +16,14 @@ import numpy as np
 from torch import Tensor
 
 Kind = TypeVar("Kind")
-MOST = 2**63 - 1  # that an index can hold
+MOST = 2**63 - 1  # the greatest index
 
 
 def _plain(value: object) -> Any:
-    """What a number without axes holds."""
+    """The value of a number without axes."""
     if isinstance(value, Tensor):
         return value.item() if not value.dim() and value.device.type != "meta" else value
-    kinds = (np.generic, np.ndarray)  # a tuple: torch's compiler traces no union of numpy's types
+    kinds = (np.generic, np.ndarray)  # a tuple, because torch's compiler cannot trace a union of numpy's types
     return value.item() if isinstance(value, kinds) and not value.ndim else value
 
 
@@ -40,10 +40,10 @@ def _short(value: object) -> str:
 
 
 def check_integer(name: str, value: object, least: int = 1, most: int = MOST) -> int:
-    """The value as an int: a number of states, features, steps, draws or the like.
+    """The value as an int: a number of states, features, steps, draws or similar.
 
     Raises:
-        TypeError: no integer.
+        TypeError: not an integer.
         ValueError: less than `least`, or more than `most`.
     """
     plain: Any = _plain(value)
@@ -59,7 +59,7 @@ def check_number(name: str, value: object, least: float | None = None, above: fl
     """The value as a finite float, at least `least`, greater than `above`.
 
     Raises:
-        TypeError: no number.
+        TypeError: not a number.
         ValueError: NaN, infinite, or too small.
     """
     plain = _plain(value)
@@ -74,10 +74,10 @@ def check_number(name: str, value: object, least: float | None = None, above: fl
 
 
 def check_probability(name: str, value: object, proper: bool = False) -> float:
-    """The value as a float from 0 to 1; neither of these where `proper`.
+    """The value as a float from 0 to 1; if `proper`, neither 0 nor 1.
 
     Raises:
-        TypeError: no number.
+        TypeError: not a number.
         ValueError: out of range.
     """
     between = "a probability between 0 and 1" if proper else "a probability, from 0 to 1"
@@ -91,10 +91,10 @@ def check_probability(name: str, value: object, proper: bool = False) -> float:
 
 
 def check_choice(name: str, value: object, known: Iterable[Any]) -> Any:
-    """The value, one of the names that are known.
+    """The value, which must be one of `known`.
 
     Raises:
-        ValueError: none of them.
+        ValueError: another value.
     """
     known = tuple(known)
     if not any(type(value) is type(one) and value == one for one in known):
@@ -106,7 +106,7 @@ def check_flag(name: str, value: object) -> bool:
     """The value as a bool.
 
     Raises:
-        TypeError: no truth value.
+        TypeError: not a boolean.
     """
     plain = _plain(value)
     if not isinstance(plain, bool):
@@ -115,7 +115,7 @@ def check_flag(name: str, value: object) -> bool:
 
 
 def check_kind(name: str, value: object, kinds: type[Kind] | tuple[type[Kind], ...], expected: str) -> Kind:
-    """The value, an object of one of these classes; `TypeError` where it is none."""
+    """The value, an object of one of these classes; `TypeError` for other objects."""
     if not isinstance(value, kinds):
         raise TypeError(f"{name}: got {type(value).__name__}, expected {expected}.")
     return value
@@ -125,8 +125,8 @@ def check_path(name: str, value: object) -> Path:
     """The value as the path of a file or folder.
 
     Raises:
-        TypeError: no path.
-        ValueError: an empty one, or one of characters that no file system takes.
+        TypeError: not a path.
+        ValueError: an empty path, or one with characters that no file system accepts.
     """
     if not isinstance(value, str | Path):
         raise TypeError(f"{name}: got {_short(value)}, expected a path: a string, or a pathlib.Path.")

@@ -1,7 +1,6 @@
-"""Large working memory, kept from one call to the next.
+"""Large working memory, reused between calls.
 
-A system maps the pages of new memory one by one, as they are first touched. That can take longer than what is then done
-in them.
+The system maps the pages of new memory one by one when they are first used. This can take longer than the computation.
 """
 
 from collections.abc import Iterator

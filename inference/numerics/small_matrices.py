@@ -1,7 +1,7 @@
-"""Small matrices inside numba kernels: triangular factors, products, and when a recursion has come to rest.
+"""Small matrices inside numba kernels: triangular factors, products, and a test for steady recursions.
 
-Functions write into their last arguments. Loops stand in the place of slices and `np.empty`: numba compiles functions
-of its own for those.
+Functions write into their last arguments. They use loops instead of slices and `np.empty`, for which numba would
+compile separate functions.
 """
 
 import math
@@ -11,7 +11,7 @@ import numpy as np
 from .compilation import inlined, lean_kernel
 
 NOTHING = 2.0**-1000  # a sum of squares that one cannot be divided by
-SAME = 8.0 * float(np.finfo(np.float64).eps)  # of a row's norm: what is no change
+SAME = 8.0 * float(np.finfo(np.float64).eps)  # of a row's norm: the limit for "no change"
 
 
 @lean_kernel
@@ -194,12 +194,12 @@ def solve_column(chol, column, begin, n):
 
 
 @lean_kernel
-def rests(table, before, reference, clock, step):
-    r"""Whether a recursion has come to its fixed point, to rounding; asked after every step, counted from 1.
+def is_steady(table, before, reference, clock, step):
+    r"""Whether a recursion has reached its fixed point, to rounding; called after every step, counted from 1.
 
-    It has where neither the last step nor a stretch, an eighth of all steps so far, changed anything: what is left of a
-    mode that decays by $\rho$ a step is less than what it moved over n steps, times $\rho^n / (1 - \rho^n)$, and one
-    that turns, such as a season's, moves at every step. `clock` holds the step at which to look next, 0 at the start.
+    This is so if neither the last step nor a stretch, an eighth of all steps so far, changed any entry. The rest of a
+    mode that decays by $\rho$ a step is less than its change over n steps times $\rho^n / (1 - \rho^n)$. A mode that
+    rotates, such as a season, changes at every step. `clock` holds the step of the next check, 0 at the start.
     """
     if step < clock[0]:
         return False

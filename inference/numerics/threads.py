@@ -1,9 +1,9 @@
-"""How a CPU kernel is spread over threads: it takes a range of sequences, and several ranges run at once.
+"""Threads for CPU kernels: a kernel takes a range of sequences, and several ranges run at once.
 
-Most kernels run on plain Python threads, which sleep while they wait. Those that sit between matrix products run on
-torch's own OpenMP threads instead. Those stay awake for milliseconds after every parallel operation of torch, and a
-second team beside them would find its processors taken; but after a rest they wake less well. Where torch's threads
-cannot be had, and in a forked child, whose parent kept the threads, the plain threads do that work too.
+Most kernels run on plain Python threads, which sleep while they wait. Kernels between matrix products run on torch's
+OpenMP threads instead. These stay awake for milliseconds after every parallel operation of torch, and a second team
+would find the processors taken; but after a pause they wake more slowly. If torch's threads are not available, or in a
+forked child, whose parent kept the threads, the plain threads do this work too.
 """
 
 import os
@@ -46,7 +46,7 @@ def one_thread_if_small(numbers: int) -> Iterator[None]:
 
 
 def worthwhile(seconds: float) -> int:
-    """How many threads are to share what takes one of them so long: each is to work four times as long as it costs."""
+    """The number of threads for work that takes one thread this long: each must work four times as long as it costs."""
     n = torch.get_num_threads()
     if n == 1 or seconds < _LEAST_WAKE:
         return 1
@@ -55,7 +55,7 @@ def worthwhile(seconds: float) -> int:
 
 @cache
 def _wake() -> float:
-    """Seconds that it costs to have a second thread do the same as this one, beside it; measured once.
+    """The cost in seconds of a second thread that does the same work; measured once.
 
     The same is work that does without the interpreter, as kernels do. Other programs on the processors count.
     """
@@ -77,7 +77,7 @@ def _work(data: bytes = bytes(1 << 15)) -> None:
 
 
 def zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    """Zeros as torch's, beginning where a vector may, without waking torch's threads: not for what is large."""
+    """Zeros as in torch, aligned for vectors, without waking torch's threads; not for large tables."""
     made = torch.empty(shape, dtype=dtype, device="cpu")
     made.numpy().fill(0)
     return made
@@ -109,7 +109,7 @@ def in_parallel(tasks: Sequence[Callable[[], None]], *, among_torch: bool = Fals
         futures = [_executor().submit(work) for _ in range(min(len(tasks), n_threads) - 1)]
         work()
         wait(futures)
-    work()  # what a thread left that ended by an error or an interrupt: no result may stay half written
+    work()  # repeat the part of a thread that ended by an error or an interrupt, so no result is half written
     if errors:
         raise errors[0]
 

@@ -1,17 +1,16 @@
 r"""The kernels for GPUs of all recurrences $h_t = hold_t \odot h_{t-1} + draw_t \odot v_t$ over time.
 
-Of what hold, draw and v are made is a kind of gate, and one of candidate: those of `gated.op`, and, for coefficients as
-they are, the gates "linear" ($hold = x$, $draw = 1$) and "lerp" ($hold = 1 - x$, $draw = x$).
+A kind of gate and a kind of candidate define hold, draw and v. They are those of `gated.op`. For plain coefficients
+there are the gates "linear" ($hold = x$, $draw = 1$) and "lerp" ($hold = 1 - x$, $draw = x$).
 
-A program takes some columns, of one sequence or of several, and walks over time, so that a row is read and written as
-it lies in memory, whatever the number of columns. A warp takes 32 columns, or 64 of half precision: a whole line of the
-cache each. Columns that are one simplex stay together. The state is kept in float32, or in float64 for float64.
+A program takes some columns, of one or several sequences, and loops over time, so a row is read and written
+contiguously for any number of columns. A warp takes 32 columns, or 64 of half precision: a whole line of the cache
+each. Columns of one simplex stay together. The state is kept in float32, or in float64 for float64.
 
-Where there are too few columns to keep the device busy, time is cut into chunks. A first pass reduces each chunk to
-what it does to the state that it begins with, $h \mapsto product \cdot h + end$; that is a recurrence over chunks,
-which one program walks; and its states are those from which the chunks set out in a last pass. The gradient does the
-same from the end of time to its beginning: with $r_t$ the gradient of $h_t$ through all that comes after,
-$r_{t-1} = hold_t (grad_t + r_t)$.
+If there are too few columns to keep the device busy, time is cut into chunks. A first pass reduces each chunk to its
+effect on its first state, $h \mapsto product \cdot h + end$. This is a recurrence over chunks, which one program
+computes. Its states are the first states of the chunks in a last pass. The gradient does the same backward in time:
+with $r_t$ the gradient of $h_t$ through all later steps, $r_{t-1} = hold_t (grad_t + r_t)$.
 
 Words of memory for each state, of which there are one a step and column, P being the parts of a row of pre-activations
 (2 for linear and lerp):
@@ -53,7 +52,7 @@ _BUSY = 4 if INTERPRETED else 8  # warps for each of a GPU's processors
 
 @kernel
 def _columns(n_columns, block, GROUPS: constexpr, BLOCK: constexpr):
-    """The columns [GROUPS, BLOCK] of a program among those of all sequences, and which of them exist."""
+    """The columns [GROUPS, BLOCK] of a program among those of all sequences, and a mask of those that exist."""
     group = (position(0) * GROUPS + tl.arange(0, GROUPS))[:, None]
     place = tl.arange(0, BLOCK)[None, :]
     return group * block + place, (group * block < n_columns) & (place < block)
@@ -161,10 +160,10 @@ def _carry(product, end, start, carried, count, n_columns, COLUMNS: constexpr, S
 
 @kernel
 def _begin(start, carried, part, n_columns, column, mask, DTYPE: constexpr):
-    """The state before a chunk: `start` [N, D], or what the chunks before have made of it, `carried` [chunks, N, D]."""
-    own = tl.load(start + column, within(mask, part, 0, 1), 0.0).to(DTYPE)
+    """The state before a chunk: `start` [N, D], or the state after the previous chunks, `carried` [chunks, N, D]."""
+    first = tl.load(start + column, within(mask, part, 0, 1), 0.0).to(DTYPE)
     before = carried + (part - 1) * n_columns + column
-    return own + tl.load(before, within(mask, part, 1, tl.num_programs(1)), 0.0).to(DTYPE)
+    return first + tl.load(before, within(mask, part, 1, tl.num_programs(1)), 0.0).to(DTYPE)
 
 
 @kernel
@@ -239,7 +238,7 @@ def _backward(
 
 
 class Kind(NamedTuple):
-    """Of what a recurrence is made; `block` columns are one simplex."""
+    """The inputs of a recurrence; `block` columns are one simplex."""
 
     gate: str
     candidate: str = "linear"
@@ -296,10 +295,10 @@ def states(kind: Kind, parts: Parts, start: Tensor, h: Tensor) -> None:
     launch(_forward, launches.grid, *tables, start, carried, h, *launches.sizes, **launches.options)
 
 
-def gradients(kind: Kind, parts: Parts, start: Tensor, h: Tensor, grad: Tensor, found: Parts, d_start: Tensor) -> None:
+def gradients(kind: Kind, parts: Parts, start: Tensor, h: Tensor, grad: Tensor, slopes: Parts, d_start: Tensor) -> None:
     """Fill the gradients of the parts and of `start` from `grad`, that of h."""
     launches, tables = _Launches(kind, h, parts.width), parts[:3]
     none = torch.zeros_like(start)
     carried = launches.carried(*tables[:2], grad, none, -1)
-    given = *tables, start, h, grad, carried, none, *found[:3], d_start
-    launch(_backward, launches.grid, *given, *launches.sizes, **launches.options)
+    arguments = *tables, start, h, grad, carried, none, *slopes[:3], d_start
+    launch(_backward, launches.grid, *arguments, *launches.sizes, **launches.options)

@@ -1,1 +1,1 @@
-"""Machines: finite automata out of networks, weighted automata, counters, stacks of digits, Turing machines."""
+"""Machines: finite automata from networks, weighted automata, counters, stacks of digits, Turing machines."""

@@ -1,4 +1,4 @@
-"""Networks that accept or refuse words: a recurrent layer over one-hot symbols, and a readout of its last output."""
+"""Networks that accept or reject words: a recurrent layer over one-hot symbols, and a readout of its last output."""
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -15,16 +15,16 @@ from ..networks.inputs import a_parameter
 from ..networks.recurrent import check_one_way
 from .words import check_alphabet, check_words
 
-CELLS = 2**22  # numbers of one-hot rows that a layer is given at a time
+CELLS = 2**22  # the most numbers of one-hot rows in one call of a layer
 
 
 class Acceptor(nn.Module):
     """A recurrent layer that reads a word's symbols as one-hot rows, and a readout: the log-odds that it is accepted.
 
-    A word is accepted where these are above 0; of networks set by hand they are any number that tells. A layer with an
-    input more than there are symbols reads a start symbol, its last input, before every word. One with as many is read
-    off before its first step for the empty word: its first state, which for a layer of this library or torch's is what
-    it would have put out.
+    A word is accepted if the readout is above 0. (For networks with weights set by hand, the readout need not be
+    log-odds.) If the layer has one more input than there are symbols, the last input is a start symbol before every
+    word. If it has as many inputs as symbols, the value of the empty word is read from the layer's first state, which
+    for layers of this library and torch is the output before the first step.
 
     Arguments:
         layer: `out, state = layer(x, state)` with x [N, T, input_size] ([T, N, input_size] for batch_first=False), one
@@ -33,9 +33,10 @@ class Acceptor(nn.Module):
         alphabet: a letter for each symbol, in the order of the inputs.
 
     Raises:
-        TypeError: a layer or readout that is no module, symbols that are no letters.
-        ValueError: no symbol, a symbol twice, a number of inputs that is not that of the symbols, or one more; both
-            directions. From every call: a word of other symbols.
+        TypeError: a layer or readout that is not a module, symbols that are not letters.
+        ValueError: no symbol, a symbol twice, a number of inputs that is neither the number of symbols nor one more;
+            both
+            directions. From every call: a word with other symbols.
 
     Example:
         >>> import torch, samplehold as sh
@@ -74,24 +75,24 @@ class Acceptor(nn.Module):
         return after.gather(1, lengths.to(after.device)[:, None]).squeeze(1)
 
     def prefixes(self, words: Sequence[str]) -> Float[Tensor, "N T"]:
-        """The log-odds after the first 0, 1, ... symbols of each word; what lies past a word's end is void."""
+        """The log-odds after the first 0, 1, ... symbols of each word; entries after a word's end have no meaning."""
         x = self.inputs(words)
         if self.has_start:
             out, _ = self._run(x)
         else:
             first = self._first_output(len(x)).unsqueeze(1)
             out = torch.cat([first, self._run(x)[0]], 1) if x.shape[1] else first
-        found = check_call("readout", self.readout, out)
-        if found.shape != (*out.shape[:2], 1):
+        log_odds = check_call("readout", self.readout, out)
+        if log_odds.shape != (*out.shape[:2], 1):
             raise ValueError(
-                f"readout: gave shape {list(found.shape)} for outputs {list(out.shape)}, expected "
+                f"readout: gave shape {list(log_odds.shape)} for outputs {list(out.shape)}, expected "
                 f"{[*out.shape[:2], 1]}; end it with one unit."
             )
-        return found.squeeze(-1)
+        return log_odds.squeeze(-1)
 
     @torch.no_grad()
     def accepts(self, words: Sequence[str]) -> Bool[Tensor, "N"]:
-        """Whether each word is accepted; a few at a time where they are many."""
+        """Whether each word is accepted; many words are processed in parts."""
         words = check_words(words, self.alphabet)
         longest = max(map(len, words), default=0) + 1
         n = max(1, CELLS // (longest * max(self.input_size, getattr(self.layer, "hidden_size", 1))))
@@ -100,10 +101,10 @@ class Acceptor(nn.Module):
 
     @torch.no_grad()
     def states(self, words: Sequence[str]) -> Float[Tensor, "N S"]:
-        """The layer's whole state after each word, all its parts side by side.
+        """The layer's whole state after each word, with all parts concatenated.
 
         Raises:
-            ValueError: a layer whose states have no fixed size, or are not known before the first step.
+            ValueError: a layer whose states have no fixed size, or are unknown before the first step.
         """
         words = check_words(words, self.alphabet)
         symbols = self.encode(words)
@@ -112,9 +113,9 @@ class Acceptor(nn.Module):
         for length in lengths.unique().tolist():
             here = (lengths == length).nonzero().squeeze(1)
             x = self._rows(symbols[here, :length])
-            found = self._flat(self._run(x)[1] if x.shape[1] else self._first_state(len(here)), len(here))
-            rows = found.new_zeros(len(lengths), found.shape[1]) if rows is None else rows
-            rows[here.to(rows.device)] = found
+            states_here = self._flat(self._run(x)[1] if x.shape[1] else self._first_state(len(here)), len(here))
+            rows = states_here.new_zeros(len(lengths), states_here.shape[1]) if rows is None else rows
+            rows[here.to(rows.device)] = states_here
         return self._flat(self._a_state(1), 1)[:0] if rows is None else rows
 
     @torch.no_grad()
@@ -123,19 +124,20 @@ class Acceptor(nn.Module):
         parts, spec = tree.tree_flatten(self._a_state(len(states)))
         sizes = [part.numel() // len(states) for part in parts]
         split = states.split(sizes, 1)
-        given = [
+        filled = [
             row.unflatten(1, part.movedim(axis, 0).shape[1:]).movedim(0, axis).contiguous()
             for row, part, axis in zip(split, parts, self.batch_axes, strict=True)
         ]
         x = self._rows(self.encode([symbol]).expand(len(states), 1), start=False)
-        return self._flat(self._run(x, tree.tree_unflatten(given, spec))[1], len(states))
+        return self._flat(self._run(x, tree.tree_unflatten(filled, spec))[1], len(states))
 
     def inputs(self, words: Sequence[str]) -> Float[Tensor, "N T V"]:
-        """What the layer reads of words: one-hot rows, after a start symbol if there is one; past an end anything."""
+        """The layer's inputs for words: one-hot rows, after a start symbol if there is one; arbitrary after a word's
+        end."""
         return self._rows(self.encode(words))
 
     def encode(self, words: Sequence[str]) -> Int[Tensor, "N T"]:
-        """Words as indices of symbols, -1 past each word's end."""
+        """Words as indices of symbols, -1 after each word's end."""
         index = {symbol: i for i, symbol in enumerate(self.alphabet)}
         rows = [[index[symbol] for symbol in word] for word in check_words(words, self.alphabet)]
         longest = max(map(len, rows), default=0)
@@ -144,22 +146,22 @@ class Acceptor(nn.Module):
 
     @cached_property
     def batch_axes(self) -> tuple[int, ...]:
-        """Of each part of the layer's state, the axis of the words."""
-        found = []
+        """The axis of the words in each part of the layer's state."""
+        axes = []
         parts = [tree.tree_leaves(self._a_state(n, steps)) for n, steps in ((2, 1), (3, 1), (2, 2))]
         for two, three, later in zip(*parts, strict=True):
             moved = [i for i, (a, b) in enumerate(zip(two.shape, three.shape, strict=True)) if a != b]
             if two.shape != later.shape or len(moved) != 1 or two.shape[moved[0]] != 2:
                 raise ValueError(
-                    f"network: the states of its {type(self.layer).__name__} have no fixed size, and no machine is "
-                    'made of their clusters; use method="lstar".'
+                    f"network: the states of its {type(self.layer).__name__} have no fixed size, so they cannot "
+                    'be clustered; use method="lstar".'
                 )
-            found.append(moved[0])
-        return tuple(found)
+            axes.append(moved[0])
+        return tuple(axes)
 
     @cached_property
     def has_fixed_states(self) -> bool:
-        """Whether a state has as many numbers after every word, and is known before the first symbol."""
+        """Whether the state has the same size after every word, and is known before the first symbol."""
         try:
             _ = self.batch_axes
             _ = None if self.has_start else self._first_state(1)
@@ -171,17 +173,17 @@ class Acceptor(nn.Module):
         return f"alphabet={''.join(self.alphabet)!r}"
 
     def _a_state(self, n: int, steps: int = 1) -> Any:
-        """The states of n words of zeros."""
+        """The states after n words of zeros."""
         with torch.no_grad():
             return self._run(self._like.new_zeros(n, steps, self.input_size))[1]
 
     @property
     def _like(self) -> Tensor:
-        own = a_parameter(self.layer)
-        return torch.empty(0, device="cpu") if own is None else own.detach()
+        parameter = a_parameter(self.layer)
+        return torch.empty(0, device="cpu") if parameter is None else parameter.detach()
 
     def _rows(self, symbols: Tensor, start: bool = True) -> Tensor:
-        """One-hot rows [N, T, input_size], after a start symbol if there is one; past a word's end anything."""
+        """One-hot rows [N, T, input_size], after a start symbol if there is one; arbitrary after a word's end."""
         if self.has_start and start:
             first = symbols.new_full((len(symbols), 1), len(self.alphabet))
             symbols = torch.cat([first, symbols], 1)
@@ -200,19 +202,19 @@ class Acceptor(nn.Module):
         return (result[0].transpose(0, 1) if time_first else result[0]), result[1]
 
     def _first_state(self, n: int) -> Any:
-        """Before the first step."""
+        """The state before the first step."""
         if isinstance(self.layer, nn.RNNBase):
             return tree.tree_map(torch.zeros_like, self._a_state(n))
         initial: Callable[..., Any] | None = getattr(self.layer, "initial_state", None)
         if initial is None:
             raise ValueError(
-                f"network: a {type(self.layer).__name__} puts out nothing before its first step, so that the empty "
-                "word is not told; build the layer with one input more, which is the start symbol of every word."
+                f"network: a {type(self.layer).__name__} has no output before its first step, so the empty "
+                "word has no value; build the layer with one more input, for the start symbol of every word."
             )
         return initial(n)
 
     def _first_output(self, n: int) -> Tensor:
-        """[N, H]; of all layers with a first state its first part is what they put out, or 0 if their cell is 0."""
+        """The output [N, H] before the first step: the first part of the first state, or 0 if the cell is 0."""
         return tree.tree_leaves(self._first_state(n))[0][-1]
 
     def _flat(self, state: Any, n: int) -> Tensor:

@@ -1,21 +1,20 @@
-r"""Networks with weights set by hand that count, and one that remembers a word.
+r"""Networks with weights set by hand that count, and one that stores a word.
 
-All weights are small integers and halves, times `SCALE`, so that gates are open or closed to $10^{-28}$; in
-`saturated`'s limit they are so exactly. A word is accepted where the layer's output at its last symbol meets some
-linear conditions.
+All weights are small integers and halves, times `SCALE`, so gates are open or closed to $10^{-28}$, and exactly so in
+`saturated`'s limit. A word is accepted if the layer's output at its last symbol satisfies some linear conditions.
 
-    a^n b^n       one cell counts a up and b down; another adds up what is out of order
+        a^n b^n       one cell counts a up and b down; another counts symbols out of order
     a^n b^n c^n   two count, a against b and b against c
-    a^n b^n w     the LSTM's cell stops counting at the first a after a b: h tells that b has been read
+        a^n b^n w     the LSTM's cell stops counting at the first a after a b: h stores that b has been read
 
-For n > 0. A QRNN tells what is out of order by a window of two symbols, an LSTM by h. A QRNN of one layer cannot accept
-$a^n b^n w$ (`samplehold.models.networks.saturated`).
+For n > 0. A QRNN detects symbols out of order by a window of two symbols, an LSTM by h. A QRNN of one layer cannot
+accept $a^n b^n w$ (`samplehold.models.networks.saturated`).
 
-**A word in one cell** (`palindrome_lstm`). Before the mark a bit z does $c' = c / 2 + z / 2$: both $f + f'$ and the
-input gate are half open. After it, $c' = 2 c - z$: if z is the top bit, that is c without it, else c leaves (0, 1) for
-good, since $2 c - z$ of a c of 1 or more is that, and of a negative c is negative and, at the end of as many bits, an
-integer. So c is 0 again where the second half is the first reversed, and elsewhere 1 away or more. In floats of p
-binary digits c is exact for words of p bits, and of more only if their outer bits are 0.
+**A word in one cell** (`palindrome_lstm`). Before the mark, a bit z does $c' = c / 2 + z / 2$: both $f + f'$ and the
+input gate are half open. After the mark, $c' = 2 c - z$. If z is the top bit, this is c without it. Otherwise c leaves
+(0, 1) for good: for c of 1 or more, $2 c - z$ is at least 1. For negative c it is negative and, after as many bits, an
+integer. So c is 0 again if the second half is the first reversed, and otherwise 1 away or more. In floats of p binary
+digits c is exact for words of p bits, and for longer words only if their outer bits are 0.
 """
 
 from collections.abc import Iterable, Sequence
@@ -36,7 +35,7 @@ LANGUAGES = {"anbn": "ab", "anbncn": "abc", "anbnw": "ab"}
 
 
 class Conditions(nn.Module):
-    """A readout: the room that is left by the tightest of some linear conditions, rows @ [h, 1] < 0."""
+    """A readout: the margin of the tightest of some linear conditions, rows @ [h, 1] < 0."""
 
     rows: Tensor
 
@@ -45,12 +44,12 @@ class Conditions(nn.Module):
         self.register_buffer("rows", rows)
 
     def forward(self, out: Float[Tensor, "*b D"]) -> Float[Tensor, "*b 1"]:
-        """Above 0 where all hold."""
+        """Above 0 if all conditions hold."""
         return -(out @ self.rows[:, :-1].mT + self.rows[:, -1]).amax(-1, keepdim=True)
 
 
-Row = dict[str, float]  # weights by what they are of: a symbol, the output of a unit, or "" for an offset
-Unit = dict[str, Row]  # the rows of a unit's gates and candidate; those left out are open
+Row = dict[str, float]  # weights by their input: a symbol, the output of a unit, or "" for an offset
+Unit = dict[str, Row]  # the rows of a unit's gates and candidate; omitted gates are open
 ALWAYS: Row = {"": 1}
 
 IN_ORDER: dict[str, Unit] = {  # b_read: 1 from the first b on; disorder: a number from the first a after it on
@@ -85,7 +84,7 @@ QRNNS: dict[str, dict[str, Unit]] = {  # "b before" is the symbol one step back
         "begun": {},
     },
 }
-CONDITIONS: dict[str, list[Row]] = {  # of what is less than 0; tanh 1 is 0.76
+CONDITIONS: dict[str, list[Row]] = {  # expressions that must be less than 0; tanh 1 is 0.76
     "anbn": [{"count": 1, "": -0.4}, {"count": -1, "": -0.4}, {"disorder": 1, "": -0.4}, {"begun": -1, "": 0.4}],
     "anbnw": [{"count": 1, "": -0.4}, {"begun": -1, "": 0.4}],
 }
@@ -114,7 +113,7 @@ BALANCED: list[Row] = [
 
 
 def counting_lstm(language: str, dtype: torch.dtype = torch.float64) -> Acceptor:
-    """An LSTM that accepts a language of counts, as far as its floats count.
+    """An LSTM that accepts a language of counts, within the range of its floats.
 
     Arguments:
         language: "anbn", "anbncn" or "anbnw": $a^n b^n$, $a^n b^n c^n$, $a^n b^n w$ with any word w; n > 0.
@@ -148,7 +147,7 @@ def counting_qrnn(language: str, dtype: torch.dtype = torch.float64) -> Acceptor
     """
     if check_choice("language", language, LANGUAGES) == "anbnw":
         raise ValueError(
-            'language: got "anbnw", but the gates of one QRNN layer cannot know that the count is over (see '
+            'language: got "anbnw", but the gates of one QRNN layer cannot detect the end of the count (see '
             "samplehold.models.networks.saturated); take counting_lstm."
         )
     alphabet, units = LANGUAGES[language], QRNNS[language]
@@ -185,10 +184,10 @@ def _conditions(rows: list[Row], units: dict[str, Unit], dtype: torch.dtype) -> 
 
 def _table(rows: Iterable[Row], sources: Sequence[str]) -> Tensor:
     places = {source: place for place, source in enumerate([*sources, ""])}
-    found = []
+    table = []
     for row in rows:
         line = [0.0] * len(places)
         for source, value in row.items():
             line[places[source]] = value
-        found.append(line)
-    return torch.tensor(found, dtype=torch.float64, device="cpu")
+        table.append(line)
+    return torch.tensor(table, dtype=torch.float64, device="cpu")

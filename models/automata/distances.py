@@ -1,4 +1,4 @@
-"""How far two machines are apart, and how far a machine is from a network: shares of words, exactly or by samples."""
+"""Distances between two machines, and between a machine and a network: shares of words, exact or by samples."""
 
 import random
 from collections import deque
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from automata.fa.dfa import DFA
 
 LENGTHS = (20, 50, 100)
-MOST_WORDS = 4095  # that are read one by one unless more are asked for
+MOST_WORDS = 4095  # the default limit for words that are read one by one
 CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, repr=False)
 class Distance(Record):
-    """Between the languages of two machines.
+    """The distance between the languages of two machines.
 
     Arguments:
-        counterexample: the shortest word that one accepts and the other does not, the first of them in the order of
-            the alphabet; None where the languages are the same.
-        share: of the words of each length 0, 1, ... those that tell the machines apart, exact before rounding.
+        counterexample: the shortest word that only one machine accepts, the first in the order of the alphabet; None if
+            the languages are equal.
+        share: for each length 0, 1, ..., the share of words that only one machine accepts, exact before rounding.
     """
 
     counterexample: str | None
@@ -42,23 +42,23 @@ class Distance(Record):
 
     @property
     def equal(self) -> bool:
-        """Whether both accept the same words, of whatever length."""
+        """Whether both machines accept the same words of all lengths."""
         return self.counterexample is None
 
 
 @dataclass(frozen=True, repr=False)
 class Faithfulness(Record):
-    """Agreement of a machine with a network: of all short words, and of random words by their length.
+    """Agreement of a machine with a network on all short words, and on random words by length.
 
     Arguments:
-        longest: all words of at most so many symbols were read.
-        words: the number of these.
-        agreeing: of these, the words that both accept or both refuse.
-        disagreement: the shortest of the others, None where there is none.
+        longest: all words of at most this many symbols were read.
+        words: the number of these words.
+        agreeing: the number of these words on which both agree.
+        disagreement: the shortest word on which they disagree; None if there is none.
         lengths: of random words.
-        drawn: the number of random words of each length, all symbols alike.
-        share: of these, by length, the words on which both agree.
-        lower, upper: of the share among all words of the length: exact (Clopper-Pearson) intervals of 95%.
+        drawn: the number of random words of each length, with uniform symbols.
+        share: by length, the share of these words on which both agree.
+        lower, upper: exact (Clopper-Pearson) intervals of 95% for this share among all words of the length.
     """
 
     longest: int
@@ -80,28 +80,28 @@ class Faithfulness(Record):
         """A row for all short words, and one for each length of random ones."""
         rows: list[tuple[Any, ...]] = [(f"all to {self.longest}", self.words, self.agreeing / self.words, None, None)]
         parts = (self.lengths, self.share, self.lower, self.upper)
-        for length, *found in zip(*(part.tolist() for part in parts), strict=True):
-            rows.append((str(length), self.drawn, *found))
+        for length, *numbers in zip(*(part.tolist() for part in parts), strict=True):
+            rows.append((str(length), self.drawn, *numbers))
         columns = ["symbols", "words", "agreement", "lower", "upper"]
         return pd.DataFrame(rows, columns=columns).set_index("symbols")
 
 
 def distance(dfa: "DFA", target: "DFA", longest: int = 20) -> Distance:
-    """Whether two machines accept the same words, and else how many words tell them apart.
+    """Whether two machines accept the same words; if not, the share of words on which they differ.
 
     Arguments:
-        dfa, target: of the same symbols.
-        longest: shares are counted for the lengths 0 to this.
+        dfa, target: machines with the same symbols.
+        longest: shares are counted for the lengths 0 to this one.
 
     Raises:
-        TypeError: what is no `automata.fa.dfa.DFA`, no integer.
-        ValueError: machines of different symbols.
+        TypeError: a machine that is not an `automata.fa.dfa.DFA`, a number that is not an integer.
+        ValueError: machines with different symbols.
 
     Example:
         >>> import samplehold as sh
         >>> from samplehold.models.automata.tomita import tomita
-        >>> found = sh.automata.distance(tomita(1), tomita(4), longest=3)  # no 0, against no 000
-        >>> found.equal, found.counterexample, found.share.tolist()
+        >>> result = sh.automata.distance(tomita(1), tomita(4), longest=3)  # no 0, against no 000
+        >>> result.equal, result.counterexample, result.share.tolist()
         (False, '0', [0.0, 0.5, 0.75, 0.75])
         >>> sh.automata.distance(tomita(4), tomita(4).complement().complement()).equal
         True
@@ -128,28 +128,28 @@ def faithfulness(
     n_words: int = 500,
     seed: Seed = 0,
 ) -> Faithfulness:
-    """How often a machine and a network agree whether a word is accepted.
+    """Measure how often a machine and a network agree on whether a word is accepted.
 
     Arguments:
-        machine: of symbols that the network reads, not necessarily all.
-        longest: all words of up to so many symbols are read; None: as many as make no more than 4,095 words.
+        machine: its symbols must be symbols of the network; some may be missing.
+        longest: all words of up to this many symbols are read; None: the greatest length with at most 4,095 words.
         lengths: of random words.
         n_words: random words of each length.
-        seed: of these.
+        seed: of the random words.
 
     Raises:
-        TypeError: a machine or network of another kind, numbers that are no integers.
-        ValueError: symbols that the network does not read; lengths less than 0; no words.
+        TypeError: a machine or network of another kind, numbers that are not integers.
+        ValueError: symbols that the network does not have; lengths less than 0; no words.
 
     Example:
         >>> import torch, samplehold as sh
         >>> from samplehold.models.automata.tomita import tomita
         >>> network = sh.automata.Acceptor(sh.MinGRU(2, 1), torch.nn.Linear(1, 1), "01").requires_grad_(False)
         >>> _ = network.readout.weight.zero_(), network.readout.bias.fill_(1)  # accepts all
-        >>> found = sh.automata.faithfulness(tomita(1), network, longest=2, lengths=[50])
-        >>> found.words, found.agreeing, found.disagreement
+        >>> result = sh.automata.faithfulness(tomita(1), network, longest=2, lengths=[50])
+        >>> result.words, result.agreeing, result.disagreement
         (7, 3, '0')
-        >>> found.share.item(), round(found.upper.item(), 3)  # of 500 words none agrees
+        >>> result.share.item(), round(result.upper.item(), 3)  # they agree on none of 500 words
         (0.0, 0.007)
     """
     from scipy.stats import binomtest
@@ -161,7 +161,7 @@ def faithfulness(
             f"machine: has the symbols {sorted(machine.input_symbols)}, but the network reads "
             f"{list(network.alphabet)}; give a machine of these."
         )
-    given = [check_integer("lengths", length, least=0) for length in check_parts("lengths", lengths, least=0)]
+    sizes = [check_integer("lengths", length, least=0) for length in check_parts("lengths", lengths, least=0)]
     longest = (
         longest_within(len(alphabet), MOST_WORDS) if longest is None else check_integer("longest", longest, least=0)
     )
@@ -169,7 +169,7 @@ def faithfulness(
     short = short_words(alphabet, longest)
     same = _same(machine, network, short)
     shares, lower, upper = [], [], []
-    for length in given:
+    for length in sizes:
         words = ["".join(draw.choices(alphabet, k=length)) for _ in range(n_words)]
         agreeing = sum(_same(machine, network, words))
         interval = binomtest(agreeing, n_words).proportion_ci(CONFIDENCE, method="exact")
@@ -179,12 +179,12 @@ def faithfulness(
     numbers = (torch.tensor(part, dtype=torch.float64, device="cpu") for part in (shares, lower, upper))
     first = None if all(same) else short[same.index(False)]
     return Faithfulness(
-        longest, len(short), sum(same), first, torch.tensor(given, dtype=torch.int64, device="cpu"), n_words, *numbers
+        longest, len(short), sum(same), first, torch.tensor(sizes, dtype=torch.int64, device="cpu"), n_words, *numbers
     )  # fmt: skip
 
 
 def shortest_word(machine: "DFA") -> str | None:
-    """The first of the shortest words that a machine accepts, None where it accepts none."""
+    """The first of the shortest words that a machine accepts; None if it accepts none."""
     front, seen = deque([("", machine.initial_state)]), {machine.initial_state}
     while front:
         word, state = front.popleft()
@@ -211,7 +211,7 @@ def check_machine(name: str, machine: Any) -> "DFA":
 
 
 def check_network(network: Any) -> Acceptor:
-    """An acceptor that says the same at every call."""
+    """An acceptor that gives the same answer at every call."""
     network = check_kind("network", network, Acceptor, "an Acceptor(layer, readout, alphabet)")
     for module in network.modules():
         drops = getattr(module, "p", getattr(module, "dropout", 0.0))
@@ -225,12 +225,12 @@ def check_network(network: Any) -> Acceptor:
 
 
 def short_words(alphabet: Sequence[str], longest: int) -> list[str]:
-    """All words of up to so many symbols, the shorter ones first, each length in the order of the alphabet."""
+    """All words of up to `longest` symbols, shorter ones first, each length in the order of the alphabet."""
     return ["".join(word) for n in range(longest + 1) for word in product(alphabet, repeat=n)]
 
 
 def longest_within(n_symbols: int, most: int) -> int:
-    """The greatest length, up to 100, for which all words of up to it are no more than `most`."""
+    """The greatest length, up to 100, so that at most `most` words have up to this length."""
     longest, words = 0, 1 + n_symbols
     while words <= most and longest < 100:
         longest += 1
@@ -239,5 +239,5 @@ def longest_within(n_symbols: int, most: int) -> int:
 
 
 def _same(machine: "DFA", network: Acceptor, words: list[str]) -> list[bool]:
-    told = network.accepts(words).tolist()
-    return [machine.accepts_input(word) == accepted for word, accepted in zip(words, told, strict=True)]
+    answers = network.accepts(words).tolist()
+    return [machine.accepts_input(word) == accepted for word, accepted in zip(words, answers, strict=True)]

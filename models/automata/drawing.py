@@ -1,8 +1,8 @@
-"""Pictures of machines: circles, doubled where a state accepts, and arrows labelled with the symbols that take them.
+"""Figures of machines: circles (doubled for accepting states), and arrows labelled with their symbols.
 
-Of more than four symbols the first two and their number are given. States are placed by several layouts of networkx,
-and the picture is taken in which fewest arrows cross each other, pass over states, or have their labels covered. A
-state from which no word is accepted any more is grey.
+Of more than four symbols, a label has the first two and their number. Several layouts of networkx place the states, and
+the figure with the fewest arrows that cross each other, pass over states, or hide labels is chosen. A state from which
+no word can be accepted is grey.
 """
 
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-RADIUS, APART = 0.26, 1.25  # of a state, and from one centre to the nearest other, in units of the picture
+RADIUS, APART = 0.26, 1.25  # of a state, and from one centre to the nearest other, in units of the figure
 INCHES, LETTERS = 0.85, 7  # of a unit, and of the longest label that fits it
 BEND, LOOP = 0.2, 0.62  # of one of two arrows between the same states; how far a loop reaches from the centre
 MOST_STATES = 40
-FEW = 4  # letters that are all written on an arrow
+FEW = 4  # the most letters that are all written on an arrow
 SEEDS = 12  # of layouts
 POINTS = 17  # of a line
 INK, FAINT, PAPER = "#262626", "#8c8c8c", "#eef3f8"
@@ -37,15 +37,15 @@ class _Arrow:
 
 
 def plot_automaton(machine: "DFA", ax: "Axes | None" = None) -> "Figure":
-    """A picture of a machine; readable up to some 12 states.
+    """A figure of a machine; readable up to some 12 states.
 
     Arguments:
-        machine: of at most 40 states.
-        ax: where to draw; a figure of its own where None.
+        machine: a machine of at most 40 states.
+        ax: the axes to draw in; None: a new figure.
 
     Raises:
-        TypeError: what is no `automata.fa.dfa.DFA`, or no axes of matplotlib.
-        ValueError: more states.
+        TypeError: `machine` is not an `automata.fa.dfa.DFA`, or `ax` is not axes of matplotlib.
+        ValueError: a machine with more states.
 
     Example:
         >>> import samplehold as sh
@@ -95,44 +95,45 @@ def _arrows(machine: "DFA", names: list[Any]) -> list[_Arrow]:
 
 
 def _label(letters: list[str]) -> str:
-    """All letters, or the first two and how many there are."""
+    """All letters, or the first two and their number."""
     return ", ".join(letters) if len(letters) <= FEW else f"{letters[0]}, {letters[1]}, … ({len(letters)})"
 
 
 def _layouts(n: int, arrows: list[_Arrow]) -> list[np.ndarray]:
-    """Places [n, 2] of the states, the start at the left of the others' middle."""
+    """Places [n, 2] of the states, with the start to the left of the others' middle."""
     import networkx as nx
 
     graph = nx.Graph((arrow.start, arrow.end) for arrow in arrows if arrow.start != arrow.end)
     graph.add_nodes_from(range(n))
     if n <= 2:
         return [np.array([[APART * 1.2 * i, 0.0] for i in range(n)])]
-    found = [nx.circular_layout(graph), nx.kamada_kawai_layout(graph)]
+    layouts = [nx.circular_layout(graph), nx.kamada_kawai_layout(graph)]
     if nx.check_planarity(graph)[0]:
         planar = nx.planar_layout(graph)
-        found += [planar, nx.kamada_kawai_layout(graph, pos=planar)]
-    found += [nx.spring_layout(graph, seed=seed, iterations=150) for seed in range(SEEDS)]
+        layouts += [planar, nx.kamada_kawai_layout(graph, pos=planar)]
+    layouts += [nx.spring_layout(graph, seed=seed, iterations=150) for seed in range(SEEDS)]
     draw = np.random.default_rng(0)
     rings = [draw.permutation(n) for _ in range(SEEDS)]
     circle = np.stack([np.cos(2 * np.pi * np.arange(n) / n), np.sin(2 * np.pi * np.arange(n) / n)], 1)
-    found += [dict(enumerate(circle[np.argsort(ring)])) for ring in rings]
-    return [_turned(np.array([places[i] for i in range(n)])) for places in found]
+    layouts += [dict(enumerate(circle[np.argsort(ring)])) for ring in rings]
+    return [_turned(np.array([places[i] for i in range(n)])) for places in layouts]
 
 
 def _turned(at: np.ndarray) -> np.ndarray:
-    """Spread so that no two states are too close, and turned so that it is broad, with the start at the left."""
+    """Spread so that no two states are too close, and turned so that the figure is broad, with the start on the
+    left."""
     at = at - at.mean(0)
     gaps = np.linalg.norm(at[:, None] - at[None], axis=-1) + 1e9 * np.eye(len(at))
     at = at * APART / max(float(gaps.min()), 1e-3)
     extent = np.linalg.norm(at, axis=1).max()
-    at = at * min(1.0, 0.55 * APART * len(at) / extent)  # of states that lie on each other the picture is no larger
+    at = at * min(1.0, 0.55 * APART * len(at) / extent)  # if states coincide, the figure does not grow
     _, _, axes = np.linalg.svd(at, full_matrices=False)
     at = at @ axes.T
     return at * np.where(at[0] > 0, -1.0, 1.0)
 
 
 def _bent(arrow: _Arrow, at: np.ndarray, pairs: set[tuple[int, int]]) -> _Arrow:
-    """Bent if there is an arrow back, or if a state lies in the way."""
+    """Bend an arrow if there is an arrow back, or if a state is in the way."""
     if arrow.start == arrow.end:
         return arrow
     two_ways = (arrow.end, arrow.start) in pairs
@@ -142,7 +143,7 @@ def _bent(arrow: _Arrow, at: np.ndarray, pairs: set[tuple[int, int]]) -> _Arrow:
 
 
 def _curve(arrow: _Arrow, at: np.ndarray, bend: float | None = None) -> np.ndarray:
-    """Points [POINTS, 2] of an arrow between two states, from centre to centre, as matplotlib's arc3 has it."""
+    """Points [POINTS, 2] of an arrow between two states, from centre to centre, as in matplotlib's arc3."""
     bend = arrow.bend if bend is None else bend
     one, other = at[arrow.start], at[arrow.end]
     along = other - one
@@ -152,13 +153,13 @@ def _curve(arrow: _Arrow, at: np.ndarray, bend: float | None = None) -> np.ndarr
 
 
 def _lines(at: np.ndarray, arrows: list[_Arrow]) -> np.ndarray:
-    """Points [E, POINTS, 2] of all arrows but loops."""
-    found = [_curve(arrow, at) for arrow in arrows if arrow.start != arrow.end]
-    return np.stack(found) if found else np.zeros((0, POINTS, 2))
+    """Points [E, POINTS, 2] of all arrows except loops."""
+    curves = [_curve(arrow, at) for arrow in arrows if arrow.start != arrow.end]
+    return np.stack(curves) if curves else np.zeros((0, POINTS, 2))
 
 
 def _marks(lines: np.ndarray) -> np.ndarray:
-    """Where the labels of arrows stand, [E, 2]: near their middles, as far as can be from other arrows."""
+    """The positions of the labels of arrows, [E, 2]: near their middles, as far as possible from other arrows."""
     n, middle = len(lines), POINTS // 2
     near = lines[:, middle - 2 : middle + 3]
     gaps = np.linalg.norm(near[:, :, None, None] - lines[None, None], axis=-1).min(-1)  # [E, 5, E]
@@ -168,7 +169,7 @@ def _marks(lines: np.ndarray) -> np.ndarray:
 
 
 def _room(points: np.ndarray, at: np.ndarray, arrow: _Arrow) -> float:
-    """How far an arrow stays from the centres of all other states."""
+    """The distance of an arrow from the centres of all other states."""
     others = np.array([i not in (arrow.start, arrow.end) for i in range(len(at))])
     if not others.any():
         return np.inf
@@ -176,7 +177,7 @@ def _room(points: np.ndarray, at: np.ndarray, arrow: _Arrow) -> float:
 
 
 def _disorder(at: np.ndarray, arrows: list[_Arrow]) -> float:
-    """How bad a picture is: crossings, arrows over states, covered labels, long arrows, and size."""
+    """The penalty of a figure: crossings, arrows over states, hidden labels, long arrows, and size."""
     straight = [arrow for arrow in arrows if arrow.start != arrow.end]
     lines = _lines(at, arrows)
     loops = [
@@ -196,7 +197,7 @@ def _disorder(at: np.ndarray, arrows: list[_Arrow]) -> float:
 
 
 def _crossings(lines: np.ndarray) -> int:
-    """How many pairs of lines cross, apart from where they begin or end."""
+    """The number of pairs of lines that cross, except at their ends."""
     n = len(lines)
     starts, ends = lines[:, :-2:2].reshape(-1, 2), lines[:, 2::2].reshape(-1, 2)
 
@@ -210,7 +211,7 @@ def _crossings(lines: np.ndarray) -> int:
 
 
 def _aside(state: int, at: np.ndarray, lines: np.ndarray, arrows: list[_Arrow]) -> np.ndarray:
-    """The direction from a state in which there is most room, between its arrows and the nearest states."""
+    """The direction from a state with the most free room between its arrows and the nearest states."""
     angles = [np.pi] if state == 0 else []
     straight = (arrow for arrow in arrows if arrow.start != arrow.end)
     for arrow, line in zip(straight, lines, strict=True):
@@ -224,7 +225,7 @@ def _aside(state: int, at: np.ndarray, lines: np.ndarray, arrows: list[_Arrow]) 
     ordered = np.sort(np.mod(angles, 2 * np.pi))
     gaps = np.diff(np.append(ordered, ordered[0] + 2 * np.pi))
     middles = ordered + gaps / 2
-    upward = 0.05 * np.sin(middles)  # of equal gaps the upper one
+    upward = 0.05 * np.sin(middles)  # of equal gaps, prefer the upper one
     middle = middles[int(np.argmax(gaps + upward))]
     return np.array([np.cos(middle), np.sin(middle)])
 
@@ -283,16 +284,16 @@ def _draw(ax: "Axes", machine: "DFA", names: list[Any], at: np.ndarray, arrows: 
 
 def _alive(machine: "DFA") -> set[Any]:
     """The states from which some word is accepted."""
-    found = set(machine.final_states)
+    alive = set(machine.final_states)
     while True:
-        more = {name for name in machine.states if found & set(machine.transitions[name].values())} - found
+        more = {name for name in machine.states if alive & set(machine.transitions[name].values())} - alive
         if not more:
-            return found
-        found |= more
+            return alive
+        alive |= more
 
 
 def _draw_states(ax: "Axes", machine: "DFA", names: list[Any], at: np.ndarray, alive: set[Any]) -> list[Any]:
-    """A disc each, double where it accepts, faint where no word goes on to be accepted; in their order."""
+    """A disc for each state: double if it accepts, faint if no continuation is accepted; in their order."""
     from matplotlib.patches import Circle
 
     discs = []

@@ -1,13 +1,14 @@
-r"""Finite automata out of recurrent networks, and how faithful they are.
+r"""Finite automata from recurrent networks, and their faithfulness.
 
 "lstar"     Angluin's algorithm with the network as its teacher: see `models.automata.teaching`. For any network.
-"clusters"  k-means of the states that short and random words lead to. A cluster leads where the network's step leads
-            from its centre, which need not be where it leads from its members, and accepts as most of these do.
-"centroids" for `StateRegularized` layers: states are centroids, and where a centroid leads is told by the network's own
-            hard step from it, $j = \arg\max_j sim(cell(S_i, x), S_j)$, with no word read at all. In mode "hard" the
-            machine *is* the network; in mode "soft" faithfulness tells how far the network has come to be one.
+"clusters"  k-means of the states after short and random words. The transition of a cluster is the network's step from
+its
+            centre, which can differ from the steps of its members. It accepts if most of its members do.
+"centroids" for `StateRegularized` layers: states are centroids, and transitions are the network's hard step,
+            $j = \arg\max_j sim(cell(S_i, x), S_j)$, without reading a word. In mode "hard" the machine *is* the
+            network; in mode "soft", faithfulness measures how near the network is to its machine.
 
-Machines are cut to the states that can be reached, and are the least of their language.
+Machines have only reachable states, and are minimal for their language.
 """
 
 import random
@@ -37,18 +38,18 @@ METHODS = ("centroids", "lstar", "clusters")
 
 @dataclass(frozen=True, repr=False)
 class Extraction(Record):
-    """A machine out of a network.
+    """A machine extracted from a network.
 
     Arguments:
-        automaton: the least one of its language, an `automata.fa.dfa.DFA` whose states are numbered in the order of
+        automaton: the minimal automaton of its language, an `automata.fa.dfa.DFA`, with states numbered in the order of
             the shortest words that reach them.
-        states: of it.
-        found: the states that the method found, those that can be reached, before equivalent ones were joined.
-        queries: different words of which the network was asked whether it accepts them; 0 where states are stepped.
-        counterexamples: "lstar": words that machines on the way and the network told apart, in their order.
-        cells: "lstar": how many cells of states agreed with the machine in the end; 0 where they were not asked.
-        complete: whether the method came to its end; if not, the machine is the last before `max_queries`.
-        faithfulness: how often the machine and the network agree.
+        states: the number of its states.
+        found: the number of reachable states of the method, before equivalent states were merged.
+        queries: the number of different words that the network was asked about; 0 if the method steps states.
+        counterexamples: "lstar": words on which earlier machines and the network disagreed, in their order.
+        cells: "lstar": the number of cells of states that agreed with the machine at the end; 0 if cells were not used.
+        complete: whether the method finished; if not, the machine is the last before `max_queries`.
+        faithfulness: the agreement of the machine and the network.
     """
 
     automaton: "DFA"
@@ -69,21 +70,23 @@ def extract_automaton(
     max_queries: int = 20_000,
     seed: Seed = 0,
 ) -> Extraction:
-    """The finite automaton that a network is, or is like.
+    """Extract the finite automaton that a network is, or approximates.
 
     Arguments:
-        network: an `Acceptor`, trained or made by hand.
-        alphabet: the symbols that words are made of; all that the network reads where None.
+        network: an `Acceptor`, trained or set by hand.
+        alphabet: the symbols of words; None: all symbols of the network.
         method: "lstar", "clusters" or "centroids"; see this module.
-        n_clusters: "clusters": how many; "lstar": cells of states to begin with.
-        max_queries: "lstar": the words that the network is asked for.
+        n_clusters: "clusters": the number of clusters; "lstar": the number of cells of states at the start.
+        max_queries: "lstar": the most words that the network is asked about.
         seed: of random words and of k-means.
 
     Raises:
-        TypeError: a network of another kind, symbols that are no letters, numbers that are no integers.
-        ValueError: a symbol that the network does not read; an unknown method; "centroids" of a network without, or
-            whose cell remembers more than its centroid; "clusters" of a network whose states grow; a network that
-            draws at random; too few queries for a first machine.
+        TypeError: a network of another kind, symbols that are not letters, numbers that are not integers.
+        ValueError: a symbol that the network does not have; an unknown method; "centroids" for a network without
+            centroids, or
+            whose cell has more memory than its centroid; "clusters" for a network whose states grow; a network that
+            draws at
+            random; too few queries for a first machine.
 
     Weiss, Goldberg & Yahav 2018, *Extracting automata from recurrent neural networks using queries and
     counterexamples*; Wang & Niepert 2019, *State-regularized recurrent neural networks*; Omlin & Giles 1996 and Wang et
@@ -94,8 +97,8 @@ def extract_automaton(
         >>> layer, readout = sh.MinGRU(2, 1), torch.nn.Linear(1, 1)
         >>> _ = layer.requires_grad_(False).weight_l0.copy_(torch.tensor([[-99.0, 99.0], [0.0, 1.0]]))
         >>> _ = layer.bias_l0.zero_(), readout.requires_grad_(False).weight.fill_(2.0), readout.bias.fill_(-1.0)
-        >>> found = sh.automata.extract_automaton(sh.automata.Acceptor(layer, readout, "ab"))  # there is a "b"
-        >>> found.states, found.automaton.accepts_input("aabaa"), found.faithfulness.exact
+        >>> extraction = sh.automata.extract_automaton(sh.automata.Acceptor(layer, readout, "ab"))  # there is a "b"
+        >>> extraction.states, extraction.automaton.accepts_input("aabaa"), extraction.faithfulness.exact
         (2, True, True)
     """
     network = check_network(network)
@@ -141,7 +144,7 @@ def _of_clusters(network: Acceptor, alphabet: Sequence[str], n_clusters: int, se
 
 
 def _machine(table: dict[str, Tensor], accepts: Tensor, start: int) -> "DFA":
-    """From where each symbol leads, by state, and which states accept."""
+    """The machine with these transitions (by symbol and state) and accepting states."""
     from automata.fa.dfa import DFA
 
     return DFA(
@@ -154,7 +157,7 @@ def _machine(table: dict[str, Tensor], accepts: Tensor, start: int) -> "DFA":
 
 
 def _numbered(machine: "DFA", alphabet: Sequence[str]) -> "DFA":
-    """Its states that can be reached, numbered in the order of the shortest words that reach them."""
+    """The reachable states, numbered in the order of the shortest words that reach them."""
     from automata.fa.dfa import DFA
 
     order = {machine.initial_state: 0}
@@ -179,7 +182,7 @@ def _numbered(machine: "DFA", alphabet: Sequence[str]) -> "DFA":
 
 @torch.no_grad()
 def _of_centroids(network: Acceptor, alphabet: Sequence[str]) -> "DFA":
-    """States are the centroids, in their order, and last the one before the first symbol, which need be none."""
+    """A machine whose states are the centroids in their order, and last the state before the first symbol."""
     layer = network.layer
     if not isinstance(layer, StateRegularized):
         raise ValueError(
@@ -188,8 +191,8 @@ def _of_centroids(network: Acceptor, alphabet: Sequence[str]) -> "DFA":
         )
     if layer.remembers:
         raise ValueError(
-            f'method: got "centroids", but the cell is a {type(layer.cell).__name__}, which remembers more than the '
-            "centroid where it is, so that no centroid leads to one; give another cell, or another method."
+            f'method: got "centroids", but the cell is a {type(layer.cell).__name__}, which has more memory than its '
+            "centroid, so centroids have no transitions; give another cell, or another method."
         )
     rows = torch.eye(layer.input_size).to(layer.centroids)
 

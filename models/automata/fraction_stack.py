@@ -12,17 +12,16 @@ For bits, B is 4, and with $\sigma(x) = \min(1, \max(0, x))$
     nonempty  sigma(4 q)
     pop       4 q - 2 top - 1
 
-In general `at_least(k)`, $\sigma(B q - 2 k)$, is 1 where there is a top of k or more, else 0: with a top of z,
-$B q = 2 z + 1 + r$ and $0 \le r < 1$, so that $B q - 2 k$ is at least 1 for $k \le z$ and at most 0 for $k > z$.
+In general `at_least(k)`, $\sigma(B q - 2 k)$, is 1 if the top is k or more, else 0. With a top of z, $B q = 2 z + 1 +
+r$ and $0 \le r < 1$, so $B q - 2 k$ is at least 1 for $k \le z$ and at most 0 for $k > z$.
 
-**Why 4 and not 2.** What has a top of 1 is at least 3/4, what has a top of 0 less than 1/2: between them is a gap of
-more than 1/4, however deep the stack, and a continuous function with weights of 4 reads the top. In base 2, where q is
-$\sum_i z_i / 2^i$, the stacks 1 0 0 ... 0 and 0 1 1 ... 1 of n bits are $2^{-n}$ apart, and reading needs weights of
-$2^n$.
+**Why 4 and not 2.** A stack with top 1 is at least 3/4, and a stack with top 0 is less than 1/2. The gap is more than
+1/4 for any depth, so a continuous function with weights of 4 can read the top. In base 2, where q is $\sum_i z_i /
+2^i$, the stacks 1 0 0 ... 0 and 0 1 1 ... 1 of n bits are $2^{-n}$ apart, and reading needs weights of $2^n$.
 
-**In floats.** q is an odd multiple of $B^{-n}$, and so needs $n \log_2 B$ binary digits after the point, of which the
-first is 0 where z_1 < K / 2 and 2 K is B. With p digits (11 in float16, 24 in float32, 53 in float64, 8 in bfloat16)
-all stacks of $\lfloor p / \log_2 B \rfloor$ symbols come back; of one symbol more, some or none.
+**In floats.** q is an odd multiple of $B^{-n}$, so it needs $n \log_2 B$ binary digits after the point. The first digit
+is 0 if z_1 < K / 2 and 2 K is B. With p digits (11 in float16, 24 in float32, 53 in float64, 8 in bfloat16) all stacks
+of $\lfloor p / \log_2 B \rfloor$ symbols are exact; of those with one more symbol, some or none are.
 
 Siegelmann & Sontag 1992, *On the computational power of neural nets*, section 3.
 """
@@ -52,16 +51,16 @@ def base_of(n_symbols: int) -> int:
 
 @dataclass(frozen=True)
 class FractionStack:
-    """A stack of symbols in one number, exact in `fractions.Fraction`, and as exact as floats are in these.
+    """A stack of symbols in one number: exact in `fractions.Fraction`, rounded in floats.
 
     Arguments:
-        value: q (see `samplehold.models.automata.fraction_stack`), in the kind of number in which all is computed: a
-            Fraction, a float, a numpy float, or a tensor without axes. 0 is the empty stack.
+        value: q (see `samplehold.models.automata.fraction_stack`), in the type of all computations: a Fraction, a
+            float, a numpy float, or a tensor without axes. 0 is the empty stack.
         n_symbols: K; symbols are 0 .. K - 1.
 
     Raises:
-        TypeError: a value that is none of these; a symbol that is no integer.
-        ValueError: a value out of 0 .. 1, a symbol that is none; `pop` of an empty stack.
+        TypeError: a value of another type; a symbol that is not an integer.
+        ValueError: a value outside 0 .. 1, a symbol that does not exist; `pop` of an empty stack.
 
     >>> import samplehold as sh
     >>> stack = sh.automata.FractionStack().push(1).push(0)
@@ -71,7 +70,7 @@ class FractionStack:
     >>> stack = sh.automata.FractionStack(np.float16(0))
     >>> for _ in range(6):
     ...     stack = stack.push(1)
-    >>> stack.symbols(most=9)  # twelve binary digits, of which float16 has eleven: its bottom is lost
+    >>> stack.symbols(most=9)  # needs twelve binary digits, and float16 has eleven: the bottom is lost
     [1, 1, 1, 1, 1, 1, 1, 1, 1]
     """
 
@@ -93,7 +92,7 @@ class FractionStack:
         return base_of(self.n_symbols)
 
     def at_least(self, k: int) -> Any:
-        """1 where the stack has a top of k or more, else 0; in floats that have lost count, it may be between."""
+        """1 if the top is k or more, else 0; in floats that have lost digits, it may be between."""
         return clipped(self._times(self.value, self.base) - self._number(2 * k))
 
     @property
@@ -103,7 +102,7 @@ class FractionStack:
 
     @property
     def top(self) -> int:
-        """The symbol pushed last; 0 where there is none."""
+        """The symbol pushed last; 0 if there is none."""
         return sum(bool(self.at_least(k) > 0) for k in range(1, self.n_symbols))
 
     def push(self, symbol: int) -> "FractionStack":
@@ -112,18 +111,18 @@ class FractionStack:
         return self._with(self.value / self._number(self.base) + self._number(2 * symbol + 1) / self._number(self.base))
 
     def pop(self) -> "FractionStack":
-        """The stack without its top; what floats have lost is clipped to 0 .. 1."""
+        """The stack without its top; rounding errors of floats are clipped to 0 .. 1."""
         if self.empty:
             raise ValueError("pop: the stack is empty; ask `empty` first.")
         return self._with(clipped(self._times(self.value, self.base) - self._number(2 * self.top + 1)))
 
     def symbols(self, most: int = 12) -> list[int]:
-        """All symbols from the top, `most` of them at most: a stack in floats that have lost count may have no end."""
-        found, stack = [], self
-        while not stack.empty and len(found) < most:
-            found.append(stack.top)
+        """All symbols from the top, at most `most`; a stack in floats that have lost digits may have no end."""
+        symbols_down, stack = [], self
+        while not stack.empty and len(symbols_down) < most:
+            symbols_down.append(stack.top)
             stack = stack.pop()
-        return found
+        return symbols_down
 
     def _with(self, value: Any) -> "FractionStack":
         return FractionStack(value, self.n_symbols)

@@ -1,18 +1,21 @@
 """Angluin's L* with a network as its teacher (Weiss, Goldberg & Yahav 2018, *Extracting automata from RNNs*).
 
-The learner, AALpy's, asks whether words are accepted, and proposes machines. A machine is compared with the network in
-two ways. By words: the shortest ones, and random ones. And by a *state abstraction*: a partition of the network's
-states into cells, each known by the first word that reached it. Words are read from the empty one on, shortest first,
-and go on only from the first word of each cell, so that they end where cells are all known. On the way
+The learner, from AALpy, asks whether words are accepted, and proposes machines. A machine is compared with the network
+in two ways. The first uses words: the shortest ones, and random ones. The second uses a *state abstraction*: a
+partition of the network's states into cells, each represented by the first word that reached it. Words are explored
+from the empty one, shortest first, and only from the first word of each cell, so exploration ends when all cells are
+known. Meanwhile
 
-    the network and the machine tell a word apart          it is a counterexample
-    one cell is reached where the machine is in two states  a word that tells these two apart is read after both words:
-                                                            the machine is wrong after one of them, a counterexample;
-                                                            or the network tells the two words apart, and the cell is
-                                                            split between the states they led to
+        the network and the machine disagree on a word         it is a counterexample
+        one cell is reached in two states of the machine        a word that separates these two is read after both
+        words:
+                                                                if the machine is wrong after one, a counterexample;
+                                                                if the network separates the two words, the cell is
+                                                                split
+                                                                between the states that they led to
 
-Cells begin as the k-means clusters of states after such words; a cell is split into what is nearer to one state and
-what is nearer to the other.
+Cells start as the k-means clusters of states after such words. A cell is split into the part nearer to one state and
+the part nearer to the other.
 """
 
 import random
@@ -30,16 +33,16 @@ if TYPE_CHECKING:
     from automata.fa.dfa import DFA
     from sklearn.cluster import KMeans
 
-SHORT = 255  # that many words, at most, are all those of up to some length
-LONGEST, DRAWN = 30, 1000  # random words of up to so many symbols, in a comparison
+SHORT = 255  # at most this many short words, all of those up to some length
+LONGEST, DRAWN = 30, 1000  # length and number of random words in a comparison
 
 
 class Exhausted(Exception):
-    """The teacher has answered as many queries as it may."""
+    """The teacher has answered the maximal number of queries."""
 
 
 class Teacher:
-    """A network that answers each word once, and always the same; also what AALpy calls a system under learning."""
+    """A network that answers each word once, and always the same; AALpy's "system under learning"."""
 
     def __init__(self, network: Acceptor, max_queries: int) -> None:
         self.network, self.max_queries = network, max_queries
@@ -54,14 +57,14 @@ class Teacher:
         return [self.answers[word] for word in words]
 
     def query(self, word: tuple[str, ...]) -> list[bool]:
-        """Answers for all beginnings of a word but the empty one, which is asked alone."""
+        """Answers for all prefixes of a word except the empty one, which is asked separately."""
         whole = "".join(word)
         return self.accepts([whole[:i] for i in range(1, len(whole) + 1)] or [""])
 
 
 @dataclass(frozen=True)
 class Landmarks:
-    """A partition of states: the nearest of several points, or of two under another."""
+    """A partition of states by the nearest of several points, or of two points in one part."""
 
     points: np.ndarray  # [n, S]
 
@@ -70,7 +73,7 @@ class Landmarks:
 
 
 class Partition:
-    """A tree of landmarks whose leaves are cells; a cell is named by the way to it."""
+    """A tree of landmarks whose leaves are cells; the path to a cell is its name."""
 
     def __init__(self, points: np.ndarray) -> None:
         self.tree: dict[tuple[int, ...], Landmarks] = {(): Landmarks(points)}
@@ -86,7 +89,7 @@ class Partition:
 
 
 class Comparison:
-    """What AALpy calls an equivalence oracle; keeps the last machine and the counterexamples."""
+    """AALpy's "equivalence oracle"; keeps the last machine and the counterexamples."""
 
     def __init__(self, teacher: Teacher, alphabet: Sequence[str], n_clusters: int, seed: int) -> None:
         self.teacher, self.alphabet = teacher, tuple(alphabet)
@@ -102,7 +105,7 @@ class Comparison:
             self.partition = Partition(clusters(teacher.network.states(words), n_clusters, seed).cluster_centers_)
 
     def find_cex(self, hypothesis: Any) -> tuple[str, ...] | None:
-        """A word that the network and the machine tell apart, None where none is found."""
+        """A word on which the network and the machine disagree; None if none is found."""
         self.last = hypothesis
         word = self.by_abstraction(hypothesis) if self.partition is not None else None
         word = self.by_trial(hypothesis) if word is None else word
@@ -112,14 +115,14 @@ class Comparison:
         return tuple(word)
 
     def by_trial(self, hypothesis: Any) -> str | None:
-        """The shortest of those among all short words and random ones."""
+        """The shortest such word among all short words and random ones."""
         words = trial_words(self.alphabet, DRAWN // LONGEST, self.draw)
-        told = self.teacher.accepts(words)
-        wrong = [word for word, accepted in zip(words, told, strict=True) if run(hypothesis, word) != accepted]
+        answers = self.teacher.accepts(words)
+        wrong = [word for word, accepted in zip(words, answers, strict=True) if run(hypothesis, word) != accepted]
         return min(wrong, key=lambda word: (len(word), word), default=None)
 
     def by_abstraction(self, hypothesis: Any) -> str | None:
-        """A counterexample, or None once the machine and the cells agree, or the cells are too many."""
+        """A counterexample; None if the machine and the cells agree, or there are too many cells."""
         while True:
             conflict = self._explored(hypothesis)
             if conflict is None or isinstance(conflict, str):
@@ -129,7 +132,7 @@ class Comparison:
             self.partition.split(cell, self._state(word), self._state(first))
 
     def _explored(self, hypothesis: Any) -> str | tuple[tuple[int, ...], str, str] | None:
-        """A counterexample; or a cell to split, and the two words that lead to it; or None where all agrees."""
+        """A counterexample; or a cell to split, and the two words that lead to it; or None if all agree."""
         assert self.partition is not None
         reached: dict[tuple[int, ...], tuple[str, Any]] = {}
         front = [("", hypothesis.initial_state)]
@@ -146,9 +149,9 @@ class Comparison:
                     continue
                 first, other = reached[cell]
                 if other is not at:
-                    found = self._resolved(hypothesis, cell, word, first, at, other)
-                    if found is not None:
-                        return found
+                    result = self._resolved(hypothesis, cell, word, first, at, other)
+                    if result is not None:
+                        return result
             front = later
         self.cells = len(reached)
         return None
@@ -174,11 +177,11 @@ class Comparison:
 
 
 def learned(teacher: Teacher, comparison: Comparison) -> "tuple[DFA, bool]":
-    """The machine that L* ends with, and whether no counterexample to it was found before the queries were used up."""
+    """The final machine of L*, and whether the search for counterexamples ended before the queries ran out."""
     from aalpy.learning_algs import run_Lstar
 
     try:
-        found, complete = (
+        machine, complete = (
             run_Lstar(
                 list(comparison.alphabet),
                 teacher,  # pyright: ignore[reportArgumentType]
@@ -190,16 +193,16 @@ def learned(teacher: Teacher, comparison: Comparison) -> "tuple[DFA, bool]":
             True,
         )
     except Exhausted:
-        found, complete = comparison.last, False
-        if found is None:
+        machine, complete = comparison.last, False
+        if machine is None:
             raise ValueError(
                 f"max_queries: got {teacher.max_queries}, too few for a first machine; give more."
             ) from None
-    return as_dfa(found, comparison.alphabet), complete
+    return as_dfa(machine, comparison.alphabet), complete
 
 
 def as_dfa(machine: Any, alphabet: Sequence[str]) -> "DFA":
-    """AALpy's machine as automata-lib's."""
+    """AALpy's machine as a machine of automata-lib."""
     from automata.fa.dfa import DFA
 
     number = {state.state_id: i for i, state in enumerate(machine.states)}
@@ -224,7 +227,7 @@ def run(machine: Any, word: str) -> bool:
 
 
 def trial_words(alphabet: Sequence[str], each: int, draw: random.Random) -> list[str]:
-    """All short words, the empty one first, and `each` random ones of every length; each word once."""
+    """All short words, the empty one first, and `each` random ones of every length, without duplicates."""
     short = short_words(alphabet, longest_within(len(alphabet), SHORT))
     drawn = ["".join(draw.choices(alphabet, k=length)) for length in range(1, LONGEST + 1) for _ in range(each)]
     return list(dict.fromkeys([*short, *drawn]))

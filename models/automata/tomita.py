@@ -9,7 +9,7 @@ from ...inference.numerics.scalars import check_choice, check_integer
 if TYPE_CHECKING:
     from automata.fa.dfa import DFA
 
-# for each state where 0 and 1 lead, and the accepting states; the first is where words begin
+# for each state the targets of 0 and 1, and the accepting states; the first state is the start
 TABLES: dict[int, tuple[list[tuple[int, int]], set[int]]] = {
     1: ([(1, 0), (1, 1)], {0}),  # 1*
     2: ([(2, 1), (0, 2), (2, 2)], {0}),  # (10)*
@@ -22,7 +22,7 @@ TABLES: dict[int, tuple[list[tuple[int, int]], set[int]]] = {
 
 
 def tomita(number: int) -> "DFA":
-    """One of the seven languages, as its least complete automaton over the symbols "0" and "1".
+    """One of the seven languages, as its minimal complete automaton over the symbols "0" and "1".
 
     >>> tomita(4).accepts_input("0010"), tomita(4).accepts_input("1000")
     (True, False)
@@ -41,15 +41,15 @@ def tomita(number: int) -> "DFA":
 
 
 def labelled_words(language: "DFA", lengths: Iterable[int], each: int, seed: int) -> list[tuple[str, bool]]:
-    """`each` words of every length, whether they are in the language, and half of them so if there are both kinds.
+    """`each` words of every length with their labels, half of them in the language if there are both kinds.
 
     Drawn uniformly within each kind, with replacement.
     """
     draw, other = random.Random(seed), language.complement()
-    found = []
+    labelled = []
     for length in lengths:
         kinds = [kind for kind in (language, other) if kind.count_words_of_length(length)]
         for number in range(each):
             kind = kinds[number % len(kinds)]
-            found.append((kind.random_word(length, seed=draw.randrange(2**31)), kind is language))
-    return found
+            labelled.append((kind.random_word(length, seed=draw.randrange(2**31)), kind is language))
+    return labelled

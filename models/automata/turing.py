@@ -1,4 +1,4 @@
-"""Deterministic Turing machines with one tape, infinite both ways, and some that are well known."""
+"""Deterministic Turing machines with one tape, infinite in both directions, and some well-known machines."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +18,7 @@ MOVES = ("L", "N", "R")
 
 @dataclass(frozen=True)
 class Configuration:
-    """A machine between two steps; blanks beyond what is written are left out."""
+    """A machine between two steps; blanks outside the written part are omitted."""
 
     state: Any
     left: str  # of the head, in the order of the tape
@@ -27,7 +27,7 @@ class Configuration:
 
     @property
     def tape(self) -> str:
-        """All that is written, the symbol under the head among it."""
+        """The written part of the tape, including the symbol under the head."""
         return self.left + self.head + self.right
 
 
@@ -36,18 +36,18 @@ class TuringMachine:
     """A deterministic Turing machine.
 
     Arguments:
-        transitions: for each state that does not halt, and each symbol of the tape, the next state, the symbol written
-            and the move: `{state: {symbol: (state, symbol, "L", "N" or "R")}}`, as automata-lib has it. A transition
-            for every state and symbol: what the machine does not expect leads to a state that rejects.
-        start: the state in which it begins, on the first symbol of the word.
-        accept: the state, or a set of states, in which it halts and accepts.
-        reject: a set of states in which it halts and does not.
+        transitions: for each state that does not halt, and each symbol of the tape, the next state, the written symbol
+            and the move: `{state: {symbol: (state, symbol, "L", "N" or "R")}}`, as in automata-lib. Every state and
+            symbol needs a transition; unexpected symbols lead to a rejecting state.
+        start: the state at the start, on the first symbol of the word.
+        accept: the state, or a set of states, in which the machine halts and accepts.
+        reject: a set of states in which it halts and rejects.
         blank: the symbol of an empty cell.
 
     Raises:
         TypeError: transitions, states or symbols of another kind.
-        ValueError: a transition that is missing, by its state and symbol; one to a state that is none, or that writes
-            a symbol or moves in a way that is none; start or accept states that are none.
+        ValueError: a transition that is missing (with its state and symbol), or that has an unknown state, symbol or
+            move; unknown start or accept states.
 
     >>> import samplehold as sh
     >>> flip = sh.automata.TuringMachine(
@@ -68,8 +68,8 @@ class TuringMachine:
         check_kind("blank", self.blank, str, "a symbol")
         _check_state("start", self.start)
         for name in ("accept", "reject"):
-            given = getattr(self, name)
-            several = given if isinstance(given, set | frozenset | list | tuple) else [given]
+            halting = getattr(self, name)
+            several = halting if isinstance(halting, set | frozenset | list | tuple) else [halting]
             object.__setattr__(self, name, frozenset(_check_state(name, state) for state in several))
         for state, row in self.transitions.items():
             _check_state("transitions", state)
@@ -78,17 +78,17 @@ class TuringMachine:
 
     @property
     def states(self) -> tuple[Any, ...]:
-        """Those that go on in the order of the transitions, then those that halt."""
+        """The non-halting states in the order of the transitions, then the halting ones."""
         return (*self.transitions, *sorted(self.accept | self.reject, key=repr))
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        """Of the tape, the blank first."""
-        found = dict.fromkeys(symbol for row in self.transitions.values() for symbol in row)
-        return (self.blank, *(symbol for symbol in found if symbol != self.blank))
+        """The symbols of the tape, the blank first."""
+        symbols_used = dict.fromkeys(symbol for row in self.transitions.values() for symbol in row)
+        return (self.blank, *(symbol for symbol in symbols_used if symbol != self.blank))
 
     def configurations(self, word: str) -> Iterator[Configuration]:
-        """Before the first step, and after each, until the machine halts."""
+        """The configuration before the first step, and after each step until the machine halts."""
         check_word(word, self.symbols)
         left, right = deque[str](), deque(word)
         state, head = self.start, right.popleft() if right else self.blank
@@ -105,15 +105,15 @@ class TuringMachine:
             yield self._configuration(state, left, head, right)
 
     def run(self, word: str, most: int = 1_000_000) -> Configuration:
-        """The configuration in which the machine halts; `ValueError` where it does not in `most` steps."""
+        """The configuration in which the machine halts; `ValueError` if it does not halt in `most` steps."""
         return self._halted(word, most)[1]
 
     def accepts(self, word: str, most: int = 1_000_000) -> bool:
-        """Whether the machine halts in a state that accepts; `ValueError` where it does not halt in `most` steps."""
+        """Whether the machine halts in an accepting state; `ValueError` if it does not halt in `most` steps."""
         return self.run(word, most).state in self.accept
 
     def steps(self, word: str, most: int = 1_000_000) -> int:
-        """How many the machine takes until it halts; `ValueError` where these are more than `most`."""
+        """The number of steps until the machine halts; `ValueError` if there are more than `most`."""
         return self._halted(word, most)[0]
 
     def _halted(self, word: str, most: int) -> tuple[int, Configuration]:
@@ -126,7 +126,7 @@ class TuringMachine:
         raise ValueError(f"most: the machine has not halted on {word!r} in {most} steps; give more, or another word.")
 
     def to_automata(self) -> "DTM":
-        """The same machine in automata-lib; it raises its `RejectionException` where this one halts and rejects."""
+        """The same machine in automata-lib; it raises its `RejectionException` if this one rejects."""
         from automata.tm.dtm import DTM
 
         library: Any = DTM
@@ -164,15 +164,15 @@ def _check_machine(machine: TuringMachine) -> None:
         for symbol in symbols:
             if symbol not in row:
                 raise ValueError(
-                    f"transitions: there is none for state {state!r} and symbol {symbol!r}; lead it to a state that "
-                    "rejects if the machine is to stop there."
+                    f"transitions: there is none for state {state!r} and symbol {symbol!r}; use a rejecting state as "
+                    "its target if the machine should stop there."
                 )
     if machine.start not in rows:
         raise ValueError(f"start: got {machine.start!r}, expected a state of transitions: {_listed(rows)}.")
     if not machine.accept:
         raise ValueError("accept: got no state; give the one in which the machine halts and accepts.")
     if both := machine.accept & machine.reject:
-        raise ValueError(f"reject: got {_listed(both)}, which accept holds too; give each state one of the two.")
+        raise ValueError(f"reject: got {_listed(both)}, which are also in accept; put each state into one of the two.")
     moves = [(f"transitions[{state!r}][{symbol!r}]", row[symbol]) for state, row in rows.items() for symbol in symbols]
     for name, move in moves:
         if not isinstance(move, tuple) or len(move) != 3:
@@ -203,12 +203,12 @@ def _listed(items: Iterable[Any]) -> str:
 
 def _table(text: str) -> dict[str, dict[str, Move]]:
     """Transitions from lines `state: symbol new-state written move, ...`."""
-    found = {}
+    table = {}
     for line in text.strip().splitlines():
         state, _, rest = line.partition(":")
         entries = [entry.split() for entry in rest.split(",")]
-        found[state.strip()] = {symbol: (to, written, move) for symbol, to, written, move in entries}
-    return found
+        table[state.strip()] = {symbol: (to, written, move) for symbol, to, written, move in entries}
+    return table
 
 
 def binary_increment() -> TuringMachine:
@@ -243,7 +243,7 @@ def palindromes() -> TuringMachine:
 
 
 def unary_multiplication() -> TuringMachine:
-    """Multiplies: from n ones, x, m ones, = to the same with n m ones at the end.
+    """Multiplies: turns n ones, x, m ones, = into the same with n m ones at the end.
 
     >>> unary_multiplication().run("11x111=").tape
     '11x111=111111'
@@ -262,7 +262,7 @@ def unary_multiplication() -> TuringMachine:
 
 
 def busy_beaver(n_states: int) -> TuringMachine:
-    """The machine of 3 or 4 states that runs longest from an empty tape, of those that halt; 0 is the blank.
+    """The machine of 3 or 4 states that runs longest from an empty tape, among those that halt; 0 is the blank.
 
     >>> busy_beaver(3).steps(""), busy_beaver(4).steps(""), busy_beaver(4).run("").tape.count("1")
     (21, 107, 13)

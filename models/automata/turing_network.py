@@ -2,24 +2,25 @@ r"""A Turing machine as an Elman network with a clipped ReLU and rational weight
 
 $$h' = \sigma(U h + b), \qquad \sigma(x) = \min(1, \max(0, x))$$
 
-The tape to the left of the head and that to its right are two stacks, each a number (`fraction_stack`, with the base B
-and the blank as symbol 0; an empty stack goes on in blanks). A step of the machine is two of the network, between two
-groups of units, each of which reads the other alone:
+The tape to the left of the head and the tape to its right are two stacks, each one number (`fraction_stack`, with base
+B and the blank as symbol 0; an empty stack continues with blanks). A step of the machine is two steps of the network,
+between two groups of units. Each group reads only the other:
 
     look  left, right               the two numbers
-          left >= k, right >= k     sigma(B q - 2 k): 1 where the top is k or more, for every symbol k
+                    left >= k, right >= k     sigma(B q - 2 k): 1 if the top is k or more, for every symbol k
           (s, a)                    1 for the machine's state s and the symbol a under its head, else 0
     act   left, for each move       R: q / B + (2 w + 1) / B,  L: B q - 2 top - 1,  N: q
           right, for each move      likewise, with L and R exchanged
-          to (s, c), for each move  1 where the machine goes to s and then reads c, the top of a stack or what it wrote
+                    to (s, c), for each move  1 if the machine goes to s and then reads c, the top of a stack or the
+                    written symbol
 
-What is not chosen is 0: to each unit of a move the pairs (s, a) of other moves give -1, and what is chosen lies between
-0 and 1, so that the three are added by the units that read them. A unit to (s, c) is a conjunction,
-$\sigma(p + [top = c] - 1)$ with $[top = c] = [top \ge c] - [top \ge c + 1]$. While one group holds the machine the
-other is all 0, which the equations keep: no clock is needed. A state that halts stays as it is.
+Units of other moves are 0: each unit of a move gets -1 from the pairs (s, a) of other moves, and the chosen value is
+between 0 and 1. So the units that read the three alternatives add them. A unit to (s, c) is a conjunction, $\sigma(p +
+[top = c] - 1)$ with $[top = c] = [top \ge c] - [top \ge c + 1]$. While one group holds the machine, the other is all 0.
+The equations keep this, so no clock is needed. A halting state stays unchanged.
 
-All weights are integers or fractions of B, a power of two. So the only rounding in floats is that of a stack that has
-more binary digits than they do: the machine is exact until its tape is about as long as `fraction_stack` says.
+All weights are integers or fractions of B, a power of two. So floats only round a stack that has more binary digits
+than the float type. The machine is exact until its tape reaches the length given in `fraction_stack`.
 """
 
 from collections import defaultdict
@@ -47,10 +48,10 @@ class TuringNetwork(Record):
     """An Elman network with a clipped ReLU that is a Turing machine; made by `as_rnn`.
 
     Arguments:
-        machine: what it is.
-        units: what each unit stands for.
-        weight: U by columns: for each unit those that it acts on, and by how much.
-        bias: b, of those units where it is not 0.
+        machine: the machine.
+        units: the meaning of each unit.
+        weight: U by columns: for each unit, the units that it acts on, with their weights.
+        bias: b, for the units where it is not 0.
 
     >>> import samplehold as sh
     >>> from samplehold.models.automata.turing import binary_increment
@@ -66,7 +67,7 @@ class TuringNetwork(Record):
     bias: dict[int, Fraction]
 
     STEPS = 2
-    """Of the network for one of the machine."""
+    """The steps of the network for one step of the machine."""
 
     def start(self, word: str, dtype: torch.dtype | None = None) -> Units:
         """All units [n] before the first step: in Fractions, or as a tensor of `dtype`."""
@@ -84,7 +85,7 @@ class TuringNetwork(Record):
         return state if dtype is None else torch.tensor([float(x) for x in state], dtype=torch.float64).to(dtype)
 
     def step(self, units: Units) -> Units:
-        """One step of the network, in the kind of number of its units."""
+        """One step of the network, in the number type of its units."""
         if isinstance(units, Tensor):
             weight, bias = self.dense(units.dtype)
             return clipped(weight @ units + bias)
@@ -99,7 +100,7 @@ class TuringNetwork(Record):
         return after
 
     def run(self, word: str, dtype: torch.dtype | None = None, most: int = 1_000_000) -> Iterator[Units]:
-        """All units before the first step of the machine and after each, until it halts, or after `most`."""
+        """All units before the first step of the machine and after each step, until it halts, or after `most` steps."""
         units = self.start(word, dtype)
         yield units
         for _ in range(most):
@@ -110,11 +111,11 @@ class TuringNetwork(Record):
             yield units
 
     def control(self, units: Units) -> tuple[Any, str]:
-        """The machine's state and the symbol under its head: the pair that is most of all."""
+        """The machine's state and the symbol under its head: the pair with the greatest unit."""
         return max(self._pairs, key=lambda pair: units[self._index[pair]])
 
     def configuration(self, units: Units) -> Configuration:
-        """The configuration that units of exact numbers stand for."""
+        """The configuration of exact units."""
         symbols, blank, sides = self.machine.symbols, self.machine.blank, []
         for side in ("left", "right"):
             value = units[self._index[side]]

@@ -1,26 +1,27 @@
-r"""Weighted automata: a row vector, a matrix for each symbol, a column vector; and how one is learned by an SVD.
+r"""Weighted automata: a row vector, a matrix for each symbol, a column vector; and learning them by an SVD.
 
 $$f(x_1 \dots x_T) = \alpha^\top A_{x_1} \cdots A_{x_T} \beta$$
 
-**A recurrent layer whose gates read the present symbol alone is one**: given the symbol its step is affine in the
-state. With $(1, h)$ for the state of K units, `hold` and `draw` the gates at symbol x, and v its candidate,
+**A recurrent layer whose gates read only the present symbol is a weighted automaton**: given the symbol, its step is
+affine in the state. With $(1, h)$ for the state of K units, `hold` and `draw` the gates at symbol x, and v its
+candidate,
 
 $$(1, h') = (1, h) \begin{pmatrix} 1 & draw \odot v \\ 0 & diag(hold) \end{pmatrix}, \qquad
 f = (1, h) \begin{pmatrix} b \\ w \end{pmatrix}$$
 
-minGRU, minLSTM and QRNN (f-pooling) have K + 1 states. The output gate of fo- and ifo-pooling belongs to the last
-symbol, and so o * c has to be carried beside c: 2 K + 1 states.
+minGRU, minLSTM and QRNN (f-pooling) have K + 1 states. The output gate of fo- and ifo-pooling depends on the last
+symbol, so the automaton carries o * c beside c: 2 K + 1 states.
 
-**A hidden Markov chain over symbols is one**: $\alpha$ the first state's distribution, $A_x[i, j] = p(x \mid i)
-\,p(j \mid i)$, and $\beta = 1$; values are the probabilities that a sequence begins so: those of each length sum to 1.
+**A hidden Markov chain over symbols is a weighted automaton**: $\alpha$ is the first state's distribution, $A_x[i, j] =
+p(x \mid i) \,p(j \mid i)$, and $\beta = 1$. Values are the probabilities of prefixes; those of each length sum to 1.
 
 **From values to an automaton** (Hsu, Kakade & Zhang 2012; Balle, Carreras, Luque & Quattoni 2014). The Hankel matrix
-$H[p, s] = f(ps)$ of a function that an automaton of r states computes has a rank of at most r. With $H = U D V^\top$
-cut to r, and $H_x[p, s] = f(pxs)$,
+$H[p, s] = f(ps)$ of a function of an automaton with r states has rank at most r. With $H = U D V^\top$ cut to r, and
+$H_x[p, s] = f(pxs)$,
 
 $$\alpha^\top = H[\epsilon, \cdot]\, V, \qquad A_x = (H V)^{+} H_x V, \qquad \beta = (H V)^{+} H[\cdot, \epsilon]$$
 
-compute f exactly where H has the rank of the whole function.
+compute f exactly if H has the rank of the whole function.
 """
 
 from collections import Counter
@@ -47,8 +48,8 @@ from .acceptor import Acceptor
 from .words import check_alphabet, check_word, check_words
 
 COUNTS = ("words", "prefixes")
-LONGEST = 2  # of prefixes and suffixes of samples
-NOTHING = 1e-12  # a singular value, against the greatest, that is rounding
+LONGEST = 2  # the greatest length of prefixes and suffixes of samples
+NOTHING = 1e-12  # singular values below this, relative to the greatest, are rounding
 
 
 @dataclass(frozen=True, repr=False)
@@ -57,17 +58,17 @@ class WeightedAutomaton(Record):
 
     Arguments:
         initial: $\alpha$ [K].
-        transitions: $A$ [K, K], indexed [old, new], by symbol, a letter each.
+        transitions: $A$ [K, K], indexed [old, new], by symbol; each symbol is one letter.
         final: $\beta$ [K].
 
     Raises:
-        TypeError: tables of other things than numbers, symbols that are no letters.
+        TypeError: tables that are not numbers, symbols that are not letters.
         ValueError: tables whose shapes do not fit, numbers that are not finite, no symbol.
 
     Example:
         >>> import samplehold as sh
         >>> ones = sh.automata.WeightedAutomaton([1, 0], {"0": [[1, 0], [0, 1]], "1": [[1, 1], [0, 1]]}, [0, 1])
-        >>> ones.values(["", "0110", "1011"])  # counts them
+        >>> ones.values(["", "0110", "1011"])  # counts the ones
         tensor([0., 2., 3.], dtype=torch.float64)
         >>> ones.totals(3)  # in all words of 0, 1, 2, 3 symbols
         tensor([ 0.,  1.,  4., 12.], dtype=torch.float64)
@@ -107,8 +108,8 @@ class WeightedAutomaton(Record):
         """f of each word.
 
         Raises:
-            TypeError: no list of strings.
-            ValueError: a word of other symbols; names it.
+            TypeError: `words` is not a list of strings.
+            ValueError: a word with other symbols; the error names it.
         """
         index = {symbol: i for i, symbol in enumerate(self.alphabet)}
         rows = [[index[symbol] for symbol in word] for word in check_words(words, self.alphabet)]
@@ -123,17 +124,17 @@ class WeightedAutomaton(Record):
     def totals(self, longest: int) -> Float[Tensor, "n"]:
         """The sums of f over all words of 0, 1, ... `longest` symbols."""
         longest = check_integer("longest", longest, least=0)
-        state, found = self.initial, []
+        state, sums = self.initial, []
         for _ in range(longest + 1):
-            found.append(state @ self.final)
+            sums.append(state @ self.final)
             state = state @ self._sum
-        return torch.stack(found)
+        return torch.stack(sums)
 
     def total(self) -> float:
-        """The sum of f over all words of whatever length.
+        """The sum of f over all words of all lengths.
 
         Raises:
-            ValueError: the sum of the matrices has a spectral radius of 1 or more, so that longer words do not fade.
+            ValueError: the sum of the matrices has a spectral radius of 1 or more, so the sum does not converge.
         """
         radius = float(torch.linalg.eigvals(self._sum).abs().max())
         if radius >= 1:
@@ -160,14 +161,14 @@ def as_weighted_automaton(
     """The weighted automaton that a network or a hidden Markov chain *is*.
 
     Arguments:
-        network: an `Acceptor` of one `MinGRU`, `MinLSTM` or `QRNN` layer (window 1) with a linear readout: values are
-            its log-odds. Or a `SwitchingSSM` of `Markov` or `Copy` dynamics and `Categorical` emissions: values are
-            the probabilities of words, `exp(log_evidence)`, and 1 of the empty one.
-        alphabet: of a model, a letter for each category; digits where None. An acceptor has its own.
+        network: an `Acceptor` of one `MinGRU`, `MinLSTM` or `QRNN` layer (window 1) with a linear readout; values are
+            its log-odds. Or a `SwitchingSSM` of `Markov` or `Copy` dynamics and `Categorical` emissions; values are the
+            probabilities of words, `exp(log_evidence)`, and 1 for the empty word.
+        alphabet: for a model, a letter for each category; None: digits. An acceptor has its own alphabet.
 
     Raises:
         TypeError: a network of another kind.
-        ValueError: one that is no weighted automaton; says why.
+        ValueError: a network that is not a weighted automaton; the error says why.
 
     Example:
         >>> import torch, samplehold as sh
@@ -228,18 +229,19 @@ def spectral(
     """A weighted automaton of `rank` states from values of words, by an SVD of their Hankel matrix.
 
     Arguments:
-        values: f of words, by word; or sampled words, of which f is the share.
-        rank: the number of states; the automaton is exact if f has one of so many, and values are exact.
-        alphabet: the symbols; those that occur in `values`, in alphabetic order, where None.
-        longest: prefixes and suffixes of the Hankel matrix are all words of up to so many symbols, so that the values
-            of all words of up to 2 longest + 1 are read; None: as many as the values serve for, or 2 for samples.
-        count: of samples, f(w) is the share of "words" that are w, or, for what goes on and has no end, the share of
-            those with w as one of their "prefixes", among those that are as long.
+        values: f of words, by word; or sampled words, whose shares are f.
+        rank: the number of states; the automaton is exact if f has an automaton of this rank and values are exact.
+        alphabet: the symbols; None: those that occur in `values`, in alphabetic order.
+        longest: prefixes and suffixes of the Hankel matrix are all words of up to this many symbols, so the values of
+            all words of up to 2 longest + 1 are read; None: the greatest possible for the values, or 2 for samples.
+        count: for samples: f(w) is the share of "words" that equal w; or, for sequences without an end, the share of
+            samples with w as one of their "prefixes", among samples that are long enough.
 
     Raises:
-        TypeError: values that are no numbers or words.
-        ValueError: a rank greater than that of the Hankel matrix; a word whose value is missing, or is not finite;
-            samples that are all too short; symbols beyond the alphabet.
+        TypeError: values that are not numbers or words.
+        ValueError: a rank greater than that of the Hankel matrix; a word whose value is missing or not finite; samples
+            that
+            are all too short; symbols outside the alphabet.
 
     Hsu, Kakade & Zhang 2012, *A spectral algorithm for learning hidden Markov models*; Balle, Carreras, Luque &
     Quattoni 2014, *Spectral learning of weighted automata*, section 3.
@@ -282,8 +284,8 @@ def spectral(
     return WeightedAutomaton(whole[0] @ V, transitions, inverse @ whole[:, 0])
 
 
-def _table(name: str, given: Any, shape: tuple[int, ...] | None = None) -> Tensor:
-    table = floating(given, name).detach().double().cpu()
+def _table(name: str, values: Any, shape: tuple[int, ...] | None = None) -> Tensor:
+    table = floating(values, name).detach().double().cpu()
     if shape is not None and tuple(table.shape) != shape:
         raise ValueError(
             f"{name}: got shape {list(table.shape)}, expected {list(shape)}, as initial has {shape[0]} states."
@@ -294,12 +296,12 @@ def _table(name: str, given: Any, shape: tuple[int, ...] | None = None) -> Tenso
 
 
 def _qualified(network: Acceptor) -> tuple[Any, nn.Linear]:
-    """Layer and readout, or an error that says why they are no weighted automaton."""
+    """Layer and readout, or an error that says why they are not a weighted automaton."""
     layer, readout = network.layer, network.readout
     kind = type(layer).__name__
     if not isinstance(layer, MinGRU | MinLSTM | QRNN):
         raise ValueError(
-            f"network: the gates of its {kind} read its own state, so that its step is not affine in it, whatever the "
+            f"network: the gates of its {kind} read its own state, so its step is not affine in the state for a given "
             "symbol; give one of a MinGRU, MinLSTM or QRNN, or use `spectral` or `extract_automaton`."
         )
     if layer.num_layers != 1:
@@ -309,7 +311,7 @@ def _qualified(network: Acceptor) -> tuple[Any, nn.Linear]:
         )
     if isinstance(layer, QRNN) and layer.window != 1:
         raise ValueError(
-            f"network: the gates of its QRNN read {layer.window} symbols each, so that no symbol has one matrix; give "
+            f"network: the gates of its QRNN read {layer.window} symbols each, so a symbol has no single matrix; give "
             "one with window=1."
         )
     if not isinstance(readout, nn.Linear):
@@ -332,7 +334,7 @@ def _of_model(model: SwitchingSSM, alphabet: Any) -> WeightedAutomaton:
         first, moves = values["initial_probs"], values["transition_probs"]
     else:
         if values["redraw_prob"].dim():
-            raise ValueError("network: its redraws depend on covariates, so that no symbol has one matrix.")
+            raise ValueError("network: its redraws depend on covariates, so a symbol has no single matrix.")
         first, redraw = values["state_probs"], values["redraw_prob"]
         moves = (1 - redraw) * torch.eye(len(first), dtype=torch.float64, device="cpu") + redraw * first
     n_symbols = emitted.shape[-1]
@@ -347,7 +349,7 @@ def _of_model(model: SwitchingSSM, alphabet: Any) -> WeightedAutomaton:
 def _read_values(
     values: Any, alphabet: Any, longest: int | None, count: str
 ) -> tuple[dict[str, float], tuple[str, ...], int, bool]:
-    """f by word, the symbols, the greatest length of prefixes and suffixes, and whether f is of samples."""
+    """f by word, the symbols, the greatest length of prefixes and suffixes, and whether f comes from samples."""
     sampled = not isinstance(values, Mapping)
     if sampled and (isinstance(values, str) or not isinstance(values, Sequence)):
         raise TypeError(f"values: got {type(values).__name__}, expected numbers by word, or a list of words.")

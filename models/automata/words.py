@@ -1,10 +1,10 @@
-"""Symbols and words, as callers give them."""
+"""Checks of symbols and words."""
 
 from collections.abc import Sequence
 
 
 def check_alphabet(alphabet: object) -> tuple[str, ...]:
-    """The symbols of words: a letter each, each once."""
+    """The symbols of words: one letter each, without duplicates."""
     if not isinstance(alphabet, str | list | tuple):
         raise TypeError(
             f'alphabet: got {type(alphabet).__name__}, expected a string or a list of letters, such as "ab".'

@@ -1,26 +1,26 @@
-r"""How far a network's states are from the exact beliefs of a model, step by step.
+r"""The distance of a network's states from the exact beliefs of a model, step by step.
 
-Beside the exact filter $a_t = P(s_t \mid x_{1:t})$ stand three ways to carry a belief $Q_t$ forward: the per-step
-variational update, converged (`filter_vmp`) and after one sweep, and the network. Of each, at every step:
+The exact filter is $a_t = P(s_t \mid x_{1:t})$. Three other updates carry a belief $Q_t$ forward: the per-step
+variational update, converged (`filter_vmp`) and after one sweep, and the network. For each update and every step:
 
     total variation   1/2 sum_s |a_t(s) - Q_t(s)|
     divergence        KL(a_t || Q_t), nats
     gate              Q(z_t = 1), against P(z_t = 1 | x_1..t)
-    evidence lost     log p(x_t | x_1..t-1) - log p(x_t | Q_t-1), nats: what it costs to predict x_t from Q_t-1
+        evidence lost     log p(x_t | x_1..t-1) - log p(x_t | Q_t-1), nats: the loss when x_t is predicted from Q_t-1
 
-The evidence lost may be negative at a step; in expectation over the model's data it is the divergence of predictions.
+The evidence lost can be negative at a step. Its expectation over the model's data is the divergence of predictions.
 
-A divergence is infinite where the network rules out what the model does not.
+A divergence is infinite if the network excludes a state that the model does not exclude.
 
-A network's state is a belief where it is a simplex of K units, and the log of one where it is a linear minGRU of K
-units that share one coin: those that `as_rnn` makes. Which unit is which state is not known of a network: the order
-with the least total variation over all steps is taken, `Comparison.order`. From any other state the belief is read by a
-linear probe (`samplehold.models.bridge.probe`), fitted to one half of x and judged on the other, and its gates are
-measured by what they tell of z (`samplehold.models.bridge.gate_reading`).
+A network's state is a belief if it is a simplex of K units, and the log of a belief if the network is a linear minGRU
+of K units with one shared coin; `as_rnn` makes both. The match of units and states is unknown, so `Comparison.order` is
+the order with the least total variation over all steps. From any other state, a linear probe reads the belief
+(`samplehold.models.bridge.probe`). It is fitted on one half of x and judged on the other. The gates of such a network
+are measured by their information about z (`samplehold.models.bridge.gate_reading`).
 
-Beside the chain over the centroids of a state-regularised network (`samplehold.models.bridge.lifting_centroids`) the
-network is its soft pass; "one step" is what a soft step makes of the exact distribution before it, the error that is
-new at each step; "hard" is the run of the nearest centroids.
+Beside the chain over the centroids of a state-regularised network (`samplehold.models.bridge.lifting_centroids`), the
+"network" is its soft pass. "One step" is a soft step from the exact distribution, so its error is the new error of each
+step. "Hard" is the run of the nearest centroids.
 """
 
 from dataclasses import dataclass
@@ -57,10 +57,10 @@ ONE_STEP, HARD = "one step", "hard"
 
 @dataclass(frozen=True, repr=False)
 class Update(Record):
-    """One way to carry a belief forward, beside the exact one; 0 beyond the end of a sequence."""
+    """One update of a belief, compared with the exact filter; 0 after the end of a sequence."""
 
     state: Float[Tensor, "*b T K"]  # Q_t
-    redraw: Float[Tensor, "*b T"] | None  # Q(z_t = 1); None where there is no such gate, as in a network that is probed
+    redraw: Float[Tensor, "*b T"] | None  # Q(z_t = 1); None if there is no such gate, as in a probed network
     total_variation: Float[Tensor, "*b T"]
     divergence: Float[Tensor, "*b T"]
     gate_error: Float[Tensor, "*b T"] | None  # |Q(z_t = 1) - P(z_t = 1 | x_1..t)|
@@ -69,14 +69,14 @@ class Update(Record):
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """A model's exact filter, and beside it message passing and a network: `summary()`, `to_xarray()`, `plot()`.
+    """A model's exact filter compared with message passing and a network: `summary()`, `to_xarray()`, `plot()`.
 
     Example:
         >>> import samplehold as sh
         >>> model = sh.SwitchingSSM(sh.Copy(2), sh.Normal())
         >>> model = model.with_values(redraw_prob=0.2, state_probs=[0.5, 0.5], loc=[[-1], [1]], scale=[[1], [1]])
         >>> report = sh.compare(model, sh.GRU(1, 8), model.simulate(30, (4,), seed=0).x)
-        >>> list(report.updates), report.reads  # its state is no belief: one is read from it
+        >>> list(report.updates), report.reads  # its state is not a belief, so a probe reads one
         (['message passing', 'one sweep', 'network'], 'probe')
         >>> report.network.total_variation.shape
         torch.Size([4, 30])
@@ -85,24 +85,24 @@ class Comparison:
     series: Series
     exact: Filtered
     updates: dict[str, Update]  # "network", and before it others by kind of model; see the module
-    hidden: Float[Tensor, "*b T D"]  # the network's own states
+    hidden: Float[Tensor, "*b T D"]  # the network's states
     reads: str  # how a belief was read from them: "belief", "logits" or "probe"
     probe: Probe | None
     inside: Bool[Tensor, "*b T"]
     order: Int[Tensor, "K"] | None = None  # the network's unit for each of the model's states; None for a probe
-    gates: GateReading | None = None  # what the gates of a network that is probed tell of z
+    gates: GateReading | None = None  # the information of a probed network's gates about z
 
     @property
     def network(self) -> Update:
-        """What the network's states say, beside the exact filter."""
+        """The network's beliefs, compared with the exact filter."""
         return self.updates[NETWORK]
 
     def __repr__(self) -> str:
-        """The table of `summary`, and what else there is to say of the network."""
+        """The table of `summary`, and notes about the network."""
         return "\n".join(["Comparison", str(self.summary()), *self._notes()])
 
     def _repr_html_(self) -> str:
-        """What a notebook shows of it."""
+        """The HTML that a notebook shows."""
         from ...switching.views.tables import html
 
         return html(". ".join(["Comparison with the exact filter", *self._notes()]), self.summary(), "-")
@@ -122,7 +122,8 @@ class Comparison:
         return notes
 
     def summary(self) -> pd.DataFrame:
-        """A row for each update: means over steps (a probe's: held-out ones), greatest errors, nats lost a step."""
+        """A row for each update: means over steps (for a probe, held-out steps), greatest errors, nats lost per
+        step."""
         rows = {}
         for name, update in self.updates.items():
             kept = self.inside
@@ -142,16 +143,16 @@ class Comparison:
         return pd.DataFrame.from_dict(rows, orient="index")
 
     def to_xarray(self) -> "xr.Dataset":
-        """Everything by update, sequence, time and state; NaN beyond a sequence's end."""
+        """All quantities by update, sequence, time and state; NaN after a sequence's end."""
         from .comparison_views import dataset
 
         return dataset(self)
 
     def plot(self, sequence: int = 0, steps: slice | None = None) -> "Figure":
-        """The beliefs of one sequence under each other, their distances to the exact one, and the gates.
+        """The beliefs of one sequence, their distances from the exact one, and the gates.
 
         Raises:
-            ValueError: there is no such sequence; steps that are no range of its own.
+            ValueError: there is no such sequence; `steps` is not a range of its steps.
         """
         from .comparison_views import plot_comparison
 
@@ -159,7 +160,7 @@ class Comparison:
 
 
 def _greatest(error: Tensor) -> float:
-    """NaN of no steps, as means are."""
+    """The maximum, or NaN if there are no steps."""
     return float(error.max()) if error.numel() else torch.nan
 
 
@@ -172,29 +173,30 @@ def compare(
     reads: str | None = None,
     **given: Unpack[Given],
 ) -> Comparison:
-    """Measure, at every step, how far a network's state is from what a model believes.
+    """Measure, at every step, the distance of a network's state from the belief of a model.
 
     Arguments:
-        model: a `SwitchingSSM` with parameter values and without covariates; or the chain of a `StateRegularized`, as
-            `as_ssm` makes it.
-        layer: any recurrent layer: called as `layer(inputs)`, it returns its states [N, T, D], alone or first; a stack
-            network, whose state is its controller's with what it reads off its stack; or a `Sequential` that ends in
-            one, which is given indices if it begins with an `Embedding`. Beside a chain over centroids, its own
-            network, or one of as many.
-        x, lengths, dt: sequences as the model takes them; NaN is missing. The network is not told of gaps.
-        inputs: what the network reads, [*b, T, I]; where None, one-hot rows of symbols and x itself of other
-            observations, with zeros for what is missing.
-        reads: what the network's state is: "belief", "logits" or "probe"; found out where None, see this module.
+        model: a `SwitchingSSM` with parameter values and without covariates; or the chain of a `StateRegularized`, made
+            by `as_ssm`.
+        layer: any recurrent layer whose call `layer(inputs)` returns its states [N, T, D], alone or first; a stack
+            network, whose state is its controller's state with the reading of its stack; or a `Sequential` that ends in
+            a recurrent layer, which gets indices if it begins with an `Embedding`. For a chain over centroids: its
+            network, or another one with the same number of centroids.
+        x, lengths, dt: sequences as for the model; NaN is missing. The network does not see the gaps.
+        inputs: the inputs of the network, [*b, T, I]. None: one-hot rows of symbols, and x itself for other
+            observations, with zeros for missing values.
+        reads: the meaning of the network's state: "belief", "logits" or "probe"; None: inferred, see this module.
 
     Returns:
-        `Comparison`. A minGRU or minLSTM whose state is a belief starts with a redraw, as the model does; any other
-        network starts from its own h0.
+        `Comparison`. A minGRU or minLSTM whose state is a belief starts with a redraw, as the model does. Any other
+        network starts from its default h0.
 
     Raises:
-        TypeError: what is no model.
-        ValueError: a model without values or with covariates; inputs that the network does not take; an observation
-            that is impossible; a reading that does not fit the network, such as "belief" of states that are no
-            distributions; states that are not finite.
+        TypeError: `model` is not a model.
+        ValueError: a model without values or with covariates; inputs that do not fit the network; an observation that
+            is
+            impossible; a reading that does not fit the network, such as "belief" for states that are not distributions;
+            states that are not finite.
 
     Example:
         >>> import samplehold as sh
@@ -202,7 +204,7 @@ def compare(
         >>> probs, background = [[0.9, 0.1], [0.1, 0.9]], [[0.5, 0.5]]
         >>> model = model.with_values(redraw_prob=0.3, state_probs=[0.5, 0.5], probs=probs, background_probs=background)
         >>> table = sh.compare(model, sh.as_rnn(model), [0, 0, 1, 1, 0, 1]).summary()
-        >>> table["TV, max"] < 1e-12  # the network is exact, which independent gates and states are not
+        >>> table["TV, max"] < 1e-12  # the network is exact; the updates with independent gates and states are not
         message passing    False
         one sweep          False
         network             True
@@ -218,7 +220,7 @@ def compare(
     if reads is not None:
         check_choice("reads", reads, READINGS)
     if model.dynamics.n_covariates:
-        raise ValueError("model: has covariates, which no update beside the exact one reads; give a model without.")
+        raise ValueError("model: has covariates, but only the exact filter supports them; give a model without.")
     series = model.read(x, **given)
     with torch.no_grad(), naming("x"):
         chain = model.chain(series)
@@ -226,8 +228,8 @@ def compare(
         updates: dict[str, Update] = {}
         if model.dynamics.holds:
             for name, sweeps in ((MESSAGE_PASSING, CONVERGED), (ONE_SWEEP, 1)):
-                found = filter_vmp(model, series, sweeps=sweeps)
-                updates[name] = measure(chain, exact, found.state, found.redraw, series.inside)
+                update = filter_vmp(model, series, sweeps=sweeps)
+                updates[name] = measure(chain, exact, update.state, update.redraw, series.inside)
         seen: Seen = run(model, layer, series, inputs, reads)
         belief, probe, order = belief_of(seen, exact.state, series.inside)
         redraw, gates = None, None
@@ -241,7 +243,7 @@ def compare(
 
 
 def _compare_states(model: LiftedStates, layer: nn.Module, x: Tensor, lengths: Any) -> Comparison:
-    """A network's soft and hard passes beside the exact distribution of drawn centroids."""
+    """A network's soft and hard passes, compared with the exact distribution of drawn centroids."""
     front, network = split_network(check_kind("layer", layer, nn.Module, "a recurrent layer"))
     network = check_kind("layer", network, StateRegularized, "a StateRegularized, as the model is of one")
     if network.n_states != model.n_states:
@@ -250,8 +252,8 @@ def _compare_states(model: LiftedStates, layer: nn.Module, x: Tensor, lengths: A
         read = model.read(x, lengths=lengths)
         chain = model.chain(x, lengths=lengths)
         series, exact = Series(read.rows, read.lengths), chain.filter()
-        own = x if front is None else front(x)
-        soft, hard = (network.run(own, lengths=lengths, mode=mode) for mode in ("soft", "hard"))
+        rows = x if front is None else front(x)
+        soft, hard = (network.run(rows, lengths=lengths, mode=mode) for mode in ("soft", "hard"))
         assert hard.path is not None
         mean = exact.state[..., :-1, :].to(read.rows) @ model.layer.centroids
         one_step = torch.cat([exact.state[..., :1, :], model.step(read.rows[..., 1:, :], mean).exp()], -2)
@@ -282,7 +284,7 @@ def measure(
         return torch.where(inside, table, 0.0)
 
     true = exact.state
-    some = true >= torch.finfo(true.dtype).tiny  # what is less is a rounding of 0
+    some = true >= torch.finfo(true.dtype).tiny  # smaller values are roundings of 0
     ratio = true.where(some, 1.0).log() - state.where(some, 1.0).log()
     divergence = true.where(some, 0.0) * ratio
     lost = exact.log_increment - chain.predictive(state)

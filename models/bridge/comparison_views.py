@@ -1,4 +1,4 @@
-"""A comparison as a table of labelled arrays, and as a picture."""
+"""A comparison as a table of labelled arrays, and as a figure."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ COLORS = {
     "network": "#1f77b4",
 }
 MOST_NAMED = 12  # states
-LEAST = 1e-17  # what the logarithmic axis shows of a distance of 0
+LEAST = 1e-17  # the value that the logarithmic axis shows for a distance of 0
 
 
 def dataset(report: Any) -> "xr.Dataset":
@@ -87,7 +87,7 @@ def plot_comparison(report: Any, sequence: int, steps: slice) -> Figure:
         distance = np.maximum(table["total_variation"].sel(update=name).values, LEAST)
         panels[-2].semilogy(axis.at, distance, color=COLORS.get(name, INK), linewidth=1.0, label=name)
     shown = np.maximum(table["total_variation"].values, LEAST)
-    panels[-2].set_ylim(bottom=float(np.quantile(shown, 0.02)) / 3, top=1.0)  # exact steps take no room
+    panels[-2].set_ylim(bottom=float(np.quantile(shown, 0.02)) / 3, top=1.0)  # distances of 0 do not stretch the axis
     panels[-2].set_ylabel("total\nvariation")
     _legend(panels[-2])
     for name in beliefs:
@@ -115,5 +115,5 @@ def plot_comparison(report: Any, sequence: int, steps: slice) -> Figure:
 
 
 def _legend(panel: Axes) -> None:
-    """Above the panel, where it hides nothing."""
+    """A legend above the panel, so that it hides nothing."""
     panel.legend(fontsize=8, frameon=False, ncols=4, loc="lower right", bbox_to_anchor=(1.0, 0.98), borderaxespad=0.0)

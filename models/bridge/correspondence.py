@@ -1,10 +1,10 @@
-r"""The bridge between a network and a model: where a gated network's forward pass is a posterior update, to rounding.
+r"""The bridge between a network and a model: gated networks whose forward pass is a posterior update, to rounding.
 
     as_ssm      network -> model    any minGRU, minLSTM or QRNN is the exact filter of copy chains; a network of
                                     drawn centroids is a Markov chain over them
     as_rnn      model -> network    a copy model with a gated emission that is linear in x is a minGRU,
                                     and a Turing machine an Elman network with rational weights
-    compare     any model, any network: how far the network's states are from the exact beliefs
+        compare     any model, any network: the distance of the network's states from the exact beliefs
 
 The two directions are derived in `samplehold.models.bridge.lifting`, `lifting_given`, `lifting_centroids`
 and `lowering`.
@@ -51,32 +51,32 @@ def as_ssm(layer: nn.Module, token_probs: None = None, *, inputs: Literal["given
 def as_ssm(
     layer: nn.Module, token_probs: Any = None, inputs: str = "tokens"
 ) -> Lifted | LiftedGaussian | LiftedNetwork | LiftedStates:
-    """The model whose posterior update a minGRU, minLSTM or QRNN is, or the chain that a `StateRegularized` draws.
+    """The model whose posterior update equals a minGRU, minLSTM or QRNN, or the chain of a `StateRegularized`.
 
     Arguments:
         layer: `MinGRU`, `MinLSTM`, or `QRNN` with f- or fo-pooling, with any weights and any candidate; or a
             `torch.nn.Sequential` that ends in one, such as `Sequential(Embedding(V, I), MinGRU(I, D))`. A
-            `StateRegularized` of a cell without memory, or a `Sequential` that ends in one, is a chain given its inputs
-            whatever these are (see `lifting_centroids`); the other arguments are then left out.
-        token_probs: [V], how probable each token is, up to a factor; uniform where None. Any choice makes the same
-            filter: the probabilities say what is observed, the layer what it means.
-        inputs: "tokens": x is symbols, and one layer *is* the filter of a generative model of them, exactly. "given": x
-            is anything, and *given* x any number of layers in any direction are the filters of copy chains, exactly,
-            without a density of x (see `lifting_given`). "gaussian": x is a vector of real numbers with a density;
-            candidates are exact and gates are a limit (see `lifting_gaussian`).
+            `StateRegularized` of a cell without memory, or a `Sequential` that ends in one, is a chain for any given
+            inputs (see `lifting_centroids`); then omit the other arguments.
+        token_probs: [V], the probability of each token, up to a factor; None: uniform. The filter is the same for any
+            choice: the probabilities describe the observations, the layer their meaning.
+        inputs: "tokens": x is symbols, and one layer is exactly the filter of a generative model of them. "given": x is
+            anything; given x, any number of layers in any direction are exactly the filters of copy chains, without a
+            density of x (see `lifting_given`). "gaussian": x is a vector of real numbers with a density; candidates are
+            exact and gates are a limit (see `lifting_gaussian`).
 
     Raises:
         TypeError: a network of another kind.
-        ValueError: one whose gates read its own state, or do not sum to one; centroids round an LSTM, which remembers
-            more than them; for tokens and Gaussian vectors several layers, directions, or inputs a gate; weights that
-            are not finite, probabilities that are not positive; for Gaussian inputs more units than features, or
-            candidates that are not linear in x.
+        ValueError: a network whose gates read its own state, or do not sum to one; centroids of an LSTM, which has more
+            memory than them; for tokens and Gaussian vectors several layers, directions, or inputs for each gate;
+            weights that are not finite, probabilities that are not positive; for Gaussian inputs more units than
+            features, or candidates that are not linear in x.
 
     Example:
         >>> import torch, samplehold as sh
         >>> layer, tokens = sh.MinGRU(4, 3, dtype=torch.float64), torch.tensor([0, 3, 1, 1, 2])
         >>> states, _ = layer(sh.one_hot(tokens, 4))
-        >>> bool((sh.as_ssm(layer).hidden(tokens) - states).abs().max() < 1e-12)  # by the filters of its chains
+        >>> bool((sh.as_ssm(layer).hidden(tokens) - states).abs().max() < 1e-12)  # from the filters of its chains
         True
     """
     check_kind("layer", layer, nn.Module, "a recurrent layer")
@@ -108,29 +108,29 @@ def as_rnn(model: TuringMachine, space: str = "probability", gate: str = "exact"
 def as_rnn(
     model: nn.Module | Model | TuringMachine, space: str = "probability", gate: str = "exact"
 ) -> MinGRU | SweepNetwork | TuringNetwork:
-    """The minGRU whose state is the exact filter of a copy model; an ordinary module, to be trained further.
+    """The minGRU whose state is the exact filter of a copy model; an ordinary module that can be trained further.
 
-    The layer reads x, symbols as `one_hot(tokens, V)`, and starts as the model does, with a redraw:
+    The layer reads x (symbols as `one_hot(tokens, V)`) and starts with a redraw, as the model does:
 
         x = one_hot(tokens, V)
         belief, _ = layer(x, redrawn_start(layer, x))      # = model.filter(tokens).state
 
     Arguments:
-        model: a `SwitchingSSM` of `Copy(K)` dynamics and a `Gated` emission of two alike: Categorical, Bernoulli,
-            Poisson, or Normal or MultivariateNormal with one scale for all states and the background. Or a
-            `LayeredSSM` over symbols: then the network is a `SweepNetwork`, whose layers with a softmax between them
-            are one bottom-up sweep (`layered_network`), and which sees to the first step itself. Or a `TuringMachine`:
-            then it is an Elman network with a clipped ReLU and rational weights, two steps of which are one of the
-            machine (`samplehold.models.automata.turing_network`); `space` and `gate` are of no use there.
-        space: "probability": the state [K] is P(s_t | x_1..t). "logit": the state is the log of it up to a constant,
-            under the per-step variational update whose gate is read from x alone, `filter_vmp(model, x, gate="input")`.
-        gate: "exact": where the log-odds of a redraw are not linear in x (several states of counts, of vectors, or of
-            several binary features), the layer is an `EvidenceGRU`, whose gate keeps their log-sum-exp. "linear": a
-            plain `MinGRU` in any case, which leaves it out (see `lowering`); `compare` measures the distance.
+        model: a `SwitchingSSM` of `Copy(K)` dynamics and a `Gated` emission of two emissions of one kind: Categorical,
+            Bernoulli, Poisson, or Normal or MultivariateNormal with one scale for all states and the background. Or a
+            `LayeredSSM` over symbols: the network is then a `SweepNetwork`, whose layers with a softmax between them
+            are one bottom-up sweep (`layered_network`), and which handles the first step itself. Or a `TuringMachine`:
+            the network is then an Elman network with a clipped ReLU and rational weights, whose two steps are one of
+            the machine (`samplehold.models.automata.turing_network`); `space` and `gate` have no effect then.
+        space: "probability": the state [K] is P(s_t | x_1..t). "logit": the state is its log up to a constant, under
+            the per-step variational update whose gate depends on x alone, `filter_vmp(model, x, gate="input")`.
+        gate: "exact": if the log-odds of a redraw are not linear in x (several states of counts, of vectors, or of
+            several binary features), the layer is an `EvidenceGRU`, whose gate has their log-sum-exp. "linear": always
+            a plain `MinGRU`, which omits this term (see `lowering`); `compare` measures the distance.
 
     Raises:
-        TypeError: what is no model.
-        ValueError: another model, and why its filter is no minGRU; in logit space a probability of 0.
+        TypeError: `model` is not a model.
+        ValueError: another model (the error says why its filter is not a minGRU); a probability of 0 in logit space.
 
     Example:
         >>> import torch, samplehold as sh

@@ -1,14 +1,14 @@
-r"""What a network's gates tell of the gate of a model, unit by unit: AUC and mutual information.
+r"""The information of a network's gates about the gate of a model, unit by unit: AUC and mutual information.
 
-Where a state is no belief, no gate of the network is one either: a unit may hold and draw for reasons of its own. But
-the number $g_t$ of a unit may tell $z_t$. From the exact posterior $p_t = P(z_t{=}1 \mid x_{1..t})$ both measures
-follow without the true gates, since $P(z{=}1 \mid g) = E[p_t \mid g_t = g]$: each step counts as drawn with the weight
-$p_t$ and as held with $1 - p_t$.
+If a state is not a belief, the gates of the network are not gates of the model: a unit may hold and draw for other
+reasons. But the number $g_t$ of a unit can be informative about $z_t$. Both measures follow from the exact posterior
+$p_t = P(z_t{=}1 \mid x_{1..t})$ without the true gates, because $P(z{=}1 \mid g) = E[p_t \mid g_t = g]$. Each step
+counts as drawn with weight $p_t$, and as held with $1 - p_t$.
 
-    AUC             P(g of a drawn step > g of a held one), ties counting half; 1/2 tells nothing
-    information     I(g; z) in nats, at most H(z), by value of g where each is met often, else in bins of as many steps
+        AUC             P(g of a drawn step > g of a held one), ties counting half; 1/2 means no information
+        information     I(g; z) in nats, at most H(z); by value of g if each occurs often, else in bins of equal size
 
-The exact gate $p_t$ itself, read in the same way, is the most that any function of the past can tell.
+The exact gate $p_t$, measured in the same way, is the maximum for any function of the past.
 """
 
 from dataclasses import dataclass
@@ -21,15 +21,15 @@ from torch import Tensor
 
 from ...inference.numerics.records import Record
 
-BINS, LEAST = 32, 50  # at most so many bins, of at least so many steps: fewer would find what is not there
-OFTEN = 20  # steps for each value, from which on values are their own bins
+BINS, LEAST = 32, 50  # the most bins, and the least steps in each; smaller bins would show spurious information
+OFTEN = 20  # steps per value, from which on each value is a bin
 
 
 @dataclass(frozen=True, repr=False)
 class GateReading(Record):
-    """What the gates of a network's units tell of z, on all steps but the first, which is always drawn."""
+    """The information of the gates of a network's units about z, on all steps but the first, which is always drawn."""
 
-    draw: Float[Tensor, "*b T U"]  # the gates themselves; 0 beyond the end of a sequence
+    draw: Float[Tensor, "*b T U"]  # the gates; 0 after the end of a sequence
     auc: Float[Tensor, "U"]
     information: Float[Tensor, "U"]  # nats
     exact_auc: float  # of P(z_t = 1 | x_1..t)
@@ -38,7 +38,7 @@ class GateReading(Record):
 
     @property
     def best(self) -> int:
-        """The unit whose gate tells most."""
+        """The unit whose gate has the most information."""
         clear = (self.auc - 0.5).abs().nan_to_num(0.0)
         return max(range(len(clear)), key=lambda unit: (float(self.information[unit]), float(clear[unit])))
 
@@ -53,14 +53,14 @@ class GateReading(Record):
 def read_gates(
     draw: Float[Tensor, "*b T U"], exact: Float[Tensor, "*b T"], inside: Bool[Tensor, "*b T"]
 ) -> GateReading:
-    """Gates of units beside the exact posterior of the model's gate; see this module's measures."""
+    """Gates of units, compared with the exact posterior of the model's gate; see this module's measures."""
     kept = inside.clone()
     kept[..., 0] = False
     posterior = exact[kept].double().cpu().numpy()
     units = draw[kept].double().cpu().numpy()
     share = float(posterior.mean()) if len(posterior) else np.nan
-    found = [(_auc(unit, posterior), _information(unit, posterior)) for unit in (*units.T, posterior)]
-    auc, information = (torch.tensor(column, dtype=torch.float64, device="cpu") for column in zip(*found, strict=True))
+    pairs = [(_auc(unit, posterior), _information(unit, posterior)) for unit in (*units.T, posterior)]
+    auc, information = (torch.tensor(column, dtype=torch.float64, device="cpu") for column in zip(*pairs, strict=True))
     shown = torch.where(inside.unsqueeze(-1), draw, 0.0)
     return GateReading(
         shown, auc[:-1], information[:-1], float(auc[-1]), float(information[-1]), float(_entropy(share))

@@ -1,18 +1,18 @@
 r"""A stack of layers of beliefs as a network: one bottom-up sweep of `LayeredSSM`, with a softmax between its layers.
 
-In `LayeredSSM.bottom_up(x, passed="state")` layer l + 1 hears the belief $b_t$ of the layer below, by way of
+In `LayeredSSM.bottom_up(x, passed="state")` layer l + 1 receives the belief $b_t$ of the layer below as the evidence
 $e_t = b_t \log B_l^\top$, and filters it exactly:
 
 $$a_t = \text{softmax}\big(e_t + \log((1 - \rho)\, a_{t-1} + \rho\, \pi)\big), \qquad a_0 = \pi$$
 
-Its input is linear in $b_t$, and the softmax makes the belief that the layer above reads. That is a recurrent network
-with matrices $\log B_l$, biases $\log \pi_l$ and one gate $\rho_l$ a layer, `SweepNetwork`. The lowest layer is the
-same, with $e_t = \log p(x_t \mid s)$, and where its emission is `Gated` a minGRU (`samplehold.models.bridge.lowering`).
+The input is linear in $b_t$, and the softmax makes the belief for the layer above. This is a recurrent network with
+matrices $\log B_l$, biases $\log \pi_l$ and one gate $\rho_l$ for each layer, `SweepNetwork`. The lowest layer is the
+same, with $e_t = \log p(x_t \mid s)$. If its emission is `Gated`, it is a minGRU (`samplehold.models.bridge.lowering`).
 
-The upper layers are no minGRUs: what they hear tells about a state that is held as much as about one that is drawn, so
-$a_t$ weighs the units of $a_{t-1}$ by $e_t$, which a gate that all units share cannot.
+The upper layers are not minGRUs. Their evidence depends on held states as much as on drawn ones, so $a_t$ weighs the
+units of $a_{t-1}$ by $e_t$. A gate that all units share cannot do this.
 
-**Without the softmax** the layers pass on their logits, $\log a_t$ less their mean, and those are no beliefs.
+**Without the softmax** the layers pass on their logits, $\log a_t$ less their mean, which are not beliefs.
 """
 
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class BeliefLayer(nn.Module):
         self.log_prior = nn.Parameter(state_probs.log().clamp(min=-SURE))
 
     def forward(self, x: Float[Tensor, "*b T I"]) -> Float[Tensor, "*b T K"]:
-        """Beliefs after each input; the state before the first is the prior, so its gate does not matter."""
+        """Beliefs after each input. The state before the first is the prior, so the first gate has no effect."""
         prior, rho = self.log_prior.softmax(-1), self.redraw_logit.sigmoid()
         state, states = prior, []
         for evidence in (x @ self.weight.T).unbind(-2):
@@ -57,9 +57,9 @@ class BeliefLayer(nn.Module):
 
 
 class SweepNetwork(nn.Module):
-    """Layers of beliefs over one-hot tokens, from the lowest; an ordinary module, to be trained further.
+    """Layers of beliefs over one-hot tokens, from the lowest; an ordinary module that can be trained further.
 
-    `layers[0]` is a `MinGRU` where the emission is gated, all others are `BeliefLayer`. Made by `as_rnn`.
+    `layers[0]` is a `MinGRU` if the emission is gated; all others are `BeliefLayer`. Made by `as_rnn`.
 
     Example:
         >>> import torch, samplehold as sh
@@ -79,11 +79,11 @@ class SweepNetwork(nn.Module):
         """Beliefs of the top layer [*b, T, K], and of every layer from the lowest.
 
         Arguments:
-            x: one-hot tokens; rows of zeros where they are missing.
-            between: what a layer passes up: "softmax", its belief; "none", the logits of it.
+            x: one-hot tokens; rows of zeros for missing ones.
+            between: the output that a layer passes up: "softmax", its belief; "none", the logits of its belief.
 
         Raises:
-            ValueError: another word for `between`.
+            ValueError: another value of `between`.
         """
         check_choice("between", between, ("softmax", "none"))
         states: list[Tensor] = []
@@ -108,7 +108,7 @@ def lower_layers(model: LayeredSSM) -> SweepNetwork:
         layers = [BeliefLayer(values["probs"].log(), rho[0], fresh[0])]
     else:
         raise ValueError(
-            f"model: emits {type(emission).__name__}, but networks of layers read symbols; "
+            f"model: emits {type(emission).__name__}, but networks of layers only read symbols; "
             "give Categorical(V) or Gated(Categorical(V), Categorical(V))."
         )
     upper = zip(model.tables, rho[1:], fresh[1:], strict=True)
@@ -117,7 +117,7 @@ def lower_layers(model: LayeredSSM) -> SweepNetwork:
 
 @dataclass(frozen=True, repr=False)
 class LayerComparison(Record):
-    """Beliefs about each layer of a `LayeredSSM` from the lowest, four ways; 0 beyond the end of a sequence.
+    """Beliefs about each layer of a `LayeredSSM` from the lowest, in four versions; 0 after the end of a sequence.
 
     Example:
         >>> import torch, samplehold as sh
@@ -132,7 +132,7 @@ class LayerComparison(Record):
     """
 
     exact: tuple[Float[Tensor, "*b T _"], ...]  # P(s^l_t | x_1..t), of all layers at once
-    sweep: tuple[Float[Tensor, "*b T _"], ...]  # one bottom-up sweep, every layer exact on its own
+    sweep: tuple[Float[Tensor, "*b T _"], ...]  # one bottom-up sweep, with every layer exact by itself
     network: tuple[Float[Tensor, "*b T _"], ...]
     without_softmax: tuple[Float[Tensor, "*b T _"], ...]  # the same network, passing logits from layer to layer
     series: Series
@@ -143,7 +143,8 @@ class LayerComparison(Record):
         return tuple(0.5 * (a - b).abs().sum(-1) for a, b in pairs)
 
     def summary(self) -> pd.DataFrame:
-        """Total variation a layer: greatest between network and sweep, and means over steps of the others."""
+        """Total variation for each layer: the greatest between network and sweep, and means over steps of the
+        others."""
         inside = self.series.inside
         columns = {
             "network - sweep, max": [float(d[inside].max()) for d in self.distance("network", "sweep")],
@@ -159,15 +160,15 @@ class LayerComparison(Record):
 
 
 def compare_layers(model: LayeredSSM, network: SweepNetwork, x: Any, lengths: Any = None) -> LayerComparison:
-    """A network of layers beside one bottom-up sweep of a model and its exact filter, with and without softmax.
+    """Compare a network of layers with one bottom-up sweep of a model and its exact filter, with and without softmax.
 
     Arguments:
         model: small enough for its exact filter, over the product of all layers' states.
         network: `as_rnn(model)`, or one trained from it.
-        x, lengths: symbols, as the model takes them; NaN is missing.
+        x, lengths: symbols, as for the model; NaN is missing.
 
     Raises:
-        ValueError: x that is not of the model's symbols.
+        ValueError: x has other symbols than the model.
 
     Example:
         >>> import torch, samplehold as sh
@@ -182,7 +183,7 @@ def compare_layers(model: LayeredSSM, network: SweepNetwork, x: Any, lengths: An
     check_kind("network", network, SweepNetwork, "the network of `as_rnn`")
     series = model.read(x, lengths=lengths)
     exact = model.filter(series).state
-    sweep = tuple(found.state for found in model.bottom_up(series, passed="state"))
+    sweep = tuple(layer.state for layer in model.bottom_up(series, passed="state"))
     tokens = model.emission.sizes["category"]
     rows = one_hot(series.observations[..., 0], tokens, dtype=model.values["state_probs"].dtype)
     inside = series.inside.unsqueeze(-1)

@@ -1,6 +1,6 @@
 r"""From a network to a model: every minGRU or minLSTM layer over tokens is the exact filter of copy chains.
 
-Let a layer read tokens $x$ with any probabilities $p(x) > 0$, and for one unit let $g(x)$ be its gate, $v(x)$ its
+Let a layer read tokens $x$ with any probabilities $p(x) > 0$. For one unit, let $g(x)$ be its gate, $v(x)$ its
 candidate, and $lo$, $hi$ the least and the greatest of the candidates and $h_0$. With $r(x) = (v(x) - lo)/(hi - lo)$
 
 $$\rho = \sum_x p(x) g(x), \quad p(x \mid z{=}1) = \frac{g(x)\, p(x)}{\rho}, \quad
@@ -8,13 +8,13 @@ $$\rho = \sum_x p(x) g(x), \quad p(x \mid z{=}1) = \frac{g(x)\, p(x)}{\rho}, \qu
   \pi = \sum_x p(x \mid z{=}1)\, r(x), \quad p(x \mid s{=}1) = \frac{r(x)\, p(x \mid z{=}1)}{\pi}$$
 
 are the tables of a copy chain of two states with a `Gated` emission. In it $P(z_t{=}1 \mid x_t) = g(x_t)$ and
-$P(s_t{=}1 \mid x_t, z_t{=}1) = r(x_t)$, a held step says nothing of the state, and so its filter is the layer:
+$P(s_t{=}1 \mid x_t, z_t{=}1) = r(x_t)$. A held step has no information about the state. So the filter is the layer:
 
 $$h_t = lo + (hi - lo)\, P(s_t{=}1 \mid x_{1:t}), \qquad P(s_0{=}1) = \frac{h_0 - lo}{hi - lo}$$
 
-A block of a simplex has one gate and K candidates that sum to one: it is one chain of K states, with r its candidates.
-The price: $p(x_t \mid x_{1:t-1}) = p(x_t)$. Every chain explains the same tokens, each on its own; given the tokens the
-chains are independent. The tables are float64 and kept as logarithms, since saturated gates underflow.
+A block of a simplex has one gate and K candidates that sum to one. It is one chain of K states, with r its candidates.
+In this model, $p(x_t \mid x_{1:t-1}) = p(x_t)$. Every chain explains the same tokens by itself; given the tokens the
+chains are independent. The tables are float64 logarithms, because saturated gates underflow.
 """
 
 from collections.abc import Sequence
@@ -54,19 +54,19 @@ class LiftedDraw(Record):
 
 @dataclass(frozen=True, repr=False)
 class Reading(Record):
-    """What a layer makes of each token, one row a token."""
+    """The gates and candidates of a layer for each token, one row per token."""
 
     log_draw: Float[Tensor, "V C"]  # log P(z = 1 | x), a column for each coin
     log_hold: Float[Tensor, "V C"]
     value: Float[Tensor, "V D"]  # the candidates
-    start: Float[Tensor, "D"]  # the state before the first step where none is given
-    block: int | None  # units that share a coin and are a distribution
+    start: Float[Tensor, "D"]  # the default state before the first step
+    block: int | None  # the number of units that share a coin and form a distribution
     dtype: torch.dtype
 
 
 @dataclass(frozen=True, repr=False)
 class Lifted(Record):
-    """A layer as C copy chains of K states: one chain a unit, of two states, or one a block of a simplex.
+    """A layer as C copy chains of K states: one chain of two states for each unit, or one for each block of a simplex.
 
     Results about chains have the chain as their first axis.
 
@@ -75,7 +75,7 @@ class Lifted(Record):
         >>> lifted = sh.as_ssm(sh.MinGRU(input_size=4, hidden_size=3))
         >>> lifted.n_chains, lifted.n_states, lifted.n_tokens
         (3, 2, 4)
-        >>> lifted.chain([0, 3, 1]).smooth().state.shape  # what each unit says of the past, given all tokens
+        >>> lifted.chain([0, 3, 1]).smooth().state.shape  # the states of each unit's chain, given all tokens
         torch.Size([3, 3, 2])
         >>> round(float(lifted.log_evidence([0, 3, 1]).exp() * 4**3), 6)  # tokens are independent, here uniform
         1.0
@@ -87,7 +87,7 @@ class Lifted(Record):
     log_state: Float[Tensor, "C K"]  # log pi
     log_drawn: Float[Tensor, "C K V"]  # log p(x | s, z = 1)
     log_background: Float[Tensor, "C V"]  # log p_0
-    levels: Float[Tensor, "C K U"]  # what the chain's units read in each state: lo and hi, or the rows of an identity
+    levels: Float[Tensor, "C K U"]  # the output of the chain's units in each state: lo and hi, or an identity's rows
     start: Float[Tensor, "C K"]  # P(s_0) for the layer's default h0
     reading: Reading = field(repr=False)
 
@@ -125,25 +125,25 @@ class Lifted(Record):
 
         Arguments:
             tokens: indices [*b, T]; NaN is missing.
-            h0: the state before the first step as the layer takes it, [1, *b, D]; of a QRNN the cell. Where it lies
-                beyond the candidates, a model that spans it too is made for this call, one for the whole batch.
-            lengths: the number of steps of each sequence, [*b]; states past it are zero, as the layer's are.
+            h0: the state before the first step as for the layer, [1, *b, D]; for a QRNN the cell. If it is outside the
+                range of the candidates, this call uses a model that also spans h0, one for the whole batch.
+            lengths: the number of steps of each sequence, [*b]; states after it are zero, as for the layer.
 
         Raises:
-            ValueError: a token that is not among the layer's, or shapes that do not fit.
+            ValueError: a token that the layer does not have, or shapes that do not fit.
         """
         spanning = self.spanning(h0)
         return spanning.read(spanning.chain(tokens, h0, lengths).filter().state).to(self.reading.dtype)
 
     def read(self, belief: Float[Tensor, "C *b T K"]) -> Float[Tensor, "*b T D"]:
-        """What the units of the layer read under beliefs about the chains, filtered or smoothed: expected levels."""
+        """The expected levels of the layer's units under beliefs about the chains, filtered or smoothed."""
         levels = self.levels.reshape(self.n_chains, *(1,) * (belief.dim() - 3), *self.levels.shape[1:])
         return (belief @ levels).movedim(0, -2).flatten(-2)
 
     def chain(self, tokens: Any, h0: Tensor | None = None, lengths: Any = None) -> CopyChain:
         """All chains given the tokens, with batch axes [C, *b]: `.filter()`, `.smooth()`, `.viterbi()`, `.sample(n)`.
 
-        Arguments as `hidden`; h0 within the span of `levels`, which `spanning(h0)` sees to.
+        Arguments as `hidden`; h0 must be within the span of `levels` (see `spanning(h0)`).
         """
         read = read_tokens(tokens, self.n_tokens, lengths)
         fresh = (self.log_drawn + (self.log_redraw[:, None] + self.log_state).unsqueeze(-1)).mT  # [C, V, K]
@@ -162,11 +162,12 @@ class Lifted(Record):
         return CopyChain(start.log(), log_fresh, log_held, counts)
 
     def log_evidence(self, tokens: Any, lengths: Any = None) -> Float[Tensor, "*b"]:
-        """log p(tokens), on which all chains agree: the sum of log p(x_t), as tokens are independent over time."""
+        """log p(tokens), which is equal for all chains: the sum of log p(x_t), because tokens are independent over
+        time."""
         return self.chain(tokens, None, lengths).log_normalizer()[0]
 
     def sample(self, n_steps: int, batch_shape: tuple[int, ...] = (), seed: Seed = None) -> LiftedDraw:
-        """Draw tokens from the model, and given them the gates and states of every chain."""
+        """Draw tokens from the model and, given them, the gates and states of every chain."""
         n_steps, batch_shape = check_integer("n_steps", n_steps), check_batch_shape("batch_shape", batch_shape)
         random = generator_of(seed, self.token_probs.device)
         size = torch.Size((*batch_shape, n_steps))
@@ -188,7 +189,7 @@ class Lifted(Record):
         return LiftedDraw(tokens, torch.cat([first.unsqueeze(-1), fresh], -1).gather(-1, latest), redraw)
 
     def spanning(self, h0: Tensor | None) -> "Lifted":
-        """This model where `h0` lies in its span, else one of two-state chains that span h0 too."""
+        """This model if `h0` is in its span; otherwise a model of two-state chains that also spans h0."""
         if h0 is None:
             return self
         check_table("h0", h0, finite=True)
@@ -209,7 +210,7 @@ class Lifted(Record):
         return bool(((states >= low) & (states <= high)).all())
 
     def _belief(self, h0: Tensor) -> Tensor:
-        """P(s_0) [C, *b, K] that reads h0 [*b, D]."""
+        """P(s_0) [C, *b, K] whose expected levels are h0 [*b, D]."""
         states = h0.detach().to(self.levels)
         if self.reading.block is not None:
             states = states.unflatten(-1, (-1, self.reading.block))
@@ -241,14 +242,14 @@ def lift_tokens(network: nn.Module, token_probs: Any = None) -> Lifted:
 
 
 def split_network(network: nn.Module) -> tuple[nn.Module | None, nn.Module]:
-    """What stands before the recurrent layers, and these: the last module of a `Sequential`."""
+    """The modules before the recurrent layers, and the last module of a `Sequential`, with the recurrent layers."""
     if not isinstance(network, nn.Sequential) or not len(network):
         return None, network
     return (network[:-1] if len(network) > 1 else None), network[-1]
 
 
 def check_settled(front: nn.Module | None) -> None:
-    """An error where modules draw at random, or learn from what they are shown."""
+    """Raise an error if modules draw at random, or adapt to their inputs."""
     kinds = nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase
     for module in () if front is None else front.modules():
         if isinstance(module, kinds) and module.training:
@@ -259,7 +260,7 @@ def check_settled(front: nn.Module | None) -> None:
 
 
 def check_liftable(layer: nn.Module) -> MinGRU | MinLSTM | QRNN:
-    """The layers, or an error that says why they are no filters of copy chains."""
+    """The layers, or an error that says why they are not filters of copy chains."""
     kind = type(layer).__name__
     if isinstance(layer, nn.RNNBase):
         raise ValueError(
@@ -278,7 +279,7 @@ def check_liftable(layer: nn.Module) -> MinGRU | MinLSTM | QRNN:
 
 
 def check_one_layer(layer: MinGRU | MinLSTM | QRNN) -> MinGRU | MinLSTM:
-    """The one layer, whose gates read one input each; a QRNN as the minGRU that it equals."""
+    """The only layer, whose gates read one input each; a QRNN as the equal minGRU."""
     if layer.num_layers != 1:
         raise ValueError(
             f"layer: has {layer.num_layers} layers, and those above the first read beliefs, not tokens; give one "
@@ -299,7 +300,7 @@ def check_one_layer(layer: MinGRU | MinLSTM | QRNN) -> MinGRU | MinLSTM:
     twin = MinGRU(
         layer.input_size, size, bias=bias is not None, candidate="tanh", dtype=weight.dtype, device=weight.device
     )
-    with torch.no_grad():  # a forget gate holds where a minGRU's draws; output gates come after the state
+    with torch.no_grad():  # a forget gate holds where a minGRU's draws; output gates follow the state
         for name, table in (("weight_l0", weight[..., 0]), ("bias_l0", bias)):
             if table is not None:
                 twin.get_parameter(name).copy_(torch.cat([-table[:size], table[size : 2 * size]]))
@@ -308,7 +309,7 @@ def check_one_layer(layer: MinGRU | MinLSTM | QRNN) -> MinGRU | MinLSTM:
 
 @torch.no_grad()
 def token_rows(front: nn.Module | None, layer: MinGRU | MinLSTM) -> Float[Tensor, "V I"]:
-    """What a layer reads of each token alone: one-hot rows, or what modules before it make of these or of indices."""
+    """The input of a layer for each single token: one-hot rows, or the output of the modules before it."""
     like = layer.rows()
     check_settled(front)
     if front is None:
@@ -330,11 +331,11 @@ def token_rows(front: nn.Module | None, layer: MinGRU | MinLSTM) -> Float[Tensor
 
 @torch.no_grad()
 def read_layer(layer: MinGRU | MinLSTM, rows: Float[Tensor, "V I"]) -> Reading:
-    """Gates and candidates of a layer for each row alone, as the layer rounds them, in float64."""
+    """Gates and candidates of a layer for each row by itself, with the layer's rounding, in float64."""
     pre = layer.product(rows)
     now, units = layer.activate(pre), layer.hidden_size
     block = layer.block if layer.candidate == "simplex" else None
-    gates = pre.double()[:, :-units].unflatten(-1, (-1, units))[..., :: block or 1]  # one column a coin
+    gates = pre.double()[:, :-units].unflatten(-1, (-1, units))[..., :: block or 1]  # one column for each coin
     log_odds = gates[:, 0]
     if isinstance(layer, MinLSTM):
         log_odds = logsigmoid(gates[:, 1]) - logsigmoid(gates[:, 0])
@@ -365,15 +366,15 @@ def lift(reading: Reading, token_probs: Float[Tensor, "V"], h0: Tensor | None) -
     log_redraw, log_held = drawn.logsumexp(-1), held.logsumexp(-1)
     joint = drawn.log_softmax(-1).unsqueeze(1) + fresh.permute(1, 2, 0).log()  # log p(x, s | z = 1), [C, K, V]
     log_state = joint.logsumexp(-1)
-    never = log_state.isneginf()  # a state that no token draws: what it would emit does not matter
-    given = torch.where(never.unsqueeze(-1), drawn.log_softmax(-1).unsqueeze(1), joint).log_softmax(-1)
+    never = log_state.isneginf()  # a state that no token draws; its emission has no effect
+    log_drawn = torch.where(never.unsqueeze(-1), drawn.log_softmax(-1).unsqueeze(1), joint).log_softmax(-1)
     return Lifted(
-        token_probs, log_redraw, log_held, log_state, given, held.log_softmax(-1), levels, belief, reading
+        token_probs, log_redraw, log_held, log_state, log_drawn, held.log_softmax(-1), levels, belief, reading
     )  # fmt: skip
 
 
 def is_distribution(states: Tensor, block: int, dtype: torch.dtype) -> bool:
-    """Whether each block of units is one, to the rounding of a dtype."""
+    """Whether each block of units is a distribution, to the rounding of a dtype."""
     shares = states.unflatten(-1, (-1, block))
     off = (shares.sum(-1) - 1).abs().amax() if shares.numel() else 0.0
     return bool((shares >= 0).all()) and float(off) <= 16 * torch.finfo(dtype).eps

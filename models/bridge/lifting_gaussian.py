@@ -1,22 +1,23 @@
-r"""A minGRU over real vectors as copy chains with Gaussian emissions: candidates exact, gates in the limit.
+r"""A minGRU over real vectors as copy chains with Gaussian emissions: exact candidates, and gates as a limit.
 
 For unit d, with gate and candidate rows $w_g, w_d$ of the layer and a noise covariance that all units share,
 
 $$x \mid z{=}0 \sim N(0, \Sigma), \qquad x \mid z{=}1, s \sim N(m_d + M_d s, \Sigma), \qquad s \in \{0, 1\},$$
 
-so that $\text{logit}\, P(s{=}1 \mid x, z{=}1)$ is linear in x with the slope $\Sigma^{-1} M_d$, and with
-$u(x) = M_d^\top \Sigma^{-1} (x - m_d) - \tfrac12 M_d^\top \Sigma^{-1} M_d$
+so $\text{logit}\, P(s{=}1 \mid x, z{=}1)$ is linear in x with the slope $\Sigma^{-1} M_d$. With $u(x) = M_d^\top
+\Sigma^{-1} (x - m_d) - \tfrac12 M_d^\top \Sigma^{-1} M_d$
 
 $$\text{logit}\, P(z{=}1 \mid x) = \text{logit}\, \rho + m_d^\top \Sigma^{-1} x - \tfrac12 m_d^\top \Sigma^{-1} m_d
 + \log \textstyle\sum_s \pi(s)\, e^{s\, u(x)}.$$
 
-**Exact**: the candidates, by $M = \Sigma W^\top$ and a $\pi$ that absorbs the bias. **A limit**: the gates. Their slope
-is the layer's by $m_d = \Sigma w_g$, and $\rho$ absorbs the bias where x does not tell the states apart (u = 0); the
-last term, which is not linear, is what a linear gate leaves out: `gap`. It matters less the more surely x tells z.
+**Exact**: the candidates, with $M = \Sigma W^\top$ and a $\pi$ that absorbs the bias. **A limit**: the gates. Their
+slope equals the layer's with $m_d = \Sigma w_g$. $\rho$ absorbs the bias at points where x does not separate the states
+(u = 0). The last term is not linear, and a linear gate omits it: `gap`. Its effect is smaller the better x determines
+z.
 
-**All units together**, $x \mid z{=}1, s \sim N(m + M s, \Sigma)$, have posteriors $\prod_d P(s_d \mid x, z{=}1)$, since
-the noise is chosen such that $M^\top \Sigma^{-1} M = W \Sigma W^\top$ is a multiple of the identity:
-$\Sigma \propto W^+ W^{+\top} + (I - W^+ W)$. That is possible for any W of full row rank, hence with D <= F.
+**All units together**, $x \mid z{=}1, s \sim N(m + M s, \Sigma)$, have posteriors $\prod_d P(s_d \mid x, z{=}1)$,
+because the noise is chosen so that $M^\top \Sigma^{-1} M = W \Sigma W^\top$ is a multiple of the identity: $\Sigma
+\propto W^+ W^{+\top} + (I - W^+ W)$. This is possible for any W of full row rank, hence with D <= F.
 """
 
 from dataclasses import dataclass
@@ -35,8 +36,8 @@ from ..networks.minimal import MinGRU
 from .lifting import check_liftable, check_one_layer
 from .lowering import EvidenceGRU
 
-LARGEST_SHIFT = 16.0  # of m' inv(Sigma) m: more would take the prior of the gates out of what a float can hold
-SUREST = 30.0  # log-odds beyond which a float's probability is as good as certain
+LARGEST_SHIFT = 16.0  # of m' inv(Sigma) m; a greater one would put the prior of the gates outside the range of floats
+SUREST = 30.0  # log-odds beyond which a float's probability is nearly certain
 EXACT = ("candidates: P(s_t = 1 | x_t, z_t = 1)",)
 LIMIT = ("gates: P(z_t = 1 | x_t), as x tells z ever more surely",)
 
@@ -54,11 +55,11 @@ class LiftedGaussian(Record):
         True
     """
 
-    models: tuple[SwitchingSSM, ...]  # one a unit: Copy(2), and Gated normal emissions
+    models: tuple[SwitchingSSM, ...]  # one for each unit: Copy(2), and Gated normal emissions
     covariance: Float[Tensor, "F F"]  # Sigma
     shift: Float[Tensor, "F D"]  # m
     separation: Float[Tensor, "F D"]  # M
-    gate_weight: Float[Tensor, "D F"]  # the layer's own gates
+    gate_weight: Float[Tensor, "D F"]  # the weights of the layer's gates
     gate_bias: Float[Tensor, "D"]
     exact: tuple[str, ...] = EXACT
     limit: tuple[str, ...] = LIMIT
@@ -70,15 +71,15 @@ class LiftedGaussian(Record):
 
     def gate_log_odds(self, x: Any) -> Float[Tensor, "*b T D"]:
         """logit P(z_t = 1 | x_t) in the model."""
-        found, rows = [], self._rows(x)
+        log_odds, rows = [], self._rows(x)
         for model in self.models:
             values = model.values
             held = model.emission.log_likelihood(rows, values).held[..., 0]
-            found.append(torch.logit(values["redraw_prob"]) + _drawn(model, rows).logsumexp(-1) - held)
-        return torch.stack(found, -1)
+            log_odds.append(torch.logit(values["redraw_prob"]) + _drawn(model, rows).logsumexp(-1) - held)
+        return torch.stack(log_odds, -1)
 
     def gap(self, x: Any) -> Float[Tensor, "*b T D"]:
-        """What the layer's gates leave out of the log-odds: `gate_log_odds(x)` minus the layer's linear ones."""
+        """The part of the log-odds that the layer's gates omit: `gate_log_odds(x)` minus the layer's linear ones."""
         series = self.models[0].read(x)
         rows = self._rows(series)
         return self.gate_log_odds(series) - (rows @ self.gate_weight.T + self.gate_bias)
@@ -88,7 +89,7 @@ class LiftedGaussian(Record):
 
 
 def lift_gaussian(layer: nn.Module) -> LiftedGaussian:
-    """See `samplehold.models.bridge.correspondence.as_ssm`; float64, whatever the layer is."""
+    """See `samplehold.models.bridge.correspondence.as_ssm`; in float64, for any dtype of the layer."""
     layer = check_one_layer(check_liftable(layer))
     if not isinstance(layer, MinGRU):
         raise ValueError("layer: a MinLSTM's gate is a ratio, whose log-odds are not linear in x; give a MinGRU.")

@@ -1,25 +1,26 @@
-r"""Any network of gates that read their inputs, on any given inputs: the exact filter of copy chains.
+r"""Any network with gates that read only their inputs, on any given inputs: the exact filter of copy chains.
 
-Whatever a layer reads (real vectors, embeddings, the states of the layer below), its gates $g_t$ and candidates $v_t$
-are numbers once that is given, and $h_t = (1 - g_t)\, h_{t-1} + g_t v_t$ is a filter with the weights
+For any inputs of a layer (real vectors, embeddings, the states of the layer below), its gates $g_t$ and candidates
+$v_t$ are numbers once the inputs are given. Then $h_t = (1 - g_t)\, h_{t-1} + g_t v_t$ is a filter with the weights
 
 $$fresh_t(s) = g_t\, r_t(s), \qquad held_t = 1 - g_t, \qquad \textstyle\sum_s fresh_t(s) + held_t = 1.$$
 
-**Candidates that are a distribution** (a block of a simplex) are r, and the chain has a state for each unit of it.
+**Candidates that are a distribution** (a block of a simplex) are r, and the chain has a state for each unit of the
+block.
 
-**Any other candidate** is a number that is in memory until the next draw. What is latent is *which step was drawn
-last*, $\tau_t \in \{0, \dots, t\}$, a copy chain whose fresh states are certain, $r_t = [\tau_t = t]$. For every
+**Any other candidate** is a number that stays in memory until the next draw. The latent variable is *the step of the
+last draw*, $\tau_t \in \{0, \dots, t\}$. It is a copy chain with certain fresh states, $r_t = [\tau_t = t]$. For every
 candidate and unit
 
 $$h_t = E[v_{\tau_t}], \qquad P(\tau_t = \tau) = g_\tau \prod_{k=\tau+1}^t (1 - g_k), \qquad v_0 = h_0 .$$
 
-Its tables would be T x T. But a path of it is a function of its gates, so that the gates are all: `last_draw` is the
-distribution of $\tau_t$, and `memory` what given gates (sampled, or the most probable ones) leave in memory, in O(T).
-The chain of such a unit, with tables of O(T), has the same gates and two states, lo and hi, the least and the greatest
-number that the unit meets, with $r_t = (v_t - lo)/(hi - lo)$, so that $h_t = lo + (hi - lo)\, P(s_t = hi)$.
+Its tables would be T x T. But its path is a function of the gates, so the gates suffice. `last_draw` is the
+distribution of $\tau_t$, and `memory` is the memory for given gates (sampled, or the most probable ones), in O(T). The
+chain of such a unit, with tables of O(T), has the same gates and two states, lo and hi, the least and the greatest
+number in the unit's memory, with $r_t = (v_t - lo)/(hi - lo)$, so $h_t = lo + (hi - lo)\, P(s_t = hi)$.
 
-Nothing here is a density of x: the weights of a step sum to one whatever x is. Where there is a model of x too, over
-tokens or in part over Gaussian vectors, `LiftedNetwork.generative` says so.
+There is no density of x here: the weights of a step sum to one for any x. `LiftedNetwork.generative` says whether there
+is a model of x too, over tokens or partly over Gaussian vectors.
 """
 
 from dataclasses import dataclass
@@ -45,9 +46,10 @@ from .lifting_gaussian import lift_gaussian
 
 @dataclass(frozen=True, repr=False)
 class LiftedLayer(Record):
-    """One layer in one direction, given what it read, as C copy chains of K states: one a unit, or one a simplex.
+    """One layer in one direction, given its inputs, as C copy chains of K states: one for each unit, or for each
+    simplex.
 
-    Where `reverse`, the layer reads backward, and steps of all fields are in the order of reading. Chains are float64.
+    If `reverse`, the layer reads backward, and the steps of all fields are in reading order. Chains are float64.
 
     Example:
         >>> import torch, samplehold as sh
@@ -55,7 +57,8 @@ class LiftedLayer(Record):
         >>> (lifted,) = sh.as_ssm(layer, inputs="given").layers(x)
         >>> bool((lifted.hidden() - layer(x)[0]).abs().max() < 1e-14)
         True
-        >>> weights = lifted.last_draw()[0]  # of unit 0 after the last step: 4 ways to have come by what it remembers
+        >>> weights = lifted.last_draw()[0]  # of unit 0 after the last step: the probabilities of its 4 possible
+        memories
         >>> bool((weights[1:] @ lifted.value[:, 0] - layer(x)[0][-1, 0]).abs() < 1e-14)  # h0 is 0
         True
         >>> lifted.memory(lifted.chain.viterbi().redraw).shape  # by the most probable gates
@@ -63,7 +66,7 @@ class LiftedLayer(Record):
     """
 
     chain: CopyChain  # batch axes [C, *b]
-    levels: Float[Tensor, "C *b K U"]  # what the chain's units read in each state
+    levels: Float[Tensor, "C *b K U"]  # the output of the chain's units in each state
     value: Float[Tensor, "*b T D"]  # candidates
     start: Float[Tensor, "*b D"]  # the state before the first step
     log_draw: Float[Tensor, "C *b T"]  # log g
@@ -72,24 +75,24 @@ class LiftedLayer(Record):
     reverse: bool
 
     def hidden(self) -> Float[Tensor, "*b T D"]:
-        """The layer's states by the filter of the chains, in the order of time; 0 beyond the end of a sequence."""
+        """The layer's states from the filter of the chains, in the order of time; 0 after the end of a sequence."""
         return self._in_time((self.chain.filter().state @ self.levels).movedim(0, -2).flatten(-2))
 
     def output(self) -> Float[Tensor, "*b T D"]:
-        """What the layer passes on: its states, behind the output gates where it has any."""
+        """The layer's outputs: its states, times the output gates if it has any."""
         return self.hidden() if self.shown is None else self._in_time(self.shown) * self.hidden()
 
     def draw(self) -> Float[Tensor, "*b T C"]:
-        """Gates of all chains in the order of time: P(z_t = 1), which the layer's input tells."""
+        """Gates of all chains in the order of time: P(z_t = 1), a function of the layer's input."""
         return self._in_time(self.log_draw.exp().movedim(0, -1))
 
     def last_draw(self, step: int | None = None) -> Float[Tensor, "C *b n"]:
-        """When that which is in memory after a step was drawn: P(tau), [C, *b, T + 1].
+        """The distribution of the step at which the memory after `step` was drawn: P(tau), [C, *b, T + 1].
 
-        Entry 0 is the start, entry tau the step of number tau, counted from 1 in the order of reading.
+        Entry 0 is the start, and entry tau is step tau, counted from 1 in reading order.
 
         Arguments:
-            step: from 0 to T - 1; each sequence's last where None or beyond it.
+            step: from 0 to T - 1; None, or a step after a sequence's end: its last step.
 
         Raises:
             ValueError: there is no such step.
@@ -104,9 +107,9 @@ class LiftedLayer(Record):
         return torch.cat([held[..., :1], drawn], -1).exp()
 
     def memory(self, redraw: Bool[Tensor, "... T"]) -> Float[Tensor, "... D"]:
-        """What is in memory of each unit, [*n, *b, T, D], given gates [*n, C, *b, T] of the chains: the last one drawn.
+        """The memory of each unit, [*n, *b, T, D], for given gates [*n, C, *b, T] of the chains: the last drawn value.
 
-        The mean of it over `chain.sample(n, seed).redraw` tends to the states. Steps are in the order of reading.
+        Its mean over `chain.sample(n, seed).redraw` tends to the states. Steps are in reading order.
 
         Raises:
             ValueError: gates of another shape.
@@ -127,15 +130,15 @@ class LiftedLayer(Record):
 
 @dataclass(frozen=True, repr=False)
 class LiftedNetwork(Record):
-    """A network on given inputs as copy chains, layer by layer, each given the outputs of the one below.
+    """A network on given inputs as copy chains, layer by layer, each given the outputs of the layer below.
 
-    Dropout is left out.
+    Dropout is ignored.
 
     Example:
         >>> import torch, samplehold as sh
         >>> network = torch.nn.Sequential(torch.nn.Embedding(5, 3), sh.MinGRU(3, 4, num_layers=2)).double()
         >>> lifted, tokens = sh.as_ssm(network, inputs="given"), torch.tensor([[0, 3, 1, 4], [2, 2, 0, 1]])
-        >>> bool((lifted.hidden(tokens) - network(tokens)[0]).abs().max() < 1e-14)  # by the filters of 4 + 4 chains
+        >>> bool((lifted.hidden(tokens) - network(tokens)[0]).abs().max() < 1e-14)  # from the filters of 4 + 4 chains
         True
         >>> [layer.chain.batch_shape for layer in lifted.layers(tokens)]
         [torch.Size([4, 2]), torch.Size([4, 2])]
@@ -147,29 +150,29 @@ class LiftedNetwork(Record):
 
     @cached_property
     def generative(self) -> dict[str, str]:
-        """Of which inputs there is a generative model too, or what stands in the way.
+        """Whether there is also a generative model of the inputs, by kind of inputs; if not, the reason.
 
-        "tokens": "exact", where `as_ssm(network)` has densities of tokens. "gaussian": "candidates exact, gates in the
-        limit", where `as_ssm(network, inputs="gaussian")` has densities of vectors. Else "none: " and why.
+        "tokens": "exact", if `as_ssm(network)` has densities of tokens. "gaussian": "candidates exact, gates in the
+        limit", if `as_ssm(network, inputs="gaussian")` has densities of vectors. Otherwise "none: " and the reason.
         """
-        found = {}
+        kinds = {}
         ways = (("tokens", lift_tokens, "exact"), ("gaussian", lift_gaussian, "candidates exact, gates in the limit"))
         for name, lift, kind in ways:
             try:
                 lift(self.network)
             except (ValueError, TypeError) as error:
                 kind = f"none: {str(error).removeprefix('layer: ')}"
-            found[name] = kind
-        return found
+            kinds[name] = kind
+        return kinds
 
     def layers(self, x: Tensor, h0: Any = None, lengths: Any = None) -> tuple[LiftedLayer, ...]:
-        """The chains of every layer from the lowest, those that read forward before those that read backward.
+        """The chains of every layer from the lowest; forward directions come before backward ones.
 
         Arguments:
-            x, h0, lengths: as the network takes them; h0 and lengths as the last module of a `Sequential` does.
+            x, h0, lengths: as for the network; h0 and lengths as for the last module of a `Sequential`.
 
         Raises:
-            ValueError: what the network would not take; x that is not finite.
+            ValueError: inputs that do not fit the network; x that is not finite.
         """
         return self._run(x, h0, lengths)[0]
 
@@ -182,27 +185,28 @@ class LiftedNetwork(Record):
         layer = check_liftable(split_network(self.network)[1])
         rows, counts = read_inputs(self.network, x, lengths)
         cells, inputs = _starts(layer, h0, rows.shape[:-2])
-        found = []
+        lifted = []
         for k in range(layer.num_layers):
             sides = []
             for reverse in (False, True)[: _directions(layer)]:
-                read, n = _turned(rows, counts) if reverse else rows, len(found)
+                read, n = _turned(rows, counts) if reverse else rows, len(lifted)
                 read = read if inputs is None else torch.cat([inputs[n], read], -2)
-                found.append(_lift(layer, read, cells[n], k, reverse, counts))
-                sides.append(found[-1].output().to(rows))
+                lifted.append(_lift(layer, read, cells[n], k, reverse, counts))
+                sides.append(lifted[-1].output().to(rows))
             rows = torch.cat(sides, -1)
-        return tuple(found), time_major(rows, layer.batch_first)
+        return tuple(lifted), time_major(rows, layer.batch_first)
 
 
 def read_inputs(network: nn.Module, x: Tensor, lengths: Any) -> tuple[Tensor, Tensor | None]:
-    """What the recurrent layers of a network read of x, [*b, T, I], with zeros past each length; and the lengths."""
+    """The inputs of the recurrent layers of a network for x, [*b, T, I], with zeros after each length; and the
+    lengths."""
     front, layer = split_network(network)
-    own: Any = layer
+    recurrent: Any = layer
     check_settled(front)
     for called in {network, layer}:
         check_no_hooks(called)
     rows = x if front is None else front(x)
-    rows = batch_major(rows, own.input_size, own.batch_first, weight_of(layer, rows))
+    rows = batch_major(rows, recurrent.input_size, recurrent.batch_first, weight_of(layer, rows))
     if not rows.shape[-2]:
         raise ValueError(f"x: got shape {list(x.shape)}, expected at least one step.")
     some = observed(rows, lengths)
@@ -210,11 +214,12 @@ def read_inputs(network: nn.Module, x: Tensor, lengths: Any) -> tuple[Tensor, Te
 
 
 def check_no_hooks(module: nn.Module) -> None:
-    """An error where a call does more than the recurrence; pruning, which sets weights beforehand, may."""
+    """Raise an error if a call does more than the recurrence. Pruning is allowed, because it sets weights
+    beforehand."""
     before = [hook for hook in module._forward_pre_hooks.values() if not isinstance(hook, BasePruningMethod)]
     if before or module._forward_hooks:
         raise ValueError(
-            f"layer: its {type(module).__name__} has forward hooks, of which the chains know nothing; remove them."
+            f"layer: its {type(module).__name__} has forward hooks, which the chains cannot include; remove them."
         )
 
 
@@ -227,7 +232,7 @@ def lift_given(network: nn.Module) -> LiftedNetwork:
 def _lift(
     layer: MinGRU | MinLSTM | QRNN, rows: Tensor, start: Tensor, k: int, reverse: bool, counts: Tensor | None
 ) -> LiftedLayer:
-    """The chains of layer k, whose rows are in the order of reading."""
+    """The chains of layer k, whose rows are in reading order."""
     now = layer.activations(rows, k, *((True,) if reverse else ()))
     value, start = now.value.double(), start.double()
     batch, block = start.shape[:-1], None
@@ -267,7 +272,7 @@ def _shown(layer: nn.Module, rows: Tensor, k: int, reverse: bool) -> Tensor | No
 
 
 def _starts(layer: MinGRU | MinLSTM | QRNN, h0: Any, batch: torch.Size) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-    """States [L, *b, D] before the first step of each layer and direction, and the inputs that a QRNN carries on."""
+    """States [L, *b, D] before the first step of each layer and direction, and the previous inputs of a QRNN."""
     state: Any = layer.initial_state(*batch) if h0 is None else h0
     expected = (layer.num_layers * _directions(layer), *batch, layer.hidden_size)
     if not isinstance(layer, QRNN):
@@ -281,7 +286,7 @@ def _directions(layer: nn.Module) -> int:
 
 
 def _turned(rows: Tensor, lengths: Tensor | None) -> Tensor:
-    """`rows` [*b, T, F] with each sequence's steps in reverse, and what lies past them where it was."""
+    """`rows` [*b, T, F] with each sequence's steps reversed, and the rows after its end unchanged."""
     if lengths is None:
         return rows.flip(-2)
     steps = torch.arange(rows.shape[-2], device=rows.device)

@@ -1,13 +1,13 @@
 r"""From a model to a network: the minGRU whose state is the exact filter of a copy model with a gated emission.
 
-With $f(x) = \sum_s \pi(s)\, p(x \mid s, z{=}1)$ and a held step that emits from $p_0$, whatever the state,
+With $f(x) = \sum_s \pi(s)\, p(x \mid s, z{=}1)$ and a held step that emits from $p_0$ in every state,
 
 $$a_t = (1 - q_t)\, a_{t-1} + q_t r_t, \qquad
 \text{logit}\, q_t = \text{logit}\, \rho + \log \frac{f(x_t)}{p_0(x_t)}, \qquad
 r_t = \text{softmax}_s(\log \pi(s) + \log p(x_t \mid s, z{=}1)).$$
 
-**Candidates.** In one exponential family with the statistic x, $\log p(x \mid s) = w_s \cdot x + b_s$ but for a term
-that all states share, and r is the softmax of a linear map of x:
+**Candidates.** In one exponential family with the statistic x, $\log p(x \mid s) = w_s \cdot x + b_s$ up to a term that
+all states share, and r is the softmax of a linear map of x:
 
 | emission | x | $w_s$ | $b_s$ |
 |---|---|---|---|
@@ -16,23 +16,24 @@ that all states share, and r is the softmax of a linear map of x:
 | Poisson | as it is | $\log \lambda_s$ | $-\sum \lambda_s$ |
 | normal, one precision P | as it is | $P(\mu_s - \mu_0)$ | $-\frac12 (\mu_s - \mu_0)^\top P (\mu_s + \mu_0)$ |
 
-**Gates.** $\log f(x)$ is a log-sum-exp of such lines. One-hot rows, one binary feature and a single state make it a
-line. Elsewhere it is kept, `gate="exact"`: the gate of an `EvidenceGRU` adds the log-sum-exp of its own candidates. Or
-a member of the family with the mean of f takes its place, `gate="linear"`: an ordinary minGRU whose gate is off by
+**Gates.** $\log f(x)$ is a log-sum-exp of such linear functions. It is linear for one-hot rows, one binary feature or a
+single state. Otherwise, with `gate="exact"`, the gate of an `EvidenceGRU` adds the log-sum-exp of its candidates. With
+`gate="linear"`, a member of the family with the mean of f replaces f. This is an ordinary minGRU whose gate is wrong by
 
 $$\log f(x) - (\bar w \cdot x + \bar b),$$
 
-which matters the less the more surely x tells z; `compare` measures it. With a single state at $\mu_1$ the line is
-logistic regression, $W = (\mu_1 - \mu_0)/\sigma^2$ and $b = \text{logit}\, \rho + (\mu_0^2 - \mu_1^2)/(2 \sigma^2)$.
+The error is smaller the better x determines z; `compare` measures it. With a single state at $\mu_1$ the linear
+function is logistic regression, $W = (\mu_1 - \mu_0)/\sigma^2$ and $b = \text{logit}\, \rho + (\mu_0^2 - \mu_1^2)/(2
+\sigma^2)$.
 
-One-hot tokens read columns of a matrix: the biases are the prior, and a token's weights are its log-likelihoods. So a
-row of zeros is a missing token. Of other emissions every step has to be observed.
+One-hot tokens select columns of a matrix: the biases are the prior, and a token's weights are its log-likelihoods. So a
+row of zeros is a missing token. With other emissions every step must be observed.
 
-**In logit space** the same weights, without the softmax, are the per-step variational update with the gate read from x
+**In logit space** the same weights, without the softmax, are the per-step variational update whose gate depends on x
 alone, $h_t = (1 - q_t)\, h_{t-1} + q_t v_t$ with $Q(s_t) = \text{softmax}(h_t)$ (`filter_vmp(model, x, gate="input")`).
 
-**The first step.** The models redraw at their first step, the network starts from h_0. They agree for the h_0 that
-`samplehold.models.bridge.tokens.redrawn_start` gives: the first step's own candidate.
+**The first step.** The models redraw at their first step, and the network starts from h_0. They agree for the h_0 of
+`samplehold.models.bridge.tokens.redrawn_start`: the candidate of the first step.
 """
 
 from typing import Any, NamedTuple
@@ -52,23 +53,23 @@ from ...switching.model import SwitchingSSM
 from ...switching.parameters import PREFIX, Parameters
 from ..networks.minimal import MinGRU
 
-SURE = 1e4  # log-odds that stand for certainty: their sigmoid is 0 or 1 in float64, with room for sums of them
-EQUAL = 64  # roundings by which two precisions may differ
+SURE = 1e4  # log-odds for certainty: their sigmoid is 0 or 1 in float64, and sums of them do not overflow
+EQUAL = 64  # the greatest difference of two equal precisions, in roundings
 LINEAR = (Categorical, Bernoulli, Poisson, Normal, MultivariateNormal)
 
 
 class EvidenceGRU(MinGRU):
-    r"""One layer of minGRU whose gate also asks how well the fresh states explain x.
+    r"""One layer of minGRU whose gate also depends on how well the fresh states explain x.
 
     $$g_t = \sigma(W_g x_t + b_g + \text{logsumexp}(W_v x_t + b_v))$$
 
-    With the weights of `as_rnn` that is the exact $P(z_t{=}1 \mid x_t)$ of a copy model; see
-    `samplehold.models.bridge.lowering`. Called as `MinGRU` is, with the same parameters.
+    With the weights of `as_rnn` this is the exact $P(z_t{=}1 \mid x_t)$ of a copy model; see
+    `samplehold.models.bridge.lowering`. Calls and parameters are as for `MinGRU`.
 
     Arguments:
         input_size: features of x.
-        hidden_size: units, one a state.
-        candidate: "simplex", the state is a belief; "linear", the log of one up to a constant.
+        hidden_size: units, one for each state.
+        candidate: "simplex", the state is a belief; "linear", the log of a belief up to a constant.
 
     >>> import torch, samplehold as sh
     >>> layer, x = sh.EvidenceGRU(3, 2), torch.randn(5, 3)
@@ -123,20 +124,21 @@ def lower(model: nn.Module | Model, space: str = "probability", gate: str = "exa
 
 
 class Affine(NamedTuple):
-    r"""$\log p(x \mid s) = w_s \cdot x + b_s$, but for a term that is the same for all s."""
+    r"""$\log p(x \mid s) = w_s \cdot x + b_s$, up to a term that is the same for all s."""
 
     weight: Float[Tensor, "K F"]
     bias: Float[Tensor, "K"]
 
 
 def affine(emission: Emission, values: Parameters, about: Tensor | None = None) -> Affine:
-    """The lines of the table in this module's docstring; normal densities over that of the location `about` [1, F]."""
+    """The linear functions of the table in this module's docstring; normal densities relative to that at `about` [1,
+    F]."""
     if isinstance(emission, Categorical):
         weight = values["probs"].log().clamp(min=-SURE)
         return Affine(weight, weight.new_zeros(len(weight)))
     if isinstance(emission, Bernoulli):
         probs = values["probs"]
-        most = SURE if probs.dtype == torch.float64 else 512.0  # they are added up, and float32 has few digits
+        most = SURE if probs.dtype == torch.float64 else 512.0  # they are summed, and float32 has few digits
         return Affine(torch.logit(probs).clamp(-most, most), torch.log1p(-probs).clamp(min=-most).sum(-1))
     if isinstance(emission, Poisson):
         return Affine(values["rate"].log().clamp(min=-SURE), -values["rate"].sum(-1))
@@ -153,19 +155,19 @@ def _mean(emission: Emission, values: Parameters, state_probs: Tensor) -> Parame
 
 
 def _mixes_to_a_line(emission: Emission, drawn: Affine) -> bool:
-    """Whether the log-density of a mixture over states is linear on all x that there are."""
+    """Whether the log-density of a mixture over states is linear on all possible x."""
     alike = bool((drawn.weight == drawn.weight[:1]).all() and (drawn.bias == drawn.bias[:1]).all())
     one_bit = isinstance(emission, Bernoulli) and emission.n_features == 1
     return alike or one_bit or isinstance(emission, Categorical)
 
 
 def token_marginal(model: nn.Module | Model) -> Float[Tensor, "V"]:
-    r"""$p(x) = \rho f(x) + (1 - \rho) p_0(x)$: the token probabilities of a model that `as_rnn` takes.
+    r"""$p(x) = \rho f(x) + (1 - \rho) p_0(x)$: the token probabilities of a model that `as_rnn` accepts.
 
     With them `as_ssm(as_rnn(model), token_probs=token_marginal(model)).models[0]` is the model again.
 
     Raises:
-        ValueError: a model that `as_rnn` does not take.
+        ValueError: a model that `as_rnn` does not accept.
 
     Example:
         >>> import samplehold as sh
@@ -183,7 +185,7 @@ def token_marginal(model: nn.Module | Model) -> Float[Tensor, "V"]:
 
 
 def _check(model: nn.Module | Model) -> tuple[Emission, Parameters]:
-    """The emission and values of a model that has a minGRU for its filter; or an error with what stands in the way."""
+    """The emission and values of a model whose filter is a minGRU; or an error with the reason why it is not."""
     if not isinstance(model, SwitchingSSM):
         raise TypeError(f"model: got {type(model).__name__}, expected a SwitchingSSM or LayeredSSM.")
     dynamics, emission = model.dynamics, model.emission
@@ -196,7 +198,7 @@ def _check(model: nn.Module | Model) -> tuple[Emission, Parameters]:
         raise ValueError("model: has covariates, which the network would have to read too; give Copy without any.")
     if not isinstance(emission, Gated):
         raise ValueError(
-            f"model: has a {type(emission).__name__} emission, so a held step tells about its state and the gate "
+            f"model: has a {type(emission).__name__} emission, so a held step depends on its state, and the gate "
             "depends on the belief; give Gated of it and another of its kind, or measure the gap with `compare`."
         )
     drawn, held = emission.emission, emission.background
@@ -208,8 +210,9 @@ def _check(model: nn.Module | Model) -> tuple[Emission, Parameters]:
     if not model.values:
         raise ValueError("model: has no parameter values yet; use model.fit(x).model, or model.with_values(...).")
     if "precision" in model.values:
-        own, other = model.values["precision"], model.values[PREFIX + "precision"]
-        if not bool(((own - other).abs() <= EQUAL * torch.finfo(own.dtype).eps * other.abs().amax()).all()):
+        precision, background = model.values["precision"], model.values[PREFIX + "precision"]
+        rounding = EQUAL * torch.finfo(precision.dtype).eps * background.abs().amax()
+        if not bool(((precision - background).abs() <= rounding).all()):
             spread = "scales" if isinstance(drawn, Normal) else "covariances"
             raise ValueError(
                 f"model: its {spread} differ between states or from the background, which makes log-likelihoods "
@@ -220,7 +223,7 @@ def _check(model: nn.Module | Model) -> tuple[Emission, Parameters]:
 
 
 def _check_positive(emission: Emission, values: Parameters) -> None:
-    """The log of 0 is no candidate."""
+    """Raise an error for probabilities of 0, whose logs are not finite."""
     name = "rate" if isinstance(emission, Poisson) else "probs"
     tables = [values["state_probs"], *([values[name]] if name in values else [])]
     if isinstance(emission, Bernoulli):

@@ -1,4 +1,4 @@
-"""Running any network on a model's observations, and finding the belief in its states."""
+"""Run any network on a model's observations, and read the belief from its states."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +29,7 @@ READINGS = get_args(Reads)
 
 @dataclass(frozen=True, repr=False)
 class Seen(Record):
-    """A network's states on a series, [*b, T, D], its gates, what it read, and what its states mean."""
+    """A network's states on a series, [*b, T, D], its gates, its inputs, and the meaning of its states."""
 
     hidden: Float[Tensor, "*b T D"]
     draw: Float[Tensor, "*b T U"] | None  # gates of all units, where they are draws
@@ -39,7 +39,7 @@ class Seen(Record):
 
 
 def run(model: SwitchingSSM, layer: nn.Module, series: Series, inputs: Tensor | None, reads: str | None) -> Seen:
-    """The states of a network on the observations of a series; beyond a sequence's end they mean nothing."""
+    """The states of a network on the observations of a series; after a sequence's end they have no meaning."""
     front, module = split_network(layer)
     rows = network_inputs(model, series) if inputs is None else inputs
     if rows.shape[:-1] != series.observations.shape[:-1]:
@@ -76,7 +76,7 @@ def run(model: SwitchingSSM, layer: nn.Module, series: Series, inputs: Tensor | 
 
 
 def network_inputs(model: SwitchingSSM, series: Series) -> Tensor:
-    """What a network reads of a series: symbols as one-hot rows, anything else as it is; zeros where missing."""
+    """The inputs of a network for a series: symbols as one-hot rows, other observations unchanged; zeros if missing."""
     emission = model.emission.parts[0].emission
     if not isinstance(emission, Categorical):
         return series.observations.nan_to_num(0.0)
@@ -86,7 +86,7 @@ def network_inputs(model: SwitchingSSM, series: Series) -> Tensor:
 
 
 def meaning(layer: nn.Module, n_states: int) -> str:
-    """What a network's state is of a model of so many states; see `samplehold.models.bridge.comparison`."""
+    """The meaning of a network's state for a model of `n_states` states; see `samplehold.models.bridge.comparison`."""
     if isinstance(layer, MinGRU | MinLSTM) and layer.hidden_size == n_states and layer.num_layers == 1:
         if layer.bidirectional:
             return "probe"
@@ -104,7 +104,7 @@ def meaning(layer: nn.Module, n_states: int) -> str:
 def belief_of(
     seen: Seen, exact: Tensor, inside: Bool[Tensor, "*b T"]
 ) -> tuple[Tensor, Probe | None, Int[Tensor, "K"] | None]:
-    """The belief [*b, T, K] in a network's states, the probe that read it where one was needed, else units by state."""
+    """The belief [*b, T, K] in a network's states, and the probe that read it, or the units by state."""
     if seen.reads == "probe":
         probe = fit_probe(seen.hidden, exact, seen.inputs, inside)
         return probe.state, probe, None
@@ -117,9 +117,11 @@ def belief_of(
 
 
 def best_order(belief: Tensor, exact: Tensor, inside: Bool[Tensor, "*b T"]) -> Int[Tensor, "K"]:
-    """The unit for each state with the least total variation over all steps; as they stand where that is as good."""
-    own, other = exact[inside].double(), belief[inside].double()
-    cost = torch.stack([(own[:, k : k + 1] - other).abs().sum(0) for k in range(own.shape[-1])]).cpu()
+    """The unit for each state with the least total variation over all steps; the present order if it is as good."""
+    exact_rows, belief_rows = exact[inside].double(), belief[inside].double()
+    cost = torch.stack(
+        [(exact_rows[:, k : k + 1] - belief_rows).abs().sum(0) for k in range(exact_rows.shape[-1])]
+    ).cpu()
     _, units = linear_sum_assignment(cost.numpy())
     order, states = torch.from_numpy(units), torch.arange(len(cost), device="cpu")
     if cost[states, states].sum() <= cost[states, order].sum() * (1 + 1e-9):
@@ -128,7 +130,7 @@ def best_order(belief: Tensor, exact: Tensor, inside: Bool[Tensor, "*b T"]) -> I
 
 
 def _before(front: nn.Module, model: SwitchingSSM, series: Series, rows: Tensor) -> Tensor:
-    """What the modules before a recurrent layer make of rows, or of indices where an `Embedding` comes first."""
+    """The output of the modules before a recurrent layer, for rows, or for indices if an `Embedding` comes first."""
     first = next(module for module in front.modules() if not list(module.children()))
     if not isinstance(first, nn.Embedding):
         return front(rows)
@@ -136,7 +138,9 @@ def _before(front: nn.Module, model: SwitchingSSM, series: Series, rows: Tensor)
     if not isinstance(model.emission.parts[0].emission, Categorical):
         raise ValueError("layer: begins with an Embedding, but the model emits no symbols; give a network of vectors.")
     if bool((symbols.isnan() & series.inside).any()):
-        raise ValueError("x: has missing symbols, of which an Embedding has no row; give a network of one-hot rows.")
+        raise ValueError(
+            "x: has missing symbols, but an Embedding has no row for them; give a network of one-hot rows."
+        )
     if first.num_embeddings < rows.shape[-1]:
         raise ValueError(
             f"layer: its Embedding has {first.num_embeddings} rows, but the model has {rows.shape[-1]} symbols."
@@ -145,7 +149,7 @@ def _before(front: nn.Module, model: SwitchingSSM, series: Series, rows: Tensor)
 
 
 def _states(layer: nn.Module, rows: Tensor, lengths: Tensor, redrawn: bool) -> Tensor:
-    """States [N, T, D] of a network on rows [N, T, I]; of a stack network with what it reads off its stack."""
+    """States [N, T, D] of a network on rows [N, T, I]; for a stack network, with the reading of its stack."""
     if isinstance(layer, StackRNN):
         passed = layer.run(rows if layer.batch_first else rows.movedim(0, 1))
         seen = torch.cat([passed.output, passed.reading], -1)
@@ -164,7 +168,7 @@ def _states(layer: nn.Module, rows: Tensor, lengths: Tensor, redrawn: bool) -> T
 
 
 def _gates(layer: nn.Module, rows: Tensor, lengths: Tensor) -> Tensor | None:
-    """Gates [N, T, U] of every chain of every layer, where gates are draws."""
+    """Gates [N, T, U] of every chain of every layer, if gates are draws."""
     if not isinstance(layer, MinGRU | MinLSTM | QRNN) or getattr(layer, "pooling", "f") == "ifo":
         return None
     x = rows if layer.batch_first else rows.movedim(0, 1)

@@ -1,13 +1,13 @@
-r"""Linear probes: what can be read from a network's states about beliefs that it was never shown.
+r"""Linear probes: the information in a network's states about beliefs that it was not trained on.
 
-Two maps are fitted to some sequences and judged on the others. Least squares with a ridge, from the state to the belief
+Two maps are fitted on some sequences and judged on the others. Least squares with a ridge, from the state to the belief
 $a_t$, gives
 
 $$R^2 = 1 - \sum_t \|a_t - \hat a_t\|^2 \Big/ \sum_t \|a_t - \bar a\|^2 ;$$
 
-multinomial logistic regression on the belief as a soft label gives the log-loss $-\sum_s a_t(s) \log \hat a_t(s)$ in
-nats, which is at least the entropy of $a_t$. The same maps from the present input alone, and the mean of the beliefs,
-are the baselines.
+Multinomial logistic regression on the belief as a soft label gives the log-loss $-\sum_s a_t(s) \log \hat a_t(s)$ in
+nats, which is at least the entropy of $a_t$. The baselines are the same maps from the present input alone, and the mean
+of the beliefs.
 """
 
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ from torch import Tensor
 from ...inference.numerics.checks import check_mask, check_table
 from ...inference.numerics.records import Record
 
-MOST_ROWS = 20_000  # steps that a probe is fitted to; more are thinned out evenly
+MOST_ROWS = 20_000  # the most steps to fit a probe; more are thinned evenly
 
 
 @dataclass(frozen=True, repr=False)
 class Probe(Record):
-    """What linear maps read from states about beliefs, on held-out steps; `summary()` is the table of it.
+    """The quality of linear maps from states to beliefs, on held-out steps; `summary()` is a table of it.
 
     Example:
         >>> import torch, samplehold as sh
@@ -39,8 +39,8 @@ class Probe(Record):
         True
     """
 
-    r2: dict[str, float]  # by what was read: "network", "input", "marginal"
-    log_loss: dict[str, float]  # nats a step; also "belief", its entropy, the least that is possible
+    r2: dict[str, float]  # by input of the map: "network", "input", "marginal"
+    log_loss: dict[str, float]  # nats per step; also "belief", its entropy, which is the minimum
     state: Float[Tensor, "*b T K"]  # the belief that logistic regression reads from the network
     held_out: Bool[Tensor, "*b T"]
 
@@ -57,26 +57,26 @@ def fit_probe(
     inputs: Float[Tensor, "*b T I"],
     inside: Bool[Tensor, "*b T"] | None = None,
 ) -> Probe:
-    """Read beliefs from a network's states.
+    """Fit linear maps from a network's states to beliefs.
 
     Arguments:
-        state: of the network, at each step; any number of units.
-        belief: what is to be read, a distribution over K states at each step.
-        inputs: what the network was given, for the baseline.
-        inside: the steps that belong to their sequence; all where None.
+        state: the network's state at each step; any number of units.
+        belief: the target, a distribution over K states at each step.
+        inputs: the network's inputs, for the baseline.
+        inside: the steps that belong to their sequence; None: all.
 
-    The maps are fitted to the first half of the sequences, or of the steps where there is one sequence, and judged on
-    the other half.
+    The maps are fitted on the first half of the sequences, or of the steps if there is one sequence, and judged on the
+    other half.
 
     Raises:
-        ValueError: fewer than two steps to fit to or to judge on.
+        ValueError: fewer than two steps to fit or to judge.
 
     Example:
         >>> import torch, samplehold as sh
         >>> share = (1 + torch.arange(20.0).sin()) / 2
         >>> belief = torch.stack([share, 1 - share], -1)
-        >>> found = sh.fit_probe(state=3 * belief - 1, belief=belief, inputs=torch.zeros(20, 1))
-        >>> round(found.r2["network"], 3)  # the belief is a linear map of such states
+        >>> probe = sh.fit_probe(state=3 * belief - 1, belief=belief, inputs=torch.zeros(20, 1))
+        >>> round(probe.r2["network"], 3)  # the belief is a linear map of such states
         1.0
     """
     from sklearn.linear_model import Ridge
@@ -88,7 +88,7 @@ def fit_probe(
     inputs = check_table("inputs", inputs, None, None, finite=True)
     for name, table in (("state", state), ("inputs", inputs)):
         if not bool(table.detach().double().square().sum().isfinite()):
-            raise ValueError(f"{name}: got numbers whose squares float64 does not hold; give them in other units.")
+            raise ValueError(f"{name}: got numbers whose squares float64 cannot represent; give them in other units.")
     for name, table in (("belief", belief), ("inputs", inputs)):
         if table.shape[:-1] != state.shape[:-1]:
             raise ValueError(
@@ -106,9 +106,7 @@ def fit_probe(
     first = _first_half(inside)
     train, test = (inside & first).flatten().numpy(), (inside & ~first).flatten().numpy()
     if train.sum() < 2 or test.sum() < 2:
-        raise ValueError(
-            f"x: a probe was left {train.sum()} steps to fit to and {test.sum()} to judge on; give longer sequences."
-        )
+        raise ValueError(f"x: a probe has {train.sum()} steps to fit and {test.sum()} to judge; give longer sequences.")
     rows = {"network": state, "input": inputs}
     tables = {name: part.detach().flatten(0, -2).double().cpu().numpy() for name, part in rows.items()}
     target = belief.detach().flatten(0, -2).double().cpu().numpy()
@@ -124,12 +122,12 @@ def fit_probe(
         loss[name] = _loss(target[test], probabilities[test])
         read = probabilities if name == "network" else read
     loss["belief"] = _loss(target[test], target[test])
-    found = torch.from_numpy(read).to(belief).reshape(belief.shape) * inside.to(belief.device).unsqueeze(-1)
-    return Probe(r2, loss, found, (inside & ~first).to(belief.device))
+    predicted = torch.from_numpy(read).to(belief).reshape(belief.shape) * inside.to(belief.device).unsqueeze(-1)
+    return Probe(r2, loss, predicted, (inside & ~first).to(belief.device))
 
 
 def _first_half(inside: Tensor) -> Tensor:
-    """Which steps are fitted to, [*b, T]."""
+    """Whether each step is used for the fit, [*b, T]."""
     *batch, steps = inside.shape
     n = int(np.prod(batch))
     if n > 1:

@@ -1,4 +1,4 @@
-"""Tokens at the door of a network: checked indices, one-hot features, and a start that is a redraw."""
+"""Tokens as inputs of networks: checked indices, one-hot features, and a start that is a redraw."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from ..networks.recurrent import check_one_way
 
 @dataclass(frozen=True)
 class Tokens:
-    """Checked tokens: `index [*b, T]` int64, 0 where there is none, and `seen [*b, T]`."""
+    """Checked tokens: `index [*b, T]` int64, 0 for missing ones, and `seen [*b, T]`."""
 
     index: Tensor
     seen: Tensor
@@ -26,41 +26,43 @@ class Tokens:
 
 
 def read_tokens(
-    tokens: Any, n_tokens: int, lengths: Tensor | Sequence[int] | int | None = None, what: str = "tokens"
+    tokens: Any, n_tokens: int, lengths: Tensor | Sequence[int] | int | None = None, name: str = "tokens"
 ) -> Tokens:
-    """Tokens `[*b, T]` as checked indices; NaN is a missing one. Messages call them `what`.
+    """Tokens `[*b, T]` as checked indices; NaN is a missing one. Error messages call them `name`.
 
     Raises:
         ValueError: no time axis, a token that is not an integer from 0 to n_tokens - 1, or lengths that do not fit.
     """
     n_tokens = check_integer("n_tokens", n_tokens)
-    given = numbers(tokens, what)
-    if given.dtype == torch.bool:
-        raise TypeError(f"{what}: got truth values, expected integers: the indices of {what}.")
-    steps = given.shape[-1] if given.dim() else 0
+    values = numbers(tokens, name)
+    if values.dtype == torch.bool:
+        raise TypeError(f"{name}: got truth values, expected integers: the indices of {name}.")
+    steps = values.shape[-1] if values.dim() else 0
     if steps == 0:
-        raise ValueError(f"{what}: got shape {list(given.shape)}, expected [*batch, T] with at least one step.")
-    counts, inside = None, torch.ones(given.shape, dtype=torch.bool, device=given.device)
+        raise ValueError(f"{name}: got shape {list(values.shape)}, expected [*batch, T] with at least one step.")
+    counts, inside = None, torch.ones(values.shape, dtype=torch.bool, device=values.device)
     if lengths is not None:
-        counts = check_lengths(lengths, given.shape[:-1], steps, given.device)
-        inside = torch.arange(steps, device=given.device) < counts.unsqueeze(-1)
-    seen = inside & ~given.isnan() if given.is_floating_point() else inside
-    bad = seen & ~((given >= 0) & (given < n_tokens) & (given == given.floor() if given.is_floating_point() else seen))
+        counts = check_lengths(lengths, values.shape[:-1], steps, values.device)
+        inside = torch.arange(steps, device=values.device) < counts.unsqueeze(-1)
+    seen = inside & ~values.isnan() if values.is_floating_point() else inside
+    bad = seen & ~(
+        (values >= 0) & (values < n_tokens) & (values == values.floor() if values.is_floating_point() else seen)
+    )
     if bool(bad.any()):
         where = tuple(torch.nonzero(bad)[0].tolist())
         *batch, step = where
         place = f"sequence {batch[0] if len(batch) == 1 else tuple(batch)}, " if batch else ""
         raise ValueError(
-            f"{what}: got {float(given[where]):g} at {place}step {step}, expected an integer from 0 to "
-            f"{n_tokens - 1}; give the indices of {what} [*batch, T], not one-hot rows."
+            f"{name}: got {float(values[where]):g} at {place}step {step}, expected an integer from 0 to "
+            f"{n_tokens - 1}; give the indices of {name} [*batch, T], not one-hot rows."
         )
-    return Tokens(torch.where(seen, given, 0).long(), seen, counts)
+    return Tokens(torch.where(seen, values, 0).long(), seen, counts)
 
 
 def one_hot(
     tokens: Any, n_tokens: int, lengths: Tensor | Sequence[int] | int | None = None, dtype: torch.dtype = torch.float64
 ) -> Float[Tensor, "*b T V"]:
-    """Tokens `[*b, T]` as rows `[*b, T, n_tokens]` that a network reads: all zeros where a token is missing (NaN).
+    """Tokens `[*b, T]` as rows `[*b, T, n_tokens]` for a network: all zeros for a missing token (NaN).
 
     For the networks of `as_rnn` a row of zeros *is* a missing observation: their biases are the prior of gate and
     state, and the weights of a token are its log-likelihoods.
@@ -82,14 +84,14 @@ def one_hot(
 
 
 def redrawn_start(layer: MinGRU | MinLSTM, x: Tensor) -> Float[Tensor, "L *b D"]:
-    r"""The `h0` from which a layer's first step is a redraw, whatever its gate says: the first step's own candidate.
+    r"""The `h0` for which a layer's first step is a redraw, for any gate: the candidate of the first step.
 
     $$h_1 = (1 - g_1)\, v_1 + g_1 v_1 = v_1$$
 
     The models in `samplehold.switching` redraw at their first step; a network that starts here does the same.
 
     Arguments:
-        x: the series, as the layer takes it.
+        x: the series, as for the layer.
 
     Example:
         >>> import torch, samplehold as sh

@@ -1,4 +1,4 @@
-"""Any recurrent module as the controller of a stack: one step at a time, and states of whatever kind it has."""
+"""Any recurrent module as the controller of a stack: one step at a time, with any kind of state."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,14 +15,14 @@ Controller = Callable[..., nn.Module]
 
 
 class Layers(nn.ModuleList):
-    """Controllers one above the other, with dropout on all outputs but the highest's."""
+    """Controllers one above the other, with dropout on the outputs of all but the highest."""
 
     def __init__(self, layers: list[nn.Module], hidden_size: int, share: float) -> None:
         super().__init__(layers)
         self.hidden_size, self.dropout = hidden_size, share
 
     def step(self, x: Tensor, state: tuple[Any, ...] | None) -> tuple[Tensor, tuple[Any, ...]]:
-        """One step of all."""
+        """One step of all controllers."""
         after = []
         for layer, before in zip(self, state or [None] * len(self), strict=True):
             x = dropout(x, self.dropout, self.training) if after else x
@@ -42,7 +42,7 @@ def control(controller: nn.Module, x: Tensor, state: Any) -> tuple[Any, Any]:
     if isinstance(controller, nn.RNNBase):
         if transformed():
             kind = type(controller).__name__
-            raise ValueError(f"controller: torch's {kind} maps under no transform of torch.func; give nn.{kind}Cell.")
+            raise ValueError(f"controller: torch.func's transforms do not support torch's {kind}; give nn.{kind}Cell.")
         time = 1 if controller.batch_first else 0
         output, state = controller(x.unsqueeze(time), state)
         return output.squeeze(time), state
@@ -53,7 +53,7 @@ def control(controller: nn.Module, x: Tensor, state: Any) -> tuple[Any, Any]:
 
 
 def _cell(cell: Any, x: Tensor, state: Any) -> Any:
-    """A call of one of torch's cells, whose own kernels serve none of `torch.func`'s maps."""
+    """A call of one of torch's cells. Their kernels do not support `torch.func`'s maps."""
     zeros = x.new_zeros(*x.shape[:-1], cell.hidden_size)
     hidden, memory = (state or (zeros, zeros)) if isinstance(cell, nn.LSTMCell) else (state, None)
     hidden = zeros if hidden is None else hidden
@@ -72,8 +72,8 @@ def _cell(cell: Any, x: Tensor, state: Any) -> Any:
 def unchanged(module: nn.Module, kind: type[nn.Module]) -> bool:
     """Whether a call of the module computes what `kind` does with all its parameters.
 
-    Not so a subclass (which a parametrised module is), nor a module with hooks (which pruning works by), a `forward` of
-    its own, or without a bias.
+    False for a subclass (such as a parametrised module), a module with hooks (which pruning uses), with its own
+    `forward`, or without a bias.
     """
     whole = all(parameter is not None for parameter in module._parameters.values())
     return type(module) is kind and whole and not hooked(module) and "forward" not in vars(module)
@@ -88,7 +88,7 @@ def check_output(name: str, output: Any, expected: tuple[Any, ...]) -> None:
 
 
 def fits(controller: nn.Module, state: Any, x: Tensor) -> bool:
-    """Whether it may be a state of the controller for x [B, ...]; of one that torch does not have, anything may."""
+    """Whether `state` can be a state of the controller for x [B, ...]; True for any controller that is not torch's."""
     if isinstance(controller, Layers):
         pairs = zip(controller, state, strict=False) if isinstance(state, tuple) else ()
         return isinstance(state, tuple) and len(state) == len(controller) and all(fits(*p, x) for p in pairs)
@@ -101,7 +101,7 @@ def fits(controller: nn.Module, state: Any, x: Tensor) -> bool:
 
 
 def selected(going: Tensor, new: Any, old: Any) -> Any:
-    """`new` [..., B, H] where a sequence goes on, else `old`; in the same records."""
+    """`new` [..., B, H] where a sequence continues, else `old`; in the same records."""
     if isinstance(new, Tensor):
         return torch.where(going[:, None], new, old)
     if isinstance(new, QRNNState):
@@ -112,12 +112,12 @@ def selected(going: Tensor, new: Any, old: Any) -> Any:
         return type(new)(*parts) if hasattr(new, "_fields") else type(new)(parts)
     raise TypeError(
         f"lengths: got sequences of several lengths, and a controller whose states are of type {type(new).__name__}; "
-        "give those of one length at a time, or let the states be tensors [..., B, H], or tuples of them."
+        "give sequences of one length at a time, or use states that are tensors [..., B, H], or tuples of them."
     )
 
 
 def detached(part: Any) -> Any:
-    """Tensors, records that have a `detach` of their own, and tuples of them."""
+    """Detach tensors, records with a `detach` method, and tuples of them."""
     if hasattr(part, "detach"):
         return part.detach()
     if isinstance(part, tuple | list):

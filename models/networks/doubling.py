@@ -2,9 +2,9 @@ r"""An LSTM whose forget gates reach 2: a memory of a word in a single cell.
 
 $$c' = (f + f') \odot c + i \odot g, \qquad h' = o \odot \tanh c'$$
 
-with sigmoids i, f, f', o and $g = \tanh$, all of $W [x, h] + b$. Hold, $f + f'$, is in (0, 2): a cell can be halved and
-doubled, which is a stack of bits. `samplehold.models.automata.counters.palindrome_lstm` sets weights by hand that store
-a word and read it back. To be able to double is to have gradients that do: $\prod_t (f_t + f'_t)$ is up to $2^T$.
+with sigmoids i, f, f', o and $g = \tanh$, all of $W [x, h] + b$. The hold factor $f + f'$ is in (0, 2), so a cell can
+be halved and doubled: it is a stack of bits. `samplehold.models.automata.counters.palindrome_lstm` sets weights by hand
+that store a word and read it back. Gradients double too: $\prod_t (f_t + f'_t)$ is up to $2^T$.
 """
 
 from torch import Tensor
@@ -20,18 +20,18 @@ class DoublingLSTM(WithCell):
     Arguments:
         input_size: features of x.
         hidden_size: units D of a layer.
-        num_layers: layers, each reading the states of the one below.
+        num_layers: number of layers; each reads the states of the layer below.
         bias: whether there are offsets.
-        batch_first: whether time is the last axis but one of x, or the first.
-        dropout: the share of a layer's outputs that the next one does not see in training.
-        bidirectional: whether each layer also reads the series backward; outputs stand side by side, 2 D wide.
+        batch_first: whether time is the second last axis of x; otherwise it is the first.
+        dropout: the share of a layer's outputs that are set to 0 for the next layer in training.
+        bidirectional: whether each layer also reads the series backward; outputs are concatenated, 2 D wide.
 
     Parameters: `weight_l<k>` [5 D, inputs + D], of [x, h], and `bias_l<k>` [5 D]; gates i, f, f', g, o. States are
-    pairs (h, c) [num_layers, *batch, D], as torch's LSTM has them; zeros to begin with.
+    pairs (h, c) [num_layers, *batch, D], as in torch's LSTM; zeros at the start.
 
     Raises:
-        TypeError: a size that is no integer. From every call: x or states that are no tensors of the weights' dtype,
-            lengths of no integers.
+        TypeError: a size that is not an integer. From every call: x or states that are not tensors of the weights'
+            dtype, lengths that are not integers.
         ValueError: a size less than 1. From every call: x, states or lengths that do not fit, states before the first
             step that are not finite.
 
@@ -55,7 +55,7 @@ class DoublingLSTM(WithCell):
 
 
 def _after(pre: Tensor, cell: Tensor) -> Pair:
-    """The states after a step, from W [x, h] + b [*batch, 5 D] and the cell before it."""
+    """The states after a step, from W [x, h] + b [*batch, 5 D] and the previous cell."""
     i, f, more, g, o = pre.chunk(5, -1)
     cell = (f.sigmoid() + more.sigmoid()) * cell + i.sigmoid() * g.tanh()
     return o.sigmoid() * cell.tanh(), cell

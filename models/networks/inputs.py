@@ -1,7 +1,7 @@
-"""What recurrent layers are given, read once: layouts of batch and time, ragged lengths, packed sequences, dtypes.
+"""Inputs of recurrent layers, read once: layouts of batch and time, ragged lengths, packed sequences, dtypes.
 
-Inside, series are [*batch, T, features]. Lengths are `Observed`: as checked [*batch], and the mask [*batch, T, 1] of
-the steps that belong to their sequence; None where all do.
+Internally, series are [*batch, T, features]. Lengths are `Observed`: the checked lengths [*batch], and the mask
+[*batch, T, 1] of the steps that belong to their sequence; None if all steps do.
 """
 
 from collections.abc import Iterable
@@ -20,19 +20,19 @@ Observed = tuple[Tensor, Tensor] | None
 
 
 def batch_major(x: Tensor, input_size: int, batch_first: bool, like: Tensor | None = None) -> Tensor:
-    """`x` as [*batch, T, input_size], or an error that says which axis is off."""
+    """`x` as [*batch, T, input_size], or an error that names the wrong axis."""
     expected = "[*batch, T, input_size]" if batch_first else "[T, *batch, input_size]"
     x = ordinary(check_table("x", x, like=like))
     if x.dim() < 2 or x.shape[-1] != input_size:
         raise ValueError(
             f"x: got shape {list(x.shape)}, expected {expected} with input_size={input_size}; "
-            "add the time axis, or build the layer for as many features."
+            "add the time axis, or build the layer for this number of features."
         )
     return x if batch_first else x.movedim(0, -2)
 
 
 def time_major(out: Tensor, batch_first: bool) -> Tensor:
-    """Back to the layout the caller gave."""
+    """Return to the layout of the caller."""
     return out if batch_first else out.movedim(-2, 0)
 
 
@@ -50,7 +50,8 @@ def check_step(x: Tensor, input_size: int, like: Tensor | None = None) -> Tensor
 def check_state(
     name: str, state: Tensor, expected: tuple[int, ...], like: Tensor | None = None, finite: bool = True
 ) -> Tensor:
-    """`state`, or an error unless it is a tensor of the expected shape, finite unless torch traces or maps it."""
+    """`state`, or an error unless it is a tensor of the expected shape and finite (unchecked if torch traces or maps
+    it)."""
     check_table(name, state, like=like, finite=finite and not torch.compiler.is_compiling() and not transformed())
     if state.shape != expected:
         raise ValueError(
@@ -60,21 +61,21 @@ def check_state(
     return state
 
 
-def check_pair(name: str, given: object, expected: tuple[int, ...], layer: nn.Module) -> tuple[Tensor, Tensor]:
-    """Hidden states and cells of this shape, finite where they are called `hx`, or an error."""
-    if not isinstance(given, tuple | list) or len(given) != 2:
-        raise TypeError(f"{name}: got {type(given).__name__}, expected a pair of hidden states and cells.")
+def check_pair(name: str, states: object, expected: tuple[int, ...], layer: nn.Module) -> tuple[Tensor, Tensor]:
+    """Hidden states and cells of this shape, or an error; finite if they are called `hx`."""
+    if not isinstance(states, tuple | list) or len(states) != 2:
+        raise TypeError(f"{name}: got {type(states).__name__}, expected a pair of hidden states and cells.")
     h, c = (
         check_state(f"{name}[{i}]", part, expected, weight_of(layer, part), finite=name == "hx")
-        for i, part in enumerate(given)
+        for i, part in enumerate(states)
     )
     return h, c
 
 
 def observed(x: Tensor, lengths: Lengths) -> Observed:
-    """`lengths` as int64 [*batch] and the mask [*batch, T, 1] of the steps they keep; None where all are.
+    """`lengths` as int64 [*batch], and the mask [*batch, T, 1] of the steps inside them; None if all are.
 
-    They are checked unless torch traces or maps them: then their values cannot be looked at.
+    Values are checked unless torch traces or maps them.
     """
     if lengths is None:
         return None
@@ -86,14 +87,14 @@ def observed(x: Tensor, lengths: Lengths) -> Observed:
 
 
 def keep(x: Tensor, some: Observed) -> Tensor:
-    """`x` [*batch, T, F] with zeros past each sequence's length, whatever stood there."""
+    """`x` [*batch, T, F] with zeros after each sequence's length, for any values there."""
     return x if some is None else torch.where(some[1], x, x.new_zeros(()))
 
 
 def last(rows: Tensor, some: Observed, n_rows: int = 1) -> Tensor:
     """The last `n_rows` rows of each sequence, [*batch, n_rows, F], of `rows` [*batch, extra + T, F].
 
-    Rows before the first step, if there are any, come first: a sequence of length l ends at row extra + l - 1.
+    Rows before the first step, if any, come first: a sequence of length l ends at row extra + l - 1.
     """
     if some is None:
         return rows[..., rows.shape[-2] - n_rows :, :]
@@ -104,7 +105,7 @@ def last(rows: Tensor, some: Observed, n_rows: int = 1) -> Tensor:
 
 
 def reversed_in_time(rows: Tensor, some: Observed) -> Tensor:
-    """`rows` [*batch, T, F] with each sequence's steps in reverse, and what lies past them where it was."""
+    """`rows` [*batch, T, F] with each sequence's steps reversed, and the rows after its end unchanged."""
     if some is None:
         return rows.flip(-2)
     lengths, mask = some
@@ -114,14 +115,14 @@ def reversed_in_time(rows: Tensor, some: Observed) -> Tensor:
 
 
 def unpacked(packed: PackedSequence, lengths: object) -> tuple[Tensor, Tensor]:
-    """Sequences [batch, T, F] and their lengths, in the order in which they were packed."""
+    """Sequences [batch, T, F] and their lengths, in the order before packing."""
     if lengths is not None:
-        raise ValueError("lengths: given with a PackedSequence, which has its own; leave them out.")
+        raise ValueError("lengths: given with a PackedSequence, which has its own lengths; leave them out.")
     return pad_packed_sequence(packed, batch_first=True)
 
 
 def repacked(out: Tensor, lengths: Tensor, like: PackedSequence) -> PackedSequence:
-    """Sequences [batch, T, F] packed as others of the same lengths are."""
+    """Sequences [batch, T, F], packed like another packed sequence of the same lengths."""
     order = like.sorted_indices
     if order is not None:
         out, lengths = out[order], lengths[order.to(lengths.device)]
@@ -130,20 +131,20 @@ def repacked(out: Tensor, lengths: Tensor, like: PackedSequence) -> PackedSequen
 
 
 def weight_of(layer: nn.Module, x: object) -> Tensor | None:
-    """What x must be like: a weight of the layer, itself where dtypes are converted; None where any number will do."""
+    """A weight of the layer that x must match in dtype and device; None if there is none or torch converts dtypes."""
     if isinstance(x, Tensor) and x.is_floating_point() and converting(x):
         return x
     return a_parameter(layer)
 
 
 def a_parameter(layer: nn.Module) -> Tensor | None:
-    """One of a layer's parameters, None where it has none left: all that tell are their dtype and device."""
-    own = next((x for x in layer._parameters.values() if x is not None), None)
-    return next(layer.parameters(), None) if own is None else own
+    """One of the layer's parameters, for its dtype and device; None if there is none."""
+    parameter = next((x for x in layer._parameters.values() if x is not None), None)
+    return next(layer.parameters(), None) if parameter is None else parameter
 
 
 def check_one_dtype(weights: Iterable[tuple[str, Tensor]], x: Tensor) -> None:
-    """Raise TypeError where a weight has another dtype than x, unless something converts it."""
+    """Raise TypeError if a weight has another dtype than x, unless dtypes are converted."""
     if converting(x):
         return
     for name, weight in weights:
@@ -159,7 +160,7 @@ def converting(x: Tensor) -> bool:
 
 
 def promoted(x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in the wider dtype of the two, which differ under autocast alone."""
+    """Both in the wider of the two dtypes, which differ only under autocast."""
     if x.dtype == state.dtype:
         return x, state
     dtype = torch.promote_types(x.dtype, state.dtype)

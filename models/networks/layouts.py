@@ -1,7 +1,7 @@
 r"""Weights of recurrent layers as torch, Keras, flax and TensorFlow 1 store them: arrays in, arrays out.
 
-All go through one record in torch's layout, `RecurrentWeights`: rows are gates, `input [G*H, I]`, `hidden [G*H, H]`
-and two biases; an LSTM's gates are i, f, g, o, a GRU's r, z, n, with
+All conversions use one record in torch's layout, `RecurrentWeights`: rows are gates, `input [G*H, I]`, `hidden [G*H,
+H]` and two biases. The gates of an LSTM are i, f, g, o, those of a GRU r, z, n, with
 
 $$n = \tanh(W_n x + b_n + r \odot (U_n h + b'_n)), \qquad h' = (1 - z) \odot n + z \odot h$$
 
@@ -16,8 +16,8 @@ $$n = \tanh(W_n x + b_n + r \odot (U_n h + b'_n)), \qquad h' = (1 - z) \odot n +
 | flax | gru | a kernel a gate | r, z, n | on `ir`, `iz`, `in` and `hn` |
 | flax | elman | kernels `i`, `h` | | on `i` |
 
-Where a layout has one bias for torch's two, their sum is what counts: reading such a layout puts it on the input and
-leaves the other zero, so that a foreign layout is given back exactly.
+If a layout has one bias for torch's two, only their sum matters. Reading such a layout puts the bias on the input and
+leaves the other zero, so writing it back gives exactly the same arrays.
 """
 
 from collections.abc import Mapping, Sequence
@@ -90,9 +90,9 @@ class RecurrentWeights(Record):
 
 
 def from_torch(module: nn.RNNBase, layer: int = 0) -> RecurrentWeights:
-    """The weights of one layer of a `torch.nn.LSTM`, `GRU` or `RNN`, copied; biases are zero where it has none.
+    """The weights of one layer of a `torch.nn.LSTM`, `GRU` or `RNN`, copied; missing biases are zero.
 
-    An RNN's nonlinearity is no weight: give `torch.nn.RNN(nonlinearity="relu")` its relu again.
+    An RNN's nonlinearity is not a weight: pass `nonlinearity="relu"` again for `torch.nn.RNN(nonlinearity="relu")`.
 
     Raises:
         TypeError: a module of another kind.
@@ -110,13 +110,15 @@ def from_torch(module: nn.RNNBase, layer: int = 0) -> RecurrentWeights:
     kind = next(name for kind, name in cell.items() if isinstance(module, kind))
     layer = check_integer("layer", layer, least=0, most=module.num_layers - 1)
     if module.bidirectional:
-        raise ValueError("module: a layer of both directions is two, and these weights are one's; build it one way.")
+        raise ValueError(
+            "module: reads in both directions, but these weights are for one; build it with bidirectional=False."
+        )
     if getattr(module, "proj_size", 0):
         raise ValueError(
-            "module: an LSTM with proj_size has a third matrix, which no other layout has; build it without."
+            "module: an LSTM with proj_size has a third matrix, which no other layout supports; build it without."
         )
     parts = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")[: 4 if module.bias else 2]
-    # what stands under the names: a parametrised or pruned weight too
+    # the values under the names, also of a parametrised or pruned weight
     tables = [getattr(module, name_of(part, layer)).detach().cpu().numpy().copy() for part in parts]
     zeros = np.zeros(len(tables[0]), tables[0].dtype)
     return RecurrentWeights(kind, *(tables if module.bias else [*tables, zeros, zeros.copy()]))
@@ -128,12 +130,12 @@ def from_joined(cell: str, kernel: Any, bias: Any = None, *, hidden_size: int) -
     Arguments:
         cell: "lstm" or "elman".
         kernel: [I + H, G*H].
-        bias: [G*H]; zero where None.
+        bias: [G*H]; None: zero.
         hidden_size: H.
 
     Raises:
-        ValueError: for a GRU, whose reset gate stands between two products that one matrix would add; for shapes that
-            do not fit together.
+        ValueError: a GRU, whose reset gate is between two products that one matrix would add; shapes that do not fit
+            together.
 
     >>> import torch, samplehold as sh
     >>> kernel, bias, x, h = torch.randn(3 + 4, 4), torch.randn(4), torch.randn(3), torch.randn(1, 4)
@@ -199,8 +201,8 @@ def from_keras(cell: str, kernel: Any, recurrent_kernel: Any, bias: Any = None) 
     if cell == "gru" and bias is not None and bias.shape[:-1] != (2,):
         raise ValueError(
             f"bias: got shape {list(bias.shape)}, expected [2, 3 * units]; one row is the layout of a GRU "
-            "with reset_after=False, which resets h before its product. torch resets after it, and no weights make the "
-            "two equal: train the layer with reset_after=True."
+            "with reset_after=False, which resets h before its product. torch resets h after it, and no weights make "
+            "the two equal: train the layer with reset_after=True."
         )
     order = _order(_KERAS, cell), GATES[cell]
     _check_columns(cell, len(recurrent_kernel), kernel=kernel, recurrent_kernel=recurrent_kernel, bias=bias)
@@ -238,7 +240,7 @@ def from_tf1(cell: str, kernel: Any, bias: Any, *, hidden_size: int, forget_bias
         kernel: [I + H, G*H].
         bias: [G*H].
         hidden_size: H.
-        forget_bias: what the cell adds to its forget gate at run time; ignored for "elman".
+        forget_bias: the number that the cell adds to its forget gate at run time; ignored for "elman".
 
     Raises:
         ValueError: for a GRUCell, which cannot be converted, and for shapes that do not fit together.
@@ -251,8 +253,8 @@ def from_tf1(cell: str, kernel: Any, bias: Any, *, hidden_size: int, forget_bias
     """
     order = _order(_TF1, cell)
     forget_bias = check_number("forget_bias", forget_bias)
-    given = {"kernel": _array("kernel", kernel, 2), "bias": _array("bias", bias, 1)}
-    columns = (_reorder(name, table.T, order, GATES[cell]).T for name, table in given.items())
+    tables = {"kernel": _array("kernel", kernel, 2), "bias": _array("bias", bias, 1)}
+    columns = (_reorder(name, table.T, order, GATES[cell]).T for name, table in tables.items())
     weights = from_joined(cell, *columns, hidden_size=hidden_size)
     return RecurrentWeights(
         cell, weights.input, weights.hidden, weights.input_bias, _run_time_bias(weights, forget_bias)
@@ -310,22 +312,22 @@ def from_flax(cell: str, params: Mapping[str, Mapping[str, Any]]) -> RecurrentWe
         return kernel, _array(f"params[{module!r}]['bias']", bias, 1)
 
     modules = {side: [_flax_name(cell, side, gate) for gate in gates] for side in "ih"}
-    found = {side: [read(module) for module in modules[side]] for side in "ih"}
-    inputs, units = len(found["i"][0][0]), len(found["h"][0][0])
+    layer = {side: [read(module) for module in modules[side]] for side in "ih"}
+    inputs, units = len(layer["i"][0][0]), len(layer["h"][0][0])
     for side, rows in (("i", inputs), ("h", units)):
-        for module, tables in zip(modules[side], found[side], strict=True):
+        for module, tables in zip(modules[side], layer[side], strict=True):
             for name, table, shape in zip(("kernel", "bias"), tables, ((rows, units), (units,)), strict=True):
                 if table.shape != shape:
                     raise ValueError(
                         f"params[{module!r}][{name!r}]: got shape {list(table.shape)}, expected {list(shape)}, of a "
                         f"cell of {inputs} inputs and {units} units; give one cell's."
                     )
-    matrices = (np.concatenate([kernel.T for kernel, _ in found[side]]) for side in "ih")
-    return RecurrentWeights(cell, *matrices, *(np.concatenate([bias for _, bias in found[side]]) for side in "ih"))
+    matrices = (np.concatenate([kernel.T for kernel, _ in layer[side]]) for side in "ih")
+    return RecurrentWeights(cell, *matrices, *(np.concatenate([bias for _, bias in layer[side]]) for side in "ih"))
 
 
 def to_flax(weights: RecurrentWeights) -> dict[str, dict[str, np.ndarray]]:
-    """Parameters of the flax.linen cell, by submodule: a kernel [I, H] or [H, H], and the bias [H] where it has one.
+    """Parameters of the flax.linen cell, by submodule: a kernel [I, H] or [H, H], and the bias [H] if it has one.
 
     >>> import numpy as np, torch, samplehold as sh
     >>> weights = sh.layouts.from_torch(torch.nn.GRU(input_size=3, hidden_size=4))
@@ -360,7 +362,7 @@ def _check_columns(cell: str, units: int, **tables: np.ndarray | None) -> None:
 
 
 def _array(name: str, table: Any, *axes: int) -> np.ndarray:
-    """Weights in any form that have one of these numbers of axes, and are finite."""
+    """Finite weights, in any form, with one of these numbers of axes."""
     array = numbers(table, name).detach().cpu().numpy()
     if array.ndim not in axes or not array.size:
         expected = " or ".join({1: "a row", 2: "a matrix"}[n] for n in axes)
@@ -385,7 +387,7 @@ def _order(layouts: Mapping[str, str], cell: str) -> str:
 
 
 def _reorder(name: str, rows: np.ndarray, have: Sequence[str], want: Sequence[str]) -> np.ndarray:
-    """Rows [G*H, ...] of gates in order `have`, put in order `want`."""
+    """Rows [G*H, ...] of gates in the order `have`, put in the order `want`."""
     if len(rows) % len(have):
         raise ValueError(f"{name}: got {len(rows)} gate columns, not a multiple of {len(have)} gates; check the cell.")
     parts = dict(zip(have, np.split(rows, len(have)), strict=True))

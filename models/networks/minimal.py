@@ -1,14 +1,14 @@
-r"""minGRU and minLSTM (Feng et al. 2024): recurrences whose gates read the input alone, so they run as one scan.
+r"""minGRU and minLSTM (Feng et al. 2024): recurrences whose gates read only the input, so they run as one scan.
 
 $$h_t = (1 - g_t) \odot h_{t-1} + g_t \odot v_t$$
 
 minGRU: $g = \sigma(W_g x + b_g)$. minLSTM: $g = i / (f + i)$ with $f = \sigma(W_f x + b_f)$, $i = \sigma(W_i x + b_i)$;
-that is a minGRU with the log-odds $\log \sigma(W_i x + b_i) - \log \sigma(W_f x + b_f)$ for its gate. The candidate $v$
-is a function of $W_v x + b_v$. The scan is computed as it stands: states are convex combinations of candidates, so
-nothing overflows, and no detour over logarithms is needed that would lose digits and forbid negative candidates.
+this is a minGRU whose gate has the log-odds $\log \sigma(W_i x + b_i) - \log \sigma(W_f x + b_f)$. The candidate $v$ is
+a function of $W_v x + b_v$. The scan runs on the values themselves. States are convex combinations of candidates, so
+nothing overflows. A scan of logarithms would lose digits and exclude negative candidates.
 
-A gate that draws (g = 1) replaces the state, one that does not (g = 0) holds it: h is the expectation of a state that
-is drawn afresh with probability g, and `samplehold.models.bridge.correspondence` makes that exact.
+A gate of 1 draws a new state, and a gate of 0 holds the old one. So h is the expectation of a state that is drawn
+afresh with probability g. `samplehold.models.bridge.correspondence` makes this exact.
 """
 
 from typing import ClassVar
@@ -25,8 +25,8 @@ from .recurrent import Reading, Recurrent, name_of
 class _Minimal(Recurrent):
     """One matrix product and one gated scan a layer; `weight_l<k>` stacks the gates' rows above the candidates'.
 
-    Units of a simplex share their gates, one row for each block: each block has one coin, and its state remains a
-    distribution whatever the weights are.
+    Units of a simplex share their gate, one row for each block. Each block then has one coin, and its state is a
+    distribution for any weights.
     """
 
     gate: ClassVar[str]
@@ -51,15 +51,16 @@ class _Minimal(Recurrent):
         self._make_parameters(device, dtype)
 
     def activations(self, x: Tensor, layer: int = 0, reverse: bool = False) -> Activated:
-        """`hold`, `draw` and `value` [*batch, hidden_size] that a layer makes of its inputs [*batch, features]."""
+        """`hold`, `draw` and `value` [*batch, hidden_size] from a layer's inputs [*batch, features]."""
         return self.activate(self.product(x, layer, reverse))
 
     def activate(self, pre: Tensor) -> Activated:
-        """`hold`, `draw` and `value` of pre-activations [*batch, parts * hidden_size]."""
+        """`hold`, `draw` and `value` from pre-activations [*batch, parts * hidden_size]."""
         return activate(pre, self.hidden_size, self.gate, self.candidate, self._block)
 
     def product(self, x: Tensor, layer: int = 0, reverse: bool = False) -> Tensor:
-        """Pre-activations [*batch, parts * hidden_size] of a layer's inputs: gates, then candidates, one a unit."""
+        """Pre-activations [*batch, parts * hidden_size] of a layer's inputs: gates, then candidates, one for each
+        unit."""
         weight, bias = self._weights(x, layer, reverse)
         return linear(x, self._spread(weight), None if bias is None else self._spread(bias))
 
@@ -68,7 +69,8 @@ class _Minimal(Recurrent):
         return Reading(self.product(x, layer, reverse), self._after)
 
     def rows(self, layer: int = 0, reverse: bool = False) -> Tensor:
-        """The matrix [parts * hidden_size, features] of `product`: a layer's weights, with a gate's row a unit."""
+        """The matrix [parts * hidden_size, features] of `product`: a layer's weights, with a gate's row for each
+        unit."""
         return self._spread(getattr(self, name_of("weight", layer, reverse)))
 
     def extra_repr(self) -> str:
@@ -82,11 +84,11 @@ class _Minimal(Recurrent):
         value = 1 / self.block if self.candidate == "simplex" else 0.0
         return like.new_full((self.num_layers * self._directions, *batch, self.hidden_size), value)
 
-    def _started(self, given: Tensor | None, x: Tensor, batch: torch.Size, name: str = "hx") -> list[Tensor]:
-        if given is None:
+    def _started(self, hx: Tensor | None, x: Tensor, batch: torch.Size, name: str = "hx") -> list[Tensor]:
+        if hx is None:
             return list(self._initial(batch, self._like(x)).unbind())
         expected = (self.num_layers * self._directions, *batch, self.hidden_size)
-        return list(check_state(name, given, expected, weight_of(self, given), finite=name == "hx").unbind())
+        return list(check_state(name, hx, expected, weight_of(self, hx), finite=name == "hx").unbind())
 
     def _joined(self, ends: list[Tensor]) -> Tensor:
         return torch.stack(ends)
@@ -112,7 +114,7 @@ class _Minimal(Recurrent):
 
     @property
     def _coins(self) -> int:
-        """Rows of weights a gate has."""
+        """The number of rows of weights of a gate."""
         return self.hidden_size // (self._block or 1)
 
     @property
@@ -133,24 +135,24 @@ class MinGRU(_Minimal):
     Arguments:
         input_size: features of x.
         hidden_size: units D of a layer.
-        num_layers: layers, each reading the states of the one below.
+        num_layers: number of layers; each reads the states of the layer below.
         bias: whether there are $b_g$ and $b_v$.
-        batch_first: whether time is the last axis but one of x, or the first.
-        dropout: the share of a layer's outputs that the next one does not see in training.
-        bidirectional: whether each layer also reads the series backward; outputs stand side by side, 2 D wide.
+        batch_first: whether time is the second last axis of x; otherwise it is the first.
+        dropout: the share of a layer's outputs that are set to 0 for the next layer in training.
+        bidirectional: whether each layer also reads the series backward; outputs are concatenated, 2 D wide.
         candidate: "linear", "tanh", "positive" (the published g, at least 0) or "simplex" (softmax of each block of
-            units, which share one gate, so that the state of a block is a probability distribution).
-        block: units of one simplex; all where None.
+            units, which share one gate, so the state of a block is a probability distribution).
+        block: the number of units of one simplex; None: all.
 
     Parameters: `weight_l<k>` [G + D, inputs] and `bias_l<k>` [G + D], the G gates first, then the D candidates; G is
-    D, or the number of blocks for candidate="simplex". Those that read backward end in `_reverse`.
+    D, or the number of blocks for candidate="simplex". Names of backward layers end in `_reverse`.
 
-    States are [num_layers, *batch, D], twice as many in both directions; zeros to begin with, or the uniform
-    distribution on each simplex.
+    States are [num_layers, *batch, D], twice as many in both directions. They are zeros at the start, or uniform on
+    each simplex.
 
     Raises:
-        TypeError: a size that is no integer. From every call: x or states that are no tensors of the weights' dtype,
-            lengths of no integers.
+        TypeError: a size that is not an integer. From every call: x or states that are not tensors of the weights'
+            dtype, lengths that are not integers.
         ValueError: a size less than 1, an unknown candidate, a block that does not divide the units. From every call:
             x, states or lengths that do not fit, states before the first step that are not finite.
 

@@ -1,10 +1,10 @@
-r"""LSTM with peepholes: gates that see the cell (Gers & Schmidhuber 2000).
+r"""LSTM with peepholes: gates that read the cell (Gers & Schmidhuber 2000).
 
 $$i = \sigma(W_i x + U_i h + p_i \odot c + b_i), \quad f = \sigma(W_f x + U_f h + p_f \odot c + b_f), \quad
 c' = f \odot c + i \odot \tanh(W_g x + U_g h + b_g)$$
 $$o = \sigma(W_o x + U_o h + p_o \odot c' + b_o), \qquad h' = o \odot \tanh c'$$
 
-The output gate sees the new cell, the other two the old one. With $p = 0$ it is an LSTM.
+The output gate reads the new cell, the other two read the old one. With $p = 0$ it is an LSTM.
 """
 
 import math
@@ -19,24 +19,24 @@ from .with_cell import Pair, WithCell
 
 
 class PeepholeLSTM(WithCell):
-    """LSTM whose gates also see the cell, each unit's its own; its states are pairs (h, c).
+    """LSTM whose gates also read the cell of their unit; its states are pairs (h, c).
 
     Arguments:
         input_size: features of x.
         hidden_size: units D of a layer.
-        num_layers: layers, each reading the states of the one below.
+        num_layers: number of layers; each reads the states of the layer below.
         bias: whether there are offsets.
-        batch_first: whether time is the last axis but one of x, or the first.
-        dropout: the share of a layer's outputs that the next one does not see in training.
-        bidirectional: whether each layer also reads the series backward; outputs stand side by side, 2 D wide.
+        batch_first: whether time is the second last axis of x; otherwise it is the first.
+        dropout: the share of a layer's outputs that are set to 0 for the next layer in training.
+        bidirectional: whether each layer also reads the series backward; outputs are concatenated, 2 D wide.
 
     Parameters: `weight_l<k>` [4 D, inputs + D], which acts on [x, h], and `bias_l<k>` [4 D], in the order i, f, g, o of
-    torch's LSTM; `peephole_l<k>` [3, D]: i, f, o. Those that read backward end in `_reverse`. States are two tensors
-    [num_layers, *batch, D], twice as many in both directions; zeros to begin with.
+    torch's LSTM; `peephole_l<k>` [3, D]: i, f, o. Names of backward layers end in `_reverse`. States are two tensors
+    [num_layers, *batch, D], twice as many in both directions; zeros at the start.
 
     Raises:
-        TypeError: a size that is no integer. From every call: x or states that are no tensors of the weights' dtype, no
-            pair of states, lengths of no integers.
+        TypeError: a size that is not an integer. From every call: x or states that are not tensors of the weights'
+            dtype, states that are not a pair, lengths that are not integers.
         ValueError: a size less than 1. From every call: x, states or lengths that do not fit, states before the first
             step that are not finite.
 
@@ -79,7 +79,7 @@ class PeepholeLSTM(WithCell):
 
 
 def _after(pre: Tensor, state: Pair, peephole: Tensor) -> Pair:
-    """The states after a step, from W x + U h + b [*batch, 4 D] and those before it."""
+    """The states after a step, from W x + U h + b [*batch, 4 D] and the states before it."""
     (i, f, g, o), (at_i, at_f, at_o), cell = pre.chunk(4, -1), peephole.unbind(), state[1]
     cell = (f + at_f * cell).sigmoid() * cell + (i + at_i * cell).sigmoid() * g.tanh()
     return (o + at_o * cell).sigmoid() * cell.tanh(), cell

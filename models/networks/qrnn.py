@@ -8,8 +8,8 @@ $$[z, f, (i), (o)]_t = (\tanh, \sigma, \sigma, \sigma)\Big(b + \sum_{j=0}^{k-1} 
 | "fo"    | $c_t = f_t c_{t-1} + (1-f_t) z_t$ | $o_t \odot c_t$   |
 | "ifo"   | $c_t = f_t c_{t-1} + i_t z_t$     | $o_t \odot c_t$   |
 
-The cell of f- and fo-pooling is a minGRU's state. In ifo-pooling hold and draw need not sum to 1, so the cell can
-accumulate: it counts.
+The cell of f- and fo-pooling is a minGRU's state. In ifo-pooling the factors of hold and draw need not sum to 1, so the
+cell can accumulate: it counts.
 """
 
 from typing import NamedTuple
@@ -29,7 +29,7 @@ _GATES = {"f": "hold", "fo": "hold", "ifo": "free"}
 
 
 class QRNNState(NamedTuple):
-    """What a QRNN carries from one step, or one chunk, to the next, for each layer (and direction)."""
+    """The state of a QRNN between steps or chunks, for each layer (and direction)."""
 
     cell: Tensor  # [num_layers, *batch, hidden_size]
     inputs: tuple[Tensor, ...]  # the last window - 1 inputs of each, oldest first, [*batch, window - 1, features]
@@ -44,21 +44,21 @@ class QRNN(Recurrent):
     Arguments:
         input_size: features of x.
         hidden_size: units D of a layer.
-        num_layers: layers, each reading the outputs of the one below.
+        num_layers: number of layers; each reads the outputs of the layer below.
         bias: whether pre-activations have an offset.
-        batch_first: whether time is the last axis but one of x, or the first.
-        dropout: the share of a layer's outputs that the next one does not see in training.
-        bidirectional: whether each layer also reads the series backward; outputs stand side by side, 2 D wide.
+        batch_first: whether time is the second last axis of x; otherwise it is the first.
+        dropout: the share of a layer's outputs that are set to 0 for the next layer in training.
+        bidirectional: whether each layer also reads the series backward; outputs are concatenated, 2 D wide.
         pooling: "f", "fo" or "ifo".
-        window: the number k of inputs that the gates read, the present one among them.
+        window: the number k of inputs that the gates read, including the present one.
 
-    Parameters: `weight_l<k>` [parts * D, features, window], as a causal `torch.nn.Conv1d` has it (the present input
-    last), and `bias_l<k>` [parts * D]; parts are forget gates, input gates (ifo), candidates, output gates (fo, ifo).
-    Those that read backward end in `_reverse`. States are `QRNNState`; cells and inputs of zero to begin with.
+    Parameters: `weight_l<k>` [parts * D, features, window], as in a causal `torch.nn.Conv1d` (the present input last),
+    and `bias_l<k>` [parts * D]. The parts are forget gates, input gates (ifo), candidates, output gates (fo, ifo).
+    Names of backward layers end in `_reverse`. States are `QRNNState`; cells and inputs are zero at the start.
 
     Raises:
-        TypeError: a size that is no integer. From every call: x or states that are no tensors of the weights' dtype,
-            lengths of no integers.
+        TypeError: a size that is not an integer. From every call: x or states that are not tensors of the weights'
+            dtype, lengths that are not integers.
         ValueError: a size or window less than 1, or an unknown pooling. From every call: x, states or lengths that do
             not fit, states before the first step that are not finite.
 
@@ -96,7 +96,7 @@ class QRNN(Recurrent):
         self._make_parameters(device, dtype)
 
     def activations(self, rows: Tensor, layer: int = 0, reverse: bool = False) -> Activated:
-        """`hold`, `draw`, `value` [*batch, T, D] of inputs [*batch, window - 1 + T, features] of a layer."""
+        """`hold`, `draw`, `value` [*batch, T, D] from inputs [*batch, window - 1 + T, features] of a layer."""
         pre, _ = self._products(self._windows(rows), layer, reverse)
         return activate(pre, self.hidden_size, self.gate, "tanh")
 
@@ -112,23 +112,23 @@ class QRNN(Recurrent):
         return QRNNState(cell, tuple(like.new_zeros(shape) for shape in shapes))
 
     def _started(
-        self, given: QRNNState | None, x: Tensor, batch: torch.Size, name: str = "hx"
+        self, hx: QRNNState | None, x: Tensor, batch: torch.Size, name: str = "hx"
     ) -> list[tuple[Tensor, Tensor]]:
-        if given is None:
-            given = self._initial(batch, self._like(x))
-        elif not isinstance(given, QRNNState):
-            raise TypeError(f"{name}: got {type(given).__name__}, expected the QRNNState of an earlier call, or None.")
+        if hx is None:
+            hx = self._initial(batch, self._like(x))
+        elif not isinstance(hx, QRNNState):
+            raise TypeError(f"{name}: got {type(hx).__name__}, expected the QRNNState of an earlier call, or None.")
         else:
-            self._check(given, batch, name)
-        return list(zip(given.cell.unbind(), given.inputs, strict=True))
+            self._check(hx, batch, name)
+        return list(zip(hx.cell.unbind(), hx.inputs, strict=True))
 
-    def _check(self, given: QRNNState, batch: torch.Size, name: str) -> None:
+    def _check(self, states: QRNNState, batch: torch.Size, name: str) -> None:
         layers, expected = [layer for layer, _ in self._each()], (*batch, self.hidden_size)
-        like = weight_of(self, given.cell)
-        check_state(f"{name}.cell", given.cell, (len(layers), *expected), like, finite=name == "hx")
-        if len(given.inputs) != len(layers):
-            raise ValueError(f"{name}.inputs: got {len(given.inputs)} tensors; give one a layer, {len(layers)}.")
-        for k, (layer, rows) in enumerate(zip(layers, given.inputs, strict=True)):
+        like = weight_of(self, states.cell)
+        check_state(f"{name}.cell", states.cell, (len(layers), *expected), like, finite=name == "hx")
+        if len(states.inputs) != len(layers):
+            raise ValueError(f"{name}.inputs: got {len(states.inputs)} tensors; give one a layer, {len(layers)}.")
+        for k, (layer, rows) in enumerate(zip(layers, states.inputs, strict=True)):
             expected = (*batch, self.window - 1, self.layer_inputs(layer))
             check_table(f"{name}.inputs[{k}]", rows, like=weight_of(self, rows))
             if rows.shape != expected:

@@ -1,14 +1,14 @@
-"""What all recurrent layers share: calls and steps, layers and directions, dropout, hooks, state dicts.
+"""The base of all recurrent layers: calls and steps, layers and directions, dropout, hooks, state dicts.
 
 A layer maps `x [*batch, T, input_size]` (or `[T, *batch, input_size]` for batch_first=False) and states before the
-first step to `out, h_n`, as torch's own recurrent modules do. Entry l of the first axis of `hx` and `h_n` is the state
-of layer l; in both directions entry 2 l is that of layer l forward, 2 l + 1 that of layer l backward, and their outputs
-stand side by side. With `lengths [*batch]`, outputs past a sequence's length are zero, nothing past it is read, not
-even a NaN, `h_n` is the state at its last step, and reading backward begins there. A `PackedSequence` brings its
-lengths, and is packed again.
+first step to `out, h_n`, as torch's recurrent modules do. Entry l of the first axis of `hx` and `h_n` is the state of
+layer l. In both directions, entry 2 l is the state of layer l forward and 2 l + 1 that of layer l backward, and their
+outputs are concatenated. With `lengths [*batch]`, outputs after a sequence's length are zero, and inputs after it are
+not read, not even a NaN. `h_n` is the state at its last step, and the backward direction starts there. A
+`PackedSequence` has its lengths, and the output is packed again.
 
-Weights are read by name, once a call, so that whatever stands under the name counts: a parametrisation, a pruned
-weight, a random one, one that `torch.func.functional_call` puts there.
+Weights are read by name once in each call. So the value under the name counts: a parametrisation, a pruned weight, a
+random one, or one from `torch.func.functional_call`.
 """
 
 import math
@@ -45,10 +45,10 @@ Sweep = Callable[[Tensor, Any, int, bool], tuple[Tensor, Any]]
 
 
 class Reading(NamedTuple):
-    """What a layer in one direction makes of its inputs before it steps, and its step, with weights read once.
+    """A layer in one direction, with weights read once: its transformed inputs, and its step.
 
-    `seen` [*batch, P] is all that a step needs of an input; `after` maps it and the states before a step, as a tuple
-    (h,) or (h, c) of [*batch, D], to those after it. Batch axes broadcast.
+    `seen` [*batch, P] is the part of a step that depends on the input. `after` maps it and the states before a step, a
+    tuple (h,) or (h, c) of [*batch, D], to the states after it. Batch axes broadcast.
     """
 
     seen: Tensor
@@ -56,9 +56,9 @@ class Reading(NamedTuple):
 
 
 class Recurrent(nn.Module):
-    """Layers, directions, ragged input and versions of recurrent layers whose weights read inputs alone.
+    """The base of recurrent layers: layers, directions, ragged input and versions.
 
-    A class of layers gives the shape of its weights, the states before the first step, and one layer over a series.
+    A subclass defines the shape of its weights, the states before the first step, and one layer over a series.
     """
 
     _version = 1
@@ -84,11 +84,11 @@ class Recurrent(nn.Module):
             )
 
     def layer_inputs(self, layer: int) -> int:
-        """How many features layer number `layer` reads."""
+        """The number of features that layer number `layer` reads."""
         return self.input_size if layer == 0 else self.hidden_size * (1 + self.bidirectional)
 
     def initial_state(self, *batch: int) -> Any:
-        """The states before the first step where none are given."""
+        """The default states before the first step."""
         return self._initial(batch, self._like(torch.empty(0, device="cpu")))
 
     def reset_parameters(self) -> None:
@@ -106,22 +106,22 @@ class Recurrent(nn.Module):
         Arguments:
             x: [*batch, T, input_size], any batch axes or none; [T, *batch, input_size] for batch_first=False; or a
                 `PackedSequence`.
-            hx: states before the first step, as an earlier call returned them; `initial_state` where None.
-            lengths: the number of steps of each sequence, [*batch], between 1 and T; all T where None.
+            hx: states before the first step, as an earlier call returned them; None: `initial_state`.
+            lengths: the number of steps of each sequence, [*batch], between 1 and T; None: all T.
 
         Returns:
-            out [*batch, T, hidden_size] (time first for batch_first=False), zero past each length, or packed as x was,
-            twice as wide in both directions; and h_n, which as `hx` of the next call continues the series.
+            out [*batch, T, hidden_size] (time first for batch_first=False), zero after each length, or packed like x,
+            twice as wide in both directions; and h_n. As `hx` of the next call it continues the series.
         """
         if isinstance(x, PackedSequence):
-            padded, own = unpacked(x, lengths)
-            out, state = self._over(self._fitting(padded, True), hx, own)
-            return repacked(out, own, x), state
+            padded, counts = unpacked(x, lengths)
+            out, state = self._over(self._fitting(padded, True), hx, counts)
+            return repacked(out, counts, x), state
         out, state = self._over(self._fitting(x, self.batch_first), hx, lengths)
         return time_major(out, self.batch_first), state
 
     def step(self, x: Tensor, h: Any = None) -> tuple[Tensor, Any]:
-        """One step: `x` [*batch, input_size] and the states before it, to the output and the states after it."""
+        """One step: from `x` [*batch, input_size] and the states before it to the output and the states after it."""
         check_one_way(self, "the last input first, and so has no step")
         x = check_step(x, self.input_size, weight_of(self, x))
         starts, ends = self._started(h, x, x.shape[:-1], "h"), []
@@ -140,19 +140,19 @@ class Recurrent(nn.Module):
 
     @abstractmethod
     def _shape(self, layer: int) -> tuple[int, ...]:
-        """Of a layer's weight: rows, features and what else there is."""
+        """The shape of a layer's weight: rows, features and further axes."""
 
     @abstractmethod
     def _initial(self, batch: tuple[int, ...], like: Tensor) -> Any:
         """`initial_state`, in the dtype of `like`."""
 
     @abstractmethod
-    def _started(self, given: Any, x: Tensor, batch: torch.Size, name: str = "hx") -> list[Any]:
-        """The states before the first step, known to fit, for each layer and direction."""
+    def _started(self, hx: Any, x: Tensor, batch: torch.Size, name: str = "hx") -> list[Any]:
+        """The states before the first step, checked, for each layer and direction."""
 
     @abstractmethod
     def _joined(self, ends: list[Any]) -> Any:
-        """The states of each layer and direction, as a call returns them."""
+        """The states of each layer and direction, in the form that a call returns."""
 
     @abstractmethod
     def _sweep(self, rows: Tensor, start: Any, some: Observed, layer: int, reverse: bool) -> tuple[Tensor, Any]:
@@ -172,9 +172,9 @@ class Recurrent(nn.Module):
         self.reset_parameters()
 
     def _like(self, x: Tensor) -> Tensor:
-        """What states are made like: a parameter, or x where there is none."""
-        own = a_parameter(self)
-        return x if own is None else own
+        """The tensor that gives states their dtype and device: a parameter, or x if there is none."""
+        parameter = a_parameter(self)
+        return x if parameter is None else parameter
 
     def _each(self) -> Iterator[tuple[int, bool]]:
         """Layers and directions in the order of their states."""
@@ -185,20 +185,20 @@ class Recurrent(nn.Module):
         return 1 + self.bidirectional
 
     def _weights(self, x: Tensor, layer: int, reverse: bool = False) -> tuple[Tensor, Tensor | None]:
-        """A layer's weight and bias, whatever stands under their names, in the right shapes and x's dtype."""
-        expected, found = self._shape(layer), []
+        """A layer's weight and bias, read by name, in the right shapes and x's dtype."""
+        expected, tensors = self._shape(layer), []
         for part, shape in (("weight", expected), ("bias", expected[:1])):
             name = name_of(part, layer, reverse)
             value = getattr(self, name)
             if value is not None and value.shape != shape:
                 raise ValueError(
-                    f"{name}: got shape {list(value.shape)}, expected {list(shape)} for this layer; whatever replaces "
+                    f"{name}: got shape {list(value.shape)}, expected {list(shape)} for this layer; a replacement of "
                     "a weight must keep its shape."
                 )
             if value is not None:
                 check_one_dtype([(name, value)], x)
-            found.append(value)
-        return found[0], found[1]
+            tensors.append(value)
+        return tensors[0], tensors[1]
 
     def _fitting(self, x: Tensor, batch_first: bool) -> Tensor:
         return batch_major(x, self.input_size, batch_first, weight_of(self, x))
@@ -220,10 +220,10 @@ class Recurrent(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        found = local_metadata.get("version", self._version)
-        if found > self._version:
+        version = local_metadata.get("version", self._version)
+        if version > self._version:
             raise ValueError(
-                f"state_dict: {prefix or type(self).__name__} was saved by version {found} of this layer, and this "
+                f"state_dict: {prefix or type(self).__name__} was saved by version {version} of this layer, and this "
                 f"library knows version {self._version}; update the library."
             )
         super()._load_from_state_dict(
@@ -240,7 +240,7 @@ def check_sizes(
     dropout: object,
     bidirectional: object,
 ) -> tuple[int, int, int, bool, bool, float, bool]:
-    """What the constructors of all layers take, as numbers and flags."""
+    """Check the numbers and flags that the constructors of all layers take."""
     return (
         check_integer("input_size", input_size),
         check_integer("hidden_size", hidden_size),
@@ -253,7 +253,7 @@ def check_sizes(
 
 
 def name_of(part: str, layer: int, reverse: bool = False) -> str:
-    """The name of a parameter, as torch has it."""
+    """The name of a parameter, as in torch."""
     return f"{part}_l{layer}{'_reverse' if reverse else ''}"
 
 
@@ -261,8 +261,8 @@ def over_layers(network: Any, sweep: Sweep, x: Tensor, starts: list[Any], some: 
     """Outputs [*batch, T, directions * hidden_size] of the last layer, and the last states of all.
 
     Arguments:
-        network: says how many layers and directions there are, and the share of inputs that is dropped.
-        sweep: one layer in one direction, from rows and start to outputs and end; rows come in the order of reading.
+        network: has the number of layers and directions, and the share of inputs that is dropped.
+        sweep: one layer in one direction, from rows and start to outputs and end; rows are in reading order.
         starts: for each layer and direction.
     """
     rows, ends, directions = keep(x, some), [], 1 + network.bidirectional
@@ -279,18 +279,18 @@ def over_layers(network: Any, sweep: Sweep, x: Tensor, starts: list[Any], some: 
 
 
 def dropped(network: Any, rows: Tensor, layer: int) -> Tensor:
-    """What a layer reads of its inputs: in training all layers but the first lose a share of them."""
+    """The inputs of a layer: in training, all layers but the first lose a share of them."""
     return dropout(rows, network.dropout) if layer and network.dropout and network.training else rows
 
 
 def hooked(module: nn.Module) -> bool:
-    """Whether a call of the module does more than its `forward`: pruning and much else works by hooks."""
+    """Whether a call of the module does more than its `forward`: pruning and other tools use hooks."""
     hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
     return any(hooks) or bool(_has_any_global_hook())
 
 
 def called(layer: Any, x: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
-    """Outputs and states of a layer's call, of which its hooks are told; they must leave the shape of the outputs."""
+    """Outputs and states of a layer's call with its hooks, which must not change the shape of the outputs."""
     result = layer(x, hx)
     pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Tensor)
     expected = [*x.shape[:-1], layer.hidden_size * (1 + layer.bidirectional)]
@@ -311,6 +311,6 @@ def step_by_call(layer: Any, x: Tensor, h: Any) -> tuple[Tensor, Any]:
 
 
 def check_one_way(layer: Any, why: str, name: str = "layer") -> None:
-    """Raise ValueError for a layer of both directions, and say why it cannot be."""
+    """Raise ValueError with a reason for a layer of both directions."""
     if layer.bidirectional:
         raise ValueError(f"{name}: reads in both directions, {why}; build it with bidirectional=False.")

@@ -1,9 +1,9 @@
-r"""Networks whose gates are at their limits: the counter machines that they become, and the boxes that others stay in.
+r"""Networks with gates at their limits: their counter machines, and networks with bounded states.
 
 The asymptotic network (Merrill et al. 2020) has N times the weights, $N \to \infty$: $\sigma$ becomes a step (1/2 at 0)
 and $\tanh$ a sign (0 at 0). Each cell then does $c' = hold\, c + add$ with a few values of hold and add:
 
-| layer                | hold         | add                        | a counter: hold 1, add not 0 |
+This gives a cell $c' = hold\, c + add$ with a few values of hold and add:
 |----------------------|--------------|----------------------------|------------------------------|
 | LSTM                 | 0, 1         | -1, 0, 1, by x and h       | yes                          |
 | QRNN, ifo-pooling    | 0, 1         | -1, 0, 1, by x             | yes                          |
@@ -14,22 +14,22 @@ and $\tanh$ a sign (0 at 0). Each cell then does $c' = hold\, c + add$ with a fe
 | MinLSTM              | 0, 1/2, 1    | (1 - hold) v               | no                           |
 | Elman, tanh          | 0            | -1, 1                      | no                           |
 
-(1/2 and 0, the values at 0, are left out; a MinLSTM's 1/2 is that of two gates both open.)
+(The table omits 1/2 and 0, the values at 0. A MinLSTM's 1/2 occurs if both gates are open.)
 
-**Who has no counter, and why.** Where hold and draw sum to 1, saturated or not, $c' = hold\, c + (1 - hold) v$ lies
-between c and v. So a box that holds all candidates and the state before the first step holds every state, whatever the
-input: $[-1, 1]$ for tanh candidates (GRU, QRNN with f- or fo-pooling), $[0, 1]$ on a simplex, and for the linear
-candidates of MinGRU and MinLSTM the interval that $W x + b$ takes over the inputs. An Elman network's state is a tanh.
-In floats, or saturated, such a box has finitely many states that differ by a margin: a finite automaton. The cells of
-an LSTM and of ifo-pooling are in no box: with hold 1 and add 1 they are t after t steps. The box that all have in t
-steps is $[-t, t]$. A ReLU has no limit; an Elman network of ReLU can count, too (Weiss et al. 2018).
+**Networks without a counter.** If hold and draw sum to 1, saturated or not, $c' = hold\, c + (1 - hold) v$ is between c
+and v. So a box that contains all candidates and the state before the first step contains every state, for any input.
+The box is $[-1, 1]$ for tanh candidates (GRU, QRNN with f- or fo-pooling) and $[0, 1]$ on a simplex. For the linear
+candidates of MinGRU and MinLSTM it is the interval of $W x + b$ over the inputs. An Elman network's state is a tanh. In
+floats, or saturated, such a box has finitely many states that differ by a margin: a finite automaton. The cells of an
+LSTM and of ifo-pooling have no such box: with hold 1 and add 1 they are t after t steps. In t steps every cell is in
+$[-t, t]$. A ReLU has no limit, and an Elman network of ReLU can count, too (Weiss et al. 2018).
 
-**One layer of ifo-pooling keeps no count while it reads on.** Its hold and add are read from the last k inputs, not
-from the state. Take words $x = a^p b^p a^q b^r u$ and $y = a^p b^r a^q b^p u$ with all blocks of k or more, and u a
-word in which every window of k symbols occurs. Both have the same windows before u, each as often, and the same in u. A
-saturated cell that some window resets is reset last at the same place of u; one that none resets has added up the same.
-So both end in the same state. But with r < p x begins with $a^n b^n$ and y does not: no such layer accepts
-$a^n b^n w$, whatever its units. An LSTM's gates read h, which holds whether the count is over.
+**One layer of ifo-pooling loses its count when it reads on.** Its hold and add depend on the last k inputs, not on the
+state. Take words $x = a^p b^p a^q b^r u$ and $y = a^p b^r a^q b^p u$ with all blocks of k or more, and u a word in
+which every window of k symbols occurs. Both words have the same windows before u, each equally often, and the same in
+u. If some window resets a saturated cell, its last reset is at the same place of u. If none does, the cell has added
+the same numbers. So both words end in the same state. But with r < p, x begins with $a^n b^n$ and y does not. So no
+such layer accepts $a^n b^n w$, for any number of units. An LSTM's gates read h, which stores whether the count is over.
 
 Merrill, Weiss, Goldberg, Schwartz, Smith & Yahav 2020, *A formal hierarchy of RNN architectures*; Weiss, Goldberg &
 Yahav 2018, *On the practical computational power of finite precision RNNs for language recognition*.
@@ -55,18 +55,18 @@ from .minimal import MinGRU, MinLSTM
 from .qrnn import QRNN
 from .wrapped import GRU, LSTM, Elman
 
-LIMIT = 2.0**60  # N: a power of two, so that what sums to 0 still does
+LIMIT = 2.0**60  # N: a power of two, so that sums of 0 stay 0
 LAYERS = (LSTM, GRU, Elman, MinGRU, MinLSTM, QRNN, DoublingLSTM)
 Layer = TypeVar("Layer", bound=nn.Module)
 
 
 def saturated(network: Layer) -> Layer:
-    """A copy of a layer with its gates, and its candidates where they are bounded, at their limits.
+    """A copy of a layer with its gates at their limits, and its candidates too if they are bounded.
 
-    Its class, and so its interface, is the same. Cells of linear or positive candidates (MinGRU, MinLSTM) keep these.
+    The class and its interface stay the same. Cells with linear or positive candidates (MinGRU, MinLSTM) keep these.
 
     Arguments:
-        network: LSTM, GRU, MinGRU, MinLSTM, QRNN, DoublingLSTM, or Elman with tanh; of any layers and directions.
+        network: LSTM, GRU, MinGRU, MinLSTM, QRNN, DoublingLSTM, or Elman with tanh; with any layers and directions.
 
     Raises:
         TypeError: a network of another kind, or in half precision.
@@ -77,9 +77,9 @@ def saturated(network: Layer) -> Layer:
     >>> set(layer(torch.randn(50, 3))[0].flatten().tolist()) <= {-1.0, 0.0, 1.0}  # 0 is where it starts
     True
     """
-    own = a_parameter(check_kind("network", network, LAYERS, "an LSTM, GRU, Elman, MinGRU, MinLSTM or QRNN"))
-    if own is not None and own.dtype not in DTYPES:
-        raise TypeError(f"network: got weights of {own.dtype}, expected float32 or float64; convert it first.")
+    parameter = a_parameter(check_kind("network", network, LAYERS, "an LSTM, GRU, Elman, MinGRU, MinLSTM or QRNN"))
+    if parameter is not None and parameter.dtype not in DTYPES:
+        raise TypeError(f"network: got weights of {parameter.dtype}, expected float32 or float64; convert it first.")
     if isinstance(network, Elman) and network.nonlinearity == "relu":
         raise ValueError('network: an Elman network with ReLU has no limit; build it with nonlinearity="tanh".')
     if is_parametrized(network):
@@ -94,20 +94,20 @@ def saturated(network: Layer) -> Layer:
 
 
 def _bounded(layer: Any, weight: Tensor) -> Tensor:
-    """The rows of a weight or bias that are not of candidates without bound."""
+    """The rows of a weight or bias except those of unbounded candidates."""
     endless = isinstance(layer, MinGRU | MinLSTM) and layer.candidate in ("linear", "positive")
     return weight[: len(weight) - layer.hidden_size] if endless else weight
 
 
 @dataclass(frozen=True, repr=False)
 class CounterMachine(Record):
-    """What a saturated layer does to its cells, c' = hold c + add; made by `counter_machine`.
+    """The update of the cells of a saturated layer, c' = hold c + add; made by `counter_machine`.
 
     Arguments:
-        hold: 1 where a cell is kept, 0 where it is reset.
-        add: what it is then increased by.
+        hold: 1 if a cell is kept, 0 if it is reset.
+        add: the increment after that.
         cells: after each step, from 0.
-        counts: which cells are counters: kept whole and changed at once, at some step.
+        counts: whether each cell is a counter: kept whole and changed at once, at some step.
     """
 
     hold: Float[Tensor, "*b T D"]
@@ -118,14 +118,14 @@ class CounterMachine(Record):
 
 @torch.no_grad()
 def counter_machine(network: nn.Module, x: Float[Tensor, "*b T I"]) -> CounterMachine:
-    """The counter machine that a layer is in the limit, as it reads x.
+    """The counter machine of a saturated layer, as it reads x.
 
-    For layers whose gates read the input alone, `x = torch.eye(V)[:, None]`, each symbol by itself, gives the whole
+    If the gates of the layer read only the input, `x = torch.eye(V)[:, None]`, each symbol by itself, gives the whole
     machine: `hold[v, 0]` and `add[v, 0]` for symbol v.
 
     Arguments:
         network: as in `saturated`, one layer of one direction; `saturated` is applied to it.
-        x: time is the last axis but one, whatever the layer's `batch_first`.
+        x: time is the second last axis, for any `batch_first` of the layer.
 
     >>> import torch, samplehold as sh
     >>> layer = sh.QRNN(input_size=2, hidden_size=1, pooling="ifo", bias=False).requires_grad_(False)
@@ -153,7 +153,7 @@ def _single(network: nn.Module) -> nn.Module:
 
 
 def _instructions(layer: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-    """hold and add [*b, T, D] of a layer in the limit."""
+    """hold and add [*b, T, D] of a saturated layer."""
     if isinstance(layer, MinGRU | MinLSTM | QRNN):
         if isinstance(layer, QRNN):
             x = torch.cat([x.new_zeros(*x.shape[:-2], layer.window - 1, x.shape[-1]), x], -2)
@@ -165,8 +165,8 @@ def _instructions(layer: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     out = (out if layer.batch_first else out.movedim(1, 0)).reshape(shape)
     before = torch.cat([torch.zeros_like(out[..., :1, :]), out[..., :-1, :]], -2)
     if isinstance(layer, DoublingLSTM):
-        own: Any = layer
-        pre = linear(torch.cat([x, before], -1), own.weight_l0, own.bias_l0 if own.bias else None)
+        doubling: Any = layer
+        pre = linear(torch.cat([x, before], -1), doubling.weight_l0, doubling.bias_l0 if doubling.bias else None)
         i, f, more, g, _ = pre.chunk(5, -1)
         return f.sigmoid() + more.sigmoid(), i.sigmoid() * g.tanh()
     biases = (layer.bias_ih_l0, layer.bias_hh_l0) if layer.bias else (None, None)
@@ -183,7 +183,7 @@ def _instructions(layer: Any, x: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, repr=False)
 class StateBox(Record):
-    """Where all states of a layer lie, per unit; infinite where there is no bound. Made by `state_box`."""
+    """Bounds on the states of a layer, for each unit; infinite if there is no bound. Made by `state_box`."""
 
     lowest: Float[Tensor, "D"]
     highest: Float[Tensor, "D"]
@@ -191,11 +191,13 @@ class StateBox(Record):
 
 @torch.no_grad()
 def state_box(network: nn.Module, lowest: float = 0.0, highest: float = 1.0) -> StateBox:
-    """The box in which a layer's states stay after any number of steps from its default start (the proof: this module).
+    """The box that contains a layer's states after any number of steps from its default start (see this module's
+    proof).
 
     Arguments:
         network: as in `saturated`, one layer of one direction; or an Elman network with ReLU.
-        lowest, highest: of each feature of the inputs; 0 and 1 for symbols. They matter to linear candidates alone.
+        lowest, highest: bounds of each feature of the inputs; 0 and 1 for symbols. Only linear candidates depend on
+            them.
 
     Raises:
         ValueError: highest less than lowest.
@@ -223,7 +225,7 @@ def state_box(network: nn.Module, lowest: float = 0.0, highest: float = 1.0) -> 
     bias = torch.zeros_like(one) if offset is None else offset[-layer.hidden_size :]
     ends = weight * low, weight * high
     least, most = bias + torch.minimum(*ends).sum(1), bias + torch.maximum(*ends).sum(1)
-    if layer.candidate == "positive":  # which rises with its pre-activation
+    if layer.candidate == "positive":  # which is monotone in its pre-activation
         least, most = (torch.where(c >= 0, c + 0.5, c.sigmoid()) for c in (least, most))
     zero = torch.zeros_like(one)  # the state before the first step
     return StateBox(torch.minimum(least, zero), torch.maximum(most, zero))

@@ -1,20 +1,20 @@
-r"""Networks that stay stable while they are trained: weights within the conditions of stability, whatever is learned.
+r"""Networks that stay stable during training: their weights are kept within conditions of stability.
 
-A network is stable with the Lipschitz constant $\lambda < 1$ if two of its states come nearer by that factor at each
-step, whatever its inputs; in training truncated to the last k inputs it then loses $O(\lambda^k)$ (Miller & Hardt 2019,
-whose networks are projected after each update; here the projection is part of the network, and gradients pass it).
-$\|W\|$ is the greatest sum of magnitudes in a row, and the rows of a matrix that exceed their limit are scaled to it.
+A network is stable with the Lipschitz constant $\lambda < 1$ if the distance of any two states shrinks by this factor
+at each step, for any inputs. Training truncated to the last k inputs then loses $O(\lambda^k)$ (Miller & Hardt 2019).
+They project the weights after each update; here the projection is part of the network, and gradients pass through it.
+$\|W\|$ is the greatest sum of magnitudes in a row. Rows of a matrix that exceed their limit are scaled to it.
 
 - Elman: $\|U\| \le \lambda$ in either norm, since tanh and relu have the constant 1 (lemma 1).
 - LSTM: $\bar f \le F = \lambda^2$; $\|U_i\|, \|U_o\| \le s (1 - F)$, $\|U_g\| \le \frac{s}{4} (1 - F)$,
   $\|U_f\| \le s (1 - F)^2$.
 - GRU: $\bar z \le F$; $2 F \|U_z\|$, $\|U_n\|$ and $\frac14 (\|U_n\| + |b'_n|) \|U_r\|$ each $\le \frac{s}{3}$.
-- minGRU, QRNN: what is held is at most $\lambda$, as they are linear in the state.
+- minGRU, QRNN: the hold factor is at most $\lambda$, because they are linear in the state.
 
-Those of the LSTM are the published ones (proposition 2) times $s = \lambda / (1 + \lambda)$, so that the distances of h
-and c, the greater of both, shrink by $F + s (1 - F) = \lambda$. Those of the GRU are the condition of
+The conditions of the LSTM are the published ones (proposition 2) times $s = \lambda / (1 + \lambda)$, so the greater of
+the distances of h and c shrinks by $F + s (1 - F) = \lambda$. Those of the GRU are the condition of
 `samplehold.studies.stability`, which gives $z + (1 - z) s \le \lambda$ for $z \le F$. The bias of a gate bounds its
-values for inputs up to a bound and $|h| \le 1$, which makes room for the weights.
+values for inputs up to a bound and $|h| \le 1$. This leaves room for the weights.
 """
 
 import math
@@ -33,25 +33,25 @@ from .qrnn import QRNN
 from .recurrent import check_one_way
 from .wrapped import GRU, LSTM, Elman
 
-LEAST = 1e-6  # of the constant, whose square is a limit
+LEAST = 1e-6  # the least constant, whose square is a limit
 Network = TypeVar("Network", bound=nn.Module)
 Rule = Callable[["_Limits", Any, int, Tensor], Tensor]
 
 
 def stable(network: Network, norm: str = "inf", lipschitz: float = 0.9, input_bound: float = 1.0) -> Network:
-    """Keep a network stable through training: its weights become functions that meet the conditions above.
+    """Keep a network stable during training: its weights become functions that satisfy the conditions above.
 
-    In place, by `torch.nn.utils.parametrize`, whose `remove_parametrizations` leaves the weights as they are then.
+    In place, by `torch.nn.utils.parametrize`. Its `remove_parametrizations` keeps the current weights.
 
     Arguments:
         network: `Elman`, `LSTM`, `GRU`, `MinGRU` or `QRNN`, of any number of layers and one direction.
-        norm: in which states come nearer: "inf", the greatest unit, or "2". For LSTM and GRU no condition in "2" is
-            known.
+        norm: the norm of distances between states: "inf", the greatest unit, or "2". No condition in "2" is known for
+            LSTM and GRU.
         lipschitz: the factor, above 0 and below 1.
-        input_bound: the greatest magnitude that any input takes; an Elman network needs none.
+        input_bound: the greatest magnitude of any input; an Elman network does not need it.
 
     Returns:
-        the network itself.
+        The network itself.
 
     Raises:
         TypeError: another kind of network; torch's own GRU, LSTM and RNN do not read parametrised weights.
@@ -79,11 +79,11 @@ def stable(network: Network, norm: str = "inf", lipschitz: float = 0.9, input_bo
     if norm == "2" and kind in (LSTM, GRU):
         raise ValueError(f"norm: got '2' for {kind.__name__}, whose known conditions are in 'inf'; give that.")
     if kind is not Elman and not layer.bias:
-        raise ValueError("network: has no bias, which holds its gates below their limit; build it with bias=True.")
+        raise ValueError("network: has no bias, but a bias keeps its gates below their limit; build it with bias=True.")
     lipschitz = check_probability("lipschitz", lipschitz, proper=True)
     if lipschitz < LEAST:
         raise ValueError(
-            f"lipschitz: got {lipschitz:g}, expected at least {LEAST:g}; a network that holds no more is none."
+            f"lipschitz: got {lipschitz:g}, expected at least {LEAST:g}; with less, the network has no memory."
         )
     limits = _Limits(norm, lipschitz, check_number("input_bound", input_bound, least=0))
     for k in range(layer.num_layers):
@@ -100,7 +100,7 @@ class _Limits:
 
     @property
     def gate(self) -> float:
-        """F: the most that a gate of an LSTM or a GRU may hold."""
+        """F, the upper limit of a hold gate of an LSTM or a GRU."""
         return self.lipschitz**2
 
     @property
@@ -114,7 +114,7 @@ class _Within(nn.Module):
     def __init__(self, limits: _Limits, rule: Rule, network: nn.Module, layer: int) -> None:
         super().__init__()
         self.limits, self.rule, self.layer = limits, rule, layer
-        self.others = (network,)  # not a part of this module, but the one that it is a part of
+        self.others = (network,)  # in a tuple, so that the parent is not registered as a submodule
 
     def forward(self, original: Tensor) -> Tensor:
         return self.rule(self.limits, self.others[0], self.layer, original)
@@ -124,7 +124,7 @@ class _Within(nn.Module):
 
 
 def _scaled(rows: Tensor, limit: Tensor | float) -> Tensor:
-    """The rows whose magnitudes sum to more than the limit, scaled to it."""
+    """The rows whose magnitudes sum to more than the limit, scaled to the limit."""
     return rows * (limit / rows.abs().sum(-1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)).clamp(max=1)
 
 
@@ -148,11 +148,11 @@ def _gru_hidden(limits: _Limits, network: Any, k: int, U: Tensor) -> Tensor:
 
 
 def _holding_bias(limits: _Limits, network: Any, k: int, bias: Tensor) -> Tensor:
-    """`bias_ih` of an LSTM or a GRU, with that of the gate that holds as low as its limit asks."""
+    """`bias_ih` of an LSTM or a GRU, with the bias of the hold gate lowered to its limit."""
     gates = GATES["lstm" if isinstance(network, LSTM) else "gru"]
     at = gates.index("f" if isinstance(network, LSTM) else "z")
-    own = (getattr(network, f"{name}_l{k}").chunk(len(gates))[at] for name in ("weight_ih", "weight_hh", "bias_hh"))
-    W, U, other = own
+    names = ("weight_ih", "weight_hh", "bias_hh")
+    W, U, other = (getattr(network, f"{name}_l{k}").chunk(len(gates))[at] for name in names)
     reached = W.abs().sum(-1) * (1.0 if k else limits.input_bound) + U.abs().sum(-1) + other
     parts = list(bias.chunk(len(gates)))
     parts[at] = torch.minimum(parts[at], torch.special.logit(reached.new_tensor(limits.gate)) - reached)
@@ -170,7 +170,7 @@ def _gate_bias(limits: _Limits, network: Any, k: int, bias: Tensor) -> Tensor:
 
 
 def _reach(limits: _Limits, network: Any, k: int) -> Tensor | float:
-    """The greatest magnitude of what layer k of a minGRU or a QRNN reads."""
+    """The greatest magnitude of the inputs of layer k of a minGRU or a QRNN."""
     if not k:
         return limits.input_bound
     if isinstance(network, QRNN):

@@ -1,13 +1,13 @@
 r"""Recurrent networks with a differentiable stack: superposition, stratification and nondeterministic.
 
-A controller reads the input and what was on the stack, and says what to do with the stack:
+A controller reads the input and the top of the stack, and outputs actions on the stack:
 
     h_t = controller([x_t, r_{t-1}], h_{t-1}),   actions_t = W h_t + b,   stack_t, r_t = update(stack_{t-1}, actions_t)
 
-Given its actions, each update is an inference: the superposition stack holds the expected cells of `StackMixture`,
-the nondeterministic stack the configurations of `PushdownAutomaton`; `layer.mixture(x)` returns that model. The network
-as a whole is not: its controller reads the *mean* of the stacks, where in each history it would have read that
-history's own top. Only with `feedback=False`, actions from the input alone, is the layer exact inference.
+Given its actions, each update is exact inference: the superposition stack holds the expected cells of `StackMixture`,
+the nondeterministic stack the configurations of `PushdownAutomaton`. `layer.mixture(x)` returns this model. The network
+as a whole is not exact: its controller reads the *mean* of the stacks, but in each history it would read the top of
+that history. The layer is exact inference only with `feedback=False`, where actions depend on the input alone.
 """
 
 import math
@@ -41,17 +41,18 @@ class SuperpositionActions(Record):
 
 
 class SuperpositionStackRNN(StackRNN):
-    """A network on superposition stacks, whose cells are expectations over all histories.
+    """A network with superposition stacks, whose cells are expectations over all histories.
 
-    See `StackRNN` for its calls and what is raised.
+    See `StackRNN` for its calls and errors.
 
     Arguments:
         input_size, hidden_size: of the controller.
-        value_size: numbers a cell; a push writes the sigmoid of a linear map of the hidden state.
-        stacks: how many, each with actions and values of its own; of several, one soon finds its use.
+        value_size: numbers in a cell; a push writes the sigmoid of a linear map of the hidden state.
+        stacks: the number of stacks, each with its own actions and values; with several, training learns to use one
+            sooner.
         n_read: cells that are read from the top of each stack.
         most_pops: an action may pop up to this many cells (Yogatama et al. 2018).
-        empty: what an empty cell reads as (-1 in the code of the 2015 paper).
+        empty: the reading of an empty cell (-1 in the code of the 2015 paper).
         capacity: cells kept; a push on a full stack drops the deepest. None: all.
         controller, feedback, num_layers, bias, batch_first, dropout, device, dtype: see `StackRNN`.
 
@@ -103,12 +104,12 @@ class SuperpositionStackRNN(StackRNN):
     def run(
         self, x: Tensor, hx: StackState | None = None, lengths: Lengths = None, log_action: Tensor | None = None
     ) -> StackRun:
-        """As a call of the layer, with the reading and the actions of every step; past its end, nothing is done.
+        """Like a call of the layer, with the reading and the actions of every step; nothing is done after the end.
 
         Arguments:
             x, hx, lengths: as in a call.
-            log_action: [*batch, T, stacks, A], log-probabilities to act with in place of the controller's, which are
-                still reported. With certain actions (0 and -inf) the controller reads the stack of that one history.
+            log_action: [*batch, T, stacks, A], log-probabilities that replace the controller's, which are still
+                reported. With certain actions (0 and -inf) the controller reads the stack of that one history.
         """
         expected = (*getattr(x, "shape", ())[:-1], self.stacks, 2 + self.most_pops)
         x, some = self._checked(x, lengths, self.batch_first)
@@ -117,13 +118,13 @@ class SuperpositionStackRNN(StackRNN):
         if log_action.shape != expected:
             raise ValueError(f"log_action: got shape {list(log_action.shape)}, expected {list(expected)} for this x.")
         log_action = log_action if self.batch_first else log_action.movedim(0, -3)
-        override = pad(log_action, (0, self.value_size), value=torch.nan)  # values stay the controller's
+        override = pad(log_action, (0, self.value_size), value=torch.nan)  # values still come from the controller
         return self._report(self._pass(x, hx, some, override), some)
 
     def mixture(self, x: Tensor, *, lengths: Lengths = None) -> StackMixture:
-        """The mixture over histories whose expected cells this network's stacks are, [*batch, stacks, T]-shaped.
+        """The mixture over histories whose expected cells are this network's stacks, with shape [*batch, stacks, T].
 
-        Its values are the pushed ones: an empty cell counts as 0 there, and as `empty` here.
+        Its values are the pushed ones. An empty cell counts as 0 there, and as `empty` in the network.
         """
         actions, lengths = self._acted(x, lengths)
         log_action, values = actions.log_action.movedim(-2, -3), actions.values.movedim(-2, -3)
@@ -140,7 +141,7 @@ class SuperpositionStackRNN(StackRNN):
         return plain and self.feedback and passes.serving(x) is not None and not converting(x)
 
     def _fused(self, x: Tensor, hx: StackState | None, some: Observed) -> Pass:
-        """All steps of an LSTM cell at once; the same numbers as step by step."""
+        """All steps of an LSTM cell at once, with the same results as step by step."""
         cell, linear, batch, T = self.controller, self.to_actions, x.shape[:-2], x.shape[-2]
         assert isinstance(cell, nn.LSTMCell)
         flat = x.reshape(math.prod(batch), *x.shape[-2:])
@@ -192,7 +193,7 @@ class SuperpositionStackRNN(StackRNN):
 
 @dataclass(frozen=True, repr=False)
 class StratificationActions(Record):
-    """Strengths poured on and drained at each step, and the values poured, for every stack."""
+    """Strengths added and removed at each step, and the added values, for every stack."""
 
     pour: Float[Tensor, "*b T S"]
     drain: Float[Tensor, "*b T S"]
@@ -200,15 +201,15 @@ class StratificationActions(Record):
 
 
 class StratificationStackRNN(StackRNN):
-    """A network on a stratification stack: fluid layers, poured on, drained and read by depth.
+    """A network with a stratification stack: fluid layers that are poured, drained and read by depth.
 
-    See `StackRNN` for its calls and what is raised. Its stack is no mixture of action histories, so there is no
-    `mixture`; `strengths` shows it over time.
+    See `StackRNN` for its calls and errors. Its stack is not a mixture of action histories, so there is no `mixture`;
+    `strengths` shows it over time.
 
     Arguments:
         input_size, hidden_size: of the controller.
-        value_size: numbers a layer; the tanh of a linear map of the hidden state is poured.
-        stacks: how many, each with strengths and values of its own.
+        value_size: numbers in a layer; the poured value is the tanh of a linear map of the hidden state.
+        stacks: the number of stacks, each with its own strengths and values.
         controller, feedback, num_layers, bias, batch_first, dropout, device, dtype: see `StackRNN`.
 
     See Also: Grefenstette et al. 2015, equations 1-3.
@@ -219,7 +220,7 @@ class StratificationStackRNN(StackRNN):
     >>> run = layer.run(x)
     >>> run.output.shape, run.reading.shape
     (torch.Size([2, 10, 8]), torch.Size([2, 10, 24]))
-    >>> torch.equal(layer.strengths(x)[..., -1, -1], run.actions.pour[:, -1])  # what was poured last is all there
+    >>> torch.equal(layer.strengths(x)[..., -1, -1], run.actions.pour[:, -1])  # the last layer is still complete
     True
     """
 
@@ -245,7 +246,7 @@ class StratificationStackRNN(StackRNN):
         self._set_apart()
 
     def strengths(self, x: Tensor, lengths: Lengths = None) -> Float[Tensor, "*b S T T"]:
-        """The strength left at each step (first T) of the layer poured at each step (last T), in every stack."""
+        """The remaining strength at each step (first T) of the layer poured at each step (last T), in every stack."""
         actions, _ = self._acted(x, lengths)
         return strengths(actions.pour.movedim(-1, -2), actions.drain.movedim(-1, -2))
 
@@ -281,7 +282,7 @@ class StratificationStackRNN(StackRNN):
 
 @dataclass(frozen=True, repr=False)
 class PushdownActions(Record):
-    """Log-weights of all transitions at each step, and the values pushed (None without), for every stack."""
+    """Log-weights of all transitions at each step, and the pushed values (or None), for every stack."""
 
     log_push: Float[Tensor, "*b T S Q G Q G"]
     log_replace: Float[Tensor, "*b T S Q G Q G"]
@@ -290,20 +291,22 @@ class PushdownActions(Record):
 
 
 class NondeterministicStackRNN(StackRNN):
-    """A network on all runs of weighted pushdown automata at once.
+    """A network with all runs of weighted pushdown automata at once.
 
-    See `StackRNN` for its calls and what is raised. Each automaton starts in state 0 with symbol 0 at the bottom, which
-    is never popped. O(T^3) for each of a sequence.
+    See `StackRNN` for its calls and errors. Each automaton starts in state 0 with symbol 0 at the bottom, which is
+    never popped. O(T^3) for each automaton of a sequence.
 
     Arguments:
         input_size, hidden_size: of the controller.
         states, symbols: of the automaton.
-        value_size: 0: reads the distribution over configurations; else each element also carries the sigmoid of a
-            linear map of the hidden state at its push (replacing a symbol keeps it), and the reading is its expectation
-            on top by configuration (the vector version, 2023). The bottom's is learned.
-        normalized: weights are softmaxed over the transitions from a configuration (2020), or any positive (2022).
+        value_size: 0: the network reads the distribution over configurations. Otherwise each element also carries the
+            sigmoid of a linear map of the hidden state at its push (replacing a symbol keeps it), and the reading is
+            its expectation on top by configuration (the vector version, 2023). The value of the bottom is learned.
+        normalized: weights are a softmax over the transitions from a configuration (2020), or any positive numbers
+            (2022).
         reading: "configuration" (state and symbol, 2022) or "symbol" (summed over states, 2020).
-        stacks: how many automata, each with weights of its own; of several, one soon finds its use (the papers have 1).
+        stacks: the number of automata, each with its own weights; with several, training learns to use one sooner
+            (papers: 1).
         controller, feedback, num_layers, bias, batch_first, dropout, device, dtype: see `StackRNN`.
 
     See Also: DuSell & Chiang 2020 (NS-RNN), 2022 (RNS-RNN), 2023 (vectors).
@@ -313,7 +316,7 @@ class NondeterministicStackRNN(StackRNN):
     >>> layer = sh.stacks.NondeterministicStackRNN(input_size=4, hidden_size=8, states=2, symbols=3)
     >>> x = torch.randn(2, 10, 4)
     >>> output, state = layer(x)
-    >>> output.shape, state.reading.shape  # what is read: P(state, symbol on top) of 8 automata
+    >>> output.shape, state.reading.shape  # the reading: P(state, symbol on top) of 8 automata
     (torch.Size([2, 10, 8]), torch.Size([2, 48]))
     >>> expected = layer.mixture(x).reading()  # [2, 8 stacks, 10, 2 states, 3 symbols]
     >>> torch.allclose(layer.run(x).reading, expected.movedim(1, 2).flatten(2), atol=1e-5)
@@ -362,7 +365,7 @@ class NondeterministicStackRNN(StackRNN):
             nn.init.zeros_(self.bottom)
 
     def mixture(self, x: Tensor, *, lengths: Lengths = None) -> PushdownAutomaton:
-        """The automata, [*batch, stacks, T], with the weights of this pass, all of whose runs the stacks held."""
+        """The automata, [*batch, stacks, T], with the weights of this pass, whose runs the stacks represent."""
         actions, lengths = self._acted(x, lengths)
         push, replace = (z.movedim(-5, -6) for z in (actions.log_push, actions.log_replace))
         pop = actions.log_pop.movedim(-4, -5)
@@ -404,7 +407,7 @@ class NondeterministicStackRNN(StackRNN):
         return (tape, values), self._read(log_top, values).to(raw.dtype)
 
     def _read(self, log_top: Tensor, values: Tensor) -> Tensor:
-        """What is on top, given the log-weight of each element (the bottom, then each step's) by configuration."""
+        """The top, given the log-weight of each element (the bottom, then each step's) by configuration."""
         by_element = log_top.flatten(1).softmax(-1).view(log_top.shape)
         if self.reads == "symbol":
             by_element = by_element.unflatten(-1, (self.states, self.symbols)).sum(-2)

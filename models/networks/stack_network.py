@@ -1,7 +1,6 @@
-"""What the stack networks share: the controller, its loop over time, and what a pass returns.
+"""The base of stack networks: the controller, its loop over time, and the result of a pass.
 
-A sequence that ends before the others does nothing to its stack from then on (`_idle`), and its controller's state and
-reading are kept.
+After the end of a sequence, its stack stays unchanged (`_idle`), and so do its controller's state and reading.
 """
 
 import math
@@ -35,12 +34,12 @@ from .inputs import (
 )
 from .recurrent import hooked, step_by_call
 
-CONTRAST = 4.0  # of the first weights that read inputs and hidden states, against torch's own
-FORGETTING = 4.0  # what the first logits of an LSTM's forget gates are less
+CONTRAST = 4.0  # the scale of the first weights that read inputs and hidden states, relative to torch's
+FORGETTING = 4.0  # subtracted from the first logits of an LSTM's forget gates
 
 
 class StackState(NamedTuple):
-    """Between two steps: the controller's state, the stack, what is read off it, and the controller's raw actions."""
+    """The state between two steps: the controller's state, the stack, its reading, and the controller's raw actions."""
 
     controller: Any
     stack: Any
@@ -48,7 +47,7 @@ class StackState(NamedTuple):
     raw: Tensor  # [B, O]
 
     def detach(self) -> "StackState":
-        """The same state, through which no gradient flows: for truncated backpropagation."""
+        """The same state without gradients, for truncated backpropagation."""
         return StackState(*map(detached, self))
 
     def __repr__(self) -> str:
@@ -57,13 +56,13 @@ class StackState(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class StackRun(Record):
-    """A stack network's pass over its input, with all that it did.
+    """A stack network's pass over its input, with its readings and actions.
 
     Arguments:
         output: hidden states of the controller.
-        reading: what was read off the stack after each step.
-        actions: what was done, in the layer's own terms.
-        state: to be passed on to the next call.
+        reading: the reading of the stack after each step.
+        actions: the actions, in a record of the layer.
+        state: for the next call.
     """
 
     output: Float[Tensor, "*b T H"]
@@ -73,7 +72,8 @@ class StackRun(Record):
 
 
 class Pass(NamedTuple):
-    """Hidden states, readings and raw actions [*batch, T, ...] of all steps, and the state after each one's last."""
+    """Hidden states, readings and raw actions [*batch, T, ...] of all steps, and the state after the last step of
+    each."""
 
     output: Tensor
     reading: Tensor
@@ -83,7 +83,7 @@ class Pass(NamedTuple):
 
 @dataclass(frozen=True)
 class Options:
-    """What all stack networks are told of their controller, in the order of their last arguments."""
+    """The controller options of all stack networks, in the order of their last arguments."""
 
     controller: Controller
     feedback: bool
@@ -96,24 +96,25 @@ class Options:
 
 
 class StackRNN(nn.Module):
-    """What the stack networks share: the controller, its loop over time, and the map from hidden state to actions.
+    """The base of stack networks: the controller, its loop over time, and the map from hidden state to actions.
 
-    Called, a layer returns `(output, state)`, as torch's recurrent layers do; `run` adds what was done and read.
+    A call returns `(output, state)`, as torch's recurrent layers do; `run` also returns actions and readings.
 
     Arguments:
         controller: makes the controller from its input and hidden size: a class of `models`, `torch.nn.LSTMCell`,
-            `torch.nn.GRU`, ..., or a function that returns a module of torch's conventions or one with
-            `step(x_t, state) -> (output, state)`.
+            `torch.nn.GRU`, ..., or a function that returns a module with torch's conventions or with `step(x_t, state)
+            -> (output, state)`.
         feedback: whether the controller reads the stack; if not, the actions depend on the input alone.
-        num_layers: controllers, each above the one before; the lowest reads the input and the stack, the highest acts.
-        bias: whether controllers and the map to actions have offsets; without, `controller` must take `bias=False`.
-        batch_first: whether time is the last axis but one of x, output and reading, or the first.
+        num_layers: number of controllers, one above the other; the lowest reads the input and the stack, the highest
+            acts.
+        bias: whether controllers and the map to actions have offsets; if not, `controller` must accept `bias=False`.
+        batch_first: whether time is the second last axis of x, output and reading; otherwise it is the first.
         dropout: probability with which the outputs of all controllers but the highest are zeroed in training.
         device, dtype: of all parameters.
 
     Raises:
-        TypeError: a size that is no whole number. From every call: x of another dtype or device than the weights, a
-            state that is no `StackState`, a controller that is no recurrent layer.
+        TypeError: a size that is not an integer. From every call: x of another dtype or device than the weights, a
+            state that is not a `StackState`, a controller that is not a recurrent layer.
         ValueError: a size or another option out of its range. From every call: x of another shape or without a step,
             lengths that do not fit, a state of another number of sequences or of another layer, a controller or a map
             to actions whose outputs a hook has given another shape.
@@ -140,9 +141,9 @@ class StackRNN(nn.Module):
         if not callable(options.controller):
             kind = type(options.controller).__name__
             raise TypeError(f"controller: got {kind}, expected a class of layers, or a function.")
-        given = {} if self.bias else {"bias": False}
+        keywords = {} if self.bias else {"bias": False}
         sizes = [input_size + (reading_size if self.feedback else 0)] + [hidden_size] * (self.num_layers - 1)
-        layers = [options.controller(size, hidden_size, **given) for size in sizes]
+        layers = [options.controller(size, hidden_size, **keywords) for size in sizes]
         for layer in layers:
             check_kind("controller", layer, nn.Module, "a recurrent layer")
         self.controller = layers[0] if self.num_layers == 1 else Layers(layers, hidden_size, self.dropout)
@@ -158,11 +159,11 @@ class StackRNN(nn.Module):
 
     @torch.no_grad()
     def _set_apart(self) -> None:
-        """A start from which the stack gets used.
+        """A start from which training learns to use the stack.
 
-        With small random weights all inputs are pushed as about the same value, and an LSTM learns short series by
-        heart in its own memory, a local optimum that it rarely leaves. So inputs begin apart, pushes likely, and the
-        memory of LSTM cells short. Controllers of other kinds start as they draw themselves.
+        With small random weights all inputs are pushed with nearly the same value, and an LSTM memorises short series
+        in its own state. This is a local optimum that training rarely leaves. So inputs start well separated, pushes
+        likely, and the memory of LSTM cells short. Other controllers keep their own initialisation.
         """
         self.to_actions.weight.mul_(CONTRAST)
         if self.to_actions.bias is not None:
@@ -181,22 +182,22 @@ class StackRNN(nn.Module):
         Arguments:
             x: [*batch, T, input_size], any batch axes or none; [T, *batch, input_size] for batch_first=False; or a
                 `PackedSequence`.
-            hx: the state of an earlier call, which this one continues.
-            lengths: the number of steps of each sequence, [*batch], between 1 and T; all T where None.
+            hx: the state of an earlier call, which this call continues.
+            lengths: the number of steps of each sequence, [*batch], between 1 and T; None: all T.
 
         Returns:
-            out [*batch, T, hidden_size] (time first for batch_first=False), zero past each length, or packed as x was,
-            and the state at each sequence's last step. Nothing past a length is read.
+            out [*batch, T, hidden_size] (time first for batch_first=False), zero after each length, or packed like x,
+            and the state at each sequence's last step. Steps after a length are not read.
         """
         if isinstance(x, PackedSequence):
-            padded, own = unpacked(x, lengths)
-            out, state = self._over(padded, hx, own, batch_first=True)
-            return repacked(out, own, x), state
+            padded, counts = unpacked(x, lengths)
+            out, state = self._over(padded, hx, counts, batch_first=True)
+            return repacked(out, counts, x), state
         out, state = self._over(x, hx, lengths, self.batch_first)
         return time_major(out, self.batch_first), state
 
     def run(self, x: Tensor, hx: StackState | None = None, lengths: Lengths = None) -> StackRun:
-        """As a call of the layer, with the reading and the actions of every step; past its end, nothing is done."""
+        """Like a call of the layer, with the reading and the actions of every step; nothing is done after the end."""
         x, some = self._checked(x, lengths, self.batch_first)
         return self._report(self._pass(x, hx, some), some)
 
@@ -226,7 +227,7 @@ class StackRNN(nn.Module):
         return keep(x, some), some
 
     def _pass(self, x: Tensor, hx: StackState | None, some: Observed, override: Tensor | None = None) -> Pass:
-        """Step by step; `override` [*batch, T, O] acts on the stack in place of raw actions, where it is not NaN."""
+        """Step by step; where `override` [*batch, T, O] is not NaN it replaces the raw actions on the stack."""
         *batch, T, _ = x.shape
         B, going = math.prod(x.shape[:-2]), None
         flat = x.reshape(B, T, self.input_size)
@@ -246,7 +247,7 @@ class StackRNN(nn.Module):
         return Pass(output, reading, raw, state)
 
     def _report(self, steps: Pass, some: Observed) -> StackRun:
-        """What a run returns, in the layout that the caller gave."""
+        """The result of a run, in the layout of the caller."""
         raw = steps.raw if some is None else torch.where(some[1], steps.raw, self._idle(steps.raw))
         parts = keep(steps.output, some), keep(steps.reading, some), raw
         output, reading, raw = (time_major(z, self.batch_first) for z in parts)
@@ -303,7 +304,7 @@ class StackRNN(nn.Module):
 
     @abstractmethod
     def _holds(self, stack: Any) -> bool:
-        """Whether it is a stack of this kind of layer."""
+        """Whether `stack` is a stack of this kind of layer."""
 
     @abstractmethod
     def _update(self, stack: Any, raw: Tensor) -> tuple[Any, Tensor]:
@@ -311,19 +312,19 @@ class StackRNN(nn.Module):
 
     @abstractmethod
     def _idle(self, like: Tensor) -> Tensor:
-        """Raw actions [O] that leave the stack as it is."""
+        """Raw actions [O] that leave the stack unchanged."""
 
     @abstractmethod
     def _inclination(self, like: Tensor) -> Tensor:
-        """What is added to the offsets of raw actions [O] to begin with."""
+        """The initial offsets of raw actions [O]."""
 
     @abstractmethod
     def _actions(self, raw: Tensor) -> Any:
-        """The actions as they are reported, from [*batch, raw_size]."""
+        """The reported form of actions, from [*batch, raw_size]."""
 
 
 def _held(going: Tensor, new: StackState, old: StackState) -> StackState:
-    """The new state of the sequences that go on, and the old one of the others; their stacks have done nothing."""
+    """The new state of sequences that continue, and the old state of the others, whose stacks are unchanged."""
     parts = ((new.controller, old.controller), (new.reading, old.reading), (new.raw, old.raw))
     controller, reading, raw = (selected(going, *pair) for pair in parts)
     return StackState(controller, new.stack, reading, raw)

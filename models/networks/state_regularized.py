@@ -1,14 +1,16 @@
-r"""State-regularised networks (Wang & Niepert 2019): a recurrent layer that is at one of K centroids after each step.
+r"""State-regularised networks (Wang & Niepert 2019): a recurrent layer whose state is one of K centroids after each
+step.
 
 $$u_t = cell(h_{t-1}, x_t), \qquad \alpha_t = \mathrm{softmax}(sim(u_t, S) / \tau), \qquad
 h_t = \begin{cases} S^\top \alpha_t & \text{soft} \\ S_{s_t},\; s_t \sim \alpha_t & \text{sample} \\
 S_{\arg\max \alpha_t} & \text{hard} \end{cases}$$
 
-Similarities are $u \cdot s$ ("dot"), the cosine of their angle ("cosine"), or $-|u - s|^2 / 2$ ("l2"), with which
-$\alpha$ is the posterior of a mixture of normal distributions of variance $\tau$ round the centroids.
+Similarities are $u \cdot s$ ("dot"), the cosine of their angle ("cosine"), or $-|u - s|^2 / 2$ ("l2"). With "l2",
+$\alpha$ is the posterior of a mixture of normal distributions of variance $\tau$ around the centroids.
 
-Drawn, the states of a cell without memory of its own are a Markov chain over the centroids; the soft pass puts the
-mean of the centroids where the chain has a centroid. `samplehold.models.bridge.lifting_centroids` makes both exact.
+If centroids are drawn and the cell has no memory of its own, the states are a Markov chain over the centroids. The soft
+pass uses the mean of the centroids where the chain has one. `samplehold.models.bridge.lifting_centroids` makes both
+exact.
 """
 
 import math
@@ -35,41 +37,43 @@ from .wrapped import GRU, LSTM, Elman
 CELLS = (Elman, GRU, LSTM, PeepholeLSTM, MinGRU, MinLSTM)
 SIMILARITIES = ("dot", "cosine", "l2")
 MODES = ("soft", "sample", "hard")
-WIDTH = 0.5  # centroids begin uniformly within it
+WIDTH = 0.5  # centroids are uniform within it at the start
 Parts = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, repr=False)
 class StateRun(Record):
-    """A state-regularised network's pass over its input; 0, and -1 of paths, beyond the end of a sequence."""
+    """A state-regularised network's pass over its input; 0 (-1 for paths) after the end of a sequence."""
 
     output: Float[Tensor, "*b T H"]  # h_t
     state_probs: Float[Tensor, "*b T K"]  # alpha_t
     path: Int[Tensor, "*b T"] | None  # the centroid that was drawn, or nearest; None in a soft pass
-    last: Any  # the state after each sequence's last step, to be passed on
+    last: Any  # the state after each sequence's last step, for the next call
 
 
 class StateRegularized(Recurrent):
-    r"""A recurrent layer whose states are those of K centroids, softly, by drawing one, or the nearest.
+    r"""A recurrent layer whose state is a mean of K centroids, a drawn centroid, or the nearest one.
 
     Arguments:
         cell: `Elman`, `GRU`, `LSTM`, `PeepholeLSTM`, `MinGRU` or `MinLSTM`, of one layer and one direction. An LSTM's
-            cell state is left as it is.
+            cell state is not regularised.
         n_states: K, the number of centroids.
         temperature: tau, greater than 0; the attribute may be set at any time, as in annealing.
         similarity: "dot", "cosine" or "l2"; see this module.
-        mode: "soft": mean centroids; "sample": drawn ones; "hard": those of the greatest alpha. The attribute may be
-            set at any time. Gradients of the last two are straight-through: those of the soft step at the same place.
-        learn_temperature: whether its logarithm is a parameter.
+        mode: "soft": the mean of centroids; "sample": a drawn one; "hard": the one with the greatest alpha. The
+            attribute may be set at any time. Gradients of the last two are straight-through: those of the soft step at
+            the same place.
+        learn_temperature: whether the logarithm of the temperature is a parameter.
 
-    Parameters: `centroids` [K, H], uniform within 0.5 to begin with, and those of `cell`; `log_temperature` is one, or
-    a buffer. States before the first step are the cell's own, zeros for most; they need not be centroids. Draws of a
-    call or a `step` are from torch's global generator, as those of dropout; `run` takes a seed.
+    Parameters: `centroids` [K, H], uniform within 0.5 at the start, and those of `cell`; `log_temperature` is a
+    parameter or a buffer. States before the first step are those of the cell, zeros for most; they need not be
+    centroids. A call or a `step` draws from torch's global generator, like dropout; `run` takes a seed.
 
     Raises:
-        TypeError: a cell of another kind; numbers that are none. From every call: as the cell.
+        TypeError: a cell of another kind; arguments that are not numbers. From every call: as for the cell.
         ValueError: a cell of several layers or both directions, a number of states less than 1, a temperature not
-            greater than 0, an unknown similarity or mode. From every call: as the cell; a series of no step.
+            greater
+            than 0, an unknown similarity or mode. From every call: as for the cell; a series without steps.
 
     Wang & Niepert 2019, *State-regularized recurrent neural networks*, arXiv 1901.08817, equations 3 to 6.
 
@@ -124,7 +128,7 @@ class StateRegularized(Recurrent):
 
     @property
     def mode(self) -> str:
-        """What a call does: "soft", "sample" or "hard"."""
+        """The mode of a call: "soft", "sample" or "hard"."""
         return self._mode
 
     @mode.setter
@@ -133,11 +137,11 @@ class StateRegularized(Recurrent):
 
     @property
     def remembers(self) -> bool:
-        """Whether the cell keeps more than the centroid from step to step."""
+        """Whether the cell has memory besides the centroid."""
         return isinstance(self.cell, LSTM | PeepholeLSTM)
 
     def reset_parameters(self) -> None:
-        """Draw the cell's parameters as a new cell's, and centroids uniformly within 0.5; the temperature stays."""
+        """Draw the cell's parameters as a new cell's, and centroids uniformly within 0.5; the temperature is kept."""
         cell: Any = self.cell
         cell.reset_parameters()
         self._scatter()
@@ -149,9 +153,8 @@ class StateRegularized(Recurrent):
 
         Arguments:
             x, hx, lengths: as a call takes them.
-            mode: another one than the layer's, for this run.
-            seed: of what mode "sample" draws; a generator goes on from where it is, and a series in two parts, each
-                after the other, is drawn as in one.
+            mode: the mode of this run; None: that of the layer.
+            seed: of the draws in mode "sample"; a generator advances, so a series in two parts is drawn as in one.
         """
         how: str = check_choice("mode", self.mode if mode is None else mode, MODES)
         rows = self._fitting(x, self.batch_first)
@@ -166,9 +169,9 @@ class StateRegularized(Recurrent):
         return StateRun(output, probs, path, self._joined([end]))
 
     def reading(self, x: Tensor, layer: int = 0, reverse: bool = False) -> Reading:
-        """The cell's; see `Reading`."""
+        """The reading of the cell; see `Reading`."""
         check_one_dtype(self.named_parameters(), x)
-        if hooked(self.cell):  # as a call of it computes, step by step
+        if hooked(self.cell):  # step by step through calls of the cell
             return Reading(x, self._by_call)
         cell: Any = self.cell
         return cell.reading(x)
@@ -197,14 +200,14 @@ class StateRegularized(Recurrent):
         zeros = like.new_zeros(1, *batch, self.hidden_size)
         return (zeros, zeros) if self.remembers else zeros
 
-    def _started(self, given: Any, x: Tensor, batch: torch.Size, name: str = "hx") -> list[Parts]:
-        if given is None:
-            given = self._initial(batch, self._like(x))
+    def _started(self, hx: Any, x: Tensor, batch: torch.Size, name: str = "hx") -> list[Parts]:
+        if hx is None:
+            hx = self._initial(batch, self._like(x))
         expected = (1, *batch, self.hidden_size)
         if self.remembers:
-            parts = check_pair(name, given, expected, self)
+            parts = check_pair(name, hx, expected, self)
         else:
-            parts = (check_state(name, given, expected, weight_of(self, given), finite=name == "hx"),)
+            parts = (check_state(name, hx, expected, weight_of(self, hx), finite=name == "hx"),)
         return [tuple(part[0] for part in parts)]
 
     def _joined(self, ends: list[Parts]) -> Any:
@@ -247,11 +250,11 @@ class StateRegularized(Recurrent):
         return outputs, torch.stack(chances, -2), torch.stack(path, -1) if path else None, end
 
     def _by_call(self, x: Tensor, state: Parts) -> Parts:
-        """One step of the cell as its hooks see it, which have it called with one batch axis."""
+        """One step of the cell through a call with its hooks, with one batch axis."""
         batch = broadcast_shapes(x.shape[:-1], state[0].shape[:-1])
         x, *parts = (part.expand(*batch, -1).reshape(math.prod(batch), -1) for part in (x, *state))
-        given = tuple(part.unsqueeze(0) for part in parts)
-        u, end = step_by_call(self.cell, x, given if self.remembers else given[0])
+        batched = tuple(part.unsqueeze(0) for part in parts)
+        u, end = step_by_call(self.cell, x, batched if self.remembers else batched[0])
         return tuple(part.reshape(*batch, -1) for part in ((u, end[1][0]) if self.remembers else (u,)))
 
 

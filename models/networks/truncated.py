@@ -1,6 +1,6 @@
-"""The feed-forward network of a window: each output of a recurrent layer from its last inputs alone.
+"""The feed-forward network of a window: each output of a recurrent layer from its last inputs only.
 
-`samplehold.models.studies.forgetting` proves how far it is from the layer.
+`samplehold.models.studies.forgetting` bounds its distance from the layer.
 """
 
 from typing import Any
@@ -14,9 +14,9 @@ from .recurrent import called
 
 
 class Truncated(nn.Module):
-    """The feed-forward network of a layer's last `window` inputs; shares the layer's parameters.
+    """The feed-forward network of a layer's last `window` inputs; it shares the layer's parameters.
 
-    Steps that have fewer inputs than that before them start from the default state of the layer.
+    Steps with fewer inputs before them start from the default state of the layer.
     """
 
     def __init__(self, layer: nn.Module, window: int) -> None:
@@ -27,7 +27,7 @@ class Truncated(nn.Module):
             )
         if getattr(layer, "bidirectional", False) or getattr(layer, "proj_size", 0):
             raise ValueError(
-                "layer: one that looks ahead or projects its state has no window of past inputs; build it plain."
+                "layer: it looks ahead or projects its state, so no window of past inputs suffices; build it without."
             )
         self.layer = layer
         self.window = check_integer("window", window)
@@ -61,14 +61,15 @@ def truncate(layer: nn.Module, window: int) -> Truncated:
 
     Arguments:
         layer: `MinGRU`, `MinLSTM`, `QRNN`, `GRU`, `LSTM` or `Elman`, or torch's own, of one direction.
-        window: how many inputs an output depends on, the present one among them.
+        window: the number of inputs that an output depends on, including the present one.
 
     Returns:
-        a module that shares the layer's parameters, and maps x and `hx` as the layer takes them to out as the layer
-        returns it. Before each window the state is the layer's default; `hx` is that before the first `window` steps.
+        A module that shares the layer's parameters. It maps x and `hx`, as the layer takes them, to out, as the layer
+        returns it. Before each window the state is the layer's default; `hx` is the state before the first `window`
+        steps.
 
     Raises:
-        TypeError: a module that is no recurrent layer.
+        TypeError: a module that is not a recurrent layer.
         ValueError: a window less than 1; a layer of both directions, or with proj_size. From every call: x that does
             not fit the layer.
 
@@ -79,7 +80,7 @@ def truncate(layer: nn.Module, window: int) -> Truncated:
     >>> network, other = sh.truncate(layer, window=5), torch.cat([torch.zeros(4, 3), x[4:]])
     >>> torch.equal(network(x)[8], network(other)[8]), torch.equal(layer(x)[0][8], layer(other)[0][8])
     (True, False)
-    >>> network(x)[:5].allclose(layer(x)[0][:5], atol=1e-6)  # nothing is cut off yet
+    >>> network(x)[:5].allclose(layer(x)[0][:5], atol=1e-6)  # the first five windows are complete
     True
     """
     return Truncated(layer, window)

@@ -1,4 +1,4 @@
-"""What layers share that carry a cell beside the hidden state, and are stepped through their inputs one by one."""
+"""The base of layers with a cell beside the hidden state, which run step by step."""
 
 from abc import abstractmethod
 from typing import Any
@@ -14,7 +14,7 @@ Pair = tuple[Tensor, Tensor]
 
 
 class WithCell(Recurrent):
-    """States are pairs (h, c) [num_layers, *batch, D], of which h is put out; zeros to begin with."""
+    """States are pairs (h, c) [num_layers, *batch, D], whose h is the output; zeros at the start."""
 
     def __init__(
         self,
@@ -40,11 +40,11 @@ class WithCell(Recurrent):
         zeros = like.new_zeros(self.num_layers * self._directions, *batch, self.hidden_size)
         return zeros, zeros
 
-    def _started(self, given: Any, x: Tensor, batch: torch.Size, name: str = "hx") -> list[Pair]:
-        if given is None:
-            given = self._initial(batch, self._like(x))
+    def _started(self, hx: Any, x: Tensor, batch: torch.Size, name: str = "hx") -> list[Pair]:
+        if hx is None:
+            hx = self._initial(batch, self._like(x))
         expected = (self.num_layers * self._directions, *batch, self.hidden_size)
-        h, c = check_pair(name, given, expected, self)
+        h, c = check_pair(name, hx, expected, self)
         return list(zip(h.unbind(), c.unbind(), strict=True))
 
     def _joined(self, ends: list[Pair]) -> Pair:

@@ -1,6 +1,6 @@
-r"""torch's own GRU, LSTM and Elman network with the interface of this package's layers: `lengths` and `step`.
+r"""torch's GRU, LSTM and Elman network with the interface of this package's layers: `lengths` and `step`.
 
-They are subclasses of torch's modules, so their `state_dict` is torch's, and all of torch's kernels serve them.
+They are subclasses of torch's modules, so they have torch's `state_dict` and use torch's kernels.
 
 $$\text{Elman: } h' = \tanh(W x + b + U h + b'), \qquad \text{GRU: } h' = (1 - z) n + z h,\;
 n = \tanh(W_n x + b_n + r \odot (U_n h + b'_n))$$
@@ -36,7 +36,7 @@ from .recurrent import Reading, check_one_way, check_sizes, hooked, name_of, ove
 
 
 class _Wrapped(nn.RNNBase):
-    """torch's kernels, and a loop in plain torch under `torch.func`'s transforms, and of lengths that torch traces."""
+    """torch's kernels, or a loop in plain torch under `torch.func`'s transforms and for lengths that torch traces."""
 
     def forward(
         self, x: Tensor | PackedSequence, hx: Any = None, lengths: Tensor | list[int] | None = None
@@ -47,20 +47,20 @@ class _Wrapped(nn.RNNBase):
             x: [batch, T, input_size] or [T, input_size]; [T, batch, input_size] for batch_first=False; or a
                 `PackedSequence`.
             hx: states before the first step, [num_layers, batch, hidden_size] or [num_layers, hidden_size], twice as
-                many in both directions; for an LSTM a pair of them, hidden states and cells. Zeros where None.
-            lengths: the number of steps of each sequence, [batch], between 1 and T; all T where None.
+                many in both directions; for an LSTM a pair of them, hidden states and cells. None: zeros.
+            lengths: the number of steps of each sequence, [batch], between 1 and T; None: all T.
 
         Returns:
-            out, zero past each length, or packed as x was, and h_n, the states at each sequence's last step.
+            out, zero after each length, or packed like x, and h_n, the states at each sequence's last step.
         """
         if isinstance(x, PackedSequence):
-            padded, own = unpacked(x, lengths)
+            padded, counts = unpacked(x, lengths)
             padded = self._fitting(padded, True)
             hx = self._started(hx, padded.shape[:-2])
             if not transformed():
                 return self._fused(x, hx)
-            out, state = self._looped(padded, hx, observed(padded, own))
-            return repacked(out, own, x), state
+            out, state = self._looped(padded, hx, observed(padded, counts))
+            return repacked(out, counts, x), state
         x = self._fitting(x, self.batch_first)
         hx = self._started(hx, x.shape[:-2])
         some = observed(x, lengths)
@@ -100,7 +100,7 @@ class _Wrapped(nn.RNNBase):
         return out.squeeze(time), state
 
     def _fused(self, x: Any, hx: Any) -> tuple[Any, Any]:
-        """torch's own pass, which keeps the weights it read: what was computed of parameters is not copied with it."""
+        """torch's own pass, which caches the weights; the cache of computed parameters is not copied with it."""
         try:
             return super().forward(x, hx)
         finally:
@@ -118,7 +118,7 @@ class _Wrapped(nn.RNNBase):
         return x
 
     def _started(self, hx: Any, batch: torch.Size, name: str = "hx") -> Any:
-        """The states before the first step, known to fit."""
+        """The states before the first step, checked."""
         if hx is None:
             return None
         expected = (self.num_layers * (1 + self.bidirectional), *batch, self.hidden_size)
@@ -127,14 +127,14 @@ class _Wrapped(nn.RNNBase):
         return check_pair(name, hx, expected, self)
 
     def _nothing(self, x: Tensor) -> tuple[Tensor, Any]:
-        """Outputs and states of no sequence."""
+        """Outputs and states of a batch without sequences."""
         directions = 1 + self.bidirectional
         out = x.new_zeros(0, x.shape[-2], directions * self.hidden_size)
         state = x.new_zeros(directions * self.num_layers, 0, self.hidden_size)
         return time_major(out, self.batch_first), (state, state) if isinstance(self, nn.LSTM) else state
 
     def _looped(self, x: Tensor, hx: Any, some: Observed) -> tuple[Tensor, Any]:
-        """What torch's kernels compute of x [*batch, T, input_size], step by step."""
+        """The result of torch's kernels for x [*batch, T, input_size], step by step."""
         n_parts = 2 if isinstance(self, nn.LSTM) else 1
         if hx is None:
             zeros = x.new_zeros(self.num_layers * (1 + self.bidirectional), *x.shape[:-2], self.hidden_size)
@@ -183,26 +183,26 @@ class _Wrapped(nn.RNNBase):
 
 
 class GRU(_Wrapped, nn.GRU):  # pyright: ignore[reportIncompatibleMethodOverride]
-    """`torch.nn.GRU` with `lengths` and `step`; batch_first is True unless said otherwise.
+    """`torch.nn.GRU` with `lengths` and `step`; batch_first is True by default.
 
     Arguments:
         input_size: features of x.
         hidden_size: units D of a layer.
-        num_layers: layers, each reading the states of the one below.
+        num_layers: number of layers; each reads the states of the layer below.
         bias: whether there are biases.
-        batch_first: whether time is the last axis but one of x, or the first.
-        dropout: the share of a layer's outputs that the next one does not see in training.
-        bidirectional: whether each layer also reads the series backward; outputs stand side by side, 2 D wide.
+        batch_first: whether time is the second last axis of x; otherwise it is the first.
+        dropout: the share of a layer's outputs that are set to 0 for the next layer in training.
+        bidirectional: whether each layer also reads the series backward; outputs are concatenated, 2 D wide.
 
     Parameters are torch's: `weight_ih_l<k>` [3 D, inputs], `weight_hh_l<k>` [3 D, D], two biases [3 D]; gates r, z, n.
 
     Raises:
-        TypeError: a size that is no integer. From every call: x or states that are no tensors of the weights' dtype,
-            lengths of no integers.
+        TypeError: a size that is not an integer. From every call: x or states that are not tensors of the weights'
+            dtype, lengths that are not integers.
         ValueError: a size less than 1. From every call: x, states or lengths that do not fit, no step, states that are
             not finite.
 
-    Cho et al. 2014, *Learning phrase representations using RNN encoder-decoder*; the reset is after the product with h.
+    Cho et al. 2014, *Learning phrase representations using RNN encoder-decoder*; the reset follows the product with h.
 
     >>> import torch, samplehold as sh
     >>> layer, peer, x = sh.GRU(3, 4), torch.nn.GRU(3, 4, batch_first=True), torch.randn(2, 9, 3)

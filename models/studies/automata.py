@@ -1,11 +1,11 @@
-r"""What machines are in trained networks: the seven grammars of Tomita, three ways to read a machine off a network.
+r"""Machines in trained networks: the seven grammars of Tomita, and three ways to extract a machine from a network.
 
-Networks of 10 units are trained to tell the words of a grammar from others: 40 words of every length from 0 to 15, half
-of them in the language where there are both kinds, binary cross-entropy, Adam at 0.01 on batches of 64, until the
-running mean of the loss is below 0.01 or 2000 batches are through. A state-regularised GRU has 10 centroids, similarity
-"l2", and a temperature that falls from 1 to 0.1 over the first 600 batches. Then each method of `extract_automaton`
-makes a machine of each network, and two distances are told apart: from machine to network (faithfulness), and from
-machine to grammar.
+Networks of 10 units are trained to separate the words of a grammar from others. There are 40 words of every length from
+0 to 15, half of them in the language if there are both kinds. Training uses binary cross-entropy and Adam at 0.01 on
+batches of 64, until the running mean of the loss is below 0.01, or for 2000 batches. A state-regularised GRU has 10
+centroids, similarity "l2", and a temperature that falls from 1 to 0.1 over the first 600 batches. Then each method of
+`extract_automaton` extracts a machine from each network, and two distances are measured: from machine to network
+(faithfulness), and from machine to grammar.
 """
 
 import time
@@ -31,7 +31,7 @@ from .study import Findings, Track
 UNITS, CENTROIDS, CLUSTERS = 10, 10, 16
 LENGTHS, EACH = range(16), 40  # of words to learn from
 BATCH, RATE, MOST_STEPS, ENOUGH = 64, 0.01, 2000, 0.01
-COOLING, COOL = 600, 0.1  # batches over which the temperature falls, and where it ends
+COOLING, COOL = 600, 0.1  # batches over which the temperature falls, and its final value
 FAR = 100  # symbols of the longest random words
 NETWORKS: dict[str, Callable[[int], nn.Module]] = {
     "GRU": lambda inputs: GRU(inputs, UNITS),
@@ -44,7 +44,7 @@ QUICK = [("GRU", 2), ("GRU", 4), ("GRU", 7), ("state-regularised GRU", 7)]
 
 
 def study(scale: str, track: Track[Any]) -> Findings:
-    """Tables of networks and of machines, and a figure of what L* found."""
+    """Tables of networks and of machines, and a figure of the machines of L*."""
     quick = scale == "quick"
     seeds, max_queries = ((0,), 3000) if quick else ((0, 1, 2), 20_000)
     runs = QUICK if quick else [(kind, grammar) for kind in NETWORKS for grammar in GRAMMARS]
@@ -53,23 +53,25 @@ def study(scale: str, track: Track[Any]) -> Findings:
         began = time.perf_counter()
         network, loss, steps = trained(kind, grammar, seed)
         seconds = time.perf_counter() - began
-        told = faithfulness(tomita(grammar), network, seed=seed)
+        agreement = faithfulness(tomita(grammar), network, seed=seed)
         named = {"network": kind, "grammar": grammar, "seed": seed}
-        accuracy = {"words to 11": told.agreeing / told.words, f"words of {FAR}": float(told.share[-1])}
+        accuracy = {"words to 11": agreement.agreeing / agreement.words, f"words of {FAR}": float(agreement.share[-1])}
         networks.append(named | {"steps": steps, "loss": loss} | accuracy | {"seconds": seconds})
         for method in methods(network):
             began = time.perf_counter()
-            found = extract_automaton(network, method=method, n_clusters=CLUSTERS, max_queries=max_queries, seed=seed)
-            row = summary(found, grammar) | {"seconds": time.perf_counter() - began}
+            extraction = extract_automaton(
+                network, method=method, n_clusters=CLUSTERS, max_queries=max_queries, seed=seed
+            )
+            row = summary(extraction, grammar) | {"seconds": time.perf_counter() - began}
             machines.append(named | {"method": method} | row)
-            if method == "lstar" and found.complete:
-                shown.setdefault(grammar, (kind, found))
+            if method == "lstar" and extraction.complete:
+                shown.setdefault(grammar, (kind, extraction))
     tables = {"networks": pd.DataFrame(networks), "machines": pd.DataFrame(machines)}
     return Findings(tables, {"machines": figure(shown)}, seeds)
 
 
 def trained(kind: str, grammar: int, seed: int) -> tuple[Acceptor, float, int]:
-    """A network of a kind that has learned a grammar, the mean loss at the end, and the number of batches."""
+    """A network of a kind that was trained on a grammar, the mean loss at the end, and the number of batches."""
     words, labels = zip(*labelled_words(tomita(grammar), LENGTHS, EACH, seed), strict=True)
     targets = torch.tensor(labels, dtype=torch.float32)
     with seeded(seed, targets):
@@ -81,8 +83,8 @@ def trained(kind: str, grammar: int, seed: int) -> tuple[Acceptor, float, int]:
         if isinstance(network.layer, StateRegularized):
             network.layer.temperature = COOL ** min(1.0, steps / cooling)
         some = torch.randint(len(words), (BATCH,), generator=draw)
-        told = network([words[i] for i in some.tolist()])
-        loss = nn.functional.binary_cross_entropy_with_logits(told, targets[some])
+        log_odds = network([words[i] for i in some.tolist()])
+        loss = nn.functional.binary_cross_entropy_with_logits(log_odds, targets[some])
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(network.parameters(), 1.0)
@@ -92,42 +94,42 @@ def trained(kind: str, grammar: int, seed: int) -> tuple[Acceptor, float, int]:
 
 
 def methods(network: Acceptor) -> Iterator[str]:
-    """Those that there are for a network."""
+    """The methods that apply to a network."""
     yield from ("lstar", "clusters")
     if isinstance(network.layer, StateRegularized):
         yield "centroids"
 
 
-def summary(found: Extraction, grammar: int) -> dict[str, Any]:
+def summary(extraction: Extraction, grammar: int) -> dict[str, Any]:
     """A machine's sizes, its distance to the grammar, and its faithfulness to the network."""
     target = tomita(grammar)
-    apart, faithful = distance(found.automaton, target), found.faithfulness
+    apart, faithful = distance(extraction.automaton, target), extraction.faithfulness
     return {
         "least states": len(target.states),
-        "states": found.states,
-        "found": found.found,
+        "states": extraction.states,
+        "found": extraction.found,
         "is the grammar": apart.equal,
         "counterexample": "" if apart.counterexample is None else f"`{apart.counterexample}`",  # no number
         "faithful to 11": faithful.agreeing / faithful.words,
         f"faithful at {FAR}": float(faithful.share[-1]),
         "at least": float(faithful.lower[-1]),
-        "queries": found.queries,
-        "complete": found.complete,
+        "queries": extraction.queries,
+        "complete": extraction.complete,
     }
 
 
 def figure(shown: dict[int, tuple[str, Extraction]]) -> Figure:
-    """The first machine that L* came to an end with, for each grammar."""
+    """The first machine for which L* finished, for each grammar."""
     columns = max(1, min(3, len(shown)))
     rows = max(1, -(-len(shown) // columns))
     drawn = Figure(figsize=(4.5 * columns, 3.6 * rows), layout="constrained", facecolor="white")
     panels = drawn.subplots(rows, columns, squeeze=False).ravel()
     for panel in panels:
         panel.axis("off")
-    for panel, (grammar, (kind, found)) in zip(panels, sorted(shown.items()), strict=False):
+    for panel, (grammar, (kind, extraction)) in zip(panels, sorted(shown.items()), strict=False):
         panel.set_title(f"Tomita {grammar}: L* on a {kind}", fontsize=10)
-        if found.states <= 12:
-            plot_automaton(found.automaton, panel)
+        if extraction.states <= 12:
+            plot_automaton(extraction.automaton, panel)
         else:
-            panel.text(0.5, 0.5, f"{found.states} states", ha="center", va="center", transform=panel.transAxes)
+            panel.text(0.5, 0.5, f"{extraction.states} states", ha="center", va="center", transform=panel.transAxes)
     return drawn

@@ -63,7 +63,7 @@ def mnist_digits() -> Digits:
 
 @dataclass(frozen=True)
 class DigitReader:
-    """A network of digits, what it gets right, and the mean picture of the series that end at each centroid."""
+    """A network of digits, its accuracy, and the mean picture of the series that end at each centroid."""
 
     digits: Digits
     row: dict[str, object]

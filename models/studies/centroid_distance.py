@@ -1,16 +1,16 @@
-r"""How far the soft pass of a network of centroids is from the chain of which it is the mean field.
+r"""The distance of the soft pass of a network of centroids from the chain of which it is the mean field.
 
-**A latch**, which can be solved: one tanh unit with weight 1 on itself, centroids -1 and 1, dot products, and inputs
+**A latch** has an exact solution: one tanh unit with weight 1 on itself, centroids -1 and 1, dot products, and inputs
 that are 0 after the first. With $m_t$ the mean of the state, drawn and soft,
 
 $$m_t = r\, m_{t-1}, \quad r = \tanh(\tanh(1) / \tau), \qquad\qquad m_t = \tanh(\tanh(m_{t-1}) / \tau).$$
 
-The chain flips with probability $(1 - r) / 2$ and forgets at any temperature, in $\log 2 / (-\log r)$ steps to a half,
-which grows as $e^{2 \tanh(1) / \tau}$. The soft pass is a mean-field magnet: below the critical temperature of 1 its
-fixed point at 0 is unstable, and it remembers for ever. So as the temperature falls at a given length the distance
-vanishes, and as the length grows at a given temperature below 1 it tends to half the magnetisation.
+The chain flips with probability $(1 - r) / 2$ and forgets at any temperature. Its half-life is $\log 2 / (-\log r)$
+steps, which grows as $e^{2 \tanh(1) / \tau}$. The soft pass is a mean-field magnet: below the critical temperature of 1
+its fixed point at 0 is unstable, and it remembers forever. So the distance vanishes as the temperature falls at a given
+length. As the length grows at a given temperature below 1, it tends to half the magnetisation.
 
-**Random networks** on random inputs, and **trained** ones on words that they were not trained on, are measured alone.
+**Random networks** on random inputs, and **trained** ones on new words, are only measured.
 """
 
 from collections.abc import Iterable, Sequence
@@ -43,11 +43,11 @@ def latch(temperature: float) -> StateRegularized:
 def latch_means(temperature: float, n_steps: int) -> tuple[np.ndarray, np.ndarray]:
     """The mean of the latch's state, drawn and soft, after each step; by the equations above."""
     drawn = soft = np.tanh(np.tanh(5.0) / temperature)
-    found = []
+    means_by_step = []
     for _ in range(n_steps):
-        found.append((drawn, soft))
+        means_by_step.append((drawn, soft))
         drawn, soft = np.tanh(np.tanh(1.0) / temperature) * drawn, np.tanh(np.tanh(soft) / temperature)
-    means = np.array(found)
+    means = np.array(means_by_step)
     return means[:, 0], means[:, 1]
 
 
@@ -80,8 +80,10 @@ def random_distances(
     rows = []
     for kind in (Elman, GRU, MinGRU):
         for temperature in temperatures:
-            found = [_random_comparison(kind, temperature, n_steps, n_states, seed + k) for k in range(n_networks)]
-            rows += _by_step(found, n_steps, {"cell": kind.__name__, "temperature": temperature})
+            comparisons = [
+                _random_comparison(kind, temperature, n_steps, n_states, seed + k) for k in range(n_networks)
+            ]
+            rows += _by_step(comparisons, n_steps, {"cell": kind.__name__, "temperature": temperature})
     return pd.DataFrame(rows)
 
 
@@ -97,12 +99,12 @@ def _random_comparison(kind: type[nn.Module], temperature: float, n_steps: int, 
     return compare(as_ssm(network), network, x)
 
 
-def _by_step(found: Sequence[Comparison], n_steps: int, where: dict[str, object]) -> list[dict[str, object]]:
+def _by_step(comparisons: Sequence[Comparison], n_steps: int, where: dict[str, object]) -> list[dict[str, object]]:
     """Mean distances at steps that double, and of a soft step from the exact distribution before it."""
     rows = []
     for step in doubling(n_steps):
         mean = lambda update, name, at=step - 1: float(
-            torch.stack([getattr(one.updates[update], name)[..., at] for one in found]).mean()
+            torch.stack([getattr(one.updates[update], name)[..., at] for one in comparisons]).mean()
         )
         rows.append(
             where

@@ -1,6 +1,6 @@
 """Words of regular languages and of brackets, read with centroids and without: accuracy by length and depth.
 
-A word is read after a start symbol, and after every symbol the network says whether what it read is in the language. In
+A word is read after a start symbol. After every symbol the network says whether the prefix is in the language. In
 training words are short; longer and deeper ones show whether states drift.
 """
 
@@ -27,11 +27,11 @@ Words = Sequence[str]
 
 @dataclass(frozen=True)
 class Language:
-    """Words to train on, and others by what is longer or deeper in them."""
+    """Words for training, and longer or deeper words for tests."""
 
     name: str
     symbols: str
-    told: Callable[[str], list[bool]]  # whether each beginning of a word is in the language, the empty one first
+    labels_of: Callable[[str], list[bool]]  # whether each beginning of a word is in the language, the empty one first
     train: Words
     tests: dict[str, Words]  # of one length each
     recipes: tuple[Recipe, ...]
@@ -43,7 +43,7 @@ class Language:
         label = torch.full((len(words), steps), NO_LABEL)
         for n, word in enumerate(words):
             symbol[n, 1 : len(word) + 1] = torch.tensor([self.symbols.index(s) for s in word])
-            label[n, : len(word) + 1] = torch.tensor(self.told(word)).long()
+            label[n, : len(word) + 1] = torch.tensor(self.labels_of(word)).long()
             if not all_steps:
                 label[n, : len(word)] = NO_LABEL
         return Labelled(one_hot(symbol, start + 1).float(), label)
@@ -53,28 +53,28 @@ def tomita_language(number: int, lengths: Sequence[int], each: int, recipe: Reci
     """Training words have 1 to 16 symbols, half of each length in the language."""
     dfa = tomita(number)
 
-    def told(word: str) -> list[bool]:
-        state, found = dfa.initial_state, [dfa.initial_state in dfa.final_states]
+    def labels_of(word: str) -> list[bool]:
+        state, labels = dfa.initial_state, [dfa.initial_state in dfa.final_states]
         for symbol in word:
             state = dfa.transitions[state][symbol]
-            found.append(state in dfa.final_states)
-        return found
+            labels.append(state in dfa.final_states)
+        return labels
 
     def drawn(lengths: Sequence[int], each: int, seed: int) -> Words:
         return [word for word, _ in labelled_words(dfa, lengths, each, seed)]
 
     tests = {f"length {length}": drawn([length], each, 1) for length in lengths}
-    return Language(f"Tomita {number}", "01", told, drawn(range(1, 17), 60, 0), tests, (recipe,))
+    return Language(f"Tomita {number}", "01", labels_of, drawn(range(1, 17), 60, 0), tests, (recipe,))
 
 
 def balanced(word: str) -> list[bool]:
     """Whether each beginning of a word is one of balanced parentheses."""
-    depth, sound, found = 0, True, [True]
+    depth, sound, labels = 0, True, [True]
     for symbol in word:
         depth += 1 if symbol == "(" else -1
         sound = sound and depth >= 0
-        found.append(sound and depth == 0)
-    return found
+        labels.append(sound and depth == 0)
+    return labels
 
 
 def brackets(depth: int) -> "DFA":
@@ -93,16 +93,16 @@ def brackets(depth: int) -> "DFA":
 
 def bracket_words(length: int, above: int, depth: int, n: int, seed: int) -> Words:
     """Balanced words that are deeper than `above` and no deeper than `depth`; in every second, one symbol is turned."""
-    draw, language, found = random.Random(seed), brackets(depth), []
-    while len(found) < n:
+    draw, language, words = random.Random(seed), brackets(depth), []
+    while len(words) < n:
         word = language.random_word(length, seed=draw.randrange(2**31))
         if max(word[: k + 1].count("(") - word[: k + 1].count(")") for k in range(length)) <= above:
             continue
-        if len(found) % 2:
+        if len(words) % 2:
             k = draw.randrange(length)
             word = word[:k] + ")("[word[k] == ")"] + word[k + 1 :]
-        found.append(word)
-    return found
+        words.append(word)
+    return words
 
 
 def bracket_language(places: Sequence[tuple[int, int, int]], each: int, recipes: tuple[Recipe, ...]) -> Language:
@@ -114,7 +114,7 @@ def bracket_language(places: Sequence[tuple[int, int, int]], each: int, recipes:
 
 @dataclass(frozen=True)
 class Trained:
-    """A network of a language, and what it gets right of its tests.
+    """A network of a language, and its accuracy on tests.
 
     `kind` is "plain"; "centroids", trained by its soft pass; or "chain", the same trained on by its chain.
     """

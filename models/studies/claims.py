@@ -1,6 +1,6 @@
-"""What this library claims of networks and models, measured anew: `samplehold compare --out DIR`.
+"""Measurements of this library's claims about networks and models: `samplehold compare --out DIR`.
 
-Every row of the table is a number, what it must be below or above, and whether it is.
+Every row of the table is a number, its bound, and whether the bound is met.
 """
 
 from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ JUDGED = 40  # sequences of 200 tokens, on which a trained network is compared
 
 @dataclass(frozen=True)
 class Shown:
-    """One claim, what was measured of it, and the bound it must keep."""
+    """One claim, its measurement, and its bound."""
 
     claim: str
     value: float
@@ -62,10 +62,11 @@ class Shown:
 
 
 def show(out: Path, console: Console, seed: int = 0) -> bool:
-    """Measure all claims, print the table, write the figures into the folder `out`; whether all are met.
+    """Measure all claims, print the table, and write the figures into the folder `out`; return whether all bounds are
+    met.
 
     Raises:
-        OSError: the folder cannot be made or written to.
+        OSError: the folder cannot be created or written to.
     """
     out.mkdir(parents=True, exist_ok=True)
     table = Table(title="Networks and models", title_justify="left")
@@ -106,7 +107,7 @@ def study(scale: str, track: Track[Any]) -> Findings:
 
 
 def parts() -> tuple[Callable[[int], Iterator[Shown]], ...]:
-    """What measures the claims, in their order."""
+    """The measurements of the claims, in order."""
     return tokens, given, networks, engine, linear, layers, information, price, trained
 
 
@@ -124,8 +125,8 @@ def tokens(seed: int) -> Iterator[Shown]:
         h0 = torch.randn(1, len(symbols), layer.hidden_size, generator=random, dtype=torch.float64)
         probs = torch.rand(layer.input_size, generator=random, dtype=torch.float64) + 1e-3
         for dtype, seen in worst.items():
-            found = lifting_error(layer.to(dtype), symbols, h0.to(dtype), probs)
-            worst[dtype] = max(seen[0], found[0]), max(seen[1], found[1])
+            errors = lifting_error(layer.to(dtype), symbols, h0.to(dtype), probs)
+            worst[dtype] = max(seen[0], errors[0]), max(seen[1], errors[1])
     for dtype, bound in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
         name = str(dtype).removeprefix("torch.")
         yield Shown(f"1. {LAYERS} random layers over tokens - filter of their chains, {name}", worst[dtype][0], bound)
@@ -152,8 +153,10 @@ def networks(seed: int) -> Iterator[Shown]:
     """A copy model with gated tokens, its two networks, and the model that comes back."""
     model = gated_model(seed)
     x = model.simulate(1000, (8,), seed=seed).x
-    own = compare(model, as_rnn(model), x)
-    yield Shown("   as_rnn(model) - exact filter, total variation", float(own.network.total_variation.max()), 1e-12)
+    comparison = compare(model, as_rnn(model), x)
+    yield Shown(
+        "   as_rnn(model) - exact filter, total variation", float(comparison.network.total_variation.max()), 1e-12
+    )
     (again,) = as_ssm(as_rnn(model), token_probs=token_marginal(model)).models
     change = (again.log_evidence(x) / model.log_evidence(x) - 1).abs().max()
     yield Shown("2. model -> network -> model, relative change of the log likelihood", float(change), 1e-12)
@@ -212,23 +215,23 @@ def linear(seed: int) -> Iterator[Shown]:
 def layers(seed: int) -> Iterator[Shown]:
     """A stack with and without softmax between its layers."""
     model = layered_model(seed)
-    found = compare_layers(model, as_rnn(model), model.simulate(200, (8,), seed=seed).x).summary()
-    with_softmax = float(found["network - sweep, max"].to_numpy().max())
+    summary = compare_layers(model, as_rnn(model), model.simulate(200, (8,), seed=seed).x).summary()
+    with_softmax = float(summary["network - sweep, max"].to_numpy().max())
     yield Shown("   layers with softmax between - one bottom-up sweep", with_softmax, 1e-12)
-    without = float(found["without softmax - sweep, mean"].to_numpy()[1:].max())
+    without = float(summary["without softmax - sweep, mean"].to_numpy()[1:].max())
     yield Shown("   layers without softmax - one bottom-up sweep", without, 0.01, below=False)
 
 
 def information(seed: int) -> Iterator[Shown]:
-    """Distances as the input tells ever more of the gate."""
+    """Distances as the information of the input about the gate rises."""
     sweep = information_sweep(seed=seed)
     shares = sweep.information / sweep.entropy
     figure = ("information.png", sweep.plot())
     for name, table in sweep.total_variation.items():
         if name == "one sweep":
             continue
-        what = "linear gate" if name == "network" else name
-        text = f"4. {what} - exact at I(x;z) = {float(shares[-1]):.4f} H(z), over that at {float(shares[0]):.2f} H(z)"
+        label = "linear gate" if name == "network" else name
+        text = f"4. {label} - exact at I(x;z) = {float(shares[-1]):.4f} H(z), over that at {float(shares[0]):.2f} H(z)"
         yield Shown(text, float(table[-1] / table[0]), 0.01, figure=figure)
 
 
@@ -243,18 +246,19 @@ def price(seed: int) -> Iterator[Shown]:
     freedom = (layer.input_size - 1) ** 2
     text = "5. sampled from a lifted model: chi-square of neighbours over its degrees of freedom"
     yield Shown(text, statistic / freedom, 1 + 5 * (2 / freedom) ** 0.5)
-    found = price_of_exactness(seed=seed)
-    figure = ("price.png", found.plot())
-    worst = float(found.network[:, 0].min())
-    rho = float(found.redraw_prob[0])
+    result = price_of_exactness(seed=seed)
+    figure = ("price.png", result.plot())
+    worst = float(result.network[:, 0].min())
+    rho = float(result.redraw_prob[0])
     yield Shown(
         f"   held states emit: the minGRU loses, rho = {rho:g}, nats a token", worst, 1e-3, below=False, figure=figure
     )
-    yield Shown("   rho = 1: the minGRU loses, nats a token", float(found.network[:, -1].abs().max()), 1e-3)
+    yield Shown("   rho = 1: the minGRU loses, nats a token", float(result.network[:, -1].abs().max()), 1e-3)
 
 
 def trained(seed: int) -> Iterator[Shown]:
-    """Networks trained to predict tokens, and what their states say of a model they were not told of."""
+    """Networks trained to predict tokens, and the information of their states about a model they were not trained
+    on."""
     model = held_model(0.1, 0.5)
     x = one_hot(model.simulate(64, (2048,), seed=seed).x[..., 0], model.n_states, dtype=torch.float32)
     test = model.simulate(200, (JUDGED,), seed=seed + 1).x

@@ -1,16 +1,15 @@
-r"""Which networks learn to count, and how far does what they learn carry?
+r"""Which networks learn to count, and up to what length?
 
-**Blocks.** $a^n b^n$ and $a^n b^n c^n$, positive strings alone (Weiss et al. 2018): a network of ten units is trained
-to predict the next symbol of strings with n < 100 or n < 50, and of their end. It fails at the least n for which, from
-the first b on, the symbols that it gives `THRESHOLD` or more are not exactly those that may follow (Gers & Schmidhuber
-2001); how long a block of a may be, no counting tells. That is to accept the string, and to reject those whose last
-block, or last but one, is one shorter or longer.
+**Blocks.** $a^n b^n$ and $a^n b^n c^n$, positive strings only (Weiss et al. 2018): a network of ten units is trained to
+predict the next symbol, and the end, of strings with n < 100 or n < 50. It fails at the least n for which, at some step
+from the first b on, the symbols of probability `THRESHOLD` or more are not exactly the permitted next symbols (Gers &
+Schmidhuber 2001). Before the first b, counting cannot predict the end of the block of a. This criterion accepts the
+string, and rejects strings whose last block, or last but one, is one shorter or longer.
 
-**A block, and then anything.** $a^n b^n w$ (Merrill et al. 2020): a network reads strings of 64 symbols, and tells
-after each whether what it has read is in the language. It is judged by the whole string, at lengths of 64 and more;
-half of the strings are in the language, and the others are not by few symbols, so that nothing but counting does better
-than one half. The count must be kept while w is read, which needs gates that know what was read before: a QRNN's do
-not.
+**A block, and then anything.** $a^n b^n w$ (Merrill et al. 2020): a network reads strings of 64 symbols, and says after
+each symbol whether the prefix is in the language. It is judged by the whole string, at lengths of 64 and more. Half of
+the strings are in the language, and the others differ by few symbols, so only counting does better than one half. The
+count must be kept while w is read. This needs gates that depend on earlier inputs, and those of a QRNN do not.
 
 Weiss, Goldberg & Yahav 2018, *On the practical computational power of finite precision RNNs*; Merrill et al. 2020, *A
 formal hierarchy of RNN architectures*; Gers & Schmidhuber 2001, *LSTM recurrent networks learn simple context free and
@@ -113,19 +112,19 @@ def first_failure(reader: Reader, letters: str, up_to: int, threshold: float | N
         sizes = range(begin, min(begin + step, up_to + 1))
         read, follow = block_strings(letters, sizes)
         probs = reader(read).softmax(-1)
-        given = probs >= (probs.amax(-1, keepdim=True) if threshold is None else threshold)
+        predicted = probs >= (probs.amax(-1, keepdim=True) if threshold is None else threshold)
         expected = one_hot(follow.clamp(min=0), reader.n_symbols).bool()
         judged = (follow >= 0) & ((read > 1) | (torch.arange(read.shape[1]) > torch.tensor(sizes)[:, None]))
-        wrong = ((given != expected).any(-1) & judged).any(-1)
+        wrong = ((predicted != expected).any(-1) & judged).any(-1)
         if wrong.any():
             return begin + int(wrong.nonzero()[0])
     return None
 
 
 def prefix_strings(length: int, blocks: range, n: int, draw: random.Random) -> tuple[Tensor, Tensor]:
-    """n strings of a (0) and b (1), and after each symbol whether what is read is in $a^k b^k w$, k > 0; [n, length].
+    """n strings of a (0) and b (1), and after each symbol whether the prefix is in $a^k b^k w$, k > 0; [n, length].
 
-    Half of them end so: a block of a, as many b, anything. In the others a follows when 1 to 3 b are wanting.
+    Half of them are: a block of a, an equal block of b, anything. In the others a follows 1 to 3 b too early.
     """
     read = torch.tensor([[draw.getrandbits(1) for _ in range(length)] for _ in range(n)])
     label = torch.zeros(n, length, dtype=torch.int64)
@@ -149,7 +148,7 @@ def prefix_batches(n_updates: int, seed: int) -> Iterable[tuple[Tensor, Tensor]]
 
 @torch.no_grad()
 def prefix_accuracy(reader: Reader, length: int, most: int, n: int = 200) -> float:
-    """The share of strings told rightly at their last symbol, of blocks of 4 to `most` - 1."""
+    """The share of strings classified correctly at their last symbol, with blocks of 4 to `most` - 1."""
     read, label = prefix_strings(length, range(4, most), n, random.Random(length + most))
     return (reader(read)[:, -1].argmax(-1) == label[:, -1]).double().mean().item()
 
@@ -205,7 +204,7 @@ def first_failure_by_hand(acceptor: Acceptor, up_to: int) -> int | None:
 
 
 def study(scale: str, track: Track) -> Findings:
-    """Blocks, prefixes, and what cells do on $a^n b^n$ (see this module)."""
+    """Blocks, prefixes, and the cells on $a^n b^n$ (see this module)."""
     chosen = SCALES[scale]
     kept: dict[tuple[str, str], Reader] = {}
     rows = []
@@ -232,8 +231,8 @@ def study(scale: str, track: Track) -> Findings:
             row: dict[str, Any] = {"network": name, "blocks": blocks}
             for n in chosen.lengths:
                 most = PREFIX_LENGTH // 2 if blocks == "as in training" else n // 2
-                found = [prefix_accuracy(reader, n, most) for reader in readers]
-                row[str(n)] = round(sum(found) / len(found), 3)
+                accuracies = [prefix_accuracy(reader, n, most) for reader in readers]
+                row[str(n)] = round(sum(accuracies) / len(accuracies), 3)
             prefixes.append(row)
     drawn = {name: reader for (language, name), reader in kept.items() if language == "ab" and name not in STACKS}
     figures = {"counting_cells": draw_cells(drawn, chosen.up_to)}
@@ -249,12 +248,12 @@ def _shown(failure: int | None, up_to: int) -> str:
 def cells(reader: Reader, n: int) -> Tensor:
     """What each unit holds after each symbol of $a^n b^n$, [1 + 2 n, D]: the cells of LSTM and QRNN, else the state."""
     read, _ = block_strings("ab", [n])
-    layer, state, found = reader.layer, None, []
+    layer, state, held_by_step = reader.layer, None, []
     for x in one_hot(read[0], reader.n_symbols).to(reader.head.weight.dtype):
         _, state = layer.step(x, state)
         held = state[1] if isinstance(layer, LSTM) else state.cell if isinstance(layer, QRNN) else state
-        found.append(held[0])
-    return torch.stack(found)
+        held_by_step.append(held[0])
+    return torch.stack(held_by_step)
 
 
 def draw_cells(readers: dict[str, Reader], n: int) -> Figure:

@@ -1,16 +1,16 @@
-r"""What does a forget gate that reaches 2 buy, and what does it cost?
+r"""What is gained by a forget gate that reaches 2, and what does it cost?
 
-It buys a stack: by hand, one cell holds a word of as many bits as floats have digits (`counters.palindrome_lstm`), and
-the longest words that floats hold are measured against that. It costs gradients, which a step can double as it can a
-cell:
+The gain is a stack: with weights set by hand, one cell stores a word of as many bits as floats have digits
+(`counters.palindrome_lstm`), and this limit is measured. The cost is in gradients, which a step can double like a cell:
 
-**At hand.** The norm of the gradient in all parameters of what the last outputs sum to, and of what the last cells sum
-to, after T random bits, of an LSTM and of a `DoublingLSTM` as they are drawn, and with forget gates at 3 before the
-sigmoid, where hold is 0.95 and 1.9; in double precision. Outputs are a tanh of cells, and flat where these are large.
+**Before training.** The norm of the gradient in all parameters of the sum of the last outputs, and of the sum of the
+last cells, after T random bits, of an LSTM and of a `DoublingLSTM`, as drawn and with forget gates at 3 before the
+sigmoid, where cells are multiplied by 0.95 and 1.9; in double precision. Outputs are a tanh of cells, and flat for
+large cells.
 
-**In training.** Both learn to say a word backward: n random bits, a mark, and then the bits in reverse, each from the
-ones before; Adam, without clipping. Reported are the greatest norm of a gradient on the way, and the loss of the last
-tenth in nats a bit, of which log 2 = 0.693 is knowing nothing.
+**During training.** Both learn to write a word backward: n random bits, a mark, and then the bits in reverse, each from
+the bits before; Adam, without clipping. The report has the greatest norm of a gradient, and the loss of the last tenth
+in nats a bit, where log 2 = 0.693 is chance.
 """
 
 import random
@@ -73,7 +73,7 @@ def norm(parameters: Any) -> float:
 
 
 def gradient(layer: Any, n: int, seed: int, of: str) -> float:
-    """The norm of the gradient of what the last outputs, or cells, sum to, after n random bits."""
+    """The norm of the gradient of the sum of the last outputs, or cells, after n random bits."""
     bits = torch.randint(2, (1, n), generator=torch.Generator().manual_seed(seed))
     out, (_, cells) = layer.double()(one_hot(bits, 2).double())
     layer.zero_grad()
@@ -82,7 +82,7 @@ def gradient(layer: Any, n: int, seed: int, of: str) -> float:
 
 
 def backward_words(n: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Bits, a mark (2), the bits in reverse but for the last, [B, 2 n]; and what follows from the mark on, [B, n]."""
+    """Bits, a mark (2), the bits in reverse without the last, [B, 2 n]; and the targets from the mark on, [B, n]."""
     bits = torch.randint(2, (BATCH, n), generator=draw)
     return torch.cat([bits, torch.full((BATCH, 1), 2), bits.flip(1)[:, :-1]], 1), bits.flip(1)
 

@@ -7,10 +7,10 @@ $j_1(s) = \log \pi(s) + \log p(x_t \mid s, 1)$ and $j_0(s) = \log Q_{t-1}(s) + \
     drawn   E[z j_1(s)]                 a factor
     kept    E[(1 - z) j_0(s)]           a factor
 
-and the engine's messages, which it takes by differentiating these two functions, are the updates: to s it sends
-$q\, j_1 + (1-q)\, j_0$, which for a gate that is given and held steps that tell nothing of their state is a minGRU's
-$h_t = (1-q)\, h_{t-1} + q\, v_t$, and to z $E[j_1(s) - j_0(s)]$. Nothing of a network, and no update, is written down
-here. `filter_vmp` computes the same in one compiled pass.
+The engine differentiates these two functions, and its messages are the updates. To s it sends $q\, j_1 + (1-q)\, j_0$.
+For a given gate and held steps that are independent of the state, this is a minGRU's $h_t = (1-q)\, h_{t-1} + q\, v_t$.
+To z it sends $E[j_1(s) - j_0(s)]$. This file contains no network and no update. `filter_vmp` computes the same in one
+compiled pass.
 """
 
 from dataclasses import dataclass
@@ -47,18 +47,18 @@ def engine_filter(
         log_held: $\log p(x_t \mid s, z_t{=}0)$, or [*b, T, 1] for all states alike.
         log_state: $\log \pi(s)$.
         log_odds: $\text{logit}\, \rho$.
-        gate: $Q(z_t = 1)$ where it is given, and not inferred. The first step redraws, whatever it says.
+        gate: $Q(z_t = 1)$ if it is given instead of inferred. The first step always redraws.
         sweeps: updates of gate and state at each step, where the gate is inferred. They start from the exact posterior
             of the gate given $Q_{t-1}$.
 
     Example:
         >>> import torch
         >>> logits, pi = torch.randn(9, 3).log_softmax(-1), torch.full((3,), 1 / 3).log()
-        >>> found = engine_filter(logits, torch.zeros(9, 1), pi, torch.zeros(9), gate=torch.full((9,), 0.3))
+        >>> filtered = engine_filter(logits, torch.zeros(9, 1), pi, torch.zeros(9), gate=torch.full((9,), 0.3))
         >>> h = [pi + logits[0]]
         >>> for v in pi + logits[1:]:  # a minGRU
         ...     h.append(0.7 * h[-1] + 0.3 * v)
-        >>> torch.allclose(found.logits.softmax(-1), torch.stack(h).softmax(-1))
+        >>> torch.allclose(filtered.logits.softmax(-1), torch.stack(h).softmax(-1))
         True
     """
     shape = torch.broadcast_shapes(log_redrawn.shape, log_held.shape, log_state.unsqueeze(-2).shape)

@@ -1,16 +1,15 @@
-r"""How many past inputs a network needs: windows with a proved bound on what is lost without the rest.
+r"""How many past inputs a network needs: windows with a proved bound on the error without the rest.
 
-The network of a window w (`networks.truncated`) reads the last w inputs only: at each step it starts afresh,
-from the layer's default initial state, w steps back. A gated layer's state is linear in the state before, so after
-those w steps
+The network of a window w (`networks.truncated`) reads only the last w inputs: at each step it starts from the layer's
+default initial state, w steps back. A gated layer's state is linear in the previous state, so after those w steps
 
 $$|h_t - \tilde h_t| = \prod_{s = t-w+1}^{t} hold_s \odot |h_{t-w} - \tilde h_{t-w}| \le \prod_s hold_s \odot m_{t-w}$$
 
-where m is the greatest distance of any state so far from the initial one. `forgetting` finds for each step the least w
-for which this is at most tol; a longer window is never worse. Once w reaches the first input nothing is cut off.
+where m is the greatest distance of any state so far from the initial one. For each step, `forgetting` finds the least w
+for which this is at most tol; a longer window is never worse. If w reaches the first input, nothing is cut off.
 
-In a stack, the layers above the first read inputs with an error of their own. A gate then lies in an interval, and so
-does a candidate, and since
+In a stack, the layers above the first read inputs with errors. A gate then is in an interval, and so is a candidate.
+Because
 $\tilde h' - h' = (1 - \tilde g)(\tilde h - h) + (\tilde g - g)(v - h) + \tilde g (\tilde v - v)$,
 
 $$e' \le \max_{\tilde g} \; (1 - \tilde g)\, e + |\tilde g - g|\, |v - h| + \tilde g \max |\tilde v - v|$$
@@ -19,8 +18,8 @@ which is convex in $\tilde g$, and so greatest at an end of its interval (`gated
 networks the bound is $G^w m$ with the Lipschitz constants of `stability`, for all inputs of the same magnitude. For the
 filter of a switching model the worst case over all beliefs is computed (`forgetting_filter`).
 
-Outputs in floats are certified: bounds count the rounding of both runs in the dtype of the layer, or of the model's
-observations. At the steps whose window is all there is, nothing is cut off, and the bound is 0.
+Outputs in floats are certified: bounds include the rounding of both runs in the dtype of the layer, or of the model's
+observations. At steps whose window reaches the first input, nothing is cut off, and the bound is 0.
 
 Miller & Hardt 2019, *Stable recurrent models*, arXiv 1805.10369.
 """
@@ -49,26 +48,28 @@ from .windows import Forgetting, all_inputs, check_rounding, first_windows
 
 
 def forgetting(layer_or_model: nn.Module | Model, x: Any, tol: float, h0: Any = None) -> Forgetting:
-    """How many past inputs each output of a network needs, to within `tol`.
+    """The number of past inputs that each output of a network needs, for errors of at most `tol`.
 
     Arguments:
         layer_or_model: `MinGRU` or `MinLSTM` of any depth, a `QRNN` of one layer, a `GRU`, `LSTM` or `Elman` network,
             or a `SwitchingSSM` with `Copy` dynamics, whose filter restarts from its state_probs.
-        x: the series, as the layer takes it; or as the model does, with `model.read(x, lengths=..., dt=...)` for ragged
+        x: the series, as for the layer; or as for the model, with `model.read(x, lengths=..., dt=...)` for ragged
             sequences and gaps.
         tol: the greatest error allowed in any unit of the output, or total variation of a filter.
-        h0: the states before the first step, as the layer takes them; a model has none.
+        h0: the states before the first step, as for the layer; a model has none.
 
     Returns:
-        `Forgetting(window [*batch, T], bound [*batch, T])`; where no shorter window is certified, all t + 1 inputs.
-        For one gated layer or a filter any longer window is certified too; for a stack `truncation_bound` gives a
-        window's bound. A filter's windows serve whatever was observed before them.
+        `Forgetting(window [*batch, T], bound [*batch, T])`. If no shorter window is certified, it is all t + 1 inputs.
+        For one gated layer or a filter any longer window is certified too; for a stack, `truncation_bound` gives the
+        bound of a window. A filter's windows hold for any observations before them.
 
     Raises:
-        TypeError: what is neither such a network nor a model.
-        ValueError: tol is not positive, or below what rounding in the dtype leaves certain: the message has the least
-            that can be certified; a model with other dynamics or with covariates, a series it cannot produce, or an h0
-            for it; for a GRU, LSTM or Elman network an h0 larger than what its inputs reach.
+        TypeError: neither such a network nor a model.
+        ValueError: tol is not positive, or less than rounding in the dtype allows (the message has the least that can
+            be
+            certified); a model with other dynamics or with covariates, a series that it cannot produce, or an h0 for
+            it; for a
+            GRU, LSTM or Elman network an h0 outside the range of its inputs.
 
     Example:
         >>> import torch, samplehold as sh
@@ -80,7 +81,7 @@ def forgetting(layer_or_model: nn.Module | Model, x: Any, tol: float, h0: Any = 
     tol = check_number("tol", tol, above=0)
     if isinstance(layer_or_model, SwitchingSSM):
         if h0 is not None:
-            raise ValueError("h0: given for a model, whose filter starts from its prior; leave it out.")
+            raise ValueError("h0: given for a model, but its filter starts from its prior; leave it out.")
         return filter_forgetting(layer_or_model, x, tol)
     layer = layer_or_model
     x, h0 = _read(layer, x, h0)
@@ -98,15 +99,15 @@ def forgetting(layer_or_model: nn.Module | Model, x: Any, tol: float, h0: Any = 
 def truncation_bound(layer: nn.Module, x: Tensor, window: int, h0: Any = None) -> Float[Tensor, "*b T"]:
     """A proved bound, at each step, on the greatest error of `truncate(layer, window)(x, h0)` in any unit.
 
-    0 at the first `window` steps, where nothing is cut off, and the two differ by rounding alone.
+    It is 0 at the first `window` steps, where nothing is cut off and the two differ only by rounding.
 
     Arguments:
-        layer: as `forgetting` takes it; no model.
-        x, h0: as the layer takes them.
-        window: how many inputs each output has.
+        layer: as for `forgetting`; not a model.
+        x, h0: as for the layer.
+        window: the number of inputs of each output.
 
     Raises:
-        ValueError: a window below 1; a network or an h0 that `forgetting` does not take.
+        ValueError: a window below 1; a network or an h0 that `forgetting` does not accept.
 
     Example:
         >>> import torch, samplehold as sh
@@ -140,7 +141,7 @@ def truncation_bound(layer: nn.Module, x: Tensor, window: int, h0: Any = None) -
 
 @dataclass(frozen=True)
 class _Single:
-    """What the bounds of one gated layer are made of."""
+    """The quantities in the bounds of one gated layer."""
 
     hold: Tensor  # [*b, T, D]
     size: Tensor  # [*b, T + 1, D]: the greatest distance from the initial state so far
@@ -214,24 +215,24 @@ def _errors(layer: Any, x: Tensor, h0: Any) -> tuple[Iterator[Tensor], Tensor]:
 
 
 def _lipschitz_errors(network: nn.RNNBase, x: Tensor, h0: Any) -> tuple[Iterator[Tensor], Tensor]:
-    found = stability(network, float(x.abs().max()) if x.numel() else 0.0)
-    n = len(found.reach) // network.num_layers
+    limits = stability(network, float(x.abs().max()) if x.numel() else 0.0)
+    n = len(limits.reach) // network.num_layers
     if h0 is not None:
         for part, state in enumerate(h0 if isinstance(h0, tuple) else (h0,)):
             size = state.norm(dim=-1) if isinstance(network, nn.RNN) else state.abs().amax(-1)
-            over = size.reshape(network.num_layers, -1).amax(-1).to(found.reach) > found.reach[part::n]
+            over = size.reshape(network.num_layers, -1).amax(-1).to(limits.reach) > limits.reach[part::n]
             if over.any():
                 raise ValueError(
                     f"h0: of size {float(size.max()):g} in layer {int(over.nonzero()[0])}, but inputs reach "
-                    f"{float(found.reach[part]):g} from zero; the bound holds for states within reach."
+                    f"{float(limits.reach[part]):g} from zero; the bound holds for states within reach."
                 )
-    local = 2 * roundoff(network) * found.rounding
+    local = 2 * roundoff(network) * limits.rounding
 
     def grown(errors: Tensor) -> Tensor:
-        return (found.gain @ errors + local).clamp(max=1e100)  # finite, so that no 0 * inf appears
+        return (limits.gain @ errors + local).clamp(max=1e100)  # finite, so that no 0 * inf appears
 
     def bounds() -> Iterator[Tensor]:
-        errors = found.reach
+        errors = limits.reach
         for j in range(1, x.shape[-2] + 1):
             errors = grown(errors)
             bound = errors[-n].to(x.device).expand(*x.shape[:-2], x.shape[-2] - j + 1).clone()
@@ -239,7 +240,7 @@ def _lipschitz_errors(network: nn.RNNBase, x: Tensor, h0: Any) -> tuple[Iterator
             yield bound
 
     rounding, error = x.new_zeros(x.shape[:-1]), torch.zeros_like(local)
-    if found.stable:  # else no tolerance is certified, whatever the precision
+    if limits.stable:  # else no tolerance is certified, whatever the precision
         for t in range(x.shape[-2]):
             error = grown(error)
             rounding[..., t] = float(error[-n]) if t else 0
@@ -275,7 +276,7 @@ def _stack_errors(layer: Any, x: Tensor, h0: Tensor | None) -> tuple[Iterator[Te
 
 
 def _check_tolerance(tol: float, rounding: Tensor, layer: Any) -> None:
-    """Refuse a tolerance that two runs in floats can miss whatever their windows are."""
+    """Refuse a tolerance that two runs in floats can miss for any window."""
     if rounding.numel():
         check_rounding(tol, 1.01 * float(rounding.max()), next(layer.parameters()).dtype)
 

@@ -21,7 +21,7 @@ $$\sup_a TV(a_t, \tilde a_t) = e_w = \max_{a \in V} TV(\bar a^T Q_w, \bar\pi^T Q
 
 In general V is the filters that are sure of a state, and no smaller bound holds for all beliefs. A step brings rows
 nearer by the factor $\max_s \eta_k(s)$ or a smaller one; the product of these is a bound, too, but takes at each step
-the state that is held best, whatever the evidence for others.
+the state that is held best, for any evidence about others.
 
 **Gated emissions.** There a held step weighs all states alike: the filter is a mean of the belief before and of
 $r_x(s) \propto \pi_s\, p(x \mid s)$, as a minGRU is of its candidates. So no observations lead out of the hull of
@@ -62,7 +62,7 @@ def filter_forgetting(model: SwitchingSSM, x: Any, tol: float) -> Forgetting:
             "Copy(n_states) without covariates."
         )
     series = model.read(x)
-    model.filter(series)  # refuses what is impossible
+    model.filter(series)  # raises an error for impossible observations
     chain: Any = model.chain(series)  # with a gate, as was seen to: it has these two tables
     shape, dtype = chain.log_fresh.shape, chain.log_fresh.dtype
     fresh, held = (
@@ -105,7 +105,7 @@ def _corners(model: SwitchingSSM, series: Series) -> Tensor | None:
 
 @dataclass(frozen=True)
 class _Rows:
-    """What tells the rows of Q apart, for n windows, and by how much it may be off."""
+    """The distance between rows of Q for n windows, and its rounding error."""
 
     log_b: Tensor  # [n, K], up to a constant
     apart: Tensor  # [n, K, K]: R
@@ -158,8 +158,8 @@ class _Search:
     def run(self, tol: float) -> tuple[Tensor, Tensor, float]:
         """The windows and their bounds [n], and the least tolerance where rounding is beyond `tol`, else 0."""
         window, bound, least = self.t + 1, torch.zeros_like(self.fresh[self.row, 0, 0]), 0.0
-        unit, own = self._roundings()
-        rounding, at, rows = 2 * own, torch.arange(len(self.t), device=self.t.device), self._start()
+        unit, own_rounding = self._roundings()
+        rounding, at, rows = 2 * own_rounding, torch.arange(len(self.t), device=self.t.device), self._start()
         for w in range(1, int(self.t.max()) + 1):
             row, t = self.row[at], self.t[at]
             rows = rows.earlier(self.fresh[row, t - w + 1], self.held[row, t - w + 1], w * unit[at])
@@ -171,9 +171,11 @@ class _Search:
             window[at] = torch.where(fine, window[at].clamp(max=w), t + 1)
             bound[at] = torch.where(fine, torch.where(first, total, bound[at]), 0)
             beyond = rounding[at] > tol
-            astray = 2 * own[at] * (2 * anyhow).clamp(max=1)  # what rounding before the window leaves, of each step
-            longer = rounding[at] + 2 * worst + astray * (t - w)  # bounds what any longer window has
-            rounding[at] += astray
+            inherited = (
+                2 * own_rounding[at] * (2 * anyhow).clamp(max=1)
+            )  # what rounding before the window leaves, of each step
+            longer = rounding[at] + 2 * worst + inherited * (t - w)  # bounds what any longer window has
+            rounding[at] += inherited
             known = longer <= (1.01 * rounding[at]).clamp(min=tol)
             over = beyond & (known | (t == w))
             if over.any():

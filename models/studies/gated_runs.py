@@ -1,13 +1,13 @@
-r"""One gated layer's run over a series, and how far from it a run in floats, or on inputs in error, may be.
+r"""One gated layer's run over a series, and bounds on its errors in floats, or on inputs with errors.
 
-A pre-activation $\sum_i W_i x_i + b$ in floats of unit roundoff u is off by $(n + 4)\, u\, (\sum_i |W_i| |x_i| + |b|)$
-at most, in whatever order it is summed (Higham 2002, *Accuracy and stability of numerical algorithms*, section 3.1); n
-are the inputs, and 2 are left for what a ratio of gates makes of it. Then gates and candidates lie in intervals, and
+A pre-activation $\sum_i W_i x_i + b$ in floats of unit roundoff u has an error of at most $(n + 4)\, u\, (\sum_i |W_i|
+|x_i| + |b|)$, in any order of summation (Higham 2002, *Accuracy and stability of numerical algorithms*, section 3.1).
+Here n is the number of inputs, and 2 of the 4 are for a ratio of gates. Then gates and candidates are in intervals, and
 
 $$e' \le \max_{\tilde g} \; (1 - \tilde g)\, e + |\tilde g - g|\, |v - h| + \tilde g \max |\tilde v - v| + 8 u\, size$$
 
-which is greatest at an end, being convex in $\tilde g$. The last term is for the activations and the update itself; for
-a simplex, which is divided by a sum, the units of a block add to the 8.
+The right side is convex in $\tilde g$, so it is greatest at an end. The last term is for the activations and the
+update; for a simplex, which is divided by a sum, the units of a block add to the 8.
 """
 
 from dataclasses import dataclass, replace
@@ -116,7 +116,7 @@ class GatedRun:
         shift = most.unflatten(-1, block).amax(-1, keepdim=True)
         least, most = ((c.unflatten(-1, block) - shift).exp() for c in (least, most))
 
-        def share(own: Tensor, others: Tensor) -> Tensor:
-            return (own / (own + (others.sum(-1, keepdim=True) - others).clamp(min=0))).flatten(-2)
+        def share(part: Tensor, others: Tensor) -> Tensor:
+            return (part / (part + (others.sum(-1, keepdim=True) - others).clamp(min=0))).flatten(-2)
 
         return replace(lowest, value=share(least, most)), replace(highest, value=share(most, least))

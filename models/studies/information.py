@@ -15,8 +15,8 @@ The mutual information is an integral over the plane,
 
 $$I(x; z) = \int \sum_z P(z)\, p(x \mid z) \log \frac{p(x \mid z)}{p(x)}\, dx \;\le\; H(z),$$
 
-by the trapezoidal rule, which for such integrands is exact to rounding. As I approaches H(z), x alone tells z: the term
-left out, and what a mean field misses, come to weigh nothing.
+by the trapezoidal rule, which is exact to rounding for such integrands. As I approaches H(z), x alone determines z, and
+the omitted term and the error of the mean field vanish.
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ LABELS = {NETWORK: "linear gate (minGRU)", MESSAGE_PASSING: "message passing, co
 
 @dataclass(frozen=True, repr=False)
 class InformationSweep(Record):
-    """Distances to the exact filter, by how much of the gate x tells; `summary()` and `plot()`.
+    """Distances to the exact filter, by the information of x about the gate; `summary()` and `plot()`.
 
     Example:
         >>> import samplehold as sh

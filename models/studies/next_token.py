@@ -145,8 +145,8 @@ class PriceOfExactness(Record):
 
     redraw_prob: Float[Tensor, "R"]
     overlap: Float[Tensor, "O"]
-    network: Float[Tensor, "O R"]  # what the best minGRU loses
-    no_memory: Float[Tensor, "O R"]  # what the marginal p(x) loses
+    network: Float[Tensor, "O R"]  # the loss of the best minGRU
+    no_memory: Float[Tensor, "O R"]  # the loss of the marginal p(x)
 
     def summary(self) -> pd.DataFrame:
         """A row for each model."""
@@ -190,7 +190,7 @@ def price_of_exactness(
 
     Arguments:
         redraw_probs: rho of the models; at 1 tokens are independent, and there is nothing to lose.
-        overlaps: o of the models, from 0, where a token tells its state, to 1, where it tells nothing.
+        overlaps: o of the models, from 0, where a token determines its state, to 1, where it has no information.
         n_units: of the minGRU.
         n_steps: of training.
         seed: of the sequences, the layer and its training; the same for each model.
@@ -220,8 +220,8 @@ def price_of_exactness(
             train = one_hot(symbols[..., 0], model.n_states, dtype=torch.float32)
             trained = train_next_token(layer, train, n_steps, seed=number)
             exact = model.filter(test).log_increment[:, 1:].mean()
-            found = trained.log_probs(one_hot(test[..., 0], model.n_states, dtype=torch.float32)).mean()
-            network[i, j] = exact - found
+            log_prob = trained.log_probs(one_hot(test[..., 0], model.n_states, dtype=torch.float32)).mean()
+            network[i, j] = exact - log_prob
             no_memory[i, j] = exact + math.log(model.n_states)  # the marginal is uniform
-    rho, overlap = (torch.tensor(given, device="cpu") for given in (redraw_probs, overlaps))
+    rho, overlap = (torch.tensor(values, device="cpu") for values in (redraw_probs, overlaps))
     return PriceOfExactness(rho, overlap, network, no_memory)

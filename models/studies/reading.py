@@ -99,7 +99,7 @@ class Recipe:
     def train_chain(self, reader: Reader, data: Labelled, seed: int) -> Reader:
         """Train a reader with centroids, in place, for a third as long, by the exact probability of its labels.
 
-        Centroids are drawn, and each says what the head makes of it: the chain sums over all paths of them.
+        Centroids are drawn, and the head is applied to each: the chain sums over all paths.
         """
         chains = as_ssm(reader.layer).chain
 

@@ -52,7 +52,7 @@ class Stability(Record):
     rate: float  # the spectral radius of gain: the factor a step by which distances shrink in the long run
     gain: Float[Tensor, "m m"]  # distances after a step are at most gain @ distances before; [h] or [h, c] a layer
     reach: Float[Tensor, "m"]  # bounds on the size of each part, from a start at zero
-    rounding: Float[Tensor, "m"]  # what a step in floats of unit roundoff u adds to distances, over u
+    rounding: Float[Tensor, "m"]  # the distance that a step in floats of unit roundoff u adds, divided by u
     conditions: tuple[Condition, ...]  # (name, value, limit), met where value < limit
 
     @property
@@ -68,7 +68,7 @@ class Stability(Record):
 
 @dataclass(frozen=True)
 class _Layer:
-    own: Tensor  # [p, p] distances of the parts, h first, after a step from those before it
+    gain: Tensor  # [p, p] distances of the parts, h first, after a step from those before it
     read: Tensor  # [p] the same from distances of the layer's input
     reach: Tensor  # [p]
     rounding: Tensor  # [p] the same from a step in floats, over their unit roundoff
@@ -100,17 +100,17 @@ def stability(network: nn.Module, input_bound: float) -> Stability:
     for k in range(network.num_layers):
         layers.append(_layer(network, k, input_bound))
         input_bound = _output_bound(layers[-1], network)
-    n = len(layers[0].own)
+    n = len(layers[0].gain)
     gain = torch.zeros(n * len(layers), n * len(layers), dtype=torch.float64, device="cpu")
     rounding = torch.cat([layer.rounding for layer in layers])
     for k, layer in enumerate(layers):
         rows = slice(k * n, (k + 1) * n)
-        gain[rows, rows] = layer.own
+        gain[rows, rows] = layer.gain
         if k:
             gain[rows] += layer.read[:, None] * gain[(k - 1) * n]
             rounding[rows] += layer.read * rounding[(k - 1) * n]
     conditions = [(f"{name}, layer {k}", *rest) for k, layer in enumerate(layers) for name, *rest in layer.conditions]
-    rate = max(_spectral_radius(layer.own) for layer in layers)
+    rate = max(_spectral_radius(layer.gain) for layer in layers)
     return Stability(rate, gain, torch.cat([layer.reach for layer in layers]), rounding, tuple(conditions))
 
 
@@ -143,19 +143,19 @@ def stabilize(network: nn.Module, input_bound: float, slack: float = 0.01) -> nn
     slack = check_probability("slack", slack, proper=True)
     stable = copy.deepcopy(network)
     for k in range(network.num_layers):
-        found = _layer(stable, k, input_bound)
-        if not _is_stable(found):
+        constants = _layer(stable, k, input_bound)
+        if not _is_stable(constants):
             parameter = getattr(stable, f"weight_hh_l{k}")
             with torch.no_grad():
                 parameter.copy_(_projected(stable, k, input_bound, 1 - slack))
-            found = _layer(stable, k, input_bound)
-        if not _is_stable(found):
+            constants = _layer(stable, k, input_bound)
+        if not _is_stable(constants):
             raise ValueError(
                 f"network: gates of layer {k} can reach 1, to rounding, for inputs up to {input_bound:g}, and then "
                 "hold their state whatever the recurrent weights are; give a smaller input_bound, or shrink the "
                 "gates' input weights and biases."
             )
-        input_bound = _output_bound(found, network)
+        input_bound = _output_bound(constants, network)
     return stable
 
 
@@ -167,7 +167,7 @@ def _checked(network: nn.Module) -> nn.RNNBase:
 
 
 def _is_stable(layer: _Layer) -> bool:
-    return _spectral_radius(layer.own) < 1 and all(value < limit for _, value, limit in layer.conditions)
+    return _spectral_radius(layer.gain) < 1 and all(value < limit for _, value, limit in layer.conditions)
 
 
 def _spectral_radius(gain: Tensor) -> float:
@@ -190,17 +190,19 @@ def _output_bound(layer: _Layer, network: nn.RNNBase) -> float:
 def _elman(network: nn.RNNBase, k: int, bound: float) -> _Layer:
     weights = from_torch(network, k)
     W, U, bias = (torch.from_numpy(table).double() for table in (weights.input, weights.hidden, weights.bias))
-    own, read = torch.linalg.matrix_norm(U, 2), torch.linalg.matrix_norm(W, 2)
+    norm, read = torch.linalg.matrix_norm(U, 2), torch.linalg.matrix_norm(W, 2)
     if network.nonlinearity == "tanh":
         most = torch.ones(1, dtype=torch.float64, device="cpu")
         reach = most.new_tensor(len(U)).sqrt()
     else:
         size = bound if k else bound * W.shape[1] ** 0.5
-        reach = (read * size + bias.norm()) / (1 - own) if own < 1 else bias.new_tensor(torch.inf, dtype=torch.float64)
+        reach = (
+            (read * size + bias.norm()) / (1 - norm) if norm < 1 else bias.new_tensor(torch.inf, dtype=torch.float64)
+        )
         most = reach
     summed = W.abs().sum(1) * bound + U.abs().sum(1) * most + _offsets(weights)
     rounding = (sum(W.shape) + 4) * summed.norm() + 4 * reach
-    return _Layer(own[None, None], read[None], reach[None], rounding[None], [("|U|_2", float(own), 1.0)])
+    return _Layer(norm[None, None], read[None], reach[None], rounding[None], [("|U|_2", float(norm), 1.0)])
 
 
 def _lstm(network: nn.RNNBase, k: int, bound: float) -> _Layer:
@@ -214,11 +216,11 @@ def _lstm(network: nn.RNNBase, k: int, bound: float) -> _Layer:
         c = most_c / 4 * size["f"] + size["i"] / 4 + top["i"] * size["g"]
         return top["o"] * c + most_c.tanh() / 4 * size["o"], c
 
-    own = torch.stack([torch.stack(through(u)), torch.stack([top["o"] * top["f"], top["f"]])], 1)
+    gain = torch.stack([torch.stack(through(u)), torch.stack([top["o"] * top["f"], top["f"]])], 1)
     limits = {"i": rest, "o": rest, "g": rest / 4, "f": rest**2}
     conditions = [(f"|U_{gate}|", float(u[gate]), float(limit)) for gate, limit in limits.items()]
     reach = torch.stack([torch.ones_like(most_c), most_c])
-    return _Layer(own, torch.stack(through(w)), reach, torch.stack(through(pre_error)) + 8 * (1 + reach), conditions)
+    return _Layer(gain, torch.stack(through(w)), reach, torch.stack(through(pre_error)) + 8 * (1 + reach), conditions)
 
 
 def _gru(network: nn.RNNBase, k: int, bound: float) -> _Layer:
@@ -228,10 +230,10 @@ def _gru(network: nn.RNNBase, k: int, bound: float) -> _Layer:
     rest = top["r"] * u["n"] + (u["n"] + inner) / 4 * u["r"]
     peak = ((1 + steep - rest) / (2 * steep).clamp(min=1e-300)).clamp(min=0)
     z = torch.stack([torch.zeros_like(peak), torch.minimum(peak, top["z"]), top["z"]])
-    own = (z + (1 - z) * (steep * z + rest)).max()
+    gain = (z + (1 - z) * (steep * z + rest)).max()
     read, rounding = (size["z"] / 2 + size["n"] + (u["n"] + inner) / 4 * size["r"] for size in (w, pre_error))
     conditions = [("2 z |U_z| + r |U_n| + (|U_n| + |b_hn|) |U_r| / 4", float(steep * top["z"] + rest), 1.0)]
-    return _Layer(own[None, None], read[None], torch.ones_like(read[None]), rounding[None] + 8, conditions)
+    return _Layer(gain[None, None], read[None], torch.ones_like(read[None]), rounding[None] + 8, conditions)
 
 
 def _norms(

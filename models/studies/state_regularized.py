@@ -129,12 +129,14 @@ def draw_accuracies(table: pd.DataFrame, some: Sequence[Language]) -> Figure:
     figure = Figure(figsize=(4.2 * columns, 2.6 * rows + 0.4), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).flat
     for panel, (language, cell) in zip(panels, kinds, strict=False):
-        own = table.query("language == @language and cell == @cell")
-        names = list(dict.fromkeys(own["words"]))
+        chosen = table.query("language == @language and cell == @cell")
+        names = list(dict.fromkeys(chosen["words"]))
         for network, (color, style, size) in NETWORKS.items():
-            if network not in set(own["network"]):
+            if network not in set(chosen["network"]):
                 continue
-            wide = own.query("network == @network").pivot(index="words", columns="seed", values="accuracy").loc[names]
+            wide = (
+                chosen.query("network == @network").pivot(index="words", columns="seed", values="accuracy").loc[names]
+            )
             panel.plot(range(len(names)), wide, color=color, linewidth=0.8, alpha=0.4)
             means = wide.mean(axis=1)
             panel.plot(range(len(names)), means, style, color=color, markersize=size, label=network)

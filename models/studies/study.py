@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Track = Callable[[Iterable[T], str], Iterable[T]]
-"""Passes on what it is given, and shows how far it is: `for seed in track(range(3), "seeds"): ...`."""
+"""Passes on its items, and shows the progress: `for seed in track(range(3), "seeds"): ...`."""
 
 SCALES = ("quick", "full")
 STUDIES: dict[str, str] = {
@@ -39,7 +39,7 @@ class Findings(Record):
 
     Arguments:
         tables: by file name without its ending.
-        figures: likewise.
+        figures: by name, in the same way.
         seeds: of everything random in it.
     """
 

@@ -75,10 +75,10 @@ def study(scale: str, track: Track[Any]) -> Findings:
     cases = list(itertools.product(corpora, LAYERS, (True, False), plan.seeds))
     rows, paths = [], []
     for corpus, kind, kept, seed in track(cases, "networks"):
-        found = list(compared(corpus, kind, kept, seed, plan))
+        comparisons = list(compared(corpus, kind, kept, seed, plan))
         named = {"data": corpus.name, "network": kind, "weights": "stable" if kept else "free", "seed": seed}
-        rows += [named | row for row, _ in found]
-        paths += [named | {"window": row["window"], "path": path} for row, path in found]
+        rows += [named | row for row, _ in comparisons]
+        paths += [named | {"window": row["window"], "path": path} for row, path in comparisons]
     table = pd.DataFrame(rows)
     by = ["data", "network", "weights", "window"]
     mean: Any = table.drop(columns="seed").groupby(by, sort=False, as_index=False).mean()
@@ -87,7 +87,7 @@ def study(scale: str, track: Track[Any]) -> Findings:
 
 
 def tokens(plan: Plan) -> Sequences:
-    """Of a copy model of four states that holds for ten steps on average, and tells its state half of the time."""
+    """From a copy model of four states that holds for ten steps on average, and shows its state half of the time."""
     model = held_model(redraw_prob=0.1, overlap=0.5, n_states=4)
     drawn = model.simulate(plan.length, batch_shape=(192,), seed=1).x
     x = one_hot(drawn.squeeze(-1).long(), 4, dtype=torch.float32)
@@ -130,7 +130,7 @@ class Predictor(nn.Module):
 def compared(
     corpus: Sequences, kind: str, kept: bool, seed: int, plan: Plan
 ) -> Iterator[tuple[dict[str, float], list[float]]]:
-    """For each window what was measured, and the distance of weights after each update."""
+    """For each window its measurements, and the distance of weights after each update."""
     features = corpus.train.shape[-1]
 
     def begun(window: int | None) -> Predictor:
@@ -200,8 +200,8 @@ def drawn(mean: pd.DataFrame, paths: list[dict[str, Any]]) -> Figure:
         above, below = rows[0, column], rows[1, column]
         for number, window in enumerate(windows):
             for weights, style in (("stable", "-"), ("free", ":")):
-                own = {"data": first, "network": kind, "weights": weights, "window": window}
-                path = next(item["path"] for item in paths if all(item[key] == value for key, value in own.items()))
+                keys = {"data": first, "network": kind, "weights": weights, "window": window}
+                path = next(item["path"] for item in paths if all(item[key] == value for key, value in keys.items()))
                 shade = f"C{number}"
                 above.plot(range(1, len(path) + 1), path, style, color=shade, label=f"{weights}, last {window}")
         above.set(title=kind, xlabel="update", yscale="log")

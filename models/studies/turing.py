@@ -50,15 +50,15 @@ def library_configurations(machine: TuringMachine, word: str) -> list[Configurat
     """Those that automata-lib's machine goes through."""
     from automata.base.exceptions import RejectionException
 
-    found = []
+    configurations = []
     try:
         for now in machine.to_automata().read_input_stepwise(word):
             tape, head = "".join(now.tape.tape), now.tape.current_position
             left, right = tape[:head].lstrip(machine.blank), tape[head + 1 :].rstrip(machine.blank)
-            found.append(Configuration(machine.states[int(now.state)], left, tape[head], right))
+            configurations.append(Configuration(machine.states[int(now.state)], left, tape[head], right))
     except RejectionException:
         pass
-    return found
+    return configurations
 
 
 def departures(network: TuringNetwork, word: str, dtype: torch.dtype) -> tuple[int | None, int | None]:
@@ -103,8 +103,8 @@ def study(scale: str, track: Track) -> Findings:
         network = turing_network(machine)
         for word in words[scale]:
             expected = library_configurations(machine, word)
-            found = [network.configuration(units) for units in network.run(word)]
-            agree = sum(one == other for one, other in zip_longest(expected, found))
+            reached = [network.configuration(units) for units in network.run(word)]
+            agree = sum(one == other for one, other in zip_longest(expected, reached))
             row: dict[str, Any] = {
                 "machine": name,
                 "word": word if len(word) < 12 else f"{word[:6]}.. ({len(word)})",

@@ -44,19 +44,19 @@ def all_inputs(x: Float[Tensor, "*b T F"]) -> Int[Tensor, "*b T"]:
 def first_windows(bounds: Iterable[Tensor], x: Tensor, tol: float) -> Forgetting:
     """The least window of each step, from the bounds of windows 1, 2, .."""
     window, bound = all_inputs(x).clone(), x.new_zeros(x.shape[:-1])
-    found = torch.zeros_like(window, dtype=torch.bool)
+    done = torch.zeros_like(window, dtype=torch.bool)
     for j, errors in enumerate(bounds, 1):
-        here = (errors <= tol) & ~found[..., j - 1 :]
+        here = (errors <= tol) & ~done[..., j - 1 :]
         window[..., j - 1 :][here] = j
         bound[..., j - 1 :][here] = errors[here]
-        found[..., j - 1 :] |= here
-        if found.all():
+        done[..., j - 1 :] |= here
+        if done.all():
             break
     return Forgetting(window, bound, tol)
 
 
 def check_rounding(tol: float, least: float, dtype: torch.dtype) -> None:
-    """Refuse a tolerance below what rounding leaves certain, `least`."""
+    """Refuse a tolerance below the least one that rounding allows, `least`."""
     if least > tol:
         digits = 10.0 ** (math.floor(math.log10(least)) - 1)
         least = math.ceil(least / digits) * digits

@@ -1,4 +1,4 @@
-"""Whether there is something to read where a user points, asked before anything that takes long to load."""
+"""Checks that a user's path has something to read, before any slow import."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ WORKBOOKS = (".xlsx", ".xls", ".xlsm", ".ods")
 
 
 def check_file(path: Path) -> None:
-    """Raise ValueError where there is no file with a table in it."""
+    """Raise ValueError if there is no file with a table."""
     if not path.exists():
         raise ValueError(f"data: there is no file {path}.")
     if not path.is_file():
@@ -18,6 +18,6 @@ def check_file(path: Path) -> None:
 
 
 def check_model(path: Path) -> None:
-    """Raise ValueError where there is no folder that could hold a model."""
+    """Raise ValueError if there is no folder that can hold a model."""
     if not path.is_dir():
         raise ValueError(f"model: there is no folder {path}; give the folder that `samplehold fit` has written.")

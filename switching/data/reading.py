@@ -1,4 +1,4 @@
-"""Observations in any form that users hold them in, as one `Series`."""
+"""Observations in any form, as one `Series`."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,29 +18,29 @@ from .timeline import check_times
 
 
 def read_series(x: Any, n_features: int, *, lengths: Any = None, covariates: Any = None, dt: Any = None) -> Series:
-    """Read observations in any form that users hold them in.
+    """Read observations in any form.
 
     Arguments:
         x: `[T]` (one feature), `[T, F]` or `[*batch, T, F]` as a tensor, a numpy array or nested numbers; a pandas
-            Series or DataFrame (columns are features, the index is time); one whose index names sequence and time, a
-            panel; a list of sequences of unequal length, or a dictionary of them by name; rows `[N, F]` of sequences
-            below each other, with `lengths [B]` that sum to N. NaN is missing. Integers become float64; floating types
-            are kept.
-        n_features: F, which `x` must have.
-        lengths, covariates, dt: see `Given`; covariates and gaps may reach beyond T. Of a panel and of rows below each
-            other they come as x does, or as `[B, T, C]` and `[B, T]`.
+            Series or DataFrame (columns are features, the index is time); a panel, whose index has levels of sequence
+            and time; a list of sequences of unequal length, or a dictionary of them by name; rows `[N, F]` of several
+            sequences, one after another, with `lengths [B]` that sum to N. NaN is missing. Integers become float64;
+            floating types are kept.
+        n_features: F, the required number of features of `x`.
+        lengths, covariates, dt: see `Given`; covariates and gaps may extend beyond T. For a panel or rows `[N, F]`,
+            they have the form of x, or are `[B, T, C]` and `[B, T]`.
 
     Raises:
         ValueError: wrong rank or number of features, infinite values, no steps, lengths that do not fit, an index that
-            goes back in time or names a step twice.
-        TypeError: not numbers.
+            goes back in time or has a step twice.
+        TypeError: values that are not numbers.
 
     Warns:
-        UserWarning: an index whose labels are not evenly spaced, where no gaps are given.
+        UserWarning: an index whose labels are not evenly spaced, if no gaps are given.
     """
     if _labelled(x) and _names_sequences(x.index):
         if lengths is not None:
-            raise ValueError("lengths: got some besides a panel, whose index names the sequences; leave it out.")
+            raise ValueError("lengths: got some besides a panel, but its index names the sequences; leave it out.")
         check_levels(x.index, "x")
         return _read_stacked(x, panel_of(x.index, "x"), n_features, covariates, dt)
     names, labels = None, {}
@@ -49,7 +49,7 @@ def read_series(x: Any, n_features: int, *, lengths: Any = None, covariates: Any
     if isinstance(x, list | tuple) and len(x) > 0 and not np.isscalar(x[0]) and (names or _is_ragged_list(x)):
         if lengths is not None:
             raise ValueError(
-                "lengths: got both a list of sequences and lengths; a list carries its own, so leave it out."
+                "lengths: got both a list of sequences and lengths; a list carries its own lengths, so leave it out."
             )
         x = [_alone(part, f"x[{i}]") for i, part in enumerate(x)]
         if all(_labelled(part) for part in x):
@@ -64,8 +64,8 @@ def read_series(x: Any, n_features: int, *, lengths: Any = None, covariates: Any
             check_times([x.index], ["x"], dt is not None)
             labels = {"index": x.index, "features": _features(x)}
         counts = _read_lengths(lengths, values)
-    for given, name in ((covariates, "covariates"), (dt, "dt")):
-        if _labelled(given) and _names_sequences(given.index):
+    for table, name in ((covariates, "covariates"), (dt, "dt")):
+        if _labelled(table) and _names_sequences(table.index):
             raise ValueError(f"{name}: got an index of sequence and time, but x has none; give both the same.")
     driven = [None if d is None else to_tensor(d, n).to(values) for n, d in (("covariates", covariates), ("dt", dt))]
     return _finished(
@@ -79,27 +79,27 @@ def read_panel(
     time: str | None = None,
     columns: str | Sequence[str] | None = None,
 ) -> Series:
-    """Read a long table, in which the rows of several sequences stand below each other.
+    """Read a long table with the rows of several sequences.
 
-    What a model says of each step comes back on the table's own index: `frame.join(model.states(series))`. Every method
-    takes a frame with an index of sequence and time as it is, with covariates and gaps in frames of the same index.
+    Results have the table's index: `frame.join(model.states(series))`. Every method accepts a frame with an index of
+    sequence and time, with covariates and gaps in frames of the same index.
 
     Arguments:
-        frame: a row for each step. Those of one sequence are in the order of time, and need not be together.
-        sequence: the column that names the sequence of a row; several where it takes several to name one.
-        time: the column that names the step of a row; None: the steps of each sequence are counted.
+        frame: a row for each step. The rows of one sequence are in the order of time; they may be separated.
+        sequence: the column that names the sequence of a row; a list of columns if one is not enough.
+        time: the column that names the step of a row; None: the steps of each sequence are numbered.
         columns: the features; None: all other columns. Empty cells are missing values.
 
     Returns:
-        `Series` of B sequences, `[B, T, F]`, T the length of the longest.
+        `Series` of B sequences, `[B, T, F]`, where T is the length of the longest.
 
     Raises:
-        ValueError: no such column; an empty cell in `sequence` or `time`; a pair of both that comes twice; times of a
+        ValueError: no such column; an empty cell in `sequence` or `time`; a pair of both that occurs twice; times of a
             sequence that are not in order.
-        TypeError: no frame; a feature that is not numbers.
+        TypeError: `frame` is not a frame; a feature that is not numeric.
 
     Warns:
-        UserWarning: times that are not evenly spaced, or of which some are missing: rows are taken as consecutive.
+        UserWarning: times that are not evenly spaced, or that are partly missing: rows are taken as consecutive.
 
     Example:
         >>> import pandas as pd
@@ -130,17 +130,17 @@ def read_panel(
 
 
 def _columns(option: str, names: Any) -> list[Any]:
-    """The labels of columns: one, or several in a list."""
+    """The labels of columns: one label, or a list of several."""
     names = names.tolist() if isinstance(names, np.ndarray) else names
-    found: list[Any] = list(names) if isinstance(names, list | tuple | pd.Index) else [names]
-    for name in found:
+    labels: list[Any] = list(names) if isinstance(names, list | tuple | pd.Index) else [names]
+    for name in labels:
         if name is None or type(name).__hash__ is None:
             raise TypeError(f"{option}: got {type(name).__name__}, expected the name of a column, or a list of names.")
-    return found
+    return labels
 
 
 def _read_stacked(x: Any, rows: Stacked, n_features: int, covariates: Any, dt: Any) -> Series:
-    """Rows below each other as a batch of sequences, and what drives them where it came in rows too."""
+    """Rows of several sequences as a batch, with covariates and gaps that may come in rows too."""
     table = _with_feature_axis(to_tensor(x, "x"), n_features, "x")
     labels: dict[str, Any] = {"features": _features(x), "stacked": rows} if _labelled(x) else {}
     if labels:
@@ -149,8 +149,8 @@ def _read_stacked(x: Any, rows: Stacked, n_features: int, covariates: Any, dt: A
         labels["index"] = common_index(rows.times)
     values = rows.split(table, torch.nan)
     driven = [
-        None if given is None else _driver(given, name, n_axes, rows).to(values)
-        for given, name, n_axes in ((covariates, "covariates", 2), (dt, "dt", 1))
+        None if driver is None else _driver(driver, name, n_axes, rows).to(values)
+        for driver, name, n_axes in ((covariates, "covariates", 2), (dt, "dt", 1))
     ]
     counts = torch.tensor(rows.lengths, device=values.device)
     return _finished(
@@ -158,20 +158,20 @@ def _read_stacked(x: Any, rows: Stacked, n_features: int, covariates: Any, dt: A
     )
 
 
-def _driver(given: Any, name: str, n_axes: int, rows: Stacked) -> Tensor:
-    """What drives sequences below each other, from rows like theirs, or from a batch; 0 beyond the end of each."""
-    table = to_tensor(given, name)
-    if _labelled(given) and _names_sequences(given.index):
-        own = panel_of(given.index, name)
-        pairs = zip(own.times, rows.times, strict=False)
-        if own.names != rows.names or not all(theirs[: len(ours)].equals(ours) for theirs, ours in pairs):
+def _driver(driver: Any, name: str, n_axes: int, rows: Stacked) -> Tensor:
+    """Covariates or gaps of several sequences, from rows like those of x or from a batch; 0 after the end of each."""
+    table = to_tensor(driver, name)
+    if _labelled(driver) and _names_sequences(driver.index):
+        layout = panel_of(driver.index, name)
+        pairs = zip(layout.times, rows.times, strict=False)
+        if layout.names != rows.names or not all(theirs[: len(ours)].equals(ours) for theirs, ours in pairs):
             raise ValueError(f"{name}: got an index other than that of x; give a row for each row of x, in its order.")
-        return own.split(table, 0.0)
+        return layout.split(table, 0.0)
     return rows.split(table, 0.0) if table.ndim == n_axes and len(table) == sum(rows.lengths) else table
 
 
 def _finished(series: Series) -> Series:
-    """The series with nothing infinite in it, and NaN beyond the end of each sequence."""
+    """The series without infinite values, and with NaN after the end of each sequence."""
     _check_finite(series)
     if series.lengths is None:
         return series
@@ -194,7 +194,7 @@ def _names_of(covariates: Any) -> tuple[str, ...] | None:
 
 
 def _alone(part: Any, name: str) -> Any:
-    """A part of a list, which is one sequence; its index of sequence and time loses the former."""
+    """One sequence from a list; the level of sequences is removed from its index."""
     if not (_labelled(part) and _names_sequences(part.index)):
         return part
     rows = panel_of(part.index, name)
@@ -204,17 +204,17 @@ def _alone(part: Any, name: str) -> Any:
 
 
 def _list_labels(x: Sequence[Any], names: tuple[str, ...] | None, cured: bool) -> dict[str, Any]:
-    own = tuple(_features(part) for part in x)
-    for i, names_of in enumerate(own):
-        if names_of != own[0] and set(names_of) == set(own[0]):
-            raise ValueError(f"x[{i}]: got columns {list(names_of)}, but x[0] has {list(own[0])}; use one order.")
+    columns = tuple(_features(part) for part in x)
+    for i, names_of in enumerate(columns):
+        if names_of != columns[0] and set(names_of) == set(columns[0]):
+            raise ValueError(f"x[{i}]: got columns {list(names_of)}, but x[0] has {list(columns[0])}; use one order.")
     times = tuple(part.index for part in x)
     check_times(times, [f"x[{name!r}]" for name in names or range(len(x))], cured)
-    return {"index": times, "features": own[0] if len(set(own)) == 1 else own}
+    return {"index": times, "features": columns[0] if len(set(columns)) == 1 else columns}
 
 
 def _summing(lengths: Any, values: Tensor) -> Tensor:
-    """Lengths of sequences that stand below each other in `values [N, F]`."""
+    """Lengths of the sequences whose rows are `values [N, F]`, one after another."""
     counts = _counts(lengths, values)
     if int(counts.sum()) != len(values) or bool((counts < 1).any()):
         raise ValueError(
@@ -247,15 +247,16 @@ def _pandas_values(x: "pd.DataFrame | pd.Series", name: str) -> Any:
         return floating(x.to_numpy(dtype=object, na_value=np.nan), name)
     except TypeError:
         numeric = pd.api.types.is_numeric_dtype
-        found = next(label for label, dtype in dtypes.items() if not numeric(dtype) or dtype.kind == "c")
+        label_of = next(label for label, dtype in dtypes.items() if not numeric(dtype) or dtype.kind == "c")
         raise TypeError(
-            f"{name}: got column {found!r} of {dtypes[found]}, which holds values that are not numbers; "
+            f"{name}: got column {label_of!r} of {dtypes[label_of]}, which holds values that are not numbers; "
             "select numeric columns."
         ) from None
 
 
 def _is_ragged_list(x: Sequence[Any]) -> bool:
-    """A list of arrays is a list of sequences; nested plain lists are too, unless they are rows of one sequence."""
+    """Whether a list holds sequences: a list of arrays does, and so do nested plain lists, unless they are rows of
+    one."""
     if hasattr(x[0], "__array__") and not isinstance(x[0], np.generic):
         return any(getattr(part, "ndim", 0) > 0 for part in x)
     if not all(isinstance(part, list | tuple) for part in x):
@@ -264,7 +265,7 @@ def _is_ragged_list(x: Sequence[Any]) -> bool:
 
 
 def _padded(x: Sequence[Any], n_features: int) -> tuple[Tensor, Tensor]:
-    """A list of sequences as one tensor with NaN beyond their ends, and their lengths."""
+    """A list of sequences as one tensor with NaN after their ends, and their lengths."""
     parts = [_with_feature_axis(to_tensor(part, f"x[{i}]"), n_features, f"x[{i}]") for i, part in enumerate(x)]
     for i, part in enumerate(parts):
         if part.ndim != 2:
@@ -277,8 +278,8 @@ def _padded(x: Sequence[Any], n_features: int) -> tuple[Tensor, Tensor]:
 
 
 def to_tensor(x: Any, name: str) -> Tensor:
-    """Numbers in any form as a tensor: float32 and float64 are kept, anything else becomes float64, and what is masked
-    or NA becomes NaN."""
+    """Numbers in any form as a tensor: float32 and float64 are kept, other types become float64, and masked values or
+    NA become NaN."""
     return floating(_pandas_values(x, name) if _labelled(x) else x, name)
 
 

@@ -1,7 +1,7 @@
-"""`Series`: what a user hands over, read once: observations with missing values, what drives them, their labels.
+"""`Series`: the user's data, read once: observations with missing values, covariates, gaps, and labels.
 
-A tensor, a numpy array, a pandas object or a list of sequences becomes one record with observations `[*batch, T, F]` in
-which NaN means missing. Nothing is imputed here, and nothing beyond a sequence's end reaches a computation.
+A tensor, a numpy array, a pandas object or a list of sequences becomes one record with observations `[*batch, T, F]`,
+where NaN means missing. No value is imputed here, and no value after a sequence's end is used in a computation.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,17 +18,17 @@ from ...inference.numerics.scalars import MOST, check_integer
 from .stacked import Stacked
 from .timeline import time_index
 
-WASTE = 2.0  # times as many steps with the padding as without it, from which on sequences are taken in groups
+WASTE = 2.0  # the ratio of steps with padding to steps without, from which sequences are processed in groups
 
 
 class Given(TypedDict, total=False):
-    """What may be given beside observations, as keywords of every method that takes x.
+    """Optional inputs beside observations, as keywords of every method that takes x.
 
     Entries:
-        lengths: [*batch], each sequence's number of steps; a list of sequences carries its own, a panel too. Of rows
-            `[N, F]` of B sequences below each other: [B], which sum to N.
-        covariates: [*batch, T, C], what moves the redraw probability at each step.
-        dt: [*batch, T], the gap before each step, in steps; that before the first is ignored.
+        lengths: [*batch], the number of steps of each sequence; lists and panels have their own. For rows `[N, F]` of B
+        sequences: [B], with sum N.
+        covariates: [*batch, T, C], inputs of the redraw probability at each step.
+        dt: [*batch, T], the gap before each step, in steps; the gap before the first step is ignored.
     """
 
     lengths: Any
@@ -38,33 +38,33 @@ class Given(TypedDict, total=False):
 
 @dataclass(frozen=True, repr=False)
 class Drive(Record):
-    """What drives the dynamics from outside at some steps; None where nothing does."""
+    """The external inputs of the dynamics at some steps; None if there are none."""
 
     covariates: Float[Tensor, "*b T C"] | None = None
     gaps: Float[Tensor, "*b T"] | None = None
 
     def at(self, steps: slice) -> "Drive":
-        """The same for a range of steps."""
+        """The inputs at a range of steps."""
         covariates = None if self.covariates is None else self.covariates[..., steps, :]
         return Drive(covariates, None if self.gaps is None else self.gaps[..., steps])
 
 
 @dataclass(frozen=True, repr=False)
 class Series(Record):
-    """Observed sequences, what drives them, and the labels that they came with.
+    """Observed sequences, their covariates and gaps, and their labels.
 
-    Made by `model.read(x, ...)` and `read_panel`, and taken by every method in place of x.
+    Made by `model.read(x, ...)` and `read_panel`, and accepted by every method in place of x.
 
     Attributes:
-        observations: NaN where missing, and beyond a sequence's end.
-        lengths: each sequence's number of steps; None: all have T.
-        covariates: of all T steps, and of the steps to come where a forecast is wanted: N >= T.
+        observations: NaN where missing, and after a sequence's end.
+        lengths: the number of steps of each sequence; None: all have T.
+        covariates: those of all T steps, and for a forecast those of the future steps: N >= T.
         gaps: the gap before each step, in steps.
-        index: what the steps are called: one index for all sequences, or one for each.
-        features: what the features are called: in all sequences, or one tuple for each.
-        sequences: what the sequences are called.
-        drivers: what the covariates are called.
-        stacked: which rows of one table the steps were, where they came so.
+        index: the labels of the steps: one index for all sequences, or one for each.
+        features: the names of the features: for all sequences, or one tuple for each.
+        sequences: the names of the sequences.
+        drivers: the names of the covariates.
+        stacked: the rows of the table from which the steps come, if they come from one table.
     """
 
     _NUMBERS: ClassVar = ("observations", "covariates", "gaps")
@@ -78,7 +78,7 @@ class Series(Record):
     sequences: tuple[str, ...] | None = None
     drivers: tuple[str, ...] | None = None
     stacked: Stacked | None = field(default=None, repr=False, compare=False)
-    checked: Any = field(default=None, repr=False, compare=False)  # what the observations were checked against
+    checked: Any = field(default=None, repr=False, compare=False)  # the model parts that have checked the observations
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -94,22 +94,22 @@ class Series(Record):
 
     @property
     def n_observed(self) -> int:
-        """How many steps have an observed value."""
+        """The number of steps with an observed value."""
         return int((~torch.isnan(self.rows)).any(-1).sum())
 
     @property
     def rows(self) -> Float[Tensor, "n F"]:
-        """The steps of all sequences below each other."""
+        """The steps of all sequences, one sequence after another."""
         return self.padded_rows if self.lengths is None else self.observations[self.inside]
 
     @property
     def padded_rows(self) -> Float[Tensor, "m F"]:
-        """The same with those beyond the end of each sequence."""
+        """The same with the steps after the end of each sequence."""
         return self.observations.flatten(0, -2)
 
     @property
     def inside(self) -> Bool[Tensor, "*b T"]:
-        """Which steps belong to their sequence."""
+        """Whether each step belongs to its sequence."""
         steps = torch.arange(self.n_steps, device=self.observations.device)
         if self.lengths is None:
             return torch.ones_like(steps, dtype=torch.bool).expand(*self.batch_shape, -1)
@@ -124,28 +124,29 @@ class Series(Record):
 
     @property
     def whole_drive(self) -> Drive:
-        """What drives the observed steps and those to come."""
+        """The covariates and gaps of the observed steps and of future steps."""
         return Drive(self.covariates, self.gaps)
 
     @property
     def drive(self) -> Drive:
-        """What drives the observed steps."""
+        """The covariates and gaps of the observed steps."""
         return self.whole_drive if self.n_driven == self.n_steps else self.whole_drive.at(slice(0, self.n_steps))
 
     @property
     def ahead(self) -> Drive:
-        """What drives the steps after the last observed one, where it was given."""
+        """The covariates and gaps of future steps, if they are given."""
         return self.whole_drive.at(slice(self.n_steps, None))
 
     @property
     def n_driven(self) -> int:
-        """N, the number of steps that covariates and gaps are given for; T where there are none."""
+        """N, the number of steps with covariates or gaps; T if there are none."""
         if self.covariates is not None:
             return self.covariates.shape[-2]
         return self.n_steps if self.gaps is None else self.gaps.shape[-1]
 
     def check_ahead(self, horizon: int) -> None:
-        """Raise ValueError unless the steps to come are driven as the others are, after sequences of equal length."""
+        """Raise ValueError unless future steps have the covariates and gaps of the others, and sequences have equal
+        length."""
         if self.covariates is None and self.gaps is None:
             return
         if self.n_driven != self.n_steps + horizon:
@@ -157,21 +158,21 @@ class Series(Record):
             raise _unequal(int(self.lengths.min()), self.n_steps)
 
     def index_of(self, sequence: int = 0) -> pd.Index | None:
-        """What the steps of a sequence are called; None where they came without names."""
+        """The labels of the steps of a sequence; None if there are none."""
         return self.index[sequence] if isinstance(self.index, tuple) else self.index
 
     def features_of(self, sequence: int = 0) -> tuple[str, ...]:
-        """What the features of a sequence are called: by their names, or x, or x[0], x[1], ..."""
+        """The names of the features of a sequence; without names x, or x[0], x[1], ..."""
         n = self.observations.shape[-1]
         if self.features is None:
             return ("x",) if n == 1 else tuple(f"x[{feature}]" for feature in range(n))
-        own = self.features[sequence] if isinstance(self.features[0], tuple) else self.features
-        return tuple(map(str, own))
+        names = self.features[sequence] if isinstance(self.features[0], tuple) else self.features
+        return tuple(map(str, names))
 
     @property
     def labels(self) -> pd.Index:
-        """What the steps of all sequences are called, in the order of `steps_of`: by the index of the table that they
-        came in, or by sequence and time."""
+        """The labels of the steps of all sequences, in the order of `steps_of`: the index of their table, or sequence
+        and time."""
         if self.stacked is not None:
             return self.stacked.index
         n = len(self.batch_shape)
@@ -182,55 +183,55 @@ class Series(Record):
         lengths = (self.last + 1).flatten().tolist()
         if not lengths:
             return pd.MultiIndex.from_arrays([[]] * (n + 1), names=[*names, "step"])
-        own = [time_index(self.index_of(i), self.n_steps)[:length] for i, length in enumerate(lengths)]
+        times = [time_index(self.index_of(i), self.n_steps)[:length] for i, length in enumerate(lengths)]
         levels = [where.get_level_values(axis).repeat(lengths) for axis in range(n)]
         if self.sequences is not None:
             levels = [pd.Index(self.sequences).repeat(lengths)]
-        return pd.MultiIndex.from_arrays([*levels, own[0].append(own[1:])], names=[*names, own[0].name or "step"])
+        return pd.MultiIndex.from_arrays([*levels, times[0].append(times[1:])], names=[*names, times[0].name or "step"])
 
     def steps_of(self, table: Shaped[Tensor, "..."]) -> Shaped[Tensor, "N *f"]:
-        """The entries `[*b, T, ...]` of all steps inside their sequences, below each other: `[N, ...]`."""
+        """The entries `[*b, T, ...]` of all steps inside their sequences, one sequence after another: `[N, ...]`."""
         return self.in_rows(table[self.inside])
 
     def in_rows(self, steps: Shaped[Tensor, "N *f"]) -> Shaped[Tensor, "N *f"]:
-        """Steps sequence after sequence in the order of the table that they came in."""
+        """Steps, one sequence after another, in the order of the rows of their table."""
         return steps if self.stacked is None else self.stacked.back(steps)
 
     def shifted(self, by: Float[Tensor, "F"]) -> "Series":
-        """The same with observations counted from elsewhere."""
+        """The series with `by` subtracted from the observations."""
         return replace(self, observations=self.observations - by, checked=None)
 
-    def part(self, which: Int[Tensor, "n"]) -> "Series":
-        """Some of the sequences, given by their numbers, on one batch axis, as long as the longest of them.
+    def part(self, members: Int[Tensor, "n"]) -> "Series":
+        """Some of the sequences, given by their numbers, on one batch axis, with the length of the longest of them.
 
-        Views where they follow each other.
+        Tables are views if the sequences are consecutive.
         """
-        first, n = int(which[0]), len(which)
-        in_order = int(which[-1]) - first + 1 == n and bool((which.diff() == 1).all())
+        first, n = int(members[0]), len(members)
+        in_order = int(members[-1]) - first + 1 == n and bool((members.diff() == 1).all())
 
         def some(table: Tensor | None) -> Tensor | None:
             if table is None:
                 return None
             flat = table.reshape(self.n_sequences, *table.shape[len(self.batch_shape) :])
-            return flat[first : first + n] if in_order else flat[which.to(flat.device)]
+            return flat[first : first + n] if in_order else flat[members.to(flat.device)]
 
         lengths = some(self.lengths)
         if lengths is not None and int(lengths.max()) < self.n_steps:
-            return self.stretch(0, int(lengths.max())).part(which)
+            return self.stretch(0, int(lengths.max())).part(members)
         observations = some(self.observations)
         assert observations is not None
         return Series(observations, lengths, some(self.covariates), some(self.gaps), checked=self.checked)
 
     def groups(self) -> list[Int[Tensor, "n"]]:
-        """Numbers of the sequences, those together of which none is more than twice as long as another; all of them
-        where little of their batch is padding."""
+        """Numbers of the sequences in groups, in which none is more than twice as long as another; one group of all if
+        there is little padding."""
         if self.lengths is None or self.n_sequences * self.n_steps <= WASTE * int(self.lengths.sum()):
             return [torch.arange(self.n_sequences, device="cpu")]
         classes = self.lengths.flatten().cpu().double().log2().floor()
         return [(classes == size).nonzero().flatten() for size in classes.unique()]
 
     def stretch(self, first: int, size: int) -> "Series":
-        """The steps from `first` on, `size` at most; a sequence that has ended before keeps one."""
+        """At most `size` steps from `first` on; a sequence that has ended before keeps one step."""
         observations = self.observations[..., first : first + size, :]
         ends = self.last + 1 - first
         lengths = ends.clamp(1, observations.shape[-2])
@@ -238,30 +239,31 @@ class Series(Record):
         return Series(observations, lengths, drive.covariates, drive.gaps, checked=self.checked)
 
     def cpu(self) -> "Series":
-        """The same in the memory of the host, cut off from what is differentiated."""
+        """The series in the memory of the host, detached from the graph of gradients."""
         return self._mapped(lambda table: table.detach().cpu(), *self._NUMBERS, "lengths")
 
     def detached(self) -> "Series":
-        """The same cut off from what is differentiated."""
+        """The series, detached from the graph of gradients."""
         there = [table for table in map(self.__getattribute__, self._NUMBERS) if table is not None]
         return self._mapped(Tensor.detach, *self._NUMBERS) if any(table.requires_grad for table in there) else self
 
     def like(self, table: Tensor) -> "Series":
-        """The same in the dtype and on the device of a table."""
-        there = self._mapped(lambda own: own.to(table), *self._NUMBERS)
-        return there._mapped(lambda own: own.to(table.device), "lengths")
+        """The series in the dtype and on the device of a table."""
+        there = self._mapped(lambda number: number.to(table), *self._NUMBERS)
+        return there._mapped(lambda number: number.to(table.device), "lengths")
 
     def double(self) -> "Series":
-        """The same in float64."""
+        """The series in float64."""
         return self._mapped(Tensor.double, *self._NUMBERS)
 
     def _mapped(self, change: Callable[[Tensor], Tensor], *names: str) -> "Series":
-        """The same with some of the tables changed, where they are."""
+        """The series with a change of some of its tables, if they are not None."""
         tables = {name: getattr(self, name) for name in names}
         return replace(self, **{name: None if t is None else change(t) for name, t in tables.items()})
 
     def one(self, sequence: int) -> "Series":
-        """One sequence without batch axes, cut to its length, with its labels and what drives the steps to come.
+        """One sequence without batch axes, cut to its length, with its labels and the covariates and gaps of future
+        steps.
 
         Raises:
             ValueError: there is no such sequence.
@@ -296,11 +298,11 @@ def _unequal(least: int, most: int) -> ValueError:
 
 
 def place(bad: Bool[Tensor, "*b T F"]) -> str:
-    """The first step and feature that is marked, in words."""
+    """The first marked step and feature, as text."""
     *batch, step, feature = torch.nonzero(bad)[0].tolist()
     return f"{f'sequence {number(batch)}, ' if batch else ''}step {step}, feature {feature}"
 
 
 def number(index: Sequence[int]) -> int | tuple[int, ...]:
-    """Of a sequence: its place on one batch axis, or its places on several."""
+    """The number of a sequence on one batch axis, or its numbers on several."""
     return index[0] if len(index) == 1 else tuple(index)

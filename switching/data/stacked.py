@@ -1,4 +1,4 @@
-"""Sequences that stand below each other as the rows of one table: which rows are whose, and how they are laid out."""
+"""Several sequences in the rows of one table: the sequence of each row, and the layout as a batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from .timeline import TIME_NAMES, calendar, distances
 
 @dataclass(frozen=True)
 class Stacked:
-    """How the N rows of a table make B sequences.
+    """The map from the N rows of a table to B sequences.
 
     Attributes:
-        index: what the rows of the table are called.
-        members: for each sequence its rows, in the order of its steps.
-        times: what the steps of each sequence are called.
-        names: what the sequences are called; None: they are numbered.
+        index: the labels of the rows of the table.
+        members: the rows of each sequence, in the order of its steps.
+        times: the labels of the steps of each sequence.
+        names: the names of the sequences; None: they are numbered.
     """
 
     index: pd.Index
@@ -31,16 +31,17 @@ class Stacked:
 
     @staticmethod
     def by_labels(index: pd.Index, keys: pd.Index, times: pd.Index | None) -> "Stacked":
-        """Rows of equal key are a sequence, in the order of their first rows; without times the steps are counted."""
-        codes, found = keys.factorize()
+        """Rows with equal keys form a sequence, in the order of their first rows; without times the steps are
+        numbered."""
+        codes, unique = keys.factorize()
         order, counts = np.argsort(codes, kind="stable"), np.bincount(codes)
         members = tuple(np.split(order, np.cumsum(counts)[:-1]))
-        names = tuple(", ".join(map(str, key)) if isinstance(key, tuple) else str(key) for key in found)
+        names = tuple(", ".join(map(str, key)) if isinstance(key, tuple) else str(key) for key in unique)
         if len(set(names)) < len(names):  # as of 1 and "1"
-            names = tuple(map(repr, found))
+            names = tuple(map(repr, unique))
         labels = None if times is None else calendar(times)
-        own = [pd.RangeIndex(len(rows), name="step") if labels is None else labels[rows] for rows in members]
-        return Stacked(index, members, tuple(own), names)
+        labels_of = [pd.RangeIndex(len(rows), name="step") if labels is None else labels[rows] for rows in members]
+        return Stacked(index, members, tuple(labels_of), names)
 
     @staticmethod
     def by_lengths(lengths: Tensor, index: pd.Index | None) -> "Stacked":
@@ -57,25 +58,25 @@ class Stacked:
         return [len(rows) for rows in self.members]
 
     def split(self, table: Float[Tensor, "N *f"], beyond: float) -> Float[Tensor, "B T *f"]:
-        """The rows of each sequence, and a number beyond its end."""
+        """The rows of each sequence, with the number `beyond` after its end."""
         parts = [table[torch.from_numpy(rows).to(table.device)] for rows in self.members]
         return torch.nn.utils.rnn.pad_sequence(parts, True, padding_value=beyond)
 
     def back(self, steps: Tensor) -> Tensor:
-        """Steps `[N, ...]`, sequence after sequence, in the order of the rows."""
+        """Steps `[N, ...]`, one sequence after another, in the order of the rows."""
         order = torch.from_numpy(np.concatenate(self.members)).to(steps.device)
         return torch.empty_like(steps).index_copy(0, order, steps)
 
 
 def check_levels(index: pd.MultiIndex, name: str) -> None:
-    """Raise ValueError where a level before the last, which all are of the sequence, is plainly one of time."""
+    """Raise ValueError if a level before the last looks like a time; these levels name the sequence."""
     levels = _levels(index)
     times = [_is_time(index.get_level_values(i), level) for i, level in enumerate(levels)]
     if not any(times[:-1]):
         return
     cure = (
         f"make one time of {', '.join(level for level, time in zip(levels, times, strict=True) if time)}, or give "
-        "another name to a level that tells sequences apart."
+        "another name to a level that names sequences."
         if times[-1]
         else f"exchange them, as by {name}.swaplevel()."
     )
@@ -85,15 +86,15 @@ def check_levels(index: pd.MultiIndex, name: str) -> None:
 
 
 def panel_of(index: pd.MultiIndex, name: str, counted: bool = False) -> Stacked:
-    """The sequences of rows whose index names, last, the time, and before it the sequence.
+    """The sequences of rows whose index has the time as last level, and the sequence in the levels before.
 
     Arguments:
         index: of two levels or more.
-        name: what an error calls the table.
-        counted: whether the last level only counts the rows, so that steps have no labels of their own.
+        name: the name of the table in an error.
+        counted: whether the last level only numbers the rows, so steps have no labels.
 
     Raises:
-        ValueError: an empty label; a pair of sequence and time that comes twice.
+        ValueError: an empty label; a pair of sequence and time that occurs twice.
     """
     levels = _levels(index)
     for i, level in enumerate(levels):
@@ -114,12 +115,12 @@ def _levels(index: pd.MultiIndex) -> list[str]:
 
 
 def _is_time(labels: pd.Index, level: str) -> bool:
-    """Whether labels are called as times are, or are dates or periods."""
+    """Whether labels have the name of a time, or are dates or periods."""
     numbers = pd.api.types.is_numeric_dtype(labels)
     return level.lower() in TIME_NAMES or not (numbers or distances(calendar(labels)) is None)
 
 
 def common_index(times: Sequence[pd.Index]) -> Any:
-    """One index for all sequences where each is the beginning of the longest; else the index of each."""
+    """One index for all sequences if each is the start of the longest; otherwise the index of each."""
     longest = max(times, key=len)
-    return longest if all(own.equals(longest[: len(own)]) for own in times) else tuple(times)
+    return longest if all(index.equals(longest[: len(index)]) for index in times) else tuple(times)

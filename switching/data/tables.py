@@ -1,4 +1,4 @@
-"""Tables from files: CSV and Parquet, checked so that a mistake in a file is named with its place."""
+"""Tables from files: CSV and Parquet. An error names the place of a mistake in the file."""
 
 import bz2
 import csv
@@ -20,29 +20,30 @@ from .timeline import TIME_NAMES, distances, is_time, label_text, out_of_order
 
 PACKED = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 PARQUET = (".parquet", ".pq")
-UNNAMED = "row"  # what a first column without a name is called
+UNNAMED = "row"  # the name of a first column without a name
 WHOLE_TIMES = frozenset({"time", "date", "datetime", "timestamp", "t", "step", UNNAMED})  # not parts, as a month is
 
 
 @dataclass(frozen=True)
 class TableSeries:
-    """A series from a file, or several: observed columns and covariates, indexed by the columns that label its rows."""
+    """One or several series from a file: observed columns and covariates, indexed by the columns that label the
+    rows."""
 
     observed: pd.DataFrame
     covariates: pd.DataFrame
     time: str | None
     sequence: str | None = None
-    left_out: tuple[str, ...] = ()  # columns that hold no numbers, where none were chosen
+    left_out: tuple[str, ...] = ()  # columns without numbers, if no columns were chosen
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------
 
 
 def read_table(path: Path) -> pd.DataFrame:
-    """Read a CSV file (comma-separated, with a header; `.tsv`: tab-separated), packed or not, or a Parquet file.
+    """Read a CSV file (comma-separated, with a header; `.tsv`: tab-separated; maybe compressed), or a Parquet file.
 
     Raises:
-        ValueError: no such file, an empty one, or one that is not what its name says.
+        ValueError: no such file, an empty file, or one whose content does not match its name.
     """
     check_file(path)
     table = _read_parquet(path) if path.suffix.lower() in PARQUET else _read_csv(path)
@@ -97,10 +98,10 @@ def _read_csv(path: Path) -> pd.DataFrame:
 
 
 def _header(path: Path) -> list[str]:
-    """The names of the columns, as they stand in the file.
+    """The names of the columns in the file.
 
     Raises:
-        ValueError: names that come twice; none at all, as where the header is missing; cells separated otherwise.
+        ValueError: names that occur twice; no names, if the header is missing; another separator.
     """
     with _lines(path) as lines:
         rows = csv.reader(lines, delimiter=_separator(path), skipinitialspace=True)
@@ -112,14 +113,14 @@ def _header(path: Path) -> list[str]:
         )
     twice = [name for i, name in enumerate(names) if name and name in names[:i]]
     if twice:
-        raise ValueError(f"data: {path} has two columns called {twice[0]}; give each a name of its own.")
+        raise ValueError(f"data: {path} has two columns called {twice[0]}; give each a different name.")
     if names and all(_is_number(name) for name in names):
         raise ValueError(f"data: {path} has no header, its first line is {', '.join(names)}; name the columns there.")
     return names
 
 
 def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """The line at which each row below the header starts, and its cells: quoted ones may span several lines."""
+    """The first line and the cells of each row below the header; quoted cells may span several lines."""
     with _lines(path) as lines:
         rows = csv.reader(lines, delimiter=_separator(path), skipinitialspace=True)
         width, start = 0, 1
@@ -132,7 +133,8 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _check_cells(path: Path, n_columns: int) -> None:
-    """Raise ValueError where a row has not as many cells as the header; empty ones at its end are none too many."""
+    """Raise ValueError if the number of cells of a row differs from the header; extra empty cells at its end are
+    allowed."""
     try:
         for line, cells in _rows(path):
             if len(cells) == n_columns or (not cells and n_columns == 1):
@@ -152,8 +154,9 @@ def _check_cells(path: Path, n_columns: int) -> None:
 
 
 def _named(table: pd.DataFrame) -> pd.DataFrame:
-    """Names without blanks around them; a first column without a name numbers the rows, empty ones are dropped."""
-    unnamed = [str(name).startswith("Unnamed: ") for name in table.columns]  # as pandas calls them
+    """Names without surrounding blanks; a first column without a name numbers the rows, and empty columns are
+    dropped."""
+    unnamed = [str(name).startswith("Unnamed: ") for name in table.columns]  # names that pandas gives
     kept = table.loc[:, [not (bare and table.iloc[:, i].isna().all()) for i, bare in enumerate(unnamed)]]
     names = [str(name).strip() for name in kept.columns]
     if names and unnamed[0] and UNNAMED not in names:
@@ -195,17 +198,17 @@ def pick_series(
     time: str | None,
     sequence: str | None = None,
 ) -> TableSeries:
-    """The columns of a table that make a series, or several below each other.
+    """The columns of a table that form one or several series.
 
     Arguments:
-        table, path: the table, and the file that it was read from.
+        table, path: the table, and its file.
         columns: observed features; None takes every numeric column that is neither a covariate nor a label.
-        covariates: columns that drive the dynamics.
+        covariates: columns with inputs of the dynamics.
         time: column that labels the rows; None: see `time_column`.
-        sequence: column that says which sequence a row belongs to; None: all rows are one.
+        sequence: column that names the sequence of a row; None: all rows are one sequence.
 
     Raises:
-        ValueError: see `numeric_columns` and `time_column`; no numeric column at all, or some that look like times.
+        ValueError: see `numeric_columns` and `time_column`; no numeric column, or numeric columns that look like times.
     """
     if sequence is not None:
         _check_labels(table, sequence, path, "--sequence")
@@ -221,10 +224,10 @@ def pick_series(
 
 
 def _index(table: pd.DataFrame, time: str | None, sequence: str | None) -> pd.Index:
-    """The labels of the rows: sequence and time, or time; steps are counted where no column labels them."""
+    """The labels of the rows: sequence and time, or time; without a column of labels, steps are numbered."""
     steps = np.empty(len(table), dtype=np.int64)
-    for own in _members(table, sequence):
-        steps[own] = np.arange(len(own))
+    for members in _members(table, sequence):
+        steps[members] = np.arange(len(members))
     times = pd.Index(steps, name="step") if time is None else pd.Index(table[time], name=time)
     if sequence is None:
         return times
@@ -232,10 +235,10 @@ def _index(table: pd.DataFrame, time: str | None, sequence: str | None) -> pd.In
 
 
 def _observed(table: pd.DataFrame, path: Path, taken: set[str | None]) -> list[str]:
-    """Every numeric column that is not taken.
+    """Every numeric column that is not in `taken`.
 
     Raises:
-        ValueError: there is none; one is called as times are; one is numbers but for some cells.
+        ValueError: there is none; one has the name of a time; one is numeric except for some cells.
     """
     there = ", ".join(map(str, table.columns))
     columns = [
@@ -244,8 +247,8 @@ def _observed(table: pd.DataFrame, path: Path, taken: set[str | None]) -> list[s
     times = [name for name in columns if name.lower() in TIME_NAMES]
     if times:
         raise ValueError(
-            f"--columns: {path} has {', '.join(times)}, by the name a time and nothing to model; name the columns to "
-            f"model, or with --time that of the time. It has {there}."
+            f"--columns: {path} has {', '.join(times)}, named like a time; name the columns to "
+            f"model, or name the time with --time. It has {there}."
         )
     if not columns:
         raise ValueError(f"--columns: {path} has no numeric column to model; it has {there}.")
@@ -253,7 +256,7 @@ def _observed(table: pd.DataFrame, path: Path, taken: set[str | None]) -> list[s
 
 
 def _holds_numbers(column: pd.Series, path: Path) -> bool:
-    """Whether all cells are numbers or empty; ValueError where most are, and some are text."""
+    """Whether all cells are numbers or empty; ValueError if most are numbers and some are text."""
     kind = pd.api.types.infer_dtype(column, skipna=True)
     if kind == "string" or kind.startswith("mixed"):
         mostly = pd.Series(pd.to_numeric(column, errors="coerce")).count() > 0.5 * column.count()
@@ -262,10 +265,10 @@ def _holds_numbers(column: pd.Series, path: Path) -> bool:
 
 
 def numeric_columns(table: pd.DataFrame, columns: Sequence[str], path: Path, option: str = "--columns") -> pd.DataFrame:
-    """These columns as float64, NaN where a cell is empty; true and false become 1 and 0.
+    """These columns as float64, with NaN for empty cells; true and false become 1 and 0.
 
     Raises:
-        ValueError: no such column, naming those there are; text or an infinite number in one, naming its line.
+        ValueError: no such column (the error lists the columns); text or an infinite number (the error gives the line).
     """
     for name in columns:
         if name not in table.columns:
@@ -297,7 +300,7 @@ def _numeric(column: pd.Series, path: Path) -> np.ndarray:
 
 
 def _place(path: Path, row: int) -> str:
-    """Where the row (counted from 0, below the header) stands in the file."""
+    """The place in the file of a row (counted from 0, below the header)."""
     if path.suffix.lower() in PARQUET:
         return f"row {row + 1} of {path}"
     start = next((line for line, _ in islice(_rows(path), row, None)), None)
@@ -305,7 +308,7 @@ def _place(path: Path, row: int) -> str:
 
 
 def _members(table: pd.DataFrame, sequence: str | None) -> Sequence[np.ndarray]:
-    """The rows of each sequence; without a column that names them all rows are one."""
+    """The rows of each sequence; without a column of sequences, all rows are one sequence."""
     if sequence is None:
         return [np.arange(len(table))]
     return Stacked.by_labels(table.index, pd.Index(table[sequence]), None).members
@@ -316,19 +319,20 @@ def time_column(
 ) -> str | None:
     """The column that labels the rows.
 
-    It is the one asked for; or the first, if it has a name of times (year, date, ...) or dates; or any that has such a
-    name and dates, or is called date, time or t; or one without a name. Numbers called year, month, ..., that go up and
-    down, are a part of a time, and label nothing. Of several sequences each is in order by itself.
+    This is the column `time`, if it is given. Otherwise it is the first column, if it has a name of times (year, date,
+    ...) or holds dates; or any column with such a name and dates, or with the name date, time or t; or a column without
+    a name. A column named year, month, ... whose numbers go up and down is a part of a time, and does not label rows.
+    Each sequence is in order by itself.
 
     Raises:
-        ValueError: the column asked for is not there; it has empty cells; its times are not in order.
+        ValueError: the column `time` does not exist; it has empty cells; its times are not in order.
     """
     label = _find_time(table, taken, sequence) if asked is None else asked
     if label is None:
         return None
     _check_labels(table, label, path, "--time")
-    for own in _members(table, sequence):
-        times = pd.Index(table[label].iloc[own])
+    for members in _members(table, sequence):
+        times = pd.Index(table[label].iloc[members])
         step = out_of_order(times)
         if step is None:
             continue
@@ -338,7 +342,7 @@ def time_column(
                 return None
         cure = ", name the column of the sequences with --sequence" if sequence is None else ""
         raise ValueError(
-            f"--time: {label} goes back in {_place(path, int(own[step]))}, where {label_text(times[step])} follows "
+            f"--time: {label} goes back in {_place(path, int(members[step]))}, where {label_text(times[step])} follows "
             f"{label_text(times[step - 1])}; sort the rows by time{cure}, or choose another column with --time."
         )
     return label
@@ -355,7 +359,7 @@ def _find_time(table: pd.DataFrame, taken: Sequence[str], sequence: str | None) 
 
 
 def _check_labels(table: pd.DataFrame, name: str, path: Path, option: str) -> None:
-    """Raise ValueError where a column that labels rows is not there, or has empty cells."""
+    """Raise ValueError if a column of labels does not exist, or has empty cells."""
     if name not in table.columns:
         raise ValueError(f"{option}: {path} has no column {name!r}; it has {', '.join(map(str, table.columns))}.")
     empty = np.flatnonzero(table[name].isna())

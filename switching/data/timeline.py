@@ -1,4 +1,4 @@
-"""The time axis of a series: what its steps are called, and how it goes on after the last one."""
+"""The time axis of a series: the labels of its steps, and their continuation."""
 
 import re
 import warnings
@@ -19,12 +19,12 @@ ISO_DATE = re.compile(r"\d{4}-\d{2}(-\d{2}([T ].*)?)?")
 
 
 def time_index(index: pd.Index | None, n_steps: int) -> pd.Index:
-    """The pandas index that a series came with; 0, 1, 2, ... where it came without."""
+    """The pandas index of a series; 0, 1, 2, ... if it has none."""
     return pd.RangeIndex(n_steps, name="step") if index is None else pd.Index(index)
 
 
 def storable(index: pd.Index) -> pd.Index:
-    """The same index in a form that netCDF can hold: numbers, dates without a time zone (in UTC), or text."""
+    """The same index in a form for netCDF: numbers, dates without a time zone (in UTC), or text."""
     if isinstance(index, pd.DatetimeIndex):
         return index if index.tz is None else index.tz_convert(None)
     if pd.api.types.is_numeric_dtype(index) and not pd.api.types.is_bool_dtype(index):
@@ -33,7 +33,7 @@ def storable(index: pd.Index) -> pd.Index:
 
 
 def calendar(index: pd.Index) -> pd.Index:
-    """Text that reads as quarters (1959Q1), months or dates (1959-01-31) as such; any other index as it is."""
+    """Text such as 1959Q1, 1959-01 or 1959-01-31 as quarters, months or dates; any other index unchanged."""
     if pd.api.types.is_numeric_dtype(index) or isinstance(index, pd.DatetimeIndex | pd.PeriodIndex):
         return index
     labels = list(index)
@@ -46,7 +46,7 @@ def calendar(index: pd.Index) -> pd.Index:
     if all(ISO_DATE.fullmatch(label) for label in labels):
         try:
             return pd.DatetimeIndex(pd.to_datetime(labels, format="ISO8601"), name=index.name)
-        except ValueError:  # looks like a date and is none, such as 2020-13-01: a label like any other
+        except ValueError:  # looks like a date but is not, such as 2020-13-01: an ordinary label
             return index
     return index
 
@@ -70,7 +70,8 @@ def following(index: pd.Index, horizon: int) -> pd.Index:
 
 
 def _following_dates(index: pd.DatetimeIndex, horizon: int) -> pd.DatetimeIndex | None:
-    """The next dates at the frequency that pandas sees, or on the same day of the month; None for any other spacing."""
+    """The next dates at the frequency that pandas infers, or on the same day of the month; None for any other
+    spacing."""
     if len(index) < 3 or not (index.is_monotonic_increasing and index.is_unique):
         return None
     with warnings.catch_warnings():
@@ -86,14 +87,14 @@ def _following_dates(index: pd.DatetimeIndex, horizon: int) -> pd.DatetimeIndex 
 
 
 def evenly_spaced(index: pd.Index) -> bool:
-    """Whether numbers, dates or periods follow each other at one distance; text says nothing, and counts as even."""
+    """Whether numbers, dates or periods have equal distances; text counts as even."""
     index = calendar(index)
     known = isinstance(index, pd.PeriodIndex | pd.DatetimeIndex) or pd.api.types.is_numeric_dtype(index)
     return len(index) < 3 or not known or not str(following(index, 1)[0]).startswith("+")
 
 
 def distances(index: pd.Index) -> np.ndarray | None:
-    """From each label to the next, of numbers, dates and periods, `[T - 1]`; None where labels are text."""
+    """The distances between consecutive numbers, dates or periods, `[T - 1]`; None for text."""
     if isinstance(index, pd.PeriodIndex | pd.DatetimeIndex | pd.TimedeltaIndex):
         empty = index.isna()
         return np.where(empty[1:] | empty[:-1], np.nan, np.diff(index.asi8))
@@ -105,55 +106,56 @@ def distances(index: pd.Index) -> np.ndarray | None:
 
 
 def readings(index: pd.Index) -> list[pd.DatetimeIndex]:
-    """The dates that text in other forms may stand for, such as 1/31/2020 or Jan 2020: none, one, or two where day and
-    month may be exchanged. Without a year in four digits nothing is a date."""
+    """The possible dates of text in other forms, such as 1/31/2020 or Jan 2020: none, one, or two if day and month may
+    be exchanged. Text without a year in four digits is not a date."""
     labels = list(index)
     if not labels or not all(isinstance(label, str) and YEAR.search(label) for label in labels):
         return []
-    found = []
+    candidates = []
     for day_first in (False, True) if DAY_AND_MONTH.match(labels[0]) else (False,):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that each may be read in a form of its own
             try:
-                found.append(pd.DatetimeIndex(pd.to_datetime(labels, dayfirst=day_first)))
+                candidates.append(pd.DatetimeIndex(pd.to_datetime(labels, dayfirst=day_first)))
             except (ValueError, OverflowError):
                 continue
-    return found
+    return candidates
 
 
 def is_time(index: pd.Index) -> bool:
-    """Whether labels are dates or periods, or text that reads as such."""
+    """Whether labels are dates or periods, or text that can be read as such."""
     index = calendar(index)
     return isinstance(index, pd.PeriodIndex | pd.DatetimeIndex) or bool(readings(index))
 
 
 def out_of_order(index: pd.Index) -> int | None:
-    """The first step whose label is not after the one before it; None where all are, or they are no times."""
+    """The first step whose label is not after the label before it; None if all are in order, or are no times."""
     index = calendar(index)
     gaps = distances(index)
     known = [np.diff(times.asi8) for times in readings(index)] if gaps is None else [gaps]
-    if not known or any(bool((own > 0).all()) for own in known):
+    if not known or any(bool((gap > 0).all()) for gap in known):
         return None
     return int((known[0] > 0).argmin()) + 1
 
 
 def uneven(times: Sequence[pd.Index]) -> tuple[int, int] | None:
-    """Sequence and step of the gap that stands out most, where the steps of some sequences, in order, are not all
-    equally far apart. Dates of a calendar are: months, working days."""
+    """Sequence and step of the most prominent gap, if the steps of some sequences (in order) are not equally spaced.
+    Dates of a calendar are equally spaced: months, working days."""
     times = [calendar(index) for index in times]
-    gaps = [own if (own := distances(index)) is not None else np.empty(0) for index in times]
+    gaps = [distance if (distance := distances(index)) is not None else np.empty(0) for index in times]
     every = np.concatenate(gaps)
     if not every.size or np.allclose(every, every[0], rtol=1e-9, atol=0):
         return None
     if all(isinstance(index, pd.DatetimeIndex) for index in times) and _on_one_calendar(times):
         return None
-    apart = [np.abs(np.log(own / np.median(every))) for own in gaps]
+    apart = [np.abs(np.log(distance / np.median(every))) for distance in gaps]
     worst = max(range(len(apart)), key=lambda i: float(apart[i].max(initial=-1.0)))
     return worst, int(apart[worst].argmax()) + 1
 
 
 def _on_one_calendar(times: Sequence[pd.Index]) -> bool:
-    """Whether dates are evenly spaced, all together and without a gap in any, or each alone, on days of its own."""
+    """Whether dates are evenly spaced: all together and without a gap in any, or each sequence alone, on its own
+    days."""
     union = pd.DatetimeIndex(pd.concat([pd.Series(index) for index in times]).drop_duplicates().sort_values())
     if evenly_spaced(union):
         return all(bool((np.diff(union.get_indexer(index)) == 1).all()) for index in times)
@@ -161,15 +163,15 @@ def _on_one_calendar(times: Sequence[pd.Index]) -> bool:
 
 
 def check_times(times: Sequence[pd.Index], names: Sequence[str], cured: bool = False) -> None:
-    """Check the labels of sequences that came with some.
+    """Check the labels of sequences.
 
     Arguments:
-        times: the index of each.
-        names: what an error calls the sequences.
-        cured: whether the gaps between steps were given, so that they need not be equal.
+        times: the index of each sequence.
+        names: the names of the sequences in an error.
+        cured: whether the gaps between steps are given; then labels need not be evenly spaced.
 
     Raises:
-        ValueError: numbers, dates or periods that go back or come twice.
+        ValueError: numbers, dates or periods that go back or occur twice.
 
     Warns:
         UserWarning: they are not evenly spaced, and their rows are taken as consecutive steps.
@@ -179,15 +181,15 @@ def check_times(times: Sequence[pd.Index], names: Sequence[str], cured: bool = F
         if step is not None:
             raise ValueError(
                 f"{name}: its {_axis(index)} does not rise at step {step}, where {label_text(index[step])} follows "
-                f"{label_text(index[step - 1])}; sort the rows by time, as by x.sort_index(), or where their order is "
-                "right give labels that rise."
+                f"{label_text(index[step - 1])}; sort the rows by time, e.g. with x.sort_index(), or if the order is "
+                "right, give increasing labels."
             )
-    found = None if cured else uneven(times)
-    if found is not None:
-        which, step = found
-        index = times[which]
+    gap = None if cured else uneven(times)
+    if gap is not None:
+        sequence, step = gap
+        index = times[sequence]
         warnings.warn(
-            f"{names[which]}: its {_axis(index)} is not evenly spaced, as from {label_text(index[step - 1])} to "
+            f"{names[sequence]}: its {_axis(index)} is not evenly spaced, as from {label_text(index[step - 1])} to "
             f"{label_text(index[step])}; rows are taken as consecutive steps. Insert empty rows for steps that are "
             "missing, or give Copy dynamics the gaps, dt.",
             UserWarning,
@@ -208,7 +210,7 @@ def continued(index: pd.Index, horizon: int) -> pd.Index:
 
 
 def label_text(label: object) -> str:
-    """A time label as people write it: dates without midnight, whole numbers without a point."""
+    """A time label as text: dates without midnight, whole numbers without a point."""
     if isinstance(label, pd.Timestamp):
         return label.strftime("%Y-%m-%d") if label == label.normalize() else str(label)
     if isinstance(label, float | np.floating) and float(label).is_integer():

@@ -1,7 +1,7 @@
-"""Files that are there whole, or as they were: written under another name, then put in place in one step.
+"""Atomic writes: a file is written under another name, then renamed in one step. It is complete or unchanged.
 
-A process that is killed meanwhile leaves a hidden file or folder, `.NAME.*.unfinished`, which the next to write NAME
-removes. A lock tells it from one at which another process is still at work.
+A process that is killed during a write leaves a hidden file or folder, `.NAME.*.unfinished`. The next process that
+writes NAME removes it. A lock protects a file that another process is still writing.
 """
 
 import glob
@@ -15,18 +15,18 @@ from pathlib import Path
 
 try:
     import fcntl
-except ImportError:  # as on Windows, where nothing is removed
+except ImportError:  # as on Windows, where no leftovers are removed
     fcntl = None
 
 ENDING = ".unfinished"
-SETTLED = 1.0  # seconds after which what is made has long been locked
+SETTLED = 1.0  # seconds after which a new file is surely locked
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a file all or not at all. A link in its place is replaced, not followed.
+    """Write a file completely or not at all. A link in its place is replaced, not followed.
 
     Raises:
-        OSError: it cannot be written; what was there is as it was.
+        OSError: the file cannot be written; an existing file stays unchanged.
     """
     new = unfinished(path.parent, path.name)
     try:
@@ -46,7 +46,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def write_output(path: Path, data: bytes) -> None:
-    """The same for a file that a user names: a link keeps its place, a pipe or device is written to."""
+    """The same for a path of the user: a link stays and its target is replaced; a pipe or device is written to."""
     if path.exists() and not path.is_file() and not path.is_dir():
         path.write_bytes(data)
     else:
@@ -54,19 +54,19 @@ def write_output(path: Path, data: bytes) -> None:
 
 
 def unfinished(folder: Path, name: str) -> Path:
-    """A name in the folder for what is to become `name`."""
+    """A temporary name in the folder for `name`."""
     return folder / f".{name}.{secrets.token_hex(8)}{ENDING}"
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """While this lasts no other process removes the unfinished file or folder."""
+    """While this is active, no other process removes the unfinished file or folder."""
     if fcntl is None:
         yield
         return
     held = os.open(path, os.O_RDONLY)
     try:
-        with suppress(OSError):  # a file system without locks, where nothing is removed
+        with suppress(OSError):  # a file system without locks, where no leftovers are removed
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:
@@ -74,21 +74,21 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def remove_unfinished(folder: Path, name: str) -> None:
-    """Remove what killed processes have left of what was to become `name`."""
-    for left in folder.glob(f".{glob.escape(name)}.*{ENDING}"):
-        if _abandoned(left):
-            shutil.rmtree(left, ignore_errors=True)
+    """Remove unfinished files of `name` that killed processes have left."""
+    for leftover in folder.glob(f".{glob.escape(name)}.*{ENDING}"):
+        if _abandoned(leftover):
+            shutil.rmtree(leftover, ignore_errors=True)
             with suppress(OSError):
-                left.unlink(missing_ok=True)
+                leftover.unlink(missing_ok=True)
 
 
-def _abandoned(left: Path) -> bool:
+def _abandoned(leftover: Path) -> bool:
     if fcntl is None:
         return False
     try:
-        if time.time() - left.lstat().st_mtime < SETTLED:
+        if time.time() - leftover.lstat().st_mtime < SETTLED:
             return False
-        held = os.open(left, os.O_RDONLY | os.O_NOFOLLOW)
+        held = os.open(leftover, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
         return False
     try:
@@ -101,7 +101,7 @@ def _abandoned(left: Path) -> bool:
 
 
 def sync(path: Path) -> None:
-    """Have a file, or the names in a folder, on the disk before what comes next."""
+    """Write a file, or the names in a folder, to disk before the next operation."""
     try:
         held = os.open(path, os.O_RDONLY)
     except OSError:  # a folder on Windows

@@ -1,1 +1,1 @@
-"""Dynamics: how the hidden state moves. Import each from its file."""
+"""Dynamics: the distribution of the next hidden state. Import each from its file."""

@@ -1,7 +1,7 @@
-"""What dynamics are: how the hidden state moves, as a chain over tables, as Pyro sites, as an M-step and as factors.
+"""The contract of dynamics: the prior of the hidden path, as a chain, as Pyro sites, as an M-step and as factors.
 
-Dynamics are a stateless description, like an emission; their parameters are tensors `[*r, ...]`, where `*r` are
-restarts or posterior draws, in `blocks` that are conjugate to how often paths use them.
+Dynamics are a stateless description, like an emission. Their parameters are tensors `[*r, ...]`, where `*r` are
+restarts or posterior draws. They form `blocks` that are conjugate to the counts of paths.
 """
 
 from abc import ABC, abstractmethod
@@ -31,8 +31,8 @@ class Dynamics(Named, ABC):
 
     Attributes:
         n_states: K.
-        n_covariates: C, how many drive it.
-        holds: whether a step may hold its state, so that there is a gate.
+        n_covariates: C, the number of covariates.
+        holds: whether a step may hold its state; then there is a gate.
     """
 
     n_states: int
@@ -44,15 +44,15 @@ class Dynamics(Named, ABC):
     @property
     @abstractmethod
     def blocks(self) -> Mapping[str, Conjugate]:
-        """The parameters, in blocks that have a prior each."""
+        """The parameters, in blocks with a prior each."""
 
     @abstractmethod
     def default_prior(self) -> Parameters:
-        """The concentrations given to the constructor, as tables."""
+        """The concentrations of the constructor, as tables."""
 
     @property
     def parameters(self) -> dict[str, Parameter]:
-        """By name, what is known of them."""
+        """The description of each parameter, by name."""
         return {name: parameter for block in self.blocks.values() for name, parameter in block.parameters.items()}
 
     @property
@@ -61,15 +61,15 @@ class Dynamics(Named, ABC):
         return {"state": self.n_states, "state_new": self.n_states, "covariate": self.n_covariates}
 
     def check_values(self, values: Parameters) -> Parameters:
-        """Return the parameters under their own names; raise ValueError where they are not valid."""
+        """Return the parameters under their names; raise ValueError if they are not valid."""
         return check_parameters(self.parameters, values, self.sizes, f"{self.name} dynamics")
 
     def check_drive(self, drive: Drive, batch_shape: torch.Size, n_steps: int) -> None:
-        """Raise ValueError where covariates or gaps do not fit these dynamics or the series."""
-        for name, given in (("covariates", drive.covariates), ("dt", drive.gaps)):
-            if given is not None:
+        """Raise ValueError if covariates or gaps do not fit these dynamics or the series."""
+        for name, table in (("covariates", drive.covariates), ("dt", drive.gaps)):
+            if table is not None:
                 raise ValueError(
-                    f"{name}: {self.name} dynamics take none; use Copy dynamics, whose redraw probability it moves."
+                    f"{name}: {self.name} dynamics take none; use Copy dynamics, where it moves the redraw probability."
                 )
 
     def sites(self, prior: Parameters) -> list[Site]:
@@ -87,20 +87,20 @@ class Dynamics(Named, ABC):
         lengths: Tensor | None = None,
         belief: Float[Tensor, "*b K"] | None = None,
     ) -> Chain:
-        """The chain over state paths that has these parameters and likelihood tables `[*r, *b, T, K]`.
+        """The chain over state paths with these parameters and likelihood tables `[*r, *b, T, K]`.
 
-        With a `belief` about the state before the first step, the chain goes on from there.
+        With a `belief` about the state before the first step, the chain continues from there.
         """
 
     @abstractmethod
     def propagate(self, values: Parameters, belief: Float[Tensor, "*b K"], drive: Drive, horizon: int) -> ByGate:
-        """P(s, z) at each of the `horizon` steps that follow the belief: `[*b, H, K]` for z = 1 and for z = 0."""
+        """P(s, z) at each of the `horizon` steps after the belief: `[*b, H, K]` for z = 1 and for z = 0."""
 
     @abstractmethod
     def durations(self, values: Parameters, drive: Drive) -> Float[Tensor, "K"]:
-        """The expected number of steps from entering each state to leaving it; infinite where nothing leaves it.
+        """The expected number of steps from entering each state to leaving it; infinite if it is never left.
 
-        What covariates move is taken at its mean over their steps, and a gap as the time that it is.
+        Covariates enter by the mean of their effect over the steps, gaps by their length.
         """
 
     @abstractmethod
@@ -112,14 +112,15 @@ class Dynamics(Named, ABC):
         """Pyro sites `z_t`, `s_t` of one step (from 1) given the state before it; returns (redraw, state)."""
 
     def log_gate(self, values: Parameters, drive: Drive, n_batch: int) -> tuple[Tensor, Tensor]:
-        """log P(z_t = 1) and log P(z_t = 0) of every step, where there is a gate."""
+        """log P(z_t = 1) and log P(z_t = 0) of every step, if there is a gate."""
         raise TypeError(f"dynamics: {self.name} has no gate; use Copy(n_states).")
 
     # ---- fits ------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def counts(self, marginals: Marginals, lead: torch.Size) -> dict[str, Tensor]:
-        """What the posterior adds to the natural parameters of each block, summed over all but the leading axes."""
+        """The terms that the posterior adds to the natural parameters of each block, summed over all but the leading
+        axes."""
 
     def maximize(
         self,
@@ -131,12 +132,12 @@ class Dynamics(Named, ABC):
     ) -> Parameters:
         """Mode of the parameters given the chain's posterior; maximum likelihood without a prior.
 
-        Those that are fixed keep their values, and so do those of which nothing is known.
+        Fixed parameters keep their values, and so do parameters about which the data have no information.
         """
-        found: Parameters = {}
+        modes: Parameters = {}
         for name, counts in self.counts(marginals, self._lead(values)).items():
-            found |= self.blocks[name].mode(prior, counts)
-        return kept(found, values) | {name: values[name] for name in fixed if name in found}
+            modes |= self.blocks[name].mode(prior, counts)
+        return kept(modes, values) | {name: values[name] for name in fixed if name in modes}
 
     @abstractmethod
     def start(self, labels: Int[Tensor, "*rb T"], series: Series) -> Parameters:
@@ -149,8 +150,8 @@ class Dynamics(Named, ABC):
         """The family of the paths of a series, and tables of 0 for it with these leading axes.
 
         Arguments:
-            gated: whether held steps emit in another way than drawn ones.
-            alike: whether they do alike in all states, so that their table needs a single column.
+            gated: whether held steps emit differently from drawn ones.
+            alike: whether held steps emit alike in all states, so their table needs only one column.
         """
 
     @abstractmethod
@@ -158,7 +159,7 @@ class Dynamics(Named, ABC):
         """The factors that join the blocks to the paths.
 
         Arguments:
-            counted: [T], 0 for steps that were counted elsewhere and 1 for the others; None: all count.
+            counted: [T], 0 for steps that are counted elsewhere and 1 for the others; None: all count.
             gated: as in `paths`.
         """
 

@@ -3,10 +3,9 @@ r"""Copy dynamics: at each step the state is held, or drawn afresh from one dist
 $$z_t \sim \text{Bernoulli}(\rho_t), \qquad s_t = s_{t-1} \text{ if } z_t = 0, \qquad
   s_t \sim \text{Categorical}(\pi) \text{ if } z_t = 1, \qquad z_1 = 1$$
 
-The redraw probability is constant with a Beta prior, or moved by covariates, $\text{logit}\,\rho_t = w_0 + w^\top c_t$.
-A gap of $d$ steps holds with probability $(1 - \rho)^d$, so irregular times cost nothing:
-$\rho_t(d) = 1 - (1 - \rho_t)^d$. For unit gaps without covariates the prior of $\rho$ is conjugate; what happens
-otherwise is in `gates`.
+The redraw probability is constant with a Beta prior, or depends on covariates, $\text{logit}\,\rho_t = w_0 + w^\top
+c_t$. A gap of $d$ steps holds with probability $(1 - \rho)^d$, so irregular times cost nothing: $\rho_t(d) = 1 - (1 -
+\rho_t)^d$. For unit gaps without covariates the prior of $\rho$ is conjugate; `gates` handles the other cases.
 """
 
 import math
@@ -52,7 +51,7 @@ class RedrawWeights(Conjugate):
         return {"redraw_intercept": Parameter(()), "redraw_weights": Parameter(("covariate",))}
 
     def natural(self, prior: Parameters) -> Tensor:
-        """Where q starts: the prior itself is none of the family."""
+        """The start of q; the prior is not in the family."""
         like, size = prior["redraw_concentration"], 1 + self.n_covariates
         return self.family.natural(like.new_zeros(size), torch.eye(size).to(like))
 
@@ -78,7 +77,8 @@ class RedrawWeights(Conjugate):
         return super().given(nowhere | known)
 
     def prior_factor(self, block: str, prior: Parameters, share: float) -> Factor:
-        """The expected log prior; of the intercept, a beta distribution of its sigmoid, the bound of observed gates."""
+        """The expected log prior. The prior of the intercept is a beta distribution of its sigmoid, bounded as for
+        gates."""
         n = self.n_covariates
         redraws, holds = prior["redraw_concentration"].unbind(-1)
         normalizer = torch.lgamma(redraws) + torch.lgamma(holds) - torch.lgamma(redraws + holds)
@@ -102,13 +102,14 @@ class Copy(Dynamics):
 
     Arguments:
         n_states: K.
-        redraw_prior: the two concentrations of the Beta prior of the redraw probability (with covariates: of its value
-            where they are 0; the weights have normal priors of scale 2.5, so give covariates of about unit variance).
+        redraw_prior: the two concentrations of the Beta prior of the redraw probability. With covariates, this is the
+            probability at covariates 0; the weights have normal priors of scale 2.5, so use covariates of about unit
+            variance.
         state_prior: Dirichlet concentration of the fresh state, scalar or [K].
-        n_covariates: C, the number of covariates that move the logit of the redraw probability.
+        n_covariates: C, the number of covariates in the logit of the redraw probability.
 
     Raises:
-        TypeError: a number of states or covariates that is no integer.
+        TypeError: a number of states or covariates that is not an integer.
         ValueError: no states, concentrations that are not positive.
 
     Example:
@@ -173,7 +174,7 @@ class Copy(Dynamics):
     # ---- paths -----------------------------------------------------------------------------------------------------
 
     def log_gate(self, values: Parameters, drive: Drive, n_batch: int) -> tuple[Tensor, Tensor]:
-        """log rho_t and log (1 - rho_t), which broadcast to [*r, *b, T]; the first step is like any other here."""
+        """log rho_t and log (1 - rho_t), which broadcast to [*r, *b, T]; the first step is treated like the others."""
         if self.n_covariates:
             assert drive.covariates is not None
             weights = widened(values["redraw_weights"], 1, n_batch + 1)
@@ -205,7 +206,7 @@ class Copy(Dynamics):
         held = likelihood.held + log_hold.unsqueeze(-1)
         if belief is not None:
             return CopyChain(belief.log(), fresh, held, lengths)
-        fresh[..., 0, :] = likelihood.redrawn[..., 0, :] + log_state[..., 0, :]  # the first step redraws, whatever rho
+        fresh[..., 0, :] = likelihood.redrawn[..., 0, :] + log_state[..., 0, :]  # the first step always redraws
         return CopyChain(None, fresh, held, lengths)
 
     def propagate(self, values: Parameters, belief: Tensor, drive: Drive, horizon: int) -> ByGate:
@@ -221,7 +222,7 @@ class Copy(Dynamics):
 
     def durations(self, values: Parameters, drive: Drive) -> Tensor:
         if drive.covariates is not None and not drive.covariates.numel():
-            raise ValueError("covariates: got those of no step, over which durations are averaged; give a sequence.")
+            raise ValueError("covariates: got no step, but durations are averaged over steps; give a sequence.")
         log_redraw, _ = self.log_gate(values, Drive(drive.covariates, None), 0)
         return 1 / (log_redraw.exp().mean() * (1 - values["state_probs"]))
 
@@ -260,14 +261,14 @@ class Copy(Dynamics):
         if not self.n_covariates and drive.gaps is None:
             return super().maximize(marginals, prior, values, drive, fixed)
         state = self.counts(marginals, self._lead(values))["state"]
-        found = kept(self.blocks["state"].mode(prior, state), values)
-        found |= self._scored(marginals, prior, values, drive.at(slice(1, None)), fixed)
-        return found | {name: values[name] for name in fixed if name in found}
+        modes = kept(self.blocks["state"].mode(prior, state), values)
+        modes |= self._scored(marginals, prior, values, drive.at(slice(1, None)), fixed)
+        return modes | {name: values[name] for name in fixed if name in modes}
 
     def _scored(
         self, marginals: Marginals, prior: Parameters | None, values: Parameters, drive: Drive, fixed: Collection[str]
     ) -> Parameters:
-        """The M-step of the redraw probability where it has no closed form."""
+        """The M-step of the redraw probability if it has no closed form."""
         lead = self._lead(values)
         if marginals.gates is None:
             assert marginals.held is not None
@@ -318,7 +319,7 @@ class Copy(Dynamics):
         gates = 1 if not self.n_covariates and series.gaps is None else series.n_steps
         if self._factored(series, gated):
             tables = (gates, 2), (self.n_states,), (series.n_steps, self.n_states)
-            return FactoredCopyPaths(series.lengths), FactoredTables(*(zero.expand(*shape, *own) for own in tables))
+            return FactoredCopyPaths(series.lengths), FactoredTables(*(zero.expand(*shape, *sizes) for sizes in tables))
         base = None
         if _at_once(series):  # no redraw in a gap of 0 steps
             never = torch.where(series.drive.gaps == 0, -torch.inf, 0.0)
@@ -328,7 +329,7 @@ class Copy(Dynamics):
         return CopyPaths(series.lengths, base), CopyTables(zero.expand(*shape, *fresh), zero.expand(*shape, *held))
 
     def _factored(self, series: Series, gated: bool) -> bool:
-        """Whether the tables of paths are products, none of which says that something cannot be."""
+        """Whether the tables of paths are products without impossible entries."""
         return not gated and not _at_once(series)
 
     def factors(self, series: Series, counted: Tensor | None, gated: bool) -> list[Factor]:
@@ -354,6 +355,6 @@ class Copy(Dynamics):
 
 
 def _at_once(series: Series) -> bool:
-    """Whether a gap of 0 steps lies between two observations, so that the state is held for certain."""
+    """Whether there is a gap of 0 steps between two observations; then the state is certainly held."""
     gaps = series.drive.gaps
     return gaps is not None and bool((gaps[..., 1:] == 0).any())

@@ -1,4 +1,4 @@
-"""Factors between a chain's paths and the parameters that move it, in expected statistics.
+"""Factors between a chain's paths and the parameters of its transitions, in expected statistics.
 
 Statistics of parameters are `[*r, ...]`, those of paths `[*r, *b, T, K]`; `n_axes` counts the axes of sequences and
 steps between. Messages are the gradients in closed form.
@@ -18,7 +18,7 @@ LogGate = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 def named(name: str, elog: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The function under the name by which errors call its factor."""
+    """The function under the name that errors use for its factor."""
     elog.__name__ = name
     return elog
 
@@ -42,9 +42,9 @@ def gates(block: str, chain: str, n_axes: int) -> Factor:
 
 
 def driven_gates(block: str, chain: str, log_gate: LogGate, messages: dict[str, Callable] | None = None) -> Factor:
-    """The same, where something moves the gates: `log_gate` gives their expected log probabilities `[*r, *b, T-1]`.
+    """The same with driven gates: `log_gate` gives their expected log probabilities `[*r, *b, T-1]`.
 
-    Without a closed message to the block these are bounds, convex in the block's statistics.
+    Without a closed form of the message to the block these are bounds, convex in the block's statistics.
     """
 
     def elog(paths: CopyTables, statistics: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ def driven_gates(block: str, chain: str, log_gate: LogGate, messages: dict[str, 
 
 def gate_counts(fresh: Tensor, held: Tensor, lead: torch.Size) -> Tensor:
     """Expected numbers of redraws and of holds from the second step on: `[*r, 2]`."""
-    # in one sum: one over the few states of every step goes through memory ten times as slowly
+    # one sum over all: sums over the few states of every step would use memory ten times as slowly
     axes = tuple(range(len(lead), fresh.ndim))
     return torch.stack([table[..., 1:, :].sum(axes) for table in (fresh, held)], -1)
 
@@ -86,7 +86,7 @@ def fresh_states(block: str, chain: str, n_axes: int, counted: Tensor | None = N
 
 
 def factored_gates(block: str, chain: str, n_axes: int, log_gate: LogGate | None = None) -> Factor:
-    """`gates` of paths that have them in a table apart; with `log_gate` as `driven_gates`."""
+    """`gates` for paths with a separate table of gates; with `log_gate` as `driven_gates`."""
 
     def table(statistics: Tensor) -> Tensor:
         """[*r, *b, 1, 2] or [*r, *b, T, 2]"""
@@ -109,7 +109,7 @@ def factored_gates(block: str, chain: str, n_axes: int, log_gate: LogGate | None
 
 
 def factored_states(block: str, chain: str, n_axes: int) -> Factor:
-    """`fresh_states` of paths that have them in a table apart, which knows which steps count."""
+    """`fresh_states` for paths with a separate table of gates, which marks the steps that count."""
 
     def elog(paths: FactoredTables, log_probs: Tensor) -> Tensor:
         return (paths.state * widened(log_probs, 1, n_axes - 1)).sum(-1)
@@ -140,7 +140,7 @@ def first_state(block: str, chain: str, n_axes: int, counted: Tensor | None = No
 
 
 def moves(block: str, chain: str, n_axes: int) -> Factor:
-    """E log A[old, new] of every move."""
+    """E log A[old, new] of every transition."""
 
     def elog(paths: MarkovTables, log_table: Tensor) -> Tensor:
         return (paths.transition * widened(log_table, 2, n_axes - 1)).sum((-2, -1))

@@ -1,4 +1,4 @@
-r"""The gate's probability where something moves it: gaps between steps, and covariates.
+r"""The gate's probability with gaps between steps or with covariates.
 
 A gap of d steps holds with probability $(1 - \rho)^d$. Given the posterior weights $r_t = P(z_t = 1 \mid x)$ and
 $h_t = P(z_t = 0 \mid x)$, the M-step of $\rho = \sigma(\psi)$, $\psi$ linear in covariates, maximises
@@ -65,7 +65,7 @@ class GateLikelihood:
     free: Float[Tensor, "*r P"]
 
     def value(self, weights: Float[Tensor, "*r P"]) -> Float[Tensor, "*r"]:
-        """What is maximised."""
+        """The objective."""
         first, others = weights[..., 0], weights[..., 1:]
         log_hold = self.gaps * logsigmoid(-(weights @ self.design.mT))
         gates = torch.where(self.redrawn > 0, self.redrawn * log1mexp(log_hold), 0.0) + self.held * log_hold
@@ -73,7 +73,7 @@ class GateLikelihood:
         return gates.sum(-1) + prior - (self.shrink * others**2).sum(-1) / 2
 
     def slopes(self, weights: Float[Tensor, "*r P"]) -> tuple[Float[Tensor, "*r P"], Float[Tensor, "*r P P"]]:
-        """Its gradient, and the expected curvature."""
+        """The gradient of the objective, and its expected curvature."""
         logit = weights @ self.design.mT
         log_hold, slope = self.gaps * logsigmoid(-logit), self.gaps * torch.sigmoid(logit)
         odds = torch.where(log_hold < 0, torch.exp(log_hold) / -torch.expm1(log_hold), 0.0)
@@ -92,13 +92,13 @@ class GateLikelihood:
 
 
 def fisher_scoring(likelihood: GateLikelihood, weights: Float[Tensor, "*r P"]) -> Float[Tensor, "*r P"]:
-    """The weights that maximise the likelihood; each step is halved until it ascends."""
+    """The weights that maximise the likelihood; each step is halved until the objective rises."""
     value = likelihood.value(weights)
     for _ in range(MAX_STEPS):
         gradient, curvature = likelihood.slopes(weights)
         step = torch.linalg.solve(curvature, gradient.unsqueeze(-1)).squeeze(-1).clamp(-LONGEST_STEP, LONGEST_STEP)
         if bool(((gradient * step).sum(-1) <= 1e-15 * (1 + value.abs())).all()):
-            break  # what is left to gain is rounding
+            break  # the remaining gain is rounding
         moved = torch.zeros_like(value, dtype=torch.bool)
         for _ in range(MAX_HALVINGS):
             tried = likelihood.value(weights + step)
@@ -131,7 +131,7 @@ def logistic_bounds(
 
 
 def log_redraw_in_gap(u: Tensor, v: Tensor, gap: Tensor) -> Tensor:
-    """Bound on the expected log probability of a redraw in a gap of some steps; 0 for a gap of 0, which has none."""
+    """Bound on the expected log probability of a redraw in a gap; 0 for a gap of 0, in which no redraw is possible."""
     total, long = torch.logaddexp(u, v), torch.where(gap >= 1, gap, 1.0)
     several = long * total + log1mexp(long * (v - total))
     short = torch.where((gap > 0) & (gap < 1), gap, 0.5)

@@ -34,7 +34,7 @@ class Markov(Dynamics):
         sticky: added to the concentration of staying (Fox et al. 2011).
 
     Raises:
-        TypeError: a number of states that is no integer.
+        TypeError: a number of states that is not an integer.
         ValueError: no states, concentrations that are not positive, a negative `sticky`.
 
     Example:
@@ -104,7 +104,9 @@ class Markov(Dynamics):
     def draw(self, values: Parameters, step: int, previous: Tensor | None, drive: Drive) -> tuple[Tensor, Tensor]:
         probs = values["initial_probs"] if previous is None else values["transition_probs"][previous]
         state = draw_state(step, probs)
-        return torch.ones_like(state), state  # every step is drawn anew, from a row that depends on the last
+        return torch.ones_like(
+            state
+        ), state  # every step is drawn afresh, from a row that depends on the previous state
 
     # ---- fits ------------------------------------------------------------------------------------------------------
 
@@ -118,7 +120,7 @@ class Markov(Dynamics):
         one_hot = torch.nn.functional.one_hot(labels, self.n_states).double() * series.inside.unsqueeze(-1)
         lead = labels.shape[: labels.ndim - 1 - len(series.batch_shape)]
         pairs = (one_hot[..., :-1, :].mT @ one_hot[..., 1:, :]).reshape(*lead, -1, self.n_states, self.n_states)
-        stay = torch.eye(self.n_states).to(one_hot) * self.n_states  # persistence where labels say nothing
+        stay = torch.eye(self.n_states).to(one_hot) * self.n_states  # persistence in states without labels
         pairs, first = pairs.sum(-3) + 1 + stay, by_state(one_hot[..., 0, :], lead) + 1
         return {
             "initial_probs": first / first.sum(-1, keepdim=True),
@@ -139,5 +141,5 @@ class Markov(Dynamics):
 
 
 def _moved(belief: Tensor, transition: Tensor) -> Tensor:
-    """The belief one step later, before anything is observed."""
+    """The belief one step later, before the observation."""
     return (belief.unsqueeze(-2) @ transition).squeeze(-2)

@@ -1,1 +1,1 @@
-"""Emissions: what a state looks like when it is observed. Import each from its file."""
+"""Emissions: the distribution of an observation given its state. Import each from its file."""

@@ -1,4 +1,4 @@
-"""An M-step along the gradient, for emissions without a conjugate prior."""
+"""An M-step by gradient ascent, for emissions without a conjugate prior."""
 
 from collections.abc import Callable, Mapping
 from typing import cast
@@ -10,15 +10,15 @@ from torch.distributions.constraints import Constraint
 from ..definite import free_coordinates
 from ..parameters import Parameters
 
-MAX_STEPS = 8  # of L-BFGS in one M-step: the next one goes on
+MAX_STEPS = 8  # of L-BFGS in one M-step; the next M-step continues
 
 
 def ascend(
     objective: Callable[[Parameters], Tensor], values: Parameters, supports: Mapping[str, Constraint]
 ) -> Parameters:
-    """Raise an objective `[*r]` by L-BFGS in unconstrained coordinates, from all restarts `*r` at once.
+    """Increase an objective `[*r]` by L-BFGS in unconstrained coordinates, from all restarts `*r` at once.
 
-    A restart whose objective would not rise keeps its values.
+    A restart whose objective would not increase keeps its values.
     """
     to_support = {name: free_coordinates(support) for name, support in supports.items()}
     free = {n: cast(Tensor, to_support[n].inv(value)).detach().clone().requires_grad_() for n, value in values.items()}
@@ -36,9 +36,9 @@ def ascend(
 
     optimiser.step(closure)
     with torch.no_grad():
-        found = {name: value.detach() for name, value in moved().items()}
-        better = objective(found) >= objective(values)  # False for NaN
+        raised = {name: value.detach() for name, value in moved().items()}
+        better = objective(raised) >= objective(values)  # False for NaN
     return {
         name: torch.where(better.reshape(*better.shape, *[1] * (values[name].ndim - better.ndim)), value, values[name])
-        for name, value in found.items()
+        for name, value in raised.items()
     }

@@ -13,10 +13,10 @@ from ...inference.numerics.op import Variants
 from ...inference.numerics.randomness import generator_of, invert
 from ..seeding import undrawn
 
-MAX_CLUSTERED = 20_000  # points that k-means looks at; beyond that, a random subset
-WIDEST = 64  # coordinates that k-means looks at; beyond that, as many random projections
+MAX_CLUSTERED = 20_000  # the most points for k-means; of more points it uses a random subset
+WIDEST = 64  # the most coordinates for k-means; of more coordinates it uses random projections
 ITERATIONS = 20
-ROOM = 2**24  # differences between points and means that are in memory at once
+ROOM = 2**24  # the most differences between points and means in memory at once
 
 
 def clusters_among(
@@ -26,7 +26,7 @@ def clusters_among(
     rng: np.random.Generator,
     most: int = MAX_CLUSTERED,
 ) -> Int[Tensor, "N"]:
-    """The cluster of each point, by k-means of those `among` them, of which it looks at so many at most."""
+    """The cluster of each point, by k-means on at most `MAX_CLUSTERED` of the points `among`."""
     if points.shape[-1] > WIDEST:
         points = points @ torch.from_numpy(rng.standard_normal((points.shape[-1], WIDEST))).to(points)
     known = points[among]
@@ -38,15 +38,15 @@ def clusters_among(
 def clusters(
     points: Float[Tensor, "N E"], learn_from: Float[Tensor, "M E"], n_clusters: int, seed: int
 ) -> Int[Tensor, "N"]:
-    """The cluster of each point, by k-means of those to learn from, from one start."""
+    """The cluster of each point, by k-means on the points to learn from, from one start."""
     if n_clusters == 1 or not len(learn_from):
         return torch.zeros(len(points), dtype=torch.long, device=points.device)
     return kmeans(points, learn_from, n_clusters, seed)
 
 
 def _by_torch(points: Tensor, learn_from: Tensor, n_clusters: int, seed: int) -> Tensor:
-    """A fixed number of iterations, none of which waits for a number. A cluster that loses all its points goes on from
-    one that is far from its mean."""
+    """A fixed number of iterations, none of which waits for the device. An empty cluster restarts from a point that is
+    far from its mean."""
     size = learn_from.abs().amax().clamp_min(torch.finfo(points.dtype).tiny)
     about = (learn_from / size).mean(0)
     x = learn_from / size - about
@@ -54,59 +54,59 @@ def _by_torch(points: Tensor, learn_from: Tensor, n_clusters: int, seed: int) ->
     number = torch.arange(n_clusters, device=x.device).unsqueeze(-1)
     for _ in range(ITERATIONS):
         least, label = _squares(x, means).min(-1)
-        own = (label == number).to(x)  # [K, M]
-        count = own.sum(-1, keepdim=True)
+        members = (label == number).to(x)  # [K, M]
+        count = members.sum(-1, keepdim=True)
         far = x[least.topk(min(n_clusters, len(x))).indices]
         turn = ((count == 0).cumsum(0) - 1).clamp(0, len(far) - 1).squeeze(-1)
-        means = torch.where(count > 0, own @ x / count.clamp_min(1), far[turn])
+        means = torch.where(count > 0, members @ x / count.clamp_min(1), far[turn])
     return _squares(points / size - about, means).argmin(-1)
 
 
 kmeans = Variants(_by_torch)
-"""Of points `[N, E]` the nearest of K means of some to learn from; started by k-means++."""
+"""The nearest of K means for each of the points `[N, E]`; k-means++ starts the means on some points to learn from."""
 
 
 @kmeans.kernel("cpu")
 def _by_scikit_learn(points: Tensor, learn_from: Tensor, n_clusters: int, seed: int) -> Tensor:
-    """On one thread: scikit-learn's stay awake after their work, and keep those of torch waiting for a processor."""
+    """On one thread: scikit-learn's threads stay awake after their work, and delay those of torch."""
     with undrawn():
-        from sklearn.cluster import KMeans  # loads for longer than much of what is done without it takes
+        from sklearn.cluster import KMeans  # this import is slower than most work without it
 
     x, known = points.numpy(), learn_from.numpy()
     n_clusters = _distinct(known, n_clusters)
     means = KMeans(n_clusters, n_init=1, max_iter=ITERATIONS, random_state=seed)  # pyright: ignore[reportArgumentType]
     with _teams().limit(limits=1, user_api="openmp"):
-        found = means.fit(known).predict(x)
-    return torch.from_numpy(np.asarray(found, dtype=np.int64))
+        labels = means.fit(known).predict(x)
+    return torch.from_numpy(np.asarray(labels, dtype=np.int64))
 
 
 def _far_apart(x: Tensor, n: int, generator: torch.Generator | None) -> Tensor:
-    """Points `[n, E]` of x, each the best of several that are drawn by their squared distance from those before it
-    (Arthur & Vassilvitskii 2007, *k-means++: The advantages of careful seeding*)."""
+    """Points `[n, E]` of x. Each is the best of several that are drawn by their squared distance from the points before
+    it (Arthur & Vassilvitskii 2007, *k-means++: The advantages of careful seeding*)."""
     draws = torch.rand(n, 2 + int(math.log(n)), generator=generator, dtype=x.dtype, device=x.device)
-    found = x[(draws[0, :1] * len(x)).long().clamp_max(len(x) - 1)]
-    least = _squares(x, found).mT  # [1, M]
+    centers = x[(draws[0, :1] * len(x)).long().clamp_max(len(x) - 1)]
+    least = _squares(x, centers).mT  # [1, M]
     for draw in draws[1:]:
         tried = x[invert(least[0], draw)]
-        left = torch.minimum(least, _squares(x, tried).mT)
-        best = left.sum(-1).argmin(0, keepdim=True)
-        least, found = left[best], torch.cat([found, tried[best]])
-    return found
+        remaining = torch.minimum(least, _squares(x, tried).mT)
+        best = remaining.sum(-1).argmin(0, keepdim=True)
+        least, centers = remaining[best], torch.cat([centers, tried[best]])
+    return centers
 
 
 def _squares(x: Tensor, means: Tensor) -> Tensor:
-    """Squared distances `[N, K]`, by differences, so that those of equal points are equal."""
+    """Squared distances `[N, K]`, from differences, so equal points have equal distances."""
     some = x.split(max(1, ROOM // max(1, means.numel())))
     return torch.cat([(part.unsqueeze(-2) - means).square().sum(-1) for part in some])
 
 
 def _distinct(points: np.ndarray, most: int) -> int:
-    """How many different points there are, counted up to `most`."""
+    """The number of different points, counted up to `most`."""
     few = len(np.unique(points[: 16 * most], axis=0))
     return most if few >= most else min(most, len(np.unique(points, axis=0)))
 
 
 @cache
 def _teams() -> ThreadpoolController:
-    """The threads of every library that is loaded by now."""
+    """The thread pools of all libraries that are loaded now."""
     return ThreadpoolController()

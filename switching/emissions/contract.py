@@ -1,8 +1,8 @@
-r"""What an emission is: $p(x_t \mid s_t, z_t)$, its prior, and its M-step.
+r"""The contract of emissions: $p(x_t \mid s_t, z_t)$, its prior, and its M-step.
 
-An emission is a stateless description. Its parameters live in a dictionary of tensors `[*r, K, ...]`, where `*r` are
-restarts or posterior draws, and its prior in another, so one description serves the Pyro program, EM over many restarts
-at once, and message passing. A subclass of `Emission` says
+An emission is a stateless description. Its parameters are a dictionary of tensors `[*r, K, ...]`, where `*r` are
+restarts or posterior draws, and its prior is another dictionary. So one description serves the Pyro program, EM over
+many restarts at once, and message passing. A subclass of `Emission` defines
 
     parameters      their names, axes and supports
     log_prob        log p(x | parameters), feature values that are NaN marginalised
@@ -10,9 +10,9 @@ at once, and message passing. A subclass of `Emission` says
     default_prior   hyperparameters, scaled to data
     priors          Pyro distributions with these hyperparameters
 
-and fits by EM (the M-step climbs along the gradient), by SVI and by NUTS. A `ConjugateEmission` says instead of the
-last how its prior is a member of an exponential `family` of which the data's `message` moves the natural parameters;
-its M-step is exact, and it fits by message passing too. See `priors.Conjugate`.
+It can be fitted by EM (with gradient ascent as M-step), by SVI and by NUTS. A `ConjugateEmission` replaces `priors`:
+its prior is a member of an exponential `family`, and the `message` of the data adds to the natural parameters. Its
+M-step is exact, and it can be fitted by message passing too. See `priors.Conjugate`.
 """
 
 from abc import ABC, abstractmethod
@@ -38,7 +38,7 @@ from .ascent import ascend
 
 
 class ByGate(NamedTuple):
-    """A quantity of redrawn steps and of held ones; the same tensor where the two do not differ."""
+    """A quantity of redrawn steps and of held steps; the same tensor if the two are equal."""
 
     redrawn: Tensor
     held: Tensor
@@ -52,7 +52,7 @@ class Part(NamedTuple):
     emission: "Emission"
 
     def own(self, values: Parameters) -> Parameters:
-        """Its own of a model's values or hyperparameters, under their own names."""
+        """The entries of this part from a model's values or hyperparameters, under their names without the prefix."""
         return with_prefix(values, self.prefix)
 
 
@@ -61,23 +61,23 @@ class Maximized(Record):
     """Parameters after an M-step, and the states that could not be estimated."""
 
     values: Parameters
-    collapsed: Bool[Tensor, "*r K"]  # a variance fell to its floor: the state sits on a single point
+    collapsed: Bool[Tensor, "*r K"]  # a variance fell to its floor: the state is on a single point
 
 
 class Emission(Named, ABC):
     """The distribution of one observation given its state; see the module's docstring.
 
-    A subclass is a frozen dataclass whose fields are its arguments, so that models with it can be stored. One that
-    differs between redrawn and held steps is put together from two by `Gated`.
+    A subclass is a frozen dataclass whose fields are its arguments, so models with it can be stored. An emission that
+    differs between redrawn and held steps is a `Gated` of two.
 
     Attributes:
         n_features: F, the length of one observation.
         parameters: by name; the first of their axes is "state".
-        support: where observations lie.
-        expects: the same in words, for messages.
+        support: the set of possible observations.
+        expects: the same as text, for error messages.
 
     Example:
-        `docs/own_emission.md` writes one, and fits it. What every emission does:
+        `docs/own_emission.md` writes an emission, and fits it. Methods of every emission:
 
         >>> import samplehold as sh
         >>> emission = sh.Poisson(n_features=1)
@@ -91,7 +91,7 @@ class Emission(Named, ABC):
     support: constraints.Constraint = constraints.real
     expects: str = "finite numbers"
     have_unit: ClassVar[bool] = False
-    """Whether `in_units` says what another unit does to the parameters, and "loc" is what another origin moves."""
+    """Whether `in_units` describes the effect of another unit on the parameters, and "loc" moves with the origin."""
 
     def __post_init__(self) -> None:
         n_features = check_integer("n_features", self.n_features)
@@ -102,19 +102,19 @@ class Emission(Named, ABC):
 
     @abstractmethod
     def log_prob(self, x: Float[Tensor, "*#n F"], values: Parameters) -> Float[Tensor, "*n"]:
-        """log p(x | parameters), which broadcast against x; a NaN feature is marginalised."""
+        """log p(x | parameters), where parameters broadcast against x; a NaN feature is marginalised."""
 
     @abstractmethod
     def distribution(self, values: Parameters) -> TorchDistributionMixin:
-        """The Pyro distribution of a whole observation: batch as the parameters, event [F]."""
+        """The Pyro distribution of a whole observation, with the batch of the parameters and event [F]."""
 
     @abstractmethod
     def default_prior(self, n_states: int, x: Float[Tensor, "N F"] | None) -> Parameters:
-        """Hyperparameters of a weak prior, scaled to the observations x (unit scale without any)."""
+        """Hyperparameters of a weak prior, scaled to the observations x (of unit scale without x)."""
 
     def priors(self, prior: Parameters) -> Mapping[str, TorchDistributionMixin]:
-        """Of each parameter its prior, a distribution whose event is the whole table."""
-        raise TypeError(f"{self.name}: has no priors; write `priors(prior)`, a Pyro distribution for each parameter.")
+        """The prior of each parameter, a distribution whose event is the whole table."""
+        raise TypeError(f"{self.name}: has no priors; define `priors(prior)`, a Pyro distribution for each parameter.")
 
     # ---- what it may write better ----------------------------------------------------------------------------------
 
@@ -125,20 +125,20 @@ class Emission(Named, ABC):
 
     def moments(self, values: Parameters) -> tuple[Float[Tensor, "*r K F"], Float[Tensor, "*r K F"]]:
         """Mean and variance of each feature in each state."""
-        found, like = self.distribution(values), next(iter(values.values()))
-        return found.mean.to(like), found.variance.to(like)
+        distribution, like = self.distribution(values), next(iter(values.values()))
+        return distribution.mean.to(like), distribution.variance.to(like)
 
     def marginal_cdf(self, x: Float[Tensor, "*#n F"], values: Parameters) -> Float[Tensor, "*n F"]:
-        """P(x_f <= x) of each feature by itself, under parameters that broadcast against x."""
-        found: Any = self.distribution(values)
-        return getattr(found, "base_dist", found).cdf(x)
+        """P(x_f <= x) of each feature separately, under parameters that broadcast against x."""
+        distribution: Any = self.distribution(values)
+        return getattr(distribution, "base_dist", distribution).cdf(x)
 
     def in_units(self, table: Parameters, unit: Float[Tensor, "F"]) -> Parameters:
-        """Values or hyperparameters of x in those of x / unit, where observations `have_unit`."""
+        """Values or hyperparameters of x, converted to those of x / unit, if observations `have_unit`."""
         return table
 
     def embed(self, x: Float[Tensor, "N F"]) -> Float[Tensor, "N E"]:
-        """Coordinates in which near observations are alike, for k-means starts; x has no missing values."""
+        """Coordinates in which similar observations are near, for k-means starts; x has no missing values."""
         return x
 
     def maximize(
@@ -151,12 +151,12 @@ class Emission(Named, ABC):
     ) -> Maximized:
         """Better parameters under the posterior weights of each step's state.
 
-        The expected log-likelihood plus the log prior is raised by L-BFGS from `near`, never lowered.
+        L-BFGS increases the expected log-likelihood plus the log prior from `near`, and never lowers it.
 
         Arguments:
             near: parameters `[*r, K, ...]` to start from.
             prior: None for maximum likelihood.
-            floor: variances at or below it count as collapsed.
+            floor: variances at or below this count as collapsed.
         """
 
         return self.maximize_beside({}, x, weights, near, prior, floor)
@@ -170,7 +170,7 @@ class Emission(Named, ABC):
         prior: Parameters | None,
         floor: Float[Tensor, "F"],
     ) -> Maximized:
-        """As `maximize` by L-BFGS, with some of the parameters held at their values `[*r, K, ...]`."""
+        """`maximize` by L-BFGS, with some of the parameters fixed at their values `[*r, K, ...]`."""
 
         def objective(free: Parameters) -> Tensor:
             values = fixed | free
@@ -183,30 +183,30 @@ class Emission(Named, ABC):
 
     @classmethod
     def sized_to(cls, x: Any) -> "Emission":
-        """The emission of this kind for observations `[N, F]` like these, NaN where missing."""
+        """The emission of this class for observations `[N, F]` like x, with NaN where missing."""
         return cls(x.shape[-1])  # pyright: ignore[reportCallIssue] n_features is the first argument
 
     # ---- what follows ----------------------------------------------------------------------------------------------
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The lengths of the parameters' axes, but for that of the states."""
+        """The lengths of the parameters' axes, except that of the states."""
         return {"feature": self.n_features, "feature_new": self.n_features}
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The emissions of redrawn and of held steps, where these differ; otherwise only itself."""
+        """The emissions of redrawn and of held steps if these differ; otherwise only itself."""
         return (Part("emission", "", self),)
 
     def check(self, x: Float[Tensor, "*b T F"]) -> None:
-        """Raise ValueError, naming the place, where x lies outside the support."""
+        """Raise ValueError with the place if x is outside the support."""
         bad = ~self.support.check(x) & ~torch.isnan(x)
         if bool(bad.any()):
             got = float(x[tuple(torch.nonzero(bad)[0].tolist())])
             raise ValueError(f"x: got {got:g} at {place(bad)}; expected {self.expects} ({self.name}).")
 
     def check_values(self, values: Parameters, n_states: int) -> Parameters:
-        """Return the parameters under their own names; raise ValueError where they are not valid."""
+        """Return the parameters under their names; raise ValueError if they are not valid."""
         sizes = {"state": n_states, "background": 1} | self.sizes
         return check_parameters(self.parameters, values, sizes, self.name)
 
@@ -216,14 +216,14 @@ class Emission(Named, ABC):
         return [Site(name, lambda values, name=name: distributions[name]) for name in self.parameters]
 
     def start(self, prior: Parameters) -> Parameters:
-        """Typical parameters under a prior, the same in all states: what a first M-step starts from."""
-        found = {}
+        """Typical parameters under a prior, equal in all states, as the start of a first M-step."""
+        values = {}
         for site in self.sites(prior):
-            mean = site.distribution(found).mean
+            mean = site.distribution(values).mean
             to_support = torch.distributions.biject_to(self.parameters[site.name].support)
             middle = to_support(mean.new_zeros(to_support.inverse_shape(mean.shape)))
-            found[site.name] = mean if bool(mean.isfinite().all()) else middle
-        return found
+            values[site.name] = mean if bool(mean.isfinite().all()) else middle
+        return values
 
     def log_likelihood(self, x: Float[Tensor, "*b T F"], values: Parameters) -> ByGate:
         """log p(x_t | s, z_t): `[*r, *b, T, K]` for redrawn steps, and the same or `[*r, *b, T, 1]` for held ones."""
@@ -236,12 +236,12 @@ class Emission(Named, ABC):
         return ByGate(means[0], means[-1])
 
     def cdf(self, x: Float[Tensor, "*#n F"], values: Parameters) -> ByGate:
-        """P(x_f <= x) of each feature by itself, in each state."""
-        found = [part.emission.marginal_cdf(x, part.own(values)) for part in self.parts]
-        return ByGate(found[0], found[-1])
+        """P(x_f <= x) of each feature separately, in each state."""
+        tables = [part.emission.marginal_cdf(x, part.own(values)) for part in self.parts]
+        return ByGate(tables[0], tables[-1])
 
     def category_probs(self, values: Parameters) -> ByGate:
-        """P(category) in each state `[*r, K, C]`, of symbols."""
+        """P(category) in each state `[*r, K, C]`, for categorical observations."""
         if "category" not in self.sizes:
             raise TypeError(f"emission: {self.name} observations have no categories.")
         tables = [part.own(values)["probs"] for part in self.parts]
@@ -254,39 +254,40 @@ class Emission(Named, ABC):
 
     def log_prob_at(self, x: Tensor, values: Parameters, state: Tensor, redraw: Tensor) -> Tensor:
         """log p(x | s, z) at given states and gates, which broadcast against the batch axes of x."""
-        found = [part.emission.log_prob(x, _at(part, values, state)) for part in self.parts]
-        return found[0] if len(found) == 1 else torch.where(redraw.bool(), *found)
+        densities = [part.emission.log_prob(x, _at(part, values, state)) for part in self.parts]
+        return densities[0] if len(densities) == 1 else torch.where(redraw.bool(), *densities)
 
     def sample_at(self, values: Parameters, state: Tensor, redraw: Tensor) -> Tensor:
         """One observation for each of the given states and gates: `[*batch, F]`."""
         like = next(iter(values.values()))
-        if not state.numel():  # which torch's distributions do not all take
+        if not state.numel():  # some of torch's distributions reject empty batches
             return like.new_zeros(*state.shape, self.n_features)
-        found = [part.emission.distribution(_at(part, values, state)).sample().to(like) for part in self.parts]
-        return found[0] if len(found) == 1 else torch.where(redraw.bool().unsqueeze(-1), *found)
+        draws = [part.emission.distribution(_at(part, values, state)).sample().to(like) for part in self.parts]
+        return draws[0] if len(draws) == 1 else torch.where(redraw.bool().unsqueeze(-1), *draws)
 
     def weights(self, fresh: Float[Tensor, "*n K"], held: Float[Tensor, "*n H"] | None) -> list[Tensor]:
-        """Of the posterior weights of redrawn and of held steps those that each part answers for."""
+        """The posterior weights of each part, from those of redrawn and of held steps."""
         if len(self.parts) == 1:
             return [fresh if held is None else fresh + held]
-        assert held is not None  # what differs between the two has copy dynamics
+        assert held is not None  # an emission with two parts has copy dynamics
         return [fresh, held.sum(-1, keepdim=True)]
 
 
 def _at(part: Part, values: Parameters, state: Tensor) -> Parameters:
     """The parameters of given states: `[K, ...]` indexed by `[*batch]` gives `[*batch, ...]`.
 
-    A background has one row, or in a mixture over draws of the parameters one for each of its states.
+    A background has one row; a mixture over draws of the parameters has a row for each draw.
     """
-    own = part.own(values)
-    return {name: own[name][state.clamp(max=len(own[name]) - 1)] for name in part.emission.parameters}
+    parameters = part.own(values)
+    return {name: parameters[name][state.clamp(max=len(parameters[name]) - 1)] for name in part.emission.parameters}
 
 
 class Representative(NamedTuple):
-    r"""Parameters whose log-likelihood is an expected one: $E_q[\log p(x \mid \theta)] = \log p(x \mid \theta') + c$.
+    r"""Parameters that turn an expected log-likelihood into one: $E_q[\log p(x \mid \theta)] = \log p(x \mid \theta') +
+    c$.
 
-    `values` are $\theta'$ `[*r, K, ...]`; `constant` is c of each observed feature `[*r, K, F]`, or `[*r, K, 1]` of a
-    whole step.
+    `values` are $\theta'$ `[*r, K, ...]`. `constant` is c for each observed feature `[*r, K, F]`, or for a whole step
+    `[*r, K, 1]`.
     """
 
     values: Parameters
@@ -294,10 +295,10 @@ class Representative(NamedTuple):
 
 
 class ConjugateEmission(Conjugate, Emission):
-    """An emission whose prior is conjugate: see the module's docstring.
+    """An emission with a conjugate prior: see the module's docstring.
 
-    A subclass writes `log_prob`, `distribution`, `default_prior`, `natural` (see `Conjugate`), `message` and
-    `representative`, and names its `family`. Its parameters are in the order of the parts of the family's point.
+    A subclass defines `log_prob`, `distribution`, `default_prior`, `natural` (see `Conjugate`), `message`,
+    `representative` and its `family`. Its parameters are in the order of the parts of the family's point.
 
     Example:
         The M-step is the mode of prior and weighted observations, here of a rate under a gamma prior:
@@ -311,40 +312,41 @@ class ConjugateEmission(Conjugate, Emission):
     """
 
     fills_in: ClassVar[bool] = False
-    """Whether missing features of a step are filled in under the parameters: its expected log-likelihood is then convex
-    in their statistics, and linear only where no step misses single features."""
+    """Whether missing features of a step are imputed under the parameters. The expected log-likelihood is then convex
+    in their statistics, and linear only if no step has missing single features."""
 
     @abstractmethod
     def message(
         self, x: Float[Tensor, "N F"], weights: Float[Tensor, "*r N K"], near: Parameters | None = None
     ) -> Float[Tensor, "*plates P"]:
-        """What the weighted observations add to the natural parameters.
+        """The term that the weighted observations add to the natural parameters.
 
         Arguments:
-            near: parameters from whose location those in the message are counted, so that it loses no digits, and under
-                which missing features are filled in. Without it, locations are counted from 0.
+            near: parameters whose locations are the origin of the message, so it loses no digits. Missing features are
+                imputed under them. None: the origin is 0.
         """
 
     @abstractmethod
     def representative(self, statistics: Float[Tensor, "*plates P"]) -> Representative:
-        """The parameters at which the log-likelihood is the expected one."""
+        """The parameters at which the log-likelihood equals the expected one."""
 
     def maximize(
         self, x: Tensor, weights: Tensor, near: Parameters, prior: Parameters | None, floor: Tensor
     ) -> Maximized:
-        """The mode of the prior and the weighted observations; without a prior the limit, variances above the floor.
+        """The mode of the prior and the weighted observations; without a prior the limit, with variances above the
+        floor.
 
-        NaN where a state has no weight and no prior helps.
+        NaN for a state without weight, if there is no prior.
         """
         message, about = self.message(x, weights, near), near.get("loc")
         if prior is None:
-            found = self.limit(message, floor)
+            maximized = self.limit(message, floor)
         else:
-            found = self._none_collapsed(self.mode(prior if about is None else moved(prior, -about), message))
-        return found if about is None else replace(found, values=moved(found.values, about))
+            maximized = self._none_collapsed(self.mode(prior if about is None else moved(prior, -about), message))
+        return maximized if about is None else replace(maximized, values=moved(maximized.values, about))
 
     def limit(self, message: Float[Tensor, "*plates P"], floor: Float[Tensor, "F"]) -> Maximized:
-        """The greatest likelihood under the message alone, with variances of at least the floor."""
+        """The maximum likelihood under the message alone, with variances of at least the floor."""
         return self._none_collapsed(self.mode(None, message))
 
     def start(self, prior: Parameters) -> Parameters:
@@ -356,7 +358,7 @@ class ConjugateEmission(Conjugate, Emission):
     def expected_table(
         self, x: Float[Tensor, "*b T F"], statistics: Float[Tensor, "*plates P"]
     ) -> Float[Tensor, "*rb T K"]:
-        """E log p(x_t | s) of every step and state, what is missing of a step summed out."""
+        """E log p(x_t | s) of every step and state, with missing features summed out."""
         values, constant = self.representative(statistics)
         table = self.table(x, values)
         add = table.add if table.requires_grad else table.add_  # a density may keep its values for the backward pass
@@ -382,10 +384,10 @@ class ConjugateEmission(Conjugate, Emission):
 
 
 is_complete = Variants(remembered(lambda x: not bool(torch.isnan(x).any())))
-"""Whether nothing is missing."""
+"""Whether no value is missing."""
 
 
 @is_complete.kernel("cpu")
 def _is_complete(x: Tensor) -> bool:
-    """In one pass; by numpy, since torch would wake its threads, which then stay awake."""
+    """In one pass by numpy, because torch would wake its threads, which then stay awake."""
     return not np.isnan(x.detach().numpy().min(initial=0.0))

@@ -6,8 +6,8 @@ r"""Emissions on integers: Bernoulli and Poisson features, and one categorical s
 | Poisson | $\lambda^x e^{-\lambda} / x!$ | Gamma(a, b) | $(a - 1 + \sum w x) / (b + \sum w)$ |
 | Categorical | $p_x$ | Dirichlet($\alpha$) | $(\alpha_c - 1 + \sum w [x = c]) / \sum_{c'} (\ldots)$ |
 
-A missing feature has likelihood 1 and adds nothing to the sums. The expected log-likelihood under a conjugate q is one
-at $\theta'$ plus c:
+A missing feature has likelihood 1 and adds nothing to the sums. The expected log-likelihood under a conjugate q is the
+log-likelihood at $\theta'$ plus c:
 
 | emission | $\theta'$ | c |
 |---|---|---|
@@ -76,8 +76,8 @@ class Bernoulli(ConjugateEmission):
         probs = values["probs"]
         never, always = probs == 0, probs == 1
         log_one, log_zero = probs.masked_fill(never, 1.0).log(), torch.log1p(-probs.masked_fill(always, 0.0))
-        found = torch.cat([ones, zeros], -1) @ torch.cat([log_one, log_zero], -1).mT
-        return _shaped(_unless(found, (ones, never), (zeros, always)), x)
+        log_prob = torch.cat([ones, zeros], -1) @ torch.cat([log_one, log_zero], -1).mT
+        return _shaped(_unless(log_prob, (ones, never), (zeros, always)), x)
 
     def distribution(self, values: Parameters) -> TorchDistributionMixin:
         return dist.Bernoulli(values["probs"]).to_event(1)
@@ -96,7 +96,7 @@ class Bernoulli(ConjugateEmission):
 
 @dataclass(frozen=True)
 class Poisson(ConjugateEmission):
-    """Independent counts; parameter `rate [K, F]`, the expected count a step.
+    """Independent counts; parameter `rate [K, F]`, the expected count per step.
 
     Arguments:
         n_features: F.
@@ -116,7 +116,7 @@ class Poisson(ConjugateEmission):
     expects = "counts 0, 1, 2, ..."
 
     def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
-        """A rate anywhere below some times the mean of the data: half a step without a count, or less."""
+        """A vague rate below some times the mean of the data, with the weight of at most half a step without counts."""
         mean = torch.ones(self.n_features, dtype=torch.float64, device="cpu") if x is None else x.nanmean(0)
         rate = (1 / torch.where(mean > 0, mean, 1.0)).clamp_max(0.5).expand(n_states, -1)
         return {"shape": torch.ones_like(rate), "rate": rate}
@@ -135,16 +135,16 @@ class Poisson(ConjugateEmission):
         never = rate == 0
         log_rate = rate.masked_fill(never, 1.0).log()
         seen = (~torch.isnan(x)).to(x).reshape(counts.shape)
-        found = torch.cat([counts, seen], -1) @ torch.cat([log_rate, -rate], -1).mT
-        found = found - _log_factorial(counts).sum(-1, keepdim=True)  # 0 where missing
-        return _shaped(_unless(found, (counts, never)), x)
+        log_prob = torch.cat([counts, seen], -1) @ torch.cat([log_rate, -rate], -1).mT
+        log_prob = log_prob - _log_factorial(counts).sum(-1, keepdim=True)  # 0 where missing
+        return _shaped(_unless(log_prob, (counts, never)), x)
 
     def distribution(self, values: Parameters) -> TorchDistributionMixin:
         return dist.Poisson(values["rate"]).to_event(1)
 
     def marginal_cdf(self, x: Tensor, values: Parameters) -> Tensor:
-        found = torch.special.gammaincc(x.clamp_min(0).floor() + 1, values["rate"])
-        return torch.where(x < 0, 0.0, found)
+        cdf = torch.special.gammaincc(x.clamp_min(0).floor() + 1, values["rate"])
+        return torch.where(x < 0, 0.0, cdf)
 
     def message(self, x: Tensor, weights: Tensor, near: Parameters | None = None) -> Tensor:
         count, total = _weighted_sums(x, weights)
@@ -160,7 +160,7 @@ class Poisson(ConjugateEmission):
 
 @dataclass(frozen=True)
 class Categorical(ConjugateEmission):
-    """One symbol 0, ..., C-1 a step; parameter `probs [K, C]`.
+    """One symbol 0, ..., C-1 per step; parameter `probs [K, C]`.
 
     Arguments:
         n_categories: C.
@@ -187,7 +187,7 @@ class Categorical(ConjugateEmission):
 
     @classmethod
     def sized_to(cls, x: Any) -> "Categorical":
-        """With one category more than the greatest symbol; ValueError for more than one column."""
+        """With one category more than the greatest symbol; ValueError for several columns."""
         if x.shape[-1] != 1:
             raise ValueError(
                 f"x: got {x.shape[-1]} columns, but a categorical emission is one symbol; give one column."
@@ -219,14 +219,14 @@ class Categorical(ConjugateEmission):
         symbol = torch.where(observed, x[..., 0], 0.0).long().unsqueeze(-1)
         log_probs = values["probs"].log()
         batch = broadcast_shapes(symbol.shape[:-1], log_probs.shape[:-1])
-        found = log_probs.expand(*batch, -1).gather(-1, symbol.expand(*batch, -1)).squeeze(-1)
-        return torch.where(observed, found, 0.0)
+        log_density = log_probs.expand(*batch, -1).gather(-1, symbol.expand(*batch, -1)).squeeze(-1)
+        return torch.where(observed, log_density, 0.0)
 
     def distribution(self, values: Parameters) -> TorchDistributionMixin:
         return dist.Categorical(probs=values["probs"].unsqueeze(-2)).to_event(1)
 
     def moments(self, values: Parameters) -> tuple[Tensor, Tensor]:
-        """Of the symbols as numbers."""
+        """Mean and variance of the symbols as numbers."""
         symbols = torch.arange(self.n_categories).to(values["probs"])
         mean = (values["probs"] * symbols).sum(-1, keepdim=True)
         return mean, (values["probs"] * (symbols - mean) ** 2).sum(-1, keepdim=True)
@@ -234,14 +234,14 @@ class Categorical(ConjugateEmission):
     def marginal_cdf(self, x: Tensor, values: Parameters) -> Tensor:
         sums, symbol = values["probs"].cumsum(-1), x.floor().long()
         shape = (*broadcast_shapes(symbol.shape[:-1], sums.shape[:-1]), -1)
-        found = sums.expand(shape).gather(-1, symbol.clamp(0, self.n_categories - 1).expand(shape))
-        return torch.where(symbol < 0, 0.0, found)
+        cdf = sums.expand(shape).gather(-1, symbol.clamp(0, self.n_categories - 1).expand(shape))
+        return torch.where(symbol < 0, 0.0, cdf)
 
     def message(self, x: Tensor, weights: Tensor, near: Parameters | None = None) -> Tensor:
         observed = ~torch.isnan(x[:, 0])
         counts = weights.new_zeros(*weights.shape[:-2], weights.shape[-1], self.n_categories)
-        own = torch.where(observed.unsqueeze(-1), weights, 0.0)
-        return counts.index_add(-1, torch.where(observed, x[:, 0], 0.0).long(), own.mT)
+        observed_weights = torch.where(observed.unsqueeze(-1), weights, 0.0)
+        return counts.index_add(-1, torch.where(observed, x[:, 0], 0.0).long(), observed_weights.mT)
 
     def representative(self, statistics: Tensor) -> Representative:
         constant = statistics.logsumexp(-1, keepdim=True)
@@ -252,7 +252,7 @@ class Categorical(ConjugateEmission):
 
 
 def _weighted_sums(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights of the observed values of each feature, and their weighted sum: `[*r, K, F]` twice."""
+    """Two tables `[*r, K, F]`: the total weight of the observed values of each feature, and their weighted sum."""
     observed = ~torch.isnan(x)
     return weights.mT @ observed.to(x.dtype), weights.mT @ torch.where(observed, x, 0.0)
 
@@ -267,7 +267,7 @@ _log_factorial = Variants(lambda counts: torch.lgamma(counts + 1))
 
 @_log_factorial.kernel("cpu")
 def _looked_up(counts: Tensor) -> Tensor:
-    """log n!, looked up where the counts are small: a tenth of the time of as many gamma functions."""
+    """log n!, from a table if the counts are small, in a tenth of the time of gamma functions."""
     if not counts.numel():
         return counts
     whole = counts.long()
@@ -285,7 +285,7 @@ def _without(table: Tensor, *impossible: tuple[Tensor, Tensor]) -> Tensor:
 
 
 _unless = Variants(_without)
-"""A table `[*r, N, K]`, -inf where a step has some of what a state never shows: pairs `[N, F]` and `[*r, K, F]`."""
+"""A table `[*r, N, K]` with -inf for impossible values: pairs of `[N, F]` (it occurs) and `[*r, K, F]` (it cannot)."""
 
 
 @_unless.kernel("cpu")

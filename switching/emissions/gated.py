@@ -20,10 +20,10 @@ from .contract import Emission, Part
 
 @dataclass(frozen=True)
 class Gated(Emission):
-    """`emission` at redrawn steps, `background` at held ones; for the copy dynamics, which has both.
+    """`emission` at redrawn steps, `background` at held steps, for copy dynamics.
 
     Arguments:
-        emission, background: of the same observation, neither of them gated itself.
+        emission, background: of the same observation, and not gated themselves.
 
     Example:
         >>> import samplehold as sh
@@ -87,11 +87,11 @@ class Gated(Emission):
         return self.emission.default_prior(n_states, x) | prefixed(self.background.default_prior(1, x), PREFIX)
 
     def in_units(self, table: Parameters, unit: Tensor) -> Parameters:
-        found = dict(table)
+        converted = dict(table)
         for part in self.parts:
-            own = part.emission.in_units(part.own(table), unit)
-            found |= {name: value for name, value in prefixed(own, part.prefix).items() if name in table}
-        return found
+            scaled = part.emission.in_units(part.own(table), unit)
+            converted |= {name: value for name, value in prefixed(scaled, part.prefix).items() if name in table}
+        return converted
 
     def sites(self, prior: Parameters) -> list[Site]:
         redrawn, held = self.parts
@@ -102,7 +102,7 @@ class Gated(Emission):
         return self.emission.log_prob(x, values)
 
     def distribution(self, values: Parameters) -> TorchDistributionMixin:
-        """That of a redrawn step."""
+        """The distribution of a redrawn step."""
         return self.emission.distribution(values)
 
     def embed(self, x: Tensor) -> Tensor:

@@ -10,11 +10,11 @@ $\Lambda = (\nu - F) W$ (Murphy 2007, section 8). Under a normal-Wishart q
 $$\theta' = (E[\Lambda]^{-1} E[\Lambda\mu],\; E[\Lambda]), \qquad
 c = (E\log|\Lambda| - \log|E[\Lambda]| - F/\kappa)/2.$$
 
-Missing features are integrated out: the likelihood of a step is that of its observed features, and the moments take the
+Missing features are integrated out. The likelihood of a step is that of its observed features, and the moments use the
 conditional mean and covariance of the missing ones under the current parameters (Ghahramani & Jordan 1994). Under a q
 they are one more latent variable, $q(x_{mis} \mid s)$, and $\log \int e^{E_q[\log p(x \mid \theta)]} dx_{mis}$ is the
-likelihood of the observed features under $\theta'$, plus c. Steps that miss the same features share their
-factorisation; a step that misses all is left out.
+likelihood of the observed features under $\theta'$, plus c. Steps with the same missing features share a factorisation.
+A step without any observed feature is skipped.
 """
 
 import math
@@ -39,7 +39,7 @@ from ..parameters import Parameter, Parameters, Shown
 from .contract import ConjugateEmission, Maximized, Representative, is_complete
 from .spread import spread
 
-WORD = 32  # features whose pattern is one integer beside the number of another
+WORD = 32  # the number of features whose pattern is coded in one integer
 
 
 def _inverse(matrix: Tensor) -> Tensor:
@@ -50,7 +50,8 @@ def _inverse(matrix: Tensor) -> Tensor:
 class MultivariateNormal(ConjugateEmission):
     """Normal vectors with a full covariance for each state.
 
-    Parameters `loc [K, F]` and `precision [K, F, F]` (inverse covariance); `covariance` is accepted in its place.
+    Parameters `loc [K, F]` and `precision [K, F, F]` (inverse covariance). `covariance` is accepted instead of
+    `precision`.
 
     Arguments:
         n_features: F.
@@ -78,13 +79,14 @@ class MultivariateNormal(ConjugateEmission):
     }
 
     def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
-        """Half an observation, of the spread within a state; locations anywhere within ten times that of the data."""
-        found = spread(x, n_states, self.n_features)
+        """The weight of half an observation, with the spread within a state; locations within ten times that of the
+        data."""
+        scale = spread(x, n_states, self.n_features)
         return {
-            "loc": found.center.expand(n_states, -1),
-            "count": (0.01 * found.within / found.total).min().expand(n_states),
-            "df": torch.full_like(found.center[:1], self.n_features + 0.5).expand(n_states),
-            "inverse_scale": torch.diag(found.within / 2).expand(n_states, -1, -1),
+            "loc": scale.center.expand(n_states, -1),
+            "count": (0.01 * scale.within / scale.total).min().expand(n_states),
+            "df": torch.full_like(scale.center[:1], self.n_features + 0.5).expand(n_states),
+            "inverse_scale": torch.diag(scale.within / 2).expand(n_states, -1, -1),
         }
 
     def in_units(self, table: Parameters, unit: Tensor) -> Parameters:
@@ -100,7 +102,7 @@ class MultivariateNormal(ConjugateEmission):
         residual = torch.where(observed, x, 0.0) - values["loc"]
         if bool(observed.all()):
             return _log_density(residual, cholesky(values["precision"]))
-        # a missing feature becomes a standard normal at its mean, independent of the rest, and its density is taken out
+        # a missing feature becomes an independent standard normal at its mean, and its density is subtracted
         seen = observed.to(x.dtype)
         covariance = _inverse(values["precision"])
         covariance = covariance * seen.unsqueeze(-1) * seen.unsqueeze(-2) + torch.diag_embed(1 - seen)
@@ -111,11 +113,11 @@ class MultivariateNormal(ConjugateEmission):
     def table(self, x: Tensor, values: Parameters) -> Tensor:
         rows = x.reshape(-1, self.n_features)
         patterns = _patterns(rows)
-        parts = [_pattern_density(rows[which], observed, values) for observed, which in patterns]
+        parts = [_pattern_density(rows[members], observed, values) for observed, members in patterns]
         table = parts[0]
         if len(patterns) > 1:
-            which = torch.cat([cast(Tensor, which) for _, which in patterns])
-            place = torch.empty_like(which).scatter_(0, which, torch.arange(len(which), device=which.device))
+            members = torch.cat([cast(Tensor, members) for _, members in patterns])
+            place = torch.empty_like(members).scatter_(0, members, torch.arange(len(members), device=members.device))
             table = torch.cat(parts, -2).index_select(-2, place)
         return table.reshape(*table.shape[:-2], *x.shape[:-1], table.shape[-1])
 
@@ -147,8 +149,8 @@ class MultivariateNormal(ConjugateEmission):
         return pack(first, -half, half, -0.5 * second.flatten(-2))
 
     def limit(self, message: Tensor, floor: Tensor) -> Maximized:
-        found = peak(message, floor)
-        return Maximized({"loc": found.loc, "precision": found.precision}, found.collapsed)
+        maximum = peak(message, floor)
+        return Maximized({"loc": maximum.loc, "precision": maximum.precision}, maximum.collapsed)
 
     def representative(self, statistics: Tensor) -> Representative:
         dim, expected = self.n_features, expected_normal(statistics)
@@ -165,7 +167,8 @@ def _log_density(residual: Tensor, chol_precision: Tensor) -> Tensor:
 
 @remembered
 def _patterns(x: Tensor) -> list[tuple[Tensor | None, Tensor | slice]]:
-    """The numbers of the observed features of each pattern in x [N, F], None where all are, and of the rows with it."""
+    """The patterns of observed features in x [N, F]: the numbers of the features (None: all), and the rows of the
+    pattern."""
     if is_complete(x):
         return [(None, slice(None))]
     missing = torch.isnan(x)
@@ -183,18 +186,18 @@ def _patterns(x: Tensor) -> list[tuple[Tensor | None, Tensor | slice]]:
 
 
 def _pattern_density(x: Tensor, observed: Tensor | None, values: Parameters) -> Tensor:
-    """Log density [*r, N, K] of rows that miss the same features."""
+    """Log density [*r, N, K] of rows with the same missing features."""
     loc, precision = values["loc"], values["precision"]
     if observed is not None:
         x, loc = x[:, observed], loc[..., observed]
-        # by way of the covariance: taken from the whole precision, that of the observed features alone loses its digits
-        # where features hang together
+        # from the covariance: computed from the whole precision, the precision of the observed features loses its
+        # digits if # features are strongly correlated
         precision = _inverse(_inverse(precision)[..., observed, :][..., observed])
     return multivariate_normal_log_density(x, loc, cholesky(precision))
 
 
 def _pattern_moments(x: Tensor, observed: Tensor | None, weights: Tensor, values: Parameters) -> Moments:
-    """Expected moments about the state's mean of rows that miss the same features."""
+    """Expected moments about the state's mean, of rows with the same missing features."""
     if observed is None:
         return multivariate_normal_moments(x, weights, values["loc"])
     gain, spread = _regression(observed, values["precision"])
@@ -204,8 +207,8 @@ def _pattern_moments(x: Tensor, observed: Tensor | None, weights: Tensor, values
 
 
 def _regression(observed: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
-    """What features are given those observed: residuals are `gain [*r, K, F, O]` times theirs, and have the covariance
-    `spread [*r, K, F, F]`, 0 but for missing ones.
+    """The regression of features on the observed ones: residuals are `gain [*r, K, F, O]` times the observed residuals.
+    They have the covariance `spread [*r, K, F, F]`, which is 0 except for missing features.
 
     Given the observed, the missing features have precision `precision[m, m]` and mean
     `loc[m] - precision[m, m]^-1 precision[m, o] (x[o] - loc[o])`.

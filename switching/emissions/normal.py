@@ -30,7 +30,7 @@ from .spread import spread
 class Normal(ConjugateEmission):
     """Independent normal features.
 
-    Parameters `loc [K, F]` and `precision [K, F]` (inverse variance); `scale` is accepted in place of `precision`.
+    Parameters `loc [K, F]` and `precision [K, F]` (inverse variance). `scale` is accepted instead of `precision`.
 
     Arguments:
         n_features: F.
@@ -55,13 +55,14 @@ class Normal(ConjugateEmission):
     }
 
     def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
-        """Half an observation, of the spread within a state; locations anywhere within ten times that of the data."""
-        found, shape = spread(x, n_states, self.n_features), (n_states, self.n_features)
+        """The weight of half an observation, with the spread within a state; locations within ten times that of the
+        data."""
+        scale, shape = spread(x, n_states, self.n_features), (n_states, self.n_features)
         return {
-            "loc": found.center.expand(shape),
-            "count": (0.01 * found.within / found.total).expand(shape),
-            "shape": torch.full_like(found.center, 0.75).expand(shape),
-            "rate": (found.within / 4).expand(shape),
+            "loc": scale.center.expand(shape),
+            "count": (0.01 * scale.within / scale.total).expand(shape),
+            "shape": torch.full_like(scale.center, 0.75).expand(shape),
+            "rate": (scale.within / 4).expand(shape),
         }
 
     def in_units(self, table: Parameters, unit: Tensor) -> Parameters:

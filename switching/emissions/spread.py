@@ -1,4 +1,4 @@
-"""How far observations spread, in all and within a state: what a weak prior is scaled by."""
+"""The spread of observations, in total and within a state: the scale of weak priors."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,15 +10,15 @@ from torch import Tensor
 from ...inference.numerics.quantiles import median
 from .clusters import clusters
 
-MOST = 20_000  # observations that are looked at
+MOST = 20_000  # the most observations that are used
 NORMAL = 0.6744897501960817  # the median of |z| of a standard normal z
-LEAST = 1e-3  # of the whole spread, below which the spread within a state is not taken to be
-ROOM = 1e12  # times that a variance within a state may lie below that of the data, or a square above it
+LEAST = 1e-3  # the least spread within a state, relative to the total spread
+ROOM = 1e12  # the greatest ratio of the variance of the data to a variance within a state, or of a square to it
 
 
 class Spread(NamedTuple):
-    """Of each feature: the median, the root of the mean square around it, and its square; the variance within a state,
-    by medians."""
+    """For each feature: the median, the root mean square around it, and its square; the variance within a state, by
+    medians."""
 
     center: Float[Tensor, "F"]
     scale: Float[Tensor, "F"]
@@ -27,14 +27,14 @@ class Spread(NamedTuple):
 
 
 def spread(x: Float[Tensor, "N F"] | None, n_states: int, n_features: int) -> Spread:
-    """Of observations x, in as many clusters as there are states.
+    """The spread of observations x, in as many clusters as there are states.
 
-    Outliers do not count within a state, and do count in all: a prior by these is tight nowhere.
+    The spread within a state is robust to outliers, and the total spread includes them, so a prior is never too tight.
 
-    Without data 0, 1 and 1; where a feature never changes, it counts as of variance 1.
+    Without data the results are 0, 1 and 1. A feature that never changes has variance 1.
 
     Raises:
-        ValueError: a spread whose square the dtype of x does not hold.
+        ValueError: a spread whose square the dtype of x cannot represent.
     """
     if x is None:
         zero = torch.zeros(n_features, dtype=torch.float64, device="cpu")
@@ -48,16 +48,16 @@ def spread(x: Float[Tensor, "N F"] | None, n_states: int, n_features: int) -> Sp
     scaled = (residual / typical).nan_to_num().clamp(-5.0, 5.0)
     labels = clusters(scaled, scaled, n_states, seed=0).unsqueeze(-1)
     for cluster in range(n_states):
-        own = labels == cluster
-        residual = torch.where(own, rows - median(rows.where(own, torch.nan)), residual)
+        members = labels == cluster
+        residual = torch.where(members, rows - median(rows.where(members, torch.nan)), residual)
     within = torch.minimum(torch.maximum(_scale(residual), LEAST * typical), typical)
     return Spread(*(table.to(x) for table in (center, whole, whole.square(), within.square())))
 
 
 def check_squares(
-    given: str, scale: Tensor, dtype: torch.dtype, names: Sequence[str] | None = None, verb: str = "spreads by"
+    argument: str, scale: Tensor, dtype: torch.dtype, names: Sequence[str] | None = None, verb: str = "spreads by"
 ) -> None:
-    """Raise ValueError where the dtype does not hold the squares `[F]`, or precisions, of features on such scales."""
+    """Raise ValueError if the dtype cannot represent the squares `[F]`, or precisions, of features on such scales."""
     held = torch.finfo(dtype)
     least, most = (held.tiny * ROOM) ** 0.5, (held.max / ROOM) ** 0.5
     bad = torch.nonzero((scale < least) | (scale > most))
@@ -65,21 +65,21 @@ def check_squares(
         feature = int(bad[0])
         called = f"feature {feature}{f' ({names[feature]})' if names else ''}"
         raise ValueError(
-            f"{given}: {called} {verb} {float(scale[feature]):.3g}, and {str(dtype).removeprefix('torch.')} holds the "
-            f"squares of numbers from {least:.0e} to {most:.0e}; give {given} in another unit"
+            f"{argument}: {called} {verb} {float(scale[feature]):.3g}, and {str(dtype).removeprefix('torch.')} only "
+            f"represents the squares of numbers from {least:.0e} to {most:.0e}; give {argument} in another unit"
             f"{' or in float64' if dtype == torch.float32 else ''}."
         )
 
 
 def _scale(residual: Tensor) -> Tensor:
-    """The standard deviation of each column by the median of its sizes; by their mean square where that is 0, and 1
-    where all are."""
+    """The standard deviation of each column from the median of absolute values. If this is 0, it is the root mean
+    square, and 1 for a column of zeros."""
     middle = median(residual.abs()) / NORMAL
     return _or_one(torch.where(middle > 0, middle, _root_mean_square(residual)))
 
 
 def _root_mean_square(residual: Tensor) -> Tensor:
-    """Of each column, also where the squares are beyond what numbers hold."""
+    """The root mean square of each column, also if the squares overflow."""
     size = _or_one(residual.abs().nan_to_num(0.0, posinf=torch.inf).amax(0))
     return size * (residual / size).square().nanmean(0).sqrt()
 

@@ -4,8 +4,9 @@ r"""A weighted pushdown automaton over time: states q, stack symbols x, and weig
     replace_t[q, x, r, y]   go to r, y takes the place of x (y = x: a no-op)
     pop_t[q, x, r]          go to r, take x off
 
-A run starts with one symbol, the bottom, which may be replaced but never popped; it weighs the product of what it does.
-All runs of T steps count, wherever they end. `samplehold.inference.stacks.automaton.op` has the recursion.
+A run starts with one symbol, the bottom, which may be replaced but never popped. Its weight is the product of the
+weights of its transitions. All runs of T steps count, with any end. `samplehold.inference.stacks.automaton.op` has the
+recursion.
 
 References: Lang 1974; DuSell & Chiang 2020 (locally normalised weights), 2022 (any weights).
 """
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Transitions(Record):
-    """One number for each transition of each step: a weight's log, or how probable it is that a run takes it."""
+    """One number for each transition of each step: its log-weight, or the probability that a run takes it."""
 
     push: Float[Tensor, "*b T Q G Q G"]
     replace: Float[Tensor, "*b T Q G Q G"]
@@ -43,7 +44,8 @@ class Transitions(Record):
 
 @dataclass(frozen=True, repr=False)
 class PushdownRuns(Record):
-    """Whole runs, n for each sequence: what was done at each step (0 push, 1 pop, 2 replace), and what held after it.
+    """Whole runs, n for each sequence: the action of each step (0 push, 1 pop, 2 replace), and the configuration after
+    it.
 
     Arguments:
         top: the step that pushed the element on top; T for the bottom.
@@ -60,11 +62,11 @@ class PushdownRuns(Record):
 
 @dataclass(frozen=True, repr=False)
 class PushdownState(Record):
-    """All runs after the n - 1 steps so far; `start` makes it, `advance` takes it on.
+    """All runs after the n - 1 steps so far; `start` creates it, `advance` continues it.
 
     Arguments:
         log_top: log-weight of all runs with the element pushed at each step so far on top (last the bottom), by state
-            and symbol. Everything that can be read off the stack now.
+            and symbol. All present readings of the stack follow from it.
     """
 
     log_top: Float[Tensor, "*b n Q G"]
@@ -98,7 +100,8 @@ class PushdownState(Record):
 
 
 def start(log_initial: Tensor, n_steps: int = 16) -> PushdownState:
-    """Before the first step: log_initial [*b, Q, G] weighs state and bottom symbol; `n_steps` guesses the length.
+    """The state before the first step: log_initial [*b, Q, G] weighs state and bottom symbol; `n_steps` is the expected
+    length.
 
     Raises what `PushdownAutomaton` raises.
     """
@@ -110,7 +113,7 @@ def start(log_initial: Tensor, n_steps: int = 16) -> PushdownState:
 
 
 def advance(state: PushdownState, log_push: Tensor, log_replace: Tensor, log_pop: Tensor) -> PushdownState:
-    """One more step of all runs, in O(steps so far squared); differentiable, and `state` itself stays as it was.
+    """Continue all runs by one step, in O(steps so far squared). Differentiable; `state` is not changed.
 
     Arguments:
         log_push, log_replace: [*b, Q, G, Q, G], weights of this step, as in `PushdownAutomaton`.
@@ -135,7 +138,7 @@ def advance(state: PushdownState, log_push: Tensor, log_replace: Tensor, log_pop
     push, replace = (ordinary(table).reshape(-1, K, K) for table in (log_push, log_replace))
     pop = ordinary(log_pop).reshape(-1, K, Q)
     log_top, tape = inference.advance(state.tape, push, replace, pop)
-    bottom_last = log_top.roll(-1, 1)  # the recursion has it first
+    bottom_last = log_top.roll(-1, 1)  # the recursion has the bottom first
     return PushdownState(bottom_last.reshape(*batch, log_top.shape[1], Q, G), tape)
 
 
@@ -153,11 +156,13 @@ class PushdownAutomaton(Record):
         lengths: [*b], each sequence's number of steps; after them a run holds, with weight 1. None: all have T.
 
     Raises:
-        TypeError: tables that are not float32 or float64 tensors of one dtype on one device; lengths of no integers.
-        ValueError: shapes do not fit; a weight is NaN or +inf. From every method: no run has any weight, with the
-            sequence and the step.
+        TypeError: tables that are not float32 or float64 tensors of one dtype on one device; lengths that are not
+            integers.
+        ValueError: shapes do not fit; a weight is NaN or +inf. From every method: no run has any weight (the error
+            names the
+            sequence and the step).
 
-    See Also: `advance`, which goes step by step. Lang 1974; DuSell & Chiang 2022, whose stack reading is `reading`.
+    See Also: `advance`, for one step at a time. Lang 1974; DuSell & Chiang 2022, whose stack reading is `reading`.
 
     >>> import torch
     >>> import samplehold as sh
@@ -194,7 +199,7 @@ class PushdownAutomaton(Record):
         return inference.log_total(self._inside).reshape(self._batch).to(self.log_pop.dtype)
 
     def reading(self) -> Float[Tensor, "*b T Q G"]:
-        """P(state, symbol on top after step t | steps 1..t), differentiable: what a stack network reads."""
+        """P(state, symbol on top after step t | steps 1..t), the reading of a stack network. Differentiable."""
         weight = torch.logsumexp(self._inside.log_top[:, 1:], 2).softmax(-1)
         return weight.reshape(*self._batch, self._steps, *self._sizes).to(self.log_pop.dtype)
 
@@ -228,8 +233,8 @@ class PushdownAutomaton(Record):
         """Heat maps of actions, state and symbol on top, and element on top over time, of one sequence.
 
         Arguments:
-            sequence: its index in the batch axes; `ValueError` if there is none such.
-            steps: a name for each step, or `ValueError`.
+            sequence: its index in the batch axes; `ValueError` if there is none.
+            steps: a name for each step; `ValueError` for another number of names.
         """
         from ..views.stack_figures import check_names, one_of, plot_automaton
 
@@ -260,7 +265,7 @@ class PushdownAutomaton(Record):
     def _weigh(
         self, log_push: Tensor, log_replace: Tensor, log_pop: Tensor, evidence: Tensor | None = None
     ) -> inference.Weights:
-        """The weights of each step by configuration, of holding where a sequence has ended."""
+        """The weights of each step by configuration, with holding after the end of a sequence."""
         (Q, G), T, device = self._sizes, self._steps, log_pop.device
         K = Q * G
         ended = torch.arange(T, device=device) >= check_lengths(self.lengths, self._batch, T, device)[..., None]
@@ -288,7 +293,7 @@ class PushdownAutomaton(Record):
 
     @cached_table
     def _posterior(self) -> tuple[Transitions, Float[Tensor, "*b T C Q G"]]:
-        """Transitions, and what is on top after each step: element (the bottom first), state and symbol."""
+        """Transitions, and the top after each step: element (the bottom first), state and symbol."""
         self._inside  # noqa: B018
         T, (Q, G) = self._steps, self._sizes
         nothing = self.log_pop.new_zeros(self._batch.numel(), T, T + 1, Q * G, dtype=torch.float64)

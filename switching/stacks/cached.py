@@ -10,9 +10,9 @@ Value = TypeVar("Value")
 
 
 class cached_table(Generic[Value]):
-    """A property that is computed once with gradients recorded and once without, where there are any.
+    """A property that is computed at most twice: once with gradients recorded, and once without.
 
-    So what a draw or a figure computes under `torch.no_grad` is not taken for a table that can be differentiated.
+    So a table that a draw or a figure computes under `torch.no_grad` is not used where gradients are needed.
     """
 
     def __init__(self, compute: Callable[[Any], Value]) -> None:

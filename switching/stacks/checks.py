@@ -1,4 +1,4 @@
-"""What stacks and their networks refuse, and how they say so. Tables in, nothing out."""
+"""Checks of the arguments of stacks and their networks. Tables in, nothing out."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from ...inference.stacks.superposition.op import depths
 
 
 def check_numbers(**tables: Tensor) -> None:
-    """NaN and +inf are no log-weights."""
+    """Raise `ValueError` for NaN or +inf, which are not log-weights."""
     for name, table in tables.items():
         for bad, word in ((table.isnan(), "NaN"), (table.isposinf(), "+inf")):
             if bad.any():
@@ -18,7 +18,7 @@ def check_numbers(**tables: Tensor) -> None:
 
 
 def check_log_weights(name: str, table: Tensor) -> None:
-    """Log-weights [*b, T, X] of which something is possible at every step."""
+    """Log-weights [*b, T, X] with some possible entry at every step."""
     check_numbers(**{name: table})
     nothing = table.isneginf().all(-1)
     if nothing.any():
@@ -30,7 +30,7 @@ def check_log_weights(name: str, table: Tensor) -> None:
 
 
 def check_mixture(log_action: Tensor, values: Tensor, initial: Tensor | None, on_empty: str) -> None:
-    """Shapes, dtypes and numbers of what a mixture is made of."""
+    """Shapes, dtypes and numbers of a mixture's arguments."""
     check_same_kind("initial", values=values, log_action=log_action, initial=initial)
     if values.dim() < 2 or values.shape[-2] < 1:
         raise ValueError(f"values: got shape {list(values.shape)}, expected [*batch, T, V] with at least one step.")
@@ -56,7 +56,7 @@ def check_mixture(log_action: Tensor, values: Tensor, initial: Tensor | None, on
 
 
 def check_evidence(name: str, table: object, log_action: Tensor, n_elements: int) -> None:
-    """Evidence about the element on top: kind, shape, numbers, and that a mixture of these actions can take it."""
+    """Evidence about the element on top: type, shape, numbers, and whether a mixture of these actions supports it."""
     check_same_kind(log_action=log_action, **{name: table})
     assert isinstance(table, Tensor)
     expected = (*log_action.shape[:-1], n_elements)
@@ -69,22 +69,22 @@ def check_evidence(name: str, table: object, log_action: Tensor, n_elements: int
     check_single_pops(log_action, "evidence")
 
 
-def check_single_pops(log_action: Tensor, what: str) -> None:
+def check_single_pops(log_action: Tensor, option: str) -> None:
     """Raise `ValueError` if an action pops several cells."""
     if log_action.shape[-1] > 3:
         raise ValueError(
-            f"log_action: got {log_action.shape[-1]} actions, but {what} couples the steps, which is solved for "
-            "the three actions push, pop, no-op; drop the columns of multiple pops."
+            f"log_action: got {log_action.shape[-1]} actions, but {option} couples the steps, which is only supported "
+            "for the three actions push, pop, no-op; drop the columns of multiple pops."
         )
 
 
 def check_reads(reads: object, scale: object, values: Tensor) -> float:
-    """Reads of the value on top, unless they are None, and the standard deviation of their error, which is returned."""
+    """Check reads of the value on top unless they are None; return the standard deviation of their error."""
     number = check_number("scale", scale, above=0)
     check_same_kind("reads", values=values, reads=reads)
     if not 0 < float(torch.tensor(number, dtype=values.dtype, device="cpu") ** 2) < torch.inf:
         dtype = str(values.dtype).removeprefix("torch.")
-        raise ValueError(f"scale: got {number:g}, whose square {dtype} does not hold; give other units, or float64.")
+        raise ValueError(f"scale: got {number:g}, whose square {dtype} cannot represent; use other units, or float64.")
     if not isinstance(reads, Tensor):
         return number
     if reads.shape != values.shape:
@@ -97,7 +97,8 @@ def check_reads(reads: object, scale: object, values: Tensor) -> float:
 
 @torch.no_grad()
 def check_capacity(capacity: int, action: Tensor, n_initial: int, on_empty: str) -> None:
-    """Refuse a capacity that histories of more than rounding mass outgrow, under action probabilities [*b, T, A]."""
+    """Refuse a capacity that is too small for histories of more than rounding mass, under action probabilities [*b, T,
+    A]."""
     T, D = action.shape[-2], n_initial
     if capacity < D:
         raise ValueError(f"capacity: got {capacity}, expected at least {D}, the cells of the initial stack.")
@@ -109,7 +110,7 @@ def check_capacity(capacity: int, action: Tensor, n_initial: int, on_empty: str)
     if (worst := float(lost.max())) > T * torch.finfo(action.dtype).eps:
         raise ValueError(
             f"capacity: got {capacity}, but histories that hold {worst:.3g} of the mass of sequence "
-            f"{int(lost.argmax())} outgrow it; give a larger one (at T + D = {T + D} no history can), or None."
+            f"{int(lost.argmax())} need more; give a larger one (T + D = {T + D} is always enough), or None."
         )
 
 

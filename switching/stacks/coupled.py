@@ -1,9 +1,9 @@
 """A mixture whose steps are coupled, as the runs of a weighted pushdown automaton of one state and one symbol.
 
-log Z comes from the automaton's inside recursion; the posterior of actions and tops is the gradient of log Z; depth and
+log Z comes from the automaton's inside recursion. The posterior of actions and tops is the gradient of log Z. Depth and
 deeper cells are carried down the derivations (`samplehold.inference.stacks.automaton.op.carry`). The initial stack is
-pushed before the first step, bottom first, so the automaton has its own numbers for elements: 0 the empty stack, 1..D
-the initial cells, then the pushes. All is computed in double precision.
+pushed before the first step, bottom first, so the automaton numbers elements differently: 0 the empty stack, 1..D the
+initial cells, then the pushes. All computations are in double precision.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from .cached import cached_table
 
 @dataclass(frozen=True, eq=False)
 class CoupledStack:
-    """See `StackMixture`: what its steps weigh, its evidence about the element on top, and its initial cells."""
+    """See `StackMixture`: the weights of its steps, its evidence about the element on top, and its initial cells."""
 
     log_action: Float[Tensor, "*b T 3"]
     log_evidence: Float[Tensor, "*b T C"]
@@ -28,7 +28,7 @@ class CoupledStack:
     on_empty: str
 
     def log_normalizer(self) -> Float[Tensor, "*b"]:
-        """log Z; here and below, `ValueError` if no history has any weight."""
+        """log Z. Here and below, `ValueError` if no history has any weight."""
         return inference.log_total(self._inside).reshape(self._batch)
 
     @cached_table
@@ -39,7 +39,7 @@ class CoupledStack:
         return action, top
 
     def cells(self, pushed: Float[Tensor, "*b N V"], depth: int) -> Float[Tensor, "*b T depth V"]:
-        """Expected cells, given the values of the initial cells from the bottom and then of all pushes."""
+        """Expected cells, given the values of the initial cells from the bottom, and then of all pushes."""
         V = pushed.shape[-1]
         values = pushed.reshape(-1, *pushed.shape[-2:])
 
@@ -74,7 +74,7 @@ class CoupledStack:
         return self.log_action.shape[:-2]
 
     def _weigh(self, log_action: Tensor, log_evidence: Tensor, best: bool = False) -> inference.Weights:
-        """The weights of the automaton; the initial stack becomes forced pushes before the first step."""
+        """The weights of the automaton; the initial stack becomes certain pushes before the first step."""
         D, (T, A) = self.n_initial, log_action.shape[-2:]
         forced = torch.tensor([0.0] + [-torch.inf] * (A - 1)).to(log_action).expand(*self._batch, D, A)
         push, pop, hold = torch.cat([forced, log_action], -2).reshape(-1, D + T, A).double().unbind(-1)
@@ -96,7 +96,7 @@ class CoupledStack:
         if (gone := inference.vanished(tables)) is not None:
             raise ValueError(
                 f"log_action: every history of sequence {gone[0]} has weight 0 from step {gone[1] - self.n_initial} "
-                "on; give some action that is possible there a weight above -inf, or loosen the evidence or on_empty."
+                "on; give some action that is possible there a weight above -inf, or relax the evidence or on_empty."
             )
         return tables
 
@@ -104,11 +104,11 @@ class CoupledStack:
         tables = self._inside
         if torch.is_grad_enabled() and any(x.requires_grad for x in self._weights.tensors()):
             tables = inference.inside_differentiable(self._weights)
-        found = inference.carry(self._weights, tables, bottom.double(), push)[:, self.n_initial :]
-        return found.reshape(*self._batch, *found.shape[1:])
+        carried = inference.carry(self._weights, tables, bottom.double(), push)[:, self.n_initial :]
+        return carried.reshape(*self._batch, *carried.shape[1:])
 
     def _named(self, runs: inference.Runs, choose: inference.Choose) -> Tensor:
-        """The actions of runs: one that keeps the bottom either held or popped an empty stack."""
+        """The actions of runs: a run that keeps the bottom has either held, or popped an empty stack."""
         shape = len(runs.action), *self.log_action.shape[:-1]
         action, top = (x[..., self.n_initial :].reshape(shape) for x in (runs.action, runs.top))
         if self.on_empty == "forbid":

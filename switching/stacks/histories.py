@@ -1,7 +1,7 @@
-"""Histories of a stack on pointers: every element knows what was below it when it was pushed.
+"""Histories of a stack as pointers: every element points to the element below it.
 
-Elements are numbered as in `samplehold.switching.stacks`; "empty", the last number, is below itself, so that popping an
-empty stack does nothing.
+Elements are numbered as in `samplehold.switching.stacks`. "empty", the last number, points to itself, so a pop of an
+empty stack has no effect.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Path(Record):
-    """What actions [*n, T] do to a stack: element on top and depth after each step, and what is under each element."""
+    """The effect of actions [*n, T] on a stack: element on top and depth after each step, and the element below each
+    one."""
 
     top: Int[Tensor, "*n T"]
     depth: Int[Tensor, "*n T"]
@@ -44,10 +45,10 @@ def follow(action: Int[Tensor, "*n T"], n_initial: int = 0) -> Path:
     tops, depths = [], []
     for t, a in enumerate(action.unbind(-1)):
         below[..., t], height[..., t] = top, at(height, top) + 1
-        after, left = torch.where(a == 0, t, top), top
+        after, popped = torch.where(a == 0, t, top), top
         for n in range(1, most_pops + 1):
-            left = at(below, left)
-            after = torch.where(a == (1 if n == 1 else n + 1), left, after)
+            popped = at(below, popped)
+            after = torch.where(a == (1 if n == 1 else n + 1), popped, after)
         top = after
         tops.append(top)
         depths.append(at(height, top))
@@ -55,7 +56,7 @@ def follow(action: Int[Tensor, "*n T"], n_initial: int = 0) -> Path:
 
 
 def picked(table: Float[Tensor, "*b T X"], index: Int[Tensor, "n *b T"]) -> Float[Tensor, "n *b T"]:
-    """The entry of each step that an index names."""
+    """The entry at an index of each step."""
     return torch.take_along_dim(table[None], index[..., None], -1)[..., 0]
 
 
@@ -67,11 +68,12 @@ class Histories(Record):
         action: 0 push, 1 pop, 2 no-op (3, 4, ... pop two, three, ... cells).
         top: the element on top after each step, the last number for an empty stack.
         depth: cells on the stack after each step.
-        below: for every element, what was under it when it was pushed; only elements that were pushed have a meaning.
+        below: for every element, the element under it when it was pushed; meaningful only for elements that were
+            pushed.
         log_probability: of the whole history in the mixture.
-        weight: how much of the mixture it stands for, so that `(weight * f).sum(0)` estimates the mean of f: 1 / n for
-            samples, its probability where all are listed, 1 for the best one alone.
-        values: the values of all elements; of "empty" 0.
+        weight: its share of the mixture, so that `(weight * f).sum(0)` estimates the mean of f: 1 / n for samples, its
+            probability if all histories are listed, 1 for the best one alone.
+        values: the values of all elements; "empty" has 0.
 
     >>> import torch
     >>> import samplehold as sh
@@ -111,15 +113,15 @@ class Histories(Record):
     def plot(
         self, sequence: int | Sequence[int] = (), step: int = -1, names: Sequence[str] | None = None, most: int = 10
     ) -> "Figure":
-        """The most probable whole stacks after one step, as these histories have them.
+        """The most probable whole stacks after one step, in these histories.
 
-        `ValueError` if there is no such sequence or step, or not one name a step or an element.
+        Raises `ValueError` for an unknown sequence or step, or a wrong number of names.
 
         Arguments:
             sequence: its index in the batch axes.
-            step: after which one; negative: counted from the last.
-            names: what to call the element that each step pushed (and, if given, the initial cells from the top).
-            most: stacks to show.
+            step: the step to show; negative numbers count from the last step.
+            names: names of the elements that the steps pushed (and, optionally, of the initial cells from the top).
+            most: the most stacks to show.
         """
         from ..views.stack_figures import check_names, one_of, plot_stacks
 
@@ -131,5 +133,5 @@ class Histories(Record):
         names = [*(map(str, range(T)) if names is None else names), *(f"initial {i}" for i in range(n - T))][:n]
         here = (slice(None), *index)
         deepest = int(self.depth[here][:, step].max())
-        stacks = self.elements(deepest + 1)[here][:, step]  # one more, so that empty ones have a cell
+        stacks = self.elements(deepest + 1)[here][:, step]  # one cell more, so that empty stacks have a cell
         return plot_stacks(stacks, self.weight[here], names, most, f"stacks after step {step % T}")

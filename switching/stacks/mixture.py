@@ -2,11 +2,12 @@ r"""A stack whose actions are random: exact inference in the mixture over all 3^
 
     a_t ~ Categorical(exp log_action_t),    stack_t = push(stack_{t-1}, v_t) | pop(stack_{t-1}) | stack_{t-1}
 
-A history weighs the product of its action weights, times the evidence for what it has on top at each step. Two cases:
+The weight of a history is the product of its action weights, times the evidence for its top at each step. There are two
+cases:
 
-- *Uncoupled.* If a pop of the empty stack does nothing and there is no evidence, every step is free of every other, so
-  log Z is a sum over steps and the expected cells follow the linear recursion of the superposition stack.
-- *Coupled.* If a pop of the empty stack is forbidden, or the top is observed, the histories are the runs of a weighted
+- *Uncoupled.* A pop of the empty stack has no effect, and there is no evidence. Then all steps are independent: log Z
+  is a sum over steps, and the expected cells follow the linear recursion of the superposition stack.
+- *Coupled.* A pop of the empty stack is forbidden, or the top is observed. Then histories are the runs of a weighted
   pushdown automaton, and `samplehold.switching.stacks.coupled` has the recursions.
 """
 
@@ -38,25 +39,29 @@ MAX_HISTORIES = 3**10
 
 @dataclass(frozen=True, eq=False, repr=False)
 class StackMixture:
-    r"""All histories of a stack under uncertain actions, each with its weight.
+    r"""All histories of a stack with uncertain actions, with their weights.
 
-    Elements are numbered by the step that pushed them, then the cells of the initial stack from its top, then "empty".
+    Elements are numbered by the step that pushed them. The cells of the initial stack from its top follow, then
+    "empty".
 
     Arguments:
         log_action: [*b, T, 3] log-weights of push, pop, no-op: log-probabilities, or any numbers below +inf. Further
             columns are the weights of popping two cells, three cells, ... in one step (uncoupled mixtures only).
-        values: [*b, T, V], what a push at each step puts on top.
+        values: [*b, T, V], the value that a push at each step puts on top.
         initial: [*b, D, V], the stack before the first step, from its top; None: empty.
         on_empty: "noop": popping the empty stack does nothing; "forbid": it has weight 0.
-        capacity: cells that the recursions of uncoupled mixtures keep; None: all that can be filled.
-        lengths: [*b], each sequence's number of steps; after them its stack is held, with certainty. None: all have T.
+        capacity: the number of cells in the recursions of uncoupled mixtures; None: all that can be filled.
+        lengths: [*b], each sequence's number of steps; after them its stack is certainly held. None: all have T.
         log_evidence: [*b, T, T+D+1], see `condition`.
 
     Raises:
-        TypeError: tables that are not float32 or float64 tensors of one dtype on one device; lengths of no integers.
+        TypeError: tables that are not float32 or float64 tensors of one dtype on one device; lengths that are not
+            integers.
         ValueError: shapes do not fit; a weight is NaN or +inf; histories of more than rounding mass (T times the
-            precision of the dtype, judged before evidence) outgrow `capacity`. From every method: no history has any
-            weight, with the sequence and the step.
+            precision
+            of the dtype, before evidence) need more than `capacity`. From every method: no history has any weight (the
+            error
+            names the sequence and the step).
 
     See Also: Joulin & Mikolov 2015, section 3.2 (the expected stack); DuSell & Chiang 2020 (the weighted automaton).
 
@@ -64,7 +69,7 @@ class StackMixture:
     >>> import samplehold as sh
     >>> action = torch.tensor([[0.9, 0.0, 0.1], [0.6, 0.1, 0.3], [0.2, 0.5, 0.3]])  # push, pop, no-op
     >>> mixture = sh.stacks.StackMixture(action.log(), torch.tensor([[1.0], [2.0], [3.0]]))
-    >>> mixture.superposition(depth=1)[:, 0, 0]  # the mean of what is on top after each step
+    >>> mixture.superposition(depth=1)[:, 0, 0]  # the mean value on top after each step
     tensor([0.9000, 1.4700, 1.3110])
     >>> mixture.depth_distribution()[-1]
     tensor([0.2690, 0.3950, 0.2280, 0.1080])
@@ -73,7 +78,7 @@ class StackMixture:
     >>> mixture.sample(1000, seed=0).depth.shape
     torch.Size([1000, 3])
 
-    Once it is known that the stack was empty in the end, the best history is push, no-op, pop:
+    Given that the stack is empty at the end, the best history is push, no-op, pop:
 
     >>> evidence = torch.zeros(3, 4)
     >>> evidence[-1, :-1] = -torch.inf
@@ -99,12 +104,12 @@ class StackMixture:
             check_capacity(self.capacity, self.log_prior.softmax(-1), self.n_initial, self.on_empty)
 
     def __repr__(self) -> str:
-        """How many histories of what."""
-        what = ", ".join(f"{name}: {value}" for name, value in self._extent().items())
-        return f"StackMixture({what})"
+        """The number of histories and the sizes."""
+        extent = ", ".join(f"{name}: {value}" for name, value in self._extent().items())
+        return f"StackMixture({extent})"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows of it."""
+        """The HTML that a notebook shows."""
         import pandas as pd
 
         from ..views.tables import html
@@ -112,7 +117,7 @@ class StackMixture:
         return html("StackMixture", pd.DataFrame({"": self._extent()}))
 
     def _extent(self) -> dict[str, object]:
-        """Its sizes, and what else makes it what it is."""
+        """Its sizes and options."""
         (*batch, T, V), actions = self.values.shape, self.log_action.shape[-1]
         return {
             "sequences": math.prod(batch),
@@ -141,25 +146,26 @@ class StackMixture:
 
     @property
     def n_elements(self) -> int:
-        """C = T + D + 1: what can be on top, "empty" included; also the number of depths."""
+        """C = T + D + 1: the number of possible tops with "empty", and also the number of depths."""
         return self.values.shape[-2] + self.n_initial + 1
 
     @cached_table
     def past_end(self) -> Bool[Tensor, "*b T"]:
-        """The steps past the end of their sequence."""
+        """The steps after the end of their sequence."""
         T = self.values.shape[-2]
         lengths = check_lengths(self.lengths, self._batch, T, self.values.device)
         return torch.arange(T, device=self.values.device) >= lengths[..., None]
 
     @cached_table
     def log_prior(self) -> Float[Tensor, "*b T A"]:
-        """`log_action`, with certain no-ops past the end of a sequence."""
+        """`log_action`, with certain no-ops after the end of a sequence."""
         hold = torch.full_like(self.log_action[..., :1, :], -torch.inf)
         hold[..., 2] = 0.0
         return self.log_action if self.lengths is None else torch.where(self.past_end[..., None], hold, self.log_action)
 
     def log_normalizer(self) -> Float[Tensor, "*b"]:
-        """log Z: the log of the summed weights of all histories. Differentiable; 0 for probabilities alone."""
+        """log Z: the log of the summed weights of all histories. Differentiable; 0 if the weights are probabilities
+        only."""
         if not self.coupled:
             return torch.logsumexp(self.log_prior, -1).sum(-1)
         return self._coupled.log_normalizer().to(self.values.dtype)
@@ -175,7 +181,7 @@ class StackMixture:
     def superposition(self, depth: int) -> Float[Tensor, "*b T depth V"]:
         """Expected cells after each step, from the top; empty cells count as 0. `depth` is 1 or more.
 
-        O(T) a step for an uncoupled mixture, whatever the depth, or O(capacity); O(T^2 depth) a step for a coupled one.
+        O(T) a step for an uncoupled mixture, or O(capacity), for any depth; O(T^2 depth) a step for a coupled one.
         """
         depth = check_integer("depth", depth)
         if not self.coupled:
@@ -194,15 +200,15 @@ class StackMixture:
         return torch.stack(list(depths(self.log_prior.softmax(-1), self.n_initial, self.n_elements, "noop")), -2)
 
     def condition(self, log_likelihood: Tensor) -> "StackMixture":
-        """The posterior mixture, given evidence about which element is on top after each step.
+        """The posterior mixture, given evidence about the element on top after each step.
 
         Arguments:
-            log_likelihood: [*b, T, T+D+1], log-likelihood of what was observed at t by the element on top (the last:
-                empty stack); 0 where nothing was observed, -inf for impossible. Steps past `lengths` are ignored.
+            log_likelihood: [*b, T, T+D+1], log-likelihood of the evidence at t for each element on top (the last: empty
+                stack); 0 without evidence, -inf for impossible. Steps after `lengths` are ignored.
 
         Raises:
-            TypeError: it is no tensor, or one of another dtype or device than values.
-            ValueError: its shape does not fit, it holds NaN or +inf, or leaves nothing possible at some step.
+            TypeError: it is not a tensor, or has another dtype or device than values.
+            ValueError: its shape does not fit, it holds NaN or +inf, or some step has no possible element.
         """
         check_evidence("log_likelihood", log_likelihood, self.log_action, self.n_elements)
         check_log_weights("log_likelihood", log_likelihood)
@@ -213,12 +219,12 @@ class StackMixture:
         """Evidence for `condition` from reads [*b, T, V] of the value on top (0 if empty), with normal error.
 
         Arguments:
-            reads: what was read; NaN: that number was not.
+            reads: the reads; NaN for a number that was not read.
             scale: standard deviation of the error.
 
         Raises:
-            TypeError: reads are no tensor, or one of another dtype or device than values.
-            ValueError: they have another shape than values, or hold inf; scale is no finite number above 0.
+            TypeError: reads are not a tensor, or have another dtype or device than values.
+            ValueError: they have another shape than values, or hold inf; scale is not a finite number above 0.
         """
         scale = check_reads(check_table("reads", reads), scale, self.values)
         error = (reads[..., :, None, :] - self._table[..., None, :, :]) / scale
@@ -227,7 +233,7 @@ class StackMixture:
 
     @torch.no_grad()
     def sample(self, n: int, seed: Seed = None) -> Histories:
-        """n histories of each sequence, exactly from the mixture."""
+        """n independent histories of each sequence from the mixture, exactly."""
         n = check_integer("n", n)
         choose = draw(generator_of(seed, self.values.device))
         if self.coupled:
@@ -254,8 +260,8 @@ class StackMixture:
         """Heat maps of actions (before and given the evidence), depth and element on top over time, of one sequence.
 
         Arguments:
-            sequence: its index in the batch axes; `ValueError` if there is none such.
-            steps: a name for each step, or `ValueError`.
+            sequence: its index in the batch axes; `ValueError` if there is none.
+            steps: a name for each step; `ValueError` for another number of names.
         """
         from ..views.stack_figures import check_names, one_of, plot_mixture
 
@@ -275,12 +281,12 @@ class StackMixture:
 
     @cached_table
     def _table(self) -> Tensor:
-        """The values of all elements, [*b, C, V]; of "empty" 0."""
+        """The values of all elements, [*b, C, V]; "empty" has 0."""
         return pad(torch.cat([self.values, self.initial_cells], -2), (0, 0, 0, 1))
 
     @cached_table
     def _evidence(self) -> Tensor:
-        """`log_evidence`, or 0; and 0 past the end of a sequence."""
+        """`log_evidence` or 0, with 0 after the end of a sequence."""
         if self.log_evidence is None:
             return self.values.new_zeros(*self.values.shape[:-1], self.n_elements)
         return self.log_evidence.masked_fill(self.past_end[..., None], 0.0)
@@ -309,7 +315,7 @@ class StackMixture:
 
     @torch.no_grad()
     def _weighed(self, action: Int[Tensor, "n *b T"], weight: float | None = None) -> Histories:
-        """The histories of given actions, each standing for `weight` of the mixture; None: for its probability."""
+        """The histories of these actions, each with the share `weight` of the mixture; None: with its probability."""
         path = follow(action, self.n_initial)
         log_weight = picked(self.log_prior, action)
         if self.on_empty == "forbid":

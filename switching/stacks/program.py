@@ -1,7 +1,7 @@
-"""The stack mixture as a Pyro program: actions are sites, the stack follows from them, its top is read.
+"""The stack mixture as a Pyro program: actions are sites, the stack is deterministic, and its top is read.
 
-Its density is that of `StackMixture`: summing the actions out gives `log_normalizer()` of the mixture conditioned on
-`read_likelihood(reads, scale)`, so Pyro's enumeration, SVI and Predictive apply to the same model.
+Its density is that of `StackMixture`: the sum over actions gives `log_normalizer()` of the mixture conditioned on
+`read_likelihood(reads, scale)`. So Pyro's enumeration, SVI and Predictive apply to the same model.
 """
 
 from contextlib import ExitStack
@@ -21,24 +21,26 @@ from .mixture import StackMixture
 
 
 def stack_program(mixture: StackMixture, reads: Tensor | None = None, *, scale: float) -> Float[Tensor, "*b T V"]:
-    """Sites `a_1, x_1, a_2, ...`, one plate a batch axis, and deterministic `stack_t` [*b, T+D, V]; returns the reads.
+    """Sites `a_1, x_1, a_2, ...`, one plate for each batch axis, and deterministic `stack_t` [*b, T+D, V]; returns the
+    reads.
 
-    A certain action moves the cells by the same update that averages them under an uncertain one. Weights that are no
-    probabilities, and pops that are forbidden, enter as factors `weight_t`: these steer inference, but
-    not what `Predictive` draws forward (`StackMixture.sample` draws with them). For enumeration, wrap the program in
-    `pyro.infer.config_enumerate`; memory grows as 3^T.
+    A certain action moves the cells by the update that averages them under an uncertain one. Weights that are not
+    probabilities, and forbidden pops, enter as factors `weight_t`. These affect inference, but not the forward draws of
+    `Predictive` (`StackMixture.sample` uses them). For enumeration, wrap the program in `pyro.infer.config_enumerate`;
+    memory grows as 3^T.
 
     Arguments:
         mixture: actions and values, without evidence.
-        reads: [*b, T, V], observed; NaN: a number not read; None: all are drawn.
+        reads: [*b, T, V], observed; NaN for a number that was not read; None: all are drawn.
         scale: standard deviation of a read of the value on top (0 for the empty stack).
 
     Raises:
-        TypeError: reads are no tensor, or one of another dtype or device than the mixture's values.
-        ValueError: the mixture already holds evidence; reads have another shape than its values, or hold inf; scale is
-            no finite number above 0.
+        TypeError: reads are not a tensor, or have another dtype or device than the mixture's values.
+        ValueError: the mixture already has evidence; reads have another shape than its values, or hold inf; scale is
+            not a
+            finite number above 0.
 
-    See Also: Joulin & Mikolov 2015, section 3.2, whose update of the cells this samples.
+    See Also: Joulin & Mikolov 2015, section 3.2, for the update of the cells.
 
     >>> import torch
     >>> import samplehold as sh
@@ -54,15 +56,13 @@ def stack_program(mixture: StackMixture, reads: Tensor | None = None, *, scale: 
     check_kind("mixture", mixture, StackMixture, "a StackMixture")
     values, V = mixture.values, mixture.values.shape[-1]
     if mixture.log_evidence is not None:
-        raise ValueError(
-            "mixture: holds evidence already; give the program the mixture before `condition`, and the reads."
-        )
+        raise ValueError("mixture: holds evidence already; pass the mixture before `condition`, and the reads.")
     scale = check_reads(reads, scale, values)
-    marked = pad(values, (0, 1), value=1.0)  # the last column says that a cell is filled
+    marked = pad(values, (0, 1), value=1.0)  # the last column is 1 for a filled cell
     cells = pad(pad(mixture.initial_cells, (0, 1), value=1.0), (0, 0, 0, values.shape[-2]))
     batch = values.shape[:-2]
     if 0 in batch:
-        raise ValueError("mixture: got one of no sequence; Pyro's plates need one.")
+        raise ValueError("mixture: got no sequence; Pyro's plates need at least one.")
     plates = [pyro.plate(f"sequences_{i}", n, dim=i - len(batch)) for i, n in enumerate(batch)]
     observations = []
     for t, log_action in enumerate(mixture.log_prior.unbind(-2)):
@@ -86,7 +86,7 @@ def stack_program(mixture: StackMixture, reads: Tensor | None = None, *, scale: 
 
 
 def _moved(cells: Tensor, action: Tensor, n_actions: int, value: Tensor) -> Tensor:
-    """Cells after a certain action, whose shape may hold enumerated axes that the cells do not have yet."""
+    """Cells after a certain action, whose shape may have enumerated axes that the cells do not have yet."""
     certain = one_hot(action, n_actions).to(cells.dtype)
     shape = broadcast_shapes(certain.shape[:-1], cells.shape[:-2])
     return superpose(

@@ -1,9 +1,9 @@
-r"""A fit as ArviZ knows it: every group of an `InferenceData`, computed over draws of the parameters at once.
+r"""A fit in ArviZ's form: every group of an `InferenceData`, computed over draws of the parameters at once.
 
-With parameters $\theta_1, \ldots, \theta_n$ (a point estimate is one of them, repeated):
+For parameters $\theta_1, \ldots, \theta_n$ (a point estimate is one draw, repeated):
 
-    posterior             theta_i, in the form in which people read parameters (scales, covariances)
-    log_likelihood        log p(x_t | x_1..t-1, theta_i), one number a step
+        posterior             theta_i, in the displayed form of parameters (scales, covariances)
+        log_likelihood        log p(x_t | x_1..t-1, theta_i), one number per step
     posterior_predictive  x_t ~ p(x_t | x_1..t-1, theta_i)
     replicated            x_t ~ p(x | s_t, z_t, theta_i) along a path (z, s) ~ p(z, s | x, theta_i)
     smoothed              P(s_t | x, theta_i), P(z_t = 1 | x, theta_i), P(s_t != s_t-1 | x, theta_i), averaged over i
@@ -40,49 +40,51 @@ def to_arviz(
 ) -> az.InferenceData:
     """A fit, or a model at its values, and the series x as ArviZ `InferenceData`.
 
-    Models of several chains have one `state_probability_d` for each, and a column of `redraw_probability`.
+    Models of several chains have one `state_probability_d` for each chain, and a column of `redraw_probability`.
 
-    A fit with a posterior enters by `draws` independent draws from it; chains of NUTS stay apart, of each as many draws
-    as make `draws` together, at even distances. A fit by EM is a point. It enters `posterior` as
-    one chain of `draws` equal draws, the plainest form that ArviZ's functions take, and they then mean this.
-    `az.summary` shows the point with a standard deviation of 0, and its convergence columns say nothing. `az.loo` gives
-    the log evidence at the point, the sum of one-step-ahead plug-in densities, with p_loo = 0: it does not know that
-    the parameters were fitted to the same data, and it warns that Pareto's k is infinite, as equal draws have no tail.
+    A fit with a posterior enters by `draws` independent draws from it. Chains of NUTS stay separate; each is thinned
+    evenly, so that there are `draws` draws together. A fit by EM is a point. It enters `posterior` as one chain of
+    `draws` equal draws, the simplest form that ArviZ's functions accept. `az.summary` then shows the point with a
+    standard deviation of 0, and its convergence columns are meaningless. `az.loo` gives the log evidence at the point,
+    the sum of one-step-ahead plug-in densities, with p_loo = 0. It does not account for the fit to the same data, and
+    warns that Pareto's k is infinite, because equal draws have no tail.
 
-    Groups (`sequence` only where x is a batch):
-        posterior: the parameters, of a variational fit its `refined` draws, with dims among `state`, `state_new`
-            (columns of transitions), `feature`, `category` and `covariate`. The background of a gated emission has no
-            state.
-        observed_data: `x (sequence, time, feature)`, at the times at which something was observed; without `feature`
-            where there is only one. Where sequences were not observed at the same times, `x (observation, feature)`,
-            with the coordinates `of_sequence` and `of_time`.
-        log_likelihood: `x`, log p(x_t | x_1..t-1, parameters), one number a time, with the same axes but `feature`.
-        posterior_predictive: `x`, draws from that density, with the axes of `observed_data`: what `az.plot_loo_pit` and
-            `az.plot_ppc` compare with it. Of several features `az.plot_loo_pit` takes one at a time, as arrays.
-            Of a `SwitchingLinearSSM` they are coarser: before each move the filter's densities of the states, a normal
-            one for each regime, are merged into one of their mean and covariance, which `log_likelihood` keeps apart;
-            and where the states choose the next regime, that mean does.
-        replicated: `x (chain, draw, sequence, time, feature)`: for each draw a path of states and gates from its
-            posterior given all of x, and new observations along that path. So missing steps are filled in, and every
-            step has seen itself. NaN beyond a sequence's end.
-        sample_stats: `objective (step)`, the log posterior, the ELBO or what else the fit raised, step by step; of NUTS
-            also `diverging (chain, draw)`.
-        smoothed, averaged over draws, NaN beyond a sequence's end:
+    Groups (`sequence` only if x is a batch):
+        posterior: the parameters (for a variational fit, its `refined` draws), with dims among `state`, `state_new`
+        (columns of transitions), `feature`, `category` and `covariate`. The background of a gated emission has no
+        state.
+        observed_data: `x (sequence, time, feature)`, at the times with observations; without `feature` if there is only
+        one. If sequences were observed at different times, `x (observation, feature)`, with the coordinates
+        `of_sequence` and `of_time`.
+        log_likelihood: `x`, log p(x_t | x_1..t-1, parameters), one number per time, with the same axes except
+        `feature`.
+        posterior_predictive: `x`, draws from that density, with the axes of `observed_data`; `az.plot_loo_pit` and
+        `az.plot_ppc` compare them with it. With several features, `az.plot_loo_pit` takes one at a time, as arrays. For
+        a `SwitchingLinearSSM` these draws are coarser: before each step the filter's densities of the states, one
+        normal for each regime, are merged into one with their mean and covariance. `log_likelihood` keeps them apart.
+        If the states influence the next regime, the merged mean chooses it.
+        replicated: `x (chain, draw, sequence, time, feature)`: for each draw, a path of states and gates from its
+        posterior given all of x, and new observations along that path. Missing steps are filled in, and the path of
+        every step depends on its own observation. NaN after a sequence's end.
+        sample_stats: `objective (step)`, the log posterior, the ELBO or another objective of the fit, by step; for NUTS
+        also `diverging (chain, draw)`.
+        smoothed, averaged over draws, NaN after a sequence's end:
             `state_probability (sequence, time, state)`, P(s_t | x);
             `redraw_probability (sequence, time)`, P(z_t = 1 | x), for copy dynamics, whose first step is a redraw;
-            `change_probability (sequence, time)`, P(s_t != s_t-1 | x): less, as a redraw may land on the old state.
+            `change_probability (sequence, time)`, P(s_t != s_t-1 | x): this is smaller, as a redraw may draw the old
+            state.
 
     Arguments:
         source: the fit or the model.
         x, lengths, covariates, dt: as in every method of the model; index and columns of pandas objects become the
             coordinates `time`, `feature` and `covariate`.
-        draws: from the posterior, or how often a point is repeated; each has series of its own in
+        draws: the number of posterior draws, or of copies of a point; each has its own series in
             `posterior_predictive`.
         seed: of the predictive draws.
-        predictive: whether there are draws of series, `posterior_predictive` and `replicated`.
+        predictive: whether to draw series, for `posterior_predictive` and `replicated`.
 
     Raises:
-        ValueError: as `model.smooth`; fewer than 2 draws, which `az.loo` does not take.
+        ValueError: as `model.smooth`; fewer than 2 draws, which `az.loo` rejects.
     """
     draws, predictive = check_integer("draws", draws, least=2), check_flag("predictive", predictive)
     fit = source if hasattr(source, "posterior") else _point(source)
@@ -111,7 +113,7 @@ def to_arviz(
 
 
 def _point(model: Any) -> Any:
-    """A model's values as a fit that took no steps."""
+    """A model's values as a fit without steps."""
     nothing = torch.empty(0, device="cpu")
     return SimpleNamespace(model=model, method="none", objective=nothing, converged=True, steps=0, posterior=None)
 
@@ -128,14 +130,14 @@ def inference_data(
     """All groups from parameter draws `[n, ...]`, where n is chains times draws = `shape`, or 1: a point repeated."""
     coords = coordinates(series, model)
     step = (*(name for name in coords if name.startswith("sequence")), "time")
-    found = summarize(model, values, shape[0] * shape[1] if predictive else 0, series, seed)
+    summary = summarize(model, values, shape[0] * shape[1] if predictive else 0, series, seed)
     seen = (~torch.isnan(series.observations)).any(-1).cpu()
     dims = {p.shown.name if p.shown else name: p.dims for name, p in model.known.items()}
     parameters = {}
     for name, value in described(model.known, values).items():
-        own, axes = (value.squeeze(1), dims[name][1:]) if dims[name][:1] == ("background",) else (value, dims[name])
-        parameters[name] = (("chain", "draw", *axes), _drawn(own, shape))
-    smoothed = {name: ((*step, *axes), p.cpu().numpy()) for name, (p, axes) in found.smoothed.items()}
+        numbers, axes = (value.squeeze(1), dims[name][1:]) if dims[name][:1] == ("background",) else (value, dims[name])
+        parameters[name] = (("chain", "draw", *axes), _drawn(numbers, shape))
+    smoothed = {name: ((*step, *axes), p.cpu().numpy()) for name, (p, axes) in summary.smoothed.items()}
     sampled = coords | {"chain": np.arange(shape[0]), "draw": np.arange(shape[1])}
     at = _observed(seen, coords, step)
     feature = ("feature",) if model.n_features > 1 else ()
@@ -144,34 +146,34 @@ def inference_data(
         return at.take(table) if feature else at.take(table).squeeze(-1)
 
     groups: dict[str, Any] = {"posterior": _dataset(parameters, sampled)}
-    if found.ahead is not None:
-        ahead = (("chain", "draw", *at.axes, *feature), _drawn(observed(found.ahead), shape))
+    if summary.ahead is not None:
+        ahead = (("chain", "draw", *at.axes, *feature), _drawn(observed(summary.ahead), shape))
         groups["posterior_predictive"] = _dataset({"x": ahead}, sampled | at.coords)
-    log_likelihood = (("chain", "draw", *at.axes), _drawn(at.take(found.log_increment), shape))
+    log_likelihood = (("chain", "draw", *at.axes), _drawn(at.take(summary.log_increment), shape))
     groups["log_likelihood"] = _dataset({"x": log_likelihood}, sampled | at.coords)
     seen_x = ((*at.axes, *feature), observed(series.observations.unsqueeze(0))[0].cpu().numpy())
     groups["observed_data"] = _dataset({"x": seen_x}, coords | at.coords)
-    if found.replicates is not None:
-        replicated = (("chain", "draw", *step, "feature"), _drawn(found.replicates, shape))
+    if summary.replicates is not None:
+        replicated = (("chain", "draw", *step, "feature"), _drawn(summary.replicates, shape))
         groups["replicated"] = _dataset({"x": replicated}, sampled)
     return az.InferenceData(attrs=attributes, **groups, smoothed=_dataset(smoothed, coords))
 
 
 @dataclass(frozen=True)
 class Observed:
-    """The steps at which something was observed: what their axes are called, the labels there, and an index."""
+    """The steps with observations: the names of their axes, their labels, and an index."""
 
     axes: tuple[str, ...]
     coords: dict[str, Any]
     index: tuple[Any, ...]
 
     def take(self, table: Float[Tensor, "n *bT"]) -> Tensor:
-        """What a table says of these steps."""
+        """The entries of a table at these steps."""
         return table[(slice(None), *self.index)]
 
 
 def _observed(seen: Tensor, coords: dict[str, Any], step: tuple[str, ...]) -> Observed:
-    """Of which steps `[*b, T]` there are observations: some times of all sequences, or else single steps."""
+    """The steps `[*b, T]` with observations: some times of all sequences, or else single steps."""
     times = seen.reshape(-1, seen.shape[-1])
     first = times[0] if len(times) else torch.ones(seen.shape[-1], dtype=torch.bool, device="cpu")
     if bool((times == first).all()):
@@ -187,28 +189,29 @@ def _observed(seen: Tensor, coords: dict[str, Any], step: tuple[str, ...]) -> Ob
 
 @dataclass(frozen=True)
 class Summary:
-    """What parameter draws `[n, ...]` say of a series."""
+    """The results of parameter draws `[n, ...]` for a series."""
 
-    log_increment: Float[Tensor, "n *b T"]  # log p(x_t | x_1..t-1), 0 where nothing was observed
+    log_increment: Float[Tensor, "n *b T"]  # log p(x_t | x_1..t-1), 0 without an observation
     ahead: Float[Tensor, "total *b T F"] | None  # draws of the same density
     replicates: Float[Tensor, "total *b T F"] | None
     smoothed: dict[str, tuple[Tensor, tuple[str, ...]]]  # means over draws [*b, T, ...], and their axes after time
 
 
 def summarize(model: Any, values: Parameters, total: int, series: Series, seed: int) -> Summary:
-    """Filter, smooth and replicate the series under every draw; `total` replicates, or none, are shared out."""
+    """Filter, smooth and replicate the series under every draw; the `total` replicates (or none) are divided among
+    draws."""
     n, problem = len(next(iter(values.values()))), model.problem(series)
     increments, ahead, replicates, smoothed = [], [], [], {}
     generator = torch.Generator(series.observations.device).manual_seed(seed)
     with torch.no_grad(), seeded(seed, series.observations):
         for some in problem.in_turns(values):
-            own = model.product_of(some)
-            chain = problem.chain(own)
+            product = model.product_of(some)
+            chain = problem.chain(product)
             filtered = chain.filter()
             increments.append(filtered.log_increment.where(series.inside, 0.0))
             if total:
-                ahead.append(problem.draws_ahead(own, filtered, total // n))
-                replicates.append(problem.draws_along(own, chain.sample(total // n, generator)))
+                ahead.append(problem.draws_ahead(product, filtered, total // n))
+                replicates.append(problem.draws_along(product, chain.sample(total // n, generator)))
             for name, (probability, axes) in model.probabilities(chain, some).items():
                 before = smoothed[name][0] if name in smoothed else 0.0
                 smoothed[name] = before + probability.sum(0) / n, axes
@@ -228,7 +231,7 @@ def summarize(model: Any, values: Parameters, total: int, series: Series, seed: 
 
 
 def coordinates(series: Series, model: Any) -> dict[str, Any]:
-    """The labels of every axis but chain and draw; those of the sequences come first, in order."""
+    """The labels of every axis except chain and draw; those of the sequences come first, in order."""
     batch = series.batch_shape
     names = ["sequence"] if len(batch) == 1 else [f"sequence_{i}" for i in range(len(batch))]
     coords: dict[str, Any] = {name: np.arange(n) for name, n in zip(names, batch, strict=True)}
@@ -248,14 +251,14 @@ def coordinates(series: Series, model: Any) -> dict[str, Any]:
 
 
 def _dataset(variables: dict[str, Any], coords: dict[str, Any]) -> xr.Dataset:
-    """A dataset with those coordinates that its variables use."""
+    """A dataset with the coordinates that its variables use."""
     used = {dim for dims, _ in variables.values() for dim in dims}
     along = {name: labels if isinstance(labels, tuple) else (name, labels) for name, labels in coords.items()}
     return xr.Dataset(variables, coords={name: labels for name, labels in along.items() if labels[0] in used})
 
 
 def _drawn(draws: Tensor, shape: tuple[int, int]) -> np.ndarray:
-    """Draws `[n, ...]` as `[chains, draws, ...]`; a single one is repeated, without a copy."""
+    """Draws `[n, ...]` as `[chains, draws, ...]`; a single draw is repeated without a copy."""
     array = draws.cpu().numpy()
     if array.shape[0] == 1:
         return np.broadcast_to(array[0], (*shape, *array.shape[1:]))

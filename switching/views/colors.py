@@ -1,8 +1,8 @@
-r"""Colours of states: from dark to light in even steps that the eye sees as such, and neighbours of unlike hue.
+r"""Colours of states: from dark to light in perceptually even steps, with different hues for neighbours.
 
-Colours are points of CIELAB, $L^* = $ lightness, $a^* + i b^* = C e^{ih}$, whose distances are those that are seen (CIE
-15:2004). Lightness alone tells all states apart, on paper and for those who see no hue; the hue turns by the golden
-angle from one to the next, so that of many states those next to each other stay far apart.
+Colours are points of CIELAB, $L^* = $ lightness, $a^* + i b^* = C e^{ih}$, whose distances are perceived distances (CIE
+15:2004). Lightness alone distinguishes all states, in grey and for colour-blind readers. The hue turns by the golden
+angle from one state to the next, so neighbours of many states stay far apart.
 """
 
 import math
@@ -35,7 +35,7 @@ def from_dark_to_light(colors: Sequence[str]) -> list[int]:
 
 
 def _vivid(lightness: float, hue: float) -> str:
-    """The colour of this lightness and hue with the most chroma that a screen has, up to `CHROMA`."""
+    """The colour of this lightness and hue with the most chroma that a screen can show, up to `CHROMA`."""
     chromas = np.linspace(CHROMA, 0, 63)
     angle = math.radians(hue)
     inside = [_to_rgb(lightness, c * math.cos(angle), c * math.sin(angle)) for c in chromas]
@@ -44,7 +44,7 @@ def _vivid(lightness: float, hue: float) -> str:
 
 
 def _to_rgb(lightness: float, a: float, b: float) -> ndarray:
-    """CIELAB as sRGB, outside [0, 1] where a screen has no such colour."""
+    """CIELAB as sRGB, outside [0, 1] if a screen cannot show the colour."""
     y = (lightness + 16) / 116
     roots = np.array([y + a / 500, y, y - b / 200])
     linear = FROM_XYZ @ (WHITE * np.where(roots > 6 / 29, roots**3, (roots - 4 / 29) * 3 * (6 / 29) ** 2))

@@ -1,4 +1,4 @@
-"""The figure of a model of several chains: what each of them says of a series."""
+"""The figure of a model of several chains: a series, and the states of each chain."""
 
 from typing import Any, Unpack
 
@@ -29,15 +29,15 @@ from .figures import ForecastFrame, draw_expected, time_axis, within_support
 
 @torch.no_grad()
 def plot_fit(model: Any, x: Any, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]) -> Figure:
-    """A series, what all chains together make of it, and what each chain does.
+    """A series, its mean under all chains together, and the states of each chain.
 
     From the top: each feature with the mean of its smoothed mixture, and a band as in `figures.plot_fit`; for each
     chain the probabilities of its states, stacked; then for each chain the probability that a step redrew its state.
 
     Arguments:
         x, lengths: as in every method of the model; a pandas index becomes the time axis.
-        sequence: which one to draw, where x holds several.
-        level: probability that the band would hold if the mixture were normal.
+        sequence: the number of the sequence to draw, if x has several.
+        level: probability of the band if the mixture were normal.
 
     Raises:
         ValueError: as `model.smooth`; no such sequence; level outside (0, 1).
@@ -45,10 +45,10 @@ def plot_fit(model: Any, x: Any, *, sequence: int = 0, level: float = 0.9, **giv
     level = check_probability("level", level, proper=True)
     series = model.read(x, **given).one(sequence).cpu()
     problem, values = model.product.problem(series), model.values_like(series.observations)
-    own = model.product_of(values)
-    chain = problem.chain(own)
-    found, joint = model.probabilities(chain, values), chain.smooth().state
-    mixture = StateMixture(problem.emission, own, ByGate(joint, torch.zeros_like(joint)))
+    product = model.product_of(values)
+    chain = problem.chain(product)
+    probabilities, joint = model.probabilities(chain, values), chain.smooth().state
+    mixture = StateMixture(problem.emission, product, ByGate(joint, torch.zeros_like(joint)))
     reach = float(ndtri(0.5 + level / 2)) * mixture.variance.sqrt()
     ends = within_support(problem.emission, mixture.mean - reach, mixture.mean + reach)
     n, part = model.n_chains, model.chain_name
@@ -56,9 +56,9 @@ def plot_fit(model: Any, x: Any, *, sequence: int = 0, level: float = 0.9, **giv
     figure, panels = new_figure([*[PANEL] * model.n_features, *[STRIP] * n, *[GATE] * n])
     set_title(panels[0], f"Observed series, with the mean and {100 * level:g}% band in its smoothed states")
     draw_expected(panels, (series, axis), (mixture.mean, *ends), axis)
-    _draw_strips(panels[-2 * n : -n], axis, [found[f"state_probability_{d}"][0] for d in range(1, n + 1)], part)
+    _draw_strips(panels[-2 * n : -n], axis, [probabilities[f"state_probability_{d}"][0] for d in range(1, n + 1)], part)
     for d, panel in enumerate(panels[-n:]):
-        draw_gate(panel, axis, found["redraw_probability"][0][:, d].numpy(), f"{part} {d + 1}\nredraw")
+        draw_gate(panel, axis, probabilities["redraw_probability"][0][:, d].numpy(), f"{part} {d + 1}\nredraw")
     axis.mark(panels)
     return figure
 

@@ -1,4 +1,4 @@
-"""The parts that figures are drawn from: a shared time axis, series, bands, stacked states and gates."""
+"""The elements of figures: a shared time axis, series, bands, stacked states and gates."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ INK, FAINT = "#262626", "#8c8c8c"
 WIDTH, PANEL, STRIP, GATE, MARGIN = 9.0, 2.6, 0.4, 0.85, 0.9  # inches
 MAX_NAMED_GATES = 6
 LETTER = 0.009  # width of a gate's letter, as a share of the panel
-LATE = 0.75  # of the panel, from where on the name of a gate is at its left
+LATE = 0.75  # the share of the panel from which on the name of a gate is on its left
 LINE, FONT = 0.16, 9.0  # of a label: inches and points
 LONGEST_NAME = 36  # letters of a feature's name in a line
 MANY_STEPS = 2000
@@ -32,7 +32,7 @@ HALO = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.0}
 
 @dataclass(frozen=True)
 class TimeAxis:
-    """Where steps lie: positions `at [T]`, edges of their cells `[T + 1]`, what ticks say, and the limits shown."""
+    """The positions of steps: `at [T]`, edges of their cells `[T + 1]`, the labels of ticks, and the limits."""
 
     at: ndarray
     edges: ndarray
@@ -42,7 +42,7 @@ class TimeAxis:
 
     @staticmethod
     def of(index: pd.Index, gaps: Any = None) -> "TimeAxis":
-        """Dates and increasing numbers lie where they say, or as the gaps between steps say; others one step apart."""
+        """Dates and increasing numbers are positions, and so are cumulated gaps; otherwise steps are at distance 1."""
         index = calendar(index)
         kind, at = "text", np.arange(len(index), dtype=np.float64)
         if gaps is not None:
@@ -65,12 +65,12 @@ class TimeAxis:
         return TimeAxis(self.at[start:stop], edges, self.labels[start:stop], self.kind, (edges[0], edges[-1]))
 
     def thinned(self, every: int) -> "TimeAxis":
-        """One step of so many, which takes the room of all of them."""
+        """Every n-th step, with the width of n steps."""
         edges = np.concatenate([self.edges[:-1:every], self.edges[-1:]])
         return replace(self, at=self.at[::every], edges=edges, labels=self.labels[::every])
 
     def mark(self, panels: Sequence[Axes]) -> None:
-        """Set the limits, and the ticks under the last panel, which all panels share."""
+        """Set the limits, and the ticks under the last panel; all panels share both."""
         last = panels[-1]
         last.set_xlim(*self.limits)
         last.tick_params(axis="x", labelbottom=True, bottom=True)
@@ -89,20 +89,20 @@ class TimeAxis:
 
 
 class NotebookFigure(Figure):
-    """A figure on white that a notebook shows where it is the last line of a cell, whether pyplot is loaded or not."""
+    """A figure on white that a notebook shows as the last line of a cell, with or without pyplot."""
 
     def __init__(self, width: float, height: float) -> None:
         super().__init__(figsize=(width, height), layout="constrained", facecolor="white")
 
     def _repr_png_(self) -> bytes:
-        """What IPython looks for in an object of a kind that it does not know."""
+        """The method that IPython calls for an object of unknown type."""
         file = BytesIO()
         self.savefig(file, format="png", bbox_inches="tight")
         return file.getvalue()
 
 
 def new_figure(heights: Sequence[float]) -> tuple[Figure, list[Axes]]:
-    """Panels of these heights in inches, one under the other, with one time axis."""
+    """Panels of these heights in inches, one below the other, with one time axis."""
     figure = NotebookFigure(WIDTH, sum(heights) + MARGIN)
     panels = list(figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0])
     for panel in panels:
@@ -120,12 +120,12 @@ def new_figure(heights: Sequence[float]) -> tuple[Figure, list[Axes]]:
 
 
 def set_title(panel: Axes, text: str) -> None:
-    """A line above the panel, in plain words."""
+    """A line of text above the panel."""
     panel.set_title(text, loc="left", fontsize=10, color=INK, pad=8)
 
 
 def draw_series(panel: Axes, axis: TimeAxis, observed: ndarray, joined: bool = True) -> None:
-    """Points, joined by a thin line that is broken where a value is missing; a long series as a faint cloud."""
+    """Points, joined by a thin line with gaps at missing values; a long series is a faint cloud."""
     n = len(observed)
     size, alpha = (1.0, 0.2) if n >= MANY_STEPS else (min(3.2, max(1.0, 600 / n)), 1.0)
     if joined and n < MANY_STEPS:
@@ -134,9 +134,9 @@ def draw_series(panel: Axes, axis: TimeAxis, observed: ndarray, joined: bool = T
 
 
 def draw_steps(panel: Axes, axis: TimeAxis, values: ndarray, baseline: ndarray | None, **style: Any) -> None:
-    """A line of steps, filled down to the baseline if there is one; nothing where values are NaN."""
-    # Axes.stairs would walk over every vertex in Python to find the limits: minutes for a long series
-    floor: Any = baseline  # matplotlib takes an array, but is annotated otherwise
+    """A line of steps, filled down to the baseline if there is one; gaps where values are NaN."""
+    # Axes.stairs would loop over every vertex in Python to find the limits, which takes minutes for a long series
+    floor: Any = baseline  # matplotlib accepts an array, but its annotation differs
     panel.add_artist(StepPatch(values, axis.edges, baseline=floor, fill=baseline is not None, **style))
     ends = np.concatenate([values, [] if baseline is None else baseline])
     ends = ends[np.isfinite(ends)]
@@ -166,18 +166,18 @@ def draw_categories(panel: Axes, axis: TimeAxis, probs: ndarray) -> None:
 
 
 def label_states(panel: Axes, heights: ndarray, texts: Sequence[str], colors: Sequence[str]) -> None:
-    """A text for each state in its colour, beside the panel at its height, moved where two would overlap."""
+    """A text for each state in its colour, beside the panel at its height, moved if two would overlap."""
     low, high = panel.get_ylim()
     panel.set_ylim(low, high)
     where, line = np.clip((heights - low) / (high - low), 0.0, 1.0), LINE / PANEL
-    gap = min(line, 1 / len(texts))  # of very many, all are small
+    gap = min(line, 1 / len(texts))  # for very many states, all gaps are small
     size = FONT * gap / line
     for text, at, color in zip(texts, apart(where, gap), colors, strict=True):
         panel.text(1.01, at, text, transform=panel.transAxes, color=color, va="center", fontsize=size, weight="bold")
 
 
 def apart(where: ndarray, gap: float) -> ndarray:
-    """The positions moved as little as needed to be `gap` apart and half of that inside 0 and 1, in their order."""
+    """The positions in their order, moved as little as needed to be `gap` apart and half of that inside 0 and 1."""
     order, index = np.argsort(where, kind="stable"), np.arange(len(where))
     moved = np.empty(len(where))
     # positions less index * gap must not fall
@@ -187,7 +187,7 @@ def apart(where: ndarray, gap: float) -> ndarray:
 
 
 def name_feature(panel: Axes, name: str) -> None:
-    """The name of a feature at the left of its panel, in several lines where it is longer than that is high."""
+    """The name of a feature to the left of its panel, in several lines if it is longer than the panel is high."""
     panel.set_ylabel(fill(name, LONGEST_NAME))
 
 
@@ -207,14 +207,14 @@ def draw_states(panel: Axes, axis: TimeAxis, state: ndarray, colors: Sequence[st
 def draw_gate(panel: Axes, axis: TimeAxis, gate: ndarray, name: str) -> None:
     """The probability of a redraw (or change) at each step but the first; the likely ones are named if they are few.
 
-    Of two that are so close that their names would overlap, the likelier is named.
+    If two are so close that their names would overlap, only the more probable one is named.
     """
     later = gate.copy()
     later[0] = np.nan
     draw_steps(panel, axis, later, np.zeros_like(later), color=INK, linewidth=0.5)  # thin bars stay visible
     likely = np.flatnonzero(np.nan_to_num(later) >= 0.5)
     if len(likely) <= MAX_NAMED_GATES:
-        named: list[tuple[float, float]] = []  # from where to where
+        named: list[tuple[float, float]] = []  # start and end of each name
         whole = axis.edges[-1] - axis.edges[0]
         for step in likely[np.argsort(-gate[likely], kind="stable")]:
             text = f" {label_text(axis.labels[step])}: {gate[step]:.2f} "

@@ -1,6 +1,6 @@
-"""Figures of a fitted model: what it says of a series, and of the steps after it.
+"""Figures of a fitted model: a series with its smoothed states, and its forecast.
 
-Every figure is a plain `matplotlib.figure.Figure`; nothing here touches pyplot's global state.
+Every figure is a plain `matplotlib.figure.Figure`; this file does not touch pyplot's global state.
 """
 
 from collections.abc import Sequence
@@ -44,25 +44,25 @@ from .drawing import (
     set_title,
 )
 
-MOST_DRAWN = 50_000  # steps of a figure, which is some thousand pixels wide
-LEAST_SHOWN, SHOWN_HORIZONS = 40, 4  # a forecast's figure shows at least so many steps, or horizons, before it
+MOST_DRAWN = 50_000  # the most steps of a figure, which is some thousand pixels wide
+LEAST_SHOWN, SHOWN_HORIZONS = 40, 4  # a forecast's figure shows at least this many steps, or horizons, before it
 
 
 @torch.no_grad()
 def plot_fit(model: Any, x: Any, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]) -> Figure:
-    """A series, what the model makes of it, and where the state was drawn afresh.
+    """A series with its smoothed mean, its states, and its redraws.
 
-    From the top: each feature with the mean of its smoothed state mixture, and a band of that mean plus and minus
+    From the top: each feature with the mean of its smoothed state mixture, and a band of this mean plus and minus
     normal quantiles times the mixture's standard deviation (for a categorical symbol: the probability of each
     category); the probability of each state, stacked; the probability that a step redrew its state (for Markov
-    dynamics: that the state changed). States are coloured from dark to light by their mean. The first step, a redraw
-    by definition, is left out of the last panel. Of very many steps every n-th is drawn, as the title then says; in the
-    last panel with the greatest probability of those that it stands for.
+    dynamics: that the state changed). States are coloured from dark to light by their mean. The first step always
+    redraws, so the last panel omits it. Of very many steps every n-th is drawn, and the title says so; the last panel
+    then shows the greatest probability of each n steps.
 
     Arguments:
         x, lengths, covariates, dt: as in every method of the model; a pandas index becomes the time axis.
-        sequence: which one to draw, where x holds several.
-        level: probability that the band would hold if the mixture were normal.
+        sequence: the number of the sequence to draw, if x has several.
+        level: probability of the band if the mixture were normal.
 
     Raises:
         ValueError: as `model.smooth`; no such sequence; level outside (0, 1).
@@ -90,10 +90,10 @@ def plot_fit(model: Any, x: Any, *, sequence: int = 0, level: float = 0.9, **giv
 
 @torch.no_grad()
 def plot_forecast(forecast: Any, level: float = 0.9) -> Figure:
-    """The end of a series and the forecast after it: of one sequence, see `Forecast.plot`.
+    """The end of a series and the forecast after it, for one sequence; see `Forecast.plot`.
 
-    Each feature with the forecast's mean and the central interval of its mixture; under it the probability of each
-    state, smoothed up to the last observation and forecast beyond.
+    It shows each feature with the forecast's mean and the central interval of its mixture; below, the probability of
+    each state, smoothed up to the last observation and forecast after it.
     """
     source, mixture = forecast.source, forecast.observation
     assert isinstance(forecast.state, Tensor)
@@ -111,7 +111,7 @@ def plot_forecast(forecast: Any, level: float = 0.9) -> Figure:
 
 @dataclass(frozen=True)
 class Smoothing:
-    """What a model says of one sequence."""
+    """The smoothed quantities of one sequence."""
 
     weights: ByGate  # P(s_t, z_t = 1 | x) and P(s_t, z_t = 0 | x), [T, K] each
     state: Float[Tensor, "T K"]
@@ -129,7 +129,7 @@ class Smoothing:
         return Smoothing(weights, smoothed.state, chain.change_probability(), "change")
 
     def thinned(self, every: int) -> "Smoothing":
-        """One step of so many, with the most probable gate of them."""
+        """Every n-th step, with the most probable gate of each n."""
         weights, missing = ByGate(*(table[::every] for table in self.weights)), -len(self.gate) % every
         gate = torch.cat([self.gate, self.gate.new_zeros(missing)]).reshape(-1, every).amax(-1)
         return Smoothing(weights, self.state[::every], gate, self.gate_name)
@@ -143,7 +143,7 @@ def _alone(model: Any, series: Series, sequence: int) -> tuple[Problem, Paramete
 
 
 def time_axis(series: Series, horizon: int = 0) -> TimeAxis:
-    """Where the steps lie, and those to come: as their labels say, or their gaps where there are no labels."""
+    """The positions of the steps and of future steps: their labels, or their gaps if there are no labels."""
     index = time_index(series.index_of(), series.n_steps)
     gaps = series.gaps if series.index is None and series.gaps is not None else None
     gaps = None if gaps is None else gaps[: series.n_steps + horizon]
@@ -151,7 +151,7 @@ def time_axis(series: Series, horizon: int = 0) -> TimeAxis:
 
 
 def within_support(emission: Emission, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-    """The ends of a band, kept inside what the emission can produce."""
+    """The ends of a band, limited to the support of the emission."""
     least, most = (getattr(emission.support, f"{end}_bound", None) for end in ("lower", "upper"))
     return lower if least is None else lower.clamp(min=least), upper if most is None else upper.clamp(max=most)
 
@@ -166,7 +166,7 @@ class ForecastFrame:
     figure: Figure
     panels: list[Axes]
     heights: Sequence[float]  # of the panels; strips are those of height `STRIP`
-    first: int  # the step of the series that is drawn first
+    first: int  # the first step of the series that is drawn
     axis: TimeAxis  # of all steps that are drawn
     observed: tuple[Series, TimeAxis]
     ahead: TimeAxis
@@ -174,7 +174,7 @@ class ForecastFrame:
 
     @staticmethod
     def of(forecast: Any, heights: Sequence[float], level: float, shown: str | None = None) -> "ForecastFrame":
-        """Empty panels with a title; `shown` says what it is that they show of the forecast.
+        """Empty panels with a title; `shown` describes the drawn quantities of the forecast.
 
         Arguments:
             forecast: of one sequence, by any kind of model.
@@ -193,7 +193,7 @@ class ForecastFrame:
         return ForecastFrame(figure, panels, heights, first, axis, observed, ahead, expected)
 
     def finished(self) -> Figure:
-        """The figure, once its panels are drawn: with a line where the forecast begins, white on strips."""
+        """The figure after its panels are drawn, with a line at the start of the forecast (white on strips)."""
         for panel, height in zip(self.panels, self.heights, strict=True):
             color = "white" if height == STRIP else INK
             panel.axvline(self.ahead.edges[0], color=color, linewidth=0.9, linestyle="--")
@@ -203,7 +203,7 @@ class ForecastFrame:
 
 @dataclass(frozen=True)
 class Band:
-    """What is expected of each feature at some steps, `[T, F]` each, and the states' probabilities there."""
+    """The expectation of each feature at some steps, `[T, F]` each, and the states' probabilities there."""
 
     mean: Tensor
     lower: Tensor
@@ -250,8 +250,8 @@ def draw_expected(
 
 
 def state_labels(emission: Emission, values: Parameters, feature: int) -> tuple[np.ndarray, list[str]]:
-    """Where each state is in a feature's panel, and what it is called there: by its level, or by its scale where
-    the states have one level."""
+    """The position of each state in a feature's panel, and its text there: its level, or its scale if all states have
+    the same level."""
     if _categorical(emission):
         where = values["probs"].argmax(-1).double().numpy()
         return where, [f"state {k}: mostly {at:.0f}" for k, at in enumerate(where)]
@@ -276,7 +276,7 @@ def _colors(emission: Emission, values: Parameters) -> list[str]:
 
 
 def _binary(emission: Emission) -> bool:
-    """Whether observations are only ever 0 and 1, of which a band says nothing and which a joining line hides."""
+    """Whether observations are only 0 and 1; a band is then meaningless, and a joining line hides them."""
     return emission.support is constraints.boolean
 
 

@@ -1,4 +1,4 @@
-"""Figures of a linear model: a series, and the latent vectors behind it."""
+"""Figures of a linear model: a series, and its latent vectors."""
 
 from typing import Any, Unpack
 
@@ -19,14 +19,14 @@ MOST_LATENTS = 12
 
 @torch.no_grad()
 def plot_fit(model: Any, x: Any, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]) -> Figure:
-    """A series, what the model makes of it, and its latents.
+    """A series, its smoothed mean, and its latents.
 
-    From the top: each feature with the mean of an observation given the whole series, and the band in which a new one
-    would lie; each latent with its mean and central interval, but for those that are lags or turns of others.
+    From the top: each feature with the mean of an observation given the whole series, and the band of a new
+    observation; each latent with its mean and central interval, except latents that are lags or rotations of others.
 
     Arguments:
         x, lengths: as in every method of the model; a pandas index becomes the time axis.
-        sequence: which one to draw, where x holds several.
+        sequence: the number of the sequence to draw, if x has several.
         level: probability of the bands.
 
     Raises:
@@ -34,21 +34,21 @@ def plot_fit(model: Any, x: Any, *, sequence: int = 0, level: float = 0.9, **giv
     """
     level = check_probability("level", level, proper=True)
     series = model.read(x, **given).one(sequence).cpu()
-    found, axis = model.smooth(series), time_axis(series)
+    smoothed, axis = model.smooth(series), time_axis(series)
     emission, noise, offset = model.emission.sights(model.values_like(series.observations))
-    mean = found.mean @ emission.mT + (0.0 if offset is None else offset)
-    covariance = emission @ found.covariance @ emission.mT + noise
+    mean = smoothed.mean @ emission.mT + (0.0 if offset is None else offset)
+    covariance = emission @ smoothed.covariance @ emission.mT + noise
     figure, panels = new_figure(_heights(model))
     set_title(panels[0], f"Observed series, with the mean and {100 * level:g}% band of an observation given all of it")
     draw_expected(panels, (series, axis), _ends(mean, covariance, level), axis)
-    _draw_latents(panels[model.n_features :], model, axis, _ends(found.mean, found.covariance, level))
+    _draw_latents(panels[model.n_features :], model, axis, _ends(smoothed.mean, smoothed.covariance, level))
     axis.mark(panels)
     return figure
 
 
 @torch.no_grad()
 def plot_forecast(forecast: Any, level: float = 0.9) -> Figure:
-    """The end of a series and the forecast after it, with the latents: of one sequence, see `LinearForecast.plot`."""
+    """The end of a series and the forecast after it, with the latents, for one sequence; see `LinearForecast.plot`."""
     model = forecast.source
     frame = ForecastFrame.of(forecast, _heights(model), level)
     draw_expected(frame.panels, frame.observed, frame.expected, frame.ahead)

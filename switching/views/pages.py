@@ -1,4 +1,4 @@
-"""What notebooks show of models, fits, posteriors, forecasts and stacks: a heading and a table each."""
+"""HTML for notebooks: models, fits, posteriors, forecasts and stacks, each with a heading and a table."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ LEVEL, DRAWS = 0.9, 2000
 
 
 def model_page(model: Any) -> str:
-    """What a model is made of, and its values by state."""
+    """The specification of a model, and its values by state."""
     title = repr(model).splitlines()[0]
     if not model.values:
         return html(title, pd.DataFrame(index=["no values yet: fit it, or give it some"]))
@@ -21,7 +21,7 @@ def model_page(model: Any) -> str:
 
 
 def fit_page(fit: Any) -> str:
-    """How a fit ended, and its model."""
+    """The end of a fit, and its model."""
     lines = repr(fit).splitlines()
     title = "\n".join(lines[: 1 + next(i for i, line in enumerate(lines) if line == repr(fit.model).splitlines()[0])])
     if fit.series is None:
@@ -34,19 +34,19 @@ def posterior_page(posterior: Any) -> str:
     draws, mean = posterior.sample(DRAWS), posterior.mean
     lower, upper = posterior.interval(LEVEL, n=DRAWS)
     ends = [f"{100 * p:g}%" for p in ((1 - LEVEL) / 2, (1 + LEVEL) / 2)]
-    found = {}
+    numbers = {}
     for name, table in mean.items():
         for index in np.ndindex(*table.shape):
             label = f"{name}[{', '.join(map(str, index))}]" if index else name
             tables = table, draws[name].std(0), lower[name], upper[name]
-            found[label] = [float(values[index]) for values in tables]
-    table = pd.DataFrame.from_dict(found, orient="index", columns=["mean", "sd", *ends])
+            numbers[label] = [float(values[index]) for values in tables]
+    table = pd.DataFrame.from_dict(numbers, orient="index", columns=["mean", "sd", *ends])
     return html(type(posterior).__name__, table)
 
 
 def forecast_page(forecast: Any) -> str:
     """Mean and interval, and the belief about states, at each horizon of the first sequence."""
-    horizon, found = forecast.mean.shape[-2], {}
+    horizon, columns = forecast.mean.shape[-2], {}
     names = [f"x[{f}]" for f in range(forecast.mean.shape[-1])] if forecast.mean.shape[-1] > 1 else ["x"]
     index = pd.RangeIndex(1, horizon + 1, name="horizon")
     if forecast.series is not None:
@@ -60,12 +60,12 @@ def forecast_page(forecast: Any) -> str:
 
     ends = forecast.interval(LEVEL)
     for f, name in enumerate(names):
-        found[name] = first(forecast.mean)[:, f]
-        found |= {f"{name}, {end}": first(table)[:, f] for end, table in zip(ends._fields, ends, strict=True)}
-    found |= {name: first(column.unsqueeze(-1))[:, 0] for name, column in forecast.beliefs.items()}
+        columns[name] = first(forecast.mean)[:, f]
+        columns |= {f"{name}, {end}": first(table)[:, f] for end, table in zip(ends._fields, ends, strict=True)}
+    columns |= {name: first(column.unsqueeze(-1))[:, 0] for name, column in forecast.beliefs.items()}
     n = forecast.mean.shape[:-2].numel()
     title = f"Forecast, with intervals of {100 * LEVEL:g}%{f'; the first of {n} sequences' if n > 1 else ''}"
-    return html(title, pd.DataFrame(found, index=index))
+    return html(title, pd.DataFrame(columns, index=index))
 
 
 def _sizes(model: Any) -> dict[str, int]:

@@ -1,6 +1,6 @@
-"""Pictures of a stack over time: heat maps on one time axis, and the most probable stacks of one step.
+"""Figures of a stack over time: heat maps on one time axis, and the most probable stacks of one step.
 
-They are drawn from the tables of one sequence, and elements are numbered as in `samplehold.switching.stacks`.
+They show the tables of one sequence, with elements numbered as in `samplehold.switching.stacks`.
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ from .drawing import FAINT, INK, NotebookFigure, set_title
 BLUES, BAR, CELL, LINE = "Blues", "#4a86b8", "#eef3f8", "#e8743b"
 ROW, STEP = 0.17, 0.24  # inches
 SMALLEST, LARGEST = 5.0, 12.0  # width of a figure
-LEAST = 1e-3  # rows of less probability than this at every step are left out
-MANY = 40  # rows or steps beyond which not each has its name
+LEAST = 1e-3  # rows with less probability than this at every step are omitted
+MANY = 40  # the number of rows or steps beyond which not all names are shown
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Panel:
     """One heat map.
 
     Arguments:
-        title: what it shows.
+        title: the name of the quantity.
         table: probabilities [T, X].
-        rows: names of the X rows, from below; None: numbers.
+        rows: names of the X rows, from the bottom; None: numbers.
         best: [T], the row of each step in the most probable history, drawn as a line over the map.
     """
 
@@ -43,7 +43,7 @@ class Panel:
 
 
 def one_of(sequence: int | Sequence[int], batch: Sequence[int]) -> tuple[int, ...]:
-    """The index of one sequence in the batch axes; `ValueError` if it names none."""
+    """The index of one sequence in the batch axes; `ValueError` if there is no such sequence."""
     several = isinstance(sequence, list | tuple)
     index = tuple(check_integer("sequence", i, least=-MOST) for i in (sequence if several else [sequence]))
     if len(index) != len(batch) or any(not -n <= i < n for i, n in zip(index, batch, strict=True)):
@@ -54,7 +54,7 @@ def one_of(sequence: int | Sequence[int], batch: Sequence[int]) -> tuple[int, ..
 
 
 def heat_maps(panels: Sequence[Panel], steps: Sequence[str] | None = None) -> Figure:
-    """Panels under each other, time to the right, probability as darkness; `steps` names the steps."""
+    """Panels one below the other, with time to the right and probability as darkness; `steps` names the steps."""
     n = len(panels[0].table)
     heights = [max(0.5, ROW * min(panel.table.shape[1], MANY)) for panel in panels]
     width = min(LARGEST, max(SMALLEST, 1.8 + STEP * n))
@@ -90,17 +90,17 @@ def _draw(axis: Axes, panel: Panel) -> None:
 
 
 def check_names(name: str, names: Any, **numbers: int) -> list[str] | None:
-    """Names as a list, as many as one of these numbers of things; None where there are none."""
+    """Names as a list, whose length is one of these numbers; None if there are none."""
     if names is None:
         return None
-    given = check_parts(name, names, 0)
-    if any(getattr(one, "ndim", 0) for one in given):
+    parts = check_parts(name, names, 0)
+    if any(getattr(one, "ndim", 0) for one in parts):
         raise TypeError(f"{name}: got a table, expected a list of names.")
-    found = [str(one) for one in given]
-    if len(found) not in numbers.values():
+    labels = [str(one) for one in parts]
+    if len(labels) not in numbers.values():
         there = " or ".join(f"{number} {things}" for things, number in numbers.items())
-        raise ValueError(f"{name}: got {len(found)} names, but there are {there}; give one each, or None.")
-    return found
+        raise ValueError(f"{name}: got {len(labels)} names, but there are {there}; give one each, or None.")
+    return labels
 
 
 def _plain(axis: Axes) -> None:
@@ -148,7 +148,7 @@ def plot_automaton(
 
 
 def _on_top(top: Float[Tensor, "T C"], steps: Sequence[str] | None, last: str) -> Panel:
-    """What is on top: from below the last element, the initial cells, and what each step pushed, if ever on top."""
+    """The element on top: from below the last element, the initial cells, and the push of each step, if ever on top."""
     T, C = top.shape
     names = [*(map(str, range(T)) if steps is None else steps), *(f"initial {n}" for n in range(C - 1 - T)), last]
     upward = [*reversed(range(T, C)), *range(T)]
@@ -159,9 +159,9 @@ def _on_top(top: Float[Tensor, "T C"], steps: Sequence[str] | None, last: str) -
 def plot_stacks(
     stacks: Int[Tensor, "n depth"], weight: Float[Tensor, " n"], names: list[str], most: int, title: str
 ) -> Figure:
-    """See `Histories.plot`: stacks of element numbers from the top, a name for each element but the last.
+    """See `Histories.plot`: stacks of element numbers from the top, and a name for each element but the last.
 
-    Equal stacks are one, drawn upward from the bottom, with a bar of their probability above.
+    Equal stacks are drawn once, upward from the bottom, with a bar of their probability above.
     """
     different, group = torch.unique(stacks, dim=0, return_inverse=True)
     total = weight.new_zeros(len(different)).index_add_(0, group, weight)

@@ -1,4 +1,4 @@
-"""What a model says of every step of a series, as a table that stands beside the data."""
+"""The states of every step of a series, as a table beside the data."""
 
 from typing import Any, Unpack
 
@@ -18,13 +18,13 @@ def states(model: Any, x: Any, **given: Unpack[Given]) -> pd.DataFrame:
     problem, values = model.problem(series), model.values_like(series.observations)
     axes: dict[str, tuple[str, ...]] = {}
 
-    def found(part: SeriesProblem) -> dict[str, Tensor]:
+    def tables_of(part: SeriesProblem) -> dict[str, Tensor]:
         tables = model.probabilities(part.chain(model.product_of(values)), values)
-        axes.update({name: own for name, (_, own) in tables.items()})
+        axes.update({name: names for name, (_, names) in tables.items()})
         return {name: table for name, (table, _) in tables.items()}
 
     with naming("x"):
-        steps = problem.steps(found)
+        steps = problem.steps(tables_of)
     columns = {}
     for name, table in steps.items():
         rows, short = table.cpu().numpy(), name.replace("_probability", "")
@@ -33,8 +33,8 @@ def states(model: Any, x: Any, **given: Unpack[Given]) -> pd.DataFrame:
             columns |= {f"{short}_{k}": rows[:, k] for k in range(rows.shape[-1])}
         elif axes[name]:
             labels: dict[Any, Any] = {("latent",): model.latents, ("chain_latent",): range(rows.shape[-1])}
-            own = labels.get(axes[name], range(1, rows.shape[-1] + 1))
-            columns |= {f"{short}_{label}": rows[:, place] for place, label in enumerate(own)}
+            names = labels.get(axes[name], range(1, rows.shape[-1] + 1))
+            columns |= {f"{short}_{label}": rows[:, place] for place, label in enumerate(names)}
         else:
             columns[short] = rows
     return pd.DataFrame(columns, index=series.labels)

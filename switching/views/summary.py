@@ -1,4 +1,4 @@
-"""The summary of a fit: how it went, its parameters with their errors, and its states, on one page."""
+"""The summary of a fit: how it ended, its parameters with their errors, and its states, on one page."""
 
 import math
 from collections.abc import Iterator
@@ -26,34 +26,35 @@ from .tables import html, number, rows, states
 WIDTH = 78
 DRAWS = 10_000  # of a posterior
 OF_CURVATURE = (
-    "Standard errors are of the {what}'s curvature at the estimates; intervals are normal, of the logarithm of what is "
-    "positive and of the log odds of probabilities."
+    "Standard errors come from the curvature of the {objective} at the estimates. Intervals are normal in "
+    "unconstrained coordinates: logarithms of positive numbers, log odds of probabilities."
 )
-NO_ERROR = "-: no standard error, at the end of a parameter's range or where the data leave it open."
+NO_ERROR = "-: no standard error: the parameter is at the end of its range, or the data do not determine it."
 OF_POSTERIOR = "Standard errors and intervals are standard deviations and quantiles of the posterior."
-INDEPENDENT = "It takes parameters and paths as independent, which makes them too small."
-AT_PEAK = "They are those of the normal at its peak: weights for other draws were too uneven, or would have taken long."
+INDEPENDENT = "The posterior takes parameters and paths as independent, so they are too small."
+AT_PEAK = "They come from a normal at the peak, because weights of other draws were too uneven or too slow to compute."
 HELD = "Held as given: {names}."
 APPROXIMATE = (
-    "The log-likelihood is that of a filter which merges paths, and its curvature is not known, so that points have no "
-    'standard errors; method="vmp" has those of a posterior.'
+    "The log-likelihood comes from a filter that merges paths, and its curvature is unknown, so estimates have no "
+    'standard errors. method="vmp" gives those of a posterior.'
 )
-OF_BOUND = "The estimates maximise a bound on it, and may lie beside its maximum."
+OF_BOUND = "The estimates maximise a bound on it, and may differ from its maximum."
 
 
 @dataclass(frozen=True, repr=False)
 class Summary:
-    """What a fit found, as tables; printed, it is one page of text.
+    """The result of a fit as tables; printed, it is one page of text.
 
     Attributes:
-        statistics: by name, the model, how it was fitted and how that ended, and how well it describes the series.
-        parameters: a row for each number: the `state` it belongs to (empty: none), `estimate`, `standard error`, and
-            the ends of its interval, `lower` and `upper`; NaN where there is none.
+        statistics: by name, the model, the method, how the fit ended, and its criteria.
+        parameters: a row for each number: its `state` (empty: none), `estimate`, `standard error`, and the ends of its
+            interval, `lower` and `upper`; NaN if there is none.
         states: a row for each state: `share of steps`, expected given the series, and `expected duration`, the mean
-            number of steps (of units of time, where gaps are given) from entering it to leaving it. Of a linear model a
-            row for each latent: `mean` and `sd over steps` of its smoothed means; `sd of a step`: how sure these are.
+            number of steps (with gaps, of units of time) from entering it to leaving it. For a linear model a row for
+            each latent: `mean` and `sd over steps` of its smoothed means, and `sd of a step`, their posterior standard
+            deviation.
         level: probability of the intervals.
-        notes: what to know when reading them.
+        notes: remarks that help to read the tables.
     """
 
     statistics: pd.Series
@@ -88,7 +89,7 @@ class Summary:
 
 
 def summarise(fit: Any, series: Series, level: float = 0.9) -> Summary:
-    """The summary of a fit and the series that it was fitted to: see `Fit.summary`."""
+    """The summary of a fit and of its series: see `Fit.summary`."""
     level = check_probability("level", level, proper=True)
     model = fit.model
     estimates = {name: value.double().cpu() for name, value in described(model.known, model.values).items()}
@@ -119,7 +120,7 @@ def summarise(fit: Any, series: Series, level: float = 0.9) -> Summary:
 
 
 def _errors(fit: Any, series: Series) -> Parameters:
-    """Standard errors by the curvature of the log-likelihood, under a prior of the log posterior."""
+    """Standard errors from the curvature of the log-likelihood, or with a prior of the log posterior."""
     model, coupled = fit.model, bool(fit.model.chain_name)
     if not model.differentiable:
         return {name: torch.full_like(value, torch.nan) for name, value in model.values.items()}
@@ -128,9 +129,9 @@ def _errors(fit: Any, series: Series) -> Parameters:
     problem = replace(problem, series=problem.series.cpu().double(), prior=prior)
 
     def objective(values: Parameters) -> Tensor:
-        own = model.product_of(values)
-        evidence = problem.total(problem.evidence(own))
-        return evidence + problem.log_prior(own)
+        product = model.product_of(values)
+        evidence = problem.total(problem.evidence(product))
+        return evidence + problem.log_prior(product)
 
     values = {name: value.detach().double().cpu() for name, value in model.values.items()}
     held = {name: values.pop(name) for name in fit.fixed}
@@ -155,31 +156,32 @@ def _unit(problem: SeriesProblem) -> Tensor:
 def _normal_ends(
     known: dict[str, Parameter], estimates: Parameters, errors: Parameters, reach: float
 ) -> dict[str, tuple[Any, Any]]:
-    """The ends of normal intervals, in coordinates that know no boundary."""
-    found = {}
+    """The ends of normal intervals, in unconstrained coordinates."""
+    ends = {}
     for name, parameter in known.items():
         shown = parameter.shown.name if parameter.shown else name
         support = parameter.shown.support if parameter.shown else parameter.support
         at, step = estimates[shown].cpu().numpy(), reach * errors[shown].cpu().numpy()
-        with np.errstate(all="ignore"):  # where there is no error, there is no end
+        with np.errstate(all="ignore"):  # without an error there is no interval
             plain, positive = (at - step, at + step), (at * np.exp(-step / at), at * np.exp(step / at))
             share = tuple(expit(logit(at) + sign * step / (at * (1 - at))) for sign in (-1, 1))
         if support is constraints.simplex or support is constraints.unit_interval:
-            found[shown] = share
+            ends[shown] = share
         elif support is constraints.positive or support is constraints.nonnegative:
-            found[shown] = positive
+            ends[shown] = positive
         elif support is constraints.positive_definite:
             diagonal = np.eye(at.shape[-1], dtype=bool)
-            found[shown] = tuple(np.where(diagonal, a, b) for a, b in zip(positive, plain, strict=True))
+            ends[shown] = tuple(np.where(diagonal, a, b) for a, b in zip(positive, plain, strict=True))
         else:
-            found[shown] = plain
-    return found
+            ends[shown] = plain
+    return ends
 
 
 def _latents(fit: Any, series: Series) -> pd.DataFrame:
-    """Of each latent the mean and the standard deviation of its smoothed means over steps, and how sure these are."""
-    found = fit.model.states(series)
-    mean, spread = (found[[f"latent_{kind}_{name}" for name in fit.model.latents]] for kind in ("mean", "sd"))
+    """For each latent the mean and standard deviation of its smoothed means over steps, and their posterior
+    deviation."""
+    table = fit.model.states(series)
+    mean, spread = (table[[f"latent_{kind}_{name}" for name in fit.model.latents]] for kind in ("mean", "sd"))
     columns = {"mean": mean.mean(), "sd over steps": mean.std(ddof=0), "sd of a step": (spread**2).mean() ** 0.5}
     return pd.DataFrame({name: column.to_numpy() for name, column in columns.items()}, index=list(fit.model.latents))
 
@@ -193,9 +195,9 @@ def _states(fit: Any, series: Series) -> pd.DataFrame:
     values = model.values_like(series.observations)
     with torch.no_grad():
         chain = problem.chain(model.product_of(values))
-        found = model.probabilities(chain, values)
+        probabilities = model.probabilities(chain, values)
         durations = model.durations(series)
-    tables = [table for name, (table, _) in found.items() if name.startswith("state_probability")]
+    tables = [table for name, (table, _) in probabilities.items() if name.startswith("state_probability")]
     n_steps = float(series.inside.sum())
     shares = [table.flatten(0, -2).nansum(0) / n_steps for table in tables]
     durations = durations if isinstance(durations, tuple) else (durations,)
@@ -246,7 +248,7 @@ def _notes(fit: Any, missing: bool) -> Iterator[str]:
         yield APPROXIMATE
     elif fit.posterior is None:
         coupled = bool(fit.model.chain_name)
-        yield OF_CURVATURE.format(what="log-likelihood" if coupled or fit.prior is None else "log posterior")
+        yield OF_CURVATURE.format(objective="log-likelihood" if coupled or fit.prior is None else "log posterior")
         if coupled:
             yield OF_BOUND
     else:
@@ -260,11 +262,11 @@ def _notes(fit: Any, missing: bool) -> Iterator[str]:
         yield NO_ERROR
     empty = fit.empty_states if isinstance(fit.empty_states, tuple) else (fit.empty_states,)
     collapsed = fit.collapsed_states if isinstance(fit.collapsed_states, tuple) else (fit.collapsed_states,)
-    for flags, said in ((empty, "is expected to have less than one step"), (collapsed, "sits on a single point")):
+    for flags, meaning in ((empty, "is expected to have less than one step"), (collapsed, "sits on a single point")):
         for name, flag in zip(states(fit.model), torch.cat(flags).tolist(), strict=True):
             if flag:
-                yield f"{name.capitalize()} {said}."
+                yield f"{name.capitalize()} {meaning}."
     if not fit.converged:
         yield f"{fit.reason.capitalize()}."
     if not fit.converged and fit.posterior is None and fit.model.differentiable:
-        yield "Standard errors take the end of the fit for a maximum."
+        yield "Standard errors assume that the end of the fit is a maximum."

@@ -1,4 +1,4 @@
-"""Figures of a switching linear model: a series, its regimes and states, and where the regimes carry them."""
+"""Figures of a switching linear model: a series, its regimes and states, and the flow of each regime."""
 
 from typing import Any, Unpack
 
@@ -22,14 +22,14 @@ MARGIN = 0.15  # of the extent of the states, around them
 
 @torch.no_grad()
 def plot_fit(model: Any, x: Any, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]) -> Figure:
-    """A series, what the model makes of it, its regimes, and the states of each chain.
+    """A series, its smoothed mean, its regimes, and the states of each chain.
 
-    From the top: each feature with the mean of a new observation given all of the series, and the band in which it
-    would lie were the mixture normal; the probabilities of the regimes; the states with their bands.
+    From the top: each feature with the mean of a new observation given the whole series, and its band if the mixture
+    were normal; the probabilities of the regimes; the states with their bands.
 
     Arguments:
         x, lengths: as in every method of the model; a pandas index becomes the time axis.
-        sequence: which one to draw, where x holds several.
+        sequence: the number of the sequence to draw, if x has several.
         level: probability of the bands.
 
     Raises:
@@ -37,16 +37,16 @@ def plot_fit(model: Any, x: Any, *, sequence: int = 0, level: float = 0.9, **giv
     """
     level = check_probability("level", level, proper=True)
     series = model.read(x, **given).one(sequence).cpu()
-    found, axis = model.smooth(series), time_axis(series)
+    smoothed, axis = model.smooth(series), time_axis(series)
     figure, panels = new_figure(_heights(model))
     set_title(panels[0], f"Observed series, with the mean and {100 * level:g}% band of an observation given all of it")
-    mean, variance = expected(model, found)
+    mean, variance = expected(model, smoothed)
     reach = float(ndtri((1 + level) / 2))
     ends = mean, mean - reach * variance.sqrt(), mean + reach * variance.sqrt()
     draw_expected(panels, (series, axis), ends, axis)
-    _draw_regimes(panels[model.n_features], axis, found.state)
-    spread = found.covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
-    _draw_latents(panels[model.n_features + 1 :], model, axis, _by_latent(found.mean), reach * _by_latent(spread))
+    _draw_regimes(panels[model.n_features], axis, smoothed.state)
+    spread = smoothed.covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
+    _draw_latents(panels[model.n_features + 1 :], model, axis, _by_latent(smoothed.mean), reach * _by_latent(spread))
     axis.mark(panels)
     return figure
 
@@ -64,14 +64,15 @@ def plot_forecast(forecast: Any, level: float = 0.9) -> Figure:
 
 @torch.no_grad()
 def plot_flow(model: Any, x: Any = None, *, sequence: int = 0, points: int = 20, **given: Unpack[Given]) -> Figure:
-    """Where each regime carries a state of two numbers in a step, and the states of a series, colored by regime.
+    """The flow of each regime, one step from each state of two numbers, and the states of a series, colored by regime.
 
-    Of a recurrent model arrows are drawn where their regime is the most probable of the next ones, averaged over the
-    one before; else in a panel for each regime.
+    For a recurrent model, arrows are drawn where their regime is the most probable next regime, averaged over the
+    regime before. Other models have a panel for each regime.
 
     Arguments:
-        x, lengths, sequence: a series whose smoothed states are drawn, and tell how far to look; None: none is drawn.
-        points: arrows to a side.
+        x, lengths, sequence: a series whose smoothed states are drawn, and whose extent sets the limits; None: no
+            series.
+        points: the number of arrows along a side.
 
     Raises:
         ValueError: states of other lengths than 2, or a chain for each regime.
@@ -86,8 +87,8 @@ def plot_flow(model: Any, x: Any = None, *, sequence: int = 0, points: int = 20,
     values, path, regime_of = model.values_like(like), None, torch.empty(0, device="cpu")
     if x is not None:
         series = model.read(x, **given).one(sequence).cpu()
-        found = model.smooth(series)
-        path, regime_of = found.mean[0].double(), found.state.argmax(-1)
+        smoothed = model.smooth(series)
+        path, regime_of = smoothed.mean[0].double(), smoothed.state.argmax(-1)
     one = like.new_ones(2)
     low, high = (path.amin(0), path.amax(0)) if path is not None else (-one, one)
     room = MARGIN * (high - low).clamp_min(1e-9)
@@ -109,8 +110,8 @@ def plot_flow(model: Any, x: Any = None, *, sequence: int = 0, points: int = 20,
         chosen = stick_breaking(u).exp().mean(1).argmax(-1)
     for place, panel in enumerate(panels):
         for regime in range(k) if recurrent else [place]:
-            own = chosen == regime if recurrent else torch.ones_like(chosen, dtype=torch.bool)
-            arrows = (*grid[own].T.numpy(), *steps[regime, own].T.numpy())
+            shown = chosen == regime if recurrent else torch.ones_like(chosen, dtype=torch.bool)
+            arrows = (*grid[shown].T.numpy(), *steps[regime, shown].T.numpy())
             panel.quiver(*arrows, color=colors[regime], angles="xy", width=0.004, label=f"regime {regime}")
         if path is not None:
             for regime in range(k) if recurrent else [place]:
@@ -124,14 +125,14 @@ def plot_flow(model: Any, x: Any = None, *, sequence: int = 0, points: int = 20,
     return figure
 
 
-def expected(model: Any, found: Any) -> tuple[Tensor, Tensor]:
+def expected(model: Any, smoothed: Any) -> tuple[Tensor, Tensor]:
     """Mean and variance [T, F] of new observations of one sequence under q."""
-    own = model.layout.separately(model.values_like(found.mean))
-    emission, offset = own["emission"].unsqueeze(1), own["emission_offset"].unsqueeze(1)
-    mean = (emission @ found.mean.unsqueeze(-1)).squeeze(-1) + offset  # [K, T, F]
-    noise = own["observation_noise"].unsqueeze(1)
-    variance = (emission @ found.covariance @ emission.mT + noise).diagonal(dim1=-2, dim2=-1)
-    share = found.state.mT.unsqueeze(-1)
+    parts = model.layout.separately(model.values_like(smoothed.mean))
+    emission, offset = parts["emission"].unsqueeze(1), parts["emission_offset"].unsqueeze(1)
+    mean = (emission @ smoothed.mean.unsqueeze(-1)).squeeze(-1) + offset  # [K, T, F]
+    noise = parts["observation_noise"].unsqueeze(1)
+    variance = (emission @ smoothed.covariance @ emission.mT + noise).diagonal(dim1=-2, dim2=-1)
+    share = smoothed.state.mT.unsqueeze(-1)
     whole = (share * mean).sum(0)
     return whole, (share * (variance + (mean - whole).square())).sum(0)
 

@@ -22,7 +22,7 @@ class Row:
         parameter: the name of its table, in the form in which people know it.
         index: its place in the table.
         state: the state that it belongs to, e.g. "state 0" or "layer 2, state 0"; empty where it belongs to none.
-        labels: what its other axes say, e.g. the name of a feature.
+        labels: the labels of its other axes, e.g. the name of a feature.
         name: it whole, as ArviZ writes it, e.g. "loc[0, volume]".
     """
 
@@ -44,20 +44,20 @@ def rows(model: Any, coords: dict[str, Any]) -> Iterator[Row]:
 
     Of symmetric matrices the lower triangle. `coords` names the entries of the axes: see `arviz.coordinates`.
     """
-    found, dims = [], {p.shown.name if p.shown else name: p.dims for name, p in model.known.items()}
+    numbered, dims = [], {p.shown.name if p.shown else name: p.dims for name, p in model.known.items()}
     for name, table in described(model.known, model.values).items():
-        own = [(axis, dim) for axis, dim in enumerate(dims[name]) if dim != "background"]
+        named_axes = [(axis, dim) for axis, dim in enumerate(dims[name]) if dim != "background"]
         symmetric = dims[name][-2:] in (("feature", "feature_new"), ("latent", "latent_new"))
         for index in np.ndindex(*table.shape):
             if symmetric and index[-1] > index[-2]:
                 continue
-            labels = [str(coords[dim][index[axis]]) for axis, dim in own]
-            of_state = bool(own) and own[0][1].startswith("state")
-            state = _state(model, own[0][1], labels[0]) if of_state else ""
+            labels = [str(coords[dim][index[axis]]) for axis, dim in named_axes]
+            of_state = bool(named_axes) and named_axes[0][1].startswith("state")
+            state = _state(model, named_axes[0][1], labels[0]) if of_state else ""
             whole = f"{name}[{', '.join(labels)}]" if labels else name
-            found.append(Row(name, index, state, tuple(labels[1:] if of_state else labels), whole))
+            numbered.append(Row(name, index, state, tuple(labels[1:] if of_state else labels), whole))
     order = {state: place for place, state in enumerate(dict.fromkeys(["", *states(model)]))}
-    yield from sorted(found, key=lambda row: order[row.state])
+    yield from sorted(numbered, key=lambda row: order[row.state])
 
 
 def states(model: Any) -> list[str]:
@@ -72,17 +72,18 @@ def _state(model: Any, dim: str, label: str) -> str:
 
 
 def by_state(model: Any, coords: dict[str, Any]) -> pd.DataFrame:
-    """The values of a model: a row a parameter, a column a state, and one before them for what belongs to none."""
+    """The values of a model: a row for each parameter, a column for each state, and a first column for the other
+    numbers."""
     tables = described(model.known, model.values)
     cells: dict[str, dict[str, float]] = {}
     for row in rows(model, coords):
         cells.setdefault(row.within, {})[row.state] = float(tables[row.parameter][row.index])
-    columns = [state for state in ["", *states(model)] if any(state in own for own in cells.values())]
+    columns = [state for state in ["", *states(model)] if any(state in entries for entries in cells.values())]
     return pd.DataFrame.from_dict(cells, orient="index", columns=columns)
 
 
 def number(value: Any) -> str:
-    """A number of four digits, other things as they are; what is not there as a dash."""
+    """A number with four digits; a dash for None; other values unchanged."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, float | np.floating):
         return str(value)
     return "-" if np.isnan(value) else f"{value:.{DIGITS}g}"

@@ -1,8 +1,8 @@
 """Every benchmark, one after another, into `docs/benchmarks.md`: `python tests/benchmarks`, with the extra `bench`.
 
-Takes about half an hour on a quiet machine; each `bench_*.py` also runs alone and prints what it finds, and
-`stack_languages.py`, which trains, `fit_quality.py`, which compares optima, `interval_coverage.py` and
-`forgetting_windows.py` only so.
+This takes about half an hour on a quiet machine. Each `bench_*.py` also runs alone and prints its results.
+`stack_languages.py` (which trains), `fit_quality.py` (which compares optima), `interval_coverage.py` and
+`forgetting_windows.py` only run alone.
 """
 
 import ast
@@ -51,14 +51,14 @@ def version(name: str) -> str:
 
 
 def main() -> None:
-    found = ", ".join(version(name) for name in PEERS)
+    versions = ", ".join(version(name) for name in PEERS)
     parts = [
-        "# Benchmarks\n\nWritten by `python tests/benchmarks` (extra `bench`): every script once, one after another. "
-        "The same arrays go in on both sides, log tables in and posteriors out, at the peer's own precision; times are "
-        "medians over turns, and a ratio above 1 is in samplehold's favor. What is missed is shown as missed. How good "
-        "the optima of fits are is in [fit_quality.md](fit_quality.md), how often intervals hold the truth in "
-        "[interval_coverage.md](interval_coverage.md).\n\n"
-        f"Python {platform.python_version()}, {found}; {os.cpu_count()} processors.\n"
+        "# Benchmarks\n\n`python tests/benchmarks` (extra `bench`) writes this page. It runs every script once, one "
+        "after another. Both sides get the same arrays, log tables in and posteriors out, at the peer's precision. "
+        "Times are medians over turns. A ratio above 1 means that samplehold is faster. Missed aims are marked. "
+        "[fit_quality.md](fit_quality.md) measures the optima of fits, [interval_coverage.md](interval_coverage.md) "
+        "the coverage of intervals.\n\n"
+        f"Python {platform.python_version()}, {versions}; {os.cpu_count()} processors.\n"
     ]
     for script in sorted(FOLDER.glob("bench_*.py")):
         docstring = ast.get_docstring(ast.parse(script.read_text())) or ""

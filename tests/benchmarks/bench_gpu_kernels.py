@@ -1,12 +1,11 @@
-"""What each kernel for GPUs moves and computes: `python tests/benchmarks/bench_gpu_kernels.py`.
+"""The bytes and operations of each GPU kernel: `python tests/benchmarks/bench_gpu_kernels.py`.
 
-Counted, not estimated: Triton's interpreter runs every kernel on the CPU, and each load, store and operation that it
-meets is noted. Bytes are those that a mask lets through, operations those on floating-point numbers in all lanes, a
-reduction of n numbers as n; both are given for each entry of the table that the call works on, sequences x steps x
-columns of them, in float64: of many sequences, which keep a device busy, and of a single one, whose time is cut into
-chunks where the kernel can. Beside the bytes that a call must move, its inputs once and its results once, they say how
-often memory is gone through. Times are those of one call on a GPU, in float32, with the share of the bandwidth that
-copying reaches in the same run; without a GPU they are not measured.
+Triton's interpreter runs every kernel on the CPU, and each load, store and operation is counted. Bytes are those within
+the mask. Operations are those on floating-point numbers in all lanes; a reduction of n numbers counts as n. Both are
+divided by the entries of the table, sequences x steps x columns, in float64. "Many" sequences keep a device busy. With
+"one" sequence, the kernel cuts time into chunks if it can. "At least both" are the bytes that a call must move, its
+inputs once and its results once; the ratio shows how often a call passes through memory. Times are for one call on a
+GPU, in float32, with the share of the bandwidth of a copy in the same run. Without a GPU they are not measured.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Chains, scans and EM against hmmlearn, dynamax and Pyro, on the same arrays: `python
 tests/benchmarks/bench_inference.py`.
 
-Needs the extra `bench`. Log tables go in and posteriors come out on both sides, at the peer's own precision: dynamax
-runs in float32 and so do we against it. hmmlearn and Pyro run in float64. Run it on a quiet machine.
+Needs the extra `bench`. Both sides read log tables and return posteriors, at the peer's precision. dynamax, and
+samplehold beside it, run in float32. hmmlearn and Pyro run in float64. Run it on a quiet machine.
 """
 
 import subprocess

@@ -1,13 +1,13 @@
-"""Kalman filters and smoothers against statsmodels, dynamax and filterpy, and what longer series cost:
+"""Kalman filters and smoothers against statsmodels, dynamax and filterpy, and the cost of longer series:
 `python tests/benchmarks/bench_kalman.py`.
 
-Smoothing is the evidence, means, covariances and those of neighbours, from the same arrays: F = 4, 4 and 8 features,
-parameters that are constant, nothing missing. dynamax compiles once, maps over sequences and runs in float32, and so do
-we against it; statsmodels and filterpy run in float64, sequence by sequence; filterpy, in Python, is timed once.
-Covariances of sequences with the same parameters are computed once, here and in dynamax, and come to rest here. A
-further row has a tenth of the features missing, which leaves nothing to share: statsmodels knows missing values, the
-others do not. The first rows are processor time on one core, the least of several runs, which other work on the machine
-hardly disturbs; the others are the clock's.
+A smoother computes the evidence, means, covariances and covariances of neighbours, from the same arrays: F = 4, 4 and 8
+features, constant parameters, no missing values. dynamax compiles once, maps over sequences and runs in float32, and so
+does samplehold beside it. statsmodels and filterpy run in float64, sequence by sequence. filterpy is written in Python
+and is timed once. If sequences share their parameters, samplehold and dynamax compute the covariances once; samplehold
+stops when they are steady. In one further row a tenth of the features is missing, so covariances cannot be shared. Of
+the peers, only statsmodels supports missing values. The first rows are processor time on one core, as the least of
+several runs, which other work on the machine hardly disturbs. The other rows are wall time.
 """
 
 import subprocess

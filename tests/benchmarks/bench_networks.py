@@ -2,8 +2,8 @@
 
     python tests/benchmarks/bench_networks.py
 
-All contenders of a size run in turn, several rounds; the shortest time of each counts, so that what else the machine
-does falls on all of them alike.
+All layers of a size run in turn, for several rounds, so other work on the machine affects all of them equally. The
+table shows the shortest time of each.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,9 @@
 """Stack networks against straightforward implementations of the same equations, forward and backward.
 
-`python tests/benchmarks/bench_stack.py [--long]` prints a markdown table. One thread, batch 10, LSTM-20 controller, 12
-inputs; float32, but float64 for the pushdown peers, whose sums over real weights overflow float32. Layer and peer
-alternate and the least time of each counts. `--long` adds the cost of the layers up to n = 640 and its exponent.
+`python tests/benchmarks/bench_stack.py [--long]` prints a markdown table. Runs use one thread, batch 10, an LSTM-20
+controller and 12 inputs, in float32. The pushdown peers use float64, because their sums over real weights overflow
+float32. Layer and peer run in turn, and the table shows the least time of each. `--long` adds the cost of the layers up
+to n = 640 and its exponent.
 """
 
 import argparse

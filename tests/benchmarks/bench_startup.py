@@ -1,7 +1,8 @@
-"""How long a new process takes: `python tests/benchmarks/bench_startup.py`.
+"""The time of a new process: `python tests/benchmarks/bench_startup.py`.
 
-Seconds of processor time, user and system, from the start of the interpreter to its end; medians of ten processes,
-after one that fills the caches of kernels. The fit is `samplehold fit` on the sunspots, with all that it writes.
+The table shows seconds of processor time, user and system, from the start of the interpreter to its end, as medians of
+ten processes. One process before them fills the caches of kernels. The fit is `samplehold fit` on the sunspots, with
+all its files.
 """
 
 import resource

@@ -1,12 +1,13 @@
-"""Which of two chains is seen: Ghahramani & Hinton 2000, section 4.1, and what filters and samplers cost:
+"""The observed one of two chains (Ghahramani & Hinton 2000, section 4.1), and the cost of filters and samplers:
 `python tests/benchmarks/bench_switching.py`.
 
-200 sequences of 200 steps from two scalar chains, s_t = .99 s_t-1 + N(0, 1) and .9 s_t-1 + N(0, 10), one of which is
-seen with noise of variance .1; which one stays with probability .95. The parameters are known. Counted is the share of
-steps at which the likelier regime is the true one: its mean over sequences and the standard error of that, of the whole
-sequences and of their first 12 steps alone, of which all paths are enumerated (a GPB filter of order 12 is that).
-Filters of order n tell of a step by the n - 1 steps after it, too. Gibbs draws are the long-run truth: no rule that
-sees x alone is right more often on average than the likelier regime of the exact posterior.
+There are 200 sequences of 200 steps from two scalar chains, s_t = .99 s_t-1 + N(0, 1) and .9 s_t-1 + N(0, 10). One of
+them is observed with noise of variance .1, and stays the observed one with probability .95. The parameters are known.
+The table shows the share of steps at which the more probable regime is the true one, as a mean over sequences with its
+standard error. It has whole sequences, and their first 12 steps alone. For 12 steps all paths are enumerated, by a GPB
+filter of order 12. Filters of order n use the n - 1 steps after a step too. Gibbs draws approach the exact posterior in
+the long run. No rule based on x alone is right more often, on average, than the more probable regime of the exact
+posterior.
 """
 
 import time

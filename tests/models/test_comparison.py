@@ -180,7 +180,7 @@ def test_a_probe_finds_what_is_there_and_only_that():
     table = one.summary()
     assert list(table.index) == ["network", "input", "marginal", "belief"]
     assert table.loc["network", "R2"] == one.r2["network"]
-    with pytest.raises(ValueError, match="x: a probe was left 1 steps to fit to and 1 to judge on"):
+    with pytest.raises(ValueError, match="x: a probe has 1 steps to fit and 1 to judge"):
         fit_probe(mixed[0, :2], belief[0, :2], noise[0, :2])
 
 
@@ -242,7 +242,7 @@ def test_single_precision_and_real_numbers():
         (lambda m, x: compare(m, GRU(5, 4), x, reads="belief"), "reads: 'belief' needs one unit for each of 3 states"),
         (lambda m, x: compare(m, GRU(5, 4), x, reads="mind"), "reads: got 'mind'"),
         (lambda m, x: compare(m, GRU(5, 4), x, inputs=torch.zeros(3, 5)), r"inputs: got shape \[3, 5\]"),
-        (lambda m, x: compare(m, GRU(5, 4), x[0, :2]), "x: a probe was left 1 steps to fit to and 1 to judge on"),
+        (lambda m, x: compare(m, GRU(5, 4), x[0, :2]), "x: a probe has 1 steps to fit and 1 to judge"),
         (lambda m, x: compare(m, torch.nn.Sequential(torch.nn.Flatten()), x), "layer: Flatten returned no states"),
         (lambda m, x: compare(GRU(5, 4), GRU(5, 4), x), "model: got GRU, expected a SwitchingSSM"),
         (
@@ -368,7 +368,7 @@ def test_networks_behind_an_embedding_read_symbols():
     assert report.gates is not None
     linear = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.GRU(4, 6, batch_first=True)).double()
     assert_close(compare(model, linear, x).hidden, linear(one_hot(x[..., 0], 5))[0].detach())
-    with pytest.raises(ValueError, match="x: has missing symbols, of which an Embedding has no row"):
+    with pytest.raises(ValueError, match="x: has missing symbols, but an Embedding has no row"):
         compare(model, network, torch.cat([x, torch.full_like(x[:, :1], torch.nan)], 1))
     with pytest.raises(ValueError, match="layer: its Embedding has 4 rows, but the model has 5 symbols"):
         compare(model, torch.nn.Sequential(torch.nn.Embedding(4, 4), MinGRU(4, 6)), x)

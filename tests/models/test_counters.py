@@ -227,7 +227,7 @@ def test_what_has_no_limit_is_refused():
         sh.automata.counter_machine(sh.GRU(2, 3, num_layers=2), torch.zeros(4, 2))
     with pytest.raises(ValueError, match="highest: got 0, which is less than lowest, 1"):
         sh.automata.state_box(sh.MinGRU(2, 3), 1, 0)
-    with pytest.raises(ValueError, match="cannot know that the count is over"):
+    with pytest.raises(ValueError, match="cannot detect the end of the count"):
         sh.automata.counting_qrnn("anbnw")
     with pytest.raises(ValueError, match=r"words\[0\]: got 'abc', in which 'c' is none of the letters 'ab'"):
         sh.automata.counting_lstm("anbn").accepts(["abc"])

@@ -84,5 +84,5 @@ def test_what_has_no_such_network_says_why():
         as_rnn(model, space="logit")
     one = torch.ones(1, dtype=torch.float64)
     values = {"loc": torch.zeros(1, 1, dtype=torch.float64), "precision": torch.ones(1, 1, dtype=torch.float64)}
-    with pytest.raises(ValueError, match="model: emits Normal, but networks of layers read symbols"):
+    with pytest.raises(ValueError, match="model: emits Normal, but networks of layers only read symbols"):
         as_rnn(layered_of(Normal(1), values, 0.5 * one, [], one))

@@ -196,7 +196,7 @@ GOOD = {"go": {"0": ("go", "0", "R"), ".": ("yes", ".", "N")}}
         ({"accept": "no"}, ValueError, "accept: got 'no', expected a state to which a transition leads"),
         ({"accept": "go"}, ValueError, "accept: got 'go', which has transitions"),
         ({"accept": ()}, ValueError, "accept: got no state"),
-        ({"reject": "yes"}, ValueError, "reject: got 'yes', which accept holds too"),
+        ({"reject": "yes"}, ValueError, "reject: got 'yes', which are also in accept"),
         ({"blank": 0}, TypeError, "blank: got int, expected a symbol"),
         (
             {"transitions": {"go": {"0": ("gone", "0", "R"), ".": ("yes", ".", "N")}}},

@@ -127,7 +127,7 @@ def test_what_the_data_leave_open_has_no_error_and_what_they_settle_has_one():
     assert math.isnan(error["redraw_prob"])  # a redraw finds the same state
     assert math.isnan(error["state_probs[0]"])
     assert error["loc[0, 0]"] > 0
-    assert any("leave it open" in note for note in summary.notes)
+    assert any("do not determine it" in note for note in summary.notes)
     assert summary.parameters.loc["redraw_prob", ["lower", "upper"]].isna().all()
 
 

@@ -23,7 +23,7 @@ class Room(NamedTuple):
     inverse: np.ndarray  # [T, L, L] of each step's precision, given the steps before
     gain: np.ndarray  # [T, L, L]
     mean: np.ndarray  # [T, L]
-    chol: np.ndarray  # [T, L, L], the inverse factors of precisions; empty unless asked for
+    chol: np.ndarray  # [T, L, L], the inverse factors of precisions; empty unless needed
     precision: np.ndarray  # [L, L]
     lower: np.ndarray  # [L, L]
     shift: np.ndarray  # [L]

@@ -38,7 +38,7 @@ def _eliminate(
     linear, square, cross, lengths, total, failed, mean, gain, inverse, lower, steps,
     STATES: constexpr, SIDE: constexpr,
 ):  # fmt: skip
-    """Forward: log normaliser, and of each step its mean and gain, and what is asked for of its covariance's forms."""
+    """Forward: log normaliser, and for each step its mean and gain, and the requested form of its covariance."""
     b, i = position(0), tl.arange(0, SIDE)
     state, size = i < STATES, STATES * STATES
     full, at = state[:, None] & state[None, :], i[:, None] * STATES + i[None, :]
@@ -49,11 +49,11 @@ def _eliminate(
     value = tl.sum(more, 0)
     while t < end:
         step = b * steps + t
-        own = tl.load(square + step * size + at, full, 0.0).to(tl.float64)
-        precision = -(own + tl.trans(own)) - less
+        block = tl.load(square + step * size + at, full, 0.0).to(tl.float64)
+        precision = -(block + tl.trans(block)) - less
         shift = tl.load(linear + step * STATES + i, state, 0.0).to(tl.float64) + more
         root, log_det, wrong = unit(SIDE), value * 0, t * 0
-        for k in range(STATES):  # the inverse of the factor grows beside the factor, column by column
+        for k in range(STATES):  # the inverse of the factor is built with the factor, column by column
             column = column_of(precision, i, k)
             pivot = tl.sum(tl.where(i == k, column, 0.0), 0)
             fine = (pivot > 0) & (pivot < float("inf"))
@@ -76,9 +76,9 @@ def _eliminate(
             tl.store(lower + step * size + at, root, full)
         goes, to = within(full, t, 0, n - 1), (b * (steps - 1) + t) * size
         below = tl.load(cross + to + at, goes, 0.0).to(tl.float64)
-        own = outer(spread, below, i, STATES)
-        tl.store(gain + to + at, own, goes)
-        less = times(below, own, i, STATES)
+        block = outer(spread, below, i, STATES)
+        tl.store(gain + to + at, block, goes)
+        less = times(below, block, i, STATES)
         more = tl.sum(below * own_mean[None, :], 1)
         t += 1
         end = tl.where(bad >= 0, 0, end)
@@ -98,10 +98,12 @@ def _moments(
     m, covariance, t = tl.zeros((SIDE,), tl.float64), tl.zeros((SIDE, SIDE), tl.float64), b * 0 + steps - 1
     for _ in range(steps):
         step, to = b * steps + t, (b * (steps - 1) + t) * size
-        own = tl.load(gain + to + at, within(full, t, 0, n - 1), 0.0)
-        later, between = m, outer(covariance, own, i, STATES)
-        m = tl.load(mean + step * STATES + i, within(state, t, 0, n), 0.0) + tl.sum(own * m[None, :], 1)
-        covariance = tl.load(inverse + step * size + at, within(full, t, 0, n), 0.0) + times(own, between, i, STATES)
+        step_gain = tl.load(gain + to + at, within(full, t, 0, n - 1), 0.0)
+        later, between = m, outer(covariance, step_gain, i, STATES)
+        m = tl.load(mean + step * STATES + i, within(state, t, 0, n), 0.0) + tl.sum(step_gain * m[None, :], 1)
+        covariance = tl.load(inverse + step * size + at, within(full, t, 0, n), 0.0) + times(
+            step_gain, between, i, STATES
+        )
         tl.store(first + step * STATES + i, m, state)
         tl.store(second + step * size + at, covariance + m[:, None] * m[None, :], full)
         tl.store(crossed + to + at, between + later[:, None] * m[None, :], within(full, t, 0, steps - 1))

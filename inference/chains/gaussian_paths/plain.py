@@ -5,12 +5,12 @@ With the precision's blocks $J_t = -(B_t + B_t^\top)$ and $-C_t$ below it,
 $$\Lambda_{t+1} = J_{t+1} - C_t \Lambda_t^{-1} C_t^\top, \quad v_{t+1} = a_{t+1} + C_t \Lambda_t^{-1} v_t, \quad
 A = \sum_t \tfrac12 (L \log 2\pi - \log|\Lambda_t| + v_t^\top \Lambda_t^{-1} v_t)$$
 
-from $\Lambda_1 = J_1, v_1 = a_1$; given the next state, $s_t \sim N(\Lambda_t^{-1} (v_t + C_t^\top s_{t+1}),
-\Lambda_t^{-1})$, which is what moments and draws come from, backward in time.
+from $\Lambda_1 = J_1, v_1 = a_1$. Given the next state, $s_t \sim N(\Lambda_t^{-1} (v_t + C_t^\top s_{t+1}),
+\Lambda_t^{-1})$. Moments and draws follow from this, backward in time.
 
-The steps after i up to j have a quadratic form of $s_i$ and $s_j$, in which those between are summed out. Two that
-follow each other come to one by summing out the state where they meet; that of all steps up to t is $\Lambda_t, v_t$.
-The ways back compose as affine maps with noise.
+The steps after i up to j have a quadratic form of $s_i$ and $s_j$, with the steps between summed out. Two consecutive
+forms combine by summing out the state where they meet. The form of all steps up to t is $\Lambda_t, v_t$. The backward
+passes compose as affine maps with noise.
 """
 
 import math
@@ -85,7 +85,7 @@ def _backward(gain: Tensor, *others: Tensor) -> Elements:
     def join(later: Elements, earlier: Elements) -> Elements:
         gain, mean, *noise = earlier
         composed = gain @ later[0], mean + gain @ later[1]
-        return *composed, *(own + gain @ ahead @ gain.mT for own, ahead in zip(noise, later[2:], strict=True))
+        return *composed, *(term + gain @ ahead @ gain.mT for term, ahead in zip(noise, later[2:], strict=True))
 
     elements = tuple(x.movedim(-3, 0).flip(0) for x in (gain, *others))
     return tuple(x.flip(0).movedim(0, -3) for x in prefixes(join, elements))
@@ -93,15 +93,15 @@ def _backward(gain: Tensor, *others: Tensor) -> Elements:
 
 def moments(linear: Tensor, square: Tensor, cross: Tensor, lengths: Tensor) -> tuple[Tensor, ...]:
     """See `op.moments`."""
-    run = _forward(linear, square, cross, lengths)
-    _, mean, covariance = _backward(run.gain, run.mean, cholesky_inverse(run.chol))
+    forward = _forward(linear, square, cross, lengths)
+    _, mean, covariance = _backward(forward.gain, forward.mean, cholesky_inverse(forward.chol))
     second = covariance + mean @ mean.mT
-    crossed = covariance[:, 1:] @ run.gain[:, :-1].mT + mean[:, 1:] @ mean[:, :-1].mT
+    crossed = covariance[:, 1:] @ forward.gain[:, :-1].mT + mean[:, 1:] @ mean[:, :-1].mT
     inside = (torch.arange(linear.shape[1], device=lengths.device) < lengths[:, None])[..., None]
     tables = mean.squeeze(-1), second, crossed
     kept = inside, inside[..., None], inside[:, 1:, None]
-    found = (torch.where(mask, table, 0.0).to(linear.dtype) for mask, table in zip(kept, tables, strict=True))
-    return run.log_normalizer.to(linear.dtype), *found, run.failed
+    results = (torch.where(mask, table, 0.0).to(linear.dtype) for mask, table in zip(kept, tables, strict=True))
+    return forward.log_normalizer.to(linear.dtype), *results, forward.failed
 
 
 def log_normalizer(linear: Tensor, square: Tensor, cross: Tensor, lengths: Tensor) -> Tensor:
@@ -111,8 +111,8 @@ def log_normalizer(linear: Tensor, square: Tensor, cross: Tensor, lengths: Tenso
 
 def sample(linear: Tensor, square: Tensor, cross: Tensor, lengths: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """See `op.sample`."""
-    run = _forward(linear, square, cross, lengths)
+    forward = _forward(linear, square, cross, lengths)
     numbers = noise.double().movedim(0, -1)  # draws as columns
-    _, path = _backward(run.gain, run.mean + solve_upper(run.chol, numbers))
+    _, path = _backward(forward.gain, forward.mean + solve_upper(forward.chol, numbers))
     inside = torch.arange(linear.shape[1], device=lengths.device) < lengths[:, None]
-    return torch.where(inside[..., None], path.movedim(-1, 0), 0.0).to(noise.dtype), run.failed
+    return torch.where(inside[..., None], path.movedim(-1, 0), 0.0).to(noise.dtype), forward.failed

@@ -1,10 +1,11 @@
-r"""Linear Gaussian chains: a hidden state that is a real vector, and moves and is seen linearly with normal noise.
+r"""Linear Gaussian chains: the hidden state is a real vector, with linear transitions and observations and normal
+noise.
 
 $$s_1 \sim N(m_1, P_1), \quad s_{t+1} = A_t s_t + c_t + N(0, Q_t), \quad x_t = C_t s_t + d_t + N(0, R_t)$$
 
-also called linear dynamical systems or state-space models. Beliefs are normal, and all that is asked of the chain is
-exact: the Kalman filter, the Rauch-Tung-Striebel smoother, draws by backward sampling, and the exact diffuse start of
-Durbin & Koopman 2012, *Time Series Analysis by State Space Methods*, chapter 5. `plain` says how.
+These are also called linear dynamical systems or state-space models. Beliefs are normal, and every result is exact: the
+Kalman filter, the Rauch-Tung-Striebel smoother, draws by backward sampling, and the exact diffuse start of Durbin &
+Koopman 2012, *Time Series Analysis by State Space Methods*, chapter 5. `plain` has the method.
 """
 
 from collections.abc import Sequence
@@ -33,27 +34,27 @@ class LinearGaussianChain:
     Arguments:
         x: [*b, T, F] observations; NaN: missing, a whole step or single features.
         transition: $A$, [*b, L, L], to the new state (rows) from the old one.
-        state_noise: $Q$, [*b, L, L], a covariance, which may be singular, as that of an AR(p) in companion form.
+        state_noise: $Q$, [*b, L, L], a covariance; it may be singular, as for an AR(p) in companion form.
         emission: $C$, [*b, F, L].
-        observation_noise: $R$, [*b, F, F], a covariance; it may be singular where the states' own noise is seen.
+        observation_noise: $R$, [*b, F, F], a covariance; it may be singular if the states' own noise is observed.
         initial_mean: $m_1$, [*b, L], of the state at the first observation; None: 0.
-        initial_covariance: $P_1$, [*b, L, L]; None: 0, a state that is known. Diffuse states have no part in it.
-        diffuse: [L] of truth values: which states start anywhere, with a variance that goes to infinity; None: none.
+        initial_covariance: $P_1$, [*b, L, L]; None: 0, a known state. It does not apply to diffuse states.
+        diffuse: [L] of booleans: the states with a diffuse start, whose variance goes to infinity; None: none.
         transition_offset: $c$, [*b, L]; None: 0.
         emission_offset: $d$, [*b, F]; None: 0.
-        lengths: [*b], each sequence's number of steps; None: all have T. Nothing is read beyond it.
+        lengths: [*b], each sequence's number of steps; None: all have T. Steps after it are not read.
 
-    Parameters may vary with the step: matrices with one axis more than x, and offsets with as many as x, have an axis
-    of T entries where they are of the emission, of T - 1 where they are of the moves, or of one for all. Batch axes
-    broadcast; for restarts beside one sequence, give x a batch axis of size 1.
+    Parameters may vary with the step. Matrices with one axis more than x, and offsets with as many axes as x, have an
+    axis of steps. Its length is T for the emission, T - 1 for the transition, or 1 if one entry is used for all steps.
+    Batch axes broadcast; for restarts of one sequence, give x a batch axis of size 1.
 
     log p(x) is differentiable, once, in x and all parameters; moments, draws and entropies are not. The gradient of a
-    covariance that is singular is that of moves which keep its rank. Of a diffuse start with q states, the evidence is
-    the limit of $\log p(x) + \frac q2 \log \kappa$ for a variance $\kappa$, as in statsmodels.
+    singular covariance is that of changes that keep its rank. For a diffuse start with q states, the evidence is the
+    limit of $\log p(x) + \frac q2 \log \kappa$ for a variance $\kappa$, as in statsmodels.
 
-    Of what chains of discrete states offer it has no `between`, `predictive`, `marginals` and `viterbi`: its beliefs
-    are means and covariances, not tables of states. The most probable path is the mean of `smooth`; a stream goes on
-    from `forecast(1)`, as `filter` shows.
+    Unlike chains of discrete states, it has no `between`, `predictive`, `marginals` and `viterbi`: its beliefs are
+    means and covariances, not tables of states. The most probable path is the mean of `smooth`. A stream continues from
+    `forecast(1)`, as `filter` shows.
 
     Raises:
         TypeError: arguments that are not float32 or float64 tensors of one dtype on one device.
@@ -85,7 +86,7 @@ class LinearGaussianChain:
         emission_offset: Tensor | None = None,
         lengths: Any = None,
     ):
-        given = {
+        tables = {
             "transition": transition,
             "state_noise": state_noise,
             "emission": emission,
@@ -97,7 +98,7 @@ class LinearGaussianChain:
             "emission_offset": emission_offset,
             "lengths": lengths,
         }
-        self._tables, self.batch_shape, self.lengths, self.diffuse = read(x, given)
+        self._tables, self.batch_shape, self.lengths, self.diffuse = read(x, tables)
         self.n_steps, self.n_states = self._tables.n_steps, self._tables.initial_mean.shape[-1]
 
     def log_normalizer(self) -> Float[Tensor, "*b"]:
@@ -115,7 +116,7 @@ class LinearGaussianChain:
     def filter(self) -> GaussianFiltered:
         """The belief before and after each observation.
 
-        A stream is filtered stretch by stretch: its state at the first step of the next one is what `forecast(1)` says.
+        A stream is filtered in parts: the state at the first step of the next part is the result of `forecast(1)`.
 
         >>> import torch, samplehold as sh
         >>> one, x = torch.ones(1, 1), torch.arange(5.0).unsqueeze(-1)
@@ -171,8 +172,8 @@ class LinearGaussianChain:
         x, generator = self._tables.x, generator_of(seed, self._tables.x.device)
         sizes = (self.n_steps, self.n_states), (self._tables.n_diffuse,)
         noise, diffuse = (
-            torch.randn(n, *self.batch_shape, *own, generator=generator, dtype=torch.float64, device=x.device).to(x)
-            for own in sizes
+            torch.randn(n, *self.batch_shape, *axes, generator=generator, dtype=torch.float64, device=x.device).to(x)
+            for axes in sizes
         )
         (path,) = self._checked(op.sample(*self._tables, noise, diffuse))
         return GaussianSampled(path)
@@ -181,7 +182,7 @@ class LinearGaussianChain:
     def entropy(self) -> Float[Tensor, "*b"]:
         r"""Differential entropy of the posterior over paths, in nats; -inf where a covariance is singular.
 
-        The posterior is normal, so that its density at its mean $\hat s$ tells its entropy:
+        The posterior is normal, so its density at its mean $\hat s$ gives its entropy:
 
         $$H = \tfrac{TL}2 + \log p(x) - \log p(\hat s, x)$$
 
@@ -312,7 +313,7 @@ def _of_sequence(index: list[int]) -> str:
 
 
 def _has_infinite(table: Tensor) -> Tensor:
-    return (0.0 * table.detach()).sum().isnan()  # 0 times what is not finite is NaN
+    return (0.0 * table.detach()).sum().isnan()  # 0 times a number that is not finite is NaN
 
 
 def _times(matrix: Tensor, vector: Tensor) -> Tensor:

@@ -69,22 +69,22 @@ class Job(NamedTuple):
         return [partial(kernel, part, *inputs) for part in ranges(len(self.model.lengths))]
 
     def over_groups(self, kernel: Callable[..., None], *others: Any, keep: bool) -> list[Callable[[], None]]:
-        """Tasks that cover all sequences; with what each step leaves if that is to be kept."""
+        """Tasks that cover all sequences, with the results of each step if they are kept."""
         inputs = self.model, self.sequences, self.gains, self.diffuse
         parts = ranges(len(self.sequences.groups))
         return [partial(kernel, part, *inputs, room_for(*inputs[:2], keep=keep), *others) for part in parts]
 
-    def new(self, *own: int, by_set: bool = False, dtype: torch.dtype | None = None) -> Tensor:
+    def new(self, *axes: int, by_set: bool = False, dtype: torch.dtype | None = None) -> Tensor:
         """Zeros where not everything is going to be written."""
         shape = self.tables.shared_shape if by_set else self.tables.batch_shape
         whole = self.tables.lengths is None and not (self.gains.fault >= 0).any()
         kind = torch.empty((), dtype=dtype or self.tables.x.dtype).numpy().dtype
         # of numpy, which asks the system for large pages
-        return torch.from_numpy((np.empty if whole else np.zeros)((*shape, *own), kind))
+        return torch.from_numpy((np.empty if whole else np.zeros)((*shape, *axes), kind))
 
 
-def _job(given: Sequence[Any], *, smoothing: bool = False, by_step: bool = False) -> Job:
-    tables = Tables(*given)
+def _job(inputs: Sequence[Any], *, smoothing: bool = False, by_step: bool = False) -> Job:
+    tables = Tables(*inputs)
     model, sequences = model_of(tables), sequences_of(tables)
     job = Job(tables, model, sequences, gains_for(model, smoothing=smoothing), diffuse_for(model, by_step=by_step))
     in_parallel([partial(filter_factors, part, model, job.gains) for part in ranges(len(model.lengths))])
@@ -95,21 +95,21 @@ def _job(given: Sequence[Any], *, smoothing: bool = False, by_step: bool = False
 
 def _flat(table: Tensor, n_own: int) -> np.ndarray:
     """A table with its batch axes as one."""
-    own = table.shape[table.dim() - n_own :]
-    return table.view(table.shape[: table.dim() - n_own].numel(), *own).numpy()
+    axes = table.shape[table.dim() - n_own :]
+    return table.view(table.shape[: table.dim() - n_own].numel(), *axes).numpy()
 
 
 @op.evidence.kernel("cpu")
-def evidence(*given: Any) -> Results:
-    job = _job(given)
+def evidence(*inputs: Any) -> Results:
+    job = _job(inputs)
     total = job.new(dtype=torch.float64)
     in_parallel(job.over_groups(evidence_of, _flat(total, 0), keep=False))
     return total.to(job.tables.x.dtype), job.fault
 
 
 @op.filter.kernel("cpu")
-def filter(*given: Any) -> Results:
-    job = _job(given, by_step=True)
+def filter(*inputs: Any) -> Results:
+    job = _job(inputs, by_step=True)
     n_steps, n_states = job.tables.n_steps, job.tables.initial_mean.shape[-1]
     total, increment = job.new(dtype=torch.float64), job.new(n_steps)
     means = [job.new(n_steps, n_states) for _ in range(2)]
@@ -126,8 +126,8 @@ def filter(*given: Any) -> Results:
 
 
 @op.smooth.kernel("cpu")
-def smooth(*given: Any) -> Results:
-    job = _job(given, smoothing=True)
+def smooth(*inputs: Any) -> Results:
+    job = _job(inputs, smoothing=True)
     n_steps, n_states = job.tables.n_steps, job.tables.initial_mean.shape[-1]
     total, mean = job.new(dtype=torch.float64), job.new(n_steps, n_states)
     covariance, cross = (job.new(n, n_states, n_states, by_set=True) for n in (n_steps, n_steps - 1))
@@ -137,8 +137,8 @@ def smooth(*given: Any) -> Results:
 
 
 @op.sample.kernel("cpu")
-def sample(*given: Any) -> Results:
-    *tables, noise, diffuse_noise = given
+def sample(*inputs: Any) -> Results:
+    *tables, noise, diffuse_noise = inputs
     job = _job(tables, smoothing=True)
     path = torch.zeros_like(noise, memory_format=torch.contiguous_format)
     draws = [
@@ -164,7 +164,7 @@ def score(call: Call, d_total: Tensor | None, _: Tensor | None) -> list[Tensor]:
         "observation": (tables.observation_factor.shape[-3], n_features, n_features),
         "initial": (1, n_states, n_states),
     }
-    taken = {name: torch.from_numpy(np.zeros((*tables.shared_shape, *own))) for name, own in shared.items()}
+    taken = {name: torch.from_numpy(np.zeros((*tables.shared_shape, *axes))) for name, axes in shared.items()}
     of_means = job.over_groups(score_means, _flat(mean, 2), _flat(later, 2), _flat(error, 2), keep=True)
     in_parallel(of_means + job.over_sets(score_covariances, Score(*(_flat(t, 3) for t in taken.values()))))
     return gradients(tables, d_total, mean, later, error, Score(*taken.values()))

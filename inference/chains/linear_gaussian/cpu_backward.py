@@ -114,9 +114,9 @@ def run_score(model, sequences, gains, c, k, count, n, room, mean, state_error, 
     for t in range(n_steps - 1, -1, -1):
         r, here, now = min(t, gains.steady[c]), t * wide, t * narrow
         if t + 1 < n_steps:
-            own, step = model.transition_of[c], entry(model.transition, t)
+            source, step = model.transition_of[c], entry(model.transition, t)
             fill(room.moved, 0, wide, 0.0)
-            add_transposed_product(model.transition, own, step, 0, n_states, room.mean, 0, n, 1.0, room.moved, 0)
+            add_transposed_product(model.transition, source, step, 0, n_states, room.mean, 0, n, 1.0, room.moved, 0)
             fill(room.mean, 0, wide, 0.0)
             add_transposed_product(gains.filtered, c, r, 0, n_states, room.moved, 0, n, 1.0, room.mean, 0)
             add_product(gains.filtered, c, r, room.mean, 0, n, 1.0, room.filtered, here)
@@ -127,8 +127,8 @@ def run_score(model, sequences, gains, c, k, count, n, room, mean, state_error, 
         for f in range(n_features):
             if not model.seen[model.seen_of[c], entry(model.seen, t), f]:
                 fill(room.white, now + f * n, n, 0.0)
-        own, step = model.emission_of[c], entry(model.emission, t)
-        add_transposed_product(model.emission, own, step, 0, n_features, room.white, now, n, 1.0, room.mean, 0)
+        source, step = model.emission_of[c], entry(model.emission, t)
+        add_transposed_product(model.emission, source, step, 0, n_features, room.white, now, n, 1.0, room.mean, 0)
         write(sequences, room.filtered, here, k, count, n, t, mean)
         write(sequences, room.mean, 0, k, count, n, t, state_error)
         write(sequences, room.white, now, k, count, n, t, error)
@@ -152,7 +152,7 @@ def smooth_means(part, model, sequences, gains, diffuse, room, total, mean):
 
 @kernel
 def score_means(part, model, sequences, gains, diffuse, room, mean, state_error, error):
-    """Smoothed means, and the gradients of log p(x) in predicted means and in what is added to observations."""
+    """Smoothed means, and the gradients of log p(x) in predicted means and in observation offsets."""
     for k in range(part[0], part[1]):
         count, c = count_of(sequences, k), sequences.set_of[sequences.groups[k, 0]]
         n = lanes_for(count, room.mean)
@@ -168,7 +168,7 @@ def score_means(part, model, sequences, gains, diffuse, room, mean, state_error,
 def draw_paths(part, model, sequences, gains, diffuse, room, noise, diffuse_noise, path):
     """Paths [n, B, T, L] from standard normal numbers of that shape, and [n, B, q]."""
     q = model.directions.shape[1]
-    drawn, given, later = np.empty(len(room.side)), np.empty(len(room.side)), np.empty(len(room.turned))
+    drawn, numbers, later = np.empty(len(room.side)), np.empty(len(room.side)), np.empty(len(room.turned))
     for k in range(part[0], part[1]):
         count, c = count_of(sequences, k), sequences.set_of[sequences.groups[k, 0]]
         n = lanes_for(count, room.mean)
@@ -179,7 +179,7 @@ def draw_paths(part, model, sequences, gains, diffuse, room, noise, diffuse_nois
             for i in range(q):
                 for lane in range(n):
                     drawn[i * n + lane] = room.weights[i * n + lane]
-                    given[i * n + lane] = diffuse_noise[draw, sequences.groups[k, min(lane, count - 1)], i]
+                    numbers[i * n + lane] = diffuse_noise[draw, sequences.groups[k, min(lane, count - 1)], i]
             if q:
-                add_product(diffuse.spread, c, 0, given, 0, n, 1.0, drawn, 0)
+                add_product(diffuse.spread, c, 0, numbers, 0, n, 1.0, drawn, 0)
             run_draw(sequences, gains, diffuse, c, k, count, n, model.lengths[c], room, drawn, later, draw, noise, path)

@@ -16,7 +16,7 @@ import math
 import numpy as np
 
 from ...numerics.compilation import kernel
-from ...numerics.small_matrices import clear, copy, multiply, rests, triangularize
+from ...numerics.small_matrices import clear, copy, is_steady, multiply, triangularize
 from .steps import SCALE
 from .tables import OVERFLOW, SINGULAR
 
@@ -58,7 +58,7 @@ def row(table, t):
 
 @kernel
 def _set_sight(table, emission, factor, noise, seen):
-    """The array of what is seen."""
+    """The array of the observation."""
     n_features, n_states = emission.shape
     clear(table)
     for f in range(n_features):
@@ -172,7 +172,7 @@ def filter_factors(part, model, gains):
             triangularize(move, n_states)
             if smoothing:
                 copy(move[n_states:, n_states:], gains.noise[c, t])
-            at_rest = constant and rests(move, factor, reference, clock, t + 1)
+            at_rest = constant and is_steady(move, factor, reference, clock, t + 1)
             copy(move, factor)
             if at_rest:
                 gains.steady[c] = t

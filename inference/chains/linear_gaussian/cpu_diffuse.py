@@ -1,4 +1,4 @@
-r"""The diffuse coordinates of a linear Gaussian chain: what they do to means, and what is known of them.
+r"""The diffuse coordinates of a linear Gaussian chain: their effect on means, and their posterior.
 
 The rows $[\tilde E, \tilde e]$ of whitened innovations are those of a regression, kept as a triangle that each step
 rotates into itself with its own rows. Its singular values tell which coordinates are determined.
@@ -52,7 +52,7 @@ def decompose(table, right):
 
 @kernel
 def _solve_regression(triangle, c, k, least, work, right, values, diffuse):
-    """What a regression tells of the coordinates; returns whether it leaves some open."""
+    """The posterior of the coordinates from a regression; returns whether some are undetermined."""
     q = len(triangle)
     for i in range(q):
         for j in range(q):

@@ -1,10 +1,10 @@
 r"""Means of linear Gaussian chains forward in time, as fused numba kernels: the part that reads observations.
 
-With the gains at hand, a step is $w = F^{-1/2} (x - d - C m)$, $m_f = m + K F^{1/2} w$ and $m = A m_f + c$. Sequences
-of one set of covariances go side by side, n of them, in lanes: entry i of lane l lies at `i * n + l`, so that numbers
-of one kind fill vectors. Arrays of steps are flat, and a step's part of them begins at some position.
+With known gains, a step is $w = F^{-1/2} (x - d - C m)$, $m_f = m + K F^{1/2} w$ and $m = A m_f + c$. Sequences with
+one set of covariances run side by side, n of them, in lanes: entry i of lane l is at `i * n + l`, so numbers of one
+kind fill vectors. Arrays of steps are flat, and the part of a step starts at some position.
 
-Means are those given that the diffuse coordinates are 0, until the last step has told what they are.
+Means are conditional on diffuse coordinates of 0, until the last step has determined these.
 """
 
 import math
@@ -26,13 +26,13 @@ def count_of(sequences, k):
 
 @inlined
 def lanes_for(count, array):
-    """One lane for a sequence alone, or as many vectors of them as hold the sequences."""
+    """One lane for a single sequence, or enough vectors of lanes for all sequences."""
     return 1 if count == 1 else -(-count // width(array)) * width(array)
 
 
 @inlined
 def entry(table, t):
-    """Where a table with an axis of steps has what belongs to step t."""
+    """The index of step t in a table with an axis of steps."""
     return t if table.shape[1] > 1 else 0
 
 
@@ -102,23 +102,23 @@ def start(model, sequences, k, count, n, room):
     fill(room.total, 0, n, 0.0)
     fill(room.rest, 0, n, 0.0)
     for lane in range(count):
-        own = sequences.initial_mean_of[sequences.groups[k, lane]]
+        source = sequences.initial_mean_of[sequences.groups[k, lane]]
         for i in range(n_states):
-            room.mean[i * n + lane] = sequences.initial_mean[own, i]
+            room.mean[i * n + lane] = sequences.initial_mean[source, i]
 
 
 @inlined
 def see(model, sequences, gains, c, k, count, n, t, room, at):
     """Whitened innovations of a step, from `at` on, and the means that they lead to; returns the constant cost."""
     n_features, r = gains.root.shape[-1], min(t, gains.steady[c])
-    own, seen = model.emission_of[c], model.seen_of[c]
+    source, seen = model.emission_of[c], model.seen_of[c]
     for lane in range(count):
         b = sequences.groups[k, lane]
         x, offset = sequences.x_of[b], sequences.emission_offset_of[b]
         step = entry(sequences.emission_offset, t)
         for f in range(n_features):
             room.white[at + f * n + lane] = sequences.x[x, t, f] - sequences.emission_offset[offset, step, f]
-    add_product(model.emission, own, entry(model.emission, t), room.mean, 0, n, -1.0, room.white, at)
+    add_product(model.emission, source, entry(model.emission, t), room.mean, 0, n, -1.0, room.white, at)
     n_seen = n_features
     for f in range(n_features):
         if not model.seen[seen, entry(model.seen, t), f]:
@@ -136,10 +136,10 @@ def move(model, sequences, c, k, count, n, t, room):
     for i in range(n_states * n):
         room.moved[i] = room.mean[i]
     for lane in range(count):
-        own = sequences.transition_offset_of[sequences.groups[k, lane]]
+        source = sequences.transition_offset_of[sequences.groups[k, lane]]
         step = entry(sequences.transition_offset, t)
         for i in range(n_states):
-            room.mean[i * n + lane] = sequences.transition_offset[own, step, i]
+            room.mean[i * n + lane] = sequences.transition_offset[source, step, i]
     add_product(
         model.transition, model.transition_of[c], entry(model.transition, t), room.moved, 0, n, 1.0, room.mean, 0
     )
@@ -147,7 +147,7 @@ def move(model, sequences, c, k, count, n, t, room):
 
 @inlined
 def regress(diffuse, c, t, n, room, at):
-    """Turn the innovations of a step into the right side of the regression; what is left over is their cost."""
+    """Turn the innovations of a step into the right side of the regression; the remainder is their cost."""
     n_features, q = diffuse.white.shape[-2:]
     fill(room.cost, 0, n, 0.0)
     if q == 0:
@@ -167,7 +167,7 @@ def regress(diffuse, c, t, n, room, at):
 
 @inlined
 def weigh(diffuse, c, s, n, room):
-    """The diffuse coordinates, from what entry s tells of the regression."""
+    """The diffuse coordinates, from entry s of the regression."""
     fill(room.weights, 0, len(room.side), 0.0)
     add_product(diffuse.weight, c, s, room.side, 0, n, -1.0, room.weights, 0)
 
@@ -250,7 +250,7 @@ def evidence_of(part, model, sequences, gains, diffuse, room, total):
 
 @kernel
 def filter_means(part, model, sequences, gains, diffuse, room, out):
-    """What a filter tells of means, and log p(x)."""
+    """The filter's results for means, and log p(x)."""
     for k in range(part[0], part[1]):
         count, c = count_of(sequences, k), sequences.set_of[sequences.groups[k, 0]]
         n = lanes_for(count, room.mean)

@@ -1,8 +1,8 @@
-"""What the kernels of linear Gaussian chains read, and what they tell each other.
+"""The inputs of the kernels of linear Gaussian chains, and the tables that they exchange.
 
-Covariances depend on no observation, so that there are as many sets of them as there are chains with different
-parameters, lengths or missing features: entry b of `set_of` says which one sequence b has. Entry c of `..._of` says
-which table set c has, or sequence b where the table is of means; a shared one is there once. All is done in float64.
+Covariances do not depend on observations. So there is one set of them for each combination of parameters, lengths and
+missing features. Entry b of `set_of` is the set of sequence b. Entry c of `..._of` is the table of set c, or for tables
+of means that of sequence b; a shared table is stored once. All computations are in float64.
 """
 
 from typing import Any, NamedTuple
@@ -35,7 +35,7 @@ class Model(NamedTuple):
     lengths: Any  # [C]
     directions: Any  # [L, q]
     n_steps: int
-    least: float  # of an innovation's scale: what is no noise
+    least: float  # of an innovation's scale: the limit for "no noise"
     largest: float  # number that the tables can hold
 
 
@@ -70,7 +70,7 @@ class Gains(NamedTuple):
 
 
 class Diffuse(NamedTuple):
-    """What the diffuse coordinates do to means, and what innovations tell of them."""
+    """The effect of the diffuse coordinates on means, and the information of innovations about them."""
 
     predicted: Any  # [C, T, L, q]
     filtered: Any  # [C, T, L, q]
@@ -79,7 +79,7 @@ class Diffuse(NamedTuple):
     weight: Any  # [C, N, q, q] from the regression's right side to the coordinates, N = T, or the end alone
     spread: Any  # [C, N, q, q] factor of their covariance
     open: Any  # [C, N, q, q] directions that are not determined
-    rest: Any  # [C, N, q, q] projection on what they do not explain
+    rest: Any  # [C, N, q, q] projection on the unexplained part
     log_det: Any  # [C, N]
 
 
@@ -95,7 +95,7 @@ class Room(NamedTuple):
     weights: Any  # diffuse coordinates
     total: Any  # log p(x)
     cost: Any
-    rest: Any  # what the regression leaves unexplained for now
+    rest: Any  # the part that the regression has not yet explained
 
 
 def model_of(tables: Tables) -> Model:
@@ -139,7 +139,7 @@ def _flat(tables: Tables, name: str, shape: torch.Size) -> tuple[np.ndarray, np.
 
 
 def _number(batch: torch.Size, shape: torch.Size) -> np.ndarray:
-    """Which entry of a batch those of a shape have, to which it broadcasts."""
+    """The batch entry for each entry of a shape to which the batch broadcasts."""
     return (np.arange(batch.numel()).reshape(batch) + np.zeros(shape, np.int64)).ravel()
 
 

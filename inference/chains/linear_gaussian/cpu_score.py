@@ -1,7 +1,7 @@
-r"""What the gradient of log p(x) needs of covariances, as a fused numba kernel.
+r"""The part of the gradient of log p(x) that depends on covariances, as a fused numba kernel.
 
-With $r_t$ and $\frac12 (r_t r_t^\top - N_t)$ the gradients of log p(x) in the predicted mean and covariance, and u that
-in the offset of what is seen, from the last step back (de Jong 1989; Koopman & Shephard 1992):
+With $r_t$ and $\frac12 (r_t r_t^\top - N_t)$ the gradients of log p(x) in the predicted mean and covariance, and u the
+gradient in the observation offset, backward from the last step (de Jong 1989; Koopman & Shephard 1992):
 
 $$u = F^{-1} v - K^\top A^\top r_{t+1}, \quad r_t = C^\top u + A^\top r_{t+1}, \quad
 N_t = C^\top F^{-1} C + (I - K C)^\top A^\top N_{t+1} A (I - K C)$$
@@ -21,10 +21,10 @@ from ...numerics.small_matrices import (
     add,
     clear,
     copy,
+    is_steady,
     multiply,
     multiply_by_transposed,
     multiply_transposed,
-    rests,
     solve,
     solve_transposed,
 )
@@ -44,7 +44,7 @@ def _add(table, left, right, out):
 
 @kernel
 def _pass_sight(root, gain, emission, sees, covariance, back, room, of_sight, of_noise, future):
-    """From A' N A, N before the observation, and what the tables of C and R get."""
+    """From A' N A, N before the observation, and the gradients of the tables of C and R."""
     n_features, n_states = of_sight.shape
     turned, whitened, rest, product, inverse = room
     for f in range(n_features):
@@ -145,7 +145,7 @@ def score_covariances(part, model, gains, diffuse, out):
                     multiply(product, covariance, of_move)
                     multiply_transposed(row(transition, t), product, back)
                 _pass_sight(root, gain, row(emission, t), sees, covariance, back, room, of_sight, of_noise, future)
-                at_rest = t > steady and rests(future, before, reference, clock, n_steps - t)
+                at_rest = t > steady and is_steady(future, before, reference, clock, n_steps - t)
             if q:
                 spread, means, white = diffuse.spread[c, -1], diffuse.filtered[c, t], diffuse.white[c, t]
                 for i in range(n_states):

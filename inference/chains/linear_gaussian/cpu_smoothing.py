@@ -13,9 +13,9 @@ from ...numerics.small_matrices import (
     add_by_transposed,
     clear,
     copy,
+    is_steady,
     multiply,
     multiply_by_transposed,
-    rests,
     triangularize,
 )
 
@@ -69,9 +69,9 @@ def smoothed_covariances(part, model, gains, diffuse, covariance, cross):
     n_states, q = model.emission.shape[-1], model.directions.shape[1]
     square, wide_shape, tall = (n_states, n_states), (n_states, 2 * n_states), (n_states, q)
     spread, wide, backed = np.empty(square), np.empty(wide_shape), np.empty(square)
-    reference, clock = np.empty(square), np.zeros(1, np.int64)  # of `rests`
+    reference, clock = np.empty(square), np.zeros(1, np.int64)  # of `is_steady`
     here, later, earlier = np.empty(square), np.empty(square), np.empty(square)
-    own, pair, whole = np.empty(square), np.empty(square), np.empty(square)
+    noise, pair, whole = np.empty(square), np.empty(square), np.empty(square)
     drawn, moved, sums, means, after = np.empty(tall), np.empty(tall), np.empty(tall), np.empty(tall), np.empty(tall)
     for c in range(part[0], part[1]):
         if gains.fault[c] >= 0:
@@ -86,7 +86,7 @@ def smoothed_covariances(part, model, gains, diffuse, covariance, cross):
             r = min(t, steady)
             if t == n_steps - 1:
                 multiply(gains.filtered[c, r], spread, here)
-                multiply_by_transposed(here, here, own)
+                multiply_by_transposed(here, here, noise)
             elif t < steady or not at_rest:
                 copy(here, later)
                 multiply(gains.back[c, r], spread, backed)
@@ -94,11 +94,11 @@ def smoothed_covariances(part, model, gains, diffuse, covariance, cross):
                 multiply_by_transposed(later, earlier, pair)
                 _beside(backed, gains.noise[c, r], wide)
                 triangularize(wide, n_states)
-                at_rest = t > steady and rests(wide, spread, reference, clock, n_steps - 1 - t)
+                at_rest = t > steady and is_steady(wide, spread, reference, clock, n_steps - 1 - t)
                 copy(wide, spread)
                 multiply(gains.filtered[c, r], spread, here)
-                multiply_by_transposed(here, here, own)
-            copy(own, whole)
+                multiply_by_transposed(here, here, noise)
+            copy(noise, whole)
             if q:
                 copy(means, after)
                 if t < n_steps - 1:

@@ -22,15 +22,15 @@ from .tables import OWN_AXES, Tables
 
 Results = tuple[Tensor, ...]
 _MOST_STATES, _MOST_FEATURES = 32, 64
-_SAME = 8.0 * torch.finfo(torch.float64).eps  # of a row's norm: what is no change
+_SAME = 8.0 * torch.finfo(torch.float64).eps  # of a row's norm: the limit for "no change"
 _OF_SETS = "transition", "state_factor", "emission", "observation_factor", "initial_factor"
 _OF_SEQUENCES = "x", "transition_offset", "emission_offset", "initial_mean"
 _SIZES = "STATES", "FEATURES"
 _SCORES = {"transition": (0, 0), "state_factor": (0, 0), "emission": (1, 0), "observation_factor": (1, 1)}  # of _SIZES
 
 
-def _takes(*given: Any) -> bool:
-    tables = Tables(*given[: len(Tables._fields)])
+def _takes(*inputs: Any) -> bool:
+    tables = Tables(*inputs[: len(Tables._fields)])
     n_features, n_states = tables.emission.shape[-2:]
     return not tables.n_diffuse and n_states <= _MOST_STATES and n_features <= _MOST_FEATURES
 
@@ -67,23 +67,23 @@ class Job(NamedTuple):
         sides = {"SIDE": triton.next_power_of_2(n_states), "WIDE": triton.next_power_of_2(n_features)}
         return {"STATES": n_states, "FEATURES": n_features, **sides}
 
-    def new(self, *own: int, by_set: bool = False, dtype: torch.dtype | None = None) -> Tensor:
+    def new(self, *axes: int, by_set: bool = False, dtype: torch.dtype | None = None) -> Tensor:
         shape = self.tables.shared_shape if by_set else self.tables.batch_shape
-        return self.tables.x.new_empty((*shape, *own), dtype=dtype)
+        return self.tables.x.new_empty((*shape, *axes), dtype=dtype)
 
-    def over_sets(self, kernel: Any, *given: Any, **options: Any) -> None:
+    def over_sets(self, kernel: Any, *arguments: Any, **options: Any) -> None:
         """Launch a program a set."""
         sizes = self.sizes
         n_warps = warps(sizes["SIDE"] * max(sizes["SIDE"], sizes["WIDE"]))
-        launch(kernel, (len(self.lengths),), *given, self.tables.n_steps, **sizes, **options, num_warps=n_warps)
+        launch(kernel, (len(self.lengths),), *arguments, self.tables.n_steps, **sizes, **options, num_warps=n_warps)
 
-    def over_sequences(self, kernel: Any, n: int, gains: Gains, *given: Any) -> None:
-        """Launch programs of as many of n sequences as leave no lane without work."""
+    def over_sequences(self, kernel: Any, n: int, gains: Gains, *tables: Any) -> None:
+        """Launch programs of enough sequences that no lane is idle."""
         sizes = self.sizes
         side = max(sizes["SIDE"], sizes["WIDE"])
         sets = self.set_of, self.lengths, gains.steady, gains.fault
         options = {"SEQUENCES": beside(n, side), "num_warps": warps(side**2)}
-        launch(kernel, (triton.cdiv(n, beside(n, side)),), *sets, *given, n, self.tables.n_steps, **sizes, **options)
+        launch(kernel, (triton.cdiv(n, beside(n, side)),), *sets, *tables, n, self.tables.n_steps, **sizes, **options)
 
     def fault(self, gains: Gains) -> Tensor:
         return gains.fault[self.set_of].view(self.tables.batch_shape)
@@ -91,12 +91,12 @@ class Job(NamedTuple):
 
 def _flat(table: Tensor, shape: torch.Size, n_own: int) -> Tensor:
     """A table with all batch axes of a shape, as one."""
-    own = table.shape[table.dim() - n_own :]
-    return table.detach().expand((*shape, *own)).reshape((shape.numel(), *own)).contiguous()
+    axes = table.shape[table.dim() - n_own :]
+    return table.detach().expand((*shape, *axes)).reshape((shape.numel(), *axes)).contiguous()
 
 
-def _job(given: Any) -> Job:
-    tables = Tables(*given)
+def _job(inputs: Any) -> Job:
+    tables = Tables(*inputs)
     shape, batch, device = tables.shared_shape, tables.batch_shape, tables.x.device
     of = {name: _flat(getattr(tables, name), shape, OWN_AXES[name]) for name in _OF_SETS}
     of |= {name: _flat(getattr(tables, name), batch, OWN_AXES[name]) for name in _OF_SEQUENCES}
@@ -107,11 +107,11 @@ def _job(given: Any) -> Job:
 
 
 def _gains(job: Job, *, factors: bool = False, smoothing: bool = False, moments: bool = False) -> Gains:
-    """Filter the sets, and keep what is asked for."""
+    """Filter the sets, and keep the requested tables."""
     n_states, n_features, kind = job.sizes["STATES"], job.sizes["FEATURES"], torch.float64
 
-    def by_step(*own: int, dtype: torch.dtype | None = kind) -> Tensor:
-        return job.new(job.tables.n_steps, *own, by_set=True, dtype=dtype)
+    def by_step(*axes: int, dtype: torch.dtype | None = kind) -> Tensor:
+        return job.new(job.tables.n_steps, *axes, by_set=True, dtype=dtype)
 
     square, mark = (n_states, n_states), (lambda: torch.empty_like(job.lengths))
     gains = Gains(
@@ -149,7 +149,7 @@ def _triangles(factor: Tensor, seen: Tensor | None = None, out: Tensor | None = 
 
 
 def _forward(job: Job, gains: Gains, *by_step: Tensor | None) -> Tensor:
-    """log p(x), and what there is a table for: its increments, means before and after each observation, innovations."""
+    """log p(x), and the requested tables: its increments, means before and after each observation, innovations."""
     total, of = job.new(dtype=torch.float64), job.of
     tables = [of[name] for name in ("transition", "transition_offset", "emission", "emission_offset")]
     inputs = of["x"], job.seen, of["initial_mean"], *tables, *gains[:3]
@@ -172,15 +172,15 @@ def _backward(job: Job, gains: Gains, kept: tuple[Tensor, ...], noise: Tensor | 
 
 
 @op.evidence.kernel("cuda", _takes)
-def evidence(*given: Any) -> Results:
-    job = _job(given)
+def evidence(*inputs: Any) -> Results:
+    job = _job(inputs)
     gains = _gains(job)
     return _forward(job, gains, None, None, None, None), job.fault(gains)
 
 
 @op.filter.kernel("cuda", _takes)
-def filter(*given: Any) -> Results:
-    job = _job(given)
+def filter(*inputs: Any) -> Results:
+    job = _job(inputs)
     gains = _gains(job, moments=True)
     n_steps, n_states = job.tables.n_steps, job.sizes["STATES"]
     increment, (mean, predicted) = job.new(n_steps), (job.new(n_steps, n_states) for _ in range(2))
@@ -207,8 +207,8 @@ def smooth(*given: Any) -> Results:
 
 
 @op.sample.kernel("cuda", _takes)
-def sample(*given: Any) -> Results:
-    *tables, noise, _ = given
+def sample(*inputs: Any) -> Results:
+    *tables, noise, _ = inputs
     job = _job(tables)
     gains = _gains(job, smoothing=True)
     _, *kept = _kept(job, gains)
@@ -221,14 +221,14 @@ def score(call: Call, d_total: Tensor | None, _: Tensor | None) -> list[Tensor]:
     job = _job(call.inputs)
     gains, kind = _gains(job, factors=True), torch.float64
     _, *kept = _kept(job, gains)
-    own = [job.sizes[name] for name in _SIZES]
-    mean, later, error = (job.new(job.tables.n_steps, size, dtype=kind) for size in (own[0], *own))
+    sizes_of = [job.sizes[name] for name in _SIZES]
+    mean, later, error = (job.new(job.tables.n_steps, size, dtype=kind) for size in (sizes_of[0], *sizes_of))
     moves = job.of["transition"], job.of["emission"]
     inputs, steps = (*moves, job.seen, gains.filtered, gains.white, gains.gain), [table.shape[1] for table in moves]
     job.over_sequences(score_means, len(job.set_of), gains, *kept, *inputs, mean, later, error, *steps)
     rows = [job.of[name].shape[1] for name in _SCORES]
-    sizes = [(n, own[a], own[b]) for n, (a, b) in zip(rows, _SCORES.values(), strict=True)]
-    taken = Score(*(job.new(*size, by_set=True, dtype=kind) for size in (*sizes, (1, own[0], own[0]))))
+    sizes = [(n, sizes_of[a], sizes_of[b]) for n, (a, b) in zip(rows, _SCORES.values(), strict=True)]
+    taken = Score(*(job.new(*size, by_set=True, dtype=kind) for size in (*sizes, (1, sizes_of[0], sizes_of[0]))))
     by = {f"BY_{name.upper()}": n != 1 for name, n in zip(Score._fields, rows, strict=False)}
     job.over_sets(score_sets, *inputs, job.lengths, gains.steady, gains.fault, *taken, *steps, **by)
     return gradients(job.tables, d_total, mean, later, error, taken)

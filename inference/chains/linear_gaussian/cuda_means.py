@@ -1,11 +1,11 @@
-r"""The means of linear Gaussian chains on a GPU: a program a few sequences, whose covariances are known.
+r"""The means of linear Gaussian chains on a GPU, with known covariances: each program takes a few sequences.
 
-With the gains that `cuda_sets` writes, a step is $w = F^{-1/2} (x - d - C m)$, $m_f = m + K F^{1/2} w$ and $m = A m_f +
-c$. All numbers of a step are asked for before the first is used. A walk is sequential in time.
+With the gains of `cuda_sets`, a step is $w = F^{-1/2} (x - d - C m)$, $m_f = m + K F^{1/2} w$ and $m = A m_f + c$. All
+numbers of a step are loaded before the first is used. Steps are sequential in time.
 
-A step of a sequence with L states and F features costs $O((F + L)^2)$. Forward it reads x, the gains and parameters,
-$F (2 + F + 2 L) + L (L + 1)$ numbers, of which those that sequences share lie in the cache, and writes what is asked
-for of w, $m_f$ and m, $F + 2 L$; backward it reads w, $m_f$, J, H and $Z_f$, $F + L + L (F + 2 L)$ numbers, writes L.
+A step of a sequence with L states and F features costs $O((F + L)^2)$. Forward it reads x, the gains and parameters, $F
+(2 + F + 2 L) + L (L + 1)$ numbers (those that sequences share are in the cache), and writes the requested ones of w,
+$m_f$ and m, $F + 2 L$. Backward it reads w, $m_f$, J, H and $Z_f$, $F + L + L (F + 2 L)$ numbers, and writes L.
 """
 
 from ...numerics.gpu import constexpr, kernel, position, tl
@@ -20,7 +20,7 @@ def filter_means(
     n_transition, n_move, n_emission, n_sight, sequences, steps,
     STATES: constexpr, FEATURES: constexpr, SIDE: constexpr, WIDE: constexpr, SEQUENCES: constexpr,
 ):  # fmt: skip
-    """Forward: log p(x), its increments, means before and after, and whitened innovations, where asked for."""
+    """Forward: log p(x), and if requested its increments, means before and after, and whitened innovations."""
     b = position(0) * SEQUENCES + tl.arange(0, SEQUENCES)
     i, f, exists = tl.arange(0, SIDE), tl.arange(0, WIDE), b < sequences
     state, feature = i < STATES, f < FEATURES
@@ -67,13 +67,13 @@ def filter_means(
 @kernel
 def smooth_means(
     set_of, lengths, steady, fault, filtered, innovations, root, drift, back, stays, noise, out,
-    own, sequences, steps,
+    n_own, sequences, steps,
     STATES: constexpr, FEATURES: constexpr, SIDE: constexpr, WIDE: constexpr, SEQUENCES: constexpr,
 ):  # fmt: skip
     """Backward: means given all observations or, with noise [draws, N, T, L], draws of that shape."""
     b = position(0) * SEQUENCES + tl.arange(0, SEQUENCES)
     i, f, exists = tl.arange(0, SIDE), tl.arange(0, WIDE), b < sequences
-    source = b % own
+    source = b % n_own
     c = tl.load(set_of + source, exists, 0)
     n = tl.where(tl.load(fault + c, exists, 0) < 0, tl.load(lengths + c, exists, 0), 0)
     last = tl.load(steady + c, exists, 0)
@@ -102,7 +102,7 @@ def score_means(
     mean, state_error, error, n_transition, n_emission, sequences, steps,
     STATES: constexpr, FEATURES: constexpr, SIDE: constexpr, WIDE: constexpr, SEQUENCES: constexpr,
 ):  # fmt: skip
-    """Backward: smoothed means, and the gradients of log p(x) in predicted means and in what is added to sights."""
+    """Backward: smoothed means, and the gradients of log p(x) in predicted means and in observation offsets."""
     b = position(0) * SEQUENCES + tl.arange(0, SEQUENCES)
     i, f, exists = tl.arange(0, SIDE), tl.arange(0, WIDE), b < sequences
     wide, narrow = exists[:, None] & (i < STATES)[None, :], exists[:, None] & (f < FEATURES)[None, :]

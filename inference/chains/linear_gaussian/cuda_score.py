@@ -62,12 +62,12 @@ def score_sets(
         turned = times(back, whole, i, STATES)
         share = tl.trans(whole) - transposed_times(turned, covariance, i, STATES)
         share = tl.where(sees[:, None], share, 0.0)
-        own = of_emission + (c * steps + t) * FEATURES * STATES + on_sight
-        sum_c = _take(share, sum_c, own, sight, BY_EMISSION)
+        target = of_emission + (c * steps + t) * FEATURES * STATES + on_sight
+        sum_c = _take(share, sum_c, target, sight, BY_EMISSION)
         share = transposed_times(whiten, whiten, f, FEATURES) + transposed_times(whole, turned, i, STATES)
         share = tl.where(sees[:, None] & sees[None, :], share, 0.0)
-        own = of_observation + (c * steps + t) * FEATURES * FEATURES + on_noise
-        sum_r = _take(share, sum_r, own, noise, BY_OBSERVATION)
+        target = of_observation + (c * steps + t) * FEATURES * FEATURES + on_noise
+        sum_r = _take(share, sum_r, target, noise, BY_OBSERVATION)
         future = transposed_times(rest, times(back, rest, i, STATES), i, STATES)
         future += transposed_times(shown, shown, f, FEATURES)
         t -= 1

@@ -34,10 +34,10 @@ def triangularize(factor, seen, out, SIZE: constexpr, SIDE: constexpr):
     if seen is not None:
         sees = tl.load(seen + position(0) * SIZE + i, i < SIZE, 0) != 0
     tile = tl.load(factor + start + at, mask & sees[:, None], 0.0).to(tl.float64)
-    own = tl.where(sees[None, :], 0.0, unit(SIDE))
-    found, _, _ = absorb(own, tile, tile, i, SIZE, False)
+    start_factor = tl.where(sees[None, :], 0.0, unit(SIDE))
+    lower, _, _ = absorb(start_factor, tile, tile, i, SIZE, False)
     tl.debug_barrier()  # `out` may be `factor`, of which all have read their parts
-    tl.store(out + start + at, found, mask)
+    tl.store(out + start + at, lower, mask)
 
 
 @kernel
@@ -54,11 +54,11 @@ def filter_sets(
     STATES: constexpr, FEATURES: constexpr, SIDE: constexpr, WIDE: constexpr, AT_REST: constexpr,
     LEAST: constexpr, LARGEST: constexpr, SAME: constexpr,
 ):  # fmt: skip
-    """Forward. `filtered` is written where it is asked for, `drift`, `back` and `stays` (H, J, M) for the smoother."""
+    """Forward. `filtered` is written if requested, `drift`, `back` and `stays` (H, J, M) for the smoother."""
     c, i, f = position(0), tl.arange(0, SIDE), tl.arange(0, WIDE)
     state, feature = i < STATES, f < FEATURES
     square, at = state[:, None] & state[None, :], i[:, None] * STATES + i[None, :]
-    own = feature[:, None] & feature[None, :], f[:, None] * FEATURES + f[None, :]
+    place = feature[:, None] & feature[None, :], f[:, None] * FEATURES + f[None, :]
     size: constexpr = STATES * STATES
     z = tl.load(initial + c * size + at, square, 0.0).to(tl.float64)
     n = tl.load(lengths + c)
@@ -77,7 +77,7 @@ def filter_sets(
             sees = sees & (tl.load(seen + step * FEATURES + f, feature, 0) != 0)
         s = product(at_step(emission, c, t, n_emission, FEATURES * STATES), STATES, f, sees, z, i)
         triangle = at_step(noise, c, t, n_noise, FEATURES * FEATURES)
-        triangle = tl.load(triangle + own[1], own[0], 0.0)
+        triangle = tl.load(triangle + place[1], place[0], 0.0)
         scale = tl.maximum(tl.max(tl.abs(s), 1), tl.max(tl.abs(triangle), 1))
         rest, total = unit(WIDE), tl.sum(sees.to(tl.float64), 0) * _HALF_LOG_2PI
         singular = beyond * 0
@@ -115,7 +115,7 @@ def filter_sets(
             tl.store(stays + step * size + at, free, square)
         z, t = new, t + 1
         end = tl.where(bad >= 0, 0, end)
-        if AT_REST:  # as `cpu_factors.rests` has it, and one sight more, which says how the last move is met
+        if AT_REST:  # as `small_matrices.is_steady` has it, and one sight more, which says how the last move is met
             bound, looks = SAME * tl.sqrt(tl.sum(before * before, 1)), t >= clock
             moved = _differs(z, before, bound) + _differs(z, reference, bound)
             end = tl.where(looks & (clock > 0) & (moved == 0), tl.minimum(end, t + 1), end)

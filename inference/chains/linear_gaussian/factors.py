@@ -75,7 +75,7 @@ def compress(*blocks: Tensor) -> Tensor:
 
 
 def rest_of(*rotations: Tensor, rows: int) -> Tensor:
-    """The first rows of the projection on what these orthonormal columns do not span."""
+    """The first rows of the projection on the complement of these orthonormal columns."""
     columns = beside(*rotations)
     unit = torch.eye(columns.shape[-2], dtype=columns.dtype, device=columns.device)[:rows]
     return unit - columns[..., :rows, :] @ columns.mT

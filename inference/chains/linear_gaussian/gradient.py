@@ -1,6 +1,6 @@
 """The gradient of log p(x) in all tables of a linear Gaussian chain, from smoothed means and errors.
 
-Products of means, less what covariances take from them (Koopman & Shephard 1992, *Exact score for time series models in
+It has products of means, minus terms from covariances (Koopman & Shephard 1992, *Exact score for time series models in
 state space form*); `cpu_score` has the equations.
 """
 
@@ -35,7 +35,7 @@ def gradients(
         d_total: [*b], by which each sequence counts.
         mean: [*b, T, L], smoothed.
         later: [*b, T, L], the gradient in the predicted mean.
-        error: [*b, T, F], that in the offset of what is seen.
+        error: [*b, T, F], the gradient in observation offsets.
         taken: for one sequence of each set of covariances.
     """
     weight = mean.new_zeros(mean.shape[:-2]) if d_total is None else d_total.to(mean.dtype)
@@ -52,7 +52,7 @@ def gradients(
         return product(left, right, less, factor) @ factor.to(left.dtype)
 
     initial = tables.initial_factor.unsqueeze(-3)
-    found = {
+    by_name = {
         "x": -sight,
         "transition": product(state[..., 1:, :], mean[..., :-1, :], taken.transition, tables.transition),
         "transition_offset": state[..., 1:, :],
@@ -64,13 +64,13 @@ def gradients(
         "initial_factor": square(state[..., :1, :], later[..., :1, :], taken.initial, initial).squeeze(-3),
         "directions": torch.zeros_like(tables.directions),
     }
-    wanted = {name: getattr(tables, name) for name in found}
-    return [table.sum_to_size(wanted[name].shape).to(wanted[name].dtype) for name, table in found.items()]
+    wanted = {name: getattr(tables, name) for name in by_name}
+    return [table.sum_to_size(wanted[name].shape).to(wanted[name].dtype) for name, table in by_name.items()]
 
 
 @torch.no_grad()
 def score(tables: Tables, d_total: Tensor) -> list[Tensor] | None:
-    r"""The gradient of log p(x) in all tables of numbers, from smoothed means; None where no scan serves.
+    r"""The gradient of log p(x) in all tables of numbers, from smoothed means; None if there is no scan for them.
 
     `cpu_score` has the equations. What comes after a step enters by its information $\Lambda = Z Z^\top$ on the state
     there, of which $A^\top N A = Z (I + Z^\top P_f Z)^{-1} Z^\top$ and $A^\top r = \eta - \Lambda E[s \mid x]$.

@@ -35,7 +35,7 @@ class Posterior(NamedTuple):
     log_normalizer: Tensor  # []
     mean: Tensor  # [T, L]
     covariance: Tensor  # [T, L, T, L] of the whole path
-    diffuse: Tensor  # [T, L, T, L], what is multiplied by kappa
+    diffuse: Tensor  # [T, L, T, L], the factor of kappa
 
 
 def posterior(sequence: Sequence, n_seen: int) -> Posterior:
@@ -60,12 +60,12 @@ def posterior(sequence: Sequence, n_seen: int) -> Posterior:
     log_det = torch.linalg.slogdet(sigma)[1] + torch.linalg.slogdet(information + open_directions)[1]
     total = -0.5 * (len(gap) * math.log(2 * math.pi) + log_det + rest @ precision @ rest)
     gain = covariance @ emission.mT @ precision
-    left = design - gain @ effect
-    found = mean + design @ delta + gain @ rest
+    remainder = design - gain @ effect
+    means = mean + design @ delta + gain @ rest
     shape = (n_steps, n_states, n_steps, n_states)
-    spread = covariance - gain @ emission @ covariance + left @ inverse @ left.mT
-    diffuse = left @ open_directions @ left.mT
-    return Posterior(total, found.reshape(n_steps, n_states), spread.reshape(shape), diffuse.reshape(shape))
+    spread = covariance - gain @ emission @ covariance + remainder @ inverse @ remainder.mT
+    diffuse = remainder @ open_directions @ remainder.mT
+    return Posterior(total, means.reshape(n_steps, n_states), spread.reshape(shape), diffuse.reshape(shape))
 
 
 def _path(sequence: Sequence) -> tuple[Tensor, Tensor, Tensor]:

@@ -19,20 +19,20 @@ Results = tuple[Tensor, ...]
 
 def _plain(function: Callable[..., Results]) -> Callable[..., Results]:
     n = len(Tables._fields)
-    return lambda *given: function(Tables(*given[:n]), *given[n:])
+    return lambda *inputs: function(Tables(*inputs[:n]), *inputs[n:])
 
 
 def _fault(tables: Tables) -> Tensor:
     return blank(tables.x, tables.batch_shape, torch.int64)
 
 
-def _fake_evidence(*given: Any) -> Results:
-    tables = Tables(*given)
+def _fake_evidence(*inputs: Any) -> Results:
+    tables = Tables(*inputs)
     return blank(tables.x, tables.batch_shape), _fault(tables)
 
 
-def _fake_filter(*given: Any) -> Results:
-    tables = Tables(*given)
+def _fake_filter(*inputs: Any) -> Results:
+    tables = Tables(*inputs)
     x, batch, shared = tables.x, tables.batch_shape, tables.shared_shape
     n_steps, n_states = tables.n_steps, tables.initial_mean.shape[-1]
     mean, covariance = (*batch, n_steps, n_states), (*shared, n_steps, n_states, n_states)
@@ -41,8 +41,8 @@ def _fake_filter(*given: Any) -> Results:
     return *(blank(x, shape) for shape in shapes), _fault(tables)
 
 
-def _fake_smooth(*given: Any) -> Results:
-    tables = Tables(*given)
+def _fake_smooth(*inputs: Any) -> Results:
+    tables = Tables(*inputs)
     x, batch, shared, n_states = tables.x, tables.batch_shape, tables.shared_shape, tables.initial_mean.shape[-1]
     shapes = (
         batch,
@@ -52,19 +52,19 @@ def _fake_smooth(*given: Any) -> Results:
     return *(blank(x, shape) for shape in shapes), _fault(tables)
 
 
-def _fake_sample(*given: Any) -> Results:
-    tables = Tables(*given[:-2])
-    return blank(given[-2]), _fault(tables)
+def _fake_sample(*inputs: Any) -> Results:
+    tables = Tables(*inputs[:-2])
+    return blank(inputs[-2]), _fault(tables)
 
 
 def _by_score(call: Call, d_total: Tensor | None, _: Tensor | None) -> Gradients | None:
-    """By smoothed means, unless further derivatives are asked for."""
+    """From smoothed means, unless further derivatives are needed."""
     if d_total is None or beyond_kernels(d_total):
         return None
-    found = gradient.score(Tables(*call.inputs), d_total)
-    if found is None:
+    scores = gradient.score(Tables(*call.inputs), d_total)
+    if scores is None:
         return None
-    parts = iter(found)
+    parts = iter(scores)
     of_numbers = (isinstance(x, Tensor) and x.is_floating_point() for x in call.inputs)
     return tuple(next(parts) if number else None for number in of_numbers)
 

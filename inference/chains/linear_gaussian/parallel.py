@@ -35,7 +35,8 @@ class Stretch(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """Beliefs before each observation, [*b, T, ...], and what each step but the first is, given the state before it."""
+    """Beliefs before each observation, [*b, T, ...], and each step but the first as a function of the state before
+    it."""
 
     predicted: Belief
     steps: Stretch
@@ -108,8 +109,8 @@ def scan(tables: Tables) -> Scan | None:
     start, steps, singular = steps_of(tables)
     if bool(start.singular.any()) or bool(singular.any()):
         return None
-    found = Stretch(*prefixes(_join, steps))
-    after = Belief(found.means.movedim(0, -3)[..., :-1, :, :], found.factor.movedim(0, -3)[..., :-1, :, :])
+    joined = Stretch(*prefixes(_join, steps))
+    after = Belief(joined.means.movedim(0, -3)[..., :-1, :, :], joined.factor.movedim(0, -3)[..., :-1, :, :])
     ahead, _ = move(after, moves(tables))
     first = initial(tables)
     predicted = Belief(*(_before(a, b, tables.n_steps - 1) for a, b in zip(first, ahead, strict=True)))
@@ -129,14 +130,14 @@ def future(steps: Stretch) -> tuple[Tensor, Tensor]:
 
 
 def smooth(filtered: Belief, vector: Tensor, information: Tensor) -> Belief:
-    """The beliefs given all observations, from those filtered and what comes after."""
+    """The beliefs given all observations, from the filtered ones and later observations."""
     gain, _ = meet(filtered.factor, information)
     means = filtered.means + filtered.factor @ (filtered.factor.mT @ vector)
     return Belief(_correct(gain, information, means), gain.mT)
 
 
 def neighbours(smoothed: Belief, steps: Stretch, information: Tensor) -> Tensor:
-    """The covariances of states with those before, given all observations."""
+    """The covariances of states with the states before them, given all observations."""
     ahead = information[..., 1:, :, :]
     gain, _ = meet(steps.factor.movedim(0, -3), ahead)
     moved = _correct(gain, ahead, steps.transition.movedim(0, -3))
@@ -150,10 +151,10 @@ def _after(table: Tensor, n_own: int) -> Tensor:
 
 
 def _before(first: Tensor, rest: Tensor, n: int) -> Tensor:
-    """One more step before n others [*b, n, ...], or one that stands for them."""
+    """One more step before n others [*b, n, ...], or before one that is repeated."""
     shape = torch.broadcast_shapes(first.shape[:-2], rest.shape[:-3])
-    own = rest.shape[-2:]
-    return torch.cat([first.expand(*shape, *own).unsqueeze(-3), rest.expand(*shape, n, *own)], -3)
+    axes = rest.shape[-2:]
+    return torch.cat([first.expand(*shape, *axes).unsqueeze(-3), rest.expand(*shape, n, *axes)], -3)
 
 
 def prefix_rows(white: Tensor) -> Tensor:
@@ -168,5 +169,5 @@ def prefix_rows(white: Tensor) -> Tensor:
         return (reduced(torch.cat([earlier[0], later[0]], -2)),)
 
     rows = torch.nn.functional.pad(white, (0, 0, 0, max(0, q - white.shape[-2])))
-    (found,) = prefixes(join, (reduced(rows).movedim(-3, 0),))
-    return torch.cat([torch.zeros_like(found[:1]), found]).movedim(0, -3)
+    (factors,) = prefixes(join, (reduced(rows).movedim(-3, 0),))
+    return torch.cat([torch.zeros_like(factors[:1]), factors]).movedim(0, -3)

@@ -24,14 +24,14 @@ class Parameters(NamedTuple):
     diffuse: Tensor  # [L]
 
 
-def read(x: Tensor, given: dict[str, Any]) -> Parameters:
+def read(x: Tensor, arguments: dict[str, Any]) -> Parameters:
     """From observations, and the other arguments of `LinearGaussianChain` by name."""
-    x, n_states = _observations(x, given["transition"])
+    x, n_states = _observations(x, arguments["transition"])
     n_steps, n_features = x.shape[-2:]
     moves, sights = n_steps - 1, n_steps
     first = {
-        "initial_mean": _given("initial_mean", given["initial_mean"], x, n_states),
-        "initial_covariance": _given("initial_covariance", given["initial_covariance"], x, n_states, n_states),
+        "initial_mean": _given("initial_mean", arguments["initial_mean"], x, n_states),
+        "initial_covariance": _given("initial_covariance", arguments["initial_covariance"], x, n_states, n_states),
     }
     sizes = {
         "transition": (moves, n_states, n_states),
@@ -41,21 +41,21 @@ def read(x: Tensor, given: dict[str, Any]) -> Parameters:
         "observation_noise": (sights, n_features, n_features),
         "emission_offset": (sights, n_features),
     }
-    by_step = {name: _by_step(name, given[name], x, *own) for name, own in sizes.items()}
-    given_lengths = read_lengths(given["lengths"])
+    by_step = {name: _by_step(name, arguments[name], x, *own) for name, own in sizes.items()}
+    counts = read_lengths(arguments["lengths"])
     batch_shape = common_batch(
         x=x.shape[:-2],
         initial_mean=first["initial_mean"].shape[:-1],
         initial_covariance=first["initial_covariance"].shape[:-2],
         **{name: table.shape[: -len(sizes[name])] for name, table in by_step.items()},
-        lengths=None if given_lengths is None else given_lengths.shape,
+        lengths=None if counts is None else counts.shape,
     )
-    lengths = check_lengths(given_lengths, batch_shape, n_steps, x.device)
-    diffuse = _check_diffuse(given["diffuse"], n_states, x)
+    lengths = check_lengths(counts, batch_shape, n_steps, x.device)
+    diffuse = _check_diffuse(arguments["diffuse"], n_states, x)
     rest = (~diffuse).to(x)
     first["initial_covariance"] = first["initial_covariance"] * rest * rest.unsqueeze(-1)
     factors = {name: _factor(name, {**first, **by_step}[name]) for name in _COVARIANCES}
-    ragged = given_lengths is not None and shortest(given_lengths) < n_steps
+    ragged = counts is not None and shortest(counts) < n_steps
     seen = ~x.isnan() if _gaps(x)[0] else None
     if ragged:
         active = (torch.arange(n_steps, device=x.device) < lengths.unsqueeze(-1)).unsqueeze(-1)
@@ -107,17 +107,17 @@ def _places(mask: Tensor) -> Tensor:
     return mask.nonzero().flatten()
 
 
-def _by_step(name: str, table: Tensor | None, like: Tensor, steps: int, *own: int) -> Tensor:
+def _by_step(name: str, table: Tensor | None, like: Tensor, steps: int, *axes_of_table: int) -> Tensor:
     """A parameter with its axis of steps, one entry where it is constant."""
     if table is None:
-        return like.new_zeros(1, *own)
-    table = check_table(name, table, *own, like=like, finite=True)
-    given = table.dim() - len(own)
+        return like.new_zeros(1, *axes_of_table)
+    table = check_table(name, table, *axes_of_table, like=like, finite=True)
+    n_axes = table.dim() - len(axes_of_table)
     axes = like.dim() - 2
-    if given <= axes:
-        return table.unsqueeze(-len(own) - 1)
-    if given > axes + 1 or table.shape[-len(own) - 1] not in (1, steps):
-        sizes = ", ".join(map(str, own))
+    if n_axes <= axes:
+        return table.unsqueeze(-len(axes_of_table) - 1)
+    if n_axes > axes + 1 or table.shape[-len(axes_of_table) - 1] not in (1, steps):
+        sizes = ", ".join(map(str, axes_of_table))
         raise ValueError(
             f"{name}: got shape {list(table.shape)}, expected [*batch, {sizes}] for all steps, or "
             f"[*batch, {steps}, {sizes}], one each; it is taken for the latter where it has more batch axes than "
@@ -126,8 +126,8 @@ def _by_step(name: str, table: Tensor | None, like: Tensor, steps: int, *own: in
     return table
 
 
-def _given(name: str, table: Tensor | None, like: Tensor, *own: int) -> Tensor:
-    return like.new_zeros(own) if table is None else check_table(name, table, *own, like=like, finite=True)
+def _given(name: str, table: Tensor | None, like: Tensor, *axes: int) -> Tensor:
+    return like.new_zeros(axes) if table is None else check_table(name, table, *axes, like=like, finite=True)
 
 
 def _check_diffuse(diffuse: Any, n_states: int, like: Tensor) -> Tensor:
@@ -144,19 +144,19 @@ def _check_diffuse(diffuse: Any, n_states: int, like: Tensor) -> Tensor:
 
 def _factor(name: str, covariance: Tensor) -> Tensor:
     """A factor; ValueError unless the covariance is symmetric and positive semidefinite, to rounding."""
-    given = covariance.detach()
-    scale = given.diagonal(dim1=-2, dim2=-1).abs().sqrt()
-    bound = 1e3 * torch.finfo(given.dtype).eps * scale.unsqueeze(-1) * scale.unsqueeze(-2)
-    skew = ((given - given.mT).abs() > bound).any()
+    matrix = covariance.detach()
+    scale = matrix.diagonal(dim1=-2, dim2=-1).abs().sqrt()
+    bound = 1e3 * torch.finfo(matrix.dtype).eps * scale.unsqueeze(-1) * scale.unsqueeze(-2)
+    skew = ((matrix - matrix.mT).abs() > bound).any()
     factor, negative = factor_of(covariance)
 
     def complain() -> None:
         if bool(skew):
             raise ValueError(f"{name}: got a matrix that is not symmetric; give a covariance, such as (a + a.mT) / 2.")
         raise ValueError(
-            f"{name}: got a matrix with a negative eigenvalue, {float(torch.linalg.eigvalsh(given).min()):g}; give a "
+            f"{name}: got a matrix with a negative eigenvalue, {float(torch.linalg.eigvalsh(matrix).min()):g}; give a "
             "covariance, such as a @ a.mT."
         )
 
-    refuse_if(skew | negative.any() | (given.diagonal(dim1=-2, dim2=-1) < 0).any(), complain)
+    refuse_if(skew | negative.any() | (matrix.diagonal(dim1=-2, dim2=-1) < 0).any(), complain)
     return factor

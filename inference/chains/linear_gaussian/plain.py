@@ -5,9 +5,9 @@ With $P = Z Z^\top$, $F_t = C_t P C_t^\top + R_t$ and the gain $K_t = P C_t^\top
 $$Z_{t|t} = [(I - K_t C_t) Z_t, \; K_t R_t^{1/2}] \, \Theta, \qquad Z_{t+1} = [A_t Z_{t|t}, \; Q_t^{1/2}] \, \Theta'$$
 
 with rotations that leave square factors. A diffuse start $s_1 = m_1 + B \delta + Z_1 \epsilon$ is carried along: means
-are affine in $\delta$, kept as $U_t = [M_t, m_t]$, and so are innovations; whitened, those of all steps are rows
-$[\tilde E, \tilde e]$ of a regression whose solution is the posterior of $\delta$ under a flat prior (de Jong 1991,
-*The diffuse Kalman filter*). The evidence is the limit for $\delta \sim N(0, \kappa I)$ of
+are affine in $\delta$, kept as $U_t = [M_t, m_t]$, and so are innovations. The whitened innovations of all steps are
+rows $[\tilde E, \tilde e]$ of a regression, whose solution is the posterior of $\delta$ under a flat prior (de Jong
+1991, *The diffuse Kalman filter*). The evidence is the limit for $\delta \sim N(0, \kappa I)$ of
 $\log p(x) + \frac q2 \log \kappa$ over q directions:
 
 $$-\tfrac n2 \log 2 \pi - \sum_t \log |F_t^{1/2}| - \tfrac12 \log |\tilde E^\top \tilde E|
@@ -17,10 +17,10 @@ The smoother goes back in whitened coordinates, $s_t = U_{t|t} [\delta, 1] + Z_{
 standard normal numbers by $\Theta$, so that $\epsilon_{t-1} = J \epsilon_t + \dots$ with a J of norm at most one, and
 nothing is divided by, though states may have no noise.
 
-From `PARALLEL` steps on, a scan takes the place of the loop over steps in all but `sample`: see `parallel`. The loop is
-what tests compare the kernels and the scan with.
+From `PARALLEL` steps on, a scan replaces the loop over steps in all but `sample`: see `parallel`. Tests compare the
+kernels and the scan with the loop.
 
-A missing feature is an observation of pure unit noise that happened to be 0. Beyond its end a sequence stands still.
+A missing feature counts as an observation of 0 of pure unit noise. After its end a sequence does not change.
 """
 
 import math
@@ -36,7 +36,7 @@ from .tables import OPEN, OVERFLOW, SINGULAR, Tables
 
 LOG_2PI = math.log(2 * math.pi)
 PARALLEL = 32  # steps from which on a scan pays; on one core and for four states it takes half the time at 64
-ROUNDINGS = 64.0  # times the number of directions: what is 0 beside the greatest of singular values
+ROUNDINGS = 64.0  # times the number of directions: the limit for a singular value of 0, relative to the greatest
 
 
 class Start(NamedTuple):
@@ -44,7 +44,7 @@ class Start(NamedTuple):
 
     weights: Tensor  # [*b, q + 1], the mean and 1
     factor: Tensor  # [*b, q, q]
-    left_open: Tensor  # [*b, q, q], a basis beside columns of 0
+    left_open: Tensor  # [*b, q, q], a basis and columns of 0
     log_det: Tensor  # [*b] of the rows' triangular factor, where it has any rank
 
 
@@ -54,7 +54,7 @@ def scan_of(tables: Tables) -> parallel.Scan | None:
 
 
 def _see_all(tables: Tables) -> tuple[Belief, Seen]:
-    """Beliefs before all observations, and what these leave."""
+    """Beliefs before all observations, and the remaining regression."""
     scan = scan_of(tables)
     if scan is None:
         return forward(tables)[:2]
@@ -69,8 +69,8 @@ def forward(tables: Tables) -> Forward:
         predicted.append(belief)
         seen.append(see(belief, Sight(_at(sight.emission, t, 2), _at(sight.gap, t, 1), _at(sight.noise, t, 2))))
         if t + 1 < tables.n_steps:
-            own = Move(_at(step.transition, t, 2), _at(step.offset, t, 1), _at(step.noise, t, 2))
-            belief, rotation = move(seen[-1].belief, own)
+            transition = Move(_at(step.transition, t, 2), _at(step.offset, t, 1), _at(step.noise, t, 2))
+            belief, rotation = move(seen[-1].belief, transition)
             turns.append(rotation)
     means, factor = (_stack(list(part), 2) for part in zip(*predicted, strict=True))
     after = Belief(*(_stack(list(part), 2) for part in zip(*(each.belief for each in seen), strict=True)))
@@ -148,8 +148,8 @@ def filter(tables: Tables) -> tuple[Tensor, ...]:
     """log p(x), its increments, means and covariances after and before each observation, diffuse parts, and fault."""
     predicted, seen = _see_all(tables)
     total, _, fault = evidence_and_start(tables, predicted, seen)
-    found, increment = _starts(tables, seen)
-    before, after = (Start(*(_steps(part, s, n) for part, n in zip(found, (1, 2, 2, 0), strict=True))) for s in (0, 1))
+    starts, increment = _starts(tables, seen)
+    before, after = (Start(*(_steps(part, s, n) for part, n in zip(starts, (1, 2, 2, 0), strict=True))) for s in (0, 1))
     shape, results = tables.batch_shape, []
     for belief, start in ((seen.belief, after), (predicted, before)):
         mean, factor = moments(belief, start)
@@ -172,15 +172,15 @@ def _shared(tables: Tables, factor: Tensor) -> Tensor:
 
 
 def of_sets(tables: Tables, table: Tensor) -> Tensor:
-    """Covariances [*b, S, L, L] with their own batch axes: those that means alone have add nothing but copies."""
-    shape, own = tables.shared_shape, table.shape[-3:]
+    """Covariances [*b, S, L, L] with their own batch axes; batch axes that only means have would only add copies."""
+    shape, event_axes = tables.shared_shape, table.shape[-3:]
     axes = table.dim() - 3 - len(shape)
     table = table[(0,) * axes] if axes > 0 else table
     for axis, size in enumerate(shape[max(0, -axes) :]):
         table = table.narrow(axis, 0, min(size, table.shape[axis]))
-    if 0 in table.shape and 0 not in (*shape, *own):  # of no sequence, which leaves nothing of them
-        return table.new_zeros(*shape, *own)
-    return table.expand(*shape, *own)
+    if 0 in table.shape and 0 not in (*shape, *event_axes):  # of no sequence, which leaves nothing of them
+        return table.new_zeros(*shape, *event_axes)
+    return table.expand(*shape, *event_axes)
 
 
 def _inside(tables: Tables, table: Tensor, n_own: int) -> Tensor:
@@ -200,13 +200,13 @@ def _starts(tables: Tables, seen: Seen) -> tuple[Start, Tensor]:
         start = Start(*(table.expand(tables.n_steps + 1, *table.shape) for table in _no_start(white)))
         return start, -(white.square().sum((-2, -1)) / 2 + constant)
     kept = parallel.prefix_rows(white)  # [*b, T + 1, q, q + 1]
-    found, unexplained = _start(kept)
+    starts, unexplained = _start(kept)
     rows = torch.cat([kept[..., :-1, :, :], white], -2)
     rotation, _ = torch.linalg.qr(rows[..., :q])
     rest = (rows - rotation @ (rotation.mT @ rows))[..., q].square().sum(-1)
     # rows that leave coordinates open explain nothing of them: the residual that they hold counts at once
-    cost = found.log_det.diff() + (rest + unexplained.diff()) / 2
-    return found, -(cost + constant)
+    cost = starts.log_det.diff() + (rest + unexplained.diff()) / 2
+    return starts, -(cost + constant)
 
 
 def _no_start(like: Tensor) -> Start:
@@ -214,11 +214,11 @@ def _no_start(like: Tensor) -> Start:
 
 
 def _start(rows: Tensor) -> tuple[Start, Tensor]:
-    """From rows [*b, q, q + 1], of any rank; and the square of what no coordinates explain."""
+    """From rows [*b, q, q + 1], of any rank; and the square of the part that no coordinates explain."""
     q = rows.shape[-2]
-    left, values, right = torch.linalg.svd(rows[..., :q])
+    values_left, values, right = torch.linalg.svd(rows[..., :q])
     free = _open(rows[..., :q])
-    share = (left.mT @ rows[..., q:]).squeeze(-1)
+    share = (values_left.mT @ rows[..., q:]).squeeze(-1)
     safe = torch.where(free, 1.0, values)
     factor = right.mT * torch.where(free, 0.0, 1 / safe).unsqueeze(-2)
     mean = -(factor @ share.unsqueeze(-1)).squeeze(-1)
@@ -243,11 +243,11 @@ def _by_step(start: Start) -> Start:
 
 @torch.no_grad()
 def smooth(tables: Tables) -> tuple[Tensor, ...]:
-    """log p(x), means [*b, T, L], covariances, those [*b, T-1, L, L] of each state with the one before, and fault."""
+    """log p(x), means [*b, T, L], covariances, covariances of neighbours [*b, T-1, L, L], and fault."""
     scan = scan_of(tables)
     if scan is None:
-        run = forward(tables)
-        predicted, seen, (belief, cross) = *run[:2], _smooth_back(run)
+        forward_pass = forward(tables)
+        predicted, seen, (belief, cross) = *forward_pass[:2], _smooth_back(forward_pass)
     else:
         predicted, seen = scan.predicted, see(scan.predicted, sights(tables))
         vector, information = parallel.future(scan.steps)
@@ -264,19 +264,19 @@ def smooth(tables: Tables) -> tuple[Tensor, ...]:
     return total, mean, _shared(tables, factor), cross, fault
 
 
-def _smooth_back(run: Forward) -> tuple[Belief, Tensor]:
+def _smooth_back(forward_pass: Forward) -> tuple[Belief, Tensor]:
     """Step by step: beliefs given all observations and the diffuse coordinates, and the covariances of neighbours."""
-    back, root = backward(run), run.seen.belief.factor
+    back, root = backward(forward_pass), forward_pass.seen.belief.factor
     n, size = back.gain.shape[-3:-1]
     spread = torch.eye(size, dtype=root.dtype, device=root.device)
     drift = back.drift.new_zeros(size, back.drift.shape[-1])
-    found = [(drift, spread)]
+    beliefs = [(drift, spread)]
     for t in reversed(range(n)):
-        gain, own, noise = (part[..., t, :, :] for part in back)
-        drift, spread = gain @ drift + own, compress(gain @ spread, noise)
-        found.append((drift, spread))
-    white, spread = (_stack([pair[k] for pair in reversed(found)], 2) for k in (0, 1))
-    belief = Belief(run.seen.belief.means + root @ white, root @ spread)
+        gain, step_drift, noise = (part[..., t, :, :] for part in back)
+        drift, spread = gain @ drift + step_drift, compress(gain @ spread, noise)
+        beliefs.append((drift, spread))
+    white, spread = (_stack([pair[k] for pair in reversed(beliefs)], 2) for k in (0, 1))
+    belief = Belief(forward_pass.seen.belief.means + root @ white, root @ spread)
     cross = (belief.factor @ spread.mT)[..., 1:, :, :] @ back.gain.mT @ root[..., :-1, :, :].mT
     return belief, cross
 
@@ -284,17 +284,17 @@ def _smooth_back(run: Forward) -> tuple[Belief, Tensor]:
 @torch.no_grad()
 def sample(tables: Tables, noise: Tensor, diffuse_noise: Tensor) -> tuple[Tensor, Tensor]:
     """Paths [n, *b, T, L], backward in time, from normal numbers [n, *b, T, L] and [n, *b, q]; and fault."""
-    run = forward(tables)
-    _, start, fault = evidence_and_start(tables, *run[:2])
+    forward_pass = forward(tables)
+    _, start, fault = evidence_and_start(tables, *forward_pass[:2])
     weights = start.weights.expand(*diffuse_noise.shape[:-1], -1)
     if tables.n_diffuse:
         drawn = (start.factor @ diffuse_noise.unsqueeze(-1)).squeeze(-1)
         weights = weights + torch.nn.functional.pad(drawn, (0, 1))
-    weights, numbers, back = weights[..., None, :, None], noise.unsqueeze(-1), backward(run)
+    weights, numbers, back = weights[..., None, :, None], noise.unsqueeze(-1), backward(forward_pass)
     drift = back.drift @ weights + back.noise @ numbers[..., :-1, :, :]
     white = [numbers[..., -1, :, :]]
     for t in reversed(range(tables.n_steps - 1)):
         white.append(back.gain[..., t, :, :] @ white[-1] + drift[..., t, :, :])
-    means, factor = run.seen.belief
+    means, factor = forward_pass.seen.belief
     path = means @ weights + factor @ torch.stack(white[::-1], -3)
     return _inside(tables, path.squeeze(-1), 2), fault

@@ -1,4 +1,4 @@
-"""What a linear Gaussian chain tells of its states: means and covariances."""
+"""The results of a linear Gaussian chain: means and covariances."""
 
 from dataclasses import dataclass
 

@@ -39,14 +39,14 @@ class Seen(NamedTuple):
 
     belief: Belief
     white: Tensor  # [*b, F, q + 1] whitened innovations
-    shown: Tensor  # rotations: what is seen,
-    free: Tensor  # and what stays free
+    shown: Tensor  # rotations: the observed part,
+    free: Tensor  # and the remaining part
     log_det: Tensor  # [*b] of the factor of F_t
     singular: Tensor  # [*b], whether that is
 
 
 class Forward(NamedTuple):
-    """All steps, with the axis T before those of matrices."""
+    """All steps, with the axis T before the axes of matrices."""
 
     predicted: Belief
     seen: Seen
@@ -126,10 +126,12 @@ def move(belief: Belief, step: Move) -> tuple[Belief, Tensor]:
     return Belief(means, turn(wide, rotation)), rotation
 
 
-def backward(run: Forward) -> Backward:
-    """From each step but the first to the one before, from what a move and a sight turned into each other."""
-    seen, free, white = (table[..., 1:, :, :] for table in (run.seen.shown, run.seen.free, run.seen.white))
+def backward(forward_pass: Forward) -> Backward:
+    """From each step but the first to the previous one, from the rotations of its transition and observation."""
+    seen, free, white = (
+        table[..., 1:, :, :] for table in (forward_pass.seen.shown, forward_pass.seen.free, forward_pass.seen.white)
+    )
     n = free.shape[-1]
-    into = run.moves[..., :n, :]
-    noise = compress(into @ rest_of(seen, free, rows=n), rest_of(run.moves, rows=n))
+    into = forward_pass.moves[..., :n, :]
+    noise = compress(into @ rest_of(seen, free, rows=n), rest_of(forward_pass.moves, rows=n))
     return Backward(into @ free[..., :n, :], into @ (seen[..., :n, :] @ white), noise)

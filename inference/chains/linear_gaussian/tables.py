@@ -5,14 +5,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# what can go wrong in a sequence: `fault` is 4 times the step plus one of these, or -1
+# the faults of a sequence: `fault` is 4 times the step plus one of these, or -1
 OVERFLOW = 0  # a variance is not finite
 SINGULAR = 1  # a feature without noise of its own, or that others fix
 OPEN = 2  # the observations do not determine all diffuse states
 
 
 class Tables(NamedTuple):
-    """Parameters with an axis of steps, of one entry where one serves all, and factors in the place of covariances.
+    """Parameters with an axis of steps (of one entry if it is the same for all), and factors instead of covariances.
 
     No table is expanded to the batch axes of the others. Covariances depend on no observation: they have the batch
     axes of the fields that they are made of alone, one set of them for all sequences of the same parameters.
@@ -77,5 +77,5 @@ _OF_COVARIANCES = {
 
 
 def _broadcast(tables: Tables, axes: dict[str, int]) -> torch.Size:
-    given = ((getattr(tables, name), n_axes) for name, n_axes in axes.items())
-    return torch.broadcast_shapes(*(table.shape[: table.dim() - n] for table, n in given if table is not None))
+    present = ((getattr(tables, name), n_axes) for name, n_axes in axes.items())
+    return torch.broadcast_shapes(*(table.shape[: table.dim() - n] for table, n in present if table is not None))

@@ -20,7 +20,7 @@ _MIN_WORK = 1 << 15  # numbers of covariances that repay a second thread
 
 
 class Room(NamedTuple):
-    """What a step of the filter writes over: the densities that it makes, and those that the next regimes meet."""
+    """The working memory of a filter step: its densities, and those for the next regimes."""
 
     log_weight: np.ndarray
     mean: np.ndarray
@@ -68,9 +68,15 @@ def _filter(
                                 for j in range(n):
                                     fan_covariance[h, i, j] = v[s, last, here, i, j]
                     else:
-                        own = slice(first, first + k)
+                        new = slice(first, first + k)
                         choose(
-                            p, c % k, m[s, last, here], v[s, last, here], fan[own], fan_mean[own], fan_covariance[own]
+                            p,
+                            c % k,
+                            m[s, last, here],
+                            v[s, last, here],
+                            fan[new],
+                            fan_mean[new],
+                            fan_covariance[new],
                         )
                     for h in range(first, first + k):
                         fan[h] += w[s, last, c]
@@ -111,24 +117,24 @@ def _filter(
 
 
 class _Run(NamedTuple):
-    """A filter that has run, and what goes on with it."""
+    """A finished filter, with the tables for the next stage."""
 
     arrays: Arrays
     ends: np.ndarray
     pieces: list[tuple[int, int]]
-    found: list[Tensor]
+    results: list[Tensor]
     kept: Belief  # [N, S, ...], after each step or the last alone
     failed: Tensor
 
     @property
     def recurrent(self) -> bool | None:
-        """None where there are no regressions, so that what evaluates them is not compiled."""
+        """None if there are no regressions; then their functions are not compiled."""
         return True if len(self.arrays.log_weight) else None
 
 
 def _run(x: Tensor, lengths: Tensor, tables: Tables, order: int, belief: Belief | None, n_kept: int) -> _Run:
     (n_sequences, n_steps, _), k, n = x.shape, tables.n_regimes, tables.n_latent
-    given = arrays_of(tables)
+    arrays = arrays_of(tables)
     histories, densities = k ** max(order - 1, 1), k ** (order - 1)
     kept = Belief(
         x.new_zeros(n_sequences, n_kept, histories),
@@ -138,11 +144,11 @@ def _run(x: Tensor, lengths: Tensor, tables: Tables, order: int, belief: Belief 
     if belief is not None:
         for table, before in zip(kept, belief, strict=True):
             table[:, 0] = before
-    found = [x.new_zeros(n_sequences, n_steps, *size) for size in ((), (k,), (k,), (n,), (n, n))]
+    results = [x.new_zeros(n_sequences, n_steps, *size) for size in ((), (k,), (k,), (n,), (n, n))]
     work = n_steps * k**order * n**2
     pieces = ranges(n_sequences, max(1, -(-_MIN_WORK // max(1, work))))
-    run = _Run(given, lengths.contiguous().numpy(), pieces, found, kept, torch.full_like(lengths, -1))
-    outputs = [table.numpy() for table in (*found, *kept, run.failed)]
+    run = _Run(arrays, lengths.contiguous().numpy(), pieces, results, kept, torch.full_like(lengths, -1))
+    outputs = [table.numpy() for table in (*results, *kept, run.failed)]
     first = x.contiguous().numpy(), run.ends, order, run.arrays, run.recurrent, belief is not None
     rooms = lambda: (_room_of(k**order, histories * k, n), work_of(x.shape[-1], n))
     in_parallel([partial(_filter, part, *rooms(), *first, *outputs) for part in pieces])
@@ -152,7 +158,7 @@ def _run(x: Tensor, lengths: Tensor, tables: Tables, order: int, belief: Belief 
 @op.filter.kernel("cpu")
 def filter(x: Tensor, lengths: Tensor, tables: Tables, order: int, belief: Belief | None) -> Filtered:
     run = _run(x, lengths, tables, order, belief, 1)
-    increment, state, lagged, mean, covariance = run.found
+    increment, state, lagged, mean, covariance = run.results
     last = Belief(*(table.squeeze(1) for table in run.kept))
     return Filtered(increment, state, lagged, mean, covariance, last, run.failed)
 
@@ -161,7 +167,7 @@ def filter(x: Tensor, lengths: Tensor, tables: Tables, order: int, belief: Belie
 def smooth(x: Tensor, lengths: Tensor, tables: Tables) -> Smoothed:
     (n_sequences, n_steps, _), k = x.shape, tables.n_regimes
     run = _run(x, lengths, tables, 2, None, n_steps)
-    increment, state, _, mean, covariance = run.found
+    increment, state, _, mean, covariance = run.results
     pairs = x.new_zeros(n_sequences, n_steps - 1, k, k)
     if not bool((run.failed >= 0).any()):
         outputs = [table.numpy() for table in (*run.kept, state, pairs, mean, covariance)]

@@ -13,13 +13,13 @@ import math
 import numpy as np
 
 from ...numerics.compilation import kernel
-from .cpu_future import future_of, look_back, told
+from .cpu_future import backward_sweep, future_of, log_mean_future
 from .cpu_steps import log_sum, observe, predict
 
 
 @kernel
 def sweep(part, work, x, lengths, p, uniform, path, state, failed):
-    """Draws every regime of the paths [B, T] in place, and writes what it was drawn from, [B, T, K]."""
+    """Draws every regime of the paths [B, T] in place, and writes its distribution, [B, T, K]."""
     n_steps, n_features = x.shape[1], x.shape[2]
     k, n = p.emission.shape[0], p.emission.shape[2]
     future = future_of(n_steps, n_features, n)
@@ -27,7 +27,7 @@ def sweep(part, work, x, lengths, p, uniform, path, state, failed):
     before, before_spread = np.empty(n), np.empty((n, n))
     for b in range(part[0], part[1]):
         s, end = b % x.shape[0], lengths[b]
-        failed[b] = look_back(p, x[s], path[b], end, future, work)
+        failed[b] = backward_sweep(p, x[s], path[b], end, future, work)
         if failed[b] >= 0:
             continue
         for t in range(end):
@@ -43,7 +43,7 @@ def sweep(part, work, x, lengths, p, uniform, path, state, failed):
                 else:
                     predict(p, z, before, before_spread, work, means[z], spreads[z])
                 log_weight[z] += observe(p, z, x[s, t], means[z], spreads[z], work)
-                log_weight[z] += told(future, t, means[z], spreads[z])
+                log_weight[z] += log_mean_future(future, t, means[z], spreads[z])
             total = log_sum(log_weight, k)
             if not abs(total) < np.inf:
                 failed[b] = t

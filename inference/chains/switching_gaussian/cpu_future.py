@@ -1,4 +1,4 @@
-r"""What x after a step says of the latents at that step, given the regimes after it, on the CPU.
+r"""The information of later observations about the latents at a step, given the later regimes, on the CPU.
 
 $$p(x_{>t} \mid s_t, z_{>t}) \propto \exp(-\tfrac12 s_t^\top \Omega_t s_t + \mu_t^\top s_t)$$
 
@@ -21,7 +21,7 @@ from .cpu_steps import observe, root_of
 
 
 class Future(NamedTuple):
-    """Omega and mu of each step, and what their computation writes over."""
+    """Omega and mu of each step, and working memory."""
 
     omega: np.ndarray  # [T, L, L]
     mu: np.ndarray  # [T, L]
@@ -71,7 +71,7 @@ def _condense(omega, root, chol, turned):
 
 
 @kernel
-def look_back(p, x, path, end, future, work):
+def backward_sweep(p, x, path, end, future, work):
     """Fills `future` of a sequence x [T, F] and its path [T]; the step whose observation has no density, or -1."""
     omega, mu, m, v, root, chol, turned, gone, row = future
     n_features, n = row.shape
@@ -86,7 +86,7 @@ def look_back(p, x, path, end, future, work):
         a = p.transition[z]
         root_of(v, root)
         _condense(omega[t + 1], root, chol, turned)
-        left = omega[t + 1] @ turned.T  # times turned: Omega G, with G the covariance given what comes after
+        left = omega[t + 1] @ turned.T  # times turned: Omega G, with G the covariance given later observations
         less = omega[t + 1] - left @ (turned @ omega[t + 1])
         into = work.rest @ a
         gone[:] = mu[t + 1] - left @ (turned @ mu[t + 1]) - less @ m
@@ -112,7 +112,7 @@ def look_back(p, x, path, end, future, work):
 
 
 @lean_kernel
-def told(future, t, mean, covariance):
+def log_mean_future(future, t, mean, covariance):
     """The logarithm of the mean of exp(-s' Omega s / 2 + mu' s) over a normal density of s_t, which may be singular."""
     omega, mu, _, _, root, chol, turned, gone, _ = future
     n = mean.shape[0]

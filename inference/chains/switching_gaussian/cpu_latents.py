@@ -1,7 +1,7 @@
 r"""Latents given regimes on the CPU: a step of a Gibbs sampler.
 
-A draw of the latents is one from their prior, with its observations, moved by what the smoother makes of the
-difference to x (Durbin & Koopman 2002, *A simple and efficient simulation smoother*). The smoother goes back over
+A draw of the latents is a draw from their prior, with its observations, plus the smoother's mean for the difference to
+x (Durbin & Koopman 2002, *A simple and efficient simulation smoother*). The smoother runs backward over
 
 $$r_{t-1} = C^\top F^{-1} v_t + (I - K C)^\top A_{t+1}^\top r_t, \qquad E[s_t \mid x] = m_t + P_t r_{t-1}$$
 
@@ -42,7 +42,7 @@ class Steps(NamedTuple):
 
 @inlined
 def _draw_prior(p, z, t, roots, noise, drawn):
-    """The latents of step t given those before, without x."""
+    """The latents of step t given the previous ones, without x."""
     n = p.emission.shape[2]
     for i in range(n):
         value = p.initial_mean[z, i] if t == 0 else p.transition_offset[z, i]
@@ -113,16 +113,16 @@ def _see_sticks(p, path, t, omega, noise, drawn, rows):
 
 @inlined
 def _take_in(rows, work, t, shift, steps):
-    """The shift after the observation of step t, as `update` left it in `work`; and what `_smooth` needs of it."""
+    """The shift after the observation of step t, as `update` left it in `work`, and the tables for `_smooth`."""
     n_rows, n = rows.emission.shape
     whitened, innovation, chol, k = steps.whitened[t], steps.innovation[t], work.chol, 0
     for f in range(n_rows):
         if math.isnan(rows.seen[f]):
             continue
-        left = rows.difference[f]
+        residual = rows.difference[f]
         for j in range(n):
-            left -= rows.emission[f, j] * steps.shift[t, j]
-        white = left
+            residual -= rows.emission[f, j] * steps.shift[t, j]
+        white = residual
         for e in range(k):
             white -= chol[k, e] * innovation[1, e]
         innovation[0, k] = work.gap[k]
@@ -132,7 +132,7 @@ def _take_in(rows, work, t, shift, steps):
             for e in range(k):
                 value -= chol[k, e] * whitened[e, j]
             whitened[k, j] = value / chol[k, k]
-            shift[j] += work.gain[j, k] * left
+            shift[j] += work.gain[j, k] * residual
         k += 1
     whitened[k:] = 0.0  # rows that are not seen
     innovation[:, k:] = 0.0
@@ -144,11 +144,11 @@ def _take_in(rows, work, t, shift, steps):
 @kernel
 def _smooth(p, path, steps, drawn, mean, covariance):
     """Means and covariances given all of x; the prior's draw is moved by the mean of the difference."""
-    n, (means, shifts, spreads, rests, whitened, innovation) = mean.shape[1], steps
+    n, (means, shifts, spreads, maps, whitened, innovation) = mean.shape[1], steps
     back, back_square, square, half = np.zeros((2, n)), np.zeros((n, n)), np.empty((n, n)), np.empty((n, n))
     for t in range(len(path) - 1, -1, -1):
-        back[:] = innovation[t] @ whitened[t] + back @ rests[t]
-        square[:] = whitened[t].T @ whitened[t] + rests[t].T @ (back_square @ rests[t])
+        back[:] = innovation[t] @ whitened[t] + back @ maps[t]
+        square[:] = whitened[t].T @ whitened[t] + maps[t].T @ (back_square @ maps[t])
         for i in range(n):
             mean[t, i] = means[t, i]
             drawn[t, i] += shifts[t, i]

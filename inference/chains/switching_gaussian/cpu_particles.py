@@ -13,7 +13,7 @@ import math
 import numpy as np
 
 from ...numerics.compilation import kernel, lean_kernel
-from .cpu_future import future_of, look_back, told
+from .cpu_future import backward_sweep, future_of, log_mean_future
 from .cpu_polya_gamma import uniform
 from .cpu_steps import log_sum, observe, predict
 
@@ -44,7 +44,7 @@ def redraw(part, work, x, lengths, p, n_particles, seeds, path, failed):
     for b in range(part[0], part[1]):
         s, end = b % x.shape[0], lengths[b]
         stream[0] = np.uint64(seeds[b])
-        failed[b] = look_back(p, x[s], path[b], end, future, work)
+        failed[b] = backward_sweep(p, x[s], path[b], end, future, work)
         if failed[b] >= 0:
             continue
         for t in range(end):
@@ -69,7 +69,7 @@ def redraw(part, work, x, lengths, p, n_particles, seeds, path, failed):
                 c = i * k + path[b, t]
                 pasts[i] = log_weight[c]
                 if pasts[i] > -np.inf:
-                    pasts[i] += told(future, t, child_means[c], child_spreads[c])
+                    pasts[i] += log_mean_future(future, t, child_means[c], child_spreads[c])
             for i in range(n_particles):
                 if i == held:
                     c = _draw(pasts, roots, log_sum(pasts, roots), stream) * k + path[b, t]

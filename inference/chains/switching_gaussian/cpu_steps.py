@@ -39,8 +39,8 @@ def arrays_of(tables: Tables, *, regressions: bool = True) -> Arrays:
     if recurrence is None or offset is None:
         recurrence, offset = x.new_zeros(0, n), x.new_zeros(k, 0)
     nodes, weights = grid(min(k - 1, n), x) if regressions and len(recurrence) else (x.new_zeros(0, 0), x.new_zeros(0))
-    given = (*tables[:10], recurrence, offset, nodes, weights)
-    return Arrays(*(table.contiguous().numpy() for table in given))
+    all_tables = (*tables[:10], recurrence, offset, nodes, weights)
+    return Arrays(*(table.contiguous().numpy() for table in all_tables))
 
 
 class Work(NamedTuple):
@@ -257,27 +257,27 @@ def observe(p, z, x, mean, covariance, work):
 def _span(slopes, directions, column):
     """Orthonormal columns that span the rows of `slopes`, by Gram-Schmidt, twice for its rounding; 0 beyond them."""
     j, n = slopes.shape
-    found = 0
+    n_found = 0
     for i in range(j):
-        if found == directions.shape[1]:
+        if n_found == directions.shape[1]:
             break
-        length, left = 0.0, 0.0
+        length, length_left = 0.0, 0.0
         for a in range(n):
             column[a] = slopes[i, a]
             length += column[a] * column[a]
         for _ in range(2):
-            for e in range(found):
+            for e in range(n_found):
                 share = 0.0
                 for a in range(n):
                     share += directions[a, e] * column[a]
                 for a in range(n):
                     column[a] -= share * directions[a, e]
         for a in range(n):
-            left += column[a] * column[a]
-        if left > _NONE * _NONE * length and left > 0.0:
+            length_left += column[a] * column[a]
+        if length_left > _NONE * _NONE * length and length_left > 0.0:
             for a in range(n):
-                directions[a, found] = column[a] / math.sqrt(left)
-            found += 1
+                directions[a, n_found] = column[a] / math.sqrt(length_left)
+            n_found += 1
 
 
 @lean_kernel
@@ -285,15 +285,15 @@ def _break_sticks(p, centre, triangle, pieces):
     """The log-weight of each node times the probability of each regime there, [J + 1, nodes]."""
     j, d = triangle.shape
     for q in range(pieces.shape[1]):
-        left = p.log_weight[q]
+        log_left = p.log_weight[q]
         for i in range(j):
             u = centre[i]
             for e in range(d):
                 u += triangle[i, e] * p.nodes[q, e]
             soft = math.log1p(math.exp(-abs(u)))
-            pieces[i, q] = left + min(u, 0.0) - soft
-            left += min(-u, 0.0) - soft
-        pieces[j, q] = left
+            pieces[i, q] = log_left + min(u, 0.0) - soft
+            log_left += min(-u, 0.0) - soft
+        pieces[j, q] = log_left
 
 
 @lean_kernel

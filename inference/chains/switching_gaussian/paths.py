@@ -51,7 +51,7 @@ class Paths:
         return sampling.densities(self.x, self.lengths, self.tables, latents, *differ)
 
     def collapsed(self, path: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Paths with each regime drawn given all others, what it was drawn from [B, T, K], and failed [B]."""
+        """Paths with each regime drawn given all others, its distribution [B, T, K], and failed [B]."""
         uniform = torch.rand(path.shape, generator=generator, dtype=torch.float64, device="cpu")
         return op.collapsed(self.x, self.lengths, self.tables, path, uniform)
 
@@ -70,8 +70,8 @@ class Paths:
         n_sticks, n_steps = u.shape[-1], path.shape[-1]
         later = torch.nn.functional.pad(path[:, 1:], (0, 1))
         within = torch.arange(1, n_steps + 1, device="cpu") < self.lengths[:, None]
-        told = (torch.arange(n_sticks, device="cpu") <= later.unsqueeze(-1)) & within.unsqueeze(-1)
-        return torch.where(told, drawn, 0.0)
+        observed = (torch.arange(n_sticks, device="cpu") <= later.unsqueeze(-1)) & within.unsqueeze(-1)
+        return torch.where(observed, drawn, 0.0)
 
 
 def draw_polya_gamma(c: Tensor, generator: torch.Generator | None = None) -> Tensor:

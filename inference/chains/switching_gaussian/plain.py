@@ -68,7 +68,7 @@ def merge(log_weight: Tensor, mean: Tensor, covariance: Tensor) -> tuple[Tensor,
 
 
 def start(tables: Tables, n_sequences: int, order: int) -> Chosen:
-    """Before the first observation, as what is chosen by histories [N, C]: regime 0 before, of no other is anything."""
+    """The state before the first observation, as a choice of histories [N, C]: all weight is on regime 0 before."""
     k, n = tables.n_regimes, tables.n_latent
     histories = k ** (order - 1)
     log_prob = torch.full((histories, k), -torch.inf, dtype=torch.float64, device=tables.emission.device)
@@ -208,19 +208,19 @@ def filter(tables: Tables, x: Tensor, lengths: Tensor, order: int, belief: Belie
     """All steps; see `steps`."""
     n_sequences, n_steps, _ = x.shape
     k, inside = tables.n_regimes, torch.arange(n_steps, device=lengths.device) < lengths[:, None]
-    lagged, parts, run = x.new_zeros(n_sequences, n_steps, k), [], []
+    lagged, parts, done = x.new_zeros(n_sequences, n_steps, k), [], []
     for t, step in enumerate(steps(tables, x, inside, order, belief)):
         belief = step.belief
-        run.append(step)
-        if t + 1 == n_steps or len(run) * step.log_prob.numel() > KEPT:
+        done.append(step)
+        if t + 1 == n_steps or len(done) * step.log_prob.numel() > KEPT:
             log_prob, increment, bad = (
-                torch.stack(rows, 1) for rows in zip(*((s.log_prob, s.log_increment, s.bad) for s in run), strict=True)
+                torch.stack(rows, 1) for rows in zip(*((s.log_prob, s.log_increment, s.bad) for s in done), strict=True)
             )
             share = log_prob.exp()
-            _, mean, covariance = merge(*_densities(_stack(s.belief for s in run)))
+            _, mean, covariance = merge(*_densities(_stack(s.belief for s in done)))
             parts.append((increment, share.sum(2), mean, covariance, bad.flatten(2).any(-1)))
-            _write_lagged(lagged, share.reshape(n_sequences, len(run), *[k] * order), t + 1 - len(run), lengths)
-            run = []
+            _write_lagged(lagged, share.reshape(n_sequences, len(done), *[k] * order), t + 1 - len(done), lengths)
+            done = []
     assert belief is not None
     increment, state, mean, covariance, bad = (torch.cat(tables, 1) for tables in zip(*parts, strict=True))
     failed = _failed(inside, increment, bad.unsqueeze(-1))
@@ -239,13 +239,13 @@ def _write_lagged(lagged: Tensor, digits: Tensor, begin: int, lengths: Tensor) -
     order, n = digits.dim() - 2, digits.shape[1]
     step = torch.arange(begin, begin + n, device=lengths.device)
     for age in range(order):  # the digit of step t - age
-        told = step < lengths[:, None] if age == order - 1 else step == lengths[:, None] - 1
+        inside = step < lengths[:, None] if age == order - 1 else step == lengths[:, None] - 1
         others = [a + 2 for a in range(order) if a != order - 1 - age]
-        own = digits.sum(others) if others else digits
+        shares = digits.sum(others) if others else digits
         first = max(0, age - begin)
         if first < n:
             at = slice(begin + first - age, begin + n - age)
-            lagged[:, at] = torch.where(told[:, first:, None], own[:, first:], lagged[:, at])
+            lagged[:, at] = torch.where(inside[:, first:, None], shares[:, first:], lagged[:, at])
 
 
 def smooth(tables: Tables, x: Tensor, lengths: Tensor) -> Smoothed:
@@ -253,17 +253,18 @@ def smooth(tables: Tables, x: Tensor, lengths: Tensor) -> Smoothed:
 
     $$P(z_t, z_{t+1} \mid x) \approx P(z_{t+1} \mid x) \frac{P(z_t, z_{t+1} \mid x_{1:t})}{P(z_{t+1} \mid x_{1:t})}$$
 
-    and given both regimes the latents by a step of Rauch, Tung & Striebel from what is known of $s_{t+1}$ given
-    $z_{t+1}$; it neglects that $z_t$ tells of $s_{t+1}$ too (Kim & Nelson 1999, *State-space models with regime
-    switching*, 5.3). Such a step undoes the move: where that contracts and adds no noise, what is neglected grows.
+    Given both regimes, the latents follow by a step of Rauch, Tung & Striebel from the moments of $s_{t+1}$ given
+    $z_{t+1}$. This neglects the information of $z_t$ about $s_{t+1}$ (Kim & Nelson 1999, *State-space models with
+    regime switching*, 5.3). Such a step inverts the transition. If the transition contracts and adds no noise, the
+    neglected part grows.
     """
     n_sequences, n_steps, _ = x.shape
     inside = torch.arange(n_steps, device=lengths.device) < lengths[:, None]
-    run = list(steps(tables, x, inside, 2, None))
-    increment, bad = (torch.stack([getattr(s, name) for s in run], 1) for name in ("log_increment", "bad"))
-    filtered, smoothed, pairs = Belief(*_stack(s.belief for s in run)), [run[-1].belief], []
+    passed = list(steps(tables, x, inside, 2, None))
+    increment, bad = (torch.stack([getattr(s, name) for s in passed], 1) for name in ("log_increment", "bad"))
+    filtered, smoothed, pairs = Belief(*_stack(s.belief for s in passed)), [passed[-1].belief], []
     if n_steps > 1:
-        back, whole = _backward(tables, run[1:]), bool(inside.all())
+        back, whole = _backward(tables, passed[1:]), bool(inside.all())
         for t in reversed(range(n_steps - 1)):
             joint, earlier = _back(Backward(*(table[:, t] for table in back)), smoothed[-1])
             pairs.append(joint.exp())

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 CUT = 0.64
-FAR = 30.0  # from where on no proposal lies right of the cut, to rounding
+FAR = 30.0  # from here on no proposal is to the right of the cut, to rounding
 
 
 def polya_gamma(c: Tensor, seeds: Tensor) -> Tensor:
@@ -23,8 +23,8 @@ def polya_gamma(c: Tensor, seeds: Tensor) -> Tensor:
     def propose(z: Tensor) -> tuple[Tensor, Tensor]:
         rate = math.pi**2 / 8 + z.square() / 2
         proposal = CUT - uniform(z).log() / rate
-        left = uniform(z) >= _right(z, rate)
-        proposal[left] = _repeat(lambda some: _left(some, uniform), z[left])
+        is_left = uniform(z) >= _right(z, rate)
+        proposal[is_left] = _repeat(lambda some: _left(some, uniform), z[is_left])
         return proposal, _accepted(proposal, uniform(z))
 
     return _repeat(propose, c.flatten().abs() / 2).view_as(c) / 4
@@ -62,7 +62,7 @@ def _left(z: Tensor, uniform: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tenso
 
 
 def _accepted(x: Tensor, uniform: Tensor) -> Tensor:
-    """Whether a uniform share of the first term of the density at x lies below the whole."""
+    """Whether a uniform share of the first term of the density at x is below the whole density."""
     total = _term(0, x)
     bound, accepted, decided, n = uniform * total, torch.zeros_like(x, dtype=torch.bool), torch.isnan(x), 0
     while not bool(decided.all()):
@@ -78,5 +78,5 @@ def _term(n: int, x: Tensor) -> Tensor:
     """The n-th term of the density of J*(1, 0)."""
     k = n + 0.5
     right = math.pi * k * (-k * k * math.pi**2 / 2 * x).exp()
-    left = math.pi * k * (1.5 * (math.log(2 / math.pi) - x.log()) - 2 * k * k / x).exp()
-    return torch.where(x > CUT, right, left)
+    left_part = math.pi * k * (1.5 * (math.log(2 / math.pi) - x.log()) - 2 * k * k / x).exp()
+    return torch.where(x > CUT, right, left_part)

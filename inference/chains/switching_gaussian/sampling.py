@@ -1,7 +1,7 @@
-r"""The moves of a Gibbs sampler in plain torch: all chains at once; the kernels' files say what they are.
+r"""The updates of a Gibbs sampler in plain torch, for all chains at once; the kernels' files describe them.
 
-Given regimes the latents are a linear Gaussian chain, of which `linear_gaussian` draws and smooths. What x after a step
-says of the latents there, given the regimes after it, is that chain's `parallel.future`: a likelihood
+Given regimes the latents are a linear Gaussian chain, which `linear_gaussian` draws and smooths. The information of x
+after a step about the latents there, given the later regimes, is this chain's `parallel.future`: a likelihood
 $\exp(-\frac12 s^\top Z Z^\top s + \eta^\top s)$.
 """
 
@@ -105,7 +105,7 @@ def _log_density(gap: Tensor, covariance: Tensor) -> Tensor:
 
 
 def _future(x: Tensor, lengths: Tensor, tables: Tables, path: Tensor) -> Results:
-    """What x after each step says of the latents, eta [B, T, L] and Z [B, T, L, L]; and failed [B]."""
+    """The information of x after each step about the latents, eta [B, T, L] and Z [B, T, L, L]; and failed [B]."""
     if path.shape[1] == 1:
         none = x.new_zeros(len(path), 1, tables.n_latent)
         return none, torch.diag_embed(none), torch.full_like(lengths, -1)
@@ -129,9 +129,9 @@ def _told(vector: Tensor, information: Tensor, mean: Tensor, covariance: Tensor)
 def _children(tables: Tables, sight: Sights, log_prob: Tensor, mean: Tensor, covariance: Tensor) -> Chosen:
     """Beliefs [B, R] that moved into each regime and saw the next observation, [B, R, K]."""
     k = tables.n_regimes
-    own = mean.unsqueeze(-2).expand(*mean.shape[:-1], k, -1)
+    means = mean.unsqueeze(-2).expand(*mean.shape[:-1], k, -1)
     spread = covariance.unsqueeze(-3).expand(*mean.shape[:-1], k, -1, -1)
-    return update(predict(tables, Chosen(log_prob, own, spread)), sight)[0]
+    return update(predict(tables, Chosen(log_prob, means, spread)), sight)[0]
 
 
 def _roots(tables: Tables, sight: Sights, n: int) -> Chosen:
@@ -141,7 +141,7 @@ def _roots(tables: Tables, sight: Sights, n: int) -> Chosen:
 
 
 def collapsed(x: Tensor, lengths: Tensor, tables: Tables, path: Tensor, uniform: Tensor) -> Results:
-    """Paths with each regime drawn given all others, what it was drawn from [B, T, K], and failed [B]."""
+    """Paths with each regime drawn given all others, its distribution [B, T, K], and failed [B]."""
     vector, information, failed = _future(x, lengths, tables, path)
     inside = _inside(path, lengths)
     seen, drawn, states, wrong = sights(tables, _repeated(x, path), inside), list(path.unbind(1)), [], []
@@ -192,10 +192,10 @@ def redrawn(x: Tensor, lengths: Tensor, tables: Tables, path: Tensor, n_particle
         wrong.append(~total.isfinite() & inside[:, t])
         weight = (after.log_prob - total[:, None, None]).exp()
         held = path[:, t].clamp_min(0)
-        own = (table[chain, :, held] for table in after)
-        own_weight, own_mean, own_covariance = own
-        past = own_weight + _told(vector[:, t, None], information[:, t, None], own_mean, own_covariance)
-        past = torch.where(own_weight.isneginf(), -torch.inf, past).softmax(-1)
+        held_tables = (table[chain, :, held] for table in after)
+        held_weight, held_mean, held_covariance = held_tables
+        past = held_weight + _told(vector[:, t, None], information[:, t, None], held_mean, held_covariance)
+        past = torch.where(held_weight.isneginf(), -torch.inf, past).softmax(-1)
         others = draw(_usable(weight.flatten(1)), n_particles - 1)
         place = torch.cat([others, draw(_usable(past), 1) * k + held.unsqueeze(-1)], -1)
         regimes.append(place % k)

@@ -1,4 +1,4 @@
-r"""The tables of a switching linear model, and what a belief about its latents says of the next regime.
+r"""The tables of a switching linear model, and the probabilities of the next regime under a belief about its latents.
 
 In the recurrent kind that depends on $u = W s + w_j$. Given $s = m + Z \epsilon$ with standard normal $\epsilon$ and
 orthonormal $\Theta$ that spans the rows of $W Z$, all that is asked are means over $\eta = \Theta^\top \epsilon$,
@@ -7,9 +7,10 @@ $d = \min(K - 1, L)$ numbers; with $\pi_k$ the k-th piece of the stick,
 $$P(k \mid j) = E\,\pi_k(\eta), \quad E[\epsilon \mid j, k] = \Theta\, E[\eta\, \pi_k] / P(k \mid j), \quad
 \mathrm{Cov}[\epsilon \mid j, k] = I + \Theta\,(\mathrm{Cov}[\eta \mid j, k] - I)\,\Theta^\top$$
 
-The means are sums over equal steps in each direction: exact to rounding for normal densities times what is smooth
-within a step, where Gauss-Hermite sums of as many points lose digits as soon as regressions are steep. With a the
-standard deviation of a regression's argument under the belief, probabilities and moments are off by at most
+The means are sums over equal steps in each direction. They are exact to rounding for normal densities times functions
+that are smooth within a step; Gauss-Hermite sums with the same number of points lose digits for steep regressions. With
+a the standard deviation of a regression's argument under the belief, the errors of probabilities and moments are at
+most
 
     a                       1        3        10       30
     d = 1, 161 points       1e-12    1e-12    1e-8     5e-4
@@ -57,7 +58,7 @@ class Tables(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """What normal beliefs say of the next regime, and what that says of the latents."""
+    """The probabilities of the next regime under normal beliefs, and their information about the latents."""
 
     log_prob: Tensor  # [*b, K]
     mean: Tensor  # [*b, K, L]
@@ -71,19 +72,19 @@ def stick_breaking(u: Tensor) -> Tensor:
     tensor([0.5000, 0.2500, 0.2500])
     """
     taken = torch.nn.functional.pad(torch.nn.functional.logsigmoid(u), (0, 1))
-    left = torch.nn.functional.pad(torch.nn.functional.logsigmoid(-u).cumsum(-1), (1, 0))
-    return taken + left
+    remaining = torch.nn.functional.pad(torch.nn.functional.logsigmoid(-u).cumsum(-1), (1, 0))
+    return taken + remaining
 
 
 def choose(tables: Tables, regime: Tensor, mean: Tensor, covariance: Tensor) -> Chosen:
     """Of beliefs [*b, L], [*b, L, L] in regimes that broadcast to [*b]."""
     k = tables.n_regimes
-    own = mean.unsqueeze(-2).expand(*mean.shape[:-1], k, -1)
+    means = mean.unsqueeze(-2).expand(*mean.shape[:-1], k, -1)
     spread = covariance.unsqueeze(-3).expand(*mean.shape[:-1], k, -1, -1)
     if tables.recurrence is None or tables.recurrence_offset is None:
-        return Chosen(tables.log_transition[regime].expand(*mean.shape[:-1], k), own, spread)
+        return Chosen(tables.log_transition[regime].expand(*mean.shape[:-1], k), means, spread)
     if k == 1:
-        return Chosen(torch.zeros_like(mean[..., :1]), own, spread)
+        return Chosen(torch.zeros_like(mean[..., :1]), means, spread)
     factor, _ = factor_of(covariance)
     slopes = tables.recurrence @ factor
     directions, triangle = torch.linalg.qr(slopes.mT)
@@ -99,7 +100,7 @@ def choose(tables: Tables, regime: Tensor, mean: Tensor, covariance: Tensor) -> 
     unit = torch.eye(nodes.shape[-1], dtype=mean.dtype, device=mean.device)
     bent = second - first.unsqueeze(-1) * first.unsqueeze(-2) - unit
     into = (factor @ directions).unsqueeze(-3)
-    return Chosen(log_prob, own + (into @ first.unsqueeze(-1)).squeeze(-1), spread + into @ bent @ into.mT)
+    return Chosen(log_prob, means + (into @ first.unsqueeze(-1)).squeeze(-1), spread + into @ bent @ into.mT)
 
 
 def grid(n_directions: int, like: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,23 +12,23 @@ from ...numerics.compilation import kernel
 from ...numerics.threads import in_parallel, ranges
 from . import op
 
-_MIN_WORK = 2048  # log weights that repay a second thread
+_MIN_WORK = 2048  # log weights, from which on a second thread pays
 
 
 class Inputs(NamedTuple):
-    """What the kernel reads."""
+    """The arrays that the kernel reads."""
 
     redrawn: Any  # [N, T, K]
     held: Any  # [N, T, K] or [N, T, 1]
     fresh: Any  # [N, K]
     odds: Any  # [N, T]
     initial: Any  # [N, K]
-    gate: Any  # [N, T]; no columns where the gate is inferred
+    gate: Any  # [N, T]; no columns if the gate is inferred
     lengths: Any  # [N]
 
 
 class Outputs(NamedTuple):
-    """What the kernel writes."""
+    """The arrays that the kernel writes."""
 
     state: Any  # [N, T, K]
     redraw: Any  # [N, T]
@@ -60,7 +60,7 @@ def _sigmoid(x):
 
 @kernel
 def _log_either(fresh, before, log_rho, log_hold):
-    """log P(s) of a state that is drawn from the one weight or held with the other."""
+    """log P(s) of a state that is drawn with one weight or held with the other."""
     a, b = log_rho + fresh, log_hold + before
     top = max(a, b)
     return top if top == -math.inf else top + math.log1p(math.exp(min(a, b) - top))
@@ -68,7 +68,7 @@ def _log_either(fresh, before, log_rho, log_hold):
 
 @kernel
 def _first_gate(j1, j0, log_rho, log_hold):
-    """The logit where the sweeps start; NaN where nothing is possible."""
+    """The logit at which the sweeps start; NaN if no state is possible."""
     drawn, kept = log_rho + _log_sum(j1), log_hold + _log_sum(j0)
     if drawn == -math.inf and kept == -math.inf:
         return math.nan
@@ -80,7 +80,7 @@ def _first_gate(j1, j0, log_rho, log_hold):
 
 @kernel
 def _state(j1, j0, q, hold, log_q):
-    """Write log Q(s) given Q(z); return the log of what it was divided by."""
+    """Write log Q(s) given Q(z); return the log of its normaliser."""
     for k in range(len(j1)):
         log_q[k] = 0.0
         if q != 0:
@@ -121,7 +121,7 @@ def _range(n0, n1, inputs, outputs, sweeps, independent):
         for t in range(inputs.lengths[n]):
             log_odds = float(inputs.odds[n, t])
             log_rho, log_hold = _log_sigmoid(log_odds), _log_sigmoid(-log_odds)
-            for k in range(states):  # log-weights of each state under z = 1 and z = 0, the gate's own left out
+            for k in range(states):  # log-weights of each state under z = 1 and z = 0, without those of the gate
                 drawn, kept = fresh[k], log_q[k]
                 if independent:
                     drawn = kept = _log_either(drawn, kept, log_rho, log_hold)
@@ -150,8 +150,8 @@ def _range(n0, n1, inputs, outputs, sweeps, independent):
 
 
 @op.filter.kernel("cpu")
-def filter(*given: Any) -> tuple[Tensor, ...]:
-    *tables, gate, lengths, sweeps, independent = given
+def filter(*arguments: Any) -> tuple[Tensor, ...]:
+    *tables, gate, lengths, sweeps, independent = arguments
     log_redrawn, log_odds = tables[0], tables[3]
     gate = log_odds.new_empty(len(lengths), 0) if gate is None else gate
     inputs = Inputs._make(table.detach().contiguous().numpy() for table in (*tables, gate, lengths))

@@ -1,9 +1,9 @@
 """Mean field on one gate and one state a step, as one Triton kernel: sequences side by side, one pass over time.
 
-Sums are float64 whatever the tables, as on every device. Steps follow one another; while one is worked on, the rows of
-the next are on their way. O(K) a step and sweep: four exponentials a state, and two more each sweep. 2K + 1 numbers are
-read a step (K + 2 where `log_held` has one column; one more where gates are given), and K + 3 written, each once; no
-other memory.
+Sums are float64 for any dtype of the tables, as on every device. Steps are sequential; while one is processed, the rows
+of the next are loaded. O(K) for each step and sweep: four exponentials for each state, and two more for each sweep.
+Each step reads 2K + 1 numbers (K + 2 if `log_held` has one column; one more if gates are given) and writes K + 3, each
+once. No other memory is used.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ def _log(mass):
 
 @kernel
 def _finite(top):
-    """What is to be taken off before exponentials are taken."""
+    """The number to subtract before exponentials are taken."""
     return tl.where(top == _NONE, 0.0, top)
 
 
@@ -56,7 +56,7 @@ def _sigmoid(x):
 
 @kernel
 def _first_gate(j1, j0, log_rho, log_hold):
-    """The logit where the sweeps start; NaN where nothing is possible."""
+    """The logit at which the sweeps start; NaN if no state is possible."""
     drawn, kept = log_rho + _log_sum(j1), log_hold + _log_sum(j0)
     logit = drawn - kept
     both = tl.max(((j1 > _NONE) & (j0 > _NONE)).to(tl.int32), 1, keep_dims=True) > 0
@@ -66,7 +66,7 @@ def _first_gate(j1, j0, log_rho, log_hold):
 
 @kernel
 def _state(j1, j0, q, hold):
-    """log Q(s) given Q(z), and the log of what it was divided by."""
+    """log Q(s) given Q(z), and the log of its normaliser."""
     log_q = tl.where(q == 0, 0.0, q * j1) + tl.where(hold == 0, 0.0, hold * j0)
     total = _log_sum(log_q)
     return log_q - _finite(total), total
@@ -80,15 +80,15 @@ def _divergence(weight, log_prior):
 
 @kernel
 def _row(redrawn, held, odds, gate, t, high, states, there, lanes, NARROW: constexpr):
-    """What the tables say of a step; without gates, the odds in their place."""
+    """The entries of the tables at one step; without gates, the odds instead of them."""
     kept, width = (there, 1) if NARROW else (lanes, states)
     seen = tl.load(redrawn + t * states, within(lanes, t, 0, high), 0.0).to(tl.float64)
     unmoved = tl.load(held + t * width, within(kept, t, 0, high), 0.0).to(tl.float64)
     log_odds = tl.load(odds + t, within(there, t, 0, high), 0.0).to(tl.float64)
-    given = log_odds
+    known_gate = log_odds
     if gate is not None:
-        given = tl.load(gate + t, within(there, t, 0, high), 0.0).to(tl.float64)
-    return seen, unmoved, log_odds, given
+        known_gate = tl.load(gate + t, within(there, t, 0, high), 0.0).to(tl.float64)
+    return seen, unmoved, log_odds, known_gate
 
 
 @kernel
@@ -104,7 +104,7 @@ def _filter(
     log_fresh = tl.where(lanes, tl.load(fresh + b * states + k, lanes, 0.0).to(tl.float64), _NONE)
     log_q = tl.where(lanes, tl.load(initial + b * states + k, lanes, 0.0).to(tl.float64), _NONE)
     wrong = length * 0 - 1
-    seen, unmoved, log_odds, given = _row(redrawn, held, odds, gate, high * 0, high, states, there, lanes, NARROW)
+    seen, unmoved, log_odds, known_gate = _row(redrawn, held, odds, gate, high * 0, high, states, there, lanes, NARROW)
     for t in range(high):
         following = _row(redrawn, held, odds, gate, t + 1, high, states, there, lanes, NARROW)
         log_rho, log_hold = _log_sigmoid(log_odds), _log_sigmoid(-log_odds)
@@ -117,7 +117,7 @@ def _filter(
             logit = _first_gate(j1, j0, log_rho, log_hold)
             q, hold = _sigmoid(logit), _sigmoid(-logit)
         else:
-            q, hold = given, 1 - given
+            q, hold = known_gate, 1 - known_gate
         new, total = _state(j1, j0, q, hold)
         moved = q * 0
         if gate is None:
@@ -136,7 +136,7 @@ def _filter(
         tl.store(change + by_step + t, tl.where(inside, moved, 0.0), row)
         tl.store(state + by_state + t * states, tl.where(inside & lanes, tl.exp(new), 0.0), lanes)
         log_q = new
-        seen, unmoved, log_odds, given = following
+        seen, unmoved, log_odds, known_gate = following
     tl.store(failed + b, wrong, there)
     fill(state + by_state, high, steps, states, 0.0, lanes)
     fill(redraw + by_step, high, steps, 1, 0.0, there)
@@ -145,12 +145,12 @@ def _filter(
 
 
 @op.filter.kernel("cuda")
-def filter(*given: Any) -> tuple[Tensor, ...]:
-    *tables, lengths, sweeps, independent = given
+def filter(*arguments: Any) -> tuple[Tensor, ...]:
+    *tables, lengths, sweeps, independent = arguments
     tables = [None if table is None else table.detach().contiguous() for table in (*tables, lengths)]
-    (n, steps, states), side = given[0].shape, side_by_side(given[0].shape[0], given[0].shape[2])
-    by_step = [given[0].new_empty(n, steps) for _ in range(3)]
-    results = given[0].new_empty(given[0].shape), *by_step, lengths.new_empty(lengths.shape)
-    options = side.options | {"NARROW": given[1].shape[-1] == 1, "INDEPENDENT": independent}
+    (n, steps, states), side = arguments[0].shape, side_by_side(arguments[0].shape[0], arguments[0].shape[2])
+    by_step = [arguments[0].new_empty(n, steps) for _ in range(3)]
+    results = arguments[0].new_empty(arguments[0].shape), *by_step, lengths.new_empty(lengths.shape)
+    options = side.options | {"NARROW": arguments[1].shape[-1] == 1, "INDEPENDENT": independent}
     launch(_filter, (side.programs,), *tables, *results, n, steps, states, sweeps, **options)
     return results

@@ -1,4 +1,4 @@
-"""Mean field on one gate and one state a step, as it is derived: numbers and loops."""
+"""Mean field on one gate and one state per step, as derived, with numbers and loops."""
 
 import math
 from typing import Any
@@ -25,30 +25,30 @@ def filter(*arguments: Any) -> tuple[Tensor, ...]:
                 drawn = kept = [_log_sum([log_rho + f, log_hold + b]) for f, b in pairs]
             j1 = [a + b for a, b in zip(drawn, log_redrawn[n, t].tolist(), strict=True)]
             j0 = [a + b for a, b in zip(kept, held[n, t].tolist(), strict=True)]
-            given = None if gate is None else float(gate[n, t])
-            found = _step(j1, j0, odds, given, sweeps)
-            if found is None:
+            known_gate = None if gate is None else float(gate[n, t])
+            result = _step(j1, j0, odds, known_gate, sweeps)
+            if result is None:
                 failed[n] = t
                 break
-            before, *numbers = found
+            before, *numbers = result
             state[n, t] = torch.tensor(before, dtype=torch.float64).exp()
             by_step[:, n, t] = torch.tensor(numbers, dtype=torch.float64)
     return state, by_step[0], by_step[1], by_step[2], failed
 
 
 def _step(
-    j1: list[float], j0: list[float], odds: float, given: float | None, sweeps: int
+    j1: list[float], j0: list[float], odds: float, known_gate: float | None, sweeps: int
 ) -> tuple[list[float], float, float, float] | None:
-    """log Q(s), Q(z = 1), the bound and the last change of Q(z = 1); None where nothing is possible."""
-    if given is None:
+    """log Q(s), Q(z = 1), the bound and the last change of Q(z = 1); None if no state is possible."""
+    if known_gate is None:
         start = _first_gate(j1, j0, odds)
         if start is None:
             return None
         q, hold = start
     else:
-        q, hold = given, 1 - given
+        q, hold = known_gate, 1 - known_gate
     log_q, total, change = *_state(j1, j0, q, hold), 0.0
-    for _ in range(sweeps if given is None and total > -math.inf else 0):
+    for _ in range(sweeps if known_gate is None and total > -math.inf else 0):
         gaps = [math.exp(log) * (a - b) for log, a, b in zip(log_q, j1, j0, strict=True) if math.exp(log) > 0]
         logit, old = odds + sum(gaps), q
         q, hold = _sigmoid(logit), _sigmoid(-logit)
@@ -64,7 +64,7 @@ def _step(
 
 
 def _first_gate(j1: list[float], j0: list[float], odds: float) -> tuple[float, float] | None:
-    """Where the sweeps start: the exact posterior of the gate, or a certain one if no state is possible under both."""
+    """The start of the sweeps: the exact posterior of the gate, or a certain one if no state is possible under both."""
     drawn, kept = _log_sigmoid(odds) + _log_sum(j1), _log_sigmoid(-odds) + _log_sum(j0)
     if drawn == kept == -math.inf:
         return None
@@ -74,7 +74,7 @@ def _first_gate(j1: list[float], j0: list[float], odds: float) -> tuple[float, f
 
 
 def _state(j1: list[float], j0: list[float], q: float, hold: float) -> tuple[list[float], float]:
-    """log Q(s) given Q(z), and the log of what it was divided by."""
+    """log Q(s) given Q(z), and the log of its normaliser."""
     weights = [_times(q, a) + _times(hold, b) for a, b in zip(j1, j0, strict=True)]
     total = _log_sum(weights)
     return [w - total if total > -math.inf else w for w in weights], total

@@ -1,6 +1,6 @@
 r"""Message passing one step at a time: mean field on the gate and the state of each step, in logit space.
 
-The belief $Q_{t-1}(s)$ is carried forward, and what is true of $(z_t, s_t)$ given it,
+The belief $Q_{t-1}(s)$ is carried forward. The joint probability of $(z_t, s_t)$ given this belief,
 
 $$P(s, z{=}1, x_t) = \rho\, e^{j_1(s)}, \quad P(s, z{=}0, x_t) = (1-\rho)\, e^{j_0(s)}, \qquad
 j_1 = \log \pi(s) + \log p(x_t \mid s, 1), \quad j_0 = \log Q_{t-1}(s) + \log p(x_t \mid s, 0),$$
@@ -14,21 +14,21 @@ Each line is the maximum of the bound of the step, given the other:
 
 $$B_t = \log \textstyle\sum_s e^{q j_1 + (1-q) j_0} - KL(q \| \rho) \;\le\; \log P(x_t \mid Q_{t-1}).$$
 
-It bounds the evidence of one step given the belief carried into it, so the sum over steps bounds nothing in general.
-The first q is the exact posterior of the gate given $Q_{t-1}$; or the likelier of 0 and 1 where no state is possible
-both when drawn and when held.
+It bounds the evidence of one step given the incoming belief, so the sum over steps is not a bound in general. The first
+q is the exact posterior of the gate given $Q_{t-1}$. If no state is possible both when drawn and when held, it is the
+more probable of 0 and 1.
 
-**The conditional form.** The updates of $Q(z \mid x)\, Q(s \mid x, z)$ are also written without saying what the gate
-does to the state,
+**The conditional form.** The updates of $Q(z \mid x)\, Q(s \mid x, z)$ are also written without the effect of the gate
+on the state,
 
 $$\log Q(z \mid x) = E_{Q(s \mid x, z)}[\log P(x \mid s, z)] + \log P(z), \qquad
 \log Q(s \mid x, z) = E_{Q(z \mid x)}[\log P(x \mid s, z)] + \log P(s),$$
 
-up to constants. The right-hand side of the second does not depend on z, and all that the past says of $s_t$ is
-$P(s) = \rho\, \pi(s) + (1-\rho)\, Q_{t-1}(s)$. So these are the two lines above with $\log P(s)$ in the place of both
-$\log \pi(s)$ and $\log Q_{t-1}(s)$: mean field in a model in which gate and state are independent before the
-observation. Where held and drawn states emit alike, its Q(s) is the exact filter while its gate learns nothing and
-stays at $\rho$. In the first form, "mean_field", it is the gate that learns, and the state that errs.
+up to constants. The right-hand side of the second does not depend on z, and the past enters $s_t$ only through $P(s) =
+\rho\, \pi(s) + (1-\rho)\, Q_{t-1}(s)$. So these are the two lines above with $\log P(s)$ in place of both $\log \pi(s)$
+and $\log Q_{t-1}(s)$: mean field in a model in which gate and state are independent before the observation. If held and
+drawn states emit alike, its Q(s) is the exact filter, while its gate learns nothing and stays at $\rho$. In the first
+form, "mean_field", the gate learns, and the state has errors.
 """
 
 from dataclasses import dataclass
@@ -148,8 +148,8 @@ def filter_steps(
         log_initial, log_odds = log_state, log_odds.masked_fill(first, torch.inf)
         gate = None if gate is None else gate.masked_fill(first, 1.0)
 
-    def flat(table: Tensor, *own: int) -> Tensor:
-        return table.expand(*batch, *own).reshape(-1, *own)
+    def flat(table: Tensor, *axes: int) -> Tensor:
+        return table.expand(*batch, *axes).reshape(-1, *axes)
 
     tables = (flat(log_redrawn, steps, states), flat(log_held, *log_held.shape[-2:]), flat(log_state, states))
     tables = (*tables, flat(log_odds, steps), flat(log_initial, states), None if gate is None else flat(gate, steps))

@@ -1,6 +1,6 @@
 """Mean field on one gate and one state a step in plain torch, over all sequences at once; differentiable.
 
-In float64 inside, whatever the dtype of the tables.
+Computations are in float64, for any dtype of the tables.
 """
 
 from typing import Any
@@ -12,9 +12,9 @@ from torch.nn.functional import logsigmoid
 from ...numerics.logs import NEVER, POSSIBLE
 
 
-def filter(*given: Any) -> tuple[Tensor, ...]:
+def filter(*arguments: Any) -> tuple[Tensor, ...]:
     """state [N, T, K], redraw, bound and change [N, T], failed [N]; see `op.filter`."""
-    *tables, gate, lengths, sweeps, independent = given
+    *tables, gate, lengths, sweeps, independent = arguments
     log_redrawn, log_held, log_state, log_odds, log_initial = (table.double() for table in tables)
     sequences, steps, states = log_redrawn.shape
     inside = torch.arange(steps, device=lengths.device) < lengths.unsqueeze(-1)
@@ -37,18 +37,18 @@ def filter(*given: Any) -> tuple[Tensor, ...]:
 
 
 def _step(
-    j1: Tensor, j0: Tensor, odds: Tensor, given: Tensor | None, sweeps: int
+    j1: Tensor, j0: Tensor, odds: Tensor, known_gate: Tensor | None, sweeps: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """log Q(s) [N, K]; Q(z = 1), the bound and the last change of Q(z = 1) [N, 1]; whether anything is possible [N]."""
     possible = torch.ones_like(odds, dtype=torch.bool)
-    if given is None:
+    if known_gate is None:
         q, hold, possible = _first_gate(j1, j0, odds)
     else:
-        q, hold = given, 1 - given
+        q, hold = known_gate, 1 - known_gate
     log_q, total = _state(j1, j0, q, hold)
     change = torch.zeros_like(q)
     gap = (j1 - j0).where((j1 > POSSIBLE) & (j0 > POSSIBLE), 0.0)
-    for _ in range(sweeps if given is None else 0):
+    for _ in range(sweeps if known_gate is None else 0):
         belief, old = log_q.exp(), q
         certain = ((belief > 0) & (j0 <= POSSIBLE)).any(-1, True).to(q) - ((belief > 0) & (j1 <= POSSIBLE)).any(
             -1, True
@@ -74,7 +74,7 @@ def _first_gate(j1: Tensor, j0: Tensor, odds: Tensor) -> tuple[Tensor, Tensor, T
 
 
 def _state(j1: Tensor, j0: Tensor, q: Tensor, hold: Tensor) -> tuple[Tensor, Tensor]:
-    """log Q(s) given Q(z), and the log of what it was divided by."""
+    """log Q(s) given Q(z), and the log of its normaliser."""
     weights = _times(q, j1) + _times(hold, j0)
     total = weights.logsumexp(-1, True)
     return _finite(weights - total), total

@@ -69,7 +69,7 @@ def _gates(kind, x, at, units, n):
 
 @inlined
 def _gate_gradients(kind, step, d_hold, d_draw, out, at, units, n):
-    """Write the gradients of the gates' pre-activations, from those of hold and draw."""
+    """Write the gradients of the gates' pre-activations, from the gradients of hold and draw."""
     hold, draw, slope_f, slope_i = step
     if kind == _REDRAW:
         store_some(out, at, (d_draw - d_hold) * hold * draw, n)
@@ -84,7 +84,7 @@ def _gate_gradients(kind, step, d_hold, d_draw, out, at, units, n):
 
 @inlined
 def _candidates(kind, x, at, rows, d, n):
-    """A vector of candidates; those of a simplex lie in their row already."""
+    """A vector of candidates; candidates of a simplex are in their row already."""
     zero = x.dtype.type(0)
     if kind == _SIMPLEX:
         return load_some(rows, _VALUES + d, n, zero)

@@ -1,6 +1,6 @@
 """Gated recurrences on a GPU, activations and all in one pass over memory forward and one back: see `cuda_recurrences`.
 
-The backward pass activates again what it reads, so that nothing but the states is kept from the forward pass.
+The backward pass computes activations again from its inputs, so the forward pass only keeps the states.
 """
 
 import torch

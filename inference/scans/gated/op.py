@@ -1,4 +1,4 @@
-r"""Gated recurrences straight from pre-activations: what a minimal network does after its product.
+r"""Gated recurrences from pre-activations: the part of a minimal network after its matrix product.
 
 $$h_t = hold_t \odot h_{t-1} + draw_t \odot v_t$$
 
@@ -72,7 +72,7 @@ def gated_scan(
     Arguments:
         pre: the output of one matrix product, parts of width D side by side (see the tables of this module). In half
             precision (bfloat16, float16) the state is kept in float32 between steps, and rounded when given back.
-        h0: the state before the first step; its batch axes are those of `pre`, or broadcast to them.
+        h0: the state before the first step; its batch axes equal those of `pre`, or broadcast to them.
         gate: "redraw", "hold", "ratio" or "free".
         candidate: "linear", "tanh", "positive" or "simplex".
         block: the number of units of one simplex, for candidate="simplex"; all D where None.
@@ -108,7 +108,7 @@ def activate(
 ) -> Activated:
     """`hold`, `draw` and `value`, each [*b, units], of pre-activations of one step or of a whole series.
 
-    Arguments and errors are those of `gated_scan`.
+    Arguments and errors are as for `gated_scan`.
     """
     block = check_kinds(units, gate, candidate, block)
     _check_width(pre, units, gate)

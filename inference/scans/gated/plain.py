@@ -49,7 +49,7 @@ def _candidate(pre: Tensor, candidate: str, block: int) -> Tensor:
 
 
 def activate_adjoint(pre: Tensor, now: Activated, grad: Activated, gate: str, candidate: str, block: int) -> Tensor:
-    """The gradient of pre-activations, from what `activate` made of them and the gradients of that."""
+    """The gradient of pre-activations, from the results of `activate` and their gradients."""
     *gates, last = pre.chunk(2 if gate in ("redraw", "hold") else 3, -1)
     slope = now.hold * now.draw
     if gate in ("redraw", "hold"):

@@ -34,7 +34,7 @@ def _lerp_row(gate, value, before, h):
 
 @exact_kernel
 def _linear_row_adjoint(grad, a, before, d_before, d_a, d_b):
-    """`d_before` holds the gradient of h_t through what comes after, and is left with that of h_{t-1}."""
+    """`d_before` holds the gradient of h_t from later steps, and at the end that of h_{t-1}."""
     for d in range(grad.shape[0]):
         total = grad[d] + d_before[d]
         d_a[d] = total * before[d]

@@ -28,6 +28,6 @@ def forward(first: Tensor, second: Tensor, h0: Tensor, lerp: bool) -> Tensor:
 def backward(call: Call, grad: Tensor) -> list[Tensor]:
     first, second, h0, h, grad = (table.contiguous() for table in (*call.inputs[:3], *call.outputs, grad))
     d_first, d_second, d_h0 = torch.empty_like(first), torch.empty_like(second), torch.zeros_like(h0)
-    found = _parts(d_first, d_second)
-    gradients(_kind(call.inputs[3]), _parts(first, second), h0, h, grad, found, d_h0)
+    d_parts = _parts(d_first, d_second)
+    gradients(_kind(call.inputs[3]), _parts(first, second), h0, h, grad, d_parts, d_h0)
     return [d_first, d_second, d_h0]

@@ -1,7 +1,7 @@
 r"""Linear recurrences in plain torch, about $2 \sqrt T$ operations in sequence: any device, differentiable at will.
 
 Time is cut into about $\sqrt T$ blocks. All blocks run side by side from a state of 0, and keep the product of their
-factors; then the blocks are joined one after the other, and every step adds what its block was handed:
+factors. Then the blocks are joined one after the other, and every step adds the effect of its block's first state:
 
 $$h_t = local_t + \Big(\prod_{u \le t} a_u\Big) \odot h_{\text{before the block}}$$
 """

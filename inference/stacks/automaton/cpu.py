@@ -32,17 +32,17 @@ def _all_runs(*inputs: Any) -> bool:
 
 @pushdown.adjoint("cpu", takes=_all_runs)
 def inside_adjoint(call: Call, *grads: Tensor | None) -> list[Tensor]:
-    (_, *given, _), tables = call.inputs, call.outputs
-    T = given[0].shape[1]
-    gradients = [None if x is None else torch.zeros(x.shape, dtype=x.dtype) for x in given]
+    (_, *weights, _), tables = call.inputs, call.outputs
+    T = weights[0].shape[1]
+    gradients = [None if x is None else torch.zeros(x.shape, dtype=x.dtype) for x in weights]
     adjoint = [
         torch.zeros(x.shape, dtype=x.dtype) if d is None else d.clone(memory_format=torch.contiguous_format)
         for x, d in zip(tables, grads, strict=True)
     ]
     if grads[1] is None:
         adjoint[1] = adjoint[1][:, :0, :, :, :0]
-    arguments = _weights(*given), Tables(*arrays(*tables)), _weights(*gradients), Tables(*arrays(*adjoint))
-    in_parallel([partial(backward, part, (1, T), *arguments) for part in shares(given[3], T**3 / 3)])
+    arguments = _weights(*weights), Tables(*arrays(*tables)), _weights(*gradients), Tables(*arrays(*adjoint))
+    in_parallel([partial(backward, part, (1, T), *arguments) for part in shares(weights[3], T**3 / 3)])
     return [adjoint[2][:, 0] + adjoint[3][:, 0, 0], *(x for x in gradients if x is not None)]
 
 

@@ -60,12 +60,12 @@ def _gather(total, x, weight, top):
 @kernel
 def _spread(amount, x, weight, total, grad):
     """grad += share with share = amount exp(x + weight - total), along x; returns the sum of the shares."""
-    given = 0.0
+    total_share = 0.0
     for i in range(x.shape[0]):
         share = amount[i] * exp(x[i] + weight - total[i])
         grad[i] += share
-        given += share
-    return given
+        total_share += share
+    return total_share
 
 
 @kernel
@@ -250,7 +250,7 @@ def _retreat_matched(t, weights, tables, g_weights, adjoint, g_matched):
 
 @kernel
 def retreat(t, weights, tables, g_weights, adjoint):
-    """The adjoint of `advance(t)`: moves gradients from time t to what step t was made of, all in place."""
+    """The adjoint of `advance(t)`: moves gradients from time t to its inputs, in place."""
     K, Q = weights.pop.shape
     _retreat_top(t, tables, adjoint)
     g_matched = np.zeros((K, Q, t))
@@ -286,7 +286,7 @@ def _tables_of(tables, b):
 
 @kernel
 def forward(part, steps, best, weights, tables):
-    """Some steps, from the first to the last, of sequences part[0]..part[1]-1; the weights are those of these steps."""
+    """Some steps, from the first to the last, of sequences part[0]..part[1]-1; the weights are for these steps."""
     for b in range(part[0], part[1]):
         for t in range(steps[0], steps[1] + 1):
             advance(t, best, _weights_of(weights, b, t - steps[0]), _tables_of(tables, b))
@@ -297,5 +297,8 @@ def backward(part, steps, weights, tables, g_weights, adjoint):
     """The adjoint of `forward`."""
     for b in range(part[0], part[1]):
         for t in range(steps[1], steps[0] - 1, -1):
-            given, g_given = _weights_of(weights, b, t - steps[0]), _weights_of(g_weights, b, t - steps[0])
-            retreat(t, given, _tables_of(tables, b), g_given, _tables_of(adjoint, b))
+            here, g_here = (
+                _weights_of(weights, b, t - steps[0]),
+                _weights_of(g_weights, b, t - steps[0]),
+            )
+            retreat(t, here, _tables_of(tables, b), g_here, _tables_of(adjoint, b))

@@ -1,11 +1,10 @@
-"""The weighted pushdown recursion one step at a time on the CPU, for weights that depend on what was read before.
+"""The weighted pushdown recursion one step at a time on the CPU, for weights that depend on earlier readings.
 
-The steps of one run share one set of tables instead of handing them on, so forward and backward over n steps take
-O(n^2) memory although every step reads all steps before it. An operator could not do that: what it computes depends on
-its arguments alone, and its derivatives are its own. So each step is a node of the autograd graph, tied to the step
-before by the weights until then (`history`): the nodes run backward strictly in order, as the shared adjoint tables
-need. A derivative that is to be differentiated again is that of the plain recursion over the history of each step, and
-only then has a history gradients.
+The steps of one run share one set of tables, so forward and backward over n steps take O(n^2) memory although every
+step reads all steps before it. An operator cannot do this: its results depend only on its arguments, and it has its own
+derivatives. So each step is a node of the autograd graph, tied to the previous step by the weights so far (`history`).
+The nodes run backward strictly in order, as the shared adjoint tables require. If a derivative is to be differentiated
+again, the plain recursion over the history of each step computes it, and only then does a history have gradients.
 """
 
 from functools import partial
@@ -87,10 +86,10 @@ class _Run:
         self._pass: int | None = None
 
     def copy(self, t: int, differentiable: bool) -> "_Run":
-        """The first t steps, with room for as many again: the original's later steps stay its own."""
+        """The first t steps, with room for t more; later steps of the original are not shared."""
         new = _Run(self.memory.below[:, 0], self.n_states, max(16, 2 * t))
-        for mine, given in zip(new.memory.until(t), self.memory.until(t), strict=True):
-            mine.copy_(given)
+        for copied, original in zip(new.memory.until(t), self.memory.until(t), strict=True):
+            copied.copy_(original)
         new._weights[:, : self._end(t)] = self._weights[:, : self._end(t)]
         new.filled = new.copied = t
         new.source = self if differentiable else None
@@ -106,7 +105,7 @@ class _Run:
         return self.history(t)
 
     def history(self, t: int) -> Tensor:
-        """Initial weights and those of steps 1..t, [B, ...], in memory that later steps do not touch."""
+        """Initial weights and the weights of steps 1..t, [B, ...], in memory that later steps do not change."""
         return torch.from_numpy(self._weights[:, : self._end(t)])
 
     def adjoint(self) -> _Memory:
@@ -114,13 +113,13 @@ class _Run:
         current = torch._C._current_graph_task_id()  # pyright: ignore[reportAttributeAccessIssue]
         if self._adjoint is None or self._pass != current:
             push, segment, matched, below, log_top = self.memory.all
-            unused = matched[:, :0, :, :, :0]  # nothing reads what was matched
+            unused = matched[:, :0, :, :, :0]  # no step reads `matched`
             zeros = (torch.zeros_like(x) for x in (push, segment, unused, below, log_top))
             self._adjoint, self._pass = _Memory(*zeros), current
         return self._adjoint
 
     def hand_back(self) -> None:
-        """Add what this copy has collected about the steps it was copied with to the original."""
+        """Add the gradients that this copy has collected for the shared steps to the original."""
         if self.source is not None:
             theirs, mine = self.source.adjoint().until(self.copied), self.adjoint().until(self.copied)
             for total, part in zip(theirs, mine, strict=True):
@@ -141,8 +140,8 @@ class _Begin(torch.autograd.Function):
         if beyond_kernels(grad):
             return None if grad is None else grad.to(ctx.dtype), None
         adjoint = ctx.run.adjoint()
-        found = adjoint.below[:, 0] + adjoint.log_top[:, 0, 0]
-        return (found if grad is None else found + grad).to(ctx.dtype), None
+        gradient = adjoint.below[:, 0] + adjoint.log_top[:, 0, 0]
+        return (gradient if grad is None else gradient + grad).to(ctx.dtype), None
 
 
 class _Step(torch.autograd.Function):
@@ -166,23 +165,23 @@ class _Step(torch.autograd.Function):
     def backward(ctx: Any, grad_top: Tensor | None, grad_history: Tensor | None) -> tuple[Tensor | None, ...]:
         (history, *weights), run, t = ctx.saved_tensors, ctx.run, ctx.t
         if beyond_kernels(grad_top, grad_history):
-            given = (history, *weights, run.n_states)
-            return *replay(_replayed, Call(given, (), ctx.needs_input_grad[:5]), (grad_top, grad_history)), None
+            inputs = (history, *weights, run.n_states)
+            return *replay(_replayed, Call(inputs, (), ctx.needs_input_grad[:5]), (grad_top, grad_history)), None
         memory, adjoint, dtype = run.memory, run.adjoint(), weights[0].dtype
         if grad_top is not None:
             adjoint.log_top[:, t, : t + 1] += grad_top
         replace, pop = (x.double() for x in weights[1:])
         g_replace, g_pop = replace.new_zeros(replace.shape), pop.new_zeros(pop.shape)
-        given = memory.weights(replace, pop), memory.tables, adjoint.weights(g_replace, g_pop), adjoint.tables
-        in_parallel([partial(backward, part, (t, t), *given) for part in shares(pop, t**2)])
-        found = [adjoint.all[0][:, t - 1].clone(), g_replace, g_pop]
+        inputs = memory.weights(replace, pop), memory.tables, adjoint.weights(g_replace, g_pop), adjoint.tables
+        in_parallel([partial(backward, part, (t, t), *inputs) for part in shares(pop, t**2)])
+        gradients = [adjoint.all[0][:, t - 1].clone(), g_replace, g_pop]
         if t == run.copied + 1:
             run.hand_back()
         if grad_history is not None:  # the second derivative of a later step
-            sizes = [history.shape[1], *(x.shape[1:].numel() for x in found)]
+            sizes = [history.shape[1], *(x.shape[1:].numel() for x in gradients)]
             grad_history, *own = grad_history.split(sizes, 1)
-            found = [x + part.view_as(x) for x, part in zip(found, own, strict=True)]
-        return grad_history, *(x.to(dtype) for x in found), None, None
+            gradients = [x + part.view_as(x) for x, part in zip(gradients, own, strict=True)]
+        return grad_history, *(x.to(dtype) for x in gradients), None, None
 
 
 def _replayed(

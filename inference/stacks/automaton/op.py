@@ -81,7 +81,7 @@ class Tape(Protocol):
 
 
 starts = Variants(plain.start, "pushdown_starts")
-"""How a run starts; not an operator, as the steps of a run may share what they compute, and its derivative."""
+"""The start of a run. It is not an operator, because the steps of a run share computations and their derivative."""
 
 
 def start(log_initial: Float[Tensor, "B K"], n_states: int, n_steps: int = 16) -> Tape:
@@ -135,9 +135,9 @@ def carry(weights: Weights, tables: Inside, bottom: Float[Tensor, "B L"], push: 
     ends = torch.stack(stays[::-1], 1)
     D = bottom.new_zeros(B, T + 1, T + 1, bottom.shape[-1])  # by c and t
     D = D + ((ends[..., None] * share_top).transpose(1, 2)[..., None] * opened[:, :, None])
-    found = []
+    cells = []
     for t in range(T, 0, -1):
-        found.append(D[:, : t + 1, t].sum(1))
+        cells.append(D[:, : t + 1, t].sum(1))
         now = D[:, :t, t].clone()
         whole = N[:, :t, t] if weights.log_evidence is None else N[:, :t, t] - weights.log_evidence[:, t - 1, :t, 0]
         whole = torch.where(N[:, :t, t].isneginf(), torch.inf, whole)
@@ -146,7 +146,7 @@ def carry(weights: Weights, tables: Inside, bottom: Float[Tensor, "B L"], push: 
         split = (N[:, :t, : t - 1] + M[:, t, None, 1:t] - whole[..., None]).exp()  # [B, c, k]
         D[:, :t, : t - 1] += split[..., None] * now[:, :, None]
         D[:, 1:t, t - 1] += push(split.transpose(1, 2) @ now, 1, t)
-    return torch.stack(found[::-1], 1)
+    return torch.stack(cells[::-1], 1)
 
 
 def expected_use(build: Callable[..., Weights], *leaves: Tensor) -> tuple[Tensor, ...]:

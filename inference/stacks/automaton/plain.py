@@ -66,9 +66,9 @@ def advance(
     if t > 1:
         back = add(last[:, 1:, ..., None] + log_pop[:, None, None], (-2,))
         matched = add(torch.stack(tape.log_push, 1)[..., None] + back[:, :, None], (-2,))
-        left = torch.stack([_padded(s, t) for s in tape.segments[:-1]], 2)  # [B, c, k, K, K]
-        left = left.unflatten(-1, (Q, G)).unsqueeze(-2)  # [B, c, k, a, u, 1, y]
-        split = left + matched.unflatten(2, (Q, G)).transpose(-1, -2)[:, None, :, None]
+        spans = torch.stack([_padded(s, t) for s in tape.segments[:-1]], 2)  # [B, c, k, K, K]
+        spans = spans.unflatten(-1, (Q, G)).unsqueeze(-2)  # [B, c, k, a, u, 1, y]
+        split = spans + matched.unflatten(2, (Q, G)).transpose(-1, -2)[:, None, :, None]
         terms.append(add(split, (2, 4)).flatten(-2)[..., None])
     segment = torch.cat([add(torch.cat(terms, -1), (-1,)), _identity(log_push[:, 0])], 1)
     if log_evidence is not None:
@@ -101,9 +101,9 @@ def start(log_initial: Float[Tensor, "B K"], n_states: int, n_steps: int = 0, be
     return _tape((_identity(log_initial),), (log_initial,), (), none, log_initial[:, None], best)
 
 
-def pushdown(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def pushdown(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The tables of all steps; see `op.pushdown`."""
-    log_initial, log_push, log_replace, log_bottom, log_pop, log_evidence, best = given
+    log_initial, log_push, log_replace, log_bottom, log_pop, log_evidence, best = arguments
     n = log_push.shape[1] + 1
     tape = start(log_initial, int(log_pop.shape[-1]), best=best)
     matched, log_top = [_padded(tape.matched, n)], [_padded(tape.log_top, n)]

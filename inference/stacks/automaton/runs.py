@@ -1,9 +1,8 @@
-"""Whole runs of a weighted pushdown automaton, walked back from the last step: samples, or the best run.
+"""Whole runs of a weighted pushdown automaton, traced back from the last step: samples, or the best run.
 
-What is on top at step t is one of three. The element pushed at t has no past; before it, what lies below it was on top.
-An older element either went on in its place (its configuration was replaced), or came back into view, since an element
-k that was pushed on it was popped at t; before that, k was on top. Each time the walk chooses what the entry of the
-tables was made of.
+The top at step t has one of three origins. An element pushed at t has no past; before it, the element below it was on
+top. An older element either stayed in place (its configuration was replaced), or reappeared because an element k above
+it was popped at t; before that, k was on top. Each time the trace chooses the term of the table's entry.
 """
 
 from collections.abc import Callable
@@ -106,7 +105,7 @@ class _Walk:
         self._n_waiting = torch.zeros_like(self.run)
 
     def open(self, t: int, following: Float[Tensor, "M K"]) -> _Top:
-        """An element on top at t that stays for ever, given the weight of what follows, by its configuration."""
+        """An element on top at t that stays forever, given the weight of later steps, by its configuration."""
         below, segment = self.tables.below[self.sequence], self.tables.segment[self.sequence, ..., t]
         index = self.choose((below[..., None] + segment + following[:, None, None]).flatten(1))
         K = following.shape[1]
@@ -134,18 +133,19 @@ class _Walk:
         push = self.weights.log_push[b, past.popped - 1, past.under]
         inner = self.tables.segment[b, past.popped, :, :, t - 1]
         index = self.choose((push[..., None] + inner + pop[:, None]).flatten(1))
-        found = _Top(past.popped, index // pop.shape[1], index % pop.shape[1])
-        return found, pop[self.run, found.now]
+        below = _Top(past.popped, index // pop.shape[1], index % pop.shape[1])
+        return below, pop[self.run, below.now]
 
     def below(self, t: int, top: _Top) -> tuple[_Top, Tensor]:
         """What was on top before the element was pushed at t, and the log-weight of the push."""
         push = self.weights.log_push[self.sequence, t - 1, :, top.pushed_in]
         last = _Top._make(self._waiting[(self._n_waiting - 1).clamp_min(0), self.run].unbind(-1))
-        found = _either(self._n_waiting > 0, last, self.open(t - 1, push))
-        return found, push[self.run, found.now]
+        next_below = _either(self._n_waiting > 0, last, self.open(t - 1, push))
+        return next_below, push[self.run, next_below.now]
 
     def note(self, popped: Tensor, pushed: Tensor, under: _Top) -> None:
-        """Runs that popped come to the inner element now, and what lies under it waits; those that pushed took it."""
+        """For runs that popped, the inner element comes next and the element below it waits; the other runs pushed
+        it."""
         self._waiting[self._n_waiting[popped], self.run[popped]] = torch.stack(under, -1)[popped]
         self._n_waiting += popped.long() - (pushed & (self._n_waiting > 0)).long()
 

@@ -1,4 +1,4 @@
-"""What the weighted pushdown recursion starts from and what it computes; `op` has the equations."""
+"""The inputs and results of the weighted pushdown recursion; `op` has the equations."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ class Weights(Record):
     Arguments:
         log_initial: state and bottom symbol before the first step.
         log_push, log_replace: by configuration before and after.
-        log_bottom: what `log_replace` is while the bottom is on top.
+        log_bottom: `log_replace` while the bottom is on top.
         log_pop: by configuration before and state after.
         log_evidence: of element c on top at step t in a configuration; None: no evidence.
     """

@@ -26,15 +26,16 @@ def _relu(x):
 
 @kernel
 def _strengths(raw, strength, m, i, n_layers, n_raw, DTYPE: constexpr):
-    """Poured and drained; what is left of the layers i before; what there is after; what of a unit is not above it."""
+    """Poured and drained; the rest of the layers i before; the layers after; the part of the read unit above each
+    layer."""
     poured = sigmoids(tl.load(raw + m * n_raw + i * 0).to(DTYPE))
     drained = sigmoids(tl.load(raw + m * n_raw + 1 + i * 0).to(DTYPE))
     before = tl.load(strength + m * n_layers + i, i < n_layers, 0.0).to(DTYPE)
     lack = drained[0] - (tl.cumsum(before, 0, reverse=True) - before)
-    left = before - _relu(lack)
-    after = tl.where(i == n_layers, poured[0], tl.where(i < n_layers, _relu(left), 0))
+    rest = before - _relu(lack)
+    after = tl.where(i == n_layers, poured[0], tl.where(i < n_layers, _relu(rest), 0))
     room = 1 - (tl.cumsum(after, 0, reverse=True) - after)
-    return poured, drained, lack, left, after, room
+    return poured, drained, lack, rest, after, room
 
 
 @kernel
@@ -69,7 +70,7 @@ def _backward(
     n_layers, n_raw, width, LAYERS: constexpr, WIDTH: constexpr, DTYPE: constexpr,
 ):  # fmt: skip
     m, i = position(0), tl.arange(0, LAYERS)
-    poured, drained, lack, left, after, room = _strengths(raw, strength, m, i, n_layers, n_raw, DTYPE)
+    poured, drained, lack, rest, after, room = _strengths(raw, strength, m, i, n_layers, n_raw, DTYPE)
     seen = _relu(room)
     weight = tl.minimum(after, seen, propagate_nan=tl.PropagateNan.ALL)
     g_weight = tl.zeros((LAYERS,), DTYPE)
@@ -86,13 +87,13 @@ def _backward(
         g_poured = tl.sum(tl.where(i[:, None] == n_layers, g_layers, 0), 0)[None, :]
         tl.store(g_raw + m * n_raw + 2 + v, g_poured * (1 - poured_value * poured_value), v < width)
     # a minimum of equals belongs to both by half, as in torch
-    own = tl.where(after < seen, 1.0, tl.where(after == seen, 0.5, 0.0)).to(DTYPE)
-    of_room = tl.where((room > 0) & (i <= n_layers), (1 - own) * g_weight, 0)
+    share = tl.where(after < seen, 1.0, tl.where(after == seen, 0.5, 0.0)).to(DTYPE)
+    of_room = tl.where((room > 0) & (i <= n_layers), (1 - share) * g_weight, 0)
     g_after = tl.load(g_strength + m * (n_layers + 1) + i, i <= n_layers, 0.0).to(DTYPE)
-    g_after += own * g_weight - (tl.cumsum(of_room, 0) - of_room)  # a layer takes room from all below
-    g_left = tl.where((i < n_layers) & (left > 0), g_after, 0)
-    of_lack = tl.where(lack > 0, g_left, 0)
-    g_before = g_left + (tl.cumsum(of_lack, 0) - of_lack)  # and keeps all below from being drained
+    g_after += share * g_weight - (tl.cumsum(of_room, 0) - of_room)  # a layer takes room from all below
+    g_rest = tl.where((i < n_layers) & (rest > 0), g_after, 0)
+    of_lack = tl.where(lack > 0, g_rest, 0)
+    g_before = g_rest + (tl.cumsum(of_lack, 0) - of_lack)  # and keeps all below from being drained
     tl.store(g_strength_before + m * n_layers + i, g_before, i < n_layers)
     g_poured_on = g_after * poured[0] * poured[1]
     tl.store(g_raw + m * n_raw + i * 0, g_poured_on, i == n_layers)
@@ -114,20 +115,20 @@ class _Step(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, raw: Tensor, strength: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         m, n, width = values.shape
-        given = tuple(x.contiguous() for x in (raw, strength, values))
-        found = raw.new_empty(m, n + 1), raw.new_empty(m, n + 1, width), raw.new_empty(m, width)
-        _launch(_forward, *given, *found)
+        tables = tuple(x.contiguous() for x in (raw, strength, values))
+        results = raw.new_empty(m, n + 1), raw.new_empty(m, n + 1, width), raw.new_empty(m, width)
+        _launch(_forward, *tables, *results)
         ctx.save_for_backward(raw, strength, values)
-        return found
+        return results
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        given = ctx.saved_tensors
+        saved = ctx.saved_tensors
         if beyond_kernels(*grads):
-            return replay(step.plain, Call(given, (), ctx.needs_input_grad), grads)
-        found = tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in given)
-        _launch(_backward, *(x.contiguous() for x in (*given, *grads)), *found)
-        return found
+            return replay(step.plain, Call(saved, (), ctx.needs_input_grad), grads)
+        gradients = tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in saved)
+        _launch(_backward, *(x.contiguous() for x in (*saved, *grads)), *gradients)
+        return gradients
 
 
 def _fits(raw: Tensor, strength: Tensor, values: Tensor) -> bool:

@@ -6,8 +6,8 @@ layer of strength $d$; reading mixes the layers of the topmost unit of depth (Gr
 $$s_t[i] = \max(0,\; s_{t-1}[i] - \max(0,\; u_t - \sum_{j>i} s_{t-1}[j])), \quad s_t[t] = d_t, \qquad
 r_t = \sum_i \min(s_t[i],\; \max(0,\; 1 - \sum_{j>i} s_t[j]))\, v_i$$
 
-It averages over the depth at which one reads, not over what was done: no distribution over action sequences gives the
-same reads in general.
+It averages over the depth of reading, not over actions: in general, no distribution over action sequences gives the
+same reads.
 """
 
 import torch
@@ -24,12 +24,12 @@ def stratify(strength: Float[Tensor, "*b n"], pour: Float[Tensor, "*b"], drain: 
     >>> stratify(torch.tensor([0.5, 1.0]), pour=torch.tensor(0.7), drain=torch.tensor(1.2))
     tensor([0.3000, 0.0000, 0.7000])
     """
-    left = strength - (drain[..., None] - _above(strength)).relu()
-    return torch.cat([left.relu(), pour[..., None]], -1)
+    rest = strength - (drain[..., None] - _above(strength)).relu()
+    return torch.cat([rest.relu(), pour[..., None]], -1)
 
 
 def visible(strength: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
-    """The part of each layer that lies in the topmost unit of depth: its weight in a read.
+    """The part of each layer in the topmost unit of depth: its weight in a read.
 
     >>> visible(torch.tensor([0.5, 0.8, 0.7]))
     tensor([0.0000, 0.3000, 0.7000])
@@ -73,7 +73,7 @@ def stratified_step(
         strength, values: of the layers there are, oldest first.
 
     Returns:
-        Strengths and values after, and what is read.
+        Strengths and values after the step, and the reading.
 
     >>> _, _, reading = stratified_step(torch.tensor([[0.0, -9.0, 9.0]]), torch.ones(1, 1), -torch.ones(1, 1, 1))
     >>> reading.round(decimals=2)  # half of 1 on top of half of -1
@@ -83,5 +83,5 @@ def stratified_step(
 
 
 def _above(strength: Tensor) -> Tensor:
-    """How much lies above each layer, summed from the top."""
+    """The strength above each layer, summed from the top."""
     return strength.flip(-1).cumsum(-1).flip(-1) - strength

@@ -1,4 +1,4 @@
-"""One fused step of a superposition stack: from the controller's raw outputs to the new cells and what is read of them.
+"""One fused step of a superposition stack: from the controller's raw outputs to the new cells and their reading.
 
 A small network spends its time on calls, not on arithmetic: the softmax, the sigmoid, the update and the read are one
 node of the autograd graph each way, with less ado than an operator has. The equation is that of `op.superpose`.
@@ -86,7 +86,7 @@ def backward_cells(g_new, g_reading, cells, n_cells, empty, action, value, g_raw
 class _Step(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, raw: Tensor, cells: Tensor, depth: int, n_read: int, empty: float) -> tuple[Tensor, Tensor]:
-        given = raw, cells
+        inputs = raw, cells
         M, n_cells, V = cells.shape
         A = raw.shape[1] - V
         raw, cells = raw.contiguous(), cells.reshape(M, n_cells * V)
@@ -97,14 +97,14 @@ class _Step(torch.autograd.Function):
         forward_cells(
             raw.numpy(), cells.numpy(), n_cells, ctx.empty, action.numpy(), value.numpy(), new.numpy(), reading.numpy()
         )  # fmt: skip
-        ctx.save_for_backward(*given, cells, action, value)
+        ctx.save_for_backward(*inputs, cells, action, value)
         return new.view(M, depth, V), reading
 
     @staticmethod
     def backward(ctx: Any, g_new: Tensor, g_reading: Tensor) -> tuple[Tensor | None, ...]:
-        *given, cells, action, value = ctx.saved_tensors
+        *inputs, cells, action, value = ctx.saved_tensors
         if beyond_kernels(g_new, g_reading):
-            return replay(step.plain, Call((*given, *ctx.others), (), ctx.needs_input_grad), (g_new, g_reading))
+            return replay(step.plain, Call((*inputs, *ctx.others), (), ctx.needs_input_grad), (g_new, g_reading))
         g_raw, g_cells = cells.new_empty(len(cells), action.shape[1] + value.shape[1]), torch.empty_like(cells)
         g_new = g_new.flatten(1).clone(memory_format=torch.contiguous_format)
         backward_cells(

@@ -72,8 +72,8 @@ def _forward(
 def _gradient(g_new, g_reading, m, j, mask, n_new, n_reading, DTYPE: constexpr):
     """Of the numbers j of the cells after a step, 0 for those that are none."""
     mask = mask & (j >= 0) & (j < n_new)
-    own = tl.load(g_new + m * n_new + j, mask, 0.0).to(DTYPE)
-    return own + tl.load(g_reading + m * n_reading + j, mask & (j < n_reading), 0.0).to(DTYPE)
+    gradient = tl.load(g_new + m * n_new + j, mask, 0.0).to(DTYPE)
+    return gradient + tl.load(g_reading + m * n_reading + j, mask & (j < n_reading), 0.0).to(DTYPE)
 
 
 @kernel
@@ -137,10 +137,10 @@ class _Step(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g_new: Tensor, g_reading: Tensor) -> tuple[Tensor | None, ...]:
-        raw, cells = given = ctx.saved_tensors
+        raw, cells = saved = ctx.saved_tensors
         if beyond_kernels(g_new, g_reading):
-            return replay(step.plain, Call((*given, *ctx.others), (), ctx.needs_input_grad), (g_new, g_reading))
-        g_raw, g_cells = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in given)
+            return replay(step.plain, Call((*saved, *ctx.others), (), ctx.needs_input_grad), (g_new, g_reading))
+        g_raw, g_cells = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in saved)
         tables = (x.flatten(1).contiguous() for x in (raw, cells, g_new, g_reading))
         tables = *tables, g_raw, g_cells.flatten(1)
         columns = max(tables[1].shape[1], tables[2].shape[1])

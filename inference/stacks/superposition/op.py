@@ -4,8 +4,8 @@ If an action is push, pop or no-op with probabilities $p, q, n$, the expected ce
 
 $$S_t[i] = p\, S_{t-1}[i-1] + q\, S_{t-1}[i+1] + n\, S_{t-1}[i], \qquad S_{t-1}[-1] = v_t$$
 
-whatever the distribution over stacks was before, since the three moves are linear (Joulin & Mikolov 2015). The depth is
-a birth-death chain.
+for any distribution over stacks before, because the three actions are linear (Joulin & Mikolov 2015). The depth is a
+birth-death chain.
 """
 
 from collections.abc import Iterator
@@ -62,7 +62,7 @@ def superposed_step(
         raw: logits of the A = R - V actions, then V numbers whose sigmoid is the pushed value.
         cells: expected cells before, less `empty`; there may be fewer than `depth`.
         n_read: cells to read.
-        empty: what an empty cell reads as.
+        empty: the reading of an empty cell.
 
     Returns:
         The cells after, less `empty`, and the first n_read of them as they read, flattened.

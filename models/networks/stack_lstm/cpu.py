@@ -1,8 +1,8 @@
 """An LSTM cell that drives superposition stacks, all steps in one node of the autograd graph, on the CPU.
 
-With a small batch a step is a dozen calls of microseconds each; here it is two matrix products and two kernels each
-way, and the gradient of each weight matrix is one product over all steps at the end. A gradient that is to be
-differentiated again is that of the plain form.
+With a small batch, a step in plain torch is a dozen calls of microseconds each. Here it is two matrix products and two
+kernels each way, and the gradient of each weight matrix is one product over all steps at the end. If a gradient is to
+be differentiated again, the plain form computes it.
 """
 
 from typing import Any
@@ -35,7 +35,7 @@ def _forward_gates(gates, old, cell, hidden):
 
 @kernel
 def _backward_gates(g_hidden, g_cell, old, gates, cell, g_logits):
-    """Overwrites g_cell with the gradient of the cell before."""
+    """Overwrites g_cell with the gradient of the previous cell."""
     B, H = old.shape
     one = type(old[0, 0])(1)
     for b in range(B):
@@ -52,11 +52,12 @@ def _backward_gates(g_hidden, g_cell, old, gates, cell, g_logits):
 
 
 class _StackLSTM(torch.autograd.Function):
-    """`apply(x, *start, *weights, settings)`. The kernels see each table by step and by stack, M = B stacks of them."""
+    """`apply(x, *start, *weights, settings)`. The kernels see each table by step and by stack, with M = B stacks in
+    all."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *given: Any) -> tuple[Tensor, ...]:
-        start, weights, settings = Start(*given[:4]), Weights(*given[4:8]), given[8]
+    def forward(ctx: Any, x: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+        start, weights, settings = Start(*arguments[:4]), Weights(*arguments[4:8]), arguments[8]
         ctx.settings = settings
         (T, B, n_inputs), M, V = x.shape, len(start.stacks), settings.width
         H, R, n_raw = start.hidden.shape[1], start.reading.shape[1], len(weights.actions_bias)
@@ -92,12 +93,12 @@ class _StackLSTM(torch.autograd.Function):
     def backward(
         ctx: Any, g_hidden: Tensor, g_reading: Tensor, g_raw: Tensor, g_cells: Tensor, g_stacks: Tensor
     ) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors  # which checkpoints give once
-        given, (inputs, gates, cell, hidden, action, value, *stacks) = saved[:9], saved[9:]
+        saved = ctx.saved_tensors  # read once, because checkpoints provide them once
+        arguments, (inputs, gates, cell, hidden, action, value, *stacks) = saved[:9], saved[9:]
         if beyond_kernels(g_hidden, g_reading, g_raw, g_cells, g_stacks):
-            call = Call((*given, ctx.settings), (), ctx.needs_input_grad)
+            call = Call((*arguments, ctx.settings), (), ctx.needs_input_grad)
             return replay(passes.plain, call, (g_hidden, g_reading, g_raw, g_cells, g_stacks))
-        W, U = given[5], given[7]
+        W, U = arguments[5], arguments[7]
         (T, B, H), (M, V), A = hidden.shape, value.shape[1:], action.shape[2]
         past = ctx.settings.past
         g_raw = g_raw.clone(memory_format=torch.contiguous_format)
@@ -130,5 +131,5 @@ class _StackLSTM(torch.autograd.Function):
 
 
 @passes.kernel("cpu")
-def stack_lstm(x: Tensor, *given: Any) -> tuple[Tensor, ...]:
-    return _StackLSTM.apply(x, *given)  # pyright: ignore[reportReturnType]
+def stack_lstm(x: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    return _StackLSTM.apply(x, *arguments)  # pyright: ignore[reportReturnType]

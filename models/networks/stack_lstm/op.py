@@ -3,7 +3,7 @@ r"""An LSTM cell that drives superposition stacks, all steps in one node of the 
 $$[i, f, g, o]_t = W [x_t, r_{t-1}, h_{t-1}] + b, \quad c_t = \sigma(f) c_{t-1} + \sigma(i) \tanh(g), \quad
 h_t = \sigma(o) \tanh(c_t), \quad (S_t, r_t) = step(S_{t-1}, U h_t + d)$$
 
-The fused forms are in files of their own, one a device.
+Each device has one file with its fused form.
 """
 
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ class Weights(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Before the first step: hidden state and cell [B, H], reading [B, R], and stacks [B stacks, n, V]."""
+    """The state before the first step: hidden state and cell [B, H], reading [B, R], and stacks [B stacks, n, V]."""
 
     hidden: Tensor
     cell: Tensor
@@ -34,9 +34,9 @@ class Start(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """Stacks a sequence, values a cell, cells read, value of an empty cell, most cells kept.
+    """Stacks in a sequence, values in a cell, cells read, value of an empty cell, most cells kept.
 
-    And of sequences that end early: the steps [T, B] past their ends, at which the raw actions are `idle` [O].
+    For sequences that end early: the steps [T, B] after their ends, at which the raw actions are `idle` [O].
     """
 
     stacks: int
@@ -58,9 +58,9 @@ class Pass(NamedTuple):
     stacks: Tensor
 
 
-def plain(x: Tensor, *given: Any) -> tuple[Tensor, ...]:
+def plain(x: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     """The same in plain torch, differentiable any number of times."""
-    start, weights, settings = Start(*given[:4]), Weights(*given[4:8]), given[8]
+    start, weights, settings = Start(*arguments[:4]), Weights(*arguments[4:8]), arguments[8]
     (hidden, cell, reading, stacks), steps = start, []
     for t, x_t in enumerate(x):
         logits = torch.addmm(weights.gates_bias, torch.cat([x_t, reading, hidden], 1), weights.gates.t())
@@ -79,12 +79,12 @@ def plain(x: Tensor, *given: Any) -> tuple[Tensor, ...]:
 
 
 def depth_after(n_cells: int, settings: Settings) -> int:
-    """Cells kept once there were so many."""
+    """The number of cells after one more step from `n_cells`."""
     return n_cells + 1 if settings.capacity is None else min(n_cells + 1, settings.capacity)
 
 
 passes = Variants(plain, "stack_lstm")
-"""`plain`, or what is fused where there is such a form."""
+"""`plain`, or the fused form if there is one."""
 
 
 def stack_lstm(x: Tensor, start: Start, weights: Weights, settings: Settings) -> Pass:
