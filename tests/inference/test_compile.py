@@ -15,6 +15,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.cpu("torch's compiler knows few devices")
 def test_operators_are_compiled_whole(name):

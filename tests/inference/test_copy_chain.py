@@ -339,6 +339,7 @@ def test_impossible_events_are_exact_zeros_with_finite_derivatives_of_every_orde
         assert all(gradient.isfinite().all() for gradient in second)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize("served", [lambda operator: operator, without_kernels], ids=["with kernels", "without"])
 @pytest.mark.cpu("torch's checks know few devices")

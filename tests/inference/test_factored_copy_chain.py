@@ -214,6 +214,7 @@ def test_derivatives_are_the_marginals_and_right_to_second_order(gates):
     assert gradgradcheck(lambda *t: op.log_normalizer(*t, lengths)[0], leaves)
 
 
+@pytest.mark.slow
 @pytest.mark.cpu("torch's checks know few devices")
 @pytest.mark.parametrize("served", [lambda operator: operator, without_kernels], ids=["with kernels", "without"])
 def test_operators_pass_opcheck(served):

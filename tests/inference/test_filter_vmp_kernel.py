@@ -79,6 +79,7 @@ def test_weights_of_any_size_beside_ordinary_ones(power, dtype):
                 assert_close(a.double(), b, rtol=0, atol=limit)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("given", [False, True])
 def test_the_operator_passes_opcheck(dtype, given):

@@ -92,6 +92,7 @@ def test_a_gated_scan_can_be_differentiated_twice(gate):
     assert torch.autograd.gradgradcheck(lambda p, h: gated_scan(p, h, **options), (pre, h0), atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.cpu("torch's checks know few devices")
 def test_the_fused_operator_is_registered_as_torch_expects():
     pre, h0, _ = tables(3, 2, 4, 6, "ratio")

@@ -122,6 +122,7 @@ def test_first_and_second_derivatives_are_right(name, restarts):
         assert torch.autograd.gradgradcheck(function, tables)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "operator",
     [gaussian.full_density, gaussian.diagonal_density, gaussian.diagonal_moments, gaussian.full_moments],

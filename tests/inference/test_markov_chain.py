@@ -309,6 +309,7 @@ def naive_second_derivatives(given: list[Tensor], lengths: Tensor) -> tuple[Tens
     return torch.autograd.grad(torch.stack([grad.square().sum() for grad in first]).sum(), leaves)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("varies", [False, True])
 @pytest.mark.parametrize("served", [lambda operator: operator, without_kernels], ids=["with kernels", "without"])
 @pytest.mark.cpu("torch's checks know few devices")

@@ -176,6 +176,7 @@ def test_under_autocast_states_stay_in_single_precision():
     assert out.dtype == again.dtype == stepped.dtype == h.dtype == torch.float32
 
 
+@pytest.mark.slow
 @pytest.mark.hardware("torch's compiler knows few devices")
 @each_layer
 @pytest.mark.parametrize("lengths", [[4, 2, 5], torch.tensor([4, 2, 5])])

@@ -457,6 +457,7 @@ def pairs() -> Iterator[Any]:
             known = tool in gaps.get(name, "").split()
             marks = [pytest.mark.xfail(strict=True), pytest.mark.cpu("its gaps are known there")] if known else []
             marks += [PLACES[tool]] if tool in PLACES else []
+            marks += [pytest.mark.slow] if tool in ("compile", "export") else []
             yield pytest.param(name, tool, marks=marks, id=f"{name}-{tool}")
 
 

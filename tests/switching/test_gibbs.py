@@ -38,6 +38,7 @@ def four_chains(regimes: Regimes, x: Tensor, seed: int) -> tuple[Paths, Tensor]:
 # ---- each conditional
 
 
+@pytest.mark.slow
 @pytest.mark.cpu("numba's kernels")
 @given(**MODELS, rank=st.integers(0, 3), n_steps=st.integers(1, 6), missing=st.sampled_from([0.0, 0.4]))
 def test_each_regime_is_drawn_from_its_probability_given_all_others(seed, rank, n_steps, missing, **sizes):
@@ -236,6 +237,7 @@ def test_whole_paths_leave_stretches_that_single_regimes_do_not():
     assert float(whole.effective_size.mean()) > 3 * float(alone.effective_size.mean())
 
 
+@pytest.mark.slow
 def test_recurrent_regimes_have_the_posterior_of_the_grid():
     model = random_regimes(5, regimes=3, latent=1, recurrent=True)
     x = model.simulate(5, seed=1).x

@@ -109,6 +109,7 @@ def test_fused_tables_and_gradients_equal_the_plain_ones(seed, Q, G, T, best):
                 close(a, b, rtol=1e-11, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.cpu("torch's checks know few devices")
 def test_kernel_meets_the_contract_of_a_torch_operator():
     initial, push, replace, pop = (x.clamp_min(-3) for x in tables(0, 4, 2, 2, 2))
@@ -196,6 +197,7 @@ def run(weights: list[Tensor], start, branch: bool) -> Tensor:
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.cpu("numba's kernels")
 @pytest.mark.parametrize("branch", [False, True])
 def test_gradients_through_the_steps_equal_those_of_plain_torch(branch):

@@ -96,6 +96,7 @@ def test_of_a_single_normal_the_draws_are_those_of_the_posterior_in_closed_form(
     assert_close(float(interval.lower["loc"]), exact["loc"].ppf(0.05), rtol=0, atol=0.15)
 
 
+@pytest.mark.slow
 def test_they_are_as_wide_as_those_of_nuts(monkeypatch):
     monkeypatch.setattr(sampling, "CHAINS", 2)
     truth = sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)).with_values(
@@ -166,6 +167,7 @@ def test_heavy_tails_of_weights_are_told():
     assert float(weights[-1]) < 1e-12
 
 
+@pytest.mark.slow
 def test_divergences_are_reported(monkeypatch):
     import arviz as az
 
