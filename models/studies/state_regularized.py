@@ -107,9 +107,9 @@ def draw_distances(latches: pd.DataFrame, networks: pd.DataFrame, chains: pd.Dat
     at = sorted(set(lengths := chains["words"].str.removeprefix("length ").astype(int)))
     colors = dict(zip(FACTORS, ("#20068f", "#8c2981", "#de4968", "#fca636"), strict=True))
     for way, style in (("soft pass", "o-"), ("chain", "o:")):
-        own = chains.assign(length=lengths).set_index("trained by").loc[[way]].set_index("temperature")
-        for (factor, color), temperature in zip(colors.items(), dict.fromkeys(own.index), strict=True):
-            means = own.loc[[temperature]].groupby("length")["TV"].mean()
+        chosen = chains.assign(length=lengths).set_index("trained by").loc[[way]].set_index("temperature")
+        for (factor, color), temperature in zip(colors.items(), dict.fromkeys(chosen.index), strict=True):
+            means = chosen.loc[[temperature]].groupby("length")["TV"].mean()
             right.plot(at, means, style, color=color, markersize=4, label=f"by {way}, at {factor:g} x $\\tau$")
     right.set(xscale="log", xlabel="length of the word", ylabel="total variation at its end, mean")
     right.set_ylim(0, 1.35 * right.get_ylim()[1])

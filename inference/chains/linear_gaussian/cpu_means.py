@@ -108,7 +108,7 @@ def start(model, sequences, k, count, n, room):
 
 
 @inlined
-def see(model, sequences, gains, c, k, count, n, t, room, at):
+def update(model, sequences, gains, c, k, count, n, t, room, at):
     """Whitened innovations of a step, from `at` on, and the means that they lead to; returns the constant cost."""
     n_features, r = gains.root.shape[-1], min(t, gains.steady[c])
     source, seen = model.emission_of[c], model.seen_of[c]
@@ -130,7 +130,7 @@ def see(model, sequences, gains, c, k, count, n, t, room, at):
 
 
 @inlined
-def move(model, sequences, c, k, count, n, t, room):
+def predict(model, sequences, c, k, count, n, t, room):
     """The means of the next step."""
     n_states = model.transition.shape[-1]
     for i in range(n_states * n):
@@ -180,7 +180,7 @@ def run_forward(model, sequences, gains, diffuse, c, k, count, n, room):
     start(model, sequences, k, count, n, room)
     for t in range(model.lengths[c]):
         at = t * n_features * n if keep else 0
-        constant = see(model, sequences, gains, c, k, count, n, t, room, at)
+        constant = update(model, sequences, gains, c, k, count, n, t, room, at)
         regress(diffuse, c, t, n, room, at)
         for lane in range(n):
             room.total[lane] -= room.cost[lane] + constant
@@ -188,7 +188,7 @@ def run_forward(model, sequences, gains, diffuse, c, k, count, n, room):
             for i in range(n_states * n):
                 room.filtered[t * n_states * n + i] = room.mean[i]
         if t + 1 < model.lengths[c]:
-            move(model, sequences, c, k, count, n, t, room)
+            predict(model, sequences, c, k, count, n, t, room)
     if diffuse.white.shape[-1]:
         weigh(diffuse, c, 0, n, room)
         for lane in range(n):
@@ -214,7 +214,7 @@ def run_filter(model, sequences, gains, diffuse, c, k, count, n, room, out):
     start(model, sequences, k, count, n, room)
     for t in range(model.lengths[c]):
         write_means(sequences, diffuse.predicted, c, t, k, count, n, room, out.predicted_mean)
-        constant = see(model, sequences, gains, c, k, count, n, t, room, 0)
+        constant = update(model, sequences, gains, c, k, count, n, t, room, 0)
         regress(diffuse, c, t, n, room, 0)
         for lane in range(n):
             room.cost[lane] += constant - room.rest[lane]
@@ -233,7 +233,7 @@ def run_filter(model, sequences, gains, diffuse, c, k, count, n, room, out):
             out.log_increment[sequences.groups[k, lane], t] = increment
         write_means(sequences, diffuse.filtered, c, t, k, count, n, room, out.mean)
         if t + 1 < model.lengths[c]:
-            move(model, sequences, c, k, count, n, t, room)
+            predict(model, sequences, c, k, count, n, t, room)
 
 
 @kernel

@@ -12,7 +12,7 @@ from torch import Tensor
 from . import parallel
 from .factors import beside, covariance_of
 from .plain import evidence_and_start, of_sets, scan_of
-from .steps import see, seen_of, sights
+from .steps import seen_of, sights, update
 from .tables import Tables
 
 
@@ -79,7 +79,7 @@ def score(tables: Tables, d_total: Tensor) -> list[Tensor] | None:
     if scan is None:
         return None
     q, sight = tables.n_diffuse, sights(tables)
-    seen = see(scan.predicted, sight)
+    seen = update(scan.predicted, sight)
     vector, information = parallel.future(scan.steps)
     belief = parallel.smooth(seen.belief, vector, information)
     _, start, _ = evidence_and_start(tables, scan.predicted, seen)

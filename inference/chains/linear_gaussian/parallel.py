@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ...numerics.prefixes import Elements, prefixes
 from .factors import beside, compress, covariance_of
-from .steps import Belief, Seen, Sight, initial, move, moves, see, sights
+from .steps import Belief, Seen, Sight, initial, moves, predict, sights, update
 from .tables import Tables
 
 
@@ -83,10 +83,10 @@ def steps_of(tables: Tables) -> tuple[Seen, Stretch, Tensor]:
     first = initial(tables)
     sight, step = sights(tables), moves(tables)
     n_columns, n_states = first.means.shape[-1], first.factor.shape[-1]
-    start = see(first, Sight(sight.emission[..., 0, :, :], sight.gap[..., 0, :], sight.noise[..., 0, :, :]))
+    start = update(first, Sight(sight.emission[..., 0, :, :], sight.gap[..., 0, :], sight.noise[..., 0, :, :]))
     later = Sight(_after(sight.emission, 3), _after(sight.gap, 2), _after(sight.noise, 3))
     # the state before counts as unknown coordinates, of which means are affine functions
-    seen = see(Belief(beside(step.transition, step.offset.unsqueeze(-1)), step.noise), later)
+    seen = update(Belief(beside(step.transition, step.offset.unsqueeze(-1)), step.noise), later)
     effect, white = seen.white[..., :n_states], seen.white[..., n_states:]
     pad = (n_columns - 1, 0)
     steps = (
@@ -111,7 +111,7 @@ def scan(tables: Tables) -> Scan | None:
         return None
     joined = Stretch(*prefixes(_join, steps))
     after = Belief(joined.means.movedim(0, -3)[..., :-1, :, :], joined.factor.movedim(0, -3)[..., :-1, :, :])
-    ahead, _ = move(after, moves(tables))
+    ahead, _ = predict(after, moves(tables))
     first = initial(tables)
     predicted = Belief(*(_before(a, b, tables.n_steps - 1) for a, b in zip(first, ahead, strict=True)))
     if not all(bool(part.isfinite().all()) for part in predicted):

@@ -41,7 +41,7 @@ def read(x: Tensor, arguments: dict[str, Any]) -> Parameters:
         "observation_noise": (sights, n_features, n_features),
         "emission_offset": (sights, n_features),
     }
-    by_step = {name: _by_step(name, arguments[name], x, *own) for name, own in sizes.items()}
+    by_step = {name: _by_step(name, arguments[name], x, *axes) for name, axes in sizes.items()}
     counts = read_lengths(arguments["lengths"])
     batch_shape = common_batch(
         x=x.shape[:-2],

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from . import parallel
 from .factors import compress, covariance_of
-from .steps import Belief, Forward, Move, Seen, Sight, backward, initial, move, moves, see, seen_of, sights
+from .steps import Belief, Forward, Move, Seen, Sight, backward, initial, moves, predict, seen_of, sights, update
 from .tables import OPEN, OVERFLOW, SINGULAR, Tables
 
 LOG_2PI = math.log(2 * math.pi)
@@ -58,7 +58,7 @@ def _see_all(tables: Tables) -> tuple[Belief, Seen]:
     scan = scan_of(tables)
     if scan is None:
         return forward(tables)[:2]
-    return scan.predicted, see(scan.predicted, sights(tables))
+    return scan.predicted, update(scan.predicted, sights(tables))
 
 
 def forward(tables: Tables) -> Forward:
@@ -67,10 +67,10 @@ def forward(tables: Tables) -> Forward:
     predicted, seen, turns = [], [], []
     for t in range(tables.n_steps):
         predicted.append(belief)
-        seen.append(see(belief, Sight(_at(sight.emission, t, 2), _at(sight.gap, t, 1), _at(sight.noise, t, 2))))
+        seen.append(update(belief, Sight(_at(sight.emission, t, 2), _at(sight.gap, t, 1), _at(sight.noise, t, 2))))
         if t + 1 < tables.n_steps:
             transition = Move(_at(step.transition, t, 2), _at(step.offset, t, 1), _at(step.noise, t, 2))
-            belief, rotation = move(seen[-1].belief, transition)
+            belief, rotation = predict(seen[-1].belief, transition)
             turns.append(rotation)
     means, factor = (_stack(list(part), 2) for part in zip(*predicted, strict=True))
     after = Belief(*(_stack(list(part), 2) for part in zip(*(each.belief for each in seen), strict=True)))
@@ -249,7 +249,7 @@ def smooth(tables: Tables) -> tuple[Tensor, ...]:
         forward_pass = forward(tables)
         predicted, seen, (belief, cross) = *forward_pass[:2], _smooth_back(forward_pass)
     else:
-        predicted, seen = scan.predicted, see(scan.predicted, sights(tables))
+        predicted, seen = scan.predicted, update(scan.predicted, sights(tables))
         vector, information = parallel.future(scan.steps)
         belief = parallel.smooth(seen.belief, vector, information)
         cross = parallel.neighbours(belief, scan.steps, information)

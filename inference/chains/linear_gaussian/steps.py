@@ -93,7 +93,7 @@ def initial(tables: Tables) -> Belief:
     return Belief(beside(tables.directions, tables.initial_mean.unsqueeze(-1)), tables.initial_factor)
 
 
-def see(belief: Belief, sight: Sight) -> Seen:
+def update(belief: Belief, sight: Sight) -> Seen:
     """The belief after an observation."""
     means, factor = belief
     emission, y, noise = sight
@@ -116,7 +116,7 @@ def see(belief: Belief, sight: Sight) -> Seen:
     return Seen(after, whitened, seen_part, free_part, diagonal.log().sum(-1), singular)
 
 
-def move(belief: Belief, step: Move) -> tuple[Belief, Tensor]:
+def predict(belief: Belief, step: Move) -> tuple[Belief, Tensor]:
     """The belief about the next state, and the rotation that keeps its factor square."""
     transition, offset, noise = step
     means = transition @ belief.means

@@ -179,8 +179,8 @@ class _Step(torch.autograd.Function):
             run.hand_back()
         if grad_history is not None:  # the second derivative of a later step
             sizes = [history.shape[1], *(x.shape[1:].numel() for x in gradients)]
-            grad_history, *own = grad_history.split(sizes, 1)
-            gradients = [x + part.view_as(x) for x, part in zip(gradients, own, strict=True)]
+            grad_history, *parts_here = grad_history.split(sizes, 1)
+            gradients = [x + part.view_as(x) for x, part in zip(gradients, parts_here, strict=True)]
         return grad_history, *(x.to(dtype) for x in gradients), None, None
 
 

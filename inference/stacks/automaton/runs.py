@@ -68,28 +68,28 @@ def trace(weights: Weights, tables: Inside, n: int, choose: Choose) -> Runs:
     Arguments:
         choose: from the log-weights of options to the index of one of them: `draw` or `largest`.
     """
-    walk = _Walk(weights, tables, n, choose)
-    log_weight, steps = weights.log_pop.new_zeros(len(walk.run)), []
-    top = walk.open(walk.n_steps, weights.log_pop.new_zeros(len(walk.run), weights.log_pop.shape[2]))
-    for t in range(walk.n_steps, 0, -1):
+    trace_back = _TraceBack(weights, tables, n, choose)
+    log_weight, steps = weights.log_pop.new_zeros(len(trace_back.run)), []
+    top = trace_back.open(trace_back.n_steps, weights.log_pop.new_zeros(len(trace_back.run), weights.log_pop.shape[2]))
+    for t in range(trace_back.n_steps, 0, -1):
         if weights.log_evidence is not None:
-            log_weight = log_weight + weights.log_evidence[walk.sequence, t - 1, top.element, top.now]
-        past = walk.past(t, top)
+            log_weight = log_weight + weights.log_evidence[trace_back.sequence, t - 1, top.element, top.now]
+        past = trace_back.past(t, top)
         pushed = top.element == t
         popped = past.uncovered & ~pushed
         steps.append((torch.where(pushed, PUSH, torch.where(popped, POP, REPLACE)), top.now, top.element))
-        below, log_push = walk.below(t, top)
-        inner, log_pop = walk.popped(t, top, past)
-        walk.note(popped, pushed, _Top(top.element, top.pushed_in, past.under))
+        below, log_push = trace_back.below(t, top)
+        inner, log_pop = trace_back.popped(t, top, past)
+        trace_back.note(popped, pushed, _Top(top.element, top.pushed_in, past.under))
         stayed = _Top(top.element, top.pushed_in, past.old)
         top = _either(pushed, below, _either(popped, inner, stayed))
         log_weight = log_weight + torch.where(pushed, log_push, torch.where(popped, log_pop, past.log_replace))
-    log_weight = log_weight + weights.log_initial[walk.sequence, top.now]
+    log_weight = log_weight + weights.log_initial[trace_back.sequence, top.now]
     action, configuration, element = (torch.stack(x[::-1], -1).unflatten(0, (n, -1)) for x in zip(*steps, strict=True))
     return Runs(action, configuration, element, log_weight.unflatten(0, (n, -1)))
 
 
-class _Walk:
+class _TraceBack:
     """M runs on their way back, and for each a pile of elements that wait to be on top again.
 
     An element waits while one that was pushed on it, and popped later, is on top. What is on top while none waits stays
