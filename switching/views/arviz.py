@@ -128,7 +128,7 @@ def inference_data(
     """All groups from parameter draws `[n, ...]`, where n is chains times draws = `shape`, or 1: a point repeated."""
     coords = coordinates(series, model)
     step = (*(name for name in coords if name.startswith("sequence")), "time")
-    found = summarize(model, values, shape[0] * shape[1] if predictive else 0, series, seed)
+    found = generated_quantities(model, values, shape[0] * shape[1] if predictive else 0, series, seed)
     seen = (~torch.isnan(series.observations)).any(-1).cpu()
     dims = {p.shown.name if p.shown else name: p.dims for name, p in model.known.items()}
     parameters = {}
@@ -186,8 +186,8 @@ def _observed(seen: Tensor, coords: dict[str, Any], step: tuple[str, ...]) -> Ob
 
 
 @dataclass(frozen=True)
-class Summary:
-    """What parameter draws `[n, ...]` say of a series."""
+class GeneratedQuantities:
+    """What draws `[n, ...]` of the parameters generate of a series."""
 
     log_increment: Float[Tensor, "n *b T"]  # log p(x_t | x_1..t-1), 0 where nothing was observed
     ahead: Float[Tensor, "total *b T F"] | None  # draws of the same density
@@ -195,7 +195,7 @@ class Summary:
     smoothed: dict[str, tuple[Tensor, tuple[str, ...]]]  # means over draws [*b, T, ...], and their axes after time
 
 
-def summarize(model: Any, values: Parameters, total: int, series: Series, seed: int) -> Summary:
+def generated_quantities(model: Any, values: Parameters, total: int, series: Series, seed: int) -> GeneratedQuantities:
     """Filter, smooth and replicate the series under every draw; `total` replicates, or none, are shared out."""
     n, problem = len(next(iter(values.values()))), model.problem(series)
     increments, ahead, replicates, smoothed = [], [], [], {}
@@ -219,9 +219,9 @@ def summarize(model: Any, values: Parameters, total: int, series: Series, seed: 
 
     means = {name: (ended(p), axes) for name, (p, axes) in smoothed.items()}
     if not total:
-        return Summary(torch.cat(increments), None, None, means)
+        return GeneratedQuantities(torch.cat(increments), None, None, means)
     replicated = torch.cat(replicates).masked_fill(outside.unsqueeze(-1), torch.nan)
-    return Summary(torch.cat(increments), torch.cat(ahead), replicated, means)
+    return GeneratedQuantities(torch.cat(increments), torch.cat(ahead), replicated, means)
 
 
 # ---- their names ---------------------------------------------------------------------------------------------------
