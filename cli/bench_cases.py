@@ -25,9 +25,9 @@ from ..models.networks.minimal import MinGRU
 from ..switching.dynamics.markov import Markov
 from ..switching.emissions.multivariate_normal import MultivariateNormal
 from ..switching.emissions.normal import Normal
+from ..switching.fitting.chain_graph import ChainGraph
 from ..switching.fitting.chunked import engine_from
 from ..switching.fitting.em import EM
-from ..switching.fitting.graph import Graph
 from ..switching.fitting.starts import first_guesses
 from ..switching.model import SwitchingSSM
 
@@ -277,7 +277,7 @@ def vmp(size: Size, device: torch.device) -> Contenders:
     """A sweep with full normals, and its bound."""
     x = levels(size).to(device)
     problem = SwitchingSSM(Markov(size.K), MultivariateNormal(2)).scaled_to(x).problem(x)
-    engine = engine_from(Graph.of(problem), first_guesses(problem, 1, 0).values)
+    engine = engine_from(ChainGraph.of(problem), first_guesses(problem, 1, 0).values)
     theirs = of_host("hmmlearn", device, lambda: hmmlearn_sweep(x, size.K))
     return {"samplehold": partial(engine.run, 1, 0.0), "hmmlearn, scaling": theirs}
 

@@ -31,25 +31,32 @@ def _series() -> torch.Tensor:
     return levels + torch.randn(STEPS, 1, generator=generator, dtype=torch.float64)
 
 
+def _query(model: SwitchingSSM | LinearSSM | SwitchingLinearSSM, x: torch.Tensor) -> None:
+    model.filter(x)
+    model.smooth(x)
+    model.sample_posterior(x, 2, seed=0)
+    model.forecast(x, 2)
+
+
 def _switching() -> None:
     x, short = _series(), {"restarts": 2, "max_steps": 3, "progress": False}
     for dynamics in Copy, Markov:
         for method, emission in (("em", Normal(1)), ("vmp", Normal(1)), ("vmp", MultivariateNormal(1))):
             model = SwitchingSSM(dynamics(2), emission).fit(x, method=method, **short).model
-            model.filter(x), model.smooth(x), model.viterbi(x), model.sample_posterior(x, 2, seed=0)
-            model.forecast(x, 2)
+            _query(model, x)
+            model.viterbi(x)
 
 
 def _linear() -> None:
     x = _series()
     model = LinearSSM(LocalLevel()).fit(x, progress=False).model
-    model.filter(x), model.smooth(x), model.sample_posterior(x, 2, seed=0), model.forecast(x, 2)
+    _query(model, x)
 
 
 def _switching_linear() -> None:
     x = _series()
     model = SwitchingLinearSSM(2, 1).fit(x, restarts=2, max_steps=3, progress=False).model
-    model.filter(x), model.smooth(x), model.sample_posterior(x, 2, seed=0), model.forecast(x, 2)
+    _query(model, x)
 
 
 def _networks() -> None:

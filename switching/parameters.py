@@ -240,9 +240,13 @@ def prefixed(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     return {prefix + name: value for name, value in values.items()}
 
 
+LOCATIONS = ("loc", "emission_offset")
+"""The parameters that another origin of the observations moves."""
+
+
 def moved(parameters: Parameters, by: Tensor) -> Parameters:
     """The same parameters or hyperparameters, with locations moved."""
-    return {name: table + by if name.removeprefix(PREFIX) == "loc" else table for name, table in parameters.items()}
+    return {name: table + by if name.removeprefix(PREFIX) in LOCATIONS else table for name, table in parameters.items()}
 
 
 def described(known: Mapping[str, Parameter], values: Parameters) -> Parameters:

@@ -18,17 +18,17 @@ from samplehold.inference.chains.markov.chain import MarkovChain
 from samplehold.inference.numerics.deferred import add_context, deferred, refuse_if
 from samplehold.inference.numerics.remembered import remembered
 from samplehold.switching.fitting import chunked
+from samplehold.switching.fitting.chain_graph import ChainGraph
 from samplehold.switching.fitting.chunked import ChunkedVMP, engine_from
 from samplehold.switching.fitting.em import EM
-from samplehold.switching.fitting.graph import Graph
-from samplehold.switching.fitting.network import NetworkPassing
+from samplehold.switching.fitting.message_passing import Passing
 from samplehold.switching.fitting.options import Options
 from samplehold.switching.fitting.sampling import fit_svi
 from samplehold.switching.fitting.search import STRIDE
 from samplehold.switching.fitting.starts import Starts, first_guesses
 from samplehold.switching.linear.ascent import Ascent
 from samplehold.switching.problem import Problem
-from samplehold.switching.slds import network as slds_network
+from samplehold.switching.slds import graph as slds_graph
 from torch import Tensor
 
 ON_CUDA = torch.cuda.is_available()
@@ -111,7 +111,7 @@ def test_a_step_of_em_waits_once(name):
 def test_a_sweep_of_message_passing_waits_once(name):
     with gpu() as device:
         problem = problem_of(name, device)
-        engine = engine_from(Graph.of(problem), starts_of(problem).values)
+        engine = engine_from(ChainGraph.of(problem), starts_of(problem).values)
         assert len(looks(lambda: engine.run(3, 0.0))) == 3
 
 
@@ -119,7 +119,7 @@ def test_a_sweep_in_parts_waits_once(monkeypatch):
     monkeypatch.setattr(chunked, "ROOM", 200)
     with gpu() as device:
         problem = problem_of("copy", device)
-        engine = engine_from(Graph.of(problem), starts_of(problem).values)
+        engine = engine_from(ChainGraph.of(problem), starts_of(problem).values)
         assert isinstance(engine, ChunkedVMP)
         assert len(looks(lambda: engine.run(3, 0.0))) == 3
 
@@ -155,7 +155,7 @@ def layered(device: torch.device) -> Any:
     return layered_of(sh.Normal(2), values, even / 5, [table.to(device)], even)
 
 
-NETWORK_FITS = {
+GRAPH_FITS = {
     "linear": lambda device: sh.LinearSSM(2, 2),
     "linear-diagonal": lambda device: sh.LinearSSM(2, 2, "diagonal"),
     "factorial": lambda device: factorial(device, counts=False),
@@ -173,9 +173,9 @@ class EnoughError(Exception):
 def strides_of(model: Any, x: Tensor, method: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, list[str]]]:
     """What a fit climbs with, and what it waits for in each stride of it."""
     found: list[tuple[Any, list[str]]] = []
-    usual = NetworkPassing.run
+    usual = Passing.run
 
-    def run(self: NetworkPassing, max_steps: int) -> Any:
+    def run(self: Passing, max_steps: int) -> Any:
         with counted() as own:
             ran = usual(self, max_steps)
         found.append((self, own))
@@ -184,23 +184,23 @@ def strides_of(model: Any, x: Tensor, method: str, monkeypatch: pytest.MonkeyPat
         return ran
 
     with monkeypatch.context() as patch, unchecked(), suppress(EnoughError):
-        patch.setattr(NetworkPassing, "run", run)
-        patch.setattr(slds_network, "COLD", 1.0)  # no time for a slow start
+        patch.setattr(Passing, "run", run)
+        patch.setattr(slds_graph, "COLD", 1.0)  # no time for a slow start
         model.fit(x, method, restarts=1, max_steps=2 * STRIDE, tol=1e-300, progress=False)
     return found
 
 
 SLOW = {("switching-linear", "em"), ("switching-linear-recurrent", "vmp")}  # what the other two show
-SWEEPS = [(name, method) for name in NETWORK_FITS for method in ("em", "vmp") if (name, method) not in SLOW]
+SWEEPS = [(name, method) for name in GRAPH_FITS for method in ("em", "vmp") if (name, method) not in SLOW]
 
 
 @pytest.mark.parametrize(("name", "method"), SWEEPS)
-def test_a_sweep_of_a_network_waits_once(name, method, monkeypatch):
+def test_a_sweep_of_several_blocks_of_paths_waits_once(name, method, monkeypatch):
     with gpu() as device:
         x = sample_of(2, device, whole=name == "factorial-counts")
-        *_, (climber, found) = strides_of(NETWORK_FITS[name](device), x, method, monkeypatch)
+        *_, (climber, found) = strides_of(GRAPH_FITS[name](device), x, method, monkeypatch)
         # where another basis is looked for, once a stride: for the way to the host and back, and what is there
-        rebased = climber.network.between is not None
+        rebased = climber.graph.rebase is not None
         assert len(found) == STRIDE + 3 * rebased
         # a leap waits for by how much, and for whether all are densities there, however many restarts there are
         before, few = climber.tables, torch.full((1,), 1e-3, dtype=torch.float64)
@@ -336,7 +336,7 @@ FITS = {
 
 @pytest.mark.parametrize("fit", FITS.values(), ids=FITS)
 def test_a_fit_ends_on_the_device_of_its_series(fit, monkeypatch):
-    monkeypatch.setattr(slds_network, "COLD", 1.0)
+    monkeypatch.setattr(slds_graph, "COLD", 1.0)
     with gpu() as device, unchecked():
         model, n_features = fit(device)
         found = model.fit(sample_of(n_features, device), restarts=1, max_steps=2, progress=False)

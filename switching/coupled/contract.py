@@ -286,8 +286,8 @@ class CoupledSSM(Model):
     # ---- fits and figures ------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def network(self, series: Series, options: Options) -> Any:
-        """Blocks, factors and labels to learn from: see `fitting.network.Network`."""
+    def graph(self, series: Series, options: Options) -> Any:
+        """Blocks, factors and labels to learn from: see `fitting.graph.Graph`."""
 
     def fit(
         self,
@@ -325,7 +325,7 @@ class CoupledSSM(Model):
 
         check_enough(series, max(self.chain_sizes))
         with explains_singularity():
-            result = fit_coupled(self.network(series, options), series, options)
+            result = fit_coupled(self.graph(series, options), series, options)
         paths = paths_of(result.paths, result.objective, result.converged)
         return replace(Fit.of(result, self.with_values(result.values)), paths=paths)
 

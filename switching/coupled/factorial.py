@@ -40,7 +40,7 @@ from ..dynamics.factors import fresh_states, gates
 from ..dynamics.markov import Markov
 from ..emissions.discrete import Poisson
 from ..emissions.multivariate_normal import MultivariateNormal
-from ..fitting.network import Network, Points
+from ..fitting.graph import Graph, Points
 from ..fitting.options import Options
 from ..model import SwitchingSSM
 from ..parameters import Parameter, Parameters
@@ -202,7 +202,7 @@ class FactorialSSM(CoupledSSM):
         factor = Factor(emission, tuple(block.name for block in blocks), mask=series.inside.to(values))
         return VMP(blocks, [factor], check=check)
 
-    def network(self, series: Series, options: Options) -> Network:
+    def graph(self, series: Series, options: Options) -> Graph:
         counts, sizes = self.counts, self.chain_sizes
         about = series.observations.new_zeros(self.n_features)
         if not counts:
@@ -237,7 +237,7 @@ class FactorialSSM(CoupledSSM):
             found |= {f"loc_{d}": part + about / len(sizes) for d, part in enumerate(parts, start=1)}
             return found | {"precision": points["noise"].precision}
 
-        return Network(families, priors, factors, paths, collect)
+        return Graph(families, priors, factors, paths, collect)
 
 
 def _check_rates(loc: Sequence[Tensor]) -> None:

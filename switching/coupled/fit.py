@@ -6,36 +6,21 @@ r"""Learning in models of several copy chains, by message passing: every paramet
     noise                    matrix-normal-Wishart, all chains' locations and the precision
     rate_d                   gamma, for counts what the states of chain d multiply the rate by
 
-Concentrations of the priors are 1; the emission's prior is scaled to the data. The rest is `fitting.network`.
+Concentrations of the priors are 1; the emission's prior is scaled to the data. The rest is `fitting.graph`.
 """
 
-import torch
-
 from ..data.series import Series
+from ..fitting.graph import Graph
 from ..fitting.interrupts import interruptible
-from ..fitting.network import Network, NetworkPassing, multi_start
+from ..fitting.message_passing import fit_graph
 from ..fitting.options import Options
-from ..fitting.result import Result, diagnostics
+from ..fitting.result import Result, result_of
 
 
 @interruptible()
-def fit_coupled(network: Network, series: Series, options: Options) -> Result:
+def fit_coupled(graph: Graph, series: Series, options: Options) -> Result:
     """Fit the parameters of several chains; `paths` of the result are the expected uses of each chain's tables."""
-    if options.method == "em":
-        network = network.at_points(flat=options.prior is None)
-    with multi_start(options, series) as search:
-        optimizer = NetworkPassing(network.engine(options.restarts), network)
-        search.run(optimizer, ["labels"] * options.restarts, -(-options.restarts // 3))
-    tables = search.best.tables
-    posterior = network.posterior(tables)
-    used = [block.family.mean(tables[block.name]) for block in network.paths]
+    posterior, search = fit_graph(graph, ["labels"] * options.restarts, options, series, -(-options.restarts // 3))
+    used = [block.family.mean(search.best.tables[block.name]) for block in graph.paths]
     empty = tuple((chain.fresh + chain.held).flatten(0, -2).sum(0) < 1.0 for chain in used)
-    return Result(
-        values=posterior.mean,
-        method=options.method,
-        empty_states=empty,
-        collapsed_states=tuple(torch.zeros_like(chain) for chain in empty),
-        posterior=posterior if options.method == "vmp" else None,
-        paths=used,
-        **diagnostics(search.found()),
-    )
+    return result_of(search, options.method, posterior.mean, empty, posterior, paths=used)

@@ -47,8 +47,8 @@ from ..data.series import Given, Series
 from ..dynamics.factors import fresh_states, gates
 from ..dynamics.markov import Markov
 from ..emissions.contract import ByGate
-from ..fitting.graph import conjugates, emitted
-from ..fitting.network import Network, Points
+from ..fitting.chain_graph import conjugates, emitted
+from ..fitting.graph import Graph, Points
 from ..fitting.options import Options
 from ..fitting.starts import first_labels
 from ..fitting.units import Units
@@ -256,7 +256,7 @@ class LayeredSSM(CoupledSSM):
                 factors.append(Factor(_drawn_below(self.tables[layer].log()), names, mask=inside))
         return VMP(blocks, factors, check=check)
 
-    def network(self, series: Series, options: Options) -> Network:
+    def graph(self, series: Series, options: Options) -> Graph:
         parts, sizes, restarts = conjugates(self.emission), self.chain_sizes, options.restarts
         about = Units.of(self.emission, series).about.to(series.observations)
         x, n_axes = series.observations - about, len(series.batch_shape) + 1
@@ -289,7 +289,7 @@ class LayeredSSM(CoupledSSM):
                 found |= moved(prefixed(own, part.prefix), about)
             return found
 
-        return Network(families, priors, factors, paths, collect)
+        return Graph(families, priors, factors, paths, collect)
 
 
 def _observed(evidence: ByGate) -> Any:

@@ -37,6 +37,7 @@ from ...inference.numerics.deferred import deferred, redone
 from ..data.series import Series
 from ..dynamics.contract import PATHS
 from ..parameters import Parameters
+from .chain_graph import ChainGraph
 from .graph import Etas, Graph
 from .interrupts import may_interrupt
 from .options import Options
@@ -54,21 +55,17 @@ class Contribution(NamedTuple):
     elbo: Tensor
     messages: Etas
 
-    def plus(self, other: "Contribution") -> "Contribution":
-        messages = {name: message + other.messages[name] for name, message in self.messages.items()}
-        return Contribution(self.elbo + other.elbo, messages)
-
 
 class ChunkedVMP:
     """The engine of a graph whose paths are never all there at once; the interface of `VMP` that a climb uses.
 
     Arguments:
         etas: natural parameters of the blocks of parameters, `[R, ...]`.
-        linear: the blocks in whose statistics all factors are linear: see `Graph.linear`.
+        linear: the blocks in whose statistics all factors are linear: see `ChainGraph.linear`.
         under: expected statistics of the parameters for the first update, in place of those of `etas`.
     """
 
-    def __init__(self, graph: Graph, etas: Etas, linear: frozenset[str], under: Etas | None = None):
+    def __init__(self, graph: ChainGraph, etas: Etas, linear: frozenset[str], under: Etas | None = None):
         self.graph, self.etas = graph, etas
         series, restarts = graph.problem.series, len(next(iter(etas.values())))
         self._size = max(1, ROOM // (restarts * graph.problem.n_states))  # steps of a turn
@@ -117,7 +114,7 @@ class ChunkedVMP:
 
     def _priors(self) -> Etas:
         return {
-            name: torch.zeros_like(prior) if self.graph.blocks[name][1].prior_is_factor else prior
+            name: torch.zeros_like(prior) if name in self.graph.factor_priors else prior
             for name, prior in self.graph.priors.items()
         }
 
@@ -153,12 +150,12 @@ class ChunkedVMP:
                 self._paths.append(engine.stats(PATHS))
             yield Chunk(engine, engine.normalizer(PATHS), None)
 
-    def _stretches(self, whole: Graph, etas: Etas, under: Etas | None, size: int) -> Iterator["Chunk"]:
+    def _stretches(self, whole: ChainGraph, etas: Etas, under: Etas | None, size: int) -> Iterator["Chunk"]:
         """The same for a single long sequence, `size` steps at a time."""
         n_steps = int(whole.problem.series.last.max()) + 1
         firsts = range(0, max(1, n_steps - 1), size)
 
-        def stretch(i: int, before: Tensor | None, after: Tensor | None) -> tuple[Graph, VMP]:
+        def stretch(i: int, before: Tensor | None, after: Tensor | None) -> tuple[ChainGraph, VMP]:
             series = whole.problem.series.stretch(firsts[i], size + 1)
             part = whole.to(series, 1 / len(firsts), before=before, after=after)
             engine = part.engine(etas, check=False, linear=self.linear)
@@ -199,19 +196,19 @@ def alike(series: Series, most: int) -> list[Int[Tensor, "n"]]:
 
 
 class Chunk(NamedTuple):
-    """The engine of some of the data, their part of the evidence `[R]`, and `Graph.counted` of their steps."""
+    """The engine of some of the data, their part of the evidence `[R]`, and `ChainGraph.counted` of their steps."""
 
     engine: VMP
     evidence: Tensor
     counted: Tensor | None
 
 
-def is_long(graph: Graph, restarts: int) -> bool:
+def is_long(graph: ChainGraph, restarts: int) -> bool:
     """Whether a single sequence is better taken in stretches."""
     return restarts * graph.problem.series.n_steps * graph.problem.n_states > LONG and not graph.independent
 
 
-def is_large(graph: Graph, restarts: int) -> bool:
+def is_large(graph: ChainGraph, restarts: int) -> bool:
     """Whether the tables of so many restarts are better not held of all data at once."""
     series = graph.problem.series
     numbers = series.n_sequences * restarts * series.n_steps * graph.problem.n_states
@@ -241,7 +238,7 @@ class Passes(NamedTuple):
 
 
 def run_batches(
-    graph: Graph, starts: Starts, options: Options, report: Callable[[int, float], None] = lambda step, best: None
+    graph: ChainGraph, starts: Starts, options: Options, report: Callable[[int, float], None] = lambda step, best: None
 ) -> Passes:
     """Passes through all sequences until the estimate of the bound settles, or `max_steps`.
 
@@ -290,11 +287,9 @@ def run_batches(
     return Passes(etas, kept, final, objective, converged, interrupted)
 
 
-def engine_from(graph: Graph, values: Parameters) -> VMP | ChunkedVMP:
+def engine_from(graph: ChainGraph, values: Parameters) -> VMP | ChunkedVMP:
     """The engine whose paths are those under given parameters `[R, ...]`."""
-    restarts = len(next(iter(values.values())))
-    etas = {name: prior.expand(restarts, *prior.shape) for name, prior in graph.priors.items()}
-    return engine_of(graph, etas, graph.point(values))
+    return engine_of(graph, graph.start(len(next(iter(values.values())))), graph.point(values))
 
 
 def engine_of(
@@ -304,11 +299,13 @@ def engine_of(
 
     `linear` is that of an engine of the same graph, where there is one.
     """
-    linear = graph.linear(etas) if linear is None else linear
-    if is_large(graph, len(next(iter(etas.values())))):
-        return ChunkedVMP(graph, etas, linear, under)
-    engine = graph.engine(etas, check=False, linear=linear)
-    engine.update(PATHS, under)
+    if isinstance(graph, ChainGraph):
+        linear = graph.linear(etas) if linear is None else linear
+        if is_large(graph, len(next(iter(etas.values())))):
+            return ChunkedVMP(graph, etas, linear, under)
+    engine = graph.engine(etas, check=False, linear=linear or frozenset())
+    for block in graph.paths:
+        engine.update(block.name, under)
     return engine
 
 

@@ -16,17 +16,17 @@ from ..emissions.contract import ConjugateEmission
 from ..parameters import Parameters, reordered
 from ..problem import Problem
 from .alignment import match_states, state_levels
+from .chain_graph import renumbered
 from .em import EM
-from .graph import renumbered
 from .initialization import Initialization
 from .interrupts import interruptible
 from .message_passing import fit_vmp
 from .options import Options
 from .posterior import VariationalPosterior
-from .progress import Progress
-from .result import Result, diagnostics
+from .progress import reported
+from .result import Result, result_of
 from .sampling import fit_nuts, fit_svi
-from .search import Report, search
+from .search import search
 
 
 @interruptible()
@@ -68,44 +68,37 @@ def _by_em(begin: Initialization, options: Options) -> Result:
     problem, units, scaled = begin.problem, begin.units, begin.scaled
     check_modes(problem)
     volume = begin.volume + units.log_prior_volume(problem)
-    with Progress(f"EM, {options.restarts} restarts", options.max_steps, options.progress) as shown:
+    with reported(options, -volume) as report:
         climbs = search(
             scaled,
             partial(EM, scaled),
             lambda values: scaled.chain(values).smooth().state,
             options,
-            _less(shown, volume),
+            report,
             begin.start,
         ).raised(-volume)
     best = climbs.best
     order = _order(scaled, begin.start, best.tables)
     values = reordered(problem.parameters, best.tables, order)
     occupancy = EM(scaled, {name: value.unsqueeze(0) for name, value in values.items()}).occupancy[0]
-    return Result(
-        values={name: value.clone() for name, value in (units.back(values) | problem.fixed).items()},
-        method="em",
-        empty_states=occupancy < 1.0,
-        collapsed_states=torch.zeros_like(occupancy > 0) if best.collapsed is None else best.collapsed[order],
-        **diagnostics(climbs),
+    return result_of(
+        climbs,
+        "em",
+        {name: value.clone() for name, value in (units.back(values) | problem.fixed).items()},
+        empty=occupancy < 1.0,
+        collapsed=None if best.collapsed is None else best.collapsed[order],
     )
 
 
 def _by_message_passing(begin: Initialization, options: Options) -> Result:
     problem, units, scaled = begin.problem, begin.units, begin.scaled
-    with Progress(f"VMP, {options.restarts} restarts", options.max_steps, options.progress) as shown:
-        ended = fit_vmp(scaled, options, _less(shown, begin.volume), begin.start)
-    posterior = VariationalPosterior(ended.etas, ended.graph.blocks, units, problem)
+    with reported(options, -begin.volume) as report:
+        ended = fit_vmp(scaled, options, report, begin.start)
+    posterior = VariationalPosterior.of_chain(ended.etas, ended.graph.blocks, units, problem)
     order = _order(scaled, begin.start, units.values(posterior.mean))
-    posterior = replace(posterior, blocks=renumbered(posterior.known_blocks, ended.etas, order))
+    posterior = replace(posterior, blocks=renumbered(ended.graph.blocks, ended.etas, order))
     empty = ended.occupancy[order] < 1.0
-    return Result(
-        values=posterior.mean,
-        method="vmp",
-        empty_states=empty,
-        collapsed_states=torch.zeros_like(empty),
-        posterior=posterior,
-        **diagnostics(ended.found.raised(-begin.volume)),
-    )
+    return result_of(ended.found.raised(-begin.volume), "vmp", posterior.mean, empty, posterior)
 
 
 def _order(problem: Problem, start: Parameters | None, values: Parameters) -> Int[Tensor, "K"]:
@@ -116,11 +109,6 @@ def _order(problem: Problem, start: Parameters | None, values: Parameters) -> In
         some = {name: value.unsqueeze(0) for name, value in values.items()}
         return match_states(problem, some, {name: value[0] for name, value in start.items()})[0]
     return state_levels(problem.emission, values).argsort(stable=True)
-
-
-def _less(report: Report, volume: float) -> Report:
-    """A report of objectives in the data's units, from those in units of their spread."""
-    return lambda step, best: report(step, best - volume)
 
 
 def check_enough(series: Series, n_states: int) -> None:

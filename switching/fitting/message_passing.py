@@ -1,8 +1,9 @@
-"""Variational fits: q(parameters) q(paths) by message passing; see `graph` for the blocks and the factors.
+"""Fits by message passing; see `graph` for the blocks and the factors.
 
 The restarts climb as `search` lets them, or through minibatches of the sequences.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,36 +12,49 @@ from torch import Tensor
 
 from ...inference.message_passing.engine import VMP, Run
 from ...inference.numerics.deferred import passed
+from ..data.series import Series
 from ..parameters import Parameters
 from ..problem import Problem
-from .chunked import ChunkedVMP, engine_from, engine_of, occupancy_of, parameters_of, run_batches
+from .chain_graph import ChainGraph
+from .chunked import ChunkedVMP, engine_from, engine_of, occupancy_of, run_batches
 from .graph import Etas, Graph
 from .options import Options
-from .search import Climb, Found, Report, search
+from .posterior import VariationalPosterior
+from .progress import Report
+from .search import Climb, Found, multi_start, search
 from .starts import Starts, first_guesses, opened
 
 HALVINGS = 10  # of a leap
 
 
 class Passing:
-    """A batch of restarts that climb by message passing."""
+    """A batch of restarts that climb by message passing.
 
-    def __init__(self, engine: VMP | ChunkedVMP, graph: Graph | None = None) -> None:
-        self.engine, self.graph = engine, graph
+    Arguments:
+        fresh: whether parameters are still those of the prior, which no basis would make more probable.
+    """
+
+    def __init__(self, engine: VMP | ChunkedVMP, graph: Graph, fresh: bool = True) -> None:
+        self.engine, self.graph, self.fresh = engine, graph, fresh
 
     @property
     def tables(self) -> Etas:
-        return parameters_of(self.engine)
+        if isinstance(self.engine, ChunkedVMP):
+            return self.engine.etas
+        return {name: self.engine.blocks[name].eta for name in self.graph.kept}
 
     @property
     def collapsed(self) -> None:
         """No state collapses under a prior."""
 
     def run(self, max_steps: int) -> Run:
+        if self.graph.rebase is not None and isinstance(self.engine, VMP) and not self.fresh:
+            self.graph.rebase(self.engine)
+        self.fresh = False
         return self.engine.run(max_steps, tol=0.0)
 
     def select(self, restarts: Tensor) -> "Passing":
-        return Passing(self.engine.select(restarts), self.graph)
+        return Passing(self.engine.select(restarts), self.graph, self.fresh)
 
     def extrapolated(self, before: Etas, by: Tensor) -> Etas | None:
         """Natural parameters as far ahead, or half or less of that where they would not be those of a density."""
@@ -52,21 +66,14 @@ class Passing:
                 for name, eta in now.items()
             }
             single = [{n: eta[r] for n, eta in ahead.items() if isinstance(eta, Tensor)} for r in range(len(by))]
-            proper = passed([partial(self.check, etas) for etas in single], ValueError)
+            proper = passed([partial(self.graph.check, etas) for etas in single], ValueError)
             if all(proper):
                 return ahead
             by = torch.where(torch.tensor(proper, device=by.device), by, by / 2)
         return None
 
-    def check(self, etas: Etas) -> None:
-        """Raise ValueError where natural parameters of one restart are not those of densities."""
-        assert self.graph is not None
-        for name, (_, block) in self.graph.blocks.items():
-            block.family.check(etas[name])
-
     def at(self, tables: Etas) -> "Passing":
-        assert self.graph is not None
-        return Passing(engine_of(self.graph, tables, linear=self.engine.linear), self.graph)
+        return Passing(engine_of(self.graph, tables, linear=self.engine.linear), self.graph, fresh=False)
 
     def height(self) -> Tensor:
         return self.engine.elbo()
@@ -76,11 +83,26 @@ def _wide(by: Tensor, like: Tensor) -> Tensor:
     return by.reshape(-1, *[1] * (like.ndim - 1))
 
 
+def fit_graph(
+    graph: Graph, kinds: Sequence[str], options: Options, series: Series, n_kept: int, shift: float = 0.0
+) -> tuple[VariationalPosterior, Found]:
+    """The best q of a graph, or with method "em" the best points; `kinds` are those of the starts of its paths.
+
+    Arguments:
+        n_kept: how many starts go on to the end.
+        shift: by how much the objective is greater in the user's units.
+    """
+    graph = graph.at_points(flat=options.prior is None) if options.method == "em" else graph
+    with multi_start(options, series, shift) as search:
+        search.run(Passing(graph.engine(graph.start(len(kinds))), graph), kinds, n_kept)
+    return VariationalPosterior.of(graph, search.best.tables), search.found().raised(shift)
+
+
 @dataclass(frozen=True)
 class Fitted:
     """The best q of the parameters, and how it was reached."""
 
-    graph: Graph
+    graph: ChainGraph
     etas: Etas
     occupancy: Tensor  # [K], expected number of steps in each state
     found: Found
@@ -91,7 +113,7 @@ def fit_vmp(
 ) -> Fitted:
     """Message passing over all data, or over minibatches of the sequences; `own` as in `search`."""
     own = None if own is None else opened(problem, own)  # of a probability of 0 no logarithm is expected
-    graph = Graph.of(problem, options.factorization == "mean_field")
+    graph = ChainGraph.of(problem, options.factorization == "mean_field")
     if options.batch_size is not None and options.batch_size < problem.series.n_sequences:
         found = _by_batches(graph, first_guesses(problem, options.restarts, options.number, own), options, report)
     else:
@@ -105,7 +127,7 @@ def fit_vmp(
     return Fitted(graph, found.best.tables, occupancy[0], found)
 
 
-def _by_batches(graph: Graph, starts: Starts, options: Options, report: Report) -> Found:
+def _by_batches(graph: ChainGraph, starts: Starts, options: Options, report: Report) -> Found:
     """Passes through minibatches, after which the bound of those that were kept is taken over all data."""
     passes = run_batches(graph, starts, options, report)
     bound = engine_of(graph, passes.etas).elbo().double().cpu()

@@ -1,5 +1,6 @@
 """What a fit is asked to do, checked once."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,8 @@ from ...inference.numerics.scalars import check_choice, check_flag, check_intege
 from ..seeding import number_of
 
 METHODS = ("em", "vmp", "svi", "nuts")
+TRIALS = 4  # short climbs for each restart
+KEPT = 0.25  # of the restarts go on to the end
 
 
 @dataclass(frozen=True)
@@ -51,3 +54,13 @@ class Options:
         if size is not None:
             object.__setattr__(self, "batch_size", check_integer("batch_size", size))
         object.__setattr__(self, "number", number_of(self.seed))
+
+    @property
+    def n_tried(self) -> int:
+        """How many starts climb briefly; one is not chosen among others."""
+        return self.restarts if self.restarts == 1 else TRIALS * self.restarts
+
+    @property
+    def n_kept(self) -> int:
+        """How many of these go on to the end."""
+        return math.ceil(KEPT * self.restarts)

@@ -10,6 +10,7 @@ The first is for the series that was fitted; the second is for one that was not,
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol, Unpack, runtime_checkable
@@ -19,6 +20,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...inference.chains.contract import Smoothed
+from ...inference.families import Gamma, Point, VectorFamily
 from ...inference.numerics.checks import naming
 from ...inference.numerics.randomness import Seed, generator_of
 from ...inference.numerics.scalars import check_flag, check_integer, check_probability
@@ -28,7 +30,8 @@ from ..forecast import Forecast, look_ahead
 from ..intervals import Interval, central_interval
 from ..parameters import Parameters
 from ..problem import Problem
-from .graph import Blocks, Etas, Graph, drawn, expected
+from .chain_graph import Blocks, ChainGraph, collected
+from .graph import Etas, Graph, Points
 from .refinement import RELIABLE, draw_posterior
 from .units import Units
 
@@ -100,7 +103,11 @@ class Posterior(ParameterPosterior):
 
     def _problem_of(self, x: Any, **given: Any) -> Problem:
         """The problem of the series x."""
-        assert self.model is not None
+        if self.model is None:
+            raise TypeError(
+                "posterior: it belongs to no SwitchingSSM, and predicts nothing; use the methods of the fit, which are "
+                "those of its model."
+            )
         return self.model.problem(x, **given)
 
     @abstractmethod
@@ -152,17 +159,41 @@ class VariationalPosterior(Posterior):
 
     Attributes:
         blocks: natural parameters of each block.
-        known_blocks: by name, the parameters of each block.
+        families, collect: as those of `Graph`, of parameters in the data's units.
+        geometric: blocks of rates for which their geometric mean stands.
         units: of the data, in which the blocks are.
         problem: what was fitted; None: it is not known, and nothing can be `refined`.
         model: reads other series.
     """
 
     blocks: Etas
-    known_blocks: Blocks
-    units: Units
+    families: Mapping[str, VectorFamily[Any]]
+    collect: Callable[[Points], Parameters]
+    geometric: frozenset[str] = frozenset()
+    units: Units | None = None
     problem: Problem | None = None
     model: Reader | None = None
+
+    @staticmethod
+    def of(graph: Graph, etas: Etas) -> "VariationalPosterior":
+        """The distribution of the parameters with these natural parameters, whatever else there is."""
+        inner = {name: f.family if isinstance(f, Point) else f for name, f in graph.families.items()}
+        geometric = frozenset(name for name, family in inner.items() if isinstance(family, Gamma))
+        return VariationalPosterior({n: etas[n] for n in graph.families}, graph.families, graph.collect, geometric)
+
+    @staticmethod
+    def of_chain(
+        etas: Etas, blocks: Blocks, units: Units, problem: Problem | None = None, model: Reader | None = None
+    ) -> "VariationalPosterior":
+        """That of a problem, whose blocks are in these units."""
+        inner, fixed = collected(blocks), {} if problem is None else problem.fixed
+
+        def collect(points: Points) -> Parameters:
+            values = units.back(inner(points))
+            return values | {name: value.expand_as(values[name]) for name, value in fixed.items()}
+
+        families = {name: block.family for name, (_, block) in blocks.items()}
+        return VariationalPosterior(etas, families, collect, units=units, problem=problem, model=model)
 
     @cached_property
     def refined(self) -> ParameterPosterior:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -171,12 +202,19 @@ class VariationalPosterior(Posterior):
 
     @property
     def mean(self) -> Parameters:
-        return self.units.back(expected(self.known_blocks, self.blocks)) | self._fixed
+        """Posterior means, or geometric means."""
+        return self.collect(
+            {
+                name: family.mean(self.blocks[name])[..., 0].exp()
+                if name in self.geometric
+                else family.expected(self.blocks[name])
+                for name, family in self.families.items()
+            }
+        )
 
     def sample(self, n: int, seed: Seed = 0) -> Parameters:
-        n = check_integer("n", n)
-        found = drawn(self.known_blocks, self.blocks, n, generator_of(seed, self.units.about.device))
-        return self.units.back(found) | {name: value.expand(n, *value.shape) for name, value in self._fixed.items()}
+        n, generator = check_integer("n", n), generator_of(seed, next(iter(self.blocks.values())).device)
+        return self.collect({name: f.sample(self.blocks[name], n, generator) for name, f in self.families.items()})
 
     def smooth(self, x: Any, **given: Unpack[Given]) -> Smoothed:
         """The best q(paths) given q(parameters): the exact chain under expected logs of all tables.
@@ -184,21 +222,14 @@ class VariationalPosterior(Posterior):
         Its log-normaliser is the expected evidence's bound: it lies below log p(x), the more so the less is known.
         """
         problem = self._problem_of(x, **given)
+        assert self.units is not None
         like, units = problem.series.observations, self.units.to(problem.series.observations)
-        problem = replace(problem, fixed={name: value.to(like) for name, value in self._fixed.items()})
+        fixed = {} if self.problem is None else self.problem.fixed
+        problem = replace(problem, fixed={name: value.to(like) for name, value in fixed.items()})
         etas = {name: eta.to(like) for name, eta in self.blocks.items()}
         with naming("x"):
-            found = Graph(units.problem(problem)).chain(etas).smooth()
+            found = ChainGraph.of(units.problem(problem)).chain(etas).smooth()
         return replace(found, log_normalizer=found.log_normalizer - units.log_volume(problem.series).to(like))
-
-    @cached_property
-    def statistics(self) -> Etas:
-        """Expected statistics of each block."""
-        return {name: block.family.mean(self.blocks[name]) for name, (_, block) in self.known_blocks.items()}
-
-    @property
-    def _fixed(self) -> Parameters:
-        return {} if self.problem is None else self.problem.fixed
 
 
 class DrawnParameters(ParameterPosterior):

@@ -6,6 +6,8 @@ written anew twice a second, from the first half second on; when the fit has end
 
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -17,9 +19,21 @@ with undrawn():
     from rich.progress import Progress as Bar
 
 from .interrupts import check_interrupt
+from .options import Options
+
+Report = Callable[[int, float], None]
+"""Takes the number of steps and the best objective so far."""
 
 INTERVAL = 0.5  # seconds between two lines in a notebook
 CELLS = 30  # letters of its bar
+
+
+@contextmanager
+def reported(options: Options, shift: float) -> Iterator[Report]:
+    """The progress of a fit; `shift`: by how much the objective is greater in the user's units."""
+    title = f"{options.method.upper()}, {options.restarts} restarts"
+    with Progress(title, options.max_steps, options.progress) as shown:
+        yield lambda step, best: shown(step, best + shift)
 
 
 class Progress:

@@ -51,6 +51,28 @@ class Result:
     fixed: tuple[str, ...] = ()
 
 
+def result_of(
+    search: Found,
+    method: str,
+    values: Parameters,
+    empty: Tensor | tuple[Tensor, ...],
+    posterior: Any = None,
+    collapsed: Tensor | None = None,
+    **more: Any,
+) -> Result:
+    """The outcome of a search, at whose end some states are empty or have collapsed."""
+    none = tuple(map(torch.zeros_like, empty)) if isinstance(empty, tuple) else torch.zeros_like(empty)
+    return Result(
+        values=values,
+        method=method,
+        empty_states=empty,
+        collapsed_states=none if collapsed is None else collapsed,
+        posterior=posterior if method == "vmp" else None,
+        **diagnostics(search),
+        **more,
+    )
+
+
 def diagnostics(search: Found) -> dict[str, Any]:
     """How a search went, as fields of a `Result`."""
     return {

@@ -17,7 +17,8 @@ rearranged (see `starts.rearranged`), and the search goes on from there, as long
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
@@ -35,11 +36,10 @@ from ..problem import Problem
 from .density import IMPOSSIBLE
 from .interrupts import may_interrupt
 from .options import Options
+from .progress import Report, reported
 from .starts import SAMPLE, first_guesses, rearranged
 
-TRIALS = 4  # short climbs for each restart
 FIRST_LOOK = 8  # steps before the first half leaves
-KEPT = 0.25  # of the restarts go on to the end
 STRIDE = 8  # steps between two looks at the progress, and between leaps
 FIRST_LEAP = 16  # steps before the first
 FARTHEST = 100.0  # times as far as a stride
@@ -50,8 +50,6 @@ VISIBLE = 1e-9  # share of an objective, below which nobody sees that it falls
 SAME = 0.01  # nats within which two climbs have reached the same optimum
 
 COLUMNS = ["start", "steps", "objective", "ended", "agrees"]
-
-Report = Callable[[int, float], None]
 
 
 @runtime_checkable
@@ -195,12 +193,11 @@ def search(
         states: smoothed probabilities `[*b, T, K]` of the states at the end of a climb.
     """
     size = problem.series.n_sequences * problem.series.n_steps
-    n = options.restarts if options.restarts == 1 else TRIALS * options.restarts
     inside = int((problem.series.last + 1).sum())
-    n = max(min(n, ROOM // (inside * problem.n_states)), options.restarts)
+    n = max(min(options.n_tried, ROOM // (inside * problem.n_states)), options.restarts)
     race = MultiStart(options, problem.series, report)
     starts = first_guesses(problem, n, options.number, own)
-    race.run(begin(starts.values), starts.kinds, math.ceil(KEPT * options.restarts))
+    race.run(begin(starts.values), starts.kinds, options.n_kept)
     rounds = ROUNDS if problem.n_states > 1 and options.restarts > 1 and size <= SAMPLE else 0
     try:
         with may_interrupt():
@@ -334,6 +331,13 @@ class MultiStart:
             if leave[-1]:
                 climb.ended = "left behind"
         return leave
+
+
+@contextmanager
+def multi_start(options: Options, series: Series, shift: float = 0.0) -> Iterator[MultiStart]:
+    """A search that shows its progress; `shift`: by how much the objective is greater in the user's units."""
+    with reported(options, shift) as report:
+        yield MultiStart(options, series, report)
 
 
 def _where(which: Tensor, yes: Tensor, no: Tensor) -> Tensor:

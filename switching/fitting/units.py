@@ -7,6 +7,7 @@ $$\tilde x = (x - a) / u, \qquad \log p(x) = \log p(\tilde x) - \sum_{t, f \text
 """
 
 from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -20,6 +21,13 @@ from ..priors import log_prior
 from ..problem import Problem
 
 
+@runtime_checkable
+class HasUnits(Protocol):
+    """How observations arise from parameters, of which it says what another unit does to them."""
+
+    def in_units(self, table: Parameters, unit: Tensor, /) -> Parameters: ...
+
+
 @dataclass(frozen=True)
 class Units:
     """Where the data lie and how far they spread, for coordinates in which both are about 0 and 1.
@@ -29,7 +37,7 @@ class Units:
         about, unit: in float64, which holds differences of what float32 holds.
     """
 
-    emission: Emission
+    emission: HasUnits
     about: Float[Tensor, "F"]
     unit: Float[Tensor, "F"]
 
@@ -105,9 +113,9 @@ class Units:
         if problem.prior is None:
             return 0.0
         prior = {name: table.double() for name, table in problem.prior.items()}
-        typical = self.emission.start(prior)
-        there = log_prior(self.emission.sites(self.values(prior)), self.values(typical))
-        return float(there - log_prior(self.emission.sites(prior), typical))
+        typical = problem.emission.start(prior)
+        there = log_prior(problem.emission.sites(self.values(prior)), self.values(typical))
+        return float(there - log_prior(problem.emission.sites(prior), typical))
 
 
 def _check_covariates(series: Series) -> None:

@@ -15,9 +15,10 @@ from torch import Tensor
 from ...inference.families import LocPrecision
 from ..definite import DefiniteTransform
 from ..fitting.density import FreeDensity
+from ..fitting.units import Units
 from ..parameters import Parameters
 from .emission import Irregular, LinearEmission
-from .priors import NAMES, Units, collect, points
+from .priors import NAMES, one_point, one_value
 from .problem import LinearProblem
 from .stationary import from_partial_autocorrelations, partial_autocorrelations
 from .structures import Structure
@@ -78,13 +79,13 @@ class TableCoordinates:
 
     def of(self, values: Parameters) -> Float[Tensor, "*r P"]:
         """The coordinates of parameters."""
-        at, lead = points(values, self.emission), values["initial_mean"].ndim - 1
+        at, lead = one_point(values, self.emission), values["initial_mean"].ndim - 1
         parts = [part for name in self.free for part in (at[name].loc, DefiniteTransform().inv(at[name].precision))]
         return torch.cat([cast(Tensor, part).flatten(lead) for part in parts], -1)
 
     def values(self, at: Float[Tensor, "*r P"]) -> Parameters:
         """Parameters at coordinates."""
-        held, lead = points(self.near | self.fixed, self.emission), at.shape[:-1]
+        held, lead = one_point(self.near | self.fixed, self.emission), at.shape[:-1]
         found, used = {}, 0
         for name, point in held.items():
             if name not in self.free:
@@ -97,13 +98,13 @@ class TableCoordinates:
             precision = cast(Tensor, DefiniteTransform()(rest.unflatten(-1, inner)))
             found[name] = LocPrecision(loc.unflatten(-1, point.loc.shape), precision)
             used += n + inner.numel()
-        return collect(found, self.emission) | {
+        return one_value(found, self.emission) | {
             name: value.to(at).expand(*lead, *value.shape) for name, value in self.fixed.items()
         }
 
     def log_volume(self, at: Float[Tensor, "*r P"]) -> Float[Tensor, "*r"]:
         """How densities of coefficients and precisions change."""
-        held, used, total = points(self.near, self.emission), 0, torch.zeros_like(at[..., 0])
+        held, used, total = one_point(self.near, self.emission), 0, torch.zeros_like(at[..., 0])
         for name in self.free:
             point = held[name]
             used += point.loc.numel()
@@ -135,8 +136,7 @@ class LinearDensity(FreeDensity):
         self.start = {"y": self.coordinates.of(near)}
 
     def values(self, free: Parameters) -> Parameters:
-        back = Units(*(table.to(free["y"]) for table in self.units.back))
-        return self.problem.emission.in_units(self.coordinates.values(free["y"]), *back)
+        return self.units.to(free["y"]).back(self.coordinates.values(free["y"]))
 
     def log_prob(self, free: Parameters) -> Float[Tensor, "*r"]:
         total = self.problem.objective(self.coordinates.values(free["y"]))

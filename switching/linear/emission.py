@@ -53,12 +53,12 @@ class LinearEmission(Named):
         noise = values["observation_noise"]
         return Sights(values["emission"], noise if self.full else torch.diag_embed(noise), values["emission_offset"])
 
-    def in_units(self, values: Parameters, about: Tensor, unit: Tensor) -> Parameters:
-        """Parameters of x as those of (x - about) / unit."""
+    def in_units(self, values: Parameters, unit: Tensor) -> Parameters:
+        """Parameters of x as those of x / unit."""
         by = unit.unsqueeze(-1)
         change = {
             "emission": lambda table: table / by,
-            "emission_offset": lambda table: (table - about) / unit,
+            "emission_offset": lambda table: table / unit,
             "observation_noise": lambda table: table / (by * unit if self.full else unit * unit),
         }
         return {name: change[name](table) if name in change else table for name, table in values.items()}
@@ -81,7 +81,7 @@ class Irregular(Named):
         noise = values["sigma2.irregular"]
         return Sights(constant((tuple(self.structure.seen),), noise.dtype, noise.device), noise[..., None, None])
 
-    def in_units(self, values: Parameters, about: Tensor, unit: Tensor) -> Parameters:
-        """Parameters of x as those of (x - about) / unit: a structure is about 0, or starts anywhere."""
+    def in_units(self, values: Parameters, unit: Tensor) -> Parameters:
+        """Parameters of x as those of x / unit: a structure is about 0, or starts anywhere."""
         square = (unit * unit).squeeze(-1)
         return {name: value / square if name.startswith("sigma2.") else value for name, value in values.items()}

@@ -21,6 +21,7 @@ from torch.nn.functional import pad
 
 from ...inference.families import GaussianTables, MarkovTables, MatrixNormalWishart
 from ...inference.message_passing.factor_graph import Factor
+from ..data.series import Series
 from ..dynamics.factors import named
 
 LOG_2PI = math.log(2 * math.pi)
@@ -175,6 +176,18 @@ def first_state(block: str, chain: str, n_axes: int) -> Factor:
         return _of_states(linear, -square / 2)
 
     return Factor(named(block, elog), (chain, block), {chain: to_chain, block: to_block})
+
+
+def of_blocks(
+    chain: str, series: Series, full: bool, moved: str | None = None, seen: str | None = None
+) -> dict[str, Factor]:
+    """The factor of each block of parameters; `moved` and `seen`: the switch that joins moves, and sights."""
+    x, inside = series.observations, series.inside.to(series.observations)
+    return {
+        "moves": moves("moves", chain, inside, moved),
+        "sights": (sights if full else features)("sights", chain, x, inside, seen),
+        "first": first_state("first", chain, len(series.batch_shape)),
+    }
 
 
 # ---- what they share -------------------------------------------------------------------------------------------------

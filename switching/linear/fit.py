@@ -13,11 +13,12 @@ from ..fitting.interrupts import interruptible
 from ..fitting.options import Options
 from ..fitting.posterior import ParameterPosterior
 from ..fitting.result import Result, diagnostics
+from ..fitting.units import Units
 from ..parameters import Parameters
 from .emission import Irregular
 from .learning import learn
 from .maximum import maximum
-from .priors import NAMES, Units
+from .priors import NAMES, units_of
 from .problem import LinearProblem, typical
 from .sampling import draw
 
@@ -29,7 +30,10 @@ def fit_linear(problem: LinearProblem, options: Options) -> Result:
     series = problem.series
     check_options(problem, options)
     there = partial(_placed, series.observations.device)
-    units = Units.of(problem.emission, series) if problem.prior is None else Units(**there(problem.prior))
+    units = units_of(problem.emission, series)
+    if problem.prior is not None:
+        prior = there(problem.prior)
+        units = Units(problem.emission, prior["center"], prior["spread"])
     fixed = there(fixed_values(problem, options.fixed))
     start = None if options.start is None else there(start_values(problem, options.start))
     by = by_climb if options.method in ("em", "vmp") else by_draws

@@ -3,22 +3,24 @@ r"""Linear models by message passing: $q = q(A, c, Q)\, q(C, d, R)\, q(m, P)\, q
 Expectation-maximisation is the same with points in the place of the first three, and exact.
 """
 
-import math
 from dataclasses import replace
 from functools import partial
 
 import torch
 
-from ...inference.families import GaussianPaths, GaussianTables, Held
+from ...inference.families import GaussianPaths, GaussianTables
 from ...inference.message_passing.factor_graph import Block
-from ..fitting.network import Network, NetworkPassing, NetworkPosterior, Points, multi_start
+from ..fitting.graph import Graph, Points
+from ..fitting.message_passing import fit_graph
 from ..fitting.options import Options
-from ..fitting.search import KEPT, TRIALS, Found
+from ..fitting.posterior import VariationalPosterior
+from ..fitting.search import Found
+from ..fitting.units import Units
 from ..parameters import Parameters
 from .bases import axes_of, turned
 from .emission import LinearEmission
-from .factors import features, first_state, moves, sights
-from .priors import NAMES, Units, blocks, collect, points, prior_volume
+from .factors import of_blocks
+from .priors import NAMES, families, one_point, one_value, prior_volume, weak
 from .problem import LinearProblem, typical
 from .rebasing import rebase
 from .starts import first_paths
@@ -28,64 +30,52 @@ PATHS = "latents"
 
 def learn(
     problem: LinearProblem, units: Units, options: Options, own: Parameters | None
-) -> tuple[NetworkPosterior, Found]:
+) -> tuple[VariationalPosterior, Found]:
     """The best q, or the best parameters, and how they were reached; `own` is the user's own first guess."""
     inner, emission = problem.in_units(units), problem.emission
     assert isinstance(emission, LinearEmission)
-    n = options.restarts if options.restarts == 1 else TRIALS * options.restarts
-    start, kinds = first_paths(inner.series, problem.dynamics.n_latent, n, options.number)
-    whole = network_of(inner, start)
+    start, kinds = first_paths(inner.series, problem.dynamics.n_latent, options.n_tried, options.number)
     if own is not None:
-        near = paths_at(whole, points(emission.in_units(own, *units), emission))
+        near = paths_at(graph_of(inner, start), one_point(units.values(own), emission))
         start = GaussianTables(*(torch.cat([one, rest[1:]]) for one, rest in zip(near, start, strict=True)))
-        whole, kinds = network_of(inner, start), ["own", *kinds[1:]]
-    network = whole.at_points(flat=options.prior is None) if options.method == "em" else whole
-    held = points(typical(inner.dynamics, emission) | inner.fixed, emission) if inner.fixed else {}
-    names = [name for name, known in NAMES.items() if known[0] in inner.fixed]
-    network = replace(
-        network, families=network.families | {name: Held(whole.families[name], held[name]) for name in names}
-    )
-    if options.prior is not None and not names:
-        network = replace(network, between=partial(rebase, paths=PATHS))
-    shift = -units.log_volume(problem.series)
+        kinds = ["own", *kinds[1:]]
+    graph = graph_of(inner, start)
+    if inner.fixed:
+        at = one_point(typical(inner.dynamics, emission) | inner.fixed, emission)
+        graph = graph.held({name: at[name] for name, known in NAMES.items() if known[0] in inner.fixed})
+    elif options.prior is not None:
+        graph = replace(graph, rebase=partial(rebase, paths=PATHS))
+    shift = -float(units.log_volume(problem.series).sum())
     if options.method == "em" and options.prior is not None:
-        shift -= float(prior_volume(problem.dynamics, emission, units.spread))
-    with multi_start(options, problem.series, shift) as search:
-        search.run(NetworkPassing(network.engine(n), network), kinds, math.ceil(KEPT * options.restarts))
-    posterior = network.posterior(search.best.tables)
+        shift -= float(prior_volume(problem.dynamics, emission, units.unit))
+    posterior, search = fit_graph(graph, kinds, options, problem.series, options.n_kept, shift)
     turn = torch.eye(problem.dynamics.n_latent).to(inner.series.observations)
     if not inner.fixed:
         turn = axes_of(posterior.mean["emission"])
 
     def back(found: Points) -> Parameters:
-        values = turned(network.collect(found), turn, torch.zeros_like(turn[0]))
-        return emission.in_units(values, *units.back)
+        return units.back(turned(graph.collect(found), turn, torch.zeros_like(turn[0])))
 
-    return replace(posterior, collect=back), search.found().raised(shift)
+    return replace(posterior, collect=back), search
 
 
-def network_of(problem: LinearProblem, start: GaussianTables) -> Network:
-    """The network of a problem in units of the data, whose paths start there, `[R, *b, 1, T, ...]`."""
+def graph_of(problem: LinearProblem, start: GaussianTables) -> Graph:
+    """The graph of a problem in units of the data, whose paths start there, `[R, *b, 1, T, ...]`."""
     emission, series = problem.emission, problem.series
     assert isinstance(emission, LinearEmission)
-    x, inside = series.observations, series.inside.to(series.observations)
-    found = blocks(problem.dynamics.n_latent, emission, x)
     lengths = None if series.lengths is None else series.lengths.unsqueeze(-1)
-    seen = (sights if emission.full else features)("sights", PATHS, x, inside)
-    factors = [moves("moves", PATHS, inside), seen, first_state("first", PATHS, len(series.batch_shape))]
-    return Network(
-        {name: family for name, (family, _) in found.items()},
-        {name: prior for name, (_, prior) in found.items()},
-        factors,
+    return Graph(
+        families(problem.dynamics.n_latent),
+        weak(problem.dynamics.n_latent, emission, series.observations),
+        list(of_blocks(PATHS, series, emission.full).values()),
         [Block(PATHS, GaussianPaths(lengths), eta=start)],
-        lambda known: collect(known, emission),
+        lambda known: one_value(known, emission),
     )
 
 
-def paths_at(network: Network, known: Points) -> GaussianTables:
+def paths_at(graph: Graph, known: Points) -> GaussianTables:
     """Natural parameters of the paths given parameters, `[1, *b, 1, T, ...]`."""
-    families = {name: Held(family, known[name]) for name, family in network.families.items()}
-    paths = [replace(block, eta=GaussianTables(*(part[:1] for part in block.eta))) for block in network.paths]
-    engine = replace(network, families=families, paths=paths).engine(1, check=False)
+    paths = [replace(block, eta=GaussianTables(*(part[:1] for part in block.eta))) for block in graph.paths]
+    engine = replace(graph, paths=paths).held(known).engine(graph.start(1), check=False)
     engine.update(PATHS)
     return engine.blocks[PATHS].eta

@@ -6,14 +6,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..fitting.network import multi_start
 from ..fitting.options import Options
 from ..fitting.refinement import peak
-from ..fitting.search import KEPT, TRIALS, Found
+from ..fitting.search import Found, multi_start
+from ..fitting.units import Units
 from ..parameters import Parameters
 from .ascent import Ascent
 from .coordinates import LinearDensity
-from .priors import Units
 from .problem import LinearProblem, typical
 
 LEAST, MOST = 1e-3, 1.0  # standard deviations of starts, in units of the data
@@ -33,10 +32,10 @@ def maximum(problem: LinearProblem, units: Units, options: Options, own: Paramet
     starts = scattered(density, options)
     kinds = ["scattered"] * len(starts)
     if own is not None:
-        starts[0], kinds[0] = density.coordinates.of(inner.emission.in_units(own, *units)), "own"
+        starts[0], kinds[0] = density.coordinates.of(units.values(own)), "own"
     shift = float(problem.objective(density.values({"y": density.point})) - inner.objective(near))
     with multi_start(options, problem.series, shift) as search:
-        search.run(Ascent(density, starts), kinds, math.ceil(KEPT * options.restarts))
+        search.run(Ascent(density, starts), kinds, options.n_kept)
         best = search.best
         if not search.interrupted:
             best.tables["y"] = polished(density, best.tables["y"])
@@ -62,8 +61,7 @@ def check_noise(density: LinearDensity) -> None:
 
 def scattered(density: LinearDensity, options: Options) -> Float[Tensor, "R P"]:
     """Starts of all scales; the first is in their middle."""
-    n = options.restarts if options.restarts == 1 else TRIALS * options.restarts
-    generator = torch.Generator().manual_seed(options.number)
+    n, generator = options.n_tried, torch.Generator().manual_seed(options.number)
     n_variances = len(density.variances)
     low, high = math.log(LEAST), math.log(MOST)
     uniform = torch.rand(n, n_variances, generator=generator, dtype=torch.float64, device="cpu")

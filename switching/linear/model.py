@@ -32,7 +32,7 @@ from .bases import n_bases
 from .contract import LinearDynamics, LinearGaussian
 from .emission import Irregular, LinearEmission
 from .forecast import LinearForecast
-from .priors import Units
+from .priors import units_of
 from .problem import LinearProblem, known, sizes
 from .program import linear_program
 from .structures import Structure
@@ -189,7 +189,8 @@ class LinearSSM(Model):
         return self.dynamics.check_values(values) | own
 
     def _weak_prior(self, series: Series | None) -> Parameters:
-        return Units.of(self.emission, series)._asdict()
+        units = units_of(self.emission, series)
+        return {"center": units.about, "spread": units.unit}
 
     def _check_prior(self, prior: Parameters) -> None:
         parameters = {"center": Parameter(("feature",)), "spread": Parameter(("feature",), constraints.positive)}

@@ -13,7 +13,8 @@ autocorrelations uniform.
 """
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -23,7 +24,8 @@ from ...inference.families import LocPrecision, MatrixNormalWishart, NormalWisha
 from ...inference.numerics.cholesky import cholesky, cholesky_inverse
 from ..data.series import Series
 from ..emissions.spread import check_squares, spread
-from ..parameters import Parameters
+from ..fitting.units import Units
+from ..parameters import Parameters, moved
 from .contract import LinearDynamics
 from .emission import Irregular, LinearEmission
 from .structures import LocalLevel, LocalLinearTrend, Structure, Sum
@@ -32,45 +34,20 @@ WEIGHT = 0.5  # steps that the prior of coefficients is worth
 OFFSET_WEIGHT = 0.01
 UNEXPLAINED = 0.1  # share of the variance that the prior takes for noise
 
-Blocks = dict[str, tuple[VectorFamily[Any], Tensor]]
-"""By name, families and natural parameters of the prior: with an axis of one regime, `[1, ...]`."""
 
+def units_of(emission: LinearEmission | Irregular, series: Series | None) -> Units:
+    """Units of the observed values; of a structure without a level about 0. Without a series 0 and 1.
 
-class Units(NamedTuple):
-    """Where a series lies and how far it spreads, [F]."""
-
-    center: Tensor
-    spread: Tensor
-
-    @staticmethod
-    def of(emission: LinearEmission | Irregular, series: Series | None) -> "Units":
-        """Of the observed values; of a structure without a level about 0. Without a series 0 and 1.
-
-        Raises:
-            ValueError: a spread whose square the dtype of the series does not hold; names the feature.
-        """
-        rows = None if series is None else series.rows.detach().double()
-        found = spread(rows, 1, emission.n_features)
-        center, scale = found.center, found.scale
-        if isinstance(emission, Irregular) and not has_level(emission.structure):
-            center, scale = torch.zeros_like(center), (scale.square() + center.square()).sqrt()
-        if series is not None:
-            check_squares("x", scale, series.observations.dtype, series.features_of())
-        return Units(center, scale)
-
-    @property
-    def back(self) -> "Units":
-        """From these units to those of the data."""
-        return Units(-self.center / self.spread, 1 / self.spread)
-
-    def of_series(self, series: Series) -> Series:
-        """The series in these units, in its own dtype."""
-        x = series.observations
-        return series._mapped(lambda table: ((table.double() - self.center) / self.spread).to(x), "observations")
-
-    def log_volume(self, series: Series) -> float:
-        """What the log density of all sequences is greater by in these units."""
-        return float((~series.rows.isnan()).double().sum(0) @ self.spread.log())
+    Raises:
+        ValueError: a spread whose square the dtype of the series does not hold; names the feature.
+    """
+    of_data = spread(None if series is None else series.rows.detach().double(), 1, emission.n_features)
+    center, scale = of_data.center, of_data.scale
+    if isinstance(emission, Irregular) and not has_level(emission.structure):
+        center, scale = torch.zeros_like(center), (scale.square() + center.square()).sqrt()
+    if series is not None:
+        check_squares("x", scale, series.observations.dtype, series.features_of())
+    return Units(emission, center, scale)
 
 
 def has_level(structure: Structure) -> bool:
@@ -82,27 +59,49 @@ def has_level(structure: Structure) -> bool:
 # ---- conjugate blocks ------------------------------------------------------------------------------------------------
 
 
-def blocks(n_latent: int, emission: LinearEmission, like: Tensor) -> Blocks:
-    """The prior in units of the data."""
-    regression, n_features = MatrixNormalWishart(n_latent + 1), emission.n_features
-    weight = torch.diag(torch.tensor([WEIGHT] * n_latent + [OFFSET_WEIGHT], device="cpu")).to(like)
+def families(n_latent: int) -> dict[str, VectorFamily[Any]]:
+    """Of the blocks, by name."""
+    regression = MatrixNormalWishart(n_latent + 1)
+    return {"moves": regression, "sights": regression, "first": NormalWishart()}
 
-    def of_noise(variance: float, size: int) -> Tensor:
-        df = like.new_tensor(size + 1.0)
-        loc = like.new_zeros(n_latent + 1, size)
-        return regression.natural(loc, weight, df, torch.eye(size).to(like) / (df * variance))
 
-    one = of_noise(UNEXPLAINED, n_features if emission.full else 1)
-    sights = one if emission.full else one.expand(n_features, -1)
-    df = like.new_tensor(n_latent + 1.0)
-    first = NormalWishart().natural(
-        like.new_zeros(n_latent), like.new_tensor(WEIGHT), df, torch.eye(n_latent).to(like) / df
+def natural(
+    emission: LinearEmission,
+    about: Float[Tensor, "M L"],
+    noise: Float[Tensor, "L"],
+    weights: Float[Tensor, "M"],
+    *,
+    unexplained: float,
+    spare: float,
+) -> dict[str, Tensor]:
+    """Natural parameters of the blocks of a single regime, in units of the data.
+
+    Arguments:
+        about: coefficients of the moves, M = L + 1, at which their prior lies.
+        noise: variances of the moves.
+        weights: steps that the prior of each coefficient is worth; the first also those of the first state.
+        unexplained: share of the variance of a feature that is noise.
+        spare: degrees of freedom of a noise beyond its size.
+    """
+    n, size = len(noise), emission.n_features if emission.full else 1
+    regression, first, weight = MatrixNormalWishart(n + 1), NormalWishart(), torch.diag(weights)
+    df, seen = noise.new_tensor(n + spare), noise.new_tensor(size + spare)
+    sights = regression.natural(
+        noise.new_zeros(n + 1, size), weight, seen, torch.eye(size).to(noise) / (seen * unexplained)
     )
     return {
-        "moves": (regression, of_noise(1.0, n_latent).unsqueeze(0)),
-        "sights": (regression, sights.unsqueeze(0)),
-        "first": (NormalWishart(), first.unsqueeze(0)),
+        "moves": regression.natural(about, weight, df, torch.diag(1 / noise) / df),
+        "sights": sights if emission.full else sights.expand(emission.n_features, -1),
+        "first": first.natural(noise.new_zeros(n), weights[0], df, torch.eye(n).to(noise) / df),
     }
+
+
+def weak(n_latent: int, emission: LinearEmission, like: Tensor) -> dict[str, Tensor]:
+    """Natural parameters of the prior of a linear model in units of the data, `[1, ...]` of one regime."""
+    weights = torch.tensor([WEIGHT] * n_latent + [OFFSET_WEIGHT], device="cpu").to(like)
+    about, noise = like.new_zeros(n_latent + 1, n_latent), like.new_ones(n_latent)
+    etas = natural(emission, about, noise, weights, unexplained=UNEXPLAINED, spare=1.0)
+    return {name: eta.unsqueeze(0) for name, eta in etas.items()}
 
 
 NAMES = {
@@ -113,41 +112,55 @@ NAMES = {
 """The parameters of each block."""
 
 
-def points(values: Parameters, emission: LinearEmission) -> dict[str, LocPrecision]:
-    """Parameters `[*r, ...]` as points of the blocks, `[*r, 1, ...]`."""
+def points(values: Parameters, full: bool) -> dict[str, LocPrecision]:
+    """Parameters `[..., K, ...]` of regimes as points of the blocks; `full`: of a full noise of observations."""
     noise, sights = values["observation_noise"], _coefficients(values["emission"], values["emission_offset"])
-    if not emission.full:
-        noise, sights = noise[..., None, None], sights.mT.unsqueeze(-1)
-    found = {
-        "moves": LocPrecision(
-            _coefficients(values["transition"], values["transition_offset"]), _inverse(values["state_noise"])
-        ),
-        "sights": LocPrecision(sights, _inverse(noise)),
+    moves = _coefficients(values["transition"], values["transition_offset"])
+    return {
+        "moves": LocPrecision(moves, _inverse(values["state_noise"])),
+        "sights": LocPrecision(sights, _inverse(noise))
+        if full
+        else LocPrecision(sights.mT.unsqueeze(-1), 1 / noise[..., None, None]),
         "first": LocPrecision(values["initial_mean"], _inverse(values["initial_covariance"])),
     }
-    axes = {"moves": 2, "sights": 2 if emission.full else 3, "first": 1}
+
+
+def values_at(points: Mapping[str, LocPrecision], full: bool) -> Parameters:
+    """The other way round."""
+    moves, sights, first = (points[name] for name in NAMES)
+    loc = sights.loc if full else sights.loc.squeeze(-1).mT
     return {
-        name: LocPrecision(point.loc.unsqueeze(-axes[name] - 1), point.precision.unsqueeze(-max(axes[name], 2) - 1))
-        for name, point in found.items()
+        "transition": moves.loc[..., :-1, :].mT,
+        "transition_offset": moves.loc[..., -1, :],
+        "state_noise": _inverse(moves.precision),
+        "emission": loc[..., :-1, :].mT,
+        "emission_offset": loc[..., -1, :],
+        "observation_noise": _inverse(sights.precision) if full else 1 / sights.precision[..., 0, 0],
+        "initial_mean": first.loc,
+        "initial_covariance": _inverse(first.precision),
     }
 
 
-def collect(found: dict[str, LocPrecision], emission: LinearEmission) -> Parameters:
+def one_point(values: Parameters, emission: LinearEmission) -> dict[str, LocPrecision]:
+    """Parameters `[*r, ...]` of a linear model, whose single regime has an axis in the points."""
+    axes = _axes(emission)
+    return points({name: value.unsqueeze(-axes[name] - 1) for name, value in values.items()}, emission.full)
+
+
+def one_value(found: Mapping[str, LocPrecision], emission: LinearEmission) -> Parameters:
     """The other way round."""
-    moves, sights, first = (found[name] for name in NAMES)
-    loc, noise = moves.loc.squeeze(-3), _inverse(moves.precision.squeeze(-3))
-    tables = {"transition": loc[..., :-1, :].mT, "transition_offset": loc[..., -1, :], "state_noise": noise}
-    if emission.full:
-        loc, noise = sights.loc.squeeze(-3), _inverse(sights.precision.squeeze(-3))
-    else:
-        loc, noise = sights.loc.squeeze(-4).squeeze(-1).mT, 1 / sights.precision.squeeze(-4)[..., 0, 0]
-    tables |= {"emission": loc[..., :-1, :].mT, "emission_offset": loc[..., -1, :], "observation_noise": noise}
-    start = {"initial_mean": first.loc.squeeze(-2), "initial_covariance": _inverse(first.precision.squeeze(-3))}
-    return tables | start
+    axes = _axes(emission)
+    return {name: value.squeeze(-axes[name] - 1) for name, value in values_at(found, emission.full).items()}
+
+
+def _axes(emission: LinearEmission) -> dict[str, int]:
+    """How many axes each parameter has."""
+    axes = {name: 2 for block in NAMES.values() for name in block}
+    return axes | {"transition_offset": 1, "initial_mean": 1} | {n: len(p.dims) for n, p in emission.parameters.items()}
 
 
 def _coefficients(matrix: Tensor, offset: Tensor) -> Tensor:
-    """[*r, L + 1, D], of the latents and of 1."""
+    """[..., L + 1, D], of the latents and of 1."""
     return torch.cat([matrix.mT, offset.unsqueeze(-2)], -2)
 
 
@@ -163,15 +176,15 @@ def log_prior(
 ) -> Float[Tensor, "*r"]:
     """Log density at parameters `[*r, ...]`, of coefficients and precisions; of a structure of standard deviations and
     partial autocorrelations."""
-    center, unit = prior["center"], prior["spread"]
-    own = emission.in_units(values, center, unit)
+    unit = prior["spread"]
+    own = emission.in_units(moved(values, -prior["center"]), unit)
     if isinstance(emission, Irregular):
         sizes = [own[name].clamp_min(0).sqrt() for name in own if name.startswith("sigma2.")]
         n_weights = len(own) - len(sizes)
         total = -torch.stack(torch.broadcast_tensors(*sizes)).sum(0) - n_weights * math.log(2.0)
         return total - prior_volume(dynamics, emission, unit)
-    found, at = blocks(dynamics.n_latent, emission, unit), points(own, emission)
-    terms = [family.log_prob(at[name], eta) for name, (family, eta) in found.items()]
+    etas, at = weak(dynamics.n_latent, emission, unit), one_point(own, emission)
+    terms = [family.log_prob(at[name], etas[name]) for name, family in families(dynamics.n_latent).items()]
     total = torch.stack([term.flatten(values["initial_mean"].ndim - 1).sum(-1) for term in terms]).sum(0)
     return total - prior_volume(dynamics, emission, unit)
 

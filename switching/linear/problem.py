@@ -13,11 +13,12 @@ from ...inference.chains.linear_gaussian.chain import LinearGaussianChain
 from ...inference.chains.linear_gaussian.factors import factor_of
 from ...inference.numerics.placement import constant
 from ..data.series import Series
+from ..fitting.units import Units
 from ..parameters import Parameter, Parameters, check_parameters, read_tables, widened
 from ..problem import SeriesProblem
 from .contract import LinearDynamics
 from .emission import Irregular, LinearEmission
-from .priors import Units, log_prior
+from .priors import log_prior
 
 AXES = {"transition_offset": 1, "emission_offset": 1, "initial_mean": 1}  # of a table of the chain; the others have 2
 
@@ -106,10 +107,9 @@ class LinearProblem(SeriesProblem):
 
     def in_units(self, units: Units) -> "LinearProblem":
         """The same problem of the series in these units; a prior is about 0 and 1 there."""
-        own = {"center": torch.zeros_like(units.center), "spread": torch.ones_like(units.spread)}
-        fixed = self.emission.in_units(self.fixed, *units)
-        prior = None if self.prior is None else own
-        return replace(self, series=units.of_series(self.series), prior=prior, fixed=fixed)
+        plain = {"center": torch.zeros_like(units.about), "spread": torch.ones_like(units.unit)}
+        prior = None if self.prior is None else plain
+        return replace(self, series=units.series(self.series), prior=prior, fixed=units.values(self.fixed))
 
 
 def known(dynamics: LinearDynamics, emission: LinearEmission | Irregular) -> dict[str, Parameter]:

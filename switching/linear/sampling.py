@@ -18,11 +18,11 @@ from torch.distributions import constraints
 from ..fitting.options import Options
 from ..fitting.posterior import DrawnParameters
 from ..fitting.sampling import bound_of, climb_guide, draw_guide, run_nuts, sampled_diagnostics
+from ..fitting.units import Units
 from ..parameters import Parameters
 from ..seeding import seeded
 from .bases import nearest_turn, turned
 from .coordinates import LinearDensity
-from .priors import Units
 from .problem import LinearProblem
 
 LEAST = 0.01  # standard deviation of the start, in units of the data: 0 is a corner of the prior
@@ -49,7 +49,7 @@ def draw(
         start: parameters in the data's units.
     """
     inner = problem.in_units(units)
-    own = problem.emission.in_units(start, *units)
+    own = units.values(start)
     own = {n: v.clamp_min(LEAST**2) if n.startswith("sigma2.") else v for n, v in own.items()} | inner.fixed
     density = LinearDensity(inner, units, own)
     return (_by_nuts if options.method == "nuts" else _by_svi)(density, problem, options, start)

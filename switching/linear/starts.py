@@ -26,9 +26,14 @@ def first_paths(series: Series, n_latent: int, restarts: int, seed: int) -> tupl
         kinds.append(KINDS[restart % len(KINDS)])
         width = WIDTHS[restart // len(KINDS) % len(WIDTHS)]
         found.append(guess(series, n_latent, kinds[-1], width, generator))
-    path = torch.stack(found).unsqueeze(-3)
-    square = -SURE / 2 * torch.eye(n_latent).to(path).expand(*path.shape, n_latent)
-    return GaussianTables(SURE * path, square, torch.zeros_like(square[..., 1:, :, :])), kinds
+    return near_path(torch.stack(found).unsqueeze(-3), SURE), kinds
+
+
+def near_path(path: Float[Tensor, "*c T L"], precision: float) -> GaussianTables:
+    """Natural parameters of states that are near a path."""
+    n = path.shape[-1]
+    square = -precision / 2 * torch.eye(n).to(path).expand(*path.shape, n)
+    return GaussianTables(precision * path, square, torch.zeros_like(square[..., 1:, :, :]))
 
 
 def guess(series: Series, n_latent: int, kind: str, width: int, generator: torch.Generator) -> Float[Tensor, "*b T L"]:

@@ -27,8 +27,8 @@ from ...inference.numerics.records import Record
 from ..data.series import Series
 from ..linear.factors import LOG_2PI
 from ..parameters import Parameters
+from .graph import CHAIN, LINEAR, SWITCH, annealed, blank_states, bound_by_sequence, graph_at, regimes
 from .layout import LinearRegimes
-from .network import CHAIN, SWITCH, Graph, annealed, bound_by_sequence
 
 STARTS = ("interpolated", "annealed", "random")
 HOT = 100.0  # the first temperature of annealing
@@ -61,20 +61,21 @@ def infer(
     seed: Seed = 0,
 ) -> SwitchingPaths:
     """The best q of each sequence; `starts` are some of `STARTS`, each of which may occur more than once."""
-    graph = Graph.of(layout, series)
-    weights = torch.stack([_start(kind, graph, values, seed, i) for i, kind in enumerate(starts)])
-    engine = graph.at(values, graph.states(len(starts)), weights if graph.switched else None)
+    switched = layout.n_regimes > 1
+    weights = torch.stack([_start(kind, layout, values, series, seed, i) for i, kind in enumerate(starts)])
+    states = blank_states(layout, series, len(starts))
+    graph = graph_at(layout, series, values, states, weights if switched else None)
+    engine = graph.engine(graph.start(len(starts)), check=False, linear=LINEAR)
     cooled = torch.tensor([kind == "annealed" for kind in starts], device="cpu")
-    if bool(cooled.any()) and graph.switched:
-        engine = annealed(engine, graph, cooled, HOT, 0.5, 1)
+    if bool(cooled.any()):
+        engine = annealed(engine, cooled, HOT, 0.5, 1)
     run = engine.run(max_steps, tol)
-    bound = bound_by_sequence(engine, graph)
+    bound = bound_by_sequence(engine, series)
     best = bound.argmax(0)
-    chain, switch = _kept(engine, CHAIN, best), _kept(engine, SWITCH, best) if graph.switched else None
-    within = graph.inside.unsqueeze(-1)
-    state = within if switch is None else switch.likelihood
+    chain, switch = _kept(engine, CHAIN, best), _kept(engine, SWITCH, best) if switched else None
+    state = series.inside.unsqueeze(-1).to(chain.linear) if switch is None else switch.likelihood
     moves = (
-        graph.regimes(torch.zeros_like(state))
+        regimes(layout, torch.zeros_like(state))
         if switch is None
         else tree_map(lambda table: _chosen(table, best), engine.blocks[SWITCH].eta)
     )
@@ -92,14 +93,14 @@ def infer(
     )
 
 
-def interpolated(graph: Graph, values: Parameters) -> Float[Tensor, "*b T K"]:
+def interpolated(layout: LinearRegimes, values: Parameters, series: Series) -> Float[Tensor, "*b T K"]:
     r"""$\log p(x_t \mid x_{\setminus t}, m)$ of each regime m, had it made all of the series.
 
     With the smoothed residual $e = R^{-1} (x_t - \hat x_t)$ and $D = R^{-1} - R^{-1} C P_{t|T} C^\top R^{-1}$, that is
     $N(D^{-1} e; 0, D^{-1})$ (de Jong 1988, *A cross-validation filter for time series models*).
     """
-    x, own = graph.x.unsqueeze(-3), graph.layout.separately(values)
-    found = LinearGaussianChain(x, **own, lengths=graph.lengths.unsqueeze(-1)).smooth()
+    x, own = series.observations.unsqueeze(-3), layout.separately(values)
+    found = LinearGaussianChain(x, **own, lengths=(series.last + 1).unsqueeze(-1)).smooth()
     seen = ~x.isnan()  # [*b, 1, T, F]
     emission, offset = own["emission"].unsqueeze(-3), own["emission_offset"].unsqueeze(-2)
     expected = (emission @ found.mean.unsqueeze(-1)).squeeze(-1) + offset
@@ -113,20 +114,21 @@ def interpolated(graph: Graph, values: Parameters) -> Float[Tensor, "*b T K"]:
     white = torch.linalg.solve_triangular(left, precision @ gap.unsqueeze(-1), upper=False).squeeze(-1)
     log_det = left.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     return torch.where(
-        graph.inside.unsqueeze(-2) > 0, log_det - white.square().sum(-1) / 2 - seen.sum(-1).to(x) * LOG_2PI / 2, 0.0
+        series.inside.unsqueeze(-2), log_det - white.square().sum(-1) / 2 - seen.sum(-1).to(x) * LOG_2PI / 2, 0.0
     ).mT
 
 
-def _start(kind: str, graph: Graph, values: Parameters, seed: Seed, number: int) -> Tensor:
+def _start(kind: str, layout: LinearRegimes, values: Parameters, series: Series, seed: Seed, number: int) -> Tensor:
     """Log-weights [*b, T, K] of the switch."""
-    shape = (*graph.x.shape[:-1], graph.layout.n_regimes)
-    if kind == "interpolated" and graph.switched:
-        return interpolated(graph, values)
+    x = series.observations
+    shape = (*x.shape[:-1], layout.n_regimes)
+    if kind == "interpolated" and layout.n_regimes > 1:
+        return interpolated(layout, values, series)
     if kind == "random":
-        generator = generator_of(seed, graph.x.device)
-        draws = torch.randn(number + 1, *shape, generator=generator, dtype=torch.float64, device=graph.x.device)
-        return draws[number].to(graph.x)
-    return graph.x.new_zeros(shape)
+        generator = generator_of(seed, x.device)
+        draws = torch.randn(number + 1, *shape, generator=generator, dtype=torch.float64, device=x.device)
+        return draws[number].to(x)
+    return x.new_zeros(shape)
 
 
 def _kept(engine: VMP, name: str, best: Tensor) -> Any:

@@ -11,15 +11,16 @@ The blocks, each with an axis of regimes or chains in front, are
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from ...inference.families import LocPrecision
 from ...inference.numerics.scalars import check_flag, check_integer
+from ..fitting.graph import Points
 from ..linear.emission import LinearEmission
+from ..linear.priors import NAMES, values_at
+from ..linear.priors import points as linear_points
 from ..parameters import Named, Parameter, Parameters
 from .joint import CHAIN, Regimes
 
@@ -107,58 +108,29 @@ class LinearRegimes(Named):
 
     # ---- parameters as points of the blocks --------------------------------------------------------------------------
 
-    def points(self, values: Parameters) -> dict[str, Any]:
+    def points(self, values: Parameters) -> Points:
         """Parameters `[*r, ...]` as points of the blocks."""
-        table = dict(values)
-        if self.common_emission:
-            table |= {name: values[name].unsqueeze(self._axis(values, name)) for name in _SEEN}
-        if self.one_chain:
-            table |= {name: values[name].unsqueeze(self._axis(values, name)) for name in _FIRST}
-        found: dict[str, Any] = {
-            "first": LocPrecision(table["initial_mean"], _inverse(table["initial_covariance"])),
-            "moves": LocPrecision(
-                _beside(table["transition"].mT, table["transition_offset"]), _inverse(table["state_noise"])
-            ),
-            "initial": table["initial_probs"],
-        }
-        noise = table["observation_noise"]
-        coefficients = _beside(table["emission"].mT, table["emission_offset"])
-        if self.full_noise:
-            found["sights"] = LocPrecision(coefficients, _inverse(noise))
-        else:
-            found["sights"] = LocPrecision(coefficients.mT.unsqueeze(-1), 1 / noise[..., None, None])
+        table = values | {name: values[name].unsqueeze(self._axis(values, name)) for name in self._alone}
+        points: Points = linear_points(table, self.full_noise) | {"initial": values["initial_probs"]}
         if not self.recurrent:
-            return found | {"transition": table["transition_probs"]}
-        return found | {"recurrence": torch.cat([table["recurrence"], table["recurrence_offset"].mT], -1)}
+            return points | {"transition": values["transition_probs"]}
+        return points | {"recurrence": torch.cat([values["recurrence"], values["recurrence_offset"].mT], -1)}
 
-    def values(self, points: dict[str, Any]) -> Parameters:
+    def values(self, points: Points) -> Parameters:
         """Points of the blocks as parameters; `points` the other way round."""
-        n, moves, sights, first = self.n_latent, points["moves"], points["sights"], points["first"]
-        found = {
-            "initial_probs": points["initial"],
-            "initial_mean": first.loc,
-            "initial_covariance": _inverse(first.precision),
-            "transition": moves.loc[..., :n, :].mT,
-            "transition_offset": moves.loc[..., n, :],
-            "state_noise": _inverse(moves.precision),
-        }
-        if self.full_noise:
-            coefficients, noise = sights.loc, _inverse(sights.precision)
-        else:
-            coefficients, noise = sights.loc.squeeze(-1).mT, 1 / sights.precision[..., 0, 0]
-        found |= {
-            "emission": coefficients[..., :n, :].mT,
-            "emission_offset": coefficients[..., n, :],
-            "observation_noise": noise,
-        }
+        values = values_at(points, self.full_noise) | {"initial_probs": points["initial"]}
         if self.recurrent:
-            found["recurrence"], offset = points["recurrence"].split([n, self.n_regimes], -1)
-            found["recurrence_offset"] = offset.mT
+            values["recurrence"], offset = points["recurrence"].split([self.n_latent, self.n_regimes], -1)
+            values["recurrence_offset"] = offset.mT
         else:
-            found["transition_probs"] = points["transition"]
-        alone = (*(_SEEN if self.common_emission else ()), *(_FIRST if self.one_chain else ()))
-        found |= {name: found[name].squeeze(-len(self.known[name].dims) - 1) for name in alone}
-        return {name: found[name] for name in self.known}
+            values["transition_probs"] = points["transition"]
+        values |= {name: values[name].squeeze(-len(self.known[name].dims) - 1) for name in self._alone}
+        return {name: values[name] for name in self.known}
+
+    @property
+    def _alone(self) -> tuple[str, ...]:
+        """The parameters that all regimes share."""
+        return (*(NAMES["sights"] if self.common_emission else ()), *(NAMES["first"] if self.one_chain else ()))
 
     def _axis(self, values: Parameters, name: str) -> int:
         return values[name].ndim - len(self.known[name].dims)
@@ -169,8 +141,7 @@ class LinearRegimes(Named):
         """What each regime would be alone, [K, ...], by the names of a `LinearGaussianChain`."""
         k, noise = self.n_regimes, values["observation_noise"]
         table = values | {"observation_noise": noise if self.full_noise else torch.diag_embed(noise)}
-        shared = (*(_SEEN if self.common_emission else ()), *(_FIRST if self.one_chain else ()))
-        table |= {name: table[name].expand(k, *table[name].shape) for name in shared}
+        table |= {name: table[name].expand(k, *table[name].shape) for name in self._alone}
         return {name: table[name] for name in CHAIN}
 
     def regimes(self, values: Parameters) -> Regimes:
@@ -190,18 +161,3 @@ class LinearRegimes(Named):
                 value = value.index_select(axis, order) if dim in ("state", "state_new") else value
             found[name] = value
         return found
-
-
-_SEEN = ("emission", "emission_offset", "observation_noise")
-_FIRST = ("initial_mean", "initial_covariance")
-
-
-def _inverse(matrix: Tensor) -> Tensor:
-    """Of symmetric positive definite matrices, and symmetric itself."""
-    found = torch.linalg.inv(matrix)
-    return (found + found.mT) / 2
-
-
-def _beside(coefficients: Tensor, offset: Tensor) -> Tensor:
-    """Coefficients of (s, 1), [..., L + 1, D]."""
-    return torch.cat([coefficients, offset.unsqueeze(-2)], -2)

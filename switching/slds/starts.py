@@ -16,12 +16,13 @@ from torch.nn.functional import one_hot, pad
 
 from ...inference.families import GaussianTables
 from ...inference.message_passing.engine import VMP
-from ...inference.message_passing.factor_graph import Block
+from ..data.series import Series
 from ..emissions.clusters import clusters_among
+from ..fitting.graph import Etas
 from ..fitting.interrupts import may_interrupt
-from ..fitting.network import Network
-from .network import CHAIN, LINEAR, SWITCH, Graph, annealed
-from .priors import priors, step_variance
+from ..linear.starts import near_path
+from .graph import CHAIN, LINEAR, SWITCH, annealed, graph_of, priors_of, step_variance
+from .layout import LinearRegimes
 
 SURE = 4.0  # log odds of the labels that the switch starts from
 NEAR = 100.0  # precision of the principal components as a path
@@ -33,43 +34,41 @@ HOT = (3.0, 1.5, 1.0)  # first temperatures
 COOLING, AT_ONCE = 0.8, 4  # of what a temperature lies above 1, and sweeps at each
 
 
-def single(graph: Graph) -> tuple[dict[str, Tensor], GaussianTables]:
+def single(layout: LinearRegimes, series: Series) -> tuple[Etas, GaussianTables]:
     """Natural parameters [1, 1, ...] of the blocks of a single linear model, and of its path of states."""
-    alone = replace(graph, layout=replace(graph.layout, n_regimes=1, one_chain=True, recurrent=False))
-    path = components(alone)
-    network = Network(
-        alone.families,
-        priors(alone, step_variance(path, graph)),
-        alone.factors(),
-        alone.paths(near_path(alone, path), None),
-        collect=dict,
-    )
-    engine = network.engine(1, check=False, linear=LINEAR)
-    for name in alone.families:
+    alone = replace(layout, n_regimes=1, one_chain=True, recurrent=False)
+    path = components(layout.n_latent, series)
+    priors = priors_of(alone, step_variance(path, series))
+    start = near_path(path.unsqueeze(-3).unsqueeze(0), NEAR)
+    graph = graph_of(alone, series, priors, start, None, collect=dict)
+    engine = graph.engine(graph.start(1), check=False, linear=LINEAR)
+    for name in graph.families:
         engine.update(name)
     if engine.run(SWEEPS, 0.0).interrupted:
         raise KeyboardInterrupt  # nothing of the model itself has been reached yet
-    return {name: engine.blocks[name].eta for name in alone.families}, engine.blocks[CHAIN].eta
+    return {name: engine.blocks[name].eta for name in graph.families}, engine.blocks[CHAIN].eta
 
 
-def path_blocks(graph: Graph, single: GaussianTables, labels: Tensor) -> list[Block]:
-    """The blocks of both paths from labels [R, *b, T] and a single model's path of states."""
-    restarts, n_chains = labels.shape[0], graph.layout.n_chains
-    shape = (restarts, *graph.lengths.shape, n_chains)
+def paths_from(
+    layout: LinearRegimes, series: Series, single: GaussianTables, labels: Tensor
+) -> tuple[GaussianTables, Tensor | None]:
+    """Starts of both paths, from a single model's path of states and labels [R, *b, T]."""
+    shape = (len(labels), *series.batch_shape, layout.n_chains)
     states = GaussianTables(*(table.expand(*shape, *table.shape[len(shape) :]) for table in single))
-    weights = SURE * one_hot(labels, graph.layout.n_regimes).to(graph.x) if graph.switched else None
-    return graph.paths(states, weights)
+    if layout.n_regimes == 1:
+        return states, None
+    return states, SURE * one_hot(labels, layout.n_regimes).to(series.observations)
 
 
-def warmed(engine: VMP, graph: Graph, kinds: Sequence[str]) -> tuple[VMP, bool]:
+def warmed(engine: VMP, one_chain: bool, kinds: Sequence[str]) -> tuple[VMP, bool]:
     """The engine after some sweeps in which what the labels were made of is held, and after its restarts, from first
     temperatures that differ, have been cooled down; but not one from a start of the user's own.
 
     Ctrl-C ends the cooling, with those that have been cooled; the last says whether it did.
     """
-    held = CHAIN if graph.layout.one_chain else SWITCH
+    held = CHAIN if one_chain else SWITCH
     order = [CHAIN, *(name for name in engine.blocks if name != CHAIN)]  # of what is not held
-    for _ in range(WARM if graph.switched else 0):
+    for _ in range(WARM if SWITCH in engine.blocks else 0):
         for name in order:
             if name != held:
                 engine.update(name)
@@ -77,7 +76,7 @@ def warmed(engine: VMP, graph: Graph, kinds: Sequence[str]) -> tuple[VMP, bool]:
         with may_interrupt():
             for i, hot in enumerate(HOT):
                 which = [kind != "own" and _turn(place) == i for place, kind in enumerate(kinds)]
-                engine = annealed(engine, graph, torch.tensor(which, device="cpu"), hot, COOLING, AT_ONCE)
+                engine = annealed(engine, torch.tensor(which, device="cpu"), hot, COOLING, AT_ONCE)
     except KeyboardInterrupt:
         return engine, True
     return engine, False
@@ -89,10 +88,9 @@ def _turn(place: int) -> int:
     return (number + number // 3) % len(HOT)
 
 
-def labels_of(graph: Graph, path: Tensor, kinds: Sequence[str], seed: int) -> Tensor:
-    """Labels [R, *b, T], one labelling of each kind; `path` [*b, T, L]."""
-    k, found = graph.layout.n_regimes, []
-    inside = graph.inside.bool()
+def labels_of(k: int, inside: Tensor, path: Tensor, kinds: Sequence[str], seed: int) -> Tensor:
+    """Labels [R, *b, T] of k regimes, one labelling of each kind; `path` [*b, T, L]."""
+    found = []
     for number, kind in enumerate(kinds):
         rng = np.random.default_rng([seed, number])
         turn = number // len(KINDS)
@@ -134,10 +132,9 @@ def _stretches(shape: tuple[int, ...], k: int, rng: np.random.Generator) -> Tens
     return torch.from_numpy(np.take_along_axis(regimes, turns, -1))
 
 
-def components(graph: Graph) -> Tensor:
-    """Principal components of the series, or of stretches of it where it has too few features: [*b, T, L]."""
-    n = graph.layout.n_latent
-    x = torch.where(graph.x.isnan(), 0.0, graph.x) * graph.inside.unsqueeze(-1)
+def components(n: int, series: Series) -> Tensor:
+    """n principal components of the series, or of stretches of it where it has too few features: [*b, T, L]."""
+    x = torch.where(series.observations.isnan(), 0.0, series.observations) * series.inside.unsqueeze(-1)
     lags = 1 if x.shape[-1] >= n else -(-2 * n // x.shape[-1])
     rows = torch.cat([pad(x, (0, 0, lag, 0))[..., : x.shape[-2], :] for lag in range(lags)], -1)
     flat = rows.reshape(-1, rows.shape[-1])
@@ -151,9 +148,3 @@ def components(graph: Graph) -> Tensor:
 def _of_squares(flat: Tensor) -> tuple[None, None, Tensor]:
     _, vectors = torch.linalg.eigh(flat.mT @ flat)
     return None, None, vectors.flip(-1).mT
-
-
-def near_path(graph: Graph, path: Tensor) -> GaussianTables:
-    """Natural parameters of states that are near a path [*b, T, L], [1, *b, 1, T, ...]."""
-    blank = graph.states(1)
-    return blank._replace(linear=NEAR * path.unsqueeze(-3).unsqueeze(0), square=NEAR * blank.square)

@@ -130,7 +130,7 @@ def inference_data(
     """All groups from parameter draws `[n, ...]`, where n is chains times draws = `shape`, or 1: a point repeated."""
     coords = coordinates(series, model)
     step = (*(name for name in coords if name.startswith("sequence")), "time")
-    summary = summarize(model, values, shape[0] * shape[1] if predictive else 0, series, seed)
+    summary = generated_quantities(model, values, shape[0] * shape[1] if predictive else 0, series, seed)
     seen = (~torch.isnan(series.observations)).any(-1).cpu()
     dims = {p.shown.name if p.shown else name: p.dims for name, p in model.known.items()}
     parameters = {}
@@ -188,7 +188,7 @@ def _observed(seen: Tensor, coords: dict[str, Any], step: tuple[str, ...]) -> Ob
 
 
 @dataclass(frozen=True)
-class Summary:
+class GeneratedQuantities:
     """The results of parameter draws `[n, ...]` for a series."""
 
     log_increment: Float[Tensor, "n *b T"]  # log p(x_t | x_1..t-1), 0 without an observation
@@ -197,7 +197,7 @@ class Summary:
     smoothed: dict[str, tuple[Tensor, tuple[str, ...]]]  # means over draws [*b, T, ...], and their axes after time
 
 
-def summarize(model: Any, values: Parameters, total: int, series: Series, seed: int) -> Summary:
+def generated_quantities(model: Any, values: Parameters, total: int, series: Series, seed: int) -> GeneratedQuantities:
     """Filter, smooth and replicate the series under every draw; the `total` replicates (or none) are divided among
     draws."""
     n, problem = len(next(iter(values.values()))), model.problem(series)
@@ -222,9 +222,9 @@ def summarize(model: Any, values: Parameters, total: int, series: Series, seed: 
 
     means = {name: (ended(p), axes) for name, (p, axes) in smoothed.items()}
     if not total:
-        return Summary(torch.cat(increments), None, None, means)
+        return GeneratedQuantities(torch.cat(increments), None, None, means)
     replicated = torch.cat(replicates).masked_fill(outside.unsqueeze(-1), torch.nan)
-    return Summary(torch.cat(increments), torch.cat(ahead), replicated, means)
+    return GeneratedQuantities(torch.cat(increments), torch.cat(ahead), replicated, means)
 
 
 # ---- their names ---------------------------------------------------------------------------------------------------

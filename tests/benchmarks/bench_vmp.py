@@ -19,8 +19,8 @@ import torch
 from samplehold import Copy, Markov, MultivariateNormal, Normal, SwitchingSSM
 from samplehold.cli.bench_cases import Size, hmmlearn_sweep, levels
 from samplehold.inference.message_passing.engine import VMP
+from samplehold.switching.fitting.chain_graph import ChainGraph
 from samplehold.switching.fitting.chunked import engine_from
-from samplehold.switching.fitting.graph import Graph
 from samplehold.switching.fitting.starts import first_guesses
 from timing import HEADER, Row, paired
 
@@ -31,7 +31,7 @@ GROWTH = [(100, 1000), (1000, 1000), (10_000, 1000), (1, 100_000), (1, 1_000_000
 
 def engine_of(model: SwitchingSSM, x: torch.Tensor, restarts: int) -> VMP:
     problem = model.scaled_to(x).problem(x)
-    engine = engine_from(Graph.of(problem), first_guesses(problem, restarts, seed=0).values)
+    engine = engine_from(ChainGraph.of(problem), first_guesses(problem, restarts, seed=0).values)
     assert isinstance(engine, VMP)
     return engine
 

@@ -70,7 +70,8 @@ def holed(x: torch.Tensor) -> torch.Tensor:
 def test_no_block_of_a_factorial_model_lowers_the_bound(counts):
     model = factorial(counts)
     x = holed(model.simulate(30, (2,), seed=1).x)
-    engine = model.network(model.read(x, lengths=[30, 12]), Options("vmp", 3)).engine(3)
+    graph = model.graph(model.read(x, lengths=[30, 12]), Options("vmp", 3))
+    engine = graph.engine(graph.start(3))
     run = engine.run(8, tol=0, record=True)  # raises where a block does; before that, checks messages and linearity
     assert bool((run.elbo[-1] > run.elbo[0]).all())
     assert len(run.sweeps[0].elbo) == len(engine.blocks) == (8 if counts else 7)
@@ -80,7 +81,8 @@ def test_no_block_of_a_factorial_model_lowers_the_bound(counts):
 def test_no_block_of_a_layered_model_lowers_the_bound(emission):
     model = layered(emission)
     x = holed(model.simulate(30, (2,), seed=1).x)
-    engine = model.network(model.read(x, lengths=[30, 12]), Options("vmp", 3)).engine(3)
+    graph = model.graph(model.read(x, lengths=[30, 12]), Options("vmp", 3))
+    engine = graph.engine(graph.start(3))
     run = engine.run(8, tol=0, record=True)
     assert bool((run.elbo[-1] > run.elbo[0]).all())
 
@@ -159,7 +161,8 @@ def test_one_state_and_one_step_have_the_conjugate_evidence():
     model = factorial_of(torch.full((1,), 0.3).to(FLOAT), [one], [torch.zeros(1, 2).to(FLOAT)], torch.eye(2).to(FLOAT))
     fit = model.fit(x, "vmp", restarts=1, progress=False)
     rows = x[:, 0]
-    block = model.network(model.read(x), Options("vmp", 1)).engine(1).blocks["noise"]
+    graph = model.graph(model.read(x), Options("vmp", 1))
+    block = graph.engine(graph.start(1)).blocks["noise"]
     prior = block.family.usual(block.prior)
     known = {"loc": rows.mean(0), "kappa": prior.weight[0, 0], "df": prior.df, "scale_matrix": prior.scale_matrix}
     assert_close(fit.objective[-1], normal_wishart_log_evidence(known, rows), rtol=1e-12, atol=0)

@@ -9,8 +9,8 @@ import samplehold as sh
 import torch
 from oracles.models import KINDS, drive, random_model
 from samplehold.switching.fitting import chunked
+from samplehold.switching.fitting.chain_graph import ChainGraph
 from samplehold.switching.fitting.chunked import ChunkedVMP, engine_from
-from samplehold.switching.fitting.graph import Graph
 from samplehold.switching.fitting.starts import first_guesses
 from torch import Tensor
 from torch import distributions as dist
@@ -97,7 +97,7 @@ def test_one_state_with_its_covariance_known_has_a_normal_location():
     fit = whole("precision")
     mean, covariance, evidence = given_precision(X, HELD["precision"], LOC)
     assert_close(fit.posterior.mean["loc"][0], mean, rtol=1e-10, atol=1e-10)
-    q = fit.posterior.known_blocks["emission"][1].family.usual(fit.posterior.blocks["emission"])
+    q = fit.posterior.families["emission"].usual(fit.posterior.blocks["emission"])
     unit = fit.posterior.units.unit  # in which q is
     found = q.precision[0] / (unit.unsqueeze(-1) * unit)
     assert_close(found, torch.linalg.inv(covariance), rtol=1e-10, atol=1e-10)
@@ -117,7 +117,7 @@ def test_features_with_their_locations_known_have_gammas():
 
 def test_features_with_their_scales_known_have_normal_locations():
     fit, total = by_feature("precision"), torch.zeros(())
-    q = fit.posterior.known_blocks["emission"][1].family.usual(fit.posterior.blocks["emission"])
+    q = fit.posterior.families["emission"].usual(fit.posterior.blocks["emission"])
     for f in range(F):
         at = HELD["precision"][f, f].reshape(1, 1)
         mean, covariance, evidence = given_precision(X[:, f, None], at, LOC[f, None])
@@ -166,9 +166,9 @@ def test_every_model_can_be_held_in_part(dynamics, emission, factorization):
     assert bool(fit.posterior.forecast(x, 2, draws=5, **ahead).state.isfinite().all())
     if factorization == "structured" and not model.dynamics.n_covariates:
         # what the best paths under q of the parameters say, less the divergence of these
-        priors = Graph.of(fit.posterior.units.problem(fit.posterior.problem)).priors
+        priors = ChainGraph.of(fit.posterior.units.problem(fit.posterior.problem)).priors
         q = fit.posterior.blocks
-        kl = sum(b.family.kl(q[name], priors[name]).sum() for name, (_, b) in fit.posterior.known_blocks.items())
+        kl = sum(f.kl(q[name], priors[name]).sum() for name, f in fit.posterior.families.items())
         assert_close(fit.posterior.smooth(x).log_normalizer.sum() - kl, fit.objective[-1], rtol=1e-10, atol=0)
 
 
@@ -241,7 +241,7 @@ def test_with_all_features_of_a_step_missing_and_one_state_the_evidence_is_exact
 def test_groups_stretches_and_the_whole_agree(monkeypatch, held):
     x = TWO.simulate(40, (3,), seed=1).x
     problem = TWO.scaled_to(x).problem(x)
-    graph = Graph.of(replace(problem, fixed={held: TWO.values[held]}))
+    graph = ChainGraph.of(replace(problem, fixed={held: TWO.values[held]}))
     guesses = first_guesses(graph.problem, 2, 0).values
     expected = engine_from(graph, guesses).run(3, tol=0.0).elbo
     for room, long in ((100, 2**24), (200, 100)):

@@ -10,8 +10,8 @@ import torch
 from oracles.models import KINDS, drive, random_model
 from samplehold.switching.dynamics.contract import PATHS
 from samplehold.switching.fitting import chunked, starts
+from samplehold.switching.fitting.chain_graph import ChainGraph
 from samplehold.switching.fitting.chunked import ChunkedVMP, engine_of, occupancy_of, parameters_of, run_batches
-from samplehold.switching.fitting.graph import Graph
 from samplehold.switching.fitting.options import Options
 from samplehold.switching.fitting.starts import first_guesses, sample_of
 from torch import Tensor
@@ -22,20 +22,20 @@ pytestmark = pytest.mark.kernels
 Etas = dict[str, Tensor]
 
 
-def graph_of(model: sh.SwitchingSSM, x: Tensor, factorization="structured", **keywords) -> Graph:
-    return Graph.of(model.problem(x, **keywords), factorization == "mean_field")
+def graph_of(model: sh.SwitchingSSM, x: Tensor, factorization="structured", **keywords) -> ChainGraph:
+    return ChainGraph.of(model.problem(x, **keywords), factorization == "mean_field")
 
 
-def start_of(graph: Graph, restarts: int = 2) -> Etas:
+def start_of(graph: ChainGraph, restarts: int = 2) -> Etas:
     return graph.point(first_guesses(graph.problem, restarts, 0).values)
 
 
-def started(graph: Graph, under: Etas):
+def started(graph: ChainGraph, under: Etas):
     n = len(next(iter(under.values())))
     return engine_of(graph, {name: prior.expand(n, *prior.shape) for name, prior in graph.priors.items()}, under)
 
 
-def stepped(graph: Graph, under: Etas) -> tuple[Tensor, Etas, Tensor]:
+def stepped(graph: ChainGraph, under: Etas) -> tuple[Tensor, Etas, Tensor]:
     """The bound, the parameters and the steps in each state after two steps."""
     engine = started(graph, under)
     bound = engine.run(2, tol=0).elbo
@@ -202,7 +202,7 @@ def test_minibatches_end_near_the_posterior_of_all_data():
     # the last entry is the bound itself, which no posterior raises above that of the fit to all data
     assert 0 <= float(whole.objective[-1] - found.objective[-1]) < 0.1
     units = found.posterior.units
-    graph = Graph.of(units.problem(model.scaled_to(x).problem(x)))
+    graph = ChainGraph.of(units.problem(model.scaled_to(x).problem(x)))
     again = engine_of(graph, {name: eta[None] for name, eta in found.posterior.blocks.items()})
     volume = units.log_volume(model.read(x)).sum()
     assert_close(again.elbo()[0] - volume, found.objective[-1], rtol=1e-10, atol=0)

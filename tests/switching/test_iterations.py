@@ -11,9 +11,9 @@ from samplehold.inference.families.family import relative
 from samplehold.inference.families.normal import expected_normal, mean_point
 from samplehold.inference.families.peak import peak
 from samplehold.inference.numerics.cholesky import cholesky
+from samplehold.switching.fitting.chain_graph import ChainGraph
 from samplehold.switching.fitting.chunked import engine_from, parameters_of
 from samplehold.switching.fitting.em import EM
-from samplehold.switching.fitting.graph import Graph
 from samplehold.switching.fitting.starts import first_guesses
 from samplehold.switching.priors import prefixed_sites
 from samplehold.switching.problem import Problem
@@ -70,7 +70,7 @@ def test_iterations_are_those_of_the_plain_forms(dynamics, emission, missing, mo
         return run.elbo, climb.tables
 
     def passing() -> tuple:
-        engine = engine_from(Graph.of(problem), start)
+        engine = engine_from(ChainGraph.of(problem), start)
         return engine.run(STEPS, 0.0).elbo, parameters_of(engine)
 
     for run in (lambda: em(problem), lambda: em(replace(problem, prior=None)), passing):
@@ -87,7 +87,7 @@ def test_iterations_stay_in_float32(emission):
     start = {name: value.float() for name, value in first_guesses(problem, 2, seed=0).values.items()}
     climb = EM(problem, start)
     climb.run(2)
-    engine = engine_from(Graph.of(problem), start)
+    engine = engine_from(ChainGraph.of(problem), start)
     engine.run(2, 0.0)
     assert {table.dtype for table in (*climb.tables.values(), *parameters_of(engine).values())} == {torch.float32}
 

@@ -8,10 +8,11 @@ import torch
 from oracles import linear_regressions as textbook
 from oracles.linear_models import FLOAT, draw, model_of
 from samplehold import Autoregression, LinearSSM, LocalLevel
+from samplehold.switching.fitting.units import Units
 from samplehold.switching.linear.ascent import Ascent
 from samplehold.switching.linear.bases import axes_of, turned
 from samplehold.switching.linear.coordinates import LinearDensity
-from samplehold.switching.linear.priors import Units, blocks
+from samplehold.switching.linear.priors import families, units_of, weak
 from torch.testing import assert_close
 
 pytestmark = pytest.mark.kernels
@@ -36,7 +37,7 @@ def test_steps_of_expectation_maximisation_are_those_of_the_textbook(full: bool)
     """Of dense posteriors and regressions; to the ridge that holds what the data leave open."""
     model = model_of(2, 2, full)
     x, expected = series_of(model, full), model.values
-    unit = Units.of(model.emission, model.read(x)).spread  # in which the latents are turned
+    unit = units_of(model.emission, model.read(x)).unit  # in which the latents are turned
     for n_steps in (1, 2, 3):
         expected = textbook.em_step(expected, list(x))
         fit = model.fit(x, prior=None, start=model, max_steps=n_steps, **QUIET)
@@ -51,7 +52,8 @@ def test_steps_of_message_passing_are_those_of_the_textbook() -> None:
     """Natural parameters are the prior's and what dense posteriors under expected parameters add; so is the bound."""
     model = model_of(2, 2, full=True)
     x = series_of(model, full=True)
-    prior = {name: (family, eta[0]) for name, (family, eta) in blocks(2, model.emission, x).items()}
+    etas = weak(2, model.emission, x)
+    prior = {name: (family, etas[name][0]) for name, family in families(2).items()}
     moments = [textbook.posterior(model.values, one) for one in x]
     for n_steps in (1, 2):
         fit = model.fit(x, "vmp", prior=model.prior, start=model, max_steps=n_steps, **QUIET)
@@ -97,13 +99,13 @@ def test_the_maximum_of_em_is_that_of_gradient_ascent(prior: str | None) -> None
     fit = LinearSSM(1, 2).fit(x, prior=prior, restarts=1, start=model, max_steps=600, tol=1e-9, progress=False)
     problem = fit.model.problem(x)
     problem = problem if prior else replace(problem, prior=None)
-    units = Units.of(model.emission, problem.series)
-    density = LinearDensity(problem.in_units(units), units, fit.model.emission.in_units(model.values, *units), False)
+    units = units_of(model.emission, problem.series)
+    density = LinearDensity(problem.in_units(units), units, units.values(model.values), False)
     climb = Ascent(density, density.point[None])
     climb.run(40)
     reached = float(problem.objective(density.values({"y": climb.point[0]})))
     assert reached == pytest.approx(float(fit.objective[-1]), abs=1e-3)
-    at = density.coordinates.of(fit.model.emission.in_units(fit.model.values, *units))
+    at = density.coordinates.of(units.values(fit.model.values))
     assert float(density.gradient(at[None]).abs().max()) < 0.05
 
 
@@ -115,7 +117,7 @@ def test_nothing_depends_on_the_unit_of_x() -> None:
     expected, found = (fit.model for fit in fits)
     seen = (~x.isnan()).sum((0, 1)).double() @ unit.log()
     assert float(found.log_evidence(x * unit + about).sum() + seen) == pytest.approx(fits[0].loglik, abs=1e-4)
-    back = found.emission.in_units(found.values, about, unit)
+    back = Units(found.emission, about, unit).values(found.values)
     for name, value in expected.values.items():
         assert_close(back[name], value, rtol=1e-3, atol=1e-3, msg=name)
 

@@ -8,7 +8,7 @@ import samplehold as sh
 import torch
 from oracles.models import KINDS, drive, random_model
 from samplehold.switching.fitting.alignment import match_states
-from samplehold.switching.fitting.graph import blocks_of, renumbered
+from samplehold.switching.fitting.chain_graph import blocks_of, renumbered
 from samplehold.switching.fitting.posterior import DrawnPosterior, VariationalPosterior
 from samplehold.switching.fitting.units import Units
 from samplehold.switching.parameters import reordered, with_prefix
@@ -23,7 +23,7 @@ def posterior_of(dynamics: str, emission: str, worth: float = 40.0) -> tuple[sh.
     known = blocks_of(model.dynamics, model.emission)
     for name, (prefix, block) in known.items():
         blocks[name] = worth * block.natural(with_prefix(model.prior, prefix)).to(one)
-    return model, VariationalPosterior(blocks, known, Units(model.emission, one - 1, one), model=model)
+    return model, VariationalPosterior.of_chain(blocks, known, Units(model.emission, one - 1, one), model=model)
 
 
 def fitted(dynamics: str = "copy", emission: str = "normal", **keywords) -> tuple[Tensor, sh.Fit]:
@@ -169,10 +169,10 @@ def test_posteriors_by_draws_average_over_them():
 @pytest.mark.parametrize(("dynamics", "emission"), KINDS)
 def test_renumbering_states_changes_names_alone(dynamics, emission):
     model, posterior = posterior_of(dynamics, emission)
-    order = torch.tensor([1, 0])
-    other = replace(posterior, blocks=renumbered(posterior.known_blocks, posterior.blocks, order))
+    order, known = torch.tensor([1, 0]), blocks_of(model.dynamics, model.emission)
+    other = replace(posterior, blocks=renumbered(known, posterior.blocks, order))
     for name, value in reordered(model.known, posterior.mean, order).items():
         assert_close(other.mean[name], value, rtol=1e-12, atol=0)
-    for name, (_, block) in posterior.known_blocks.items():
+    for name, (_, block) in known.items():
         before, after = (block.family.log_normalizer(q.blocks[name]).sum() for q in (posterior, other))
         assert_close(before, after, rtol=1e-12, atol=1e-12)

@@ -5,9 +5,9 @@ import samplehold as sh
 import torch
 from oracles.fake_gpu import fake_gpu, taken, waits
 from oracles.operators import unchecked
+from samplehold.switching.fitting.chain_graph import ChainGraph
 from samplehold.switching.fitting.chunked import engine_from
 from samplehold.switching.fitting.em import EM
-from samplehold.switching.fitting.graph import Graph
 from samplehold.switching.fitting.starts import SAMPLE, Starts, first_guesses, first_labels, rearranged, sample_of
 from samplehold.switching.problem import Problem
 from torch import Tensor
@@ -107,7 +107,7 @@ def test_an_iteration_waits_once_however_many_sequences_and_restarts_there_are(s
     with fake_gpu() as device:
         problem = problem_of("normal", levels(*shape).to(device))
         values = first_guesses(problem, restarts, 0).values
-        climb, engine = EM(problem, values), engine_from(Graph.of(problem), values)
+        climb, engine = EM(problem, values), engine_from(ChainGraph.of(problem), values)
         for run in (lambda: climb.run(4), lambda: engine.run(4, 0.0)):
             run()
             with waits() as seen, unchecked():

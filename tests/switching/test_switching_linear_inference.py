@@ -7,9 +7,9 @@ from oracles.switching_linear import ENUMERABLE, KINDS, values_of
 from samplehold.face.chains import LinearGaussianChain
 from samplehold.switching.data.series import Series
 from samplehold.switching.parameters import Parameters
+from samplehold.switching.slds.graph import blank_states, graph_at
 from samplehold.switching.slds.inference import STARTS, infer, interpolated
 from samplehold.switching.slds.layout import LinearRegimes
-from samplehold.switching.slds.network import Graph
 
 pytestmark = pytest.mark.kernels
 
@@ -46,10 +46,10 @@ def test_no_update_lowers_the_bound(kind: str) -> None:
     layout = KINDS[kind]
     values = values_of(layout)
     series = observed(layout, values, 12)
-    graph = Graph.of(layout, series)
     generator = torch.Generator().manual_seed(0)
     weights = torch.randn(2, 3, 12, layout.n_regimes, generator=generator, dtype=torch.float64)
-    engine = graph.at(values, graph.states(2), weights)
+    graph = graph_at(layout, series, values, blank_states(layout, series, 2), weights)
+    engine = graph.engine(graph.start(2), check=False)
     run = engine.run(20, 0.0, record=True)  # raises where one does
     assert bool((run.elbo[1:] >= run.elbo[:-1] - 1e-10 * run.elbo[:-1].abs()).all())
 
@@ -67,7 +67,7 @@ def test_one_regime_is_the_linear_model(full: bool) -> None:
     torch.testing.assert_close(found.mean[:, 0], smoothed.mean, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(found.covariance[:, 0], smoothed.covariance, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(found.cross_covariance[:, 0], smoothed.cross_covariance, rtol=1e-9, atol=1e-9)
-    assert bool((found.state.squeeze(-1) == Graph.of(layout, series).inside).all())
+    assert bool((found.state.squeeze(-1) == series.inside).all())
 
 
 @pytest.mark.parametrize("recurrent", [False, True])
@@ -94,7 +94,7 @@ def test_interpolated_densities_leave_one_observation_out(kind: str) -> None:
     layout = KINDS[kind]
     values = values_of(layout)
     series = observed(layout, values)
-    found = interpolated(Graph.of(layout, series), values)
+    found = interpolated(layout, values, series)
     for b, length in enumerate(series.lengths.tolist()):
         x = series.observations[b, :length]
         for k in range(layout.n_regimes):

@@ -13,8 +13,8 @@ from oracles.models import KINDS, drive, random_model, trace_log_prob
 from samplehold.inference.message_passing.factor_graph import add_message, fit_message
 from samplehold.switching.dynamics.contract import PATHS
 from samplehold.switching.emissions.contract import ConjugateEmission
+from samplehold.switching.fitting.chain_graph import ChainGraph
 from samplehold.switching.fitting.chunked import engine_from, engine_of
-from samplehold.switching.fitting.graph import Graph
 from samplehold.switching.fitting.starts import first_guesses
 from torch import Tensor
 from torch.testing import assert_close
@@ -33,11 +33,11 @@ def ragged(dynamics: str, emission: str, n_steps: int = 12) -> tuple[sh.Switchin
     return model, x, keywords | {"lengths": torch.tensor([n_steps, 5, 1])}
 
 
-def graph_of(model: sh.SwitchingSSM, x, factorization: str = "structured", **keywords) -> Graph:
-    return Graph.of(model.problem(x, **keywords), factorization == "mean_field")
+def graph_of(model: sh.SwitchingSSM, x, factorization: str = "structured", **keywords) -> ChainGraph:
+    return ChainGraph.of(model.problem(x, **keywords), factorization == "mean_field")
 
 
-def at_values(graph: Graph, model: sh.SwitchingSSM):
+def at_values(graph: ChainGraph, model: sh.SwitchingSSM):
     """The family of the paths, and their natural parameters where q of the parameters is a point."""
     engine = graph.engine(graph.priors, check=False)
     engine.update(PATHS, under=graph.point(model.values_like(graph.problem.series.observations)))
@@ -48,7 +48,7 @@ def engine_for(model: sh.SwitchingSSM, x, factorization: str = "structured", res
     return started(graph_of(model, x, factorization, **keywords), restarts)
 
 
-def started(graph: Graph, restarts: int, seed: int = 0):
+def started(graph: ChainGraph, restarts: int, seed: int = 0):
     return engine_from(graph, first_guesses(graph.problem, restarts, seed).values)
 
 
@@ -337,7 +337,7 @@ def test_ragged_sequences_equal_the_same_sequences_one_by_one_and_padding_does_n
     graph = graph_of(model, x, lengths=torch.tensor([9, 4]))
     point = graph.point(model.values_like(graph.problem.series.observations))
 
-    def evaluated(graph: Graph):
+    def evaluated(graph: ChainGraph):
         engine = graph.engine(graph.priors, check=False)
         engine.update(PATHS, under=point)
         paths = engine.blocks[PATHS]

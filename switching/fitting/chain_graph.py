@@ -1,0 +1,246 @@
+r"""The graph of a problem of one chain: its parameters in conjugate blocks, and one block of paths.
+
+$$\log p(x, y \mid \theta) = \sum_b \langle t_b(\theta), n_b(y, x) \rangle + \text{const}$$
+
+where y is the path, with whatever is missing of x. Each block of parameters meets the paths in one factor, in which an
+update of the paths is an E-step under expected logs, and one of the parameters adds expected counts to the prior.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from ...inference.chains.contract import Chain
+from ...inference.families import CopyTables, FactoredTables, MarkovTables, VectorFamily
+from ...inference.message_passing.factor_graph import Block, Factor
+from ..data.series import Series
+from ..dynamics.contract import PATHS, Dynamics
+from ..dynamics.factors import named
+from ..emissions.contract import ConjugateEmission, Emission, Part
+from ..parameters import Parameter, Parameters, prefixed, reordered, with_prefix
+from ..priors import Conjugate, log_prior
+from ..problem import Problem
+from .graph import Etas, Graph, Points
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainGraph(Graph):
+    """Blocks and factors of a problem under its prior, best in units of the data's spread: second moments lose no
+    digits then.
+
+    Attributes:
+        problem: of one chain.
+        independent: whether every step of a path is on its own under q.
+        blocks: of the parameters, held where they are fixed.
+        counted: [T], 0 where a step was counted elsewhere; None: nowhere.
+    """
+
+    problem: Problem
+    independent: bool
+    blocks: "Blocks" = field(default_factory=dict)
+    counted: Tensor | None = None
+
+    @staticmethod
+    def of(
+        problem: Problem,
+        independent: bool = False,
+        share: float = 1.0,
+        before: Tensor | None = None,
+        after: Tensor | None = None,
+    ) -> "ChainGraph":
+        """The graph of a problem.
+
+        Arguments:
+            before, after: [*r, *b, K], where the series is a stretch of a longer one: see `Chain.between`. The first
+                step is then the last of the stretch before, where it was counted.
+
+        Raises:
+            TypeError: an emission that has no conjugate prior.
+            ValueError: independent steps, two of which a gap of 0 makes one.
+        """
+        dynamics, series, prior, gaps = problem.dynamics, problem.series, problem.prior, problem.series.drive.gaps
+        if independent and gaps is not None and bool((gaps[..., 1:] == 0).any()):
+            raise ValueError(
+                "dt: got a gap of 0, which holds the state for certain, so that no two steps are independent; "
+                'use factorization="structured".'
+            )
+        assert prior is not None
+        blocks, counted = blocks_of(dynamics, problem.emission, problem.fixed), None
+        if before is not None:
+            counted = torch.ones(series.n_steps).to(series.observations)
+            counted[0] = 0.0
+        parts = conjugates(problem.emission)
+        gated = len(parts) > 1
+        family, zero = dynamics.paths(series, (), gated, alike=gated and not independent)
+        cut = {"before": before, "after": after, "independent": independent}
+        priors = {name: (block, with_prefix(prior, prefix)) for name, (prefix, block) in blocks.items()}
+        factor_priors = [name for name, (block, _) in priors.items() if block.prior_is_factor]
+        return ChainGraph(
+            families={name: block.family for name, (_, block) in blocks.items()},
+            priors={name: block.natural(known) for name, (block, known) in priors.items()},
+            factors=[
+                *dynamics.factors(series, counted, gated),
+                *(priors[name][0].prior_factor(name, priors[name][1], share) for name in factor_priors),
+                *(emitted(part, PATHS, series.observations, counted, len(parts) == 1) for part in parts),
+            ],
+            paths=[Block(PATHS, replace(family, **cut), eta=zero)],  # pyright: ignore[reportArgumentType]
+            collect=collected(blocks),
+            alike=True,
+            factor_priors=frozenset(factor_priors),
+            share=share,
+            problem=problem,
+            independent=independent,
+            blocks=blocks,
+            counted=counted,
+        )
+
+    def to(self, series: Series, share: float = 1.0, **cut: Tensor | None) -> "ChainGraph":
+        """The same for another part of the data."""
+        return ChainGraph.of(self.problem.of(series), self.independent, self.share * share, **cut)
+
+    @property
+    def kept(self) -> Collection[str]:
+        return self.families
+
+    def linear(self, etas: Etas) -> frozenset[str]:
+        """`VMP.linear` of the engine, whose blocks and factors are tested on two steps."""
+        first = self.problem.series.part(torch.zeros(1, dtype=torch.long, device="cpu"))
+        return self.to(first.stretch(0, 2)).engine(etas).linear
+
+    def chain(self, etas: Etas) -> Chain:
+        """The chain over paths under a q of the parameters: smoothing, draws, the most probable path."""
+        engine = self.engine(etas, check=False)
+        engine.update(PATHS)
+        paths = engine.blocks[PATHS]
+        return paths.family.chain(paths.eta)  # type: ignore[attr-defined]
+
+    def point(self, values: Parameters) -> Etas:
+        """Statistics of given parameters: those that a q has which is one point."""
+        return {n: block.statistics(with_prefix(values, prefix)) for n, (prefix, block) in self.blocks.items()}
+
+
+@dataclass(frozen=True)
+class FixedBlock(Conjugate):
+    """A block of parameters of which a fit holds some, or all, at given values."""
+
+    block: Conjugate
+    at: Parameters
+
+    @cached_property
+    def family(self) -> VectorFamily[Any]:  # type: ignore[override]
+        return self.block.given(self.at)
+
+    @property
+    def parameters(self) -> Mapping[str, Parameter]:  # type: ignore[override]
+        return self.block.parameters
+
+    @property
+    def prior_is_factor(self) -> bool:  # type: ignore[override]
+        return self.block.prior_is_factor
+
+    def prior_factor(self, block: str, prior: Parameters, share: float) -> Factor:
+        """That of what is free."""
+        whole, sites = self.block.prior_factor(block, prior, share), self.block.sites(prior)
+        known = log_prior([site for site in sites if site.name in self.at], self.at)
+        return replace(whole, elog=named(whole.name, lambda statistics: whole.elog(statistics) - known))
+
+    def natural(self, prior: Parameters) -> Tensor:
+        return self.block.natural(prior)
+
+    def point(self, values: Parameters) -> Any:
+        return self.block.point(values)
+
+    def values(self, point: Any) -> Parameters:
+        return self.block.values(point)
+
+
+Blocks = dict[str, tuple[str, Conjugate]]
+"""The blocks of parameters by name, each with the prefix that its parameters' names have."""
+
+
+def blocks_of(dynamics: Dynamics, emission: Emission, fixed: Parameters | None = None) -> Blocks:
+    """The blocks of a model's parameters, held where they are fixed."""
+    found: Blocks = {name: ("", block) for name, block in dynamics.blocks.items()}
+    found |= {part.block: (part.prefix, part.emission) for part in conjugates(emission)}  # type: ignore[dict-item]
+    for name, (prefix, block) in found.items():
+        at = {own: value for own, value in with_prefix(fixed or {}, prefix).items() if own in block.parameters}
+        if at:
+            found[name] = prefix, FixedBlock(block, at)
+    return found
+
+
+def renumbered(blocks: Blocks, etas: Etas, order: Int[Tensor, "K"]) -> Etas:
+    """The same q with state `order[k]` as state k."""
+    found = dict(etas)
+    for name, (prefix, block) in blocks.items():
+        if prefix:
+            continue  # a background is the same in all states
+        first, parameter = next(iter(block.parameters.items()))
+        dims = parameter.dims
+        if etas[name].ndim > len(dims):  # [*plates, P], where those of a Dirichlet are shaped as its probabilities
+            dims = (*dims[: etas[name].ndim - 1], "statistic")
+        found[name] = reordered({first: replace(parameter, dims=dims)}, {first: etas[name]}, order)[first]
+    return found
+
+
+def collected(blocks: Blocks) -> Callable[[Points], Parameters]:
+    """From points of the blocks to parameters."""
+
+    def collect(points: Points) -> Parameters:
+        values: Parameters = {}
+        for name, (prefix, block) in blocks.items():
+            values |= prefixed(block.values(points[name]), prefix)
+        return values
+
+    return collect
+
+
+def conjugates(emission: Emission) -> list[Part]:
+    """The emission's parts, all of which have conjugate priors."""
+    parts = []
+    for part in emission.parts:
+        if not isinstance(part.emission, ConjugateEmission):
+            raise TypeError(
+                f"emission: {part.emission.name} has no conjugate family, which message passing needs; "
+                'use method="em", "svi" or "nuts".'
+            )
+        parts.append(part)
+    return parts
+
+
+def emitted(part: Part, chain: str, x: Tensor, counted: Tensor | None = None, alone: bool = True) -> Factor:
+    """E log p(x_t | s_t) at the steps that a part of an emission answers for: all, those drawn, or those held."""
+    emission, rows = part.emission, x.reshape(-1, x.shape[-1])
+    assert isinstance(emission, ConjugateEmission)
+    at_drawn, at_held = alone or not part.prefix, alone or bool(part.prefix)
+
+    def weights(paths: CopyTables | FactoredTables | MarkovTables) -> Tensor:
+        drawn, held = paths.steps
+        if held is None:
+            return drawn
+        if at_drawn and at_held:
+            return drawn + held
+        return drawn if at_drawn else held.sum(-1, keepdim=True)
+
+    def elog(paths: CopyTables | FactoredTables | MarkovTables, statistics: Tensor) -> Tensor:
+        used = weights(paths)
+        return torch.where(used == 0, 0.0, used * emission.expected_table(x, statistics)).sum(-1)
+
+    def to_chain(
+        paths: CopyTables | FactoredTables | MarkovTables, statistics: Tensor
+    ) -> CopyTables | FactoredTables | MarkovTables:
+        table = emission.expected_table(x, statistics)
+        table = table if counted is None else table.mul_(counted.unsqueeze(-1))
+        return type(paths).of_steps(table if at_drawn else None, table if at_held else None)
+
+    def to_block(paths: CopyTables | FactoredTables | MarkovTables, statistics: Tensor) -> Tensor:
+        own = weights(paths) if counted is None else weights(paths) * counted.unsqueeze(-1)
+        return emission.expected_message(rows, own.reshape(*own.shape[: own.ndim - x.ndim], len(rows), -1), statistics)
+
+    messages = {chain: to_chain, part.block: to_block}
+    return Factor(named(part.block, elog), (chain, part.block), messages, mask=counted, convex=(part.block,))

@@ -1,0 +1,195 @@
+r"""The graph of a switching linear model: one block for the paths of states, one for those of the switch.
+
+$$q = q(\theta)\, q(z_{1:T}) \prod_m q(s^{(m)}_{1:T})$$
+
+Every q of paths is an exact chain (Ghahramani & Hinton 2000, *Variational learning for switching state-space models*):
+given the others a path of states has the natural parameters of its own moves, and of sights that count as often as the
+switch is expected to show them. A responsibility of 0 is a term that is not there.
+
+Priors are those of series that are centered and scaled by feature, worth a few steps. The expected noise of moves is a
+tenth of how much the path of a single linear model moves.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...inference.families import (
+    Dirichlet,
+    Gaussian,
+    GaussianPaths,
+    GaussianTables,
+    MarkovPaths,
+    MarkovTables,
+    VectorFamily,
+    tree_map,
+)
+from ...inference.message_passing.engine import VMP
+from ...inference.message_passing.factor_graph import Block, Factor
+from ...inference.numerics.deferred import deferred
+from ..data.series import Series
+from ..dynamics import factors as discrete
+from ..fitting.graph import Etas, Graph, Points
+from ..linear.factors import of_blocks
+from ..linear.priors import families as linear_families
+from ..linear.priors import natural
+from ..linear.rebasing import rebase
+from ..parameters import Parameters
+from .layout import LinearRegimes
+from .recurrence import recurrence
+
+CHAIN, SWITCH = "chain", "switch"
+ALONE = ("first", "moves", "sights")  # blocks that a single linear model has too
+LINEAR = frozenset({SWITCH})  # blocks in whose statistics all factors are linear, not just affine
+COLD = 0.01  # degrees above 1, from which on the temperature is 1
+WORTH = 0.1  # steps that the prior of a regression is worth
+SHARE = 0.1  # of how much a path moves, that its noise is expected to be
+SEEN = 1e-3  # of the variance of a feature, that the noise of sights is expected to be
+WEIGHT = 0.1  # precision of the logistic regressions
+
+
+def graph_of(
+    layout: LinearRegimes,
+    series: Series,
+    priors: Etas,
+    states: GaussianTables,
+    log_weight: Tensor | None,
+    collect: Callable[[Points], Parameters],
+    rebased: bool = False,
+) -> Graph:
+    """The graph of a series, whose paths start at these natural parameters of states and log-weights of regimes."""
+    lengths = series.last + 1
+    paths = [Block(CHAIN, GaussianPaths(lengths.unsqueeze(-1)), eta=states)]
+    if log_weight is not None:
+        paths.append(Block(SWITCH, MarkovPaths(lengths), eta=regimes(layout, log_weight)))
+    moves = partial(rebase, paths=CHAIN) if rebased else None
+    return Graph(families_of(layout), priors, factors_of(layout, series), paths, collect, rebase=moves)
+
+
+def graph_at(
+    layout: LinearRegimes, series: Series, values: Parameters, states: GaussianTables, log_weight: Tensor | None
+) -> Graph:
+    """The graph of a series at known parameters."""
+    points = {name: point for name, point in layout.points(values).items() if name in families_of(layout)}
+    known = {name: family.statistics(points[name]) for name, family in families_of(layout).items()}
+    priors = {name: eta.nan_to_num(neginf=0.0) for name, eta in known.items()}
+    return graph_of(layout, series, priors, states, log_weight, layout.values).held(points)
+
+
+def families_of(layout: LinearRegimes) -> dict[str, VectorFamily[Any]]:
+    """Of the blocks of parameters."""
+    families = {name: linear_families(layout.n_latent)[name] for name in ALONE}
+    if layout.n_regimes > 1:
+        families |= {"initial": Dirichlet()}
+        families |= {"recurrence": Gaussian()} if layout.recurrent else {"transition": Dirichlet()}
+    return families
+
+
+def factors_of(layout: LinearRegimes, series: Series) -> list[Factor]:
+    """The factors between the blocks of parameters and the paths."""
+    n_axes = len(series.batch_shape) + 1
+    switch = SWITCH if layout.n_regimes > 1 else None
+    moved, seen = switch if layout.one_chain else None, None if layout.common_emission else switch
+    linear = of_blocks(CHAIN, series, layout.full_noise, moved, seen)
+    factors = [linear[name] for name in ALONE]
+    if switch is not None:
+        factors.append(discrete.first_state("initial", SWITCH, n_axes))
+        if layout.recurrent:
+            factors.append(recurrence("recurrence", CHAIN, SWITCH, series.inside.to(series.observations)))
+        else:
+            factors.append(discrete.moves("transition", SWITCH, n_axes))
+    return factors
+
+
+def priors_of(layout: LinearRegimes, moved: Tensor) -> Etas:
+    """Natural parameters of the blocks' priors; `moved` [L] is the variance of a path's steps."""
+    n, k = layout.n_latent, layout.n_regimes
+    unit = torch.eye(n).to(moved)
+    persists = torch.cat([unit, torch.zeros_like(unit[:1])])
+    weights = moved.new_full((n + 1,), WORTH)
+    etas = natural(layout.seen, persists, SHARE * moved, weights, unexplained=SEEN, spare=2.0)
+    sizes = {"first": layout.n_chains, "moves": k, "sights": layout.n_emissions}
+    priors = {name: etas[name].expand(size, *etas[name].shape) for name, size in sizes.items()}
+    if k > 1:
+        priors["initial"] = moved.new_ones(k)
+        if layout.recurrent:
+            weight = WEIGHT * torch.eye(n + k).to(moved)
+            priors["recurrence"] = Gaussian().natural(moved.new_zeros(k - 1, n + k), weight)
+        else:
+            priors["transition"] = moved.new_ones(k, k)
+    return priors
+
+
+def step_variance(path: Tensor, series: Series) -> Tensor:
+    """The variance [L] of the steps of a path [*b, T, L]."""
+    inside = series.inside[..., 1:, None].to(path)
+    steps = (path[..., 1:, :] - path[..., :-1, :]).square() * inside
+    n = path.shape[-1]
+    return (steps.reshape(-1, n).sum(0) / inside.sum().clamp_min(1)).clamp_min(1e-10)
+
+
+def blank_states(layout: LinearRegimes, series: Series, restarts: int) -> GaussianTables:
+    """Natural parameters of paths of states [R, *b, C, T, ...] of which is known that they are near 0."""
+    n, steps = layout.n_latent, series.n_steps
+    shape = (restarts, *series.batch_shape, layout.n_chains)
+    zero, unit = series.observations.new_zeros(()), torch.eye(n).to(series.observations)
+    return GaussianTables(
+        zero.expand(*shape, steps, n), (-unit / 2).expand(*shape, steps, n, n), zero.expand(*shape, steps - 1, n, n)
+    )
+
+
+def regimes(layout: LinearRegimes, log_weight: Tensor) -> MarkovTables:
+    """Natural parameters of paths of the switch from log-weights [R, *b, T, K] of each step."""
+    *shape, steps, k = log_weight.shape
+    moves = (steps - 1, k, k) if layout.recurrent else (k, k)
+    zero = log_weight.new_zeros(())
+    return MarkovTables(zero.expand(*shape, k), zero.expand(*shape, *moves), log_weight)
+
+
+def annealed(engine: VMP, which: Tensor, hot: float, cooling: float, sweeps: int) -> VMP:
+    """The engine after some of its restarts, `which` [R], have been cooled down.
+
+    The factors that join states and switch count 1/T for some sweeps, from T = hot on; then T - 1 is multiplied by
+    `cooling`, until it is `COLD`, and all count fully again.
+    """
+    places = which.nonzero().flatten().to(engine.blocks[CHAIN].eta.linear.device)
+    if not len(places) or SWITCH not in engine.blocks:
+        return engine
+    both = [{CHAIN, SWITCH} <= set(factor.blocks) for factor in engine.factors]
+    part, temperature = engine.select(places), hot
+    while temperature > 1 + COLD:
+        tempered = [replace(f, scale=1 / temperature) if b else f for f, b in zip(engine.factors, both, strict=True)]
+        part = VMP(part.blocks.values(), tempered, len(places), check=False, linear=engine.linear)
+        with deferred():
+            for _ in range(sweeps):
+                part.step()
+        temperature = 1 + cooling * (temperature - 1)
+    blocks = []
+    for name, block in engine.blocks.items():
+        eta = tree_map(
+            lambda all_, some: all_.clone().index_copy(0, places.to(some.device), some),
+            block.eta,
+            part.blocks[name].eta,
+        )
+        blocks.append(replace(block, eta=eta))
+    return VMP(blocks, engine.factors, engine.restarts, check=False, linear=engine.linear)
+
+
+def bound_by_sequence(engine: VMP, series: Series) -> Tensor:
+    """The part of the bound that is each sequence's own, [R, *b]; at known parameters they sum to the whole."""
+    axes, like = 1 + len(series.batch_shape), series.observations
+    total = like.new_zeros(())
+    for factor in engine.factors:
+        value = factor.value(*map(engine.stats, factor.blocks))
+        total = total + factor.scale * value.flatten(axes).sum(-1) if value.ndim > axes else total + value
+    for name in (CHAIN, SWITCH):
+        if name in engine.blocks:
+            block = engine.blocks[name]
+            log_normalizer, mean = block.family.evaluate(block.eta)
+            entropy = log_normalizer - block.family.dot(block.eta, mean)
+            total = total + (entropy.flatten(axes).sum(-1) if entropy.ndim > axes else entropy)
+    return total
