@@ -2,7 +2,7 @@ r"""Few long chains on a GPU: stretches of their time go through the kernels as 
 
 The kernels walk a sequence from step to step. Where there are too few to keep a device busy, each is cut into windows:
 a stretch of which results are wanted, and a margin before and after it. A chain forgets what it began with, as
-`markov.cpu_teams` says at length, and that it does is seen where windows meet. At the step before a stretch
+`chains.cpu_parts` says at length, and that it does is seen where windows meet. At the step before a stretch
 the beliefs of a filter agree, entry by entry, with those of the window before, which has long been under way; at its
 first step so do the beliefs of the smoother, which are the filter's times what comes after.
 

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from ...numerics.threads import zeros
 from ..copy import op as general
+from ..cpu_parts import sweep
+from ..cpu_steps import padded
+from ..cpu_sweeps import LEAST, RENEW, TINY, workspace
 from ..markov.cpu_scaled import MIXES, entries
-from ..markov.cpu_steps import padded
-from ..markov.cpu_sweeps import LEAST, RENEW, TINY, workspace
-from ..markov.cpu_teams import go
 from . import op
 from .cpu_lanes import faster_side_by_side, go_in_lanes
 from .cpu_moves import Inputs, Outputs
@@ -109,7 +109,8 @@ def _sweep(inputs: Inputs, like: Tensor, **tables: Tensor) -> Any:
             return certain.all(1)
         outputs.counts[:], certain[:] = 0, 1
     counted = padded(inputs.n_states, like.itemsize) if outputs.counts.size else 0
-    go(inputs, outputs, partial(workspace, inputs.n_states, like.dtype, kept=1, counted=counted))
+    room = partial(workspace, inputs.n_states, like.dtype, kept=1, counted=counted)
+    sweep(inputs, outputs, room, smoothing=counted > 0)
     return certain.all(1)
 
 

@@ -1,7 +1,7 @@
 r"""One long factored copy chain: stretches of its time go side by side, as sequences do in `cpu_lanes`.
 
 The lanes have each a window of the chain: a stretch whose results are wanted, and a margin before and after it. As
-`markov.cpu_teams` says at length, a chain forgets what it began with, and that it has done so is seen where two windows
+`chains.cpu_parts` says at length, a chain forgets what it began with, and that it has done so is seen where two windows
 meet: at the first step of a stretch, by the messages of the window before, which has long been under way. Where a
 message does not agree to rounding, wider margins are tried, and then the chain is walked step by step.
 """
@@ -15,7 +15,7 @@ import torch
 from ...numerics.lanes import BYTES
 from ...numerics.scratch import scratch
 from ...numerics.threads import in_parallel
-from ..markov.cpu_teams import agree
+from ..cpu_parts import agree
 from .cpu_blocks import likelihoods_of, new_block, rows_of
 from .cpu_lanes import run_lanes
 
@@ -25,14 +25,13 @@ _SHORT = 1 << 10  # steps of a stretch, or 256 for each state, that do not repay
 _BLOCK = 1 << 7  # steps of a block, at least; a number of vectors
 _KEPT = 1 << 24  # bytes of likelihoods that are kept between two sweeps: what a cache holds
 _LOOKED_AT = 256  # gates
-_FEW = 8  # states; of more, a vector is filled by those of one step
 
 
 def stretched(inputs: Any) -> bool:
     """Whether sequences take less time here than one by one."""
     wide = BYTES // inputs.log_likelihood.itemsize
     short = max(_SHORT, _SHORT // 4 * inputs.n_states)
-    return inputs.n_states <= _FEW and bool((inputs.lengths >= wide * short).all())
+    return bool((inputs.lengths >= wide * short).all())
 
 
 def go_in_stretches(inputs: Any, outputs: Any) -> bool:
