@@ -25,7 +25,7 @@ from .cpu_steps import GROUP, padded
 from .cpu_sweeps import APPROACH, JOIN, SMOOTH, Part, keeping, sweep_groups, sweep_part
 
 _KEPT = 1 << 24  # bytes of likelihoods that are kept between two sweeps: what a cache holds
-_MIN_DIVIDED = 1 << 17  # steps times states, padded, that repay a second thread for one sequence
+_MIN_DIVIDED = 1 << 19  # steps times states, padded, that repay a second thread for one sequence
 _MARGIN = 1 / 16  # of a part
 _AGREED = 64  # roundings
 _MIN_WORK = 1 << 16  # sequences times steps times states, padded, that repay a second thread
@@ -97,44 +97,44 @@ def _sweep_parts(inputs: Any, outputs: Any, workspace: Callable[[], Any], n_part
     Then nothing that is written means anything but the counts, to which nothing is added.
     """
     edges = [[length * i // n_parts for i in range(n_parts + 1)] for length in inputs.lengths.tolist()]
-    parts = [Part(low, high, int(_MARGIN * (high - low))) for own in edges for low, high in pairwise(own)]
+    parts = [Part(low, high, int(_MARGIN * (high - low))) for ends in edges for low, high in pairwise(ends)]
     groups = np.full((len(parts), GROUP), -1)
     groups[:, 0] = np.arange(len(parts)) // n_parts
     rooms = [workspace() for _ in parts]
-    own = [_apart(outputs) for _ in parts]
+    results = [_apart(outputs) for _ in parts]
     inner = [i for i in range(len(parts)) if (i + 1) % n_parts]
     kept = len(inputs.lengths) * _size(inputs, rooms[0]) <= _KEPT
     with keeping(rooms, inputs.n_steps, n_parts) if kept else nullcontext(rooms) as rooms:
 
         def run_stage(stage: int, chosen: Iterable[int]) -> np.ndarray:
             """The messages at the ends of parts, [part, direction, P]."""
-            in_parallel([partial(sweep_part, inputs, own[i], rooms[i], groups[i], parts[i], stage) for i in chosen])
+            in_parallel([partial(sweep_part, inputs, results[i], rooms[i], groups[i], parts[i], stage) for i in chosen])
             return np.stack([room.weight.reshape(GROUP, -1)[:2] for room in rooms])
 
         begun = run_stage(APPROACH, range(len(parts)))
-        gone = run_stage(SMOOTH, range(len(parts)))
+        ended = run_stage(SMOOTH, range(len(parts)))
         after = [i + 1 for i in inner]
-        if not (agree(begun[after, 0], gone[inner, 0]) and agree(begun[inner, 1], gone[after, 1])):
+        if not (agree(begun[after, 0], ended[inner, 0]) and agree(begun[inner, 1], ended[after, 1])):
             return False
-        np.sum([part.log_normalizer for part in own], 0, out=outputs.log_normalizer)
+        np.sum([part.log_normalizer for part in results], 0, out=outputs.log_normalizer)
         for i in inner:
             row = (groups[i, 0] * inputs.n_steps + parts[i].high) * inputs.n_states
             outputs.state[row : row + inputs.n_states] = begun[i, 1, : inputs.n_states]
         run_stage(JOIN, inner)
-    np.min([part.certain for part in own], 0, out=outputs.certain)
-    outputs.counts[:] += np.sum([part.counts for part in own], 0)
+    np.min([part.certain for part in results], 0, out=outputs.certain)
+    outputs.counts[:] += np.sum([part.counts for part in results], 0)
     return True
 
 
 def _apart(outputs: Any) -> Any:
-    """The same, but for what several parts of a sequence would add to."""
+    """The same outputs, with sums and counts of their own."""
     sums, counts, certain = outputs.log_normalizer, outputs.counts, outputs.certain
     fresh = {"log_normalizer": np.zeros_like(sums), "counts": np.zeros_like(counts), "certain": np.ones_like(certain)}
     return outputs._replace(**fresh)
 
 
-def agree(begun: np.ndarray, gone: np.ndarray) -> bool:
+def agree(begun: np.ndarray, ended: np.ndarray) -> bool:
     """Whether messages [.., K] with which stretches begin are those with which the ones before them end."""
     with np.errstate(all="ignore"):
-        begun, gone = (message / message.sum(-1, keepdims=True) for message in (begun, gone))
-        return bool((np.abs(begun - gone) <= _AGREED * np.finfo(begun.dtype).eps * gone).all())
+        begun, ended = (message / message.sum(-1, keepdims=True) for message in (begun, ended))
+        return bool((np.abs(begun - ended) <= _AGREED * np.finfo(begun.dtype).eps * ended).all())

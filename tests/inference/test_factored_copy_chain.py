@@ -78,8 +78,8 @@ def of_few_steps(monkeypatch) -> list[bool]:
     agreed = []
     monkeypatch.setattr(cpu_stretches, "_SHORT", 5)
     monkeypatch.setattr(cpu_stretches, "_BLOCK", BYTES // 4)
-    usual = cpu.go_in_stretches
-    monkeypatch.setattr(cpu, "go_in_stretches", lambda *given: agreed.append(usual(*given)) or agreed[-1])
+    usual = cpu.sweep_in_stretches
+    monkeypatch.setattr(cpu, "sweep_in_stretches", lambda *given: agreed.append(usual(*given)) or agreed[-1])
     return agreed
 
 
