@@ -71,7 +71,7 @@ def sample(*tables_and_uniform: Any) -> Results:
     _over_sequences(sample_range, arrays, state, failed, uniform, path, redraw)
     doubtful = _doubtful(certain, failed)
     if len(doubtful):
-        again = plain.sample(*_selected(tables, doubtful), uniform[:, doubtful])
+        again = plain.sample(*_selected(tables, doubtful), uniform[:, doubtful], exact=True)
         path[:, doubtful], redraw[:, doubtful], failed[doubtful] = again
     return path, redraw, failed
 
@@ -155,7 +155,7 @@ def _answer(twin: Callable[..., Results], tables: Any, certain: np.ndarray, resu
     """The results, those of doubtful sequences replaced by the twin's in logarithms."""
     doubtful = _doubtful(certain, results[-1])
     if len(doubtful):
-        for result, exact in zip(results, twin(*_selected(tables, doubtful)), strict=True):
+        for result, exact in zip(results, twin(*_selected(tables, doubtful), exact=True), strict=True):
             result[doubtful] = exact.to(result)
     return results
 
