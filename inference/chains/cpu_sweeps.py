@@ -24,7 +24,6 @@ A chain says, for its kind of `Inputs`, what the tables of a step are (`load_ste
 message is pushed to the next one (`push`), and what is counted (`count`, `write_counts`). `step_by_likelihood` is the
 step described above, for chains whose table of a step is its likelihoods: those of matrices (`markov.cpu_matrix`) and
 factored copy chains (`factored_copy.cpu_moves`), which say what a step records and does where it meets a record.
-General copy chains (`copy.cpu_moves`) have two tables a step.
 
 Sequences of a group go side by side as far as the shortest goes; what remains of each is swept on its own. Where they
 share a table, each row of it is loaded once for all. A step of a recursion waits for the one before, so that several

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from oracles.copy_paths import Enumerated, enumerate_paths
 from oracles.operators import without_kernels
 from oracles.placement import close
-from samplehold.inference.chains import cpu_parts
-from samplehold.inference.chains.copy import naive, op, plain
+from samplehold.inference.chains.copy import cpu, cpu_weights, naive, op, plain
 from samplehold.inference.chains.copy.chain import CopyChain
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
@@ -233,9 +232,9 @@ def test_float32_tables_lose_nothing_but_their_own_rounding():
 
 
 @pytest.mark.parametrize(("n", "steps"), [(2, 37), (1, 1), (1, 2), (1, 3), (1, 37), (1, 400)])
-@pytest.mark.parametrize("kept", [0, 1 << 24])
-def test_sequences_side_by_side_and_from_both_ends_equal_their_step_by_step_twin(n, steps, kept, monkeypatch):
-    monkeypatch.setattr(cpu_parts, "_KEPT", kept)  # whether tables are kept between the sweeps
+def test_sequences_of_several_blocks_and_from_both_ends_equal_their_step_by_step_twin(n, steps, monkeypatch):
+    monkeypatch.setattr(cpu_weights, "BLOCK", 40)  # 8 steps of 5 states
+    monkeypatch.setattr(cpu, "_MIN_WORK", 1)  # a sequence that is alone is taken from both ends
     case = random_case(n, steps, 5, 5)
     case = replace(case, lengths=torch.arange(steps, steps - n, -1))
     for name in ("log_normalizer", "filter", "smooth", "marginals"):

@@ -1,46 +1,36 @@
 """The best path and random paths of copy chains as numba kernels."""
 
 import math
-from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...numerics.compilation import kernel
-
-
-class Tables(NamedTuple):
-    """The tables of copy chains as arrays, in float64."""
-
-    log_fresh: Any  # [N, T, K]
-    log_held: Any  # [N, T, K] or [N, T, 1]
-    log_start: Any  # [N, K], of the belief before the first step
-    start: Any  # [N, K], that belief
-    lengths: Any  # [N]
+from .cpu_weights import highest
 
 
 @kernel
 def _better(log_fresh, log_held, t, best, offset, drawn):
     """One step of the best paths, whose log-weights are `best - offset`, and the log-weight of the best of them."""
     narrow = log_held.shape[1] < log_fresh.shape[1]
-    top, known = -np.inf, True
+    top = -np.inf
     for s in range(log_fresh.shape[1]):
-        kept, fresh = log_held[t, 0 if narrow else s] + (best[s] - offset), log_fresh[t, s]
+        kept = log_held[t, 0 if narrow else s] + (best[s] - offset)
+        fresh = np.float64(log_fresh[t, s])
         drawn[t, s] = fresh > kept
-        best[s] = fresh if fresh > kept else kept
-        top = best[s] if best[s] > top else top
-        known &= (fresh == fresh) & (kept == kept)
-    return top if known else np.nan
+        best[s] = highest(fresh, kept)
+        top = highest(top, best[s])
+    return top
 
 
 @kernel
-def viterbi_range(n0, n1, tables, path, redraw, gain, failed):
+def viterbi_range(n0, n1, inputs, path, redraw, gain, failed):
     """Best paths and their redraws of sequences n0..n1, and by how much each step raises their log-weight."""
-    steps, states = tables.log_fresh.shape[1:]
+    steps, states = inputs.log_fresh.shape[1:]
     best, ends, drawn = np.empty(states), np.empty(steps, np.int64), np.empty((steps, states), np.bool_)
     for i in range(n0, n1):
-        log_fresh, log_held = tables.log_fresh[i], tables.log_held[i]
-        best[:] = tables.log_start[i]
-        top, last = 0.0, tables.lengths[i] - 1
+        log_fresh, log_held = inputs.log_fresh[i], inputs.log_held[i]
+        best[:] = inputs.log_start[i]
+        top, last = 0.0, inputs.lengths[i] - 1
         for t in range(last + 1):
             top = _better(log_fresh, log_held, t, best, top, drawn)
             if not -np.inf < top < np.inf:
@@ -61,17 +51,17 @@ def viterbi_range(n0, n1, tables, path, redraw, gain, failed):
 
 
 @kernel
-def sample_range(n0, n1, tables, state, failed, uniform, path, redraw):
-    """Draws for sequences n0..n1 from filtered beliefs `state`, with uniform numbers [n, N, T, 2]."""
-    log_fresh, log_held, start = tables.log_fresh, tables.log_held, tables.start
+def sample_range(n0, n1, inputs, filtered, uniform, path, redraw):
+    """Draws for sequences n0..n1 from what was filtered, with uniform numbers [n, N, T, 2]."""
+    log_fresh, log_held, start, state = inputs.log_fresh, inputs.log_held, inputs.start, filtered.state
     n, states = len(uniform), log_fresh.shape[2]
     narrow = log_held.shape[2] < states
     cumulative, current, drawn = np.empty(states), np.empty(n, np.int64), np.empty(n, np.bool_)
     for i in range(n0, n1):
-        if failed[i] >= 0:
+        if filtered.failed[i] >= 0:
             continue
         drawn[:] = True
-        for t in range(tables.lengths[i] - 1, -1, -1):
+        for t in range(inputs.lengths[i] - 1, -1, -1):
             if drawn.any():
                 total = 0.0
                 for s in range(states):

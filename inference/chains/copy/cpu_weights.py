@@ -1,0 +1,170 @@
+r"""What the kernels of copy chains work on, and how log-weights become weights that can be multiplied and added.
+
+Weights are in the precision of the tables, and relative to the largest of their step. No number may underflow to a 0
+that means "impossible". So a weight below `lowest` is raised to it, and a belief below `FLOOR` likewise; such a state
+is *lost*: its belief is an upper bound, not a value. That is harmless as long as a lost state gains nothing but from a
+redraw. If one rises above `lost` by being held, or all of a step's weight is below `least`, the sequence is `RISKY`,
+and is for the caller to compute in another way.
+
+Rows are passed as a table and an index: a slice of its own for every row would be counted by numba's memory manager.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from llvmlite import ir
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numpy.typing import DTypeLike, NDArray
+
+from ...numerics.compilation import kernel
+from ...numerics.elementary import exp
+
+FINE, IMPOSSIBLE, RISKY = 0, 1, 2
+FLOOR = 1e-150  # the least belief that is not 0: times the least weight it is still a normal number
+_CHUNK = 1024  # weights that are made at once, in the first-level cache
+BLOCK = 262_144  # weights of each kind in a block
+
+
+class Limits(NamedTuple):
+    """What numbers the recursions trust; products of neighbouring ones are below the precision of the tables."""
+
+    lowest: float  # the least log-weight of a step, relative to its largest, other than -inf
+    least: float  # the least total weight of a step
+    lost: float  # the belief below which a state is lost
+    share: float  # what a lost state may contribute, in parts of a redraw
+    calm: float  # if all redraws weigh more than this, no state is lost and none that was lost matters
+
+
+LIMITS = {
+    torch.float64: Limits(lowest=-345.0, least=1e-75, lost=1e-70, share=1e-17, calm=1e-50),
+    torch.float32: Limits(lowest=-85.0, least=1e-12, lost=1e-24, share=1e-8, calm=1e-16),
+}
+
+
+class Inputs(NamedTuple):
+    """What kernels read: all sequences."""
+
+    log_fresh: NDArray  # [N, T, K]
+    log_held: NDArray  # [N, T, K] or [N, T, 1]
+    log_start: NDArray  # [N, K], of the belief before the first step
+    start: NDArray  # [N, K], that belief
+    lengths: NDArray  # [N]
+
+
+class Outputs(NamedTuple):
+    """What kernels write; an array without columns is not wanted."""
+
+    value: NDArray  # [N]
+    verdict: NDArray  # [N]
+    failed: NDArray  # [N]
+    increment: NDArray  # [N, T]
+    state: NDArray  # [N, T, K]
+    redraw: NDArray  # [N, T]
+    fresh: NDArray  # [N, T, K]
+    held: NDArray  # [N, T, K] or [N, T, 1]
+    initial: NDArray  # [N, K]
+
+
+class Block(NamedTuple):
+    """The weights and beliefs of one block, and what is kept of the others."""
+
+    fresh: NDArray  # [rows, K]
+    held: NDArray  # [rows, K]
+    belief: NDArray  # [rows + 1, K], before and after each step
+    totals: NDArray  # [rows], c_t
+    redrawn: NDArray  # [rows], the sum of the weights of redraws
+    shifts: NDArray  # [rows], the logarithm of what the weights were divided by
+    future: NDArray  # [1, K], b_t
+    kept: NDArray  # [blocks + 1, K], beliefs before each block, or futures after it
+
+
+def new_block(rows: int, states: int, blocks: int, dtype: DTypeLike) -> Block:
+    return Block(
+        fresh=np.empty((rows, states), dtype),
+        held=np.empty((rows, states), dtype),
+        belief=np.empty((rows + 1, states)),
+        totals=np.empty(rows),
+        redrawn=np.empty(rows),
+        shifts=np.empty(rows),
+        future=np.empty((1, states)),
+        kept=np.empty((blocks + 1, states)),
+    )
+
+
+def _extremum(name: str, flags: tuple[str, ...]) -> Any:
+    @intrinsic
+    def pick(typingctx: Any, a: Any, b: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            kind = args[0].type
+            suffix = "f64" if isinstance(kind, ir.DoubleType) else "f32"
+            function = ir.FunctionType(kind, [kind, kind])
+            called = cgutils.get_or_insert_function(builder.module, function, f"llvm.{name}.{suffix}")
+            return builder.call(called, args, fastmath=flags)
+
+        return a(a, b), generate
+
+    return pick
+
+
+# Of two numbers neither of which is NaN, in one instruction; and of any two, where NaN is the answer if either is.
+larger, smaller = _extremum("maxnum", ("nnan", "nsz")), _extremum("minnum", ("nnan", "nsz"))
+highest = _extremum("maximum", ("nsz",))
+
+
+@kernel
+def _largest(table, t, start):
+    for s in range(table.shape[1]):
+        start = larger(start, table[t, s])
+    return start
+
+
+@kernel
+def _shift(table, t, shift, lowest, out, r):
+    for s in range(table.shape[1]):
+        x = table[t, s] - shift
+        out[r, s] = lowest if (x < lowest) & (x > -np.inf) else x
+
+
+@kernel
+def _exponentials(x):
+    for k in range(len(x)):
+        x[k] = exp(x[k])
+
+
+@kernel
+def _fill(out, r, value):
+    for s in range(out.shape[1]):
+        out[r, s] = value
+
+
+@kernel
+def rows_at_once(n, states):
+    """How many of n rows to make at once."""
+    return max(1, min(n, _CHUNK // states))
+
+
+@kernel
+def weigh(log_fresh, log_held, t0, rows, block, lowest):
+    """Weights of the steps t0 + r of some rows r of a block, and the logarithms of what they were divided by."""
+    fresh, held, shifts = block.fresh, block.held, block.shifts
+    states = fresh.shape[1]
+    narrow = log_held.shape[1] < states
+    low = type(log_fresh[0, 0])(lowest)
+    for r in range(rows[0], rows[1]):
+        t = t0 + r
+        shift = _largest(log_held, t, _largest(log_fresh, t, log_fresh[t, 0]))
+        if shift == -np.inf:
+            shift = type(low)(0)
+        shifts[r] = shift
+        _shift(log_fresh, t, shift, low, fresh, r)
+        if narrow:
+            x = log_held[t, 0] - shift
+            _fill(held, r, math.exp(low if (x < low) and (x > -np.inf) else x))
+        else:
+            _shift(log_held, t, shift, low, held, r)
+    _exponentials(fresh.reshape(-1)[rows[0] * states : rows[1] * states])
+    if not narrow:
+        _exponentials(held.reshape(-1)[rows[0] * states : rows[1] * states])
