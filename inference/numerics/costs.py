@@ -8,6 +8,7 @@ arguments, never from a clock or from what lies on disk, so that the same script
 `COSTS` holds round figures of a present-day processor.
 """
 
+import math
 import os
 from collections.abc import Iterable
 from contextvars import ContextVar
@@ -15,6 +16,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+_LEAST_STEPS = 32  # that are worth a scan
+_MOST_PRODUCTS = 4096  # of a step of all sequences, beyond which a loop over steps takes no longer
+_MOST_AT_ONCE = 1 << 24  # of all steps, for the sake of memory
 MODES = "auto", "always", "never"
 VARIABLE = "SAMPLEHOLD_KERNELS"
 
@@ -26,28 +30,43 @@ class Cost(NamedTuple):
     call: float  # us for each call
     step: float  # us for each step of time
     number: float  # ns for each number in the arguments
+    scans: bool = False  # whether the plain form is a scan over all steps of small tables
 
     def plain(self, arguments: Iterable[Any]) -> float:
         """Seconds of the plain form on these arguments; their second-to-last axis is counted as time."""
         tables = [x for x in arguments if isinstance(x, Tensor)]
         steps = max((x.shape[-2] for x in tables if x.dim() > 1), default=1)
+        if self.scans and tables:
+            table = max(tables, key=Tensor.numel)
+            if is_scanned(table):
+                products = table.numel() * table.shape[-1] ** 2
+                return 1e-6 * (self.call + 200 * math.log2(steps)) + 50e-9 * products
         return 1e-6 * (self.call + self.step * steps) + 1e-9 * self.number * sum(x.numel() for x in tables)
+
+
+def is_scanned(table: Tensor) -> bool:
+    """Whether the steps of a discrete chain with a table [*b, T, K] are multiplied all at once, in its plain form."""
+    if table.dim() < 2 or table.shape[-2] < _LEAST_STEPS:
+        return False
+    n_steps, n_states = table.shape[-2:]
+    products = table.numel() * n_states**2
+    return products <= _MOST_PRODUCTS * n_steps and products <= _MOST_AT_ONCE
 
 
 COSTS: dict[str, Cost] = {
     "linear_scan": Cost(2.0, 50, 20, 5),
     "lerp_scan": Cost(2.0, 50, 20, 5),
     "gated_scan": Cost(4.0, 50, 30, 10),
-    "copy_log_normalizer": Cost(4.0, 100, 40, 20),
-    "copy_filter": Cost(4.0, 100, 40, 20),
-    "copy_smooth": Cost(5.0, 100, 80, 20),
-    "copy_marginals": Cost(5.0, 100, 80, 20),
+    "copy_log_normalizer": Cost(4.0, 100, 40, 20, scans=True),
+    "copy_filter": Cost(4.0, 100, 40, 20, scans=True),
+    "copy_smooth": Cost(5.0, 100, 80, 20, scans=True),
+    "copy_marginals": Cost(5.0, 100, 80, 20, scans=True),
     "copy_viterbi": Cost(3.0, 100, 60, 20),
     "copy_sample": Cost(4.0, 100, 80, 20),
-    "factored_copy_filter": Cost(6.0, 100, 60, 20),
-    "factored_copy_posterior": Cost(8.0, 100, 120, 20),
-    "markov_filter": Cost(6.0, 100, 60, 20),
-    "markov_posterior": Cost(8.0, 100, 120, 20),
+    "factored_copy_filter": Cost(6.0, 100, 60, 20, scans=True),
+    "factored_copy_posterior": Cost(8.0, 100, 120, 20, scans=True),
+    "markov_filter": Cost(6.0, 100, 60, 20, scans=True),
+    "markov_posterior": Cost(8.0, 100, 120, 20, scans=True),
     "markov_viterbi": Cost(3.0, 100, 60, 20),
     "markov_sample": Cost(4.0, 100, 80, 20),
     "linear_gaussian_evidence": Cost(8.0, 500, 40, 20),

@@ -6,11 +6,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracles.operators import without_kernels
 from oracles.placement import close, tolerances
+from samplehold.inference.chains import cpu_parts
 from samplehold.inference.chains.copy import plain as general
 from samplehold.inference.chains.factored_copy import cpu, cpu_blocks, cpu_lanes, cpu_stretches, op, plain
 from samplehold.inference.chains.factored_copy.chain import FactoredCopyChain
 from samplehold.inference.chains.factored_copy.plain import multiplied_out
-from samplehold.inference.chains.markov import cpu_teams
 from samplehold.inference.numerics.lanes import BYTES
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
@@ -80,9 +80,8 @@ def of_few_steps(monkeypatch) -> list[bool]:
     agreed = []
     monkeypatch.setattr(cpu_stretches, "_SHORT", 5)
     monkeypatch.setattr(cpu_stretches, "_BLOCK", BYTES // 4)
-    monkeypatch.setattr(cpu_stretches, "_FEW", 20)
-    usual = cpu.go_in_stretches
-    monkeypatch.setattr(cpu, "go_in_stretches", lambda *given: agreed.append(usual(*given)) or agreed[-1])
+    usual = cpu.sweep_in_stretches
+    monkeypatch.setattr(cpu, "sweep_in_stretches", lambda *given: agreed.append(usual(*given)) or agreed[-1])
     return agreed
 
 
@@ -105,10 +104,9 @@ def test_results_do_not_depend_on_who_works_on_a_sequence(steps, n, states, monk
     given = tables(0, n, steps, states, steps, ragged=n > 1)
     once = found(*given)
     for kept in (0, 1 << 24):  # whether likelihoods are kept between the sweeps
-        monkeypatch.setattr(cpu_teams, "_KEPT", kept)
-        for halved, work in ((1 << 17, 1 << 16), (1, 1)):
-            monkeypatch.setattr(cpu_teams, "_MIN_DIVIDED", halved)
-            monkeypatch.setattr(cpu_teams, "_MIN_WORK", work)
+        monkeypatch.setattr(cpu_parts, "_KEPT", kept)
+        for work in (1 << 16, 1):
+            monkeypatch.setattr(cpu_parts, "_MIN_WORK", work)
             for threads in (1, 2):
                 torch.set_num_threads(threads)
                 try:
@@ -121,10 +119,10 @@ def test_results_do_not_depend_on_who_works_on_a_sequence(steps, n, states, monk
 
 @pytest.mark.parametrize("gates", ["constant", "by step"])
 @pytest.mark.parametrize("n", [1, 2])
-@pytest.mark.parametrize("steps", [513, 1000, 1024])
-def test_stretches_of_a_long_sequence(steps, n, gates, dtype, monkeypatch):
+@pytest.mark.parametrize(("steps", "states"), [(513, 3), (1000, 3), (1024, 3), (2001, 11)])
+def test_stretches_of_a_long_sequence(steps, states, n, gates, dtype, monkeypatch):
     used = of_few_steps(monkeypatch)
-    *given, lengths = tables(3, n, steps, 3, steps if gates == "by step" else 1, ragged=False)
+    *given, lengths = tables(3, n, steps, states, steps if gates == "by step" else 1, ragged=False)
     lengths[-1] = steps - 9
     given[0] = given[0] + 7.0  # of so many redraws that a few steps are enough to forget
     given = [table.to(dtype) for table in given]
@@ -141,25 +139,6 @@ def test_stretches_of_a_long_sequence(steps, n, gates, dtype, monkeypatch):
                 size = max(1.0, float(values.abs().amax()))
                 assert_close(ours[name].double(), values, **tolerances(dtype, size))
     assert used == [True] * 8
-
-
-@pytest.mark.parametrize("gates", ["constant", "by step"])
-def test_parts_of_a_long_sequence_are_joined(gates, monkeypatch):
-    """As `cpu_teams` shares the sequences of many states; what is counted of the move between two parts, too."""
-    agreed, usual = [], cpu_teams._go_by_parts
-    monkeypatch.setattr(cpu_teams, "_MIN_DIVIDED", 1)
-    monkeypatch.setattr(cpu_teams, "_go_by_parts", lambda *given: agreed.append(usual(*given)) or agreed[-1])
-    *given, lengths = tables(3, 1, 2001, 11, 2001 if gates == "by step" else 1, ragged=False)
-    given[0] = given[0] + 3.0  # of so many redraws that few steps are enough to forget
-    once = found(*given, lengths)
-    torch.set_num_threads(3)
-    try:
-        again = found(*given, lengths)
-    finally:
-        torch.set_num_threads(1)
-    for name, values in once.items():
-        assert_close(again[name], values, **TIGHT, msg=lambda text, name=name: f"{name}: {text}")
-    assert agreed == [True]
 
 
 def test_a_chain_that_hardly_forgets_is_walked_from_one_end_to_the_other(monkeypatch):

@@ -15,7 +15,8 @@ from hmmlearn.hmm import CategoricalHMM
 from hypothesis import given
 from oracles.markov_paths import Answers, Tables, enumerate_paths, expand, path_weights, tables
 from oracles.operators import without_kernels
-from samplehold.inference.chains.markov import cpu_scaled, cpu_teams, naive, op, plain, scan
+from samplehold.inference.chains import cpu_parts
+from samplehold.inference.chains.markov import cpu_scaled, naive, op, plain
 from samplehold.inference.chains.markov.chain import MarkovChain
 from torch import Tensor
 
@@ -234,9 +235,9 @@ def test_a_sequence_that_is_walked_from_both_ends_agrees_with_the_other_implemen
 
 def by_parts(monkeypatch, n_threads: int) -> list[bool]:
     """Long sequences are shared by threads; whether that was of use is added to what is returned."""
-    agreed, usual = [], cpu_teams._go_by_parts
-    monkeypatch.setattr(cpu_teams, "_MIN_DIVIDED", 1)
-    monkeypatch.setattr(cpu_teams, "_go_by_parts", lambda *given: agreed.append(usual(*given)) or agreed[-1])
+    agreed, usual = [], cpu_parts._sweep_parts
+    monkeypatch.setattr(cpu_parts, "_MIN_DIVIDED", 1)
+    monkeypatch.setattr(cpu_parts, "_sweep_parts", lambda *given: agreed.append(usual(*given)) or agreed[-1])
     torch.set_num_threads(n_threads)
     return agreed
 
@@ -251,7 +252,7 @@ def test_parts_of_a_long_sequence_are_the_whole(n, n_steps, n_states, dtype, thr
     agreed = by_parts(monkeypatch, 5)
     tolerance = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 1e-10, "atol": 1e-12}
     for kept in (0, 1 << 24):  # whether likelihoods are kept between the sweeps
-        monkeypatch.setattr(cpu_teams, "_KEPT", kept)
+        monkeypatch.setattr(cpu_parts, "_KEPT", kept)
         for actual, table in zip(op.posterior(*tables)[:-1], expected, strict=True):
             torch.testing.assert_close(actual.double(), table, **tolerance)
     assert agreed == [True, True]
@@ -325,9 +326,9 @@ def test_operators_pass_opcheck(varies, served):
 
 @pytest.mark.cpu("threads of its kernels")
 def test_results_do_not_depend_on_the_number_of_threads(threads, monkeypatch):
-    monkeypatch.setattr(cpu_teams, "_MIN_DIVIDED", 1)  # two threads whatever the size
-    monkeypatch.setattr(cpu_teams, "_MIN_WORK", 1)
-    monkeypatch.setattr(cpu_teams, "worthwhile", lambda seconds: torch.get_num_threads())
+    monkeypatch.setattr(cpu_parts, "_MIN_DIVIDED", 1)  # two threads whatever the size
+    monkeypatch.setattr(cpu_parts, "_MIN_WORK", 1)
+    monkeypatch.setattr(cpu_parts, "worthwhile", lambda seconds: torch.get_num_threads())
     chains = [random_chain(batch, n, 6, ragged=True) for batch, n in (((), 5000), ((9,), 400))]
     for chain in chains:
         results = []
@@ -601,21 +602,3 @@ def test_the_probability_of_a_change_has_a_gradient_beyond_the_end_and_beside_wh
         changes(moves.requires_grad_(), impossible.requires_grad_()).sum(), (moves, impossible)
     ):
         assert bool(table.isfinite().all())
-
-
-@pytest.mark.parametrize("size", [1.0, 1e3, 1e6])
-@pytest.mark.parametrize("varies", [False, True])
-@pytest.mark.parametrize(
-    ("batch", "n_steps", "n_states"), [((), 1, 1), ((), 50, 2), ((3,), 7, 5), ((2, 2), 20, 3), ((4,), 2, 2)]
-)
-def test_the_scan_over_time_equals_the_loop(batch, n_steps, n_states, varies, size):
-    chain = random_chain(batch, n_steps, n_states, varies=varies, holes=0.2, ragged=True)
-    *given, lengths = chain._tables()
-    given = [size * table for table in given]
-    assert scan.serves(*given, lengths)
-    (*found, failed), (*expected, first) = scan.posterior(*given, lengths), plain.posterior(*given, lengths)
-    assert torch.equal(failed, first)
-    possible = first < 0
-    for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours[possible], theirs[possible], rtol=1e-12, atol=1e-14 * size)
-        assert (ours[possible][theirs[possible] == 0] == 0).all()

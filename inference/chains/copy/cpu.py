@@ -79,7 +79,7 @@ def sample(*given: Any) -> Results:
     _run(sample_range, inputs, filtered, *map(_array, (uniform, path, redraw)))
     index = (verdict == RISKY).nonzero().squeeze(-1)
     if len(index):
-        again = plain.sample(*_selected(tables, index), uniform[:, index])
+        again = plain.sample(*_selected(tables, index), uniform[:, index], exact=True)
         path[:, index], redraw[:, index], failed[index] = again
     return path, redraw, failed
 
@@ -200,7 +200,7 @@ def _trusted(
     """The results, those of risky sequences replaced by `function` in float64, or by its twin where that was tried."""
     index = (verdict == RISKY).nonzero().squeeze(-1)
     if len(index):
-        safer = function if tables[1].dtype == torch.float32 else twin
+        safer = function if tables[1].dtype == torch.float32 else partial(twin, exact=True)
         for result, new in zip(results, safer(*_selected(tables, index)), strict=True):
             result[index] = new.to(result)
     return results

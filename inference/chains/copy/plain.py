@@ -8,7 +8,9 @@ m_t = \log \textstyle\sum_s e^{l_t(s)}$$
 Here $c_t = \log \sum_s e^{n_t(s)}$ is a constant as far as derivatives are concerned, so $m_t$ is 0 in value while it
 carries the derivative. Then every derivative is a sum of positive terms, and small ones are as exact as large ones.
 
-Steps beyond the end of a sequence hold the state with weight 1. Arguments and results are those of `op`.
+Steps beyond the end of a sequence hold the state with weight 1. Arguments and results are those of `op`. Where no
+derivative is recorded, the steps of few small sequences are multiplied all at once (`chains.log_products`), unless the
+result is to be `exact` however far weights lie apart.
 """
 
 from typing import Any, NamedTuple
@@ -19,6 +21,7 @@ from torch import Tensor
 from ...numerics.logs import NEVER, POSSIBLE
 from ...numerics.op import differentiated
 from ...numerics.randomness import invert
+from ..log_products import beliefs, futures, repays
 
 
 class _Steps(NamedTuple):
@@ -66,7 +69,27 @@ def _log_add(x: Tensor, y: Tensor) -> Tensor:
     return torch.logaddexp(x, y)
 
 
-def _forward(steps: _Steps) -> _Forward:
+def _moves(steps: _Steps) -> Tensor:
+    """The steps as matrices [T, N, K, K] of log-weights, from state to state."""
+    same = torch.eye(steps.held.shape[-1], dtype=torch.bool, device=steps.held.device)
+    return _log_add(steps.held.unsqueeze(-2).where(same, NEVER), steps.fresh.unsqueeze(-2))
+
+
+def _forward_at_once(steps: _Steps) -> _Forward:
+    after = beliefs(steps.start, _moves(steps))
+    before = torch.cat([steps.start.unsqueeze(0), after[:-1]])
+    weight = _log_add(steps.held + before, steps.fresh)
+    total, none = weight.logsumexp(-1, keepdim=True), torch.zeros_like(after[..., :1])
+    return _Forward(before, weight - total, none, none, total, _first_impossible(total))
+
+
+def _at_once(steps: _Steps, exact: bool) -> bool:
+    return not exact and repays(steps.fresh.transpose(0, 1), steps.held, steps.start)
+
+
+def _forward(steps: _Steps, exact: bool) -> _Forward:
+    if _at_once(steps, exact):
+        return _forward_at_once(steps)
     belief = steps.start
     mass = torch.zeros_like(steps.scale) if not differentiated(steps.start) else belief.logsumexp(-1, keepdim=True)
     before, after, carried, left, totals = [], [], [], [], []
@@ -95,17 +118,17 @@ def _evidence(steps: _Steps, forward: _Forward) -> Tensor:
     return (steps.scale + forward.total.sum(0) + forward.left[-1]).squeeze(-1)
 
 
-def log_normalizer(*tables: Any) -> tuple[Tensor, ...]:
+def log_normalizer(*tables: Any, exact: bool = False) -> tuple[Tensor, ...]:
     """log_normalizer [N], and the step at which each sequence failed, or -1, [N]."""
     steps = _steps(*tables)
-    forward = _forward(steps)
+    forward = _forward(steps, exact)
     return _evidence(steps, forward).to(steps.dtype), forward.failed
 
 
-def filter(*tables: Any) -> tuple[Tensor, ...]:
+def filter(*tables: Any, exact: bool = False) -> tuple[Tensor, ...]:
     """log_increment [N, T] in float64, state [N, T, K], redraw [N, T], failed [N]."""
     steps = _steps(*tables)
-    forward = _forward(steps)
+    forward = _forward(steps, exact)
     inside, left = steps.inside, forward.left
     increment = (forward.total + left - forward.carried).squeeze(-1)
     first = (steps.scale + forward.carried[0]).T
@@ -117,16 +140,24 @@ def filter(*tables: Any) -> tuple[Tensor, ...]:
     return increment.where(inside, 0.0).T, state, redraw, forward.failed
 
 
-def _joint(steps: _Steps, forward: _Forward) -> tuple[Tensor, Tensor, Tensor]:
-    """P(s_t, z_t=1 | x) and P(s_t, z_t=0 | x), [T, N, K], and P(s_0 | x), [N, K]."""
-    future, futures = torch.zeros_like(steps.start), []
+def _futures(steps: _Steps, forward: _Forward, exact: bool) -> tuple[Tensor, Tensor]:
+    """Log-weights of all that comes after each step [T, N, K], and of all [N, K], by the state before it."""
+    if _at_once(steps, exact):
+        all_steps = futures(_moves(steps))
+        return torch.cat([all_steps[1:], torch.zeros_like(all_steps[:1])]), all_steps[0]
+    future, later = torch.zeros_like(steps.start), []
     for fresh, held, total in zip(
         steps.fresh.flip(0).unbind(0), steps.held.flip(0).unbind(0), forward.total.flip(0).unbind(0), strict=True
     ):
-        futures.append(future)
+        later.append(future)
         drawn = (fresh + future).logsumexp(-1, keepdim=True)
         future = _log_add(held + future, drawn) - total
-    later = torch.stack(futures[::-1])
+    return torch.stack(later[::-1]), future
+
+
+def _joint(steps: _Steps, forward: _Forward, exact: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """P(s_t, z_t=1 | x) and P(s_t, z_t=0 | x), [T, N, K], and P(s_0 | x), [N, K]."""
+    later, future = _futures(steps, forward, exact)
     fresh = steps.fresh + forward.carried + later
     held = steps.held + forward.before + later
     norm = _log_add(fresh, held).logsumexp(-1, keepdim=True)
@@ -135,20 +166,20 @@ def _joint(steps: _Steps, forward: _Forward) -> tuple[Tensor, Tensor, Tensor]:
     return (fresh - norm).exp().where(inside, 0.0), (held - norm).exp().where(inside, 0.0), start
 
 
-def smooth(*tables: Any) -> tuple[Tensor, ...]:
+def smooth(*tables: Any, exact: bool = False) -> tuple[Tensor, ...]:
     """log_normalizer [N], state [N, T, K], redraw [N, T], failed [N]."""
     steps = _steps(*tables)
-    forward = _forward(steps)
-    fresh, held, _ = _joint(steps, forward)
+    forward = _forward(steps, exact)
+    fresh, held, _ = _joint(steps, forward, exact)
     results = _evidence(steps, forward), (fresh + held).transpose(0, 1), fresh.sum(-1).T
     return *(table.to(steps.dtype) for table in results), forward.failed
 
 
-def marginals(*tables: Any) -> tuple[Tensor, ...]:
+def marginals(*tables: Any, exact: bool = False) -> tuple[Tensor, ...]:
     """log_normalizer [N], fresh [N, T, K], held like its table, initial [N, K] (of the table, if any), failed [N]."""
     steps = _steps(*tables)
-    forward = _forward(steps)
-    fresh, held, start = _joint(steps, forward)
+    forward = _forward(steps, exact)
+    fresh, held, start = _joint(steps, forward, exact)
     if steps.narrow:
         held = held.sum(-1, keepdim=True)
     results = _evidence(steps, forward), fresh.transpose(0, 1), held.transpose(0, 1), start
@@ -179,11 +210,11 @@ def viterbi(*tables: Any) -> tuple[Tensor, ...]:
     return states.where(steps.inside.T, -1), redraws & steps.inside.T, value, _first_impossible(totals)
 
 
-def sample(*tables_and_uniform: Any) -> tuple[Tensor, ...]:
+def sample(*tables_and_uniform: Any, exact: bool = False) -> tuple[Tensor, ...]:
     """path [n, N, T], redraw [n, N, T], failed [N], from uniform numbers [n, N, T, 2] for gates and states."""
     *tables, uniform = tables_and_uniform
     steps = _steps(*tables)
-    forward = _forward(steps)
+    forward = _forward(steps, exact)
     belief = (forward.after - forward.left).exp()
     uniform = uniform.permute(2, 3, 1, 0)  # [T, 2, N, n]
     drawn = torch.ones_like(uniform[0, 0], dtype=torch.bool)

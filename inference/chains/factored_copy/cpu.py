@@ -14,14 +14,14 @@ from torch import Tensor
 
 from ...numerics.threads import zeros
 from ..copy import op as general
+from ..cpu_parts import sweep
+from ..cpu_steps import padded
+from ..cpu_sweeps import LEAST, RENEW, TINY, workspace
 from ..markov.cpu_scaled import MIXES, entries
-from ..markov.cpu_steps import padded
-from ..markov.cpu_sweeps import LEAST, RENEW, TINY, workspace
-from ..markov.cpu_teams import go
 from . import op
-from .cpu_lanes import faster_side_by_side, go_in_lanes
+from .cpu_lanes import faster_side_by_side, sweep_side_by_side
 from .cpu_moves import Inputs, Outputs
-from .cpu_stretches import go_in_stretches, stretched
+from .cpu_stretches import is_long, sweep_in_stretches
 from .plain import multiplied_out
 
 Results = tuple[Tensor, ...]
@@ -102,14 +102,15 @@ def _sweep(inputs: Inputs, like: Tensor, **tables: Tensor) -> Any:
     arrays: dict[str, Any] = {name: table.view(-1).numpy() for name, table in tables.items()}
     outputs = Outputs(**{"log_increment": none, "held": none, "counts": none, "certain": certain.ravel()} | arrays)
     if faster_side_by_side(inputs):
-        go_in_lanes(inputs, outputs)
+        sweep_side_by_side(inputs, outputs)
         return certain.all(1)
-    if stretched(inputs):
-        if go_in_stretches(inputs, outputs):
+    if is_long(inputs):
+        if sweep_in_stretches(inputs, outputs):
             return certain.all(1)
         outputs.counts[:], certain[:] = 0, 1
     counted = padded(inputs.n_states, like.itemsize) if outputs.counts.size else 0
-    go(inputs, outputs, partial(workspace, inputs.n_states, like.dtype, kept=1, counted=counted))
+    room = partial(workspace, inputs.n_states, like.dtype, kept=1, counted=counted)
+    sweep(inputs, outputs, room, smoothing=counted > 0)
     return certain.all(1)
 
 

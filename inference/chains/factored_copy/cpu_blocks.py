@@ -36,7 +36,7 @@ class Block(NamedTuple):
     drawn: Any  # [R * W], P(z = 1 | ..)
     held: Any  # [R * W], P(z = 0 | x)
     ends: Any  # [W], the steps of each sequence from t on, less a half
-    told: Any  # [W], not negative where the block is of steps of which results are wanted
+    wanted: Any  # [W], not negative where the block is of steps of which results are wanted
     evidence: Any  # [4 * W], the sum of `top` and its rounding error; the exponent and the mantissa of all masses
     sure: Any  # [2 * W], 1 where a direction kept every digit
     after: Any  # [2 * W], of the step after the block: one over the sum of b, and pi b over it
@@ -62,7 +62,7 @@ def new_block(n_steps: int, n_states: int, dtype: torch.dtype, rows: int, kept: 
     states, blocks = n_states * wide, -(-n_steps // rows)
     room = {"likelihood": likelihoods_of(rows, n_states, dtype, rows) if kept is None else 0}
     room |= {"weight": (rows + 1) * states, "kept": blocks * states, "met": blocks * states}
-    room |= {"state": states, "counted": states, "gates": 2 * wide, "ends": wide, "told": wide}
+    room |= {"state": states, "counted": states, "gates": 2 * wide, "ends": wide, "wanted": wide}
     room |= dict.fromkeys(("hold", "redraw"), (rows + wide) * wide)
     room |= dict.fromkeys(("top", "mass", "drawn", "held"), rows * wide)
     room |= {"evidence": 4 * wide, "sure": 2 * wide, "after": 2 * wide}
@@ -76,7 +76,7 @@ def new_block(n_steps: int, n_states: int, dtype: torch.dtype, rows: int, kept: 
 
 
 @lean_kernel
-def fetch(table: Any, begin: Any, count: Any, into: Any, at: int, n: int, filler: Any) -> None:
+def load_rows(table: Any, begin: Any, count: Any, into: Any, at: int, n: int, filler: Any) -> None:
     """n rows, from into[at] on, <- as many numbers of each sequence; `filler` beyond its end."""
     wide = width(into)
     for i in range(0, n, wide):
@@ -90,7 +90,7 @@ def fetch(table: Any, begin: Any, count: Any, into: Any, at: int, n: int, filler
 
 
 @lean_kernel
-def hand_out(source: Any, first: int, result: Any, begin: Any, count: Any, n: int, lanes: int) -> None:
+def write_rows(source: Any, first: int, result: Any, begin: Any, count: Any, n: int, lanes: int) -> None:
     """So many numbers of each sequence <- n rows from the first; the rows are spent."""
     wide = width(source)
     for i in range(0, n, wide):
@@ -141,7 +141,7 @@ def place(inputs: Any, block: Any, group: Any, of: Any, t: int, each: int) -> No
 
 
 @inlined
-def look(inputs: Any, block: Any, group: Any, at: int, t: int, n: int, known: bool) -> None:
+def load_steps(inputs: Any, block: Any, group: Any, at: int, t: int, n: int, known: bool) -> None:
     """Fill the block with the tables of n steps from t on, and the gates of one more; with likelihoods if not known."""
     wide, number = width(block.weight), block.weight.dtype.type
     one, zero = splat(number(1)), splat(number(0))
@@ -155,8 +155,8 @@ def look(inputs: Any, block: Any, group: Any, at: int, t: int, n: int, known: bo
             store(block.hold, r * wide, by_sign(inside, hold, one))
             store(block.redraw, r * wide, by_sign(inside, redraw, zero))
     else:
-        fetch(inputs.hold, block.begin, block.count, block.hold, 0, n + 1, number(1))
-        fetch(inputs.redraw, block.begin, block.count, block.redraw, 0, n + 1, number(0))
+        load_rows(inputs.hold, block.begin, block.count, block.hold, 0, n + 1, number(1))
+        load_rows(inputs.redraw, block.begin, block.count, block.redraw, 0, n + 1, number(0))
     if t == 0:
         store(block.hold, 0, zero)
         store(block.redraw, 0, one)
@@ -164,7 +164,7 @@ def look(inputs: Any, block: Any, group: Any, at: int, t: int, n: int, known: bo
         return
     k = inputs.n_states
     place(inputs, block, group, inputs.likelihood_of, t, k)
-    fetch(inputs.log_likelihood, block.begin, block.count, block.likelihood, at, n * k, number(0))
+    load_rows(inputs.log_likelihood, block.begin, block.count, block.likelihood, at, n * k, number(0))
     exponentiate(block, at, n, k * wide)
 
 

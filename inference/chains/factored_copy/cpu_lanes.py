@@ -10,7 +10,7 @@ and posteriors are as in `cpu_moves`. A block of steps is taken at a time, whose
 sweep forward keeps the $a_t$ between blocks, and the sweep backward fills all blocks but the last again.
 
 Beyond the end of a sequence a step changes nothing: it holds, and all likelihoods are 1. When numbers are dropped, and
-what is certain, is as in `markov.cpu_sweeps`.
+what is certain, is as in `chains.cpu_sweeps`.
 """
 
 from functools import partial
@@ -33,7 +33,7 @@ from ...numerics.lanes import (
     width,
 )
 from ...numerics.threads import in_parallel, worthwhile
-from .cpu_blocks import copy, hand_out, look, new_block, rows_of
+from .cpu_blocks import copy, load_steps, new_block, rows_of, write_rows
 
 _SECONDS = 2e-9  # that a step and state take
 _LN2 = np.log(2.0)
@@ -50,9 +50,9 @@ def forward(inputs: Any, block: Any, at: int, n: int) -> None:
         hold, redraw, mass = load(block.hold, r * wide) * inverse, load(block.redraw, r * wide), zero
         for s in range(0, states, wide):
             message = muladd(hold, load(weight, row + s), redraw * load(state, s))
-            found = at_least(load(likelihood, at + row + s) * message, tiny)
-            store(weight, row + states + s, found)
-            mass = mass + found
+            belief = at_least(load(likelihood, at + row + s) * message, tiny)
+            store(weight, row + states + s, belief)
+            mass = mass + belief
         mass = by_sign(ends - splat(number(r)), mass, one)
         sure = by_sign(mass - least, sure, zero)
         inverse = one / mass
@@ -76,14 +76,14 @@ def gain(block: Any, n: int) -> None:
     evidence, wide = block.evidence, width(block.evidence)
     high, low = load(evidence, 0), load(evidence, wide)
     power, product = load(evidence, 2 * wide), load(evidence, 3 * wide)
-    told, zero, one = load(block.told, 0), splat(evidence.dtype.type(0)), splat(evidence.dtype.type(1))
+    wanted, zero, one = load(block.wanted, 0), splat(evidence.dtype.type(0)), splat(evidence.dtype.type(1))
     for r in range(n):
-        top = by_sign(told, load(block.top, r * wide), zero)
+        top = by_sign(wanted, load(block.top, r * wide), zero)
         after = high + top
-        own = after - high
-        low = low + ((high - (after - own)) + (top - own))
+        gained = after - high
+        low = low + ((high - (after - gained)) + (top - gained))
         high = after
-        product = product * by_sign(told, load(block.mass, r * wide), one)
+        product = product * by_sign(wanted, load(block.mass, r * wide), one)
         power, product = power + exponent(product), mantissa(product)
     store(evidence, 0, high)
     store(evidence, wide, low)
@@ -92,8 +92,8 @@ def gain(block: Any, n: int) -> None:
 
 
 @inlined
-def arrive(block: Any, at: int, n: int, states: int) -> None:
-    """After the last step of all there is nothing to say."""
+def start_backward(block: Any, at: int, n: int, states: int) -> None:
+    """After the last step of all, all futures are 1."""
     wide, number = width(block.likelihood), block.likelihood.dtype.type
     for s in range(at + n * states, at + (n + 1) * states, wide):
         store(block.likelihood, s, splat(number(1)))
@@ -114,7 +114,7 @@ def backward(inputs: Any, block: Any, at: int, n: int) -> None:
         load(block.after, 0),
         load(block.after, wide),
     )
-    row, moved, told = (n - 1) * states, ends - splat(number(n)), load(block.told, 0)
+    row, moved, wanted = (n - 1) * states, ends - splat(number(n)), load(block.wanted, 0)
     for r in range(n - 1, -1, -1):
         inside = ends - splat(number(r))
         hold, redraw = load(block.hold, (r + 1) * wide) * inverse, load(block.redraw, (r + 1) * wide)
@@ -126,16 +126,16 @@ def backward(inputs: Any, block: Any, at: int, n: int) -> None:
             norm = norm + met
             kept = muladd(before, after, kept)
             store(weight, s + states, met)
-            found = at_least(load(likelihood, at + s) * message, tiny)
-            store(likelihood, at + s, found)
-            mass = mass + found
-            drawn = muladd(load(state, s - row), found, drawn)
+            future = at_least(load(likelihood, at + s) * message, tiny)
+            store(likelihood, at + s, future)
+            mass = mass + future
+            drawn = muladd(load(state, s - row), future, drawn)
         norms, total = one / norm, load(block.mass, r * wide)
         sure = by_sign(norm - least * total, sure, zero)
         fresh = redraw * (total * norms)
         store(block.drawn, r * wide, fresh * source)
         store(block.held, r * wide, by_sign(moved, hold * kept * norms, zero))
-        share, scale = by_sign(told, fresh * inverse, zero), by_sign(inside, norms, zero)
+        share, scale = by_sign(wanted, fresh * inverse, zero), by_sign(inside, norms, zero)
         for s in range(row, row + states, wide):
             store(weight, s + states, load(weight, s + states) * scale)
             store(counted, s - row, muladd(share, load(likelihood, at + s + states), load(counted, s - row)))
@@ -150,7 +150,7 @@ def backward(inputs: Any, block: Any, at: int, n: int) -> None:
 
 
 @inlined
-def enter(inputs: Any, block: Any, group: Any) -> None:
+def start_group(inputs: Any, block: Any, group: Any) -> None:
     """Make a block ready for a group of sequences."""
     wide, k, number = width(block.weight), inputs.n_states, block.weight.dtype.type
     p = inputs.padding
@@ -174,8 +174,8 @@ def enter(inputs: Any, block: Any, group: Any) -> None:
 
 
 @inlined
-def leave(inputs: Any, outputs: Any, block: Any, group: Any, lanes: int, end: int, smoothing: bool) -> None:
-    """Write what there is one of a sequence, and 0 beyond the end of all."""
+def write_totals(inputs: Any, outputs: Any, block: Any, group: Any, lanes: int, end: int, smoothing: bool) -> None:
+    """Write the results of whole sequences, and 0 beyond the end of all."""
     wide, k, n_steps, evidence = width(block.weight), inputs.n_states, inputs.n_steps, block.evidence
     for lane in range(lanes):
         b = group[lane]
@@ -192,8 +192,8 @@ def leave(inputs: Any, outputs: Any, block: Any, group: Any, lanes: int, end: in
 
 
 @inlined
-def settle(inputs: Any, block: Any, at: int, n: int) -> None:
-    """Beliefs after each step of a block, and what a filter tells of them."""
+def filter_steps(inputs: Any, block: Any, at: int, n: int) -> None:
+    """Beliefs after each step of a block, redraw probabilities and log-increments: the results of a filter."""
     weight, likelihood, wide, number = block.weight, block.likelihood, width(block.weight), block.weight.dtype.type
     states, one, zero = inputs.n_states * wide, splat(number(1)), splat(number(0))
     ends = load(block.ends, 0)
@@ -211,39 +211,39 @@ def settle(inputs: Any, block: Any, at: int, n: int) -> None:
 
 
 @inlined
-def choose(told: Any, block: Any, group: Any, t: int) -> None:
-    """Of which sequences results are wanted from the block that begins at step t."""
+def mark_wanted(wanted: Any, block: Any, group: Any, t: int) -> None:
+    """Mark the sequences whose results are wanted from the block that begins at step t."""
     for lane in range(width(block.weight)):
         b = group[lane]
-        block.told[lane] = 1 if b >= 0 and told[b, 0] <= t < told[b, 1] else -1
+        block.wanted[lane] = 1 if b >= 0 and wanted[b, 0] <= t < wanted[b, 1] else -1
 
 
 @inlined
-def tell(
-    inputs: Any, outputs: Any, told: Any, block: Any, group: Any, lanes: int, t: int, n: int, smoothing: bool
+def write_steps(
+    inputs: Any, outputs: Any, wanted: Any, block: Any, group: Any, lanes: int, t: int, n: int, smoothing: bool
 ) -> None:
-    """Write what there is of each of n steps from t on."""
+    """Write the results of n steps from t on."""
     n_steps, k = inputs.n_steps, inputs.n_states
     for lane in range(lanes):
         block.begin[lane] = (group[lane] * n_steps + t) * k
-        block.count[lane] = min(n, told[group[lane], 2] - t) * k if block.told[lane] > 0 else 0
-    hand_out(block.weight, k, outputs.state, block.begin, block.count, n * k, lanes)
+        block.count[lane] = min(n, wanted[group[lane], 2] - t) * k if block.wanted[lane] > 0 else 0
+    write_rows(block.weight, k, outputs.state, block.begin, block.count, n * k, lanes)
     first = t + 1 if smoothing else t
     for lane in range(lanes):
         block.begin[lane] = group[lane] * n_steps + first
-        block.count[lane] = min(n, told[group[lane], 2] - first) if block.told[lane] > 0 else 0
-    hand_out(block.drawn, 0, outputs.redraw, block.begin, block.count, n, lanes)
+        block.count[lane] = min(n, wanted[group[lane], 2] - first) if block.wanted[lane] > 0 else 0
+    write_rows(block.drawn, 0, outputs.redraw, block.begin, block.count, n, lanes)
     if smoothing:
-        hand_out(block.held, 0, outputs.held, block.begin, block.count, n, lanes)
+        write_rows(block.held, 0, outputs.held, block.begin, block.count, n, lanes)
     else:
-        hand_out(block.mass, 0, outputs.log_increment, block.begin, block.count, n, lanes)
+        write_rows(block.mass, 0, outputs.log_increment, block.begin, block.count, n, lanes)
 
 
 @lean_kernel
-def run_lanes(inputs: Any, outputs: Any, told: Any, block: Any, groups: Any, part: int) -> None:
+def sweep_lanes(inputs: Any, outputs: Any, wanted: Any, block: Any, groups: Any, part: int) -> None:
     """Filter groups of sequences, [n, W] of their numbers with -1 for none, or smooth them where there are counts.
 
-    `told [B, 3]`: of each sequence the step from which, and that before which, the blocks begin of which results are
+    `wanted [B, 3]`: of each sequence the step from which, and that before which, the blocks begin of which results are
     wanted; and before which there is room for them. `part`: -1 all, 0 what comes before the last block, 1 the rest.
     """
     k, wide = inputs.n_states, width(block.weight)
@@ -255,10 +255,10 @@ def run_lanes(inputs: Any, outputs: Any, told: Any, block: Any, groups: Any, par
             end = max(end, inputs.lengths[group[lanes]])
             lanes += 1
         blocks = (end + rows - 1) // rows
-        visits = 2 * blocks - 1 if smoothing else blocks
+        turns = 2 * blocks - 1 if smoothing else blocks
         if part <= 0:
-            enter(inputs, block, group)
-        for i in range(blocks - 1 if part == 1 else 0, blocks - 1 if part == 0 else visits):
+            start_group(inputs, block, group)
+        for i in range(blocks - 1 if part == 1 else 0, blocks - 1 if part == 0 else turns):
             again = i >= blocks
             number_of = 2 * blocks - 2 - i if again else i
             t = number_of * rows
@@ -268,8 +268,8 @@ def run_lanes(inputs: Any, outputs: Any, told: Any, block: Any, groups: Any, par
                 after = at + n * states if keeping else 0
                 copy(block.likelihood, after, block.likelihood, at + n * states, states)
                 copy(block.likelihood, after, block.met, kept + states, states)
-            look(inputs, block, group, at, t, n, again and keeping)
-            choose(told, block, group, t)
+            load_steps(inputs, block, group, at, t, n, again and keeping)
+            mark_wanted(wanted, block, group, t)
             copy(block.kept, kept, block.weight, 0, states)
             forward(inputs, block, at, n)
             if not again:
@@ -280,16 +280,16 @@ def run_lanes(inputs: Any, outputs: Any, told: Any, block: Any, groups: Any, par
                     continue
             if smoothing:
                 if not again:
-                    arrive(block, at, n, states)
+                    start_backward(block, at, n, states)
                 backward(inputs, block, at, n)
                 for s in range(states):
                     block.sums[s] += block.counted[s]
                     block.counted[s] = 0
             else:
-                settle(inputs, block, at, n)
-            tell(inputs, outputs, told, block, group, lanes, t, n, smoothing)
+                filter_steps(inputs, block, at, n)
+            write_steps(inputs, outputs, wanted, block, group, lanes, t, n, smoothing)
         if part != 0:
-            leave(inputs, outputs, block, group, lanes, end, smoothing)
+            write_totals(inputs, outputs, block, group, lanes, end, smoothing)
 
 
 def faster_side_by_side(inputs: Any) -> bool:
@@ -299,18 +299,21 @@ def faster_side_by_side(inputs: Any) -> bool:
     return bool(lengths.sum() >= (3 if inputs.n_states <= 8 else 6) * lengths[::wide].sum())
 
 
-def go_in_lanes(inputs: Any, outputs: Any) -> None:
+def sweep_side_by_side(inputs: Any, outputs: Any) -> None:
     """Filter, or smooth where there is room for counts: groups of sequences of like lengths, spread over threads."""
     dtype = torch.from_numpy(outputs.state).dtype
     n, wide = len(inputs.lengths), BYTES // dtype.itemsize
     groups, place = np.full((-(-n // wide), wide), -1), np.arange(n)
     groups[place // wide, place % wide] = np.argsort(-inputs.lengths, kind="stable")
     n_threads = min(len(groups), worthwhile(outputs.state.size * _SECONDS))
-    told = np.empty((n, 3), np.int64)
-    told[:] = 0, inputs.n_steps, inputs.n_steps
+    wanted = np.empty((n, 3), np.int64)
+    wanted[:] = 0, inputs.n_steps, inputs.n_steps
     # made here, not by the threads: torch lets go of the interpreter for each, and they would wait for one another
     rows = rows_of(inputs.n_steps, inputs.n_states, dtype)
     blocks = [new_block(inputs.n_steps, inputs.n_states, dtype, rows) for _ in range(n_threads)]
     in_parallel(
-        [partial(run_lanes, inputs, outputs, told, block, groups[i::n_threads], -1) for i, block in enumerate(blocks)]
+        [
+            partial(sweep_lanes, inputs, outputs, wanted, block, groups[i::n_threads], -1)
+            for i, block in enumerate(blocks)
+        ]
     )

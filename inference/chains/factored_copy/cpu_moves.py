@@ -1,4 +1,4 @@
-r"""What the table of a factored copy chain does to the messages of `markov.cpu_sweeps`: O(K) a step.
+r"""What the table of a factored copy chain does to the messages of `chains.cpu_sweeps`: O(K) a step.
 
 The moves of a copy chain are a Markov chain's whose matrix is a diagonal and one row for all states,
 
@@ -14,9 +14,9 @@ P(z_t{=}0 \mid x) = hold_t \textstyle\sum a_{t-1} \odot b_t / n_{t-1}.$$
 from typing import Any, NamedTuple
 
 from ...numerics.compilation import inlined
-from ...numerics.lanes import load, load_some, muladd, splat, store, store_some, total, width
-from ..markov.cpu_steps import padding, rescale
-from ..markov.cpu_sweeps import count, for_inputs, meet, push, push_alone, record, write_counts
+from ...numerics.lanes import load, muladd, splat, store, total, width
+from ..cpu_steps import load_likelihood, load_row, padding, rescale, store_row
+from ..cpu_sweeps import count, for_inputs, load_step, meet, push, record, step, step_by_likelihood, write_counts
 
 
 class Inputs(NamedTuple):
@@ -51,6 +51,10 @@ class Outputs(NamedTuple):
     certain: Any  # [B * 2], whether each direction kept every digit
 
 
+for_inputs(Inputs, load_step)(load_likelihood)
+for_inputs(Inputs, step)(step_by_likelihood)
+
+
 @inlined
 def gate_of(inputs: Any, b: int, t: int) -> int:
     """Where the gate of a step lies; that of the step after the last one may be any."""
@@ -79,15 +83,10 @@ def push_slot(inputs: Any, work: Any, slot: int, b: int, t: int, forward: bool) 
             store(message, at + j, muladd(hold, load(weight, at + j), drawn))
 
 
-@for_inputs(Inputs, push_alone)
-def _push_alone(inputs: Any, work: Any, slot: int, b: int, t: int, forward: bool) -> None:
-    push_slot(inputs, work, slot, b, t, forward)
-
-
 @for_inputs(Inputs, push)
-def _push(inputs: Any, work: Any, group: Any, stretch: Any, together: bool, t: int) -> None:
-    for slot in range(stretch.first, stretch.first + stretch.n):
-        push_slot(inputs, work, slot, group[slot], t, stretch.step > 0)
+def _push(inputs: Any, work: Any, group: Any, stride: Any, together: bool, t: int) -> None:
+    for slot in range(stride.first, stride.first + stride.n):
+        push_slot(inputs, work, slot, group[slot], t, stride.step > 0)
 
 
 @for_inputs(Inputs, record)
@@ -108,7 +107,7 @@ def kept_share(inputs: Any, outputs: Any, work: Any, slot: int, row: int, gate: 
     weight, p, zero = work.weight, padding(work), work.weight.dtype.type(0)
     kept = splat(zero)
     for j in range(0, p, width(weight)):
-        stored = load_some(outputs.state, row + j, inputs.n_states - j, zero)
+        stored = load_row(outputs.state, row + j, inputs.n_states - j, zero)
         kept = muladd(stored, load(weight, slot * p + j), kept)
     return type(zero)(inputs.hold[gate] * total(kept) * work.inverse[slot] * inverse)
 
@@ -121,7 +120,7 @@ def _meet(inputs: Any, outputs: Any, work: Any, slot: int, b: int, t: int, depth
     zero = number(0)
     mass, drawn = splat(zero), splat(zero)
     for j in range(0, p, wide):
-        stored = load_some(state, row + j, k - j, zero)
+        stored = load_row(state, row + j, k - j, zero)
         mass = muladd(stored, load(message, at + j), mass)
         if forward:
             drawn = muladd(stored, load(inputs.start, of + j), drawn)
@@ -142,17 +141,17 @@ def _meet(inputs: Any, outputs: Any, work: Any, slot: int, b: int, t: int, depth
         share = splat(zero)
     over = splat(inverse)
     for j in range(0, p, wide):
-        stored = load_some(state, row + j, k - j, zero)
+        stored = load_row(state, row + j, k - j, zero)
         found = stored if forward else load(weight, at + j)
         store(counted, at + j, muladd(share, found, load(counted, at + j)))
-        store_some(state, row + j, stored * over * load(message, at + j), k - j)
+        store_row(state, row + j, stored * over * load(message, at + j), k - j)
     return norm
 
 
 @for_inputs(Inputs, count)
-def _count(inputs: Any, work: Any, stretch: Any, depth: int, renew: bool) -> None:
+def _count(inputs: Any, work: Any, stride: Any, depth: int, renew: bool) -> None:
     p = padding(work)
-    for i in range(stretch.first * p, (stretch.first + stretch.n) * p):
+    for i in range(stride.first * p, (stride.first + stride.n) * p):
         work.sums[i] += work.counted[i]
         work.counted[i] = 0
 

@@ -1,9 +1,9 @@
 r"""One long factored copy chain: stretches of its time go side by side, as sequences do in `cpu_lanes`.
 
 The lanes have each a window of the chain: a stretch whose results are wanted, and a margin before and after it. As
-`markov.cpu_teams` says at length, a chain forgets what it began with, and that it has done so is seen where two windows
+`chains.cpu_parts` says at length, a chain forgets what it began with, and that it has done so is seen where two windows
 meet: at the first step of a stretch, by the messages of the window before, which has long been under way. Where a
-message does not agree to rounding, wider margins are tried, and then the chain is walked step by step.
+message does not agree to rounding, wider margins are tried, and then the chain is swept step by step.
 """
 
 from functools import partial
@@ -15,34 +15,33 @@ import torch
 from ...numerics.lanes import BYTES
 from ...numerics.scratch import scratch
 from ...numerics.threads import in_parallel
-from ..markov.cpu_teams import agree
+from ..cpu_parts import agree
 from .cpu_blocks import likelihoods_of, new_block, rows_of
-from .cpu_lanes import run_lanes
+from .cpu_lanes import sweep_lanes
 
 _MARGINS = 1 / 32, 1 / 8  # of a stretch
 _FORGOTTEN = 1 << 12  # steps of a margin, at most
 _SHORT = 1 << 10  # steps of a stretch, or 256 for each state, that do not repay its margins
 _BLOCK = 1 << 7  # steps of a block, at least; a number of vectors
 _KEPT = 1 << 24  # bytes of likelihoods that are kept between two sweeps: what a cache holds
-_LOOKED_AT = 256  # gates
-_FEW = 8  # states; of more, a vector is filled by those of one step
+_GATES_READ = 256  # gates
 
 
-def stretched(inputs: Any) -> bool:
+def is_long(inputs: Any) -> bool:
     """Whether sequences take less time here than one by one."""
     wide = BYTES // inputs.log_likelihood.itemsize
     short = max(_SHORT, _SHORT // 4 * inputs.n_states)
-    return inputs.n_states <= _FEW and bool((inputs.lengths >= wide * short).all())
+    return bool((inputs.lengths >= wide * short).all())
 
 
-def go_in_stretches(inputs: Any, outputs: Any) -> bool:
+def sweep_in_stretches(inputs: Any, outputs: Any) -> bool:
     """Filter, or smooth where there is room for counts, each sequence by itself; False where one forgets too slowly.
 
     Then nothing that is written means anything.
     """
     for b in range(len(inputs.lengths)):
         alone = _one(inputs, b), _one_result(inputs, outputs, b)
-        if not any(_go(*alone, margin) for margin in _margins(alone[0])):
+        if not any(_sweep(*alone, margin) for margin in _margins(alone[0])):
             return False
     return True
 
@@ -52,7 +51,7 @@ def _margins(inputs: Any) -> list[int]:
 
     The gates alone make a chain forget by their odds at each step; what is observed commonly does so faster.
     """
-    some = slice(None, None, max(1, inputs.gates // _LOOKED_AT))
+    some = slice(None, None, max(1, inputs.gates // _GATES_READ))
     with np.errstate(all="ignore"):
         rate = np.log1p(inputs.redraw[some] * inputs.start.sum() / inputs.hold[some]).mean()
         steps = -0.5 * np.log(np.finfo(inputs.start.dtype).eps) / rate
@@ -85,26 +84,26 @@ def _one_result(inputs: Any, outputs: Any, b: int) -> Any:
     return outputs._replace(**{name: getattr(outputs, name)[b * size :][:size] for name, size in sizes.items()})
 
 
-def _go(inputs: Any, outputs: Any, margin: int) -> bool:
+def _sweep(inputs: Any, outputs: Any, margin: int) -> bool:
     """Filter or smooth one sequence, with margins of at least so many steps; False where they are too narrow."""
     dtype, smoothing = torch.from_numpy(outputs.state).dtype, outputs.counts.size > 0
     wide, n_steps, k = BYTES // dtype.itemsize, inputs.n_steps, inputs.n_states
     rows = min(rows_of(n_steps, k, dtype), _up(margin, _BLOCK))
     margin = _up(margin, rows)
-    own = _up((n_steps - margin) // _n_windows(inputs), rows)
-    n = -(-(n_steps - margin) // own)  # what was rounded up may leave the last ones nothing to do
+    size = _up((n_steps - margin) // _n_windows(inputs), rows)
+    n = -(-(n_steps - margin) // size)  # what was rounded up may leave the last ones nothing to do
 
     windows = np.arange(n)
-    first = windows * own
-    lengths = np.minimum(own + 2 * margin, n_steps - first)
-    told = np.stack([np.full(n, margin), np.full(n, margin + own), n_steps - first], 1)
-    told[0, 0], told[-1, 1] = 0, n_steps
+    first = windows * size
+    lengths = np.minimum(size + 2 * margin, n_steps - first)
+    wanted = np.stack([np.full(n, margin), np.full(n, margin + size), n_steps - first], 1)
+    wanted[0, 0], wanted[-1, 1] = 0, n_steps
     same = np.zeros(n, np.int64)
     table_of = same if inputs.gates == 1 else windows
-    inputs = inputs._replace(likelihood_of=windows, start_of=same, table_of=table_of, lengths=lengths, n_steps=own)
+    inputs = inputs._replace(likelihood_of=windows, start_of=same, table_of=table_of, lengths=lengths, n_steps=size)
     sums, certain = np.zeros(n), np.ones(2 * n, np.uint8)
     counts = np.zeros(n * outputs.counts.size, outputs.counts.dtype)
-    found = outputs._replace(log_normalizer=sums, counts=counts, certain=certain)
+    of_windows = outputs._replace(log_normalizer=sums, counts=counts, certain=certain)
 
     groups = np.full((-(-n // wide), wide), -1)
     groups.flat[:n] = windows
@@ -115,16 +114,16 @@ def _go(inputs: Any, outputs: Any, margin: int) -> bool:
         rooms = memory.reshape(len(groups), -1) if kept else [None] * len(groups)
         blocks = [new_block(steps, k, dtype, rows, room) for room in rooms]
 
-        def run(part: int, message: str) -> bool:
+        def run_part(part: int, message: str) -> bool:
             tasks = [(block, groups[i : i + 1]) for i, block in enumerate(blocks)]
-            in_parallel([partial(run_lanes, inputs, found, told, *task, part) for task in tasks])
+            in_parallel([partial(sweep_lanes, inputs, of_windows, wanted, *task, part) for task in tasks])
             tables = [getattr(block, message).reshape(-1, k, wide) for block in blocks]
-            begun, gone = (
-                np.concatenate([table[edge // rows] for table in tables], 1)[:, :n] for edge in (margin, margin + own)
+            begun, ended = (
+                np.concatenate([table[edge // rows] for table in tables], 1)[:, :n] for edge in (margin, margin + size)
             )
-            return agree(begun[:, 1:].T, gone[:, :-1].T)
+            return agree(begun[:, 1:].T, ended[:, :-1].T)
 
-        if not run(0, "kept") or (not run(1, "met") and smoothing):
+        if not run_part(0, "kept") or (not run_part(1, "met") and smoothing):
             return False
     outputs.log_normalizer[0], outputs.certain[:] = sums.sum(), certain.reshape(n, 2).min(0)
     if smoothing:

@@ -1,4 +1,4 @@
-r"""What a transition matrix does to the messages of `cpu_sweeps`: a product a step, and expected numbers of moves.
+r"""What a transition matrix does to the messages of `chains.cpu_sweeps`: a product a step, and expected moves.
 
 The matrix is stored by panels of a vector's width. The sum $G = \sum_t (a_t / n_t) b_{t+1}^\top$ is a product too, of
 the vectors of a block of steps, which are kept until the block is full.
@@ -7,9 +7,9 @@ the vectors of a block of steps, which are kept until the block is full.
 from typing import Any, NamedTuple
 
 from ...numerics.compilation import inlined
-from ...numerics.lanes import load, load_some, muladd, splat, spread, store, store_some, total, width
-from .cpu_steps import padding, rescale
-from .cpu_sweeps import count, for_inputs, meet, push, push_alone, record, write_counts
+from ...numerics.lanes import load, muladd, splat, spread, store, total, width
+from ..cpu_steps import load_likelihood, load_row, padding, rescale, store_row
+from ..cpu_sweeps import count, for_inputs, load_step, meet, push, record, step, step_by_likelihood, write_counts
 
 
 class Inputs(NamedTuple):
@@ -109,13 +109,13 @@ def combine(state: Any, row: int, n_states: int, work: Any, slot: int, to: int) 
     wide, at, zero = width(message), slot * p, message.dtype.type(0)
     mass = splat(zero)
     for j in range(0, p, wide):
-        mass = muladd(load_some(state, row + j, n_states - j, zero), load(message, at + j), mass)
+        mass = muladd(load_row(state, row + j, n_states - j, zero), load(message, at + j), mass)
     norm = total(mass)
     inverse = splat(message.dtype.type(1) / norm)
     for j in range(0, p, wide):
-        stored = load_some(state, row + j, n_states - j, zero) * inverse
+        stored = load_row(state, row + j, n_states - j, zero) * inverse
         store(target, to + j, stored)
-        store_some(state, row + j, stored * load(message, at + j), n_states - j)
+        store_row(state, row + j, stored * load(message, at + j), n_states - j)
     return norm
 
 
@@ -174,6 +174,10 @@ def count_wide(work: Any, slot: int, row: int, depth: int) -> None:
             store(counted, on + 3 * p, z3)
 
 
+for_inputs(Inputs, load_step)(load_likelihood)
+for_inputs(Inputs, step)(step_by_likelihood)
+
+
 @inlined
 def push_slot(inputs: Any, work: Any, slot: int, b: int, forward: bool) -> None:
     matrix = inputs.forward if forward else inputs.backward
@@ -183,19 +187,14 @@ def push_slot(inputs: Any, work: Any, slot: int, b: int, forward: bool) -> None:
         push_one(work, slot, matrix, inputs.table_of[b], inputs.n_states)
 
 
-@for_inputs(Inputs, push_alone)
-def _push_alone(inputs: Any, work: Any, slot: int, b: int, t: int, forward: bool) -> None:
-    push_slot(inputs, work, slot, b, forward)
-
-
 @for_inputs(Inputs, push)
-def _push(inputs: Any, work: Any, group: Any, stretch: Any, together: bool, t: int) -> None:
+def _push(inputs: Any, work: Any, group: Any, stride: Any, together: bool, t: int) -> None:
     if together:
-        matrix = inputs.forward if stretch.step > 0 else inputs.backward
+        matrix = inputs.forward if stride.step > 0 else inputs.backward
         push_four(work, matrix, inputs.table_of[group[0]], inputs.n_states)
     else:
-        for slot in range(stretch.first, stretch.first + stretch.n):
-            push_slot(inputs, work, slot, group[slot], stretch.step > 0)
+        for slot in range(stride.first, stride.first + stride.n):
+            push_slot(inputs, work, slot, group[slot], stride.step > 0)
 
 
 @for_inputs(Inputs, record)
@@ -212,9 +211,9 @@ def _meet(inputs: Any, outputs: Any, work: Any, slot: int, b: int, t: int, depth
 
 
 @for_inputs(Inputs, count)
-def _count(inputs: Any, work: Any, stretch: Any, depth: int, renew: bool) -> None:
+def _count(inputs: Any, work: Any, stride: Any, depth: int, renew: bool) -> None:
     p, counted, sums = padding(work), work.counted, work.sums
-    for slot in range(stretch.first, stretch.first + stretch.n):
+    for slot in range(stride.first, stride.first + stride.n):
         row = slot * inputs.counted_at_once * p
         if p == width(work.weight):
             count_narrow(work, slot, row, depth, inputs.n_states)

@@ -1,4 +1,4 @@
-r"""Filter and smooth chains with constant tables in probabilities: what surrounds the kernels of `cpu_sweeps`.
+r"""Filter and smooth chains with constant tables in probabilities: what surrounds the kernels of `chains.cpu_sweeps`.
 
 The initial and transition tables are divided by their largest entry, the likelihoods of each step by theirs; the
 logarithms of these divisors and of the normalisers of the forward sweep add up to log p(x).
@@ -17,10 +17,10 @@ from ...numerics.compilation import inlined, lean_kernel
 from ...numerics.elementary import exp
 from ...numerics.lanes import BYTES
 from ...numerics.threads import zeros
+from ..cpu_parts import sweep
+from ..cpu_steps import padded
+from ..cpu_sweeps import LEAST, TINY, workspace
 from .cpu_matrix import Inputs, Outputs
-from .cpu_steps import padded
-from .cpu_sweeps import LEAST, TINY, workspace
-from .cpu_teams import go
 
 # A filter cannot look back to see what it lost. It drops numbers under TINY, but the next step puts at least the least
 # transition probability in their place: where that exceeds this, the loss is beyond the last digit.
@@ -78,18 +78,19 @@ class Scaled(NamedTuple):
     log_increment: Tensor  # [B, T]; empty if smoothed
     counts: Tensor  # [B, K, K]; empty if only filtered
 
-    def go(self) -> None:
+    def sweep(self) -> None:
         total, state, increment, counts = (tensor.view(-1).numpy() for tensor in self[2:])
         p, smoothing = padded(self.inputs.n_states, self.state.itemsize), counts.size > 0
         room = {"kept": self.inputs.counted_at_once * p, "counted": p * p} if smoothing else {"kept": 0, "counted": 0}
         outputs = Outputs(state, total, increment, counts, self.certain.ravel())
-        go(self.inputs, outputs, partial(workspace, self.inputs.n_states, self.state.dtype, **room))
+        room = partial(workspace, self.inputs.n_states, self.state.dtype, **room)
+        sweep(self.inputs, outputs, room, smoothing=smoothing, divided=True)
 
 
 def filter_scaled(tables: Tables) -> tuple[np.ndarray, tuple[Tensor, ...]]:
     """Where no digit was lost; log p(x), P(s_t | x_1..t) and log p(x_t | x_1..t-1)."""
     job, scale = _prepare(tables, smoothing=False)
-    job.go()
+    job.sweep()
     increment = job.log_increment.numpy()
     moved = np.arange(job.inputs.n_steps) < tables.lengths[:, None]
     increment += np.where(moved, scale.next[:, None], 0).astype(increment.dtype)
@@ -101,7 +102,7 @@ def filter_scaled(tables: Tables) -> tuple[np.ndarray, tuple[Tensor, ...]]:
 def smooth_scaled(tables: Tables) -> tuple[np.ndarray, tuple[Tensor, ...]]:
     """Where no digit was lost; log p(x), P(s_t | x) and the expected numbers of transitions."""
     job, scale = _prepare(tables, smoothing=True)
-    job.go()
+    job.sweep()
     return job.certain.all(1), (scale.of_all(tables, job), job.state, job.counts.unsqueeze(1))
 
 

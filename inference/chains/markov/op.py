@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...numerics.op import Call, Gradients, Op, blank, differentiated, replay, tensors
-from . import plain, scan
+from . import plain
 
 Results = tuple[Tensor, ...]
 
@@ -31,10 +31,6 @@ def _by_posterior(call: Call, d_total: Tensor | None, *others: Tensor | None) ->
         for table, belief, wanted in beliefs
     )
     return *weighted, None
-
-
-def _posterior(*tables: Tensor) -> Results:
-    return (scan if scan.serves(*tables) else plain).posterior(*tables)
 
 
 def _fake_filter(initial: Tensor, transition: Tensor, likelihood: Tensor, lengths: Tensor) -> Results:
@@ -58,7 +54,7 @@ def _fake_sample(initial: Tensor, transition: Tensor, likelihood: Tensor, length
 
 _TABLES = "Tensor log_initial, Tensor log_transition, Tensor log_likelihood, Tensor lengths"
 filter = Op(f"markov_filter({_TABLES}) -> {tensors(4)}", plain.filter, _fake_filter)
-posterior = Op(f"markov_posterior({_TABLES}) -> {tensors(4)}", _posterior, _fake_posterior, _by_posterior)
+posterior = Op(f"markov_posterior({_TABLES}) -> {tensors(4)}", plain.posterior, _fake_posterior, _by_posterior)
 viterbi = Op(f"markov_viterbi({_TABLES}) -> {tensors(2)}", plain.viterbi, _fake_viterbi)
 sample = Op(f"markov_sample({_TABLES}, Tensor uniform) -> {tensors(2)}", plain.sample, _fake_sample)
 

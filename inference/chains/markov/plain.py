@@ -4,7 +4,8 @@ $$\log a_t = l_t + m_t - \log c_t, \quad m_{t+1}(j) = \log \sum_i a_t(i) A_{ij},
 w_t = l_t + v_t, \quad v_{t-1}(i) = \log \sum_j A_{ij} e^{w_t(j)}$$
 
 Runs on any device, and autograd differentiates it any number of times: -inf gives exact zeros and finite gradients, and
-no step stores more than a vector for the backward pass. Arguments and results are those of `op`.
+no step stores more than a vector for the backward pass. Where no derivative is recorded, the steps of few small
+sequences are multiplied all at once (`chains.log_products`). Arguments and results are those of `op`.
 """
 
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from ...numerics.logs import log_matmul
 from ...numerics.randomness import invert
+from ..log_products import beliefs, futures, repays
 
 
 class _Steps(NamedTuple):
@@ -44,8 +46,35 @@ def _steps(log_initial: Tensor, log_transition: Tensor, log_likelihood: Tensor, 
     )
 
 
-def _forward(steps: _Steps) -> tuple[list[Tensor], Tensor, Tensor]:
-    """log P(s_t | x_1..t) of each step, log p(x_t | x_1..t-1) - shift_t as [*B, T], and failed."""
+def _transitions(steps: _Steps) -> Tensor:
+    """The transition tables of all moves, [T - 1 or 1, .., K, K], with an axis for each batch axis."""
+    tables = torch.stack(steps.transitions)
+    return tables.reshape(len(tables), *[1] * (steps.shift.dim() + 2 - tables.dim()), *tables.shape[1:])
+
+
+def _moves(steps: _Steps) -> Tensor:
+    """The moves into all steps but the first as matrices [T - 1, *B, K, K] of log-weights, none beyond an end."""
+    likelihood, active = torch.stack(steps.likelihoods[1:]), torch.stack(steps.active[1:])
+    none = torch.full_like(steps.transitions[0], -torch.inf).diagonal_scatter(
+        torch.zeros_like(steps.transitions[0].diagonal(dim1=-2, dim2=-1)), dim1=-2, dim2=-1
+    )
+    return torch.where(active[..., None, None], _transitions(steps) + likelihood.unsqueeze(-2), none)
+
+
+def _at_once(steps: _Steps) -> bool:
+    table = steps.shift.unsqueeze(-1).expand(*steps.shift.shape, steps.log_initial.shape[-1])
+    return repays(table, steps.log_initial, *steps.transitions[:1], *steps.likelihoods[:1])
+
+
+def _forward_at_once(steps: _Steps) -> tuple[list[Tensor], list[Tensor]]:
+    first, scale = _normalize(steps.likelihoods[0] + steps.log_initial)
+    states = torch.cat([first.unsqueeze(0), beliefs(first, _moves(steps))])
+    weight = torch.stack(steps.likelihoods[1:]) + log_matmul(states[:-1], _transitions(steps))
+    _, scales = _normalize(weight)
+    return list(states.unbind(0)), [scale, *scales.unbind(0)]
+
+
+def _forward_by_steps(steps: _Steps) -> tuple[list[Tensor], list[Tensor]]:
     message, states, scales = steps.log_initial, [], []
     for t, (likelihood, active) in enumerate(zip(steps.likelihoods, steps.active, strict=True)):
         weight = likelihood + torch.where(active.unsqueeze(-1), message, 0.0)
@@ -54,9 +83,15 @@ def _forward(steps: _Steps) -> tuple[list[Tensor], Tensor, Tensor]:
         scales.append(scale)
         if t + 1 < len(steps.likelihoods):
             message = log_matmul(states[-1], steps.transition(t))
+    return states, scales
+
+
+def _forward(steps: _Steps) -> tuple[list[Tensor], Tensor, Tensor]:
+    """log P(s_t | x_1..t) of each step, log p(x_t | x_1..t-1) - shift_t as [*B, T], and failed."""
+    states, scales = _forward_at_once(steps) if _at_once(steps) else _forward_by_steps(steps)
     active = torch.stack(steps.active, -1)
     scale = torch.stack(scales, -1)
-    failed = first_true(active & ~(scale.isfinite() & steps.shift.isfinite()))
+    failed = _first(active & ~(scale.isfinite() & steps.shift.isfinite()))
     return states, torch.where(active, scale, 0.0), failed
 
 
@@ -67,12 +102,12 @@ def _normalize(weight: Tensor) -> tuple[Tensor, Tensor]:
     return weight - top - rest, (top + rest).squeeze(-1)
 
 
-def first_true(bad: Tensor) -> Tensor:
+def _first(bad: Tensor) -> Tensor:
     """The first True along the last axis, or -1."""
     return torch.where(bad.any(-1), bad.byte().argmax(-1), -1)
 
 
-def total(scale: Tensor, shift: Tensor) -> Tensor:
+def _total(scale: Tensor, shift: Tensor) -> Tensor:
     return (scale.double().sum(-1) + shift.double().sum(-1)).to(scale.dtype)
 
 
@@ -80,7 +115,7 @@ def log_normalizer(*tables: Tensor) -> tuple[Tensor, ...]:
     """log p(x_1..T), [*B]; failed."""
     steps = _steps(*tables)
     _, scale, failed = _forward(steps)
-    return total(scale, steps.shift), failed
+    return _total(scale, steps.shift), failed
 
 
 def filter(*tables: Tensor) -> tuple[Tensor, ...]:
@@ -89,7 +124,7 @@ def filter(*tables: Tensor) -> tuple[Tensor, ...]:
     states, scale, failed = _forward(steps)
     active = torch.stack(steps.active, -1)
     state = torch.where(active.unsqueeze(-1), torch.stack(states, -2).exp(), 0.0)
-    return total(scale, steps.shift), state, scale + steps.shift, failed
+    return _total(scale, steps.shift), state, scale + steps.shift, failed
 
 
 def posterior(*tables: Tensor) -> tuple[Tensor, ...]:
@@ -99,6 +134,9 @@ def posterior(*tables: Tensor) -> tuple[Tensor, ...]:
     """
     steps = _steps(*tables)
     states, scale, failed = _forward(steps)
+    if _at_once(steps):
+        state, pair = _posterior_at_once(steps, torch.stack(states))
+        return _total(scale, steps.shift), state, pair, failed
     n_steps, last = len(states), len(states) - 1
     message, weight = torch.zeros_like(states[last]), steps.likelihoods[last]
     smoothed, pairs = [], []
@@ -116,7 +154,22 @@ def posterior(*tables: Tensor) -> tuple[Tensor, ...]:
             message = log_matmul(weight, steps.transition(t - 1).mT)
             message = torch.where(steps.active[t].unsqueeze(-1), message, 0.0)
     state, pair = torch.stack(smoothed[::-1], -2), _collect(pairs, len(steps.transitions), states[last])
-    return total(scale, steps.shift), state, pair, failed
+    return _total(scale, steps.shift), state, pair, failed
+
+
+def _posterior_at_once(steps: _Steps, states: Tensor) -> tuple[Tensor, Tensor]:
+    """P(s_t | x) [*B, T, K] and P(s_t, s_t+1 | x) [*B, S, K, K], from log P(s_t | x_1..t) [T, *B, K]."""
+    tables, active, future = _transitions(steps), torch.stack(steps.active), futures(_moves(steps))
+    weight = torch.stack(steps.likelihoods[1:])
+    weight = weight + torch.cat([future[1:], torch.zeros_like(future[:1])])
+    weight = weight - weight.amax(-1, keepdim=True)
+    message = torch.where(active[1:].unsqueeze(-1), log_matmul(weight, tables.mT), 0.0)
+    belief, _ = _normalize(torch.cat([states[:-1] + message, states[-1:]]))
+    reached = torch.where(message == -torch.inf, 0.0, message).unsqueeze(-1)
+    pair = torch.exp(belief[:-1].unsqueeze(-1) + (tables + weight.unsqueeze(-2) - reached))
+    pair = torch.where(active[1:, ..., None, None], pair, 0.0).movedim(0, -3)
+    state = torch.where(active.unsqueeze(-1), belief.exp(), 0.0).movedim(0, -2)
+    return state, pair if len(steps.transitions) > 1 else pair.sum(-3, keepdim=True)
 
 
 def _collect(pairs: list[Tensor], n_tables: int, like: Tensor) -> Tensor:
@@ -141,7 +194,7 @@ def viterbi(*tables: Tensor) -> tuple[Tensor, ...]:
         best.append(weight - weight.amax(-1, keepdim=True))
         if t + 1 < len(steps.likelihoods):
             message = (best[-1].unsqueeze(-1) + steps.transition(t)).amax(-2)
-    failed = first_true(torch.stack(steps.active, -1) & ~torch.stack(best, -2).amax(-1).isfinite())
+    failed = _first(torch.stack(steps.active, -1) & ~torch.stack(best, -2).amax(-1).isfinite())
     return _trace(steps, best, lambda t, score: score.argmax(-1)), failed
 
 

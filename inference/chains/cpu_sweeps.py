@@ -20,14 +20,15 @@ Numbers smaller than `TINY` are dropped. The evidence that this loses is, at eac
 normaliser and over n_t. So where both exceed `LEAST` at all steps, every answer is right to rounding, whatever the
 tables; the kernels report where that is so.
 
-What a table is, the kernels ask of functions that are written for each kind of `Inputs`: how a message is `pushed`
-through it, and what is counted where a sweep meets a record. Those of a matrix are in `cpu_matrix`; the copy chain,
-whose table is a diagonal and one row for all, has its own.
+A chain says, for its kind of `Inputs`, what the tables of a step are (`load_step`), what a step does (`step`), how a
+message is pushed to the next one (`push`), and what is counted (`count`, `write_counts`). `step_by_likelihood` is the
+step described above, for chains whose table of a step is its likelihoods: those of matrices (`markov.cpu_matrix`) and
+factored copy chains (`factored_copy.cpu_moves`), which say what a step records and does where it meets a record.
 
-Sequences of a group go side by side as far as the shortest goes; what is left of each is walked on its own. Where they
+Sequences of a group go side by side as far as the shortest goes; what remains of each is swept on its own. Where they
 share a table, each row of it is loaded once for all. A step of a recursion waits for the one before, so that several
-recursions side by side take little longer than one: a sequence that is alone is walked from both ends at once. If
-several threads are to have a share of it, each walks a `Part` of its steps in that way.
+recursions side by side take little longer than one: a sequence that is alone is swept from both ends at once. If
+several threads are to have a share of it, each sweeps a `Part` of its steps in that way.
 """
 
 import inspect
@@ -40,11 +41,11 @@ import numpy as np
 import torch
 from numba.extending import overload
 
-from ...numerics.compilation import INLINED, inlined, lean_kernel
-from ...numerics.lanes import BYTES, width
-from ...numerics.scratch import scratch
-from ...numerics.threads import zeros
-from .cpu_steps import GROUP, NarrowWorkspace, Workspace, exponentiate, gain, padded, padding, place, rescale, weigh
+from ..numerics.compilation import INLINED, inlined, lean_kernel
+from ..numerics.lanes import BYTES, width
+from ..numerics.scratch import scratch
+from ..numerics.threads import zeros
+from .cpu_steps import GROUP, NarrowWorkspace, Workspace, gain, padded, padding, place, rescale, weigh
 
 RENEW = 1024  # steps after which counts move to float64
 TINY = {torch.float32: 1e-36, torch.float64: 1e-290}
@@ -59,7 +60,7 @@ class Sweep(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Steps low <= t < high of a sequence, whose messages at both ends come from walking a margin of steps outside."""
+    """Steps low <= t < high of a sequence, whose messages at both ends come from sweeping a margin of steps outside."""
 
     low: int
     high: int
@@ -69,8 +70,8 @@ class Part(NamedTuple):
 APPROACH, SMOOTH, JOIN = range(3)  # the stages in which a sequence is smoothed by parts
 
 
-class Stretch(NamedTuple):
-    """The part of a sweep that some slots of a group walk together: steps begin, begin + step, .. before end."""
+class Stride(NamedTuple):
+    """The part of a sweep that some slots of a group take together: steps begin, begin + step, .. before end."""
 
     first: int  # slot
     n: int  # slots
@@ -80,18 +81,25 @@ class Stretch(NamedTuple):
     home: int  # of the first slot: see `place`
 
 
-def push(inputs: Any, work: Any, group: Any, stretch: Any, together: bool, t: int) -> None:
-    """The messages to the next step of a stretch, from step t."""
+def load_step(inputs: Any, work: Any, at: int, b: int, t: int) -> None:
+    """Read the tables of step t of sequence b into a place of the workspace."""
+    raise TypeError("load_step: only inside a numba kernel")
+
+
+def step(
+    inputs: Any, outputs: Any, work: Any, slot: int, at: int, b: int, t: int, depth: int, forward: bool, meets: bool
+) -> None:
+    """Step t of sequence b, whose tables are at a place: its record is met or made, and its weights replace it."""
+    raise TypeError("step: only inside a numba kernel")
+
+
+def push(inputs: Any, work: Any, group: Any, stride: Any, together: bool, t: int) -> None:
+    """The messages to the next step of a stride, from step t."""
     raise TypeError("push: only inside a numba kernel")
 
 
-def push_alone(inputs: Any, work: Any, slot: int, b: int, t: int, forward: bool) -> None:
-    """The message of one slot, from step t of sequence b."""
-    raise TypeError("push_alone: only inside a numba kernel")
-
-
 def record(inputs: Any, outputs: Any, work: Any, slot: int, b: int, t: int, mass: Any) -> None:
-    """Write what a sweep finds that meets nothing, whose weights have the sum `mass`."""
+    """Write the results of a sweep that meets nothing, whose weights have the sum `mass`."""
     raise TypeError("record: only inside a numba kernel")
 
 
@@ -100,8 +108,8 @@ def meet(inputs: Any, outputs: Any, work: Any, slot: int, b: int, t: int, depth:
     raise TypeError("meet: only inside a numba kernel")
 
 
-def count(inputs: Any, work: Any, stretch: Any, depth: int, renew: bool) -> None:
-    """Count what the last `depth` steps have kept, and if `renew`, add all that is counted to its float64 sums."""
+def count(inputs: Any, work: Any, stride: Any, depth: int, renew: bool) -> None:
+    """Count what the last `depth` steps have kept, and if `renew`, add all counts to their float64 sums."""
     raise TypeError("count: only inside a numba kernel")
 
 
@@ -125,10 +133,10 @@ def for_inputs(kind: type, hook: Callable[..., Any]) -> Callable[[Callable[..., 
     return register
 
 
-def workspace(n_states: int, dtype: torch.dtype, *, kept: int, counted: int) -> Any:
-    """A thread's working memory, with so many numbers a slot that are kept to be counted, and that are counts."""
+def workspace(n_states: int, dtype: torch.dtype, *, tables: int = 1, kept: int = 0, counted: int = 0) -> Any:
+    """A thread's working memory: so many tables a step, and numbers a slot that are kept to be counted, and counts."""
     p, line = padded(n_states, dtype.itemsize), BYTES // dtype.itemsize
-    sizes = [GROUP * n for n in (p, p, p, 1, kept, kept, counted, 1)]
+    sizes = [GROUP * n for n in (p, tables * p, p, 1, kept, kept, counted, 1)]
     rooms = [-(-size // line) * line for size in sizes]  # nothing of another thread's within a cache line
     whole = zeros(sum(rooms), dtype=dtype).numpy()
     ends = zip(accumulate(rooms), rooms, sizes, strict=True)
@@ -140,11 +148,11 @@ def workspace(n_states: int, dtype: torch.dtype, *, kept: int, counted: int) -> 
 
 @contextmanager
 def keeping(rooms: list[Any], steps: int, sharing: int = 1) -> Iterator[list[Any]]:
-    """The same with room for the likelihoods of so many steps, so that a sweep that meets takes no exponentials.
+    """The same with room for the tables of so many steps, so that a sweep that meets takes no exponentials.
 
     `sharing`: so many of them, one after another, work on one sequence.
     """
-    p, dtype = rooms[0].weight.size // GROUP, rooms[0].weight.dtype
+    p, dtype = rooms[0].likelihood.size // GROUP, rooms[0].weight.dtype
     n, aligned = len(rooms) // sharing, -(-steps // BYTES) * BYTES
     with scratch(n * aligned * (p + 1), dtype) as memory:
         likelihood, top = memory[: n * aligned * p].reshape(n, -1), memory[n * aligned * p :].reshape(n, -1)
@@ -155,25 +163,23 @@ def keeping(rooms: list[Any], steps: int, sharing: int = 1) -> Iterator[list[Any
 
 
 @inlined
-def look(inputs: Any, work: Any, slot: int, home: int, b: int, t: int, meets: bool) -> None:
-    """The likelihoods of step t of sequence b. Apart from `visit`: a processor sees too few operations ahead to have
-    the exponentials of one slot begun while it waits for the recursion of another."""
+def load(inputs: Any, work: Any, slot: int, home: int, b: int, t: int, meets: bool) -> None:
+    """Load a step, unless it was kept. Apart from `step`: a processor sees too few operations ahead to have the
+    exponentials of one slot begun while it waits for the recursion of another."""
     if not meets or work.top.size == GROUP:
-        row = (inputs.likelihood_of[b] * inputs.n_steps + t) * inputs.n_states
-        exponentiate(inputs, work, place(inputs, work, slot, home, t), row)
+        load_step(inputs, work, place(inputs, work, slot, home, t), b, t)
 
 
 @inlined
-def visit(
-    inputs: Any, outputs: Any, work: Any, slot: int, home: int, b: int, t: int, depth: int, forward: bool, meets: bool
+def step_by_likelihood(
+    inputs: Any, outputs: Any, work: Any, slot: int, at: int, b: int, t: int, depth: int, forward: bool, meets: bool
 ) -> None:
-    """Step t of sequence b, whose likelihoods are at hand: its record is met or made, and the message weighed."""
-    one, at = work.weight.dtype.type(1), place(inputs, work, slot, home, t)
+    """The `step` of chains whose table of a step is its likelihoods."""
     if meets:
         work.sure[slot] &= meet(inputs, outputs, work, slot, b, t, depth, forward) >= inputs.least
     mass, top = weigh(work, slot, at, inputs.tiny), work.top[at]
     work.sure[slot] &= mass >= inputs.least
-    work.inverse[slot] = one / mass
+    work.inverse[slot] = work.weight.dtype.type(1) / mass
     if not meets:
         record(inputs, outputs, work, slot, b, t, mass)
     if forward:
@@ -183,8 +189,8 @@ def visit(
 
 
 @inlined
-def leave(outputs: Any, work: Any, slot: int, b: int, forward: bool) -> None:
-    """The end of a walk: the last vector is normalised, and doubts are told."""
+def end_sweep(outputs: Any, work: Any, slot: int, b: int, forward: bool) -> None:
+    """Normalise the last vector of a slot, and write whether it kept every digit."""
     p = padding(work)
     rescale(work, slot, work.weight, slot * p, p)
     work.inverse[slot] = work.weight.dtype.type(1)
@@ -192,50 +198,52 @@ def leave(outputs: Any, work: Any, slot: int, b: int, forward: bool) -> None:
 
 
 @lean_kernel
-def walk(inputs: Any, outputs: Any, work: Any, group: Any, stretch: Any, meets: bool) -> None:
-    """Walk a stretch. Before and after, `work.weight` holds the last normalised vector, or 0 before the first, and
-    `work.inverse` 1, or 0 then."""
-    p, first, end_slot, forward = padding(work), stretch.first, stretch.first + stretch.n, stretch.step > 0
-    room, away = inputs.counted_at_once, stretch.home - first
-    together = stretch.n == GROUP and p > width(work.weight)
+def sweep_stride(inputs: Any, outputs: Any, work: Any, group: Any, stride: Any, meets: bool) -> None:
+    """Take all steps of a stride. Before and after, `work.weight` holds the last normalised vector, or 0 before the
+    first, and `work.inverse` 1, or 0 then."""
+    p, first, end_slot, forward = padding(work), stride.first, stride.first + stride.n, stride.step > 0
+    room, away = inputs.counted_at_once, stride.home - first
+    together = stride.n == GROUP and p > width(work.weight)
     for slot in range(first, end_slot):
         together &= inputs.table_of[group[slot]] == inputs.table_of[group[first]]
     depth, uncounted = 0, 0
-    for t in range(stretch.begin, stretch.end, stretch.step):
+    for t in range(stride.begin, stride.end, stride.step):
         for slot in range(first, end_slot):
-            look(inputs, work, slot, slot + away, group[slot], t, meets)
+            load(inputs, work, slot, slot + away, group[slot], t, meets)
         for slot in range(first, end_slot):
-            visit(inputs, outputs, work, slot, slot + away, group[slot], t, depth, forward, meets)
-        push(inputs, work, group, stretch, together, t)
+            at = place(inputs, work, slot, slot + away, t)
+            step(inputs, outputs, work, slot, at, group[slot], t, depth, forward, meets)
+        push(inputs, work, group, stride, together, t)
         depth += 1
-        last = t + stretch.step == stretch.end
+        last = t + stride.step == stride.end
         if meets and (depth == room or last):
             uncounted += depth
-            count(inputs, work, stretch, depth, uncounted >= RENEW or last)
+            count(inputs, work, stride, depth, uncounted >= RENEW or last)
             uncounted, depth = uncounted % RENEW, 0
     for slot in range(first, end_slot):
-        leave(outputs, work, slot, group[slot], forward)
+        end_sweep(outputs, work, slot, group[slot], forward)
 
 
 @lean_kernel
-def walk_both_ways(inputs: Any, outputs: Any, work: Any, b: int, up: int, down: int, n: int, meets: bool) -> None:
-    """Walk n steps of one sequence forward from `up` in slot 0, and n backward from `down` in slot 1."""
-    room = inputs.counted_at_once
-    depth, uncounted, slots = 0, 0, Stretch(0, 2, 0, n, 1, 0)
+def sweep_both_ways(inputs: Any, outputs: Any, work: Any, group: Any, up: int, down: int, n: int, meets: bool) -> None:
+    """Take n steps of one sequence forward from `up` in slot 0, and n backward from `down` in slot 1."""
+    room, b = inputs.counted_at_once, group[0]
+    depth, uncounted, slots = 0, 0, Stride(0, 2, 0, n, 1, 0)
+    upward, downward = Stride(0, 1, 0, n, 1, 0), Stride(1, 1, 0, n, -1, 0)
     for i in range(n):
-        look(inputs, work, 0, 0, b, up + i, meets)
-        look(inputs, work, 1, 0, b, down - i, meets)
-        visit(inputs, outputs, work, 0, 0, b, up + i, depth, True, meets)
-        visit(inputs, outputs, work, 1, 0, b, down - i, depth, False, meets)
-        push_alone(inputs, work, 0, b, up + i, True)
-        push_alone(inputs, work, 1, b, down - i, False)
+        load(inputs, work, 0, 0, b, up + i, meets)
+        load(inputs, work, 1, 0, b, down - i, meets)
+        step(inputs, outputs, work, 0, place(inputs, work, 0, 0, up + i), b, up + i, depth, True, meets)
+        step(inputs, outputs, work, 1, place(inputs, work, 1, 0, down - i), b, down - i, depth, False, meets)
+        push(inputs, work, group, upward, False, up + i)
+        push(inputs, work, group, downward, False, down - i)
         depth += 1
         if meets and (depth == room or i + 1 == n):
             uncounted += depth
             count(inputs, work, slots, depth, uncounted >= RENEW or i + 1 == n)
             uncounted, depth = uncounted % RENEW, 0
-    leave(outputs, work, 0, b, True)
-    leave(outputs, work, 1, b, False)
+    end_sweep(outputs, work, 0, b, True)
+    end_sweep(outputs, work, 1, b, False)
 
 
 @inlined
@@ -254,7 +262,7 @@ def begin(inputs: Any, work: Any, slot: int, b: int, forward: bool) -> None:
 
 @inlined
 def finish(inputs: Any, outputs: Any, work: Any, b: int, slot: int) -> None:
-    """A sequence has been gone through to its end: write log p(x), and 0 beyond the end."""
+    """Write log p(x) of a sequence, and 0 beyond its end."""
     evidence, n_steps, n_states = work.evidence, inputs.n_steps, inputs.n_states
     outputs.log_normalizer[b] = evidence[3 * slot] + (evidence[3 * slot + 1] + np.log(evidence[3 * slot + 2]))
     outputs.state[(b * n_steps + inputs.lengths[b]) * n_states : (b + 1) * n_steps * n_states] = 0
@@ -263,10 +271,10 @@ def finish(inputs: Any, outputs: Any, work: Any, b: int, slot: int) -> None:
 
 
 @inlined
-def stretch_of(lengths: Any, group: Any, n: int, sweep: Any, part: int) -> Any:
-    """Part 0..n of a group's sweep, in the order in which they are walked; it may have no steps.
+def stride_of(lengths: Any, group: Any, n: int, sweep: Any, part: int) -> Any:
+    """Stride 0..n of a group's sweep, in the order in which they are taken; it may have no steps.
 
-    The steps that all n sequences have are walked side by side, before or after what is left of each: the sequences
+    The steps that all n sequences have are taken side by side, before or after what remains of each: the sequences
     begin together.
     """
     shared = lengths[group[0]]
@@ -276,8 +284,8 @@ def stretch_of(lengths: Any, group: Any, n: int, sweep: Any, part: int) -> Any:
     low, high = (0, shared) if slot < 0 else (shared, lengths[group[slot]])
     size = n if slot < 0 else 1
     if sweep.forward:
-        return Stretch(max(slot, 0), size, low, high, 1, max(slot, 0))
-    return Stretch(max(slot, 0), size, high - 1, low - 1, -1, max(slot, 0))
+        return Stride(max(slot, 0), size, low, high, 1, max(slot, 0))
+    return Stride(max(slot, 0), size, high - 1, low - 1, -1, max(slot, 0))
 
 
 @inlined
@@ -289,42 +297,45 @@ def begin_both_ways(inputs: Any, work: Any, group: Any) -> None:
 
 
 @inlined
-def go_both_ways(inputs: Any, outputs: Any, work: Any, group: Any, low: int, high: int) -> None:
-    """Smooth steps of a sequence; of an odd number of them the backward sweep records one more. The pair of steps in
-    the middle is counted by those who go forward."""
-    b, p, half = group[0], padding(work), (high - low) // 2
+def smooth_both_ways(inputs: Any, outputs: Any, work: Any, group: Any, low: int, high: int) -> None:
+    """Smooth steps low <= t < high of a sequence; of an odd number of them the backward sweep records one more.
+
+    The pair of steps in the middle is counted by the forward sweep.
+    """
+    p, half = padding(work), (high - low) // 2
     middle, odd = low + half, (high - low) % 2 > 0
-    walk_both_ways(inputs, outputs, work, b, low, high - 1, half, False)
+    sweep_both_ways(inputs, outputs, work, group, low, high - 1, half, False)
     if odd:
-        walk(inputs, outputs, work, group, Stretch(1, 1, middle, middle - 1, -1, 0), False)
+        sweep_stride(inputs, outputs, work, group, Stride(1, 1, middle, middle - 1, -1, 0), False)
     work.weight[p : 2 * p] = 0
     work.inverse[1] = 0
-    walk_both_ways(inputs, outputs, work, b, middle, middle - 1, half, True)
+    sweep_both_ways(inputs, outputs, work, group, middle, middle - 1, half, True)
     if odd:
-        walk(inputs, outputs, work, group, Stretch(0, 1, high - 1, high, 1, 0), True)
+        sweep_stride(inputs, outputs, work, group, Stride(0, 1, high - 1, high, 1, 0), True)
 
 
 @lean_kernel
-def run(inputs: Any, outputs: Any, work: Any, groups: Any, sweeps: Any) -> None:
-    """Take groups of sequences, [n, GROUP] of their numbers with -1 for none, through some sweeps."""
+def sweep_groups(inputs: Any, outputs: Any, work: Any, groups: Any, n_sweeps: int) -> None:
+    """Filter groups of sequences, [n, GROUP] of their numbers with -1 for none, or with two sweeps smooth them."""
     for g in range(groups.shape[0]):
         group, n = groups[g], 0
         while n < GROUP and group[n] >= 0:
             n += 1
-        if n == 1 and len(sweeps) == 2:
+        if n == 1 and n_sweeps == 2:
             begin_both_ways(inputs, work, group)
-            go_both_ways(inputs, outputs, work, group, 0, inputs.lengths[group[0]])
+            smooth_both_ways(inputs, outputs, work, group, 0, inputs.lengths[group[0]])
             write_counts(inputs, outputs, work, group[0], 0, True)
             write_counts(inputs, outputs, work, group[0], 1, False)
             finish(inputs, outputs, work, group[0], 0)
             continue
-        for sweep in sweeps:
+        for way in range(n_sweeps):
+            sweep = Sweep(way == 0, way == 1)
             for slot in range(n):
                 begin(inputs, work, slot, group[slot], sweep.forward)
             for part in range(n + 1):
-                stretch = stretch_of(inputs.lengths, group, n, sweep, part)
-                if (stretch.end - stretch.begin) * stretch.step > 0:
-                    walk(inputs, outputs, work, group, stretch, sweep.meets)
+                stride = stride_of(inputs.lengths, group, n, sweep, part)
+                if (stride.end - stride.begin) * stride.step > 0:
+                    sweep_stride(inputs, outputs, work, group, stride, sweep.meets)
             for slot in range(n):
                 if sweep.meets:
                     write_counts(inputs, outputs, work, group[slot], slot, sweep.forward)
@@ -333,12 +344,12 @@ def run(inputs: Any, outputs: Any, work: Any, groups: Any, sweeps: Any) -> None:
 
 
 @lean_kernel
-def run_part(inputs: Any, outputs: Any, work: Any, group: Any, part: Any, stage: int) -> None:
+def sweep_part(inputs: Any, outputs: Any, work: Any, group: Any, part: Any, stage: int) -> None:
     """A stage of smoothing part of a sequence, each of which all parts must have ended before the next is begun.
 
-    - `APPROACH`: walk the margins. Where they lie outside the sequence, nothing is to be walked. What they record is
+    - `APPROACH`: sweep the margins. Where they lie outside the sequence, nothing is to be swept. What they record is
       overwritten later.
-    - `SMOOTH`: walk the part.
+    - `SMOOTH`: sweep the part.
     - `JOIN`: meet the first step of the next part, whose record is where it was, so that the move to it is counted.
     """
     b, n = group[0], inputs.lengths[group[0]]
@@ -348,16 +359,16 @@ def run_part(inputs: Any, outputs: Any, work: Any, group: Any, part: Any, stage:
         if low > 0:
             begin(inputs, work, 0, b, False)
         if low < part.low:
-            walk(inputs, outputs, work, group, Stretch(0, 1, low, part.low, 1, 0), False)
+            sweep_stride(inputs, outputs, work, group, Stride(0, 1, low, part.low, 1, 0), False)
         if high > part.high:
-            walk(inputs, outputs, work, group, Stretch(1, 1, high - 1, part.high - 1, -1, 0), False)
+            sweep_stride(inputs, outputs, work, group, Stride(1, 1, high - 1, part.high - 1, -1, 0), False)
         work.evidence[:2] = 0
         work.evidence[2] = 1
     elif stage == SMOOTH:
-        go_both_ways(inputs, outputs, work, group, part.low, part.high)
+        smooth_both_ways(inputs, outputs, work, group, part.low, part.high)
         write_counts(inputs, outputs, work, b, 0, True)
         write_counts(inputs, outputs, work, b, 1, False)
         finish(inputs, outputs, work, b, 0)
     else:
-        walk(inputs, outputs, work, group, Stretch(0, 1, part.high, part.high + 1, 1, 0), True)
+        sweep_stride(inputs, outputs, work, group, Stride(0, 1, part.high, part.high + 1, 1, 0), True)
         write_counts(inputs, outputs, work, b, 0, True)

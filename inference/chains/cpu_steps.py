@@ -1,6 +1,6 @@
 """What one step of `cpu_sweeps` does to the vectors of a slot, whatever the table.
 
-A thread goes through up to `GROUP` sequences side by side, each in a slot of its `Workspace`. All arrays are flat; a
+A thread takes up to `GROUP` sequences side by side, each in a slot of its `Workspace`. All arrays are flat; a
 slot's vector of P numbers begins at `slot * P`. Vectors are worked on a register's width at a time.
 """
 
@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.extending import overload
 
-from ...numerics.compilation import inlined
-from ...numerics.elementary import exp
-from ...numerics.lanes import (
+from ..numerics.compilation import inlined
+from ..numerics.elementary import exp
+from ..numerics.lanes import (
     BYTES,
     at_least,
     larger,
@@ -33,7 +33,7 @@ class Workspace(NamedTuple):
     """What a thread works in, by slots."""
 
     message: Any  # [GROUP * P]
-    likelihood: Any  # [GROUP * P], of a step, over the largest; or [homes * T * P] of all steps, see `place`
+    likelihood: Any  # [GROUP * P], tables of a step over the largest; or [homes * T * P] of all steps, see `place`
     weight: Any  # [GROUP * P]
     inverse: Any  # [GROUP], one over the sum of the weights
     source: Any  # [GROUP * kept], what is to be counted of the vectors that the messages came from
@@ -68,24 +68,40 @@ def _padding_of(work):
 
 
 @inlined
+def load_row(array: Any, at: int, count: int, filler: Any) -> Any:
+    """The vector of `array[at : at + count]`, filled up with `filler`; a whole one if count is larger."""
+    return load(array, at) if count >= width(array) else load_some(array, at, count, filler)
+
+
+@inlined
+def store_row(array: Any, at: int, value: Any, count: int) -> None:
+    """Write the first `count` numbers of a vector: all at once if it is whole, as some processors mask slowly."""
+    if count >= width(array):
+        store(array, at, value)
+    else:
+        store_some(array, at, value, count)
+
+
+@inlined
 def place(inputs: Any, work: Any, slot: int, home: int, t: int) -> int:
-    """Where the likelihoods of a step are: with its slot, or with those of all other steps of its home."""
+    """Where the tables of a step are: with its slot, or with those of all other steps of its home."""
     return slot if work.top.size == GROUP else home * inputs.n_steps + t
 
 
 @inlined
-def exponentiate(inputs: Any, work: Any, at: int, row: int) -> None:
-    """Likelihood and top at a place <- those of the step whose log-likelihoods begin at `row`."""
+def load_likelihood(inputs: Any, work: Any, at: int, b: int, t: int) -> None:
+    """Likelihood and top at a place <- those of step t of sequence b."""
+    row = (inputs.likelihood_of[b] * inputs.n_steps + t) * inputs.n_states
     log_likelihood, k, likelihood = inputs.log_likelihood, inputs.n_states, work.likelihood
     wide, p = width(likelihood), padding(work)
     nothing = likelihood.dtype.type(-np.inf)
-    most = load_some(log_likelihood, row, k, nothing)
+    most = load_row(log_likelihood, row, k, nothing)
     for j in range(wide, p, wide):
-        most = larger(most, load_some(log_likelihood, row + j, k - j, nothing))
+        most = larger(most, load_row(log_likelihood, row + j, k - j, nothing))
     shift = largest(most)
     height = splat(shift)
     for j in range(0, p, wide):
-        store(likelihood, at * p + j, exp(load_some(log_likelihood, row + j, k - j, nothing) - height))
+        store(likelihood, at * p + j, exp(load_row(log_likelihood, row + j, k - j, nothing) - height))
     work.top[at] = shift
 
 
@@ -107,18 +123,25 @@ def rescale(work: Any, slot: int, result: Any, to: int, n: int) -> None:
     weight, inverse, p = work.weight, splat(work.inverse[slot]), padding(work)
     at = slot * p
     for j in range(0, p, width(weight)):
-        store_some(result, to + j, load(weight, at + j) * inverse, n - j)
+        store_row(result, to + j, load(weight, at + j) * inverse, n - j)
+
+
+@inlined
+def add(evidence: Any, at: int, x: Any) -> None:
+    """Add to a sum whose rounding error is kept beside it: Neumaier's."""
+    before = evidence[at]
+    after = before + x
+    evidence[at + 1] += (before - after) + x if abs(before) >= abs(x) else (x - after) + before
+    evidence[at] = after
 
 
 @inlined
 def gain(evidence: Any, slot: int, top: Any, mass: Any) -> None:
     """Log p(x) += top + log(mass), compensated; the logarithm is taken of many masses at once."""
     at = 3 * slot
-    before, factor = evidence[at], evidence[at + 2] * mass
-    after = before + top
-    evidence[at + 1] += (before - after) + top if abs(before) >= abs(top) else (top - after) + before
-    evidence[at] = after
+    add(evidence, at, top)
+    factor = evidence[at + 2] * mass
     if factor < 1e-150 or factor > 1e150:
-        evidence[at + 1] += np.log(factor)
+        add(evidence, at, np.log(factor))
         factor = 1.0
     evidence[at + 2] = factor
