@@ -27,8 +27,8 @@ STEPS = 40
 def _series() -> torch.Tensor:
     """Two levels and noise, [STEPS, 1]."""
     generator = torch.Generator().manual_seed(0)
-    levels = torch.tensor([0.0, 3.0], dtype=torch.float64).repeat_interleave(STEPS // 2).unsqueeze(-1)
-    return levels + torch.randn(STEPS, 1, generator=generator, dtype=torch.float64)
+    levels = torch.tensor([0.0, 3.0], dtype=torch.float64, device="cpu").repeat_interleave(STEPS // 2).unsqueeze(-1)
+    return levels + torch.randn(STEPS, 1, generator=generator, dtype=torch.float64, device="cpu")
 
 
 def _query(model: SwitchingSSM | LinearSSM | SwitchingLinearSSM, x: torch.Tensor) -> None:

@@ -57,8 +57,7 @@ class LiftedLayer(Record):
         >>> (lifted,) = sh.as_ssm(layer, inputs="given").layers(x)
         >>> bool((lifted.hidden() - layer(x)[0]).abs().max() < 1e-14)
         True
-        >>> weights = lifted.last_draw()[0]  # of unit 0 after the last step: the probabilities of its 4 possible
-        memories
+        >>> weights = lifted.last_draw()[0]  # of unit 0 after the last step: P of its 4 possible memories
         >>> bool((weights[1:] @ lifted.value[:, 0] - layer(x)[0][-1, 0]).abs() < 1e-14)  # h0 is 0
         True
         >>> lifted.memory(lifted.chain.viterbi().redraw).shape  # by the most probable gates

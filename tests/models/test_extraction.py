@@ -251,7 +251,7 @@ def test_faithfulness_is_counted_word_by_word():
         (
             lambda n: sh.automata.extract_automaton(regularized(sh.LSTM(2, 4)), method="centroids"),
             ValueError,
-            r'method: got "centroids", but the cell is a LSTM, which remembers more',
+            r'method: got "centroids", but the cell is a LSTM, which has more memory',
         ),
         (
             lambda n: sh.automata.extract_automaton(regularized(sh.GRU(2, 4), mode="sample")),

@@ -310,7 +310,19 @@ def check_export(name: str) -> None:
     assert_close(exported(inputs(1)), module(inputs(1)), rtol=1e-12, atol=1e-12)
 
 
+def torch_casts_lstms() -> bool:
+    """Whether torch's own LSTM runs in bfloat16 on this processor."""
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            nn.LSTM(2, 2)(torch.zeros(3, 1, 2))
+    except RuntimeError:
+        return False
+    return True
+
+
 def check_autocast(name: str) -> None:
+    if name == "LSTM" and not torch_casts_lstms():
+        pytest.skip("torch's own LSTM does not run in bfloat16 on this processor")
     layer, x = made(name, dtype=torch.float32), inputs(dtype=torch.float32)
     expected = layer(x)
     with torch.autocast("cpu", torch.bfloat16):
