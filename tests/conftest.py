@@ -59,7 +59,12 @@ def pytest_unconfigure() -> None:
     _places.close()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:  # of each kernel the quick part compiles one form
+        chosen = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        if item.get_closest_marker("kernels") and any(value is torch.float32 for value in chosen):
+            item.add_marker(pytest.mark.slow)
     kept = {"cpu": (), "fake": ("cpu", "hardware")}.get(config.getoption("--device"), ("cpu",))
     for item in items:
         for name in kept:

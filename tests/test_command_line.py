@@ -671,6 +671,7 @@ def test_study_names_what_there_is(tmp_path):
 # ---- compare -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_compare_prints_the_table_of_claims_and_writes_their_figures(tmp_path, monkeypatch):
     from samplehold.models.studies import claims as shown
 
@@ -709,6 +710,7 @@ def command(*arguments: str, cache: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(script, capture_output=True, text=True, env=environment, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.kernels
 def test_kernels_are_compiled_ahead_and_that_is_said_once_on_stderr(tmp_path):
     first = command("warm", "networks", cache=tmp_path)

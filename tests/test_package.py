@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import samplehold
+from examples import slow
 
 ROOT = Path(samplehold.__file__).parent
 NOT_CODE = {"tests", "notebooks", "build", "dist", "docs"}
@@ -58,7 +59,11 @@ def test_every_public_method_has_a_docstring(name):
 MODULES = [module.name for module in pkgutil.walk_packages(samplehold.__path__, "samplehold.")]
 
 
-@pytest.mark.parametrize("name", ["samplehold", *(name for name in MODULES if name.split(".")[1] in FLOORS)])
+EXAMPLES = ["samplehold", *(name for name in MODULES if name.split(".")[1] in FLOORS)]
+LONG = "switching.slds.gibbs", "models.studies.information", "models.studies.next_token", "switching.emissions.discrete"
+
+
+@pytest.mark.parametrize("name", [slow(name) if name.endswith(LONG) else name for name in EXAMPLES])
 def test_examples_in_docstrings_run(name):
     found = doctest.testmod(importlib.import_module(name))
     assert found.failed == 0

@@ -25,8 +25,6 @@ from samplehold.switching.fit import Fit
 from samplehold.switching.fitting.progress import Progress
 from typer.testing import CliRunner
 
-pytestmark = pytest.mark.kernels
-
 NILE = Path(__file__).parents[1] / "notebooks" / "data" / "nile.csv"
 NAMES = ("model/model.safetensors", "posterior.nc", "states.csv", "plot.png")
 STEPS = ("open", "mkdir", "fsync", "replace", "rename", "link", "chown", "unlink", "rmdir")
@@ -168,6 +166,7 @@ def test_a_call_that_fails_leaves_all_of_the_old_or_all_of_the_new(tmp_path, mon
     assert n > 20
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a process")
 @pytest.mark.parametrize("way", ["exchange", "in use"])
 def test_a_kill_at_any_call_leaves_all_of_the_old_or_all_of_the_new(tmp_path, monkeypatch, way):
@@ -199,6 +198,7 @@ def fit(*arguments: object):
     return run("fit", NILE, "-c", "volume", "--restarts", 1, "--max-steps", 3, *arguments)
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_a_fit_with_one_line_and_status_2(tmp_path):
     most = 20_000  # bytes of a file: enough for the model, not for the posterior
     write(tmp_path / "out", "old")

@@ -45,6 +45,7 @@ def test_no_library_is_loaded_for_what_needs_none(code, tmp_path):
     assert not {*heavy, "matplotlib"} & loaded(code, tmp_path)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("method", ["em", "vmp"])
 @pytest.mark.parametrize(("dynamics", "emission"), [("Copy", "Normal"), ("Markov", "MultivariateNormal")])
 def test_a_fit_loads_neither_a_compiler_of_graphs_nor_figures(method, dynamics, emission, tmp_path):

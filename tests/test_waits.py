@@ -194,6 +194,7 @@ SLOW = {("switching-linear", "em"), ("switching-linear-recurrent", "vmp")}  # wh
 SWEEPS = [(name, method) for name in GRAPH_FITS for method in ("em", "vmp") if (name, method) not in SLOW]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "method"), SWEEPS)
 def test_a_sweep_of_several_blocks_of_paths_waits_once(name, method, monkeypatch):
     with gpu() as device:
@@ -207,6 +208,7 @@ def test_a_sweep_of_several_blocks_of_paths_waits_once(name, method, monkeypatch
         assert len(looks(lambda: climber.extrapolated(before, few))) == 2
 
 
+@pytest.mark.slow
 def test_a_try_of_a_structure_waits_for_whether_it_is_possible_there_and_who_has_risen(monkeypatch):
     with gpu() as device:
         found: list[int] = []
@@ -334,6 +336,7 @@ FITS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fit", FITS.values(), ids=FITS)
 def test_a_fit_ends_on_the_device_of_its_series(fit, monkeypatch):
     monkeypatch.setattr(slds_graph, "COLD", 1.0)

@@ -85,6 +85,7 @@ def test_first_and_second_derivatives_are_right(lerp, tables):
         assert gradgradcheck(implementation, (*leaves, lerp))
 
 
+@pytest.mark.slow
 @pytest.mark.cpu("torch's checks know few devices")
 @each_kind
 @pytest.mark.parametrize("steps", [0, 1, 5])

@@ -245,6 +245,7 @@ def test_recurrent_regimes_have_the_posterior_of_the_grid():
     close_to(found, expected.state, expected.mean.unsqueeze(-1))
 
 
+@pytest.mark.slow
 def test_one_regime_leaves_nothing_to_draw():
     for recurrent in (False, True):
         regimes = random_regimes(6, regimes=1, recurrent=recurrent)
@@ -257,6 +258,7 @@ def test_one_regime_leaves_nothing_to_draw():
         assert found.r_hat.tolist() == [[1.0], [1.0]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recurrent", [False, True])
 def test_draws_depend_on_the_seed_alone_and_read_nothing_beyond_the_end(recurrent):
     regimes = random_regimes(7, latent=2, recurrent=recurrent)

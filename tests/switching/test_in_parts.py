@@ -141,6 +141,7 @@ print(fit(500), fit(4000))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks of memory are read where Linux has them")
 def test_memory_grows_with_the_input_alone():
     found = subprocess.run([sys.executable, "-c", ONE_SIZE], capture_output=True, text=True, check=True)

@@ -53,6 +53,7 @@ def test_a_fit_keeps_its_steps(monkeypatch, method, call, steps):
     assert all(bool(value.isfinite().all()) for value in fit.model.values.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("call", "shape"), [(10, (1, 5)), (20, (1, 10)), (28, (2, 8))])
 def test_chains_keep_as_many_draws_as_make_a_rectangle(monkeypatch, call, shape):
     """Of each chain 5 steps of warm-up and 10 draws: told of every step after its draw was kept."""
@@ -129,6 +130,7 @@ def pressed_before(monkeypatch, room, name: str, times: int = 1) -> None:
     monkeypatch.setattr(room, name, called)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "room", "name"),
     [
@@ -136,14 +138,14 @@ def pressed_before(monkeypatch, room, name: str, times: int = 1) -> None:
         ("vmp", fits, "renumbered"),
         ("svi", sampling, "settled"),
         ("nuts", sampling, "_apart"),
-        ("svi", fits, "diagnostics"),
+        ("svi", fits, "result_of"),
     ],
 )
 def test_a_press_while_the_result_is_put_together_loses_nothing(monkeypatch, method, room, name):
     pressed_before(monkeypatch, room, name)
     fit = MODEL.fit(levels(), method, restarts=2, max_steps=3 if method == "nuts" else 20, progress=False)
     assert all(bool(value.isfinite().all()) for value in fit.model.values.values())
-    if (method, name) == ("svi", "diagnostics"):  # the start from which it would have gone on
+    if (method, name) == ("svi", "result_of"):  # the start from which it would have gone on
         assert (fit.method, fit.interrupted) == ("vmp", True)
     else:
         assert (fit.method, fit.interrupted) == (method, False)

@@ -175,6 +175,7 @@ def test_a_climb_keeps_what_it_cannot_better():
     assert torch.equal(found[1], values["probs"][1]) or bool(found[1].isfinite().all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "steps"), [("svi", 200), ("nuts", 15)])
 def test_pyro_goes_on_from_em(method, steps):
     model, x = sh.SwitchingSSM(sh.Copy(2), Laplace(1)), levels()

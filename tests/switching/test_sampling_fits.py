@@ -4,6 +4,7 @@ import matplotlib.pyplot as plt
 import pytest
 import samplehold as sh
 import torch
+from examples import slow
 from oracles.models import KINDS, drive, random_model
 from samplehold.switching.fitting import sampling
 from torch.testing import assert_close
@@ -32,6 +33,7 @@ def fits():
     return x, found
 
 
+@pytest.mark.slow
 def test_the_three_give_the_same_record(fits):
     x, found = fits
     shapes = {name: value.shape for name, value in found["vmp"].model.values.items()}
@@ -45,6 +47,7 @@ def test_the_three_give_the_same_record(fits):
         assert bool(torch.isfinite(fit.posterior.forecast(x, 3, draws=20).variance).all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["vmp", "svi", "nuts"])
 def test_each_has_its_draws_and_its_trace_in_arviz_and_a_figure(fits, method):
     x, fit = fits[0], fits[1][method]
@@ -61,6 +64,7 @@ def test_each_has_its_draws_and_its_trace_in_arviz_and_a_figure(fits, method):
     plt.close(figure)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["vmp", "svi"])
 def test_posterior_means_are_those_of_nuts_up_to_its_error(fits, method):
     _, found = fits
@@ -71,6 +75,7 @@ def test_posterior_means_are_those_of_nuts_up_to_its_error(fits, method):
         assert bool(((mean[name] - draws[name].mean((0, 1))).abs() < 0.6 * spread).all()), name
 
 
+@pytest.mark.slow
 def test_intervals_of_message_passing_are_narrower_than_those_of_nuts_and_by_how_much(fits):
     _, found = fits
     draws = {method: found[method].posterior.sample(4000, seed=0) for method in ("vmp", "nuts")}
@@ -80,6 +85,7 @@ def test_intervals_of_message_passing_are_narrower_than_those_of_nuts_and_by_how
     assert bool(((ratio["precision"] > 0.6) & (ratio["precision"] < 1.3)).all())
 
 
+@pytest.mark.slow
 def test_the_objective_of_nuts_is_the_log_joint_of_its_draws(fits):
     x, found = fits
     fit = found["nuts"]
@@ -90,6 +96,7 @@ def test_the_objective_of_nuts_is_the_log_joint_of_its_draws(fits):
     assert fit.objective.shape == (300,)
 
 
+@pytest.mark.slow
 def test_the_bound_of_svi_lies_below_that_of_a_normal_guide_at_its_best_and_ends_near_message_passing(fits):
     _, found = fits
     assert float(found["svi"].objective[-50:].mean()) > float(found["svi"].objective[:10].mean())
@@ -97,7 +104,7 @@ def test_the_bound_of_svi_lies_below_that_of_a_normal_guide_at_its_best_and_ends
 
 
 @pytest.mark.parametrize(("dynamics", "emission"), KINDS)
-@pytest.mark.parametrize(("method", "steps"), [("svi", 5), ("nuts", 2)])
+@pytest.mark.parametrize(("method", "steps"), [("svi", 5), slow("nuts", 2)])
 def test_every_kind_of_model_can_be_sampled(dynamics, emission, method, steps, monkeypatch):
     monkeypatch.setattr(sampling, "CHAINS", 1)
     model, keywords = random_model(dynamics, emission, seed=1), drive(dynamics, (), 30)
@@ -110,6 +117,7 @@ def test_every_kind_of_model_can_be_sampled(dynamics, emission, method, steps, m
     assert bool(log_joint.isfinite())
 
 
+@pytest.mark.slow
 def test_draws_are_the_same_in_any_unit():
     x = torch.tensor([0.3, -0.2, 0.1, 4.2, 3.9, 4.4, 0.0, 0.2], dtype=torch.float64)[:, None]
     model = sh.SwitchingSSM(sh.Markov(2), sh.MultivariateNormal(1))

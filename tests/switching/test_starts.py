@@ -48,6 +48,7 @@ def both(problem: Problem) -> tuple[Starts, Starts]:
     return first_guesses(problem, 8, 0), rearranged(problem, state, 8, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_starts_bring_few_numbers_to_the_host_and_wait_for_few_things_however_long_the_series(name):
     with fake_gpu() as device:
@@ -81,6 +82,7 @@ def test_starts_on_a_device_lie_there_and_are_valid(name):
             assert bool(problem.objective(starts.values).isfinite().all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["em", "vmp"])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_fit_on_a_device_ends_where_one_on_the_host_does(name, method):

@@ -330,6 +330,7 @@ def test_what_a_killed_save_left_goes_with_the_next_unless_it_is_being_written(t
     assert [path.exists() for path in (dead, busy, young)] == [False, True, True]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_kills_leave_all_of_one_model():
     script = Path(__file__).parents[1] / "fuzz" / "kills.py"

@@ -261,6 +261,7 @@ def test_the_flow_is_drawn_of_one_chain_of_two_numbers() -> None:
         two_chains().plot_flow()
 
 
+@pytest.mark.slow
 def test_gibbs_draws_agree_with_enumeration() -> None:
     model = two_chains()
     x = model.simulate(6, seed=2).x
