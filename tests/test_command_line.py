@@ -595,6 +595,7 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
 # ---- the program itself --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_module_runs_from_anywhere_and_leaves_its_results(tmp_path):
     command = [sys.executable, "-m", "samplehold", "fit", str(NILE), "--columns", "volume", "--restarts", "2"]
     done = subprocess.run([*command, "--out", "results"], cwd=tmp_path, capture_output=True, text=True, check=False)

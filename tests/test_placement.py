@@ -111,6 +111,7 @@ def _on_the_host() -> dict[str, Callable[[], Tensor]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.cpu("it sets up a device of its own")
 @pytest.mark.parametrize("name", _on_the_host())
 def test_the_device_that_torch_makes_tensors_on_moves_nothing_of_the_host(name):

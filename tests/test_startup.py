@@ -45,6 +45,7 @@ def test_no_library_is_loaded_for_what_needs_none(code, tmp_path):
     assert not {*heavy, "matplotlib"} & loaded(code, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.kernels
 @pytest.mark.parametrize("method", ["em", "vmp"])
 @pytest.mark.parametrize(("dynamics", "emission"), [("Copy", "Normal"), ("Markov", "MultivariateNormal")])

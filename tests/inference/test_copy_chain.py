@@ -532,6 +532,7 @@ print((peak - before) * 1024 / output)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of memory from /proc")
 def test_smoothing_a_million_steps_needs_little_memory_beside_input_and_output():
     done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)

@@ -368,6 +368,7 @@ def test_sequences_share_parameters_without_batch_axes(diffuse):
         assert_close(together.entropy()[b], alone.entropy(), **TIGHT)
 
 
+@pytest.mark.slow
 def test_float32_is_float64_to_its_rounding_and_never_indefinite():
     """A smooth trend over 200 steps, whose slope hardly moves: P - K F K' loses its positive eigenvalues here."""
     generator = torch.Generator().manual_seed(0)

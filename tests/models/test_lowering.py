@@ -157,6 +157,7 @@ def test_one_gaussian_against_another_is_logistic_regression(held, drawn, scale,
     assert_close(layer.activations(x[:, None]).hold[:, 0].detach(), odds.sigmoid(), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "features"), [("bernoulli", 1), ("poisson", 1), ("normal", 2), ("bernoulli", 3)])
 def test_the_linear_gate_leaves_out_the_stated_term(kind, features):
     model = make(kind, 3, features)

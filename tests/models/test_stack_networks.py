@@ -768,6 +768,7 @@ def test_what_does_not_fit_inside_is_told_by_name(layer):
         torch.func.vmap(lambda z: looped(z)[0])(x[:, None])
 
 
+@pytest.mark.slow
 @pytest.mark.hardware("torch's compiler knows few devices")
 @pytest.mark.parametrize("layer", STACKS)
 def test_an_export_takes_any_number_of_sequences(layer):

@@ -141,6 +141,7 @@ def test_restarts_as_a_batch_equal_restarts_one_by_one(nile):
         assert_close(together[:, r], alone[:, 0], rtol=1e-12, atol=0)
 
 
+@pytest.mark.slow
 def test_float32_data_give_a_float32_fit_close_to_that_in_float64(nile):
     x = torch.from_numpy(nile.to_numpy(dtype=np.float32))
     model = sh.SwitchingSSM(sh.Copy(2), sh.Normal(1))

@@ -56,6 +56,7 @@ def test_each_regime_is_drawn_from_its_probability_given_all_others(seed, rank, 
         path[:, t] = drawn[:, t]
 
 
+@pytest.mark.slow
 @pytest.mark.cpu("numba's kernels")
 @pytest.mark.parametrize(("n_particles", "rank"), [(2, 2), (3, 1), (16, 0)])
 def test_whole_paths_drawn_from_paths_of_the_posterior_are_of_the_posterior(n_particles, rank):
@@ -73,6 +74,7 @@ def test_whole_paths_drawn_from_paths_of_the_posterior_are_of_the_posterior(n_pa
     assert bool(((found - expected.weight).abs() < 5 * error).all())
 
 
+@pytest.mark.slow
 @pytest.mark.cpu("numba's kernels")
 @given(**MODELS, rank=st.integers(0, 3), n_steps=st.integers(1, 6), missing=st.sampled_from([0.0, 0.4]))
 def test_latents_given_regimes_have_the_smoothers_moments(seed, rank, n_steps, missing, **sizes):
@@ -203,6 +205,7 @@ def near_regimes() -> Regimes:
     return Regimes(**given | near | {"transition_offset": 0.5 * given["transition_offset"]})
 
 
+@pytest.mark.slow
 def test_draws_given_noise_without_density_are_collapsed_and_right():
     regimes = random_regimes(4, latent=3, rank=1)
     x = regimes.simulate(6, seed=1).x
@@ -226,6 +229,7 @@ def test_collapsed_moves_mix_where_latents_have_little_noise():
     assert float(alternating.effective_size.min()) < 0.1 * float(collapsed.effective_size.min())
 
 
+@pytest.mark.slow
 def test_whole_paths_leave_stretches_that_single_regimes_do_not():
     """Ghahramani & Hinton's two chains, of which one is not seen: to change a regime alone costs its neighbours."""
     regimes = two_chains()

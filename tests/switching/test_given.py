@@ -246,6 +246,7 @@ def test_of_what_moves_a_gate_each_can_be_held_alone(fixed, prior):
     assert_close(slope, torch.zeros_like(slope), rtol=0, atol=0.01)
 
 
+@pytest.mark.slow
 def test_a_start_that_is_differentiated_is_a_start():
     model = sh.SwitchingSSM(sh.Copy(2), sh.Normal(1))
     x = torch.tensor([0.0, 0.1, -0.1, 5.0, 5.1, 4.9])

@@ -122,6 +122,7 @@ def test_nothing_depends_on_the_unit_of_x() -> None:
         assert_close(back[name], value, rtol=1e-3, atol=1e-3, msg=name)
 
 
+@pytest.mark.slow
 def test_a_slow_turn_is_found_from_scratch() -> None:
     """One that no start shows: two latents of which two features see mixtures under much noise."""
     angle, length = torch.tensor(0.25, dtype=FLOAT), 0.98
@@ -204,6 +205,7 @@ def test_options_that_a_linear_model_has_not_are_refused() -> None:
 # ---- draws -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "n_steps"), [("nuts", 16), ("svi", 200)])
 def test_draws_have_the_moments_of_a_grid(method: str, n_steps: int) -> None:
     """Of both standard deviations of a local level, within what 64 draws, or a normal guide, may miss."""

@@ -407,6 +407,7 @@ def spread_out(n: int, n_features: int = 1) -> SwitchingSSM:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 8, 24])
 @pytest.mark.parametrize("ahead", [False, True])
 def test_labels_stay_in_their_panel(n, ahead):

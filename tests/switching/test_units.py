@@ -206,9 +206,7 @@ def test_a_prior_is_not_scaled_to_a_spread_whose_square_is_not_held(emission):
 def test_what_is_too_large_to_be_squared_is_named_by_a_fit():
     counts, rows = torch.full((12, 1), 1e300, dtype=torch.float64), torch.arange(12.0, dtype=torch.float64)
     for method in ("em", "vmp"):
-        with pytest.raises(
-            ValueError, match=r"^x: feature 0 \(x\) reaches 1e[+]300, and float64 only represents"
-        ):
+        with pytest.raises(ValueError, match=r"^x: feature 0 \(x\) reaches 1e[+]300, and float64 only represents"):
             sh.SwitchingSSM(sh.Copy(2), sh.Poisson()).fit(counts, method, restarts=1, progress=False)
         driven = sh.SwitchingSSM(sh.Copy(2, n_covariates=1), sh.Normal())
         with pytest.raises(ValueError, match=r"^covariates: feature 0 .*reaches 1.1e[+]201"):

@@ -517,6 +517,7 @@ def test_the_best_restart_is_kept_and_the_worse_are_left_behind():
     assert float(fit.objective.diff().min()) > -1e-9 * float(fit.objective.abs().max())
 
 
+@pytest.mark.slow
 def test_float32_data_give_a_float32_fit_close_to_that_in_float64():
     model, x = sh.SwitchingSSM(sh.Markov(2), sh.MultivariateNormal(1)), levels()
     single = model.fit(x.float(), method="vmp", restarts=2, progress=False, tol=1e-5)
