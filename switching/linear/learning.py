@@ -14,7 +14,7 @@ from ..fitting.graph import Graph, Points
 from ..fitting.message_passing import fit_graph
 from ..fitting.options import Options
 from ..fitting.posterior import VariationalPosterior
-from ..fitting.search import Found
+from ..fitting.search import SearchResult
 from ..fitting.units import Units
 from ..parameters import Parameters
 from .bases import axes_of, turned
@@ -30,7 +30,7 @@ PATHS = "latents"
 
 def learn(
     problem: LinearProblem, units: Units, options: Options, own: Parameters | None
-) -> tuple[VariationalPosterior, Found]:
+) -> tuple[VariationalPosterior, SearchResult]:
     """The best q, or the best parameters, and how they were reached; `own` is the user's own first guess."""
     inner, emission = problem.in_units(units), problem.emission
     assert isinstance(emission, LinearEmission)

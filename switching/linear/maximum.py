@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..fitting.options import Options
 from ..fitting.refinement import peak
-from ..fitting.search import Found, multi_start
+from ..fitting.search import SearchResult, multi_start
 from ..fitting.units import Units
 from ..parameters import Parameters
 from .ascent import Ascent
@@ -21,7 +21,9 @@ COST = 1e-9  # nats that this may cost
 SMALL = 1e-4  # standard deviation below which a likelihood that still rises has no maximum
 
 
-def maximum(problem: LinearProblem, units: Units, options: Options, own: Parameters | None) -> tuple[Parameters, Found]:
+def maximum(
+    problem: LinearProblem, units: Units, options: Options, own: Parameters | None
+) -> tuple[Parameters, SearchResult]:
     """Parameters where the objective is greatest, and how they were reached; `own` is the user's own first guess."""
     inner = problem.in_units(units)
     device = inner.series.observations.device
@@ -40,7 +42,7 @@ def maximum(problem: LinearProblem, units: Units, options: Options, own: Paramet
         if not search.interrupted:
             best.tables["y"] = polished(density, best.tables["y"])
             best.trace[-1] = max(best.trace[-1], float(density.at(best.tables["y"][None])))
-    return density.values(best.tables), search.found().raised(shift)
+    return density.values(best.tables), search.result().raised(shift)
 
 
 def check_noise(density: LinearDensity) -> None:

@@ -25,7 +25,7 @@ from ..fitting.message_passing import Passing
 from ..fitting.options import Options
 from ..fitting.posterior import VariationalPosterior
 from ..fitting.result import Result, result_of
-from ..fitting.search import Climb, Found, MultiStart, multi_start
+from ..fitting.search import Climb, MultiStart, SearchResult, multi_start
 from ..fitting.units import Units
 from ..linear.priors import units_of
 from ..parameters import Parameters
@@ -70,14 +70,16 @@ def fit_switching_linear(problem: SwitchingLinearProblem, options: Options) -> R
     return result_of(result.raised(-volume), options.method, values, occupancy[order] < 1.0, posterior)
 
 
-def _most_probable(search: MultiStart, optimizer: Passing, problem: SwitchingLinearProblem, n_kept: int) -> Found:
+def _most_probable(
+    search: MultiStart, optimizer: Passing, problem: SwitchingLinearProblem, n_kept: int
+) -> SearchResult:
     """The climbs, the best of them that under whose parameters a filter finds the series most probable.
 
     The bound can favour poorly separated regimes, under which the series is improbable. So climbs that the search has
     left behind, but that the filter finds the best, continue to the end too.
     """
     if len(search.climbs) == 1 or search.interrupted:
-        return search.found()
+        return search.result()
     graph = optimizer.graph
     evidence = _evidence(search.climbs, graph, problem)
     order = sorted(range(len(evidence)), key=lambda i: -evidence[i])
@@ -92,7 +94,7 @@ def _most_probable(search: MultiStart, optimizer: Passing, problem: SwitchingLin
         search.run(again, [climb.kind for climb in behind], len(behind))
         evidence += _evidence(search.climbs[number:], graph, problem)
     ends = [i for i, climb in enumerate(search.climbs) if climb.ended != "left behind"]
-    return replace(search.found(), best=search.climbs[max(ends, key=lambda i: evidence[i])])
+    return replace(search.result(), best=search.climbs[max(ends, key=lambda i: evidence[i])])
 
 
 def _evidence(climbs: Sequence[Climb], graph: Graph, problem: SwitchingLinearProblem) -> list[float]:
