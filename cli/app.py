@@ -1,8 +1,8 @@
 """The command line: `samplehold fit`, `forecast`, `sample`, `compare`, `study`, `bench`, `warm`.
 
-`python -m samplehold ...` is the same.
+`python -m samplehold ...` runs the same commands.
 
-Heavy libraries are imported inside the commands, so that `--help` answers at once.
+Commands import heavy libraries when they run, so `--help` is fast.
 """
 
 import re
@@ -31,14 +31,15 @@ app = typer.Typer(
 
 
 def _choices(title: str, room: str) -> Any:
-    """The classes of a room as an option spells them, read from the public face so that nothing heavy is imported."""
+    """The classes of a folder, spelled as values of an option. They are read from the public stub, without heavy
+    imports."""
     face = (Path(__file__).parents[1] / "__init__.pyi").read_text(encoding="utf-8")
     names = re.findall(rf"^from \.switching\.{room}\.(?!contract|gated)\w+ import (\w+)", face, re.MULTILINE)
     return StrEnum(title, {name: re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower() for name in names})
 
 
 def _studies() -> list[str]:
-    """The names of all studies, read from the table that holds them so that nothing heavy is imported."""
+    """The names of all studies, read from the source of their table, without heavy imports."""
     table = (Path(__file__).parents[1] / "models" / "studies" / "study.py").read_text(encoding="utf-8")
     return re.findall(r'^    "([a-z-]+)": "', table, re.MULTILINE)
 
@@ -49,7 +50,7 @@ NORMAL, COPY = EmissionName("normal"), DynamicsName("copy")
 
 
 class MethodName(StrEnum):
-    """How a model is fitted."""
+    """The method of a fit."""
 
     EM = "em"
     VMP = "vmp"
@@ -58,7 +59,7 @@ class MethodName(StrEnum):
 
 
 def _checked(check: Callable[[Path], None]) -> Callable[[Path], Path]:
-    """What an argument's path goes through before its command loads anything heavy."""
+    """A callback that checks an argument's path before its command imports heavy libraries."""
 
     def callback(path: Path) -> Path:
         with _one_line_errors():
@@ -69,14 +70,14 @@ def _checked(check: Callable[[Path], None]) -> Callable[[Path], Path]:
 
 
 class ScaleName(StrEnum):
-    """How much a study does."""
+    """The size of a study."""
 
     QUICK = "quick"
     FULL = "full"
 
 
 class PriorName(StrEnum):
-    """What is maximised besides the likelihood."""
+    """The prior of a fit."""
 
     WEAK = "weak"
     NONE = "none"
@@ -98,34 +99,35 @@ MODEL = Annotated[
 COLUMNS = Annotated[
     str | None,
     typer.Option(
-        "--columns", "-c", help="Columns to model, separated by commas; by default every numeric one but the time."
+        "--columns", "-c", help="Columns to model, separated by commas; by default all numeric columns except the time."
     ),
 ]
 TIME = Annotated[
     str | None,
     typer.Option(
-        help="Column with the time of each row; by default the first, if it holds dates, has no name, or is called"
-        " year, date, ..."
+        help="Column with the time of each row; by default the first column, if it has dates, no name, or a name such"
+        " as year or date."
     ),
 ]
 SEQUENCE = Annotated[
     str | None,
-    typer.Option(help="Column that says which sequence a row belongs to, in a table of several below each other."),
+    typer.Option(help="Column with the sequence of each row, if the table has several sequences."),
 ]
-FORCE = Annotated[bool, typer.Option("--force", "-f", help="Overwrite results that are there already.")]
-SEED = Annotated[int, typer.Option(help="The same seed gives the same result.")]
+FORCE = Annotated[bool, typer.Option("--force", "-f", help="Overwrite existing results.")]
+SEED = Annotated[int, typer.Option(help="Random seed; equal seeds give equal results.")]
 DRIVERS = Annotated[
     Path | None,
-    typer.Option("--covariates", help="Table with the covariates of the steps to come, for a model that has some."),
+    typer.Option("--covariates", help="Table with the covariates of future steps, for a model with covariates."),
 ]
 CSV_OUT = Annotated[
-    Path | None, typer.Option("--out", "-o", help="CSV file to write; by default the result is printed.")
+    Path | None, typer.Option("--out", "-o", help="CSV file for the result; by default the result is printed.")
 ]
 
 
 EMISSION: Any = Annotated[EmissionName, typer.Option(help="Distribution of a row, given its state.")]
 DYNAMICS: Any = Annotated[
-    DynamicsName, typer.Option(help="copy: the state is held or drawn afresh; markov: a hidden Markov chain.")
+    DynamicsName,
+    typer.Option(help="copy: each step holds the state or draws a new one; markov: a hidden Markov chain."),
 ]
 
 
@@ -141,7 +143,7 @@ def _show_version(asked: bool) -> bool:
 @app.callback()
 def main(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and end.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Fit switching state-space models to sequences, forecast from them, and draw from them."""
@@ -162,13 +164,15 @@ def fit(
     sequence: SEQUENCE = None,
     covariates: Annotated[
         str | None,
-        typer.Option(help="Columns, standardised first, that move the redraw probability of copy dynamics."),
+        typer.Option(
+            help="Columns on which the redraw probability of copy dynamics depends; they are standardised first."
+        ),
     ] = None,
     method: Annotated[
         MethodName,
         typer.Option(
-            help="em: the best parameters; vmp, svi, nuts: their posterior, by message passing, by a normal guide, by"
-            " sampling."
+            help="em: the best parameters; vmp, svi, nuts: the posterior of the parameters, by message passing, by a"
+            " normal guide, by sampling."
         ),
     ] = MethodName.EM,
     prior: Annotated[
@@ -176,11 +180,13 @@ def fit(
         typer.Option(help="weak: weak priors scaled to the data; none: maximum likelihood, by em."),
     ] = PriorName.WEAK,
     restarts: Annotated[
-        int, typer.Option(help="How many searches to take far; four times as many are begun, and the best is kept.")
+        int, typer.Option(help="Starts that are run to convergence; four times as many are tried briefly first.")
     ] = 8,
-    max_steps: Annotated[int, typer.Option(help="Steps at most; of nuts the draws of each of its four chains.")] = 500,
+    max_steps: Annotated[
+        int, typer.Option(help="Maximum number of steps; for nuts, draws in each of four chains.")
+    ] = 500,
     tol: Annotated[
-        float, typer.Option(help="Stop where the objective can rise by less than this for each row, in nats.")
+        float, typer.Option(help="Stop when the estimated remaining gain is less than this for each row, in nats.")
     ] = 1e-6,
     seed: SEED = 0,
     force: FORCE = False,
@@ -191,7 +197,7 @@ def fit(
         from . import console
 
         if prior is PriorName.NONE and method is not MethodName.EM:
-            raise ValueError("--prior: none is maximum likelihood, by --method em; the other methods need a prior.")
+            raise ValueError("--prior: none is maximum likelihood, with --method em; the other methods need a prior.")
         table = read_table(data)
         series = pick_series(table, data, console.split(columns), console.split(covariates) or [], time, sequence)
         console.check_results(out, force)
@@ -217,7 +223,7 @@ def forecast(
     model: MODEL,
     data: DATA,
     horizon: Annotated[int, typer.Option("--horizon", "-n", help="Number of steps to forecast.")] = 10,
-    level: Annotated[float, typer.Option(help="Probability inside the interval from lower to upper.")] = 0.9,
+    level: Annotated[float, typer.Option(help="Probability of the interval from lower to upper.")] = 0.9,
     out: CSV_OUT = None,
     plot: Annotated[Path | None, typer.Option(help="Image to write (.png, .pdf or .svg).")] = None,
     columns: COLUMNS = None,
@@ -262,7 +268,7 @@ def compare(
     seed: SEED = 0,
     force: FORCE = False,
 ) -> None:
-    """Measure where a network's forward pass is a posterior update: a table of claims, and the figures beside it."""
+    """Measure when a network's forward pass is a posterior update: a table of claims, and figures."""
     with _one_line_errors():
         from rich.console import Console
 
@@ -278,13 +284,15 @@ def compare(
 @app.command(epilog="Example: [bold]samplehold study truncation --out studies/[/bold]")
 def study(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help=f"{', '.join(_studies())}; or all.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for a folder of each study: CSV, Markdown, PNG.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder for the results, one folder for each study: CSV, Markdown, PNG.")
+    ],
     scale: Annotated[
         ScaleName, typer.Option(help="quick: under a minute each; full: as in the documentation, many minutes.")
     ] = ScaleName.QUICK,
     force: FORCE = False,
 ) -> None:
-    """Run studies of what recurrent networks can be and hold: tables and figures."""
+    """Run studies of the abilities and the memory of recurrent networks: tables and figures."""
     with _one_line_errors():
         from rich.console import Console
 
@@ -298,7 +306,7 @@ def study(
 
 
 class DeviceName(StrEnum):
-    """Where a benchmark runs."""
+    """The device of a benchmark."""
 
     ALL = "all"
     CPU = "cpu"
@@ -308,18 +316,19 @@ class DeviceName(StrEnum):
 @app.command(epilog="Example: [bold]samplehold bench --quick --out bench/[/bold]")
 def bench(
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder for bench.json, bench.md and figures; by default none.")
+        Path | None,
+        typer.Option("--out", "-o", help="Folder for bench.json, bench.md and figures; by default nothing is written."),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="One size of each, in a minute or two.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="One size of each case, in a minute or two.")] = False,
     only: Annotated[
         str | None, typer.Option(help="Some of markov, copy, kalman, em, vmp, scan, mingru, separated by commas.")
     ] = None,
-    device: Annotated[DeviceName, typer.Option(help="Rows of a device that is not there are not measured.")] = (
+    device: Annotated[DeviceName, typer.Option(help="Device to measure on; missing devices are skipped.")] = (
         DeviceName.ALL
     ),
     force: FORCE = False,
 ) -> None:
-    """Measure this library and the peers that are installed on this machine: time and memory against T, B and K."""
+    """Measure time and memory of this library and of installed peers, for several T, B and K."""
     with _one_line_errors():
         from rich.console import Console
 
@@ -353,9 +362,10 @@ def warm(
 
 @contextmanager
 def _one_line_errors() -> Iterator[None]:
-    """What a user can mend ends the program with status 2 and one line; anything else shows where it came from.
+    """An error that the user can correct ends the program with status 2 and a one-line message. Other errors show a
+    traceback.
 
-    That kernels are compiled is one line on stderr.
+    If kernels are compiled, one line on stderr says so.
     """
     try:
         with rare_collections(), announcements(), warnings.catch_warnings():

@@ -1,7 +1,7 @@
-"""What the command line does: tables in, files and tables of text out.
+"""The work of the commands: they read tables, and write files and tables of text.
 
-A fit is written to a folder that holds `model/` (as `SwitchingSSM.save` writes it, with notes of the columns of the
-table that it was fitted to), `posterior.nc`, `states.csv` and `plot.png`.
+A fit is written to a folder with `model/` (from `SwitchingSSM.save`, with notes of the columns of the fitted table),
+`posterior.nc`, `states.csv` and `plot.png`.
 """
 
 import os
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
 
 RESULTS = MODEL, POSTERIOR, STATES, PLOT = MODEL, "posterior.nc", "states.csv", "plot.png"
 DPI = 160
-ROWS = 100_000  # of a table that are written at once
-MAX_REPLICATED = 10**7  # numbers in the posterior predictive series that are written
+ROWS = 100_000  # rows of a table that are written together
+MAX_REPLICATED = 10**7  # largest size of posterior predictive series, in numbers
 
 
 @dataclass(frozen=True)
 class SavedModel:
-    """A model from disk, and the columns of a table that it speaks of."""
+    """A model from disk, and the columns of its tables."""
 
     model: Any  # of one chain, or of several
     columns: list[str]
     time: str | None
-    covariates: dict[str, tuple[float, float]]  # mean and standard deviation by which each was standardised
+    covariates: dict[str, tuple[float, float]]  # mean and standard deviation of each, for standardisation
     sequence: str | None = None
 
 
@@ -60,7 +60,7 @@ def split(names: str | None) -> list[str] | None:
 
 
 def check_folder(out: Path) -> None:
-    """Make the folder where it is not there; ValueError where nothing can be written into it."""
+    """Make the folder if it is missing; ValueError if it is not writable."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -70,7 +70,7 @@ def check_folder(out: Path) -> None:
 
 
 def check_results(out: Path, force: bool) -> None:
-    """ValueError where something of the folder of results would be overwritten that may not be."""
+    """ValueError if a result would overwrite something in the folder without permission."""
     check_folder(out)
     check_new([out / name for name in RESULTS], force)
     for name in RESULTS:
@@ -80,19 +80,19 @@ def check_results(out: Path, force: bool) -> None:
 
 
 def check_new(paths: Sequence[Path], force: bool) -> None:
-    """ValueError where something would be overwritten that nobody said may be."""
+    """ValueError if one of the paths exists, unless `force`."""
     there = [path for path in paths if path.exists()]
     if there and not force:
         raise ValueError(f"{there[0]} is there already; choose another place, or give --force to overwrite it.")
 
 
 def build(observed: pd.DataFrame, n_states: int, emission: str, dynamics: str, n_covariates: int) -> SwitchingSSM:
-    """The model that the options ask for; ValueError where they do not fit together."""
+    """The model for these options; ValueError if the options do not fit together."""
     if n_states < 1:
         raise ValueError(f"--states: got {n_states}, expected at least 1.")
     if dynamics == "markov" and n_covariates:
         raise ValueError(
-            "--covariates: Markov dynamics take none; use --dynamics copy, whose redraw probability they move."
+            "--covariates: Markov dynamics take none; use --dynamics copy, whose redraw probability depends on them."
         )
     moves = class_of(dynamics)(n_states, **({"n_covariates": n_covariates} if n_covariates else {}))
     try:
@@ -102,12 +102,12 @@ def build(observed: pd.DataFrame, n_states: int, emission: str, dynamics: str, n
 
 
 def class_of(name: str) -> Any:
-    """The public class that an option names, e.g. MultivariateNormal for multivariate-normal."""
+    """The public class for the value of an option, e.g. MultivariateNormal for multivariate-normal."""
     return find("".join(word.capitalize() for word in name.split("-")))
 
 
 def load(path: Path) -> SavedModel:
-    """A model that `fit_and_write` or `SwitchingSSM.save` has written; ValueError where there is none."""
+    """A model from `fit_and_write` or `SwitchingSSM.save`; ValueError if there is none."""
     check_model(path)
     folder = path / MODEL if (path / MODEL).is_dir() else path
     try:
@@ -130,7 +130,7 @@ def load(path: Path) -> SavedModel:
 def read_series_of(
     saved: SavedModel, data: Path, columns: Sequence[str] | None, time: str | None, sequence: str | None
 ) -> TableSeries:
-    """The series of a table that a saved model speaks of."""
+    """The series of a saved model's columns in a table."""
     table = read_table(data)
     time = saved.time if time is None and saved.time in table.columns else time
     sequence = saved.sequence if sequence is None and saved.sequence in table.columns else sequence
@@ -138,30 +138,30 @@ def read_series_of(
     if series.observed.shape[1] != saved.model.n_features:
         raise ValueError(
             f"--columns: got {', '.join(series.observed.columns)}, but the model has "
-            f"{saved.model.n_features} feature(s); name as many columns."
+            f"{saved.model.n_features} feature(s); name this number of columns."
         )
     return series
 
 
 def standardised(table: pd.DataFrame, scaling: dict[str, tuple[float, float]]) -> pd.DataFrame | None:
-    """Each covariate less its mean, over its standard deviation; None where there are no covariates."""
+    """Each covariate minus its mean, divided by its standard deviation; None if there are no covariates."""
     if not scaling:
         return None
     return pd.DataFrame({name: (table[name] - mean) / scale for name, (mean, scale) in scaling.items()})
 
 
 def scaling_of(table: pd.DataFrame) -> dict[str, tuple[float, float]]:
-    """Mean and standard deviation of every covariate; ValueError where one is constant or has empty cells."""
+    """Mean and standard deviation of every covariate; ValueError if one is constant or has empty cells."""
     scaling = {}
     for name in table.columns:
         column = np.asarray(table[name], dtype=np.float64)
         mean, scale = float(column.mean()), float(column.std())
         if np.isnan(column).any():
             raise ValueError(
-                f"--covariates: {name} has empty cells; fill them or drop the column, covariates cannot be missing."
+                f"--covariates: {name} has empty cells, but covariates cannot be missing; fill them or drop the column."
             )
         if not scale > 0:
-            raise ValueError(f"--covariates: {name} is constant, so it cannot move anything; drop it.")
+            raise ValueError(f"--covariates: {name} is constant, so it has no effect; drop it.")
         scaling[str(name)] = (mean, scale)
     return scaling
 
@@ -170,36 +170,36 @@ def scaling_of(table: pd.DataFrame) -> dict[str, tuple[float, float]]:
 
 
 def fit_and_write(model: SwitchingSSM, series: TableSeries, out: Path, **options: Any) -> None:
-    """Fit with the options of `SwitchingSSM.fit`, write the four results, and print what was found."""
+    """Fit with the options of `SwitchingSSM.fit`, write the four results, and print a summary."""
     scaling = scaling_of(series.covariates)
     drivers = standardised(series.covariates, scaling)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of steps that are not evenly spaced, which a note tells below
+        warnings.simplefilter("ignore", UserWarning)  # of unevenly spaced steps; a note below says so
         observed = model.read(series.observed, covariates=drivers)
     notes = {"columns": list(series.observed.columns), "time": series.time, "covariates": scaling}
     notes |= {} if series.sequence is None else {"sequence": series.sequence}
     with Termination() as termination:
         with termination.interrupts():
             fit = model.fit(observed, **options)
-        posterior, found = draws_of(fit, observed), fit.states(observed)
+        posterior, states = draws_of(fit, observed), fit.states(observed)
         with replacing(out) as new:
             save_model(fit.model, new / MODEL, notes)
             (new / POSTERIOR).write_bytes(netcdf(posterior))
             with open(new / STATES, "w", encoding="utf-8", newline="") as file:
-                for first in range(0, len(found), ROWS):
+                for first in range(0, len(states), ROWS):
                     rows = slice(first, first + ROWS)
-                    table = beside(series.observed.iloc[rows], found.iloc[rows].round(6))
+                    table = beside(series.observed.iloc[rows], states.iloc[rows].round(6))
                     table.to_csv(file, index_label=series.observed.index.names, header=first == 0)
             fit.plot(observed).savefig(new / PLOT, dpi=DPI)
-        show(series, observed, fit, posterior, found)
+        show(series, observed, fit, posterior, states)
         Console(highlight=False).print(escape(f"Wrote {', '.join(RESULTS)} to {out}."), soft_wrap=True)
 
 
-def show(series: TableSeries, observed: Series, fit: Fit, posterior: "az.InferenceData", found: pd.DataFrame) -> None:
-    """Print what was found."""
+def show(series: TableSeries, observed: Series, fit: Fit, posterior: "az.InferenceData", states: pd.DataFrame) -> None:
+    """Print the parameters, the switches and the end of the fit."""
     console = Console(highlight=False)
-    show_parameters(console, posterior["posterior"].mean(("chain", "draw")), found)
-    show_switches(console, found)
+    show_parameters(console, posterior["posterior"].mean(("chain", "draw")), states)
+    show_switches(console, states)
     show_course(console, fit)
     if uneven([series.observed.index] if observed.stacked is None else observed.stacked.times) is not None:
         console.print(f"Note: {series.time} is not evenly spaced; its rows were taken as consecutive steps.")
@@ -212,25 +212,25 @@ def show(series: TableSeries, observed: Series, fit: Fit, posterior: "az.Inferen
 
 
 def draws_of(fit: Fit, observed: Series) -> "az.InferenceData":
-    """The fit for ArviZ, in as many draws as it has to show: a fit by EM is a point, and one draw.
+    """The fit for ArviZ, with up to 1000 draws; a fit by EM is a point, so it has one draw.
 
-    Of very long series none are drawn.
+    For very long series, no series are drawn.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # ArviZ announces its next version when it is imported
+        warnings.simplefilter("ignore", FutureWarning)  # an import of ArviZ announces its next version
         from ..switching.views.arviz import to_arviz
 
         least = 2 if fit.posterior is None else 4
         affordable = MAX_REPLICATED // observed.observations.numel()
         draws = 2 if fit.posterior is None else min(max(affordable, least), 1000)
-        found = to_arviz(fit, observed, draws=draws, predictive=affordable >= least)
-        one = found.isel(draw=[0]) if fit.posterior is None else found
-        assert one is not None  # as it is not done in place
+        draws_data = to_arviz(fit, observed, draws=draws, predictive=affordable >= least)
+        one = draws_data.isel(draw=[0]) if fit.posterior is None else draws_data
+        assert one is not None  # `isel` does not work in place here
         return one
 
 
 def netcdf(data: "az.InferenceData") -> bytes:
-    """As `to_netcdf` writes it, but in memory: on a full disk the library ends the process."""
+    """The bytes of `to_netcdf`, made in memory, because on a full disk the library ends the process."""
     import netCDF4
     from xarray.backends import NetCDF4DataStore
 
@@ -244,7 +244,7 @@ def netcdf(data: "az.InferenceData") -> bytes:
 
 
 def beside(observed: pd.DataFrame, results: pd.DataFrame) -> pd.DataFrame:
-    """The results next to the observed columns, of which any that has a result's name is renamed."""
+    """The results next to the observed columns; an observed column with a result's name is renamed."""
     kept = observed.rename(columns={name: f"{name} (observed)" for name in results.columns})
     return pd.concat([kept, results.set_axis(kept.index)], axis=1)
 
@@ -255,7 +255,7 @@ def beside(observed: pd.DataFrame, results: pd.DataFrame) -> pd.DataFrame:
 def forecast_table(
     saved: SavedModel, series: TableSeries, horizon: int, level: float, coming: Path | None
 ) -> tuple[pd.DataFrame, Series]:
-    """A row for each step ahead, and the series with what drives it over the horizon."""
+    """A row for each step ahead, and the series with its covariates up to the horizon."""
     if horizon < 1:
         raise ValueError(f"--horizon: got {horizon}, expected at least 1.")
     if not 0 < level < 1:
@@ -269,7 +269,7 @@ def forecast_table(
         assert past is not None
         drivers = np.concatenate([past, ahead])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of uneven steps, which was said when the model was fitted
+        warnings.simplefilter("ignore", UserWarning)  # of unevenly spaced steps; `fit` has said so
         observed = saved.model.read(series.observed, horizon=horizon, covariates=drivers)
     forecast = saved.model.forecast(observed, horizon)
     mean, lower, upper = (table.flatten(0, -2) for table in (forecast.mean, *forecast.interval(level)))
@@ -286,11 +286,11 @@ def forecast_table(
 
 
 def _ahead(index: pd.Index, observed: Series, horizon: int) -> pd.Index:
-    """What the steps to come are called, of each sequence."""
+    """The labels of the future steps of each sequence."""
     if observed.stacked is None:
         return pd.Index([label_text(label) for label in following(index, horizon)], name=index.name)
     assert observed.sequences is not None
-    steps = [label_text(label) for own in observed.stacked.times for label in following(own, horizon)]
+    steps = [label_text(label) for times in observed.stacked.times for label in following(times, horizon)]
     return pd.MultiIndex.from_arrays([np.repeat(observed.sequences, horizon), steps], names=index.names)
 
 
@@ -310,7 +310,7 @@ def sample_table(saved: SavedModel, steps: int, seed: int, coming: Path | None) 
 
 
 def _chains(model: Any) -> list[str]:
-    """What the names of columns add for each chain; nothing where there is only one."""
+    """The suffix of column names for each chain; empty if there is only one."""
     return [f"_{d + 1}" for d in range(len(model.chain_sizes))] if model.chain_name else [""]
 
 
@@ -322,7 +322,7 @@ def _by_chain(name: str, table: Any, model: Any) -> dict[str, Any]:
 
 
 def coming_covariates(saved: SavedModel, path: Path | None, steps: int) -> np.ndarray | None:
-    """The standardised covariates of the steps to come, `[steps, C]`; None for a model without any."""
+    """The standardised covariates of future steps, `[steps, C]`; None for a model without covariates."""
     n_covariates = saved.model.n_covariates
     if not n_covariates:
         if path is not None:
@@ -337,7 +337,7 @@ def coming_covariates(saved: SavedModel, path: Path | None, steps: int) -> np.nd
     table = numeric_columns(read_table(path), list(saved.covariates), path, "--covariates")
     if len(table) < steps:
         raise ValueError(
-            f"--covariates: {path} has {len(table)} row(s), but {steps} steps are asked for; give a row for each."
+            f"--covariates: {path} has {len(table)} row(s), but there are {steps} steps; give a row for each."
         )
     drivers = standardised(table.iloc[:steps], saved.covariates)
     assert drivers is not None
@@ -348,7 +348,7 @@ def coming_covariates(saved: SavedModel, path: Path | None, steps: int) -> np.nd
 
 
 def write_table(table: pd.DataFrame, out: Path | None) -> None:
-    """Write CSV to a file, all or nothing, or to standard output."""
+    """Write CSV to a file, atomically, or to standard output."""
     if out is None:
         table.to_csv(sys.stdout, float_format="%.10g")
         return
@@ -357,7 +357,7 @@ def write_table(table: pd.DataFrame, out: Path | None) -> None:
 
 
 def write_figure(figure: "Figure", path: Path) -> None:
-    """Write an image, all or nothing; ValueError where its kind is unknown or the folder is not there."""
+    """Write an image, atomically; ValueError if its format is unknown or the folder does not exist."""
     _check_parent(path, "--plot")
     image = BytesIO()
     figure.savefig(image, format=path.suffix[1:] or None, dpi=DPI)

@@ -1,6 +1,7 @@
-"""Exact inference over the paths of a hidden state: `contract` says what every chain offers, `copy` and `markov` do it.
+"""Exact inference over the paths of a hidden state: `contract` defines all chains, `copy` and `markov` implement it.
 
-`linear_gaussian` does the like for states that are real vectors, with records of means and covariances.
+`linear_gaussian` has chains of real vectors, with records of means and covariances.
 
-In each room `chain` has the public class, `op` its operators, `plain` and `naive` their twins, `cpu` the kernels.
+In each folder `chain` has the public class, `op` its operators, `plain` and `naive` their plain forms, `cpu` the
+kernels.
 """

@@ -21,7 +21,7 @@ from ..numerics.records import Record
 
 @dataclass(frozen=True, repr=False)
 class Filtered(Record):
-    """The belief after each observation; 0 beyond the end of a sequence."""
+    """The belief after each observation; 0 after the end of a sequence."""
 
     log_normalizer: Float[Tensor, "*b"]  # log p(x)
     log_increment: Float[Tensor, "*b T"]  # log p(x_t | x_1..t-1)
@@ -31,42 +31,42 @@ class Filtered(Record):
 
 @dataclass(frozen=True, repr=False)
 class Smoothed(Record):
-    """The belief given the whole sequence; 0 beyond its end."""
+    """The belief given the whole sequence; 0 after its end."""
 
     log_normalizer: Float[Tensor, "*b"]
     state: Float[Tensor, "*b T K"]  # P(s_t | x)
     redraw: Float[Tensor, "*b T"] | None = None  # P(z_t = 1 | x)
-    transition: Float[Tensor, "*b K K"] | None = None  # expected numbers of moves, where the chain has a table of them
+    transition: Float[Tensor, "*b K K"] | None = None  # expected numbers of moves, if there is a transition table
 
 
 @dataclass(frozen=True, repr=False)
 class Marginals(Record):
-    """How often each entry of the tables is used, the gradient of log p(x); 0 beyond the end of a sequence."""
+    """The expected use of each entry of the tables, the gradient of log p(x); 0 after the end of a sequence."""
 
     log_normalizer: Float[Tensor, "*b"]
-    fresh: Float[Tensor, "*b T K"]  # P(s_t, z_t = 1 | x); P(s_t | x) without a gate, or with `gates` apart
+    fresh: Float[Tensor, "*b T K"]  # P(s_t, z_t = 1 | x); P(s_t | x) without a gate, or with separate `gates`
     held: Float[Tensor, "*b T H"] | None = None  # P(s_t, z_t = 0 | x), summed over s_t if the table has one column
     initial: Float[Tensor, "*b K"] | None = None  # of the table of the first state
     transition: Float[Tensor, "..."] | None = None  # [*b, K, K] expected numbers, or [*b, T-1, K, K] by step
     gates: Float[Tensor, "*b G 2"] | None = None  # P(z_t = 1 | x), P(z_t = 0 | x) of moves, or G = 1: their sums
-    drawn: Float[Tensor, "*b K"] | None = None  # of the table of drawn states, where it is apart; the first counts
+    drawn: Float[Tensor, "*b K"] | None = None  # of a separate table of drawn states, the first included
 
 
 @dataclass(frozen=True, repr=False)
 class Viterbi(Record):
-    """The most probable path, with its gates where there are any."""
+    """The most probable path, with its gates if there are any."""
 
-    path: Int[Tensor, "*b T"]  # -1 beyond the end of a sequence
+    path: Int[Tensor, "*b T"]  # -1 after the end of a sequence
     log_probability: Float[Tensor, "*b"]  # log P(path, redraw, x)
-    redraw: Bool[Tensor, "*b T"] | None = None  # False beyond the end of a sequence
+    redraw: Bool[Tensor, "*b T"] | None = None  # False after the end of a sequence
 
 
 @dataclass(frozen=True, repr=False)
 class Sampled(Record):
-    """Independent draws of the path given x, with its gates where there are any."""
+    """Independent draws of the path given x, with its gates if there are any."""
 
-    path: Int[Tensor, "n *b T"]  # -1 beyond the end of a sequence
-    redraw: Bool[Tensor, "n *b T"] | None = None  # False beyond the end of a sequence
+    path: Int[Tensor, "n *b T"]  # -1 after the end of a sequence
+    redraw: Bool[Tensor, "n *b T"] | None = None  # False after the end of a sequence
 
 
 @runtime_checkable
@@ -107,26 +107,27 @@ class Chain(Protocol):
         ...
 
     def between(self, before: Float[Tensor, "*b K"] | None, after: Float[Tensor, "*b K"] | None) -> "Chain":
-        """These steps as a stretch of a longer chain.
+        """These steps as a part of a longer chain.
 
         Arguments:
-            before: log P(s_1 | x_1 and all that came before), which replaces all that the tables say of the first step.
-            after: log-weight of all that comes after, given the state at each sequence's last step.
+            before: log P(s_1 | x_1 and all earlier observations); it replaces the tables' entries of the first step.
+            after: log-weight of all later steps, given the state at each sequence's last step.
         """
         ...
 
     def change_probability(self) -> Float[Tensor, "*b T"]:
-        """P(s_t != s_t-1 | x); 0 at the first step, which has no state before it, and beyond the end."""
+        """P(s_t != s_t-1 | x); 0 at the first step, which has no previous state, and after the end."""
         ...
 
     def predictive(self, belief: Float[Tensor, "*b T K"]) -> Float[Tensor, "*b T"]:
-        """log p(x_t | Q_t-1): the evidence of each step given any belief carried into it; the first has none."""
+        """log p(x_t | Q_t-1): the evidence of each step given any belief about the previous one; the first step has
+        none."""
         ...
 
     def mean_field(self, state: Float[Tensor, "*b T K"] | None = None, sweeps: int = 5) -> Marginals:
-        """The best q(s_1) ... q(s_T) of independent steps near `state`, with its bound in the place of log p(x).
+        """The best q(s_1) ... q(s_T) of independent steps near `state`, with its bound instead of log p(x).
 
-        `fresh` and `held`, which has all K columns here, sum to q.
+        `fresh` and `held` sum to q; here `held` has all K columns.
         """
         ...
 

@@ -1,14 +1,15 @@
-r"""How the sweeps of `cpu_sweeps` are spread over threads: each takes groups of sequences, or a part of a long one.
+r"""The distribution of the sweeps of `cpu_sweeps` over threads: each takes groups of sequences, or a part of a long
+one.
 
-A chain forgets: whatever it begins with, after some steps its messages are those of the whole chain. So each thread
-sweeps to its part from a margin of steps outside it. That the margin is wide enough is seen, not believed: where two
-parts meet, the message that one begins with must be the one with which the other, long under way, ends. The first
-part begins where the sequence does, and is right; where the second agrees with it, it is right from there on, since a
-step brings any two messages nearer to each other, measured by the ratios of their entries (Birkhoff 1957, *Extensions
-of Jentzsch's theorem*); and so on from part to part, and in the other direction of time from the last one. A sequence
-whose parts do not agree to rounding is swept by one thread after all.
+A chain forgets its start: after some steps its messages are those of the whole chain. So each thread first sweeps a
+margin of steps before its part. The results are checked: where two parts meet, the first message of one part must equal
+the last message of the other, which started much earlier. The first part begins with the sequence, so it is right. If
+the second agrees with it, the second is right from there on, because a step brings any two messages nearer to each
+other, measured by the ratios of their entries (Birkhoff 1957, *Extensions of Jentzsch's theorem*). The same holds from
+part to part, and from the last part in the other direction of time. If the parts of a sequence do not agree to
+rounding, one thread sweeps the whole sequence.
 
-`inputs` and `outputs` are those of any kind of table.
+`inputs` and `outputs` may be of any kind of table.
 """
 
 from collections.abc import Callable, Iterable
@@ -24,12 +25,12 @@ from ..numerics.threads import in_parallel, worthwhile
 from .cpu_steps import GROUP, padded
 from .cpu_sweeps import APPROACH, JOIN, SMOOTH, Part, keeping, sweep_groups, sweep_part
 
-_KEPT = 1 << 24  # bytes of likelihoods that are kept between two sweeps: what a cache holds
+_KEPT = 1 << 24  # bytes of likelihoods that are kept between two sweeps, the size of a cache
 _MIN_DIVIDED = 1 << 19  # steps times states, padded, that repay a second thread for one sequence
 _MARGIN = 1 / 16  # of a part
 _AGREED = 64  # roundings
 _MIN_WORK = 1 << 16  # sequences times steps times states, padded, that repay a second thread
-_SECONDS = 3e-9  # that such a number takes at least
+_SECONDS = 3e-9  # least time for each of these numbers
 
 
 def sweep(
@@ -41,9 +42,9 @@ def sweep(
     divided: bool = False,
     side_by_side: int = GROUP,
 ) -> None:
-    """Filter or smooth all sequences. Each thread has a workspace of its own.
+    """Filter or smooth all sequences. Each thread has its own workspace.
 
-    `divided`: several threads may share a long sequence that is smoothed. `side_by_side`: sequences of a group.
+    `divided`: several threads may share a long sequence when smoothing. `side_by_side`: sequences of a group.
     """
     n, size = len(inputs.lengths), inputs.n_steps * padded(inputs.n_states, outputs.state.itemsize)
     n_parts = torch.get_num_threads() // max(1, n)
@@ -56,8 +57,9 @@ def sweep(
 
 
 def _n_threads(n: int, size: int) -> int:
-    """How many threads take n sequences of so many numbers. Where that decides which sequences go side by side, and so
-    how sums are rounded, it depends on no clock."""
+    """The number of threads for n sequences of `size` numbers.
+
+    If it decides which sequences form a group, and so how sums are rounded, it does not depend on a clock."""
     if n >= GROUP * torch.get_num_threads():
         return worthwhile(n * size * _SECONDS)
     return min(torch.get_num_threads(), max(1, n * size // _MIN_WORK))
@@ -73,7 +75,7 @@ def _sweep_groups(
 ) -> None:
     """Groups of sequences side by side, spread over threads."""
     shares = [groups[i::n_threads] for i in range(min(n_threads, len(groups)))]
-    # made here, not by the threads: torch lets go of the interpreter for each, and they would wait for one another
+    # made here, not by the threads: torch releases the interpreter for each, and threads would wait for one another
     rooms = [workspace() for _ in shares]
     homes = 1 if groups.shape[1] > 1 and (groups[:, 1] < 0).all() else GROUP
     kept = smoothing and rooms and _size(inputs, rooms[0]) * homes * len(rooms) <= _KEPT
@@ -83,7 +85,7 @@ def _sweep_groups(
 
 
 def _groups(inputs: Any, n_threads: int, most: int) -> np.ndarray:
-    """Sequences that go side by side, [n, GROUP], -1 for none: of one table and like length where possible."""
+    """Groups of sequences, [n, GROUP], -1 for none, with equal tables and similar lengths if possible."""
     n = len(inputs.lengths)
     size = min(most, max(1, n // n_threads))
     groups, place = np.full((-(-n // size), GROUP), -1), np.arange(n)
@@ -92,9 +94,9 @@ def _groups(inputs: Any, n_threads: int, most: int) -> np.ndarray:
 
 
 def _sweep_parts(inputs: Any, outputs: Any, workspace: Callable[[], Any], n_parts: int) -> bool:
-    """Smooth few sequences with so many threads each; False where one forgets too slowly.
+    """Smooth few sequences with `n_parts` threads each; False if one forgets too slowly.
 
-    Then nothing that is written means anything but the counts, to which nothing is added.
+    Then all outputs are invalid except the counts, which are unchanged.
     """
     edges = [[length * i // n_parts for i in range(n_parts + 1)] for length in inputs.lengths.tolist()]
     parts = [Part(low, high, int(_MARGIN * (high - low))) for ends in edges for low, high in pairwise(ends)]
@@ -127,14 +129,14 @@ def _sweep_parts(inputs: Any, outputs: Any, workspace: Callable[[], Any], n_part
 
 
 def _apart(outputs: Any) -> Any:
-    """The same outputs, with sums and counts of their own."""
+    """The same outputs, with new sums and counts."""
     sums, counts, certain = outputs.log_normalizer, outputs.counts, outputs.certain
     fresh = {"log_normalizer": np.zeros_like(sums), "counts": np.zeros_like(counts), "certain": np.ones_like(certain)}
     return outputs._replace(**fresh)
 
 
 def agree(begun: np.ndarray, ended: np.ndarray) -> bool:
-    """Whether messages [.., K] with which stretches begin are those with which the ones before them end."""
+    """Whether the first messages [.., K] of stretches equal the last messages of the previous ones."""
     with np.errstate(all="ignore"):
         begun, ended = (message / message.sum(-1, keepdims=True) for message in (begun, ended))
         return bool((np.abs(begun - ended) <= _AGREED * np.finfo(begun.dtype).eps * ended).all())

@@ -1,7 +1,7 @@
-"""What one step of `cpu_sweeps` does to the vectors of a slot, whatever the table.
+"""The parts of a step of `cpu_sweeps` that are the same for all tables.
 
-A thread takes up to `GROUP` sequences side by side, each in a slot of its `Workspace`. All arrays are flat; a
-slot's vector of P numbers begins at `slot * P`. Vectors are worked on a register's width at a time.
+A thread takes up to `GROUP` sequences side by side, each in a slot of its `Workspace`. All arrays are flat; a slot's
+vector of P numbers begins at `slot * P`. Vectors are processed by the width of a register.
 """
 
 from collections import namedtuple
@@ -30,23 +30,23 @@ GROUP = 4  # sequences side by side
 
 
 class Workspace(NamedTuple):
-    """What a thread works in, by slots."""
+    """The working memory of a thread, by slots."""
 
     message: Any  # [GROUP * P]
     likelihood: Any  # [GROUP * P], tables of a step over the largest; or [homes * T * P] of all steps, see `place`
     weight: Any  # [GROUP * P]
     inverse: Any  # [GROUP], one over the sum of the weights
-    source: Any  # [GROUP * kept], what is to be counted of the vectors that the messages came from
-    target: Any  # [GROUP * kept], and of those that they met
-    counted: Any  # [GROUP * ..], what is counted of the last blocks
+    source: Any  # [GROUP * kept], for counts: the vectors that messages came from
+    target: Any  # [GROUP * kept], for counts: the vectors that messages met
+    counted: Any  # [GROUP * ..], counts of the last blocks
     sums: Any  # the same in float64
     top: Any  # [GROUP] or [homes * T], log of the largest likelihood
-    evidence: Any  # [GROUP * 3], float64: log p(x) so far, its rounding error, and a factor yet to be taken the log of
+    evidence: Any  # [GROUP * 3], float64: log p(x) so far, its rounding error, and a factor whose log is still missing
     sure: Any  # [GROUP], whether every digit was kept; not in `Outputs`, where threads would share a cache line
 
 
 NarrowWorkspace: Any = namedtuple("NarrowWorkspace", Workspace._fields)
-"""The same where P is one vector: a type of its own, for which the kernels are compiled without loops over vectors."""
+"""A `Workspace` with P equal to one vector. For this type the kernels are compiled without loops over vectors."""
 
 
 def padded(n_states: int, itemsize: int) -> int:
@@ -75,7 +75,7 @@ def load_row(array: Any, at: int, count: int, filler: Any) -> Any:
 
 @inlined
 def store_row(array: Any, at: int, value: Any, count: int) -> None:
-    """Write the first `count` numbers of a vector: all at once if it is whole, as some processors mask slowly."""
+    """Write the first `count` numbers of a vector: at once if it is complete, as some processors mask slowly."""
     if count >= width(array):
         store(array, at, value)
     else:
@@ -84,7 +84,7 @@ def store_row(array: Any, at: int, value: Any, count: int) -> None:
 
 @inlined
 def place(inputs: Any, work: Any, slot: int, home: int, t: int) -> int:
-    """Where the tables of a step are: with its slot, or with those of all other steps of its home."""
+    """The place of the tables of a step: that of its slot, or among the tables of all steps of its home."""
     return slot if work.top.size == GROUP else home * inputs.n_steps + t
 
 
@@ -109,10 +109,10 @@ def load_likelihood(inputs: Any, work: Any, at: int, b: int, t: int) -> None:
 def weigh(work: Any, slot: int, at: int, tiny: Any) -> Any:
     """Weight <- the likelihood at a place * message; returns its sum."""
     message, weight, p = work.message, work.weight, padding(work)
-    own, mass = slot * p, splat(weight.dtype.type(0))
+    offset, mass = slot * p, splat(weight.dtype.type(0))
     for j in range(0, p, width(weight)):
-        product = at_least(load(work.likelihood, at * p + j) * load(message, own + j), tiny)
-        store(weight, own + j, product)
+        product = at_least(load(work.likelihood, at * p + j) * load(message, offset + j), tiny)
+        store(weight, offset + j, product)
         mass = mass + product
     return total(mass)
 
@@ -128,7 +128,7 @@ def rescale(work: Any, slot: int, result: Any, to: int, n: int) -> None:
 
 @inlined
 def add(evidence: Any, at: int, x: Any) -> None:
-    """Add to a sum whose rounding error is kept beside it: Neumaier's."""
+    """Add to a sum and to its rounding error, by Neumaier's algorithm."""
     before = evidence[at]
     after = before + x
     evidence[at + 1] += (before - after) + x if abs(before) >= abs(x) else (x - after) + before
@@ -137,7 +137,7 @@ def add(evidence: Any, at: int, x: Any) -> None:
 
 @inlined
 def gain(evidence: Any, slot: int, top: Any, mass: Any) -> None:
-    """Log p(x) += top + log(mass), compensated; the logarithm is taken of many masses at once."""
+    """Log p(x) += top + log(mass), compensated; one logarithm serves many masses."""
     at = 3 * slot
     add(evidence, at, top)
     factor = evidence[at + 2] * mass

@@ -5,30 +5,30 @@ by the largest, the forward vectors $a_t$ and the backward vectors $b_t$, each n
 
 $$a_t \propto l_t \odot A^\top a_{t-1}, \qquad b_t \propto l_t \odot A\, b_{t+1}$$
 
-so both are a **sweep**: weigh the message by the likelihoods, normalise, record, push through a matrix. A sweep in the
-one direction **meets** the records of a sweep in the other: with message $m_t = A\, b_{t+1}$ and record $a_t$,
+so both are a **sweep**: weigh the message by the likelihoods, normalise, record, push through a matrix. A sweep in one
+direction **meets** the records of a sweep in the other: with message $m_t = A\, b_{t+1}$ and record $a_t$,
 
 $$P(s_t \mid x) = a_t \odot m_t / n_t, \quad n_t = \textstyle\sum a_t \odot m_t, \qquad
 P(s_t = i, s_{t+1} = j \mid x) = a_t(i)\, A_{ij}\, b_{t+1}(j) / n_t$$
 
 and the sums of the latter over t are $A_{ij} G_{ij}$ with $G = \sum_t (a_t / n_t) b_{t+1}^\top$, a matrix product over
-a block of steps. A forward sweep that records and a backward sweep that meets smooth a sequence; so do two that begin
-at its ends, pass in the middle, and meet what the other one recorded. Nothing else is stored by step and state: the
-posterior takes the place of the record.
+a block of steps. A forward sweep that records and a backward sweep that meets smooth a sequence; so do two
+that begin at its ends, pass in the middle, and meet the other's records. Nothing else is stored by step and state, as
+the posterior replaces the record.
 
 Numbers smaller than `TINY` are dropped. The evidence that this loses is, at each step, at most K `TINY` over the
-normaliser and over n_t. So where both exceed `LEAST` at all steps, every answer is right to rounding, whatever the
-tables; the kernels report where that is so.
+normaliser and over n_t. So if both exceed `LEAST` at all steps, every result is right to rounding for any tables. The
+kernels report for which sequences this holds.
 
-A chain says, for its kind of `Inputs`, what the tables of a step are (`load_step`), what a step does (`step`), how a
-message is pushed to the next one (`push`), and what is counted (`count`, `write_counts`). `step_by_likelihood` is the
-step described above, for chains whose table of a step is its likelihoods: those of matrices (`markov.cpu_matrix`) and
-factored copy chains (`factored_copy.cpu_moves`), which say what a step records and does where it meets a record.
+A chain defines, for its kind of `Inputs`, how the tables of a step are loaded (`load_step`), the step (`step`), how a
+message is pushed to the next step (`push`), and the counts (`count`, `write_counts`). `step_by_likelihood` is the step
+described above, for chains whose table of a step is its likelihoods: those of matrices (`markov.cpu_matrix`) and
+factored copy chains (`factored_copy.cpu_moves`). They define how a step records (`record`) and meets a record (`meet`).
 
-Sequences of a group go side by side as far as the shortest goes; what remains of each is swept on its own. Where they
-share a table, each row of it is loaded once for all. A step of a recursion waits for the one before, so that several
-recursions side by side take little longer than one: a sequence that is alone is swept from both ends at once. If
-several threads are to have a share of it, each sweeps a `Part` of its steps in that way.
+Sequences of a group are swept side by side up to the length of the shortest; the rest of each is swept alone. If they
+share a table, each row of it is loaded once for all. A step of a recursion waits for the previous step, so several
+recursions side by side take little longer than one. A single sequence is therefore swept from both ends at once. If
+several threads share it, each sweeps a `Part` of its steps in this way.
 """
 
 import inspect
@@ -53,14 +53,14 @@ LEAST = {torch.float32: 1e-10, torch.float64: 1e-100}
 
 
 class Sweep(NamedTuple):
-    """A direction of time, and whether records are met or made."""
+    """The direction of a sweep, and whether it meets records or makes them."""
 
     forward: bool
     meets: bool
 
 
 class Part(NamedTuple):
-    """Steps low <= t < high of a sequence, whose messages at both ends come from sweeping a margin of steps outside."""
+    """Steps low <= t < high of a sequence, with messages at both ends from sweeps over a margin of steps outside."""
 
     low: int
     high: int
@@ -71,7 +71,7 @@ APPROACH, SMOOTH, JOIN = range(3)  # the stages in which a sequence is smoothed 
 
 
 class Stride(NamedTuple):
-    """The part of a sweep that some slots of a group take together: steps begin, begin + step, .. before end."""
+    """A part of a sweep, for some slots of a group together: steps begin, begin + step, .. before end."""
 
     first: int  # slot
     n: int  # slots
@@ -89,7 +89,7 @@ def load_step(inputs: Any, work: Any, at: int, b: int, t: int) -> None:
 def step(
     inputs: Any, outputs: Any, work: Any, slot: int, at: int, b: int, t: int, depth: int, forward: bool, meets: bool
 ) -> None:
-    """Step t of sequence b, whose tables are at a place: its record is met or made, and its weights replace it."""
+    """Step t of sequence b, whose tables are at a place: it meets or makes its record, and write its weights."""
     raise TypeError("step: only inside a numba kernel")
 
 
@@ -99,27 +99,27 @@ def push(inputs: Any, work: Any, group: Any, stride: Any, together: bool, t: int
 
 
 def record(inputs: Any, outputs: Any, work: Any, slot: int, b: int, t: int, mass: Any) -> None:
-    """Write the results of a sweep that meets nothing, whose weights have the sum `mass`."""
+    """Write the results of a sweep that makes records; its weights have the sum `mass`."""
     raise TypeError("record: only inside a numba kernel")
 
 
 def meet(inputs: Any, outputs: Any, work: Any, slot: int, b: int, t: int, depth: int, forward: bool) -> Any:
-    """The posterior takes the place of the record; what is to be counted is kept at `depth`. Returns n_t."""
+    """Replace the record by the posterior, and keep vectors for counts at `depth`. Returns n_t."""
     raise TypeError("meet: only inside a numba kernel")
 
 
 def count(inputs: Any, work: Any, stride: Any, depth: int, renew: bool) -> None:
-    """Count what the last `depth` steps have kept, and if `renew`, add all counts to their float64 sums."""
+    """Count the vectors of the last `depth` steps, and if `renew`, add all counts to their float64 sums."""
     raise TypeError("count: only inside a numba kernel")
 
 
 def write_counts(inputs: Any, outputs: Any, work: Any, b: int, slot: int, forward: bool) -> None:
-    """Add the sums of a slot to the counts of sequence b; they are then 0."""
+    """Add the sums of a slot to the counts of sequence b, and reset them to 0."""
     raise TypeError("write_counts: only inside a numba kernel")
 
 
 def for_inputs(kind: type, hook: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorates what one of these functions does where the `inputs`, its first argument, are of some kind."""
+    """A decorator: the implementation of one of these functions for a kind of `inputs`, its first argument."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         body, options = inspect.unwrap(function), cast(Any, INLINED)  # numba cannot compile through a wrapper
@@ -134,10 +134,10 @@ def for_inputs(kind: type, hook: Callable[..., Any]) -> Callable[[Callable[..., 
 
 
 def workspace(n_states: int, dtype: torch.dtype, *, tables: int = 1, kept: int = 0, counted: int = 0) -> Any:
-    """A thread's working memory: so many tables a step, and numbers a slot that are kept to be counted, and counts."""
+    """A thread's working memory, for `tables` per step, and per slot `kept` numbers for counts and `counted` counts."""
     p, line = padded(n_states, dtype.itemsize), BYTES // dtype.itemsize
     sizes = [GROUP * n for n in (p, tables * p, p, 1, kept, kept, counted, 1)]
-    rooms = [-(-size // line) * line for size in sizes]  # nothing of another thread's within a cache line
+    rooms = [-(-size // line) * line for size in sizes]  # threads share no cache line
     whole = zeros(sum(rooms), dtype=dtype).numpy()
     ends = zip(accumulate(rooms), rooms, sizes, strict=True)
     *arrays, top = (whole[end - room :][:size] for end, room, size in ends)
@@ -148,9 +148,9 @@ def workspace(n_states: int, dtype: torch.dtype, *, tables: int = 1, kept: int =
 
 @contextmanager
 def keeping(rooms: list[Any], steps: int, sharing: int = 1) -> Iterator[list[Any]]:
-    """The same with room for the tables of so many steps, so that a sweep that meets takes no exponentials.
+    """The workspaces with room for the tables of all steps, so that a sweep that meets takes no exponentials.
 
-    `sharing`: so many of them, one after another, work on one sequence.
+    `sharing`: this many successive workspaces share one sequence.
     """
     p, dtype = rooms[0].likelihood.size // GROUP, rooms[0].weight.dtype
     n, aligned = len(rooms) // sharing, -(-steps // BYTES) * BYTES
@@ -164,8 +164,10 @@ def keeping(rooms: list[Any], steps: int, sharing: int = 1) -> Iterator[list[Any
 
 @inlined
 def load(inputs: Any, work: Any, slot: int, home: int, b: int, t: int, meets: bool) -> None:
-    """Load a step, unless it was kept. Apart from `step`: a processor sees too few operations ahead to have the
-    exponentials of one slot begun while it waits for the recursion of another."""
+    """Load a step, unless it was kept.
+
+    This is separate from `step`, because a processor looks too few operations ahead to begin the exponentials of one
+    slot while it waits for the recursion of another."""
     if not meets or work.top.size == GROUP:
         load_step(inputs, work, place(inputs, work, slot, home, t), b, t)
 
@@ -190,7 +192,7 @@ def step_by_likelihood(
 
 @inlined
 def end_sweep(outputs: Any, work: Any, slot: int, b: int, forward: bool) -> None:
-    """Normalise the last vector of a slot, and write whether it kept every digit."""
+    """Normalise the last vector of a slot, and write whether all digits were kept."""
     p = padding(work)
     rescale(work, slot, work.weight, slot * p, p)
     work.inverse[slot] = work.weight.dtype.type(1)
@@ -262,7 +264,7 @@ def begin(inputs: Any, work: Any, slot: int, b: int, forward: bool) -> None:
 
 @inlined
 def finish(inputs: Any, outputs: Any, work: Any, b: int, slot: int) -> None:
-    """Write log p(x) of a sequence, and 0 beyond its end."""
+    """Write log p(x) of a sequence, and 0 after its end."""
     evidence, n_steps, n_states = work.evidence, inputs.n_steps, inputs.n_states
     outputs.log_normalizer[b] = evidence[3 * slot] + (evidence[3 * slot + 1] + np.log(evidence[3 * slot + 2]))
     outputs.state[(b * n_steps + inputs.lengths[b]) * n_states : (b + 1) * n_steps * n_states] = 0
@@ -272,10 +274,10 @@ def finish(inputs: Any, outputs: Any, work: Any, b: int, slot: int) -> None:
 
 @inlined
 def stride_of(lengths: Any, group: Any, n: int, sweep: Any, part: int) -> Any:
-    """Stride 0..n of a group's sweep, in the order in which they are taken; it may have no steps.
+    """Stride 0..n of a group's sweep, in the order of the sweep; it may have no steps.
 
-    The steps that all n sequences have are taken side by side, before or after what remains of each: the sequences
-    begin together.
+    The steps that all n sequences have are taken side by side, before or after the rest of each. The first steps of
+    the sequences coincide.
     """
     shared = lengths[group[0]]
     for slot in range(1, n):
@@ -290,7 +292,7 @@ def stride_of(lengths: Any, group: Any, n: int, sweep: Any, part: int) -> Any:
 
 @inlined
 def begin_both_ways(inputs: Any, work: Any, group: Any) -> None:
-    """Make two slots ready for a sequence that is alone in its group."""
+    """Make two slots ready for a single sequence of a group."""
     group[1] = group[0]
     begin(inputs, work, 0, group[0], True)
     begin(inputs, work, 1, group[0], False)
@@ -298,9 +300,9 @@ def begin_both_ways(inputs: Any, work: Any, group: Any) -> None:
 
 @inlined
 def smooth_both_ways(inputs: Any, outputs: Any, work: Any, group: Any, low: int, high: int) -> None:
-    """Smooth steps low <= t < high of a sequence; of an odd number of them the backward sweep records one more.
+    """Smooth steps low <= t < high of a sequence; if their number is odd, the backward sweep records one more.
 
-    The pair of steps in the middle is counted by the forward sweep.
+    The forward sweep counts the pair of steps in the middle.
     """
     p, half = padding(work), (high - low) // 2
     middle, odd = low + half, (high - low) % 2 > 0
@@ -345,12 +347,11 @@ def sweep_groups(inputs: Any, outputs: Any, work: Any, groups: Any, n_sweeps: in
 
 @lean_kernel
 def sweep_part(inputs: Any, outputs: Any, work: Any, group: Any, part: Any, stage: int) -> None:
-    """A stage of smoothing part of a sequence, each of which all parts must have ended before the next is begun.
+    """A stage of smoothing part of a sequence. All parts must have ended a stage before the next one begins.
 
-    - `APPROACH`: sweep the margins. Where they lie outside the sequence, nothing is to be swept. What they record is
-      overwritten later.
+    - `APPROACH`: sweep the margins inside the sequence. Their records are overwritten later.
     - `SMOOTH`: sweep the part.
-    - `JOIN`: meet the first step of the next part, whose record is where it was, so that the move to it is counted.
+    - `JOIN`: meet the first step of the next part, whose record is still there, to count the move to it.
     """
     b, n = group[0], inputs.lengths[group[0]]
     if stage == APPROACH:

@@ -23,39 +23,40 @@ from ..numerics.gpu import BUSY, INTERPRETED, processors
 Kernel = Callable[..., tuple[Tensor, ...]]
 
 _SHORT = 8 if INTERPRETED else 1024  # steps of a stretch, at least
-_MARGIN = 4  # stretches are so many times as long as their margins, but for the longest
+_MARGIN = 4  # least ratio of the length of a stretch to its margin
 _FORGOTTEN = 1 << 12  # steps of a margin, at most
 _AGREED = 64  # roundings
 
 
 class Stretches(NamedTuple):
-    """Windows of every sequence, of `own` steps with a margin on each side; the first stretch begins a margin early."""
+    """Windows of every sequence, of `size` steps with a margin on each side; the first stretch begins a margin
+    early."""
 
     count: int
-    own: int
+    size: int
     margin: int
     steps: int  # of a sequence
 
     def cut(self, table: Tensor) -> Tensor:
-        """The windows [n, W, L, ...] of a table [n, T, ...], zeros beyond its end."""
-        length = self.own + 2 * self.margin
-        wide = table.new_zeros(len(table), (self.count - 1) * self.own + length, *table.shape[2:])
+        """The windows [n, W, L, ...] of a table [n, T, ...], zeros after its end."""
+        length = self.size + 2 * self.margin
+        wide = table.new_zeros(len(table), (self.count - 1) * self.size + length, *table.shape[2:])
         wide[:, : self.steps] = table
-        return wide.unfold(1, length, self.own).movedim(-1, 2).contiguous()
+        return wide.unfold(1, length, self.size).movedim(-1, 2).contiguous()
 
     def starts(self, initial: Tensor) -> Tensor:
-        """What windows [n, W, K] begin with, of no account but for the first of each sequence [n, K]."""
+        """The initial tables [n, W, K] of windows; only the first of each sequence, from [n, K], is used."""
         anything = initial.new_zeros(len(initial), self.count - 1, initial.shape[-1])
         return torch.cat([initial.unsqueeze(1), anything], 1)
 
     def lengths(self, lengths: Tensor) -> Tensor:
         """The steps [n, W] of every window; 0 for those after the end of a sequence [n]."""
-        first = self.own * torch.arange(self.count, device=lengths.device)
-        return (lengths.unsqueeze(-1) - first).clamp(0, self.own + 2 * self.margin)
+        first = self.size * torch.arange(self.count, device=lengths.device)
+        return (lengths.unsqueeze(-1) - first).clamp(0, self.size + 2 * self.margin)
 
     def join(self, table: Tensor) -> Tensor:
         """The results [n, T, ...] of the stretches of windows [n, W, L, ...]."""
-        stretches = table[:, :, self.margin : self.margin + self.own].flatten(1, 2)
+        stretches = table[:, :, self.margin : self.margin + self.size].flatten(1, 2)
         return torch.cat([table[:, 0, : self.margin], stretches], 1)[:, : self.steps]
 
     def agree(self, filtered: Tensor, smoothed: Tensor | None, lengths: Tensor) -> Tensor:
@@ -66,12 +67,12 @@ class Stretches(NamedTuple):
         return (agreed | (self.lengths(lengths)[:, 1:] <= self.margin)).all(-1)
 
     def _alike(self, belief: Tensor, step: int) -> Tensor:
-        begun, gone = belief[:, 1:, step], belief[:, :-1, self.own + step]
+        begun, gone = belief[:, 1:, step], belief[:, :-1, self.size + step]
         return ((begun - gone).abs() <= _AGREED * torch.finfo(belief.dtype).eps * gone).all(-1)
 
 
 def _stretches_of(likelihood: Tensor, lengths: Tensor) -> Stretches | None:
-    """How sequences [*b] with tables [.., T, K] are to be cut, if they are so few and long that it is worth while."""
+    """The windows of sequences [*b] with tables [.., T, K]; None if cutting is not worth while."""
     n, steps = lengths.numel(), likelihood.shape[-2]
     count = min(BUSY * processors(lengths) // max(1, n), steps // _SHORT)
     if count < 2:
@@ -82,24 +83,24 @@ def _stretches_of(likelihood: Tensor, lengths: Tensor) -> Stretches | None:
 
 
 def whole(tables: Sequence[Tensor], n_own: Sequence[int], batch: torch.Size) -> list[Tensor]:
-    """Tables, each with so many axes of its own, with the batch axes of all in one."""
+    """Tables with all batch axes expanded and flattened into one; `n_own` has the number of other axes of each."""
     event_shapes = [table.shape[table.dim() - n :] for table, n in zip(tables, n_own, strict=True)]
     return [table.expand(*batch, *o).reshape(batch.numel(), *o) for table, o in zip(tables, event_shapes, strict=True)]
 
 
-class Found(NamedTuple):
-    """What a kernel finds of windows, and of the sequences that they are cut from."""
+class WindowResults(NamedTuple):
+    """The results of a kernel for windows, and for the sequences of these windows."""
 
     failed: Tensor  # [n, W]
     filtered: Tensor  # [n, W, L, K]
     smoothed: Tensor | None
-    results: list[Tensor]  # of the kernel for whole sequences, but for `failed`, their batch axes in one
+    results: list[Tensor]  # as of the kernel for whole sequences, without `failed`, with one batch axis
 
 
-def in_stretches(kernel: Kernel, find: Callable[..., Found], *arguments: Any) -> tuple[Tensor, ...]:
-    """The results of a kernel for whole sequences, or, if these are few and long, for stretches of them.
+def in_stretches(kernel: Kernel, find: Callable[..., WindowResults], *arguments: Any) -> tuple[Tensor, ...]:
+    """The results of a kernel for whole sequences, or for stretches of them if these are few and long.
 
-    `arguments` are tables (that of likelihoods last) and lengths. `find` gets the kernel and the stretches before them.
+    `arguments` are tables (likelihoods last) and lengths. `find` gets the kernel and the stretches before them.
     """
     *tables, lengths = arguments
     stretches = _stretches_of(tables[-1], lengths)

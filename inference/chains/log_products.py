@@ -2,9 +2,9 @@ r"""Products of all steps of discrete chains at once, in plain torch and in loga
 
 A step is a matrix of K x K log-weights. Products of matrices are an associative scan: about $2 \log_2 T$ batched
 operations replace a loop over T, with $K^3$ exponentials a step. This is faster for few sequences of few states, whose
-loops mostly wait for Python. Each product is held as a matrix whose rows sum to one, and the logarithms of what the
-rows were divided by, so that no row loses digits beside a larger one. The loops are differentiable, and take the
-sequences that kernels hand back as doubtful.
+loops mostly wait for Python. Each product is a matrix whose rows sum to one, with the logarithms of the rows'
+divisors, so that no row loses digits next to a larger one. The loops are differentiable. They also compute sequences
+for which a kernel is not certain.
 """
 
 import torch
@@ -18,7 +18,7 @@ from ..numerics.prefixes import Elements, prefixes
 
 
 def repays(table: Float[Tensor, "*b T K"], *tables: Tensor | None) -> bool:
-    """Whether products take less time than a loop over the steps of a table; never where derivatives are recorded."""
+    """Whether products take less time than a loop over the steps of a table; never if derivatives are recorded."""
     return is_scanned(table) and not differentiated(table, *tables) and not transformed()
 
 
@@ -29,7 +29,7 @@ def beliefs(start: Float[Tensor, "*b K"], moves: Float[Tensor, "T *b K K"]) -> F
 
 
 def futures(moves: Float[Tensor, "T *b K K"]) -> Float[Tensor, "T *b K"]:
-    """The log-weights of everything from each move on, by the state before it; the largest is 0."""
+    """The log-weights of all steps from each move on, by the state before it; the largest is 0."""
     steps = _over_rows(moves.flip(0), moves.new_zeros(()))
     _, scale = prefixes(lambda later, earlier: _join(earlier, later), steps)
     return scale.flip(0)

@@ -1,4 +1,4 @@
-r"""The naive factorisation, for comparison: q(s_1) ... q(s_T), every step on its own.
+r"""The naive factorisation, for comparison: q(s_1) ... q(s_T), with independent steps.
 
 With log weights $W_t(i, j)$ of a move from i to j at step t (for a copy chain the gate is summed out of it, since a
 held step joins the states on both sides) and $\lambda_t(j)$ of being in j, the bound and the update of one step are
@@ -30,14 +30,14 @@ def independent_steps(
     q: Float[Tensor, "*b T K"],
     sweeps: int,
 ) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b T K"]]:
-    r"""The bound B(q), and q after some sweeps over all steps; 0 beyond the end of a sequence.
+    r"""The bound B(q), and q after some sweeps over all steps; 0 after the end of a sequence.
 
     Arguments:
-        local: $\lambda_t$, 0 beyond the end.
-        forward: from q to $W_t^\top q_{t-1}$ of every step, 0 of the first and beyond the end.
-        backward: from q to $W_{t+1} q_{t+1}$ of every step, 0 of the last.
+        local: $\lambda_t$, 0 after the end.
+        forward: maps q to $W_t^\top q_{t-1}$ of every step, 0 at the first step and after the end.
+        backward: maps q to $W_{t+1} q_{t+1}$ of every step, 0 at the last step.
         inside: the steps that belong to their sequence.
-        q: where to start.
+        q: the start.
     """
     sweeps = check_integer("sweeps", sweeps, least=0)
     odd = (torch.arange(local.shape[-2], device=local.device) % 2 == 1).unsqueeze(-1)

@@ -124,9 +124,6 @@ def recompute(again: Complaint, *kinds: type[Exception]) -> AbstractContextManag
     return _replace(again, kinds, lambda pending: [(torch.stack([bad for bad, _ in pending]).any(), again)])
 
 
-redone = recompute  # the former name, still imported by `switching/fitting/chunked.py`
-
-
 @contextmanager
 def _replace(
     again: Complaint, kinds: tuple[type[Exception], ...], replacement: Callable[[list[Check]], list[Check]]

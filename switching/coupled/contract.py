@@ -1,9 +1,9 @@
-r"""What models of several coupled copy chains share: exact inference over all joint states.
+r"""The base of models of several coupled copy chains: exact inference over all joint states.
 
 The chains of a model with D of them, $s_{1t}, \ldots, s_{Dt}$, are together one Markov chain over joint states, the
-`product`; every exact answer is one of that, taken apart. A gate $z_{dt}$ is not in the joint state, but given two
-neighbouring ones its probability is a table, $G_d = P(z_{dt} = 1 \mid s_{t-1}, s_t)$. So with the belief $b_t$ about
-$s_t$, filtered or smoothed, and the filtered $a_{t-1}$
+`product`. Exact inference uses the product and splits its results by chain. A gate $z_{dt}$ is not part of the joint
+state, but given two successive joint states its probability is a table, $G_d = P(z_{dt} = 1 \mid s_{t-1}, s_t)$. So
+with the belief $b_t$ about $s_t$, filtered or smoothed, and the filtered $a_{t-1}$
 
 $$P(z_{dt} = 1 \mid \ldots) = \sum_j b_t(j)\, \frac{\sum_i a_{t-1}(i) A_{ij} G_d(i, j)}{\sum_i a_{t-1}(i) A_{ij}}.$$
 
@@ -57,7 +57,7 @@ class CoupledDraw(Record):
 
 @dataclass(frozen=True, repr=False)
 class CoupledBelief(Record):
-    """The exact marginals of each chain, and the evidence of the whole; 0 beyond the end of a sequence."""
+    """The exact marginals of each chain, and the evidence of the whole; 0 after the end of a sequence."""
 
     log_normalizer: Float[Tensor, "*b"]  # log p(x)
     state: tuple[Float[Tensor, "*b T _"], ...]  # P(s_dt | ...), a table for each chain
@@ -66,7 +66,7 @@ class CoupledBelief(Record):
 
 @dataclass(frozen=True, repr=False)
 class CoupledViterbi(Record):
-    """The most probable path of all states, gates summed out; -1 beyond the end of a sequence."""
+    """The most probable path of all states, gates summed out; -1 after the end of a sequence."""
 
     path: Int[Tensor, "*b T D"]
     log_probability: Float[Tensor, "*b"]  # log P(path, x)
@@ -74,7 +74,7 @@ class CoupledViterbi(Record):
 
 @dataclass(frozen=True, repr=False)
 class CoupledSampled(Record):
-    """Independent draws of whole paths and gates given a sequence; -1, and no redraw, beyond its end."""
+    """Independent draws of whole paths and gates given a sequence; -1, and no redraw, after its end."""
 
     path: Int[Tensor, "n *b T D"]
     redraw: Bool[Tensor, "n *b T D"]
@@ -82,7 +82,7 @@ class CoupledSampled(Record):
 
 @dataclass(frozen=True, repr=False)
 class CoupledPaths(Record):
-    """The structured approximation: each chain's exact marginals under q, and how the bound rose."""
+    """The structured approximation: each chain's exact marginals under q, and the trace of the bound."""
 
     state: tuple[Float[Tensor, "*b T _"], ...]  # q(s_dt)
     redraw: Float[Tensor, "*b T D"]  # q(z_dt = 1)
@@ -100,13 +100,13 @@ class CoupledSSM(Model):
     emission: Emission
 
     def __init__(self, chain_sizes: Sequence[int], emission: Emission) -> None:
-        given = check_parts("chain_sizes", chain_sizes)
-        sizes = tuple(check_integer(f"chain_sizes[{d}]", size) for d, size in enumerate(given))
+        parts = check_parts("chain_sizes", chain_sizes)
+        sizes = tuple(check_integer(f"chain_sizes[{d}]", size) for d, size in enumerate(parts))
         check_kind("emission", emission, self.emissions, self.of_emissions)
         check_integer("n_features", emission.n_features)
         super().__init__(chain_sizes=sizes, emission=emission)
 
-    emissions: ClassVar[tuple[type, ...]] = (Emission,)  # the kinds that it takes
+    emissions: ClassVar[tuple[type, ...]] = (Emission,)  # supported kinds
     of_emissions: ClassVar[str] = "an emission such as Normal(n_features)"
 
     def _made(self) -> str:
@@ -136,7 +136,7 @@ class CoupledSSM(Model):
         """The first n values whose names differ in the number of a chain."""
         return [self._values[f"{name}_{d}"] for d in range(1, n + 1)]
 
-    # ---- what a model says -----------------------------------------------------------------------------------------
+    # ---- the model -------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def product_of(self, values: Parameters) -> Parameters:
@@ -149,16 +149,16 @@ class CoupledSSM(Model):
 
     @abstractmethod
     def gates_of(self, values: Parameters) -> Float[Tensor, "*r D J J"]:
-        """P(z_d = 1 | joint state before, joint state) under parameters `[*r, ...]`: 0 where that cannot be."""
+        """P(z_d = 1 | previous joint state, joint state) under parameters `[*r, ...]`; 0 if it is impossible."""
 
     @abstractmethod
     def _step(self, t: int, states: list[Tensor]) -> tuple[list[Tensor], Any]:
-        """The sites of one step (from 1) given the states before it; the states, and the distribution of x_t."""
+        """The sites of step t (from 1) given the previous states; the states, and the distribution of x_t."""
 
     def forward(
         self, x: Tensor | None = None, *, n_steps: int | None = None, batch_shape: tuple[int, ...] = ()
     ) -> Tensor:
-        """The Pyro program: sites `z_t_d`, `s_t_d` for each chain and `x_t`; conditioned on x where given."""
+        """The Pyro program: sites `z_t_d`, `s_t_d` for each chain and `x_t`; conditioned on x if it is given."""
         if x is not None:
             n_steps, batch_shape = x.shape[-2], tuple(x.shape[:-2])
         assert n_steps is not None
@@ -174,12 +174,12 @@ class CoupledSSM(Model):
 
     @abstractmethod
     def engine(self, x: Any, *, check: bool = True, **given: Unpack[Given]) -> VMP:
-        """The model at its values on the engine, a block of exact paths for each chain."""
+        """The engine of the model at its values, with a block of exact paths for each chain."""
 
     @property
     @abstractmethod
     def _axes(self) -> tuple[int, ...]:
-        """The sizes of a joint state's axes, the last of which are those of the chains."""
+        """The sizes of a joint state's axes; the last D are the chains' sizes."""
 
     # ---- inference given the values --------------------------------------------------------------------------------
 
@@ -187,12 +187,12 @@ class CoupledSSM(Model):
         self.emission.check(series.observations)
 
     def read(self, x: Any, *, horizon: int = 0, **given: Unpack[Given]) -> Series:
-        """As `SwitchingSSM.read`; in the dtype and on the device of the values, where there are some."""
+        """As `SwitchingSSM.read`; in the dtype and on the device of the values, if there are values."""
         series = super().read(x, horizon=horizon, **given)
         return series.like(self._like) if self.values else series
 
     def problem(self, x: Any, **given: Unpack[Given]) -> Problem:
-        """The `product` and the series x: what exact inference takes."""
+        """The `product` and the series x, as one input for exact inference."""
         return self.product.problem(self.read(x, **given))
 
     def log_evidence(self, x: Any, **given: Unpack[Given]) -> Tensor:
@@ -201,22 +201,22 @@ class CoupledSSM(Model):
 
     def filter(self, x: Any, **given: Unpack[Given]) -> CoupledBelief:
         """P(s_dt | x_1..t) and P(z_dt = 1 | x_1..t), exact."""
-        found = self.product.filter(self.read(x, **given))
-        redraw = self._gates(found.state, found.state, self._values)
-        return CoupledBelief(found.log_normalizer, self._split(found.state), redraw)
+        filtered = self.product.filter(self.read(x, **given))
+        redraw = self._gates(filtered.state, filtered.state, self._values)
+        return CoupledBelief(filtered.log_normalizer, self._split(filtered.state), redraw)
 
     def smooth(self, x: Any, **given: Unpack[Given]) -> CoupledBelief:
         """P(s_dt | x) and P(z_dt = 1 | x), exact."""
         chain = self.product.chain(self.read(x, **given))
         with naming("x"):
-            found = chain.smooth()
-        redraw = self._gates(found.state, chain.filter().state, self._values)
-        return CoupledBelief(found.log_normalizer, self._split(found.state), redraw)
+            smoothed = chain.smooth()
+        redraw = self._gates(smoothed.state, chain.filter().state, self._values)
+        return CoupledBelief(smoothed.log_normalizer, self._split(smoothed.state), redraw)
 
     def viterbi(self, x: Any, **given: Unpack[Given]) -> CoupledViterbi:
         """The most probable path of all states, `[*batch, T, D]`, gates summed out."""
-        found = self.product.viterbi(self.read(x, **given))
-        return CoupledViterbi(self._apart(found.path), found.log_probability)
+        best = self.product.viterbi(self.read(x, **given))
+        return CoupledViterbi(self._apart(best.path), best.log_probability)
 
     def sample_posterior(self, x: Any, n: int, seed: Seed = None, **given: Unpack[Given]) -> CoupledSampled:
         """n independent paths and gates from the posterior given the whole series: `path [n, *batch, T, D]`."""
@@ -231,7 +231,7 @@ class CoupledSSM(Model):
         return CoupledSampled(self._apart(joint), (uniform < whole) & (joint >= 0).unsqueeze(-1))
 
     def simulate(self, n_steps: int, batch_shape: tuple[int, ...] = (), *, seed: Seed = None) -> CoupledDraw:
-        """A draw of states, gates and observations; a seed makes it repeatable and leaves global state alone."""
+        """A draw of states, gates and observations. A seed makes it repeatable and does not touch global state."""
         n_steps, batch_shape = check_integer("n_steps", n_steps), check_batch_shape("batch_shape", batch_shape)
         some = tuple(max(1, n) for n in batch_shape)  # Pyro's plates are never empty
         with seeded(seed, self._like):
@@ -241,15 +241,15 @@ class CoupledSSM(Model):
         return CoupledDraw(*drawn)
 
     def forecast(self, x: Any, horizon: int, **given: Unpack[Given]) -> Forecast:
-        """States, gates and observations at each of the `horizon` steps after the last one of x.
+        """States, gates and observations at each of the `horizon` steps after the end of x.
 
-        `state` holds a table for each chain, `redraw` a column.
+        `state` has a table for each chain, `redraw` a column for each.
         """
         series = self.read(x, **given)
-        found = self.product.forecast(series, horizon)
-        assert isinstance(found.state, Tensor)
-        redraw = self._values["redraw_prob"].to(found.state).expand(*found.state.shape[:-1], -1)
-        return replace(found, state=self._split(found.state), redraw=redraw, series=series, source=self)
+        joint = self.product.forecast(series, horizon)
+        assert isinstance(joint.state, Tensor)
+        redraw = self._values["redraw_prob"].to(joint.state).expand(*joint.state.shape[:-1], -1)
+        return replace(joint, state=self._split(joint.state), redraw=redraw, series=series, source=self)
 
     def infer(self, x: Any, max_steps: int = 200, tol: float = 1e-10, **given: Unpack[Given]) -> CoupledPaths:
         """The best q of independent chains, by coordinate ascent from the prior; the bound rises with every update."""
@@ -261,10 +261,10 @@ class CoupledSSM(Model):
     @property
     @abstractmethod
     def fresh_probs(self) -> tuple[Float[Tensor, "_"], ...]:
-        """What the prior says of a fresh state of each chain."""
+        """The prior probabilities of a fresh state of each chain."""
 
     def durations(self, x: Any = None, **given: Unpack[Given]) -> tuple[Float[Tensor, "_"], ...]:
-        """The expected number of steps from entering each state of each chain to leaving it, whatever x."""
+        """The expected number of steps from entering each state of each chain to leaving it; x is not used."""
         chains = zip(self._values["redraw_prob"].unbind(-1), self.fresh_probs, strict=True)
         return tuple(1 / (rho * (1 - probs)) for rho, probs in chains)
 
@@ -275,11 +275,11 @@ class CoupledSSM(Model):
         return self.product.start(batch_shape)
 
     def update(self, state: StreamState, x_t: Any) -> tuple[StreamState, StreamOutput]:
-        """Take in one observation of each stream, exactly; see `SwitchingSSM.update`."""
+        """Add one observation of each stream, exactly; see `SwitchingSSM.update`."""
         after, out = self.product.update(state, x_t)
         assert after.belief is not None
         before = after.belief if state.belief is None else state.belief
-        two = torch.stack([before, after.belief], -2)  # of which the first step counts as drawn
+        two = torch.stack([before, after.belief], -2)  # the first step counts as redrawn
         redraw = self._gates(two, two, self.values_like(two))[..., 0 if state.belief is None else 1, :]
         return after, StreamOutput(self._split(after.belief), redraw, out.log_increment)
 
@@ -287,7 +287,7 @@ class CoupledSSM(Model):
 
     @abstractmethod
     def graph(self, series: Series, options: Options) -> Any:
-        """Blocks, factors and labels to learn from: see `fitting.graph.Graph`."""
+        """Blocks, factors and starting labels for fits: see `fitting.graph.Graph`."""
 
     def fit(
         self,
@@ -302,7 +302,7 @@ class CoupledSSM(Model):
         *,
         lengths: Any = None,
     ) -> "Fit[Any]":
-        """Fit the parameters to sequences. Chains are independent under q, so that both methods raise a bound.
+        """Fit the parameters to sequences. Chains are independent under q, so both methods maximise a bound.
 
         Arguments:
             method: "em": points; "vmp": a posterior of the parameters.
@@ -337,7 +337,7 @@ class CoupledSSM(Model):
     # ---- joint states ----------------------------------------------------------------------------------------------
 
     def probabilities(self, chain: Chain, values: Parameters) -> Probabilities:
-        """As `SwitchingSSM.probabilities`: of each chain's states, and of its redraws."""
+        """As `SwitchingSSM.probabilities`, for the states and the redraws of each chain."""
         smoothed, filtered = chain.smooth().state, chain.filter().state
         states = {
             f"state_probability_{d}": (state, (f"state_{d}",)) for d, state in enumerate(self._split(smoothed), start=1)
@@ -355,11 +355,11 @@ class CoupledSSM(Model):
         reached = before @ moves
         share = torch.where(belief[..., 1:, :] > 0, belief[..., 1:, :] / reached, 0.0)
         later = [(share * (before @ (moves * widened(g, 2, n_batch)))).sum(-1) for g in gates.unbind(-3)]
-        inside = belief.sum(-1)  # 0 beyond the end of a sequence
+        inside = belief.sum(-1)  # 0 after the end of a sequence
         return torch.stack([torch.cat([inside[..., :1], gate], -1) for gate in later], -1)
 
     def _split(self, joint: Tensor) -> tuple[Tensor, ...]:
-        """The beliefs about each chain in one about the joint state."""
+        """The beliefs about each chain, from the belief about the joint state."""
         return marginals(joint, self._axes)[-self.n_chains :]
 
     def _apart(self, path: Tensor) -> Tensor:
@@ -368,13 +368,13 @@ class CoupledSSM(Model):
 
 
 def paths_of(used: Sequence[CopyTables], elbo: Tensor, converged: bool) -> CoupledPaths:
-    """What q says, from its expected uses of each chain's tables."""
+    """The marginals of q, from its expected uses of each chain's tables."""
     redraw = torch.stack([stats.fresh.sum(-1) for stats in used], -1)
     return CoupledPaths(tuple(stats.fresh + stats.held for stats in used), redraw, elbo, converged)
 
 
 def draw_chain(t: int, d: int, rho: Tensor, probs: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Gate and state of chain d (from 0) at step t, given the state before it; None at the first step."""
+    """Gate and state of chain d (from 0) at step t, given the previous state; None at the first step."""
     rho = torch.ones_like(rho) if before is None else rho
     redraw = pyro.sample(f"z_{t}_{d + 1}", dist.Bernoulli(rho), infer={"enumerate": "parallel"})
     if before is not None:
@@ -400,7 +400,7 @@ def _draw(
 
 
 def prior_tables(rho: Tensor, log_fresh: Tensor, n_steps: int) -> CopyTables:
-    """log rho and the fresh states [K] as [T, K], and log(1 - rho) as [T, 1]; the first step redraws, whatever rho."""
+    """log rho and the fresh states [K] as [T, K], and log(1 - rho) as [T, 1]; the first step always redraws."""
     first = torch.arange(n_steps, device=rho.device) == 0
     log_rho = torch.where(first, 0.0, rho.log()).unsqueeze(-1)
     log_hold = torch.where(first, 0.0, torch.log1p(-rho)).unsqueeze(-1)

@@ -3,14 +3,15 @@ r"""`FactorialSSM`: D copy chains that jointly drive one observation (Ghahramani
 $$z_{dt} \sim \text{Bernoulli}(\rho_d), \quad s_{dt} = s_{d,t-1} \text{ if } z_{dt} = 0, \quad
 s_{dt} \sim \text{Categorical}(\pi_d) \text{ if } z_{dt} = 1, \qquad \eta_t = \textstyle\sum_d M_d[s_{dt}]$$
 
-It is the generative model of a minGRU with D hidden units: each unit is the belief of one chain, and what they say of
-the input they say together. The first step redraws all chains. Two emissions, whose log-likelihood is exactly
-multilinear in the chains' one-hot states, so that the bound below needs no further bound:
+It is the generative model of a minGRU with D hidden units: each unit is the belief of one chain, and all chains
+together emit the input. The first step redraws all chains. There are two emissions. Their log-likelihood is exactly
+multilinear in the chains' one-hot states, so the bound below needs no further approximation:
 
-    precision given   x_t ~ N(eta_t, precision^-1), a full or a diagonal matrix
-    no precision      x_tf ~ Poisson(exp eta_tf), log-linear: exp eta is a product over chains
+    normal    x_t ~ N(eta_t, precision^-1), a full or a diagonal matrix
+    counts    x_tf ~ Poisson(exp eta_tf), log-linear: exp eta is a product over chains
 
-A softmax or a logistic of $\eta_t$ is not: its normalizer joins all chains in the logarithm of a sum. It is left out.
+A softmax or a logistic of $\eta_t$ is not multilinear, because its normalizer is the logarithm of a sum over all
+chains. It is not supported.
 
 **Structured message passing.** $q = \prod_d q_d(z_d, s_d)$, each an exact chain. With $m_{dt} = E_q[s_{dt}]$
 
@@ -19,7 +20,7 @@ $$E \log N = -\tfrac12 \Big( x^\top P x - 2 x^\top P \textstyle\sum_d M_d^\top m
 + 2 \sum_{d < e} (M_d^\top m_d)^\top P\, M_e^\top m_e \Big) + \text{const}$$
 $$E \log \text{Poisson} = \textstyle\sum_f x_f \sum_d (M_d^\top m_d)_f - \prod_d (e^{M_d \top} m_d)_f - \log x_f!$$
 
-are what couples the chains; the message to one is the gradient with respect to its m. The exact posterior is that of
+couple the chains. The message to a chain is the gradient with respect to its m. The exact posterior is the posterior of
 one chain over $\prod_d K_d$ states.
 """
 
@@ -66,13 +67,13 @@ class FactorialSSM(CoupledSSM):
         emission: `MultivariateNormal(n_features)`; or `Poisson(n_features)`, counts with log rate eta.
 
     Parameters, d from 1 to D: `redraw_prob` [D]; `state_probs_d` [K_d], the fresh state's probabilities; `loc_d`
-    [K_d, F], what the states of chain d add to eta; and of normals `precision` [F, F], the inverse covariance of the
-    noise.
+    [K_d, F], the terms of the states of chain d in eta; and for normals `precision` [F, F], the inverse covariance of
+    the noise.
 
     Methods take x as `SwitchingSSM` does. NaN is missing; single features are marginalised.
 
     Raises:
-        TypeError: sizes that are no whole numbers, or another emission.
+        TypeError: sizes that are not whole numbers, or another emission.
         ValueError: sizes below 1.
 
     Example:
@@ -91,12 +92,12 @@ class FactorialSSM(CoupledSSM):
 
     @property
     def counts(self) -> bool:
-        """Whether it emits counts."""
+        """Whether the emission is of counts."""
         return isinstance(self.emission, Poisson)
 
     @property
     def loc(self) -> list[Tensor]:
-        """What the states of each chain add to eta: `[K_d, F]`."""
+        """The terms of each chain's states in eta: `[K_d, F]`."""
         return self._by_chain("loc", self.n_chains)
 
     @property
@@ -107,13 +108,13 @@ class FactorialSSM(CoupledSSM):
 
     @property
     def known(self) -> dict[str, Parameter]:
-        found = {"redraw_prob": Parameter((self.chain_name,), constraints.unit_interval)}
+        known = {"redraw_prob": Parameter((self.chain_name,), constraints.unit_interval)}
         for d in range(1, self.n_chains + 1):
-            found[f"state_probs_{d}"] = Parameter((f"state_{d}",), constraints.simplex)
-            found[f"loc_{d}"] = Parameter((f"state_{d}", "feature"))
+            known[f"state_probs_{d}"] = Parameter((f"state_{d}",), constraints.simplex)
+            known[f"loc_{d}"] = Parameter((f"state_{d}", "feature"))
         if not self.counts:
-            found["precision"] = self.emission.parameters["precision"].renamed({"state": None})
-        return found
+            known["precision"] = self.emission.parameters["precision"].renamed({"state": None})
+        return known
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -127,7 +128,7 @@ class FactorialSSM(CoupledSSM):
         return checked
 
     def n_free(self, fixed: Iterable[str]) -> int:
-        """How many numbers a fit chooses; what all states of one chain have in common may as well be another's."""
+        """The number of free parameters in a fit; a constant can move from all locations of one chain to another's."""
         return super().n_free(fixed) - (self.n_chains - 1) * self.n_features
 
     # ---- the generative program --------------------------------------------------------------------------------------
@@ -157,22 +158,22 @@ class FactorialSSM(CoupledSSM):
         rho = values["redraw_prob"].unbind(-1)
         probs, loc = ([values[f"{name}_{d}"] for d in chains] for name in ("state_probs", "loc"))
         eta = reduce(lambda a, b: (a.unsqueeze(-2) + b.unsqueeze(-3)).flatten(-3, -2), loc)
-        found = {
+        chain_values = {
             "initial_probs": reduce(_outer, probs),
             "transition_probs": reduce(_kron, [_moves(r, p) for r, p in zip(rho, probs, strict=True)]),
         }
         if self.counts:
-            return found | {"rate": eta.exp()}
-        return found | {"loc": eta, "precision": values["precision"].unsqueeze(-3).expand(*eta.shape, -1)}
+            return chain_values | {"rate": eta.exp()}
+        return chain_values | {"loc": eta, "precision": values["precision"].unsqueeze(-3).expand(*eta.shape, -1)}
 
     def gates_of(self, values: Parameters) -> Tensor:
         tables = []
         for d, rho in enumerate(values["redraw_prob"].unbind(-1)):
             probs = values[f"state_probs_{d + 1}"]
             moves = _moves(rho, probs)
-            own = torch.where(moves > 0, rho[..., None, None] * probs.unsqueeze(-2) / moves, 0.0)
-            ones = [torch.ones_like(own[..., :1, :1]).expand(*own.shape[:-2], k, k) for k in self.chain_sizes]
-            tables.append(reduce(_kron, [*ones[:d], own, *ones[d + 1 :]]))
+            gate = torch.where(moves > 0, rho[..., None, None] * probs.unsqueeze(-2) / moves, 0.0)
+            ones = [torch.ones_like(gate[..., :1, :1]).expand(*gate.shape[:-2], k, k) for k in self.chain_sizes]
+            tables.append(reduce(_kron, [*ones[:d], gate, *ones[d + 1 :]]))
         return torch.stack(tables, -3)
 
     @property
@@ -182,7 +183,7 @@ class FactorialSSM(CoupledSSM):
     # ---- message passing ---------------------------------------------------------------------------------------------
 
     def engine(self, x: Any, *, check: bool = True, **given: Unpack[Given]) -> VMP:
-        """The model at its values on the engine: a block `chain_d` (d from 1) of exact paths for each chain, and one
+        """The engine of the model at its values: a block `chain_d` (d from 1) of exact paths for each chain, and one
         factor."""
         series = self.read(x, **given)
         blocks, values, loc = [], series.observations, self.loc
@@ -207,7 +208,7 @@ class FactorialSSM(CoupledSSM):
         about = series.observations.new_zeros(self.n_features)
         if not counts:
             check_whole_steps(series.observations)
-            about = series.rows.double().nanmean(0).to(series.observations)  # of a constant feature that one itself
+            about = series.rows.double().nanmean(0).to(series.observations)  # the mean of a constant feature is exact
         shifted = series.shifted(about)
         x, n_axes = shifted.observations, len(series.batch_shape) + 1
         names = [f"chain_{d}" for d in range(1, self.n_chains + 1)]
@@ -224,18 +225,21 @@ class FactorialSSM(CoupledSSM):
         else:
             families["noise"], priors["noise"] = MatrixNormalWishart(sum(sizes)), noise_prior(x, sum(sizes))
             factors.append(joint_normal(x, MatrixNormalWishart(sum(sizes)), sizes, names))
-        paths = [paths_block(name, own, k, series) for name, own, k in zip(names, labels, sizes, strict=True)]
+        paths = [
+            paths_block(name, chain_labels, k, series)
+            for name, chain_labels, k in zip(names, labels, sizes, strict=True)
+        ]
 
         def collect(points: Points) -> Parameters:
             chains = range(1, len(sizes) + 1)
-            found = {"redraw_prob": torch.stack([points[f"redraw_{d}"] for d in chains], -1)}
-            found |= {f"state_probs_{d}": points[f"state_{d}"] for d in chains}
+            values = {"redraw_prob": torch.stack([points[f"redraw_{d}"] for d in chains], -1)}
+            values |= {f"state_probs_{d}": points[f"state_{d}"] for d in chains}
             if counts:
-                least = math.log(torch.finfo(x.dtype).tiny) / len(sizes)  # the log of a rate of 0 is no location
-                return found | {f"loc_{d}": points[f"rate_{d}"].log().clamp_min(least) for d in chains}
-            parts = points["noise"].loc.split(list(sizes), -2)  # each takes its share of `about`
-            found |= {f"loc_{d}": part + about / len(sizes) for d, part in enumerate(parts, start=1)}
-            return found | {"precision": points["noise"].precision}
+                least = math.log(torch.finfo(x.dtype).tiny) / len(sizes)  # a location cannot be the log of a rate of 0
+                return values | {f"loc_{d}": points[f"rate_{d}"].log().clamp_min(least) for d in chains}
+            parts = points["noise"].loc.split(list(sizes), -2)  # each chain gets an equal part of `about`
+            values |= {f"loc_{d}": part + about / len(sizes) for d, part in enumerate(parts, start=1)}
+            return values | {"precision": points["noise"].precision}
 
         return Graph(families, priors, factors, paths, collect)
 
@@ -245,13 +249,13 @@ def _check_rates(loc: Sequence[Tensor]) -> None:
     low, high = (torch.stack([getattr(part, end)(0) for part in loc]).sum(0) for end in ("amin", "amax"))
     if not bool((low.exp() > 0).all()) or not bool(high.exp().isfinite().all()):
         raise ValueError(
-            f"loc: got log rates that add up to {float(low.min()):.3g} at least and {float(high.max()):.3g} at most, "
-            f"beyond what {str(loc[0].dtype).removeprefix('torch.')} holds the rates of; give locations nearer to 0."
+            f"loc: got log rates with sums from {float(low.min()):.3g} to {float(high.max()):.3g}, so rates are out "
+            f"of range of {str(loc[0].dtype).removeprefix('torch.')}; give locations nearer to 0."
         )
 
 
 def _moves(rho: Tensor, probs: Tensor) -> Tensor:
-    """One chain's table of moves with its gate summed out: [*r, K, K] of [*r] and [*r, K]."""
+    """One chain's transition table with its gate summed out: [*r, K, K] of [*r] and [*r, K]."""
     rho = rho[..., None, None]
     return (1 - rho) * torch.eye(probs.shape[-1]).to(probs) + rho * probs.unsqueeze(-2)
 
@@ -262,5 +266,5 @@ def _outer(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _kron(a: Tensor, b: Tensor) -> Tensor:
-    """Tables of moves of pairs of independent states."""
+    """Transition tables of pairs of independent states."""
     return torch.einsum("...ij,...kl->...ikjl", a, b).flatten(-4, -3).flatten(-2)

@@ -1,7 +1,7 @@
-"""Factors, blocks and starts of learning in models of several chains.
+"""Factors, blocks and starts of fits of models of several chains.
 
-Every factor is multilinear in the expected statistics of its blocks; its messages are the gradients, by automatic
-differentiation where no closed form is given.
+Every factor is multilinear in the expected statistics of its blocks. Its messages are gradients, by automatic
+differentiation if there is no closed form.
 """
 
 import math
@@ -20,15 +20,15 @@ from ..emissions.spread import spread
 from ..fitting.starts import first_labels
 from ..parameters import widened
 
-SURE = 8.0  # log odds of the labels that the paths start from
-LOC_WEIGHT = 0.05  # steps that the prior of a location is worth
+SURE = 8.0  # log odds of the labels at the start of the paths
+LOC_WEIGHT = 0.05  # weight of the prior of a location, in steps
 
 
 # ---- factors ---------------------------------------------------------------------------------------------------------
 
 
 def asked(name: str, below: str, above: str, n_axes: int) -> Factor:
-    """E log B[s', s] of every state s drawn in the layer below, s' being the state of the layer above."""
+    """E log B[s', s] of every state s drawn in the layer below, where s' is the state of the layer above."""
 
     def elog(lower: CopyTables, upper: CopyTables, table: Tensor) -> Tensor:
         return (((upper.fresh + upper.held) @ widened(table, 2, n_axes - 1)) * lower.fresh).sum(-1)
@@ -75,23 +75,23 @@ def joint_counts(x: Tensor, chains: Sequence[str]) -> Factor:
 
 
 def check_whole_steps(x: Tensor) -> None:
-    """Raise ValueError where single features of a step are missing."""
+    """Raise ValueError if single features of a step are missing."""
     missing = torch.isnan(x)
     if bool((missing.any(-1) & ~missing.all(-1)).any()):
         raise ValueError("x: misses single features, expected whole steps; fill them in, or set the whole step to NaN.")
 
 
 def check_possible_everywhere(log_likelihood: Tensor, series: Series) -> None:
-    """Raise ValueError unless each step's expected log-likelihood `[*b, T]` is finite: chains apart need likelihoods of
-    all states."""
+    """Raise ValueError unless each step's expected log-likelihood `[*b, T]` is finite: independent chains need positive
+    likelihoods of all states."""
     bad = ~log_likelihood.isfinite() & series.inside
     if bool(bad.any()):
         *batch, step = bad.nonzero()[0].tolist()
         dtype = str(log_likelihood.dtype).removeprefix("torch.")
         raise ValueError(
             f"x: the observation at {f'sequence {number(batch)}, ' if batch else ''}step {step} is impossible under "
-            f"some state, to what {dtype} holds, and independent chains need positive likelihoods; use `smooth`, which "
-            f"is exact{', or give float64' if dtype == 'float32' else ''}."
+            f"some state in {dtype}, but independent chains need positive likelihoods; use `smooth`, which is "
+            f"exact{', or give float64' if dtype == 'float32' else ''}."
         )
 
 
@@ -127,35 +127,35 @@ def paths_block(name: str, labels: Tensor, n_states: int, series: Series) -> Blo
 
 
 def greedy_labels(series: Series, sizes: Sequence[int], restarts: int, seed: int) -> list[Tensor]:
-    """For each chain labels `[R, *b, T]`: of the data, then of what the chains before leave of it."""
-    found = []
+    """For each chain labels `[R, *b, T]`: of the data for the first chain, of the residual for each later chain."""
+    by_start = []
     for restart in range(restarts):
-        rest, own = series.observations.clone(), []
+        rest, of_start = series.observations.clone(), []
         for k in sizes:
-            left = Series(rest, series.lengths)
-            # the even ones cluster, the odd ones cut time into stretches
-            labels = first_labels(Normal(rest.shape[-1]), left, k, 2, seed + restart)[restart % 2]
+            remainder = Series(rest, series.lengths)
+            # even restarts use clusters, odd ones stretches of time
+            labels = first_labels(Normal(rest.shape[-1]), remainder, k, 2, seed + restart)[restart % 2]
             one_hot = torch.nn.functional.one_hot(labels, k).to(rest)
             seen = ~torch.isnan(rest)
             rows = one_hot.flatten(0, -2).mT @ torch.where(seen, rest, 0.0).flatten(0, -2)
             means = rows / (one_hot.flatten(0, -2).mT @ seen.to(rest).flatten(0, -2)).clamp_min(1)
             rest = rest - one_hot @ means
-            own.append(labels)
-        found.append(own)
-    return [torch.stack([own[d] for own in found]) for d in range(len(sizes))]
+            of_start.append(labels)
+        by_start.append(of_start)
+    return [torch.stack([of_start[d] for of_start in by_start]) for d in range(len(sizes))]
 
 
 def labels_above(series: Series, below: Tensor, n_below: int, k: int, seed: int) -> Tensor:
-    """For a layer labels `[R, *b, T]`: clusters of how often each label below occurs around a step.
+    """Labels `[R, *b, T]` of a layer: clusters of the frequencies of the labels below around a step.
 
-    The restarts look 4, 8, 16, ... steps around.
+    The restarts use windows of 4, 8, 16, ... steps on either side.
     """
-    found = []
+    by_restart = []
     for restart, labels in enumerate(below):
         one_hot = torch.nn.functional.one_hot(labels, n_below).to(series.observations) * series.inside.unsqueeze(-1)
         width = min(2 ** (2 + restart % 5), labels.shape[-1])
         rows = one_hot.reshape(-1, *one_hot.shape[-2:]).mT
         near = torch.nn.functional.avg_pool1d(rows, 2 * width + 1, 1, width)
         shares = Series(near.mT.reshape(one_hot.shape), series.lengths)
-        found.append(first_labels(Normal(n_below), shares, k, 1, seed + restart)[0])
-    return torch.stack(found)
+        by_restart.append(first_labels(Normal(n_below), shares, k, 1, seed + restart)[0])
+    return torch.stack(by_restart)

@@ -1,10 +1,10 @@
-r"""Learning in models of several copy chains, by message passing: every parameter a conjugate block, every chain exact.
+r"""Fits of models of several copy chains by message passing, with conjugate blocks of parameters and exact chains.
 
     redraw_d                 beta, the redraw probability of chain d
-    state_d, state, table_l  Dirichlet, where a fresh state comes from
-    emission, background     the families of the emission (layers); of several chains together:
+    state_d, state, table_l  Dirichlet, the distribution of a fresh state
+    emission, background     the families of the emission (layers); for the joint emission of several chains:
     noise                    matrix-normal-Wishart, all chains' locations and the precision
-    rate_d                   gamma, for counts what the states of chain d multiply the rate by
+    rate_d                   gamma, for counts the factors of the states of chain d in the rate
 
 Concentrations of the priors are 1; the emission's prior is scaled to the data. The rest is `fitting.graph`.
 """

@@ -1,4 +1,4 @@
-"""A model of several chains as one chain over their joint states: what exact inference runs on."""
+"""A model of several chains as one chain over their joint states, for exact inference."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ from ..priors import Site
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Indexed(Record, Emission):
-    """An emission of joint states, each of which looks like one state of another emission, redrawn or held.
+    """An emission of joint states; each emits like one state of another emission, redrawn or held.
 
     Arguments:
-        emission: the other one.
-        n_states: how many states it has.
-        state: of each joint state which of them it shows.
-        redrawn: of each, whether as a redrawn step or as a held one.
+        emission: the other emission.
+        n_states: its number of states.
+        state: for each joint state, the state of the other emission.
+        redrawn: for each joint state, whether it emits as a redrawn step or as a held one.
     """
 
     emission: Emission
@@ -60,11 +60,11 @@ class Indexed(Record, Emission):
         return self.emission.sites(prior)
 
     def log_prob(self, x: Tensor, values: Parameters) -> Tensor:
-        """That of the other emission."""
+        """The log density of the other emission."""
         return self.emission.log_prob(x, values)
 
     def distribution(self, values: Parameters) -> TorchDistributionMixin:
-        """That of the other emission."""
+        """The distribution of the other emission."""
         return self.emission.distribution(values)
 
     def log_likelihood(self, x: Tensor, values: Parameters) -> ByGate:
@@ -89,30 +89,30 @@ class Indexed(Record, Emission):
         return self.emission.sample_at(values, *self._at(state))
 
     def _at(self, joint: Tensor) -> tuple[Tensor, Tensor]:
-        """The state that each joint state shows, and whether redrawn."""
+        """The emission's state of each joint state, and whether it is redrawn."""
         state, redrawn = self._tables(joint.device)
         return state[joint], redrawn[joint]
 
     def _tables(self, device: torch.device) -> tuple[Tensor, Tensor]:
         return constant(self.state, torch.long, device), constant(self.redrawn, torch.bool, device)
 
-    def _chosen(self, found: ByGate, axis: int) -> ByGate:
-        """Of a quantity of states and gates that of each joint state."""
-        state, is_redrawn = self._tables(found.redrawn.device)
-        redrawn = found.redrawn.index_select(axis, state)
-        alike = found.held.shape[axis] == 1
-        held = found.held if alike else found.held.index_select(axis, state)
+    def _chosen(self, by_gate: ByGate, axis: int) -> ByGate:
+        """A quantity of states and gates, for each joint state."""
+        state, is_redrawn = self._tables(by_gate.redrawn.device)
+        redrawn = by_gate.redrawn.index_select(axis, state)
+        alike = by_gate.held.shape[axis] == 1
+        held = by_gate.held if alike else by_gate.held.index_select(axis, state)
         table = torch.where(is_redrawn.reshape(-1, *[1] * (-axis - 1)), redrawn, held)
         return ByGate(table, table)
 
 
 def marginals(joint: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """Of beliefs `[*b, J]` about joint states, J the product of the sizes, those about each of its axes."""
+    """The beliefs about each axis, from beliefs `[*b, J]` about joint states; J is the product of the sizes."""
     split, n = joint.unflatten(-1, sizes), len(sizes)
-    return tuple(split.sum([a for a in range(-n, 0) if a != own]) if n > 1 else split for own in range(-n, 0))
+    return tuple(split.sum([a for a in range(-n, 0) if a != axis]) if n > 1 else split for axis in range(-n, 0))
 
 
 def coordinates(path: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    """Joint states `[*b]` as one number for each axis, `[*b, D]`; -1, beyond the end of a sequence, stays."""
+    """Joint states `[*b]` as one number for each axis, `[*b, D]`; -1, after the end of a sequence, stays."""
     where = torch.stack(torch.unravel_index(path.clamp_min(0), sizes), -1)
     return torch.where((path < 0).unsqueeze(-1), -1, where)

@@ -1,30 +1,30 @@
-r"""`LayeredSSM`: copy chains on top of each other; a state of one layer is what the layer above says when it is asked.
+r"""`LayeredSSM`: a stack of copy chains; a layer that redraws takes its state from the layer above.
 
-With layers l = 1 (lowest) to L, every layer a copy chain with gates of its own,
+With layers l = 1 (lowest) to L, every layer is a copy chain with its own gates,
 
 $$z^l_t \sim \text{Bernoulli}(\rho_l), \quad s^l_t = s^l_{t-1} \text{ if } z^l_t = 0, \quad
 s^l_t \sim B_l[s^{l+1}_t, \cdot] \text{ if } z^l_t = 1 \;(l < L), \quad s^L_t \sim \pi, \qquad
 x_t \sim p(x \mid s^1_t, z^1_t),$$
 
-so a drawn state of layer l is an observation of layer l+1, and a held one tells nothing about it. The first step
-redraws every layer.
+so a redrawn state of layer l is an observation of layer l+1, and a held state has no information about it. The first
+step redraws every layer.
 
-**Message passing.** $q = \prod_l q_l(z^l, s^l)$, each an exact chain. Neighbours meet in
+**Message passing.** $q = \prod_l q_l(z^l, s^l)$, each an exact chain. Neighbouring layers have the factor
 $E[\log p] = \sum_t f^l_t(s)\, m^{l+1}_t(s') \log B_l[s', s]$, with $f^l_t(s) = q(s^l_t = s, z^l_t = 1)$ and
 $m^{l+1}_t(s') = q(s^{l+1}_t = s')$. The message up is $\log B_l f^l_t$, the message down $m^{l+1}_t \log B_l$.
 
-**One bottom-up sweep**, `bottom_up`, is the part of it that an online network can do: no message comes down, and none
-comes back in time. Layer l is filtered exactly as a copy chain on its own, its fresh states drawn from what the prior
-says of them, $\pi_l = \pi_{l+1} B_l$, $\pi_L = \pi$, under the evidence
+**One bottom-up sweep**, `bottom_up`, is the part of message passing that an online network can do, without messages
+down or back in time. Layer l is filtered exactly as a single copy chain, with fresh states from their prior,
+$\pi_l = \pi_{l+1} B_l$, $\pi_L = \pi$, under the evidence
 
     layer 1       log p(x_t | s, z) of the emission
-    layer l + 1   e_t(s') = sum_s b_t(s) log B_l[s', s], whether the layer draws or holds
+    layer l + 1   e_t(s') = sum_s b_t(s) log B_l[s', s], for redrawn and held steps alike
 
-where $b_t$ is the softmaxed belief that layer l passes up: the filtered $P(s^l_t = s, z^l_t = 1)$, the message above
-with the filter in the place of q; or, as a stack of recurrent layers passes it, the filtered $P(s^l_t = s)$ itself,
-which asks the layer above at every step, held ones too. The lowest layer is exact as far as its own chain goes; the
-layers above have soft observations. It is an approximation: `product_chain` is exact. Further sweeps (`infer`) raise
-the bound of independent layers; where layers depend strongly on each other, its marginals may still be farther from the
+where $b_t$ is the belief that layer l passes up. It is the filtered $P(s^l_t = s, z^l_t = 1)$, which is the message up
+with the filter instead of q. Alternatively it is the filtered $P(s^l_t = s)$, as in a stack of recurrent layers, which
+observes the layer above at held steps too. The lowest layer is exact for its own chain; the layers above have soft
+observations. The sweep is an approximation, while `product` is exact. Further sweeps (`infer`) raise the bound of
+independent layers. If layers depend strongly on each other, the marginals of `infer` may still be farther from the
 exact ones.
 """
 
@@ -65,13 +65,13 @@ class LayeredSSM(CoupledSSM):
 
     Arguments:
         chain_sizes: K_1, ..., K_L, the number of states of each layer, from the lowest.
-        emission: what the lowest layer looks like; `Gated` too.
+        emission: the emission of the lowest layer; it may be `Gated`.
 
     Parameters: `redraw_prob` [L]; `table_l` [K_{l+1}, K_l], P(fresh state of layer l | state of layer l+1), l from 1 to
     L - 1, all entries positive; `state_probs` [K_L], fresh states of the top layer; and those of the emission.
 
     Raises:
-        TypeError: sizes that are no whole numbers, or no emission.
+        TypeError: sizes that are not whole numbers, or an emission of another type.
         ValueError: sizes below 1.
 
     Example:
@@ -87,12 +87,12 @@ class LayeredSSM(CoupledSSM):
 
     @property
     def tables(self) -> list[Tensor]:
-        """P(fresh state of a layer | state of the layer above), of all layers but the top."""
+        """P(fresh state of a layer | state of the layer above), for all layers except the top."""
         return self._by_chain("table", self.n_chains - 1)
 
     @property
     def fresh_probs(self) -> tuple[Tensor, ...]:
-        """pi_l, what the prior says of a fresh state of each layer, from the lowest."""
+        """pi_l, the prior probabilities of a fresh state of each layer, from the lowest."""
         probs = [self._values["state_probs"]]
         for table in reversed(self.tables):
             probs.insert(0, probs[0] @ table)
@@ -102,11 +102,11 @@ class LayeredSSM(CoupledSSM):
 
     @property
     def _of_chains(self) -> dict[str, Parameter]:
-        """Each parameter's axes and support, but for those of the emission."""
-        found = {"redraw_prob": Parameter((self.chain_name,), constraints.unit_interval)}
+        """The axes and the support of each parameter, without those of the emission."""
+        known = {"redraw_prob": Parameter((self.chain_name,), constraints.unit_interval)}
         for layer in range(1, self.n_chains):
-            found[f"table_{layer}"] = Parameter((f"state_{layer + 1}", f"state_{layer}"), constraints.simplex)
-        return found | {"state_probs": Parameter((f"state_{self.n_chains}",), constraints.simplex)}
+            known[f"table_{layer}"] = Parameter((f"state_{layer + 1}", f"state_{layer}"), constraints.simplex)
+        return known | {"state_probs": Parameter((f"state_{self.n_chains}",), constraints.simplex)}
 
     @property
     def known(self) -> dict[str, Parameter]:
@@ -157,9 +157,9 @@ class LayeredSSM(CoupledSSM):
         _, fresh = self._steps(values | {"redraw_prob": torch.ones_like(values["redraw_prob"])})
         first = self._joint(fresh)[(..., *[0] * self.n_chains, *[slice(None)] * self.n_chains)].flatten(len(lead))
         initial = torch.cat([torch.zeros_like(first), first], -1)  # the first step redraws
-        transition = torch.cat([joint, joint], -2)  # the gate before does not matter
-        own = {name: values[name] for name in self.emission.parameters}
-        return own | {"initial_probs": initial, "transition_probs": transition}
+        transition = torch.cat([joint, joint], -2)  # the previous gate has no effect
+        emission_values = {name: values[name] for name in self.emission.parameters}
+        return emission_values | {"initial_probs": initial, "transition_probs": transition}
 
     def gates_of(self, values: Parameters) -> Tensor:
         held, drawn = self._steps(values)
@@ -170,7 +170,7 @@ class LayeredSSM(CoupledSSM):
             ones = [torch.ones_like(table) for table in drawn]
             table = self._joint([*ones[:layer], share, *ones[layer + 1 :]])
             table = table.reshape(*table.shape[: table.ndim - 2 * self.n_chains], size, size)
-            if layer == 0:  # whose gate is a part of the joint state
+            if layer == 0:  # the gate of the lowest layer is a part of the joint state
                 half = torch.cat([torch.zeros_like(table), torch.ones_like(table)], -1)
             else:
                 half = torch.cat([table, table], -1)
@@ -178,7 +178,7 @@ class LayeredSSM(CoupledSSM):
         return torch.stack(tables, -3)
 
     def _steps(self, values: Parameters) -> tuple[list[Tensor], list[Tensor]]:
-        """Of each layer P(z = 0, new | old) and P(z = 1, new | above) as [*r, old, above, new]; none above the top."""
+        """P(z = 0, new | old) and P(z = 1, new | above) for each layer, [*r, old, above, new]; none above the top."""
         held, drawn = [], []
         for layer, (rho, k) in enumerate(zip(values["redraw_prob"].unbind(-1), self.chain_sizes, strict=True), start=1):
             rho, top = rho[..., None, None, None], layer == self.n_chains
@@ -190,11 +190,11 @@ class LayeredSSM(CoupledSSM):
         return held, drawn
 
     def _joint(self, tables: Sequence[Tensor], gated: bool = False) -> Tensor:
-        """The product over layers of tables [*r, old, above, new], the lowest with a gate before these where `gated`:
+        """The product over layers of tables [*r, old, above, new], with a leading gate axis of the lowest if `gated`:
         [*r, old states, gate, new states]."""
         n = self.n_chains
         old, new, gate = ascii_letters[:n], ascii_letters[n : 2 * n], "Z" if gated else ""
-        above = [*new[1:], "Y"]  # the top has none: an axis of one
+        above = [*new[1:], "Y"]  # the top has none, but an axis of length 1
         terms = [f"...{gate if layer == 0 else ''}{old[layer]}{above[layer]}{new[layer]}" for layer in range(n)]
         return torch.einsum(f"{','.join(terms)}->...{old}{gate}{new}", *tables)
 
@@ -205,40 +205,40 @@ class LayeredSSM(CoupledSSM):
     # ---- message passing ---------------------------------------------------------------------------------------------
 
     def bottom_up(self, x: Any, *, passed: str = "redrawn", **given: Unpack[Given]) -> tuple[Filtered, ...]:
-        """Each layer's filter, from the lowest, in one bottom-up sweep; see the module's definition.
+        """The filter of each layer, from the lowest, in one bottom-up sweep; see the module's docstring.
 
         Arguments:
-            passed: "redrawn": a layer passes up P(s_t, z_t = 1), the message of the model;
-                "state": P(s_t), what a stack of recurrent layers passes up.
+            passed: "redrawn": a layer passes up P(s_t, z_t = 1), the message of the model; "state": P(s_t), as in a
+                stack of recurrent layers.
         """
         check_choice("passed", passed, ("redrawn", "state"))
         series = self.read(x, **given)
         evidence = self.emission.log_likelihood(series.observations, self._values)
-        found: list[Filtered] = []
+        filters: list[Filtered] = []
         for layer in range(self.n_chains):
             with naming("x"):
-                found.append(self.layer_chain(layer, evidence, series.lengths).filter())
+                filters.append(self.layer_chain(layer, evidence, series.lengths).filter())
             if layer < self.n_chains - 1:
-                belief = found[-1].state
+                belief = filters[-1].state
                 if passed == "redrawn":
-                    belief = self._redrawn(layer, evidence.redrawn, found[-1])
+                    belief = self._redrawn(layer, evidence.redrawn, filters[-1])
                 heard = belief @ self.tables[layer].log().mT
                 evidence = ByGate(heard, heard)
-        return tuple(found)
+        return tuple(filters)
 
     def layer_chain(self, layer: int, evidence: ByGate, lengths: Tensor | None = None) -> CopyChain:
-        """One layer (from 0) on its own under log evidence [*b, T, K_l] of drawn and of held states."""
+        """The chain of one layer (from 0) under log evidence [*b, T, K_l] of redrawn and of held states."""
         fresh = self.fresh_probs[layer].log()
         prior = prior_tables(self._values["redraw_prob"][layer], fresh, evidence.redrawn.shape[-2])
         return CopyChain(None, prior.fresh + evidence.redrawn, prior.held + evidence.held, lengths)
 
-    def _redrawn(self, layer: int, log_redrawn: Tensor, found: Filtered) -> Tensor:
-        """P(s_t, z_t = 1 | evidence up to t): given a redraw, the state before does not matter."""
-        assert found.redraw is not None
-        return found.redraw.unsqueeze(-1) * torch.softmax(self.fresh_probs[layer].log() + log_redrawn, -1)
+    def _redrawn(self, layer: int, log_redrawn: Tensor, filtered: Filtered) -> Tensor:
+        """P(s_t, z_t = 1 | evidence up to t): given a redraw, the previous state has no effect."""
+        assert filtered.redraw is not None
+        return filtered.redraw.unsqueeze(-1) * torch.softmax(self.fresh_probs[layer].log() + log_redrawn, -1)
 
     def engine(self, x: Any, *, check: bool = True, **given: Unpack[Given]) -> VMP:
-        """The model at its values on the engine: a block `layer_l` (from 1, the lowest) of paths for each layer."""
+        """The engine of the model at its values: a block `layer_l` (from 1, the lowest) of paths for each layer."""
         series = self.read(x, **given)
         evidence = self.emission.log_likelihood(series.observations, self._values)
         check_possible_everywhere((evidence.redrawn + evidence.held).mean(-1), series)
@@ -281,13 +281,13 @@ class LayeredSSM(CoupledSSM):
 
         def collect(points: Points) -> Parameters:
             layers = range(1, len(sizes) + 1)
-            found = {"redraw_prob": torch.stack([points[f"redraw_{layer}"] for layer in layers], -1)}
-            found |= {f"table_{layer}": points[f"table_{layer}"] for layer in layers[:-1]}
-            found |= {"state_probs": points["state"]}
+            values = {"redraw_prob": torch.stack([points[f"redraw_{layer}"] for layer in layers], -1)}
+            values |= {f"table_{layer}": points[f"table_{layer}"] for layer in layers[:-1]}
+            values |= {"state_probs": points["state"]}
             for part in parts:
-                own = part.emission.values(points[part.block])  # type: ignore[attr-defined]
-                found |= moved(prefixed(own, part.prefix), about)
-            return found
+                part_values = part.emission.values(points[part.block])  # type: ignore[attr-defined]
+                values |= moved(prefixed(part_values, part.prefix), about)
+            return values
 
         return Graph(families, priors, factors, paths, collect)
 

@@ -12,7 +12,7 @@ from ...inference.numerics.cholesky import cholesky, cholesky_inverse
 
 @dataclass(frozen=True)
 class NormalNoise:
-    """Normal observations: x with 0 where missing, precision [*b, T, F, F] or [F, F] with 0 there, log-normalizer."""
+    """Normal observations: x, precision [*b, T, F, F] or [F, F], both 0 at missing features, and log-normalizer."""
 
     x: Tensor
     precision: Tensor
@@ -20,7 +20,7 @@ class NormalNoise:
 
     @staticmethod
     def of(x: Tensor, precision: Tensor) -> "NormalNoise":
-        """Observations x with NaN where a feature is missing, which is marginalised."""
+        """The noise of observations x; missing features, NaN, are marginalised."""
         seen = (~torch.isnan(x)).to(x)
         if not bool((seen > 0).all()):
             covariance = cholesky_inverse(cholesky(precision))
@@ -36,13 +36,13 @@ class NormalNoise:
         return self.constant.unsqueeze(-1) - ((residual @ self.precision) * residual).sum(-1) / 2
 
     def expected(self, loc: Sequence[Tensor], states: Sequence[Tensor]) -> Tensor:
-        """E[log p(x | eta)] where chains are independent, with probabilities [*b, T, K_d] of their states: [*b, T]."""
+        """E[log p(x | eta)] of independent chains, with probabilities [*b, T, K_d] of their states: [*b, T]."""
         means = [m @ table for m, table in zip(states, loc, strict=True)]
         value = self.constant - self._product(self.x, self.x) / 2
         before = torch.zeros_like(self.x)
         for m, table, mean in zip(states, loc, means, strict=True):
-            own = ((table @ self.precision) * table).sum(-1)
-            value = value + self._product(self.x - before, mean) - (m * own).sum(-1) / 2
+            squares = ((table @ self.precision) * table).sum(-1)
+            value = value + self._product(self.x - before, mean) - (m * squares).sum(-1) / 2
             before = before + mean
         return value
 
@@ -52,14 +52,14 @@ class NormalNoise:
 
 @dataclass(frozen=True)
 class CountNoise:
-    """Counts x, with 0 where they are missing."""
+    """Counts x, with 0 for missing counts."""
 
     x: Tensor
     seen: Tensor
 
     @staticmethod
     def of(x: Tensor) -> "CountNoise":
-        """Counts x with NaN where missing."""
+        """The noise of counts x, with NaN for missing counts."""
         seen = ~torch.isnan(x)
         return CountNoise(torch.where(seen, x, 0.0), seen.to(x))
 
@@ -69,7 +69,7 @@ class CountNoise:
         return (terms * self.seen.unsqueeze(-2)).sum(-1)
 
     def expected(self, loc: Sequence[Tensor], states: Sequence[Tensor]) -> Tensor:
-        """E[log p(x | eta)] where chains are independent, with probabilities [*b, T, K_d] of their states: [*b, T]."""
+        """E[log p(x | eta)] of independent chains, with probabilities [*b, T, K_d] of their states: [*b, T]."""
         linear = torch.stack([m @ table for m, table in zip(states, loc, strict=True)]).sum(0)
         rate = torch.stack([m @ table.exp() for m, table in zip(states, loc, strict=True)]).prod(0)
         return ((self.x * linear - rate - torch.lgamma(self.x + 1)) * self.seen).sum(-1)

@@ -1,7 +1,7 @@
-r"""Which state is which: states have no names of their own, only steps that they explain, and levels.
+r"""Matching and ordering of states, by the steps that they explain and by their levels.
 
-The states of a draw are matched one to one to those of a reference so that the expected number of steps on which both
-agree, $\sum_t P(s_t = i \mid x, \theta_{ref})\, P(s_t = j \mid x, \theta)$, is greatest (Kuhn 1955; Stephens 2000).
+States of a draw and of a reference are matched one to one. The match maximises the expected number of steps on which
+both agree, $\sum_t P(s_t = i \mid x, \theta_{ref})\, P(s_t = j \mid x, \theta)$ (Kuhn 1955; Stephens 2000).
 """
 
 import torch
@@ -17,8 +17,8 @@ NEAR, UNLIKE = 0.5, 1.25  # means nearer than this share of a scale, and scales 
 
 
 def match_states(problem: Problem, draws: Parameters, reference: Parameters) -> Int[Tensor, "n K"]:
-    """For each of the draws `[n, ...]`, which of its states is state 0, 1, ... of the reference."""
-    from scipy.optimize import linear_sum_assignment  # loads for longer than much of what is done without it takes
+    """For each draw of `[n, ...]`, the numbers of its states that match states 0, 1, ... of the reference."""
+    from scipy.optimize import linear_sum_assignment  # slow to import
 
     expected = problem.chain(reference).smooth().state.reshape(-1, problem.n_states)
     orders = []
@@ -30,9 +30,9 @@ def match_states(problem: Problem, draws: Parameters, reference: Parameters) -> 
 
 
 def state_levels(emission: Emission, values: Parameters) -> Float[Tensor, "K"]:
-    """One number a state to order it by: the sum over features of its means in units of their spread.
+    """One number per state to order states by: the sum over features of its means in units of their spread.
 
-    Of a feature whose states differ only in scale, its standard deviations take the place of its means.
+    If the states of a feature differ only in scale, its standard deviations replace its means.
     """
     level = torch.where(only_scales(emission, values), _scale(emission, values), emission.mean(values).redrawn)
     spread = level.std(0, correction=0)
@@ -40,9 +40,9 @@ def state_levels(emission: Emission, values: Parameters) -> Float[Tensor, "K"]:
 
 
 def only_scales(emission: Emission, values: Parameters) -> Bool[Tensor, "F"]:
-    """Of which features the states differ in scale and hardly in their means, as what is volatile at times does."""
+    """The features whose states differ in scale and hardly in their means, such as a series of changing volatility."""
     mean, scale = emission.mean(values).redrawn, _scale(emission, values)
-    if emission.support is not constraints.real:  # a scale that goes with the mean tells nothing more
+    if emission.support is not constraints.real:  # here the mean determines the scale
         return torch.zeros_like(mean[0], dtype=torch.bool)
     near = mean.amax(0) - mean.amin(0) < NEAR * scale.amin(0)
     return near & (scale.amax(0) > UNLIKE * scale.amin(0))

@@ -1,8 +1,8 @@
 """Ragged sequences without their padding, for fits that hold the tables of all steps at once.
 
-The E-step goes over groups of sequences of like length (`Problem.groups`). Of an M-step nothing depends on the
-order of the steps, but for the first of each sequence, which has no gate: so it sees a batch of as many sequences, each
-of which begins as its own does, and goes on with any of the other steps.
+The E-step processes groups of sequences of similar length (`Problem.groups`). An M-step does not depend on the order of
+the steps, except for the first step of each sequence, which has no gate. So the M-step sees a batch of the same number
+of sequences. Each begins with the first step of a real sequence and continues with any other steps.
 """
 
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ from ..problem import Problem
 
 @dataclass(frozen=True)
 class Bucketing:
-    """A problem's sequences in groups of like length, and its steps in an order that needs little padding.
+    """The sequences of a problem in groups of similar length, and its steps in an order that needs little padding.
 
     Attributes:
-        source: whose sequences are in groups.
-        problem: whose steps are packed, NaN where none is; its sequences are none, and good for M-steps alone.
-        where: [B, M], the number of each packed step among those of all groups, below each other; where none is, that
-            of one more.
+        source: the problem with the sequences in groups.
+        problem: the problem with packed steps, NaN in padding. Its sequences are artificial; use it only for M-steps.
+        where: [B, M], the number of each packed step in the concatenation of all groups. Padding has the number after
+            the last one.
     """
 
     source: Problem
@@ -34,7 +34,7 @@ class Bucketing:
 
     @staticmethod
     def of(problem: Problem) -> "Bucketing | None":
-        """None where there is little padding."""
+        """The packed form of a problem; None if it has little padding."""
         if len(problem.groups) == 1:
             return None
         series, parts = problem.series, [part for _, part in problem.groups]
@@ -47,22 +47,22 @@ class Bucketing:
         return Bucketing(problem, problem.of(packed), where)
 
     def marginals(self, values: Parameters) -> Marginals:
-        """Those of all steps under parameters `[*r, ...]`, of states and gates in the order of the packed ones."""
-        found = self.source.by_group(lambda part: part.chain(values).marginals())
-        evidence = torch.cat([part.log_normalizer for part in found], -1)
+        """Marginals of all steps under parameters `[*r, ...]`; states and gates have the order of the packed steps."""
+        groups = self.source.by_group(lambda part: part.chain(values).marginals())
+        evidence = torch.cat([part.log_normalizer for part in groups], -1)
         n_lead = evidence.ndim - 1
-        by_step = ("fresh", "held", *(["gates"] if _by_step(found) else []))
+        by_step = ("fresh", "held", *(["gates"] if _by_step(groups) else []))
         whole = [name for name in ("initial", "transition", "gates", "drawn") if name not in by_step]
-        tables = {name: _taken([getattr(part, name) for part in found], self.where, n_lead, 0.0) for name in by_step}
+        tables = {name: _taken([getattr(part, name) for part in groups], self.where, n_lead, 0.0) for name in by_step}
         for name in whole:
-            given = [getattr(part, name) for part in found]
-            tables[name] = None if given[0] is None else torch.cat(given, n_lead)
+            tables_of = [getattr(part, name) for part in groups]
+            tables[name] = None if tables_of[0] is None else torch.cat(tables_of, n_lead)
         return Marginals(evidence, **tables)  # pyright: ignore[reportArgumentType]
 
 
-def _by_step(found: list[Marginals]) -> bool:
-    """Whether gates are told step by step, not in sum."""
-    return any(part.gates is not None and part.gates.shape[-2] > 1 for part in found)
+def _by_step(groups: list[Marginals]) -> bool:
+    """Whether the marginals have gates for each step, not only their sum."""
+    return any(part.gates is not None and part.gates.shape[-2] > 1 for part in groups)
 
 
 def _packed(groups: list[Series]) -> Int[Tensor, "B M"]:
@@ -79,7 +79,7 @@ def _packed(groups: list[Series]) -> Int[Tensor, "B M"]:
 
 
 def _taken(tables: list[Tensor | None], where: Tensor, axis: int, filler: float) -> Tensor | None:
-    """The steps of all tables at these places, on two axes; the filler at the place beyond their end."""
+    """The steps of all tables at these positions, on two axes; the filler at the position after their end."""
     there = [table.flatten(axis, axis + 1) for table in tables if table is not None]
     if not there:
         return None

@@ -2,8 +2,8 @@ r"""The graph of a problem of one chain: its parameters in conjugate blocks, and
 
 $$\log p(x, y \mid \theta) = \sum_b \langle t_b(\theta), n_b(y, x) \rangle + \text{const}$$
 
-where y is the path, with whatever is missing of x. Each block of parameters meets the paths in one factor, in which an
-update of the paths is an E-step under expected logs, and one of the parameters adds expected counts to the prior.
+where y is the path and the missing part of x. One factor joins each block of parameters to the paths. An update of the
+paths is an E-step under expected logs. An update of the parameters adds expected counts to the prior.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -30,14 +30,15 @@ from .graph import Etas, Graph, Points
 
 @dataclass(frozen=True, kw_only=True)
 class ChainGraph(Graph):
-    """Blocks and factors of a problem under its prior, best in units of the data's spread: second moments lose no
-    digits then.
+    """Blocks and factors of a problem under its prior.
+
+    The data should be in units of their spread, so that second moments lose no digits.
 
     Attributes:
-        problem: of one chain.
-        independent: whether every step of a path is on its own under q.
-        blocks: of the parameters, held where they are fixed.
-        counted: [T], 0 where a step was counted elsewhere; None: nowhere.
+        problem: a problem of one chain.
+        independent: whether all steps of a path are independent under q.
+        blocks: the blocks of parameters, held where they are fixed.
+        counted: [T], 0 at steps that another part of the data counts; None: there are no such steps.
     """
 
     problem: Problem
@@ -56,17 +57,17 @@ class ChainGraph(Graph):
         """The graph of a problem.
 
         Arguments:
-            before, after: [*r, *b, K], where the series is a stretch of a longer one: see `Chain.between`. The first
-                step is then the last of the stretch before, where it was counted.
+            before, after: [*r, *b, K], if the series is a part of a longer one: see `Chain.between`. The first step is
+                then the last step of the previous part, which counts it.
 
         Raises:
-            TypeError: an emission that has no conjugate prior.
-            ValueError: independent steps, two of which a gap of 0 makes one.
+            TypeError: an emission without a conjugate prior.
+            ValueError: independent steps with a gap of 0, which makes two steps one.
         """
         dynamics, series, prior, gaps = problem.dynamics, problem.series, problem.prior, problem.series.drive.gaps
         if independent and gaps is not None and bool((gaps[..., 1:] == 0).any()):
             raise ValueError(
-                "dt: got a gap of 0, which holds the state for certain, so that no two steps are independent; "
+                "dt: got a gap of 0, which always holds the state, so these steps are not independent; "
                 'use factorization="structured".'
             )
         assert prior is not None
@@ -100,7 +101,7 @@ class ChainGraph(Graph):
         )
 
     def to(self, series: Series, share: float = 1.0, **cut: Tensor | None) -> "ChainGraph":
-        """The same for another part of the data."""
+        """The graph for another part of the data."""
         return ChainGraph.of(self.problem.of(series), self.independent, self.share * share, **cut)
 
     @property
@@ -108,7 +109,7 @@ class ChainGraph(Graph):
         return self.families
 
     def linear(self, etas: Etas) -> frozenset[str]:
-        """`VMP.linear` of the engine, whose blocks and factors are tested on two steps."""
+        """`VMP.linear` of the engine; its blocks and factors are tested on two steps."""
         first = self.problem.series.part(torch.zeros(1, dtype=torch.long, device="cpu"))
         return self.to(first.stretch(0, 2)).engine(etas).linear
 
@@ -120,13 +121,13 @@ class ChainGraph(Graph):
         return paths.family.chain(paths.eta)  # type: ignore[attr-defined]
 
     def point(self, values: Parameters) -> Etas:
-        """Statistics of given parameters: those that a q has which is one point."""
+        """Expected statistics of a q that is concentrated on these parameters."""
         return {n: block.statistics(with_prefix(values, prefix)) for n, (prefix, block) in self.blocks.items()}
 
 
 @dataclass(frozen=True)
 class FixedBlock(Conjugate):
-    """A block of parameters of which a fit holds some, or all, at given values."""
+    """A block of parameters, some or all of which a fit holds at fixed values."""
 
     block: Conjugate
     at: Parameters
@@ -144,7 +145,7 @@ class FixedBlock(Conjugate):
         return self.block.prior_is_factor
 
     def prior_factor(self, block: str, prior: Parameters, share: float) -> Factor:
-        """That of what is free."""
+        """The prior factor of the free parameters."""
         whole, sites = self.block.prior_factor(block, prior, share), self.block.sites(prior)
         known = log_prior([site for site in sites if site.name in self.at], self.at)
         return replace(whole, elog=named(whole.name, lambda statistics: whole.elog(statistics) - known))
@@ -160,32 +161,34 @@ class FixedBlock(Conjugate):
 
 
 Blocks = dict[str, tuple[str, Conjugate]]
-"""The blocks of parameters by name, each with the prefix that its parameters' names have."""
+"""The blocks of parameters by name, each with the prefix of its parameters' names."""
 
 
 def blocks_of(dynamics: Dynamics, emission: Emission, fixed: Parameters | None = None) -> Blocks:
     """The blocks of a model's parameters, held where they are fixed."""
-    found: Blocks = {name: ("", block) for name, block in dynamics.blocks.items()}
-    found |= {part.block: (part.prefix, part.emission) for part in conjugates(emission)}  # type: ignore[dict-item]
-    for name, (prefix, block) in found.items():
-        at = {own: value for own, value in with_prefix(fixed or {}, prefix).items() if own in block.parameters}
+    blocks: Blocks = {name: ("", block) for name, block in dynamics.blocks.items()}
+    blocks |= {part.block: (part.prefix, part.emission) for part in conjugates(emission)}  # type: ignore[dict-item]
+    for name, (prefix, block) in blocks.items():
+        at = {key: value for key, value in with_prefix(fixed or {}, prefix).items() if key in block.parameters}
         if at:
-            found[name] = prefix, FixedBlock(block, at)
-    return found
+            blocks[name] = prefix, FixedBlock(block, at)
+    return blocks
 
 
 def renumbered(blocks: Blocks, etas: Etas, order: Int[Tensor, "K"]) -> Etas:
     """The same q with state `order[k]` as state k."""
-    found = dict(etas)
+    reordered_etas = dict(etas)
     for name, (prefix, block) in blocks.items():
         if prefix:
             continue  # a background is the same in all states
         first, parameter = next(iter(block.parameters.items()))
         dims = parameter.dims
-        if etas[name].ndim > len(dims):  # [*plates, P], where those of a Dirichlet are shaped as its probabilities
+        if etas[name].ndim > len(
+            dims
+        ):  # [*plates, P], natural parameters of a Dirichlet have the shape of its probabilities
             dims = (*dims[: etas[name].ndim - 1], "statistic")
-        found[name] = reordered({first: replace(parameter, dims=dims)}, {first: etas[name]}, order)[first]
-    return found
+        reordered_etas[name] = reordered({first: replace(parameter, dims=dims)}, {first: etas[name]}, order)[first]
+    return reordered_etas
 
 
 def collected(blocks: Blocks) -> Callable[[Points], Parameters]:
@@ -214,7 +217,7 @@ def conjugates(emission: Emission) -> list[Part]:
 
 
 def emitted(part: Part, chain: str, x: Tensor, counted: Tensor | None = None, alone: bool = True) -> Factor:
-    """E log p(x_t | s_t) at the steps that a part of an emission answers for: all, those drawn, or those held."""
+    """E log p(x_t | s_t) at the steps of a part of an emission: all steps, the redrawn ones, or the held ones."""
     emission, rows = part.emission, x.reshape(-1, x.shape[-1])
     assert isinstance(emission, ConjugateEmission)
     at_drawn, at_held = alone or not part.prefix, alone or bool(part.prefix)
@@ -239,8 +242,12 @@ def emitted(part: Part, chain: str, x: Tensor, counted: Tensor | None = None, al
         return type(paths).of_steps(table if at_drawn else None, table if at_held else None)
 
     def to_block(paths: CopyTables | FactoredTables | MarkovTables, statistics: Tensor) -> Tensor:
-        own = weights(paths) if counted is None else weights(paths) * counted.unsqueeze(-1)
-        return emission.expected_message(rows, own.reshape(*own.shape[: own.ndim - x.ndim], len(rows), -1), statistics)
+        counted_weights = weights(paths) if counted is None else weights(paths) * counted.unsqueeze(-1)
+        return emission.expected_message(
+            rows,
+            counted_weights.reshape(*counted_weights.shape[: counted_weights.ndim - x.ndim], len(rows), -1),
+            statistics,
+        )
 
     messages = {chain: to_chain, part.block: to_block}
     return Factor(named(part.block, elog), (chain, part.block), messages, mask=counted, convex=(part.block,))

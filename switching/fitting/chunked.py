@@ -1,25 +1,25 @@
-r"""Message passing over more data than its tables should be held of at once, or than an update should wait for.
+r"""Message passing in chunks of the data, and over minibatches.
 
-Sequences are independent given the parameters, so the bound and the messages to the parameters are sums over groups of
-sequences. A sequence that is too long for one turn is cut into stretches, each of which begins with the last step of
-the one before. A first pass, forward, leaves the belief $a_t$ at each cut; a second, backward, takes for each stretch
-from t to t' the chain
+The tables of one chunk fit into memory. Sequences are independent given the parameters, so the bound and the messages
+to the parameters are sums over groups of sequences. A sequence that is too long for one chunk is cut into stretches.
+Each stretch begins with the last step of the previous one. A forward pass computes the belief $a_t$ at each cut. A
+backward pass computes, for each stretch from t to t', the chain
 
 $$a_t(s_t) \prod_{u = t+1}^{t'} p(s_u, x_u \mid s_{u-1}) \; b_{t'}(s_{t'}), \qquad
 b_t(s) = P(s_t = s \mid x) / a_t(s),$$
 
-in which $b_{t'}$ stands for all that comes after it, and which gives the $b_t$ that the stretch before it needs.
+where $b_{t'}$ carries the evidence of all later steps. The chain also gives the $b_t$ for the previous stretch.
 
-**Minibatches.** After each batch of n of the N sequences, every block of parameters goes a step of the natural gradient
-of the bound,
+**Minibatches.** After each batch of n of the N sequences, every block of parameters takes a step along the natural
+gradient of the bound,
 
 $$\eta \leftarrow (1 - \epsilon_i)\, \eta + \epsilon_i \Big(\eta_0 + \tfrac Nn \sum_{b \in \text{batch}} m_b\Big),
 \qquad \epsilon_i = i^{-\kappa},$$
 
-with the messages $m_b$ of exact paths under the $\eta$ before it. For $1/2 < \kappa \le 1$ the steps sum to infinity
-and their squares do not, so that $\eta$ goes to a stationary point of the bound (Robbins & Monro 1951; Hoffman, Blei,
-Wang & Paisley 2013). A pass takes each sequence once, in an order of its own. The mean over its batches of
-$\tfrac Nn \sum_b \log Z_b - KL(q \| p)$ estimates the bound; at the end the bound itself is taken.
+with the messages $m_b$ of exact paths under the previous $\eta$. For $1/2 < \kappa \le 1$ the steps sum to infinity
+and the steps' squares do not, so $\eta$ converges to a stationary point of the bound (Robbins & Monro 1951; Hoffman,
+Blei, Wang & Paisley 2013). A pass takes each sequence once, in random order. The mean over its batches of
+$\tfrac Nn \sum_b \log Z_b - KL(q \| p)$ estimates the bound. After the last pass the bound itself is computed.
 """
 
 import math
@@ -33,7 +33,7 @@ from torch import Tensor
 
 from ...inference.families import Stats, tree_map
 from ...inference.message_passing.engine import VMP, Run
-from ...inference.numerics.deferred import deferred, redone
+from ...inference.numerics.deferred import deferred, recompute
 from ..data.series import Series
 from ..dynamics.contract import PATHS
 from ..parameters import Parameters
@@ -43,49 +43,49 @@ from .interrupts import may_interrupt
 from .options import Options
 from .starts import Starts, sample_of
 
-ROOM = 2**20  # numbers in one table of a turn
+ROOM = 2**20  # numbers in one table of a chunk
 LONG = 2**24  # numbers in one table beyond which a single sequence is cut
-FORGETTING = 0.7  # kappa: the nearer to 1/2, the sooner early batches are forgotten
-KEPT = 3  # of how many restarts one goes on
+FORGETTING = 0.7  # kappa: with values near 1/2, early batches are forgotten sooner
+KEPT = 3  # of this many restarts one continues
 
 
 class Contribution(NamedTuple):
-    """What a part of the data says under some parameters: its part of the bound, `[R]`, and what it adds to them."""
+    """The contribution of a part of the data: its part of the bound, `[R]`, and its messages to the parameters."""
 
     elbo: Tensor
     messages: Etas
 
 
 class ChunkedVMP:
-    """The engine of a graph whose paths are never all there at once; the interface of `VMP` that a climb uses.
+    """The engine of a graph that holds the paths of one chunk at a time, with the interface of `VMP` that fits use.
 
     Arguments:
         etas: natural parameters of the blocks of parameters, `[R, ...]`.
-        linear: the blocks in whose statistics all factors are linear: see `ChainGraph.linear`.
-        under: expected statistics of the parameters for the first update, in place of those of `etas`.
+        linear: the blocks in whose statistics all factors are linear (see `ChainGraph.linear`).
+        under: expected statistics of the parameters for the first update, instead of those of `etas`.
     """
 
     def __init__(self, graph: ChainGraph, etas: Etas, linear: frozenset[str], under: Etas | None = None):
         self.graph, self.etas = graph, etas
         series, restarts = graph.problem.series, len(next(iter(etas.values())))
-        self._size = max(1, ROOM // (restarts * graph.problem.n_states))  # steps of a turn
+        self._size = max(1, ROOM // (restarts * graph.problem.n_states))  # steps of a chunk
         self._groups = alike(series, self._size)
-        self._paths: list[Stats] = []  # of each group, where an evaluation goes on from the one before
+        self._paths: list[Stats] = []  # of each group, if an evaluation continues from the previous one
         self.linear = linear
         self._now = self._contribution(etas, under)
 
     def elbo(self) -> Tensor:
-        """The evidence lower bound, one a restart."""
+        """The evidence lower bound of each restart."""
         return self._now.elbo
 
     @property
     def occupancy(self) -> Tensor:
         """Expected number of steps in each state, `[R, K]`."""
-        found = [occupancy_of(turn.engine, turn.counted) for turn in self._chunks(self.etas, None)]
-        return torch.stack(found).sum(0)
+        by_chunk = [occupancy_of(turn.engine, turn.counted) for turn in self._chunks(self.etas, None)]
+        return torch.stack(by_chunk).sum(0)
 
     def run(self, max_steps: int, tol: float) -> Run:
-        """As `VMP.run`."""
+        """See `VMP.run`."""
         trace: list[Tensor] = []
         converged = False
         try:
@@ -104,7 +104,7 @@ class ChunkedVMP:
         return Run(torch.stack(trace), len(trace), converged)
 
     def select(self, restarts: Tensor) -> "ChunkedVMP":
-        """The same with some of the restarts."""
+        """The engine of some of the restarts."""
         selected, now = copy(self), self._now
         selected.etas = {name: eta[restarts] for name, eta in self.etas.items()}
         messages = {name: message[restarts] for name, message in now.messages.items()}
@@ -119,16 +119,16 @@ class ChunkedVMP:
         }
 
     def _contribution(self, etas: Etas, under: Etas | None = None) -> Contribution:
-        """The bound and the messages under parameters, or in the first place under other statistics of them."""
+        """The bound and the messages under these parameters; for the first update, under other statistics of them."""
         total, messages = torch.zeros((), device="cpu"), dict.fromkeys(etas, torch.zeros((), device="cpu"))
         turns = self._chunks(etas, under)
         while True:
-            with redone(lambda: self._contribution(etas, under)):
+            with recompute(lambda: self._contribution(etas, under)):
                 turn = next(turns, None)
                 if turn is None:
                     return Contribution(total, messages)
                 engine, evidence, _ = turn
-                # under other statistics nothing is at its optimum, and there is no bound to speak of
+                # under other statistics q(paths) is not optimal for `etas`, so there is no bound
                 bound = evidence + engine.elbo(without=PATHS) if under is None else torch.full_like(evidence, -math.inf)
                 total = total + bound
                 messages = {name: message + engine.message(name) for name, message in messages.items()}
@@ -151,7 +151,7 @@ class ChunkedVMP:
             yield Chunk(engine, engine.normalizer(PATHS), None)
 
     def _stretches(self, whole: ChainGraph, etas: Etas, under: Etas | None, size: int) -> Iterator["Chunk"]:
-        """The same for a single long sequence, `size` steps at a time."""
+        """The chunks of a single long sequence, `size` steps at a time."""
         n_steps = int(whole.problem.series.last.max()) + 1
         firsts = range(0, max(1, n_steps - 1), size)
 
@@ -166,10 +166,12 @@ class ChunkedVMP:
         for i in range(len(firsts)):
             part, engine = stretch(i, log_belief, None)
             paths = engine.blocks[PATHS]
-            found = paths.family.chain(paths.eta).filter()  # type: ignore[attr-defined]
-            passed.append((log_belief, found.log_normalizer.reshape(len(found.log_normalizer), -1).sum(-1)))
-            last = part.problem.series.last[..., None, None].expand(*found.state.shape[:-2], 1, found.state.shape[-1])
-            log_belief = found.state.gather(-2, last).squeeze(-2).log()
+            filtered = paths.family.chain(paths.eta).filter()  # type: ignore[attr-defined]
+            passed.append((log_belief, filtered.log_normalizer.reshape(len(filtered.log_normalizer), -1).sum(-1)))
+            last = part.problem.series.last[..., None, None].expand(
+                *filtered.state.shape[:-2], 1, filtered.state.shape[-1]
+            )
+            log_belief = filtered.state.gather(-2, last).squeeze(-2).log()
         log_after = None
         for i in reversed(range(len(firsts))):
             before, evidence = passed[i]
@@ -177,12 +179,12 @@ class ChunkedVMP:
             yield Chunk(engine, evidence, part.counted)
             if before is not None:
                 belief = engine.stats(PATHS).steps[0][..., 0, :]
-                # where a_t is 0, b_t is of no consequence
+                # if a_t is 0, b_t has no effect
                 log_after = torch.where(before == -math.inf, 0.0, belief.log() - before)
 
 
 def alike(series: Series, most: int) -> list[Int[Tensor, "n"]]:
-    """Numbers of sequences of like length together, which have at most so many steps with their padding."""
+    """The numbers of the sequences in groups of similar length, each of at most `most` steps with padding."""
     if series.lengths is None:
         return list(torch.arange(series.n_sequences, device="cpu").split(max(1, most // series.n_steps)))
     lengths, order = series.lengths.flatten().cpu().sort(stable=True)
@@ -196,7 +198,7 @@ def alike(series: Series, most: int) -> list[Int[Tensor, "n"]]:
 
 
 class Chunk(NamedTuple):
-    """The engine of some of the data, their part of the evidence `[R]`, and `ChainGraph.counted` of their steps."""
+    """The engine of a part of the data, its part of the evidence `[R]`, and `ChainGraph.counted` of its steps."""
 
     engine: VMP
     evidence: Tensor
@@ -204,19 +206,19 @@ class Chunk(NamedTuple):
 
 
 def is_long(graph: ChainGraph, restarts: int) -> bool:
-    """Whether a single sequence is better taken in stretches."""
+    """Whether a single sequence is so long that it is cut into stretches."""
     return restarts * graph.problem.series.n_steps * graph.problem.n_states > LONG and not graph.independent
 
 
 def is_large(graph: ChainGraph, restarts: int) -> bool:
-    """Whether the tables of so many restarts are better not held of all data at once."""
+    """Whether the tables of all data are too large to hold at once for so many restarts."""
     series = graph.problem.series
     numbers = series.n_sequences * restarts * series.n_steps * graph.problem.n_states
     return is_long(graph, restarts) or (series.n_sequences > 1 and numbers > ROOM)
 
 
 def occupancy_of(engine: VMP, counted: Tensor | None = None) -> Tensor:
-    """Expected number of steps in each state, `[R, K]`; held steps that emit alike in all states do not tell theirs."""
+    """Expected number of steps in each state, `[R, K]`; without held steps whose emission is the same in all states."""
     drawn, held = engine.stats(PATHS).steps
     mass = drawn if held is None or held.shape[-1] < drawn.shape[-1] else drawn + held
     mass = mass if counted is None else mass * counted.unsqueeze(-1)
@@ -227,7 +229,7 @@ def occupancy_of(engine: VMP, counted: Tensor | None = None) -> Tensor:
 
 
 class Passes(NamedTuple):
-    """Where passes through minibatches ended: the restarts that were kept, and each one's last bound."""
+    """The end of passes through minibatches: the restarts that were kept, and the last bound of every restart."""
 
     etas: Etas
     kept: Tensor
@@ -240,9 +242,9 @@ class Passes(NamedTuple):
 def run_batches(
     graph: ChainGraph, starts: Starts, options: Options, report: Callable[[int, float], None] = lambda step, best: None
 ) -> Passes:
-    """Passes through all sequences until the estimate of the bound settles, or `max_steps`.
+    """Pass through all sequences until the estimate of the bound settles, at most `max_steps` times.
 
-    Each of the first passes keeps the better third of the restarts, until one is left.
+    Each of the first passes keeps the better third of the restarts, until one remains.
     """
     generator = torch.Generator().manual_seed(options.number)
     series, restarts = graph.problem.series, options.restarts
@@ -288,16 +290,16 @@ def run_batches(
 
 
 def engine_from(graph: ChainGraph, values: Parameters) -> VMP | ChunkedVMP:
-    """The engine whose paths are those under given parameters `[R, ...]`."""
+    """The engine with the paths under parameters `[R, ...]`."""
     return engine_of(graph, graph.start(len(next(iter(values.values())))), graph.point(values))
 
 
 def engine_of(
     graph: Graph, etas: Etas, under: Etas | None = None, linear: frozenset[str] | None = None
 ) -> VMP | ChunkedVMP:
-    """The engine with these natural parameters; its paths are those under them, or under given statistics.
+    """The engine with these natural parameters, and with the paths under them or under the statistics `under`.
 
-    `linear` is that of an engine of the same graph, where there is one.
+    `linear` comes from an engine of the same graph, if there is one.
     """
     if isinstance(graph, ChainGraph):
         linear = graph.linear(etas) if linear is None else linear

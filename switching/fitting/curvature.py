@@ -1,14 +1,14 @@
-r"""Standard errors at a maximum, from the curvature of what was maximised.
+r"""Standard errors at a maximum, from the curvature of the objective.
 
-Let y be free coordinates of the parameters, and $\ell(y)$ the log-likelihood, under a prior plus its log density. With
+Let y be free coordinates of the parameters, and $\ell(y)$ the log-likelihood plus the log prior, if there is one. With
 the observed information $H = -\nabla^2 \ell(\hat y)$ a number $g(y)$ has, to first order, the variance
 
 $$\nabla g^\top H^{-1}\, \nabla g$$
 
-(the delta method; Efron & Hinkley 1978). H is made of differences of exact gradients over steps of a hundredth of a
-standard error, all of which are taken at once, as restarts are. There is no standard error where the maximum lies on
-the boundary of a parameter's range, which in coordinates that know no boundary is infinitely far off, and none along a
-direction in which $\ell$ is flat, as it is for the parameters of a state that no step is in.
+(the delta method; Efron & Hinkley 1978). H is computed from differences of exact gradients over steps of a
+hundredth of a standard error, all in one batch, like restarts. There is no standard error if the maximum lies on the
+boundary of a parameter's range, which is infinitely far away in free coordinates. There is none along a direction in
+which $\ell$ is flat, such as the parameters of a state without steps.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,12 +23,16 @@ from torch.distributions import constraints
 from ..definite import free_coordinates
 from ..parameters import Parameter, Parameters, described
 
-FIRST, SHARE, WIDEST = 1e-3, 1e-2, 0.05  # steps: the first, then in standard errors, and at most where bounded
-ROUNDS = 2  # in which the standard errors are found that the steps are measured in
-AT_BOUNDARY = 0.5  # Newton step of a logarithm or log odds, beyond which it is on its way to infinity
-VAGUE = 10.0  # standard error of a logarithm or log odds, from which on nothing is known of it
+FIRST, SHARE, WIDEST = (
+    1e-3,
+    1e-2,
+    0.05,
+)  # steps: the first, then in standard errors, and the largest for bounded parameters
+ROUNDS = 2  # that estimate the standard errors, the unit of the steps
+AT_BOUNDARY = 0.5  # Newton step of a logarithm or log odds, beyond which it diverges to infinity
+VAGUE = 10.0  # standard error of a logarithm or log odds, from which on the data say nothing of it
 FLAT = 1e-7  # eigenvalue of the information, scaled to a diagonal of 1
-LEANS = 1e-3  # share of a number's gradient along flat directions, above which it has no standard error
+LEANS = 1e-3  # share of a number's gradient along flat directions, above which the number has no standard error
 
 
 def standard_errors(
@@ -38,24 +42,24 @@ def standard_errors(
     values: Parameters,
     unit: Float[Tensor, "F"],
 ) -> Parameters:
-    """The standard error of each number in the form in which people know it; NaN where there is none.
+    """The standard error of each number in its displayed form; NaN if there is none.
 
     Arguments:
-        objective: of parameters `[r, ...]`, what was maximised.
-        turns: parameters `[n, ...]` in parts that it takes at once.
-        known: of the parameters, by name.
-        values: where the objective is greatest.
-        unit: the spread of each feature of the data, in which the first steps are measured.
+        objective: the function of parameters `[r, ...]` that was maximised.
+        turns: splits parameters `[n, ...]` into parts for one evaluation.
+        known: the axes and supports of the parameters, by name.
+        values: the parameters at the maximum.
+        unit: the spread of each feature of the data, the unit of the first steps.
     """
     free = Coordinates.of(known, values, unit)
 
     def gradient(points: Tensor) -> Tensor:
-        found = []
+        gradients = []
         for some in turns({"y": points}):
             y = some["y"].detach().requires_grad_()
             with torch.enable_grad():
-                found += torch.autograd.grad(objective(free.values(y)).sum(), y)
-        return torch.cat(found)
+                gradients += torch.autograd.grad(objective(free.values(y)).sum(), y)
+        return torch.cat(gradients)
 
     information, slope = _information(gradient, free)
     curvature = information.diagonal()
@@ -69,25 +73,25 @@ def standard_errors(
     spread = axes * torch.where(flat, 0.0, level.clamp_min(FLAT)).rsqrt().masked_fill(flat, 0.0)
     vague = lost | free.bounded & (scale * spread.norm(dim=-1) > VAGUE)
     blind = torch.cat([axes[:, flat], torch.eye(len(lost)).to(axes)[:, vague]], -1)
-    found = {}
+    errors = {}
     for name, table in free.jacobian().items():
         rows = table * scale
         length = rows.norm(dim=-1)
         sd = (rows @ spread).norm(dim=-1)
         leans = (rows @ blind).norm(dim=-1) > LEANS * length
-        found[name] = torch.where(leans | (length == 0), torch.nan, sd)
-    return found
+        errors[name] = torch.where(leans | (length == 0), torch.nan, sd)
+    return errors
 
 
 @dataclass(frozen=True)
 class Coordinates:
-    """Free coordinates about a point: steps from it, of logarithms, log odds and the like where a range is bounded.
+    """Free coordinates about a point: steps from it, in logarithms, log odds and the like for bounded ranges.
 
     Attributes:
         known, at: the parameters, and the point.
-        moving: by name, which entries of a table have a coordinate; those of other supports than the usual ones are
+        moving: by name, which entries of a table have a coordinate. For other supports than the usual ones, they are
             entries of torch's free coordinates.
-        bounded: `[P]`, whose range has an end.
+        bounded: `[P]`, whether the range of a coordinate's number is bounded.
         first: `[P]`, a small step.
     """
 
@@ -111,18 +115,18 @@ class Coordinates:
         return Coordinates(known, values, moving, torch.cat(bounded), torch.cat(first))
 
     def values(self, steps: Float[Tensor, "*r P"]) -> Parameters:
-        """The parameters at so many steps from the point."""
+        """The parameters after these steps from the point."""
         sizes = [int(mask.sum()) for mask in self.moving.values()]
-        found = {}
-        for (name, mask), own in zip(self.moving.items(), steps.split(sizes, -1), strict=True):
-            table = own.new_zeros(*own.shape[:-1], mask.numel())
-            table[..., mask.flatten()] = own
-            step = table.reshape((*own.shape[:-1], *mask.shape))
-            found[name] = _stepped(self.known[name].support, self.at[name], step)
-        return found
+        values = {}
+        for (name, mask), part in zip(self.moving.items(), steps.split(sizes, -1), strict=True):
+            table = part.new_zeros(*part.shape[:-1], mask.numel())
+            table[..., mask.flatten()] = part
+            step = table.reshape((*part.shape[:-1], *mask.shape))
+            values[name] = _stepped(self.known[name].support, self.at[name], step)
+        return values
 
     def jacobian(self) -> dict[str, Float[Tensor, "... P"]]:
-        """The derivative of each number in the form in which people know it."""
+        """The derivative of each number in its displayed form."""
         zero = torch.zeros_like(self.first)
         shown = {name: parameter.shown.name if parameter.shown else name for name, parameter in self.known.items()}
         return {
@@ -137,7 +141,7 @@ def _moving(support: constraints.Constraint, value: Tensor) -> Tensor:
     """Which entries of a table, or of its free coordinates, can move."""
     if support is constraints.real:
         return torch.ones_like(value, dtype=torch.bool)
-    if support is constraints.simplex:  # all that are possible, but for the greatest, beside which they are measured
+    if support is constraints.simplex:  # all possible ones except the greatest, which is their reference
         greatest = torch.nn.functional.one_hot(value.argmax(-1), value.shape[-1]).bool()
         return (value > 0) & ~greatest
     ends = _ends(support)
@@ -147,7 +151,7 @@ def _moving(support: constraints.Constraint, value: Tensor) -> Tensor:
 
 
 def _stepped(support: constraints.Constraint, value: Tensor, step: Tensor) -> Tensor:
-    """A parameter after a step of its coordinates, which is 0 at entries that do not move."""
+    """A parameter after a step of its coordinates; the step is 0 at entries that do not move."""
     if support is constraints.real:
         return value + step
     if support is constraints.simplex:
@@ -165,7 +169,7 @@ def _stepped(support: constraints.Constraint, value: Tensor, step: Tensor) -> Te
 
 
 def _ends(support: constraints.Constraint) -> tuple[float, float] | None:
-    """The range of a support of single numbers that begins at some number."""
+    """The range of a support of single numbers with a lower bound; None for other supports."""
     low = getattr(support, "lower_bound", None)
     if support.event_dim or not isinstance(low, int | float):
         return None
@@ -191,9 +195,9 @@ def _information(
 def _differences(
     gradient: Callable[[Tensor], Tensor], steps: Float[Tensor, "P"], weights: tuple[tuple[float, float], ...]
 ) -> Float[Tensor, "P P"]:
-    """Minus central differences of the gradient, each a pair of how many steps and the weight."""
+    """Minus central differences of the gradient; `weights` has pairs of a number of steps and a weight."""
     n, moves = len(steps), torch.diag(steps)
     points = torch.cat([sign * times * moves for times, _ in weights for sign in (1, -1)])
-    found = gradient(points).unflatten(0, (len(weights), 2, n))
-    total = sum(weight * (ends[0] - ends[1]) for (_, weight), ends in zip(weights, found, strict=True))
+    gradients = gradient(points).unflatten(0, (len(weights), 2, n))
+    total = sum(weight * (ends[0] - ends[1]) for (_, weight), ends in zip(weights, gradients, strict=True))
     return -cast(Tensor, total) / steps.unsqueeze(-1)

@@ -1,11 +1,11 @@
-r"""The log joint density of a model's parameters and a series in free coordinates: what samplers and intervals climb.
+r"""The log joint density of a model's parameters and a series in free coordinates, for samplers and intervals.
 
-The paths are summed out exactly. Coordinates are those of `biject_to` of each parameter's support, in units of the
-data's own spread, so that nothing depends on the unit of x; the volume of the transform counts,
+The paths are summed out exactly. Coordinates come from `biject_to` of each parameter's support, in units of the
+data's spread, so that the density does not depend on the unit of x. The density includes the Jacobian of the transform,
 
 $$\log p(y, x) = \log p(x \mid \theta(y)) + \log p(\theta(y)) + \log |\partial \theta / \partial y|,$$
 
-so that the density has its peak inside.
+so that its peak is inside the support.
 """
 
 from abc import ABC, abstractmethod
@@ -22,16 +22,16 @@ from ..problem import Problem
 from .units import Units
 
 IMPOSSIBLE = (ValueError, torch.linalg.LinAlgError)  # pyright: ignore[reportPrivateImportUsage]
-"""What is raised where the data are impossible, or rounding took parameters out of their support."""
+"""The errors if the data are impossible, or if rounding moved parameters out of their support."""
 
-STEP = 1e-4  # of differences between gradients: of coordinates in which the data have spread 1
+STEP = 1e-4  # of differences between gradients, in coordinates in which the data have spread 1
 
 
 class FreeDensity(ABC):
-    """A log density in free coordinates by name, and all of them in one vector.
+    """A log density in free coordinates, given by name or as one vector.
 
     Attributes:
-        start: coordinates at which the density has to be there.
+        start: coordinates at which the density is defined.
     """
 
     start: Parameters
@@ -45,16 +45,16 @@ class FreeDensity(ABC):
         """Log density at coordinates.
 
         Raises:
-            ValueError: the data are impossible there, or rounding took parameters out of their support.
+            ValueError: the data are impossible there, or rounding moved parameters out of their support.
         """
 
     @property
     @abstractmethod
     def at_once(self) -> int:
-        """How many points fit into memory."""
+        """The number of points that fit into memory together."""
 
     def potential(self, free: Parameters) -> Tensor:
-        """Minus the log density; infinite where the data are impossible."""
+        """Minus the log density; infinite if the data are impossible."""
         try:
             return -self.log_prob(free)
         except IMPOSSIBLE:
@@ -64,7 +64,7 @@ class FreeDensity(ABC):
 
     @property
     def point(self) -> Float[Tensor, "P"]:
-        """The coordinates of `near`."""
+        """The coordinates of `start`."""
         return torch.cat([value.flatten() for value in self.start.values()])
 
     def by_name(self, flat: Float[Tensor, "*r P"]) -> Parameters:
@@ -75,7 +75,7 @@ class FreeDensity(ABC):
 
     @torch.no_grad()
     def at(self, flat: Float[Tensor, "R P"]) -> Float[Tensor, "R"]:
-        """Log density at many points, some at a time; -inf where the data are impossible."""
+        """Log density at many points, computed in parts; -inf if the data are impossible."""
         return torch.cat([self._at(some) for some in flat.split(self.at_once)])
 
     def _at(self, flat: Tensor) -> Tensor:
@@ -87,9 +87,9 @@ class FreeDensity(ABC):
             return torch.cat([self._at(half) for half in flat.tensor_split(2)])
 
     def climb(self, flat: Float[Tensor, "R P"]) -> tuple[Float[Tensor, "R"], Float[Tensor, "R P"]]:
-        """The log density at many points and its gradient there; -inf and 0 where the data are impossible."""
-        found = [self._climb(some) for some in flat.split(self.at_once)]
-        heights, gradients = zip(*found, strict=True)
+        """The log density at many points and its gradient; -inf and 0 if the data are impossible."""
+        pairs = [self._climb(some) for some in flat.split(self.at_once)]
+        heights, gradients = zip(*pairs, strict=True)
         return torch.cat(heights), torch.cat(gradients)
 
     def _climb(self, flat: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,12 +108,12 @@ class FreeDensity(ABC):
 
     def gradient(self, flat: Float[Tensor, "R P"]) -> Float[Tensor, "R P"]:
         """The gradient of the log density at each point."""
-        found = []
+        gradients = []
         for some in flat.split(self.at_once):
             with torch.enable_grad():
                 here = some.detach().requires_grad_()
-                found.append(torch.autograd.grad(self.log_prob(self.by_name(here)).sum(), here)[0])
-        return torch.cat(found)
+                gradients.append(torch.autograd.grad(self.log_prob(self.by_name(here)).sum(), here)[0])
+        return torch.cat(gradients)
 
     def hessian(self, flat: Float[Tensor, "P"]) -> Float[Tensor, "P P"]:
         """The Hessian at a point, by central differences of gradients."""
@@ -124,13 +124,13 @@ class FreeDensity(ABC):
 
 
 class Density(FreeDensity):
-    """The log joint of a problem in free coordinates; parameters that the problem holds fixed have none.
+    """The log joint of a problem in free coordinates; fixed parameters have no coordinates.
 
     Arguments:
-        near: parameters in the data's units, at which the density has to be there.
+        near: parameters in the data's units at which the density is defined.
 
     Attributes:
-        start: their coordinates by name.
+        start: the coordinates of `near`, by name.
     """
 
     def __init__(self, problem: Problem, near: Parameters) -> None:
@@ -145,17 +145,17 @@ class Density(FreeDensity):
         self.start = {name: cast(Tensor, to.inv(near[name])) for name, to in self._transforms.items()}
 
     def values(self, free: Parameters) -> Parameters:
-        found = self._values(free)
-        fixed = {name: value.expand_as(found[name]) for name, value in self.problem.fixed.items()}
-        return self.units.back(found) | fixed
+        free_values = self._values(free)
+        fixed = {name: value.expand_as(free_values[name]) for name, value in self.problem.fixed.items()}
+        return self.units.back(free_values) | fixed
 
     def _values(self, free: Parameters) -> Parameters:
-        found = {name: cast(Tensor, to(free[name])) for name, to in self._transforms.items()}
+        values = {name: cast(Tensor, to(free[name])) for name, to in self._transforms.items()}
         if not self._inner.fixed:
-            return found
+            return values
         name, value = next(iter(free.items()))
         lead = value.shape[: value.ndim - self.start[name].ndim]
-        return found | {name: value.expand((*lead, *value.shape)) for name, value in self._inner.fixed.items()}
+        return values | {name: value.expand((*lead, *value.shape)) for name, value in self._inner.fixed.items()}
 
     def log_prob(self, free: Parameters) -> Float[Tensor, "*r"]:
         values = self._values(free)

@@ -1,10 +1,10 @@
 r"""Expectation-maximisation over many restarts at once.
 
-    E-step   the chain's posterior marginals under the current parameters, and log p(x | theta) with them
-    M-step   the mode of dynamics and emission parameters given those marginals
+    E-step   the chain's posterior marginals under the current parameters, and log p(x | theta)
+    M-step   the mode of dynamics and emission parameters given these marginals
 
 The objective $\log p(x \mid \theta) + \log p(\theta)$ (without a prior: $\log p(x \mid \theta)$) never falls (Dempster,
-Laird & Rubin 1977). Restarts are the leading axis of every table. Sequences of very different lengths go
+Laird & Rubin 1977). Restarts are the leading axis of every table. Sequences of very different lengths are processed
 without most of their padding: see `bucketing`.
 """
 
@@ -29,7 +29,7 @@ from .starts import variance_floor
 
 
 class EM:
-    """A batch of restarts that climb by EM.
+    """A batch of restarts that are optimised by EM.
 
     Attributes:
         tables: the parameters `[R, ...]`.
@@ -48,7 +48,7 @@ class EM:
         self.collapsed = torch.zeros(len(like), self.problem.n_states, dtype=torch.bool, device=like.device)
 
     def run(self, max_steps: int) -> Run:
-        """Climb so many steps; Ctrl-C keeps whole ones."""
+        """Take `max_steps` steps; after Ctrl-C only complete steps count."""
         trace: list[Tensor] = []
         interrupted = False
         try:
@@ -69,7 +69,7 @@ class EM:
         return Run(torch.stack(trace), len(trace), False, interrupted=interrupted)
 
     def extrapolated(self, before: Parameters, by: Float[Tensor, "R"]) -> Parameters:
-        """The parameters that many times as far ahead as they lie from `before`, in coordinates without bounds."""
+        """The parameters moved on by `by` times their change since `before`, in coordinates without bounds."""
         known, by = self.problem.parameters, by.to(next(iter(self.tables.values())))
         ahead = {n: _ahead(before[n], now, by, known[n].support) for n, now in self.tables.items()}
         return ahead | {name: self.tables[name] for name in self.problem.fixed}
@@ -88,8 +88,8 @@ class EM:
         values = {name: table[restarts] for name, table in self.tables.items()}
         known = self._marginals
         if known is not None:
-            found: dict[str, Any] = {f.name: getattr(known, f.name) for f in fields(known)}
-            known = Marginals(**{name: None if table is None else table[restarts] for name, table in found.items()})  # pyright: ignore[reportArgumentType]
+            tables: dict[str, Any] = {f.name: getattr(known, f.name) for f in fields(known)}
+            known = Marginals(**{name: None if table is None else table[restarts] for name, table in tables.items()})  # pyright: ignore[reportArgumentType]
         selected = copy(self)
         selected._begin(values, known)
         selected.collapsed = self.collapsed[restarts]
@@ -97,11 +97,11 @@ class EM:
 
     @property
     def occupancy(self) -> Float[Tensor, "R K"]:
-        """Expected number of steps in each state; held steps that emit alike in all states do not tell theirs."""
+        """Expected number of steps in each state, without held steps whose emission is the same in all states."""
         marginals = self._expected(self.tables)
         fresh, held = marginals.fresh, marginals.held
-        found = fresh if held is None or held.shape[-1] == 1 else fresh + held
-        return found.flatten(1, -2).sum(1)
+        weights = fresh if held is None or held.shape[-1] == 1 else fresh + held
+        return weights.flatten(1, -2).sum(1)
 
     def _expected(self, values: Parameters) -> Marginals:
         """The E-step."""
@@ -113,10 +113,10 @@ class EM:
 def maximized(
     problem: Problem, marginals: Marginals, values: Parameters, floor: Float[Tensor, "F"]
 ) -> tuple[Parameters, Bool[Tensor, "R K"]]:
-    """The M-step: new parameters, and which states have collapsed onto a point."""
+    """The M-step: new parameters, and the states that have collapsed onto a point."""
     held = {name: values[name] for name in problem.fixed}
     moved = problem.dynamics.maximize(marginals, problem.prior, values, problem.series.drive, problem.fixed)
-    rows, found, collapsed = problem.series.padded_rows, {}, []
+    rows, emission_values, collapsed = problem.series.padded_rows, {}, []
     for part, weights in zip(
         problem.emission.parts, problem.emission.weights(marginals.fresh, marginals.held), strict=True
     ):
@@ -125,14 +125,14 @@ def maximized(
         step = rows, flat, part.own(values), prior, floor
         fixed = {name: value for name, value in part.own(held).items() if name in part.emission.parameters}
         result = part.emission.maximize_beside(fixed, *step) if fixed else part.emission.maximize(*step)
-        # a state without any weight has no estimate: it keeps what it had
-        found |= prefixed(kept(result.values, part.own(values)), part.prefix)
+        # a state without any weight has no estimate: it keeps its parameters
+        emission_values |= prefixed(kept(result.values, part.own(values)), part.prefix)
         collapsed.append(result.collapsed)
-    return moved | found, collapsed[0]
+    return moved | emission_values, collapsed[0]
 
 
 def _ahead(before: Tensor, now: Tensor, by: Float[Tensor, "R"], support: Constraint) -> Tensor:
-    """A parameter farther on; what is 0 stays so."""
+    """A parameter moved on by `by` times its change since `before`; probabilities of 0 stay 0."""
     by = by.reshape(-1, *[1] * (now.ndim - 1))
     if support is constraints.simplex:
         move = torch.where(now > 0, now.log() - before.log(), 0.0)

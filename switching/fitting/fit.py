@@ -40,7 +40,7 @@ def fit(problem: Problem, options: Options) -> Result:
 
 
 def _fit(begin: Initialization, options: Options, by_messages: bool) -> Result:
-    """Samplers continue from a fit by message passing, or by EM where the emission has no conjugate prior."""
+    """Samplers continue from a fit by message passing, or by EM if the emission has no conjugate prior."""
     climb = _by_message_passing if by_messages else _by_em
     if options.method in ("em", "vmp"):
         return climb(begin, options)
@@ -98,11 +98,11 @@ def _by_message_passing(begin: Initialization, options: Options) -> Result:
     order = _order(scaled, begin.start, units.values(posterior.mean))
     posterior = replace(posterior, blocks=renumbered(ended.graph.blocks, ended.etas, order))
     empty = ended.occupancy[order] < 1.0
-    return result_of(ended.found.raised(-begin.volume), "vmp", posterior.mean, empty, posterior)
+    return result_of(ended.search.raised(-begin.volume), "vmp", posterior.mean, empty, posterior)
 
 
 def _order(problem: Problem, start: Parameters | None, values: Parameters) -> Int[Tensor, "K"]:
-    """The states by their locations; where the user has numbered them, as in that start, or as they are fixed."""
+    """The order of the states: by location, unless the user's start or fixed values number them."""
     if problem.numbered:
         return torch.arange(problem.n_states, device=problem.series.observations.device)
     if start is not None:
@@ -112,7 +112,7 @@ def _order(problem: Problem, start: Parameters | None, values: Parameters) -> In
 
 
 def check_enough(series: Series, n_states: int) -> None:
-    """Raise ValueError where the series cannot support a fit."""
+    """Raise ValueError if the series has too few observations for a fit."""
     if not series.n_sequences:
         raise ValueError(f"x: got shape {list(series.observations.shape)}, a batch of no sequence; give at least one.")
     observed = ~torch.isnan(series.rows)
@@ -126,10 +126,10 @@ def check_enough(series: Series, n_states: int) -> None:
 
 
 def check_modes(problem: Problem) -> None:
-    """Raise ValueError where a concentration below 1 leaves the posterior without a mode."""
+    """Raise ValueError if a concentration below 1 leaves the posterior without a mode."""
     for name, table in (problem.prior or {}).items():
         if name.endswith(("concentration", "successes", "failures")) and bool((table < 1).any()):
             raise ValueError(
-                f"{name}: got a concentration below 1 ({float(table.min()):g}), under which the posterior has no mode; "
+                f"{name}: got a concentration below 1 ({float(table.min()):g}), so the posterior has no mode; "
                 "EM needs concentrations of at least 1."
             )

@@ -2,8 +2,8 @@ r"""The graph of a model for message passing: blocks of parameters and of paths,
 
 $$q = \prod_b q(\theta_b)\, \prod_d q_d(\text{path}_d)$$
 
-Restarts are the first axis of every block. Expectation-maximisation is the same with every $q(\theta_b)$ a point; with
-one chain its bound is the evidence.
+Restarts are the first axis of every block. Expectation-maximisation is the special case in which every $q(\theta_b)$ is
+a point. With one chain its bound is the evidence.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -17,7 +17,7 @@ from ...inference.message_passing.engine import VMP
 from ...inference.message_passing.factor_graph import Block, Factor
 from ..parameters import Parameters
 
-RIDGE = 1e-9  # how often a prior still counts under maximum likelihood: it holds what the data leave open
+RIDGE = 1e-9  # weight of a prior under maximum likelihood: it determines parameters that the data do not
 
 Etas = dict[str, Tensor]
 """By block of parameters, natural parameters or expected statistics `[*r, ...]`."""
@@ -33,15 +33,15 @@ class Graph:
     """Blocks and factors from which a model is fitted.
 
     Attributes:
-        families, priors: of the blocks of parameters, by name. Where a prior is a factor, the natural parameters at
-            which q starts.
-        factors: that join the blocks.
+        families, priors: of the blocks of parameters, by name. If a prior is a factor, `priors` has the natural
+            parameters at which q starts.
+        factors: the factors that join the blocks.
         paths: the blocks of paths, in order, at their start.
-        collect: from points of the blocks of parameters, with any leading axes, to the model's parameters.
-        rebase: moves all blocks at once where their updates are slow; it does not lower the bound.
-        alike: whether paths start alike in all restarts, and have no axis for them.
+        collect: maps points of the blocks of parameters, with any leading axes, to the model's parameters.
+        rebase: moves all blocks together if their single updates are slow; it does not lower the bound.
+        alike: whether paths start equal in all restarts, and have no axis for restarts.
         factor_priors: the blocks whose prior is a factor.
-        share: the part that the series is of all data: priors count by it.
+        share: the fraction of all data that the series is; it weights the priors.
     """
 
     families: dict[str, VectorFamily[Any]]
@@ -56,17 +56,17 @@ class Graph:
 
     @property
     def kept(self) -> Collection[str]:
-        """The blocks whose natural parameters say where a climb is."""
+        """The blocks whose natural parameters define the state of a fit."""
         return [*self.families, *(block.name for block in self.paths)]
 
     def at_points(self: SomeGraph, flat: bool) -> SomeGraph:
-        """The same with points in the place of densities, but for blocks that are held; `flat`: without priors."""
+        """The graph with points instead of densities, except for blocks that are held; `flat`: without priors."""
         free = {name: Point(f, flat) for name, f in self.families.items() if not isinstance(f, Held)}
         priors = {name: point.nothing(self.priors[name]) + RIDGE * self.priors[name] for name, point in free.items()}
         return replace(self, families=self.families | free, priors=self.priors | (priors if flat else {}))
 
     def held(self: SomeGraph, points: Points) -> SomeGraph:
-        """The same with some blocks of parameters held at points."""
+        """The graph with some blocks of parameters held at points."""
         return replace(self, families=self.families | {n: Held(self.families[n], at) for n, at in points.items()})
 
     def start(self, restarts: int) -> Etas:
@@ -74,7 +74,7 @@ class Graph:
         return {name: prior.expand(restarts, *prior.shape) for name, prior in self.priors.items()}
 
     def engine(self, etas: Etas, check: bool = True, linear: frozenset[str] = frozenset(), step: float = 1.0) -> VMP:
-        """The engine with these natural parameters; paths of which there are none start where they are."""
+        """The engine with these natural parameters; paths that are not among them start at their own."""
         name, prior = next(iter(self.priors.items()))
         lead = etas[name].shape[: etas[name].ndim - prior.ndim]
         blocks = [
@@ -89,7 +89,7 @@ class Graph:
         return VMP(blocks, self.factors, int(lead[0]) if lead else None, check, linear)
 
     def check(self, etas: Etas) -> None:
-        """Raise ValueError where natural parameters of one restart, or points, are out of range of their families."""
+        """Raise ValueError if natural parameters of one restart, or points, are out of range of their families."""
         for name, family in self.families.items():
             family.check(etas[name])
             family.mean(etas[name])

@@ -1,4 +1,4 @@
-"""Where a fit starts, and which parameters it holds, as users give them."""
+"""The start and the fixed parameters of a fit, from the user's arguments."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,11 +19,11 @@ class Initialization:
     """A problem that is ready to be fitted.
 
     Attributes:
-        problem: with the parameters that are fixed, in the units that the data came in.
-        units: in which it is fitted.
+        problem: the problem with its fixed parameters, in the units of the data.
+        units: the units of the fit.
         scaled: the problem in these units.
-        start: the user's own first guess `[1, ...]` in these units.
-        volume: by how much the log density of all sequences is greater in these units.
+        start: the user's start `[1, ...]` in these units.
+        volume: the increase of the log density of all sequences in these units.
     """
 
     problem: Problem
@@ -34,10 +34,10 @@ class Initialization:
 
     @staticmethod
     def of(problem: Problem, options: Options, near_prior: bool) -> "Initialization":
-        """Choose units, and read what the user fixes and starts from; `near_prior`: see `Units.near_prior`.
+        """Choose units, and read the user's `fixed` and `start`; `near_prior`: see `Units.near_prior`.
 
         Raises:
-            ValueError: `fixed` or `start` do not fit the problem.
+            ValueError: `fixed` or `start` does not fit the problem.
         """
         units = Units.of(problem.emission, problem.series)
         if options.fixed:
@@ -49,10 +49,10 @@ class Initialization:
 
 
 def fixed_values(problem: Problem, units: Units, fixed: Any) -> Parameters:
-    """The parameters to hold, under their own names.
+    """The parameters to hold, under their names in the program.
 
     Raises:
-        ValueError: they do not fit the problem, or leave nothing to fit.
+        ValueError: they do not fit the problem, or they are all of its parameters.
     """
     whole, names = _completed(problem, units, "fixed", fixed)
     if set(names) == set(problem.parameters):
@@ -61,7 +61,7 @@ def fixed_values(problem: Problem, units: Units, fixed: Any) -> Parameters:
 
 
 def start_values(problem: Problem, units: Units, start: Any) -> Parameters:
-    """Parameters `[1, ...]` in these units, from a model, values by name (of which some may be missing), or labels.
+    """Parameters `[1, ...]` in these units, from a model, values by name (some may be missing), or labels.
 
     Raises:
         ValueError: they do not fit the problem.
@@ -73,7 +73,7 @@ def start_values(problem: Problem, units: Units, start: Any) -> Parameters:
 
 
 def values_of_model(start: Any) -> Any:
-    """The values of a model, or of the model of a fit; anything else as it is."""
+    """The values of a model, or of the model of a fit; other objects unchanged."""
     start = getattr(start, "model", start)
     values = start if isinstance(start, Mapping) else getattr(start, "values", None)
     if not isinstance(values, Mapping):
@@ -84,7 +84,7 @@ def values_of_model(start: Any) -> Any:
 
 
 def _completed(problem: Problem, units: Units, argument: str, some: Mapping[str, Any]) -> tuple[Parameters, list[str]]:
-    """All parameters `[1, ...]`, with a first guess at those that are missing; and the names of the others."""
+    """All parameters `[1, ...]`, with a first guess for missing ones, and the names of those in `some`."""
     known = problem.parameters
     name_of = {p.shown.name: name for name, p in known.items() if p.shown} | {name: name for name in known}
     unknown = sorted(set(some) - set(name_of))
@@ -101,7 +101,7 @@ def _completed(problem: Problem, units: Units, argument: str, some: Mapping[str,
 
 
 def _labels(problem: Problem, start: Any) -> Tensor:
-    """A state for every step, -1 where it is not known."""
+    """A state for every step, -1 if it is not known."""
     expected = tuple(problem.series.observations.shape[:-1])
     table = to_tensor(start, "start")
     if tuple(table.shape) != expected:

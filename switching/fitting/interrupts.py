@@ -1,8 +1,8 @@
-"""Ctrl-C during a fit ends its loops, and keeps the best result so far.
+"""Ctrl-C during a fit ends its loops and keeps the best result so far.
 
-Ctrl-C raises KeyboardInterrupt at once before the first block of `may_interrupt`, and inside such blocks: the loops of
-a fit. Between them, where a result is put together, it waits for the next block, or for the end. A second Ctrl-C raises
-at once anywhere. Only the main thread is ever interrupted.
+The loops of a fit are blocks of `may_interrupt`. Ctrl-C raises KeyboardInterrupt at once before the first such block
+and inside the blocks. Between blocks a result is assembled, so Ctrl-C waits for the next block, or for the end. A
+second Ctrl-C raises at once anywhere. Only the main thread is interrupted.
 """
 
 import signal
@@ -15,20 +15,20 @@ from types import FrameType
 
 @dataclass
 class Keys:
-    """What the keys do now, and what they were pressed for."""
+    """The state of Ctrl-C during a fit."""
 
-    preparing: bool = True  # no block has been open yet: there is nothing to lose
-    open: int = 0  # blocks within each other
-    waiting: bool = False  # a press that came while none was
-    heard: bool = False  # a press has broken into the block that is open
+    preparing: bool = True  # no block has been open yet, so there is no result to lose
+    open: int = 0  # number of nested open blocks
+    waiting: bool = False  # a press came while no block was open
+    heard: bool = False  # a press has interrupted the open block
 
 
-_keys: Keys | None = None  # of the fit that is going on
+_keys: Keys | None = None  # of the current fit
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """A block of which nothing is lost to a press of the keys, from its first part on that is `may_interrupt`."""
+    """A block whose results survive Ctrl-C, after its first `may_interrupt` block has begun."""
     global _keys
     before = signal.getsignal(signal.SIGINT)
     if _keys is not None or threading.current_thread() is not threading.main_thread() or not callable(before):
@@ -53,7 +53,7 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def may_interrupt() -> Iterator[None]:
-    """A block into which a press breaks with KeyboardInterrupt; a press that waits does so at once."""
+    """A block that Ctrl-C interrupts with KeyboardInterrupt; an earlier press that waits interrupts it at once."""
     keys = _keys
     if keys is None:
         yield
@@ -70,6 +70,6 @@ def may_interrupt() -> Iterator[None]:
 
 
 def check_interrupt() -> None:
-    """Raise KeyboardInterrupt where a press broke in and was lost, as in a finaliser, which ignores what it raises."""
+    """Raise KeyboardInterrupt if an earlier one was lost, as in a finaliser, which ignores errors."""
     if _keys is not None and _keys.heard:
         raise KeyboardInterrupt

@@ -1,6 +1,6 @@
 """Fits by message passing; see `graph` for the blocks and the factors.
 
-The restarts climb as `search` lets them, or through minibatches of the sequences.
+`search` runs the restarts on all data; alternatively they run through minibatches of the sequences.
 """
 
 from collections.abc import Sequence
@@ -21,17 +21,17 @@ from .graph import Etas, Graph
 from .options import Options
 from .posterior import VariationalPosterior
 from .progress import Report
-from .search import Climb, Found, multi_start, search
+from .search import Climb, SearchResult, multi_start, search
 from .starts import Starts, first_guesses, opened
 
-HALVINGS = 10  # of a leap
+HALVINGS = 10  # of an extrapolation
 
 
 class Passing:
-    """A batch of restarts that climb by message passing.
+    """A batch of restarts that are optimised by message passing.
 
     Arguments:
-        fresh: whether parameters are still those of the prior, which no basis would make more probable.
+        fresh: whether parameters still have their prior; then no change of basis raises the bound.
     """
 
     def __init__(self, engine: VMP | ChunkedVMP, graph: Graph, fresh: bool = True) -> None:
@@ -57,7 +57,8 @@ class Passing:
         return Passing(self.engine.select(restarts), self.graph, self.fresh)
 
     def extrapolated(self, before: Etas, by: Tensor) -> Etas | None:
-        """Natural parameters as far ahead, or half or less of that where they would not be those of a density."""
+        """Natural parameters moved on by `by` times their change since `before`; restarts whose natural parameters
+        would be out of range move half as far or less."""
         now = self.tables
         by = by.to(next(eta for eta in now.values() if isinstance(eta, Tensor)))
         for _ in range(HALVINGS):
@@ -85,50 +86,54 @@ def _wide(by: Tensor, like: Tensor) -> Tensor:
 
 def fit_graph(
     graph: Graph, kinds: Sequence[str], options: Options, series: Series, n_kept: int, shift: float = 0.0
-) -> tuple[VariationalPosterior, Found]:
-    """The best q of a graph, or with method "em" the best points; `kinds` are those of the starts of its paths.
+) -> tuple[VariationalPosterior, SearchResult]:
+    """The best q of a graph, or with method "em" the best points; `kinds` has the kinds of the starts of its paths.
 
     Arguments:
-        n_kept: how many starts go on to the end.
-        shift: by how much the objective is greater in the user's units.
+        n_kept: number of starts that are run to convergence.
+        shift: the increase of the objective in the user's units.
     """
     graph = graph.at_points(flat=options.prior is None) if options.method == "em" else graph
     with multi_start(options, series, shift) as search:
         search.run(Passing(graph.engine(graph.start(len(kinds))), graph), kinds, n_kept)
-    return VariationalPosterior.of(graph, search.best.tables), search.found().raised(shift)
+    return VariationalPosterior.of(graph, search.best.tables), search.result().raised(shift)
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """The best q of the parameters, and how it was reached."""
+    """The best q of the parameters, and the search for it."""
 
     graph: ChainGraph
     etas: Etas
     occupancy: Tensor  # [K], expected number of steps in each state
-    found: Found
+    search: SearchResult
 
 
 def fit_vmp(
-    problem: Problem, options: Options, report: Report = lambda step, best: None, own: Parameters | None = None
+    problem: Problem, options: Options, report: Report = lambda step, best: None, user_start: Parameters | None = None
 ) -> Fitted:
-    """Message passing over all data, or over minibatches of the sequences; `own` as in `search`."""
-    own = None if own is None else opened(problem, own)  # of a probability of 0 no logarithm is expected
+    """Message passing over all data, or over minibatches of the sequences; `user_start` as in `search`."""
+    user_start = (
+        None if user_start is None else opened(problem, user_start)
+    )  # the expected logarithm of a probability of 0 does not exist
     graph = ChainGraph.of(problem, options.factorization == "mean_field")
     if options.batch_size is not None and options.batch_size < problem.series.n_sequences:
-        found = _by_batches(graph, first_guesses(problem, options.restarts, options.number, own), options, report)
+        result = _by_batches(
+            graph, first_guesses(problem, options.restarts, options.number, user_start), options, report
+        )
     else:
 
         def begin(values: Parameters) -> Passing:
             return Passing(engine_from(graph, values), graph)
 
-        found = search(problem, begin, lambda etas: graph.chain(etas).smooth().state, options, report, own)
-    engine = engine_of(graph, {name: eta.unsqueeze(0) for name, eta in found.best.tables.items()})
+        result = search(problem, begin, lambda etas: graph.chain(etas).smooth().state, options, report, user_start)
+    engine = engine_of(graph, {name: eta.unsqueeze(0) for name, eta in result.best.tables.items()})
     occupancy = engine.occupancy if isinstance(engine, ChunkedVMP) else occupancy_of(engine)
-    return Fitted(graph, found.best.tables, occupancy[0], found)
+    return Fitted(graph, result.best.tables, occupancy[0], result)
 
 
-def _by_batches(graph: ChainGraph, starts: Starts, options: Options, report: Report) -> Found:
-    """Passes through minibatches, after which the bound of those that were kept is taken over all data."""
+def _by_batches(graph: ChainGraph, starts: Starts, options: Options, report: Report) -> SearchResult:
+    """Passes through minibatches; then the bound of the kept restarts is computed over all data."""
     passes = run_batches(graph, starts, options, report)
     bound = engine_of(graph, passes.etas).elbo().double().cpu()
     climbs = [
@@ -140,4 +145,4 @@ def _by_batches(graph: ChainGraph, starts: Starts, options: Options, report: Rep
         tables = {name: eta[i] for name, eta in passes.etas.items()}
         climbs[number] = Climb(starts.kinds[number], [*passes.objective, float(bound[i])], tables, ended=ended)
     kept = [climbs[number] for number in passes.kept.tolist()]
-    return Found(climbs, max(kept, key=lambda climb: climb.final), passes.interrupted, tol, by_passes=True)
+    return SearchResult(climbs, max(kept, key=lambda climb: climb.final), passes.interrupted, tol, by_passes=True)

@@ -1,4 +1,4 @@
-"""What a fit is asked to do, checked once."""
+"""The options of a fit, checked once."""
 
 import math
 from collections.abc import Mapping
@@ -10,8 +10,8 @@ from ...inference.numerics.scalars import check_choice, check_flag, check_intege
 from ..seeding import number_of
 
 METHODS = ("em", "vmp", "svi", "nuts")
-TRIALS = 4  # short climbs for each restart
-KEPT = 0.25  # of the restarts go on to the end
+TRIALS = 4  # brief runs for each restart
+KEPT = 0.25  # of the restarts are run to convergence at least
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Options:
     """How to fit: see `SwitchingSSM.fit`.
 
     Raises:
-        ValueError: an option that is none of its choices, or numbers out of range.
+        ValueError: an option that is not one of its choices, or a number out of range.
     """
 
     method: str = "em"
@@ -33,14 +33,14 @@ class Options:
     batch_size: int | None = None
     start: Any = None
     fixed: Any = None
-    number: int = field(init=False)  # that the seed stands for
+    number: int = field(init=False)  # the seed as an integer
 
     def __post_init__(self) -> None:
         check_choice("method", self.method, METHODS)
         if not isinstance(self.prior, Mapping):
             check_choice("prior", self.prior, ("weak", None))
         if self.method != "em" and self.prior is None:
-            raise ValueError(f'prior: got None; method="{self.method}" has a posterior only under a prior; use "weak".')
+            raise ValueError(f'prior: got None; method="{self.method}" needs a prior for its posterior; use "weak".')
         for name in ("restarts", "max_steps"):
             object.__setattr__(self, name, check_integer(name, getattr(self, name)))
         object.__setattr__(self, "tol", check_number("tol", self.tol, least=0))
@@ -57,10 +57,10 @@ class Options:
 
     @property
     def n_tried(self) -> int:
-        """How many starts climb briefly; one is not chosen among others."""
+        """The number of starts that are tried briefly; with one restart there is one start."""
         return self.restarts if self.restarts == 1 else TRIALS * self.restarts
 
     @property
     def n_kept(self) -> int:
-        """How many of these go on to the end."""
+        """The number of starts that are run to convergence."""
         return math.ceil(KEPT * self.restarts)

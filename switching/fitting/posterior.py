@@ -1,11 +1,12 @@
-r"""What a fit knows of the parameters: means, intervals and draws, and predictions that take their uncertainty in.
+r"""The posterior of the parameters: means, intervals and draws, and predictions that include their uncertainty.
 
 A prediction averages over draws $\theta_1, \ldots, \theta_n$ of the parameters:
 
 $$p(x_{t+h} \mid x_{1:t}) = \frac1n \sum_i p(x_{t+h} \mid x_{1:t}, \theta_i), \qquad
 p(x_t \mid x_{1:t-1}) = \frac{\sum_i p(x_{1:t} \mid \theta_i)}{\sum_i p(x_{1:t-1} \mid \theta_i)}.$$
 
-The first is for the series that was fitted; the second is for one that was not, and lets it teach the parameters.
+The first is for the series that was fitted. The second is for another series, whose earlier steps update the
+parameters.
 """
 
 import math
@@ -35,7 +36,7 @@ from .graph import Etas, Graph, Points
 from .refinement import RELIABLE, draw_posterior
 from .units import Units
 
-DRAWS = 200  # that a prediction averages over
+DRAWS = 200  # in the average of a prediction
 
 
 class ParameterPosterior(ABC):
@@ -57,35 +58,35 @@ class ParameterPosterior(ABC):
 
     @property
     def refined(self) -> "ParameterPosterior":
-        """The best that is known of the posterior; itself, where that is it."""
+        """The best approximation of the posterior; for exact draws, the object itself."""
         return self
 
     def _repr_html_(self) -> str:
-        """What a notebook shows of it."""
+        """The HTML for notebooks."""
         from ..views.pages import posterior_page
 
         return posterior_page(self)
 
     def chains(self, n: int, seed: Seed = 0) -> tuple[Parameters, tuple[int, int]]:
-        """About n draws, and how many chains of how many draws each they are, one chain after another."""
+        """About n draws, one chain after another, with the number of chains and of draws in each."""
         return self.sample(n, seed), (1, n)
 
     def interval(self, level: float = 0.9, n: int = 10_000, seed: Seed = 0, correct: bool = True) -> Interval:
         """Central intervals of each number, from the quantiles of n draws: lower and upper ends by parameter.
 
         Arguments:
-            correct: take draws of `refined`: those of a variational q lie too close together, since it does not know
-                how the parameters and the paths hang together.
+            correct: use draws of `refined`. Draws of a variational q lie too close together, because q ignores the
+                dependence between the parameters and the paths.
         """
         level, n = check_probability("level", level, proper=True), check_integer("n", n)
         draws = (self.refined if check_flag("correct", correct) else self).sample(n, seed)
-        found = {name: central_interval(value, level) for name, value in draws.items()}
-        return Interval(*({name: ends[i] for name, ends in found.items()} for i in range(2)))
+        ends_of = {name: central_interval(value, level) for name, value in draws.items()}
+        return Interval(*({name: ends[i] for name, ends in ends_of.items()} for i in range(2)))
 
 
 @runtime_checkable
 class Reader(Protocol):
-    """What makes a problem of any series, as a model does."""
+    """An object, such as a model, that makes a problem of any series."""
 
     def problem(self, x: Any, *, horizon: int = 0, **given: Unpack[Given]) -> Problem:
         """The problem of the series x."""
@@ -93,10 +94,10 @@ class Reader(Protocol):
 
 
 class Posterior(ParameterPosterior):
-    """The same of a `SwitchingSSM`, which predicts.
+    """The posterior of a `SwitchingSSM`, with predictions.
 
     Attributes:
-        model: reads the series that predictions are for; a model sets it when it takes over a fit.
+        model: reads the series of predictions; the model sets it when it makes the record of a fit.
     """
 
     model: Reader | None
@@ -105,24 +106,24 @@ class Posterior(ParameterPosterior):
         """The problem of the series x."""
         if self.model is None:
             raise TypeError(
-                "posterior: it belongs to no SwitchingSSM, and predicts nothing; use the methods of the fit, which are "
-                "those of its model."
+                "posterior: it does not belong to a SwitchingSSM, so it has no predictions; "
+                "use the methods of the fit, which are those of its model."
             )
         return self.model.problem(x, **given)
 
     @abstractmethod
     def smooth(self, x: Any, **given: Unpack[Given]) -> Smoothed:
-        """P(s_t | x) and P(z_t = 1 | x), the parameters averaged out."""
+        """P(s_t | x) and P(z_t = 1 | x), averaged over the parameters."""
 
     def forecast(self, x: Any, horizon: int, *, draws: int = DRAWS, seed: Seed = 0, **given: Unpack[Given]) -> Forecast:
-        """As `SwitchingSSM.forecast`, averaged over draws of the parameters. Give the series that was fitted."""
+        """As `SwitchingSSM.forecast`, averaged over draws of the parameters. Pass the series that was fitted."""
         horizon = check_integer("horizon", horizon)
         problem = self._problem_of(x, horizon=horizon, **given)
         problem.series.check_ahead(horizon)
         values = self._draws(problem, draws, seed)
         with naming("x"):
-            found = [look_ahead(problem, some, horizon) for some in problem.in_turns(values)]
-        ahead = ByGate(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+            ahead_by_part = [look_ahead(problem, some, horizon) for some in problem.in_turns(values)]
+        ahead = ByGate(*(torch.cat(parts) for parts in zip(*ahead_by_part, strict=True)))
         mixed = ByGate(*(weights.movedim(0, -2).flatten(-2) / len(ahead.held) for weights in ahead))
         forecast = Forecast.of(problem.emission, self._all_states(problem, values), mixed, problem.series, self)
         return replace(forecast, state=(ahead.redrawn + ahead.held).mean(0))
@@ -130,7 +131,7 @@ class Posterior(ParameterPosterior):
     def log_likelihood(
         self, x: Any, *, draws: int = DRAWS, seed: Seed = 0, **given: Unpack[Given]
     ) -> Float[Tensor, "*b T"]:
-        """log p(x_t | x_1..t-1, what was fitted) of every step of a series that was not fitted; 0 beyond its end."""
+        """log p(x_t | x_1..t-1, fitted data) of every step of a series that was not fitted; 0 after its end."""
         problem = self._problem_of(x, **given)
         values = self._draws(problem, draws, seed)
         with naming("x"):
@@ -145,7 +146,7 @@ class Posterior(ParameterPosterior):
 
     @staticmethod
     def _all_states(problem: Problem, values: Parameters) -> Parameters:
-        """The emission's parameters in all states of all draws, one after another: a mixture over both is one."""
+        """The emission's parameters in all states of all draws, one after another, for a mixture over both."""
         n_states = problem.n_states
         return {
             name: values[name].expand(-1, n_states, *values[name].shape[2:]).flatten(0, 1)
@@ -159,10 +160,10 @@ class VariationalPosterior(Posterior):
 
     Attributes:
         blocks: natural parameters of each block.
-        families, collect: as those of `Graph`, of parameters in the data's units.
-        geometric: blocks of rates for which their geometric mean stands.
-        units: of the data, in which the blocks are.
-        problem: what was fitted; None: it is not known, and nothing can be `refined`.
+        families, collect: as in `Graph`, for parameters in the data's units.
+        geometric: blocks of rates whose `mean` is the geometric mean.
+        units: the units of the blocks.
+        problem: the problem that was fitted; None: it is not known, and there are no `refined` draws.
         model: reads other series.
     """
 
@@ -176,7 +177,7 @@ class VariationalPosterior(Posterior):
 
     @staticmethod
     def of(graph: Graph, etas: Etas) -> "VariationalPosterior":
-        """The distribution of the parameters with these natural parameters, whatever else there is."""
+        """The distribution of the parameters with these natural parameters; those of paths are dropped."""
         inner = {name: f.family if isinstance(f, Point) else f for name, f in graph.families.items()}
         geometric = frozenset(name for name, family in inner.items() if isinstance(family, Gamma))
         return VariationalPosterior({n: etas[n] for n in graph.families}, graph.families, graph.collect, geometric)
@@ -185,7 +186,7 @@ class VariationalPosterior(Posterior):
     def of_chain(
         etas: Etas, blocks: Blocks, units: Units, problem: Problem | None = None, model: Reader | None = None
     ) -> "VariationalPosterior":
-        """That of a problem, whose blocks are in these units."""
+        """The distribution of a problem's parameters, with blocks in these units."""
         inner, fixed = collected(blocks), {} if problem is None else problem.fixed
 
         def collect(points: Points) -> Parameters:
@@ -219,7 +220,8 @@ class VariationalPosterior(Posterior):
     def smooth(self, x: Any, **given: Unpack[Given]) -> Smoothed:
         """The best q(paths) given q(parameters): the exact chain under expected logs of all tables.
 
-        Its log-normaliser is the expected evidence's bound: it lies below log p(x), the more so the less is known.
+        Its log-normaliser is a bound on the expected evidence. It is below log p(x), by more if the parameters are
+        more uncertain.
         """
         problem = self._problem_of(x, **given)
         assert self.units is not None
@@ -228,8 +230,8 @@ class VariationalPosterior(Posterior):
         problem = replace(problem, fixed={name: value.to(like) for name, value in fixed.items()})
         etas = {name: eta.to(like) for name, eta in self.blocks.items()}
         with naming("x"):
-            found = ChainGraph.of(units.problem(problem)).chain(etas).smooth()
-        return replace(found, log_normalizer=found.log_normalizer - units.log_volume(problem.series).to(like))
+            smoothed = ChainGraph.of(units.problem(problem)).chain(etas).smooth()
+        return replace(smoothed, log_normalizer=smoothed.log_normalizer - units.log_volume(problem.series).to(like))
 
 
 class DrawnParameters(ParameterPosterior):
@@ -243,7 +245,7 @@ class DrawnParameters(ParameterPosterior):
         return {name: draws.mean((0, 1)) for name, draws in self.draws.items()}
 
     def sample(self, n: int, seed: Seed = 0) -> Parameters:
-        """n of the draws: each of them as often as any other, or one time less."""
+        """n of the draws; the numbers of copies of any two draws differ by at most one."""
         n = check_integer("n", n)
         first = next(iter(self.draws.values()))
         total = first.shape[0] * first.shape[1]
@@ -253,7 +255,7 @@ class DrawnParameters(ParameterPosterior):
         return {name: draws.flatten(0, 1)[which] for name, draws in self.draws.items()}
 
     def chains(self, n: int, seed: Seed = 0) -> tuple[Parameters, tuple[int, int]]:
-        """Of each chain every so many'th draw."""
+        """Evenly spaced draws of each chain."""
         which = self.spaced(n)
         drawn = {name: draws[:, which].flatten(0, 1) for name, draws in self.draws.items()}
         return drawn, (next(iter(self.draws.values())).shape[0], len(which))
@@ -269,8 +271,9 @@ class DrawnPosterior(DrawnParameters, Posterior):
     """Draws of the parameters, `[chains, draws, ...]`, their states aligned.
 
     Attributes:
-        problem: what was fitted, where they are draws of an approximation; None: they are draws of the posterior.
-        diverging: of a sampler's draws, at which its path diverged, so that what lies near may have been missed.
+        problem: the problem that was fitted, if the draws come from an approximation; None: they come from the
+            posterior itself.
+        diverging: the sampler's draws at which its path diverged; it may have missed regions near them.
     """
 
     draws: Parameters
@@ -284,16 +287,16 @@ class DrawnPosterior(DrawnParameters, Posterior):
         return self if self.problem is None else RefinedPosterior.of(self.problem, self.mean, self.model)
 
     def smooth(self, x: Any, **given: Unpack[Given]) -> Smoothed:
-        """The mean over the draws; log p(x) is that of the mixture of all draws."""
+        """The mean over the draws; log p(x) is the log density of the mixture of all draws."""
         problem = self._problem_of(x, **given)
         every = {name: draws.flatten(0, 1).to(problem.series.observations) for name, draws in self.draws.items()}
         fields: dict[str, Any] = {}
         evidence, n = [], next(iter(every.values())).shape[0]
         for some in problem.in_turns(every):
             with naming("x"):
-                found = vars(problem.chain(some).smooth())
-            evidence.append(found.pop("log_normalizer"))
-            for name, part in found.items():
+                smoothed = vars(problem.chain(some).smooth())
+            evidence.append(smoothed.pop("log_normalizer"))
+            for name, part in smoothed.items():
                 if part is not None:
                     fields[name] = fields.get(name, 0.0) + part.sum(0) / n
         return Smoothed(log_normalizer=torch.cat(evidence).logsumexp(0) - math.log(n), **fields)
@@ -301,22 +304,22 @@ class DrawnPosterior(DrawnParameters, Posterior):
 
 @dataclass(frozen=True, repr=False)
 class RefinedPosterior(DrawnPosterior):
-    """Draws of the posterior itself, found by importance sampling around its peak: see `refinement`.
+    """Draws of the posterior itself, by importance sampling around its peak: see `refinement`.
 
     Attributes:
-        pareto_k: the shape of the tail of the importance weights. Below 0.7 the draws are those of the posterior;
-            otherwise, or NaN where there was too much data to weight them, of the normal at its peak.
+        pareto_k: the shape of the tail of the importance weights. Below 0.7 the draws come from the posterior.
+            Otherwise they come from the normal at its peak; NaN: there was too much data to weight draws.
     """
 
     pareto_k: float = math.nan
 
     @property
     def reliable(self) -> bool:
-        """Whether the draws are those of the posterior."""
+        """Whether the draws come from the posterior itself."""
         return self.pareto_k < RELIABLE
 
     @staticmethod
     def of(problem: Problem, near: Parameters, model: Reader | None = None) -> "RefinedPosterior":
-        """Around the peak that is reached from `near`."""
+        """Draws around the peak near these parameters."""
         draws, k = draw_posterior(problem, near)
         return RefinedPosterior({name: value.unsqueeze(0) for name, value in draws.items()}, pareto_k=k, model=model)

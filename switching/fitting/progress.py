@@ -1,7 +1,7 @@
-"""A progress bar for fits: steps, steps a second and the objective; silent where nobody watches.
+"""A progress bar for fits: steps, steps per second and the objective.
 
-On a terminal it is rich's, on standard error. In a notebook, whose output is no terminal, it is a line of text that is
-written anew twice a second, from the first half second on; when the fit has ended, neither leaves anything behind.
+On a terminal it is rich's bar, on standard error. In a notebook it is a line of text, updated twice a second after the
+first half second. Elsewhere there is no bar. When the fit has ended, the bar disappears.
 """
 
 import sys
@@ -30,14 +30,14 @@ CELLS = 30  # letters of its bar
 
 @contextmanager
 def reported(options: Options, shift: float) -> Iterator[Report]:
-    """The progress of a fit; `shift`: by how much the objective is greater in the user's units."""
+    """The progress of a fit; `shift`: the increase of the objective in the user's units."""
     title = f"{options.method.upper()}, {options.restarts} restarts"
     with Progress(title, options.max_steps, options.progress) as shown:
         yield lambda step, best: shown(step, best + shift)
 
 
 class Progress:
-    """Context manager; call it with the step and the best objective so far, and with Ctrl-C it raises."""
+    """A context manager. Call it with the step and the best objective so far; it raises an interrupt that was lost."""
 
     def __init__(self, title: str, total: int, show: bool) -> None:
         self._title, self._total, self._show = title, total, show
@@ -110,7 +110,7 @@ class NotebookBar:
             self._write("")
 
     def _write(self, text: str) -> None:
-        from IPython.display import display  # of the notebook that this runs in
+        from IPython.display import display  # only notebooks have it
 
         data = {"text/plain": text}
         if self._handle is None:

@@ -1,10 +1,11 @@
 r"""Draws from the posterior of the parameters itself, by importance sampling around its peak.
 
-The density $p(y, x)$ in free coordinates (see `density`) is climbed by Newton's steps to its peak $\hat y$. Draws from
-a multivariate t around it, whose scale is the inverse of the curvature $-\nabla^2 \log p(\hat y, x)$, are weighted
-by $p(y, x) / t(y)$, the weights smoothed as of Pareto tails (Vehtari, Simpson, Gelman, Yao & Gabry 2024, *Pareto
-smoothed importance sampling*), and drawn from again. Where the weights have no such tail, or where they would take too
-long, what is left are the draws of the normal at the peak (Laplace).
+Newton's method finds the peak $\hat y$ of the density $p(y, x)$ in free coordinates (see `density`). Draws from a
+multivariate t around the peak, whose scale is the inverse of the curvature $-
+abla^2 \log p(\hat y, x)$, get the weights
+$p(y, x) / t(y)$. These are smoothed (Vehtari, Simpson, Gelman, Yao & Gabry 2024, *Pareto smoothed importance
+sampling*), and the draws are resampled. If the tail of the weights is too heavy, or if weights would take too long, the
+result is draws of the normal at the peak (Laplace).
 """
 
 import math
@@ -21,25 +22,25 @@ from ..problem import Problem
 from .density import Density, FreeDensity
 
 DRAWS = 4000
-MOST = 2**29  # numbers in the tables of all draws: with more data the posterior is normal to within its draws
-RELIABLE = 0.7  # Pareto's shape below which the weights have what they need
+MOST = 2**29  # numbers in the tables of all draws; with more data the posterior is normal up to the error of its draws
+RELIABLE = 0.7  # Pareto's shape below which the weights are reliable
 NEWTON = 100  # steps at most
-FRESH = 4  # steps after which the curvature is taken anew
-NEAR = 1e-10  # nats that are left to climb at the peak
+FRESH = 4  # steps after which the curvature is computed again
+NEAR = 1e-10  # remaining gain in nats at the peak
 
 
 def draw_posterior(problem: Problem, near: Parameters, seed: Seed = 0) -> tuple[Parameters, float]:
-    """Draws `[DRAWS, ...]` of the parameters, and Pareto's k of their weights; NaN where they were not weighted.
+    """Draws `[DRAWS, ...]` of the parameters, and Pareto's k of their weights; NaN if they were not weighted.
 
     Arguments:
-        near: parameters from which to climb.
+        near: parameters from which the search for the peak starts.
     """
     like = problem.series.observations
     density = Density(problem.double(), {name: value.double() for name, value in near.items()})
     point, variances, axes = peak(density)
     generator, n = generator_of(seed, like.device), len(point)
     normal = torch.randn(DRAWS, n, generator=generator, device=like.device, dtype=torch.float64)
-    moves, found, k = normal * variances.sqrt() @ axes.mT, None, math.nan
+    moves, points, k = normal * variances.sqrt() @ axes.mT, None, math.nan
     if problem.size * DRAWS <= MOST:
         freedom = 5.0 + n
         halves = torch.full((DRAWS, 1), freedom / 2, dtype=normal.dtype, device=normal.device)
@@ -48,14 +49,14 @@ def draw_posterior(problem: Problem, near: Parameters, seed: Seed = 0) -> tuple[
         log_t = -(freedom + n) / 2 * ((wide * normal).square().sum(-1) / freedom).log1p()
         smooth, k = smoothed_weights(density.at(proposed) - log_t)
         if k < RELIABLE:
-            found = proposed[_systematic(smooth, generator)]
-    if found is None:
-        found = point + moves
-    return {name: value.to(like) for name, value in density.values(density.by_name(found)).items()}, k
+            points = proposed[_systematic(smooth, generator)]
+    if points is None:
+        points = point + moves
+    return {name: value.to(like) for name, value in density.values(density.by_name(points)).items()}, k
 
 
 def peak(density: FreeDensity) -> tuple[Float[Tensor, "P"], Float[Tensor, "P"], Float[Tensor, "P P"]]:
-    """Where the density is greatest near its start, and the variances along the axes (columns) of its curvature."""
+    """The peak of the density near its start, and the variances along the axes (columns) of its curvature."""
     point = density.point
     height, (variances, axes) = density.at(point[None]), _curvature(density, point)
     for step in range(1, NEWTON):
@@ -75,8 +76,9 @@ def peak(density: FreeDensity) -> tuple[Float[Tensor, "P"], Float[Tensor, "P"], 
 
 
 def _curvature(density: FreeDensity, point: Tensor) -> tuple[Tensor, Tensor]:
-    """Variances and axes of the normal with the density's curvature; a direction that rises or is flat counts as one
-    in which it falls as fast, or by one unit of the coordinates."""
+    """Variances and axes of the normal with the density's curvature.
+
+    A direction of negative curvature counts with its absolute value. A flat direction has variance 1."""
     values, axes = torch.linalg.eigh(-density.hessian(point))
     size = values.abs()
     return 1 / torch.where(size > 1e-6, size, 1.0), axes
@@ -86,13 +88,13 @@ def smoothed_weights(log_weights: Float[Tensor, "n"]) -> tuple[Float[Tensor, "n"
     """Pareto-smoothed weights that sum to 1, and the tail's shape k."""
     from arviz import psislw
 
-    given = np.maximum(log_weights.cpu().numpy(), -1e300)
-    smooth, k = psislw(given - given.max())
+    logs = np.maximum(log_weights.cpu().numpy(), -1e300)
+    smooth, k = psislw(logs - logs.max())
     return torch.from_numpy(np.exp(np.asarray(smooth))).to(log_weights), float(k)
 
 
 def _systematic(weights: Float[Tensor, "n"], generator: torch.Generator | None) -> Tensor:
-    """Each index about n times its weight, from one uniform draw."""
+    """Indices, each about n times its weight, from one uniform draw."""
     n = len(weights)
     at = (torch.arange(n).to(weights) + torch.rand(1, generator=generator, device=weights.device).to(weights)) / n
     sums = weights.cumsum(0)

@@ -1,4 +1,4 @@
-"""`Result`: what a fit returns, values, posterior and diagnostics."""
+"""`Result`: the values, posterior and diagnostics of a fit."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..parameters import Parameters
-from .search import Found
+from .search import SearchResult
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -18,21 +18,23 @@ class Result:
 
     Attributes:
         values: the fitted parameters.
-        method: how it was fitted, e.g. "em".
-        objective: `[steps]`, what was maximised, after each step of the best restart. Of minibatches: the estimate of
-            the bound in each pass, and at the end the bound itself.
+        method: the method of the fit, e.g. "em".
+        objective: `[steps]`, the objective after each step of the best restart. For minibatches: the estimate of the
+            bound in each pass, and at the end the bound itself.
         converged: whether the best restart met the tolerance.
-        reason: why it ended, in words.
-        steps: how many steps the best restart took.
-        restarts: a table of one row a start: its kind, its steps, its last objective, how it ended ("converged",
-            "left behind" by better ones, "max_steps", "interrupted"), and whether that is within 0.01 nats of the best.
-        empty_states: `[K]`, states left with less than one expected step: their parameters are those of the prior, or
-            under maximum likelihood the last that had any support. Of a model of several chains: one tensor for each.
-        collapsed_states: `[K]`, states that sit on a single point under maximum likelihood; the likelihood has no
-            maximum there and the variance is held at a floor.
+        reason: why the best restart ended, in words.
+        steps: the number of steps of the best restart.
+        restarts: a table with one row for each start: its kind, its steps, its last objective, how it ended
+            ("converged"; "left behind": stopped, as others were better; "max_steps"; "interrupted"), and whether its
+            objective is within 0.01 nats of the best.
+        empty_states: `[K]`, states with less than one expected step. Their parameters have the values of the prior;
+            under maximum likelihood, the last values with any support. For a model of several chains: one tensor for
+            each.
+        collapsed_states: `[K]`, states that have collapsed onto a single point under maximum likelihood. The likelihood
+            has no maximum there, so the variance is kept at a floor.
         interrupted: whether Ctrl-C ended the fit; the best so far is kept.
-        posterior: the parameters' distribution, and predictions that average over it; None of a fit by EM.
-        paths: of a model of several chains, each chain's marginals under q.
+        posterior: the parameters' distribution, and predictions that average over it; None for a fit by EM.
+        paths: for a model of several chains, the marginals of each chain under q.
         fixed: the names of the parameters that were held.
     """
 
@@ -46,13 +48,13 @@ class Result:
     collapsed_states: Bool[Tensor, "K"] | tuple[Tensor, ...]
     interrupted: bool = False
     reason: str = ""
-    posterior: Any = None  # a Posterior, whose methods differ with the model
+    posterior: Any = None  # a Posterior; its methods depend on the model
     paths: Any = None
     fixed: tuple[str, ...] = ()
 
 
 def result_of(
-    search: Found,
+    search: SearchResult,
     method: str,
     values: Parameters,
     empty: Tensor | tuple[Tensor, ...],
@@ -60,7 +62,7 @@ def result_of(
     collapsed: Tensor | None = None,
     **more: Any,
 ) -> Result:
-    """The outcome of a search, at whose end some states are empty or have collapsed."""
+    """The outcome of a search, with the states that are empty or have collapsed."""
     none = tuple(map(torch.zeros_like, empty)) if isinstance(empty, tuple) else torch.zeros_like(empty)
     return Result(
         values=values,
@@ -73,8 +75,8 @@ def result_of(
     )
 
 
-def diagnostics(search: Found) -> dict[str, Any]:
-    """How a search went, as fields of a `Result`."""
+def diagnostics(search: SearchResult) -> dict[str, Any]:
+    """The diagnostics of a search, as fields of a `Result`."""
     return {
         "objective": torch.tensor(search.best.trace, dtype=torch.float64, device="cpu"),
         "converged": search.best.ended == "converged" and not search.interrupted,

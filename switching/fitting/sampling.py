@@ -1,7 +1,7 @@
 """Fits through Pyro on the collapsed density: stochastic variational inference, and Hamiltonian Monte Carlo.
 
-Both sum the paths out exactly, start from given values, and work in units of the data's own spread. The guide of SVI is
-normal in each unconstrained parameter on its own (`AutoNormal`); NUTS draws from the posterior itself. States are
+Both sum the paths out exactly, start from values of a fit, and work in units of the data's spread. The guide of SVI is
+an independent normal for each unconstrained parameter (`AutoNormal`). NUTS draws from the posterior itself. States are
 aligned to those of the start.
 """
 
@@ -38,13 +38,13 @@ from .search import COLUMNS
 from .units import Units
 
 DRAWS = 1000  # from the guide of SVI
-LEARNING_RATE, DECAY = 0.05, 0.02  # the rate at the start, and its fraction that is left at the end
+LEARNING_RATE, DECAY = 0.05, 0.02  # the initial rate, and the ratio of the final rate to it
 CHAINS = 4
-MIXED = 1.05  # split R-hat below which chains are taken to agree (Vehtari et al. 2021 ask 1.01 of long ones)
+MIXED = 1.05  # split R-hat below which chains agree (Vehtari et al. 2021 ask for 1.01 from long chains)
 
 
 def fit_svi(problem: Problem, options: Options, start: Parameters) -> Result | None:
-    """`max_steps` steps of SVI; None where it was interrupted before the first."""
+    """`max_steps` steps of SVI; None if it was interrupted before the first step."""
     units = Units.of(problem.emission, problem.series)
     inner, volume = units.problem(problem), float(units.log_volume(problem.series).sum())
     with seeded(options.number, problem.series.observations), pyro.get_param_store().scope():
@@ -60,12 +60,12 @@ def fit_svi(problem: Problem, options: Options, start: Parameters) -> Result | N
 
 
 def _program(problem: Problem) -> Tensor:
-    """Draws of the parameters from their prior, and the series given them."""
+    """A program that draws the parameters from their prior, and the series given the parameters."""
     return collapsed_program(problem, sample_sites(problem.sites), observed=True)
 
 
 def bound_of(losses: list[float]) -> tuple[Tensor, int, bool, str]:
-    """The trace of the bound, of one run, whether it has settled, and that in words."""
+    """The trace of the bound, the number of runs (1), whether the bound has settled, and the reason in words."""
     trace = torch.tensor(losses, dtype=torch.float64, device="cpu")
     done = settled(trace)
     how = "converged: the bound has settled" if done else "not converged: the bound still rises; raise max_steps"
@@ -73,22 +73,22 @@ def bound_of(losses: list[float]) -> tuple[Tensor, int, bool, str]:
 
 
 class Bound(Trace_ELBO):
-    """Pyro's bound of a guide whose sites are all reparametrised, as one number that is looked at once a step."""
+    """Pyro's bound for a guide with reparametrised sites only, as one number that is read once per step."""
 
-    def loss_and_grads(self, model: Any, guide: Any, *given: Any, **keywords: Any) -> float:
-        """Minus the bound, whose gradients are added to those of the parameters."""
+    def loss_and_grads(self, model: Any, guide: Any, *arguments: Any, **keywords: Any) -> float:
+        """Minus the bound; its gradients are added to those of the parameters."""
         with deferred() as checks:
-            ((model_trace, guide_trace),) = self._get_traces(model, guide, given, keywords)
+            ((model_trace, guide_trace),) = self._get_traces(model, guide, arguments, keywords)
             loss = guide_trace.log_prob_sum() - model_trace.log_prob_sum()
             loss.backward()
-            (found,) = checks.settle(loss)
-        return found
+            (value,) = checks.settle(loss)
+        return value
 
 
 def climb_guide(
     program: Callable[..., Any], guide: AutoNormal, options: Options, shift: float
 ) -> tuple[list[float], bool]:
-    """`max_steps` steps of SVI: the bound at each, greater by a shift, and whether it was interrupted."""
+    """`max_steps` steps of SVI: the bound at each step plus `shift`, and whether SVI was interrupted."""
     losses: list[float] = []
     optimiser = ClippedAdam({"lr": LEARNING_RATE, "lrd": DECAY ** (1 / options.max_steps)})
     svi = SVI(program, guide, optimiser, Bound())
@@ -96,13 +96,13 @@ def climb_guide(
         try:
             with may_interrupt():
                 for step in range(1, options.max_steps + 1):
-                    # the first step checks what comes; of the others nothing but the bound is looked at
+                    # the first step validates the program; later steps check only the bound
                     with pyro.validation_enabled(step == 1):
                         loss = float(svi.step())  # pyright: ignore[reportArgumentType]
                     if not math.isfinite(loss):
                         raise ValueError(
-                            f"x: the bound of SVI is {loss} at step {step}, where parameters have left what numbers "
-                            'hold; use method="vmp", or give x in another unit.'
+                            f"x: the bound of SVI is {loss} at step {step}, because parameters overflowed; "
+                            'use method="vmp", or give x in another unit.'
                         )
                     losses.append(shift - loss)
                     shown(step, losses[-1])
@@ -121,7 +121,7 @@ class Chains:
     interrupted: bool
 
     def judged(self, draws: Parameters) -> tuple[bool, str]:
-        """Whether the chains agree in draws that were aligned, and how far, in words."""
+        """Whether the chains agree in aligned draws, and the reason in words."""
         apart, astray = _apart(draws), int(self.diverging.sum())
         mixed = apart < MIXED and not self.interrupted
         how = f"{'' if mixed else 'not '}converged: r_hat of {len(self.diverging)} chains up to {apart:.3f}"
@@ -131,7 +131,7 @@ class Chains:
 def run_nuts(
     density: FreeDensity, objective: Callable[[Parameters], Tensor], options: Options, like: Tensor
 ) -> Chains | None:
-    """`max_steps` draws of each chain of a density, after half as many of warm-up; None: interrupted before a draw."""
+    """`max_steps` draws in each chain, after half as many warm-up draws; None: interrupted before a draw."""
     n_draws, n_warmup = options.max_steps, max(1, options.max_steps // 2)
     chains: list[Chained] = []
     interrupted = False
@@ -162,7 +162,7 @@ def run_nuts(
 
 
 def fit_nuts(problem: Problem, options: Options, start: Parameters) -> Result | None:
-    """`max_steps` draws of each chain, after half as many of warm-up; None where it was interrupted before a draw."""
+    """`max_steps` draws in each chain, after half as many warm-up draws; None: interrupted before a draw."""
     chains = run_nuts(Density(problem, start), problem.objective, options, problem.series.observations)
     if chains is None:
         return None
@@ -177,7 +177,7 @@ def fit_nuts(problem: Problem, options: Options, start: Parameters) -> Result | 
 
 
 def draw_guide(guide: AutoNormal, name: str) -> Tensor:
-    """`DRAWS` draws of a parameter from a guide: the transforms of normal ones."""
+    """`DRAWS` draws of a parameter from a guide."""
     loc, scale = (getattr(table, name).detach() for table in (guide.locs, guide.scales))
     free = loc + scale * torch.randn(DRAWS, *loc.shape, dtype=loc.dtype, device=loc.device)
     trace: Any = guide.prototype_trace
@@ -186,7 +186,7 @@ def draw_guide(guide: AutoNormal, name: str) -> Tensor:
 
 @dataclass
 class Chained:
-    """The draws of one chain so far, the log joint at each, and the numbers of those at which its path diverged."""
+    """The draws of one chain so far, the log joint at each, and the numbers of the draws at which its path diverged."""
 
     draws: list[Parameters] = field(default_factory=list)
     objective: list[Tensor] = field(default_factory=list)
@@ -201,7 +201,7 @@ def _recorder(
     n_warmup: int,
     shown: Progress,
 ) -> Callable[[Any, dict[str, Tensor], str, int], None]:
-    """A hook of Pyro's sampler that keeps each draw as soon as it is there, so that none is lost to an interrupt."""
+    """A hook of Pyro's sampler that keeps each draw at once, so that an interrupt loses none."""
 
     def record(kernel: Any, free: dict[str, Tensor], stage: str, i: int) -> None:
         warm = stage.lower().startswith("sample")
@@ -210,20 +210,21 @@ def _recorder(
             with torch.no_grad():
                 chain.objective.append(objective(draw))
             chain.diverging.update(kernel.diagnostics()["divergences"])
-            chain.draws.append(draw)  # the last: what has come before belongs to it
+            chain.draws.append(draw)  # appended last: a draw counts once its objective and divergence are recorded
         shown(before + i + 1 + (n_warmup if warm else 0), float("nan"))
 
     return record
 
 
 def _rectangle(lengths: list[int]) -> tuple[int, int] | None:
-    """How many chains of how many draws each to keep of chains of these lengths: as many draws as possible."""
+    """The number of chains to keep and of draws in each, from chains of these lengths, for as many draws as
+    possible."""
     shapes = [(sum(length >= n for length in lengths), n) for n in lengths if n]
     return max(shapes, key=lambda shape: shape[0] * shape[1], default=None)
 
 
 def _apart(draws: Parameters) -> float:
-    """The greatest split R-hat of all parameters, 1 where chains agree; infinite of chains too short to tell."""
+    """The greatest split R-hat of all parameters, 1 if chains agree; infinite if chains are too short."""
     if next(iter(draws.values())).shape[1] < 4:
         return float("inf")
     ratios = [split_gelman_rubin(value, chain_dim=0, sample_dim=1) for value in draws.values()]
@@ -231,7 +232,8 @@ def _apart(draws: Parameters) -> float:
 
 
 def settled(trace: Tensor) -> bool:
-    """Whether the last quarter of a noisy trace is no higher than the one before by more than its error."""
+    """Whether the mean of the last quarter of a noisy trace exceeds the one before by less than three standard
+    errors."""
     quarter = len(trace) // 4
     if quarter < 2:
         return False
@@ -240,7 +242,7 @@ def settled(trace: Tensor) -> bool:
 
 
 def sampled_diagnostics(trace: Tensor, n_runs: int, converged: bool, reason: str, interrupted: bool) -> dict[str, Any]:
-    """How sampling went, as fields of a `Result`; `trace` has runs of the same length one after another."""
+    """The diagnostics of sampling, as fields of a `Result`; `trace` has runs of equal length one after another."""
     n = len(trace) // n_runs
     finals = trace.reshape(n_runs, n).mean(-1) if n_runs > 1 else trace[-1:]
     ended = "interrupted" if interrupted else "sampled"

@@ -1,18 +1,19 @@
-r"""The search for the best of many optima: many short climbs, few long ones.
+r"""The search for the best of many optima: many brief runs, few runs to convergence.
 
-All restarts climb as one batch. After 8, 16, 32, ... steps the worse half leaves, except those that climb so fast that
-they would pass the best before the next such look. A climb has settled when what is left to gain, by Aitken's
-extrapolation of its last rises $d_1, d_2$,
+All restarts run as one batch. After 8, 16, 32, ... steps the worse half stops, except restarts that rise so fast that
+they would pass the best before the next such comparison. A run has converged if its estimated remaining gain, by
+Aitken's extrapolation of its last rises $d_1, d_2$,
 
 $$\sum_{i \ge 1} d_2 (d_2/d_1)^i = d_2^2 / (d_1 - d_2),$$
 
-is below a tolerance, or the rises are below rounding. Where a climb is slow, it leaps: with $\rho^2 = d_2/d_1$ the
-parameters go to where k steps from $\theta$ to $\theta'$ lead if they go on like this,
+is below a tolerance, or the rises are below rounding. Slow runs are extrapolated. With
+$\rho^2 = d_2/d_1$, the parameters move on from $\theta'$, which k steps have reached from $\theta$, to
 
 $$\theta'' = \theta' + \frac{\rho^k}{1 - \rho^k} (\theta' - \theta),$$
 
-if that is higher; and no climb has settled from which a leap gains more than the tolerance. The best end is then
-rearranged (see `starts.rearranged`), and the search goes on from there, as long as that finds a better one.
+if the objective is higher there. A run has not converged if an extrapolation gains more than the tolerance. After that,
+new starts are made by rearranging the states of the best end (see `starts.rearranged`), and the search continues from
+them until they find no better end.
 """
 
 import itertools
@@ -39,47 +40,47 @@ from .options import Options
 from .progress import Report, reported
 from .starts import SAMPLE, first_guesses, rearranged
 
-FIRST_LOOK = 8  # steps before the first half leaves
-STRIDE = 8  # steps between two looks at the progress, and between leaps
-FIRST_LEAP = 16  # steps before the first
-FARTHEST = 100.0  # times as far as a stride
+FIRST_LOOK = 8  # steps before the first half stops
+STRIDE = 8  # steps between two checks of the progress, and between extrapolations
+FIRST_LEAP = 16  # steps before the first extrapolation
+FARTHEST = 100.0  # longest extrapolation, in strides
 ROUNDS = 4  # of rearrangements
 ROOM = 2**25  # numbers in one table of all restarts
-ROUNDING = {torch.float64: 2e-13, torch.float32: 1e-6}  # of an objective, by which it may rise and fall for ever
-VISIBLE = 1e-9  # share of an objective, below which nobody sees that it falls
-SAME = 0.01  # nats within which two climbs have reached the same optimum
+ROUNDING = {torch.float64: 2e-13, torch.float32: 1e-6}  # relative rounding error of an objective
+VISIBLE = 1e-9  # share of an objective below which a fall is ignored
+SAME = 0.01  # nats within which two runs have reached the same optimum
 
 COLUMNS = ["start", "steps", "objective", "ended", "agrees"]
 
 
 @runtime_checkable
 class Optimizer(Protocol):
-    """A batch of restarts that climb."""
+    """A batch of restarts that are optimised together."""
 
     @property
     def tables(self) -> dict[str, Any]:
-        """What the climb moves, `[R, ...]`: parameters, or natural parameters of their distribution."""
+        """The tables that are optimised, `[R, ...]`: parameters, or natural parameters of their distribution."""
         ...
 
     @property
     def collapsed(self) -> Tensor | None:
-        """`[R, K]`, which states sit on a single point; None: none can."""
+        """`[R, K]`, the states that have collapsed onto a single point; None: states cannot collapse."""
         ...
 
     def run(self, max_steps: int) -> Run:
-        """Climb so many steps, or less where nothing moves any more; each row of the trace belongs to one of them."""
+        """Take at most `max_steps` steps; the trace has one row per step."""
         ...
 
     def extrapolated(self, before: dict[str, Any], by: Tensor) -> dict[str, Any] | None:
-        """Tables that lie `by [R]` times as far from where it is as that lies from `before`; None: it cannot."""
+        """The tables moved on by `by [R]` times their change since `before`; None: this is not possible."""
         ...
 
     def at(self, tables: dict[str, Any]) -> Any:
-        """The same batch at other tables."""
+        """The batch at other tables."""
         ...
 
     def height(self) -> Tensor:
-        """`[R]`, the objective where it is."""
+        """`[R]`, the objective at the current tables."""
         ...
 
     def select(self, restarts: Tensor) -> Any:
@@ -89,14 +90,14 @@ class Optimizer(Protocol):
 
 @dataclass
 class Climb:
-    """One restart: where it came from, how it went, where it is."""
+    """One restart: the kind of its start, its trace, and its current tables."""
 
     kind: str
     trace: list[float] = field(default_factory=list)
     tables: dict[str, Any] = field(default_factory=dict)
     collapsed: Tensor | None = None
     sound: bool = True
-    """Whether no state has collapsed: a likelihood that grows without bound on one is no better for it."""
+    """Whether no state has collapsed. A likelihood that is unbounded at a collapsed state does not count as better."""
     ended: str = ""
 
     @property
@@ -104,18 +105,18 @@ class Climb:
         return self.trace[-1] if self.trace else -math.inf
 
     def raised(self, by: float) -> "Climb":
-        """The same of an objective that is greater by a constant."""
+        """The restart for an objective that is greater by a constant."""
         return replace(self, trace=[height + by for height in self.trace])
 
     def remaining_gain(self, rounding: float) -> float:
-        """What is left to gain, by the last two rises."""
+        """The estimated remaining gain, from the last two rises."""
         before, last = self._rises
         if abs(last) <= rounding * abs(self.final):
             return 0.0
         return last * last / (before - last) if before > last else math.inf
 
     def leap(self, rounding: float) -> float:
-        """How many strides lie ahead, by the last two rises; 0 where nothing is known of them."""
+        """The length of an extrapolation in strides, from the last two rises; 0 if they allow no estimate."""
         before, last = self._rises
         if not rounding * abs(self.final) < last < before < math.inf:
             return 0.0
@@ -131,29 +132,29 @@ class Climb:
 
 
 @dataclass(frozen=True)
-class Found:
-    """All climbs, and the best of them."""
+class SearchResult:
+    """All restarts of a search, and the best of them."""
 
     climbs: list[Climb]
     best: Climb
     interrupted: bool
-    tol: float = 0.0  # nats that may be left to gain
-    by_passes: bool = False  # whether the steps were passes through minibatches, whose trace is an estimate
+    tol: float = 0.0  # remaining gain in nats at which a run has converged
+    by_passes: bool = False  # whether the steps were passes through minibatches; then the trace is an estimate
 
-    def raised(self, by: float) -> "Found":
-        """The same of an objective that is greater by a constant."""
+    def raised(self, by: float) -> "SearchResult":
+        """The result for an objective that is greater by a constant."""
         climbs = [climb.raised(by) for climb in self.climbs]
         best = next(new for new, old in zip(climbs, self.climbs, strict=True) if old is self.best)
         return replace(self, climbs=climbs, best=best)
 
     @property
     def reason(self) -> str:
-        """Why the best climb ended."""
+        """Why the best restart ended."""
         return self._ending + (f"; the objective fell by {self.fall:.2g} nats at a step" if self.fall else "")
 
     @property
     def fall(self) -> float:
-        """The most nats that the objective of the best climb fell by at a step; 0 where that is in the tolerance."""
+        """The largest fall of the best restart's objective at a step, in nats; 0 if it is within the tolerance."""
         trace = [] if self.by_passes else self.best.trace
         falls = [before - after for before, after in itertools.pairwise(trace)]
         most = max(falls, default=0.0)
@@ -164,15 +165,15 @@ class Found:
         if self.interrupted:
             return "not converged: interrupted, so that better ends may not have been looked for"
         if self.best.ended == "converged":
-            what = "were gained in the last pass" if self.by_passes else "are left to gain"
-            return f"converged: less than {self.tol:.2g} nats {what}"
-        left = math.inf if self.by_passes else self.best.remaining_gain(0.0)
-        ahead = f"about {left:.2g} nats are" if math.isfinite(left) else "it is not known how much is"
+            ending = "were gained in the last pass" if self.by_passes else "are left to gain"
+            return f"converged: less than {self.tol:.2g} nats {ending}"
+        gain = math.inf if self.by_passes else self.best.remaining_gain(0.0)
+        ahead = f"about {gain:.2g} nats are" if math.isfinite(gain) else "it is not known how much is"
         return f"not converged: {ahead} left to gain after {len(self.best.trace)} steps; raise max_steps"
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row a climb: kind of its start, steps, objective, how it ended, whether its end is that of the best."""
+        """One row per restart: kind of start, steps, objective, how it ended, whether it reached the best optimum."""
         rows = [(c.kind, len(c.trace), c.final, c.ended, abs(c.final - self.best.final) <= SAME) for c in self.climbs]
         return pd.DataFrame(rows, columns=COLUMNS)
 
@@ -183,44 +184,44 @@ def search(
     states: Callable[[dict[str, Tensor]], Tensor],
     options: Options,
     report: Report,
-    own: Parameters | None = None,
-) -> Found:
-    """Climb from first guesses, then from rearrangements of the best end.
+    user_start: Parameters | None = None,
+) -> SearchResult:
+    """Run from first guesses, then from rearrangements of the best end.
 
     Arguments:
-        own: the user's own first guess `[1, ...]`.
-        begin: starts a batch of climbs from parameters `[R, ...]`.
-        states: smoothed probabilities `[*b, T, K]` of the states at the end of a climb.
+        user_start: the user's start `[1, ...]`.
+        begin: makes a batch of restarts from parameters `[R, ...]`.
+        states: maps the final tables of a restart to smoothed probabilities `[*b, T, K]` of the states.
     """
     size = problem.series.n_sequences * problem.series.n_steps
     inside = int((problem.series.last + 1).sum())
     n = max(min(options.n_tried, ROOM // (inside * problem.n_states)), options.restarts)
-    race = MultiStart(options, problem.series, report)
-    starts = first_guesses(problem, n, options.number, own)
-    race.run(begin(starts.values), starts.kinds, options.n_kept)
+    multi = MultiStart(options, problem.series, report)
+    starts = first_guesses(problem, n, options.number, user_start)
+    multi.run(begin(starts.values), starts.kinds, options.n_kept)
     rounds = ROUNDS if problem.n_states > 1 and options.restarts > 1 and size <= SAMPLE else 0
     try:
         with may_interrupt():
             for number in range(rounds):
-                before = race.best.final
-                if race.interrupted:
+                before = multi.best.final
+                if multi.interrupted:
                     break
-                starts = rearranged(problem, states(race.best.tables), options.restarts, options.number + number)
-                race.run(begin(starts.values), starts.kinds, 0)
-                if race.best.final <= before + race.tol:
+                starts = rearranged(problem, states(multi.best.tables), options.restarts, options.number + number)
+                multi.run(begin(starts.values), starts.kinds, 0)
+                if multi.best.final <= before + multi.tol:
                     break
     except KeyboardInterrupt:
-        race.interrupted = True
-    return race.found()
+        multi.interrupted = True
+    return multi.result()
 
 
 class MultiStart:
-    """Climbs side by side, of which those that are left behind leave.
+    """Many restarts in batches; the worse ones are stopped early.
 
     Attributes:
-        climbs: all so far.
-        tol: nats that may be left to gain at the end.
-        interrupted: whether Ctrl-C ended it.
+        climbs: all restarts so far.
+        tol: remaining gain in nats at which a restart has converged.
+        interrupted: whether Ctrl-C ended the search.
     """
 
     def __init__(self, options: Options, series: Series, report: Report) -> None:
@@ -233,7 +234,8 @@ class MultiStart:
 
     @property
     def best(self) -> Climb:
-        """The highest so far, without a collapsed state if there is such; of those as high one that has settled."""
+        """The restart with the highest objective so far, without a collapsed state if possible. Among equally high
+        ones, a converged one."""
         sound = [climb for climb in self.climbs if climb.sound] or self.climbs
         top = max(climb.final for climb in sound) - self.tol
         return max(
@@ -241,11 +243,11 @@ class MultiStart:
             key=lambda climb: (climb.ended == "converged", climb.final),
         )
 
-    def found(self) -> Found:
-        return Found(self.climbs, self.best, self.interrupted, self.tol)
+    def result(self) -> SearchResult:
+        return SearchResult(self.climbs, self.best, self.interrupted, self.tol)
 
     def run(self, climber: Optimizer, kinds: Sequence[str], n_kept: int) -> None:
-        """Let one more batch climb; of it `n_kept`, and those that may still pass the best, go on to the end."""
+        """Run one more batch; `n_kept` of it, and those that may still pass the best, are run to convergence."""
         going = [Climb(kind) for kind in kinds]
         self.climbs += going
         try:
@@ -274,7 +276,7 @@ class MultiStart:
             if steps == look:
                 look *= 2
                 behind = self._behind(going, n_kept, steps)
-                leave = [out or left for out, left in zip(leave, behind, strict=True)]
+                leave = [out or behind_best for out, behind_best in zip(leave, behind, strict=True)]
             if any(leave):
                 stay = [i for i, out in enumerate(leave) if not out]
                 going = [going[i] for i in stay]
@@ -282,7 +284,7 @@ class MultiStart:
                     climber = climber.select(torch.tensor(stay, device=self._device))
 
     def _leap(self, climber: Optimizer, before: dict[str, Any], going: list[Climb]) -> tuple[Optimizer, list[float]]:
-        """The batch after leaps of those that are the higher for it, and what each has gained."""
+        """The batch after extrapolation of the restarts that gain by it, and the gain of each restart."""
         none = [0.0] * len(going)
         by = torch.tensor([climb.leap(self._rounding) for climb in going], dtype=torch.float64, device="cpu")
         try:
@@ -293,7 +295,7 @@ class MultiStart:
                 there = climber.at(ahead)
                 heights = torch.tensor(checks.settle(*there.height()), dtype=torch.float64, device="cpu")
         except IMPOSSIBLE:
-            return climber, none  # nothing is there where one of them would land
+            return climber, none  # some extrapolation leads to impossible parameters
         gains = heights - torch.tensor([climb.final for climb in going], dtype=torch.float64, device="cpu")
         higher = (gains > 0) & (by > 0)  # False for NaN
         if not bool(higher.any()):
@@ -321,7 +323,8 @@ class MultiStart:
         return True
 
     def _behind(self, going: list[Climb], n_kept: int, steps: int) -> list[bool]:
-        """Which leave: the worse half, but not those that would pass the best within as many steps again."""
+        """Which restarts stop: the worse half, except those that would pass the best within the same number of
+        steps."""
         order = sorted(range(len(going)), key=lambda i: -going[i].final)
         worse = set(order[n_kept if n_kept == 0 else max(n_kept, math.ceil(len(going) / 2)) :])
         best, leave = self.best.final, []
@@ -335,7 +338,7 @@ class MultiStart:
 
 @contextmanager
 def multi_start(options: Options, series: Series, shift: float = 0.0) -> Iterator[MultiStart]:
-    """A search that shows its progress; `shift`: by how much the objective is greater in the user's units."""
+    """A search that shows its progress; `shift`: the increase of the objective in the user's units."""
     with reported(options, shift) as report:
         yield MultiStart(options, series, report)
 

@@ -1,18 +1,18 @@
-"""Where fits start: first guesses of the parameters, of several kinds in turn, a different one for each restart.
+"""Starts of fits: first guesses of the parameters, of several kinds in turn, a different one for each restart.
 
     clusters   k-means of the observations: states that differ in level
-    contexts   k-means of each observation together with those around it: states that differ in what comes before or
-               after them, though they look alike
-    pairs      k-means of each step's predictive state, from which of the symbols around it come in pairs (see
-               `spectral`): states that differ in what tends to come before and after them
-    few steps  each state from a few steps, moves between states drawn from their prior
-    free       clusters, moves between states drawn from their prior
-    stretches  random stretches of time: states that last, and differ in anything else
+    contexts   k-means of each observation together with its neighbours: states with equal observations that differ in
+               the observations before or after them
+    pairs      k-means of each step's predictive state, from pairs of symbols around it (see `spectral`): states that
+               differ in the distribution of the observations before and after them
+    few steps  each state from a few steps, transition parameters drawn from their prior
+    free       clusters, transition parameters drawn from their prior
+    stretches  random stretches of time: states that last, whatever their other differences
 
-All are made where the data lie: the host draws numbers, and looks at counts of states.
+All are computed on the device of the data. The host only draws numbers and reads counts of states.
 
-A fit that has ended is the start of another: `rearranged` takes a state out and splits another in two, for what local
-steps do not find (Ueda, Nakano, Ghahramani & Hinton 2000, *SMEM algorithm for mixture models*).
+A fit that has ended gives further starts: `rearranged` removes a state and splits another in two, to reach optima that
+local steps do not find (Ueda, Nakano, Ghahramani & Hinton 2000, *SMEM algorithm for mixture models*).
 """
 
 from typing import Any, NamedTuple
@@ -32,11 +32,11 @@ from ..problem import Problem
 from .spectral import predictive_states
 
 KINDS = ("clusters", "contexts", "few steps", "stretches", "contexts", "free", "few steps", "pairs")
-AROUND = 3  # at most so many steps before and after one are its context
-OPEN = 1e-3  # the share of all events together of which a start gives away a part to each
-SAMPLE = 2**18  # steps that a start looks at
-STRETCH = 2**12  # steps of each stretch that is looked at of a longer sequence
-VARIANCE_FLOOR = 1e-10  # of the data's variance: below it a state has collapsed onto a point
+AROUND = 3  # the context of a step has at most this many steps on either side
+OPEN = 1e-3  # the total probability that a start spreads evenly over all events
+SAMPLE = 2**18  # steps from which a start is computed
+STRETCH = 2**12  # steps of each stretch that is used from a longer sequence
+VARIANCE_FLOOR = 1e-10  # share of the data's variance below which a state has collapsed onto a point
 
 
 class Starts(NamedTuple):
@@ -46,14 +46,16 @@ class Starts(NamedTuple):
     kinds: tuple[str, ...]
 
 
-def first_guesses(problem: Problem, n: int, seed: int, own: Parameters | None = None) -> Starts:
-    """n first guesses, the kinds in turn; the user's own, where there are such, in the place of the first."""
-    if own is not None:
-        alone = Starts(_stacked(problem, [own]), ("own",))
+def first_guesses(problem: Problem, n: int, seed: int, user_start: Parameters | None = None) -> Starts:
+    """n first guesses, the kinds in turn; the user's start, if there is one, replaces the first."""
+    if user_start is not None:
+        alone = Starts(_stacked(problem, [user_start]), ("own",))
         if n == 1:
             return alone
         more = first_guesses(problem, n - 1, seed)
-        return Starts({name: torch.cat([alone.values[name], more.values[name]]) for name in own}, ("own", *more.kinds))
+        return Starts(
+            {name: torch.cat([alone.values[name], more.values[name]]) for name in user_start}, ("own", *more.kinds)
+        )
     problem = problem.of(sample_of(problem.series, seed))
     rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     points, near, guesses, kinds = _embedded(problem.emission, problem.series), _typical(problem), [], []
@@ -72,7 +74,7 @@ def first_guesses(problem: Problem, n: int, seed: int, own: Parameters | None = 
 
 
 def rearranged(problem: Problem, state: Float[Tensor, "*b T K"], n: int, seed: int) -> Starts:
-    """n guesses from smoothed probabilities of the states, with one state taken out and another split in two."""
+    """n guesses from smoothed probabilities of the states, with one state removed and another split in two."""
     rng, n_states, series = np.random.default_rng(seed), problem.n_states, problem.series
     points, inside, near = _embedded(problem.emission, series), series.inside.flatten(), _typical(problem)
     weights = state.reshape(-1, n_states)
@@ -84,46 +86,48 @@ def rearranged(problem: Problem, state: Float[Tensor, "*b T K"], n: int, seed: i
         nowhere = int(rng.choice(np.delete(np.arange(n_states), out)))
         labels = torch.where(others.sum(-1) > 0, others.argmax(-1), nowhere)
         split = int(rng.choice(n_states, p=_shares(_counts(labels, inside, n_states))))
-        own = (inside & (labels == split)).nonzero().flatten()
-        labels[own] = torch.where(_half(points, own, series, number, rng), out, split)
+        members = (inside & (labels == split)).nonzero().flatten()
+        labels[members] = torch.where(_half(points, members, series, number, rng), out, split)
         _occupy(labels, inside, n_states, rng)
         guesses.append(_from_labels(problem, near, labels))
     return Starts(_stacked(problem, guesses), ("rearranged",) * n)
 
 
 def _typical(problem: Problem) -> Parameters:
-    """Parameters of the emission `[1, ...]` that are near to all observations, for weighted moments to start from."""
-    found: Parameters = {}
+    """Parameters of the emission `[1, ...]` near all observations, from which weighted moments start."""
+    values: Parameters = {}
     for part in problem.emission.parts:
         default = part.emission.default_prior(1 if part.prefix else problem.n_states, problem.series.rows)
-        own = {name: value.unsqueeze(0) for name, value in part.emission.start(default).items()}
-        found |= prefixed(own, part.prefix)
-    return found
+        start = {name: value.unsqueeze(0) for name, value in part.emission.start(default).items()}
+        values |= prefixed(start, part.prefix)
+    return values
 
 
 def _from_labels(
     problem: Problem, near: Parameters, labels: Int[Tensor, "N"], moves: Parameters | None = None
 ) -> Parameters:
-    """Parameters from a state for every step; the moves between states too where they are not given."""
+    """Parameters from a state for every step; transition parameters too, if `moves` is None."""
     series = problem.series
-    given = labels.reshape(1, *series.inside.shape)
-    moves = problem.dynamics.start(given, series) if moves is None else moves
-    return _from_weights(problem, near, softened(given, problem.n_states, series), moves)
+    by_sequence = labels.reshape(1, *series.inside.shape)
+    moves = problem.dynamics.start(by_sequence, series) if moves is None else moves
+    return _from_weights(problem, near, softened(by_sequence, problem.n_states, series), moves)
 
 
 def _from_weights(
     problem: Problem, near: Parameters, weights: Float[Tensor, "1 *b T K"], moves: Parameters
 ) -> Parameters:
-    series, found = problem.series, {name: value.to(problem.series.observations) for name, value in moves.items()}
+    series, values = problem.series, {name: value.to(problem.series.observations) for name, value in moves.items()}
     floor, rows = variance_floor(series), series.padded_rows
-    for part, own in zip(problem.emission.parts, problem.emission.weights(weights, 0.1 * weights), strict=True):
-        best = part.emission.maximize(rows, own.reshape(1, len(rows), -1), part.own(near), None, floor)
-        found |= prefixed(kept(best.values, part.own(near)), part.prefix)
-    return opened(problem, found)
+    for part, part_weights in zip(
+        problem.emission.parts, problem.emission.weights(weights, 0.1 * weights), strict=True
+    ):
+        best = part.emission.maximize(rows, part_weights.reshape(1, len(rows), -1), part.own(near), None, floor)
+        values |= prefixed(kept(best.values, part.own(near)), part.prefix)
+    return opened(problem, values)
 
 
 def _opened(value: Tensor, support: Any) -> Tensor:
-    """The same, without a probability or a rate of 0 or 1: no step would lead away from there."""
+    """The value without a probability or a rate of 0 or 1, which no update could change."""
     if support is constraints.simplex:
         return (1 - OPEN) * value + OPEN / value.shape[-1]
     if support is constraints.unit_interval:
@@ -132,31 +136,31 @@ def _opened(value: Tensor, support: Any) -> Tensor:
 
 
 def _drawn_moves(problem: Problem, generator: torch.Generator) -> Parameters:
-    """Parameters of the dynamics, drawn from the prior that they have by themselves."""
-    prior, found = problem.dynamics.default_prior(), {}
+    """Parameters of the dynamics, drawn from their default prior."""
+    prior, values = problem.dynamics.default_prior(), {}
     for block in problem.dynamics.blocks.values():
-        found |= block.values(block.family.sample(block.natural(prior), 1, generator))
-    return found
+        values |= block.values(block.family.sample(block.natural(prior), 1, generator))
+    return values
 
 
 def _stacked(problem: Problem, guesses: list[Parameters]) -> Parameters:
-    """All guesses, with the parameters that are fixed as they are."""
-    found = {name: torch.cat([guess[name] for guess in guesses]) for name in guesses[0]}
-    return found | {name: value.expand(len(guesses), *value.shape) for name, value in problem.fixed.items()}
+    """All guesses, with the fixed parameters at their values."""
+    tables = {name: torch.cat([guess[name] for guess in guesses]) for name in guesses[0]}
+    return tables | {name: value.expand(len(guesses), *value.shape) for name, value in problem.fixed.items()}
 
 
 def from_labels(problem: Problem, labels: Int[Tensor, "*b T"]) -> Parameters:
-    """Parameters `[1, ...]` from a state for every step; -1 where it is not known."""
+    """Parameters `[1, ...]` from a state for every step, -1 if it is not known."""
     series, n_states = problem.series, problem.n_states
-    given = labels.to(series.observations.device).unsqueeze(0)
-    known = (given >= 0).unsqueeze(-1)
-    weights = torch.where(known, softened(given.clamp_min(0), n_states, series), 1 / n_states)
-    moves = problem.dynamics.start(given.clamp_min(0), series)
+    labels = labels.to(series.observations.device).unsqueeze(0)
+    known = (labels >= 0).unsqueeze(-1)
+    weights = torch.where(known, softened(labels.clamp_min(0), n_states, series), 1 / n_states)
+    moves = problem.dynamics.start(labels.clamp_min(0), series)
     return _from_weights(problem, _typical(problem), weights * series.inside.unsqueeze(-1), moves)
 
 
 def opened(problem: Problem, values: Parameters) -> Parameters:
-    """The same values, from which every probability can rise."""
+    """The values without probabilities of 0, so that every probability can rise."""
     return {name: _opened(value, problem.parameters[name].support) for name, value in values.items()}
 
 
@@ -166,8 +170,8 @@ def opened(problem: Problem, values: Parameters) -> Parameters:
 def first_labels(emission: Emission, series: Series, n_states: int, restarts: int, seed: int) -> Int[Tensor, "R *b T"]:
     """A state for every step and restart: clusters and stretches in turn."""
     rng, points = np.random.default_rng(seed), _embedded(emission, series)
-    found = [_labels(("clusters", "stretches")[i % 2], series, n_states, points, rng) for i in range(restarts)]
-    return torch.stack(found).reshape(restarts, *series.inside.shape)
+    by_restart = [_labels(("clusters", "stretches")[i % 2], series, n_states, points, rng) for i in range(restarts)]
+    return torch.stack(by_restart).reshape(restarts, *series.inside.shape)
 
 
 def _labels(
@@ -181,8 +185,8 @@ def _labels(
         labels = clusters_among(_with_context(points, series, rng), inside, n_states, rng)
     elif kind == "pairs":
         known = inside & ~series.padded_rows.isnan().all(-1)
-        predictive, told = predictive_states(points, known, series.n_steps, n_states, rng)
-        labels = clusters_among(predictive, told, n_states, rng)
+        predictive, has_windows = predictive_states(points, known, series.n_steps, n_states, rng)
+        labels = clusters_among(predictive, has_windows, n_states, rng)
     else:
         labels = clusters_among(points, inside, n_states, rng)
     _occupy(labels, inside, n_states, rng)
@@ -190,9 +194,9 @@ def _labels(
 
 
 def _embedded(emission: Emission, series: Series) -> Float[Tensor, "N E"] | None:
-    """Standardised coordinates of every step, missing values at the median; None where no two steps differ.
+    """Standardised coordinates of every step, missing values at the median; None if all steps are equal.
 
-    Far outliers are drawn in, so that none has a cluster of its own.
+    Coordinates are clamped, so that no outlier forms a cluster.
     """
     rows = series.padded_rows
     typical = rows.nanmedian(0).values  # an observed value, so that it lies in the emission's support
@@ -206,7 +210,7 @@ def _embedded(emission: Emission, series: Series) -> Float[Tensor, "N E"] | None
 
 
 def _with_context(points: Float[Tensor, "N E"], series: Series, rng: np.random.Generator) -> Float[Tensor, "N W"]:
-    """Each step's coordinates with those of the steps around it; at the ends of a sequence its own stand for them."""
+    """Each step's coordinates with those of its neighbours; beyond the ends of a sequence its own are repeated."""
     before, after = int(rng.integers(0, AROUND + 1)), int(rng.integers(0, AROUND + 1))
     if before == after == 0:
         before = after = 1
@@ -223,12 +227,12 @@ def _stretches(inside: Bool[Tensor, "N"], n_states: int, rng: np.random.Generato
     n_breaks = int(rng.integers(n_states - 1, max(n_states, min(n_steps - 1, 6 * n_states)) + 1))
     breaks = 1 + rng.choice(n_steps - 1, min(n_breaks, n_steps - 1), replace=False) if n_steps > 1 else np.arange(0)
     states = rng.permutation(np.resize(rng.permutation(n_states), len(breaks) + 1))
-    begin, own = (torch.from_numpy(table).to(inside.device) for table in (np.sort(breaks), states))
-    return own[torch.searchsorted(begin, torch.arange(n_steps, device=inside.device), right=True)]
+    begin, of_stretch = (torch.from_numpy(table).to(inside.device) for table in (np.sort(breaks), states))
+    return of_stretch[torch.searchsorted(begin, torch.arange(n_steps, device=inside.device), right=True)]
 
 
 def _few(problem: Problem, rng: np.random.Generator) -> Float[Tensor, "1 *b T K"]:
-    """Weights under which each state has a few steps of its own, and a little of all."""
+    """Weights that give each state a few steps, and a small part of all steps."""
     series, n_states = problem.series, problem.n_states
     inside, n_features = series.inside.flatten().nonzero().flatten(), series.observations.shape[-1]
     weights = (series.inside.flatten().double() / (len(inside) * n_states)).unsqueeze(-1).repeat(1, n_states)
@@ -239,13 +243,17 @@ def _few(problem: Problem, rng: np.random.Generator) -> Float[Tensor, "1 *b T K"
 
 
 def _half(
-    points: Float[Tensor, "N E"] | None, own: Int[Tensor, "n"], series: Series, number: int, rng: np.random.Generator
+    points: Float[Tensor, "N E"] | None,
+    members: Int[Tensor, "n"],
+    series: Series,
+    number: int,
+    rng: np.random.Generator,
 ) -> Bool[Tensor, "n"]:
-    """Which of these steps go together, by their level or by their context in turn."""
-    if points is None or len(own) < 2:
-        return torch.from_numpy(rng.random(len(own)) < 0.5).to(own.device)
-    wide = (points if number % 2 else _with_context(points, series, rng))[own]
-    return clusters_among(wide, torch.ones_like(own, dtype=torch.bool), 2, rng).bool()
+    """Which of these steps form one half, by their level or by their context in turn."""
+    if points is None or len(members) < 2:
+        return torch.from_numpy(rng.random(len(members)) < 0.5).to(members.device)
+    wide = (points if number % 2 else _with_context(points, series, rng))[members]
+    return clusters_among(wide, torch.ones_like(members, dtype=torch.bool), 2, rng).bool()
 
 
 def _shares(weights: np.ndarray) -> np.ndarray:
@@ -253,13 +261,13 @@ def _shares(weights: np.ndarray) -> np.ndarray:
 
 
 def _counts(labels: Int[Tensor, "N"], inside: Bool[Tensor, "N"], n_states: int) -> np.ndarray:
-    """How many steps inside their sequence are in each state."""
+    """The number of steps inside their sequence in each state."""
     none = torch.zeros(n_states, dtype=torch.long, device=inside.device)
     return np.array(none.index_add(0, labels, inside.long()).tolist())
 
 
 def _occupy(labels: Int[Tensor, "N"], inside: Bool[Tensor, "N"], n_states: int, rng: np.random.Generator) -> None:
-    """Give every state that has no step one of its own, taken from a state that has several."""
+    """Give every state without steps one step of a state that has several."""
     counts = _counts(labels, inside, n_states)
     for state in np.flatnonzero(counts == 0):
         several = torch.from_numpy(counts > 1).to(labels.device)
@@ -271,7 +279,7 @@ def _occupy(labels: Int[Tensor, "N"], inside: Bool[Tensor, "N"], n_states: int, 
 
 
 def softened(labels: Int[Tensor, "R *b T"], n_states: int, series: Series) -> Float[Tensor, "R *b T K"]:
-    """Weights of the states at each step: of every state a little, so that none starts on a single point."""
+    """Weights of the states at each step, all above 0, so that no state starts on a single point."""
     inside = series.inside.unsqueeze(-1)
     one_hot = torch.nn.functional.one_hot(labels, n_states).to(series.observations)
     return (0.9 * one_hot + 0.1 / n_states) * inside
@@ -285,7 +293,7 @@ def variance_floor(series: Series) -> Float[Tensor, "F"]:
 
 
 def sample_of(series: Series, seed: int) -> Series:
-    """The series or, of a very long one, about `SAMPLE` steps: some of the sequences, or stretches of a long one."""
+    """The series or, if it is very long, about `SAMPLE` steps: some of the sequences, or stretches of a long one."""
     n_sequences, n_steps = series.n_sequences, series.n_steps
     if n_sequences * n_steps <= SAMPLE:
         return series

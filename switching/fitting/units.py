@@ -1,7 +1,7 @@
-r"""Units of the data's own spread, in which every method fits, and coordinates lie.
+r"""Units of the data's spread, in which every method fits.
 
-An offset of $10^8$ or a spread of $10^{-9}$ costs digits in sums of squares, so the data are counted from their middle
-in units of their spread before they meet a parameter, and what was found is brought back:
+An offset of $10^8$ or a spread of $10^{-9}$ costs digits in sums of squares. So the data are first centred and divided
+by their spread, and the fitted parameters are converted back:
 
 $$\tilde x = (x - a) / u, \qquad \log p(x) = \log p(\tilde x) - \sum_{t, f \text{ observed}} \log u_f.$$
 """
@@ -23,18 +23,18 @@ from ..problem import Problem
 
 @runtime_checkable
 class HasUnits(Protocol):
-    """How observations arise from parameters, of which it says what another unit does to them."""
+    """A model of observations that can convert its parameters to other units."""
 
     def in_units(self, table: Parameters, unit: Tensor, /) -> Parameters: ...
 
 
 @dataclass(frozen=True)
 class Units:
-    """Where the data lie and how far they spread, for coordinates in which both are about 0 and 1.
+    """The location and the spread of the data, for coordinates in which these are about 0 and 1.
 
     Attributes:
-        emission: whose parameters are to be brought there and back.
-        about, unit: in float64, which holds differences of what float32 holds.
+        emission: converts its parameters to these units and back.
+        about, unit: location and spread in float64, which holds differences of float32 numbers exactly.
     """
 
     emission: HasUnits
@@ -43,36 +43,36 @@ class Units:
 
     @staticmethod
     def of(emission: Emission, series: Series) -> "Units":
-        """Of the observed values; 0 and 1 where the emission knows of no unit.
+        """The units of the observed values; 0 and 1 if the emission has no units.
 
         Raises:
-            ValueError: a spread whose square the dtype of the series does not hold; names the feature.
+            ValueError: the square of a spread is out of range of the dtype of the series; names the feature.
         """
         _check_covariates(series)
         rows, dtype, names = series.rows.detach().double(), series.observations.dtype, series.features_of()
         if not all(part.emission.have_unit for part in emission.parts):
             check_squares("x", rows.nan_to_num(0.0).abs().amax(0).clamp_min(1), dtype, names, "reaches")
             return Units(emission, torch.zeros_like(rows[0]), torch.ones_like(rows[0]))
-        found = spread(rows, 1, rows.shape[-1])
-        check_squares("x", found.scale, dtype, names)
-        return Units(emission, found.center, found.scale)
+        center_and_scale = spread(rows, 1, rows.shape[-1])
+        check_squares("x", center_and_scale.scale, dtype, names)
+        return Units(emission, center_and_scale.center, center_and_scale.scale)
 
     def to(self, like: Tensor) -> "Units":
-        """The same on another device."""
+        """These units on another device."""
         return replace(self, about=self.about.to(like.device), unit=self.unit.to(like.device))
 
     def near_prior(self, problem: Problem) -> "Units":
-        """The same, counted from the prior's location where its natural parameters would lose the rest of it otherwise.
+        """These units, centred at the prior's location if its natural parameters would lose digits otherwise.
 
-        They subtract the square of the location; where that leaves no digits of a scale, the prior's location is all
-        that tells where the states are, and the data need no more digits than it has.
+        Natural parameters subtract the square of the location. If this leaves no digits of a scale, the prior's
+        location alone determines the locations of the states, and the data need no more digits than it has.
         """
         inner = self.problem(problem)
         if inner.prior is None or "loc" not in inner.prior:
             return self
         for part in inner.emission.parts:
-            own = part.own(inner.prior)
-            if isinstance(part.emission, ConjugateEmission) and not _is_kept(part.emission, own):
+            part_prior = part.own(inner.prior)
+            if isinstance(part.emission, ConjugateEmission) and not _is_kept(part.emission, part_prior):
                 about = problem.prior["loc"].double().mean(0) if problem.prior else self.about
                 return replace(self, about=about)
         return self
@@ -82,11 +82,11 @@ class Units:
         if not bool(self.about.any()) and bool((self.unit == 1).all()):
             return series
         x = series.observations
-        scaled = (x.double() - self.about).div_(self.unit)  # beside x only one more table of its size
+        scaled = (x.double() - self.about).div_(self.unit)  # needs only one more table of the size of x
         return replace(series, observations=scaled.to(x))
 
     def problem(self, problem: Problem) -> Problem:
-        """The same in these units."""
+        """The problem in these units."""
         prior = None if problem.prior is None else self.values(problem.prior)
         return replace(problem, series=self.series(problem.series), prior=prior, fixed=self.values(problem.fixed))
 
@@ -96,12 +96,12 @@ class Units:
         return _like(table, self.emission.in_units(moved(wide, -self.about), self.unit))
 
     def back(self, table: Parameters) -> Parameters:
-        """Values in those of the data."""
+        """Values in the units of the data."""
         wide = {name: value.double() for name, value in table.items()}
         return _like(table, moved(self.emission.in_units(wide, 1 / self.unit), self.about))
 
     def log_volume(self, series: Series) -> Float[Tensor, "*b"]:
-        """What the log density of each sequence is greater by in these units."""
+        """The increase of the log density of each sequence in these units."""
         if series.lengths is None:
             return (~torch.isnan(series.observations)).to(self.unit).sum(-2) @ self.unit.log()
         each = (~torch.isnan(series.rows)).to(self.unit) @ self.unit.log()
@@ -109,7 +109,7 @@ class Units:
         return each.new_zeros(series.n_sequences).index_add(0, sequence, each).reshape(series.batch_shape)
 
     def log_prior_volume(self, problem: Problem) -> float:
-        """What the log density of the prior is greater by in these units."""
+        """The increase of the log density of the prior in these units."""
         if problem.prior is None:
             return 0.0
         prior = {name: table.double() for name, table in problem.prior.items()}
@@ -125,15 +125,15 @@ def _check_covariates(series: Series) -> None:
 
 
 def _is_kept(emission: ConjugateEmission, prior: Parameters) -> bool:
-    """Whether natural parameters hold a prior to a quarter of the digits; beyond that the data would lose more."""
+    """Whether natural parameters hold a prior to a quarter of the digits; with a looser limit the data lose more."""
     exact = emission.start(prior)
     try:
-        found = emission.expected(emission.natural(prior))
+        expected = emission.expected(emission.natural(prior))
     except RuntimeError:  # a Cholesky factor that does not exist
         return False
     close = torch.finfo(prior["loc"].dtype).eps ** 0.25
-    return all(bool(((found[n] - v).abs() <= close * v.abs().amax()).all()) for n, v in exact.items() if n != "loc")
+    return all(bool(((expected[n] - v).abs() <= close * v.abs().amax()).all()) for n, v in exact.items() if n != "loc")
 
 
-def _like(table: Parameters, found: Parameters) -> Parameters:
-    return {name: value.to(table[name]) for name, value in found.items()}
+def _like(table: Parameters, values: Parameters) -> Parameters:
+    return {name: value.to(table[name]) for name, value in values.items()}

@@ -1,4 +1,4 @@
-r"""Climbing a density in free coordinates from many starts at once, by the quasi-Newton steps of BFGS.
+r"""Maximisation of a density in free coordinates from many starts at once, by the quasi-Newton steps of BFGS.
 
 With s the last step and y the fall of the gradient along it, the inverse curvature H becomes
 
@@ -16,18 +16,18 @@ from torch import Tensor
 from ...inference.message_passing.engine import Run
 from ..fitting.density import FreeDensity
 
-FARTHEST = 1.0  # that a step goes in all coordinates together
+FARTHEST = 1.0  # norm of the longest step
 HALVINGS = 20
-RISE = 1e-4  # of what the slope promises, that a step has to bring
-FLAT = 1e-12  # times the size of both, that a step and the fall of the gradient have in common: no curvature is seen
+RISE = 1e-4  # share of the rise promised by the slope that a step has to reach
+FLAT = 1e-12  # cosine of a step and the fall of the gradient, below which the curvature is not updated
 
 
 class Ascent:
-    """A batch of restarts that climb: see `fitting.search.Optimizer`.
+    """A batch of restarts: see `fitting.search.Optimizer`.
 
     Arguments:
-        density: in free coordinates.
-        at: where they start.
+        density: the density in free coordinates.
+        at: coordinates of the starts.
     """
 
     def __init__(self, density: FreeDensity, at: Float[Tensor, "R P"]) -> None:
@@ -42,7 +42,7 @@ class Ascent:
 
     @property
     def collapsed(self) -> None:
-        """No state of it can."""
+        """There are no states that could collapse."""
 
     def select(self, restarts: Tensor) -> "Ascent":
         some = object.__new__(Ascent)
@@ -52,7 +52,7 @@ class Ascent:
         return some
 
     def extrapolated(self, before: dict[str, Any], by: Tensor) -> None:
-        """Its own steps are long."""
+        """None: steps of BFGS need no extrapolation."""
 
     def at(self, tables: dict[str, Any]) -> "Ascent":
         return Ascent(self.density, tables["y"])
@@ -82,21 +82,21 @@ class Ascent:
             for table, new in ((point, there), (heights, height), (slopes, slope)):
                 here = risen.reshape(-1, *[1] * (new.ndim - 1))
                 table[going] = torch.where(here, new, table[going])
-            left = len(going) - int(risen.sum())  # the one look at a device
-            if not left:
+            n_unresolved = len(going) - int(risen.sum())  # the only transfer from the device
+            if not n_unresolved:
                 break
-            going, size = going[risen.int().argsort(stable=True)[:left]], size / 2
+            going, size = going[risen.int().argsort(stable=True)[:n_unresolved]], size / 2
         self._learn(point - self.point, self.slopes - slopes)
         self.point, self.heights, self.slopes = point, heights, slopes
 
     def _learn(self, step: Tensor, fall: Tensor) -> None:
-        """The curvature that a step has shown."""
+        """Update the inverse curvature by a step."""
         common = (step * fall).sum(-1)
         seen = common > FLAT * step.norm(dim=-1) * fall.norm(dim=-1)
         rho = torch.where(seen, 1 / torch.where(seen, common, 1.0), 0.0)[:, None, None]
         step, fall = step.unsqueeze(-1), fall.unsqueeze(-1)
-        left = _unit(step.squeeze(-1)) - rho * step @ fall.mT
-        self.inverse = left @ self.inverse @ left.mT + rho * step @ step.mT
+        projection = _unit(step.squeeze(-1)) - rho * step @ fall.mT
+        self.inverse = projection @ self.inverse @ projection.mT + rho * step @ step.mT
 
 
 def _unit(like: Tensor) -> Tensor:

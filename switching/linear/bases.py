@@ -1,4 +1,4 @@
-r"""Bases of the latent space: with $s \to M s + b$ the same model has other parameters,
+r"""Bases of the latent space. After $s \to M s + b$ the same model has the parameters
 
 $$A \to M A M^{-1}, \quad c \to M c + b - M A M^{-1} b, \quad Q \to M Q M^\top, \quad C \to C M^{-1}, \quad
 d \to d - C M^{-1} b, \quad m \to M m + b, \quad P \to M P M^\top.$$
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..parameters import Parameters
 
-RANK = 1e-9  # of the greatest singular value, from which on a direction counts
+RANK = 1e-9  # share of the greatest singular value above which a direction counts
 
 
 def turned(values: Parameters, matrix: Float[Tensor, "L L"], offset: Float[Tensor, "L"]) -> Parameters:
@@ -32,7 +32,7 @@ def turned(values: Parameters, matrix: Float[Tensor, "L L"], offset: Float[Tenso
 
 
 def axes_of(emission: Float[Tensor, "F L"]) -> Float[Tensor, "L L"]:
-    """The turn after which the columns of the emission are orthogonal, longest first, largest entry positive."""
+    """The rotation that makes the columns of the emission orthogonal, longest first, with positive largest entries."""
     _, _, turn = torch.linalg.svd(emission, full_matrices=True)
     columns = emission @ turn.mT
     largest = columns.gather(0, columns.abs().argmax(0, keepdim=True)).squeeze(0)
@@ -40,13 +40,13 @@ def axes_of(emission: Float[Tensor, "F L"]) -> Float[Tensor, "L L"]:
 
 
 def nearest_turn(draws: Float[Tensor, "n F L"], emission: Float[Tensor, "F L"]) -> Float[Tensor, "n L L"]:
-    """The turns after which each emission is nearest to one (Procrustes)."""
-    left, _, right = torch.linalg.svd(emission.mT @ draws)
-    return left @ right
+    """The rotations that bring each emission nearest to a reference (Procrustes)."""
+    u, _, v = torch.linalg.svd(emission.mT @ draws)
+    return u @ v
 
 
 def n_bases(values: Parameters, fixed: Iterable[str]) -> int:
-    """How many directions of M and b leave the parameters that are fixed as they are."""
+    """The number of directions of M and b that do not change the fixed parameters."""
     n = len(values["initial_mean"])
     size, held = n * n + n, list(fixed)
     if not held:
@@ -54,8 +54,8 @@ def n_bases(values: Parameters, fixed: Iterable[str]) -> int:
 
     def moved(step: Tensor) -> Tensor:
         matrix = torch.eye(n).to(step) + step[: n * n].reshape(n, n)
-        found = turned({name: value.double() for name, value in values.items()}, matrix, step[n * n :])
-        return torch.cat([found[name].flatten() for name in held])
+        turned_values = turned({name: value.double() for name, value in values.items()}, matrix, step[n * n :])
+        return torch.cat([turned_values[name].flatten() for name in held])
 
     table = torch.autograd.functional.jacobian(moved, torch.zeros(size, dtype=torch.float64, device="cpu"))
     sizes = torch.linalg.svdvals(cast(Tensor, table))

@@ -1,4 +1,4 @@
-r"""What latent vectors of a linear model do: the contract of its dynamics, and its plainest case.
+r"""The dynamics of latent vectors of a linear model: their contract, and the general case.
 
 $$s_1 \sim N(m, P), \qquad s_{t+1} = A s_t + c + N(0, Q)$$
 
@@ -18,7 +18,7 @@ from ..parameters import Named, Parameter, Parameters, check_parameters
 
 
 class Moves(NamedTuple):
-    """The arguments of a `LinearGaussianChain` that say how its state moves, [*r, ...]; None: 0."""
+    """The arguments of a `LinearGaussianChain` for its transition and first state, [*r, ...]; None: 0."""
 
     transition: Tensor
     state_noise: Tensor
@@ -28,28 +28,28 @@ class Moves(NamedTuple):
 
 
 class LinearDynamics(Named, ABC):
-    """How a latent vector moves; a frozen dataclass."""
+    """The dynamics of a latent vector; a frozen dataclass."""
 
     n_latent: int
 
     @property
     @abstractmethod
     def latents(self) -> tuple[str, ...]:
-        """What the entries of the latent vector are called."""
+        """The names of the entries of the latent vector."""
 
     @property
     @abstractmethod
     def parameters(self) -> Mapping[str, Parameter]:
-        """What is known of each parameter besides its values."""
+        """The axes and the support of each parameter."""
 
     @property
     def diffuse(self) -> tuple[bool, ...]:
-        """Which entries start anywhere."""
+        """Which entries have a diffuse start."""
         return (False,) * self.n_latent
 
     @property
     def shown(self) -> tuple[int, ...]:
-        """Which entries are worth a panel: those that are no lags or turns of others."""
+        """The entries with a panel in figures: those that are not lags or rotations of others."""
         return tuple(range(self.n_latent))
 
     @abstractmethod
@@ -57,7 +57,7 @@ class LinearDynamics(Named, ABC):
         """The tables under parameters `[*r, ...]`."""
 
     def check_values(self, values: Parameters) -> Parameters:
-        """The parameters that are its own; ValueError where they are not valid."""
+        """The parameters of these dynamics; ValueError if they are not valid."""
         return check_parameters(
             self.parameters, values, {"latent": self.n_latent, "latent_new": self.n_latent}, self.name
         )
@@ -65,7 +65,7 @@ class LinearDynamics(Named, ABC):
 
 @dataclass(frozen=True)
 class LinearGaussian(LinearDynamics):
-    """Dynamics of which every table is a parameter.
+    """Dynamics whose tables are all parameters.
 
     Parameters, L being `n_latent`: `transition` [L, L], to the new state (rows) from the old one; `transition_offset`
     [L]; `state_noise` [L, L], a covariance; `initial_mean` [L] and `initial_covariance` [L, L] of the first state.

@@ -1,8 +1,8 @@
-r"""Free coordinates of a linear model's parameters in units of the data: one vector, which samplers and climbs move.
+r"""Free coordinates of a linear model's parameters in units of the data, as one vector for samplers and optimisers.
 
-Of a structure they are standard deviations of either sign, so that a variance of 0 is a point like others, and
-$\operatorname{artanh}$ of partial autocorrelations, so that every autoregression is stationary; otherwise the
-coefficients, and the free coordinates of precisions. What is fixed has none.
+For a structure they are standard deviations of either sign, so that a variance of 0 is an interior point, and
+$\operatorname{artanh}$ of partial autocorrelations, so that every autoregression is stationary. For other models they
+are the coefficients and the free coordinates of precisions. Fixed parameters have no coordinates.
 """
 
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ from .problem import LinearProblem
 from .stationary import from_partial_autocorrelations, partial_autocorrelations
 from .structures import Structure
 
-STEEPEST = 1 - 1e-7  # partial autocorrelation that coordinates reach
+STEEPEST = 1 - 1e-7  # largest partial autocorrelation
 
 
 class StructureCoordinates:
-    """Of a structure and its irregular part.
+    """Coordinates of a structure and its irregular part.
 
     Arguments:
         fixed: parameters that have no coordinates, `[...]`.
@@ -36,27 +36,27 @@ class StructureCoordinates:
     def __init__(self, structure: Structure, fixed: Parameters) -> None:
         names = ("sigma2.irregular", *structure.variances)
         self.variances = [name for name in names if name not in fixed]
-        self.weights = [own for own in structure.orders.values() if not set(own) & set(fixed)]
+        self.weights = [names_of for names_of in structure.orders.values() if not set(names_of) & set(fixed)]
         self.fixed = fixed
 
     def of(self, values: Parameters) -> Float[Tensor, "*r P"]:
         """The coordinates of parameters."""
-        found = [values[name].clamp_min(0).sqrt().unsqueeze(-1) for name in self.variances]
-        found += [partial_autocorrelations(self._stacked(values, own)).atanh() for own in self.weights]
-        return torch.cat(found, -1)
+        parts = [values[name].clamp_min(0).sqrt().unsqueeze(-1) for name in self.variances]
+        parts += [partial_autocorrelations(self._stacked(values, weights)).atanh() for weights in self.weights]
+        return torch.cat(parts, -1)
 
     def values(self, at: Float[Tensor, "*r P"]) -> Parameters:
         """Parameters at coordinates."""
         n = len(self.variances)
-        found = {name: at[..., i].square() for i, name in enumerate(self.variances)}
-        for own in self.weights:
-            weights = from_partial_autocorrelations(at[..., n : n + len(own)].tanh() * STEEPEST)
-            found |= dict(zip(own, weights.unbind(-1), strict=True))
-            n += len(own)
-        return found | {name: value.to(at).expand(at.shape[:-1]) for name, value in self.fixed.items()}
+        values = {name: at[..., i].square() for i, name in enumerate(self.variances)}
+        for names in self.weights:
+            weights = from_partial_autocorrelations(at[..., n : n + len(names)].tanh() * STEEPEST)
+            values |= dict(zip(names, weights.unbind(-1), strict=True))
+            n += len(names)
+        return values | {name: value.to(at).expand(at.shape[:-1]) for name, value in self.fixed.items()}
 
     def log_volume(self, at: Float[Tensor, "*r P"]) -> Float[Tensor, "*r"]:
-        """How densities of standard deviations and partial autocorrelations change."""
+        """The log Jacobian of the standard deviations and partial autocorrelations."""
         partial = at[..., len(self.variances) :].tanh()
         return torch.log1p(-partial.square() * STEEPEST).sum(-1)
 
@@ -66,16 +66,16 @@ class StructureCoordinates:
 
 
 class TableCoordinates:
-    """Of `LinearGaussian` dynamics and a `LinearEmission`.
+    """Coordinates of `LinearGaussian` dynamics and a `LinearEmission`.
 
     Arguments:
         near: parameters, for their sizes.
-        fixed: parameters that have no coordinates, all of some blocks.
+        fixed: parameters that have no coordinates; they are complete blocks.
     """
 
     def __init__(self, emission: LinearEmission, near: Parameters, fixed: Parameters) -> None:
         self.emission, self.near, self.fixed = emission, near, fixed
-        self.free = [name for name, own in NAMES.items() if own[0] not in fixed]
+        self.free = [name for name, block in NAMES.items() if block[0] not in fixed]
 
     def of(self, values: Parameters) -> Float[Tensor, "*r P"]:
         """The coordinates of parameters."""
@@ -86,19 +86,19 @@ class TableCoordinates:
     def values(self, at: Float[Tensor, "*r P"]) -> Parameters:
         """Parameters at coordinates."""
         held, lead = one_point(self.near | self.fixed, self.emission), at.shape[:-1]
-        found, used = {}, 0
+        points, used = {}, 0
         for name, point in held.items():
             if name not in self.free:
-                found[name] = LocPrecision(
+                points[name] = LocPrecision(
                     point.loc.expand(*lead, *point.loc.shape), point.precision.expand(*lead, *point.precision.shape)
                 )
                 continue
             n, inner = point.loc.numel(), DefiniteTransform().inverse_shape(point.precision.shape)
             loc, rest = at[..., used : used + n], at[..., used + n : used + n + inner.numel()]
             precision = cast(Tensor, DefiniteTransform()(rest.unflatten(-1, inner)))
-            found[name] = LocPrecision(loc.unflatten(-1, point.loc.shape), precision)
+            points[name] = LocPrecision(loc.unflatten(-1, point.loc.shape), precision)
             used += n + inner.numel()
-        return one_value(found, self.emission) | {
+        return one_value(points, self.emission) | {
             name: value.to(at).expand(*lead, *value.shape) for name, value in self.fixed.items()
         }
 
@@ -120,10 +120,10 @@ class LinearDensity(FreeDensity):
     """The log joint of a problem in coordinates of its parameters.
 
     Arguments:
-        problem: in units of the data.
-        units: these, and how to come back.
-        near: parameters in these units, at which the density has to be there.
-        volume: whether the volume of the coordinates counts, as it does for draws; a climb goes to the mode without.
+        problem: the problem in units of the data.
+        units: these units, for the conversion back.
+        near: parameters in these units at which the density is defined.
+        volume: whether to add the log Jacobian of the coordinates: yes for draws, no for the mode.
     """
 
     def __init__(self, problem: LinearProblem, units: Units, near: Parameters, volume: bool = True) -> None:

@@ -1,4 +1,4 @@
-r"""How a latent vector is seen: $x_t = C s_t + d + N(0, R)$, with tables that are parameters, or known ones."""
+r"""Emissions of a latent vector: $x_t = C s_t + d + N(0, R)$, with tables that are parameters or constants."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from .structures import VARIANCE, Structure
 
 
 class Sights(NamedTuple):
-    """The arguments of a `LinearGaussianChain` that say how its state is seen, [*r, ...]; None: 0."""
+    """The arguments of a `LinearGaussianChain` for its emission, [*r, ...]; None: 0."""
 
     emission: Tensor
     observation_noise: Tensor
@@ -66,7 +66,7 @@ class LinearEmission(Named):
 
 @dataclass(frozen=True)
 class Irregular(Named):
-    """One series that shows a structure, and noise of the variance `sigma2.irregular`."""
+    """One series, the sum of a structure and noise of the variance `sigma2.irregular`."""
 
     structure: Structure
 
@@ -82,6 +82,6 @@ class Irregular(Named):
         return Sights(constant((tuple(self.structure.seen),), noise.dtype, noise.device), noise[..., None, None])
 
     def in_units(self, values: Parameters, unit: Tensor) -> Parameters:
-        """Parameters of x as those of x / unit: a structure is about 0, or starts anywhere."""
+        """Parameters of x as those of x / unit; a structure has mean 0 or a diffuse start, so only variances change."""
         square = (unit * unit).squeeze(-1)
         return {name: value / square if name.startswith("sigma2.") else value for name, value in values.items()}

@@ -1,15 +1,16 @@
-r"""Factors between paths of real vectors and the linear regressions that move them and are seen of them.
+r"""Factors between paths of real vectors and the linear regressions of their transitions and emissions.
 
-With inputs $u_t = (s_t, 1)$ and coefficients M, a move is $s_{t+1} \sim N(M^\top u_t, \Lambda^{-1})$, and a sight
-$x_t \sim N(M^\top u_t, \Lambda^{-1})$. Their expected logarithm is the product of the statistics of a
-`MatrixNormalWishart` block with what the path says of inputs and outputs,
+With inputs $u_t = (s_t, 1)$ and coefficients M, a transition is $s_{t+1} \sim N(M^\top u_t, \Lambda^{-1})$, and an
+observation $x_t \sim N(M^\top u_t, \Lambda^{-1})$. Their expected log density is the product of the statistics of a
+`MatrixNormalWishart` block and the path's expected products of inputs u and outputs y,
 
 $$\langle (M \Lambda,\; M \Lambda M^\top,\; \log|\Lambda|,\; \Lambda),\;
 (u y^\top,\; -\tfrac12 u u^\top,\; \tfrac12,\; -\tfrac12 y y^\top) \rangle - \tfrac D2 \log 2\pi.$$
 
 Axes: R restarts, *b sequences, K regimes. Paths are `GaussianTables [R, *b, C, T, ...]` with a chain for each regime
-(C = K) or one for all (C = 1), parameters `[R, K, P]`. Where a switch joins a factor, a step counts for regime k with
-the probability that the switch is there, and a move belongs to the regime in which it arrives. Messages are closed.
+(C = K) or one for all (C = 1), parameters `[R, K, P]`. If a switch joins a factor, a step counts for regime k with the
+probability of regime k, and the step from t-1 to t uses the parameters of the regime at t. All messages have closed
+forms.
 """
 
 import math
@@ -31,12 +32,12 @@ def moves(block: str, chain: str, inside: Tensor, switch: str | None = None) -> 
     """E log N(s_t+1; M' u_t, inv(Lambda)).
 
     Arguments:
-        inside: [*b, T], 1 where a step belongs to its sequence.
+        inside: [*b, T], 1 at steps inside their sequence.
     """
     mask = inside[..., None, 1:]
 
     def design(paths: GaussianTables) -> Tensor:
-        """What is multiplied by the parameters, [R, *b, C, T-1, P]."""
+        """The factors of the parameters' statistics, [R, *b, C, T-1, P]."""
         _, squares = _inputs(paths)
         crossed = torch.cat([paths.cross.mT, paths.linear[..., 1:, None, :]], -2)  # u_t s_t+1'
         return _design(crossed, squares[..., :-1, :, :], paths.square[..., 1:, :, :])
@@ -68,7 +69,7 @@ def moves(block: str, chain: str, inside: Tensor, switch: str | None = None) -> 
 
 
 def sights(block: str, chain: str, x: Tensor, inside: Tensor, switch: str | None = None) -> Factor:
-    """E log N(x_t; M' u_t, inv(Lambda)) of whole steps, [R, K, P]; a step of which a feature is missing is left out."""
+    """E log N(x_t; M' u_t, inv(Lambda)) of complete steps, [R, K, P]; steps with a missing feature are left out."""
     seen = inside * ~x.isnan().any(-1)
     mask, filled = seen.unsqueeze(-2), torch.where(x.isnan(), 0.0, x).unsqueeze(-3)
     outer = filled.unsqueeze(-1) * filled.unsqueeze(-2)
@@ -99,12 +100,13 @@ def sights(block: str, chain: str, x: Tensor, inside: Tensor, switch: str | None
 
 
 def features(block: str, chain: str, x: Tensor, inside: Tensor, switch: str | None = None) -> Factor:
-    """The same with independent noise in each feature, [R, K, F, P] with D = 1; missing features are left out."""
+    """`sights` with independent noise in each feature, [R, K, F, P] with D = 1; missing features are left out."""
     seen = (inside.unsqueeze(-1) * ~x.isnan()).unsqueeze(-3)  # [*b, 1, T, F]
     filled = torch.where(x.isnan(), 0.0, x).unsqueeze(-3)
 
     def parts(table: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """By feature on the last axis: [R, 1, K, n+1, F], the same with (n+1)^2 rows, and two of [R, 1, K, 1, F]."""
+        """Parts with features on the last axis: [R, 1, K, n+1, F], one with (n+1)^2 rows, and two of [R, 1, K, 1,
+        F]."""
         first, second, log_volume, precision = MatrixNormalWishart(n + 1).parts(wide(table, inside))
         rows = first.squeeze(-1).mT, second.flatten(-2).mT
         return *rows, log_volume.unsqueeze(-2), precision[..., 0, 0].unsqueeze(-2)
@@ -128,8 +130,8 @@ def features(block: str, chain: str, x: Tensor, inside: Tensor, switch: str | No
         first, second = (used * filled).mT @ means, used.mT @ squares.flatten(-2)
         rest = torch.stack([used.sum(-2), -(used * filled.square()).sum(-2)], -1)
         shape = torch.broadcast_shapes(first.shape[:-1], rest.shape[:-1])
-        found = torch.cat([first, -second / 2, rest.expand(*shape, 2) / 2], -1)
-        return _over_sequences(found, table)
+        message = torch.cat([first, -second / 2, rest.expand(*shape, 2) / 2], -1)
+        return _over_sequences(message, table)
 
     def to_chain(paths: GaussianTables, table: Tensor, *switched: MarkovTables) -> GaussianTables:
         n = paths.linear.shape[-1]
@@ -151,7 +153,7 @@ def first_state(block: str, chain: str, n_axes: int) -> Factor:
     """E log N(s_1; m, inv(Lambda)) of each chain; the block [R, C, P] is a `NormalWishart`.
 
     Arguments:
-        n_axes: how many axes of sequences there are.
+        n_axes: the number of axes of sequences.
     """
 
     def design(paths: GaussianTables) -> Tensor:
@@ -181,7 +183,7 @@ def first_state(block: str, chain: str, n_axes: int) -> Factor:
 def of_blocks(
     chain: str, series: Series, full: bool, moved: str | None = None, seen: str | None = None
 ) -> dict[str, Factor]:
-    """The factor of each block of parameters; `moved` and `seen`: the switch that joins moves, and sights."""
+    """The factor of each block of parameters; `moved` and `seen` are the switches of transitions and of emissions."""
     x, inside = series.observations, series.inside.to(series.observations)
     return {
         "moves": moves("moves", chain, inside, moved),
@@ -190,7 +192,7 @@ def of_blocks(
     }
 
 
-# ---- what they share -------------------------------------------------------------------------------------------------
+# ---- shared parts ---------------------------------------------------------------------------------------------------
 
 
 def _inputs(paths: GaussianTables) -> tuple[Tensor, Tensor]:
@@ -201,7 +203,7 @@ def _inputs(paths: GaussianTables) -> tuple[Tensor, Tensor]:
 
 
 def _design(crossed: Tensor, inputs: Tensor, outputs: Tensor) -> Tensor:
-    """What is multiplied by the parameters, [..., P], from E u y', E u u' and E y y'."""
+    """The factors of the parameters' statistics, [..., P], from E u y', E u u' and E y y'."""
     parts = [crossed.flatten(-2), -inputs.flatten(-2) / 2, -outputs.flatten(-2) / 2]
     shape = torch.broadcast_shapes(*(part.shape[:-1] for part in parts))
     first, second, last = (part.expand(*shape, -1) for part in parts)
@@ -209,12 +211,12 @@ def _design(crossed: Tensor, inputs: Tensor, outputs: Tensor) -> Tensor:
 
 
 def _column(second: Tensor) -> Tensor:
-    """What a symmetric table [..., L+1, L+1] says of the states beside the 1, [..., L]."""
+    """The entries of a symmetric table [..., L+1, L+1] for states times 1, [..., L]."""
     return (second[..., :-1, -1] + second[..., -1, :-1]) / 2
 
 
 def wide(table: Tensor, inside: Tensor) -> Tensor:
-    """[R, K, ...] beside [R, *b, K, ...]."""
+    """A table [R, K, ...] with axes for sequences, to broadcast with [R, *b, K, ...]."""
     return table.reshape(table.shape[0], *(1,) * (inside.ndim - 1), *table.shape[1:])
 
 
@@ -229,12 +231,12 @@ def _likelihood(table: Tensor) -> MarkovTables:
 
 
 def _of_states(linear: Tensor, square: Tensor) -> GaussianTables:
-    """A message to the states alone, none of which depends on the next."""
+    """A message to single states, without dependence between neighbours."""
     return GaussianTables(linear, square, None)  # type: ignore[arg-type]
 
 
 def _weighted(table: Tensor, weights: Tensor, inside: Tensor, paths: GaussianTables) -> Tensor:
-    """What a chain hears, [R, *b, C, T, P]: its own parameters, or those of all regimes by their weights."""
+    """The parameters of each chain's steps, [R, *b, C, T, P]: its own, or those of all regimes by their weights."""
     rows = wide(table, inside)
     if table.shape[1] == paths.linear.shape[-3]:
         return weights.unsqueeze(-1) * rows.unsqueeze(-2)

@@ -1,4 +1,4 @@
-"""Fits of linear models: a structure climbs its own likelihood, tables go by message passing, both may be sampled."""
+"""Fits of linear models: structures by maximum likelihood, tables by message passing, both by sampling."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -54,23 +54,23 @@ def _placed(device: torch.device, tables: Parameters) -> Parameters:
     return {name: table.to(device) for name, table in tables.items()}
 
 
-Found = tuple[Parameters, ParameterPosterior | None, dict[str, Any]]
+Outcome = tuple[Parameters, ParameterPosterior | None, dict[str, Any]]
 
 
-def by_climb(problem: LinearProblem, units: Units, options: Options, own: Parameters | None) -> Found:
+def by_climb(problem: LinearProblem, units: Units, options: Options, user_start: Parameters | None) -> Outcome:
     """The mode, or the best q."""
     if isinstance(problem.emission, Irregular):
-        values, found = maximum(problem, units, options, own)
-        return values, None, diagnostics(found)
-    learnt, found = learn(problem, units, options, own)
-    return learnt.mean | problem.fixed, learnt if options.method == "vmp" else None, diagnostics(found)
+        values, search = maximum(problem, units, options, user_start)
+        return values, None, diagnostics(search)
+    learnt, search = learn(problem, units, options, user_start)
+    return learnt.mean | problem.fixed, learnt if options.method == "vmp" else None, diagnostics(search)
 
 
-def by_draws(problem: LinearProblem, units: Units, options: Options, own: Parameters | None) -> Found:
+def by_draws(problem: LinearProblem, units: Units, options: Options, user_start: Parameters | None) -> Outcome:
     """Draws, from the mode of a structure, or from the best q of tables."""
     method = "em" if isinstance(problem.emission, Irregular) else "vmp"
     quiet = replace(options, method=method, max_steps=500, progress=False)
-    values, posterior, how = by_climb(problem, units, quiet, own)
+    values, posterior, how = by_climb(problem, units, quiet, user_start)
     if how["interrupted"]:
         return values, posterior, how
     drawn = draw(problem, units, options, values)
@@ -81,15 +81,15 @@ def by_draws(problem: LinearProblem, units: Units, options: Options, own: Parame
 
 
 def check_options(problem: LinearProblem, options: Options) -> None:
-    """Raise ValueError for what a linear model has not."""
+    """Raise ValueError for a method that the model does not have."""
     if options.method == "vmp" and isinstance(problem.emission, Irregular):
         raise ValueError(
-            f'method: got "vmp", but states of {problem.dynamics!r} follow from each other without noise, so that they '
-            'have no density; use "em", "svi" or "nuts".'
+            f'method: got "vmp", but states of {problem.dynamics!r} are partly without noise, so they have no '
+            'density; use "em", "svi" or "nuts".'
         )
 
 
-# ---- what a user says of parameters ----------------------------------------------------------------------------------
+# ---- parameters from the user ---------------------------------------------------------------------------------------
 
 
 def fixed_values(problem: LinearProblem, fixed: Any) -> Parameters:

@@ -1,4 +1,4 @@
-"""What a linear model says of the future: normal distributions of latents and observations at every horizon."""
+"""Forecasts of linear models: normal distributions of latents and observations at every horizon."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -29,19 +29,19 @@ class LinearForecast(AfterSeries, Record):
     state_covariance: Float[Tensor, "*b H L L"]
     mean: Float[Tensor, "*b H F"]
     covariance: Float[Tensor, "*b H F F"]
-    series: Series | None = None  # that it goes on from
+    series: Series | None = None  # the series before the forecast
     source: Any = None  # the model that made it
 
     @property
     def variance(self) -> Float[Tensor, "*b H F"]:
-        """Of each feature by itself."""
+        """The variance of each feature."""
         return self.covariance.diagonal(dim1=-2, dim2=-1)
 
     def interval(self, level: float = 0.9) -> Interval:
         """Lower and upper ends of the central interval of each feature, `[*b, H, F]`.
 
         Raises:
-            TypeError, ValueError: level is no probability between 0 and 1.
+            TypeError, ValueError: level is not a probability between 0 and 1.
         """
         level = check_probability("level", level, proper=True)
         reach = float(ndtri((1 + level) / 2)) * self.variance.sqrt()
@@ -49,9 +49,9 @@ class LinearForecast(AfterSeries, Record):
 
     @property
     def beliefs(self) -> dict[str, Float[Tensor, "*b H"]]:
-        """What a table says of latents, by the heads of its columns."""
+        """The columns of a table for the latents, by their names."""
         spread = self.state_covariance.diagonal(dim1=-2, dim2=-1).sqrt()
-        found = {}
+        columns = {}
         for place, name in enumerate(self.source.dynamics.latents):
-            found |= {f"latent {name}": self.state_mean[..., place], f"latent {name}, sd": spread[..., place]}
-        return found
+            columns |= {f"latent {name}": self.state_mean[..., place], f"latent {name}, sd": spread[..., place]}
+        return columns

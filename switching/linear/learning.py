@@ -1,6 +1,6 @@
 r"""Linear models by message passing: $q = q(A, c, Q)\, q(C, d, R)\, q(m, P)\, q(s_{1:T})$, with blocks as in `priors`.
 
-Expectation-maximisation is the same with points in the place of the first three, and exact.
+Expectation-maximisation uses points instead of the first three factors, and is exact.
 """
 
 from dataclasses import replace
@@ -14,7 +14,7 @@ from ..fitting.graph import Graph, Points
 from ..fitting.message_passing import fit_graph
 from ..fitting.options import Options
 from ..fitting.posterior import VariationalPosterior
-from ..fitting.search import Found
+from ..fitting.search import SearchResult
 from ..fitting.units import Units
 from ..parameters import Parameters
 from .bases import axes_of, turned
@@ -29,14 +29,14 @@ PATHS = "latents"
 
 
 def learn(
-    problem: LinearProblem, units: Units, options: Options, own: Parameters | None
-) -> tuple[VariationalPosterior, Found]:
-    """The best q, or the best parameters, and how they were reached; `own` is the user's own first guess."""
+    problem: LinearProblem, units: Units, options: Options, user_start: Parameters | None
+) -> tuple[VariationalPosterior, SearchResult]:
+    """The best q, or the best parameters, and the search for them."""
     inner, emission = problem.in_units(units), problem.emission
     assert isinstance(emission, LinearEmission)
     start, kinds = first_paths(inner.series, problem.dynamics.n_latent, options.n_tried, options.number)
-    if own is not None:
-        near = paths_at(graph_of(inner, start), one_point(units.values(own), emission))
+    if user_start is not None:
+        near = paths_at(graph_of(inner, start), one_point(units.values(user_start), emission))
         start = GaussianTables(*(torch.cat([one, rest[1:]]) for one, rest in zip(near, start, strict=True)))
         kinds = ["own", *kinds[1:]]
     graph = graph_of(inner, start)
@@ -53,14 +53,14 @@ def learn(
     if not inner.fixed:
         turn = axes_of(posterior.mean["emission"])
 
-    def back(found: Points) -> Parameters:
-        return units.back(turned(graph.collect(found), turn, torch.zeros_like(turn[0])))
+    def back(points: Points) -> Parameters:
+        return units.back(turned(graph.collect(points), turn, torch.zeros_like(turn[0])))
 
     return replace(posterior, collect=back), search
 
 
 def graph_of(problem: LinearProblem, start: GaussianTables) -> Graph:
-    """The graph of a problem in units of the data, whose paths start there, `[R, *b, 1, T, ...]`."""
+    """The graph of a problem in units of the data; its paths start at `start`, `[R, *b, 1, T, ...]`."""
     emission, series = problem.emission, problem.series
     assert isinstance(emission, LinearEmission)
     lengths = None if series.lengths is None else series.lengths.unsqueeze(-1)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..fitting.options import Options
 from ..fitting.refinement import peak
-from ..fitting.search import Found, multi_start
+from ..fitting.search import SearchResult, multi_start
 from ..fitting.units import Units
 from ..parameters import Parameters
 from .ascent import Ascent
@@ -16,23 +16,25 @@ from .coordinates import LinearDensity
 from .problem import LinearProblem, typical
 
 LEAST, MOST = 1e-3, 1.0  # standard deviations of starts, in units of the data
-NOTHING = 1e-3  # standard deviation that may as well be 0
-COST = 1e-9  # nats that this may cost
-SMALL = 1e-4  # standard deviation below which a likelihood that still rises has no maximum
+NOTHING = 1e-3  # standard deviation below which 0 is tried
+COST = 1e-9  # largest loss in nats by a 0
+SMALL = 1e-4  # standard deviation below which a rising likelihood has no maximum
 
 
-def maximum(problem: LinearProblem, units: Units, options: Options, own: Parameters | None) -> tuple[Parameters, Found]:
-    """Parameters where the objective is greatest, and how they were reached; `own` is the user's own first guess."""
+def maximum(
+    problem: LinearProblem, units: Units, options: Options, user_start: Parameters | None
+) -> tuple[Parameters, SearchResult]:
+    """The parameters with the greatest objective, and the search for them."""
     inner = problem.in_units(units)
     device = inner.series.observations.device
     near = {name: value.to(device) for name, value in (typical(inner.dynamics, inner.emission) | inner.fixed).items()}
-    inner.objective(near)  # which says what is wrong with x
+    inner.objective(near)  # raises an error if x does not fit
     density = LinearDensity(inner, units, near, volume=False)
     check_noise(density)
     starts = scattered(density, options)
     kinds = ["scattered"] * len(starts)
-    if own is not None:
-        starts[0], kinds[0] = density.coordinates.of(units.values(own)), "own"
+    if user_start is not None:
+        starts[0], kinds[0] = density.coordinates.of(units.values(user_start)), "own"
     shift = float(problem.objective(density.values({"y": density.point})) - inner.objective(near))
     with multi_start(options, problem.series, shift) as search:
         search.run(Ascent(density, starts), kinds, options.n_kept)
@@ -40,11 +42,11 @@ def maximum(problem: LinearProblem, units: Units, options: Options, own: Paramet
         if not search.interrupted:
             best.tables["y"] = polished(density, best.tables["y"])
             best.trace[-1] = max(best.trace[-1], float(density.at(best.tables["y"][None])))
-    return density.values(best.tables), search.found().raised(shift)
+    return density.values(best.tables), search.result().raised(shift)
 
 
 def check_noise(density: LinearDensity) -> None:
-    """Raise ValueError where the likelihood grows without bound as all noise goes to 0."""
+    """Raise ValueError if the likelihood grows without bound as all noise goes to 0."""
     n, fixed = len(density.variances), density.problem.fixed
     if not n or any(float(value) for name, value in fixed.items() if name.startswith("sigma2.")):
         return
@@ -54,13 +56,13 @@ def check_noise(density: LinearDensity) -> None:
     if float(heights[1]) > float(heights[0]):
         structure = density.problem.dynamics
         raise ValueError(
-            f"x: follows {structure!r} without any noise, so that the likelihood of its variances has no maximum; give "
-            "a longer series, or a structure with less freedom."
+            f"x: follows {structure!r} without any noise, so the likelihood of its variances has no maximum; give a "
+            "longer series, or a structure with fewer components."
         )
 
 
 def scattered(density: LinearDensity, options: Options) -> Float[Tensor, "R P"]:
-    """Starts of all scales; the first is in their middle."""
+    """Starts of all scales; the first is in the middle."""
     n, generator = options.n_tried, torch.Generator().manual_seed(options.number)
     n_variances = len(density.variances)
     low, high = math.log(LEAST), math.log(MOST)
@@ -73,13 +75,13 @@ def scattered(density: LinearDensity, options: Options) -> Float[Tensor, "R P"]:
 
 
 def polished(density: LinearDensity, at: Float[Tensor, "P"]) -> Float[Tensor, "P"]:
-    """The peak near by, by Newton's steps; standard deviations of which only rounding is left are 0."""
+    """The nearby peak, by Newton's method; standard deviations that are 0 up to rounding become 0."""
     density.start = {"y": at}
-    found, _, _ = peak(density)
+    point, _, _ = peak(density)
     for i in range(len(density.variances)):
-        without = found.clone()
+        without = point.clone()
         without[i] = 0.0
-        if abs(float(found[i])) < NOTHING:
-            heights = density.at(torch.stack([found, without]))
-            found = without if float(heights[1]) >= float(heights[0]) - COST else found
-    return found
+        if abs(float(point[i])) < NOTHING:
+            heights = density.at(torch.stack([point, without]))
+            point = without if float(heights[1]) >= float(heights[0]) - COST else point
+    return point

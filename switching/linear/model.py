@@ -1,8 +1,8 @@
-r"""`LinearSSM`: a state-space model whose hidden state is a real vector that moves and is seen linearly.
+r"""`LinearSSM`: a state-space model whose hidden state is a real vector, with linear dynamics and emission.
 
 $$s_1 \sim N(m, P), \quad s_{t+1} = A s_t + c + N(0, Q), \quad x_t = C s_t + d + N(0, R)$$
 
-also called a linear dynamical system. Given values, all that is asked of it is exact, by a `LinearGaussianChain`.
+also called a linear dynamical system. Given values, all inference is exact, by a `LinearGaussianChain`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -53,7 +53,8 @@ class LinearSimulated(Record):
 
 @dataclass(frozen=True, repr=False)
 class LinearStreamState(Record):
-    """What a stream remembers: the belief about the last state; as long as that is open, the steps so far."""
+    """The memory of a stream: the belief about the last state. While a diffuse start is undetermined, `pending` has the
+    observations so far instead."""
 
     mean: Float[Tensor, "*b L"] | None
     covariance: Float[Tensor, "*b L L"] | None
@@ -64,7 +65,7 @@ class LinearStreamState(Record):
 
 @dataclass(frozen=True, repr=False)
 class LinearStreamOutput(Record):
-    """What one observation of a stream says; NaN as long as a diffuse start is open."""
+    """The result of one observation of a stream; NaN while a diffuse start is undetermined."""
 
     mean: Float[Tensor, "*b L"]
     covariance: Float[Tensor, "*b L L"]
@@ -77,22 +78,22 @@ class LinearSSM(Model):
     Arguments:
         n_latent: L, the length of the latent vector.
         n_features: F, the length of one observation.
-        observation_noise: "diagonal", a variance for each feature: fits then take steps of which single features are
-            missing; or "full", a covariance: fits leave out steps of which any is missing.
-        structure: what the latent vector is made of, in place of its length: components of one series, such as
-            `LocalLevel() + Seasonal(12)`. It may come first, as `LinearSSM(LocalLevel())`.
+        observation_noise: "diagonal", a variance for each feature: fits then use steps with some missing features; or
+            "full", a covariance: fits ignore steps with any missing feature.
+        structure: the components of one series instead of n_latent, such as `LocalLevel() + Seasonal(12)`. It may be
+            the first argument, as in `LinearSSM(LocalLevel())`.
 
     Parameters are those of `LinearGaussian`, `emission` [F, L], `emission_offset` [F] and `observation_noise`, [F]
     variances or an [F, F] covariance; or those of the structure and `sigma2.irregular`. Methods take x as
-    `SwitchingSSM` does, with `lengths`. A structure starts anywhere but for what is stationary; its evidence is then a
-    limit, as a `LinearGaussianChain` says.
+    `SwitchingSSM` does, with `lengths`. The start of a structure is diffuse, except for stationary components. Its
+    evidence is then a limit, see `LinearGaussianChain`.
 
-    `n_parameters` counts what the data can tell: another basis of the latent space, $s \to M s + b$, is the same
-    model, so that L^2 + L numbers fewer than there are in the tables.
+    `n_parameters` counts the numbers that the data determine. Another basis of the latent space, $s \to M s + b$, is
+    the same model, so there are L^2 + L fewer of these than numbers in the tables.
 
     Raises:
         TypeError: neither n_latent nor a structure, or both.
-        ValueError: sizes below 1; an observation_noise that is none of the two; several features of a structure.
+        ValueError: sizes below 1; an unknown observation_noise; several features with a structure.
 
     >>> import samplehold as sh
     >>> model = sh.LinearSSM(sh.LocalLevel()).with_values({"sigma2.irregular": 15098.518, "sigma2.level": 1469.1764})
@@ -130,7 +131,7 @@ class LinearSSM(Model):
         if isinstance(structure, Structure):
             if n_features > 1:
                 raise ValueError(
-                    f"n_features: got {n_features}, but {structure!r} is of one series; use LinearSSM(n_latent, "
+                    f"n_features: got {n_features}, but {structure!r} describes one series; use LinearSSM(n_latent, "
                     "n_features), or a model for each."
                 )
             emission = Irregular(structure)
@@ -139,7 +140,9 @@ class LinearSSM(Model):
     @classmethod
     def _from_specification(cls, parts: dict[str, Any]) -> "LinearSSM":
         dynamics = check_kind("dynamics", parts["dynamics"], LinearDynamics, "dynamics of a linear model")
-        emission = check_kind("emission", parts["emission"], (LinearEmission, Irregular), "how latents are seen")
+        emission = check_kind(
+            "emission", parts["emission"], (LinearEmission, Irregular), "the emission of a linear model"
+        )
         noise = NOISES[emission.full] if isinstance(emission, LinearEmission) else NOISES[0]
         model = cls(dynamics, emission.n_features, noise)
         if model.emission != emission:
@@ -161,7 +164,7 @@ class LinearSSM(Model):
 
     @property
     def latents(self) -> tuple[str, ...]:
-        """What the entries of the latent vector are called."""
+        """The names of the entries of the latent vector."""
         return self.dynamics.latents
 
     @property
@@ -171,7 +174,7 @@ class LinearSSM(Model):
 
     @property
     def known(self) -> dict[str, Parameter]:
-        """Each parameter's axes, support, and the form in which people give it."""
+        """The axes, support and displayed form of each parameter."""
         return known(self.dynamics, self.emission)
 
     @property
@@ -180,13 +183,13 @@ class LinearSSM(Model):
         return sizes(self.dynamics, self.emission)
 
     def n_free(self, fixed: Iterable[str]) -> int:
-        """How many numbers the data can tell that are not fixed."""
+        """The number of free parameters that the data determine."""
         values = {name: value.double() for name, value in self.values_like(self._like).items()}
         return super().n_free(fixed) - (0 if isinstance(self.emission, Irregular) else n_bases(values, set(fixed)))
 
     def _checked(self, values: Parameters) -> Parameters:
-        own = check_parameters(self.emission.parameters, values, self.sizes, self.name)
-        return self.dynamics.check_values(values) | own
+        emission_values = check_parameters(self.emission.parameters, values, self.sizes, self.name)
+        return self.dynamics.check_values(values) | emission_values
 
     def _weak_prior(self, series: Series | None) -> Parameters:
         units = units_of(self.emission, series)
@@ -199,10 +202,10 @@ class LinearSSM(Model):
     # ---- what was observed -----------------------------------------------------------------------------------------
 
     def problem(self, x: Any, **given: Unpack[Given]) -> LinearProblem:
-        """Dynamics, emission, prior, and the series x: what every kind of inference takes.
+        """Dynamics, emission, prior, and the series x, as one input for inference.
 
         Raises:
-            ValueError: see `read`; a series too short for what starts anywhere.
+            ValueError: see `read`; a series too short to determine a diffuse start.
         """
         series = self.read(x, **given)
         if any(self.dynamics.diffuse):
@@ -222,18 +225,18 @@ class LinearSSM(Model):
             which = f" of sequence {number(place)}" if place else ""
             raise ValueError(
                 f"x: got {int(seen[place])} observed step(s){which}, but {self.dynamics!r} starts with {needed} "
-                "numbers that may be anything; give as many steps or more, or a structure with fewer."
+                "unknown numbers; give at least as many steps, or a structure with fewer."
             )
 
     # ---- inference given the values --------------------------------------------------------------------------------
 
     def chain(self, x: Any, **given: Unpack[Given]) -> LinearGaussianChain:
-        """The chain over latent paths that x defines: every exact algorithm in one object."""
+        """The chain over the latent paths of x. It has every exact algorithm."""
         problem = self.problem(x, **given)
         return problem.chain(self.values_like(problem.series.observations))
 
     def log_evidence(self, x: Any, **given: Unpack[Given]) -> Tensor:
-        """log p(x) of each sequence, `[*batch]`; of a diffuse start its limit, as `LinearGaussianChain` says."""
+        """log p(x) of each sequence, `[*batch]`; for a diffuse start its limit, see `LinearGaussianChain`."""
         problem = self.problem(x, **given)
         return problem.evidence(self.values_like(problem.series.observations))
 
@@ -242,7 +245,7 @@ class LinearSSM(Model):
         return self.chain(x, **given).filter()
 
     def smooth(self, x: Any, **given: Unpack[Given]) -> GaussianSmoothed:
-        """The belief about the latents given the whole series, with the covariances of neighbours."""
+        """The belief about the latents given the whole series, with the covariances of successive steps."""
         return self.chain(x, **given).smooth()
 
     def sample_posterior(self, x: Any, n: int, seed: Seed = None, **given: Unpack[Given]) -> GaussianSampled:
@@ -250,14 +253,14 @@ class LinearSSM(Model):
         return self.chain(x, **given).sample(n, seed)
 
     def forecast(self, x: Any, horizon: int, **given: Unpack[Given]) -> LinearForecast:
-        """Latents and observations at each of the `horizon` steps after the last one of x."""
+        """Latents and observations at each of the `horizon` steps after the end of x."""
         horizon, series = check_integer("horizon", horizon), self.read(x, **given)
         return LinearForecast(**vars(self.chain(series).forecast(horizon)), series=series, source=self)
 
     def simulate(self, n_steps: int, batch_shape: tuple[int, ...] = (), *, seed: Seed = None) -> LinearSimulated:
-        """A draw of latents and observations; what starts anywhere starts at 0.
+        """A draw of latents and observations; a diffuse start is drawn as 0.
 
-        A seed makes it repeatable and leaves global state alone.
+        A seed makes the draw repeatable and does not touch global state.
         """
         n_steps, batch_shape = check_integer("n_steps", n_steps), check_batch_shape("batch_shape", batch_shape)
         some = tuple(max(1, n) for n in batch_shape)  # Pyro's plates are never empty
@@ -270,7 +273,8 @@ class LinearSSM(Model):
     def forward(
         self, x: Tensor | None = None, *, n_steps: int | None = None, batch_shape: tuple[int, ...] = ()
     ) -> Tensor:
-        """The Pyro program: sites `s_t` and `x_t`, t from 1; conditioned on x where given. Returns the observations."""
+        """The Pyro program: sites `s_t` and `x_t`, t from 1; conditioned on x if it is given. Returns the
+        observations."""
         return self._drawn(x, 1 if n_steps is None else n_steps, batch_shape)[0]
 
     def _drawn(self, x: Tensor | None, n_steps: int, batch_shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -282,25 +286,26 @@ class LinearSSM(Model):
 
     def probabilities(self, chain: Any, values: Parameters) -> Probabilities:
         """Means and standard deviations of the latents given the whole series: `[*r, *b, T, L]`."""
-        found = chain.smooth()
-        spread = found.covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
-        return {"latent_mean": (found.mean, ("latent",)), "latent_sd": (spread, ("latent",))}
+        smoothed = chain.smooth()
+        spread = smoothed.covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
+        return {"latent_mean": (smoothed.mean, ("latent",)), "latent_sd": (spread, ("latent",))}
 
     # ---- streams ---------------------------------------------------------------------------------------------------
 
     def start(self, batch_shape: tuple[int, ...] = ()) -> LinearStreamState:
         """The state of a batch of streams before their first observation."""
-        self.values_like(self._like)  # raises where there are none
+        self.values_like(self._like)  # raises an error if there are no values
         empty = self._like.new_zeros(check_batch_shape("batch_shape", batch_shape))
         return LinearStreamState(None, None, empty, 0)
 
     def update(self, state: LinearStreamState, x_t: Any) -> tuple[LinearStreamState, LinearStreamOutput]:
-        """Take in one observation of each stream: `x_t [*batch, F]` (or `[*batch]` for one feature), NaN where missing.
+        """Add one observation of each stream: `x_t [*batch, F]` (or `[*batch]` for one feature), NaN where missing.
 
-        Equal to `filter` on the whole series to rounding. As long as the observations of some stream leave its diffuse
-        start open, what is said is NaN; the evidence of all steps so far then comes with the step that determines it.
+        The result equals `filter` on the whole series, to rounding. While the observations of some stream do not
+        determine its diffuse start, the output is NaN. The step that determines it adds the evidence of all steps so
+        far.
         """
-        check_kind("state", state, LinearStreamState, "what start() or update() gave")
+        check_kind("state", state, LinearStreamState, "the state from start() or update()")
         batch = tuple(state.log_evidence.shape)
         x_t = read_row(x_t, batch, self.n_features)
         x, so_far = x_t.unsqueeze(-2), state.log_evidence.to(x_t.device)
@@ -313,16 +318,16 @@ class LinearSSM(Model):
                 chain = self._after(state.mean, state.covariance, self.read(x).observations)
         try:
             with naming("x_t"):
-                found = chain.filter()
+                filtered = chain.filter()
         except ValueError as error:
             if not str(error).startswith("diffuse"):
                 raise
             open_now = x_t.new_full((*batch, self.n_latent), torch.nan)
             output = LinearStreamOutput(open_now, torch.diag_embed(open_now), torch.full_like(so_far, torch.nan))
             return replace(state, pending=x, steps=state.steps + 1), output
-        mean, covariance = found.mean[..., -1, :], found.covariance[..., -1, :, :]
-        after = LinearStreamState(mean, covariance, so_far + found.log_normalizer, state.steps + 1)
-        return after, LinearStreamOutput(mean, covariance, found.log_normalizer)
+        mean, covariance = filtered.mean[..., -1, :], filtered.covariance[..., -1, :, :]
+        after = LinearStreamState(mean, covariance, so_far + filtered.log_normalizer, state.steps + 1)
+        return after, LinearStreamOutput(mean, covariance, filtered.log_normalizer)
 
     def _after(self, mean: Tensor, covariance: Tensor, x: Tensor) -> LinearGaussianChain:
         """The chain of one step after a belief."""
@@ -356,21 +361,20 @@ class LinearSSM(Model):
     ) -> "Fit[Any]":
         """Fit the parameters to sequences.
 
-        The log-likelihood of a structure, or its log posterior, is maximised by quasi-Newton steps from standard
-        deviations of all scales. Other models are fitted by message passing, to the mode ("em") or to a posterior
-        ("vmp").
+        For a structure, quasi-Newton steps maximise the log-likelihood, or the log posterior, from standard deviations
+        of all scales. Other models are fitted by message passing, to the mode ("em") or to a posterior ("vmp").
 
         Arguments:
-            method: "em": the mode of the posterior, or maximum likelihood. "vmp": independent q of the transition, of
-                the emission, of the first state and of the latents, under a bound on the evidence; not of a structure.
-                "svi" and "nuts" use Pyro on the density with the latents summed out.
+            method: "em": the mode of the posterior, or maximum likelihood. "vmp": independent q of the transition,
+                the emission, the first state and the latents, by maximising a bound on the evidence; not for
+                structures. "svi" and "nuts" use Pyro on the density with the latents summed out.
             restarts, max_steps, tol, seed, progress: as in `SwitchingSSM.fit`.
-            prior: "weak": scaled to x (see `switching.linear.priors`), but for hyperparameters that were set by
-                `with_prior`; of a structure under "em" there is none unless some were set. A dictionary sets some, as
+            prior: "weak": scaled to x (see `switching.linear.priors`), except for hyperparameters that were set by
+                `with_prior`. A structure has no prior under "em" unless some were set. A dictionary sets some, as
                 `with_prior` does. None: no prior, for "em".
-            start: a model or a fit, or all values by name: one of the starts, with `restarts=1` the only one.
-            fixed: parameters that are held at these values, by name; of tables together those of the transition, of the
-                emission, or of the first state, and the weights of an autoregression together.
+            start: an additional start; with `restarts=1`, the only one. It is a model, a fit, or all values by name.
+            fixed: parameters that are held at these values, by name. Fix the tables of the transition together, and
+                those of the emission, of the first state, and the weights of an autoregression.
 
         Returns:
             `Fit`; latents are rotated so that the columns of the emission are orthogonal, the longest first.

@@ -1,15 +1,15 @@
-r"""Priors of linear models, in units of the data, and the conjugate blocks that they are put together from.
+r"""Priors of linear models, in units of the data, and their conjugate blocks.
 
-Everything is said of $(x - a) / u$, where a and u, the hyperparameters `center` and `spread`, tell where the series
-lies and how far it spreads, so that nothing depends on its unit. With $(M, \Lambda)$ the coefficients of $(s, 1)$
-and the precision of what is left,
+Priors are for $(x - a) / u$, where the hyperparameters `center` a and `spread` u are the location and the spread of the
+series, so that they do not depend on its unit. With $(M, \Lambda)$ the coefficients of $(s, 1)$ and the precision of
+the residual,
 
     moves     A, c, inv(Q)      matrix-normal-Wishart, about coefficients 0 and a noise of 1
     sights    C, d, inv(R)      the same, about a noise that is a small share of the spread; diagonal: by feature
     first     m, inv(P)         normal-Wishart, about 0 and 1
 
-each worth about an observation. Of a structure, standard deviations are exponential with mean u, and partial
-autocorrelations uniform.
+each with the weight of about one observation. For a structure, standard deviations are exponential with mean u, and
+partial autocorrelations uniform.
 """
 
 import math
@@ -30,16 +30,16 @@ from .contract import LinearDynamics
 from .emission import Irregular, LinearEmission
 from .structures import LocalLevel, LocalLinearTrend, Structure, Sum
 
-WEIGHT = 0.5  # steps that the prior of coefficients is worth
+WEIGHT = 0.5  # weight of the prior of coefficients, in steps
 OFFSET_WEIGHT = 0.01
-UNEXPLAINED = 0.1  # share of the variance that the prior takes for noise
+UNEXPLAINED = 0.1  # share of the variance that is noise under the prior
 
 
 def units_of(emission: LinearEmission | Irregular, series: Series | None) -> Units:
-    """Units of the observed values; of a structure without a level about 0. Without a series 0 and 1.
+    """Units of the observed values; for a structure without a level, centred at 0. Without a series 0 and 1.
 
     Raises:
-        ValueError: a spread whose square the dtype of the series does not hold; names the feature.
+        ValueError: the square of a spread is out of range of the dtype of the series; names the feature.
     """
     of_data = spread(None if series is None else series.rows.detach().double(), 1, emission.n_features)
     center, scale = of_data.center, of_data.scale
@@ -51,7 +51,7 @@ def units_of(emission: LinearEmission | Irregular, series: Series | None) -> Uni
 
 
 def has_level(structure: Structure) -> bool:
-    """Whether it takes up any constant."""
+    """Whether the structure includes a constant level."""
     terms = structure.terms if isinstance(structure, Sum) else (structure,)
     return any(isinstance(term, LocalLevel | LocalLinearTrend) for term in terms)
 
@@ -60,7 +60,7 @@ def has_level(structure: Structure) -> bool:
 
 
 def families(n_latent: int) -> dict[str, VectorFamily[Any]]:
-    """Of the blocks, by name."""
+    """The families of the blocks, by name."""
     regression = MatrixNormalWishart(n_latent + 1)
     return {"moves": regression, "sights": regression, "first": NormalWishart()}
 
@@ -77,11 +77,11 @@ def natural(
     """Natural parameters of the blocks of a single regime, in units of the data.
 
     Arguments:
-        about: coefficients of the moves, M = L + 1, at which their prior lies.
-        noise: variances of the moves.
-        weights: steps that the prior of each coefficient is worth; the first also those of the first state.
+        about: prior mean of the coefficients of the transition, M = L + 1.
+        noise: variances of the transition.
+        weights: weight of the prior of each coefficient, in steps; the first is also that of the first state.
         unexplained: share of the variance of a feature that is noise.
-        spare: degrees of freedom of a noise beyond its size.
+        spare: degrees of freedom of a noise minus its size.
     """
     n, size = len(noise), emission.n_features if emission.full else 1
     regression, first, weight = MatrixNormalWishart(n + 1), NormalWishart(), torch.diag(weights)
@@ -113,7 +113,7 @@ NAMES = {
 
 
 def points(values: Parameters, full: bool) -> dict[str, LocPrecision]:
-    """Parameters `[..., K, ...]` of regimes as points of the blocks; `full`: of a full noise of observations."""
+    """Parameters `[..., K, ...]` of regimes as points of the blocks; `full`: whether the observation noise is full."""
     noise, sights = values["observation_noise"], _coefficients(values["emission"], values["emission_offset"])
     moves = _coefficients(values["transition"], values["transition_offset"])
     return {
@@ -126,7 +126,7 @@ def points(values: Parameters, full: bool) -> dict[str, LocPrecision]:
 
 
 def values_at(points: Mapping[str, LocPrecision], full: bool) -> Parameters:
-    """The other way round."""
+    """Points of the blocks as parameters, the inverse of `points`."""
     moves, sights, first = (points[name] for name in NAMES)
     loc = sights.loc if full else sights.loc.squeeze(-1).mT
     return {
@@ -142,25 +142,25 @@ def values_at(points: Mapping[str, LocPrecision], full: bool) -> Parameters:
 
 
 def one_point(values: Parameters, emission: LinearEmission) -> dict[str, LocPrecision]:
-    """Parameters `[*r, ...]` of a linear model, whose single regime has an axis in the points."""
+    """Parameters `[*r, ...]` of a linear model as points, which have an axis for its single regime."""
     axes = _axes(emission)
     return points({name: value.unsqueeze(-axes[name] - 1) for name, value in values.items()}, emission.full)
 
 
-def one_value(found: Mapping[str, LocPrecision], emission: LinearEmission) -> Parameters:
-    """The other way round."""
+def one_value(points: Mapping[str, LocPrecision], emission: LinearEmission) -> Parameters:
+    """Points as parameters, the inverse of `one_point`."""
     axes = _axes(emission)
-    return {name: value.squeeze(-axes[name] - 1) for name, value in values_at(found, emission.full).items()}
+    return {name: value.squeeze(-axes[name] - 1) for name, value in values_at(points, emission.full).items()}
 
 
 def _axes(emission: LinearEmission) -> dict[str, int]:
-    """How many axes each parameter has."""
+    """The number of axes of each parameter."""
     axes = {name: 2 for block in NAMES.values() for name in block}
     return axes | {"transition_offset": 1, "initial_mean": 1} | {n: len(p.dims) for n, p in emission.parameters.items()}
 
 
 def _coefficients(matrix: Tensor, offset: Tensor) -> Tensor:
-    """[..., L + 1, D], of the latents and of 1."""
+    """Coefficients of the latents and of 1, [..., L + 1, D]."""
     return torch.cat([matrix.mT, offset.unsqueeze(-2)], -2)
 
 
@@ -174,16 +174,16 @@ def _inverse(matrix: Tensor) -> Tensor:
 def log_prior(
     dynamics: LinearDynamics, emission: LinearEmission | Irregular, prior: Parameters, values: Parameters
 ) -> Float[Tensor, "*r"]:
-    """Log density at parameters `[*r, ...]`, of coefficients and precisions; of a structure of standard deviations and
+    """Log density of coefficients and precisions at parameters `[*r, ...]`; for a structure, of standard deviations and
     partial autocorrelations."""
     unit = prior["spread"]
-    own = emission.in_units(moved(values, -prior["center"]), unit)
+    scaled = emission.in_units(moved(values, -prior["center"]), unit)
     if isinstance(emission, Irregular):
-        sizes = [own[name].clamp_min(0).sqrt() for name in own if name.startswith("sigma2.")]
-        n_weights = len(own) - len(sizes)
+        sizes = [scaled[name].clamp_min(0).sqrt() for name in scaled if name.startswith("sigma2.")]
+        n_weights = len(scaled) - len(sizes)
         total = -torch.stack(torch.broadcast_tensors(*sizes)).sum(0) - n_weights * math.log(2.0)
         return total - prior_volume(dynamics, emission, unit)
-    etas, at = weak(dynamics.n_latent, emission, unit), one_point(own, emission)
+    etas, at = weak(dynamics.n_latent, emission, unit), one_point(scaled, emission)
     terms = [family.log_prob(at[name], etas[name]) for name, family in families(dynamics.n_latent).items()]
     total = torch.stack([term.flatten(values["initial_mean"].ndim - 1).sum(-1) for term in terms]).sum(0)
     return total - prior_volume(dynamics, emission, unit)
@@ -192,7 +192,7 @@ def log_prior(
 def prior_volume(
     dynamics: LinearDynamics, emission: LinearEmission | Irregular, unit: Float[Tensor, "F"]
 ) -> Float[Tensor, ""]:
-    """What the log density of the prior is greater by in units of the data."""
+    """The increase of the log density of the prior in units of the data."""
     if isinstance(emission, Irregular):
         return (
             sum(name.startswith("sigma2.") for name in (*emission.parameters, *dynamics.parameters)) * unit.log().sum()

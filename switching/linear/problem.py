@@ -1,4 +1,4 @@
-"""A linear model's dynamics, emission and prior, and the series that they meet: what inference takes."""
+"""A linear model's dynamics, emission and prior, and a series, as one input for inference."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -20,16 +20,20 @@ from .contract import LinearDynamics
 from .emission import Irregular, LinearEmission
 from .priors import log_prior
 
-AXES = {"transition_offset": 1, "emission_offset": 1, "initial_mean": 1}  # of a table of the chain; the others have 2
+AXES = {
+    "transition_offset": 1,
+    "emission_offset": 1,
+    "initial_mean": 1,
+}  # numbers of axes of tables of a chain; the others have 2
 
 
 @dataclass(frozen=True, repr=False)
 class LinearProblem(SeriesProblem):
-    """As `Problem`, of a linear model.
+    """As `Problem`, for a linear model.
 
     Attributes:
-        dynamics, emission: of the model.
-        series, prior, fixed: as those of `Problem`.
+        dynamics, emission: as in the model.
+        series, prior, fixed: as in `Problem`.
     """
 
     dynamics: LinearDynamics
@@ -40,12 +44,12 @@ class LinearProblem(SeriesProblem):
 
     @property
     def n_states(self) -> int:
-        """Numbers of a step that tables hold."""
+        """The size of the tables of one step."""
         return self.dynamics.n_latent**2
 
     @property
     def parameters(self) -> Mapping[str, Parameter]:
-        """By name, what is known of the parameters."""
+        """The axes and supports of the parameters, by name."""
         return known(self.dynamics, self.emission)
 
     def values_of(self, values: Mapping[str, Any]) -> Parameters:
@@ -63,30 +67,30 @@ class LinearProblem(SeriesProblem):
 
     def chain(self, values: Parameters) -> LinearGaussianChain:
         """The chain over latent paths under these parameters."""
-        given, lead = self.tables(values)
+        tables, lead = self.tables(values)
         x = self.series.observations
         diffuse = constant(tuple(self.dynamics.diffuse), torch.bool, x.device)
         x = x.reshape(*[1] * lead, *x.shape)
-        return LinearGaussianChain(x, **given, diffuse=diffuse, lengths=self.series.lengths)
+        return LinearGaussianChain(x, **tables, diffuse=diffuse, lengths=self.series.lengths)
 
     def tables(self, values: Parameters) -> tuple[dict[str, Tensor], int]:
-        """The arguments of a chain under parameters `[*r, ...]`, with axes for sequences; how many axes *r are."""
+        """The arguments of a chain under parameters `[*r, ...]`, with axes for sequences, and the number of axes *r."""
         tables = self.dynamics.moves(values)._asdict() | self.emission.sights(values)._asdict()
-        given, lead = {}, 0
+        arguments, lead = {}, 0
         for name, table in tables.items():
             if table is not None:
-                own = AXES.get(name, 2)
-                lead = max(lead, table.ndim - own)
-                given[name] = widened(table, own, len(self.series.batch_shape))
-        return given, lead
+                n_axes = AXES.get(name, 2)
+                lead = max(lead, table.ndim - n_axes)
+                arguments[name] = widened(table, n_axes, len(self.series.batch_shape))
+        return arguments, lead
 
     def draw(self, values: Parameters, mean: Tensor, covariance: Tensor | None, n: int) -> Float[Tensor, "n *rb T F"]:
-        """Observations of latents of these means `[..., *r, *b, T, L]` and covariances, by torch's global generator."""
-        given, _ = self.tables(values)
-        emission, noise = (given[name].unsqueeze(-3) for name in ("emission", "observation_noise"))
+        """Observations for latents with means `[..., *r, *b, T, L]` and covariances, by torch's global generator."""
+        tables, _ = self.tables(values)
+        emission, noise = (tables[name].unsqueeze(-3) for name in ("emission", "observation_noise"))
         loc = (emission @ mean.unsqueeze(-1)).squeeze(-1)
-        if "emission_offset" in given:
-            loc = loc + given["emission_offset"].unsqueeze(-2)
+        if "emission_offset" in tables:
+            loc = loc + tables["emission_offset"].unsqueeze(-2)
         spread = noise if covariance is None else emission @ covariance @ emission.mT + noise
         factor, _ = factor_of(spread)
         normal = torch.randn(n, *loc.shape, dtype=loc.dtype, device=loc.device)
@@ -106,14 +110,14 @@ class LinearProblem(SeriesProblem):
         return log_prior(self.dynamics, self.emission, self.prior, values)
 
     def in_units(self, units: Units) -> "LinearProblem":
-        """The same problem of the series in these units; a prior is about 0 and 1 there."""
+        """The problem with the series in these units, where the prior has location 0 and scale 1."""
         plain = {"center": torch.zeros_like(units.about), "spread": torch.ones_like(units.unit)}
         prior = None if self.prior is None else plain
         return replace(self, series=units.series(self.series), prior=prior, fixed=units.values(self.fixed))
 
 
 def known(dynamics: LinearDynamics, emission: LinearEmission | Irregular) -> dict[str, Parameter]:
-    """By name, what is known of the parameters of both: for a structure those of the emission come first."""
+    """The axes and supports of the parameters of both, by name; for a structure those of the emission come first."""
     both = dynamics.parameters, emission.parameters
     first, second = both if isinstance(emission, LinearEmission) else both[::-1]
     return dict(first) | dict(second)
@@ -126,11 +130,11 @@ def sizes(dynamics: LinearDynamics, emission: LinearEmission | Irregular) -> dic
 
 
 def typical(dynamics: LinearDynamics, emission: LinearEmission | Irregular) -> Parameters:
-    """Values that the parameters may have."""
-    lengths, found = sizes(dynamics, emission), {}
+    """Valid values of the parameters."""
+    lengths, values = sizes(dynamics, emission), {}
     for name, parameter in known(dynamics, emission).items():
         shape = [lengths[dim] for dim in parameter.dims]
         zero = torch.zeros(shape, dtype=torch.float64, device="cpu")
         one = torch.eye(shape[0]).to(zero) if parameter.support is constraints.positive_definite else zero + 1
-        found[name] = zero if parameter.support is constraints.real else one
-    return found
+        values[name] = zero if parameter.support is constraints.real else one
+    return values

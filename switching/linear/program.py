@@ -1,8 +1,8 @@
 r"""The generative program: sites `s_t` for latent vectors and `x_t` for observations, t from 1.
 
-Covariances may be singular: a structure's states follow from each other but for a few noises, and so a site's density
-is one on the directions that have noise. Coordinates of a diffuse start are drawn as 0, and weigh $(2 \pi)^{-1/2}$
-each, the limit of $\kappa^{1/2} N(\cdot; 0, \kappa)$ for a variance $\kappa$.
+Covariances may be singular, because a structure has only a few noises. A site's density is then a density on the
+directions with noise. Coordinates of a diffuse start are drawn as 0. Each has the density $(2 \pi)^{-1/2}$, the limit
+of $\kappa^{1/2} N(\cdot; 0, \kappa)$ for a variance $\kappa$.
 """
 
 import math
@@ -21,7 +21,7 @@ from .contract import Moves
 from .emission import Sights
 
 LOG_2PI = math.log(2 * math.pi)
-BESIDE = 1e-6  # of the size of what moves, by which a draw may lie beside the directions that have noise
+BESIDE = 1e-6  # relative distance of a draw from the directions with noise that counts as rounding
 
 
 class SingularNormal(TorchDistribution):
@@ -30,7 +30,7 @@ class SingularNormal(TorchDistribution):
     Arguments:
         loc: [*b, D].
         covariance: [D, D].
-        diffuse: [D], entries that may be anything.
+        diffuse: [D], entries with a diffuse distribution.
     """
 
     arg_constraints: dict = {}  # noqa: RUF012 the interface of torch.distributions
@@ -54,24 +54,24 @@ class SingularNormal(TorchDistribution):
         return loc + (factor @ noise.unsqueeze(-1)).squeeze(-1)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        gap, own = value - self.loc, ~self.diffuse
+        gap, proper = value - self.loc, ~self.diffuse
         total = torch.zeros_like(gap[..., 0]) - LOG_2PI / 2 * float(self.diffuse.sum())
         for seen in torch.unique(~gap.isnan().reshape(-1, gap.shape[-1]), dim=0):
             which = (~gap.isnan() == seen).all(-1)
-            entries = seen & own
+            entries = seen & proper
             here = _log_density(gap[..., entries].nan_to_num(0.0), self.covariance[entries][:, entries])
             total = torch.where(which, total + here, total)
         return total
 
 
 def _log_density(gap: Tensor, covariance: Tensor) -> Tensor:
-    """Of gaps [*b, D] on the range of the covariance [D, D]; -inf beside it."""
+    """Log density of gaps [*b, D] on the range of the covariance [D, D]; -inf outside it."""
     if not len(covariance):
         return torch.zeros_like(gap.sum(-1))
     factor, _ = factor_of(covariance)
-    left, sizes, _ = torch.linalg.svd(factor)
+    axes, sizes, _ = torch.linalg.svd(factor)
     there = sizes > 1e-8 * sizes[0] if bool(sizes[0] > 0) else torch.zeros_like(sizes, dtype=torch.bool)
-    turned = gap @ left
+    turned = gap @ axes
     white = turned[..., there] / sizes[there]
     total = -white.square().sum(-1) / 2 - sizes[there].log().sum() - int(there.sum()) * LOG_2PI / 2
     beside = turned[..., ~there].abs().sum(-1) > BESIDE * (1 + gap.abs().sum(-1))
@@ -86,7 +86,7 @@ def linear_program(
     n_steps: int = 1,
     batch_shape: tuple[int, ...] = (),
 ) -> tuple[Tensor, Tensor]:
-    """Observations [*b, T, F] and latents [*b, T, L] of the tables; conditioned on x where given."""
+    """Observations [*b, T, F] and latents [*b, T, L] of the tables; conditioned on x if it is given."""
     if x is not None:
         n_steps, batch_shape = x.shape[-2], tuple(x.shape[:-2])
     n_latent, like = moves.transition.shape[-1], moves.transition

@@ -1,9 +1,8 @@
-r"""Another basis of the latent space, under which the prior is more probable: a step that updates would take forever.
+r"""Changes of the basis of the latent space that raise the bound, where single updates would be slow.
 
-With $s \to M s + b$ nothing is said of x that was not said before, so that the likelihood, and what messages tell, are
-the same in all bases, and only the prior chooses one: updates move there by 1/T a step. Here the divergences from the
-prior, which are known in closed form in every basis, are climbed by themselves (Luttinen 2013, *Fast variational
-Bayesian linear state-space model*).
+The likelihood is the same in all bases $s \to M s + b$, and only the prior prefers one. Updates move towards it by 1/T
+per step. Here the divergences from the prior, which have a closed form in every basis, are minimised directly (Luttinen
+2013, *Fast variational Bayesian linear state-space model*).
 """
 
 from dataclasses import replace
@@ -19,7 +18,7 @@ from ...inference.numerics.deferred import deferred
 from ...inference.numerics.placement import placed
 from ..fitting.density import IMPOSSIBLE
 
-STEPS = 12  # of the climb, each time
+STEPS = 12  # of each minimisation
 CPU = torch.device("cpu")
 
 JOINED = ("moves", "sights", "first", "recurrence")
@@ -29,17 +28,17 @@ Etas = dict[str, Tensor]
 
 
 def rebase(engine: VMP, paths: str) -> None:
-    """Move the blocks of an engine, of all restarts and chains, to bases in which the bound is higher."""
+    """Move the blocks of an engine, for all restarts and chains, to bases in which the bound is higher."""
     blocks = {name: engine.blocks[name] for name in JOINED if name in engine.blocks}
     families: dict[str, Any] = {name: block.family for name, block in blocks.items()}
-    # many steps with small tables, each of which looks at numbers: on the host
+    # on the host: many steps with small tables, and each step reads numbers
     here = placed([table for block in blocks.values() for table in (block.eta, block.prior)], CPU)
     etas, priors = dict(zip(blocks, here[::2], strict=True)), dict(zip(blocks, here[1::2], strict=True))
     n, like = engine.blocks[paths].eta.linear.shape[-1], etas["first"]
     chains = like.shape[:2]
 
     def divergence(steps: Tensor) -> Tensor:
-        """Of each chain of each restart, [R, C]."""
+        """The divergence from the prior of each chain of each restart, [R, C]."""
         moved, total = in_basis(families, etas, steps), steps.new_zeros(chains)
         for name, family in families.items():
             part = family.kl(moved[name], priors[name])
@@ -72,9 +71,9 @@ def rebase(engine: VMP, paths: str) -> None:
 
 
 def in_basis(families: dict[str, Any], etas: Etas, steps: Tensor) -> Etas:
-    """Natural parameters of the blocks after $M = e^S$ and b, whose numbers are steps [R, C, L (L + 1)].
+    """Natural parameters of the blocks after $M = e^S$ and b; `steps` [R, C, L (L + 1)] has the entries of S and b.
 
-    Those of moves and sights are [R, K, ...], with as many regimes as chains, or any number of one chain.
+    Tables of moves and sights are [R, K, ...], with as many regimes as chains, or any number with one chain.
     """
     n = _inner(families["moves"]).n_inputs - 1
     matrix = torch.linalg.matrix_exp(steps[..., : n * n].unflatten(-1, (n, n)))
@@ -82,22 +81,22 @@ def in_basis(families: dict[str, Any], etas: Etas, steps: Tensor) -> Etas:
     rows = torch.cat([matrix, offset.unsqueeze(-1)], -1)
     whole = torch.cat([rows, last.expand(*rows.shape[:-2], 1, n + 1)], -2)
     back, back_whole = torch.linalg.inv(matrix), torch.linalg.inv(whole)
-    found = {}
+    rebased = {}
     family = _inner(families["moves"])
     q = family.usual(etas["moves"])
     loc = back_whole.mT @ q.loc @ matrix.mT + last.mT * offset.unsqueeze(-2)
     noise = back.mT @ q.scale_matrix @ back
-    found["moves"] = family.natural(loc, whole @ q.weight @ whole.mT, q.df, noise)
+    rebased["moves"] = family.natural(loc, whole @ q.weight @ whole.mT, q.df, noise)
     family = _inner(families["sights"])
     q = family.usual(etas["sights"])
     wide = whole if q.loc.ndim == whole.ndim else whole.unsqueeze(-3)
     narrow = back_whole if q.loc.ndim == whole.ndim else back_whole.unsqueeze(-3)
-    found["sights"] = family.natural(narrow.mT @ q.loc, wide @ q.weight @ wide.mT, q.df, q.scale_matrix)
+    rebased["sights"] = family.natural(narrow.mT @ q.loc, wide @ q.weight @ wide.mT, q.df, q.scale_matrix)
     family = _inner(families["first"])
     q = family.usual(etas["first"])
     loc = (matrix @ q.loc.unsqueeze(-1)).squeeze(-1) + offset
-    found["first"] = family.natural(loc, q.kappa, q.df, back.mT @ q.scale_matrix @ back)
-    if "recurrence" in families:  # weights of (s, e_j), where the e_j of one regime are 1
+    rebased["first"] = family.natural(loc, q.kappa, q.df, back.mT @ q.scale_matrix @ back)
+    if "recurrence" in families:  # weights of (s, e_j), where e_j is the indicator of regime j
         family = _inner(families["recurrence"])
         q = family.usual(etas["recurrence"])
         k = q.loc.shape[-1] - n
@@ -107,8 +106,8 @@ def in_basis(families: dict[str, Any], etas: Etas, steps: Tensor) -> Etas:
         there = there + pad(offset.unsqueeze(-1).expand(*offset.shape, k), (n, 0, 0, k))
         here = torch.linalg.inv(there)
         loc = (here.mT @ q.loc.unsqueeze(-1)).squeeze(-1)
-        found["recurrence"] = family.natural(loc, there @ q.precision @ there.mT)
-    return found
+        rebased["recurrence"] = family.natural(loc, there @ q.precision @ there.mT)
+    return rebased
 
 
 def _inner(family: Any) -> Any:

@@ -1,7 +1,7 @@
 """Draws of a linear model's parameters through Pyro, on the density with the latents summed out.
 
-The coordinates are those of `coordinates`, in units of the data. Of tables, each draw is turned to lie nearest to the
-start: the prior does not tell turns of the latent space apart.
+The coordinates are those of `coordinates`, in units of the data. Each draw of tables is rotated to be nearest to the
+start, because the prior is the same for all rotations of the latent space.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from .bases import nearest_turn, turned
 from .coordinates import LinearDensity
 from .problem import LinearProblem
 
-LEAST = 0.01  # standard deviation of the start, in units of the data: 0 is a corner of the prior
+LEAST = 0.01  # smallest standard deviation of the start, in units of the data, as 0 is a corner of the prior
 
 
 @dataclass(frozen=True, repr=False)
@@ -33,7 +33,7 @@ class LinearDraws(DrawnParameters):
     """Draws of the parameters, `[chains, draws, ...]`.
 
     Attributes:
-        diverging: of a sampler's draws, at which its path diverged, so that what lies near may have been missed.
+        diverging: the sampler's draws at which its path diverged; it may have missed regions near them.
     """
 
     draws: Parameters
@@ -43,15 +43,16 @@ class LinearDraws(DrawnParameters):
 def draw(
     problem: LinearProblem, units: Units, options: Options, start: Parameters
 ) -> tuple[LinearDraws, dict[str, Any]] | None:
-    """Draws of the posterior, or of a guide to it, and the other fields of a `Fit`; None: interrupted before the first.
+    """Draws of the posterior, or of a guide to it, and the other fields of a `Fit`; None: interrupted before the first
+    draw.
 
     Arguments:
         start: parameters in the data's units.
     """
     inner = problem.in_units(units)
-    own = units.values(start)
-    own = {n: v.clamp_min(LEAST**2) if n.startswith("sigma2.") else v for n, v in own.items()} | inner.fixed
-    density = LinearDensity(inner, units, own)
+    near = units.values(start)
+    near = {n: v.clamp_min(LEAST**2) if n.startswith("sigma2.") else v for n, v in near.items()} | inner.fixed
+    density = LinearDensity(inner, units, near)
     return (_by_nuts if options.method == "nuts" else _by_svi)(density, problem, options, start)
 
 
@@ -87,7 +88,7 @@ def _by_svi(density: LinearDensity, problem: LinearProblem, options: Options, st
 
 
 def aligned(draws: Parameters, start: Parameters, problem: LinearProblem) -> Parameters:
-    """Draws `[chains, n, ...]`, each turned to lie nearest to the start; where something is fixed as they are."""
+    """Draws `[chains, n, ...]`, each rotated to be nearest to the start; unchanged if parameters are fixed."""
     if "emission" not in draws or problem.fixed:
         return draws
     shape = draws["emission"].shape[:2]

@@ -5,17 +5,17 @@ from torch import Tensor
 
 
 def partial_autocorrelations(weights: Tensor) -> Tensor:
-    """From the coefficients [*r, p] of an autoregression, by Levinson's recursion backwards; it is stationary where all
-    are inside (-1, 1)."""
-    found = []
+    """Partial autocorrelations from the coefficients [*r, p] of an autoregression, by Levinson's recursion backwards.
+    The autoregression is stationary if all are inside (-1, 1)."""
+    partial = []
     while weights.shape[-1]:
         last, rest = weights[..., -1:], weights[..., :-1]
-        found.append(last)
+        partial.append(last)
         outside = last.abs() >= 1
         weights = torch.where(
             outside, 0.0, (rest + last * rest.flip(-1)) / torch.where(outside, 1.0, 1 - last.square())
         )
-    return torch.cat(found[::-1], -1)
+    return torch.cat(partial[::-1], -1)
 
 
 def from_partial_autocorrelations(partial: Tensor) -> Tensor:
@@ -28,7 +28,7 @@ def from_partial_autocorrelations(partial: Tensor) -> Tensor:
 
 
 def stationary_covariance(weights: Tensor) -> Tensor:
-    r"""Of p steps in a row [*r, p, p] of an autoregression with noise of variance 1, by Yule and Walker.
+    r"""Covariance [*r, p, p] of p successive steps of an autoregression with noise of variance 1, by Yule and Walker.
 
     $$\gamma_k = \sum_j \phi_j \gamma_{|k-j|} + [k = 0], \qquad k = 0, ..., p$$
     """

@@ -3,12 +3,12 @@ r"""Ready-made dynamics of one series: level, trend, season, autoregression, and
     LocalLevel         l' = l + N(0, sigma2.level)
     LocalLinearTrend   l' = l + b + N(0, sigma2.level),  b' = b + N(0, sigma2.trend)
     Seasonal           g' = -(g + g.L1 + ... + g.L(s-2)) + N(0, sigma2.seasonal), or harmonics of the period, each a
-                       vector that turns by 2 pi j / s a step, with noises of one variance
+                       vector that rotates by 2 pi j / s per step, with noises of one variance
     Autoregression     a' = ar.L1 a + ar.L2 a.L1 + ... + N(0, sigma2.ar)
 
 The series is the sum of their first entries (of all harmonics) and an irregular part N(0, sigma2.irregular). Parameters
 have the names of statsmodels' `UnobservedComponents`. An autoregression starts from its stationary distribution, all
-else starts anywhere (Durbin & Koopman 2012, chapters 3 and 5).
+other components have a diffuse start (Durbin & Koopman 2012, chapters 3 and 5).
 """
 
 import math
@@ -27,11 +27,11 @@ from .contract import LinearDynamics, Moves
 from .stationary import partial_autocorrelations, stationary_covariance
 
 VARIANCE = Parameter((), constraints.nonnegative)
-UNSTABLE = 1e-9  # partial autocorrelation of 1 less this: the process has no stationary distribution in float64
+UNSTABLE = 1e-9  # with a partial autocorrelation above 1 - UNSTABLE the process is not stationary in float64
 
 
 class Structure(LinearDynamics):
-    """Dynamics of one series, whose emission is known."""
+    """Dynamics of one series with a known emission."""
 
     @property
     def n_latent(self) -> int:  # type: ignore[override]
@@ -39,14 +39,14 @@ class Structure(LinearDynamics):
         return len(self.latents)
 
     def __add__(self, other: "Structure") -> "Sum":
-        """Both beside each other."""
+        """The sum of two structures."""
         check_kind("structure", other, Structure, "a structure such as LocalLevel()")
         return Sum((*_terms(self), *_terms(other)))
 
     @property
     @abstractmethod
     def seen(self) -> tuple[float, ...]:
-        """[L], how much of each entry the series shows."""
+        """[L], the coefficient of each entry in the series."""
 
     @property
     def shown(self) -> tuple[int, ...]:
@@ -54,17 +54,17 @@ class Structure(LinearDynamics):
 
     @property
     def variances(self) -> tuple[str, ...]:
-        """The names of its variances."""
+        """The names of the variances."""
         return tuple(name for name in self.parameters if name.startswith("sigma2."))
 
     @property
     def orders(self) -> dict[str, tuple[str, ...]]:
-        """The names of the coefficients of each autoregression, by that of its variance."""
+        """The names of the coefficients of each autoregression, by the name of its variance."""
         return {}
 
 
 class Diffuse(Structure):
-    """A structure with a known transition and noises of the variances of its parameters, that starts anywhere."""
+    """A structure with a known transition, noises with variances as parameters, and a diffuse start."""
 
     @property
     def diffuse(self) -> tuple[bool, ...]:
@@ -78,7 +78,7 @@ class Diffuse(Structure):
     @property
     @abstractmethod
     def noisy(self) -> tuple[str | None, ...]:
-        """[L], the variance of each entry's noise; None: it has none."""
+        """[L], the name of the variance of each entry's noise; None: no noise."""
 
     @property
     def parameters(self) -> Mapping[str, Parameter]:
@@ -120,7 +120,7 @@ class LocalLevel(Diffuse):
 
 @dataclass(frozen=True)
 class LocalLinearTrend(Diffuse):
-    """A random walk whose drift is one; its parameters are `sigma2.level` and `sigma2.trend`.
+    """A random walk whose drift is a random walk; its parameters are `sigma2.level` and `sigma2.trend`.
 
     >>> import samplehold as sh
     >>> sh.LocalLinearTrend().latents
@@ -150,13 +150,14 @@ class LocalLinearTrend(Diffuse):
 
 @dataclass(frozen=True)
 class Seasonal(Diffuse):
-    """A season that sums to 0 over a period, to noise.
+    """A season that sums to 0 over a period, except for noise.
 
     Arguments:
         period: in steps, at least 2.
-        trigonometric: of how many harmonics; True: of all, half the period; False: of none, but of one effect a step
-            of the period. Its parameter is `sigma2.seasonal`, or for h harmonics `sigma2.freq_seasonal_period(h)`. The
-            harmonic of period 2 has one entry: statsmodels gives it a second one, which is never seen.
+        trigonometric: the number of harmonics; True: all, half the period; False: no harmonics, but one effect for each
+            step of the period. The parameter is `sigma2.seasonal`, or for h harmonics
+            `sigma2.freq_seasonal_period(h)`. The harmonic of period 2 has one entry; statsmodels adds a second one,
+            which is never observed.
 
     Raises:
         TypeError, ValueError: a period below 2; more harmonics than half the period.
@@ -207,15 +208,15 @@ class Seasonal(Diffuse):
     @property
     def _turns(self) -> list[list[list[float]]]:
         """The transition of each harmonic."""
-        found = []
+        turns = []
         for number in range(1, self.trigonometric + 1):
             if 2 * number == self.period:
-                found.append([[-1.0]])
+                turns.append([[-1.0]])
                 continue
             angle = 2 * math.pi * number / self.period
             cos, sin = math.cos(angle), math.sin(angle)
-            found.append([[cos, sin], [-sin, cos]])
-        return found
+            turns.append([[cos, sin], [-sin, cos]])
+        return turns
 
 
 @dataclass(frozen=True)
@@ -252,15 +253,15 @@ class Autoregression(Structure):
         return {"sigma2.ar": self.latents}
 
     def check_values(self, values: Parameters) -> Parameters:
-        found = super().check_values(values)
-        weights = torch.stack([found[name].double() for name in self.latents], -1)
+        checked = super().check_values(values)
+        weights = torch.stack([checked[name].double() for name in self.latents], -1)
         if not bool((partial_autocorrelations(weights).abs() < 1 - UNSTABLE).all()):
             names = ", ".join(self.latents)
             raise ValueError(
-                f"{names}: got {weights.tolist()}, of which the autoregression is not stationary; give smaller ones, "
-                "or add a LocalLevel() for what has no mean."
+                f"{names}: got {weights.tolist()}, but this autoregression is not stationary; give smaller ones, "
+                "or add a LocalLevel() for a series without a fixed mean."
             )
-        return found
+        return checked
 
     def moves(self, values: Parameters) -> Moves:
         weights = torch.stack([values[name] for name in self.latents], -1)
@@ -273,10 +274,10 @@ class Autoregression(Structure):
 
 @dataclass(frozen=True)
 class Sum(Structure):
-    """Structures beside each other; made with `+`.
+    """A sum of structures; made with `+`.
 
     Raises:
-        ValueError: two with a parameter of the same name.
+        ValueError: two structures with a parameter of the same name.
 
     >>> import samplehold as sh
     >>> (sh.LocalLevel() + sh.Seasonal(4) + sh.Autoregression(1)).variances
@@ -291,7 +292,7 @@ class Sum(Structure):
         names = [name for term in self.terms for name in dict.fromkeys([*term.parameters, *term.latents])]
         for name in [name for name in names if names.count(name) > 1][:1]:
             raise ValueError(
-                f"structure: got two terms with {name}, which a series does not tell apart; leave one out, or give a "
+                f"structure: got two terms with {name}, which a series cannot separate; leave one out, or give a "
                 "season as harmonics, Seasonal(period, trigonometric=True)."
             )
 
@@ -316,11 +317,11 @@ class Sum(Structure):
 
     @property
     def shown(self) -> tuple[int, ...]:
-        found, before = [], 0
+        places, before = [], 0
         for term in self.terms:
-            found += [before + place for place in term.shown]
+            places += [before + place for place in term.shown]
             before += term.n_latent
-        return tuple(found)
+        return tuple(places)
 
     @property
     def orders(self) -> dict[str, tuple[str, ...]]:

@@ -1,1 +1,1 @@
-"""Switching linear dynamics: chains of real vectors, and a regime that says how they move and what is seen of them."""
+"""Switching linear dynamics: chains of real vectors, and a regime that chooses their dynamics and their emission."""

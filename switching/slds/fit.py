@@ -1,8 +1,7 @@
 """Fits of switching linear models: every parameter a conjugate block, every path an exact chain.
 
-A series is centered and scaled by feature first, so that nothing depends on its units. Restarts start from the path of
-a single linear model and from labels of regimes. Of the ends, the one with the most probable series under a filter
-is kept.
+A series is first centered and scaled by feature, so that the fit does not depend on its units. Restarts start from the
+path of a single linear model and from labels of regimes. The fit with the highest evidence by a filter is kept.
 """
 
 import math
@@ -25,7 +24,7 @@ from ..fitting.message_passing import Passing
 from ..fitting.options import Options
 from ..fitting.posterior import VariationalPosterior
 from ..fitting.result import Result, result_of
-from ..fitting.search import Climb, Found, MultiStart, multi_start
+from ..fitting.search import Climb, MultiStart, SearchResult, multi_start
 from ..fitting.units import Units
 from ..linear.priors import units_of
 from ..parameters import Parameters
@@ -63,21 +62,23 @@ def fit_switching_linear(problem: SwitchingLinearProblem, options: Options) -> R
     tables = result.best.tables
     occupancy = _occupancy(scaled, graph, tables)
     order = occupancy.argsort(descending=True, stable=True)
-    if layout.recurrent or options.start is not None:  # whose regimes have their places
+    if layout.recurrent or options.start is not None:  # regimes keep their numbers
         order = torch.arange(layout.n_regimes, device=order.device)
     posterior = VariationalPosterior.of(replace(graph, collect=_collect(layout, units, order)), tables)
     values = {name: value.to(dtype) for name, value in posterior.mean.items()}
     return result_of(result.raised(-volume), options.method, values, occupancy[order] < 1.0, posterior)
 
 
-def _most_probable(search: MultiStart, optimizer: Passing, problem: SwitchingLinearProblem, n_kept: int) -> Found:
-    """The climbs, the best of them that under whose parameters a filter finds the series most probable.
+def _most_probable(
+    search: MultiStart, optimizer: Passing, problem: SwitchingLinearProblem, n_kept: int
+) -> SearchResult:
+    """All restarts; the best is the one with the highest evidence by a filter.
 
-    The bound can favour poorly separated regimes, under which the series is improbable. So climbs that the search has
-    left behind, but that the filter finds the best, continue to the end too.
+    The bound can favour poorly separated regimes with a low evidence. So restarts that the search has stopped are also
+    run to convergence if the filter finds a high evidence at their parameters.
     """
     if len(search.climbs) == 1 or search.interrupted:
-        return search.found()
+        return search.result()
     graph = optimizer.graph
     evidence = _evidence(search.climbs, graph, problem)
     order = sorted(range(len(evidence)), key=lambda i: -evidence[i])
@@ -92,11 +93,11 @@ def _most_probable(search: MultiStart, optimizer: Passing, problem: SwitchingLin
         search.run(again, [climb.kind for climb in behind], len(behind))
         evidence += _evidence(search.climbs[number:], graph, problem)
     ends = [i for i, climb in enumerate(search.climbs) if climb.ended != "left behind"]
-    return replace(search.found(), best=search.climbs[max(ends, key=lambda i: evidence[i])])
+    return replace(search.result(), best=search.climbs[max(ends, key=lambda i: evidence[i])])
 
 
 def _evidence(climbs: Sequence[Climb], graph: Graph, problem: SwitchingLinearProblem) -> list[float]:
-    """log p(x) by a filter at each climb's parameters; -inf where it has no density there."""
+    """log p(x) by a filter at each restart's parameters; -inf if the series has no density there."""
     series, heights = problem.series.double(), []
     for climb in climbs:
         regimes = problem.layout.regimes(VariationalPosterior.of(graph, climb.tables).mean)
@@ -110,17 +111,17 @@ def _evidence(climbs: Sequence[Climb], graph: Graph, problem: SwitchingLinearPro
 
 
 def _labels(problem: SwitchingLinearProblem, path: Tensor, options: Options) -> tuple[tuple[str, ...], Tensor]:
-    """The kinds of the starts and their labels [R, *b, T]; the user's own first."""
+    """The kinds of the starts and their labels [R, *b, T]; the user's start comes first."""
     k = problem.layout.n_regimes
     kinds = tuple(KINDS[i % len(KINDS)] for i in range(1 if k == 1 else options.n_tried))
     labels = labels_of(k, problem.series.inside, path, kinds, options.number)
     if options.start is None:
         return kinds, labels
-    return ("own", *kinds[1:]), torch.cat([_own_labels(problem, options.start).unsqueeze(0), labels[1:]])
+    return ("own", *kinds[1:]), torch.cat([_user_labels(problem, options.start).unsqueeze(0), labels[1:]])
 
 
-def _own_labels(problem: SwitchingLinearProblem, start: Any) -> Tensor:
-    """Labels [*b, T] that are the user's, or the most probable ones under a fit, a model or values by name."""
+def _user_labels(problem: SwitchingLinearProblem, start: Any) -> Tensor:
+    """The user's labels [*b, T], or the most probable labels under a fit, a model or values by name."""
     layout, values = problem.layout, values_of_model(start)
     if isinstance(values, Mapping):
         of_start = getattr(getattr(start, "model", start), "layout", layout)
@@ -141,8 +142,8 @@ def _own_labels(problem: SwitchingLinearProblem, start: Any) -> Tensor:
 
 
 def _at_points(graph: Graph, flat: bool) -> Graph:
-    """Points in the place of densities. One sequence has one first step, whose variance no likelihood tells: there
-    the prior stays."""
+    """Points instead of densities. One sequence has one first step, whose likelihood does not determine a variance, so
+    the first step keeps its prior."""
     points = graph.at_points(flat)
     families = {**points.families, "first": Point(graph.families["first"])}
     return replace(points, families=families, priors=points.priors | {"first": graph.priors["first"]})
@@ -159,7 +160,7 @@ def _collect(layout: LinearRegimes, units: Units, order: Tensor | None = None) -
     """From points of the blocks to the model's parameters, in the data's units, with regimes in an order."""
 
     def collect(points: Points) -> Parameters:
-        if layout.n_regimes == 1:  # of whose switch there are no blocks
+        if layout.n_regimes == 1:  # the graph then has no blocks for the switch
             one = points["moves"].loc.new_ones(*points["moves"].loc.shape[:-2])
             points = points | {"initial": one, "transition": one.unsqueeze(-1)}
         values = units.back(layout.values(points))

@@ -1,8 +1,8 @@
-r"""What a switching linear model says of the future: a normal density for each regime, at every horizon.
+r"""Forecasts of switching linear models: a normal density for each regime, at every horizon.
 
-Of the sum over all paths of regimes to the horizon those that end in the same regime are merged into one density of
-their mean and covariance. The moves of regimes being independent of the states, that leaves mean and variance exact;
-where states choose the regimes, probabilities are expected under the merged densities by quadrature.
+Paths of regimes that end in the same regime are merged into one density with their mean and covariance. If regimes do
+not depend on the states, mean and variance stay exact. If states choose the regimes, the probabilities of regimes are
+expectations under the merged densities, by quadrature.
 """
 
 from dataclasses import dataclass
@@ -30,13 +30,13 @@ class SwitchingForecast(AfterSeries, Record):
     state_covariance: Float[Tensor, "*b H L L"]
     mean: Float[Tensor, "*b H F"]
     variance: Float[Tensor, "*b H F"]
-    by_regime_mean: Float[Tensor, "*b H K F"]  # of an observation, given the regime it comes in
+    by_regime_mean: Float[Tensor, "*b H K F"]  # of an observation, given its regime
     by_regime_variance: Float[Tensor, "*b H K F"]
-    series: Series | None = None  # that it goes on from
+    series: Series | None = None  # the series before the forecast
     source: Any = None  # the model that made it
 
     def cdf(self, value: Tensor) -> Float[Tensor, "*b H F"]:
-        """P(x <= value) of each feature by itself, under the mixture."""
+        """P(x <= value) for each feature, under the mixture."""
         z = (value.unsqueeze(-2) - self.by_regime_mean) / self.by_regime_variance.sqrt()
         return (self.state.unsqueeze(-1) * torch.special.ndtr(z)).sum(-2)
 
@@ -44,7 +44,7 @@ class SwitchingForecast(AfterSeries, Record):
         """Lower and upper ends of the central interval of each feature, `[*b, H, F]`, by bisection.
 
         Raises:
-            TypeError, ValueError: level is no probability between 0 and 1.
+            TypeError, ValueError: level is not a probability between 0 and 1.
         """
         level = check_probability("level", level, proper=True)
         return Interval(*(self._quantile(p) for p in ((1 - level) / 2, (1 + level) / 2)))
@@ -56,21 +56,21 @@ class SwitchingForecast(AfterSeries, Record):
 
     @property
     def beliefs(self) -> dict[str, Float[Tensor, "*b H"]]:
-        """What a table says of regimes, by the heads of its columns."""
+        """The columns of a table for the regimes, by their names."""
         return {f"P(state {k})": column for k, column in enumerate(self.state.unbind(-1))}
 
 
 def look_ahead(regimes: Regimes, belief: SwitchingBelief, horizon: int, order: int) -> SwitchingForecast:
     """The forecast from the belief after the last step of a filter of this order."""
     blank = regimes.emission.new_full((*belief.log_weight.shape[:-1], 1, regimes.n_features), torch.nan)
-    k, found = regimes.n_regimes, []
+    k, steps = regimes.n_regimes, []
     for _ in range(horizon):
         ahead = gpb_filter(regimes, blank, order, belief=belief)
         belief = ahead.belief
-        found.append((*_seen(regimes, belief, k), ahead.mean[..., 0, :], ahead.covariance[..., 0, :, :]))
+        steps.append((*_seen(regimes, belief, k), ahead.mean[..., 0, :], ahead.covariance[..., 0, :, :]))
     weight, mean, variance, state_mean, state_covariance = (
         torch.stack(tables, -n).to(regimes.emission)
-        for tables, n in zip(zip(*found, strict=True), (2, 3, 3, 2, 3), strict=True)
+        for tables, n in zip(zip(*steps, strict=True), (2, 3, 3, 2, 3), strict=True)
     )
     share = weight.unsqueeze(-1)
     whole = (share * mean).sum(-2)

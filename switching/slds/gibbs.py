@@ -1,13 +1,14 @@
-r"""Draws of regimes and latents given x, at given parameters, by Gibbs samplers whose every conditional is exact.
+r"""Draws of regimes and latents given x and parameters, by Gibbs samplers with exact conditionals.
 
     alternating     latents given regimes, by a simulation smoother; then regimes given latents, by a Markov chain
-    collapsed       regimes with the latents summed out: the whole path by a particle filter that holds on to the one
-                    before, then each regime given all others; they mix where latents have little noise or are not
-                    seen, which the alternation, that sees each regime through the latents, does not
+    collapsed       regimes with the latents summed out: the whole path by a particle filter conditional on the
+                    previous path, then each regime given all others. This mixes even if latents have little noise or
+                    are not observed. The alternation then mixes slowly, because it draws regimes given the latents
 
-Both leave $P(z, s \mid x)$ as it is, and a sweep may hold both. In the recurrent kind the latents are drawn given one
-Polya-Gamma number for each stick, and nothing can be collapsed. Probabilities and moments are Rao-Blackwellised: means
-of the exact $P(z_t \mid \cdot)$, $E[s \mid z, x]$ and $\mathrm{Cov}[s \mid z, x]$ of each sweep, not of draws.
+Both leave $P(z, s \mid x)$ invariant, and a sweep may do both. In the recurrent kind the latents are drawn given one
+Polya-Gamma number for each stick, and collapsed moves are not possible. Probabilities and moments are
+Rao-Blackwellised: means of the exact $P(z_t \mid \cdot)$, $E[s \mid z, x]$ and $\mathrm{Cov}[s \mid z, x]$ of each
+sweep, not of draws.
 """
 
 from dataclasses import dataclass
@@ -30,21 +31,21 @@ from .gpb import check_density, read
 from .joint import COVARIANCES, Regimes
 
 MOVES = ("alternating", "collapsed", "both")
-LEAST = 4  # draws of each chain, of which R-hat needs as many
+LEAST = 4  # draws of each chain that R-hat needs
 
 
 @dataclass(frozen=True, repr=False)
 class SwitchingSampled(Record):
-    """What C chains found; 0 beyond the end of a sequence, -1 in paths."""
+    """The results of C chains; 0 after the end of a sequence, -1 in paths."""
 
     state: Float[Tensor, "*b T K"]  # P(z_t | x)
     mean: Float[Tensor, "*b T L"]  # of s_t given x
     covariance: Float[Tensor, "*b T L L"]
-    path: Int[Tensor, "n *b T"]  # of the sweeps that were kept, C of a sweep
+    path: Int[Tensor, "n *b T"]  # of the sweeps that were kept, C per sweep
     latent: Float[Tensor, "n *b T L"]
-    share: Float[Tensor, "m C *b K"]  # of each sequence's steps that a sweep's path spends in each regime
+    share: Float[Tensor, "m C *b K"]  # fraction of each sequence's steps in each regime, in a sweep's path
     r_hat: Float[Tensor, "*b K"]  # split R-hat of the shares
-    effective_size: Float[Tensor, "*b K"]  # how many independent draws tell as much of a share
+    effective_size: Float[Tensor, "*b K"]  # number of independent draws with the same error of a share
     interrupted: bool
 
 
@@ -60,23 +61,23 @@ def gibbs(
     lengths: Any = None,
     seed: Seed = None,
 ) -> SwitchingSampled:
-    """Sample regimes and latents given x; Ctrl-C ends it with the sweeps that there are.
+    """Sample regimes and latents given x; Ctrl-C ends sampling and keeps the sweeps so far.
 
     Arguments:
         x: [*b, T, F]; NaN: missing, a whole step or single features.
         draws: the sweeps of each chain that count, after `warmup` others.
-        chains: how many run at once, each from a path that the model draws without x; in the recurrent kind, whose
-            alternation needs long from there, from one drawn by Kim's smoother.
-        thin: every so many sweeps the path and the latents of each chain are kept, none where there are fewer sweeps.
-        moves: "alternating", "collapsed" or "both" in turns; None: both where the model lets them.
-        particles: of the collapsed moves' filter, two or more; 0: single regimes alone, a faster sweep that can stay
-            for long where several regimes in a row would have to change at once.
+        chains: number of parallel chains. Each starts from a path that the model draws without x. In the recurrent
+            kind the alternation is slow from there, so chains start from paths drawn by Kim's smoother.
+        thin: the path and the latents of each chain are kept once in so many sweeps.
+        moves: "alternating", "collapsed" or "both" in turns; None: both if the model allows them.
+        particles: number of particles of the collapsed moves' filter, two or more. 0: only single regimes are
+            redrawn. Such a sweep is faster, but can get stuck if several regimes in a row have to change at once.
         lengths: [*b], each sequence's number of steps; None: all have T.
 
     Raises:
-        TypeError: x of another dtype than the parameters, numbers that are none.
-        ValueError: shapes that do not fit; collapsed moves of the recurrent kind; alternating ones of a model whose
-            noises have no density; an observation without density.
+        TypeError: x of another dtype than the parameters, or an argument that is not a number.
+        ValueError: shapes that do not fit; collapsed moves for the recurrent kind; alternating moves for a model
+            whose noises have no density; an observation without density.
 
     >>> import torch
     >>> one, half = torch.ones(2, 1, 1), torch.full((2, 2), 0.5)
@@ -91,7 +92,7 @@ def gibbs(
     chains, thin = check_integer("chains", chains), check_integer("thin", thin)
     particles = check_integer("particles", particles, least=0)
     if particles == 1:
-        raise ValueError("particles: got 1, which would hold on to the path there is; give 2 or more, or 0 for none.")
+        raise ValueError("particles: got 1, which could only repeat the current path; give 2 or more, or 0 for none.")
     flat, ends, batch = read(regimes, x, lengths)
     here: dict[str, Any] = {name: table for name, table in vars(regimes).items() if table is not None}
     regimes = Regimes(**{name: table.cpu() for name, table in here.items()})
@@ -118,7 +119,7 @@ def gibbs(
 
 
 class _Moves(NamedTuple):
-    """What a sweep is made of."""
+    """The moves of a sweep."""
 
     alternating: bool
     collapsed: bool
@@ -132,19 +133,20 @@ def _chosen(moves: str | None, particles: int, regimes: Regimes) -> _Moves:
     check_choice("moves", moves, MOVES)
     if recurrent and moves != "alternating":
         raise ValueError(
-            f"moves: got {moves!r}, which sums out the latents, but they choose the regimes; give 'alternating'."
+            f"moves: got {moves!r}, which sums out the latents, but here the latents choose the regimes; "
+            "give 'alternating'."
         )
     if singular and moves != "collapsed":
         cure = "positive definite ones" if recurrent else "moves='collapsed'"
         raise ValueError(
-            f"{singular}: got singular matrices, under which latents have no density; alternating moves compare these "
-            f"between regimes: give {cure}."
+            f"{singular}: got singular matrices, so latents have no density; alternating moves compare such "
+            f"densities between regimes: give {cure}."
         )
     return _Moves(moves != "collapsed", moves != "alternating", particles)
 
 
 def _without_density(regimes: Regimes) -> str | None:
-    """The noise that tells regimes apart and is singular, if there is one."""
+    """The name of a noise that differs between regimes and is singular, if there is one."""
     differing = {
         "initial_covariance": (regimes.initial_mean, regimes.initial_covariance),
         "state_noise": (regimes.transition, regimes.transition_offset, regimes.state_noise),
@@ -163,16 +165,16 @@ def _starts(regimes: Regimes, paths: Paths, chains: int, generator: torch.Genera
     if regimes.recurrence is None:
         return regimes.simulate(n_steps, (chains * n_sequences,), generator).path
     ends, k = paths.lengths[:n_sequences], regimes.n_regimes
-    found = op.smooth(paths.x, ends, paths.tables)
-    check_density(found.failed)
-    left = found.pairs.sum(-1, keepdim=True)
-    moves = torch.where(left > 0, found.pairs / torch.where(left > 0, left, 1.0), 1 / k)
-    chain = MarkovChain(found.state[:, 0].log(), moves.log(), paths.x.new_zeros(n_sequences, n_steps, k), ends)
+    smoothed = op.smooth(paths.x, ends, paths.tables)
+    check_density(smoothed.failed)
+    leaving = smoothed.pairs.sum(-1, keepdim=True)
+    moves = torch.where(leaving > 0, smoothed.pairs / torch.where(leaving > 0, leaving, 1.0), 1 / k)
+    chain = MarkovChain(smoothed.state[:, 0].log(), moves.log(), paths.x.new_zeros(n_sequences, n_steps, k), ends)
     return chain.sample(chains, generator).path.flatten(0, 1).clamp_min(0)
 
 
 class _Sweep(NamedTuple):
-    """One sweep of all chains B: what the next one starts from, and what it tells."""
+    """One sweep of all chains B: the start of the next sweep, and the results."""
 
     path: Tensor  # [B, T]
     omega: Tensor  # [B, T, J], of the sticks
@@ -191,23 +193,23 @@ def _sweep(paths: Paths, path: Tensor, omega: Tensor, moves: _Moves, generator: 
     if moves.collapsed and not bool((failed >= 0).any()):
         path, state, failed = paths.collapsed(path, generator)
         states.append(state)
-    found, without = paths.latents(path, omega, generator)
+    latents, without = paths.latents(path, omega, generator)
     failed = torch.where(failed >= 0, failed, without)
     if moves.alternating and not bool((failed >= 0).any()):
         log_transition = tables.log_transition
         if tables.recurrence is not None and tables.recurrence_offset is not None:
-            u = (found.drawn[:, :-1] @ tables.recurrence.mT).unsqueeze(-2) + tables.recurrence_offset
+            u = (latents.drawn[:, :-1] @ tables.recurrence.mT).unsqueeze(-2) + tables.recurrence_offset
             log_transition = stick_breaking(u)
-        chain = MarkovChain(tables.log_initial, log_transition, paths.log_likelihood(found.drawn), paths.lengths)
+        chain = MarkovChain(tables.log_initial, log_transition, paths.log_likelihood(latents.drawn), paths.lengths)
         states.append(chain.smooth().state)
         path = chain.sample(1, generator).path[0].clamp_min(0)
-        omega = paths.sticks(path, found.drawn, generator)
-    state = torch.stack(states).mean(0) if states else found.mean
-    return _Sweep(path, omega, state, *found, failed)
+        omega = paths.sticks(path, latents.drawn, generator)
+    state = torch.stack(states).mean(0) if states else latents.mean
+    return _Sweep(path, omega, state, *latents, failed)
 
 
 class _Sums:
-    """What sweeps add up to."""
+    """Sums over sweeps."""
 
     def __init__(self) -> None:
         self.sums: list[Tensor] = []
@@ -237,7 +239,7 @@ class _Sums:
         r_hat, size = _mixing(share)
 
         def shaped(table: Tensor, n_axes: int) -> Tensor:
-            """[..., *b, ...] from [..., N, ...] with so many axes after N."""
+            """[..., *b, ...] from [..., N, ...] with `n_axes` axes after N."""
             at = table.dim() - n_axes - 1
             return table.reshape(*table.shape[:at], *batch, *table.shape[at + 1 :])
 
@@ -263,7 +265,7 @@ def _share(path: Tensor, lengths: Tensor, n_regimes: int) -> Tensor:
 
 
 def _mixing(share: Tensor) -> tuple[Tensor, Tensor]:
-    """Split R-hat and effective sizes [N, K] of [m, C, N, K]; 1 and all draws of what never changes."""
+    """Split R-hat and effective sizes [N, K] of shares [m, C, N, K]; for constant shares, 1 and the number of draws."""
     from pyro.ops.stats import effective_sample_size, split_gelman_rubin
 
     constant = share.amax((0, 1)) == share.amin((0, 1))

@@ -1,6 +1,6 @@
-"""Filters and smoothers of switching linear models at given parameters, by normal densities that are merged.
+"""Filters and smoothers of switching linear models at given parameters, by merged normal densities.
 
-`inference/chains/switching_gaussian/plain` says how, and where they are exact. All is computed in float64.
+`inference/chains/switching_gaussian/plain` describes the algorithm, and when it is exact. All is computed in float64.
 """
 
 from dataclasses import dataclass
@@ -22,10 +22,10 @@ MOST = 2**18  # histories
 
 @dataclass(frozen=True, repr=False)
 class SwitchingBelief(Record):
-    """What a filter of order n carries on: a mixture of normal densities, in float64.
+    """The belief of a filter of order n: a mixture of normal densities, in float64.
 
-    C = K^max(n-1, 1) histories of regimes, numbered with the newest as the last digit to the base K; each has its own
-    density, or with n = 1 all have one.
+    There are C = K^max(n-1, 1) histories of regimes. Their numbers have the newest regime as the last digit in base K.
+    Each history has its own density; with n = 1 all share one.
     """
 
     log_weight: Float[Tensor, "*b C"]
@@ -35,9 +35,9 @@ class SwitchingBelief(Record):
 
 @dataclass(frozen=True, repr=False)
 class SwitchingFiltered(Record):
-    """The belief after each observation; 0 beyond the end of a sequence."""
+    """The belief after each observation; 0 after the end of a sequence."""
 
-    log_normalizer: Float[Tensor, "*b"]  # the approximation of log p(x), given what came before
+    log_normalizer: Float[Tensor, "*b"]  # the approximation of log p(x), given the steps before x
     log_increment: Float[Tensor, "*b T"]  # of log p(x_t | x_1..t-1)
     state: Float[Tensor, "*b T K"]  # P(z_t | x_1..t)
     lagged_state: Float[Tensor, "*b T K"]  # P(z_t | x_1..t+n-1); for the last n - 1 steps P(z_t | x)
@@ -48,7 +48,7 @@ class SwitchingFiltered(Record):
 
 @dataclass(frozen=True, repr=False)
 class SwitchingSmoothed(Record):
-    """The belief given the whole sequence; 0 beyond its end."""
+    """The belief given the whole sequence; 0 after its end."""
 
     log_normalizer: Float[Tensor, "*b"]
     state: Float[Tensor, "*b T K"]  # P(z_t | x)
@@ -64,13 +64,14 @@ def gpb_filter(
 
     Arguments:
         x: [*b, T, F]; NaN: missing, a whole step or single features.
-        order: n, of which $K^n$ normal densities are made at every step; 1 keeps one density for all regimes, 2 is
-            Kim's filter, and n lets `lagged_state` tell of a regime by the n - 1 steps after it, too.
+        order: n; every step computes $K^n$ normal densities. 1 keeps one density for all regimes, 2 is Kim's filter.
+            `lagged_state` uses the n - 1 steps after each regime, too.
         lengths: [*b], each sequence's number of steps; None: all have T.
-        belief: that after the step before x, `gpb_filter(...).belief` of the same order; None: x is the beginning.
+        belief: the belief after the step before x, `gpb_filter(...).belief` of the same order; None: x is the
+            beginning.
 
     Raises:
-        TypeError: x of another dtype or device than the parameters, lengths of no integers.
+        TypeError: x of another dtype or device than the parameters, lengths that are not integers.
         ValueError: shapes that do not fit, an order with too many histories, an observation without density.
 
     >>> import torch
@@ -85,28 +86,28 @@ def gpb_filter(
     k, n = regimes.n_regimes, regimes.n_latent
     if k**order > MOST:
         most = next(n for n in range(order, -1, -1) if k**n <= MOST)
-        raise ValueError(f"order: got {order}, for which {k} regimes make {k}^{order} histories; give at most {most}.")
+        raise ValueError(f"order: got {order}, but {k} regimes have {k}^{order} histories; give at most {most}.")
     flat, ends, batch = read(regimes, x, lengths)
     before = None
     if belief is not None:
-        check_kind("belief", belief, SwitchingBelief, "what `gpb_filter(...).belief` is")
+        check_kind("belief", belief, SwitchingBelief, "the `belief` of a result of gpb_filter")
         histories, densities = k ** max(order - 1, 1), k ** (order - 1)
         sizes = {"log_weight": (histories,), "mean": (densities, n), "covariance": (densities, n, n)}
-        for name, own in sizes.items():
-            given = getattr(belief, name)
-            if tuple(given.shape) != (*batch, *own):
+        for name, size in sizes.items():
+            table = getattr(belief, name)
+            if tuple(table.shape) != (*batch, *size):
                 raise ValueError(
-                    f"belief.{name}: got shape {list(given.shape)}, expected {[*batch, *own]}; give the belief of a "
+                    f"belief.{name}: got shape {list(table.shape)}, expected {[*batch, *size]}; give the belief of a "
                     f"filter of order {order} for the same sequences."
                 )
-        tables = (getattr(belief, name).reshape(-1, *own) for name, own in sizes.items())
+        tables = (getattr(belief, name).reshape(-1, *size) for name, size in sizes.items())
         before = Belief(*tables)
-    found = op.filter(flat, ends, regimes.tables(), order, before)
-    check_density(found.failed.reshape(batch))
+    filtered = op.filter(flat, ends, regimes.tables(), order, before)
+    check_density(filtered.failed.reshape(batch))
 
-    steps = (found.log_increment, found.state, found.lagged, found.mean, found.covariance)
+    steps = (filtered.log_increment, filtered.state, filtered.lagged, filtered.mean, filtered.covariance)
     increment, state, lagged, mean, covariance = (table.reshape(batch + table.shape[1:]) for table in steps)
-    kept = SwitchingBelief(*(table.reshape(batch + table.shape[1:]) for table in found.belief))
+    kept = SwitchingBelief(*(table.reshape(batch + table.shape[1:]) for table in filtered.belief))
     return SwitchingFiltered(
         increment.sum(-1).to(x),
         increment.to(x),
@@ -119,10 +120,10 @@ def gpb_filter(
 
 
 def kim_smoother(regimes: Regimes, x: Tensor, lengths: Any = None) -> SwitchingSmoothed:
-    """Kim's smoother, backward over the filter of order 2; arguments and errors are those of `gpb_filter`.
+    """Kim's smoother, backward over the filter of order 2; arguments and errors as in `gpb_filter`.
 
-    It is exact where regimes do not differ, and its moments of latents are not to be trusted where they contract
-    without noise: there the lagged regimes of a filter of higher order are better.
+    It is exact if regimes do not differ. Its moments of latents are unreliable if latents contract without noise. Then
+    the lagged regimes of a filter of higher order are better.
 
     >>> import torch
     >>> one, half = torch.ones(2, 1, 1), torch.full((2, 2), 0.5)
@@ -133,9 +134,9 @@ def kim_smoother(regimes: Regimes, x: Tensor, lengths: Any = None) -> SwitchingS
     tensor([0.0659, 0.1751, 4.9374, 4.9150])
     """
     flat, ends, batch = read(regimes, x, lengths)
-    found = op.smooth(flat, ends, regimes.tables())
-    check_density(found.failed.reshape(batch))
-    return SwitchingSmoothed(*(table.reshape(batch + table.shape[1:]).to(x) for table in found[:-1]))
+    smoothed = op.smooth(flat, ends, regimes.tables())
+    check_density(smoothed.failed.reshape(batch))
+    return SwitchingSmoothed(*(table.reshape(batch + table.shape[1:]).to(x) for table in smoothed[:-1]))
 
 
 def read(regimes: Regimes, x: Tensor, lengths: Any) -> tuple[Tensor, Tensor, torch.Size]:
@@ -152,13 +153,13 @@ def read(regimes: Regimes, x: Tensor, lengths: Any) -> tuple[Tensor, Tensor, tor
 
 
 def check_density(failed: Tensor) -> None:
-    """Raise ValueError where a sequence has a step `failed [*b]` without density, which -1 says it has not."""
+    """Raise ValueError if a sequence has a step `failed [*b]` without density; -1: all steps have a density."""
     bad = (failed >= 0).nonzero()
     if len(bad):
         *index, step = *bad[0].tolist(), int(failed[tuple(bad[0].tolist())])
         of = f" of sequence {index[0] if len(index) == 1 else tuple(index)}" if index else ""
         raise ValueError(
-            f"x, observation_noise: the observation at step {step}{of} has no density under the regimes that can be "
-            "reached: features without noise of their own, or numbers beyond all that is expected; give "
-            "observation_noise positive variances, or x in other units."
+            f"x, observation_noise: the observation at step {step}{of} has no density under the possible regimes, "
+            "because features have no noise of their own, or numbers are out of range; give observation_noise "
+            "positive variances, or x in other units."
         )

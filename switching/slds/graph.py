@@ -1,13 +1,13 @@
-r"""The graph of a switching linear model: one block for the paths of states, one for those of the switch.
+r"""The graph of a switching linear model: one block for the paths of states, one for the paths of the switch.
 
 $$q = q(\theta)\, q(z_{1:T}) \prod_m q(s^{(m)}_{1:T})$$
 
 Every q of paths is an exact chain (Ghahramani & Hinton 2000, *Variational learning for switching state-space models*):
-given the others a path of states has the natural parameters of its own moves, and of sights that count as often as the
-switch is expected to show them. A responsibility of 0 is a term that is not there.
+given the other blocks, a path of states has the natural parameters of its transitions and of its observations. Each
+observation is weighted by the probability that the switch shows this path. A weight of 0 removes the term.
 
-Priors are those of series that are centered and scaled by feature, worth a few steps. The expected noise of moves is a
-tenth of how much the path of a single linear model moves.
+Priors are for series that are centered and scaled by feature, and have the weight of a few steps. The expected noise of
+transitions is a tenth of the variance of the steps of a single linear model's path.
 """
 
 from collections.abc import Callable
@@ -43,12 +43,12 @@ from .layout import LinearRegimes
 from .recurrence import recurrence
 
 CHAIN, SWITCH = "chain", "switch"
-ALONE = ("first", "moves", "sights")  # blocks that a single linear model has too
-LINEAR = frozenset({SWITCH})  # blocks in whose statistics all factors are linear, not just affine
-COLD = 0.01  # degrees above 1, from which on the temperature is 1
-WORTH = 0.1  # steps that the prior of a regression is worth
-SHARE = 0.1  # of how much a path moves, that its noise is expected to be
-SEEN = 1e-3  # of the variance of a feature, that the noise of sights is expected to be
+ALONE = ("first", "moves", "sights")  # blocks that a single linear model also has
+LINEAR = frozenset({SWITCH})  # all factors are linear, not just affine, in the statistics of these blocks
+COLD = 0.01  # excess over 1 below which the temperature counts as 1
+WORTH = 0.1  # weight of the prior of a regression, in steps
+SHARE = 0.1  # expected noise of a path, as a share of the variance of its steps
+SEEN = 1e-3  # expected observation noise, as a share of the variance of a feature
 WEIGHT = 0.1  # precision of the logistic regressions
 
 
@@ -61,7 +61,7 @@ def graph_of(
     collect: Callable[[Points], Parameters],
     rebased: bool = False,
 ) -> Graph:
-    """The graph of a series, whose paths start at these natural parameters of states and log-weights of regimes."""
+    """The graph of a series; its paths start at these natural parameters of states and log-weights of regimes."""
     lengths = series.last + 1
     paths = [Block(CHAIN, GaussianPaths(lengths.unsqueeze(-1)), eta=states)]
     if log_weight is not None:
@@ -81,7 +81,7 @@ def graph_at(
 
 
 def families_of(layout: LinearRegimes) -> dict[str, VectorFamily[Any]]:
-    """Of the blocks of parameters."""
+    """The families of the blocks of parameters."""
     families = {name: linear_families(layout.n_latent)[name] for name in ALONE}
     if layout.n_regimes > 1:
         families |= {"initial": Dirichlet()}
@@ -133,7 +133,7 @@ def step_variance(path: Tensor, series: Series) -> Tensor:
 
 
 def blank_states(layout: LinearRegimes, series: Series, restarts: int) -> GaussianTables:
-    """Natural parameters of paths of states [R, *b, C, T, ...] of which is known that they are near 0."""
+    """Natural parameters of paths of states [R, *b, C, T, ...] near 0."""
     n, steps = layout.n_latent, series.n_steps
     shape = (restarts, *series.batch_shape, layout.n_chains)
     zero, unit = series.observations.new_zeros(()), torch.eye(n).to(series.observations)
@@ -153,8 +153,8 @@ def regimes(layout: LinearRegimes, log_weight: Tensor) -> MarkovTables:
 def annealed(engine: VMP, which: Tensor, hot: float, cooling: float, sweeps: int) -> VMP:
     """The engine after some of its restarts, `which` [R], have been cooled down.
 
-    The factors that join states and switch count 1/T for some sweeps, from T = hot on; then T - 1 is multiplied by
-    `cooling`, until it is `COLD`, and all count fully again.
+    The factors that join states and switch have weight 1/T for some sweeps, at first with T = hot. Then T - 1 is
+    multiplied by `cooling`, and this repeats until T - 1 is below `COLD`. Finally all factors have weight 1 again.
     """
     places = which.nonzero().flatten().to(engine.blocks[CHAIN].eta.linear.device)
     if not len(places) or SWITCH not in engine.blocks:
@@ -180,7 +180,7 @@ def annealed(engine: VMP, which: Tensor, hot: float, cooling: float, sweeps: int
 
 
 def bound_by_sequence(engine: VMP, series: Series) -> Tensor:
-    """The part of the bound that is each sequence's own, [R, *b]; at known parameters they sum to the whole."""
+    """The part of the bound of each sequence, [R, *b]; at known parameters they sum to the bound."""
     axes, like = 1 + len(series.batch_shape), series.observations
     total = like.new_zeros(())
     for factor in engine.factors:

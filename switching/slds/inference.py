@@ -1,14 +1,14 @@
 r"""Structured variational inference of states and regimes at known parameters, from starts that find good optima.
 
-The bound has many optima, and where the ascent ends depends on its start:
+The bound has many optima, and the end of the ascent depends on its start:
 
-    interpolated    the switch starts from how well each regime, had it made the whole series alone, tells every
-                    observation from all others, $\log p(x_t \mid x_{1..t-1}, x_{t+1..T}, m)$ (after He et al. 2023)
-    annealed        what joins states and switch counts 1/T, from T = 100 on, and T <- T/2 + 1/2 after each sweep
-                    (Ghahramani & Hinton 2000, section 5)
+    interpolated    the switch starts from the log density of each observation given all others, if the regime had
+                    produced the whole series: $\log p(x_t \mid x_{1..t-1}, x_{t+1..T}, m)$ (after He et al. 2023)
+    annealed        factors that join states and switch have weight 1/T, at first with T = 100, and T <- T/2 + 1/2 after
+                    each sweep (Ghahramani & Hinton 2000, section 5)
     random          the switch starts from normal log-weights
 
-Sequences are independent at known parameters: of several starts, each keeps that with its greatest bound.
+Sequences are independent at known parameters, so each sequence keeps the start with its greatest bound.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ HOT = 100.0  # the first temperature of annealing
 
 @dataclass(frozen=True, repr=False)
 class SwitchingPaths(Record):
-    """The structured approximation q(states) q(regimes) and its bound; 0 beyond the end of a sequence.
+    """The structured approximation q(states) q(regimes) and its bound; 0 after the end of a sequence.
 
     C is the number of chains of states: one, or one for each regime.
     """
@@ -94,25 +94,27 @@ def infer(
 
 
 def interpolated(layout: LinearRegimes, values: Parameters, series: Series) -> Float[Tensor, "*b T K"]:
-    r"""$\log p(x_t \mid x_{\setminus t}, m)$ of each regime m, had it made all of the series.
+    r"""$\log p(x_t \mid x_{\setminus t}, m)$ of each regime m, if it had produced the whole series.
 
-    With the smoothed residual $e = R^{-1} (x_t - \hat x_t)$ and $D = R^{-1} - R^{-1} C P_{t|T} C^\top R^{-1}$, that is
-    $N(D^{-1} e; 0, D^{-1})$ (de Jong 1988, *A cross-validation filter for time series models*).
+    With the smoothed residual $e = R^{-1} (x_t - \hat x_t)$ and $D = R^{-1} - R^{-1} C P_{t|T} C^\top R^{-1}$, it
+    equals the log of $N(D^{-1} e; 0, D^{-1})$ (de Jong 1988, *A cross-validation filter for time series models*).
     """
-    x, own = series.observations.unsqueeze(-3), layout.separately(values)
-    found = LinearGaussianChain(x, **own, lengths=(series.last + 1).unsqueeze(-1)).smooth()
+    x, regime_values = series.observations.unsqueeze(-3), layout.separately(values)
+    smoothed = LinearGaussianChain(x, **regime_values, lengths=(series.last + 1).unsqueeze(-1)).smooth()
     seen = ~x.isnan()  # [*b, 1, T, F]
-    emission, offset = own["emission"].unsqueeze(-3), own["emission_offset"].unsqueeze(-2)
-    expected = (emission @ found.mean.unsqueeze(-1)).squeeze(-1) + offset
+    emission, offset = regime_values["emission"].unsqueeze(-3), regime_values["emission_offset"].unsqueeze(-2)
+    expected = (emission @ smoothed.mean.unsqueeze(-1)).squeeze(-1) + offset
     gap = torch.where(seen, x, expected) - expected
     pairs, unit = seen.unsqueeze(-1) & seen.unsqueeze(-2), torch.eye(x.shape[-1]).to(x)
-    noise = torch.where(pairs, own["observation_noise"].unsqueeze(-3), unit)  # a missing feature is of pure unit noise
+    noise = torch.where(
+        pairs, regime_values["observation_noise"].unsqueeze(-3), unit
+    )  # a missing feature gets unit noise
     precision = torch.linalg.inv(noise)
-    told = precision @ torch.where(seen.unsqueeze(-1), emission, 0.0)
-    left = precision - told @ found.covariance @ told.mT
-    left = cholesky((left + left.mT) / 2)
-    white = torch.linalg.solve_triangular(left, precision @ gap.unsqueeze(-1), upper=False).squeeze(-1)
-    log_det = left.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    weighted = precision @ torch.where(seen.unsqueeze(-1), emission, 0.0)
+    error_precision = precision - weighted @ smoothed.covariance @ weighted.mT
+    error_precision = cholesky((error_precision + error_precision.mT) / 2)
+    white = torch.linalg.solve_triangular(error_precision, precision @ gap.unsqueeze(-1), upper=False).squeeze(-1)
+    log_det = error_precision.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     return torch.where(
         series.inside.unsqueeze(-2), log_det - white.square().sum(-1) / 2 - seen.sum(-1).to(x) * LOG_2PI / 2, 0.0
     ).mT
@@ -132,11 +134,11 @@ def _start(kind: str, layout: LinearRegimes, values: Parameters, series: Series,
 
 
 def _kept(engine: VMP, name: str, best: Tensor) -> Any:
-    """Expected statistics of a block, of each sequence's best restart."""
+    """Expected statistics of a block, for each sequence's best restart."""
     return tree_map(lambda table: _chosen(table, best), engine.stats(name))
 
 
 def _chosen(table: Tensor, best: Tensor) -> Tensor:
-    """Of [R, *b, ...] the restart `best [*b]` of each sequence."""
+    """The restart `best [*b]` of each sequence, from a table [R, *b, ...]."""
     index = best.reshape(1, *best.shape, *(1,) * (table.ndim - 1 - best.ndim))
     return table.take_along_dim(index, 0).squeeze(0)

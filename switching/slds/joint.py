@@ -1,17 +1,18 @@
-r"""Switching linear models in one form: a Markov chain of regimes, and a chain of real vectors that moves under them.
+r"""Switching linear models in one form: a Markov chain of regimes, and a chain of real vectors whose dynamics they
+choose.
 
 $$z_1 \sim \pi, \quad z_t \sim A_{z_{t-1}}, \qquad s_1 \sim N(m_{z_1}, P_{z_1}), \quad
 s_t = F_{z_t} s_{t-1} + c_{z_t} + N(0, Q_{z_t}), \qquad x_t = H_{z_t} s_t + d_{z_t} + N(0, R_{z_t})$$
 
-A move is that of the regime in which it arrives. In the recurrent kind the latents choose the next regime, by logistic
-regressions that break a stick (Linderman et al. 2017, *Bayesian learning and inference in recurrent switching linear
-dynamical systems*, eq. 4-6), with $u = W s_{t-1} + w_{z_{t-1}}$ of K - 1 entries:
+The step from t-1 to t uses the parameters of the regime at t. In the recurrent kind the latents choose the next regime,
+by logistic regressions with stick breaking (Linderman et al. 2017, *Bayesian learning and inference in recurrent
+switching linear dynamical systems*, eq. 4-6), with $u = W s_{t-1} + w_{z_{t-1}}$ of K - 1 entries:
 
 $$P(z_t = k \mid z_{t-1}, s_{t-1}) = \sigma(u_k) \prod_{i < k} \sigma(-u_i)$$
 
-K chains side by side of which the regime shows one (Ghahramani & Hinton 2000, *Variational learning for switching
-state-space models*) are one chain of all their latents, whose moves are the same in every regime, and whose emission
-looks at one block of them.
+K parallel chains, one of which the regime shows (Ghahramani & Hinton 2000, *Variational learning for switching
+state-space models*), are one chain of all their latents. Its transitions are the same in every regime, and its emission
+uses one block of the latents.
 """
 
 from dataclasses import dataclass
@@ -48,12 +49,12 @@ class Simulated(Record):
 class Regimes(Record):
     """The parameters of a switching linear model of K regimes, L latents and F features, in one dtype.
 
-    Covariances may be singular; those of observations only where the latents' own noise is seen.
+    Covariances may be singular; those of observations only if the latents' noise gives observations a density.
 
     Arguments:
-        recurrence: W, [K - 1, L]; with `recurrence_offset` it takes the place of `transition_probs`. None: a model
-            whose regimes do not depend on the latents.
-        recurrence_offset: w, [K, K - 1], a row for each regime before.
+        recurrence: W, [K - 1, L]; with `recurrence_offset` it replaces `transition_probs`. None: regimes do not depend
+            on the latents.
+        recurrence_offset: w, [K, K - 1], a row for each previous regime.
 
     Raises:
         TypeError: tables that are not float32 or float64 tensors of one dtype on one device.
@@ -94,8 +95,8 @@ class Regimes(Record):
             raise ValueError("recurrence, recurrence_offset: got one of them; give both, or none.")
         if self.recurrence is not None:
             sizes |= {"recurrence": (k - 1, n), "recurrence_offset": (k, k - 1)}
-        for name, own in sizes.items():
-            check_table(name, getattr(self, name), *own, like=table, finite=True, alone=True)
+        for name, size in sizes.items():
+            check_table(name, getattr(self, name), *size, like=table, finite=True, alone=True)
         for name in ("initial_probs", "transition_probs"):
             object.__setattr__(self, name, check_simplex(getattr(self, name), name))
         alone = {name: getattr(self, name) for name in CHAIN}
@@ -115,13 +116,13 @@ class Regimes(Record):
         emission_offset: Tensor,
         observation_noise: Tensor,
     ) -> "Regimes":
-        """K chains of L latents each, tables as those of a model of K regimes, as one chain of K L latents.
+        """K chains of L latents each, from tables of a model of K regimes, as one chain of K L latents.
 
-        Latents l of chain k stand at k L + l.
+        Latent l of chain k has the index k L + l.
         """
         k, f, n = check_table("emission", emission, None, None, None, alone=True).shape
-        own = {"initial_covariance": initial_covariance, "transition": transition, "state_noise": state_noise}
-        for name, table in own.items():
+        blocks = {"initial_covariance": initial_covariance, "transition": transition, "state_noise": state_noise}
+        for name, table in blocks.items():
             check_table(name, table, k, n, n, like=emission, alone=True)
         for name, table in (("initial_mean", initial_mean), ("transition_offset", transition_offset)):
             check_table(name, table, k, n, like=emission, alone=True)
@@ -134,7 +135,7 @@ class Regimes(Record):
             emission=torch.einsum("kfl,km->kfml", emission, seen).reshape(k, f, k * n),
             emission_offset=emission_offset,
             observation_noise=observation_noise,
-            **{name: torch.block_diag(*table).expand(k, -1, -1) for name, table in own.items()},
+            **{name: torch.block_diag(*table).expand(k, -1, -1) for name, table in blocks.items()},
         )
 
     @property
@@ -153,7 +154,7 @@ class Regimes(Record):
         """log P(z_t = new | z_t-1 = old, s_t-1): [K, K], or [*b, K, K] in the recurrent kind, which needs the latents.
 
         Raises:
-            ValueError: the model is of the recurrent kind, and no latents are given.
+            ValueError: the model is of the recurrent kind, and latents are None.
         """
         if self.recurrence is None or self.recurrence_offset is None:
             return self.transition_probs.log()
@@ -162,19 +163,19 @@ class Regimes(Record):
         return stick_breaking((latents @ self.recurrence.mT).unsqueeze(-2) + self.recurrence_offset)
 
     def tables(self) -> Tables:
-        """What filters and samplers take: the same in float64."""
-        given: dict[str, Any] = {name: table for name, table in vars(self).items() if table is not None}
-        given = {name: table.detach().double() for name, table in given.items()}
-        first, moves = given.pop("initial_probs").log(), given.pop("transition_probs").log()
-        return Tables(first, moves, **given)
+        """The tables for filters and samplers, in float64."""
+        tables: dict[str, Any] = {name: table for name, table in vars(self).items() if table is not None}
+        tables = {name: table.detach().double() for name, table in tables.items()}
+        first, moves = tables.pop("initial_probs").log(), tables.pop("transition_probs").log()
+        return Tables(first, moves, **tables)
 
     def along(
         self, x: Float[Tensor, "*#b T F"], path: Int[Tensor, "*#b T"], lengths: Any = None
     ) -> LinearGaussianChain:
-        """The chain of latents given the regimes of a path; whatever it holds beyond a sequence's end is not read.
+        """The chain of latents given the regimes of a path; the path after a sequence's end is ignored.
 
         Raises:
-            TypeError, ValueError: a path that does not fit x or holds other numbers than 0..K-1 within the lengths.
+            TypeError, ValueError: a path that does not fit x, or has numbers outside 0..K-1 within the lengths.
         """
         check_table("x", x, None, self.n_features, like=self.emission)
         path, _ = self._check_path(path, x.shape[-2], lengths)
@@ -188,7 +189,8 @@ class Regimes(Record):
     def log_prob(
         self, path: Int[Tensor, "*#b T"], latents: Float[Tensor, "*#b T L"] | None = None, lengths: Any = None
     ) -> Float[Tensor, "*b"]:
-        """log P(z_1..T), or of the recurrent kind the sum of all log P(z_t | z_t-1, s_t-1), which needs the latents."""
+        """log P(z_1..T), or for the recurrent kind the sum of all log P(z_t | z_t-1, s_t-1), which needs the
+        latents."""
         path, within = self._check_path(path, path.shape[-1], lengths)
         moves = self.log_transition(None if latents is None else latents[..., :-1, :]).flatten(-2)
         move = path[..., :-1] * self.n_regimes + path[..., 1:]
@@ -197,7 +199,7 @@ class Regimes(Record):
         return self.initial_probs.log()[path[..., 0]] + torch.where(within[..., 1:], taken, 0.0).sum(-1)
 
     def simulate(self, n_steps: int, batch_shape: tuple[int, ...] = (), seed: Seed = None) -> Simulated:
-        """Independent draws of regimes, latents and observations, which depend on the seed alone.
+        """Independent draws of regimes, latents and observations; equal seeds give equal draws.
 
         >>> import torch
         >>> one = torch.ones(1, 1, 1)
@@ -231,16 +233,16 @@ class Regimes(Record):
         return Simulated(torch.stack(path, -1), torch.stack(latents, -2), torch.stack(x, -2))
 
     def _check_path(self, path: Any, n_steps: int, lengths: Any) -> tuple[Tensor, Tensor]:
-        """The path with 0 beyond the ends, and which steps are none of these."""
+        """The path with 0 after the ends, and which steps are before the ends."""
         path = check_integers(path, "path", "the regime of each step").to(self.emission.device)
         if not path.dim() or path.shape[-1] != n_steps or not n_steps:
-            raise ValueError(f"path: got shape {list(path.shape)}, expected [*batch, {n_steps}], one regime a step.")
+            raise ValueError(f"path: got shape {list(path.shape)}, expected [*batch, {n_steps}], one regime per step.")
         ends = check_lengths(lengths, path.shape[:-1], n_steps, path.device)
         within = torch.arange(n_steps, device=path.device) < ends.unsqueeze(-1)
         bad = path[within & ((path < 0) | (path >= self.n_regimes))]
         if len(bad):
             raise ValueError(
-                f"path: got regime {int(bad[0])}, expected 0 to {self.n_regimes - 1}; where sequences end early, give "
+                f"path: got regime {int(bad[0])}, expected 0 to {self.n_regimes - 1}; if sequences end early, give "
                 "their lengths."
             )
         return torch.where(within, path, 0), within

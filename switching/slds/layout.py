@@ -1,13 +1,13 @@
-"""What a switching linear model is made of: its sizes, its parameters, and these as points of conjugate families.
+"""The layout of a switching linear model: its sizes, its parameters, and these as points of conjugate families.
 
-The blocks, each with an axis of regimes or chains in front, are
+The blocks, each with a leading axis of regimes or chains, are
 
     first            normal-Wishart, the state at the first step of each chain
-    moves            matrix-normal-Wishart, how the state of each regime or chain moves
-    sights           matrix-normal-Wishart, what is seen of it: a block for each feature, or of all with a full noise
+    moves            matrix-normal-Wishart, the transition of the state of each regime or chain
+    sights           matrix-normal-Wishart, the emission: a block for each feature, or one block with a full noise
     initial          Dirichlet, the regime at the first step
-    transition       Dirichlet rows, how the regime moves; or, where the states choose it,
-    recurrence       normal, the weights of each logistic regression: of the states, and of the regime before
+    transition       Dirichlet rows, the transition of the regime; or, if the states choose the regime,
+    recurrence       normal, the weights of each logistic regression: of the states, and of the previous regime
 """
 
 from dataclasses import dataclass
@@ -30,10 +30,10 @@ class LinearRegimes(Named):
     """Sizes and kind of a switching linear model.
 
     Arguments:
-        one_chain: whether all regimes move one state, or each has a chain of its own, of which the switch shows one.
-        common_emission: whether all regimes are seen alike; only of one chain.
+        one_chain: whether all regimes share one chain of states. Otherwise each has its own, and the switch shows one.
+        common_emission: whether all regimes have the same emission; only with one chain.
         full_noise: whether the noises of the features depend on each other.
-        recurrent: whether the state chooses the next regime; only of one chain.
+        recurrent: whether the state chooses the next regime; only with one chain.
     """
 
     n_regimes: int
@@ -51,21 +51,23 @@ class LinearRegimes(Named):
             if check_flag(name, getattr(self, name)) and not self.one_chain:
                 raise ValueError(f'{name}: got True, but only regimes of "one chain" can; set shared="one chain".')
         if self.recurrent and self.n_regimes < 2:
-            raise ValueError("recurrent: got True with a single regime, which nothing chooses; give two or more.")
+            raise ValueError(
+                "recurrent: got True with a single regime, so there is nothing to choose; give two or more."
+            )
 
     @property
     def n_chains(self) -> int:
-        """C, of states."""
+        """C, the number of chains of states."""
         return 1 if self.one_chain else self.n_regimes
 
     @property
     def n_emissions(self) -> int:
-        """How many emissions there are: one for each regime, or one for all."""
+        """The number of emissions: one for each regime, or one for all."""
         return 1 if self.common_emission else self.n_regimes
 
     @property
     def seen(self) -> LinearEmission:
-        """How a state is seen, of one regime."""
+        """The emission of one regime."""
         return LinearEmission(self.n_features, self.full_noise)
 
     @property
@@ -84,18 +86,18 @@ class LinearRegimes(Named):
 
     @property
     def known(self) -> dict[str, Parameter]:
-        """What is known of each parameter besides its values."""
+        """The axes and the support of each parameter."""
         definite, positive = constraints.positive_definite, constraints.positive
         chains = () if self.one_chain else ("state",)
         seen = () if self.common_emission else ("state",)
         noise = ("feature", "feature_new") if self.full_noise else ("feature",)
-        found = {"initial_probs": Parameter(("state",), constraints.simplex)}
+        known = {"initial_probs": Parameter(("state",), constraints.simplex)}
         if self.recurrent:
-            found["recurrence"] = Parameter(("stick", "latent"))
-            found["recurrence_offset"] = Parameter(("state", "stick"))
+            known["recurrence"] = Parameter(("stick", "latent"))
+            known["recurrence_offset"] = Parameter(("state", "stick"))
         else:
-            found["transition_probs"] = Parameter(("state", "state_new"), constraints.simplex)
-        return found | {
+            known["transition_probs"] = Parameter(("state", "state_new"), constraints.simplex)
+        return known | {
             "initial_mean": Parameter((*chains, "latent")),
             "initial_covariance": Parameter((*chains, "latent", "latent_new"), definite),
             "transition": Parameter(("state", "latent_new", "latent")),
@@ -117,7 +119,7 @@ class LinearRegimes(Named):
         return points | {"recurrence": torch.cat([values["recurrence"], values["recurrence_offset"].mT], -1)}
 
     def values(self, points: Points) -> Parameters:
-        """Points of the blocks as parameters; `points` the other way round."""
+        """Points of the blocks as parameters, the inverse of `points`."""
         values = values_at(points, self.full_noise) | {"initial_probs": points["initial"]}
         if self.recurrent:
             values["recurrence"], offset = points["recurrence"].split([self.n_latent, self.n_regimes], -1)
@@ -138,26 +140,26 @@ class LinearRegimes(Named):
     # ---- other forms -------------------------------------------------------------------------------------------------
 
     def separately(self, values: Parameters) -> Parameters:
-        """What each regime would be alone, [K, ...], by the names of a `LinearGaussianChain`."""
+        """The parameters of each regime as a model of its own, [K, ...], by the names of a `LinearGaussianChain`."""
         k, noise = self.n_regimes, values["observation_noise"]
         table = values | {"observation_noise": noise if self.full_noise else torch.diag_embed(noise)}
         table |= {name: table[name].expand(k, *table[name].shape) for name in self._alone}
         return {name: table[name] for name in CHAIN}
 
     def regimes(self, values: Parameters) -> Regimes:
-        """The same model in the form of one chain whose moves and sights switch."""
+        """The same model in the form of one chain with switching transitions and emissions."""
         k, table = self.n_regimes, values | self.separately(values)
         if self.recurrent:
-            table["transition_probs"] = values["initial_probs"].new_full((k, k), 1 / k)  # which is not used
+            table["transition_probs"] = values["initial_probs"].new_full((k, k), 1 / k)  # not used
         return Regimes(**table) if self.one_chain else Regimes.side_by_side(**table)
 
     def reordered(self, values: Parameters, order: Tensor) -> Parameters:
-        """Parameters `[*r, ...]` of the same model with regime `order[k]` as regime k; not where regressions break a
-        stick in the order of the regimes."""
-        found = {}
+        """Parameters `[*r, ...]` of the same model with regime `order[k]` as regime k; not for recurrent models, whose
+        stick breaking depends on the order of the regimes."""
+        reordered = {}
         for name, value in values.items():
             dims = self.known[name].dims
             for axis, dim in enumerate(dims, start=-len(dims)):
                 value = value.index_select(axis, order) if dim in ("state", "state_new") else value
-            found[name] = value
-        return found
+            reordered[name] = value
+        return reordered

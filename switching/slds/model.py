@@ -3,9 +3,10 @@ r"""`SwitchingLinearSSM`: linear dynamical systems, and a Markov chain that swit
 $$z_t \sim A_{z_{t-1}}, \qquad s_t = F_{z_t} s_{t-1} + c_{z_t} + N(0, Q_{z_t}), \qquad
 x_t = H_{z_t} s_t + d_{z_t} + N(0, R_{z_t})$$
 
-With a chain for each regime every chain moves by itself all the time, $s^{(k)}_t = F_k s^{(k)}_{t-1} + \dots$, and the
-switch picks the one that is seen (Ghahramani & Hinton 2000). With one chain the switch moves the state itself, and may
-in turn be moved by it: see `recurrence` (Linderman et al. 2017). The exact posterior has $K^T$ parts. What there is:
+With a chain for each regime, every chain evolves by itself, $s^{(k)}_t = F_k s^{(k)}_{t-1} + \dots$, and the switch
+picks the one that is observed (Ghahramani & Hinton 2000). With one chain the switch chooses the transition of the
+state. The state may in turn choose the next regime: see `recurrence` (Linderman et al. 2017). The exact posterior has
+$K^T$ parts. Methods:
 
     filter                 of order n, which keeps the last n - 1 regimes apart: see `gpb`
     smooth                 the best q(states) q(regimes), with a bound on the evidence: see `inference`
@@ -61,7 +62,7 @@ THIN = 10  # sweeps of the Gibbs sampler for each draw that is kept
 
 @dataclass(frozen=True, repr=False)
 class SwitchingViterbi(Record):
-    """A path of regimes; -1 beyond the end of a sequence."""
+    """A path of regimes; -1 after the end of a sequence."""
 
     path: Int[Tensor, "*b T"]
     log_probability: Float[Tensor, "*b"]  # log p(path, x), states summed out
@@ -69,7 +70,7 @@ class SwitchingViterbi(Record):
 
 @dataclass(frozen=True, repr=False)
 class SwitchingStream(Record):
-    """What a stream remembers: the belief about the last step, and the evidence so far."""
+    """The memory of a stream: the belief about the last step, and the log evidence so far."""
 
     belief: SwitchingBelief | None
     log_evidence: Float[Tensor, "*b"]
@@ -79,7 +80,7 @@ class SwitchingStream(Record):
 
 @dataclass(frozen=True, repr=False)
 class SwitchingStreamOutput(Record):
-    """What one observation of a stream says."""
+    """The result of one observation of a stream."""
 
     state: Float[Tensor, "*b K"]  # P(z_t | x_1..t)
     mean: Float[Tensor, "*b L"]
@@ -94,26 +95,27 @@ class SwitchingLinearSSM(Model):
         n_regimes: K.
         n_latent: L, the length of a state.
         n_features: F, the length of one observation.
-        shared: "chain per regime", K independent chains of which the switch shows one; or "one chain", whose moves and
-            sights the switch chooses.
-        recurrent: whether the state chooses the next regime, by logistic regressions; of one chain.
-        common_emission: whether all regimes are seen alike; of one chain.
-        observation_noise: "diagonal", a variance for each feature: fits then take steps of which single features are
-            missing; or "full", a covariance: fits leave out steps of which any is missing.
+        shared: "chain per regime", K independent chains of which the switch shows one; or "one chain", whose
+            transitions and emissions the switch chooses.
+        recurrent: whether the state chooses the next regime, by logistic regressions; only with one chain.
+        common_emission: whether all regimes have the same emission; only with one chain.
+        observation_noise: "diagonal", a variance for each feature: fits then use steps with some missing features; or
+            "full", a covariance: fits ignore steps with any missing feature.
 
     Parameters: `initial_probs` [K] and `transition_probs` [K, K] of the switch, or `recurrence` [K - 1, L] and
     `recurrence_offset` [K, K - 1]; `transition` [K, L, L], to the new state (rows) from the old one,
     `transition_offset` [K, L] and `state_noise` [K, L, L]; `emission` [K, F, L], `emission_offset` [K, F] and
-    `observation_noise` [K, F] or [K, F, F], of a common emission without K; `initial_mean` [K, L] and
-    `initial_covariance` [K, L, L], of one chain without K. A move is that of the regime in which it arrives.
+    `observation_noise` [K, F] or [K, F, F], without K for a common emission; `initial_mean` [K, L] and
+    `initial_covariance` [K, L, L], without K for one chain. The step from t-1 to t uses the parameters of the regime at
+    t.
 
     Methods take x as `SwitchingSSM` does, with `lengths`.
 
-    `n_parameters`, and with it aic and bic, leave out what another basis of a chain's states would change alone.
+    `n_parameters`, aic and bic do not count numbers that only choose the basis of a chain's states.
 
     Raises:
-        TypeError: sizes that are no whole numbers, flags that are none.
-        ValueError: sizes below 1; recurrent or common_emission with a chain for each regime; no such kind.
+        TypeError: sizes that are not whole numbers, flags that are not booleans.
+        ValueError: sizes below 1; recurrent or common_emission with a chain for each regime; unknown choices.
 
     Example:
         >>> import samplehold as sh, torch
@@ -149,23 +151,23 @@ class SwitchingLinearSSM(Model):
 
     @classmethod
     def _from_specification(cls, parts: dict[str, Any]) -> "SwitchingLinearSSM":
-        own = check_kind("layout", parts["layout"], LinearRegimes, "the sizes of a switching linear model")
+        layout = check_kind("layout", parts["layout"], LinearRegimes, "the sizes of a switching linear model")
         return cls(
-            own.n_regimes,
-            own.n_latent,
-            own.n_features,
-            SHARED[own.one_chain],
-            recurrent=own.recurrent,
-            common_emission=own.common_emission,
-            observation_noise=NOISES[own.full_noise],
+            layout.n_regimes,
+            layout.n_latent,
+            layout.n_features,
+            SHARED[layout.one_chain],
+            recurrent=layout.recurrent,
+            common_emission=layout.common_emission,
+            observation_noise=NOISES[layout.full_noise],
         )
 
     def _made(self) -> str:
-        own, words = self.layout, []
-        words += [] if not own.one_chain else ['"one chain"']
-        words += [f"{name}=True" for name in ("recurrent", "common_emission") if getattr(own, name)]
-        words += ['observation_noise="full"'] if own.full_noise else []
-        sizes = f"n_regimes={own.n_regimes}, n_latent={own.n_latent}, n_features={own.n_features}"
+        layout, words = self.layout, []
+        words += [] if not layout.one_chain else ['"one chain"']
+        words += [f"{name}=True" for name in ("recurrent", "common_emission") if getattr(layout, name)]
+        words += ['observation_noise="full"'] if layout.full_noise else []
+        sizes = f"n_regimes={layout.n_regimes}, n_latent={layout.n_latent}, n_features={layout.n_features}"
         return f"{self.name}({', '.join([sizes, *words])})"
 
     # ---- parameters ------------------------------------------------------------------------------------------------
@@ -192,7 +194,7 @@ class SwitchingLinearSSM(Model):
 
     @property
     def known(self) -> dict[str, Parameter]:
-        """Each parameter's axes and support."""
+        """The axes and the support of each parameter."""
         return self.layout.known
 
     @property
@@ -201,21 +203,22 @@ class SwitchingLinearSSM(Model):
         return self.layout.sizes
 
     def n_free(self, fixed: Iterable[str]) -> int:
-        """How many numbers the data can tell: another basis of a chain's states is the same model."""
+        """The number of parameters that the data determine: another basis of a chain's states is the same model."""
         return super().n_free(fixed) - self.layout.n_chains * self.n_latent * (self.n_latent + 1)
 
     def regimes(self, like: Tensor | None = None) -> Regimes:
-        """The model in the form of one chain of states, those of all regimes beside each other, that switches."""
+        """The model in the form of one switching chain, with the states of all chains next to each other."""
         return self.layout.regimes(self.values_like(self._like if like is None else like))
 
     # ---- what was observed -----------------------------------------------------------------------------------------
 
     def problem(self, x: Any, **given: Unpack[Given]) -> SwitchingLinearProblem:
-        """The model and the series x: what tables and exports take."""
+        """The model and the series x, for tables and exports."""
         return SwitchingLinearProblem(self.layout, self.read(x, **given))
 
     def probabilities(self, chain: Any, values: Parameters) -> Probabilities:
-        """Probabilities of regimes, and means and standard deviations of the states of all chains beside each other."""
+        """Probabilities of regimes, and means and standard deviations of the states of all chains, next to each
+        other."""
         mean, spread = chain.latents
         axes = ("chain_latent",)
         return {
@@ -225,7 +228,7 @@ class SwitchingLinearSSM(Model):
         }
 
     def durations(self, x: Any = None, **given: Unpack[Given]) -> Float[Tensor, "K"]:
-        """The expected number of steps from entering each regime to leaving it; NaN where the states choose regimes."""
+        """The expected number of steps from entering each regime to leaving it; NaN if the states choose regimes."""
         values = self.values_like(self._like)
         if self.layout.recurrent:
             return torch.full_like(values["initial_probs"], torch.nan)
@@ -240,7 +243,7 @@ class SwitchingLinearSSM(Model):
             return gpb_filter(self.regimes(series.observations), series.observations, order, series.lengths)
 
     def log_evidence(self, x: Any, order: int = 2, **given: Unpack[Given]) -> Float[Tensor, "*b"]:
-        """log p(x) of each sequence, by GPB(order): exact of one regime and of up to `order` steps, else near it.
+        """log p(x) of each sequence, by GPB(order): exact for one regime or up to `order` steps, otherwise approximate.
 
         `smooth(x).elbo` is a lower bound.
         """
@@ -259,7 +262,7 @@ class SwitchingLinearSSM(Model):
 
         Arguments:
             starts: any of "interpolated", "annealed" and "random", see `inference`; each sequence keeps its best.
-            max_steps, tol: sweeps at most, and the share of the bound by which the last one raised it at most.
+            max_steps, tol: the largest number of sweeps, and the relative rise of the bound at which they end.
             seed: of random starts.
         """
         starts = (starts,) if isinstance(starts, str) else starts
@@ -274,13 +277,13 @@ class SwitchingLinearSSM(Model):
     def viterbi(self, x: Any, **given: Unpack[Given]) -> SwitchingViterbi:
         """The most probable path of regimes under the q of `smooth`, and its exact log p(path, x).
 
-        The latter is not there (NaN) where the states choose the regimes, so that they cannot be summed out.
+        The log probability is NaN if the states choose the regimes, because then the states cannot be summed out.
         """
         series = self.read(x, **given)
-        found, regimes = self.smooth(series), self.regimes(series.observations)
-        path = MarkovChain(*found.switch, series.lengths).viterbi().path
+        smoothed, regimes = self.smooth(series), self.regimes(series.observations)
+        path = MarkovChain(*smoothed.switch, series.lengths).viterbi().path
         if self.layout.recurrent:
-            return SwitchingViterbi(path, torch.full_like(found.elbo, torch.nan))
+            return SwitchingViterbi(path, torch.full_like(smoothed.elbo, torch.nan))
         inside = path.clamp_min(0)
         value = regimes.along(series.observations, inside, series.lengths).log_normalizer()
         return SwitchingViterbi(path, value + regimes.log_prob(inside, None, series.lengths))
@@ -290,8 +293,8 @@ class SwitchingLinearSSM(Model):
     ) -> SwitchingSampled:
         """n draws of regimes and states given the whole series, by Gibbs sampling: `path [n, *batch, T]`; see `gibbs`.
 
-        They are every tenth sweep of each of the chains, in turns, after `warmup` others. `r_hat` and
-        `effective_size` tell whether they are enough; an interrupt leaves fewer.
+        These are every tenth sweep of each of the chains, in turns, after `warmup` others. `r_hat` and
+        `effective_size` show whether there are enough draws. An interrupt returns fewer.
         """
         series, n, chains = self.read(x, **given), check_integer("n", n), check_integer("chains", chains)
         with naming("x"):
@@ -308,11 +311,11 @@ class SwitchingLinearSSM(Model):
         return replace(drawn, path=drawn.path[:n], latent=drawn.latent[:n])
 
     def simulate(self, n_steps: int, batch_shape: tuple[int, ...] = (), *, seed: Seed = None) -> Simulated:
-        """Draws of regimes, states (those of `regimes()`) and observations, which depend on the seed alone."""
+        """Draws of regimes, states (those of `regimes()`) and observations; equal seeds give equal draws."""
         return self.regimes().simulate(n_steps, batch_shape, seed)
 
     def forecast(self, x: Any, horizon: int, order: int = 2, **given: Unpack[Given]) -> SwitchingForecast:
-        """Regimes, states and observations at each of the `horizon` steps after the last one of x."""
+        """Regimes, states and observations at each of the `horizon` steps after the end of x."""
         series = self.read(x, **given)
         horizon = check_integer("horizon", horizon)
         belief = self.filter(series, order).belief
@@ -323,31 +326,31 @@ class SwitchingLinearSSM(Model):
     # ---- streams ---------------------------------------------------------------------------------------------------
 
     def start(self, batch_shape: tuple[int, ...] = (), order: int = 2) -> SwitchingStream:
-        """The state of a batch of streams before their first observation, to be filtered by GPB(order)."""
+        """The state of a batch of streams before their first observation, for filters GPB(order)."""
         shape, order = check_batch_shape("batch_shape", batch_shape), check_integer("order", order)
         return SwitchingStream(None, self._like.new_zeros(shape), 0, order)
 
     def update(self, state: SwitchingStream, x_t: Any) -> tuple[SwitchingStream, SwitchingStreamOutput]:
-        """Take in one observation of each stream: `x_t [*batch, F]` (or `[*batch]` for one feature), NaN where missing.
+        """Add one observation of each stream: `x_t [*batch, F]` (or `[*batch]` for one feature), NaN where missing.
 
-        Equal to `filter` on the whole series to rounding.
+        The result equals `filter` on the whole series, to rounding.
         """
-        check_kind("state", state, SwitchingStream, "what start() or update() gave")
+        check_kind("state", state, SwitchingStream, "the state from start() or update()")
         x_t = read_row(x_t, tuple(state.log_evidence.shape), self.n_features)
         with naming("x_t"):
-            found = gpb_filter(self.regimes(x_t), x_t.unsqueeze(-2), state.order, belief=state.belief)
-        evidence = state.log_evidence.to(x_t.device) + found.log_normalizer.double()
-        tables = found.state[..., 0, :], found.mean[..., 0, :], found.covariance[..., 0, :, :]
-        after = SwitchingStream(found.belief, evidence, state.steps + 1, state.order)
-        return after, SwitchingStreamOutput(*tables, found.log_normalizer)
+            filtered = gpb_filter(self.regimes(x_t), x_t.unsqueeze(-2), state.order, belief=state.belief)
+        evidence = state.log_evidence.to(x_t.device) + filtered.log_normalizer.double()
+        tables = filtered.state[..., 0, :], filtered.mean[..., 0, :], filtered.covariance[..., 0, :, :]
+        after = SwitchingStream(filtered.belief, evidence, state.steps + 1, state.order)
+        return after, SwitchingStreamOutput(*tables, filtered.log_normalizer)
 
     # ---- the Pyro program ------------------------------------------------------------------------------------------
 
     def forward(
         self, x: Tensor | None = None, *, n_steps: int | None = None, batch_shape: tuple[int, ...] = ()
     ) -> Tensor:
-        """The Pyro program: sites `z_t`, `s_t` and `x_t`, t from 1; conditioned on x where given. States are those of
-        `regimes()`."""
+        """The Pyro program: sites `z_t`, `s_t` and `x_t`, t from 1; conditioned on x if it is given. States are those
+        of `regimes()`."""
         regimes, seen = self.regimes(x), []
         n_steps, batch_shape = (x.shape[-2], tuple(x.shape[:-2])) if x is not None else (n_steps, batch_shape)
         n_steps, plates = check_integer("n_steps", n_steps), sequence_plates(batch_shape)
@@ -373,7 +376,7 @@ class SwitchingLinearSSM(Model):
         return torch.stack(seen, -2)
 
     def plot_flow(self, x: Any = None, *, sequence: int = 0, points: int = 20, **given: Unpack[Given]) -> "Figure":
-        """Where each regime carries a state of two numbers: see `plot_flow` in `views.switching_linear_figures`."""
+        """The flow of a state of two numbers in each regime: see `plot_flow` in `views.switching_linear_figures`."""
         return self._figures().plot_flow(self, x, sequence=sequence, points=points, **given)
 
     # ---- fits and figures ------------------------------------------------------------------------------------------
@@ -392,19 +395,19 @@ class SwitchingLinearSSM(Model):
         start: Any = None,
         lengths: Any = None,
     ) -> "Fit[Any]":
-        """Fit the parameters to sequences, by raising the bound of structured inference.
+        """Fit the parameters to sequences, by maximising the bound of structured inference.
 
         The bound can favour poorly separated regimes, so the fit with the highest `log_evidence` is kept.
 
         Arguments:
             method: "em": points; "vmp": a posterior of the parameters.
             restarts, max_steps, tol, seed, progress: as in `SwitchingSSM.fit`.
-            prior: "weak": worth a few steps, scaled to x. None: no prior, for "em".
-            start: one of the starts, with `restarts=1` the only one: a model or a fit, all values by name, or a regime
-                for every step `[*batch, T]`. Regimes then keep their numbers.
+            prior: "weak": with the weight of a few steps, scaled to x. None: no prior, for "em".
+            start: an additional start; with `restarts=1`, the only one. It is a model, a fit, all values by name, or
+                a regime for every step `[*batch, T]`. Regimes then keep their numbers.
 
         Returns:
-            `Fit`, regimes in the order of how many steps they have.
+            `Fit`, with regimes ordered by their number of steps, the most frequent first.
 
         Raises:
             TypeError, ValueError: see `SwitchingSSM.fit`.

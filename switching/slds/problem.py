@@ -1,6 +1,6 @@
-"""A switching linear model and a series as the tables, exports and summaries of all models take them.
+"""A switching linear model and a series, for the tables, exports and summaries of all models.
 
-What other models ask of an exact chain is here filtered by GPB and smoothed by the structured approximation.
+Other models use an exact chain. Here GPB filters, and the structured approximation smooths.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ ORDER = 2  # of the filter
 
 @dataclass(frozen=True, repr=False)
 class SwitchingLinearProblem(SeriesProblem):
-    """As `Problem`, of a switching linear model; parameters may have one leading axis of draws."""
+    """As `Problem`, for a switching linear model; parameters may have one leading axis of draws."""
 
     layout: LinearRegimes
     series: Series
@@ -37,7 +37,7 @@ class SwitchingLinearProblem(SeriesProblem):
 
     @property
     def n_states(self) -> int:
-        """What a step costs in the place of K, by which others reckon how much fits at once: its covariances."""
+        """The cost of a step, the size of its covariances, from which callers compute how much fits into memory."""
         return self.layout.n_regimes * self.layout.n_chains * self.layout.n_latent**2
 
     def values_of(self, values: Mapping[str, Any]) -> Parameters:
@@ -63,13 +63,14 @@ class SwitchingLinearProblem(SeriesProblem):
         return drawn
 
     def log_prior(self, values: Parameters) -> Tensor:
-        """0: a fit has the density of its prior in its objective alone."""
+        """0: only the objective of a fit includes the density of its prior."""
         return self.series.observations.new_zeros(())
 
 
 @dataclass(frozen=True)
 class ApproximateChain:
-    """The posterior over regimes and states under parameters, or under each of several draws `[n, ...]` of them."""
+    """The posterior over regimes and states under parameters, or under each of several draws `[n, ...]` of
+    parameters."""
 
     layout: LinearRegimes
     values: Parameters
@@ -86,32 +87,32 @@ class ApproximateChain:
 
     @cached_property
     def filtered(self) -> list[SwitchingFiltered]:
-        """What GPB says under each draw."""
+        """The results of GPB under each draw."""
         return [gpb_filter(self.layout.regimes(v), self._x, ORDER, self.series.lengths) for v in self.each]
 
     def ahead(self, n: int) -> Float[Tensor, "total *b T F"]:
-        """n draws of every x_t given those before it, under each draw of the parameters.
+        """n draws of every x_t given the steps before it, under each draw of the parameters.
 
-        The belief before each is that of the filter with all of its densities merged into one.
+        The belief before each step is the filter's, with all of its densities merged into one.
         """
-        found = []
+        draws = []
         for values, filtered in zip(self.each, self.filtered, strict=True):
             regimes = self.layout.regimes(values)
             mean, covariance, weight = _one_ahead(regimes, filtered)
             z = _drawn(weight, n)
-            found.append(_observed(regimes, z, _chosen(mean, z), _chosen(covariance, z)))
-        return torch.cat(found)
+            draws.append(_observed(regimes, z, _chosen(mean, z), _chosen(covariance, z)))
+        return torch.cat(draws)
 
     def sample(self, n: int, generator: torch.Generator) -> Float[Tensor, "total *b T F"]:
-        """n new series along what q says of each step, under each draw of the parameters."""
-        found = []
+        """n new series, with regimes and states from q, under each draw of the parameters."""
+        draws = []
         for values, paths in zip(self.each, self.paths, strict=True):
-            own = self.layout.separately(values)
+            regimes = self.layout.separately(values)
             z = MarkovChain(*paths.switch, self.series.lengths).sample(n, generator).path.clamp_min(0)
             mean = paths.mean.movedim(-3, -2).expand(*paths.state.shape, -1)
             covariance = paths.covariance.movedim(-4, -3).expand(*paths.state.shape, *paths.covariance.shape[-2:])
-            found.append(_observed(own, z, _chosen(mean, z), _chosen(covariance, z)))
-        return torch.cat(found)
+            draws.append(_observed(regimes, z, _chosen(mean, z), _chosen(covariance, z)))
+        return torch.cat(draws)
 
     @cached_property
     def paths(self) -> list[SwitchingPaths]:
@@ -119,7 +120,7 @@ class ApproximateChain:
         return [infer(self.layout, values, self.series) for values in self.each]
 
     def smooth(self) -> "ApproximateChain":
-        """Itself: `state` is what readers of an exact chain's `smooth()` ask for."""
+        """The chain itself: it has the `state` of an exact chain's `smooth()`."""
         return self
 
     @property
@@ -129,7 +130,7 @@ class ApproximateChain:
 
     @property
     def latents(self) -> tuple[Float[Tensor, "*rb T CL"], Float[Tensor, "*rb T CL"]]:
-        """Means and standard deviations of the states of all chains under q, beside each other."""
+        """Means and standard deviations of the states of all chains under q, next to each other."""
         means, spreads = [], []
         for paths in self.paths:
             spread = paths.covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
@@ -171,22 +172,22 @@ def _one_ahead(regimes: Regimes, filtered: SwitchingFiltered) -> tuple[Tensor, T
 
 
 def _drawn(weight: Tensor, n: int) -> Tensor:
-    """n regimes [n, *b, T]; any where there are no weights, beyond the end of a sequence."""
+    """n regimes [n, *b, T]; uniform after the end of a sequence, where there are no weights."""
     there = weight.sum(-1, keepdim=True) > 0
     return torch.distributions.Categorical(torch.where(there, weight, 1.0)).sample(torch.Size((n,)))
 
 
 def _chosen(table: Tensor, z: Tensor) -> Tensor:
-    """Of [*b, T, K, ...] the regimes z [n, *b, T]."""
-    own = table.ndim - z.ndim
-    index = z.reshape(*z.shape, 1, *(1,) * own)
+    """The entries of the regimes z [n, *b, T], from a table [*b, T, K, ...]."""
+    n_axes = table.ndim - z.ndim
+    index = z.reshape(*z.shape, 1, *(1,) * n_axes)
     return table.expand(*z.shape, *table.shape[z.ndim - 1 :]).take_along_dim(index, z.ndim).squeeze(z.ndim)
 
 
 def _observed(regimes: Any, z: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
-    """Draws of observations in regimes z, of states of these means and covariances."""
-    own = regimes if isinstance(regimes, dict) else vars(regimes)
-    emission = own["emission"][z]
-    loc = (emission @ mean.unsqueeze(-1)).squeeze(-1) + own["emission_offset"][z]
-    factor, _ = factor_of(emission @ covariance @ emission.mT + own["observation_noise"][z])
+    """Draws of observations in regimes z, for states with these means and covariances."""
+    tables = regimes if isinstance(regimes, dict) else vars(regimes)
+    emission = tables["emission"][z]
+    loc = (emission @ mean.unsqueeze(-1)).squeeze(-1) + tables["emission_offset"][z]
+    factor, _ = factor_of(emission @ covariance @ emission.mT + tables["observation_noise"][z])
     return loc + (factor @ torch.randn_like(loc).unsqueeze(-1)).squeeze(-1)

@@ -1,13 +1,13 @@
-r"""Regimes that the states choose: a stick broken by logistic regressions, under a bound that is square in the states.
+r"""Regimes that the states choose by stick-breaking logistic regressions, with a bound that is quadratic in the states.
 
 $$P(z_{t+1} = k \mid z_t = j, s_t) = \sigma(u_{jk}) \prod_{i < k} \sigma(-u_{ji}), \qquad u_{ji} = w_i^\top (s_t, e_j)$$
 
-A Polya-Gamma variable beside each logistic (Polson, Scott & Windle 2013), or the tangent of its logarithm in $u^2$
-(Jaakkola & Jordan 2000), give the same bound, whose free number is best at $\xi^2 = E u^2$:
+A Polya-Gamma variable for each logistic (Polson, Scott & Windle 2013) and the tangent of its logarithm in $u^2$
+(Jaakkola & Jordan 2000) give the same bound. Its free number is optimal at $\xi^2 = E u^2$:
 
 $$E \log \sigma(\pm u) \ge \pm \tfrac12 E u - \log 2 \cosh \tfrac12 \sqrt{E u^2},$$
 
-convex in the expected squares, so that it lies above its tangents. Linderman et al. 2017 draw the variables instead.
+It is convex in the expected squares, so it lies above its tangents. Linderman et al. 2017 sample the variables instead.
 """
 
 import torch
@@ -18,7 +18,7 @@ from ...inference.message_passing.factor_graph import Factor
 from ..dynamics.factors import named
 from ..linear.factors import wide
 
-LEAST = 1e-14  # of an expected square, whose root has no derivative at 0
+LEAST = 1e-14  # floor of an expected square, as its root has no derivative at 0
 
 
 def recurrence(block: str, chain: str, switch: str, inside: Tensor) -> Factor:
@@ -30,7 +30,7 @@ def recurrence(block: str, chain: str, switch: str, inside: Tensor) -> Factor:
         mean, square = wide(mean, inside), wide(square.unflatten(-1, (n + k, n + k)), inside)
         states = paths.linear.squeeze(-3)[..., :-1, :]  # [R, *b, T-1, L]
         squares = paths.square.squeeze(-4)[..., :-1, :, :]
-        # by the regime before, [R, *b, T-1, K, K-1]
+        # by the previous regime, [R, *b, T-1, K, K-1]
         u = (states @ mean[..., :n].mT).unsqueeze(-2) + mean[..., n:].mT.unsqueeze(-3)
         of_states = squares.flatten(-2) @ square[..., :n, :n].flatten(-2).mT
         crossed = square[..., :n, n:] + square[..., n:, :n].mT  # [R, 1, K-1, L, K]
@@ -38,7 +38,7 @@ def recurrence(block: str, chain: str, switch: str, inside: Tensor) -> Factor:
         alone = square[..., n:, n:].diagonal(dim1=-2, dim2=-1).mT.unsqueeze(-3)
         xi = (of_states.unsqueeze(-2) + both + alone).clamp_min(LEAST).sqrt()
         pairs = moved.transition
-        beyond = pairs.flip(-1).cumsum(-1).flip(-1)  # reached the i-th piece or a later one
+        beyond = pairs.flip(-1).cumsum(-1).flip(-1)  # probability of regime i or a later one
         at, reached = pairs[..., :-1], beyond[..., :-1]
         cost = xi / 2 + torch.nn.functional.softplus(-xi)
         return ((2 * at - reached) * u / 2 - reached * cost).sum((-2, -1))

@@ -1,9 +1,9 @@
-"""Where learning a switching linear model starts: a path of states, and labels of regimes that belong to it.
+"""Starts of fits of switching linear models: a path of states, and labels of regimes.
 
-The path is that of a single linear model, itself learned from principal components of stretches of the series. Labels
-are clusters of what the path does around a step, where it is, how it moves and how much that varies, or stretches of
-random lengths. Regimes of one chain then learn from that path, which stays as it is for some sweeps; those of a chain
-each learn from their own steps, while the labels stay.
+The path comes from a single linear model, which starts from principal components of the series. Labels are clusters of
+the path's position, change and variability around a step, or stretches of random lengths. With one chain, the regimes
+then learn from this path, which is held for some sweeps. With a chain per regime, each chain learns from its own steps
+while the labels are held.
 """
 
 from collections.abc import Sequence
@@ -24,14 +24,14 @@ from ..linear.starts import near_path
 from .graph import CHAIN, LINEAR, SWITCH, annealed, graph_of, priors_of, step_variance
 from .layout import LinearRegimes
 
-SURE = 4.0  # log odds of the labels that the switch starts from
+SURE = 4.0  # log odds of the labels at the start of the switch
 NEAR = 100.0  # precision of the principal components as a path
 SWEEPS = 30  # of the single linear model
-WARM = 10  # of what is not held at first
+WARM = 10  # of the blocks that are not held at first
 KINDS = ("clusters", "stretches")
-WIDTHS = (2, 8, 32, 1, 4, 16)  # steps to either side that clusters look at
+WIDTHS = (2, 8, 32, 1, 4, 16)  # steps on either side that clusters use
 HOT = (3.0, 1.5, 1.0)  # first temperatures
-COOLING, AT_ONCE = 0.8, 4  # of what a temperature lies above 1, and sweeps at each
+COOLING, AT_ONCE = 0.8, 4  # factor of the excess of a temperature over 1, and sweeps at each temperature
 
 
 def single(layout: LinearRegimes, series: Series) -> tuple[Etas, GaussianTables]:
@@ -45,7 +45,7 @@ def single(layout: LinearRegimes, series: Series) -> tuple[Etas, GaussianTables]
     for name in graph.families:
         engine.update(name)
     if engine.run(SWEEPS, 0.0).interrupted:
-        raise KeyboardInterrupt  # nothing of the model itself has been reached yet
+        raise KeyboardInterrupt  # the model itself has no result yet
     return {name: engine.blocks[name].eta for name in graph.families}, engine.blocks[CHAIN].eta
 
 
@@ -61,13 +61,13 @@ def paths_from(
 
 
 def warmed(engine: VMP, one_chain: bool, kinds: Sequence[str]) -> tuple[VMP, bool]:
-    """The engine after some sweeps in which what the labels were made of is held, and after its restarts, from first
-    temperatures that differ, have been cooled down; but not one from a start of the user's own.
+    """The engine after some sweeps with the path or the labels held, and after annealing of its restarts, from
+    different first temperatures; the user's start is not annealed.
 
-    Ctrl-C ends the cooling, with those that have been cooled; the last says whether it did.
+    Ctrl-C ends the annealing; restarts that are done keep its result. The second value is whether Ctrl-C was pressed.
     """
     held = CHAIN if one_chain else SWITCH
-    order = [CHAIN, *(name for name in engine.blocks if name != CHAIN)]  # of what is not held
+    order = [CHAIN, *(name for name in engine.blocks if name != CHAIN)]
     for _ in range(WARM if SWITCH in engine.blocks else 0):
         for name in order:
             if name != held:
@@ -83,26 +83,26 @@ def warmed(engine: VMP, one_chain: bool, kinds: Sequence[str]) -> tuple[VMP, boo
 
 
 def _turn(place: int) -> int:
-    """The place of a start's first temperature; of starts whose labels look alike they differ."""
+    """The index of a start's first temperature; starts with similar labels get different ones."""
     number = place // len(KINDS)
     return (number + number // 3) % len(HOT)
 
 
 def labels_of(k: int, inside: Tensor, path: Tensor, kinds: Sequence[str], seed: int) -> Tensor:
-    """Labels [R, *b, T] of k regimes, one labelling of each kind; `path` [*b, T, L]."""
-    found = []
+    """Labels [R, *b, T] of k regimes, one labelling for each of `kinds`; `path` is [*b, T, L]."""
+    labellings = []
     for number, kind in enumerate(kinds):
         rng = np.random.default_rng([seed, number])
         turn = number // len(KINDS)
         labels = _clustered(path, inside, k, turn, rng) if kind == "clusters" else _stretches(inside.shape, k, rng)
-        found.append(labels.to(path.device))
-    return torch.stack(found)
+        labellings.append(labels.to(path.device))
+    return torch.stack(labellings)
 
 
 def _clustered(path: Tensor, inside: Tensor, k: int, turn: int, rng: np.random.Generator) -> Tensor:
-    """Clusters of where the path is, how it moves, and how much that varies, around each step.
+    """Clusters of the path's position, change and variability around each step.
 
-    Which of the three tells regimes apart is not known, nor how far to look: starts take turns.
+    It is not known which of the three separates regimes, nor the best width, so starts vary both.
     """
     width = WIDTHS[turn // 3 % len(WIDTHS)]
     step = pad(path[..., 1:, :] - path[..., :-1, :], (0, 0, 1, 0))
@@ -116,7 +116,7 @@ def _clustered(path: Tensor, inside: Tensor, k: int, turn: int, rng: np.random.G
 
 
 def _around(table: Tensor, width: int) -> Tensor:
-    """Means over `width` steps to either side."""
+    """Means over `width` steps on either side."""
     rows = table.reshape(-1, *table.shape[-2:]).mT
     width = min(width, table.shape[-2] - 1)
     return torch.nn.functional.avg_pool1d(rows, 2 * width + 1, 1, width, count_include_pad=False).mT.reshape(
@@ -133,7 +133,7 @@ def _stretches(shape: tuple[int, ...], k: int, rng: np.random.Generator) -> Tens
 
 
 def components(n: int, series: Series) -> Tensor:
-    """n principal components of the series, or of stretches of it where it has too few features: [*b, T, L]."""
+    """n principal components of the series, or of stretches of it if it has too few features: [*b, T, L]."""
     x = torch.where(series.observations.isnan(), 0.0, series.observations) * series.inside.unsqueeze(-1)
     lags = 1 if x.shape[-1] >= n else -(-2 * n // x.shape[-1])
     rows = torch.cat([pad(x, (0, 0, lag, 0))[..., : x.shape[-2], :] for lag in range(lags)], -1)

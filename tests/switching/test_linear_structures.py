@@ -213,7 +213,7 @@ def test_what_is_wrong_is_told_with_its_cure() -> None:
     with pytest.raises(ValueError, match="n_features: got 2"):
         LinearSSM(LocalLevel(), 2)
     season = LinearSSM(LocalLevel() + Seasonal(4)).with_values(values(LocalLevel() + Seasonal(4)))
-    with pytest.raises(ValueError, match=r"x: got 3 observed step\(s\), but .* starts with 4 numbers"):
+    with pytest.raises(ValueError, match=r"x: got 3 observed step\(s\), but .* starts with 4 unknown numbers"):
         season.log_evidence([1.0, 2.0, 3.0])
     with pytest.raises(ValueError, match=r"x: got 3 observed step\(s\)"):
         season.fit([1.0, 2.0, 3.0], progress=False)

@@ -6,7 +6,7 @@ import samplehold as sh
 import torch
 from samplehold.switching.fitting import search as search_module
 from samplehold.switching.fitting.em import _ahead
-from samplehold.switching.fitting.search import STRIDE, Climb, Found
+from samplehold.switching.fitting.search import STRIDE, Climb, SearchResult
 from samplehold.switching.fitting.starts import KINDS, first_guesses, rearranged
 from torch.distributions import constraints
 from torch.testing import assert_close
@@ -117,7 +117,7 @@ def test_rare_steps_far_away_are_a_state_of_their_own():
 def test_a_fall_is_said():
     def reason(*trace: float) -> str:
         climb = Climb("clusters", list(trace), ended="converged")
-        return Found([climb], climb, False, tol=1e-3).reason
+        return SearchResult([climb], climb, False, tol=1e-3).reason
 
     assert "fell" not in reason(-9.0, -5.0, -5.0005)
     assert reason(-9.0, -5.0, -5.5, -4.0).endswith("the objective fell by 0.5 nats at a step")

@@ -3,15 +3,14 @@ r"""Copy chains: a hidden state that at every step is either drawn afresh or hel
 $$P(s_{1:T}, z_{1:T}, x) = \sum_{s_0} P(s_0) \prod_t
 \begin{cases} fresh_t(s_t) & z_t = 1 \\ held_t(s_t)\,[s_t = s_{t-1}] & z_t = 0 \end{cases}$$
 
-Everything about one sequence is in the two tables, so the recursions below cost O(K) a step where those of a general
-chain cost O(K^2). With $a_{t-1}$ normalised:
+The recursions cost O(K) per step, while those of a general chain cost O(K^2). With $a_{t-1}$ normalised:
 
 $$a_t = (held_t \odot a_{t-1} + fresh_t) / c_t, \quad \log p(x) = \sum_t \log c_t, \quad
 b_{t-1} = (held_t \odot b_t + \textstyle\sum_s fresh_t(s)\, b_t(s)) / c_t$$
 $$P(s_t, z_t{=}1 \mid x) = fresh_t\, b_t / c_t, \qquad P(s_t, z_t{=}0 \mid x) = held_t\, a_{t-1}\, b_t / c_t$$
 
-The same chain filtered by run length instead of state is that of Adams & MacKay 2007; its exact posterior draws are
-those of Fearnhead 2006.
+Adams & MacKay 2007 filter the same chain by run length instead of state. Its exact posterior draws are those of
+Fearnhead 2006.
 """
 
 from typing import Any
@@ -45,21 +44,23 @@ class CopyChain:
 
     Arguments:
         log_initial: [*b, K], $\log P(s_0)$, before the first observation. It need not be normalised: its sum is a
-            factor of the evidence. None: the first step redraws, whatever `log_held` says of it.
+            factor of the evidence. None: the first step redraws, and its `log_held` is ignored.
         log_fresh: [*b, T, K], $\log P(z_t{=}1)\, P(s_t{=}s \mid z_t{=}1)\, p(x_t \mid s, z_t{=}1)$.
-        log_held: [*b, T, K], or [*b, T, 1] for all states alike, $\log P(z_t{=}0)\, p(x_t \mid s, z_t{=}0)$.
-        lengths: [*b], each sequence's number of steps; None: all have T. What the tables hold beyond it is ignored.
+        log_held: [*b, T, K], or [*b, T, 1] if it is equal for all states, $\log P(z_t{=}0)\, p(x_t \mid s, z_t{=}0)$.
+        lengths: [*b], each sequence's number of steps; None: all have T. Table entries after the end are ignored.
 
     Weights are numbers of size up to 1e290 or -inf, an impossible event, and results are right to the rounding of their
     size. Batch axes broadcast.
 
     Raises:
-        TypeError: tables that are not float32 or float64 tensors of one dtype on one device; lengths of no integers.
+        TypeError: tables that are not float32 or float64 tensors of one dtype on one device; lengths that are not
+            integers.
         ValueError: shapes or lengths that do not fit together. From every method: an observation that is impossible
-            under every state, or a table with NaN or +inf, with its sequence and step; log p(x) beyond the dtype.
+            under every state, or a table with NaN or +inf, with its sequence and step; log p(x) out of range of the
+            dtype.
 
     >>> import torch, samplehold as sh
-    >>> seen = torch.tensor([0, 0, 1, 0, 0, 1, 1, 1, 1])  # one of two states, seen rightly four times in five
+    >>> seen = torch.tensor([0, 0, 1, 0, 0, 1, 1, 1, 1])  # one of two states, observed correctly four times in five
     >>> likelihood = torch.where(seen.unsqueeze(-1) == torch.arange(2), 0.8, 0.2)
     >>> chain = sh.chains.CopyChain(None, (0.1 * 0.5 * likelihood).log(), (0.9 * likelihood).log())  # rho = 0.1
     >>> chain.viterbi().path
@@ -139,7 +140,7 @@ class CopyChain:
 
     @torch.no_grad()
     def viterbi(self) -> Viterbi:
-        """The best path and gates; of equally good ones, one that holds, and else the state of the least index.
+        """The best path and gates; of equally good ones, one that holds, then the state of the least index.
 
         >>> import torch, samplehold as sh
         >>> log_fresh = torch.tensor([[0.0, -1.0], [-3.0, -2.0], [-3.0, -2.0]])
@@ -176,13 +177,13 @@ class CopyChain:
     def entropy(self) -> Float[Tensor, "*b"]:
         r"""Entropy of the posterior over (s_1..T, z_1..T), in nats, [*b].
 
-        Read backward in time the posterior is a chain: given what comes after, the gate of step t depends on s_t alone,
-        and a redraw forgets all but the belief before it. So no large numbers cancel:
+        Backward in time the posterior is a chain: given later steps, the gate of step t depends on s_t alone, and
+        before a redraw only the filtered belief matters. So no large numbers cancel:
 
         $$H = H(s_T \mid x) + \sum_t E[H(z_t \mid s_t, x)] + \sum_{t \ge 2} P(z_t{=}1 \mid x)\, H(a_{t-1})$$
 
         >>> import torch, samplehold as sh
-        >>> sh.chains.CopyChain(None, torch.zeros(3, 2), torch.zeros(3, 1)).entropy().exp()  # all histories weigh alike
+        >>> sh.chains.CopyChain(None, torch.zeros(3, 2), torch.zeros(3, 1)).entropy().exp()  # equal histories
         tensor(18.)
         """
         initial, fresh, held, lengths = self._tables()
@@ -209,7 +210,7 @@ class CopyChain:
         return CopyChain(log_initial, fresh, held, self.lengths)
 
     def change_probability(self) -> Float[Tensor, "*b T"]:
-        r"""P(s_t != s_{t-1} | x), at most that of a redraw, which may land on the old state. With the filtered a,
+        r"""P(s_t != s_{t-1} | x). It is at most that of a redraw, which may draw the old state. With the filtered a,
 
         $$1 - \sum_s P(s_t{=}s, z_t{=}0 \mid x) + P(s_t{=}s, z_t{=}1 \mid x)\, a_{t-1}(s).$$
 
@@ -224,7 +225,8 @@ class CopyChain:
         return change_from_stay(stay, self)
 
     def predictive(self, belief: Tensor) -> Float[Tensor, "*b T"]:
-        """log p(x_t | Q_t-1), the evidence of each step given the belief carried into it; the first has none."""
+        """log p(x_t | Q_t-1), the evidence of each step given the belief about the previous one; the first step has
+        none."""
         drawn, held, scale = self._first_step()
         first = torch.logaddexp(drawn, held).logsumexp(-1, keepdim=True) + scale
         kept = (self.log_held[..., 1:, :] + belief[..., :-1, :].log()).logsumexp(-1)
@@ -256,8 +258,8 @@ class CopyChain:
         return Marginals(bound + scale[..., 0, 0], fresh, held, initial)
 
     def _first_step(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-weights [*b, K] of drawing and of holding each state at the first step, and what both lack, [*b, 1]: the
-        logarithm of the sum of `log_initial`."""
+        """Log-weights [*b, K] of drawing and of holding each state at the first step, and their
+        common factor, [*b, 1]: the logarithm of the sum of `log_initial`."""
         fresh, held = self.log_fresh[..., 0, :], self.log_held[..., 0, :]
         if self.log_initial is None:
             return fresh, torch.full_like(fresh, -torch.inf), torch.zeros_like(fresh[..., :1])
@@ -275,7 +277,7 @@ class CopyChain:
         return initial, flat(self.log_fresh, 2), flat(self.log_held, 2), self.lengths.reshape(size)
 
     def _results(self, operator: Op) -> list[Tensor]:
-        """What an operator finds, log p(x) first, with the batch axes of the chain."""
+        """The results of an operator, log p(x) first, with the batch axes of the chain."""
         *results, failed = operator(*self._tables())
         self._check(failed, results[0])
         return [self._shaped(table) for table in results]
@@ -289,7 +291,7 @@ class CopyChain:
 
 
 def _entropy_of_shares(x: Tensor, y: Tensor) -> Tensor:
-    """(x + y) times the entropy of the shares of x and y in it; 0 where either is."""
+    """(x + y) times the entropy of the shares of x and y in it; 0 if either is 0."""
     both = (x > 0) & (y > 0)
     x, y = x.where(both, 1.0), y.where(both, 1.0)
     total = (x + y).log()

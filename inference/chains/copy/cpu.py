@@ -1,9 +1,9 @@
 r"""Copy chains on the CPU: the kernels of `cpu_recursions` and `cpu_paths` behind the operators.
 
-Threads take whole sequences, but two share one that is alone.
+Threads take whole sequences; two threads share a single one.
 
-Sequences that a kernel marks risky, since they lean on weights too far apart for its number format, are computed again
-in float64, and if that is not enough, by logarithms in plain torch.
+A kernel marks sequences as risky if their weights are too far apart for its number format. These are computed again in
+float64, and if that is not enough, by logarithms in plain torch.
 """
 
 import math
@@ -70,8 +70,8 @@ def viterbi(*tables: Any) -> Results:
 
 
 @op.sample.kernel("cpu")
-def sample(*given: Any) -> Results:
-    *tables, uniform = given
+def sample(*arguments: Any) -> Results:
+    *tables, uniform = arguments
     tables = _selected(tables)
     (_, _, _, failed), verdict, inputs, filtered = _filter(*tables)
     path = torch.full(uniform.shape[:3], -1)
@@ -85,7 +85,7 @@ def sample(*given: Any) -> Results:
 
 
 def _filter(*tables: Any) -> tuple[Results, Tensor, Inputs, Outputs]:
-    """The results of `filter`, a verdict on each sequence, and what the kernel read and wrote."""
+    """The results of `filter`, a verdict on each sequence, and the kernel's inputs and outputs."""
     log_fresh = tables[1]
     inputs, log_sum = _read(*tables)
     state, redraw = _new(tables, log_fresh), _new(tables, log_fresh[:, :, 0])
@@ -103,7 +103,7 @@ def _filter(*tables: Any) -> tuple[Results, Tensor, Inputs, Outputs]:
 
 
 def _smooth(function: Callable[..., Results], twin: Callable[..., Results], tables: Any, **wanted: Tensor) -> Results:
-    """log p(x), those of the `Outputs` that are wanted, and the failed steps."""
+    """log p(x), the `Outputs` that are wanted, and the failed steps."""
     sequences, steps, states = tables[1].shape
     inputs, log_sum = _read(*tables)
     outputs, (value, verdict, failed) = _written(inputs, **wanted)
@@ -122,21 +122,21 @@ def _smooth(function: Callable[..., Results], twin: Callable[..., Results], tabl
 
 
 def _from_both_ends(limits: Limits, inputs: Inputs, outputs: Outputs) -> bool:
-    """Smooth one sequence on two threads, from both ends to the middle and back; whether that succeeded.
+    """Smooth one sequence on two threads, from both ends to the middle and back; whether it succeeded.
 
-    It may not: a future without the belief that belongs to it may be too small to be trusted, and it does not tell
-    which observation is impossible. Results do not depend on the number of threads.
+    It may fail, because a future without its belief may be too small to be reliable, and does not show which
+    observation is impossible. Results do not depend on the number of threads.
     """
     steps, states, dtype = int(inputs.lengths[0]), inputs.log_fresh.shape[2], inputs.log_fresh.dtype
     rows = min(max(1, weights.BLOCK // states), -(-steps // 2))
     blocks = -(-steps // rows)
     middle = blocks // 2
-    left, right = (0, 0, middle), (0, middle, blocks)
+    first_half, second_half = (0, 0, middle), (0, middle, blocks)
     near, far = (new_block(rows, states, part, dtype) for part in (middle, blocks - middle))
     near.kept[0] = inputs.start[0]
     (before, verdict, _), (after, trusted) = _both(
-        lambda: sweep_forward(inputs, limits, left, near),
-        lambda: sweep_futures(inputs, limits, right, far),
+        lambda: sweep_forward(inputs, limits, first_half, near),
+        lambda: sweep_futures(inputs, limits, second_half, far),
     )
     if verdict != FINE or not trusted:
         return False
@@ -146,8 +146,8 @@ def _from_both_ends(limits: Limits, inputs: Inputs, outputs: Outputs) -> bool:
         return math.isfinite(outputs.value[0])
     near.future[:] = far.future
     _, (after, verdict) = _both(
-        lambda: sweep_backward(inputs, limits, left, near, outputs),
-        lambda: meet_futures(inputs, limits, right, near.kept[middle], far, outputs),
+        lambda: sweep_backward(inputs, limits, first_half, near, outputs),
+        lambda: meet_futures(inputs, limits, second_half, near.kept[middle], far, outputs),
     )
     outputs.value[0] = before + after
     return verdict == FINE
@@ -164,30 +164,30 @@ def _both(*functions: Callable[[], Any]) -> list[Any]:
 
 
 def _read(log_initial: Tensor | None, log_fresh: Tensor, log_held: Tensor, lengths: Tensor) -> tuple[Inputs, Tensor]:
-    """The tables as arrays, and the logarithm of what the initial table was divided by, [N] in float64."""
+    """The tables as arrays, and the logarithm of the divisor of the initial table, [N] in float64."""
     if log_initial is None:
         log_start = torch.full_like(log_fresh[:, 0], -torch.inf, dtype=torch.float64)
         log_sum = torch.zeros_like(log_start[:, 0])
     else:
         log_sum = log_initial.double().logsumexp(-1)
-        log_start = log_initial.double().log_softmax(-1)  # not less log_sum, which beside 1e30 is rounded
+        log_start = log_initial.double().log_softmax(-1)  # not `- log_sum`, which is rounded next to 1e30
     start = _array(log_start)
-    # 0 only for what is impossible; by numpy, as torch would wake its threads for it
+    # 0 only for impossible states; by numpy, as torch would use threads for it
     belief = np.where(start > -np.inf, np.maximum(np.exp(start), FLOOR), 0.0)
     return Inputs(_array(log_fresh), _array(log_held), start, belief, _array(lengths)), log_sum
 
 
 def _written(inputs: Inputs, **wanted: Tensor) -> tuple[Outputs, tuple[Tensor, Tensor, Tensor]]:
-    """Where the kernels write, and the tensors of value, verdict and failed step that lie there."""
+    """The arrays for the kernels' outputs, and the tensors of value, verdict and failed step among them."""
     n = len(inputs.lengths)
-    own = torch.empty(n, dtype=torch.float64), torch.full((n,), FINE), torch.full((n,), -1)
+    per_sequence = torch.empty(n, dtype=torch.float64), torch.full((n,), FINE), torch.full((n,), -1)
     none: Any = np.empty((n, 1, 0), inputs.log_fresh.dtype)
-    outputs = Outputs(*map(_array, own), np.empty((n, 0)), none, none[:, 0], none, none, none[:, 0])  # pyright: ignore
-    return outputs._replace(**{name: _array(table) for name, table in wanted.items()}), own
+    outputs = Outputs(*map(_array, per_sequence), np.empty((n, 0)), none, none[:, 0], none, none, none[:, 0])  # pyright: ignore
+    return outputs._replace(**{name: _array(table) for name, table in wanted.items()}), per_sequence
 
 
 def _run(task: Callable[..., None], inputs: Inputs, *others: Any, pass_on: bool = True) -> None:
-    """Call `task(n0, n1, inputs, *others)`, or `task(n0, n1)`, on ranges of sequences that cover them all."""
+    """Call `task(n0, n1, inputs, *others)`, or `task(n0, n1)`, on ranges that cover all sequences."""
     sequences, steps, states = inputs.log_fresh.shape
     arguments = (inputs, *others) if pass_on else ()
     parts = ranges(sequences, max(1, -(-_MIN_WORK // (steps * states))))
@@ -197,7 +197,7 @@ def _run(task: Callable[..., None], inputs: Inputs, *others: Any, pass_on: bool 
 def _trusted(
     verdict: Tensor, results: Results, function: Callable[..., Results], twin: Callable[..., Results], tables: Any
 ) -> Results:
-    """The results, those of risky sequences replaced by `function` in float64, or by its twin where that was tried."""
+    """The results, with risky sequences from `function` in float64, or from its plain form if that was tried."""
     index = (verdict == RISKY).nonzero().squeeze(-1)
     if len(index):
         safer = function if tables[1].dtype == torch.float32 else partial(twin, exact=True)
@@ -216,6 +216,6 @@ def _array(table: Tensor) -> Any:
 
 
 def _new(tables: Any, like: Tensor) -> Tensor:
-    """A new tensor like another; zeros if some sequence is not going to fill its part of it."""
+    """A new tensor like another; zeros if some sequence does not fill its part."""
     ragged = bool((tables[3] < tables[1].shape[1]).any())
     return torch.zeros(like.shape, dtype=like.dtype) if ragged else empty_like(like)

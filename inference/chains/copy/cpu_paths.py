@@ -24,7 +24,7 @@ def _better(log_fresh, log_held, t, best, offset, drawn):
 
 @kernel
 def viterbi_range(n0, n1, inputs, path, redraw, gain, failed):
-    """Best paths and their redraws of sequences n0..n1, and by how much each step raises their log-weight."""
+    """Best paths and their redraws of sequences n0..n1, and the log-weight that each step adds."""
     steps, states = inputs.log_fresh.shape[1:]
     best, ends, drawn = np.empty(states), np.empty(steps, np.int64), np.empty((steps, states), np.bool_)
     for i in range(n0, n1):
@@ -52,7 +52,7 @@ def viterbi_range(n0, n1, inputs, path, redraw, gain, failed):
 
 @kernel
 def sample_range(n0, n1, inputs, filtered, uniform, path, redraw):
-    """Draws for sequences n0..n1 from what was filtered, with uniform numbers [n, N, T, 2]."""
+    """Draws for sequences n0..n1 from filtered beliefs, with uniform numbers [n, N, T, 2]."""
     log_fresh, log_held, start, state = inputs.log_fresh, inputs.log_held, inputs.start, filtered.state
     n, states = len(uniform), log_fresh.shape[2]
     narrow = log_held.shape[2] < states

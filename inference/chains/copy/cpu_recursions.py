@@ -1,14 +1,14 @@
-r"""The recursions of copy chains as numba kernels: O(K) a step, little memory beside the results.
+r"""The recursions of copy chains as numba kernels: O(K) per step, with little memory besides the results.
 
-A sequence is taken in blocks of steps, whose weights and beliefs a thread holds in a `Block`. A sweep forward keeps the
-belief at the start of every block. A sweep backward takes the blocks from the last to the first, fills the block again,
-and walks it from its end; the last one is still there, and most sequences have no other. Every step is divided by
-$c_t \sum_s a_t(s) b_t(s)$, which is $c_t$ but for rounding, so that no error accumulates.
+A sequence is processed in blocks of steps; a thread holds the weights and beliefs of one in a `Block`. A forward sweep
+keeps the belief at the start of every block. A backward sweep takes the blocks from the last to the first, fills the
+block again, and processes it from its end. The last block is still there, and most sequences have only one. Every step
+is divided by $c_t \sum_s a_t(s) b_t(s)$, which equals $c_t$ except for rounding, so that no error accumulates.
 
-Two threads can share one sequence: while the one sweeps the first half forward, the other sweeps the futures $b_t$ of
-the second half backward; then they exchange what they found in the middle, and each goes back where it came from.
+Two threads can share one sequence: while one sweeps the first half forward, the other sweeps the futures $b_t$ of the
+second half backward. Then they exchange their results in the middle, and each sweeps its half in the other direction.
 
-A `stretch` is a sequence with the first of its blocks and the end of them.
+A `stretch` is the number of a sequence, with its first block and the end of its blocks.
 """
 
 import math
@@ -36,7 +36,7 @@ def _advance(fresh, held, belief, r, scale):
 
 @kernel
 def _guard(fresh, held, belief, r, total, limits):
-    """Keep beliefs from vanishing; whether a lost state gained by being held."""
+    """Keep beliefs from underflow; whether a lost state gained by being held."""
     floor, lost, gained = FLOOR * total, limits.lost * total, 0
     for s in range(fresh.shape[1]):
         before, weight = belief[r, s], belief[r + 1, s]
@@ -57,7 +57,7 @@ def _scale(belief, r, scale):
 def _forward(inputs, limits, i, t0, block, weighed):
     """The steps of a block from t0, from the belief in row 0 to that in the last; their number, and a verdict.
 
-    The verdict is with the last row that is not fine. `weighed`: the weights are in the block already.
+    The row is the last one with a verdict that is not fine. `weighed`: the block already has the weights.
     """
     log_fresh, log_held = inputs.log_fresh[i], inputs.log_held[i]
     fresh, held, belief = block.fresh, block.held, block.belief
@@ -104,7 +104,7 @@ def _log_total(block, n, total, carry):
 
 @kernel
 def _sums(fresh, belief, r, future):
-    """The sums of the belief after step r, and of its redraws, both times their future."""
+    """The sums of the belief after step r, and of its redraws, both multiplied by the future."""
     reached, drawn = 0.0, 0.0
     for s in range(fresh.shape[1]):
         reached += belief[r + 1, s] * future[0, s]
@@ -114,7 +114,7 @@ def _sums(fresh, belief, r, future):
 
 @kernel
 def _retreat(held, belief, r, future, drawn, scale):
-    """The future of the step before; 0 for states that cannot be reached, as it may grow without bound there."""
+    """The future of the previous step; 0 for states that cannot be reached, as it could overflow there."""
     for s in range(held.shape[1]):
         x = (held[r, s] * future[0, s] + drawn) * scale
         future[0, s] = 0.0 if belief[r, s] == 0.0 else x
@@ -140,7 +140,7 @@ def _held_share(held, belief, r, future, scale, out, at):
 
 @kernel
 def _backward(i, t0, n, block, outputs):
-    """Walk the n steps from t0 that are in the block, from the future after them to that before them."""
+    """Process the block's n steps from t0 backward, from the future after them to the future before them."""
     fresh, held, belief, future = block.fresh, block.held, block.belief, block.future
     for r in range(n - 1, -1, -1):
         reached, drawn = _sums(fresh, belief, r, future)
@@ -166,10 +166,10 @@ def sweep_forward(inputs, limits, stretch, block):
     for b in range(first, last):
         t0 = b * len(block.totals)
         block.belief[0] = block.kept[b - first]
-        n, row, found = _forward(inputs, limits, i, t0, block, False)
-        if found != FINE:
-            verdict, failed = found, t0 + row
-        if found == IMPOSSIBLE:
+        n, row, block_verdict = _forward(inputs, limits, i, t0, block, False)
+        if block_verdict != FINE:
+            verdict, failed = block_verdict, t0 + row
+        if block_verdict == IMPOSSIBLE:
             break
         total, carry = _log_total(block, n, total, carry)
         block.kept[b - first + 1] = block.belief[n]
@@ -191,7 +191,7 @@ def sweep_backward(inputs, limits, stretch, block, outputs):
 
 @kernel
 def _retreat_alone(fresh, held, r, future, scale):
-    """The future of the step before, scaled, its largest and its least value, where no belief is known."""
+    """The future of the previous step, scaled, without beliefs; its largest and its least value."""
     drawn = 0.0
     for s in range(fresh.shape[1]):
         drawn += fresh[r, s] * future[0, s]
@@ -205,7 +205,7 @@ def _retreat_alone(fresh, held, r, future, scale):
 
 @kernel
 def sweep_futures(inputs, limits, stretch, block):
-    """Futures of a stretch, that after each block is kept; the log of their scale, and whether to trust them."""
+    """Futures of a stretch; the one after each block is kept. The log of their scale, and whether they are reliable."""
     i, first, last = stretch
     log_fresh, log_held = inputs.log_fresh[i], inputs.log_held[i]
     block.future[:] = 1.0
@@ -234,9 +234,9 @@ def meet_futures(inputs, limits, stretch, belief, block, outputs):
     for b in range(first, last):
         t0 = b * len(block.totals)
         block.belief[0] = belief
-        n, _, found = _forward(inputs, limits, i, t0, block, b == first)
-        verdict = max(verdict, found)
-        if found == IMPOSSIBLE:
+        n, _, block_verdict = _forward(inputs, limits, i, t0, block, b == first)
+        verdict = max(verdict, block_verdict)
+        if block_verdict == IMPOSSIBLE:
             break
         total, carry = _log_total(block, n, total, carry)
         belief[:] = block.belief[n]
@@ -247,7 +247,7 @@ def meet_futures(inputs, limits, stretch, belief, block, outputs):
 
 @kernel
 def smooth_range(n0, n1, limits, inputs, block, outputs):
-    """Evidence of sequences n0..n1, and those posteriors that are wanted."""
+    """Evidence of sequences n0..n1, and the posteriors that are wanted."""
     rows = len(block.totals)
     wanted = outputs.state.size > 0 or outputs.fresh.size > 0
     for i in range(n0, n1):
@@ -274,10 +274,10 @@ def filter_range(n0, n1, limits, inputs, block, outputs):
     for i in range(n0, n1):
         block.belief[0] = inputs.start[i]
         for t0 in range(0, inputs.lengths[i], len(totals)):
-            n, row, found = _forward(inputs, limits, i, t0, block, False)
-            if found != FINE:
-                outputs.verdict[i], outputs.failed[i] = found, t0 + row
-            if found == IMPOSSIBLE:
+            n, row, block_verdict = _forward(inputs, limits, i, t0, block, False)
+            if block_verdict != FINE:
+                outputs.verdict[i], outputs.failed[i] = block_verdict, t0 + row
+            if block_verdict == IMPOSSIBLE:
                 break
             _write(block.belief, n, outputs.state, i, t0)
             for r in range(n):

@@ -1,12 +1,12 @@
-r"""What the kernels of copy chains work on, and how log-weights become weights that can be multiplied and added.
+r"""Inputs, outputs and memory of the kernels of copy chains, and weights from log-weights.
 
 Weights are in the precision of the tables, and relative to the largest of their step. No number may underflow to a 0
-that means "impossible". So a weight below `lowest` is raised to it, and a belief below `FLOOR` likewise; such a state
-is *lost*: its belief is an upper bound, not a value. That is harmless as long as a lost state gains nothing but from a
-redraw. If one rises above `lost` by being held, or all of a step's weight is below `least`, the sequence is `RISKY`,
-and is for the caller to compute in another way.
+that means "impossible". So a weight below `lowest` is raised to it, and a belief below `FLOOR` likewise. Such a state
+is *lost*: its belief is an upper bound, not a value. This is harmless while a lost state gains only from redraws. If
+one rises above `lost` by being held, or the total weight of a step is below `least`, the sequence is `RISKY`, and the
+caller computes it in another way.
 
-Rows are passed as a table and an index: a slice of its own for every row would be counted by numba's memory manager.
+Rows are passed as a table and an index, because numba's memory manager would count a slice for every row.
 """
 
 import math
@@ -23,19 +23,19 @@ from ...numerics.compilation import kernel
 from ...numerics.elementary import exp
 
 FINE, IMPOSSIBLE, RISKY = 0, 1, 2
-FLOOR = 1e-150  # the least belief that is not 0: times the least weight it is still a normal number
-_CHUNK = 1024  # weights that are made at once, in the first-level cache
+FLOOR = 1e-150  # the least belief that is not 0; its product with the least weight is still a normal number
+_CHUNK = 1024  # weights that are computed together, in the first-level cache
 BLOCK = 262_144  # weights of each kind in a block
 
 
 class Limits(NamedTuple):
-    """What numbers the recursions trust; products of neighbouring ones are below the precision of the tables."""
+    """The limits of reliable numbers; products of neighbouring ones are below the precision of the tables."""
 
     lowest: float  # the least log-weight of a step, relative to its largest, other than -inf
     least: float  # the least total weight of a step
     lost: float  # the belief below which a state is lost
-    share: float  # what a lost state may contribute, in parts of a redraw
-    calm: float  # if all redraws weigh more than this, no state is lost and none that was lost matters
+    share: float  # largest contribution of a lost state, relative to a redraw
+    calm: float  # if all redraws have more weight than this, no state is lost, and earlier lost states do not matter
 
 
 LIMITS = {
@@ -45,7 +45,7 @@ LIMITS = {
 
 
 class Inputs(NamedTuple):
-    """What kernels read: all sequences."""
+    """The tables that kernels read, of all sequences."""
 
     log_fresh: NDArray  # [N, T, K]
     log_held: NDArray  # [N, T, K] or [N, T, 1]
@@ -55,7 +55,7 @@ class Inputs(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """What kernels write; an array without columns is not wanted."""
+    """The tables that kernels write; an array without columns is not wanted."""
 
     value: NDArray  # [N]
     verdict: NDArray  # [N]
@@ -69,14 +69,14 @@ class Outputs(NamedTuple):
 
 
 class Block(NamedTuple):
-    """The weights and beliefs of one block, and what is kept of the others."""
+    """The weights and beliefs of one block, and the kept vectors of all blocks."""
 
     fresh: NDArray  # [rows, K]
     held: NDArray  # [rows, K]
     belief: NDArray  # [rows + 1, K], before and after each step
     totals: NDArray  # [rows], c_t
     redrawn: NDArray  # [rows], the sum of the weights of redraws
-    shifts: NDArray  # [rows], the logarithm of what the weights were divided by
+    shifts: NDArray  # [rows], the logarithm of the weights' divisor
     future: NDArray  # [1, K], b_t
     kept: NDArray  # [blocks + 1, K], beliefs before each block, or futures after it
 
@@ -109,7 +109,7 @@ def _extremum(name: str, flags: tuple[str, ...]) -> Any:
     return pick
 
 
-# Of two numbers neither of which is NaN, in one instruction; and of any two, where NaN is the answer if either is.
+# The first two are one instruction each, for numbers other than NaN; `highest` is NaN if either number is.
 larger, smaller = _extremum("maxnum", ("nnan", "nsz")), _extremum("minnum", ("nnan", "nsz"))
 highest = _extremum("maximum", ("nsz",))
 
@@ -142,13 +142,13 @@ def _fill(out, r, value):
 
 @kernel
 def rows_at_once(n, states):
-    """How many of n rows to make at once."""
+    """The number of rows, of n, to compute together."""
     return max(1, min(n, _CHUNK // states))
 
 
 @kernel
 def weigh(log_fresh, log_held, t0, rows, block, lowest):
-    """Weights of the steps t0 + r of some rows r of a block, and the logarithms of what they were divided by."""
+    """Weights of the steps t0 + r for some rows r of a block, and the logarithms of their divisors."""
     fresh, held, shifts = block.fresh, block.held, block.shifts
     states = fresh.shape[1]
     narrow = log_held.shape[1] < states

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from ...numerics.gpu import accumulated, launch, triton
 from ...numerics.gpu_sequences import side_by_side
-from ..cuda_stretches import Found, Kernel, Stretches, in_stretches
+from ..cuda_stretches import Kernel, Stretches, WindowResults, in_stretches
 from . import op
 from .cuda_paths import sampled_paths, viterbi_paths
 from .cuda_recursions import recursions
 
-MOST = 1024  # states, which lie in the registers of one program
+MOST = 1024  # states, in the registers of one program
 _DRAWS = 512  # of a program, times states
 Results = tuple[Tensor, ...]
 
@@ -24,23 +24,23 @@ def _takes(initial: Tensor | None, fresh: Tensor, *others: Any) -> bool:
 
 def _find(
     kernel: Kernel, stretches: Stretches, initial: Tensor | None, fresh: Tensor, held: Tensor, lengths: Tensor
-) -> Found:
-    """What a kernel finds of stretches; see `in_stretches`."""
+) -> WindowResults:
+    """The results of a kernel for windows; see `in_stretches`."""
     starts = None if initial is None else stretches.starts(initial).flatten(0, 1)
     tables = stretches.cut(fresh), stretches.cut(held), stretches.lengths(lengths)
     windows = starts, *(table.flatten(0, 1) for table in tables)
     increment, filtered, drawn, failed = (x.unflatten(0, (len(lengths), -1)) for x in _filter(*windows))
-    smoothed, found = None, [stretches.join(increment).sum(-1)]
+    smoothed, results = None, [stretches.join(increment).sum(-1)]
     if kernel is _filter:
-        found = [stretches.join(x) for x in (increment, filtered, drawn)]
+        results = [stretches.join(x) for x in (increment, filtered, drawn)]
     elif kernel is not _log_normalizer:
         _, smoothed, *others, _ = (x.unflatten(0, (len(lengths), -1)) for x in _smooth(*windows))
         if kernel is _marginals:
             _, *others, first, _ = (x.unflatten(0, (len(lengths), -1)) for x in _marginals(*windows))
-            found += [*map(stretches.join, others), first[:, 0]]
+            results += [*map(stretches.join, others), first[:, 0]]
         else:
-            found += map(stretches.join, (smoothed, *others))
-    return Found(failed, filtered, smoothed, found)
+            results += map(stretches.join, (smoothed, *others))
+    return WindowResults(failed, filtered, smoothed, results)
 
 
 def _log_normalizer(*tables: Any) -> Results:
@@ -84,15 +84,15 @@ def viterbi(*tables: Any) -> Results:
 
 
 @op.sample.kernel("cuda", _takes)
-def sample(*given: Any) -> Results:
-    *tables, uniform = given
+def sample(*arguments: Any) -> Results:
+    *tables, uniform = arguments
     (n, steps, states), draws = tables[1].shape, len(uniform)
     path, redraw, failed = *_paths(draws, n, steps, like=tables[3]), _like(tables[3])
     padded = triton.next_power_of_2(states)
     together = min(triton.next_power_of_2(max(1, draws)), max(1, _DRAWS // padded))
     options = {"J": together, "P": padded, "num_warps": max(1, together * padded // 64)} | _kind(tables)
     grid = (n * triton.cdiv(draws, together),)
-    launch(sampled_paths, grid, *_read(*given), path, redraw, failed, n, steps, states, draws, **options)
+    launch(sampled_paths, grid, *_read(*arguments), path, redraw, failed, n, steps, states, draws, **options)
     return path, redraw, failed
 
 
@@ -109,18 +109,18 @@ def _recursions(tables: Any, **wanted: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _kind(tables: Any) -> dict[str, Any]:
-    """What of the tables a kernel is compiled for."""
+    """The compile-time constants of a kernel for these tables."""
     return {"NARROW": tables[2].shape[-1] == 1, "DTYPE": accumulated(tables[1])}
 
 
 def _paths(*shape: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Paths and redraws of no steps, as they are beyond the ends of sequences."""
+    """Paths and redraws with the values after the ends of sequences."""
     path = like.new_full(shape, -1)
     return path, torch.zeros_like(path, dtype=torch.bool)
 
 
 def _read(initial: Tensor | None, fresh: Tensor, held: Tensor, *others: Tensor) -> tuple[Any, ...]:
-    """The tables as the kernels take them: one that there always is comes first."""
+    """The tables in the kernels' order; the first one is never None."""
     tables = fresh, held, initial, *others
     return tuple(None if table is None else table.detach().contiguous() for table in tables)
 

@@ -1,13 +1,14 @@
 r"""The best path and random paths of copy chains as Triton kernels, without tables of every state at every step.
 
-A path is told by the ends of its runs: the state at the last step, when that was drawn, the state at the step before,
-and so on. Whether a state at a step was drawn there or held depends on nothing later: of the best path on which weight
-is larger, of a random one on the step's own uniform number. So on the way forward each state carries since when it is
-held, and a step writes no more than its best state, or the one that its uniform number picks from the filtered belief,
-with the step at which that one's run began. The way back reads those, and skips what no run ends in.
+The ends of its runs determine a path: the state at the last step, the step of its redraw, the state at the step before
+that, and so on. Whether a state was redrawn or held at a step does not depend on later steps: for the best path it
+depends on the larger weight, for a random path on the uniform number of the step. So in the forward pass each state
+carries the step of its last redraw, and a step writes only its best state, or the state that its uniform number picks
+from the filtered belief, with the step at which the run of that state began. The backward pass reads these, and skips
+steps in which no run ends.
 
-O(K) a step, for each draw as well; 2wK bytes read a step, w bytes a number, and of each path 9 written, 8 of them
-twice; a program makes several draws of one sequence, for which it filters once.
+O(K) per step, also for each draw. With w bytes per number, a step reads 2wK bytes, and writes 9 bytes for each path, 8
+of them twice. A program makes several draws of one sequence, for which it filters once.
 """
 
 from ...numerics.gpu import STRIDE, constexpr, kernel, position, rows, tl, within
@@ -21,7 +22,7 @@ _MOST = constexpr(1 << 62)
 
 @kernel
 def _trace(path, redraw, at, length, high, mask):
-    """Paths from the ends of runs, which they are written over."""
+    """Paths from the ends of runs; the paths overwrite them."""
     none = at * 0
     state, begin, t = none, none + length, high - 1
     tl.debug_barrier()  # what one thread has written, another may read
@@ -44,7 +45,7 @@ def viterbi_paths(
     fresh, held, initial, lengths, path, redraw, value, failed, n, steps, states,
     S: constexpr, P: constexpr, NARROW: constexpr, DTYPE: constexpr,
 ):  # fmt: skip
-    """The best paths of S sequences by sums in float64; of equally good ones one that holds, else the least state."""
+    """The best paths of S sequences by sums in float64; of equally good ones, one that holds, then the least state."""
     b, there, k, lanes, length = sequences(position(0), lengths, n, states, S, P)
     high = tl.max(length)
     by_step, by_state = b * steps, b * steps * states + k

@@ -1,20 +1,20 @@
 r"""The recursions of copy chains as a Triton kernel: sequences side by side, to their last step and back.
 
-Steps follow one another: the product of two of them is no step, so time is not cut into chunks. What comes after the
-observations so far is not carried back as a message, but as a posterior. Given the state after a step, the gate
-depends on nothing later, and a redraw forgets all but the belief $a_{t-1}$ before it. With $k_t(s)$ the share of
+The product of two steps is not a step of the same form, so time is not cut into chunks. The backward pass carries a
+posterior instead of a message. Given the state after a step, the gate does not depend on later steps, and before a
+redraw only the belief $a_{t-1}$ matters. With $k_t(s)$ the share of
 $held_t(s)\, a_{t-1}(s)$ in itself plus $fresh_t(s)$,
 
 $$P(s_{t-1} \mid x) = k_t\, P(s_t \mid x) + a_{t-1} \textstyle\sum_s (1 - k_t(s))\, P(s_t{=}s \mid x).$$
 
-All terms are positive and sum to one: nothing overflows, and nothing is divided by a sum that may vanish. On the way
-forward beliefs are noted in the table of the results; on the way back each is read before it is replaced.
+All terms are positive and sum to one: nothing overflows, and no divisor can vanish. The forward pass
+stores beliefs in the table of the results; the backward pass reads each before it replaces it.
 
-O(K) a step, w bytes a number. The evidence reads both tables, 2wK bytes a step ((1 + 1/K) wK where `log_held` has one
-column). Filtering writes wK more. Smoothing reads the tables twice, and writes, reads and writes its result: 7wK;
-marginals one wK more. A chain whose tables are products has one table to read: filtering takes 2wK, smoothing 5wK.
-About 50 instructions and 2 exponentials (1 where tables are products) a state and step, as many on the way back. No
-memory but that of the results.
+O(K) per step, with w bytes per number. The evidence reads both tables, 2wK bytes per step ((1 + 1/K) wK if `log_held`
+has one column). Filtering writes wK more. Smoothing reads the tables twice, and writes, reads and writes its result:
+7wK; marginals one wK more. A factored chain has one table to read: filtering takes 2wK, smoothing 5wK.
+About 50 instructions and 2 exponentials (1 for factored chains) per state and step, as many in the backward pass. No
+memory besides the results.
 """
 
 from ...numerics.gpu import constexpr, kernel, position, rows, tl, within
@@ -79,7 +79,7 @@ def _smooth(
     posterior, source, gates, state, redraw, in_fresh, in_held, drawn, by_step, by_state,
     there, lanes, length, high, states, REDRAWN: constexpr, NARROW: constexpr, DTYPE: constexpr,
 ):  # fmt: skip
-    """Back from the posterior of the last states to that of the first; each step's is written over its belief."""
+    """From the posterior of the last states back to the first; the posterior of each step overwrites its belief."""
     scratch, by_held = state if in_fresh is None else in_fresh, by_step if NARROW else by_state
     t, all_drawn = high - 1, posterior.to(tl.float64) * 0
     tl.debug_barrier()  # what one thread has written, another may read
@@ -125,7 +125,8 @@ def _there_and_back(
     m, e, scale, source, gates, value, failed, increment, state, redraw, in_fresh, in_held, drawn, b, k, there, lanes,
     length, steps, states, REDRAWN: constexpr, NARROW: constexpr, DTYPE: constexpr,
 ):  # fmt: skip
-    """From the belief before the first step, and back to its posterior if more than filtering is wanted."""
+    """The forward pass from the belief before the first step, and the backward pass if more than filtering is
+    wanted."""
     by_step, by_state, high = b * steps, b * steps * states + k, tl.max(length)
     scratch = None if increment is not None else (state if in_fresh is None else in_fresh)
     m, e, total, wrong = _filter(
@@ -162,8 +163,8 @@ def recursions(
     fresh, held, initial, lengths, value, failed, increment, state, redraw, in_fresh, in_held, in_initial,
     n, steps, states, S: constexpr, P: constexpr, NARROW: constexpr, DTYPE: constexpr,
 ):  # fmt: skip
-    """Evidence and failed step of S sequences, and those of the other tables that are not None: either of filtering
-    (`increment`, `state`, `redraw`), of smoothing (`state`, `redraw`), or the shares `in_...` of the given tables."""
+    """Evidence and failed step of S sequences, and the other tables that are not None: those of filtering
+    (`increment`, `state`, `redraw`), of smoothing (`state`, `redraw`), or the shares `in_...` of the input tables."""
     b, there, k, lanes, length = sequences(position(0), lengths, n, states, S, P)
     m, e, scale = start(initial, b, k, states, lanes, P, DTYPE)
     by_step, by_state = b * steps, b * steps * states + k
@@ -181,8 +182,8 @@ def factored_recursions(
     log_likelihood, log_redraw, log_hold, log_state, number_of, tables_of, lengths, value, failed, increment, state,
     redraw, held, drawn, n, steps, states, gates, S: constexpr, P: constexpr, DTYPE: constexpr,
 ):  # fmt: skip
-    """The same of chains whose tables are products: filtering (`increment`, `state`, `redraw`), or what was redrawn and
-    held at each step and drawn of each state at all (`state`, `redraw`, `held`, `drawn`)."""
+    """The same for factored chains: filtering (`increment`, `state`, `redraw`), or smoothing with the probabilities of
+    a redraw and a hold at each step, and the sums of redraws of each state (`state`, `redraw`, `held`, `drawn`)."""
     b, there, k, lanes, length = sequences(position(0), lengths, n, states, S, P)
     m, e, scale = start(None, b, k, states, lanes, P, DTYPE)
     number, tables = tl.load(number_of + b, there, 0), tl.load(tables_of + b, there, 0)

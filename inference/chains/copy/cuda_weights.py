@@ -1,13 +1,12 @@
-r"""Weights and beliefs of copy chains on a GPU: numbers m 2^e whose exponent is a number of its own.
+r"""Weights and beliefs of copy chains on a GPU: numbers m 2^e with a separate exponent.
 
-No weight underflows, and none has to be watched for it, however far apart the log-weights of a step lie: m is near 1,
-in the precision of the tables, and e, an integer in float64, reaches beyond every log-weight that may be given. Two
-numbers are added by the powers of two between them, which cost a shift of bits. So a step takes two exponentials and
-some fifty other instructions a state (one exponential where tables are products), and no logarithm but that of its sum;
-what it waits for is one largest exponent and one sum over states. 0 has m = 0 and the lowest e. NaN and +inf make m
-NaN, and with it the sum.
+No weight underflows for any log-weights of a step, without checks: m is near 1, in the precision of the tables, and e,
+an integer in float64, covers every valid log-weight. Two numbers are added by the power of two between them, which is a
+shift of bits. So a step takes two exponentials and some fifty other instructions per state (one exponential for
+factored chains), and one logarithm, of its sum. It waits for one largest exponent and one sum over states. 0 has m = 0
+and the lowest e. NaN and +inf make m NaN, and with it the sum.
 
-All tables are [S, P], or [S, 1] where states are alike.
+All tables are [S, P], or [S, 1] if they are equal for all states.
 """
 
 from ...numerics.gpu import INTERPRETED, constexpr, kernel, rows, tl, within
@@ -24,7 +23,7 @@ _LOG2E = constexpr(1.4426950408889634)
 
 @kernel
 def power(e, dtype: constexpr):
-    """2^e for integers e <= 1023, or 127; 0 where that is small beyond the format."""
+    """2^e for integers e <= 1023, or 127; 0 if it underflows."""
     if dtype == tl.float64:
         found = ((tl.maximum(e, -1023) + 1023).to(tl.int32).to(tl.int64) << 52).to(tl.float64, bitcast=True)
     else:
@@ -61,20 +60,20 @@ def split(log, shift, dtype: constexpr):
 
 @kernel
 def _finite(largest):
-    """What logarithms are divided by: the largest, if there is one."""
+    """The shift of logarithms: the largest, if there is one."""
     return tl.where(largest == NONE, 0.0, largest)
 
 
 @kernel
 def number(m, e, dtype: constexpr):
-    """m 2^e in the ordinary format, 0 where it is too small for that."""
+    """m 2^e as a floating-point number, 0 if it underflows."""
     return m * power(e, dtype)
 
 
 @kernel
 def factored(likelihood, redraw, hold, state, number, tables, k, steps, states, gates, lanes, dtype: constexpr):
-    """Where a chain's weights come from, if they are products: three tables, in the rows `number` (of likelihoods) and
-    `tables` [S, 1], gates of every step or one for all, and log P(state) as weights over the largest."""
+    """The source of the weights of a factored chain: three tables, in the rows `number` (of likelihoods) and `tables`
+    [S, 1], with gates of every step or one for all, and P(state) as weights divided by the largest."""
     x = tl.where(lanes, tl.load(state + tables * states + k, lanes, 0.0).to(dtype), NONE)
     shift = _finite(tl.max(x, 1, keep_dims=True))
     m, e = split(x, shift, dtype)
@@ -88,7 +87,8 @@ def log_weights(
 ):
     """The rows of all tables at t, t + direction, ..., AHEAD of them.
 
-    `source`: both tables, as pointers into row 0, or what `factored` says. `gates`: 1, or 0 where all steps share them.
+    `source`: both tables, as pointers into row 0, or the result of `factored`. `gates`: 1, or 0 if all steps share
+        them.
     """
     first = rows(source[0], t, direction, 0, steps, states, lanes, dtype, AHEAD)
     if len(source) == 2:
@@ -102,9 +102,9 @@ def log_weights(
 
 @kernel
 def weigh(source, found, i: constexpr, t, there, lanes, REDRAWN: constexpr, dtype: constexpr):
-    """The weights of a step, fresh and held, over the largest of them or near it, and the logarithm of that, [S, 1].
+    """The weights of a step, fresh and held, divided by about the largest, and the logarithm of the divisor, [S, 1].
 
-    REDRAWN: the first step is, whatever is said of gates or of holding.
+    REDRAWN: the first step is redrawn; its gates and its holding weights are ignored.
     """
     x = tl.where(lanes, found[0][i], NONE)
     if len(source) == 2:
@@ -130,7 +130,7 @@ def weigh(source, found, i: constexpr, t, there, lanes, REDRAWN: constexpr, dtyp
 
 @kernel
 def normalise(m, e, dtype: constexpr):
-    """Numbers that add up to one; the sum [S, 1] of the given ones as m 2^e."""
+    """Numbers that add up to one; the sum [S, 1] of the arguments as m 2^e."""
     top = tl.max(e, 1, keep_dims=True)
     total = tl.sum(m * power(e - top, dtype), 1, keep_dims=True)
     m, e = settle(m / tl.where(total > 0, total, 1.0), e - top, dtype)
@@ -147,9 +147,8 @@ def reach(m, e, m_fresh, e_fresh, m_held, e_held, dtype: constexpr):
 
 @kernel
 def note(m, e, from_fresh, from_held, dtype: constexpr):
-    """What the way back has to know of a step, one number a state: the belief before it; or, as a negative number,
-    the ratio of what was held to what was redrawn, where the belief is too small for the format, and so for a redraw
-    to have come from there."""
+    """The record of a step for the backward pass, one number per state: the belief before it. If the belief underflows,
+    a redraw cannot have come from that state; the record is then minus the ratio of the held to the redrawn weight."""
     ratio = tl.where(from_fresh > 0, from_held / tl.where(from_fresh > 0, from_fresh, 1.0), INFINITE)
     ratio = tl.minimum(
         tl.maximum(ratio, 1e-300 if dtype == tl.float64 else 1e-37), 1e300 if dtype == tl.float64 else 1e37
@@ -160,7 +159,7 @@ def note(m, e, from_fresh, from_held, dtype: constexpr):
 
 @kernel
 def recall(noted, m_fresh, e_fresh, m_held, e_held, dtype: constexpr):
-    """The belief before a step, and the weights of what it redraws and holds, on one scale for each state."""
+    """The belief before a step, and the redrawn and held weights, on one scale for each state."""
     before = tl.maximum(noted, 0.0)
     m, e = settle(before, before.to(tl.float64) * 0, dtype)
     from_fresh, from_held, _ = reach(m, e, m_fresh, e_fresh, m_held, e_held, dtype)
@@ -170,15 +169,15 @@ def recall(noted, m_fresh, e_fresh, m_held, e_held, dtype: constexpr):
 
 @kernel
 def log_sum(total, top, shift):
-    """log(total 2^top) + shift in float64; total not above 0 gives a number that means nothing."""
+    """log(total 2^top) + shift in float64; for a total that is not above 0 the number is invalid."""
     return tl.log(tl.where(total > 0, total, 1.0)).to(tl.float64) + top * LN2 + shift.to(tl.float64)
 
 
 @kernel
 def start(initial, b, k, states, lanes, P: constexpr, dtype: constexpr):
-    """The belief before the first step, and the logarithm [S, 1] of what it was divided by.
+    """The belief before the first step, and the logarithm [S, 1] of its divisor.
 
-    Where the first step redraws it is 0; where no state is possible NaN, as then no step is.
+    If the first step redraws, the belief is 0. If no state is possible, it is NaN, so that all steps fail.
     """
     if initial is None:
         m = tl.where(lanes, 0.0, 0.0).to(dtype)

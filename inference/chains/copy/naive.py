@@ -1,8 +1,8 @@
-r"""Copy chains as the Markov chains that they are: over pairs $(z_t, s_t)$, by the textbook's recursions.
+r"""Copy chains as Markov chains over pairs $(z_t, s_t)$, by the textbook's recursions.
 
-A pair moves to $(1, s')$ with weight $fresh_t(s')$ and to $(0, s')$ with weight $held_t(s')$ if $s' = s$; all that is
-known of the state before the first step is in the weights of the first pairs. O(K^2) a step, in probabilities;
-differentiable wherever the tables are, -inf included. Arguments and results are those of `plain`.
+A pair moves to $(1, s')$ with weight $fresh_t(s')$ and to $(0, s')$ with weight $held_t(s')$ if $s' = s$. The weights
+of the first pairs include the belief before the first step. O(K^2) per step, in probabilities;
+differentiable for all tables, -inf included. Arguments and results are those of `plain`.
 """
 
 from itertools import pairwise
@@ -68,9 +68,9 @@ def viterbi(*tables: Any) -> Results:
     return torch.where(pair < 0, -1, pair % K), pair >= K, torch.stack(value), failed
 
 
-def sample(*given: Any) -> Results:
-    """path [n, N, T], redraw [n, N, T], failed [N], from uniform numbers [n, N, T, 2]: the last of the arguments."""
-    *tables, uniform = given
+def sample(*arguments: Any) -> Results:
+    """path [n, N, T], redraw [n, N, T], failed [N], from uniform numbers [n, N, T, 2], the last argument."""
+    *tables, uniform = arguments
     start, moves, _, lengths = _pairs(*tables)
     _, state, _, failed = filter(*tables)
     path, redraw = torch.full(uniform.shape[:3], -1), torch.zeros(uniform.shape[:3], dtype=torch.bool)

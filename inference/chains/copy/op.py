@@ -1,10 +1,10 @@
-"""The operators of copy chains, whose values and errors `CopyChain` hands out.
+"""The operators of copy chains; `CopyChain` returns their values and raises their errors.
 
 All take `log_initial [N, K]` or None, `log_fresh [N, T, K]`, `log_held [N, T, K]` or `[N, T, 1]`, `lengths [N]`. The
-last result is `failed [N]`: the first step of each sequence whose observation is impossible or not a number, or -1; the
-rest means nothing where a sequence failed.
+last result is `failed [N]`: the first step of each sequence whose observation is impossible or not a number, or -1;
+other results of a failed sequence are invalid.
 
-The gradient of log p(x) is the posterior shares of the tables' entries, and comes out of the same pass.
+The gradient of log p(x) is the posterior share of each table's entries, from the same pass.
 """
 
 import torch
@@ -17,10 +17,10 @@ Results = tuple[Tensor, ...]
 
 
 def _by_shares(call: Call, d_value: Tensor | None, *others: Tensor | None) -> Gradients | None:
-    """The gradient of log p(x) alone: the marginals, which are there already."""
+    """The gradient of log p(x) alone: the marginals, which are already computed."""
     if d_value is None or any(grad is not None for grad in others):
         return None
-    if torch.is_grad_enabled():  # someone will differentiate these gradients
+    if torch.is_grad_enabled():  # these gradients may be differentiated
         return replay(plain.log_normalizer, call, (d_value, None))
     _, fresh, held, initial, _ = call.outputs
     by_step = d_value[:, None, None]
@@ -64,7 +64,7 @@ sample = Op(f"copy_sample({_TABLES}, Tensor uniform) -> {tensors(3)}", plain.sam
 
 
 def log_normalizer(*tables: Tensor | None) -> tuple[Tensor, Tensor]:
-    """log p(x) [N], and failed; with the gradient at hand where one will be asked for."""
+    """log p(x) [N], and failed; computed with the gradient if one may be needed."""
     if differentiated(*tables):
         value, *_, failed = marginals(*tables)
         return value, failed

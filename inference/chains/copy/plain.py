@@ -1,16 +1,17 @@
-r"""Copy chains in plain torch: one step at a time over all sequences and states; any device, differentiable at will.
+r"""Copy chains in plain torch: one step at a time over all sequences and states, on any device, differentiable any
+number of times.
 
-Beliefs are kept as logarithms in float64, whatever the dtype of the tables, so that no state is ever lost:
+Beliefs are logarithms in float64 for any dtype of the tables, so that no state is lost:
 
 $$n_t = \log(e^{held_t + l_{t-1}} + e^{fresh_t + m_{t-1}}), \quad l_t = n_t - c_t, \quad
 m_t = \log \textstyle\sum_s e^{l_t(s)}$$
 
-Here $c_t = \log \sum_s e^{n_t(s)}$ is a constant as far as derivatives are concerned, so $m_t$ is 0 in value while it
-carries the derivative. Then every derivative is a sum of positive terms, and small ones are as exact as large ones.
+Here $c_t = \log \sum_s e^{n_t(s)}$ counts as a constant for derivatives, so $m_t$ has the value 0 and carries the
+derivative. Then every derivative is a sum of positive terms, and small ones are as exact as large ones.
 
-Steps beyond the end of a sequence hold the state with weight 1. Arguments and results are those of `op`. Where no
+Steps after the end of a sequence hold the state with weight 1. Arguments and results are those of `op`. If no
 derivative is recorded, the steps of few small sequences are multiplied all at once (`chains.log_products`), unless the
-result is to be `exact` however far weights lie apart.
+result must be `exact` for weights of any ratio.
 """
 
 from typing import Any, NamedTuple
@@ -29,8 +30,8 @@ class _Steps(NamedTuple):
 
     fresh: Tensor  # [T, N, K]
     held: Tensor  # [T, N, K]
-    start: Tensor  # [N, K], log P(s_0), over its sum as a constant
-    scale: Tensor  # [N, 1], the logarithm of that sum; 0 where the first step redraws
+    start: Tensor  # [N, K], log P(s_0), normalised by a constant
+    scale: Tensor  # [N, 1], the logarithm of its sum; 0 if the first step redraws
     inside: Tensor  # [T, N], whether the step belongs to the sequence
     narrow: bool  # whether the table of holding has one column
     dtype: torch.dtype  # of the tables
@@ -40,7 +41,7 @@ class _Forward(NamedTuple):
     before: Tensor  # [T, N, K], l_{t-1}
     after: Tensor  # [T, N, K], l_t
     carried: Tensor  # [T, N, 1], m_{t-1}
-    left: Tensor  # [T, N, 1], m_t
+    mass: Tensor  # [T, N, 1], m_t
     total: Tensor  # [T, N, 1], c_t
     failed: Tensor  # [N]
 
@@ -54,7 +55,7 @@ def _steps(log_initial: Tensor | None, log_fresh: Tensor, log_held: Tensor, leng
         start, scale = torch.zeros_like(fresh[0]), fresh.new_zeros(fresh.shape[1], 1)
     else:
         start = log_initial.double()
-        top = start.detach().amax(-1, keepdim=True)  # of which 1e30 would leave nothing of the sum
+        top = start.detach().amax(-1, keepdim=True)  # a value of 1e30 would swamp the sum
         start = (start - top).clamp_min(NEVER)
         total = start.detach().logsumexp(-1, keepdim=True)
         start, scale = start - total, top + total
@@ -64,7 +65,7 @@ def _steps(log_initial: Tensor | None, log_fresh: Tensor, log_held: Tensor, leng
 
 
 def _log_add(x: Tensor, y: Tensor) -> Tensor:
-    if differentiated(x, y):  # the second derivative of logaddexp is NaN where x and y are far apart
+    if differentiated(x, y):  # the second derivative of logaddexp is NaN if x and y are far apart
         return torch.stack(torch.broadcast_tensors(x, y)).logsumexp(0)
     return torch.logaddexp(x, y)
 
@@ -92,7 +93,7 @@ def _forward(steps: _Steps, exact: bool) -> _Forward:
         return _forward_at_once(steps)
     belief = steps.start
     mass = torch.zeros_like(steps.scale) if not differentiated(steps.start) else belief.logsumexp(-1, keepdim=True)
-    before, after, carried, left, totals = [], [], [], [], []
+    before, after, carried, masses, totals = [], [], [], [], []
     for fresh, held in zip(steps.fresh.unbind(0), steps.held.unbind(0), strict=True):
         before.append(belief)
         carried.append(mass)
@@ -101,11 +102,11 @@ def _forward(steps: _Steps, exact: bool) -> _Forward:
         total = log_sum.detach()
         belief, mass = weight - total, log_sum - total
         after.append(belief)
-        left.append(mass)
+        masses.append(mass)
         totals.append(total)
     total = torch.stack(totals)
-    before, after, carried, left = map(torch.stack, (before, after, carried, left))
-    return _Forward(before, after, carried, left, total, _first_impossible(total))
+    before, after, carried, masses = map(torch.stack, (before, after, carried, masses))
+    return _Forward(before, after, carried, masses, total, _first_impossible(total))
 
 
 def _first_impossible(total: Tensor) -> Tensor:
@@ -115,7 +116,7 @@ def _first_impossible(total: Tensor) -> Tensor:
 
 
 def _evidence(steps: _Steps, forward: _Forward) -> Tensor:
-    return (steps.scale + forward.total.sum(0) + forward.left[-1]).squeeze(-1)
+    return (steps.scale + forward.total.sum(0) + forward.mass[-1]).squeeze(-1)
 
 
 def log_normalizer(*tables: Any, exact: bool = False) -> tuple[Tensor, ...]:
@@ -129,19 +130,19 @@ def filter(*tables: Any, exact: bool = False) -> tuple[Tensor, ...]:
     """log_increment [N, T] in float64, state [N, T, K], redraw [N, T], failed [N]."""
     steps = _steps(*tables)
     forward = _forward(steps, exact)
-    inside, left = steps.inside, forward.left
-    increment = (forward.total + left - forward.carried).squeeze(-1)
+    inside, mass = steps.inside, forward.mass
+    increment = (forward.total + mass - forward.carried).squeeze(-1)
     first = (steps.scale + forward.carried[0]).T
     increment = torch.cat([increment[:1] + first, increment[1:]])
-    state = (forward.after - left).exp().where(inside.unsqueeze(-1), 0.0)
-    drawn = steps.fresh.logsumexp(-1, keepdim=True) + forward.carried - forward.total - left
+    state = (forward.after - mass).exp().where(inside.unsqueeze(-1), 0.0)
+    drawn = steps.fresh.logsumexp(-1, keepdim=True) + forward.carried - forward.total - mass
     redraw = drawn.squeeze(-1).exp()
     state, redraw = (part.transpose(0, 1).to(steps.dtype) for part in (state, redraw.where(inside, 0.0)))
     return increment.where(inside, 0.0).T, state, redraw, forward.failed
 
 
 def _futures(steps: _Steps, forward: _Forward, exact: bool) -> tuple[Tensor, Tensor]:
-    """Log-weights of all that comes after each step [T, N, K], and of all [N, K], by the state before it."""
+    """Log-weights of all steps after each step [T, N, K], and of all steps [N, K], by the state before them."""
     if _at_once(steps, exact):
         all_steps = futures(_moves(steps))
         return torch.cat([all_steps[1:], torch.zeros_like(all_steps[:1])]), all_steps[0]
@@ -215,7 +216,7 @@ def sample(*tables_and_uniform: Any, exact: bool = False) -> tuple[Tensor, ...]:
     *tables, uniform = tables_and_uniform
     steps = _steps(*tables)
     forward = _forward(steps, exact)
-    belief = (forward.after - forward.left).exp()
+    belief = (forward.after - forward.mass).exp()
     uniform = uniform.permute(2, 3, 1, 0)  # [T, 2, N, n]
     drawn = torch.ones_like(uniform[0, 0], dtype=torch.bool)
     state = torch.zeros_like(drawn, dtype=torch.int64)

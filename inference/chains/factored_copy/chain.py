@@ -3,9 +3,9 @@ r"""Copy chains whose tables are products: gates that all states share, states, 
 $$P(s_{1:T}, z_{1:T}, x) = state(s_1)\, likelihood_1(s_1) \prod_{t > 1} likelihood_t(s_t)
 \begin{cases} redraw_t\, state(s_t) & z_t = 1 \\ hold_t\,[s_t = s_{t-1}] & z_t = 0 \end{cases}$$
 
-So it is where an observation says nothing of the gate beyond the state. It is the chain of `copy.chain` with
-$fresh_t = redraw_t \cdot state \odot likelihood_t$ and $held_t = hold_t\, likelihood_t$, whose recursions read one
-table instead of two, and take one exponential where those take two.
+The tables have this form if an observation depends on the gate only through the state. This is the chain of
+`copy.chain` with $fresh_t = redraw_t \cdot state \odot likelihood_t$ and $held_t = hold_t\, likelihood_t$. Its
+recursions read one table instead of two, and take one exponential instead of two.
 """
 
 from functools import cached_property
@@ -38,23 +38,25 @@ class FactoredCopyChain:
     r"""The posterior over paths of a copy chain whose tables are products.
 
     Arguments:
-        log_redraw: [*b, T], $\log P(z_t{=}1)$ of every step, or [*b, 1] for all alike. The first step redraws, whatever
-            the gates say of it.
+        log_redraw: [*b, T], $\log P(z_t{=}1)$ of every step, or [*b, 1] for all steps. The first step redraws, and its
+            gates are ignored.
         log_hold: [*b, T] or [*b, 1], $\log P(z_t{=}0)$.
-        log_state: [*b, K], $\log P(s_t{=}s \mid z_t{=}1)$, that of the first state too.
+        log_state: [*b, K], $\log P(s_t{=}s \mid z_t{=}1)$, also for the first state.
         log_likelihood: [*b, T, K], $\log p(x_t \mid s_t)$.
-        lengths: [*b], each sequence's number of steps; None: all have T. What the tables hold beyond it is ignored.
+        lengths: [*b], each sequence's number of steps; None: all have T. Table entries after the end are ignored.
 
     Weights are numbers of size up to 1e290 or -inf, an impossible event, and results are right to the rounding of their
-    size. They need not be normalised. Batch axes broadcast, and no table is copied for those of another.
+    size. They need not be normalised. Batch axes broadcast, and no table is copied for the batch axes of another.
 
     Raises:
-        TypeError: tables that are not float32 or float64 tensors of one dtype on one device; lengths of no integers.
+        TypeError: tables that are not float32 or float64 tensors of one dtype on one device; lengths that are not
+            integers.
         ValueError: shapes or lengths that do not fit together. From every method: an observation that is impossible
-            under every state, or a table with NaN or +inf, with its sequence and step; log p(x) beyond the dtype.
+            under every state, or a table with NaN or +inf, with its sequence and step; log p(x) out of range of the
+            dtype.
 
     >>> import torch, samplehold as sh
-    >>> seen = torch.tensor([0, 0, 1, 0, 0, 1, 1, 1, 1])  # one of two states, seen rightly four times in five
+    >>> seen = torch.tensor([0, 0, 1, 0, 0, 1, 1, 1, 1])  # one of two states, observed correctly four times in five
     >>> likelihood = torch.where(seen.unsqueeze(-1) == torch.arange(2), 0.8, 0.2)
     >>> redraw, state = torch.tensor([0.1]), torch.tensor([0.5, 0.5])
     >>> chain = sh.chains.FactoredCopyChain(redraw.log(), (1 - redraw).log(), state.log(), likelihood.log())
@@ -84,7 +86,7 @@ class FactoredCopyChain:
 
     @cached_property
     def multiplied_out(self) -> CopyChain:
-        """The same chain, of tables that are not factored."""
+        """The same chain with multiplied tables."""
         for name in ("log_redraw", "log_hold", "log_state", "log_likelihood"):
             check_weights(name, getattr(self, name))
         tables = multiplied_out(self.log_redraw, self.log_hold, self.log_state, self.log_likelihood)
@@ -151,7 +153,7 @@ class FactoredCopyChain:
         return self._multiplied_out("entropy")
 
     def between(self, before: Tensor | None, after: Tensor | None) -> CopyChain:
-        """These steps as a stretch of a longer chain; see `Chain.between`. The first step counts as drawn."""
+        """These steps as a part of a longer chain; see `Chain.between`. The first step counts as redrawn."""
         return self._multiplied_out("between", before, after)
 
     def change_probability(self) -> Float[Tensor, "*b T"]:
@@ -159,23 +161,24 @@ class FactoredCopyChain:
         return self._multiplied_out("change_probability")
 
     def predictive(self, belief: Tensor) -> Float[Tensor, "*b T"]:
-        """log p(x_t | Q_t-1), the evidence of each step given the belief carried into it; the first has none."""
+        """log p(x_t | Q_t-1), the evidence of each step given the belief about the previous one; the first step has
+        none."""
         return self._multiplied_out("predictive", belief)
 
     def mean_field(self, state: Tensor | None = None, sweeps: int = 5) -> Marginals:
         """Independent steps, see `Chain.mean_field`."""
         return self._multiplied_out("mean_field", state, sweeps)
 
-    def _multiplied_out(self, verb: str, *given: Any) -> Any:
-        """What the chain of the multiplied tables finds; what is wrong with these is wrong with those here."""
+    def _multiplied_out(self, verb: str, *arguments: Any) -> Any:
+        """The result of a method of the chain with multiplied tables; errors name the tables of this chain."""
         with naming("log_redraw, log_hold, log_state, log_likelihood", "log_fresh"):
-            return getattr(self.multiplied_out, verb)(*given)
+            return getattr(self.multiplied_out, verb)(*arguments)
 
     def _tables(self) -> tuple[Tensor, ...]:
         return self.log_redraw, self.log_hold, self.log_state, self.log_likelihood, self.lengths
 
     def _results(self, operator: Op) -> list[Tensor]:
-        """What an operator finds, log p(x) first."""
+        """The results of an operator, log p(x) first."""
         *results, failed = operator(*self._tables())
         self._check(failed, results[0])
         return results

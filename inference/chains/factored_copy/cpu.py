@@ -1,8 +1,8 @@
-"""Factored copy chains on the CPU: what surrounds the kernels of `cpu_moves`, for few sequences, and of `cpu_lanes`.
+"""Factored copy chains on the CPU, by the kernels of `cpu_moves` for few sequences, and of `cpu_lanes` for many.
 
 The states' table is divided by its largest entry, the gates of each step by the larger, the likelihoods of each step by
-theirs; the logarithms of these divisors and of the normalisers of the forward sweep add up to log p(x). Sequences of
-which the kernels are not certain are multiplied out, and go to those of chains that are not factored.
+the largest. The logarithms of these divisors and of the normalisers of the forward sweep add up to log p(x). If the
+kernels are not certain of a sequence, its tables are multiplied out, and the kernels of general copy chains take it.
 """
 
 from functools import partial
@@ -28,15 +28,15 @@ Results = tuple[Tensor, ...]
 
 
 class _Scale(NamedTuple):
-    """What the tables of each sequence were divided by, as logarithms."""
+    """The divisors of the tables of each sequence, as logarithms."""
 
     first: np.ndarray  # [B], the largest of the states
     moves: np.ndarray  # [B, T] or [B, 1], the larger gate of each step, with that of a fresh state
-    least: np.ndarray  # [B], the least weight then with which a step draws a state, if it may
+    least: np.ndarray  # [B], the least weight above 0 of a redraw of a state, after division
     lengths: np.ndarray
 
     def of_all(self) -> np.ndarray:
-        """Of whole sequences."""
+        """The log divisors of whole sequences."""
         after = self.lengths - 1
         if self.moves.shape[1] == 1:
             return self.first + np.where(after > 0, self.moves[:, 0], 0.0) * after
@@ -44,7 +44,7 @@ class _Scale(NamedTuple):
         return self.first + np.take_along_axis(sums, after[:, None], 1)[:, 0]
 
     def of_steps(self, n_steps: int) -> np.ndarray:
-        """Of each step of each sequence, [B, T]."""
+        """The log divisors of each step of each sequence, [B, T]."""
         steps = np.arange(n_steps)
         return np.where(steps < self.lengths[:, None], np.where(steps == 0, self.first[:, None], self.moves), 0.0)
 
@@ -52,11 +52,11 @@ class _Scale(NamedTuple):
 def _prepare(*tables: Tensor) -> tuple[Inputs, _Scale]:
     log_redraw, log_hold, log_state, log_likelihood, lengths = tables
     dtype, (n_steps, n_states) = log_likelihood.dtype, log_likelihood.shape[-2:]
-    own = np.broadcast_shapes(log_redraw.shape[:-1], log_hold.shape[:-1], log_state.shape[:-1])
+    table_axes = np.broadcast_shapes(log_redraw.shape[:-1], log_hold.shape[:-1], log_state.shape[:-1])
     gates = max(log_redraw.shape[-1], log_hold.shape[-1])
-    redraw, of = entries(log_redraw.double().expand(*own, gates), 1, lengths.shape)
-    hold, _ = entries(log_hold.double().expand(*own, gates), 1, lengths.shape)
-    state, _ = entries(log_state.double().expand(*own, n_states), 1, lengths.shape)
+    redraw, of = entries(log_redraw.double().expand(*table_axes, gates), 1, lengths.shape)
+    hold, _ = entries(log_hold.double().expand(*table_axes, gates), 1, lengths.shape)
+    state, _ = entries(log_state.double().expand(*table_axes, n_states), 1, lengths.shape)
     top = state.max(1)
     top = np.where(np.isfinite(top), top, 0.0)
     start = np.exp(state - top[:, None])
@@ -85,19 +85,19 @@ def _prepare(*tables: Tensor) -> tuple[Inputs, _Scale]:
         tiny=number(TINY[dtype]),
         least=number(LEAST[dtype]),
     )
-    drawn = redraw if gates == 1 else redraw[:, 1:]  # nothing is asked of the gate of the first step, which may be any
+    drawn = redraw if gates == 1 else redraw[:, 1:]  # the gate of the first step is not used
     least = np.fmin.reduce(drawn, 1, initial=1.0) * np.where(start > 0, start, 1.0).min(1)
     return inputs, _Scale(top[of], moves[of], least[of], counted)
 
 
 def _new(lengths: Tensor, like: Tensor, *shape: int) -> Tensor:
-    """A new table; zeros if some sequence is not going to fill its part of it."""
+    """A new table; zeros if some sequence does not fill its part."""
     made = torch.empty(lengths.numel(), *shape, dtype=like.dtype)
     return made.zero_() if bool((lengths < like.shape[-2]).any()) else made
 
 
 def _sweep(inputs: Inputs, like: Tensor, **tables: Tensor) -> Any:
-    """Fill the tables of the `Outputs`; of which sequences [B] the sweeps in both directions kept every digit."""
+    """Fill the tables of the `Outputs`; whether the sweeps in both directions kept all digits, by sequence [B]."""
     certain, none = np.ones((len(inputs.lengths), 2), np.uint8), np.empty(0, inputs.start.dtype)
     arrays: dict[str, Any] = {name: table.view(-1).numpy() for name, table in tables.items()}
     outputs = Outputs(**{"log_increment": none, "held": none, "counts": none, "certain": certain.ravel()} | arrays)
@@ -115,7 +115,7 @@ def _sweep(inputs: Inputs, like: Tensor, **tables: Tensor) -> Any:
 
 
 def _evidence_and_state(lengths: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Room for what every sweep finds: float64 numbers [B], and a table of states."""
+    """Tables for the results of every sweep: float64 numbers [B], and a table of states."""
     total = torch.empty(lengths.numel(), dtype=torch.float64)
     return total, torch.empty(lengths.numel(), *like.shape[-2:], dtype=like.dtype)
 
@@ -132,8 +132,8 @@ def filter(*tables: Tensor) -> Results:
     certain &= scale.least >= MIXES[like.dtype]
 
     def exactly(*tables: Any) -> Results:
-        found, filtered, drawn, failed = general.filter(*tables)
-        return found.sum(-1), filtered, found, drawn, failed
+        increment, filtered, drawn, failed = general.filter(*tables)
+        return increment.sum(-1), filtered, increment, drawn, failed
 
     return _answer(tables, certain, (total.to(like), state, increment, redraw), exactly)
 
@@ -157,7 +157,7 @@ def posterior(*tables: Tensor) -> Results:
 
 
 def _answer(tables: Any, certain: np.ndarray, results: Results, exactly: Any) -> Results:
-    """The results, those of sequences that are not certain by the chain multiplied out, and failed steps."""
+    """The results, with uncertain sequences from the chain multiplied out, and failed steps."""
     *factors, lengths = tables
     failed = torch.full((lengths.numel(),), -1)
     (doubtful,) = np.nonzero(~certain)

@@ -1,7 +1,7 @@
-"""Blocks of steps of sequences side by side, for `cpu_lanes`: how tables get into them, and results out of them.
+"""Blocks of steps of sequences side by side, for `cpu_lanes`: loading of tables and writing of results.
 
-A row of W numbers is of one step, and of one state where there are several. So a table is transposed on its way, in
-squares of W rows, whatever the number of states.
+A row of W numbers has one step, and one state if there are several, of W sequences. So tables are transposed in squares
+of W rows, for any number of states.
 """
 
 from typing import Any, NamedTuple
@@ -14,34 +14,34 @@ from ...numerics.elementary import exp
 from ...numerics.lanes import BYTES, by_sign, larger, load, load_some, splat, store, store_some, transpose, width
 
 _BLOCK = 1 << 18  # bytes of each table of a block
-_ALONE = 1 << 22  # bytes up to which there is but one block, that is filled once: what outer caches hold
+_ALONE = 1 << 22  # bytes up to which there is only one block, filled once; the size of an outer cache
 
 
 class Block(NamedTuple):
     """The steps of W sequences that a thread works on, in rows of W numbers; row r is step t + r, for each state."""
 
-    likelihood: Any  # [(R + 1) * K * W], over the largest; then b, that of the step after the block in the last row;
+    likelihood: Any  # [(R + 1) * K * W], divided by the largest; then b, with the step after the block in the last row;
     # or [(T + 1) * K * W] of all steps
-    weight: Any  # [(R + 1) * K * W], a, that of the step before the block in the first row; then P(s | x)
-    kept: Any  # [blocks * K * W], a over its sum before each block
-    met: Any  # [blocks * K * W], b of the first step of each block but the first
+    weight: Any  # [(R + 1) * K * W], a, with the step before the block in the first row; then P(s | x)
+    kept: Any  # [blocks * K * W], normalised a before each block
+    met: Any  # [blocks * K * W], b of the first step of each block except the first
     state: Any  # [K * W], pi
     counted: Any  # [K * W], sums of redraws
     sums: Any  # the same in float64
-    gates: Any  # [2 * W], hold and redraw where they are constant
+    gates: Any  # [2 * W], hold and redraw if they are constant
     hold: Any  # [(R + W) * W]
     redraw: Any  # [(R + W) * W]
     top: Any  # [R * W], the logarithms of the largest likelihoods
     mass: Any  # [R * W], the sums of a
     drawn: Any  # [R * W], P(z = 1 | ..)
     held: Any  # [R * W], P(z = 0 | x)
-    ends: Any  # [W], the steps of each sequence from t on, less a half
-    wanted: Any  # [W], not negative where the block is of steps of which results are wanted
+    ends: Any  # [W], the number of steps of each sequence from t on, minus a half
+    wanted: Any  # [W], not negative if results are wanted of the block's steps
     evidence: Any  # [4 * W], the sum of `top` and its rounding error; the exponent and the mantissa of all masses
-    sure: Any  # [2 * W], 1 where a direction kept every digit
-    after: Any  # [2 * W], of the step after the block: one over the sum of b, and pi b over it
-    begin: Any  # [W], where each sequence's numbers begin
-    count: Any  # [W], and how many there are
+    sure: Any  # [2 * W], 1 if a direction kept all digits
+    after: Any  # [2 * W], of the step after the block: one over the sum of b, and pi b divided by the sum
+    begin: Any  # [W], the address of each sequence's numbers
+    count: Any  # [W], their count
 
 
 def rows_of(n_steps: int, n_states: int, dtype: torch.dtype) -> int:
@@ -52,12 +52,12 @@ def rows_of(n_steps: int, n_states: int, dtype: torch.dtype) -> int:
 
 
 def likelihoods_of(n_steps: int, n_states: int, dtype: torch.dtype, rows: int) -> int:
-    """How many numbers the likelihoods of so many steps are, in blocks."""
+    """The size of the likelihoods of `n_steps` steps, in blocks."""
     return (-(-n_steps // rows) * rows + 1) * n_states * (BYTES // dtype.itemsize)
 
 
 def new_block(n_steps: int, n_states: int, dtype: torch.dtype, rows: int, kept: np.ndarray | None = None) -> Block:
-    """Room for a thread's work, with so many steps in a block; `kept` is that for the likelihoods of all steps."""
+    """A thread's working memory, with `rows` steps in a block; `kept` is memory for the likelihoods of all steps."""
     wide = BYTES // dtype.itemsize
     states, blocks = n_states * wide, -(-n_steps // rows)
     room = {"likelihood": likelihoods_of(rows, n_states, dtype, rows) if kept is None else 0}
@@ -66,7 +66,7 @@ def new_block(n_steps: int, n_states: int, dtype: torch.dtype, rows: int, kept: 
     room |= dict.fromkeys(("hold", "redraw"), (rows + wide) * wide)
     room |= dict.fromkeys(("top", "mass", "drawn", "held"), rows * wide)
     room |= {"evidence": 4 * wide, "sure": 2 * wide, "after": 2 * wide}
-    whole, begin = torch.empty(sum(room.values()), dtype=dtype).numpy(), 0  # all begin where a vector may
+    whole, begin = torch.empty(sum(room.values()), dtype=dtype).numpy(), 0  # all arrays are aligned for vectors
     arrays: dict[str, Any] = {}
     for name, size in room.items():
         arrays[name], begin = whole[begin : begin + size], begin + size
@@ -77,7 +77,7 @@ def new_block(n_steps: int, n_states: int, dtype: torch.dtype, rows: int, kept: 
 
 @lean_kernel
 def load_rows(table: Any, begin: Any, count: Any, into: Any, at: int, n: int, filler: Any) -> None:
-    """n rows, from into[at] on, <- as many numbers of each sequence; `filler` beyond its end."""
+    """n rows, from into[at] on, <- n numbers of each sequence; `filler` after its end."""
     wide = width(into)
     for i in range(0, n, wide):
         for lane in range(wide):
@@ -91,13 +91,13 @@ def load_rows(table: Any, begin: Any, count: Any, into: Any, at: int, n: int, fi
 
 @lean_kernel
 def write_rows(source: Any, first: int, result: Any, begin: Any, count: Any, n: int, lanes: int) -> None:
-    """So many numbers of each sequence <- n rows from the first; the rows are spent."""
+    """n numbers of each sequence <- n rows from `first`; the rows are overwritten."""
     wide = width(source)
     for i in range(0, n, wide):
         at = (first + i) * wide
         transpose(source, at)
         for lane in range(lanes):
-            if count[lane] - i >= wide:  # some processors take their time over a part of a vector
+            if count[lane] - i >= wide:  # some processors are slow with a part of a vector
                 store(result, begin[lane] + i, load(source, at + lane * wide))
             else:
                 store_some(result, begin[lane] + i, load(source, at + lane * wide), count[lane] - i)
@@ -115,7 +115,7 @@ def exponentiate_four(table: Any, i: int) -> None:
 
 @inlined
 def exponentiate(block: Any, at: int, n: int, states: int) -> None:
-    """Log-likelihoods to likelihoods over the largest of each step."""
+    """Log-likelihoods to likelihoods divided by the largest of each step."""
     likelihood, wide = block.likelihood, width(block.likelihood)
     for r in range(n):
         row = at + r * states
@@ -132,17 +132,18 @@ def exponentiate(block: Any, at: int, n: int, states: int) -> None:
 
 @inlined
 def place(inputs: Any, block: Any, group: Any, of: Any, t: int, each: int) -> None:
-    """Where the numbers of steps from t on begin, each of so many, in a table of which each sequence has row `of`."""
+    """The addresses of the numbers from step t on, `each` per step, in a table in which sequence b has row `of[b]`."""
     for lane in range(width(block.weight)):
         b = max(group[lane], 0)
-        left = inputs.lengths[b] - t if group[lane] >= 0 else 0
+        remaining = inputs.lengths[b] - t if group[lane] >= 0 else 0
         block.begin[lane] = (of[b] * inputs.n_steps + t) * each
-        block.count[lane] = left * each
+        block.count[lane] = remaining * each
 
 
 @inlined
 def load_steps(inputs: Any, block: Any, group: Any, at: int, t: int, n: int, known: bool) -> None:
-    """Fill the block with the tables of n steps from t on, and the gates of one more; with likelihoods if not known."""
+    """Fill the block with the tables of n steps from t on, and the gates of one more; with likelihoods unless
+    `known`."""
     wide, number = width(block.weight), block.weight.dtype.type
     one, zero = splat(number(1)), splat(number(0))
     place(inputs, block, group, inputs.table_of, t, 1)

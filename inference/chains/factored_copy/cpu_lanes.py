@@ -1,16 +1,16 @@
-r"""Factored copy chains side by side: a vector holds one number of as many sequences as it has lanes.
+r"""Factored copy chains side by side: each lane of a vector has a number of another sequence.
 
-Sums over states are then plain additions, few states leave no lane without work, and a step of all sequences costs what
-a step of one does. With $l_t$ the likelihoods of step t over the largest, and $\pi$ the states' table,
+Sums over states are then plain additions, few states leave no lane idle, and a step of all sequences costs the same as
+a step of one. With $l_t$ the likelihoods of step t divided by the largest, and $\pi$ the states' table,
 
 $$a_t = l_t \odot (hold_t\, a_{t-1} / \textstyle\sum a_{t-1} + redraw_t\, \pi), \qquad
 b_t = l_t \odot m_t, \quad m_{t-1} = (hold_t\, b_t + redraw_t\, \pi^\top b_t) / \textstyle\sum b_t,$$
 
-and posteriors are as in `cpu_moves`. A block of steps is taken at a time, whose likelihoods and $a_t$ stay near; the
-sweep forward keeps the $a_t$ between blocks, and the sweep backward fills all blocks but the last again.
+and posteriors are as in `cpu_moves`. Steps are processed in blocks, whose likelihoods and $a_t$ stay in the cache. The
+forward sweep keeps the $a_t$ between blocks, and the backward sweep fills all blocks except the last again.
 
-Beyond the end of a sequence a step changes nothing: it holds, and all likelihoods are 1. When numbers are dropped, and
-what is certain, is as in `chains.cpu_sweeps`.
+After the end of a sequence a step has no effect: it holds, and all likelihoods are 1. The rules for dropped numbers and
+certainty are those of `chains.cpu_sweeps`.
 """
 
 from functools import partial
@@ -35,13 +35,13 @@ from ...numerics.lanes import (
 from ...numerics.threads import in_parallel, worthwhile
 from .cpu_blocks import copy, load_steps, new_block, rows_of, write_rows
 
-_SECONDS = 2e-9  # that a step and state take
+_SECONDS = 2e-9  # for a step and state
 _LN2 = np.log(2.0)
 
 
 @inlined
 def forward(inputs: Any, block: Any, at: int, n: int) -> None:
-    """a of the steps in a block, from that in the first row, whose sum is 1."""
+    """a of the steps in a block, from the normalised a in the first row."""
     likelihood, weight, state, wide = block.likelihood, block.weight, block.state, width(block.weight)
     states, number, tiny = inputs.n_states * wide, weight.dtype.type, inputs.tiny
     one, zero, least = splat(number(1)), splat(number(0)), splat(inputs.least)
@@ -63,7 +63,7 @@ def forward(inputs: Any, block: Any, at: int, n: int) -> None:
 
 @inlined
 def keep(block: Any, n: int, states: int, table: Any, at: int) -> None:
-    """table[at:] <- the last a of a block over its sum."""
+    """table[at:] <- the last a of a block, normalised."""
     wide, row = width(table), n * states
     inverse = splat(table.dtype.type(1)) / load(block.mass, (n - 1) * wide)
     for s in range(0, states, wide):
@@ -72,7 +72,7 @@ def keep(block: Any, n: int, states: int, table: Any, at: int) -> None:
 
 @inlined
 def gain(block: Any, n: int) -> None:
-    """What the steps of a block add to log p(x)."""
+    """Add the steps of a block to log p(x)."""
     evidence, wide = block.evidence, width(block.evidence)
     high, low = load(evidence, 0), load(evidence, wide)
     power, product = load(evidence, 2 * wide), load(evidence, 3 * wide)
@@ -93,7 +93,7 @@ def gain(block: Any, n: int) -> None:
 
 @inlined
 def start_backward(block: Any, at: int, n: int, states: int) -> None:
-    """After the last step of all, all futures are 1."""
+    """Set all futures after the last step to 1."""
     wide, number = width(block.likelihood), block.likelihood.dtype.type
     for s in range(at + n * states, at + (n + 1) * states, wide):
         store(block.likelihood, s, splat(number(1)))
@@ -175,7 +175,7 @@ def start_group(inputs: Any, block: Any, group: Any) -> None:
 
 @inlined
 def write_totals(inputs: Any, outputs: Any, block: Any, group: Any, lanes: int, end: int, smoothing: bool) -> None:
-    """Write the results of whole sequences, and 0 beyond the end of all."""
+    """Write the results of whole sequences, and 0 after the end of all."""
     wide, k, n_steps, evidence = width(block.weight), inputs.n_states, inputs.n_steps, block.evidence
     for lane in range(lanes):
         b = group[lane]
@@ -241,10 +241,10 @@ def write_steps(
 
 @lean_kernel
 def sweep_lanes(inputs: Any, outputs: Any, wanted: Any, block: Any, groups: Any, part: int) -> None:
-    """Filter groups of sequences, [n, W] of their numbers with -1 for none, or smooth them where there are counts.
+    """Filter groups of sequences, [n, W] of their numbers with -1 for none, or smooth them if there are counts.
 
-    `wanted [B, 3]`: of each sequence the step from which, and that before which, the blocks begin of which results are
-    wanted; and before which there is room for them. `part`: -1 all, 0 what comes before the last block, 1 the rest.
+    `wanted [B, 3]`: results are wanted of blocks that begin from the first of these steps on and before the second; the
+    outputs have room before the third. `part`: -1 all steps, 0 the steps before the last block, 1 the rest.
     """
     k, wide = inputs.n_states, width(block.weight)
     states, rows, smoothing = k * wide, block.mass.size // wide, outputs.counts.size > 0
@@ -293,14 +293,14 @@ def sweep_lanes(inputs: Any, outputs: Any, wanted: Any, block: Any, groups: Any,
 
 
 def faster_side_by_side(inputs: Any) -> bool:
-    """Whether sequences take less time here than one by one: a step of few takes as long as one of many."""
+    """Whether sequences take less time here than one by one: a step of few sequences takes as long as one of many."""
     lengths = -np.sort(-inputs.lengths)
     wide = BYTES // inputs.log_likelihood.itemsize
     return bool(lengths.sum() >= (3 if inputs.n_states <= 8 else 6) * lengths[::wide].sum())
 
 
 def sweep_side_by_side(inputs: Any, outputs: Any) -> None:
-    """Filter, or smooth where there is room for counts: groups of sequences of like lengths, spread over threads."""
+    """Filter, or smooth if there is room for counts: groups of sequences of similar lengths, spread over threads."""
     dtype = torch.from_numpy(outputs.state).dtype
     n, wide = len(inputs.lengths), BYTES // dtype.itemsize
     groups, place = np.full((-(-n // wide), wide), -1), np.arange(n)
@@ -308,7 +308,7 @@ def sweep_side_by_side(inputs: Any, outputs: Any) -> None:
     n_threads = min(len(groups), worthwhile(outputs.state.size * _SECONDS))
     wanted = np.empty((n, 3), np.int64)
     wanted[:] = 0, inputs.n_steps, inputs.n_steps
-    # made here, not by the threads: torch lets go of the interpreter for each, and they would wait for one another
+    # made here, not by the threads: torch releases the interpreter for each, and threads would wait for one another
     rows = rows_of(inputs.n_steps, inputs.n_states, dtype)
     blocks = [new_block(inputs.n_steps, inputs.n_states, dtype, rows) for _ in range(n_threads)]
     in_parallel(

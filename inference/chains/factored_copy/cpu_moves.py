@@ -1,11 +1,11 @@
-r"""What the table of a factored copy chain does to the messages of `chains.cpu_sweeps`: O(K) a step.
+r"""The tables of factored copy chains in `chains.cpu_sweeps`, at O(K) per step.
 
-The moves of a copy chain are a Markov chain's whose matrix is a diagonal and one row for all states,
+The transition matrix of a copy chain is a diagonal plus equal rows,
 
 $$A_t = hold_t I + redraw_t \mathbf 1 \pi^\top, \qquad
 A_t^\top a = hold_t\, a + redraw_t \textstyle(\sum a) \pi, \qquad A_t b = hold_t\, b + redraw_t (\pi^\top b) \mathbf 1$$
 
-so that the sweeps for matrices serve. What is counted of a move from $a_{t-1}$ to $b_t$, with $n_{t-1}$ as there, is
+so the sweeps for matrices apply. The counts of a move from $a_{t-1}$ to $b_t$, with $n_{t-1}$ as there, are
 
 $$P(s_t, z_t{=}1 \mid x) = redraw_t\, \pi \odot b_t / n_{t-1}, \qquad
 P(z_t{=}0 \mid x) = hold_t \textstyle\sum a_{t-1} \odot b_t / n_{t-1}.$$
@@ -20,11 +20,11 @@ from ..cpu_sweeps import count, for_inputs, load_step, meet, push, record, step,
 
 
 class Inputs(NamedTuple):
-    """What the kernels read. Entry b of `..._of` says which one sequence b has."""
+    """The tables that kernels read. Entry b of `..._of` is the number of sequence b's table."""
 
     log_likelihood: Any
     likelihood_of: Any
-    start: Any  # pi over its largest entry, [n, P]; that of the first step too
+    start: Any  # pi divided by its largest entry, [n, P]; also for the first step
     start_of: Any
     padding: int  # P
     hold: Any  # [n, T] or [n, 1]
@@ -35,19 +35,19 @@ class Inputs(NamedTuple):
     n_steps: int
     n_states: int
     counted_at_once: int  # steps
-    tiny: Any  # numbers under it are dropped
-    least: Any  # normalisers under it leave doubt about the digits that this loses
+    tiny: Any  # smaller numbers are dropped
+    least: Any  # with smaller normalisers this may lose digits
 
 
 class Outputs(NamedTuple):
-    """What the kernels write; those of moves are not wanted where they have no entries."""
+    """The tables that kernels write; tables of moves without entries are not wanted."""
 
     state: Any  # [B * T * K]
     log_normalizer: Any  # [B], float64
     log_increment: Any  # [B * T], or nothing if smoothed
-    redraw: Any  # [B * T], P(z_t = 1 | ..); that of the first step is left alone
+    redraw: Any  # [B * T], P(z_t = 1 | ..); the first step is not written
     held: Any  # [B * T], P(z_t = 0 | x), or nothing if filtered
-    counts: Any  # [B * K], the sum over time of P(s_t, z_t = 1 | x) but for the first step, or nothing if filtered
+    counts: Any  # [B * K], the sum over time of P(s_t, z_t = 1 | x) without the first step, or nothing if filtered
     certain: Any  # [B * 2], whether each direction kept every digit
 
 
@@ -57,7 +57,7 @@ for_inputs(Inputs, step)(step_by_likelihood)
 
 @inlined
 def gate_of(inputs: Any, b: int, t: int) -> int:
-    """Where the gate of a step lies; that of the step after the last one may be any."""
+    """The address of the gate of a step; for the step after the last one, any gate."""
     of = inputs.table_of[b]
     return of if inputs.gates == 1 else of * inputs.gates + min(t, inputs.gates - 1)
 
@@ -103,7 +103,7 @@ def _record(inputs: Any, outputs: Any, work: Any, slot: int, b: int, t: int, mas
 
 @inlined
 def kept_share(inputs: Any, outputs: Any, work: Any, slot: int, row: int, gate: int, inverse: Any) -> Any:
-    """P(z_t = 0 | x) of a move to or from the record at `row`, where one minus that of redraws is inexact."""
+    """P(z_t = 0 | x) of a move to or from the record at `row`, if 1 - P(z_t = 1 | x) is inexact."""
     weight, p, zero = work.weight, padding(work), work.weight.dtype.type(0)
     kept = splat(zero)
     for j in range(0, p, width(weight)):
@@ -131,7 +131,7 @@ def _meet(inputs: Any, outputs: Any, work: Any, slot: int, b: int, t: int, depth
     share = splat(number(fresh if forward else fresh * work.inverse[slot]))
     if (
         moved > 0 and work.inverse[slot] > 0
-    ):  # there is a move: none into the first step, nor from what is not yet swept
+    ):  # there is a move: not into the first step, nor from a step that is not swept yet
         where = b * inputs.n_steps + moved
         outputs.redraw[where] = redraw
         outputs.held[where] = (
@@ -142,8 +142,8 @@ def _meet(inputs: Any, outputs: Any, work: Any, slot: int, b: int, t: int, depth
     over = splat(inverse)
     for j in range(0, p, wide):
         stored = load_row(state, row + j, k - j, zero)
-        found = stored if forward else load(weight, at + j)
-        store(counted, at + j, muladd(share, found, load(counted, at + j)))
+        target = stored if forward else load(weight, at + j)
+        store(counted, at + j, muladd(share, target, load(counted, at + j)))
         store_row(state, row + j, stored * over * load(message, at + j), k - j)
     return norm
 

@@ -1,9 +1,9 @@
-r"""One long factored copy chain: stretches of its time go side by side, as sequences do in `cpu_lanes`.
+r"""One long factored copy chain: stretches of its time run side by side, like sequences in `cpu_lanes`.
 
-The lanes have each a window of the chain: a stretch whose results are wanted, and a margin before and after it. As
-`chains.cpu_parts` says at length, a chain forgets what it began with, and that it has done so is seen where two windows
-meet: at the first step of a stretch, by the messages of the window before, which has long been under way. Where a
-message does not agree to rounding, wider margins are tried, and then the chain is swept step by step.
+Each lane has a window of the chain: a stretch whose results are wanted, and a margin before and after it. A chain
+forgets its start (`chains.cpu_parts` explains this), and the results are checked where two windows meet: at the first
+step of a stretch, with the messages of the previous window, which started much earlier. If a message does not agree to
+rounding, wider margins are tried. If these fail too, the chain is swept step by step.
 """
 
 from functools import partial
@@ -21,23 +21,23 @@ from .cpu_lanes import sweep_lanes
 
 _MARGINS = 1 / 32, 1 / 8  # of a stretch
 _FORGOTTEN = 1 << 12  # steps of a margin, at most
-_SHORT = 1 << 10  # steps of a stretch, or 256 for each state, that do not repay its margins
+_SHORT = 1 << 10  # steps of a stretch, or 256 for each state, below which margins do not pay
 _BLOCK = 1 << 7  # steps of a block, at least; a number of vectors
-_KEPT = 1 << 24  # bytes of likelihoods that are kept between two sweeps: what a cache holds
-_GATES_READ = 256  # gates
+_KEPT = 1 << 24  # bytes of likelihoods that are kept between two sweeps, the size of a cache
+_GATES_READ = 256  # gates that choose the margins
 
 
 def is_long(inputs: Any) -> bool:
-    """Whether sequences take less time here than one by one."""
+    """Whether sequences take less time here than step by step."""
     wide = BYTES // inputs.log_likelihood.itemsize
     short = max(_SHORT, _SHORT // 4 * inputs.n_states)
     return bool((inputs.lengths >= wide * short).all())
 
 
 def sweep_in_stretches(inputs: Any, outputs: Any) -> bool:
-    """Filter, or smooth where there is room for counts, each sequence by itself; False where one forgets too slowly.
+    """Filter, or smooth if there is room for counts, each sequence by itself; False if one forgets too slowly.
 
-    Then nothing that is written means anything.
+    Then all outputs are invalid.
     """
     for b in range(len(inputs.lengths)):
         alone = _one(inputs, b), _one_result(inputs, outputs, b)
@@ -47,9 +47,9 @@ def sweep_in_stretches(inputs: Any, outputs: Any) -> bool:
 
 
 def _margins(inputs: Any) -> list[int]:
-    """Steps of the margins to be tried, of one sequence.
+    """The lengths of margins to try, for one sequence.
 
-    The gates alone make a chain forget by their odds at each step; what is observed commonly does so faster.
+    By the gates alone, a chain forgets at each step by their odds; observations commonly make it forget faster.
     """
     some = slice(None, None, max(1, inputs.gates // _GATES_READ))
     with np.errstate(all="ignore"):
@@ -85,13 +85,13 @@ def _one_result(inputs: Any, outputs: Any, b: int) -> Any:
 
 
 def _sweep(inputs: Any, outputs: Any, margin: int) -> bool:
-    """Filter or smooth one sequence, with margins of at least so many steps; False where they are too narrow."""
+    """Filter or smooth one sequence, with margins of at least `margin` steps; False if they are too narrow."""
     dtype, smoothing = torch.from_numpy(outputs.state).dtype, outputs.counts.size > 0
     wide, n_steps, k = BYTES // dtype.itemsize, inputs.n_steps, inputs.n_states
     rows = min(rows_of(n_steps, k, dtype), _up(margin, _BLOCK))
     margin = _up(margin, rows)
     size = _up((n_steps - margin) // _n_windows(inputs), rows)
-    n = -(-(n_steps - margin) // size)  # what was rounded up may leave the last ones nothing to do
+    n = -(-(n_steps - margin) // size)  # after rounding up, fewer windows may be enough
 
     windows = np.arange(n)
     first = windows * size

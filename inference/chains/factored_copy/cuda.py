@@ -10,7 +10,7 @@ from ...numerics.gpu import accumulated, launch
 from ...numerics.gpu_sequences import side_by_side
 from ..copy.cuda import MOST
 from ..copy.cuda_recursions import factored_recursions
-from ..cuda_stretches import Found, Kernel, Stretches, in_stretches, whole
+from ..cuda_stretches import Kernel, Stretches, WindowResults, in_stretches, whole
 from . import op
 
 Results = tuple[Tensor, ...]
@@ -20,24 +20,24 @@ def _takes(*tables: Tensor) -> bool:
     return tables[3].shape[-1] <= MOST
 
 
-def _find(kernel: Kernel, stretches: Stretches, *given: Tensor) -> Found:
-    """What a kernel finds of stretches; see `in_stretches`."""
-    *factors, lengths = given
+def _find(kernel: Kernel, stretches: Stretches, *tables: Tensor) -> WindowResults:
+    """The results of a kernel for windows; see `in_stretches`."""
+    *factors, lengths = tables
     redraw, hold, state, likelihood = whole(factors, (1, 1, 1, 2), lengths.shape)
     gates = [stretches.cut(gate) if gate.shape[1] > 1 else gate.unsqueeze(1) for gate in (redraw, hold)]
     windows = *gates, state.unsqueeze(1), stretches.cut(likelihood), stretches.lengths(lengths.reshape(-1))
     _, filtered, increment, drawn, failed = _filter(*windows)
-    smoothed, by_step, found = None, (filtered, increment, drawn), []
+    smoothed, by_step, counts = None, (filtered, increment, drawn), []
     if kernel is _posterior:
         _, smoothed, *gates, _, _ = _posterior(*windows)
         by_step = smoothed, *gates
-        found.append(_drawn(redraw, hold, state, stretches.join(filtered), stretches.join(smoothed)))
+        counts.append(_drawn(redraw, hold, state, stretches.join(filtered), stretches.join(smoothed)))
     total = stretches.join(increment).sum(-1, dtype=torch.float64)
-    return Found(failed, filtered, smoothed, [total, *map(stretches.join, by_step), *found])
+    return WindowResults(failed, filtered, smoothed, [total, *map(stretches.join, by_step), *counts])
 
 
 def _drawn(redraw: Tensor, hold: Tensor, state: Tensor, filtered: Tensor, smoothed: Tensor) -> Tensor:
-    """The sums [n, K] over time of P(s_t, z_t = 1 | x): of each belief the share that comes from redraws."""
+    """The sums [n, K] over time of P(s_t, z_t = 1 | x): the share of redraws in each belief."""
     fresh = redraw[:, -smoothed.shape[1] + 1 :].unsqueeze(-1) + state.unsqueeze(1)
     held = hold[:, -smoothed.shape[1] + 1 :].unsqueeze(-1) + filtered[:, :-1].log()
     share = torch.where(fresh == -torch.inf, 0, torch.sigmoid(fresh - held))
@@ -68,11 +68,15 @@ def _recursions(
 ) -> tuple[Tensor, Tensor]:
     """log p(x) and the failed steps; the tables that are wanted are filled."""
     steps, states = log_likelihood.shape[-2:]
-    own = torch.broadcast_shapes(log_redraw.shape[:-1], log_hold.shape[:-1], log_state.shape[:-1])
+    table_axes = torch.broadcast_shapes(log_redraw.shape[:-1], log_hold.shape[:-1], log_state.shape[:-1])
     gates = max(log_redraw.shape[-1], log_hold.shape[-1])
-    tables = log_redraw.expand(*own, gates), log_hold.expand(*own, gates), log_state.expand(*own, states)
+    tables = (
+        log_redraw.expand(*table_axes, gates),
+        log_hold.expand(*table_axes, gates),
+        log_state.expand(*table_axes, states),
+    )
     read = (table.detach().contiguous() for table in (log_likelihood, *tables))
-    numbers = (_numbers(shape, lengths) for shape in (log_likelihood.shape[:-2], own))
+    numbers = (_numbers(shape, lengths) for shape in (log_likelihood.shape[:-2], table_axes))
     value, failed = log_likelihood.new_empty(lengths.shape), lengths.new_empty(lengths.shape)
     results = value, failed, *(wanted.get(name) for name in ("increment", "state", "redraw", "held", "drawn"))
     side = side_by_side(lengths.numel(), states)
@@ -82,9 +86,9 @@ def _recursions(
     return value, failed
 
 
-def _numbers(own: torch.Size, lengths: Tensor) -> Tensor:
-    """Which of a table's own sequences each of all sequences has."""
-    return torch.arange(own.numel(), device=lengths.device).view(own).expand(lengths.shape).contiguous()
+def _numbers(table_axes: torch.Size, lengths: Tensor) -> Tensor:
+    """The number of each sequence's entry in a table with these batch axes."""
+    return torch.arange(table_axes.numel(), device=lengths.device).view(table_axes).expand(lengths.shape).contiguous()
 
 
 def _two(like: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:

@@ -1,10 +1,10 @@
-"""The operators of factored copy chains, whose values and errors `FactoredCopyChain` hands out.
+"""The operators of factored copy chains; `FactoredCopyChain` returns their values and raises their errors.
 
 All take `log_redraw` and `log_hold` [*b, T] or [*b, 1], `log_state [*b, K]`, `log_likelihood [*b, T, K]` and `lengths
 [*B]`, the batch axes of all tables broadcasting to *B. The last result is `failed [*B]`: the first step of each
-sequence whose observation is impossible or not a number, or -1; the rest means nothing where a sequence failed.
+sequence whose observation is impossible or not a number, or -1; other results of a failed sequence are invalid.
 
-The gradient of log p(x) is the posterior of each table, which `posterior` has at hand.
+The gradient of log p(x) is the posterior of each table, a result of `posterior`.
 """
 
 import torch
@@ -26,7 +26,7 @@ def _by_posterior(call: Call, d_value: Tensor | None, *others: Tensor | None) ->
     """The gradient of log p(x) alone."""
     if d_value is None or any(grad is not None for grad in others):
         return None
-    if torch.is_grad_enabled():  # someone will differentiate these gradients
+    if torch.is_grad_enabled():  # these gradients may be differentiated
         return replay(plain.log_normalizer, call, (d_value, None))
     _, state, redraw, held, fresh, _ = call.outputs
     beliefs = of_moves(redraw, call.inputs[0]), of_moves(held, call.inputs[1]), fresh, state
@@ -57,6 +57,6 @@ posterior = Op(f"factored_copy_posterior({_TABLES}) -> {tensors(6)}", plain.post
 
 
 def log_normalizer(*tables: Tensor) -> tuple[Tensor, Tensor]:
-    """log p(x) [*B], and failed; with the gradient at hand where one will be asked for."""
+    """log p(x) [*B], and failed; computed with the gradient if one may be needed."""
     value, *_, failed = (posterior if differentiated(*tables) else filter)(*tables)
     return value, failed

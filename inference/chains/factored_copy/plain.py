@@ -1,4 +1,4 @@
-"""Factored copy chains in plain torch: their tables multiplied out, and what `copy.plain` says of those.
+"""Factored copy chains in plain torch: `copy.plain` on their tables, multiplied out.
 
 Arguments and results are those of `op`.
 """
@@ -14,7 +14,7 @@ from ..copy import plain
 def multiplied_out(
     log_redraw: Tensor, log_hold: Tensor, log_state: Tensor, log_likelihood: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`log_fresh` and `log_held` [*b, T, K] of the same chain; the first step draws its state, whatever the gates."""
+    """`log_fresh` and `log_held` [*b, T, K] of the same chain; the first step redraws for any gates."""
     steps = log_likelihood.shape[-2]
     first = torch.arange(steps, device=log_likelihood.device) == 0
     gate = log_redraw.expand(*log_redraw.shape[:-1], steps)
@@ -23,7 +23,7 @@ def multiplied_out(
 
 
 def _one_batch_axis(*tables: Any) -> tuple[Any, ...]:
-    """What the functions of `plain` take, [N, T, K] and [N]."""
+    """The arguments of functions of `plain`, with one batch axis: [N, T, K] and [N]."""
     *factors, lengths = tables
     size = lengths.numel()
     wide = (
@@ -51,5 +51,5 @@ def filter(*tables: Tensor) -> tuple[Tensor, ...]:
 def posterior(*tables: Tensor) -> tuple[Tensor, ...]:
     """log_normalizer [*b], state [*b, T, K], redraw and held [*b, T], fresh [*b, K], failed [*b]."""
     value, fresh, held, _, failed = plain.marginals(*_one_batch_axis(*tables))
-    found = value, fresh + held, fresh.sum(-1), held.sum(-1), fresh.sum(-2), failed
-    return _shaped(tables[-1], *found)
+    results = value, fresh + held, fresh.sum(-1), held.sum(-1), fresh.sum(-2), failed
+    return _shaped(tables[-1], *results)

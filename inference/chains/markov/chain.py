@@ -1,10 +1,10 @@
-r"""Markov chains: a hidden state that moves by a table of transitions, K^2 of them a step.
+r"""Markov chains: a hidden state with a K x K table of transition probabilities.
 
 $$P(s_{1:T}, x) = P(s_1) \prod_{t \ge 2} A_t(s_{t-1}, s_t) \prod_t p(x_t \mid s_t)$$
 
 The chain is an exponential family in the logarithms of its tables, and $\log p(x)$ is its log-normaliser: the gradient
-with respect to each table is the posterior probability that its entry is used, which the forward-backward recursions
-give at the price of one more pass (Rabiner 1989, *A tutorial on hidden Markov models*, section III):
+with respect to each table is the posterior probability that its entry is used. The forward-backward recursions compute
+it in one more pass (Rabiner 1989, *A tutorial on hidden Markov models*, section III):
 
 $$a_t = l_t \odot (A_t^\top a_{t-1}) / c_t, \quad b_{t-1} = A_t (l_t \odot b_t) / c_t, \quad p(x) = \prod_t c_t$$
 $$P(s_t \mid x) = a_t \odot b_t, \quad P(s_{t-1} = i, s_t = j \mid x) = a_{t-1}(i)\, A_t(i, j)\, l_t(j)\, b_t(j) / c_t$$
@@ -38,8 +38,8 @@ from ..contract import Filtered, Marginals, Sampled, Smoothed, Viterbi, at_end, 
 from ..mean_field import check_finite, independent_steps
 from . import op
 
-LOST = 1e-290  # a predicted probability may miss parts that are 0 in float64, though it is all there is, below it
-LARGE = 100  # nats a step that may cancel in an entropy, which costs the rounding of their square
+LOST = 1e-290  # below it, a predicted probability may miss parts that underflow to 0 in float64
+LARGE = 100  # nats per step that may cancel in an entropy; this costs the rounding of their square
 
 
 class MarkovChain:
@@ -48,21 +48,22 @@ class MarkovChain:
     Arguments:
         log_initial: [*b, K], $\log P(s_1)$.
         log_transition: $\log P(s_{t+1} = new \mid s_t = old)$ as [*b, K, K], one table [old, new] for all steps, or as
-            [*b, T-1, K, K], one for each. It is taken for the latter where it has one axis more than `log_likelihood`,
-            for the former where it has as many or fewer.
+            [*b, T-1, K, K], one for each. It varies by step if it has one axis more than `log_likelihood`, and is
+            constant if it has as many or fewer.
         log_likelihood: [*b, T, K], $\log p(x_t \mid s_t)$.
-        lengths: [*b], each sequence's number of steps; None: all have T. Likelihoods are not read beyond it.
+        lengths: [*b], each sequence's number of steps; None: all have T. Likelihoods after the end are ignored.
 
     Weights are numbers of size up to 1e290 or -inf, an impossible event, and need not be normalised; results are right
     to the rounding of their size. Batch axes broadcast; a table shared by sequences is not copied.
 
     Raises:
-        TypeError: tables that are not float32 or float64 tensors of one dtype on one device; lengths of no integers.
+        TypeError: tables that are not float32 or float64 tensors of one dtype on one device; lengths that are not
+            integers.
         ValueError: shapes or lengths that do not fit together; an initial or transition table with NaN or +inf. From
             every method: an observation that is impossible under every state, NaN or +inf, with its sequence and step.
 
     >>> import torch, samplehold as sh
-    >>> seen = torch.tensor([0, 0, 1, 0, 0, 1, 1, 1, 1])  # one of two states, seen rightly four times in five
+    >>> seen = torch.tensor([0, 0, 1, 0, 0, 1, 1, 1, 1])  # one of two states, observed correctly four times in five
     >>> likelihood = torch.where(seen.unsqueeze(-1) == torch.arange(2), 0.8, 0.2)
     >>> transition = torch.tensor([[0.95, 0.05], [0.05, 0.95]])
     >>> chain = sh.chains.MarkovChain(torch.tensor([0.5, 0.5]).log(), transition.log(), likelihood.log())
@@ -184,8 +185,8 @@ class MarkovChain:
 
         $$H = \log p(x) - E[\log P(s_{1:T}, x)]$$
 
-        where both sides use tables divided by their largest entry, likelihoods by that of their step. Where large
-        numbers would cancel all the same, it is the sum of $H(s_T \mid x)$ and every $E[H(s_{t-1} \mid s_t, x)]$.
+        where tables are divided by their largest entry, likelihoods by the largest of their step. If large numbers
+        would cancel all the same, it is the sum of $H(s_T \mid x)$ and every $E[H(s_{t-1} \mid s_t, x)]$.
 
         >>> import torch, samplehold as sh
         >>> sh.chains.MarkovChain(torch.zeros(2), torch.zeros(2, 2), torch.zeros(5, 2)).entropy().exp()
@@ -207,7 +208,7 @@ class MarkovChain:
         return (total - initial - moves - steps).to(self.log_likelihood.dtype)
 
     def between(self, before: Tensor | None, after: Tensor | None) -> "MarkovChain":
-        """These steps as a stretch of a longer chain; see `Chain.between`."""
+        """These steps as a part of a longer chain; see `Chain.between`."""
         initial, table = self.log_initial, self.log_likelihood
         if before is not None:
             initial, table = torch.zeros_like(initial), table.expand(*self.batch_shape, self.n_steps, self.n_states)
@@ -230,12 +231,12 @@ class MarkovChain:
             _, filtered, _, failed = op.filter(initial, moves, likelihood, lengths)
             self._check(failed)
             before, after = filtered[..., :-1, :], op.posterior(initial, moves, likelihood, lengths)[1][..., 1:, :]
-            greatest = moves.amax(-2, keepdim=True)  # of the moves to each state, whose scale cancels
+            greatest = moves.amax(-2, keepdim=True)  # of the moves to each state; this scale cancels
             table = (moves - torch.where(greatest.isfinite(), greatest, 0.0)).exp()
             kept = before * table.diagonal(dim1=-2, dim2=-1)
             predicted = (before.unsqueeze(-2) @ table).squeeze(-2)
             (lost,) = checks.settle(((after > 0) & (predicted < LOST)).any())
-        if lost:  # what it came from is below what numbers hold
+        if lost:  # the predicted probability underflows
             stay = self._pairs()[1].diagonal(dim1=-2, dim2=-1).sum(-1)
         else:
             stay = (after * torch.where(predicted > 0, kept, 0.0) / torch.where(predicted > 0, predicted, 1.0)).sum(-1)
@@ -259,7 +260,8 @@ class MarkovChain:
         return (ends - (pairs * shares).sum((-3, -2, -1))).to(self.log_likelihood)
 
     def predictive(self, belief: Tensor) -> Float[Tensor, "*b T"]:
-        """log p(x_t | Q_t-1), the evidence of each step given the belief carried into it; the first has none."""
+        """log p(x_t | Q_t-1), the evidence of each step given the belief about the previous one; the first step has
+        none."""
         moved = (belief[..., :-1, :].log().unsqueeze(-1) + self._moves()).logsumexp(-2)
         first = (self.log_initial.unsqueeze(-2) + self.log_likelihood[..., :1, :]).logsumexp(-1)
         later_ones = (moved + self.log_likelihood[..., 1:, :]).logsumexp(-1)
@@ -319,7 +321,7 @@ class MarkovChain:
 
 
 def _largest(table: Tensor, n_own: int) -> Tensor:
-    """The largest entry over the last `n_own` axes; 0 where there is none, or only -inf."""
+    """The largest entry over the last `n_own` axes; 0 if there is none, or only -inf."""
     dims = tuple(range(-n_own, 0))
     if table.numel() == 0:
         return table.new_zeros(())
@@ -328,7 +330,7 @@ def _largest(table: Tensor, n_own: int) -> Tensor:
 
 
 def _expectation(belief: Tensor, table: Tensor) -> Tensor:
-    """belief * table, 0 where the belief is."""
+    """belief * table, 0 where the belief is 0."""
     return belief * table.where(belief > 0, 0)
 
 
@@ -336,12 +338,12 @@ def _check_moves(log_transition: Tensor, log_likelihood: Tensor) -> bool:
     """Raise `ValueError` unless both fit together; True if transitions vary with the step."""
     steps, states = log_likelihood.shape[-2:]
     varies = log_transition.dim() == log_likelihood.dim() + 1
-    own = (steps - 1, states, states) if varies else (states, states)
-    if log_transition.dim() > log_likelihood.dim() + 1 or log_transition.shape[-len(own) :] != own:
+    shape = (steps - 1, states, states) if varies else (states, states)
+    if log_transition.dim() > log_likelihood.dim() + 1 or log_transition.shape[-len(shape) :] != shape:
         raise ValueError(
             f"log_transition: got shape {list(log_transition.shape)}, expected [*batch, {states}, {states}], one table "
-            f"[old, new] for all steps, or [*batch, {steps - 1}, {states}, {states}], one for each move; it is taken "
-            f"for the latter where it has one axis more than log_likelihood, {list(log_likelihood.shape)}, so a batch "
-            "of constant tables needs a log_likelihood with batch axes (of size 1, if it is shared)."
+            f"[old, new] for all steps, or [*batch, {steps - 1}, {states}, {states}], one for each move; it varies "
+            f"by step if it has one axis more than log_likelihood, {list(log_likelihood.shape)}, so a batch of "
+            "constant tables needs a log_likelihood with batch axes (of size 1, if it is shared)."
         )
     return varies

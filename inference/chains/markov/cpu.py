@@ -1,8 +1,7 @@
-"""Markov chains on the CPU: which kernel takes which table.
+"""Markov chains on the CPU: the choice of the kernel.
 
-- `cpu_scaled` takes constant transition tables, and reports what it cannot be sure of.
-- `cpu_log` takes the rest: what the former reports, and chains with a table for every step. It also finds and draws
-  paths.
+- `cpu_scaled` takes constant transition tables, and reports sequences of which it is not certain.
+- `cpu_log` takes these sequences, and chains with a table for every step. It also finds the best paths and draws paths.
 
 No table is expanded to the batch axes of the others.
 """
@@ -52,8 +51,8 @@ def viterbi(*tables: Tensor) -> tuple[Tensor, ...]:
 
 
 @op.sample.kernel("cpu")
-def sample(*given: Tensor) -> tuple[Tensor, ...]:
-    *tables, uniform = given
+def sample(*arguments: Tensor) -> tuple[Tensor, ...]:
+    *tables, uniform = arguments
     flat = flatten(*tables).double()
     log_state, _, failed = _filter_logs(flat)
     path = torch.empty(uniform.shape, dtype=torch.int64)
@@ -63,12 +62,12 @@ def sample(*given: Tensor) -> tuple[Tensor, ...]:
 
 
 def _answer(
-    given: tuple[Tensor, ...],
+    arguments: tuple[Tensor, ...],
     quickly: Callable[[Tables], tuple[np.ndarray, Results]],
     exactly: Callable[[Tables], tuple[Tensor, Results]],
 ) -> tuple[Tensor, ...]:
-    """Results for all sequences: `quickly`, which says of which ones it is certain, and `exactly` for the others."""
-    tables, lengths = flatten(*given), given[3]
+    """Results for all sequences: from `quickly` for sequences of which it is certain, from `exactly` for the others."""
+    tables, lengths = flatten(*arguments), arguments[3]
     failed = torch.full((lengths.numel(),), -1)
     if tables.log_transition.shape[1] == 1:
         certain, results = quickly(tables)
@@ -79,7 +78,7 @@ def _answer(
                 table[doubtful] = rows.to(table.dtype)
     else:
         failed, results = exactly(tables.double())
-        results = tuple(table.to(given[2].dtype) for table in results)
+        results = tuple(table.to(arguments[2].dtype) for table in results)
     if lengths.dim() == 1:
         return *results, failed
     return tuple(table.reshape((*lengths.shape, *table.shape[1:])) for table in (*results, failed))

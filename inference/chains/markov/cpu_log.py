@@ -1,4 +1,4 @@
-r"""Filter and smooth a chain in logarithms: the kernels that are right for every table.
+r"""Filter and smooth a chain in logarithms: the kernels are exact for every table.
 
 With the likelihoods of a step divided by the largest, `l_t`, all in logarithms,
 
@@ -8,16 +8,16 @@ b_t = l_t + v_t, \quad v_{t-1}(i) = \log \sum_j e^{A_{ij} + b_t(j)}$$
 $$\log P(s_t = i \mid x) = a_t(i) + v_t(i) - n_t, \qquad
 \log P(s_t = i, s_{t+1} = j \mid x) = a_t(i) + A_{ij} + b_{t+1}(j) - n_t$$
 
-Nothing underflows before it is a probability, so a path that leads through a hardly possible state is not lost. Each
-step costs K^2 exponentials a direction, where the kernels of `cpu_sweeps` cost K: these take over where those
-report lost digits, and where the transition has a table for every step, whose exponentials are due anyway.
+Nothing underflows before it is a probability, so a path through a very improbable state is not lost. Each step
+costs K^2 exponentials per direction, while the kernels of `cpu_sweeps` cost K. The kernels here compute sequences for
+which those report lost digits, and chains with a table for every step, which need these exponentials anyway.
 
-The most probable path and paths drawn from the posterior are found likewise:
+The most probable path and paths drawn from the posterior are computed in a similar way:
 
 $$\delta_t(j) = l_t(j) + \max_i (\delta_{t-1}(i) + A_{ij}), \qquad
 P(s_t = i \mid s_{t+1} = j, x) \propto P(s_t = i \mid x_{1:t})\, A_{ij}$$
 
-Going back, a choice needs one column of a transition table, so only one vector a step is stored on the way there.
+A backward choice needs one column of a transition table, so the forward pass stores only one vector per step.
 
 Kernels read the `Tables` of `cpu_scaled` in float64. Within them, all arrays are flat.
 """
@@ -35,9 +35,9 @@ LOWEST = -1e300  # stands for -inf where that would be subtracted from itself
 
 
 class Workspace(NamedTuple):
-    """What a thread works in: vectors of K numbers, and room for one vector of a register's width beyond."""
+    """The working memory of a thread: vectors of K numbers, padded by the width of one register."""
 
-    message: Any  # log-weights of what comes before or after a step
+    message: Any  # log-weights of the steps before or after a step
     mass: Any
     vector: Any  # b_t
     belief: Any  # log P(s_t | x)
@@ -51,7 +51,7 @@ def workspace(k: int, like: Any) -> Any:
 
 @inlined
 def log_sum(vector: Any, at: int, k: int) -> Any:
-    """log sum exp of k numbers, as the largest and what is added to it: apart, they keep more digits."""
+    """log sum exp of k numbers, as the largest and the rest: two numbers keep more digits."""
     top = splat(NONE)
     for j in range(0, k, width(vector)):
         top = larger(top, load_some(vector, at + j, k - j, NONE))
@@ -107,18 +107,19 @@ def push_backward(table: Any, where: int, work: Any, k: int) -> None:
 def add_pairs(table: Any, where: int, work: Any, pairs: Any, to: int, k: int) -> None:
     """pairs(i, j) += exp(belief(i) + table(i, j) + vector(j) - message(i)): P(s_t = i) P(s_t+1 = j | s_t = i)."""
     for i in range(k):
-        left, norm = spread(work.belief, i), splat(max(work.message[i], LOWEST))
+        log_belief, norm = spread(work.belief, i), splat(max(work.message[i], LOWEST))
         for j in range(0, k, width(table)):
-            right = load_some(table, where + i * k + j, k - j, NONE) + load_some(work.vector, j, k - j, NONE)
+            onward = load_some(table, where + i * k + j, k - j, NONE) + load_some(work.vector, j, k - j, NONE)
             cell = to + i * k + j
-            store_some(pairs, cell, load_some(pairs, cell, k - j, 0.0) + exp(left + (right - norm)), k - j)
+            store_some(pairs, cell, load_some(pairs, cell, k - j, 0.0) + exp(log_belief + (onward - norm)), k - j)
 
 
 @exact_kernel
 def filter_logs(sequences: Any, tables: Any, state: Any, increment: Any, failed: Any) -> None:
     """state <- log P(s_t | x_1..t), increment <- log p(x_t | x_1..t-1) of a range of sequences.
 
-    `failed` is set to the first step whose increment is not a finite number; the rest of that sequence is left alone.
+    `failed` is set to the first step whose increment is not a finite number; later steps of that sequence are not
+    written.
     """
     n_tables, (n_steps, k) = tables.log_transition.shape[1], tables.log_likelihood.shape[1:]
     log_likelihood, log_transition = tables.log_likelihood.reshape(-1), tables.log_transition.reshape(-1)
@@ -178,7 +179,7 @@ def push_best(best: Any, at: int, table: Any, where: int, message: Any, k: int) 
 
 @inlined
 def update_best(log_likelihood: Any, row: int, message: Any, best: Any, at: int, k: int) -> bool:
-    """best <- log-likelihoods + message, less the largest; False if there is no largest finite number."""
+    """best <- log-likelihoods + message, minus the largest; False if the largest is not a finite number."""
     shift, top, known = log_likelihood[row], NONE, True
     for j in range(1, k):
         shift = max(shift, log_likelihood[row + j])
@@ -205,7 +206,7 @@ def best_into(best: Any, at: int, table: Any, column: int, k: int) -> int:
 
 @exact_kernel
 def best_paths(sequences: Any, tables: Any, path: Any, failed: Any) -> None:
-    """path [B, T] <- the most probable paths of a range of sequences, -1 beyond their length.
+    """path [B, T] <- the most probable paths of a range of sequences, -1 after their end.
 
     `failed` is set to the first step that no path reaches.
     """
@@ -213,11 +214,11 @@ def best_paths(sequences: Any, tables: Any, path: Any, failed: Any) -> None:
     log_likelihood, log_transition = tables.log_likelihood.reshape(-1), tables.log_transition.reshape(-1)
     message, best = np.zeros(k + width(log_likelihood)), np.zeros(n_steps * k)
     for b in range(sequences[0], sequences[1]):
-        length, own = tables.lengths[b], tables.transition_of[b] * n_tables
+        length, first_table = tables.lengths[b], tables.transition_of[b] * n_tables
         message[:k] = tables.log_initial[tables.initial_of[b]]
         for t in range(length):
             if t > 0:
-                table = own + (t - 1 if n_tables > 1 else 0)
+                table = first_table + (t - 1 if n_tables > 1 else 0)
                 push_best(best, (t - 1) * k, log_transition, table * k * k, message, k)
             if not update_best(log_likelihood, (tables.likelihood_of[b] * n_steps + t) * k, message, best, t * k, k):
                 failed[b] = t
@@ -227,7 +228,7 @@ def best_paths(sequences: Any, tables: Any, path: Any, failed: Any) -> None:
         for t in range(length - 1, -1, -1):
             choice = best_into(best, t * k, log_transition, column, k)
             path[b * n_steps + t] = choice
-            column = (own + (t - 1 if n_tables > 1 else 0)) * k * k + choice
+            column = (first_table + (t - 1 if n_tables > 1 else 0)) * k * k + choice
 
 
 @inlined
@@ -244,7 +245,7 @@ def cumulate(state: Any, at: int, table: Any, column: int, mass: Any, k: int) ->
 
 @inlined
 def invert(mass: Any, uniform: Any, k: int) -> int:
-    """The first state up to which more than a share `uniform` of the mass lies; never one without mass."""
+    """The first state at which the cumulative mass exceeds the share `uniform`; never a state without mass."""
     for i in range(k):
         if mass[i] > uniform * mass[k - 1] or mass[i] == mass[k - 1]:
             return i
@@ -255,19 +256,19 @@ def invert(mass: Any, uniform: Any, k: int) -> int:
 def draw_paths(sequences: Any, tables: Any, state: Any, uniform: Any, path: Any) -> None:
     """path [n, B, T] <- draws at `uniform` [n, B, T] from the filtered log-beliefs `state` [B, T, K].
 
-    A column of running sums is made when the first draw asks for it.
+    A column of running sums is computed when a draw first needs it.
     """
     n_tables, (n_steps, k) = tables.log_transition.shape[1], tables.log_likelihood.shape[1:]
     log_transition, n_batch = tables.log_transition.reshape(-1), tables.lengths.size
     mass, made = np.zeros((k, k)), np.zeros(k, np.int64)
     for b in range(sequences[0], sequences[1]):
-        length, own = tables.lengths[b], tables.transition_of[b] * n_tables
+        length, first_table = tables.lengths[b], tables.transition_of[b] * n_tables
         for draw in range(path.size // max(1, n_batch * n_steps)):
             begin = (draw * n_batch + b) * n_steps
             path[begin + length : begin + n_steps] = -1
         made[:] = n_steps
         for t in range(length - 1, -1, -1):
-            table = (own + (t if n_tables > 1 else 0)) * k * k
+            table = (first_table + (t if n_tables > 1 else 0)) * k * k
             for draw in range(path.size // (n_batch * n_steps)):
                 at = (draw * n_batch + b) * n_steps + t
                 following = path[at + 1] if t + 1 < length else 0

@@ -1,6 +1,6 @@
-r"""What a transition matrix does to the messages of `chains.cpu_sweeps`: a product a step, and expected moves.
+r"""Transition matrices in `chains.cpu_sweeps`: a matrix product per step, and expected moves.
 
-The matrix is stored by panels of a vector's width. The sum $G = \sum_t (a_t / n_t) b_{t+1}^\top$ is a product too, of
+The matrix is stored by panels of a vector's width. The sum $G = \sum_t (a_t / n_t) b_{t+1}^\top$ is also a product, of
 the vectors of a block of steps, which are kept until the block is full.
 """
 
@@ -13,7 +13,7 @@ from ..cpu_sweeps import count, for_inputs, load_step, meet, push, record, step,
 
 
 class Inputs(NamedTuple):
-    """What the kernels read. Entry b of `..._of` says which one sequence b has."""
+    """The tables that kernels read. Entry b of `..._of` is the number of sequence b's table."""
 
     log_likelihood: Any
     likelihood_of: Any
@@ -26,12 +26,12 @@ class Inputs(NamedTuple):
     n_steps: int
     n_states: int
     counted_at_once: int  # steps
-    tiny: Any  # numbers under it are dropped
-    least: Any  # normalisers under it leave doubt about the digits that this loses
+    tiny: Any  # smaller numbers are dropped
+    least: Any  # with smaller normalisers this may lose digits
 
 
 class Outputs(NamedTuple):
-    """What the kernels write."""
+    """The tables that kernels write."""
 
     state: Any  # [B * T * K]
     log_normalizer: Any  # [B], float64
@@ -83,9 +83,9 @@ def push_four(work: Any, matrix: Any, table: int, n_states: int) -> None:
     for j in range(0, p, 2 * wide):
         y0, y1, y2, y3 = splat(zero), splat(zero), splat(zero), splat(zero)
         z0, z1, z2, z3 = splat(zero), splat(zero), splat(zero), splat(zero)
-        left, right = where + j * p, where + (j + wide) * p
+        panel, next_panel = where + j * p, where + (j + wide) * p
         for i in range(n_states):
-            y, z = load(matrix, left + i * wide), load(matrix, right + i * wide)
+            y, z = load(matrix, panel + i * wide), load(matrix, next_panel + i * wide)
             x0, x1 = spread(weight, i), spread(weight, p + i)
             x2, x3 = spread(weight, 2 * p + i), spread(weight, 3 * p + i)
             y0, z0 = muladd(x0, y, y0), muladd(x0, z, z0)
@@ -139,7 +139,7 @@ def count_narrow(work: Any, slot: int, row: int, depth: int, n_states: int) -> N
 
 @inlined
 def count_wide(work: Any, slot: int, row: int, depth: int) -> None:
-    """The same where P is more than one vector: four rows of two vectors at a time."""
+    """The same for P of more than one vector: four rows of two vectors at a time."""
     source, target, counted, p, wide = work.source, work.target, work.counted, padding(work), width(work.source)
     for i in range(0, p, 4):
         for j in range(0, p, 2 * wide):

@@ -1,9 +1,10 @@
-r"""Filter and smooth chains with constant tables in probabilities: what surrounds the kernels of `chains.cpu_sweeps`.
+r"""Filter and smooth chains with constant tables in probabilities, by the kernels of `chains.cpu_sweeps`.
 
-The initial and transition tables are divided by their largest entry, the likelihoods of each step by theirs; the
+The initial and transition tables are divided by their largest entry, the likelihoods of each step by the largest; the
 logarithms of these divisors and of the normalisers of the forward sweep add up to log p(x).
 
-Everything but the kernels is small. numpy does it: torch would spread some of it over threads that wait for each other.
+Work outside the kernels is small and uses numpy, as torch would spread some of it over threads that wait for each
+other.
 """
 
 from functools import partial
@@ -22,13 +23,14 @@ from ..cpu_steps import padded
 from ..cpu_sweeps import LEAST, TINY, workspace
 from .cpu_matrix import Inputs, Outputs
 
-# A filter cannot look back to see what it lost. It drops numbers under TINY, but the next step puts at least the least
-# transition probability in their place: where that exceeds this, the loss is beyond the last digit.
+# A filter cannot check its losses in a backward sweep. It drops numbers under TINY, but the next step replaces them by
+# at least the least transition probability. If that exceeds this number, the loss is below the last digit.
 MIXES = {torch.float32: 1e-13, torch.float64: 1e-130}
 
 
 class Tables(NamedTuple):
-    """The tables of chains as arrays. Entry b of `..._of` says which one sequence b has: a shared one is there once."""
+    """The tables of chains as arrays. Entry b of `..._of` is the number of sequence b's table; shared tables exist
+    once."""
 
     log_initial: np.ndarray  # [n, K]
     initial_of: np.ndarray  # [B]
@@ -39,7 +41,7 @@ class Tables(NamedTuple):
     lengths: np.ndarray
 
     def select(self, sequences: np.ndarray) -> "Tables":
-        """Those of some sequences only."""
+        """The tables of some sequences."""
         parts: list[Any] = []
         for table, of in zip(self[:6:2], self[1:6:2], strict=True):
             used, number = np.unique(of[sequences], return_inverse=True)
@@ -52,7 +54,7 @@ class Tables(NamedTuple):
 
 
 def flatten(log_initial: Tensor, log_transition: Tensor, log_likelihood: Tensor, lengths: Tensor) -> Tables:
-    """Of tables whose batch axes broadcast to those of `lengths`."""
+    """Arrays of tables whose batch axes broadcast to those of `lengths`."""
     parts: list[Any] = []
     for table, n_own in ((log_initial, 1), (log_transition, 3), (log_likelihood, 2)):
         parts += entries(table, n_own, lengths.shape)
@@ -60,19 +62,19 @@ def flatten(log_initial: Tensor, log_transition: Tensor, log_likelihood: Tensor,
 
 
 def entries(table: Tensor, n_own: int, batch: torch.Size) -> tuple[np.ndarray, np.ndarray]:
-    """A table with one batch axis of its own, and which entry each of all sequences has."""
-    own, rest = table.shape[: table.dim() - n_own], table.shape[table.dim() - n_own :]
-    number = np.arange(own.numel())
-    if own != batch:
-        number = (number.reshape(own) + np.zeros(batch, np.int64)).ravel()
-    return np.ascontiguousarray(table.detach().numpy()).reshape(own.numel(), *rest), number
+    """A table with its batch axes flattened into one, and the number of each sequence's entry."""
+    axes, rest = table.shape[: table.dim() - n_own], table.shape[table.dim() - n_own :]
+    number = np.arange(axes.numel())
+    if axes != batch:
+        number = (number.reshape(axes) + np.zeros(batch, np.int64)).ravel()
+    return np.ascontiguousarray(table.detach().numpy()).reshape(axes.numel(), *rest), number
 
 
 class Scaled(NamedTuple):
-    """Chains filtered or smoothed."""
+    """The results of filtering or smoothing."""
 
     inputs: Inputs
-    certain: Any  # [B, 2], whether a sweep in either direction kept every digit
+    certain: Any  # [B, 2], whether the sweeps in both directions kept all digits
     log_normalizer: Tensor  # [B]
     state: Tensor  # [B, T, K]
     log_increment: Tensor  # [B, T]; empty if smoothed
@@ -88,7 +90,7 @@ class Scaled(NamedTuple):
 
 
 def filter_scaled(tables: Tables) -> tuple[np.ndarray, tuple[Tensor, ...]]:
-    """Where no digit was lost; log p(x), P(s_t | x_1..t) and log p(x_t | x_1..t-1)."""
+    """Whether all digits were kept, by sequence; log p(x), P(s_t | x_1..t) and log p(x_t | x_1..t-1)."""
     job, scale = _prepare(tables, smoothing=False)
     job.sweep()
     increment = job.log_increment.numpy()
@@ -100,18 +102,18 @@ def filter_scaled(tables: Tables) -> tuple[np.ndarray, tuple[Tensor, ...]]:
 
 
 def smooth_scaled(tables: Tables) -> tuple[np.ndarray, tuple[Tensor, ...]]:
-    """Where no digit was lost; log p(x), P(s_t | x) and the expected numbers of transitions."""
+    """Whether all digits were kept, by sequence; log p(x), P(s_t | x) and the expected numbers of transitions."""
     job, scale = _prepare(tables, smoothing=True)
     job.sweep()
     return job.certain.all(1), (scale.of_all(tables, job), job.state, job.counts.unsqueeze(1))
 
 
 class _Scale(NamedTuple):
-    """What the tables of each sequence were divided by, [B]."""
+    """The divisors of the tables of each sequence, [B]."""
 
     first: np.ndarray  # log of the largest initial probability
     next: np.ndarray  # log of the largest transition probability
-    least: np.ndarray  # the least transition probability then
+    least: np.ndarray  # the least transition probability after division
 
     def of_all(self, tables: Tables, job: Scaled) -> Tensor:
         """log p(x)."""
@@ -126,7 +128,7 @@ def _prepare(tables: Tables, *, smoothing: bool) -> tuple[Scaled, _Scale]:
     p, lanes, number = padded(n_states, dtype.itemsize), BYTES // dtype.itemsize, tables.log_initial.dtype.type
     starts, moves = len(tables.log_initial), len(tables.log_transition)
     start = zeros(starts, p, dtype=dtype).numpy()
-    # torch's memory begins where a vector may
+    # torch's memory is aligned for vectors
     forward, backward = zeros(2, moves, p // lanes, p, lanes, dtype=dtype).numpy()
     first, following, least = np.empty(starts), np.empty(moves), np.empty(moves)
     _tabulate(
@@ -150,7 +152,7 @@ def _prepare(tables: Tables, *, smoothing: bool) -> tuple[Scaled, _Scale]:
         lengths=tables.lengths,
         n_steps=n_steps,
         n_states=n_states,
-        counted_at_once=16 if p < 128 else 48,  # large pairs leave the nearest cache: go through them less often
+        counted_at_once=16 if p < 128 else 48,  # large pairs leave the nearest cache, so they are read less often
         tiny=number(TINY[dtype]),
         least=number(LEAST[dtype]),
     )
@@ -168,7 +170,7 @@ def _prepare(tables: Tables, *, smoothing: bool) -> tuple[Scaled, _Scale]:
 
 @inlined
 def _top(table: Any, n: int) -> Any:
-    """The largest number of a row; 0 where it is not finite."""
+    """The largest number of a row; 0 if it is not finite."""
     top = table[n, 0]
     for j in range(1, table.shape[1]):
         top = max(top, table[n, j])
@@ -186,8 +188,9 @@ def _tabulate(
     following: Any,
     least: Any,
 ) -> None:
-    """Probabilities over the largest of their table, and the logarithm of that: `start` [n, P]; `forward` by panels of
-    a vector's width, [n, panel, old state, lane], and `backward` the same of the transposed table; 0 beyond K."""
+    """Probabilities divided by the largest of their table, and its logarithm: `start` [n, P]; `forward` by panels of
+    a vector's width, [n, panel, old state, lane], and `backward` the same of the transposed table; 0 in the padding
+    after K."""
     n_states, lanes = log_initial.shape[1], forward.shape[3]
     for n in range(len(log_initial)):
         top = _top(log_initial, n)

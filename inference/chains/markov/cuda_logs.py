@@ -1,7 +1,8 @@
-r"""Filter and smooth chains on a GPU in logarithms and float64: right for every table.
+r"""Filter and smooth chains on a GPU in logarithms and float64: exact for every table.
 
-The recursions are those of `cpu_log`. They serve tables for every step, sequences of which `cuda_scaled` is not
-`certain`, and draws. A program whose sequences are all certain takes no steps, so that nobody has to ask beforehand.
+The recursions are those of `cpu_log`. They compute chains with tables for every step, sequences of which `cuda_scaled`
+is not `certain`, and draws. A program whose sequences are all certain takes no steps, so the host need not check them
+first.
 
 A step forward reads K numbers, writes K, and takes K^2 exponentials; back it reads 2 K, writes K, and takes 2 K^2. A
 table for every step adds K^2 numbers read in each direction, and K^2 written back, the pairs.
@@ -14,8 +15,8 @@ from .cuda_steps import FEW, LOWEST, NONE, cells, largest, normalise_logs, piece
 
 @kernel
 def chains(numbers, lengths, certain, n, steps, states, VARIES: constexpr, S: constexpr, P: constexpr):
-    """A program's `sequences`, without those that are certain, whose lengths are 0; where their likelihoods [S, P] and
-    their tables [S] begin, and how many tables each has."""
+    """A program's `sequences`, with lengths 0 for those that are certain; the addresses of their likelihoods [S, P] and
+    of their tables [S], and the number of tables of each."""
     b, there, k, lanes, length = sequences(position(0), lengths, n, states, S, P)
     if certain is not None:
         there = there & (tl.load(certain + b, there, 1) == 0)
@@ -27,8 +28,8 @@ def chains(numbers, lengths, certain, n, steps, states, VARIES: constexpr, S: co
 
 @kernel
 def table_of(moves, base, t, moved, states, P: constexpr, ROWS: constexpr, BACK: constexpr):
-    """Where the tables of move t begin, the last one's where there are but `moved`, and the table in registers, if it
-    is to lie there."""
+    """The address of the table of move t, or of the last one if there are only `moved`, and the table in registers, if
+    it fits."""
     here = base + tl.minimum(tl.maximum(t, 0), moved - 1) * states * states
     if ROWS == P:
         place, real = cells(here, 0, states, P, P, BACK)
@@ -40,7 +41,7 @@ def table_of(moves, base, t, moved, states, P: constexpr, ROWS: constexpr, BACK:
 
 @kernel
 def weigh_logs(x, message, lanes):
-    """Log-likelihoods plus messages, normalised; the largest log-likelihood, and what else was taken off, [S, 1]."""
+    """Log-likelihoods plus messages, normalised; the largest log-likelihood, and the rest of the divisor, [S, 1]."""
     shift = largest(x, lanes)
     vector, scale = normalise_logs(tl.where(lanes, (x - shift) + message, NONE))
     return vector, shift, scale
@@ -52,7 +53,7 @@ def filter_logs(
     n, steps, states,
     VARIES: constexpr, S: constexpr, P: constexpr, ROWS: constexpr,
 ):  # fmt: skip
-    """log p(x); P(s_t | x_1..t) in `state` and log p(x_t | x_1..t-1) where wanted, or log P(s_t | x_1..t) in
+    """log p(x); P(s_t | x_1..t) in `state` and log p(x_t | x_1..t-1) if wanted, or log P(s_t | x_1..t) in
     `log_state`; `failed`, the first step whose increment is not a finite number, or -1."""
     b, there, k, lanes, length, at, base, moved = chains(numbers, lengths, certain, n, steps, states, VARIES, S, P)
     mask, longest, own = there & lanes, tl.max(length), room + position(0) * states

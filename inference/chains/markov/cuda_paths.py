@@ -3,8 +3,8 @@ r"""The best path of a chain and paths drawn from its posterior, on a GPU and in
 $$\delta_t(j) = l_t(j) + \max_i (\delta_{t-1}(i) + A_{ij}), \qquad
 P(s_t = i \mid s_{t+1} = j, x) \propto P(s_t = i \mid x_{1:t})\, A_{ij}$$
 
-A step of the best path reads K numbers, writes K bytes, which state is the best before each, and takes K^2 additions;
-back it reads the K bytes. A step of a draw reads the K beliefs of `cuda_logs` and one column of the table.
+A step of the best path reads K numbers, writes K bytes, the best previous state of each, and takes K^2 additions;
+the backward pass reads the K bytes. A step of a draw reads the K beliefs of `cuda_logs` and one column of the table.
 """
 
 from ...numerics.gpu import STRIDE, constexpr, kernel, position, rows, tl, within
@@ -41,7 +41,7 @@ def best_paths(
     log_initial, moves, log_likelihood, numbers, lengths, path, origin, failed, room, n, steps, states,
     VARIES: constexpr, S: constexpr, P: constexpr, ROWS: constexpr,
 ):  # fmt: skip
-    """path <- the most probable one, -1 beyond its length; `failed`, the first step that no path reaches, or -1."""
+    """path <- the most probable one, -1 after its end; `failed`, the first step that no path reaches, or -1."""
     b, there, k, lanes, length, at, base, moved = chains(numbers, lengths, None, n, steps, states, VARIES, S, P)
     mask, longest, own = there & lanes, tl.max(length), room + position(0) * states
     start = tl.load(numbers + b, there, 0) * states + k
@@ -84,7 +84,7 @@ def draw_paths(
     moves, numbers, lengths, log_state, uniform, path, n, draws, steps, states,
     VARIES: constexpr, S: constexpr, P: constexpr,
 ):  # fmt: skip
-    """path [n, B, T] <- draws at `uniform` [n, B, T] from the filtered log P(s_t | x_1..t), -1 beyond the length."""
+    """path [n, B, T] <- draws at `uniform` [n, B, T] from the filtered log P(s_t | x_1..t), -1 after the end."""
     d, k = position(0) * S + tl.arange(0, S)[:, None], tl.arange(0, P)[None, :]
     there, lanes, b = d < draws, k < states, d % n
     mask, length, moved = there & lanes, tl.load(lengths + b, there, 0), steps - 1 if VARIES else 1

@@ -7,8 +7,8 @@ $$P(s_t \mid x) = a_t \odot m_t / n_t, \quad n_t = \textstyle\sum a_t \odot m_t,
 P(s_t = i, s_{t+1} = j \mid x) = a_t(i)\, A_{ij}\, b_{t+1}(j) / n_t$$
 
 Numbers smaller than TINY are dropped. The evidence that this loses is, at each step, at most K TINY over the normaliser
-and over n_t: where both exceed LEAST at all steps, every answer is right to rounding. `certain` tells where; the others
-are done again by `cuda_logs`.
+and over n_t: where both exceed LEAST at all steps, every answer is right to rounding. `certain` reports these
+sequences; `cuda_logs` computes the others again.
 
 A step forward reads K numbers, writes K (K + 1 to filter), and takes K^2 multiplications and K exponentials; back it
 reads 2 K, writes K, and takes 2 K^2. With more than 32 states it also reads K^2 numbers of the table from the cache.
@@ -24,14 +24,14 @@ _RENEW = constexpr(4 if INTERPRETED else 1024)  # steps after which counts move 
 
 @kernel
 def _probabilities(x, lanes):
-    """exp(x) over the largest, and the logarithm of that."""
+    """exp(x) divided by the largest, and the logarithm of the largest."""
     top = largest(x, lanes)
     return tl.where(lanes, exp(x - top), 0), top
 
 
 @kernel
 def _normalise(weight, inside, sure, TINY: constexpr, LEAST: constexpr):
-    """The vector over its sum, the sum, and whether that and all before it were certain."""
+    """The normalised vector, its sum, and whether this step and all before it are certain."""
     weight = tl.where(weight < TINY, 0, weight)
     mass = tl.sum(weight, 1, keep_dims=True)
     return weight / tl.where(mass > 0, mass, 1), mass, sure & ((mass >= LEAST) | (inside == 0))
@@ -39,7 +39,7 @@ def _normalise(weight, inside, sure, TINY: constexpr, LEAST: constexpr):
 
 @kernel
 def _table(moves, base, states, P: constexpr, ROWS: constexpr, BACK: constexpr):
-    """The table in registers, if it is to stay there."""
+    """The table in registers, if it fits."""
     if ROWS == P:
         place, real = cells(base, 0, states, P, P, BACK)
         table = tl.load(moves + place, real, 0.0)
@@ -57,8 +57,8 @@ def filter_scaled(
 ):  # fmt: skip
     """log p(x), P(s_t | x_1..t), and, if it `FILTERS`, log p(x_t | x_1..t-1); `certain`, whether they are.
 
-    A filter cannot look back to see what it lost, but the next step puts at least the least transition probability in
-    the place of what it drops: it is certain where that is at least MIXES.
+    A filter cannot check its losses in a backward sweep, but the next step replaces dropped numbers by at least the
+    least transition probability. It is certain if that is at least MIXES.
     """
     b, there, k, lanes, length = sequences(position(0), lengths, n, states, S, P)
     mask, longest = there & lanes, tl.max(length)

@@ -1,10 +1,10 @@
-r"""What the kernels of Markov chains for GPUs have in common: a vector times a table.
+r"""The common parts of the kernels of Markov chains for GPUs: a vector times a table.
 
 A program takes S sequences through time, each with a vector of K states padded to P, as tables [S, P]. Tables of
 transitions are [S, from, to] in both directions of time: `BACK` reads them with old and new states exchanged, so that
-a step is always a sum over `from`. Up to 32 states a whole table lies in registers. With more, S is 1, and every step
-reads the table again, `ROWS` of its rows at a time, from the cache that it stays in; the vector is then handed from
-thread to thread through `room`, a little memory of the program's own.
+a step is always a sum over `from`. With up to 32 states a whole table is in registers. With more, S is 1, and every
+step reads the table again, `ROWS` of its rows at a time, from the cache. Threads then exchange the vector through
+`room`, a small memory of the program.
 """
 
 from ...numerics.gpu import STRIDE, constexpr, kernel, tl
@@ -17,7 +17,8 @@ FEW = constexpr(2)  # steps whose rows are on their way while as many are smooth
 
 @kernel
 def cells(base, first, states, ROWS: constexpr, P: constexpr, BACK: constexpr):
-    """Of the tables [K, K] that begin at `base` [S], the places of ROWS rows from `first`, and which of them exist."""
+    """The addresses of ROWS rows from `first` in the tables [K, K] that begin at `base` [S], and which of them
+    exist."""
     rows, columns = first + tl.arange(0, ROWS)[None, :, None], tl.arange(0, P)[None, None, :]
     place = columns * states + rows if BACK else rows * states + columns
     return base[:, None, None] + place, (rows < states) & (columns < states)
@@ -40,7 +41,7 @@ def piece(room, first, states, ROWS: constexpr, other):
 
 @kernel
 def push(vector, table, moves, base, room, states, P: constexpr, ROWS: constexpr, BACK: constexpr):
-    """sum_i vector(i) table(i, j): of the table in registers, or of that in memory."""
+    """sum_i vector(i) table(i, j), with the table in registers or in memory."""
     if ROWS == P:
         out = tl.sum(vector[:, :, None] * table, 1)
     else:
@@ -79,7 +80,7 @@ def largest(x, lanes):
 
 @kernel
 def normalise_logs(weight):
-    """Weights whose exponentials add up to one, and the logarithm of what they were divided by, as [S, 1]."""
+    """Weights whose exponentials add up to one, and the logarithm of the divisor, as [S, 1]."""
     top = tl.maximum(tl.max(weight, 1, keep_dims=True), LOWEST)
     rest = tl.log(tl.sum(tl.exp(weight - top), 1, keep_dims=True))
     return (weight - top) - rest, top + rest

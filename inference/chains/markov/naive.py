@@ -1,12 +1,12 @@
-r"""A finite Markov chain under observation as in a textbook: one sequence, one step and one vector at a time.
+r"""Markov chains by the textbook's recursions: one sequence, one step and one vector at a time.
 
 The scaled recursions of Rabiner 1989, *A tutorial on hidden Markov models*, sections III and V.A, in float64:
 
 $$\alpha_t = l_t \odot (A^\top \alpha_{t-1}) / c_t, \qquad \beta_{t-1} = A (l_t \odot \beta_t) / c_t, \qquad
 P(s_t \mid x) = \alpha_t \odot \beta_t$$
 
-Every function takes the tables of its namesake in `plain`, gives what that gives, and can be differentiated. In
-probabilities, a chain that stays for long where it hardly can be underflows, and its observations look impossible.
+Every function has the arguments and results of its namesake in `plain`, and is differentiable. Probabilities may
+underflow if a chain stays in improbable states for long; its observations then look impossible.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ class _Sequence(NamedTuple):
     initial: Tensor  # [K]
     transitions: list[Tensor]  # [K, K] into each step but the first
     likelihoods: list[Tensor]  # [K] each, divided by the largest
-    shift: Tensor  # [t], the logarithm of that largest one
+    shift: Tensor  # [t], the logarithm of the largest
     n_steps: int  # T, of which t belong to the sequence
     summed: bool  # whether one table of transitions serves all steps
 
@@ -35,17 +35,17 @@ class _Sequence(NamedTuple):
 def _each(
     one: Callable[..., Results], log_initial: Tensor, log_transition: Tensor, log_likelihood: Tensor, lengths: Tensor
 ) -> Results:
-    """The results of all sequences, with their batch axes; `one` is given a sequence and where it is in the batch."""
+    """The results of all sequences, with their batch axes; `one` gets a sequence and its index in the batch."""
     n_tables, n_states = log_transition.shape[-3:-1]
     initial = log_initial.double().expand(*lengths.shape, -1)
     transition = log_transition.double().expand(*lengths.shape, -1, -1, -1)
     likelihood = log_likelihood.double().expand(*lengths.shape, -1, n_states)
     results = []
     for index in product(*map(range, lengths.shape)):
-        given = likelihood[index][: int(lengths[index])]
-        shift = given.detach().amax(-1)
-        tables = [transition[index][t if n_tables > 1 else 0].exp() for t in range(len(given) - 1)]
-        scaled, n_steps = list((given - shift.unsqueeze(-1)).exp()), likelihood.shape[-2]
+        observed = likelihood[index][: int(lengths[index])]
+        shift = observed.detach().amax(-1)
+        tables = [transition[index][t if n_tables > 1 else 0].exp() for t in range(len(observed) - 1)]
+        scaled, n_steps = list((observed - shift.unsqueeze(-1)).exp()), likelihood.shape[-2]
         sequence = _Sequence(initial[index].exp(), tables, scaled, shift, n_steps, n_tables != n_steps - 1)
         results.append(one(sequence, index))
     stacked = (torch.stack(rows).reshape((*lengths.shape, *rows[0].shape)) for rows in zip(*results, strict=True))
@@ -101,7 +101,7 @@ def posterior(*tables: Tensor) -> Results:
 
 
 def viterbi(*tables: Tensor) -> Results:
-    """The most probable path [*B, T], -1 beyond a sequence's length; failed."""
+    """The most probable path [*B, T], -1 after a sequence's end; failed."""
 
     def one(sequence: _Sequence, index: tuple[int, ...]) -> Results:
         best, origins = sequence.initial.log() + sequence.likelihoods[0].log(), []
@@ -128,7 +128,7 @@ def sample(*tables_and_uniform: Tensor) -> Results:
             at, following = (draw, *index), None
             for t in reversed(range(len(alphas))):
                 mass = alphas[t] if following is None else alphas[t] * sequence.transitions[t][:, following]
-                cumulative = mass.cumsum(0)  # the first state up to which more than a share `uniform` of it lies
+                cumulative = mass.cumsum(0)  # the first state at which its share exceeds `uniform`
                 following = path[at][t] = int((cumulative <= uniform[at][t] * cumulative[-1]).sum())
         return (failed,)
 

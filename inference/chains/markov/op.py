@@ -1,10 +1,11 @@
-"""The operators of Markov chains, whose values and errors `MarkovChain` hands out.
+"""The operators of Markov chains; `MarkovChain` returns their values and raises their errors.
 
 All take `log_initial [*b, K]`, `log_transition [*b, S, K, K]` with S = 1 (constant) or T - 1, `log_likelihood
 [*b, T, K]` and `lengths [*B]`, the batch axes of all tables broadcasting to *B. The last result is `failed [*B]`, the
-first step of each sequence whose observation is impossible or not a number, or -1; the rest means nothing there.
+first step of each sequence whose observation is impossible or not a number, or -1; other results of that sequence are
+invalid.
 
-The gradient of log p(x) is the posterior of each table, which `posterior` has at hand.
+The gradient of log p(x) is the posterior of each table, a result of `posterior`.
 """
 
 import torch
@@ -20,7 +21,7 @@ def _by_posterior(call: Call, d_total: Tensor | None, *others: Tensor | None) ->
     """The gradient of log p(x) alone."""
     if d_total is None or any(grad is not None for grad in others):
         return None
-    if torch.is_grad_enabled():  # someone will differentiate these gradients
+    if torch.is_grad_enabled():  # these gradients may be differentiated
         return replay(plain.log_normalizer, call, (d_total, None))
     _, state, pairs, _ = call.outputs
     beliefs = zip(call.inputs, (state[..., 0, :], pairs, state), call.wanted, strict=False)
@@ -60,6 +61,6 @@ sample = Op(f"markov_sample({_TABLES}, Tensor uniform) -> {tensors(2)}", plain.s
 
 
 def log_normalizer(*tables: Tensor) -> tuple[Tensor, Tensor]:
-    """log p(x) [*B], and failed; with the gradient at hand where one will be asked for."""
+    """log p(x) [*B], and failed; computed with the gradient if one may be needed."""
     total, *_, failed = (posterior if differentiated(*tables) else filter)(*tables)
     return total, failed

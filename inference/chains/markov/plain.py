@@ -1,11 +1,11 @@
-r"""A finite Markov chain under observation in plain torch: all sequences and states of a step at once, in logarithms.
+r"""Markov chains in plain torch: all sequences and states of a step at once, in logarithms.
 
 $$\log a_t = l_t + m_t - \log c_t, \quad m_{t+1}(j) = \log \sum_i a_t(i) A_{ij}, \qquad
 w_t = l_t + v_t, \quad v_{t-1}(i) = \log \sum_j A_{ij} e^{w_t(j)}$$
 
 Runs on any device, and autograd differentiates it any number of times: -inf gives exact zeros and finite gradients, and
-no step stores more than a vector for the backward pass. Where no derivative is recorded, the steps of few small
-sequences are multiplied all at once (`chains.log_products`). Arguments and results are those of `op`.
+no step stores more than a vector for the backward pass. If no derivative is recorded, the steps of few small sequences
+are multiplied all at once (`chains.log_products`). Arguments and results are those of `op`.
 """
 
 from collections.abc import Callable
@@ -20,12 +20,12 @@ from ..log_products import beliefs, futures, repays
 
 
 class _Steps(NamedTuple):
-    """The tables step by step; a step beyond its sequence's length has likelihood 1 everywhere."""
+    """The tables step by step; a step after its sequence's end has likelihood 1 everywhere."""
 
     log_initial: Tensor
     transitions: tuple[Tensor, ...]
     likelihoods: tuple[Tensor, ...]  # divided by the largest of the step
-    shift: Tensor  # [*B, T], the logarithm of that largest one
+    shift: Tensor  # [*B, T], the logarithm of the largest
     active: tuple[Tensor, ...]  # whether each sequence has this step
 
     def transition(self, t: int) -> Tensor:
@@ -35,12 +35,12 @@ class _Steps(NamedTuple):
 def _steps(log_initial: Tensor, log_transition: Tensor, log_likelihood: Tensor, lengths: Tensor) -> _Steps:
     n_steps, n_states = log_likelihood.shape[-2:]
     active = torch.arange(n_steps, device=lengths.device) < lengths.unsqueeze(-1)
-    given = torch.where(active.unsqueeze(-1), log_likelihood, 0.0)
-    shift = given.detach().amax(-1)
+    log_weight = torch.where(active.unsqueeze(-1), log_likelihood, 0.0)
+    shift = log_weight.detach().amax(-1)
     return _Steps(
         log_initial.expand(*lengths.shape, n_states),
         log_transition.unbind(-3),
-        (given - shift.unsqueeze(-1)).unbind(-2),
+        (log_weight - shift.unsqueeze(-1)).unbind(-2),
         shift,
         active.unbind(-1),
     )
@@ -53,7 +53,8 @@ def _transitions(steps: _Steps) -> Tensor:
 
 
 def _moves(steps: _Steps) -> Tensor:
-    """The moves into all steps but the first as matrices [T - 1, *B, K, K] of log-weights, none beyond an end."""
+    """The moves into all steps except the first as matrices [T - 1, *B, K, K] of log-weights; identities after an
+    end."""
     likelihood, active = torch.stack(steps.likelihoods[1:]), torch.stack(steps.active[1:])
     none = torch.full_like(steps.transitions[0], -torch.inf).diagonal_scatter(
         torch.zeros_like(steps.transitions[0].diagonal(dim1=-2, dim2=-1)), dim1=-2, dim2=-1
@@ -96,7 +97,8 @@ def _forward(steps: _Steps) -> tuple[list[Tensor], Tensor, Tensor]:
 
 
 def _normalize(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights whose exponentials add up to one, and what was taken off: the largest first, to keep more digits."""
+    """Weights whose exponentials add up to one, and the subtracted constant; the largest goes first, to keep more
+    digits."""
     top = weight.detach().amax(-1, keepdim=True)
     rest = torch.logsumexp(weight - top, -1, keepdim=True)
     return weight - top - rest, (top + rest).squeeze(-1)
@@ -130,7 +132,7 @@ def filter(*tables: Tensor) -> tuple[Tensor, ...]:
 def posterior(*tables: Tensor) -> tuple[Tensor, ...]:
     """log p(x_1..T) [*B], P(s_t | x) [*B, T, K] and P(s_t, s_t+1 | x) [*B, S, K, K]; failed.
 
-    The last is there by step, or, where one table serves all steps, summed over them.
+    The last is by step, or summed over all steps if they share one table.
     """
     steps = _steps(*tables)
     states, scale, failed = _forward(steps)
@@ -173,7 +175,7 @@ def _posterior_at_once(steps: _Steps, states: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _collect(pairs: list[Tensor], n_tables: int, like: Tensor) -> Tensor:
-    """Pairs, last one first, as the posterior of transition tables by step or of one for all."""
+    """Pairs, the last step first, as the posterior of transition tables by step or of one table for all steps."""
     if not pairs:
         return like.new_zeros(*like.shape[:-1], n_tables, like.shape[-1], like.shape[-1])
     if len(pairs) == n_tables:
@@ -186,7 +188,7 @@ def _double(*tables: Tensor) -> tuple[Tensor, ...]:
 
 
 def viterbi(*tables: Tensor) -> tuple[Tensor, ...]:
-    """The most probable path [*B, T], -1 beyond a sequence's length; failed."""
+    """The most probable path [*B, T], -1 after a sequence's end; failed."""
     steps = _steps(*_double(*tables))
     message, best = steps.log_initial, []
     for t, likelihood in enumerate(steps.likelihoods):
@@ -212,7 +214,7 @@ def sample(*tables_and_uniform: Tensor) -> tuple[Tensor, ...]:
 
 
 def _trace(steps: _Steps, scores: list[Tensor], pick: Callable[[int, Tensor], Tensor]) -> Tensor:
-    """Go back from the last step, choosing each state by its score plus the transition into the next one."""
+    """Choose states backward from the last step, each by its score plus the transition into the next state."""
     path, following = [], None
     for t in reversed(range(len(scores))):
         score = scores[t]
