@@ -33,7 +33,9 @@ class Workspace(NamedTuple):
     """The working memory of a thread, by slots."""
 
     message: Any  # [GROUP * P]
-    likelihood: Any  # [GROUP * P], tables of a step over the largest; or [homes * T * P] of all steps, see `place`
+    likelihood: (
+        Any  # [GROUP * P], tables of a step divided by the largest; or [homes * T * P] of all steps, see `place`
+    )
     weight: Any  # [GROUP * P]
     inverse: Any  # [GROUP], one over the sum of the weights
     source: Any  # [GROUP * kept], for counts: the vectors that messages came from
@@ -42,7 +44,7 @@ class Workspace(NamedTuple):
     sums: Any  # the same in float64
     top: Any  # [GROUP] or [homes * T], log of the largest likelihood
     evidence: Any  # [GROUP * 3], float64: log p(x) so far, its rounding error, and a factor whose log is still missing
-    sure: Any  # [GROUP], whether every digit was kept; not in `Outputs`, where threads would share a cache line
+    sure: Any  # [GROUP], whether all digits were kept; not in `Outputs`, where threads would share a cache line
 
 
 NarrowWorkspace: Any = namedtuple("NarrowWorkspace", Workspace._fields)

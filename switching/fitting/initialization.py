@@ -113,6 +113,6 @@ def _labels(problem: Problem, start: Any) -> Tensor:
     if bool(((labels % 1 != 0) | (labels < -1) | (labels >= problem.n_states)).any()):
         raise ValueError(
             f"start: got labels from {labels.min():g} to {labels.max():g}, expected states 0 to "
-            f"{problem.n_states - 1}, and -1 or NaN where it is not known."
+            f"{problem.n_states - 1}, and -1 or NaN if it is not known."
         )
     return labels.long()

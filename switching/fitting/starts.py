@@ -7,7 +7,7 @@
                differ in the distribution of the observations before and after them
     few steps  each state from a few steps, transition parameters drawn from their prior
     free       clusters, transition parameters drawn from their prior
-    stretches  random stretches of time: states that last, whatever their other differences
+    stretches  random stretches of time: states that last, with any other differences
 
 All are computed on the device of the data. The host only draws numbers and reads counts of states.
 
@@ -210,7 +210,7 @@ def _embedded(emission: Emission, series: Series) -> Float[Tensor, "N E"] | None
 
 
 def _with_context(points: Float[Tensor, "N E"], series: Series, rng: np.random.Generator) -> Float[Tensor, "N W"]:
-    """Each step's coordinates with those of its neighbours; beyond the ends of a sequence its own are repeated."""
+    """Each step's coordinates with those of its neighbours; outside the sequence its own are repeated."""
     before, after = int(rng.integers(0, AROUND + 1)), int(rng.integers(0, AROUND + 1))
     if before == after == 0:
         before = after = 1

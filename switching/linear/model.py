@@ -199,7 +199,7 @@ class LinearSSM(Model):
         parameters = {"center": Parameter(("feature",)), "spread": Parameter(("feature",), constraints.positive)}
         check_parameters(parameters, prior, self.sizes, self.name)
 
-    # ---- what was observed -----------------------------------------------------------------------------------------
+    # ---- observations ----------------------------------------------------------------------------------------------
 
     def problem(self, x: Any, **given: Unpack[Given]) -> LinearProblem:
         """Dynamics, emission, prior, and the series x, as one input for inference.

@@ -210,7 +210,7 @@ class SwitchingLinearSSM(Model):
         """The model in the form of one switching chain, with the states of all chains next to each other."""
         return self.layout.regimes(self.values_like(self._like if like is None else like))
 
-    # ---- what was observed -----------------------------------------------------------------------------------------
+    # ---- observations ----------------------------------------------------------------------------------------------
 
     def problem(self, x: Any, **given: Unpack[Given]) -> SwitchingLinearProblem:
         """The model and the series x, for tables and exports."""

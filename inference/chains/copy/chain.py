@@ -153,7 +153,7 @@ class CopyChain:
         return Viterbi(*map(self._shaped, (path, value, redraw)))
 
     def sample(self, n: int, seed: Seed = None) -> Sampled:
-        """n independent draws of the whole path given x, backward in time; O(K) a step and O(log K) for each draw.
+        """n independent draws of the whole path given x, backward in time; O(K) per step and O(log K) for each draw.
 
         The draws depend on the seed alone, not on the number of threads.
 

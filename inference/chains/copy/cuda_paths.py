@@ -25,10 +25,10 @@ def _trace(path, redraw, at, length, high, mask):
     """Paths from the ends of runs; the paths overwrite them."""
     none = at * 0
     state, begin, t = none, none + length, high - 1
-    tl.debug_barrier()  # what one thread has written, another may read
+    tl.debug_barrier()  # another thread may read what one has written
     for _ in range(0, high, STRIDE):
         ends = rows(path + at, t, -1, 0, high, 1, mask, tl.int64)
-        tl.debug_barrier()  # all have read what is now written over
+        tl.debug_barrier()  # all threads have read before they overwrite
         for i in tl.static_range(STRIDE):
             now = t - i
             inside = within(mask, now, 0, length)

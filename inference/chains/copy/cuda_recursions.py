@@ -82,13 +82,13 @@ def _smooth(
     """From the posterior of the last states back to the first; the posterior of each step overwrites its belief."""
     scratch, by_held = state if in_fresh is None else in_fresh, by_step if NARROW else by_state
     t, all_drawn = high - 1, posterior.to(tl.float64) * 0
-    tl.debug_barrier()  # what one thread has written, another may read
+    tl.debug_barrier()  # another thread may read what one has written
     found = log_weights(source, t, -1, high, states, gates, there, lanes, NARROW, DTYPE)
     noted = rows(scratch + by_state, t, -1, 0, high, states, lanes, DTYPE, AHEAD)
     for _ in range(0, high, AHEAD):
         following = log_weights(source, t - AHEAD, -1, high, states, gates, there, lanes, NARROW, DTYPE)
         noted_those = rows(scratch + by_state, t - AHEAD, -1, 0, high, states, lanes, DTYPE, AHEAD)
-        tl.debug_barrier()  # all have read what is now written over
+        tl.debug_barrier()  # all threads have read before they overwrite
         for i in tl.static_range(AHEAD):
             now = t - i
             m_fresh, e_fresh, m_held, e_held, _ = weigh(source, found, i, now, there, lanes, REDRAWN, DTYPE)

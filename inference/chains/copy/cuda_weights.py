@@ -53,7 +53,7 @@ def split(log, shift, dtype: constexpr):
     x = tl.where(real, log, shift).to(tl.float64) - shift.to(tl.float64)
     e = tl.maximum(tl.floor(x * _LOG2E + 0.5), LOWEST)
     rest = (tl.fma(e, -LN2, x) - e * _LN2_REST).to(dtype)
-    m = tl.exp(tl.minimum(tl.maximum(rest, -0.5), 0.5))  # of what is as large as 1e290, rounding may leave more
+    m = tl.exp(tl.minimum(tl.maximum(rest, -0.5), 0.5))  # rounding of logs near 1e290 may leave more
     zero_or_nan = tl.where(log == NONE, 0.0, float("nan")).to(dtype)
     return tl.where(real, m, zero_or_nan), tl.where(real, e, LOWEST)
 

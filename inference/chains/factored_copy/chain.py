@@ -1,4 +1,4 @@
-r"""Copy chains whose tables are products: gates that all states share, states, and one likelihood a step and state.
+r"""Copy chains whose tables are products: gates that all states share, states, and one likelihood per step and state.
 
 $$P(s_{1:T}, z_{1:T}, x) = state(s_1)\, likelihood_1(s_1) \prod_{t > 1} likelihood_t(s_t)
 \begin{cases} redraw_t\, state(s_t) & z_t = 1 \\ hold_t\,[s_t = s_{t-1}] & z_t = 0 \end{cases}$$

@@ -296,7 +296,7 @@ class MarkovChain:
         return self.log_transition if self.varies else self.log_transition.unsqueeze(-3)
 
     def _tables(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The tables, transitions with an axis for steps, of one entry where one table serves all, and the lengths."""
+        """The tables and the lengths; transitions have an axis for steps, of length 1 if all steps share one table."""
         return self.log_initial, self._moves(), self.log_likelihood, self.lengths
 
     def _results(self, operator: Op) -> list[Tensor]:

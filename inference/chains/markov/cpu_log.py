@@ -31,7 +31,7 @@ from ...numerics.elementary import exp
 from ...numerics.lanes import larger, largest, load_some, splat, spread, store, store_some, total, width
 
 NONE = -np.inf
-LOWEST = -1e300  # stands for -inf where that would be subtracted from itself
+LOWEST = -1e300  # replaces -inf, which cannot be subtracted from itself
 
 
 class Workspace(NamedTuple):

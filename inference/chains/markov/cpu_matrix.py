@@ -42,7 +42,7 @@ class Outputs(NamedTuple):
 
 @inlined
 def push_narrow(work: Any, slot: int, matrix: Any, table: int, n_states: int) -> None:
-    """Message <- weight / its sum, times the matrix, where P is one vector: its length is known to the compiler."""
+    """Message <- weight / its sum, times the matrix, for P of one vector, whose length the compiler knows."""
     weight, message, p = work.weight, work.message, padding(work)
     at, row, zero = slot * p, table * p * p, weight.dtype.type(0)
     y0, y1, y2, y3 = splat(zero), splat(zero), splat(zero), splat(zero)
@@ -121,7 +121,7 @@ def combine(state: Any, row: int, n_states: int, work: Any, slot: int, to: int) 
 
 @inlined
 def count_narrow(work: Any, slot: int, row: int, depth: int, n_states: int) -> None:
-    """Counts of a slot += source^T target over `depth` steps, where P is one vector: four rows at a time."""
+    """Counts of a slot += source^T target over `depth` steps, for P of one vector: four rows at a time."""
     source, target, counted, p = work.source, work.target, work.counted, padding(work)
     for i in range(0, n_states, 4):
         to, d = (slot * p + i) * p, row

@@ -15,7 +15,7 @@ from .cuda_steps import NONE, cells, largest, piece, put
 
 @kernel
 def _best(score, table, moves, here, room, states, P: constexpr, ROWS: constexpr):
-    """max_i score(i) + table(i, j), and the first i where it is reached, for each j."""
+    """max_i score(i) + table(i, j), and the first i that reaches it, for each j."""
     if ROWS == P:
         top, index = _best_row(score[:, :, None] + table, 0, ROWS)
     else:

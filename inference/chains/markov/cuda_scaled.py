@@ -1,13 +1,13 @@
 r"""Filter and smooth chains with constant tables on a GPU, in probabilities.
 
-The recursions are those of `cpu_sweeps`: with $l_t$ the likelihoods of a step over the largest,
+The recursions are those of `cpu_sweeps`: with $l_t$ the likelihoods of a step divided by the largest,
 
 $$a_t \propto l_t \odot A^\top a_{t-1}, \qquad b_t \propto l_t \odot m_t, \qquad m_t = A\, b_{t+1}$$
 $$P(s_t \mid x) = a_t \odot m_t / n_t, \quad n_t = \textstyle\sum a_t \odot m_t, \qquad
 P(s_t = i, s_{t+1} = j \mid x) = a_t(i)\, A_{ij}\, b_{t+1}(j) / n_t$$
 
 Numbers smaller than TINY are dropped. The evidence that this loses is, at each step, at most K TINY over the normaliser
-and over n_t: where both exceed LEAST at all steps, every answer is right to rounding. `certain` reports these
+and over n_t: if both exceed LEAST at all steps, every result is right to rounding. `certain` reports these
 sequences; `cuda_logs` computes the others again.
 
 A step forward reads K numbers, writes K (K + 1 to filter), and takes K^2 multiplications and K exponentials; back it
@@ -102,7 +102,7 @@ def filter_scaled(
 @kernel
 def _count(pairs, counts, vectors, moves, base, out, states, there, depth, P: constexpr, ROWS: constexpr):
     """Counts += table * pairs in registers, or those of the last steps' `vectors`: b's, and as many a's over n_t."""
-    tl.debug_barrier()  # what the last steps wrote
+    tl.debug_barrier()  # the last steps have written
     if ROWS == P:
         place, real = cells(base, 0, states, P, P, True)
         to, _ = cells(out, 0, states, P, P, True)

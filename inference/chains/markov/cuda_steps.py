@@ -9,7 +9,7 @@ step reads the table again, `ROWS` of its rows at a time, from the cache. Thread
 
 from ...numerics.gpu import STRIDE, constexpr, kernel, tl
 
-LOWEST = constexpr(-1e300)  # stands for -inf where that would be subtracted from itself
+LOWEST = constexpr(-1e300)  # replaces -inf, which cannot be subtracted from itself
 NONE = constexpr(float("-inf"))
 DEPTH = constexpr(2 * STRIDE.value)  # steps whose pairs are counted together
 FEW = constexpr(2)  # steps whose rows are on their way while as many are smoothed, which takes most registers
