@@ -1,8 +1,8 @@
 """Every benchmark, one after another, into `docs/benchmarks.md`: `python tests/benchmarks`, with the extra `bench`.
 
 This takes about half an hour on a quiet machine. Each `bench_*.py` also runs alone and prints its results.
-`stack_languages.py` (which trains), `fit_quality.py` (which compares optima), `interval_coverage.py` and
-`forgetting_windows.py` only run alone.
+`stack_languages.py` (which trains), `fit_quality.py` (which compares optima), `interval_coverage.py`,
+`forgetting_windows.py` and `kernel_costs.py` only run alone.
 """
 
 import ast
@@ -27,6 +27,7 @@ TITLES = {
     "bench_switching": "Switching linear models",
     "bench_switching_learning": "Learning switching linear models",
     "bench_vmp": "Message passing",
+    "first_call": "First calls",
 }
 PEERS = (
     "torch",
@@ -60,10 +61,10 @@ def main() -> None:
         "the coverage of intervals.\n\n"
         f"Python {platform.python_version()}, {versions}; {os.cpu_count()} processors.\n"
     ]
-    for script in sorted(FOLDER.glob("bench_*.py")):
+    for script in [*sorted(FOLDER.glob("bench_*.py")), FOLDER / "first_call.py"]:
         docstring = ast.get_docstring(ast.parse(script.read_text())) or ""
         print(script.stem, flush=True)
-        kernels = "auto" if script.stem == "bench_startup" else "always"
+        kernels = "auto" if script.stem in ("bench_startup", "first_call") else "always"
         environment = os.environ | {"SAMPLEHOLD_KERNELS": kernels}
         command = [sys.executable, "-W", "ignore", script]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
