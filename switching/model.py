@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
+import pyro
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -152,8 +153,9 @@ class SwitchingSSM(Model):
 
     def _check_prior(self, prior: Parameters) -> None:
         typical = self.emission.start(prior)
-        for site in self.emission.sites(prior) + self.dynamics.sites(prior):
-            site.distribution(typical)
+        with pyro.validation_enabled(True):  # torch.compile switches it off for the whole process
+            for site in self.emission.sites(prior) + self.dynamics.sites(prior):
+                site.distribution(typical)
 
     def log_prior(self, values: Parameters) -> Tensor:
         """Log density of the prior at parameter values: `[*r]`."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyro
 import pytest
 import samplehold as sh
 import torch
@@ -234,6 +235,11 @@ def test_tensors_that_are_no_model_are_refused(tmp_path, name, change):
     rewrite(tmp_path, structure_of(tmp_path), tensors)
     with pytest.raises(ValueError, match=r"^path: "):
         SwitchingSSM.load(tmp_path)
+
+
+def test_a_prior_is_checked_where_distributions_do_not_check_their_arguments():
+    with pyro.validation_enabled(False), pytest.raises(ValueError, match=r"^prior: got \['count'\]"):
+        small().with_prior({"count": [[-1.0]]})
 
 
 def test_missing_tensors_of_models_of_several_chains_are_refused(tmp_path):
