@@ -26,7 +26,7 @@ from ..switching.data.writing import write_output
 from ..switching.fit import Fit
 from ..switching.model import SwitchingSSM
 from ..switching.storage import find, read_model, save_model
-from .printing import show_course, show_parameters, show_switches
+from .printing import show_diagnostics, show_parameters, show_switches
 from .results import MODEL, replacing
 from .startup import Termination
 
@@ -200,7 +200,7 @@ def show(series: TableSeries, observed: Series, fit: Fit, posterior: "az.Inferen
     console = Console(highlight=False)
     show_parameters(console, posterior["posterior"].mean(("chain", "draw")), states)
     show_switches(console, states)
-    show_course(console, fit)
+    show_diagnostics(console, fit)
     if uneven([series.observed.index] if observed.stacked is None else observed.stacked.times) is not None:
         console.print(f"Note: {series.time} is not evenly spaced; its rows were taken as consecutive steps.")
     if series.left_out:

@@ -120,7 +120,7 @@ def _step_before(index: pd.Index) -> np.ndarray:
     return rows.shift(fill_value=-1).to_numpy()
 
 
-def show_course(console: Console, fit: Fit) -> None:
+def show_diagnostics(console: Console, fit: Fit) -> None:
     """Print how the fit ended, and warnings."""
     end = "converged" if fit.converged else "not converged: raise --max-steps"
     if fit.interrupted:

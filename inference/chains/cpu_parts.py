@@ -40,11 +40,10 @@ def sweep(
     *,
     smoothing: bool,
     divided: bool = False,
-    side_by_side: int = GROUP,
 ) -> None:
     """Filter or smooth all sequences. Each thread has its own workspace.
 
-    `divided`: several threads may share a long sequence when smoothing. `side_by_side`: sequences of a group.
+    `divided`: several threads may share a long sequence when smoothing.
     """
     n, size = len(inputs.lengths), inputs.n_steps * padded(inputs.n_states, outputs.state.itemsize)
     n_parts = torch.get_num_threads() // max(1, n)
@@ -53,7 +52,7 @@ def sweep(
             return
         outputs.certain[:] = 1
     n_threads = _n_threads(n, size)
-    _sweep_groups(inputs, outputs, workspace, _groups(inputs, n_threads, side_by_side), n_threads, smoothing)
+    _sweep_groups(inputs, outputs, workspace, _groups(inputs, n_threads), n_threads, smoothing)
 
 
 def _n_threads(n: int, size: int) -> int:
@@ -84,10 +83,10 @@ def _sweep_groups(
         in_parallel([partial(sweep_groups, inputs, outputs, *pair, 1 + smoothing) for pair in pairs])
 
 
-def _groups(inputs: Any, n_threads: int, most: int) -> np.ndarray:
+def _groups(inputs: Any, n_threads: int) -> np.ndarray:
     """Groups of sequences, [n, GROUP], -1 for none, with equal tables and similar lengths if possible."""
     n = len(inputs.lengths)
-    size = min(most, max(1, n // n_threads))
+    size = min(GROUP, max(1, n // n_threads))
     groups, place = np.full((-(-n // size), GROUP), -1), np.arange(n)
     groups[place // size, place % size] = np.lexsort((-inputs.lengths, inputs.table_of))
     return groups

@@ -33,9 +33,7 @@ class Workspace(NamedTuple):
     """The working memory of a thread, by slots."""
 
     message: Any  # [GROUP * P]
-    likelihood: (
-        Any  # [GROUP * P], tables of a step divided by the largest; or [homes * T * P] of all steps, see `place`
-    )
+    likelihood: Any  # [GROUP * P], those of a step divided by the largest; or [homes * T * P] of all, see `place`
     weight: Any  # [GROUP * P]
     inverse: Any  # [GROUP], one over the sum of the weights
     source: Any  # [GROUP * kept], for counts: the vectors that messages came from

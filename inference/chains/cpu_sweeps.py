@@ -20,10 +20,9 @@ Numbers smaller than `TINY` are dropped. The evidence that this loses is, at eac
 normaliser and over n_t. So if both exceed `LEAST` at all steps, every result is right to rounding for any tables. The
 kernels report for which sequences this holds.
 
-A chain defines, for its kind of `Inputs`, how the tables of a step are loaded (`load_step`), the step (`step`), how a
-message is pushed to the next step (`push`), and the counts (`count`, `write_counts`). `step_by_likelihood` is the step
-described above, for chains whose table of a step is its likelihoods: those of matrices (`markov.cpu_matrix`) and
-factored copy chains (`factored_copy.cpu_moves`). They define how a step records (`record`) and meets a record (`meet`).
+A chain defines, for its kind of `Inputs`, how a message is pushed to the next step (`push`), how a step records
+(`record`) and meets a record (`meet`), and the counts (`count`, `write_counts`). The chains are those of matrices
+(`markov.cpu_matrix`) and factored copy chains (`factored_copy.cpu_moves`).
 
 Sequences of a group are swept side by side up to the length of the shortest; the rest of each is swept alone. If they
 share a table, each row of it is loaded once for all. A step of a recursion waits for the previous step, so several
@@ -45,7 +44,7 @@ from ..numerics.compilation import INLINED, inlined, lean_kernel
 from ..numerics.lanes import BYTES, width
 from ..numerics.scratch import scratch
 from ..numerics.threads import zeros
-from .cpu_steps import GROUP, NarrowWorkspace, Workspace, gain, padded, padding, place, rescale, weigh
+from .cpu_steps import GROUP, NarrowWorkspace, Workspace, gain, load_likelihood, padded, padding, place, rescale, weigh
 
 RENEW = 1024  # steps after which counts move to float64
 TINY = {torch.float32: 1e-36, torch.float64: 1e-290}
@@ -79,18 +78,6 @@ class Stride(NamedTuple):
     end: int
     step: int
     home: int  # of the first slot: see `place`
-
-
-def load_step(inputs: Any, work: Any, at: int, b: int, t: int) -> None:
-    """Read the tables of step t of sequence b into a place of the workspace."""
-    raise TypeError("load_step: only inside a numba kernel")
-
-
-def step(
-    inputs: Any, outputs: Any, work: Any, slot: int, at: int, b: int, t: int, depth: int, forward: bool, meets: bool
-) -> None:
-    """Step t of sequence b, whose tables are at a place: it meets or makes its record, and write its weights."""
-    raise TypeError("step: only inside a numba kernel")
 
 
 def push(inputs: Any, work: Any, group: Any, stride: Any, together: bool, t: int) -> None:
@@ -133,10 +120,10 @@ def for_inputs(kind: type, hook: Callable[..., Any]) -> Callable[[Callable[..., 
     return register
 
 
-def workspace(n_states: int, dtype: torch.dtype, *, tables: int = 1, kept: int = 0, counted: int = 0) -> Any:
-    """A thread's working memory, for `tables` per step, and per slot `kept` numbers for counts and `counted` counts."""
+def workspace(n_states: int, dtype: torch.dtype, *, kept: int = 0, counted: int = 0) -> Any:
+    """A thread's working memory, with `kept` numbers for counts and `counted` counts per slot."""
     p, line = padded(n_states, dtype.itemsize), BYTES // dtype.itemsize
-    sizes = [GROUP * n for n in (p, tables * p, p, 1, kept, kept, counted, 1)]
+    sizes = [GROUP * n for n in (p, p, p, 1, kept, kept, counted, 1)]
     rooms = [-(-size // line) * line for size in sizes]  # threads share no cache line
     whole = zeros(sum(rooms), dtype=dtype).numpy()
     ends = zip(accumulate(rooms), rooms, sizes, strict=True)
@@ -169,14 +156,14 @@ def load(inputs: Any, work: Any, slot: int, home: int, b: int, t: int, meets: bo
     This is separate from `step`, because a processor looks too few operations ahead to begin the exponentials of one
     slot while it waits for the recursion of another."""
     if not meets or work.top.size == GROUP:
-        load_step(inputs, work, place(inputs, work, slot, home, t), b, t)
+        load_likelihood(inputs, work, place(inputs, work, slot, home, t), b, t)
 
 
 @inlined
-def step_by_likelihood(
+def step(
     inputs: Any, outputs: Any, work: Any, slot: int, at: int, b: int, t: int, depth: int, forward: bool, meets: bool
 ) -> None:
-    """The `step` of chains whose table of a step is its likelihoods."""
+    """Step t of sequence b, whose likelihoods are at a place: write its weights, and meet or make its record."""
     if meets:
         work.sure[slot] &= meet(inputs, outputs, work, slot, b, t, depth, forward) >= inputs.least
     mass, top = weigh(work, slot, at, inputs.tiny), work.top[at]

@@ -1,10 +1,9 @@
 r"""Products of all steps of discrete chains at once, in plain torch and in logarithms.
 
 A step is a matrix of K x K log-weights. Products of matrices are an associative scan: about $2 \log_2 T$ batched
-operations replace a loop over T, with $K^3$ exponentials per step. This is faster for few sequences of few states,
-whose loops mostly wait for Python. Each product is a matrix whose rows sum to one, with the logarithms of the rows'
-divisors, so that no row loses digits next to a larger one. The loops are differentiable. They also compute sequences
-for which a kernel is not certain.
+operations replace a loop over T, with $K^3$ exponentials a step. This is faster for few sequences of few states, whose
+loops mostly wait for Python. A product is a matrix whose rows sum to one, and the logarithms of the scales of its rows,
+so that no row loses digits beside a larger one. Where derivatives are recorded, the loops serve: they keep less.
 """
 
 import torch

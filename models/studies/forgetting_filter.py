@@ -171,9 +171,7 @@ class _Search:
             window[at] = torch.where(fine, window[at].clamp(max=w), t + 1)
             bound[at] = torch.where(fine, torch.where(first, total, bound[at]), 0)
             beyond = rounding[at] > tol
-            inherited = (
-                2 * own_rounding[at] * (2 * anyhow).clamp(max=1)
-            )  # what rounding before the window leaves, of each step
+            inherited = 2 * own_rounding[at] * (2 * anyhow).clamp(max=1)  # from rounding before the window, per step
             longer = rounding[at] + 2 * worst + inherited * (t - w)  # bounds what any longer window has
             rounding[at] += inherited
             known = longer <= (1.01 * rounding[at]).clamp(min=tol)

@@ -183,9 +183,8 @@ def renumbered(blocks: Blocks, etas: Etas, order: Int[Tensor, "K"]) -> Etas:
             continue  # a background is the same in all states
         first, parameter = next(iter(block.parameters.items()))
         dims = parameter.dims
-        if etas[name].ndim > len(
-            dims
-        ):  # [*plates, P], natural parameters of a Dirichlet have the shape of its probabilities
+        # natural parameters of a Dirichlet have the shape of its probabilities, others are [*plates, P]
+        if etas[name].ndim > len(dims):
             dims = (*dims[: etas[name].ndim - 1], "statistic")
         reordered_etas[name] = reordered({first: replace(parameter, dims=dims)}, {first: etas[name]}, order)[first]
     return reordered_etas

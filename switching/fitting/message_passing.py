@@ -113,9 +113,8 @@ def fit_vmp(
     problem: Problem, options: Options, report: Report = lambda step, best: None, user_start: Parameters | None = None
 ) -> Fitted:
     """Message passing over all data, or over minibatches of the sequences; `user_start` as in `search`."""
-    user_start = (
-        None if user_start is None else opened(problem, user_start)
-    )  # the expected logarithm of a probability of 0 does not exist
+    if user_start is not None:  # the expected logarithm of a probability of 0 does not exist
+        user_start = opened(problem, user_start)
     graph = ChainGraph.of(problem, options.factorization == "mean_field")
     if options.batch_size is not None and options.batch_size < problem.series.n_sequences:
         result = _by_batches(

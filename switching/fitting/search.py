@@ -42,7 +42,7 @@ from .starts import SAMPLE, first_guesses, rearranged
 
 FIRST_LOOK = 8  # steps before the first half stops
 STRIDE = 8  # steps between two checks of the progress, and between extrapolations
-FIRST_LEAP = 16  # steps before the first extrapolation
+FIRST_EXTRAPOLATION = 16  # steps before the first extrapolation
 FARTHEST = 100.0  # longest extrapolation, in strides
 ROUNDS = 4  # of rearrangements
 ROOM = 2**25  # numbers in one table of all restarts
@@ -115,7 +115,7 @@ class Climb:
             return 0.0
         return last * last / (before - last) if before > last else math.inf
 
-    def leap(self, rounding: float) -> float:
+    def extrapolation(self, rounding: float) -> float:
         """The length of an extrapolation in strides, from the last two rises; 0 if they allow no estimate."""
         before, last = self._rises
         if not rounding * abs(self.final) < last < before < math.inf:
@@ -246,13 +246,13 @@ class MultiStart:
     def result(self) -> SearchResult:
         return SearchResult(self.climbs, self.best, self.interrupted, self.tol)
 
-    def run(self, climber: Optimizer, kinds: Sequence[str], n_kept: int) -> None:
+    def run(self, optimizer: Optimizer, kinds: Sequence[str], n_kept: int) -> None:
         """Run one more batch; `n_kept` of it, and those that may still pass the best, are run to convergence."""
         going = [Climb(kind) for kind in kinds]
         self.climbs += going
         try:
             with may_interrupt():
-                self._climb(climber, going, n_kept)
+                self._climb(optimizer, going, n_kept)
         except KeyboardInterrupt:
             if not self.best.trace:
                 raise  # nothing has been reached yet
@@ -261,17 +261,17 @@ class MultiStart:
             if not climb.ended:
                 climb.ended = "interrupted" if self.interrupted else "max_steps"
 
-    def _climb(self, climber: Optimizer, going: list[Climb], n_kept: int) -> None:
+    def _climb(self, optimizer: Optimizer, going: list[Climb], n_kept: int) -> None:
         steps, look = 0, FIRST_LOOK
         while going and steps < self._max_steps and not self.interrupted:
-            before = climber.tables
-            run = climber.run(min(STRIDE, self._max_steps - steps))
+            before = optimizer.tables
+            run = optimizer.run(min(STRIDE, self._max_steps - steps))
             steps, self.interrupted = steps + run.steps, run.interrupted
-            self._note(going, climber, run)
+            self._note(going, optimizer, run)
             self._report(steps, self.best.final)
             gains = [0.0] * len(going)
-            if steps >= FIRST_LEAP and run.steps == STRIDE and not self.interrupted:
-                climber, gains = self._leap(climber, before, going)
+            if steps >= FIRST_EXTRAPOLATION and run.steps == STRIDE and not self.interrupted:
+                optimizer, gains = self._extrapolate(optimizer, before, going)
             leave = [self._has_settled(climb, gain) for climb, gain in zip(going, gains, strict=True)]
             if steps == look:
                 look *= 2
@@ -281,34 +281,36 @@ class MultiStart:
                 stay = [i for i, out in enumerate(leave) if not out]
                 going = [going[i] for i in stay]
                 if going:
-                    climber = climber.select(torch.tensor(stay, device=self._device))
+                    optimizer = optimizer.select(torch.tensor(stay, device=self._device))
 
-    def _leap(self, climber: Optimizer, before: dict[str, Any], going: list[Climb]) -> tuple[Optimizer, list[float]]:
+    def _extrapolate(
+        self, optimizer: Optimizer, before: dict[str, Any], going: list[Climb]
+    ) -> tuple[Optimizer, list[float]]:
         """The batch after extrapolation of the restarts that gain by it, and the gain of each restart."""
         none = [0.0] * len(going)
-        by = torch.tensor([climb.leap(self._rounding) for climb in going], dtype=torch.float64, device="cpu")
+        by = torch.tensor([climb.extrapolation(self._rounding) for climb in going], dtype=torch.float64, device="cpu")
         try:
-            ahead = climber.extrapolated(before, by) if bool((by > 0).any()) else None
+            ahead = optimizer.extrapolated(before, by) if bool((by > 0).any()) else None
             if ahead is None:
-                return climber, none
+                return optimizer, none
             with deferred() as checks:
-                there = climber.at(ahead)
+                there = optimizer.at(ahead)
                 heights = torch.tensor(checks.settle(*there.height()), dtype=torch.float64, device="cpu")
         except IMPOSSIBLE:
-            return climber, none  # some extrapolation leads to impossible parameters
+            return optimizer, none  # some extrapolation leads to impossible parameters
         gains = heights - torch.tensor([climb.final for climb in going], dtype=torch.float64, device="cpu")
         higher = (gains > 0) & (by > 0)  # False for NaN
         if not bool(higher.any()):
-            return climber, none
+            return optimizer, none
         if not bool(higher.all()):
-            here, those = climber.tables, higher.to(self._device)
+            here, those = optimizer.tables, higher.to(self._device)
             mixed = {name: tree_map(partial(_where, those), table, here[name]) for name, table in ahead.items()}
             with deferred():
-                there = climber.at(mixed)
+                there = optimizer.at(mixed)
         return there, torch.where(higher, gains, 0.0).tolist()
 
-    def _note(self, going: list[Climb], climber: Optimizer, run: Run) -> None:
-        rows, tables, collapsed = run.elbo.double(), climber.tables, climber.collapsed
+    def _note(self, going: list[Climb], optimizer: Optimizer, run: Run) -> None:
+        rows, tables, collapsed = run.elbo.double(), optimizer.tables, optimizer.collapsed
         bad = torch.zeros_like(rows[:1]) if collapsed is None else collapsed.any(-1).to(rows).unsqueeze(0)
         for i, (climb, (unsound, *trace)) in enumerate(zip(going, torch.cat([bad, rows]).T.tolist(), strict=True)):
             climb.trace += trace

@@ -2,7 +2,7 @@ r"""The dynamics of latent vectors of a linear model: their contract, and the ge
 
 $$s_1 \sim N(m, P), \qquad s_{t+1} = A s_t + c + N(0, Q)$$
 
-Dynamics turn parameters by name, `[*r, ...]` with axes for restarts or draws, into the tables of these `Moves`.
+Dynamics turn parameters by name, `[*r, ...]` with axes for restarts or draws, into `TransitionParameters`.
 """
 
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ from ...inference.numerics.scalars import check_integer
 from ..parameters import Named, Parameter, Parameters, check_parameters
 
 
-class Moves(NamedTuple):
+class TransitionParameters(NamedTuple):
     """The arguments of a `LinearGaussianChain` for its transition and first state, [*r, ...]; None: 0."""
 
     transition: Tensor
@@ -53,7 +53,7 @@ class LinearDynamics(Named, ABC):
         return tuple(range(self.n_latent))
 
     @abstractmethod
-    def moves(self, values: Parameters) -> Moves:
+    def moves(self, values: Parameters) -> TransitionParameters:
         """The tables under parameters `[*r, ...]`."""
 
     def check_values(self, values: Parameters) -> Parameters:
@@ -98,5 +98,5 @@ class LinearGaussian(LinearDynamics):
             "initial_covariance": covariance,
         }
 
-    def moves(self, values: Parameters) -> Moves:
-        return Moves(**{name: values[name] for name in Moves._fields})
+    def moves(self, values: Parameters) -> TransitionParameters:
+        return TransitionParameters(**{name: values[name] for name in TransitionParameters._fields})

@@ -14,7 +14,7 @@ from ..parameters import Named, Parameter, Parameters
 from .structures import VARIANCE, Structure
 
 
-class Sights(NamedTuple):
+class ObservationParameters(NamedTuple):
     """The arguments of a `LinearGaussianChain` for its emission, [*r, ...]; None: 0."""
 
     emission: Tensor
@@ -48,10 +48,12 @@ class LinearEmission(Named):
             "observation_noise": noise,
         }
 
-    def sights(self, values: Parameters) -> Sights:
+    def sights(self, values: Parameters) -> ObservationParameters:
         """The tables under parameters `[*r, ...]`."""
         noise = values["observation_noise"]
-        return Sights(values["emission"], noise if self.full else torch.diag_embed(noise), values["emission_offset"])
+        return ObservationParameters(
+            values["emission"], noise if self.full else torch.diag_embed(noise), values["emission_offset"]
+        )
 
     def in_units(self, values: Parameters, unit: Tensor) -> Parameters:
         """Parameters of x as those of x / unit."""
@@ -76,10 +78,12 @@ class Irregular(Named):
     def parameters(self) -> Mapping[str, Parameter]:
         return {"sigma2.irregular": VARIANCE}
 
-    def sights(self, values: Parameters) -> Sights:
+    def sights(self, values: Parameters) -> ObservationParameters:
         """The tables under parameters `[*r, ...]`."""
         noise = values["sigma2.irregular"]
-        return Sights(constant((tuple(self.structure.seen),), noise.dtype, noise.device), noise[..., None, None])
+        return ObservationParameters(
+            constant((tuple(self.structure.seen),), noise.dtype, noise.device), noise[..., None, None]
+        )
 
     def in_units(self, values: Parameters, unit: Tensor) -> Parameters:
         """Parameters of x as those of x / unit; a structure has mean 0 or a diffuse start, so only variances change."""

@@ -17,8 +17,8 @@ from torch.distributions import constraints
 
 from ...inference.chains.linear_gaussian.factors import factor_of
 from ..program import sequence_plates
-from .contract import Moves
-from .emission import Sights
+from .contract import TransitionParameters
+from .emission import ObservationParameters
 
 LOG_2PI = math.log(2 * math.pi)
 BESIDE = 1e-6  # relative distance of a draw from the directions with noise that counts as rounding
@@ -79,8 +79,8 @@ def _log_density(gap: Tensor, covariance: Tensor) -> Tensor:
 
 
 def linear_program(
-    moves: Moves,
-    sights: Sights,
+    moves: TransitionParameters,
+    sights: ObservationParameters,
     diffuse: Tensor,
     x: Tensor | None = None,
     n_steps: int = 1,

@@ -23,7 +23,7 @@ from torch.distributions import constraints
 from ...inference.numerics.placement import constant
 from ...inference.numerics.scalars import check_flag, check_integer, check_kind
 from ..parameters import Parameter, Parameters
-from .contract import LinearDynamics, Moves
+from .contract import LinearDynamics, TransitionParameters
 from .stationary import partial_autocorrelations, stationary_covariance
 
 VARIANCE = Parameter((), constraints.nonnegative)
@@ -84,12 +84,12 @@ class Diffuse(Structure):
     def parameters(self) -> Mapping[str, Parameter]:
         return {name: VARIANCE for name in dict.fromkeys(self.noisy) if name is not None}
 
-    def moves(self, values: Parameters) -> Moves:
+    def moves(self, values: Parameters) -> TransitionParameters:
         like = values[self.variances[0]]
         zero = torch.zeros_like(like)
         noise = torch.stack([zero if name is None else values[name] for name in self.noisy], -1)
         transition = constant(tuple(map(tuple, self.transition)), like.dtype, like.device)
-        return Moves(transition, torch.diag_embed(noise), None, None)
+        return TransitionParameters(transition, torch.diag_embed(noise), None, None)
 
 
 @dataclass(frozen=True)
@@ -263,13 +263,13 @@ class Autoregression(Structure):
             )
         return checked
 
-    def moves(self, values: Parameters) -> Moves:
+    def moves(self, values: Parameters) -> TransitionParameters:
         weights = torch.stack([values[name] for name in self.latents], -1)
         variance, p = values["sigma2.ar"], self.order
         shift = torch.eye(p, dtype=weights.dtype, device=weights.device)[:-1].expand(*weights.shape[:-1], p - 1, p)
         noise = torch.diag_embed(torch.stack([variance, *[torch.zeros_like(variance)] * (p - 1)], -1))
         start = variance[..., None, None] * stationary_covariance(weights)
-        return Moves(torch.cat([weights.unsqueeze(-2), shift], -2), noise, None, start)
+        return TransitionParameters(torch.cat([weights.unsqueeze(-2), shift], -2), noise, None, start)
 
 
 @dataclass(frozen=True)
@@ -330,14 +330,14 @@ class Sum(Structure):
     def check_values(self, values: Parameters) -> Parameters:
         return {name: value for term in self.terms for name, value in term.check_values(values).items()}
 
-    def moves(self, values: Parameters) -> Moves:
+    def moves(self, values: Parameters) -> TransitionParameters:
         parts = [term.moves(values) for term in self.terms]
         starts = [
             torch.zeros_like(part.transition) if part.initial_covariance is None else part.initial_covariance
             for part in parts
         ]
         transition, noise = beside([part.transition for part in parts]), beside([part.state_noise for part in parts])
-        return Moves(transition, noise, None, beside(starts))
+        return TransitionParameters(transition, noise, None, beside(starts))
 
 
 def _terms(structure: Structure) -> tuple[Structure, ...]:

@@ -106,9 +106,8 @@ def interpolated(layout: LinearRegimes, values: Parameters, series: Series) -> F
     expected = (emission @ smoothed.mean.unsqueeze(-1)).squeeze(-1) + offset
     gap = torch.where(seen, x, expected) - expected
     pairs, unit = seen.unsqueeze(-1) & seen.unsqueeze(-2), torch.eye(x.shape[-1]).to(x)
-    noise = torch.where(
-        pairs, regime_values["observation_noise"].unsqueeze(-3), unit
-    )  # a missing feature gets unit noise
+    # a missing feature gets unit noise
+    noise = torch.where(pairs, regime_values["observation_noise"].unsqueeze(-3), unit)
     precision = torch.linalg.inv(noise)
     weighted = precision @ torch.where(seen.unsqueeze(-1), emission, 0.0)
     error_precision = precision - weighted @ smoothed.covariance @ weighted.mT

@@ -45,8 +45,8 @@ def test_steps_without_the_padding_are_those_with_it(monkeypatch, dynamics, emis
     for name, table in padded.tables.items():
         assert_close(packed.tables[name], table, rtol=1e-6, atol=1e-7)
     assert_close(packed.occupancy, padded.occupancy, rtol=1e-6, atol=1e-7)
-    for climber in (packed, padded):
-        climber.height()
+    for optimizer in (packed, padded):
+        optimizer.height()
     some = torch.tensor([2, 0])
     assert_close(packed.select(some).run(2).elbo, padded.select(some).run(2).elbo, **tight)
     assert_close(packed.at(values).height(), padded.at(values).height(), **tight)

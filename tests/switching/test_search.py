@@ -145,10 +145,10 @@ def test_what_is_left_to_gain_is_extrapolated():
 
 def test_a_leap_goes_as_far_as_its_last_rises_say():
     climb = Climb("clusters", list(-100 - 0.81 ** np.arange(10)))  # of rate 0.9 in the parameters
-    assert_close(climb.leap(0.0), 0.9**STRIDE / (1 - 0.9**STRIDE))
-    assert Climb("clusters", [0.0, 1.0, 2.0]).leap(0.0) == 0.0  # not slowing down
-    assert Climb("clusters", [0.0, 1.0, 0.5]).leap(0.0) == 0.0  # falling
-    assert Climb("clusters", [0.0, 1.0, 1.0 + 1e-14]).leap(1e-13) == 0.0  # at rest
+    assert_close(climb.extrapolation(0.0), 0.9**STRIDE / (1 - 0.9**STRIDE))
+    assert Climb("clusters", [0.0, 1.0, 2.0]).extrapolation(0.0) == 0.0  # not slowing down
+    assert Climb("clusters", [0.0, 1.0, 0.5]).extrapolation(0.0) == 0.0  # falling
+    assert Climb("clusters", [0.0, 1.0, 1.0 + 1e-14]).extrapolation(1e-13) == 0.0  # at rest
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +168,7 @@ def test_leaps_shorten_a_slow_climb_and_never_lower_it(monkeypatch, flat_ridge, 
     start = model.fit(flat_ridge, method, restarts=4, max_steps=8, progress=False).model
     options = {"start": start, "restarts": 1, "max_steps": 3000, "tol": 1e-9, "progress": False}
     leaping = model.fit(flat_ridge, method, **options)
-    monkeypatch.setattr(search_module, "FIRST_LEAP", 10**9)
+    monkeypatch.setattr(search_module, "FIRST_EXTRAPOLATION", 10**9)
     walking = model.fit(flat_ridge, method, **options)
     assert leaping.converged
     assert float(leaping.objective.diff().min()) > -1e-9

@@ -69,9 +69,8 @@ def test_conditioned_mixture_equals_enumeration(dtype, seed, T, D, on_empty):
     mix = mixture(seed, T, D, on_empty)
     evidence = 2 * normal(seed + 3, T, T + D + 1)
     evidence[T - 1, 0] = -torch.inf  # element 0 is not on top at the end
-    mix = StackMixture(
-        normal(seed + 4, T, 3), mix.values, mix.initial, on_empty
-    )  # and the weights are no probabilities
+    weights = normal(seed + 4, T, 3)  # which are no probabilities
+    mix = StackMixture(weights, mix.values, mix.initial, on_empty)
     check_all(mix.condition(evidence / 2).condition(evidence / 2), dtype)
 
 

@@ -79,7 +79,7 @@ def sample(*arguments: Any) -> Results:
     _run(sample_range, inputs, filtered, *map(_array, (uniform, path, redraw)))
     index = (verdict == RISKY).nonzero().squeeze(-1)
     if len(index):
-        again = plain.sample(*_selected(tables, index), uniform[:, index], exact=True)
+        again = plain.sample(*_selected(tables, index), uniform[:, index])
         path[:, index], redraw[:, index], failed[index] = again
     return path, redraw, failed
 
@@ -200,7 +200,7 @@ def _trusted(
     """The results, with risky sequences from `function` in float64, or from its plain form if that was tried."""
     index = (verdict == RISKY).nonzero().squeeze(-1)
     if len(index):
-        safer = function if tables[1].dtype == torch.float32 else partial(twin, exact=True)
+        safer = function if tables[1].dtype == torch.float32 else twin
         for result, new in zip(results, safer(*_selected(tables, index)), strict=True):
             result[index] = new.to(result)
     return results

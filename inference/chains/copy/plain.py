@@ -10,8 +10,7 @@ Here $c_t = \log \sum_s e^{n_t(s)}$ counts as a constant for derivatives, so $m_
 derivative. Then every derivative is a sum of positive terms, and small ones are as exact as large ones.
 
 Steps after the end of a sequence hold the state with weight 1. Arguments and results are those of `op`. If no
-derivative is recorded, the steps of few small sequences are multiplied all at once (`chains.log_products`), unless the
-result must be `exact` for weights of any ratio.
+derivative is recorded, the steps of few small sequences are multiplied all at once (`chains.log_products`).
 """
 
 from typing import Any, NamedTuple
@@ -84,12 +83,12 @@ def _forward_at_once(steps: _Steps) -> _Forward:
     return _Forward(before, weight - total, none, none, total, _first_impossible(total))
 
 
-def _at_once(steps: _Steps, exact: bool) -> bool:
-    return not exact and repays(steps.fresh.transpose(0, 1), steps.held, steps.start)
+def _at_once(steps: _Steps) -> bool:
+    return repays(steps.fresh.transpose(0, 1), steps.held, steps.start)
 
 
-def _forward(steps: _Steps, exact: bool) -> _Forward:
-    if _at_once(steps, exact):
+def _forward(steps: _Steps) -> _Forward:
+    if _at_once(steps):
         return _forward_at_once(steps)
     belief = steps.start
     mass = torch.zeros_like(steps.scale) if not differentiated(steps.start) else belief.logsumexp(-1, keepdim=True)
@@ -119,17 +118,17 @@ def _evidence(steps: _Steps, forward: _Forward) -> Tensor:
     return (steps.scale + forward.total.sum(0) + forward.mass[-1]).squeeze(-1)
 
 
-def log_normalizer(*tables: Any, exact: bool = False) -> tuple[Tensor, ...]:
+def log_normalizer(*tables: Any) -> tuple[Tensor, ...]:
     """log_normalizer [N], and the step at which each sequence failed, or -1, [N]."""
     steps = _steps(*tables)
-    forward = _forward(steps, exact)
+    forward = _forward(steps)
     return _evidence(steps, forward).to(steps.dtype), forward.failed
 
 
-def filter(*tables: Any, exact: bool = False) -> tuple[Tensor, ...]:
+def filter(*tables: Any) -> tuple[Tensor, ...]:
     """log_increment [N, T] in float64, state [N, T, K], redraw [N, T], failed [N]."""
     steps = _steps(*tables)
-    forward = _forward(steps, exact)
+    forward = _forward(steps)
     inside, mass = steps.inside, forward.mass
     increment = (forward.total + mass - forward.carried).squeeze(-1)
     first = (steps.scale + forward.carried[0]).T
@@ -141,9 +140,9 @@ def filter(*tables: Any, exact: bool = False) -> tuple[Tensor, ...]:
     return increment.where(inside, 0.0).T, state, redraw, forward.failed
 
 
-def _futures(steps: _Steps, forward: _Forward, exact: bool) -> tuple[Tensor, Tensor]:
+def _futures(steps: _Steps, forward: _Forward) -> tuple[Tensor, Tensor]:
     """Log-weights of all steps after each step [T, N, K], and of all steps [N, K], by the state before them."""
-    if _at_once(steps, exact):
+    if _at_once(steps):
         all_steps = futures(_moves(steps))
         return torch.cat([all_steps[1:], torch.zeros_like(all_steps[:1])]), all_steps[0]
     future, later = torch.zeros_like(steps.start), []
@@ -156,9 +155,9 @@ def _futures(steps: _Steps, forward: _Forward, exact: bool) -> tuple[Tensor, Ten
     return torch.stack(later[::-1]), future
 
 
-def _joint(steps: _Steps, forward: _Forward, exact: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _joint(steps: _Steps, forward: _Forward) -> tuple[Tensor, Tensor, Tensor]:
     """P(s_t, z_t=1 | x) and P(s_t, z_t=0 | x), [T, N, K], and P(s_0 | x), [N, K]."""
-    later, future = _futures(steps, forward, exact)
+    later, future = _futures(steps, forward)
     fresh = steps.fresh + forward.carried + later
     held = steps.held + forward.before + later
     norm = _log_add(fresh, held).logsumexp(-1, keepdim=True)
@@ -167,20 +166,20 @@ def _joint(steps: _Steps, forward: _Forward, exact: bool) -> tuple[Tensor, Tenso
     return (fresh - norm).exp().where(inside, 0.0), (held - norm).exp().where(inside, 0.0), start
 
 
-def smooth(*tables: Any, exact: bool = False) -> tuple[Tensor, ...]:
+def smooth(*tables: Any) -> tuple[Tensor, ...]:
     """log_normalizer [N], state [N, T, K], redraw [N, T], failed [N]."""
     steps = _steps(*tables)
-    forward = _forward(steps, exact)
-    fresh, held, _ = _joint(steps, forward, exact)
+    forward = _forward(steps)
+    fresh, held, _ = _joint(steps, forward)
     results = _evidence(steps, forward), (fresh + held).transpose(0, 1), fresh.sum(-1).T
     return *(table.to(steps.dtype) for table in results), forward.failed
 
 
-def marginals(*tables: Any, exact: bool = False) -> tuple[Tensor, ...]:
+def marginals(*tables: Any) -> tuple[Tensor, ...]:
     """log_normalizer [N], fresh [N, T, K], held like its table, initial [N, K] (of the table, if any), failed [N]."""
     steps = _steps(*tables)
-    forward = _forward(steps, exact)
-    fresh, held, start = _joint(steps, forward, exact)
+    forward = _forward(steps)
+    fresh, held, start = _joint(steps, forward)
     if steps.narrow:
         held = held.sum(-1, keepdim=True)
     results = _evidence(steps, forward), fresh.transpose(0, 1), held.transpose(0, 1), start
@@ -211,11 +210,11 @@ def viterbi(*tables: Any) -> tuple[Tensor, ...]:
     return states.where(steps.inside.T, -1), redraws & steps.inside.T, value, _first_impossible(totals)
 
 
-def sample(*tables_and_uniform: Any, exact: bool = False) -> tuple[Tensor, ...]:
+def sample(*tables_and_uniform: Any) -> tuple[Tensor, ...]:
     """path [n, N, T], redraw [n, N, T], failed [N], from uniform numbers [n, N, T, 2] for gates and states."""
     *tables, uniform = tables_and_uniform
     steps = _steps(*tables)
-    forward = _forward(steps, exact)
+    forward = _forward(steps)
     belief = (forward.after - forward.mass).exp()
     uniform = uniform.permute(2, 3, 1, 0)  # [T, 2, N, n]
     drawn = torch.ones_like(uniform[0, 0], dtype=torch.bool)

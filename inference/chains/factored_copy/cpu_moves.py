@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from ...numerics.compilation import inlined
 from ...numerics.lanes import load, muladd, splat, store, total, width
-from ..cpu_steps import load_likelihood, load_row, padding, rescale, store_row
-from ..cpu_sweeps import count, for_inputs, load_step, meet, push, record, step, step_by_likelihood, write_counts
+from ..cpu_steps import load_row, padding, rescale, store_row
+from ..cpu_sweeps import count, for_inputs, meet, push, record, write_counts
 
 
 class Inputs(NamedTuple):
@@ -49,10 +49,6 @@ class Outputs(NamedTuple):
     held: Any  # [B * T], P(z_t = 0 | x), or nothing if filtered
     counts: Any  # [B * K], the sum over time of P(s_t, z_t = 1 | x) without the first step, or nothing if filtered
     certain: Any  # [B * 2], whether each direction kept every digit
-
-
-for_inputs(Inputs, load_step)(load_likelihood)
-for_inputs(Inputs, step)(step_by_likelihood)
 
 
 @inlined
@@ -129,9 +125,8 @@ def _meet(inputs: Any, outputs: Any, work: Any, slot: int, b: int, t: int, depth
     fresh = number(inputs.redraw[gate] * inverse)
     redraw = number(fresh * (total(drawn) if forward else work.source[slot]))
     share = splat(number(fresh if forward else fresh * work.inverse[slot]))
-    if (
-        moved > 0 and work.inverse[slot] > 0
-    ):  # there is a move: not into the first step, nor from a step that is not swept yet
+    # there is no move into the first step, nor from a step that is not swept yet
+    if moved > 0 and work.inverse[slot] > 0:
         where = b * inputs.n_steps + moved
         outputs.redraw[where] = redraw
         outputs.held[where] = (

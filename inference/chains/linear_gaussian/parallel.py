@@ -24,7 +24,7 @@ from .steps import Belief, Seen, Sight, initial, moves, predict, sights, update
 from .tables import Tables
 
 
-class Stretch(NamedTuple):
+class StepProduct(NamedTuple):
     """Of steps, with the time axis first."""
 
     transition: Tensor  # A [T, *b, L, L]
@@ -39,7 +39,7 @@ class Scan(NamedTuple):
     it."""
 
     predicted: Belief
-    steps: Stretch
+    steps: StepProduct
 
 
 def meet(factor: Tensor, information: Tensor) -> tuple[Tensor, Tensor]:
@@ -65,11 +65,11 @@ def _correct(gain: Tensor, information: Tensor, means: Tensor) -> Tensor:
 
 
 def _join(earlier: Elements, later: Elements) -> Elements:
-    i, j = Stretch(*earlier), Stretch(*later)
+    i, j = StepProduct(*earlier), StepProduct(*later)
     gain, _ = meet(i.factor, j.information)
     kept = condense(i.factor, j.information)
     vector = j.vector - j.information @ (j.information.mT @ i.means)
-    return Stretch(
+    return StepProduct(
         j.transition @ _correct(gain, j.information, i.transition),
         j.transition @ _correct(gain, j.information, i.means + i.factor @ (i.factor.mT @ j.vector)) + j.means,
         compress(j.transition @ gain.mT, j.factor),
@@ -78,7 +78,7 @@ def _join(earlier: Elements, later: Elements) -> Elements:
     )
 
 
-def steps_of(tables: Tables) -> tuple[Seen, Stretch, Tensor]:
+def steps_of(tables: Tables) -> tuple[Seen, StepProduct, Tensor]:
     """The first observation, all later steps given the state before, and which of these [*b, T-1] have no noise."""
     first = initial(tables)
     sight, step = sights(tables), moves(tables)
@@ -101,7 +101,7 @@ def steps_of(tables: Tables) -> tuple[Seen, Stretch, Tensor]:
     parts = [_before(a, b, tables.n_steps - 1) for a, b in zip(opening, steps, strict=True)]
     n_axes = max(part.dim() for part in parts)
     by_time = (part[(None,) * (n_axes - part.dim())].movedim(-3, 0) for part in parts)
-    return start, Stretch(*by_time), seen.singular
+    return start, StepProduct(*by_time), seen.singular
 
 
 def scan(tables: Tables) -> Scan | None:
@@ -109,20 +109,20 @@ def scan(tables: Tables) -> Scan | None:
     start, steps, singular = steps_of(tables)
     if bool(start.singular.any()) or bool(singular.any()):
         return None
-    joined = Stretch(*prefixes(_join, steps))
+    joined = StepProduct(*prefixes(_join, steps))
     after = Belief(joined.means.movedim(0, -3)[..., :-1, :, :], joined.factor.movedim(0, -3)[..., :-1, :, :])
     ahead, _ = predict(after, moves(tables))
     first = initial(tables)
     predicted = Belief(*(_before(a, b, tables.n_steps - 1) for a, b in zip(first, ahead, strict=True)))
     if not all(bool(part.isfinite().all()) for part in predicted):
         return None  # products of moves that no observation holds back
-    return Scan(predicted, Stretch(*(part[1:] for part in steps)))
+    return Scan(predicted, StepProduct(*(part[1:] for part in steps)))
 
 
-def future(steps: Stretch) -> tuple[Tensor, Tensor]:
+def future(steps: StepProduct) -> tuple[Tensor, Tensor]:
     """What all later steps say of each state: a vector [*b, T, L, q + 1] and information [*b, T, L, L]."""
     reverse = tuple(part.flip(0) for part in steps)
-    later = Stretch(*prefixes(lambda later, earlier: _join(earlier, later), reverse))
+    later = StepProduct(*prefixes(lambda later, earlier: _join(earlier, later), reverse))
     nothing = torch.zeros_like(steps.vector[:1]), torch.zeros_like(steps.information[:1])
     pairs = zip((later.vector, later.information), nothing, strict=True)
     vector, information = (torch.cat([part.flip(0), none]).movedim(0, -3) for part, none in pairs)
@@ -136,7 +136,7 @@ def smooth(filtered: Belief, vector: Tensor, information: Tensor) -> Belief:
     return Belief(_correct(gain, information, means), gain.mT)
 
 
-def neighbours(smoothed: Belief, steps: Stretch, information: Tensor) -> Tensor:
+def neighbours(smoothed: Belief, steps: StepProduct, information: Tensor) -> Tensor:
     """The covariances of states with the states before them, given all observations."""
     ahead = information[..., 1:, :, :]
     gain, _ = meet(steps.factor.movedim(0, -3), ahead)

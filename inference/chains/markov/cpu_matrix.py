@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from ...numerics.compilation import inlined
 from ...numerics.lanes import load, muladd, splat, spread, store, total, width
-from ..cpu_steps import load_likelihood, load_row, padding, rescale, store_row
-from ..cpu_sweeps import count, for_inputs, load_step, meet, push, record, step, step_by_likelihood, write_counts
+from ..cpu_steps import load_row, padding, rescale, store_row
+from ..cpu_sweeps import count, for_inputs, meet, push, record, write_counts
 
 
 class Inputs(NamedTuple):
@@ -172,10 +172,6 @@ def count_wide(work: Any, slot: int, row: int, depth: int) -> None:
             store(counted, on + p, z1)
             store(counted, on + 2 * p, z2)
             store(counted, on + 3 * p, z3)
-
-
-for_inputs(Inputs, load_step)(load_likelihood)
-for_inputs(Inputs, step)(step_by_likelihood)
 
 
 @inlined

@@ -102,7 +102,7 @@ def predict(tables: Tables, chosen: Chosen) -> Chosen:
     return Chosen(chosen.log_prob, mean, a @ chosen.covariance @ a.mT + tables.state_noise)
 
 
-class Sights(NamedTuple):
+class Observed(NamedTuple):
     """What all steps see, with a missing feature replaced by noise that happened to be 0."""
 
     emission: Tensor  # [K, F, L], or [N, T, 1, K, F, L] where features are missing
@@ -110,11 +110,11 @@ class Sights(NamedTuple):
     y: Tensor  # [N, T, 1, K, F], x - d
     constant: Tensor  # [N, T, 1, 1]
 
-    def at(self, t: int) -> "Sights":
-        return Sights(*(table if table.dim() == 3 else table[:, t] for table in self))
+    def at(self, t: int) -> "Observed":
+        return Observed(*(table if table.dim() == 3 else table[:, t] for table in self))
 
 
-def sights(tables: Tables, x: Tensor, inside: Tensor) -> Sights:
+def sights(tables: Tables, x: Tensor, inside: Tensor) -> Observed:
     """Of x [N, T, F] at the steps inside [N, T]."""
     emission, noise, seen = tables.emission, tables.observation_noise, ~x.isnan() & inside.unsqueeze(-1)
     if not bool(seen.all()):
@@ -122,10 +122,10 @@ def sights(tables: Tables, x: Tensor, inside: Tensor) -> Sights:
         emission = torch.where(row, emission, 0.0)
         noise = torch.where(row & row.mT, noise, torch.diag_embed((~seen).to(x))[:, :, None, None])
     y = torch.where(seen.unsqueeze(-2), x.unsqueeze(-2) - tables.emission_offset, 0.0)
-    return Sights(emission, noise, y.unsqueeze(2), LOG_2PI / 2 * seen.sum(-1).to(x)[..., None, None])
+    return Observed(emission, noise, y.unsqueeze(2), LOG_2PI / 2 * seen.sum(-1).to(x)[..., None, None])
 
 
-def update(before: Chosen, sight: Sights) -> tuple[Chosen, Tensor]:
+def update(before: Chosen, sight: Observed) -> tuple[Chosen, Tensor]:
     """Weights, means and covariances with one observation, and whether [N, ...] it has no density."""
     emission, noise, y, constant = sight
     shown = emission @ before.covariance

@@ -14,7 +14,7 @@ from ..linear_gaussian import op as linear
 from ..linear_gaussian import parallel
 from ..linear_gaussian import tables as chains
 from ..linear_gaussian.factors import factor_of
-from .plain import LOG_2PI, Sights, predict, sights, update
+from .plain import LOG_2PI, Observed, predict, sights, update
 from .tables import Chosen, Tables
 
 Results = tuple[Tensor, ...]
@@ -111,7 +111,7 @@ def _future(x: Tensor, lengths: Tensor, tables: Tables, path: Tensor) -> Results
         return none, torch.diag_embed(none), torch.full_like(lengths, -1)
     chain = _along(x, lengths, path, tables, x.new_zeros(*path.shape, 0))
     _, steps, singular = parallel.steps_of(chain)
-    vector, information = parallel.future(parallel.Stretch(*(part[1:] for part in steps)))
+    vector, information = parallel.future(parallel.StepProduct(*(part[1:] for part in steps)))
     failed = torch.where(singular.any(-1), singular.int().argmax(-1) + 1, -1)
     return vector.squeeze(-1), information, failed
 
@@ -126,7 +126,7 @@ def _told(vector: Tensor, information: Tensor, mean: Tensor, covariance: Tensor)
     return ((mean * (vector + gap)).sum(-1) + shift - log_det) / 2
 
 
-def _children(tables: Tables, sight: Sights, log_prob: Tensor, mean: Tensor, covariance: Tensor) -> Chosen:
+def _children(tables: Tables, sight: Observed, log_prob: Tensor, mean: Tensor, covariance: Tensor) -> Chosen:
     """Beliefs [B, R] that moved into each regime and saw the next observation, [B, R, K]."""
     k = tables.n_regimes
     means = mean.unsqueeze(-2).expand(*mean.shape[:-1], k, -1)
@@ -134,7 +134,7 @@ def _children(tables: Tables, sight: Sights, log_prob: Tensor, mean: Tensor, cov
     return update(predict(tables, Chosen(log_prob, means, spread)), sight)[0]
 
 
-def _roots(tables: Tables, sight: Sights, n: int) -> Chosen:
+def _roots(tables: Tables, sight: Observed, n: int) -> Chosen:
     """The first step of n chains, [n, 1, K]."""
     tables_of = tables.log_initial, tables.initial_mean, tables.initial_covariance
     return update(Chosen(*(table.expand(n, 1, *table.shape) for table in tables_of)), sight)[0]
