@@ -7,6 +7,7 @@ the package while it is tested. A test compiles no kernel until its work repays 
 """
 
 import os
+from collections import defaultdict
 from collections.abc import Generator
 from contextlib import ExitStack
 
@@ -59,12 +60,27 @@ def pytest_unconfigure() -> None:
     _places.close()
 
 
+def _cases_of_few(items: list[pytest.Item]) -> dict[str, list[pytest.Item]]:
+    """The cases of each test marked `few` that are not marked slow already, by the test's name."""
+    cases = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("few") and not item.get_closest_marker("slow"):
+            cases[item.nodeid.split("[")[0]].append(item)
+    return cases
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:  # of each kernel the quick part compiles one form
         chosen = item.callspec.params.values() if hasattr(item, "callspec") else ()
         if item.get_closest_marker("kernels") and any(value is torch.float32 for value in chosen):
             item.add_marker(pytest.mark.slow)
+    for cases in _cases_of_few(items).values():
+        n = cases[0].get_closest_marker("few").args[0]
+        chosen = {round(i * (len(cases) - 1) / max(1, n - 1)) for i in range(n)}
+        for i, item in enumerate(cases):
+            if i not in chosen:
+                item.add_marker(pytest.mark.slow)
     kept = {"cpu": (), "fake": ("cpu", "hardware")}.get(config.getoption("--device"), ("cpu",))
     for item in items:
         for name in kept:

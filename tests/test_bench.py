@@ -50,6 +50,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "SECONDS", {True: 0.0, False: 0.0})
 
 
+@pytest.mark.slow
 def test_a_run_writes_its_rows_where_they_were_measured_and_a_figure_of_each_case(short, tmp_path):
     out = tmp_path / "bench"
     done = CliRunner().invoke(app, ["bench", "--only", "scan", "--out", str(out)])

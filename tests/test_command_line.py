@@ -19,8 +19,6 @@ from samplehold.switching.data.tables import pick_series, read_table
 from samplehold.switching.storage import read_model
 from typer.testing import CliRunner
 
-pytestmark = pytest.mark.kernels
-
 DATA = Path(__file__).parents[1] / "notebooks" / "data"
 NILE, SUNSPOTS, MACRO = DATA / "nile.csv", DATA / "sunspots.csv", DATA / "us_macro.csv"
 
@@ -158,6 +156,7 @@ def test_covariates_are_standardised_and_asked_for_again(tmp_path):
     assert run("sample", tmp_path, "--steps", 4, "--covariates", MACRO).stdout.count("\n") == 5
 
 
+@pytest.mark.slow
 def test_a_fit_by_message_passing_writes_draws_of_its_posterior(tmp_path):
     import arviz as az
 
@@ -274,6 +273,7 @@ def test_one_file_of_results_is_enough_to_stop_a_fit(tmp_path):
 # ---- print ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("width", [20, 40, 80, 200])
 def test_no_cell_is_cut_in_a_terminal_of_any_width(width, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(width))

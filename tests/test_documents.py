@@ -16,6 +16,7 @@ DOCUMENTS = [path for path in sorted((ROOT / "docs").glob("*.md")) if BLOCK.sear
 pytestmark = pytest.mark.kernels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [README, *map(slow, DOCUMENTS)], ids=lambda path: path.name)
 def test_every_block_runs(path, tmp_path, monkeypatch):
     (tmp_path / "notebooks").symlink_to(ROOT / "notebooks")  # whose data they read; what they write stays here

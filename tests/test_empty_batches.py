@@ -117,6 +117,7 @@ def models():
     yield layered_of(sh.Normal(2), values, half / 5, [rows(2, 2) + 0.5], half)
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("model", models(), ids=lambda model: f"{model.name}-{model.emission.name}")
 def test_verbs_of_models_on_no_sequence(model):
     x = rows(0, 4, 2)

@@ -7,6 +7,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+pytestmark = pytest.mark.slow
+
 MODEL = """
 import samplehold as sh
 model = sh.SwitchingSSM(sh.Copy(2), sh.Normal())

@@ -39,6 +39,7 @@ ROOMS = [getattr(sh, name) for name in sh.__all__ if inspect.ismodule(getattr(sh
 PUBLIC = {name: getattr(space, name) for space in (sh, *ROOMS) for name in dir(space) if not name.startswith("_")}
 
 
+@pytest.mark.few(13)
 @pytest.mark.parametrize("name", [name for name, member in PUBLIC.items() if not inspect.ismodule(member)])
 def test_what_the_examples_make_is_short_in_print(name):
     """Every example in the docstrings of public names is run, and all that it leaves is printed."""

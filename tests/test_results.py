@@ -266,6 +266,7 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
 # ---- the posterior -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("index", [pd.RangeIndex(30), pd.date_range("2020", periods=30), [f"s{i}" for i in range(30)]])
 def test_the_file_of_the_posterior_is_what_arviz_writes(tmp_path, index):
     x = pd.DataFrame({"y": np.sin(np.arange(30.0)), "ü": np.r_[np.nan, np.ones(28), 2.0]}, index=index)

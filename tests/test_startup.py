@@ -55,6 +55,7 @@ def test_a_fit_loads_neither_a_compiler_of_graphs_nor_figures(method, dynamics, 
     assert not {"torch._dynamo", "torch._inductor", "triton", "arviz", "xarray", "matplotlib"} & found
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("method", ["em", "vmp"])
 @pytest.mark.parametrize(("dynamics", "emission"), [("Copy", "Normal"), ("Markov", "MultivariateNormal")])
 def test_a_small_fit_compiles_nothing(method, dynamics, emission, tmp_path, monkeypatch):
@@ -122,6 +123,7 @@ print(json.dumps([sorted(changed), sorted(added), [name for name in environment 
 """
 
 
+@pytest.mark.slow
 def test_the_process_is_left_as_it_was_but_for_what_is_said_in_seeding(tmp_path):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("KMP_")}
     script = [sys.executable, "-c", DISTURBED]

@@ -99,6 +99,7 @@ def starts_of(problem: Problem) -> Starts:
     return first_guesses(problem, 2, 0)
 
 
+@pytest.mark.few(3)
 @each_model
 def test_a_step_of_em_waits_once(name):
     with gpu() as device:
@@ -107,6 +108,7 @@ def test_a_step_of_em_waits_once(name):
         assert len(looks(lambda: climb.run(2))) == 2
 
 
+@pytest.mark.few(3)
 @each_model
 def test_a_sweep_of_message_passing_waits_once(name):
     with gpu() as device:

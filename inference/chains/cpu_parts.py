@@ -73,7 +73,7 @@ def _sweep_groups(
     inputs: Any, outputs: Any, workspace: Callable[[], Any], groups: np.ndarray, n_threads: int, smoothing: bool
 ) -> None:
     """Groups of sequences side by side, spread over threads."""
-    shares = [groups[i::n_threads] for i in range(min(n_threads, len(groups)))]
+    shares = [np.ascontiguousarray(groups[i::n_threads]) for i in range(min(n_threads, len(groups)))]
     # made here, not by the threads: torch releases the interpreter for each, and threads would wait for one another
     rooms = [workspace() for _ in shares]
     homes = 1 if groups.shape[1] > 1 and (groups[:, 1] < 0).all() else GROUP

@@ -4,6 +4,9 @@
 functions that they call. None uses numba's parallel mode: a kernel takes a range of sequences and releases the
 interpreter lock, and `threads` runs several at once.
 
+A function that a kernel calls is linked into the kernel, and optimised there. Compiled for itself as well, as numba
+does, every function would be optimised once for each level of calls, and turned into machine code that nothing calls.
+
 numba counts a reference to an array every time it is taken from a record. Functions that neither create nor return an
 array need no counting. `lean_kernel` and `inlined` switch it off, so records cost nothing there.
 """
@@ -18,36 +21,71 @@ from typing import Any, ClassVar
 
 import numba
 from numba.core.caching import FunctionCache
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import CompilerBase, DefaultPassBuilder
+from numba.core.compiler_machinery import register_pass
+from numba.core.typed_passes import NativeLowering
 from numba.core.types import unliteral
 
 _logger = logging.getLogger("samplehold")
-_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+
+
+class _LinkedLibrary(JITCodeLibrary):
+    """Code that is linked into that of callers, which is optimised as a whole: it needs no machine code."""
+
+    def finalize(self) -> None:
+        self._raise_if_finalized()
+        for library in dict.fromkeys(self._linking_libraries):
+            self._final_module.link_in(library._get_module_for_linking(), preserve=True)
+        self._finalized = True
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class _LowerForCallers(NativeLowering):
+    _name = "lower_for_callers"
+
+    def run_pass(self, state: Any) -> bool:
+        state.library = _LinkedLibrary(state.targetctx.codegen(), state.func_id.func_qualname)
+        state.flags.no_compile = True
+        super().run_pass(state)
+        state.library.finalize()
+        entry = object().__sizeof__  # numba knows functions by an entry point, and a built-in method can be one
+        state.targetctx.insert_user_function(entry, state.cr.fndesc, [state.library])
+        state.cr = state.cr._replace(cfunc=entry)
+        return True
+
+
+class _ForCallers(CompilerBase):
+    """The steps of numba for a function that only kernels call."""
+
+    def define_pipelines(self) -> list[Any]:
+        steps = DefaultPassBuilder.define_nopython_pipeline(self.state)
+        steps.passes = [(_LowerForCallers if kind is NativeLowering else kind, text) for kind, text in steps.passes]
+        steps.finalize()
+        return [steps]
+
+
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
+_FOR_CALLERS: dict[str, Any] = {"no_cpython_wrapper": True, "pipeline_class": _ForCallers}
 # -inf is a legal weight, so no flag may assume finite numbers; sums may be reordered so that they vectorise.
 _REORDERED = {"reassoc", "contract", "arcp", "nsz"}
-INLINED: dict[str, Any] = {
-    **_OPTIONS,
-    "fastmath": {"contract"},
-    "forceinline": True,
-    "_nrt": False,
-    "no_cpython_wrapper": True,  # no one calls them from Python
-    "no_cfunc_wrapper": True,
-}
+INLINED: dict[str, Any] = {**_OPTIONS, **_FOR_CALLERS, "fastmath": {"contract"}, "forceinline": True, "_nrt": False}
 """The options of `inlined`, for functions that are compiled in another way."""
 
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile on first call; the machine code is kept on disk if a folder is writable."""
-    return _cached(function, fastmath=_REORDERED)
+    return _compiled(function, fastmath=_REORDERED)
 
 
 def exact_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     """As `kernel`, with every operation in the order of the source."""
-    return _cached(function, fastmath=False)
+    return _compiled(function, fastmath=False)
 
 
 def lean_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     """As `kernel`, for functions that neither create nor return an array."""
-    return _cached(function, fastmath=_REORDERED, _nrt=False)
+    return _compiled(function, fastmath=_REORDERED, _nrt=False)
 
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -70,11 +108,14 @@ def _of_any_constant(compiled: Any) -> Any:
     return compiled
 
 
-def _cached(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """A function that is compiled in one way for Python, and in another for kernels."""
     function = inspect.unwrap(function)  # numba cannot compile through a wrapper, such as a run-time type checker's
-    compiled: Any = _of_any_constant(numba.njit(**_OPTIONS, **options)(function))
+    compiled: Any = numba.njit(**_OPTIONS, **options)(function)
     with suppress(RuntimeError):  # no writable cache folder: compile once in each process
         compiled._cache = _Cache(function)
+    for_callers = _of_any_constant(numba.njit(**_OPTIONS, **_FOR_CALLERS, **options)(function))
+    compiled.get_call_template, compiled.get_overload = for_callers.get_call_template, for_callers.get_overload
     return compiled
 
 

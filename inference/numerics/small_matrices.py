@@ -115,6 +115,13 @@ def copy(table, out):
             out[i, j] = table[i, j]
 
 
+@inlined
+def copy_row(row, out):
+    """out <- row. Assigned to a slice of an array, a row would cost seconds of compilation."""
+    for i in range(row.shape[0]):
+        out[i] = row[i]
+
+
 @lean_kernel
 def solve(root, table):
     """table <- root^-1 table, of a lower triangle."""

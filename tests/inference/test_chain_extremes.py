@@ -58,6 +58,7 @@ def test_weights_of_any_size_beside_ordinary_ones(power, dtype):
         check(MarkovChain(start, moves, fresh), log_paths.markov(start, moves, fresh), largest, dtype)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("probability", [1e-10, 1e-20, 1e-30, 1e-37, 1e-100, 1e-300])
 def test_chains_that_have_to_hold_though_they_hardly_can(probability, dtype):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numba.core.config
 import pytest
+from numba.core.event import install_recorder
 
 pytestmark = pytest.mark.cpu("numba's kernels")
 
@@ -104,7 +105,22 @@ def both(x):
     spec = importlib.util.spec_from_file_location("constants", tmp_path / "constants.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert module.both(3) == 12
+    with install_recorder("numba:compile") as recorder:
+        assert module.both(3) == 12
+    compiled = [event.data["dispatcher"].py_func.__name__ for _, event in recorder.buffer if event.is_start]
+    assert compiled == ["both", "doubled"]
+
+
+def test_what_kernels_call_is_linked_into_them(tmp_path):
+    """It has no file of its own, and its machine code is made only if Python calls it too."""
+    (tmp_path / "calls.py").write_text(SOURCE + "\n@exact_kernel\ndef further(x):\n    return doubled(x) + 1\n")
+    spec = importlib.util.spec_from_file_location("calls", tmp_path / "calls.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.further(2.5) == 6.0
+    assert [path.name.split("-")[0] for path in tmp_path.glob("**/*.nbi")] == ["calls.further"]
+    assert not module.doubled.signatures
+    assert module.doubled(2.5) == 5.0
     assert len(module.doubled.signatures) == 1
 
 

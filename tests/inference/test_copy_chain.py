@@ -296,6 +296,7 @@ def test_what_lies_beyond_the_end_of_a_sequence_is_ignored():
                 assert (gradient[outside] == 0).all()
 
 
+@pytest.mark.slow
 @examples(3)
 @given(cases(max_steps=3, n=1, impossible=False))
 def test_all_results_have_right_first_and_second_derivatives(case):
@@ -374,6 +375,7 @@ def stationary(steps: int, level: float, dtype: torch.dtype = torch.float64) -> 
     return CopyChain(pi.log().to(dtype), fresh.expand(steps, 3).to(dtype), held.expand(steps, 1).to(dtype))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("level", [-1e5, 0.0, 1e5])
 def test_a_million_steps_of_extreme_likelihoods_stay_exact(level):
     steps = 1_000_000

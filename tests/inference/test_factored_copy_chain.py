@@ -117,6 +117,7 @@ def test_results_do_not_depend_on_who_works_on_a_sequence(steps, n, states, monk
                     assert_close(ours, theirs, **TIGHT)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("gates", ["constant", "by step"])
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize(("steps", "states"), [(513, 3), (1000, 3), (1024, 3), (2001, 11)])
@@ -234,6 +235,7 @@ def test_small_probabilities_of_a_hold_are_as_exact_as_large_ones(kernels):
             assert_close(ours, theirs, rtol=1e-9, atol=1e-25)
 
 
+@pytest.mark.slow
 def test_float32_tables_lose_nothing_but_their_own_rounding(kernels):
     *given, lengths = tables(8, 3, 500, 5, 1)
     single = FactoredCopyChain(*(table.float() for table in given), lengths).smooth()

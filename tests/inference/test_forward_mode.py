@@ -67,6 +67,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("case", CASES)
 def test_forward_derivatives_are_those_of_the_backward_pass(case):
     function, *inputs = CASES[case]

@@ -112,6 +112,7 @@ def arguments_of(name, restarts=()):
     return [table.detach().clone().requires_grad_() for table in (x, *others)]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("restarts", [(), (2,)])
 def test_first_and_second_derivatives_are_right(name, restarts):

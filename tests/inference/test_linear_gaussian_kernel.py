@@ -229,6 +229,7 @@ def test_draws_are_affine_in_their_noise_with_the_covariance_of_the_posterior(di
     close(torch.einsum("nbti,nbtj->btij", columns[:, :, 1:], columns[:, :, :-1]), cross, 1e-9)
 
 
+@pytest.mark.slow
 def test_float32_is_computed_in_float64_and_rounded():
     tables = tables_of(5, steps=30, states=3, missing=0.1, dtype=torch.float32)
     double = tables._replace(

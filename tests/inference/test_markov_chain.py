@@ -242,6 +242,7 @@ def by_parts(monkeypatch, n_threads: int) -> list[bool]:
     return agreed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize(("n", "n_steps", "n_states"), [(1, 4001, 5), (2, 4000, 9), (2, 3001, 20)])
 @pytest.mark.cpu("threads of its kernels")
@@ -258,6 +259,7 @@ def test_parts_of_a_long_sequence_are_the_whole(n, n_steps, n_states, dtype, thr
     assert agreed == [True, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", ["what lies far back", "all that is possible"])
 @pytest.mark.cpu("threads of its kernels")
 def test_a_sequence_whose_parts_do_not_agree_is_walked_from_end_to_end(lost, threads, monkeypatch):
@@ -277,6 +279,7 @@ def test_a_sequence_whose_parts_do_not_agree_is_walked_from_end_to_end(lost, thr
     assert agreed == [False]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("implementation", [op, plain])
 @pytest.mark.parametrize("varies", [False, True])
 def test_gradcheck_and_gradgradcheck(implementation, varies):

@@ -75,6 +75,7 @@ def test_the_implementations_have_equal_gradients(lerp, tables, dtype):
             assert_close(ours, theirs, **tolerances(dtype, scale))
 
 
+@pytest.mark.few(1)
 @each_kind
 @examples(5)
 @given(arguments(max_steps=4))

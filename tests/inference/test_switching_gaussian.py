@@ -64,6 +64,7 @@ def test_the_kernel_smooths_as_the_plain_form(lengths, missing, seed, **sizes):
         assert_close(getattr(found, name), getattr(expected, name), rtol=1e-7, atol=1e-7, msg=name)
 
 
+@pytest.mark.slow
 @given(**MODELS, lengths=st.lists(st.integers(1, 6), min_size=1, max_size=3), missing=st.sampled_from([0.0, 0.4]))
 def test_the_kernels_of_gibbs_moves_draw_as_the_plain_form(lengths, missing, seed, **sizes):
     """Regimes from the same numbers; of latents, which are drawn in another way, the moments."""
@@ -140,6 +141,7 @@ def dense(regimes, regime: int, mean: Tensor, covariance: Tensor, points: int) -
 BOUNDS = [(2, 3.0, 1e-12), (2, 10.0, 1e-8), (2, 30.0, 5e-4), (4, 1.0, 1e-9), (4, 3.0, 1e-8), (4, 10.0, 2e-3)]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("regimes", "slope", "error"), BOUNDS)
 def test_means_over_beliefs_are_as_near_as_the_docstring_says(regimes, slope, error):
     """With two latents: along one direction (K = 2), and along two; regressions of this standard deviation."""

@@ -223,6 +223,7 @@ def test_the_picture_of_a_sequence_has_its_own_dates():
         assert [first + 0.5, last - 0.5] == pytest.approx(mdates.date2num([index[0], index[-1]]))
 
 
+@pytest.mark.slow
 def test_single_precision_and_real_numbers():
     model = SwitchingSSM(Copy(2), Normal(1)).with_values(
         redraw_prob=torch.tensor(0.1), state_probs=torch.tensor([0.5, 0.5]), loc=torch.tensor([[-1.0], [1.0]]),
@@ -496,6 +497,7 @@ def test_a_stack_network_may_have_time_first(kind):
     assert_close(compare(model, last, x).hidden, compare(model, first, x).hidden, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_gates_of_noise_tell_next_to_nothing_on_short_series():
     model = SwitchingSSM(Copy(2), Normal(2)).with_values(
         redraw_prob=0.1, state_probs=[0.5, 0.5], loc=[[-1.0, 0.0], [1.0, 0.0]], scale=[[1.0, 1.0], [1.0, 1.0]]

@@ -62,6 +62,7 @@ def test_gradients_reach_layer_and_readout():
     assert all(parameter.grad is not None for parameter in network.parameters())
 
 
+@pytest.mark.slow
 def test_a_stack_network_reads_a_start_symbol_and_is_taught_by_random_words():
     network = sh.automata.Acceptor(sh.stacks.SuperpositionStackRNN(3, 4), nn.Linear(4, 1), "ab").requires_grad_(False)
     assert not network.has_fixed_states
@@ -82,6 +83,7 @@ MACHINES += [
 ]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("machine", "alphabet"), MACHINES)
 def test_a_network_of_zeros_and_ones_is_found_exactly(machine, alphabet):
     network, least = network_of(machine, alphabet), machine.minify()
@@ -96,6 +98,7 @@ def test_a_network_of_zeros_and_ones_is_found_exactly(machine, alphabet):
         assert (found.faithfulness.share == 1).all()
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("machine", "alphabet"), MACHINES)
 def test_centroids_that_are_states_give_the_machine(machine, alphabet):
     network = network_of(machine, alphabet)
@@ -109,6 +112,7 @@ def test_centroids_that_are_states_give_the_machine(machine, alphabet):
     assert found.faithfulness.exact
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("similarity", "batch_first", "start"), [("dot", True, False), ("cosine", True, True), ("l2", False, True)]
 )
@@ -130,6 +134,7 @@ def test_a_hard_network_is_its_machine_whatever_its_weights(similarity, batch_fi
         assert sh.automata.distance(soft.automaton, found.automaton).equal  # the hard step's machine in any mode
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("oracle", ["cells", "words"])
 @pytest.mark.parametrize("number", range(1, 8))
 def test_either_comparison_alone_teaches_the_seven_languages(number, oracle, monkeypatch):

@@ -26,8 +26,6 @@ from samplehold import (
 from samplehold.face.studies import forgetting, stabilize, truncation_bound
 from torch.testing import assert_close
 
-pytestmark = pytest.mark.kernels
-
 ROUNDING = 1e-13
 
 
@@ -53,6 +51,7 @@ def single_layers():
     yield from ((QRNN, {"pooling": pooling, "window": k}) for pooling in ("f", "fo", "ifo") for k in (1, 3))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("layer_class", "options"), list(single_layers()))
 @examples(5)
 @given(
@@ -122,6 +121,7 @@ def test_a_gate_that_draws_forgets_at_once_and_one_that_holds_never():
     assert (forgetting(layer, x, 1e-12).window == 1).all()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("layer_class", "candidate"),
     [(MinGRU, "linear"), (MinGRU, "tanh"), (MinGRU, "positive"), (MinGRU, "simplex"), (MinLSTM, "linear")],
@@ -360,6 +360,7 @@ def test_where_held_steps_emit_alike_the_bound_is_what_is_held_times_the_distanc
 KINDS = pytest.mark.parametrize("kind", ["normal", "held", "gated"])
 
 
+@pytest.mark.few(5)
 @KINDS
 @pytest.mark.parametrize("tol", [0.1, 1e-3, 1e-7])
 def test_the_bound_of_a_filter_is_reached_and_no_shorter_window_will_do(kind, tol):
@@ -427,6 +428,7 @@ def test_no_past_of_a_gated_model_leads_beyond_the_bound_whatever_was_missing_in
             assert variation(exact[t], restart) <= found.bound[t]
 
 
+@pytest.mark.few(4)
 @KINDS
 @pytest.mark.parametrize("redraw", [0.05, 0.3])
 @pytest.mark.parametrize("tol", [1e-2, 1e-3])

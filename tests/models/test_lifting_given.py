@@ -167,6 +167,7 @@ def test_sampled_gates_leave_in_memory_what_the_layer_holds_on_average():
         part.last_draw(25)
 
 
+@pytest.mark.slow
 def test_long_series_take_memory_of_their_length():
     layer, random = build(units=2)
     x = normal(random, 200_000, 3)

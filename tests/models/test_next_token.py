@@ -19,6 +19,7 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 @pytest.mark.cpu("the study makes its networks there")
 def test_the_price_falls_with_the_redraw_probability_and_with_the_overlap_of_states():
     price = price_of_exactness((0.02, 0.2, 1.0), (0.3, 0.6), n_steps=120)
@@ -48,6 +49,7 @@ def test_without_memory_the_loss_is_the_information_of_the_past():
     assert float(price.no_memory[0, 0]) == pytest.approx(exact + math.log(3), abs=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [MinGRU, MinLSTM])
 def test_trained_networks_hold_the_exact_posterior(kind, device):
     model = held_model(0.1, 0.5)

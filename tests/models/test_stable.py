@@ -128,6 +128,7 @@ def test_training_does_not_lead_out(kind, options):
         assert certified(network, "inf", 0.7, 1.0, random)
 
 
+@pytest.mark.few(5)
 @pytest.mark.cpu("torch's checks know few devices")
 @pytest.mark.parametrize(("kind", "options"), EVERY)
 def test_it_is_differentiated_copied_and_set_free(kind, options):

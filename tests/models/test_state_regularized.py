@@ -246,6 +246,7 @@ def every_path(network, x):
     return found
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 @pytest.mark.parametrize("cell", MEMORYLESS)
 def test_the_chain_is_the_distribution_over_all_paths(cell, similarity):

@@ -118,6 +118,7 @@ def test_mean_pictures_are_those_of_the_series_that_end_at_a_centroid():
                 assert_close(means[k], torch.stack(own).mean(0))
 
 
+@pytest.mark.slow
 def test_the_quick_study_has_all_tables_and_figures():
     found = study("state-regularized", "quick")
     assert list(found.tables) == ["latch", "random_networks", "trained_networks", "languages", "digits"]

@@ -126,6 +126,7 @@ def peer_configurations(machine, word):
     return found, True
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize(("machine", "word"), RUNS)
 def test_machine_network_and_automata_lib_agree_at_every_step(machine, word):
     expected, accepted = peer_configurations(machine, word)

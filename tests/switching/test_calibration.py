@@ -13,8 +13,6 @@ from samplehold.switching.priors import sample_sites
 from scipy.stats import chisquare
 from torch import Tensor
 
-pytestmark = pytest.mark.kernels
-
 DRAWS = 99  # so that ranks are 0 to 99
 BINS = 20
 LEAST = 1e-3 / 40  # the p-value below which a test fails, shared among about forty statistics
@@ -46,6 +44,7 @@ def numbers(*parts: Tensor) -> Tensor:
     return torch.cat([part.reshape(*lead, -1) for part in parts], -1)
 
 
+@pytest.mark.few(3)
 @pytest.mark.cpu("priors without data lie there")
 @pytest.mark.parametrize("name", ONE_STATE)
 def test_conjugate_posteriors_are_calibrated(name):
@@ -85,6 +84,7 @@ def summaries(model: sh.SwitchingSSM, x: Tensor, path: Tensor, redraw: Tensor) -
     }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("dynamics", "emission"), [kind for kind in KINDS if kind[1] in ("normal", "gated", "poisson")]
 )

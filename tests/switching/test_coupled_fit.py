@@ -174,6 +174,7 @@ def test_one_state_and_one_step_have_the_conjugate_evidence():
 # ---- what is found ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("counts", [False, True])
 def test_a_factorial_fit_finds_the_chains(counts):
     truth = factorial(counts)
@@ -218,6 +219,7 @@ def test_a_layered_fit_finds_the_layers():
     assert max(agree, 1 - agree) > 0.9
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", ["factorial", "counts", "layered", "gated"])
 def test_posteriors_have_means_intervals_and_draws_by_the_model_names(kind):
     model = (

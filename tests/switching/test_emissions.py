@@ -76,6 +76,7 @@ def test_a_missing_feature_leaves_the_marginal_of_the_others(name):
     )
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", list(PLAIN))
 @pytest.mark.parametrize("missing", [0.0, 0.3])
 def test_the_m_step_is_a_stationary_point_of_its_objective(name, missing):

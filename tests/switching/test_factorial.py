@@ -136,6 +136,7 @@ def test_missing_and_ragged_data_equal_what_is_left_by_hand():
     assert_close(model.infer(x).elbo[-1], less.infer(x[:, :1]).elbo[-1], rtol=1e-9, atol=0)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("counts", [False, True])
 def test_variational_em_never_lowers_the_bound_and_finds_well_separated_parts(counts):
     loc = [torch.tensor([[0.0, 0.0], [3.0, 0.0]]), torch.tensor([[0.0, 0.0], [0.0, 3.0]])]

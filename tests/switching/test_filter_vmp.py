@@ -73,6 +73,7 @@ def test_default_input_gate_of_a_gated_emission_is_the_exact_posterior_of_the_ga
     assert (found.state - state).abs().max() > 1e-4  # averaging logits is not averaging beliefs
 
 
+@pytest.mark.slow
 def test_input_and_posterior_gate_approach_the_exact_filter_as_the_input_tells_the_gate():
     errors = {"input": [], "posterior": []}
     for distance in (0.0, 1.0, 2.0, 4.0):

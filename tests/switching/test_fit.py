@@ -1,6 +1,5 @@
 """Fitting: what is maximised rises, restarts help, and nothing turns into NaN."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +9,8 @@ import samplehold as sh
 import torch
 from hmmlearn.hmm import GaussianHMM
 from oracles.models import KINDS, drive, random_model
-from oracles.switching_linear import values_of
 from samplehold.switching.fitting.em import EM
 from samplehold.switching.fitting.starts import first_guesses
-from samplehold.switching.slds.layout import LinearRegimes
 from torch.testing import assert_close
 
 pytestmark = pytest.mark.kernels
@@ -26,6 +23,7 @@ def nile():
     return pd.read_csv(DATA / "nile.csv", index_col="year")
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(("dynamics", "emission"), KINDS)
 @pytest.mark.parametrize("prior", ["weak", None])
 def test_the_objective_never_falls(dynamics, emission, prior):
@@ -43,6 +41,7 @@ def test_the_objective_never_falls(dynamics, emission, prior):
         assert bool(torch.isfinite(value).all())
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("dynamics", "emission"), [("copy", "normal"), ("covariates", "normal"), ("markov", "full"), ("copy", "gated")]
 )
@@ -211,19 +210,6 @@ def test_bad_arguments_are_named(change, said):
     keywords = {"x": [0.0, 1.0, 2.0], "progress": False} | change
     with pytest.raises(ValueError, match=said):
         sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)).fit(**keywords)
-
-
-def test_a_number_of_steps_in_the_place_of_a_series_is_told_its_name():
-    """By fits of all kinds of models; what these are fitted by is the same record."""
-    x = torch.randn(30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    linear = sh.LinearSSM(1, 1).fit(x, restarts=1, max_steps=1, progress=False)
-    switching = sh.SwitchingLinearSSM(2, 1).with_values(values_of(LinearRegimes(2, 1, 1)))
-    for model in (linear.model, switching, random_model("copy", "poisson")):
-        fit = replace(linear, model=model)
-        for four in (4, np.int64(4)):
-            with pytest.raises(ValueError, match=r"^x: got 4, .* as horizon=4\."):
-                fit.forecast(four)
-    assert_close(linear.forecast(horizon=4).mean, linear.model.forecast(x, 4).mean, rtol=0, atol=0)
 
 
 def test_priors_without_a_mode_are_refused_by_em():

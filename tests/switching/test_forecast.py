@@ -1,9 +1,14 @@
 """Forecasts in closed form: intervals are quantiles of the mixture over states, symbols have probabilities."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import samplehold as sh
 import torch
 from oracles.models import KINDS, drive, random_model
+from oracles.switching_linear import values_of
+from samplehold.switching.slds.layout import LinearRegimes
 from torch.testing import assert_close
 
 
@@ -13,6 +18,7 @@ def forecast_of(dynamics, emission):
     return model.forecast(x, 3, **drive(dynamics, (), 13))
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("dynamics", "emission"), KINDS)
 def test_the_ends_of_an_interval_have_the_tails_that_they_say(dynamics, emission):
     forecast = forecast_of(dynamics, emission)
@@ -69,6 +75,7 @@ def test_the_quantile_of_one_state_is_that_of_its_normal():
     assert_close(torch.cat([found.lower, found.upper]).flatten(), expected, rtol=1e-12, atol=0)
 
 
+@pytest.mark.slow
 def test_what_is_printed_is_short():
     x = torch.randn(300, 1, generator=torch.Generator().manual_seed(0))
     fit = sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)).fit(x, "vmp", restarts=2, progress=False)
@@ -99,3 +106,16 @@ def test_sequences_of_equal_length_may_come_as_a_list_where_the_future_is_driven
     assert_close(model.forecast(list(x), 1, dt=dt).mean, expected)
     with pytest.raises(ValueError, match=r"^x: got sequences of 1 to 2 steps; forecasts with covariates or dt"):
         model.forecast([x[0], x[1, :1]], 1, dt=dt)
+
+
+def test_a_number_of_steps_in_the_place_of_a_series_is_told_its_name():
+    """By fits of all kinds of models; what these are fitted by is the same record."""
+    x = torch.randn(30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    linear = sh.LinearSSM(1, 1).fit(x, restarts=1, max_steps=1, progress=False)
+    switching = sh.SwitchingLinearSSM(2, 1).with_values(values_of(LinearRegimes(2, 1, 1)))
+    for model in (linear.model, switching, random_model("copy", "poisson")):
+        fit = replace(linear, model=model)
+        for four in (4, np.int64(4)):
+            with pytest.raises(ValueError, match=r"^x: got 4, .* as horizon=4\."):
+                fit.forecast(four)
+    assert_close(linear.forecast(horizon=4).mean, linear.model.forecast(x, 4).mean, rtol=0, atol=0)

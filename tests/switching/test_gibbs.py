@@ -13,8 +13,6 @@ from samplehold.switching.slds.joint import Regimes
 from torch import Tensor
 from torch.testing import assert_close
 
-pytestmark = pytest.mark.kernels
-
 TIGHT = {"rtol": 1e-10, "atol": 1e-10}
 MODELS = {
     "seed": st.integers(0, 2**31),
@@ -88,6 +86,7 @@ def test_latents_given_regimes_have_the_smoothers_moments(seed, rank, n_steps, m
     assert_close(found.covariance, expected.covariance, **TIGHT)
 
 
+@pytest.mark.slow
 @pytest.mark.cpu("numba's kernels")
 @pytest.mark.parametrize(("rank", "missing"), [(2, 0.0), (1, 0.4), (0, 0.2)])
 def test_latents_are_drawn_with_these_moments(rank, missing):
@@ -172,6 +171,7 @@ def close_to(found: SwitchingSampled, state: Tensor, mean: Tensor) -> None:
     assert n > 100
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("moves", ["alternating", "collapsed", "both"])
 def test_both_kinds_of_moves_have_the_enumerated_posterior(moves):
     """Two chains side by side, with missing numbers; probabilities, moments and the pairs of draws."""
@@ -213,6 +213,7 @@ def test_draws_given_noise_without_density_are_collapsed_and_right():
     close_to(found, expected.state, expected.moments()[0])
 
 
+@pytest.mark.slow
 def test_collapsed_moves_mix_where_latents_have_little_noise():
     """An alternation sees regimes through latents that all but tell them: its chains stay where they started."""
     given = tables(random_regimes(3, latent=1))
@@ -288,6 +289,7 @@ def test_draws_depend_on_the_seed_alone_and_read_nothing_beyond_the_end(recurren
     assert_close(found[0].share.sum(-1), torch.ones(20, 6, 3, dtype=torch.float64), **TIGHT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recurrent", [False, True])
 def test_no_sequences_give_no_results(recurrent):
     regimes, x = random_regimes(7, recurrent=recurrent), torch.zeros(2, 0, 5, 1, dtype=torch.float64)

@@ -105,6 +105,7 @@ HELD = [
 ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("fixed", HELD, ids=["loc", "scale", "emission", "moves"])
 def test_what_is_fixed_is_held_by_every_method(monkeypatch, x, method, fixed):
@@ -128,6 +129,7 @@ def test_what_is_fixed_is_held_by_every_method(monkeypatch, x, method, fixed):
         assert not torch.equal(fit.model.loc, TRUTH.loc)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("fixed", HELD[:2], ids=["loc", "scale"])
 @pytest.mark.parametrize("prior", [None, "weak"])
 def test_what_is_left_is_at_its_optimum(x, fixed, prior):
@@ -164,6 +166,7 @@ def test_a_bound_rises_with_a_block_held_and_is_below_the_free_one(x):
     assert_close(smooth.state.sum(-1), torch.ones(150, dtype=torch.float64))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("dynamics", "emission"), KINDS)
 def test_em_holds_a_part_of_every_model_and_starts_from_itself(dynamics, emission):
     model, keywords = random_model(dynamics, emission, seed=1), drive(dynamics, (), 40)
@@ -200,6 +203,7 @@ def test_models_of_several_chains_say_that_they_take_neither(x):
             model.fit(x, **{name: np.zeros(150)})
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_single_number_and_probabilities_of_zero_can_be_held(monkeypatch, method):
     from samplehold.switching.fitting import sampling

@@ -144,6 +144,7 @@ EVERY = [(*kind, "structured") for kind in KINDS]
 EVERY += [(dynamics, emission, "mean_field") for dynamics, emission in KINDS if emission in ("normal", "full")]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(("dynamics", "emission", "factorization"), EVERY)
 def test_every_model_can_be_held_in_part(dynamics, emission, factorization):
     model, driven = random_model(dynamics, emission, seed=1), drive(dynamics, (2,), 30)
@@ -274,6 +275,7 @@ def test_another_unit_and_origin_of_the_data_change_nothing_but_these(x, held):
     assert_close(gap, unit.log().sum() * len(x), rtol=1e-6, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("held", ["loc", "precision"])
 def test_float32_agrees_with_float64(x, held):
     exact, fit = (TWO.fit(data, fixed={held: TWO.values[held]}, restarts=1, **QUIET) for data in (x, x.float()))

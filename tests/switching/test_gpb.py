@@ -14,8 +14,6 @@ from samplehold.switching.slds.joint import Regimes
 from torch import Tensor
 from torch.testing import assert_close
 
-pytestmark = pytest.mark.kernels
-
 TIGHT = {"rtol": 1e-10, "atol": 1e-10}
 MODELS = {
     "seed": st.integers(0, 2**31),
@@ -236,6 +234,7 @@ def test_an_autoregression_in_companion_form_is_filtered():
     assert_close(found.state[-1], expected.state[-1], **TIGHT)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_recurrent_regimes_agree_with_sums_over_a_grid(seed):
     """What is chosen after one step is a mean over one normal density; later ones are merged."""

@@ -50,6 +50,7 @@ def check_same(found, expected) -> None:
         assert_close(eta, expected[1][name], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("dynamics", "emission"), KINDS)
 @pytest.mark.parametrize("long", [False, True])
 def test_sums_over_groups_of_sequences_and_over_stretches_equal_the_whole(monkeypatch, dynamics, emission, long):
@@ -190,6 +191,7 @@ def data(n_sequences: int = 120) -> Tensor:
     return truth.simulate(30, (n_sequences,), seed=0).x.double()
 
 
+@pytest.mark.slow
 def test_minibatches_end_near_the_posterior_of_all_data():
     model, x = sh.SwitchingSSM(sh.Copy(3), sh.Normal(2)), data()
     whole = model.fit(x, method="vmp", restarts=4, progress=False)

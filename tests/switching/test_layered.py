@@ -69,6 +69,7 @@ def enumerate_all(model, x):
     return log_weights.logsumexp(0), marginals, gates
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("emission", "n_states", "n_steps"), [("normal", (2, 3), 2), ("gated", (2, 2), 3), ("categorical", (2, 2, 2), 2)]
 )

@@ -86,6 +86,7 @@ def learning(n_regimes: int, n_chains: int, batch: tuple[int, ...], n_states: in
     return VMP([*parameters, *blocks], found, restarts)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("full", [True, False])
 @pytest.mark.parametrize(
     ("n_regimes", "n_chains", "batch"),

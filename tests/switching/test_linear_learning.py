@@ -74,6 +74,7 @@ def test_steps_of_message_passing_are_those_of_the_textbook() -> None:
         assert_close(fit.objective[-1], bound, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", ["em", "vmp"])
 @pytest.mark.parametrize("full", [False, True], ids=["diagonal", "full"])
 def test_the_objective_rises(method: str, full: bool) -> None:
@@ -92,6 +93,7 @@ def test_the_objective_rises(method: str, full: bool) -> None:
 # ---- maxima ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prior", ["weak", None])
 def test_the_maximum_of_em_is_that_of_gradient_ascent(prior: str | None) -> None:
     model = model_of(1, 2, full=False)
@@ -223,6 +225,7 @@ def test_draws_have_the_moments_of_a_grid(method: str, n_steps: int) -> None:
         assert abs(float(drawn[name].mean()) - mean) < 0.8 * spread
 
 
+@pytest.mark.slow
 def test_the_guide_of_a_table_agrees_with_message_passing() -> None:
     model = model_of(1, 1, full=False)
     x = series_of(model, False, 2, 10)

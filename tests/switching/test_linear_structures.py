@@ -52,6 +52,7 @@ def test_evidence_of_the_nile_is_that_of_durbin_and_koopman_with_the_constant_of
     assert found + np.log(2 * np.pi) / 2 == pytest.approx(-632.5456251, abs=5e-8)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("unit", [1.0, 1e-6, 1e6])
 def test_maximum_likelihood_of_the_nile_is_found_in_any_unit(unit: float) -> None:
     fit = LinearSSM(LocalLevel()).fit(nile() * unit, restarts=1, progress=False)
@@ -159,6 +160,7 @@ def nyquist(state: str, structure: object) -> bool:
     return "Seasonal(period=4, trigonometric=2)" in repr(structure) and state == "freq_seasonal.3"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["trend", "season", "autoregression"])
 def test_maximum_likelihood_is_no_lower_than_that_of_statsmodels(name: str) -> None:
     structure, keywords = STRUCTURES[name]

@@ -103,6 +103,7 @@ def waits() -> Tensor:
     return x
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", ["em", "vmp", "svi"])
 def test_a_conjugate_emission_of_six_functions_fits(method):
     fit = sh.SwitchingSSM(sh.Markov(2), Exponential(1)).fit(waits(), method, restarts=3, max_steps=200, progress=False)
@@ -131,6 +132,7 @@ def levels(n_steps: int = 150) -> Tensor:
     return x
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("prior", ["weak", None])
 @pytest.mark.parametrize("dynamics", [sh.Copy(2), sh.Markov(2)])
 def test_em_rises_to_the_log_joint_at_its_values(dynamics, prior):

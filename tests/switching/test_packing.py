@@ -30,6 +30,7 @@ def ragged(dynamics, emission):
     return model.problem(x, lengths=LENGTHS, **keywords)
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize(("dynamics", "emission"), KINDS)
 def test_steps_without_the_padding_are_those_with_it(monkeypatch, dynamics, emission):
     problem = ragged(dynamics, emission)

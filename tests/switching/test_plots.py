@@ -23,8 +23,6 @@ from samplehold.switching.views.colors import from_dark_to_light, state_colors
 from samplehold.switching.views.drawing import TimeAxis, apart, draw_gate, new_figure
 from samplehold.switching.views.figures import plot_fit
 
-pytestmark = pytest.mark.kernels
-
 DATA = Path(__file__).parents[2] / "notebooks" / "data"
 
 
@@ -144,6 +142,7 @@ MODELS = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_family_is_drawn(name):
     model = MODELS[name]
@@ -261,6 +260,7 @@ def test_a_forecast_of_text_labels_counts_the_steps_ahead():
     assert [label for label in labels if label] == ["a", "b", "c", "+1", "+2"]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_forecast_draws_itself(name):
     model = MODELS[name]

@@ -19,6 +19,7 @@ def observed(model, dynamics, seed=1, batch=(), n_steps=N_STEPS):
     return model.simulate(n_steps, batch, seed=seed, **drive(dynamics, batch, n_steps)).x
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(("dynamics", "emission"), KINDS)
 def test_all_forms_are_one_density(dynamics, emission):
     model = random_model(dynamics, emission)
@@ -31,6 +32,7 @@ def test_all_forms_are_one_density(dynamics, emission):
     assert_close(by_pyro, expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("dynamics", "emission"), [k for k in KINDS if "categorical" not in k[1] and "symbols" not in k[1]]
 )

@@ -37,6 +37,7 @@ def tables(seed: int, T: int, Q: int, G: int, *batch: int) -> tuple[Tensor, Tens
 SIZES = [(1, 1, 6), (2, 1, 5), (1, 2, 5), (3, 1, 4), (1, 3, 4), (2, 2, 3), (3, 2, 3), (2, 3, 3)]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("Q", "G", "T"), SIZES)
 def test_every_query_equals_enumeration_of_all_runs(Q, G, T):
     weights = tables(10 * Q + G, T, Q, G)

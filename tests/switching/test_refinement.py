@@ -139,6 +139,7 @@ def test_without_weights_they_are_of_the_normal_at_the_peak(monkeypatch):
     assert_close(logit.std(), sd["redraw_prob"], rtol=0.05, atol=0)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("dynamics", "emission"), KINDS)
 def test_every_model_has_intervals(dynamics, emission):
     model, keywords = random_model(dynamics, emission, seed=1), drive(dynamics, (), 30)

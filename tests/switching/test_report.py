@@ -14,8 +14,6 @@ from samplehold.switching import problem
 from samplehold.switching.views import arviz as report
 from torch.testing import assert_close
 
-pytestmark = pytest.mark.kernels
-
 DATA = Path(__file__).parents[2] / "notebooks" / "data"
 DRAWN = ("chain", "draw")
 
@@ -162,6 +160,7 @@ def test_covariates_are_named_and_gaps_are_taken():
     assert float(data.log_likelihood["x"][0, 0].sum()) == pytest.approx(float(evidence), rel=1e-12)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("index", "stored"),
     [
@@ -382,6 +381,7 @@ SERIES = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.filterwarnings("ignore:Estimated shape parameter of Pareto")
 @pytest.mark.parametrize("kind", SERIES)
 @pytest.mark.parametrize("model", [copy_model(), markov_model()], ids=["copy", "markov"])

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.kernels
 # ---- states that look alike ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("pattern", [[0, 0, 1], [0, 1, 0, 2], [0, 0, 1, 1, 2, 2]])
 def test_symbols_that_stand_for_several_states_are_told_apart_by_what_is_around_them(pattern, seed):
@@ -53,6 +54,7 @@ def two_levels(n_steps: int, gap: float, seed: int = 0) -> np.ndarray:
     return gap * ((rng.random(n_steps) < 0.05).cumsum() % 2) + rng.standard_normal(n_steps)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("method", ["em", "vmp"])
 @pytest.mark.parametrize("emission", [sh.Normal(1), sh.MultivariateNormal(1)])
 @pytest.mark.parametrize(("scale", "shift"), [(1e-6, 0.0), (1e6, 0.0), (1.0, 1e6), (1e6, 1e6)])
@@ -77,6 +79,7 @@ def test_a_fit_of_a_long_series_stops_at_the_same_height_in_any_unit(scale):
     assert float(long.objective[-1]) - ends[0] < 0.02  # tol nats for each step
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("dynamics", [sh.Copy(2), sh.Markov(2)])
 @pytest.mark.parametrize("emission", [sh.Normal(1), sh.MultivariateNormal(1)])
 @pytest.mark.parametrize("method", ["em", "vmp"])
@@ -176,6 +179,7 @@ def test_leaps_shorten_a_slow_climb_and_never_lower_it(monkeypatch, flat_ridge, 
     assert float(leaping.objective[-1]) > float(walking.objective[-1]) - 1e-4
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", ["em", "vmp"])
 def test_what_has_converged_has_little_left_to_gain(flat_ridge, method):
     model = sh.SwitchingSSM(sh.Markov(2), sh.Categorical(4))

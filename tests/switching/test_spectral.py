@@ -12,8 +12,6 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.testing import assert_close
 
-pytestmark = pytest.mark.kernels
-
 PERIODS = [[0, 0, 1], [0, 1, 0, 2], [0, 0, 1, 1, 2, 2], [0, 0, 1, 0, 2], [0, 1, 2, 3]]
 
 

@@ -57,6 +57,7 @@ def check_all(mix: StackMixture, dtype: torch.dtype) -> None:
     same(best.log_probability[0], torch.tensor(weight, dtype=torch.float64))
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("on_empty", ["noop", "forbid"])
 @pytest.mark.parametrize(("T", "D"), [*((T, D) for T in range(1, 8) for D in (0, 2)), (8, 1)])
 def test_every_query_equals_enumeration(T, D, on_empty, dtype):
@@ -116,6 +117,7 @@ def test_batches_and_lengths_equal_single_sequences():
                 assert torch.equal(batch.viterbi().action[(0, *index)][:n], one.viterbi().action[0])
 
 
+@pytest.mark.slow
 def test_samples_of_a_long_mixture_agree_with_its_superposition():
     mix = mixture(1, 200, V=3)
     n = 2000

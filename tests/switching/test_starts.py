@@ -13,7 +13,7 @@ from samplehold.switching.problem import Problem
 from torch import Tensor
 from torch.testing import assert_close
 
-pytestmark = [pytest.mark.kernels, pytest.mark.cpu("it sets up a device of its own")]
+pytestmark = pytest.mark.cpu("it sets up a device of its own")
 
 MODELS = {
     "normal": (sh.Markov(3), sh.Normal(2)),
@@ -71,6 +71,7 @@ def test_a_long_series_is_cut_where_it_lies():
             assert max(numbers, default=0) <= FEW
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_starts_on_a_device_lie_there_and_are_valid(name):
     with fake_gpu() as device:
@@ -104,6 +105,7 @@ def test_labels_for_models_of_several_chains_are_made_there_too():
         assert max(numbers) <= FEW
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("shape", "restarts"), [((300, 20), 2), ((20,), 64)], ids=["sequences", "restarts"])
 def test_an_iteration_waits_once_however_many_sequences_and_restarts_there_are(shape, restarts):
     with fake_gpu() as device:

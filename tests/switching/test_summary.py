@@ -248,6 +248,7 @@ def check_whole(fit: sh.Fit) -> None:
     assert max(map(len, text.splitlines())) < 100
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("dynamics", "emission"), KINDS)
 def test_every_model_has_one(dynamics, emission):
     model = random_model(dynamics, emission, seed=2)
@@ -289,6 +290,7 @@ COUPLED = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", COUPLED)
 @pytest.mark.parametrize("method", ["em", "vmp"])
 def test_every_coupled_model_has_one(kind, method):

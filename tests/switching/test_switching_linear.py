@@ -80,6 +80,7 @@ def test_the_program_draws() -> None:
     assert {"z_4", "s_4", "x_4"} <= set(trace.trace.nodes)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_streams_are_the_filter(kind: str) -> None:
     model = model_of(KINDS[kind])

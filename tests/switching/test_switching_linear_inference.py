@@ -41,6 +41,7 @@ def test_the_bound_lies_below_the_evidence_and_states_near_its_moments(kind: str
         assert not found.state[b, length:].any()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_update_lowers_the_bound(kind: str) -> None:
     layout = KINDS[kind]

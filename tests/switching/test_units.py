@@ -87,6 +87,7 @@ def test_a_power_of_2_changes_no_digit(method, scale, emission):
     assert_close(other["redraw_prob"], one["redraw_prob"], rtol=1e-12, atol=0)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("emission", list(NORMALS))
 @pytest.mark.parametrize("scale", [1e-4, 1e4, 1e7])
@@ -165,6 +166,7 @@ def _hanging_together() -> dict[str, Tensor]:
     }
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize(("method", "prior"), [("em", "weak"), ("em", None), ("vmp", "weak"), ("vmp", "unscaled")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("features", list(_hanging_together()))

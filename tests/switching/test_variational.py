@@ -120,6 +120,7 @@ def log_weight(chain, drawn) -> Tensor:
 # ---- messages --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("dynamics", "emission", "gaps"), [(*kind, False) for kind in KINDS] + [("copy", "normal", True)]
 )
@@ -146,6 +147,7 @@ def test_counts_are_the_gradient_of_the_log_normalizer(dynamics, emission, gaps)
         assert_close(engine.message(name, under=fixed), expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("dynamics", "emission", "factorization"),
     [(*kind, "structured") for kind in KINDS]

@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from ...numerics.compilation import kernel
+from ...numerics.small_matrices import copy_row
 from .cpu_weights import highest
 
 
@@ -29,7 +30,7 @@ def viterbi_range(n0, n1, inputs, path, redraw, gain, failed):
     best, ends, drawn = np.empty(states), np.empty(steps, np.int64), np.empty((steps, states), np.bool_)
     for i in range(n0, n1):
         log_fresh, log_held = inputs.log_fresh[i], inputs.log_held[i]
-        best[:] = inputs.log_start[i]
+        copy_row(inputs.log_start[i], best)
         top, last = 0.0, inputs.lengths[i] - 1
         for t in range(last + 1):
             top = _better(log_fresh, log_held, t, best, top, drawn)

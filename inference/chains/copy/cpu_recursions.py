@@ -16,6 +16,7 @@ import math
 import numpy as np
 
 from ...numerics.compilation import exact_kernel, kernel
+from ...numerics.small_matrices import copy_row
 from .cpu_weights import FINE, FLOOR, IMPOSSIBLE, RISKY, larger, rows_at_once, smaller, weigh
 
 
@@ -165,14 +166,14 @@ def sweep_forward(inputs, limits, stretch, block):
     total, carry, verdict, failed = 0.0, 0.0, FINE, -1
     for b in range(first, last):
         t0 = b * len(block.totals)
-        block.belief[0] = block.kept[b - first]
+        copy_row(block.kept[b - first], block.belief[0])
         n, row, block_verdict = _forward(inputs, limits, i, t0, block, False)
         if block_verdict != FINE:
             verdict, failed = block_verdict, t0 + row
         if block_verdict == IMPOSSIBLE:
             break
         total, carry = _log_total(block, n, total, carry)
-        block.kept[b - first + 1] = block.belief[n]
+        copy_row(block.belief[n], block.kept[b - first + 1])
     return total + carry, verdict, failed
 
 
@@ -184,7 +185,7 @@ def sweep_backward(inputs, limits, stretch, block, outputs):
         t0 = b * len(block.totals)
         n = min(len(block.totals), inputs.lengths[i] - t0)
         if b < last - 1:
-            block.belief[0] = block.kept[b - first]
+            copy_row(block.kept[b - first], block.belief[0])
             _forward(inputs, limits, i, t0, block, False)
         _backward(i, t0, n, block, outputs)
 
@@ -213,7 +214,7 @@ def sweep_futures(inputs, limits, stretch, block):
     for b in range(last - 1, first - 1, -1):
         t0 = b * len(block.totals)
         n = min(len(block.totals), inputs.lengths[i] - t0)
-        block.kept[b - first] = block.future[0]
+        copy_row(block.future[0], block.kept[b - first])
         chunk = rows_at_once(n, log_fresh.shape[1])
         for r0 in range((n - 1) // chunk * chunk, -1, -chunk):
             r1 = min(n, r0 + chunk)
@@ -233,14 +234,14 @@ def meet_futures(inputs, limits, stretch, belief, block, outputs):
     total, carry, verdict = 0.0, 0.0, FINE
     for b in range(first, last):
         t0 = b * len(block.totals)
-        block.belief[0] = belief
+        copy_row(belief, block.belief[0])
         n, _, block_verdict = _forward(inputs, limits, i, t0, block, b == first)
         verdict = max(verdict, block_verdict)
         if block_verdict == IMPOSSIBLE:
             break
         total, carry = _log_total(block, n, total, carry)
-        belief[:] = block.belief[n]
-        block.future[0] = block.kept[b - first]
+        copy_row(block.belief[n], belief)
+        copy_row(block.kept[b - first], block.future[0])
         _backward(i, t0, n, block, outputs)
     return total + carry, verdict
 
@@ -252,7 +253,7 @@ def smooth_range(n0, n1, limits, inputs, block, outputs):
     wanted = outputs.state.size > 0 or outputs.fresh.size > 0
     for i in range(n0, n1):
         stretch = (i, 0, (inputs.lengths[i] + rows - 1) // rows)
-        block.kept[0] = inputs.start[i]
+        copy_row(inputs.start[i], block.kept[0])
         outputs.value[i], outputs.verdict[i], outputs.failed[i] = sweep_forward(inputs, limits, stretch, block)
         if wanted and outputs.verdict[i] == FINE:
             block.future[:] = 1.0
@@ -272,7 +273,7 @@ def filter_range(n0, n1, limits, inputs, block, outputs):
     totals, redrawn, shifts = block.totals, block.redrawn, block.shifts
     redraw, increment = outputs.redraw, outputs.increment
     for i in range(n0, n1):
-        block.belief[0] = inputs.start[i]
+        copy_row(inputs.start[i], block.belief[0])
         for t0 in range(0, inputs.lengths[i], len(totals)):
             n, row, block_verdict = _forward(inputs, limits, i, t0, block, False)
             if block_verdict != FINE:
@@ -283,4 +284,4 @@ def filter_range(n0, n1, limits, inputs, block, outputs):
             for r in range(n):
                 redraw[i, t0 + r] = redrawn[r] / totals[r]
                 increment[i, t0 + r] = math.log(totals[r]) + shifts[r]
-            block.belief[0] = block.belief[n]
+            copy_row(block.belief[n], block.belief[0])

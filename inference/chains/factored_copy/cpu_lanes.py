@@ -313,7 +313,7 @@ def sweep_side_by_side(inputs: Any, outputs: Any) -> None:
     blocks = [new_block(inputs.n_steps, inputs.n_states, dtype, rows) for _ in range(n_threads)]
     in_parallel(
         [
-            partial(sweep_lanes, inputs, outputs, wanted, block, groups[i::n_threads], -1)
+            partial(sweep_lanes, inputs, outputs, wanted, block, np.ascontiguousarray(groups[i::n_threads]), -1)
             for i, block in enumerate(blocks)
         ]
     )

@@ -29,6 +29,7 @@ import numpy as np
 from ...numerics.compilation import exact_kernel, inlined
 from ...numerics.elementary import exp
 from ...numerics.lanes import larger, largest, load_some, splat, spread, store, store_some, total, width
+from ...numerics.small_matrices import copy_row
 
 NONE = -np.inf
 LOWEST = -1e300  # replaces -inf, which cannot be subtracted from itself
@@ -125,7 +126,7 @@ def filter_logs(sequences: Any, tables: Any, state: Any, increment: Any, failed:
     log_likelihood, log_transition = tables.log_likelihood.reshape(-1), tables.log_transition.reshape(-1)
     work = workspace(k, state)
     for b in range(sequences[0], sequences[1]):
-        work.message[:k] = tables.log_initial[tables.initial_of[b]]
+        copy_row(tables.log_initial[tables.initial_of[b]], work.message)
         for t in range(tables.lengths[b]):
             at, row = (b * n_steps + t) * k, (tables.likelihood_of[b] * n_steps + t) * k
             if t > 0:
@@ -215,7 +216,7 @@ def best_paths(sequences: Any, tables: Any, path: Any, failed: Any) -> None:
     message, best = np.zeros(k + width(log_likelihood)), np.zeros(n_steps * k)
     for b in range(sequences[0], sequences[1]):
         length, first_table = tables.lengths[b], tables.transition_of[b] * n_tables
-        message[:k] = tables.log_initial[tables.initial_of[b]]
+        copy_row(tables.log_initial[tables.initial_of[b]], message)
         for t in range(length):
             if t > 0:
                 table = first_table + (t - 1 if n_tables > 1 else 0)

@@ -5,7 +5,8 @@ import math
 import numpy as np
 
 from ...numerics.compilation import kernel, lean_kernel
-from .cpu_steps import choose, log_sum, merge, predict
+from ...numerics.small_matrices import copy, copy_row
+from .cpu_steps import choose, log_sum, merge, predict, put
 
 _EPS = float(np.finfo(np.float64).eps)
 _SOUND = 1e-6  # of a variance, the share that the features before leave, to divide by it as it is
@@ -65,9 +66,9 @@ def back(part, work, lengths, p, recurrent, w, m, v, state, pairs, mean, covaria
             if t < lengths[s] - 1:
                 for j in range(k):
                     if recurrent is None:
-                        log_prob[j] = p.log_transition[j]
-                        met_mean[j] = m[s, t, j]
-                        met_covariance[j] = v[s, t, j]
+                        copy_row(p.log_transition[j], log_prob[j])
+                        for z in range(k):
+                            put(m[s, t, j], v[s, t, j], met_mean[j, z], met_covariance[j, z])
                     else:
                         choose(p, j, m[s, t, j], v[s, t, j], log_prob[j], met_mean[j], met_covariance[j])
                     for z in range(k):
@@ -85,8 +86,8 @@ def back(part, work, lengths, p, recurrent, w, m, v, state, pairs, mean, covaria
                         pairs[s, t, j, z] = math.exp(joint[j, z])
                         predict(p, z, met_mean[j, z], met_covariance[j, z], work, ahead, ahead_covariance)
                         gain = _gain(met_covariance[j, z] @ p.transition[z].T, ahead_covariance, work.half)
-                        moved[j, z] = met_mean[j, z] + gain @ (m[s, t + 1, z] - ahead)
-                        spread[j, z] = met_covariance[j, z] + gain @ (v[s, t + 1, z] - ahead_covariance) @ gain.T
+                        copy_row(met_mean[j, z] + gain @ (m[s, t + 1, z] - ahead), moved[j, z])
+                        copy(met_covariance[j, z] + gain @ (v[s, t + 1, z] - ahead_covariance) @ gain.T, spread[j, z])
                 for j in range(k):
                     w[s, t, j] = merge(joint[j], 0, 1, k, moved[j], spread[j], m[s, t, j], v[s, t, j])
             for j in range(k):

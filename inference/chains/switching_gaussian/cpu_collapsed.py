@@ -14,7 +14,7 @@ import numpy as np
 
 from ...numerics.compilation import kernel
 from .cpu_future import backward_sweep, future_of, log_mean_future
-from .cpu_steps import log_sum, observe, predict
+from .cpu_steps import log_sum, observe, predict, put
 
 
 @kernel
@@ -38,8 +38,7 @@ def sweep(part, work, x, lengths, p, uniform, path, state, failed):
                 if log_weight[z] == -np.inf:
                     continue
                 if t == 0:
-                    means[z] = p.initial_mean[z]
-                    spreads[z] = p.initial_covariance[z]
+                    put(p.initial_mean[z], p.initial_covariance[z], means[z], spreads[z])
                 else:
                     predict(p, z, before, before_spread, work, means[z], spreads[z])
                 log_weight[z] += observe(p, z, x[s, t], means[z], spreads[z], work)
@@ -55,5 +54,4 @@ def sweep(part, work, x, lengths, p, uniform, path, state, failed):
                     chosen = z
                 left_over -= state[b, t, z]
             path[b, t] = chosen
-            before[:] = means[chosen]
-            before_spread[:] = spreads[chosen]
+            put(means[chosen], spreads[chosen], before, before_spread)

@@ -17,7 +17,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ...numerics.compilation import kernel, lean_kernel
-from .cpu_steps import observe, root_of
+from ...numerics.small_matrices import copy, copy_row
+from .cpu_steps import observe, put, root_of
 
 
 class Future(NamedTuple):
@@ -79,8 +80,7 @@ def backward_sweep(p, x, path, end, future, work):
     mu[end - 1] = 0.0
     for t in range(end - 2, -1, -1):
         z = path[t + 1]
-        m[:] = p.transition_offset[z]
-        v[:] = p.state_noise[z]
+        put(p.transition_offset[z], p.state_noise[z], m, v)
         if math.isnan(observe(p, z, x[t + 1], m, v, work)):
             return t + 1
         a = p.transition[z]
@@ -89,9 +89,9 @@ def backward_sweep(p, x, path, end, future, work):
         left = omega[t + 1] @ turned.T  # times turned: Omega G, with G the covariance given later observations
         less = omega[t + 1] - left @ (turned @ omega[t + 1])
         into = work.rest @ a
-        gone[:] = mu[t + 1] - left @ (turned @ mu[t + 1]) - less @ m
-        omega[t] = into.T @ (less @ into)
-        mu[t] = into.T @ gone
+        copy_row(mu[t + 1] - left @ (turned @ mu[t + 1]) - less @ m, gone)
+        copy(into.T @ (less @ into), omega[t])
+        copy_row(into.T @ gone, mu[t])
         e = 0
         for f in range(n_features):
             if math.isnan(x[t + 1, f]):

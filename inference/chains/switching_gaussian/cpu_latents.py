@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...numerics.compilation import inlined, kernel
+from ...numerics.small_matrices import copy
 from .cpu_steps import predict, update
 
 
@@ -147,15 +148,15 @@ def _smooth(p, path, steps, drawn, mean, covariance):
     n, (means, shifts, spreads, maps, whitened, innovation) = mean.shape[1], steps
     back, back_square, square, half = np.zeros((2, n)), np.zeros((n, n)), np.empty((n, n)), np.empty((n, n))
     for t in range(len(path) - 1, -1, -1):
-        back[:] = innovation[t] @ whitened[t] + back @ maps[t]
-        square[:] = whitened[t].T @ whitened[t] + maps[t].T @ (back_square @ maps[t])
+        copy(innovation[t] @ whitened[t] + back @ maps[t], back)
+        copy(whitened[t].T @ whitened[t] + maps[t].T @ (back_square @ maps[t]), square)
         for i in range(n):
             mean[t, i] = means[t, i]
             drawn[t, i] += shifts[t, i]
             for j in range(n):
                 mean[t, i] += spreads[t, i, j] * back[0, j]
                 drawn[t, i] += spreads[t, i, j] * back[1, j]
-        half[:] = spreads[t] @ square
+        copy(spreads[t] @ square, half)
         for i in range(n):
             for j in range(n):
                 value = spreads[t, i, j]
@@ -163,8 +164,8 @@ def _smooth(p, path, steps, drawn, mean, covariance):
                     value -= half[i, e] * spreads[t, e, j]
                 covariance[t, i, j] = value
         a = p.transition[path[t]]
-        back[:] = back @ a
-        back_square[:] = a.T @ (square @ a)
+        copy(back @ a, back)
+        copy(a.T @ (square @ a), back_square)
 
 
 @kernel
@@ -179,7 +180,7 @@ def draw(part, work, x, lengths, path, p, roots, omega, noise, seen_noise, drawn
     # the record's arrays have names of their own, since to take them out of it in the loop would cost
     seen, difference, offset = np.empty(n_rows), np.empty(n_rows), np.zeros(n_rows)
     emission, r = np.zeros((n_rows, n)), np.zeros((n_rows, n_rows))
-    emission[x.shape[2] :] = p.recurrence
+    copy(p.recurrence, emission[x.shape[2] :])
     rows = Rows(seen, difference, emission, offset, r)
     vectors, squares = np.empty((2, n_steps, n)), np.empty((2, n_steps, n, n))
     whitened, innovation = np.empty((n_steps, n_rows, n)), np.empty((n_steps, 2, n_rows))

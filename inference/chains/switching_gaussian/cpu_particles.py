@@ -15,7 +15,7 @@ import numpy as np
 from ...numerics.compilation import kernel, lean_kernel
 from .cpu_future import backward_sweep, future_of, log_mean_future
 from .cpu_polya_gamma import uniform
-from .cpu_steps import log_sum, observe, predict
+from .cpu_steps import log_sum, observe, predict, put
 
 
 @lean_kernel
@@ -56,8 +56,7 @@ def redraw(part, work, x, lengths, p, n_particles, seeds, path, failed):
                     if log_weight[c] == -np.inf:
                         continue
                     if t == 0:
-                        child_means[c] = p.initial_mean[z]
-                        child_spreads[c] = p.initial_covariance[z]
+                        put(p.initial_mean[z], p.initial_covariance[z], child_means[c], child_spreads[c])
                     else:
                         predict(p, z, means[i], spreads[i], work, child_means[c], child_spreads[c])
                     log_weight[c] += observe(p, z, x[s, t], child_means[c], child_spreads[c], work)
@@ -78,8 +77,7 @@ def redraw(part, work, x, lengths, p, n_particles, seeds, path, failed):
                 regimes[t, i], parents[t, i] = c % k, c // k
             for i in range(n_particles):
                 c = parents[t, i] * k + regimes[t, i]
-                means[i] = child_means[c]
-                spreads[i] = child_spreads[c]
+                put(child_means[c], child_spreads[c], means[i], spreads[i])
         if failed[b] >= 0:
             continue
         i = min(int(uniform(stream) * n_particles), n_particles - 1)

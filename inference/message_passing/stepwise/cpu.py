@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...numerics.compilation import kernel
+from ...numerics.small_matrices import copy_row
 from ...numerics.threads import in_parallel, ranges
 from . import op
 
@@ -117,7 +118,7 @@ def _range(n0, n1, inputs, outputs, sweeps, independent):
     j1, j0, log_q = np.empty(states), np.empty(states), np.empty(states)
     for n in range(n0, n1):
         redrawn, held, fresh = inputs.redrawn[n], inputs.held[n], inputs.fresh[n]
-        log_q[:] = inputs.initial[n]
+        copy_row(inputs.initial[n], log_q)
         for t in range(inputs.lengths[n]):
             log_odds = float(inputs.odds[n, t])
             log_rho, log_hold = _log_sigmoid(log_odds), _log_sigmoid(-log_odds)

@@ -21,6 +21,7 @@ import numpy as np
 
 from ...numerics.compilation import kernel
 from ...numerics.elementary import exp
+from ...numerics.small_matrices import copy_row
 
 
 class Weights(NamedTuple):
@@ -203,7 +204,7 @@ def _retreat_segment(t, weights, tables, g_weights, adjoint, g_matched):
     for j in range(K):
         r, y = j // G, j % G
         amount = g_rows[t, j, :n]
-        whole[:] = rows[t, j, :n]
+        copy_row(rows[t, j, :n], whole)
         _floor(whole, np.inf)
         if log_evidence.size:
             for c in range(t + 1):
