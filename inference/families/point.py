@@ -43,9 +43,17 @@ class Point(VectorFamily[Any]):
 
     def kl(self, eta: Float[Tensor, "*#plates P"], eta0: Float[Tensor, "*#plates P"]) -> Float[Tensor, "*out"]:
         """Minus the log density of the point under the family's member eta0; 0 if `flat`."""
+        return self.kl_of(self.mean(eta), eta0)
+
+    def relative(self, eta: Float[Tensor, "*plates P"], eta0: Float[Tensor, "*#plates P"]) -> tuple[Tensor, Tensor]:
+        mean = self.mean(eta)
+        return self.kl_of(mean, eta0), mean
+
+    def kl_of(self, statistics: Float[Tensor, "*#plates P"], eta0: Float[Tensor, "*#plates P"]) -> Tensor:
+        """`kl`, from the statistics of the point."""
         if self.flat:
-            return torch.zeros_like(eta[..., 0])
-        return self.family.log_normalizer(eta0) - (self.family.tilted(eta0) * self.mean(eta)).sum(-1)
+            return torch.zeros_like(statistics[..., 0])
+        return self.family.log_normalizer(eta0) - (self.family.tilted(eta0) * statistics).sum(-1)
 
     def statistics(self, point: object) -> Float[Tensor, "*plates P"]:
         return self.family.statistics(point)

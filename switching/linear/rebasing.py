@@ -6,13 +6,13 @@ per step. Here the divergences from the prior, which have a closed form in every
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ...inference.families import Gaussian, MatrixNormalWishart, NormalWishart, Point
+from ...inference.families import LocPrecision, Point
 from ...inference.message_passing.engine import VMP
 from ...inference.numerics.deferred import deferred
 from ...inference.numerics.placement import placed
@@ -24,8 +24,6 @@ CPU = torch.device("cpu")
 JOINED = ("moves", "sights", "first", "recurrence")
 """The blocks that a basis changes."""
 
-Etas = dict[str, Tensor]
-
 
 def rebase(engine: VMP, paths: str) -> None:
     """Move the blocks of an engine, for all restarts and chains, to bases in which the bound is higher."""
@@ -34,14 +32,19 @@ def rebase(engine: VMP, paths: str) -> None:
     # on the host: many steps with small tables, and each step reads numbers
     here = placed([table for block in blocks.values() for table in (block.eta, block.prior)], CPU)
     etas, priors = dict(zip(blocks, here[::2], strict=True)), dict(zip(blocks, here[1::2], strict=True))
+    # a linear map takes the most probable point to the most probable point
+    points = {name: family.expected(etas[name]) for name, family in families.items() if isinstance(family, Point)}
     n, like = engine.blocks[paths].eta.linear.shape[-1], etas["first"]
     chains = like.shape[:2]
 
     def divergence(steps: Tensor) -> Tensor:
         """The divergence from the prior of each chain of each restart, [R, C]."""
-        moved, total = in_basis(families, etas, steps), steps.new_zeros(chains)
+        basis, total = basis_of(steps, n), steps.new_zeros(chains)
         for name, family in families.items():
-            part = family.kl(moved[name], priors[name])
+            if name in points:
+                part = family.kl_of(family.statistics(_moved_point(basis, name, points[name])), priors[name])
+            else:
+                part = family.kl(in_basis(basis, name, family, etas[name]), priors[name])
             part = part.flatten(2).sum(-1) if part.ndim > 2 else part
             total = total + (part if chains[1] > 1 else part.sum(-1, keepdim=True))
         return total
@@ -60,7 +63,8 @@ def rebase(engine: VMP, paths: str) -> None:
             climb.step(closure)  # pyright: ignore[reportArgumentType]
         with torch.no_grad():
             lower = divergence(steps) < divergence(torch.zeros_like(steps))
-            moved = in_basis(families, etas, torch.where(lower.unsqueeze(-1), steps, 0.0).detach())
+            basis = basis_of(torch.where(lower.unsqueeze(-1), steps, 0.0).detach(), n)
+            moved = {name: in_basis(basis, name, family, etas[name]) for name, family in families.items()}
     except IMPOSSIBLE:
         return
     device = engine.blocks[paths].eta.linear.device
@@ -70,47 +74,71 @@ def rebase(engine: VMP, paths: str) -> None:
         engine.update(paths)
 
 
-def in_basis(families: dict[str, Any], etas: Etas, steps: Tensor) -> Etas:
-    """Natural parameters of the blocks after $M = e^S$ and b; `steps` [R, C, L (L + 1)] has the entries of S and b.
+class Basis(NamedTuple):
+    """A change of basis for each chain of each restart, [R, C, ...]."""
+
+    matrix: Tensor  # M
+    offset: Tensor  # b
+    whole: Tensor  # [[M, b], [0, 1]]
+    back: Tensor  # the inverse of M
+    back_whole: Tensor  # the inverse of the whole
+
+
+def basis_of(steps: Tensor, n: int) -> Basis:
+    """$M = e^S$ and b; `steps` [R, C, L (L + 1)] has the entries of S and b."""
+    matrix, offset = torch.linalg.matrix_exp(steps[..., : n * n].unflatten(-1, (n, n))), steps[..., n * n :]
+    rows = torch.cat([matrix, offset.unsqueeze(-1)], -1)
+    whole = torch.cat([rows, _last(n, steps).expand(*rows.shape[:-2], 1, n + 1)], -2)
+    return Basis(matrix, offset, whole, torch.linalg.inv(matrix), torch.linalg.inv(whole))
+
+
+def in_basis(basis: Basis, name: str, family: Any, eta: Tensor) -> Tensor:
+    """Natural parameters of a block in another basis.
 
     Tables of moves and sights are [R, K, ...], with as many regimes as chains, or any number with one chain.
     """
-    n = _inner(families["moves"]).n_inputs - 1
-    matrix = torch.linalg.matrix_exp(steps[..., : n * n].unflatten(-1, (n, n)))
-    offset, last = steps[..., n * n :], torch.eye(n + 1, device="cpu")[n:].to(steps)
-    rows = torch.cat([matrix, offset.unsqueeze(-1)], -1)
-    whole = torch.cat([rows, last.expand(*rows.shape[:-2], 1, n + 1)], -2)
-    back, back_whole = torch.linalg.inv(matrix), torch.linalg.inv(whole)
-    rebased = {}
-    family = _inner(families["moves"])
-    q = family.usual(etas["moves"])
-    loc = back_whole.mT @ q.loc @ matrix.mT + last.mT * offset.unsqueeze(-2)
-    noise = back.mT @ q.scale_matrix @ back
-    rebased["moves"] = family.natural(loc, whole @ q.weight @ whole.mT, q.df, noise)
-    family = _inner(families["sights"])
-    q = family.usual(etas["sights"])
+    family = family.family if isinstance(family, Point) else family
+    q, whole = family.usual(eta), basis.whole
+    if name == "recurrence":
+        there = _of_regimes(basis, q.loc.shape[-1])
+        return family.natural(_moved_loc(basis, name, q.loc), there @ q.precision @ there.mT)
+    loc, scale_matrix = _moved_loc(basis, name, q.loc), _moved_precision(basis, name, q.scale_matrix)
+    if name == "first":
+        return family.natural(loc, q.kappa, q.df, scale_matrix)
     wide = whole if q.loc.ndim == whole.ndim else whole.unsqueeze(-3)
-    narrow = back_whole if q.loc.ndim == whole.ndim else back_whole.unsqueeze(-3)
-    rebased["sights"] = family.natural(narrow.mT @ q.loc, wide @ q.weight @ wide.mT, q.df, q.scale_matrix)
-    family = _inner(families["first"])
-    q = family.usual(etas["first"])
-    loc = (matrix @ q.loc.unsqueeze(-1)).squeeze(-1) + offset
-    rebased["first"] = family.natural(loc, q.kappa, q.df, back.mT @ q.scale_matrix @ back)
-    if "recurrence" in families:  # weights of (s, e_j), where e_j is the indicator of regime j
-        family = _inner(families["recurrence"])
-        q = family.usual(etas["recurrence"])
-        k = q.loc.shape[-1] - n
-        there = torch.block_diag(torch.zeros(n, n, device="cpu"), torch.eye(k, device="cpu")).to(steps) + pad(
-            matrix, (0, k, 0, k)
-        )
-        there = there + pad(offset.unsqueeze(-1).expand(*offset.shape, k), (n, 0, 0, k))
-        here = torch.linalg.inv(there)
-        loc = (here.mT @ q.loc.unsqueeze(-1)).squeeze(-1)
-        rebased["recurrence"] = family.natural(loc, there @ q.precision @ there.mT)
-    return rebased
+    return family.natural(loc, wide @ q.weight @ wide.mT, q.df, scale_matrix)
 
 
-def _inner(family: Any) -> Any:
-    inner = family.family if isinstance(family, Point) else family
-    assert isinstance(inner, MatrixNormalWishart | NormalWishart | Gaussian)
-    return inner
+def _moved_point(basis: Basis, name: str, point: Any) -> Any:
+    if isinstance(point, Tensor):
+        return _moved_loc(basis, name, point)
+    return LocPrecision(_moved_loc(basis, name, point.loc), _moved_precision(basis, name, point.precision))
+
+
+def _moved_loc(basis: Basis, name: str, loc: Tensor) -> Tensor:
+    matrix, offset, _, _, back_whole = basis
+    if name == "moves":
+        return back_whole.mT @ loc @ matrix.mT + _last(matrix.shape[-1], loc).mT * offset.unsqueeze(-2)
+    if name == "sights":
+        return (back_whole if loc.ndim == back_whole.ndim else back_whole.unsqueeze(-3)).mT @ loc
+    if name == "first":
+        return (matrix @ loc.unsqueeze(-1)).squeeze(-1) + offset
+    return (torch.linalg.inv(_of_regimes(basis, loc.shape[-1])).mT @ loc.unsqueeze(-1)).squeeze(-1)
+
+
+def _moved_precision(basis: Basis, name: str, precision: Tensor) -> Tensor:
+    return precision if name == "sights" else basis.back.mT @ precision @ basis.back
+
+
+def _last(n: int, like: Tensor) -> Tensor:
+    """The last row of the whole, [1, L + 1]."""
+    return torch.eye(n + 1, device="cpu")[n:].to(like)
+
+
+def _of_regimes(basis: Basis, size: int) -> Tensor:
+    """The change of (s, e_j), where e_j is the indicator of regime j."""
+    n = basis.matrix.shape[-1]
+    k = size - n
+    there = torch.block_diag(torch.zeros(n, n, device="cpu"), torch.eye(k, device="cpu")).to(basis.matrix)
+    offsets = pad(basis.offset.unsqueeze(-1).expand(*basis.offset.shape, k), (n, 0, 0, k))
+    return there + pad(basis.matrix, (0, k, 0, k)) + offsets
