@@ -672,6 +672,7 @@ def test_study_names_what_there_is(tmp_path):
 # ---- compare -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.kernels
 @pytest.mark.slow
 def test_compare_prints_the_table_of_claims_and_writes_their_figures(tmp_path, monkeypatch):
     from samplehold.models.studies import claims as shown

@@ -263,6 +263,7 @@ def test_one_regime_leaves_nothing_to_draw():
         assert found.r_hat.tolist() == [[1.0], [1.0]]
 
 
+@pytest.mark.kernels
 @pytest.mark.slow
 @pytest.mark.parametrize("recurrent", [False, True])
 def test_draws_depend_on_the_seed_alone_and_read_nothing_beyond_the_end(recurrent):
