@@ -4,8 +4,8 @@
 functions that they call. None uses numba's parallel mode: a kernel takes a range of sequences and releases the
 interpreter lock, and `threads` runs several at once.
 
-A function that a kernel calls is linked into the kernel, and optimised there. Compiled for itself as well, as numba
-does, every function would be optimised once for each level of calls, and turned into machine code that nothing calls.
+A function that a kernel calls is linked into the kernel, and optimised only there. numba would also compile it by
+itself. Then it would be optimised once for each level of calls, and become machine code that nothing calls.
 
 numba counts a reference to an array every time it is taken from a record. Functions that neither create nor return an
 array need no counting. `lean_kernel` and `inlined` switch it off, so records cost nothing there.
@@ -31,7 +31,7 @@ _logger = logging.getLogger("samplehold")
 
 
 class _LinkedLibrary(JITCodeLibrary):
-    """Code that is linked into that of callers, which is optimised as a whole: it needs no machine code."""
+    """Code for callers. They link it into theirs and optimise the whole, so it needs no machine code of its own."""
 
     def finalize(self) -> None:
         self._raise_if_finalized()
@@ -49,7 +49,7 @@ class _LowerForCallers(NativeLowering):
         state.flags.no_compile = True
         super().run_pass(state)
         state.library.finalize()
-        entry = object().__sizeof__  # numba knows functions by an entry point, and a built-in method can be one
+        entry = object().__sizeof__  # never called: numba's key for the function, which has to be a built-in method
         state.targetctx.insert_user_function(entry, state.cr.fndesc, [state.library])
         state.cr = state.cr._replace(cfunc=entry)
         return True

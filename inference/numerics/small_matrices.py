@@ -117,7 +117,7 @@ def copy(table, out):
 
 @inlined
 def copy_row(row, out):
-    """out <- row. Assigned to a slice of an array, a row would cost seconds of compilation."""
+    """out <- row. numba compiles for seconds if an array is assigned to a slice."""
     for i in range(row.shape[0]):
         out[i] = row[i]
 

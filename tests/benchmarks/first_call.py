@@ -1,4 +1,4 @@
-"""First calls: processor time of whole new processes, with an empty kernel cache and with the one that they left.
+"""Processor time of whole new processes, with an empty kernel cache and with the one that they left.
 
 A row is a script as a user would write it, run on two threads in a process of its own. "compiled" counts the functions
 that numba compiled in the first of the two, its own helpers included. Importing torch, Pyro and pandas alone stands in

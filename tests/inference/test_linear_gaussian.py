@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import samplehold as sh
 import torch
-from examples import examples
+from examples import examples, slow
 from hypothesis import given
 from hypothesis import strategies as st
 from samplehold.inference.chains.linear_gaussian import naive
@@ -439,19 +439,26 @@ ONE, TWO = torch.ones(1, 1), torch.eye(2)
         ({"lengths": 4}, "lengths: got 4"),
     ],
 )
-def test_bad_arguments_are_named_with_their_cure(arguments, message):
+@pytest.mark.parametrize("mode", ["never", slow("always")])
+def test_bad_arguments_are_named_with_their_cure(arguments, message, mode):
     good = {"x": torch.zeros(3, 1), "transition": ONE, "state_noise": ONE, "emission": ONE, "observation_noise": ONE}
-    with sh.kernels("never"), pytest.raises(ValueError, match=message):
+    with sh.kernels(mode), pytest.raises(ValueError, match=message):
         sh.chains.LinearGaussianChain(**(good | arguments)).log_normalizer()
 
 
-def test_means_and_forecasts_beyond_numbers_are_named():
-    x, one = torch.full((9, 1), torch.nan, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64)
-    growing = sh.chains.LinearGaussianChain(x, 1e50 * one, 0 * one, one, one, initial_mean=one[0])
+@pytest.mark.parametrize(("dtype", "growth"), [(torch.float64, 1e50), (torch.float32, 1e6)])
+def test_means_beyond_numbers_are_named(dtype, growth):
+    x, one = torch.full((9, 1), torch.nan, dtype=dtype), torch.ones(1, 1, dtype=dtype)
+    growing = sh.chains.LinearGaussianChain(x, growth * one, 0 * one, one, one, initial_mean=one[0])
     for method in (growing.filter, growing.smooth, growing.entropy):
-        with pytest.raises(ValueError, match="transition, initial_mean: a mean lies beyond what float64 holds"):
+        with pytest.raises(
+            ValueError, match=f"transition, initial_mean: a mean lies beyond what {str(dtype)[6:]} holds"
+        ):
             method()
-    unstable = sh.chains.LinearGaussianChain(torch.zeros(3, 1), 1e3 * one.float(), *[one.float()] * 3)
+
+
+def test_forecasts_beyond_numbers_are_named():
+    unstable = sh.chains.LinearGaussianChain(torch.zeros(3, 1), 1e3 * ONE, ONE, ONE, ONE)
     with pytest.raises(ValueError, match="horizon: got 20, over which means or variances grow beyond"):
         unstable.forecast(20)
 

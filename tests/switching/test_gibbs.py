@@ -37,6 +37,7 @@ def four_chains(regimes: Regimes, x: Tensor, seed: int) -> tuple[Paths, Tensor]:
 
 
 @pytest.mark.slow
+@pytest.mark.kernels
 @pytest.mark.cpu("numba's kernels")
 @given(**MODELS, rank=st.integers(0, 3), n_steps=st.integers(1, 6), missing=st.sampled_from([0.0, 0.4]))
 def test_each_regime_is_drawn_from_its_probability_given_all_others(seed, rank, n_steps, missing, **sizes):
@@ -55,6 +56,7 @@ def test_each_regime_is_drawn_from_its_probability_given_all_others(seed, rank, 
 
 
 @pytest.mark.slow
+@pytest.mark.kernels
 @pytest.mark.cpu("numba's kernels")
 @pytest.mark.parametrize(("n_particles", "rank"), [(2, 2), (3, 1), (16, 0)])
 def test_whole_paths_drawn_from_paths_of_the_posterior_are_of_the_posterior(n_particles, rank):
@@ -73,6 +75,7 @@ def test_whole_paths_drawn_from_paths_of_the_posterior_are_of_the_posterior(n_pa
 
 
 @pytest.mark.slow
+@pytest.mark.kernels
 @pytest.mark.cpu("numba's kernels")
 @given(**MODELS, rank=st.integers(0, 3), n_steps=st.integers(1, 6), missing=st.sampled_from([0.0, 0.4]))
 def test_latents_given_regimes_have_the_smoothers_moments(seed, rank, n_steps, missing, **sizes):
@@ -87,6 +90,7 @@ def test_latents_given_regimes_have_the_smoothers_moments(seed, rank, n_steps, m
 
 
 @pytest.mark.slow
+@pytest.mark.kernels
 @pytest.mark.cpu("numba's kernels")
 @pytest.mark.parametrize(("rank", "missing"), [(2, 0.0), (1, 0.4), (0, 0.2)])
 def test_latents_are_drawn_with_these_moments(rank, missing):
@@ -108,6 +112,7 @@ def test_latents_are_drawn_with_these_moments(rank, missing):
     assert bool(((cross - expected.cross_covariance).abs() <= allowed).all())
 
 
+@pytest.mark.kernels
 @pytest.mark.cpu("numba's kernels")
 def test_what_latents_say_of_regimes_is_their_density():
     regimes = random_regimes(2, regimes=3, latent=2, features=2)
@@ -130,6 +135,7 @@ def test_what_latents_say_of_regimes_is_their_density():
             assert_close(paths.log_likelihood(drawn)[:, t, k], value, **TIGHT)
 
 
+@pytest.mark.kernels
 @pytest.mark.cpu("numba's kernels")
 @pytest.mark.parametrize("c", [0.0, 0.4, 2.0, -3.0, 8.0, 40.0, 200.0])
 def test_polya_gamma_numbers_have_their_moments_and_transform(c):
@@ -150,6 +156,7 @@ def test_polya_gamma_numbers_have_their_moments_and_transform(c):
     assert bool((drawn > 0).all())
 
 
+@pytest.mark.kernels
 @pytest.mark.cpu("numba's kernels")
 def test_polya_gamma_numbers_far_out_are_their_mean():
     drawn = draw_polya_gamma(torch.tensor([[1e4, 1e8, -1e100]], dtype=torch.float64))
@@ -205,6 +212,7 @@ def near_regimes() -> Regimes:
     return Regimes(**given | near | {"transition_offset": 0.5 * given["transition_offset"]})
 
 
+@pytest.mark.kernels
 @pytest.mark.slow
 def test_draws_given_noise_without_density_are_collapsed_and_right():
     regimes = random_regimes(4, latent=3, rank=1)
@@ -213,6 +221,7 @@ def test_draws_given_noise_without_density_are_collapsed_and_right():
     close_to(found, expected.state, expected.moments()[0])
 
 
+@pytest.mark.kernels
 @pytest.mark.slow
 def test_collapsed_moves_mix_where_latents_have_little_noise():
     """An alternation sees regimes through latents that all but tell them: its chains stay where they started."""
@@ -230,6 +239,7 @@ def test_collapsed_moves_mix_where_latents_have_little_noise():
     assert float(alternating.effective_size.min()) < 0.1 * float(collapsed.effective_size.min())
 
 
+@pytest.mark.kernels
 @pytest.mark.slow
 def test_whole_paths_leave_stretches_that_single_regimes_do_not():
     """Ghahramani & Hinton's two chains, of which one is not seen: to change a regime alone costs its neighbours."""
