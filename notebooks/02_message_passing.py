@@ -214,7 +214,7 @@ assert late > 1910
 
 # %%
 em = model.fit(nile, progress=False)
-nuts = model.fit(nile, method="nuts", max_steps=300, progress=False)
+nuts = model.fit(nile, method="nuts", max_steps=150, progress=False)
 assert nuts.converged
 low, upper_state = vmp.model.loc[:, 0].argsort().tolist()
 
@@ -233,7 +233,7 @@ def numbers(draws, order=(low, upper_state)):
 drawn = {
     "VMP": numbers(vmp.posterior.sample(20_000)),
     "refined": numbers(vmp.posterior.refined.sample(4000)),
-    "NUTS": numbers(nuts.posterior.sample(1200)),
+    "NUTS": numbers(nuts.posterior.sample(600)),
 }
 mode = numbers(em.model.values, em.model.loc[:, 0].argsort().tolist())
 table = pd.DataFrame({"EM": {name: float(value) for name, value in mode.items()}})

@@ -13,6 +13,7 @@ from ..numerics.op import Variants
 from .family import VectorFamily
 from .numerics import (
     LOG_2PI,
+    least,
     lgamma_gap,
     log_gamma_draw,
     normal_draw,
@@ -82,7 +83,8 @@ class NormalGamma(VectorFamily[LocPrecision]):
         q = self.usual(eta)
         positive("kappa", q.kappa, self)
         positive("shape", q.shape, self)
-        positive("rate", q.rate, self)
+        above = (q.rate > least(eta[..., 3:])[..., 0]) & q.rate.isfinite()
+        require(above, "rate", q.rate, self, "a finite number above 0, by more than rounding")
 
     def log_normalizer(self, eta: Float[Tensor, "*plates 4"]) -> Float[Tensor, "*plates"]:
         q = self.usual(eta)
@@ -180,10 +182,11 @@ class NormalWishart(VectorFamily[LocPrecision]):
             raise ValueError(
                 f"NormalWishart: got {eta.shape[-1]} natural parameters, expected D^2 + D + 2; use `natural`."
             )
-        _, kappa, df, inverse = self._parts(eta)
+        loc, kappa, df, inverse = self._parts(eta)
         positive("kappa", kappa, self)
         require(df > dim - 1, "df", df, self, f"above D - 1 = {dim - 1}")
-        positive_definite("scale_matrix", inverse, self)
+        outer = kappa[..., None, None] * loc[..., :, None] * loc[..., None, :]
+        positive_definite("scale_matrix", inverse, self, inverse + outer)
 
     def log_normalizer(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates"]:
         loc, kappa, df, chol = self._split(eta)

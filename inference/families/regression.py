@@ -91,7 +91,7 @@ class MatrixNormalWishart(VectorFamily[LocPrecision]):
         positive_definite("weight", weight, self)
         require(df > dim - 1, "df", df, self, f"above D - 1 = {dim - 1}")
         loc, _ = torch.linalg.solve_ex(weight, weighted)
-        positive_definite("scale_matrix", total - weighted.mT @ loc, self)
+        positive_definite("scale_matrix", total - weighted.mT @ loc, self, total)
 
     def log_normalizer(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates"]:
         loc, chol_weight, df, chol = self._split(eta)

@@ -64,6 +64,7 @@ def may_interrupt() -> Iterator[None]:
             keys.waiting = False
             raise KeyboardInterrupt
         yield
+        check_interrupt()
     finally:
         keys.open -= 1
         keys.heard = keys.heard and keys.open > 0

@@ -10,7 +10,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ...inference.message_passing.engine import VMP, Run
+from ...inference.message_passing.engine import VMP, Block, Run
+from ...inference.message_passing.factor_graph import check_proper
 from ...inference.numerics.deferred import passed
 from ..data.series import Series
 from ..parameters import Parameters
@@ -126,6 +127,8 @@ def fit_vmp(
             return Passing(engine_from(graph, values), graph)
 
         result = search(problem, begin, lambda etas: graph.chain(etas).smooth().state, options, report, user_start)
+    for name, eta in result.best.tables.items():
+        check_proper(Block(name, graph.families[name], graph.priors[name], eta))
     engine = engine_of(graph, {name: eta.unsqueeze(0) for name, eta in result.best.tables.items()})
     occupancy = engine.occupancy if isinstance(engine, ChunkedVMP) else occupancy_of(engine)
     return Fitted(graph, result.best.tables, occupancy[0], result)

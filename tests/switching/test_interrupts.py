@@ -174,11 +174,10 @@ def test_a_press_between_two_rounds_keeps_the_first(monkeypatch):
 
 def test_blocks_within_each_other_stay_open():
     with interruptible():
-        with may_interrupt():
+        with pytest.raises(KeyboardInterrupt), may_interrupt():
             with may_interrupt():
                 pass
-            with pytest.raises(KeyboardInterrupt):
-                signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt), may_interrupt():
             pytest.fail("a press that waits breaks in at once")
@@ -225,3 +224,11 @@ def test_a_press_that_is_lost_in_a_finaliser_is_heard_at_the_next_step(monkeypat
     monkeypatch.setattr(Progress, "__call__", told)
     fit = MODEL.fit(levels(), "svi", restarts=1, max_steps=50, progress=False)
     assert (fit.interrupted, fit.steps) == (True, 5)
+
+
+def test_a_press_that_is_lost_in_the_last_step_is_heard_at_the_end():
+    with interruptible():
+        with pytest.raises(KeyboardInterrupt), may_interrupt(), contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        with may_interrupt():
+            pass  # the press is spent

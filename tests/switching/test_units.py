@@ -190,9 +190,10 @@ def test_the_posterior_of_the_same_feature_twice_is_drawn_from():
     assert all(bool(draws.isfinite().all()) for draws in posterior.refined.sample(20).values())
 
 
-def test_a_prior_so_far_away_that_no_covariance_is_left_is_refused():
+@pytest.mark.parametrize("seed", range(4))  # in some, rounding happens to leave a positive definite matrix
+def test_a_prior_so_far_away_that_no_covariance_is_left_is_refused(seed):
     with pytest.raises(ValueError, match=r'x: rounding leaves no covariance .* prior="weak"'):
-        fitted(two_levels() * 1e-4 + 1e8, sh.MultivariateNormal(2), unscaled=True, method="vmp")
+        fitted(two_levels(seed) * 1e-4 + 1e8, sh.MultivariateNormal(2), unscaled=True, method="vmp")
 
 
 @pytest.mark.parametrize("emission", [sh.Normal(1), sh.MultivariateNormal(1)])
