@@ -24,6 +24,7 @@ from .units import Units
 IMPOSSIBLE = (ValueError, torch.linalg.LinAlgError)  # pyright: ignore[reportPrivateImportUsage]
 """The errors if the data are impossible, or if rounding moved parameters out of their support."""
 
+WIDEST = 10.0  # the largest variance of a coordinate; where the density is flatter, it is not normal
 STEP = 1e-4  # of differences between gradients, in coordinates in which the data have spread 1
 
 
@@ -165,3 +166,30 @@ class Density(FreeDensity):
     @property
     def at_once(self) -> int:
         return self.problem.at_once
+
+
+class Whitened(FreeDensity):
+    """A density in coordinates in which its curvature at a point is that of a standard normal.
+
+    Arguments:
+        centre: the coordinates of the point.
+        variances, axes: of the normal with the same curvature there.
+    """
+
+    def __init__(self, inner: FreeDensity, centre: Tensor, variances: Tensor, axes: Tensor) -> None:
+        self._inner, self._centre = inner, centre
+        self._root = (axes * variances.clamp_max(WIDEST).sqrt()) @ axes.mT  # does not depend on the signs of the axes
+        self.start = {"u": torch.zeros_like(centre)}
+
+    def _free(self, free: Parameters) -> Parameters:
+        return self._inner.by_name(self._centre + free["u"] @ self._root)
+
+    def values(self, free: Parameters) -> Parameters:
+        return self._inner.values(self._free(free))
+
+    def log_prob(self, free: Parameters) -> Float[Tensor, "*r"]:
+        return self._inner.log_prob(self._free(free))
+
+    @property
+    def at_once(self) -> int:
+        return self._inner.at_once

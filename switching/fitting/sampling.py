@@ -28,11 +28,12 @@ from ..problem import Problem
 from ..program import collapsed_program
 from ..seeding import seeded
 from .alignment import match_states
-from .density import Density, FreeDensity
+from .density import IMPOSSIBLE, Density, FreeDensity, Whitened
 from .interrupts import may_interrupt
 from .options import Options
 from .posterior import DrawnPosterior
 from .progress import Progress
+from .refinement import peak
 from .result import Result
 from .search import COLUMNS
 from .units import Units
@@ -131,13 +132,18 @@ class Chains:
 def run_nuts(
     density: FreeDensity, objective: Callable[[Parameters], Tensor], options: Options, like: Tensor
 ) -> Chains | None:
-    """`max_steps` draws in each chain, after half as many warm-up draws; None: interrupted before a draw."""
+    """`max_steps` draws in each chain, after half as many warm-up draws; None: interrupted before a draw.
+
+    Chains start at the peak near the density's start, in coordinates in which the curvature there is 1: paths of the
+    sampler are short from the first draw.
+    """
     n_draws, n_warmup = options.max_steps, max(1, options.max_steps // 2)
     chains: list[Chained] = []
     interrupted = False
     with Progress("NUTS", CHAINS * (n_draws + n_warmup), options.progress) as shown:
         try:
             with may_interrupt():
+                density = _whitened(density)
                 for number in range(CHAINS):
                     chains.append(Chained())
                     before = number * (n_draws + n_warmup)
@@ -159,6 +165,14 @@ def run_nuts(
     diverging = torch.tensor([[number in chain.diverging for number in range(n)] for chain in kept], device="cpu")
     trace = torch.stack([height for chain in kept for height in chain.objective[:n]]).double()
     return Chains(draws, trace, diverging, interrupted)
+
+
+def _whitened(density: FreeDensity) -> FreeDensity:
+    """The density in the coordinates of its peak; unchanged if it has no curvature to rounding."""
+    try:
+        return Whitened(density, *peak(density))
+    except IMPOSSIBLE:
+        return density
 
 
 def fit_nuts(problem: Problem, options: Options, start: Parameters) -> Result | None:

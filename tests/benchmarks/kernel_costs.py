@@ -20,7 +20,7 @@ import numpy as np
 from scipy.optimize import nnls
 from torch import Tensor
 
-LENGTHS = 40, 160, 640
+LENGTHS = 20, 60, 180
 Calls = dict[str, list[tuple[float, float, float]]]
 """By operator the seconds, steps and numbers of each call."""
 

@@ -172,12 +172,16 @@ def test_a_press_between_two_rounds_keeps_the_first(monkeypatch):
     assert "rearranged" not in set(fit.restarts.start)
 
 
+def press_after_a_block():
+    with may_interrupt():
+        pass
+    signal.raise_signal(signal.SIGINT)
+
+
 def test_blocks_within_each_other_stay_open():
     with interruptible():
         with pytest.raises(KeyboardInterrupt), may_interrupt():
-            with may_interrupt():
-                pass
-            signal.raise_signal(signal.SIGINT)
+            press_after_a_block()
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt), may_interrupt():
             pytest.fail("a press that waits breaks in at once")

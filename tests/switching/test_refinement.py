@@ -8,7 +8,7 @@ import samplehold as sh
 import torch
 from oracles.models import KINDS, drive, random_model
 from samplehold.switching.fitting import refinement, sampling
-from samplehold.switching.fitting.density import Density
+from samplehold.switching.fitting.density import Density, Whitened
 from samplehold.switching.fitting.refinement import RELIABLE, peak, smoothed_weights
 from scipy import stats
 from torch.testing import assert_close
@@ -67,6 +67,22 @@ def test_where_the_data_are_impossible_it_is_minus_infinite():
     heights = density.at(torch.stack([far, density.point, far, density.point]))
     assert heights.isfinite().tolist() == [False, True, False, True]
     assert bool((heights[[0, 2]] == -torch.inf).all())
+
+
+def test_in_the_coordinates_of_its_peak_the_density_is_the_same_and_its_curvature_is_one():
+    model = sh.SwitchingSSM(sh.Copy(2), sh.Normal(1))
+    x = 900 + 150 * torch.randn(80, 1, generator=torch.Generator().manual_seed(0)).double()
+    x[30:50] += 600
+    density = Density(model.scaled_to(x).problem(x), model.fit(x, "vmp", restarts=2, progress=False).model.values)
+    point, variances, axes = peak(density)
+    white = Whitened(density, point, variances, axes)
+    assert bool((variances < 10).all())
+    assert_close(white.hessian(white.point), -torch.eye(len(point)).double(), rtol=0, atol=1e-5)
+    moves = torch.randn(5, len(point), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    root = axes @ (variances.sqrt()[:, None] * axes.mT)
+    assert_close(white.at(moves), density.at(point + moves @ root), rtol=1e-12, atol=0)
+    there, expected = white.values({"u": moves[0]}), density.values(density.by_name(point + moves[0] @ root))
+    assert_close(there, expected, rtol=1e-10, atol=0)
 
 
 # ---- draws -----------------------------------------------------------------------------------------------------------
