@@ -85,7 +85,7 @@ def main() -> None:
             figures[1:] = nnls(columns * weight[:, None], seconds * weight)[0].tolist()
         cells = (
             f"{'-' if figure is None else f'{figure:.3g}'} ({known:g})"
-            for figure, known in zip(figures, cost, strict=True)
+            for figure, known in zip(figures, cost[: len(figures)], strict=True)
         )
         print(f"| `{name}` | {' | '.join(cells)} |", flush=True)
 
