@@ -32,6 +32,7 @@ from ...inference.numerics.records import Record
 from ...inference.numerics.remembered import remembered
 from ...inference.numerics.scalars import check_integer
 from ..data.series import place
+from ..definite import free_coordinates
 from ..parameters import Named, Parameter, Parameters, check_parameters, moved, widened, with_prefix
 from ..priors import Conjugate, Site, log_prior
 from .ascent import ascend
@@ -220,7 +221,7 @@ class Emission(Named, ABC):
         values = {}
         for site in self.sites(prior):
             mean = site.distribution(values).mean
-            to_support = torch.distributions.biject_to(self.parameters[site.name].support)
+            to_support = free_coordinates(self.parameters[site.name].support)
             middle = to_support(mean.new_zeros(to_support.inverse_shape(mean.shape)))
             values[site.name] = mean if bool(mean.isfinite().all()) else middle
         return values

@@ -71,8 +71,8 @@ class Units:
         if inner.prior is None or "loc" not in inner.prior:
             return self
         for part in inner.emission.parts:
-            part_prior = part.own(inner.prior)
-            if isinstance(part.emission, ConjugateEmission) and not _is_kept(part.emission, part_prior):
+            prior = part.own(inner.prior)
+            if isinstance(part.emission, ConjugateEmission) and "loc" in prior and not _is_kept(part.emission, prior):
                 about = problem.prior["loc"].double().mean(0) if problem.prior else self.about
                 return replace(self, about=about)
         return self

@@ -1,0 +1,67 @@
+"""Every emission, with every background that observes the same, under all dynamics, methods, and kinds of series."""
+
+import itertools
+
+import pytest
+import samplehold as sh
+import torch
+
+EMISSIONS = {
+    "normal": sh.Normal(2),
+    "full": sh.MultivariateNormal(2),
+    "poisson": sh.Poisson(2),
+    "bernoulli": sh.Bernoulli(2),
+    "categorical": sh.Categorical(3),
+}
+PAIRS = [("normal", "full"), *itertools.combinations(("poisson", "normal", "full"), 2), ("poisson", "bernoulli")]
+GATED = {
+    f"{one}/{other}": sh.Gated(EMISSIONS[one], EMISSIONS[other])
+    for one, other in [*((name, name) for name in EMISSIONS), *PAIRS, *((b, a) for a, b in PAIRS)]
+}
+CASES = [
+    *itertools.product(EMISSIONS, ("copy", "covariates", "two covariates", "markov")),
+    *itertools.product(GATED, ("copy", "covariates", "two covariates")),
+]
+DYNAMICS = {
+    "copy": sh.Copy(2),
+    "covariates": sh.Copy(2, n_covariates=1),
+    "two covariates": sh.Copy(2, n_covariates=2),
+    "markov": sh.Markov(2),
+}
+
+
+def observations(emission: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Numbers that every part of the emission can have produced."""
+    generator = torch.Generator().manual_seed(3)
+    if "categorical" in emission:
+        return torch.randint(3, (*shape, 1), generator=generator).to(dtype)
+    if "bernoulli" in emission:
+        return torch.randint(2, (*shape, 2), generator=generator).to(dtype)
+    if "poisson" in emission:
+        return torch.randint(6, (*shape, 2), generator=generator).to(dtype)
+    return torch.randn(*shape, 2, generator=generator).to(dtype)
+
+
+@pytest.mark.few(24)
+@pytest.mark.parametrize("method", ["em", "vmp"])
+@pytest.mark.parametrize(("emission", "dynamics"), CASES)
+def test_every_combination_is_fitted(emission, dynamics, method):
+    model = sh.SwitchingSSM(DYNAMICS[dynamics], (EMISSIONS | GATED)[emission])
+    for shape, dtype, lengths in (
+        ((40,), torch.float64, None),
+        ((3, 3), torch.float64, [3, 3, 1]),
+        ((2,), torch.float32, None),
+    ):
+        x, given = observations(emission, shape, dtype), {}
+        if model.n_covariates:
+            drive = torch.randn(*shape, model.n_covariates, generator=torch.Generator().manual_seed(1))
+            given = {"covariates": drive.to(dtype)}
+        if lengths is not None:
+            given["lengths"] = lengths
+        fit = model.fit(x, method, restarts=2, max_steps=8, progress=False, **given)
+        objective = fit.objective
+        assert bool(objective.isfinite().all())
+        slack = 1e-9 if dtype is torch.float64 else 1e-4
+        assert float(objective.diff().min()) > -slack * max(1.0, float(objective.abs().max()))
+        assert all(bool(value.isfinite().all()) for value in fit.model.values.values())
+        assert bool(fit.smooth().state.isfinite().all())
