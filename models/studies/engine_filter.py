@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ...inference.families import Bernoulli, Categorical
 from ...inference.message_passing.engine import VMP, Block, Factor
+from ...inference.numerics.checks import broadcast_shapes
 from ...inference.numerics.records import Record
 
 
@@ -61,7 +62,7 @@ def engine_filter(
         >>> torch.allclose(filtered.logits.softmax(-1), torch.stack(h).softmax(-1))
         True
     """
-    shape = torch.broadcast_shapes(log_redrawn.shape, log_held.shape, log_state.unsqueeze(-2).shape)
+    shape = broadcast_shapes(log_redrawn.shape, log_held.shape, log_state.unsqueeze(-2).shape)
     belief, logits, redraw = log_state.expand(*shape[:-2], shape[-1]).log_softmax(-1), [], []
     for t in range(shape[-2]):
         drawn, kept = log_state + log_redrawn[..., t, :], belief + log_held[..., t, :]

@@ -3,6 +3,9 @@
 The loops of a fit are blocks of `may_interrupt`. Ctrl-C raises KeyboardInterrupt at once before the first such block
 and inside the blocks. Between blocks a result is assembled, so Ctrl-C waits for the next block, or for the end. A
 second Ctrl-C raises at once anywhere. Only the main thread is interrupted.
+
+A module whose import is broken off stays incomplete for the rest of the process. So during an import Ctrl-C waits for
+the next step, whether it is the first or the second.
 """
 
 import signal
@@ -37,6 +40,9 @@ def interruptible() -> Iterator[None]:
     keys = Keys()
 
     def pressed(number: int, frame: FrameType | None) -> None:
+        if _imports(frame):
+            keys.waiting = True
+            return
         if keys.preparing or keys.open or keys.waiting:
             keys.waiting, keys.heard = False, keys.open > 0
             before(number, frame)  # which raises KeyboardInterrupt
@@ -71,6 +77,14 @@ def may_interrupt() -> Iterator[None]:
 
 
 def check_interrupt() -> None:
-    """Raise KeyboardInterrupt if an earlier one was lost, as in a finaliser, which ignores errors."""
-    if _keys is not None and _keys.heard:
+    """Raise KeyboardInterrupt if an earlier one was lost, as in a finaliser, which ignores errors, or had to wait."""
+    if _keys is not None and (_keys.heard or (_keys.waiting and _keys.open)):
+        _keys.waiting, _keys.heard = False, True
         raise KeyboardInterrupt
+
+
+def _imports(frame: FrameType | None) -> bool:
+    """Whether a module is being imported."""
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    return frame is not None

@@ -22,6 +22,7 @@ from torch.nn.functional import pad
 
 from ...inference.families import GaussianTables, MarkovTables, MatrixNormalWishart
 from ...inference.message_passing.factor_graph import Factor
+from ...inference.numerics.checks import broadcast_shapes
 from ..data.series import Series
 from ..dynamics.factors import named
 
@@ -129,7 +130,7 @@ def features(block: str, chain: str, x: Tensor, inside: Tensor, switch: str | No
         used = weights(switched)
         first, second = (used * filled).mT @ means, used.mT @ squares.flatten(-2)
         rest = torch.stack([used.sum(-2), -(used * filled.square()).sum(-2)], -1)
-        shape = torch.broadcast_shapes(first.shape[:-1], rest.shape[:-1])
+        shape = broadcast_shapes(first.shape[:-1], rest.shape[:-1])
         message = torch.cat([first, -second / 2, rest.expand(*shape, 2) / 2], -1)
         return _over_sequences(message, table)
 
@@ -205,7 +206,7 @@ def _inputs(paths: GaussianTables) -> tuple[Tensor, Tensor]:
 def _design(crossed: Tensor, inputs: Tensor, outputs: Tensor) -> Tensor:
     """The factors of the parameters' statistics, [..., P], from E u y', E u u' and E y y'."""
     parts = [crossed.flatten(-2), -inputs.flatten(-2) / 2, -outputs.flatten(-2) / 2]
-    shape = torch.broadcast_shapes(*(part.shape[:-1] for part in parts))
+    shape = broadcast_shapes(*(part.shape[:-1] for part in parts))
     first, second, last = (part.expand(*shape, -1) for part in parts)
     return torch.cat([first, second, torch.full_like(first[..., :1], 0.5), last], -1)
 

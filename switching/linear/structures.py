@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
+from ...inference.numerics.checks import broadcast_shapes
 from ...inference.numerics.placement import constant
 from ...inference.numerics.scalars import check_flag, check_integer, check_kind
 from ..parameters import Parameter, Parameters
@@ -346,7 +347,7 @@ def _terms(structure: Structure) -> tuple[Structure, ...]:
 
 def beside(blocks: Sequence[Tensor]) -> Tensor:
     """Square blocks [*r, l, l] along the diagonal, their leading axes broadcast."""
-    lead = torch.broadcast_shapes(*(block.shape[:-2] for block in blocks))
+    lead = broadcast_shapes(*(block.shape[:-2] for block in blocks))
     size, at, whole = sum(block.shape[-1] for block in blocks), 0, []
     for block in blocks:
         n = block.shape[-1]

@@ -1,7 +1,10 @@
 """Ctrl-C ends a fit of any kind with the best so far."""
 
 import contextlib
+import importlib
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -11,7 +14,7 @@ from oracles.coupled import factorial_of
 from samplehold.inference.message_passing.engine import VMP
 from samplehold.switching.fitting import fit as fits
 from samplehold.switching.fitting import sampling, search
-from samplehold.switching.fitting.interrupts import interruptible, may_interrupt
+from samplehold.switching.fitting.interrupts import check_interrupt, interruptible, may_interrupt
 from samplehold.switching.fitting.progress import Progress
 from torch.testing import assert_close
 
@@ -170,6 +173,54 @@ def test_a_press_between_two_rounds_keeps_the_first(monkeypatch):
     fit = MODEL.fit(levels(), "em", restarts=2, progress=False)
     assert fit.interrupted
     assert "rearranged" not in set(fit.restarts.start)
+
+
+@pytest.mark.parametrize("presses", [1, 2])
+def test_an_import_is_never_broken_off(tmp_path, monkeypatch, presses):
+    name = f"interrupted_{presses}"
+    press = "import signal\n" + "signal.raise_signal(signal.SIGINT)\n" * presses
+    (tmp_path / f"{name}.py").write_text(press + "complete = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    modules = []
+
+    def step():
+        modules.append(importlib.import_module(name))
+        with pytest.raises(KeyboardInterrupt):
+            check_interrupt()
+
+    with interruptible(), pytest.raises(KeyboardInterrupt), may_interrupt():
+        step()
+    assert modules[0].complete
+
+
+def test_a_press_during_the_first_fit_leaves_the_process_whole():
+    done = subprocess.run([sys.executable, "-c", PRESSED], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["pressed", "True"], done.stderr
+
+
+PRESSED = """
+import builtins, signal
+import torch
+import samplehold as sh
+sh.SwitchingSSM, sh.Markov, sh.MultivariateNormal
+x, true, names = torch.randn(30).double(), builtins.__import__, []
+
+def load(name, *rest, **named):
+    if name.startswith("sympy") and not names:
+        names.append(name)
+        signal.raise_signal(signal.SIGINT)
+    return true(name, *rest, **named)
+
+builtins.__import__ = load
+model = sh.SwitchingSSM(sh.Markov(2), sh.MultivariateNormal(1))
+try:
+    model.fit(x, progress=False)
+except KeyboardInterrupt:
+    pass
+builtins.__import__ = true
+print("pressed" if names else "not loaded")
+print(model.fit(x, progress=False).converged)
+"""
 
 
 def press_after_a_block():

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...numerics.checks import broadcast_shapes
 from ...numerics.gpu import accumulated, launch
 from ...numerics.gpu_sequences import side_by_side
 from ..copy.cuda import MOST
@@ -68,7 +69,7 @@ def _recursions(
 ) -> tuple[Tensor, Tensor]:
     """log p(x) and the failed steps; the tables that are wanted are filled."""
     steps, states = log_likelihood.shape[-2:]
-    table_axes = torch.broadcast_shapes(log_redraw.shape[:-1], log_hold.shape[:-1], log_state.shape[:-1])
+    table_axes = broadcast_shapes(log_redraw.shape[:-1], log_hold.shape[:-1], log_state.shape[:-1])
     gates = max(log_redraw.shape[-1], log_hold.shape[-1])
     tables = (
         log_redraw.expand(*table_axes, gates),

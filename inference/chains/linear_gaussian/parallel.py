@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...numerics.checks import broadcast_shapes
 from ...numerics.prefixes import Elements, prefixes
 from .factors import beside, compress, covariance_of
 from .steps import Belief, Seen, Sight, initial, moves, predict, sights, update
@@ -152,7 +153,7 @@ def _after(table: Tensor, n_own: int) -> Tensor:
 
 def _before(first: Tensor, rest: Tensor, n: int) -> Tensor:
     """One more step before n others [*b, n, ...], or before one that is repeated."""
-    shape = torch.broadcast_shapes(first.shape[:-2], rest.shape[:-3])
+    shape = broadcast_shapes(first.shape[:-2], rest.shape[:-3])
     axes = rest.shape[-2:]
     return torch.cat([first.expand(*shape, *axes).unsqueeze(-3), rest.expand(*shape, n, *axes)], -3)
 

@@ -5,6 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...numerics.checks import broadcast_shapes
+
 # the faults of a sequence: `fault` is 4 times the step plus one of these, or -1
 OVERFLOW = 0  # a variance is not finite
 SINGULAR = 1  # a feature without noise of its own, or that others fix
@@ -78,4 +80,4 @@ _OF_COVARIANCES = {
 
 def _broadcast(tables: Tables, axes: dict[str, int]) -> torch.Size:
     present = ((getattr(tables, name), n_axes) for name, n_axes in axes.items())
-    return torch.broadcast_shapes(*(table.shape[: table.dim() - n] for table, n in present if table is not None))
+    return broadcast_shapes(*(table.shape[: table.dim() - n] for table, n in present if table is not None))
