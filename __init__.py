@@ -11,6 +11,15 @@ The names are listed in `__init__.pyi`, and loaded on first use, so that the com
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> object:
+    if name in __all__:
+        return _load(name)
+    from .switching.peers import missing_class
+
+    raise missing_class(name)
+
 
 __version__ = "0.1.0"

@@ -62,5 +62,6 @@ from .switching.linear.structures import Seasonal as Seasonal
 from .switching.model import SwitchingSSM as SwitchingSSM
 from .switching.parameters import Parameter as Parameter
 from .switching.slds.model import SwitchingLinearSSM as SwitchingLinearSSM
+from .switching.storage import load as load
 
 __version__: str

@@ -18,8 +18,9 @@ from ..inference.numerics.randomness import Seed
 from ..inference.numerics.records import LINES
 from ..inference.numerics.scalars import check_choice, check_integer, check_kind, check_path
 from ..inference.numerics.threads import one_thread_if_small
-from .data.reading import read_series
+from .data.reading import read_series, with_steps_to_come
 from .data.series import Given, Series
+from .fitting.interrupts import interruptible
 from .parameters import (
     Named,
     Parameter,
@@ -31,6 +32,7 @@ from .parameters import (
     read_table,
     read_tables,
 )
+from .peers import check_beside_x, missing_member
 from .problem import SeriesProblem
 
 if TYPE_CHECKING:
@@ -79,7 +81,7 @@ class Model(Named, ABC):
         """A parameter's value under its name, e.g. `model.loc`."""
         if name in vars(self).get("values", {}):
             return self.values[name]
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise missing_member(type(self).__name__, name)
 
     # ---- what a kind of model says -----------------------------------------------------------------------------------
 
@@ -340,12 +342,16 @@ class Model(Named, ABC):
 
         Arguments:
             x, lengths, covariates, dt: as in every method. A Series is checked and returned unchanged.
-            horizon: number of future steps, for which covariates and gaps are passed too: `[*batch, T + horizon, ...]`.
+            horizon: number of future steps, for which covariates and gaps are passed too: `[*batch, T + horizon, ...]`;
+                if x is a Series, which has its own, those of the steps to come: `[*batch, horizon, ...]`.
 
         Raises:
             ValueError: see `data.reading.read_series`; values that the model cannot have produced; covariates or gaps
                 that do not fit the model or the series.
         """
+        check_beside_x(given)
+        if isinstance(x, Series) and horizon:
+            x = with_steps_to_come(x, horizon, given.pop("covariates", None), given.pop("dt", None))
         series, parts = self._series(x, given), tuple(vars(self)[name] for name in self.made_of)
         if series.checked is not None and all(a is b for a, b in zip(series.checked, parts, strict=False)):
             return series
@@ -364,6 +370,7 @@ class Model(Named, ABC):
             raise ValueError(f"x: got {x.observations.shape[-1]} feature(s), but the model has {self.n_features}.")
         return x
 
+    @interruptible()
     def _fit(self, x: Any, given: Given, options: "Options") -> "Fit[Any]":
         """The fit of a series by `_fitted`, under the prior in the options."""
         check_choice("method", options.method, self.methods)

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 from numbers import Integral
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pandas as pd
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from .data.series import Series
 from .fitting.result import Result
+from .peers import missing_member
 
 if TYPE_CHECKING:
     import arviz as az
@@ -130,11 +132,19 @@ class Fit(Result, Generic[Model]):
         """See `model.states`."""
         return self._model.states(self._given(x), **given)
 
-    def forecast(self, x: Any = None, horizon: int = 1, **given: Any) -> Any:
-        """See `model.forecast`. `fit.forecast(horizon=n)` forecasts the fitted series."""
+    def forecast(self, x: Any = None, horizon: int | None = None, **given: Any) -> Any:
+        """See `model.forecast`. `fit.forecast(12)` forecasts the fitted series, as does `fit.forecast(horizon=12)`; one
+        step if there is no number. Covariates and gaps are then those of the steps to come, `[*batch, horizon, ...]`.
+        """
         if isinstance(x, Integral) and not isinstance(x, bool):
-            raise ValueError(f"x: got {x}, a single number; pass the number of steps by name, as horizon={x}.")
-        return self._model.forecast(self._given(x), horizon, **given)
+            if horizon is not None:
+                raise ValueError(f"x: got {x}, a single number, and horizon={horizon}; give one number of steps.")
+            x, horizon = None, int(x)
+        return self._model.forecast(self._given(x), 1 if horizon is None else horizon, **given)
+
+    def save(self, path: str | Path) -> None:
+        """Write the fitted model into the folder `path`; see `model.save`. `sh.load(path)` reads it."""
+        self._model.save(path)
 
     def _given(self, x: Any) -> Any:
         """x if it is given, otherwise the fitted series."""
@@ -148,6 +158,9 @@ class Fit(Result, Generic[Model]):
                 f'{name}: got a fit by "{self.method}", which is no point estimate; use az.loo(fit.to_arviz()), '
                 'or method="em".'
             )
+
+    def __getattr__(self, name: str) -> Any:
+        raise missing_member(type(self).__name__, name)
 
     @property
     def _model(self) -> Any:

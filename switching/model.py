@@ -30,6 +30,7 @@ from .emissions.contract import Emission
 from .fitting.options import METHODS, Options
 from .forecast import Forecast, look_ahead
 from .parameters import Parameter, Parameters
+from .peers import explains_options
 from .priors import log_prior, sample_sites
 from .problem import Problem
 from .program import PathMixture, Simulated, collapsed_program, explicit_program
@@ -331,6 +332,7 @@ class SwitchingSSM(Model):
 
     # ---- fits and figures ------------------------------------------------------------------------------------------
 
+    @explains_options
     def fit(
         self,
         x: Any,

@@ -24,6 +24,7 @@ from safetensors.torch import load as tensors_of
 from safetensors.torch import save as bytes_of
 from torch import Tensor
 
+from ..inference.numerics.scalars import check_path
 from .data.writing import write_file
 from .parameters import Named
 
@@ -103,14 +104,25 @@ def _plain(value: Any, name: str) -> Any:
 # ---- reading -------------------------------------------------------------------------------------------------------
 
 
-def load_model(path: Path) -> Any:
-    """Read a model that was written by `save_model`; see `read_model`."""
-    return read_model(path).model
+def load(path: str | Path) -> Any:
+    """Read a model of any kind from the folder that `save` of a model or of a fit has written.
+
+    Raises:
+        ValueError: no such folder, no model in it, or a damaged file.
+
+    >>> import tempfile
+    >>> import samplehold as sh
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)).fit([1.0, 1.1, 4.0, 4.2], progress=False).save(folder)
+    ...     sh.load(folder).n_states
+    2
+    """
+    return read_model(check_path("path", path)).model
 
 
 def load_as(kind: type[Model], path: Path) -> Model:
     """The same for a model of one class; ValueError if the class differs."""
-    model = load_model(path)
+    model = load(path)
     if not isinstance(model, kind):
         raise ValueError(f"path: {path} holds a {type(model).__name__}; use {type(model).__name__}.load.")
     return model

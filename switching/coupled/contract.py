@@ -37,6 +37,7 @@ from ..fitting.options import Options
 from ..forecast import Forecast
 from ..model import StreamOutput, StreamState, SwitchingSSM
 from ..parameters import Parameters, widened
+from ..peers import explains_options
 from ..problem import Problem
 from ..program import sequence_plates
 from ..seeding import seeded
@@ -289,6 +290,7 @@ class CoupledSSM(Model):
     def graph(self, series: Series, options: Options) -> Any:
         """Blocks, factors and starting labels for fits: see `fitting.graph.Graph`."""
 
+    @explains_options
     def fit(
         self,
         x: Any,

@@ -73,6 +73,34 @@ def read_series(x: Any, n_features: int, *, lengths: Any = None, covariates: Any
     )
 
 
+def with_steps_to_come(series: Series, horizon: int, covariates: Any, dt: Any) -> Series:
+    """The series with covariates `[*batch, horizon, C]` and gaps `[*batch, horizon]` of the steps after its end.
+
+    Without axes for the batch, all sequences get the same.
+
+    Raises:
+        ValueError: covariates or gaps that the series itself does not have, of another shape, or under other names.
+    """
+    fields: dict[str, Any] = {}
+    for name, field, table in (("covariates", "covariates", covariates), ("dt", "gaps", dt)):
+        if table is None:
+            continue
+        past = getattr(series, field)
+        if past is None:
+            raise ValueError(f"{name}: got some for the steps to come, but the series has none; leave them out.")
+        names = _names_of(table) if field == "covariates" else None
+        if names is not None and series.drivers is not None and names != series.drivers:
+            raise ValueError(f"{name}: got columns {list(names)}, expected {list(series.drivers)}, as in the past.")
+        ahead, axis = to_tensor(table, name).to(past), len(series.batch_shape)
+        expected = (*past.shape[:axis], horizon, *past.shape[axis + 1 :])
+        if ahead.shape not in (expected, expected[axis:]):
+            raise ValueError(
+                f"{name}: got shape {tuple(ahead.shape)}, expected {expected}: those of the {horizon} steps to come."
+            )
+        fields[field] = torch.cat([past.narrow(axis, 0, series.n_steps), ahead.expand(expected)], axis)
+    return replace(series, **fields, checked=None) if fields else series
+
+
 def read_panel(
     frame: pd.DataFrame,
     sequence: str | Sequence[str],

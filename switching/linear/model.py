@@ -27,6 +27,7 @@ from ..data.reading import read_row
 from ..data.series import Given, Series, number
 from ..fitting.options import METHODS, Options
 from ..parameters import Parameter, Parameters, check_parameters
+from ..peers import explains_options
 from ..seeding import seeded
 from .bases import n_bases
 from .contract import LinearDynamics, LinearGaussian
@@ -344,6 +345,7 @@ class LinearSSM(Model):
 
     # ---- fits and figures ------------------------------------------------------------------------------------------
 
+    @explains_options
     def fit(
         self,
         x: Any,

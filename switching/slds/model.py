@@ -41,6 +41,7 @@ from ..data.reading import read_row
 from ..data.series import Given, Series
 from ..fitting.options import Options
 from ..parameters import Parameter, Parameters
+from ..peers import explains_options
 from ..program import sequence_plates
 from .forecast import SwitchingForecast, look_ahead
 from .gibbs import SwitchingSampled, gibbs
@@ -381,6 +382,7 @@ class SwitchingLinearSSM(Model):
 
     # ---- fits and figures ------------------------------------------------------------------------------------------
 
+    @explains_options
     def fit(
         self,
         x: Any,

@@ -901,7 +901,8 @@ def _(r: Draw) -> Call:
     if r.random.random() < 0.5:
         return Call(_inside(folder, model.save), {"path": folder / r.one("model", "another/model")}, raises=(OSError,))
     model.save(folder / "saved")
-    return Call(_inside(folder, lambda path: type(model).load(path).name), {"path": folder / "saved"})
+    load = r.one(type(model).load, sh.load)
+    return Call(_inside(folder, lambda path: load(path).name), {"path": folder / "saved"})
 
 
 def _inside(folder: Path, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import samplehold as sh
 import torch
@@ -108,14 +109,46 @@ def test_sequences_of_equal_length_may_come_as_a_list_where_the_future_is_driven
         model.forecast([x[0], x[1, :1]], 1, dt=dt)
 
 
-def test_a_number_of_steps_in_the_place_of_a_series_is_told_its_name():
-    """By fits of all kinds of models; what these are fitted by is the same record."""
+def test_a_number_in_the_place_of_a_series_is_the_number_of_steps():
+    """Of fits of all kinds of models, which are the same record."""
     x = torch.randn(30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     linear = sh.LinearSSM(1, 1).fit(x, restarts=1, max_steps=1, progress=False)
     switching = sh.SwitchingLinearSSM(2, 1).with_values(values_of(LinearRegimes(2, 1, 1)))
     for model in (linear.model, switching, random_model("copy", "poisson")):
-        fit = replace(linear, model=model)
+        counts = x.abs().round().unsqueeze(-1).expand(-1, model.n_features)
+        fit, expected = replace(linear, model=model, series=model.read(counts)), model.forecast(counts, 4).mean
         for four in (4, np.int64(4)):
-            with pytest.raises(ValueError, match=r"^x: got 4, .* as horizon=4\."):
-                fit.forecast(four)
+            assert_close(fit.forecast(four).mean, expected, rtol=0, atol=0)
+        with pytest.raises(ValueError, match=r"^x: got 4, a single number, and horizon=2"):
+            fit.forecast(4, 2)
     assert_close(linear.forecast(horizon=4).mean, linear.model.forecast(x, 4).mean, rtol=0, atol=0)
+    assert linear.forecast().mean.shape == (1, 1)
+
+
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_a_fitted_series_needs_only_the_covariates_and_gaps_of_the_steps_to_come(batch):
+    drive, model = torch.randn(*batch, 25, 2).double(), sh.SwitchingSSM(sh.Copy(2, n_covariates=2), sh.Normal(1))
+    x, shape = torch.randn(*batch, 20, 1).double(), (*batch, 20, 2)
+    fit = model.fit(x, covariates=drive[..., :20, :], restarts=1, max_steps=3, progress=False)
+    expected = fit.model.forecast(x, 5, covariates=drive).mean
+    assert_close(fit.forecast(5, covariates=drive[..., 20:, :]).mean, expected, rtol=0, atol=0)
+    read = model.read(x, covariates=drive[..., :20, :])
+    assert_close(fit.model.forecast(read, 5, covariates=drive[..., 20:, :]).mean, expected, rtol=0, atol=0)
+    if batch:  # the same for all sequences
+        same = torch.cat([drive[:, :20], drive[:1, 20:].expand(3, -1, -1)], 1)
+        expected = fit.model.forecast(x, 5, covariates=same).mean
+        assert_close(fit.forecast(5, covariates=drive[0, 20:]).mean, expected, rtol=0, atol=0)
+    with pytest.raises(ValueError, match=r"^covariates: got shape .* those of the 5 steps to come"):
+        fit.forecast(5, covariates=drive[..., 21:, :])
+    with pytest.raises(ValueError, match=r"^dt: got some for the steps to come, but the series has none"):
+        fit.forecast(5, dt=torch.ones(5))
+    assert fit.series.covariates.shape == shape
+    if not batch:
+        named = model.read(x, covariates=pd.DataFrame(drive[:20].numpy(), columns=["wind", "rain"]))
+        with pytest.raises(ValueError, match=r"^covariates: got columns \['rain', 'wind'\], expected"):
+            fit.model.forecast(named, 5, covariates=pd.DataFrame(drive[20:].numpy(), columns=["rain", "wind"]))
+        gaps = sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)).fit(
+            x, dt=torch.ones(20), restarts=1, max_steps=3, progress=False
+        )
+        far = gaps.model.forecast(x, 2, dt=torch.tensor([1.0] * 20 + [3.0, 7.0])).mean
+        assert_close(gaps.forecast(2, dt=[3.0, 7.0]).mean, far, rtol=0, atol=0)

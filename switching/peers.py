@@ -1,0 +1,150 @@
+"""The words of other libraries, and the words for the same here: in errors, and on the page docs/coming_from.md."""
+
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from functools import wraps
+from inspect import Parameter, signature
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+Arguments = ParamSpec("Arguments")
+Fitted = TypeVar("Fitted")
+
+
+class Word(NamedTuple):
+    """A word of other libraries."""
+
+    theirs: str
+    ours: str
+    of: str  # the libraries
+
+    def __str__(self) -> str:
+        return self.ours if self.ours.startswith("not there") else f"here it is {self.ours}"
+
+
+def _by_name(*words: Word) -> dict[str, Word]:
+    return {word.theirs: word for word in words}
+
+
+OPTIONS = _by_name(
+    Word("n_iter", "max_steps", "hmmlearn"),
+    Word("num_iters", "max_steps", "ssm, dynamax"),
+    Word("maxiter", "max_steps", "statsmodels"),
+    Word("max_iter", "max_steps", "scikit-learn"),
+    Word("num_steps", "max_steps", "Pyro"),
+    Word("n_init", "restarts", "scikit-learn"),
+    Word("search_reps", "restarts", "statsmodels"),
+    Word("random_state", "seed", "hmmlearn, scikit-learn"),
+    Word("verbose", "progress", "hmmlearn, scikit-learn"),
+    Word("disp", "progress", "statsmodels"),
+    Word("exog", "covariates", "statsmodels"),
+    Word("inputs", "covariates", "ssm, dynamax"),
+    Word("exog_tvtp", "covariates", "statsmodels"),
+    Word("start_params", "start", "statsmodels"),
+    Word("masks", "NaN in x where a value is missing", "ssm"),
+)
+"""Options of fits."""
+
+MEMBERS = _by_name(
+    Word("predict", "viterbi(x) for the best path, states(x) for the best state of each step", "hmmlearn"),
+    Word("predict_proba", "smooth(x).state", "hmmlearn"),
+    Word("decode", "viterbi(x)", "hmmlearn"),
+    Word("score", "log_evidence(x)", "hmmlearn"),
+    Word("sample", "simulate(n_steps)", "hmmlearn, ssm, dynamax"),
+    Word("most_likely_states", "viterbi(x)", "ssm, dynamax"),
+    Word("expected_states", "smooth(x).state", "ssm"),
+    Word("log_likelihood", "log_evidence(x)", "ssm"),
+    Word("marginal_log_prob", "log_evidence(x)", "dynamax"),
+    Word("filter_smoother", "smooth(x)", "dynamax"),
+    Word("params", "values, or describe() for a displayed form", "statsmodels, dynamax, ssm"),
+    Word("transmat_", "values['transition_probs'] of Markov dynamics", "hmmlearn"),
+    Word("startprob_", "values['initial_probs'] of Markov dynamics", "hmmlearn"),
+    Word("means_", "values['loc']", "hmmlearn"),
+    Word("covars_", "describe()['covariance'], or ['scale'] of independent features", "hmmlearn"),
+    Word("llf", "log_evidence(x); fit.loglik", "statsmodels"),
+    Word("bse", "summary().parameters of a fit", "statsmodels"),
+    Word("get_forecast", "forecast(horizon)", "statsmodels"),
+    Word("fittedvalues", "to_arviz(x).posterior_predictive: x_t given the steps before it", "statsmodels"),
+    Word("resid", "x less the mean of to_arviz(x).posterior_predictive", "statsmodels"),
+    Word("smoothed_marginal_probabilities", "smooth(x).state", "statsmodels"),
+    Word("filtered_marginal_probabilities", "filter(x).state", "statsmodels"),
+    Word("expected_durations", "durations(x)", "statsmodels"),
+)
+"""Attributes and methods of models and fits."""
+
+CLASSES = _by_name(
+    Word("GaussianHMM", "SwitchingSSM(Markov(K), MultivariateNormal(F)), or Normal(F)", "hmmlearn, dynamax"),
+    Word("CategoricalHMM", "SwitchingSSM(Markov(K), Categorical(n))", "hmmlearn, dynamax"),
+    Word("PoissonHMM", "SwitchingSSM(Markov(K), Poisson(F))", "hmmlearn, dynamax"),
+    Word("HMM", "SwitchingSSM(Markov(K), an emission)", "ssm"),
+    Word("SLDS", 'SwitchingLinearSSM(K, L, F, "one chain")', "ssm"),
+    Word("LDS", "LinearSSM(L, F)", "ssm"),
+    Word("LinearGaussianSSM", "LinearSSM(L, F)", "dynamax"),
+    Word("KalmanFilter", "LinearSSM(L, F)", "pykalman"),
+    Word("UnobservedComponents", "LinearSSM(LocalLevel()) and other structures", "statsmodels"),
+    Word(
+        "ARHMM",
+        "not there: no emission depends on earlier observations; SwitchingLinearSSM switches those of a latent vector",
+        "ssm",
+    ),
+    Word(
+        "HSMM",
+        "not there: the time in a state is geometric in every model; gaps and covariates change its rate",
+        "ssm, pyhsmm",
+    ),
+    Word("MarkovRegression", "SwitchingSSM(Markov(K), Normal()), without regressors of the mean", "statsmodels"),
+)
+"""Classes."""
+
+
+def missing_member(kind: str, name: str) -> AttributeError:
+    """The error if an object of this kind has no such attribute."""
+    word = MEMBERS.get(name)
+    return AttributeError(f"{kind!r} object has no attribute {name!r}{f'; {word}' if word else ''}")
+
+
+def missing_class(name: str) -> AttributeError:
+    """The error if the package has no such name."""
+    word = CLASSES.get(name)
+    return AttributeError(f"module 'samplehold' has no attribute {name!r}{f'; {word}' if word else ''}")
+
+
+def unknown_option(verb: str, name: str, known: Iterable[str]) -> TypeError:
+    """The error if a method has no such option; the nearest of its options comes first."""
+    known, word = list(known), OPTIONS.get(name)
+    near = [word.ours] if word and word.ours in known else get_close_matches(name, known, n=len(known), cutoff=0.5)
+    instead = f" ({word})" if word and word.ours not in known else ""
+    rest = [other for other in known if other not in near]
+    return TypeError(f"{verb}: has no option {name!r}{instead}; it has {', '.join([*near, *rest])}.")
+
+
+def explains_options(fit: Callable[Arguments, Fitted]) -> Callable[Arguments, Fitted]:
+    """A method `fit(x, method, ...)` that names its options if it gets others, or lengths in the place of its
+    method."""
+    parameters = list(signature(fit).parameters.values())[1:]
+    known = [one.name for one in parameters if one.kind is not Parameter.VAR_KEYWORD]
+    if len(known) < len(parameters):
+        known += SERIES
+
+    @wraps(fit)
+    def explained(*arguments: Arguments.args, **options: Arguments.kwargs) -> Fitted:
+        if len(arguments) > 2 and not isinstance(arguments[2], str):
+            raise TypeError(
+                f"method: got {type(arguments[2]).__name__}, expected the name of one; give lengths by name, "
+                "fit(x, lengths=...)."
+            )
+        for name in options:
+            if name not in known:
+                raise unknown_option("fit", name, known[1:])
+        return fit(*arguments, **options)
+
+    return explained
+
+
+SERIES = ["lengths", "covariates", "dt"]  # what can accompany x
+
+
+def check_beside_x(beside: Mapping[str, Any]) -> None:
+    """Raise TypeError if something else than lengths, covariates and gaps accompanies x."""
+    for name in beside:
+        if name not in SERIES:
+            raise TypeError(f"{name}: no such argument; besides x there are {', '.join(SERIES)}.")

@@ -1,0 +1,83 @@
+"""What users of other libraries type is answered by its name here."""
+
+from pathlib import Path
+
+import pytest
+import samplehold as sh
+import torch
+from oracles.coupled import factorial_of
+from samplehold.switching.peers import CLASSES, MEMBERS, OPTIONS, Word
+
+X = [1.0, 1.1, 0.9, 4.0, 4.2, 4.1]
+MODEL = sh.SwitchingSSM(sh.Copy(2), sh.Normal(1))
+HALF = torch.tensor([0.5, 0.5], dtype=torch.float64)
+KINDS = {
+    "switching": MODEL,
+    "linear": sh.LinearSSM(1),
+    "switching linear": sh.SwitchingLinearSSM(2, 1),
+    "factorial": factorial_of(HALF, [HALF, HALF], [torch.zeros(2, 1).double()] * 2, torch.eye(1).double()),
+}
+PAGE = (Path(sh.__file__).parent / "docs" / "coming_from.md").read_text()
+
+
+@pytest.mark.parametrize("model", KINDS.values(), ids=KINDS)
+def test_an_unknown_option_is_told_those_that_there_are_the_nearest_first(model):
+    with pytest.raises(TypeError, match=r"^fit: has no option 'n_iter'; it has max_steps, "):
+        model.fit(X, n_iter=10)
+    with pytest.raises(TypeError, match=r"^fit: has no option 'restart'; it has restarts, "):
+        model.fit(X, restart=10)
+    with pytest.raises(TypeError, match=r"^method: got list, .* fit\(x, lengths=\.\.\.\)"):
+        model.fit(X, [3, 3])
+
+
+def test_what_accompanies_a_series_is_told_too():
+    fit = MODEL.fit(X, restarts=1, max_steps=3, progress=False)
+    for verb in (fit.smooth, fit.log_evidence, fit.viterbi, fit.states):
+        with pytest.raises(TypeError, match=r"^length: no such argument; besides x there are lengths, covariates, dt"):
+            verb(X, length=[6])
+
+
+@pytest.mark.parametrize("word", MEMBERS.values(), ids=MEMBERS)
+def test_a_member_of_a_peer_is_answered_by_ours(word):
+    fit = MODEL.fit(X, restarts=1, max_steps=3, progress=False)
+    for thing in (fit, fit.model):
+        if not hasattr(thing, word.theirs):
+            with pytest.raises(AttributeError, match=f"has no attribute '{word.theirs}'; here it is "):
+                getattr(thing, word.theirs)
+
+
+@pytest.mark.parametrize("word", CLASSES.values(), ids=CLASSES)
+def test_a_class_of_a_peer_is_answered_by_ours(word):
+    with pytest.raises(AttributeError, match=f"no attribute '{word.theirs}'; (here it is|not there)"):
+        getattr(sh, word.theirs)
+
+
+def test_a_name_that_nobody_has_is_an_attribute_error_without_more():
+    fit = MODEL.fit(X, restarts=1, max_steps=3, progress=False)
+    for thing in (sh, MODEL, fit):
+        with pytest.raises(AttributeError, match=r"has no attribute 'nonsense'$"):
+            thing.nonsense  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "word", [*OPTIONS.values(), *MEMBERS.values(), *CLASSES.values()], ids=lambda word: word.theirs
+)
+def test_the_page_has_every_word(word: Word):
+    assert f"| `{word.theirs}` | {word.ours} | {word.of} |" in PAGE
+
+
+@pytest.mark.parametrize("call", [word.ours for word in MEMBERS.values()])
+def test_our_members_exist(call):
+    fit, name = MODEL.fit(X, restarts=1, max_steps=3, progress=False), call.split("(")[0].split("[")[0].split(",")[0]
+    assert name == "x less the mean of to_arviz" or hasattr(fit, name) or hasattr(fit.model, name)
+
+
+def test_a_fit_is_saved_and_any_model_is_loaded(tmp_path):
+    fit = MODEL.fit(X, restarts=1, max_steps=3, progress=False)
+    fit.save(tmp_path / "one")
+    for name, table in sh.load(tmp_path / "one").values.items():
+        assert torch.equal(table, fit.model.values[name])
+    sh.LinearSSM(1).save(tmp_path / "other")
+    assert isinstance(sh.load(str(tmp_path / "other")), sh.LinearSSM)
+    with pytest.raises(ValueError, match=r"^path: "):
+        sh.load(tmp_path)
