@@ -63,4 +63,5 @@ def test_steps_of_few_small_sequences_are_multiplied_at_once(shape, scanned):
 
 def test_a_plain_form_that_scans_costs_less_than_its_steps():
     table = torch.zeros(1000, 2, dtype=torch.float64)
-    assert costs.COSTS["markov_filter"].plain([table]) < 0.1 * costs.COSTS["markov_viterbi"].plain([table])
+    cost = costs.COSTS["markov_filter"]
+    assert cost.plain([table]) < 0.1 * cost._replace(scans=False).plain([table])
