@@ -32,7 +32,7 @@ from .parameters import (
     read_table,
     read_tables,
 )
-from .peers import check_beside_x, missing_member
+from .peers import missing_member
 from .problem import SeriesProblem
 
 if TYPE_CHECKING:
@@ -349,7 +349,9 @@ class Model(Named, ABC):
             ValueError: see `data.reading.read_series`; values that the model cannot have produced; covariates or gaps
                 that do not fit the model or the series.
         """
-        check_beside_x(given)
+        for name in given:
+            if name not in Given.__annotations__:
+                raise TypeError(f"{name}: no such argument; besides x there are {', '.join(Given.__annotations__)}.")
         if isinstance(x, Series) and horizon:
             x = with_steps_to_come(x, horizon, given.pop("covariates", None), given.pop("dt", None))
         series, parts = self._series(x, given), tuple(vars(self)[name] for name in self.made_of)

@@ -160,7 +160,7 @@ class Fit(Result, Generic[Model]):
             )
 
     def __getattr__(self, name: str) -> Any:
-        raise missing_member(type(self).__name__, name)
+        raise missing_member(type(self).__name__, name, ", of the fit or of its `model`")
 
     @property
     def _model(self) -> Any:

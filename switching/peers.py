@@ -1,10 +1,10 @@
 """The words of other libraries, and the words for the same here: in errors, and on the page docs/coming_from.md."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter, signature
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar, get_args
 
 Arguments = ParamSpec("Arguments")
 Fitted = TypeVar("Fitted")
@@ -83,7 +83,7 @@ CLASSES = _by_name(
     Word("UnobservedComponents", "LinearSSM(LocalLevel()) and other structures", "statsmodels"),
     Word(
         "ARHMM",
-        "not there: no emission depends on earlier observations; SwitchingLinearSSM switches those of a latent vector",
+        "not there: no emission depends on earlier observations; the nearest is SwitchingLinearSSM",
         "ssm",
     ),
     Word(
@@ -96,10 +96,10 @@ CLASSES = _by_name(
 """Classes."""
 
 
-def missing_member(kind: str, name: str) -> AttributeError:
-    """The error if an object of this kind has no such attribute."""
+def missing_member(kind: str, name: str, of: str = "") -> AttributeError:
+    """The error if an object of this kind has no such attribute; `of`: where ours are, if not all are its own."""
     word = MEMBERS.get(name)
-    return AttributeError(f"{kind!r} object has no attribute {name!r}{f'; {word}' if word else ''}")
+    return AttributeError(f"{kind!r} object has no attribute {name!r}{f'; {word}{of}' if word else ''}")
 
 
 def missing_class(name: str) -> AttributeError:
@@ -108,22 +108,21 @@ def missing_class(name: str) -> AttributeError:
     return AttributeError(f"module 'samplehold' has no attribute {name!r}{f'; {word}' if word else ''}")
 
 
-def unknown_option(verb: str, name: str, known: Iterable[str]) -> TypeError:
-    """The error if a method has no such option; the nearest of its options comes first."""
-    known, word = list(known), OPTIONS.get(name)
-    near = [word.ours] if word and word.ours in known else get_close_matches(name, known, n=len(known), cutoff=0.5)
-    instead = f" ({word})" if word and word.ours not in known else ""
-    rest = [other for other in known if other not in near]
-    return TypeError(f"{verb}: has no option {name!r}{instead}; it has {', '.join([*near, *rest])}.")
+def unknown_option(name: str, known: list[str]) -> TypeError:
+    """The error if `fit` has no such option; the nearest of its options comes first."""
+    word = OPTIONS.get(name)
+    near = get_close_matches(name, known, n=len(known), cutoff=0.5) if word is None else [word.ours]
+    ordered = sorted(known, key=lambda option: near.index(option) if option in near else len(near))
+    instead = f" ({word})" if word and not word.ours.isidentifier() else ""
+    return TypeError(f"fit: has no option {name!r}{instead}; it has {', '.join(ordered)}.")
 
 
 def explains_options(fit: Callable[Arguments, Fitted]) -> Callable[Arguments, Fitted]:
-    """A method `fit(x, method, ...)` that names its options if it gets others, or lengths in the place of its
-    method."""
-    parameters = list(signature(fit).parameters.values())[1:]
-    known = [one.name for one in parameters if one.kind is not Parameter.VAR_KEYWORD]
-    if len(known) < len(parameters):
-        known += SERIES
+    """Make a method `fit(x, method, ...)` name its options if it gets another one, or lengths as its method."""
+    known: list[str] = []
+    for one in list(signature(fit).parameters.values())[1:]:
+        others = one.kind is Parameter.VAR_KEYWORD  # whose annotation is Unpack[a dictionary with these keys]
+        known += get_args(one.annotation)[0].__annotations__ if others else [one.name]
 
     @wraps(fit)
     def explained(*arguments: Arguments.args, **options: Arguments.kwargs) -> Fitted:
@@ -134,17 +133,7 @@ def explains_options(fit: Callable[Arguments, Fitted]) -> Callable[Arguments, Fi
             )
         for name in options:
             if name not in known:
-                raise unknown_option("fit", name, known[1:])
+                raise unknown_option(name, known[1:])
         return fit(*arguments, **options)
 
     return explained
-
-
-SERIES = ["lengths", "covariates", "dt"]  # what can accompany x
-
-
-def check_beside_x(beside: Mapping[str, Any]) -> None:
-    """Raise TypeError if something else than lengths, covariates and gaps accompanies x."""
-    for name in beside:
-        if name not in SERIES:
-            raise TypeError(f"{name}: no such argument; besides x there are {', '.join(SERIES)}.")

@@ -8,6 +8,7 @@ kernel until its work repays it, unless it is marked `kernels`.
 """
 
 import os
+import signal
 from collections import defaultdict
 from collections.abc import Generator
 from contextlib import ExitStack
@@ -99,3 +100,11 @@ def device(pytestconfig: pytest.Config) -> torch.device:
 def dtype(pytestconfig: pytest.Config) -> torch.dtype:
     """That of the tests' tensors, where a test asks for it; see `oracles.placement.tolerances`."""
     return getattr(torch, pytestconfig.getoption("--dtype"))
+
+
+@pytest.fixture
+def keys() -> Generator[None, None, None]:
+    """Ctrl-C as Python has it: a program that is started in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

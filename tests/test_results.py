@@ -285,6 +285,7 @@ def test_the_file_of_the_posterior_is_what_arviz_writes(tmp_path, index):
 # ---- an end by a signal --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("keys")
 @pytest.mark.parametrize(("sent", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 0)])
 def test_a_signal_ends_a_fit_with_the_best_so_far(tmp_path, monkeypatch, sent, status):
     calls, handler, report = [], signal.getsignal(signal.SIGTERM), Progress.__call__
@@ -296,9 +297,7 @@ def test_a_signal_ends_a_fit_with_the_best_so_far(tmp_path, monkeypatch, sent, s
             signal.raise_signal(sent)
 
     monkeypatch.setattr(Progress, "__call__", told)
-    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it
     done = run("fit", NILE, "-c", "volume", "--tol", 0, "-o", tmp_path / "out")
-    signal.signal(signal.SIGINT, interrupt)
     assert done.exit_code == status
     assert "interrupted, the best so far" in done.stdout
     assert names(tmp_path / "out") == ["model", "plot.png", "posterior.nc", "states.csv"]

@@ -11,13 +11,11 @@ Concentrations of the priors are 1; the emission's prior is scaled to the data. 
 
 from ..data.series import Series
 from ..fitting.graph import Graph
-from ..fitting.interrupts import interruptible
 from ..fitting.message_passing import fit_graph
 from ..fitting.options import Options
 from ..fitting.result import Result, result_of
 
 
-@interruptible()
 def fit_coupled(graph: Graph, series: Series, options: Options) -> Result:
     """Fit the parameters of several chains; `paths` of the result are the expected uses of each chain's tables."""
     posterior, search = fit_graph(graph, ["labels"] * options.restarts, options, series, -(-options.restarts // 3))

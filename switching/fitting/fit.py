@@ -19,7 +19,6 @@ from .alignment import match_states, state_levels
 from .chain_graph import renumbered
 from .em import EM
 from .initialization import Initialization
-from .interrupts import interruptible
 from .message_passing import fit_vmp
 from .options import Options
 from .posterior import VariationalPosterior
@@ -29,7 +28,6 @@ from .sampling import fit_nuts, fit_svi
 from .search import search
 
 
-@interruptible()
 def fit(problem: Problem, options: Options) -> Result:
     """Fit the parameters of a problem; see `SwitchingSSM.fit`."""
     conjugate = all(isinstance(part.emission, ConjugateEmission) for part in problem.emission.parts)

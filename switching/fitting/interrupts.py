@@ -5,7 +5,7 @@ and inside the blocks. Between blocks a result is assembled, so Ctrl-C waits for
 second Ctrl-C raises at once anywhere. Only the main thread is interrupted.
 
 A module whose import is broken off stays incomplete for the rest of the process. So during an import Ctrl-C waits for
-the next step, whether it is the first or the second.
+the next step, even if it is the second.
 """
 
 import signal

@@ -9,7 +9,6 @@ import torch
 
 from ..fitting.fit import explains_singularity
 from ..fitting.initialization import values_of_model
-from ..fitting.interrupts import interruptible
 from ..fitting.options import Options
 from ..fitting.posterior import ParameterPosterior
 from ..fitting.result import Result, diagnostics
@@ -23,7 +22,6 @@ from .problem import LinearProblem, typical
 from .sampling import draw
 
 
-@interruptible()
 @explains_singularity()
 def fit_linear(problem: LinearProblem, options: Options) -> Result:
     """Fit the parameters of a linear model; see `LinearSSM.fit`."""

@@ -19,7 +19,6 @@ from ..fitting.density import IMPOSSIBLE
 from ..fitting.fit import check_enough, explains_singularity
 from ..fitting.graph import Graph, Points
 from ..fitting.initialization import values_of_model
-from ..fitting.interrupts import interruptible
 from ..fitting.message_passing import Passing
 from ..fitting.options import Options
 from ..fitting.posterior import VariationalPosterior
@@ -36,7 +35,6 @@ from .problem import ORDER, SwitchingLinearProblem
 from .starts import KINDS, labels_of, paths_from, single, warmed
 
 
-@interruptible()
 @explains_singularity()
 def fit_switching_linear(problem: SwitchingLinearProblem, options: Options) -> Result:
     """Fit the parameters of a switching linear model; see `SwitchingLinearSSM.fit`."""

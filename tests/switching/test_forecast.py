@@ -127,8 +127,9 @@ def test_a_number_in_the_place_of_a_series_is_the_number_of_steps():
 
 @pytest.mark.parametrize("batch", [(), (3,)])
 def test_a_fitted_series_needs_only_the_covariates_and_gaps_of_the_steps_to_come(batch):
-    drive, model = torch.randn(*batch, 25, 2).double(), sh.SwitchingSSM(sh.Copy(2, n_covariates=2), sh.Normal(1))
-    x, shape = torch.randn(*batch, 20, 1).double(), (*batch, 20, 2)
+    generator, model = torch.Generator().manual_seed(0), sh.SwitchingSSM(sh.Copy(2, n_covariates=2), sh.Normal(1))
+    drive = torch.randn(*batch, 25, 2, generator=generator, dtype=torch.float64)
+    x, shape = torch.randn(*batch, 20, 1, generator=generator, dtype=torch.float64), (*batch, 20, 2)
     fit = model.fit(x, covariates=drive[..., :20, :], restarts=1, max_steps=3, progress=False)
     expected = fit.model.forecast(x, 5, covariates=drive).mean
     assert_close(fit.forecast(5, covariates=drive[..., 20:, :]).mean, expected, rtol=0, atol=0)

@@ -18,6 +18,8 @@ from samplehold.switching.fitting.interrupts import check_interrupt, interruptib
 from samplehold.switching.fitting.progress import Progress
 from torch.testing import assert_close
 
+pytestmark = pytest.mark.usefixtures("keys")
+
 
 def interrupted_at(monkeypatch, method: str, call: int) -> None:
     """The progress bar of a method is told of a step, and somebody presses the keys."""
@@ -111,14 +113,6 @@ def test_a_run_is_cut_back_to_its_last_whole_sweep(monkeypatch):
 
 
 # ---- at any moment -------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(autouse=True)
-def keys():
-    """Ctrl-C as Python has it: a program that is started in the background ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def pressed_before(monkeypatch, room, name: str, times: int = 1) -> None:

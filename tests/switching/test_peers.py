@@ -1,5 +1,6 @@
 """What users of other libraries type is answered by its name here."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -41,9 +42,8 @@ def test_what_accompanies_a_series_is_told_too():
 def test_a_member_of_a_peer_is_answered_by_ours(word):
     fit = MODEL.fit(X, restarts=1, max_steps=3, progress=False)
     for thing in (fit, fit.model):
-        if not hasattr(thing, word.theirs):
-            with pytest.raises(AttributeError, match=f"has no attribute '{word.theirs}'; here it is "):
-                getattr(thing, word.theirs)
+        with pytest.raises(AttributeError, match=f"has no attribute '{word.theirs}'; here it is "):
+            getattr(thing, word.theirs)
 
 
 @pytest.mark.parametrize("word", CLASSES.values(), ids=CLASSES)
@@ -64,6 +64,19 @@ def test_a_name_that_nobody_has_is_an_attribute_error_without_more():
 )
 def test_the_page_has_every_word(word: Word):
     assert f"| `{word.theirs}` | {word.ours} | {word.of} |" in PAGE
+
+
+def test_a_word_for_an_option_that_a_model_has_not_is_not_given():
+    with pytest.raises(TypeError, match=r"^fit: has no option 'inputs'; it has method, "):
+        sh.LinearSSM(1).fit(X, inputs=X)
+    with pytest.raises(TypeError, match=r"^fit: has no option 'masks' \(here it is NaN in x .*\); it has method, "):
+        sh.LinearSSM(1).fit(X, masks=X)
+
+
+@pytest.mark.parametrize("word", [word for word in CLASSES.values() if "(" in word.ours], ids=lambda word: word.theirs)
+def test_our_classes_are_made_as_written(word):
+    call, names = re.split(", or | and other|, without", word.ours)[0], {name: getattr(sh, name) for name in dir(sh)}
+    eval(call.replace("an emission", "Normal()"), names | {"K": 2, "L": 2, "F": 1, "n": 3})
 
 
 @pytest.mark.parametrize("call", [word.ours for word in MEMBERS.values()])
