@@ -15,6 +15,7 @@ forms.
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from torch.nn.functional import pad
 from ...inference.families import GaussianTables, MarkovTables, MatrixNormalWishart
 from ...inference.message_passing.factor_graph import Factor
 from ...inference.numerics.checks import broadcast_shapes
+from ...inference.numerics.cholesky import cholesky, log_det
 from ..data.series import Series
 from ..dynamics.factors import named
 
@@ -55,7 +57,7 @@ def moves(block: str, chain: str, inside: Tensor, switch: str | None = None) -> 
     def to_chain(paths: GaussianTables, table: Tensor, *switched: MarkovTables) -> GaussianTables:
         n = paths.linear.shape[-1]
         weights = (_shares(switched)[..., 1:] if switched else 1.0) * mask
-        used = _weighted(table, weights, inside, paths)
+        used = _weighted(wide(table, inside).unsqueeze(-2), weights, table.shape[1] == paths.linear.shape[-3])
         first, second, _, precision = MatrixNormalWishart(n + 1).parts(used)
         return GaussianTables(
             pad(first[..., n, :], (0, 0, 1, 0)) - pad(_column(second), (0, 0, 0, 1)),
@@ -70,34 +72,66 @@ def moves(block: str, chain: str, inside: Tensor, switch: str | None = None) -> 
 
 
 def sights(block: str, chain: str, x: Tensor, inside: Tensor, switch: str | None = None) -> Factor:
-    """E log N(x_t; M' u_t, inv(Lambda)) of complete steps, [R, K, P]; steps with a missing feature are left out."""
-    seen = inside * ~x.isnan().any(-1)
-    mask, filled = seen.unsqueeze(-2), torch.where(x.isnan(), 0.0, x).unsqueeze(-3)
-    outer = filled.unsqueeze(-1) * filled.unsqueeze(-2)
+    r"""E log N(x_t; M' u_t, inv(Lambda)), [R, K, P].
+
+    Missing features m of a step are summed out, given the states and the regime. With $\Phi, \Psi, l, \Lambda$ for
+    the expected statistics of the block, this replaces them by those of the other features,
+
+    $$\Phi_o - \Phi_m \Lambda_{mm}^{-1} \Lambda_{mo}, \quad \Psi - \Phi_m \Lambda_{mm}^{-1} \Phi_m^\top, \quad
+    l - \log|\Lambda_{mm}|, \quad \Lambda_{oo} - \Lambda_{om} \Lambda_{mm}^{-1} \Lambda_{mo},$$
+
+    which is a bound, convex in the statistics, and exact at a point. A step without any feature is left out.
+    """
+    seen = ~x.isnan() & (inside > 0).unsqueeze(-1)
+    some = seen.any(-1)
+    mask, filled = some.to(x).unsqueeze(-2), torch.where(seen, x, 0.0).unsqueeze(-3)
+    outer, constant = filled.unsqueeze(-1) * filled.unsqueeze(-2), seen.sum(-1).to(x).unsqueeze(-2) * LOG_2PI / 2
+    partly = bool((some & ~seen.all(-1)).any())
+    patterns, pattern = torch.unique(seen.reshape(-1, x.shape[-1]), dim=0, return_inverse=True)
+
+    def rows(table: Tensor, n: int) -> Tensor:
+        """The block's statistics for each step, [R, *b, K, T, P], or for all steps, [R, *1, K, 1, P]."""
+        if not partly:
+            return wide(table, inside).unsqueeze(-2)
+        each = _without_missing(table, patterns, n)[:, :, pattern]
+        return each.unflatten(2, x.shape[:-1]).movedim(1, -3)
 
     def design(paths: GaussianTables) -> Tensor:
         means, squares = _inputs(paths)
         return _design(means.unsqueeze(-1) * filled.unsqueeze(-2), squares, outer)
 
+    def expected(paths: GaussianTables, table: Tensor) -> Tensor:
+        used, known = design(paths), rows(table, paths.linear.shape[-1] + 1)
+        return ((used * known).sum(-1) if partly else (used @ known.mT).squeeze(-1)) - constant
+
     def elog(paths: GaussianTables, table: Tensor, *switched: MarkovTables) -> Tensor:
-        value = (design(paths) @ wide(table, inside).unsqueeze(-1)).squeeze(-1) - x.shape[-1] * LOG_2PI / 2
+        value = expected(paths, table)
         return value * _shares(switched) if switched else value
 
     def to_block(paths: GaussianTables, table: Tensor, *switched: MarkovTables) -> Tensor:
         weights = (_shares(switched) if switched else 1.0) * mask
-        return _over_sequences(weights.unsqueeze(-2) @ design(paths), table)
+        if not partly:
+            return _over_sequences(weights.unsqueeze(-2) @ design(paths), table)
+        steps = (weights.unsqueeze(-1) * design(paths)).movedim(-3, 1).flatten(2, -2)  # [R, K, N, P]
+        total = steps.new_zeros(*steps.shape[:2], len(patterns), steps.shape[-1]).index_add(2, pattern, steps)
+        with torch.enable_grad():
+            leaf = table.detach().requires_grad_()
+            each = _without_missing(leaf, patterns, paths.linear.shape[-1] + 1)
+        return torch.autograd.grad(each, leaf, total.expand_as(each))[0]
 
     def to_chain(paths: GaussianTables, table: Tensor, *switched: MarkovTables) -> GaussianTables:
         n = paths.linear.shape[-1]
         weights = (_shares(switched) if switched else 1.0) * mask
-        first, second, _, _ = MatrixNormalWishart(n + 1).parts(_weighted(table, weights, inside, paths))
+        used = _weighted(rows(table, n + 1), weights, table.shape[1] == paths.linear.shape[-3])
+        first, second, _, _ = MatrixNormalWishart(n + 1).parts(used)
         linear = (first[..., :n, :] @ filled.unsqueeze(-1)).squeeze(-1) - _column(second)
         return _of_states(linear, -second[..., :n, :n] / 2)
 
     def to_switch(paths: GaussianTables, table: Tensor, *switched: MarkovTables) -> MarkovTables:
-        return _likelihood(elog(paths, table) * mask)
+        return _likelihood(expected(paths, table) * mask)
 
-    return _factor(block, chain, switch, elog, (to_chain, to_block, to_switch), mask)
+    factor = _factor(block, chain, switch, elog, (to_chain, to_block, to_switch), mask)
+    return replace(factor, convex=(block,)) if partly else factor
 
 
 def features(block: str, chain: str, x: Tensor, inside: Tensor, switch: str | None = None) -> Factor:
@@ -236,12 +270,32 @@ def _of_states(linear: Tensor, square: Tensor) -> GaussianTables:
     return GaussianTables(linear, square, None)  # type: ignore[arg-type]
 
 
-def _weighted(table: Tensor, weights: Tensor, inside: Tensor, paths: GaussianTables) -> Tensor:
+def _weighted(rows: Tensor, weights: Tensor, separate: bool) -> Tensor:
     """The parameters of each chain's steps, [R, *b, C, T, P]: its own, or those of all regimes by their weights."""
-    rows = wide(table, inside)
-    if table.shape[1] == paths.linear.shape[-3]:
-        return weights.unsqueeze(-1) * rows.unsqueeze(-2)
-    return (weights.mT @ rows).unsqueeze(-3)
+    if separate:
+        return weights.unsqueeze(-1) * rows
+    if rows.shape[-2] == 1:
+        return (weights.mT @ rows.squeeze(-2)).unsqueeze(-3)
+    return (weights.unsqueeze(-1) * rows).sum(-3, keepdim=True)
+
+
+def _without_missing(table: Tensor, patterns: Tensor, n_inputs: int) -> Tensor:
+    """Statistics [R, K, M, P] without the features that each pattern [M, F] misses, from those of all, [R, K, P]."""
+    first, second, log_volume, precision = MatrixNormalWishart(n_inputs).parts(table.unsqueeze(-2))
+    seen, missing = patterns.to(table), (~patterns).to(table)
+    precision = (precision + precision.mT) / 2  # its message is then symmetric, too
+    both = missing.unsqueeze(-1) * missing.unsqueeze(-2)
+    chol = cholesky(precision * both + torch.diag_embed(seen))  # of the missing features, and 1 elsewhere
+    crossed, between = first * missing.unsqueeze(-2), precision * missing.unsqueeze(-1) * seen.unsqueeze(-2)
+    rest = torch.linalg.solve_triangular(chol, torch.cat([crossed.mT, between], -1), upper=False)
+    of_inputs, of_seen = rest.split([n_inputs, first.shape[-1]], -1)
+    parts = [
+        first * seen.unsqueeze(-2) - of_inputs.mT @ of_seen,
+        second - of_inputs.mT @ of_inputs,
+        log_volume[..., None, None] - log_det(chol)[..., None, None],
+        precision * seen.unsqueeze(-1) * seen.unsqueeze(-2) - of_seen.mT @ of_seen,
+    ]
+    return torch.cat([part.flatten(-2) for part in parts], -1)
 
 
 def _over_sequences(message: Tensor, table: Tensor) -> Tensor:

@@ -79,8 +79,8 @@ class LinearSSM(Model):
     Arguments:
         n_latent: L, the length of the latent vector.
         n_features: F, the length of one observation.
-        observation_noise: "diagonal", a variance for each feature: fits then use steps with some missing features; or
-            "full", a covariance: fits ignore steps with any missing feature.
+        observation_noise: "diagonal", a variance for each feature; or "full", a covariance. Steps with some missing
+            features are used in both.
         structure: the components of one series instead of n_latent, such as `LocalLevel() + Seasonal(12)`. It may be
             the first argument, as in `LinearSSM(LocalLevel())`.
 

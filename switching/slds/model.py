@@ -100,8 +100,8 @@ class SwitchingLinearSSM(Model):
             transitions and emissions the switch chooses.
         recurrent: whether the state chooses the next regime, by logistic regressions; only with one chain.
         common_emission: whether all regimes have the same emission; only with one chain.
-        observation_noise: "diagonal", a variance for each feature: fits then use steps with some missing features; or
-            "full", a covariance: fits ignore steps with any missing feature.
+        observation_noise: "diagonal", a variance for each feature; or "full", a covariance. Steps with some missing
+            features are used in both.
 
     Parameters: `initial_probs` [K] and `transition_probs` [K, K] of the switch, or `recurrence` [K - 1, L] and
     `recurrence_offset` [K, K - 1]; `transition` [K, L, L], to the new state (rows) from the old one,

@@ -75,16 +75,42 @@ def moves(all_moments: list[Moments]) -> Regression:
     return Regression(*(torch.stack(parts).sum(0) for parts in zip(*found, strict=True)))
 
 
-def sights(all_moments: list[Moments], series: list[Tensor], features: list[int]) -> Regression:
-    """Of some features, at the steps that have all of them."""
+class Expected(NamedTuple):
+    """Under a q of coefficients M [L + 1, D] and a precision, or at a point."""
+
+    first: Tensor  # E M Lambda
+    second: Tensor  # E M Lambda M'
+    log_volume: Tensor  # E log |Lambda|
+    precision: Tensor  # E Lambda
+
+
+def at_point(loc: Tensor, covariance: Tensor) -> Expected:
+    """Of coefficients [D, L + 1]."""
+    precision = torch.linalg.inv(covariance)
+    first = loc.mT @ precision
+    return Expected(first, first @ loc, torch.logdet(precision), precision)
+
+
+def sights(
+    all_moments: list[Moments], series: list[Tensor], features: list[int], known: Expected | None = None
+) -> Regression:
+    """Of some features, at the steps that have all of them; or of those that have any, the rest as `known` says."""
     found = []
     for moments, x in zip(all_moments, series, strict=True):
         for t, row in enumerate(x[:, features]):
-            if not row.isnan().any():
-                u = torch.cat([moments.mean[t], torch.ones(1, dtype=x.dtype)])
-                found.append(
-                    (_inputs(moments, t), torch.outer(u, row), torch.outer(row, row), torch.tensor(1.0).double())
-                )
+            missing, u = row.isnan(), torch.cat([moments.mean[t], torch.ones(1, dtype=x.dtype)])
+            if missing.all() or (missing.any() and known is None):
+                continue
+            inputs, constant = _inputs(moments, t), torch.where(missing, 0.0, row)  # y = slope u + constant + noise
+            slope, noise = torch.zeros(len(row), len(u)).double(), torch.zeros(len(row), len(row)).double()
+            if known is not None and missing.any():
+                cov = torch.linalg.inv(known.precision[missing][:, missing])
+                slope[missing] = cov @ known.first[:, missing].mT
+                constant[missing] = -cov @ known.precision[missing][:, ~missing] @ row[~missing]
+                noise[torch.outer(missing, missing)] = cov.flatten()
+            crossed = torch.outer(slope @ u, constant)
+            outputs = slope @ inputs @ slope.mT + crossed + crossed.mT + torch.outer(constant, constant) + noise
+            found.append((inputs, inputs @ slope.mT + torch.outer(u, constant), outputs, ONE))
     return Regression(*(torch.stack(parts).sum(0) for parts in zip(*found, strict=True)))
 
 
@@ -100,14 +126,17 @@ def message(sums: Regression) -> Tensor:
     return torch.cat(parts)
 
 
-def em_step(values: Parameters, series: list[Tensor]) -> Parameters:
-    """Parameters of the greatest expected log-likelihood."""
+def em_step(values: Parameters, series: list[Tensor], known: Expected | None = None) -> Parameters:
+    """Parameters of the greatest expected log-likelihood; `known` fills in missing features, or else the values do."""
     found = [posterior(values, x) for x in series]
-    full = values["observation_noise"].ndim == 2
+    noise_of_x = values["observation_noise"]
+    full = noise_of_x.ndim == 2
     of_moves, noise = peak(moves(found))
     n_features = series[0].shape[-1]
     if full:
-        of_sights, spread = peak(sights(found, series, list(range(n_features))))
+        if known is None:
+            known = at_point(torch.cat([values["emission"], values["emission_offset"].unsqueeze(-1)], -1), noise_of_x)
+        of_sights, spread = peak(sights(found, series, list(range(n_features)), known))
     else:
         each = [peak(sights(found, series, [feature])) for feature in range(n_features)]
         of_sights, spread = torch.cat([loc for loc, _ in each]), torch.cat([s.flatten() for _, s in each])
@@ -132,15 +161,6 @@ def first_message(all_moments: list[Moments]) -> Tensor:
         half = torch.tensor([0.5]).double()
         found.append(torch.cat([moments.mean[0], -half, half, -moments.second[0, :, 0].flatten() / 2]))
     return torch.stack(found).sum(0)
-
-
-class Expected(NamedTuple):
-    """Under a matrix-normal-Wishart q of coefficients M [L + 1, D] and a precision."""
-
-    first: Tensor  # E M Lambda
-    second: Tensor  # E M Lambda M'
-    log_volume: Tensor  # E log |Lambda|
-    precision: Tensor  # E Lambda
 
 
 def expected(q: MatrixNormalWishartParameters) -> Expected:
@@ -178,10 +198,20 @@ def best_path(
         cross[t] += of_moves.first[:-1].mT
         constant = constant + (of_moves.log_volume - of_moves.second[-1, -1] - n_latent * log_2pi) / 2
     for t, row in enumerate(x):
-        if not row.isnan().any():
-            linear[t] += of_sights.first[:-1] @ row - of_sights.second[:-1, -1]
-            square[t] -= of_sights.second[:-1, :-1] / 2
-            rest = of_sights.log_volume - of_sights.second[-1, -1] - row @ of_sights.precision @ row
-            constant = constant + of_sights.first[-1] @ row + (rest - len(row) * log_2pi) / 2
+        missing = row.isnan()
+        if missing.all():
+            continue
+        # a normal density of x_t, of which the missing features are integrated out
+        precision, first, y = of_sights.precision, of_sights.first, row[~missing]
+        # the linear term of y_m is onto_u u - onto_y y
+        onto_u, onto_y = first[:, missing].mT, precision[missing][:, ~missing]
+        cov = torch.linalg.inv(precision[missing][:, missing])
+        second = of_sights.second - onto_u.mT @ cov @ onto_u
+        along = first[:, ~missing] @ y - onto_u.mT @ cov @ onto_y @ y
+        outer = y @ precision[~missing][:, ~missing] @ y - y @ onto_y.mT @ cov @ onto_y @ y
+        linear[t] += along[:-1] - second[:-1, -1]
+        square[t] -= second[:-1, :-1] / 2
+        rest = of_sights.log_volume + torch.logdet(cov) - second[-1, -1] - outer
+        constant = constant + along[-1] + (rest - len(y) * log_2pi) / 2
     found = paths.posterior(linear, square, cross)
     return constant + found.log_normalizer, _moments(found.mean, found.covariance)

@@ -8,10 +8,12 @@ import torch
 from oracles import linear_regressions as textbook
 from oracles.linear_models import FLOAT, draw, model_of
 from samplehold import Autoregression, LinearSSM, LocalLevel
+from samplehold.inference.families import GaussianTables
 from samplehold.switching.fitting.units import Units
 from samplehold.switching.linear.ascent import Ascent
 from samplehold.switching.linear.bases import axes_of, turned
 from samplehold.switching.linear.coordinates import LinearDensity
+from samplehold.switching.linear.learning import graph_of
 from samplehold.switching.linear.priors import families, units_of, weak
 from torch.testing import assert_close
 
@@ -20,13 +22,22 @@ pytestmark = pytest.mark.kernels
 QUIET = {"restarts": 1, "progress": False}
 
 
-def series_of(model: LinearSSM, full: bool, n_sequences: int = 4, n_steps: int = 7) -> torch.Tensor:
-    """With a whole step put out, and where features are apart a single one."""
+def series_of(model: LinearSSM, n_sequences: int = 4, n_steps: int = 7) -> torch.Tensor:
+    """With a missing step, and two steps with a missing feature."""
     x = model.simulate(n_steps, (n_sequences,), seed=0).x.clone()
     x[0, 2] = torch.nan
-    if not full:
-        x[1, 3, 0] = torch.nan
+    x[1, 3, 0] = x[1, 5, -1] = torch.nan
     return x
+
+
+def fresh(model: LinearSSM, x: torch.Tensor) -> textbook.Expected:
+    """The statistics of an observation's regression before any data, under maximum likelihood, in the units of x."""
+    units = units_of(model.emission, model.read(x))
+    graph = graph_of(model.problem(x).in_units(units), GaussianTables(*[torch.zeros(1)] * 3)).at_points(flat=True)
+    point = graph.families["sights"].expected(graph.priors["sights"][0])
+    loc, scale = point.loc.mT * units.unit.unsqueeze(-1), units.unit
+    loc[..., -1] += units.about
+    return textbook.at_point(loc, torch.linalg.inv(point.precision) * scale * scale.unsqueeze(-1))
 
 
 # ---- steps -----------------------------------------------------------------------------------------------------------
@@ -36,10 +47,10 @@ def series_of(model: LinearSSM, full: bool, n_sequences: int = 4, n_steps: int =
 def test_steps_of_expectation_maximisation_are_those_of_the_textbook(full: bool) -> None:
     """Of dense posteriors and regressions; to the ridge that holds what the data leave open."""
     model = model_of(2, 2, full)
-    x, expected = series_of(model, full), model.values
+    x, expected = series_of(model), model.values
     unit = units_of(model.emission, model.read(x)).unit  # in which the latents are turned
     for n_steps in (1, 2, 3):
-        expected = textbook.em_step(expected, list(x))
+        expected = textbook.em_step(expected, list(x), fresh(model, x) if full and n_steps == 1 else None)
         fit = model.fit(x, prior=None, start=model, max_steps=n_steps, **QUIET)
         turn = axes_of(expected["emission"] / unit.unsqueeze(-1))
         shown = turned(expected, turn, torch.zeros(2, dtype=FLOAT))
@@ -51,21 +62,23 @@ def test_steps_of_expectation_maximisation_are_those_of_the_textbook(full: bool)
 def test_steps_of_message_passing_are_those_of_the_textbook() -> None:
     """Natural parameters are the prior's and what dense posteriors under expected parameters add; so is the bound."""
     model = model_of(2, 2, full=True)
-    x = series_of(model, full=True)
+    x = series_of(model)
     etas = weak(2, model.emission, x)
     prior = {name: (family, etas[name][0]) for name, family in families(2).items()}
     moments = [textbook.posterior(model.values, one) for one in x]
+    known = textbook.expected(prior["sights"][0].usual(prior["sights"][1]))
     for n_steps in (1, 2):
         fit = model.fit(x, "vmp", prior=model.prior, start=model, max_steps=n_steps, **QUIET)
         found = {name: eta[0] for name, eta in fit.posterior.blocks.items()}
         messages = {
             "moves": textbook.message(textbook.moves(moments)),
-            "sights": textbook.message(textbook.sights(moments, list(x), [0, 1])),
+            "sights": textbook.message(textbook.sights(moments, list(x), [0, 1], known)),
             "first": textbook.first_message(moments),
         }
         for name, message in messages.items():
             assert_close(found[name], prior[name][1] + message, rtol=1e-9, atol=1e-9, msg=name)
         usual = {name: prior[name][0].usual(eta) for name, eta in found.items()}
+        known = textbook.expected(usual["sights"])
         paths = [textbook.best_path(usual["moves"], usual["sights"], usual["first"], one) for one in x]
         moments = [own for _, own in paths]
         bound = torch.stack([height for height, _ in paths]).sum()
@@ -80,13 +93,12 @@ def test_steps_of_message_passing_are_those_of_the_textbook() -> None:
 def test_the_objective_rises(method: str, full: bool) -> None:
     """At every step, between which the batch leaps and changes its basis."""
     model = model_of(2, 3, full)
-    x = series_of(model, full, 3, 20)
+    x = series_of(model, 3, 20)
     fit = LinearSSM(2, 3, "full" if full else "diagonal").fit(x, method, restarts=1, max_steps=48, progress=False)
     assert float(fit.objective.diff().min()) >= -1e-10 * float(fit.objective.abs().max())
     assert fit.objective[-1] > fit.objective[0]
     if method == "em":
-        whole = x if not full else torch.where(x.isnan().any(-1, keepdim=True), torch.nan, x)
-        problem = fit.model.problem(whole)
+        problem = fit.model.problem(x)
         assert_close(problem.objective(fit.model.values), fit.objective[-1], rtol=1e-9, atol=1e-9)
 
 
@@ -97,7 +109,7 @@ def test_the_objective_rises(method: str, full: bool) -> None:
 @pytest.mark.parametrize("prior", ["weak", None])
 def test_the_maximum_of_em_is_that_of_gradient_ascent(prior: str | None) -> None:
     model = model_of(1, 2, full=False)
-    x = series_of(model, False, 3, 6)
+    x = series_of(model, 3, 6)
     fit = LinearSSM(1, 2).fit(x, prior=prior, restarts=1, start=model, max_steps=600, tol=1e-9, progress=False)
     problem = fit.model.problem(x)
     problem = problem if prior else replace(problem, prior=None)
@@ -113,7 +125,7 @@ def test_the_maximum_of_em_is_that_of_gradient_ascent(prior: str | None) -> None
 
 def test_nothing_depends_on_the_unit_of_x() -> None:
     model = model_of(2, 2, full=False)
-    x = series_of(model, False, 2, 25)
+    x = series_of(model, 2, 25)
     unit, about = torch.tensor([1e6, 1e-3], dtype=FLOAT), torch.tensor([3e7, -5.0], dtype=FLOAT)
     fits = [LinearSSM(2, 2).fit(one, restarts=1, max_steps=32, progress=False) for one in (x, x * unit + about)]
     expected, found = (fit.model for fit in fits)
@@ -153,7 +165,7 @@ def test_a_slow_turn_is_found_from_scratch() -> None:
 
 def test_what_is_fixed_stays() -> None:
     model = model_of(2, 2, full=False)
-    x = series_of(model, False, 2, 15)
+    x = series_of(model, 2, 15)
     held = {name: model.values[name] for name in ("emission", "emission_offset", "observation_noise")}
     for method in ("em", "vmp"):
         fit = LinearSSM(2, 2).fit(x, method, fixed=held, restarts=2, max_steps=20, progress=False)
@@ -172,7 +184,7 @@ def test_what_is_fixed_stays() -> None:
 
 def test_a_fit_goes_on_from_where_another_ended() -> None:
     model = model_of(1, 2, full=False)
-    x = series_of(model, False, 2, 15)
+    x = series_of(model, 2, 15)
     first = LinearSSM(1, 2).fit(x, prior=None, max_steps=10, **QUIET)
     again = LinearSSM(1, 2).fit(x, prior=None, start=first, max_steps=10, **QUIET)
     assert float(again.objective[0]) >= float(first.objective[-1]) - 1e-6
@@ -228,7 +240,7 @@ def test_draws_have_the_moments_of_a_grid(method: str, n_steps: int) -> None:
 @pytest.mark.slow
 def test_the_guide_of_a_table_agrees_with_message_passing() -> None:
     model = model_of(1, 1, full=False)
-    x = series_of(model, False, 2, 10)
+    x = series_of(model, 2, 10)
     about = LinearSSM(1, 1).fit(x, "vmp", restarts=1, progress=False)
     drawn = LinearSSM(1, 1).fit(x, "svi", restarts=1, max_steps=60, progress=False)
     spread = drawn.posterior.draws["transition"].std()

@@ -207,13 +207,15 @@ def test_one_regime_learns_as_a_linear_model_does() -> None:
     assert bool((fit.objective.diff() > -1e-9 * fit.objective.abs()[1:]).all())
 
 
+@pytest.mark.parametrize("noise", ["diagonal", "full"])
 @pytest.mark.parametrize("shared", ["chain per regime", "one chain"])
-def test_missing_values_short_and_constant_series_are_learned_from(shared: str) -> None:
+def test_missing_values_short_and_constant_series_are_learned_from(shared: str, noise: str) -> None:
     generator = torch.Generator().manual_seed(0)
     series = [torch.cat([torch.randn(n, 2, generator=generator), torch.ones(n, 1)], -1) for n in (12, 5)]
     series[0][3:6, 0], series[0][8] = torch.nan, torch.nan
-    model = sh.SwitchingLinearSSM(2, 2, 3, shared)
+    model = sh.SwitchingLinearSSM(2, 2, 3, shared, observation_noise=noise)
     fit = model.fit(series, method="vmp", restarts=1, max_steps=5, progress=False)
+    assert bool((fit.objective.diff() > -1e-9 * fit.objective.abs()[1:]).all())
     assert all(bool(value.isfinite().all()) for value in fit.model.values.values())
     assert fit.model.values["emission"].dtype == torch.float32
 

@@ -20,8 +20,8 @@ def observed(layout: LinearRegimes, values: Parameters, n_steps: int = 6, n: int
     """Draws of the model with missing values and unequal lengths."""
     x = layout.regimes(values).simulate(n_steps, (n,), seed=1).x
     x[1, 2] = torch.nan
-    if layout.n_features > 1 and not layout.full_noise:
-        x[0, 3, 0] = torch.nan
+    if layout.n_features > 1:
+        x[0, 3, 0] = x[1, 1, -1] = torch.nan
     return Series(x, torch.tensor([n_steps, n_steps, n_steps - 2][:n]))
 
 
