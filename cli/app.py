@@ -180,11 +180,18 @@ def fit(
         typer.Option(help="weak: weak priors scaled to the data; none: maximum likelihood, by em."),
     ] = PriorName.WEAK,
     restarts: Annotated[
-        int, typer.Option(help="Starts that are run to convergence; four times as many are tried briefly first.")
+        int,
+        typer.Option(
+            help="Size of the search: for each, four starts are tried briefly, and one rearrangement of the best."
+        ),
     ] = 8,
-    max_steps: Annotated[
-        int, typer.Option(help="Maximum number of steps; for nuts, draws in each of four chains.")
-    ] = 500,
+    max_steps: Annotated[int, typer.Option(help="Maximum number of steps of em, vmp and svi.")] = 500,
+    num_samples: Annotated[
+        int | None, typer.Option(help="Draws of nuts in each of four chains.", show_default="500")
+    ] = None,
+    warmup_steps: Annotated[
+        int | None, typer.Option(help="Draws of nuts that are thrown away first.", show_default="half as many")
+    ] = None,
     tol: Annotated[
         float, typer.Option(help="Stop when the estimated remaining gain is less than this for each row, in nats.")
     ] = 1e-6,
@@ -209,6 +216,8 @@ def fit(
             method=method.value,
             restarts=restarts,
             max_steps=max_steps,
+            num_samples=num_samples,
+            warmup_steps=warmup_steps,
             tol=tol,
             seed=seed,
             prior="weak" if prior is PriorName.WEAK else None,

@@ -181,6 +181,8 @@ def fit_and_write(model: SwitchingSSM, series: TableSeries, out: Path, **options
     with Termination() as termination:
         with termination.interrupts():
             fit = model.fit(observed, **options)
+        from ..switching.views.arviz import netcdf
+
         posterior, states = draws_of(fit, observed), fit.states(observed)
         with replacing(out) as new:
             save_model(fit.model, new / MODEL, notes)
@@ -227,20 +229,6 @@ def draws_of(fit: Fit, observed: Series) -> "az.InferenceData":
         one = draws_data.isel(draw=[0]) if fit.posterior is None else draws_data
         assert one is not None  # `isel` does not work in place here
         return one
-
-
-def netcdf(data: "az.InferenceData") -> bytes:
-    """The bytes of `to_netcdf`, made in memory, because on a full disk the library ends the process."""
-    import netCDF4
-    from xarray.backends import NetCDF4DataStore
-
-    file = netCDF4.Dataset(POSTERIOR, "w", memory=1)
-    file.setncatts(data.attrs)
-    for name in data.groups():
-        group = data[name]
-        packed = {key: {"zlib": True} for key, variable in group.variables.items() if variable.dtype.kind in "biuf"}
-        group.dump_to_store(NetCDF4DataStore(file.createGroup(name)), encoding=packed)
-    return bytes(file.close())
 
 
 def beside(observed: pd.DataFrame, results: pd.DataFrame) -> pd.DataFrame:

@@ -120,12 +120,21 @@ def _step_before(index: pd.Index) -> np.ndarray:
     return rows.shift(fill_value=-1).to_numpy()
 
 
+def _search(restarts: pd.DataFrame) -> str:
+    """How many starts were tried, and how many were run to their end."""
+    if len(restarts) == 1:
+        return "one start"
+    n_whole = sum(end != "left behind" for end in restarts["ended"].tolist())
+    return f"best of {len(restarts)} starts, {n_whole} of them run to the end"
+
+
 def show_diagnostics(console: Console, fit: Fit) -> None:
     """Print how the fit ended, and warnings."""
-    end = "converged" if fit.converged else "not converged: raise --max-steps"
+    more = "--num-samples" if fit.method == "nuts" else "--max-steps"
+    end = "converged" if fit.converged else f"not converged: raise {more}"
     if fit.interrupted:
         end = "interrupted, the best so far"
-    tried = f"{len(fit.restarts)} chains" if fit.method == "nuts" else f"best of {len(fit.restarts)} start(s)"
+    tried = f"{len(fit.restarts)} chains" if fit.method == "nuts" else _search(fit.restarts)
     console.print(
         f"{fit.method.upper()}: objective {float(fit.objective[-1]):.6g} after {fit.steps} steps, {end}; {tried}.",
         soft_wrap=True,

@@ -214,7 +214,7 @@ assert late > 1910
 
 # %%
 em = model.fit(nile, progress=False)
-nuts = model.fit(nile, method="nuts", max_steps=150, progress=False)
+nuts = model.fit(nile, method="nuts", num_samples=150, progress=False)
 assert nuts.converged
 low, upper_state = vmp.model.loc[:, 0].argsort().tolist()
 

@@ -46,7 +46,7 @@ BLUE, RED, GREY = "#1f77b4", "#de4968", "#999999"
 nile = pd.read_csv("data/nile.csv", index_col="year")
 jumps = sh.SwitchingSSM(sh.Copy(2), sh.Normal()).fit(nile, progress=False).model
 drifts = sh.LinearSSM(sh.LocalLevel()).fit(nile, prior=None, progress=False)
-both = sh.SwitchingLinearSSM(2, 1, 1, "one chain", common_emission=True).fit(nile, "vmp", progress=False).model
+both = sh.SwitchingLinearSSM(2, 1, common_emission=True).fit(nile, "vmp", progress=False).model
 print(drifts.model, both, sep="\n\n")
 assert abs(float(drifts.objective[-1]) + 633.4646) < 0.01  # exact diffuse, as in the literature
 
@@ -129,7 +129,7 @@ assert abs(evidence["both, GPB(6)"] - evidence["both, GPB(2)"]) < 1
 # %%
 one = torch.ones(2, 1, 1, dtype=torch.float64)
 noise = torch.tensor([1.0, 10.0], dtype=torch.float64).reshape(2, 1, 1)
-chains = sh.SwitchingLinearSSM(n_regimes=2, n_latent=1).with_values(
+chains = sh.SwitchingLinearSSM(n_regimes=2, n_latent=1, shared="chain per regime").with_values(
     initial_probs=[0.5, 0.5],
     transition_probs=[[0.95, 0.05], [0.05, 0.95]],
     initial_mean=[[0.0], [0.0]],
@@ -208,7 +208,7 @@ turns = torch.tensor(
 transition = torch.cat([turns, unit.expand(2, 2, 2)])
 centers = torch.tensor([[2.0, 0.0], [-2.0, 0.0]], dtype=torch.float64)
 turned = ((unit - turns) @ centers.unsqueeze(-1)).squeeze(-1)
-kind = sh.SwitchingLinearSSM(4, 2, 10, "one chain", recurrent=True, common_emission=True)
+kind = sh.SwitchingLinearSSM(4, 2, 10, recurrent=True, common_emission=True)
 track = kind.with_values(
     initial_probs=[0.25] * 4,
     recurrence=[[100.0, 0.0], [-100.0, 0.0], [0.0, 100.0]],

@@ -414,7 +414,9 @@ class Model(Named, ABC):
         one = self.read(x, horizon=horizon, **given).one(sequence)
         return self.forecast(one, horizon).plot(level=level)
 
-    def to_arviz(self, x: Any, *, draws: int = 100, seed: Seed = 0, **given: Unpack[Given]) -> "az.InferenceData":
+    def to_arviz(
+        self, x: Any, *, draws: int | None = None, seed: Seed = 0, **given: Unpack[Given]
+    ) -> "az.InferenceData":
         """The model at its values and the series x as ArviZ `InferenceData`: see `views.arviz.to_arviz`."""
         from .views.arviz import to_arviz
 

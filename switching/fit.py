@@ -187,6 +187,19 @@ class Fit(Result, Generic[Model]):
 
         return to_arviz(self, self._given(x), **keywords)
 
+    def save_arviz(self, path: str | Path, x: Any = None, **keywords: Any) -> None:
+        """Write `to_arviz(x, ...)` into a netCDF file, completely or not at all; `az.from_netcdf(path)` reads it.
+
+        `InferenceData.to_netcdf` writes the same, but on a full disk it can end the process.
+
+        Raises:
+            OSError: the file cannot be written; an existing file stays unchanged.
+        """
+        from .data.writing import write_output
+        from .views.arviz import netcdf
+
+        write_output(Path(path), netcdf(self.to_arviz(x, **keywords)))
+
     def plot(self, x: Any = None, **keywords: Any) -> "Figure":
         """The series x (default: the fitted series) with state means and bands, the smoothed states and redraws; see
         `model.plot`."""

@@ -348,6 +348,8 @@ class SwitchingSSM(Model):
         batch_size: int | None = None,
         start: Any = None,
         fixed: Any = None,
+        num_samples: int | None = None,
+        warmup_steps: int | None = None,
         **given: Unpack[Given],
     ) -> "Fit[Any]":
         """Fit the parameters to sequences.
@@ -358,12 +360,11 @@ class SwitchingSSM(Model):
                 "svi" and "nuts" use Pyro on the density with the paths summed out. They continue from a fit by message
                 passing, or by EM if the emission has no conjugate prior. SVI has a normal guide in each unconstrained
                 parameter. NUTS draws from the posterior. The last three methods set `Fit.posterior`.
-            restarts: starts that are run to convergence. Four times as many are tried briefly first, of several kinds
-                (see `fitting.starts`); only the most promising ones continue, and others are made by rearranging the
-                states of the best (see `fitting.search`). All run as batches; `Fit.restarts` has a row for each. 1: a
-                single start.
-            max_steps: steps of EM, VMP (at most) or SVI; draws in each of 4 chains of NUTS, after half as many warm-up
-                draws.
+            restarts: the size of the search. Four times as many starts are tried briefly, of several kinds (see
+                `fitting.starts`), and the most promising are run to convergence; then come as many rearrangements of
+                the best one's states (see `fitting.search`). All run as batches; `Fit.restarts` has a row for each. 1:
+                a single start.
+            max_steps: steps of EM, VMP (at most) or SVI.
             tol: a run has converged when its estimated remaining improvement is less than `tol` nats for each observed
                 step.
             seed: of the starts; equal seeds give equal fits.
@@ -380,6 +381,8 @@ class SwitchingSSM(Model):
                 numbers.
             fixed: parameters that are held at these values, by name, e.g. `{"loc": [[0.0], [1.0]]}`. The bound of
                 message passing excludes their prior density.
+            num_samples, warmup_steps: draws in each of 4 chains of NUTS, by default 500, and draws before them that are
+                thrown away, by default half as many.
 
         Returns:
             `Fit`, with `.model` (this model with its values, states in the order of their locations), the trace of the
@@ -391,7 +394,19 @@ class SwitchingSSM(Model):
             TypeError: message passing with an emission that has no conjugate prior.
         """
         options = Options(
-            method, restarts, max_steps, tol, seed, prior, progress, factorization, batch_size, start, fixed
+            method,
+            restarts,
+            max_steps,
+            tol,
+            seed,
+            prior,
+            progress,
+            factorization,
+            batch_size,
+            start,
+            fixed,
+            num_samples,
+            warmup_steps,
         )
         return self._fit(x, given, options)
 

@@ -76,7 +76,7 @@ CLASSES = _by_name(
     Word("CategoricalHMM", "SwitchingSSM(Markov(K), Categorical(n))", "hmmlearn, dynamax"),
     Word("PoissonHMM", "SwitchingSSM(Markov(K), Poisson(F))", "hmmlearn, dynamax"),
     Word("HMM", "SwitchingSSM(Markov(K), an emission)", "ssm"),
-    Word("SLDS", 'SwitchingLinearSSM(K, L, F, "one chain")', "ssm"),
+    Word("SLDS", "SwitchingLinearSSM(K, L, F)", "ssm"),
     Word("LDS", "LinearSSM(L, F)", "ssm"),
     Word("LinearGaussianSSM", "LinearSSM(L, F)", "dynamax"),
     Word("KalmanFilter", "LinearSSM(L, F)", "pykalman"),

@@ -10,6 +10,7 @@ import pytest
 import samplehold as sh
 import torch
 from oracles.coupled import layered_of
+from oracles.effort import effort
 
 LINES, LETTERS = 10, 1000
 
@@ -92,7 +93,9 @@ def test_models_of_many_numbers_and_all_that_they_return_are_short():
 def test_fits_of_many_numbers_are_short_and_notebooks_get_tables():
     model = levels(3, 4)
     x = model.simulate(60, seed=0).x
-    fits = [model.fit(x, method=method, restarts=1, max_steps=5, progress=False) for method in ("em", "vmp", "nuts")]
+    fits = [
+        model.fit(x, method=method, restarts=1, progress=False, **effort(method, 5)) for method in ("em", "vmp", "nuts")
+    ]
     coupled = [
         layered().fit(x[:, :1], method=method, restarts=1, max_steps=5, progress=False) for method in ("em", "vmp")
     ]

@@ -18,11 +18,12 @@ import xarray as xr
 from samplehold import Copy, Normal, SwitchingSSM
 from samplehold.cli import results
 from samplehold.cli.app import app
-from samplehold.cli.console import netcdf, write_figure, write_table
+from samplehold.cli.console import write_figure, write_table
 from samplehold.cli.results import replacing
 from samplehold.switching.data import writing
 from samplehold.switching.fit import Fit
 from samplehold.switching.fitting.progress import Progress
+from samplehold.switching.views.arviz import netcdf
 from typer.testing import CliRunner
 
 NILE = Path(__file__).parents[1] / "notebooks" / "data" / "nile.csv"
@@ -252,6 +253,19 @@ def test_tables_and_figures_are_written_all_or_nothing(tmp_path, monkeypatch):
     assert (tmp_path / "true.csv").read_text() == ",x\n0,1\n"
     assert (tmp_path / "a.png").read_bytes() == before
     assert names(tmp_path) == ["a.png", "link.csv", "true.csv"]
+
+
+def test_a_fit_is_exported_all_or_nothing(tmp_path, monkeypatch):
+    model = SwitchingSSM(Copy(1), Normal(1)).with_values(redraw_prob=0.1, state_probs=[1.0], loc=[[0.0]], scale=[[1.0]])
+    fit, place = model.fit([1.0, 2.0, 4.0], restarts=1, max_steps=2, progress=False), tmp_path / "fit.nc"
+    fit.save_arviz(place, draws=2)
+    xr.testing.assert_identical(az.from_netcdf(place)["smoothed"], fit.to_arviz(draws=2)["smoothed"])
+    before = place.read_bytes()
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space"):
+        fit.save_arviz(place, draws=3)
+    assert place.read_bytes() == before
+    assert names(tmp_path) == ["fit.nc"]
 
 
 def test_a_pipe_is_written_to_and_not_replaced(tmp_path):

@@ -42,7 +42,7 @@ def _fit(begin: Initialization, options: Options, by_messages: bool) -> Result:
     climb = _by_message_passing if by_messages else _by_em
     if options.method in ("em", "vmp"):
         return climb(begin, options)
-    quiet = replace(options, method="vmp" if by_messages else "em", max_steps=500, progress=False)
+    quiet = options.before_draws("vmp" if by_messages else "em")
     start = climb(begin, quiet)
     if start.interrupted:
         return start

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...inference.numerics.randomness import Seed
@@ -11,6 +11,7 @@ from ..seeding import number_of
 
 METHODS = ("em", "vmp", "svi", "nuts")
 TRIALS = 4  # brief runs for each restart
+SAMPLES = 500  # the default number of steps, and of draws in each chain
 KEPT = 0.25  # of the restarts are run to convergence at least
 
 
@@ -24,7 +25,7 @@ class Options:
 
     method: str = "em"
     restarts: int = 8
-    max_steps: int = 500
+    max_steps: int = SAMPLES
     tol: float = 1e-6
     seed: Seed = 0
     prior: str | Mapping[str, Any] | None = "weak"
@@ -33,6 +34,8 @@ class Options:
     batch_size: int | None = None
     start: Any = None
     fixed: Any = None
+    num_samples: int | None = None
+    warmup_steps: int | None = None
     number: int = field(init=False)  # the seed as an integer
 
     def __post_init__(self) -> None:
@@ -48,12 +51,40 @@ class Options:
         if self.fixed is not None:
             check_kind("fixed", self.fixed, Mapping, 'values by name, such as {"loc": [[0.0], [1.0]]}')
         check_choice("factorization", self.factorization, ("structured", "mean_field"))
+        self._check_draws()
         size = self.batch_size
         if size is not None and self.method != "vmp":
             raise ValueError(f'batch_size: got {size}, but method="{self.method}" takes all data; use method="vmp".')
         if size is not None:
             object.__setattr__(self, "batch_size", check_integer("batch_size", size))
         object.__setattr__(self, "number", number_of(self.seed))
+
+    def _check_draws(self) -> None:
+        words = {name: getattr(self, name) for name in ("num_samples", "warmup_steps")}
+        for name, value in words.items():
+            if value is not None and self.method != "nuts":
+                raise ValueError(f'{name}: got {value}, but method="{self.method}" is no sampler; use method="nuts".')
+            if value is not None:
+                object.__setattr__(self, name, check_integer(name, value))
+        if self.method == "nuts" and self.max_steps != SAMPLES:
+            raise ValueError(
+                f'max_steps: got {self.max_steps}, but method="nuts" takes num_samples, the draws of each chain, and '
+                "warmup_steps before them."
+            )
+
+    def before_draws(self, method: str) -> "Options":
+        """Those of the silent fit from which draws start."""
+        return replace(self, method=method, max_steps=SAMPLES, progress=False, num_samples=None, warmup_steps=None)
+
+    @property
+    def n_draws(self) -> int:
+        """The number of draws in each chain of NUTS."""
+        return SAMPLES if self.num_samples is None else self.num_samples
+
+    @property
+    def n_warmup(self) -> int:
+        """The number of draws of each chain of NUTS that are thrown away."""
+        return max(1, self.n_draws // 2) if self.warmup_steps is None else self.warmup_steps
 
     @property
     def n_tried(self) -> int:

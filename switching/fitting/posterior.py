@@ -37,6 +37,7 @@ from .refinement import RELIABLE, draw_posterior
 from .units import Units
 
 DRAWS = 200  # in the average of a prediction
+EXPORTED = 100  # in an export
 
 
 class ParameterPosterior(ABC):
@@ -67,8 +68,10 @@ class ParameterPosterior(ABC):
 
         return posterior_page(self)
 
-    def chains(self, n: int, seed: Seed = 0) -> tuple[Parameters, tuple[int, int]]:
-        """About n draws, one chain after another, with the number of chains and of draws in each."""
+    def chains(self, n: int | None = None, seed: Seed = 0) -> tuple[Parameters, tuple[int, int]]:
+        """About n draws, one chain after another, with the number of chains and of draws in each; None: a default
+        number, or all draws of a sampler."""
+        n = EXPORTED if n is None else n
         return self.sample(n, seed), (1, n)
 
     def interval(self, level: float = 0.9, n: int = 10_000, seed: Seed = 0, correct: bool = True) -> Interval:
@@ -254,15 +257,17 @@ class DrawnParameters(ParameterPosterior):
         which = torch.cat(rounds)[:n]
         return {name: draws.flatten(0, 1)[which] for name, draws in self.draws.items()}
 
-    def chains(self, n: int, seed: Seed = 0) -> tuple[Parameters, tuple[int, int]]:
-        """Evenly spaced draws of each chain."""
+    def chains(self, n: int | None = None, seed: Seed = 0) -> tuple[Parameters, tuple[int, int]]:
+        """Evenly spaced draws of each chain; None: all."""
         which = self.spaced(n)
         drawn = {name: draws[:, which].flatten(0, 1) for name, draws in self.draws.items()}
         return drawn, (next(iter(self.draws.values())).shape[0], len(which))
 
-    def spaced(self, n: int) -> Int[Tensor, "m"]:
+    def spaced(self, n: int | None) -> Int[Tensor, "m"]:
         """The numbers of the draws of each chain that `chains` takes."""
         n_chains, length = next(iter(self.draws.values())).shape[:2]
+        if n is None:
+            return torch.arange(length, device="cpu")
         return torch.linspace(0, length - 1, max(2, min(length, n // n_chains)), device="cpu").round().long()
 
 

@@ -132,12 +132,12 @@ class Chains:
 def run_nuts(
     density: FreeDensity, objective: Callable[[Parameters], Tensor], options: Options, like: Tensor
 ) -> Chains | None:
-    """`max_steps` draws in each chain, after half as many warm-up draws; None: interrupted before a draw.
+    """`num_samples` draws in each chain, after `warmup_steps` others; None: interrupted before a draw.
 
     Chains start at the peak near the density's start, in coordinates in which the curvature there is 1: paths of the
     sampler are short from the first draw.
     """
-    n_draws, n_warmup = options.max_steps, max(1, options.max_steps // 2)
+    n_draws, n_warmup = options.n_draws, options.n_warmup
     chains: list[Chained] = []
     interrupted = False
     with Progress("NUTS", CHAINS * (n_draws + n_warmup), options.progress) as shown:
@@ -176,7 +176,7 @@ def _whitened(density: FreeDensity) -> FreeDensity:
 
 
 def fit_nuts(problem: Problem, options: Options, start: Parameters) -> Result | None:
-    """`max_steps` draws in each chain, after half as many warm-up draws; None: interrupted before a draw."""
+    """`num_samples` draws in each chain, after `warmup_steps` others; None: interrupted before a draw."""
     chains = run_nuts(Density(problem, start), problem.objective, options, problem.series.observations)
     if chains is None:
         return None

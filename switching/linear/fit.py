@@ -67,7 +67,7 @@ def by_climb(problem: LinearProblem, units: Units, options: Options, user_start:
 def by_draws(problem: LinearProblem, units: Units, options: Options, user_start: Parameters | None) -> Outcome:
     """Draws, from the mode of a structure, or from the best q of tables."""
     method = "em" if isinstance(problem.emission, Irregular) else "vmp"
-    quiet = replace(options, method=method, max_steps=500, progress=False)
+    quiet = options.before_draws(method)
     values, posterior, how = by_climb(problem, units, quiet, user_start)
     if how["interrupted"]:
         return values, posterior, how

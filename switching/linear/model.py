@@ -359,6 +359,8 @@ class LinearSSM(Model):
         *,
         start: Any = None,
         fixed: Any = None,
+        num_samples: int | None = None,
+        warmup_steps: int | None = None,
         lengths: Any = None,
     ) -> "Fit[Any]":
         """Fit the parameters to sequences.
@@ -377,6 +379,7 @@ class LinearSSM(Model):
             start: an additional start; with `restarts=1`, the only one. It is a model, a fit, or all values by name.
             fixed: parameters that are held at these values, by name. Fix the tables of the transition together, and
                 those of the emission, of the first state, and the weights of an autoregression.
+            num_samples, warmup_steps: as in `SwitchingSSM.fit`.
 
         Returns:
             `Fit`; latents are rotated so that the columns of the emission are orthogonal, the longest first.
@@ -387,7 +390,19 @@ class LinearSSM(Model):
         by_likelihood = isinstance(self.emission, Irregular) and isinstance(method, str) and method == "em"
         if by_likelihood and isinstance(prior, str) and prior == "weak" and not self._chosen:
             prior = None
-        options = Options(method, restarts, max_steps, tol, seed, prior, progress, start=start, fixed=fixed)
+        options = Options(
+            method,
+            restarts,
+            max_steps,
+            tol,
+            seed,
+            prior,
+            progress,
+            start=start,
+            fixed=fixed,
+            num_samples=num_samples,
+            warmup_steps=warmup_steps,
+        )
         return self._fit(x, {"lengths": lengths}, options)
 
     def _fitted(self, series: Series, options: Options) -> "Fit[Any]":

@@ -96,8 +96,8 @@ class SwitchingLinearSSM(Model):
         n_regimes: K.
         n_latent: L, the length of a state.
         n_features: F, the length of one observation.
-        shared: "chain per regime", K independent chains of which the switch shows one; or "one chain", whose
-            transitions and emissions the switch chooses.
+        shared: "one chain", whose transitions and emissions the switch chooses; or "chain per regime", K independent
+            chains of which the switch shows one.
         recurrent: whether the state chooses the next regime, by logistic regressions; only with one chain.
         common_emission: whether all regimes have the same emission; only with one chain.
         observation_noise: "diagonal", a variance for each feature; or "full", a covariance. Steps with some missing
@@ -120,7 +120,7 @@ class SwitchingLinearSSM(Model):
 
     Example:
         >>> import samplehold as sh, torch
-        >>> model = sh.SwitchingLinearSSM(n_regimes=2, n_latent=1)
+        >>> model = sh.SwitchingLinearSSM(n_regimes=2, n_latent=1, shared="chain per regime")
         >>> one = torch.ones(2, 1, 1)
         >>> model = model.with_values(
         ...     initial_probs=[0.5, 0.5], transition_probs=[[0.95, 0.05], [0.05, 0.95]], initial_mean=[[0.0], [0.0]],
@@ -139,7 +139,7 @@ class SwitchingLinearSSM(Model):
         n_regimes: int,
         n_latent: int,
         n_features: int = 1,
-        shared: str = SHARED[0],
+        shared: str = SHARED[1],
         *,
         recurrent: bool = False,
         common_emission: bool = False,
@@ -165,7 +165,7 @@ class SwitchingLinearSSM(Model):
 
     def _made(self) -> str:
         layout, words = self.layout, []
-        words += [] if not layout.one_chain else ['"one chain"']
+        words += [] if layout.one_chain else [f'"{SHARED[0]}"']
         words += [f"{name}=True" for name in ("recurrent", "common_emission") if getattr(layout, name)]
         words += ['observation_noise="full"'] if layout.full_noise else []
         sizes = f"n_regimes={layout.n_regimes}, n_latent={layout.n_latent}, n_features={layout.n_features}"

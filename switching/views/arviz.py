@@ -25,6 +25,7 @@ from ...inference.numerics.randomness import Seed
 from ...inference.numerics.scalars import check_flag, check_integer
 from ..data.series import Given, Series
 from ..data.timeline import storable, time_index
+from ..fitting.posterior import EXPORTED
 from ..parameters import Parameters, described
 from ..seeding import number_of, seeded
 
@@ -33,7 +34,7 @@ def to_arviz(
     source: Any,
     x: Any,
     *,
-    draws: int = 100,
+    draws: int | None = None,
     seed: Seed = 0,
     predictive: bool = True,
     **given: Unpack[Given],
@@ -42,12 +43,12 @@ def to_arviz(
 
     Models of several chains have one `state_probability_d` for each chain, and a column of `redraw_probability`.
 
-    A fit with a posterior enters by `draws` independent draws from it. Chains of NUTS stay separate; each is thinned
-    evenly, so that there are `draws` draws together. A fit by EM is a point. It enters `posterior` as one chain of
-    `draws` equal draws, the simplest form that ArviZ's functions accept. `az.summary` then shows the point with a
-    standard deviation of 0, and its convergence columns are meaningless. `az.loo` gives the log evidence at the point,
-    the sum of one-step-ahead plug-in densities, with p_loo = 0. It does not account for the fit to the same data, and
-    warns that Pareto's k is infinite, because equal draws have no tail.
+    A fit with a posterior enters by independent draws from it. Chains of NUTS stay separate, with all their draws; if
+    `draws` is given, each is thinned evenly, so that there are `draws` draws together. A fit by EM is a point. It
+    enters `posterior` as one chain of equal draws, the simplest form that ArviZ's functions accept. `az.summary` then
+    shows the point with a standard deviation of 0, and its convergence columns are meaningless. `az.loo` gives the log
+    evidence at the point, the sum of one-step-ahead plug-in densities, with p_loo = 0. It does not account for the fit
+    to the same data, and warns that Pareto's k is infinite, because equal draws have no tail.
 
     Groups (`sequence` only if x is a batch):
         posterior: the parameters (for a variational fit, its `refined` draws), with dims among `state`, `state_new`
@@ -79,18 +80,20 @@ def to_arviz(
         x, lengths, covariates, dt: as in every method of the model; index and columns of pandas objects become the
             coordinates `time`, `feature` and `covariate`.
         draws: the number of posterior draws, or of copies of a point; each has its own series in
-            `posterior_predictive`.
+            `posterior_predictive`. None: all draws of NUTS, otherwise 100.
         seed: of the predictive draws.
         predictive: whether to draw series, for `posterior_predictive` and `replicated`.
 
     Raises:
         ValueError: as `model.smooth`; fewer than 2 draws, which `az.loo` rejects.
     """
-    draws, predictive = check_integer("draws", draws, least=2), check_flag("predictive", predictive)
+    draws = None if draws is None else check_integer("draws", draws, least=2)
+    predictive = check_flag("predictive", predictive)
     fit = source if hasattr(source, "posterior") else _point(source)
     model, series = fit.model, fit.model.read(x, **given).detached()
     if fit.posterior is None:
-        values, shape = {n: v.unsqueeze(0) for n, v in model.values_like(series.observations).items()}, (1, draws)
+        values = {name: value.unsqueeze(0) for name, value in model.values_like(series.observations).items()}
+        shape = 1, EXPORTED if draws is None else draws
     else:
         drawn, shape = fit.posterior.refined.chains(draws, seed)
         values = {name: value.to(series.observations) for name, value in drawn.items()}
@@ -110,6 +113,20 @@ def to_arviz(
         trace["diverging"] = (("chain", "draw"), diverging.cpu().numpy())
     data.add_groups(sample_stats=_dataset(trace, {"step": np.arange(1, len(fit.objective) + 1)}))
     return data
+
+
+def netcdf(data: az.InferenceData) -> bytes:
+    """The bytes of `to_netcdf`, made in memory, because on a full disk the library ends the process."""
+    import netCDF4
+    from xarray.backends import NetCDF4DataStore
+
+    file = netCDF4.Dataset("in memory", "w", memory=1)
+    file.setncatts(data.attrs)
+    for name in data.groups():
+        group = data[name]
+        packed = {key: {"zlib": True} for key, variable in group.variables.items() if variable.dtype.kind in "biuf"}
+        group.dump_to_store(NetCDF4DataStore(file.createGroup(name)), encoding=packed)
+    return bytes(file.close())
 
 
 def _point(model: Any) -> Any:

@@ -24,7 +24,7 @@ from .drawing import (
     new_figure,
     set_title,
 )
-from .figures import ForecastFrame, draw_expected, time_axis, within_support
+from .figures import ForecastFrame, draw_expected, time_axis, which, within_support
 
 
 @torch.no_grad()
@@ -43,7 +43,8 @@ def plot_fit(model: Any, x: Any, *, sequence: int = 0, level: float = 0.9, **giv
         ValueError: as `model.smooth`; no such sequence; level outside (0, 1).
     """
     level = check_probability("level", level, proper=True)
-    series = model.read(x, **given).one(sequence).cpu()
+    whole = model.read(x, **given)
+    series = whole.one(sequence).cpu()
     problem, values = model.product.problem(series), model.values_like(series.observations)
     product = model.product_of(values)
     chain = problem.chain(product)
@@ -54,7 +55,8 @@ def plot_fit(model: Any, x: Any, *, sequence: int = 0, level: float = 0.9, **giv
     n, part = model.n_chains, model.chain_name
     axis = time_axis(series)
     figure, panels = new_figure([*[PANEL] * model.n_features, *[STRIP] * n, *[GATE] * n])
-    set_title(panels[0], f"Observed series, with the mean and {100 * level:g}% band in its smoothed states")
+    title = f"Observed series, with the mean and {100 * level:g}% band in its smoothed states"
+    set_title(panels[0], title + which(whole, sequence))
     draw_expected(panels, (series, axis), (mixture.mean, *ends), axis)
     _draw_strips(panels[-2 * n : -n], axis, [probabilities[f"state_probability_{d}"][0] for d in range(1, n + 1)], part)
     for d, panel in enumerate(panels[-n:]):

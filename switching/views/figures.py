@@ -68,7 +68,8 @@ def plot_fit(model: Any, x: Any, *, sequence: int = 0, level: float = 0.9, **giv
         ValueError: as `model.smooth`; no such sequence; level outside (0, 1).
     """
     level = check_probability("level", level, proper=True)
-    problem, values = _alone(model, model.read(x, **given), sequence)
+    whole = model.read(x, **given)
+    problem, values = _alone(model, whole, sequence)
     every = -(-problem.series.n_steps // MOST_DRAWN)
     emission, seen = model.emission, Smoothing.of(problem, values).thinned(every)
     series = replace(problem.series, observations=problem.series.observations[::every])
@@ -80,7 +81,7 @@ def plot_fit(model: Any, x: Any, *, sequence: int = 0, level: float = 0.9, **giv
     figure, panels = new_figure([*[PANEL] * emission.n_features, STRIP, GATE])
     part = "" if every == 1 else f", 1 step of {every} drawn"
     shown = _shown(emission, f"{100 * level:g}% band")
-    set_title(panels[0], f"Observed series, with {shown} in its smoothed state{part}")
+    set_title(panels[0], f"Observed series, with {shown} in its smoothed state{part}{which(whole, sequence)}")
     draw_features(panels, emission, values, (series, axis), (band, axis), mixture)
     draw_states(panels[-2], axis, seen.state.numpy(), _colors(emission, values))
     draw_gate(panels[-1], axis, seen.gate.numpy(), seen.gate_name)
@@ -140,6 +141,16 @@ def _alone(model: Any, series: Series, sequence: int) -> tuple[Problem, Paramete
     one = series.one(sequence).cpu()
     values = {name: value.detach() for name, value in model.values_like(one.observations).items()}
     return model.problem(one), values
+
+
+def which(series: Series, sequence: int) -> str:
+    """A line that names the sequence of several that a figure shows, and how to see the next."""
+    n = series.n_sequences
+    if n == 1:
+        return ""
+    number = sequence % n
+    name = "" if series.sequences is None else f" {series.sequences[number]}"
+    return f"\nSequence{name}, {number + 1} of {n}; sequence={(number + 1) % n} shows the next"
 
 
 def time_axis(series: Series, horizon: int = 0) -> TimeAxis:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ...inference.numerics.scalars import check_probability
 from ..data.series import Given
 from .drawing import FAINT, INK, PANEL, TimeAxis, draw_steps, name_feature, new_figure, set_title
-from .figures import ForecastFrame, draw_expected, time_axis
+from .figures import ForecastFrame, draw_expected, time_axis, which
 
 LATENT = 1.2  # inches
 MOST_LATENTS = 12
@@ -33,13 +33,15 @@ def plot_fit(model: Any, x: Any, *, sequence: int = 0, level: float = 0.9, **giv
         ValueError: as `model.smooth`; no such sequence; level outside (0, 1).
     """
     level = check_probability("level", level, proper=True)
-    series = model.read(x, **given).one(sequence).cpu()
+    whole = model.read(x, **given)
+    series = whole.one(sequence).cpu()
     smoothed, axis = model.smooth(series), time_axis(series)
     emission, noise, offset = model.emission.sights(model.values_like(series.observations))
     mean = smoothed.mean @ emission.mT + (0.0 if offset is None else offset)
     covariance = emission @ smoothed.covariance @ emission.mT + noise
     figure, panels = new_figure(_heights(model))
-    set_title(panels[0], f"Observed series, with the mean and {100 * level:g}% band of an observation given all of it")
+    title = f"Observed series, with the mean and {100 * level:g}% band of an observation given all of it"
+    set_title(panels[0], title + which(whole, sequence))
     draw_expected(panels, (series, axis), _ends(mean, covariance, level), axis)
     _draw_latents(panels[model.n_features :], model, axis, _ends(smoothed.mean, smoothed.covariance, level))
     axis.mark(panels)

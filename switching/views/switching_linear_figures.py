@@ -14,7 +14,7 @@ from ...inference.numerics.scalars import check_integer, check_probability
 from ..data.series import Given
 from .colors import state_colors
 from .drawing import FAINT, INK, PANEL, STRIP, TimeAxis, draw_states, draw_steps, name_feature, new_figure, set_title
-from .figures import ForecastFrame, draw_expected, time_axis
+from .figures import ForecastFrame, draw_expected, time_axis, which
 from .linear_figures import LATENT, MOST_LATENTS
 
 MARGIN = 0.15  # of the extent of the states, around them
@@ -36,10 +36,12 @@ def plot_fit(model: Any, x: Any, *, sequence: int = 0, level: float = 0.9, **giv
         ValueError: as `model.smooth`; no such sequence; level outside (0, 1).
     """
     level = check_probability("level", level, proper=True)
-    series = model.read(x, **given).one(sequence).cpu()
+    whole = model.read(x, **given)
+    series = whole.one(sequence).cpu()
     smoothed, axis = model.smooth(series), time_axis(series)
     figure, panels = new_figure(_heights(model))
-    set_title(panels[0], f"Observed series, with the mean and {100 * level:g}% band of an observation given all of it")
+    title = f"Observed series, with the mean and {100 * level:g}% band of an observation given all of it"
+    set_title(panels[0], title + which(whole, sequence))
     mean, variance = expected(model, smoothed)
     reach = float(ndtri((1 + level) / 2))
     ends = mean, mean - reach * variance.sqrt(), mean + reach * variance.sqrt()
@@ -102,7 +104,7 @@ def plot_flow(model: Any, x: Any = None, *, sequence: int = 0, points: int = 20,
     k, recurrent = model.n_states, model.layout.recurrent
     colors = state_colors(np.arange(k))
     n = 1 if recurrent else k
-    figure = Figure(figsize=(4.6 * n, 4.4), layout="constrained")
+    figure = Figure(figsize=(5.4 if recurrent else 4.6 * n, 4.4), layout="constrained")
     panels = figure.subplots(1, n, sharex=True, sharey=True, squeeze=False)[0]
     chosen = torch.zeros(len(grid), dtype=torch.long, device="cpu")
     if recurrent:
@@ -121,7 +123,7 @@ def plot_flow(model: Any, x: Any = None, *, sequence: int = 0, points: int = 20,
         panel.set_title("Where the next regime carries a state" if recurrent else f"Regime {place}", fontsize=10)
     panels[0].set_ylabel("latent 1")
     if recurrent:
-        panels[0].legend(loc="upper right", fontsize=8)
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=8)
     return figure
 
 

@@ -51,7 +51,7 @@ def right(state: Tensor, path: Tensor) -> float:
 def two_chains() -> SwitchingLinearSSM:
     one = torch.ones(2, 1, 1, dtype=torch.float64)
     noise = torch.tensor([2.0, 10.0], dtype=torch.float64).reshape(2, 1, 1)
-    return SwitchingLinearSSM(2, 1).with_values(
+    return SwitchingLinearSSM(2, 1, shared="chain per regime").with_values(
         initial_probs=[0.5, 0.5],
         transition_probs=[[0.95, 0.05], [0.05, 0.95]],
         initial_mean=[[0.0], [0.0]],
@@ -78,7 +78,11 @@ def learning(lengths: Sequence[int]) -> None:
                 fits = []
                 for seed in range(N_SEEDS):
                     start = time.process_time()
-                    fits.append(SwitchingLinearSSM(2, 1).fit(some.x, method, seed=seed, progress=False))
+                    fits.append(
+                        SwitchingLinearSSM(2, 1, shared="chain per regime").fit(
+                            some.x, method, seed=seed, progress=False
+                        )
+                    )
                     seconds.append(time.process_time() - start)
                 found = [right(fit.model.smooth(some.x).state, some.path) for fit in fits]
                 ends = [fit.loglik for fit in fits]
@@ -106,7 +110,7 @@ def track() -> SwitchingLinearSSM:
     around = torch.tensor([center for _, center in turns], dtype=torch.float64)
     drifts = torch.tensor([[-0.25, 0.0], [0.1, 0.0]], dtype=torch.float64)
     emission = torch.from_numpy(np.random.default_rng(0).normal(size=(10, 2)))
-    return SwitchingLinearSSM(4, 2, 10, "one chain", recurrent=True, common_emission=True).with_values(
+    return SwitchingLinearSSM(4, 2, 10, recurrent=True, common_emission=True).with_values(
         initial_probs=[0.25] * 4,
         recurrence=[[100.0, 0.0], [-100.0, 0.0], [0.0, 100.0]],
         recurrence_offset=[[-200.0, -200.0, 0.0]] * 4,
@@ -172,7 +176,7 @@ def laps(figures: bool) -> None:
     print(f"| true values | | {100 * right(found.state, drawn.path):.1f} % | {r2:.4f} | | | |", flush=True)
     best, height = truth, -math.inf
     for recurrent in (True, False):
-        model = SwitchingLinearSSM(4, 2, 10, "one chain", recurrent=recurrent, common_emission=True)
+        model = SwitchingLinearSSM(4, 2, 10, recurrent=recurrent, common_emission=True)
         for seed in range(TRACK_SEEDS):
             start = time.perf_counter()
             fit = model.fit(drawn.x, "vmp", restarts=TRACK_RESTARTS, seed=seed, progress=False)

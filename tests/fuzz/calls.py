@@ -16,6 +16,7 @@ import samplehold as sh
 import torch
 from oracles.action_histories import every_history, every_run
 from oracles.coupled import factorial_of, layered_of
+from oracles.effort import effort
 from oracles.machines import random_machine
 from reference import close
 from samplehold.inference.scans.gated.op import gated_scan
@@ -532,12 +533,12 @@ def _(r: Draw) -> Call:
 def _(r: Draw) -> Call:
     r.batch = r.one((), (2,))
     dynamics, emission, moves, made = _parts(r)
-    x = _x(r, emission, T=8)
+    x, method = _x(r, emission, T=8), r.one("nuts", "svi", "svi", "svi")
     given: dict[str, Any] = {
         "x": torch.where(x.isnan(), x.new_ones(()), x),
-        "method": r.one("nuts", "svi", "svi", "svi"),
+        "method": method,
         "restarts": 1,
-        "max_steps": 4,
+        **effort(method, 4),
         "seed": r.seed(),
         "prior": "weak",
         "progress": False,

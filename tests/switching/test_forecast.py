@@ -113,7 +113,7 @@ def test_a_number_in_the_place_of_a_series_is_the_number_of_steps():
     """Of fits of all kinds of models, which are the same record."""
     x = torch.randn(30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     linear = sh.LinearSSM(1, 1).fit(x, restarts=1, max_steps=1, progress=False)
-    switching = sh.SwitchingLinearSSM(2, 1).with_values(values_of(LinearRegimes(2, 1, 1)))
+    switching = sh.SwitchingLinearSSM(2, 1, shared="chain per regime").with_values(values_of(LinearRegimes(2, 1, 1)))
     for model in (linear.model, switching, random_model("copy", "poisson")):
         counts = x.abs().round().unsqueeze(-1).expand(-1, model.n_features)
         fit, expected = replace(linear, model=model, series=model.read(counts)), model.forecast(counts, 4).mean

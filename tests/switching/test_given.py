@@ -7,6 +7,7 @@ import pytest
 import samplehold as sh
 import torch
 from oracles.coupled import factorial_of
+from oracles.effort import effort
 from oracles.models import KINDS, drive, random_model
 from torch.testing import assert_close
 
@@ -113,7 +114,7 @@ def test_what_is_fixed_is_held_by_every_method(monkeypatch, x, method, fixed):
 
     monkeypatch.setattr(sampling, "CHAINS", 1)
     steps = 500 if method in ("em", "vmp") else 4
-    fit = MODEL.fit(x, method, fixed=fixed, restarts=2, max_steps=steps, progress=False)
+    fit = MODEL.fit(x, method, fixed=fixed, restarts=2, progress=False, **effort(method, steps))
     given = {name: torch.tensor(value, dtype=torch.float64) for name, value in fixed.items()}
     expected = TRUTH.with_values(TRUTH.describe() | given)
     for name in fixed:
@@ -221,7 +222,7 @@ def test_a_single_number_and_probabilities_of_zero_can_be_held(monkeypatch, meth
         (symbols, (x > 2).long(), {"probs": [[1.0, 0.0], [0.2, 0.8]]}),
     ]
     for model, series, fixed in cases:
-        fit = model.fit(series, method, fixed=fixed, max_steps=steps, restarts=2, progress=False)
+        fit = model.fit(series, method, fixed=fixed, restarts=2, progress=False, **effort(method, steps))
         for name, value in fixed.items():
             assert_close(fit.model.values[name], torch.tensor(value, dtype=torch.float64), rtol=0, atol=0)
         assert bool(fit.objective.isfinite().all())

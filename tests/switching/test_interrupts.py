@@ -11,6 +11,7 @@ import pytest
 import samplehold as sh
 import torch
 from oracles.coupled import factorial_of
+from oracles.effort import effort
 from samplehold.inference.message_passing.engine import VMP
 from samplehold.switching.fitting import fit as fits
 from samplehold.switching.fitting import sampling, search
@@ -63,7 +64,7 @@ def test_a_fit_keeps_its_steps(monkeypatch, method, call, steps):
 def test_chains_keep_as_many_draws_as_make_a_rectangle(monkeypatch, call, shape):
     """Of each chain 5 steps of warm-up and 10 draws: told of every step after its draw was kept."""
     interrupted_at(monkeypatch, "nuts", call)
-    fit = MODEL.fit(levels(), "nuts", restarts=2, max_steps=10, progress=False)
+    fit = MODEL.fit(levels(), "nuts", restarts=2, num_samples=10, progress=False)
     assert fit.interrupted
     assert fit.posterior.draws["loc"].shape[:2] == shape
     assert len(fit.objective) == shape[0] * shape[1]
@@ -77,7 +78,8 @@ def test_before_the_first_draw_there_is_the_start(monkeypatch, method, call):
         monkeypatch.setattr(pyro.infer.SVI, "step", lambda self: (_ for _ in ()).throw(KeyboardInterrupt()))
     else:
         interrupted_at(monkeypatch, method, call)
-    fit = MODEL.fit(levels(), "nuts" if method == "vmp" else method, restarts=2, max_steps=10, progress=False)
+    method = "nuts" if method == "vmp" else method
+    fit = MODEL.fit(levels(), method, restarts=2, progress=False, **effort(method, 10))
     assert fit.interrupted
     assert fit.method == "vmp"  # what it is: the fit from which the sampler would have gone on
     assert fit.posterior is not None
@@ -140,7 +142,7 @@ def pressed_before(monkeypatch, room, name: str, times: int = 1) -> None:
 )
 def test_a_press_while_the_result_is_put_together_loses_nothing(monkeypatch, method, room, name):
     pressed_before(monkeypatch, room, name)
-    fit = MODEL.fit(levels(), method, restarts=2, max_steps=3 if method == "nuts" else 20, progress=False)
+    fit = MODEL.fit(levels(), method, restarts=2, progress=False, **effort(method, 3 if method == "nuts" else 20))
     assert all(bool(value.isfinite().all()) for value in fit.model.values.values())
     if (method, name) == ("svi", "result_of"):  # the start from which it would have gone on
         assert (fit.method, fit.interrupted) == ("vmp", True)

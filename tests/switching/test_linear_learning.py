@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from oracles import linear_regressions as textbook
+from oracles.effort import effort
 from oracles.linear_models import FLOAT, draw, model_of
 from samplehold import Autoregression, LinearSSM, LocalLevel
 from samplehold.inference.families import GaussianTables
@@ -229,7 +230,7 @@ def test_draws_have_the_moments_of_a_grid(method: str, n_steps: int) -> None:
     irregular, own = (table.flatten() for table in torch.meshgrid(axis, axis, indexing="ij"))
     heights = level.problem(x).objective({"sigma2.irregular": irregular.square(), "sigma2.level": own.square()})
     weights = heights.softmax(0)
-    fit = level.fit(x, method, prior=level.prior, restarts=1, max_steps=n_steps, progress=False)
+    fit = level.fit(x, method, prior=level.prior, restarts=1, progress=False, **effort(method, n_steps))
     drawn = {name: value.sqrt().flatten() for name, value in fit.posterior.draws.items()}
     for name, table in (("sigma2.irregular", irregular), ("sigma2.level", own)):
         mean = float(weights @ table)

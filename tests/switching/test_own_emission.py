@@ -7,6 +7,7 @@ import pyro.distributions as dist
 import pytest
 import samplehold as sh
 import torch
+from oracles.effort import effort
 from samplehold.inference.families import Gamma
 from samplehold.switching.emissions.ascent import ascend
 from samplehold.switching.emissions.contract import Representative
@@ -181,7 +182,7 @@ def test_a_climb_keeps_what_it_cannot_better():
 @pytest.mark.parametrize(("method", "steps"), [("svi", 200), ("nuts", 15)])
 def test_pyro_goes_on_from_em(method, steps):
     model, x = sh.SwitchingSSM(sh.Copy(2), Laplace(1)), levels()
-    fit = model.fit(x, method, restarts=2, max_steps=steps, progress=False)
+    fit = model.fit(x, method, restarts=2, progress=False, **effort(method, steps))
     draws = fit.posterior.draws
     assert set(draws) == {"redraw_prob", "state_probs", "loc", "scale"}
     assert bool((draws["scale"] > 0).all())

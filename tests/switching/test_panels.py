@@ -110,6 +110,8 @@ def test_every_verb_takes_a_panel():
     assert torch.equal(fit.objective, other.objective)
     assert fit.states(frame).index.equals(frame.index)
     assert fit.plot(frame, sequence=1).axes
+    title = fit.plot(frame, sequence=1).axes[0].get_title(loc="left")
+    assert f"Sequence {fit.series.sequences[1]}, 2 of {fit.series.n_sequences}" in title
     assert fit.to_arviz(frame, draws=2).smoothed["sequence"].values.tolist() == list(PARTS)
 
 

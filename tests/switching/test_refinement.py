@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import samplehold as sh
 import torch
+from oracles.effort import effort
 from oracles.models import KINDS, drive, random_model
 from samplehold.switching.fitting import refinement, sampling
 from samplehold.switching.fitting.density import Density, Whitened
@@ -121,7 +122,8 @@ def test_they_are_as_wide_as_those_of_nuts(monkeypatch):
     x = truth.simulate(60, seed=0).x
     model = sh.SwitchingSSM(sh.Copy(2), sh.Normal(1))
     fits = {
-        method: model.fit(x, method, max_steps=200, restarts=2, progress=False) for method in ("vmp", "svi", "nuts")
+        method: model.fit(x, method, restarts=2, progress=False, **effort(method, 200))
+        for method in ("vmp", "svi", "nuts")
     }
     exact = fits["nuts"].posterior
     assert exact.refined is exact
@@ -190,7 +192,7 @@ def test_divergences_are_reported(monkeypatch):
 
     monkeypatch.setattr(sampling, "CHAINS", 2)
     x = torch.cat([torch.zeros(20), torch.full((20,), 5.0)]).double()[:, None] + torch.arange(40)[:, None] % 3 * 0.3
-    fit = sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)).fit(x, "nuts", max_steps=12, restarts=1, progress=False)
+    fit = sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)).fit(x, "nuts", num_samples=12, restarts=1, progress=False)
     assert fit.posterior.diverging.shape == (2, 12)
     assert fit.reason.startswith(("converged", "not converged"))
     data = fit.to_arviz(x, draws=12)

@@ -1,10 +1,14 @@
 """SVI and NUTS on the collapsed density, beside message passing, on data that identify the parameters well."""
 
+import re
+
+import arviz as az
 import matplotlib.pyplot as plt
 import pytest
 import samplehold as sh
 import torch
 from examples import slow
+from oracles.effort import effort
 from oracles.models import KINDS, drive, random_model
 from samplehold.switching.fitting import sampling
 from torch.testing import assert_close
@@ -25,7 +29,7 @@ def fits():
     monkeypatch = pytest.MonkeyPatch()
     monkeypatch.setattr(sampling, "CHAINS", 2)
     found = {
-        method: model.fit(x, method=method, max_steps=steps, restarts=1, progress=False)
+        method: model.fit(x, method=method, restarts=1, progress=False, **effort(method, steps))
         for method, steps in (("vmp", 100), ("svi", 120), ("nuts", 150))
     }
     monkeypatch.undo()
@@ -62,6 +66,50 @@ def test_each_has_its_draws_and_its_trace_in_arviz_and_a_figure(fits, method):
     figure = fit.plot(x)
     assert len(figure.axes) >= 3
     plt.close(figure)
+
+
+@pytest.mark.slow
+def test_every_draw_of_nuts_is_exported(fits):
+    x, fit = fits[0], fits[1]["nuts"]
+    data, (n_chains, n_draws) = fit.to_arviz(x), fit.posterior.draws["redraw_prob"].shape
+    assert (n_chains, n_draws) == (2, 150)
+    assert dict(data["posterior"].sizes)["draw"] == n_draws
+    assert data["log_likelihood"]["x"].shape[:2] == (n_chains, n_draws)
+    assert data["sample_stats"]["diverging"].shape == (n_chains, n_draws)
+    assert az.loo(data).n_samples == n_chains * n_draws
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"method": "nuts", "max_steps": 10}, "takes num_samples, the draws of each chain, and warmup_steps"),
+        ({"method": "svi", "num_samples": 10}, 'num_samples: got 10, but method="svi" is no sampler'),
+        ({"method": "em", "warmup_steps": 10}, 'warmup_steps: got 10, but method="em" is no sampler'),
+        ({"method": "nuts", "num_samples": 0}, "num_samples: got 0"),
+        ({"method": "nuts", "warmup_steps": 2.5}, "warmup_steps"),
+    ],
+)
+def test_draws_are_counted_in_their_own_words(options, said):
+    for model in (sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)), sh.LinearSSM(sh.LocalLevel())):
+        with pytest.raises((ValueError, TypeError), match=re.escape(said)):
+            model.fit(torch.randn(20, 1), progress=False, **options)
+
+
+def test_a_chain_has_the_draws_and_the_warmup_that_it_is_given(monkeypatch):
+    monkeypatch.setattr(sampling, "CHAINS", 1)
+    asked = []
+
+    class Watched(sampling.MCMC):
+        def __init__(self, kernel, num_samples, warmup_steps, **keywords):
+            asked.append((num_samples, warmup_steps))
+            super().__init__(kernel, num_samples, warmup_steps, **keywords)
+
+    monkeypatch.setattr(sampling, "MCMC", Watched)
+    model, x = sh.SwitchingSSM(sh.Copy(1), sh.Normal(1)), torch.tensor([0.1, -0.3, 0.5, 0.2])
+    fit = model.fit(x, "nuts", restarts=1, num_samples=4, warmup_steps=3, progress=False)
+    model.fit(x, "nuts", restarts=1, num_samples=4, progress=False)
+    assert asked == [(4, 3), (4, 2)]
+    assert fit.posterior.draws["loc"].shape[:2] == (1, 4)
 
 
 @pytest.mark.slow
@@ -110,7 +158,7 @@ def test_every_kind_of_model_can_be_sampled(dynamics, emission, method, steps, m
     monkeypatch.setattr(sampling, "CHAINS", 1)
     model, keywords = random_model(dynamics, emission, seed=1), drive(dynamics, (), 30)
     x = model.simulate(30, seed=0, **keywords).x
-    fit = model.fit(x, method, restarts=1, max_steps=steps, progress=False, **keywords)
+    fit = model.fit(x, method, restarts=1, progress=False, **effort(method, steps), **keywords)
     assert fit.method == method
     for name, parameter in model.known.items():
         assert bool(parameter.support.check(fit.posterior.mean[name]).all()), name
@@ -123,7 +171,7 @@ def test_draws_are_the_same_in_any_unit():
     x = torch.tensor([0.3, -0.2, 0.1, 4.2, 3.9, 4.4, 0.0, 0.2], dtype=torch.float64)[:, None]
     model = sh.SwitchingSSM(sh.Markov(2), sh.MultivariateNormal(1))
     for method in ("svi", "nuts"):
-        one, other = (model.fit(y, method, restarts=1, max_steps=3, progress=False) for y in (x, 1e6 * x + 1e6))
+        one, other = (model.fit(y, method, restarts=1, progress=False, **effort(method, 3)) for y in (x, 1e6 * x + 1e6))
         assert_close((other.posterior.draws["loc"] - 1e6) / 1e6, one.posterior.draws["loc"], rtol=1e-6, atol=1e-6)
         assert_close(other.posterior.draws["precision"] * 1e12, one.posterior.draws["precision"], rtol=1e-5, atol=1e-6)
     last = {name: value[-1, -1] for name, value in other.posterior.draws.items()}

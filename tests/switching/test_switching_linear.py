@@ -35,11 +35,15 @@ def model_of(layout: LinearRegimes) -> sh.SwitchingLinearSSM:
     return model.with_values(values_of(layout))
 
 
+def chains() -> sh.SwitchingLinearSSM:
+    return sh.SwitchingLinearSSM(2, 1, shared="chain per regime")
+
+
 def two_chains() -> sh.SwitchingLinearSSM:
     """One that holds on, and one that jumps about: easy to tell."""
     one = torch.ones(2, 1, 1, dtype=torch.float64)
     none = torch.zeros(2, 1, dtype=torch.float64)
-    return sh.SwitchingLinearSSM(2, 1).with_values(
+    return chains().with_values(
         initial_probs=[0.5, 0.5],
         transition_probs=[[0.97, 0.03], [0.03, 0.97]],
         initial_mean=none,
@@ -150,7 +154,7 @@ def test_files_hold_the_model(kind: str, tmp_path) -> None:
 def test_a_fit_finds_regimes_that_are_easy_to_tell() -> None:
     model = two_chains()
     drawn = model.simulate(200, (2,), seed=5)
-    fit = sh.SwitchingLinearSSM(2, 1).fit(drawn.x, method="vmp", restarts=1, max_steps=30, progress=False)
+    fit = chains().fit(drawn.x, method="vmp", restarts=1, max_steps=30, progress=False)
     found = fit.smooth().state.argmax(-1)
     right = (found == drawn.path).double().mean()
     assert max(float(right), 1 - float(right)) > 0.9
@@ -160,7 +164,7 @@ def test_a_fit_finds_regimes_that_are_easy_to_tell() -> None:
 
 def test_a_fit_does_not_depend_on_the_unit() -> None:
     x = two_chains().simulate(60, seed=5).x
-    model = sh.SwitchingLinearSSM(2, 1)
+    model = chains()
     fit, other = (model.fit(c * x + c, restarts=1, max_steps=5, progress=False) for c in (1.0, 1e6))
     volume = x.numel() * math.log(1e6)
     torch.testing.assert_close(other.objective + volume, fit.objective, rtol=0, atol=1e-5)
@@ -169,7 +173,7 @@ def test_a_fit_does_not_depend_on_the_unit() -> None:
 
 def test_a_posterior_has_the_regimes_in_the_order_of_the_model() -> None:
     x = two_chains().simulate(60, seed=5).x
-    fit = sh.SwitchingLinearSSM(2, 1).fit(x, method="vmp", restarts=1, max_steps=3, progress=False)
+    fit = chains().fit(x, method="vmp", restarts=1, max_steps=3, progress=False)
     for name, mean in fit.posterior.mean.items():
         assert torch.equal(mean, fit.model.values[name])
     shares = fit.smooth().state.sum(0)
@@ -181,13 +185,13 @@ def test_own_starts_keep_their_numbers() -> None:
     drawn = two_chains().simulate(80, seed=5)
     for begin in (1 - drawn.path, two_chains()):
         options = {"start": begin, "restarts": 1, "max_steps": 2, "progress": False}
-        found = sh.SwitchingLinearSSM(2, 1).fit(drawn.x, **options).smooth().state.argmax(-1)
+        found = chains().fit(drawn.x, **options).smooth().state.argmax(-1)
         same = float((found == drawn.path).double().mean())
         assert (1 - same if isinstance(begin, torch.Tensor) else same) > 0.7
 
 
 def test_options_that_there_are_none_of() -> None:
-    model, x = sh.SwitchingLinearSSM(2, 1), torch.zeros(9)
+    model, x = chains(), torch.zeros(9)
     for options, said in (
         ({"method": "nuts"}, "method: got 'nuts'"),
         ({"prior": "own"}, "prior: got"),
@@ -279,7 +283,7 @@ def test_gibbs_draws_agree_with_enumeration() -> None:
 
 def test_summaries_say_what_is_approximate() -> None:
     x = two_chains().simulate(60, seed=1).x
-    model = sh.SwitchingLinearSSM(2, 1)
+    model = chains()
     by_em, by_vmp = (
         model.fit(x, method=method, restarts=1, max_steps=3, progress=False).summary() for method in ("em", "vmp")
     )
@@ -294,7 +298,7 @@ def test_an_interrupted_fit_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) -
         raise KeyboardInterrupt
 
     monkeypatch.setattr(starts, "annealed", pressed)
-    fit = sh.SwitchingLinearSSM(2, 1).fit(two_chains().simulate(40, seed=5).x, restarts=2, progress=False)
+    fit = chains().fit(two_chains().simulate(40, seed=5).x, restarts=2, progress=False)
     assert fit.interrupted
     assert "interrupted" in fit.reason
     assert bool(fit.smooth().elbo.isfinite())
@@ -305,9 +309,16 @@ def test_a_single_start_may_stand_without_a_list() -> None:
     assert torch.equal(model.smooth(x, starts="annealed").state, model.smooth(x, starts=["annealed"]).state)
 
 
+def test_one_chain_that_switches_is_the_default() -> None:
+    assert sh.SwitchingLinearSSM(2, 2, 2).layout == sh.SwitchingLinearSSM(2, 2, 2, "one chain").layout
+    assert "chain per regime" in repr(sh.SwitchingLinearSSM(2, 2, 2, shared="chain per regime"))
+    assert "shared" not in repr(sh.SwitchingLinearSSM(2, 2, 2))
+    sh.SwitchingLinearSSM(2, 1, recurrent=True)
+
+
 def test_bad_input_is_told_by_name() -> None:
     with pytest.raises(ValueError, match="recurrent: got True, but only regimes of"):
-        sh.SwitchingLinearSSM(2, 1, recurrent=True)
+        sh.SwitchingLinearSSM(2, 1, shared="chain per regime", recurrent=True)
     with pytest.raises(ValueError, match="shared: got 'one'"):
         sh.SwitchingLinearSSM(2, 1, shared="one")
     with pytest.raises(ValueError, match="recurrent: got True with a single regime"):
@@ -328,7 +339,7 @@ def test_bad_input_is_told_by_name() -> None:
     with pytest.raises(ValueError, match="emission: missing"):
         model.with_values({name: value for name, value in model.values.items() if name != "emission"})
     with pytest.raises(ValueError, match="model: has no parameter values yet"):
-        sh.SwitchingLinearSSM(2, 1).smooth(torch.zeros(5))
+        chains().smooth(torch.zeros(5))
     with pytest.raises(ValueError, match=r"x: got 2 feature\(s\)|x: got shape"):
         model.smooth(torch.zeros(5, 2))
     with pytest.raises(ValueError, match="covariates: got some"):
