@@ -1,6 +1,7 @@
 """Chains whose weights lie far apart, against recursions in logarithms: right to the rounding of the weights' size."""
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -8,12 +9,18 @@ from oracles import log_paths
 from samplehold.inference.chains.contract import Chain
 from samplehold.inference.chains.copy import plain as plain_form
 from samplehold.inference.chains.copy.chain import CopyChain
+from samplehold.inference.chains.factored_copy.chain import FactoredCopyChain
 from samplehold.inference.chains.markov.chain import MarkovChain
+from samplehold.inference.numerics.costs import kernels
 from torch import Tensor
 
-pytestmark = pytest.mark.kernels
-
 DTYPES = [torch.float32, torch.float64]
+
+
+@pytest.fixture(autouse=True, params=["kernels", "plain"])
+def _form(request: pytest.FixtureRequest) -> Iterator[None]:
+    with kernels("always" if request.param == "kernels" else "never"):
+        yield
 
 
 def mixed(size: float, probability: float, generator: torch.Generator, *shape: int) -> Tensor:
@@ -123,7 +130,7 @@ def test_entropy_beside_a_step_that_can_only_be_drawn_or_held(power, dtype, draw
 def test_a_total_beyond_the_dtype_is_refused(weight):
     x, zero = torch.full((20, 2), weight), torch.zeros(2)
     for chain in (CopyChain(zero, x, x), MarkovChain(zero, torch.zeros(2, 2), x)):
-        for ask in (chain.log_normalizer, chain.filter, chain.smooth, chain.marginals):
+        for ask in (chain.log_normalizer, chain.filter, chain.smooth, chain.marginals, chain.viterbi, chain.mean_field):
             with pytest.raises(ValueError, match=r"log p\(x\): lies beyond what float32 holds; .* float64"):
                 ask()
 
@@ -147,3 +154,33 @@ def test_what_all_initial_weights_have_in_common_changes_no_belief(common, dtype
     tables = (table.unsqueeze(0) for table in (shifted.log_initial, fresh, held))
     found = plain_form.smooth(*tables, torch.tensor([4]))
     torch.testing.assert_close(found[1][0], plain.smooth().state)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("common", [-(2.0**18), 2.0**17, -1e36])
+def test_what_all_weights_of_a_step_have_in_common_changes_no_belief(common: float, dtype: torch.dtype) -> None:
+    """The weights are multiples of 1/16, which all these dtypes hold beside 2^18; beside 1e36 all weights are equal."""
+    generator = torch.Generator().manual_seed(1)
+    fresh, held, moves, gate, kept = (
+        (torch.randn(*shape, generator=generator, dtype=torch.float64) * 16).round().to(dtype) / 16
+        for shape in ((4, 3), (4, 3), (3, 3), (4,), (4,))
+    )
+    if abs(common) > 1e30:
+        fresh, held, gate, kept = (torch.zeros_like(table) for table in (fresh, held, gate, kept))
+    zero = torch.zeros(3, dtype=dtype)
+    pairs = [
+        (CopyChain(zero, fresh, held), CopyChain(zero, fresh + common, held + common)),
+        (CopyChain(None, fresh, held[:, :1]), CopyChain(None, fresh + common, held[:, :1] + common)),
+        (MarkovChain(zero, moves, fresh), MarkovChain(zero, moves, fresh + common)),
+        (FactoredCopyChain(gate, kept, zero, fresh), FactoredCopyChain(gate, kept, zero, fresh + common)),
+    ]
+    close = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 1e-10, "atol": 1e-11}
+    for plain, shifted in pairs:
+        total = plain.log_normalizer().double() + 4 * common
+        torch.testing.assert_close(shifted.log_normalizer().double(), total, rtol=close["rtol"], atol=close["atol"])
+        found, expected = shifted.smooth(), plain.smooth()
+        torch.testing.assert_close(found.state, expected.state, **close)
+        torch.testing.assert_close(shifted.entropy(), plain.entropy(), **close)
+        torch.testing.assert_close(shifted.change_probability(), plain.change_probability(), **close)
+        assert torch.equal(shifted.viterbi().path, plain.viterbi().path)
+        assert torch.equal(shifted.sample(5, seed=0).path, plain.sample(5, seed=0).path)

@@ -149,7 +149,7 @@ class CopyChain:
         (tensor([0, 0, 0]), tensor([ True, False, False]), tensor(-1.))
         """
         path, redraw, value, failed = op.viterbi(*self._tables())
-        self._check(failed)
+        self._check(failed, value)
         return Viterbi(*map(self._shaped, (path, value, redraw)))
 
     def sample(self, n: int, seed: Seed = None) -> Sampled:

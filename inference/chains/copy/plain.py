@@ -9,7 +9,8 @@ m_t = \log \textstyle\sum_s e^{l_t(s)}$$
 Here $c_t = \log \sum_s e^{n_t(s)}$ counts as a constant for derivatives, so $m_t$ has the value 0 and carries the
 derivative. Then every derivative is a sum of positive terms, and small ones are as exact as large ones.
 
-Steps after the end of a sequence hold the state with weight 1. Arguments and results are those of `op`. If no
+The largest weight of a step is subtracted first, so that weights of any size keep their digits. Steps after the end of
+a sequence hold the state with weight 1. Arguments and results are those of `op`. If no
 derivative is recorded, the steps of few small sequences are multiplied all at once (`chains.log_products`).
 """
 
@@ -29,6 +30,7 @@ class _Steps(NamedTuple):
 
     fresh: Tensor  # [T, N, K]
     held: Tensor  # [T, N, K]
+    shift: Tensor  # [T, N, 1], the largest weight of the step, which is subtracted from both
     start: Tensor  # [N, K], log P(s_0), normalised by a constant
     scale: Tensor  # [N, 1], the logarithm of its sum; 0 if the first step redraws
     inside: Tensor  # [T, N], whether the step belongs to the sequence
@@ -60,7 +62,10 @@ def _steps(log_initial: Tensor | None, log_fresh: Tensor, log_held: Tensor, leng
         start, scale = start - total, top + total
     fresh = fresh.where(inside.unsqueeze(-1), NEVER)
     held = held.where(inside.unsqueeze(-1), 0.0)
-    return _Steps(fresh, held, start, scale, inside, log_held.shape[-1] == 1, log_fresh.dtype)
+    shift = torch.maximum(fresh.detach(), held.detach()).amax(-1, keepdim=True)
+    shift = shift.where((shift > POSSIBLE) & (shift < torch.inf), 0.0)
+    fresh, held = (fresh - shift).clamp_min(NEVER), (held - shift).clamp_min(NEVER)
+    return _Steps(fresh, held, shift, start, scale, inside, log_held.shape[-1] == 1, log_fresh.dtype)
 
 
 def _log_add(x: Tensor, y: Tensor) -> Tensor:
@@ -115,7 +120,7 @@ def _first_impossible(total: Tensor) -> Tensor:
 
 
 def _evidence(steps: _Steps, forward: _Forward) -> Tensor:
-    return (steps.scale + forward.total.sum(0) + forward.mass[-1]).squeeze(-1)
+    return (steps.scale + steps.shift.sum(0) + forward.total.sum(0) + forward.mass[-1]).squeeze(-1)
 
 
 def log_normalizer(*tables: Any) -> tuple[Tensor, ...]:
@@ -130,7 +135,7 @@ def filter(*tables: Any) -> tuple[Tensor, ...]:
     steps = _steps(*tables)
     forward = _forward(steps)
     inside, mass = steps.inside, forward.mass
-    increment = (forward.total + mass - forward.carried).squeeze(-1)
+    increment = (steps.shift + forward.total + mass - forward.carried).squeeze(-1)
     first = (steps.scale + forward.carried[0]).T
     increment = torch.cat([increment[:1] + first, increment[1:]])
     state = (forward.after - mass).exp().where(inside.unsqueeze(-1), 0.0)
@@ -206,7 +211,7 @@ def viterbi(*tables: Any) -> tuple[Tensor, ...]:
         redraw.append(drawn[t].gather(-1, state))
         state = torch.where(redraw[-1], tops[t - 1], state)
     states, redraws = torch.cat(path[::-1], -1), torch.cat(redraw[::-1], -1)
-    value = (steps.scale + totals.sum(0)).squeeze(-1).to(steps.dtype)
+    value = (steps.scale + steps.shift.sum(0) + totals.sum(0)).squeeze(-1).to(steps.dtype)
     return states.where(steps.inside.T, -1), redraws & steps.inside.T, value, _first_impossible(totals)
 
 

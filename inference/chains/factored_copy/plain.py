@@ -1,4 +1,4 @@
-"""Factored copy chains in plain torch: `copy.plain` on their tables, multiplied out.
+"""Factored copy chains in plain torch: `copy.plain` on their tables, multiplied out in float64.
 
 Arguments and results are those of `op`.
 """
@@ -28,28 +28,31 @@ def _one_batch_axis(*tables: Any) -> tuple[Any, ...]:
     size = lengths.numel()
     wide = (
         table.expand(*lengths.shape, *table.shape[-2:]).reshape(size, *table.shape[-2:])
-        for table in multiplied_out(*factors)
+        for table in multiplied_out(*(factor.double() for factor in factors))
     )
     return None, *wide, lengths.reshape(size)
 
 
-def _shaped(lengths: Tensor, *results: Tensor) -> tuple[Tensor, ...]:
-    return tuple(result.reshape((*lengths.shape, *result.shape[1:])) for result in results)
+def _shaped(tables: tuple[Tensor, ...], *results: Tensor) -> tuple[Tensor, ...]:
+    """Results with the batch axes and the dtype of the tables."""
+    shape, dtype = tables[-1].shape, tables[0].dtype
+    shaped = (result.reshape((*shape, *result.shape[1:])) for result in results)
+    return tuple(result.to(dtype) if result.is_floating_point() else result for result in shaped)
 
 
 def log_normalizer(*tables: Tensor) -> tuple[Tensor, ...]:
     """log_normalizer [*b], failed [*b]."""
-    return _shaped(tables[-1], *plain.log_normalizer(*_one_batch_axis(*tables)))
+    return _shaped(tables, *plain.log_normalizer(*_one_batch_axis(*tables)))
 
 
 def filter(*tables: Tensor) -> tuple[Tensor, ...]:
     """log_normalizer [*b], state [*b, T, K], log_increment [*b, T], redraw [*b, T], failed [*b]."""
     increment, state, redraw, failed = plain.filter(*_one_batch_axis(*tables))
-    return _shaped(tables[-1], increment.sum(-1).to(state), state, increment.to(state), redraw, failed)
+    return _shaped(tables, increment.sum(-1), state, increment, redraw, failed)
 
 
 def posterior(*tables: Tensor) -> tuple[Tensor, ...]:
     """log_normalizer [*b], state [*b, T, K], redraw and held [*b, T], fresh [*b, K], failed [*b]."""
     value, fresh, held, _, failed = plain.marginals(*_one_batch_axis(*tables))
     results = value, fresh + held, fresh.sum(-1), held.sum(-1), fresh.sum(-2), failed
-    return _shaped(tables[-1], *results)
+    return _shaped(tables, *results)

@@ -157,8 +157,9 @@ class MarkovChain:
         (tensor([0, 0, 0]), tensor(-1.))
         """
         path, failed = op.viterbi(*self._tables())
-        self._check(failed)
-        return Viterbi(path, self._log_probability(path))
+        value = self._log_probability(path)
+        self._check(failed, value)
+        return Viterbi(path, value)
 
     def sample(self, n: int, seed: Seed = None) -> Sampled:
         """n independent draws of the whole path given x, backward in time.
