@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from ..inference.numerics.checks import broadcast_shapes
+from ..inference.numerics.scalars import check_probability
 from .emissions.contract import ByGate, Emission
 from .intervals import bisected
 from .parameters import Parameters
@@ -58,10 +59,11 @@ class StateMixture(TorchDistribution):
         return self._expect(self.emission.cdf(value.unsqueeze(-2), self.values)).clamp(0.0, 1.0)
 
     def quantile(self, p: float) -> Tensor:
-        """The p-quantile of each feature separately: `[*b, H, F]`.
+        """The p-quantile of each feature separately, p between 0 and 1: `[*b, H, F]`.
 
         Found by bisection of the distribution function, within Chebyshev's bounds in every state.
         """
+        p = check_probability("p", p, proper=True)
         mean, variance = self.emission.mean(self.values), self.emission.variance(self.values)
         wide = (1 / min(p, 1 - p)) ** 0.5
         low, high = (

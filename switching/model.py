@@ -297,6 +297,7 @@ class SwitchingSSM(Model):
         `covariates [*batch, C]` and `dt [*batch]` are those of this step. The result equals `filter` on the whole
         series, to rounding.
         """
+        check_kind("state", state, StreamState, "the state from start() or update()")
         batch = tuple(state.log_evidence.shape)
         x_t = read_row(x_t, batch, self.emission.n_features)
         one: Given = {}

@@ -318,6 +318,10 @@ def _qualified(network: Acceptor) -> tuple[Any, nn.Linear]:
         raise ValueError(
             f"network: its readout is a {type(readout).__name__}, and values are linear in states; give a Linear."
         )
+    if readout.out_features != 1:
+        raise ValueError(
+            f"network: its readout has {readout.out_features} outputs, and a word has one value; give a Linear of one."
+        )
     return layer, readout
 
 

@@ -36,6 +36,7 @@ from ...inference.numerics.checks import naming
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_choice, check_kind
 from ...switching.base import Model
+from ...switching.data.reading import to_tensor
 from ...switching.data.series import Given, Series
 from ...switching.filter_vmp import filter_vmp
 from ...switching.model import SwitchingSSM
@@ -169,7 +170,7 @@ def compare(
     layer: nn.Module,
     x: Any,
     *,
-    inputs: Tensor | None = None,
+    inputs: Any = None,
     reads: str | None = None,
     **given: Unpack[Given],
 ) -> Comparison:
@@ -222,6 +223,7 @@ def compare(
     if model.dynamics.n_covariates:
         raise ValueError("model: has covariates, but only the exact filter supports them; give a model without.")
     series = model.read(x, **given)
+    inputs = None if inputs is None else to_tensor(inputs, "inputs")
     with torch.no_grad(), naming("x"):
         chain = model.chain(series)
         exact = chain.filter()

@@ -164,6 +164,9 @@ def _columns(option: str, names: Any) -> list[Any]:
     for name in labels:
         if name is None or type(name).__hash__ is None:
             raise TypeError(f"{option}: got {type(name).__name__}, expected the name of a column, or a list of names.")
+    repeated = [name for i, name in enumerate(labels) if name in labels[:i]]
+    if repeated:
+        raise ValueError(f"{option}: got {repeated[0]!r} twice; name each column once.")
     return labels
 
 

@@ -376,6 +376,9 @@ def _(r: Draw) -> Call:
     if r.random.random() < 0.3:
         options = {"level": 0.8, "n": 50, "seed": r.seed()}
         return Call(lambda level, n, seed, **own: model.forecast(**own).interval(level, n, seed), given | options)
+    if r.random.random() < 0.3 and emission != "Categorical":
+        p = r.one(0.5, 0.01, np.float32(0.9))
+        return Call(lambda p, **own: model.forecast(**own).observation.quantile(p), given | {"p": p})
     return Call(model.forecast, given)
 
 
@@ -406,7 +409,10 @@ def _(r: Draw) -> Call:
     def run(batch_shape: Any, x_t: Any, **drive: Any) -> Any:
         return model.update(model.start(batch_shape), x_t, **drive)
 
-    return Call(run, {"batch_shape": r.batch, "x_t": _x(r, emission)[..., 0, :]} | drive)
+    x_t = _x(r, emission)[..., 0, :]
+    if r.random.random() < 0.5:
+        return Call(model.update, {"state": model.start(r.batch), "x_t": x_t} | drive)
+    return Call(run, {"batch_shape": r.batch, "x_t": x_t} | drive)
 
 
 @function("with_values", 4)
@@ -1302,7 +1308,7 @@ def _(r: Draw) -> Call:
     x = torch.randint(0, 3, (2, 12, 1)).double()
     return Call(
         lambda **given: sh.compare(**given).summary().to_numpy(),
-        {"model": model, "layer": layer, "x": x, "reads": None},
+        {"model": model, "layer": layer, "x": x, "reads": None, "inputs": r.one(None, sh.one_hot(x.squeeze(-1), 3))},
         finite=False,
     )
 

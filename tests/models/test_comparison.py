@@ -236,6 +236,14 @@ def test_single_precision_and_real_numbers():
     assert report.probe.r2["network"] > 0.2
 
 
+def test_inputs_of_a_network_may_be_an_array() -> None:
+    model = make()
+    x = model.simulate(20, (2,), seed=0).x
+    rows = one_hot(x.squeeze(-1), 5)
+    found, expected = (compare(model, as_rnn(model), x, inputs=inputs) for inputs in (rows.numpy(), rows))
+    torch.testing.assert_close(found.summary().to_numpy(float), expected.summary().to_numpy(float), equal_nan=True)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -243,6 +251,7 @@ def test_single_precision_and_real_numbers():
         (lambda m, x: compare(m, GRU(5, 4), x, reads="belief"), "reads: 'belief' needs one unit for each of 3 states"),
         (lambda m, x: compare(m, GRU(5, 4), x, reads="mind"), "reads: got 'mind'"),
         (lambda m, x: compare(m, GRU(5, 4), x, inputs=torch.zeros(3, 5)), r"inputs: got shape \[3, 5\]"),
+        (lambda m, x: compare(m, GRU(5, 4), x, inputs=[["a"]]), "inputs: got"),
         (lambda m, x: compare(m, GRU(5, 4), x[0, :2]), "x: a probe has 1 steps to fit and 1 to judge"),
         (lambda m, x: compare(m, torch.nn.Sequential(torch.nn.Flatten()), x), "layer: Flatten returned no states"),
         (lambda m, x: compare(GRU(5, 4), GRU(5, 4), x), "model: got GRU, expected a SwitchingSSM"),

@@ -174,6 +174,7 @@ GOOD = {"": 1.0, "a": 0.5, "aa": 0.25, "aaa": 0.125}
         ),
         (lambda: of(sh.GRU(2, 2)), ValueError, r"network: the gates of its GRU read its own state"),
         (lambda: of(sh.MinGRU(2, 2, num_layers=2)), ValueError, r"network: its MinGRU has 2 layers"),
+        (lambda: of(sh.MinGRU(2, 2), nn.Linear(2, 2)), ValueError, r"network: its readout has 2 outputs"),
         (lambda: of(sh.QRNN(2, 2, window=2)), ValueError, r"network: the gates of its QRNN read 2 symbols each"),
         (
             lambda: of(sh.MinGRU(2, 2), nn.Sequential(nn.Tanh(), nn.Linear(2, 1))),

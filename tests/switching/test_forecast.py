@@ -64,6 +64,15 @@ def test_an_interval_draws_nothing():
     assert torch.equal(torch.random.get_rng_state(), before)
     with pytest.raises(ValueError, match="level"):
         forecast.interval(1.0)
+    for p in (0.0, 1, 1.5, float("nan")):
+        with pytest.raises(ValueError, match=r"^p: got .*, expected a probability between 0 and 1"):
+            forecast.observation.quantile(p)
+
+
+def test_a_stream_continues_from_a_state() -> None:
+    for model in (random_model("copy", "normal", seed=1), random_model("markov", "normal", seed=1)):
+        with pytest.raises(TypeError, match=r"^state: got NoneType, expected the state from start\(\) or update\(\)"):
+            model.update(None, [1.0] * model.n_features)
 
 
 def test_the_quantile_of_one_state_is_that_of_its_normal():

@@ -184,6 +184,7 @@ FRAME = panel().reset_index()
         ({"sequence": "subject", "time": "day"}, "time: got 'day', expected columns among"),
         ({"sequence": "subject", "columns": ["x"]}, "columns: got 'x', expected columns among"),
         ({"sequence": "subject", "columns": []}, r"columns: got \[\], expected columns among"),
+        ({"sequence": "subject", "columns": ["level", "level"]}, "columns: got 'level' twice"),
         ({"sequence": "level"}, "frame: got no level in row 2"),
     ],
 )
