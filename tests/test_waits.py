@@ -17,6 +17,7 @@ from samplehold.inference.chains.copy.chain import CopyChain
 from samplehold.inference.chains.markov.chain import MarkovChain
 from samplehold.inference.numerics.deferred import add_context, deferred, refuse_if
 from samplehold.inference.numerics.remembered import remembered
+from samplehold.switching.ascent import Ascent
 from samplehold.switching.fitting import chunked
 from samplehold.switching.fitting.chain_graph import ChainGraph
 from samplehold.switching.fitting.chunked import ChunkedVMP, engine_from
@@ -26,7 +27,6 @@ from samplehold.switching.fitting.options import Options
 from samplehold.switching.fitting.sampling import fit_svi
 from samplehold.switching.fitting.search import STRIDE
 from samplehold.switching.fitting.starts import Starts, first_guesses
-from samplehold.switching.linear.ascent import Ascent
 from samplehold.switching.problem import Problem
 from samplehold.switching.slds import graph as slds_graph
 from torch import Tensor
@@ -216,17 +216,18 @@ def test_a_try_of_a_structure_waits_for_whether_it_is_possible_there_and_who_has
         found: list[int] = []
         usual = Ascent._step
 
-        def step(self: Ascent) -> None:
+        def step(self: Ascent) -> torch.Tensor:
             tries: list[int] = []
             climb = self.density.climb
             self.density.climb = lambda at: tries.append(1) or climb(at)  # pyright: ignore[reportAttributeAccessIssue]
             with counted() as own:
-                usual(self)
+                heights = usual(self)
             self.density.climb = climb
             assert len([one for one in own if "_linalg" not in one]) == 2 * len(tries), own
             # torch looks whether eigenvalues were found, of covariances and of what tells a diffuse start
             assert len(own) <= 5 * len(tries), own
             found.append(len(tries))
+            return heights
 
         monkeypatch.setattr(Ascent, "_step", step)
         with unchecked():

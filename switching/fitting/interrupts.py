@@ -4,8 +4,8 @@ The loops of a fit are blocks of `may_interrupt`. Ctrl-C raises KeyboardInterrup
 and inside the blocks. Between blocks a result is assembled, so Ctrl-C waits for the next block, or for the end. A
 second Ctrl-C raises at once anywhere. Only the main thread is interrupted.
 
-A module whose import is broken off stays incomplete for the rest of the process. So during an import Ctrl-C waits for
-the next step, even if it is the second.
+A module whose import is broken off stays incomplete for the rest of the process. So Ctrl-C waits for the end of an
+import, even if it is the second.
 """
 
 import signal
@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
+
+AGAIN = 0.05  # seconds until Ctrl-C during an import is tried again
 
 
 @dataclass
@@ -42,11 +44,18 @@ def interruptible() -> Iterator[None]:
     def pressed(number: int, frame: FrameType | None) -> None:
         if _imports(frame):
             keys.waiting = True
+            again = threading.Timer(AGAIN, press_again, (number,))
+            again.daemon = True
+            again.start()
             return
         if keys.preparing or keys.open or keys.waiting:
             keys.waiting, keys.heard = False, keys.open > 0
             before(number, frame)  # which raises KeyboardInterrupt
         keys.waiting = True
+
+    def press_again(number: int) -> None:
+        if _keys is keys and keys.waiting and (keys.preparing or keys.open):
+            signal.raise_signal(number)
 
     _keys = keys
     signal.signal(signal.SIGINT, pressed)

@@ -254,9 +254,10 @@ class MultiStart:
             with may_interrupt():
                 self._climb(optimizer, going, n_kept)
         except KeyboardInterrupt:
-            if not self.best.trace:
-                raise  # nothing has been reached yet
             self.interrupted = True
+            if not self.best.trace:  # one start alone has a result soon
+                alone = optimizer.select(torch.zeros(1, dtype=torch.long, device=self._device))
+                self._note(going[:1], alone, alone.run(1))
         for climb in self.climbs:
             if not climb.ended:
                 climb.ended = "interrupted" if self.interrupted else "max_steps"

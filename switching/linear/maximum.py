@@ -6,12 +6,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..ascent import Ascent
 from ..fitting.options import Options
 from ..fitting.refinement import peak
 from ..fitting.search import SearchResult, multi_start
 from ..fitting.units import Units
 from ..parameters import Parameters
-from .ascent import Ascent
 from .coordinates import LinearDensity
 from .problem import LinearProblem, typical
 

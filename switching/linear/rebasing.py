@@ -16,9 +16,11 @@ from ...inference.families import LocPrecision, Point
 from ...inference.message_passing.engine import VMP
 from ...inference.numerics.deferred import deferred
 from ...inference.numerics.placement import placed
+from ..ascent import Ascent, Differentiable
 from ..fitting.density import IMPOSSIBLE
 
 STEPS = 12  # of each minimisation
+TOL = 1e-6  # nats that are not worth another step
 CPU = torch.device("cpu")
 
 JOINED = ("moves", "sights", "first", "recurrence")
@@ -49,21 +51,14 @@ def rebase(engine: VMP, paths: str) -> None:
             total = total + (part if chains[1] > 1 else part.sum(-1, keepdim=True))
         return total
 
-    steps = like.new_zeros(*chains, n * (n + 1)).requires_grad_()
-    climb = torch.optim.LBFGS([steps], max_iter=STEPS, line_search_fn="strong_wolfe")
-
-    def closure() -> Tensor:
-        climb.zero_grad()
-        total = divergence(steps).sum()
-        total.backward()
-        return total
+    def rise(flat: Tensor) -> Tensor:
+        return -divergence(flat.unflatten(0, chains)).flatten()
 
     try:
-        with torch.enable_grad():
-            climb.step(closure)  # pyright: ignore[reportArgumentType]
+        climb = Ascent(Differentiable(rise), like.new_zeros(chains.numel(), n * (n + 1)), TOL)
+        climb.run(STEPS)
         with torch.no_grad():
-            lower = divergence(steps) < divergence(torch.zeros_like(steps))
-            basis = basis_of(torch.where(lower.unsqueeze(-1), steps, 0.0).detach(), n)
+            basis = basis_of(climb.point.unflatten(0, chains), n)
             moved = {name: in_basis(basis, name, family, etas[name]) for name, family in families.items()}
     except IMPOSSIBLE:
         return

@@ -52,6 +52,8 @@ def fit_switching_linear(problem: SwitchingLinearProblem, options: Options) -> R
     graph = _at_points(graph, options.prior is None) if options.method == "em" else graph
     engine = graph.engine(graph.start(len(kinds)) | start, check=False, linear=LINEAR)
     engine, interrupted = warmed(engine, layout.one_chain, kinds)
+    if interrupted:  # one start alone has a result soon
+        engine, kinds = engine.select(torch.zeros(1, dtype=torch.long, device=path.device)), kinds[:1]
     optimizer = Passing(engine, graph, fresh=False)
     with multi_start(replace(options, max_steps=1) if interrupted else options, series, -volume) as search:
         search.run(optimizer, kinds, options.n_kept)

@@ -63,6 +63,8 @@ def gibbs(
 ) -> SwitchingSampled:
     """Sample regimes and latents given x; Ctrl-C ends sampling and keeps the sweeps so far.
 
+    During the warm-up these are the last of it, about half.
+
     Arguments:
         x: [*b, T, F]; NaN: missing, a whole step or single features.
         draws: the sweeps of each chain that count, after `warmup` others.
@@ -100,21 +102,21 @@ def gibbs(
     paths, generator = Paths(regimes.tables(), flat.cpu(), ends.cpu().repeat(chains)), generator_of(seed)
     path = _starts(regimes, paths, chains, generator)
     omega = paths.sticks(path, flat.new_zeros(*path.shape, regimes.n_latent).cpu(), generator)
-    record, interrupted = _Sums(), False
+    record, interrupted, fresh = _Sums(), False, {2**i for i in range(warmup.bit_length())} | {warmup + 1}
     with interruptible():
         for number in range(1, warmup + draws + 1):
             try:
                 with may_interrupt():
                     sweep = _sweep(paths, path, omega, plan, generator)
             except KeyboardInterrupt:
-                if len(record.shares) < LEAST:
+                if not record.shares:
                     raise
                 interrupted = True
                 break
             check_density(sweep.failed.reshape(chains, *batch).amax(0))
             path, omega = sweep.path, sweep.omega
-            if number > warmup:
-                record.add(sweep, _share(path, paths.lengths, regimes.n_regimes), chains, thin)
+            record = _Sums() if number in fresh else record
+            record.add(sweep, _share(path, paths.lengths, regimes.n_regimes), chains, thin)
     return record.summary(x, batch, chains, paths.lengths, interrupted)
 
 
@@ -215,6 +217,7 @@ class _Sums:
         self.sums: list[Tensor] = []
         self.shares: list[Tensor] = []  # [B, K]
         self.kept: list[tuple[Tensor, Tensor]] = []
+        self.last: tuple[Tensor, Tensor] | None = None
 
     def add(self, sweep: _Sweep, share: Tensor, chains: int, thin: int) -> None:
         square = sweep.mean.unsqueeze(-1) * sweep.mean.unsqueeze(-2)
@@ -222,8 +225,9 @@ class _Sums:
         totals = [term.unflatten(0, (chains, -1)).sum(0) for term in terms]
         self.sums = [a + b for a, b in zip(self.sums, totals, strict=True)] if self.sums else totals
         self.shares.append(share)
+        self.last = sweep.path, sweep.latents
         if len(self.shares) % thin == 0:
-            self.kept.append((sweep.path, sweep.latents))
+            self.kept.append(self.last)
 
     def summary(
         self, x: Tensor, batch: torch.Size, chains: int, lengths: Tensor, interrupted: bool
@@ -232,9 +236,10 @@ class _Sums:
         covariance = covariance + square - mean.unsqueeze(-1) * mean.unsqueeze(-2)
         within = torch.arange(state.shape[-2], device="cpu") < lengths[:, None]
         paths, latents = within.new_zeros(0, *within.shape).long(), mean.new_zeros(0, *within.shape, mean.shape[-1])
-        if self.kept:
-            paths = torch.where(within, torch.stack([path for path, _ in self.kept]), -1)
-            latents = torch.stack([latents for _, latents in self.kept])
+        kept = [self.last] if interrupted and self.last is not None and not self.kept else self.kept
+        if kept:
+            paths = torch.where(within, torch.stack([path for path, _ in kept]), -1)
+            latents = torch.stack([latents for _, latents in kept])
         share = torch.stack(self.shares).unflatten(1, (chains, -1))  # [m, C, N, K]
         r_hat, size = _mixing(share)
 
@@ -265,13 +270,16 @@ def _share(path: Tensor, lengths: Tensor, n_regimes: int) -> Tensor:
 
 
 def _mixing(share: Tensor) -> tuple[Tensor, Tensor]:
-    """Split R-hat and effective sizes [N, K] of shares [m, C, N, K]; for constant shares, 1 and the number of draws."""
+    """Split R-hat and effective sizes [N, K] of shares [m, C, N, K]: NaN for too few draws; for constant shares, 1 and
+    the number of draws."""
     from pyro.ops.stats import effective_sample_size, split_gelman_rubin
 
     constant = share.amax((0, 1)) == share.amin((0, 1))
     n_draws, n_chains = share.shape[:2]
     if not share.numel():  # no sequences
         return share[0, 0], share[0, 0]
+    if n_draws < LEAST:
+        return torch.full_like(share[0, 0], torch.nan), torch.full_like(share[0, 0], torch.nan)
     rows = share.flatten(2).transpose(0, 1)
     r_hat, size = (function(rows).reshape(constant.shape) for function in (split_gelman_rubin, effective_sample_size))
     return torch.where(constant, 1.0, r_hat), torch.where(constant, float(n_draws * n_chains), size)

@@ -64,16 +64,16 @@ def warmed(engine: VMP, one_chain: bool, kinds: Sequence[str]) -> tuple[VMP, boo
     """The engine after some sweeps with the path or the labels held, and after annealing of its restarts, from
     different first temperatures; the user's start is not annealed.
 
-    Ctrl-C ends the annealing; restarts that are done keep its result. The second value is whether Ctrl-C was pressed.
+    Ctrl-C ends this; restarts that are annealed keep the result. The second value is whether Ctrl-C was pressed.
     """
     held = CHAIN if one_chain else SWITCH
     order = [CHAIN, *(name for name in engine.blocks if name != CHAIN)]
-    for _ in range(WARM if SWITCH in engine.blocks else 0):
-        for name in order:
-            if name != held:
-                engine.update(name)
     try:
         with may_interrupt():
+            for _ in range(WARM if SWITCH in engine.blocks else 0):
+                for name in order:
+                    if name != held:
+                        engine.update(name)
             for i, hot in enumerate(HOT):
                 which = [kind != "own" and _turn(place) == i for place, kind in enumerate(kinds)]
                 engine = annealed(engine, torch.tensor(which, device="cpu"), hot, COOLING, AT_ONCE)

@@ -339,8 +339,13 @@ def test_an_interrupt_leaves_the_sweeps_that_there_are(monkeypatch):
     assert not whole.interrupted
     calls.clear()
     found = gibbs(regimes, x, draws=100, warmup=2, thin=100, seed=0)
-    assert found.path.shape == (0, 6)
+    assert found.path.shape == (4, 6)  # the last sweep, as none was kept
     calls.clear()
+    early = gibbs(regimes, x, draws=100, warmup=40, seed=0)  # of 12 sweeps of the warm-up, those from the eighth on
+    assert early.interrupted
+    assert early.share.shape[0] == 5
+    assert bool((early.state.sum(-1) - 1).abs().max() < 1e-6)
+    monkeypatch.setattr(module, "_sweep", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):  # before there is anything to lose
         gibbs(regimes, x, draws=100, warmup=10, seed=0)
 

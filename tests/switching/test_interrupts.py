@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 import samplehold as sh
@@ -13,10 +14,13 @@ import torch
 from oracles.coupled import factorial_of
 from oracles.effort import effort
 from samplehold.inference.message_passing.engine import VMP
+from samplehold.switching.ascent import Ascent
 from samplehold.switching.fitting import fit as fits
-from samplehold.switching.fitting import sampling, search
+from samplehold.switching.fitting import interrupts, sampling, search
+from samplehold.switching.fitting.em import EM
 from samplehold.switching.fitting.interrupts import check_interrupt, interruptible, may_interrupt
 from samplehold.switching.fitting.progress import Progress
+from samplehold.switching.slds import starts as slds_starts
 from torch.testing import assert_close
 
 pytestmark = pytest.mark.usefixtures("keys")
@@ -177,6 +181,7 @@ def test_an_import_is_never_broken_off(tmp_path, monkeypatch, presses):
     press = "import signal\n" + "signal.raise_signal(signal.SIGINT)\n" * presses
     (tmp_path / f"{name}.py").write_text(press + "complete = True\n")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(interrupts, "AGAIN", 60.0)
     modules = []
 
     def step():
@@ -187,6 +192,59 @@ def test_an_import_is_never_broken_off(tmp_path, monkeypatch, presses):
     with interruptible(), pytest.raises(KeyboardInterrupt), may_interrupt():
         step()
     assert modules[0].complete
+
+
+def test_a_press_during_an_import_is_heard_soon_after_it(tmp_path, monkeypatch):
+    (tmp_path / "interrupted_early.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with interruptible():
+        importlib.import_module("interrupted_early")
+        with pytest.raises(KeyboardInterrupt):
+            time.sleep(60)
+
+
+@pytest.mark.parametrize("n_before", [0, 1, 2])
+def test_a_structure_keeps_its_first_steps(monkeypatch, n_before):
+    """And where none is finished yet, one start alone takes one."""
+    calls, true = [], Ascent._step
+
+    def step(self):
+        calls.append(len(self.point))
+        if len(calls) == n_before + 1:
+            signal.raise_signal(signal.SIGINT)
+        return true(self)
+
+    monkeypatch.setattr(Ascent, "_step", step)
+    fit = sh.LinearSSM(sh.LocalLevel()).fit(levels(), restarts=3, progress=False)
+    assert fit.interrupted
+    assert len(fit.objective) == max(1, n_before)
+    assert calls == [12] * (n_before + 1) + [1] * (n_before == 0)
+    assert all(bool(value.isfinite().all()) for value in fit.model.values.values())
+
+
+@pytest.mark.parametrize(("method", "room"), [("em", EM), ("vmp", VMP)])
+def test_where_no_step_is_finished_one_start_alone_takes_one(monkeypatch, method, room):
+    calls, true = [], room.run
+
+    def run(self, *arguments, **keywords):
+        calls.append(self)
+        if len(calls) == 1:
+            signal.raise_signal(signal.SIGINT)
+        return true(self, *arguments, **keywords)
+
+    monkeypatch.setattr(room, "run", run)
+    fit = MODEL.fit(levels(), method, restarts=4, progress=False)
+    assert fit.interrupted
+    assert len(fit.objective) == 1
+    assert all(bool(value.isfinite().all()) for value in fit.model.values.values())
+
+
+def test_a_switching_linear_model_keeps_one_start(monkeypatch):
+    pressed_before(monkeypatch, slds_starts, "annealed")
+    fit = sh.SwitchingLinearSSM(2, 1).fit(levels(), restarts=3, progress=False)
+    assert fit.interrupted
+    assert len(fit.restarts) == 1
+    assert all(bool(value.isfinite().all()) for value in fit.model.values.values())
 
 
 def test_a_press_during_the_first_fit_leaves_the_process_whole():

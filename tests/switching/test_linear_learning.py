@@ -10,8 +10,8 @@ from oracles.effort import effort
 from oracles.linear_models import FLOAT, draw, model_of
 from samplehold import Autoregression, LinearSSM, LocalLevel
 from samplehold.inference.families import GaussianTables
+from samplehold.switching.ascent import Ascent
 from samplehold.switching.fitting.units import Units
-from samplehold.switching.linear.ascent import Ascent
 from samplehold.switching.linear.bases import axes_of, turned
 from samplehold.switching.linear.coordinates import LinearDensity
 from samplehold.switching.linear.learning import graph_of

@@ -1,0 +1,160 @@
+r"""Maximisation of a function from many starts at once, by the quasi-Newton steps of BFGS.
+
+With s the last step and y the fall of the gradient along it, the inverse curvature H becomes
+
+$$(I - \rho s y^\top) H (I - \rho y s^\top) + \rho s s^\top, \qquad \rho = 1 / y^\top s,$$
+
+where $y^\top s > 0$ (Nocedal & Wright 2006, *Numerical Optimization*, 6.17).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..inference.message_passing.engine import Run
+
+FARTHEST = 1.0  # norm of the longest step
+HALVINGS = 20
+RISE = 1e-4  # share of the rise promised by the slope that a step has to reach
+ROUNDING = 1e-15  # share of the height below which a rise does not show
+FLAT = 1e-12  # cosine of a step and the fall of the gradient, below which the curvature is not updated
+
+
+@runtime_checkable
+class Climbable(Protocol):
+    """A function of P numbers, such as a log density in free coordinates."""
+
+    def climb(self, flat: Float[Tensor, "R P"]) -> tuple[Float[Tensor, "R"], Float[Tensor, "R P"]]:
+        """Its values and gradients at many points; -inf and 0 if there is none."""
+        ...
+
+
+@dataclass(frozen=True)
+class Differentiable:
+    """R functions that autograd differentiates together: from points [R, P], one for each, to values [R]."""
+
+    function: Callable[[Tensor], Tensor]
+
+    def climb(self, flat: Float[Tensor, "R P"]) -> tuple[Float[Tensor, "R"], Float[Tensor, "R P"]]:
+        with torch.enable_grad():
+            here = flat.detach().requires_grad_()
+            height = self.function(here)
+            (gradient,) = torch.autograd.grad(height.sum(), here)
+        there = height.detach().isfinite() & gradient.isfinite().all(-1)
+        return torch.where(there, height.detach(), -torch.inf), torch.where(there.unsqueeze(-1), gradient, 0.0)
+
+
+class Ascent:
+    """A batch of restarts: see `fitting.search.Optimizer`.
+
+    Arguments:
+        density: the function, or R `Differentiable` ones.
+        at: the starts.
+        tol: a restart rests where its next step promises no greater rise; a run ends where all rest, if tol is not 0.
+    """
+
+    def __init__(self, density: Climbable, at: Float[Tensor, "R P"], tol: float = 0.0) -> None:
+        self.density, self.point, self.tol = density, at, tol
+        self.heights: Tensor | None = None  # until the first step
+        self.slopes = self.inverse = torch.empty(0)
+
+    @property
+    def tables(self) -> dict[str, Any]:
+        return {"y": self.point}
+
+    @property
+    def collapsed(self) -> None:
+        """There are no states that could collapse."""
+
+    def select(self, restarts: Tensor) -> "Ascent":
+        some = object.__new__(Ascent)
+        some.density, some.point, some.tol = self.density, self.point[restarts], self.tol
+        some.heights = None if self.heights is None else self.heights[restarts]
+        for name in ("slopes", "inverse"):
+            table = getattr(self, name)
+            setattr(some, name, table[restarts] if len(table) else table)
+        return some
+
+    def extrapolated(self, before: dict[str, Any], by: Tensor) -> None:
+        """None: steps of BFGS need no extrapolation."""
+
+    def at(self, tables: dict[str, Any]) -> "Ascent":
+        return Ascent(self.density, tables["y"], self.tol)
+
+    def height(self) -> Tensor:
+        if self.heights is None:
+            self._begin()
+        assert self.heights is not None
+        return self.heights
+
+    def run(self, max_steps: int) -> Run:
+        """Take `max_steps` steps; after Ctrl-C only complete steps count."""
+        trace: list[Tensor] = []
+        interrupted = False
+        try:
+            self.height()
+            while len(trace) < max_steps:
+                trace.append(self._step())
+        except KeyboardInterrupt:
+            if not trace:
+                raise  # nothing has been reached yet
+            interrupted = True
+        return Run(torch.stack(trace), len(trace), False, interrupted=interrupted)
+
+    def _begin(self) -> None:
+        heights, self.slopes = self.density.climb(self.point)
+        self.inverse = _unit(self.point) / self.slopes.norm(dim=-1).clamp_min(1.0)[:, None, None]
+        self.heights = heights
+
+    def _step(self) -> Tensor:
+        """The heights after one step."""
+        before = self.height()
+        move = (self.inverse @ self.slopes.unsqueeze(-1)).squeeze(-1)
+        uphill = (move * self.slopes).sum(-1, keepdim=True) > 0
+        move = torch.where(uphill, move, self.slopes)
+        move = move * (FARTHEST / move.norm(dim=-1, keepdim=True).clamp_min(FARTHEST))
+        promised = (move * self.slopes).sum(-1)
+        rests = promised <= (ROUNDING * before.abs()).clamp_min(self.tol)
+        if self.tol and bool(rests.all()):
+            return before
+        move, promised = torch.where(rests.unsqueeze(-1), 0.0, move), torch.where(rests, -torch.inf, promised)
+        point, heights, slopes = self.point.clone(), before.clone(), self.slopes.clone()
+        going, size = torch.arange(len(move), device=move.device), 1.0
+        for _ in range(HALVINGS):
+            there = self.point[going] + size * move[going]
+            height, slope = self._climb(there, going)
+            risen = height >= before[going] + RISE * size * promised[going]
+            for table, new in ((point, there), (heights, height), (slopes, slope)):
+                here = risen.reshape(-1, *[1] * (new.ndim - 1))
+                table[going] = torch.where(here, new, table[going])
+            n_unresolved = len(going) - int(risen.sum())  # the only transfer from the device
+            if not n_unresolved:
+                break
+            going, size = going[risen.int().argsort(stable=True)[:n_unresolved]], size / 2
+        self._learn(point - self.point, self.slopes - slopes)
+        self.point, self.heights, self.slopes = point, heights, slopes
+        return heights
+
+    def _climb(self, there: Tensor, going: Tensor) -> tuple[Tensor, Tensor]:
+        """Heights and slopes of some restarts at other points."""
+        if not isinstance(self.density, Differentiable):
+            return self.density.climb(there)
+        heights, slopes = self.density.climb(self.point.index_copy(0, going, there))
+        return heights[going], slopes[going]
+
+    def _learn(self, step: Tensor, fall: Tensor) -> None:
+        """Update the inverse curvature by a step."""
+        common = (step * fall).sum(-1)
+        seen = common > FLAT * step.norm(dim=-1) * fall.norm(dim=-1)
+        rho = torch.where(seen, 1 / torch.where(seen, common, 1.0), 0.0)[:, None, None]
+        step, fall = step.unsqueeze(-1), fall.unsqueeze(-1)
+        projection = _unit(step.squeeze(-1)) - rho * step @ fall.mT
+        self.inverse = projection @ self.inverse @ projection.mT + rho * step @ step.mT
+
+
+def _unit(like: Tensor) -> Tensor:
+    return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
