@@ -201,12 +201,13 @@ def fit(
     """Fit a model to a table; write the model, its posterior, the states of every row and a plot."""
     with _one_line_errors():
         from ..switching.data.tables import pick_series, read_table
-        from . import console
 
         if prior is PriorName.NONE and method is not MethodName.EM:
             raise ValueError("--prior: none is maximum likelihood, with --method em; the other methods need a prior.")
         table = read_table(data)
-        series = pick_series(table, data, console.split(columns), console.split(covariates) or [], time, sequence)
+        series = pick_series(table, data, _split(columns), _split(covariates) or [], time, sequence)
+        from . import console  # heavy, so that an error of the table comes first
+
         console.check_results(out, force)
         model = console.build(series.observed, states, emission.value, dynamics.value, series.covariates.shape[1])
         console.fit_and_write(
@@ -247,7 +248,7 @@ def forecast(
 
         console.check_new([path for path in (out, plot) if path is not None], force)
         saved = console.load(model)
-        series = console.read_series_of(saved, data, console.split(columns), time, sequence)
+        series = console.read_series_of(saved, data, _split(columns), time, sequence)
         table, observed = console.forecast_table(saved, series, horizon, level, covariates)
         console.write_table(table, out)
         if plot is not None:
@@ -367,6 +368,11 @@ def warm(
         from .warm import warm as compile_kernels
 
         compile_kernels(check_work(work or []), Console())
+
+
+def _split(names: str | None) -> list[str] | None:
+    """Names separated by commas."""
+    return None if names is None else [name.strip() for name in names.split(",") if name.strip()]
 
 
 @contextmanager

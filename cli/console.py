@@ -54,11 +54,6 @@ class SavedModel:
 # ---- reading -------------------------------------------------------------------------------------------------------
 
 
-def split(names: str | None) -> list[str] | None:
-    """Names separated by commas."""
-    return None if names is None else [name.strip() for name in names.split(",") if name.strip()]
-
-
 def check_folder(out: Path) -> None:
     """Make the folder if it is missing; ValueError if it is not writable."""
     try:

@@ -217,7 +217,7 @@ def test_a_table_of_several_sequences_is_fitted_and_forecast_as_such(panel, tmp_
 def test_sequences_below_each_other_are_not_taken_for_one(panel, tmp_path):
     done = run("fit", panel, "--out", tmp_path)
     assert done.exit_code == 2
-    assert "--time: day goes back in line 3 of" in done.stderr
+    assert "--time: day is 2020-01-01 in line 2 of" in done.stderr
     assert "name the column of the sequences with --sequence" in done.stderr
 
 
@@ -468,6 +468,7 @@ FILES = {
     "newest.csv": "date,x\n2020-01-03,1\n2020-01-02,2\n2020-01-01,3\n",
     "british.csv": "d,x\n14/01/2020,1\n13/01/2020,2\n",
     "falling.csv": "year,x\n2002,1\n2001,2\n2000,3\n",
+    "again.csv": "year,x\n2000,1\n2001,2\n2001,3\n2002,5\n",
     "twice.csv": "x, x\n1,2\n3,4\n",
     "bare.csv": "1120,1160\n963,1210\n",
     "longer.csv": "x\n1,2\n3,4\n",
@@ -504,6 +505,10 @@ FILES = {
             "d goes back in line 3 of british.csv, where 13/01/2020 follows 14/01/2020",
         ),
         (["fit", "falling.csv", "-c", "x", "-o", "out"], "year goes back in line 3 of falling.csv"),
+        (
+            ["fit", "again.csv", "-c", "x", "-o", "out"],
+            "--time: year is 2001 in line 3 of again.csv and again in line 4 of again.csv; keep one of them, name the",
+        ),
         (
             ["fit", "text.csv", "--time", "x", "-c", "year", "--sequence", "no", "-o", "out"],
             "--sequence: text.csv has no",

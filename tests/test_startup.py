@@ -63,6 +63,34 @@ def test_a_small_fit_compiles_nothing(method, dynamics, emission, tmp_path, monk
     assert "numba" not in loaded(FIT.format(method=method, dynamics=dynamics, emission=emission), tmp_path)
 
 
+LINEAR = """
+import samplehold as sh
+sh.{model}.fit([1.0, 2.0, 1.5, 3.0, 2.0, 5.0], restarts=1, max_steps=9, progress=False)
+"""
+
+
+@pytest.mark.parametrize("model", ["LinearSSM(2, 1)", "LinearSSM(sh.LocalLevel())", "SwitchingLinearSSM(2, 1)"])
+def test_fits_of_linear_models_load_no_compiler(model, tmp_path):
+    assert not {"torch._dynamo", "sympy", "arviz", "matplotlib"} & loaded(LINEAR.format(model=model), tmp_path)
+
+
+def test_an_interval_loads_no_figures(tmp_path):
+    code = """
+import samplehold as sh
+fit = sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)).fit([1.0, 2.0, 7.0, 8.0, 7.0, 1.0], "vmp", restarts=1, progress=False)
+fit.posterior.interval(0.9)
+"""
+    assert not {"torch._dynamo", "arviz", "matplotlib"} & loaded(code, tmp_path)
+
+
+@pytest.mark.parametrize("text", ["x\n1\nabc\n3\n4\n", "year,x\n2000,1\n2000,2\n"])
+def test_a_mistake_in_a_table_is_told_before_torch_is_loaded(text, tmp_path):
+    (tmp_path / "data.csv").write_text(text)
+    found = loaded(COMMAND.format(arguments=["fit", "data.csv", "-c", "x", "--out", "out"]), tmp_path)
+    assert "pandas" in found
+    assert not {"torch", "pyro", "sklearn"} & found
+
+
 def test_a_model_loads_nothing_that_only_fits_need(tmp_path):
     code = "import samplehold as sh\nsh.SwitchingSSM(sh.Copy(2), sh.Normal(1)).without_values()"
     found = loaded(code, tmp_path)

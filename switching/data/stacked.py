@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .timeline import TIME_NAMES, calendar, distances
+from .timeline import TIME_NAMES, calendar, distances, rows_by
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,7 @@ class Stacked:
     def by_labels(index: pd.Index, keys: pd.Index, times: pd.Index | None) -> "Stacked":
         """Rows with equal keys form a sequence, in the order of their first rows; without times the steps are
         numbered."""
-        codes, unique = keys.factorize()
-        order, counts = np.argsort(codes, kind="stable"), np.bincount(codes)
-        members = tuple(np.split(order, np.cumsum(counts)[:-1]))
+        members, unique = rows_by(keys)
         names = tuple(", ".join(map(str, key)) if isinstance(key, tuple) else str(key) for key in unique)
         if len(set(names)) < len(names):  # as of 1 and "1"
             names = tuple(map(repr, unique))

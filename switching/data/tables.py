@@ -15,8 +15,7 @@ import numpy as np
 import pandas as pd
 
 from .files import check_file
-from .stacked import Stacked
-from .timeline import TIME_NAMES, distances, is_time, label_text, out_of_order
+from .timeline import TIME_NAMES, distances, is_time, label_text, out_of_order, rows_by
 
 PACKED = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 PARQUET = (".parquet", ".pq")
@@ -311,7 +310,7 @@ def _members(table: pd.DataFrame, sequence: str | None) -> Sequence[np.ndarray]:
     """The rows of each sequence; without a column of sequences, all rows are one sequence."""
     if sequence is None:
         return [np.arange(len(table))]
-    return Stacked.by_labels(table.index, pd.Index(table[sequence]), None).members
+    return rows_by(pd.Index(table[sequence]))[0]
 
 
 def time_column(
@@ -336,16 +335,29 @@ def time_column(
         step = out_of_order(times)
         if step is None:
             continue
-        if asked is None and label.lower() not in WHOLE_TIMES and not is_time(times):
-            gaps = distances(times)
-            if gaps is not None and not (gaps < 0).all():
-                return None
+        if asked is None and label.lower() not in WHOLE_TIMES and _is_part(times, label, table):
+            return None
         cure = ", name the column of the sequences with --sequence" if sequence is None else ""
+        here, before = int(members[step]), int(members[step - 1])
+        if times[step] == times[step - 1]:
+            raise ValueError(
+                f"--time: {label} is {label_text(times[step])} in {_place(path, before)} and again in "
+                f"{_place(path, here)}; keep one of them{cure}, or choose another column with --time."
+            )
         raise ValueError(
-            f"--time: {label} goes back in {_place(path, int(members[step]))}, where {label_text(times[step])} follows "
+            f"--time: {label} goes back in {_place(path, here)}, where {label_text(times[step])} follows "
             f"{label_text(times[step - 1])}; sort the rows by time{cure}, or choose another column with --time."
         )
     return label
+
+
+def _is_part(times: pd.Index, label: str, table: pd.DataFrame) -> bool:
+    """Whether numbers that do not rise are parts of a time: they go up and down, or other parts stand beside them."""
+    gaps = None if is_time(times) else distances(times)
+    if gaps is None or (gaps < 0).all():
+        return False
+    beside = TIME_NAMES & {str(name).lower() for name in table.columns} - {label.lower()}
+    return bool(beside) or not (gaps >= 0).all()
 
 
 def _find_time(table: pd.DataFrame, taken: Sequence[str], sequence: str | None) -> str | None:

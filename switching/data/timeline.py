@@ -18,6 +18,13 @@ DAY_AND_MONTH = re.compile(r"\d{1,2}[-/.]\d{1,2}[-/.]\d{4}")
 ISO_DATE = re.compile(r"\d{4}-\d{2}(-\d{2}([T ].*)?)?")
 
 
+def rows_by(keys: pd.Index) -> tuple[tuple[np.ndarray, ...], pd.Index]:
+    """The rows with each key, in the order of their first rows, and these keys."""
+    codes, unique = keys.factorize()
+    order, counts = np.argsort(codes, kind="stable"), np.bincount(codes)
+    return tuple(np.split(order, np.cumsum(counts)[:-1])), unique
+
+
 def time_index(index: pd.Index | None, n_steps: int) -> pd.Index:
     """The pandas index of a series; 0, 1, 2, ... if it has none."""
     return pd.RangeIndex(n_steps, name="step") if index is None else pd.Index(index)

@@ -10,7 +10,6 @@ result is draws of the normal at the peak (Laplace).
 
 import math
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -26,6 +25,8 @@ MOST = 2**29  # numbers in the tables of all draws; with more data the posterior
 RELIABLE = 0.7  # Pareto's shape below which the weights are reliable
 NEWTON = 100  # steps at most
 FRESH = 4  # steps after which the curvature is computed again
+FEWEST = 4  # weights in a tail that has no shape
+LEAST = math.log(torch.finfo(torch.float64).tiny)
 NEAR = 1e-10  # remaining gain in nats at the peak
 
 
@@ -85,12 +86,25 @@ def _curvature(density: FreeDensity, point: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def smoothed_weights(log_weights: Float[Tensor, "n"]) -> tuple[Float[Tensor, "n"], float]:
-    """Pareto-smoothed weights that sum to 1, and the tail's shape k."""
-    from arviz import psislw
+    """Pareto-smoothed weights that sum to 1, and the tail's shape k; without a tail it is infinite.
 
-    logs = np.maximum(log_weights.cpu().numpy(), -1e300)
-    smooth, k = psislw(logs - logs.max())
-    return torch.from_numpy(np.exp(np.asarray(smooth))).to(log_weights), float(k)
+    The largest weights become quantiles of the generalised Pareto distribution that is fitted to them.
+    """
+    from pyro.ops.stats import fit_generalized_pareto
+
+    logs = log_weights.cpu().clamp_min(-1e300)
+    logs = logs - logs.max()
+    n = len(logs)
+    ordered, order = logs.sort(stable=True)
+    cut = float(ordered[-math.ceil(min(n / 5, 3 * n**0.5)) - 1].clamp_min(LEAST))
+    tail, k = order[ordered > cut], math.inf
+    if len(tail) > FEWEST:
+        k, size = fit_generalized_pareto(logs[tail].exp() - math.exp(cut))
+        at = (torch.arange(len(tail), dtype=torch.float64, device="cpu") + 0.5) / len(tail)
+        quantiles = size * (torch.expm1(-k * torch.log1p(-at)) / k if k else -torch.log1p(-at))
+        smooth = (quantiles + math.exp(cut)).log().clamp_max(0.0)
+        logs = logs.index_copy(0, tail, torch.where(smooth.isfinite(), smooth, logs[tail]))
+    return logs.softmax(-1).to(log_weights), k
 
 
 def _systematic(weights: Float[Tensor, "n"], generator: torch.Generator | None) -> Tensor:

@@ -2,6 +2,7 @@
 
 import math
 
+import arviz as az
 import numpy as np
 import pytest
 import samplehold as sh
@@ -114,6 +115,16 @@ def test_of_a_single_normal_the_draws_are_those_of_the_posterior_in_closed_form(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("shape", [0.2, 0.5, 0.9, 2.0])
+@pytest.mark.parametrize("n", [3, 50, 4000])
+def test_smoothed_weights_are_those_of_arviz(shape, n):
+    logs = np.log(np.random.default_rng(n).pareto(1 / shape, n) + 1)
+    found, k = smoothed_weights(torch.from_numpy(logs))
+    expected, shape_of = az.psislw(logs.copy())
+    assert_close(found, torch.from_numpy(np.exp(np.asarray(expected))), rtol=1e-10, atol=1e-14)
+    assert k == pytest.approx(float(shape_of), rel=1e-10)
+
+
 def test_they_are_as_wide_as_those_of_nuts(monkeypatch):
     monkeypatch.setattr(sampling, "CHAINS", 2)
     truth = sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)).with_values(
@@ -188,8 +199,6 @@ def test_heavy_tails_of_weights_are_told():
 
 @pytest.mark.slow
 def test_divergences_are_reported(monkeypatch):
-    import arviz as az
-
     monkeypatch.setattr(sampling, "CHAINS", 2)
     x = torch.cat([torch.zeros(20), torch.full((20,), 5.0)]).double()[:, None] + torch.arange(40)[:, None] % 3 * 0.3
     fit = sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)).fit(x, "nuts", num_samples=12, restarts=1, progress=False)
