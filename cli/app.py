@@ -386,6 +386,8 @@ def _one_line_errors() -> Iterator[None]:
         with rare_collections(), announcements(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "kernel cache: ")
             yield
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ModuleNotFoundError) as error:
+        if isinstance(error, ModuleNotFoundError) and "samplehold[" not in str(error):
+            raise
         typer.echo(f"samplehold: {' '.join(str(error).split())}", err=True)
         raise typer.Exit(2) from None

@@ -1,5 +1,6 @@
 """Every Python block of the README and of the documents runs as it stands, in order."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -23,5 +24,18 @@ def test_every_block_runs(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     mpl.use("Agg")
     names = {"__name__": f"document_{path.stem}"}
+    before = {file.name for file in tmp_path.iterdir()}
     for number, block in enumerate(BLOCK.findall(path.read_text()), start=1):
         exec(compile(block, f"{path.name}, block {number}", "exec"), names)
+    assert path != README or {file.name for file in tmp_path.iterdir()} == before
+
+
+LIBRARIES = {"sh", "torch", "pd", "np", "pyro", "plt", "az"}
+
+
+@pytest.mark.parametrize("number", range(len(BLOCK.findall(README.read_text()))))
+def test_a_block_of_the_readme_imports_the_libraries_that_it_uses(number):
+    tree = ast.parse(BLOCK.findall(README.read_text())[number])
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} & LIBRARIES
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import)]
+    assert used == {alias.asname or alias.name for node in imports for alias in node.names} & LIBRARIES

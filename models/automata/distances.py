@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 
 from ...inference.numerics.checks import check_parts
+from ...inference.numerics.extras import needs
 from ...inference.numerics.randomness import Seed
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_integer, check_kind
@@ -199,7 +200,8 @@ def shortest_word(machine: "DFA") -> str | None:
 
 def check_machine(name: str, machine: Any) -> "DFA":
     """A deterministic automaton of automata-lib whose symbols are letters."""
-    from automata.fa.dfa import DFA
+    with needs("automata-lib", "machines"):
+        from automata.fa.dfa import DFA
 
     check_kind(name, machine, DFA, "an automata.fa.dfa.DFA")
     letters = all(isinstance(symbol, str) and len(symbol) == 1 for symbol in machine.input_symbols)

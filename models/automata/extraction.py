@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ...inference.numerics.extras import needs
 from ...inference.numerics.randomness import Seed
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_choice, check_integer
@@ -145,7 +146,8 @@ def _of_clusters(network: Acceptor, alphabet: Sequence[str], n_clusters: int, se
 
 def _machine(table: dict[str, Tensor], accepts: Tensor, start: int) -> "DFA":
     """The machine with these transitions (by symbol and state) and accepting states."""
-    from automata.fa.dfa import DFA
+    with needs("automata-lib", "machines"):
+        from automata.fa.dfa import DFA
 
     return DFA(
         states=set(range(len(accepts))),
@@ -158,7 +160,8 @@ def _machine(table: dict[str, Tensor], accepts: Tensor, start: int) -> "DFA":
 
 def _numbered(machine: "DFA", alphabet: Sequence[str]) -> "DFA":
     """The reachable states, numbered in the order of the shortest words that reach them."""
-    from automata.fa.dfa import DFA
+    with needs("automata-lib", "machines"):
+        from automata.fa.dfa import DFA
 
     order = {machine.initial_state: 0}
     front = deque(order)

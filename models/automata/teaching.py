@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
+from ...inference.numerics.extras import needs
 from .acceptor import Acceptor
 from .distances import longest_within, short_words
 
@@ -178,7 +179,8 @@ class Comparison:
 
 def learned(teacher: Teacher, comparison: Comparison) -> "tuple[DFA, bool]":
     """The final machine of L*, and whether the search for counterexamples ended before the queries ran out."""
-    from aalpy.learning_algs import run_Lstar
+    with needs("AALpy", "machines"):
+        from aalpy.learning_algs import run_Lstar
 
     try:
         machine, complete = (
@@ -203,7 +205,8 @@ def learned(teacher: Teacher, comparison: Comparison) -> "tuple[DFA, bool]":
 
 def as_dfa(machine: Any, alphabet: Sequence[str]) -> "DFA":
     """AALpy's machine as a machine of automata-lib."""
-    from automata.fa.dfa import DFA
+    with needs("automata-lib", "machines"):
+        from automata.fa.dfa import DFA
 
     number = {state.state_id: i for i, state in enumerate(machine.states)}
     return DFA(

@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from ...inference.numerics.extras import needs
 from ...inference.numerics.scalars import check_choice, check_integer
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ def tomita(number: int) -> "DFA":
     >>> tomita(4).accepts_input("0010"), tomita(4).accepts_input("1000")
     (True, False)
     """
-    from automata.fa.dfa import DFA
+    with needs("automata-lib", "machines"):
+        from automata.fa.dfa import DFA
 
     check_choice("number", check_integer("number", number), tuple(TABLES))
     table, accepting = TABLES[number]

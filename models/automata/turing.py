@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...inference.numerics.extras import needs
 from ...inference.numerics.scalars import check_choice, check_integer, check_kind
 from .words import check_word
 
@@ -127,7 +128,8 @@ class TuringMachine:
 
     def to_automata(self) -> "DTM":
         """The same machine in automata-lib; it raises its `RejectionException` if this one rejects."""
-        from automata.tm.dtm import DTM
+        with needs("automata-lib", "machines"):
+            from automata.tm.dtm import DTM
 
         library: Any = DTM
         names = {state: str(number) for number, state in enumerate(self.states)}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.functional import one_hot
 
+from ...inference.numerics.extras import needs
 from ..automata.tomita import labelled_words, tomita
 from ..networks.peephole import PeepholeLSTM
 from ..networks.wrapped import GRU, LSTM
@@ -79,7 +80,8 @@ def balanced(word: str) -> list[bool]:
 
 def brackets(depth: int) -> "DFA":
     """Balanced parentheses of at most this depth; a state for each depth, and -1 for all that is lost."""
-    from automata.fa.dfa import DFA
+    with needs("automata-lib", "machines"):
+        from automata.fa.dfa import DFA
 
     moves = {d: {"(": d + 1 if d < depth else -1, ")": d - 1 if d else -1} for d in range(depth + 1)}
     return DFA(

@@ -19,6 +19,7 @@ import torch
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
+from ...inference.numerics.extras import needs
 from ..automata.fraction_stack import FractionStack, base_of
 from ..automata.turing import (
     Configuration,
@@ -48,7 +49,8 @@ DRAWN = ("unary multiplication", "111x1111=")
 
 def library_configurations(machine: TuringMachine, word: str) -> list[Configuration]:
     """Those that automata-lib's machine goes through."""
-    from automata.base.exceptions import RejectionException
+    with needs("automata-lib", "machines"):
+        from automata.base.exceptions import RejectionException
 
     configurations = []
     try:

@@ -52,8 +52,13 @@ def read_table(path: Path) -> pd.DataFrame:
 
 
 def _read_parquet(path: Path) -> pd.DataFrame:
-    from pyarrow import ArrowException
-
+    try:
+        from pyarrow import ArrowException
+    except ModuleNotFoundError:
+        raise ValueError(
+            f"data: {path} is a Parquet file, which needs pyarrow; pip install 'samplehold[parquet]' installs it, or "
+            "give a CSV file."
+        ) from None
     try:
         table = pd.read_parquet(path)
     except (ArrowException, OSError) as error:
