@@ -379,7 +379,9 @@ class Model(Named, ABC):
         series = self.read(x, **given).detached()
         model = self.with_prior(options.prior) if isinstance(options.prior, Mapping) else self
         with naming("x"), one_thread_if_small(options.restarts * series.observations.numel()):
-            return replace(model._fitted(series, options), series=series, prior=options.prior)
+            fit = replace(model._fitted(series, options), series=series, prior=options.prior)
+            posterior = None if fit.posterior is None else fit.posterior.labelled(fit.model, series)
+            return replace(fit, posterior=posterior)
 
     @abstractmethod
     def _fitted(self, series: Series, options: "Options") -> "Fit[Any]":

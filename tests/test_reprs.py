@@ -4,8 +4,11 @@ import contextlib
 import doctest
 import inspect
 import io
+import re
 from dataclasses import is_dataclass
 
+import arviz as az
+import pandas as pd
 import pytest
 import samplehold as sh
 import torch
@@ -122,6 +125,29 @@ def test_tables_hold_the_numbers_under_their_names():
     page = fit.posterior._repr_html_()
     assert f"{float(fit.posterior.mean['loc'][2, 1]):.4g}" in page
     assert "loc[2, 1]" in page
+
+
+def test_one_parameter_has_one_name_everywhere():
+    """In the summary, the page of the posterior and ArviZ's tables."""
+    x = pd.DataFrame({"volume": [1.0, 1.2, 0.9, 4.0, 4.2, 4.1, 1.1]})
+    for model in (sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)), sh.LinearSSM(1)):
+        fit = model.fit(x, "vmp", restarts=1, max_steps=5, progress=False)
+        names = fit.summary().parameters.index.tolist()
+        page = fit.posterior._repr_html_()
+        assert all(f"<th>{name}</th>" in page for name in names)
+        assert set(names) == set(az.summary(fit.to_arviz(draws=4), kind="stats").index)
+    assert "volume" in "".join(names)
+
+
+def test_a_series_has_a_page():
+    frame = pd.DataFrame({"who": list("aab"), "t": [3, 4, 7], "v": [1.0, None, 2.0]})
+    page = sh.read_panel(frame, "who", "t", ["v"])._repr_html_()
+    cells = re.findall(r"<t[hd]>(.*?)</t[hd]>", page)
+    assert cells == ["", "steps", "from", "to", "missing values", "a", "2", "3", "4", "1", "b", "1", "7", "7", "0"]
+    assert "Series of 2 sequences, features v" in page
+    many = sh.SwitchingSSM(sh.Copy(2), sh.Normal(2)).read(torch.zeros(100, 3, 2))
+    assert many._repr_html_().count("<tr") == 61
+    assert "the first 60" in many._repr_html_()
 
 
 def test_comparisons_and_stacks_have_tables():

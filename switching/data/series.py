@@ -80,6 +80,12 @@ class Series(Record):
     stacked: Stacked | None = field(default=None, repr=False, compare=False)
     checked: Any = field(default=None, repr=False, compare=False)  # the model parts that have checked the observations
 
+    def _repr_html_(self) -> str:
+        """The HTML for notebooks: a row for each sequence."""
+        from .page import series_page
+
+        return series_page(self)
+
     @property
     def batch_shape(self) -> torch.Size:
         return self.observations.shape[:-2]

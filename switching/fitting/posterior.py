@@ -12,6 +12,7 @@ parameters.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol, Unpack, runtime_checkable
@@ -41,7 +42,19 @@ EXPORTED = 100  # in an export
 
 
 class ParameterPosterior(ABC):
-    """The parameters' posterior distribution, under their names in the program."""
+    """The parameters' posterior distribution, under their names in the program.
+
+    Attributes:
+        labels: of a fit's, its model and series, which name the numbers.
+    """
+
+    labels: Any = None
+
+    def labelled(self, model: Any, series: Any) -> Any:
+        """The same posterior with these labels."""
+        known = copy(self)
+        object.__setattr__(known, "labels", (model, series))
+        return known
 
     @property
     @abstractmethod

@@ -7,6 +7,7 @@ import pandas as pd
 
 from ..data.timeline import continued, label_text, time_index
 from .arviz import coordinates
+from .summary import parameters_of
 from .tables import by_state, html
 
 LEVEL, DRAWS = 0.9, 2000
@@ -30,7 +31,12 @@ def fit_page(fit: Any) -> str:
 
 
 def posterior_page(posterior: Any) -> str:
-    """Mean, standard deviation and central interval of every number."""
+    """Mean, standard deviation and central interval of every number; of a fit's, those of its summary."""
+    if posterior.labels is not None:
+        model, series = posterior.labels
+        table = parameters_of(posterior, model, series, LEVEL).drop(columns="state")
+        ends = [f"{100 * p:g}%" for p in ((1 - LEVEL) / 2, (1 + LEVEL) / 2)]
+        return html(type(posterior).__name__, table.set_axis(["estimate", "sd", *ends], axis=1).rename_axis(None))
     draws, mean = posterior.sample(DRAWS), posterior.mean
     lower, upper = posterior.interval(LEVEL, n=DRAWS)
     ends = [f"{100 * p:g}%" for p in ((1 - LEVEL) / 2, (1 + LEVEL) / 2)]

@@ -92,15 +92,40 @@ def summarise(fit: Any, series: Series, level: float = 0.9) -> Summary:
     """The summary of a fit and of its series: see `Fit.summary`."""
     level = check_probability("level", level, proper=True)
     model = fit.model
-    estimates = {name: value.double().cpu() for name, value in described(model.known, model.values).items()}
+    estimates = _estimates(model)
     if fit.posterior is None:
         errors = _errors(fit, series)
         ends = _normal_ends(model.known, estimates, errors, float(ndtri((1 + level) / 2)))
+        parameters = _table(model, series, estimates, errors, ends)
     else:
-        drawn = fit.posterior.refined.sample(DRAWS)
-        draws = described(model.known, {name: value.double() for name, value in drawn.items()})
-        errors = {name: table.std(0) for name, table in draws.items()}
-        ends = {name: tuple(central_interval(table, level)) for name, table in draws.items()}
+        parameters = parameters_of(fit.posterior, model, series, level)
+    missing = bool(parameters["standard error"].isna().any())
+    return Summary(_statistics(fit, series), parameters, _states(fit, series), level, tuple(_notes(fit, missing)))
+
+
+def parameters_of(posterior: Any, model: Any, series: Series, level: float) -> pd.DataFrame:
+    """`Summary.parameters` of a posterior: a model's values, with standard deviations and central intervals of
+    draws."""
+    drawn = posterior.refined.sample(DRAWS)
+    draws = described(model.known, {name: value.double() for name, value in drawn.items()})
+    errors = {name: table.std(0) for name, table in draws.items()}
+    ends: dict[str, tuple[Any, Any]] = {}
+    for name, table in draws.items():
+        lower, upper = central_interval(table, level)
+        ends[name] = lower, upper
+    return _table(model, series, _estimates(model), errors, ends)
+
+
+# ---- the numbers -----------------------------------------------------------------------------------------------------
+
+
+def _estimates(model: Any) -> Parameters:
+    return {name: value.double().cpu() for name, value in described(model.known, model.values).items()}
+
+
+def _table(
+    model: Any, series: Series, estimates: Parameters, errors: Parameters, ends: dict[str, tuple[Any, Any]]
+) -> pd.DataFrame:
     records = [
         (
             row.name,
@@ -111,12 +136,7 @@ def summarise(fit: Any, series: Series, level: float = 0.9) -> Summary:
         for row in rows(model, coordinates(series, model))
     ]
     columns = ["parameter", "state", "estimate", "standard error", "lower", "upper"]
-    parameters = pd.DataFrame.from_records(records, columns=columns, index="parameter")
-    missing = bool(parameters["standard error"].isna().any())
-    return Summary(_statistics(fit, series), parameters, _states(fit, series), level, tuple(_notes(fit, missing)))
-
-
-# ---- the numbers -----------------------------------------------------------------------------------------------------
+    return pd.DataFrame.from_records(records, columns=columns, index="parameter")
 
 
 def _errors(fit: Any, series: Series) -> Parameters:
