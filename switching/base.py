@@ -199,6 +199,11 @@ class Model(Named, ABC):
         expected = {name: tuple(table.shape) for name, table in self.prior.items()}
         tables = {}
         for name, value in check_kind("prior", prior, Mapping, "hyperparameters by name").items():
+            if isinstance(value, torch.distributions.Distribution):
+                raise TypeError(
+                    f"prior[{name!r}]: got {type(value).__name__}, but a {self.name} takes hyperparameters: "
+                    f"{', '.join(expected) or 'none'}."
+                )
             table = read_table(value, f"prior[{name!r}]")
             if not bool(table.isfinite().all()):
                 raise ValueError(f"prior[{name!r}]: got numbers that are not finite; give finite hyperparameters.")

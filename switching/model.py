@@ -29,6 +29,7 @@ from .dynamics.contract import Dynamics
 from .emissions.contract import Emission
 from .fitting.options import METHODS, Options
 from .forecast import Forecast, look_ahead
+from .own_priors import is_own
 from .parameters import Parameter, Parameters
 from .peers import explains_options
 from .priors import log_prior, sample_sites
@@ -150,13 +151,42 @@ class SwitchingSSM(Model):
 
     def _weak_prior(self, series: Series | None) -> Parameters:
         rows = None if series is None else series.rows
-        return self.dynamics.default_prior() | self.emission.default_prior(self.n_states, rows)
+        return self.dynamics.default_prior() | self.emission.prior_scaled(self.n_states, rows)
 
     def _check_prior(self, prior: Parameters) -> None:
         typical = self.emission.start(prior)
         with pyro.validation_enabled(True):  # torch.compile switches it off for the whole process
             for site in self.emission.sites(prior) + self.dynamics.sites(prior):
                 site.distribution(typical)
+
+    def with_prior(self, prior: Mapping[str, Any]) -> "SwitchingSSM":
+        """The same model with other hyperparameters, with names and shapes as in `model.prior`, or with distributions
+        of Pyro by name of a parameter. A fit keeps these, and scales the others to the data.
+
+        Dynamics take a Beta for `redraw_prob` and Dirichlets for rows of probabilities. For an emission see `Normal`.
+
+        Raises:
+            ValueError: other names or shapes; numbers that are not finite or not valid hyperparameters; a distribution
+                that does not fit its parameter.
+
+        >>> import pyro.distributions as dist
+        >>> import samplehold as sh
+        >>> model = sh.SwitchingSSM(sh.Copy(2), sh.Normal(1))
+        >>> model = model.with_prior({"loc": dist.Normal(900.0, 200.0), "redraw_prob": dist.Beta(1.0, 50.0)})
+        >>> model.prior["redraw_concentration"]
+        tensor([ 1., 50.], dtype=torch.float64)
+        """
+        own = {n: d for n, d in check_kind("prior", prior, Mapping, "hyperparameters by name").items() if is_own(d)}
+        tables = {name: value for name, value in prior.items() if name not in own}
+        of_dynamics = {name: d for name, d in own.items() if name in self.dynamics.parameters}
+        tables |= self.dynamics.hyperparameters(of_dynamics)
+        of_emission = {name: d for name, d in own.items() if name not in of_dynamics}
+        if not of_emission:
+            return super().with_prior(tables)
+        made = SwitchingSSM(self.dynamics, self.emission.with_own(of_emission))
+        kept = {name: self.prior[name] for name in self._chosen if name in made.prior} | tables
+        made = made.with_prior(kept) if kept else made
+        return made._copy(self.values)
 
     def log_prior(self, values: Parameters) -> Tensor:
         """Log density of the prior at parameter values: `[*r]`."""
@@ -371,7 +401,7 @@ class SwitchingSSM(Model):
             seed: of the starts; equal seeds give equal fits.
             prior: "weak": the emission's prior is scaled to x. For normals it has the weight of half an observation and
                 a robust estimate of the spread of x within a state, and is vague about locations. Hyperparameters set
-                by `with_prior` are kept. A dictionary sets some hyperparameters, as `with_prior` does;
+                by `with_prior` are kept. A dictionary sets some hyperparameters or distributions, as `with_prior` does;
                 `prior=model.prior` keeps all of the model's. None: no prior, for "em".
             progress: show a progress bar on a terminal.
             factorization: of q(paths) in VMP: "structured", the exact chain, or "mean_field", each step independent.

@@ -20,16 +20,20 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
+import torch
 from safetensors.torch import load as tensors_of
 from safetensors.torch import save as bytes_of
 from torch import Tensor
+from torch.distributions import Distribution
 
 from ..inference.numerics.scalars import check_path
 from .data.writing import write_file
+from .own_priors import arguments, distribution_of
 from .parameters import Named
 
 Model = TypeVar("Model")
 FORMAT, FILE, KEY = 1, "model.safetensors", "samplehold"
+OWN, DISTRIBUTION = "by name", "distribution"  # keys of a mapping, and of a distribution of Pyro
 UNSEALED = "0" * 64
 SEAL = re.compile(rb'(?<=\\"sha256\\": \\")[0-9a-f]{64}')
 
@@ -86,12 +90,20 @@ def _described(part: Named) -> dict[str, Any]:
             f"{part.name}: cannot be stored, because its arguments are unknown; make the class a frozen dataclass."
         )
     fields = {f.name: getattr(part, f.name) for f in dataclasses.fields(part)}
+    fields = {name: value for name, value in fields.items() if value is not None}
     return {"class": part.name} | {name: _plain(value, f"{part.name}.{name}") for name, value in fields.items()}
 
 
 def _plain(value: Any, name: str) -> Any:
     if isinstance(value, Named):
         return _described(value)
+    if isinstance(value, Mapping):
+        return {OWN: {key: _plain(entry, f"{name}.{key}") for key, entry in value.items()}}
+    if isinstance(value, Distribution):
+        numbers = arguments(value)
+        if numbers is None:
+            raise TypeError(f"{name}: got {type(value).__name__}, which cannot be stored; a distribution of Pyro can.")
+        return {DISTRIBUTION: type(value).__name__} | {key: _plain(entry, name) for key, entry in numbers.items()}
     if isinstance(value, Tensor | np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, list | tuple):
@@ -213,6 +225,11 @@ def _part(described: dict[str, Any], name: str) -> Any:
 
 
 def _argument(value: Any, name: str, flag: bool) -> Any:
+    if isinstance(value, dict) and set(value) == {OWN}:
+        return {key: _argument(entry, f"{name}.{key}", False) for key, entry in value[OWN].items()}
+    if isinstance(value, dict) and DISTRIBUTION in value:
+        numbers = {key: torch.as_tensor(entry) for key, entry in value.items() if key != DISTRIBUTION}
+        return distribution_of(value[DISTRIBUTION], numbers)
     if isinstance(value, dict):
         return _part(value, name)
     if isinstance(value, list):

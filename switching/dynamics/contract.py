@@ -6,7 +6,7 @@ restarts or posterior draws. They form `blocks` that are conjugate to the counts
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pyro
 import pyro.distributions as dist
@@ -19,8 +19,8 @@ from ...inference.families import CopyTables, FactoredTables, Family, MarkovTabl
 from ...inference.message_passing.factor_graph import Factor
 from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
-from ..parameters import Named, Parameter, Parameters, check_parameters, kept
-from ..priors import Conjugate, Site
+from ..parameters import Named, Parameter, Parameters, check_parameters, concentration, kept
+from ..priors import Conjugate, Probabilities, Site
 
 PATHS = "paths"
 """The block of a model's paths in message passing."""
@@ -75,6 +75,30 @@ class Dynamics(Named, ABC):
     def sites(self, prior: Parameters) -> list[Site]:
         """The parameters' prior as Pyro sites."""
         return [site for block in self.blocks.values() for site in block.sites(prior)]
+
+    def hyperparameters(self, own: Mapping[str, Any]) -> Parameters:
+        """The hyperparameters of distributions of Pyro, by parameter: a Beta of a probability, a Dirichlet of rows.
+
+        Raises:
+            ValueError: another distribution, or another shape.
+        """
+        tables, default = {}, self.default_prior()
+        blocks = {b.name: b for b in self.blocks.values() if isinstance(b, Probabilities)}
+        for name, given in own.items():
+            block = blocks.get(name)
+            kind = torch.distributions.Dirichlet if block is not None and block.dims else torch.distributions.Beta
+            if block is None or not isinstance(given, kind):
+                expected = "no distribution" if block is None else f"a {kind.__name__}"
+                raise ValueError(
+                    f"prior[{name!r}]: got {type(given).__name__}, but {self.name} takes {expected} there."
+                )
+            pair = ("concentration",) if block.dims else ("concentration1", "concentration0")
+            numbers = torch.stack([getattr(given, part) for part in pair], -1)
+            numbers = numbers.squeeze(-1) if block.dims else numbers
+            tables[block.hyperparameter] = concentration(
+                numbers, tuple(default[block.hyperparameter].shape), f"prior[{name!r}]"
+            )
+        return tables
 
     # ---- paths -----------------------------------------------------------------------------------------------------
 

@@ -17,8 +17,9 @@ M-step is exact, and it can be fitted by message passing too. See `priors.Conjug
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -33,6 +34,8 @@ from ...inference.numerics.remembered import remembered
 from ...inference.numerics.scalars import check_integer
 from ..data.series import place
 from ..definite import free_coordinates
+from ..own_priors import OwnPrior, has_default_form, hyperparameters
+from ..own_priors import read as read_priors
 from ..parameters import Named, Parameter, Parameters, check_parameters, moved, widened, with_prefix
 from ..priors import Conjugate, Site, log_prior
 from .ascent import ascend
@@ -91,6 +94,9 @@ class Emission(Named, ABC):
     parameters: Mapping[str, Parameter] = {}
     support: constraints.Constraint = constraints.real
     expects: str = "finite numbers"
+    prior: Any = None
+    """Priors of some parameters, distributions of Pyro by name: see `own_priors`. A field of an emission that takes
+    them."""
     have_unit: ClassVar[bool] = False
     """Whether `in_units` describes the effect of another unit on the parameters, and "loc" moves with the origin."""
 
@@ -98,6 +104,56 @@ class Emission(Named, ABC):
         n_features = check_integer("n_features", self.n_features)
         if n_features is not self.n_features:
             object.__setattr__(self, "n_features", n_features)
+        if self.prior is not None:
+            read_priors(self.prior, self.parameters, self.name)
+
+    @property
+    def own(self) -> dict[str, OwnPrior]:
+        """The priors of one's own, by parameter."""
+        return read_priors(self.prior, self.parameters, self.name) if isinstance(self.prior, Mapping) else {}
+
+    @property
+    def is_conjugate(self) -> bool:
+        """Whether all priors are of one exponential family, as message passing and closed M-steps need."""
+        return False
+
+    def with_own(self, prior: Mapping[str, Any]) -> "Emission":
+        """The same emission with these priors of parameters, beside those that it has."""
+        known, changed = self.prior if isinstance(self.prior, Mapping) else {}, cast(Any, self)
+        if "prior" not in getattr(self, "__dataclass_fields__", {}):
+            raise ValueError(f"prior: got {sorted(prior)}, but {self.name} takes none; write them into its `priors`.")
+        return cast(Emission, replace(changed, prior={**known, **prior}))
+
+    def in_own_units(self, about: Tensor, unit: Tensor) -> "Emission":
+        """The emission for values of (x - about) / unit, with its own priors converted."""
+        if not self.own or not self.have_unit:
+            return self
+        converted = copy(self)
+        object.__setattr__(converted, "_units", (about, unit))
+        return converted
+
+    def prior_scaled(self, n_states: int, x: Float[Tensor, "N F"] | None) -> Parameters:
+        """`default_prior` with the hyperparameters of priors of one's own that have the default's form."""
+        prior = self.default_prior(n_states, x)
+        for one in self.own.values():
+            prior = prior | hyperparameters(one, prior)
+        return prior
+
+    def _with_own(self, sites: list[Site], prior: Parameters, typical: Parameters) -> list[Site]:
+        """Sites with the priors of one's own in their places; `typical` values have the shapes of tables."""
+        own = {name: one for name, one in self.own.items() if not has_default_form(one, set(prior))}
+        about, unit = vars(self).get("_units", (None, None))
+        replaced = []
+        for site in sites:
+            if site.name not in own:
+                replaced.append(site)
+                continue
+            like = typical[site.name]
+            scaled = None if unit is None else self.in_units({site.name: torch.ones_like(like)}, unit.to(like))
+            factor = None if scaled is None else scaled[site.name]
+            shift = about.to(like) if site.name == "loc" and about is not None else None
+            replaced.append(own[site.name].site(like.shape, like, factor, shift))
+        return replaced
 
     # ---- what a subclass writes ------------------------------------------------------------------------------------
 
@@ -214,13 +270,21 @@ class Emission(Named, ABC):
     def sites(self, prior: Parameters) -> list[Site]:
         """The parameters' prior as Pyro sites."""
         distributions = self.priors(prior)
-        return [Site(name, lambda values, name=name: distributions[name]) for name in self.parameters]
+        sites = [Site(name, lambda values, name=name: distributions[name]) for name in self.parameters]
+        if not self.own:
+            return sites
+        like = next(iter(prior.values()))
+        return self._with_own(sites, prior, {n: like.new_zeros(d.event_shape) for n, d in distributions.items()})
 
     def start(self, prior: Parameters) -> Parameters:
         """Typical parameters under a prior, equal in all states, as the start of a first M-step."""
         values = {}
         for site in self.sites(prior):
-            mean = site.distribution(values).mean
+            distribution = site.distribution(values)
+            try:
+                mean = distribution.mean
+            except NotImplementedError:
+                mean = next(iter(prior.values())).new_full(distribution.event_shape, torch.nan)
             to_support = free_coordinates(self.parameters[site.name].support)
             middle = to_support(mean.new_zeros(to_support.inverse_shape(mean.shape)))
             values[site.name] = mean if bool(mean.isfinite().all()) else middle
@@ -312,6 +376,11 @@ class ConjugateEmission(Conjugate, Emission):
         tensor([[3.]])
     """
 
+    @property
+    def is_conjugate(self) -> bool:
+        names = set(self.default_prior(1, None)) if self.own else set()
+        return all(has_default_form(one, names) for one in self.own.values())
+
     fills_in: ClassVar[bool] = False
     """Whether missing features of a step are imputed under the parameters. The expected log-likelihood is then convex
     in their statistics, and linear only if no step has missing single features."""
@@ -339,12 +408,18 @@ class ConjugateEmission(Conjugate, Emission):
 
         NaN for a state without weight, if there is no prior.
         """
+        if prior is not None and not self.is_conjugate:
+            return Emission.maximize(self, x, weights, near, prior, floor)
         message, about = self.message(x, weights, near), near.get("loc")
         if prior is None:
             maximized = self.limit(message, floor)
         else:
             maximized = self._none_collapsed(self.mode(prior if about is None else moved(prior, -about), message))
         return maximized if about is None else replace(maximized, values=moved(maximized.values, about))
+
+    def sites(self, prior: Parameters) -> list[Site]:
+        sites = super().sites(prior)
+        return self._with_own(sites, prior, self.start(prior)) if self.own else sites
 
     def limit(self, message: Float[Tensor, "*plates P"], floor: Float[Tensor, "F"]) -> Maximized:
         """The maximum likelihood under the message alone, with variances of at least the floor."""

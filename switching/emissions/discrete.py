@@ -16,8 +16,8 @@ log-likelihood at $\theta'$ plus c:
 | Categorical | $\propto e^{E \log p}$ | log of their sum |
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -32,6 +32,7 @@ from ...inference.numerics.arrays import floating
 from ...inference.numerics.checks import broadcast_shapes
 from ...inference.numerics.op import Variants
 from ...inference.numerics.scalars import check_integer
+from ..own_priors import read as read_priors
 from ..parameters import Parameter, Parameters, concentration
 from .contract import ConjugateEmission, Representative
 
@@ -42,6 +43,7 @@ class Bernoulli(ConjugateEmission):
 
     Arguments:
         n_features: F.
+        prior: as for `Normal`.
 
     Example:
         >>> import samplehold as sh
@@ -52,6 +54,7 @@ class Bernoulli(ConjugateEmission):
     """
 
     n_features: int = 1
+    prior: Any = field(default=None, kw_only=True, repr=False, compare=False)
     family = Beta()
     parameters = {"probs": Parameter(("state", "feature"), constraints.unit_interval)}  # noqa: RUF012
     support = constraints.boolean
@@ -100,6 +103,7 @@ class Poisson(ConjugateEmission):
 
     Arguments:
         n_features: F.
+        prior: as for `Normal`.
 
     Example:
         >>> import samplehold as sh
@@ -110,6 +114,7 @@ class Poisson(ConjugateEmission):
     """
 
     n_features: int = 1
+    prior: Any = field(default=None, kw_only=True, repr=False, compare=False)
     family = Gamma()
     parameters = {"rate": Parameter(("state", "feature"), constraints.nonnegative)}  # noqa: RUF012
     support = constraints.nonnegative_integer
@@ -164,7 +169,7 @@ class Categorical(ConjugateEmission):
 
     Arguments:
         n_categories: C.
-        prior: Dirichlet concentration, scalar, [C] or [K, C].
+        prior: Dirichlet concentration, scalar, [C] or [K, C]; or as for `Normal`.
 
     Example:
         >>> import samplehold as sh
@@ -175,7 +180,7 @@ class Categorical(ConjugateEmission):
     """
 
     n_categories: int
-    prior: float | Sequence = 1.0
+    prior: float | Sequence | Mapping[str, Any] = 1.0
     n_features: ClassVar[int] = 1
     family = Dirichlet()
     parameters = {"probs": Parameter(("state", "category"), constraints.simplex)}  # noqa: RUF012
@@ -183,7 +188,10 @@ class Categorical(ConjugateEmission):
     def __post_init__(self) -> None:
         n_categories = check_integer("n_categories", self.n_categories)
         object.__setattr__(self, "n_categories", n_categories)
-        concentration(self.prior, (*floating(self.prior, "prior").shape[:-1], n_categories), "prior")
+        if isinstance(self.prior, Mapping):
+            read_priors(self.prior, self.parameters, self.name)
+        else:
+            concentration(self.prior, (*floating(self.prior, "prior").shape[:-1], n_categories), "prior")
 
     @classmethod
     def sized_to(cls, x: Any) -> "Categorical":
@@ -208,7 +216,8 @@ class Categorical(ConjugateEmission):
         return super().sizes | {"category": self.n_categories}
 
     def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
-        table = concentration(self.prior, (n_states, self.n_categories), "prior")
+        known = 1.0 if isinstance(self.prior, Mapping) else self.prior
+        table = concentration(known, (n_states, self.n_categories), "prior")
         return {"concentration": table if x is None else table.to(x)}
 
     def natural(self, prior: Parameters) -> Tensor:

@@ -8,6 +8,7 @@ The background's parameters carry the prefix `background_` and a state axis of l
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
@@ -84,7 +85,7 @@ class Gated(Emission):
         self.background.check(x)
 
     def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
-        return self.emission.default_prior(n_states, x) | prefixed(self.background.default_prior(1, x), PREFIX)
+        return self.emission.prior_scaled(n_states, x) | prefixed(self.background.prior_scaled(1, x), PREFIX)
 
     def in_units(self, table: Parameters, unit: Tensor) -> Parameters:
         converted = dict(table)
@@ -92,6 +93,18 @@ class Gated(Emission):
             scaled = part.emission.in_units(part.own(table), unit)
             converted |= {name: value for name, value in prefixed(scaled, part.prefix).items() if name in table}
         return converted
+
+    def with_own(self, prior: Mapping[str, Any]) -> "Gated":
+        held = {name.removeprefix(PREFIX): one for name, one in prior.items() if name.startswith(PREFIX)}
+        drawn = {name: one for name, one in prior.items() if not name.startswith(PREFIX)}
+        emission = self.emission.with_own(drawn) if drawn else self.emission
+        return replace(self, emission=emission, background=self.background.with_own(held) if held else self.background)
+
+    def in_own_units(self, about: Tensor, unit: Tensor) -> "Gated":
+        parts = {part.prefix or "emission": part.emission.in_own_units(about, unit) for part in self.parts}
+        if all(part.emission is parts[part.prefix or "emission"] for part in self.parts):
+            return self
+        return replace(self, emission=parts["emission"], background=parts[PREFIX])
 
     def sites(self, prior: Parameters) -> list[Site]:
         redrawn, held = self.parts

@@ -18,9 +18,9 @@ A step without any observed feature is skipped.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
-from typing import cast
+from typing import Any, cast
 
 import pyro.distributions as dist
 import torch
@@ -55,6 +55,7 @@ class MultivariateNormal(ConjugateEmission):
 
     Arguments:
         n_features: F.
+        prior: as for `Normal`.
 
     Example:
         >>> import samplehold as sh
@@ -66,6 +67,7 @@ class MultivariateNormal(ConjugateEmission):
     """
 
     n_features: int
+    prior: Any = field(default=None, kw_only=True, repr=False, compare=False)
     family = NormalWishart()
     have_unit = True
     fills_in = True

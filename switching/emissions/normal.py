@@ -11,7 +11,8 @@ $$\theta' = (E[\tau\mu]/E[\tau],\; E[\tau]), \qquad c = (E[\log\tau] - \log E[\t
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import pyro.distributions as dist
 import torch
@@ -34,6 +35,8 @@ class Normal(ConjugateEmission):
 
     Arguments:
         n_features: F.
+        prior: distributions of Pyro by name of a parameter, in place of its default prior; each is of one number or of
+            a table `[K, F]`. EM, SVI and NUTS take any; message passing takes those of the default's form.
 
     Example:
         >>> import samplehold as sh
@@ -43,6 +46,7 @@ class Normal(ConjugateEmission):
     """
 
     n_features: int = 1
+    prior: Any = field(default=None, kw_only=True, repr=False, compare=False)
     family = NormalGamma()
     have_unit = True
     parameters = {  # noqa: RUF012 the same for all instances

@@ -211,6 +211,12 @@ def conjugates(emission: Emission) -> list[Part]:
                 f"emission: {part.emission.name} has no conjugate family, which message passing needs; "
                 'use method="em", "svi" or "nuts".'
             )
+        if not part.emission.is_conjugate:
+            names = ", ".join(sorted(part.emission.own))
+            raise TypeError(
+                f"prior: {part.emission.name} has priors of {names} that are not of its conjugate family, which "
+                'message passing needs; use method="em", "svi" or "nuts".'
+            )
         parts.append(part)
     return parts
 

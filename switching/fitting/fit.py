@@ -12,7 +12,6 @@ from torch import Tensor
 from ...inference.message_passing.factor_graph import ImproperError
 from ...inference.numerics.cholesky import NotDefiniteError
 from ..data.series import Series
-from ..emissions.contract import ConjugateEmission
 from ..parameters import Parameters, reordered
 from ..problem import Problem
 from .alignment import match_states, state_levels
@@ -30,7 +29,7 @@ from .search import search
 
 def fit(problem: Problem, options: Options) -> Result:
     """Fit the parameters of a problem; see `SwitchingSSM.fit`."""
-    conjugate = all(isinstance(part.emission, ConjugateEmission) for part in problem.emission.parts)
+    conjugate = all(part.emission.is_conjugate for part in problem.emission.parts)
     by_messages = options.method == "vmp" or (options.method != "em" and conjugate)
     with explains_singularity():
         begin = Initialization.of(problem, options, near_prior=by_messages)

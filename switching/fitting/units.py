@@ -88,7 +88,9 @@ class Units:
     def problem(self, problem: Problem) -> Problem:
         """The problem in these units."""
         prior = None if problem.prior is None else self.values(problem.prior)
-        return replace(problem, series=self.series(problem.series), prior=prior, fixed=self.values(problem.fixed))
+        emission = problem.emission.in_own_units(self.about, self.unit)
+        series, fixed = self.series(problem.series), self.values(problem.fixed)
+        return replace(problem, emission=emission, series=series, prior=prior, fixed=fixed)
 
     def values(self, table: Parameters) -> Parameters:
         """Values or hyperparameters in these units."""
@@ -114,7 +116,8 @@ class Units:
             return 0.0
         prior = {name: table.double() for name, table in problem.prior.items()}
         typical = problem.emission.start(prior)
-        there = log_prior(problem.emission.sites(self.values(prior)), self.values(typical))
+        emission = problem.emission.in_own_units(self.about, self.unit)
+        there = log_prior(emission.sites(self.values(prior)), self.values(typical))
         return float(there - log_prior(problem.emission.sites(prior), typical))
 
 

@@ -1,0 +1,194 @@
+r"""Priors of one's own: a distribution of Pyro in the place of a parameter's default prior.
+
+The numbers of a table are independent under it, and independent of the other parameters. A prior is about values in the
+units of the data, and may be about the form that is shown, such as a scale instead of a precision. With a step
+$y = g(v)$ from the values v inside a fit, the density there is $p(g(v))\, |g'(v)|$.
+
+Some of these distributions are what the parameter has anyway, with other hyperparameters: a Beta for a probability, a
+Gamma for a rate or a precision, a Dirichlet for rows of probabilities. These serve message passing too.
+"""
+
+import inspect
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, constraints
+from torch.distributions.transforms import AffineTransform, PowerTransform, Transform
+
+from .parameters import Parameter, Parameters
+from .priors import Site
+
+
+@dataclass(frozen=True, eq=False)
+class OwnPrior:
+    """The prior of one parameter.
+
+    Attributes:
+        name: of the parameter in the program.
+        distribution: of its values, or of those of its shown form if `shown`.
+        shown: whether it is about the shown form.
+    """
+
+    name: str
+    distribution: Distribution
+    shown: bool
+
+    def site(self, shape: torch.Size, like: Tensor, factor: Tensor | None, about: Tensor | None) -> Site:
+        """The prior of a table of values that are `factor` times those of the data's units, less `about`."""
+        base = on(self.distribution, like)
+        n = len(base.event_shape)
+        try:
+            base = base.expand(shape[: len(shape) - n])
+        except (RuntimeError, ValueError):
+            raise ValueError(
+                f"prior[{self.name!r}]: got a distribution of shape {list(base.batch_shape + base.event_shape)}, "
+                f"expected one number's, or a table {list(shape)}."
+            ) from None
+        steps: list[Transform] = [PowerTransform(torch.tensor(-2.0).to(like))] if self.shown else []
+        if factor is not None:
+            shift = torch.zeros_like(factor) if about is None else -about * factor
+            steps.append(AffineTransform(shift, factor, event_dim=n))
+        whole: Any = dist.TransformedDistribution(base, steps) if steps else base
+        placed = whole.to_event(len(whole.batch_shape))
+        return Site(self.name, lambda values: placed)
+
+
+def is_own(value: Any) -> bool:
+    """Whether an entry of a prior is a distribution, not a table of hyperparameters."""
+    return isinstance(value, Distribution)
+
+
+def read(prior: Any, parameters: Mapping[str, Parameter], of: str) -> dict[str, OwnPrior]:
+    """Priors by the names of parameters or of their shown forms.
+
+    Raises:
+        TypeError: not a mapping of names to distributions.
+        ValueError: an unknown name, or one twice; a distribution of another support.
+    """
+    if not isinstance(prior, Mapping):
+        raise TypeError(f"prior: got {type(prior).__name__}, expected distributions by name of a parameter.")
+    known: dict[str, tuple[str, Any, bool]] = {n: (n, p.support, False) for n, p in parameters.items()}
+    known |= {p.shown.name: (n, p.shown.support, True) for n, p in parameters.items() if p.shown}
+    own: dict[str, OwnPrior] = {}
+    for name, distribution in prior.items():
+        if name not in known:
+            raise ValueError(f"prior: got {name!r}, expected some of {', '.join(known)}, the parameters of {of}.")
+        place, support, shown = known[name]
+        if not isinstance(distribution, Distribution):
+            raise TypeError(
+                f"prior[{name!r}]: got {type(distribution).__name__}, expected a distribution of Pyro, such as "
+                f"dist.{_typical(support)}; hyperparameters go into model.with_prior(...)."
+            )
+        if shown and name != "scale":
+            raise ValueError(f"prior[{name!r}]: give a prior of {place}, the parameter in the program.")
+        if not _fits(_support(distribution), support):
+            raise ValueError(
+                f"prior[{name!r}]: got {type(distribution).__name__}, whose values are not those of {name}; give a "
+                f"distribution such as dist.{_typical(support)}."
+            )
+        if place in own:
+            raise ValueError(f"prior: got {place} twice, in two forms; give one.")
+        own[place] = OwnPrior(place, distribution, shown)
+    return own
+
+
+def has_default_form(own: OwnPrior, names: Collection[str]) -> bool:
+    """Whether hyperparameters of the default prior, of these names, give this distribution."""
+    return not own.shown and bool(_numbers(own, names))
+
+
+def hyperparameters(own: OwnPrior, prior: Parameters) -> Parameters:
+    """The default prior's hyperparameters that give this distribution; empty if there are none."""
+    found = {} if own.shown else _numbers(own, prior)
+    return {name: _expanded(own.name, table, prior[name]) for name, table in found.items()}
+
+
+def _numbers(own: OwnPrior, names: Collection[str]) -> Parameters:
+    d: Any = own.distribution
+    if isinstance(d, torch.distributions.Beta) and own.name == "probs" and "successes" in names:
+        return {"successes": d.concentration1, "failures": d.concentration0}
+    if isinstance(d, torch.distributions.Gamma) and own.name in ("rate", "precision") and "shape" in names:
+        return {"shape": d.concentration, "rate": d.rate}
+    if isinstance(d, torch.distributions.Dirichlet) and own.name == "probs" and "concentration" in names:
+        return {"concentration": d.concentration}
+    return {}
+
+
+def on(distribution: Distribution, like: Tensor) -> Any:
+    """The distribution with its numbers in the dtype and on the device of `like`, if it is made of numbers."""
+    numbers = arguments(distribution)
+    if numbers is None:
+        return distribution
+    placed = {name: value.to(like) if isinstance(value, Tensor) else value for name, value in numbers.items()}
+    kind: Any = type(distribution)
+    return kind(**placed, validate_args=False)
+
+
+def arguments(distribution: Distribution) -> dict[str, Any] | None:
+    """The numbers that make a distribution of Pyro; None if numbers do not."""
+    kind: Any = type(distribution)
+    if getattr(dist, kind.__name__, None) is not kind:
+        return None
+    names = [name for name in inspect.signature(kind.__init__).parameters if name in distribution.arg_constraints]
+    for some in (names, [name for name in names if name in vars(distribution)]):
+        numbers = {name: getattr(distribution, name) for name in some}
+        try:
+            kind(**numbers, validate_args=False)
+        except (TypeError, ValueError, RuntimeError):
+            continue
+        return numbers or None
+    return None
+
+
+def distribution_of(name: str, numbers: Mapping[str, Tensor]) -> Distribution:
+    """The distribution of Pyro with these numbers; ValueError if there is none."""
+    kind: Any = getattr(dist, name, None) if isinstance(name, str) else None
+    if not (isinstance(kind, type) and issubclass(kind, Distribution)):
+        raise ValueError(f"prior: got {name!r}, which is no distribution of Pyro.")
+    made: Any = kind
+    return made(**{key: value.double() for key, value in numbers.items()})
+
+
+def _expanded(name: str, table: Tensor, like: Tensor) -> Tensor:
+    try:
+        return table.to(like).expand_as(like)
+    except RuntimeError:
+        raise ValueError(
+            f"prior[{name!r}]: got a distribution of shape {list(table.shape)}, expected one number's, or a table "
+            f"{list(like.shape)}."
+        ) from None
+
+
+def _support(distribution: Distribution) -> Any:
+    support: Any = distribution.support
+    while hasattr(support, "base_constraint"):  # of independent numbers, and of mixtures
+        support = support.base_constraint
+    return support
+
+
+def _fits(given: Any, expected: Any) -> bool:
+    if _is_positive(expected):
+        return _is_positive(given)
+    if expected is constraints.unit_interval:
+        bounds = getattr(given, "lower_bound", None), getattr(given, "upper_bound", None)
+        return all(b is not None for b in bounds) and [float(torch.as_tensor(b).max()) for b in bounds] == [0.0, 1.0]
+    return type(given) is type(expected)
+
+
+def _is_positive(support: Any) -> bool:
+    kinds = type(constraints.positive), type(constraints.nonnegative)
+    return isinstance(support, kinds) and not bool(torch.as_tensor(support.lower_bound).any())
+
+
+def _typical(support: Any) -> str:
+    if _is_positive(support):
+        return "HalfNormal(1.0)"
+    if support is constraints.unit_interval:
+        return "Beta(2.0, 2.0)"
+    if support is constraints.simplex:
+        return "Dirichlet(torch.ones(3))"
+    return "Wishart(...)" if support is constraints.positive_definite else "Normal(0.0, 1.0)"
