@@ -208,7 +208,7 @@ class Emission(Named, ABC):
     ) -> Maximized:
         """Better parameters under the posterior weights of each step's state.
 
-        L-BFGS increases the expected log-likelihood plus the log prior from `near`, and never lowers it.
+        BFGS increases the expected log-likelihood plus the log prior from `near`, and never lowers it.
 
         Arguments:
             near: parameters `[*r, K, ...]` to start from.
@@ -227,7 +227,7 @@ class Emission(Named, ABC):
         prior: Parameters | None,
         floor: Float[Tensor, "F"],
     ) -> Maximized:
-        """`maximize` by L-BFGS, with some of the parameters fixed at their values `[*r, K, ...]`."""
+        """`maximize` by BFGS, with some of the parameters fixed at their values `[*r, K, ...]`."""
 
         def objective(free: Parameters) -> Tensor:
             values = fixed | free

@@ -29,11 +29,11 @@ CELLS = 30  # letters of its bar
 
 
 @contextmanager
-def reported(options: Options, shift: float) -> Iterator[Report]:
+def reported(options: Options, shift: float) -> Iterator["Reporter"]:
     """The progress of a fit; `shift`: the increase of the objective in the user's units."""
     title = f"{options.method.upper()}, {options.restarts} restarts"
     with Progress(title, options.max_steps, options.progress) as shown:
-        yield lambda step, best: shown(step, best + shift)
+        yield Reporter(shown, shift)
 
 
 class Progress:
@@ -61,6 +61,28 @@ class Progress:
         if self._shown is not None:
             self._shown.update(step, objective)
 
+    def name(self, title: str | None) -> None:
+        """Show another title; None: the first one."""
+        if self._shown is not None:
+            self._shown.name(self._title if title is None else title)
+
+
+class Reporter:
+    """The progress of a fit: its steps, and between them the name of its stage."""
+
+    def __init__(self, shown: Progress, shift: float) -> None:
+        self._shown, self._shift = shown, shift
+
+    def __call__(self, step: int, best: float) -> None:
+        self._shown(step, best + self._shift)
+
+    @contextmanager
+    def stage(self, title: str) -> Iterator[None]:
+        """A part of the fit without steps, under its own title."""
+        self._shown.name(title)
+        yield
+        self._shown.name(None)
+
 
 class TerminalBar:
     """Rich's bar."""
@@ -83,6 +105,9 @@ class TerminalBar:
         rate = "" if speed is None else f"{speed:.0f} steps/s"
         self._bar.update(self._task, completed=step, rate=rate, objective=f"{objective:.6g}")
 
+    def name(self, title: str) -> None:
+        self._bar.update(self._task, description=title)
+
     def stop(self) -> None:
         self._bar.stop()
 
@@ -104,6 +129,11 @@ class NotebookBar:
         bar = "█" * done + "░" * (CELLS - done)
         rate = f"{step / (now - self._began):.0f} steps/s"
         self._write(f"{self._title} {bar} {step}/{self._total}  {rate}  objective {objective:.6g}")
+
+    def name(self, title: str) -> None:
+        self._title = title
+        if time.monotonic() - self._began >= INTERVAL:
+            self._write(title)
 
     def stop(self) -> None:
         if self._handle is not None:

@@ -19,7 +19,7 @@ them until they find no better end.
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
@@ -37,7 +37,7 @@ from ..problem import Problem
 from .density import IMPOSSIBLE
 from .interrupts import may_interrupt
 from .options import Options
-from .progress import Report, reported
+from .progress import Report, Reporter, reported
 from .starts import SAMPLE, first_guesses, rearranged
 
 FIRST_LOOK = 8  # steps before the first half stops
@@ -222,13 +222,15 @@ class MultiStart:
         climbs: all restarts so far.
         tol: remaining gain in nats at which a restart has converged.
         interrupted: whether Ctrl-C ended the search.
+        max_steps: of each run.
+        report: takes the progress.
     """
 
     def __init__(self, options: Options, series: Series, report: Report) -> None:
         self.climbs: list[Climb] = []
         self.interrupted = False
         self.tol = options.tol * float(series.n_observed)
-        self._max_steps, self._report = options.max_steps, report
+        self.max_steps, self.report = options.max_steps, report
         self._rounding = ROUNDING[series.observations.dtype]
         self._device = series.observations.device
 
@@ -242,6 +244,10 @@ class MultiStart:
             (climb for climb in sound if climb.final >= top),
             key=lambda climb: (climb.ended == "converged", climb.final),
         )
+
+    def stage(self, title: str) -> AbstractContextManager[None]:
+        """A part of the search without steps, with a title for its progress."""
+        return self.report.stage(title) if isinstance(self.report, Reporter) else nullcontext()
 
     def result(self) -> SearchResult:
         return SearchResult(self.climbs, self.best, self.interrupted, self.tol)
@@ -264,12 +270,12 @@ class MultiStart:
 
     def _climb(self, optimizer: Optimizer, going: list[Climb], n_kept: int) -> None:
         steps, look = 0, FIRST_LOOK
-        while going and steps < self._max_steps and not self.interrupted:
+        while going and steps < self.max_steps and not self.interrupted:
             before = optimizer.tables
-            run = optimizer.run(min(STRIDE, self._max_steps - steps))
+            run = optimizer.run(min(STRIDE, self.max_steps - steps))
             steps, self.interrupted = steps + run.steps, run.interrupted
             self._note(going, optimizer, run)
-            self._report(steps, self.best.final)
+            self.report(steps, self.best.final)
             gains = [0.0] * len(going)
             if steps >= FIRST_EXTRAPOLATION and run.steps == STRIDE and not self.interrupted:
                 optimizer, gains = self._extrapolate(optimizer, before, going)

@@ -51,14 +51,17 @@ def fit_switching_linear(problem: SwitchingLinearProblem, options: Options) -> R
     start = {name: learned[name].expand(len(kinds), *priors[name].shape) for name in ALONE}
     graph = _at_points(graph, options.prior is None) if options.method == "em" else graph
     engine = graph.engine(graph.start(len(kinds)) | start, check=False, linear=LINEAR)
-    engine, interrupted = warmed(engine, layout.one_chain, kinds)
-    if interrupted:  # one start alone has a result soon
-        engine, kinds = engine.select(torch.zeros(1, dtype=torch.long, device=path.device)), kinds[:1]
-    optimizer = Passing(engine, graph, fresh=False)
-    with multi_start(replace(options, max_steps=1) if interrupted else options, series, -volume) as search:
+    with multi_start(options, series, -volume) as search:
+        with search.stage(f"annealing {len(kinds)} starts"):
+            engine, interrupted = warmed(engine, layout.one_chain, kinds)
+        if interrupted:  # one start alone has a result soon
+            engine, kinds = engine.select(torch.zeros(1, dtype=torch.long, device=path.device)), kinds[:1]
+            search.max_steps = 1
+        optimizer = Passing(engine, graph, fresh=False)
         search.run(optimizer, kinds, options.n_kept)
         search.interrupted |= interrupted
-        result = _most_probable(search, optimizer, problem, options.n_kept)
+        with search.stage(f"evidence of {len(kinds)} ends"):
+            result = _most_probable(search, optimizer, problem, options.n_kept)
     tables = result.best.tables
     occupancy = _occupancy(scaled, graph, tables)
     order = occupancy.argsort(descending=True, stable=True)

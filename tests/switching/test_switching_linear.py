@@ -8,6 +8,7 @@ import samplehold as sh
 import torch
 from oracles.regime_paths import enumerate_paths
 from oracles.switching_linear import ENUMERABLE, KINDS, values_of
+from samplehold.switching.fitting.progress import Progress
 from samplehold.switching.slds import starts
 from samplehold.switching.slds.layout import LinearRegimes
 from torch.distributions import MultivariateNormal
@@ -307,6 +308,13 @@ def test_an_interrupted_fit_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) -
 def test_a_single_start_may_stand_without_a_list() -> None:
     model, x = two_chains(), two_chains().simulate(40, seed=2).x
     assert torch.equal(model.smooth(x, starts="annealed").state, model.smooth(x, starts=["annealed"]).state)
+
+
+def test_progress_names_what_a_fit_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    titles: list[str | None] = []
+    monkeypatch.setattr(Progress, "name", lambda self, title: titles.append(title))
+    sh.SwitchingLinearSSM(2, 1).fit(torch.randn(30, 1), restarts=2, max_steps=2)
+    assert titles == ["annealing 8 starts", None, "evidence of 8 ends", None]
 
 
 def test_one_chain_that_switches_is_the_default() -> None:
