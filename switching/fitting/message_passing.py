@@ -16,6 +16,7 @@ from ...inference.numerics.deferred import passed
 from ..data.series import Series
 from ..parameters import Parameters
 from ..problem import Problem
+from . import points
 from .chain_graph import ChainGraph
 from .chunked import ChunkedVMP, engine_from, engine_of, occupancy_of, run_batches
 from .graph import Etas, Graph
@@ -95,8 +96,12 @@ def fit_graph(
         shift: the increase of the objective in the user's units.
     """
     graph = graph.at_points(flat=options.prior is None) if options.method == "em" else graph
+    newton = options.method == "em" and points.repays(graph)
     with multi_start(options, series, shift) as search:
+        search.max_steps = min(search.max_steps, points.BEFORE) if newton else search.max_steps
         search.run(Passing(graph.engine(graph.start(len(kinds))), graph), kinds, n_kept)
+        if newton:
+            points.finish(search, graph, options.max_steps)
     return VariationalPosterior.of(graph, search.best.tables), search.result().raised(shift)
 
 

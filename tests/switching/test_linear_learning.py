@@ -9,13 +9,15 @@ from oracles import linear_regressions as textbook
 from oracles.effort import effort
 from oracles.linear_models import FLOAT, draw, model_of
 from samplehold import Autoregression, LinearSSM, LocalLevel
-from samplehold.inference.families import GaussianTables
+from samplehold.inference.families import GaussianTables, tree_map
 from samplehold.switching.ascent import Ascent
+from samplehold.switching.fitting.points import AtPoints
 from samplehold.switching.fitting.units import Units
 from samplehold.switching.linear.bases import axes_of, turned
 from samplehold.switching.linear.coordinates import LinearDensity
 from samplehold.switching.linear.learning import graph_of
 from samplehold.switching.linear.priors import families, units_of, weak
+from samplehold.switching.linear.starts import first_paths
 from torch.testing import assert_close
 
 pytestmark = pytest.mark.kernels
@@ -246,3 +248,41 @@ def test_the_guide_of_a_table_agrees_with_message_passing() -> None:
     drawn = LinearSSM(1, 1).fit(x, "svi", restarts=1, max_steps=60, progress=False)
     spread = drawn.posterior.draws["transition"].std()
     assert abs(float(about.model.values["transition"] - drawn.model.values["transition"])) < 1.5 * float(spread)
+
+
+# ---- the end of EM ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["diagonal", "full"])
+@pytest.mark.parametrize("prior", ["weak", None])
+def test_gradients_at_points_are_those_of_the_log_posterior(full: bool, prior: str | None) -> None:
+    """By Fisher's identity from one posterior of the path, beside central differences."""
+    model = model_of(2, 2, full)
+    x = series_of(model)
+    units = units_of(model.emission, model.read(x))
+    start, _ = first_paths(model.problem(x).in_units(units).series, 2, 1, 0)
+    graph = graph_of(model.problem(x).in_units(units), start).at_points(flat=prior is None)
+    engine = graph.engine(graph.start(1), check=False)
+    engine.run(3, 0.0)
+    tables = {name: tree_map(lambda part: part[0], engine.blocks[name].eta) for name in graph.kept}
+    surface = AtPoints(graph, tables)
+    at = surface.flat(tables)
+    height, slope = surface.climb(at)
+    assert_close(height, engine.elbo(), rtol=1e-9, atol=1e-9)
+    for i in range(at.shape[-1]):
+        step = torch.zeros_like(at)
+        step[0, i] = 1e-5
+        rise = (surface.climb(at + step)[0] - surface.climb(at - step)[0]) / 2e-5
+        assert_close(rise[0], slope[0, i], rtol=1e-5, atol=1e-5)
+
+
+def test_a_default_fit_of_two_latents_converges_and_no_longer_em_gets_higher() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(120, 1, generator=generator, dtype=FLOAT).cumsum(0)
+    x = x + torch.randn(120, 1, generator=generator, dtype=FLOAT)
+    fit = LinearSSM(2, 1).fit(x, progress=False)
+    assert fit.converged
+    assert len(fit.objective) < 200
+    assert_close(fit.model.problem(x).objective(fit.model.values), fit.objective[-1], rtol=1e-9, atol=1e-9)
+    again = LinearSSM(2, 1).fit(x, start=fit, restarts=1, max_steps=60, progress=False)
+    assert float(again.objective[-1] - fit.objective[-1]) < 1e-3
