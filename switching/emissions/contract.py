@@ -104,56 +104,8 @@ class Emission(Named, ABC):
         n_features = check_integer("n_features", self.n_features)
         if n_features is not self.n_features:
             object.__setattr__(self, "n_features", n_features)
-        if self.prior is not None:
+        if isinstance(self.prior, Mapping):
             read_priors(self.prior, self.parameters, self.name)
-
-    @property
-    def own(self) -> dict[str, OwnPrior]:
-        """The priors of one's own, by parameter."""
-        return read_priors(self.prior, self.parameters, self.name) if isinstance(self.prior, Mapping) else {}
-
-    @property
-    def is_conjugate(self) -> bool:
-        """Whether all priors are of one exponential family, as message passing and closed M-steps need."""
-        return False
-
-    def with_own(self, prior: Mapping[str, Any]) -> "Emission":
-        """The same emission with these priors of parameters, beside those that it has."""
-        known, changed = self.prior if isinstance(self.prior, Mapping) else {}, cast(Any, self)
-        if "prior" not in getattr(self, "__dataclass_fields__", {}):
-            raise ValueError(f"prior: got {sorted(prior)}, but {self.name} takes none; write them into its `priors`.")
-        return cast(Emission, replace(changed, prior={**known, **prior}))
-
-    def in_own_units(self, about: Tensor, unit: Tensor) -> "Emission":
-        """The emission for values of (x - about) / unit, with its own priors converted."""
-        if not self.own or not self.have_unit:
-            return self
-        converted = copy(self)
-        object.__setattr__(converted, "_units", (about, unit))
-        return converted
-
-    def prior_scaled(self, n_states: int, x: Float[Tensor, "N F"] | None) -> Parameters:
-        """`default_prior` with the hyperparameters of priors of one's own that have the default's form."""
-        prior = self.default_prior(n_states, x)
-        for one in self.own.values():
-            prior = prior | hyperparameters(one, prior)
-        return prior
-
-    def _with_own(self, sites: list[Site], prior: Parameters, typical: Parameters) -> list[Site]:
-        """Sites with the priors of one's own in their places; `typical` values have the shapes of tables."""
-        own = {name: one for name, one in self.own.items() if not has_default_form(one, set(prior))}
-        about, unit = vars(self).get("_units", (None, None))
-        replaced = []
-        for site in sites:
-            if site.name not in own:
-                replaced.append(site)
-                continue
-            like = typical[site.name]
-            scaled = None if unit is None else self.in_units({site.name: torch.ones_like(like)}, unit.to(like))
-            factor = None if scaled is None else scaled[site.name]
-            shift = about.to(like) if site.name == "loc" and about is not None else None
-            replaced.append(own[site.name].site(like.shape, like, factor, shift))
-        return replaced
 
     # ---- what a subclass writes ------------------------------------------------------------------------------------
 
@@ -267,15 +219,6 @@ class Emission(Named, ABC):
         sizes = {"state": n_states, "background": 1} | self.sizes
         return check_parameters(self.parameters, values, sizes, self.name)
 
-    def sites(self, prior: Parameters) -> list[Site]:
-        """The parameters' prior as Pyro sites."""
-        distributions = self.priors(prior)
-        sites = [Site(name, lambda values, name=name: distributions[name]) for name in self.parameters]
-        if not self.own:
-            return sites
-        like = next(iter(prior.values()))
-        return self._with_own(sites, prior, {n: like.new_zeros(d.event_shape) for n, d in distributions.items()})
-
     def start(self, prior: Parameters) -> Parameters:
         """Typical parameters under a prior, equal in all states, as the start of a first M-step."""
         values = {}
@@ -337,6 +280,65 @@ class Emission(Named, ABC):
         assert held is not None  # an emission with two parts has copy dynamics
         return [fresh, held.sum(-1, keepdim=True)]
 
+    # ---- priors ------------------------------------------------------------------------------------------------------
+
+    def sites(self, prior: Parameters) -> list[Site]:
+        """The parameters' prior as Pyro sites."""
+        distributions = self.priors(prior)
+        sites = [Site(name, lambda values, name=name: distributions[name]) for name in self.parameters]
+        if not self.own:
+            return sites
+        like = next(iter(prior.values()))
+        return self._with_own(sites, prior, {n: like.new_zeros(d.event_shape) for n, d in distributions.items()})
+
+    @property
+    def own(self) -> dict[str, OwnPrior]:
+        """The priors of one's own, by parameter."""
+        return read_priors(self.prior, self.parameters, self.name) if isinstance(self.prior, Mapping) else {}
+
+    @property
+    def is_conjugate(self) -> bool:
+        """Whether all priors are of one exponential family, as message passing and closed M-steps need."""
+        return False
+
+    def with_own(self, prior: Mapping[str, Any]) -> "Emission":
+        """The same emission with these priors of parameters, beside those that it has."""
+        known, changed = self.prior if isinstance(self.prior, Mapping) else {}, cast(Any, self)
+        if "prior" not in getattr(self, "__dataclass_fields__", {}):
+            raise ValueError(f"prior: got {sorted(prior)}, but {self.name} takes none; write them into its `priors`.")
+        return cast(Emission, replace(changed, prior={**known, **prior}))
+
+    def in_own_units(self, about: Tensor, unit: Tensor) -> "Emission":
+        """The emission for values of (x - about) / unit, with its own priors converted."""
+        if not self.own or not self.have_unit:
+            return self
+        converted = copy(self)
+        object.__setattr__(converted, "_units", (about, unit))
+        return converted
+
+    def prior_scaled(self, n_states: int, x: Float[Tensor, "N F"] | None) -> Parameters:
+        """`default_prior` with the hyperparameters of priors of one's own that have the default's form."""
+        prior = self.default_prior(n_states, x)
+        for one in self.own.values():
+            prior = prior | hyperparameters(one, prior)
+        return prior
+
+    def _with_own(self, sites: list[Site], prior: Parameters, typical: Parameters) -> list[Site]:
+        """Sites with the priors of one's own in their places; `typical` values have the shapes of tables."""
+        own = {name: one for name, one in self.own.items() if not has_default_form(one, set(prior))}
+        about, unit = vars(self).get("_units", (None, None))
+        replaced = []
+        for site in sites:
+            if site.name not in own:
+                replaced.append(site)
+                continue
+            like = typical[site.name]
+            scaled = None if unit is None else self.in_units({site.name: torch.ones_like(like)}, unit.to(like))
+            factor = None if scaled is None else scaled[site.name]
+            shift = about.to(like) if site.name == "loc" and about is not None else None
+            replaced.append(own[site.name].site(like.shape, like, factor, shift))
+        return replaced
+
 
 def _at(part: Part, values: Parameters, state: Tensor) -> Parameters:
     """The parameters of given states: `[K, ...]` indexed by `[*batch]` gives `[*batch, ...]`.
@@ -375,6 +377,11 @@ class ConjugateEmission(Conjugate, Emission):
         >>> emission.maximize(x, weights, emission.start(prior), prior, floor=torch.zeros(1)).values["rate"]
         tensor([[3.]])
     """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.prior is not None:
+            read_priors(self.prior, self.parameters, self.name)
 
     @property
     def is_conjugate(self) -> bool:
