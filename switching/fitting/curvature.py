@@ -22,6 +22,7 @@ from torch.distributions import constraints
 
 from ..definite import free_coordinates
 from ..parameters import Parameter, Parameters, described
+from .density import IMPOSSIBLE
 
 FIRST, SHARE, WIDEST = (
     1e-3,
@@ -54,6 +55,15 @@ def standard_errors(
     free = Coordinates.of(known, values, unit)
 
     def gradient(points: Tensor) -> Tensor:
+        """At points `[n, P]`; NaN at one that is outside the range of the parameters, as of a joint boundary."""
+        try:
+            return inside(points)
+        except IMPOSSIBLE:
+            if len(points) == 1:
+                return torch.full_like(points, torch.nan)
+            return torch.cat([gradient(half) for half in points.tensor_split(2)])
+
+    def inside(points: Tensor) -> Tensor:
         gradients = []
         for some in turns({"y": points}):
             y = some["y"].detach().requires_grad_()
@@ -62,6 +72,7 @@ def standard_errors(
         return torch.cat(gradients)
 
     information, slope = _information(gradient, free)
+    information = torch.where(information.isfinite(), information, 0.0)  # a step leads outside: no standard error
     curvature = information.diagonal()
     lost = free.bounded & ((slope.abs() > AT_BOUNDARY * curvature) | (curvature < VAGUE**-2)) | (curvature <= 0)
     scale = torch.where(lost, 1.0, curvature).rsqrt()

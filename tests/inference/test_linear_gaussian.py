@@ -486,3 +486,33 @@ def test_kinds_are_named():
         sh.chains.LinearGaussianChain(torch.zeros(3, 1), ONE, ONE.double(), ONE, ONE)
     with pytest.raises(ValueError, match="transition: varies with the step"):
         sh.chains.LinearGaussianChain(torch.zeros(3, 1), torch.ones(2, 1, 1), ONE, ONE, ONE).forecast(2)
+
+
+@pytest.mark.parametrize("mode", ["always", "never"])
+def test_a_diffuse_walk_without_noise_of_observations_is_its_steps(mode):
+    """Evidence, its gradient and bridges over gaps, of a batch in which one sequence has noise and one has none."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 9, 1, generator=generator, dtype=torch.float64).cumsum(-2)
+    gap = x.clone()
+    gap[:, 3:5] = torch.nan
+    one = torch.eye(1, dtype=torch.float64)
+    noise = torch.tensor([0.0, 0.3], dtype=torch.float64).reshape(2, 1, 1)
+    q = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+    with sh.kernels(mode):
+        options = {"diffuse": torch.tensor([True])}
+        chain = sh.chains.LinearGaussianChain(x, one, q * one, one, noise, **options)
+        total = chain.log_normalizer()
+        (slope,) = torch.autograd.grad(total[0], q)
+        smoothed = sh.chains.LinearGaussianChain(gap, one, q.detach() * one, one, noise, **options).smooth()
+        alone = sh.chains.LinearGaussianChain(x[1], one, q.detach() * one, one, noise[1], **options)
+        assert_close(total[1].detach(), alone.log_normalizer(), rtol=1e-12, atol=1e-12)
+    steps = x[0].diff(dim=0)
+    expected = torch.distributions.Normal(0.0, q.sqrt()).log_prob(steps).sum() - math.log(2 * math.pi) / 2
+    assert_close(total[0], expected, rtol=1e-12, atol=1e-12)
+    assert_close(slope, torch.autograd.grad(expected, q)[0], rtol=1e-9, atol=1e-9)
+    low, high = float(x[0, 2]), float(x[0, 5])
+    assert_close(smoothed.mean[0, 2:6, 0], torch.linspace(low, high, 4, dtype=torch.float64), rtol=1e-9, atol=1e-9)
+    bridge = 0.7 * torch.tensor([0.0, 2 / 3, 2 / 3, 0.0], dtype=torch.float64)
+    assert_close(smoothed.covariance[0, 2:6, 0, 0], bridge, rtol=1e-9, atol=1e-9)
+    with sh.kernels(mode), pytest.raises(ValueError, match=r"^observation_noise: the observation at step 1"):
+        sh.chains.LinearGaussianChain(x[0], one, 0 * one, one, 0 * one, **options).log_normalizer()

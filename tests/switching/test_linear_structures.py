@@ -240,3 +240,42 @@ def test_harmonics_turn_by_angles_of_double_precision() -> None:
     moves = season.moves({name: torch.ones((), dtype=torch.float64) for name in season.variances})
     angle = torch.tensor(2 * math.pi / 7, dtype=torch.float64)
     assert_close(moves.transition[0, :2], torch.stack([angle.cos(), angle.sin()]), rtol=1e-15, atol=0.0)
+
+
+# ---- without an irregular part ---------------------------------------------------------------------------------------
+
+WITHOUT = {
+    "random walk": (LocalLevel(), {"level": "random walk"}, {"sigma2.level": 900.0}),
+    "random trend": (LocalLinearTrend(), {"level": "random trend"}, {"sigma2.level": 0.0, "sigma2.trend": 900.0}),
+    "walk and season": (
+        LocalLevel() + Seasonal(4),
+        {"level": "random walk", "seasonal": 4},
+        {"sigma2.level": 900.0, "sigma2.seasonal": 30.0},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_structures_without_an_irregular_part_are_those_of_statsmodels(name: str) -> None:
+    structure, theirs, known = WITHOUT[name]
+    peer = UnobservedComponents(nile().to_numpy(dtype=float), use_exact_diffuse=True, **theirs)
+    given = [value for value in known.values() if value > 0]
+    model = LinearSSM(structure).with_values({"sigma2.irregular": 0.0} | known)
+    assert float(model.log_evidence(nile())) == pytest.approx(peer.loglike(given), abs=1e-9)
+    smoothed, expected = model.smooth(nile()).mean, peer.smooth(given).smoothed_state.T
+    n = min(smoothed.shape[-1], expected.shape[-1])
+    assert_close(smoothed[:, :n].numpy()[:, 0], expected[:, 0].copy(), rtol=1e-8, atol=1e-6)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("name", WITHOUT)
+def test_an_irregular_part_that_is_held_at_0_is_fitted_beside(name: str) -> None:
+    structure, theirs, known = WITHOUT[name]
+    held = {"sigma2.irregular": 0.0} | {key: 0.0 for key, value in known.items() if value == 0}
+    fit = LinearSSM(structure).fit(nile(), fixed=held, restarts=2, progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        peer = UnobservedComponents(nile().to_numpy(dtype=float), use_exact_diffuse=True, **theirs).fit(disp=0)
+    assert fit.converged
+    assert fit.loglik >= peer.llf - 1e-4
+    assert bool(fit.summary().parameters["estimate"].notna().all())

@@ -39,7 +39,9 @@ class LinearGaussianChain:
         observation_noise: $R$, [*b, F, F], a covariance; it may be singular if the states' own noise is observed.
         initial_mean: $m_1$, [*b, L], of the state at the first observation; None: 0.
         initial_covariance: $P_1$, [*b, L, L]; None: 0, a known state. It does not apply to diffuse states.
-        diffuse: [L] of booleans: the states with a diffuse start, whose variance goes to infinity; None: none.
+        diffuse: [L] of booleans: the states with a diffuse start, whose variance goes to infinity; None: none. If some
+            observation has no noise, covariances of steps at which the start is not determined have an arbitrary
+            part in these states.
         transition_offset: $c$, [*b, L]; None: 0.
         emission_offset: $d$, [*b, F]; None: 0.
         lengths: [*b], each sequence's number of steps; None: all have T. Steps after it are not read.

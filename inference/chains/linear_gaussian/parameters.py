@@ -54,6 +54,8 @@ def read(x: Tensor, arguments: dict[str, Any]) -> Parameters:
     diffuse = _check_diffuse(arguments["diffuse"], n_states, x)
     rest = (~diffuse).to(x)
     first["initial_covariance"] = first["initial_covariance"] * rest * rest.unsqueeze(-1)
+    if len(_places(diffuse)):
+        first["initial_covariance"] = first["initial_covariance"] + _proper(by_step, diffuse)
     factors = {name: _factor(name, {**first, **by_step}[name]) for name in _COVARIANCES}
     ragged = counts is not None and shortest(counts) < n_steps
     seen = ~x.isnan() if _gaps(x)[0] else None
@@ -128,6 +130,18 @@ def _by_step(name: str, table: Tensor | None, like: Tensor, steps: int, *axes_of
 
 def _given(name: str, table: Tensor | None, like: Tensor, *axes: int) -> Tensor:
     return like.new_zeros(axes) if table is None else check_table(name, table, *axes, like=like, finite=True)
+
+
+def _proper(by_step: dict[str, Tensor], diffuse: Tensor) -> Tensor:
+    """A covariance of the diffuse states, which a flat density makes no difference to.
+
+    Without it an observation without noise of its own, as of a random walk, would have no density beside a known start.
+    0 if every observation has noise.
+    """
+    noise, moves = (by_step[name].detach().diagonal(dim1=-2, dim2=-1) for name in ("observation_noise", "state_noise"))
+    size = moves.flatten(-2).amax(-1) if moves.shape[-2] else torch.ones_like(noise[..., 0, 0])
+    size = torch.where(size > 0, size, 1.0) * (noise <= 0).flatten(-2).any(-1)
+    return torch.diag_embed(size.unsqueeze(-1) * diffuse.to(size))
 
 
 def _check_diffuse(diffuse: Any, n_states: int, like: Tensor) -> Tensor:

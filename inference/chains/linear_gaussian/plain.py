@@ -133,7 +133,7 @@ def _fault(tables: Tables, predicted: Belief, seen: Seen, left_open: Tensor) -> 
 
 def _open(triangle: Tensor) -> Tensor:
     """Which singular values are 0, to rounding."""
-    values = torch.linalg.svdvals(triangle)
+    values = torch.linalg.svdvals(torch.where(triangle.isfinite(), triangle, 0.0))  # without density all is refused
     least = ROUNDINGS * triangle.shape[-1] * torch.finfo(triangle.dtype).eps
     return values <= least * values[..., :1]
 
