@@ -60,7 +60,7 @@ class Ascent:
     def __init__(self, density: Climbable, at: Float[Tensor, "R P"], tol: float = 0.0) -> None:
         self.density, self.point, self.tol = density, at, tol
         self.heights: Tensor | None = None  # until the first step
-        self.slopes = self.inverse = torch.empty(0)
+        self.slopes = self.inverse = at.new_empty(0)
 
     @property
     def tables(self) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def test_an_interval_draws_nothing():
 
 def test_a_stream_continues_from_a_state() -> None:
     for model in (random_model("copy", "normal", seed=1), random_model("markov", "normal", seed=1)):
-        with pytest.raises(TypeError, match=r"^state: got NoneType, expected the state from start\(\) or update\(\)"):
+        with pytest.raises(TypeError, match="state"):
             model.update(None, [1.0] * model.n_features)
 
 
