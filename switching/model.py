@@ -29,13 +29,13 @@ from .dynamics.contract import Dynamics
 from .emissions.contract import Emission
 from .fitting.options import METHODS, Options
 from .forecast import Forecast, look_ahead
-from .own_priors import is_own
 from .parameters import Parameter, Parameters
 from .peers import explains_options
 from .priors import log_prior, sample_sites
 from .problem import Problem
 from .program import PathMixture, Simulated, collapsed_program, explicit_program
 from .seeding import seeded
+from .user_priors import is_distribution
 
 if TYPE_CHECKING:
     from .fit import Fit
@@ -176,14 +176,15 @@ class SwitchingSSM(Model):
         >>> model.prior["redraw_concentration"]
         tensor([ 1., 50.], dtype=torch.float64)
         """
-        own = {n: d for n, d in check_kind("prior", prior, Mapping, "hyperparameters by name").items() if is_own(d)}
-        tables = {name: value for name, value in prior.items() if name not in own}
-        of_dynamics = {name: d for name, d in own.items() if name in self.dynamics.parameters}
+        check_kind("prior", prior, Mapping, "hyperparameters by name")
+        distributions = {name: value for name, value in prior.items() if is_distribution(value)}
+        of_dynamics = {name: d for name, d in distributions.items() if name in self.dynamics.parameters}
+        of_emission = {name: d for name, d in distributions.items() if name not in of_dynamics}
+        tables = {name: value for name, value in prior.items() if name not in distributions}
         tables |= self.dynamics.hyperparameters(of_dynamics)
-        of_emission = {name: d for name, d in own.items() if name not in of_dynamics}
         if not of_emission:
             return super().with_prior(tables)
-        made = SwitchingSSM(self.dynamics, self.emission.with_own(of_emission))
+        made = SwitchingSSM(self.dynamics, self.emission.with_user_priors(of_emission))
         kept = {name: self.prior[name] for name in self._chosen if name in made.prior} | tables
         made = made.with_prior(kept) if kept else made
         return made._copy(self.values)

@@ -28,8 +28,8 @@ from torch.distributions import Distribution
 
 from ..inference.numerics.scalars import check_path
 from .data.writing import write_file
-from .own_priors import arguments, distribution_of
 from .parameters import Named
+from .user_priors import arguments, distribution_of
 
 Model = TypeVar("Model")
 FORMAT, FILE, KEY = 1, "model.safetensors", "samplehold"

@@ -76,7 +76,7 @@ class Dynamics(Named, ABC):
         """The parameters' prior as Pyro sites."""
         return [site for block in self.blocks.values() for site in block.sites(prior)]
 
-    def hyperparameters(self, own: Mapping[str, Any]) -> Parameters:
+    def hyperparameters(self, distributions: Mapping[str, Any]) -> Parameters:
         """The hyperparameters of distributions of Pyro, by parameter: a Beta of a probability, a Dirichlet of rows.
 
         Raises:
@@ -84,7 +84,7 @@ class Dynamics(Named, ABC):
         """
         tables, default = {}, self.default_prior()
         blocks = {b.name: b for b in self.blocks.values() if isinstance(b, Probabilities)}
-        for name, given in own.items():
+        for name, given in distributions.items():
             block = blocks.get(name)
             kind = torch.distributions.Dirichlet if block is not None and block.dims else torch.distributions.Beta
             if block is None or not isinstance(given, kind):

@@ -34,10 +34,10 @@ from ...inference.numerics.remembered import remembered
 from ...inference.numerics.scalars import check_integer
 from ..data.series import place
 from ..definite import free_coordinates
-from ..own_priors import OwnPrior, has_default_form, hyperparameters
-from ..own_priors import read as read_priors
 from ..parameters import Named, Parameter, Parameters, check_parameters, moved, widened, with_prefix
 from ..priors import Conjugate, Site, log_prior
+from ..user_priors import UserPrior, has_default_form, hyperparameters
+from ..user_priors import read as read_priors
 from .ascent import ascend
 
 
@@ -95,7 +95,7 @@ class Emission(Named, ABC):
     support: constraints.Constraint = constraints.real
     expects: str = "finite numbers"
     prior: Any = None
-    """Priors of some parameters, distributions of Pyro by name: see `own_priors`. A field of an emission that takes
+    """Priors of some parameters, distributions of Pyro by name: see `user_priors`. A field of an emission that takes
     them."""
     have_unit: ClassVar[bool] = False
     """Whether `in_units` describes the effect of another unit on the parameters, and "loc" moves with the origin."""
@@ -286,14 +286,15 @@ class Emission(Named, ABC):
         """The parameters' prior as Pyro sites."""
         distributions = self.priors(prior)
         sites = [Site(name, lambda values, name=name: distributions[name]) for name in self.parameters]
-        if not self.own:
+        if not self.user_priors:
             return sites
         like = next(iter(prior.values()))
-        return self._with_own(sites, prior, {n: like.new_zeros(d.event_shape) for n, d in distributions.items()})
+        typical = {name: like.new_zeros(prior_of.event_shape) for name, prior_of in distributions.items()}
+        return self._with_user_priors(sites, prior, typical)
 
     @property
-    def own(self) -> dict[str, OwnPrior]:
-        """The priors of one's own, by parameter."""
+    def user_priors(self) -> dict[str, UserPrior]:
+        """The user's priors, by parameter."""
         return read_priors(self.prior, self.parameters, self.name) if isinstance(self.prior, Mapping) else {}
 
     @property
@@ -301,42 +302,42 @@ class Emission(Named, ABC):
         """Whether all priors are of one exponential family, as message passing and closed M-steps need."""
         return False
 
-    def with_own(self, prior: Mapping[str, Any]) -> "Emission":
+    def with_user_priors(self, prior: Mapping[str, Any]) -> "Emission":
         """The same emission with these priors of parameters, beside those that it has."""
         known, changed = self.prior if isinstance(self.prior, Mapping) else {}, cast(Any, self)
         if "prior" not in getattr(self, "__dataclass_fields__", {}):
             raise ValueError(f"prior: got {sorted(prior)}, but {self.name} takes none; write them into its `priors`.")
         return cast(Emission, replace(changed, prior={**known, **prior}))
 
-    def in_own_units(self, about: Tensor, unit: Tensor) -> "Emission":
-        """The emission for values of (x - about) / unit, with its own priors converted."""
-        if not self.own or not self.have_unit:
+    def in_fit_units(self, about: Tensor, unit: Tensor) -> "Emission":
+        """The emission for values of (x - about) / unit, with the user's priors converted."""
+        if not self.user_priors or not self.have_unit:
             return self
         converted = copy(self)
         object.__setattr__(converted, "_units", (about, unit))
         return converted
 
     def prior_scaled(self, n_states: int, x: Float[Tensor, "N F"] | None) -> Parameters:
-        """`default_prior` with the hyperparameters of priors of one's own that have the default's form."""
+        """`default_prior` with the hyperparameters of user priors that have its form."""
         prior = self.default_prior(n_states, x)
-        for one in self.own.values():
+        for one in self.user_priors.values():
             prior = prior | hyperparameters(one, prior)
         return prior
 
-    def _with_own(self, sites: list[Site], prior: Parameters, typical: Parameters) -> list[Site]:
-        """Sites with the priors of one's own in their places; `typical` values have the shapes of tables."""
-        own = {name: one for name, one in self.own.items() if not has_default_form(one, set(prior))}
+    def _with_user_priors(self, sites: list[Site], prior: Parameters, typical: Parameters) -> list[Site]:
+        """Sites with the user's priors in their places; `typical` values have the shapes of tables."""
+        chosen = {name: one for name, one in self.user_priors.items() if not has_default_form(one, set(prior))}
         about, unit = vars(self).get("_units", (None, None))
         replaced = []
         for site in sites:
-            if site.name not in own:
+            if site.name not in chosen:
                 replaced.append(site)
                 continue
             like = typical[site.name]
             scaled = None if unit is None else self.in_units({site.name: torch.ones_like(like)}, unit.to(like))
             factor = None if scaled is None else scaled[site.name]
             shift = about.to(like) if site.name == "loc" and about is not None else None
-            replaced.append(own[site.name].site(like.shape, like, factor, shift))
+            replaced.append(chosen[site.name].site(like.shape, like, factor, shift))
         return replaced
 
 
@@ -385,8 +386,8 @@ class ConjugateEmission(Conjugate, Emission):
 
     @property
     def is_conjugate(self) -> bool:
-        names = set(self.default_prior(1, None)) if self.own else set()
-        return all(has_default_form(one, names) for one in self.own.values())
+        names = set(self.default_prior(1, None)) if self.user_priors else set()
+        return all(has_default_form(one, names) for one in self.user_priors.values())
 
     fills_in: ClassVar[bool] = False
     """Whether missing features of a step are imputed under the parameters. The expected log-likelihood is then convex
@@ -426,7 +427,7 @@ class ConjugateEmission(Conjugate, Emission):
 
     def sites(self, prior: Parameters) -> list[Site]:
         sites = super().sites(prior)
-        return self._with_own(sites, prior, self.start(prior)) if self.own else sites
+        return self._with_user_priors(sites, prior, self.start(prior)) if self.user_priors else sites
 
     def limit(self, message: Float[Tensor, "*plates P"], floor: Float[Tensor, "F"]) -> Maximized:
         """The maximum likelihood under the message alone, with variances of at least the floor."""

@@ -32,8 +32,8 @@ from ...inference.numerics.arrays import floating
 from ...inference.numerics.checks import broadcast_shapes
 from ...inference.numerics.op import Variants
 from ...inference.numerics.scalars import check_integer
-from ..own_priors import read as read_priors
 from ..parameters import Parameter, Parameters, concentration
+from ..user_priors import read as read_priors
 from .contract import ConjugateEmission, Representative
 
 

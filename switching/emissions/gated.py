@@ -94,14 +94,15 @@ class Gated(Emission):
             converted |= {name: value for name, value in prefixed(scaled, part.prefix).items() if name in table}
         return converted
 
-    def with_own(self, prior: Mapping[str, Any]) -> "Gated":
+    def with_user_priors(self, prior: Mapping[str, Any]) -> "Gated":
         held = {name.removeprefix(PREFIX): one for name, one in prior.items() if name.startswith(PREFIX)}
         drawn = {name: one for name, one in prior.items() if not name.startswith(PREFIX)}
-        emission = self.emission.with_own(drawn) if drawn else self.emission
-        return replace(self, emission=emission, background=self.background.with_own(held) if held else self.background)
+        emission = self.emission.with_user_priors(drawn) if drawn else self.emission
+        background = self.background.with_user_priors(held) if held else self.background
+        return replace(self, emission=emission, background=background)
 
-    def in_own_units(self, about: Tensor, unit: Tensor) -> "Gated":
-        parts = {part.prefix or "emission": part.emission.in_own_units(about, unit) for part in self.parts}
+    def in_fit_units(self, about: Tensor, unit: Tensor) -> "Gated":
+        parts = {part.prefix or "emission": part.emission.in_fit_units(about, unit) for part in self.parts}
         if all(part.emission is parts[part.prefix or "emission"] for part in self.parts):
             return self
         return replace(self, emission=parts["emission"], background=parts[PREFIX])

@@ -212,7 +212,7 @@ def conjugates(emission: Emission) -> list[Part]:
                 'use method="em", "svi" or "nuts".'
             )
         if not part.emission.is_conjugate:
-            names = ", ".join(sorted(part.emission.own))
+            names = ", ".join(sorted(part.emission.user_priors))
             raise TypeError(
                 f"prior: {part.emission.name} has priors of {names} that are not of its conjugate family, which "
                 'message passing needs; use method="em", "svi" or "nuts".'

@@ -33,10 +33,9 @@ DEFINITE: Any = DefiniteTransform()
 
 def repays(graph: Graph) -> bool:
     """Whether the bound at points is the evidence, and all points are locations and precisions."""
-    free = [family for family in graph.families.values() if isinstance(family, Point)]
-    etas = {name: prior.unsqueeze(0) for name, prior in graph.priors.items()}
-    parts = [graph.families[n].expected(etas[n]) for n, f in graph.families.items() if isinstance(f, Point)]
-    return len(graph.paths) == 1 and bool(free) and all(isinstance(part, LocPrecision) for part in parts)
+    free = [name for name, family in graph.families.items() if isinstance(family, Point)]
+    points = [graph.families[name].expected(graph.priors[name]) for name in free]
+    return len(graph.paths) == 1 and bool(free) and all(isinstance(point, LocPrecision) for point in points)
 
 
 def finish(search: MultiStart, graph: Graph, max_steps: int) -> None:

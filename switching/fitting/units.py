@@ -88,7 +88,7 @@ class Units:
     def problem(self, problem: Problem) -> Problem:
         """The problem in these units."""
         prior = None if problem.prior is None else self.values(problem.prior)
-        emission = problem.emission.in_own_units(self.about, self.unit)
+        emission = problem.emission.in_fit_units(self.about, self.unit)
         series, fixed = self.series(problem.series), self.values(problem.fixed)
         return replace(problem, emission=emission, series=series, prior=prior, fixed=fixed)
 
@@ -116,7 +116,7 @@ class Units:
             return 0.0
         prior = {name: table.double() for name, table in problem.prior.items()}
         typical = problem.emission.start(prior)
-        emission = problem.emission.in_own_units(self.about, self.unit)
+        emission = problem.emission.in_fit_units(self.about, self.unit)
         there = log_prior(emission.sites(self.values(prior)), self.values(typical))
         return float(there - log_prior(problem.emission.sites(prior), typical))
 

@@ -133,10 +133,10 @@ def _given(name: str, table: Tensor | None, like: Tensor, *axes: int) -> Tensor:
 
 
 def _proper(by_step: dict[str, Tensor], diffuse: Tensor) -> Tensor:
-    """A covariance of the diffuse states, which a flat density makes no difference to.
+    """A finite covariance for the diffuse states; 0 if every observation has noise.
 
-    Without it an observation without noise of its own, as of a random walk, would have no density beside a known start.
-    0 if every observation has noise.
+    The density of a diffuse start is flat, so adding this covariance changes no result. The algorithm conditions on the
+    diffuse states, and an observation without noise needs the covariance to have a density then.
     """
     noise, moves = (by_step[name].detach().diagonal(dim1=-2, dim2=-1) for name in ("observation_noise", "state_noise"))
     size = moves.flatten(-2).amax(-1) if moves.shape[-2] else torch.ones_like(noise[..., 0, 0])

@@ -1,11 +1,11 @@
-r"""Priors of one's own: a distribution of Pyro in the place of a parameter's default prior.
+r"""User priors: a distribution of Pyro replaces the default prior of a parameter.
 
-The numbers of a table are independent under it, and independent of the other parameters. A prior is about values in the
-units of the data, and may be about the form that is shown, such as a scale instead of a precision. With a step
-$y = g(v)$ from the values v inside a fit, the density there is $p(g(v))\, |g'(v)|$.
+The numbers of a table are independent under it, and independent of the other parameters. The prior is for values in the
+units of the data. It may be for the displayed form, such as a scale instead of a precision. If $y = g(v)$ are these
+values and v those inside a fit, the density of v is $p(g(v))\, |g'(v)|$.
 
-Some of these distributions are what the parameter has anyway, with other hyperparameters: a Beta for a probability, a
-Gamma for a rate or a precision, a Dirichlet for rows of probabilities. These serve message passing too.
+Some distributions have the form of the default prior: a Beta for a probability, a Gamma for a rate or a precision, a
+Dirichlet for rows of probabilities. They become hyperparameters, so message passing takes them too.
 """
 
 import inspect
@@ -24,13 +24,13 @@ from .priors import Site
 
 
 @dataclass(frozen=True, eq=False)
-class OwnPrior:
+class UserPrior:
     """The prior of one parameter.
 
     Attributes:
         name: of the parameter in the program.
-        distribution: of its values, or of those of its shown form if `shown`.
-        shown: whether it is about the shown form.
+        distribution: of its values, or of their displayed form if `shown`.
+        shown: whether the distribution is that of the displayed form.
     """
 
     name: str
@@ -38,7 +38,7 @@ class OwnPrior:
     shown: bool
 
     def site(self, shape: torch.Size, like: Tensor, factor: Tensor | None, about: Tensor | None) -> Site:
-        """The prior of a table of values that are `factor` times those of the data's units, less `about`."""
+        """The prior of the table inside a fit: `factor` times the values in the data's units, less `about`."""
         base = on(self.distribution, like)
         n = len(base.event_shape)
         try:
@@ -57,13 +57,13 @@ class OwnPrior:
         return Site(self.name, lambda values: placed)
 
 
-def is_own(value: Any) -> bool:
+def is_distribution(value: Any) -> bool:
     """Whether an entry of a prior is a distribution, not a table of hyperparameters."""
     return isinstance(value, Distribution)
 
 
-def read(prior: Any, parameters: Mapping[str, Parameter], of: str) -> dict[str, OwnPrior]:
-    """Priors by the names of parameters or of their shown forms.
+def read(prior: Any, parameters: Mapping[str, Parameter], of: str) -> dict[str, UserPrior]:
+    """Priors by the names of parameters or of their displayed forms.
 
     Raises:
         TypeError: not a mapping of names to distributions.
@@ -73,7 +73,7 @@ def read(prior: Any, parameters: Mapping[str, Parameter], of: str) -> dict[str, 
         raise TypeError(f"prior: got {type(prior).__name__}, expected distributions by name of a parameter.")
     known: dict[str, tuple[str, Any, bool]] = {n: (n, p.support, False) for n, p in parameters.items()}
     known |= {p.shown.name: (n, p.shown.support, True) for n, p in parameters.items() if p.shown}
-    own: dict[str, OwnPrior] = {}
+    priors: dict[str, UserPrior] = {}
     for name, distribution in prior.items():
         if name not in known:
             raise ValueError(f"prior: got {name!r}, expected some of {', '.join(known)}, the parameters of {of}.")
@@ -83,37 +83,40 @@ def read(prior: Any, parameters: Mapping[str, Parameter], of: str) -> dict[str, 
                 f"prior[{name!r}]: got {type(distribution).__name__}, expected a distribution of Pyro, such as "
                 f"dist.{_typical(support)}; hyperparameters go into model.with_prior(...)."
             )
-        if shown and name != "scale":
-            raise ValueError(f"prior[{name!r}]: give a prior of {place}, the parameter in the program.")
+        if support is constraints.positive_definite:
+            raise ValueError(
+                f"prior[{name!r}]: the prior of a matrix is a Wishart; give its hyperparameters, by "
+                "model.with_prior(...)."
+            )
         if not _fits(_support(distribution), support):
             raise ValueError(
                 f"prior[{name!r}]: got {type(distribution).__name__}, whose values are not those of {name}; give a "
                 f"distribution such as dist.{_typical(support)}."
             )
-        if place in own:
+        if place in priors:
             raise ValueError(f"prior: got {place} twice, in two forms; give one.")
-        own[place] = OwnPrior(place, distribution, shown)
-    return own
+        priors[place] = UserPrior(place, distribution, shown)
+    return priors
 
 
-def has_default_form(own: OwnPrior, names: Collection[str]) -> bool:
+def has_default_form(prior: UserPrior, names: Collection[str]) -> bool:
     """Whether hyperparameters of the default prior, of these names, give this distribution."""
-    return not own.shown and bool(_numbers(own, names))
+    return not prior.shown and bool(_numbers(prior, names))
 
 
-def hyperparameters(own: OwnPrior, prior: Parameters) -> Parameters:
+def hyperparameters(prior: UserPrior, default: Parameters) -> Parameters:
     """The default prior's hyperparameters that give this distribution; empty if there are none."""
-    found = {} if own.shown else _numbers(own, prior)
-    return {name: _expanded(own.name, table, prior[name]) for name, table in found.items()}
+    numbers = {} if prior.shown else _numbers(prior, default)
+    return {name: _expanded(prior.name, table, default[name]) for name, table in numbers.items()}
 
 
-def _numbers(own: OwnPrior, names: Collection[str]) -> Parameters:
-    d: Any = own.distribution
-    if isinstance(d, torch.distributions.Beta) and own.name == "probs" and "successes" in names:
+def _numbers(prior: UserPrior, names: Collection[str]) -> Parameters:
+    d: Any = prior.distribution
+    if isinstance(d, torch.distributions.Beta) and prior.name == "probs" and "successes" in names:
         return {"successes": d.concentration1, "failures": d.concentration0}
-    if isinstance(d, torch.distributions.Gamma) and own.name in ("rate", "precision") and "shape" in names:
+    if isinstance(d, torch.distributions.Gamma) and prior.name in ("rate", "precision") and "shape" in names:
         return {"shape": d.concentration, "rate": d.rate}
-    if isinstance(d, torch.distributions.Dirichlet) and own.name == "probs" and "concentration" in names:
+    if isinstance(d, torch.distributions.Dirichlet) and prior.name == "probs" and "concentration" in names:
         return {"concentration": d.concentration}
     return {}
 
@@ -138,7 +141,7 @@ def arguments(distribution: Distribution) -> dict[str, Any] | None:
         numbers = {name: getattr(distribution, name) for name in some}
         try:
             kind(**numbers, validate_args=False)
-        except (TypeError, ValueError, RuntimeError):
+        except (TypeError, ValueError, RuntimeError, AssertionError):
             continue
         return numbers or None
     return None
@@ -191,4 +194,4 @@ def _typical(support: Any) -> str:
         return "Beta(2.0, 2.0)"
     if support is constraints.simplex:
         return "Dirichlet(torch.ones(3))"
-    return "Wishart(...)" if support is constraints.positive_definite else "Normal(0.0, 1.0)"
+    return "Normal(0.0, 1.0)"
