@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-_LEAST_STEPS = 32  # that are worth a scan
+_LEAST_STEPS = 12  # that are worth a scan
 _MOST_PRODUCTS = 4096  # of a step of all sequences, beyond which a loop over steps takes no longer
 _MOST_AT_ONCE = 1 << 24  # of all steps, for the sake of memory
 MODES = "auto", "always", "never"
@@ -40,7 +40,7 @@ class Cost(NamedTuple):
             table = max(tables, key=Tensor.numel)
             if is_scanned(table):
                 products = table.numel() * table.shape[-1] ** 2
-                return 1e-6 * (self.call + 200 * math.log2(steps)) + 50e-9 * products
+                return 1e-6 * (self.call + 100 * math.log2(steps)) + 50e-9 * products
         return 1e-6 * (self.call + self.step * steps) + 1e-9 * self.number * sum(x.numel() for x in tables)
 
 
@@ -57,16 +57,16 @@ COSTS: dict[str, Cost] = {
     "linear_scan": Cost(2.0, 50, 20, 5),
     "lerp_scan": Cost(2.0, 50, 20, 5),
     "gated_scan": Cost(4.0, 50, 30, 10),
-    "copy_log_normalizer": Cost(2.5, 500, 40, 20, scans=True),
-    "copy_filter": Cost(2.5, 500, 40, 20, scans=True),
-    "copy_smooth": Cost(3.0, 600, 80, 20, scans=True),
-    "copy_marginals": Cost(2.0, 600, 80, 20, scans=True),
+    "copy_log_normalizer": Cost(2.5, 250, 40, 20, scans=True),
+    "copy_filter": Cost(2.5, 250, 40, 20, scans=True),
+    "copy_smooth": Cost(3.0, 450, 80, 20, scans=True),
+    "copy_marginals": Cost(2.0, 450, 80, 20, scans=True),
     "copy_viterbi": Cost(1.0, 150, 12, 20),
     "copy_sample": Cost(3.0, 550, 40, 20),
-    "factored_copy_filter": Cost(3.0, 550, 60, 20, scans=True),
-    "factored_copy_posterior": Cost(4.0, 650, 120, 20, scans=True),
-    "markov_filter": Cost(3.0, 700, 60, 20, scans=True),
-    "markov_posterior": Cost(4.0, 2000, 120, 20, scans=True),
+    "factored_copy_filter": Cost(3.0, 300, 60, 20, scans=True),
+    "factored_copy_posterior": Cost(4.0, 500, 120, 20, scans=True),
+    "markov_filter": Cost(3.0, 250, 60, 20, scans=True),
+    "markov_posterior": Cost(4.0, 500, 120, 20, scans=True),
     "markov_viterbi": Cost(1.0, 150, 25, 20),
     "markov_sample": Cost(1.5, 650, 45, 20),
     "linear_gaussian_evidence": Cost(9.0, 4000, 15, 20),

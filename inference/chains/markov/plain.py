@@ -20,16 +20,18 @@ from ..log_products import beliefs, futures, repays
 
 
 class _Steps(NamedTuple):
-    """The tables step by step; a step after its sequence's end has likelihood 1 everywhere."""
+    """The tables by step; a step after its sequence's end has likelihood 1 everywhere."""
 
-    log_initial: Tensor
-    transitions: tuple[Tensor, ...]
-    likelihoods: tuple[Tensor, ...]  # divided by the largest of the step
+    log_initial: Tensor  # [*B, K]
+    transition: Tensor  # [T - 1 or 1, .., K, K], with an axis for each batch axis
+    likelihood: Tensor  # [T, *B, K], divided by the largest of the step
     shift: Tensor  # [*B, T], the logarithm of the largest
-    active: tuple[Tensor, ...]  # whether each sequence has this step
+    active: Tensor  # [T, *B], whether each sequence has this step
 
-    def transition(self, t: int) -> Tensor:
-        return self.transitions[t if len(self.transitions) > 1 else 0]
+    def transitions(self) -> tuple[Tensor, ...]:
+        """The transition table of each move."""
+        tables = self.transition.unbind(0)
+        return tables if len(tables) > 1 else tables * (len(self.likelihood) - 1)
 
 
 def _steps(log_initial: Tensor, log_transition: Tensor, log_likelihood: Tensor, lengths: Tensor) -> _Steps:
@@ -37,61 +39,49 @@ def _steps(log_initial: Tensor, log_transition: Tensor, log_likelihood: Tensor, 
     active = torch.arange(n_steps, device=lengths.device) < lengths.unsqueeze(-1)
     log_weight = torch.where(active.unsqueeze(-1), log_likelihood, 0.0)
     shift = log_weight.detach().amax(-1)
+    tables = log_transition.movedim(-3, 0)
     return _Steps(
         log_initial.expand(*lengths.shape, n_states),
-        log_transition.unbind(-3),
-        (log_weight - shift.unsqueeze(-1)).unbind(-2),
+        tables.reshape(len(tables), *[1] * (lengths.dim() + 3 - tables.dim()), *tables.shape[1:]),
+        (log_weight - shift.unsqueeze(-1)).movedim(-2, 0),
         shift,
-        active.unbind(-1),
+        active.movedim(-1, 0),
     )
-
-
-def _transitions(steps: _Steps) -> Tensor:
-    """The transition tables of all moves, [T - 1 or 1, .., K, K], with an axis for each batch axis."""
-    tables = torch.stack(steps.transitions)
-    return tables.reshape(len(tables), *[1] * (steps.shift.dim() + 2 - tables.dim()), *tables.shape[1:])
 
 
 def _moves(steps: _Steps) -> Tensor:
-    """The moves into all steps except the first as matrices [T - 1, *B, K, K] of log-weights; identities after an
-    end."""
-    likelihood, active = torch.stack(steps.likelihoods[1:]), torch.stack(steps.active[1:])
-    none = torch.full_like(steps.transitions[0], -torch.inf).diagonal_scatter(
-        torch.zeros_like(steps.transitions[0].diagonal(dim1=-2, dim2=-1)), dim1=-2, dim2=-1
-    )
-    return torch.where(active[..., None, None], _transitions(steps) + likelihood.unsqueeze(-2), none)
+    """The moves into all steps except the first as matrices [T - 1, *B, K, K] of log-weights; after an end all moves
+    are equal."""
+    return torch.where(steps.active[1:, ..., None, None], steps.transition + steps.likelihood[1:].unsqueeze(-2), 0.0)
 
 
 def _at_once(steps: _Steps) -> bool:
-    table = steps.shift.unsqueeze(-1).expand(*steps.shift.shape, steps.log_initial.shape[-1])
-    return repays(table, steps.log_initial, *steps.transitions[:1], *steps.likelihoods[:1])
+    return repays(steps.likelihood.movedim(0, -2), steps.log_initial, steps.transition)
 
 
-def _forward_at_once(steps: _Steps) -> tuple[list[Tensor], list[Tensor]]:
-    first, scale = _normalize(steps.likelihoods[0] + steps.log_initial)
+def _forward_at_once(steps: _Steps) -> tuple[Tensor, Tensor]:
+    first, scale = _normalize(steps.likelihood[0] + steps.log_initial)
     states = torch.cat([first.unsqueeze(0), beliefs(first, _moves(steps))])
-    weight = torch.stack(steps.likelihoods[1:]) + log_matmul(states[:-1], _transitions(steps))
-    _, scales = _normalize(weight)
-    return list(states.unbind(0)), [scale, *scales.unbind(0)]
+    _, scales = _normalize(steps.likelihood[1:] + log_matmul(states[:-1], steps.transition))
+    return states, torch.cat([scale.unsqueeze(0), scales])
 
 
-def _forward_by_steps(steps: _Steps) -> tuple[list[Tensor], list[Tensor]]:
+def _forward_by_steps(steps: _Steps) -> tuple[Tensor, Tensor]:
     message, states, scales = steps.log_initial, [], []
-    for t, (likelihood, active) in enumerate(zip(steps.likelihoods, steps.active, strict=True)):
-        weight = likelihood + torch.where(active.unsqueeze(-1), message, 0.0)
-        state, scale = _normalize(weight)
+    transitions = *steps.transitions(), None
+    for likelihood, active, onward in zip(steps.likelihood.unbind(0), steps.active.unbind(0), transitions, strict=True):
+        state, scale = _normalize(likelihood + torch.where(active.unsqueeze(-1), message, 0.0))
         states.append(state)
         scales.append(scale)
-        if t + 1 < len(steps.likelihoods):
-            message = log_matmul(states[-1], steps.transition(t))
-    return states, scales
+        if onward is not None:
+            message = log_matmul(state, onward)
+    return torch.stack(states), torch.stack(scales)
 
 
-def _forward(steps: _Steps) -> tuple[list[Tensor], Tensor, Tensor]:
-    """log P(s_t | x_1..t) of each step, log p(x_t | x_1..t-1) - shift_t as [*B, T], and failed."""
+def _forward(steps: _Steps) -> tuple[Tensor, Tensor, Tensor]:
+    """log P(s_t | x_1..t) [T, *B, K], log p(x_t | x_1..t-1) - shift_t as [*B, T], and failed."""
     states, scales = _forward_at_once(steps) if _at_once(steps) else _forward_by_steps(steps)
-    active = torch.stack(steps.active, -1)
-    scale = torch.stack(scales, -1)
+    active, scale = steps.active.movedim(0, -1), scales.movedim(0, -1)
     failed = _first(active & ~(scale.isfinite() & steps.shift.isfinite()))
     return states, torch.where(active, scale, 0.0), failed
 
@@ -124,8 +114,7 @@ def filter(*tables: Tensor) -> tuple[Tensor, ...]:
     """log p(x_1..T) [*B], P(s_t | x_1..t) [*B, T, K] and log p(x_t | x_1..t-1) [*B, T]; failed."""
     steps = _steps(*tables)
     states, scale, failed = _forward(steps)
-    active = torch.stack(steps.active, -1)
-    state = torch.where(active.unsqueeze(-1), torch.stack(states, -2).exp(), 0.0)
+    state = torch.where(steps.active.unsqueeze(-1), states.exp(), 0.0).movedim(0, -2)
     return _total(scale, steps.shift), state, scale + steps.shift, failed
 
 
@@ -136,51 +125,41 @@ def posterior(*tables: Tensor) -> tuple[Tensor, ...]:
     """
     steps = _steps(*tables)
     states, scale, failed = _forward(steps)
-    if _at_once(steps):
-        state, pair = _posterior_at_once(steps, torch.stack(states))
-        return _total(scale, steps.shift), state, pair, failed
-    n_steps, last = len(states), len(states) - 1
-    message, weight = torch.zeros_like(states[last]), steps.likelihoods[last]
-    smoothed, pairs = [], []
-    for t in reversed(range(n_steps)):
-        belief, _ = _normalize(states[t] + message)
-        smoothed.append(torch.where(steps.active[t].unsqueeze(-1), belief.exp(), 0.0))
-        if t < last:
-            reached = torch.where(message == -torch.inf, 0.0, message).unsqueeze(-1)
-            onward = steps.transition(t) + weight.unsqueeze(-2) - reached
-            pair = torch.exp(belief.unsqueeze(-1) + onward)
-            pairs.append(torch.where(steps.active[t + 1][..., None, None], pair, 0.0))
-        if t > 0:
-            weight = steps.likelihoods[t] + message
-            weight = weight - weight.detach().amax(-1, keepdim=True)
-            message = log_matmul(weight, steps.transition(t - 1).mT)
-            message = torch.where(steps.active[t].unsqueeze(-1), message, 0.0)
-    state, pair = torch.stack(smoothed[::-1], -2), _collect(pairs, len(steps.transitions), states[last])
-    return _total(scale, steps.shift), state, pair, failed
-
-
-def _posterior_at_once(steps: _Steps, states: Tensor) -> tuple[Tensor, Tensor]:
-    """P(s_t | x) [*B, T, K] and P(s_t, s_t+1 | x) [*B, S, K, K], from log P(s_t | x_1..t) [T, *B, K]."""
-    tables, active, future = _transitions(steps), torch.stack(steps.active), futures(_moves(steps))
-    weight = torch.stack(steps.likelihoods[1:])
-    weight = weight + torch.cat([future[1:], torch.zeros_like(future[:1])])
-    weight = weight - weight.amax(-1, keepdim=True)
-    message = torch.where(active[1:].unsqueeze(-1), log_matmul(weight, tables.mT), 0.0)
+    weight, message = (_backward_at_once if _at_once(steps) else _backward_by_steps)(steps)
     belief, _ = _normalize(torch.cat([states[:-1] + message, states[-1:]]))
     reached = torch.where(message == -torch.inf, 0.0, message).unsqueeze(-1)
-    pair = torch.exp(belief[:-1].unsqueeze(-1) + (tables + weight.unsqueeze(-2) - reached))
-    pair = torch.where(active[1:, ..., None, None], pair, 0.0).movedim(0, -3)
-    state = torch.where(active.unsqueeze(-1), belief.exp(), 0.0).movedim(0, -2)
-    return state, pair if len(steps.transitions) > 1 else pair.sum(-3, keepdim=True)
+    pair = torch.exp(belief[:-1].unsqueeze(-1) + (steps.transition + weight.unsqueeze(-2) - reached))
+    pair = torch.where(steps.active[1:, ..., None, None], pair, 0.0).movedim(0, -3)
+    state = torch.where(steps.active.unsqueeze(-1), belief.exp(), 0.0).movedim(0, -2)
+    return _total(scale, steps.shift), state, pair.sum(-3, keepdim=True) if len(steps.transition) == 1 else pair, failed
 
 
-def _collect(pairs: list[Tensor], n_tables: int, like: Tensor) -> Tensor:
-    """Pairs, the last step first, as the posterior of transition tables by step or of one table for all steps."""
-    if not pairs:
-        return like.new_zeros(*like.shape[:-1], n_tables, like.shape[-1], like.shape[-1])
-    if len(pairs) == n_tables:
-        return torch.stack(pairs[::-1], -3)
-    return torch.stack(pairs, -3).sum(-3, keepdim=True)
+def _backward_at_once(steps: _Steps) -> tuple[Tensor, Tensor]:
+    """What `_backward_by_steps` gives."""
+    future = futures(_moves(steps))
+    weight = steps.likelihood[1:] + torch.cat([future[1:], torch.zeros_like(future[:1])])
+    weight = weight - weight.amax(-1, keepdim=True)
+    return weight, torch.where(steps.active[1:].unsqueeze(-1), log_matmul(weight, steps.transition.mT), 0.0)
+
+
+def _backward_by_steps(steps: _Steps) -> tuple[Tensor, Tensor]:
+    """The log-weights of all steps from t + 1 on, by the state at t + 1, the largest 0, and by the state at t:
+    [T - 1, *B, K]."""
+    weights, messages, message = [], [], None
+    for likelihood, active, table in zip(
+        steps.likelihood[1:].flip(0).unbind(0),
+        steps.active[1:].flip(0).unbind(0),
+        steps.transitions()[::-1],
+        strict=True,
+    ):
+        weight = likelihood if message is None else likelihood + message
+        weights.append(weight - weight.detach().amax(-1, keepdim=True))
+        message = torch.where(active.unsqueeze(-1), log_matmul(weights[-1], table.mT), 0.0)
+        messages.append(message)
+    if message is None:
+        none = steps.likelihood[1:]
+        return none, none
+    return torch.stack(weights[::-1]), torch.stack(messages[::-1])
 
 
 def _double(*tables: Tensor) -> tuple[Tensor, ...]:
@@ -191,12 +170,12 @@ def viterbi(*tables: Tensor) -> tuple[Tensor, ...]:
     """The most probable path [*B, T], -1 after a sequence's end; failed."""
     steps = _steps(*_double(*tables))
     message, best = steps.log_initial, []
-    for t, likelihood in enumerate(steps.likelihoods):
+    for likelihood, onward in zip(steps.likelihood.unbind(0), (*steps.transitions(), None), strict=True):
         weight = likelihood + message
         best.append(weight - weight.amax(-1, keepdim=True))
-        if t + 1 < len(steps.likelihoods):
-            message = (best[-1].unsqueeze(-1) + steps.transition(t)).amax(-2)
-    failed = _first(torch.stack(steps.active, -1) & ~torch.stack(best, -2).amax(-1).isfinite())
+        if onward is not None:
+            message = (best[-1].unsqueeze(-1) + onward).amax(-2)
+    failed = _first(steps.active.movedim(0, -1) & ~torch.stack(best, -2).amax(-1).isfinite())
     return _trace(steps, best, lambda t, score: score.argmax(-1)), failed
 
 
@@ -210,16 +189,16 @@ def sample(*tables_and_uniform: Tensor) -> tuple[Tensor, ...]:
         weight = (score - score.amax(-1, keepdim=True)).exp()
         return invert(weight, uniform[..., t : t + 1]).squeeze(-1)
 
-    return _trace(steps, [state.expand(*uniform.shape[:-1], -1) for state in states], pick), failed
+    return _trace(steps, [state.expand(*uniform.shape[:-1], -1) for state in states.unbind(0)], pick), failed
 
 
 def _trace(steps: _Steps, scores: list[Tensor], pick: Callable[[int, Tensor], Tensor]) -> Tensor:
     """Choose states backward from the last step, each by its score plus the transition into the next state."""
-    path, following = [], None
+    path, following, transitions = [], None, steps.transitions()
     for t in reversed(range(len(scores))):
         score = scores[t]
         if following is not None:
-            into = steps.transition(t).expand(*score.shape, score.shape[-1])
+            into = transitions[t].expand(*score.shape, score.shape[-1])
             into = into.gather(-1, following[..., None, None].expand(*score.shape, 1)).squeeze(-1)
             score = torch.where(steps.active[t + 1].unsqueeze(-1), score + into, score)
         following = pick(t, score)
