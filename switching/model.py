@@ -23,7 +23,7 @@ from ..inference.numerics.randomness import Seed
 from ..inference.numerics.records import Record
 from ..inference.numerics.scalars import check_batch_shape, check_integer, check_kind
 from .base import Model, Probabilities
-from .data.reading import read_row, to_tensor
+from .data.reading import check_finite, read_row, to_tensor
 from .data.series import Given, Series
 from .dynamics.contract import Dynamics
 from .emissions.contract import Emission
@@ -331,24 +331,28 @@ class SwitchingSSM(Model):
         check_kind("state", state, StreamState, "the state from start() or update()")
         batch = tuple(state.log_evidence.shape)
         x_t = read_row(x_t, batch, self.emission.n_features)
-        one: Given = {}
         if covariates is not None:
-            table = one["covariates"] = to_tensor(covariates, "covariates")
-            if tuple(table.shape) != (*batch, self.n_covariates):
+            covariates = to_tensor(covariates, "covariates").to(x_t)
+            if tuple(covariates.shape) != (*batch, self.n_covariates):
                 raise ValueError(
-                    f"covariates: got shape {tuple(table.shape)}, expected {(*batch, self.n_covariates)}: this step's."
+                    f"covariates: got shape {tuple(covariates.shape)}, expected {(*batch, self.n_covariates)}: "
+                    "this step's."
                 )
-            one["covariates"] = table.unsqueeze(len(batch))
+            covariates = covariates.unsqueeze(-2)
         if dt is not None:
-            gap = one["dt"] = to_tensor(dt, "dt").unsqueeze(-1)
+            gap = to_tensor(dt, "dt").to(x_t).unsqueeze(-1)
             if tuple(gap.shape) != (*batch, 1):
                 raise ValueError(f"dt: got shape {tuple(gap.shape[:-1])}, expected {batch}: the gap before this step.")
             if state.steps and not bool(((gap >= 0) & gap.isfinite()).all()):
                 raise ValueError(f"dt: got {dt}, expected the time since the previous step, a number of at least 0.")
+            dt = gap
         with naming("x_t"):
-            problem = self.problem(x_t.unsqueeze(-2), **one)
-        with naming("x_t"):
-            step = problem.chain(self.values_like(x_t), state.belief).filter()
+            series = Series(x_t.unsqueeze(-2), None, covariates, dt)
+            check_finite(series)
+            self._check_observations(series)
+            self._check_drive(series, 1)
+            chain = Problem(self.dynamics, self.emission, series).chain(self.values_like(x_t), state.belief)
+            step = chain.filter()
         redraw = torch.ones_like(step.log_increment) if step.redraw is None else step.redraw
         belief, increment = step.state[..., 0, :], step.log_increment[..., 0]
         after = StreamState(belief, state.log_evidence.to(x_t.device) + increment, state.steps + 1)

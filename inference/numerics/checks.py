@@ -151,6 +151,8 @@ def broadcast_shapes(*shapes: Sequence[int]) -> torch.Size:
 def common_batch(**shapes: Sequence[int] | None) -> torch.Size:
     """The batch shape that all named batch shapes broadcast to; `ValueError` with every shape if there is none."""
     present = {name: tuple(shape) for name, shape in shapes.items() if shape is not None}
+    if len(set(present.values())) == 1:
+        return torch.Size(next(iter(present.values())))
     try:
         return broadcast_shapes(*present.values())
     except ValueError:

@@ -203,7 +203,7 @@ def _driver(driver: Any, name: str, n_axes: int, rows: Stacked) -> Tensor:
 
 def _finished(series: Series) -> Series:
     """The series without infinite values, and with NaN after the end of each sequence."""
-    _check_finite(series)
+    check_finite(series)
     if series.lengths is None:
         return series
     inside = series.inside.unsqueeze(-1)
@@ -354,11 +354,14 @@ def _read_lengths(lengths: Any, values: Tensor) -> Tensor | None:
     return counts.to(torch.int64)
 
 
-def _check_finite(series: Series) -> None:
+def check_finite(series: Series) -> None:
+    """Raise ValueError with the place if a step of a sequence is infinite."""
     x = series.observations
-    infinite = ((x == torch.inf) | (x == -torch.inf)) & series.inside.unsqueeze(-1)  # `isinf` makes a table of floats
-    if infinite.any():
-        raise ValueError(f"x: got an infinite value at {place(infinite)}; mark missing values with NaN.")
+    above, below = x == torch.inf, x == -torch.inf  # `isinf` makes a table of floats
+    if bool(above.any()) or bool(below.any()):
+        infinite = (above | below) & series.inside.unsqueeze(-1)
+        if infinite.any():
+            raise ValueError(f"x: got an infinite value at {place(infinite)}; mark missing values with NaN.")
 
 
 def read_row(x_t: Any, batch: tuple[int, ...], n_features: int) -> Float[Tensor, "*b F"]:

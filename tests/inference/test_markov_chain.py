@@ -16,11 +16,20 @@ from hypothesis import given
 from oracles.markov_paths import Answers, Tables, enumerate_paths, expand, path_weights, tables
 from oracles.operators import without_kernels
 from samplehold.inference.chains import cpu_parts
-from samplehold.inference.chains.markov import cpu_scaled, naive, op, plain
+from samplehold.inference.chains.markov import cpu, cpu_scaled, naive, op, plain
 from samplehold.inference.chains.markov.chain import MarkovChain
 from torch import Tensor
 
 pytestmark = pytest.mark.kernels
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_calls() -> Iterator[None]:
+    """Small chains test the kernels of large calls too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu, "SMALL", 0)
+        yield
+
 
 INF = float("inf")
 TOLERANCE = {torch.float64: {"rtol": 1e-10, "atol": 1e-14}, torch.float32: {"rtol": 1e-5, "atol": 1e-6}}

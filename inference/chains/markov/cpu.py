@@ -1,11 +1,13 @@
 """Markov chains on the CPU: the choice of the kernel.
 
 - `cpu_scaled` takes constant transition tables, and reports sequences of which it is not certain.
-- `cpu_log` takes these sequences, and chains with a table for every step. It also finds the best paths and draws paths.
+- `cpu_log` takes these sequences, small calls, which it serves sooner, and chains with a table for every step. It also
+  finds the best paths and draws paths.
 
 No table is expanded to the batch axes of the others.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -19,6 +21,7 @@ from .cpu_log import best_paths, draw_paths, filter_logs, smooth_logs
 from .cpu_scaled import Tables, filter_scaled, flatten, smooth_scaled
 
 Results = tuple[Tensor, ...]
+SMALL = 1 << 10  # transitions of all steps, up to which logarithms take less time than preparing tables
 
 
 @op.filter.kernel("cpu")
@@ -68,8 +71,9 @@ def _answer(
 ) -> tuple[Tensor, ...]:
     """Results for all sequences: from `quickly` for sequences of which it is certain, from `exactly` for the others."""
     tables, lengths = flatten(*arguments), arguments[3]
-    failed = torch.full((lengths.numel(),), -1)
-    if tables.log_transition.shape[1] == 1:
+    n_moves = lengths.numel() * math.prod(tables.log_likelihood.shape[1:]) * tables.log_transition.shape[-1]
+    if tables.log_transition.shape[1] == 1 and n_moves > SMALL:
+        failed = torch.full((lengths.numel(),), -1)
         certain, results = quickly(tables)
         (doubtful,) = np.nonzero(~certain)
         if len(doubtful):
