@@ -24,10 +24,10 @@ from ...inference.numerics.checks import naming
 from ...inference.numerics.randomness import Seed
 from ...inference.numerics.scalars import check_flag, check_integer
 from ..data.series import Given, Series
-from ..data.timeline import storable, time_index
 from ..fitting.posterior import EXPORTED
 from ..parameters import Parameters, described
 from ..seeding import number_of, seeded
+from .tables import coordinates
 
 
 def to_arviz(
@@ -245,26 +245,6 @@ def generated_quantities(model: Any, values: Parameters, total: int, series: Ser
 
 
 # ---- their names ---------------------------------------------------------------------------------------------------
-
-
-def coordinates(series: Series, model: Any) -> dict[str, Any]:
-    """The labels of every axis except chain and draw; those of the sequences come first, in order."""
-    batch = series.batch_shape
-    names = ["sequence"] if len(batch) == 1 else [f"sequence_{i}" for i in range(len(batch))]
-    coords: dict[str, Any] = {name: np.arange(n) for name, n in zip(names, batch, strict=True)}
-    if series.sequences is not None:
-        coords["sequence"] = list(series.sequences)
-    coords |= {dim: np.arange(size) for dim, size in model.sizes.items()}
-    coords |= {dim: list(model.latents) for dim in ("latent", "latent_new") if model.latents}
-    features: list[Any] = list(range(series.observations.shape[-1]))
-    if series.features is not None and not isinstance(series.features[0], tuple):
-        features = list(series.features)
-    common = None if isinstance(series.index, tuple) else series.index
-    coords |= {"feature": features, "feature_new": features}
-    coords["time"] = storable(time_index(common, series.n_steps)).to_numpy()
-    if series.drivers is not None:
-        coords["covariate"] = list(series.drivers)
-    return coords
 
 
 def _dataset(variables: dict[str, Any], coords: dict[str, Any]) -> xr.Dataset:

@@ -6,9 +6,8 @@ import numpy as np
 import pandas as pd
 
 from ..data.timeline import continued, label_text, time_index
-from .arviz import coordinates
 from .summary import parameters_of
-from .tables import by_state, html
+from .tables import by_state, coordinates, html
 
 LEVEL, DRAWS = 0.9, 2000
 

@@ -20,8 +20,7 @@ from ..fitting.curvature import standard_errors
 from ..intervals import central_interval
 from ..parameters import Parameter, Parameters, described
 from ..problem import SeriesProblem
-from .arviz import coordinates
-from .tables import html, number, rows, states
+from .tables import coordinates, html, number, rows, states
 
 WIDTH = 78
 DRAWS = 10_000  # of a posterior

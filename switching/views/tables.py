@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..data.series import Series
+from ..data.timeline import storable, time_index
 from ..parameters import described
 
 MANY_ROWS, MANY_COLUMNS = 60, 16  # beyond which a table in a notebook leaves some out
@@ -39,10 +41,30 @@ class Row:
         return f"{self.parameter}[{', '.join(self.labels)}]" if self.labels else self.parameter
 
 
+def coordinates(series: Series, model: Any) -> dict[str, Any]:
+    """The labels of every axis except chain and draw; those of the sequences come first, in order."""
+    batch = series.batch_shape
+    names = ["sequence"] if len(batch) == 1 else [f"sequence_{i}" for i in range(len(batch))]
+    coords: dict[str, Any] = {name: np.arange(n) for name, n in zip(names, batch, strict=True)}
+    if series.sequences is not None:
+        coords["sequence"] = list(series.sequences)
+    coords |= {dim: np.arange(size) for dim, size in model.sizes.items()}
+    coords |= {dim: list(model.latents) for dim in ("latent", "latent_new") if model.latents}
+    features: list[Any] = list(range(series.observations.shape[-1]))
+    if series.features is not None and not isinstance(series.features[0], tuple):
+        features = list(series.features)
+    common = None if isinstance(series.index, tuple) else series.index
+    coords |= {"feature": features, "feature_new": features}
+    coords["time"] = storable(time_index(common, series.n_steps)).to_numpy()
+    if series.drivers is not None:
+        coords["covariate"] = list(series.drivers)
+    return coords
+
+
 def rows(model: Any, coords: dict[str, Any]) -> Iterator[Row]:
     """The numbers of a model with values, those first that belong to no state, then state by state.
 
-    Of symmetric matrices the lower triangle. `coords` names the entries of the axes: see `arviz.coordinates`.
+    Of symmetric matrices the lower triangle. `coords` names the entries of the axes: see `coordinates`.
     """
     numbered, dims = [], {p.shown.name if p.shown else name: p.dims for name, p in model.known.items()}
     for name, table in described(model.known, model.values).items():
