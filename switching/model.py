@@ -351,12 +351,11 @@ class SwitchingSSM(Model):
             check_finite(series)
             self._check_observations(series)
             self._check_drive(series, 1)
-            chain = Problem(self.dynamics, self.emission, series).chain(self.values_like(x_t), state.belief)
-            step = chain.filter()
-        redraw = torch.ones_like(step.log_increment) if step.redraw is None else step.redraw
-        belief, increment = step.state[..., 0, :], step.log_increment[..., 0]
+            step = Problem(self.dynamics, self.emission, series).after(self.values_like(x_t), state.belief)
+        assert step.redraw is not None
+        belief, redraw, increment = step.state[..., 0, :], step.redraw[..., 0], step.log_increment[..., 0]
         after = StreamState(belief, state.log_evidence.to(x_t.device) + increment, state.steps + 1)
-        return after, StreamOutput(belief, redraw[..., 0], increment)
+        return after, StreamOutput(belief, redraw, increment)
 
     def durations(self, x: Any, **given: Unpack[Given]) -> Float[Tensor, "K"]:
         """The expected number of steps from entering each state to leaving it; with gaps, in units of time.

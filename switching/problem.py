@@ -14,8 +14,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..inference.chains.contract import Chain
+from ..inference.chains.contract import Chain, Filtered
+from ..inference.numerics.checks import check_possible
 from ..inference.numerics.deferred import recompute
+from ..inference.numerics.logs import log_probability
 from ..inference.numerics.records import Record
 from .data.series import Drive, Series
 from .dynamics.contract import Dynamics
@@ -177,12 +179,31 @@ class Problem(SeriesProblem):
             raise ValueError("prior: got None, but the parameters need a distribution; give a prior.")
         return self.dynamics.sites(self.prior) + self.emission.sites(self.prior)
 
-    def chain(self, values: Parameters, belief: Float[Tensor, "*b K"] | None = None) -> Chain:
-        """The chain over paths under these parameters; with a belief about the state before, it continues from this
-        belief."""
+    def chain(self, values: Parameters) -> Chain:
+        """The chain over paths under these parameters."""
         series = self.series
         likelihood = self.emission.log_likelihood(series.observations, values)
-        return self.dynamics.chain(values, likelihood, series.drive, series.lengths, belief)
+        return self.dynamics.chain(values, likelihood, series.drive, series.lengths)
+
+    def after(self, values: Parameters, belief: Float[Tensor, "*b K"] | None) -> Filtered:
+        """The belief after a series of one step, from the belief about the state before; None: it is the first step.
+
+        It is computed directly: a chain of one step costs several times as much.
+        """
+        likelihood = self.emission.log_likelihood(self.series.observations, values)
+        if belief is None:
+            first = log_probability(self.dynamics.first(values)).unsqueeze(-2)
+            ahead = ByGate(first, torch.full_like(first, -torch.inf))
+        else:
+            ahead = self.dynamics.log_ahead(values, belief, self.series.drive)
+        top = torch.maximum(likelihood.redrawn.amax(-1, keepdim=True), likelihood.held.amax(-1, keepdim=True))
+        fresh, held = (table - top + weight for table, weight in zip(likelihood, ahead, strict=True))
+        either = torch.logaddexp(fresh, held)
+        total = either.logsumexp(-1, keepdim=True)
+        increment = (top + total).squeeze(-1)
+        check_possible(torch.where(increment.isfinite(), -1, 0).squeeze(-1), log_likelihood=likelihood.redrawn)
+        redraw = (fresh.logsumexp(-1) - total.squeeze(-1)).exp()
+        return Filtered(increment.squeeze(-1), increment, (either - total).exp(), redraw)
 
     def log_prior(self, values: Parameters, inside: bool = False) -> Float[Tensor, "*r"]:
         """Log density of the parameters; 0 without a prior. `inside`: they are known to be in their supports."""

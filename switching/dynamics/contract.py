@@ -109,12 +109,12 @@ class Dynamics(Named, ABC):
         likelihood: ByGate,
         drive: Drive,
         lengths: Tensor | None = None,
-        belief: Float[Tensor, "*b K"] | None = None,
     ) -> Chain:
-        """The chain over state paths with these parameters and likelihood tables `[*r, *b, T, K]`.
+        """The chain over state paths with these parameters and likelihood tables `[*r, *b, T, K]`."""
 
-        With a `belief` about the state before the first step, the chain continues from there.
-        """
+    @abstractmethod
+    def log_ahead(self, values: Parameters, belief: Float[Tensor, "*b K"], drive: Drive) -> ByGate:
+        """log P(s, z) one step after the belief: `[*b, 1, K]` for z = 1 and for z = 0."""
 
     @abstractmethod
     def propagate(self, values: Parameters, belief: Float[Tensor, "*b K"], drive: Drive, horizon: int) -> ByGate:

@@ -194,20 +194,23 @@ class Copy(Dynamics):
         likelihood: ByGate,
         drive: Drive,
         lengths: Tensor | None = None,
-        belief: Tensor | None = None,
     ) -> Chain:
         n_batch = likelihood.redrawn.ndim - 2 - (values["state_probs"].ndim - 1)
         log_redraw, log_hold = self.log_gate(values, drive, n_batch)
-        if belief is None and likelihood.redrawn is likelihood.held:
+        if likelihood.redrawn is likelihood.held:
             log_state = widened(values["state_probs"], 1, n_batch).log()
             return FactoredCopyChain(log_redraw, log_hold, log_state, likelihood.redrawn, lengths)
         log_state = widened(values["state_probs"], 1, n_batch + 1).log()
         fresh = likelihood.redrawn + (log_redraw.unsqueeze(-1) + log_state)
         held = likelihood.held + log_hold.unsqueeze(-1)
-        if belief is not None:
-            return CopyChain(belief.log(), fresh, held, lengths)
         fresh[..., 0, :] = likelihood.redrawn[..., 0, :] + log_state[..., 0, :]  # the first step always redraws
         return CopyChain(None, fresh, held, lengths)
+
+    def log_ahead(self, values: Parameters, belief: Tensor, drive: Drive) -> ByGate:
+        n_batch = belief.ndim - 1 - (values["state_probs"].ndim - 1)
+        log_redraw, log_hold = self.log_gate(values, drive, n_batch)
+        log_state = widened(values["state_probs"], 1, n_batch + 1).log()
+        return ByGate(log_redraw.unsqueeze(-1) + log_state, log_hold.unsqueeze(-1) + belief.log().unsqueeze(-2))
 
     def propagate(self, values: Parameters, belief: Tensor, drive: Drive, horizon: int) -> ByGate:
         n_batch = belief.ndim - 1 - (values["state_probs"].ndim - 1)

@@ -78,13 +78,17 @@ class Markov(Dynamics):
         likelihood: ByGate,
         drive: Drive,
         lengths: Tensor | None = None,
-        belief: Tensor | None = None,
     ) -> Chain:
         table = likelihood.redrawn
         n_batch = table.ndim - 2 - (values["initial_probs"].ndim - 1)
         transition = widened(values["transition_probs"], 2, n_batch)
-        initial = widened(values["initial_probs"], 1, n_batch) if belief is None else _moved(belief, transition)
+        initial = widened(values["initial_probs"], 1, n_batch)
         return MarkovChain(log_probability(initial), log_probability(transition), table, lengths)
+
+    def log_ahead(self, values: Parameters, belief: Tensor, drive: Drive) -> ByGate:
+        n_batch = belief.ndim - 1 - (values["transition_probs"].ndim - 2)
+        ahead = log_probability(_moved(belief, widened(values["transition_probs"], 2, n_batch))).unsqueeze(-2)
+        return ByGate(ahead, torch.full_like(ahead, -torch.inf))
 
     def propagate(self, values: Parameters, belief: Tensor, drive: Drive, horizon: int) -> ByGate:
         n_batch = belief.ndim - 1 - (values["transition_probs"].ndim - 2)

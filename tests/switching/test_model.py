@@ -30,6 +30,29 @@ def test_a_stream_equals_the_filter_on_the_whole_series(dynamics, emission):
     assert_close(state.log_evidence, whole.log_normalizer, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("dynamics", ["copy", "covariates", "markov"])
+def test_a_stream_equals_the_filter_beside_outliers(dynamics):
+    """Steps whose log-weights are large, and a belief that is certain of a state."""
+    model = random_model(dynamics, "normal")
+    keywords = drive(dynamics, (3,), 6)
+    x = model.simulate(6, (3,), seed=0, **keywords).x
+    x[0, 2], x[1, 3], x[2, :4] = 1e8, -1e12, 1e3
+    whole = model.filter(x, **keywords)
+    state = model.start((3,))
+    for t in range(6):
+        state, out = model.update(state, x[:, t], **{name: table[:, t] for name, table in keywords.items()})
+        assert_close(out.state, whole.state[:, t], rtol=1e-10, atol=1e-14)
+        assert_close(out.log_increment, whole.log_increment[:, t], rtol=1e-12, atol=1e-12)
+
+
+def test_a_stream_refuses_an_impossible_observation():
+    values = {"redraw_prob": 0.5, "state_probs": [0.5, 0.5], "probs": [[1.0, 0.0], [1.0, 0.0]]}
+    model = sh.SwitchingSSM(sh.Copy(2), sh.Categorical(2)).with_values(**values)
+    state, _ = model.update(model.start((2,)), [0, 0])
+    with pytest.raises(ValueError, match=r"x_t: the observation at step 0 of sequence 1 is impossible"):
+        model.update(state, [0, 1])
+
+
 @pytest.mark.parametrize("dynamics", ["copy", "markov"])
 @pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
 def test_results_have_the_batch_axes_of_x(dynamics, batch):
