@@ -54,7 +54,9 @@ from .switching.filter_vmp import filter_vmp as filter_vmp
 from .switching.fit import Fit as Fit
 from .switching.forecast import Forecast as Forecast
 from .switching.linear.contract import LinearGaussian as LinearGaussian
+from .switching.linear.cycle import Cycle as Cycle
 from .switching.linear.model import LinearSSM as LinearSSM
+from .switching.linear.regression import Regression as Regression
 from .switching.linear.structures import Autoregression as Autoregression
 from .switching.linear.structures import LocalLevel as LocalLevel
 from .switching.linear.structures import LocalLinearTrend as LocalLinearTrend

@@ -27,8 +27,8 @@ def read_series(x: Any, n_features: int, *, lengths: Any = None, covariates: Any
             sequences, one after another, with `lengths [B]` that sum to N. NaN is missing. Integers become float64;
             floating types are kept.
         n_features: F, the required number of features of `x`.
-        lengths, covariates, dt: see `Given`; covariates and gaps may extend beyond T. For a panel or rows `[N, F]`,
-            they have the form of x, or are `[B, T, C]` and `[B, T]`.
+        lengths, covariates, dt: see `Given`; covariates and gaps may extend beyond T. For a panel, rows `[N, F]` or a
+            list, they have the form of x, or are `[B, T, C]` and `[B, T]`.
 
     Raises:
         ValueError: wrong rank or number of features, infinite values, no steps, lengths that do not fit, an index that
@@ -55,6 +55,8 @@ def read_series(x: Any, n_features: int, *, lengths: Any = None, covariates: Any
         if all(_labelled(part) for part in x):
             labels = _list_labels(x, names, dt is not None)
         values, counts = _padded(x, n_features)
+        covariates = _beside(covariates, "covariates", counts)
+        dt = _beside(dt, "dt", counts)
     else:
         values = _with_feature_axis(to_tensor(x, "x"), n_features, "x")
         if lengths is not None and values.ndim == 2 and _counts(lengths, values).ndim == 1:
@@ -306,6 +308,21 @@ def _padded(x: Sequence[Any], n_features: int) -> tuple[Tensor, Tensor]:
         dtype = torch.promote_types(dtype, part.dtype)
     values = torch.nn.utils.rnn.pad_sequence([part.to(dtype) for part in parts], True, padding_value=float("nan"))
     return values, torch.tensor([part.shape[0] for part in parts], device=values.device)
+
+
+def _beside(driver: Any, name: str, counts: Tensor) -> Any:
+    """Covariates or gaps of a list of sequences: if they are a list of tables too, padded with 0."""
+    if not isinstance(driver, list | tuple) or not driver or not _is_ragged_list(driver):
+        return driver
+    tables = [to_tensor(part, f"{name}[{i}]") for i, part in enumerate(driver)]
+    for i, (table, steps) in enumerate(zip(tables, counts.tolist(), strict=False)):
+        if table.ndim != tables[0].ndim or len(table) < steps:
+            raise ValueError(f"{name}[{i}]: got shape {tuple(table.shape)}, expected a row for each of {steps} steps.")
+    if len(tables) != len(counts):
+        raise ValueError(f"{name}: got {len(tables)} tables for {len(counts)} sequences; give one for each.")
+    if len({table.shape[1:] for table in tables}) > 1:
+        raise ValueError(f"{name}: got tables of {[*{table.shape[-1] for table in tables}]} columns; give equal ones.")
+    return torch.nn.utils.rnn.pad_sequence(tables, True, padding_value=0.0)
 
 
 def to_tensor(x: Any, name: str) -> Tensor:

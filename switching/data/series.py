@@ -303,6 +303,14 @@ def _unequal(least: int, most: int) -> ValueError:
     )
 
 
+def check_covariates(covariates: Tensor, expected: tuple[int, ...]) -> None:
+    """Raise ValueError unless covariates have this shape and are finite."""
+    if tuple(covariates.shape) != expected:
+        raise ValueError(f"covariates: got shape {tuple(covariates.shape)}, expected {expected}: a row for each step.")
+    if not bool(torch.isfinite(covariates).all()):
+        raise ValueError("covariates: got NaN or infinite values; fill or drop them, they cannot be missing.")
+
+
 def place(bad: Bool[Tensor, "*b T F"]) -> str:
     """The first marked step and feature, as text."""
     *batch, step, feature = torch.nonzero(bad)[0].tolist()

@@ -27,7 +27,7 @@ from ...inference.families import CopyPaths, CopyTables, FactoredCopyPaths, Fact
 from ...inference.message_passing.factor_graph import Factor
 from ...inference.numerics.checks import broadcast_shapes
 from ...inference.numerics.scalars import check_integer
-from ..data.series import Drive, Series
+from ..data.series import Drive, Series, check_covariates
 from ..emissions.contract import ByGate
 from ..parameters import Parameter, Parameters, concentration, kept, widened
 from ..priors import Conjugate, Probabilities, Site
@@ -155,12 +155,7 @@ class Copy(Dynamics):
         if covariates is not None:
             if not self.n_covariates:
                 raise ValueError("covariates: got some, but Copy was built without; build it with n_covariates=C.")
-            if tuple(covariates.shape) != expected:
-                raise ValueError(
-                    f"covariates: got shape {tuple(covariates.shape)}, expected {expected}: a row for each step."
-                )
-            if not bool(torch.isfinite(covariates).all()):
-                raise ValueError("covariates: got NaN or infinite values; fill or drop them, they cannot be missing.")
+            check_covariates(covariates, expected)
         if gaps is not None:
             if tuple(gaps.shape) != expected[:-1]:
                 raise ValueError(

@@ -28,9 +28,15 @@ class TransitionParameters(NamedTuple):
 
 
 class LinearDynamics(Named, ABC):
-    """The dynamics of a latent vector; a frozen dataclass."""
+    """The dynamics of a latent vector; a frozen dataclass.
+
+    Attributes:
+        n_latent: L, the length of the vector.
+        n_covariates: C, the number of covariates of an observation.
+    """
 
     n_latent: int
+    n_covariates: int = 0
 
     @property
     @abstractmethod

@@ -1,7 +1,8 @@
 r"""Free coordinates of a linear model's parameters in units of the data, as one vector for samplers and optimisers.
 
-For a structure they are standard deviations of either sign, so that a variance of 0 is an interior point, and
-$\operatorname{artanh}$ of partial autocorrelations, so that every autoregression is stationary. For other models they
+For a structure they are standard deviations of either sign, so that a variance of 0 is an interior point;
+$\operatorname{artanh}$ of partial autocorrelations, so that every autoregression is stationary; and for a range
+$[a, b]$ angles y of $(a + b)/2 - \cos(y) (b - a)/2$, so that its ends are interior points too. For other models they
 are the coefficients and the free coordinates of precisions. Fixed parameters have no coordinates.
 """
 
@@ -21,7 +22,7 @@ from .emission import Irregular, LinearEmission
 from .priors import NAMES, one_point, one_value
 from .problem import LinearProblem
 from .stationary import from_partial_autocorrelations, partial_autocorrelations
-from .structures import Structure
+from .structure import Structure
 
 STEEPEST = 1 - 1e-7  # largest partial autocorrelation
 
@@ -31,34 +32,49 @@ class StructureCoordinates:
 
     Arguments:
         fixed: parameters that have no coordinates, `[...]`.
+        covariates: `[*b, T, C]`; the standard deviation of a coefficient counts in units of 1 / root mean square of
+            its covariate.
     """
 
-    def __init__(self, structure: Structure, fixed: Parameters) -> None:
-        names = ("sigma2.irregular", *structure.variances)
+    def __init__(self, structure: Structure, fixed: Parameters, covariates: Tensor | None = None) -> None:
+        names = (*("sigma2.irregular",) * structure.irregular, *structure.variances)
         self.variances = [name for name in names if name not in fixed]
         self.weights = [names_of for names_of in structure.orders.values() if not set(names_of) & set(fixed)]
+        self.ranges = {name: ends for name, ends in structure.ranges.items() if name not in fixed}
         self.fixed = fixed
+        sizes = [] if covariates is None else covariates.flatten(0, -2).double().square().mean(0).sqrt().tolist()
+        names = [f"sigma2.{structure.latents[place]}" for place in structure.driven]
+        units = dict(zip(names, sizes, strict=False))
+        self.units = [units.get(name) or 1.0 for name in self.variances]
 
     def of(self, values: Parameters) -> Float[Tensor, "*r P"]:
         """The coordinates of parameters."""
-        parts = [values[name].clamp_min(0).sqrt().unsqueeze(-1) for name in self.variances]
+        pairs = zip(self.variances, self.units, strict=True)
+        parts = [values[name].clamp_min(0).sqrt().unsqueeze(-1) * unit for name, unit in pairs]
         parts += [partial_autocorrelations(self._stacked(values, weights)).atanh() for weights in self.weights]
+        for name, (low, high) in self.ranges.items():
+            parts.append((1 - 2 * (values[name] - low) / (high - low)).clamp(-1, 1).acos().unsqueeze(-1))
         return torch.cat(parts, -1)
 
     def values(self, at: Float[Tensor, "*r P"]) -> Parameters:
         """Parameters at coordinates."""
         n = len(self.variances)
-        values = {name: at[..., i].square() for i, name in enumerate(self.variances)}
+        pairs = enumerate(zip(self.variances, self.units, strict=True))
+        values = {name: (at[..., i] / unit).square() for i, (name, unit) in pairs}
         for names in self.weights:
             weights = from_partial_autocorrelations(at[..., n : n + len(names)].tanh() * STEEPEST)
             values |= dict(zip(names, weights.unbind(-1), strict=True))
             n += len(names)
+        for i, (name, (low, high)) in enumerate(self.ranges.items(), n):
+            values[name] = low + (high - low) / 2 * (1 - at[..., i].cos())
         return values | {name: value.to(at).expand(at.shape[:-1]) for name, value in self.fixed.items()}
 
     def log_volume(self, at: Float[Tensor, "*r P"]) -> Float[Tensor, "*r"]:
-        """The log Jacobian of the standard deviations and partial autocorrelations."""
-        partial = at[..., len(self.variances) :].tanh()
-        return torch.log1p(-partial.square() * STEEPEST).sum(-1)
+        """The log Jacobian of the standard deviations, partial autocorrelations and numbers in ranges."""
+        n = at.shape[-1] - len(self.ranges)
+        partial = at[..., len(self.variances) : n].tanh()
+        widths = at.new_tensor([(high - low) / 2 for low, high in self.ranges.values()])
+        return torch.log1p(-partial.square() * STEEPEST).sum(-1) + (widths * at[..., n:].sin().abs()).log().sum(-1)
 
     @staticmethod
     def _stacked(values: Parameters, names: Sequence[str]) -> Tensor:
@@ -130,7 +146,7 @@ class LinearDensity(FreeDensity):
         self.problem, self.units, self.volume = problem, units, volume
         emission = problem.emission
         if isinstance(emission, Irregular):
-            self.coordinates = StructureCoordinates(emission.structure, problem.fixed)
+            self.coordinates = StructureCoordinates(emission.structure, problem.fixed, problem.series.drive.covariates)
         else:
             self.coordinates = TableCoordinates(emission, near, problem.fixed)
         self.start = {"y": self.coordinates.of(near)}
@@ -146,6 +162,11 @@ class LinearDensity(FreeDensity):
     def variances(self) -> list[str]:
         """The names of a structure's variances, whose coordinates come first."""
         return self.coordinates.variances if isinstance(self.coordinates, StructureCoordinates) else []
+
+    @property
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """The parameters in ranges, whose coordinates come last."""
+        return self.coordinates.ranges if isinstance(self.coordinates, StructureCoordinates) else {}
 
     @property
     def at_once(self) -> int:

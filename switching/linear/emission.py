@@ -11,7 +11,7 @@ from torch.distributions import constraints
 from ...inference.numerics.placement import constant
 from ...inference.numerics.scalars import check_integer
 from ..parameters import Named, Parameter, Parameters
-from .structures import VARIANCE, Structure
+from .structure import VARIANCE, Structure
 
 
 class ObservationParameters(NamedTuple):
@@ -48,7 +48,7 @@ class LinearEmission(Named):
             "observation_noise": noise,
         }
 
-    def sights(self, values: Parameters) -> ObservationParameters:
+    def sights(self, values: Parameters, covariates: Tensor | None = None) -> ObservationParameters:
         """The tables under parameters `[*r, ...]`."""
         noise = values["observation_noise"]
         return ObservationParameters(
@@ -68,7 +68,7 @@ class LinearEmission(Named):
 
 @dataclass(frozen=True)
 class Irregular(Named):
-    """One series, the sum of a structure and noise of the variance `sigma2.irregular`."""
+    """One series, the sum of a structure and noise of the variance `sigma2.irregular`, if the structure has some."""
 
     structure: Structure
 
@@ -76,14 +76,18 @@ class Irregular(Named):
 
     @property
     def parameters(self) -> Mapping[str, Parameter]:
-        return {"sigma2.irregular": VARIANCE}
+        return {"sigma2.irregular": VARIANCE} if self.structure.irregular else {}
 
-    def sights(self, values: Parameters) -> ObservationParameters:
-        """The tables under parameters `[*r, ...]`."""
-        noise = values["sigma2.irregular"]
-        return ObservationParameters(
-            constant((tuple(self.structure.seen),), noise.dtype, noise.device), noise[..., None, None]
-        )
+    def sights(self, values: Parameters, covariates: Tensor | None = None) -> ObservationParameters:
+        """The tables under parameters `[*r, ...]`; with covariates `[*b, T, C]` the emission is `[*b, T, 1, L]`."""
+        like = next(iter(values.values()))
+        noise = values["sigma2.irregular"] if self.structure.irregular else torch.zeros_like(like)
+        emission = constant((tuple(self.structure.seen),), noise.dtype, noise.device)
+        if covariates is not None:
+            places = constant(self.structure.driven, torch.long, noise.device)
+            steps = covariates.to(noise).unsqueeze(-2)
+            emission = emission.expand(*steps.shape[:-1], -1).index_copy(-1, places, steps)
+        return ObservationParameters(emission, noise[..., None, None])
 
     def in_units(self, values: Parameters, unit: Tensor) -> Parameters:
         """Parameters of x as those of x / unit; a structure has mean 0 or a diffuse start, so only variances change."""

@@ -50,7 +50,7 @@ def check_noise(density: LinearDensity) -> None:
     n, fixed = len(density.variances), density.problem.fixed
     if not n or any(float(value) for name, value in fixed.items() if name.startswith("sigma2.")):
         return
-    points = torch.zeros_like(density.point).repeat(2, 1)
+    points = density.point.repeat(2, 1)
     points[0, :n], points[1, :n] = SMALL, SMALL / 10
     heights = density.at(points)
     if float(heights[1]) > float(heights[0]):
@@ -71,6 +71,10 @@ def scattered(density: LinearDensity, options: Options) -> Float[Tensor, "R P"]:
     scales = (low + uniform * (high - low)).exp()
     rest = torch.randn(n, len(density.point) - n_variances, generator=generator, dtype=torch.float64, device="cpu") / 2
     rest[0] = 0.0
+    n_ranges = len(density.ranges)
+    rest[:, rest.shape[-1] - n_ranges :] = math.pi * torch.rand(
+        n, n_ranges, generator=generator, dtype=torch.float64, device="cpu"
+    )
     return torch.cat([scales, rest], -1).to(density.point)
 
 

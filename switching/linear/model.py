@@ -23,8 +23,8 @@ from ...inference.numerics.randomness import Seed
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_batch_shape, check_choice, check_integer, check_kind
 from ..base import Model, Probabilities
-from ..data.reading import read_row
-from ..data.series import Given, Series, number
+from ..data.reading import read_row, to_tensor
+from ..data.series import Given, Series, check_covariates, number
 from ..fitting.options import METHODS, Options
 from ..parameters import Parameter, Parameters, check_parameters
 from ..peers import explains_options
@@ -36,7 +36,7 @@ from .forecast import LinearForecast
 from .priors import units_of
 from .problem import LinearProblem, known, sizes
 from .program import linear_program
-from .structures import Structure
+from .structure import Structure
 
 if TYPE_CHECKING:
     from ..fit import Fit
@@ -55,13 +55,14 @@ class LinearSimulated(Record):
 @dataclass(frozen=True, repr=False)
 class LinearStreamState(Record):
     """The memory of a stream: the belief about the last state. While a diffuse start is undetermined, `pending` has the
-    observations so far instead."""
+    observations so far instead, and `pending_covariates` their covariates."""
 
     mean: Float[Tensor, "*b L"] | None
     covariance: Float[Tensor, "*b L L"] | None
     log_evidence: Float[Tensor, "*b"]
     steps: int
     pending: Float[Tensor, "*b n F"] | None = None
+    pending_covariates: Float[Tensor, "*b n C"] | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -136,6 +137,8 @@ class LinearSSM(Model):
                     "n_features), or a model for each."
                 )
             emission = Irregular(structure)
+            if not known(structure, emission):
+                raise ValueError(f"structure: got {structure!r}, which has no noise; give one with some.")
         super().__init__(dynamics=structure, emission=emission)
 
     @classmethod
@@ -179,6 +182,11 @@ class LinearSSM(Model):
         return known(self.dynamics, self.emission)
 
     @property
+    def n_covariates(self) -> int:
+        """C, the number of covariates of a structure with a `Regression`."""
+        return self.dynamics.n_covariates
+
+    @property
     def sizes(self) -> dict[str, int]:
         """The lengths of the parameters' axes."""
         return sizes(self.dynamics, self.emission)
@@ -217,6 +225,19 @@ class LinearSSM(Model):
         prior = {name: table.to(series.observations) for name, table in self.prior.items()}
         return LinearProblem(self.dynamics, self.emission, series, prior)
 
+    def _check_drive(self, series: Series, n_steps: int) -> None:
+        if series.covariates is not None and not self.n_covariates and isinstance(self.emission, Irregular):
+            raise ValueError(
+                "covariates: got some, but the structure takes none; add a Regression(n_covariates), or leave them out."
+            )
+        if self.n_covariates:
+            expected = (*series.batch_shape, n_steps, self.n_covariates)
+            if series.covariates is None:
+                raise ValueError(f"covariates: missing; {self.dynamics!r} needs them, of shape {expected}.")
+            check_covariates(series.covariates, expected)
+            series = replace(series, covariates=None)
+        super()._check_drive(series, n_steps)
+
     def _check_long_enough(self, series: Series) -> None:
         needed = sum(self.dynamics.diffuse)
         seen = ((~series.observations.isnan()).any(-1) & series.inside).sum(-1)
@@ -254,34 +275,74 @@ class LinearSSM(Model):
         return self.chain(x, **given).sample(n, seed)
 
     def forecast(self, x: Any, horizon: int, **given: Unpack[Given]) -> LinearForecast:
-        """Latents and observations at each of the `horizon` steps after the end of x."""
-        horizon, series = check_integer("horizon", horizon), self.read(x, **given)
-        return LinearForecast(**vars(self.chain(series).forecast(horizon)), series=series, source=self)
+        """Latents and observations at each of the `horizon` steps after the end of x.
 
-    def simulate(self, n_steps: int, batch_shape: tuple[int, ...] = (), *, seed: Seed = None) -> LinearSimulated:
+        With covariates, pass those of the future too: `[*batch, T + horizon, C]`. All sequences must then have equal
+        lengths.
+        """
+        horizon = check_integer("horizon", horizon)
+        series = self.read(x, horizon=horizon, **given)
+        series.check_ahead(horizon)
+        if series.covariates is None:
+            return LinearForecast(**vars(self.chain(series).forecast(horizon)), series=series, source=self)
+        self._check_long_enough(series)
+        return LinearForecast(*self._ahead(series, horizon), series=series, source=self)
+
+    @torch.no_grad()
+    def _ahead(self, series: Series, horizon: int) -> tuple[Tensor, ...]:
+        """The tables of a forecast with covariates: of latents, then of observations, means and covariances."""
+        x = series.observations
+        coming = x.new_full((*x.shape[:-2], horizon, x.shape[-1]), torch.nan)
+        problem = self._problem(replace(series, observations=torch.cat([x, coming], -2), lengths=None, index=None))
+        values = self.values_like(x)
+        filtered, (tables, _) = problem.chain(values).filter(), problem.tables(values)
+        mean = filtered.predicted_mean[..., -horizon:, :]
+        covariance = filtered.predicted_covariance[..., -horizon:, :, :]
+        emission, noise = tables["emission"][..., -horizon:, :, :], tables["observation_noise"].unsqueeze(-3)
+        seen = (emission @ mean.unsqueeze(-1)).squeeze(-1)
+        return mean, covariance, seen, emission @ covariance @ emission.mT + noise
+
+    def simulate(
+        self, n_steps: int, batch_shape: tuple[int, ...] = (), *, seed: Seed = None, covariates: Any = None
+    ) -> LinearSimulated:
         """A draw of latents and observations; a diffuse start is drawn as 0.
 
-        A seed makes the draw repeatable and does not touch global state.
+        A seed makes the draw repeatable and does not touch global state. A structure with a `Regression` takes
+        `covariates [*batch, n_steps, C]`.
         """
         n_steps, batch_shape = check_integer("n_steps", n_steps), check_batch_shape("batch_shape", batch_shape)
         some = tuple(max(1, n) for n in batch_shape)  # Pyro's plates are never empty
+        blank = self._like.new_full((*batch_shape, n_steps, self.n_features), torch.nan)
+        inputs = self.read(blank, covariates=covariates).covariates
+        if inputs is not None and some != batch_shape:
+            inputs = inputs.new_zeros(*some, *inputs.shape[-2:])
         with seeded(seed, self._like), pyro.poutine.block():
-            drawn = self._drawn(None, n_steps, some)
+            drawn = self._drawn(None, n_steps, some, inputs)
         if some != batch_shape:
             drawn = tuple(table.new_zeros(*batch_shape, *table.shape[len(some) :]) for table in drawn)
         return LinearSimulated(*drawn)
 
     def forward(
-        self, x: Tensor | None = None, *, n_steps: int | None = None, batch_shape: tuple[int, ...] = ()
+        self,
+        x: Tensor | None = None,
+        *,
+        n_steps: int | None = None,
+        batch_shape: tuple[int, ...] = (),
+        covariates: Any = None,
     ) -> Tensor:
         """The Pyro program: sites `s_t` and `x_t`, t from 1; conditioned on x if it is given. Returns the
         observations."""
-        return self._drawn(x, 1 if n_steps is None else n_steps, batch_shape)[0]
+        n_steps = 1 if n_steps is None else n_steps
+        blank = self._like.new_full((*batch_shape, n_steps, self.n_features), torch.nan)
+        inputs = self.read(blank if x is None else x, covariates=covariates).covariates if self.n_covariates else None
+        return self._drawn(x, n_steps, batch_shape, inputs)[0]
 
-    def _drawn(self, x: Tensor | None, n_steps: int, batch_shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    def _drawn(
+        self, x: Tensor | None, n_steps: int, batch_shape: tuple[int, ...], covariates: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         like = torch.zeros((), dtype=torch.float64, device="cpu") if x is None else x
         values = self.values if x is None and self.values else self.values_like(like)
-        moves, sights = self.dynamics.moves(values), self.emission.sights(values)
+        moves, sights = self.dynamics.moves(values), self.emission.sights(values, covariates)
         diffuse = constant(tuple(self.dynamics.diffuse), torch.bool, moves.transition.device)
         return linear_program(moves, sights, diffuse, x, n_steps, batch_shape)
 
@@ -299,24 +360,29 @@ class LinearSSM(Model):
         empty = self._like.new_zeros(check_batch_shape("batch_shape", batch_shape))
         return LinearStreamState(None, None, empty, 0)
 
-    def update(self, state: LinearStreamState, x_t: Any) -> tuple[LinearStreamState, LinearStreamOutput]:
+    def update(
+        self, state: LinearStreamState, x_t: Any, *, covariates: Any = None
+    ) -> tuple[LinearStreamState, LinearStreamOutput]:
         """Add one observation of each stream: `x_t [*batch, F]` (or `[*batch]` for one feature), NaN where missing.
 
-        The result equals `filter` on the whole series, to rounding. While the observations of some stream do not
-        determine its diffuse start, the output is NaN. The step that determines it adds the evidence of all steps so
-        far.
+        `covariates [*batch, C]` are those of this step. The result equals `filter` on the whole series, to rounding.
+        While the observations of some stream do not determine its diffuse start, the output is NaN. The step that
+        determines it adds the evidence of all steps so far.
         """
         check_kind("state", state, LinearStreamState, "the state from start() or update()")
         batch = tuple(state.log_evidence.shape)
         x_t = read_row(x_t, batch, self.n_features)
         x, so_far = x_t.unsqueeze(-2), state.log_evidence.to(x_t.device)
+        inputs = self.read(x, covariates=_row(covariates, batch, self.n_covariates)).covariates
         if state.mean is None or state.covariance is None:
             x = x if state.pending is None else torch.cat([state.pending, x], -2)
+            if inputs is not None and state.pending_covariates is not None:
+                inputs = torch.cat([state.pending_covariates, inputs], -2)
             with naming("x_t"):
-                chain = self._problem(self.read(x)).chain(self.values_like(x))
+                chain = self._problem(self.read(x, covariates=inputs)).chain(self.values_like(x))
         else:
             with naming("x_t"):
-                chain = self._after(state.mean, state.covariance, self.read(x).observations)
+                chain = self._after(state.mean, state.covariance, self.read(x, covariates=inputs))
         try:
             with naming("x_t"):
                 filtered = chain.filter()
@@ -325,15 +391,16 @@ class LinearSSM(Model):
                 raise
             open_now = x_t.new_full((*batch, self.n_latent), torch.nan)
             output = LinearStreamOutput(open_now, torch.diag_embed(open_now), torch.full_like(so_far, torch.nan))
-            return replace(state, pending=x, steps=state.steps + 1), output
+            return replace(state, pending=x, pending_covariates=inputs, steps=state.steps + 1), output
         mean, covariance = filtered.mean[..., -1, :], filtered.covariance[..., -1, :, :]
         after = LinearStreamState(mean, covariance, so_far + filtered.log_normalizer, state.steps + 1)
         return after, LinearStreamOutput(mean, covariance, filtered.log_normalizer)
 
-    def _after(self, mean: Tensor, covariance: Tensor, x: Tensor) -> LinearGaussianChain:
+    def _after(self, mean: Tensor, covariance: Tensor, series: Series) -> LinearGaussianChain:
         """The chain of one step after a belief."""
+        x = series.observations
         values = self.values_like(x)
-        moves, sights = self.dynamics.moves(values), self.emission.sights(values)
+        moves, sights = self.dynamics.moves(values), self.emission.sights(values, series.covariates)
         mean = (moves.transition @ mean.to(x).unsqueeze(-1)).squeeze(-1)
         if moves.transition_offset is not None:
             mean = mean + moves.transition_offset
@@ -362,6 +429,7 @@ class LinearSSM(Model):
         num_samples: int | None = None,
         warmup_steps: int | None = None,
         lengths: Any = None,
+        covariates: Any = None,
     ) -> "Fit[Any]":
         """Fit the parameters to sequences.
 
@@ -380,6 +448,7 @@ class LinearSSM(Model):
             fixed: parameters that are held at these values, by name. Fix the tables of the transition together, and
                 those of the emission, of the first state, and the weights of an autoregression.
             num_samples, warmup_steps: as in `SwitchingSSM.fit`.
+            lengths, covariates: as in every method; covariates for a structure with a `Regression`.
 
         Returns:
             `Fit`; latents are rotated so that the columns of the emission are orthogonal, the longest first.
@@ -403,7 +472,7 @@ class LinearSSM(Model):
             num_samples=num_samples,
             warmup_steps=warmup_steps,
         )
-        return self._fit(x, {"lengths": lengths}, options)
+        return self._fit(x, {"lengths": lengths, "covariates": covariates}, options)
 
     def _fitted(self, series: Series, options: Options) -> "Fit[Any]":
         from ..fit import Fit
@@ -420,3 +489,13 @@ class LinearSSM(Model):
         from ..views import linear_figures
 
         return linear_figures
+
+
+def _row(covariates: Any, batch: tuple[int, ...], n_covariates: int) -> Tensor | None:
+    """Covariates of one step as `[*batch, 1, C]`."""
+    if covariates is None:
+        return None
+    table = to_tensor(covariates, "covariates")
+    if tuple(table.shape) != (*batch, n_covariates):
+        raise ValueError(f"covariates: got shape {tuple(table.shape)}, expected {(*batch, n_covariates)}: this step's.")
+    return table.unsqueeze(-2)

@@ -9,7 +9,7 @@ the residual,
     first     m, inv(P)         normal-Wishart, about 0 and 1
 
 each with the weight of about one observation. For a structure, standard deviations are exponential with mean u, and
-partial autocorrelations uniform.
+partial autocorrelations uniform, as are frequencies and damping in their ranges.
 """
 
 import math
@@ -28,7 +28,6 @@ from ..fitting.units import Units
 from ..parameters import Parameters, moved
 from .contract import LinearDynamics
 from .emission import Irregular, LinearEmission
-from .structures import LocalLevel, LocalLinearTrend, Structure, Sum
 
 WEIGHT = 0.5  # weight of the prior of coefficients, in steps
 OFFSET_WEIGHT = 0.01
@@ -43,17 +42,11 @@ def units_of(emission: LinearEmission | Irregular, series: Series | None) -> Uni
     """
     of_data = spread(None if series is None else series.rows.detach().double(), 1, emission.n_features)
     center, scale = of_data.center, of_data.scale
-    if isinstance(emission, Irregular) and not has_level(emission.structure):
+    if isinstance(emission, Irregular) and not emission.structure.has_level:
         center, scale = torch.zeros_like(center), (scale.square() + center.square()).sqrt()
     if series is not None:
         check_squares("x", scale, series.observations.dtype, series.features_of())
     return Units(emission, center, scale)
-
-
-def has_level(structure: Structure) -> bool:
-    """Whether the structure includes a constant level."""
-    terms = structure.terms if isinstance(structure, Sum) else (structure,)
-    return any(isinstance(term, LocalLevel | LocalLinearTrend) for term in terms)
 
 
 # ---- conjugate blocks ------------------------------------------------------------------------------------------------
@@ -180,8 +173,10 @@ def log_prior(
     scaled = emission.in_units(moved(values, -prior["center"]), unit)
     if isinstance(emission, Irregular):
         sizes = [scaled[name].clamp_min(0).sqrt() for name in scaled if name.startswith("sigma2.")]
-        n_weights = len(scaled) - len(sizes)
+        ranges = [high - low for low, high in emission.structure.ranges.values()]
+        n_weights = len(scaled) - len(sizes) - len(ranges)
         total = -torch.stack(torch.broadcast_tensors(*sizes)).sum(0) - n_weights * math.log(2.0)
+        total = total - sum(map(math.log, ranges))
         return total - prior_volume(dynamics, emission, unit)
     etas, at = weak(dynamics.n_latent, emission, unit), one_point(scaled, emission)
     terms = [family.log_prob(at[name], etas[name]) for name, family in families(dynamics.n_latent).items()]

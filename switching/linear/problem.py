@@ -75,19 +75,30 @@ class LinearProblem(SeriesProblem):
 
     def tables(self, values: Parameters) -> tuple[dict[str, Tensor], int]:
         """The arguments of a chain under parameters `[*r, ...]`, with axes for sequences, and the number of axes *r."""
-        tables = self.dynamics.moves(values)._asdict() | self.emission.sights(values)._asdict()
+        sights = self.emission.sights(values, self.series.drive.covariates)
+        tables = self.dynamics.moves(values)._asdict() | sights._asdict()
         arguments, lead = {}, 0
         for name, table in tables.items():
-            if table is not None:
-                n_axes = AXES.get(name, 2)
+            n_axes = AXES.get(name, 2)
+            if name == "emission" and self.varies:
+                arguments[name] = table
+            elif table is not None:
                 lead = max(lead, table.ndim - n_axes)
                 arguments[name] = widened(table, n_axes, len(self.series.batch_shape))
+        if self.varies:
+            arguments["emission"] = arguments["emission"].reshape(*[1] * lead, *arguments["emission"].shape)
         return arguments, lead
+
+    @property
+    def varies(self) -> bool:
+        """Whether the emission varies with the step; it then has an axis of steps."""
+        return self.series.covariates is not None
 
     def draw(self, values: Parameters, mean: Tensor, covariance: Tensor | None, n: int) -> Float[Tensor, "n *rb T F"]:
         """Observations for latents with means `[..., *r, *b, T, L]` and covariances, by torch's global generator."""
         tables, _ = self.tables(values)
-        emission, noise = (tables[name].unsqueeze(-3) for name in ("emission", "observation_noise"))
+        emission, noise = tables["emission"], tables["observation_noise"].unsqueeze(-3)
+        emission = emission if self.varies else emission.unsqueeze(-3)
         loc = (emission @ mean.unsqueeze(-1)).squeeze(-1)
         if "emission_offset" in tables:
             loc = loc + tables["emission_offset"].unsqueeze(-2)
@@ -135,6 +146,10 @@ def typical(dynamics: LinearDynamics, emission: LinearEmission | Irregular) -> P
     for name, parameter in known(dynamics, emission).items():
         shape = [lengths[dim] for dim in parameter.dims]
         zero = torch.zeros(shape, dtype=torch.float64, device="cpu")
+        ends = [getattr(parameter.support, f"{end}_bound", None) for end in ("lower", "upper")]
+        if None not in ends:
+            values[name] = zero + sum(map(float, ends)) / 2  # type: ignore[arg-type]
+            continue
         one = torch.eye(shape[0]).to(zero) if parameter.support is constraints.positive_definite else zero + 1
         values[name] = zero if parameter.support is constraints.real else one
     return values

@@ -99,7 +99,8 @@ def linear_program(
                 scope.enter_context(plate)
             open_now = diffuse if t == 1 else torch.zeros_like(diffuse)
             state = pyro.sample(f"s_{t}", SingularNormal(loc.expand(*batch_shape, n_latent), covariance, open_now))
-            expected = state @ sights.emission.mT
+            emission = sights.emission if sights.emission.ndim == 2 else sights.emission[..., t - 1, :, :]
+            expected = (emission @ state.unsqueeze(-1)).squeeze(-1)
             if sights.emission_offset is not None:
                 expected = expected + sights.emission_offset
             obs = None if x is None else x[..., t - 1, :]

@@ -6,101 +6,51 @@ r"""Ready-made dynamics of one series: level, trend, season, autoregression, and
                        vector that rotates by 2 pi j / s per step, with noises of one variance
     Autoregression     a' = ar.L1 a + ar.L2 a.L1 + ... + N(0, sigma2.ar)
 
-The series is the sum of their first entries (of all harmonics) and an irregular part N(0, sigma2.irregular). Parameters
-have the names of statsmodels' `UnobservedComponents`. An autoregression starts from its stationary distribution, all
-other components have a diffuse start (Durbin & Koopman 2012, chapters 3 and 5).
+The series is the sum of their first entries (of all harmonics) and an irregular part N(0, sigma2.irregular), which a
+level or trend can leave out. Parameters have the names of statsmodels' `UnobservedComponents`. An autoregression starts
+from its stationary distribution, all other components have a diffuse start (Durbin & Koopman 2012, chapters 3 and 5).
 """
 
 import math
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
-from torch import Tensor
-from torch.distributions import constraints
 
-from ...inference.numerics.checks import broadcast_shapes
-from ...inference.numerics.placement import constant
-from ...inference.numerics.scalars import check_flag, check_integer, check_kind
+from ...inference.numerics.scalars import check_flag, check_integer
 from ..parameters import Parameter, Parameters
-from .contract import LinearDynamics, TransitionParameters
+from .contract import TransitionParameters
 from .stationary import partial_autocorrelations, stationary_covariance
+from .structure import VARIANCE, Diffuse, Structure
 
-VARIANCE = Parameter((), constraints.nonnegative)
 UNSTABLE = 1e-9  # with a partial autocorrelation above 1 - UNSTABLE the process is not stationary in float64
 
 
-class Structure(LinearDynamics):
-    """Dynamics of one series with a known emission."""
-
-    @property
-    def n_latent(self) -> int:  # type: ignore[override]
-        """L, the length of the latent vector."""
-        return len(self.latents)
-
-    def __add__(self, other: "Structure") -> "Sum":
-        """The sum of two structures."""
-        check_kind("structure", other, Structure, "a structure such as LocalLevel()")
-        return Sum((*_terms(self), *_terms(other)))
-
-    @property
-    @abstractmethod
-    def seen(self) -> tuple[float, ...]:
-        """[L], the coefficient of each entry in the series."""
-
-    @property
-    def shown(self) -> tuple[int, ...]:
-        return tuple(place for place, share in enumerate(self.seen) if share)
-
-    @property
-    def variances(self) -> tuple[str, ...]:
-        """The names of the variances."""
-        return tuple(name for name in self.parameters if name.startswith("sigma2."))
-
-    @property
-    def orders(self) -> dict[str, tuple[str, ...]]:
-        """The names of the coefficients of each autoregression, by the name of its variance."""
-        return {}
-
-
-class Diffuse(Structure):
-    """A structure with a known transition, noises with variances as parameters, and a diffuse start."""
-
-    @property
-    def diffuse(self) -> tuple[bool, ...]:
-        return (True,) * self.n_latent
-
-    @property
-    @abstractmethod
-    def transition(self) -> Sequence[Sequence[float]]:
-        """[L, L], to the new state (rows) from the old one."""
-
-    @property
-    @abstractmethod
-    def noisy(self) -> tuple[str | None, ...]:
-        """[L], the name of the variance of each entry's noise; None: no noise."""
-
-    @property
-    def parameters(self) -> Mapping[str, Parameter]:
-        return {name: VARIANCE for name in dict.fromkeys(self.noisy) if name is not None}
-
-    def moves(self, values: Parameters) -> TransitionParameters:
-        like = values[self.variances[0]]
-        zero = torch.zeros_like(like)
-        noise = torch.stack([zero if name is None else values[name] for name in self.noisy], -1)
-        transition = constant(tuple(map(tuple, self.transition)), like.dtype, like.device)
-        return TransitionParameters(transition, torch.diag_embed(noise), None, None)
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LocalLevel(Diffuse):
     """A random walk; its parameter is `sigma2.level`.
+
+    Arguments:
+        stochastic: False: a constant, without a parameter.
+        irregular: False: the series has no observation noise `sigma2.irregular`; alone it is then a random walk.
+
+    Raises:
+        TypeError: arguments that are not True or False.
 
     >>> import samplehold as sh
     >>> sh.LinearSSM(sh.LocalLevel())
     LinearSSM(LocalLevel())
+    >>> list(sh.LinearSSM(sh.LocalLevel(irregular=False)).known)
+    ['sigma2.level']
     """
+
+    stochastic: bool = True
+    irregular: bool = True
+
+    has_level = True
+
+    def __post_init__(self) -> None:
+        _check_flags(self)
 
     @property
     def latents(self) -> tuple[str, ...]:
@@ -112,21 +62,47 @@ class LocalLevel(Diffuse):
 
     @property
     def noisy(self) -> tuple[str | None, ...]:
-        return ("sigma2.level",)
+        return ("sigma2.level" if self.stochastic else None,)
 
     @property
     def seen(self) -> tuple[float, ...]:
         return (1.0,)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LocalLinearTrend(Diffuse):
     """A random walk whose drift is a random walk; its parameters are `sigma2.level` and `sigma2.trend`.
+
+    Arguments:
+        stochastic_level, stochastic_trend: False: the level, or the drift, has no noise and no parameter.
+        irregular: False: the series has no observation noise `sigma2.irregular`.
+
+    The names of statsmodels for these forms:
+
+        smooth trend                        stochastic_level=False
+        local linear deterministic trend    stochastic_trend=False
+        random walk with drift              stochastic_trend=False, irregular=False
+        random trend                        stochastic_level=False, irregular=False
+        deterministic trend                 stochastic_level=False, stochastic_trend=False
+
+    Raises:
+        TypeError: arguments that are not True or False.
 
     >>> import samplehold as sh
     >>> sh.LocalLinearTrend().latents
     ('level', 'trend')
+    >>> list(sh.LinearSSM(sh.LocalLinearTrend(stochastic_level=False)).known)
+    ['sigma2.irregular', 'sigma2.trend']
     """
+
+    stochastic_level: bool = True
+    stochastic_trend: bool = True
+    irregular: bool = True
+
+    has_level = True
+
+    def __post_init__(self) -> None:
+        _check_flags(self)
 
     @property
     def latents(self) -> tuple[str, ...]:
@@ -138,7 +114,10 @@ class LocalLinearTrend(Diffuse):
 
     @property
     def noisy(self) -> tuple[str | None, ...]:
-        return "sigma2.level", "sigma2.trend"
+        return (
+            "sigma2.level" if self.stochastic_level else None,
+            "sigma2.trend" if self.stochastic_trend else None,
+        )
 
     @property
     def seen(self) -> tuple[float, ...]:
@@ -149,7 +128,7 @@ class LocalLinearTrend(Diffuse):
         return 0, 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Seasonal(Diffuse):
     """A season that sums to 0 over a period, except for noise.
 
@@ -159,6 +138,7 @@ class Seasonal(Diffuse):
             step of the period. The parameter is `sigma2.seasonal`, or for h harmonics
             `sigma2.freq_seasonal_period(h)`. The harmonic of period 2 has one entry; statsmodels adds a second one,
             which is never observed.
+        stochastic: False: a season without noise and without a parameter.
 
     Raises:
         TypeError, ValueError: a period below 2; more harmonics than half the period.
@@ -170,6 +150,7 @@ class Seasonal(Diffuse):
 
     period: int
     trigonometric: int = 0
+    stochastic: bool = True
 
     def __post_init__(self) -> None:
         period, harmonics = check_integer("period", self.period, least=2), self.trigonometric
@@ -177,6 +158,7 @@ class Seasonal(Diffuse):
             harmonics = period // 2 if check_flag("trigonometric", harmonics) else 0
         object.__setattr__(self, "period", period)
         object.__setattr__(self, "trigonometric", check_integer("trigonometric", harmonics, 0, period // 2))
+        _check_flags(self)
 
     @property
     def latents(self) -> tuple[str, ...]:
@@ -196,6 +178,8 @@ class Seasonal(Diffuse):
 
     @property
     def noisy(self) -> tuple[str | None, ...]:
+        if not self.stochastic:
+            return (None,) * self.n_latent
         if not self.trigonometric:
             return ("sigma2.seasonal", *[None] * (self.n_latent - 1))
         return (f"sigma2.freq_seasonal_{self.period}({self.trigonometric})",) * self.n_latent
@@ -220,7 +204,7 @@ class Seasonal(Diffuse):
         return turns
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Autoregression(Structure):
     """A stationary autoregression; its parameters are `sigma2.ar` and `ar.L1`, `ar.L2`, ...
 
@@ -273,84 +257,8 @@ class Autoregression(Structure):
         return TransitionParameters(torch.cat([weights.unsqueeze(-2), shift], -2), noise, None, start)
 
 
-@dataclass(frozen=True)
-class Sum(Structure):
-    """A sum of structures; made with `+`.
-
-    Raises:
-        ValueError: two structures with a parameter of the same name.
-
-    >>> import samplehold as sh
-    >>> (sh.LocalLevel() + sh.Seasonal(4) + sh.Autoregression(1)).variances
-    ('sigma2.level', 'sigma2.seasonal', 'sigma2.ar')
-    """
-
-    terms: tuple[Structure, ...]
-
-    def __post_init__(self) -> None:
-        if not self.terms or not all(isinstance(term, Structure) for term in self.terms):
-            raise TypeError(f"terms: got {self.terms!r}, expected structures, such as LocalLevel() + Seasonal(4).")
-        names = [name for term in self.terms for name in dict.fromkeys([*term.parameters, *term.latents])]
-        for name in [name for name in names if names.count(name) > 1][:1]:
-            raise ValueError(
-                f"structure: got two terms with {name}, which a series cannot separate; leave one out, or give a "
-                "season as harmonics, Seasonal(period, trigonometric=True)."
-            )
-
-    def __repr__(self) -> str:
-        return " + ".join(map(repr, self.terms))
-
-    @property
-    def latents(self) -> tuple[str, ...]:
-        return tuple(name for term in self.terms for name in term.latents)
-
-    @property
-    def parameters(self) -> Mapping[str, Parameter]:
-        return {name: known for term in self.terms for name, known in term.parameters.items()}
-
-    @property
-    def diffuse(self) -> tuple[bool, ...]:
-        return tuple(flag for term in self.terms for flag in term.diffuse)
-
-    @property
-    def seen(self) -> tuple[float, ...]:
-        return tuple(share for term in self.terms for share in term.seen)
-
-    @property
-    def shown(self) -> tuple[int, ...]:
-        places, before = [], 0
-        for term in self.terms:
-            places += [before + place for place in term.shown]
-            before += term.n_latent
-        return tuple(places)
-
-    @property
-    def orders(self) -> dict[str, tuple[str, ...]]:
-        return {name: weights for term in self.terms for name, weights in term.orders.items()}
-
-    def check_values(self, values: Parameters) -> Parameters:
-        return {name: value for term in self.terms for name, value in term.check_values(values).items()}
-
-    def moves(self, values: Parameters) -> TransitionParameters:
-        parts = [term.moves(values) for term in self.terms]
-        starts = [
-            torch.zeros_like(part.transition) if part.initial_covariance is None else part.initial_covariance
-            for part in parts
-        ]
-        transition, noise = beside([part.transition for part in parts]), beside([part.state_noise for part in parts])
-        return TransitionParameters(transition, noise, None, beside(starts))
-
-
-def _terms(structure: Structure) -> tuple[Structure, ...]:
-    return structure.terms if isinstance(structure, Sum) else (structure,)
-
-
-def beside(blocks: Sequence[Tensor]) -> Tensor:
-    """Square blocks [*r, l, l] along the diagonal, their leading axes broadcast."""
-    lead = broadcast_shapes(*(block.shape[:-2] for block in blocks))
-    size, at, whole = sum(block.shape[-1] for block in blocks), 0, []
-    for block in blocks:
-        n = block.shape[-1]
-        whole.append(torch.nn.functional.pad(block.expand(*lead, n, n), (at, size - at - n)))
-        at += n
-    return torch.cat(whole, -2)
+def _check_flags(structure: Structure) -> None:
+    """TypeError if an argument that is declared as a bool is none."""
+    for field in fields(structure):  # type: ignore[arg-type]
+        if field.type in (bool, "bool"):
+            object.__setattr__(structure, field.name, check_flag(field.name, getattr(structure, field.name)))

@@ -726,7 +726,9 @@ def _(r: Draw) -> Call:
 
 def _structure(r: Draw) -> Any:
     season = r.one(sh.Seasonal(2), sh.Seasonal(4, trigonometric=True))
-    return r.one(sh.LocalLevel(), sh.LocalLinearTrend(), sh.Autoregression(2), sh.LocalLevel() + season)
+    forms = sh.LocalLevel(irregular=False), sh.LocalLinearTrend(stochastic_level=False), sh.Cycle(5, damped=True)
+    usual = sh.LocalLevel(), sh.LocalLinearTrend(), sh.Autoregression(2), sh.LocalLevel() + season
+    return r.one(*usual, *forms, sh.LocalLevel() + sh.Regression(1), sh.Cycle((4, 9)))
 
 
 def _linear_values(r: Draw, model: Any) -> dict[str, Any]:
@@ -734,8 +736,9 @@ def _linear_values(r: Draw, model: Any) -> dict[str, Any]:
     for name, parameter in model.known.items():
         shape = [model.sizes[dim] for dim in parameter.dims]
         square = (len(shape) == 2 and "noise" in name) or name.endswith("covariance")
-        table = torch.eye(*shape, dtype=r.dtype) if square else torch.full(shape, 0.3, dtype=r.dtype)
-        found[name] = table if parameter.dims else r.one(0.3, table)
+        size = 0.9 if name == "frequency.cycle" else 0.3
+        table = torch.eye(*shape, dtype=r.dtype) if square else torch.full(shape, size, dtype=r.dtype)
+        found[name] = table if parameter.dims else r.one(size, table)
     return found
 
 
@@ -755,6 +758,8 @@ def _(r: Draw) -> Call:
     method = r.one(*LINEAR_VERBS, "simulate", "update")
     short = r.lengths() if isinstance(model.dynamics, sh.LinearGaussian) else None  # a structure needs some steps
     own: dict[str, Any] = {"x": r.table(*r.batch, 8, r.F), "lengths": short}
+    rows = {"forecast": (10,), "simulate": (r.T,), "update": ()}.get(method, (8,))
+    inputs = {"covariates": r.table(*r.batch, *rows, model.n_covariates)} if model.n_covariates else {}
     if method == "simulate":
         own = {"n_steps": r.T, "batch_shape": r.batch, "seed": r.seed()}
     elif method == "forecast":
@@ -763,10 +768,11 @@ def _(r: Draw) -> Call:
         own |= {"n": 2, "seed": r.seed()}
     elif method == "update":
 
-        def run(batch_shape: Any, x_t: Any) -> Any:
-            return model.update(model.start(batch_shape), x_t)
+        def run(batch_shape: Any, x_t: Any, **given: Any) -> Any:
+            return model.update(model.start(batch_shape), x_t, **given)
 
-        return Call(run, {"batch_shape": r.batch, "x_t": r.table(*r.batch, r.F)}, finite=False)
+        return Call(run, {"batch_shape": r.batch, "x_t": r.table(*r.batch, r.F)} | inputs, finite=False)
+    own |= inputs
     return Call(getattr(model, method), own, also=("transition", "x"), finite=False)
 
 
@@ -786,6 +792,30 @@ def _(r: Draw) -> Call:
 @function("Seasonal", 1)
 def _(r: Draw) -> Call:
     return Call(lambda **given: repr(sh.Seasonal(**given)), {"period": 6, "trigonometric": r.one(False, True)})
+
+
+@function("LocalLevel", 0.5)
+def _(r: Draw) -> Call:
+    given = {"stochastic": r.one(False, True), "irregular": True}
+    return Call(lambda **given: repr(sh.LocalLevel(**given)), given)
+
+
+@function("LocalLinearTrend", 0.5)
+def _(r: Draw) -> Call:
+    given = {name: r.one(False, True) for name in ("stochastic_level", "stochastic_trend", "irregular")}
+    return Call(lambda **given: repr(sh.LocalLinearTrend(**given)), given)
+
+
+@function("Cycle", 0.5)
+def _(r: Draw) -> Call:
+    given = {"period": r.one(7.5, (4, 9)), "damped": r.one(False, True), "stochastic": True}
+    return Call(lambda **given: repr(sh.Cycle(**given)), given)
+
+
+@function("Regression", 0.5)
+def _(r: Draw) -> Call:
+    given = {"n_covariates": r.K, "varying": r.one(False, True)}
+    return Call(lambda **given: repr(sh.Regression(**given)), given)
 
 
 @function("Autoregression", 0.5)
