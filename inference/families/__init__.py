@@ -23,7 +23,7 @@ parameters $\eta$ and statistics $t$ are single tensors `[*plates, P]`, matrices
 Further families are the coefficients of a regression, `MatrixNormalWishart`, which generalises NormalWishart to several
 inputs; the paths of the two discrete chains, whose parameters are a named tuple of tables, see `paths`; and the paths
 of chains of real vectors, see `gaussian_paths`. If a part of the point is known, the rest is in a smaller family: see
-`restricted`.
+`restricted`, and for single entries `entries` and `pieces`.
 
 Here u is a location with prior location m and the weight of k (`kappa`) observations; l and L are precisions. The
 powers in h leave concentrations and shapes unchanged in $\eta$, so tiny ones lose no digits. A NormalWishart of one
@@ -49,6 +49,7 @@ from .normal import (
     NormalWishartParameters,
 )
 from .paths import CopyPaths, CopyTables, FactoredCopyPaths, FactoredTables, MarkovPaths, MarkovTables
+from .pieces import columns_apart, given_entries
 from .point import Held, Point
 from .positive import Beta, BetaParameters, Dirichlet, DirichletParameters, Gamma, GammaParameters
 from .regression import MatrixNormalWishart, MatrixNormalWishartParameters
@@ -91,7 +92,9 @@ __all__ = [
     "VectorFamily",
     "Wishart",
     "WishartParameters",
+    "columns_apart",
     "given",
+    "given_entries",
     "tree_map",
     "tree_parts",
 ]

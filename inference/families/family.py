@@ -101,6 +101,10 @@ class VectorFamily(Family[Tensor], Generic[Point]):
         """eta + c: the mode is the maximum of its product with t."""
         return eta
 
+    def peak(self, eta: Float[Tensor, "*plates P"]) -> Point:
+        """The mode; NaN or infinite if there is none."""
+        return self.expected(self.tilted(eta))
+
     def moved(self, eta: Float[Tensor, "*plates P"], by: Tensor) -> Float[Tensor, "*plates P"]:
         """Natural parameters, or a message, with locations moved by `by`; unchanged for families without locations."""
         return eta

@@ -64,7 +64,7 @@ class Point(VectorFamily[Any]):
 
     def expected(self, eta: Float[Tensor, "*plates P"]) -> Any:
         """The mode; the expected point if there is no mode, because nothing is known."""
-        mode, mean = self.family.expected(self.family.tilted(eta)), self.family.expected(eta)
+        mode, mean = self.family.peak(eta), self.family.expected(eta)
         if isinstance(mode, Tensor):
             return torch.where(mode.isnan(), mean, mode)
         pairs = zip(vars(mode).values(), vars(mean).values(), strict=True)

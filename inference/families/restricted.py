@@ -90,6 +90,12 @@ class Restricted(VectorFamily[Any]):
     def expected(self, eta: Float[Tensor, "*plates P"]) -> Any:
         return self.completed(self.free.expected(self.free_eta(eta)))
 
+    def peak(self, eta: Float[Tensor, "*plates P"]) -> Any:
+        return self.completed(self.free.peak(self.free_eta(eta)))
+
+    def tilted(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates P"]:
+        return self.family.tilted(eta)
+
     def mode(self, eta: Float[Tensor, "*plates P"]) -> Any:
         return self.completed(self.free.mode(self.free_eta(eta)))
 
@@ -142,23 +148,25 @@ class GivenPrecision(Restricted):
 
 
 class GivenCoordinates(Restricted):
-    """Some coordinates of a vector, given the others: those of `vector [D]` that are NaN are free."""
+    """Some coordinates of a vector, given the others: those of `vector [*plates, D]` that are NaN are free, the same in
+    all plates."""
 
-    def __init__(self, family: Gaussian, vector: Float[Tensor, "D"]) -> None:
+    def __init__(self, family: Gaussian, vector: Float[Tensor, "*plates D"]) -> None:
         super().__init__(family, Gaussian())
         self._known = vector.nan_to_num(0.0)
-        self._free = torch.diag(torch.ones_like(vector))[vector.isnan()]  # E'
+        free = vector.reshape(-1, vector.shape[-1])[0].isnan()
+        self._free = torch.diag(torch.ones_like(free).to(vector))[free]  # E'
 
     def whole(self, statistics: Float[Tensor, "*plates Q"]) -> Float[Tensor, "*plates P"]:
         first, second = _split(statistics)
         moved = first @ self._free
-        cross = moved.unsqueeze(-1) * self._known
-        squares = self._free.mT @ second @ self._free + cross + cross.mT + torch.outer(self._known, self._known)
+        cross, known = moved.unsqueeze(-1) * self._known.unsqueeze(-2), self._known.unsqueeze(-1)
+        squares = self._free.mT @ second @ self._free + cross + cross.mT + known @ known.mT
         return pack(moved + self._known, squares.flatten(-2))
 
     def part(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates Q"]:
         first, second = _split(eta)
-        first = first + (second + second.mT) @ self._known
+        first = first + ((second + second.mT) @ self._known.unsqueeze(-1)).squeeze(-1)
         return pack(first @ self._free.mT, (self._free @ second @ self._free.mT).flatten(-2))
 
     def completed(self, point: Tensor) -> Tensor:
