@@ -28,6 +28,7 @@ from .parameters import (
     check_parameters,
     count_free,
     described,
+    free_entries,
     listed,
     read_table,
     read_tables,
@@ -267,9 +268,9 @@ class Model(Named, ABC):
         return self.n_free(())
 
     def n_free(self, fixed: Iterable[str]) -> int:
-        """The number of free parameters in a fit that keeps some parameters fixed."""
-        fixed = set(fixed)
-        return count_free(self.known, {name: value for name, value in self._values.items() if name not in fixed})
+        """The number of free parameters in a fit that keeps some parameters fixed; a dictionary has their tables, with
+        NaN where an entry is free."""
+        return count_free(self.known, free_entries(self._values, fixed))
 
     def describe(self) -> Parameters:
         """The parameter values in their displayed forms: scales and covariances instead of precisions."""

@@ -80,7 +80,7 @@ class Fit(Result, Generic[Model]):
     @property
     def n_parameters(self) -> int:
         """The number of free parameters in this fit."""
-        return self._model.n_free(self.fixed)
+        return self._model.n_free(self.held or self.fixed)
 
     @property
     def aic(self) -> float:

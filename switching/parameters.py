@@ -6,13 +6,13 @@ a model.
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.distributions import constraints
 
@@ -213,17 +213,25 @@ def kept(new: Parameters, old: Parameters) -> Parameters:
     return {name: value.where(value.abs() < torch.inf, old[name]) for name, value in new.items()}
 
 
-def count_free(known: Mapping[str, Parameter], values: Parameters) -> int:
+def free_entries(values: Parameters, fixed: Iterable[str]) -> dict[str, Bool[Tensor, "..."]]:
+    """Which entries are free beside fixed parameters: names, or tables by name with NaN where an entry is free."""
+    tables, names = fixed if isinstance(fixed, Mapping) else {}, set(fixed)
+    return {
+        name: tables[name].isnan() if name in tables else torch.full_like(value, name not in names, dtype=torch.bool)
+        for name, value in values.items()
+    }
+
+
+def count_free(known: Mapping[str, Parameter], free: Mapping[str, Bool[Tensor, "..."]]) -> int:
     """The number of free numbers: rows of probabilities sum to 1, and matrices are symmetric."""
     total = 0
-    for name, value in values.items():
-        size = value.shape[-1] if value.ndim else 1
+    for name, entries in free.items():
         if _is(known[name].support, "simplex"):
-            total += value.numel() // size * (size - 1)
+            total += int((entries.sum(-1) - 1).clamp_min(0).sum())
         elif _is(known[name].support, "positive_definite"):
-            total += value.numel() // size**2 * (size * (size + 1) // 2)
+            total += int(entries.tril().sum())
         else:
-            total += value.numel()
+            total += int(entries.sum())
     return total
 
 

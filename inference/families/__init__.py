@@ -49,7 +49,7 @@ from .normal import (
     NormalWishartParameters,
 )
 from .paths import CopyPaths, CopyTables, FactoredCopyPaths, FactoredTables, MarkovPaths, MarkovTables
-from .pieces import columns_apart, given_entries
+from .pieces import InPieces, columns_apart, given_entries
 from .point import Held, Point
 from .positive import Beta, BetaParameters, Dirichlet, DirichletParameters, Gamma, GammaParameters
 from .regression import MatrixNormalWishart, MatrixNormalWishartParameters
@@ -77,6 +77,7 @@ __all__ = [
     "GaussianPaths",
     "GaussianTables",
     "Held",
+    "InPieces",
     "LocPrecision",
     "MarkovPaths",
     "MarkovTables",

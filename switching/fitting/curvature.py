@@ -42,6 +42,7 @@ def standard_errors(
     known: Mapping[str, Parameter],
     values: Parameters,
     unit: Float[Tensor, "F"],
+    free: Mapping[str, Bool[Tensor, "..."]] | None = None,
 ) -> Parameters:
     """The standard error of each number in its displayed form; NaN if there is none.
 
@@ -51,8 +52,9 @@ def standard_errors(
         known: the axes and supports of the parameters, by name.
         values: the parameters at the maximum.
         unit: the spread of each feature of the data, the unit of the first steps.
+        free: which entries of the parameters are free; None: all.
     """
-    free = Coordinates.of(known, values, unit)
+    coordinates = Coordinates.of(known, values, unit, free or {})
 
     def gradient(points: Tensor) -> Tensor:
         """At points `[n, P]`; NaN at one that is outside the range of the parameters, as of a joint boundary."""
@@ -68,13 +70,13 @@ def standard_errors(
         for some in turns({"y": points}):
             y = some["y"].detach().requires_grad_()
             with torch.enable_grad():
-                gradients += torch.autograd.grad(objective(free.values(y)).sum(), y)
+                gradients += torch.autograd.grad(objective(coordinates.values(y)).sum(), y)
         return torch.cat(gradients)
 
-    information, slope = _information(gradient, free)
+    information, slope = _information(gradient, coordinates)
     information = torch.where(information.isfinite(), information, 0.0)  # a step leads outside: no standard error
     curvature = information.diagonal()
-    lost = free.bounded & ((slope.abs() > AT_BOUNDARY * curvature) | (curvature < VAGUE**-2)) | (curvature <= 0)
+    lost = coordinates.bounded & ((slope.abs() > AT_BOUNDARY * curvature) | (curvature < VAGUE**-2)) | (curvature <= 0)
     scale = torch.where(lost, 1.0, curvature).rsqrt()
     scaled = scale.unsqueeze(-1) * information * scale
     both = ~lost.unsqueeze(-1) & ~lost
@@ -82,10 +84,10 @@ def standard_errors(
     level, axes = torch.linalg.eigh(scaled)
     flat = level < FLAT
     spread = axes * torch.where(flat, 0.0, level.clamp_min(FLAT)).rsqrt().masked_fill(flat, 0.0)
-    vague = lost | free.bounded & (scale * spread.norm(dim=-1) > VAGUE)
+    vague = lost | coordinates.bounded & (scale * spread.norm(dim=-1) > VAGUE)
     blind = torch.cat([axes[:, flat], torch.eye(len(lost)).to(axes)[:, vague]], -1)
     errors = {}
-    for name, table in free.jacobian().items():
+    for name, table in coordinates.jacobian().items():
         rows = table * scale
         length = rows.norm(dim=-1)
         sd = (rows @ spread).norm(dim=-1)
@@ -113,8 +115,13 @@ class Coordinates:
     first: Float[Tensor, "P"]
 
     @staticmethod
-    def of(known: Mapping[str, Parameter], values: Parameters, unit: Float[Tensor, "F"]) -> "Coordinates":
-        moving = {name: _moving(known[name].support, value) for name, value in values.items()}
+    def of(
+        known: Mapping[str, Parameter],
+        values: Parameters,
+        unit: Float[Tensor, "F"],
+        free: Mapping[str, Bool[Tensor, "..."]],
+    ) -> "Coordinates":
+        moving = {name: _moving(known[name].support, value, free.get(name)) for name, value in values.items()}
         bounded, first = [], []
         for name, mask in moving.items():
             real, dims = known[name].support is constraints.real, known[name].dims
@@ -148,8 +155,13 @@ class Coordinates:
         }
 
 
-def _moving(support: constraints.Constraint, value: Tensor) -> Tensor:
+def _moving(support: constraints.Constraint, value: Tensor, free: Tensor | None) -> Tensor:
     """Which entries of a table, or of its free coordinates, can move."""
+    if free is not None and support is constraints.positive_definite:  # free in whole groups of rows
+        rows, columns = torch.tril_indices(*free.shape[-2:], device=free.device)
+        return free[..., rows, columns]
+    if free is not None:
+        return _moving(support, value, None) & free
     if support is constraints.real:
         return torch.ones_like(value, dtype=torch.bool)
     if support is constraints.simplex:  # all possible ones except the greatest, which is their reference

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from ...inference.families import Held, Point, VectorFamily, tree_map
+from ...inference.families import Held, Point, VectorFamily, given_entries, tree_map
 from ...inference.message_passing.engine import VMP
 from ...inference.message_passing.factor_graph import Block, Factor
 from ..parameters import Parameters
@@ -66,8 +66,9 @@ class Graph:
         return replace(self, families=self.families | free, priors=self.priors | (priors if flat else {}))
 
     def held(self: SomeGraph, points: Points) -> SomeGraph:
-        """The graph with some blocks of parameters held at points."""
-        return replace(self, families=self.families | {n: Held(self.families[n], at) for n, at in points.items()})
+        """The graph with some blocks of parameters held at points, whose NaN entries are free."""
+        held = {name: given_entries(self.families[name], point) for name, point in points.items()}
+        return replace(self, families=self.families | held)
 
     def start(self, restarts: int) -> Etas:
         """Natural parameters of all blocks of parameters at their priors."""

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...inference.families import LocPrecision, Point, tree_map
+from ...inference.families import InPieces, LocPrecision, Point, tree_map
 from ...inference.message_passing.engine import VMP
 from ...inference.numerics.deferred import deferred
 from ..ascent import Ascent
@@ -32,8 +32,10 @@ DEFINITE: Any = DefiniteTransform()
 
 
 def repays(graph: Graph) -> bool:
-    """Whether the bound at points is the evidence, and all points are locations and precisions."""
+    """Whether the bound at points is the evidence, and all points are free locations and precisions."""
     free = [name for name, family in graph.families.items() if isinstance(family, Point)]
+    if any(isinstance(family, Point) and isinstance(family.family, InPieces) for family in graph.families.values()):
+        return False
     points = [graph.families[name].expected(graph.priors[name]) for name in free]
     return len(graph.paths) == 1 and bool(free) and all(isinstance(point, LocPrecision) for point in points)
 

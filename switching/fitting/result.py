@@ -1,6 +1,6 @@
 """`Result`: the values, posterior and diagnostics of a fit."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
@@ -35,7 +35,8 @@ class Result:
         interrupted: whether Ctrl-C ended the fit; the best so far is kept.
         posterior: the parameters' distribution, and predictions that average over it; None for a fit by EM.
         paths: for a model of several chains, the marginals of each chain under q.
-        fixed: the names of the parameters that were held.
+        fixed: the names of the parameters of which all or some entries were held.
+        held: of a linear model, the tables of these, with NaN where an entry was free.
     """
 
     values: Parameters
@@ -51,6 +52,7 @@ class Result:
     posterior: Any = None  # a Posterior; its methods depend on the model
     paths: Any = None
     fixed: tuple[str, ...] = ()
+    held: Parameters = field(default_factory=dict)
 
 
 def result_of(

@@ -1,7 +1,9 @@
 r"""Bases of the latent space. After $s \to M s + b$ the same model has the parameters
 
 $$A \to M A M^{-1}, \quad c \to M c + b - M A M^{-1} b, \quad Q \to M Q M^\top, \quad C \to C M^{-1}, \quad
-d \to d - C M^{-1} b, \quad m \to M m + b, \quad P \to M P M^\top.$$
+d \to d - C M^{-1} b, \quad m \to M m + b, \quad P \to M P M^\top,$$
+
+and so for each regime, if these share the states; regressions of the regimes on the states change as the emission does.
 """
 
 from collections.abc import Iterable
@@ -11,24 +13,32 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..parameters import Parameters
+from ..parameters import Parameters, free_entries
 
 RANK = 1e-9  # share of the greatest singular value above which a direction counts
 
 
 def turned(values: Parameters, matrix: Float[Tensor, "L L"], offset: Float[Tensor, "L"]) -> Parameters:
     """Parameters `[*r, ...]` in another basis."""
-    transition = matrix @ values["transition"] @ torch.linalg.inv(matrix)
-    emission = values["emission"] @ torch.linalg.inv(matrix)
-    return values | {
-        "transition": transition,
-        "transition_offset": values["transition_offset"] @ matrix.mT + offset - offset @ transition.mT,
-        "state_noise": matrix @ values["state_noise"] @ matrix.mT,
-        "emission": emission,
-        "emission_offset": values["emission_offset"] - offset @ emission.mT,
-        "initial_mean": values["initial_mean"] @ matrix.mT + offset,
-        "initial_covariance": matrix @ values["initial_covariance"] @ matrix.mT,
-    }
+    back = torch.linalg.inv(matrix)
+    transition, emission = matrix @ values["transition"] @ back, values["emission"] @ back
+    recurrent = {}
+    if "recurrence" in values:
+        recurrent["recurrence"] = values["recurrence"] @ back
+        recurrent["recurrence_offset"] = values["recurrence_offset"] - offset @ recurrent["recurrence"].mT
+    return (
+        values
+        | recurrent
+        | {
+            "transition": transition,
+            "transition_offset": values["transition_offset"] @ matrix.mT + offset - offset @ transition.mT,
+            "state_noise": matrix @ values["state_noise"] @ matrix.mT,
+            "emission": emission,
+            "emission_offset": values["emission_offset"] - offset @ emission.mT,
+            "initial_mean": values["initial_mean"] @ matrix.mT + offset,
+            "initial_covariance": matrix @ values["initial_covariance"] @ matrix.mT,
+        }
+    )
 
 
 def axes_of(emission: Float[Tensor, "F L"]) -> Float[Tensor, "L L"]:
@@ -46,16 +56,18 @@ def nearest_turn(draws: Float[Tensor, "n F L"], emission: Float[Tensor, "F L"]) 
 
 
 def n_bases(values: Parameters, fixed: Iterable[str]) -> int:
-    """The number of directions of M and b that do not change the fixed parameters."""
-    n = len(values["initial_mean"])
-    size, held = n * n + n, list(fixed)
+    """The number of directions of M and b that do not change the fixed parameters: names, or tables with NaN where an
+    entry is free."""
+    n = values["initial_mean"].shape[-1]
+    size, values = n * n + n, {name: value.double() for name, value in values.items()}
+    held = {name: ~free for name, free in free_entries(values, fixed).items() if not bool(free.all())}
     if not held:
         return size
 
     def moved(step: Tensor) -> Tensor:
         matrix = torch.eye(n).to(step) + step[: n * n].reshape(n, n)
-        turned_values = turned({name: value.double() for name, value in values.items()}, matrix, step[n * n :])
-        return torch.cat([turned_values[name].flatten() for name in held])
+        there = turned(values, matrix, step[n * n :])
+        return torch.cat([there[name][entries.to(step.device)] for name, entries in held.items()])
 
     table = torch.autograd.functional.jacobian(moved, torch.zeros(size, dtype=torch.float64, device="cpu"))
     sizes = torch.linalg.svdvals(cast(Tensor, table))

@@ -1,6 +1,6 @@
 """Fits of linear models: structures by maximum likelihood, tables by message passing, both by sampling."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,10 +15,11 @@ from ..fitting.result import Result, diagnostics
 from ..fitting.units import Units
 from ..parameters import Parameters
 from .emission import Irregular
+from .fixed import held, inverse_in_groups, open_values, read_fixed
 from .learning import learn
 from .maximum import maximum
-from .priors import NAMES, units_of
-from .problem import LinearProblem, typical
+from .priors import NAMES, one_point, units_of
+from .problem import LinearProblem, sizes, typical
 from .sampling import draw
 
 
@@ -32,7 +33,7 @@ def fit_linear(problem: LinearProblem, options: Options) -> Result:
     if problem.prior is not None:
         prior = there(problem.prior)
         units = Units(problem.emission, prior["center"], prior["spread"])
-    fixed = there(fixed_values(problem, options.fixed))
+    fixed = there(fixed_values(problem, options))
     start = None if options.start is None else there(start_values(problem, options.start))
     by = by_climb if options.method in ("em", "vmp") else by_draws
     values, posterior, how = by(replace(problem, series=series.double(), fixed=fixed), units, options, start)
@@ -44,6 +45,7 @@ def fit_linear(problem: LinearProblem, options: Options) -> Result:
         collapsed_states=nothing,
         posterior=posterior,
         fixed=tuple(fixed),
+        held=fixed,
         **how,
     )
 
@@ -61,7 +63,7 @@ def by_climb(problem: LinearProblem, units: Units, options: Options, user_start:
         values, search = maximum(problem, units, options, user_start)
         return values, None, diagnostics(search)
     learnt, search = learn(problem, units, options, user_start)
-    return learnt.mean | problem.fixed, learnt if options.method == "vmp" else None, diagnostics(search)
+    return learnt.mean, learnt if options.method == "vmp" else None, diagnostics(search)
 
 
 def by_draws(problem: LinearProblem, units: Units, options: Options, user_start: Parameters | None) -> Outcome:
@@ -90,23 +92,39 @@ def check_options(problem: LinearProblem, options: Options) -> None:
 # ---- parameters from the user ---------------------------------------------------------------------------------------
 
 
-def fixed_values(problem: LinearProblem, fixed: Any) -> Parameters:
-    """The parameters to hold, in float64.
+def fixed_values(problem: LinearProblem, options: Options) -> Parameters:
+    """The parameters to hold, in float64, with NaN for entries that are free.
 
     Raises:
-        ValueError: see `LinearProblem.values_of`; some but not all of the parameters of a block.
+        ValueError: see `read_fixed`; for a structure or a method that samples, some but not all of the parameters that
+            belong together.
     """
+    fixed = options.fixed
     if not fixed:
         return {}
-    together = [*NAMES.values()]
     if isinstance(problem.emission, Irregular):
-        together = [*problem.emission.structure.orders.values()]
-    values = problem.values_of(typical(problem.dynamics, problem.emission) | dict(fixed))
+        values = problem.values_of(typical(problem.dynamics, problem.emission) | dict(fixed))
+        _check_whole([*problem.emission.structure.orders.values()], fixed)
+        return {name: values[name].double() for name in values if name in fixed}
+    lengths = sizes(problem.dynamics, problem.emission)
+    tables = read_fixed(problem.parameters, lengths, fixed, problem.series.observations)
+    held(one_point(open_values(problem.parameters, lengths, tables), problem.emission, inverse_in_groups))
+    if options.method not in ("em", "vmp"):
+        some = [name for name, table in tables.items() if bool(table.isnan().any())]
+        if some:
+            raise ValueError(
+                f'fixed: got {some} in part, which method="{options.method}" cannot hold; use "em" or "vmp", or give '
+                "whole tables."
+            )
+        _check_whole([*NAMES.values()], tables)
+    return tables
+
+
+def _check_whole(together: Iterable[Sequence[str]], fixed: Mapping[str, Any]) -> None:
     for names in together:
         some = [name for name in names if name in fixed]
         if some and len(some) < len(names):
             raise ValueError(f"fixed: got {some} without the rest of {list(names)}; give all of these, or none.")
-    return {name: values[name].double() for name in values if name in fixed}
 
 
 def start_values(problem: LinearProblem, start: Any) -> Parameters:

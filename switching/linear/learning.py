@@ -20,8 +20,9 @@ from ..parameters import Parameters
 from .bases import axes_of, turned
 from .emission import LinearEmission
 from .factors import of_blocks
-from .priors import NAMES, families, one_point, one_value, prior_volume, weak
-from .problem import LinearProblem, typical
+from .fixed import Known, held, in_states, inverse_in_groups, open_values
+from .priors import families, one_point, one_value, prior_volume, weak
+from .problem import LinearProblem, sizes
 from .rebasing import rebase
 from .starts import first_paths
 
@@ -32,17 +33,17 @@ def learn(
     problem: LinearProblem, units: Units, options: Options, user_start: Parameters | None
 ) -> tuple[VariationalPosterior, SearchResult]:
     """The best q, or the best parameters, and the search for them."""
-    inner, emission = problem.in_units(units), problem.emission
+    inner, emission, known = problem.in_units(units), problem.emission, Known(problem.fixed, units)
     assert isinstance(emission, LinearEmission)
     start, kinds = first_paths(inner.series, problem.dynamics.n_latent, options.n_tried, options.number)
     if user_start is not None:
-        near = paths_at(graph_of(inner, start), one_point(units.values(user_start), emission))
+        near = paths_at(graph_of(inner, start), one_point(in_states(units.values(user_start), known.unit), emission))
         start = GaussianTables(*(torch.cat([one, rest[1:]]) for one, rest in zip(near, start, strict=True)))
         kinds = ["own", *kinds[1:]]
     graph = graph_of(inner, start)
-    if inner.fixed:
-        at = one_point(typical(inner.dynamics, emission) | inner.fixed, emission)
-        graph = graph.held({name: at[name] for name, known in NAMES.items() if known[0] in inner.fixed})
+    if known.tables:
+        whole = open_values(problem.parameters, sizes(problem.dynamics, emission), known.inner)
+        graph = graph.held(held(one_point(whole, emission, inverse_in_groups)))
     elif options.prior is not None:
         graph = replace(graph, rebase=partial(rebase, paths=PATHS))
     shift = -float(units.log_volume(problem.series).sum())
@@ -50,11 +51,11 @@ def learn(
         shift -= float(prior_volume(problem.dynamics, emission, units.unit))
     posterior, search = fit_graph(graph, kinds, options, problem.series, options.n_kept, shift)
     turn = torch.eye(problem.dynamics.n_latent).to(inner.series.observations)
-    if not inner.fixed:
+    if not known.tables:
         turn = axes_of(posterior.mean["emission"])
 
     def back(points: Points) -> Parameters:
-        return units.back(turned(graph.collect(points), turn, torch.zeros_like(turn[0])))
+        return known.back(turned(graph.collect(points), turn, torch.zeros_like(turn[0])))
 
     return replace(posterior, collect=back), search
 

@@ -193,8 +193,7 @@ class LinearSSM(Model):
 
     def n_free(self, fixed: Iterable[str]) -> int:
         """The number of free parameters that the data determine."""
-        values = {name: value.double() for name, value in self.values_like(self._like).items()}
-        return super().n_free(fixed) - (0 if isinstance(self.emission, Irregular) else n_bases(values, set(fixed)))
+        return super().n_free(fixed) - (0 if isinstance(self.emission, Irregular) else n_bases(self._values, fixed))
 
     def _checked(self, values: Parameters) -> Parameters:
         emission_values = check_parameters(self.emission.parameters, values, self.sizes, self.name)
@@ -445,8 +444,11 @@ class LinearSSM(Model):
                 `with_prior`. A structure has no prior under "em" unless some were set. A dictionary sets some, as
                 `with_prior` does. None: no prior, for "em".
             start: an additional start; with `restarts=1`, the only one. It is a model, a fit, or all values by name.
-            fixed: parameters that are held at these values, by name. Fix the tables of the transition together, and
-                those of the emission, of the first state, and the weights of an autoregression.
+            fixed: parameters that are held at these values, by name; tables have NaN where an entry is free. Zeros in
+                a covariance part the latents into groups, each of which is held or free as a whole; latents of one
+                group with a free covariance have the same entries held. "svi" and "nuts" take whole tables: those of
+                the transition together, and those of the emission and of the first state. The weights of an
+                autoregression are held together.
             num_samples, warmup_steps: as in `SwitchingSSM.fit`.
             lengths, covariates: as in every method; covariates for a structure with a `Regression`.
 

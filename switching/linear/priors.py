@@ -13,7 +13,7 @@ partial autocorrelations uniform, as are frequencies and damping in their ranges
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -105,16 +105,22 @@ NAMES = {
 """The parameters of each block."""
 
 
-def points(values: Parameters, full: bool) -> dict[str, LocPrecision]:
-    """Parameters `[..., K, ...]` of regimes as points of the blocks; `full`: whether the observation noise is full."""
+def points(
+    values: Parameters, full: bool, inverse: Callable[[Tensor], Tensor] | None = None
+) -> dict[str, LocPrecision]:
+    """Parameters `[..., K, ...]` of regimes as points of the blocks; `full`: whether the observation noise is full.
+
+    `inverse` is that of covariances, if some of their entries are unknown.
+    """
+    inverse = inverse or _inverse
     noise, sights = values["observation_noise"], _coefficients(values["emission"], values["emission_offset"])
     moves = _coefficients(values["transition"], values["transition_offset"])
     return {
-        "moves": LocPrecision(moves, _inverse(values["state_noise"])),
-        "sights": LocPrecision(sights, _inverse(noise))
+        "moves": LocPrecision(moves, inverse(values["state_noise"])),
+        "sights": LocPrecision(sights, inverse(noise))
         if full
         else LocPrecision(sights.mT.unsqueeze(-1), 1 / noise[..., None, None]),
-        "first": LocPrecision(values["initial_mean"], _inverse(values["initial_covariance"])),
+        "first": LocPrecision(values["initial_mean"], inverse(values["initial_covariance"])),
     }
 
 
@@ -134,10 +140,12 @@ def values_at(points: Mapping[str, LocPrecision], full: bool) -> Parameters:
     }
 
 
-def one_point(values: Parameters, emission: LinearEmission) -> dict[str, LocPrecision]:
-    """Parameters `[*r, ...]` of a linear model as points, which have an axis for its single regime."""
+def one_point(
+    values: Parameters, emission: LinearEmission, inverse: Callable[[Tensor], Tensor] | None = None
+) -> dict[str, LocPrecision]:
+    """Parameters `[*r, ...]` of a linear model as points, which have an axis for its single regime; see `points`."""
     axes = _axes(emission)
-    return points({name: value.unsqueeze(-axes[name] - 1) for name, value in values.items()}, emission.full)
+    return points({name: value.unsqueeze(-axes[name] - 1) for name, value in values.items()}, emission.full, inverse)
 
 
 def one_value(points: Mapping[str, LocPrecision], emission: LinearEmission) -> Parameters:

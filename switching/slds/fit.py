@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...inference.families import GaussianPaths, Point, tree_map
+from ...inference.families import GaussianPaths, Held, Point, tree_map
 from ..data.reading import to_tensor
 from ..data.series import Series
 from ..fitting.density import IMPOSSIBLE
@@ -24,7 +24,7 @@ from ..fitting.options import Options
 from ..fitting.posterior import VariationalPosterior
 from ..fitting.result import Result, result_of
 from ..fitting.search import Climb, MultiStart, SearchResult, multi_start
-from ..fitting.units import Units
+from ..linear.fixed import Known, read_fixed
 from ..linear.priors import units_of
 from ..parameters import Parameters
 from .gpb import gpb_filter
@@ -42,12 +42,15 @@ def fit_switching_linear(problem: SwitchingLinearProblem, options: Options) -> R
     check_enough(series, max(layout.n_regimes, layout.n_latent + 1))
     units = units_of(layout.seen, series)
     volume, scaled = float(units.log_volume(series).sum()), units.series(series)
-    learned, states = single(layout, scaled)
+    known = Known(read_fixed(layout.known, layout.sizes, options.fixed, series.observations), units)
+    learned, states = single(layout, scaled, known.inner)
     path = GaussianPaths((scaled.last + 1).unsqueeze(-1)).mean(states).linear[0, ..., 0, :, :]
     kinds, labels = _labels(problem, path, options)
     paths = paths_from(layout, scaled, states, labels)
-    priors, collect = priors_of(layout, step_variance(path, scaled)), _collect(layout, units)
-    graph = graph_of(layout, scaled, priors, *paths, collect, rebased=options.prior is not None)
+    priors, collect = priors_of(layout, step_variance(path, scaled)), _collect(layout, known)
+    rebased = options.prior is not None and not known.tables
+    graph = graph_of(layout, scaled, priors, *paths, collect, rebased)
+    graph = graph.held(layout.held(known.inner))
     start = {name: learned[name].expand(len(kinds), *priors[name].shape) for name in ALONE}
     graph = _at_points(graph, options.prior is None) if options.method == "em" else graph
     engine = graph.engine(graph.start(len(kinds)) | start, check=False, linear=LINEAR)
@@ -65,11 +68,12 @@ def fit_switching_linear(problem: SwitchingLinearProblem, options: Options) -> R
     tables = result.best.tables
     occupancy = _occupancy(scaled, graph, tables)
     order = occupancy.argsort(descending=True, stable=True)
-    if layout.recurrent or options.start is not None:  # regimes keep their numbers
+    if layout.recurrent or options.start is not None or known.numbers(layout.known):  # regimes keep their numbers
         order = torch.arange(layout.n_regimes, device=order.device)
-    posterior = VariationalPosterior.of(replace(graph, collect=_collect(layout, units, order)), tables)
+    posterior = VariationalPosterior.of(replace(graph, collect=_collect(layout, known, order)), tables)
     values = {name: value.to(dtype) for name, value in posterior.mean.items()}
-    return result_of(result.raised(-volume), options.method, values, occupancy[order] < 1.0, posterior)
+    empty = occupancy[order] < 1.0
+    return result_of(result.raised(-volume), options.method, values, empty, posterior, **known.fields)
 
 
 def _most_probable(
@@ -148,6 +152,8 @@ def _at_points(graph: Graph, flat: bool) -> Graph:
     """Points instead of densities. One sequence has one first step, whose likelihood does not determine a variance, so
     the first step keeps its prior."""
     points = graph.at_points(flat)
+    if isinstance(graph.families["first"], Held):
+        return points
     families = {**points.families, "first": Point(graph.families["first"])}
     return replace(points, families=families, priors=points.priors | {"first": graph.priors["first"]})
 
@@ -159,14 +165,14 @@ def _occupancy(series: Series, graph: Graph, tables: dict[str, Any]) -> Tensor:
     return graph.paths[-1].family.mean(tables[SWITCH]).likelihood.flatten(0, -2).sum(0)
 
 
-def _collect(layout: LinearRegimes, units: Units, order: Tensor | None = None) -> Callable[[Points], Parameters]:
+def _collect(layout: LinearRegimes, known: Known, order: Tensor | None = None) -> Callable[[Points], Parameters]:
     """From points of the blocks to the model's parameters, in the data's units, with regimes in an order."""
 
     def collect(points: Points) -> Parameters:
         if layout.n_regimes == 1:  # the graph then has no blocks for the switch
             one = points["moves"].loc.new_ones(*points["moves"].loc.shape[:-2])
             points = points | {"initial": one, "transition": one.unsqueeze(-1)}
-        values = units.back(layout.values(points))
+        values = known.back(layout.values(points))
         return values if order is None else layout.reordered(values, order)
 
     return collect

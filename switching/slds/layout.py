@@ -10,7 +10,8 @@ The blocks, each with a leading axis of regimes or chains, are
     recurrence       normal, the weights of each logistic regression: of the states, and of the previous regime
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,7 +19,9 @@ from torch.distributions import constraints
 
 from ...inference.numerics.scalars import check_flag, check_integer
 from ..fitting.graph import Points
+from ..linear.bases import n_bases
 from ..linear.emission import LinearEmission
+from ..linear.fixed import held, inverse_in_groups, open_values
 from ..linear.priors import NAMES, values_at
 from ..linear.priors import points as linear_points
 from ..parameters import Named, Parameter, Parameters
@@ -110,10 +113,10 @@ class LinearRegimes(Named):
 
     # ---- parameters as points of the blocks --------------------------------------------------------------------------
 
-    def points(self, values: Parameters) -> Points:
-        """Parameters `[*r, ...]` as points of the blocks."""
+    def points(self, values: Parameters, inverse: Callable[[Tensor], Tensor] | None = None) -> Points:
+        """Parameters `[*r, ...]` as points of the blocks; `inverse` as in `linear.priors.points`."""
         table = values | {name: values[name].unsqueeze(self._axis(values, name)) for name in self._alone}
-        points: Points = linear_points(table, self.full_noise) | {"initial": values["initial_probs"]}
+        points: Points = linear_points(table, self.full_noise, inverse) | {"initial": values["initial_probs"]}
         if not self.recurrent:
             return points | {"transition": values["transition_probs"]}
         return points | {"recurrence": torch.cat([values["recurrence"], values["recurrence_offset"].mT], -1)}
@@ -128,6 +131,36 @@ class LinearRegimes(Named):
             values["transition_probs"] = points["transition"]
         values |= {name: values[name].squeeze(-len(self.known[name].dims) - 1) for name in self._alone}
         return {name: values[name] for name in self.known}
+
+    def held(self, tables: Parameters) -> Points:
+        """The points of the blocks of which some entries are known, from tables with NaN where they are free."""
+        if not tables:
+            return {}
+        points = self.points(open_values(self.known, self.sizes, tables), inverse_in_groups)
+        return held(points if self.n_regimes > 1 else {name: points[name] for name in NAMES})
+
+    def together(self, tables: Parameters) -> tuple["LinearRegimes", Parameters]:
+        """The layout of a single linear model, and what is known of it: means over regimes."""
+        alone = replace(self, n_regimes=1, one_chain=True, common_emission=False, recurrent=False)
+        known = {}
+        for names in NAMES.values():
+            for name in names:
+                if name in tables:
+                    table = tables[name].mean(0, keepdim=True) if "state" in self.known[name].dims else tables[name]
+                    known[name] = table.reshape([alone.sizes[dim] for dim in alone.known[name].dims])
+        return alone, known
+
+    def n_bases(self, values: Parameters, fixed: Iterable[str]) -> int:
+        """The number of directions in which another basis of the states changes no fixed parameter."""
+        if self.one_chain:
+            return n_bases(values, fixed)
+        tables = fixed if isinstance(fixed, Mapping) else {name: values[name] for name in fixed}
+        names = [name for block in NAMES.values() for name in block]
+        total = 0
+        for k in range(self.n_regimes):
+            mine, known = ({name: some[name][k] for name in names if name in some} for some in (values, tables))
+            total += n_bases(mine, known)
+        return total
 
     @property
     def _alone(self) -> tuple[str, ...]:

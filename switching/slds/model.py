@@ -205,7 +205,7 @@ class SwitchingLinearSSM(Model):
 
     def n_free(self, fixed: Iterable[str]) -> int:
         """The number of parameters that the data determine: another basis of a chain's states is the same model."""
-        return super().n_free(fixed) - self.layout.n_chains * self.n_latent * (self.n_latent + 1)
+        return super().n_free(fixed) - self.layout.n_bases(self._values, fixed)
 
     def regimes(self, like: Tensor | None = None) -> Regimes:
         """The model in the form of one switching chain, with the states of all chains next to each other."""
@@ -395,6 +395,7 @@ class SwitchingLinearSSM(Model):
         progress: bool = True,
         *,
         start: Any = None,
+        fixed: Any = None,
         lengths: Any = None,
     ) -> "Fit[Any]":
         """Fit the parameters to sequences, by maximising the bound of structured inference.
@@ -407,14 +408,19 @@ class SwitchingLinearSSM(Model):
             prior: "weak": with the weight of a few steps, scaled to x. None: no prior, for "em".
             start: an additional start; with `restarts=1`, the only one. It is a model, a fit, all values by name, or
                 a regime for every step `[*batch, T]`. Regimes then keep their numbers.
+            fixed: known structure: tables by name, whose entries are held, with NaN where an entry is free, such as
+                `{"transition": [[nan, nan], [1, 0]]}`. A table for each regime may lack this axis; it then holds for
+                all. Zeros in a covariance part the coordinates into groups, each of which is held or free as a whole.
+                Coordinates of one group with a free covariance have the same entries held.
 
         Returns:
-            `Fit`, with regimes ordered by their number of steps, the most frequent first.
+            `Fit`, with regimes ordered by their number of steps, the most frequent first; they keep their numbers if
+            `fixed` distinguishes them.
 
         Raises:
             TypeError, ValueError: see `SwitchingSSM.fit`.
         """
-        options = Options(method, restarts, max_steps, tol, seed, prior, progress, start=start)
+        options = Options(method, restarts, max_steps, tol, seed, prior, progress, start=start, fixed=fixed)
         return self._fit(x, {"lengths": lengths}, options)
 
     def _fitted(self, series: Series, options: Options) -> "Fit[Any]":

@@ -7,7 +7,6 @@ while the labels are held.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from ..emissions.clusters import clusters_among
 from ..fitting.graph import Etas
 from ..fitting.interrupts import may_interrupt
 from ..linear.starts import near_path
+from ..parameters import Parameters
 from .graph import CHAIN, LINEAR, SWITCH, annealed, graph_of, priors_of, step_variance
 from .layout import LinearRegimes
 
@@ -34,15 +34,19 @@ HOT = (3.0, 1.5, 1.0)  # first temperatures
 COOLING, AT_ONCE = 0.8, 4  # factor of the excess of a temperature over 1, and sweeps at each temperature
 
 
-def single(layout: LinearRegimes, series: Series) -> tuple[Etas, GaussianTables]:
-    """Natural parameters [1, 1, ...] of the blocks of a single linear model, and of its path of states."""
-    alone = replace(layout, n_regimes=1, one_chain=True, recurrent=False)
+def single(layout: LinearRegimes, series: Series, fixed: Parameters) -> tuple[Etas, GaussianTables]:
+    """Natural parameters [1, 1, ...] of the blocks of a single linear model, and of its path of states.
+
+    Known entries determine the basis of the states, so the path then follows from them and from the priors.
+    """
+    alone, known = layout.together(fixed)
     path = components(layout.n_latent, series)
     priors = priors_of(alone, step_variance(path, series))
     start = near_path(path.unsqueeze(-3).unsqueeze(0), NEAR)
-    graph = graph_of(alone, series, priors, start, None, collect=dict)
+    held = alone.held(known)
+    graph = graph_of(alone, series, priors, start, None, collect=dict).held(held)
     engine = graph.engine(graph.start(1), check=False, linear=LINEAR)
-    for name in graph.families:
+    for name in (CHAIN,) if "sights" in held else ("sights", CHAIN) if held else graph.families:
         engine.update(name)
     if engine.run(SWEEPS, 0.0).interrupted:
         raise KeyboardInterrupt  # the model itself has no result yet

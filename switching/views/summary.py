@@ -153,15 +153,21 @@ def _errors(fit: Any, series: Series) -> Parameters:
         return evidence + problem.log_prior(product)
 
     values = {name: value.detach().double().cpu() for name, value in model.values.items()}
-    held = {name: values.pop(name) for name in fit.fixed}
+    held = {name: values.pop(name) for name in fit.fixed if name not in _in_part(fit)}
     known = {name: model.known[name] for name in values}
 
     def beside_held(free: Parameters) -> Tensor:
         n = len(next(iter(free.values())))
         return objective(free | {name: value.expand(n, *value.shape) for name, value in held.items()})
 
-    errors = standard_errors(beside_held, problem.in_turns, known, values, _unit(problem))
+    free = {name: entries.cpu() for name, entries in _in_part(fit).items()}
+    errors = standard_errors(beside_held, problem.in_turns, known, values, _unit(problem), free)
     return errors | {name: torch.full_like(value, torch.nan) for name, value in described(model.known, held).items()}
+
+
+def _in_part(fit: Any) -> dict[str, Tensor]:
+    """Which entries are free, of the parameters of which some are held."""
+    return {name: table.isnan() for name, table in fit.held.items() if bool(table.isnan().any())}
 
 
 def _unit(problem: SeriesProblem) -> Tensor:
@@ -276,7 +282,7 @@ def _notes(fit: Any, missing: bool) -> Iterator[str]:
         at_peak = not getattr(refined, "reliable", True)
         yield " ".join([OF_POSTERIOR, *[INDEPENDENT] * independent, *[AT_PEAK] * at_peak])
     if fit.fixed:
-        yield HELD.format(names=", ".join(fit.fixed))
+        yield HELD.format(names=", ".join(f"{name}{' in part' * (name in _in_part(fit))}" for name in fit.fixed))
     if missing and fit.model.differentiable:
         yield NO_ERROR
     empty = fit.empty_states if isinstance(fit.empty_states, tuple) else (fit.empty_states,)

@@ -176,8 +176,6 @@ def test_what_is_fixed_stays() -> None:
             assert_close(fit.model.values[name], value, rtol=1e-12, atol=1e-12)
         assert fit.n_parameters == 4 + 2 + 3 + 2 + 3
         assert float(fit.objective.diff().min()) >= -1e-9
-    with pytest.raises(ValueError, match=r"fixed: got .* without the rest"):
-        LinearSSM(2, 2).fit(x, fixed={"emission": held["emission"]}, progress=False)
     level = LinearSSM(LocalLevel() + Autoregression(1))
     fit = level.fit(x[0, :, 0], fixed={"sigma2.irregular": 0.0, "ar.L1": 0.4}, progress=False, restarts=1)
     assert float(fit.model.values["sigma2.irregular"]) == 0

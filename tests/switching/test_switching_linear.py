@@ -200,7 +200,7 @@ def test_options_that_there_are_none_of() -> None:
     ):
         with pytest.raises(ValueError, match=said):
             model.fit(x, progress=False, **options)
-    for name in ("fixed", "batch_size", "factorization", "covariates"):
+    for name in ("batch_size", "factorization", "covariates"):
         with pytest.raises(TypeError, match=f"fit: has no option '{name}'"):
             model.fit(x, progress=False, **{name: 1})
 
