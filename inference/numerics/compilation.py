@@ -16,7 +16,8 @@ import logging
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numba
@@ -119,10 +120,22 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any
     return compiled
 
 
+@cache
+def _last_change() -> float:
+    """When a file of the room was last changed: a kernel contains the code of functions in other files."""
+    room = Path(__file__).parents[1]
+    return max((path.stat().st_mtime for path in room.rglob("*.py")), default=0.0)
+
+
 class _Cache(FunctionCache):
     """numba's cache of a function; an unreadable file is replaced, and the first compilation is logged."""
 
     _said: ClassVar[set[str]] = set()
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        stored: Any = self._cache_file
+        stored._source_stamp = stored._source_stamp, _last_change()
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:

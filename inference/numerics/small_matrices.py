@@ -9,23 +9,58 @@ import math
 import numpy as np
 
 from .compilation import inlined, lean_kernel
+from .lanes import load_some, muladd, splat, store_some, total, width
 
 NOTHING = 2.0**-1000  # a sum of squares that one cannot be divided by
 SAME = 8.0 * float(np.finfo(np.float64).eps)  # of a row's norm: the limit for "no change"
+
+
+@inlined
+def _stride(table):
+    """The numbers from a row to the next one; 0 if a row is not contiguous."""
+    return table.strides[0] // table.itemsize if table.strides[1] == table.itemsize else 0
+
+
+@inlined
+def _dot(one, at, other, there, n):
+    """The sum of products of n numbers of contiguous rows, from these places on.
+
+    The compiler's vectors are for rows of several times their width; those of `lanes` serve rows that fill one.
+    """
+    if n < width(one):
+        result = one.dtype.type(0)
+        for j in range(n):
+            result += one.flat[at + j] * other.flat[there + j]
+        return result
+    products = splat(one.dtype.type(0))
+    for j in range(0, n, width(one)):
+        products = muladd(load_some(one, at + j, n - j, 0.0), load_some(other, there + j, n - j, 0.0), products)
+    return total(products)
+
+
+@inlined
+def _add_multiple(factor, table, at, out, there, n):
+    """n numbers of a contiguous row += factor times those of another, from these places on."""
+    if n < width(out):
+        for j in range(n):
+            out.flat[there + j] += factor * table.flat[at + j]
+        return
+    for j in range(0, n, width(out)):
+        before = load_some(out, there + j, n - j, 0.0)
+        store_some(out, there + j, muladd(splat(factor), load_some(table, at + j, n - j, 0.0), before), n - j)
 
 
 @lean_kernel
 def triangularize(table, n_pivots):
     """Rotate columns so that the first rows become a lower triangle without negative numbers on its diagonal.
 
-    Rows beyond the pivots are rotated with them. A Householder reflection a row (Golub & Van Loan 2013, 5.1.1).
+    Rows beyond the pivots are rotated with them. A Householder reflection a row (Golub & Van Loan 2013, 5.1.1). The
+    table is contiguous.
     """
     n_rows, n_columns = table.shape
     for k in range(n_pivots):
-        rest = 0.0
-        for j in range(k + 1, n_columns):
-            rest += table[k, j] * table[k, j]
-        first = table[k, k]
+        pivot, n = k * n_columns + k + 1, n_columns - k - 1
+        rest, first = _dot(table, pivot, table, pivot, n), table[k, k]
         if first >= 0.0 and rest < NOTHING:
             for j in range(k + 1, n_columns):
                 table[k, j] = 0.0
@@ -34,13 +69,10 @@ def triangularize(table, n_pivots):
         head = first - norm if first <= 0.0 else -rest / (first + norm)
         scale = 2.0 / (head * head + rest)
         for i in range(k + 1, n_rows):
-            share = table[i, k] * head
-            for j in range(k + 1, n_columns):
-                share += table[i, j] * table[k, j]
-            share *= scale
+            row = i * n_columns + k + 1
+            share = scale * (table[i, k] * head + _dot(table, row, table, pivot, n))
             table[i, k] -= share * head
-            for j in range(k + 1, n_columns):
-                table[i, j] -= share * table[k, j]
+            _add_multiple(-share, table, pivot, table, row, n)
         table[k, k] = norm
         for j in range(k + 1, n_columns):
             table[k, j] = 0.0
@@ -49,12 +81,20 @@ def triangularize(table, n_pivots):
 @lean_kernel
 def multiply(a, b, out):
     """out = a b."""
+    n, of_b, of_out = out.shape[1], _stride(b), _stride(out)
     for i in range(out.shape[0]):
-        for j in range(out.shape[1]):
+        if n >= width(out) and of_b and of_out:
+            for j in range(0, n, width(out)):
+                products = splat(out.dtype.type(0))
+                for k in range(b.shape[0]):
+                    products = muladd(splat(a[i, k]), load_some(b, k * of_b + j, n - j, 0.0), products)
+                store_some(out, i * of_out + j, products, n - j)
+            continue
+        for j in range(n):
             out[i, j] = 0.0
         for k in range(b.shape[0]):
             factor = a[i, k]
-            for j in range(out.shape[1]):
+            for j in range(n):
                 out[i, j] += factor * b[k, j]
 
 

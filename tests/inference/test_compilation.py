@@ -7,6 +7,7 @@ from pathlib import Path
 import numba.core.config
 import pytest
 from numba.core.event import install_recorder
+from samplehold.inference.numerics import compilation
 
 pytestmark = pytest.mark.cpu("numba's kernels")
 
@@ -53,6 +54,13 @@ def test_a_kernel_is_compiled_once(cached):
     again = load(cached)
     assert again(1.5) == 3.0
     assert sum(again.stats.cache_hits.values()) == 1
+
+
+def test_a_kernel_is_compiled_again_if_a_file_that_it_may_call_was_changed(cached, monkeypatch):
+    monkeypatch.setattr(compilation, "_last_change", lambda: float("inf"))
+    again = load(cached)
+    assert again(1.5) == 3.0
+    assert not sum(again.stats.cache_hits.values())
 
 
 @pytest.mark.parametrize("ending", ["nbi", "nbc"])
