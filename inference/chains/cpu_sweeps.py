@@ -26,8 +26,8 @@ A chain defines, for its kind of `Inputs`, how a message is pushed to the next s
 
 Sequences of a group are swept side by side up to the length of the shortest; the rest of each is swept alone. If they
 share a table, each row of it is loaded once for all. A step of a recursion waits for the previous step, so several
-recursions side by side take little longer than one. A single sequence is therefore swept from both ends at once. If
-several threads share it, each sweeps a `Part` of its steps in this way.
+recursions side by side take little longer than one. A single sequence is therefore swept from both ends at once. A long
+one is cut into parts, and each `Part` of its steps is swept in this way.
 """
 
 import inspect
@@ -59,11 +59,10 @@ class Sweep(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Steps low <= t < high of a sequence, with messages at both ends from sweeps over a margin of steps outside."""
+    """Steps low <= t < high of a sequence."""
 
     low: int
     high: int
-    margin: int
 
 
 APPROACH, SMOOTH, JOIN = range(3)  # the stages in which a sequence is smoothed by parts
@@ -336,27 +335,26 @@ def sweep_groups(inputs: Any, outputs: Any, work: Any, groups: Any, n_sweeps: in
 def sweep_part(inputs: Any, outputs: Any, work: Any, group: Any, part: Any, stage: int) -> None:
     """A stage of smoothing part of a sequence. All parts must have ended a stage before the next one begins.
 
-    - `APPROACH`: sweep the margins inside the sequence. Their records are overwritten later.
-    - `SMOOTH`: sweep the part.
+    - `APPROACH`: sweep from both ends of the part to its middle, where slot 0 then has the message from before, and
+      slot 1 the one from after. They start as if nothing was known. The records are overwritten later.
+    - `SMOOTH`: sweep the part. The slots must have the messages at its ends, unless the sequence begins or ends there.
     - `JOIN`: meet the first step of the next part, whose record is still there, to count the move to it.
     """
-    b, n = group[0], inputs.lengths[group[0]]
+    b, low, high = group[0], part.low, part.high
     if stage == APPROACH:
-        low, high = max(0, part.low - part.margin), min(n, part.high + part.margin)
         begin_both_ways(inputs, work, group)
-        if low > 0:
-            begin(inputs, work, 0, b, False)
-        if low < part.low:
-            sweep_stride(inputs, outputs, work, group, Stride(0, 1, low, part.low, 1, 0), False)
-        if high > part.high:
-            sweep_stride(inputs, outputs, work, group, Stride(1, 1, high - 1, part.high - 1, -1, 0), False)
-        work.evidence[:2] = 0
-        work.evidence[2] = 1
+        begin(inputs, work, 0, b, False)
+        sweep_both_ways(inputs, outputs, work, group, low, high - 1, (high - low) // 2, False)
     elif stage == SMOOTH:
-        smooth_both_ways(inputs, outputs, work, group, part.low, part.high)
+        group[1] = b
+        if low == 0:
+            begin(inputs, work, 0, b, True)
+        if high == inputs.lengths[b]:
+            begin(inputs, work, 1, b, False)
+        smooth_both_ways(inputs, outputs, work, group, low, high)
         write_counts(inputs, outputs, work, b, 0, True)
         write_counts(inputs, outputs, work, b, 1, False)
         finish(inputs, outputs, work, b, 0)
     else:
-        sweep_stride(inputs, outputs, work, group, Stride(0, 1, part.high, part.high + 1, 1, 0), True)
+        sweep_stride(inputs, outputs, work, group, Stride(0, 1, high, high + 1, 1, 0), True)
         write_counts(inputs, outputs, work, b, 0, True)

@@ -19,6 +19,7 @@ from .plain import LOG_2PI
 
 BLOCK = 256  # steps in a block: residuals and weights of a block stay in the first-level cache
 _MIN_WORK = 1 << 18  # steps times numbers of a covariance, from which on a second thread pays
+_PIECES = 8  # restarts times ranges of steps, at most
 
 
 @kernel
@@ -220,6 +221,6 @@ def _rows(table: Tensor, n_leading: int) -> np.ndarray:
 
 
 def _pieces(n_steps: int, n_restarts: int, loc: Tensor) -> list[tuple[int, int]]:
-    """Ranges of steps; several ranges only if there are fewer restarts than threads."""
+    """Ranges of steps, several only if there are few restarts; by sizes alone, as they decide how sums are rounded."""
     at_least = max(4 * BLOCK, _MIN_WORK // max(1, loc.shape[-2] * loc.shape[-1] ** 2))
-    return ranges(n_steps, at_least) if n_restarts < torch.get_num_threads() else [(0, n_steps)]
+    return ranges(n_steps, at_least, max(1, _PIECES // max(1, n_restarts)))

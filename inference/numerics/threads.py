@@ -1,5 +1,8 @@
 """Threads for CPU kernels: a kernel takes a range of sequences, and several ranges run at once.
 
+Results have the same bits for any number of threads. So the cut of a sequence, the sequences that go side by side and
+the order of each sum follow from sizes and tables. Threads only decide who computes which.
+
 Most kernels run on plain Python threads, which sleep while they wait. Kernels between matrix products run on torch's
 OpenMP threads instead. These stay awake for milliseconds after every parallel operation of torch, and a second team
 would find the processors taken; but after a pause they wake more slowly. If torch's threads are not available, or in a
@@ -21,9 +24,14 @@ import torch
 from .openmp import find_team
 
 
-def ranges(n: int, at_least: int = 1) -> list[tuple[int, int]]:
-    """Split `range(n)` into at most `torch.get_num_threads()` contiguous ranges of `at_least` items or more."""
-    parts = max(1, min(torch.get_num_threads(), n // max(1, at_least)))
+def ranges(n: int, at_least: int = 1, at_most: int | None = None) -> list[tuple[int, int]]:
+    """Split `range(n)` into contiguous ranges of `at_least` items or more.
+
+    Arguments:
+        at_most: the number of ranges. None: as many as torch has threads. That is right only if results have the same
+            bits however the range is split. Sums over a range have not, so their ranges must follow from sizes.
+    """
+    parts = max(1, min(torch.get_num_threads() if at_most is None else at_most, n // max(1, at_least)))
     edges = [n * i // parts for i in range(parts + 1)]
     return list(pairwise(edges))
 
@@ -83,6 +91,17 @@ def zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     return made
 
 
+def sum_of_steps(table: torch.Tensor) -> torch.Tensor:
+    """The sum over the last axis, with the same bits for any number of threads.
+
+    torch divides a sum among its threads if the result is one number, and only then.
+    """
+    while table.shape[-1] == table.numel() >= _SHARED:
+        whole = table.shape[-1] // _ROW * _ROW
+        table = torch.cat([table[..., :whole].unflatten(-1, (-1, _ROW)).sum(-1), table[..., whole:]], -1)
+    return table.sum(-1)
+
+
 def in_parallel(tasks: Sequence[Callable[[], None]], *, among_torch: bool = False) -> None:
     """Run all tasks, as many at once as torch has threads; returns when all are done, raising the first error.
 
@@ -115,6 +134,7 @@ def in_parallel(tasks: Sequence[Callable[[], None]], *, among_torch: bool = Fals
 
 
 _SHARED = 1 << 15  # numbers from which torch shares an operation on a table among its threads
+_ROW = 1 << 10  # numbers that are summed first
 _LEAST_WAKE = 1e-5  # seconds; no system is known that takes less
 _team = find_team()
 _pool: ThreadPoolExecutor | None = None

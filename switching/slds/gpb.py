@@ -15,6 +15,7 @@ from ...inference.chains.switching_gaussian.plain import Belief
 from ...inference.numerics.checks import check_lengths, check_table
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_integer, check_kind
+from ...inference.numerics.threads import sum_of_steps
 from .joint import Regimes
 
 MOST = 2**18  # histories
@@ -109,7 +110,7 @@ def gpb_filter(
     increment, state, lagged, mean, covariance = (table.reshape(batch + table.shape[1:]) for table in steps)
     kept = SwitchingBelief(*(table.reshape(batch + table.shape[1:]) for table in filtered.belief))
     return SwitchingFiltered(
-        increment.sum(-1).to(x),
+        sum_of_steps(increment).to(x),
         increment.to(x),
         state.to(x),
         lagged.to(x),

@@ -242,12 +242,13 @@ def test_a_sequence_that_is_walked_from_both_ends_agrees_with_the_other_implemen
         torch.testing.assert_close(actual.double(), table, **tolerance)
 
 
-def by_parts(monkeypatch, n_threads: int) -> list[bool]:
-    """Long sequences are shared by threads; whether that was of use is added to what is returned."""
+def by_parts(monkeypatch, most: int, margin: int) -> list[bool]:
+    """Sequences are cut into so many parts, with margins of a few steps; whether that was of use is added to what is
+    returned."""
     agreed, usual = [], cpu_parts._sweep_parts
-    monkeypatch.setattr(cpu_parts, "_MIN_DIVIDED", 1)
+    for name, value in (("_PARTS", most), ("_STEPS", 1), ("_VECTORS", 1), ("_MARGIN", margin)):
+        monkeypatch.setattr(cpu_parts, name, value)
     monkeypatch.setattr(cpu_parts, "_sweep_parts", lambda *given: agreed.append(usual(*given)) or agreed[-1])
-    torch.set_num_threads(n_threads)
     return agreed
 
 
@@ -259,13 +260,29 @@ def test_parts_of_a_long_sequence_are_the_whole(n, n_steps, n_states, dtype, thr
     tables = list(random_chain((n,), n_steps, n_states, dtype=dtype)._tables())
     tables[3][-1] = n_steps - 7
     expected = plain.posterior(*(table.double() for table in tables[:3]), tables[3])[:-1]
-    agreed = by_parts(monkeypatch, 5)
+    agreed, results = by_parts(monkeypatch, 4, 20), []
     tolerance = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 1e-10, "atol": 1e-12}
     for kept in (0, 1 << 24):  # whether likelihoods are kept between the sweeps
         monkeypatch.setattr(cpu_parts, "_KEPT", kept)
-        for actual, table in zip(op.posterior(*tables)[:-1], expected, strict=True):
-            torch.testing.assert_close(actual.double(), table, **tolerance)
-    assert agreed == [True, True]
+        for n_threads in (1, 3):
+            torch.set_num_threads(n_threads)
+            results.append(op.posterior(*tables)[:-1])
+            for actual, table, first in zip(results[-1], expected, results[0], strict=True):
+                torch.testing.assert_close(actual.double(), table, **tolerance)
+                assert torch.equal(actual, first)
+    assert agreed == [True] * 4
+
+
+@pytest.mark.cpu("threads of its kernels")
+def test_a_sequence_that_forgets_slowly_is_cut_into_fewer_parts(threads, monkeypatch):
+    chain, runs, usual = random_chain((), 2000, 3), [], cpu_parts._sweep_between
+    monkeypatch.setattr(cpu_parts, "_sweep_between", lambda *given: runs.append(given[-1].shape[1]) or usual(*given))
+    agreed = by_parts(monkeypatch, 16, 20)
+    expected = plain.posterior(*chain._tables())
+    for actual, table in zip(op.posterior(*chain._tables()), expected, strict=True):
+        torch.testing.assert_close(actual, table, rtol=1e-10, atol=1e-12)
+    assert agreed == [True]
+    assert runs[0] + 1 < 16
 
 
 @pytest.mark.slow
@@ -282,10 +299,12 @@ def test_a_sequence_whose_parts_do_not_agree_is_walked_from_end_to_end(lost, thr
         log_initial = torch.tensor([0.0, -INF, -INF], dtype=torch.float64)
         log_likelihood[-1, torch.arange(3) != 1999 % 3] = -INF
     given = log_initial, log_transition, log_likelihood, lengths
-    agreed = by_parts(monkeypatch, 2)
-    for actual, table in zip(op.posterior(*given), plain.posterior(*given), strict=True):
-        torch.testing.assert_close(actual, table, rtol=1e-10, atol=1e-12)
-    assert agreed == [False]
+    for n_threads in (1, 2):
+        torch.set_num_threads(n_threads)
+        agreed = by_parts(monkeypatch, 2, 20)
+        for actual, table in zip(op.posterior(*given), plain.posterior(*given), strict=True):
+            torch.testing.assert_close(actual, table, rtol=1e-10, atol=1e-12)
+        assert agreed == [False]
 
 
 @pytest.mark.few(2)
@@ -338,19 +357,17 @@ def test_operators_pass_opcheck(varies, served):
 
 @pytest.mark.cpu("threads of its kernels")
 def test_results_do_not_depend_on_the_number_of_threads(threads, monkeypatch):
-    monkeypatch.setattr(cpu_parts, "_MIN_DIVIDED", 1)  # two threads whatever the size
-    monkeypatch.setattr(cpu_parts, "_MIN_WORK", 1)
-    monkeypatch.setattr(cpu_parts, "worthwhile", lambda seconds: torch.get_num_threads())
+    monkeypatch.setattr(cpu_parts, "worthwhile", lambda seconds: torch.get_num_threads())  # whatever the size
+    by_parts(monkeypatch, 4, 40)
     chains = [random_chain(batch, n, 6, ragged=True) for batch, n in (((), 5000), ((9,), 400))]
     for chain in chains:
         results = []
-        for n in (1, 2):
+        for n in (1, 2, 4):
             torch.set_num_threads(n)
             smoothed, drawn = chain.smooth(), chain.sample(3, torch.Generator().manual_seed(0))
             results.append((smoothed.log_normalizer, smoothed.state, smoothed.transition, drawn.path))
-        for one, two in zip(*results, strict=True):
-            torch.testing.assert_close(one, two, rtol=1e-11, atol=1e-13)
-        assert torch.equal(results[0][-1], results[1][-1])
+        for other in results[1:]:
+            assert all(torch.equal(one, two) for one, two in zip(results[0], other, strict=True))
 
 
 @pytest.mark.cpu("threads of its kernels")

@@ -99,3 +99,14 @@ def test_small_work_runs_on_one_thread_and_the_setting_is_put_back(team, numbers
     with pytest.raises(KeyboardInterrupt):
         work()
     assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize("n", [0, 1, 1023, 1 << 15, (1 << 15) + 7, 3 * (1 << 20) + 5])
+def test_the_sum_of_a_table_does_not_depend_on_the_number_of_threads(n, team):
+    table = torch.randn(n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    two = threads.sum_of_steps(table)
+    torch.set_num_threads(1)
+    assert torch.equal(threads.sum_of_steps(table), two)
+    torch.testing.assert_close(two, table.sum(), rtol=1e-12, atol=1e-9)
+    rows = torch.stack([table, -table])
+    torch.testing.assert_close(threads.sum_of_steps(rows), rows.sum(-1), rtol=0, atol=0)

@@ -34,6 +34,7 @@ from ...numerics.deferred import deferred
 from ...numerics.op import Op
 from ...numerics.randomness import Seed, generator_of
 from ...numerics.scalars import check_integer
+from ...numerics.threads import sum_of_steps
 from ..contract import Filtered, Marginals, Sampled, Smoothed, Viterbi, at_end, change_from_stay, inside
 from ..mean_field import check_finite, earlier, independent_steps, later
 from . import op
@@ -111,7 +112,7 @@ class CopyChain:
         tensor([1.0000, 0.6667, 0.6667])
         """
         increment, state, redraw, failed = op.filter(*self._tables())
-        total = increment.sum(-1).to(state)
+        total = sum_of_steps(increment).to(state)
         self._check(failed, total)
         return Filtered(*map(self._shaped, (total, increment.to(state), state, redraw)))
 
@@ -194,8 +195,8 @@ class CopyChain:
         _, fresh, held, *_ = op.marginals(*tables)
         belief = -torch.special.xlogy(state, state.clamp_min(torch.finfo(state.dtype).tiny)).sum(-1)
         last = belief.gather(-1, lengths.unsqueeze(-1) - 1).squeeze(-1)
-        gates = _entropy_of_shares(fresh, held).sum((-2, -1))
-        total = last + gates + (fresh[:, 1:].sum(-1) * belief[:, :-1]).sum(-1)
+        gates = sum_of_steps(_entropy_of_shares(fresh, held).sum(-1))
+        total = last + gates + sum_of_steps(fresh[:, 1:].sum(-1) * belief[:, :-1])
         return self._shaped(total.to(self.log_fresh))
 
     def between(self, before: Tensor | None, after: Tensor | None) -> "CopyChain":

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...numerics.memory import empty_like
-from ...numerics.threads import in_parallel, ranges
+from ...numerics.threads import in_parallel, ranges, sum_of_steps
 from . import cpu_weights as weights
 from . import op, plain
 from .cpu_paths import sample_range, viterbi_range
@@ -66,7 +66,7 @@ def viterbi(*tables: Any) -> Results:
     redraw, gain = torch.zeros_like(path, dtype=torch.bool), torch.zeros_like(path, dtype=torch.float64)
     failed = torch.full_like(lengths, -1)
     _run(viterbi_range, inputs, *map(_array, (path, redraw, gain, failed)))
-    return path, redraw, (gain.sum(-1) + log_sum).to(log_fresh.dtype), failed
+    return path, redraw, (sum_of_steps(gain) + log_sum).to(log_fresh.dtype), failed
 
 
 @op.sample.kernel("cpu")

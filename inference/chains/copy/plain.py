@@ -22,6 +22,7 @@ from torch import Tensor
 from ...numerics.logs import NEVER, POSSIBLE
 from ...numerics.op import differentiated
 from ...numerics.randomness import invert
+from ...numerics.threads import sum_of_steps
 from ..log_products import beliefs, futures, repays
 
 
@@ -119,8 +120,13 @@ def _first_impossible(total: Tensor) -> Tensor:
     return torch.where(impossible.any(0), impossible.int().argmax(0), -1)
 
 
+def _total(by_step: Tensor) -> Tensor:
+    """[N, 1], from numbers [T, N, 1]."""
+    return sum_of_steps(by_step.movedim(0, -1))
+
+
 def _evidence(steps: _Steps, forward: _Forward) -> Tensor:
-    return (steps.scale + steps.shift.sum(0) + forward.total.sum(0) + forward.mass[-1]).squeeze(-1)
+    return (steps.scale + _total(steps.shift) + _total(forward.total) + forward.mass[-1]).squeeze(-1)
 
 
 def log_normalizer(*tables: Any) -> tuple[Tensor, ...]:
@@ -211,7 +217,7 @@ def viterbi(*tables: Any) -> tuple[Tensor, ...]:
         redraw.append(drawn[t].gather(-1, state))
         state = torch.where(redraw[-1], tops[t - 1], state)
     states, redraws = torch.cat(path[::-1], -1), torch.cat(redraw[::-1], -1)
-    value = (steps.scale + steps.shift.sum(0) + totals.sum(0)).squeeze(-1).to(steps.dtype)
+    value = (steps.scale + _total(steps.shift) + _total(totals)).squeeze(-1).to(steps.dtype)
     return states.where(steps.inside.T, -1), redraws & steps.inside.T, value, _first_impossible(totals)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...numerics.threads import zeros
+from ...numerics.threads import sum_of_steps, zeros
 from ..copy import op as general
 from ..cpu_parts import sweep
 from ..cpu_steps import padded
@@ -133,7 +133,7 @@ def filter(*tables: Tensor) -> Results:
 
     def exactly(*tables: Any) -> Results:
         increment, filtered, drawn, failed = general.filter(*tables)
-        return increment.sum(-1), filtered, increment, drawn, failed
+        return sum_of_steps(increment), filtered, increment, drawn, failed
 
     return _answer(tables, certain, (total.to(like), state, increment, redraw), exactly)
 

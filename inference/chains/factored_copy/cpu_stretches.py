@@ -3,7 +3,8 @@ r"""One long factored copy chain: stretches of its time run side by side, like s
 Each lane has a window of the chain: a stretch whose results are wanted, and a margin before and after it. A chain
 forgets its start (`chains.cpu_parts` explains this), and the results are checked where two windows meet: at the first
 step of a stretch, with the messages of the previous window, which started much earlier. If a message does not agree to
-rounding, wider margins are tried. If these fail too, the chain is swept step by step.
+rounding, wider margins are tried. If these fail too, the chain is swept step by step. The windows follow from sizes and
+tables alone, so results are the same bits for any number of threads.
 """
 
 from functools import partial
@@ -20,6 +21,7 @@ from .cpu_blocks import likelihoods_of, new_block, rows_of
 from .cpu_lanes import sweep_lanes
 
 _MARGINS = 1 / 32, 1 / 8  # of a stretch
+_GROUPS = 1 << 3  # of as many windows as a vector has lanes, at most
 _FORGOTTEN = 1 << 12  # steps of a margin, at most
 _SHORT = 1 << 10  # steps of a stretch, or 256 for each state, below which margins do not pay
 _BLOCK = 1 << 7  # steps of a block, at least; a number of vectors
@@ -41,13 +43,13 @@ def sweep_in_stretches(inputs: Any, outputs: Any) -> bool:
     """
     for b in range(len(inputs.lengths)):
         alone = _one(inputs, b), _one_result(inputs, outputs, b)
-        if not any(_sweep(*alone, margin) for margin in _margins(alone[0])):
+        if not any(_sweep(*alone, *windows) for windows in _windows(alone[0])):
             return False
     return True
 
 
-def _margins(inputs: Any) -> list[int]:
-    """The lengths of margins to try, for one sequence.
+def _windows(inputs: Any) -> list[tuple[int, int]]:
+    """The numbers of windows to try, for one sequence, with the lengths of their margins.
 
     By the gates alone, a chain forgets at each step by their odds; observations commonly make it forget faster.
     """
@@ -55,14 +57,12 @@ def _margins(inputs: Any) -> list[int]:
     with np.errstate(all="ignore"):
         rate = np.log1p(inputs.redraw[some] * inputs.start.sum() / inputs.hold[some]).mean()
         steps = -0.5 * np.log(np.finfo(inputs.start.dtype).eps) / rate
-    stretch = inputs.n_steps // _n_windows(inputs)
-    margins = [min(_FORGOTTEN, int(stretch * share)) for share in _MARGINS]
-    return [margin for margin in margins if margin >= steps] or margins[-1:]
-
-
-def _n_windows(inputs: Any) -> int:
     wide = BYTES // inputs.start.itemsize
-    return wide * min(torch.get_num_threads(), max(1, inputs.n_steps // (2 * wide * _SHORT)))
+    most = max(1, min(_GROUPS, inputs.n_steps // (2 * wide * _SHORT))).bit_length() - 1
+    numbers = [wide << i for i in range(most, -1, -1)]
+    each = [[(n, min(_FORGOTTEN, int(inputs.n_steps // n * share))) for n in numbers] for share in _MARGINS]
+    tried = [next((way for way in ways if way[1] >= steps), None) for ways in each]
+    return [way for way in tried if way] or [each[-1][max(0, most - 1)]]
 
 
 def _one(inputs: Any, b: int) -> Any:
@@ -84,13 +84,14 @@ def _one_result(inputs: Any, outputs: Any, b: int) -> Any:
     return outputs._replace(**{name: getattr(outputs, name)[b * size :][:size] for name, size in sizes.items()})
 
 
-def _sweep(inputs: Any, outputs: Any, margin: int) -> bool:
-    """Filter or smooth one sequence, with margins of at least `margin` steps; False if they are too narrow."""
+def _sweep(inputs: Any, outputs: Any, n_windows: int, margin: int) -> bool:
+    """Filter or smooth one sequence in at most so many windows, with margins of at least `margin` steps; False if they
+    are too narrow."""
     dtype, smoothing = torch.from_numpy(outputs.state).dtype, outputs.counts.size > 0
     wide, n_steps, k = BYTES // dtype.itemsize, inputs.n_steps, inputs.n_states
     rows = min(rows_of(n_steps, k, dtype), _up(margin, _BLOCK))
     margin = _up(margin, rows)
-    size = _up((n_steps - margin) // _n_windows(inputs), rows)
+    size = _up((n_steps - margin) // n_windows, rows)
     n = -(-(n_steps - margin) // size)  # after rounding up, fewer windows may be enough
 
     windows = np.arange(n)

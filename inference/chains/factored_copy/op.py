@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...numerics.op import Call, Gradients, Op, blank, differentiated, replay, tensors
+from ...numerics.threads import sum_of_steps
 from . import plain
 
 Results = tuple[Tensor, ...]
@@ -19,7 +20,7 @@ Results = tuple[Tensor, ...]
 def of_moves(table: Tensor, like: Tensor) -> Tensor:
     """Posteriors [*b, T] of gates as those of a table [.., T] or [.., 1], which has no move into the first step."""
     moved = torch.nn.functional.pad(table[..., 1:], (1, 0))
-    return moved.sum(-1, keepdim=True) if like.shape[-1] == 1 else moved
+    return sum_of_steps(moved).unsqueeze(-1) if like.shape[-1] == 1 else moved
 
 
 def _by_posterior(call: Call, d_value: Tensor | None, *others: Tensor | None) -> Gradients | None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...numerics.threads import sum_of_steps
 from ..copy import plain
 
 
@@ -48,7 +49,7 @@ def log_normalizer(*tables: Tensor) -> tuple[Tensor, ...]:
 def filter(*tables: Tensor) -> tuple[Tensor, ...]:
     """log_normalizer [*b], state [*b, T, K], log_increment [*b, T], redraw [*b, T], failed [*b]."""
     increment, state, redraw, failed = plain.filter(*_one_batch_axis(*tables))
-    return _shaped(tables, increment.sum(-1), state, increment, redraw, failed)
+    return _shaped(tables, sum_of_steps(increment), state, increment, redraw, failed)
 
 
 def posterior(*tables: Tensor) -> tuple[Tensor, ...]:

@@ -19,6 +19,7 @@ from ...numerics.deferred import refuse_if
 from ...numerics.op import Op, differentiated
 from ...numerics.randomness import Seed, generator_of
 from ...numerics.scalars import check_integer
+from ...numerics.threads import sum_of_steps
 from . import op
 from .factors import covariance_of
 from .parameters import read
@@ -200,9 +201,9 @@ class LinearGaussianChain:
         step = Move(tables.transition, tables.transition_offset, tables.state_factor)
         moved = _log_density(mean[..., 1:, :] - step.offset - _times(step.transition, mean[..., :-1, :]), step.noise)
         active = tables.active
-        log_joint = log_joint + (moved if active is None else torch.where(active[..., 1:], moved, 0.0)).sum(-1)
+        log_joint = log_joint + sum_of_steps(moved if active is None else torch.where(active[..., 1:], moved, 0.0))
         sight, seen = sights(tables), seen_of(tables)
-        log_joint = log_joint + _log_density(sight.gap - _times(sight.emission, mean), sight.noise).sum(-1)
+        log_joint = log_joint + sum_of_steps(_log_density(sight.gap - _times(sight.emission, mean), sight.noise))
         log_joint = log_joint + LOG_2PI / 2 * (~seen).sum((-2, -1)).to(total)  # noise in the place of missing features
         return (self.lengths * (self.n_states / 2)).to(total) + total - log_joint
 

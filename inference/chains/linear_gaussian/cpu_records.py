@@ -123,7 +123,8 @@ def _groups(set_of: np.ndarray) -> np.ndarray:
     order = np.argsort(set_of, kind="stable")
     counts = np.bincount(set_of, minlength=1)
     place = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)  # within its set
-    size = max(1, min(LANES, -(-int(counts.max(initial=0)) // torch.get_num_threads())))
+    most = int(counts.max(initial=0))  # of a set; sizes alone decide, so that results do not depend on threads
+    size = LANES if most >= 2 * LANES else max(1, min(WIDTH, most))
     rows = np.cumsum(-(-counts // size)) - -(-counts // size)
     groups = np.full((int((-(-counts // size)).sum()), LANES), -1)
     groups[np.repeat(rows, counts) + place // size, place % size] = order

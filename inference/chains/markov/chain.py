@@ -34,6 +34,7 @@ from ...numerics.deferred import deferred
 from ...numerics.op import Op
 from ...numerics.randomness import Seed, generator_of
 from ...numerics.scalars import check_integer
+from ...numerics.threads import sum_of_steps
 from ..contract import Filtered, Marginals, Sampled, Smoothed, Viterbi, at_end, change_from_stay, inside
 from ..mean_field import check_finite, independent_steps
 from . import op
@@ -200,8 +201,8 @@ class MarkovChain:
             total, state, transition, failed = op.posterior(*tables, self.lengths)
             self._check(failed)
             initial = _expectation(state[..., 0, :], log_initial).sum(-1)
-            moves = _expectation(transition, log_transition).sum((-3, -2, -1))
-            steps = _expectation(state, log_likelihood).sum((-2, -1))
+            moves = sum_of_steps(_expectation(transition, log_transition).sum((-2, -1)))
+            steps = sum_of_steps(_expectation(state, log_likelihood).sum(-1))
             large = (total.abs() + initial.abs() + moves.abs() + steps.abs()) / self.lengths
             (cancels,) = checks.settle((large > LARGE).any())
         if cancels:
@@ -258,7 +259,7 @@ class MarkovChain:
         shares = torch.where(there, pairs, 1.0).log() - torch.where(there, total, 1.0).log()
         last = state.gather(-2, (self.lengths - 1)[..., None, None].expand(*state.shape[:-2], 1, self.n_states))
         ends = -torch.special.xlogy(last, last.clamp_min(torch.finfo(last.dtype).tiny)).sum((-2, -1))
-        return (ends - (pairs * shares).sum((-3, -2, -1))).to(self.log_likelihood)
+        return (ends - sum_of_steps((pairs * shares).sum((-2, -1)))).to(self.log_likelihood)
 
     def predictive(self, belief: Tensor) -> Float[Tensor, "*b T"]:
         """log p(x_t | Q_t-1), the evidence of each step given the belief about the previous one; the first step has
@@ -318,7 +319,7 @@ class MarkovChain:
         moves = log_transition.flatten(-2).expand(*self.batch_shape, self.n_steps - 1, -1)
         moves = moves.gather(-1, (taken[..., :-1] * self.n_states + taken[..., 1:]).unsqueeze(-1)).squeeze(-1)
         terms = torch.cat([start, steps.where(real, 0), moves.where(real[..., 1:], 0)], -1)
-        return terms.sum(-1, dtype=torch.float64).to(path.device, terms.dtype)
+        return sum_of_steps(terms.double()).to(path.device, terms.dtype)
 
 
 def _largest(table: Tensor, n_own: int) -> Tensor:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...numerics.threads import in_parallel, ranges
+from ...numerics.threads import in_parallel, ranges, sum_of_steps
 from . import op
 from .cpu_log import best_paths, draw_paths, filter_logs, smooth_logs
 from .cpu_scaled import Tables, filter_scaled, flatten, smooth_scaled
@@ -28,7 +28,7 @@ SMALL = 1 << 10  # transitions of all steps, up to which logarithms take less ti
 def filter(*tables: Tensor) -> tuple[Tensor, ...]:
     def exactly(flat: Tables) -> tuple[Tensor, Results]:
         log_state, increment, failed = _filter_logs(flat)
-        return failed, (increment.sum(-1), log_state.exp_(), increment)
+        return failed, (sum_of_steps(increment), log_state.exp_(), increment)
 
     return _answer(tables, filter_scaled, exactly)
 
@@ -39,7 +39,7 @@ def posterior(*tables: Tensor) -> tuple[Tensor, ...]:
         state, increment, failed = _filter_logs(flat)
         pairs = state.new_zeros(len(state), *flat.log_transition.shape[1:])
         _over_sequences(smooth_logs, flat, state, pairs)
-        return failed, (increment.sum(-1), state, pairs)
+        return failed, (sum_of_steps(increment), state, pairs)
 
     return _answer(tables, smooth_scaled, exactly)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...numerics.logs import log_matmul
 from ...numerics.randomness import invert
+from ...numerics.threads import sum_of_steps
 from ..log_products import beliefs, futures, repays
 
 
@@ -100,7 +101,7 @@ def _first(bad: Tensor) -> Tensor:
 
 
 def _total(scale: Tensor, shift: Tensor) -> Tensor:
-    return (scale.double().sum(-1) + shift.double().sum(-1)).to(scale.dtype)
+    return (sum_of_steps(scale.double()) + sum_of_steps(shift.double())).to(scale.dtype)
 
 
 def log_normalizer(*tables: Tensor) -> tuple[Tensor, ...]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...numerics.compilation import kernel
-from ...numerics.threads import in_parallel, ranges
+from ...numerics.threads import in_parallel, ranges, sum_of_steps
 from . import cpu_moves, op  # noqa: F401  what registers the moves
 from .cpu_back import back
 from .cpu_steps import Arrays, arrays_of, choose, log_sum, merge, observe, predict, put, work_of
@@ -173,4 +173,4 @@ def smooth(x: Tensor, lengths: Tensor, tables: Tables) -> Smoothed:
         outputs = [table.numpy() for table in (*run.kept, state, pairs, mean, covariance)]
         first = run.ends, run.arrays, run.recurrent
         in_parallel([partial(back, part, work_of(1, tables.n_latent), *first, *outputs) for part in run.pieces])
-    return Smoothed(increment.sum(-1), state, pairs, mean, covariance, run.failed)
+    return Smoothed(sum_of_steps(increment), state, pairs, mean, covariance, run.failed)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ...numerics.cholesky import solve_lower, solve_upper
 from ...numerics.logs import log_sum_exp
+from ...numerics.threads import sum_of_steps
 from ..linear_gaussian.plain import LOG_2PI
 from .tables import Chosen, Tables, choose
 
@@ -275,7 +276,7 @@ def smooth(tables: Tables, x: Tensor, lengths: Tensor) -> Smoothed:
     state, centre, spread = (_zeroed(inside, table) for table in (log_weight.exp(), centre, spread))
     k = tables.n_regimes
     transition = torch.stack(pairs[::-1], 1) if pairs else x.new_zeros(n_sequences, 0, k, k)
-    total, failed = _zeroed(inside, increment).sum(-1), _failed(inside, increment, bad)
+    total, failed = sum_of_steps(_zeroed(inside, increment)), _failed(inside, increment, bad)
     return Smoothed(total, state, _zeroed(inside[:, 1:], transition), centre, spread, failed)
 
 
