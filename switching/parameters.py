@@ -16,6 +16,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.distributions import constraints
 
+from ..inference.chains.linear_gaussian.factors import factor_of
 from ..inference.numerics.arrays import floating, numbers
 
 Parameters = dict[str, Tensor]
@@ -64,6 +65,9 @@ class Parameter:
         names = [dims.get(dim, dim) for dim in self.dims]
         return replace(self, dims=tuple(name for name in names if name is not None))
 
+
+SYMMETRIC = (constraints.positive_definite, constraints.positive_semidefinite)
+"""The supports of symmetric matrices."""
 
 EXPECTED = {
     "positive": "a number greater than 0",
@@ -132,6 +136,12 @@ def _checked(
         if bool(failed.any()) or bool((value - value.mT).abs().amax() > 1e-6 * value.abs().amax()):
             raise ValueError(
                 f"{name}: got a matrix that is not symmetric positive definite; check each state's matrix."
+            )
+        return value
+    if _is(support, "positive_semidefinite"):
+        if bool(factor_of(value)[1].any()) or bool((value - value.mT).abs().amax() > 1e-6 * value.abs().amax()):
+            raise ValueError(
+                f"{name}: got a matrix that is not symmetric positive semidefinite; check each state's matrix."
             )
         return value
     bad = ~support.check(value)
@@ -228,7 +238,7 @@ def count_free(known: Mapping[str, Parameter], free: Mapping[str, Bool[Tensor, "
     for name, entries in free.items():
         if _is(known[name].support, "simplex"):
             total += int((entries.sum(-1) - 1).clamp_min(0).sum())
-        elif _is(known[name].support, "positive_definite"):
+        elif known[name].support in SYMMETRIC:
             total += int(entries.tril().sum())
         else:
             total += int(entries.sum())

@@ -20,10 +20,11 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import constraints
 
+from ...inference.chains.linear_gaussian.factors import factor_of
 from ...inference.families import LocPrecision, columns_apart
 from ..fitting.graph import Points
 from ..fitting.units import Units
-from ..parameters import Parameter, Parameters, read_table
+from ..parameters import SYMMETRIC, Parameter, Parameters, read_table
 from .priors import NAMES
 
 CURE = "give the whole group, or zeros that part it"
@@ -62,12 +63,11 @@ def _read(called: str, parameter: Parameter, sizes: Mapping[str, int], value: An
         raise ValueError(f"{called}: got an infinite number; give finite numbers, or NaN where an entry is free.")
     if parameter.support is constraints.simplex:
         return _probabilities(called, table)
-    if parameter.support is constraints.positive_definite:
-        _check_covariances(called, table)
-    elif parameter.support is constraints.positive and bool((known <= 0).any()):
-        raise ValueError(
-            f"{called}: got {float(known.min())}, expected a number greater than 0, or NaN where it is free."
-        )
+    if parameter.support in SYMMETRIC:
+        _check_covariances(called, table, singular=parameter.support is constraints.positive_semidefinite)
+    elif not bool(parameter.support.check(known).all()):
+        expected = "a number greater than 0" if parameter.support is constraints.positive else "a number of at least 0"
+        raise ValueError(f"{called}: got {float(known.min())}, expected {expected}, or NaN where it is free.")
     return table
 
 
@@ -86,7 +86,7 @@ def _probabilities(called: str, table: Tensor) -> Tensor:
     return torch.where(some, rest, rest / total)
 
 
-def _check_covariances(called: str, table: Tensor) -> None:
+def _check_covariances(called: str, table: Tensor, singular: bool) -> None:
     free = table.isnan()
     if bool((free != free.mT).any()) or bool((table != table.mT)[~free].any()):
         raise ValueError(f"{called}: got a matrix that is not symmetric; give the same entries on both sides.")
@@ -99,9 +99,10 @@ def _check_covariances(called: str, table: Tensor) -> None:
                 raise ValueError(
                     f"{called}: got coordinates {group.tolist()} with some covariances free and some known; {CURE}."
                 )
-            if bool(torch.linalg.cholesky_ex(block).info != 0):
+            if bool(factor_of(block)[1] if singular else torch.linalg.cholesky_ex(block).info != 0):
+                kind = "semidefinite" if singular else "definite"
                 raise ValueError(
-                    f"{called}: got coordinates {group.tolist()} whose covariance is not positive definite."
+                    f"{called}: got coordinates {group.tolist()} whose covariance is not positive {kind}; check it."
                 )
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from ...inference.chains.linear_gaussian.factors import factor_of
+from ...inference.numerics.checks import broadcast_shapes
 from ..program import sequence_plates
 from .contract import TransitionParameters
 from .emission import ObservationParameters
@@ -29,16 +30,17 @@ class SingularNormal(TorchDistribution):
 
     Arguments:
         loc: [*b, D].
-        covariance: [D, D].
+        covariance: [*#b, D, D].
         diffuse: [D], entries with a diffuse distribution.
     """
 
     arg_constraints: dict = {}  # noqa: RUF012 the interface of torch.distributions
 
     def __init__(self, loc: Tensor, covariance: Tensor, diffuse: Tensor | None = None) -> None:
-        self.loc, self.covariance = loc, covariance
+        self.loc = loc.expand(*broadcast_shapes(loc.shape[:-1], covariance.shape[:-2]), -1)
+        self.covariance = covariance
         self.diffuse = loc.new_zeros(loc.shape[-1], dtype=torch.bool) if diffuse is None else diffuse
-        super().__init__(loc.shape[:-1], loc.shape[-1:], validate_args=False)
+        super().__init__(self.loc.shape[:-1], loc.shape[-1:], validate_args=False)
 
     @property
     def support(self) -> constraints.Constraint:
@@ -59,22 +61,23 @@ class SingularNormal(TorchDistribution):
         for seen in torch.unique(~gap.isnan().reshape(-1, gap.shape[-1]), dim=0):
             which = (~gap.isnan() == seen).all(-1)
             entries = seen & proper
-            here = _log_density(gap[..., entries].nan_to_num(0.0), self.covariance[entries][:, entries])
+            here = _log_density(gap[..., entries].nan_to_num(0.0), self.covariance[..., entries, :][..., entries])
             total = torch.where(which, total + here, total)
         return total
 
 
 def _log_density(gap: Tensor, covariance: Tensor) -> Tensor:
-    """Log density of gaps [*b, D] on the range of the covariance [D, D]; -inf outside it."""
-    if not len(covariance):
+    """Log density of gaps [*b, D] on the range of the covariance [*#b, D, D]; -inf outside it."""
+    if not gap.shape[-1]:
         return torch.zeros_like(gap.sum(-1))
     factor, _ = factor_of(covariance)
     axes, sizes, _ = torch.linalg.svd(factor)
-    there = sizes > 1e-8 * sizes[0] if bool(sizes[0] > 0) else torch.zeros_like(sizes, dtype=torch.bool)
-    turned = gap @ axes
-    white = turned[..., there] / sizes[there]
-    total = -white.square().sum(-1) / 2 - sizes[there].log().sum() - int(there.sum()) * LOG_2PI / 2
-    beside = turned[..., ~there].abs().sum(-1) > BESIDE * (1 + gap.abs().sum(-1))
+    there = (sizes > 1e-8 * sizes[..., :1]) & (sizes > 0)
+    turned = (gap.unsqueeze(-2) @ axes).squeeze(-2)
+    white = torch.where(there, turned / torch.where(there, sizes, 1.0), 0.0)
+    log_sizes = torch.where(there, sizes, 1.0).log().sum(-1)
+    total = -white.square().sum(-1) / 2 - log_sizes - there.to(white).sum(-1) * LOG_2PI / 2
+    beside = torch.where(there, 0.0, turned.abs()).sum(-1) > BESIDE * (1 + gap.abs().sum(-1))
     return torch.where(beside, -torch.inf, total)
 
 

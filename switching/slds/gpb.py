@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...inference.chains.switching_gaussian import op
-from ...inference.chains.switching_gaussian.plain import Belief
+from ...inference.chains.switching_gaussian.plain import Belief, smooth
 from ...inference.numerics.checks import check_lengths, check_table
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_integer, check_kind
@@ -56,6 +56,7 @@ class SwitchingSmoothed(Record):
     transition: Float[Tensor, "*b T-1 K K"]  # P(z_t, z_t+1 | x)
     mean: Float[Tensor, "*b T L"]  # of s_t given x
     covariance: Float[Tensor, "*b T L L"]
+    cross_covariance: Float[Tensor, "*b T-1 L L"] | None = None  # of s_t+1 (rows) and s_t; None where a kernel served
 
 
 def gpb_filter(
@@ -83,11 +84,7 @@ def gpb_filter(
     >>> gpb_filter(regimes, torch.tensor([[0.0], [0.2], [5.0], [4.9]])).state[:, 1]
     tensor([0.5000, 0.1530, 1.0000, 0.1467])
     """
-    order = check_integer("order", order)
-    k, n = regimes.n_regimes, regimes.n_latent
-    if k**order > MOST:
-        most = next(n for n in range(order, -1, -1) if k**n <= MOST)
-        raise ValueError(f"order: got {order}, but {k} regimes have {k}^{order} histories; give at most {most}.")
+    order, k, n = check_order(order, regimes.n_regimes), regimes.n_regimes, regimes.n_latent
     flat, ends, batch = read(regimes, x, lengths)
     before = None
     if belief is not None:
@@ -120,11 +117,16 @@ def gpb_filter(
     )
 
 
-def kim_smoother(regimes: Regimes, x: Tensor, lengths: Any = None) -> SwitchingSmoothed:
-    """Kim's smoother, backward over the filter of order 2; arguments and errors as in `gpb_filter`.
+def kim_smoother(
+    regimes: Regimes, x: Tensor, lengths: Any = None, order: int = 2, crossed: bool = False
+) -> SwitchingSmoothed:
+    """Kim's smoother, backward over the filter of an order of 2 or more; arguments and errors as in `gpb_filter`.
 
-    It is exact if regimes do not differ. Its moments of latents are unreliable if latents contract without noise. Then
-    the lagged regimes of a filter of higher order are better.
+    It is exact if regimes do not differ, and with fewer steps than the order. Its moments of latents are unreliable if
+    latents contract without noise. Then a higher order is better, or the lagged regimes of its filter.
+
+    Arguments:
+        crossed: whether to compute `cross_covariance`, too.
 
     >>> import torch
     >>> one, half = torch.ones(2, 1, 1), torch.full((2, 2), 0.5)
@@ -135,9 +137,27 @@ def kim_smoother(regimes: Regimes, x: Tensor, lengths: Any = None) -> SwitchingS
     tensor([0.0659, 0.1751, 4.9374, 4.9150])
     """
     flat, ends, batch = read(regimes, x, lengths)
-    smoothed = op.smooth(flat, ends, regimes.tables())
+    order = check_order(order, regimes.n_regimes, least=2)
+    if order == 2 and not crossed:
+        smoothed = op.smooth(flat, ends, regimes.tables())
+    else:
+        smoothed = smooth(regimes.tables(), flat, ends, order)
     check_density(smoothed.failed.reshape(batch))
-    return SwitchingSmoothed(*(table.reshape(batch + table.shape[1:]).to(x) for table in smoothed[:-1]))
+    names = ("log_normalizer", "state", "pairs", "mean", "covariance")
+    tables = (getattr(smoothed, name).reshape(batch + getattr(smoothed, name).shape[1:]).to(x) for name in names)
+    cross = None if smoothed.cross is None else smoothed.cross.reshape(batch + smoothed.cross.shape[1:]).to(x)
+    return SwitchingSmoothed(*tables, cross_covariance=cross)
+
+
+def check_order(order: Any, n_regimes: int, least: int = 1) -> int:
+    """The order of a filter; ValueError if its histories are too many."""
+    order = check_integer("order", order, least=least)
+    if n_regimes**order > MOST:
+        most = next(n for n in range(order, -1, -1) if n_regimes**n <= MOST)
+        raise ValueError(
+            f"order: got {order}, but {n_regimes} regimes have {n_regimes}^{order} histories; give at most {most}."
+        )
+    return order
 
 
 def read(regimes: Regimes, x: Tensor, lengths: Any) -> tuple[Tensor, Tensor, torch.Size]:

@@ -11,6 +11,7 @@ The bound has many optima, and the end of the ascent depends on its start:
 Sequences are independent at known parameters, so each sequence keeps the start with its greatest bound.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,11 +28,13 @@ from ...inference.numerics.records import Record
 from ..data.series import Series
 from ..linear.factors import LOG_2PI
 from ..parameters import Parameters
+from .gpb import kim_smoother
 from .graph import CHAIN, LINEAR, SWITCH, annealed, blank_states, bound_by_sequence, graph_at, regimes
 from .layout import LinearRegimes
 
 STARTS = ("interpolated", "annealed", "random")
 HOT = 100.0  # the first temperature of annealing
+HISTORIES = 256  # that Kim's smoother keeps by default, at most
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,7 +44,7 @@ class SwitchingPaths(Record):
     C is the number of chains of states: one, or one for each regime.
     """
 
-    elbo: Float[Tensor, "*b"]  # <= log p(x)
+    elbo: Float[Tensor, "*b"]  # <= log p(x); -inf if Kim's smoother served
     state: Float[Tensor, "*b T K"]  # q(z_t)
     mean: Float[Tensor, "*b C T L"]  # of s_t under q
     covariance: Float[Tensor, "*b C T L L"]
@@ -60,7 +63,12 @@ def infer(
     tol: float = 1e-9,
     seed: Seed = 0,
 ) -> SwitchingPaths:
-    """The best q of each sequence; `starts` are some of `STARTS`, each of which may occur more than once."""
+    """The best q of each sequence; `starts` are some of `STARTS`, each of which may occur more than once.
+
+    States and regimes that are independent have no density if a noise is singular; then Kim's smoother serves.
+    """
+    if layout.singular(values):
+        return backward(layout, values, series)
     switched = layout.n_regimes > 1
     weights = torch.stack([_start(kind, layout, values, series, seed, i) for i, kind in enumerate(starts)])
     states = blank_states(layout, series, len(starts))
@@ -91,6 +99,36 @@ def infer(
         trace=run.elbo,
         converged=run.converged,
     )
+
+
+def backward(layout: LinearRegimes, values: Parameters, series: Series, order: int | None = None) -> SwitchingPaths:
+    """The paths of Kim's smoother of some order, in the same form, without a bound; None: one more than the states have
+    numbers, or less."""
+    if order is None:
+        most = int(math.log(HISTORIES, max(2, layout.n_regimes)))
+        order = max(2, min(layout.n_latent + 1, most))
+    smoothed = kim_smoother(layout.regimes(values), series.observations, series.lengths, order, crossed=True)
+    leaving = smoothed.transition.sum(-1, keepdim=True)
+    moves = torch.where(leaving > 0, smoothed.transition / leaving.clamp_min(1e-300), 1 / layout.n_regimes)
+    first = torch.where(smoothed.state[..., 0, :].sum(-1, keepdim=True) > 0, smoothed.state[..., 0, :], 1.0)
+    assert smoothed.cross_covariance is not None
+    covariance, cross = (_by_chain(layout, table) for table in (smoothed.covariance, smoothed.cross_covariance))
+    return SwitchingPaths(
+        elbo=torch.full_like(smoothed.log_normalizer, -torch.inf),
+        state=smoothed.state,
+        mean=smoothed.mean.unflatten(-1, (layout.n_chains, -1)).movedim(-2, -3),
+        covariance=covariance,
+        cross_covariance=cross,
+        switch=MarkovTables(first.log(), moves.log(), torch.zeros_like(smoothed.state)),
+        trace=series.observations.new_zeros(0, 1),
+        converged=True,
+    )
+
+
+def _by_chain(layout: LinearRegimes, table: Tensor) -> Tensor:
+    """The blocks [*b, C, T, L, L] of each chain, of a table [*b, T, C L, C L]."""
+    split = table.unflatten(-1, (layout.n_chains, -1)).unflatten(-3, (layout.n_chains, -1))
+    return split.diagonal(dim1=-4, dim2=-2).movedim(-1, -4)
 
 
 def interpolated(layout: LinearRegimes, values: Parameters, series: Series) -> Float[Tensor, "*b T K"]:

@@ -24,8 +24,8 @@ from ..linear.emission import LinearEmission
 from ..linear.fixed import held, inverse_in_groups, open_values
 from ..linear.priors import NAMES, values_at
 from ..linear.priors import points as linear_points
-from ..parameters import Named, Parameter, Parameters
-from .joint import CHAIN, Regimes
+from ..parameters import SYMMETRIC, Named, Parameter, Parameters
+from .joint import CHAIN, COVARIANCES, Regimes
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class LinearRegimes(Named):
     @property
     def known(self) -> dict[str, Parameter]:
         """The axes and the support of each parameter."""
-        definite, positive = constraints.positive_definite, constraints.positive
+        definite, positive = constraints.positive_semidefinite, constraints.nonnegative
         chains = () if self.one_chain else ("state",)
         seen = () if self.common_emission else ("state",)
         noise = ("feature", "feature_new") if self.full_noise else ("feature",)
@@ -169,6 +169,14 @@ class LinearRegimes(Named):
 
     def _axis(self, values: Parameters, name: str) -> int:
         return values[name].ndim - len(self.known[name].dims)
+
+    def singular(self, values: Parameters) -> str | None:
+        """The name of a covariance without an inverse, if there is one."""
+        for name in COVARIANCES:
+            table = values[name] if self.known[name].support in SYMMETRIC else torch.diag_embed(values[name])
+            if bool((torch.linalg.cholesky_ex(table).info != 0).any()):
+                return name
+        return None
 
     # ---- other forms -------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,8 @@ state. The state may in turn choose the next regime: see `recurrence` (Linderman
 $K^T$ parts. Methods:
 
     filter                 of order n, which keeps the last n - 1 regimes apart: see `gpb`
-    smooth                 the best q(states) q(regimes), with a bound on the evidence: see `inference`
+    smooth                 the best q(states) q(regimes), with a bound on the evidence: see `inference`; or Kim's
+                           smoother of order n
     sample_posterior       Gibbs sampling, exact in the long run: see `gibbs`
 """
 
@@ -40,13 +41,14 @@ from ..base import Model, Probabilities
 from ..data.reading import read_row
 from ..data.series import Given, Series
 from ..fitting.options import Options
+from ..linear.program import SingularNormal
 from ..parameters import Parameter, Parameters
 from ..peers import explains_options
 from ..program import sequence_plates
 from .forecast import SwitchingForecast, look_ahead
 from .gibbs import SwitchingSampled, gibbs
 from .gpb import SwitchingBelief, SwitchingFiltered, gpb_filter
-from .inference import STARTS, SwitchingPaths, infer
+from .inference import STARTS, SwitchingPaths, backward, infer
 from .joint import Regimes, Simulated
 from .layout import LinearRegimes
 from .problem import SwitchingLinearProblem
@@ -108,7 +110,8 @@ class SwitchingLinearSSM(Model):
     `transition_offset` [K, L] and `state_noise` [K, L, L]; `emission` [K, F, L], `emission_offset` [K, F] and
     `observation_noise` [K, F] or [K, F, F], without K for a common emission; `initial_mean` [K, L] and
     `initial_covariance` [K, L, L], without K for one chain. The step from t-1 to t uses the parameters of the regime at
-    t.
+    t. Covariances may be singular, as in companion forms, and a noise of observations may be 0, if the states' noise
+    gives the observations a density.
 
     Methods take x as `SwitchingSSM` does, with `lengths`.
 
@@ -257,14 +260,20 @@ class SwitchingLinearSSM(Model):
         max_steps: int = 200,
         tol: float = 1e-9,
         seed: Seed = 0,
+        order: int | None = None,
         **given: Unpack[Given],
     ) -> SwitchingPaths:
         """The best q(states) q(regimes) given all observations, and its bound on log p(x), `elbo`.
+
+        If a noise is singular there is no such q. Then states and regimes are those of Kim's smoother, and `elbo` is
+        -inf.
 
         Arguments:
             starts: any of "interpolated", "annealed" and "random", see `inference`; each sequence keeps its best.
             max_steps, tol: the largest number of sweeps, and the relative rise of the bound at which they end.
             seed: of random starts.
+            order: of Kim's smoother instead of q, back over the filter GPB(order): exact for fewer than `order` steps.
+                None: q, or L + 1 if a noise is singular, or less if that has many histories.
         """
         starts = (starts,) if isinstance(starts, str) else starts
         for kind in starts:
@@ -273,6 +282,8 @@ class SwitchingLinearSSM(Model):
         max_steps, tol = check_integer("max_steps", max_steps), check_number("tol", tol, least=0)
         with naming("x"), torch.no_grad():
             values = self.values_like(series.observations)
+            if order is not None:
+                return backward(self.layout, values, series, order)
             return infer(self.layout, values, series, tuple(starts) or STARTS[:1], max_steps, tol, seed)
 
     def viterbi(self, x: Any, **given: Unpack[Given]) -> SwitchingViterbi:
@@ -370,9 +381,9 @@ class SwitchingLinearSSM(Model):
                 if t > 1:
                     mean = (regimes.transition[z] @ s.unsqueeze(-1)).squeeze(-1) + regimes.transition_offset[z]
                     covariance = regimes.state_noise[z]
-                s = pyro.sample(f"s_{t}", dist.MultivariateNormal(mean, covariance))
+                s = pyro.sample(f"s_{t}", SingularNormal(mean, covariance))
                 mean = (regimes.emission[z] @ s.unsqueeze(-1)).squeeze(-1) + regimes.emission_offset[z]
-                emitted = dist.MultivariateNormal(mean, regimes.observation_noise[z])
+                emitted = SingularNormal(mean, regimes.observation_noise[z])
                 seen.append(pyro.sample(f"x_{t}", emitted, obs=None if x is None else x[..., t - 1, :]))
         return torch.stack(seen, -2)
 

@@ -18,7 +18,7 @@ from ...inference.numerics.scalars import check_probability
 from ..data.series import Series
 from ..fitting.curvature import standard_errors
 from ..intervals import central_interval
-from ..parameters import Parameter, Parameters, described
+from ..parameters import SYMMETRIC, Parameter, Parameters, described
 from ..problem import SeriesProblem
 from .tables import coordinates, html, number, rows, states
 
@@ -194,7 +194,7 @@ def _normal_ends(
             ends[shown] = share
         elif support is constraints.positive or support is constraints.nonnegative:
             ends[shown] = positive
-        elif support is constraints.positive_definite:
+        elif support in SYMMETRIC:
             diagonal = np.eye(at.shape[-1], dtype=bool)
             ends[shown] = tuple(np.where(diagonal, a, b) for a, b in zip(positive, plain, strict=True))
         else:

@@ -25,7 +25,7 @@ def values_of(layout: LinearRegimes, seed: int = 0) -> Parameters:
         support = str(parameter.support)
         if "Simplex" in support:
             draw = (draw + 2 * torch.eye(*shape)).softmax(-1) if len(shape) == 2 else draw.softmax(-1)
-        elif "PositiveDefinite" in support:
+        elif "Semidefinite" in support:
             draw = draw @ draw.mT / 4 + 0.3 * torch.eye(shape[-1], dtype=draw.dtype)
         elif "GreaterThan" in support:
             draw = 0.2 + draw.abs() / 2

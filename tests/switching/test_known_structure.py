@@ -40,7 +40,7 @@ def held_part(values: Parameters, layout: LinearRegimes, seed: int) -> Parameter
         support = str(layout.known[name].support)
         if "Simplex" in support:
             keep[..., -2:] = False
-        if "PositiveDefinite" in support:
+        if "Semidefinite" in support:
             unit = torch.eye(value.shape[-1], dtype=torch.bool)
             tables[name] = torch.where(unit, torch.where(keep, value, torch.nan), 0.0)
         else:
@@ -176,13 +176,13 @@ def test_what_cannot_be_held_is_refused_by_name() -> None:
         ({"transition": [[math.inf, N], [N, N]]}, r"^fixed\['transition'\]: got an infinite number"),
         (
             {"observation_noise": [-1.0, N]},
-            r"^fixed\['observation_noise'\]: got -1.0, expected a number greater than 0",
+            r"^fixed\['observation_noise'\]: got -1.0, expected a number of at least",
         ),
         (
             {"state_noise": [[1.0, N], [N, N]]},
             r"^fixed\['state_noise'\]: got coordinates \[0, 1\] with some covariances",
         ),
-        ({"state_noise": [[1.0, 2.0], [2.0, 1.0]]}, "not positive definite"),
+        ({"state_noise": [[1.0, 2.0], [2.0, 1.0]]}, "not positive semidefinite"),
         ({"state_noise": [[N, 0.0], [1.0, N]]}, "not symmetric"),
         ({"transition_probs": [[0.7, 0.7], [N, N]]}, "^fixed.*known entries sum to"),
         ({"transition": [[1.0, N], [N, N]]}, "state_noise is free and joint; give state_noise zeros between them"),
@@ -203,3 +203,15 @@ def test_a_single_free_probability_is_the_rest() -> None:
     fit = model.fit(x, fixed={"transition_probs": [[0.9, N], [N, 0.8]]}, max_steps=3, **QUIET)
     expected: Tensor = torch.tensor([[0.9, 0.1], [0.2, 0.8]], dtype=torch.float64)
     assert_close(fit.model.values["transition_probs"], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_fits_refuse_noises_without_an_inverse() -> None:
+    x = torch.randn(20, 2, generator=torch.Generator().manual_seed(0)).double()
+    for fixed, name in (
+        ({"state_noise": [[N, 0.0], [0.0, 0.0]]}, "state_noise"),
+        ({"observation_noise": [0.0, N]}, "observation_noise"),
+    ):
+        with pytest.raises(
+            ValueError, match=rf"^fixed\['{name}'\]: got a noise without an inverse.*give a small variance"
+        ):
+            sh.SwitchingLinearSSM(2, 2, 2).fit(x, fixed=fixed, **QUIET)

@@ -335,7 +335,7 @@ def test_bad_input_is_told_by_name() -> None:
         sh.SwitchingLinearSSM(0, 1)
     model = two_chains()
     for name, value, said in (
-        ("state_noise", -torch.ones(2, 1, 1), "state_noise: got a matrix that is not symmetric positive definite"),
+        ("state_noise", -torch.ones(2, 1, 1), "state_noise: got a matrix that is not symmetric positive semidefinite"),
         ("transition", torch.ones(2, 2, 1), "transition: got shape"),
         ("transition_probs", torch.ones(2, 2), "transition_probs: got rows that are not probabilities"),
         ("observation_noise", torch.zeros(2, 1), "observation_noise: got 0"),

@@ -56,6 +56,7 @@ class Smoothed(NamedTuple):
     mean: Tensor  # [N, T, L]
     covariance: Tensor  # [N, T, L, L]
     failed: Tensor  # [N]
+    cross: Tensor | None = None  # [N, T-1, L, L], Cov[s_t+1, s_t]; None from kernels
 
 
 def merge(log_weight: Tensor, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -249,61 +250,77 @@ def _write_lagged(lagged: Tensor, digits: Tensor, begin: int, lengths: Tensor) -
             lagged[:, at] = torch.where(inside[:, first:, None], shares[:, first:], lagged[:, at])
 
 
-def smooth(tables: Tables, x: Tensor, lengths: Tensor) -> Smoothed:
-    r"""Kim's smoother on the filter of order 2, back from the last step.
+def smooth(tables: Tables, x: Tensor, lengths: Tensor, order: int = 2) -> Smoothed:
+    r"""Kim's smoother on the filter of order n >= 2, back from the last step. For n = 2,
 
     $$P(z_t, z_{t+1} \mid x) \approx P(z_{t+1} \mid x) \frac{P(z_t, z_{t+1} \mid x_{1:t})}{P(z_{t+1} \mid x_{1:t})}$$
 
     Given both regimes, the latents follow by a step of Rauch, Tung & Striebel from the moments of $s_{t+1}$ given
     $z_{t+1}$. This neglects the information of $z_t$ about $s_{t+1}$ (Kim & Nelson 1999, *State-space models with
-    regime switching*, 5.3). Such a step inverts the transition. If the transition contracts and adds no noise, the
-    neglected part grows.
+    regime switching*, 5.3). With a higher order the last n - 1 regimes stand in the place of $z_{t+1}$, and that of
+    step t - n + 2 in the place of $z_t$; with n > T nothing is neglected. Such a step inverts the transition. If the
+    transition contracts and adds no noise, the neglected part grows.
     """
     n_sequences, n_steps, _ = x.shape
     inside = torch.arange(n_steps, device=lengths.device) < lengths[:, None]
-    passed = list(steps(tables, x, inside, 2, None))
+    passed = list(steps(tables, x, inside, order, None))
     increment, bad = (torch.stack([getattr(s, name) for s in passed], 1) for name in ("log_increment", "bad"))
-    filtered, smoothed, pairs = Belief(*_stack(s.belief for s in passed)), [passed[-1].belief], []
+    filtered, smoothed, pairs, crosses = Belief(*_stack(s.belief for s in passed)), [passed[-1].belief], [], []
+    k = tables.n_regimes
     if n_steps > 1:
         back, whole = _backward(tables, passed[1:]), bool(inside.all())
         for t in reversed(range(n_steps - 1)):
-            joint, earlier = _back(Backward(*(table[:, t] for table in back)), smoothed[-1])
-            pairs.append(joint.exp())
+            joint, cross, earlier = _back(Backward(*(table[:, t] for table in back)), smoothed[-1], k)
+            pairs.append(joint)
+            crosses.append(cross)
             here = Belief(*(table[:, t] for table in filtered))
             smoothed.append(earlier if whole else _where(inside[:, t + 1], earlier, here))
     log_weight, mean, covariance = _stack(reversed(smoothed))
     _, centre, spread = merge(log_weight, mean, covariance)
-    state, centre, spread = (_zeroed(inside, table) for table in (log_weight.exp(), centre, spread))
-    k = tables.n_regimes
+    state = log_weight.exp().unflatten(-1, (-1, k)).sum(-2)
+    state, centre, spread = (_zeroed(inside, table) for table in (state, centre, spread))
+    n = centre.shape[-1]
     transition = torch.stack(pairs[::-1], 1) if pairs else x.new_zeros(n_sequences, 0, k, k)
+    cross = torch.stack(crosses[::-1], 1) if crosses else x.new_zeros(n_sequences, 0, n, n)
     total, failed = sum_of_steps(_zeroed(inside, increment)), _failed(inside, increment, bad)
-    return Smoothed(total, state, _zeroed(inside[:, 1:], transition), centre, spread, failed)
+    later = inside[:, 1:]
+    return Smoothed(total, state, _zeroed(later, transition), centre, spread, failed, _zeroed(later, cross))
 
 
 class Backward(NamedTuple):
-    """Steps back, by both regimes: P(z_t | z_t+1, x_1..t) and the gain, and the latents before and after the move."""
+    """Steps back, by the oldest regime, those after it, and the new one: the probability of the oldest given the others
+    and x_1..t, the gain, and the latents before and after the move."""
 
-    log_share: Tensor  # [N, T-1, K, K]
-    gain: Tensor  # [N, T-1, K, K, L, L]
-    mean: Tensor  # [N, T-1, K, K, L]
-    covariance: Tensor  # [N, T-1, K, K, L, L]
+    log_share: Tensor  # [N, T-1, K, K^(n-2), K]
+    gain: Tensor  # [N, T-1, K, K^(n-2), K, L, L]
+    mean: Tensor  # [N, T-1, K, K^(n-2), K, L]
+    covariance: Tensor  # [N, T-1, K, K^(n-2), K, L, L]
     predicted_mean: Tensor
     predicted_covariance: Tensor
 
 
 def _backward(tables: Tables, later: list[Step]) -> Backward:
-    log_prob, mean, covariance = _stack(step.chosen for step in later)
+    apart = (tables.n_regimes, -1)
+    log_prob, mean, covariance = (table.unflatten(2, apart) for table in _stack(step.chosen for step in later))
     _, predicted_mean, predicted_covariance = _stack(step.predicted for step in later)
     share = torch.where(log_prob.isneginf(), -torch.inf, log_prob - log_sum_exp(log_prob, 2, keepdim=True))
-    inverse = torch.linalg.pinv(predicted_covariance, hermitian=True)
+    inverse = torch.linalg.pinv(predicted_covariance, hermitian=True).unflatten(2, apart)
     gain = covariance @ tables.transition.mT @ inverse
-    return Backward(share, gain, mean, covariance, predicted_mean, predicted_covariance)
+    predicted = predicted_mean.unflatten(2, apart), predicted_covariance.unflatten(2, apart)
+    return Backward(share, gain, mean, covariance, *predicted)
 
 
-def _back(step: Backward, smoothed: Belief) -> tuple[Tensor, Belief]:
-    """log P(z_t, z_t+1 | x) [N, K, K], and the belief about step t, from that about the next."""
-    joint = step.log_share + smoothed.log_weight.unsqueeze(1)
-    gap = (smoothed.mean.unsqueeze(1) - step.predicted_mean).unsqueeze(-1)
-    mean = step.mean + (step.gain @ gap).squeeze(-1)
-    narrower = smoothed.covariance.unsqueeze(1) - step.predicted_covariance
-    return joint, Belief(*merge(joint, mean, step.covariance + step.gain @ narrower @ step.gain.mT))
+def _back(step: Backward, smoothed: Belief, k: int) -> tuple[Tensor, Tensor, Belief]:
+    """P(z_t, z_t+1 | x) [N, K, K], Cov[s_t+1, s_t | x], and the belief about step t, from that about the next."""
+    weight, after, spread = (table.unflatten(1, (-1, k)).unsqueeze(1) for table in smoothed)
+    joint = step.log_share + weight
+    mean = step.mean + (step.gain @ (after - step.predicted_mean).unsqueeze(-1)).squeeze(-1)
+    covariance = step.covariance + step.gain @ (spread - step.predicted_covariance) @ step.gain.mT
+    earlier = Belief(*(table.flatten(1, 2) for table in merge(joint, mean, covariance)))
+    share = joint.exp()
+    centre = torch.einsum("nork,norkl->nl", share, mean), torch.einsum("nork,nrkl->nl", share, after.squeeze(1))
+    gap = mean - centre[0][:, None, None, None], (after - centre[1][:, None, None, None]).expand_as(mean)
+    cross = torch.einsum(
+        "nork,norklm->nlm", share, (spread @ step.gain.mT) + gap[1].unsqueeze(-1) * gap[0].unsqueeze(-2)
+    )
+    return share.flatten(1, 2).unflatten(1, (-1, k)).sum(1), cross, earlier
