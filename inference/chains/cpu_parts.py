@@ -22,6 +22,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import torch
 
 from ..numerics.lanes import BYTES
 from ..numerics.threads import in_parallel, worthwhile
@@ -35,7 +36,8 @@ _VECTORS = 1 << 15  # steps of a part times vectors of a message, at least
 _MARGIN = 1 << 7  # steps on both sides of the meeting of two parts that are tried first
 _SHARE = 1 << 3  # a margin is at most a part over this number
 _AGREED = 64  # roundings
-_SECONDS = 3e-9  # least time for each number of sequences times steps times states, padded
+_MIN_WORK = 1 << 16  # sequences times steps times states, padded, that repay a second thread
+_SECONDS = 3e-9  # least time for each of these numbers
 
 
 def sweep(
@@ -51,8 +53,8 @@ def sweep(
     `divided`: long sequences may be cut into parts when smoothing.
     """
     n = len(inputs.lengths)
-    if divided and smoothing and n < 2 * GROUP:
-        n_parts = _n_parts(int(inputs.lengths.min(initial=inputs.n_steps)), inputs, outputs)
+    if divided and smoothing and 0 < n < 2 * GROUP:
+        n_parts = _n_parts(int(inputs.lengths.min()), inputs, outputs)
         if n_parts > 1:
             if _sweep_parts(inputs, outputs, workspace, n_parts):
                 return
@@ -68,6 +70,13 @@ def _n_parts(n_steps: int, inputs: Any, outputs: Any) -> int:
     return 1 << (most.bit_length() - 1)
 
 
+def _n_threads(n: int, size: int) -> int:
+    """The number of threads for n sequences of `size` numbers; a clock decides for many, which may be short."""
+    if n >= GROUP * torch.get_num_threads():
+        return worthwhile(n * size * _SECONDS)
+    return min(torch.get_num_threads(), max(1, n * size // _MIN_WORK))
+
+
 def _size(inputs: Any, room: Any) -> int:
     """Bytes of the tables of one sequence."""
     return inputs.n_steps * room.likelihood.size // GROUP * room.likelihood.itemsize
@@ -76,8 +85,8 @@ def _size(inputs: Any, room: Any) -> int:
 def _sweep_groups(inputs: Any, outputs: Any, workspace: Callable[[], Any], smoothing: bool) -> None:
     """Groups of sequences side by side, spread over threads."""
     groups = _groups(inputs, smoothing)
-    numbers = len(inputs.lengths) * inputs.n_steps * padded(inputs.n_states, outputs.state.itemsize)
-    n_threads = min(len(groups), worthwhile(numbers * _SECONDS))
+    numbers = inputs.n_steps * padded(inputs.n_states, outputs.state.itemsize)
+    n_threads = min(len(groups), _n_threads(len(inputs.lengths), numbers))
     shares = [np.ascontiguousarray(groups[i::n_threads]) for i in range(n_threads)]
     # made here, not by the threads: torch releases the interpreter for each, and threads would wait for one another
     rooms = [workspace() for _ in shares]
@@ -150,7 +159,7 @@ def _sweep_between(inputs: Any, outputs: Any, rooms: Sequence[Any], messages: np
                 _put(room, slot, messages[b, meeting, :, slot])
     ended = _run(SMOOTH, inputs, results, rooms, parts)[:, 1].reshape(len(messages), n_parts, 2, -1)
     begun = messages[:, :, 1]
-    if not (agree(begun[:, :, 0], ended[:, :-1, 0]) and agree(begun[:, :, 1], ended[:, 1:, 1])):
+    if not agree(begun, np.stack([ended[:, :-1, 0], ended[:, 1:, 1]], 2)):
         return False
     outputs.log_normalizer[:] = sums.sum(0)
     inner = [i for i in range(len(parts)) if (i + 1) % n_parts]

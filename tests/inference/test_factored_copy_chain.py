@@ -105,8 +105,8 @@ def test_results_do_not_depend_on_who_works_on_a_sequence(steps, n, states, monk
     once = found(*given)
     for kept in (0, 1 << 24):  # whether likelihoods are kept between the sweeps
         monkeypatch.setattr(cpu_parts, "_KEPT", kept)
-        for worthwhile in (lambda seconds: 1, lambda seconds: torch.get_num_threads()):
-            monkeypatch.setattr(cpu_parts, "worthwhile", worthwhile)
+        for work in (1 << 16, 1):
+            monkeypatch.setattr(cpu_parts, "_MIN_WORK", work)
             for threads in (1, 2):
                 torch.set_num_threads(threads)
                 try:

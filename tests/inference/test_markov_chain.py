@@ -285,6 +285,12 @@ def test_a_sequence_that_forgets_slowly_is_cut_into_fewer_parts(threads, monkeyp
     assert runs[0] + 1 < 16
 
 
+@pytest.mark.cpu("threads of its kernels")
+def test_a_batch_without_sequences_has_no_parts(monkeypatch):
+    by_parts(monkeypatch, 4, 20)
+    assert random_chain((0,), 2000, 3).smooth().state.shape == (0, 2000, 3)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", ["what lies far back", "all that is possible"])
 @pytest.mark.cpu("threads of its kernels")
@@ -358,6 +364,7 @@ def test_operators_pass_opcheck(varies, served):
 @pytest.mark.cpu("threads of its kernels")
 def test_results_do_not_depend_on_the_number_of_threads(threads, monkeypatch):
     monkeypatch.setattr(cpu_parts, "worthwhile", lambda seconds: torch.get_num_threads())  # whatever the size
+    monkeypatch.setattr(cpu_parts, "_MIN_WORK", 1)
     by_parts(monkeypatch, 4, 40)
     chains = [random_chain(batch, n, 6, ragged=True) for batch, n in (((), 5000), ((9,), 400))]
     for chain in chains:
