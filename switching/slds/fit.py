@@ -27,6 +27,7 @@ from ..fitting.search import Climb, MultiStart, SearchResult, multi_start
 from ..linear.fixed import Known, read_fixed
 from ..linear.priors import units_of
 from ..parameters import SYMMETRIC, Parameters
+from .evidence import fit_by_evidence
 from .gpb import gpb_filter
 from .graph import ALONE, LINEAR, SWITCH, graph_of, priors_of, step_variance
 from .inference import infer
@@ -44,7 +45,8 @@ def fit_switching_linear(problem: SwitchingLinearProblem, options: Options) -> R
     units = units_of(layout.seen, series)
     volume, scaled = float(units.log_volume(series).sum()), units.series(series)
     known = Known(read_fixed(layout.known, layout.sizes, options.fixed, series.observations), units)
-    check_regular(layout, known.tables)
+    if _singular(layout, known.tables):
+        return fit_by_evidence(problem, known, options)
     learned, states = single(layout, scaled, known.inner)
     path = GaussianPaths((scaled.last + 1).unsqueeze(-1)).mean(states).linear[0, ..., 0, :, :]
     kinds, labels = _labels(problem, path, options)
@@ -78,23 +80,17 @@ def fit_switching_linear(problem: SwitchingLinearProblem, options: Options) -> R
     return result_of(result.raised(-volume), options.method, values, empty, posterior, **known.fields)
 
 
-def check_regular(layout: LinearRegimes, tables: Parameters) -> None:
-    """Raise ValueError if a held covariance has no inverse: then independent states and regimes have no bound."""
-    for name in COVARIANCES:
-        if name not in tables:
-            continue
+def _singular(layout: LinearRegimes, tables: Parameters) -> bool:
+    """Whether a known covariance has no inverse: then independent states and regimes have no bound."""
+    for name in set(COVARIANCES) & set(tables):
         table = tables[name]
-        free = table.isnan()
         if layout.known[name].support in SYMMETRIC:
-            unit = torch.eye(table.shape[-1]).to(table)
-            singular = torch.linalg.cholesky_ex(torch.where(free, unit, table)).info != 0
-        else:
-            singular = table == 0
-        if bool(singular.any()):
-            raise ValueError(
-                f"fixed[{name!r}]: got a noise without an inverse, which filters, smoothers and forecasts take, but "
-                "fits cannot, as their states and regimes are independent; give a small variance in its place."
-            )
+            regular = torch.where(table.isnan(), torch.eye(table.shape[-1]).to(table), table)
+            if bool((torch.linalg.cholesky_ex(regular).info != 0).any()):
+                return True
+        elif bool((table == 0).any()):
+            return True
+    return False
 
 
 def _most_probable(

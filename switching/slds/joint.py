@@ -162,10 +162,10 @@ class Regimes(Record):
             raise ValueError("latents: got None, but this model's regimes depend on them; give s_t-1, [*batch, L].")
         return stick_breaking((latents @ self.recurrence.mT).unsqueeze(-2) + self.recurrence_offset)
 
-    def tables(self) -> Tables:
-        """The tables for filters and samplers, in float64."""
-        tables: dict[str, Any] = {name: table for name, table in vars(self).items() if table is not None}
-        tables = {name: table.detach().double() for name, table in tables.items()}
+    def tables(self, attached: bool = False) -> Tables:
+        """The tables for filters and samplers, in float64; `attached`: to the graph of their derivatives."""
+        tables: dict[str, Any] = {name: table.double() for name, table in vars(self).items() if table is not None}
+        tables = tables if attached else {name: table.detach() for name, table in tables.items()}
         first, moves = tables.pop("initial_probs").log(), tables.pop("transition_probs").log()
         return Tables(first, moves, **tables)
 

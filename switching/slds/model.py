@@ -422,7 +422,9 @@ class SwitchingLinearSSM(Model):
             fixed: known structure: tables by name, whose entries are held, with NaN where an entry is free, such as
                 `{"transition": [[nan, nan], [1, 0]]}`. A table for each regime may lack this axis; it then holds for
                 all. Zeros in a covariance part the coordinates into groups, each of which is held or free as a whole.
-                Coordinates of one group with a free covariance have the same entries held.
+                Coordinates of one group with a free covariance have the same entries held. If a held noise is
+                singular there is no bound; then "em" increases the evidence of a filter of order 2 from `restarts`
+                random starts, by quasi-Newton steps whose cost grows with their number and with T.
 
         Returns:
             `Fit`, with regimes ordered by their number of steps, the most frequent first; they keep their numbers if

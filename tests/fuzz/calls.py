@@ -211,12 +211,16 @@ def _(r: Draw) -> Call:
         elif name.endswith("covariance") or name == "state_noise":
             table = torch.eye(shape[-1], dtype=r.dtype).expand(shape)
         values[name] = 0.5 * table if name == "transition" else table
+    if r.random.random() < 0.2:  # a companion form
+        values["state_noise"] = values["state_noise"].clone()
+        values["state_noise"][..., -1, -1] = 0.0
     model, given = model.with_values(values), {"x": r.table(*r.batch, r.T, r.F), "lengths": r.lengths()}
     method = r.one("log_evidence", "filter", "smooth", "viterbi", "forecast", "states", "read", "problem", "update")
     if method == "update":
         own = {"batch_shape": r.batch, "x_t": r.table(*r.batch, r.F)}
         return Call(lambda batch_shape, x_t: model.update(model.start(batch_shape), x_t), own, finite=False)
     given |= {"horizon": 2} if method == "forecast" else {}
+    given |= {"order": r.one(None, 2, 3)} if method == "smooth" else {}
     return Call(getattr(model, method), given, finite=False)
 
 

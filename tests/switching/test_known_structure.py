@@ -203,15 +203,3 @@ def test_a_single_free_probability_is_the_rest() -> None:
     fit = model.fit(x, fixed={"transition_probs": [[0.9, N], [N, 0.8]]}, max_steps=3, **QUIET)
     expected: Tensor = torch.tensor([[0.9, 0.1], [0.2, 0.8]], dtype=torch.float64)
     assert_close(fit.model.values["transition_probs"], expected, rtol=1e-12, atol=1e-12)
-
-
-def test_fits_refuse_noises_without_an_inverse() -> None:
-    x = torch.randn(20, 2, generator=torch.Generator().manual_seed(0)).double()
-    for fixed, name in (
-        ({"state_noise": [[N, 0.0], [0.0, 0.0]]}, "state_noise"),
-        ({"observation_noise": [0.0, N]}, "observation_noise"),
-    ):
-        with pytest.raises(
-            ValueError, match=rf"^fixed\['{name}'\]: got a noise without an inverse.*give a small variance"
-        ):
-            sh.SwitchingLinearSSM(2, 2, 2).fit(x, fixed=fixed, **QUIET)

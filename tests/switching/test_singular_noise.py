@@ -131,6 +131,20 @@ def test_short_series_are_exact(model) -> None:
         assert_close(chain.smooth().state, expected.state, **TIGHT)
 
 
+def test_chains_side_by_side_have_their_own_blocks() -> None:
+    one = hamilton().values
+    both = {name: torch.stack([one[name], 0.5 * one[name]]) for name in ("initial_mean", "initial_covariance")}
+    values = one | both | {"observation_noise": tensor([[0.2], [0.4]])}
+    model = sh.SwitchingLinearSSM(2, 2, shared="chain per regime").with_values(values)
+    x = model.simulate(5, seed=1).x
+    smoothed, (mean, covariance) = model.smooth(x, order=6), enumerate_paths(model.regimes(), x).moments()
+    for k in range(2):
+        own = slice(2 * k, 2 * k + 2)
+        assert_close(smoothed.mean[k], mean[:, own], rtol=1e-8, atol=1e-8)
+        assert_close(smoothed.covariance[k], covariance[:, own, own], rtol=1e-8, atol=1e-8)
+        assert_close(smoothed.cross_covariance[k][:, 1], smoothed.covariance[k][:-1, 0], rtol=1e-8, atol=1e-8)
+
+
 def test_successive_states_have_the_covariance_of_lags() -> None:
     """In a companion form the second number is the first of the step before."""
     smoothed = factor().smooth(factor().simulate(7, seed=0).x, order=8)
@@ -190,3 +204,64 @@ def test_exact_smoothing_has_no_smaller_order_than_two() -> None:
     model = hamilton()
     with pytest.raises(ValueError, match="order"):
         model.smooth(torch.zeros(4, 1).double(), order=1)
+
+
+HELD = {
+    "Hamilton": {
+        "transition": [[math.nan, math.nan], [1.0, 0.0]],
+        "transition_offset": 0.0,
+        "state_noise": [[math.nan, 0.0], [0.0, 0.0]],
+        "emission": [[1.0, 0.0]],
+        "observation_noise": 0.0,
+        "initial_mean": 0.0,
+        "initial_covariance": [[1.0, 0.0], [0.0, 1.0]],
+    },
+    "factor": {
+        "transition": [[math.nan, math.nan], [1.0, 0.0]],
+        "transition_offset": [math.nan, 0.0],
+        "state_noise": [[1.0, 0.0], [0.0, 0.0]],
+        "emission_offset": 0.0,
+        "transition_probs": [[math.nan, math.nan], [0.2, 0.8]],
+    },
+}
+
+
+@pytest.mark.parametrize("prior", [None, "weak"])
+@pytest.mark.parametrize("name", HELD)
+def test_fits_increase_the_evidence_of_the_filter_beside_known_structure(name: str, prior: str | None) -> None:
+    true, fixed = MODELS[name](), HELD[name]
+    x = true.simulate(24, seed=3).x
+    model = sh.SwitchingLinearSSM(2, 2, true.n_features, common_emission=true.layout.common_emission)
+    fit = model.fit(x, fixed=fixed, start=true, prior=prior, restarts=1, max_steps=5, progress=False)
+    assert len(fit.objective) == 5
+    assert float(fit.objective.diff().min()) > 0
+    for key, table in fixed.items():
+        value, known = fit.model.values[key], tensor(table)
+        assert_close(value, torch.where(known.isnan(), value, known), rtol=1e-12, atol=1e-12)
+    if prior is None:
+        assert float(fit.objective[-1]) == pytest.approx(kim_filter(fit.model, x), abs=1e-8)
+        assert fit.loglik == pytest.approx(float(fit.objective[-1]), abs=1e-8)
+
+
+def test_a_fit_beside_known_structure_does_not_depend_on_the_unit() -> None:
+    x, quiet = hamilton().simulate(16, seed=3).x, {"restarts": 1, "max_steps": 3, "progress": False}
+    fixed = {name: table for name, table in HELD["Hamilton"].items() if not name.startswith("initial")}
+    first, second = (sh.SwitchingLinearSSM(2, 2).fit(unit * x, fixed=fixed, **quiet) for unit in (1.0, 1e4))
+    for name, power in (("transition", 0), ("state_noise", 2), ("emission_offset", 1)):
+        assert_close(second.model.values[name] / 1e4**power, first.model.values[name], rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.slow
+def test_a_fit_from_scratch_reaches_the_evidence_of_the_truth() -> None:
+    true = hamilton()
+    x = true.simulate(100, seed=4).x
+    fit = sh.SwitchingLinearSSM(2, 2).fit(x, fixed=HELD["Hamilton"], prior=None, restarts=4, progress=False)
+    assert fit.loglik > float(true.log_evidence(x))
+
+
+def test_message_passing_refuses_noises_without_an_inverse() -> None:
+    x = hamilton().simulate(20, seed=0).x
+    with pytest.raises(ValueError, match=r"method: got 'vmp'.*use \"em\""):
+        sh.SwitchingLinearSSM(2, 2).fit(x, "vmp", fixed=HELD["Hamilton"], progress=False)
+    with pytest.raises(TypeError, match="start: got"):
+        sh.SwitchingLinearSSM(2, 2).fit(x, fixed=HELD["Hamilton"], start=torch.zeros(20), progress=False)

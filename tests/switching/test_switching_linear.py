@@ -338,7 +338,7 @@ def test_bad_input_is_told_by_name() -> None:
         ("state_noise", -torch.ones(2, 1, 1), "state_noise: got a matrix that is not symmetric positive semidefinite"),
         ("transition", torch.ones(2, 2, 1), "transition: got shape"),
         ("transition_probs", torch.ones(2, 2), "transition_probs: got rows that are not probabilities"),
-        ("observation_noise", torch.zeros(2, 1), "observation_noise: got 0"),
+        ("observation_noise", -torch.ones(2, 1), "observation_noise: got -1"),
         ("emission", torch.full((2, 1, 1), torch.nan), "emission: got values that are not finite"),
         ("gain", torch.ones(2), "values: got unknown parameter"),
     ):

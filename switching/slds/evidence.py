@@ -1,0 +1,200 @@
+r"""Fits of switching linear models whose noises are singular, by ascent of the evidence of a filter.
+
+Independent states and regimes have no density beside a singular noise, so message passing has no bound. Kim's filter
+has an approximate evidence (Kim 1994, *Dynamic linear models with Markov-switching*), which quasi-Newton steps increase
+here, with the log density of the prior. Known entries have no coordinates. The prior of a group of coordinates with a
+known noise is that of a noise of 1.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.distributions import constraints
+
+from ...inference.chains.switching_gaussian import plain
+from ...inference.families import Point, given_entries
+from ..ascent import Ascent
+from ..data.series import Series
+from ..fitting.curvature import Coordinates
+from ..fitting.density import IMPOSSIBLE
+from ..fitting.initialization import values_of_model
+from ..fitting.options import Options
+from ..fitting.result import Result, result_of
+from ..fitting.search import multi_start
+from ..linear.fixed import Known, in_states
+from ..parameters import SYMMETRIC, Parameter, Parameters
+from .gpb import gpb_filter
+from .graph import families_of, priors_of, step_variance
+from .layout import LinearRegimes
+from .problem import ORDER, SwitchingLinearProblem
+from .starts import components
+
+SPREAD = 0.5  # standard deviation of a start's coordinates
+LEAST = 1e-300  # floor of probabilities, whose logarithm has a gradient
+
+
+def fit_by_evidence(problem: SwitchingLinearProblem, known: Known, options: Options) -> Result:
+    """The mode of the parameters under the evidence of a filter of order 2; without a prior, its maximum."""
+    layout, dtype, series = problem.layout, problem.series.observations.dtype, problem.series.double()
+    if options.method != "em":
+        raise ValueError(
+            f"method: got {options.method!r}, but noises without an inverse leave no density to independent states and "
+            'regimes; use "em", which increases the evidence of a filter.'
+        )
+    scaled, volume = known.units.series(series), float(known.units.log_volume(series).sum())
+    surface = Surface.of(layout, scaled, known, _own(problem, known, options.start), options.prior is not None)
+    starts = surface.starts(options)
+    kinds = ["random"] * len(starts) if options.start is None else ["own", *["random"] * (len(starts) - 1)]
+    with multi_start(options, series, -volume) as search:
+        search.run(Ascent(surface, starts), kinds, options.n_kept)
+        result = search.result()
+    values = {name: v.to(dtype) for name, v in known.back(surface.values(result.best.tables["y"])).items()}
+    share = gpb_filter(layout.regimes(values), problem.series.observations, ORDER, series.lengths).state
+    occupancy = share.flatten(0, -2).sum(0)
+    if options.start is None and not layout.recurrent and not known.numbers(layout.known):
+        order = occupancy.argsort(descending=True, stable=True)
+        values, occupancy = layout.reordered(values, order), occupancy[order]
+    return result_of(result.raised(-volume), "em", values, occupancy < 1.0, **known.fields)
+
+
+def _own(problem: SwitchingLinearProblem, known: Known, start: Any) -> Parameters | None:
+    """The user's start in the units of the fit."""
+    values = values_of_model(start)
+    if start is None:
+        return None
+    if not isinstance(values, Mapping):
+        raise TypeError(f"start: got {type(start).__name__}, but beside singular noises a start is a model or values.")
+    values = {name: value.double() for name, value in problem.values_of(values).items()}
+    return in_states(known.units.values(values), known.unit)
+
+
+@dataclass(frozen=True)
+class Surface:
+    """The objective in free coordinates: see `ascent.Climbable`.
+
+    Attributes:
+        x, inside: sequences [N, T, F] in the units of the fit, and their steps.
+        coordinates: those of the free entries, from a point at which known covariances are 1.
+        tables: the known entries, NaN where they are free.
+        prior: natural parameters of the prior of each block; None: none.
+    """
+
+    layout: LinearRegimes
+    x: Float[Tensor, "N T F"]
+    inside: Bool[Tensor, "N T"]
+    coordinates: Coordinates
+    tables: Parameters
+    prior: Parameters | None
+
+    @staticmethod
+    def of(layout: LinearRegimes, series: Series, known: Known, own: Parameters | None, with_prior: bool) -> "Surface":
+        x = series.observations
+        prior = priors_of(layout, step_variance(components(layout.n_latent, series), series))
+        at = own if own is not None else layout.values(_expected(layout, prior))
+        at = _regular(layout, known.inner, at)
+        free = {name: table.isnan() for name, table in known.inner.items()}
+        kinds = {name: _interior(parameter) for name, parameter in layout.known.items()}
+        coordinates = Coordinates.of(kinds, at, x.new_ones(x.shape[-1]), free)
+        flat, steps = x.reshape(-1, *x.shape[-2:]), torch.arange(x.shape[-2], device=x.device)
+        inside = steps < (series.last + 1).reshape(-1, 1)
+        return Surface(layout, flat, inside, coordinates, known.inner, prior if with_prior else None)
+
+    def starts(self, options: Options) -> Float[Tensor, "R P"]:
+        """Random coordinates; the user's start is 0."""
+        generator = torch.Generator().manual_seed(options.number)
+        shape = options.restarts, len(self.coordinates.first)
+        drawn = SPREAD * torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(self.x)
+        if options.start is not None:
+            drawn[0] = 0.0
+        return drawn
+
+    def values(self, y: Float[Tensor, "P"]) -> Parameters:
+        """The parameters, in the units of the fit."""
+        values = self.coordinates.values(y)
+        for name, table in self.tables.items():
+            free, value = table.isnan(), values[name]
+            if self.layout.known[name].support is constraints.simplex:
+                rest = 1 - table.nan_to_num(0.0).sum(-1, keepdim=True)
+                value = torch.where(free, value, 0.0)
+                value = value * rest / value.sum(-1, keepdim=True).clamp_min(LEAST)
+            values[name] = torch.where(free, value, table.nan_to_num(0.0))
+        return values
+
+    def climb(self, flat: Float[Tensor, "R P"]) -> tuple[Float[Tensor, "R"], Float[Tensor, "R P"]]:
+        heights, slopes = torch.full_like(flat[:, 0], -torch.inf), torch.zeros_like(flat)
+        for row, y in enumerate(flat):
+            with torch.enable_grad():
+                y = y.detach().requires_grad_()
+                try:
+                    height = self.height(y)
+                except IMPOSSIBLE:
+                    continue
+                (slope,) = torch.autograd.grad(height, y)
+            if bool(height.isfinite()) and bool(slope.isfinite().all()):
+                heights[row], slopes[row] = height.detach(), slope
+        return heights, slopes
+
+    def height(self, y: Float[Tensor, "P"]) -> Float[Tensor, ""]:
+        """The filter's evidence, plus the log density of the prior."""
+        values = self.values(y)
+        probs = {name: v.clamp_min(LEAST) for name, v in values.items() if name.endswith("_probs")}
+        tables = self.layout.regimes(values | probs).tables(attached=True)
+        total = y.new_zeros(())
+        for t, step in enumerate(plain.steps(tables, self.x, self.inside, ORDER, None)):
+            if bool((step.bad.flatten(1).any(-1) & self.inside[:, t]).any()):
+                return total - torch.inf
+            total = total + torch.where(self.inside[:, t], step.log_increment, 0.0).sum()
+        if self.prior is None:
+            return total
+        return total + self._log_prior(_regular(self.layout, self.tables, values))
+
+    def _log_prior(self, values: Parameters) -> Tensor:
+        points = self.layout.points(values)
+        terms = []
+        assert self.prior is not None
+        for name, family in self._families.items():
+            terms.append(-Point(family).kl_of(family.statistics(points[name]), self.prior[name]).sum())
+        return torch.stack(terms).sum()
+
+    @cached_property
+    def _families(self) -> dict[str, Any]:
+        """The families of the blocks beside known entries; blocks without free entries add nothing."""
+        families = dict(families_of(self.layout))
+        held = self.layout.held(_regular(self.layout, self.tables, self.tables)) if self.tables else {}
+        return families | {name: given_entries(families[name], point) for name, point in held.items()}
+
+
+def _expected(layout: LinearRegimes, prior: Parameters) -> dict[str, Any]:
+    points = {name: family.expected(prior[name]) for name, family in families_of(layout).items()}
+    if layout.n_regimes == 1:
+        one = points["moves"].loc.new_ones(1)
+        points |= {"initial": one, "transition": one.unsqueeze(-1)}
+    return points
+
+
+def _interior(parameter: Parameter) -> Parameter:
+    """The parameter with an open support."""
+    if parameter.support in SYMMETRIC:
+        return replace(parameter, support=constraints.positive_definite)
+    return (
+        replace(parameter, support=constraints.positive) if parameter.support is constraints.nonnegative else parameter
+    )
+
+
+def _regular(layout: LinearRegimes, tables: Parameters, values: Parameters) -> Parameters:
+    """Values with 1 in the place of known variances and noises, and 0 in that of known covariances."""
+    regular = dict(values)
+    for name, table in tables.items():
+        held, support = ~table.isnan(), layout.known[name].support
+        if support in SYMMETRIC:
+            regular[name] = torch.where(held, torch.eye(table.shape[-1]).to(table), values[name])
+        elif support is constraints.nonnegative:
+            regular[name] = torch.where(held, 1.0, values[name])
+        elif values is not tables:
+            regular[name] = torch.where(held, table, values[name])
+    return regular
