@@ -254,8 +254,8 @@ def test_a_fit_beside_known_structure_does_not_depend_on_the_unit() -> None:
 @pytest.mark.slow
 def test_a_fit_from_scratch_reaches_the_evidence_of_the_truth() -> None:
     true = hamilton()
-    x = true.simulate(100, seed=4).x
-    fit = sh.SwitchingLinearSSM(2, 2).fit(x, fixed=HELD["Hamilton"], prior=None, restarts=4, progress=False)
+    x, held = true.simulate(60, seed=4).x, HELD["Hamilton"]
+    fit = sh.SwitchingLinearSSM(2, 2).fit(x, fixed=held, prior=None, restarts=3, max_steps=30, progress=False)
     assert fit.loglik > float(true.log_evidence(x))
 
 
