@@ -6,6 +6,7 @@ here, with the log density of the prior. Known entries have no coordinates. The 
 known noise is that of a noise of 1.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -46,6 +47,11 @@ def fit_by_evidence(problem: SwitchingLinearProblem, known: Known, options: Opti
             f"method: got {options.method!r}, but noises without an inverse leave no density to independent states and "
             'regimes; use "em", which increases the evidence of a filter.'
         )
+    if layout.recurrent:
+        raise ValueError(
+            "fixed: got noises without an inverse for a model whose states choose the regimes, which only filters and "
+            "smoothers take; give a small variance in their place."
+        )
     scaled, volume = known.units.series(series), float(known.units.log_volume(series).sum())
     surface = Surface.of(layout, scaled, known, _own(problem, known, options.start), options.prior is not None)
     starts = surface.starts(options)
@@ -53,6 +59,10 @@ def fit_by_evidence(problem: SwitchingLinearProblem, known: Known, options: Opti
     with multi_start(options, series, -volume) as search:
         search.run(Ascent(surface, starts), kinds, options.n_kept)
         result = search.result()
+    if not math.isfinite(result.best.final):
+        raise ValueError(
+            "fixed: got known entries beside which x has no density at any start; give a start, or free some entries."
+        )
     values = {name: v.to(dtype) for name, v in known.back(surface.values(result.best.tables["y"])).items()}
     share = gpb_filter(layout.regimes(values), problem.series.observations, ORDER, series.lengths).state
     occupancy = share.flatten(0, -2).sum(0)
