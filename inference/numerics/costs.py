@@ -70,6 +70,7 @@ COSTS: dict[str, Cost] = {
     "markov_viterbi": Cost(1.0, 150, 25, 20),
     "markov_sample": Cost(1.5, 650, 45, 20),
     "linear_gaussian_evidence": Cost(9.0, 4000, 15, 20),
+    "one_series_evidence": Cost(4.0, 16000, 20, 50000),
     "linear_gaussian_filter": Cost(3.5, 5000, 10, 20),
     "linear_gaussian_smooth": Cost(3.5, 6000, 30, 20),
     "linear_gaussian_sample": Cost(2.0, 550, 200, 20),

@@ -169,5 +169,10 @@ class LinearDensity(FreeDensity):
         return self.coordinates.ranges if isinstance(self.coordinates, StructureCoordinates) else {}
 
     @property
+    def shapes(self) -> bool:
+        """Whether a structure has coordinates besides those of variances."""
+        return len(self.variances) < len(self.point)
+
+    @property
     def at_once(self) -> int:
         return self.problem.at_once

@@ -1,4 +1,4 @@
-"""The mode of a structure's parameters, or the maximum of their likelihood, from starts on many scales."""
+"""The mode of a structure's parameters, or the maximum of their likelihood, from one start of each kind of solution."""
 
 import math
 
@@ -9,13 +9,17 @@ from torch import Tensor
 from ..ascent import Ascent
 from ..fitting.options import Options
 from ..fitting.refinement import peak
-from ..fitting.search import SearchResult, multi_start
+from ..fitting.search import ROUNDS, MultiStart, SearchResult, multi_start
 from ..fitting.units import Units
 from ..parameters import Parameters
 from .coordinates import LinearDensity
+from .kinds import Starts, changed, grid
 from .problem import LinearProblem, typical
+from .quick import QuickDensity
 
-LEAST, MOST = 1e-3, 1.0  # standard deviations of starts, in units of the data
+LEAST, MOST = 1e-3, 1.0  # standard deviations of random starts, in units of the data
+FIRST = 4  # starts of a structure that has only variances
+USUAL = 8  # restarts up to which none is random
 NOTHING = 1e-3  # standard deviation below which 0 is tried
 COST = 1e-9  # largest loss in nats by a 0
 SMALL = 1e-4  # standard deviation below which a rising likelihood has no maximum
@@ -28,21 +32,49 @@ def maximum(
     inner = problem.in_units(units)
     device = inner.series.observations.device
     near = {name: value.to(device) for name, value in (typical(inner.dynamics, inner.emission) | inner.fixed).items()}
-    inner.objective(near)  # raises an error if x does not fit
-    density = LinearDensity(inner, units, near, volume=False)
+    height = inner.objective(near)  # raises an error if x does not fit
+    density = QuickDensity(inner, units, near, volume=False)
     check_noise(density)
-    starts = scattered(density, options)
-    kinds = ["scattered"] * len(starts)
+    (starts, kinds), more = first_starts(density, options)
     if user_start is not None:
-        starts[0], kinds[0] = density.coordinates.of(units.values(user_start)), "own"
-    shift = float(problem.objective(density.values({"y": density.point})) - inner.objective(near))
+        starts[-1], kinds[-1] = density.coordinates.of(units.values(user_start)), "own"
+    shift = float(problem.objective(density.values({"y": density.point})) - height)
     with multi_start(options, problem.series, shift) as search:
         search.run(Ascent(density, starts), kinds, options.n_kept)
+        if more and options.restarts > 1:
+            change(search, density, options)
         best = search.best
         if not search.interrupted:
             best.tables["y"] = polished(density, best.tables["y"])
             best.trace[-1] = max(best.trace[-1], float(density.at(best.tables["y"][None])))
     return density.values(best.tables), search.result().raised(shift)
+
+
+def first_starts(density: LinearDensity, options: Options) -> tuple[Starts, bool]:
+    """The best start of each of the best kinds, and whether there are more kinds.
+
+    Variances alone have few maxima, so there are only `FIRST` starts then. Beyond `USUAL` restarts, others are random.
+    """
+    kinds = grid(density)
+    starts = kinds.first(options.n_tried if density.shapes else min(FIRST, options.n_tried))
+    more, n = len(kinds.kinds) > len(starts.kinds), options.restarts - max(len(starts.kinds), USUAL)
+    if n > 0:
+        starts = Starts(
+            torch.cat([starts.points, scattered(density, n, options.number)]), starts.kinds + ["random"] * n
+        )
+    return starts, more
+
+
+def change(search: MultiStart, density: LinearDensity, options: Options) -> None:
+    """Search on from changes of the best end, until none is better."""
+    for _ in range(ROUNDS):
+        before = search.best.final
+        if search.interrupted:
+            return
+        starts = changed(density, search.best.tables["y"])
+        search.run(Ascent(density, starts.points), starts.kinds, 0)
+        if search.best.final <= before + search.tol:
+            return
 
 
 def check_noise(density: LinearDensity) -> None:
@@ -61,21 +93,15 @@ def check_noise(density: LinearDensity) -> None:
         )
 
 
-def scattered(density: LinearDensity, options: Options) -> Float[Tensor, "R P"]:
-    """Starts of all scales; the first is in the middle."""
-    n, generator = options.n_tried, torch.Generator().manual_seed(options.number)
-    n_variances = len(density.variances)
+def scattered(density: LinearDensity, n: int, seed: int) -> Float[Tensor, "n P"]:
+    """Random starts of all scales."""
+    generator = torch.Generator().manual_seed(seed)
+    uniform = torch.rand(n, len(density.point), generator=generator, dtype=torch.float64, device="cpu")
+    n_variances, n_ranges = len(density.variances), len(density.ranges)
+    scales, weights, angles = uniform.split([n_variances, uniform.shape[-1] - n_variances - n_ranges, n_ranges], -1)
     low, high = math.log(LEAST), math.log(MOST)
-    uniform = torch.rand(n, n_variances, generator=generator, dtype=torch.float64, device="cpu")
-    uniform[0] = 0.75
-    scales = (low + uniform * (high - low)).exp()
-    rest = torch.randn(n, len(density.point) - n_variances, generator=generator, dtype=torch.float64, device="cpu") / 2
-    rest[0] = 0.0
-    n_ranges = len(density.ranges)
-    rest[:, rest.shape[-1] - n_ranges :] = math.pi * torch.rand(
-        n, n_ranges, generator=generator, dtype=torch.float64, device="cpu"
-    )
-    return torch.cat([scales, rest], -1).to(density.point)
+    parts = (low + scales * (high - low)).exp(), 2 * weights - 1, math.pi * angles
+    return torch.cat(parts, -1).to(density.point)
 
 
 def polished(density: LinearDensity, at: Float[Tensor, "P"]) -> Float[Tensor, "P"]:

@@ -432,14 +432,16 @@ class LinearSSM(Model):
     ) -> "Fit[Any]":
         """Fit the parameters to sequences.
 
-        For a structure, quasi-Newton steps maximise the log-likelihood, or the log posterior, from standard deviations
-        of all scales. Other models are fitted by message passing, to the mode ("em") or to a posterior ("vmp").
+        For a structure, quasi-Newton steps maximise the log-likelihood, or the log posterior, from a start of each kind
+        of solution (see `switching.linear.kinds`), whatever the seed. Other models are fitted by message passing, to
+        the mode ("em") or to a posterior ("vmp").
 
         Arguments:
             method: "em": the mode of the posterior, or maximum likelihood. "vmp": independent q of the transition,
                 the emission, the first state and the latents, by maximising a bound on the evidence; not for
                 structures. "svi" and "nuts" use Pyro on the density with the latents summed out.
-            restarts, max_steps, tol, seed, progress: as in `SwitchingSSM.fit`.
+            restarts, max_steps, tol, seed, progress: as in `SwitchingSSM.fit`. For a structure, restarts beyond 8 begin
+                at random.
             prior: "weak": scaled to x (see `switching.linear.priors`), except for hyperparameters that were set by
                 `with_prior`. A structure has no prior under "em" unless some were set. A dictionary sets some, as
                 `with_prior` does. None: no prior, for "em".

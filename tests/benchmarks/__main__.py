@@ -24,6 +24,7 @@ TITLES = {
     "bench_portable": "This machine's devices",
     "bench_stack": "Stacks",
     "bench_startup": "A new process",
+    "bench_structures": "Structures of one series",
     "bench_switching": "Switching linear models",
     "bench_switching_learning": "Learning switching linear models",
     "bench_vmp": "Message passing",

@@ -1,0 +1,6 @@
+"""The evidence of one series under many parameters at once, for searches: see `plain`."""
+
+from ...numerics.op import Variants
+from . import plain
+
+evidence = Variants(plain.evidence, "one_series_evidence")

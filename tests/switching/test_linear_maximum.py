@@ -1,0 +1,118 @@
+"""The search of structures: its density, and maxima that depend on no seed, beside those of many starts of a peer."""
+
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from samplehold import Autoregression, Cycle, LinearSSM, LocalLevel, LocalLinearTrend, Regression, Seasonal, kernels
+from samplehold.switching.linear.coordinates import LinearDensity
+from samplehold.switching.linear.kinds import changed, grid
+from samplehold.switching.linear.priors import units_of
+from samplehold.switching.linear.problem import typical
+from samplehold.switching.linear.quick import QuickDensity
+from statsmodels.tsa.statespace.structural import UnobservedComponents
+from torch.testing import assert_close
+
+from tests.examples import slow
+
+DATA = Path(__file__).parents[2] / "notebooks" / "data"
+MACRO = pd.read_csv(DATA / "us_macro.csv")
+SERIES = {
+    "inflation": MACRO["infl"].to_numpy(dtype=float),
+    "unemployment": MACRO["unemp"].to_numpy(dtype=float),
+    "product": 100 * np.log(MACRO["realgdp"].to_numpy(dtype=float)),
+    "nile": pd.read_csv(DATA / "nile.csv")["volume"].to_numpy(dtype=float),
+    "sunspots": np.sqrt(pd.read_csv(DATA / "sunspots.csv").iloc[:, 1].to_numpy(dtype=float)),
+}
+STRUCTURES = {
+    "level, autoregression": (LocalLevel() + Autoregression(1), {"level": "llevel", "autoregressive": 1}),
+    "trend": (LocalLinearTrend(), {"level": "lltrend"}),
+    "level, season": (LocalLevel() + Seasonal(4), {"level": "llevel", "seasonal": 4}),
+    "trend, autoregression": (LocalLinearTrend() + Autoregression(2), {"level": "lltrend", "autoregressive": 2}),
+}
+
+
+def densities(structure: object, x: np.ndarray, **given: object) -> tuple[QuickDensity, LinearDensity]:
+    """The density for searches, and the exact one."""
+    model = LinearSSM(structure)
+    problem = replace(model.problem(x, **given), prior=None)
+    units = units_of(problem.emission, problem.series)
+    inner = problem.in_units(units)
+    near = typical(inner.dynamics, inner.emission)
+    return QuickDensity(inner, units, near, volume=False), LinearDensity(inner, units, near, volume=False)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(
+    "structure",
+    [
+        LocalLevel() + Seasonal(4) + Autoregression(2),
+        LocalLinearTrend(stochastic_level=False) + Cycle(damped=True),
+        LocalLevel(irregular=False) + Regression(1, varying=True),
+    ],
+    ids=str,
+)
+def test_the_density_of_searches_has_the_values_and_the_gradient_of_the_exact_one(structure: LocalLevel) -> None:
+    x = SERIES["nile"].copy()
+    x[[4, 50, 51]] = np.nan
+    given = {"covariates": np.sin(np.arange(len(x)))[:, None]} if structure.n_covariates else {}
+    quick, exact = densities(structure, x, **given)
+    points = 0.1 + torch.rand(3, len(quick.point), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    with kernels("always"):
+        height, slope = quick.climb(points)
+        assert_close(quick.at(points), exact.at(points), rtol=1e-9, atol=1e-9)
+    expected, gradient = exact.climb(points)
+    assert_close(height, expected, rtol=1e-9, atol=1e-9)
+    assert_close(slope, gradient, rtol=1e-5, atol=1e-5)
+
+
+def test_starts_are_of_all_kinds_and_changes_of_an_end_differ_in_a_component() -> None:
+    quick, _ = densities(LocalLevel() + Autoregression(1), SERIES["nile"])
+    starts = grid(quick)
+    assert len(starts.kinds) == len(set(starts.kinds)) == 7 * 3  # some variances above 0, and three autoregressions
+    heights = quick.at(starts.points)
+    assert bool((heights.diff() <= 0).all())
+    near = changed(quick, starts.points[0])
+    assert bool(((near.points - starts.points[0]).abs() > 0).sum(-1).le(2).all())
+
+
+CASES = [(name, series) for name in STRUCTURES for series in SERIES]
+QUICK = ("level, autoregression", "inflation")
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(("name", "series"), [QUICK, *(slow(*case) for case in CASES if case != QUICK)])
+def test_the_maximum_depends_on_no_seed_and_is_no_lower_than_that_of_many_starts(name: str, series: str) -> None:
+    (structure, keywords), x = STRUCTURES[name], SERIES[series]
+    with kernels("always"):
+        fits = [LinearSSM(structure).fit(x, seed=seed, progress=False) for seed in range(3)]
+    ends = [fit.loglik for fit in fits]
+    assert max(ends) - min(ends) < 1e-6
+    assert all(fit.converged for fit in fits)
+    best = many_starts(x, keywords)
+    # an autoregression at the end of its range is a fixed oscillation, whose likelihood has as many maxima as periods
+    at_the_end = (name, series) == ("trend, autoregression", "nile")
+    assert ends[0] >= best - (0.2 if at_the_end else 1e-4)
+
+
+def many_starts(x: np.ndarray, keywords: dict[str, object], n: int = 4) -> float:
+    """The greatest maximum of statsmodels from its own start and from random ones."""
+    draws, size = np.random.default_rng(1), np.diff(x).var()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        peer = UnobservedComponents(x, use_exact_diffuse=True, **keywords)
+        ends = [peer.fit(disp=False).llf]
+        for _ in range(n):
+            start = [
+                size * 10 ** draws.uniform(-3, 0.5) if name.startswith("sigma2") else draws.uniform(-0.9, 0.95)
+                for name in peer.param_names
+            ]
+            try:
+                ends.append(peer.fit(start, disp=False, maxiter=300).llf)
+            except (ValueError, np.linalg.LinAlgError):  # an autoregression that is not stationary
+                continue
+    return float(max(end for end in ends if np.isfinite(end)))
