@@ -28,7 +28,10 @@ OF_CURVATURE = (
     "Standard errors come from the curvature of the {objective} at the estimates. Intervals are normal in "
     "unconstrained coordinates: logarithms of positive numbers, log odds of probabilities."
 )
-NO_ERROR = "-: no standard error: the parameter is at the end of its range, or the data do not determine it."
+NO_ERROR = (
+    "-: no standard error: the parameter is at the end of its range, or the data do not determine it. Errors of other "
+    "parameters are conditional on its value, and may be much too small."
+)
 OF_POSTERIOR = "Standard errors and intervals are standard deviations and quantiles of the posterior."
 INDEPENDENT = "The posterior takes parameters and paths as independent, so they are too small."
 AT_PEAK = "They come from a normal at the peak, because weights of other draws were too uneven or too slow to compute."

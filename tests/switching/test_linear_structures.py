@@ -82,6 +82,19 @@ def test_standard_errors_are_those_of_the_observed_information() -> None:
     assert_close(found, expected, rtol=1e-3, atol=0)
 
 
+def test_a_summary_says_that_errors_beside_a_boundary_are_conditional() -> None:
+    """A line with noise: the best variances of its level and its drift are 0."""
+    x = 0.5 * np.arange(40) + np.random.default_rng(0).normal(size=40)
+    fit = LinearSSM(LocalLinearTrend()).fit(x, restarts=2, progress=False)
+    assert float(fit.model.values["sigma2.trend"]) == 0.0
+    summary = fit.summary()
+    assert any("conditional on its value" in note for note in summary.notes)
+    held = {name: float(value) for name, value in fit.model.values.items() if not float(value)}
+    alone = LinearSSM(LocalLinearTrend()).fit(x, fixed=held, restarts=1, progress=False).summary()
+    errors = [part.parameters.loc["sigma2.irregular", "standard error"] for part in (summary, alone)]
+    assert errors[0] == pytest.approx(errors[1], rel=1e-4)
+
+
 # ---- statsmodels -----------------------------------------------------------------------------------------------------
 
 STRUCTURES = {
