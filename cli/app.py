@@ -182,7 +182,7 @@ def fit(
     restarts: Annotated[
         int,
         typer.Option(
-            help="Size of the search: for each, four starts are tried briefly, and one rearrangement of the best."
+            help="Size of the search: for each, four starts are tried briefly, and some changed copies of the best."
         ),
     ] = 8,
     max_steps: Annotated[int, typer.Option(help="Maximum number of steps of em, vmp and svi.")] = 500,

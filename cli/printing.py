@@ -121,11 +121,15 @@ def _step_before(index: pd.Index) -> np.ndarray:
 
 
 def _search(restarts: pd.DataFrame) -> str:
-    """How many starts were tried, and how many were run to their end."""
+    """How many starts were tried, how many were run to their end, and how many kinds of start reached the best."""
     if len(restarts) == 1:
         return "one start"
-    n_whole = sum(end != "left behind" for end in restarts["ended"].tolist())
-    return f"best of {len(restarts)} starts, {n_whole} of them run to the end"
+    n_whole = sum(end not in ("left behind", "merged") for end in restarts["ended"].tolist())
+    rows = zip(restarts["start"].tolist(), restarts["agrees"].tolist(), restarts["independent"].tolist(), strict=True)
+    first = [(kind, agrees) for kind, agrees, independent in rows if independent]
+    kinds, reached = len({kind for kind, _ in first}), len({kind for kind, agrees in first if agrees})
+    agree = f", {reached} of {kinds} kinds of start agree" if kinds > 1 else ""
+    return f"best of {len(restarts)} starts, {n_whole} of them run to the end{agree}"
 
 
 def show_diagnostics(console: Console, fit: Fit) -> None:

@@ -66,8 +66,19 @@ class Fit(Result, Generic[Model]):
 
     @property
     def agreeing(self) -> int:
-        """The number of restarts that ended within 0.01 nats of the best."""
-        return int(self.restarts.agrees.sum())
+        """The number of independent kinds of start that reached the best optimum, within 0.01 nats.
+
+        Starts of one kind resemble each other, and starts from the ends of others (`restarts.independent` is False)
+        lead back to them, so their number says little. If few of the kinds reached it, `reason` says so: a better
+        optimum may exist, and more restarts may find it.
+        """
+        table = self.restarts
+        return int(table.start[table.agrees & table.independent].nunique())
+
+    @property
+    def n_kinds(self) -> int:
+        """The number of independent kinds of start."""
+        return int(self.restarts.start[self.restarts.independent].nunique())
 
     # ---- how well it describes what was fitted ----------------------------------------------------------------------
 
@@ -171,7 +182,9 @@ class Fit(Result, Generic[Model]):
         objective = f"{float(self.objective[-1]):.6g}" if len(self.objective) else "none"
         lines = [f"Fit by {self.method}: objective {objective} after {self.steps} steps, {self.reason}"]
         if len(self.restarts) > 1:
-            lines.append(f"{self.agreeing} of {len(self.restarts)} starts within 0.01 nats of the best")
+            starts = f"{int(self.restarts.agrees.sum())} of {len(self.restarts)} starts"
+            kinds = f", {self.agreeing} of {self.n_kinds} independent kinds," if self.n_kinds > 1 else ""
+            lines.append(f"{starts}{kinds} within 0.01 nats of the best")
         return "\n".join([*lines, repr(self.model)])
 
     def _repr_html_(self) -> str:

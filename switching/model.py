@@ -396,9 +396,9 @@ class SwitchingSSM(Model):
                 passing, or by EM if the emission has no conjugate prior. SVI has a normal guide in each unconstrained
                 parameter. NUTS draws from the posterior. The last three methods set `Fit.posterior`.
             restarts: the size of the search. Four times as many starts are tried briefly, of several kinds (see
-                `fitting.starts`), and the most promising are run to convergence; then come as many rearrangements of
-                the best one's states (see `fitting.search`). All run as batches; `Fit.restarts` has a row for each. 1:
-                a single start.
+                `fitting.starts`), and the most promising are run to convergence; then come starts from the best ends,
+                changed at random (see `fitting.search`). A small series has up to four times as many, if few kinds
+                agree. All run as batches; `Fit.restarts` has a row for each. 1: a single start.
             max_steps: steps of EM, VMP (at most) or SVI.
             tol: a run has converged when its estimated remaining improvement is less than `tol` nats for each observed
                 step.

@@ -47,7 +47,9 @@ def test_fit_writes_four_results_and_prints_the_redraw_of_1899(results):
     assert 0.7 < probability < 0.9
     assert "1 -> 0" in line
     assert "converged" in printed
-    assert "redraw_prob: 0.0245" in printed
+    redraw = next(line for line in printed.splitlines() if line.startswith("redraw_prob:"))
+    assert abs(float(redraw.split(":")[1]) - 0.0245) < 2e-4  # where less than 1e-4 nats are left to gain
+    assert "kinds of start agree" in printed
 
 
 def test_the_saved_model_has_its_states_in_order_and_near_the_truth(results):

@@ -20,6 +20,7 @@ from .em import EM
 from .initialization import Initialization
 from .message_passing import fit_vmp
 from .options import Options
+from .perturbation import End
 from .posterior import VariationalPosterior
 from .progress import reported
 from .result import Result, result_of
@@ -69,7 +70,7 @@ def _by_em(begin: Initialization, options: Options) -> Result:
         climbs = search(
             scaled,
             partial(EM, scaled),
-            lambda values: scaled.chain(values).smooth().state,
+            lambda values: End(values, scaled.chain(values).smooth().state),
             options,
             report,
             begin.start,

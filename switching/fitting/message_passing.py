@@ -19,11 +19,13 @@ from ..problem import Problem
 from . import points
 from .chain_graph import ChainGraph
 from .chunked import ChunkedVMP, engine_from, engine_of, occupancy_of, run_batches
+from .climbs import Climb, SearchResult
 from .graph import Etas, Graph
 from .options import Options
+from .perturbation import End
 from .posterior import VariationalPosterior
 from .progress import Report
-from .search import Climb, SearchResult, multi_start, search
+from .search import multi_start, search
 from .starts import Starts, first_guesses, opened
 
 HALVINGS = 10  # of an extrapolation
@@ -131,7 +133,11 @@ def fit_vmp(
         def begin(values: Parameters) -> Passing:
             return Passing(engine_from(graph, values), graph)
 
-        result = search(problem, begin, lambda etas: graph.chain(etas).smooth().state, options, report, user_start)
+        def end(etas: Etas) -> End:
+            points = {name: graph.families[name].expected(eta) for name, eta in etas.items()}
+            return End(graph.collect(points) | problem.fixed, graph.chain(etas).smooth().state)
+
+        result = search(problem, begin, end, options, report, user_start)
     for name, eta in result.best.tables.items():
         check_proper(Block(name, graph.families[name], graph.priors[name], eta))
     engine = engine_of(graph, {name: eta.unsqueeze(0) for name, eta in result.best.tables.items()})

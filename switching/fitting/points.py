@@ -22,10 +22,11 @@ from ...inference.message_passing.engine import VMP
 from ...inference.numerics.deferred import deferred
 from ..ascent import Ascent
 from ..definite import DefiniteTransform
+from .climbs import STRIDE, Climb
 from .density import IMPOSSIBLE
 from .graph import Etas, Graph
 from .interrupts import may_interrupt
-from .search import STRIDE, Climb, MultiStart
+from .search import MultiStart
 
 BEFORE = 64  # steps of EM
 DEFINITE: Any = DefiniteTransform()

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..parameters import Parameters
-from .search import SearchResult
+from .climbs import SearchResult
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -22,11 +22,12 @@ class Result:
         objective: `[steps]`, the objective after each step of the best restart. For minibatches: the estimate of the
             bound in each pass, and at the end the bound itself.
         converged: whether the best restart met the tolerance.
-        reason: why the best restart ended, in words.
+        reason: why the best restart ended, in words, and whether few kinds of start have reached this optimum.
         steps: the number of steps of the best restart.
         restarts: a table with one row for each start: its kind, its steps, its last objective, how it ended
-            ("converged"; "left behind": stopped, as others were better; "max_steps"; "interrupted"), and whether its
-            objective is within 0.01 nats of the best.
+            ("converged"; "left behind": stopped, as others were better; "merged": stopped at the same point as a
+            better one; "max_steps"; "interrupted"), whether it reached the best objective within 0.01 nats, and
+            whether its start is independent of the ends of others.
         empty_states: `[K]`, states with less than one expected step. Their parameters have the values of the prior;
             under maximum likelihood, the last values with any support. For a model of several chains: one tensor for
             each.

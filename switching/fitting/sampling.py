@@ -28,6 +28,7 @@ from ..problem import Problem
 from ..program import collapsed_program
 from ..seeding import seeded
 from .alignment import match_states
+from .climbs import COLUMNS
 from .density import IMPOSSIBLE, Density, FreeDensity, Whitened
 from .interrupts import may_interrupt
 from .options import Options
@@ -35,7 +36,6 @@ from .posterior import DrawnPosterior
 from .progress import Progress
 from .refinement import peak
 from .result import Result
-from .search import COLUMNS
 from .units import Units
 
 DRAWS = 1000  # from the guide of SVI
@@ -265,7 +265,7 @@ def sampled_diagnostics(trace: Tensor, n_runs: int, converged: bool, reason: str
         "converged": converged,
         "reason": "not converged: interrupted" if interrupted else reason,
         "steps": len(trace),
-        "restarts": pd.DataFrame([("fit", n, final, ended, True) for final in finals.tolist()], columns=COLUMNS),
+        "restarts": pd.DataFrame([("fit", n, final, ended, True, True) for final in finals.tolist()], columns=COLUMNS),
         "interrupted": interrupted,
     }
 

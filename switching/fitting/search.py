@@ -12,19 +12,20 @@ $\rho^2 = d_2/d_1$, the parameters move on from $\theta'$, which k steps have re
 $$\theta'' = \theta' + \frac{\rho^k}{1 - \rho^k} (\theta' - \theta),$$
 
 if the objective is higher there. A run has not converged if an extrapolation gains more than the tolerance. After that,
-new starts are made by rearranging the states of the best end (see `starts.rearranged`), and the search continues from
-them until they find no better end.
+new starts are made by changing the best ends (see `perturbation`), and the search continues from them until they find
+no better end.
+
+Many runs lead to the same optimum. A run that has arrived at the same point as a better one merges with it. The best
+run of each kind of start goes on longer than its height allows, because some kinds rise late. Steps of a small series
+cost little more for many restarts than for few, so small series have more of them.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -34,23 +35,26 @@ from ...inference.numerics.deferred import deferred
 from ..data.series import Series
 from ..parameters import Parameters
 from ..problem import Problem
+from .climbs import SAME, STRIDE, Climb, SearchResult, merged
 from .density import IMPOSSIBLE
 from .interrupts import may_interrupt
 from .options import Options
+from .perturbation import End, perturbed
 from .progress import Report, Reporter, reported
-from .starts import SAMPLE, first_guesses, rearranged
+from .starts import SAMPLE, first_guesses
 
 FIRST_LOOK = 8  # steps before the first half stops
-STRIDE = 8  # steps between two checks of the progress, and between extrapolations
 FIRST_EXTRAPOLATION = 16  # steps before the first extrapolation
-FARTHEST = 100.0  # longest extrapolation, in strides
-ROUNDS = 4  # of rearrangements
+CHAMPIONS = 16  # steps for which the best restart of each kind goes on
+ROUNDS = 12  # of perturbations at most
+VARIED = 2  # starts of all kinds in turn for each restart; the others are of cheap kinds
+IDLE = 2  # rounds without a better end, after which a search of a small series ends
+SURE = 3  # kinds of first guesses that reach one optimum, above which little more is tried
+PARENTS = 6  # ends from which perturbations start
+WORK = 2**16  # numbers in the tables of all restarts, below which more restarts cost little
+MORE = 4, 256  # if they cost little, so many times as many at most, and so many at most
 ROOM = 2**25  # numbers in one table of all restarts
 ROUNDING = {torch.float64: 2e-13, torch.float32: 1e-6}  # relative rounding error of an objective
-VISIBLE = 1e-9  # share of an objective below which a fall is ignored
-SAME = 0.01  # nats within which two runs have reached the same optimum
-
-COLUMNS = ["start", "steps", "objective", "ended", "agrees"]
 
 
 @runtime_checkable
@@ -88,131 +92,67 @@ class Optimizer(Protocol):
         ...
 
 
-@dataclass
-class Climb:
-    """One restart: the kind of its start, its trace, and its current tables."""
-
-    kind: str
-    trace: list[float] = field(default_factory=list)
-    tables: dict[str, Any] = field(default_factory=dict)
-    collapsed: Tensor | None = None
-    sound: bool = True
-    """Whether no state has collapsed. A likelihood that is unbounded at a collapsed state does not count as better."""
-    ended: str = ""
-
-    @property
-    def final(self) -> float:
-        return self.trace[-1] if self.trace else -math.inf
-
-    def raised(self, by: float) -> "Climb":
-        """The restart for an objective that is greater by a constant."""
-        return replace(self, trace=[height + by for height in self.trace])
-
-    def remaining_gain(self, rounding: float) -> float:
-        """The estimated remaining gain, from the last two rises."""
-        before, last = self._rises
-        if abs(last) <= rounding * abs(self.final):
-            return 0.0
-        return last * last / (before - last) if before > last else math.inf
-
-    def extrapolation(self, rounding: float) -> float:
-        """The length of an extrapolation in strides, from the last two rises; 0 if they allow no estimate."""
-        before, last = self._rises
-        if not rounding * abs(self.final) < last < before < math.inf:
-            return 0.0
-        rate = (last / before) ** (STRIDE / 2)
-        return min(rate / (1 - rate), FARTHEST)
-
-    @property
-    def _rises(self) -> tuple[float, float]:
-        if len(self.trace) < 3:
-            return math.inf, math.inf
-        a, b, c = self.trace[-3:]
-        return b - a, c - b
-
-
-@dataclass(frozen=True)
-class SearchResult:
-    """All restarts of a search, and the best of them."""
-
-    climbs: list[Climb]
-    best: Climb
-    interrupted: bool
-    tol: float = 0.0  # remaining gain in nats at which a run has converged
-    by_passes: bool = False  # whether the steps were passes through minibatches; then the trace is an estimate
-
-    def raised(self, by: float) -> "SearchResult":
-        """The result for an objective that is greater by a constant."""
-        climbs = [climb.raised(by) for climb in self.climbs]
-        best = next(new for new, old in zip(climbs, self.climbs, strict=True) if old is self.best)
-        return replace(self, climbs=climbs, best=best)
-
-    @property
-    def reason(self) -> str:
-        """Why the best restart ended."""
-        return self._ending + (f"; the objective fell by {self.fall:.2g} nats at a step" if self.fall else "")
-
-    @property
-    def fall(self) -> float:
-        """The largest fall of the best restart's objective at a step, in nats; 0 if it is within the tolerance."""
-        trace = [] if self.by_passes else self.best.trace
-        falls = [before - after for before, after in itertools.pairwise(trace)]
-        most = max(falls, default=0.0)
-        return most if most > self.tol + VISIBLE * abs(self.best.final) else 0.0
-
-    @property
-    def _ending(self) -> str:
-        if self.interrupted:
-            return "not converged: interrupted, so that better ends may not have been looked for"
-        if self.best.ended == "converged":
-            ending = "were gained in the last pass" if self.by_passes else "are left to gain"
-            return f"converged: less than {self.tol:.2g} nats {ending}"
-        gain = math.inf if self.by_passes else self.best.remaining_gain(0.0)
-        ahead = f"about {gain:.2g} nats are" if math.isfinite(gain) else "it is not known how much is"
-        return f"not converged: {ahead} left to gain after {len(self.best.trace)} steps; raise max_steps"
-
-    @property
-    def table(self) -> pd.DataFrame:
-        """One row per restart: kind of start, steps, objective, how it ended, whether it reached the best optimum."""
-        rows = [(c.kind, len(c.trace), c.final, c.ended, abs(c.final - self.best.final) <= SAME) for c in self.climbs]
-        return pd.DataFrame(rows, columns=COLUMNS)
-
-
 def search(
     problem: Problem,
     begin: Callable[[Parameters], Optimizer],
-    states: Callable[[dict[str, Tensor]], Tensor],
+    end: Callable[[dict[str, Tensor]], End],
     options: Options,
     report: Report,
     user_start: Parameters | None = None,
 ) -> SearchResult:
-    """Run from first guesses, then from rearrangements of the best end.
+    """Run from first guesses, then from perturbations of the best ends.
 
     Arguments:
         user_start: the user's start `[1, ...]`.
         begin: makes a batch of restarts from parameters `[R, ...]`.
-        states: maps the final tables of a restart to smoothed probabilities `[*b, T, K]` of the states.
+        end: maps the final tables of a restart to its parameters and smoothed states.
     """
     size = problem.series.n_sequences * problem.series.n_steps
-    inside = int((problem.series.last + 1).sum())
-    n = max(min(options.n_tried, ROOM // (inside * problem.n_states)), options.restarts)
+    numbers = int((problem.series.last + 1).sum()) * problem.n_states
+    n = max(min(options.n_tried, ROOM // numbers), options.restarts)
     multi = MultiStart(options, problem.series, report)
-    starts = first_guesses(problem, n, options.number, user_start)
+    starts = first_guesses(problem, n, options.number, user_start, VARIED * options.restarts)
     multi.run(begin(starts.values), starts.kinds, options.n_kept)
-    rounds = ROUNDS if problem.n_states > 1 and options.restarts > 1 and size <= SAMPLE else 0
+    if problem.n_states == 1 or options.restarts == 1:
+        return multi.result()
+    sure = multi.result().agreement[0] >= SURE
     try:
         with may_interrupt():
-            for number in range(rounds):
-                before = multi.best.final
-                if multi.interrupted:
-                    break
-                starts = rearranged(problem, states(multi.best.tables), options.restarts, options.number + number)
-                multi.run(begin(starts.values), starts.kinds, 0)
-                if multi.best.final <= before + multi.tol:
-                    break
+            more = 0 if sure or multi.interrupted else _widened(n, numbers) - n
+            if more:
+                starts = first_guesses(problem, more, options.number + 1, None, 0)
+                multi.run(begin(starts.values), starts.kinds, options.n_kept)
+            if size <= SAMPLE:
+                n = math.ceil(options.restarts / 2) if sure else _widened(options.restarts, numbers)
+                _perturb(multi, problem, begin, end, options, n)
     except KeyboardInterrupt:
         multi.interrupted = True
     return multi.result()
+
+
+def _perturb(
+    multi: "MultiStart",
+    problem: Problem,
+    begin: Callable[[Parameters], Optimizer],
+    end: Callable[[dict[str, Tensor]], End],
+    options: Options,
+    n: int,
+) -> None:
+    """Run n perturbations of the best ends, again and again until they find no better one."""
+    idle, patience = 0, IDLE if n > options.restarts else 1
+    for number in range(ROUNDS):
+        if multi.interrupted or idle == patience:
+            return
+        before = multi.best.final
+        ends = [end(climb.tables) for climb in multi.ends(PARENTS)]
+        starts = perturbed(problem, ends, n, options.number + number)
+        multi.run(begin(starts.values), starts.kinds, options.n_kept, independent=False)
+        idle = 0 if multi.best.final > before + multi.tol else idle + 1
+
+
+def _widened(n: int, numbers: int) -> int:
+    """A number of restarts, raised where they cost little; `numbers`: those in the tables of one."""
+    return max(n, min(MORE[0] * n, MORE[1], WORK // numbers))
 
 
 class MultiStart:
@@ -245,6 +185,14 @@ class MultiStart:
             key=lambda climb: (climb.ended == "converged", climb.final),
         )
 
+    def ends(self, most: int) -> list[Climb]:
+        """The best restart and the next best at other heights, at most so many."""
+        there = [self.best]
+        for climb in sorted(self.climbs, key=lambda climb: -climb.final):
+            if len(there) < most and climb.sound and all(abs(climb.final - other.final) > SAME for other in there):
+                there.append(climb)
+        return there
+
     def stage(self, title: str) -> AbstractContextManager[None]:
         """A part of the search without steps, with a title for its progress."""
         return self.report.stage(title) if isinstance(self.report, Reporter) else nullcontext()
@@ -252,9 +200,13 @@ class MultiStart:
     def result(self) -> SearchResult:
         return SearchResult(self.climbs, self.best, self.interrupted, self.tol)
 
-    def run(self, optimizer: Optimizer, kinds: Sequence[str], n_kept: int) -> None:
-        """Run one more batch; `n_kept` of it, and those that may still pass the best, are run to convergence."""
-        going = [Climb(kind) for kind in kinds]
+    def run(self, optimizer: Optimizer, kinds: Sequence[str], n_kept: int, independent: bool = True) -> None:
+        """Run one more batch; `n_kept` of it, and those that may still pass the best, are run to convergence.
+
+        Arguments:
+            independent: whether its starts do not come from ends of others.
+        """
+        going = [Climb(kind, independent=independent) for kind in kinds]
         self.climbs += going
         try:
             with may_interrupt():
@@ -282,6 +234,7 @@ class MultiStart:
             leave = [self._has_settled(climb, gain) for climb, gain in zip(going, gains, strict=True)]
             if steps == look:
                 look *= 2
+                leave = self._merge(going, optimizer, leave)
                 behind = self._behind(going, n_kept, steps)
                 leave = [out or behind_best for out, behind_best in zip(leave, behind, strict=True)]
             if any(leave):
@@ -331,15 +284,28 @@ class MultiStart:
         climb.ended = "converged"
         return True
 
+    def _merge(self, going: list[Climb], optimizer: Optimizer, leave: list[bool]) -> list[bool]:
+        """Which restarts stop, those included that are at the same point as a better one."""
+        tables = optimizer.tables.values()
+        if not all(isinstance(table, Tensor) for table in tables):
+            return leave
+        leaders = merged(going, torch.cat([table.reshape(len(going), -1).sort(-1).values for table in tables], -1))
+        for climb, leader in zip(going, leaders, strict=True):
+            if leader is not None and not climb.ended:
+                climb.leader, climb.ended = leader, "merged"
+        return [out or climb.ended == "merged" for out, climb in zip(leave, going, strict=True)]
+
     def _behind(self, going: list[Climb], n_kept: int, steps: int) -> list[bool]:
-        """Which restarts stop: the worse half, except those that would pass the best within the same number of
-        steps."""
-        order = sorted(range(len(going)), key=lambda i: -going[i].final)
-        worse = set(order[n_kept if n_kept == 0 else max(n_kept, math.ceil(len(going) / 2)) :])
-        best, leave = self.best.final, []
-        for i, climb in enumerate(going):
+        """Which restarts stop: the worse half, except the best of each kind in the beginning, and those that would pass
+        the best within the same number of steps."""
+        order = sorted((climb for climb in going if not climb.ended), key=lambda climb: -climb.final)
+        kept = order[: max(n_kept, math.ceil(len(order) / 2))]
+        if steps <= CHAMPIONS:
+            kept += {climb.kind: climb for climb in reversed(order)}.values()
+        stay, best, leave = {id(climb) for climb in kept}, self.best.final, []
+        for climb in going:
             lead, rise = best - climb.final, climb.trace[-1] - climb.trace[-2]
-            leave.append(i in worse and lead > 0 and rise * steps <= lead)
+            leave.append(not climb.ended and id(climb) not in stay and lead > 0 and rise * steps <= lead)
             if leave[-1]:
                 climb.ended = "left behind"
         return leave

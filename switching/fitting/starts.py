@@ -5,16 +5,19 @@
                the observations before or after them
     pairs      k-means of each step's predictive state, from pairs of symbols around it (see `spectral`): states that
                differ in the distribution of the observations before and after them
+    spreads    k-means as in contexts, of distances from the middle too: states that differ in scale
     few steps  each state from a few steps, transition parameters drawn from their prior
+    soft       shares of the states at each step from a random linear function of the observation, transition
+               parameters drawn from their prior: states that differ little from each other at first
     free       clusters, transition parameters drawn from their prior
     stretches  random stretches of time: states that last, with any other differences
 
-All are computed on the device of the data. The host only draws numbers and reads counts of states.
-
-A fit that has ended gives further starts: `rearranged` removes a state and splits another in two, to reach optima that
-local steps do not find (Ueda, Nakano, Ghahramani & Hinton 2000, *SMEM algorithm for mixture models*).
+All are computed on the device of the data. The host only draws numbers and reads counts of states. Starts without
+clusters are cheap: beyond the first starts there are only such. See `perturbation` for starts from ends of others.
 """
 
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +34,10 @@ from ..parameters import Parameters, kept, prefixed
 from ..problem import Problem
 from .spectral import predictive_states
 
-KINDS = ("clusters", "contexts", "few steps", "stretches", "contexts", "free", "few steps", "pairs")
+KINDS = ("clusters", "contexts", "few steps", "pairs", "soft", "stretches", "spreads", "free")
+CHEAP = ("few steps", "soft")  # kinds without clusters
+SHARPNESS = 0.3, 3.0  # of soft shares: minimum and maximum
+ROOM = 2**24  # numbers in the weights of starts that are computed together
 AROUND = 3  # the context of a step has at most this many steps on either side
 OPEN = 1e-3  # the total probability that a start spreads evenly over all events
 SAMPLE = 2**18  # steps from which a start is computed
@@ -46,54 +52,72 @@ class Starts(NamedTuple):
     kinds: tuple[str, ...]
 
 
-def first_guesses(problem: Problem, n: int, seed: int, user_start: Parameters | None = None) -> Starts:
-    """n first guesses, the kinds in turn; the user's start, if there is one, replaces the first."""
+class Guess(NamedTuple):
+    """A first guess: weights `[1, *b, T, K]` of the states at each step, and parameters `[1, ...]` of the dynamics."""
+
+    weights: Float[Tensor, "1 *b T K"]
+    moves: Parameters
+
+
+def first_guesses(
+    problem: Problem, n: int, seed: int, user_start: Parameters | None = None, n_varied: int | None = None
+) -> Starts:
+    """n first guesses; the user's start, if there is one, replaces the first.
+
+    Arguments:
+        n_varied: the number of the first ones, of all kinds in turn; the others are of cheap kinds. None: all.
+    """
     if user_start is not None:
-        alone = Starts(_stacked(problem, [user_start]), ("own",))
+        alone = Starts(stacked(problem, [user_start]), ("own",))
         if n == 1:
             return alone
-        more = first_guesses(problem, n - 1, seed)
+        more = first_guesses(problem, n - 1, seed, n_varied=n_varied)
         return Starts(
             {name: torch.cat([alone.values[name], more.values[name]]) for name in user_start}, ("own", *more.kinds)
         )
     problem = problem.of(sample_of(problem.series, seed))
     rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
-    points, near, guesses, kinds = _embedded(problem.emission, problem.series), _typical(problem), [], []
-    for number in range(n):
-        kind = KINDS[number % len(KINDS)]
-        if points is None and kind in ("clusters", "contexts", "pairs", "free"):
-            kind = "stretches"
-        if kind == "few steps":
-            guesses.append(_from_weights(problem, near, _few(problem, rng), _drawn_moves(problem, generator)))
-        else:
-            labels = _labels(kind, problem.series, problem.n_states, points, rng)
-            moves = _drawn_moves(problem, generator) if kind == "free" else None
-            guesses.append(_from_labels(problem, near, labels, moves))
-        kinds.append(kind)
-    return Starts(_stacked(problem, guesses), tuple(kinds))
+    points, n_varied = embedded(problem.emission, problem.series), n if n_varied is None else n_varied
+    kinds = [KINDS[i % len(KINDS)] if i < n_varied else CHEAP[i % len(CHEAP)] for i in range(n)]
+    if points is None:
+        kinds = ["few steps" if kind in CHEAP else "stretches" for kind in kinds]
+    return guessed(problem, (_guess(kind, problem, points, rng, generator) for kind in kinds), kinds)
 
 
-def rearranged(problem: Problem, state: Float[Tensor, "*b T K"], n: int, seed: int) -> Starts:
-    """n guesses from smoothed probabilities of the states, with one state removed and another split in two."""
-    rng, n_states, series = np.random.default_rng(seed), problem.n_states, problem.series
-    points, inside, near = _embedded(problem.emission, series), series.inside.flatten(), _typical(problem)
-    weights = state.reshape(-1, n_states)
-    mass = np.array(torch.where(inside.unsqueeze(-1), weights, 0.0).sum(0).tolist())
-    guesses = []
-    for number in range(n):
-        out = int(rng.choice(n_states, p=_shares(1 / (mass + 1))))
-        others = torch.where(torch.arange(n_states, device=weights.device) == out, 0.0, weights)
-        nowhere = int(rng.choice(np.delete(np.arange(n_states), out)))
-        labels = torch.where(others.sum(-1) > 0, others.argmax(-1), nowhere)
-        split = int(rng.choice(n_states, p=_shares(_counts(labels, inside, n_states))))
-        members = (inside & (labels == split)).nonzero().flatten()
-        labels[members] = torch.where(_half(points, members, series, number, rng), out, split)
-        _occupy(labels, inside, n_states, rng)
-        guesses.append(_from_labels(problem, near, labels))
-    return Starts(_stacked(problem, guesses), ("rearranged",) * n)
+def _guess(
+    kind: str,
+    problem: Problem,
+    points: Float[Tensor, "N E"] | None,
+    rng: np.random.Generator,
+    generator: torch.Generator,
+) -> Guess:
+    if kind == "few steps":
+        return Guess(_few(problem, rng), drawn_moves(problem, generator))
+    if kind == "soft" and points is not None:
+        return Guess(_soft(problem, points, rng), drawn_moves(problem, generator))
+    labels = _labels(kind, problem.series, problem.n_states, points, rng)
+    return labelled(problem, labels, drawn_moves(problem, generator) if kind == "free" else None)
 
 
-def _typical(problem: Problem) -> Parameters:
+def labelled(problem: Problem, labels: Int[Tensor, "N"], moves: Parameters | None = None) -> Guess:
+    """A guess from a state for every step, of the parameters of the dynamics too if `moves` is None."""
+    series = problem.series
+    by_sequence = labels.reshape(1, *series.inside.shape)
+    moves = problem.dynamics.start(by_sequence, series) if moves is None else moves
+    return Guess(softened(by_sequence, problem.n_states, series), moves)
+
+
+def guessed(problem: Problem, guesses: Iterable[Guess], kinds: Sequence[str]) -> Starts:
+    """The parameters of guesses, many at a time."""
+    size = problem.series.inside.numel() * problem.n_states
+    near, like, waiting, tables = typical(problem), problem.series.observations, iter(guesses), []
+    while some := list(itertools.islice(waiting, max(1, ROOM // size))):
+        moves = {name: torch.cat([guess.moves[name].to(like) for guess in some]) for name in some[0].moves}
+        tables.append(_from_weights(problem, near, torch.cat([guess.weights for guess in some]), moves))
+    return Starts(stacked(problem, tables), tuple(kinds))
+
+
+def typical(problem: Problem) -> Parameters:
     """Parameters of the emission `[1, ...]` near all observations, from which weighted moments start."""
     values: Parameters = {}
     for part in problem.emission.parts:
@@ -103,26 +127,17 @@ def _typical(problem: Problem) -> Parameters:
     return values
 
 
-def _from_labels(
-    problem: Problem, near: Parameters, labels: Int[Tensor, "N"], moves: Parameters | None = None
-) -> Parameters:
-    """Parameters from a state for every step; transition parameters too, if `moves` is None."""
-    series = problem.series
-    by_sequence = labels.reshape(1, *series.inside.shape)
-    moves = problem.dynamics.start(by_sequence, series) if moves is None else moves
-    return _from_weights(problem, near, softened(by_sequence, problem.n_states, series), moves)
-
-
 def _from_weights(
-    problem: Problem, near: Parameters, weights: Float[Tensor, "1 *b T K"], moves: Parameters
+    problem: Problem, near: Parameters, weights: Float[Tensor, "R *b T K"], moves: Parameters
 ) -> Parameters:
-    series, values = problem.series, {name: value.to(problem.series.observations) for name, value in moves.items()}
-    floor, rows = variance_floor(series), series.padded_rows
+    series, values = problem.series, dict(moves)
+    floor, rows, n = variance_floor(series), series.padded_rows, len(weights)
     for part, part_weights in zip(
         problem.emission.parts, problem.emission.weights(weights, 0.1 * weights), strict=True
     ):
-        best = part.emission.maximize(rows, part_weights.reshape(1, len(rows), -1), part.own(near), None, floor)
-        values |= prefixed(kept(best.values, part.own(near)), part.prefix)
+        begin = {name: value.expand(n, *value.shape[1:]) for name, value in part.own(near).items()}
+        best = part.emission.maximize(rows, part_weights.reshape(n, len(rows), -1), begin, None, floor)
+        values |= prefixed(kept(best.values, begin), part.prefix)
     return opened(problem, values)
 
 
@@ -135,7 +150,7 @@ def _opened(value: Tensor, support: Any) -> Tensor:
     return value.clamp_min(OPEN) if support is constraints.nonnegative else value
 
 
-def _drawn_moves(problem: Problem, generator: torch.Generator) -> Parameters:
+def drawn_moves(problem: Problem, generator: torch.Generator) -> Parameters:
     """Parameters of the dynamics, drawn from their default prior."""
     prior, values = problem.dynamics.default_prior(), {}
     for block in problem.dynamics.blocks.values():
@@ -143,7 +158,7 @@ def _drawn_moves(problem: Problem, generator: torch.Generator) -> Parameters:
     return values
 
 
-def _stacked(problem: Problem, guesses: list[Parameters]) -> Parameters:
+def stacked(problem: Problem, guesses: list[Parameters]) -> Parameters:
     """All guesses, with the fixed parameters at their values."""
     tables = {name: torch.cat([guess[name] for guess in guesses]) for name in guesses[0]}
     return tables | {name: value.expand(len(guesses), *value.shape) for name, value in problem.fixed.items()}
@@ -156,7 +171,7 @@ def from_labels(problem: Problem, labels: Int[Tensor, "*b T"]) -> Parameters:
     known = (labels >= 0).unsqueeze(-1)
     weights = torch.where(known, softened(labels.clamp_min(0), n_states, series), 1 / n_states)
     moves = problem.dynamics.start(labels.clamp_min(0), series)
-    return _from_weights(problem, _typical(problem), weights * series.inside.unsqueeze(-1), moves)
+    return guessed(problem, [Guess(weights * series.inside.unsqueeze(-1), moves)], ()).values
 
 
 def opened(problem: Problem, values: Parameters) -> Parameters:
@@ -169,7 +184,7 @@ def opened(problem: Problem, values: Parameters) -> Parameters:
 
 def first_labels(emission: Emission, series: Series, n_states: int, restarts: int, seed: int) -> Int[Tensor, "R *b T"]:
     """A state for every step and restart: clusters and stretches in turn."""
-    rng, points = np.random.default_rng(seed), _embedded(emission, series)
+    rng, points = np.random.default_rng(seed), embedded(emission, series)
     by_restart = [_labels(("clusters", "stretches")[i % 2], series, n_states, points, rng) for i in range(restarts)]
     return torch.stack(by_restart).reshape(restarts, *series.inside.shape)
 
@@ -182,18 +197,21 @@ def _labels(
     if kind == "stretches" or points is None:
         labels = _stretches(inside, n_states, rng)
     elif kind == "contexts":
-        labels = clusters_among(_with_context(points, series, rng), inside, n_states, rng)
+        labels = clusters_among(with_context(points, series, rng), inside, n_states, rng)
+    elif kind == "spreads":
+        wide = with_context(points, series, rng)
+        labels = clusters_among(torch.cat([wide, wide.abs()], -1), inside, n_states, rng)
     elif kind == "pairs":
         known = inside & ~series.padded_rows.isnan().all(-1)
         predictive, has_windows = predictive_states(points, known, series.n_steps, n_states, rng)
         labels = clusters_among(predictive, has_windows, n_states, rng)
     else:
         labels = clusters_among(points, inside, n_states, rng)
-    _occupy(labels, inside, n_states, rng)
+    occupy(labels, inside, n_states, rng)
     return labels
 
 
-def _embedded(emission: Emission, series: Series) -> Float[Tensor, "N E"] | None:
+def embedded(emission: Emission, series: Series) -> Float[Tensor, "N E"] | None:
     """Standardised coordinates of every step, missing values at the median; None if all steps are equal.
 
     Coordinates are clamped, so that no outlier forms a cluster.
@@ -209,7 +227,7 @@ def _embedded(emission: Emission, series: Series) -> Float[Tensor, "N E"] | None
     return ((points - middle) / torch.where(spread > 0, spread, 1.0)).clamp(-3.0, 3.0)
 
 
-def _with_context(points: Float[Tensor, "N E"], series: Series, rng: np.random.Generator) -> Float[Tensor, "N W"]:
+def with_context(points: Float[Tensor, "N E"], series: Series, rng: np.random.Generator) -> Float[Tensor, "N W"]:
     """Each step's coordinates with those of its neighbours; outside the sequence its own are repeated."""
     before, after = int(rng.integers(0, AROUND + 1)), int(rng.integers(0, AROUND + 1))
     if before == after == 0:
@@ -242,40 +260,30 @@ def _few(problem: Problem, rng: np.random.Generator) -> Float[Tensor, "1 *b T K"
     return weights.reshape(1, *series.inside.shape, n_states).to(series.observations)
 
 
-def _half(
-    points: Float[Tensor, "N E"] | None,
-    members: Int[Tensor, "n"],
-    series: Series,
-    number: int,
-    rng: np.random.Generator,
-) -> Bool[Tensor, "n"]:
-    """Which of these steps form one half, by their level or by their context in turn."""
-    if points is None or len(members) < 2:
-        return torch.from_numpy(rng.random(len(members)) < 0.5).to(members.device)
-    wide = (points if number % 2 else _with_context(points, series, rng))[members]
-    return clusters_among(wide, torch.ones_like(members, dtype=torch.bool), 2, rng).bool()
+def _soft(problem: Problem, points: Float[Tensor, "N E"], rng: np.random.Generator) -> Float[Tensor, "1 *b T K"]:
+    """Weights from a random linear function of each step's coordinates."""
+    series, n_states = problem.series, problem.n_states
+    slopes = 10.0 ** rng.uniform(*np.log10(SHARPNESS)) * rng.standard_normal((points.shape[-1], n_states))
+    shares = torch.softmax(points @ torch.from_numpy(slopes).to(points), -1)
+    return (shares.reshape(1, *series.inside.shape, n_states) * series.inside.unsqueeze(-1)).to(series.observations)
 
 
-def _shares(weights: np.ndarray) -> np.ndarray:
-    return weights / weights.sum()
-
-
-def _counts(labels: Int[Tensor, "N"], inside: Bool[Tensor, "N"], n_states: int) -> np.ndarray:
+def counts_of(labels: Int[Tensor, "N"], inside: Bool[Tensor, "N"], n_states: int) -> np.ndarray:
     """The number of steps inside their sequence in each state."""
     none = torch.zeros(n_states, dtype=torch.long, device=inside.device)
     return np.array(none.index_add(0, labels, inside.long()).tolist())
 
 
-def _occupy(labels: Int[Tensor, "N"], inside: Bool[Tensor, "N"], n_states: int, rng: np.random.Generator) -> None:
+def occupy(labels: Int[Tensor, "N"], inside: Bool[Tensor, "N"], n_states: int, rng: np.random.Generator) -> None:
     """Give every state without steps one step of a state that has several."""
-    counts = _counts(labels, inside, n_states)
+    counts = counts_of(labels, inside, n_states)
     for state in np.flatnonzero(counts == 0):
         several = torch.from_numpy(counts > 1).to(labels.device)
         donors = (inside & several[labels]).nonzero().flatten()
         if len(donors):
             one = int(rng.integers(len(donors)))
             labels[donors[one : one + 1]] = int(state)
-            counts = _counts(labels, inside, n_states)
+            counts = counts_of(labels, inside, n_states)
 
 
 def softened(labels: Int[Tensor, "R *b T"], n_states: int, series: Series) -> Float[Tensor, "R *b T K"]:

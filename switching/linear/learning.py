@@ -10,11 +10,11 @@ import torch
 
 from ...inference.families import GaussianPaths, GaussianTables
 from ...inference.message_passing.factor_graph import Block
+from ..fitting.climbs import SearchResult
 from ..fitting.graph import Graph, Points
 from ..fitting.message_passing import fit_graph
 from ..fitting.options import Options
 from ..fitting.posterior import VariationalPosterior
-from ..fitting.search import SearchResult
 from ..fitting.units import Units
 from ..parameters import Parameters
 from .bases import axes_of, turned

@@ -7,9 +7,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..ascent import Ascent
+from ..fitting.climbs import SearchResult
 from ..fitting.options import Options
 from ..fitting.refinement import peak
-from ..fitting.search import ROUNDS, MultiStart, SearchResult, multi_start
+from ..fitting.search import ROUNDS, MultiStart, multi_start
 from ..fitting.units import Units
 from ..parameters import Parameters
 from .coordinates import LinearDensity

@@ -15,6 +15,7 @@ from torch import Tensor
 from ...inference.families import GaussianPaths, Held, Point, tree_map
 from ..data.reading import to_tensor
 from ..data.series import Series
+from ..fitting.climbs import Climb, SearchResult
 from ..fitting.density import IMPOSSIBLE
 from ..fitting.fit import check_enough, explains_singularity
 from ..fitting.graph import Graph, Points
@@ -23,7 +24,7 @@ from ..fitting.message_passing import Passing
 from ..fitting.options import Options
 from ..fitting.posterior import VariationalPosterior
 from ..fitting.result import Result, result_of
-from ..fitting.search import Climb, MultiStart, SearchResult, multi_start
+from ..fitting.search import MultiStart, multi_start
 from ..linear.fixed import Known, read_fixed
 from ..linear.priors import units_of
 from ..parameters import SYMMETRIC, Parameters

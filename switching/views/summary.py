@@ -244,7 +244,7 @@ def _statistics(fit: Any, series: Series) -> pd.Series:
         "converged": "yes" if fit.converged else "interrupted" if fit.interrupted else "no",
         "steps": fit.steps,
         "starts": len(fit.restarts),
-        "starts that agree": fit.agreeing,
+        "kinds that agree": f"{fit.agreeing} of {fit.n_kinds}",
     }
     well: dict[str, Any] = {
         "sequences": series.n_sequences,

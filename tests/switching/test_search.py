@@ -5,9 +5,10 @@ import pytest
 import samplehold as sh
 import torch
 from samplehold.switching.fitting import search as search_module
+from samplehold.switching.fitting.climbs import STRIDE, Climb, SearchResult, merged
 from samplehold.switching.fitting.em import _ahead
-from samplehold.switching.fitting.search import STRIDE, Climb, SearchResult
-from samplehold.switching.fitting.starts import KINDS, first_guesses, rearranged
+from samplehold.switching.fitting.perturbation import CHANGES, End, perturbed
+from samplehold.switching.fitting.starts import KINDS, first_guesses
 from torch.distributions import constraints
 from torch.testing import assert_close
 
@@ -129,12 +130,54 @@ def test_a_fall_is_said():
 def test_every_restart_is_told_of():
     fit = sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)).fit(two_levels(100, 3.0), restarts=4, progress=False)
     table = fit.restarts
-    assert set(KINDS) <= set(table.start)
-    assert "rearranged" in set(table.start)
-    assert set(table.ended) <= {"converged", "left behind", "max_steps"}
+    assert set(table.start[table.independent]) == set(KINDS)
+    assert set(table.start[~table.independent]) <= set(CHANGES)
+    assert set(table.ended) <= {"converged", "left behind", "merged", "max_steps"}
+    assert fit.agreeing == table.start[table.agrees & table.independent].nunique() > 1
     assert int(table.agrees.sum()) > 4
-    assert (table.objective[table.agrees] >= table.objective.max() - 0.02).all()
+    ends = table.agrees & (table.ended != "merged")
+    assert (table.objective[ends] >= table.objective.max() - 0.02).all()
     assert len(sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)).fit([0.0, 1, 5, 6], restarts=1, progress=False).restarts) == 1
+
+
+def test_the_reason_doubts_an_optimum_that_few_kinds_of_start_have_reached():
+    def reason(*heights: float, independent: tuple[bool, ...] = ()) -> str:
+        kinds = ("clusters", "contexts", "pairs", "soft")
+        climbs = [Climb(kind, [height], ended="converged") for kind, height in zip(kinds, heights, strict=True)]
+        climbs += [Climb("shaken", [0.5], ended="converged", independent=False)] if independent else []
+        best = max(climbs, key=lambda climb: climb.final)
+        return SearchResult(climbs, best, False, tol=1e-3).reason
+
+    assert "better optimum" not in reason(-1.0, -1.005, -9.0, -9.0)
+    assert "1 of 4 kinds of start reached it, so a better optimum may exist: raise restarts" in reason(-1, -2, -9, -9)
+    assert "none of 4 kinds of start reached it" in reason(-1, -1, -1, -1, independent=(False,))
+
+
+def test_restarts_that_merge_reach_what_their_leader_reaches():
+    leader = Climb("clusters", [-5.0, -3.0])
+    follower = Climb("soft", [-5.005], leader=leader)
+    assert follower.reached(-3.0)
+    assert not follower.reached(-5.005)
+    assert follower.raised(2.0).reached(-1.0)
+
+
+def test_only_restarts_at_the_same_point_merge():
+    climbs = [Climb("clusters", [height]) for height in (-3.0, -3.005, -3.006, -4.0)]
+    points = torch.tensor([[1.0, 2.0], [1.01, 2.0], [1.5, 2.0], [1.0, 2.0]], dtype=torch.float64)
+    assert merged(climbs, points) == [None, climbs[0], None, None]
+
+
+def test_the_search_leaves_a_poor_end(monkeypatch):
+    """The only first guess leads to an end at which two states share a symbol's places at random."""
+    x = np.tile([0.0, 0, 1, 1, 2, 2], 40)
+    model = sh.SwitchingSSM(sh.Markov(6), sh.Categorical(3))
+    whole = search_module.first_guesses
+    monkeypatch.setattr(search_module, "first_guesses", lambda problem, n, *_: whole(problem, 1, 0))
+    fit = model.fit(x, prior=None, progress=False)
+    first = fit.restarts[fit.restarts.independent].objective.max()
+    assert first < -1.0
+    assert float(fit.objective[-1]) > -1e-3
+    assert fit.agreeing == 0
 
 
 def test_what_is_left_to_gain_is_extrapolated():
@@ -188,7 +231,7 @@ def test_what_has_converged_has_little_left_to_gain(flat_ridge, method):
     assert fit.reason.startswith("converged: less than 0.0008 nats")
     on = model.fit(flat_ridge, method, start=fit, restarts=1, max_steps=3000, tol=0.0, progress=False)
     assert float(on.objective[-1] - fit.objective[-1]) < 5e-3
-    short = model.fit(flat_ridge, method, max_steps=10, progress=False)
+    short = model.fit(flat_ridge, method, restarts=1, max_steps=10, progress=False)
     assert not short.converged
     assert "raise max_steps" in short.reason
     assert short.reason in repr(short)
@@ -214,7 +257,9 @@ def test_guesses_are_inside_their_supports_and_differ(emission):
     problem = model.problem(x, lengths=[40, 25])
     starts = first_guesses(problem, 8, 0)
     state = x.new_full((2, 40, 3), 1 / 3)
-    moved = rearranged(problem, state, 4, 0)
+    ends = [End({name: value[r] for name, value in starts.values.items()}, state) for r in range(3)]
+    moved = perturbed(problem, ends, 10, 0)
+    assert set(moved.kinds) == set(CHANGES)
     for values in (starts.values, moved.values):
         for name, parameter in problem.parameters.items():
             assert bool(parameter.support.check(values[name]).all()), name

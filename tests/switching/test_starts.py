@@ -8,7 +8,8 @@ from oracles.operators import unchecked
 from samplehold.switching.fitting.chain_graph import ChainGraph
 from samplehold.switching.fitting.chunked import engine_from
 from samplehold.switching.fitting.em import EM
-from samplehold.switching.fitting.starts import SAMPLE, Starts, first_guesses, first_labels, rearranged, sample_of
+from samplehold.switching.fitting.perturbation import End, perturbed
+from samplehold.switching.fitting.starts import SAMPLE, Starts, first_guesses, first_labels, sample_of
 from samplehold.switching.problem import Problem
 from torch import Tensor
 from torch.testing import assert_close
@@ -45,7 +46,9 @@ def problem_of(name: str, x: Tensor) -> Problem:
 def both(problem: Problem) -> tuple[Starts, Starts]:
     """Eight guesses of either kind."""
     state = torch.full((*problem.series.inside.shape, 3), 1 / 3, dtype=torch.float64, device=problem.series.last.device)
-    return first_guesses(problem, 8, 0), rearranged(problem, state, 8, 0)
+    starts = first_guesses(problem, 8, 0)
+    ends = [End({name: value[r] for name, value in starts.values.items()}, state) for r in range(2)]
+    return starts, perturbed(problem, ends, 8, 0)
 
 
 @pytest.mark.slow

@@ -1,0 +1,157 @@
+"""Restarts of a search: their traces, and the result of all of them."""
+
+import itertools
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+STRIDE = 8  # steps between two checks of the progress, and between extrapolations
+FARTHEST = 100.0  # longest extrapolation, in strides
+VISIBLE = 1e-9  # share of an objective below which a fall is ignored
+SAME = 0.01  # nats within which two runs have reached the same optimum
+ALIKE = 0.02  # relative difference of all parameters, below which two such runs are at the same point
+NEIGHBOURS = 4  # by height, with which a run is compared
+FEW = 2  # kinds of start below which an optimum is doubted
+
+COLUMNS = ["start", "steps", "objective", "ended", "agrees", "independent"]
+
+
+@dataclass
+class Climb:
+    """One restart: the kind of its start, its trace, and its current tables."""
+
+    kind: str
+    trace: list[float] = field(default_factory=list)
+    tables: dict[str, Any] = field(default_factory=dict)
+    collapsed: Tensor | None = None
+    sound: bool = True
+    """Whether no state has collapsed. A likelihood that is unbounded at a collapsed state does not count as better."""
+    ended: str = ""
+    independent: bool = True
+    """Whether its start does not come from the end of another restart."""
+    leader: "Climb | None" = None
+    """The restart with which this one has merged, because both were at the same point."""
+
+    @property
+    def final(self) -> float:
+        return self.trace[-1] if self.trace else -math.inf
+
+    def raised(self, by: float) -> "Climb":
+        """The restart for an objective that is greater by a constant."""
+        leader = None if self.leader is None else self.leader.raised(by)
+        return replace(self, trace=[height + by for height in self.trace], leader=leader)
+
+    def reached(self, height: float) -> bool:
+        """Whether this restart, or the one that it has merged with, ended within 0.01 nats of this height."""
+        return abs(self.final - height) <= SAME if self.leader is None else self.leader.reached(height)
+
+    def remaining_gain(self, rounding: float) -> float:
+        """The estimated remaining gain, from the last two rises."""
+        before, last = self._rises
+        if abs(last) <= rounding * abs(self.final):
+            return 0.0
+        return last * last / (before - last) if before > last else math.inf
+
+    def extrapolation(self, rounding: float) -> float:
+        """The length of an extrapolation in strides, from the last two rises; 0 if they allow no estimate."""
+        before, last = self._rises
+        if not rounding * abs(self.final) < last < before < math.inf:
+            return 0.0
+        rate = (last / before) ** (STRIDE / 2)
+        return min(rate / (1 - rate), FARTHEST)
+
+    @property
+    def _rises(self) -> tuple[float, float]:
+        if len(self.trace) < 3:
+            return math.inf, math.inf
+        a, b, c = self.trace[-3:]
+        return b - a, c - b
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """All restarts of a search, and the best of them."""
+
+    climbs: list[Climb]
+    best: Climb
+    interrupted: bool
+    tol: float = 0.0  # remaining gain in nats at which a run has converged
+    by_passes: bool = False  # whether the steps were passes through minibatches; then the trace is an estimate
+
+    def raised(self, by: float) -> "SearchResult":
+        """The result for an objective that is greater by a constant."""
+        climbs = [climb.raised(by) for climb in self.climbs]
+        best = next(new for new, old in zip(climbs, self.climbs, strict=True) if old is self.best)
+        return replace(self, climbs=climbs, best=best)
+
+    @property
+    def reason(self) -> str:
+        """Why the best restart ended, and whether few kinds of start have reached it."""
+        fall = f"; the objective fell by {self.fall:.2g} nats at a step" if self.fall else ""
+        return self._ending + fall + self._doubt
+
+    @property
+    def agreement(self) -> tuple[int, int]:
+        """The number of independent kinds of start that reached the best optimum, and of all."""
+        first = [climb for climb in self.climbs if climb.independent]
+        reached = {climb.kind for climb in first if climb.reached(self.best.final)}
+        return len(reached), len({climb.kind for climb in first})
+
+    @property
+    def _doubt(self) -> str:
+        n, tried = self.agreement
+        if self.interrupted or tried <= FEW or n >= FEW:
+            return ""
+        return f"; {n or 'none'} of {tried} kinds of start reached it, so a better optimum may exist: raise restarts"
+
+    @property
+    def fall(self) -> float:
+        """The largest fall of the best restart's objective at a step, in nats; 0 if it is within the tolerance."""
+        trace = [] if self.by_passes else self.best.trace
+        falls = [before - after for before, after in itertools.pairwise(trace)]
+        most = max(falls, default=0.0)
+        return most if most > self.tol + VISIBLE * abs(self.best.final) else 0.0
+
+    @property
+    def _ending(self) -> str:
+        if self.interrupted:
+            return "not converged: interrupted, so that better ends may not have been looked for"
+        if self.best.ended == "converged":
+            ending = "were gained in the last pass" if self.by_passes else "are left to gain"
+            return f"converged: less than {self.tol:.2g} nats {ending}"
+        gain = math.inf if self.by_passes else self.best.remaining_gain(0.0)
+        ahead = f"about {gain:.2g} nats are" if math.isfinite(gain) else "it is not known how much is"
+        return f"not converged: {ahead} left to gain after {len(self.best.trace)} steps; raise max_steps"
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row per restart: kind of start, steps, objective, how it ended, whether it reached the best optimum, and
+        whether its start does not come from another end."""
+        rows = [
+            (c.kind, len(c.trace), c.final, c.ended, c.reached(self.best.final), c.independent) for c in self.climbs
+        ]
+        return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def merged(climbs: list[Climb], points: Float[Tensor, "R P"]) -> list[Climb | None]:
+    """For each restart a slightly better one that is at the same point, up to the order of states, or None.
+
+    Arguments:
+        points: all parameters, sorted within each table, so that the order of states does not matter.
+    """
+    order = sorted(range(len(climbs)), key=lambda i: -climbs[i].final)
+    points = points[torch.tensor(order, device=points.device)]
+    leaders: list[Climb | None] = [None] * len(climbs)
+    for ahead in range(min(NEIGHBOURS, len(climbs) - 1), 0, -1):
+        worse, better = points[ahead:], points[:-ahead]
+        near = (worse - better).abs() <= ALIKE * torch.maximum(worse.abs(), better.abs()).clamp_min(ALIKE)
+        for place, alike in enumerate(near.all(-1).tolist(), start=ahead):
+            climb, leader = climbs[order[place]], climbs[order[place - ahead]]
+            if alike and leader.final - climb.final <= SAME:
+                leaders[order[place]] = leader
+    return leaders
