@@ -6,6 +6,8 @@ log-likelihood less ours, or its bound less ours, in nats, 0 where ours is at le
 fit when it starts where hmmlearn's variational Bayes ended under the same prior. Optima of the likelihood at which a
 state has collapsed onto a point are left out on both sides: there it has no maximum. Where hmmlearn has no such
 emission the peer is a longer fit with another seed. Single normals are also fitted by statsmodels.
+
+With `--fresh SEED` the problems are drawn at random instead: see `fresh_problems`.
 """
 
 import logging
@@ -352,4 +354,11 @@ def main(seeds: int = 3) -> None:
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    main(*map(int, sys.argv[1:]))
+    if "--fresh" in sys.argv:
+        warnings.simplefilter("ignore")
+        logging.getLogger("hmmlearn").setLevel(logging.CRITICAL)
+        import fresh_problems
+
+        fresh_problems.main(sys.argv[1:])
+    else:
+        main(*map(int, sys.argv[1:]))

@@ -1,0 +1,275 @@
+"""Problems that nobody tuned to: drawn anew from each seed, and fitted at the default settings.
+
+`python tests/benchmarks/fit_quality.py --fresh SEED [--problems N] [--first M] [--method em] [--out FOLDER]` runs in
+one process on one thread; `--first` and `--problems` choose a slice, so several processes, each with a folder of its
+own, can share the work. A problem has random dynamics, emissions, separations, lengths, sequences, cycles, rare states
+and repeated values. The best known objective is the highest of all ends here: of our fits, of a wide search of ours
+with 256 starts, and of the best three of hmmlearn's 30 restarts, continued under our objective by one fit that starts
+there. Priors are the default ones, so that the objective has a maximum. FOLDER keeps finished problems, and a second
+run continues. Without its `fits.jsonl` the fits are made again, against the same references.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from fit_quality import cyclic, left_right, path, sticky
+from hmmlearn import hmm
+from samplehold import Bernoulli, Categorical, Copy, Markov, MultivariateNormal, Normal, Poisson, SwitchingSSM
+
+SEEDS = 3  # fits of each problem
+WIDE = 64  # restarts of the wide search: four times as many starts
+PEER = 30  # restarts of hmmlearn
+CONTINUED = 3  # of them, under our objective
+TIMED = 10  # default fits of hmmlearn that the time is compared with
+NEAR = 0.01  # nats
+
+
+class Fresh(NamedTuple):
+    name: str
+    model: SwitchingSSM
+    series: list[np.ndarray]
+
+    @property
+    def has_peer(self) -> bool:
+        kinds = Normal | MultivariateNormal | Categorical | Poisson
+        return isinstance(self.model.dynamics, Markov) and isinstance(self.model.emission, kinds)
+
+
+# ---- draws -----------------------------------------------------------------------------------------------------------
+
+
+def draw(seed: int, number: int) -> Fresh:
+    """Problem `number` of this seed."""
+    rng = np.random.default_rng([seed, number])
+    n_states = int(rng.choice([2, 3, 4, 5, 6, 7, 8], p=[0.26, 0.22, 0.16, 0.12, 0.1, 0.08, 0.06]))
+    n_steps = int(10 ** rng.uniform(np.log10(60 * n_states) - 0.7, np.log10(600 * n_states)))
+    moves, table = moves_of(n_states, rng)
+    state = path(table, n_steps, rng)
+    name, emission, x = observed(state, n_states, rng)
+    n_sequences = int(rng.integers(2, 7)) if rng.random() < 0.25 and n_steps > 60 else 1
+    dynamics = Copy(n_states) if moves == "copy" else Markov(n_states)
+    return Fresh(f"{name}, {moves}", SwitchingSSM(dynamics, emission), np.array_split(x, n_sequences))
+
+
+def moves_of(k: int, rng: np.random.Generator) -> tuple[str, np.ndarray]:
+    """The kind and the table of random transitions."""
+    kind = str(rng.choice(["sticky", "cyclic", "left-right", "loose", "classes", "rare", "copy"]))
+    match kind:
+        case "sticky":
+            table = sticky(k, rng.uniform(0.6, 0.99))
+        case "cyclic":
+            table = cyclic(k, rng.uniform(0.6, 0.99))
+        case "left-right":
+            table = left_right(k, rng.uniform(0.7, 0.98))
+        case "loose":
+            table = rng.dirichlet(np.full(k, 10.0 ** rng.uniform(-0.7, 0.5)), k)
+        case "classes":  # two groups that alternate more than they stay
+            group = np.arange(k) % 2
+            table = np.where(group[:, None] == group, rng.uniform(0.05, 0.5), 1.0) * rng.dirichlet(np.ones(k), k)
+        case "rare":
+            table = sticky(k, rng.uniform(0.7, 0.95))
+            table[:-1, -1] = rng.uniform(0.003, 0.02)
+        case _:
+            redraw = 10.0 ** rng.uniform(-1.7, -0.3)
+            table = (1 - redraw) * np.eye(k) + redraw * rng.dirichlet(np.full(k, 2.0))
+    table = table + 1e-12
+    return kind, table / table.sum(1, keepdims=True)
+
+
+def observed(state: np.ndarray, k: int, rng: np.random.Generator) -> tuple[str, Any, np.ndarray]:
+    """Observations of random emissions: their name, the emission, and the table `[n, F]`."""
+    n, kind = len(state), str(rng.choice(["normal", "full normal", "letters", "strings", "counts", "coins"]))
+    gap, features = 10.0 ** rng.uniform(-0.3, 0.7), int(rng.integers(1, 4))
+    match kind:
+        case "normal":
+            means = np.stack([gap * rng.permutation(k) for _ in range(features)], 1)
+            if rng.random() < 0.3:
+                means = means[rng.integers(0, k, k)]  # states of equal means
+            scales = 10.0 ** rng.uniform(-0.5, 0.5, (k, features)) if rng.random() < 0.5 else np.ones((k, features))
+            x = means[state] + scales[state] * rng.standard_normal((n, features))
+            if rng.random() < 0.2:
+                x[rng.random(n) < 0.01] *= 5
+            return kind, Normal(features), np.round(x) if rng.random() < 0.15 else x
+        case "full normal":
+            features = min(features + 1, 3)
+            roots = rng.standard_normal((k, features, features)) / np.sqrt(features) + 0.3 * np.eye(features)
+            means = gap * rng.standard_normal((k, features))
+            noise = np.einsum("nij,nj->ni", roots[state], rng.standard_normal((n, features)))
+            return kind, MultivariateNormal(features), means[state] + noise
+        case "letters":
+            n_letters = int(rng.integers(2, 27))
+            sums = rng.dirichlet(np.full(n_letters, 10.0 ** rng.uniform(-1, 0.3)), k).cumsum(1)
+            x = (rng.random((n, 1)) > sums[state]).sum(1, keepdims=True).clip(max=n_letters - 1)
+            return kind, Categorical(n_letters), x.astype(float)
+        case "strings":  # states share letters, with noise
+            n_letters = max(2, int(rng.integers(2, k + 1)))
+            x, noisy = rng.integers(0, n_letters, k)[state], rng.random(n) < rng.uniform(0, 0.15)
+            x[noisy] = rng.integers(0, n_letters, noisy.sum())
+            return kind, Categorical(n_letters), x[:, None].astype(float)
+        case "counts":
+            rates = np.stack([rng.permutation(np.geomspace(0.5, 2.0 * gap * k, k)) for _ in range(features)], 1)
+            return kind, Poisson(features), rng.poisson(rates[state]).astype(float)
+        case _:
+            probs = rng.beta(0.5, 0.5, (k, features + 1))
+            return kind, Bernoulli(features + 1), (rng.random((n, features + 1)) < probs[state]).astype(float)
+
+
+# ---- both sides ------------------------------------------------------------------------------------------------------
+
+
+def objective(problem: Fresh, method: str, **options: Any) -> float:
+    return float(problem.model.fit(problem.series, method, progress=False, **options).objective[-1])
+
+
+def peer(problem: Fresh, **options: Any) -> Any:
+    """hmmlearn's model, fitted."""
+    x, lengths = np.concatenate(problem.series), [len(x) for x in problem.series]
+    k, emission = problem.model.dynamics.n_states, problem.model.emission
+    match emission:
+        case Normal():
+            model = hmm.GaussianHMM(k, **options)
+        case MultivariateNormal():
+            model = hmm.GaussianHMM(k, covariance_type="full", **options)
+        case Categorical():
+            model = hmm.CategoricalHMM(k, n_features=emission.n_categories, **options)
+        case _:
+            model = hmm.PoissonHMM(k, **options)
+    return model.fit(x if isinstance(model, hmm.GaussianHMM) else x.astype(int), lengths)
+
+
+def values_of(model: Any) -> dict[str, Any]:
+    """hmmlearn's parameters under our names."""
+    values = {"initial_probs": model.startprob_, "transition_probs": model.transmat_}
+    if isinstance(model, hmm.CategoricalHMM):
+        return values | {"probs": model.emissionprob_}
+    if isinstance(model, hmm.PoissonHMM):
+        return values | {"rate": model.lambdas_}
+    if model.covariance_type == "full":
+        return values | {"loc": model.means_, "covariance": model.covars_}
+    return values | {"loc": model.means_, "precision": 1 / np.diagonal(model.covars_, axis1=-2, axis2=-1)}
+
+
+def peer_ends(problem: Fresh, method: str) -> Iterator[float]:
+    """Our objective where hmmlearn's best restarts lead."""
+    ends = []
+    for seed in range(PEER):
+        try:
+            model = peer(problem, n_iter=300, tol=1e-3, random_state=seed, implementation="scaling")
+        except ValueError:  # a covariance that is not positive definite
+            continue
+        ends.append((model.monitor_.history[-1], model))
+    best = sorted((end for end in ends if np.isfinite(end[0])), key=lambda end: -end[0])
+    apart = [end for i, end in enumerate(best) if all(abs(end[0] - other[0]) > NEAR for other in best[:i])]
+    for _, model in apart[:CONTINUED]:
+        try:
+            yield objective(problem, method, start=values_of(model), restarts=1, max_steps=2000)
+        except ValueError:  # parameters at the bounds of their support
+            continue
+
+
+def peer_seconds(problem: Fresh) -> float:
+    begin = time.process_time()
+    for seed in range(TIMED):
+        try:
+            peer(problem, random_state=seed)
+        except ValueError:
+            continue
+    return time.process_time() - begin
+
+
+def reference(problem: Fresh, method: str) -> dict[str, float]:
+    """The best of a wide search of ours, and of hmmlearn's ends."""
+    wide = objective(problem, method, restarts=WIDE, seed=10_000, max_steps=2000)
+    return {"wide": wide, "peer": max(peer_ends(problem, method), default=-np.inf) if problem.has_peer else -np.inf}
+
+
+def fits(problem: Fresh, method: str) -> dict[str, Any]:
+    """Our default fits, one for each seed, and beside them the seconds of hmmlearn's."""
+    rows = []
+    for seed in range(SEEDS):
+        begin = time.process_time()
+        fit = problem.model.fit(problem.series, method, seed=seed, progress=False)
+        seconds = time.process_time() - begin
+        best = fit.restarts[fit.restarts.agrees]
+        rows.append((float(fit.objective[-1]), seconds, fit.agreeing, sorted(set(best.start)), fit.converged))
+    keys = "ends", "seconds", "agreeing", "kinds", "converged"
+    peer = {"peer_seconds": peer_seconds(problem) if problem.has_peer else None}
+    return dict(zip(keys, map(list, zip(*rows, strict=True)), strict=True)) | peer
+
+
+# ---- the report ------------------------------------------------------------------------------------------------------
+
+
+class Kept:
+    """Records by the number of their problem, in a file that grows."""
+
+    def __init__(self, file: Path | None) -> None:
+        self.file, self.records = file, {}
+        if file is not None and file.exists():
+            self.records = {row["number"]: row for row in map(json.loads, file.read_text().splitlines())}
+
+    def get(self, number: int, make: Any) -> dict[str, Any]:
+        if number not in self.records:
+            self.records[number] = {"number": number, **make()}
+            if self.file is not None:
+                with self.file.open("a") as out:
+                    out.write(json.dumps(self.records[number]) + "\n")
+        return self.records[number]
+
+
+def row_of(number: int, problem: Fresh, known: dict[str, Any], ours: dict[str, Any]) -> tuple[str, list[float], float]:
+    """The printed row, the nats behind the best known by seed, and the ratio of times."""
+    best = max(known["wide"], known["peer"], *ours["ends"])
+    behind = [max(0.0, best - end) for end in ours["ends"]]
+    ratio = float(np.median(ours["seconds"])) / (ours["peer_seconds"] or float("nan"))
+    steps = "+".join(str(len(x)) for x in problem.series)
+    by_peer = max(0.0, best - known["peer"]) if problem.has_peer else float("nan")
+    cells = [
+        str(number),
+        problem.name,
+        str(problem.model.dynamics.n_states),
+        steps if len(steps) < 12 else f"{sum(map(len, problem.series))} in {len(problem.series)}",
+        ", ".join(f"{gap:.2g}" if gap > NEAR else "0" for gap in behind),
+        f"{by_peer:.2g}" if by_peer > NEAR else "0" if problem.has_peer else "",
+        f"{max(0.0, best - known['wide']):.2g}" if best - known["wide"] > NEAR else "0",
+        f"{np.median(ours['seconds']):.2f}",
+        f"{ratio:.1f}" if problem.has_peer else "",
+    ]
+    return f"| {' | '.join(cells)} |", behind, ratio
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--fresh", type=int, required=True, metavar="SEED")
+    parser.add_argument("--problems", type=int, default=200)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--method", choices=["em", "vmp"], default="em")
+    parser.add_argument("--out", type=Path)
+    chosen = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    if chosen.out is not None:
+        chosen.out.mkdir(parents=True, exist_ok=True)
+    known, ours = (Kept(chosen.out and chosen.out / f"{name}.jsonl") for name in ("references", "fits"))
+    print("| | problem | K | steps | behind, by seed | hmmlearn behind | 256 starts behind | seconds | ratio |")
+    print("|---:|---|---:|---:|---|---:|---:|---:|---:|")
+    gaps, ratios = [], []
+    for number in range(chosen.first, chosen.first + chosen.problems):
+        problem = draw(chosen.fresh, number)
+        references = known.get(number, lambda: reference(problem, chosen.method))  # noqa: B023
+        fitted = ours.get(number, lambda: fits(problem, chosen.method))  # noqa: B023
+        row, behind, ratio = row_of(number, problem, references, fitted)
+        gaps += behind
+        ratios.append(ratio)
+        print(row, flush=True)
+    good = np.mean([gap <= NEAR for gap in gaps])
+    print(
+        f"\nSeed {chosen.fresh}, {chosen.problems} problems: within {NEAR} nat of the best known on {100 * good:.1f} % "
+        f"of {len(gaps)} fits (aim: 95 %); time against {TIMED} default fits of hmmlearn: median "
+        f"{np.nanmedian(ratios):.1f} (aim: 2), at most {np.nanmax(ratios):.1f}."
+    )
