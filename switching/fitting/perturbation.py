@@ -7,8 +7,8 @@
     rearranged   one state removed, and another split in two (Ueda, Nakano, Ghahramani & Hinton 2000, *SMEM algorithm
                  for mixture models*)
 
-Good optima resemble each other, so changed copies of the best reach better ones more often than new guesses do
-(Lourenço, Martin & Stützle 2003, *Iterated local search*).
+Changed copies of good optima can reach better ones that new guesses miss (Lourenço, Martin & Stützle 2003, *Iterated
+local search*). How often is measured in docs/benchmarks.md.
 """
 
 from collections.abc import Callable, Sequence

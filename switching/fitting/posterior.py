@@ -94,9 +94,9 @@ class ParameterPosterior(ABC):
             correct: use draws of `refined`. Draws of a variational q lie too close together, because q ignores the
                 dependence between the parameters and the paths.
 
-        Measured on short series, 90 % intervals contain the true value in 83 to 94 % of the cases (see
-        docs/interval_coverage.md). Those of `state_probs` of short copy series contain it in 75 to 77 %. Exact Gibbs
-        sampling gives 78 %, so this is a property of the posterior: a few redraws tell little, and the prior counts.
+        90 % intervals of short series contain the true value in about 80 to 95 % of the cases, by parameter (see
+        docs/interval_coverage.md). Those of `state_probs` of short copy series contained it in 75 to 77 % in one
+        measurement, in which exact Gibbs sampling had 78 %: this is a property of the posterior.
         """
         level, n = check_probability("level", level, proper=True), check_integer("n", n)
         draws = (self.refined if check_flag("correct", correct) else self).sample(n, seed)

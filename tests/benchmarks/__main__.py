@@ -44,6 +44,8 @@ PEERS = (
     "bayespy",
 )
 
+FRESH = "## Fresh problems"  # a section that this program keeps
+
 
 def version(name: str) -> str:
     try:
@@ -72,7 +74,8 @@ def main() -> None:
         if done.returncode:
             sys.exit(f"{script.name} failed:\n{done.stderr}")
         parts.append(f"## {TITLES.get(script.stem, script.stem)}\n\n{docstring}\n\n{done.stdout.strip()}\n")
-    OUT.write_text("\n".join(parts), encoding="utf-8")
+    _, title, fresh = OUT.read_text(encoding="utf-8").partition(FRESH)  # of `fit_quality.py --fresh`, which takes hours
+    OUT.write_text("\n".join([*parts, title + fresh]), encoding="utf-8")
     print(f"wrote {OUT}")
 
 
