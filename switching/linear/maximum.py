@@ -73,7 +73,7 @@ def change(search: MultiStart, density: LinearDensity, options: Options) -> None
         if search.interrupted:
             return
         starts = changed(density, search.best.tables["y"])
-        search.run(Ascent(density, starts.points), starts.kinds, 0)
+        search.run(Ascent(density, starts.points), starts.kinds, 0, independent=False)
         if search.best.final <= before + search.tol:
             return
 
