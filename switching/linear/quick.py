@@ -50,13 +50,14 @@ class QuickDensity(LinearDensity):
         assert isinstance(problem.emission, Irregular)
         values, x = self.coordinates.values(flat), problem.series.observations
         moves, sights = problem.dynamics.moves(values), problem.emission.sights(values, problem.series.drive.covariates)
+        emission, unit = _in_like_units(sights.emission, list(problem.emission.structure.driven))
         size = moves.transition.shape[-1]
         start = torch.zeros_like(moves.transition) if moves.initial_covariance is None else moves.initial_covariance
         arguments = (
             x.reshape(-1, x.shape[-2]),
             moves.transition.expand(n, size, size),
-            moves.state_noise.diagonal(dim1=-2, dim2=-1).expand(n, size),
-            sights.emission.reshape(-1, x.shape[-2] if problem.varies else 1, size),
+            (moves.state_noise.diagonal(dim1=-2, dim2=-1) * unit.square()).expand(n, size),
+            emission.reshape(-1, x.shape[-2] if problem.varies else 1, size),
             sights.observation_noise.reshape(-1).expand(n),
             start.expand(n, size, size),
             constant(tuple(problem.dynamics.diffuse), torch.bool, x.device),
@@ -64,5 +65,16 @@ class QuickDensity(LinearDensity):
         kernel = evidence.serving(*arguments)
         if kernel is None:
             return None
-        total = kernel(*arguments).sum(-1) + problem.log_prior(values)
+        total = (kernel(*arguments) - unit.log().sum()).sum(-1) + problem.log_prior(values)
         return total.nan_to_num(-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
+
+
+def _in_like_units(emission: Tensor, driven: list[int]) -> tuple[Tensor, Float[Tensor, "L"]]:
+    """The emission of coefficients in units in which all covariates are at most 1, and these units.
+
+    Beside much larger covariates the kernel would not see that an observation determines a diffuse coefficient.
+    """
+    unit = torch.ones_like(emission.reshape(-1, emission.shape[-1])[0])
+    largest = emission.flatten(0, -2).abs().amax(0)
+    unit[driven] = torch.where(largest > 0, largest, 1.0)[driven]
+    return emission / unit, unit
