@@ -159,9 +159,10 @@ def drawn_moves(problem: Problem, generator: torch.Generator) -> Parameters:
 
 
 def stacked(problem: Problem, guesses: list[Parameters]) -> Parameters:
-    """All guesses, with the fixed parameters at their values."""
+    """All guesses `[R, ...]`, with the fixed parameters at their values."""
     tables = {name: torch.cat([guess[name] for guess in guesses]) for name in guesses[0]}
-    return tables | {name: value.expand(len(guesses), *value.shape) for name, value in problem.fixed.items()}
+    n = len(next(iter(tables.values())))
+    return tables | {name: value.expand(n, *value.shape) for name, value in problem.fixed.items()}
 
 
 def from_labels(problem: Problem, labels: Int[Tensor, "*b T"]) -> Parameters:
