@@ -37,6 +37,8 @@ from .costs import Account, mode, same_form
 _NAMESPACE = __name__.partition(".")[0]  # samplehold, but where its files are imported under another name
 _DEVICES = "cpu", "cuda"
 _PLAIN_TENSORS = Tensor, torch.nn.Parameter
+_is_mapped: Any = torch._C._functorch.is_legacy_batchedtensor  # pyright: ignore[reportAttributeAccessIssue]
+"""Whether a tensor stands for several, in a backward pass of `torch.autograd.grad(..., is_grads_batched=True)`."""
 _defined: dict[str, "Op"] = {}
 _stand_ins: dict[str, str] = {}
 
@@ -204,10 +206,8 @@ class Op(Kernels):
     def _by_adjoint(self, call: Call, grads: Sequence[Tensor | None]) -> Gradients | None:
         device = next(x.device.type for x in call.inputs if isinstance(x, Tensor))
         adjoint, takes = self._adjoints.get(_stand_ins.get(device, device), (None, _anything))
-        # those of `torch.autograd.grad(..., is_grads_batched=True)`, which maps no operator that returns a list
-        is_mapped = torch._C._functorch.is_legacy_batchedtensor  # pyright: ignore[reportAttributeAccessIssue]
-        mapped = any(grad is not None and is_mapped(grad) for grad in grads)
-        if adjoint is None or mapped or not takes(*call.inputs):
+        # the maps of torch know no operator that returns a list
+        if adjoint is None or _batched(grads) or not takes(*call.inputs):
             return None
         parts = iter(adjoint(*call.inputs, *call.outputs, *grads))
         return tuple(next(parts) if _differentiable(x) else None for x in call.inputs)
@@ -291,8 +291,7 @@ def beyond_kernels(*grads: Tensor | None) -> bool:
 
 def _batched(grads: Sequence[Tensor | None]) -> bool:
     """Whether `torch.autograd.grad` takes several gradients at once, by a map of its own."""
-    mapped: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
-    return any(x is not None and mapped.is_legacy_batchedtensor(x) for x in grads)
+    return any(x is not None and _is_mapped(x) for x in grads)
 
 
 def differentiated(*inputs: Any) -> bool:
@@ -360,7 +359,7 @@ def _computed_only(arguments: Sequence[Any]) -> str | None:
     recorded, device = torch.is_grad_enabled(), None
     for x in arguments:
         if isinstance(x, Tensor):
-            if type(x) not in _PLAIN_TENSORS or (recorded and x.requires_grad):
+            if type(x) not in _PLAIN_TENSORS or (recorded and x.requires_grad) or _is_mapped(x):
                 return None
             device = device or x.device.type
     return device

@@ -25,7 +25,7 @@ class Keys:
     preparing: bool = True  # no block has been open yet, so there is no result to lose
     open: int = 0  # number of nested open blocks
     waiting: bool = False  # a press came while no block was open
-    heard: bool = False  # a press has interrupted the open block
+    heard: bool = False  # a press has interrupted the open block, or the preparation
 
 
 _keys: Keys | None = None  # of the current fit
@@ -49,7 +49,7 @@ def interruptible() -> Iterator[None]:
             again.start()
             return
         if keys.preparing or keys.open or keys.waiting:
-            keys.waiting, keys.heard = False, keys.open > 0
+            keys.waiting, keys.heard = False, keys.preparing or keys.open > 0
             before(number, frame)  # which raises KeyboardInterrupt
         keys.waiting = True
 
@@ -75,7 +75,7 @@ def may_interrupt() -> Iterator[None]:
         return
     keys.preparing, keys.open = False, keys.open + 1
     try:
-        if keys.waiting:
+        if keys.waiting or (keys.heard and keys.open == 1):  # heard before this block: in vain, as in a finaliser
             keys.waiting = False
             raise KeyboardInterrupt
         yield

@@ -321,6 +321,14 @@ def test_a_press_at_any_time(method, wait):
         assert_close(problem.objective(fit.model.values), fit.objective[-1], rtol=1e-12, atol=0)
 
 
+def test_a_press_that_is_lost_before_the_first_step_is_heard_at_it():
+    with interruptible():
+        with contextlib.suppress(KeyboardInterrupt):  # as a finaliser does
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt), may_interrupt():
+            raise AssertionError("the press was lost")
+
+
 def test_a_press_that_is_lost_in_a_finaliser_is_heard_at_the_next_step(monkeypatch):
     true = Progress.__call__
 

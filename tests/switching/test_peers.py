@@ -67,7 +67,7 @@ def test_the_page_has_every_word(word: Word):
 
 
 def test_a_word_for_an_option_that_a_model_has_not_is_not_given():
-    with pytest.raises(TypeError, match=r"^fit: has no option 'inputs'; it has method, "):
+    with pytest.raises(TypeError, match=r"^fit: has no option 'inputs'; it has covariates, method, "):
         sh.LinearSSM(1).fit(X, inputs=X)
     with pytest.raises(TypeError, match=r"^fit: has no option 'masks' \(here it is NaN in x .*\); it has method, "):
         sh.LinearSSM(1).fit(X, masks=X)

@@ -16,7 +16,7 @@ PERIODS = [[0, 0, 1], [0, 1, 0, 2], [0, 0, 1, 1, 2, 2], [0, 0, 1, 0, 2], [0, 1, 
 
 
 def labels_of(problem: Problem, seed: int) -> Tensor:
-    points = starts._embedded(problem.emission, problem.series)
+    points = starts.embedded(problem.emission, problem.series)
     return starts._labels("pairs", problem.series, problem.n_states, points, np.random.default_rng(seed))
 
 
