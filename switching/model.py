@@ -23,7 +23,7 @@ from ..inference.numerics.randomness import Seed
 from ..inference.numerics.records import Record
 from ..inference.numerics.scalars import check_batch_shape, check_integer, check_kind
 from .base import Model, Probabilities
-from .data.reading import check_finite, read_row, to_tensor
+from .data.reading import check_finite, read_inputs, read_row, to_tensor
 from .data.series import Given, Series
 from .dynamics.contract import Dynamics
 from .emissions.contract import Emission
@@ -331,14 +331,7 @@ class SwitchingSSM(Model):
         check_kind("state", state, StreamState, "the state from start() or update()")
         batch = tuple(state.log_evidence.shape)
         x_t = read_row(x_t, batch, self.emission.n_features)
-        if covariates is not None:
-            covariates = to_tensor(covariates, "covariates").to(x_t)
-            if tuple(covariates.shape) != (*batch, self.n_covariates):
-                raise ValueError(
-                    f"covariates: got shape {tuple(covariates.shape)}, expected {(*batch, self.n_covariates)}: "
-                    "this step's."
-                )
-            covariates = covariates.unsqueeze(-2)
+        inputs = read_inputs(covariates, x_t, self.n_covariates)
         if dt is not None:
             gap = to_tensor(dt, "dt").to(x_t).unsqueeze(-1)
             if tuple(gap.shape) != (*batch, 1):
@@ -347,7 +340,7 @@ class SwitchingSSM(Model):
                 raise ValueError(f"dt: got {dt}, expected the time since the previous step, a number of at least 0.")
             dt = gap
         with naming("x_t"):
-            series = Series(x_t.unsqueeze(-2), None, covariates, dt)
+            series = Series(x_t.unsqueeze(-2), None, inputs, dt)
             check_finite(series)
             self._check_observations(series)
             self._check_drive(series, 1)

@@ -389,3 +389,13 @@ def read_row(x_t: Any, batch: tuple[int, ...], n_features: int) -> Float[Tensor,
     if tuple(row.shape) != (*batch, n_features):
         raise ValueError(f"x_t: got shape {tuple(row.shape)}, expected {(*batch, n_features)}.")
     return row
+
+
+def read_inputs(covariates: Any, row: Float[Tensor, "*b F"], n_covariates: int) -> Float[Tensor, "*b 1 C"] | None:
+    """The covariates `[*batch, C]` beside one observation of each stream, if there are any."""
+    if covariates is None:
+        return None
+    table, expected = to_tensor(covariates, "covariates").to(row), (*row.shape[:-1], n_covariates)
+    if tuple(table.shape) != expected:
+        raise ValueError(f"covariates: got shape {tuple(table.shape)}, expected {expected}: this step's.")
+    return table.unsqueeze(-2)

@@ -23,7 +23,7 @@ from ...inference.numerics.randomness import Seed
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_batch_shape, check_choice, check_integer, check_kind
 from ..base import Model, Probabilities
-from ..data.reading import read_row, to_tensor
+from ..data.reading import read_inputs, read_row
 from ..data.series import Given, Series, check_covariates, number
 from ..fitting.options import METHODS, Options
 from ..parameters import Parameter, Parameters, check_parameters
@@ -372,7 +372,7 @@ class LinearSSM(Model):
         batch = tuple(state.log_evidence.shape)
         x_t = read_row(x_t, batch, self.n_features)
         x, so_far = x_t.unsqueeze(-2), state.log_evidence.to(x_t.device)
-        inputs = self.read(x, covariates=_row(covariates, batch, self.n_covariates)).covariates
+        inputs = self.read(x, covariates=read_inputs(covariates, x_t, self.n_covariates)).covariates
         if state.mean is None or state.covariance is None:
             x = x if state.pending is None else torch.cat([state.pending, x], -2)
             if inputs is not None and state.pending_covariates is not None:
@@ -493,13 +493,3 @@ class LinearSSM(Model):
         from ..views import linear_figures
 
         return linear_figures
-
-
-def _row(covariates: Any, batch: tuple[int, ...], n_covariates: int) -> Tensor | None:
-    """Covariates of one step as `[*batch, 1, C]`."""
-    if covariates is None:
-        return None
-    table = to_tensor(covariates, "covariates")
-    if tuple(table.shape) != (*batch, n_covariates):
-        raise ValueError(f"covariates: got shape {tuple(table.shape)}, expected {(*batch, n_covariates)}: this step's.")
-    return table.unsqueeze(-2)

@@ -8,6 +8,7 @@ import pytest
 import samplehold as sh
 import torch
 from oracles.models import KINDS, drive, random_model
+from oracles.operators import unchecked
 from oracles.switching_linear import values_of
 from samplehold.switching.slds.layout import LinearRegimes
 from torch.testing import assert_close
@@ -71,7 +72,8 @@ def test_an_interval_draws_nothing():
 
 def test_a_stream_continues_from_a_state() -> None:
     for model in (random_model("copy", "normal", seed=1), random_model("markov", "normal", seed=1)):
-        with pytest.raises(TypeError, match="state"):
+        message = r"^state: got NoneType, expected the state from start\(\) or update\(\)"
+        with unchecked(), pytest.raises(TypeError, match=message):
             model.update(None, [1.0] * model.n_features)
 
 
