@@ -36,6 +36,7 @@ from .forecast import LinearForecast
 from .priors import units_of
 from .problem import LinearProblem, known, sizes
 from .program import linear_program
+from .streams import LinearStreamOutput, LinearStreamState
 from .structure import Structure
 
 if TYPE_CHECKING:
@@ -50,28 +51,6 @@ class LinearSimulated(Record):
 
     x: Float[Tensor, "*b T F"]
     latent: Float[Tensor, "*b T L"]
-
-
-@dataclass(frozen=True, repr=False)
-class LinearStreamState(Record):
-    """The memory of a stream: the belief about the last state. While a diffuse start is undetermined, `pending` has the
-    observations so far instead, and `pending_covariates` their covariates."""
-
-    mean: Float[Tensor, "*b L"] | None
-    covariance: Float[Tensor, "*b L L"] | None
-    log_evidence: Float[Tensor, "*b"]
-    steps: int
-    pending: Float[Tensor, "*b n F"] | None = None
-    pending_covariates: Float[Tensor, "*b n C"] | None = None
-
-
-@dataclass(frozen=True, repr=False)
-class LinearStreamOutput(Record):
-    """The result of one observation of a stream; NaN while a diffuse start is undetermined."""
-
-    mean: Float[Tensor, "*b L"]
-    covariance: Float[Tensor, "*b L L"]
-    log_increment: Float[Tensor, "*b"]
 
 
 class LinearSSM(Model):
@@ -377,14 +356,13 @@ class LinearSSM(Model):
             x = x if state.pending is None else torch.cat([state.pending, x], -2)
             if inputs is not None and state.pending_covariates is not None:
                 inputs = torch.cat([state.pending_covariates, inputs], -2)
-            with naming("x_t"):
-                chain = self._problem(self.read(x, covariates=inputs)).chain(self.values_like(x))
-        else:
-            with naming("x_t"):
-                chain = self._after(state.mean, state.covariance, self.read(x, covariates=inputs))
         try:
             with naming("x_t"):
-                filtered = chain.filter()
+                problem, values = self._problem(self.read(x, covariates=inputs)), self.values_like(x)
+                if state.mean is None or state.covariance is None:
+                    filtered = problem.chain(values).filter()
+                else:
+                    filtered = problem.after(values, state.mean, state.covariance).filter()
         except ValueError as error:
             if not str(error).startswith("diffuse"):
                 raise
@@ -394,20 +372,6 @@ class LinearSSM(Model):
         mean, covariance = filtered.mean[..., -1, :], filtered.covariance[..., -1, :, :]
         after = LinearStreamState(mean, covariance, so_far + filtered.log_normalizer, state.steps + 1)
         return after, LinearStreamOutput(mean, covariance, filtered.log_normalizer)
-
-    def _after(self, mean: Tensor, covariance: Tensor, series: Series) -> LinearGaussianChain:
-        """The chain of one step after a belief."""
-        x = series.observations
-        values = self.values_like(x)
-        moves, sights = self.dynamics.moves(values), self.emission.sights(values, series.covariates)
-        mean = (moves.transition @ mean.to(x).unsqueeze(-1)).squeeze(-1)
-        if moves.transition_offset is not None:
-            mean = mean + moves.transition_offset
-        covariance = moves.transition @ covariance.to(x) @ moves.transition.mT + moves.state_noise
-        covariance = (covariance + covariance.mT) / 2
-        return LinearGaussianChain(
-            x, moves.transition, moves.state_noise, initial_mean=mean, initial_covariance=covariance, **sights._asdict()
-        )
 
     # ---- fits and figures ------------------------------------------------------------------------------------------
 

@@ -73,6 +73,17 @@ class LinearProblem(SeriesProblem):
         x = x.reshape(*[1] * lead, *x.shape)
         return LinearGaussianChain(x, **tables, diffuse=diffuse, lengths=self.series.lengths)
 
+    def after(
+        self, values: Parameters, mean: Float[Tensor, "*b L"], covariance: Float[Tensor, "*b L L"]
+    ) -> LinearGaussianChain:
+        """The chain of the series after a belief about the state before it."""
+        (tables, _), x = self.tables(values), self.series.observations
+        moves = tables["transition"]
+        mean = (moves @ mean.to(x).unsqueeze(-1)).squeeze(-1) + tables.get("transition_offset", 0.0)
+        covariance = moves @ covariance.to(x) @ moves.mT + tables["state_noise"]
+        first = {"initial_mean": mean, "initial_covariance": (covariance + covariance.mT) / 2}
+        return LinearGaussianChain(x, **(tables | first))
+
     def tables(self, values: Parameters) -> tuple[dict[str, Tensor], int]:
         """The arguments of a chain under parameters `[*r, ...]`, with axes for sequences, and the number of axes *r."""
         sights = self.emission.sights(values, self.series.drive.covariates)

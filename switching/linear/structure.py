@@ -122,8 +122,8 @@ class Sum(Structure):
         names = [name for term in self.terms for name in dict.fromkeys([*term.parameters, *term.latents])]
         for name in [name for name in names if names.count(name) > 1][:1]:
             raise ValueError(
-                f"structure: got two terms with {name}, which a series cannot separate; leave one out, or give a "
-                "season as harmonics, Seasonal(period, trigonometric=True)."
+                f"structure: got two terms with {name}, which a series cannot separate; leave one out, give all "
+                "covariates to one Regression, or a season as harmonics, Seasonal(period, trigonometric=True)."
             )
 
     def __repr__(self) -> str:
