@@ -75,6 +75,8 @@ def _in_like_units(emission: Tensor, driven: list[int]) -> tuple[Tensor, Float[T
     Beside much larger covariates the kernel would not see that an observation determines a diffuse coefficient.
     """
     unit = torch.ones_like(emission.reshape(-1, emission.shape[-1])[0])
+    if not driven:
+        return emission, unit
     largest = emission.flatten(0, -2).abs().amax(0)
     unit[driven] = torch.where(largest > 0, largest, 1.0)[driven]
     return emission / unit, unit
