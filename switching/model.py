@@ -346,7 +346,7 @@ class SwitchingSSM(Model):
             self._check_drive(series, 1)
             step = Problem(self.dynamics, self.emission, series).after(self.values_like(x_t), state.belief)
         assert step.redraw is not None
-        belief, redraw, increment = step.state[..., 0, :], step.redraw[..., 0], step.log_increment[..., 0]
+        belief, redraw, increment = step.state.squeeze(-2), step.redraw.squeeze(-1), step.log_increment.squeeze(-1)
         after = StreamState(belief, state.log_evidence.to(x_t.device) + increment, state.steps + 1)
         return after, StreamOutput(belief, redraw, increment)
 

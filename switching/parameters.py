@@ -214,6 +214,8 @@ def concentration(prior: float | Sequence[float] | Tensor, shape: tuple[int, ...
 
 def widened(table: Tensor, event_dims: int, n_axes: int) -> Tensor:
     """[*r, *event] as [*r, 1, ..., 1, *event] with `n_axes` axes for sequences (and steps)."""
+    if not n_axes:
+        return table
     split = table.ndim - event_dims
     return table.reshape(*table.shape[:split], *(1,) * n_axes, *table.shape[split:])
 

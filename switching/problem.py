@@ -4,10 +4,11 @@ Parameter values are dictionaries of tensors `[*r, ...]`, whose leading axes are
 problem serves all of them at once.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any, TypeVar
 
 import torch
@@ -192,18 +193,23 @@ class Problem(SeriesProblem):
         """
         likelihood = self.emission.log_likelihood(self.series.observations, values)
         if belief is None:
-            first = log_probability(self.dynamics.first(values)).unsqueeze(-2)
-            ahead = ByGate(first, torch.full_like(first, -torch.inf))
+            ahead = (log_probability(self.dynamics.first(values)).unsqueeze(-2),)
         else:
             ahead = self.dynamics.log_ahead(values, belief, self.series.drive)
-        top = torch.maximum(likelihood.redrawn.amax(-1, keepdim=True), likelihood.held.amax(-1, keepdim=True))
-        fresh, held = (table - top + weight for table, weight in zip(likelihood, ahead, strict=True))
-        either = torch.logaddexp(fresh, held)
-        total = either.logsumexp(-1, keepdim=True)
-        increment = (top + total).squeeze(-1)
-        check_possible(torch.where(increment.isfinite(), -1, 0).squeeze(-1), log_likelihood=likelihood.redrawn)
-        redraw = (fresh.logsumexp(-1) - total.squeeze(-1)).exp()
-        return Filtered(increment.squeeze(-1), increment, (either - total).exp(), redraw)
+        top = likelihood.redrawn.amax(-1, keepdim=True)
+        if likelihood.held is not likelihood.redrawn:
+            top = torch.maximum(top, likelihood.held.amax(-1, keepdim=True))
+        by_gate = [table - top + weight for table, weight in zip(likelihood, ahead, strict=False)]
+        most = reduce(torch.maximum, by_gate).amax(-1, keepdim=True)
+        by_gate = [(table - most).exp() for table in by_gate]
+        either = reduce(torch.add, by_gate)
+        total = either.sum(-1, keepdim=True)
+        increment = (top + most + total.log()).squeeze(-1)
+        if not math.isfinite(increment.sum().item()):
+            failed_step = -(increment.abs() < torch.inf).long()
+            check_possible(failed_step.squeeze(-1), log_likelihood=likelihood.redrawn)
+        redraw = by_gate[0].sum(-1) / total.squeeze(-1)
+        return Filtered(increment.squeeze(-1), increment, either / total, redraw)
 
     def log_prior(self, values: Parameters, inside: bool = False) -> Float[Tensor, "*r"]:
         """Log density of the parameters; 0 without a prior. `inside`: they are known to be in their supports."""

@@ -9,10 +9,10 @@ LOG_2PI = math.log(2 * math.pi)
 
 
 def normal_log_density(x: Tensor, loc: Tensor, precision: Tensor, log_precision: Tensor) -> Tensor:
-    seen, filled = _seen(x)
-    residual = filled.unsqueeze(-2) - loc.unsqueeze(-3)
-    terms = log_precision.unsqueeze(-3) - LOG_2PI - precision.unsqueeze(-3) * residual**2
-    return 0.5 * torch.where(seen.unsqueeze(-2), terms, 0.0).sum(-1)
+    missing = (x != x).unsqueeze(-2)
+    residual = x.unsqueeze(-2).masked_fill(missing, 0.0) - loc.unsqueeze(-3)
+    terms = (log_precision - LOG_2PI).unsqueeze(-3) - precision.unsqueeze(-3) * (residual * residual)
+    return 0.5 * terms.masked_fill(missing, 0.0).sum(-1)
 
 
 def multivariate_normal_log_density(x: Tensor, loc: Tensor, chol_precision: Tensor, log_det: Tensor) -> Tensor:

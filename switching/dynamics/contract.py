@@ -113,8 +113,8 @@ class Dynamics(Named, ABC):
         """The chain over state paths with these parameters and likelihood tables `[*r, *b, T, K]`."""
 
     @abstractmethod
-    def log_ahead(self, values: Parameters, belief: Float[Tensor, "*b K"], drive: Drive) -> ByGate:
-        """log P(s, z) one step after the belief: `[*b, 1, K]` for z = 1 and for z = 0."""
+    def log_ahead(self, values: Parameters, belief: Float[Tensor, "*b K"], drive: Drive) -> tuple[Tensor, ...]:
+        """log P(s, z) one step after the belief: `[*b, 1, K]` for z = 1, and for z = 0 if states are ever held."""
 
     @abstractmethod
     def propagate(self, values: Parameters, belief: Float[Tensor, "*b K"], drive: Drive, horizon: int) -> ByGate:

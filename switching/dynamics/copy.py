@@ -201,11 +201,11 @@ class Copy(Dynamics):
         fresh[..., 0, :] = likelihood.redrawn[..., 0, :] + log_state[..., 0, :]  # the first step always redraws
         return CopyChain(None, fresh, held, lengths)
 
-    def log_ahead(self, values: Parameters, belief: Tensor, drive: Drive) -> ByGate:
+    def log_ahead(self, values: Parameters, belief: Tensor, drive: Drive) -> tuple[Tensor, Tensor]:
         n_batch = belief.ndim - 1 - (values["state_probs"].ndim - 1)
         log_redraw, log_hold = self.log_gate(values, drive, n_batch)
         log_state = widened(values["state_probs"], 1, n_batch + 1).log()
-        return ByGate(log_redraw.unsqueeze(-1) + log_state, log_hold.unsqueeze(-1) + belief.log().unsqueeze(-2))
+        return log_redraw.unsqueeze(-1) + log_state, log_hold.unsqueeze(-1) + belief.log().unsqueeze(-2)
 
     def propagate(self, values: Parameters, belief: Tensor, drive: Drive, horizon: int) -> ByGate:
         n_batch = belief.ndim - 1 - (values["state_probs"].ndim - 1)

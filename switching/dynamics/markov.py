@@ -85,10 +85,9 @@ class Markov(Dynamics):
         initial = widened(values["initial_probs"], 1, n_batch)
         return MarkovChain(log_probability(initial), log_probability(transition), table, lengths)
 
-    def log_ahead(self, values: Parameters, belief: Tensor, drive: Drive) -> ByGate:
+    def log_ahead(self, values: Parameters, belief: Tensor, drive: Drive) -> tuple[Tensor]:
         n_batch = belief.ndim - 1 - (values["transition_probs"].ndim - 2)
-        ahead = log_probability(_moved(belief, widened(values["transition_probs"], 2, n_batch))).unsqueeze(-2)
-        return ByGate(ahead, torch.full_like(ahead, -torch.inf))
+        return (log_probability(_moved(belief, widened(values["transition_probs"], 2, n_batch))).unsqueeze(-2),)
 
     def propagate(self, values: Parameters, belief: Tensor, drive: Drive, horizon: int) -> ByGate:
         n_batch = belief.ndim - 1 - (values["transition_probs"].ndim - 2)

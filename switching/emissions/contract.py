@@ -209,7 +209,10 @@ class Emission(Named, ABC):
 
     def check(self, x: Float[Tensor, "*b T F"]) -> None:
         """Raise ValueError with the place if x is outside the support."""
-        bad = ~self.support.check(x) & ~torch.isnan(x)
+        good = self.support.check(x)
+        if bool(good.all()):
+            return
+        bad = ~(good | x.isnan())
         if bool(bad.any()):
             got = float(x[tuple(torch.nonzero(bad)[0].tolist())])
             raise ValueError(f"x: got {got:g} at {place(bad)}; expected {self.expects} ({self.name}).")
