@@ -229,7 +229,7 @@ class Model(Named, ABC):
             ValueError: a feature of x without any observed value.
         """
         series = self._series(x, given)
-        self._check_observations(series)
+        series.check(self._check_observations)
         for feature in torch.isnan(series.rows).all(0).nonzero()[:1].flatten().tolist():
             raise ValueError(
                 f"x: feature {feature} ({series.features_of()[feature]}) has no observed value, so its prior cannot be "
@@ -363,9 +363,12 @@ class Model(Named, ABC):
         series, parts = self._series(x, given), tuple(vars(self)[name] for name in self.made_of)
         if series.checked is not None and all(a is b for a, b in zip(series.checked, parts, strict=False)):
             return series
-        self._check_observations(series)
+        series.check(self._check_observations)
         n_steps = max(series.n_steps, series.n_driven) if isinstance(x, Series) else series.n_steps + horizon
-        self._check_drive(series, n_steps)
+        if n_steps == series.n_steps == series.n_driven:
+            series.check(lambda part: self._check_drive(part, part.n_steps))
+        else:
+            self._check_drive(series, n_steps)
         return replace(series, checked=parts)
 
     def _series(self, x: Any, given: Given) -> Series:
@@ -374,8 +377,8 @@ class Model(Named, ABC):
             return read_series(x, self.n_features, **given)
         for name in (name for name, value in given.items() if value is not None):
             raise ValueError(f"{name}: got some besides a Series, but a Series has its own; leave it out.")
-        if x.observations.shape[-1] != self.n_features:
-            raise ValueError(f"x: got {x.observations.shape[-1]} feature(s), but the model has {self.n_features}.")
+        if x.n_features != self.n_features:
+            raise ValueError(f"x: got {x.n_features} feature(s), but the model has {self.n_features}.")
         return x
 
     @interruptible()
@@ -384,7 +387,7 @@ class Model(Named, ABC):
         check_choice("method", options.method, self.methods)
         series = self.read(x, **given).detached()
         model = self.with_prior(options.prior) if isinstance(options.prior, Mapping) else self
-        with naming("x"), one_thread_if_small(options.restarts * series.observations.numel()):
+        with naming("x"), one_thread_if_small(options.restarts * series.like.numel()):
             fit = replace(model._fitted(series, options), series=series, prior=options.prior)
             posterior = None if fit.posterior is None else fit.posterior.labelled(fit.model, series)
             return replace(fit, posterior=posterior)

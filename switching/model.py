@@ -23,6 +23,7 @@ from ..inference.numerics.randomness import Seed
 from ..inference.numerics.records import Record
 from ..inference.numerics.scalars import check_batch_shape, check_integer, check_kind
 from .base import Model, Probabilities
+from .data.ragged import by_sequence
 from .data.reading import check_finite, read_inputs, read_row, to_tensor
 from .data.series import Given, Series
 from .dynamics.contract import Dynamics
@@ -205,7 +206,7 @@ class SwitchingSSM(Model):
     def problem(self, x: Any, *, horizon: int = 0, **given: Unpack[Given]) -> Problem:
         """This model's dynamics, emission and prior, and the series x, as one input for inference."""
         series = self.read(x, horizon=horizon, **given)
-        return Problem(self.dynamics, self.emission, series, self._prior_like(series.observations))
+        return Problem(self.dynamics, self.emission, series, self._prior_like(series.like))
 
     def _prior_like(self, x: Tensor) -> Parameters:
         return {name: table.to(x) for name, table in self.prior.items()}
@@ -233,7 +234,7 @@ class SwitchingSSM(Model):
         """Draw sequences from the model at its values. A seed makes the draw repeatable and does not touch global
         state."""
         problem = self._extent(None, n_steps, batch_shape, given)
-        like = problem.series.observations
+        like = problem.series.like
         mixture = PathMixture(problem, self.values_like(like))
         with seeded(seed, like):
             if seed is None:
@@ -254,7 +255,7 @@ class SwitchingSSM(Model):
 
     def _drawn(self, problem: Problem) -> Parameters:
         """The values; if there are none, a draw from the prior as Pyro sites."""
-        return self.values_like(problem.series.observations) if self.values else sample_sites(problem.sites)
+        return self.values_like(problem.series.like) if self.values else sample_sites(problem.sites)
 
     # ---- inference given the values --------------------------------------------------------------------------------
 
@@ -262,23 +263,27 @@ class SwitchingSSM(Model):
         """log p(x | values), every path summed out: `[*batch]`; differentiable in the values."""
         problem = self.problem(x, **given)
         with naming("x"):
-            return problem.evidence(self.values_like(problem.series.observations))
+            return problem.evidence(self.values_like(problem.series.like))
 
+    @by_sequence()
     def filter(self, x: Any, **given: Unpack[Given]) -> Filtered:
         """P(s_t | x_1..t) and P(z_t = 1 | x_1..t) at every step, and log p(x_t | x_1..t-1)."""
         with naming("x"):
             return self.chain(x, **given).filter()
 
+    @by_sequence()
     def smooth(self, x: Any, **given: Unpack[Given]) -> Smoothed:
         """P(s_t | x) and P(z_t = 1 | x) at every step, given the whole series."""
         with naming("x"):
             return self.chain(x, **given).smooth()
 
+    @by_sequence()
     def viterbi(self, x: Any, **given: Unpack[Given]) -> Viterbi:
         """The most probable path of states and gates."""
         with naming("x"):
             return self.chain(x, **given).viterbi()
 
+    @by_sequence(draws=True)
     def sample_posterior(self, x: Any, n: int, seed: Seed = None, **given: Unpack[Given]) -> Sampled:
         """n independent paths from the posterior given the whole series: `path [n, *batch, T]`."""
         with naming("x"):
@@ -287,7 +292,7 @@ class SwitchingSSM(Model):
     def chain(self, x: Any, **given: Unpack[Given]) -> Chain:
         """The chain over the paths of x. It has every exact algorithm of `inference`."""
         problem = self.problem(x, **given)
-        return problem.chain(self.values_like(problem.series.observations))
+        return problem.chain(self.values_like(problem.series.like))
 
     def forecast(self, x: Any, horizon: int, **given: Unpack[Given]) -> Forecast:
         """States and observations at each of the `horizon` steps after the end of x.
@@ -298,7 +303,7 @@ class SwitchingSSM(Model):
         horizon = check_integer("horizon", horizon)
         problem = self.problem(x, horizon=horizon, **given)
         problem.series.check_ahead(horizon)
-        values = self.values_like(problem.series.observations)
+        values = self.values_like(problem.series.like)
         with naming("x"):
             weights = look_ahead(problem, values, horizon)
         return Forecast.of(self.emission, values, weights, problem.series, self)
@@ -356,7 +361,7 @@ class SwitchingSSM(Model):
         With covariates, durations use the mean redraw probability of their steps.
         """
         series = self.read(x, **given)
-        return self.dynamics.durations(self.values_like(series.observations), series.drive)
+        return self.dynamics.durations(self.values_like(series.like), series.drive)
 
     # ---- fits and figures ------------------------------------------------------------------------------------------
 

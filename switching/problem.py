@@ -84,7 +84,11 @@ class SeriesProblem(Record, ABC):
 
     def evidence(self, values: Parameters) -> Float[Tensor, "*rb"]:
         """log p(x | parameters) of each sequence, computed without the padding."""
-        parts = self.by_group(lambda part: part.chain(values).log_normalizer())
+        return self.by_sequence(lambda part: part.chain(values).log_normalizer())
+
+    def by_sequence(self: Own, compute: Callable[[Own], Tensor]) -> Float[Tensor, "*rb"]:
+        """A number of each sequence, computed for each group."""
+        parts = self.by_group(compute)
         if len(parts) == 1:
             return parts[0]
         order = torch.cat([members for members, _ in self.groups]).argsort().to(parts[0].device)
@@ -214,7 +218,7 @@ class Problem(SeriesProblem):
     def log_prior(self, values: Parameters, inside: bool = False) -> Float[Tensor, "*r"]:
         """Log density of the parameters; 0 without a prior. `inside`: they are known to be in their supports."""
         if self.prior is None:
-            return self.series.observations.new_zeros(())
+            return self.series.like.new_zeros(())
         return log_prior(self.sites, values, inside)
 
     def occupancy(self, values: Parameters) -> Float[Tensor, "*r K"]:

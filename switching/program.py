@@ -78,7 +78,7 @@ class PathMixture(TorchDistribution):
     def __init__(self, problem: Problem, values: Parameters, batch_shape: torch.Size | None = None) -> None:
         self.problem, self.values, series = problem, values, problem.series
         batch = series.batch_shape if batch_shape is None else batch_shape
-        super().__init__(batch, series.observations.shape[-2:], validate_args=False)
+        super().__init__(batch, torch.Size((series.n_steps, series.n_features)), validate_args=False)
 
     @property
     def support(self) -> constraints.Constraint:
@@ -93,10 +93,10 @@ class PathMixture(TorchDistribution):
 
     def _evidence(self, value: Tensor) -> Tensor:
         series, batch = self.problem.series, value.shape[:-2]
-        tables = {"lengths": series.lengths, "covariates": series.covariates, "gaps": series.gaps}
+        tables = {"lengths": series.lengths, "inputs": series.covariates, "dt": series.gaps}
         n = len(series.batch_shape)
         expanded = {name: None if t is None else t.expand(*batch, *t.shape[n:]) for name, t in tables.items()}
-        series = replace(series, observations=value, **expanded)
+        series = replace(series, x=value, **expanded)
         return self.problem.of(series).evidence(self.values)
 
     def sample(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> Tensor:

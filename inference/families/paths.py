@@ -44,9 +44,9 @@ class CopyTables(NamedTuple):
 class MarkovTables(NamedTuple):
     """`initial` [*b, K], `transition` [*b, K, K] or [*b, T-1, K, K] as [old, new], `likelihood` [*b, T, K]."""
 
-    initial: Tensor
-    transition: Tensor
-    likelihood: Tensor
+    initial: Float[Tensor, "*b K"]
+    transition: Float[Tensor, "*b K K"] | Float[Tensor, "*b T-1 K K"]
+    likelihood: Float[Tensor, "*b T K"]
 
     @property
     def steps(self) -> tuple[Tensor, None]:

@@ -31,6 +31,7 @@ from ...inference.numerics.randomness import Seed, generator_of
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_batch_shape, check_integer, check_kind, check_number
 from ..base import Model, Probabilities
+from ..data.ragged import by_sequence
 from ..data.series import Given, Series
 from ..emissions.contract import Emission
 from ..fitting.options import Options
@@ -190,7 +191,7 @@ class CoupledSSM(Model):
     def read(self, x: Any, *, horizon: int = 0, **given: Unpack[Given]) -> Series:
         """As `SwitchingSSM.read`; in the dtype and on the device of the values, if there are values."""
         series = super().read(x, horizon=horizon, **given)
-        return series.like(self._like) if self.values else series
+        return series.to(self._like) if self.values else series
 
     def problem(self, x: Any, **given: Unpack[Given]) -> Problem:
         """The `product` and the series x, as one input for exact inference."""
@@ -200,12 +201,14 @@ class CoupledSSM(Model):
         """log p(x), exact."""
         return self.product.log_evidence(self.read(x, **given))
 
+    @by_sequence()
     def filter(self, x: Any, **given: Unpack[Given]) -> CoupledBelief:
         """P(s_dt | x_1..t) and P(z_dt = 1 | x_1..t), exact."""
         filtered = self.product.filter(self.read(x, **given))
         redraw = self._gates(filtered.state, filtered.state, self._values)
         return CoupledBelief(filtered.log_normalizer, self._split(filtered.state), redraw)
 
+    @by_sequence()
     def smooth(self, x: Any, **given: Unpack[Given]) -> CoupledBelief:
         """P(s_dt | x) and P(z_dt = 1 | x), exact."""
         chain = self.product.chain(self.read(x, **given))
@@ -214,11 +217,13 @@ class CoupledSSM(Model):
         redraw = self._gates(smoothed.state, chain.filter().state, self._values)
         return CoupledBelief(smoothed.log_normalizer, self._split(smoothed.state), redraw)
 
+    @by_sequence()
     def viterbi(self, x: Any, **given: Unpack[Given]) -> CoupledViterbi:
         """The most probable path of all states, `[*batch, T, D]`, gates summed out."""
         best = self.product.viterbi(self.read(x, **given))
         return CoupledViterbi(self._apart(best.path), best.log_probability)
 
+    @by_sequence(draws=True)
     def sample_posterior(self, x: Any, n: int, seed: Seed = None, **given: Unpack[Given]) -> CoupledSampled:
         """n independent paths and gates from the posterior given the whole series: `path [n, *batch, T, D]`."""
         gates = self.gates_of(self._values)
@@ -252,6 +257,7 @@ class CoupledSSM(Model):
         redraw = self._values["redraw_prob"].to(joint.state).expand(*joint.state.shape[:-1], -1)
         return replace(joint, state=self._split(joint.state), redraw=redraw, series=series, source=self)
 
+    @by_sequence(alone=True)
     def infer(self, x: Any, max_steps: int = 200, tol: float = 1e-10, **given: Unpack[Given]) -> CoupledPaths:
         """The best q of independent chains, by coordinate ascent from the prior; the bound rises with every update."""
         max_steps, tol = check_integer("max_steps", max_steps), check_number("tol", tol, least=0)

@@ -43,6 +43,7 @@ from ...inference.families import Beta, CopyPaths, CopyTables, Dirichlet
 from ...inference.message_passing.engine import VMP, Block, Factor
 from ...inference.numerics.checks import broadcast_shapes, naming
 from ...inference.numerics.scalars import check_choice
+from ..data.ragged import by_sequence
 from ..data.series import Given, Series
 from ..dynamics.factors import fresh_states, gates
 from ..dynamics.markov import Markov
@@ -204,6 +205,7 @@ class LayeredSSM(CoupledSSM):
 
     # ---- message passing ---------------------------------------------------------------------------------------------
 
+    @by_sequence()
     def bottom_up(self, x: Any, *, passed: str = "redrawn", **given: Unpack[Given]) -> tuple[Filtered, ...]:
         """The filter of each layer, from the lowest, in one bottom-up sweep; see the module's docstring.
 
@@ -258,13 +260,13 @@ class LayeredSSM(CoupledSSM):
 
     def graph(self, series: Series, options: Options) -> Graph:
         parts, sizes, restarts = conjugates(self.emission), self.chain_sizes, options.restarts
-        about = Units.of(self.emission, series).about.to(series.observations)
-        x, n_axes = series.observations - about, len(series.batch_shape) + 1
+        about = Units.of(self.emission, series).about.to(series.like)
+        x, n_axes = series.like, len(series.batch_shape) + 1
         prior = {n: t.to(x) for n, t in self.emission.default_prior(sizes[0], series.rows).items()}
         prior = moved(prior, -about)
         families: dict[str, Any] = {part.block: part.emission.family for part in parts}  # type: ignore[attr-defined]
         priors = {part.block: part.emission.natural(part.own(prior)) for part in parts}  # type: ignore[attr-defined]
-        factors = [emitted(part, "layer_1", x, alone=len(parts) == 1) for part in parts]
+        factors = [emitted(part, "layer_1", series.shifted(about), alone=len(parts) == 1) for part in parts]
         paths, labels = [], first_labels(self.emission, series, sizes[0], restarts, options.number)
         for layer, k in enumerate(sizes, start=1):
             chain, top = f"layer_{layer}", layer == len(sizes)

@@ -13,7 +13,8 @@ MOST = 60  # sequences that are shown
 def series_page(series: Any) -> str:
     """A row for each sequence: its steps, their first and last labels, and the number of missing values."""
     n, lengths = series.n_sequences, (series.last + 1).flatten().tolist()
-    missing = (series.observations.isnan() & series.inside.unsqueeze(-1)).flatten(-2).sum(-1).flatten().tolist()
+    of_rows = series.rows.isnan().sum(-1)
+    missing = of_rows.new_zeros(n).index_add(0, series.sequence_of_rows, of_rows).tolist()
     rows = []
     for i, (length, gone) in enumerate(zip(lengths, missing, strict=True)):
         labels = time_index(series.index_of(i), series.n_steps)[:length]
@@ -22,9 +23,9 @@ def series_page(series: Any) -> str:
             break
     names = series.sequences[: len(rows)] if series.sequences is not None else range(len(rows))
     table = pd.DataFrame(rows, columns=["steps", "from", "to", "missing values"], index=list(names))
-    features = ", ".join(map(str, series.features_of())) if n else str(series.observations.shape[-1])
+    features = ", ".join(map(str, series.features_of())) if n else str(series.n_features)
     title = f"Series of {n} sequence{'' if n == 1 else 's'}, features {features}"
     title += f", covariates {', '.join(series.drivers)}" if series.drivers else ""
-    title += ", with gaps" if series.gaps is not None else ""
+    title += ", with gaps" if series.dt is not None else ""
     title += f"; the first {MOST} below" if n > MOST else ""
     return f"<p><b>{escape(title)}</b></p>{table.to_html(border=0)}"

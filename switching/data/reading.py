@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...inference.numerics.arrays import floating
 from ...inference.numerics.checks import check_integers
+from .packed import Packed, padded, stored
 from .series import Series, number, place
 from .stacked import Stacked, check_levels, common_index, panel_of
 from .timeline import check_times
@@ -55,7 +56,7 @@ def read_series(x: Any, n_features: int, *, lengths: Any = None, covariates: Any
         x = [_alone(part, f"x[{i}]") for i, part in enumerate(x)]
         if all(_labelled(part) for part in x):
             labels = _list_labels(x, names, dt is not None)
-        values, counts = _padded(x, n_features)
+        values, counts = _joined(x, n_features)
         covariates = _beside(covariates, "covariates", counts)
         dt = _beside(dt, "dt", counts)
     else:
@@ -70,7 +71,7 @@ def read_series(x: Any, n_features: int, *, lengths: Any = None, covariates: Any
     for table, name in ((covariates, "covariates"), (dt, "dt")):
         if _labelled(table) and _names_sequences(table.index):
             raise ValueError(f"{name}: got an index of sequence and time, but x has none; give both the same.")
-    driven = [None if d is None else to_tensor(d, n).to(values) for n, d in (("covariates", covariates), ("dt", dt))]
+    driven = [_beside_x(d, n, values) for n, d in (("covariates", covariates), ("dt", dt))]
     return _finished(
         Series(values, counts, *driven, sequences=names, drivers=_names_of(covariates), **labels)  # type: ignore[arg-type]
     )
@@ -85,16 +86,16 @@ def with_steps_to_come(series: Series, horizon: int, covariates: Any, dt: Any) -
         ValueError: covariates or gaps that the series itself does not have, of another shape, or under other names.
     """
     fields: dict[str, Any] = {}
-    for name, field, table in (("covariates", "covariates", covariates), ("dt", "gaps", dt)):
+    for name, field, table in (("covariates", "inputs", covariates), ("dt", "dt", dt)):
         if table is None:
             continue
-        past = getattr(series, field)
-        if past is None:
+        if getattr(series, field) is None:
             raise ValueError(f"{name}: got some for the steps to come, but the series has none; leave them out.")
-        names = _names_of(table) if field == "covariates" else None
+        names = _names_of(table) if name == "covariates" else None
         if names is not None and series.drivers is not None and names != series.drivers:
             raise ValueError(f"{name}: got columns {list(names)}, expected {list(series.drivers)}, as in the past.")
-        ahead, axis = to_tensor(table, name).to(past), len(series.batch_shape)
+        past, axis = padded(getattr(series, field)), len(series.batch_shape)
+        ahead = to_tensor(table, name).to(past)
         expected = (*past.shape[:axis], horizon, *past.shape[axis + 1 :])
         if ahead.shape not in (expected, expected[axis:]):
             raise ValueError(
@@ -181,18 +182,26 @@ def _read_stacked(x: Any, rows: Stacked, n_features: int, covariates: Any, dt: A
         names = rows.names or range(len(rows.times))
         check_times(rows.times, [f"x: sequence {name}" for name in names], dt is not None)
         labels["index"] = common_index(rows.times)
-    values = rows.split(table, torch.nan)
+    counts = torch.tensor(rows.lengths, device=table.device)
+    values = rows.split(table, counts, torch.nan)
     driven = [
-        None if driver is None else _driver(driver, name, n_axes, rows).to(values)
+        _beside_x(driver if driver is None else _driver(driver, name, n_axes, rows, counts), name, values)
         for driver, name, n_axes in ((covariates, "covariates", 2), (dt, "dt", 1))
     ]
-    counts = torch.tensor(rows.lengths, device=values.device)
     return _finished(
         Series(values, counts, *driven, sequences=rows.names, drivers=_names_of(covariates), **labels)  # type: ignore[arg-type]
     )
 
 
-def _driver(driver: Any, name: str, n_axes: int, rows: Stacked) -> Tensor:
+def _beside_x(driver: Any, name: str, x: Tensor | Packed) -> Tensor | Packed | None:
+    """Covariates or gaps in the dtype and on the device of x."""
+    like = x.rows if isinstance(x, Packed) else x
+    if driver is None or isinstance(driver, Packed):
+        return None if driver is None else driver.map(lambda rows: rows.to(like))
+    return to_tensor(driver, name).to(like)
+
+
+def _driver(driver: Any, name: str, n_axes: int, rows: Stacked, counts: Tensor) -> Tensor | Packed:
     """Covariates or gaps of several sequences, from rows like those of x or from a batch; 0 after the end of each."""
     table = to_tensor(driver, name)
     if _labelled(driver) and _names_sequences(driver.index):
@@ -200,19 +209,19 @@ def _driver(driver: Any, name: str, n_axes: int, rows: Stacked) -> Tensor:
         pairs = zip(layout.times, rows.times, strict=False)
         if layout.names != rows.names or not all(theirs[: len(ours)].equals(ours) for theirs, ours in pairs):
             raise ValueError(f"{name}: got an index other than that of x; give a row for each row of x, in its order.")
-        return layout.split(table, 0.0)
-    return rows.split(table, 0.0) if table.ndim == n_axes and len(table) == sum(rows.lengths) else table
+        return layout.split(table, counts, 0.0)
+    return rows.split(table, counts, 0.0) if table.ndim == n_axes and len(table) == sum(rows.lengths) else table
 
 
 def _finished(series: Series) -> Series:
     """The series without infinite values, and with NaN after the end of each sequence."""
     check_finite(series)
-    if series.lengths is None:
+    if series.lengths is None or series.packed:
         return series
     inside = series.inside.unsqueeze(-1)
     if bool((inside | series.observations.isnan()).all()):
         return series
-    return replace(series, observations=torch.where(inside, series.observations, torch.nan))
+    return replace(series, x=torch.where(inside, series.observations, torch.nan))
 
 
 def _labelled(x: Any) -> TypeGuard[pd.DataFrame | pd.Series]:
@@ -298,8 +307,8 @@ def _is_ragged_list(x: Sequence[Any]) -> bool:
     return any(not np.isscalar(value) for part in x for value in part[:1]) or len({len(part) for part in x}) > 1
 
 
-def _padded(x: Sequence[Any], n_features: int) -> tuple[Tensor, Tensor]:
-    """A list of sequences as one tensor with NaN after their ends, and their lengths."""
+def _joined(x: Sequence[Any], n_features: int) -> tuple[Tensor | Packed, Tensor]:
+    """A list of sequences as one table with NaN after their ends, and their lengths."""
     parts = [_with_feature_axis(to_tensor(part, f"x[{i}]"), n_features, f"x[{i}]") for i, part in enumerate(x)]
     for i, part in enumerate(parts):
         if part.ndim != 2:
@@ -307,12 +316,13 @@ def _padded(x: Sequence[Any], n_features: int) -> tuple[Tensor, Tensor]:
     dtype = parts[0].dtype
     for part in parts:
         dtype = torch.promote_types(dtype, part.dtype)
-    values = torch.nn.utils.rnn.pad_sequence([part.to(dtype) for part in parts], True, padding_value=float("nan"))
-    return values, torch.tensor([part.shape[0] for part in parts], device=values.device)
+    lengths = torch.tensor([part.shape[0] for part in parts], device=parts[0].device)
+    return stored([part.to(dtype) for part in parts], lengths, torch.nan), lengths
 
 
 def _beside(driver: Any, name: str, counts: Tensor) -> Any:
-    """Covariates or gaps of a list of sequences: if they are a list of tables too, padded with 0."""
+    """Covariates or gaps of a list of sequences: if they are a list of tables too, one table, with 0 after their
+    ends."""
     if not isinstance(driver, list | tuple) or not driver or not _is_ragged_list(driver):
         return driver
     tables = [to_tensor(part, f"{name}[{i}]") for i, part in enumerate(driver)]
@@ -323,7 +333,7 @@ def _beside(driver: Any, name: str, counts: Tensor) -> Any:
         raise ValueError(f"{name}: got {len(tables)} tables for {len(counts)} sequences; give one for each.")
     if len({table.shape[1:] for table in tables}) > 1:
         raise ValueError(f"{name}: got tables of {[*{table.shape[-1] for table in tables}]} columns; give equal ones.")
-    return torch.nn.utils.rnn.pad_sequence(tables, True, padding_value=0.0)
+    return stored(tables, counts, 0.0)
 
 
 def to_tensor(x: Any, name: str) -> Tensor:
@@ -374,14 +384,18 @@ def _read_lengths(lengths: Any, values: Tensor) -> Tensor | None:
 
 def check_finite(series: Series) -> None:
     """Raise ValueError with the place if a step of a sequence is infinite."""
-    x = series.observations
+    x = series.like
     if math.isfinite(x.sum().item()):
         return
     above, below = x == torch.inf, x == -torch.inf  # `isinf` makes a table of floats
     if bool(above.any()) or bool(below.any()):
-        infinite = (above | below) & series.inside.unsqueeze(-1)
-        if infinite.any():
-            raise ValueError(f"x: got an infinite value at {place(infinite)}; mark missing values with NaN.")
+        series.check(_check_finite)
+
+
+def _check_finite(series: Series) -> None:
+    infinite = torch.isinf(series.observations) & series.inside.unsqueeze(-1)
+    if bool(infinite.any()):
+        raise ValueError(f"x: got an infinite value at {place(infinite)}; mark missing values with NaN.")
 
 
 def read_row(x_t: Any, batch: tuple[int, ...], n_features: int) -> Float[Tensor, "*b F"]:

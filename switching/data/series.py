@@ -2,9 +2,11 @@
 
 A tensor, a numpy array, a pandas object or a list of sequences becomes one record with observations `[*batch, T, F]`,
 where NaN means missing. No value is imputed here, and no value after a sequence's end is used in a computation.
+Sequences of very different lengths are stored one after another, and padded only when a table is asked for: see
+`Packed`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypedDict
 
@@ -13,12 +15,12 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+from ...inference.numerics.deferred import recompute
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import MOST, check_integer
+from .packed import Packed, padded, rows_of, wasteful
 from .stacked import Stacked
 from .timeline import time_index
-
-WASTE = 2.0  # the ratio of steps with padding to steps without, from which sequences are processed in groups
 
 
 class Given(TypedDict, total=False):
@@ -56,10 +58,10 @@ class Series(Record):
     Made by `model.read(x, ...)` and `read_panel`, and accepted by every method in place of x.
 
     Attributes:
-        observations: NaN where missing, and after a sequence's end.
+        x: the observations, NaN where missing, and after a sequence's end; packed if padding would waste memory.
         lengths: the number of steps of each sequence; None: all have T.
-        covariates: those of all T steps, and for a forecast those of the future steps: N >= T.
-        gaps: the gap before each step, in steps.
+        inputs: the covariates of all T steps, and for a forecast those of the future steps: N >= T.
+        dt: the gap before each step, in steps.
         index: the labels of the steps: one index for all sequences, or one for each.
         features: the names of the features: for all sequences, or one tuple for each.
         sequences: the names of the sequences.
@@ -67,12 +69,12 @@ class Series(Record):
         stacked: the rows of the table from which the steps come, if they come from one table.
     """
 
-    _NUMBERS: ClassVar = ("observations", "covariates", "gaps")
+    _NUMBERS: ClassVar = ("x", "inputs", "dt")
 
-    observations: Float[Tensor, "*b T F"]
+    x: Float[Tensor, "*b T F"] | Packed
     lengths: Int[Tensor, "*b"] | None = None
-    covariates: Float[Tensor, "*b N C"] | None = None
-    gaps: Float[Tensor, "*b N"] | None = None
+    inputs: Float[Tensor, "*b N C"] | Packed | None = None
+    dt: Float[Tensor, "*b N"] | Packed | None = None
     index: pd.Index | tuple[pd.Index, ...] | None = None
     features: tuple[str, ...] | tuple[tuple[str, ...], ...] | None = None
     sequences: tuple[str, ...] | None = None
@@ -87,12 +89,42 @@ class Series(Record):
         return series_page(self)
 
     @property
+    def observations(self) -> Float[Tensor, "*b T F"]:
+        """NaN where missing, and after a sequence's end. A packed series makes this table each time."""
+        return padded(self.x)
+
+    @property
+    def covariates(self) -> Float[Tensor, "*b N C"] | None:
+        """The covariates of all steps, 0 after a sequence's end in a packed series, which makes this table each
+        time."""
+        return None if self.inputs is None else padded(self.inputs)
+
+    @property
+    def gaps(self) -> Float[Tensor, "*b N"] | None:
+        """The gap before each step, as `covariates`."""
+        return None if self.dt is None else padded(self.dt)
+
+    @property
+    def packed(self) -> bool:
+        """Whether the steps are stored without padding."""
+        return isinstance(self.x, Packed)
+
+    @property
+    def like(self) -> Float[Tensor, "..."]:
+        """The stored observations, for their dtype and device."""
+        return self.x.rows if isinstance(self.x, Packed) else self.x
+
+    @property
     def batch_shape(self) -> torch.Size:
-        return self.observations.shape[:-2]
+        return self.x.shape[:-2]
 
     @property
     def n_steps(self) -> int:
-        return self.observations.shape[-2]
+        return self.x.shape[-2]
+
+    @property
+    def n_features(self) -> int:
+        return self.x.shape[-1]
 
     @property
     def n_sequences(self) -> int:
@@ -104,9 +136,23 @@ class Series(Record):
         return int((~torch.isnan(self.rows)).any(-1).sum())
 
     @property
+    def n_seen(self) -> Int[Tensor, "*b"]:
+        """The number of steps of each sequence with an observed value."""
+        seen = (~torch.isnan(self.rows)).any(-1).long()
+        return seen.new_zeros(self.n_sequences).index_add(0, self.sequence_of_rows, seen).reshape(self.batch_shape)
+
+    @property
     def rows(self) -> Float[Tensor, "n F"]:
         """The steps of all sequences, one sequence after another."""
-        return self.padded_rows if self.lengths is None else self.observations[self.inside]
+        if isinstance(self.x, Packed):
+            return self.x.rows
+        return self.padded_rows if self.lengths is None else self.x[self.inside]
+
+    @property
+    def sequence_of_rows(self) -> Int[Tensor, "n"]:
+        """The number of the sequence of each of `rows`."""
+        lengths = (self.last + 1).flatten()
+        return torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)
 
     @property
     def padded_rows(self) -> Float[Tensor, "m F"]:
@@ -116,7 +162,7 @@ class Series(Record):
     @property
     def inside(self) -> Bool[Tensor, "*b T"]:
         """Whether each step belongs to its sequence."""
-        steps = torch.arange(self.n_steps, device=self.observations.device)
+        steps = torch.arange(self.n_steps, device=self.like.device)
         if self.lengths is None:
             return torch.ones_like(steps, dtype=torch.bool).expand(*self.batch_shape, -1)
         return steps < self.lengths.unsqueeze(-1)
@@ -125,7 +171,7 @@ class Series(Record):
     def last(self) -> Int[Tensor, "*b"]:
         """The last step of each sequence, counted from 0."""
         if self.lengths is None:
-            return torch.full(self.batch_shape, self.n_steps - 1, device=self.observations.device)
+            return torch.full(self.batch_shape, self.n_steps - 1, device=self.like.device)
         return self.lengths - 1
 
     @property
@@ -146,14 +192,22 @@ class Series(Record):
     @property
     def n_driven(self) -> int:
         """N, the number of steps with covariates or gaps; T if there are none."""
-        if self.covariates is not None:
-            return self.covariates.shape[-2]
-        return self.n_steps if self.gaps is None else self.gaps.shape[-1]
+        if self.inputs is not None:
+            return self.inputs.shape[-2]
+        return self.n_steps if self.dt is None else self.dt.shape[-1]
+
+    @property
+    def at_once(self) -> bool:
+        """Whether there is a gap of 0 steps between two observations; then the state is certainly held."""
+        if self.dt is None:
+            return False
+        gaps = [part.drive.gaps for part in self.parts()]
+        return any(bool((table[..., 1:] == 0).any()) for table in gaps if table is not None)
 
     def check_ahead(self, horizon: int) -> None:
         """Raise ValueError unless future steps have the covariates and gaps of the others, and sequences have equal
         length."""
-        if self.covariates is None and self.gaps is None:
+        if self.inputs is None and self.dt is None:
             return
         if self.n_driven != self.n_steps + horizon:
             raise ValueError(
@@ -169,7 +223,7 @@ class Series(Record):
 
     def features_of(self, sequence: int = 0) -> tuple[str, ...]:
         """The names of the features of a sequence; without names x, or x[0], x[1], ..."""
-        n = self.observations.shape[-1]
+        n = self.n_features
         if self.features is None:
             return ("x",) if n == 1 else tuple(f"x[{feature}]" for feature in range(n))
         names = self.features[sequence] if isinstance(self.features[0], tuple) else self.features
@@ -205,7 +259,11 @@ class Series(Record):
 
     def shifted(self, by: Float[Tensor, "F"]) -> "Series":
         """The series with `by` subtracted from the observations."""
-        return replace(self, observations=self.observations - by, checked=None)
+        return replace(self.mapped(lambda x: x - by), checked=None)
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "Series":
+        """The series with a change of its observations `[..., F]`, which does not depend on the step."""
+        return self._mapped(change, "x")
 
     def part(self, members: Int[Tensor, "n"]) -> "Series":
         """Some of the sequences, given by their numbers, on one batch axis, with the length of the longest of them.
@@ -215,26 +273,42 @@ class Series(Record):
         first, n = int(members[0]), len(members)
         in_order = int(members[-1]) - first + 1 == n and bool((members.diff() == 1).all())
 
-        def some(table: Tensor | None) -> Tensor | None:
-            if table is None:
-                return None
+        def some(table: Tensor | Packed | None) -> Tensor | None:
+            if table is None or isinstance(table, Packed):
+                return None if table is None else table.part(members)
             flat = table.reshape(self.n_sequences, *table.shape[len(self.batch_shape) :])
             return flat[first : first + n] if in_order else flat[members.to(flat.device)]
 
         lengths = some(self.lengths)
-        if lengths is not None and int(lengths.max()) < self.n_steps:
-            return self.stretch(0, int(lengths.max())).part(members)
-        observations = some(self.observations)
-        assert observations is not None
-        return Series(observations, lengths, some(self.covariates), some(self.gaps), checked=self.checked)
+        if lengths is not None and (longest := int(lengths.max())) < self.n_steps:
+            if not self.packed:
+                return self.stretch(0, longest).part(members)
+            inputs, dt = (None if table is None else table[:, :longest] for table in (some(self.inputs), some(self.dt)))
+            return Series(some(self.x), lengths, inputs, dt, checked=self.checked)  # pyright: ignore[reportArgumentType]
+        return Series(some(self.x), lengths, some(self.inputs), some(self.dt), checked=self.checked)  # pyright: ignore[reportArgumentType]
 
     def groups(self) -> list[Int[Tensor, "n"]]:
         """Numbers of the sequences in groups, in which none is more than twice as long as another; one group of all if
         there is little padding."""
-        if self.lengths is None or self.n_sequences * self.n_steps <= WASTE * int(self.lengths.sum()):
+        if self.lengths is None or not wasteful(self.lengths, self.n_steps):
             return [torch.arange(self.n_sequences, device="cpu")]
         classes = self.lengths.flatten().cpu().double().log2().floor()
         return [(classes == size).nonzero().flatten() for size in classes.unique()]
+
+    def parts(self) -> Iterator["Series"]:
+        """The series; if it is packed, each of its `groups`."""
+        if not self.packed:
+            yield self
+            return
+        for members in self.groups():
+            yield self.part(members)
+
+    def check(self, check: Callable[["Series"], None]) -> None:
+        """Call a function that raises a ValueError if something is wrong, for each of `parts`. An error has the number
+        of a sequence among all sequences."""
+        for part in self.parts():
+            with recompute(lambda: check(self), ValueError):
+                check(part)
 
     def stretch(self, first: int, size: int) -> "Series":
         """At most `size` steps from `first` on; a sequence that has ended before keeps one step."""
@@ -250,10 +324,10 @@ class Series(Record):
 
     def detached(self) -> "Series":
         """The series, detached from the graph of gradients."""
-        there = [table for table in map(self.__getattribute__, self._NUMBERS) if table is not None]
+        there = [rows_of(table) for table in map(self.__getattribute__, self._NUMBERS) if table is not None]
         return self._mapped(Tensor.detach, *self._NUMBERS) if any(table.requires_grad for table in there) else self
 
-    def like(self, table: Tensor) -> "Series":
+    def to(self, table: Tensor) -> "Series":
         """The series in the dtype and on the device of a table."""
         there = self._mapped(lambda number: number.to(table), *self._NUMBERS)
         return there._mapped(lambda number: number.to(table.device), "lengths")
@@ -264,8 +338,11 @@ class Series(Record):
 
     def _mapped(self, change: Callable[[Tensor], Tensor], *names: str) -> "Series":
         """The series with a change of some of its tables, if they are not None."""
-        tables = {name: getattr(self, name) for name in names}
-        return replace(self, **{name: None if t is None else change(t) for name, t in tables.items()})
+
+        def changed(table: Any) -> Any:
+            return table.map(change) if isinstance(table, Packed) else None if table is None else change(table)
+
+        return replace(self, **{name: changed(getattr(self, name)) for name in names})
 
     def one(self, sequence: int) -> "Series":
         """One sequence without batch axes, cut to its length, with its labels and the covariates and gaps of future
@@ -285,10 +362,10 @@ class Series(Record):
         keep = slice(None) if n == self.n_steps else slice(0, n)
         return replace(
             self,
-            observations=alone.observations[0, :n],
+            x=alone.observations[0, :n],
             lengths=None,
-            covariates=None if alone.covariates is None else alone.covariates[0, keep],
-            gaps=None if alone.gaps is None else alone.gaps[0, keep],
+            inputs=None if alone.covariates is None else alone.covariates[0, keep],
+            dt=None if alone.gaps is None else alone.gaps[0, keep],
             index=None if index is None else index[:n],
             stacked=None,
             features=None if self.features is None else self.features_of(sequence),

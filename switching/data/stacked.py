@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from .packed import Packed, stored
 from .timeline import TIME_NAMES, calendar, distances, rows_by
 
 
@@ -55,10 +56,11 @@ class Stacked:
     def lengths(self) -> list[int]:
         return [len(rows) for rows in self.members]
 
-    def split(self, table: Float[Tensor, "N *f"], beyond: float) -> Float[Tensor, "B T *f"]:
-        """The rows of each sequence, with the number `beyond` after its end."""
-        parts = [table[torch.from_numpy(rows).to(table.device)] for rows in self.members]
-        return torch.nn.utils.rnn.pad_sequence(parts, True, padding_value=beyond)
+    def split(
+        self, table: Float[Tensor, "N *f"], lengths: Int[Tensor, "B"], beyond: float
+    ) -> Float[Tensor, "B T *f"] | Packed:
+        """The rows of each sequence as one table, with the number `beyond` after its end; see `stored`."""
+        return stored([table[torch.from_numpy(rows).to(table.device)] for rows in self.members], lengths, beyond)
 
     def back(self, steps: Tensor) -> Tensor:
         """Steps `[N, ...]`, one sequence after another, in the order of the rows."""

@@ -313,13 +313,13 @@ class Copy(Dynamics):
     def paths(
         self, series: Series, lead: tuple[int, ...], gated: bool, alike: bool
     ) -> tuple[CopyPaths | FactoredCopyPaths, CopyTables | FactoredTables]:
-        shape, zero = (*lead, *series.batch_shape), series.observations.new_zeros(())
-        gates = 1 if not self.n_covariates and series.gaps is None else series.n_steps
+        shape, zero = (*lead, *series.batch_shape), series.like.new_zeros(())
+        gates = 1 if not self.n_covariates and series.dt is None else series.n_steps
         if self._factored(series, gated):
             tables = (gates, 2), (self.n_states,), (series.n_steps, self.n_states)
             return FactoredCopyPaths(series.lengths), FactoredTables(*(zero.expand(*shape, *sizes) for sizes in tables))
         base = None
-        if _at_once(series):  # no redraw in a gap of 0 steps
+        if series.at_once:  # no redraw in a gap of 0 steps
             never = torch.where(series.drive.gaps == 0, -torch.inf, 0.0)
             never[..., 0] = 0.0
             base = CopyTables(never.unsqueeze(-1), torch.zeros_like(never).unsqueeze(-1))
@@ -328,16 +328,16 @@ class Copy(Dynamics):
 
     def _factored(self, series: Series, gated: bool) -> bool:
         """Whether the tables of paths are products without impossible entries."""
-        return not gated and not _at_once(series)
+        return not gated and not series.at_once
 
     def factors(self, series: Series, counted: Tensor | None, gated: bool) -> list[Factor]:
         n_axes, factored = len(series.batch_shape) + 1, self._factored(series, gated)
         states = factored_states("state", PATHS, n_axes) if factored else fresh_states("state", PATHS, n_axes, counted)
-        if not self.n_covariates and series.gaps is None:
+        if not self.n_covariates and series.dt is None:
             return [(factored_gates if factored else gates)("redraw", PATHS, n_axes), states]
-        drive = series.drive.at(slice(1, None))
 
         def log_gate(statistics: Tensor) -> tuple[Tensor, Tensor]:
+            drive = series.drive.at(slice(1, None))
             wide = widened(statistics, 1, n_axes)
             if drive.covariates is None:
                 log_redraw, log_hold = wide.unbind(-1)
@@ -350,9 +350,3 @@ class Copy(Dynamics):
         if factored:
             return [factored_gates("redraw", PATHS, n_axes, log_gate), states]
         return [driven_gates("redraw", PATHS, log_gate), states]
-
-
-def _at_once(series: Series) -> bool:
-    """Whether there is a gap of 0 steps between two observations; then the state is certainly held."""
-    gaps = series.drive.gaps
-    return gaps is not None and bool((gaps[..., 1:] == 0).any())

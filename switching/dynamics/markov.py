@@ -134,7 +134,7 @@ class Markov(Dynamics):
         self, series: Series, lead: tuple[int, ...], gated: bool, alike: bool
     ) -> tuple[MarkovPaths, MarkovTables]:
         shape, k = (*lead, *series.batch_shape), self.n_states
-        zero = series.observations.new_zeros(())
+        zero = series.like.new_zeros(())
         tables = MarkovTables(zero.expand(*shape, k), zero.expand(*shape, k, k), zero.expand(*shape, series.n_steps, k))
         return MarkovPaths(series.lengths), tables
 

@@ -26,7 +26,7 @@ def match_states(problem: Problem, draws: Parameters, reference: Parameters) -> 
         state = problem.chain(some).smooth().state
         shared = expected.mT @ state.reshape(state.shape[0], -1, problem.n_states)
         orders += [linear_sum_assignment(table, maximize=True)[1] for table in shared.cpu().numpy()]
-    return torch.stack([torch.from_numpy(order) for order in orders]).to(problem.series.observations.device)
+    return torch.stack([torch.from_numpy(order) for order in orders]).to(problem.series.like.device)
 
 
 def state_levels(emission: Emission, values: Parameters) -> Float[Tensor, "K"]:

@@ -38,7 +38,7 @@ class Bucketing:
         if len(problem.groups) == 1:
             return None
         series, parts = problem.series, [part for _, part in problem.groups]
-        where = _packed([part.series for part in parts]).to(series.observations.device)
+        where = _packed([part.series for part in parts]).to(series.like.device)
         observations = _taken([part.series.observations for part in parts], where, 0, torch.nan)
         assert observations is not None
         covariates = _taken([part.series.drive.covariates for part in parts], where, 0, 0.0)

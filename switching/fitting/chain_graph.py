@@ -64,8 +64,8 @@ class ChainGraph(Graph):
             TypeError: an emission without a conjugate prior.
             ValueError: independent steps with a gap of 0, which makes two steps one.
         """
-        dynamics, series, prior, gaps = problem.dynamics, problem.series, problem.prior, problem.series.drive.gaps
-        if independent and gaps is not None and bool((gaps[..., 1:] == 0).any()):
+        dynamics, series, prior = problem.dynamics, problem.series, problem.prior
+        if independent and series.at_once:
             raise ValueError(
                 "dt: got a gap of 0, which always holds the state, so these steps are not independent; "
                 'use factorization="structured".'
@@ -73,7 +73,7 @@ class ChainGraph(Graph):
         assert prior is not None
         blocks, counted = blocks_of(dynamics, problem.emission, problem.fixed), None
         if before is not None:
-            counted = torch.ones(series.n_steps).to(series.observations)
+            counted = torch.ones(series.n_steps).to(series.like)
             counted[0] = 0.0
         parts = conjugates(problem.emission)
         gated = len(parts) > 1
@@ -87,7 +87,7 @@ class ChainGraph(Graph):
             factors=[
                 *dynamics.factors(series, counted, gated),
                 *(priors[name][0].prior_factor(name, priors[name][1], share) for name in factor_priors),
-                *(emitted(part, PATHS, series.observations, counted, len(parts) == 1) for part in parts),
+                *(emitted(part, PATHS, series, counted, len(parts) == 1) for part in parts),
             ],
             paths=[Block(PATHS, replace(family, **cut), eta=zero)],  # pyright: ignore[reportArgumentType]
             collect=collected(blocks),
@@ -221,9 +221,9 @@ def conjugates(emission: Emission) -> list[Part]:
     return parts
 
 
-def emitted(part: Part, chain: str, x: Tensor, counted: Tensor | None = None, alone: bool = True) -> Factor:
+def emitted(part: Part, chain: str, series: Series, counted: Tensor | None = None, alone: bool = True) -> Factor:
     """E log p(x_t | s_t) at the steps of a part of an emission: all steps, the redrawn ones, or the held ones."""
-    emission, rows = part.emission, x.reshape(-1, x.shape[-1])
+    emission = part.emission
     assert isinstance(emission, ConjugateEmission)
     at_drawn, at_held = alone or not part.prefix, alone or bool(part.prefix)
 
@@ -237,20 +237,21 @@ def emitted(part: Part, chain: str, x: Tensor, counted: Tensor | None = None, al
 
     def elog(paths: CopyTables | FactoredTables | MarkovTables, statistics: Tensor) -> Tensor:
         used = weights(paths)
-        return torch.where(used == 0, 0.0, used * emission.expected_table(x, statistics)).sum(-1)
+        return torch.where(used == 0, 0.0, used * emission.expected_table(series.observations, statistics)).sum(-1)
 
     def to_chain(
         paths: CopyTables | FactoredTables | MarkovTables, statistics: Tensor
     ) -> CopyTables | FactoredTables | MarkovTables:
-        table = emission.expected_table(x, statistics)
+        table = emission.expected_table(series.observations, statistics)
         table = table if counted is None else table.mul_(counted.unsqueeze(-1))
         return type(paths).of_steps(table if at_drawn else None, table if at_held else None)
 
     def to_block(paths: CopyTables | FactoredTables | MarkovTables, statistics: Tensor) -> Tensor:
+        rows, n_axes = series.padded_rows, len(series.batch_shape) + 2
         counted_weights = weights(paths) if counted is None else weights(paths) * counted.unsqueeze(-1)
         return emission.expected_message(
             rows,
-            counted_weights.reshape(*counted_weights.shape[: counted_weights.ndim - x.ndim], len(rows), -1),
+            counted_weights.reshape(*counted_weights.shape[: counted_weights.ndim - n_axes], len(rows), -1),
             statistics,
         )
 

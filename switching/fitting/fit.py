@@ -102,7 +102,7 @@ def _by_message_passing(begin: Initialization, options: Options) -> Result:
 def _order(problem: Problem, start: Parameters | None, values: Parameters) -> Int[Tensor, "K"]:
     """The order of the states: by location, unless the user's start or fixed values number them."""
     if problem.numbered:
-        return torch.arange(problem.n_states, device=problem.series.observations.device)
+        return torch.arange(problem.n_states, device=problem.series.like.device)
     if start is not None:
         some = {name: value.unsqueeze(0) for name, value in values.items()}
         return match_states(problem, some, {name: value[0] for name, value in start.items()})[0]
@@ -112,7 +112,7 @@ def _order(problem: Problem, start: Parameters | None, values: Parameters) -> In
 def check_enough(series: Series, n_states: int) -> None:
     """Raise ValueError if the series has too few observations for a fit."""
     if not series.n_sequences:
-        raise ValueError(f"x: got shape {list(series.observations.shape)}, a batch of no sequence; give at least one.")
+        raise ValueError(f"x: got shape {list(series.x.shape)}, a batch of no sequence; give at least one.")
     observed = ~torch.isnan(series.rows)
     for feature, any_seen in enumerate(observed.any(0).tolist()):
         if not any_seen:

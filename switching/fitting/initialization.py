@@ -97,12 +97,12 @@ def _completed(problem: Problem, units: Units, argument: str, some: Mapping[str,
         whole = problem.values_of(guess | dict(some))
     except ValueError as error:
         raise ValueError(f"{argument}: {error}") from None
-    return {name: value.detach().to(problem.series.observations)[None] for name, value in whole.items()}, names
+    return {name: value.detach().to(problem.series.like)[None] for name, value in whole.items()}, names
 
 
 def _labels(problem: Problem, start: Any) -> Tensor:
     """A state for every step, -1 if it is not known."""
-    expected = tuple(problem.series.observations.shape[:-1])
+    expected = (*problem.series.batch_shape, problem.series.n_steps)
     table = to_tensor(start, "start")
     if tuple(table.shape) != expected:
         raise ValueError(

@@ -75,7 +75,7 @@ def perturbed(problem: Problem, ends: Sequence[End], n: int, seed: int) -> Start
 
 def _crossed(draws: Draws, end: End) -> Parameters:
     rng, known, n_states = draws.rng, draws.problem.parameters, draws.problem.n_states
-    device = draws.problem.series.observations.device
+    device = draws.problem.series.like.device
     order, taken = rng.permutation(n_states), rng.random(n_states) < 0.5
     other = draws.ends[int(rng.integers(len(draws.ends)))].values
     other = reordered(known, other, torch.from_numpy(order).to(device))

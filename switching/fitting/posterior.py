@@ -162,7 +162,7 @@ class Posterior(ParameterPosterior):
 
     def _draws(self, problem: Problem, n: int, seed: Seed) -> Parameters:
         n = check_integer("draws", n)
-        return {name: value.to(problem.series.observations) for name, value in self.sample(n, seed).items()}
+        return {name: value.to(problem.series.like) for name, value in self.sample(n, seed).items()}
 
     @staticmethod
     def _all_states(problem: Problem, values: Parameters) -> Parameters:
@@ -245,7 +245,7 @@ class VariationalPosterior(Posterior):
         """
         problem = self._problem_of(x, **given)
         assert self.units is not None
-        like, units = problem.series.observations, self.units.to(problem.series.observations)
+        like, units = problem.series.like, self.units.to(problem.series.like)
         fixed = {} if self.problem is None else self.problem.fixed
         problem = replace(problem, fixed={name: value.to(like) for name, value in fixed.items()})
         etas = {name: eta.to(like) for name, eta in self.blocks.items()}
@@ -311,7 +311,7 @@ class DrawnPosterior(DrawnParameters, Posterior):
     def smooth(self, x: Any, **given: Unpack[Given]) -> Smoothed:
         """The mean over the draws; log p(x) is the log density of the mixture of all draws."""
         problem = self._problem_of(x, **given)
-        every = {name: draws.flatten(0, 1).to(problem.series.observations) for name, draws in self.draws.items()}
+        every = {name: draws.flatten(0, 1).to(problem.series.like) for name, draws in self.draws.items()}
         fields: dict[str, Any] = {}
         evidence, n = [], next(iter(every.values())).shape[0]
         for some in problem.in_turns(every):

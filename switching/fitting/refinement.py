@@ -36,7 +36,7 @@ def draw_posterior(problem: Problem, near: Parameters, seed: Seed = 0) -> tuple[
     Arguments:
         near: parameters from which the search for the peak starts.
     """
-    like = problem.series.observations
+    like = problem.series.like
     density = Density(problem.double(), {name: value.double() for name, value in near.items()})
     point, variances, axes = peak(density)
     generator, n = generator_of(seed, like.device), len(point)

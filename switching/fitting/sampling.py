@@ -48,7 +48,7 @@ def fit_svi(problem: Problem, options: Options, start: Parameters) -> Result | N
     """`max_steps` steps of SVI; None if it was interrupted before the first step."""
     units = Units.of(problem.emission, problem.series)
     inner, volume = units.problem(problem), float(units.log_volume(problem.series).sum())
-    with seeded(options.number, problem.series.observations), pyro.get_param_store().scope():
+    with seeded(options.number, problem.series.like), pyro.get_param_store().scope():
         program = pyro.condition(partial(_program, inner), inner.fixed)
         guide = AutoNormal(program, init_loc_fn=init_to_value(values=units.values(start)), init_scale=0.05)
         losses, interrupted = climb_guide(program, guide, options, -volume)
@@ -177,7 +177,7 @@ def _whitened(density: FreeDensity) -> FreeDensity:
 
 def fit_nuts(problem: Problem, options: Options, start: Parameters) -> Result | None:
     """`num_samples` draws in each chain, after `warmup_steps` others; None: interrupted before a draw."""
-    chains = run_nuts(Density(problem, start), problem.objective, options, problem.series.observations)
+    chains = run_nuts(Density(problem, start), problem.objective, options, problem.series.like)
     if chains is None:
         return None
     draws = {name: chains.draws[name] for name in start}

@@ -171,8 +171,8 @@ class MultiStart:
         self.interrupted = False
         self.tol = options.tol * float(series.n_observed)
         self.max_steps, self.report = options.max_steps, report
-        self._rounding = ROUNDING[series.observations.dtype]
-        self._device = series.observations.device
+        self._rounding = ROUNDING[series.like.dtype]
+        self._device = series.like.device
 
     @property
     def best(self) -> Climb:

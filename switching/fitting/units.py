@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..data.packed import rows_of
 from ..data.series import Series
 from ..emissions.contract import ConjugateEmission, Emission
 from ..emissions.spread import check_squares, spread
@@ -49,7 +50,7 @@ class Units:
             ValueError: the square of a spread is out of range of the dtype of the series; names the feature.
         """
         _check_covariates(series)
-        rows, dtype, names = series.rows.detach().double(), series.observations.dtype, series.features_of()
+        rows, dtype, names = series.rows.detach().double(), series.like.dtype, series.features_of()
         if not all(part.emission.have_unit for part in emission.parts):
             check_squares("x", rows.nan_to_num(0.0).abs().amax(0).clamp_min(1), dtype, names, "reaches")
             return Units(emission, torch.zeros_like(rows[0]), torch.ones_like(rows[0]))
@@ -81,9 +82,9 @@ class Units:
         """The series in these units, in its own dtype."""
         if not bool(self.about.any()) and bool((self.unit == 1).all()):
             return series
-        x = series.observations
-        scaled = (x.double() - self.about).div_(self.unit)  # needs only one more table of the size of x
-        return replace(series, observations=scaled.to(x))
+        return series.mapped(
+            lambda x: (x.double() - self.about).div_(self.unit).to(x)
+        )  # needs one more table of x's size
 
     def problem(self, problem: Problem) -> Problem:
         """The problem in these units."""
@@ -107,8 +108,8 @@ class Units:
         if series.lengths is None:
             return (~torch.isnan(series.observations)).to(self.unit).sum(-2) @ self.unit.log()
         each = (~torch.isnan(series.rows)).to(self.unit) @ self.unit.log()
-        sequence = series.inside.flatten(0, -2).nonzero()[:, 0] if series.batch_shape else torch.zeros_like(each).long()
-        return each.new_zeros(series.n_sequences).index_add(0, sequence, each).reshape(series.batch_shape)
+        total = each.new_zeros(series.n_sequences).index_add(0, series.sequence_of_rows, each)
+        return total.reshape(series.batch_shape)
 
     def log_prior_volume(self, problem: Problem) -> float:
         """The increase of the log density of the prior in these units."""
@@ -122,9 +123,9 @@ class Units:
 
 
 def _check_covariates(series: Series) -> None:
-    if series.covariates is not None:
-        sizes = series.covariates.detach().flatten(0, -2).abs().amax(0).clamp_min(1)
-        check_squares("covariates", sizes, series.observations.dtype, series.drivers, "reaches")
+    if series.inputs is not None:
+        sizes = rows_of(series.inputs).detach().flatten(0, -2).abs().amax(0).clamp_min(1)
+        check_squares("covariates", sizes, series.like.dtype, series.drivers, "reaches")
 
 
 def _is_kept(emission: ConjugateEmission, prior: Parameters) -> bool:

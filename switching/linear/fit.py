@@ -28,7 +28,7 @@ def fit_linear(problem: LinearProblem, options: Options) -> Result:
     """Fit the parameters of a linear model; see `LinearSSM.fit`."""
     series = problem.series
     check_options(problem, options)
-    there = partial(_placed, series.observations.device)
+    there = partial(_placed, series.like.device)
     units = units_of(problem.emission, series)
     if problem.prior is not None:
         prior = there(problem.prior)
@@ -39,7 +39,7 @@ def fit_linear(problem: LinearProblem, options: Options) -> Result:
     values, posterior, how = by(replace(problem, series=series.double(), fixed=fixed), units, options, start)
     nothing = torch.zeros(0, dtype=torch.bool, device="cpu")
     return Result(
-        values={name: values[name].to(series.observations) for name in problem.parameters},
+        values={name: values[name].to(series.like) for name in problem.parameters},
         method=options.method,
         empty_states=nothing,
         collapsed_states=nothing,
@@ -107,7 +107,7 @@ def fixed_values(problem: LinearProblem, options: Options) -> Parameters:
         _check_whole([*problem.emission.structure.orders.values()], fixed)
         return {name: values[name].double() for name in values if name in fixed}
     lengths = sizes(problem.dynamics, problem.emission)
-    tables = read_fixed(problem.parameters, lengths, fixed, problem.series.observations)
+    tables = read_fixed(problem.parameters, lengths, fixed, problem.series.like)
     held(one_point(open_values(problem.parameters, lengths, tables), problem.emission, inverse_in_groups))
     if options.method not in ("em", "vmp"):
         some = [name for name, table in tables.items() if bool(table.isnan().any())]

@@ -50,7 +50,7 @@ def learn(
     if options.method == "em" and options.prior is not None:
         shift -= float(prior_volume(problem.dynamics, emission, units.unit))
     posterior, search = fit_graph(graph, kinds, options, problem.series, options.n_kept, shift)
-    turn = torch.eye(problem.dynamics.n_latent).to(inner.series.observations)
+    turn = torch.eye(problem.dynamics.n_latent).to(inner.series.like)
     if not known.tables:
         turn = axes_of(posterior.mean["emission"])
 
@@ -67,7 +67,7 @@ def graph_of(problem: LinearProblem, start: GaussianTables) -> Graph:
     lengths = None if series.lengths is None else series.lengths.unsqueeze(-1)
     return Graph(
         families(problem.dynamics.n_latent),
-        weak(problem.dynamics.n_latent, emission, series.observations),
+        weak(problem.dynamics.n_latent, emission, series.like),
         list(of_blocks(PATHS, series, emission.full).values()),
         [Block(PATHS, GaussianPaths(lengths), eta=start)],
         lambda known: one_value(known, emission),

@@ -31,7 +31,7 @@ def maximum(
 ) -> tuple[Parameters, SearchResult]:
     """The parameters with the greatest objective, and the search for them."""
     inner = problem.in_units(units)
-    device = inner.series.observations.device
+    device = inner.series.like.device
     near = {name: value.to(device) for name, value in (typical(inner.dynamics, inner.emission) | inner.fixed).items()}
     height = inner.objective(near)  # raises an error if x does not fit
     density = QuickDensity(inner, units, near, volume=False)

@@ -23,6 +23,7 @@ from ...inference.numerics.randomness import Seed
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_batch_shape, check_choice, check_integer, check_kind
 from ..base import Model, Probabilities
+from ..data.ragged import by_sequence
 from ..data.reading import read_inputs, read_row
 from ..data.series import Given, Series, check_covariates, number
 from ..fitting.options import METHODS, Options
@@ -200,7 +201,7 @@ class LinearSSM(Model):
         return self._problem(series)
 
     def _problem(self, series: Series) -> LinearProblem:
-        prior = {name: table.to(series.observations) for name, table in self.prior.items()}
+        prior = {name: table.to(series.like) for name, table in self.prior.items()}
         return LinearProblem(self.dynamics, self.emission, series, prior)
 
     def _check_drive(self, series: Series, n_steps: int) -> None:
@@ -213,13 +214,12 @@ class LinearSSM(Model):
             if series.covariates is None:
                 raise ValueError(f"covariates: missing; {self.dynamics!r} needs them, of shape {expected}.")
             check_covariates(series.covariates, expected)
-            series = replace(series, covariates=None)
+            series = replace(series, inputs=None)
         super()._check_drive(series, n_steps)
 
     def _check_long_enough(self, series: Series) -> None:
         needed = sum(self.dynamics.diffuse)
-        seen = ((~series.observations.isnan()).any(-1) & series.inside).sum(-1)
-        short = (seen < needed).nonzero()
+        short = ((seen := series.n_seen) < needed).nonzero()
         if len(short):
             place = tuple(short[0].tolist())
             which = f" of sequence {number(place)}" if place else ""
@@ -233,21 +233,24 @@ class LinearSSM(Model):
     def chain(self, x: Any, **given: Unpack[Given]) -> LinearGaussianChain:
         """The chain over the latent paths of x. It has every exact algorithm."""
         problem = self.problem(x, **given)
-        return problem.chain(self.values_like(problem.series.observations))
+        return problem.chain(self.values_like(problem.series.like))
 
     def log_evidence(self, x: Any, **given: Unpack[Given]) -> Tensor:
         """log p(x) of each sequence, `[*batch]`; for a diffuse start its limit, see `LinearGaussianChain`."""
         problem = self.problem(x, **given)
-        return problem.evidence(self.values_like(problem.series.observations))
+        return problem.evidence(self.values_like(problem.series.like))
 
+    @by_sequence()
     def filter(self, x: Any, **given: Unpack[Given]) -> GaussianFiltered:
         """The belief about the latents before and after each observation."""
         return self.chain(x, **given).filter()
 
+    @by_sequence()
     def smooth(self, x: Any, **given: Unpack[Given]) -> GaussianSmoothed:
         """The belief about the latents given the whole series, with the covariances of successive steps."""
         return self.chain(x, **given).smooth()
 
+    @by_sequence(draws=True)
     def sample_posterior(self, x: Any, n: int, seed: Seed = None, **given: Unpack[Given]) -> GaussianSampled:
         """n independent draws of the latents given the whole series: `latent [n, *batch, T, L]`."""
         return self.chain(x, **given).sample(n, seed)
@@ -271,7 +274,7 @@ class LinearSSM(Model):
         """The tables of a forecast with covariates: of latents, then of observations, means and covariances."""
         x = series.observations
         coming = x.new_full((*x.shape[:-2], horizon, x.shape[-1]), torch.nan)
-        problem = self._problem(replace(series, observations=torch.cat([x, coming], -2), lengths=None, index=None))
+        problem = self._problem(replace(series, x=torch.cat([x, coming], -2), lengths=None, index=None))
         values = self.values_like(x)
         filtered, (tables, _) = problem.chain(values).filter(), problem.tables(values)
         mean = filtered.predicted_mean[..., -horizon:, :]

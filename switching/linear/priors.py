@@ -45,7 +45,7 @@ def units_of(emission: LinearEmission | Irregular, series: Series | None) -> Uni
     if isinstance(emission, Irregular) and not emission.structure.has_level:
         center, scale = torch.zeros_like(center), (scale.square() + center.square()).sqrt()
     if series is not None:
-        check_squares("x", scale, series.observations.dtype, series.features_of())
+        check_squares("x", scale, series.like.dtype, series.features_of())
     return Units(emission, center, scale)
 
 

@@ -103,7 +103,7 @@ class LinearProblem(SeriesProblem):
     @property
     def varies(self) -> bool:
         """Whether the emission varies with the step; it then has an axis of steps."""
-        return self.series.covariates is not None
+        return self.series.inputs is not None
 
     def draw(self, values: Parameters, mean: Tensor, covariance: Tensor | None, n: int) -> Float[Tensor, "n *rb T F"]:
         """Observations for latents with means `[..., *r, *b, T, L]` and covariances, by torch's global generator."""
@@ -128,7 +128,7 @@ class LinearProblem(SeriesProblem):
     def log_prior(self, values: Parameters) -> Float[Tensor, "*r"]:
         """Log density of the parameters; 0 without a prior."""
         if self.prior is None:
-            return self.series.observations.new_zeros(())
+            return self.series.like.new_zeros(())
         return log_prior(self.dynamics, self.emission, self.prior, values)
 
     def in_units(self, units: Units) -> "LinearProblem":

@@ -60,7 +60,7 @@ Drawn = tuple[LinearDraws, dict[str, Any]]
 
 
 def _by_nuts(density: LinearDensity, problem: LinearProblem, options: Options, start: Parameters) -> Drawn | None:
-    chains = run_nuts(density, problem.objective, options, problem.series.observations)
+    chains = run_nuts(density, problem.objective, options, problem.series.like)
     if chains is None:
         return None
     draws = aligned(chains.draws, start, problem)

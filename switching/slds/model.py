@@ -38,6 +38,7 @@ from ...inference.numerics.scalars import (
     check_number,
 )
 from ..base import Model, Probabilities
+from ..data.ragged import by_sequence
 from ..data.reading import read_row
 from ..data.series import Given, Series
 from ..fitting.options import Options
@@ -240,6 +241,7 @@ class SwitchingLinearSSM(Model):
 
     # ---- inference given the values --------------------------------------------------------------------------------
 
+    @by_sequence()
     def filter(self, x: Any, order: int = 2, **given: Unpack[Given]) -> SwitchingFiltered:
         """The belief after each observation, by GPB(order); states are those of `regimes()`. See `gpb_filter`."""
         series = self.read(x, **given)
@@ -251,8 +253,16 @@ class SwitchingLinearSSM(Model):
 
         `smooth(x).elbo` is a lower bound.
         """
-        return self.filter(x, order, **given).log_normalizer
+        problem = self.problem(x, **given)
+        regimes = self.regimes(problem.series.like)
 
+        def evidence(part: SwitchingLinearProblem) -> Tensor:
+            return gpb_filter(regimes, part.series.observations, order, part.series.lengths).log_normalizer
+
+        with naming("x"):
+            return problem.by_sequence(evidence)
+
+    @by_sequence(alone=True)
     def smooth(
         self,
         x: Any,
@@ -281,11 +291,12 @@ class SwitchingLinearSSM(Model):
         series = self.read(x, **given)
         max_steps, tol = check_integer("max_steps", max_steps), check_number("tol", tol, least=0)
         with naming("x"), torch.no_grad():
-            values = self.values_like(series.observations)
+            values = self.values_like(series.like)
             if order is not None:
                 return backward(self.layout, values, series, order)
             return infer(self.layout, values, series, tuple(starts) or STARTS[:1], max_steps, tol, seed)
 
+    @by_sequence(alone=True)
     def viterbi(self, x: Any, **given: Unpack[Given]) -> SwitchingViterbi:
         """The most probable path of regimes under the q of `smooth`, and its exact log p(path, x).
 
@@ -300,6 +311,7 @@ class SwitchingLinearSSM(Model):
         value = regimes.along(series.observations, inside, series.lengths).log_normalizer()
         return SwitchingViterbi(path, value + regimes.log_prob(inside, None, series.lengths))
 
+    @by_sequence(draws=True)
     def sample_posterior(
         self, x: Any, n: int, seed: Seed = None, warmup: int = 200, chains: int = 4, **given: Unpack[Given]
     ) -> SwitchingSampled:
@@ -331,9 +343,7 @@ class SwitchingLinearSSM(Model):
         series = self.read(x, **given)
         horizon = check_integer("horizon", horizon)
         belief = self.filter(series, order).belief
-        return replace(
-            look_ahead(self.regimes(series.observations), belief, horizon, order), series=series, source=self
-        )
+        return replace(look_ahead(self.regimes(series.like), belief, horizon, order), series=series, source=self)
 
     # ---- streams ---------------------------------------------------------------------------------------------------
 

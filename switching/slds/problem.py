@@ -64,7 +64,7 @@ class SwitchingLinearProblem(SeriesProblem):
 
     def log_prior(self, values: Parameters) -> Tensor:
         """0: only the objective of a fit includes the density of its prior."""
-        return self.series.observations.new_zeros(())
+        return self.series.like.new_zeros(())
 
 
 @dataclass(frozen=True)

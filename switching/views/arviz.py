@@ -92,11 +92,11 @@ def to_arviz(
     fit = source if hasattr(source, "posterior") else _point(source)
     model, series = fit.model, fit.model.read(x, **given).detached()
     if fit.posterior is None:
-        values = {name: value.unsqueeze(0) for name, value in model.values_like(series.observations).items()}
+        values = {name: value.unsqueeze(0) for name, value in model.values_like(series.like).items()}
         shape = 1, EXPORTED if draws is None else draws
     else:
         drawn, shape = fit.posterior.refined.chains(draws, seed)
-        values = {name: value.to(series.observations) for name, value in drawn.items()}
+        values = {name: value.to(series.like) for name, value in drawn.items()}
     attributes = {
         "inference_library": "samplehold",
         "method": fit.method,
@@ -219,8 +219,8 @@ def generated_quantities(model: Any, values: Parameters, total: int, series: Ser
     draws."""
     n, problem = len(next(iter(values.values()))), model.problem(series)
     increments, ahead, replicates, smoothed = [], [], [], {}
-    generator = torch.Generator(series.observations.device).manual_seed(seed)
-    with torch.no_grad(), seeded(seed, series.observations):
+    generator = torch.Generator(series.like.device).manual_seed(seed)
+    with torch.no_grad(), seeded(seed, series.like):
         for some in problem.in_turns(values):
             product = model.product_of(some)
             chain = problem.chain(product)

@@ -45,7 +45,7 @@ def plot_fit(model: Any, x: Any, *, sequence: int = 0, level: float = 0.9, **giv
     level = check_probability("level", level, proper=True)
     whole = model.read(x, **given)
     series = whole.one(sequence).cpu()
-    problem, values = model.product.problem(series), model.values_like(series.observations)
+    problem, values = model.product.problem(series), model.values_like(series.like)
     product = model.product_of(values)
     chain = problem.chain(product)
     probabilities, joint = model.probabilities(chain, values), chain.smooth().state

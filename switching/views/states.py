@@ -15,7 +15,7 @@ from ..problem import SeriesProblem
 def states(model: Any, x: Any, **given: Unpack[Given]) -> pd.DataFrame:
     """See `model.states`."""
     series = model.read(x, **given)
-    problem, values = model.problem(series), model.values_like(series.observations)
+    problem, values = model.problem(series), model.values_like(series.like)
     axes: dict[str, tuple[str, ...]] = {}
 
     def tables_of(part: SeriesProblem) -> dict[str, Tensor]:

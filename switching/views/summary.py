@@ -220,13 +220,13 @@ def _states(fit: Any, series: Series) -> pd.DataFrame:
     if model.latents:
         return _latents(fit, series)
     problem = model.problem(series)
-    values = model.values_like(series.observations)
+    values = model.values_like(series.like)
     with torch.no_grad():
         chain = problem.chain(model.product_of(values))
         probabilities = model.probabilities(chain, values)
         durations = model.durations(series)
     tables = [table for name, (table, _) in probabilities.items() if name.startswith("state_probability")]
-    n_steps = float(series.inside.sum())
+    n_steps = float((series.last + 1).sum())
     shares = [table.flatten(0, -2).nansum(0) / n_steps for table in tables]
     durations = durations if isinstance(durations, tuple) else (durations,)
     columns = {"share of steps": torch.cat(shares), "expected duration": torch.cat(durations)}

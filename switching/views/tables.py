@@ -50,7 +50,7 @@ def coordinates(series: Series, model: Any) -> dict[str, Any]:
         coords["sequence"] = list(series.sequences)
     coords |= {dim: np.arange(size) for dim, size in model.sizes.items()}
     coords |= {dim: list(model.latents) for dim in ("latent", "latent_new") if model.latents}
-    features: list[Any] = list(range(series.observations.shape[-1]))
+    features: list[Any] = list(range(series.n_features))
     if series.features is not None and not isinstance(series.features[0], tuple):
         features = list(series.features)
     common = None if isinstance(series.index, tuple) else series.index

@@ -8,7 +8,6 @@ import samplehold as sh
 import torch
 from oracles.models import KINDS, drive, random_model
 from pandas.testing import assert_frame_equal
-from samplehold.switching.data import series
 from samplehold.switching.fitting.bucketing import Bucketing
 from samplehold.switching.fitting.em import EM
 from samplehold.switching.fitting.starts import first_guesses
@@ -38,7 +37,7 @@ def test_steps_without_the_padding_are_those_with_it(monkeypatch, dynamics, emis
     values = first_guesses(problem, 3, seed=0).values
     packed = EM(problem, values)
     assert packed.problem.series.n_steps < 20
-    monkeypatch.setattr(series, "WASTE", 1e9)
+    monkeypatch.setattr("samplehold.switching.data.packed.WASTE", 1e9)
     problem = replace(problem)  # which does not know its groups
     padded = EM(problem, values)
     assert padded.problem is problem
@@ -80,7 +79,7 @@ def test_what_is_asked_of_them_is_that_of_the_padded_batch(monkeypatch, dynamics
     states, values = model.states(problem.series), model.values_like(problem.series.observations)
     evidence, occupancy = model.log_evidence(problem.series), problem.occupancy(values)
     assert len(problem.groups) > 2
-    monkeypatch.setattr(series, "WASTE", 1e9)
+    monkeypatch.setattr("samplehold.switching.data.packed.WASTE", 1e9)
     padded = replace(problem)
     assert_frame_equal(states, model.states(padded.series), rtol=1e-12)
     assert_close(evidence, model.log_evidence(padded.series), rtol=1e-12, atol=0)

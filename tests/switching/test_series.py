@@ -141,9 +141,7 @@ def test_a_series_is_read_and_checked_once():
     with pytest.raises(ValueError, match="covariates: got some besides a Series"):
         MODEL.smooth(series, covariates=rain)
     with pytest.raises(ValueError, match="x: got -"):
-        sh.SwitchingSSM(sh.Copy(2, n_covariates=1), sh.Poisson(1)).read(
-            replace(series, observations=-series.observations.abs())
-        )
+        sh.SwitchingSSM(sh.Copy(2, n_covariates=1), sh.Poisson(1)).read(replace(series, x=-series.observations.abs()))
     with pytest.raises(ValueError, match=r"x: got 1 feature\(s\), but the model has 2"):
         sh.SwitchingSSM(sh.Copy(2, n_covariates=1), sh.Normal(2)).read(series)
     with pytest.raises(ValueError, match="covariates: Markov dynamics take none"):

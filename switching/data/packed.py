@@ -1,0 +1,87 @@
+"""`Packed`: a number or a vector for each step of several sequences, stored one sequence after another."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ...inference.numerics.records import Record
+
+WASTE = 2.0  # the ratio of steps with padding to steps without, from which sequences are processed in groups
+
+
+@dataclass(frozen=True, repr=False)
+class Packed(Record):
+    """A table `[B, T, ...]` of sequences of very different lengths, without the steps after their ends.
+
+    Attributes:
+        rows: the steps, one sequence after another.
+        lengths: the number of steps of each sequence; all are at least 1.
+        beyond: the number that stands after the end of a sequence in a padded table.
+    """
+
+    rows: Float[Tensor, "N *f"]
+    lengths: Int[Tensor, "B"]
+    beyond: float
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """The number of the row after each sequence."""
+        return self.lengths.cumsum(0).tolist()
+
+    @cached_property
+    def shape(self) -> torch.Size:
+        """The shape of the padded table."""
+        return torch.Size((len(self.lengths), int(self.lengths.max()), *self.rows.shape[1:]))
+
+    def padded(self) -> Float[Tensor, "B T *f"]:
+        """The whole table."""
+        return self.part(torch.arange(len(self.lengths), device="cpu"))
+
+    def part(self, members: Int[Tensor, "n"]) -> Float[Tensor, "n t *f"]:
+        """The table of some sequences, with the length of the longest of them."""
+        ends, lengths = self._ends, self.lengths.cpu()[members].tolist()
+        parts = [self.rows[ends[i] - n : ends[i]] for i, n in zip(members.tolist(), lengths, strict=True)]
+        if len(parts) == 1:
+            return parts[0].unsqueeze(0)
+        return torch.nn.utils.rnn.pad_sequence(parts, True, padding_value=self.beyond)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Packed":
+        """The same with a change of the rows, which does not depend on their places."""
+        rows = change(self.rows)
+        return Packed(rows, self.lengths.to(rows.device), self.beyond)
+
+    def at(self, row: int) -> tuple[int, int]:
+        """The sequence and the step of a row."""
+        sequence = int(torch.searchsorted(self.lengths.cumsum(0).cpu(), row, right=True))
+        return sequence, row - self._ends[sequence] + int(self.lengths[sequence])
+
+
+def wasteful(lengths: Int[Tensor, "*b"], n_steps: int) -> bool:
+    """Whether a table of `n_steps` steps of sequences of these lengths is mostly padding."""
+    return lengths.numel() * n_steps > WASTE * int(lengths.sum())
+
+
+def stored(parts: Sequence[Tensor], lengths: Int[Tensor, "B"], beyond: float) -> Float[Tensor, "B N *f"] | Packed:
+    """The tables of sequences as one, packed if most of it would be padding.
+
+    Each has a row for each step of its sequence, or more, which are kept only if they exceed the longest sequence.
+    """
+    longest = max(map(len, parts))
+    if longest == int(lengths.max()) and wasteful(lengths, longest):
+        steps = [part[:n] for part, n in zip(parts, lengths.tolist(), strict=True)]
+        return Packed(torch.cat(steps), lengths, beyond)
+    return torch.nn.utils.rnn.pad_sequence(list(parts), True, padding_value=beyond)
+
+
+def padded(table: Tensor | Packed) -> Tensor:
+    """The table `[*b, T, ...]`."""
+    return table.padded() if isinstance(table, Packed) else table
+
+
+def rows_of(table: Tensor | Packed) -> Tensor:
+    """The stored rows: those of all steps, and of padding in a table that is not packed."""
+    return table.rows if isinstance(table, Packed) else table

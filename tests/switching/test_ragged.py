@@ -1,0 +1,333 @@
+"""Sequences of very different lengths: stored without padding, and results without padding."""
+
+import subprocess
+import sys
+from dataclasses import fields, is_dataclass
+from inspect import signature
+
+import pandas as pd
+import pytest
+import samplehold as sh
+import torch
+from examples import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles.coupled import factorial_of, layered_of
+from oracles.linear_models import FLOAT, model_of
+from oracles.models import drive, random_model
+from oracles.switching_linear import KINDS, values_of
+from pandas.testing import assert_frame_equal
+from torch.testing import assert_close
+
+
+def draw(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=FLOAT)
+
+
+def switching_linear(kind: str) -> sh.SwitchingLinearSSM:
+    layout = KINDS[kind]
+    model = sh.SwitchingLinearSSM(
+        layout.n_regimes,
+        layout.n_latent,
+        layout.n_features,
+        "one chain" if layout.one_chain else "chain per regime",
+        recurrent=layout.recurrent,
+        common_emission=layout.common_emission,
+    )
+    return model.with_values(values_of(layout))
+
+
+def coupled(kind: str) -> sh.FactorialSSM | sh.LayeredSSM:
+    if kind == "factorial":
+        loc, probs = (
+            [2 * draw(d, k, 2) for d, k in enumerate((2, 3))],
+            [draw(5 + d, k).softmax(-1) for d, k in enumerate((2, 3))],
+        )
+        return factorial_of(torch.tensor([0.3, 0.2]).to(FLOAT), probs, loc, torch.eye(2).to(FLOAT))
+    values = {"loc": 2 * draw(1, 3, 2), "scale": draw(2, 3, 2).exp()}
+    table, top = draw(5, 2, 3).softmax(-1), torch.tensor([0.3, 0.7]).to(FLOAT)
+    return layered_of(sh.Normal(2), values, torch.tensor([0.4, 0.2]).to(FLOAT), [table], top)
+
+
+STRUCTURE = sh.LinearSSM(sh.LocalLevel() + sh.Regression(1)).with_values({"sigma2.irregular": 0.5, "sigma2.level": 0.3})
+MODELS = {
+    "copy": random_model("copy", "normal"),
+    "covariates": random_model("covariates", "normal"),
+    "gated": random_model("covariates", "gated"),
+    "markov": random_model("markov", "full"),
+    "linear": model_of(),
+    "structure": STRUCTURE,
+    "chains": switching_linear("chains"),
+    "one chain": switching_linear("one chain"),
+    "recurrent": switching_linear("recurrent"),
+    "factorial": coupled("factorial"),
+    "layered": coupled("layered"),
+}
+VERBS = ("filter", "smooth", "viterbi", "infer", "bottom_up")
+EXACT = [(name, verb) for name, model in MODELS.items() for verb in VERBS if hasattr(type(model), verb)]
+DRAWN = [name for name, model in MODELS.items() if hasattr(type(model), "sample_posterior")]
+
+
+def sequences(name: str, lengths: list[int]) -> tuple[list[torch.Tensor], dict[str, list[torch.Tensor]]]:
+    """Sequences with missing values, and their covariates and gaps."""
+    model, x = MODELS[name], []
+    for i, n in enumerate(lengths):
+        x.append(draw(i, n, model.n_features))
+        x[-1][3::5] = torch.nan
+        x[-1][4::7, 0] = torch.nan
+    if name in ("covariates", "gated"):
+        tables = [drive("covariates", (), n, seed=i) for i, n in enumerate(lengths)]
+        return x, {key: [table[key] for table in tables] for key in ("covariates", "dt")}
+    return x, {"covariates": [draw(50 + i, n, 1) for i, n in enumerate(lengths)]} if name == "structure" else {}
+
+
+def alone(driven: dict[str, list[torch.Tensor]], i: int) -> dict[str, torch.Tensor]:
+    return {key: tables[i] for key, tables in driven.items()}
+
+
+def assert_like(got: object, expected: object, tol: float = 1e-10) -> None:
+    """Equal types, shapes and numbers to rounding."""
+    assert type(got) is type(expected)
+    if isinstance(got, torch.Tensor):
+        assert_close(got, expected, rtol=tol, atol=tol, equal_nan=True)
+    elif is_dataclass(got):
+        for field in fields(got):
+            assert_like(getattr(got, field.name), getattr(expected, field.name), tol)
+    elif isinstance(got, tuple):
+        assert len(got) == len(expected)
+        for one, other in zip(got, expected, strict=True):
+            assert_like(one, other, tol)
+    else:
+        assert got == expected
+
+
+def tolerance(name: str, verb: str) -> float:
+    """An iteration ends a little elsewhere if the same call rounds otherwise."""
+    return 1e-5 if verb == "infer" or (name in KINDS and verb != "filter") else 1e-10
+
+
+@pytest.mark.parametrize(("name", "verb"), EXACT)
+@examples(3)
+@given(lengths=st.lists(st.integers(3, 12), min_size=1, max_size=5), long=st.booleans(), at=st.integers(0, 5))
+def test_each_record_is_that_of_the_sequence_alone(name, verb, lengths, long, at):
+    lengths = [*lengths[:at], 60, *lengths[at:]] if long else lengths
+    model, (x, driven) = MODELS[name], sequences(name, lengths)
+    records = getattr(model, verb)(x, ragged=True, **driven)
+    assert isinstance(records, list)
+    assert len(records) == len(x)
+    for i, record in enumerate(records):
+        assert_like(record, getattr(model, verb)(x[i], **alone(driven, i)), tolerance(name, verb))
+
+
+def test_sequences_of_one_step_are_among_them():
+    for name, verb in EXACT:
+        if name != "structure":  # whose start needs more
+            model, (x, driven) = MODELS[name], sequences(name, [1, 9, 1, 2])
+            for i, record in enumerate(getattr(model, verb)(x, ragged=True, **driven)):
+                assert_like(record, getattr(model, verb)(x[i], **alone(driven, i)), tolerance(name, verb))
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_draws_have_the_lengths_and_the_moments_of_the_sequences(name):
+    model, exact, (x, driven) = (
+        MODELS[name],
+        name not in (*KINDS, "factorial", "layered"),
+        sequences(name, [20, 3, 4, 3]),
+    )
+    n = 4000 if exact else 40
+    drawn = model.sample_posterior(x, n, ragged=True, seed=3, **driven)
+    again = model.sample_posterior(x, n, ragged=True, seed=3, **driven)
+    for i, (one, other) in enumerate(zip(drawn, again, strict=True)):
+        paths = one.latent if name in ("linear", "structure") else one.path
+        assert paths.shape[:2] == (n, len(x[i]))
+        if not exact:
+            continue
+        assert_like(one, other)
+        known = model.smooth(x[i], **alone(driven, i))
+        if name in ("linear", "structure"):
+            spread = known.covariance.diagonal(dim1=-2, dim2=-1).sqrt()
+            assert bool(((one.latent.mean(0) - known.mean).abs() < 0.12 * spread + 1e-9).all())
+        else:
+            share = torch.nn.functional.one_hot(one.path, model.n_states).to(FLOAT).mean(0)
+            assert_close(share, known.state, rtol=0, atol=0.06)
+
+
+def test_groups_do_not_share_random_numbers():
+    x = [torch.full((n,), torch.nan, dtype=FLOAT) for n in (40, 5, 5)]
+    model = sh.SwitchingSSM(sh.Markov(2), sh.Normal()).with_values(
+        initial_probs=[0.5, 0.5], transition_probs=[[0.5, 0.5]] * 2, loc=[[0.0], [1.0]], scale=[[1.0], [1.0]]
+    )
+    assert len(model.read(x).groups()) == 2
+    long, short, _ = model.sample_posterior(x, 400, seed=0, ragged=True)
+    agree = (long.path[:, :5] == short.path).to(FLOAT).mean()
+    assert abs(float(agree) - 0.5) < 0.1
+
+
+def test_a_dictionary_gives_a_dictionary_and_other_forms_a_list_in_their_order():
+    model = MODELS["markov"]
+    x = {7: draw(0, 4, 2), "b": draw(1, 30, 2), 3: draw(2, 2, 2)}
+    by_name = model.smooth(x, ragged=True)
+    assert list(by_name) == list(x)
+    for key, record in by_name.items():
+        assert_like(record, model.smooth(x[key]))
+    assert list(model.smooth(model.read(x), ragged=True)) == ["7", "b", "3"]
+    rows = torch.cat(list(x.values()))
+    frame = pd.DataFrame(rows.numpy(), columns=["u", "v"]).assign(who=[0] * 4 + [1] * 30 + [2] * 2)
+    batch = torch.nn.utils.rnn.pad_sequence(list(x.values()), True)
+    for records in (
+        model.smooth(list(x.values()), ragged=True),
+        model.smooth(rows, lengths=[4, 30, 2], ragged=True),
+        model.smooth(batch, lengths=[4, 30, 2], ragged=True),
+        model.smooth(sh.read_panel(frame, "who"), ragged=True),
+    ):
+        assert isinstance(records, list)
+        for record, key in zip(records, x, strict=True):
+            assert_like(record, by_name[key])
+    assert len(model.smooth(x["b"], ragged=True)) == 1
+    assert model.smooth(batch[:0], ragged=True) == []
+
+
+def test_a_fit_gives_the_records_of_its_sequences():
+    x = {"a": draw(0, 30, 1), "b": draw(1, 4, 1), "c": 5 + draw(2, 3, 1)}
+    fit = sh.SwitchingSSM(sh.Copy(2), sh.Normal()).fit(x, restarts=1, max_steps=5, progress=False)
+    for name, record in fit.smooth(ragged=True).items():
+        assert_like(record, fit.model.smooth(x[name]))
+
+
+def test_the_argument_is_in_the_signature_and_is_checked():
+    for name, verb in EXACT:
+        method = getattr(MODELS[name], verb)
+        assert signature(method).parameters["ragged"].default is False
+        assert "ragged=True" in method.__doc__
+    with pytest.raises(TypeError, match="ragged: got 'yes'"):
+        MODELS["copy"].smooth([draw(0, 3, 2)], ragged="yes")
+
+
+def test_an_impossible_sequence_is_named_by_its_number_among_all():
+    model = sh.SwitchingSSM(sh.Copy(2), sh.Categorical(3)).with_values(
+        redraw_prob=0.2, state_probs=[0.4, 0.6], probs=[[0.5, 0.5, 0.0]] * 2
+    )
+    x = [torch.zeros(100), torch.zeros(3), torch.tensor([0.0, 1.0, 2.0])]
+    with pytest.raises(ValueError, match="step 2 of sequence 2 is impossible"):
+        model.smooth(x, ragged=True)
+
+
+# ---- packed ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def never_packed(monkeypatch):
+    def begin() -> None:
+        monkeypatch.setattr("samplehold.switching.data.packed.WASTE", 1e9)
+
+    return begin
+
+
+@pytest.mark.parametrize("model_name", MODELS)
+def test_packed_and_padded_series_are_the_same_numbers(model_name, never_packed):
+    model, (x, driven) = MODELS[model_name], sequences(model_name, [4, 50, 3, 7])
+    packed = model.read(x, **driven)
+    states, evidence = model.states(packed), model.log_evidence(packed)
+    parts = [packed.part(torch.tensor(some)) for some in ([0, 2], [1], [1, 2, 3])]
+    ones = [packed.one(i) for i in range(4)]
+    never_packed()
+    padded = model.read(x, **driven)
+    assert packed.packed
+    assert not padded.packed
+    same = {"rtol": 0, "atol": 0, "equal_nan": True}
+    for table in ("observations", "covariates", "gaps", "rows", "inside", "last", "n_seen", "sequence_of_rows"):
+        one, other = getattr(packed, table), getattr(padded, table)
+        assert (one is None) == (other is None)
+        if one is not None:
+            assert_close(one, other, **same)
+    for name in ("batch_shape", "n_steps", "n_sequences", "n_features", "n_driven", "n_observed", "at_once"):
+        assert getattr(packed, name) == getattr(padded, name)
+    assert packed.labels.equals(padded.labels)
+    assert packed._repr_html_() == padded._repr_html_()
+    for part, some in zip(parts, ([0, 2], [1], [1, 2, 3]), strict=True):
+        assert_like(part.observations, padded.part(torch.tensor(some)).observations)
+    for i, one in enumerate(ones):
+        assert_like(one.observations, padded.one(i).observations)
+    for changed in ("double", "cpu", "detached"):
+        assert_close(getattr(packed, changed)().observations, padded.observations, **same)
+    assert_close(packed.shifted(torch.ones(1)).observations, padded.shifted(torch.ones(1)).observations, **same)
+    tol = tolerance(model_name, "states")
+    assert_frame_equal(states, model.states(padded), rtol=tol, atol=tol)
+    assert_close(evidence, model.log_evidence(padded), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("method", ["em", "vmp"])
+@pytest.mark.parametrize(
+    "name", ["copy", "covariates", "markov", "linear", "structure", "one chain", "factorial", "layered"]
+)
+def test_fits_of_packed_series_are_those_of_padded_ones(name, method, never_packed):
+    if (name, method) == ("structure", "vmp"):
+        return
+    model, (x, driven) = MODELS[name].without_values(), sequences(name, [40, 4, 6, 5, 3])
+    options = {"method": method, "restarts": 2, "max_steps": 4, "progress": False}
+    packed = model.fit(x, **options, **driven)
+    never_packed()
+    padded = model.fit(x, **options, **driven)
+    assert_close(packed.objective[-1], padded.objective[-1], rtol=1e-6, atol=1e-6)
+
+
+def test_panels_and_rows_are_packed_too():
+    model, lengths = MODELS["copy"], [60, 3, 2, 4]
+    rows = draw(0, sum(lengths), 2)
+    frame = pd.DataFrame(rows.numpy(), columns=["u", "v"])
+    frame["who"] = [i for i, n in enumerate(lengths) for _ in range(n)]
+    mixed = frame.sample(frac=1.0, random_state=1)
+    panel = sh.read_panel(mixed, "who")
+    assert panel.packed
+    assert model.read(rows, lengths=lengths).packed
+    states = model.states(panel)
+    assert states.index.equals(mixed.index)
+    for who, own in mixed.groupby("who"):
+        expected = model.states(torch.tensor(own[["u", "v"]].to_numpy()))
+        assert_frame_equal(states.loc[own.index].reset_index(drop=True), expected.reset_index(drop=True), rtol=1e-10)
+        assert who in mixed.who.to_numpy()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"x": [torch.zeros(50), torch.zeros(3), torch.tensor([0.0, torch.inf])]}, "sequence 2, step 1, feature 0"),
+        ({"x": [torch.zeros(50), torch.zeros(3), torch.tensor([0.0, 0.5])]}, "got 0.5 at sequence 2, step 1"),
+        ({"covariates": [torch.zeros(50, 1), torch.zeros(3, 1), torch.full((2, 1), torch.nan)]}, "covariates: got NaN"),
+        ({"covariates": [torch.zeros(n, 2) for n in (50, 3, 2)]}, r"got shape \(3, 50, 2\), expected \(3, 50, 1\)"),
+        ({"dt": [torch.ones(50), torch.ones(3), torch.tensor([1.0, -1.0])]}, "dt: got gaps that are negative"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_named_as_in_a_padded_batch(change, said):
+    model = sh.SwitchingSSM(sh.Copy(2, n_covariates=1), sh.Bernoulli(1))
+    good = {"x": [torch.zeros(n) for n in (50, 3, 2)], "covariates": [torch.zeros(n, 1) for n in (50, 3, 2)]}
+    with pytest.raises(ValueError, match=said):
+        model.read(**good | change)
+
+
+MEMORY = """
+import resource, sys
+import torch, samplehold as sh
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+
+model = sh.SwitchingSSM(sh.Copy(2), sh.Normal())
+options = {"restarts": 1, "max_steps": 3, "progress": False}
+small = model.fit([[0.0, 0.1, 5.0, 5.1, 0.2], [0.1, 5.2]], **options)
+small.states(), small.smooth(ragged=True)
+before = peak()
+torch.manual_seed(0)
+x = [torch.randn(100_000).double(), *(5 * torch.randn(5).double() for _ in range(1000))]
+x[0][::2] += 5
+fit = model.fit(x, **options)
+records, states, evidence = fit.smooth(ragged=True), fit.states(), fit.log_evidence()
+assert len(records) == len(evidence) == 1001 and records[0].state.shape == (100_000, 2) and len(states) == 105_000
+print(peak() - before)
+"""
+
+
+def test_one_long_sequence_beside_many_short_ones_needs_the_memory_of_its_steps():
+    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 200  # MiB; a padded table of one feature alone has 764
