@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from functools import wraps
 from inspect import Parameter, signature
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, get_args, overload
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, get_args, overload, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ EACH = """
         """
 
 
+@runtime_checkable
 class Bound(Protocol[P, R]):
     """A method whose results have an axis of steps."""
 
@@ -37,6 +38,7 @@ class Bound(Protocol[P, R]):
     def __call__(self, *args: P.args, **options: P.kwargs) -> R: ...
 
 
+@runtime_checkable
 class Verb(Protocol[P, R]):
     """The same method, of a class."""
 

@@ -306,6 +306,9 @@ class Series(Record):
     def check(self, check: Callable[["Series"], None]) -> None:
         """Call a function that raises a ValueError if something is wrong, for each of `parts`. An error has the number
         of a sequence among all sequences."""
+        if not self.packed:
+            check(self)
+            return
         for part in self.parts():
             with recompute(lambda: check(self), ValueError):
                 check(part)
