@@ -18,7 +18,7 @@ from .emission import Irregular
 from .fixed import held, inverse_in_groups, open_values, read_fixed
 from .learning import learn
 from .maximum import maximum
-from .priors import NAMES, one_point, units_of
+from .priors import NAMES, one_point
 from .problem import LinearProblem, sizes, typical
 from .sampling import draw
 
@@ -29,10 +29,7 @@ def fit_linear(problem: LinearProblem, options: Options) -> Result:
     series = problem.series
     check_options(problem, options)
     there = partial(_placed, series.like.device)
-    units = units_of(problem.emission, series)
-    if problem.prior is not None:
-        prior = there(problem.prior)
-        units = Units(problem.emission, prior["center"], prior["spread"])
+    units = replace(problem, prior=None if problem.prior is None else there(problem.prior)).units
     fixed = there(fixed_values(problem, options))
     start = None if options.start is None else there(start_values(problem, options.start))
     by = by_climb if options.method in ("em", "vmp") else by_draws

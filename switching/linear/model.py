@@ -449,12 +449,14 @@ class LinearSSM(Model):
         from ..fit import Fit
         from ..fitting.fit import check_enough
         from .fit import fit_linear
+        from .profile import StructureFit
 
         check_enough(series, 1)
         model = self if options.prior is None else self.scaled_to(series)
         problem = replace(model.problem(series), prior=None if options.prior is None else model.prior)
         result = fit_linear(problem, options)
-        return Fit.of(result, model._copy(result.values))
+        kind = StructureFit if isinstance(self.emission, Irregular) and result.posterior is None else Fit
+        return kind.of(result, model._copy(result.values))
 
     def _figures(self) -> Any:
         from ..views import linear_figures

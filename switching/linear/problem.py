@@ -18,7 +18,7 @@ from ..parameters import Parameter, Parameters, check_parameters, read_tables, w
 from ..problem import SeriesProblem
 from .contract import LinearDynamics
 from .emission import Irregular, LinearEmission
-from .priors import log_prior
+from .priors import log_prior, units_of
 
 AXES = {
     "transition_offset": 1,
@@ -130,6 +130,13 @@ class LinearProblem(SeriesProblem):
         if self.prior is None:
             return self.series.like.new_zeros(())
         return log_prior(self.dynamics, self.emission, self.prior, values)
+
+    @property
+    def units(self) -> Units:
+        """The units of a fit: those of the prior, or without one those of the data."""
+        if self.prior is None:
+            return units_of(self.emission, self.series)
+        return Units(self.emission, self.prior["center"].double(), self.prior["spread"].double())
 
     def in_units(self, units: Units) -> "LinearProblem":
         """The problem with the series in these units, where the prior has location 0 and scale 1."""

@@ -32,6 +32,7 @@ NO_ERROR = (
     "-: no standard error: the parameter is at the end of its range, or the data do not determine it. Errors of other "
     "parameters are conditional on its value, and may be much too small."
 )
+BY_PROFILE = "fit.profile_interval() has intervals that are not conditional on it, for parameters at 0 too."
 OF_POSTERIOR = "Standard errors and intervals are standard deviations and quantiles of the posterior."
 INDEPENDENT = "The posterior takes parameters and paths as independent, so they are too small."
 AT_PEAK = "They come from a normal at the peak, because weights of other draws were too uneven or too slow to compute."
@@ -287,7 +288,7 @@ def _notes(fit: Any, missing: bool) -> Iterator[str]:
     if fit.fixed:
         yield HELD.format(names=", ".join(f"{name}{' in part' * (name in _in_part(fit))}" for name in fit.fixed))
     if missing and fit.model.differentiable:
-        yield NO_ERROR
+        yield " ".join([NO_ERROR, *[BY_PROFILE] * hasattr(fit, "profile_interval")])
     empty = fit.empty_states if isinstance(fit.empty_states, tuple) else (fit.empty_states,)
     collapsed = fit.collapsed_states if isinstance(fit.collapsed_states, tuple) else (fit.collapsed_states,)
     for flags, meaning in ((empty, "is expected to have less than one step"), (collapsed, "sits on a single point")):
