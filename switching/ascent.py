@@ -124,6 +124,8 @@ class Ascent:
         move, promised = torch.where(rests.unsqueeze(-1), 0.0, move), torch.where(rests, -torch.inf, promised)
         point, heights, slopes = self.point.clone(), before.clone(), self.slopes.clone()
         going, size = torch.arange(len(move), device=move.device), 1.0
+        if self.tol:
+            going = going[~rests]
         for _ in range(HALVINGS):
             there = self.point[going] + size * move[going]
             height, slope = self._climb(there, going)

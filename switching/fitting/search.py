@@ -200,17 +200,25 @@ class MultiStart:
     def result(self) -> SearchResult:
         return SearchResult(self.climbs, self.best, self.interrupted, self.tol)
 
-    def run(self, optimizer: Optimizer, kinds: Sequence[str], n_kept: int, independent: bool = True) -> None:
+    def run(
+        self,
+        optimizer: Optimizer,
+        kinds: Sequence[str],
+        n_kept: int,
+        independent: bool = True,
+        beside: Climb | None = None,
+    ) -> None:
         """Run one more batch; `n_kept` of it, and those that may still pass the best, are run to convergence.
 
         Arguments:
             independent: whether its starts do not come from ends of others.
+            beside: an earlier restart, with which others merge that come to its point.
         """
         going = [Climb(kind, independent=independent) for kind in kinds]
         self.climbs += going
         try:
             with may_interrupt():
-                self._climb(optimizer, going, n_kept)
+                self._climb(optimizer, going, n_kept, beside)
         except KeyboardInterrupt:
             self.interrupted = True
             if not self.best.trace:  # one start alone has a result soon
@@ -220,7 +228,7 @@ class MultiStart:
             if not climb.ended:
                 climb.ended = "interrupted" if self.interrupted else "max_steps"
 
-    def _climb(self, optimizer: Optimizer, going: list[Climb], n_kept: int) -> None:
+    def _climb(self, optimizer: Optimizer, going: list[Climb], n_kept: int, beside: Climb | None) -> None:
         steps, look = 0, FIRST_LOOK
         while going and steps < self.max_steps and not self.interrupted:
             before = optimizer.tables
@@ -234,7 +242,7 @@ class MultiStart:
             leave = [self._has_settled(climb, gain) for climb, gain in zip(going, gains, strict=True)]
             if steps == look:
                 look *= 2
-                leave = self._merge(going, optimizer, leave)
+                leave = self._merge(going, optimizer, leave, beside)
                 behind = self._behind(going, n_kept, steps)
                 leave = [out or behind_best for out, behind_best in zip(leave, behind, strict=True)]
             if any(leave):
@@ -284,13 +292,17 @@ class MultiStart:
         climb.ended = "converged"
         return True
 
-    def _merge(self, going: list[Climb], optimizer: Optimizer, leave: list[bool]) -> list[bool]:
+    def _merge(self, going: list[Climb], optimizer: Optimizer, leave: list[bool], beside: Climb | None) -> list[bool]:
         """Which restarts stop, those included that are at the same point as a better one."""
         tables = optimizer.tables.values()
         if not all(isinstance(table, Tensor) for table in tables):
             return leave
-        leaders = merged(going, torch.cat([table.reshape(len(going), -1).sort(-1).values for table in tables], -1))
-        for climb, leader in zip(going, leaders, strict=True):
+        points = torch.cat([table.reshape(len(going), -1).sort(-1).values for table in tables], -1)
+        climbs = going if beside is None else [*going, beside]
+        if beside is not None:
+            there = [table.flatten().sort().values for table in beside.tables.values()]
+            points = torch.cat([points, torch.cat(there).unsqueeze(0)])
+        for climb, leader in zip(going, merged(climbs, points), strict=False):
             if leader is not None and not climb.ended:
                 climb.leader, climb.ended = leader, "merged"
         return [out or climb.ended == "merged" for out, climb in zip(leave, going, strict=True)]

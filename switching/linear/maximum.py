@@ -21,6 +21,7 @@ from .quick import QuickDensity
 LEAST, MOST = 1e-3, 1.0  # standard deviations of random starts, in units of the data
 FIRST = 4  # starts of a structure that has only variances
 USUAL = 8  # restarts up to which none is random
+RESTS = 1e-5  # promised gain in nats at which an ascent rests; Newton's method goes on from the best end
 NOTHING = 1e-3  # standard deviation below which 0 is tried
 COST = 1e-9  # largest loss in nats by a 0
 SMALL = 1e-4  # standard deviation below which a rising likelihood has no maximum
@@ -41,7 +42,7 @@ def maximum(
         starts[-1], kinds[-1] = density.coordinates.of(units.values(user_start)), "own"
     shift = float(problem.objective(density.values({"y": density.point})) - height)
     with multi_start(options, problem.series, shift) as search:
-        search.run(Ascent(density, starts), kinds, options.n_kept)
+        search.run(Ascent(density, starts, RESTS), kinds, options.n_kept)
         if more and options.restarts > 1:
             change(search, density, options)
         best = search.best
@@ -73,7 +74,7 @@ def change(search: MultiStart, density: LinearDensity, options: Options) -> None
         if search.interrupted:
             return
         starts = changed(density, search.best.tables["y"])
-        search.run(Ascent(density, starts.points), starts.kinds, 0, independent=False)
+        search.run(Ascent(density, starts.points, RESTS), starts.kinds, 0, independent=False, beside=search.best)
         if search.best.final <= before + search.tol:
             return
 

@@ -9,34 +9,44 @@ from ...inference.numerics.placement import constant
 from .coordinates import LinearDensity
 from .emission import Irregular
 
-STEP = 1e-4  # of differences, relative to the size of a coordinate
+STEP, FORWARD = 1e-4, 3e-5  # of central and of forward differences, relative to the size of a coordinate
 LEAST = 1e-2  # smallest size of a standard deviation that counts
 REST = 0.1  # the same of other coordinates
 
 
 class QuickDensity(LinearDensity):
-    """The log joint of a structure, and its gradient by central differences, from a kernel for series of one feature.
+    """The log joint of a structure, and its gradient by differences, from a kernel for series of one feature.
 
     Until the work in the process repays compiling this kernel, values and exact gradients are those of `LinearDensity`.
     """
 
     def climb(self, flat: Float[Tensor, "R P"]) -> tuple[Float[Tensor, "R"], Float[Tensor, "R P"]]:
-        n_variances = len(self.variances)
-        least = torch.full_like(flat[0], REST)
-        least[:n_variances] = LEAST
-        size = STEP * torch.maximum(flat.abs(), least)
-        moves = torch.diag_embed(size)
-        here = flat.unsqueeze(1)
-        points = torch.cat([here, here + moves, here - moves], 1)
-        heights = self._quickly(points.flatten(0, 1))
+        """The log joint and its gradient by forward differences, for ascents: half the evaluations, half the digits."""
+        size = FORWARD * self._sizes(flat)
+        heights = self._along(flat, size.unsqueeze(1) * _signs(flat, (0.0, 1.0)))
         if heights is None:
             return super().climb(flat)
-        middle, above, below = heights.unflatten(0, points.shape[:2]).split([1, *[flat.shape[-1]] * 2], 1)
-        slope = (above - below) / (2 * size)
-        return middle.squeeze(1), torch.where(slope.isfinite().all(-1, keepdim=True), slope, 0.0)
+        middle, above = heights[:, 0], heights[:, 1:]
+        return middle, _finite((above - middle.unsqueeze(1)) / size)
 
     def gradient(self, flat: Float[Tensor, "R P"]) -> Float[Tensor, "R P"]:
-        return self.climb(flat)[1]
+        """By central differences."""
+        size = STEP * self._sizes(flat)
+        heights = self._along(flat, size.unsqueeze(1) * _signs(flat, (1.0, -1.0)))
+        if heights is None:
+            return super().climb(flat)[1]
+        above, below = heights.chunk(2, 1)
+        return _finite((above - below) / (2 * size))
+
+    def _sizes(self, flat: Tensor) -> Float[Tensor, "R P"]:
+        least = torch.full_like(flat[0], REST)
+        least[: len(self.variances)] = LEAST
+        return torch.maximum(flat.abs(), least)
+
+    def _along(self, flat: Tensor, moves: Float[Tensor, "R n P"]) -> Float[Tensor, "R n"] | None:
+        points = flat.unsqueeze(1) + moves
+        heights = self._quickly(points.flatten(0, 1))
+        return None if heights is None else heights.unflatten(0, points.shape[:2])
 
     @torch.no_grad()
     def at(self, flat: Float[Tensor, "R P"]) -> Float[Tensor, "R"]:
@@ -67,6 +77,17 @@ class QuickDensity(LinearDensity):
             return None
         total = (kernel(*arguments) - unit.log().sum()).sum(-1) + problem.log_prior(values)
         return total.nan_to_num(-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
+
+
+def _signs(flat: Tensor, kinds: tuple[float, float]) -> Float[Tensor, "n P"]:
+    """Moves along each coordinate with these signs; one of sign 0 stands for all."""
+    unit = torch.eye(flat.shape[-1]).to(flat)
+    return torch.cat([sign * unit if sign else torch.zeros_like(unit[:1]) for sign in kinds])
+
+
+def _finite(slope: Tensor) -> Tensor:
+    """Slopes, 0 where some is none."""
+    return torch.where(slope.isfinite().all(-1, keepdim=True), slope, 0.0)
 
 
 def _in_like_units(emission: Tensor, driven: list[int]) -> tuple[Tensor, Float[Tensor, "L"]]:

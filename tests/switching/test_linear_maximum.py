@@ -9,6 +9,9 @@ import pandas as pd
 import pytest
 import torch
 from samplehold import Autoregression, Cycle, LinearSSM, LocalLevel, LocalLinearTrend, Regression, Seasonal, kernels
+from samplehold.switching.ascent import Ascent
+from samplehold.switching.fitting.options import Options
+from samplehold.switching.fitting.search import MultiStart
 from samplehold.switching.linear.coordinates import LinearDensity
 from samplehold.switching.linear.kinds import changed, grid
 from samplehold.switching.linear.priors import units_of
@@ -63,11 +66,12 @@ def test_the_density_of_searches_has_the_values_and_the_gradient_of_the_exact_on
     quick, exact = densities(structure, x, **given)
     points = 0.1 + torch.rand(3, len(quick.point), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     with kernels("always"):
-        height, slope = quick.climb(points)
+        (height, forward), central = quick.climb(points), quick.gradient(points)
         assert_close(quick.at(points), exact.at(points), rtol=1e-9, atol=1e-9)
     expected, gradient = exact.climb(points)
     assert_close(height, expected, rtol=1e-9, atol=1e-9)
-    assert_close(slope, gradient, rtol=1e-5, atol=1e-5)
+    assert_close(central, gradient, rtol=1e-5, atol=1e-5)
+    assert_close(forward, gradient, rtol=1e-3, atol=1e-3 * float(gradient.abs().max()))
 
 
 def test_starts_are_of_all_kinds_and_changes_of_an_end_differ_in_a_component() -> None:
@@ -116,3 +120,33 @@ def many_starts(x: np.ndarray, keywords: dict[str, object], n: int = 4) -> float
             except (ValueError, np.linalg.LinAlgError):  # an autoregression that is not stationary
                 continue
     return float(max(end for end in ends if np.isfinite(end)))
+
+
+class Quartic:
+    """A function with a flat maximum at 1, which counts the points at which it is computed."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def climb(self, flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.sizes.append(len(flat))
+        return -(flat - 1).pow(4).sum(-1), -4 * (flat - 1).pow(3)
+
+
+def test_a_restart_that_rests_is_not_computed_again() -> None:
+    density = Quartic()
+    Ascent(density, torch.tensor([[1.0], [3.0], [0.5]], dtype=torch.float64), tol=1e-6).run(2)
+    assert density.sizes[0] == 3
+    assert max(density.sizes[1:]) == 2
+
+
+def test_a_restart_merges_with_an_earlier_one_at_its_point() -> None:
+    series = LinearSSM(LocalLevel()).read([1.0, 2.0, 3.0])
+    search = MultiStart(Options(restarts=2, tol=0.0, progress=False), series, lambda *_: None)
+    search.run(Ascent(Quartic(), torch.tensor([[0.0], [3.0]], dtype=torch.float64)), ["a", "b"], 2)
+    earlier = search.best
+    near = torch.tensor([[1.015]], dtype=torch.float64)
+    search.run(Ascent(Quartic(), near), ["near"], 0, independent=False, beside=earlier)
+    assert (search.climbs[-1].ended, search.climbs[-1].leader) == ("merged", earlier)
+    search.run(Ascent(Quartic(), near), ["alone"], 0, independent=False)
+    assert search.climbs[-1].leader is None
