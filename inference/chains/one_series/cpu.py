@@ -179,9 +179,10 @@ def see(spread, gain, scale, wide):
         for w in range(LANES):
             wide[i, w] = gain[i, w] / scale[w]
     for i in range(len(gain)):
-        for j in range(len(gain)):
+        for j in range(i + 1):
             for w in range(LANES):
                 spread[i, j, w] -= wide[i, w] * gain[j, w]
+    mirror(spread)
     for i in range(len(gain)):
         for w in range(LANES):
             gain[i, w] = wide[i, w]
@@ -243,10 +244,15 @@ def follow(mean, x, share, shown, gain, error):
 def move(table, entries, ends, values, moved):
     """The transitions times tables."""
     for i in range(len(table)):
+        first = ends[i]
+        if first == ends[i + 1]:
+            moved[i] = 0.0
+            continue
+        j = entries[first]
         for k in range(table.shape[1]):
             for w in range(LANES):
-                moved[i, k, w] = 0.0
-        for e in range(ends[i], ends[i + 1]):
+                moved[i, k, w] = values[first, w] * table[j, k, w]
+        for e in range(first + 1, ends[i + 1]):
             j = entries[e]
             for k in range(table.shape[1]):
                 for w in range(LANES):
@@ -258,10 +264,23 @@ def predict(spread, entries, ends, values, half):
     """Covariances between the transitions and their transposes."""
     move(spread, entries, ends, values, half)
     for i in range(len(half)):
+        for k in range(i + 1):
+            for w in range(LANES):
+                spread[i, k, w] = 0.0
+            for e in range(ends[k], ends[k + 1]):
+                j = entries[e]
+                for w in range(LANES):
+                    spread[i, k, w] += values[e, w] * half[i, j, w]
+    mirror(spread)
+
+
+@inlined
+def mirror(table):
+    """The upper triangle becomes that of the lower one."""
+    for i in range(len(table)):
         for j in range(i):
             for w in range(LANES):
-                half[i, j, w], half[j, i, w] = half[j, i, w], half[i, j, w]
-    move(half, entries, ends, values, spread)
+                table[j, i, w] = table[i, j, w]
 
 
 @inlined
