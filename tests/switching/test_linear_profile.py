@@ -12,6 +12,7 @@ from samplehold import Autoregression, Fit, LinearSSM, LocalLevel, LocalLinearTr
 from scipy.optimize import minimize
 from scipy.stats import chi2
 
+from tests.examples import slow
 from tests.switching.test_linear_structures import nile
 
 FAR = -1e8  # height of impossible parameters
@@ -83,10 +84,9 @@ def line() -> np.ndarray:
 
 
 @pytest.mark.kernels
-def test_intervals_of_the_nile_are_those_of_the_profile_at_any_level() -> None:
-    fit = LinearSSM(LocalLevel()).fit(nile(), progress=False)
-    for level in (0.5, 0.95):
-        check(fit, nile(), level)
+@pytest.mark.parametrize("level", [0.95, slow(0.5)])
+def test_intervals_of_the_nile_are_those_of_the_profile_at_any_level(level: float) -> None:
+    check(LinearSSM(LocalLevel()).fit(nile(), progress=False), nile(), level)
 
 
 @pytest.mark.kernels
@@ -105,6 +105,7 @@ def test_other_parameters_may_be_held_and_the_plain_form_serves() -> None:
 
 
 @pytest.mark.kernels
+@pytest.mark.slow
 def test_series_share_a_profile_and_covariates_have_theirs() -> None:
     x = nile().to_numpy(dtype=float).reshape(2, 50, 1)
     drive = np.cos(np.arange(100.0)).reshape(2, 50, 1)
@@ -113,6 +114,7 @@ def test_series_share_a_profile_and_covariates_have_theirs() -> None:
 
 
 @pytest.mark.kernels
+@pytest.mark.slow
 def test_the_profile_is_of_the_objective_that_was_maximised() -> None:
     prior = {"center": [900.0], "spread": [20.0]}
     fit = LinearSSM(LocalLevel()).fit(nile(), prior=prior, progress=False)
