@@ -57,6 +57,8 @@ class Ascent:
         tol: a restart rests where its next step promises no greater rise; a run ends where all rest, if tol is not 0.
     """
 
+    stride = 8
+
     def __init__(self, density: Climbable, at: Float[Tensor, "R P"], tol: float = 0.0) -> None:
         self.density, self.point, self.tol = density, at, tol
         self.heights: Tensor | None = None  # until the first step

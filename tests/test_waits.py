@@ -25,7 +25,6 @@ from samplehold.switching.fitting.em import EM
 from samplehold.switching.fitting.message_passing import Passing
 from samplehold.switching.fitting.options import Options
 from samplehold.switching.fitting.sampling import fit_svi
-from samplehold.switching.fitting.search import STRIDE
 from samplehold.switching.fitting.starts import Starts, first_guesses
 from samplehold.switching.problem import Problem
 from samplehold.switching.slds import graph as slds_graph
@@ -188,7 +187,7 @@ def strides_of(model: Any, x: Tensor, method: str, monkeypatch: pytest.MonkeyPat
     with monkeypatch.context() as patch, unchecked(), suppress(EnoughError):
         patch.setattr(Passing, "run", run)
         patch.setattr(slds_graph, "COLD", 1.0)  # no time for a slow start
-        model.fit(x, method, restarts=1, max_steps=2 * STRIDE, tol=1e-300, progress=False)
+        model.fit(x, method, restarts=1, max_steps=2 * Passing.stride, tol=1e-300, progress=False)
     return found
 
 
@@ -204,7 +203,7 @@ def test_a_sweep_of_several_blocks_of_paths_waits_once(name, method, monkeypatch
         *_, (climber, found) = strides_of(GRAPH_FITS[name](device), x, method, monkeypatch)
         # where another basis is looked for, once a stride: for the way to the host and back, and what is there
         rebased = climber.graph.rebase is not None
-        assert len(found) == STRIDE + 3 * rebased
+        assert len(found) == Passing.stride + 3 * rebased
         # a leap waits for by how much, and for whether all are densities there, however many restarts there are
         before, few = climber.tables, torch.full((1,), 1e-3, dtype=torch.float64)
         assert len(looks(lambda: climber.extrapolated(before, few))) == 2

@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-STRIDE = 8  # steps between two checks of the progress, and between extrapolations
 FARTHEST = 100.0  # longest extrapolation, in strides
 VISIBLE = 1e-9  # share of an objective below which a fall is ignored
 SAME = 0.01  # nats within which two runs have reached the same optimum
@@ -57,12 +56,13 @@ class Climb:
             return 0.0
         return last * last / (before - last) if before > last else math.inf
 
-    def extrapolation(self, rounding: float) -> float:
-        """The length of an extrapolation in strides, from the last two rises; 0 if they allow no estimate."""
+    def extrapolation(self, rounding: float, stride: int) -> float:
+        """The length of an extrapolation in strides of so many steps, from the last two rises; 0 if they allow no
+        estimate."""
         before, last = self._rises
         if not rounding * abs(self.final) < last < before < math.inf:
             return 0.0
-        rate = (last / before) ** (STRIDE / 2)
+        rate = (last / before) ** (stride / 2)
         return min(rate / (1 - rate), FARTHEST)
 
     @property

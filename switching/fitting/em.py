@@ -36,6 +36,8 @@ class EM:
         collapsed: `[R, K]`, the states that have collapsed onto a point.
     """
 
+    stride = 4
+
     def __init__(self, problem: Problem, values: Parameters) -> None:
         self._buckets = Bucketing.of(problem)
         self.problem = problem if self._buckets is None else self._buckets.problem  # of the M-step

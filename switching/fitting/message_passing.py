@@ -38,6 +38,8 @@ class Passing:
         fresh: whether parameters still have their prior; then no change of basis raises the bound.
     """
 
+    stride = 8  # a change of basis, and the height after an extrapolation, cost as much as a step
+
     def __init__(self, engine: VMP | ChunkedVMP, graph: Graph, fresh: bool = True) -> None:
         self.engine, self.graph, self.fresh = engine, graph, fresh
 

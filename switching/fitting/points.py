@@ -22,13 +22,14 @@ from ...inference.message_passing.engine import VMP
 from ...inference.numerics.deferred import deferred
 from ..ascent import Ascent
 from ..definite import DefiniteTransform
-from .climbs import STRIDE, Climb
+from .climbs import Climb
 from .density import IMPOSSIBLE
 from .graph import Etas, Graph
 from .interrupts import may_interrupt
 from .search import MultiStart
 
 BEFORE = 64  # steps of EM
+STRIDE = 8  # steps between two checks of the progress
 DEFINITE: Any = DefiniteTransform()
 
 

@@ -35,7 +35,7 @@ from ...inference.numerics.deferred import deferred
 from ..data.series import Series
 from ..parameters import Parameters
 from ..problem import Problem
-from .climbs import SAME, STRIDE, Climb, SearchResult, merged
+from .climbs import SAME, Climb, SearchResult, merged
 from .density import IMPOSSIBLE
 from .interrupts import may_interrupt
 from .options import Options
@@ -44,11 +44,10 @@ from .progress import Report, Reporter, reported
 from .starts import SAMPLE, first_guesses
 
 FIRST_LOOK = 8  # steps before the first half stops
-FIRST_EXTRAPOLATION = 16  # steps before the first extrapolation
+FIRST_EXTRAPOLATION = 2  # strides before the first extrapolation
 CHAMPIONS = 16  # steps for which the best restart of each kind goes on
 ROUNDS = 12  # of perturbations at most
 VARIED = 2  # starts of all kinds in turn for each restart; the others are of cheap kinds
-IDLE = 2  # rounds without a better end, after which a search of a small series ends
 SURE = 3  # kinds of first guesses that reach one optimum, above which little more is tried
 PARENTS = 6  # ends from which perturbations start
 WORK = 2**16  # numbers in the tables of all restarts, below which more restarts cost little
@@ -60,6 +59,11 @@ ROUNDING = {torch.float64: 2e-13, torch.float32: 1e-6}  # relative rounding erro
 @runtime_checkable
 class Optimizer(Protocol):
     """A batch of restarts that are optimised together."""
+
+    @property
+    def stride(self) -> int:
+        """Steps between two checks of the progress, and between extrapolations."""
+        ...
 
     @property
     def tables(self) -> dict[str, Any]:
@@ -139,15 +143,15 @@ def _perturb(
     n: int,
 ) -> None:
     """Run n perturbations of the best ends, again and again until they find no better one."""
-    idle, patience = 0, IDLE if n > options.restarts else 1
     for number in range(ROUNDS):
-        if multi.interrupted or idle == patience:
+        if multi.interrupted:
             return
         before = multi.best.final
         ends = [end(climb.tables) for climb in multi.ends(PARENTS)]
         starts = perturbed(problem, ends, n, options.number + number)
         multi.run(begin(starts.values), starts.kinds, options.n_kept, independent=False)
-        idle = 0 if multi.best.final > before + multi.tol else idle + 1
+        if multi.best.final <= before + multi.tol:
+            return
 
 
 def _widened(n: int, numbers: int) -> int:
@@ -229,15 +233,15 @@ class MultiStart:
                 climb.ended = "interrupted" if self.interrupted else "max_steps"
 
     def _climb(self, optimizer: Optimizer, going: list[Climb], n_kept: int, beside: Climb | None) -> None:
-        steps, look = 0, FIRST_LOOK
+        steps, look, stride = 0, FIRST_LOOK, optimizer.stride
         while going and steps < self.max_steps and not self.interrupted:
             before = optimizer.tables
-            run = optimizer.run(min(STRIDE, self.max_steps - steps))
+            run = optimizer.run(min(stride, self.max_steps - steps))
             steps, self.interrupted = steps + run.steps, run.interrupted
             self._note(going, optimizer, run)
             self.report(steps, self.best.final)
             gains = [0.0] * len(going)
-            if steps >= FIRST_EXTRAPOLATION and run.steps == STRIDE and not self.interrupted:
+            if steps >= FIRST_EXTRAPOLATION * stride and run.steps == stride and not self.interrupted:
                 optimizer, gains = self._extrapolate(optimizer, before, going)
             leave = [self._has_settled(climb, gain) for climb, gain in zip(going, gains, strict=True)]
             if steps == look:
@@ -256,7 +260,8 @@ class MultiStart:
     ) -> tuple[Optimizer, list[float]]:
         """The batch after extrapolation of the restarts that gain by it, and the gain of each restart."""
         none = [0.0] * len(going)
-        by = torch.tensor([climb.extrapolation(self._rounding) for climb in going], dtype=torch.float64, device="cpu")
+        lengths = [climb.extrapolation(self._rounding, optimizer.stride) for climb in going]
+        by = torch.tensor(lengths, dtype=torch.float64, device="cpu")
         try:
             ahead = optimizer.extrapolated(before, by) if bool((by > 0).any()) else None
             if ahead is None:
@@ -309,9 +314,11 @@ class MultiStart:
 
     def _behind(self, going: list[Climb], n_kept: int, steps: int) -> list[bool]:
         """Which restarts stop: the worse half, except the best of each kind in the beginning, and those that would pass
-        the best within the same number of steps."""
+        the best within the same number of steps. Later only such stay of restarts that come from other ends."""
         order = sorted((climb for climb in going if not climb.ended), key=lambda climb: -climb.final)
         kept = order[: max(n_kept, math.ceil(len(order) / 2))]
+        if steps >= CHAMPIONS and not going[0].independent:
+            kept = []
         if steps <= CHAMPIONS:
             kept += {climb.kind: climb for climb in reversed(order)}.values()
         stay, best, leave = {id(climb) for climb in kept}, self.best.final, []

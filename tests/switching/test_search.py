@@ -5,7 +5,7 @@ import pytest
 import samplehold as sh
 import torch
 from samplehold.switching.fitting import search as search_module
-from samplehold.switching.fitting.climbs import STRIDE, Climb, SearchResult, merged
+from samplehold.switching.fitting.climbs import Climb, SearchResult, merged
 from samplehold.switching.fitting.em import _ahead
 from samplehold.switching.fitting.perturbation import CHANGES, End, perturbed
 from samplehold.switching.fitting.starts import KINDS, first_guesses
@@ -191,10 +191,10 @@ def test_what_is_left_to_gain_is_extrapolated():
 
 def test_a_leap_goes_as_far_as_its_last_rises_say():
     climb = Climb("clusters", list(-100 - 0.81 ** np.arange(10)))  # of rate 0.9 in the parameters
-    assert_close(climb.extrapolation(0.0), 0.9**STRIDE / (1 - 0.9**STRIDE))
-    assert Climb("clusters", [0.0, 1.0, 2.0]).extrapolation(0.0) == 0.0  # not slowing down
-    assert Climb("clusters", [0.0, 1.0, 0.5]).extrapolation(0.0) == 0.0  # falling
-    assert Climb("clusters", [0.0, 1.0, 1.0 + 1e-14]).extrapolation(1e-13) == 0.0  # at rest
+    assert_close(climb.extrapolation(0.0, 8), 0.9**8 / (1 - 0.9**8))
+    assert Climb("clusters", [0.0, 1.0, 2.0]).extrapolation(0.0, 8) == 0.0  # not slowing down
+    assert Climb("clusters", [0.0, 1.0, 0.5]).extrapolation(0.0, 8) == 0.0  # falling
+    assert Climb("clusters", [0.0, 1.0, 1.0 + 1e-14]).extrapolation(1e-13, 8) == 0.0  # at rest
 
 
 @pytest.fixture(scope="module")
