@@ -365,7 +365,7 @@ class Model(Named, ABC):
             return series
         series.check(self._check_observations)
         n_steps = max(series.n_steps, series.n_driven) if isinstance(x, Series) else series.n_steps + horizon
-        if n_steps == series.n_steps == series.n_driven:
+        if series.packed and not any(isinstance(table, Tensor) for table in (series.inputs, series.dt)):
             series.check(lambda part: self._check_drive(part, part.n_steps))
         else:
             self._check_drive(series, n_steps)

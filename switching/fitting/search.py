@@ -45,6 +45,7 @@ from .starts import SAMPLE, first_guesses
 
 FIRST_LOOK = 8  # steps before the first half stops
 FIRST_EXTRAPOLATION = 2  # strides before the first extrapolation
+CLEAR = 3  # steps after an extrapolation, whose last two rises contain nothing of it
 CHAMPIONS = 16  # steps for which the best restart of each kind goes on
 ROUNDS = 12  # of perturbations at most
 VARIED = 2  # starts of all kinds in turn for each restart; the others are of cheap kinds
@@ -243,7 +244,8 @@ class MultiStart:
             gains = [0.0] * len(going)
             if steps >= FIRST_EXTRAPOLATION * stride and run.steps == stride and not self.interrupted:
                 optimizer, gains = self._extrapolate(optimizer, before, going)
-            leave = [self._has_settled(climb, gain) for climb, gain in zip(going, gains, strict=True)]
+            clear = run.steps >= CLEAR
+            leave = [clear and self._has_settled(climb, gain) for climb, gain in zip(going, gains, strict=True)]
             if steps == look:
                 look *= 2
                 leave = self._merge(going, optimizer, leave, beside)

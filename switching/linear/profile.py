@@ -75,7 +75,7 @@ class StructureFit(Fit[Any]):
         >>> fit = sh.LinearSSM(sh.LocalLevel()).fit([4.0, 5.5, 5.0, 7.1, 6.2, 8.0, 6.9], progress=False)
         >>> ends = fit.profile_interval(0.9, "sigma2.irregular")
         >>> float(ends.lower["sigma2.irregular"]), round(float(ends.upper["sigma2.irregular"]), 2)
-        (0.0, 2.3)
+        (0.0, 2.69)
         """
         level = check_probability("level", level, proper=True)
         names = self._free(parameters)
@@ -213,17 +213,17 @@ class Held:
             block, entry = self.block
             middle, n = float(self._coefficients(best)), block.stop - block.start
             most = math.comb(n, entry + 1)
-            places = [*torch.linspace(-most, most, N_PLACES).tolist(), middle]
+            places = [*torch.linspace(-most, most, N_PLACES, device="cpu").tolist(), middle]
         elif self.place < n_variances:
             middle = float(best[self.place]) or LOW
             lowest, highest = (math.log(end / middle, RATIO) for end in (LEAST, MOST))
             powers = range(min(0, math.ceil(lowest)), math.floor(highest) + 1)
             places = [0.0, *(middle * RATIO**power for power in powers)]
         elif self.place < first_range:
-            places = [*torch.linspace(-EDGE, EDGE, N_PLACES).tolist(), float(best[self.place])]
+            places = [*torch.linspace(-EDGE, EDGE, N_PLACES, device="cpu").tolist(), float(best[self.place])]
         else:
             n = N_FREQUENCIES if self.name.startswith("frequency") else N_PLACES
-            places = [*torch.linspace(0.0, math.pi, n).tolist(), float(best[self.place])]
+            places = [*torch.linspace(0.0, math.pi, n, device="cpu").tolist(), float(best[self.place])]
         return best.new_tensor(sorted(places))
 
     def value(self, at: Float[Tensor, "P"]) -> float:

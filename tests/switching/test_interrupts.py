@@ -53,7 +53,7 @@ def levels(n_steps: int = 60) -> torch.Tensor:
 MODEL = sh.SwitchingSSM(sh.Copy(2), sh.Normal(1))
 
 
-@pytest.mark.parametrize(("method", "call", "steps"), [("em", 2, 16), ("vmp", 2, 16), ("svi", 7, 7)])
+@pytest.mark.parametrize(("method", "call", "steps"), [("em", 2, 8), ("vmp", 2, 16), ("svi", 7, 7)])
 def test_a_fit_keeps_its_steps(monkeypatch, method, call, steps):
     interrupted_at(monkeypatch, method, call)
     fit = MODEL.fit(levels(), method, restarts=4, tol=0.0, max_steps=50, progress=False)
