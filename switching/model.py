@@ -25,7 +25,7 @@ from ..inference.numerics.scalars import check_batch_shape, check_integer, check
 from .base import Model, Probabilities
 from .data.ragged import by_sequence
 from .data.reading import check_finite, read_inputs, read_row, to_tensor
-from .data.series import Given, Series
+from .data.series import Drive, Given, Series
 from .dynamics.contract import Dynamics
 from .emissions.contract import Emission
 from .fitting.options import METHODS, Options
@@ -361,7 +361,9 @@ class SwitchingSSM(Model):
         With covariates, durations use the mean redraw probability of their steps.
         """
         series = self.read(x, **given)
-        return self.dynamics.durations(self.values_like(series.like), series.drive)
+        covariates = series.drive.covariates
+        inside = Drive(None if covariates is None else covariates[series.inside])
+        return self.dynamics.durations(self.values_like(series.like), inside)
 
     # ---- fits and figures ------------------------------------------------------------------------------------------
 

@@ -215,6 +215,8 @@ def _driver(driver: Any, name: str, n_axes: int, rows: Stacked, counts: Tensor) 
 
 def _finished(series: Series) -> Series:
     """The series without infinite values, and with NaN after the end of each sequence."""
+    if series.packed:
+        _check_beside_packed(series)
     check_finite(series)
     if series.lengths is None or series.packed:
         return series
@@ -222,6 +224,17 @@ def _finished(series: Series) -> Series:
     if bool((inside | series.observations.isnan()).all()):
         return series
     return replace(series, x=torch.where(inside, series.observations, torch.nan))
+
+
+def _check_beside_packed(series: Series) -> None:
+    """ValueError if padded covariates or gaps lack sequences or steps of packed observations."""
+    steps = (series.n_sequences, series.n_steps)
+    for name, table, axes in (("covariates", series.inputs, 3), ("dt", series.dt, 2)):
+        if not isinstance(table, Tensor):
+            continue
+        if table.ndim != axes or len(table) != steps[0] or table.shape[1] < steps[1]:
+            expected = f"[{steps[0]}, {steps[1]}{', C' * (axes - 2)}]"
+            raise ValueError(f"{name}: got shape {list(table.shape)}, expected {expected}, or a list like x.")
 
 
 def _labelled(x: Any) -> TypeGuard[pd.DataFrame | pd.Series]:

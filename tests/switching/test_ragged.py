@@ -1,5 +1,6 @@
 """Sequences of very different lengths: stored without padding, and results without padding."""
 
+import re
 import subprocess
 import sys
 from dataclasses import fields, is_dataclass
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from oracles.coupled import factorial_of, layered_of
 from oracles.linear_models import FLOAT, model_of
 from oracles.models import drive, random_model
+from oracles.operators import unchecked
 from oracles.switching_linear import KINDS, values_of
 from pandas.testing import assert_frame_equal
 from torch.testing import assert_close
@@ -199,7 +201,7 @@ def test_the_argument_is_in_the_signature_and_is_checked():
         method = getattr(MODELS[name], verb)
         assert signature(method).parameters["ragged"].default is False
         assert "ragged=True" in method.__doc__
-    with pytest.raises(TypeError, match="ragged: got 'yes'"):
+    with unchecked(), pytest.raises(TypeError, match="ragged: got 'yes'"):
         MODELS["copy"].smooth([draw(0, 3, 2)], ragged="yes")
 
 
@@ -331,3 +333,31 @@ print(peak() - before)
 def test_one_long_sequence_beside_many_short_ones_needs_the_memory_of_its_steps():
     done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
     assert float(done.stdout) < 200  # MiB; a padded table of one feature alone has 764
+
+
+@pytest.mark.parametrize("long", [4, 100])
+def test_durations_average_over_the_steps_of_sequences_alone(long):
+    model = sh.SwitchingSSM(sh.Copy(2, n_covariates=1), sh.Normal(1)).with_values(
+        redraw_intercept=-1.0, redraw_weights=[2.0], state_probs=[0.3, 0.7], loc=[[0.0], [3.0]], scale=[[1.0], [1.0]]
+    )
+    lengths = [long, 2, 3, 1]
+    x = [torch.zeros(n, 1).double() for n in lengths]
+    covariates = [torch.linspace(-1, 1, n).double().unsqueeze(-1) for n in lengths]
+    redraw = torch.sigmoid(-1.0 + 2.0 * torch.cat(covariates)).mean()
+    assert_close(model.durations(x, covariates=covariates), 1 / (redraw * torch.tensor([0.7, 0.3]).double()))
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "said"),
+    [
+        ("covariates", -0.5, "expected [5, 100, C]"),
+        ("covariates", torch.zeros(5, 99, 1), "expected [5, 100, C]"),
+        ("covariates", torch.zeros(5, 101, 1), "(5, 100, 1)"),
+        ("dt", torch.ones(4), "expected [5, 100]"),
+    ],
+)
+def test_shapes_beside_packed_observations_are_checked(name, table, said):
+    model = sh.SwitchingSSM(sh.Copy(2, n_covariates=1), sh.Normal(1))
+    x = [torch.zeros(n, 1).double() for n in (100, 2, 3, 1, 1)]
+    with unchecked(), pytest.raises(ValueError, match=rf"{name}: got shape .*{re.escape(said)}"):
+        model.read(x, **{name: table})
