@@ -267,6 +267,8 @@ def test_fits_of_packed_series_are_those_of_padded_ones(name, method, never_pack
     if (name, method) == ("structure", "vmp"):
         return
     model, (x, driven) = MODELS[name].without_values(), sequences(name, [40, 4, 6, 5, 3])
+    if name == "factorial":  # its fits take whole steps only
+        x = [part.masked_fill(part.isnan().any(-1, keepdim=True), torch.nan) for part in x]
     options = {"method": method, "restarts": 2, "max_steps": 4, "progress": False}
     packed = model.fit(x, **options, **driven)
     never_packed()
