@@ -72,10 +72,11 @@ class Passing:
                 name: eta + _wide(by, eta) * (eta - before[name]) if isinstance(eta, Tensor) else eta
                 for name, eta in now.items()
             }
-            single = [{n: eta[r] for n, eta in ahead.items() if isinstance(eta, Tensor)} for r in range(len(by))]
-            proper = passed([partial(self.graph.check, etas) for etas in single], ValueError)
-            if all(proper):
+            tables = {name: eta for name, eta in ahead.items() if isinstance(eta, Tensor)}
+            if all(passed([partial(self.graph.check, tables)], ValueError)):
                 return ahead
+            single = [{name: eta[r] for name, eta in tables.items()} for r in range(len(by))]
+            proper = passed([partial(self.graph.check, etas) for etas in single], ValueError)
             by = torch.where(torch.tensor(proper, device=by.device), by, by / 2)
         return None
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from ...inference.chains.switching_gaussian import plain
+from ...inference.chains.switching_gaussian.tables import Tables
 from ...inference.families import Point, given_entries
 from ..ascent import Ascent
 from ..data.series import Series
@@ -137,36 +138,35 @@ class Surface:
 
     def climb(self, flat: Float[Tensor, "R P"]) -> tuple[Float[Tensor, "R"], Float[Tensor, "R P"]]:
         heights, slopes = torch.full_like(flat[:, 0], -torch.inf), torch.zeros_like(flat)
-        for row, y in enumerate(flat):
-            with torch.enable_grad():
-                y = y.detach().requires_grad_()
-                try:
-                    height = self.height(y)
-                except IMPOSSIBLE:
-                    continue
-                (slope,) = torch.autograd.grad(height, y)
-            if bool(height.isfinite()) and bool(slope.isfinite().all()):
-                heights[row], slopes[row] = height.detach(), slope
+        with torch.enable_grad():
+            points = [y.detach().requires_grad_() for y in flat]
+            made = {row: tables for row, y in enumerate(points) if (tables := self._tables(y)) is not None}
+            if not made:
+                return heights, slopes
+            evidence = plain.evidences(list(made.values()), self.x, self.inside, ORDER).sum(-1)
+            there = [points[row] for row in made]
+            height = evidence + torch.stack([self.log_prior(y) for y in there])
+            slope = torch.stack(torch.autograd.grad(height.sum(), there))
+        rows = torch.tensor(list(made), device=flat.device)
+        good = height.detach().isfinite() & slope.isfinite().all(-1)
+        heights[rows] = torch.where(good, height.detach(), -torch.inf)
+        slopes[rows] = torch.where(good.unsqueeze(-1), slope, 0.0)
         return heights, slopes
 
-    def height(self, y: Float[Tensor, "P"]) -> Float[Tensor, ""]:
-        """The filter's evidence, plus the log density of the prior."""
+    def _tables(self, y: Float[Tensor, "P"]) -> Tables | None:
+        """The tables of the filter; None if these parameters are impossible."""
         values = self.values(y)
         probs = {name: v.clamp_min(LEAST) for name, v in values.items() if name.endswith("_probs")}
-        tables = self.layout.regimes(values | probs).tables(attached=True)
-        total = y.new_zeros(())
-        for t, step in enumerate(plain.steps(tables, self.x, self.inside, ORDER, None)):
-            if bool((step.bad.flatten(1).any(-1) & self.inside[:, t]).any()):
-                return total - torch.inf
-            total = total + torch.where(self.inside[:, t], step.log_increment, 0.0).sum()
-        if self.prior is None:
-            return total
-        return total + self._log_prior(_regular(self.layout, self.tables, values))
+        try:
+            return self.layout.regimes(values | probs).tables(attached=True)
+        except IMPOSSIBLE:
+            return None
 
-    def _log_prior(self, values: Parameters) -> Tensor:
-        points = self.layout.points(values)
-        terms = []
-        assert self.prior is not None
+    def log_prior(self, y: Float[Tensor, "P"]) -> Float[Tensor, ""]:
+        """The log density of the prior; 0 if there is none."""
+        if self.prior is None:
+            return y.new_zeros(())
+        points, terms = self.layout.points(_regular(self.layout, self.tables, self.values(y))), []
         for name, family in self._families.items():
             terms.append(-Point(family).kl_of(family.statistics(points[name]), self.prior[name]).sum())
         return torch.stack(terms).sum()

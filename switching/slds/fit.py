@@ -4,7 +4,6 @@ A series is first centered and scaled by feature, so that the fit does not depen
 path of a single linear model and from labels of regimes. The fit with the highest evidence by a filter is kept.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,7 +15,6 @@ from ...inference.families import GaussianPaths, Held, Point, tree_map
 from ..data.reading import to_tensor
 from ..data.series import Series
 from ..fitting.climbs import Climb, SearchResult
-from ..fitting.density import IMPOSSIBLE
 from ..fitting.fit import check_enough, explains_singularity
 from ..fitting.graph import Graph, Points
 from ..fitting.initialization import values_of_model
@@ -29,7 +27,7 @@ from ..linear.fixed import Known, read_fixed
 from ..linear.priors import units_of
 from ..parameters import SYMMETRIC, Parameters
 from .evidence import fit_by_evidence
-from .gpb import gpb_filter
+from .gpb import evidences
 from .graph import ALONE, LINEAR, SWITCH, graph_of, priors_of, step_variance
 from .inference import infer
 from .joint import COVARIANCES
@@ -123,16 +121,9 @@ def _most_probable(
 
 def _evidence(climbs: Sequence[Climb], graph: Graph, problem: SwitchingLinearProblem) -> list[float]:
     """log p(x) by a filter at each restart's parameters; -inf if the series has no density there."""
-    series, heights = problem.series.double(), []
-    for climb in climbs:
-        regimes = problem.layout.regimes(VariationalPosterior.of(graph, climb.tables).mean)
-        try:
-            filtered = gpb_filter(regimes, series.observations, ORDER, series.lengths)
-        except IMPOSSIBLE:
-            heights.append(-math.inf)
-        else:
-            heights.append(float(filtered.log_normalizer.sum()))
-    return heights
+    series = problem.series.double()
+    means = (VariationalPosterior.of(graph, climb.tables).mean for climb in climbs)
+    return evidences([problem.layout.regimes(mean) for mean in means], series.observations, ORDER, series.lengths)
 
 
 def _labels(problem: SwitchingLinearProblem, path: Tensor, options: Options) -> tuple[tuple[str, ...], Tensor]:

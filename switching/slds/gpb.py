@@ -3,6 +3,8 @@
 `inference/chains/switching_gaussian/plain` describes the algorithm, and when it is exact. All is computed in float64.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...inference.chains.switching_gaussian import op
+from ...inference.chains.switching_gaussian import op, plain
 from ...inference.chains.switching_gaussian.plain import Belief, smooth
 from ...inference.numerics.checks import check_lengths, check_table
 from ...inference.numerics.records import Record
@@ -115,6 +117,20 @@ def gpb_filter(
         covariance.to(x),
         kept,
     )
+
+
+def evidences(regimes: Sequence[Regimes], x: Tensor, order: int, lengths: Any = None) -> list[float]:
+    """log p(x) of several models by GPB(n), summed over sequences; -inf where x has no density."""
+    flat, ends, _ = read(regimes[0], x, lengths)
+    tables = [one.tables() for one in regimes]
+    kernel = op.filter.serving(flat, ends, tables[0], order, None)
+    if kernel is None:
+        inside = torch.arange(flat.shape[1], device=flat.device) < ends.unsqueeze(-1)
+        return plain.evidences(tables, flat, inside, order).sum(-1).tolist()
+    filtered = [kernel(flat, ends, some, order, None) for some in tables]
+    impossible = [bool((one.failed >= 0).any()) for one in filtered]
+    heights = (float(one.log_increment.sum()) for one in filtered)
+    return [-math.inf if bad else height for bad, height in zip(impossible, heights, strict=True)]
 
 
 def kim_smoother(

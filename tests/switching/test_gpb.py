@@ -1,6 +1,7 @@
 """GPB filters and Kim's smoother beside enumeration, a grid, chains without regimes, and the textbook's recursion."""
 
 import math
+from dataclasses import replace
 
 import jaxtyping
 import pytest
@@ -9,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles.regime_paths import enumerate_paths, on_grid, random_regimes, tables, two_chains
-from samplehold.switching.slds.gpb import SwitchingBelief, gpb_filter, kim_smoother
+from samplehold.inference.chains.switching_gaussian import plain
+from samplehold.switching.slds.gpb import SwitchingBelief, evidences, gpb_filter, kim_smoother
 from samplehold.switching.slds.joint import Regimes
 from torch import Tensor
 from torch.testing import assert_close
@@ -320,3 +322,39 @@ def test_a_belief_is_a_record_of_float64():
     assert isinstance(belief, SwitchingBelief)
     assert belief.mean.shape == (4, 4, 2)
     assert_close(belief.log_weight.exp().sum(-1), torch.ones(4, dtype=torch.float64), **TIGHT)
+
+
+@pytest.mark.parametrize("form", ["never", "always"])
+@pytest.mark.parametrize(("recurrent", "order"), [(False, 1), (False, 2), (True, 2)])
+def test_evidences_of_several_models_are_those_of_each(form, recurrent, order):
+    models = [random_regimes(seed, recurrent=recurrent, regimes=2, latent=2, features=2) for seed in range(3)]
+    lengths = torch.tensor([12, 5])
+    x = torch.stack([series(models[0], 12, seed, missing=0.2) for seed in range(2)])
+    with sh.kernels(form):
+        several = evidences(models, x, order, lengths)
+        alone = [float(gpb_filter(model, x, order, lengths).log_normalizer.sum()) for model in models]
+    assert_close(torch.tensor(several), torch.tensor(alone), **TIGHT)
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_evidences_of_several_models_have_the_gradients_of_each(recurrent):
+    models = [random_regimes(seed, recurrent=recurrent, regimes=2, latent=2, features=1) for seed in range(3)]
+    x, inside = series(models[0], 8, 0).unsqueeze(0), torch.ones(1, 8, dtype=torch.bool)
+    of_all = [model.tables() for model in models]
+    sources = [made.transition.requires_grad_() for made in of_all]
+    together = torch.autograd.grad(plain.evidences(of_all, x, inside, 2).sum(), sources)
+    for made, source, gradient in zip(of_all, sources, together, strict=True):
+        (alone,) = torch.autograd.grad(plain.evidence(made, x, inside, 2).sum(), source)
+        assert_close(gradient, alone, **TIGHT)
+
+
+@pytest.mark.parametrize("form", ["never", "always"])
+def test_a_model_without_density_does_not_touch_the_evidence_of_others(form):
+    good = random_regimes(0, regimes=2, latent=1, features=1)
+    noises = "state_noise", "initial_covariance", "observation_noise"
+    bad = replace(good, **{name: 0 * getattr(good, name) for name in noises})
+    x = series(good, 6, 0)
+    with sh.kernels(form):
+        several = evidences([bad, good], x, 2)
+    assert several[0] == -math.inf
+    assert_close(several[1], float(gpb_filter(good, x).log_normalizer), **TIGHT)

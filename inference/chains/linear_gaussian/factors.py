@@ -37,7 +37,7 @@ class _Turn(torch.autograd.Function):
 
 class _Factor(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, covariance: Tensor) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(covariance: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
         scale = covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
         scale = torch.where(scale > 0, scale, 1.0).unsqueeze(-1)
         values, vectors = _eigen(covariance / scale / scale.mT)
@@ -45,14 +45,21 @@ class _Factor(torch.autograd.Function):
         root = torch.where(values > least, values, 0.0).sqrt()
         inverse = torch.where(root > 0, 1 / root, 0.0)
         factor = scale * vectors * root.unsqueeze(-2)
-        ctx.save_for_backward(factor, (vectors * inverse.unsqueeze(-2) / scale).mT)
-        negative = values[..., 0] < -least
-        ctx.mark_non_differentiable(negative)
-        return factor, negative
+        return factor, (vectors * inverse.unsqueeze(-2) / scale).mT, values[..., 0] < -least
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor, Tensor]) -> None:
+        factor, inverse, negative = output
+        ctx.save_for_backward(factor, inverse)
+        ctx.mark_non_differentiable(inverse, negative)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int], covariance: Tensor) -> Any:
+        return _Factor.apply(covariance.movedim(in_dims[0], 0)), (0, 0, 0)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         factor, inverse = ctx.saved_tensors
         half = grad @ inverse / 2  # G on the range of the factor
         return half + half.mT - (factor @ inverse).mT @ half
@@ -95,7 +102,8 @@ def factor_of(covariance: Tensor) -> tuple[Tensor, Tensor]:
     The gradient of a singular covariance is that of moves which keep its rank: variances that are there, directions
     that are there. It is 0 for noise in a direction that has none.
     """
-    return _Factor.apply(covariance)  # pyright: ignore[reportReturnType]
+    factor, _, negative = _Factor.apply(covariance)  # pyright: ignore[reportGeneralTypeIssues]
+    return factor, negative
 
 
 def covariance_of(factor: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ Histories of n regimes are numbered with the oldest as the first digit to the ba
 with regime 0, and those that cannot be have no weight.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -73,8 +73,7 @@ def start(tables: Tables, n_sequences: int, order: int) -> Chosen:
     """The state before the first observation, as a choice of histories [N, C]: all weight is on regime 0 before."""
     k, n = tables.n_regimes, tables.n_latent
     histories = k ** (order - 1)
-    log_prob = torch.full((histories, k), -torch.inf, dtype=torch.float64, device=tables.emission.device)
-    log_prob[0] = tables.log_initial
+    log_prob = torch.nn.functional.pad(tables.log_initial.unsqueeze(0), (0, 0, 0, histories - 1), value=-torch.inf)
     shape = n_sequences, histories, k
     return Chosen(
         log_prob.expand(shape),
@@ -204,6 +203,22 @@ def _failed(inside: Tensor, increment: Tensor, bad: Tensor) -> Tensor:
     """The first step of each sequence without density, or -1."""
     wrong = inside & (bad.flatten(2).any(-1) | ~increment.isfinite())
     return torch.where(wrong.any(1), wrong.int().argmax(1), -1)
+
+
+def evidence(tables: Tables, x: Tensor, inside: Tensor, order: int) -> Tensor:
+    """log p(x) of each sequence [N] from the model's start, -inf where a step has no density."""
+    total, impossible = x.new_zeros(len(x)), torch.zeros_like(inside[:, 0])
+    for t, step in enumerate(steps(tables, x, inside, order, None)):
+        total = total + torch.where(inside[:, t], step.log_increment, 0.0)
+        impossible = impossible | (step.bad.flatten(1).any(-1) & inside[:, t])
+    return torch.where(impossible | ~total.isfinite(), -torch.inf, total)
+
+
+def evidences(tables: Sequence[Tables], x: Tensor, inside: Tensor, order: int) -> Tensor:
+    """The same of R models at once, [R, N]."""
+    fields = {name: [getattr(one, name) for one in tables] for name in Tables._fields}
+    stacked = {name: torch.stack(parts) for name, parts in fields.items() if parts[0] is not None}
+    return torch.func.vmap(lambda some: evidence(Tables(**some), x, inside, order))(stacked)
 
 
 def filter(tables: Tables, x: Tensor, lengths: Tensor, order: int, belief: Belief | None) -> Filtered:
