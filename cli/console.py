@@ -176,9 +176,9 @@ def fit_and_write(model: SwitchingSSM, series: TableSeries, out: Path, **options
     with Termination() as termination:
         with termination.interrupts():
             fit = model.fit(observed, **options)
-        from ..switching.views.arviz import netcdf
-
         posterior, states = draws_of(fit, observed), fit.states(observed)
+        from ..switching.views.arviz import netcdf  # after `draws_of`, which keeps ArviZ silent
+
         with replacing(out) as new:
             save_model(fit.model, new / MODEL, notes)
             (new / POSTERIOR).write_bytes(netcdf(posterior))

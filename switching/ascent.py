@@ -121,13 +121,12 @@ class Ascent:
         move = move * (FARTHEST / move.norm(dim=-1, keepdim=True).clamp_min(FARTHEST))
         promised = (move * self.slopes).sum(-1)
         rests = promised <= (ROUNDING * before.abs()).clamp_min(self.tol)
-        if self.tol and bool(rests.all()):
+        n_going = len(rests) - int(rests.sum()) if self.tol else len(rests)
+        if not n_going:
             return before
         move, promised = torch.where(rests.unsqueeze(-1), 0.0, move), torch.where(rests, -torch.inf, promised)
         point, heights, slopes = self.point.clone(), before.clone(), self.slopes.clone()
-        going, size = torch.arange(len(move), device=move.device), 1.0
-        if self.tol:
-            going = going[~rests]
+        going, size = rests.int().argsort(stable=True)[:n_going], 1.0
         for _ in range(HALVINGS):
             there = self.point[going] + size * move[going]
             height, slope = self._climb(there, going)

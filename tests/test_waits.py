@@ -222,9 +222,10 @@ def test_a_try_of_a_structure_waits_for_whether_it_is_possible_there_and_who_has
             with counted() as own:
                 heights = usual(self)
             self.density.climb = climb
-            assert len([one for one in own if "_linalg" not in one]) == 2 * len(tries), own
+            # and once for who rests
+            assert len([one for one in own if "_linalg" not in one]) == 1 + 2 * len(tries), own
             # torch looks whether eigenvalues were found, of covariances and of what tells a diffuse start
-            assert len(own) <= 5 * len(tries), own
+            assert len(own) <= 1 + 5 * len(tries), own
             found.append(len(tries))
             return heights
 

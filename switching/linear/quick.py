@@ -81,7 +81,7 @@ class QuickDensity(LinearDensity):
 
 def _signs(flat: Tensor, kinds: tuple[float, float]) -> Float[Tensor, "n P"]:
     """Moves along each coordinate with these signs; one of sign 0 stands for all."""
-    unit = torch.eye(flat.shape[-1]).to(flat)
+    unit = torch.eye(flat.shape[-1], dtype=flat.dtype, device=flat.device)
     return torch.cat([sign * unit if sign else torch.zeros_like(unit[:1]) for sign in kinds])
 
 
