@@ -90,7 +90,7 @@ class Graph:
         return VMP(blocks, self.factors, int(lead[0]) if lead else None, check, linear)
 
     def check(self, etas: Etas) -> None:
-        """Raise ValueError if natural parameters of a restart, or points, are out of range of their families."""
+        """Raise ValueError if natural parameters or points are out of range of their families, in any restart."""
         for name, family in self.families.items():
             family.check(etas[name])
             family.mean(etas[name])

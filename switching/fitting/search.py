@@ -13,7 +13,7 @@ $$\theta'' = \theta' + \frac{\rho^k}{1 - \rho^k} (\theta' - \theta),$$
 
 if the objective is higher there. A run has not converged if an extrapolation gains more than the tolerance. After that,
 new starts are made by changing the best ends (see `perturbation`), and the search continues from them until they find
-no better end.
+no better end. Most of them lead back, so they stop as soon as they promise no better end.
 
 Many runs lead to the same optimum. A run that has arrived at the same point as a better one merges with it. The best
 run of each kind of start goes on longer than its height allows, because some kinds rise late. Steps of a small series
@@ -316,7 +316,8 @@ class MultiStart:
 
     def _behind(self, going: list[Climb], n_kept: int, steps: int) -> list[bool]:
         """Which restarts stop: the worse half, except the best of each kind in the beginning, and those that would pass
-        the best within the same number of steps. Later only such stay of restarts that come from other ends."""
+        the best within the same number of steps. After the beginning, restarts that come from other ends stop unless
+        they would pass it."""
         order = sorted((climb for climb in going if not climb.ended), key=lambda climb: -climb.final)
         kept = order[: max(n_kept, math.ceil(len(order) / 2))]
         if steps >= CHAMPIONS and not going[0].independent:

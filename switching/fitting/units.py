@@ -82,9 +82,8 @@ class Units:
         """The series in these units, in its own dtype."""
         if not bool(self.about.any()) and bool((self.unit == 1).all()):
             return series
-        return series.mapped(
-            lambda x: (x.double() - self.about).div_(self.unit).to(x)
-        )  # needs one more table of x's size
+        # in place, so that it needs only one more table of the size of x
+        return series.mapped(lambda x: (x.double() - self.about).div_(self.unit).to(x))
 
     def problem(self, problem: Problem) -> Problem:
         """The problem in these units."""

@@ -56,10 +56,10 @@ class StructureFit(Fit[Any]):
     def profile_interval(self, level: float = 0.9, parameters: str | Sequence[str] | None = None) -> Interval:
         """Intervals of parameters from the profile of the objective: see `switching.linear.profile`.
 
-        Other than the normal intervals of `summary`, they count what the other parameters may be, those at 0 included.
-        The lower end is 0 if the profile at 0 is high enough. The upper end of a variance is infinite if it still is
-        for a standard deviation of 1000 times the spread of the series. If values in between are contradicted, the
-        interval contains them too.
+        The normal intervals of `summary` take a variance at 0 as known. These let all other parameters vary. The lower
+        end is 0 if the profile at 0 is high enough. The upper end of a variance is infinite if the profile is high
+        enough even for a standard deviation of 1000 times the spread of the series. If the data contradict values in
+        between, the interval contains them too.
 
         Arguments:
             level: probability of the intervals; at a lower end of 0 they contain the parameter a little more often.
@@ -83,13 +83,13 @@ class StructureFit(Fit[Any]):
         assert series is not None
         problem = self.model.problem(series)
         prior = None if self.prior is None else problem.prior
-        held = {name: table.to(series.observations.device) for name, table in self.held.items()}
+        held = {name: table.to(series.like.device) for name, table in self.held.items()}
         problem = replace(problem, prior=prior, fixed=held).double()
-        values = {name: value.double() for name, value in self.model.values_like(series.observations).items()}
-        with one_thread_if_small(N_PLACES * series.observations.numel()), torch.no_grad():
+        values = {name: value.double() for name, value in self.model.values_like(series.like).items()}
+        with one_thread_if_small(N_PLACES * series.like.numel()), torch.no_grad():
             profiled = Profiled(problem, values, float(ndtri((1 + level) / 2)) ** 2 / 2)
             ends = {name: profiled.ends(name) for name in names}
-        like = series.observations
+        like = series.like
         return Interval(*({name: like.new_tensor(pair[i]) for name, pair in ends.items()} for i in range(2)))
 
     def _free(self, parameters: str | Sequence[str] | None) -> list[str]:

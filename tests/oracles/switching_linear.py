@@ -1,5 +1,6 @@
 """Switching linear models of every kind at random parameters, small enough to enumerate."""
 
+import samplehold as sh
 import torch
 from samplehold.switching.parameters import Parameters
 from samplehold.switching.slds.layout import LinearRegimes
@@ -33,3 +34,17 @@ def values_of(layout: LinearRegimes, seed: int = 0) -> Parameters:
             draw = 0.6 * torch.eye(shape[-1], dtype=draw.dtype) + 0.2 * draw
         found[name] = draw
     return found
+
+
+def model_of(layout: LinearRegimes) -> sh.SwitchingLinearSSM:
+    """At random parameters."""
+    model = sh.SwitchingLinearSSM(
+        layout.n_regimes,
+        layout.n_latent,
+        layout.n_features,
+        "one chain" if layout.one_chain else "chain per regime",
+        recurrent=layout.recurrent,
+        common_emission=layout.common_emission,
+        observation_noise="full" if layout.full_noise else "diagonal",
+    )
+    return model.with_values(values_of(layout))

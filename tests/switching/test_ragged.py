@@ -13,30 +13,17 @@ import torch
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles import switching_linear
 from oracles.coupled import factorial_of, layered_of
 from oracles.linear_models import FLOAT, model_of
 from oracles.models import drive, random_model
 from oracles.operators import unchecked
-from oracles.switching_linear import KINDS, values_of
 from pandas.testing import assert_frame_equal
 from torch.testing import assert_close
 
 
 def draw(seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=FLOAT)
-
-
-def switching_linear(kind: str) -> sh.SwitchingLinearSSM:
-    layout = KINDS[kind]
-    model = sh.SwitchingLinearSSM(
-        layout.n_regimes,
-        layout.n_latent,
-        layout.n_features,
-        "one chain" if layout.one_chain else "chain per regime",
-        recurrent=layout.recurrent,
-        common_emission=layout.common_emission,
-    )
-    return model.with_values(values_of(layout))
 
 
 def coupled(kind: str) -> sh.FactorialSSM | sh.LayeredSSM:
@@ -59,9 +46,9 @@ MODELS = {
     "markov": random_model("markov", "full"),
     "linear": model_of(),
     "structure": STRUCTURE,
-    "chains": switching_linear("chains"),
-    "one chain": switching_linear("one chain"),
-    "recurrent": switching_linear("recurrent"),
+    "chains": switching_linear.model_of(switching_linear.KINDS["chains"]),
+    "one chain": switching_linear.model_of(switching_linear.KINDS["one chain"]),
+    "recurrent": switching_linear.model_of(switching_linear.KINDS["recurrent"]),
     "factorial": coupled("factorial"),
     "layered": coupled("layered"),
 }
@@ -105,7 +92,7 @@ def assert_like(got: object, expected: object, tol: float = 1e-10) -> None:
 
 def tolerance(name: str, verb: str) -> float:
     """An iteration ends a little elsewhere if the same call rounds otherwise."""
-    return 1e-5 if verb == "infer" or (name in KINDS and verb != "filter") else 1e-10
+    return 1e-5 if verb == "infer" or (name in switching_linear.KINDS and verb != "filter") else 1e-10
 
 
 @pytest.mark.parametrize(("name", "verb"), EXACT)
@@ -133,7 +120,7 @@ def test_sequences_of_one_step_are_among_them():
 def test_draws_have_the_lengths_and_the_moments_of_the_sequences(name):
     model, exact, (x, driven) = (
         MODELS[name],
-        name not in (*KINDS, "factorial", "layered"),
+        name not in (*switching_linear.KINDS, "factorial", "layered"),
         sequences(name, [20, 3, 4, 3]),
     )
     n = 4000 if exact else 40

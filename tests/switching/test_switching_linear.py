@@ -7,10 +7,9 @@ import pytest
 import samplehold as sh
 import torch
 from oracles.regime_paths import enumerate_paths
-from oracles.switching_linear import ENUMERABLE, KINDS, values_of
+from oracles.switching_linear import ENUMERABLE, KINDS, model_of
 from samplehold.switching.fitting.progress import Progress
 from samplehold.switching.slds import starts
-from samplehold.switching.slds.layout import LinearRegimes
 from torch.distributions import MultivariateNormal
 
 pytestmark = pytest.mark.kernels
@@ -20,20 +19,6 @@ pytestmark = pytest.mark.kernels
 def _cooled_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """One sweep at each temperature of a fit's starts: these tests are not about how good its ends are."""
     monkeypatch.setattr(starts, "AT_ONCE", 1)
-
-
-def model_of(layout: LinearRegimes) -> sh.SwitchingLinearSSM:
-    """At random parameters."""
-    model = sh.SwitchingLinearSSM(
-        layout.n_regimes,
-        layout.n_latent,
-        layout.n_features,
-        "one chain" if layout.one_chain else "chain per regime",
-        recurrent=layout.recurrent,
-        common_emission=layout.common_emission,
-        observation_noise="full" if layout.full_noise else "diagonal",
-    )
-    return model.with_values(values_of(layout))
 
 
 def chains() -> sh.SwitchingLinearSSM:
