@@ -54,6 +54,7 @@ class Part(NamedTuple):
     block: str
     prefix: str
     emission: "Emission"
+    alike: bool = False  # whether it is the same in all states; its parameters then have a state axis of length one
 
     def own(self, values: Parameters) -> Parameters:
         """The entries of this part from a model's values or hyperparameters, under their names without the prefix."""
@@ -281,7 +282,7 @@ class Emission(Named, ABC):
         if len(self.parts) == 1:
             return [fresh if held is None else fresh + held]
         assert held is not None  # an emission with two parts has copy dynamics
-        return [fresh, held.sum(-1, keepdim=True)]
+        return [fresh, held.sum(-1, keepdim=True) if self.parts[1].alike else held]
 
     # ---- priors ------------------------------------------------------------------------------------------------------
 

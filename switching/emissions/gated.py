@@ -1,9 +1,19 @@
-r"""A gated emission: a redrawn step emits from its state, a held step from a background that ignores the state.
+r"""A gated emission: redrawn steps emit from one distribution, held steps from another, the background.
 
-$$p(x_t \mid s_t, z_t = 1) = p_1(x_t \mid s_t), \qquad p(x_t \mid s_t, z_t = 0) = p_0(x_t)$$
+$$p(x_t \mid s_t, z_t = 1) = p_1(x_t \mid s_t), \qquad p(x_t \mid s_t, z_t = 0) = p_0(x_t)
+\quad\text{or}\quad p_0(x_t \mid s_t)$$
 
-Then the exact filter is a minGRU step, $a_t = (1 - q_t) a_{t-1} + q_t r_t$ with $q_t = P(z_t = 1 \mid x_t)$.
-The background's parameters carry the prefix `background_` and a state axis of length one.
+If the background ignores the state, the exact filter is a minGRU step, $a_t = (1 - q_t) a_{t-1} + q_t r_t$ with $q_t =
+P(z_t = 1 \mid x_t)$. With `by_state=True` it depends on the state, which is the general $p(x_t \mid s_t, z_t)$ of the
+family. For example,
+
+$$x_t \mid z_t, s_t \sim N(m z_t + M_{s_t} z_t, \Sigma)$$
+
+has the locations $m + M_s$ at redrawn steps and 0 at held ones, and the log-odds $\log p(x \mid s, 1) - \log p(x \mid
+s, 0) = (m + M_s)^\top \Sigma^{-1} x - \frac12 (m + M_s)^\top \Sigma^{-1} (m + M_s)$.
+
+The background's parameters have the prefix `background_`. Their state axis has length one if the background ignores the
+state.
 """
 
 from collections.abc import Mapping
@@ -14,6 +24,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 from torch.distributions import constraints
 
+from ...inference.numerics.scalars import check_flag
 from ..parameters import PREFIX, Parameter, Parameters, prefixed
 from ..priors import Site, prefixed_sites
 from .contract import Emission, Part
@@ -25,6 +36,8 @@ class Gated(Emission):
 
     Arguments:
         emission, background: of the same observation, and not gated themselves.
+        by_state: whether the background has parameters for each state too: `loc [K, F]` for redrawn steps and
+            `background_loc [K, F]` for held ones. False: one background, `background_loc [1, F]`.
 
     Example:
         >>> import samplehold as sh
@@ -39,12 +52,14 @@ class Gated(Emission):
 
     emission: Emission
     background: Emission
+    by_state: bool = False
 
     def __post_init__(self) -> None:
         for name in ("emission", "background"):
             part = getattr(self, name)
             if not isinstance(part, Emission) or len(part.parts) > 1:
                 raise TypeError(f"{name}: got {type(part).__name__}, expected an emission such as Normal(n_features).")
+        check_flag("by_state", self.by_state)
         if self.emission.n_features != self.background.n_features:
             raise ValueError(
                 f"background: got {self.background.n_features} feature(s), "
@@ -69,7 +84,9 @@ class Gated(Emission):
         known = dict(self.emission.parameters)
         for name, parameter in self.background.parameters.items():
             shown = parameter.shown and parameter.shown._replace(name=PREFIX + parameter.shown.name)
-            known[PREFIX + name] = replace(parameter.renamed({"state": "background"}), shown=shown)
+            known[PREFIX + name] = replace(
+                parameter if self.by_state else parameter.renamed({"state": "background"}), shown=shown
+            )
         return known
 
     @property
@@ -78,14 +95,19 @@ class Gated(Emission):
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        return Part("emission", "", self.emission), Part("background", PREFIX, self.background)
+        return (
+            Part("emission", "", self.emission),
+            Part("background", PREFIX, self.background, alike=not self.by_state),
+        )
 
     def check(self, x: Tensor) -> None:
         self.emission.check(x)
         self.background.check(x)
 
     def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
-        return self.emission.prior_scaled(n_states, x) | prefixed(self.background.prior_scaled(1, x), PREFIX)
+        return self.emission.prior_scaled(n_states, x) | prefixed(
+            self.background.prior_scaled(n_states if self.by_state else 1, x), PREFIX
+        )
 
     def in_units(self, table: Parameters, unit: Tensor) -> Parameters:
         converted = dict(table)

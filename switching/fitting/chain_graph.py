@@ -77,7 +77,7 @@ class ChainGraph(Graph):
             counted[0] = 0.0
         parts = conjugates(problem.emission)
         gated = len(parts) > 1
-        family, zero = dynamics.paths(series, (), gated, alike=gated and not independent)
+        family, zero = dynamics.paths(series, (), gated, alike=parts[-1].alike and not independent)
         cut = {"before": before, "after": after, "independent": independent}
         priors = {name: (block, with_prefix(prior, prefix)) for name, (prefix, block) in blocks.items()}
         factor_priors = [name for name, (block, _) in priors.items() if block.prior_is_factor]
@@ -178,11 +178,11 @@ def blocks_of(dynamics: Dynamics, emission: Emission, fixed: Parameters | None =
 def renumbered(blocks: Blocks, etas: Etas, order: Int[Tensor, "K"]) -> Etas:
     """The same q with state `order[k]` as state k."""
     reordered_etas = dict(etas)
-    for name, (prefix, block) in blocks.items():
-        if prefix:
-            continue  # a background is the same in all states
+    for name, (_, block) in blocks.items():
         first, parameter = next(iter(block.parameters.items()))
         dims = parameter.dims
+        if dims[:1] == ("state",) and len(etas[name]) == 1:
+            continue  # a background that is the same in all states
         # natural parameters of a Dirichlet have the shape of its probabilities, others are [*plates, P]
         if etas[name].ndim > len(dims):
             dims = (*dims[: etas[name].ndim - 1], "statistic")
@@ -233,7 +233,9 @@ def emitted(part: Part, chain: str, series: Series, counted: Tensor | None = Non
             return drawn
         if at_drawn and at_held:
             return drawn + held
-        return drawn if at_drawn else held.sum(-1, keepdim=True)
+        if at_drawn:
+            return drawn
+        return held.sum(-1, keepdim=True) if part.alike else held
 
     def elog(paths: CopyTables | FactoredTables | MarkovTables, statistics: Tensor) -> Tensor:
         used = weights(paths)

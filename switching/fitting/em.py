@@ -129,8 +129,9 @@ def maximized(
         result = part.emission.maximize_beside(fixed, *step) if fixed else part.emission.maximize(*step)
         # a state without any weight has no estimate: it keeps its parameters
         emission_values |= prefixed(kept(result.values, part.own(values)), part.prefix)
-        collapsed.append(result.collapsed)
-    return moved | emission_values, collapsed[0]
+        if not part.alike:
+            collapsed.append(result.collapsed)
+    return moved | emission_values, torch.stack(collapsed).any(0)
 
 
 def _ahead(before: Tensor, now: Tensor, by: Float[Tensor, "R"], support: Constraint) -> Tensor:

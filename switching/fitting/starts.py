@@ -121,7 +121,7 @@ def typical(problem: Problem) -> Parameters:
     """Parameters of the emission `[1, ...]` near all observations, from which weighted moments start."""
     values: Parameters = {}
     for part in problem.emission.parts:
-        default = part.emission.default_prior(1 if part.prefix else problem.n_states, problem.series.rows)
+        default = part.emission.default_prior(1 if part.alike else problem.n_states, problem.series.rows)
         start = {name: value.unsqueeze(0) for name, value in part.emission.start(default).items()}
         values |= prefixed(start, part.prefix)
     return values

@@ -15,6 +15,7 @@ EMISSIONS = {
     "categorical": Categorical(3),
     "gated": Gated(Normal(2), Normal(2)),
     "gated_symbols": Gated(Categorical(3), Categorical(3)),
+    "gated_by_state": Gated(Normal(2), Normal(2), by_state=True),
 }
 DYNAMICS = {
     "copy": Copy(2, redraw_prior=(2.0, 3.0), state_prior=1.5),

@@ -17,6 +17,9 @@ PAIRS = [("normal", "full"), *itertools.combinations(("poisson", "normal", "full
 GATED = {
     f"{one}/{other}": sh.Gated(EMISSIONS[one], EMISSIONS[other])
     for one, other in [*((name, name) for name in EMISSIONS), *PAIRS, *((b, a) for a, b in PAIRS)]
+} | {
+    f"{one}/{other} by state": sh.Gated(EMISSIONS[one], EMISSIONS[other], by_state=True)
+    for one, other in [*((name, name) for name in EMISSIONS), ("normal", "full")]
 }
 CASES = [
     *itertools.product(EMISSIONS, ("copy", "covariates", "two covariates", "markov")),

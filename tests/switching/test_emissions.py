@@ -144,8 +144,48 @@ def test_gated_emission_sends_redrawn_and_held_weights_to_their_parts():
     drawn, background = emission.weights(redrawn, held)
     assert_close(drawn, redrawn, rtol=0, atol=0)
     assert_close(background, held.sum(-1, keepdim=True), rtol=0, atol=0)
+    drawn, background = Gated(Normal(1), Normal(1), by_state=True).weights(redrawn, held)
+    assert_close(drawn, redrawn, rtol=0, atol=0)
+    assert_close(background, held, rtol=0, atol=0)
     (both,) = Normal(1).weights(redrawn, held)
     assert_close(both, redrawn + held, rtol=0, atol=0)
+
+
+def test_normals_that_differ_at_redrawn_steps_alone_have_the_log_odds_of_their_closed_form():
+    generator = torch.Generator().manual_seed(0)
+    shift, by_state, x, root = (
+        torch.randn(*n, 2, generator=generator, dtype=torch.float64) for n in ((), (3,), (9,), (2,))
+    )
+    covariance = root @ root.mT + torch.eye(2, dtype=torch.float64)
+    model = SwitchingSSM(Copy(3), Gated(MultivariateNormal(2), MultivariateNormal(2), by_state=True)).with_values(
+        redraw_prob=0.2,
+        state_probs=[0.2, 0.3, 0.5],
+        loc=shift + by_state,
+        covariance=covariance.expand(3, 2, 2),
+        background_loc=torch.zeros(3, 2),
+        background_covariance=covariance.expand(3, 2, 2),
+    )
+    mean = shift + by_state
+    weight = torch.linalg.solve(covariance, mean.mT).mT
+    expected = x @ weight.mT - 0.5 * (mean * weight).sum(-1)
+    redrawn, held = model.emission.log_likelihood(x, model.values)
+    assert_close(redrawn - held, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_a_fit_tells_redrawn_from_held_observations_of_each_state():
+    truth = SwitchingSSM(Copy(2), Gated(Normal(1), Normal(1), by_state=True)).with_values(
+        redraw_prob=0.3,
+        state_probs=[0.4, 0.6],
+        loc=[[-20.0], [20.0]],
+        scale=[[1.0], [2.0]],
+        background_loc=[[-5.0], [5.0]],
+        background_scale=[[1.0], [2.0]],
+    )
+    x = truth.simulate(300, seed=0).x
+    for method in ("em", "vmp"):
+        fitted = truth.without_values().fit(x, method, progress=False).model
+        for name in ("loc", "background_loc"):
+            assert_close(fitted.values[name], truth.values[name], rtol=0, atol=1.0)
 
 
 @pytest.mark.parametrize(
