@@ -202,6 +202,14 @@ def local_level(x: Tensor, **options: Tensor) -> sh.chains.LinearGaussianChain:
     return sh.chains.LinearGaussianChain(x, one, 1469.1764 * one, one, 15098.518 * one, diffuse=[True], **options)
 
 
+@pytest.mark.parametrize("batch", [(0,), (2, 0)])
+def test_no_sequences_have_empty_results_in_the_plain_form_too(batch):
+    empty = local_level(torch.zeros(*batch, 4, 1, dtype=torch.float64))
+    with sh.kernels("never"):
+        assert empty.filter().mean.shape == (*batch, 4, 1)
+        assert empty.smooth().mean.shape == (*batch, 4, 1)
+
+
 def test_the_nile_has_the_evidence_of_durbin_and_koopman():
     total = float(local_level(nile()).log_normalizer())
     assert abs(total - -633.4645636) < 1e-6

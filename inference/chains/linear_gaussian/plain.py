@@ -175,7 +175,10 @@ def of_sets(tables: Tables, table: Tensor) -> Tensor:
     """Covariances [*b, S, L, L] with their own batch axes; batch axes that only means have would only add copies."""
     shape, event_axes = tables.shared_shape, table.shape[-3:]
     axes = table.dim() - 3 - len(shape)
-    table = table[(0,) * axes] if axes > 0 else table
+    if axes > 0:
+        if 0 in table.shape[:axes]:
+            return table.new_zeros(*shape, *event_axes)
+        table = table[(0,) * axes]
     for axis, size in enumerate(shape[max(0, -axes) :]):
         table = table.narrow(axis, 0, min(size, table.shape[axis]))
     if 0 in table.shape and 0 not in (*shape, *event_axes):  # of no sequence, which leaves nothing of them
