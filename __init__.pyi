@@ -20,13 +20,14 @@ from .models.bridge.lifting_centroids import LiftedStates as LiftedStates
 from .models.bridge.lifting_gaussian import LiftedGaussian as LiftedGaussian
 from .models.bridge.lifting_given import LiftedLayer as LiftedLayer
 from .models.bridge.lifting_given import LiftedNetwork as LiftedNetwork
-from .models.bridge.lowering import EvidenceGRU as EvidenceGRU
 from .models.bridge.lowering import token_marginal as token_marginal
 from .models.bridge.probe import Probe as Probe
 from .models.bridge.probe import fit_probe as fit_probe
 from .models.bridge.tokens import one_hot as one_hot
 from .models.bridge.tokens import redrawn_start as redrawn_start
 from .models.networks.doubling import DoublingLSTM as DoublingLSTM
+from .models.networks.evidence import EvidenceGRU as EvidenceGRU
+from .models.networks.evidence import LogitGRU as LogitGRU
 from .models.networks.minimal import MinGRU as MinGRU
 from .models.networks.minimal import MinLSTM as MinLSTM
 from .models.networks.peephole import PeepholeLSTM as PeepholeLSTM

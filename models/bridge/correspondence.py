@@ -122,8 +122,11 @@ def as_rnn(
             are one bottom-up sweep (`layered_network`), and which handles the first step itself. Or a `TuringMachine`:
             the network is then an Elman network with a clipped ReLU and rational weights, whose two steps are one of
             the machine (`samplehold.models.automata.turing_network`); `space` and `gate` have no effect then.
-        space: "probability": the state [K] is P(s_t | x_1..t). "logit": the state is its log up to a constant, under
-            the per-step variational update whose gate depends on x alone, `filter_vmp(model, x, gate="input")`.
+        space: "probability": the state [K] is P(s_t | x_1..t), exactly. "logit": the state is the log of a belief up to
+            a constant, under the per-step variational update whose gate depends on x alone, `filter_vmp(model, x,
+            gate="input")`. In this space held steps may emit from their state: the emission may also be one of these
+            kinds alone, or `Gated(..., by_state=True)`. The network is then a `LogitGRU`; `compare` measures its
+            distance from the exact filter, and `samplehold.models.bridge.input_gate` bounds it.
         gate: "exact": if the log-odds of a redraw are not linear in x (several states of counts, of vectors, or of
             several binary features), the layer is an `EvidenceGRU`, whose gate has their log-sum-exp. "linear": always
             a plain `MinGRU`, which omits this term (see `lowering`); `compare` measures the distance.

@@ -310,7 +310,7 @@ def check_one_layer(layer: MinGRU | MinLSTM | QRNN) -> MinGRU | MinLSTM:
 @torch.no_grad()
 def token_rows(front: nn.Module | None, layer: MinGRU | MinLSTM) -> Float[Tensor, "V I"]:
     """The input of a layer for each single token: one-hot rows, or the output of the modules before it."""
-    like = layer.rows()
+    like: Any = layer.weight_l0
     check_settled(front)
     if front is None:
         return torch.eye(layer.input_size, dtype=like.dtype, device=like.device)

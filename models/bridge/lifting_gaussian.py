@@ -32,9 +32,9 @@ from ...switching.dynamics.copy import Copy
 from ...switching.emissions.gated import Gated
 from ...switching.emissions.multivariate_normal import MultivariateNormal
 from ...switching.model import SwitchingSSM
+from ..networks.evidence import EvidenceGRU
 from ..networks.minimal import MinGRU
 from .lifting import check_liftable, check_one_layer
-from .lowering import EvidenceGRU
 
 LARGEST_SHIFT = 16.0  # of m' inv(Sigma) m; a greater one would put the prior of the gates outside the range of floats
 SUREST = 30.0  # log-odds beyond which a float's probability is nearly certain
@@ -94,7 +94,7 @@ def lift_gaussian(layer: nn.Module) -> LiftedGaussian:
     if not isinstance(layer, MinGRU):
         raise ValueError("layer: a MinLSTM's gate is a ratio, whose log-odds are not linear in x; give a MinGRU.")
     if isinstance(layer, EvidenceGRU):
-        raise ValueError("layer: an EvidenceGRU's gate is not linear in x; give a MinGRU.")
+        raise ValueError(f"layer: the gate of {type(layer).__name__} is not linear in x; give a MinGRU.")
     if layer.candidate not in ("linear", "tanh"):
         raise ValueError(
             f'layer: has candidate={layer.candidate!r}; Gaussian inputs need log-odds that are linear in x: "linear" '

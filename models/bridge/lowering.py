@@ -31,12 +31,19 @@ row of zeros is a missing token. With other emissions every step must be observe
 
 **In logit space** the same weights, without the softmax, are the per-step variational update whose gate depends on x
 alone, $h_t = (1 - q_t)\, h_{t-1} + q_t v_t$ with $Q(s_t) = \text{softmax}(h_t)$ (`filter_vmp(model, x, gate="input")`).
+If held steps emit from their state, the exact filter multiplies the old belief by $p(x_t \mid s, z{=}0)$, which no
+minGRU of probabilities does. A minGRU of logits does it, by the candidate
+
+$$v(x) = \log \pi(s) + \log p(x \mid s, 1) + \tfrac{1 - q}{q} \log p(x \mid s, 0),$$
+
+which gives $h_t = (1 - q_t)(h_{t-1} + \log p(x_t \mid s, 0)) + q_t (\log \pi(s) + \log p(x_t \mid s, 1))$: the
+network is a `LogitGRU`. Its error has a bound that vanishes if x determines z (`samplehold.models.bridge.input_gate`).
 
 **The first step.** The models redraw at their first step, and the network starts from h_0. They agree for the h_0 of
 `samplehold.models.bridge.tokens.redrawn_start`: the candidate of the first step.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -46,80 +53,61 @@ from ...inference.numerics.scalars import check_choice
 from ...switching.base import Model
 from ...switching.emissions.contract import Emission
 from ...switching.emissions.discrete import Bernoulli, Categorical, Poisson
-from ...switching.emissions.gated import Gated
 from ...switching.emissions.multivariate_normal import MultivariateNormal
 from ...switching.emissions.normal import Normal
 from ...switching.model import SwitchingSSM
-from ...switching.parameters import PREFIX, Parameters
+from ...switching.parameters import Parameters
+from ..networks.evidence import EvidenceGRU, LogitGRU
 from ..networks.minimal import MinGRU
 
 SURE = 1e4  # log-odds for certainty: their sigmoid is 0 or 1 in float64, and sums of them do not overflow
 EQUAL = 64  # the greatest difference of two equal precisions, in roundings
+Layer = TypeVar("Layer", bound=MinGRU)
 LINEAR = (Categorical, Bernoulli, Poisson, Normal, MultivariateNormal)
-
-
-class EvidenceGRU(MinGRU):
-    r"""One layer of minGRU whose gate also depends on how well the fresh states explain x.
-
-    $$g_t = \sigma(W_g x_t + b_g + \text{logsumexp}(W_v x_t + b_v))$$
-
-    With the weights of `as_rnn` this is the exact $P(z_t{=}1 \mid x_t)$ of a copy model; see
-    `samplehold.models.bridge.lowering`. Calls and parameters are as for `MinGRU`.
-
-    Arguments:
-        input_size: features of x.
-        hidden_size: units, one for each state.
-        candidate: "simplex", the state is a belief; "linear", the log of a belief up to a constant.
-
-    >>> import torch, samplehold as sh
-    >>> layer, x = sh.EvidenceGRU(3, 2), torch.randn(5, 3)
-    >>> layer(x)[0].sum(-1).allclose(torch.tensor(1.0))
-    True
-    >>> pre = torch.nn.functional.linear(x, layer.weight_l0, layer.bias_l0)  # one gate, two candidates
-    >>> layer.activations(x).draw[:, 0].allclose((pre[:, 0] + pre[:, 1:].logsumexp(-1)).sigmoid())
-    True
-    """
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        candidate: str = "simplex",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        check_choice("candidate", candidate, ("simplex", "linear"))
-        super().__init__(input_size, hidden_size, candidate=candidate, device=device, dtype=dtype)
-
-    def product(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        gates, candidates = super().product(x, *args, **kwargs).split(self.hidden_size, -1)
-        return torch.cat([gates + candidates.logsumexp(-1, keepdim=True), candidates], -1)
 
 
 def lower(model: nn.Module | Model, space: str = "probability", gate: str = "exact") -> MinGRU:
     """See `samplehold.models.bridge.correspondence.as_rnn`."""
     check_choice("space", space, ("probability", "logit"))
     check_choice("gate", gate, ("exact", "linear"))
-    emission, values = _check(model)
-    background = {name.removeprefix(PREFIX): table for name, table in values.items() if name.startswith(PREFIX)}
-    about = background.get("loc")
-    state_probs = values["state_probs"]
-    drawn, held = affine(emission, values, about), affine(emission, background, about)
-    mixture = affine(emission, _mean(emission, values, state_probs), about)
+    emission, values, of_held, alike = _check(model, space)
+    about = of_held["loc"].mean(0, keepdim=True) if "loc" in of_held else None
+    drawn, held = affine(emission, values, about), affine(emission, of_held, about)
+    log_state = values["state_probs"].log().clamp(min=-SURE)
+    prior = torch.logit(values["redraw_prob"]).clamp(-SURE, SURE)
     if space == "logit":
-        _check_positive(emission, values)
+        _check_positive(emission, values, {} if alike else of_held)
+        if not alike:
+            return _with_held_evidence(drawn, held, log_state, prior, gate)
     exact = gate == "exact" and not _mixes_to_a_line(emission, drawn)
-    above, prior = (0.0, 0.0) if exact else mixture, torch.logit(values["redraw_prob"]).clamp(-SURE, SURE)
-    log_state = state_probs.log().clamp(min=-SURE)
+    above = (0.0, 0.0) if exact else affine(emission, _mean(emission, values, values["state_probs"]), about)
     states, features = drawn.weight.shape
     kind = "simplex" if space == "probability" else "linear"
     options: dict[str, Any] = {"candidate": kind, "dtype": log_state.dtype, "device": log_state.device}
     layer = (EvidenceGRU if exact else MinGRU)(features, states, **options)
     coins = 1 if kind == "simplex" else states
+    rows, offset = above[0] - held.weight, prior + above[1] - held.bias
+    return _filled(layer, [rows.expand(coins, -1), drawn.weight], [offset.expand(coins), drawn.bias + log_state])
+
+
+def _with_held_evidence(drawn: "Affine", held: "Affine", log_state: Tensor, prior: Tensor, gate: str) -> LogitGRU:
+    """The network on logits of a model whose held steps emit from their state."""
+    if gate == "linear":
+        raise ValueError(
+            'gate: got "linear", but held steps emit from their state, and the gate compares two mixtures over '
+            'states; use gate="exact".'
+        )
+    states, features = drawn.weight.shape
+    layer = LogitGRU(features, states, dtype=log_state.dtype, device=log_state.device)
+    biases = [held.bias + log_state - prior, drawn.bias + log_state, held.bias]
+    return _filled(layer, [held.weight, drawn.weight, held.weight], biases)
+
+
+def _filled(layer: Layer, weights: list[Tensor], biases: list[Tensor]) -> Layer:
+    """The layer with these rows."""
     with torch.no_grad():
-        rows, offset = above[0] - held.weight, prior + above[1] - held.bias
-        layer.get_parameter("weight_l0").copy_(torch.cat([rows.expand(coins, -1), drawn.weight]))
-        layer.get_parameter("bias_l0").copy_(torch.cat([offset.expand(coins), drawn.bias + log_state]))
+        layer.get_parameter("weight_l0").copy_(torch.cat(weights))
+        layer.get_parameter("bias_l0").copy_(torch.cat(biases))
     return layer
 
 
@@ -175,20 +163,29 @@ def token_marginal(model: nn.Module | Model) -> Float[Tensor, "V"]:
         >>> sh.token_marginal(lifted.models[0])
         tensor([0.2500, 0.5000, 0.2500], dtype=torch.float64)
     """
-    emission, values = _check(model)
+    emission, values, of_held, _ = _check(model, "probability")
     if not isinstance(emission, Categorical):
         raise ValueError(
             f"model: emits {type(emission).__name__}, which has no tokens; give Gated(Categorical(V), ...)."
         )
     fresh = values["state_probs"] @ values["probs"]
-    return values["redraw_prob"] * fresh + (1 - values["redraw_prob"]) * values["background_probs"][0]
+    return values["redraw_prob"] * fresh + (1 - values["redraw_prob"]) * of_held["probs"][0]
 
 
-def _check(model: nn.Module | Model) -> tuple[Emission, Parameters]:
-    """The emission and values of a model whose filter is a minGRU; or an error with the reason why it is not."""
+class _Lowerable(NamedTuple):
+    """The parts of a model that is a minGRU."""
+
+    emission: Emission  # of redrawn steps; that of held steps is of the same class
+    values: Parameters
+    of_held: Parameters  # of the emission of held steps
+    alike: bool  # whether held steps emit alike in all states
+
+
+def _check(model: nn.Module | Model, space: str) -> _Lowerable:
+    """The parts of a model that is a minGRU; or an error that says why it is not one."""
     if not isinstance(model, SwitchingSSM):
         raise TypeError(f"model: got {type(model).__name__}, expected a SwitchingSSM or LayeredSSM.")
-    dynamics, emission = model.dynamics, model.emission
+    dynamics, parts = model.dynamics, model.emission.parts
     if not dynamics.holds:
         raise ValueError(
             f"model: has {type(dynamics).__name__} dynamics, whose filter multiplies the old belief by a matrix, as no "
@@ -196,38 +193,42 @@ def _check(model: nn.Module | Model) -> tuple[Emission, Parameters]:
         )
     if dynamics.n_covariates:
         raise ValueError("model: has covariates, which the network would have to read too; give Copy without any.")
-    if not isinstance(emission, Gated):
+    drawn, held = parts[0].emission, parts[-1].emission
+    if space == "probability" and not parts[-1].alike:
         raise ValueError(
-            f"model: has a {type(emission).__name__} emission, so a held step depends on its state, and the gate "
-            "depends on the belief; give Gated of it and another of its kind, or measure the gap with `compare`."
+            f'space: got "probability", but held steps of this model emit from their state ({held.name}), so its '
+            'filter weighs every state by its likelihood, as no minGRU of probabilities does; use space="logit", which '
+            "comes the nearer the better x determines the gate, and measure the distance with `compare`."
         )
-    drawn, held = emission.emission, emission.background
     if type(drawn) is not type(held) or not isinstance(drawn, LINEAR):
+        emits = drawn.name if len(parts) == 1 else f"{drawn.name} on {held.name}"
         raise ValueError(
-            f"model: emits {type(drawn).__name__} on {type(held).__name__}, whose log-likelihoods differ by more "
-            f"than a linear function of x; give Gated of two alike, of {', '.join(kind.__name__ for kind in LINEAR)}."
+            f"model: emits {emits}, whose log-likelihoods differ by more than a linear function of x; give "
+            f"{'one' if len(parts) == 1 else 'Gated of two alike,'} of {', '.join(kind.__name__ for kind in LINEAR)}."
         )
     if not model.values:
         raise ValueError("model: has no parameter values yet; use model.fit(x).model, or model.with_values(...).")
     if "precision" in model.values:
-        precision, background = model.values["precision"], model.values[PREFIX + "precision"]
-        rounding = EQUAL * torch.finfo(precision.dtype).eps * background.abs().amax()
-        if not bool(((precision - background).abs() <= rounding).all()):
+        tables = [part.own(model.values)["precision"] for part in parts]
+        one = tables[-1][:1]
+        rounding = EQUAL * torch.finfo(one.dtype).eps * one.abs().amax()
+        if not all(bool(((table - one).abs() <= rounding).all()) for table in tables):
             spread = "scales" if isinstance(drawn, Normal) else "covariances"
+            others = "" if len(parts) == 1 else " or from the background"
             raise ValueError(
-                f"model: its {spread} differ between states or from the background, which makes log-likelihoods "
-                f"quadratic in x; give all the same {spread} with model.with_values(...), or measure the gap with "
-                "`compare`."
+                f"model: its {spread} differ between states{others}, which makes log-likelihoods quadratic in x; give "
+                f"all the same {spread} with model.with_values(...), or measure the gap with `compare`."
             )
-    return drawn, model.values_like(model.values["state_probs"])
+    values = model.values_like(model.values["state_probs"])
+    return _Lowerable(drawn, values, parts[-1].own(values), parts[-1].alike)
 
 
-def _check_positive(emission: Emission, values: Parameters) -> None:
+def _check_positive(emission: Emission, values: Parameters, of_held: Parameters) -> None:
     """Raise an error for probabilities of 0, whose logs are not finite."""
     name = "rate" if isinstance(emission, Poisson) else "probs"
-    tables = [values["state_probs"], *([values[name]] if name in values else [])]
+    tables = [values["state_probs"], *(part[name] for part in (values, of_held) if name in part)]
     if isinstance(emission, Bernoulli):
-        tables.append(1 - values["probs"])
+        tables += [1 - table for table in tables[1:]]
     if not all(bool((table > 0).all()) for table in tables):
         raise ValueError(
             f'space: "logit" needs positive state_probs and {name}, since the log of 0 is no weight; '

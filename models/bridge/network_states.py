@@ -14,6 +14,7 @@ from ...inference.numerics.records import Record
 from ...switching.data.series import Series
 from ...switching.emissions.discrete import Categorical
 from ...switching.model import SwitchingSSM
+from ..networks.evidence import LogitGRU
 from ..networks.minimal import MinGRU, MinLSTM
 from ..networks.qrnn import QRNN
 from ..networks.recurrent import Recurrent, name_of
@@ -92,9 +93,11 @@ def meaning(layer: nn.Module, n_states: int) -> str:
             return "probe"
         if layer.candidate == "simplex" and layer.block == n_states:
             return "belief"
+        if isinstance(layer, LogitGRU):
+            return "logits"
         if layer.candidate == "linear" and n_states > 1:
-            bias = getattr(layer, name_of("bias", 0))
-            weights = [layer.rows(), *([] if bias is None else [bias.unsqueeze(1)])]
+            weight, bias = (getattr(layer, name_of(part, 0)) for part in ("weight", "bias"))
+            weights = [weight, *([] if bias is None else [bias.unsqueeze(1)])]
             gates = torch.cat(weights, 1)[:-n_states].unflatten(0, (-1, n_states))
             if bool((gates == gates[:, :1]).all()):
                 return "logits"

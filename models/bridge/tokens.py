@@ -88,6 +88,8 @@ def redrawn_start(layer: MinGRU | MinLSTM, x: Tensor) -> Float[Tensor, "L *b D"]
 
     $$h_1 = (1 - g_1)\, v_1 + g_1 v_1 = v_1$$
 
+    A `LogitGRU` also adds evidence while it holds, and starts from its fresh state less this evidence.
+
     The models in `samplehold.switching` redraw at their first step; a network that starts here does the same.
 
     Arguments:
@@ -108,6 +110,6 @@ def redrawn_start(layer: MinGRU | MinLSTM, x: Tensor) -> Float[Tensor, "L *b D"]
     rows = check_table("x", whole[..., 0, :], like=whole, finite=True)
     start = []
     for k in range(layer.num_layers):
-        rows = layer.activations(rows, k).value
-        start.append(rows)
+        before, rows = layer.first_redraw(rows, k)
+        start.append(before)
     return torch.stack(start)

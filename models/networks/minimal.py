@@ -68,6 +68,12 @@ class _Minimal(Recurrent):
         """See `Reading`."""
         return Reading(self.product(x, layer, reverse), self._after)
 
+    def first_redraw(self, x: Tensor, layer: int = 0) -> tuple[Tensor, Tensor]:
+        """The state before a first step at x that makes it a redraw, and the state after it; both [*batch,
+        hidden_size]."""
+        value = self.activations(x, layer).value
+        return value, value
+
     def rows(self, layer: int = 0, reverse: bool = False) -> Tensor:
         """The matrix [parts * hidden_size, features] of `product`: a layer's weights, with a gate's row for each
         unit."""

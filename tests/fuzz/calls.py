@@ -270,26 +270,31 @@ def _values(r: Draw, dynamics: str, emission: str) -> dict[str, Any]:
         "Markov": lambda: {"initial_probs": r.probs(K), "transition_probs": r.probs(K, K)},
     }[dynamics]()
     full = torch.eye(F, dtype=r.dtype).expand(K, F, F)
+
+    def gated(n_backgrounds: int) -> dict[str, Any]:
+        scales = {
+            "scale": torch.ones(K, F, dtype=r.dtype),
+            "background_scale": torch.ones(n_backgrounds, F, dtype=r.dtype),
+        }
+        return scales | {"loc": r.table(K, F), "background_loc": r.table(n_backgrounds, F)}
+
     own |= {
         "Normal": lambda: {"loc": r.table(K, F), "scale": 0.5 + torch.rand(K, F, dtype=r.dtype)},
         "MultivariateNormal": lambda: {"loc": r.table(K, F), "covariance": full},
         "Bernoulli": lambda: {"probs": 0.1 + 0.8 * torch.rand(K, F, dtype=r.dtype)},
         "Poisson": lambda: {"rate": 0.5 + torch.rand(K, F, dtype=r.dtype)},
         "Categorical": lambda: {"probs": r.probs(K, 3)},
-        "Gated": lambda: {
-            "loc": r.table(K, F),
-            "scale": torch.ones(K, F, dtype=r.dtype),
-            "background_loc": r.table(1, F),
-            "background_scale": torch.ones(1, F, dtype=r.dtype),
-        },
+        "Gated": lambda: gated(1),
+        "GatedByState": lambda: gated(K),
     }[emission]()
     return own
 
 
 def _parts(r: Draw, *, emissions: tuple[str, ...] = ()) -> tuple[str, str, Any, Any]:
-    names = emissions or ("Normal", "Normal", "MultivariateNormal", "Bernoulli", "Poisson", "Categorical", "Gated")
+    gated = "Gated", "GatedByState"
+    names = emissions or ("Normal", "Normal", "MultivariateNormal", "Bernoulli", "Poisson", "Categorical", *gated)
     emission = r.one(*names)
-    dynamics = r.one("Copy", "Copy", "Driven") if emission == "Gated" else r.one("Copy", "Copy", "Driven", "Markov")
+    dynamics = r.one("Copy", "Copy", "Driven") if emission in gated else r.one("Copy", "Copy", "Driven", "Markov")
     made = {
         "Normal": lambda: sh.Normal(r.F),
         "MultivariateNormal": lambda: sh.MultivariateNormal(r.F),
@@ -297,6 +302,7 @@ def _parts(r: Draw, *, emissions: tuple[str, ...] = ()) -> tuple[str, str, Any, 
         "Poisson": lambda: sh.Poisson(r.F),
         "Categorical": lambda: sh.Categorical(3),
         "Gated": lambda: sh.Gated(sh.Normal(r.F), sh.Normal(r.F)),
+        "GatedByState": lambda: sh.Gated(sh.Normal(r.F), sh.Normal(r.F), by_state=True),
     }[emission]()
     moves = {
         "Copy": lambda: sh.Copy(r.K),
@@ -353,7 +359,7 @@ def _(r: Draw) -> Call:
     def check(given: Mapping[str, Any], result: Any) -> str | None:
         x = given["x"]
         plain = isinstance(x, Tensor) and x.dim() > 1 and x.dtype in (torch.float32, torch.float64)
-        if not plain or dynamics == "Driven" or emission in ("MultivariateNormal", "Gated"):
+        if not plain or dynamics == "Driven" or emission in ("MultivariateNormal", "Gated", "GatedByState"):
             return None
         if method not in ("log_evidence", "smooth") or (given["lengths"] is not None and x.dim() == 2):
             return None
@@ -492,7 +498,7 @@ def _(r: Draw) -> Call:
 
 @function("filter_vmp", 2)
 def _(r: Draw) -> Call:
-    emission = r.one("Normal", "Gated", "Poisson")
+    emission = r.one("Normal", "Gated", "GatedByState", "Poisson")
     _, emission, _, made = _parts(r, emissions=(emission,))
     model = sh.SwitchingSSM(sh.Copy(r.K), made).with_values(_values(r, "Copy", emission))
     gate = r.one("posterior", "input", torch.rand(*r.batch, r.T, dtype=r.dtype))
@@ -1310,6 +1316,10 @@ def _(r: Draw) -> Call:
     background = {f"background_{name}": table[:1] for name, table in own.items()}
     values = {"redraw_prob": 0.3, "state_probs": r.probs(2)} | own | background
     model = sh.SwitchingSSM(sh.Copy(2), sh.Gated(emission, emission)).with_values(values)
+    if r.one(True, False):
+        model = sh.SwitchingSSM(sh.Copy(2), emission).with_values(
+            {name: table for name, table in values.items() if not name.startswith("background_")}
+        )
     given = {"model": model, "space": r.one("probability", "logit"), "gate": r.one("exact", "linear")}
     return Call(lambda **given: sh.as_rnn(**given).double()(torch.ones(4, 3).double()), given, finite=False)
 
@@ -1317,6 +1327,12 @@ def _(r: Draw) -> Call:
 @function("EvidenceGRU", 1)
 def _(r: Draw) -> Call:
     layer = sh.EvidenceGRU(r.F, 2, dtype=r.dtype).requires_grad_(False)
+    return Call(layer, {"x": r.table(*r.batch, r.T, r.F), "lengths": r.lengths()}, finite=False)
+
+
+@function("LogitGRU", 1)
+def _(r: Draw) -> Call:
+    layer = sh.LogitGRU(r.F, 2, dtype=r.dtype).requires_grad_(False)
     return Call(layer, {"x": r.table(*r.batch, r.T, r.F), "lengths": r.lengths()}, finite=False)
 
 

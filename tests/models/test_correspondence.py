@@ -441,7 +441,7 @@ def categorical(states=2):
         (lambda: as_ssm(MinGRU(3, 2, candidate="simplex"), inputs="gaussian"), "layer: has candidate='simplex'"),
         (lambda: as_rnn(SwitchingSSM(Markov(2), Categorical(3))), "model: has Markov dynamics"),
         (lambda: as_rnn(SwitchingSSM(Copy(2, n_covariates=1), Categorical(3))), "model: has covariates"),
-        (lambda: as_rnn(categorical()), "model: has a Categorical emission, so a held step depends on its state"),
+        (lambda: as_rnn(categorical()), 'space: got "probability", but held steps of this model emit from their state'),
         (
             lambda: as_rnn(SwitchingSSM(Copy(2), Gated(Normal(2), MultivariateNormal(2)))),
             "model: emits Normal on Multi",

@@ -14,6 +14,7 @@ from samplehold import (
     Copy,
     EvidenceGRU,
     Gated,
+    LogitGRU,
     MinGRU,
     MultivariateNormal,
     Normal,
@@ -138,6 +139,84 @@ def test_the_logit_network_of_every_linear_emission_is_the_variational_update(se
     assert_close(out, filter_vmp(model, x, gate="input").state, rtol=0, atol=1e-11)
 
 
+def speaking(kind, states=3, by_state=True, seed=0):
+    """A model whose held steps emit from their state: with parameters of their own, or with those of redrawn steps."""
+    model = make(kind, states, seed=seed)
+    emission, values = model.emission.emission, dict(model.values)
+    held = {name: values.pop(name) for name in list(values) if name.startswith("background_")}
+    if not by_state:
+        return SwitchingSSM(Copy(states), emission).with_values(values)
+    for name in held:
+        drawn = values[name.removeprefix("background_")]
+        held[name] = drawn if name.endswith("precision") else (drawn.flip(0) + held[name]) / 2
+    return SwitchingSSM(Copy(states), Gated(emission, emission, by_state=True)).with_values(values | held)
+
+
+@examples(20)
+@given(st.integers(0, 2**20), st.sampled_from(KINDS), st.integers(1, 4), st.booleans())
+def test_the_logit_network_of_states_that_emit_while_held_is_the_variational_update(seed, kind, states, by_state):
+    model = speaking(kind, states, by_state, seed)
+    x = model.simulate(40, (2,), seed=seed).x
+    layer, expected = as_rnn(model, space="logit"), filter_vmp(model, x, gate="input")
+    start = redrawn_start(layer, x)
+    out = layer(x, start)[0].detach().softmax(-1)
+    assert_close(out, expected.state, rtol=0, atol=1e-11)
+    assert_close(layer.activations(x).draw[:, 1:, 0].detach(), expected.redraw[:, 1:], rtol=0, atol=1e-11)
+    stepped, h = [], start
+    for x_t in x.unbind(1):
+        out_t, h = layer.step(x_t, h)
+        stepped.append(out_t)
+    assert_close(torch.stack(stepped, 1).detach().softmax(-1), out, rtol=0, atol=1e-11)
+    if states > 1:  # a comparison reads its state as logits, and starts it with a redraw
+        report = compare(model, layer, x)
+        assert report.reads == "logits"
+        assert_close(report.network.state, expected.state[..., report.order], rtol=0, atol=1e-11)
+
+
+def test_a_logit_network_is_its_equations_step_by_step():
+    layer, x = LogitGRU(3, 2, dtype=torch.float64), torch.randn(7, 3, dtype=torch.float64)
+    hold, fresh, held = (x @ layer.weight_l0.mT + layer.bias_l0).split(2, -1)
+    h, expected = torch.zeros(2, dtype=torch.float64), []
+    for t in range(7):
+        gate = fresh[t].exp().sum() / (fresh[t].exp().sum() + hold[t].exp().sum())
+        h = (1 - gate) * (h + held[t]) + gate * fresh[t]
+        expected.append(h)
+    expected = torch.stack(expected)
+    assert_close(layer(x)[0], expected, rtol=1e-12, atol=1e-12)
+    for got, wanted in zip(
+        torch.autograd.grad(layer(x)[0].square().sum(), layer.parameters()),
+        torch.autograd.grad(expected.square().sum(), layer.parameters()),
+        strict=True,
+    ):
+        assert_close(got, wanted, rtol=1e-10, atol=1e-10)
+    assert_close(as_ssm(layer, inputs="given").hidden(x), layer(x)[0].detach(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_logit_network_stays_finite_where_x_leaves_no_doubt_about_the_gate(dtype):
+    far = SwitchingSSM(Copy(2), Gated(Normal(1), Normal(1), by_state=True)).with_values(
+        redraw_prob=0.1,
+        state_probs=[0.5, 0.5],
+        loc=[[99.0], [101.0]],
+        scale=[[1.0], [1.0]],
+        background_loc=[[-1.0], [1.0]],
+        background_scale=[[1.0], [1.0]],
+    )
+    x = torch.tensor([[100.5], [0.3], [-0.2], [99.0], [-1.0]], dtype=dtype)
+    layer = as_rnn(far, space="logit").to(dtype)
+    out = layer(x, redrawn_start(layer, x))[0]
+    rounding = 1e4 * torch.finfo(dtype).eps  # log densities reach 1e4
+    assert_close(out.detach().softmax(-1), far.filter(x).state, rtol=0, atol=rounding)
+    out.sum().backward()
+    assert all(bool(p.grad.isfinite().all()) for p in layer.parameters())
+
+
+def test_networks_with_a_gate_that_is_not_linear_have_no_matrix():
+    for layer in (EvidenceGRU(3, 2), LogitGRU(3, 2)):
+        with pytest.raises(TypeError, match=f"layer: the gate of {type(layer).__name__} is not linear"):
+            layer.rows()
+
+
 @examples(20)
 @given(st.floats(-3, 3), st.floats(-3, 3), st.floats(0.2, 3), st.floats(0.01, 0.99))
 def test_one_gaussian_against_another_is_logistic_regression(held, drawn, scale, redraw):
@@ -239,8 +318,19 @@ def test_a_network_with_an_exact_gate_is_an_ordinary_module():
             "model: emits Poisson on Bernoulli, whose log-likelihoods differ by more than a linear function of x",
         ),
         (lambda: as_rnn(make("normal"), gate="cubic"), "gate: got 'cubic'"),
+        (lambda: as_rnn(speaking("normal"), "probability"), 'space: got "probability", but held steps of this model'),
+        (lambda: as_rnn(speaking("normal"), "logit", "linear"), 'gate: got "linear", but held steps emit'),
+        (
+            lambda: as_rnn(
+                SwitchingSSM(Copy(2), Normal(1)).with_values(
+                    redraw_prob=0.1, state_probs=[0.5, 0.5], loc=[[0.0], [1.0]], scale=[[1.0], [2.0]]
+                ),
+                "logit",
+            ),
+            "model: its scales differ between states, which",
+        ),
         (lambda: token_marginal(make("normal")), "model: emits Normal, which has no tokens"),
-        (lambda: as_ssm(as_rnn(make("normal")), inputs="gaussian"), "layer: an EvidenceGRU's gate"),
+        (lambda: as_ssm(as_rnn(make("normal")), inputs="gaussian"), "layer: the gate of EvidenceGRU is not linear"),
         (lambda: as_rnn(SwitchingSSM(Copy(2), Gated(Categorical(2), Bernoulli(1)))), "Categorical on Bernoulli"),
     ],
 )
