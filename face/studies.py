@@ -5,6 +5,9 @@
 True
 """
 
+from ..models.bridge.input_gate import InputGateBound as InputGateBound
+from ..models.bridge.input_gate import input_gate_bound as input_gate_bound
+from ..models.bridge.input_gate import input_gate_updates as input_gate_updates
 from ..models.studies.forgetting import forgetting as forgetting
 from ..models.studies.forgetting import truncation_bound as truncation_bound
 from ..models.studies.information import InformationSweep as InformationSweep

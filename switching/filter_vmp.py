@@ -11,16 +11,17 @@ The second line makes q depend on the state; a minGRU reads it from x alone, whi
 """
 
 from collections.abc import Callable
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ..inference.message_passing.stepwise.op import VMPFiltered, filter_steps
 from ..inference.numerics.arrays import floating
 from ..inference.numerics.checks import check_call, naming
 from ..inference.numerics.scalars import check_choice, check_kind
-from .data.series import Given
+from .data.series import Given, Series
 from .model import SwitchingSSM
 
 __all__ = ["VMPFiltered", "filter_vmp"]
@@ -66,26 +67,47 @@ def filter_vmp(
 
     See Also: `SwitchingSSM.filter`, the exact filter.
     """
-    check_kind("model", model, SwitchingSSM, "a SwitchingSSM")
-    if not model.dynamics.holds:
-        raise ValueError(f"model: has dynamics {model.dynamics}, expected Copy(n_states).")
+    check_copies(model)
     series = model.read(x, **given)
-    observed, values = series.observations, model.values_like(series.observations)
-    redrawn, held = model.emission.log_likelihood(observed, values)
-    log_rho, log_hold = model.dynamics.log_gate(values, series.drive, len(series.batch_shape))
-    log_odds = (log_rho - log_hold).expand(observed.shape[:-1])
-    log_state = values["state_probs"].log()
+    tables = StepTables.of(model, series)
     if isinstance(gate, str):
         check_choice("gate", gate, ("posterior", "input"))
-        opened = None
-        if gate == "input":
-            drawn = (log_state + redrawn).logsumexp(-1)
-            kept = (log_state + held.expand_as(redrawn)).logsumexp(-1)
-            opened = torch.sigmoid(log_odds + drawn - kept)
+        opened = tables.input_gate() if gate == "input" else None
     else:
-        opened = _read_gate(gate, observed)
+        opened = _read_gate(gate, series.observations)
     with naming("x"):
-        return filter_steps(redrawn, held, log_state, log_odds, None, opened, series.lengths, sweeps, form)
+        return filter_steps(*tables, None, opened, series.lengths, sweeps, form)
+
+
+class StepTables(NamedTuple):
+    """The tables of a copy model's steps."""
+
+    log_redrawn: Float[Tensor, "*b T K"]  # log p(x_t | s, z_t = 1)
+    log_held: Float[Tensor, "*b T H"]  # log p(x_t | s, z_t = 0); one column if it is the same for all states
+    log_state: Float[Tensor, "K"]  # log pi(s)
+    log_odds: Float[Tensor, "*b T"]  # logit rho_t
+
+    @staticmethod
+    def of(model: SwitchingSSM, series: Series) -> "StepTables":
+        """The tables of a model with copy dynamics."""
+        observed, values = series.observations, model.values_like(series.observations)
+        redrawn, held = model.emission.log_likelihood(observed, values)
+        log_rho, log_hold = model.dynamics.log_gate(values, series.drive, len(series.batch_shape))
+        return StepTables(redrawn, held, values["state_probs"].log(), (log_rho - log_hold).expand(observed.shape[:-1]))
+
+    def input_gate(self) -> Float[Tensor, "*b T"]:
+        """P(z_t = 1 | x_t), with the state distributed as in the stationary chain."""
+        drawn = (self.log_state + self.log_redrawn).logsumexp(-1)
+        kept = (self.log_state + self.log_held.expand_as(self.log_redrawn)).logsumexp(-1)
+        return torch.sigmoid(self.log_odds + drawn - kept)
+
+
+def check_copies(model: object) -> SwitchingSSM:
+    """Raise TypeError or ValueError if this is not a `SwitchingSSM` of copy dynamics."""
+    known = check_kind("model", model, SwitchingSSM, "a SwitchingSSM")
+    if not known.dynamics.holds:
+        raise ValueError(f"model: has dynamics {known.dynamics}, expected Copy(n_states).")
+    return known
 
 
 def _read_gate(gate: Tensor | Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

@@ -31,11 +31,14 @@ class Cost(NamedTuple):
     step: float  # us for each step of time
     number: float  # ns for each number in the arguments
     scans: bool = False  # whether the plain form is a scan over all steps of small tables
+    sweeps: int | None = None  # the place of the argument that says how often each step is computed
 
     def plain(self, arguments: Iterable[Any]) -> float:
         """Seconds of the plain form on these arguments; their second-to-last axis is counted as time."""
+        arguments = list(arguments)
         tables = [x for x in arguments if isinstance(x, Tensor)]
         steps = max((x.shape[-2] for x in tables if x.dim() > 1), default=1)
+        steps *= 1 if self.sweeps is None else arguments[self.sweeps]
         if self.scans and tables:
             table = max(tables, key=Tensor.numel)
             if is_scanned(table):
@@ -86,7 +89,7 @@ COSTS: dict[str, Cost] = {
     "multivariate_normal_log_density": Cost(1.5, 30, 0, 10),
     "normal_moments": Cost(1.0, 20, 0, 5),
     "multivariate_normal_moments": Cost(1.5, 30, 0, 10),
-    "filter_vmp": Cost(3.0, 100, 300, 20),
+    "filter_vmp": Cost(3.0, 100, 80, 20, sweeps=7),
     "pushdown": Cost(8.0, 500, 500, 50),
     "pushdown_starts": Cost(3.0, 50, 0, 10),
     "superposed_step": Cost(2.0, 30, 0, 5),

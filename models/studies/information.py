@@ -1,30 +1,35 @@
-r"""How much the gate must be visible: a linear gate and message passing, from I(x;z) near 0 to I(x;z) = H(z).
+r"""When may the state be ignored in the update of the gate? Three updates of a minGRU and message passing, measured.
 
-The model has two states and two features, and a distance $\mu$ between held and drawn observations:
+The model has two states and two features. The first feature tells the gate, at a distance $\mu$; the second tells the
+state, at a distance $\delta$:
 
-$$x \mid z{=}0 \sim N(0, I), \qquad x \mid z{=}1, s \sim N((\mu, \pm \tfrac12 \delta), I), \qquad
-\pi = (\tfrac12, \tfrac12)$$
+$$x \mid z, s \sim N((\mu z, \pm \tfrac12 \delta\, e_z), I), \qquad \pi = (\tfrac12, \tfrac12),$$
 
-Its minGRU has exact candidates, $\text{logit}\, r = \delta x_2$, and the gate $\text{logit}\, \rho + \mu x_1 -
-\tfrac12 \mu^2$, which leaves out the last term of
-
-$$\text{logit}\, P(z{=}1 \mid x) = \text{logit}\, \rho + \mu x_1 - \tfrac12 \mu^2 +
-\log \textstyle\sum_s \pi(s)\, e^{\pm \frac12 \delta x_2 - \frac18 \delta^2}.$$
-
-The mutual information is an integral over the plane,
+with $e_1 = 1$. If held steps are silent, $e_0 = 0$, as in a `Gated` emission. If they emit, $e_0 = 1$. The mutual
+information of x and z is an integral over the plane,
 
 $$I(x; z) = \int \sum_z P(z)\, p(x \mid z) \log \frac{p(x \mid z)}{p(x)}\, dx \;\le\; H(z),$$
 
-by the trapezoidal rule, which is exact to rounding for such integrands. As I approaches H(z), x alone determines z, and
-the omitted term and the error of the mean field vanish.
+by the trapezoidal rule, which is exact to rounding for such integrands. For each $\mu$, data are drawn from the model,
+and these updates are compared with the exact filter:
+
+    probabilities           a minGRU on probabilities with the gate P(z | x)
+    linear gate             the same with a gate that is linear in x, `as_rnn(model, gate="linear")`; silent steps only
+    logits                  a minGRU on logits with the gate P(z | x)
+    logits, held evidence   the same with log p(x | s, z = 0) at held steps, `as_rnn(model, space="logit")`
+    message passing         the gate inferred with the state, `filter_vmp(model, x)`, converged
+
+`samplehold.models.bridge.input_gate` has the equations and a bound for the fourth.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
+from typing import Any
 
 import pandas as pd
 import torch
-from jaxtyping import Float
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 from torch.special import entr
@@ -35,60 +40,96 @@ from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_integer, check_number, check_probability
 from ...switching.dynamics.copy import Copy
 from ...switching.emissions.gated import Gated
-from ...switching.emissions.multivariate_normal import MultivariateNormal
+from ...switching.emissions.normal import Normal
+from ...switching.filter_vmp import filter_vmp
 from ...switching.model import SwitchingSSM
 from ...switching.seeding import number_of
 from ...switching.views.drawing import FAINT, INK, NotebookFigure
-from ..bridge.comparison import MESSAGE_PASSING, NETWORK, ONE_SWEEP, compare
+from ..bridge.comparison import CONVERGED, MESSAGE_PASSING, measure
 from ..bridge.correspondence import as_rnn
+from ..bridge.input_gate import HELD_EVIDENCE, LOGITS, PROBABILITIES, input_gate_bound, input_gate_updates
+from ..bridge.tokens import redrawn_start
+from .study import Findings, Track
 
 SEPARATIONS = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
-REACH, SPACING = 10.0, 0.05  # of the grid, in standard deviations
+REACH, SPACING = 10.0, (0.05, 0.1)  # of the grid, in standard deviations
 MOST = 100.0  # standard deviations between means: the integral's grid is as wide
-LABELS = {NETWORK: "linear gate (minGRU)", MESSAGE_PASSING: "message passing, converged", ONE_SWEEP: "one sweep"}
+LINEAR_GATE = "linear gate"
+SILENT, EMITTING = "silent", "emitting"
+COLORS = {
+    PROBABILITIES: "#8c2981",
+    LINEAR_GATE: "#c994c7",
+    LOGITS: "#fd8d3c",
+    HELD_EVIDENCE: "#de4968",
+    MESSAGE_PASSING: "#1f77b4",
+}
+EMITTING_UPDATES = PROBABILITIES, LOGITS, HELD_EVIDENCE, MESSAGE_PASSING
+NOTES = {PROBABILITIES: " (exact if silent)", LINEAR_GATE: " (silent only)"}
 
 
 @dataclass(frozen=True, repr=False)
 class InformationSweep(Record):
-    """Distances to the exact filter, by the information of x about the gate; `summary()` and `plot()`.
+    """Distances of updates to the exact filter, by the information of x about the gate; `summary()` and `plot()`.
+
+    Attributes:
+        table: a row for each kind of held steps, separation and update: I(x; z) and H(z) in nats, and means over steps
+            of the total variation, the nats lost in predicting x, the error of the gate, and the bound on the total
+            variation (of minGRUs on logits with held evidence).
 
     Example:
         >>> import samplehold as sh
         >>> sweep = sh.studies.information_sweep((0.0, 3.0), n_sequences=1, n_steps=20)
-        >>> [round(share, 2) for share in (sweep.information / sweep.entropy).tolist()]  # of the gate, what x tells
-        [0.05, 0.76]
-        >>> list(sweep.total_variation)
-        ['message passing', 'one sweep', 'network']
+        >>> sweep.summary().shape
+        (4, 6)
+        >>> list(sweep.of("emitting", "logits").columns)[:3]
+        ['held steps', 'separation', 'I(x;z), nats']
     """
 
-    separation: Float[Tensor, "n"]  # mu, in standard deviations
-    information: Float[Tensor, "n"]  # I(x; z) of one step, nats
-    entropy: float  # H(z), nats
-    total_variation: dict[str, Float[Tensor, "n"]]  # "network", "message passing", "one sweep": mean over steps
-    gate_error: dict[str, Float[Tensor, "n"]]  # mean of |Q(z_t = 1) - P(z_t = 1 | x_1..t)|
+    table: pd.DataFrame
+
+    def of(self, held_steps: str, update: str) -> pd.DataFrame:
+        """The rows of one curve, by rising separation."""
+        kept = (self.table["held steps"] == held_steps) & (self.table["update"] == update)
+        return self.table[kept].reset_index(drop=True)
 
     def summary(self) -> pd.DataFrame:
-        """A row for each separation."""
-        columns = {"I(x;z), nats": self.information, "I / H(z)": self.information / self.entropy}
-        columns |= {f"TV, {LABELS[name]}": table for name, table in self.total_variation.items()}
-        index = pd.Index(self.separation.tolist(), name="separation")
-        return pd.DataFrame({name: table.tolist() for name, table in columns.items()}, index)
+        """The total variation of each update: a row for each kind of held steps and separation."""
+        keys = ["held steps", "separation", "I / H(z)"]
+        return self.table.pivot_table("TV", keys, "update", sort=False).reset_index("I / H(z)")
 
     def plot(self) -> Figure:
-        """Mean total variation to the exact filter against the share I / H(z)."""
-        figure = NotebookFigure(6.5, 4.0)
-        panel = figure.subplots()
-        share = (self.information / self.entropy).numpy()
-        for (name, table), color in zip(self.total_variation.items(), ("#8c2981", "#de4968", "#1f77b4"), strict=False):
-            panel.plot(share, table.numpy(), "o-", color=color, markersize=4, label=LABELS[name])
-        panel.axvline(1.0, color=FAINT, linewidth=0.8, linestyle=":", label="the input tells the whole gate")
-        panel.set_xlabel("share of the gate that the input tells, I(x; z) / H(z)", color=INK)
-        panel.set_ylabel("total variation to the exact filter", color=INK)
+        """Total variation against the share I / H(z), for silent and emitting held steps, and nats lost for emitting
+        ones."""
+        figure = NotebookFigure(10.0, 3.9)
+        silent, emitting, lost = figure.subplots(1, 3, sharex=True)
+        self._draw(silent, SILENT, "TV", (LINEAR_GATE, HELD_EVIDENCE, MESSAGE_PASSING))
+        self._draw(emitting, EMITTING, "TV", EMITTING_UPDATES)
+        self._draw(lost, EMITTING, "nats lost", EMITTING_UPDATES)
+        silent.axhline(0, color=COLORS[PROBABILITIES], linewidth=3, label=PROBABILITIES, zorder=0)
+        for panel, title, label in (
+            (silent, "held steps are silent", "total variation"),
+            (emitting, "held steps emit", "total variation"),
+            (lost, "held steps emit", "nats lost a step"),
+        ):
+            panel.set_title(title, color=INK)
+            panel.set_ylabel(label, color=INK)
+        emitting.set_ylim(silent.get_ylim())
+        emitting.set_xlabel("share of the gate that x tells, I(x; z) / H(z)", color=INK)
+        lines = {str(line.get_label()): line for line in [*emitting.lines, *silent.lines]}
+        lines = {f"{name}{NOTES.get(name, '')}": lines[name] for name in COLORS}
+        figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=3, frameon=False)
+        return figure
+
+    def _draw(self, panel: Axes, held_steps: str, quantity: str, updates: Sequence[str]) -> None:
+        for update in updates:
+            rows = self.of(held_steps, update)
+            panel.plot(
+                rows["I / H(z)"], rows[quantity], "o-", color=COLORS[update], markersize=3, label=update, clip_on=False
+            )
+        panel.axvline(1.0, color=FAINT, linewidth=0.8, linestyle=":")
         panel.set_ylim(bottom=0)
-        panel.legend(frameon=False)
         for side in ("top", "right"):
             panel.spines[side].set_visible(False)
-        return figure
 
 
 def information_sweep(
@@ -99,7 +140,7 @@ def information_sweep(
     n_steps: int = 1000,
     seed: Seed = 0,
 ) -> InformationSweep:
-    """Compare the linear gate and message passing with the exact filter on data from models of rising I(x;z).
+    """Compare updates with the exact filter on data from models of rising I(x;z), with silent and emitting held steps.
 
     Arguments:
         separations: mu, the distances of drawn from held observations.
@@ -114,9 +155,9 @@ def information_sweep(
 
     Example:
         >>> import samplehold as sh
-        >>> sweep = sh.studies.information_sweep((0.0, 6.0), n_sequences=2, n_steps=50, seed=0)
-        >>> far = sweep.total_variation["network"]
-        >>> bool(far[1] < 0.01 < far[0])  # where x tells the gate, a minGRU is the exact filter
+        >>> sweep = sh.studies.information_sweep((0.0, 8.0), n_sequences=2, n_steps=50, seed=0)
+        >>> tv = sweep.of("emitting", "logits, held evidence")["TV"]
+        >>> bool(tv[1] < 0.01 < tv[0])  # where x tells the gate, a minGRU on logits is the exact filter
         True
     """
     separations, spread = check_each("separations", separations, most=MOST), check_number("spread", spread, least=0)
@@ -124,49 +165,88 @@ def information_sweep(
         raise ValueError(f"spread: got {spread:g}, expected a number from 0 to {MOST:g}, in standard deviations.")
     redraw_prob = check_probability("redraw_prob", redraw_prob, proper=True)
     n_sequences, n_steps = check_integer("n_sequences", n_sequences), check_integer("n_steps", n_steps)
-    information, distances, gates, number = [], {}, {}, number_of(seed)
-    for separation in separations:
-        model = gaussian_model(separation, spread, redraw_prob)
-        information.append(mutual_information(model, separation, spread))
+    number, rows = number_of(seed), []
+    entropy = float(entr(torch.tensor([redraw_prob, 1 - redraw_prob], dtype=torch.float64, device="cpu")).sum())
+    for held_steps, separation in product((SILENT, EMITTING), separations):
+        model = gaussian_model(separation, spread, redraw_prob, held_steps == EMITTING)
+        information = float(mutual_information(model, separation, spread))
+        known = {"held steps": held_steps, "separation": separation, "I(x;z), nats": information}
+        known |= {"H(z), nats": entropy, "I / H(z)": information / entropy}
         x = model.simulate(n_steps, (n_sequences,), seed=number).x
-        report = compare(model, as_rnn(model, gate="linear"), x)
-        for name, update in report.updates.items():
-            distances.setdefault(name, []).append(update.total_variation.mean())
-            assert update.gate_error is not None
-            gates.setdefault(name, []).append(update.gate_error.mean())
-    rho = torch.tensor([redraw_prob, 1 - redraw_prob], dtype=torch.float64, device="cpu")
-    return InformationSweep(
-        torch.tensor(separations, dtype=torch.float64, device="cpu"),
-        torch.stack(information),
-        float(entr(rho).sum()),
-        {name: torch.stack(table) for name, table in distances.items()},
-        {name: torch.stack(table) for name, table in gates.items()},
-    )
+        rows += [known | row for row in _distances(model, x)]
+    return InformationSweep(pd.DataFrame(rows))
 
 
-def gaussian_model(separation: float, spread: float, redraw_prob: float) -> SwitchingSSM:
+def _distances(model: SwitchingSSM, x: Tensor) -> Iterator[dict[str, Any]]:
+    """A row for each update."""
+    chain, inside = model.chain(x), torch.ones(x.shape[:-1], dtype=torch.bool, device=x.device)
+    exact, bound = chain.filter(), input_gate_bound(model, x)
+    passed = filter_vmp(model, x, sweeps=CONVERGED)
+    beliefs = {name: (state, bound.gate) for name, state in input_gate_updates(model, x).items()}
+    if model.emission.parts[-1].alike:
+        layer = as_rnn(model, gate="linear")
+        with torch.no_grad():
+            beliefs[LINEAR_GATE] = layer(x, redrawn_start(layer, x))[0], layer.activations(x).draw.mean(-1)
+    beliefs[MESSAGE_PASSING] = passed.state, passed.redraw
+    for name, (state, gate) in beliefs.items():
+        update = measure(chain, exact, state, gate, inside)
+        assert update.gate_error is not None
+        yield {
+            "update": name,
+            "TV": float(update.total_variation.mean()),
+            "nats lost": float(update.evidence_lost.mean()),
+            "gate error": float(update.gate_error.mean()),
+            "bound on TV": float(bound.total_variation.mean()) if name == HELD_EVIDENCE else torch.nan,
+        }
+
+
+def gaussian_model(separation: float, spread: float, redraw_prob: float, emitting: bool = False) -> SwitchingSSM:
     """The model of this module's equations."""
-    eye = torch.eye(2, dtype=torch.float64, device="cpu")
-    return SwitchingSSM(Copy(2), Gated(MultivariateNormal(2), MultivariateNormal(2))).with_values(
+    half = spread / 2
+    held = [[0.0, -half], [0.0, half]] if emitting else [[0.0, 0.0]]
+    one = torch.ones(2, 2, dtype=torch.float64, device="cpu")
+    return SwitchingSSM(Copy(2), Gated(Normal(2), Normal(2), by_state=emitting)).with_values(
         redraw_prob=redraw_prob,
         state_probs=[0.5, 0.5],
-        loc=[[separation, -spread / 2], [separation, spread / 2]],
-        covariance=eye.expand(2, 2, 2),
-        background_loc=[[0.0, 0.0]],
-        background_covariance=eye[None],
+        loc=[[separation, -half], [separation, half]],
+        scale=one,
+        background_loc=held,
+        background_scale=one[: len(held)],
     )
 
 
 def mutual_information(model: SwitchingSSM, separation: float, spread: float) -> Tensor:
     """I(x; z) of one step in nats, by the trapezoidal rule on a grid over all that either gate emits."""
     sides = (-REACH, separation + REACH), (-REACH - spread / 2, spread / 2 + REACH)
-    axes = [torch.arange(low, high, SPACING, dtype=torch.float64, device="cpu") for low, high in sides]
+    axes = [
+        torch.arange(*side, spacing, dtype=torch.float64, device="cpu")
+        for side, spacing in zip(sides, SPACING, strict=True)
+    ]
     x = torch.cartesian_prod(*axes)
-    values = model.values
-    drawn, held = model.emission.log_likelihood(x, values)
-    log_drawn = (values["state_probs"].log() + drawn).logsumexp(-1)
-    rho = values["redraw_prob"]
-    joint = torch.stack([rho.log() + log_drawn, torch.log1p(-rho) + held[:, 0]], -1)  # log P(z) p(x | z)
+    rho, log_state = model.values["redraw_prob"], model.values["state_probs"].log()
     log_prior = torch.stack([rho.log(), torch.log1p(-rho)])
+    by_gate = [(log_state + table).logsumexp(-1) for table in model.emission.log_likelihood(x, model.values)]
+    joint = torch.stack(by_gate, -1) + log_prior  # log P(z) p(x | z)
     ratio = joint - log_prior - joint.logsumexp(-1, keepdim=True)
-    return (joint.exp() * ratio).sum() * SPACING**2
+    return (joint.exp() * ratio).sum() * SPACING[0] * SPACING[1]
+
+
+def study(scale: str, track: Track[Any]) -> Findings:
+    """The sweep, and its ends at other redraw probabilities and distances of the states."""
+    size: dict[str, Any] = (
+        {"n_sequences": 4, "n_steps": 500} if scale == "quick" else {"n_sequences": 8, "n_steps": 5000}
+    )
+    sweep = information_sweep(**size)
+    rows = []
+    for redraw_prob, spread in track(list(product((0.05, 0.2, 0.5), (1.0, 2.0, 4.0))), "models"):
+        ends = information_sweep((0.0, 4.0, 8.0), spread, redraw_prob, **size).table
+        ends = ends[ends["held steps"] == EMITTING]
+        for separation in (0.0, 4.0, 8.0):
+            here = ends[ends["separation"] == separation].set_index("update")
+            row = {"redraw_prob": redraw_prob, "spread": spread, "separation": separation}
+            row["I / H(z)"] = here["I / H(z)"].iloc[0]
+            row |= {f"TV, {name}": here["TV"][name] for name in COLORS if name in here.index}
+            row |= {f"nats lost, {name}": here["nats lost"][name] for name in (PROBABILITIES, HELD_EVIDENCE)}
+            rows.append(row | {"bound on TV": here["bound on TV"][HELD_EVIDENCE]})
+    tables = {"information": sweep.table, "information_models": pd.DataFrame(rows)}
+    return Findings(tables, {"information": sweep.plot()}, (0,))
