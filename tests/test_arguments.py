@@ -271,7 +271,7 @@ def report():
         (lambda: sh.studies.SoftmaxRegression(LOC, torch.zeros(3)), ValueError, r"bias: got shape \[3\]"),
         (lambda: sh.studies.GaussianClasses(HALF.log(), LOC, -torch.eye(1)), ValueError, "covariance: not symmetric"),
         (
-            lambda: sh.layouts.from_keras("gru", np.zeros((2, 5)), np.zeros((1, 3))),
+            lambda: sh.layouts.from_keras("gru", np.zeros((2, 5)), np.zeros((1, 3)), reset_after=True),
             ValueError,
             r"kernel: got shape \[2, 5\]",
         ),

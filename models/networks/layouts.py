@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from ...inference.numerics.arrays import numbers
 from ...inference.numerics.records import Record
-from ...inference.numerics.scalars import check_choice, check_integer, check_kind, check_number
+from ...inference.numerics.scalars import check_choice, check_flag, check_integer, check_kind, check_number
 from .recurrent import name_of
 
 GATES = {"lstm": "ifgo", "gru": "rzn", "elman": "n"}
@@ -173,7 +173,9 @@ def to_joined(weights: RecurrentWeights) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([weights.input.T, weights.hidden.T]), weights.bias
 
 
-def from_keras(cell: str, kernel: Any, recurrent_kernel: Any, bias: Any = None) -> RecurrentWeights:
+def from_keras(
+    cell: str, kernel: Any, recurrent_kernel: Any, bias: Any = None, *, reset_after: bool | None = None
+) -> RecurrentWeights:
     """From the weights of a Keras `LSTM`, `GRU` (reset_after=True) or `SimpleRNN`, in the order of `get_weights`.
 
     Activations are Keras' present defaults, tanh and sigmoid.
@@ -183,9 +185,16 @@ def from_keras(cell: str, kernel: Any, recurrent_kernel: Any, bias: Any = None) 
         kernel: [I, G*H].
         recurrent_kernel: [H, G*H].
         bias: [G*H], for a GRU [2, G*H]; None for use_bias=False.
+        reset_after: of the `GRU` layer. Required without bias, because only the bias differs between Keras' two
+            GRUs; with a bias its shape decides. Ignored for other cells.
 
     Raises:
-        ValueError: for a GRU with reset_after=False (its bias is one row), and for shapes that do not fit together.
+        ValueError: for a GRU with reset_after=False (its bias is one row), for a GRU without bias and without
+            `reset_after`, and for shapes that do not fit together.
+
+    A GRU with reset_after=False cannot be converted, with or without bias: its candidate multiplies U by the product of
+    r and h, torch's multiplies r by the product of U and h. The two are equal only where U is diagonal, or where the
+    reset gates of the units that it connects are equal.
 
     >>> import numpy as np, samplehold as sh
     >>> arrays = np.array([[1.0, 2.0, 3.0]]), np.zeros((1, 3)), np.zeros((2, 3))  # get_weights() of a GRU: z, r, h
@@ -198,12 +207,8 @@ def from_keras(cell: str, kernel: Any, recurrent_kernel: Any, bias: Any = None) 
     check_choice("cell", cell, GATES)
     kernel, recurrent_kernel = _array("kernel", kernel, 2), _array("recurrent_kernel", recurrent_kernel, 2)
     bias = None if bias is None else _array("bias", bias, *((1, 2) if cell == "gru" else (1,)))
-    if cell == "gru" and bias is not None and bias.shape[:-1] != (2,):
-        raise ValueError(
-            f"bias: got shape {list(bias.shape)}, expected [2, 3 * units]; one row is the layout of a GRU "
-            "with reset_after=False, which resets h before its product. torch resets h after it, and no weights make "
-            "the two equal: train the layer with reset_after=True."
-        )
+    if cell == "gru":
+        _check_reset_after(reset_after, bias)
     order = _order(_KERAS, cell), GATES[cell]
     _check_columns(cell, len(recurrent_kernel), kernel=kernel, recurrent_kernel=recurrent_kernel, bias=bias)
     at_input, hidden = _reorder("kernel", kernel.T, *order), _reorder("recurrent_kernel", recurrent_kernel.T, *order)
@@ -348,6 +353,27 @@ def to_flax(weights: RecurrentWeights) -> dict[str, dict[str, np.ndarray]]:
             (at_hidden if cell == "lstm" else at_input)["bias"] = weights.bias[rows]
         params[_flax_name(cell, "i", gate)], params[_flax_name(cell, "h", gate)] = at_input, at_hidden
     return params
+
+
+def _check_reset_after(reset_after: bool | None, bias: np.ndarray | None) -> None:
+    """Raise ValueError unless a GRU of Keras resets h after its product, as torch does."""
+    after = reset_after is None or check_flag("reset_after", reset_after)
+    if bias is None and reset_after is None:
+        raise ValueError(
+            "reset_after: got None for a GRU without bias, expected True or False; without bias both kinds have "
+            "weights of the same shapes. Give that of the Keras layer, `layer.reset_after`."
+        )
+    cure = (
+        "which resets h before its product. torch resets h after it, and no weights make the two equal: "
+        "train the layer with reset_after=True."
+    )
+    if not after:
+        raise ValueError(f"reset_after: got False, {cure}")
+    if bias is not None and bias.shape[:-1] != (2,):
+        raise ValueError(
+            f"bias: got shape {list(bias.shape)}, expected [2, 3 * units]; one row is the layout of a GRU with "
+            f"reset_after=False, {cure}"
+        )
 
 
 def _check_columns(cell: str, units: int, **tables: np.ndarray | None) -> None:

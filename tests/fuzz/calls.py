@@ -1638,7 +1638,7 @@ def _(r: Draw) -> Call:
         )
     if r.random.random() < 0.5 or cell == "gru":
         names = ("kernel", "recurrent_kernel", "bias")
-        given = {"cell": cell, **dict(zip(names, sh.layouts.to_keras(weights), strict=True))}
+        given = {"cell": cell, **dict(zip(names, sh.layouts.to_keras(weights), strict=True)), "reset_after": True}
         return Call(lambda **given: sh.layouts.from_keras(**given).bias, given)
     kernel, bias = sh.layouts.to_joined(weights)
     given = {"cell": cell, "kernel": kernel, "bias": bias, "hidden_size": 3}

@@ -68,6 +68,7 @@ def flax_arrays(cell):
     return params
 
 
+GRU_MATRICES = normal(F, 3 * H), normal(H, 3 * H)
 KERAS = {"lstm": networks.keras_lstm, "gru": networks.keras_gru, "elman": networks.keras_simple_rnn}
 TF1 = {"lstm": networks.tf1_lstm, "elman": networks.tf1_rnn}
 FLAX = {"lstm": networks.flax_lstm, "gru": networks.flax_gru, "elman": networks.flax_simple_rnn}
@@ -152,26 +153,30 @@ def test_one_matrix_on_x_and_h_equals_the_two_matrices(cell):
 
 def test_a_layer_without_bias():
     kernel, recurrent, _ = keras_arrays("gru")
-    weights = layouts.from_keras("gru", kernel, recurrent)
-    assert (weights.input_bias == 0).all()
-    assert (weights.hidden_bias == 0).all()
+    weights, x = layouts.from_keras("gru", kernel, recurrent, reset_after=True), normal(T, F)
+    expected = loop(lambda *args: networks.keras_gru(*args, kernel, recurrent, np.zeros((2, 1))), x, "gru")
+    np.testing.assert_allclose(run("gru", weights, x), expected, rtol=1e-12, atol=1e-13)
     plain = LSTM(F, H, bias=False, dtype=torch.float64)
     assert (layouts.from_torch(plain).bias == 0).all()
 
 
-def test_a_gru_that_resets_before_the_product_is_another_function():
-    """Why it is refused: no bias or matrix of the other kind reproduces it."""
+@pytest.mark.parametrize("biased", [1, 0])
+def test_a_gru_that_resets_before_the_product_is_another_function(biased):
+    """Why it is refused: the same weights give other states, and with a diagonal recurrent kernel the same states."""
     kernel, recurrent, bias = keras_arrays("gru")
-    x = normal(T, F)
-    before = loop(lambda *args: networks.keras_gru(*args, kernel, recurrent, bias[0], reset_after=False), x, "gru")
-    after = loop(lambda *args: networks.keras_gru(*args, kernel, recurrent, bias * [[1], [0]]), x, "gru")
-    assert np.abs(before - after).max() > 1e-2
+    bias, x, diagonal = bias * [[biased], [0]], normal(T, F), np.tile(np.eye(H), 3) * recurrent
+    states = lambda U, *rest: loop(lambda *args: networks.keras_gru(*args, kernel, U, *rest), x, "gru")
+    assert np.abs(states(recurrent, bias[0], False) - states(recurrent, bias)).max() > 1e-2
+    np.testing.assert_allclose(states(diagonal, bias[0], False), states(diagonal, bias), rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: layouts.from_keras("gru", normal(F, 3 * H), normal(H, 3 * H), normal(3 * H)), "reset_after=False"),
+        (lambda: layouts.from_keras("gru", *GRU_MATRICES), "reset_after: got None for a GRU without bias"),
+        (lambda: layouts.from_keras("gru", *GRU_MATRICES, reset_after=False), "reset_after: got False, which resets"),
+        (lambda: layouts.from_keras("gru", *keras_arrays("gru"), reset_after=False), "reset_after: got False"),
         (
             lambda: layouts.from_tf1("gru", normal(F + H, 2 * H), normal(2 * H), hidden_size=H),
             "GRUCell resets h before",
