@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from ..switching.data.files import check_file, check_model
+from .questions import modules, question
 from .startup import announcements, rare_collections
 
 app = typer.Typer(
@@ -36,12 +37,6 @@ def _choices(title: str, room: str) -> Any:
     face = (Path(__file__).parents[1] / "__init__.pyi").read_text(encoding="utf-8")
     names = re.findall(rf"^from \.switching\.{room}\.(?!contract|gated)\w+ import (\w+)", face, re.MULTILINE)
     return StrEnum(title, {name: re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower() for name in names})
-
-
-def _studies() -> list[str]:
-    """The names of all studies, read from the source of their table, without heavy imports."""
-    table = (Path(__file__).parents[1] / "models" / "studies" / "study.py").read_text(encoding="utf-8")
-    return re.findall(r'^    "([a-z-]+)": "', table, re.MULTILINE)
 
 
 EmissionName = _choices("EmissionName", "emissions")
@@ -136,6 +131,15 @@ def _show_version(asked: bool) -> bool:
         from .. import __version__
 
         typer.echo(f"samplehold {__version__}")
+        raise typer.Exit
+    return asked
+
+
+def _list_studies(asked: bool) -> bool:
+    if asked:
+        widest = max(map(len, modules()))
+        for name in modules():
+            typer.echo(f"{name:{widest}}  {question(name)}")
         raise typer.Exit
     return asked
 
@@ -293,13 +297,24 @@ def compare(
 
 @app.command(epilog="Example: [bold]samplehold study truncation --out studies/[/bold]")
 def study(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help=f"{', '.join(_studies())}; or all.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help=f"{', '.join(modules())}; or all.")],
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Folder for the results, one folder for each study: CSV, Markdown, PNG.")
     ],
     scale: Annotated[
-        ScaleName, typer.Option(help="quick: under a minute each; full: as in the documentation, many minutes.")
+        ScaleName,
+        typer.Option(
+            help="quick: under a minute each, with networks that are hardly trained; full: as in the documentation,"
+            " many minutes."
+        ),
     ] = ScaleName.QUICK,
+    seed: Annotated[
+        int, typer.Option(min=0, help="First seed of everything random; the documentation has seed 0.")
+    ] = 0,
+    list_all: Annotated[
+        bool,
+        typer.Option("--list", callback=_list_studies, is_eager=True, help="Show the question of each study and exit."),
+    ] = False,
     force: FORCE = False,
 ) -> None:
     """Run studies of the abilities and the memory of recurrent networks: tables and figures."""
@@ -312,7 +327,7 @@ def study(
         chosen = check_studies(names)
         check_folder(out)
         check_new([out / name for name in chosen], force)
-        run_studies(chosen, scale.value, out, Console())
+        run_studies(chosen, scale.value, seed, out, Console())
 
 
 class DeviceName(StrEnum):

@@ -9,26 +9,33 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..models.studies.study import STUDIES, Findings, study
+from .questions import question
 from .results import replacing
 
 ROWS = 30  # the most printed rows of a table
 BAR = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
 
 
-def run_studies(names: list[str], scale: str, out: Path, console: Console) -> None:
+def run_studies(names: list[str], scale: str, seed: int, out: Path, console: Console) -> None:
     """Run studies one after the other. Each is written when it ends, so an interruption keeps the earlier ones."""
     for name in names:
         begun = time.perf_counter()
         with Progress(*BAR, console=console, transient=True) as bar:
-            findings = study(name, scale, lambda items, label, bar=bar: bar.track(list(items), description=label))
+            track = lambda items, label, bar=bar: bar.track(list(items), description=label)
+            findings = study(name, scale, track, seed)
+        seeds = ", ".join(map(str, findings.seeds)) or "none"
+        about = f"# {name}\n\n{question(name)}\n\nScale {scale}, seeds {seeds}.\n\n{findings.note}".rstrip() + "\n"
         with replacing(out / name) as folder:
+            (folder / "README.md").write_text(about, encoding="utf-8")
             _write(findings, folder)
         for table in findings.tables.values():
             console.print(escape(_text(table.head(ROWS))), soft_wrap=True, highlight=False)
             more = f"The first {ROWS} of {len(table)} rows.\n" if len(table) > ROWS else ""
             console.print(more, highlight=False)
-        taken, seeds = time.perf_counter() - begun, ", ".join(map(str, findings.seeds)) or "none"
+        taken = time.perf_counter() - begun
         console.print(f"{name}: {taken:.0f} s, seeds {seeds}, in {escape(str(out / name))}", soft_wrap=True)
+        if findings.note:
+            console.print(escape(findings.note), soft_wrap=True, highlight=False)
 
 
 def check_studies(names: list[str]) -> list[str]:

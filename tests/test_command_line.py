@@ -639,11 +639,11 @@ def test_help_shows_examples_and_loads_nothing_heavy():
 def test_study_writes_tables_and_figures_and_says_the_seeds(tmp_path, monkeypatch):
     from samplehold.models.studies import study as studies
 
-    def small(name, scale, track):
+    def small(name, scale, track, seed):
         figure = Figure()
         figure.subplots().plot([1, 2])
         rows = [{"number": number, "[bold]": 1 / 3} for number in track(range(40), "numbers")]
-        return studies.Findings({name: pd.DataFrame(rows)}, {"line": figure}, (0, 7))
+        return studies.Findings({name: pd.DataFrame(rows)}, {"line": figure}, (seed, 7), studies.HARDLY_TRAINED)
 
     monkeypatch.setattr("samplehold.cli.studies.study", small)
     done = run("study", "truncation", "bridge", "truncation", "--out", tmp_path)
@@ -651,15 +651,19 @@ def test_study_writes_tables_and_figures_and_says_the_seeds(tmp_path, monkeypatc
     assert done.stdout.count("seeds 0, 7") == 2
     assert "The first 30 of 40 rows." in done.stdout
     assert "[bold]" in done.stdout
+    assert done.stdout.count(studies.HARDLY_TRAINED) == 2
     for name in ("truncation", "bridge"):
         written = {path.name for path in (tmp_path / name).iterdir()}
-        assert written == {"line.png", f"{name}.csv", f"{name}.md"}
+        assert written == {"README.md", "line.png", f"{name}.csv", f"{name}.md"}
         assert len(pd.read_csv(tmp_path / name / f"{name}.csv")) == 40
         assert (tmp_path / name / f"{name}.md").read_text().startswith("|   number |")
     again = run("study", "bridge", "--out", tmp_path)
     assert again.exit_code == 2
     assert "bridge is there already" in again.stderr
-    assert run("study", "bridge", "--out", tmp_path, "--force").exit_code == 0
+    assert run("study", "bridge", "--out", tmp_path, "--force", "--seed", 5).exit_code == 0
+    about = (tmp_path / "bridge" / "README.md").read_text()
+    assert "Scale quick, seeds 5, 7." in about
+    assert about.endswith(f"{studies.HARDLY_TRAINED}\n")
     assert run("study", "all", "--out", tmp_path / "all").exit_code == 0
     assert {path.name for path in (tmp_path / "all").iterdir()} == set(studies.STUDIES)
 
@@ -672,7 +676,12 @@ def test_study_names_what_there_is(tmp_path):
     assert done.stderr == f"samplehold: study: got 'foo', expected one of {', '.join(STUDIES)}, or all.\n"
     listed = " ".join(run("study", "--help").stdout.split())
     assert all(name in listed for name in STUDIES)
+    lines = run("study", "--list").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == list(STUDIES)
+    assert "Is one matrix on [x, h] faster than one on x and one on h?" in lines[list(STUDIES).index("joined")]
+    assert all(len(line.split()) > 4 for line in lines)
     assert run("study", "truncation", "--out", tmp_path, "--scale", "huge").exit_code == 2
+    assert run("study", "truncation", "--out", tmp_path, "--seed", -1).exit_code == 2
 
 
 # ---- compare -------------------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ class Language:
         return Labelled(one_hot(symbol, start + 1).float(), label)
 
 
-def tomita_language(number: int, lengths: Sequence[int], each: int, recipe: Recipe) -> Language:
+def tomita_language(number: int, lengths: Sequence[int], each: int, recipe: Recipe, seed: int = 0) -> Language:
     """Training words have 1 to 16 symbols, half of each length in the language."""
     dfa = tomita(number)
 
@@ -64,8 +64,8 @@ def tomita_language(number: int, lengths: Sequence[int], each: int, recipe: Reci
     def drawn(lengths: Sequence[int], each: int, seed: int) -> Words:
         return [word for word, _ in labelled_words(dfa, lengths, each, seed)]
 
-    tests = {f"length {length}": drawn([length], each, 1) for length in lengths}
-    return Language(f"Tomita {number}", "01", labels_of, drawn(range(1, 17), 60, 0), tests, (recipe,))
+    tests = {f"length {length}": drawn([length], each, 2 * seed + 1) for length in lengths}
+    return Language(f"Tomita {number}", "01", labels_of, drawn(range(1, 17), 60, 2 * seed), tests, (recipe,))
 
 
 def balanced(word: str) -> list[bool]:
@@ -107,10 +107,15 @@ def bracket_words(length: int, above: int, depth: int, n: int, seed: int) -> Wor
     return words
 
 
-def bracket_language(places: Sequence[tuple[int, int, int]], each: int, recipes: tuple[Recipe, ...]) -> Language:
+def bracket_language(
+    places: Sequence[tuple[int, int, int]], each: int, recipes: tuple[Recipe, ...], seed: int = 0
+) -> Language:
     """Training words have 2 to 24 symbols and a depth of 1 to 5; `places` are length, above and depth of others."""
-    train = [word for length in range(2, 25, 2) for word in bracket_words(length, 0, 5, 80, length)]
-    tests = {f"length {length}, depth {a + 1}-{b}": bracket_words(length, a, b, each, 1000) for length, a, b in places}
+    train = [word for length in range(2, 25, 2) for word in bracket_words(length, 0, 5, 80, length + 2000 * seed)]
+    tests = {
+        f"length {length}, depth {a + 1}-{b}": bracket_words(length, a, b, each, 1000 + 2000 * seed)
+        for length, a, b in places
+    }
     return Language("parentheses", "()", balanced, train, tests, recipes)
 
 
@@ -137,16 +142,16 @@ class Trained:
                 yield where | {"network": network, "words": name, "accuracy": share}
 
 
-def languages(full: bool) -> list[Language]:
+def languages(full: bool, seed: int = 0) -> list[Language]:
     """All of them, or two."""
     if not full:
         recipe = Recipe(GRU, 16, 10, n_steps=30)
         places = [(24, 0, 5), (50, 5, 10)]
         others = (Recipe(LSTM, 16, 10, n_steps=30),)
-        return [tomita_language(1, (16, 50), 40, recipe), bracket_language(places, 40, others)]
-    tomitas = [tomita_language(n, (16, 50, 100, 200, 400), 200, Recipe(GRU)) for n in range(1, 8)]
+        return [tomita_language(1, (16, 50), 40, recipe, seed), bracket_language(places, 40, others, seed)]
+    tomitas = [tomita_language(n, (16, 50, 100, 200, 400), 200, Recipe(GRU), seed) for n in range(1, 8)]
     places = [(24, 0, 5), (100, 0, 5), (200, 0, 5), (100, 5, 10), (200, 10, 20)]
-    return [*tomitas, bracket_language(places, 200, (Recipe(LSTM), Recipe(PeepholeLSTM)))]
+    return [*tomitas, bracket_language(places, 200, (Recipe(LSTM), Recipe(PeepholeLSTM)), seed)]
 
 
 def trained(some: Sequence[Language], seeds: Sequence[int], track: Track) -> Iterator[Trained]:

@@ -35,7 +35,7 @@ from ..networks.minimal import MinGRU, MinLSTM
 from .engine_filter import engine_filter
 from .information import information_sweep
 from .next_token import held_model, make_layer, price_of_exactness, train_next_token
-from .study import Findings, Track
+from .study import Findings, Track, seeds_from
 
 LAYERS = 200  # random layers; the tests take a thousand
 ROUNDINGS = 8.0  # of a state at each step, in units of the float's precision
@@ -93,15 +93,14 @@ def show(out: Path, console: Console, seed: int = 0) -> bool:
     return met
 
 
-def study(scale: str, track: Track[Any]) -> Findings:
+def study(scale: str, track: Track[Any], seed: int = 0) -> Findings:
     """The same as a study: all claims with one seed, or with three."""
-    seeds = (0,) if scale == "quick" else (0, 1, 2)
-    rows, figures = [], {}
-    for seed, part in track(list(product(seeds, parts())), "claims"):
-        for shown in part(seed):
-            row = {"claim": shown.claim.strip(), "seed": seed, "measured": shown.value}
+    seeds, rows, figures = seeds_from(seed, scale), [], {}
+    for one, part in track(list(product(seeds, parts())), "claims"):
+        for shown in part(one):
+            row = {"claim": shown.claim.strip(), "seed": one, "measured": shown.value}
             rows.append(row | {"bound": f"{'<' if shown.below else '>'} {shown.bound:.2g}", "met": shown.met})
-            if shown.figure is not None and not seed:
+            if shown.figure is not None and one == seed:
                 figures[Path(shown.figure[0]).stem] = shown.figure[1]
     return Findings({"bridge": pd.DataFrame(rows)}, figures, seeds)
 

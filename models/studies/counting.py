@@ -36,7 +36,7 @@ from ..networks.minimal import MinGRU, MinLSTM
 from ..networks.qrnn import QRNN
 from ..networks.stack import NondeterministicStackRNN, StratificationStackRNN, SuperpositionStackRNN
 from ..networks.wrapped import GRU, LSTM, Elman
-from .study import Findings, Track
+from .study import HARDLY_TRAINED, Findings, Track, seeds_from
 
 HIDDEN, BATCH, RATE, THRESHOLD = 10, 16, 0.01, 0.01
 LONGEST = {"ab": 99, "abc": 49}  # block of the strings in training
@@ -147,9 +147,9 @@ def prefix_batches(n_updates: int, seed: int) -> Iterable[tuple[Tensor, Tensor]]
 
 
 @torch.no_grad()
-def prefix_accuracy(reader: Reader, length: int, most: int, n: int = 200) -> float:
+def prefix_accuracy(reader: Reader, length: int, most: int, seed: int = 0, n: int = 200) -> float:
     """The share of strings classified correctly at their last symbol, with blocks of 4 to `most` - 1."""
-    read, label = prefix_strings(length, range(4, most), n, random.Random(length + most))
+    read, label = prefix_strings(length, range(4, most), n, random.Random(length + most + seed))
     return (reader(read)[:, -1].argmax(-1) == label[:, -1]).double().mean().item()
 
 
@@ -160,19 +160,17 @@ class Scale:
     networks: Sequence[str]  # on blocks
     prefix_networks: Sequence[str]
     n_updates: int
-    seeds: Sequence[int]
     up_to: int
     lengths: Sequence[int]
 
 
 STACKS = ("superposition", "stratification", SLOW)
 SCALES = {
-    "quick": Scale(("LSTM", "QRNN, ifo", "MinGRU"), ("LSTM", "QRNN, ifo"), 350, (0,), 100, (64, 128)),
+    "quick": Scale(("LSTM", "QRNN, ifo", "MinGRU"), ("LSTM", "QRNN, ifo"), 350, 100, (64, 128)),
     "full": Scale(
         tuple(NETWORKS),
         tuple(name for name in NETWORKS if name not in STACKS),
         4000,
-        (0, 1, 2),
         1000,
         (64, 128, 256, 512, 1024, 2048),
     ),
@@ -203,41 +201,41 @@ def first_failure_by_hand(acceptor: Acceptor, up_to: int) -> int | None:
     return None
 
 
-def study(scale: str, track: Track) -> Findings:
+def study(scale: str, track: Track, seed: int = 0) -> Findings:
     """Blocks, prefixes, and the cells on $a^n b^n$ (see this module)."""
-    chosen = SCALES[scale]
+    chosen, seeds = SCALES[scale], seeds_from(seed, scale)
     kept: dict[tuple[str, str], Reader] = {}
     rows = []
     for language, name in track(list(product(LONGEST, chosen.networks)), "blocks"):
         slow = name == SLOW
         begun, row = time.process_time(), {"language": language, "network": name}
-        for seed in chosen.seeds[: 1 if slow else None]:
-            reader = trained(name, language, chosen.n_updates // (8 if slow else 1), seed)
+        for one in seeds[: 1 if slow else None]:
+            reader = trained(name, language, chosen.n_updates // (8 if slow else 1), one)
             kept.setdefault((language, name), reader)
             up_to = min(chosen.up_to, 100) if slow else chosen.up_to
             for criterion, threshold in (("threshold", THRESHOLD), ("most probable", None)):
-                row[f"{criterion}, seed {seed}"] = _shown(first_failure(reader, language, up_to, threshold), up_to)
+                row[f"{criterion}, seed {one}"] = _shown(first_failure(reader, language, up_to, threshold), up_to)
         rows.append(row | {"seconds": round(time.process_time() - begun)})
     for language, (name, make) in product(LONGEST, BY_HAND.items()):
         acceptor = make("anbn" if language == "ab" else "anbncn", torch.float32)
         begun = time.process_time()
         shown = _shown(first_failure_by_hand(acceptor, chosen.up_to), chosen.up_to)
-        row = {f"{criterion}, seed {chosen.seeds[0]}": shown for criterion in ("threshold", "most probable")}
+        row = {f"{criterion}, seed {seeds[0]}": shown for criterion in ("threshold", "most probable")}
         rows.append({"language": language, "network": name} | row | {"seconds": round(time.process_time() - begun)})
     prefixes = []
     for name in track(chosen.prefix_networks, "prefixes"):
-        readers = [trained(name, "abw", chosen.n_updates, seed) for seed in chosen.seeds]
+        readers = [trained(name, "abw", chosen.n_updates, one) for one in seeds]
         for blocks in ("as in training", "up to half"):
             row: dict[str, Any] = {"network": name, "blocks": blocks}
             for n in chosen.lengths:
                 most = PREFIX_LENGTH // 2 if blocks == "as in training" else n // 2
-                accuracies = [prefix_accuracy(reader, n, most) for reader in readers]
+                accuracies = [prefix_accuracy(reader, n, most, seed) for reader in readers]
                 row[str(n)] = round(sum(accuracies) / len(accuracies), 3)
             prefixes.append(row)
     drawn = {name: reader for (language, name), reader in kept.items() if language == "ab" and name not in STACKS}
     figures = {"counting_cells": draw_cells(drawn, chosen.up_to)}
     tables = {"counting": pd.DataFrame(rows), "counting_prefixes": pd.DataFrame(prefixes)}
-    return Findings(tables, figures, tuple(chosen.seeds))
+    return Findings(tables, figures, seeds, HARDLY_TRAINED if scale == "quick" else "")
 
 
 def _shown(failure: int | None, up_to: int) -> str:

@@ -22,7 +22,7 @@ from .centroid_distance import (
     trained_distances,
 )
 from .centroid_languages import Language, Trained, languages, trained
-from .study import Findings, Track, untracked
+from .study import HARDLY_TRAINED, Findings, Track, seeds_from, untracked
 
 INK, GREY, BLUE, RED = "#262626", "#8a8a8a", "#1f77b4", "#de4968"
 NETWORKS = {  # color, marker, its size
@@ -38,15 +38,15 @@ MEASURED = 50  # words of a test on which a trained network is held against its 
 SHOWN = 10  # centroids, of a set of digits
 
 
-def study(scale: str, track: Track[Any] = untracked) -> Findings:
+def study(scale: str, track: Track[Any] = untracked, seed: int = 0) -> Findings:
     """See `Findings`: tables of distances, accuracies and digits; figures of them and of centroids."""
     full = scale == "full"
-    seeds = (0, 1, 2) if full else (0,)
+    seeds = seeds_from(seed, scale)
     cooling = np.geomspace(0.1, 1.6, 25) if full else np.geomspace(0.15, 1.5, 6)
     latches = latch_distances(track([float(t) for t in cooling], "latches"), 4096 if full else 64)
-    some = languages(full)
+    some = languages(full, seed)
     temperatures = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0) if full else (0.1, 1.0)
-    networks = random_distances(temperatures, 20 if full else 2, 256 if full else 16)
+    networks = random_distances(temperatures, 20 if full else 2, 256 if full else 16, seed=seed)
     accuracies, chains = [], []
     for one in trained(some, seeds, track):
         accuracies += list(one.accuracies())
@@ -65,7 +65,7 @@ def study(scale: str, track: Track[Any] = untracked) -> Findings:
         "accuracy_by_length": draw_accuracies(by_word, some),
         "centroids": draw_centroids(digits),
     }
-    return Findings(tables, figures, seeds)
+    return Findings(tables, figures, seeds, "" if full else HARDLY_TRAINED)
 
 
 def _chain_rows(one: Trained) -> Iterator[dict[str, object]]:
@@ -154,7 +154,7 @@ def draw_accuracies(table: pd.DataFrame, some: Sequence[Language]) -> Figure:
 
 def draw_centroids(readers: Sequence[DigitReader]) -> Figure:
     """Mean pictures of the digits that end at each centroid, the most visited first: one row for each network."""
-    shown = [one for one in readers if one.means is not None and one.row["seed"] == 0]
+    shown = [one for one in readers if one.means is not None and one.row["seed"] == readers[0].row["seed"]]
     figure = Figure(figsize=(1.05 * SHOWN + 1.2, 1.35 * len(shown)), layout="constrained")
     panels = figure.subplots(len(shown), SHOWN, squeeze=False)
     for row, one in zip(panels, shown, strict=True):

@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 
 from ...inference.numerics.records import Record
-from ...inference.numerics.scalars import check_choice
+from ...inference.numerics.scalars import check_choice, check_integer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,7 +30,10 @@ STUDIES: dict[str, str] = {
     "doubling": "doubling",
     "turing": "turing",
 }
-"""The module of each study, in this folder: it has `study(scale, track) -> Findings`; its docstring is the question."""
+"""The module of each study, in this folder: it has `study(scale, track, seed) -> Findings`. Its docstring is the
+question."""
+
+HARDLY_TRAINED = "At scale quick, networks are hardly trained, and their numbers are no results; use scale full."
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,11 +44,13 @@ class Findings(Record):
         tables: by file name without its ending.
         figures: by name, in the same way.
         seeds: of everything random in it.
+        note: a warning about the numbers, to be shown with them.
     """
 
     tables: dict[str, pd.DataFrame]
     figures: "dict[str, Figure]" = field(default_factory=dict)
     seeds: tuple[int, ...] = ()
+    note: str = ""
 
 
 def untracked(items: Iterable[T], label: str) -> Iterable[T]:
@@ -53,20 +58,28 @@ def untracked(items: Iterable[T], label: str) -> Iterable[T]:
     return items
 
 
-def study(name: str, scale: str = "quick", track: Track[Any] = untracked) -> Findings:
+def seeds_from(seed: int, scale: str) -> tuple[int, ...]:
+    """A single seed at scale "quick", and three in a row at scale "full"."""
+    return tuple(range(seed, seed + (1 if scale == "quick" else 3)))
+
+
+def study(name: str, scale: str = "quick", track: Track[Any] = untracked, seed: int = 0) -> Findings:
     """Run a study, on the CPU.
 
     Arguments:
-        name: one of those that `samplehold study --help` lists.
+        name: one of those that `samplehold study --list` explains.
         scale: "quick": under a minute on two cores; "full": the tables of the documentation.
         track: shows progress; see `Track`.
+        seed: of networks, their training, and drawn words and sequences, from 0. Where a study repeats its experiment,
+            this is the first seed, and the next ones follow. The documentation has seed 0.
 
     Raises:
-        ValueError: a name or a scale that is not there.
+        ValueError: a name or a scale that is not there, or a negative seed.
     """
     check_choice("name", name, tuple(STUDIES))
     check_choice("scale", scale, SCALES)
+    seed = check_integer("seed", seed, least=0, most=2**32)
     module = import_module(f".{STUDIES[name]}", __package__)
     elsewhere = torch.get_default_device().type != "cpu"
     with torch.device("cpu") if elsewhere else nullcontext():  # a mode, which makes every call of torch dearer
-        return module.study(scale, track)
+        return module.study(scale, track, seed)

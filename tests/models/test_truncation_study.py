@@ -1,5 +1,8 @@
 """The study of truncated training, small: what it says of one network is what its parts give."""
 
+import inspect
+from importlib import import_module
+
 import pytest
 import torch
 from samplehold import MinGRU, truncate
@@ -10,7 +13,7 @@ from torch.testing import assert_close
 
 pytestmark = pytest.mark.kernels
 
-SMALL = truncation.Plan((2, 30), (0,), 4, 4, 0.5, 20)
+SMALL = truncation.Plan((2, 30), 4, 4, 0.5, 20)
 
 
 @pytest.mark.parametrize("kind", truncation.LAYERS)
@@ -37,8 +40,22 @@ def test_layers_are_the_same_before_training_and_free_of_parametrisations_after(
     assert truncation._free(other).weight_l0.equal(other.weight_l0.double())
 
 
+def test_every_study_takes_a_seed_and_data_follow_it():
+    for module in studies.STUDIES.values():
+        parameters = inspect.signature(import_module(f"{studies.__package__}.{module}").study).parameters
+        assert list(parameters) == ["scale", "track", "seed"]
+        assert parameters["seed"].default == 0
+    assert studies.seeds_from(4, "quick") == (4,)
+    assert studies.seeds_from(0, "full") == (0, 1, 2)
+    first, again, other = (truncation.tokens(SMALL, seed).train for seed in (0, 0, 1))
+    assert first.equal(again)
+    assert not first.equal(other)
+
+
 def test_studies_are_named():
     with pytest.raises(ValueError, match=r"name: got 'none', expected"):
         studies.study("none")
     with pytest.raises(ValueError, match=r"scale: got 'huge', expected"):
         studies.study("truncation", "huge")
+    with pytest.raises(ValueError, match=r"seed: got -1, expected"):
+        studies.study("truncation", seed=-1)
