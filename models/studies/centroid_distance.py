@@ -29,6 +29,7 @@ from ..networks.state_regularized import StateRegularized
 from ..networks.wrapped import GRU, Elman
 from .reading import Labelled, Reader
 
+HALF_LIFE = "chain's half-life"
 FACTORS = (1.0, 0.5, 0.25, 0.1)  # of a trained network's temperature
 
 
@@ -66,6 +67,12 @@ def latch_distances(temperatures: Iterable[float], n_steps: int) -> pd.DataFrame
         distance = compare(as_ssm(network), network, x).network.total_variation
         rows[temperature] = {step: float(distance[step - 1]) for step in doubling(n_steps)}
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("temperature")
+
+
+def latch_table(distances: pd.DataFrame) -> pd.DataFrame:
+    """The distances, with the temperature and the half-life of the chain in columns of their own."""
+    times = [half_life(float(temperature)) for temperature in distances.index]
+    return distances.assign(**{HALF_LIFE: times})[[HALF_LIFE, *distances.columns]].reset_index()
 
 
 def doubling(n_steps: int) -> list[int]:

@@ -18,6 +18,7 @@ from .centroid_distance import (
     FACTORS,
     half_life,
     latch_distances,
+    latch_table,
     random_distances,
     trained_distances,
 )
@@ -54,7 +55,7 @@ def study(scale: str, track: Track[Any] = untracked, seed: int = 0) -> Findings:
     digits = list(digit_readers(full, seeds, track))
     by_word = pd.DataFrame(accuracies)
     tables = {
-        "latch": latches,
+        "latch": latch_table(latches),
         "random_networks": networks,
         "trained_networks": pd.DataFrame(chains),
         "languages": by_word,

@@ -41,7 +41,7 @@ class Findings(Record):
     """What a study found.
 
     Arguments:
-        tables: by file name without its ending.
+        tables: by file name without its ending; files have no index, so all that names a row is a column.
         figures: by name, in the same way.
         seeds: of everything random in it.
         note: a warning about the numbers, to be shown with them.
@@ -51,6 +51,13 @@ class Findings(Record):
     figures: "dict[str, Figure]" = field(default_factory=dict)
     seeds: tuple[int, ...] = ()
     note: str = ""
+
+    def __post_init__(self) -> None:
+        for name, table in self.tables.items():
+            if not isinstance(table.index, pd.RangeIndex):
+                raise ValueError(
+                    f"tables: the index of {name!r} would not be written; make it columns by reset_index()."
+                )
 
 
 def untracked(items: Iterable[T], label: str) -> Iterable[T]:

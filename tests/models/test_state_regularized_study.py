@@ -1,8 +1,11 @@
 """The study of state-regularised networks: its latch against theory, its words, its measures, and all of it quickly."""
 
 import itertools
+from pathlib import Path
 
+import numpy as np
 import pytest
+import samplehold as sh
 import torch
 from samplehold import GRU, StateRegularized
 from samplehold.models.studies.centroid_digits import Digits, mean_pictures
@@ -10,12 +13,13 @@ from samplehold.models.studies.centroid_distance import (
     half_life,
     latch_distances,
     latch_means,
+    latch_table,
     random_distances,
     trained_distances,
 )
 from samplehold.models.studies.centroid_languages import balanced, bracket_words, brackets, tomita_language
 from samplehold.models.studies.reading import NO_LABEL, Labelled, Reader, Recipe
-from samplehold.models.studies.study import study
+from samplehold.models.studies.study import Findings, study
 from torch.testing import assert_close
 
 pytestmark = pytest.mark.cpu("the study makes its networks there")
@@ -27,6 +31,28 @@ def test_a_latch_is_as_far_from_its_chain_as_theory_says():
         drawn, soft = latch_means(temperature, 128)
         for step, distance in row.items():
             assert distance == pytest.approx(abs(soft[step - 1] - drawn[step - 1]) / 2, rel=1e-9, abs=1e-12)
+
+
+def test_the_page_has_the_latch_of_theory_in_columns_of_the_study():
+    page = (Path(sh.__file__).parent / "docs" / "state_regularized.md").read_text()
+    head, _, *lines = [line for line in page.split("## Random networks")[0].splitlines() if line.startswith("|")]
+    cells = lambda line: [cell.strip() for cell in line.strip("|").split("|")]
+    table = latch_table(latch_distances((0.2, 0.5), 4))
+    assert list(table.columns) == ["temperature", "chain's half-life", 1, 2, 4]
+    assert cells(head)[:3] == [*map(str, table.columns[:2]), "4"]
+    steps, cooling = [int(cell) for cell in cells(head)[2:]], np.geomspace(0.1, 1.6, 25)
+    for shown, half, *distances in map(cells, lines):
+        temperature = cooling[np.abs(cooling - float(shown)).argmin()]
+        assert f"{temperature:.2f}" == shown
+        assert half == f"{half_life(temperature):.3g}"
+        drawn, soft = latch_means(temperature, steps[-1])
+        assert distances == [f"{abs(soft[step - 1] - drawn[step - 1]) / 2:.3f}" for step in steps]
+    assert len(lines) == 10
+
+
+def test_a_table_whose_rows_have_names_outside_its_columns_is_refused():
+    with pytest.raises(ValueError, match="the index of 'latch' would not be written"):
+        Findings({"latch": latch_distances((0.2, 0.5), 2)})
 
 
 def test_the_soft_pass_of_a_latch_remembers_below_its_critical_temperature_and_the_chain_forgets():
