@@ -10,6 +10,8 @@ $\|W\|$ is the greatest sum of magnitudes in a row. Rows of a matrix that exceed
   $\|U_f\| \le s (1 - F)^2$.
 - GRU: $\bar z \le F$; $2 F \|U_z\|$, $\|U_n\|$ and $\frac14 (\|U_n\| + |b'_n|) \|U_r\|$ each $\le \frac{s}{3}$.
 - minGRU, QRNN: the hold factor is at most $\lambda$, because they are linear in the state.
+- minLSTM: so is its hold factor $f / (f + i)$, which is at most $\lambda$ if $\log f - \log i \le \log \lambda -
+  \log(1 - \lambda)$. The bias of f is lowered until its greatest value and the least value of i satisfy this.
 
 The conditions of the LSTM are the published ones (proposition 2) times $s = \lambda / (1 + \lambda)$, so the greater of
 the distances of h and c shrinks by $F + s (1 - F) = \lambda$. Those of the GRU are the condition of
@@ -24,11 +26,12 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
 from torch.nn.utils import parametrize
 
 from ...inference.numerics.scalars import check_choice, check_number, check_probability
 from .layouts import GATES
-from .minimal import MinGRU
+from .minimal import MinGRU, MinLSTM
 from .qrnn import QRNN
 from .recurrent import check_one_way
 from .wrapped import GRU, LSTM, Elman
@@ -44,7 +47,7 @@ def stable(network: Network, norm: str = "inf", lipschitz: float = 0.9, input_bo
     In place, by `torch.nn.utils.parametrize`. Its `remove_parametrizations` keeps the current weights.
 
     Arguments:
-        network: `Elman`, `LSTM`, `GRU`, `MinGRU` or `QRNN`, of any number of layers and one direction.
+        network: `Elman`, `LSTM`, `GRU`, `MinGRU`, `MinLSTM` or `QRNN`, of any number of layers and one direction.
         norm: the norm of distances between states: "inf", the greatest unit, or "2". No condition in "2" is known for
             LSTM and GRU.
         lipschitz: the factor, above 0 and below 1.
@@ -71,8 +74,8 @@ def stable(network: Network, norm: str = "inf", lipschitz: float = 0.9, input_bo
     layer: Any = network
     if kind is None:
         raise TypeError(
-            f"network: got {type(network).__name__}, expected Elman, LSTM, GRU, MinGRU or QRNN of samplehold; weights "
-            "of torch's own are taken over by load_state_dict."
+            f"network: got {type(network).__name__}, expected Elman, LSTM, GRU, MinGRU, MinLSTM or QRNN of "
+            "samplehold; weights of torch's own are taken over by load_state_dict."
         )
     check_one_way(network, "and no state carries all of the past")
     check_choice("norm", norm, ("inf", "2"))
@@ -169,15 +172,27 @@ def _gate_bias(limits: _Limits, network: Any, k: int, bias: Tensor) -> Tensor:
     return torch.cat([gates, bias[n:]])
 
 
+def _ratio_bias(limits: _Limits, network: Any, k: int, bias: Tensor) -> Tensor:
+    """The bias of a minLSTM, whose forget gates are low beside its input gates for all inputs."""
+    weight, n = getattr(network, f"weight_l{k}"), network._coins
+    most = weight[: 2 * n].abs().sum(-1) * _reach(limits, network, k)
+    room = math.log(limits.lipschitz / (1 - limits.lipschitz)) + logsigmoid(bias[n : 2 * n] - most[n:])
+    inside = room.clamp(max=-torch.finfo(room.dtype).tiny)  # of log f; if there is more room, any f is low enough
+    lowered = torch.minimum(bias[:n], inside - (-inside.expm1()).log() - most[:n])
+    return torch.cat([torch.where(room < 0, lowered, bias[:n]), bias[n:]])
+
+
 def _reach(limits: _Limits, network: Any, k: int) -> Tensor | float:
-    """The greatest magnitude of the inputs of layer k of a minGRU or a QRNN."""
+    """The greatest magnitude of the inputs of layer k of a minGRU, a minLSTM or a QRNN."""
     if not k:
         return limits.input_bound
     if isinstance(network, QRNN):
         return 1 / (1 - limits.lipschitz) if network.pooling == "ifo" else 1.0
     if network.candidate in ("tanh", "simplex"):
         return 1.0
-    weight, bias = (getattr(network, f"{name}_l{k - 1}")[network._coins :] for name in ("weight", "bias"))
+    weight, bias = (
+        getattr(network, f"{name}_l{k - 1}")[network._gates * network._coins :] for name in ("weight", "bias")
+    )
     values = (weight.abs().sum(-1) * _reach(limits, network, k - 1) + bias.abs()).max()
     return values + 0.5 if network.candidate == "positive" else values
 
@@ -187,5 +202,6 @@ RULES: dict[type[nn.Module], dict[str, Rule]] = {
     LSTM: {"weight_hh": _lstm_hidden, "bias_ih": _holding_bias},
     GRU: {"weight_hh": _gru_hidden, "bias_ih": _holding_bias},
     MinGRU: {"bias": _gate_bias},
+    MinLSTM: {"bias": _ratio_bias},
     QRNN: {"bias": _gate_bias},
 }

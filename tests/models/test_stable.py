@@ -8,16 +8,18 @@ import torch
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from samplehold import GRU, LSTM, QRNN, Elman, MinGRU, MinLSTM, stable
+from samplehold import GRU, LSTM, QRNN, Elman, MinGRU, MinLSTM, PeepholeLSTM, stable
 from samplehold.face.studies import stability
 from torch import nn
 from torch.nn.utils import parametrize
 
-WRAPPED = (Elman, LSTM, GRU)
+WRAPPED, MINIMAL = (Elman, LSTM, GRU), (MinGRU, MinLSTM)
 GATED = (
     (MinGRU, {}),
     (MinGRU, {"candidate": "positive"}),
     (MinGRU, {"candidate": "simplex", "block": 2}),
+    (MinLSTM, {}),
+    (MinLSTM, {"candidate": "simplex", "block": 2}),
     (QRNN, {"pooling": "f"}),
     (QRNN, {"pooling": "fo", "window": 2}),
     (QRNN, {"pooling": "ifo"}),
@@ -48,7 +50,7 @@ def certified(network, norm, lipschitz, bound, random):
         return stability(network, bound).rate <= lipschitz * slack
     x = bound * uniform(random, 1, 200, 3).sign()  # corners, where gates are farthest
     for k in range(network.num_layers):
-        rows = x if isinstance(network, MinGRU) else torch.cat([x[..., : network.window - 1, :], x], -2)
+        rows = x if isinstance(network, MINIMAL) else torch.cat([x[..., : network.window - 1, :], x], -2)
         if float(network.activations(rows, k).hold.max()) > lipschitz * slack:
             return False
         if k + 1 < network.num_layers:
@@ -60,10 +62,10 @@ def layer_output(network, x, k):
     """What layer k makes of what it reads, from zeros."""
     options = (
         {"candidate": network.candidate, "block": network.block if network.candidate == "simplex" else None}
-        if isinstance(network, MinGRU)
+        if isinstance(network, MINIMAL)
         else {"pooling": network.pooling, "window": network.window}
     )
-    kind = MinGRU if isinstance(network, MinGRU) else QRNN
+    kind = next(kind for kind in (*MINIMAL, QRNN) if isinstance(network, kind))
     one = kind(x.shape[-1], network.hidden_size, dtype=x.dtype, **options)
     one.load_state_dict({f"{name}_l0": getattr(network, f"{name}_l{k}").detach() for name in ("weight", "bias")})
     return one(x)[0].detach()
@@ -93,7 +95,7 @@ def test_two_states_come_nearer_by_the_factor_at_every_step(kind, options):
     if kind is QRNN:
         states = [network.initial_state()._replace(cell=uniform(random, 1, 4)) for _ in range(2)]
     else:
-        single = [uniform(random, 1, 4) / (1 if kind is not MinGRU else 4) for _ in range(2)]
+        single = [uniform(random, 1, 4) / (1 if kind not in MINIMAL else 4) for _ in range(2)]
         states = [(h, 0.1 * h) for h in single] if kind is LSTM else single
     apart = []
     for x_t in [None, *x]:
@@ -119,11 +121,12 @@ def test_training_does_not_lead_out(kind, options):
     network, random = build(kind, 1, 1.0, **options)
     network = stable(network, lipschitz=0.7)
     x, target = uniform(random, 8, 12, 3), 100 * uniform(random, 8, 12, 4)
-    optimizer = torch.optim.SGD(network.parameters(), 0.1)
+    optimizer = torch.optim.SGD(network.parameters(), 1.0)
     for _ in range(20):
         loss = (network(x)[0] - target).square().sum()
         optimizer.zero_grad()
         loss.backward()
+        nn.utils.clip_grad_norm_(network.parameters(), 1.0)  # so that weights stay within what floats resolve
         optimizer.step()
         assert certified(network, "inf", 0.7, 1.0, random)
 
@@ -154,9 +157,25 @@ def test_it_is_differentiated_copied_and_set_free(kind, options):
     assert set(network.state_dict()) == set(build(kind, 0, 1.0, **options)[0].state_dict())
 
 
+@pytest.mark.parametrize("scale", [0.3, 3.0, 60.0])
+def test_the_hold_factor_of_a_minlstm_reaches_its_limit_and_stays_below(scale):
+    network, _ = build(MinLSTM, 5, scale)
+    with torch.no_grad():
+        network.bias_l0[:4] = 1e3  # forget gates that want to be 1
+        forget, draw = network.weight_l0[:8].split(4)
+        draw.copy_(-forget)  # one input is the worst for both gates
+    network = stable(network, lipschitz=0.7, input_bound=2.0)
+    hold = network.activations(2.0 * network.weight_l0[:4].sign()).hold.diagonal()
+    limit = torch.full_like(hold, 0.7)
+    reachable = network.bias_l0[:4] < 1e3  # not where even f = 1 is low beside i
+    torch.testing.assert_close(hold[reachable], limit[reachable], rtol=1e-11, atol=0)
+    assert (hold <= limit * (1 + 1e-11)).all()
+    assert reachable.any()
+
+
 def test_what_cannot_be_kept_stable_is_refused():
-    with pytest.raises(TypeError, match=r"network: got MinLSTM, expected Elman, LSTM, GRU"):
-        stable(MinLSTM(2, 3))
+    with pytest.raises(TypeError, match=r"network: got PeepholeLSTM, expected Elman, LSTM, GRU"):
+        stable(PeepholeLSTM(2, 3))
     with pytest.raises(TypeError, match=r"network: got GRU, .* load_state_dict"):
         stable(nn.GRU(2, 3))
     with pytest.raises(ValueError, match=r"norm: got '2' for LSTM, whose known conditions are in 'inf'"):
