@@ -50,7 +50,7 @@ def filter_vmp(
             The first step always redraws.
         sweeps: updates of gate and state at each step, if the gate is inferred.
         form: "mean_field"; or "conditional", which takes gate and state as independent before the observation (see
-            `inference.filter_vmp` for its equations and accuracy).
+            `samplehold.inference.message_passing.stepwise.op` for its equations and accuracy).
 
     Raises:
         ValueError: a model without values or with other dynamics; a gate that is none of these, not of shape [*b, T],
