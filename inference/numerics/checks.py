@@ -46,13 +46,15 @@ def check_same_kind(*optional: str, **tables: object) -> None:
     check_same_dtype(tables, DTYPES, optional)
 
 
-def check_same_dtype(tables: Mapping[str, object], dtypes: Sequence[torch.dtype], optional: Sequence[str] = ()) -> None:
+def check_same_dtype(
+    tables: Mapping[str, object], dtypes: Sequence[torch.dtype], optional: Sequence[str] = (), values: bool = True
+) -> None:
     """Raise `TypeError` unless all tables are dense tensors of one dtype, on one device; those in `optional` may be
-    None."""
+    None. Unless `values`, they may be on torch's device "meta"."""
     present = {name: table for name, table in tables.items() if table is not None or name not in optional}
     first = next(iter(present))
     for name, table in present.items():
-        table = check_table(name, table, dtypes=dtypes)
+        table = check_table(name, table, dtypes=dtypes, values=values)
         other = present[first]
         assert isinstance(other, Tensor)
         if table.dtype != other.dtype or table.device != other.device:
@@ -70,6 +72,7 @@ def check_table(
     finite: bool = False,
     alone: bool = False,
     dtypes: Sequence[torch.dtype] = DTYPES,
+    values: bool = True,
 ) -> Tensor:
     """A dense tensor `[*batch, *sizes]` of floating numbers; if `alone`, without batch axes.
 
@@ -77,6 +80,7 @@ def check_table(
         sizes: of the last axes; None: any.
         like: a tensor with the required dtype and device; None: one of `dtypes`, on any device.
         finite: whether NaN and infinite numbers are errors.
+        values: whether a tensor on torch's device "meta" is an error, if `like` is not there too.
 
     Raises:
         TypeError: not a tensor, or a tensor of another kind.
@@ -86,7 +90,7 @@ def check_table(
         raise TypeError(
             f"{name}: got {type(table).__name__}, expected a torch tensor; convert it with torch.as_tensor."
         )
-    if table.layout != torch.strided or table.device.type == "meta":
+    if table.layout != torch.strided or (values and table.is_meta and not (like is not None and like.is_meta)):
         raise TypeError(
             f"{name}: got layout {table.layout} on {table.device}, expected a dense tensor with values; convert it "
             "with `.to_dense()`."

@@ -181,7 +181,10 @@ class Op(Kernels):
 
     def _save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         outputs = output if isinstance(output, tuple) else (output,)
-        ctx.compiled = mode() != "never" if _is_traced() else self._last.compiled
+        if _is_traced():
+            ctx.compiled = mode() != "never"
+        else:  # nothing ran on torch's device "meta"
+            ctx.compiled = not outputs[0].is_meta and self._last.compiled
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(x for x in outputs if not x.is_floating_point()))
         ctx.others = tuple(None if isinstance(x, Tensor) else x for x in inputs)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...inference.numerics.scalars import check_integer
-from .inputs import batch_major, time_major
+from .inputs import batch_major, time_major, weight_of
 from .recurrent import called
 
 
@@ -35,11 +35,11 @@ class Truncated(nn.Module):
     def forward(self, x: Tensor, hx: Any = None) -> Tensor:
         """Outputs of the layer's shape for inputs of the layer's shape, each from its own window alone."""
         layer: Any = self.layer
-        x = batch_major(x, layer.input_size, layer.batch_first)
+        x = batch_major(x, layer.input_size, layer.batch_first, weight_of(layer, x))
         first = called(layer, time_major(x[..., : self.window, :], layer.batch_first), hx)[0]
         if x.shape[-2] <= self.window:
             return first
-        first = batch_major(first, layer.hidden_size, layer.batch_first)
+        first = batch_major(first, layer.hidden_size, layer.batch_first, first)
         flat = x.reshape(-1, *x.shape[-2:]).unfold(1, self.window, 1)[:, 1:].transpose(2, 3)
         windows = flat.reshape(flat.shape[:2].numel(), self.window, x.shape[-1])
         at_once = max(1, 2**18 // self.window)

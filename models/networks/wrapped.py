@@ -66,7 +66,7 @@ class _Wrapped(nn.RNNBase):
         some = observed(x, lengths)
         if 0 in x.shape[:-2]:
             return self._nothing(x)
-        if transformed() or (some is not None and torch.compiler.is_compiling()):
+        if transformed() or (some is not None and (x.is_meta or torch.compiler.is_compiling())):
             out, state = self._looped(x, hx, some)
             return time_major(out, self.batch_first), state
         if some is None:

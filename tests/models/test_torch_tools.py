@@ -18,7 +18,7 @@ import torch
 from oracles.operators import unchecked
 from pyro.nn import PyroSample
 from pyro.nn.module import to_pyro_module_
-from samplehold import GRU, LSTM, QRNN, DoublingLSTM, Elman, MinGRU, MinLSTM, PeepholeLSTM, StateRegularized
+from samplehold import GRU, LSTM, QRNN, DoublingLSTM, Elman, MinGRU, MinLSTM, PeepholeLSTM, StateRegularized, truncate
 from samplehold.face.stacks import NondeterministicStackRNN, StratificationStackRNN, SuperpositionStackRNN
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
@@ -426,6 +426,26 @@ def check_data_parallel(name: str) -> None:
     assert list(parallel.state_dict()) == [f"module.{key}" for key in layer.state_dict()]
 
 
+def check_meta(name: str) -> None:
+    """As in `nn.GRU`: a layer without values gives shapes and dtypes of all outputs, states and gradients."""
+    with torch.device("meta"):
+        layer = LAYERS[name]()
+    real, x = made(name, dtype=torch.float32), inputs(dtype=torch.float32)
+    calls: list[Callable[[Any, Tensor], Any]] = [
+        lambda layer, x: layer(x),
+        lambda layer, x: layer(x[0]),
+        lambda layer, x: layer(x, layer(x)[1]),
+    ]
+    if name != "nn.GRU":
+        calls += [lambda layer, x: layer(x, lengths=[5, 2, 3]), lambda layer, x: stepped(layer, x)]
+    for call in calls:
+        got, expected = flat(call(layer, x.to("meta"))), flat(call(real, x))
+        assert all(result.is_meta for result in got)
+        assert [(y.shape, y.dtype) for y in got] == [(y.shape, y.dtype) for y in expected]
+    loss(layer(x.to("meta"))).backward()
+    assert all(p.grad is not None and p.grad.shape == p.shape for p in layer.parameters())
+
+
 TOOLS = {
     "functional_call": check_functional_call,
     "ensemble": check_ensemble,
@@ -447,6 +467,7 @@ TOOLS = {
     "packed_sequence": check_packed_sequence,
     "copies": check_copies,
     "data_parallel": check_data_parallel,
+    "meta": check_meta,
 }
 
 
@@ -454,6 +475,7 @@ PLACES = {
     "compile": pytest.mark.hardware("torch's compiler knows few devices"),
     "export": pytest.mark.hardware("torch's compiler knows few devices"),
     "autocast": pytest.mark.cpu("it casts there"),
+    "meta": pytest.mark.cpu("values are there"),
     "double_backward": pytest.mark.hardware("torch's checks know few devices"),
     "hessian": pytest.mark.hardware("derivatives forward look at the memory of a tensor"),
     "copies": pytest.mark.hardware("files hold tensors of few devices"),
@@ -477,3 +499,12 @@ def pairs() -> Iterator[Any]:
 @pytest.mark.parametrize(("name", "tool"), pairs())
 def test_a_layer_under_a_tool_is_the_plain_computation(name, tool):
     TOOLS[tool](name)
+
+
+@pytest.mark.cpu("values are there")
+def test_a_truncated_layer_without_values_gives_shapes():
+    for layer in (MinGRU, GRU, nn.GRU):
+        with torch.device("meta"):
+            out = truncate(layer(FEATURES, UNITS, batch_first=True), 2)(torch.zeros(3, 5, FEATURES))
+        assert out.is_meta
+        assert out.shape == (3, 5, UNITS)

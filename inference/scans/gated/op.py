@@ -86,7 +86,7 @@ def gated_scan(
     >>> gated_scan(pre, torch.zeros(1)).squeeze(-1)
     tensor([2., 5., 5.])
     """
-    check_same_dtype({"pre": pre, "h0": h0}, (*DTYPES, *HALVES))
+    check_same_dtype({"pre": pre, "h0": h0}, (*DTYPES, *HALVES), values=False)
     if pre.dim() < 2 or h0.dim() < 1:
         raise ValueError(f"pre: got shape {list(pre.shape)} and h0 {list(h0.shape)}, expected [*b, T, width], [*b, D].")
     block = check_kinds(h0.shape[-1], gate, candidate, block)

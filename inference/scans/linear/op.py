@@ -107,7 +107,7 @@ def lerp_scan(gate: Tensor, value: Tensor, h0: Tensor | None = None) -> Float[Te
 
 def _scan(lerp: bool, names: tuple[str, str], first: Tensor, second: Tensor, h0: Tensor | None) -> Tensor:
     named = {**dict(zip(names, (first, second), strict=True)), "h0": h0}
-    check_same_dtype(named, (*DTYPES, *HALVES), ["h0"])
+    check_same_dtype(named, (*DTYPES, *HALVES), ["h0"], values=False)
     for name, table in zip(names, (first, second), strict=True):
         if table.dim() < 2 or table.shape[-2:] != second.shape[-2:]:
             shapes = f"{names[0]} {list(first.shape)}, {names[1]} {list(second.shape)}"
