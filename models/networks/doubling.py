@@ -35,6 +35,9 @@ class DoublingLSTM(WithCell):
         ValueError: a size less than 1. From every call: x, states or lengths that do not fit, states before the first
             step that are not finite.
 
+    `torch.export` unrolls the loop over steps, so an exported layer takes the number of steps of its example alone; the
+    number of sequences may vary.
+
     >>> import torch, samplehold as sh
     >>> layer, x = sh.DoublingLSTM(input_size=3, hidden_size=4), torch.randn(2, 9, 3)
     >>> out, (h, c) = layer(x, lengths=[9, 5])

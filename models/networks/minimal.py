@@ -162,6 +162,8 @@ class MinGRU(_Minimal):
         ValueError: a size less than 1, an unknown candidate, a block that does not divide the units. From every call:
             x, states or lengths that do not fit, states before the first step that are not finite.
 
+    A layer under `torch.export` takes any numbers of sequences and steps, if they are dynamic there.
+
     Feng et al. 2024, *Were RNNs All We Needed?*, section 3.1.
 
     >>> import torch, samplehold as sh

@@ -40,6 +40,9 @@ class PeepholeLSTM(WithCell):
         ValueError: a size less than 1. From every call: x, states or lengths that do not fit, states before the first
             step that are not finite.
 
+    `torch.export` unrolls the loop over steps, so an exported layer takes the number of steps of its example alone; the
+    number of sequences may vary.
+
     Gers & Schmidhuber 2000, *Recurrent nets that time and count*.
 
     >>> import torch, samplehold as sh

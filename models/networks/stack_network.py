@@ -118,6 +118,9 @@ class StackRNN(nn.Module):
         ValueError: a size or another option out of its range. From every call: x of another shape or without a step,
             lengths that do not fit, a state of another number of sequences or of another layer, a controller or a map
             to actions whose outputs a hook has given another shape.
+
+    `torch.export` unrolls the loop over steps, so an exported layer takes the number of steps of its example alone; the
+    number of sequences may vary.
     """
 
     bidirectional = False  # a stack is read from its first step on

@@ -75,6 +75,9 @@ class StateRegularized(Recurrent):
             greater
             than 0, an unknown similarity or mode. From every call: as for the cell; a series without steps.
 
+    `torch.export` unrolls the loop over steps, so an exported layer takes the number of steps of its example alone; the
+    number of sequences may vary.
+
     Wang & Niepert 2019, *State-regularized recurrent neural networks*, arXiv 1901.08817, equations 3 to 6.
 
     >>> import torch, samplehold as sh

@@ -41,9 +41,11 @@ class Truncated(nn.Module):
             return first
         first = batch_major(first, layer.hidden_size, layer.batch_first, first)
         flat = x.reshape(-1, *x.shape[-2:]).unfold(1, self.window, 1)[:, 1:].transpose(2, 3)
-        windows = flat.reshape(flat.shape[:2].numel(), self.window, x.shape[-1])
-        at_once = max(1, 2**18 // self.window)
-        rest = torch.cat([self._last(chunk) for chunk in windows.split(at_once)])
+        windows = flat.flatten(0, 1)
+        if torch.compiler.is_compiling():  # a number of chunks would be a constant
+            rest = self._last(windows)
+        else:
+            rest = torch.cat([self._last(chunk) for chunk in windows.split(max(1, 2**18 // self.window))])
         return time_major(
             torch.cat([first, rest.reshape(*x.shape[:-2], flat.shape[1], rest.shape[-1])], -2), layer.batch_first
         )
@@ -72,6 +74,8 @@ def truncate(layer: nn.Module, window: int) -> Truncated:
         TypeError: a module that is not a recurrent layer.
         ValueError: a window less than 1; a layer of both directions, or with proj_size. From every call: x that does
             not fit the layer.
+
+    Under `torch.export` the module takes any number of steps from window + 2, of any layer.
 
     Miller & Hardt 2019, *Stable recurrent models*, arXiv 1805.10369.
 

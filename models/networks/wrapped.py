@@ -202,6 +202,9 @@ class GRU(_Wrapped, nn.GRU):  # pyright: ignore[reportIncompatibleMethodOverride
         ValueError: a size less than 1. From every call: x, states or lengths that do not fit, no step, states that are
             not finite.
 
+    `torch.export` unrolls the loop over steps, as of `nn.GRU`, so an exported layer takes the number of steps of its
+    example alone; the number of sequences may vary.
+
     Cho et al. 2014, *Learning phrase representations using RNN encoder-decoder*; the reset follows the product with h.
 
     >>> import torch, samplehold as sh
@@ -232,7 +235,8 @@ class GRU(_Wrapped, nn.GRU):  # pyright: ignore[reportIncompatibleMethodOverride
 class LSTM(_Wrapped, nn.LSTM):  # pyright: ignore[reportIncompatibleMethodOverride]
     r"""`torch.nn.LSTM` with `lengths` and `step`; its states are pairs (h, c).
 
-    $c' = f \odot c + i \odot g$, $h' = o \odot \tanh c'$. Arguments, parameters (gates i, f, g, o) and errors as `GRU`.
+    $c' = f \odot c + i \odot g$, $h' = o \odot \tanh c'$. Arguments, parameters (gates i, f, g, o), errors and
+    export as `GRU`.
 
     Hochreiter & Schmidhuber 1997, *Long short-term memory*; forget gates of Gers et al. 2000, *Learning to forget*.
 
@@ -265,7 +269,8 @@ class LSTM(_Wrapped, nn.LSTM):  # pyright: ignore[reportIncompatibleMethodOverri
 class Elman(_Wrapped, nn.RNN):  # pyright: ignore[reportIncompatibleMethodOverride]
     """`torch.nn.RNN` with `lengths` and `step`; `nonlinearity` is "tanh" or "relu".
 
-    Other arguments, parameters (no gates: D rows) and errors as `GRU`; an unknown nonlinearity is a `ValueError` too.
+    Other arguments, parameters (no gates: D rows), errors and export as `GRU`; an unknown nonlinearity is a
+    `ValueError` too.
 
     Elman 1990, *Finding structure in time*.
 

@@ -766,22 +766,3 @@ def test_what_does_not_fit_inside_is_told_by_name(layer):
     looped = layer(3, 4, controller=torch.nn.GRU)
     with pytest.raises(ValueError, match="do not support torch's GRU"):
         torch.func.vmap(lambda z: looped(z)[0])(x[:, None])
-
-
-@pytest.mark.slow
-@pytest.mark.hardware("torch's compiler knows few devices")
-@pytest.mark.parametrize("layer", STACKS)
-def test_an_export_takes_any_number_of_sequences(layer):
-    class Outputs(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.network = layer(3, 4)
-
-        def forward(self, x):
-            return self.network(x)[0]
-
-    network, x = Outputs(), torch.randn(3, 4, 3)
-    batch = torch.export.Dim("batch", min=2, max=64)
-    program = torch.export.export(network, (x,), dynamic_shapes={"x": {0: batch}})
-    more = torch.randn(7, 4, 3)
-    assert_close(program.module()(more), network(more))

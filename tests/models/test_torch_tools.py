@@ -293,18 +293,19 @@ def check_compile(name: str) -> None:
     assert_close(gradients(layer, got), gradients(layer, expected), rtol=1e-10, atol=1e-12)
 
 
+class Flat(nn.Module):
+    """Records of states are no trees that the exporter knows."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return flat(self.layer(x))
+
+
 def check_export(name: str) -> None:
-    class Flat(nn.Module):
-        """Records of states are no trees that the exporter knows."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = made(name)
-
-        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-            return flat(self.layer(x))
-
-    module = Flat()
+    module = Flat(made(name))
     with unchecked():
         exported = torch.export.export(module, (inputs(),)).module()
     assert_close(exported(inputs(1)), module(inputs(1)), rtol=1e-12, atol=1e-12)
@@ -499,6 +500,33 @@ def pairs() -> Iterator[Any]:
 @pytest.mark.parametrize(("name", "tool"), pairs())
 def test_a_layer_under_a_tool_is_the_plain_computation(name, tool):
     TOOLS[tool](name)
+
+
+ANY_LENGTH = ("MinGRU", "MinLSTM", "QRNN", "truncated MinGRU", "truncated GRU")
+"""Layers that run without a loop over steps. Others keep the number of steps of the example of an export."""
+TRUNCATED = {
+    "truncated MinGRU": lambda: truncate(MinGRU(FEATURES, UNITS), 2),
+    "truncated GRU": lambda: truncate(GRU(FEATURES, UNITS), 2),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.hardware("torch's compiler knows few devices")
+@pytest.mark.parametrize("name", [*LAYERS, *TRUNCATED])
+def test_an_exported_layer_takes_any_number_of_steps_or_says_that_it_does_not(name):
+    module = Flat((LAYERS | TRUNCATED)[name]().double())
+    sizes = {axis: torch.export.Dim(f"n{axis}", min=4, max=64) for axis in (0, 1)}
+    export = lambda axes: torch.export.export(
+        module, (inputs(batch=5, steps=4),), dynamic_shapes=({axis: sizes[axis] for axis in axes},)
+    ).module()
+    with unchecked():
+        if name in ANY_LENGTH:
+            exported, x = export((0, 1)), inputs(1, batch=7, steps=9)
+        else:
+            with pytest.raises(torch._dynamo.exc.UserError, match="n1 as dynamic but your code specialized it"):
+                export((0, 1))
+            exported, x = export((0,)), inputs(1, batch=7, steps=4)
+    assert_close(exported(x), module(x), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.cpu("values are there")
