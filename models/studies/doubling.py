@@ -28,7 +28,7 @@ from ...switching.seeding import seeded
 from ..automata.counters import palindrome_lstm
 from ..networks.doubling import DoublingLSTM
 from ..networks.wrapped import LSTM
-from .study import HARDLY_TRAINED, Findings, Track, seeds_from
+from .study import HARDLY_TRAINED, Findings, Track, seeds_from, ticks_at
 
 HIDDEN, BATCH, RATE, OPEN = 10, 16, 0.01, 3.0
 DIGITS = {torch.bfloat16: 8, torch.float16: 11, torch.float32: 24, torch.float64: 53}
@@ -141,12 +141,13 @@ def draw_gradients(table: pd.DataFrame) -> Figure:
     """Norms against length."""
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     panel: Any = figure.subplots()
+    lengths = [key for key in map(str, table.columns) if key.isdigit()]
     for _, row in table.iterrows():
-        lengths = [key for key in map(str, row.index) if key.isdigit()]
         norms = [row[n] for n in lengths]
         label = f"{row['of']} of {row['network']}, {row['start']}"
         panel.plot([int(n) for n in lengths], norms, marker="o", label=label)
     panel.set(xscale="log", yscale="log", xlabel="steps", ylabel="norm of the gradient")
+    ticks_at(panel.xaxis, map(int, lengths))
     panel.spines[["top", "right"]].set_visible(False)
     panel.legend(frameon=False, fontsize=7)
     return figure

@@ -23,7 +23,7 @@ from .centroid_distance import (
     trained_distances,
 )
 from .centroid_languages import Language, Trained, languages, trained
-from .study import HARDLY_TRAINED, Findings, Track, seeds_from, untracked
+from .study import HARDLY_TRAINED, Findings, Track, seeds_from, ticks_at, untracked
 
 INK, GREY, BLUE, RED = "#262626", "#8a8a8a", "#1f77b4", "#de4968"
 NETWORKS = {  # color, marker, its size
@@ -90,9 +90,8 @@ def draw_distances(latches: pd.DataFrame, networks: pd.DataFrame, chains: pd.Dat
     left.plot(times, cooling, color=BLUE, linewidth=2, label="the chain has forgotten a half")
     left.axhline(1.0, color=BLUE, linewidth=2, linestyle="--", label="below, the soft pass never forgets")
     left.set(xscale="log", yscale="log", xlim=(steps[0], steps[-1]), ylim=(cooling[0], cooling[-1]))
-    left.set_yticks(ticks := [t for t in (0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5) if cooling[0] <= t <= cooling[-1]])
-    left.set_yticklabels([f"{t:g}" for t in ticks])
-    left.minorticks_off()
+    ticks_at(left.yaxis, [t for t in (0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5) if cooling[0] <= t <= cooling[-1]])
+    left.xaxis.minorticks_off()
     left.set(xlabel="steps since the bit was set", ylabel="temperature")
     left.legend(fontsize=8, loc="upper right", framealpha=0.9)
     _title(left, "A latch of two centroids")
@@ -102,6 +101,7 @@ def draw_distances(latches: pd.DataFrame, networks: pd.DataFrame, chains: pd.Dat
         middle.plot(rows["temperature"], rows["TV"], "o-", color=color, markersize=4, label=f"{cell}, soft pass")
         middle.plot(rows["temperature"], rows["TV, one step"], ":", color=color, label=f"{cell}, new at each step")
     middle.set(xscale="log", xlabel="temperature", ylabel="total variation, mean")
+    ticks_at(middle.xaxis, sorted(set(networks["temperature"])))
     middle.set_ylim(0, 1.35 * middle.get_ylim()[1])  # room for the legend
     middle.legend(fontsize=6.5, ncols=2, loc="upper center")
     _title(middle, f"Random networks, after {networks['step'].max()} steps")
@@ -114,9 +114,7 @@ def draw_distances(latches: pd.DataFrame, networks: pd.DataFrame, chains: pd.Dat
             right.plot(at, means, style, color=color, markersize=4, label=f"by {way}, at {factor:g} x $\\tau$")
     right.set(xscale="log", xlabel="length of the word", ylabel="total variation at its end, mean")
     right.set_ylim(0, 1.35 * right.get_ylim()[1])
-    right.set_xticks(at)
-    right.set_xticklabels(map(str, at))
-    right.minorticks_off()
+    ticks_at(right.xaxis, at)
     right.legend(fontsize=6.5, ncols=2, loc="upper center")
     _title(right, r"Trained on Tomita's languages at $\tau$")
     return figure
@@ -154,20 +152,29 @@ def draw_accuracies(table: pd.DataFrame, some: Sequence[Language]) -> Figure:
 
 
 def draw_centroids(readers: Sequence[DigitReader]) -> Figure:
-    """Mean pictures of the digits that end at each centroid, the most visited first: one row for each network."""
+    """Mean pictures of the digits that end at each centroid, the most visited first: one row for each network.
+
+    Centroids at which no series ends have no picture.
+    """
     shown = [one for one in readers if one.means is not None and one.row["seed"] == readers[0].row["seed"]]
-    figure = Figure(figsize=(1.05 * SHOWN + 1.2, 1.35 * len(shown)), layout="constrained")
-    panels = figure.subplots(len(shown), SHOWN, squeeze=False)
-    for row, one in zip(panels, shown, strict=True):
+    visited = [
+        one.counts.argsort(descending=True, stable=True)[: min(SHOWN, int((one.counts > 0).sum()))]
+        for one in shown
+        if one.counts is not None
+    ]
+    columns = max(map(len, visited))
+    figure = Figure(figsize=(1.05 * columns + 1.2, 1.35 * len(shown)), layout="constrained")
+    panels = figure.subplots(len(shown), columns, squeeze=False)
+    for row, one, order in zip(panels, shown, visited, strict=True):
         assert one.means is not None
         assert one.counts is not None
-        order = one.counts.argsort(descending=True, stable=True)[:SHOWN]
         for panel, k in zip(row, order.tolist(), strict=False):
             panel.set_xticks([])
             panel.set_yticks([])
-            if one.counts[k]:
-                panel.imshow(one.means[k].numpy(), cmap="Greys", vmin=0)
+            panel.imshow(one.means[k].numpy(), cmap="Greys", vmin=0)
             panel.set_title(f"n = {int(one.counts[k])}", fontsize=8, color=INK, pad=2)
+        for panel in row[len(order) :]:
+            panel.set_axis_off()
         row[0].set_ylabel(f"{one.row['digits']}\n{one.row['order']}", fontsize=8)
     return figure
 

@@ -13,6 +13,7 @@ from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_choice, check_integer
 
 if TYPE_CHECKING:
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 T = TypeVar("T")
@@ -63,6 +64,13 @@ class Findings(Record):
 def untracked(items: Iterable[T], label: str) -> Iterable[T]:
     """As `Track` wants it, and shows nothing."""
     return items
+
+
+def ticks_at(axis: "Axis", values: Iterable[float]) -> None:
+    """Ticks of a logarithmic axis at these values alone, each written as a plain number."""
+    values = list(values)
+    axis.set_ticks(values, [f"{value:g}" for value in values])
+    axis.set_ticks([], minor=True)
 
 
 def seeds_from(seed: int, scale: str) -> tuple[int, ...]:

@@ -33,6 +33,7 @@ from .study import HARDLY_TRAINED, Findings, Track, seeds_from
 LAYERS = {"Elman": Elman, "LSTM": LSTM, "GRU": GRU, "MinGRU": MinGRU}
 LIPSCHITZ = 0.75
 BATCH = 16
+MOST_DRAWN = 1000.0  # bounds of outputs, which are at most of order 1
 
 
 @dataclass(frozen=True)
@@ -205,12 +206,17 @@ def drawn(mean: pd.DataFrame, paths: list[dict[str, Any]]) -> Figure:
                 shade = f"C{number}"
                 above.plot(range(1, len(path) + 1), path, style, color=shade, label=f"{weights}, last {window}")
         above.set(title=kind, xlabel="update", yscale="log")
+        omitted = []
         for weights, style in (("stable", "-"), ("free", ":")):
             part = mean[(mean["data"] == first) & (mean["network"] == kind) & (mean["weights"] == weights)]
             below.plot(part["window"], part["output error"], "o" + style, color="k", label=f"{weights}, measured")
-            shown = part[part["proved"] < 1e3]
+            shown = part[part["proved"] < MOST_DRAWN]
             below.plot(shown["window"], shown["proved"], "s" + style, color="C3", label=f"{weights}, proved")
-        below.set(xlabel="inputs an output has", yscale="log")
+            omitted += [f"{weights} at {window}" for window in part["window"][part["proved"] >= MOST_DRAWN]]
+        below.set(xlabel="inputs an output has", yscale="log", xticks=windows)
+        if omitted:
+            text = f"proved bounds of {MOST_DRAWN:g} or more, not drawn:\n" + "; ".join(omitted)
+            below.set_title(text, fontsize=7, color="C3", loc="left")
     rows[0, 0].set_ylabel("distance of weights\ntruncated from recurrent")
     rows[1, 0].set_ylabel("greatest error of an output")
     rows[0, -1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))

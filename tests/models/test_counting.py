@@ -72,6 +72,9 @@ def test_studies_at_the_least_scale_have_their_tables(monkeypatch):
     found = doubling.study("quick", lambda items, label: items)
     words = found.tables["doubling_words"]
     assert words["longest word"].tolist() == words["digits"].tolist()
+    axis = found.figures["doubling_gradients"].axes[0].xaxis
+    assert [label.get_text() for label in axis.get_ticklabels()] == ["4", "8"]
+    assert not axis.get_minorticklocs().size
 
 
 def test_gradients_of_cells_that_double_do_so():

@@ -8,7 +8,7 @@ import pytest
 import samplehold as sh
 import torch
 from samplehold import GRU, StateRegularized
-from samplehold.models.studies.centroid_digits import Digits, mean_pictures
+from samplehold.models.studies.centroid_digits import DigitReader, Digits, mean_pictures
 from samplehold.models.studies.centroid_distance import (
     half_life,
     latch_distances,
@@ -19,6 +19,7 @@ from samplehold.models.studies.centroid_distance import (
 )
 from samplehold.models.studies.centroid_languages import balanced, bracket_words, brackets, tomita_language
 from samplehold.models.studies.reading import NO_LABEL, Labelled, Reader, Recipe
+from samplehold.models.studies.state_regularized import draw_centroids
 from samplehold.models.studies.study import Findings, study
 from torch.testing import assert_close
 
@@ -142,6 +143,18 @@ def test_mean_pictures_are_those_of_the_series_that_end_at_a_centroid():
             assert len(own) == counts[k]
             if own:
                 assert_close(means[k], torch.stack(own).mean(0))
+
+
+def test_panels_of_centroids_are_those_that_series_reach():
+    digits = Digits("random", torch.zeros(4, 2, 2), torch.zeros(4).long(), 1)
+    counts = [torch.tensor([0, 3, 0, 1]), torch.tensor([4, 0, 0, 0]), None]
+    readers = [
+        DigitReader(digits, {"digits": "", "order": "", "seed": 5}, None if n is None else torch.ones(4, 2, 2), n)
+        for n in counts
+    ]
+    panels = draw_centroids(readers).axes
+    assert [panel.get_title() if panel.axison else None for panel in panels] == ["n = 3", "n = 1", "n = 4", None]
+    assert all(bool(panel.images) == panel.axison for panel in panels)
 
 
 @pytest.mark.slow

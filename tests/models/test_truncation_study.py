@@ -1,8 +1,10 @@
 """The study of truncated training, small: what it says of one network is what its parts give."""
 
 import inspect
+import itertools
 from importlib import import_module
 
+import pandas as pd
 import pytest
 import torch
 from samplehold import MinGRU, truncate
@@ -38,6 +40,18 @@ def test_layers_are_the_same_before_training_and_free_of_parametrisations_after(
     assert stability(plain, 1.0).rate <= 0.5
     other = truncation.make_layer(MinGRU, 4, 3, seed=1)
     assert truncation._free(other).weight_l0.equal(other.weight_l0.double())
+
+
+def test_bounds_that_are_too_great_to_be_drawn_are_named():
+    cases = list(itertools.product(truncation.LAYERS, ("stable", "free"), SMALL.windows))
+    named = [{"data": "tokens", "network": kind, "weights": w, "window": window} for kind, w, window in cases]
+    great = {("GRU", "free", 2), ("GRU", "stable", 30)}
+    bounds = [{"output error": 0.1, "proved": 1e6 if case in great else 0.5} for case in cases]
+    mean = pd.DataFrame([where | bound for where, bound in zip(named, bounds, strict=True)])
+    figure = truncation.drawn(mean, [where | {"path": [0.1, 0.2]} for where in named])
+    titles = {k: panel.get_title(loc="left") for k, panel in zip(truncation.LAYERS, figure.axes[4:], strict=True)}
+    assert titles.pop("GRU") == "proved bounds of 1000 or more, not drawn:\nstable at 30; free at 2"
+    assert set(titles.values()) == {""}
 
 
 def test_every_study_takes_a_seed_and_data_follow_it():
