@@ -51,7 +51,8 @@ class SuperpositionStackRNN(StackRNN):
         stacks: the number of stacks, each with its own actions and values; with several, training learns to use one
             sooner.
         n_read: cells that are read from the top of each stack.
-        most_pops: an action may pop up to this many cells (Yogatama et al. 2018).
+        most_pops: an action may pop up to this many cells (Yogatama et al. 2018). It pops or pushes; each action of
+            stacknn's `MultiPopStack` pops k cells, k = 0, 1, ..., and then pushes.
         empty: the reading of an empty cell (-1 in the code of the 2015 paper).
         capacity: cells kept; a push on a full stack drops the deepest. None: all.
         controller, feedback, num_layers, bias, batch_first, dropout, device, dtype: see `StackRNN`.
@@ -301,7 +302,9 @@ class NondeterministicStackRNN(StackRNN):
         states, symbols: of the automaton.
         value_size: 0: the network reads the distribution over configurations. Otherwise each element also carries the
             sigmoid of a linear map of the hidden state at its push (replacing a symbol keeps it), and the reading is
-            its expectation on top by configuration (the vector version, 2023). The value of the bottom is learned.
+            its expectation on top by configuration (the vector version, 2023). The value of the bottom is learned. It
+            starts in state 0 with symbol 0, as the automaton does. The released code of the paper starts it under all
+            pairs of configurations, so readings there can exceed every value.
         normalized: weights are a softmax over the transitions from a configuration (2020), or any positive numbers
             (2022).
         reading: "configuration" (state and symbol, 2022) or "symbol" (summed over states, 2020).

@@ -46,7 +46,8 @@ class StackMixture:
 
     Arguments:
         log_action: [*b, T, 3] log-weights of push, pop, no-op: log-probabilities, or any numbers below +inf. Further
-            columns are the weights of popping two cells, three cells, ... in one step (uncoupled mixtures only).
+            columns are the weights of popping two cells, three cells, ... in one step, without a push (uncoupled
+            mixtures only).
         values: [*b, T, V], the value that a push at each step puts on top.
         initial: [*b, D, V], the stack before the first step, from its top; None: empty.
         on_empty: "noop": popping the empty stack does nothing; "forbid": it has weight 0.

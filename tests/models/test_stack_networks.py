@@ -766,3 +766,48 @@ def test_what_does_not_fit_inside_is_told_by_name(layer):
     looped = layer(3, 4, controller=torch.nn.GRU)
     with pytest.raises(ValueError, match="do not support torch's GRU"):
         torch.func.vmap(lambda z: looped(z)[0])(x[:, None])
+
+
+def vector_readings(push, replace, pop, values, bottom, everywhere):
+    """The readings [T, K, V] by the sums of DuSell & Chiang, one loop per index; weights are those of one automaton.
+
+    Their released code puts the vector of the bottom under all pairs of configurations: `everywhere`.
+    """
+    (T, K, _), Q = push.shape, pop.shape[-1]
+    X, V = K // Q, values.shape[-1]
+    runs, carried = {(-1, 0): push.new_zeros(K, K)}, {(-1, 0): push.new_zeros(K, K, V)}
+    runs[-1, 0][0, 0] = 1.0
+    carried[-1, 0][slice(None) if everywhere else 0, slice(None) if everywhere else 0] = bottom
+    first = torch.eye(K, dtype=push.dtype)[0]
+    top, readings = {-1: first, 0: first}, []
+    for j in range(1, T + 1):
+        for i in range(-1, j):
+            if i == j - 1:
+                runs[i, j], carried[i, j] = push[j - 1], push[j - 1][..., None] * values[j - 1]
+                continue
+            runs[i, j] = runs[i, j - 1] @ replace[j - 1]
+            carried[i, j] = torch.einsum("abv,bc->acv", carried[i, j - 1], replace[j - 1])
+            for k in range(i + 1, j - 1):
+                back = (runs[k, j - 1] @ pop[j - 1]).reshape(Q, X, Q)  # [t, y, r]: the element above is popped
+                for kind, table in ((runs, runs[i, k][..., None]), (carried, carried[i, k])):
+                    more = torch.einsum("atyv,tyr->aryv", table.unflatten(1, (Q, X)), back).flatten(1, 2)
+                    kind[i, j] = kind[i, j] + (more[..., 0] if kind is runs else more)
+        top[j] = sum(top[i] @ runs[i, j] for i in range(-1, j))
+        readings.append(sum(torch.einsum("a,abv->bv", top[i], carried[i, j]) for i in range(-1, j)) / top[j].sum())
+    return torch.stack(readings)
+
+
+@pytest.mark.cpu("its twin is there")
+def test_vectors_are_those_of_the_released_code_if_the_bottom_is_where_the_automaton_starts():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layer = NondeterministicStackRNN(3, 4, states=2, symbols=2, value_size=3, stacks=1, dtype=torch.float64)
+        torch.nn.init.normal_(layer.bottom)
+        run = layer.run(torch.randn(6, 3, dtype=torch.float64))
+    acted, bottom = run.actions, layer.bottom[0].sigmoid()
+    push, replace = (z[:, 0].exp().reshape(6, 4, 4) for z in (acted.log_push, acted.log_replace))
+    weights = push, replace, acted.log_pop[:, 0].exp().reshape(6, 4, 2), acted.values[:, 0], bottom
+    expected = vector_readings(*weights, everywhere=False)
+    assert_close(run.reading.reshape(expected.shape), expected, rtol=1e-12, atol=1e-13)
+    released = vector_readings(*weights, everywhere=True)
+    assert expected.sum(1).max() < 1 < released.sum(1).max()  # values are below 1, and so is their mean
