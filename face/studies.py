@@ -10,6 +10,8 @@ from ..models.bridge.input_gate import input_gate_bound as input_gate_bound
 from ..models.bridge.input_gate import input_gate_updates as input_gate_updates
 from ..models.studies.forgetting import forgetting as forgetting
 from ..models.studies.forgetting import truncation_bound as truncation_bound
+from ..models.studies.gradient_memory import GradientMemory as GradientMemory
+from ..models.studies.gradient_memory import gradient_memory as gradient_memory
 from ..models.studies.information import InformationSweep as InformationSweep
 from ..models.studies.information import information_sweep as information_sweep
 from ..models.studies.loglinear import CategoricalClasses as CategoricalClasses

@@ -136,7 +136,8 @@ MAKERS = {"arange", "empty", "eye", "full", "linspace", "normal", "ones", "rand"
 MAKERS |= {"tensor", "zeros"}
 # kernels of operators, which torch's default does not reach, and what `study` runs, which sets it
 EXEMPT = re.compile(
-    r"/(cuda\w*|cpu\w*|naive)\.py$|models/studies/(?!stability|information|next_token|forgetting|loglinear|windows)"
+    r"/(cuda\w*|cpu\w*|naive)\.py$"
+    r"|models/studies/(?!stability|information|next_token|forgetting|gradient_memory|loglinear|windows)"
 )
 
 

@@ -84,7 +84,7 @@ def forgetting(layer_or_model: nn.Module | Model, x: Any, tol: float, h0: Any = 
             raise ValueError("h0: given for a model, but its filter starts from its prior; leave it out.")
         return filter_forgetting(layer_or_model, x, tol)
     layer = layer_or_model
-    x, h0 = _read(layer, x, h0)
+    x, h0 = read_series(layer, x, h0)
     if _is_single(layer):
         single = _Single.of(layer, x, h0)
         _check_tolerance(tol, single.rounding, layer)
@@ -117,7 +117,7 @@ def truncation_bound(layer: nn.Module, x: Tensor, window: int, h0: Any = None) -
         True
     """
     window = check_integer("window", window)
-    x, h0 = _read(layer, x, h0)
+    x, h0 = read_series(layer, x, h0)
     bound = x.new_zeros(x.shape[:-1])
     if _is_single(layer):
         single = _Single.of(layer, x, h0)
@@ -299,7 +299,7 @@ def _is_single(layer: Any) -> bool:
     return not isinstance(layer, nn.RNNBase) and layer.num_layers == 1
 
 
-def _read(layer: Any, x: Any, h0: Any) -> tuple[Tensor, Any]:
+def read_series(layer: Any, x: Any, h0: Any) -> tuple[Tensor, Any]:
     """x as [*batch, T, F] and h0, in float64."""
     x = batch_major(x, _parts(layer).input_size, layer.batch_first)
     if not bool(x.isfinite().all()):

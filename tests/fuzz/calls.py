@@ -1483,6 +1483,14 @@ def _(r: Draw) -> Call:
     return Call(lambda **given: sh.stable(**given)(x)[0].detach(), given, finite=False)
 
 
+@function("gradient_memory", 0.5)
+def _(r: Draw) -> Call:
+    kind = r.one(sh.MinGRU, sh.MinLSTM, sh.QRNN, sh.GRU, sh.LSTM, sh.Elman)
+    layer, x = kind(r.F, 3).to(r.dtype).requires_grad_(False), r.table(*r.one((), (2,)), r.T, r.F)
+    ages = r.one(None, [1], sorted({1, r.T}))
+    return Call(sh.studies.gradient_memory, {"layer": layer, "x": x, "ages": ages}, also=("layer_or_model",))
+
+
 @function("information_sweep", 0.2)
 def _(r: Draw) -> Call:
     given = {
