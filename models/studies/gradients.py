@@ -59,7 +59,7 @@ class Plan:
     longest: int = 1000  # m, steps that units with open gates hold
 
 
-QUICK = Plan(16, 1000, (0,), (1, 4, 16), 200, Learning((0.1,), ("MinGRU, simplex", "GRU"), 30, 32))
+QUICK = Plan(16, 300, (0,), (1, 4, 16), 200, Learning((0.1,), ("MinGRU, simplex", "GRU"), 30, 32))
 SCALED = (0.5, 1, 2, 4, 8, 16, 32, 100)
 FULL = Plan(32, 10_000, (0, 1, 2), SCALED, 1000, Learning((0.1, 0.02), tuple(LEARNERS), 200, 128))
 
