@@ -44,6 +44,7 @@ from typing import Any, Unpack
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from ...inference.numerics.checks import naming
 from ...inference.numerics.records import Record
@@ -101,7 +102,7 @@ def input_gate_bound(model: SwitchingSSM, x: Any, **given: Unpack[Given]) -> Inp
     It has no meaning after the end of a sequence.
 
     Arguments:
-        model, x, lengths, covariates, dt: as in `input_gate_updates`. No state may be impossible at a step.
+        model, x, lengths, covariates, dt: as in `input_gate_updates`. Every state must be possible at every step.
 
     Example:
         >>> import samplehold as sh
@@ -114,10 +115,11 @@ def input_gate_bound(model: SwitchingSSM, x: Any, **given: Unpack[Given]) -> Inp
     """
     check_copies(model)
     series = model.read(x, **given)
+    dtype, series = series.like.dtype, series.double()
     tables = StepTables.of(model, series)
     gate, fresh, held = _parts(tables)
     with naming("x"):
-        log_belief = model.chain(series).filter().state.log()
+        log_belief = _log_beliefs(tables, model.chain(series).filter().log_increment)
     before = torch.cat([fresh[..., :1, :], log_belief[..., :-1, :]], -2)
     kept = before + held
     step = _spread(log_belief - (1 - gate) * kept - gate * fresh)
@@ -125,7 +127,22 @@ def input_gate_bound(model: SwitchingSSM, x: Any, **given: Unpack[Given]) -> Inp
     by_state = torch.cat([torch.ones_like(by_state[..., :1, :]), by_state[..., 1:, :]], -2)
     of_step = _spread(kept - fresh) * (by_state - gate).abs().amax(-1)
     distance = linear_scan(1 - gate, step.unsqueeze(-1)).squeeze(-1)
-    return InputGateBound(gate.squeeze(-1), step, of_step, distance, (distance / 4).tanh())
+    bound = gate.squeeze(-1), step, of_step, distance, (distance / 4).tanh()
+    return InputGateBound(*(table.to(dtype) for table in bound))
+
+
+def _log_beliefs(tables: StepTables, log_increment: Tensor) -> Float[Tensor, "*b T K"]:
+    r"""log P(s_t | x_1..t), also where the probability underflows.
+
+    With the increments $c_t$ of the evidence the filter is linear, $a_t = \big((1 - \rho_t)\, p(x_t \mid s, 0)\,
+    a_{t-1} + \rho_t\, \pi(s)\, p(x_t \mid s, 1)\big) / c_t$: a sum over the steps of the last redraw.
+    """
+    increments, log_odds = log_increment.unsqueeze(-1), tables.log_odds.unsqueeze(-1)
+    drawn = tables.log_state + tables.log_redrawn - increments
+    drawn = torch.cat([drawn[..., :1, :], (drawn + logsigmoid(log_odds))[..., 1:, :]], -2)
+    hold = (logsigmoid(-log_odds) + tables.log_held - increments).expand_as(drawn)
+    held_since = torch.cat([torch.zeros_like(hold[..., :1, :]), hold[..., 1:, :]], -2).cumsum(-2)
+    return held_since + (drawn - held_since).logcumsumexp(-2)
 
 
 def _parts(tables: StepTables) -> tuple[Tensor, Tensor, Tensor]:

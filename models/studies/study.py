@@ -30,6 +30,7 @@ STUDIES: dict[str, str] = {
     "counting": "counting",
     "doubling": "doubling",
     "turing": "turing",
+    "information": "information",
     "gradients": "gradients",
 }
 """The module of each study, in this folder: it has `study(scale, track, seed) -> Findings`. Its docstring is the

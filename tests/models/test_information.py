@@ -7,7 +7,7 @@ import torch
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles.models import random_model
+from oracles.models import drive, random_model
 from samplehold import as_rnn, filter_vmp
 from samplehold.face.studies import information_sweep, input_gate_bound, input_gate_updates
 from samplehold.models.studies.information import gaussian_model, mutual_information
@@ -88,8 +88,6 @@ def test_beside_emitting_steps_a_network_becomes_exact_on_logits_and_not_on_prob
 @examples(4)
 @given(st.integers(0, 2**20))
 def test_updates_and_their_bound_are_those_of_plain_loops(dynamics, emission, seed):
-    from oracles.models import drive
-
     model = random_model(dynamics, emission, seed)
     given_inputs = drive(dynamics, (), 12, seed)
     x = model.simulate(12, seed=seed, **given_inputs).x
@@ -97,37 +95,33 @@ def test_updates_and_their_bound_are_those_of_plain_loops(dynamics, emission, se
     fresh, held = (t.expand(12, 2) for t in model.emission.log_likelihood(x, values))
     prior = values["state_probs"].log()
     log_rho, log_hold = (t.expand(12) for t in model.dynamics.log_gate(values, series.drive, 0))
-    exact = model.filter(x, **given_inputs)
-    beliefs, distance = dict.fromkeys(UPDATES), torch.zeros((), dtype=torch.float64)
     got, bound = input_gate_updates(model, x, **given_inputs), input_gate_bound(model, x, **given_inputs)
+    one = torch.ones((), dtype=torch.float64)
+    start = (prior + fresh[0]).log_softmax(0)
+    exact, logits, belief, distance = start, dict.fromkeys(UPDATES[1:], start), start.exp(), 0 * one
     for t in range(12):
-        weights = torch.stack(
-            [log_rho[t] + (prior + fresh[t]).logsumexp(0), log_hold[t] + (prior + held[t]).logsumexp(0)]
-        )
-        q = weights.softmax(0)[0] if t else torch.ones((), dtype=torch.float64)
-        r = (prior + fresh[t]).softmax(0)
-        if not t:
-            beliefs = dict.fromkeys(UPDATES, r)
-        else:
-            a, step = exact.state[t - 1], {}
-            step["probabilities"] = (1 - q) * beliefs["probabilities"] + q * r
-            for name, evidence in (("logits", 0.0), ("logits, held evidence", held[t])):
-                logits = (1 - q) * (beliefs[name].log() + evidence) + q * (prior + fresh[t])
-                step[name] = logits.softmax(0)
-            beliefs = step
-            own = ((1 - q) * (a.log() + held[t]) + q * (prior + fresh[t])).log_softmax(0)
-            ratio = exact.state[t].log() - own
-            one = ratio.max() - ratio.min()
-            distance = (1 - q) * distance + one
-            joint = torch.stack([log_rho[t] + prior + fresh[t], log_hold[t] + a.log() + held[t]])
-            u = a.log() + held[t] - prior - fresh[t]
+        drawn = prior + fresh[t]
+        odds = torch.stack([log_rho[t] + drawn.logsumexp(0), log_hold[t] + (prior + held[t]).logsumexp(0)])
+        q = odds.softmax(0)[0] if t else one
+        if t:
+            kept = exact + held[t]
+            belief = (1 - q) * belief + q * drawn.softmax(0)
+            for name, evidence in zip(UPDATES[1:], (0.0, held[t]), strict=True):
+                logits[name] = ((1 - q) * (logits[name] + evidence) + q * drawn).log_softmax(0)
+            joint = torch.stack([log_rho[t] + drawn, log_hold[t] + kept])
+            exact = joint.logsumexp(0).log_softmax(0)
+            ratio = exact - ((1 - q) * kept + q * drawn)
+            error, u = ratio.max() - ratio.min(), kept - drawn
+            distance = (1 - q) * distance + error
             of_step = (u.max() - u.min()) * (joint.softmax(0)[0] - q).abs().max()
-            assert_close(bound.step[t], one, rtol=1e-10, atol=1e-10)
-            assert_close(bound.of_step[t], of_step, rtol=1e-10, atol=1e-10)
-        for name in UPDATES:
-            assert_close(got[name][t], beliefs[name], rtol=1e-10, atol=1e-10)
+            scale = 1e-12 * float(fresh.abs().max() + held.abs().max())
+            assert_close(bound.step[t], error, rtol=1e-10, atol=1e-10 + scale)
+            assert_close(bound.of_step[t], of_step, rtol=1e-10, atol=1e-10 + scale)
+            assert_close(bound.distance[t], distance, rtol=1e-10, atol=1e-10 + scale)
+        assert_close(got["probabilities"][t], belief, rtol=1e-10, atol=1e-10)
+        for name in UPDATES[1:]:
+            assert_close(got[name][t], logits[name].exp(), rtol=1e-10, atol=1e-10)
         assert_close(bound.gate[t], q, rtol=1e-10, atol=1e-10)
-        assert_close(bound.distance[t], distance, rtol=1e-10, atol=1e-10)
 
 
 @examples(10)
