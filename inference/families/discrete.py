@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
+from ..numerics.logs import log_sigmoid
 from .family import VectorFamily
 from .numerics import require
 
@@ -45,7 +46,7 @@ class Bernoulli(VectorFamily[Tensor]):
 
     def kl(self, eta: Float[Tensor, "*#plates 1"], eta0: Float[Tensor, "*#plates 1"]) -> Float[Tensor, "*out"]:
         both, both0 = torch.cat([eta, -eta], -1), torch.cat([eta0, -eta0], -1)
-        return discrete_kl(torch.nn.functional.logsigmoid(both), torch.nn.functional.logsigmoid(both0))
+        return discrete_kl(log_sigmoid(both), log_sigmoid(both0))
 
     def statistics(self, point: Float[Tensor, "*plates"]) -> Float[Tensor, "*plates 1"]:
         return point[..., None]

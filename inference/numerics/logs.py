@@ -26,6 +26,13 @@ def log_probability(p: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     return torch.where(possible, torch.where(possible, p, 1.0).log(), -torch.inf)
 
 
+def log_sigmoid(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """log sigmoid(x). torch's own wakes all threads for a table of any size, and waits for them."""
+    negative = x < 0
+    at_least = torch.where(negative, x, 0.0)
+    return at_least - torch.where(negative, x, -x).exp().log1p()
+
+
 def log_sum_exp(x: Float[Tensor, "..."], dims: int | tuple[int, ...], keepdim: bool = False) -> Float[Tensor, "..."]:
     """log sum exp over `dims`; unlike `torch.logsumexp`, gradients are 0, not NaN, if every term is -inf.
 

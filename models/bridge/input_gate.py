@@ -44,9 +44,9 @@ from typing import Any, Unpack
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 
 from ...inference.numerics.checks import naming
+from ...inference.numerics.logs import log_sigmoid
 from ...inference.numerics.records import Record
 from ...inference.scans.linear.op import linear_scan
 from ...switching.data.series import Given
@@ -139,8 +139,8 @@ def _log_beliefs(tables: StepTables, log_increment: Tensor) -> Float[Tensor, "*b
     """
     increments, log_odds = log_increment.unsqueeze(-1), tables.log_odds.unsqueeze(-1)
     drawn = tables.log_state + tables.log_redrawn - increments
-    drawn = torch.cat([drawn[..., :1, :], (drawn + logsigmoid(log_odds))[..., 1:, :]], -2)
-    hold = (logsigmoid(-log_odds) + tables.log_held - increments).expand_as(drawn)
+    drawn = torch.cat([drawn[..., :1, :], (drawn + log_sigmoid(log_odds))[..., 1:, :]], -2)
+    hold = (log_sigmoid(-log_odds) + tables.log_held - increments).expand_as(drawn)
     held_since = torch.cat([torch.zeros_like(hold[..., :1, :]), hold[..., 1:, :]], -2).cumsum(-2)
     return held_since + (drawn - held_since).logcumsumexp(-2)
 

@@ -30,6 +30,7 @@ STUDIES: dict[str, str] = {
     "counting": "counting",
     "doubling": "doubling",
     "turing": "turing",
+    "updates": "updates",
     "information": "information",
     "gradients": "gradients",
 }

@@ -18,7 +18,6 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 from torch.distributions import SigmoidTransform
-from torch.nn.functional import logsigmoid
 
 from ...inference.chains.contract import Chain, Marginals
 from ...inference.chains.copy.chain import CopyChain
@@ -26,6 +25,7 @@ from ...inference.chains.factored_copy.chain import FactoredCopyChain
 from ...inference.families import CopyPaths, CopyTables, FactoredCopyPaths, FactoredTables, Gaussian, VectorFamily
 from ...inference.message_passing.factor_graph import Factor
 from ...inference.numerics.checks import broadcast_shapes
+from ...inference.numerics.logs import log_sigmoid
 from ...inference.numerics.scalars import check_integer
 from ..data.series import Drive, Series, check_covariates
 from ..emissions.contract import ByGate
@@ -174,7 +174,7 @@ class Copy(Dynamics):
             assert drive.covariates is not None
             weights = widened(values["redraw_weights"], 1, n_batch + 1)
             logit = widened(values["redraw_intercept"], 0, n_batch + 1) + (drive.covariates * weights).sum(-1)
-            log_redraw, log_hold = logsigmoid(logit), logsigmoid(-logit)
+            log_redraw, log_hold = log_sigmoid(logit), log_sigmoid(-logit)
         else:
             prob = widened(values["redraw_prob"], 0, n_batch + 1)
             log_redraw, log_hold = prob.log(), torch.log1p(-prob)

@@ -26,7 +26,9 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import logsigmoid, softplus
+from torch.nn.functional import softplus
+
+from ...inference.numerics.logs import log_sigmoid
 
 MAX_STEPS, MAX_HALVINGS = 50, 30
 LONGEST_STEP = 5.0  # of a weight, in log odds
@@ -67,15 +69,15 @@ class GateLikelihood:
     def value(self, weights: Float[Tensor, "*r P"]) -> Float[Tensor, "*r"]:
         """The objective."""
         first, others = weights[..., 0], weights[..., 1:]
-        log_hold = self.gaps * logsigmoid(-(weights @ self.design.mT))
+        log_hold = self.gaps * log_sigmoid(-(weights @ self.design.mT))
         gates = torch.where(self.redrawn > 0, self.redrawn * log1mexp(log_hold), 0.0) + self.held * log_hold
-        prior = self.alpha * logsigmoid(first) + self.beta * logsigmoid(-first)
+        prior = self.alpha * log_sigmoid(first) + self.beta * log_sigmoid(-first)
         return gates.sum(-1) + prior - (self.shrink * others**2).sum(-1) / 2
 
     def slopes(self, weights: Float[Tensor, "*r P"]) -> tuple[Float[Tensor, "*r P"], Float[Tensor, "*r P P"]]:
         """The gradient of the objective, and its expected curvature."""
         logit = weights @ self.design.mT
-        log_hold, slope = self.gaps * logsigmoid(-logit), self.gaps * torch.sigmoid(logit)
+        log_hold, slope = self.gaps * log_sigmoid(-logit), self.gaps * torch.sigmoid(logit)
         odds = torch.where(log_hold < 0, torch.exp(log_hold) / -torch.expm1(log_hold), 0.0)
         score = slope * (self.redrawn * odds - self.held)
         information = (self.redrawn + self.held) * slope**2 * odds

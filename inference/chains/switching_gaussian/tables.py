@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...numerics.logs import log_sum_exp
+from ...numerics.logs import log_sigmoid, log_sum_exp
 from ..linear_gaussian.factors import factor_of
 
 GRIDS = {1: (161, 8.5), 2: (41, 6.5), 3: (17, 5.0)}  # directions: points in each, and how far they reach
@@ -71,8 +71,8 @@ def stick_breaking(u: Tensor) -> Tensor:
     >>> stick_breaking(torch.zeros(2)).exp()
     tensor([0.5000, 0.2500, 0.2500])
     """
-    taken = torch.nn.functional.pad(torch.nn.functional.logsigmoid(u), (0, 1))
-    remaining = torch.nn.functional.pad(torch.nn.functional.logsigmoid(-u).cumsum(-1), (1, 0))
+    taken = torch.nn.functional.pad(log_sigmoid(u), (0, 1))
+    remaining = torch.nn.functional.pad(log_sigmoid(-u).cumsum(-1), (1, 0))
     return taken + remaining
 
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 
-from ...numerics.logs import NEVER, POSSIBLE
+from ...numerics.logs import NEVER, POSSIBLE, log_sigmoid
 
 
 def filter(*arguments: Any) -> tuple[Tensor, ...]:
@@ -26,7 +25,7 @@ def filter(*arguments: Any) -> tuple[Tensor, ...]:
     for t in range(steps):
         drawn, kept = fresh, before
         if independent:
-            drawn = kept = torch.logaddexp(logsigmoid(odds[t]) + fresh, logsigmoid(-odds[t]) + before)
+            drawn = kept = torch.logaddexp(log_sigmoid(odds[t]) + fresh, log_sigmoid(-odds[t]) + before)
         j1, j0 = (_finite(j) for j in (drawn + redrawn[t], (kept + held[t]).expand(sequences, states)))
         before, *numbers, possible = _step(j1, j0, odds[t], gates[t], sweeps)
         failed = torch.where((failed < 0) & ~possible & inside[:, t], t, failed)
@@ -57,7 +56,7 @@ def _step(
         q, hold = logit.sigmoid(), (-logit).sigmoid()
         log_q, total = _state(j1, j0, q, hold)
         change = (q - old).abs()
-    divergence = _divergence(q, logsigmoid(odds)) + _divergence(hold, logsigmoid(-odds))
+    divergence = _divergence(q, log_sigmoid(odds)) + _divergence(hold, log_sigmoid(-odds))
     bound = total - divergence
     bound = bound.masked_fill(bound <= POSSIBLE, -torch.inf)
     return log_q, q, bound, change, (possible & (total > POSSIBLE)).squeeze(-1)
@@ -65,8 +64,8 @@ def _step(
 
 def _first_gate(j1: Tensor, j0: Tensor, odds: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Where the sweeps start: the exact posterior of the gate, or a certain one if no state is possible under both."""
-    drawn = _finite(logsigmoid(odds) + j1.logsumexp(-1, True))
-    kept = _finite(logsigmoid(-odds) + j0.logsumexp(-1, True))
+    drawn = _finite(log_sigmoid(odds) + j1.logsumexp(-1, True))
+    kept = _finite(log_sigmoid(-odds) + j0.logsumexp(-1, True))
     logit = drawn - kept
     both = ((j1 > POSSIBLE) & (j0 > POSSIBLE)).any(-1, True)
     logit = torch.where(both, logit, torch.full_like(logit, -NEVER).copysign(logit))
