@@ -21,9 +21,9 @@ parameters $\eta$ and statistics $t$ are single tensors `[*plates, P]`, matrices
     Gaussian        x, x x'                       L m, -L/2                                 1
 
 Further families are the coefficients of a regression, `MatrixNormalWishart`, which generalises NormalWishart to several
-inputs; the paths of the two discrete chains, whose parameters are a named tuple of tables, see `paths`; and the paths
-of chains of real vectors, see `gaussian_paths`. If a part of the point is known, the rest is in a smaller family: see
-`restricted`, and for single entries `entries` and `pieces`.
+inputs; several locations with one precision, `SharedPrecision`; the paths of the two discrete chains, whose parameters
+are a named tuple of tables, see `paths`; and the paths of chains of real vectors, see `gaussian_paths`. If a part of
+the point is known, the rest is in a smaller family: see `restricted`, and for single entries `entries` and `pieces`.
 
 Here u is a location with prior location m and the weight of k (`kappa`) observations; l and L are precisions. The
 powers in h leave concentrations and shapes unchanged in $\eta$, so tiny ones lose no digits. A NormalWishart of one
@@ -54,6 +54,7 @@ from .point import Held, Point
 from .positive import Beta, BetaParameters, Dirichlet, DirichletParameters, Gamma, GammaParameters
 from .regression import MatrixNormalWishart, MatrixNormalWishartParameters
 from .restricted import Restricted, given
+from .shared import SharedPrecision, SharedPrecisionParameters
 from .wishart import Wishart, WishartParameters
 
 __all__ = [
@@ -89,6 +90,8 @@ __all__ = [
     "NormalWishartParameters",
     "Point",
     "Restricted",
+    "SharedPrecision",
+    "SharedPrecisionParameters",
     "Stats",
     "VectorFamily",
     "Wishart",

@@ -27,7 +27,9 @@ from samplehold.inference.families import (
     MatrixNormalWishart,
     NormalGamma,
     NormalWishart,
+    SharedPrecision,
     Wishart,
+    given_entries,
 )
 from scipy import integrate
 from torch import Generator, Tensor
@@ -35,7 +37,7 @@ from torch.testing import assert_close
 
 pytestmark = pytest.mark.kernels
 
-NORMAL = [NormalGamma(), NormalWishart(), MatrixNormalWishart(3), Wishart()]
+NORMAL = [NormalGamma(), NormalWishart(), MatrixNormalWishart(3), SharedPrecision(2), Wishart()]
 FAMILIES = [Beta(), Dirichlet(), Gamma(), *NORMAL, Bernoulli(), Categorical(), Gaussian()]
 CONTINUOUS = [Beta(), Dirichlet(), Gamma(), *NORMAL, Gaussian()]
 each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: type(family).__name__)
@@ -72,6 +74,8 @@ def random_usual(family: Any, seed: int, plates: tuple[int, ...] = (3,), dim: in
         case "MatrixNormalWishart":
             k = family.n_inputs
             return {"loc": normal(k, dim), "weight": size * matrix(k), "df": dim + positive(), "scale_matrix": matrix()}
+        case "SharedPrecision":
+            return {"loc": normal(3, dim), "kappa": positive(3), "df": dim + positive(), "scale_matrix": matrix()}
         case "Bernoulli":
             return {"probs": torch.sigmoid(normal())}
         case "Categorical":
@@ -273,6 +277,55 @@ def test_a_normal_wishart_of_one_dimension_is_a_normal_gamma():
     assert_close(wide.entropy(eta), narrow.entropy(eta), rtol=1e-12, atol=1e-12)
 
 
+def test_a_shared_precision_of_one_location_is_a_normal_wishart():
+    shared, alone = SharedPrecision(2), NormalWishart()
+    usual, other = random_usual(alone, 14), random_usual(alone, 15)
+    eta, eta0 = alone.natural(**usual), alone.natural(**other)
+    one = {"loc": usual["loc"].unsqueeze(-2), "kappa": usual["kappa"].unsqueeze(-1)}
+    assert_close(shared.natural(**(usual | one)), eta, rtol=1e-12, atol=1e-13)
+    assert_close(shared.log_normalizer(eta), alone.log_normalizer(eta), rtol=1e-12, atol=1e-13)
+    assert_close(shared.mean(eta), alone.mean(eta), rtol=1e-12, atol=1e-13)
+    assert_close(shared.kl(eta, eta0), alone.kl(eta, eta0), rtol=1e-11, atol=1e-12)
+    by = random_usual(alone, 16)["loc"]
+    assert_close(shared.moved(eta, by.unsqueeze(-2)), alone.moved(eta, by), rtol=1e-12, atol=1e-12)
+
+
+def test_messages_to_each_location_are_joined_to_one_of_the_shared_precision():
+    """<joined m, t> is the sum of <m_k, t_k>, and the mean of the residuals' message is that of the whole."""
+    shared = SharedPrecision(2)
+    eta, messages = random_eta(shared, 20), random_eta(NormalWishart(), 21, plates=(3, 3))
+    statistics = shared.mean(eta)
+    by_location = (messages * shared.each(statistics)).sum((-2, -1))
+    assert_close(shared.dot(shared.joined(messages), statistics), by_location, rtol=1e-12, atol=1e-12)
+    loc, pooled = shared.within(eta)
+    assert_close(shared.expected(eta).loc, loc, rtol=1e-12, atol=1e-12)
+    assert_close(shared.expected(eta).precision, NormalWishart().expected(pooled).precision, rtol=1e-10, atol=1e-10)
+    order = torch.tensor([2, 0, 1])
+    assert_close(shared.expected(shared.reordered(eta, order)).loc, loc[:, order], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("known", ["loc", "precision", "last location"])
+def test_known_parts_of_a_shared_precision_are_those_of_its_regression(known):
+    """With the first location NaN for all others that are free."""
+    shared, regression = SharedPrecision(2), MatrixNormalWishart(3)
+    usual, (eta, eta0) = random_usual(shared, 22), (random_eta(shared, seed) for seed in (22, 23))
+    point = shared.expected(eta0)
+    free = torch.full_like(point.loc[:, :1], torch.nan)
+    loc = {"loc": point.loc, "precision": free, "last location": torch.cat([free, point.loc[:, 2:]], 1)}[known]
+    precision = point.precision if known == "precision" else torch.full_like(point.precision, torch.nan)
+    restricted = SharedPrecision(2, LocPrecision(loc, precision))
+    whole_loc = {"loc": loc, "precision": free.expand(3, 3, 2)}.get(known, torch.cat([free, loc], 1))
+    whole = given_entries(regression, LocPrecision(whole_loc, precision))
+    weight = torch.diag_embed(usual["kappa"])
+    regression_eta = regression.natural(usual["loc"], weight, usual["df"], usual["scale_matrix"])
+    assert_close(vars(restricted.expected(eta)), vars(whole.expected(regression_eta)), rtol=1e-11, atol=1e-11)
+    assert_close(restricted.log_normalizer(eta), whole.log_normalizer(regression_eta), rtol=1e-11, atol=1e-11)
+    leaf = eta.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(restricted.log_normalizer(leaf).sum(), leaf)
+    assert_close(restricted.mean(eta), gradient, rtol=1e-10, atol=1e-11)
+    assert_close(restricted.kl(eta, eta0), Family.kl(restricted, eta, eta0), rtol=1e-9, atol=1e-10)
+
+
 def test_a_beta_is_a_dirichlet_of_two():
     eta, eta0 = random_eta(Beta(), 16), random_eta(Beta(), 17)
     assert_close(Beta().mean(eta), Dirichlet().mean(eta))
@@ -354,6 +407,7 @@ IMPROPER = [
     ),
     (Gamma(), [0.0, -1.0], "shape of Gamma: got 0"),
     (Gamma(), [1.0, 0.5], "rate of Gamma: got -0.5"),
+    (SharedPrecision(), [0.0, -0.5, 1.0], "SharedPrecision: got 3 natural parameters"),
     (NormalGamma(), [0.0, 0.0, 1.0, -1.0], "kappa of NormalGamma: got 0"),
     (NormalGamma(), [0.0, -0.5, 0.0, -1.0], "shape of NormalGamma: got 0"),
     (NormalGamma(), [0.0, -0.5, 1.0, 0.0], "rate of NormalGamma: got 0"),

@@ -52,6 +52,11 @@ def log_density(family: str, usual: dict[str, Tensor], point: Any) -> Tensor:
             of_loc = rows.log_prob(point.loc.flatten(-2).flatten(0, -2)).reshape(point.loc.shape[:-2])
             wishart = dist.Wishart(usual["df"], covariance_matrix=usual["scale_matrix"], validate_args=False)
             return of_loc + wishart.log_prob(point.precision)
+        case "SharedPrecision":
+            matrix = usual["kappa"][..., None, None] * point.precision.unsqueeze(-3)
+            of_loc = dist.MultivariateNormal(usual["loc"], precision_matrix=matrix).log_prob(point.loc).sum(-1)
+            wishart = dist.Wishart(usual["df"], covariance_matrix=usual["scale_matrix"], validate_args=False)
+            return of_loc + wishart.log_prob(point.precision)
         case "Bernoulli":
             return dist.Bernoulli(usual["probs"]).log_prob(point)
         case "Categorical":
